@@ -95,8 +95,7 @@ def _agent(parsed: Mapping[str, object], terminal: console.Console) -> int:
 
 
 def _doctor(parsed: Mapping[str, object], terminal: console.Console) -> int:
-    from mig_manager.cli import command_settings
-    from mig_manager.cli.doctor import doctor
+    from mig_manager.cli import command_settings, doctor
 
     chosen = command_settings.doctor_settings(parsed, terminal.environ)
     _configure_log(terminal, settings.LogLevel.ERROR, is_debug=chosen.is_debug)

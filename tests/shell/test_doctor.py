@@ -10,6 +10,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import pytest
 import yaml
@@ -18,9 +19,15 @@ from mig_manager.adapters import host
 from mig_manager.adapters.host import lock_file
 from mig_manager.adapters.kubernetes import api
 from mig_manager.catalogue import hardware
-from mig_manager.cli import command_settings, console, main, parser
-from mig_manager.cli.doctor import checks, doctor, machine
-from mig_manager.cli.doctor import cluster as cluster_checks
+from mig_manager.cli import (
+    command_settings,
+    console,
+    doctor,
+    doctor_checks,
+    doctor_facts,
+    main,
+    parser,
+)
 from mig_manager.core import model, profile_name
 from mig_manager.core.node import cluster
 from mig_manager.core.records import status
@@ -34,38 +41,37 @@ from tests.adapters import proc_tree
 ROOT = pathlib.Path(__file__).parents[2]
 SPEC = "2xA100-SXM4-40GB"
 FAIL, WARN, OK, SKIPPED = (
-    checks.Verdict.FAIL,
-    checks.Verdict.WARN,
-    checks.Verdict.OK,
-    checks.Verdict.SKIPPED,
+    doctor_facts.Verdict.FAIL,
+    doctor_facts.Verdict.WARN,
+    doctor_facts.Verdict.OK,
+    doctor_facts.Verdict.SKIPPED,
 )
 POD = "0a1b2c3d-0a1b-0a1b-0a1b-0a1b2c3d4e5f"
 NODE_NAME = "n1"
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Examination:
-    """A report, with its findings by check."""
+    """The findings of some checks, by check."""
 
-    report: checks.Report
+    def __init__(self, report: doctor.Report) -> None:
+        self.findings: dict[str, list[doctor_facts.Finding]] = {}
+        for check, finding in report.findings:
+            self.findings.setdefault(check.name, []).append(finding)
 
-    def verdict(self, check: str) -> checks.Verdict:
+    def verdict(self, check: str) -> doctor_facts.Verdict:
         """Return the worst verdict of a check."""
         worst = (FAIL, WARN, OK, SKIPPED)
-        return min((f.verdict for f in self.of(check)), key=worst.index)
+        return min((f.verdict for f in self.findings[check]), key=worst.index)
 
     def text(self, check: str) -> str:
-        return "; ".join(finding.found for finding in self.of(check))
+        return "; ".join(finding.text for finding in self.findings[check])
 
     def remedies(self, check: str) -> str:
-        return "; ".join(finding.remedy for finding in self.of(check))
-
-    def of(self, check: str) -> list[checks.Finding]:
-        return [finding for finding in self.report.findings if finding.check.name == check]
+        return "; ".join(finding.remedy for finding in self.findings[check])
 
     @property
     def failing(self) -> set[str]:
-        return {f.check.name for f in self.report.findings if f.verdict is FAIL}
+        return {name for name in self.findings if self.verdict(name) is FAIL}
 
 
 class Patient:
@@ -88,7 +94,23 @@ class Patient:
         return dataclasses.replace(settings, **changes)  # type: ignore[arg-type]
 
     def examine(self, *argv: str, **changes: object) -> Examination:
-        return Examination(report=doctor.examine(self.settings(*argv, **changes)))
+        facts = doctor_facts.facts(self.settings(*argv, **changes))
+        return Examination(doctor.examine(doctor_checks.CHECKS, facts, timeout_s=20.0))
+
+    def check(
+        self, name: str, facts: Mapping[str, object] | None = None, **settings: object
+    ) -> Examination:
+        """Run one check on these facts."""
+        known = {
+            each: doctor_facts.Once(lambda value=value: value, what=each)  # type: ignore[misc]
+            if each != "own_pod_uid"
+            else value
+            for each, value in (facts or {}).items()
+        }
+        read = doctor_facts.facts(self.settings(**settings))
+        checks = [each for each in doctor_checks.CHECKS if each.name == name]
+        read = dataclasses.replace(read, **known)  # type: ignore[arg-type]
+        return Examination(doctor.examine(checks, read, timeout_s=20.0))
 
     def shell(self, *argv: str) -> tuple[int, str]:
         out, err = io.StringIO(), io.StringIO()
@@ -110,8 +132,12 @@ def proc(tmp_path: pathlib.Path) -> proc_tree.ProcTree:
     return proc_tree.ProcTree(tmp_path / "proc")
 
 
-def known(*gpus: model.Gpu) -> checks.Once[model.ObservedGpus]:
-    return checks.Once(lambda: model.ObservedGpus(gpus), what="what the GPUs have")
+def on_machine(proc: proc_tree.ProcTree) -> dict[str, Any]:
+    return {"proc": proc.root, "dev": proc.root / "dev"}
+
+
+def gpus(*there: model.Gpu) -> dict[str, object]:
+    return {"gpus": model.ObservedGpus(there)}
 
 
 def a_gpu(product: str = "A100-SXM4-40GB") -> model.Gpu:
@@ -127,7 +153,7 @@ def test_a_healthy_node_without_a_cluster_has_nothing_to_fix(patient: Patient) -
     assert not result.failing
     assert result.text("driver") == "driver 580.95.05, NVML 580.95.05"
     assert result.text("rights") == "no kubeconfig"
-    assert {f.check for f in result.report.findings} == set(doctor.CHECKS)
+    assert list(result.findings) == [check.name for check in doctor_checks.CHECKS]
 
 
 def test_the_answer_is_for_people_and_for_programs(patient: Patient) -> None:
@@ -170,22 +196,22 @@ def test_a_driver_that_crashes_hides_nothing_else(patient: Patient) -> None:
 
 
 def test_a_check_that_fails_or_hangs_is_a_finding_of_its_own(patient: Patient) -> None:
-    def break_(_facts: checks.Facts) -> list[checks.Found]:
+    def break_(_facts: doctor_facts.Facts) -> list[doctor_facts.Finding]:
         raise RuntimeError("oh")
 
-    def hang(_facts: checks.Facts) -> list[checks.Found]:
+    def hang(_facts: doctor_facts.Facts) -> list[doctor_facts.Finding]:
         with lock:
             return []
 
-    facts = doctor.facts(patient.settings())
     rows = [
-        checks.Check("broken", "", "", break_),
-        checks.Check("hung", "", "", hang),
-        checks.Check("good", "", "", lambda _facts: [checks.ok("free")]),
+        doctor_facts.Check("broken", "", "", break_),
+        doctor_facts.Check("hung", "", "", hang),
+        doctor_facts.Check("good", "", "", lambda _facts: [doctor_facts.ok("free")]),
     ]
     lock = threading.Lock()
     with lock:
-        result = Examination(report=checks.run(rows, facts, timeout_s=0.2))
+        facts = doctor_facts.facts(patient.settings())
+        result = Examination(doctor.examine(rows, facts, timeout_s=0.2))
 
     assert result.text("broken") == "the check failed: RuntimeError: oh"
     assert result.text("hung") == "no answer within 0.2 s"
@@ -200,7 +226,7 @@ def test_the_document_has_every_check_with_its_remedy() -> None:
         if line.startswith("| `")
     ]
 
-    assert rows == [[f"`{c.name}`", c.meaning, c.remedy] for c in doctor.CHECKS]
+    assert rows == [[f"`{c.name}`", c.meaning, c.remedy] for c in doctor_checks.CHECKS]
 
 
 # -- GPUs ---------------------------------------------------------------------------------
@@ -248,7 +274,7 @@ def test_a_pending_mode_is_reported_with_its_remedy_and_the_gpu_processes(
     ],
 )
 def test_gpus_of_a_virtual_machine_are_explained(
-    patient: Patient, how: states.Virtualization, verdict: checks.Verdict, words: str
+    patient: Patient, how: states.Virtualization, verdict: doctor_facts.Verdict, words: str
 ) -> None:
     result = patient.born(virtualization=how).examine()
 
@@ -256,7 +282,7 @@ def test_gpus_of_a_virtual_machine_are_explained(
     assert words in result.text("virtualization")
 
 
-def test_a_gpu_instance_without_compute_instances_is_named() -> None:
+def test_a_gpu_instance_without_compute_instances_is_named(patient: Patient) -> None:
     garbage = model.GpuInstance(
         instance_id=3,
         profile=profile_name.parse("1g.5gb"),
@@ -268,10 +294,11 @@ def test_a_gpu_instance_without_compute_instances_is_named() -> None:
         a_gpu(), current_mode=model.MigMode.ENABLED, gpu_instances=(garbage,)
     )
 
-    (found,) = machine.instances(known(gpu))
+    result = patient.check("instances", gpus(gpu))
 
-    assert found.verdict is WARN
-    assert "GPU 0: GPU instance 3 (1g.5gb at 4:1) has no compute instance" in found.text
+    assert result.verdict("instances") is WARN
+    words = "GPU 0: GPU instance 3 (1g.5gb at 4:1) has no compute instance"
+    assert words in result.text("instances")
 
 
 def test_instances_that_we_may_not_list_are_not_taken_for_none(patient: Patient) -> None:
@@ -295,10 +322,11 @@ def test_instances_that_we_may_not_list_are_not_taken_for_none(patient: Patient)
     assert result.verdict("instances") is SKIPPED
 
 
-def test_a_node_without_any_gpu_that_has_mig_fails() -> None:
-    (found,) = machine.gpu_modes(known())
+def test_a_node_without_any_gpu_that_has_mig_fails(patient: Patient) -> None:
+    result = patient.check("gpus", gpus())
 
-    assert (found.verdict, found.text) == (FAIL, "this node has no NVIDIA GPU")
+    assert result.failing == {"gpus"}
+    assert result.text("gpus") == "this node has no NVIDIA GPU"
 
 
 # -- the machine --------------------------------------------------------------------------
@@ -311,13 +339,13 @@ def status_file(proc: proc_tree.ProcTree, *, user: int, rights_hex: str) -> None
     )
 
 
-def test_root_with_all_rights_may_change_what_there_is(proc: proc_tree.ProcTree) -> None:
+def test_root_with_all_rights_may_change_what_there_is(
+    patient: Patient, proc: proc_tree.ProcTree
+) -> None:
     status_file(proc, user=0, rights_hex="000001ffffffffff")
 
-    (found,) = machine.privileges(proc.root, proc.root / "dev")
-    (right,) = machine.mig_config_right(proc.root, proc.root / "dev")
-
-    assert (found.verdict, right.verdict) == (OK, OK)
+    for name in ("privileges", "mig-config-right"):
+        assert patient.check(name, **on_machine(proc)).verdict(name) is OK
 
 
 @pytest.mark.parametrize(
@@ -330,34 +358,36 @@ def test_root_with_all_rights_may_change_what_there_is(proc: proc_tree.ProcTree)
     ],
 )
 def test_who_cannot_make_nodes_lacks_nothing_where_the_toolkit_makes_them(
-    proc: proc_tree.ProcTree, mounted: str, verdict: checks.Verdict
+    patient: Patient, proc: proc_tree.ProcTree, mounted: str, verdict: doctor_facts.Verdict
 ) -> None:
     # As the unprivileged pod has them: SYS_ADMIN alone.
     status_file(proc, user=0, rights_hex="0000000000200000")
     (proc.root / "self/mountinfo").write_text(mounted.format(dev="/a/dev") + "\n")
 
-    (found,) = machine.privileges(proc.root, pathlib.Path("/a/dev"))
+    result = patient.check("privileges", proc=proc.root, dev=pathlib.Path("/a/dev"))
 
-    assert found.verdict is verdict
-    assert "without MKNOD" in found.text
+    assert result.verdict("privileges") is verdict
+    assert "without MKNOD" in result.text("privileges")
 
 
-def test_a_user_without_rights_needs_the_node_of_the_right(proc: proc_tree.ProcTree) -> None:
+def test_a_user_without_rights_needs_the_node_of_the_right(
+    patient: Patient, proc: proc_tree.ProcTree
+) -> None:
     status_file(proc, user=1000, rights_hex="0000000000000000")
     proc.add_right("config", 1, mode=0o400)
-    dev = proc.root / "dev"
+    nodes = proc.root / "dev/nvidia-caps"
 
-    (privileges,) = machine.privileges(proc.root, proc.root / "dev")
-    (without,) = machine.mig_config_right(proc.root, dev)
-    (dev / "nvidia-caps").mkdir(parents=True)
-    (dev / "nvidia-caps/nvidia-cap1").touch()
-    (with_node,) = machine.mig_config_right(proc.root, dev)
+    privileges = patient.check("privileges", **on_machine(proc))
+    without = patient.check("mig-config-right", **on_machine(proc))
+    nodes.mkdir(parents=True)
+    (nodes / "nvidia-cap1").touch()
+    with_node = patient.check("mig-config-right", **on_machine(proc))
 
-    assert privileges.verdict is WARN
-    assert "without SYS_ADMIN and MKNOD" in privileges.text
-    assert without.verdict is FAIL
-    assert "nvidia-cap1: No such file or directory" in without.text
-    assert with_node.verdict is OK
+    assert privileges.verdict("privileges") is WARN
+    assert "without SYS_ADMIN and MKNOD" in privileges.text("privileges")
+    assert without.failing == {"mig-config-right"}
+    assert "nvidia-cap1: No such file or directory" in without.text("mig-config-right")
+    assert with_node.verdict("mig-config-right") is OK
 
 
 def modules(proc: proc_tree.ProcTree, **users: int) -> None:
@@ -365,24 +395,25 @@ def modules(proc: proc_tree.ProcTree, **users: int) -> None:
     (proc.root / "modules").write_text("\n".join(lines) + "\n")
 
 
-def test_what_may_hold_off_a_reset_is_named(proc: proc_tree.ProcTree) -> None:
+@pytest.mark.parametrize(
+    ("product", "verdict"), [("A100-SXM4-40GB", WARN), ("H100-SXM5-80GB", OK)]
+)
+def test_what_may_hold_off_a_reset_is_named(
+    patient: Patient, proc: proc_tree.ProcTree, product: str, verdict: doctor_facts.Verdict
+) -> None:
     modules(proc, nvidia=3, nvidia_uvm=0, nvidia_drm=2)
     proc.add(5, "/dev/nvidia0", name="nvidia-persiste")
 
-    ampere = machine.kernel_modules(proc.root, known(a_gpu()))
-    hopper = machine.kernel_modules(proc.root, known(a_gpu("H100-SXM5-80GB")))
+    result = patient.check("kernel-modules", gpus(a_gpu(product)), **on_machine(proc))
 
-    assert ampere[-1].verdict is WARN
-    assert "nvidia_drm has 2 users; nvidia-persiste (pid 5)" in ampere[-1].text
-    assert hopper[-1].verdict is OK
+    assert result.verdict("kernel-modules") is verdict
+    assert "nvidia_drm has 2 users; nvidia-persiste (pid 5)" in result.text("kernel-modules")
 
 
-def test_a_kernel_without_the_driver_says_so(proc: proc_tree.ProcTree) -> None:
+def test_a_kernel_without_the_driver_says_so(patient: Patient, proc: proc_tree.ProcTree) -> None:
     modules(proc, ext4=1)
 
-    (found,) = machine.kernel_modules(proc.root, known(a_gpu()))
-
-    assert found.verdict is FAIL
+    assert patient.check("kernel-modules", gpus(a_gpu()), **on_machine(proc)).failing
 
 
 def test_processes_are_reported_with_their_pod(patient: Patient, proc: proc_tree.ProcTree) -> None:
@@ -394,20 +425,20 @@ def test_processes_are_reported_with_their_pod(patient: Patient, proc: proc_tree
     assert f"GPU 0: dcgm (pid 4711, pod {POD})" in result.text("gpu-processes")
 
 
-def test_the_lock_is_reported_with_its_owner_and_not_taken(tmp_path: pathlib.Path) -> None:
-    path = tmp_path / "lock"
+def test_the_lock_is_reported_with_its_owner_and_not_taken(patient: Patient) -> None:
+    path = patient.folder / "lock"
     lock = lock_file.LockFile(path, program="other", clock=host.SystemClock(), is_required=True)
 
-    before = machine.lock(path)
+    before = patient.check("lock", lock_file=path)
     with lock.hold("apply all-1g.5gb"):
-        (during,) = machine.lock(path)
+        during = patient.check("lock", lock_file=path)
     with lock.hold("again"):
         pass
+    after = patient.check("lock", lock_file=path)
 
-    assert during.verdict is WARN
-    assert "apply all-1g.5gb" in during.text
-    assert before[0].verdict is OK
-    assert machine.lock(path)[0].verdict is OK
+    assert during.verdict("lock") is WARN
+    assert "apply all-1g.5gb" in during.text("lock")
+    assert (before.verdict("lock"), after.verdict("lock")) == (OK, OK)
 
 
 def test_files_that_make_no_sense_are_named(patient: Patient) -> None:
@@ -416,16 +447,12 @@ def test_files_that_make_no_sense_are_named(patient: Patient) -> None:
     layouts.write_text("version: v2\n")
     verified.write_text("{")
     journal.write_text(status.Journal(config="all-1g.5gb").to_json())
-    files = (
-        "-f",
-        str(layouts),
-        "--verified-layout-file",
-        str(verified),
-        "--journal-file",
-        str(journal),
-    )
 
-    result = patient.examine(*files)
+    result = patient.examine(
+        *("-f", str(layouts)),
+        *("--verified-layout-file", str(verified)),
+        *("--journal-file", str(journal)),
+    )
 
     assert result.failing == {"config-file", "verified-layout"}
     assert f"{layouts}:1:10" in result.text("config-file")
@@ -501,7 +528,7 @@ def wait_for(condition: Callable[[], bool], *, within_s: float) -> None:
 def test_a_node_that_is_served_has_nothing_to_fix(cluster_rig: Cluster) -> None:
     result = cluster_rig.examine()
 
-    assert not result.failing, result.report
+    assert not result.failing, result.findings
     assert result.text("pod-resources") == "kubelet can schedule 2 nvidia.com/gpu"
     assert result.text("rights") == f"all {len(cluster.RIGHTS)} that the agent needs"
     assert "is ready" in result.text("device-plugin")
@@ -513,7 +540,7 @@ def test_rights_that_are_lacking_are_named_and_events_are_no_failure(cluster_rig
     result = cluster_rig.examine()
 
     assert result.failing == {"rights"}
-    assert [(f.verdict, f.found.partition(":")[0]) for f in result.of("rights")] == [
+    assert [(f.verdict, f.text.partition(":")[0]) for f in result.findings["rights"]] == [
         (FAIL, "may not create pods/eviction"),
         (WARN, "may not create events"),
     ]
@@ -562,26 +589,13 @@ def test_an_api_that_does_not_answer_hides_nothing_else(patient: Patient) -> Non
     assert result.verdict("driver") is OK
 
 
-def test_missing_and_removed_devices_are_counted() -> None:
-    offers: checks.Once[Mapping[str, frozenset[str]]] = checks.Once(
-        lambda: {"nvidia.com/gpu": frozenset({"GPU-of-yesterday"})}, what="what kubelet offers"
-    )
+def test_missing_and_removed_devices_are_counted(patient: Patient) -> None:
+    schedulable = {"nvidia.com/gpu": frozenset({"GPU-of-yesterday"})}
 
-    (found,) = cluster_checks.schedulable_devices(offers, known(a_gpu()), nothing())
+    result = patient.check("schedulable-devices", {"allocatable": schedulable, **gpus(a_gpu())})
 
-    assert found.verdict is FAIL
-    assert "1 allocatable devices: 0 exist" in found.text
-
-
-def nothing() -> checks.Once[cluster.NodeView]:
-    def ask() -> cluster.NodeView:
-        raise checks.NotAskedError("no kubeconfig")
-
-    return checks.Once(ask, what="the node")
-
-
-def pods(*there: cluster.Pod) -> checks.Once[tuple[cluster.Pod, ...]]:
-    return checks.Once(lambda: there, what="the pods of the node")
+    assert result.failing == {"schedulable-devices"}
+    assert "1 allocatable devices: 0 exist" in result.text("schedulable-devices")
 
 
 def a_pod(container: str, *, is_ready: bool = True) -> cluster.Pod:
@@ -602,26 +616,30 @@ def a_pod(container: str, *, is_ready: bool = True) -> cluster.Pod:
     )
 
 
-def test_a_plugin_that_is_absent_or_not_ready_fails() -> None:
-    (absent,) = cluster_checks.device_plugin(pods(a_pod("other")))
-    (unready,) = cluster_checks.device_plugin(
-        pods(a_pod("nvidia-device-plugin-ctr", is_ready=False))
-    )
+@pytest.mark.parametrize(
+    ("container", "found"),
+    [
+        ("other", "no device plugin on this node"),
+        ("nvidia-device-plugin-ctr", "gpu/nvidia-device-plugin-ctr is not ready (Running)"),
+    ],
+)
+def test_a_plugin_that_is_absent_or_not_ready_fails(
+    patient: Patient, container: str, found: str
+) -> None:
+    pods = (a_pod(container, is_ready=False),)
 
-    assert (absent.verdict, absent.text) == (FAIL, "no device plugin on this node")
-    assert (unready.verdict, unready.text) == (
-        FAIL,
-        "gpu/nvidia-device-plugin-ctr is not ready (Running)",
-    )
+    result = patient.check("device-plugin", {"pods": pods})
+
+    assert result.failing == {"device-plugin"}
+    assert result.text("device-plugin") == found
 
 
-def test_another_manager_fails_and_we_ourselves_do_not() -> None:
-    seen = pods(a_pod("nvidia-mig-manager"))
+def test_another_manager_fails_and_we_ourselves_do_not(patient: Patient) -> None:
+    manager = a_pod("nvidia-mig-manager")
 
-    (other,) = cluster_checks.managers(seen, "uid-of-ours")
-    (own,) = cluster_checks.managers(seen, "uid-nvidia-mig-manager")
-
-    assert (other.verdict, own.verdict) == (FAIL, OK)
+    for own_pod_uid, verdict in (("uid-of-ours", FAIL), (manager.uid, OK)):
+        facts = {"pods": (manager,), "own_pod_uid": own_pod_uid}
+        assert patient.check("other-managers", facts).verdict("other-managers") is verdict
 
 
 def test_the_rights_are_those_of_the_manifest() -> None:

@@ -1,1 +1,0 @@
-"""Checks of a node and what they found."""

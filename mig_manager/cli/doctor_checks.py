@@ -1,0 +1,450 @@
+"""The checks of ``doctor``, in the order of the report: facts in, findings out."""
+
+import collections
+import pathlib
+from collections.abc import Callable, Iterable, Iterator
+from typing import TypeVar
+
+from mig_manager import errors
+from mig_manager.adapters.host import files, lock_file, procfs
+from mig_manager.cli.doctor_facts import (
+    Check,
+    Facts,
+    Finding,
+    NotAskedError,
+    fail,
+    ok,
+    skipped,
+    warn,
+)
+from mig_manager.core import model, picture
+from mig_manager.core.layout import config
+from mig_manager.core.node import clients, cluster, resources
+from mig_manager.core.records import status
+
+_OLDEST_DRIVER = 450
+"""The first branch with MIG (NVIDIA MIG User Guide, "Deployment Considerations")."""
+_BLOCKERS = ("nvidia_drm", "nvidia_modeset")
+"""Modules whose users prevent a GPU reset (mig-parted#181)."""
+_DAEMON = "nvidia-persiste"
+"""The persistence daemon's name as the kernel cuts it."""
+_OWN_GPUS = {
+    model.Virtualization.NONE: "not virtual, according to the driver",
+    model.Virtualization.HOST: "shared by this host with its virtual machines",
+    model.Virtualization.PASSTHROUGH: "passed through; a change of MIG mode needs no reset",
+}
+"""GPUs about whose MIG mode this machine alone decides."""
+_IN_PROGRESS = (model.State.PENDING.value, model.State.REBOOTING.value)
+_Record = TypeVar("_Record")
+
+
+CHECKS: list[Check] = []
+
+
+def _check(
+    name: str, meaning: str, remedy: str
+) -> Callable[[Callable[[Facts], Iterator[Finding]]], None]:
+    """Add a check to the list."""
+    return lambda run: CHECKS.append(Check(name, meaning, remedy, run))
+
+
+# -- the machine ---------------------------------------------------------------------------------
+
+
+@_check(
+    "driver",
+    "NVML's library is found, loads, and reaches the driver.",
+    "Load the NVIDIA driver, or say where its library is (--library-path, --driver-root).",
+)
+def _driver(facts: Facts) -> Iterator[Finding]:
+    try:
+        found = facts.inspection.get()
+    except errors.HardwareError as error:
+        is_absent = error.reason is errors.Reason.DRIVER_NOT_LOADED
+        yield fail(error.message, "" if is_absent else error.reason.remedy)
+        return
+    text = f"driver {found.driver_version}, NVML {found.nvml_version}"
+    branch = found.driver_version.partition(".")[0]
+    if branch.isdecimal() and int(branch) < _OLDEST_DRIVER:
+        yield fail(f"{text}: too old for MIG", "Install a newer NVIDIA driver.")
+    else:
+        yield ok(text)
+
+
+@_check(
+    "gpus",
+    "Every GPU answers; at least one supports MIG; no change of MIG mode is pending.",
+    "Reset the GPU named, or reboot the node; or request a layout with the current MIG mode.",
+)
+def _gpus(facts: Facts) -> Iterator[Finding]:
+    gpus = facts.gpus.get()
+    if not any(gpu.is_mig_capable for gpu in gpus):
+        what = "no GPU of this node supports MIG" if gpus else "this node has no NVIDIA GPU"
+        yield fail(what, "Remove the node's label nvidia.com/mig.config.")
+        return
+    for lost in gpus.unreachable:
+        remedy = errors.Reason.GPU_UNREACHABLE.remedy
+        yield fail(f"{lost}: unreachable: {lost.message}", remedy)
+    for gpu in gpus:
+        if gpu.current_mode and gpu.pending_mode and gpu.has_pending_mode:
+            modes = f"MIG {gpu.current_mode.value}, to be {gpu.pending_mode.value} after a reset"
+            remedy = f"Run 'nvidia-smi --gpu-reset -i {gpu.index}' once it is idle, or reboot."
+            if gpu.virtualization is model.Virtualization.PASSTHROUGH:
+                remedy = "Reboot the virtual machine: it cannot reset the GPU."
+            yield warn(f"GPU {gpu.index}: {modes}", remedy)
+    yield from _grouped((gpu for gpu in gpus if not gpu.has_pending_mode), _mode)
+
+
+def _mode(gpu: model.Gpu) -> str:
+    if gpu.current_mode is None:
+        return f"{gpu.name}, no MIG"
+    effect = "resets the GPU" if gpu.mode_change_needs_reset else "needs no reset"
+    unknown = ", profiles are known only with MIG enabled (and with the right)"
+    text = f"{gpu.name}, MIG {gpu.current_mode.value}, a change of mode {effect}"
+    return text if gpu.profiles is not None else text + unknown
+
+
+@_check(
+    "virtualization",
+    "The GPUs are not those of a virtual machine that cannot change their MIG mode.",
+    "Change the MIG mode on the host of the virtual machine.",
+)
+def _virtualization(facts: Facts) -> Iterator[Finding]:
+    gpus = facts.gpus.needed()
+    if not gpus:
+        yield skipped("no GPU")
+    bound = [
+        gpu
+        for gpu in gpus
+        if gpu.virtualization is model.Virtualization.VGPU
+        or (gpu.virtualization is model.Virtualization.PASSTHROUGH and gpu.mode_change_needs_reset)
+    ]
+    own = (gpu for gpu in gpus if gpu not in bound)
+    yield from _grouped(own, lambda gpu: _OWN_GPUS[gpu.virtualization])
+    for gpu in bound:
+        if gpu.virtualization is model.Virtualization.VGPU:
+            yield fail(f"GPU {gpu.index} is a vGPU: its host decides about MIG")
+        else:
+            yield warn(
+                f"GPU {gpu.index} is passed through to this virtual machine, which cannot "
+                "reset it: another MIG mode needs a reboot",
+                "Enable MIG before a layout is requested, and reboot the virtual machine.",
+            )
+
+
+@_check(
+    "instances",
+    "No GPU instance is without a compute instance.",
+    "Apply a layout ('mig-manager apply'): it removes unusable instances.",
+)
+def _instances(facts: Facts) -> Iterator[Finding]:
+    found = [(gpu, gi) for gpu in facts.gpus.needed() for gi in gpu.gpu_instances]
+    useless = [(gpu, gi) for gpu, gi in found if not gi.compute_instances]
+    for gpu, gi in useless:
+        yield warn(
+            f"GPU {gpu.index}: GPU instance {gi.instance_id} ({gi.profile} at {gi.placement}) "
+            "has no compute instance: it takes up space and is unusable"
+        )
+    if not useless:
+        yield ok(f"{len(found)} GPU instances, each with a compute instance")
+
+
+@_check(
+    "gpu-processes",
+    "No process uses a GPU that waits for a reset; lists the processes of each GPU.",
+    "Stop the process named; a GPU in use cannot be reset.",
+)
+def _gpu_processes(facts: Facts) -> Iterator[Finding]:
+    by_uuid = dict(facts.inspection.needed().processes)
+    listed = [gpu for gpu in facts.gpus.needed() if gpu.uuid in by_uuid]
+    if not listed:
+        yield skipped("NVML lists no processes of any GPU")
+    free = [gpu for gpu in listed if not by_uuid[gpu.uuid]]
+    for gpu in listed:
+        text = f"GPU {gpu.index}: {', '.join(map(str, by_uuid[gpu.uuid]))}"
+        if gpu not in free and gpu.has_pending_mode:
+            yield warn(f"{text}; the reset for the new MIG mode must wait")
+        elif gpu not in free:
+            yield ok(text)
+    if free:
+        yield ok(f"GPU {picture.indices(free)}: no process visible from here")
+
+
+@_check(
+    "privileges",
+    "This user may do what a change of the GPUs needs.",
+    "Run as root, with the capabilities SYS_ADMIN and MKNOD.",
+)
+def _privileges(facts: Facts) -> Iterator[Finding]:
+    own = procfs.privileges(facts.proc)
+    if own is None:
+        raise NotAskedError(f"{facts.proc}/self/status does not list capabilities")
+    capabilities = {"SYS_ADMIN": own.has_sys_admin, "MKNOD": own.has_mknod}
+    lacking = [name for name, is_there in capabilities.items() if not is_there]
+    who = f"user id {own.user_id}"
+    is_root = own.user_id == 0
+    # In a container's own /dev, NVIDIA's container toolkit makes the device nodes on the host.
+    if is_root and lacking == ["MKNOD"] and procfs.is_own_dev(facts.proc, facts.settings.dev):
+        what = "the container toolkit makes the device nodes of instances"
+        yield ok(f"{who}, with SYS_ADMIN; without MKNOD: {what}")
+    elif not is_root or lacking:
+        without = f" without {' and '.join(lacking)}" if lacking else ""
+        yield warn(f"{who}{without}: may read, but may not change everything")
+    else:
+        yield ok(f"{who}, with SYS_ADMIN and MKNOD")
+
+
+@_check(
+    "mig-config-right",
+    "The driver lets this process change MIG instances.",
+    "Run as root, or have the container toolkit give NVIDIA_MIG_CONFIG_DEVICES=all.",
+)
+def _mig_config_right(facts: Facts) -> Iterator[Finding]:
+    right = procfs.config_right(facts.proc, facts.settings.dev)
+    own = procfs.privileges(facts.proc)
+    if own is not None and own.has_sys_admin:
+        note = f" ({right.path or 'its node'}: {right.why_not})" if right.why_not else ""
+        yield ok(f"SYS_ADMIN is enough for the driver{note}")
+    elif right.path is None:
+        yield fail(f"no SYS_ADMIN, and {right.why_not}")
+    elif right.why_not:
+        yield fail(f"no SYS_ADMIN, and {right.path}: {right.why_not}")
+    else:
+        yield ok(f"{right.path} can be opened")
+
+
+@_check(
+    "kernel-modules",
+    "The driver's modules are loaded, and none in use can delay a reset.",
+    "Stop users of nvidia_drm (a display server) or the persistence daemon for the change.",
+)
+def _kernel_modules(facts: Facts) -> Iterator[Finding]:
+    loaded = procfs.modules(facts.proc)
+    if loaded is None:
+        raise NotAskedError(f"{facts.proc}/modules cannot be read")
+    if "nvidia" not in loaded:
+        yield fail("the kernel module nvidia is not loaded", "Load the NVIDIA driver.")
+        return
+    names = [name for name in loaded if name == "nvidia" or name.startswith("nvidia_")]
+    yield ok(f"loaded: {', '.join(sorted(names))}")
+    if "nvidia_uvm" not in loaded:
+        yield warn("nvidia_uvm is not loaded: CUDA needs it", "modprobe nvidia-uvm")
+    obstacles = [f"{each} has {loaded[each]} users" for each in _BLOCKERS if loaded.get(each)]
+    daemons = [each for each in procfs.gpu_processes(facts.proc) if each.name == _DAEMON]
+    obstacles += [f"{each} keeps GPUs open" for each in daemons]
+    if not obstacles:
+        return
+    what, gpus = "; ".join(obstacles), facts.gpus.if_known()
+    if gpus is not None and not any(gpu.mode_change_needs_reset for gpu in gpus):
+        yield ok(f"{what}; irrelevant, as no GPU here is reset for MIG")
+    else:
+        yield warn(f"{what}: may delay a reset")
+
+
+@_check(
+    "lock",
+    "No other MIG manager is changing this node.",
+    "Wait for the other manager to finish, or stop it.",
+)
+def _lock(facts: Facts) -> Iterator[Finding]:
+    path = facts.settings.lock_file
+    try:
+        owner = lock_file.owner(path)
+    except OSError as error:
+        yield warn(f"{path}: {error.strerror or error}")
+    else:
+        yield warn(f"in use by {owner}") if owner else ok(f"{path}: free")
+
+
+@_check(
+    "config-file",
+    "The layout file is valid and has layouts.",
+    "Correct the file at the place named.",
+)
+def _config_file(facts: Facts) -> Iterator[Finding]:
+    path = facts.settings.config_file
+    file, is_lenient = files.ConfigFile(path), facts.settings.is_lenient
+    document = config.parse(file.read(), source=file.name, is_lenient=is_lenient)
+    if document.warnings:
+        first, *others = document.warnings
+        more = f"; and {len(others)} more" if others else ""
+        yield warn(f"{first}{more}", "Correct the place named, or accept it with --lenient.")
+    elif not document.layouts:
+        yield warn(f"{path} has no layouts", "Add layouts, or name another file.")
+    else:
+        yield ok(f"{path}: {len(document.layouts)} layouts")
+
+
+@_check(
+    "verified-layout",
+    "The layout kept for the next boot can be read.",
+    "Remove the file; the next 'apply' that succeeds writes it again.",
+)
+def _verified_layout(facts: Facts) -> Iterator[Finding]:
+    path = facts.settings.verified_layout_file
+    layout = _record(path, files.VerifiedLayoutFile(path).read, status.VerifiedLayout.from_json)
+    if layout is None:
+        yield ok(f"{path}: no layout is kept for the next boot")
+    else:
+        yield ok(f"{path}: layout {layout.config!r} of {len(layout.snapshot)} GPUs")
+
+
+@_check(
+    "journal-file",
+    "No 'apply' was interrupted.",
+    "Run 'mig-manager apply' or 'mig-manager boot': it first resumes or rolls back.",
+)
+def _journal_file(facts: Facts) -> Iterator[Finding]:
+    path = facts.settings.journal_file
+    journal = _record(path, files.JournalFile(path).read, status.Journal.from_json)
+    if journal is None:
+        yield ok(f"{path}: no change is in progress")
+    else:
+        yield warn(f"{path}: the change to layout {journal.config!r} has not finished")
+
+
+def _record(
+    path: pathlib.Path, read: Callable[[], str | None], parse: Callable[[str], _Record]
+) -> _Record | None:
+    try:
+        text = read()
+        return None if text is None else parse(text)
+    except errors.ConfigError as error:
+        if isinstance(error.__cause__, PermissionError):
+            raise NotAskedError(error.message) from error
+        raise
+    except ValueError as error:
+        raise errors.ConfigError(f"{path}: {error}") from error
+
+
+def _grouped(gpus: Iterable[model.Gpu], describe: Callable[[model.Gpu], str]) -> Iterator[Finding]:
+    """Describe GPUs, those with the same description together."""
+    groups: dict[str, list[model.Gpu]] = collections.defaultdict(list)
+    for gpu in gpus:
+        groups[describe(gpu)].append(gpu)
+    for text, group in groups.items():
+        yield ok(f"GPU {picture.indices(group)}: {text}")
+
+
+# -- kubelet and the cluster ---------------------------------------------------------------------
+
+
+@_check(
+    "pod-resources",
+    "Kubelet answers on its PodResources socket which pod uses which device.",
+    "Mount kubelet's pod-resources folder, or name the socket (--pod-resources-socket).",
+)
+def _pod_resources(facts: Facts) -> Iterator[Finding]:
+    devices = sorted(facts.allocatable.get().items())
+    counts = [f"{len(ids)} {name}" for name, ids in devices if _is_nvidia(name)]
+    yield ok(f"kubelet can schedule {', '.join(counts) or 'no NVIDIA device'}")
+
+
+@_check(
+    "schedulable-devices",
+    "Kubelet can schedule exactly the devices of the GPUs.",
+    "Read the device plugin's log, and restart its pod.",
+)
+def _schedulable_devices(facts: Facts) -> Iterator[Finding]:
+    schedulable = facts.allocatable.needed()
+    gpus = facts.gpus.needed()
+    node = facts.node.if_known()
+    # Without the node, kubelet's devices are counted instead.
+    counts = {name: len(ids) for name, ids in schedulable.items() if _is_nvidia(name)}
+    devices = resources.NodeDevices.of(node) if node else resources.NodeDevices(allocatable=counts)
+    why_not = resources.why_not_schedulable(gpus, schedulable, devices)
+    yield fail(why_not) if why_not else ok("all devices and no others")
+
+
+def _is_nvidia(resource: str) -> bool:
+    return resource.startswith(cluster.RESOURCE_PREFIX)
+
+
+@_check(
+    "api",
+    "The Kubernetes API accepts our credentials and has the node.",
+    "Check --kubeconfig, --node-name and the connection to the API.",
+)
+def _api(facts: Facts) -> Iterator[Finding]:
+    api = facts.kube.get()
+    if not facts.settings.node_name:
+        api.is_allowed(cluster.RIGHTS[0])
+        yield ok("the API answers; the node is not checked without --node-name")
+        return
+    node = facts.node.get()
+    label, state = map(node.labels.get, (cluster.CONFIG_LABEL, cluster.STATE_LABEL))
+    request = f"{cluster.CONFIG_LABEL} is {label!r}" if label else f"no {cluster.CONFIG_LABEL}"
+    yield ok(f"node {node.name}: {request}, state {state or 'unknown'}")
+
+
+@_check(
+    "rights",
+    "The credentials have every right that the agent needs.",
+    "Grant the agent's ServiceAccount the rules in deploy/base/rbac.yaml.",
+)
+def _rights(facts: Facts) -> Iterator[Finding]:
+    api = facts.kube.needed()
+    is_complete = True
+    for right in cluster.RIGHTS:
+        is_one_node = right.resource == "nodes" and right.verb in ("get", "patch")
+        name = facts.settings.node_name if is_one_node else ""
+        if not api.is_allowed(right, name=name):
+            is_complete = False
+            yield (fail if right.is_needed else warn)(f"may not {right}: {right.purpose}")
+    if is_complete:
+        yield ok(f"all {len(cluster.RIGHTS)} that the agent needs")
+
+
+@_check(
+    "device-plugin",
+    "NVIDIA's device plugin runs on this node and is ready.",
+    "Deploy the device plugin, or check its pod on this node.",
+)
+def _device_plugin(facts: Facts) -> Iterator[Finding]:
+    pods = facts.pods.needed()
+    plugins = [pod for pod in pods if clients.is_device_plugin(pod) and not pod.is_finished]
+    if not plugins:
+        yield fail("no device plugin on this node")
+    for pod in plugins:
+        if pod.is_ready and not pod.is_terminating:
+            yield ok(f"{pod.key} is ready")
+        else:
+            yield fail(f"{pod.key} is not ready ({pod.phase})")
+
+
+@_check(
+    "interrupted-run",
+    "No change was interrupted: nothing is paused, tainted or in the journal.",
+    "Start the agent on this node: it resumes or rolls back the change.",
+)
+def _interrupted_run(facts: Facts) -> Iterator[Finding]:
+    node = facts.node.needed()
+    traces = [f"{key} is paused" for key, v in node.labels.items() if v == cluster.PAUSED_VALUE]
+    if cluster.JOURNAL_ANNOTATION in node.annotations:
+        traces.append("there is a journal")
+    if cluster.CORDON_ANNOTATION in node.annotations:
+        traces.append("an older version of the agent cordoned the node")
+    if cluster.HOLD_TAINT in node.taint_keys:
+        traces.append(f"the node has the taint {cluster.HOLD_TAINT}")
+    is_unreadable = cluster.UNREADABLE_JOURNAL_ANNOTATION in node.annotations
+    if traces and node.labels.get(cluster.STATE_LABEL) in _IN_PROGRESS:
+        yield warn(f"a run is in progress, or was killed: {', '.join(traces)}")
+    elif traces:
+        yield fail(f"no run is in progress, and {', '.join(traces)}")
+    elif not is_unreadable:
+        yield ok("nothing is left of a run")
+    if is_unreadable:
+        yield warn(
+            f"an unreadable journal is in {cluster.UNREADABLE_JOURNAL_ANNOTATION}",
+            "Read it, and remove the annotation.",
+        )
+
+
+@_check(
+    "other-managers",
+    "No other program manages MIG on this node.",
+    "Use one manager for this node's GPUs: remove the other.",
+)
+def _other_managers(facts: Facts) -> Iterator[Finding]:
+    found = clients.other_managers(facts.pods.needed(), facts.own_pod_uid)
+    yield from map(fail, found) if found else [ok("none on this node")]
