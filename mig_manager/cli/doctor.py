@@ -1,41 +1,100 @@
-"""``mig-manager doctor``: check this node, change nothing, and say what to fix."""
+"""``mig-manager doctor``: check this node, change nothing, and say what to fix.
 
+A check reads facts and returns findings; each fact is read once for all checks.
+"""
+
+import concurrent.futures
 import dataclasses
+import enum
+import functools
+import pathlib
 import textwrap
+import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Generic, TypeVar
 
 from mig_manager import errors
+from mig_manager.adapters import host, pod_resources
+from mig_manager.adapters.host import procfs
+from mig_manager.adapters.kubernetes import api, node, pods
+from mig_manager.adapters.nvml import client as nvml_worker
 from mig_manager.adapters.nvml import hung_call
-from mig_manager.cli import command_settings, console, doctor_checks, doctor_facts
-from mig_manager.cli.doctor_facts import Check, Finding, Verdict
-from mig_manager.core import bar, messages, picture
+from mig_manager.adapters.nvml import processes as nvml_processes
+from mig_manager.cli import command_settings, console
+from mig_manager.core import bar, messages, model, picture
+from mig_manager.core.node import cluster
 
+_ATTEMPTS = 3
+"""How often a request to the API may be sent within a check's time, pauses included."""
 _MARGIN_S = 3.0
 """For a check to start a process, and to kill one that hangs, beyond its time-out."""
 _VAGUE = (errors.Reason.USAGE, errors.Reason.INVALID_CONFIG)
 """The check's remedy names the file or the option; these reasons' do not."""
-_TONES: Mapping[Verdict, bar.Tone] = {
-    Verdict.OK: bar.Tone.GOOD,
-    Verdict.WARN: bar.Tone.WARN,
-    Verdict.FAIL: bar.Tone.BAD,
-    Verdict.SKIPPED: bar.Tone.FAINT,
-}
+_MOUNTS = pathlib.Path("/proc/self/mountinfo")
+_Fact = TypeVar("_Fact")
 
 
-def run(chosen: command_settings.DoctorSettings, terminal: console.Console) -> bool:
+def run(
+    checks: Sequence["Check"],
+    chosen: command_settings.DoctorSettings,
+    terminal: console.Console,
+) -> bool:
     """Check this node and write what was found; return whether nothing fails."""
-    report = examine(
-        doctor_checks.CHECKS,
-        doctor_facts.facts(chosen),
-        timeout_s=chosen.timeout_s + _MARGIN_S,
-    )
+    report = examine(checks, facts(chosen), timeout_s=chosen.timeout_s + _MARGIN_S)
     terminal.answer(
         chosen.output_format.value,
         report.to_data,
         lambda: table(report, style=terminal.style(chosen.colour)),
     )
     return report.is_good
+
+
+class Verdict(enum.Enum):
+    """What a finding means."""
+
+    OK = "ok"
+    WARN = "warn"
+    """Works, but something may fail later."""
+    FAIL = "fail"
+    SKIPPED = "skipped"
+    """Not checked; the finding says why."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that a check found."""
+
+    verdict: Verdict
+    text: str
+    """One sentence or less."""
+    remedy: str = ""
+    """What to do; empty where nothing is wrong, and from a check: the remedy of the check."""
+
+    def with_remedy(self, usual: str) -> "Finding":
+        """Return the finding with its own remedy or the usual one, if anything is wrong."""
+        is_problem = self.verdict in (Verdict.WARN, Verdict.FAIL)
+        return dataclasses.replace(self, remedy=(self.remedy or usual) if is_problem else "")
+
+
+ok = functools.partial(Finding, Verdict.OK)
+warn = functools.partial(Finding, Verdict.WARN)
+fail = functools.partial(Finding, Verdict.FAIL)
+skipped = functools.partial(Finding, Verdict.SKIPPED)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Check:
+    """A check; its name, meaning and remedy are in docs/doctor.md."""
+
+    name: str
+    """A public contract."""
+    meaning: str
+    """What is true if nothing is found."""
+    remedy: str
+    """What to do if the finding has no remedy of its own."""
+    run: Callable[["Facts"], Iterable[Finding]]
+    """Raises any error, or ``NotAskedError``."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +129,7 @@ class Report:
         }
 
 
-def examine(checks: Sequence[Check], facts: doctor_facts.Facts, *, timeout_s: float) -> Report:
+def examine(checks: Sequence[Check], facts: "Facts", *, timeout_s: float) -> Report:
     """Run checks in parallel; one that hangs or fails does not affect the others.
 
     ``timeout_s`` is for them all.
@@ -85,15 +144,15 @@ def examine(checks: Sequence[Check], facts: doctor_facts.Facts, *, timeout_s: fl
         try:
             return answers[check].result(max(0.0, deadline - time.monotonic()))
         except TimeoutError:
-            return (doctor_facts.fail(f"no answer within {timeout_s:g} s"),)
-        except doctor_facts.NotAskedError as why:
-            return (doctor_facts.skipped(str(why)),)
+            return (fail(f"no answer within {timeout_s:g} s"),)
+        except NotAskedError as why:
+            return (skipped(str(why)),)
         except errors.MigManagerError as error:
             remedy = "" if error.reason in _VAGUE else error.reason.remedy
-            return (doctor_facts.fail(error.message, remedy),)
+            return (fail(error.message, remedy),)
         except Exception as error:  # noqa: BLE001 - a failing check must not hide the others
             what = f"the check failed: {type(error).__name__}: {error}"
-            return (doctor_facts.fail(what, errors.Reason.INTERNAL.remedy),)
+            return (fail(what, errors.Reason.INTERNAL.remedy),)
 
     return Report(
         findings=tuple(
@@ -104,9 +163,17 @@ def examine(checks: Sequence[Check], facts: doctor_facts.Facts, *, timeout_s: fl
     )
 
 
+_TONES: Mapping[Verdict, bar.Tone] = {
+    Verdict.OK: bar.Tone.GOOD,
+    Verdict.WARN: bar.Tone.WARN,
+    Verdict.FAIL: bar.Tone.BAD,
+    Verdict.SKIPPED: bar.Tone.FAINT,
+}
+
+
 def table(report: Report, *, style: bar.Style) -> str:
     """Return the findings for people, each problem with its remedy below."""
-    wide = max(len(check.name) for check in doctor_checks.CHECKS)
+    wide = max(len(check.name) for check, _ in report.findings)
     margin = " " * (wide + 11)
     lines = [f"{'CHECK':<{wide}}  VERDICT  FOUND"]
     for check, finding in report.findings:
@@ -128,3 +195,146 @@ def _wrapped(text: str, margin: int) -> list[str]:
         break_long_words=False,
         break_on_hyphens=False,
     ) or [""]
+
+
+# -- facts ---------------------------------------------------------------------------------------
+
+
+class NotAskedError(Exception):
+    """There is nothing to check, which is no failure; the text says why."""
+
+
+class Once(Generic[_Fact]):
+    """A fact that several checks need: read by the first, and awaited by the others.
+
+    Args:
+        ask: Reads it; its error is raised in all checks.
+        what: Names it in findings of checks that need it.
+    """
+
+    def __init__(self, ask: Callable[[], _Fact], *, what: str) -> None:
+        self._ask = ask
+        self._what = what
+        self._lock = threading.Lock()
+        self._answer: concurrent.futures.Future[_Fact] = concurrent.futures.Future()
+
+    def get(self) -> _Fact:
+        """Return the fact.
+
+        Raises:
+            Exception: As reading it raised.
+        """
+        with self._lock:
+            if not self._answer.done():
+                try:
+                    self._answer.set_result(self._ask())
+                except BaseException as error:  # noqa: BLE001 - raised in every check
+                    self._answer.set_exception(error)
+        return self._answer.result()
+
+    def needed(self) -> _Fact:
+        """Return the fact, for a check that is about something else.
+
+        Raises:
+            NotAskedError: It cannot be read; another check reports why.
+        """
+        try:
+            return self.get()
+        except NotAskedError:
+            raise
+        except Exception as error:
+            raise NotAskedError(f"not known: {self._what}") from error
+
+    def if_known(self) -> _Fact | None:
+        """Return the fact, or None if it cannot be read."""
+        try:
+            return self.needed()
+        except NotAskedError:
+            return None
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """The facts of one node."""
+
+    settings: command_settings.DoctorSettings
+    gpus: Once[model.ObservedGpus]
+    inspection: Once[nvml_processes.Inspection]
+    kube: Once[api.KubeApi]
+    node: Once[cluster.NodeView]
+    pods: Once[tuple[cluster.Pod, ...]]
+    """Of this node."""
+    allocatable: Once[Mapping[str, frozenset[str]]]
+    """Device ids that kubelet can schedule, by resource."""
+    own_pod_uid: str | None
+
+    @property
+    def proc(self) -> pathlib.Path:
+        """The kernel's ``/proc``.
+
+        Raises:
+            NotAskedError: The GPUs are simulated.
+        """
+        if self.settings.proc is None:
+            raise NotAskedError("the GPUs are simulated")
+        return self.settings.proc
+
+
+def facts(chosen: command_settings.DoctorSettings) -> Facts:
+    """Prepare the facts of this node; nothing is read yet."""
+    kube = Once(lambda: _connect(chosen), what="the cluster")
+
+    def api_of_node() -> api.KubeApi:
+        connected = kube.needed()
+        if not chosen.node_name:
+            raise NotAskedError("no --node-name")
+        return connected
+
+    def read_node() -> cluster.NodeView:
+        connected = api_of_node()
+        return node.KubeNode(connected, name=chosen.node_name, clock=host.SystemClock()).read()
+
+    return Facts(
+        settings=chosen,
+        gpus=Once(lambda: _worker(chosen).observe(), what="the GPUs"),
+        inspection=Once(lambda: _worker(chosen).inspect(), what="the GPU processes"),
+        kube=kube,
+        node=Once(read_node, what="the node"),
+        pods=Once(
+            lambda: pods.KubeWorkloads(api_of_node(), node_name=chosen.node_name).list(),
+            what="the pods of the node",
+        ),
+        allocatable=Once(
+            lambda: _allocatable(chosen), what="the devices that kubelet can schedule"
+        ),
+        own_pod_uid=procfs.own_pod_uid(chosen.own_pod_uid, _MOUNTS),
+    )
+
+
+def _worker(chosen: command_settings.DoctorSettings) -> nvml_worker.WorkerGpus:
+    state = chosen.gpus.simulate_state
+    command = nvml_worker.worker_command(
+        library_path=chosen.gpus.library_path,
+        driver_roots=chosen.gpus.driver_roots,
+        simulate_state=str(state) if state else None,
+        proc_root=str(chosen.proc) if chosen.proc else None,
+    )
+    return nvml_worker.WorkerGpus(command=command, timeout_s=chosen.timeout_s)
+
+
+def _connect(chosen: command_settings.DoctorSettings) -> api.KubeApi:
+    path = str(chosen.kubeconfig) if chosen.kubeconfig else None
+    try:
+        return api.KubeApi.connect(kubeconfig=path, request_timeout_s=chosen.timeout_s / _ATTEMPTS)
+    except errors.UsageError as error:
+        if chosen.has_cluster:
+            raise
+        raise NotAskedError("no kubeconfig") from error
+
+
+def _allocatable(chosen: command_settings.DoctorSettings) -> Mapping[str, frozenset[str]]:
+    socket = chosen.pod_resources_socket
+    is_required = chosen.has_kubelet or (chosen.has_cluster and not chosen.gpus.is_simulated)
+    if not is_required and not socket.parent.is_dir():
+        raise NotAskedError(f"no kubelet: {socket.parent} does not exist")
+    return pod_resources.PodResources(str(socket), timeout_s=chosen.timeout_s).allocatable()

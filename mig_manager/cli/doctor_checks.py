@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from mig_manager import errors
 from mig_manager.adapters.host import files, lock_file, procfs
-from mig_manager.cli.doctor_facts import (
+from mig_manager.cli.doctor import (
     Check,
     Facts,
     Finding,

@@ -11,8 +11,7 @@ from mig_manager import errors
 from mig_manager.adapters.host import files, log
 from mig_manager.agent import settings
 from mig_manager.change import apply, boot, plans
-from mig_manager.cli import command_settings, console, gpu_access, validate
-from mig_manager.cli.render import gpu_report
+from mig_manager.cli import command_settings, console, gpu_access, gpu_report, validate
 from mig_manager.core import messages, model, yaml_tree
 from mig_manager.core.layout import config
 

@@ -95,7 +95,7 @@ def _agent(parsed: Mapping[str, object], terminal: console.Console) -> int:
 
 
 def _doctor(parsed: Mapping[str, object], terminal: console.Console) -> int:
-    from mig_manager.cli import command_settings, doctor
+    from mig_manager.cli import command_settings, doctor, doctor_checks
 
     chosen = command_settings.doctor_settings(parsed, terminal.environ)
     _configure_log(terminal, settings.LogLevel.ERROR, is_debug=chosen.is_debug)
@@ -104,7 +104,8 @@ def _doctor(parsed: Mapping[str, object], terminal: console.Console) -> int:
 
         gpu_access.prepare_simulation(chosen.gpus)
         terminal.note(f"GPUs are simulated, in {chosen.gpus.simulate_state}")
-    return console.DONE if doctor.run(chosen, terminal) else console.FAILED
+    is_good = doctor.run(doctor_checks.CHECKS, chosen, terminal)
+    return console.DONE if is_good else console.FAILED
 
 
 def _demo(parsed: Mapping[str, object], terminal: console.Console) -> int:

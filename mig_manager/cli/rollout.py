@@ -12,8 +12,7 @@ from mig_manager import errors
 from mig_manager.adapters import host
 from mig_manager.adapters.host import files
 from mig_manager.adapters.kubernetes import api, fleet
-from mig_manager.cli import command_settings, console, rollout_settings
-from mig_manager.cli.render import rollout_report
+from mig_manager.cli import command_settings, console, rollout_report, rollout_settings
 from mig_manager.core import bar, timing
 from mig_manager.core.fleet import nodes as fleet_nodes
 from mig_manager.core.fleet import rollout

@@ -6,8 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from mig_manager import errors
 from mig_manager.change import validate as fits
-from mig_manager.cli import command_settings, console, gpu_access
-from mig_manager.cli.render import gpu_report
+from mig_manager.cli import command_settings, console, gpu_access, gpu_report
 from mig_manager.core import bar, model, yaml_tree
 from mig_manager.core.layout import config, layouts
 

@@ -9,8 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 import mig_manager
 from mig_manager import errors
 from mig_manager.change import validate
-from mig_manager.cli import console
-from mig_manager.cli.render import gpu_report
+from mig_manager.cli import console, gpu_report
 from mig_manager.core import messages, model
 from mig_manager.core.layout import config
 from mig_manager.kubectl import arguments, history, plan, selection, status

@@ -8,7 +8,7 @@ import datetime as dt
 from collections.abc import Iterable, Sequence
 
 from mig_manager import errors
-from mig_manager.cli.render import gpu_report
+from mig_manager.cli import gpu_report
 from mig_manager.core import bar, messages
 from mig_manager.core.fleet import node_report
 from mig_manager.kubectl import selection, status

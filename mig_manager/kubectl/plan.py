@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 
 from mig_manager import errors
 from mig_manager.change import plans as change_plans
-from mig_manager.cli.render import gpu_report
+from mig_manager.cli import gpu_report
 from mig_manager.core import bar, messages, model
 from mig_manager.core.fleet import node_report
 from mig_manager.core.layout import config

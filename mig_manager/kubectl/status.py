@@ -5,7 +5,7 @@ import dataclasses
 import datetime as dt
 from collections.abc import Iterable, Mapping, Sequence
 
-from mig_manager.cli.render import gpu_report
+from mig_manager.cli import gpu_report
 from mig_manager.core import bar, data, messages, model, picture
 from mig_manager.core.fleet import node_report
 from mig_manager.core.node import resources

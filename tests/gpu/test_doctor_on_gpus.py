@@ -2,7 +2,7 @@
 
 import pytest
 
-from mig_manager.cli import command_settings, doctor, doctor_checks, doctor_facts, parser
+from mig_manager.cli import command_settings, doctor, doctor_checks, parser
 
 pytestmark = pytest.mark.gpu
 
@@ -11,12 +11,12 @@ def test_doctor_checks_every_gpu_without_an_internal_error() -> None:
     settings = command_settings.doctor_settings(parser.parse(["doctor", "--timeout-s", "60"]), {})
 
     report = doctor.examine(
-        doctor_checks.CHECKS, doctor_facts.facts(settings), timeout_s=settings.timeout_s
+        doctor_checks.CHECKS, doctor.facts(settings), timeout_s=settings.timeout_s
     )
 
     found = {check.name: finding for check, finding in report.findings}
-    if found["driver"].verdict is doctor_facts.Verdict.FAIL:
+    if found["driver"].verdict is doctor.Verdict.FAIL:
         pytest.skip(f"no NVIDIA driver here: {found['driver'].text}")
     assert set(found) == {check.name for check in doctor_checks.CHECKS}
     assert not [each for _, each in report.findings if "the check failed" in each.text]
-    assert found["gpu-processes"].verdict is not doctor_facts.Verdict.SKIPPED
+    assert found["gpu-processes"].verdict is not doctor.Verdict.SKIPPED

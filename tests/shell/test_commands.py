@@ -8,7 +8,7 @@ import pytest
 from mig_manager import errors
 from mig_manager.catalogue import hardware
 from mig_manager.change import plans, validate
-from mig_manager.cli.render import gpu_report
+from mig_manager.cli import gpu_report
 from mig_manager.core import bar, model, steps
 from mig_manager.core.layout import config
 from tests import fakes

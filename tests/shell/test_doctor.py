@@ -24,7 +24,6 @@ from mig_manager.cli import (
     console,
     doctor,
     doctor_checks,
-    doctor_facts,
     main,
     parser,
 )
@@ -41,10 +40,10 @@ from tests.adapters import proc_tree
 ROOT = pathlib.Path(__file__).parents[2]
 SPEC = "2xA100-SXM4-40GB"
 FAIL, WARN, OK, SKIPPED = (
-    doctor_facts.Verdict.FAIL,
-    doctor_facts.Verdict.WARN,
-    doctor_facts.Verdict.OK,
-    doctor_facts.Verdict.SKIPPED,
+    doctor.Verdict.FAIL,
+    doctor.Verdict.WARN,
+    doctor.Verdict.OK,
+    doctor.Verdict.SKIPPED,
 )
 POD = "0a1b2c3d-0a1b-0a1b-0a1b-0a1b2c3d4e5f"
 NODE_NAME = "n1"
@@ -54,11 +53,11 @@ class Examination:
     """The findings of some checks, by check."""
 
     def __init__(self, report: doctor.Report) -> None:
-        self.findings: dict[str, list[doctor_facts.Finding]] = {}
+        self.findings: dict[str, list[doctor.Finding]] = {}
         for check, finding in report.findings:
             self.findings.setdefault(check.name, []).append(finding)
 
-    def verdict(self, check: str) -> doctor_facts.Verdict:
+    def verdict(self, check: str) -> doctor.Verdict:
         """Return the worst verdict of a check."""
         worst = (FAIL, WARN, OK, SKIPPED)
         return min((f.verdict for f in self.findings[check]), key=worst.index)
@@ -94,7 +93,7 @@ class Patient:
         return dataclasses.replace(settings, **changes)  # type: ignore[arg-type]
 
     def examine(self, *argv: str, **changes: object) -> Examination:
-        facts = doctor_facts.facts(self.settings(*argv, **changes))
+        facts = doctor.facts(self.settings(*argv, **changes))
         return Examination(doctor.examine(doctor_checks.CHECKS, facts, timeout_s=20.0))
 
     def check(
@@ -102,12 +101,12 @@ class Patient:
     ) -> Examination:
         """Run one check on these facts."""
         known = {
-            each: doctor_facts.Once(lambda value=value: value, what=each)  # type: ignore[misc]
+            each: doctor.Once(lambda value=value: value, what=each)  # type: ignore[misc]
             if each != "own_pod_uid"
             else value
             for each, value in (facts or {}).items()
         }
-        read = doctor_facts.facts(self.settings(**settings))
+        read = doctor.facts(self.settings(**settings))
         checks = [each for each in doctor_checks.CHECKS if each.name == name]
         read = dataclasses.replace(read, **known)  # type: ignore[arg-type]
         return Examination(doctor.examine(checks, read, timeout_s=20.0))
@@ -196,21 +195,21 @@ def test_a_driver_that_crashes_hides_nothing_else(patient: Patient) -> None:
 
 
 def test_a_check_that_fails_or_hangs_is_a_finding_of_its_own(patient: Patient) -> None:
-    def break_(_facts: doctor_facts.Facts) -> list[doctor_facts.Finding]:
+    def break_(_facts: doctor.Facts) -> list[doctor.Finding]:
         raise RuntimeError("oh")
 
-    def hang(_facts: doctor_facts.Facts) -> list[doctor_facts.Finding]:
+    def hang(_facts: doctor.Facts) -> list[doctor.Finding]:
         with lock:
             return []
 
     rows = [
-        doctor_facts.Check("broken", "", "", break_),
-        doctor_facts.Check("hung", "", "", hang),
-        doctor_facts.Check("good", "", "", lambda _facts: [doctor_facts.ok("free")]),
+        doctor.Check("broken", "", "", break_),
+        doctor.Check("hung", "", "", hang),
+        doctor.Check("good", "", "", lambda _facts: [doctor.ok("free")]),
     ]
     lock = threading.Lock()
     with lock:
-        facts = doctor_facts.facts(patient.settings())
+        facts = doctor.facts(patient.settings())
         result = Examination(doctor.examine(rows, facts, timeout_s=0.2))
 
     assert result.text("broken") == "the check failed: RuntimeError: oh"
@@ -274,7 +273,7 @@ def test_a_pending_mode_is_reported_with_its_remedy_and_the_gpu_processes(
     ],
 )
 def test_gpus_of_a_virtual_machine_are_explained(
-    patient: Patient, how: states.Virtualization, verdict: doctor_facts.Verdict, words: str
+    patient: Patient, how: states.Virtualization, verdict: doctor.Verdict, words: str
 ) -> None:
     result = patient.born(virtualization=how).examine()
 
@@ -358,7 +357,7 @@ def test_root_with_all_rights_may_change_what_there_is(
     ],
 )
 def test_who_cannot_make_nodes_lacks_nothing_where_the_toolkit_makes_them(
-    patient: Patient, proc: proc_tree.ProcTree, mounted: str, verdict: doctor_facts.Verdict
+    patient: Patient, proc: proc_tree.ProcTree, mounted: str, verdict: doctor.Verdict
 ) -> None:
     # As the unprivileged pod has them: SYS_ADMIN alone.
     status_file(proc, user=0, rights_hex="0000000000200000")
@@ -399,7 +398,7 @@ def modules(proc: proc_tree.ProcTree, **users: int) -> None:
     ("product", "verdict"), [("A100-SXM4-40GB", WARN), ("H100-SXM5-80GB", OK)]
 )
 def test_what_may_hold_off_a_reset_is_named(
-    patient: Patient, proc: proc_tree.ProcTree, product: str, verdict: doctor_facts.Verdict
+    patient: Patient, proc: proc_tree.ProcTree, product: str, verdict: doctor.Verdict
 ) -> None:
     modules(proc, nvidia=3, nvidia_uvm=0, nvidia_drm=2)
     proc.add(5, "/dev/nvidia0", name="nvidia-persiste")

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mig_manager.cli.render import rollout_report
+from mig_manager.cli import rollout_report
 from mig_manager.core import bar, model
 from mig_manager.core.fleet import nodes, rollout
 from mig_manager.core.node import cluster
