@@ -13,7 +13,7 @@ import threading
 
 from mig_manager.catalogue import hardware
 from mig_manager.core.layout import config
-from mig_manager.sandbox.demo import scenarios, stages
+from mig_manager.sandbox import scenarios, stages
 from mig_manager.sandbox.driver import states
 from testkit import apiserver
 

@@ -20,7 +20,7 @@ import threading
 from collections.abc import Mapping, Sequence
 
 from mig_manager.core import model
-from mig_manager.sandbox.demo import stages
+from mig_manager.sandbox import stages
 from mig_manager.sandbox.driver import states
 
 _SPEC = "8xA100-SXM4-40GB"

@@ -27,7 +27,7 @@ from mig_manager.adapters.nvml import gpus as nvml_gpus
 from mig_manager.agent import dependencies, loop, settings
 from mig_manager.agent import main as agent_main
 from mig_manager.core import model, ports
-from mig_manager.sandbox.demo import stages
+from mig_manager.sandbox import stages
 from mig_manager.sandbox.driver import library as simulated
 from mig_manager.sandbox.driver import states
 from mig_manager.sandbox.node import node_options

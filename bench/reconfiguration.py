@@ -22,7 +22,7 @@ from mig_manager.core import model
 from mig_manager.core.layout import config
 from mig_manager.core.node import cluster
 from mig_manager.core.planner import planner
-from mig_manager.sandbox.demo import stages
+from mig_manager.sandbox import stages
 from mig_manager.sandbox.driver import states
 from mig_manager.sandbox.node import cluster_view, node_options, objects
 

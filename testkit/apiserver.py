@@ -169,6 +169,33 @@ class ApiServer(server.ApiServer):
             middleware=lambda app: _Middleware(app, self, self._watches),
         )
 
+    @property
+    def watch_count(self) -> int:
+        """Number of open watches."""
+        return len(self._watches)
+
+    def modify(
+        self,
+        resource: resources.Resource,
+        name: str,
+        change: Callable[[resources.Object], object],
+        *,
+        namespace: str = "",
+    ) -> resources.Object:
+        """Replace a stored object by a copy that ``change`` has edited.
+
+        Raises:
+            ApiError: 404.
+        """
+        with self.store.lock:
+            obj = self.store.get(resource, name, namespace)
+            change(obj)
+            return self.store.write((resource.plural, namespace, name), obj)
+
+    def compact(self) -> None:
+        """Drop the history: every older resourceVersion is now answered with 410."""
+        self.store.trim_history(keep=0)
+
     def stop(self) -> None:
         """End all requests, connections and the thread."""
         self.call_in_loop(self.closing.set)

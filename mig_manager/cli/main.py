@@ -113,7 +113,7 @@ def _demo(parsed: Mapping[str, object], terminal: console.Console) -> int:
 
     chosen = command_settings.demo_settings(parsed, terminal.environ)
     try:
-        from mig_manager.sandbox.demo import play, scenarios
+        from mig_manager.sandbox import scenarios
     except ModuleNotFoundError as error:
         raise errors.UsageError(
             f"the demonstration needs {error.name}: pip install 'mig-manager[sandbox]'"
@@ -122,8 +122,8 @@ def _demo(parsed: Mapping[str, object], terminal: console.Console) -> int:
         known = ", ".join(scenarios.STORIES)
         raise errors.UsageError(f"there is no scenario {chosen.scenario!r}; there are {known}")
     _configure_log(terminal, settings.LogLevel.WARNING, is_debug=chosen.is_debug)
-    return play.run(
-        play.Options(
+    return scenarios.run(
+        scenarios.Options(
             spec=chosen.spec,
             scenario=chosen.scenario,
             packaged=settings.packaged_config(),

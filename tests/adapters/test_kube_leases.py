@@ -65,7 +65,7 @@ class Rig:
         def mark(thing: store.Object) -> None:
             thing["metadata"]["annotations"] = {cluster.CORDON_ANNOTATION: "layout"}
 
-        self.server.store.modify(resources.NODES, node, mark)
+        self.server.modify(resources.NODES, node, mark)
 
     def wait(self, is_met: Callable[[], bool]) -> None:
         pause = threading.Event()

@@ -160,7 +160,7 @@ class TestUpdate:
         assert (server.log.count("get", "nodes"), server.log.count("patch", "nodes")) == (1, 1)
 
     def test_lifts_a_cordon(self, own: node.KubeNode, server: apiserver.ApiServer) -> None:
-        server.store.modify(resources.NODES, "n1", cordon)
+        server.modify(resources.NODES, "n1", cordon)
         assert own.read().is_unschedulable
         seen = own.update(lambda _view: cluster.NodePatch(unschedulable=False))
         assert not seen.is_unschedulable
@@ -194,7 +194,7 @@ class TestUpdate:
         assert interfering.conflicts == 1
 
     def test_a_concurrent_write_leads_to_a_new_decision(self, server: apiserver.ApiServer) -> None:
-        server.store.modify(
+        server.modify(
             resources.NODES, "n1", lambda thing: thing["metadata"]["labels"].update(x="true")
         )
         interfering = Interfering(
@@ -262,7 +262,7 @@ class Interfering(api.KubeApi):
     def patch(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         if self._write is not None:
             write, self._write = self._write, None
-            self._server.store.modify(resources.NODES, "n1", write)
+            self._server.modify(resources.NODES, "n1", write)
         try:
             return super().patch(*args, **kwargs)
         except errors.ClusterError as err:

@@ -74,7 +74,7 @@ def label(server: apiserver.ApiServer, layout: str, name: str = "n1") -> None:
     def change(thing: dict[str, Any]) -> None:
         thing["metadata"]["labels"] = {cluster.CONFIG_LABEL: layout}
 
-    server.store.modify(resources.NODES, name, change)
+    server.modify(resources.NODES, name, change)
 
 
 @contextlib.contextmanager
@@ -156,7 +156,7 @@ def test_bookmarks_advance_the_resource_version(server: apiserver.ApiServer) -> 
             server.store.create(make_node("x", f"other{number}"))
         # An earlier bookmark may still be on the way; only one after all of them will do.
         assert eventually(lambda: follower.watch._watch._version == str(server.store.version))
-        server.store.compact()
+        server.compact()
         server.break_watches(apiserver.Break.CLOSE)
         label(server, "two")
         assert follower.layout() == "two"
@@ -176,7 +176,7 @@ def test_an_expired_version_leads_to_a_new_list(*, is_refused: bool) -> None:
         server.break_watches(apiserver.Break.RESET)
         assert eventually(lambda: server.watch_count == 0)
         label(server, "two")
-        server.store.compact()
+        server.compact()
         server.clear_faults()
         follower.wait_for_layout("two")
         assert server.log.count("list", "nodes") >= 2

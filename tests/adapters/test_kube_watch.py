@@ -91,7 +91,7 @@ def touch(server: apiserver.ApiServer, value: str) -> None:
     def label(thing: dict[str, Any]) -> None:
         thing["metadata"]["labels"] = {"touched": value}
 
-    server.store.modify(resources.NODES, "n1", label)
+    server.modify(resources.NODES, "n1", label)
     metadata = {"name": value, "namespace": "default"}
     spec = {"nodeName": "n1", "containers": [{"name": "c", "image": "i"}]}
     server.store.create({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec})
@@ -151,7 +151,7 @@ def test_a_fleet_reports_trouble_after_an_unexpected_error(
     nodes.start()
     with contextlib.closing(nodes), structlog.testing.capture_logs():
         assert eventually(lambda: nodes.trouble == "internal error: LookupError: a bug")
-        server.store.modify(
+        server.modify(
             resources.NODES,
             "n1",
             lambda thing: thing["metadata"].update(labels={cluster.CONFIG_LABEL: "new"}),

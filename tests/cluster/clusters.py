@@ -14,7 +14,7 @@ from mig_manager.adapters.kubernetes import api
 from mig_manager.catalogue import hardware
 from mig_manager.core.layout import config
 from mig_manager.core.node import cluster
-from mig_manager.sandbox.demo import scenarios, stages
+from mig_manager.sandbox import scenarios, stages
 from mig_manager.sandbox.driver import states
 from mig_manager.sandbox.node import node_options, objects
 from testkit import apiserver

@@ -5,7 +5,7 @@ import pathlib
 import pytest
 
 from mig_manager.core import model
-from mig_manager.sandbox.demo import stages
+from mig_manager.sandbox import stages
 from tests.cluster import clusters
 
 LAYOUT = "all-1g.5gb"

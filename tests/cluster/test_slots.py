@@ -11,7 +11,7 @@ from mig_manager import errors
 from mig_manager.adapters import host
 from mig_manager.adapters.kubernetes import api, leases, responses
 from mig_manager.core import model
-from mig_manager.sandbox.demo import stages
+from mig_manager.sandbox import stages
 from mig_manager.sandbox.node import objects
 from tests.cluster import clusters, envtest
 

@@ -11,7 +11,7 @@ from mig_manager.adapters.kubernetes import api
 from mig_manager.catalogue import hardware
 from mig_manager.core import model
 from mig_manager.core.node import cluster
-from mig_manager.sandbox.demo import scenarios, stages
+from mig_manager.sandbox import scenarios, stages
 from mig_manager.sandbox.node import cluster_view, node_options, objects
 from tests.cluster import clusters
 

@@ -10,12 +10,13 @@ from collections.abc import Callable, Mapping
 from mig_manager.adapters.kubernetes import api
 from mig_manager.core import host_files
 from mig_manager.core.node import cluster, resources
-from mig_manager.sandbox.demo import stages
+from mig_manager.sandbox import stages
 from mig_manager.sandbox.driver import states
 from mig_manager.sandbox.node import cluster_view, node_options, objects
 from testkit import nvml_faults
 from tests import simulated_rig
 from tests.crash import agent_process, forkserver, scenarios
+from tests.sandbox import monitors
 
 WAIT_S = 60.0
 _POLL_S = 0.01
@@ -102,7 +103,7 @@ class Stage(stages.Stage):
         start, scenario = self._start_with, self.scenario
         self.patch({"metadata": {"annotations": dict(start.annotations if start else {})}})
         if scenario.has_monitor:
-            self.cluster.create(cluster_view.Kind.DAEMON_SET, objects.monitor_daemon_set())
+            self.cluster.create(cluster_view.Kind.DAEMON_SET, monitors.daemon_set())
         self.wait(self.is_offering, "the first devices")
         if start is not None:
             self._run_workloads()

@@ -20,7 +20,7 @@ from mig_manager.adapters.nvml import gpus as nvml_gpus
 from mig_manager.agent import dependencies, loop, main, settings
 from mig_manager.core import model, ports, timing
 from mig_manager.core.node import cluster
-from mig_manager.sandbox.demo import stages
+from mig_manager.sandbox import stages
 from mig_manager.sandbox.driver import states
 from mig_manager.sandbox.node import node_options, objects
 from testkit import apiserver

@@ -47,7 +47,7 @@ def label_all(server: apiserver.ApiServer, names: Sequence[str], layout: str) ->
         thing["metadata"]["labels"][cluster.CONFIG_LABEL] = layout
 
     for name in names:
-        server.store.modify(resources.NODES, name, change)
+        server.modify(resources.NODES, name, change)
 
 
 def is_applied(server: apiserver.ApiServer, name: str, layout: str) -> bool:

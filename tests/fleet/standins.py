@@ -73,7 +73,7 @@ class StandIns:
 
     def start(self) -> None:
         for name in self._names:
-            self._server.store.modify(resources.NODES, name, _introduce)
+            self._server.modify(resources.NODES, name, _introduce)
             self._news.put(name)
         self._thread.start()
 
@@ -160,7 +160,7 @@ class StandIns:
                 labels[cluster.APPLIED_LABEL] = wanted
             thing.setdefault("spec", {})["unschedulable"] = is_cordoned
 
-        self._server.store.modify(resources.NODES, name, change)
+        self._server.modify(resources.NODES, name, change)
 
     def _after(self, seconds: float, act: Callable[[], None]) -> None:
         self._serial += 1

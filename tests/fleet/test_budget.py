@@ -125,7 +125,7 @@ def test_an_agent_that_comes_back_to_an_interrupted_change_takes_its_own_slot_ag
             thing["metadata"]["annotations"] = {cluster.JOURNAL_ANNOTATION: journal.to_json()}
             thing["metadata"]["labels"][cluster.CONFIG_LABEL] = LAYOUT
 
-        server.store.modify(resources.NODES, name, leave)
+        server.modify(resources.NODES, name, leave)
         with agents.hosted(server, [name], limit=1):
             agents.wait(lambda: agents.is_applied(server, name, LAYOUT), "the layout")
             agents.wait(lambda: not taken(server), "the slot released")
@@ -171,7 +171,7 @@ class Contender:
         def change(thing: store.Object) -> None:
             thing.setdefault("spec", {})["unschedulable"] = is_cordoned
 
-        self._server.store.modify(resources.NODES, self._name, change)
+        self._server.modify(resources.NODES, self._name, change)
 
 
 def contend(server: apiserver.ApiServer, count: int, *, limit: int) -> census.Census:

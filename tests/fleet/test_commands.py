@@ -77,7 +77,7 @@ class Rig:
         return found
 
     def change(self, name: str, change: Callable[[store.Object], None]) -> None:
-        self.server.store.modify(resources.NODES, name, change)
+        self.server.modify(resources.NODES, name, change)
 
     def apply_everywhere(self, layout: str) -> None:
         """Have all nodes in a layout, as a person had it before."""

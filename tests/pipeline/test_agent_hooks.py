@@ -7,7 +7,7 @@ import pytest
 
 from mig_manager.core import model
 from mig_manager.core.node import cluster
-from mig_manager.sandbox.demo import stages
+from mig_manager.sandbox import stages
 from mig_manager.sandbox.node import objects
 from tests.pipeline.test_agent_process import assert_nothing_taken, new_stage
 

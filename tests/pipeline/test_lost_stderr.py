@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import pytest
 
 from mig_manager.core import model
-from mig_manager.sandbox.demo import stages
+from mig_manager.sandbox import stages
 from mig_manager.sandbox.driver import states
 from mig_manager.sandbox.node import node_options
 from testkit import nvml_faults

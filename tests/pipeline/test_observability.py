@@ -12,7 +12,7 @@ import pytest
 from prometheus_client import parser
 
 from mig_manager.core import model
-from mig_manager.sandbox.demo import stages
+from mig_manager.sandbox import stages
 from mig_manager.sandbox.driver import states
 from mig_manager.sandbox.node import node_options
 

@@ -52,7 +52,7 @@ def test_a_budget_whose_status_lags_asks_to_wait_ten_seconds(
     budget = apirig.a_budget("guard", {}, maxUnavailable=1)
     server.store.create(budget)
     server.stop_budget_controller()
-    server.store.modify(
+    server.modify(
         resources.BUDGETS,
         "guard",
         lambda it: it["metadata"].update(generation=2),
@@ -181,7 +181,7 @@ def test_an_unready_pod_may_go_while_enough_others_are_healthy(
 ) -> None:
     for name in ("p1", "p2"):
         server.store.create(apirig.a_pod(name))
-    server.store.modify(
+    server.modify(
         resources.PODS, "p1", lambda pod: pod["status"].update(conditions=[]),
         namespace="default",
     )  # fmt: skip

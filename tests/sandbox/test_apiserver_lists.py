@@ -100,7 +100,7 @@ def test_a_page_of_a_forgotten_moment_is_expired(
         server.store.create(apirig.a_node(name))
     token = ask("GET", f"{apirig.NODES}?limit=1").body["metadata"]["continue"]
     server.store.create(apirig.a_node("d"))
-    server.store.compact()
+    server.compact()
 
     answer = ask("GET", f"{apirig.NODES}?limit=1&continue={token}")
 

@@ -69,9 +69,7 @@ Begin = Callable[..., Watch]
 
 
 def label(server: apiserver.ApiServer, name: str, **labels: str) -> None:
-    server.store.modify(
-        resources.NODES, name, lambda node: node["metadata"]["labels"].update(labels)
-    )
+    server.modify(resources.NODES, name, lambda node: node["metadata"]["labels"].update(labels))
 
 
 def eventually(holds: Callable[[], bool]) -> None:
@@ -199,7 +197,7 @@ def test_a_forgotten_version_is_an_error_event_in_the_stream(
 ) -> None:
     server.store.create(apirig.a_node("n1"))
     label(server, "n1", a="b")
-    server.store.compact()
+    server.compact()
 
     events = watch("resourceVersion=1")
     kind, status = events.next()
@@ -211,7 +209,7 @@ def test_a_forgotten_version_is_an_error_event_in_the_stream(
 
 def test_a_forgotten_version_can_also_be_refused_at_once() -> None:
     with apiserver.serve(apiserver.ApiServer(refuses_expired_watches=True)) as server:
-        server.store.compact()
+        server.compact()
 
         events = Watch(server, f"{apirig.NODES}?watch=1&resourceVersion=1")
         body = json.loads(events.response.read())

@@ -99,8 +99,8 @@ def test_app_containers_inherit_the_devices_of_init_containers(
     allocation = manager.admit(wanted)
 
     assert len(allocation.device_ids) == 2
-    assert [grant.container for grant in allocation.grants if grant.is_listed] == ["cuda"]
-    assert allocation.containers == ("cuda",)
+    assert list(allocation.containers) == ["cuda"]
+    assert len(allocation.containers["cuda"][_SMALL]) == 1
 
 
 def test_a_refused_pod_holds_nothing(manager: device_manager.DeviceManager) -> None:

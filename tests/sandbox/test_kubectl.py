@@ -114,7 +114,7 @@ def test_a_wait_ends_when_the_label_is_there(
     def answer(record: store.Record) -> None:
         labels = record.obj["metadata"].get("labels") or {}
         if record.key[0] == "nodes" and labels.get("layout") and "applied" not in labels:
-            server.store.modify(
+            server.modify(
                 resources.NODES,
                 "n1",
                 lambda node: node["metadata"]["labels"].update({"applied": labels["layout"]}),

@@ -9,9 +9,9 @@ import pytest
 from mig_manager.sandbox.node import (
     cluster_view,
     device_manager,
-    kubelet,
     node_options,
     objects,
+    sandbox_node,
 )
 from mig_manager.sandbox.node import device_plugin as programs_
 from testkit import apiserver
@@ -56,7 +56,7 @@ class Bench:
         self.cluster = cluster
         self.manager = device_manager.DeviceManager(forget_s=300)
         self.program = Program()
-        self.kubelet = kubelet.Kubelet(
+        self.kubelet = sandbox_node.Kubelet(
             _OPTIONS,
             cluster=cluster,
             manager=self.manager,

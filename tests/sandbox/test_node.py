@@ -15,15 +15,20 @@ from mig_manager.adapters import pod_resources
 from mig_manager.adapters.kubernetes import api
 from mig_manager.core.node import cluster
 from mig_manager.sandbox.driver import library as simulated
-from mig_manager.sandbox.node import node_options, objects, sandbox_node
+from mig_manager.sandbox.node import cluster_view, node_options, objects, sandbox_node
 from testkit import apiserver, nvml_faults
+from tests.sandbox import monitors
 
 _SMALL = "nvidia.com/mig-1g.5gb"
 _GPU = "nvidia.com/gpu"
 _SMALL_ID = 19
 """GPU-instance profile 1g.5gb of an A100; its compute instance has profile 0."""
 
-_QUICK = sandbox_node.NodeOptions(
+_PLUGIN = f"/apis/apps/v1/namespaces/gpu-operator/daemonsets/{objects.PLUGIN_NAME}"
+_HOLD = {"key": cluster.HOLD_TAINT, "effect": "NoSchedule"}
+_NO_POD: objects.JsonObject = {}
+
+_QUICK = node_options.NodeOptions(
     name="n1",
     tick_s=0.05,
     pod_start_s=0.02,
@@ -37,59 +42,56 @@ class Rig:
     """A cluster with one node, as an administrator at a shell has it."""
 
     def __init__(
-        self,
-        url: str,
-        state_file: pathlib.Path,
-        socket: pathlib.Path,
-        sandbox: sandbox_node.SandboxNode,
+        self, url: str, state_file: pathlib.Path, sandbox: sandbox_node.SandboxNode
     ) -> None:
-        self.url = url
         self.sandbox = sandbox
         self.state_file = state_file
         self.api = api.KubeApi.at(url)
+        socket = sandbox.options.pod_resources_socket
         self.pod_resources = pod_resources.PodResources(str(socket))
 
     def node(self) -> objects.JsonObject:
         return self.api.get("/api/v1/nodes/n1")
 
     def pods(self, namespace: str = "default") -> list[objects.JsonObject]:
-        items: list[objects.JsonObject] = self.api.get(f"/api/v1/namespaces/{namespace}/pods")[
-            "items"
-        ]
-        return items
+        return list(self.api.get(f"/api/v1/namespaces/{namespace}/pods")["items"])
 
-    def pod(self, name: str) -> objects.JsonObject | None:
-        return next((p for p in self.pods() if objects.name(p) == name), None)
+    def pod(self, name: str) -> objects.JsonObject:
+        return next((p for p in self.pods() if objects.name(p) == name), {})
 
     def allocatable(self) -> dict[str, int]:
-        status = self.node().get("status") or {}
-        return {
-            key: int(value)
-            for key, value in status.get("allocatable", {}).items()
-            if key.startswith("nvidia.com/")
-        }
+        return objects.allocatable_devices(self.node())
 
-    def label(self, key: str, value: str) -> None:
-        change = {"metadata": {"labels": {key: value}}}
+    def patch(self, change: dict[str, object]) -> None:
         self.api.patch("/api/v1/nodes/n1", change, kind=api.PatchType.MERGE)
 
-    def create(self, name: str, resource: str = _SMALL, **options: float) -> None:
-        stop_s = options.get("stop_s")
-        pod = sandbox_node.gpu_pod(name, resource, stop_s=stop_s)
+    def label(self, key: str, value: str) -> None:
+        self.patch({"metadata": {"labels": {key: value}}})
+
+    def taint(self, *taints: dict[str, str]) -> None:
+        self.patch({"spec": {"taints": list(taints)}})
+
+    def create(self, name: str, *, stop_s: float | None = None) -> None:
+        pod = objects.gpu_pod(name, _SMALL, stop_s=stop_s)
         self.api.post("/api/v1/namespaces/default/pods", pod)
 
     def delete(self, pod: objects.JsonObject) -> None:
         path = f"/api/v1/namespaces/{objects.namespace(pod)}/pods/{objects.name(pod)}"
         self.api.delete(path)
 
+    def clients(self, name: str) -> list[str]:
+        """Return how processes of this name use the GPUs, one word for each GPU."""
+        clients = nvml_faults.SharedState(self.state_file).read().clients
+        return [client.kind.value for client in clients if name in client.name]
+
+    def uuids(self) -> frozenset[str]:
+        """Return the MIG devices that exist."""
+        gpus = node_options.SimulatedGpus(self.state_file).observe()
+        return frozenset(device.uuid for gpu in gpus for device in gpu.mig_devices)
+
     def phase(self, name: str) -> str:
         pod = self.pod(name)
         return objects.phase(pod) if pod else "gone"
-
-    def restart_plugin(self) -> None:
-        old = wait_for_plugin(self)
-        self.delete(old)
-        wait_for_plugin(self, other_than=objects.uid(old))
 
 
 @pytest.fixture
@@ -100,13 +102,13 @@ def state_file(tmp_path: pathlib.Path) -> pathlib.Path:
 
 
 @contextlib.contextmanager
-def running(state_file: pathlib.Path, options: sandbox_node.NodeOptions) -> Iterator[Rig]:
+def running(state_file: pathlib.Path, options: node_options.NodeOptions) -> Iterator[Rig]:
     # The socket's path must be short; a test's own directory has too long a name.
     with tempfile.TemporaryDirectory() as folder, apiserver.serve() as server:
         socket = pathlib.Path(folder, "kubelet.sock")
         options = dataclasses.replace(options, pod_resources_socket=socket)
         with sandbox_node.SandboxNode(server.url, state_file, options=options) as sandbox:
-            rig = Rig(server.url, state_file, socket, sandbox)
+            rig = Rig(server.url, state_file, sandbox)
             with contextlib.closing(rig.api):
                 yield rig
 
@@ -121,7 +123,7 @@ def rig(state_file: pathlib.Path) -> Iterator[Rig]:
 @pytest.fixture
 def plain_rig(state_file: pathlib.Path) -> Iterator[Rig]:
     """A node whose plugin came from the static manifest."""
-    options = dataclasses.replace(_QUICK, deploy_style=sandbox_node.DeployStyle.PLAIN)
+    options = dataclasses.replace(_QUICK, deploy_style=node_options.DeployStyle.PLAIN)
     with running(state_file, options) as result:
         yield result
 
@@ -133,13 +135,19 @@ def wait_for(condition: Callable[[], bool]) -> None:
         threading.Event().wait(0.01)
 
 
+def stays_away(condition: Callable[[], bool], seconds: float = 0.3) -> bool:
+    """Watch for several ticks that something does not happen."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if condition():
+            return False
+        threading.Event().wait(0.02)
+    return True
+
+
 def plugin(rig: Rig) -> objects.JsonObject | None:
     pods = [*rig.pods("gpu-operator"), *rig.pods("kube-system")]
-    return next((p for p in pods if objects.PLUGIN_CONTAINERS & {*names(p)}), None)
-
-
-def names(pod: objects.JsonObject) -> tuple[str, ...]:
-    return objects.container_names(pod)
+    return next((pod for pod in pods if objects.is_plugin(pod)), None)
 
 
 def wait_for_plugin(rig: Rig, *, other_than: str = "") -> objects.JsonObject:
@@ -193,18 +201,16 @@ def destroy(state_file: pathlib.Path, uuid: str) -> None:
         pynvml.nvmlGpuInstanceDestroy(instance)
 
 
-def test_the_node_registers_with_the_labels_of_feature_discovery(rig: Rig) -> None:
+def test_a_new_node_has_the_labels_of_feature_discovery_and_whole_gpus(rig: Rig) -> None:
     labels = objects.labels(rig.node())
-
     assert labels["nvidia.com/gpu.product"] == "NVIDIA-A100-SXM4-40GB"
     assert labels["nvidia.com/gpu.count"] == "8"
     assert labels["nvidia.com/mig.capable"] == "true"
     assert labels[cluster.PLUGIN_DEPLOY_LABEL] == "true"
-    wait_for(lambda: objects.is_ready(rig.node()))
 
-
-def test_whole_gpus_are_allocatable_while_mig_is_off(rig: Rig) -> None:
     wait_for(lambda: rig.allocatable() == {_GPU: 8})
+    assert objects.is_ready(rig.node())
+    wait_for(lambda: (rig.api.get(_PLUGIN).get("status") or {}).get("numberReady") == 1)
 
 
 def test_new_instances_are_allocatable_only_after_a_restart_of_the_plugin(
@@ -213,61 +219,37 @@ def test_new_instances_are_allocatable_only_after_a_restart_of_the_plugin(
     rig = plain_rig
     # While it runs, the plugin keeps an Ampere GPU from changing its mode; hold it off.
     wait_for(lambda: rig.allocatable() == {_GPU: 8})
-    hold(rig)
+    rig.taint(_HOLD)
     rig.delete(wait_for_plugin(rig))
     wait_for(lambda: rig.allocatable() == {_GPU: 0})
     partition(rig.state_file, *range(8), count=6)
-    release(rig)
+    rig.taint()
     wait_for(lambda: rig.allocatable() == {_GPU: 0, _SMALL: 48})
     partition(rig.state_file, *range(8), count=1)
-    assert not stays_away(lambda: rig.allocatable() == {_GPU: 0, _SMALL: 56})
+    assert stays_away(lambda: rig.allocatable() == {_GPU: 0, _SMALL: 56})
 
-    rig.restart_plugin()
+    rig.delete(wait_for_plugin(rig))
 
     wait_for(lambda: rig.allocatable() == {_GPU: 0, _SMALL: 56})
-    ids = rig.pod_resources.allocatable()[_SMALL]
-    assert ids == uuids(rig)
-
-
-def uuids(rig: Rig) -> frozenset[str]:
-    gpus = node_options.SimulatedGpus(rig.state_file).observe()
-    return frozenset(device.uuid for gpu in gpus for device in gpu.mig_devices)
-
-
-def stays_away(condition: Callable[[], bool], seconds: float = 0.3) -> bool:
-    """Watch for a while that something does not happen; several ticks pass meanwhile."""
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        if condition():
-            return True
-        threading.Event().wait(0.02)
-    return False
-
-
-def hold(rig: Rig) -> None:
-    taints = [{"key": cluster.HOLD_TAINT, "effect": "NoSchedule"}]
-    change = {"spec": {"taints": taints}}
-    rig.api.patch("/api/v1/nodes/n1", change, kind=api.PatchType.MERGE)
-
-
-def release(rig: Rig) -> None:
-    change = {"spec": {"taints": None}}
-    rig.api.patch("/api/v1/nodes/n1", change, kind=api.PatchType.MERGE)
+    assert rig.pod_resources.allocatable()[_SMALL] == rig.uuids()
 
 
 def test_the_pause_label_removes_the_plugin_and_true_brings_a_new_one(rig: Rig) -> None:
     old = wait_for_plugin(rig)
+    wait_for(lambda: rig.clients("plugin") == ["monitor"] * 8)
     rig.label(cluster.PLUGIN_DEPLOY_LABEL, cluster.PAUSED_VALUE)
     wait_for(lambda: plugin(rig) is None)
-    assert not stays_away(lambda: plugin(rig) is not None)
+    assert stays_away(lambda: plugin(rig) is not None)
+    assert not rig.clients("plugin")
     rig.label(cluster.PLUGIN_DEPLOY_LABEL, "true")
 
     assert objects.uid(wait_for_plugin(rig)) != objects.uid(old)
 
 
-def test_a_deleted_plugin_of_the_plain_style_comes_back_as_another_pod(
+def test_a_deleted_plain_plugin_comes_back_as_another_pod_also_on_a_cordoned_node(
     plain_rig: Rig,
 ) -> None:
+    plain_rig.patch({"spec": {"unschedulable": True}})
     old = wait_for_plugin(plain_rig)
     plain_rig.delete(old)
 
@@ -278,64 +260,33 @@ def test_a_deleted_plugin_of_the_plain_style_comes_back_as_another_pod(
 
 def test_the_hold_taint_keeps_a_deleted_plain_plugin_away(plain_rig: Rig) -> None:
     old = wait_for_plugin(plain_rig)
-    hold(plain_rig)
-    assert not stays_away(lambda: plugin(plain_rig) is None)
+    plain_rig.taint(_HOLD)
+    assert stays_away(lambda: plugin(plain_rig) is None)
     plain_rig.delete(old)
     wait_for(lambda: plugin(plain_rig) is None)
-    assert not stays_away(lambda: plugin(plain_rig) is not None)
-    release(plain_rig)
+    assert stays_away(lambda: plugin(plain_rig) is not None)
+    plain_rig.taint()
 
     wait_for_plugin(plain_rig)
 
 
-def test_a_cordon_does_not_keep_the_plugin_away(plain_rig: Rig) -> None:
-    change = {"spec": {"unschedulable": True}}
-    plain_rig.api.patch("/api/v1/nodes/n1", change, kind=api.PatchType.MERGE)
-
-    plain_rig.restart_plugin()
-
-
-def test_the_running_plugin_watches_every_gpu_and_lets_go_when_it_ends(rig: Rig) -> None:
-    state = nvml_faults.SharedState(rig.state_file)
-    wait_for(lambda: len(state.read().clients) == 8)
-    assert {client.kind.value for client in state.read().clients} == {"monitor"}
-    rig.label(cluster.PLUGIN_DEPLOY_LABEL, "false")
-
-    wait_for(lambda: not state.read().clients)
-
-
-def test_pods_get_devices_of_their_own_that_pod_resources_shows(
+def test_pods_get_devices_of_their_own_and_one_more_waits_for_a_device_to_be_released(
     state_file: pathlib.Path,
 ) -> None:
-    partition(state_file, 0, count=3)
+    partition(state_file, 0, count=2)
     with running(state_file, _QUICK) as rig:
-        wait_for(lambda: rig.allocatable().get(_SMALL) == 3)
-        for name in ("p1", "p2", "p3", "p4"):
+        wait_for(lambda: rig.allocatable().get(_SMALL) == 2)
+        for name in ("p1", "p2"):
             rig.create(name)
-        wait_for(lambda: {*map(rig.phase, ("p1", "p2", "p3"))} == {"Running"})
+        wait_for(lambda: {*map(rig.phase, ("p1", "p2"))} == {"Running"})
+        rig.create("p3")
+        wait_for(lambda: "insufficient" in str(rig.pod("p3").get("status")))
 
         shown = {p.key: p.device_ids for p in rig.pod_resources.assigned() if p.device_ids}
-        assert frozenset().union(*shown.values()) == uuids(rig)
+        assert frozenset().union(*shown.values()) == rig.uuids()
         assert all(len(ids) == 1 for ids in shown.values())
-        assert rig.phase("p4") == "Pending"
-
-
-def test_a_waiting_pod_gets_the_device_of_one_that_left(state_file: pathlib.Path) -> None:
-    partition(state_file, 0, count=1)
-    with running(state_file, _QUICK) as rig:
-        wait_for(lambda: rig.allocatable().get(_SMALL) == 1)
-        rig.create("p1")
-        wait_for(lambda: rig.phase("p1") == "Running")
-        rig.create("p2")
-        wait_for(lambda: "insufficient" in unscheduled_because(rig, "p2"))
-        rig.delete(rig.pod("p1") or {})
-
-        wait_for(lambda: rig.phase("p2") == "Running")
-
-
-def unscheduled_because(rig: Rig, name: str) -> str:
-    pod = rig.pod(name) or {}
-    return str((pod.get("status") or {}).get("conditions"))
+        rig.delete(rig.pod("p1"))
+        wait_for(lambda: rig.phase("p3") == "Running")
 
 
 def test_a_busy_instance_cannot_be_destroyed_until_its_pod_has_gone(
@@ -346,25 +297,21 @@ def test_a_busy_instance_cannot_be_destroyed_until_its_pod_has_gone(
         wait_for(lambda: rig.allocatable().get(_SMALL) == 1)
         rig.create("p1", stop_s=1.5)
         wait_for(lambda: rig.phase("p1") == "Running")
-        (uuid,) = uuids(rig)
+        (uuid,) = rig.uuids()
         with pytest.raises(pynvml.NVMLError_InUse):
             destroy(state_file, uuid)
-        evict(rig, "p1")
+        metadata = {"name": "p1", "namespace": "default"}
+        body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": metadata}
+        rig.api.post("/api/v1/namespaces/default/pods/p1/eviction", body)
         # Its grace is 30 s and it needs a second and a half of it: time enough to check.
-        assert (rig.pod("p1") or {})["metadata"]["deletionTimestamp"]
+        assert rig.pod("p1")["metadata"]["deletionTimestamp"]
         with pytest.raises(pynvml.NVMLError_InUse):
             destroy(state_file, uuid)
         wait_for(lambda: rig.phase("p1") == "gone")
 
         destroy(state_file, uuid)
 
-        assert not uuids(rig)
-
-
-def evict(rig: Rig, name: str) -> None:
-    metadata = {"name": name, "namespace": "default"}
-    body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": metadata}
-    rig.api.post(f"/api/v1/namespaces/default/pods/{name}/eviction", body)
+        assert not rig.uuids()
 
 
 def test_a_stale_plugin_goes_on_offering_a_dead_device_that_no_container_can_use(
@@ -373,7 +320,7 @@ def test_a_stale_plugin_goes_on_offering_a_dead_device_that_no_container_can_use
     partition(state_file, 0, count=1)
     with running(state_file, _QUICK) as rig:
         wait_for(lambda: rig.allocatable().get(_SMALL) == 1)
-        (uuid,) = uuids(rig)
+        (uuid,) = rig.uuids()
         destroy(state_file, uuid)
         rig.create("p1")
         wait_for(lambda: "RunContainerError" in str(rig.pod("p1")))
@@ -381,25 +328,13 @@ def test_a_stale_plugin_goes_on_offering_a_dead_device_that_no_container_can_use
         assert rig.pod_resources.allocatable()[_SMALL] == {uuid}
 
 
-def test_a_pod_bound_while_the_plugin_is_away_fails_for_good(rig: Rig) -> None:
-    # A plugin's pod is ready before the plugin registers; paused in between, it never offers any.
-    wait_for(lambda: rig.allocatable() == {_GPU: 8})
-    rig.label(cluster.PLUGIN_DEPLOY_LABEL, cluster.PAUSED_VALUE)
-    wait_for(lambda: rig.allocatable() == {_GPU: 0})
-    pod = sandbox_node.gpu_pod("p1", _GPU)
-    pod["spec"]["nodeName"] = "n1"
-    rig.api.post("/api/v1/namespaces/default/pods", pod)
-
-    wait_for(lambda: rig.phase("p1") == "Failed")
-
-
 def test_strategy_single_crash_loops_over_an_empty_mig_gpu_until_it_has_instances(
     state_file: pathlib.Path,
 ) -> None:
     partition(state_file, *range(8), count=0)
-    options = dataclasses.replace(_QUICK, strategy=sandbox_node.Strategy.SINGLE)
+    options = dataclasses.replace(_QUICK, strategy=node_options.Strategy.SINGLE)
     with running(state_file, options) as rig:
-        wait_for(lambda: restarts(rig) >= 2)
+        wait_for(lambda: (objects.restart_count(plugin(rig) or _NO_POD) or 0) >= 2)
         wait_for(lambda: "CrashLoopBackOff" in str(plugin(rig)))
         assert rig.allocatable() == {}
         # It may look at any moment and never looks again once content: what it lacks comes last.
@@ -409,55 +344,26 @@ def test_strategy_single_crash_loops_over_an_empty_mig_gpu_until_it_has_instance
         wait_for(lambda: rig.allocatable() == {_GPU: 50})
 
 
-def restarts(rig: Rig) -> int:
-    pod = plugin(rig) or {}
-    statuses = (pod.get("status") or {}).get("containerStatuses") or ()
-    return sum(int(status["restartCount"]) for status in statuses)
-
-
-def test_strategy_mixed_without_any_device_waits_and_stays_ready(
-    state_file: pathlib.Path,
-) -> None:
-    partition(state_file, *range(8), count=0)
-    with running(state_file, _QUICK) as rig:
-        pod = wait_for_plugin(rig)
-        state = nvml_faults.SharedState(state_file)
-        wait_for(lambda: len(state.read().clients) == 8)
-
-        assert objects.is_ready(plugin(rig) or {})
-        assert objects.uid(plugin(rig) or {}) == objects.uid(pod)
-        assert rig.allocatable() == {}
-        assert rig.pod_resources.allocatable() == {}
-
-
-def test_the_daemon_set_reports_its_pods(rig: Rig) -> None:
-    path = f"/apis/apps/v1/namespaces/gpu-operator/daemonsets/{objects.PLUGIN_NAME}"
-
-    wait_for(lambda: (rig.api.get(path).get("status") or {}).get("numberReady") == 1)
-
-
 def test_the_pods_of_a_deleted_daemon_set_go(rig: Rig) -> None:
     wait_for_plugin(rig)
-    rig.api.delete(f"/apis/apps/v1/namespaces/gpu-operator/daemonsets/{objects.PLUGIN_NAME}")
+    rig.api.delete(_PLUGIN)
 
     wait_for(lambda: plugin(rig) is None)
 
 
 def test_a_monitor_watches_every_gpu_while_its_label_lets_it_in(rig: Rig) -> None:
-    state = nvml_faults.SharedState(rig.state_file)
-    rig.api.post("/apis/apps/v1/namespaces/gpu-operator/daemonsets", objects.monitor_daemon_set())
+    rig.api.post("/apis/apps/v1/namespaces/gpu-operator/daemonsets", monitors.daemon_set())
     label = f"{cluster.DEPLOY_LABEL_PREFIX}dcgm-exporter"
     rig.label(label, "true")
-    wait_for(lambda: sum("dcgm" in client.name for client in state.read().clients) == 8)
-    assert {client.kind.value for client in state.read().clients} == {"monitor"}
+    wait_for(lambda: rig.clients("dcgm") == ["monitor"] * 8)
     rig.label(label, cluster.PAUSED_VALUE)
 
-    wait_for(lambda: not any("dcgm" in client.name for client in state.read().clients))
+    wait_for(lambda: not rig.clients("dcgm"))
 
 
 def test_light_nodes_share_one_view_and_one_control_plane(state_file: pathlib.Path) -> None:
     with apiserver.serve() as server, contextlib.ExitStack() as nodes:
-        shared = nodes.enter_context(sandbox_node.ClusterView(server.url))
+        shared = nodes.enter_context(cluster_view.ClusterView(server.url))
         for number in range(10):
             options = dataclasses.replace(_QUICK, name=f"n{number}", is_control_plane=number == 0)
             nodes.enter_context(

@@ -21,7 +21,7 @@ def taints_after(server: apiserver.ApiServer, *, is_ready: bool) -> list[apirig.
     node = apirig.a_node() | {"spec": {"taints": [NEW, OTHER]}, "status": status}
     server.store.create(node)
     with cluster_view.ClusterView(server.url) as cluster:
-        control_plane.NodeLifecycle(cluster).sync()
+        control_plane.sync_nodes(cluster)
     taints: list[apirig.Object] = apirig.Client(server)("GET", f"{apirig.NODES}/n1").body["spec"][
         "taints"
     ]

@@ -49,7 +49,8 @@ def test_devices_of_pods_that_have_not_finished_are_not_free() -> None:
     running = pod(nodeName="n1")
     finished = copy.deepcopy(running) | {"status": {"phase": "Succeeded"}}
 
-    assert control_plane.free_devices(node(allocatable=2), [running, finished]) == {_SMALL: 1}
+    assert control_plane.refusal(pod(), node(), [finished]) is None
+    assert control_plane.refusal(pod(), node(), [running]) == f"insufficient {_SMALL}"
 
 
 def test_the_hungriest_init_container_counts_if_it_needs_more_than_all_others() -> None:

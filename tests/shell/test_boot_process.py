@@ -13,7 +13,7 @@ import pytest
 
 from mig_manager.agent import settings
 from mig_manager.core import model
-from mig_manager.sandbox.demo import stages
+from mig_manager.sandbox import stages
 from mig_manager.sandbox.driver import states
 from testkit import nvml_faults
 from tests.shell.shell_node import Node, wait_for

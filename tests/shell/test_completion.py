@@ -16,7 +16,7 @@ import pytest
 
 from mig_manager.catalogue import products
 from mig_manager.cli import parser
-from mig_manager.sandbox.demo import scenarios
+from mig_manager.sandbox import scenarios
 from tests import programs
 from tests.shell import commandline as shells
 from tests.shell.commandline import Shell

@@ -33,7 +33,7 @@ from mig_manager.core.records import status
 from mig_manager.sandbox.apiserver import request
 from mig_manager.sandbox.driver import library as simulated
 from mig_manager.sandbox.driver import states
-from mig_manager.sandbox.node import sandbox_node
+from mig_manager.sandbox.node import node_options, sandbox_node
 from testkit import apiserver, nvml_faults
 from tests.adapters import proc_tree
 
@@ -494,7 +494,7 @@ def cluster_rig(patient: Patient) -> Iterator[Cluster]:
         folder = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory()))
         found = Cluster(patient, folder)
         stack.enter_context(apiserver.serve(found.server))
-        options = sandbox_node.NodeOptions(
+        options = node_options.NodeOptions(
             name=NODE_NAME,
             tick_s=0.02,
             pod_start_s=0.01,

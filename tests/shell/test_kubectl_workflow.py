@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from mig_manager.core.node import cluster
-from mig_manager.sandbox.demo import stages
+from mig_manager.sandbox import stages
 from mig_manager.sandbox.driver import states
 from mig_manager.sandbox.node import node_options
 

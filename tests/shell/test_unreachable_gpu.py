@@ -8,7 +8,7 @@ import pytest
 
 from mig_manager.core import model
 from mig_manager.core.node import cluster
-from mig_manager.sandbox.demo import stages
+from mig_manager.sandbox import stages
 from mig_manager.sandbox.driver import states
 from mig_manager.sandbox.node import node_options, objects
 from testkit import nvml_faults

@@ -10,7 +10,7 @@ import pytest
 
 from bench import footprint
 from mig_manager.core import model
-from mig_manager.sandbox.demo import stages
+from mig_manager.sandbox import stages
 from tests.pipeline import test_agent_process as rig
 
 _LIMIT = 45 << 20

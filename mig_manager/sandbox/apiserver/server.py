@@ -90,11 +90,6 @@ class ApiServer:
         host, port = self._address
         return f"http://{host}:{port}"
 
-    @property
-    def watch_count(self) -> int:
-        """Number of open watches."""
-        return self._feed.size
-
     def start(self) -> None:
         """Listen on a free port; return when requests are answered."""
         self._socket.bind(self._address)

@@ -145,12 +145,6 @@ class Store:
             start = bisect.bisect_right(self._history, version, key=lambda each: each.version)
             return self._history[start:]
 
-    def compact(self) -> None:
-        """Drop the history: every older resourceVersion is now answered with 410."""
-        with self.lock:
-            self._history.clear()
-            self._oldest = self._version
-
     def create(self, obj: Object) -> Object:
         """Store an object as given, with missing metadata filled in; return a copy.
 
@@ -164,24 +158,6 @@ class Store:
             if key in self._objects:
                 raise resources.already_exists(resource.group, resource.plural, key[2])
             return copy.deepcopy(self.write(key, obj))
-
-    def modify(
-        self,
-        resource: resources.Resource,
-        name: str,
-        change: Callable[[Object], object],
-        *,
-        namespace: str = "",
-    ) -> Object:
-        """Replace an object by a copy that ``change`` has edited.
-
-        Raises:
-            ApiError: 404.
-        """
-        with self.lock:
-            obj = self.get(resource, name, namespace)
-            change(obj)
-            return copy.deepcopy(self.write((resource.plural, namespace, name), obj))
 
     def delete(self, resource: resources.Resource, name: str, namespace: str = "") -> None:
         """Remove an object at once, whatever its grace period and finalizers.
@@ -218,14 +194,19 @@ class Store:
             self._remember(Change.DELETED, key, last, before)
             return last
 
+    def trim_history(self, *, keep: int) -> None:
+        """Drop all but the newest changes: an older resourceVersion is answered with 410."""
+        with self.lock:
+            excess = len(self._history) - keep
+            self._oldest = self._history[excess - 1].version
+            del self._history[:excess]
+
     def _remember(self, change: Change, key: Key, obj: Object, before: Object | None) -> None:
         record = Record(version=self._version, change=change, key=key, obj=obj, before=before)
         self._history.append(record)
         # Trimmed in chunks, because cutting the front of a list moves all the rest.
         if len(self._history) > self._history_limit * 5 // 4:
-            excess = len(self._history) - self._history_limit
-            self._oldest = self._history[excess - 1].version
-            del self._history[:excess]
+            self.trim_history(keep=self._history_limit)
         self._undelivered.append(record)
         if not self._is_delivering:
             self._deliver()
@@ -328,11 +309,6 @@ class Feed:
         self._watchers: dict[str, set[Watcher]] = collections.defaultdict(set)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._unsubscribe = store.subscribe(self._follow)
-
-    @property
-    def size(self) -> int:
-        """Number of open watches."""
-        return sum(len(watchers) for watchers in self._watchers.values())
 
     def close(self) -> None:
         """End all watches; only in the event loop."""

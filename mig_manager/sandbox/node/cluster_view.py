@@ -58,11 +58,6 @@ Server = str | api.KubeApi
 """Where the API is: the URL of a server that takes every token, or a connection that is ready."""
 
 
-def connection(server: Server) -> api.KubeApi:
-    """Return a connection to the API server, with the simulated node's token if it has none."""
-    return api.KubeApi.at(server, token=_TOKEN) if isinstance(server, str) else server
-
-
 class ClusterView:
     """Nodes, pods and DaemonSets of one cluster; safe to use from any thread.
 
@@ -73,7 +68,7 @@ class ClusterView:
     """
 
     def __init__(self, server: Server) -> None:
-        self._api = connection(server)
+        self._api = api.KubeApi.at(server, token=_TOKEN) if isinstance(server, str) else server
         self._writing = threading.BoundedSemaphore(_PARALLEL_WRITES)
         self._lock = threading.Lock()
         self._objects: dict[Kind, dict[str, objects.JsonObject]] = {kind: {} for kind in Kind}
@@ -171,7 +166,14 @@ class ClusterView:
             options["gracePeriodSeconds"] = 0
         with self._writing, _tolerating(_CONFLICT, _NOT_FOUND):
             answer = self._api.delete(kind.path(obj), options)
-            if not now and _is_lingering(answer, obj):
+            metadata = answer.get("metadata") or {}
+            # The object itself answers while it is on its way but still there.
+            if (
+                not now
+                and metadata.get("uid") == objects.uid(obj)
+                and metadata.get("deletionTimestamp") is not None
+                and metadata.get("deletionGracePeriodSeconds") != 0
+            ):
                 self._put(kind, answer)
                 return
         self._remove(kind, obj)
@@ -224,7 +226,12 @@ class ClusterView:
     def _read(self, kind: Kind) -> str:
         """List the collection; return the version to watch from."""
         answer = self._api.get(kind.value)
-        found = {objects.uid(obj): _with_type(obj, answer) for obj in answer["items"]}
+        # Real API servers leave the type out of a list's items.
+        of_kind = {
+            "apiVersion": answer["apiVersion"],
+            "kind": str(answer["kind"]).removesuffix("List"),
+        }
+        found = {objects.uid(obj): of_kind | obj for obj in answer["items"]}
         with self._lock:
             # What is newer than the list has been written by us meanwhile.
             absent = [
@@ -254,30 +261,11 @@ class ClusterView:
             for event in opened:
                 obj = event["object"]
                 version = str(obj["metadata"]["resourceVersion"])
-                self._see(kind, event["type"], obj)
+                if event["type"] in ("ADDED", "MODIFIED"):
+                    self._put(kind, obj)
+                elif event["type"] == "DELETED":
+                    self._remove(kind, obj)
         return version
-
-    def _see(self, kind: Kind, what: str, obj: objects.JsonObject) -> None:
-        if what in ("ADDED", "MODIFIED"):
-            self._put(kind, obj)
-        elif what == "DELETED":
-            self._remove(kind, obj)
-
-
-def _with_type(obj: objects.JsonObject, answer: Mapping[str, Any]) -> objects.JsonObject:
-    """Add the type to an item of a list, which real API servers leave out there."""
-    version, kind = answer["apiVersion"], str(answer["kind"]).removesuffix("List")
-    return {"apiVersion": version, "kind": kind, **obj}
-
-
-def _is_lingering(answer: Mapping[str, Any], obj: Mapping[str, Any]) -> bool:
-    """Return whether the answer to a deletion is the object, on its way but still there."""
-    metadata = answer.get("metadata") or {}
-    return (
-        metadata.get("uid") == objects.uid(obj)
-        and metadata.get("deletionTimestamp") is not None
-        and metadata.get("deletionGracePeriodSeconds") != 0
-    )
 
 
 @contextlib.contextmanager

@@ -1,7 +1,4 @@
-"""The part of the node lifecycle controller that a new node waits for.
-
-A real API server taints every new node as not ready; the taint goes when kubelet says Ready.
-"""
+"""The controllers of a cluster, as far as a simulated node needs them; each syncs once a call."""
 
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
@@ -9,25 +6,63 @@ from typing import Any
 
 from mig_manager.sandbox.node import cluster_view, objects
 
+Kind = cluster_view.Kind
+
 NOT_READY_TAINT = "node.kubernetes.io/not-ready"
+_STANDARD_TOLERATIONS: tuple[Mapping[str, str], ...] = (
+    {"key": objects.UNSCHEDULABLE_TAINT, "operator": "Exists", "effect": "NoSchedule"},
+    {"key": NOT_READY_TAINT, "operator": "Exists", "effect": "NoExecute"},
+    {"key": "node.kubernetes.io/unreachable", "operator": "Exists", "effect": "NoExecute"},
+)
+"""What the DaemonSet controller adds to every daemon, as far as such taints occur here."""
 
 
-class NodeLifecycle:
-    """Removes the taint of new nodes from those that are ready."""
+def sync_nodes(cluster: cluster_view.ClusterView) -> None:
+    """Remove the taint of new nodes from those that are ready.
 
-    def __init__(self, cluster: cluster_view.ClusterView) -> None:
-        self._cluster = cluster
+    A real API server taints every new node as not ready; the node lifecycle controller removes
+    the taint when kubelet says Ready.
+    """
+    for node in cluster.list(Kind.NODE):
+        taints = (node.get("spec") or {}).get("taints") or ()
+        others = [taint for taint in taints if taint["key"] != NOT_READY_TAINT]
+        if len(others) < len(taints) and objects.is_ready(node):
+            # The version guards what others write into the same list meanwhile.
+            version = {"resourceVersion": str(objects.version(node))}
+            cluster.patch(Kind.NODE, node, {"metadata": version, "spec": {"taints": others}})
 
-    def sync(self) -> None:
-        """Do so for every node, once."""
-        for node in self._cluster.list(cluster_view.Kind.NODE):
-            taints = (node.get("spec") or {}).get("taints") or ()
-            others = [taint for taint in taints if taint["key"] != NOT_READY_TAINT]
-            if len(others) < len(taints) and objects.is_ready(node):
-                # The version guards what others write into the same list meanwhile.
-                version = {"resourceVersion": str(objects.version(node))}
-                change = {"metadata": version, "spec": {"taints": others}}
-                self._cluster.patch(cluster_view.Kind.NODE, node, change)
+
+# -- scheduler --------------------------------------------------------------------------------
+
+
+def sync_scheduler(cluster: cluster_view.ClusterView) -> None:
+    """Bind every pod that fits on a node, oldest first; say in its status why another does not."""
+    waiting = [
+        pod
+        for pod in cluster.list(Kind.POD)
+        if not objects.node_name(pod)
+        and not objects.is_terminating(pod)
+        and not objects.is_finished(pod)
+        and (pod["spec"].get("schedulerName") or "default-scheduler") == "default-scheduler"
+    ]
+    nodes = cluster.list(Kind.NODE)
+    for pod in sorted(waiting, key=objects.version):
+        # Read for every pod: the one before may just have taken the last device.
+        pods = cluster.list(Kind.POD)
+        reasons = [refusal(pod, node, pods) for node in nodes]
+        if None in reasons:
+            cluster.bind(pod, objects.name(nodes[reasons.index(None)]))
+            continue
+        counted = ", ".join(f"{reasons.count(r)} {r}" for r in sorted({str(r) for r in reasons}))
+        condition = {
+            "type": "PodScheduled",
+            "status": "False",
+            "reason": "Unschedulable",
+            "message": f"0/{len(nodes)} nodes are available: {counted}.",
+        }
+        if (pod.get("status") or {}).get("conditions") != [condition]:
+            status = {"phase": "Pending", "conditions": [condition]}
+            cluster.patch_status(Kind.POD, pod, status)
 
 
 def refusal(
@@ -41,80 +76,76 @@ def refusal(
             return f"untolerated taint {taint['key']}"
     if not objects.matches(pod["spec"].get("nodeSelector"), node):
         return "node selector does not match"
-    free = free_devices(node, pods)
+    free = objects.allocatable_devices(node)
+    for other in pods:
+        if objects.node_name(other) == objects.name(node) and not objects.is_finished(other):
+            for resource, count in objects.gpu_requests(other).items():
+                free[resource] = free.get(resource, 0) - count
     for resource, count in objects.gpu_requests(pod).items():
         if count > free.get(resource, 0):
             return f"insufficient {resource}"
     return None
 
 
-def free_devices(node: Mapping[str, Any], pods: Iterable[Mapping[str, Any]]) -> dict[str, int]:
-    """Return a node's allocatable devices less what its unfinished pods ask for."""
-    allocatable = (node.get("status") or {}).get("allocatable") or {}
-    free = {key: int(value) for key, value in allocatable.items() if key.startswith("nvidia.com/")}
+# -- DaemonSets -------------------------------------------------------------------------------
+
+
+def sync_daemon_sets(cluster: cluster_view.ClusterView) -> None:
+    """Keep the pods of every DaemonSet, and delete those whose DaemonSet has gone."""
+    daemon_sets = cluster.list(Kind.DAEMON_SET)
+    pods = cluster.list(Kind.POD)
+    nodes = cluster.list(Kind.NODE)
+    alive = {objects.uid(daemon_set) for daemon_set in daemon_sets}
     for pod in pods:
-        if objects.node_name(pod) == objects.name(node) and not objects.is_finished(pod):
-            for resource, count in objects.gpu_requests(pod).items():
-                free[resource] = free.get(resource, 0) - count
-    return free
-
-
-class Scheduler:
-    """Binds pods to nodes, oldest first."""
-
-    def __init__(self, cluster: cluster_view.ClusterView) -> None:
-        self._cluster = cluster
-
-    def sync(self) -> None:
-        """Bind every pod that fits somewhere; say in its status why another does not."""
-        waiting = [pod for pod in self._cluster.list(cluster_view.Kind.POD) if _is_ours(pod)]
-        nodes = self._cluster.list(cluster_view.Kind.NODE)
-        for pod in sorted(waiting, key=objects.version):
-            self._place(pod, nodes)
-
-    def _place(self, pod: objects.JsonObject, nodes: Sequence[objects.JsonObject]) -> None:
-        # Read for every pod: the one before may just have taken the last device.
-        pods = self._cluster.list(cluster_view.Kind.POD)
-        reasons: dict[str, int] = {}
+        owner = objects.controller(pod)
+        if owner and owner["kind"] == "DaemonSet" and owner["uid"] not in alive:
+            _delete(cluster, pod)
+    for daemon_set in daemon_sets:
+        mine = owned(daemon_set, pods)
         for node in nodes:
-            reason = refusal(pod, node, pods)
-            if reason is None:
-                self._cluster.bind(pod, objects.name(node))
-                return
-            reasons[reason] = reasons.get(reason, 0) + 1
-        counted = ", ".join(f"{count} {reason}" for reason, count in sorted(reasons.items()))
-        status = objects.unschedulable(f"0/{len(nodes)} nodes are available: {counted}.")
-        if (pod.get("status") or {}).get("conditions") != status["conditions"]:
-            self._cluster.patch_status(cluster_view.Kind.POD, pod, status)
+            on_node = [pod for pod in mine if objects.node_name(pod) == objects.name(node)]
+            may_stay = should_continue(daemon_set, node)
+            for pod in on_node:
+                if not may_stay or objects.is_finished(pod):
+                    _delete(cluster, pod)
+            # A terminating pod still counts: two daemons never share a node.
+            if not on_node and should_start(daemon_set, node):
+                cluster.create(Kind.POD, pod_for(daemon_set, node))
+        new = status(daemon_set, nodes, mine)
+        if not new.items() <= (daemon_set.get("status") or {}).items():
+            cluster.patch_status(Kind.DAEMON_SET, daemon_set, new)
 
 
-def _is_ours(pod: Mapping[str, Any]) -> bool:
-    return (
-        not objects.node_name(pod)
-        and not objects.is_terminating(pod)
-        and not objects.is_finished(pod)
-        and (pod["spec"].get("schedulerName") or "default-scheduler") == "default-scheduler"
-    )
-
-
-_STANDARD_TOLERATIONS: tuple[Mapping[str, str], ...] = (
-    {"key": objects.UNSCHEDULABLE_TAINT, "operator": "Exists", "effect": "NoSchedule"},
-    {"key": "node.kubernetes.io/not-ready", "operator": "Exists", "effect": "NoExecute"},
-    {"key": "node.kubernetes.io/unreachable", "operator": "Exists", "effect": "NoExecute"},
-)
-"""What the controller adds to every daemon, as far as such taints occur here."""
+def _delete(cluster: cluster_view.ClusterView, pod: objects.JsonObject) -> None:
+    if not objects.is_terminating(pod):
+        cluster.delete(Kind.POD, pod)
 
 
 def should_start(daemon_set: Mapping[str, Any], node: Mapping[str, Any]) -> bool:
     """Return whether a node without a pod of the DaemonSet shall get one."""
-    return _selects(daemon_set, node) and _tolerates(
-        daemon_set, node, effects=("NoSchedule", "NoExecute")
-    )
+    return _takes(daemon_set, node, effects=("NoSchedule", "NoExecute"))
 
 
 def should_continue(daemon_set: Mapping[str, Any], node: Mapping[str, Any]) -> bool:
     """Return whether a running pod of the DaemonSet may stay on a node."""
-    return _selects(daemon_set, node) and _tolerates(daemon_set, node, effects=("NoExecute",))
+    return _takes(daemon_set, node, effects=("NoExecute",))
+
+
+def _takes(
+    daemon_set: Mapping[str, Any], node: Mapping[str, Any], *, effects: Sequence[str]
+) -> bool:
+    tolerations = _tolerations(daemon_set)
+    selector = daemon_set["spec"]["template"]["spec"].get("nodeSelector")
+    return objects.matches(selector, node) and all(
+        objects.tolerates(tolerations, taint)
+        for taint in objects.taints(node)
+        if taint.get("effect") in effects
+    )
+
+
+def _tolerations(daemon_set: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    own = daemon_set["spec"]["template"]["spec"].get("tolerations") or ()
+    return [*own, *_STANDARD_TOLERATIONS]
 
 
 def owned(
@@ -128,11 +159,6 @@ def owned(
 def pod_for(daemon_set: objects.JsonObject, node: Mapping[str, Any]) -> objects.JsonObject:
     """Return the manifest of a DaemonSet's pod, bound to its node."""
     template = daemon_set["spec"]["template"]
-    spec = {
-        **template["spec"],
-        "nodeName": objects.name(node),
-        "tolerations": _tolerations(daemon_set),
-    }
     metadata = {
         "name": f"{objects.name(daemon_set)}-{uuid.uuid4().hex[:5]}",
         "namespace": objects.namespace(daemon_set),
@@ -140,6 +166,8 @@ def pod_for(daemon_set: objects.JsonObject, node: Mapping[str, Any]) -> objects.
         "annotations": dict(objects.annotations(template)),
         "ownerReferences": [objects.owner_reference(daemon_set)],
     }
+    bound = {"nodeName": objects.name(node), "tolerations": _tolerations(daemon_set)}
+    spec = template["spec"] | bound
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
 
 
@@ -163,83 +191,3 @@ def status(
         "numberUnavailable": len(desired) - ready,
         "observedGeneration": daemon_set["metadata"].get("generation") or 1,
     }
-
-
-class DaemonSetController:
-    """Keeps the pods of every DaemonSet, and deletes those whose DaemonSet has gone."""
-
-    def __init__(self, cluster: cluster_view.ClusterView) -> None:
-        self._cluster = cluster
-
-    def sync(self) -> None:
-        """Bring the pods of all DaemonSets in line, once."""
-        daemon_sets = self._cluster.list(cluster_view.Kind.DAEMON_SET)
-        pods = self._cluster.list(cluster_view.Kind.POD)
-        nodes = self._cluster.list(cluster_view.Kind.NODE)
-        self._collect_orphans(daemon_sets, pods)
-        for daemon_set in daemon_sets:
-            mine = owned(daemon_set, pods)
-            by_node: dict[str, list[objects.JsonObject]] = {}
-            for pod in mine:
-                by_node.setdefault(objects.node_name(pod), []).append(pod)
-            for node in nodes:
-                self._sync_node(daemon_set, node, by_node.get(objects.name(node), []))
-            self._publish(daemon_set, nodes, mine)
-
-    def _collect_orphans(
-        self, daemon_sets: Iterable[objects.JsonObject], pods: Iterable[objects.JsonObject]
-    ) -> None:
-        alive = {objects.uid(daemon_set) for daemon_set in daemon_sets}
-        for pod in pods:
-            owner = objects.controller(pod)
-            if owner and owner["kind"] == "DaemonSet" and owner["uid"] not in alive:
-                self._delete(pod)
-
-    def _sync_node(
-        self,
-        daemon_set: objects.JsonObject,
-        node: objects.JsonObject,
-        on_node: Sequence[objects.JsonObject],
-    ) -> None:
-        may_stay = should_continue(daemon_set, node)
-        for pod in on_node:
-            if not may_stay or objects.is_finished(pod):
-                self._delete(pod)
-        # A terminating pod still counts: two daemons never share a node.
-        if not on_node and should_start(daemon_set, node):
-            self._cluster.create(cluster_view.Kind.POD, pod_for(daemon_set, node))
-
-    def _delete(self, pod: objects.JsonObject) -> None:
-        if not objects.is_terminating(pod):
-            self._cluster.delete(cluster_view.Kind.POD, pod)
-
-    def _publish(
-        self,
-        daemon_set: objects.JsonObject,
-        nodes: Sequence[objects.JsonObject],
-        pods: Sequence[objects.JsonObject],
-    ) -> None:
-        new = status(daemon_set, nodes, pods)
-        have = daemon_set.get("status") or {}
-        if any(have.get(key) != value for key, value in new.items()):
-            self._cluster.patch_status(cluster_view.Kind.DAEMON_SET, daemon_set, new)
-
-
-def _selects(daemon_set: Mapping[str, Any], node: Mapping[str, Any]) -> bool:
-    return objects.matches(daemon_set["spec"]["template"]["spec"].get("nodeSelector"), node)
-
-
-def _tolerations(daemon_set: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    own = daemon_set["spec"]["template"]["spec"].get("tolerations") or ()
-    return [*own, *_STANDARD_TOLERATIONS]
-
-
-def _tolerates(
-    daemon_set: Mapping[str, Any], node: Mapping[str, Any], *, effects: Sequence[str]
-) -> bool:
-    tolerations = _tolerations(daemon_set)
-    return all(
-        objects.tolerates(tolerations, taint)
-        for taint in objects.taints(node)
-        if taint.get("effect") in effects
-    )

@@ -9,13 +9,13 @@ import dataclasses
 import pathlib
 import threading
 import urllib.parse
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Self
 
 import grpc
 
 from mig_manager import errors
-from mig_manager.adapters import kubelet_messages
+from mig_manager.adapters import kubelet_messages as messages
 from mig_manager.sandbox.node import objects
 
 
@@ -24,30 +24,16 @@ class ShortageError(Exception):
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Grant:
-    """The devices of one resource that one container got."""
-
-    container: str
-    resource: str
-    device_ids: tuple[str, ...]
-    is_listed: bool
-    """False for an ordinary init container: PodResources does not list those."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Allocation:
     """The devices of one pod."""
 
     namespace: str
     name: str
-    containers: tuple[str, ...]
-    """The containers that PodResources lists, with or without devices."""
-    grants: tuple[Grant, ...]
-
-    @property
-    def device_ids(self) -> frozenset[str]:
-        """All devices of the pod."""
-        return frozenset(id_ for grant in self.grants for id_ in grant.device_ids)
+    device_ids: frozenset[str]
+    """All devices of the pod, those of ordinary init containers included."""
+    containers: Mapping[str, Mapping[str, Sequence[str]]]
+    """Devices by resource by container, as PodResources lists them: containers without devices
+    too, ordinary init containers not."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +90,7 @@ class DeviceManager:
             known = self._allocations.get(objects.uid(pod))
             if known is not None:
                 return known
-            taken = {id_ for a in self._allocations.values() for id_ in a.device_ids}
+            taken = frozenset[str]().union(*(a.device_ids for a in self._allocations.values()))
             free = {
                 resource: [id_ for id_ in device_ids if id_ not in taken]
                 for resource, device_ids in self._healthy().items()
@@ -135,14 +121,15 @@ class DeviceManager:
         """
         with self._lock:
             capacity = {
-                resource: 0 if self._is_forgotten(endpoint, now) else len(endpoint.device_ids)
+                resource: len(endpoint.device_ids)
                 for resource, endpoint in self._endpoints.items()
+                if endpoint.gone_since is None or now - endpoint.gone_since <= self._forget_s
             }
             healthy = self._healthy()
-            return capacity, {r: len(healthy.get(r, ())) for r in self._endpoints}
-
-    def _is_forgotten(self, endpoint: _Endpoint, now: float) -> bool:
-        return endpoint.gone_since is not None and now - endpoint.gone_since > self._forget_s
+            return (
+                {resource: capacity.get(resource, 0) for resource in self._endpoints},
+                {resource: len(healthy.get(resource, ())) for resource in self._endpoints},
+            )
 
     def _healthy(self) -> dict[str, tuple[str, ...]]:
         return {
@@ -157,34 +144,25 @@ def _allocate(pod: Mapping[str, Any], free: dict[str, list[str]]) -> Allocation:
     initial = pod["spec"].get("initContainers") or ()
     lasting = [*(c for c in initial if objects.is_sidecar(c)), *pod["spec"]["containers"]]
     inherited: dict[str, list[str]] = {}
-    grants: list[Grant] = []
+    given: set[str] = set()
     for container in (c for c in initial if not objects.is_sidecar(c)):
         for resource, count in objects.gpu_counts(container).items():
             had = inherited.setdefault(resource, [])
             had += _take(free, resource, count=max(0, count - len(had)))
-            grants.append(_grant(container, resource, had[:count], is_listed=False))
+            given.update(had)
+    containers: dict[str, dict[str, Sequence[str]]] = {}
     for container in lasting:
+        listed = containers.setdefault(str(container["name"]), {})
         for resource, count in objects.gpu_counts(container).items():
             had = inherited.get(resource, [])
             reused, inherited[resource] = had[:count], had[count:]
-            fresh = _take(free, resource, count=count - len(reused))
-            grants.append(_grant(container, resource, reused + fresh, is_listed=True))
+            listed[resource] = reused + _take(free, resource, count=count - len(reused))
+            given.update(listed[resource])
     return Allocation(
         namespace=objects.namespace(pod),
         name=objects.name(pod),
-        containers=tuple(str(c["name"]) for c in lasting),
-        grants=tuple(grants),
-    )
-
-
-def _grant(
-    container: Mapping[str, Any], resource: str, device_ids: Iterable[str], *, is_listed: bool
-) -> Grant:
-    return Grant(
-        container=str(container["name"]),
-        resource=resource,
-        device_ids=tuple(device_ids),
-        is_listed=is_listed,
+        device_ids=frozenset(given),
+        containers=containers,
     )
 
 
@@ -250,54 +228,45 @@ class PodResourcesServer:
 
 def _handlers(manager: DeviceManager) -> grpc.GenericRpcHandler:
     def list_pods(_request: Any, _context: grpc.ServicerContext) -> Any:
-        return kubelet_messages.ListPodResourcesResponse(
-            pod_resources=[_pod(allocation) for allocation in manager.assigned()]
+        return messages.ListPodResourcesResponse(
+            pod_resources=[
+                messages.PodResources(
+                    name=allocation.name,
+                    namespace=allocation.namespace,
+                    containers=[
+                        messages.ContainerResources(name=container, devices=_devices(by_resource))
+                        for container, by_resource in allocation.containers.items()
+                    ],
+                )
+                for allocation in manager.assigned()
+            ]
         )
 
     def list_allocatable(_request: Any, _context: grpc.ServicerContext) -> Any:
-        return kubelet_messages.AllocatableResourcesResponse(
-            devices=[_devices(name, ids) for name, ids in sorted(manager.allocatable().items())]
-        )
+        return messages.AllocatableResourcesResponse(devices=_devices(manager.allocatable()))
 
+    methods = {
+        "List": (list_pods, messages.ListPodResourcesRequest),
+        "GetAllocatableResources": (
+            list_allocatable,
+            messages.AllocatableResourcesRequest,
+        ),
+    }
     return grpc.method_handlers_generic_handler(
-        kubelet_messages.SERVICE,
+        messages.SERVICE,
         {
-            "List": _method(list_pods, kubelet_messages.ListPodResourcesRequest),
-            "GetAllocatableResources": _method(
-                list_allocatable, kubelet_messages.AllocatableResourcesRequest
-            ),
+            name: grpc.unary_unary_rpc_method_handler(
+                behaviour,
+                request_deserializer=request.FromString,
+                response_serializer=lambda answer: answer.SerializeToString(),
+            )
+            for name, (behaviour, request) in methods.items()
         },
     )
 
 
-def _method(
-    behaviour: Callable[[Any, grpc.ServicerContext], Any], request: Any
-) -> "grpc.RpcMethodHandler[Any, Any]":
-    return grpc.unary_unary_rpc_method_handler(
-        behaviour,
-        request_deserializer=request.FromString,
-        response_serializer=lambda answer: answer.SerializeToString(),
-    )
-
-
-def _pod(allocation: Allocation) -> Any:
-    """Show one pod; containers without devices are listed too, as kubelet does."""
-    return kubelet_messages.PodResources(
-        name=allocation.name,
-        namespace=allocation.namespace,
-        containers=[
-            kubelet_messages.ContainerResources(
-                name=container,
-                devices=[
-                    _devices(grant.resource, grant.device_ids)
-                    for grant in allocation.grants
-                    if grant.is_listed and grant.container == container
-                ],
-            )
-            for container in allocation.containers
-        ],
-    )
-
-
-def _devices(resource: str, device_ids: Iterable[str]) -> Any:
-    return kubelet_messages.ContainerDevices(resource_name=resource, device_ids=device_ids)
+def _devices(by_resource: Mapping[str, Sequence[str]]) -> list[Any]:
+    return [
+        messages.ContainerDevices(resource_name=resource, device_ids=device_ids)
+        for resource, device_ids in sorted(by_resource.items())
+    ]

@@ -1,7 +1,7 @@
-"""NVIDIA's device plugin: what it makes of the GPUs it sees, and when it sees them.
+"""Programs in pods: NVIDIA's device plugin, and processes that use GPUs.
 
-The facts are those of k8s-device-plugin v0.20: it looks at the GPUs once, when it starts, and
-advertises what it saw until it ends; while it runs its health watcher holds an NVML client on
+The plugin's facts are those of k8s-device-plugin v0.20: it looks at the GPUs once, when it starts,
+and advertises what it saw until it ends; while it runs its health watcher holds an NVML client on
 every GPU. Some layouts make it exit instead, which kubelet turns into CrashLoopBackOff.
 """
 
@@ -63,10 +63,12 @@ class DeviceUser:
         computes: Whether it computes or only watches.
     """
 
+    next_at = None
+
     def __init__(
         self,
         *,
-        gpus: node_options.NodeGpus,
+        gpus: node_options.SimulatedGpus,
         name: str,
         device_ids: Callable[[], Iterable[str]],
         computes: bool,
@@ -76,11 +78,6 @@ class DeviceUser:
         self._device_ids = device_ids
         self._computes = computes
         self._clients = contextlib.ExitStack()
-
-    @property
-    def next_at(self) -> float | None:
-        """Never: nothing happens in it by itself."""
-        return None
 
     def start(self, now: float) -> None:
         """Open the devices.
@@ -105,86 +102,8 @@ class DeviceUser:
         self._clients.close()
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Enumeration:
-    """What the plugin makes of the GPUs."""
-
-    resources: Mapping[str, tuple[str, ...]]
-    """Device ids by resource name; empty: the plugin waits and registers nothing."""
-    warnings: tuple[str, ...] = ()
-
-
-def enumerate_devices(
-    gpus: Sequence[node_options.SeenGpu], strategy: node_options.Strategy
-) -> Enumeration:
-    """Turn GPUs and MIG devices into resources.
-
-    Raises:
-        ExitedError: The plugin exits over this layout.
-    """
-    match strategy:
-        case node_options.Strategy.NONE:
-            return _of({_GPU: [gpu.uuid for gpu in gpus]})
-        case node_options.Strategy.SINGLE:
-            return _single(gpus)
-        case node_options.Strategy.MIXED:
-            return _mixed(gpus)
-
-
-def resource_of(profile: model.Profile) -> str:
-    """Return the resource name of a MIG profile under strategy mixed.
-
-    Raises:
-        ExitedError: The profile takes a part of its GPU instance; no pattern matches it.
-    """
-    name = str(profile)
-    if "c." in name:
-        raise ExitedError(
-            f"MIG profile {name} does not match any resource pattern of strategy mixed"
-        )
-    # As the plugin writes it (k8s-device-plugin, addMIGResources), and not as the agent does.
-    return "nvidia.com/mig-" + name.replace("+", ".")
-
-
-def _single(gpus: Sequence[node_options.SeenGpu]) -> Enumeration:
-    with_mig = [gpu for gpu in gpus if gpu.is_mig_enabled]
-    if not with_mig:
-        return _of({_GPU: [gpu.uuid for gpu in gpus]})
-    if len(with_mig) != len(gpus):
-        raise ExitedError("strategy single: MIG is enabled on some GPUs only")
-    empty = [str(gpu.index) for gpu in gpus if not gpu.mig_devices]
-    if empty:
-        raise ExitedError(
-            f"strategy single: MIG is enabled without any MIG device on GPU {', '.join(empty)}"
-        )
-    found = [device for gpu in gpus for device in gpu.mig_devices]
-    profiles = {device.profile for device in found}
-    if len(profiles) > 1:
-        names = ", ".join(sorted(map(str, profiles)))
-        raise ExitedError(f"strategy single: MIG devices differ: {names}")
-    return _of({_GPU: [device.uuid for device in found]})
-
-
-def _mixed(gpus: Sequence[node_options.SeenGpu]) -> Enumeration:
-    resources: dict[str, list[str]] = {}
-    warnings: list[str] = []
-    for gpu in gpus:
-        if not gpu.is_mig_enabled:
-            resources.setdefault(_GPU, []).append(gpu.uuid)
-        elif not gpu.mig_devices:
-            warnings.append(f"MIG is enabled on GPU {gpu.index} without any MIG device")
-        for device in gpu.mig_devices:
-            resources.setdefault(resource_of(device.profile), []).append(device.uuid)
-    return _of(resources, warnings)
-
-
-def _of(resources: Mapping[str, Sequence[str]], warnings: Sequence[str] = ()) -> Enumeration:
-    filled = {name: tuple(ids) for name, ids in resources.items() if ids}
-    return Enumeration(resources=filled, warnings=tuple(warnings))
-
-
 class Plugin:
-    """The plugin as the program of a pod's container.
+    """The device plugin as the program of a pod's container.
 
     Args:
         gpus: The node's hardware.
@@ -196,7 +115,7 @@ class Plugin:
     def __init__(
         self,
         *,
-        gpus: node_options.NodeGpus,
+        gpus: node_options.SimulatedGpus,
         manager: device_manager.DeviceManager,
         strategy: node_options.Strategy,
         start_s: float,
@@ -205,18 +124,14 @@ class Plugin:
         self._manager = manager
         self._strategy = strategy
         self._start_s = start_s
-        self._enumerates_at: float | None = None
+        self.next_at: float | None = None
+        """When it will look at the GPUs; None when it has, or does not run."""
         self._clients = contextlib.ExitStack()
         self._registered: tuple[str, ...] = ()
 
-    @property
-    def next_at(self) -> float | None:
-        """When it will look at the GPUs; None when it has, or does not run."""
-        return self._enumerates_at
-
     def start(self, now: float) -> None:
         """Begin to start up; the GPUs are looked at ``start_s`` later."""
-        self._enumerates_at = now + self._start_s
+        self.next_at = now + self._start_s
 
     def poll(self, now: float) -> None:
         """Enumerate and register once the start-up time has passed.
@@ -224,9 +139,9 @@ class Plugin:
         Raises:
             ExitedError: The layout, or the driver, makes the plugin exit.
         """
-        if self._enumerates_at is None or now < self._enumerates_at:
+        if self.next_at is None or now < self.next_at:
             return
-        self._enumerates_at = None
+        self.next_at = None
         try:
             gpus = self._gpus.observe()
             found = enumerate_devices(gpus, self._strategy)
@@ -244,8 +159,68 @@ class Plugin:
 
     def stop(self, now: float) -> None:
         """End: let go of the GPUs and disconnect from kubelet."""
-        self._enumerates_at = None
+        self.next_at = None
         self._clients.close()
         # Only what is still ours: this may be called again when a successor has registered.
         self._manager.disconnect(self._registered, now)
         self._registered = ()
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Enumeration:
+    """What the plugin makes of the GPUs."""
+
+    resources: Mapping[str, tuple[str, ...]]
+    """Device ids by resource name; empty: the plugin waits and registers nothing."""
+    warnings: tuple[str, ...] = ()
+
+
+def enumerate_devices(
+    gpus: Sequence[node_options.SeenGpu], strategy: node_options.Strategy
+) -> Enumeration:
+    """Turn GPUs and MIG devices into resources.
+
+    Raises:
+        ExitedError: The plugin exits over this layout.
+    """
+    resources: dict[str, list[str]] = {}
+    warnings: list[str] = []
+    if strategy is node_options.Strategy.SINGLE and any(gpu.is_mig_enabled for gpu in gpus):
+        _check_single(gpus)
+        resources[_GPU] = [device.uuid for gpu in gpus for device in gpu.mig_devices]
+    elif strategy is node_options.Strategy.MIXED:
+        for gpu in gpus:
+            if not gpu.is_mig_enabled:
+                resources.setdefault(_GPU, []).append(gpu.uuid)
+            elif not gpu.mig_devices:
+                warnings.append(f"MIG is enabled on GPU {gpu.index} without any MIG device")
+            for device in gpu.mig_devices:
+                resources.setdefault(_resource_of(device.profile), []).append(device.uuid)
+    else:
+        resources[_GPU] = [gpu.uuid for gpu in gpus]
+    filled = {name: tuple(ids) for name, ids in resources.items() if ids}
+    return Enumeration(resources=filled, warnings=tuple(warnings))
+
+
+def _check_single(gpus: Sequence[node_options.SeenGpu]) -> None:
+    if not all(gpu.is_mig_enabled for gpu in gpus):
+        raise ExitedError("strategy single: MIG is enabled on some GPUs only")
+    empty = [str(gpu.index) for gpu in gpus if not gpu.mig_devices]
+    if empty:
+        raise ExitedError(
+            f"strategy single: MIG is enabled without any MIG device on GPU {', '.join(empty)}"
+        )
+    profiles = {device.profile for gpu in gpus for device in gpu.mig_devices}
+    if len(profiles) > 1:
+        names = ", ".join(sorted(map(str, profiles)))
+        raise ExitedError(f"strategy single: MIG devices differ: {names}")
+
+
+def _resource_of(profile: model.Profile) -> str:
+    name = str(profile)
+    if "c." in name:
+        raise ExitedError(
+            f"MIG profile {name} does not match any resource pattern of strategy mixed"
+        )
+    # As the plugin writes it (k8s-device-plugin, addMIGResources), and not as the agent does.
+    return "nvidia.com/mig-" + name.replace("+", ".")

@@ -5,11 +5,10 @@ import enum
 import functools
 import pathlib
 from collections.abc import Callable, Mapping
-from typing import Protocol
 
 from mig_manager import errors
 from mig_manager.core import model, profile_name
-from mig_manager.sandbox.driver import state_file, states
+from mig_manager.sandbox.driver import state_file, states, transitions
 
 
 class Strategy(enum.Enum):
@@ -80,15 +79,31 @@ class SeenGpu:
     """By GPU instance id, then compute instance id; a bare GPU instance has none."""
 
 
-class NodeGpus(Protocol):
-    """What a device plugin and a CUDA process can do with the GPUs."""
+class SimulatedGpus:
+    """What a device plugin and a CUDA process can do with GPUs, over the simulated NVML's file."""
+
+    def __init__(self, path: pathlib.Path) -> None:
+        self._state = state_file.SharedState(path)
 
     def observe(self) -> tuple[SeenGpu, ...]:
-        """Return every GPU, ascending by index.
-
-        Raises:
-            HardwareError: The driver refused or failed.
-        """
+        """Return every GPU that is not lost, ascending by index."""
+        node = self._state.read()
+        return tuple(
+            SeenGpu(
+                index=board.index,
+                uuid=board.uuid,
+                name=board.product.name,
+                memory_mib=board.product.memory_mib,
+                is_mig_capable=board.product.is_mig_capable,
+                is_mig_enabled=gpu.is_enabled,
+                mig_devices=tuple(
+                    _mig_device(board, instance, compute)
+                    for instance, compute in transitions.mig_devices(gpu)
+                ),
+            )
+            for board, gpu in zip(self._state.boards, node.gpus, strict=True)
+            if not gpu.is_lost
+        )
 
     def hold(self, uuid: str, *, process: str, computes: bool) -> Callable[[], None]:
         """Become a client of a GPU or MIG device.
@@ -105,32 +120,6 @@ class NodeGpus(Protocol):
         Raises:
             HardwareError: There is no such device.
         """
-
-    def reboot(self) -> None:
-        """Go through a reboot of the machine: no clients, no MIG devices."""
-
-
-class SimulatedGpus:
-    """Implements ``NodeGpus`` over the state file of the simulated NVML."""
-
-    def __init__(self, path: pathlib.Path) -> None:
-        self._state = state_file.SharedState(path)
-
-    def observe(self) -> tuple[SeenGpu, ...]:
-        """Return every GPU that is not lost, ascending by index."""
-        node = self._state.read()
-        return tuple(
-            _seen(board, gpu)
-            for board, gpu in zip(self._state.boards, node.gpus, strict=True)
-            if not gpu.is_lost
-        )
-
-    def hold(self, uuid: str, *, process: str, computes: bool) -> Callable[[], None]:
-        """Become a client of a GPU or MIG device; see ``NodeGpus``.
-
-        Raises:
-            HardwareError: There is no such device.
-        """
         kind = states.ClientKind.COMPUTE if computes else states.ClientKind.MONITOR
         try:
             client = self._state.add_client(uuid, name=process, kind=kind)
@@ -139,34 +128,14 @@ class SimulatedGpus:
         return functools.partial(self._state.remove_client, client)
 
     def reboot(self) -> None:
-        """Go through a reboot of the machine; MIG mode stays where it does on such a GPU."""
+        """Go through a reboot of the machine: no clients, no MIG devices."""
         self._state.reboot()
 
 
-def _seen(board: states.Board, gpu: states.GpuState) -> SeenGpu:
-    return SeenGpu(
-        index=board.index,
-        uuid=board.uuid,
-        name=board.product.name,
-        memory_mib=board.product.memory_mib,
-        is_mig_capable=board.product.is_mig_capable,
-        is_mig_enabled=gpu.is_enabled,
-        mig_devices=tuple(
-            MigDevice(
-                uuid=board.mig_uuid(instance, compute),
-                profile=_profile(board, instance, compute),
-            )
-            for instance in gpu.instances
-            for compute in instance.compute_instances
-        ),
-    )
-
-
-def _profile(
-    board: states.Board,
-    instance: states.GpuInstance,
-    compute: states.ComputeInstance,
-) -> model.Profile:
+def _mig_device(
+    board: states.Board, instance: states.GpuInstance, compute: states.ComputeInstance
+) -> MigDevice:
     row = board.row(instance.profile_id)
     slices = next(c.slices for c in row.compute if c.profile_id == compute.profile_id)
-    return dataclasses.replace(profile_name.parse(row.name), compute_slices=slices)
+    profile = dataclasses.replace(profile_name.parse(row.name), compute_slices=slices)
+    return MigDevice(uuid=board.mig_uuid(instance, compute), profile=profile)

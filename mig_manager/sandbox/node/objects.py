@@ -1,4 +1,4 @@
-"""Read Kubernetes objects as the API gives them: plain JSON, questions without side effects."""
+"""Kubernetes objects as the API gives them, plain JSON: questions about them, and their makers."""
 
 import datetime as dt
 from collections.abc import Iterable, Mapping, Sequence
@@ -8,6 +8,19 @@ from mig_manager.core.node import cluster
 from mig_manager.sandbox.node import node_options
 
 JsonObject = dict[str, Any]
+
+UNSCHEDULABLE_TAINT = "node.kubernetes.io/unschedulable"
+STOP_SECONDS = "sandbox.mig-manager.io/stop-seconds"
+"""Annotation of a pod: how long its containers need to stop, in seconds."""
+MONITORS = "sandbox.mig-manager.io/monitors-gpus"
+"""Annotation of a pod: with ``true`` its process watches every GPU, as DCGM's does."""
+PLUGIN_NAME = "nvidia-device-plugin-daemonset"
+_PLUGIN_CONTAINERS = {
+    node_options.DeployStyle.GPU_OPERATOR: "nvidia-device-plugin",
+    node_options.DeployStyle.PLAIN: "nvidia-device-plugin-ctr",
+}
+"""What the plugin's container is called by the GPU operator, and by the static manifest and the
+Helm chart."""
 
 
 def name(obj: Mapping[str, Any]) -> str:
@@ -55,6 +68,26 @@ def controller(obj: Mapping[str, Any]) -> Mapping[str, Any] | None:
     return next((ref for ref in references if ref.get("controller")), None)
 
 
+def owner_reference(owner: Mapping[str, Any]) -> JsonObject:
+    """Return the reference that makes an object the controlling owner of another."""
+    return {
+        "apiVersion": owner["apiVersion"],
+        "kind": owner["kind"],
+        "name": name(owner),
+        "uid": uid(owner),
+        "controller": True,
+        "blockOwnerDeletion": True,
+    }
+
+
+def now_iso() -> str:
+    """Return the wall-clock time as Kubernetes writes it."""
+    return dt.datetime.now(dt.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+# -- pods -------------------------------------------------------------------------------------
+
+
 def node_name(pod: Mapping[str, Any]) -> str:
     """Return the node that a pod is bound to; empty while it is not."""
     return str(pod["spec"].get("nodeName") or "")
@@ -70,10 +103,18 @@ def is_finished(pod: Mapping[str, Any]) -> bool:
     return phase(pod) in ("Succeeded", "Failed")
 
 
-def is_ready(pod: Mapping[str, Any]) -> bool:
-    """Return whether a pod's Ready condition holds."""
-    conditions = (pod.get("status") or {}).get("conditions") or ()
+def is_ready(obj: Mapping[str, Any]) -> bool:
+    """Return whether the Ready condition of a pod or node holds."""
+    conditions = (obj.get("status") or {}).get("conditions") or ()
     return any(c["type"] == "Ready" and c["status"] == "True" for c in conditions)
+
+
+def is_plugin(pod: Mapping[str, Any]) -> bool:
+    """Return whether a pod runs NVIDIA's device plugin.
+
+    Its labels alone do not distinguish it from GPU feature discovery.
+    """
+    return any(c["name"] in _PLUGIN_CONTAINERS.values() for c in pod["spec"]["containers"])
 
 
 def restart_count(pod: Mapping[str, Any]) -> int | None:
@@ -82,9 +123,9 @@ def restart_count(pod: Mapping[str, Any]) -> int | None:
     return max((int(c["restartCount"]) for c in containers), default=None)
 
 
-def container_names(pod: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the names of a pod's app containers."""
-    return tuple(str(c["name"]) for c in pod["spec"]["containers"])
+def is_sidecar(init_container: Mapping[str, Any]) -> bool:
+    """Return whether an init container keeps running beside the app containers."""
+    return init_container.get("restartPolicy") == "Always"
 
 
 def gpu_counts(container: Mapping[str, Any]) -> dict[str, int]:
@@ -98,18 +139,12 @@ def gpu_counts(container: Mapping[str, Any]) -> dict[str, int]:
     }
 
 
-def is_sidecar(init_container: Mapping[str, Any]) -> bool:
-    """Return whether an init container keeps running beside the app containers."""
-    return init_container.get("restartPolicy") == "Always"
-
-
 def gpu_requests(pod: Mapping[str, Any]) -> dict[str, int]:
     """Return what a pod needs at once: the app containers' sum or the hungriest init container."""
     total: dict[str, int] = {}
     peak: dict[str, int] = {}
     initial = pod["spec"].get("initContainers") or ()
-    lasting = [*pod["spec"]["containers"], *(c for c in initial if is_sidecar(c))]
-    for container in lasting:
+    for container in [*pod["spec"]["containers"], *(c for c in initial if is_sidecar(c))]:
         for resource, count in gpu_counts(container).items():
             total[resource] = total.get(resource, 0) + count
     for container in initial:
@@ -118,55 +153,16 @@ def gpu_requests(pod: Mapping[str, Any]) -> dict[str, int]:
     return {r: max(total.get(r, 0), peak.get(r, 0)) for r in {*total, *peak}}
 
 
-def matches(selector: Mapping[str, str] | None, node: Mapping[str, Any]) -> bool:
-    """Return whether a node has every label of a ``nodeSelector``."""
-    have = labels(node)
-    return all(have.get(key) == value for key, value in (selector or {}).items())
-
-
-def taints(node: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
-    """Return a node's taints; a cordon counts as its well-known taint.
-
-    The node lifecycle controller adds that taint in a real cluster; it is not simulated here.
-    """
-    spec = node.get("spec") or {}
-    listed = tuple(spec.get("taints") or ())
-    if spec.get("unschedulable") and not any(t["key"] == UNSCHEDULABLE_TAINT for t in listed):
-        return (*listed, {"key": UNSCHEDULABLE_TAINT, "effect": "NoSchedule"})
-    return listed
-
-
-UNSCHEDULABLE_TAINT = "node.kubernetes.io/unschedulable"
-
-
 def tolerates(tolerations: Iterable[Mapping[str, Any]], taint: Mapping[str, Any]) -> bool:
     """Return whether one of a pod's tolerations matches a taint."""
-    return any(_matches_taint(toleration, taint) for toleration in tolerations)
-
-
-def _matches_taint(toleration: Mapping[str, Any], taint: Mapping[str, Any]) -> bool:
-    if toleration.get("effect") and toleration["effect"] != taint.get("effect"):
-        return False
-    is_exists = toleration.get("operator") == "Exists"
-    if not toleration.get("key"):
-        return is_exists
-    if toleration["key"] != taint["key"]:
-        return False
-    return is_exists or (toleration.get("value") or "") == (taint.get("value") or "")
-
-
-STOP_SECONDS = "sandbox.mig-manager.io/stop-seconds"
-"""Annotation of a pod: how long its containers need to stop, in seconds."""
-MONITORS = "sandbox.mig-manager.io/monitors-gpus"
-"""Annotation of a pod: with ``true`` its process watches every GPU, as DCGM's does."""
-PLUGIN_NAME = "nvidia-device-plugin-daemonset"
-_PLUGIN_CONTAINERS = {
-    node_options.DeployStyle.GPU_OPERATOR: "nvidia-device-plugin",
-    node_options.DeployStyle.PLAIN: "nvidia-device-plugin-ctr",
-}
-PLUGIN_CONTAINERS = frozenset(_PLUGIN_CONTAINERS.values())
-"""What the plugin's container is called by the GPU operator, and by the static manifest and the
-Helm chart; labels alone do not distinguish it from GPU feature discovery."""
+    for each in tolerations:
+        key, is_exists = each.get("key"), each.get("operator") == "Exists"
+        is_same = key == taint["key"] and (each.get("value") or "") == (taint.get("value") or "")
+        if each.get("effect") and each["effect"] != taint.get("effect"):
+            continue
+        if is_same or (is_exists and (not key or key == taint["key"])):
+            return True
+    return False
 
 
 def gpu_pod(  # noqa: PLR0913 - each is a plain fact of the pod
@@ -190,11 +186,7 @@ def gpu_pod(  # noqa: PLR0913 - each is a plain fact of the pod
         grace_s: ``terminationGracePeriodSeconds``.
         stop_s: How long its container really needs to stop; None: as the node's options say.
     """
-    metadata: JsonObject = {
-        "name": name,
-        "namespace": namespace,
-        "labels": dict(labels or {}),
-    }
+    metadata: JsonObject = {"name": name, "namespace": namespace, "labels": dict(labels or {})}
     if owner is not None:
         metadata["ownerReferences"] = [owner_reference(owner)]
     if stop_s is not None:
@@ -204,94 +196,74 @@ def gpu_pod(  # noqa: PLR0913 - each is a plain fact of the pod
         "image": "nvcr.io/nvidia/cuda",
         "resources": {"limits": {resource: "1"}, "requests": {resource: "1"}},
     }
-    return {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": metadata,
-        "spec": {
-            "containers": [container],
-            "terminationGracePeriodSeconds": grace_s,
-            "schedulerName": "default-scheduler",
-        },
-    }
-
-
-def owner_reference(owner: Mapping[str, Any]) -> JsonObject:
-    """Return the reference that makes an object the controlling owner of another."""
-    return {
-        "apiVersion": owner["apiVersion"],
-        "kind": owner["kind"],
-        "name": name(owner),
-        "uid": uid(owner),
-        "controller": True,
-        "blockOwnerDeletion": True,
-    }
-
-
-def plugin_daemon_set(style: node_options.DeployStyle) -> JsonObject:
-    """Return NVIDIA's device-plugin DaemonSet as that way of deploying it has it."""
-    is_gated = style is node_options.DeployStyle.GPU_OPERATOR
-    namespace = "gpu-operator" if is_gated else "kube-system"
-    labels = {"app": PLUGIN_NAME} if is_gated else {"name": "nvidia-device-plugin-ds"}
-    spec: JsonObject = {
-        "containers": [
-            {"name": _PLUGIN_CONTAINERS[style], "image": "nvcr.io/nvidia/k8s-device-plugin"}
-        ],
-        "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}],
-        "priorityClassName": "system-node-critical",
-        "volumes": [
-            {"name": "device-plugins", "hostPath": {"path": "/var/lib/kubelet/device-plugins"}}
-        ],
-    }
-    if is_gated:
-        spec["nodeSelector"] = {cluster.PLUGIN_DEPLOY_LABEL: "true"}
-    return _daemon_set(
-        name=PLUGIN_NAME, namespace=namespace, labels=labels, annotations={}, spec=spec
-    )
-
-
-def monitor_daemon_set(
-    name: str = "nvidia-dcgm-exporter", *, component: str = "dcgm-exporter"
-) -> JsonObject:
-    """Return a DaemonSet of the GPU operator whose pods watch every GPU.
-
-    Args:
-        name: Of the DaemonSet; also the value of its pods' label ``app``.
-        component: What follows ``nvidia.com/gpu.deploy.`` in the label that lets it in.
-    """
-    labels = {"app": name}
     spec = {
-        "containers": [{"name": name, "image": f"nvcr.io/nvidia/{name}"}],
-        "nodeSelector": {f"{cluster.DEPLOY_LABEL_PREFIX}{component}": "true"},
+        "containers": [container],
+        "terminationGracePeriodSeconds": grace_s,
+        "schedulerName": "default-scheduler",
     }
-    return _daemon_set(
-        name=name,
-        namespace="gpu-operator",
-        labels=labels,
-        annotations={MONITORS: "true"},
-        spec=spec,
-    )
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
 
 
-def _daemon_set(
-    *,
-    name: str,
-    namespace: str,
-    labels: Mapping[str, str],
-    annotations: Mapping[str, str],
-    spec: Mapping[str, Any],
-) -> JsonObject:
-    metadata = {"labels": dict(labels), "annotations": dict(annotations)}
+def running(pod: Mapping[str, Any], *, restarts: int) -> JsonObject:
+    """Return the status of a pod whose containers run."""
+    return _status(pod, phase="Running", state={"running": {"startedAt": now_iso()}}, n=restarts)
+
+
+def waiting(pod: Mapping[str, Any], *, reason: str, message: str, restarts: int) -> JsonObject:
+    """Return the status of a pod whose containers wait to be started again."""
+    # A container that has run before leaves its pod in phase Running while it waits.
+    phase = "Running" if restarts else "Pending"
+    state = {"waiting": {"reason": reason, "message": message}}
+    return _status(pod, phase=phase, state=state, n=restarts)
+
+
+def _status(pod: Mapping[str, Any], *, phase: str, state: Mapping[str, Any], n: int) -> JsonObject:
+    is_ready = "running" in state
+    conditions = [
+        {"type": "PodScheduled", "status": "True"},
+        {"type": "Initialized", "status": "True"},
+        {"type": "ContainersReady", "status": str(is_ready)},
+        {"type": "Ready", "status": str(is_ready), "lastTransitionTime": now_iso()},
+    ]
+    common = {"ready": is_ready, "started": is_ready, "restartCount": n, "state": state}
+    containers = [{"name": each["name"], **common} for each in pod["spec"]["containers"]]
+    return {"phase": phase, "conditions": conditions, "containerStatuses": containers}
+
+
+# -- nodes ------------------------------------------------------------------------------------
+
+
+def matches(selector: Mapping[str, str] | None, node: Mapping[str, Any]) -> bool:
+    """Return whether a node has every label of a ``nodeSelector``."""
+    return (selector or {}).items() <= labels(node).items()
+
+
+def taints(node: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
+    """Return a node's taints; a cordon counts as its well-known taint.
+
+    The node lifecycle controller adds that taint in a real cluster; it is not simulated here.
+    """
+    spec = node.get("spec") or {}
+    listed = tuple(spec.get("taints") or ())
+    if spec.get("unschedulable") and not any(t["key"] == UNSCHEDULABLE_TAINT for t in listed):
+        return (*listed, {"key": UNSCHEDULABLE_TAINT, "effect": "NoSchedule"})
+    return listed
+
+
+def allocatable_devices(node: Mapping[str, Any]) -> dict[str, int]:
+    """Return how many healthy devices of each GPU resource a node's status shows."""
+    allocatable = (node.get("status") or {}).get("allocatable") or {}
     return {
-        "apiVersion": "apps/v1",
-        "kind": "DaemonSet",
-        "metadata": {"name": name, "namespace": namespace, "labels": dict(labels)},
-        "spec": {
-            "selector": {"matchLabels": dict(labels)},
-            "updateStrategy": {"type": "RollingUpdate"},
-            "template": {"metadata": metadata, "spec": dict(spec)},
-        },
+        key: int(value)
+        for key, value in allocatable.items()
+        if key.startswith(cluster.RESOURCE_PREFIX)
     }
+
+
+def node(opts: node_options.NodeOptions, labels: Mapping[str, str]) -> JsonObject:
+    """Return the Node object as kubelet registers it."""
+    metadata = {"name": opts.name, "labels": dict(labels)}
+    return {"apiVersion": "v1", "kind": "Node", "metadata": metadata, "spec": {}}
 
 
 def node_labels(
@@ -317,79 +289,43 @@ def node_labels(
     return {**labels, **opts.labels}
 
 
-def node(opts: node_options.NodeOptions, labels: Mapping[str, str]) -> JsonObject:
-    """Return the Node object as kubelet registers it."""
-    return {
-        "apiVersion": "v1",
-        "kind": "Node",
-        "metadata": {"name": opts.name, "labels": dict(labels)},
-        "spec": {},
-    }
-
-
 def node_status(capacity: Mapping[str, int], allocatable: Mapping[str, int]) -> JsonObject:
     """Return a ready node's status; ``allocatable`` counts only healthy devices."""
     base = {"cpu": "64", "memory": "512Gi", "pods": "110"}
+    ready = {"type": "Ready", "status": "True", "reason": "KubeletReady", "message": ""}
     return {
         "capacity": {**base, **{r: str(n) for r, n in capacity.items()}},
         "allocatable": {**base, **{r: str(n) for r, n in allocatable.items()}},
-        "conditions": [
-            {"type": "Ready", "status": "True", "reason": "KubeletReady", "message": ""}
-        ],
+        "conditions": [ready],
         "nodeInfo": {"operatingSystem": "linux", "kubeletVersion": "v1.34.0"},
     }
 
 
-def admission_failure(message: str) -> JsonObject:
-    """Return the status of a pod that kubelet refused; it is final."""
+def plugin_daemon_set(style: node_options.DeployStyle) -> JsonObject:
+    """Return NVIDIA's device-plugin DaemonSet as that way of deploying it has it."""
+    is_gated = style is node_options.DeployStyle.GPU_OPERATOR
+    labels = {"app": PLUGIN_NAME} if is_gated else {"name": "nvidia-device-plugin-ds"}
+    volume = {"name": "device-plugins", "hostPath": {"path": "/var/lib/kubelet/device-plugins"}}
+    container = {"name": _PLUGIN_CONTAINERS[style], "image": "nvcr.io/nvidia/k8s-device-plugin"}
+    spec: JsonObject = {
+        "containers": [container],
+        "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}],
+        "priorityClassName": "system-node-critical",
+        "volumes": [volume],
+    }
+    if is_gated:
+        spec["nodeSelector"] = {cluster.PLUGIN_DEPLOY_LABEL: "true"}
     return {
-        "phase": "Failed",
-        "reason": "UnexpectedAdmissionError",
-        "message": f"Pod was rejected: {message}",
-        "startTime": now_iso(),
+        "apiVersion": "apps/v1",
+        "kind": "DaemonSet",
+        "metadata": {
+            "name": PLUGIN_NAME,
+            "namespace": "gpu-operator" if is_gated else "kube-system",
+            "labels": labels,
+        },
+        "spec": {
+            "selector": {"matchLabels": labels},
+            "updateStrategy": {"type": "RollingUpdate"},
+            "template": {"metadata": {"labels": labels}, "spec": spec},
+        },
     }
-
-
-def running(pod: Mapping[str, Any], *, restarts: int) -> JsonObject:
-    """Return the status of a pod whose containers run."""
-    return _status(pod, phase="Running", state={"running": {"startedAt": now_iso()}}, n=restarts)
-
-
-def waiting(pod: Mapping[str, Any], *, reason: str, message: str, restarts: int) -> JsonObject:
-    """Return the status of a pod whose containers wait to be started again."""
-    # A container that has run before leaves its pod in phase Running while it waits.
-    phase = "Running" if restarts else "Pending"
-    state = {"waiting": {"reason": reason, "message": message}}
-    return _status(pod, phase=phase, state=state, n=restarts)
-
-
-def unschedulable(message: str) -> JsonObject:
-    """Return the status of a pod for which the scheduler found no node."""
-    condition = {
-        "type": "PodScheduled",
-        "status": "False",
-        "reason": "Unschedulable",
-        "message": message,
-    }
-    return {"phase": "Pending", "conditions": [condition]}
-
-
-def _status(pod: Mapping[str, Any], *, phase: str, state: Mapping[str, Any], n: int) -> JsonObject:
-    is_ready = "running" in state
-    truth = str(is_ready)
-    conditions = [
-        {"type": "PodScheduled", "status": "True"},
-        {"type": "Initialized", "status": "True"},
-        {"type": "ContainersReady", "status": truth},
-        {"type": "Ready", "status": truth, "lastTransitionTime": now_iso()},
-    ]
-    containers = [
-        {"name": name, "ready": is_ready, "started": is_ready, "restartCount": n, "state": state}
-        for name in container_names(pod)
-    ]
-    return {"phase": phase, "conditions": conditions, "containerStatuses": containers}
-
-
-def now_iso() -> str:
-    """Return the wall-clock time as Kubernetes writes it."""
-    return dt.datetime.now(dt.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

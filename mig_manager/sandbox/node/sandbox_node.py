@@ -5,11 +5,14 @@ Several nodes of one cluster share one ``ClusterView`` and its watches.
 """
 
 import contextlib
+import dataclasses
+import enum
 import logging
 import pathlib
 import queue
 import threading
 import time
+from collections.abc import Callable, Mapping
 from typing import Self
 
 from mig_manager import errors
@@ -18,7 +21,6 @@ from mig_manager.sandbox.node import (
     control_plane,
     device_manager,
     device_plugin,
-    kubelet,
     node_options,
     objects,
 )
@@ -27,13 +29,6 @@ _log = logging.getLogger(__name__)
 
 _RETRY_S = 0.2
 _JOIN_S = 10.0
-_NO_ANSWER = errors.Reason.API_UNAVAILABLE
-
-NodeOptions = node_options.NodeOptions
-Strategy = node_options.Strategy
-DeployStyle = node_options.DeployStyle
-ClusterView = cluster_view.ClusterView
-gpu_pod = objects.gpu_pod
 
 
 class SandboxNode:
@@ -44,7 +39,6 @@ class SandboxNode:
         state_file: Of the simulated NVML.
         options: How the node behaves.
         cluster: A view of the cluster, to share among nodes; None: one of its own.
-        gpus: Other GPUs than those of the state file.
     """
 
     def __init__(
@@ -52,15 +46,14 @@ class SandboxNode:
         server: cluster_view.Server,
         state_file: pathlib.Path,
         *,
-        options: NodeOptions,
+        options: node_options.NodeOptions,
         cluster: cluster_view.ClusterView | None = None,
-        gpus: node_options.NodeGpus | None = None,
     ) -> None:
         self.options = options
         self.devices = device_manager.DeviceManager(forget_s=options.forget_resource_s)
         self._server = server
         self._shared_cluster = cluster
-        self._gpus = gpus or node_options.SimulatedGpus(state_file)
+        self._gpus = node_options.SimulatedGpus(state_file)
         self._exits = contextlib.ExitStack()
         self._stopping = threading.Event()
         self._wake = threading.Event()
@@ -95,58 +88,52 @@ class SandboxNode:
         self._wake.set()
         if not is_up.wait(_JOIN_S):
             raise errors.NotReadyError(
-                f"sandbox node {self.options.name} did not come back", reason=_NO_ANSWER
+                f"sandbox node {self.options.name} did not come back",
+                reason=errors.Reason.API_UNAVAILABLE,
             )
 
     def _start(self, undo: contextlib.ExitStack) -> None:
+        options = self.options
         cluster = self._shared_cluster or undo.enter_context(
             cluster_view.ClusterView(self._server)
         )
-        agent = kubelet.Kubelet(
-            self.options,
+        kubelet = Kubelet(
+            options,
             cluster=cluster,
             manager=self.devices,
             program_of=self._program_of,
-            node_labels=objects.node_labels(self._gpus.observe(), self.options),
+            node_labels=objects.node_labels(self._gpus.observe(), options),
         )
-        agent.register()
-        if self.options.is_control_plane:
-            cluster.create(
-                cluster_view.Kind.DAEMON_SET, objects.plugin_daemon_set(self.options.deploy_style)
-            )
-        if self.options.pod_resources_socket is not None:
+        kubelet.register()
+        if options.is_control_plane:
+            daemon_set = objects.plugin_daemon_set(options.deploy_style)
+            cluster.create(cluster_view.Kind.DAEMON_SET, daemon_set)
+        if options.pod_resources_socket is not None:
             undo.enter_context(
-                device_manager.PodResourcesServer(self.options.pod_resources_socket, self.devices)
+                device_manager.PodResourcesServer(options.pod_resources_socket, self.devices)
             )
         undo.callback(cluster.listen(self._notice))
         thread = threading.Thread(
-            target=self._run, args=(cluster, agent), name=f"sandbox-{self.options.name}"
+            target=self._run, args=(cluster, kubelet), name=f"sandbox-{options.name}"
         )
         undo.callback(thread.join, _JOIN_S)
-        undo.callback(self._stop)
+        undo.callback(self._wake.set)
+        undo.callback(self._stopping.set)
         thread.start()
 
-    def _stop(self) -> None:
-        self._stopping.set()
-        self._wake.set()
-
     def _notice(self, kind: cluster_view.Kind, obj: objects.JsonObject) -> None:
-        if self.options.is_control_plane or self._concerns_us(kind, obj):
+        concerned = {
+            cluster_view.Kind.NODE: objects.name,
+            cluster_view.Kind.POD: objects.node_name,
+        }
+        is_ours = kind in concerned and concerned[kind](obj) == self.options.name
+        if is_ours or self.options.is_control_plane:
             self._wake.set()
-
-    def _concerns_us(self, kind: cluster_view.Kind, obj: objects.JsonObject) -> bool:
-        match kind:
-            case cluster_view.Kind.NODE:
-                return objects.name(obj) == self.options.name
-            case cluster_view.Kind.POD:
-                return objects.node_name(obj) == self.options.name
-            case cluster_view.Kind.DAEMON_SET:
-                return False
 
     def _program_of(
         self, pod: objects.JsonObject, allocation: device_manager.Allocation
     ) -> device_plugin.Program:
-        if objects.PLUGIN_CONTAINERS.intersection(objects.container_names(pod)):
+        if objects.is_plugin(pod):
             return device_plugin.Plugin(
                 gpus=self._gpus,
                 manager=self.devices,
@@ -154,22 +141,20 @@ class SandboxNode:
                 start_s=self.options.plugin_start_s,
             )
         is_monitor = objects.annotations(pod).get(objects.MONITORS) == "true"
+
+        def device_ids() -> list[str]:
+            if is_monitor:
+                return [gpu.uuid for gpu in self._gpus.observe()]
+            return sorted(allocation.device_ids)
+
         return device_plugin.DeviceUser(
             gpus=self._gpus,
             name=f"{objects.namespace(pod)}/{objects.name(pod)}",
-            device_ids=self._all_gpus if is_monitor else lambda: sorted(allocation.device_ids),
+            device_ids=device_ids,
             computes=not is_monitor,
         )
 
-    def _all_gpus(self) -> tuple[str, ...]:
-        return tuple(gpu.uuid for gpu in self._gpus.observe())
-
-    def _run(self, cluster: cluster_view.ClusterView, agent: kubelet.Kubelet) -> None:
-        controllers = (
-            control_plane.NodeLifecycle(cluster),
-            control_plane.DaemonSetController(cluster),
-            control_plane.Scheduler(cluster),
-        )
+    def _run(self, cluster: cluster_view.ClusterView, kubelet: "Kubelet") -> None:
         tick_at = time.monotonic()
         waiting: list[threading.Event] = []
         try:
@@ -178,27 +163,223 @@ class SandboxNode:
                 now = time.monotonic()
                 if not self._reboots.empty():
                     waiting.append(self._reboots.get())
-                    self._switch_off_and_on(agent, now)
+                    kubelet.stop(now)
+                    self.devices.lose_power(now)
+                    self._gpus.reboot()
                     tick_at = now
                 try:
                     if now >= tick_at:
-                        agent.tick(now)
+                        kubelet.tick(now)
                         tick_at = now + self.options.tick_s
-                    for controller in controllers if self.options.is_control_plane else ():
-                        controller.sync()
-                    agent.sync(now)
+                    if self.options.is_control_plane:
+                        control_plane.sync_nodes(cluster)
+                        control_plane.sync_daemon_sets(cluster)
+                        control_plane.sync_scheduler(cluster)
+                    kubelet.sync(now)
                 except errors.ClusterError as error:
                     _log.warning("sandbox node %s tries again: %s", self.options.name, error)
                     self._stopping.wait(_RETRY_S)
                 else:
                     while waiting:
                         waiting.pop().set()
-                    next_at = min(tick_at, agent.next_at() or tick_at)
+                    next_at = min(tick_at, kubelet.next_at() or tick_at)
                     self._wake.wait(max(0.0, next_at - time.monotonic()))
         finally:
-            agent.stop(time.monotonic())
+            kubelet.stop(time.monotonic())
 
-    def _switch_off_and_on(self, agent: kubelet.Kubelet, now: float) -> None:
-        agent.stop(now)
-        self.devices.lose_power(now)
-        self._gpus.reboot()
+
+ProgramFactory = Callable[[objects.JsonObject, device_manager.Allocation], device_plugin.Program]
+"""Gives the program that the containers of a pod run."""
+
+
+class _Stage(enum.Enum):
+    WAITING = enum.auto()
+    """For its start, or for its next start after a crash."""
+    RUNNING = enum.auto()
+    STOPPING = enum.auto()
+    STOPPED = enum.auto()
+
+
+@dataclasses.dataclass(slots=True, kw_only=True)
+class _Worker:
+    """One admitted pod."""
+
+    uid: str
+    program: device_plugin.Program
+    stage: _Stage = _Stage.WAITING
+    next_at: float | None
+    """When the stage ends by itself, in monotonic seconds."""
+    restarts: int = 0
+    stopping_since: float | None = None
+    status: objects.JsonObject | None = None
+    """The status to publish; None: it is published."""
+
+
+class Kubelet:
+    """Kubelet: registers the node, admits and runs the pods bound to it, reports both.
+
+    Level-triggered: ``sync`` compares the pods with what runs and acts, ``next_at`` is the time
+    of the next action. Nothing here waits. Used by one thread.
+    """
+
+    def __init__(
+        self,
+        opts: node_options.NodeOptions,
+        *,
+        cluster: cluster_view.ClusterView,
+        manager: device_manager.DeviceManager,
+        program_of: ProgramFactory,
+        node_labels: Mapping[str, str],
+    ) -> None:
+        self._opts = opts
+        self._cluster = cluster
+        self._manager = manager
+        self._program_of = program_of
+        self._node_labels = node_labels
+        self._workers: dict[str, _Worker] = {}
+
+    def register(self) -> None:
+        """Create the Node object; where it exists, add the labels that it lacks.
+
+        Labels that it has stay: a pause of the device plugin must survive kubelet.
+        """
+        kind = cluster_view.Kind.NODE
+        node = self._cluster.node(self._opts.name)
+        if node is None:
+            self._cluster.create(kind, objects.node(self._opts, self._node_labels))
+        elif missing := self._node_labels.keys() - objects.labels(node).keys():
+            labels = {key: self._node_labels[key] for key in missing}
+            self._cluster.patch(kind, node, {"metadata": {"labels": labels}})
+
+    def tick(self, now: float) -> None:
+        """Write the node's status where it differs; register a node that has gone."""
+        if self._cluster.node(self._opts.name) is None:
+            self.register()
+        node = self._cluster.node(self._opts.name)
+        status = objects.node_status(*self._manager.status(now))
+        have = (node or {}).get("status") or {}
+        if node is not None and any(have.get(key) != value for key, value in status.items()):
+            self._cluster.patch_status(cluster_view.Kind.NODE, node, status)
+
+    def next_at(self) -> float | None:
+        """Return when the next pod has something to do, in monotonic seconds; None: none has."""
+        times = [at for w in self._workers.values() for at in (w.next_at, w.program.next_at)]
+        return min((at for at in times if at is not None), default=None)
+
+    def sync(self, now: float) -> None:
+        """Admit, start, report and end the pods of the node.
+
+        After ``stop`` this is kubelet's start on a machine that has booted: pods that ran are
+        admitted and started again. One with devices fails if no plugin has registered them by
+        then, as happens after a reboot (kubernetes/kubernetes#125579).
+        """
+        pods = {
+            objects.uid(pod): pod
+            for pod in self._cluster.list(cluster_view.Kind.POD)
+            if objects.node_name(pod) == self._opts.name
+        }
+        for uid in self._workers.keys() - pods.keys():
+            self._end(self._workers.pop(uid), now)
+        for uid, pod in pods.items():
+            worker = self._workers.get(uid) or self._admit(pod, now)
+            if worker is None:
+                continue
+            self._advance(worker, pod, now)
+            if worker.status is not None and worker.stage is not _Stage.STOPPED:
+                self._cluster.patch_status(cluster_view.Kind.POD, pod, worker.status)
+                worker.status = None
+
+    def stop(self, now: float) -> None:
+        """End every program at once without a write to the API: the machine is powered off."""
+        for worker in self._workers.values():
+            self._end(worker, now)
+        self._workers.clear()
+
+    def _admit(self, pod: objects.JsonObject, now: float) -> _Worker | None:
+        """Admit a pod; None if there is nothing to run."""
+        if objects.is_terminating(pod):
+            self._cluster.delete(cluster_view.Kind.POD, pod, now=True)
+            return None
+        if objects.is_finished(pod):
+            return None
+        try:
+            allocation = self._manager.admit(pod)
+        except device_manager.ShortageError as error:
+            status = {
+                "phase": "Failed",
+                "reason": "UnexpectedAdmissionError",
+                "message": f"Pod was rejected: {error}",
+                "startTime": objects.now_iso(),
+            }
+            self._cluster.patch_status(cluster_view.Kind.POD, pod, status)
+            return None
+        worker = _Worker(
+            uid=objects.uid(pod),
+            program=self._program_of(pod, allocation),
+            next_at=now + self._opts.pod_start_s,
+        )
+        had_run = objects.restart_count(pod)
+        if had_run is not None:
+            worker.restarts = had_run + 1
+            worker.status = objects.waiting(
+                pod, reason="ContainerCreating", message="", restarts=worker.restarts
+            )
+        self._workers[worker.uid] = worker
+        return worker
+
+    def _advance(self, worker: _Worker, pod: objects.JsonObject, now: float) -> None:
+        if objects.is_terminating(pod):
+            self._terminate(worker, pod, now)
+            return
+        try:
+            if worker.stage is _Stage.RUNNING:
+                worker.program.poll(now)
+            elif (
+                worker.stage is _Stage.WAITING
+                and worker.next_at is not None
+                and now >= worker.next_at
+            ):
+                worker.program.start(now)
+                worker.stage, worker.next_at = _Stage.RUNNING, None
+                worker.status = objects.running(pod, restarts=worker.restarts)
+        except device_plugin.NotStartedError as error:
+            self._back_off(worker, pod, now, reason="RunContainerError", message=str(error))
+        except device_plugin.ExitedError as error:
+            self._back_off(worker, pod, now, reason="CrashLoopBackOff", message=str(error))
+
+    def _back_off(
+        self, worker: _Worker, pod: objects.JsonObject, now: float, *, reason: str, message: str
+    ) -> None:
+        worker.program.stop(now)
+        delay_s = self._opts.crash_backoff_s * 2.0**worker.restarts
+        worker.restarts += 1
+        worker.stage = _Stage.WAITING
+        worker.next_at = now + min(delay_s, self._opts.crash_backoff_max_s)
+        worker.status = objects.waiting(
+            pod, reason=reason, message=message, restarts=worker.restarts
+        )
+
+    def _terminate(self, worker: _Worker, pod: objects.JsonObject, now: float) -> None:
+        if worker.stopping_since is None:
+            is_running = worker.stage is _Stage.RUNNING
+            worker.stopping_since = now
+            worker.stage = _Stage.STOPPING if is_running else _Stage.STOPPED
+        if worker.stage is _Stage.STOPPING:
+            # Computed each time: a second deletion may shorten the grace period.
+            worker.next_at = worker.stopping_since + _stop_s(pod, self._opts.pod_stop_s)
+            if now < worker.next_at:
+                return
+        worker.stage, worker.next_at = _Stage.STOPPED, None
+        self._end(worker, now)
+        self._cluster.delete(cluster_view.Kind.POD, pod, now=True)
+
+    def _end(self, worker: _Worker, now: float) -> None:
+        worker.program.stop(now)
+        self._manager.release(worker.uid)
+
+
+def _stop_s(pod: objects.JsonObject, default_s: float) -> float:
+    """Return how long a pod takes to stop: its own time, but never more than its grace."""
+    own_s = float(objects.annotations(pod).get(objects.STOP_SECONDS, default_s))
+    grace_s = pod["metadata"].get("deletionGracePeriodSeconds")
+    return own_s if grace_s is None else min(own_s, float(grace_s))

@@ -183,46 +183,32 @@ class Stage:
         """
         now = host.SystemClock().monotonic
         deadline = now() + timeout_s
-        while not self._holds_now(holds):
+        while True:
+            # Cleared before the check: a change during the check asks for another one.
+            self._changed.clear()
+            if holds():
+                return
             if now() >= deadline or (self._agent and self._agent.poll() is not None):
+                logged = "the agent has not been started"
+                if self._agent is not None:
+                    lines = self.agent_log.read_text(errors="replace").splitlines()
+                    logged = "the agent has logged nothing"
+                    if lines:
+                        logged = f"the agent's last log line: {lines[-1]}"
                 raise errors.NotReadyError(
-                    f"no {what} within {timeout_s:g} s; {self._last_log_line()}",
-                    reason=errors.Reason.INTERNAL,
+                    f"no {what} within {timeout_s:g} s; {logged}", reason=errors.Reason.INTERNAL
                 )
             self._changed.wait(min(_POLL_S, deadline - now()))
-
-    def _holds_now(self, holds: Callable[[], bool]) -> bool:
-        # Cleared before the check: a change during the check asks for another one.
-        self._changed.clear()
-        return holds()
-
-    def _last_log_line(self) -> str:
-        if self._agent is None:
-            return "the agent has not been started"
-        lines = self.agent_log.read_text(errors="replace").splitlines()[-1:]
-        return (
-            f"the agent's last log line: {lines[0]}" if lines else "the agent has logged nothing"
-        )
-
-    def everything(self) -> list[tuple[cluster_view.Kind, objects.JsonObject]]:
-        """Return all objects that there are now."""
-        return [(kind, obj) for kind in cluster_view.Kind for obj in self.cluster.list(kind)]
 
     # -- what there is -------------------------------------------------------------------
 
     def node(self) -> objects.JsonObject:
         """Return the Node object."""
-        found = self.cluster.node(NODE_NAME)
-        return found if found is not None else {"metadata": {"name": NODE_NAME}}
+        return self.cluster.node(NODE_NAME) or {"metadata": {"name": NODE_NAME}}
 
     def allocatable(self) -> dict[str, int]:
         """Return the allocatable GPU resources of the node."""
-        everything = (self.node().get("status") or {}).get("allocatable") or {}
-        return {
-            name: int(count)
-            for name, count in everything.items()
-            if name.startswith(cluster.RESOURCE_PREFIX) and int(count)
-        }
+        return {name: n for name, n in objects.allocatable_devices(self.node()).items() if n}
 
     def status(self) -> Mapping[str, Any]:
         """Return the agent's status annotation; empty before the first run."""
