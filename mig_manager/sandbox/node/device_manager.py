@@ -84,7 +84,7 @@ class DeviceManager:
         """Give a pod its devices, once; a second call returns the same ones.
 
         Raises:
-            ShortageError: Too few devices are healthy and free; nothing has been given.
+            ShortageError: Too few devices are healthy and free; nothing has been assigned.
         """
         with self._lock:
             known = self._allocations.get(objects.uid(pod))
@@ -144,12 +144,12 @@ def _allocate(pod: Mapping[str, Any], free: dict[str, list[str]]) -> Allocation:
     initial = pod["spec"].get("initContainers") or ()
     lasting = [*(c for c in initial if objects.is_sidecar(c)), *pod["spec"]["containers"]]
     inherited: dict[str, list[str]] = {}
-    given: set[str] = set()
+    assigned: set[str] = set()
     for container in (c for c in initial if not objects.is_sidecar(c)):
         for resource, count in objects.gpu_counts(container).items():
             had = inherited.setdefault(resource, [])
             had += _take(free, resource, count=max(0, count - len(had)))
-            given.update(had)
+            assigned.update(had)
     containers: dict[str, dict[str, Sequence[str]]] = {}
     for container in lasting:
         listed = containers.setdefault(str(container["name"]), {})
@@ -157,11 +157,11 @@ def _allocate(pod: Mapping[str, Any], free: dict[str, list[str]]) -> Allocation:
             had = inherited.get(resource, [])
             reused, inherited[resource] = had[:count], had[count:]
             listed[resource] = reused + _take(free, resource, count=count - len(reused))
-            given.update(listed[resource])
+            assigned.update(listed[resource])
     return Allocation(
         namespace=objects.namespace(pod),
         name=objects.name(pod),
-        device_ids=frozenset(given),
+        device_ids=frozenset(assigned),
         containers=containers,
     )
 
