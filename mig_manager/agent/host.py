@@ -66,7 +66,11 @@ class HostServices:
                 _log.warning("host_service_not_started", service=name, error=error.message)
                 failed.append(error.message)
             else:
-                self._record.note_started(name)
+                self._record.note_journal(
+                    host_services=tuple(
+                        one for one in self._record.journal.host_services if one != name
+                    )
+                )
         return "; ".join(failed)
 
     def require_started(self) -> None:
@@ -141,11 +145,11 @@ class RunHooks:
         try:
             self.points.start(request.check)
         except errors.MigManagerError:
-            self._record.note_exit_hook()
+            self._record.note_journal(exit_hook=False)
             raise
         except errors.Superseded:
             if not self.points.has_run:
-                self._record.note_exit_hook()
+                self._record.note_journal(exit_hook=False)
             raise
 
     def exit(self) -> None:
@@ -163,7 +167,7 @@ class RunHooks:
         if not self._is_loaded:
             self.load()
         self.points.exit()
-        self._record.note_exit_hook()
+        self._record.note_journal(exit_hook=False)
 
     def try_exit(self) -> str:
         """Run them after a failure; return what failed, as a part of a sentence."""
@@ -244,7 +248,7 @@ class Reboot:
             self._is_under_way = True
             self._wait_for_stop(request)
         except errors.MigManagerError as refused:
-            self._record.note_rebooted(is_rebooted=False)
+            self._record.note(is_rebooted=False)
             return refused.message
         self._is_under_way = False
         return f"the machine is still up {self._limits.reboot_timeout_s:g} s after it was asked"
@@ -265,7 +269,7 @@ class Reboot:
                 clock.wait(min(remaining_s, _REBOOT_CHECK_S))
 
     def _announce(self, why: str) -> None:
-        self._record.note_rebooted(is_rebooted=True)
+        self._record.note(is_rebooted=True)
         self._record.enter(
             model.Phase.REBOOT,
             f"rebooting: {why}",

@@ -68,14 +68,14 @@ def failed(
 
 
 def failed_run(
-    reason: errors.Reason, message: str, *, journal: status.Journal, gpus: model.ObservedGpus
+    reason: errors.Reason, *parts: str, journal: status.Journal, gpus: model.ObservedGpus
 ) -> Outcome:
     """Return the outcome of a failed run, with unreachable GPUs and what remains to restore."""
+    message = "; ".join(filter(None, parts))
     lost = () if reason is errors.Reason.GPU_UNREACHABLE else gpus.unreachable
-    parts = (message, *(gpu.sentence for gpu in lost if gpu.message not in message))
     return failed(
         reason,
-        "; ".join(filter(None, parts)),
+        "; ".join((message, *(gpu.sentence for gpu in lost if gpu.message not in message))),
         is_unfinished=not journal.remaining.is_empty,
         # Evicted pods must not start here again before the others have left.
         keeps_closed=journal.draining and reason.is_transient,

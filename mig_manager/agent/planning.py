@@ -3,16 +3,22 @@
 import dataclasses
 import enum
 import functools
+import random
 from collections.abc import Hashable, Iterable, Sequence
 
 import structlog
 
 from mig_manager import errors
 from mig_manager.agent import dependencies, outcomes, record, settings
-from mig_manager.core import messages, model, steps, yaml_tree
+from mig_manager.core import messages, model, ports, steps, timing, yaml_tree
 from mig_manager.core.layout import config, layouts
 from mig_manager.core.node import clients
 from mig_manager.core.planner import planner
+
+_SLOT_BACKOFF = timing.Backoff(first_s=0.25, max_s=10.0)
+"""Quick enough where many nodes wait, because each asks at a random time."""
+_PUBLISH_AGAIN_S = 60.0
+"""Hundreds of nodes may wait: each publishes which nodes have the slots only so often."""
 
 _log = structlog.get_logger()
 
@@ -33,6 +39,39 @@ class Planning:
         self._is_lenient = limits.is_lenient
         self._record = written
         self._warnings: tuple[yaml_tree.Diagnostic, ...] = ()
+
+    def wait_for_slot(self, request: ports.Cancellation) -> None:
+        """Take a slot where their number is limited; before the lock, because it may take long.
+
+        Raises:
+            ClusterError: The API refused the request as such, or a status.
+            Superseded: Another layout is requested, or the agent stops.
+        """
+        slots, clock = self._deps.slots, self._deps.clock
+        if slots is None:
+            return
+        if self._record.journal.blocks_workloads:
+            try:
+                denial = slots.take()
+            except errors.ClusterError as error:
+                denial = error.message
+            if denial:
+                _log.warning("slot_not_taken_again", why=denial)
+            return
+        if not self._has_changes():
+            return
+        published, published_at_s = "", 0.0
+        attempt = 0
+        while denial := _try_slot(slots):
+            now_s = clock.monotonic()
+            may_publish = not published or now_s - published_at_s >= _PUBLISH_AGAIN_S
+            if denial != published and may_publish:
+                published, published_at_s = denial, now_s
+                self._record.enter(model.Phase.WAIT, denial, reason=errors.Reason.SLOTS_TAKEN)
+            # A random pause, so that waiting nodes do not ask at the same time.
+            spread = random.uniform(0.5, 1.0)  # noqa: S311 - a spread
+            request.wait(_SLOT_BACKOFF.delay_s(attempt) * spread)
+            attempt += 1
 
     def resolve(self) -> config.Layout:
         """Return the requested layout.
@@ -113,8 +152,7 @@ class Planning:
         except errors.MigManagerError:
             return False
 
-    def has_changes(self) -> bool:
-        """Check whether the run has anything to change, or to resume."""
+    def _has_changes(self) -> bool:
         if not self._record.journal.is_empty:
             return True
         try:
@@ -248,3 +286,13 @@ def _fingerprint(gpu: model.Gpu) -> Hashable:
             (gi.profile, gi.placement, len(gi.compute_instances)) for gi in gpu.gpu_instances
         ),
     )
+
+
+def _try_slot(slots: ports.Slots) -> str:
+    try:
+        return slots.take()
+    except errors.ClusterError as error:
+        if error.reason is errors.Reason.FORBIDDEN:
+            raise
+        _log.warning("slots_unknown", reason=error.reason.value, error=error.message)
+        return f"waiting for a slot for nodes under change: {error.message}"

@@ -17,6 +17,7 @@ from mig_manager.agent import (
     outcomes,
     planning,
     record,
+    recovery,
     settings,
 )
 from mig_manager.agent import run as pipeline
@@ -62,10 +63,7 @@ class Reconciler:
             rebooted=status.rebooted_layout(published),
         )
         self._left = None
-        found = record.find(view)
-        if found.error:
-            self._set_aside(found)
-        journal = found.journal
+        journal = recovery.find_journal(self._deps.node, view)
         if journal is None:
             return
         if fulfilled and dataclasses.replace(journal, snapshot=()).is_empty:
@@ -114,9 +112,7 @@ class Reconciler:
             Superseded: Another layout is requested, or the agent stops; all is restored.
         """
         journal, self._left = self._left, None
-        written = self._new_record(
-            name, journal, record.Attempt(number=attempt, retry_after_s=retry_after_s)
-        )
+        written = self._new_record(name, journal, attempt=attempt, retry_after_s=retry_after_s)
         run = pipeline.Run(
             self._deps,
             self._limits,
@@ -127,14 +123,19 @@ class Reconciler:
         )
         try:
             outcome = run.run(request)
-            self._remember(written)
         except errors.Superseded as end:
-            self._remember(written)
             _log.info("run_superseded", why=end.why)
-            if not run.is_rebooting:
-                self._end_superseded(written, end)
+            if end.is_replaced and not run.reboot.is_under_way:
+                written.abandon()
+            elif not run.reboot.is_under_way:
+                reason, state = errors.Reason.INTERRUPTED, written.journal
+                written.finish(
+                    outcomes.failed_run(reason, end.why, journal=state, gpus=written.gpus)
+                )
             self._keep_remaining(written.journal)
             raise
+        finally:
+            self._history = dataclasses.replace(self._history, gpus=written.gpus)
         is_drifted = outcome.reason is errors.Reason.DRIFTED
         self._deps.telemetry.drift_found(is_drifted=is_drifted)
         written.finish(outcome)
@@ -156,7 +157,7 @@ class Reconciler:
         try:
             with self._locked(f"checking layout {name}"):
                 now = planning.observe(planning.Planning(self._deps, self._limits, written))
-            self._remember(written)
+            self._history = dataclasses.replace(self._history, gpus=written.gpus)
         except errors.LockedError:
             # The next check finds what the other manager does to the GPUs.
             return planning.Action.REST
@@ -242,16 +243,6 @@ class Reconciler:
             is_warning=False,
         )
 
-    def _set_aside(self, found: record.Found) -> None:
-        self._deps.node.patch(found.set_aside)
-        self._deps.node.emit(
-            reason="JournalUnreadable",
-            message=f"the journal of an interrupted run is invalid ({found.error}): labels and "
-            "taint that are marked as ours are restored; the text is kept in the annotation "
-            f"{cluster.UNREADABLE_JOURNAL_ANNOTATION}",
-            is_warning=True,
-        )
-
     def _publish_gpus(self, view: cluster.NodeView) -> bool:
         """Publish the GPUs, for rollouts that are planned before a label is set.
 
@@ -270,21 +261,9 @@ class Reconciler:
 
     def _end_pending(self, why: str) -> None:
         journal = dataclasses.replace(self._left or status.Journal(config=""), config="")
-        written = record.Record(
-            self._deps.node, self._deps.clock, journal=journal, telemetry=self._deps.telemetry
-        )
+        written = record.Record(self._deps, journal)
         written.finish(outcomes.failed(errors.Reason.INTERRUPTED, why))
         self._left = None if written.journal.is_empty else written.journal
-
-    def _end_superseded(self, written: record.Record, end: errors.Superseded) -> None:
-        if end.is_replaced:
-            written.abandon()
-            return
-        written.finish(
-            outcomes.failed_run(
-                errors.Reason.INTERRUPTED, end.why, journal=written.journal, gpus=written.gpus
-            )
-        )
 
     def _drifted(
         self, written: record.Record, now: planning.Observation, *, is_new: bool
@@ -322,27 +301,24 @@ class Reconciler:
             return contextlib.nullcontext()
         return self._deps.lock.hold(doing)
 
-    def _remember(self, written: record.Record) -> None:
-        self._history = dataclasses.replace(self._history, gpus=written.gpus)
-
     def _keep_remaining(self, journal: status.Journal) -> None:
         self._left = None if journal.is_empty else journal
         if self._deps.slots is not None and not journal.blocks_workloads:
             self._deps.slots.release()
 
     def _new_record(
-        self, name: str, journal: status.Journal | None, attempt: record.Attempt | None = None
+        self,
+        name: str,
+        journal: status.Journal | None,
+        *,
+        attempt: int = 1,
+        retry_after_s: float = 0.0,
     ) -> record.Record:
         journal = journal or status.Journal(config=name)
-        return record.Record(
-            self._deps.node,
-            self._deps.clock,
-            journal=dataclasses.replace(
-                journal,
-                config=name,
-                boot_id=self._deps.boot_id,
-                draining=journal.draining and journal.config == name,
-            ),
-            attempt=attempt,
-            telemetry=self._deps.telemetry,
+        resumed = dataclasses.replace(
+            journal,
+            config=name,
+            boot_id=self._deps.boot_id,
+            draining=journal.draining and journal.config == name,
         )
+        return record.Record(self._deps, resumed, attempt=attempt, retry_after_s=retry_after_s)

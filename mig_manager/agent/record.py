@@ -7,113 +7,17 @@ when the API server accepts the patch, so a label that another program wrote mea
 
 import dataclasses
 from collections.abc import Callable, Collection, Mapping
+from typing import Any
 
 import structlog
 
 from mig_manager import errors
-from mig_manager.agent import outcomes
-from mig_manager.core import model, ports, timing
+from mig_manager.agent import dependencies, outcomes
+from mig_manager.core import model
 from mig_manager.core.node import cluster
 from mig_manager.core.records import gpu_codec, status
 
-_MAX_KEPT_CHARACTERS = 16 * 1024
-"""Of an invalid journal: enough to inspect, and no load on the Node object."""
-
 _log = structlog.get_logger()
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
-    """What an interrupted run left on the node."""
-
-    journal: status.Journal | None
-    """None: nothing."""
-    invalid_text: str = ""
-    """The annotation's text if it is invalid."""
-    error: str = ""
-    """Why it is invalid; empty: it is valid or missing."""
-
-    @property
-    def set_aside(self) -> cluster.NodePatch:
-        """The patch that moves an invalid journal to another annotation."""
-        return cluster.NodePatch(
-            annotations={
-                cluster.JOURNAL_ANNOTATION: None,
-                cluster.UNREADABLE_JOURNAL_ANNOTATION: self.invalid_text[:_MAX_KEPT_CHARACTERS],
-            }
-        )
-
-
-def find(view: cluster.NodeView) -> Found:
-    """Return what an interrupted run left on the node.
-
-    Without a valid journal, that is what its value marks: paused labels, the taint, a cordon with
-    our annotation. NVIDIA's manager, which this agent may have replaced, keeps no journal. Any
-    other cordon may belong to a person.
-    """
-    text = view.annotations.get(cluster.JOURNAL_ANNOTATION)
-    problem = ""
-    if text is not None:
-        try:
-            return Found(journal=without_foreign_labels(status.Journal.from_json(text), view))
-        except ValueError as error:
-            problem = str(error)
-            _log.warning("journal_unreadable", error=problem)
-    marked = status.Journal(
-        config="",
-        cordoned=view.is_unschedulable and cluster.CORDON_ANNOTATION in view.annotations,
-        hold_taint=cluster.HOLD_TAINT in view.taint_keys,
-        paused_labels={
-            key: "true"
-            for key, value in view.labels.items()
-            if key.startswith(cluster.DEPLOY_LABEL_PREFIX) and value == cluster.PAUSED_VALUE
-        },
-    )
-    return Found(
-        journal=None if marked.is_empty else marked, invalid_text=text or "", error=problem
-    )
-
-
-def restoring(journal: status.Journal) -> cluster.NodePatch:
-    """Return the patch that restores everything a journal lists, and nothing else."""
-    labels: dict[str, str | None] = dict(journal.paused_labels)
-    if journal.plugin_config:
-        labels[cluster.PLUGIN_CONFIG_LABEL] = journal.plugin_config.before
-    if journal.applied and not journal.snapshot:
-        labels[cluster.APPLIED_LABEL] = journal.applied
-    return dataclasses.replace(reopening(journal), labels=labels)
-
-
-def reopening(journal: status.Journal) -> cluster.NodePatch:
-    """Return the patch that removes the taint; ``cordoned`` is from agents of older versions."""
-    return cluster.NodePatch(
-        annotations={cluster.CORDON_ANNOTATION: None} if journal.cordoned else {},
-        unschedulable=False if journal.cordoned else None,
-        hold_taint=False if journal.hold_taint else None,
-    )
-
-
-def without_foreign_labels(journal: status.Journal, view: cluster.NodeView) -> status.Journal:
-    """Return the journal without the labels that another program wrote since."""
-    paused = {
-        key: value
-        for key, value in journal.paused_labels.items()
-        if view.labels.get(key) == cluster.PAUSED_VALUE
-    }
-    changed = journal.plugin_config
-    is_ours = changed and view.labels.get(cluster.PLUGIN_CONFIG_LABEL) == changed.now
-    return dataclasses.replace(
-        journal, paused_labels=paused, plugin_config=changed if is_ours else None
-    )
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Attempt:
-    """One of the attempts at a request."""
-
-    number: int = 1
-    retry_after_s: float = 0.0
-    """The pause before the next attempt, if this one fails and a retry may help."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,18 +36,17 @@ class Record:
 
     def __init__(
         self,
-        node: ports.Node,
-        clock: timing.Clock,
-        *,
+        deps: dependencies.Dependencies,
         journal: status.Journal,
-        attempt: Attempt | None = None,
-        telemetry: ports.Telemetry | None = None,
+        *,
+        attempt: int = 1,
+        retry_after_s: float = 0.0,
     ) -> None:
-        self._node = node
-        self._clock = clock
-        self._telemetry = telemetry or ports.Telemetry()
-        self._began = self._phase_began = clock.monotonic()
-        self._attempt = attempt or Attempt()
+        self._node = deps.node
+        self._clock = deps.clock
+        self._telemetry = deps.telemetry
+        self._began = self._phase_began = deps.clock.monotonic()
+        self._retry_after_s = retry_after_s
         self._published_gpus: model.ObservedGpus = model.NO_GPUS
         self._status = status.Status(
             config=journal.config,
@@ -152,8 +55,8 @@ class Record:
             phase=model.Phase.RESOLVE,
             reason=None,
             message="",
-            attempt=self._attempt.number,
-            started_at=clock.now_iso(),
+            attempt=attempt,
+            started_at=deps.clock.now_iso(),
             finished_at=None,
         )
         self._journal = journal
@@ -189,40 +92,13 @@ class Record:
         """Whether a rollback was begun."""
         return self._has_rolled_back
 
-    def note(
-        self, *, config_hash: str | None = None, gpus: model.ObservedGpus = model.NO_GPUS
-    ) -> None:
-        """Set facts for the next patch."""
-        self._status = dataclasses.replace(
-            self._status,
-            config_hash=self._status.config_hash if config_hash is None else config_hash,
-            gpus=gpus or self._status.gpus,
-        )
+    def note(self, **facts: Any) -> None:
+        """Set fields of the status for the next patch."""
+        self._status = dataclasses.replace(self._status, **facts)
 
-    def note_verified(self, unrestored: tuple[model.GpuSnapshot, ...] = ()) -> None:
-        """Note that the change is verified: it is not rolled back any more."""
-        self._journal = dataclasses.replace(self._journal, snapshot=unrestored, applied="")
-
-    def note_rolled_back(self, unrestored: tuple[model.GpuSnapshot, ...] = ()) -> None:
-        """Note that the GPUs are as before the change."""
-        self._journal = dataclasses.replace(self._journal, snapshot=unrestored)
-
-    def note_started(self, service: str) -> None:
-        """Note that a host service runs again."""
-        stopped = tuple(name for name in self._journal.host_services if name != service)
-        self._journal = dataclasses.replace(self._journal, host_services=stopped)
-
-    def note_exit_hook(self) -> None:
-        """Note that the exit hooks have run."""
-        self._journal = dataclasses.replace(self._journal, exit_hook=False)
-
-    def note_draining(self, *, is_draining: bool) -> None:
-        """Note whether pods were evicted for this layout and others remain."""
-        self._journal = dataclasses.replace(self._journal, draining=is_draining)
-
-    def note_rebooted(self, *, is_rebooted: bool) -> None:
-        """Note whether the node was rebooted for this request; outlives the journal."""
-        self._status = dataclasses.replace(self._status, is_rebooted=is_rebooted)
+    def note_journal(self, **facts: Any) -> None:
+        """Set fields of the journal for the next patch."""
+        self._journal = dataclasses.replace(self._journal, **facts)
 
     def enter(
         self,
@@ -233,25 +109,21 @@ class Record:
         change: cluster.NodePatch | None = None,
         state: model.State = model.State.PENDING,
         reason: errors.Reason | None = None,
-    ) -> cluster.NodeView:
+    ) -> None:
         """Publish a new phase, together with what the phase takes.
 
         Raises:
             ClusterError: The API refused or does not answer; the journal lists what may have been
                 taken nevertheless.
         """
-        if journal is not None or change is not None:
-            step = Step(
-                message=message,
-                journal=self._journal if journal is None else journal,
-                change=change or cluster.NodePatch(),
-            )
-            return self.take(phase, lambda _view: step, state=state)
+        if journal is not None:
+            step = Step(message=message, journal=journal, change=change or cluster.NodePatch())
+            self.take(phase, lambda _view: step, state=state)
+            return
         self._end_phase()
         self._set(phase, message, state=state, reason=reason)
-        view = self._node.patch(_merge(None, self._labels(), self._annotations(None)))
+        self._node.patch(_merge(cluster.NodePatch(), self._labels, self._annotations(None)))
         self._published(state)
-        return view
 
     def begin_rollback(self) -> None:
         """Publish the rollback, once, without waiting for the API: a rollback is more urgent."""
@@ -259,12 +131,11 @@ class Record:
             return
         self._has_rolled_back = True
         self._end_phase()
-        self._set(
-            model.Phase.ROLL_BACK, "restoring the instances from before", state=model.State.PENDING
-        )
+        message, state = "restoring the instances from before", model.State.PENDING
+        self._set(model.Phase.ROLL_BACK, message, state=state)
         annotations = {cluster.STATUS_ANNOTATION: self._status.to_json()}
-        self._node.announce(_merge(None, self._labels(), annotations))
-        self._telemetry.state_published(model.State.PENDING)
+        self._node.announce(_merge(cluster.NodePatch(), self._labels, annotations))
+        self._telemetry.state_published(state)
 
     def take(
         self,
@@ -272,7 +143,7 @@ class Record:
         decide: Callable[[cluster.NodeView], Step],
         *,
         state: model.State = model.State.PENDING,
-    ) -> cluster.NodeView:
+    ) -> None:
         """Publish a new phase that takes or restores something that depends on the node.
 
         ``decide`` is called again where another program wrote to the node meanwhile.
@@ -289,17 +160,16 @@ class Record:
             step = decide(view)
             journal = step.journal
             self._set(phase, step.message, state=state)
-            return _merge(step.change, self._labels(), self._annotations(journal))
+            return _merge(step.change, self._labels, self._annotations(journal))
 
         try:
-            view = self._node.update(patch)
+            self._node.update(patch)
         except errors.ClusterError as error:
             if error.may_be_done:
                 self._journal = journal
             raise
         self._journal = journal
         self._published(state)
-        return view
 
     def resume(
         self, keys: Collection[str], *, what: str = "", plugin_config: str | None = None
@@ -340,7 +210,7 @@ class Record:
                     cordoned=False,
                     plugin_config=changed or before.plugin_config,
                 ),
-                change=dataclasses.replace(reopening(ours), labels=labels),
+                change=dataclasses.replace(_reopening(ours), labels=labels),
             )
 
         try:
@@ -354,7 +224,7 @@ class Record:
         return frozenset(restored)
 
     def finish(self, outcome: outcomes.Outcome) -> None:
-        """Publish the outcome and restore everything that the journal still lists.
+        """Publish the outcome, and restore in the same patch what the journal still lists.
 
         Raises:
             ClusterError: The API refused or does not answer; the journal stays for the next run.
@@ -367,20 +237,28 @@ class Record:
             reason=outcome.reason,
             message=outcome.message,
             finished_at=self._clock.now_iso(),
-            retry_at=self._clock.now_iso(after_s=self._attempt.retry_after_s)
+            retry_at=self._clock.now_iso(after_s=self._retry_after_s)
             if outcome.should_retry
             else None,
             phase=model.Phase.DONE if is_success else self._status.phase,
         )
-        labels = self._labels()
+        labels = self._labels
         if is_success:
             labels[cluster.APPLIED_LABEL] = self._status.config
             # It belongs to the layout that is now active.
-            self._journal = dataclasses.replace(self._journal, plugin_config=None)
+            self.note_journal(plugin_config=None)
         elif outcome.reason is errors.Reason.DRIFTED:
             labels[cluster.APPLIED_LABEL] = None
-        self._restore(labels, keeps_closed=outcome.keeps_closed)
-        self._report(outcome, self._clock.monotonic() - self._began)
+        taken = self._journal
+        kept = taken.remaining
+        if outcome.keeps_closed:
+            kept = taken.closed
+            taken = dataclasses.replace(taken, cordoned=False, hold_taint=False)
+        annotations = self._annotations(kept)
+        self._node.update(lambda view: _merge(_restoring(taken, view), labels, annotations))
+        self._journal = kept
+        self._published_gpus = self._status.gpus
+        self._report(outcome)
 
     def abandon(self) -> None:
         """Restore everything and leave the state to the run that follows at once.
@@ -390,36 +268,14 @@ class Record:
         """
         self._end_phase()
         remaining = self._journal.remaining
-        text = None if remaining.is_empty else remaining.to_json()
-        self._node.update(
-            lambda view: _merge(
-                restoring(without_foreign_labels(self._journal, view)),
-                {},
-                {cluster.JOURNAL_ANNOTATION: text},
-            )
-        )
+        annotations = {cluster.JOURNAL_ANNOTATION: _text(remaining)}
+        self._node.update(lambda view: _merge(_restoring(self._journal, view), {}, annotations))
         self._journal = remaining
         self._telemetry.run_superseded()
 
-    def _restore(self, labels: Mapping[str, str | None], *, keeps_closed: bool) -> None:
-        """Restore what was taken, in one patch with the outcome."""
-        taken = self._journal
-        kept = taken.remaining
-        if keeps_closed:
-            kept = taken.closed
-            taken = dataclasses.replace(taken, cordoned=False, hold_taint=False)
-        self._node.update(
-            lambda view: _merge(
-                restoring(without_foreign_labels(taken, view)),
-                labels,
-                self._annotations(kept),
-            )
-        )
-        self._journal = kept
-        self._published_gpus = self._status.gpus
-
-    def _report(self, outcome: outcomes.Outcome, seconds: float) -> None:
+    def _report(self, outcome: outcomes.Outcome) -> None:
         """Log and count the outcome, and emit its Events."""
+        seconds = self._clock.monotonic() - self._began
         is_failure = outcome.state is model.State.FAILED
         write = _log.warning if is_failure else _log.info
         write(
@@ -457,14 +313,13 @@ class Record:
         reason: errors.Reason | None = None,
     ) -> None:
         _log.info("phase_entered", phase=phase.value, message=message)
-        self._status = dataclasses.replace(
-            self._status, state=state, phase=phase, message=message, reason=reason
-        )
+        self.note(state=state, phase=phase, message=message, reason=reason)
 
     def _published(self, state: model.State) -> None:
         self._published_gpus = self._status.gpus
         self._telemetry.state_published(state)
 
+    @property
     def _labels(self) -> dict[str, str | None]:
         return {cluster.STATE_LABEL: self._status.state.value}
 
@@ -473,19 +328,55 @@ class Record:
         if self._status.gpus is not self._published_gpus:
             annotations[cluster.GPUS_ANNOTATION] = gpu_codec.to_json(self._status.gpus)
         if journal is not None:
-            text = None if journal.is_empty else journal.to_json()
-            annotations[cluster.JOURNAL_ANNOTATION] = text
+            annotations[cluster.JOURNAL_ANNOTATION] = _text(journal)
         return annotations
 
 
+def _text(journal: status.Journal) -> str | None:
+    return None if journal.is_empty else journal.to_json()
+
+
+def _restoring(journal: status.Journal, view: cluster.NodeView) -> cluster.NodePatch:
+    """Return the patch that restores everything of ours that a journal lists."""
+    journal = without_foreign_labels(journal, view)
+    labels: dict[str, str | None] = dict(journal.paused_labels)
+    if journal.plugin_config:
+        labels[cluster.PLUGIN_CONFIG_LABEL] = journal.plugin_config.before
+    if journal.applied and not journal.snapshot:
+        labels[cluster.APPLIED_LABEL] = journal.applied
+    return dataclasses.replace(_reopening(journal), labels=labels)
+
+
+def _reopening(journal: status.Journal) -> cluster.NodePatch:
+    """Return the patch that removes the taint; ``cordoned`` is from agents of older versions."""
+    return cluster.NodePatch(
+        annotations={cluster.CORDON_ANNOTATION: None} if journal.cordoned else {},
+        unschedulable=False if journal.cordoned else None,
+        hold_taint=False if journal.hold_taint else None,
+    )
+
+
+def without_foreign_labels(journal: status.Journal, view: cluster.NodeView) -> status.Journal:
+    """Return the journal without the labels that another program wrote since."""
+    paused = {
+        key: value
+        for key, value in journal.paused_labels.items()
+        if view.labels.get(key) == cluster.PAUSED_VALUE
+    }
+    changed = journal.plugin_config
+    is_ours = changed and view.labels.get(cluster.PLUGIN_CONFIG_LABEL) == changed.now
+    return dataclasses.replace(
+        journal, paused_labels=paused, plugin_config=changed if is_ours else None
+    )
+
+
 def _merge(
-    change: cluster.NodePatch | None,
+    change: cluster.NodePatch,
     labels: Mapping[str, str | None],
     annotations: Mapping[str, str | None],
 ) -> cluster.NodePatch:
-    base = change or cluster.NodePatch()
     return dataclasses.replace(
-        base,
-        labels={**base.labels, **labels},
-        annotations={**base.annotations, **annotations},
+        change,
+        labels={**change.labels, **labels},
+        annotations={**change.annotations, **annotations},
     )

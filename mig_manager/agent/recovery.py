@@ -1,4 +1,4 @@
-"""Roll back a change that an earlier run left unfinished, without evicting a pod.
+"""Take over what an interrupted run left, and roll its change back without evicting a pod.
 
 Right after a failure no pod can use what the change created, because the device plugin is paused.
 Later, after a crash or a failed rollback, one may. So the pods are checked first, and where one
@@ -18,8 +18,56 @@ from mig_manager.core import model, ports, steps, timing
 from mig_manager.core.layout import layouts
 from mig_manager.core.node import clients, cluster
 from mig_manager.core.planner import planner
+from mig_manager.core.records import status
+
+_MAX_KEPT_CHARACTERS = 16 * 1024
+"""Of an invalid journal: enough to inspect, and no load on the Node object."""
 
 _log = structlog.get_logger()
+
+
+def find_journal(node: ports.Node, view: cluster.NodeView) -> status.Journal | None:
+    """Return what an interrupted run left on the node, if anything.
+
+    An invalid journal is set aside. Without a valid one, the result is what its value marks:
+    paused labels, the taint, a cordon with our annotation. NVIDIA's manager, which this agent may
+    have replaced, keeps no journal. Any other cordon may belong to a person.
+
+    Raises:
+        ClusterError: The API refused or does not answer.
+    """
+    text = view.annotations.get(cluster.JOURNAL_ANNOTATION)
+    if text is not None:
+        try:
+            return record.without_foreign_labels(status.Journal.from_json(text), view)
+        except ValueError as error:
+            _log.warning("journal_unreadable", error=str(error))
+            node.patch(
+                cluster.NodePatch(
+                    annotations={
+                        cluster.JOURNAL_ANNOTATION: None,
+                        cluster.UNREADABLE_JOURNAL_ANNOTATION: text[:_MAX_KEPT_CHARACTERS],
+                    }
+                )
+            )
+            node.emit(
+                reason="JournalUnreadable",
+                message=f"the journal of an interrupted run is invalid ({error}): labels and "
+                "taint that are marked as ours are restored; the text is kept in the annotation "
+                f"{cluster.UNREADABLE_JOURNAL_ANNOTATION}",
+                is_warning=True,
+            )
+    marked = status.Journal(
+        config="",
+        cordoned=view.is_unschedulable and cluster.CORDON_ANNOTATION in view.annotations,
+        hold_taint=cluster.HOLD_TAINT in view.taint_keys,
+        paused_labels={
+            key: "true"
+            for key, value in view.labels.items()
+            if key.startswith(cluster.DEPLOY_LABEL_PREFIX) and value == cluster.PAUSED_VALUE
+        },
+    )
+    return None if marked.is_empty else marked
 
 
 def is_possible(
@@ -39,6 +87,21 @@ def is_possible(
         return False
 
 
+def rollback_target(
+    deps: dependencies.Dependencies,
+    interrupted: status.Journal,
+    gpus: model.ObservedGpus,
+    applied: str,
+) -> tuple[tuple[model.GpuSnapshot, ...], str]:
+    """Return what a rollback after an interrupted change restores: GPUs, and the label."""
+    if not interrupted.snapshot:
+        # An older run may have rolled back without publishing it.
+        return (), applied or interrupted.applied
+    if is_possible(deps, gpus, interrupted.snapshot):
+        return interrupted.snapshot, interrupted.applied
+    return gpus.missing(interrupted.snapshot), ""
+
+
 def run(
     deps: dependencies.Dependencies,
     change: transaction.Transaction,
@@ -50,43 +113,34 @@ def run(
     Returns:
         How it went, as a part of a sentence; empty when there was nothing to do.
     """
-    if not written.journal.snapshot:
+    snapshot = written.journal.snapshot
+    if not snapshot:
         return ""
     try:
-        return _run(deps, change, paused_by, written)
+        now = deps.gpus.observe()
+        written.note(gpus=now)
+        plan = planner.restore(now, snapshot)
+        if plan.is_empty:
+            result = transaction.without_steps(now, snapshot)
+            if result.is_complete:
+                change.journal.undone(result.unrestored)
+            return result.message
+        _require_unused(deps, plan, now)
+        change.journal.rolling_back()
+        paused = paused_by.pause(plan, written, _Uninterrupted(deps.clock, deps.telemetry))
+        try:
+            # From now on kubelet cannot assign a device.
+            _require_unused(deps, plan, now)
+            result = change.roll_back(snapshot, requires_idle=True)
+            if result.is_complete:
+                written.note(gpus=deps.gpus.observe())
+        finally:
+            # An API that fails now must not hide the reason; the end of the run resumes the rest.
+            with contextlib.suppress(errors.ClusterError):
+                paused_by.resume_plugin(paused, written)
     except errors.MigManagerError as error:
         _log.warning("older_rollback_failed", reason=error.reason.value, error=error.message)
         return f"the interrupted change could not be rolled back: {error.message}"
-
-
-def _run(
-    deps: dependencies.Dependencies,
-    change: transaction.Transaction,
-    paused_by: gpu_clients.GpuClients,
-    written: record.Record,
-) -> str:
-    snapshot = written.journal.snapshot
-    now = deps.gpus.observe()
-    written.note(gpus=now)
-    plan = planner.restore(now, snapshot)
-    if plan.is_empty:
-        result = transaction.without_steps(now, snapshot)
-        if result.is_complete:
-            change.journal.undone(result.unrestored)
-        return result.message
-    _require_unused(deps, plan, now)
-    change.journal.rolling_back()
-    paused = paused_by.pause(plan, written, _Uninterrupted(deps.clock, deps.telemetry))
-    try:
-        # From now on kubelet cannot assign a device.
-        _require_unused(deps, plan, now)
-        result = change.roll_back(snapshot, requires_idle=True)
-        if result.is_complete:
-            written.note(gpus=deps.gpus.observe())
-    finally:
-        # An API that fails now must not hide the reason; the end of the run resumes the rest.
-        with contextlib.suppress(errors.ClusterError):
-            paused_by.resume_plugin(paused, written)
     return result.message
 
 
@@ -139,12 +193,12 @@ class RunJournal:
 
     def undone(self, unrestored: tuple[model.GpuSnapshot, ...] = ()) -> None:
         """Keep what unreachable GPUs had."""
-        self.written.note_rolled_back(unrestored)
+        self.written.note_journal(snapshot=unrestored)
 
     def done(self, gpus: model.ObservedGpus) -> None:
         """Note the GPUs, and keep what unreachable ones had outside the layout."""
         self.written.note(gpus=gpus)
-        self.written.note_verified(self.unrestored(gpus))
+        self.written.note_journal(snapshot=self.unrestored(gpus), applied="")
 
     def unrestored(self, gpus: model.ObservedGpus) -> tuple[model.GpuSnapshot, ...]:
         """Return what unreachable GPUs had outside the layout."""

@@ -81,12 +81,7 @@ class Run:
         self._planning = planning.Planning(deps, limits, written)
         self._services = host.HostServices(deps, written)
         self._hooks = host.RunHooks(deps, written)
-        self._reboot = host.Reboot(deps, limits, written)
-
-    @property
-    def is_rebooting(self) -> bool:
-        """Whether the node is about to go down: what is taken stays taken."""
-        return self._reboot.is_under_way
+        self.reboot = host.Reboot(deps, limits, written)
 
     def run(self, request: ports.Cancellation) -> outcomes.Outcome:
         """Apply the layout, or roll back; return the outcome, which is still to be published.
@@ -95,7 +90,7 @@ class Run:
             Superseded: Another layout is requested, or the agent stops.
         """
         try:
-            self._wait_for_slot(request)
+            self._planning.wait_for_slot(request)
             with self._locked(request), contextlib.ExitStack() as stack:
                 stack.callback(self._deps.standby.dismiss)
                 try:
@@ -105,7 +100,7 @@ class Run:
                     raise
                 except errors.MigManagerError as error:
                     if isinstance(error, errors.DrainError):
-                        self._record.note_draining(is_draining=error.keeps_closed)
+                        self._record.note_journal(draining=error.keeps_closed)
                     return self._failed(error.reason, error.message, self.roll_back())
                 except Exception as error:  # noqa: BLE001 - a bug must not leave the node pending
                     _log.exception("run_crashed")
@@ -154,7 +149,7 @@ class Run:
 
     def roll_back(self) -> str:
         """Undo an unfinished change; return how it went, as a part of a sentence."""
-        if self._reboot.is_under_way:
+        if self.reboot.is_under_way:
             return ""
         result = ""
         if not self._record.has_rolled_back:
@@ -162,17 +157,6 @@ class Run:
             result = recovery.run(self._deps, change, self._clients, self._record)
         services = self._services.start()
         return "; ".join(filter(None, (result, services, self._hooks.try_exit())))
-
-    def _wait_for_slot(self, request: ports.Cancellation) -> None:
-        """Take a slot where their number is limited; before the lock, because it may take long."""
-        if self._deps.slots is None:
-            return
-        from mig_manager.agent import slots  # noqa: PLC0415 - only where there is a limit
-
-        if self._record.journal.blocks_workloads:
-            slots.take_again(self._deps.slots)
-        elif self._planning.has_changes():
-            slots.wait(self._deps.slots, self._record, self._deps.clock, request)
 
     def _locked(self, request: ports.Cancellation) -> contextlib.AbstractContextManager[None]:
         if self._deps.lock is None:
@@ -198,7 +182,7 @@ class Run:
             self._record.enter(model.Phase.RESOLVE, "looking at the GPUs")
         self._deps.standby.prepare()
         if self._was_rebooted or self._record.journal.rebooted_from:
-            self._record.note_rebooted(is_rebooted=True)
+            self._record.note(is_rebooted=True)
         extra_clients = self._planning.extra_clients()
         service_names = self._deps.service_names()
         self._hooks.load()
@@ -228,7 +212,7 @@ class Run:
             if others:
                 raise clients.other_managers_error(others)
         self._clients.require_none_stuck(usage.pods)
-        self._clients.plugin.require_strategy(
+        self._clients.require_strategy(
             resources.gpu_layouts(gpus, config.select(target.layout, gpus)),
             usage.pods,
             plugin_config=self._plugin_config,
@@ -267,24 +251,26 @@ class Run:
             self._announce("Draining", f"{pods} to evict: {names}", is_warning=False)
         drainage = self._new_drain(order)
         drainage.run(usage, request)
-        self._record.note_draining(is_draining=False)
+        self._record.note_journal(draining=False)
         return drainage
 
     def _new_drain(self, order: drain.Order) -> drain.Drain:
-        def on_round(message: str) -> None:
-            # Written before the first eviction of the round.
-            journal = dataclasses.replace(self._record.journal, draining=True)
-            self._record.enter(model.Phase.DRAIN, message, journal=journal)
-
-        def on_force(names: str) -> None:
-            self._announce("ForcedDrain", f"deleting by force {names}", is_warning=True)
-
         return drain.Drain(
             self._deps.workloads,
             self._deps.allocations,
             self._deps.clock,
             order=order,
-            announce=drain.Announcements(on_round=on_round, on_force=on_force),
+            announce=drain.Announcements(
+                # Written before the first eviction of the round.
+                on_round=lambda message: self._record.enter(
+                    model.Phase.DRAIN,
+                    message,
+                    journal=dataclasses.replace(self._record.journal, draining=True),
+                ),
+                on_force=lambda names: self._announce(
+                    "ForcedDrain", f"deleting by force {names}", is_warning=True
+                ),
+            ),
             telemetry=self._deps.telemetry,
         )
 
@@ -305,7 +291,7 @@ class Run:
         paused: gpu_clients.Paused,
     ) -> model.ObservedGpus:
         """Execute and verify the plan, or roll back; reboot where only that helps."""
-        older, applied = self._before_interruption(gpus, applied)
+        older, applied = recovery.rollback_target(self._deps, self._record.journal, gpus, applied)
         change = self._transaction(
             recovery.RunJournal(self._record, target.layout, applied),
             transaction.IdleWait(
@@ -324,10 +310,17 @@ class Run:
                 points=self._hooks.points,
             )
         except errors.MigManagerError as error:
-            if not self._reboot.may_help(error, was_rebooted=self._was_rebooted):
+            if not self.reboot.may_help(error, was_rebooted=self._was_rebooted):
                 self._resume_after_failure(paused, error)
                 raise
-            why = self._reboot.request(error, lambda: self._drain_node(request), request)
+            why = self.reboot.request(
+                error,
+                # Every pod with a GPU, whatever the policy is otherwise.
+                lambda: self._new_drain(drain.whole_node(self._limits)).run(
+                    drain.survey(self._deps.workloads, self._deps.allocations), request
+                ),
+                request,
+            )
             self._resume_after_failure(paused, error)
             raise errors.MigManagerError(
                 f"{error.message}; no reboot: {why}", reason=errors.Reason.REBOOT_REQUIRED
@@ -338,23 +331,6 @@ class Run:
     def _was_rebooted(self) -> bool:
         """Whether the node was rebooted for this request already."""
         return self._history.rebooted == self._record.request
-
-    def _drain_node(self, request: ports.Cancellation) -> None:
-        """Drain every pod with a GPU, whatever the policy is otherwise."""
-        usage = drain.survey(self._deps.workloads, self._deps.allocations)
-        self._new_drain(drain.whole_node(self._limits)).run(usage, request)
-
-    def _before_interruption(
-        self, gpus: model.ObservedGpus, applied: str
-    ) -> tuple[tuple[model.GpuSnapshot, ...], str]:
-        """Return what a rollback of an interrupted change restores: GPUs, and the label."""
-        interrupted = self._record.journal
-        if not interrupted.snapshot:
-            # An older run may have rolled back without publishing it.
-            return (), applied or interrupted.applied
-        if recovery.is_possible(self._deps, gpus, interrupted.snapshot):
-            return interrupted.snapshot, interrupted.applied
-        return gpus.missing(interrupted.snapshot), ""
 
     def _resume_after_failure(
         self, paused: gpu_clients.Paused, error: errors.MigManagerError
@@ -381,7 +357,7 @@ class Run:
         message: str = "waiting for the new devices to be schedulable",
     ) -> None:
         self._record.enter(model.Phase.PROVE, message)
-        self._clients.plugin.wait_schedulable(paused, gpus, request)
+        self._clients.wait_schedulable(paused, gpus, request)
 
     def _verify_unchanged(
         self, target: _Target, gpus: model.ObservedGpus, request: ports.Cancellation
@@ -389,11 +365,10 @@ class Run:
         """Finish what an interrupted run left between change and verification, if anything."""
         journal = recovery.RunJournal(self._record, target.layout)
         interrupted, unrestored = self._record.journal, journal.unrestored(gpus)
-        self._record.note_verified(unrestored)
+        self._record.note_journal(snapshot=unrestored, applied="")
         unverified = tuple(gpu for gpu in interrupted.snapshot if gpu not in unrestored)
-        plugin = self._clients.plugin
         if not dataclasses.replace(interrupted, snapshot=unverified).is_empty:
-            paused = plugin.find_paused(interrupted)
+            paused = self._clients.find_plugin(interrupted)
             self._transaction(journal).refresh()
             paused = self._resume(paused)
             self._prove(paused, gpus, request)
@@ -404,17 +379,19 @@ class Run:
         if self._record.attempt > 1:
             # An earlier attempt may have failed at the files alone.
             self._transaction(journal).refresh()
-        if not plugin.has_config(self._plugin_config):
+        if not self._clients.has_config(self._plugin_config):
             paused = self._clients.resume_plugin(
-                plugin.find(), self._record, plugin_config=self._plugin_config
+                self._clients.find_plugin(self._record.journal),
+                self._record,
+                plugin_config=self._plugin_config,
             )
             self._prove(paused, gpus, request, "waiting for the plugin's new config")
-        elif not plugin.is_schedulable(gpus):
+        elif not self._clients.is_schedulable(gpus):
             self._record.enter(model.Phase.PROVE, "waiting for the devices to be schedulable")
             # Restarted once, and not at every retry.
             is_retry = self._record.attempt > 1
-            paused = gpu_clients.ANY_PLUGIN if is_retry else plugin.restart_if_stale(gpus)
-            plugin.wait_schedulable(paused, gpus, request)
+            paused = gpu_clients.ANY_PLUGIN if is_retry else self._clients.restart_if_stale(gpus)
+            self._clients.wait_schedulable(paused, gpus, request)
         return outcomes.succeeded(
             self._record.config, errors.Reason.ALREADY_APPLIED, "is already active", gpus=gpus
         )
@@ -431,8 +408,7 @@ class Run:
             idle_wait=idle_wait or transaction.IdleWait(),
         )
 
-    def _failed(self, reason: errors.Reason, message: str, result: str = "") -> outcomes.Outcome:
-        text = "; ".join(filter(None, (message, result)))
+    def _failed(self, reason: errors.Reason, *parts: str) -> outcomes.Outcome:
         return outcomes.failed_run(
-            reason, text, journal=self._record.journal, gpus=self._record.gpus
+            reason, *parts, journal=self._record.journal, gpus=self._record.gpus
         )

@@ -36,8 +36,8 @@ def emptying(rig: fakes.NodeRig) -> steps.Plan:
     return planner.plan(rig.gpus, {rig.gpus[0].uuid: nothing})
 
 
-def gpu_clients_of(rig: fakes.NodeRig) -> gpu_clients.GpuClients:
-    deps = dependencies.Dependencies(
+def dependencies_of(rig: fakes.NodeRig) -> dependencies.Dependencies:
+    return dependencies.Dependencies(
         gpus=rig.hardware,
         node=rig.node,
         workloads=rig.workloads,
@@ -45,12 +45,15 @@ def gpu_clients_of(rig: fakes.NodeRig) -> gpu_clients.GpuClients:
         configs=fakes.FakeConfig(""),
         clock=rig.clock,
     )
+
+
+def gpu_clients_of(rig: fakes.NodeRig) -> gpu_clients.GpuClients:
     limits = settings.Limits(plugin_timeout_s=10, monitor_timeout_s=5)
-    return gpu_clients.GpuClients(deps, limits)
+    return gpu_clients.GpuClients(dependencies_of(rig), limits)
 
 
 def journal(rig: fakes.NodeRig) -> record.Record:
-    return record.Record(rig.node, rig.clock, journal=status.Journal(config="a"))
+    return record.Record(dependencies_of(rig), status.Journal(config="a"))
 
 
 def new_request(rig: fakes.NodeRig, *, ends_at: int | None = None) -> fakes.FakeRequest:
@@ -125,8 +128,8 @@ def test_a_config_that_was_set_before_the_run_is_not_rolled_back() -> None:
     gpu_clients_of(rig).resume_plugin(paused(rig, taken), taken, plugin_config="sliced")
 
     assert taken.journal.plugin_config is None
-    assert gpu_clients_of(rig).plugin.has_config("sliced")
-    assert not gpu_clients_of(rig).plugin.has_config("whole")
+    assert gpu_clients_of(rig).has_config("sliced")
+    assert not gpu_clients_of(rig).has_config("whole")
 
 
 def monitored_node() -> tuple[fakes.NodeRig, record.Record, gpu_clients.Paused]:
@@ -236,8 +239,6 @@ def test_a_watch_that_shows_a_plugin_that_has_gone_proves_nothing() -> None:
     rig.plugin_is_broken = True
 
     with pytest.raises(errors.NotReadyError) as caught:
-        gpu_clients_of(rig).plugin.wait_schedulable(
-            gpu_clients.ANY_PLUGIN, rig.gpus, new_request(rig)
-        )
+        gpu_clients_of(rig).wait_schedulable(gpu_clients.ANY_PLUGIN, rig.gpus, new_request(rig))
 
     assert caught.value.reason is errors.Reason.PLUGIN_NOT_READY
