@@ -2,10 +2,48 @@
 
 import collections
 from collections.abc import Mapping
+from typing import NamedTuple
 
+from mig_manager.core import model
 from mig_manager.sandbox.driver import states, transitions
 from testkit import nvml_faults
 from tests import fakes
+
+
+class Instance(NamedTuple):
+    """A GPU instance without its id, which the driver gives at will."""
+
+    placement: model.Placement
+    profile_id: int
+    inside: frozenset[tuple[int, model.Placement]]
+    """Profile and placement of each compute instance."""
+
+
+class GpuShape(NamedTuple):
+    """What must come back of a GPU when a change fails."""
+
+    is_enabled: bool
+    is_pending: bool
+    instances: frozenset[Instance]
+
+
+def geometry(state: nvml_faults.SharedState) -> tuple[GpuShape, ...]:
+    """Return what the driver itself has on each GPU."""
+    return tuple(
+        GpuShape(
+            gpu.is_enabled,
+            gpu.is_pending,
+            frozenset(
+                Instance(
+                    gi.placement,
+                    gi.profile_id,
+                    frozenset((ci.profile_id, ci.placement) for ci in gi.compute_instances),
+                )
+                for gi in gpu.instances
+            ),
+        )
+        for gpu in state.read().gpus
+    )
 
 
 def devices(state: nvml_faults.SharedState) -> dict[str, str]:

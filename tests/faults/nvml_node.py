@@ -16,7 +16,6 @@ from mig_manager.adapters.nvml import gpus as nvml_gpus
 from mig_manager.agent import dependencies, outcomes, reconcile, settings
 from mig_manager.core import model, ports
 from mig_manager.sandbox.driver import library as simulated
-from mig_manager.sandbox.driver import states
 from testkit import nvml_faults
 from tests import fakes, simulated_rig
 from tests.faults import nvml_codes
@@ -104,7 +103,6 @@ class Ended:
         return self.outcome.state is model.State.SUCCESS
 
 
-Shape = tuple[object, ...]
 Listen = Callable[[], contextlib.AbstractContextManager[Sequence[Mapping[str, object]]]]
 """Gives what is logged meanwhile."""
 
@@ -161,16 +159,9 @@ class Node:
             outcome = self._pipeline.run(layout or self.scenario.layout, request)
         return Ended(outcome=outcome, tracebacks=[line for line in log if "exc_info" in line])
 
-    def shape(self) -> Shape:
+    def shape(self) -> tuple[simulated_rig.GpuShape, ...]:
         """Return modes, instances, placements and what is inside them, from the driver itself."""
-        return tuple(
-            (
-                gpu.is_enabled,
-                gpu.is_pending,
-                frozenset((gi.profile_id, gi.placement, _inside(gi)) for gi in gpu.instances),
-            )
-            for gpu in self.state.read().gpus
-        )
+        return simulated_rig.geometry(self.state)
 
     def taken(self) -> list[str]:
         """Return what is still taken on the node; nothing, if all is well."""
@@ -211,10 +202,6 @@ class Node:
             ),
             settings.Limits(drain_timeout_s=20, plugin_timeout_s=20, monitor_timeout_s=5),
         )
-
-
-def _inside(gi: states.GpuInstance) -> frozenset[object]:
-    return frozenset((ci.profile_id, ci.placement) for ci in gi.compute_instances)
 
 
 def _sites(calls: Sequence[nvml_faults.Call]) -> tuple[Site, ...]:

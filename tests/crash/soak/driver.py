@@ -13,9 +13,6 @@ from mig_manager.sandbox.driver import states, transitions
 from testkit import nvml_faults
 from tests import simulated_rig
 
-Geometry = tuple[tuple[object, ...], ...]
-"""Modes, placements and spans of every GPU; no ids, which the driver gives at will."""
-
 
 class MemoryState(nvml_faults.SharedState):
     """The state of a node that one process keeps to itself: no file, hence quick."""
@@ -89,27 +86,6 @@ def counted(state: nvml_faults.SharedState, index: int) -> collections.Counter[s
     return collections.Counter(
         simulated_rig.device_name(board, instance, compute)
         for instance, compute in transitions.mig_devices(gpu)
-    )
-
-
-def geometry(state: nvml_faults.SharedState) -> Geometry:
-    """Return what must come back when a change fails."""
-    return tuple(
-        (
-            gpu.is_enabled,
-            gpu.is_pending,
-            tuple(
-                sorted(
-                    (
-                        instance.placement,
-                        instance.profile_id,
-                        tuple(sorted(c.placement for c in instance.compute_instances)),
-                    )
-                    for instance in gpu.instances
-                )
-            ),
-        )
-        for gpu in state.read().gpus
     )
 
 

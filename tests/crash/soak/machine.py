@@ -1,9 +1,6 @@
 """The soak itself: what may happen to a node, and what must hold whenever nothing is under way."""
 
 import collections
-import random
-from collections.abc import Sequence
-from typing import Any
 
 import structlog
 from hypothesis import stateful
@@ -20,61 +17,10 @@ from tests import fakes, simulated_rig
 from tests.crash.soak import cluster as soak_cluster
 from tests.crash.soak import driver, layouts, process, script
 
-SPECS = (
-    *("A100-SXM4-40GB", "2xA100-SXM4-40GB", "H100"),
-    *("A30", "A100-SXM4-40GB+A30", "2xH100+A30"),
-)
-CODES = (
-    *(states.Code.IN_USE, states.Code.INSUFFICIENT_RESOURCES, states.Code.UNKNOWN),
-    *(states.Code.TIMEOUT, states.Code.NO_PERMISSION, states.Code.GPU_IS_LOST),
-    *(states.Code.RESET_REQUIRED, states.Code.NOT_FOUND),
-)
-FUNCTIONS = (
-    "nvmlDeviceSetMigMode",
-    "nvmlDeviceCreateGpuInstance*",
-    "nvmlGpuInstanceCreateComputeInstance*",
-    "nvmlGpuInstanceDestroy",
-    "nvmlComputeInstanceDestroy",
-    "nvmlDeviceGetGpuInstances",
-    "nvmlDeviceGetMigMode",
-    "nvmlInitWithFlags",
-)
 CONFESSED = ("failed as well", "could not be rolled back", "to restore once it is back")
 """How a message says that the instances from before are not back."""
 _ASKED = {"gpus", "node", "workloads", "allocations"}
 """Ports that a rollback calls."""
-picks = st.integers(min_value=0, max_value=999)
-names = st.sampled_from((*layouts.NAMES, layouts.NAMES[0], layouts.UNKNOWN))
-many_picks = st.tuples(picks, picks, picks)
-_OTHERS = (
-    *(script.Kind.POD_STARTS, script.Kind.POD_ENDS, script.Kind.CORDON, script.Kind.UNCORDON),
-    *(script.Kind.DECIDE_MONITOR, script.Kind.DECIDE_PLUGIN),
-)
-"""What others do between the runs; pods start most often."""
-
-
-def _happenings(seed: bytes, kinds: Sequence[script.Kind], most: int) -> list[script.Event]:
-    """Choose evenly what happens at which call: hypothesis' own numbers crowd at the edges."""
-    dice = random.Random(seed)  # noqa: S311 - acts of a test
-    happens = []
-    for _ in range(dice.randint(1, most)):
-        kind = dice.choice(kinds)
-        # Many runs are short: most find their layout active.
-        last = 14 if kind in script.IN_DRIVER else dice.choice((8, 25, 55))
-        happens.append(
-            script.Event(at=dice.randint(1, last), kind=kind, pick=dice.randrange(1000))
-        )
-    return happens
-
-
-_seeds = st.binary(min_size=8, max_size=8)
-events = _seeds.map(lambda seed: _happenings(seed, tuple(script.Kind), 6))
-kills = _seeds.map(lambda seed: _happenings(seed, script.DEADLY, 1))
-no_events = st.just(list[script.Event]())
-acts = st.lists(
-    st.tuples(st.sampled_from((*_OTHERS, *_OTHERS[:1] * 3)), picks), min_size=1, max_size=6
-)
-
 COUNTS: collections.Counter[str] = collections.Counter()
 """What all machines of this process did."""
 
@@ -94,7 +40,7 @@ class Soak(stateful.RuleBasedStateMachine):
         self.step = process.Step(is_killed=False, is_over=True, outcome=None, names=())
         self.fired: collections.Counter[int | None] = collections.Counter()
         """How often driver faults had struck before this step, by GPU."""
-        self.foreign: set[tuple[int, object]] = set()
+        self.foreign: set[tuple[int, simulated_rig.Instance]] = set()
         """Instances that others made since nothing was under way last; the agent keeps them."""
         self.tried: list[layouts.Layout] = []
         """What the runs were about since nothing was under way last."""
@@ -104,10 +50,12 @@ class Soak(stateful.RuleBasedStateMachine):
         """Whether another program has changed the GPUs since the last success."""
 
     @stateful.initialize(
-        spec=st.sampled_from(SPECS),
+        spec=st.sampled_from(script.SPECS),
         is_gated=st.booleans(),
         heals=st.booleans(),
-        seeds=st.lists(many_picks, min_size=len(layouts.NAMES), max_size=len(layouts.NAMES)),
+        seeds=st.lists(
+            script.many_picks, min_size=len(layouts.NAMES), max_size=len(layouts.NAMES)
+        ),
     )
     def boot(
         self,
@@ -128,7 +76,9 @@ class Soak(stateful.RuleBasedStateMachine):
             for name, seed in zip(layouts.NAMES, seeds, strict=True)
         }
         self.configs = fakes.FakeConfig(layouts.document(self.layouts))
-        self.before = _sets(driver.geometry(self.rig.state))
+        self.before: list[set[simulated_rig.GpuShape]] = [set() for _ in self.products]
+        """How each GPU may be after a change that failed."""
+        self._remember()
         COUNTS["nodes"] += 1
         self.request(layouts.NAMES[0], [])
         for pick in range(3):
@@ -140,13 +90,13 @@ class Soak(stateful.RuleBasedStateMachine):
         self._label(name)
         self._serve(happens)
 
-    request_layout = stateful.rule(name=names, happens=events)(request)
-    request_and_kill = stateful.rule(name=names, happens=kills)(request)
-    request_undisturbed = stateful.rule(name=st.sampled_from(layouts.NAMES), happens=no_events)(
-        request
-    )
+    request_layout = stateful.rule(name=script.names, happens=script.events)(request)
+    request_and_kill = stateful.rule(name=script.names, happens=script.kills)(request)
+    request_undisturbed = stateful.rule(
+        name=st.sampled_from(layouts.NAMES), happens=script.no_events
+    )(request)
 
-    @stateful.rule(happens=st.one_of(no_events, events))
+    @stateful.rule(happens=st.one_of(script.no_events, script.events))
     def serve_again(self, happens: list[script.Event]) -> None:
         self._serve(happens)
 
@@ -155,7 +105,7 @@ class Soak(stateful.RuleBasedStateMachine):
         self._label(None)
         self._serve([])
 
-    @stateful.rule(name=st.sampled_from(layouts.NAMES), seed=many_picks)
+    @stateful.rule(name=st.sampled_from(layouts.NAMES), seed=script.many_picks)
     def edit_the_file(self, name: str, seed: tuple[int, int, int]) -> None:
         if sum(seed) % 3 == 0:
             self._write(layouts.BROKEN)
@@ -191,8 +141,8 @@ class Soak(stateful.RuleBasedStateMachine):
         COUNTS["reboots"] += 1
 
     @stateful.rule(
-        function=st.sampled_from(FUNCTIONS),
-        code=st.sampled_from(CODES),
+        function=st.sampled_from(script.FUNCTIONS),
+        code=st.sampled_from(script.CODES),
         first=st.integers(min_value=1, max_value=6),
         gpu=st.integers(min_value=0, max_value=2),
     )
@@ -208,19 +158,19 @@ class Soak(stateful.RuleBasedStateMachine):
         )
         COUNTS["driver faults armed"] += 1
 
-    @stateful.rule(pick=picks)
+    @stateful.rule(pick=script.picks)
     def instance_goes_behind_our_back(self, pick: int) -> None:
         in_use = {device for devices in self.rig.assigned.values() for device in devices}
         if driver.remove_behind_back(self.rig.state, pick, spared=in_use):
             self._foreign_change()
 
-    @stateful.rule(pick=picks, is_orphan=st.booleans())
+    @stateful.rule(pick=script.picks, is_orphan=st.booleans())
     def instance_comes_behind_our_back(self, pick: int, is_orphan: bool) -> None:  # noqa: FBT001
-        known = driver.geometry(self.rig.state)
+        known = simulated_rig.geometry(self.rig.state)
         if driver.add_behind_back(self.rig.state, pick, is_orphan=is_orphan):
-            now = driver.geometry(self.rig.state)
+            now = simulated_rig.geometry(self.rig.state)
             for index, (old, new) in enumerate(zip(known, now, strict=True)):
-                self.foreign |= {(index, each) for each in _instances(new) - _instances(old)}
+                self.foreign |= {(index, each) for each in new.instances - old.instances}
             self._foreign_change()
 
     @stateful.rule()
@@ -235,13 +185,13 @@ class Soak(stateful.RuleBasedStateMachine):
 
     # -- what others do
 
-    @stateful.rule(acts=acts)
+    @stateful.rule(acts=script.acts)
     def others_act(self, acts: list[tuple[script.Kind, int]]) -> None:
         for kind, pick in acts:
             is_done = self.rig.script.acts[kind](pick)
             COUNTS["pods"] += bool(is_done) and kind is script.Kind.POD_STARTS
 
-    @stateful.rule(pick=picks)
+    @stateful.rule(pick=script.picks)
     def other_client_starts(self, pick: int) -> None:
         self.rig.start_other_client(pick)
 
@@ -390,39 +340,45 @@ class Soak(stateful.RuleBasedStateMachine):
         A message that the instances from before are not back excuses a GPU only if something in
         this step may have kept its driver from bringing them back.
         """
-        now = driver.geometry(self.rig.state)
         messages = (self.step.outcome.message if self.step.outcome else "", *self.rig.messages)
         is_confessed = any(words in text for words in CONFESSED for text in messages)
         COUNTS["not undone, as reported"] += is_confessed
         excused = self._hindered() if is_confessed else frozenset()
-        for index, found in enumerate(now):
+        for index, found in enumerate(simulated_rig.geometry(self.rig.state)):
             is_wanted = any(
                 not self._differences((*(None,) * index, layout[index])) for layout in self.tried
             )
             if not is_wanted and not self._was_before(index, found):
-                assert index in excused, (
-                    *(index, found, messages, self.step),
-                    self.rig.script.happened,
-                )
+                happened = self.rig.script.happened
+                assert index in excused, (index, found, messages, self.step, happened)
                 COUNTS["GPUs not undone"] += 1
-        # A journal that is kept may lead back to what was before it, at the next try or start.
-        if is_confessed or cluster.JOURNAL_ANNOTATION in self.rig.annotations:
-            self._also(now)
-            return
-        self.before = _sets(now)
-        self.tried.clear()
-        self.foreign.clear()
+        if self._remember(is_undone=not is_confessed):
+            self.tried.clear()
+            self.foreign.clear()
 
-    def _was_before(self, index: int, found: tuple[object, ...]) -> bool:
+    def _remember(self, *, is_undone: bool = True) -> bool:
+        """Expect a change that fails to return to the GPUs as they are; return if to nothing else.
+
+        A journal that is kept may lead to what was before it, at the next try or start.
+        """
+        now = simulated_rig.geometry(self.rig.state)
+        is_all = is_undone and cluster.JOURNAL_ANNOTATION not in self.rig.annotations
+        for known, found in zip(self.before, now, strict=True):
+            if is_all:
+                known.clear()
+            known.add(found)
+        return is_all
+
+    def _was_before(self, index: int, found: simulated_rig.GpuShape) -> bool:
         """Return whether a GPU has what it had, and beside that only what others made.
 
         Where others made something in the place of what it had, that cannot be back; and MIG stays
         on for what they made.
         """
-        foreign: set[Any] = {instance for number, instance in self.foreign if number == index}
-        now = _instances(found)
+        now = found.instances
+        foreign = {instance for number, instance in self.foreign if number == index}
         for known in self.before[index]:
-            was = _instances(known)
+            was = known.instances
             free = {a for a in was if not any(a[0].overlaps(b[0]) for b in foreign & now)}
             if (found[:2] == known[:2] or foreign & now) and free <= now <= was | foreign:
                 return True
@@ -444,10 +400,6 @@ class Soak(stateful.RuleBasedStateMachine):
             for index, board in enumerate(self.rig.state.boards)
             if fired[index] or board.uuid in users
         }
-
-    def _also(self, now: driver.Geometry) -> None:
-        for known, found in zip(self.before, now, strict=True):
-            known.add(found)
 
     def _judge_success(self, name: str) -> None:
         self._note_applied(name)
@@ -478,19 +430,4 @@ class Soak(stateful.RuleBasedStateMachine):
 
     def _foreign_change(self) -> None:
         self.is_foreign = True
-        now = driver.geometry(self.rig.state)
-        if cluster.JOURNAL_ANNOTATION in self.rig.annotations:
-            self._also(now)
-        else:
-            self.before = _sets(now)
-
-
-def _instances(gpu: tuple[object, ...]) -> set[Any]:
-    """Return the instances of a GPU of a geometry."""
-    instances = gpu[2]
-    assert isinstance(instances, tuple)
-    return set(instances)
-
-
-def _sets(geometry: driver.Geometry) -> list[set[tuple[object, ...]]]:
-    return [{gpu} for gpu in geometry]
+        self._remember()

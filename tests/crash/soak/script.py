@@ -1,11 +1,16 @@
-"""What happens at the n-th call of a run: kills, faults, and other people's acts."""
+"""What happens between runs and at their n-th call: kills, faults, and other people's acts."""
 
 import dataclasses
 import enum
+import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from hypothesis import strategies as st
+
 from mig_manager import errors
+from mig_manager.sandbox.driver import states
+from tests.crash.soak import layouts
 
 
 class Killed(BaseException):
@@ -46,6 +51,56 @@ class Event:
     """The n-th call of a port, or change of a GPU, of this run; from 1."""
     kind: Kind
     pick: int = 0
+
+
+SPECS = (
+    *("A100-SXM4-40GB", "2xA100-SXM4-40GB", "H100"),
+    *("A30", "A100-SXM4-40GB+A30", "2xH100+A30"),
+)
+CODES = (
+    *(states.Code.IN_USE, states.Code.INSUFFICIENT_RESOURCES, states.Code.UNKNOWN),
+    *(states.Code.TIMEOUT, states.Code.NO_PERMISSION, states.Code.GPU_IS_LOST),
+    *(states.Code.RESET_REQUIRED, states.Code.NOT_FOUND),
+)
+FUNCTIONS = (
+    "nvmlDeviceSetMigMode",
+    "nvmlDeviceCreateGpuInstance*",
+    "nvmlGpuInstanceCreateComputeInstance*",
+    "nvmlGpuInstanceDestroy",
+    "nvmlComputeInstanceDestroy",
+    "nvmlDeviceGetGpuInstances",
+    "nvmlDeviceGetMigMode",
+    "nvmlInitWithFlags",
+)
+picks = st.integers(min_value=0, max_value=999)
+names = st.sampled_from((*layouts.NAMES, layouts.NAMES[0], layouts.UNKNOWN))
+many_picks = st.tuples(picks, picks, picks)
+_OTHERS = (
+    *(Kind.POD_STARTS, Kind.POD_ENDS, Kind.CORDON, Kind.UNCORDON),
+    *(Kind.DECIDE_MONITOR, Kind.DECIDE_PLUGIN),
+)
+"""What others do between the runs; pods start most often."""
+
+
+def _happenings(seed: bytes, kinds: Sequence[Kind], most: int) -> list[Event]:
+    """Choose evenly what happens at which call: hypothesis' own numbers crowd at the edges."""
+    dice = random.Random(seed)  # noqa: S311 - acts of a test
+    happens = []
+    for _ in range(dice.randint(1, most)):
+        kind = dice.choice(kinds)
+        # Many runs are short: most find their layout active.
+        last = 14 if kind in IN_DRIVER else dice.choice((8, 25, 55))
+        happens.append(Event(at=dice.randint(1, last), kind=kind, pick=dice.randrange(1000)))
+    return happens
+
+
+_seeds = st.binary(min_size=8, max_size=8)
+events = _seeds.map(lambda seed: _happenings(seed, tuple(Kind), 6))
+kills = _seeds.map(lambda seed: _happenings(seed, DEADLY, 1))
+no_events = st.just(list[Event]())
+acts = st.lists(
+    st.tuples(st.sampled_from((*_OTHERS, *_OTHERS[:1] * 3)), picks), min_size=1, max_size=6
+)
 
 
 class Script:
