@@ -1,6 +1,8 @@
 """One small node in memory, its layouts, and the scenes that the pipeline is played in."""
 
+import copy
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -43,6 +45,13 @@ BALANCED = {"1g.5gb": 2, "2g.10gb": 1, "3g.20gb": 1}
 
 def node(*, layout: str | None = None, gated: bool = True) -> fakes.NodeRig:
     """Two A100s with a device plugin; ``layout`` is already active."""
+    original = _node(layout=layout, gated=gated)
+    # The GPUs are immutable.
+    return copy.deepcopy(original, {id(original.gpus): original.gpus})
+
+
+@functools.cache
+def _node(*, layout: str | None, gated: bool) -> fakes.NodeRig:
     product = hardware.find("A100-SXM4-40GB")
     rig = fakes.NodeRig(gpus=(hardware.template(product, 0), hardware.template(product, 1)))
     rig.plugin_is_gated = gated
@@ -185,10 +194,18 @@ def busy_node() -> fakes.NodeRig:
     return rig
 
 
-def count_calls(make: Callable[[], fakes.NodeRig], layout: str) -> int:
+def calls(make: Callable[[], fakes.NodeRig], layout: str) -> list[str]:
+    """Return the port calls of an undisturbed run."""
     rig = make()
     assert run(rig, layout).state is model.State.SUCCESS
-    return len(rig.log)
+    return rig.log
+
+
+def broken(call: str) -> Exception:
+    """Return what a port call raises that fails."""
+    if call == "host.save":
+        return errors.ConfigError("broken")
+    return BROKEN[call.partition(".")[0]]
 
 
 def guarded_node() -> fakes.NodeRig:
@@ -313,14 +330,6 @@ SCENARIOS: dict[str, tuple[Callable[[], fakes.NodeRig], str]] = {
     "reset": (resetting_node, "all-1g.5gb"),
     "plugin-config": (sharing_node, "one-slice-changed"),
 }
-
-
-def fakes_error(make: Callable[[], fakes.NodeRig], layout: str, index: int) -> Exception:
-    rig = make()
-    run(rig, layout)
-    if rig.log[index] == "host.save":
-        return errors.ConfigError("broken")
-    return BROKEN[rig.log[index].partition(".")[0]]
 
 
 class Killed(BaseException):

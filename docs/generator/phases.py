@@ -117,25 +117,14 @@ def _play(
     return request.asked
 
 
-def _calls(make: Make, layout: str) -> list[str]:
-    node = make()
-    scenes.run(node, layout)
-    return node.log
-
-
 def _with_every_call_failing(make: Make, layout: str, story: Story) -> None:
-    for index, call in enumerate(_calls(make, layout)):
-        error = errors.ConfigError("broken") if call == "host.save" else _broken(call)
+    for index, call in enumerate(scenes.calls(make, layout)):
         node = make()
-        node.failing = {index: error}
+        node.failing = {index: scenes.broken(call)}
         _play(node, layout, story)
         # The next run undoes what this one could not.
         node.failing = {}
         _play(node, layout, story)
-
-
-def _broken(call: str) -> Exception:
-    return scenes.BROKEN[call.partition(".")[0]]
 
 
 def _superseded_at_every_check(make: Make, layout: str, story: Story) -> None:
@@ -146,7 +135,7 @@ def _superseded_at_every_check(make: Make, layout: str, story: Story) -> None:
 
 def _killed_everywhere(make: Make, layout: str, story: Story) -> None:
     """Kill it at every call; its successor resumes, or another layout is requested."""
-    for index in range(len(_calls(make, layout))):
+    for index in range(len(scenes.calls(make, layout))):
         for requested in (layout, _OTHER_LAYOUT):
             node = make()
             node.failing = {index: scenes.Killed()}  # type: ignore[dict-item]

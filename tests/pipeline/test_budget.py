@@ -160,7 +160,7 @@ def test_a_slot_that_may_be_lost_is_no_leave_to_begin() -> None:
     assert not slots.is_taken
 
 
-CALLS = scenes.count_calls(scenes.busy_node, "one-slice-changed")
+CALLS = len(scenes.calls(scenes.busy_node, "one-slice-changed"))
 
 
 @pytest.mark.parametrize("index", range(CALLS))

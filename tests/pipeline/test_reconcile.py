@@ -25,10 +25,10 @@ from tests.scenes import (
     SCENARIOS,
     SWEPT,
     assert_nothing_taken,
+    broken,
     busy_node,
-    count_calls,
+    calls,
     device,
-    fakes_error,
     guarded_node,
     monitored_node,
     node,
@@ -891,13 +891,13 @@ def test_after_any_call_fails_once_the_node_is_restored_and_the_retry_succeeds(
     scenario: str,
 ) -> None:
     make, layout = SCENARIOS[scenario]
-    number = count_calls(make, layout)
-    assert number > 8
-    for index in range(number):
+    undisturbed = calls(make, layout)
+    assert len(undisturbed) > 8
+    for index, call in enumerate(undisturbed):
         rig = make()
         ours = reconciler(rig)
         request = fakes.FakeRequest(rig.clock, replaced=False)
-        rig.failing = {index: fakes_error(make, layout, index)}
+        rig.failing = {index: broken(call)}
         try:
             ours.run(layout, request)
         except errors.ClusterError:

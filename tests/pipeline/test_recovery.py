@@ -54,7 +54,7 @@ def killed(
 
 def calls(scenario: str) -> tuple[Callable[[], fakes.NodeRig], str, range]:
     make, layout = scenes.SCENARIOS[scenario]
-    return make, layout, range(scenes.count_calls(make, layout))
+    return make, layout, range(len(scenes.calls(make, layout)))
 
 
 @pytest.mark.parametrize("scenario", scenes.SWEPT)
