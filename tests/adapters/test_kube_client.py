@@ -1,23 +1,21 @@
 """Each way to a cluster with a part of the official client, in a process of its own."""
 
 import base64
-import contextlib
-import http.server
 import json
 import pathlib
 import shutil
 import ssl
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from mig_manager import errors
 from mig_manager.adapters.kubernetes import api
+from tests.adapters import kube_rig
+from tests.adapters.kube_rig import Server
 
 _HEAVY = frozenset(
     {
@@ -53,68 +51,12 @@ print(*(name for name in sys.modules if name in {heavy!r}))
 """
 
 
-class Server(http.server.ThreadingHTTPServer):
-    """Plays the API server, and an issuer of tokens beside it."""
-
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
-        self.seen: list[tuple[str, str | None]] = []
-        self.pages: dict[str, Any] = {"/version": {"major": "1"}}
-
-    def url(self, scheme: str = "http") -> str:
-        return f"{scheme}://127.0.0.1:{self.server_port}"
+server = kube_rig.server
 
 
-class _Handler(http.server.BaseHTTPRequestHandler):
-    server: Server
-
-    def do_GET(self) -> None:
-        self.server.seen.append((self.path, self.headers["Authorization"]))
-        body = json.dumps(self.server.pages[self.path]).encode()
-        self.send_response(200)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def do_POST(self) -> None:
-        self.rfile.read(int(self.headers["Content-Length"]))
-        self.do_GET()
-
-    def log_message(self, *_args: object) -> None:
-        """Keep the test's output clean."""
-
-
-@contextlib.contextmanager
-def serving(context: ssl.SSLContext | None = None) -> Iterator[Server]:
-    with Server() as server:
-        if context is not None:
-            server.socket = context.wrap_socket(server.socket, server_side=True)
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
-        thread.start()
-        try:
-            yield server
-        finally:
-            server.shutdown()
-            thread.join()
-
-
-@pytest.fixture
-def server() -> Iterator[Server]:
-    with serving() as running:
-        yield running
-
-
-def kubeconfig(folder: pathlib.Path, cluster: dict[str, Any], user: dict[str, Any]) -> str:
-    path = folder / "kubeconfig"
-    document = {
-        "clusters": [{"name": "c", "cluster": cluster}],
-        "users": [{"name": "u", "user": user}],
-        "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
-        "current-context": "x",
-    }
-    path.write_text(json.dumps(document))
-    return str(path)
+def sent(server: Server) -> list[tuple[str, str | None]]:
+    """Return the path and the credentials of each request."""
+    return [(path, headers.get("Authorization")) for _, path, headers, _ in server.seen]
 
 
 def loaded_by(script: str, *argv: str, **environ: str) -> set[str]:
@@ -157,18 +99,18 @@ needs_openssl = pytest.mark.skipif(shutil.which("openssl") is None, reason="no o
 def test_a_token_loads_almost_none_of_the_client_library(
     server: Server, tmp_path: pathlib.Path
 ) -> None:
-    path = kubeconfig(tmp_path, {"server": server.url()}, {"token": "a"})
+    path = kube_rig.kubeconfig(tmp_path, {"server": server.url}, {"token": "a"})
     assert loaded_by(_BY_FILE, path) == set()
-    assert server.seen == [("/version", "Bearer a")]
+    assert sent(server) == [("/version", "Bearer a")]
 
 
 def test_a_credential_plugin_is_run(server: Server, tmp_path: pathlib.Path) -> None:
     version = "client.authentication.k8s.io/v1"
     credential = {"apiVersion": version, "kind": "ExecCredential", "status": {"token": "fresh"}}
     plugin = {"command": "/bin/echo", "args": [json.dumps(credential)], "apiVersion": version}
-    path = kubeconfig(tmp_path, {"server": server.url()}, {"exec": plugin})
+    path = kube_rig.kubeconfig(tmp_path, {"server": server.url}, {"exec": plugin})
     assert loaded_by(_BY_FILE, path) == set()
-    assert server.seen == [("/version", "Bearer fresh")]
+    assert sent(server) == [("/version", "Bearer fresh")]
 
 
 @pytest.mark.parametrize("when", ["0001-01-01T00:00:00Z", "9999-12-31T23:59:59-12:00"])
@@ -180,7 +122,7 @@ def test_credentials_with_the_largest_expiry_date_do_not_crash(
     status = {"token": "fresh", "expirationTimestamp": when}
     credential = {"apiVersion": version, "kind": "ExecCredential", "status": status}
     plugin = {"command": "/bin/echo", "args": [json.dumps(credential)], "apiVersion": version}
-    path = kubeconfig(tmp_path, {"server": server.url()}, {"exec": plugin})
+    path = kube_rig.kubeconfig(tmp_path, {"server": server.url}, {"exec": plugin})
     client = api.KubeApi.connect(kubeconfig=path)
     try:
         client.post("/version", {})
@@ -200,7 +142,7 @@ def openid(server: Server, token: str) -> dict[str, Any]:
         "client-secret": "secret",
         "id-token": token,
         "refresh-token": "again",
-        "idp-issuer-url": server.url(),
+        "idp-issuer-url": server.url,
     }
     return {"auth-provider": {"name": "oidc", "config": config}}
 
@@ -209,26 +151,26 @@ def test_an_unexpired_identity_token_does_not_load_oauth(
     server: Server, tmp_path: pathlib.Path
 ) -> None:
     token = identity(time.time() + 9999)
-    path = kubeconfig(tmp_path, {"server": server.url()}, openid(server, token))
+    path = kube_rig.kubeconfig(tmp_path, {"server": server.url}, openid(server, token))
     assert loaded_by(_BY_FILE, path) == set()
-    assert server.seen == [("/version", f"Bearer {token}")]
+    assert sent(server) == [("/version", f"Bearer {token}")]
 
 
 def test_an_expired_identity_token_loads_oauth_and_is_renewed(
     server: Server, tmp_path: pathlib.Path
 ) -> None:
     renewed = identity(time.time() + 9999)
-    server.pages["/.well-known/openid-configuration"] = {"token_endpoint": server.url() + "/token"}
+    server.pages["/.well-known/openid-configuration"] = {"token_endpoint": server.url + "/token"}
     server.pages["/token"] = {
         "access_token": "x",
         "token_type": "bearer",
         "id_token": renewed,
         "refresh_token": "once more",
     }
-    path = kubeconfig(tmp_path, {"server": server.url()}, openid(server, identity(1)))
+    path = kube_rig.kubeconfig(tmp_path, {"server": server.url}, openid(server, identity(1)))
     loaded = loaded_by(_BY_FILE, path, OAUTHLIB_INSECURE_TRANSPORT="1")
     assert {"requests", "kubernetes.client.api_client"} <= loaded
-    assert server.seen[-1] == ("/version", f"Bearer {renewed}")
+    assert sent(server)[-1] == ("/version", f"Bearer {renewed}")
 
 
 @needs_openssl
@@ -242,7 +184,7 @@ def test_in_a_pod_the_service_account_trusts_the_server_of_its_certificate_autho
     token.write_text("mounted")
     paths = f"TOKEN, AUTHORITY = {str(token)!r}, {str(certificate)!r}"
     (tmp_path / "kubernetes_paths.py").write_text(paths)
-    with serving(context) as server:
+    with Server(context) as server:
         loaded = loaded_by(
             _IN_A_POD,
             PYTHONPATH=str(tmp_path),
@@ -250,7 +192,7 @@ def test_in_a_pod_the_service_account_trusts_the_server_of_its_certificate_autho
             KUBERNETES_SERVICE_PORT=str(server.server_port),
         )
     assert loaded == set()
-    assert server.seen == [("/version", "bearer mounted")]
+    assert sent(server) == [("/version", "bearer mounted")]
 
 
 @needs_openssl
@@ -266,14 +208,14 @@ def test_a_client_certificate_in_the_kubeconfig_is_sent_on_request(
     def data(path: pathlib.Path) -> str:
         return base64.b64encode(path.read_bytes()).decode()
 
-    with serving(context) as server:
-        path = kubeconfig(
+    with Server(context) as server:
+        path = kube_rig.kubeconfig(
             tmp_path,
-            {"server": server.url("https"), "certificate-authority-data": data(certificate)},
+            {"server": server.url, "certificate-authority-data": data(certificate)},
             {"client-certificate-data": data(certificate), "client-key-data": data(key)},
         )
         assert loaded_by(_BY_FILE, path) == set()
-    assert server.seen == [("/version", None)]
+    assert sent(server) == [("/version", None)]
 
 
 def test_the_rest_of_the_client_can_be_imported() -> None:

@@ -5,9 +5,11 @@ generated models are not used: they cost 20 MB and a second to import, and rejec
 server may send. Its retries are off: it would repeat a POST, and could not be interrupted.
 """
 
+import contextlib
 import enum
 import functools
 import http
+import math
 import threading
 import time
 import urllib.parse
@@ -34,6 +36,8 @@ _LARGEST_BODY = 64 << 20
 """Bytes; a page of 500 nodes with long lists of images has some 30 MiB."""
 _LARGEST_ERROR = 1 << 20
 _SUCCESS = 2
+_UNSENT = urllib3.exceptions.NewConnectionError, urllib3.exceptions.ConnectTimeoutError
+_Body = Mapping[str, Any] | list[Any]
 _REQUESTS_PER_S = 20.0
 _BURST = 60
 """A whole reconfiguration takes some forty requests, and must not be slowed down."""
@@ -62,21 +66,19 @@ class RateLimit:
     def __init__(
         self, *, per_s: float, burst: int, monotonic: Callable[[], float] = time.monotonic
     ) -> None:
-        self._per_s = per_s
-        self._burst = burst
+        self._pause_s = 1 / per_s
+        self._burst_s = burst / per_s
         self._monotonic = monotonic
         self._lock = threading.Lock()
-        self._tokens = float(burst)
-        self._at_s = monotonic()
+        self._spent_s = -math.inf
+        """The tokens gained up to this time are spent."""
 
     def take(self) -> float:
         """Take a token, on credit if need be; return the seconds to wait before using it."""
         with self._lock:
             now_s = self._monotonic()
-            gained = (now_s - self._at_s) * self._per_s
-            self._tokens = min(float(self._burst), self._tokens + gained) - 1.0
-            self._at_s = now_s
-            return max(0.0, -self._tokens / self._per_s)
+            self._spent_s = max(self._spent_s, now_s - self._burst_s) + self._pause_s
+            return max(0.0, self._spent_s - now_s)
 
 
 class KubeApi:
@@ -93,7 +95,7 @@ class KubeApi:
         *,
         request_timeout_s: float = 10.0,
         reload: Callable[[], None] | None = None,
-        sleep: Callable[[float], object] | None = None,
+        sleep: Callable[[float], Any] | None = None,
         limit: RateLimit | None = None,
     ) -> None:
         """Wrap a configuration; ``connect`` and ``at`` are the usual constructors.
@@ -114,7 +116,7 @@ class KubeApi:
         self._timeout_s = request_timeout_s
         self._reload = reload
         self._closed = threading.Event()
-        self._sleep = sleep or self._closed.wait
+        self._sleep: Callable[[float], Any] = sleep or self._closed.wait
         self._limit = limit
 
     @classmethod
@@ -141,7 +143,7 @@ class KubeApi:
         *,
         token: str | None = None,
         request_timeout_s: float = 10.0,
-        sleep: Callable[[float], object] | None = None,
+        sleep: Callable[[float], Any] | None = None,
     ) -> Self:
         """Use the API server at a URL, such as the sandbox's, never through a proxy."""
         configuration = Configuration()
@@ -153,23 +155,21 @@ class KubeApi:
 
     def get(self, path: str, query: Mapping[str, str] | None = None) -> dict[str, Any]:
         """Get an object or a list."""
-        return self._request("GET", _with_query(path, query), retry=responses.Retry.READ)
+        return self._request("GET", path, query=query, retry=responses.Retry.READ)
 
     def post(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
         """Create an object; never sent twice."""
-        return self._request("POST", path, body=body)
+        return self._request("POST", path, body)
 
     def put(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
         """Replace an object; never sent twice."""
-        return self._request("PUT", path, body=body)
+        return self._request("PUT", path, body)
 
     def delete(self, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Delete an object; a retry after a broken connection may find it gone (404)."""
-        return self._request("DELETE", path, body=body, retry=responses.Retry.IDEMPOTENT)
+        return self._request("DELETE", path, body, retry=responses.Retry.IDEMPOTENT)
 
-    def patch(
-        self, path: str, body: Mapping[str, Any] | list[Any], *, kind: PatchType
-    ) -> dict[str, Any]:
+    def patch(self, path: str, body: _Body, *, kind: PatchType) -> dict[str, Any]:
         """Change an object.
 
         A merge writes absolute values and may be repeated after a broken connection; the
@@ -177,7 +177,7 @@ class KubeApi:
         """
         is_json = kind is PatchType.JSON
         retry = responses.Retry.UNSENT if is_json else responses.Retry.IDEMPOTENT
-        return self._request("PATCH", path, body=body, content_type=kind.value, retry=retry)
+        return self._request("PATCH", path, body, content_type=kind.value, retry=retry)
 
     def watch(
         self, path: str, *, query: Mapping[str, str], timeout_s: float, idle_timeout_s: float
@@ -196,7 +196,7 @@ class KubeApi:
             "allowWatchBookmarks": "true",
             "timeoutSeconds": str(round(timeout_s)),
         }
-        response = self._open("GET", _with_query(path, options), None, None)
+        response = self._open("GET", path, options)
         # The head of the response came under the short deadline; silence within it may be longer.
         socket = getattr(response.connection, "sock", None)
         if socket is not None:
@@ -236,14 +236,28 @@ class KubeApi:
         self,
         method: str,
         path: str,
+        body: _Body | None = None,
         *,
-        body: Mapping[str, Any] | list[Any] | None = None,
+        query: Mapping[str, str] | None = None,
         content_type: str = "application/json",
         retry: responses.Retry = responses.Retry.NEVER,
     ) -> dict[str, Any]:
         """Send a request, and again with backoff where that may help."""
-        request = _name(method, path)
-        for attempt in tenacity.Retrying(
+
+        def attempt() -> dict[str, Any]:
+            request = f"{method} {path}"
+            response = self._open(method, path, query, body, content_type)
+            text = self._read(response, request)
+            if len(text) > _LARGEST_BODY:
+                raise responses.ApiError(
+                    f"the Kubernetes API's answer to {request} has more than "
+                    f"{_LARGEST_BODY >> 20} MiB",
+                    reason=errors.Reason.API_ERROR,
+                    status=response.status,
+                )
+            return responses.parse(request, text)
+
+        return tenacity.Retrying(
             retry=tenacity.retry_if_exception(retry.allows),
             stop=tenacity.stop_any(
                 tenacity.stop_after_attempt(_ATTEMPTS),
@@ -251,85 +265,41 @@ class KubeApi:
                 tenacity.stop_when_event_set(self._closed),
             ),
             wait=_pause_s,
-            sleep=self._pause,
+            sleep=self._sleep,
             reraise=True,
-        ):
-            with attempt:
-                response = self._open(method, path, body, content_type)
-                return responses.parse(request, self._read(response, request))
-        raise AssertionError  # tenacity returns or raises
-
-    def _pause(self, seconds: float) -> None:
-        self._sleep(seconds)
+        )(attempt)
 
     def _open(
         self,
         method: str,
         path: str,
-        body: Mapping[str, Any] | list[Any] | None,
-        content_type: str | None,
+        query: Mapping[str, str] | None,
+        body: _Body | None = None,
+        content_type: str = "application/json",
     ) -> urllib3.BaseHTTPResponse:
         """Send a request and return the response, unread, if its status is 2xx."""
-        response = self._send(method, path, body, content_type)
-        if response.status == http.HTTPStatus.UNAUTHORIZED and self._reload_credentials():
-            response.close()
-            response = self._send(method, path, body, content_type)
+        request = f"{method} {path}"
+        url = f"{path}?{urllib.parse.urlencode(query)}" if query else path
+        response = self._send(request, method, url, body, content_type)
+        if response.status == http.HTTPStatus.UNAUTHORIZED and self._reload is not None:
+            # The client itself reloads credentials once a minute. The server's 401 says more than
+            # a file that is missing while it is replaced.
+            with contextlib.suppress(errors.UsageError):
+                self._reload()
+                response.close()
+                response = self._send(request, method, url, body, content_type)
         if response.status // 100 != _SUCCESS:
-            request = _name(method, path)
-            try:
-                text = self._read(response, request, limit=_LARGEST_ERROR)
-            except responses.ApiError as error:
-                if error.status is None:
-                    raise
+            text = self._read(response, request, limit=_LARGEST_ERROR)
+            if len(text) > _LARGEST_ERROR:
                 text = b"(a body that is too large)"
             raise responses.refusal(request, response.status, response.headers, text)
         return response
 
     def _send(
-        self,
-        method: str,
-        path: str,
-        body: Mapping[str, Any] | list[Any] | None,
-        content_type: str | None,
+        self, request: str, method: str, url: str, body: _Body | None, content_type: str
     ) -> urllib3.BaseHTTPResponse:
-        request = _name(method, path)
-        headers = self._headers(request, content_type if body is not None else None)
-        if self._limit is not None and (pause_s := self._limit.take()) > 0:
-            self._pause(pause_s)
-        try:
-            response: urllib3.BaseHTTPResponse = self._client.request(  # type: ignore[no-untyped-call]
-                method,
-                self._configuration.host + path,
-                headers,
-                body,
-                _request_timeout=(min(_CONNECT_TIMEOUT_S, self._timeout_s), self._timeout_s),
-            ).response
-        except (
-            urllib3.exceptions.NewConnectionError,
-            urllib3.exceptions.ConnectTimeoutError,
-        ) as error:
-            raise responses.no_answer(request, str(error), was_sent=False) from error
-        except kubernetes.client.exceptions.ApiException as error:
-            # How the client reports a failed TLS handshake.
-            raise responses.no_answer(request, str(error.reason), was_sent=False) from error
-        except (urllib3.exceptions.HTTPError, OSError) as error:
-            raise responses.no_answer(request, str(error)) from error
-        return response
-
-    def _reload_credentials(self) -> bool:
-        """Reload the credentials, which the client itself does once a minute; False on failure."""
-        if self._reload is None:
-            return False
-        try:
-            self._reload()
-        except errors.UsageError:
-            # The server's 401 says more than a file that is missing while it is replaced.
-            return False
-        return True
-
-    def _headers(self, request: str, content_type: str | None) -> dict[str, str]:
         headers = {"Accept": "application/json", "User-Agent": "mig-manager"}
-        if content_type is not None:
+        if body is not None:
             headers["Content-Type"] = content_type
         try:
             # This runs the client's refresh, which reads token files and may run a plugin.
@@ -341,26 +311,44 @@ class KubeApi:
         if auth is not None and auth["value"]:
             # A stray line end would make http.client quote the whole token in its error.
             headers["Authorization"] = " ".join(auth["value"].split())
-        return headers
+        if self._limit is not None and (pause_s := self._limit.take()) > 0:
+            self._sleep(pause_s)
+        try:
+            response: urllib3.BaseHTTPResponse = self._client.request(  # type: ignore[no-untyped-call]
+                method,
+                self._configuration.host + url,
+                headers,
+                body,
+                _request_timeout=(min(_CONNECT_TIMEOUT_S, self._timeout_s), self._timeout_s),
+            ).response
+        except kubernetes.client.exceptions.ApiException as error:
+            # How the client reports a failed TLS handshake.
+            raise responses.no_answer(request, str(error.reason), was_sent=False) from error
+        except (urllib3.exceptions.HTTPError, OSError) as error:
+            was_sent = not isinstance(error, _UNSENT)
+            raise responses.no_answer(request, str(error), was_sent=was_sent) from error
+        return response
 
     def _read(
         self, response: urllib3.BaseHTTPResponse, request: str, *, limit: int = _LARGEST_BODY
     ) -> bytes:
-        """Read a whole body; the deadline also ends a response that trickles in for ever."""
+        """Read a body up to a limit and close it; more than the limit means that it is longer.
+
+        The deadline also ends a response that trickles in for ever.
+        """
         deadline_s = time.monotonic() + 2 * self._timeout_s
         body = bytearray()
         try:
             # Not decoded: we ask for no compression, and a small packed body may unpack to much.
-            while chunk := response.read1(_CHUNK, decode_content=False):
+            while len(body) <= limit and (chunk := response.read1(_CHUNK, decode_content=False)):
                 body += chunk
-                if len(body) > limit:
-                    raise responses.too_large(request, response.status, limit)
                 if time.monotonic() > deadline_s:
                     raise responses.no_answer(request, "the answer does not end")
         except (urllib3.exceptions.HTTPError, OSError) as error:
             raise responses.no_answer(request, str(error)) from error
         else:
-            response.release_conn()
+            if len(body) <= limit:
+                response.release_conn()
             return bytes(body)
         finally:
             if not response.closed:
@@ -385,11 +373,3 @@ def _pause_s(state: tenacity.RetryCallState) -> float:
     error = state.outcome.exception() if state.outcome else None
     asked_s = error.retry_after_s if isinstance(error, responses.ApiError) else None
     return _backoff_s(state) if asked_s is None else asked_s
-
-
-def _with_query(path: str, query: Mapping[str, str] | None) -> str:
-    return f"{path}?{urllib.parse.urlencode(query)}" if query else path
-
-
-def _name(method: str, path: str) -> str:
-    return f"{method} {path.partition('?')[0]}"

@@ -4,6 +4,7 @@ The one place that knows the ``Status`` object (``metav1.Status``, the body of e
 which HTTP status maps to which reason.
 """
 
+import contextlib
 import enum
 import http
 import json
@@ -15,12 +16,14 @@ import urllib3
 
 from mig_manager import errors
 
-_FORBIDDEN = frozenset({http.HTTPStatus.UNAUTHORIZED, http.HTTPStatus.FORBIDDEN})
 _LONGEST_RETRY_AFTER_S = 10.0
 """A longer delay is left to the caller to plan."""
 _READ_RETRIES = frozenset({429, 500, 502, 503, 504})
 _WRITE_RETRIES = frozenset({429, 503})
 """The statuses with which a server says that it has not acted."""
+_CHUNK = 1 << 16
+_MAX_LINE = 8 << 20
+"""Bytes; etcd refuses objects above 1.5 MiB by default, so a longer line is not an event."""
 
 
 class ApiError(errors.ClusterError):
@@ -87,7 +90,7 @@ def no_answer(request: str, detail: str, *, was_sent: bool = True) -> ApiError:
 def refusal(request: str, status: int, headers: Mapping[str, str], body: bytes) -> ApiError:
     """Return the error for a response with an HTTP status other than 2xx."""
     try:
-        document = decode(body)
+        document = _decode(body)
     except ValueError:
         document = {}
     fields = document if isinstance(document, dict) else {}
@@ -101,104 +104,30 @@ def refusal(request: str, status: int, headers: Mapping[str, str], body: bytes) 
     )
 
 
-def watch_error(request: str, status: Mapping[str, Any]) -> ApiError:
-    """Return the error for an ERROR event, whose object is a ``Status``."""
-    code = status.get("code")
-    known = code if isinstance(code, int) else None
-    explanation = _explanation(status) or "no explanation"
-    return ApiError(
-        f"the Kubernetes API broke off {request}: {explanation}",
-        reason=_reason(known) if known else errors.Reason.API_ERROR,
-        status=known,
-        retry_after_s=_retry_after_s({}, status),
-        explanation=explanation,
-    )
-
-
-def too_large(request: str, status: int, limit: int) -> ApiError:
-    """Return the error for a response with an oversized body."""
-    return ApiError(
-        f"the Kubernetes API's answer to {request} has more than {limit >> 20} MiB",
-        reason=errors.Reason.API_ERROR,
-        status=status,
-    )
-
-
 def parse(request: str, body: bytes) -> dict[str, Any]:
     """Return the JSON object in a body; an empty body is an empty object.
 
     Raises:
         ApiError: The body is anything else, such as a proxy's page or a truncated response.
     """
-    if not body:
-        return {}
     try:
-        document = decode(body)
+        document = _decode(body or b"{}")
+        found = f"a JSON {type(document).__name__}"
     except ValueError as error:
-        raise _not_an_object(request, str(error)) from error
-    if not isinstance(document, dict):
-        raise _not_an_object(request, f"a JSON {type(document).__name__}")
-    return document
-
-
-def decode(body: bytes) -> object:
-    """Return the JSON value in a body.
-
-    Raises:
-        ValueError: It is not JSON, or nested too deeply for the decoder.
-    """
-    try:
-        return json.loads(body)
-    except RecursionError:
-        raise ValueError("nested too deeply") from None
-
-
-def _reason(status: int) -> errors.Reason:
-    if status in _FORBIDDEN:
-        return errors.Reason.FORBIDDEN
-    if status == http.HTTPStatus.TOO_MANY_REQUESTS or status >= 500:  # noqa: PLR2004 - 5xx
-        return errors.Reason.API_UNAVAILABLE
-    return errors.Reason.API_ERROR
-
-
-def _not_an_object(request: str, found: str) -> ApiError:
-    return ApiError(
+        document, found = None, str(error)
+    if isinstance(document, dict):
+        return document
+    raise ApiError(
         f"the Kubernetes API's answer to {request} is not a JSON object: {found}",
         reason=errors.Reason.API_UNAVAILABLE,
     )
 
 
-def _explanation(status: Mapping[str, Any]) -> str:
-    """Join a Status's message and its causes; a blocked eviction names its budget only there."""
-    details = status.get("details")
-    causes = details.get("causes") if isinstance(details, dict) else None
-    messages = [str(status.get("message") or "")]
-    messages += [str(each.get("message") or "") for each in causes or () if isinstance(each, dict)]
-    return " ".join(message for message in messages if message)
-
-
-def _retry_after_s(headers: Mapping[str, str], status: Mapping[str, Any]) -> float | None:
-    """Return the delay that the server requests; a date in the header counts as none."""
-    details = status.get("details")
-    value = headers.get("Retry-After") or (
-        details.get("retryAfterSeconds") if isinstance(details, dict) else None
-    )
-    try:
-        seconds = float(value) if value is not None else 0.0
-    except (TypeError, ValueError):
-        return None
-    return seconds if 0 < seconds < math.inf else None
-
-
-_CHUNK = 1 << 16
-_MAX_LINE = 8 << 20
-"""Bytes; etcd refuses objects above 1.5 MiB by default, so a longer line is not an event."""
-
-
 class WatchStream(Iterator[dict[str, Any]]):
     """The events of one watch request, as ``{"type": ..., "object": ...}``, BOOKMARKs included.
 
-    Iteration ends when the server ends the watch, which it does at its timeout.
+    Iteration ends when the server ends the watch, which it does at its timeout, and when another
+    thread interrupts it.
     """
 
     def __init__(self, response: urllib3.BaseHTTPResponse, *, request: str) -> None:
@@ -220,21 +149,17 @@ class WatchStream(Iterator[dict[str, Any]]):
             ApiError: The server sent an ERROR event (410: the resource version is too old), was
                 silent for too long, broke the connection, or sent something other than events.
         """
-        while True:
-            line = self._read_line()
-            if line is None:
-                raise StopIteration
+        while (line := self._read_line()) is not None:
             if line.strip():
                 return self._parse(line)
+        raise StopIteration
 
     def interrupt(self) -> None:
         """End the watch from any thread; a blocked read returns at once."""
         self._is_interrupted = True
-        try:
+        # It may be closed meanwhile.
+        with contextlib.suppress(OSError, RuntimeError, ValueError):
             self._response.shutdown()
-        except (OSError, RuntimeError, ValueError):
-            # It was closed meanwhile.
-            return
 
     def close(self) -> None:
         """Close the connection: after a partial read it cannot serve another request."""
@@ -246,11 +171,18 @@ class WatchStream(Iterator[dict[str, Any]]):
         while (end := self._buffer.find(b"\n", searched)) < 0:
             searched = len(self._buffer)
             if searched > _MAX_LINE:
-                raise self._error(f"an event of more than {_MAX_LINE} bytes")
-            chunk = self._read()
+                raise no_answer(self._request, f"an event of more than {_MAX_LINE} bytes")
+            try:
+                # Not decoded: we ask for no compression, and a small packed body may unpack to
+                # much.
+                chunk = self._response.read1(_CHUNK, decode_content=False)
+            except (urllib3.exceptions.HTTPError, OSError, ValueError) as error:
+                if not self._is_interrupted:
+                    raise no_answer(self._request, str(error)) from error
+                chunk = b""
             if not chunk:
                 if self._buffer.strip() and not self._is_interrupted:
-                    raise self._error("the stream ends in the middle of an event")
+                    raise no_answer(self._request, "the stream ends in the middle of an event")
                 self._buffer.clear()
                 return None
             self._buffer += chunk
@@ -258,25 +190,63 @@ class WatchStream(Iterator[dict[str, Any]]):
         del self._buffer[: end + 1]
         return line
 
-    def _read(self) -> bytes:
-        try:
-            # Not decoded: we ask for no compression, and a small packed body may unpack to much.
-            return self._response.read1(_CHUNK, decode_content=False)
-        except (urllib3.exceptions.HTTPError, OSError, ValueError) as error:
-            if self._is_interrupted:
-                return b""
-            raise self._error(str(error)) from error
-
     def _parse(self, line: bytes) -> dict[str, Any]:
         try:
-            event = decode(line)
+            event = _decode(line)
         except ValueError as error:
-            raise self._error(f"not an event: {error}") from error
+            raise no_answer(self._request, f"not an event: {error}") from error
         if not isinstance(event, dict) or not isinstance(event.get("object"), dict):
-            raise self._error("not an event")
-        if event.get("type") == "ERROR":
-            raise watch_error(self._request, event["object"])
-        return event
+            raise no_answer(self._request, "not an event")
+        if event.get("type") != "ERROR":
+            return event
+        status = event["object"]
+        code = status["code"] if isinstance(status.get("code"), int) else None
+        explanation = _explanation(status) or "no explanation"
+        raise ApiError(
+            f"the Kubernetes API broke off {self._request}: {explanation}",
+            reason=_reason(code) if code else errors.Reason.API_ERROR,
+            status=code,
+            retry_after_s=_retry_after_s({}, status),
+            explanation=explanation,
+        )
 
-    def _error(self, detail: str) -> ApiError:
-        return no_answer(self._request, detail)
+
+def _decode(body: bytes) -> object:
+    """Return the JSON value in a body.
+
+    Raises:
+        ValueError: It is not JSON, or nested too deeply for the decoder.
+    """
+    try:
+        return json.loads(body)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+
+
+def _reason(status: int) -> errors.Reason:
+    if status in (http.HTTPStatus.UNAUTHORIZED, http.HTTPStatus.FORBIDDEN):
+        return errors.Reason.FORBIDDEN
+    if status == http.HTTPStatus.TOO_MANY_REQUESTS or status >= 500:  # noqa: PLR2004 - 5xx
+        return errors.Reason.API_UNAVAILABLE
+    return errors.Reason.API_ERROR
+
+
+def _explanation(status: Mapping[str, Any]) -> str:
+    """Join a Status's message and its causes; a blocked eviction names its budget only there."""
+    details = status.get("details")
+    causes = details.get("causes") if isinstance(details, dict) else None
+    parts = [status, *(each for each in causes or () if isinstance(each, dict))]
+    return " ".join(str(part["message"]) for part in parts if part.get("message"))
+
+
+def _retry_after_s(headers: Mapping[str, str], status: Mapping[str, Any]) -> float | None:
+    """Return the delay that the server requests; a date in the header counts as none."""
+    details = status.get("details")
+    value = headers.get("Retry-After") or (
+        details.get("retryAfterSeconds") if isinstance(details, dict) else None
+    )
+    try:
+        seconds = float(value or 0.0)
+    except (TypeError, ValueError):
+        return None
+    return seconds if 0 < seconds < math.inf else None
