@@ -204,11 +204,11 @@ def _gpu_events(
     """Return the listener for GPU events; None unless the settings ask for it, for its memory."""
     if not settings.watches_gpu_events:
         return None
-    state = settings.gpus.simulate_state
-    command = nvml_worker.listener_command(
+    command = nvml_worker.worker_command(
+        "listen",
         library_path=settings.gpus.library_path,
         driver_roots=settings.gpus.driver_roots,
-        simulate_state=str(state) if state else None,
+        simulate_state=settings.gpus.simulate_state,
     )
     return event_listener.GpuEvents(command=command, on_change=inbox.put_gpu_change)
 
@@ -222,12 +222,11 @@ def _dependencies(
 ) -> dependencies.Dependencies:
     """Return the ports of the pipeline: this node's API server, kubelet, GPUs and files."""
     system = host.SystemClock()
-    state = settings.gpus.simulate_state
     workers = nvml_worker.WorkerGpus(
         command=nvml_worker.worker_command(
             library_path=settings.gpus.library_path,
             driver_roots=settings.gpus.driver_roots,
-            simulate_state=str(state) if state else None,
+            simulate_state=settings.gpus.simulate_state,
             in_use_timeout_s=settings.in_use_timeout_s,
         ),
         timeout_s=settings.gpu_timeout_s,

@@ -312,12 +312,11 @@ def facts(chosen: command_settings.DoctorSettings) -> Facts:
 
 
 def _worker(chosen: command_settings.DoctorSettings) -> nvml_worker.WorkerGpus:
-    state = chosen.gpus.simulate_state
     command = nvml_worker.worker_command(
         library_path=chosen.gpus.library_path,
         driver_roots=chosen.gpus.driver_roots,
-        simulate_state=str(state) if state else None,
-        proc_root=str(chosen.proc) if chosen.proc else None,
+        simulate_state=chosen.gpus.simulate_state,
+        proc_root=chosen.proc,
     )
     return nvml_worker.WorkerGpus(command=command, timeout_s=chosen.timeout_s)
 

@@ -57,13 +57,12 @@ class GpuAccess:
         self._simulate()
         journal = files.JournalFile(self._chosen.journal_file)
         verified = files.VerifiedLayoutFile(self._chosen.verified_layout_file)
-        state = self._chosen.gpus.simulate_state
         dependencies = local.Dependencies(
             gpus=nvml_worker.WorkerGpus(
                 command=nvml_worker.worker_command(
                     library_path=self._chosen.gpus.library_path,
                     driver_roots=self._chosen.gpus.driver_roots,
-                    simulate_state=str(state) if state else None,
+                    simulate_state=self._chosen.gpus.simulate_state,
                     in_use_timeout_s=self._chosen.in_use_timeout_s,
                 ),
                 timeout_s=self._chosen.gpu_timeout_s,
@@ -88,7 +87,8 @@ class GpuAccess:
                 dependencies, hooks=self._hooks(self._chosen.hooks_file)
             )
         # Simulated GPUs must not change the real machine.
-        return dependencies if state else self._with_machine(dependencies)
+        is_simulated = self._chosen.gpus.simulate_state is not None
+        return dependencies if is_simulated else self._with_machine(dependencies)
 
     def _hooks(self, file: str) -> ports.Hooks:
         from mig_manager.adapters.host import hooks

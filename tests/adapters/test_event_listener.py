@@ -109,7 +109,7 @@ class Node:
         self.path = path
 
     def command(self) -> tuple[str, ...]:
-        return nvml_worker.listener_command(simulate_state=str(self.path))
+        return nvml_worker.worker_command("listen", simulate_state=self.path)
 
     def change(self, code: str) -> None:
         """Have another process run code on the first GPU."""

@@ -169,7 +169,12 @@ def test_capabilities_show_the_instance_of_each_cap_node(proc: proc_tree.ProcTre
     proc.add_capabilities(0, {"gi3": 30})
     (proc.root / "driver/nvidia/capabilities/gpu2/mig/gi7").mkdir()
     (proc.root / "driver/nvidia/capabilities/gpu2/mig/gi7/access").write_text("nonsense")
-    assert procfs.capabilities(proc.root, 2) == {300: 3, 301: 3, 302: 3, 400: 11}
+    assert procfs.capabilities(proc.root, 2) == {
+        300: (3, None),
+        301: (3, 0),
+        302: (3, 1),
+        400: (11, None),
+    }
 
 
 def test_a_gpu_instance_is_used_through_its_own_cap_nodes_or_the_gpu_alone(

@@ -29,8 +29,8 @@ _MAX_NAMED = 8
 _PF_KTHREAD = 0x0020_0000
 """Marks the kernel's own threads, in the field ``flags`` of ``/proc/PID/stat`` (proc_pid_stat(5);
 ``linux/sched.h``)."""
-_FLAGS_FIELD = 6
-"""Its position after the name."""
+_PARENT_FIELD, _FLAGS_FIELD = 1, 6
+"""Positions after the name."""
 _SYS_ADMIN, _MKNOD = 21, 27
 """Numbers of capabilities (``linux/capability.h``)."""
 
@@ -62,6 +62,9 @@ of Kubernetes). How the path begins depends on the node: ``/var`` is missing whe
 system of its own, and OSTree and kind prepend something. No other mount point counts: a mount of
 the host's root shows the folders of other pods too.
 """
+
+Instance = tuple[int, int | None]
+"""Ids of a GPU instance, and of a compute instance in it; None: the GPU instance itself."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,7 +117,7 @@ def gpu_processes(root: pathlib.Path, *, ignore: Collection[int] = ()) -> tuple[
         for pid in sorted(_pids(root))
         if pid not in ignore
         and (process := _gpu_process(root / str(pid), pid)) is not None
-        and _parent(root / str(pid)) not in ignore
+        and _stat(root / str(pid), _PARENT_FIELD) not in ignore
     )
 
 
@@ -143,7 +146,11 @@ def using_gpu(
 
 
 def using_gpu_instance(
-    processes: Sequence[GpuProcess], minor: int, *, caps: Mapping[int, int], gpu_instance_id: int
+    processes: Sequence[GpuProcess],
+    minor: int,
+    *,
+    caps: Mapping[int, Instance],
+    gpu_instance_id: int,
 ) -> tuple[GpuProcess, ...]:
     """Return those that use a GPU instance, or its GPU and none of its instances.
 
@@ -156,7 +163,7 @@ def using_gpu_instance(
         caps: What ``capabilities`` returned for this GPU.
         gpu_instance_id: NVML's id of the GPU instance.
     """
-    instances = ((each, {caps[cap] for cap in each.caps if cap in caps}) for each in processes)
+    instances = ((each, {caps[cap][0] for cap in each.caps if cap in caps}) for each in processes)
     return tuple(
         each
         for each, used in instances
@@ -178,22 +185,20 @@ def driver_proc(root: pathlib.Path, others: Iterable[pathlib.Path]) -> pathlib.P
     return next((place for place in roots if (place / _CAPABILITIES).is_dir()), root)
 
 
-def capabilities(root: pathlib.Path, minor: int) -> dict[int, int]:
-    """Return the GPU instances of one GPU by ``nvidia-cap`` number, compute instances' included.
+def capabilities(root: pathlib.Path, minor: int) -> dict[int, Instance]:
+    """Return the instances of one GPU by ``nvidia-cap`` number.
 
     The driver serves these files and must respond. Their path and format are those of the MIG
     User Guide, "Device Nodes and Capabilities"; the number in ``gpuN`` is the minor number.
     """
-    return {cap: ids[0] for cap, ids in _capabilities(root, minor).items()}
-
-
-def compute_capabilities(root: pathlib.Path, minor: int) -> dict[int, tuple[int, int]]:
-    """Return GPU instance and compute instance by the ``nvidia-cap`` number of the latter."""
-    return {
-        cap: (gpu_instance, compute[0])
-        for cap, (gpu_instance, *compute) in _capabilities(root, minor).items()
-        if compute
-    }
+    mig = root / _CAPABILITIES / f"gpu{minor}" / "mig"
+    found: dict[int, Instance] = {}
+    for access in (*mig.glob("gi*/access"), *mig.glob("gi*/ci*/access")):
+        gpu_instance, *compute = [part[2:] for part in access.relative_to(mig).parts[:-1]]
+        match = _MINOR.search(text(access))
+        if match and all(each.isdecimal() for each in (gpu_instance, *compute)):
+            found[int(match[1])] = int(gpu_instance), int(compute[0]) if compute else None
+    return found
 
 
 def named(processes: Sequence[GpuProcess]) -> str:
@@ -303,54 +308,37 @@ def text(path: pathlib.Path) -> str:
         return ""
 
 
-def _capabilities(root: pathlib.Path, minor: int) -> dict[int, tuple[int, ...]]:
-    """Return the ids of a GPU instance, and of a compute instance in it, by capability."""
-    mig = root / _CAPABILITIES / f"gpu{minor}" / "mig"
-    found: dict[int, tuple[int, ...]] = {}
-    for pattern in ("gi*/access", "gi*/ci*/access"):
-        for access in mig.glob(pattern):
-            ids = [part[2:] for part in access.relative_to(mig).parts[:-1]]
-            match = _MINOR.search(text(access))
-            if match and all(each.isdecimal() for each in ids):
-                found[int(match[1])] = tuple(map(int, ids))
-    return found
-
-
 def _pids(root: pathlib.Path) -> Iterator[int]:
     with contextlib.suppress(OSError), os.scandir(root) as entries:
         yield from (int(entry.name) for entry in entries if entry.name.isdecimal())
 
 
 def _gpu_process(process: pathlib.Path, pid: int) -> GpuProcess | None:
-    devices = [device for link in _links(process / "fd") if (device := _DEVICE.search(link))]
+    devices = []
+    # A process that has ended meanwhile, or that we may not inspect, has no links.
+    with contextlib.suppress(OSError), os.scandir(process / "fd") as entries:
+        for entry in entries:
+            with contextlib.suppress(OSError):
+                link = os.readlink(entry)  # noqa: PTH115 - there may be very many
+                if device := _DEVICE.search(link):
+                    devices.append(device)
     if not devices:
         return None
+    groups = text(process / "cgroup")
+    owner = ""
+    if pod := _POD.search(groups):
+        owner = f"pod {pod[1].replace('_', '-')}"
+    elif units := _UNIT.findall(groups):
+        # The innermost: user@1000.service is around the units of that user.
+        owner = f"unit {messages.printable(units[-1])}"
     return GpuProcess(
         pid=pid,
         name=messages.printable(text(process / "comm").strip()) or "process",
-        owner=_owner(process),
+        owner=owner,
         gpus=frozenset(int(device["gpu"]) for device in devices if device["gpu"]),
         caps=frozenset(int(device["cap"]) for device in devices if device["cap"]),
         has_control=any(device["control"] for device in devices),
     )
-
-
-def _links(folder: pathlib.Path) -> Iterator[str]:
-    # A process that has ended meanwhile, or that we may not inspect, has none.
-    with contextlib.suppress(OSError), os.scandir(folder) as entries:
-        for entry in entries:
-            with contextlib.suppress(OSError):
-                yield os.readlink(entry)  # noqa: PTH115 - there may be very many
-
-
-def _owner(process: pathlib.Path) -> str:
-    groups = text(process / "cgroup")
-    if pod := _POD.search(groups):
-        return f"pod {pod[1].replace('_', '-')}"
-    if units := _UNIT.findall(groups):
-        # The innermost: user@1000.service is around the units of that user.
-        return f"unit {messages.printable(units[-1])}"
-    return ""
 
 
 def _is_hidden(process: pathlib.Path) -> bool:
@@ -358,21 +346,14 @@ def _is_hidden(process: pathlib.Path) -> bool:
         with os.scandir(process / "fd"):
             return False
     except PermissionError:
-        fields = _stat(process)
-        is_kernel_thread = len(fields) > _FLAGS_FIELD and bool(
-            int(fields[_FLAGS_FIELD]) & _PF_KTHREAD
-        )
         # A thread of the kernel opens no device.
-        return not is_kernel_thread
+        return not _stat(process, _FLAGS_FIELD) & _PF_KTHREAD
     except OSError:
         return False
 
 
-def _parent(process: pathlib.Path) -> int | None:
-    fields = _stat(process)
-    return int(fields[1]) if len(fields) > 1 and fields[1].isdecimal() else None
-
-
-def _stat(process: pathlib.Path) -> list[str]:
-    """Return the fields after the name, which may contain any characters, brackets included."""
-    return text(process / "stat").rpartition(")")[2].split()
+def _stat(process: pathlib.Path, field: int) -> int:
+    """Return a field by its position after the name; 0 if unknown."""
+    # The name may contain any characters, brackets included.
+    fields = text(process / "stat").rpartition(")")[2].split()
+    return int(fields[field]) if len(fields) > field and fields[field].isdecimal() else 0

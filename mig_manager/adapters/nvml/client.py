@@ -19,86 +19,96 @@ import structlog
 from mig_manager import errors
 from mig_manager.adapters.host import procfs, subprocesses
 from mig_manager.adapters.nvml import hung_call
-from mig_manager.core import model, ports, steps
+from mig_manager.core import messages, model, ports, steps
 
 if TYPE_CHECKING:
     from mig_manager.adapters.nvml import processes
 
 _MODULE = "mig_manager.adapters.nvml.worker"
+_MOST_NAMED = 8
 
 _log = structlog.get_logger()
 
 
 def worker_command(
+    task: str = "serve",
     *,
     library_path: str | None = None,
     driver_roots: Sequence[str] = (),
-    simulate_state: str | None = None,
+    simulate_state: pathlib.Path | str | None = None,
     in_use_timeout_s: float = 30.0,
-    proc_root: str | None = None,
+    proc_root: pathlib.Path | str | None = None,
 ) -> tuple[str, ...]:
-    """Return the command line of a worker that serves requests; see ``gpus.NvmlGpus``.
+    """Return the command line of a worker.
 
     Args:
+        task: ``serve`` to answer a request, or ``listen`` to report MIG changes.
         library_path: File of the NVML library.
         driver_roots: Where to look for the library when the loader does not find it.
         simulate_state: State file of a simulated node; None for real GPUs.
         in_use_timeout_s: How long steps are retried while a GPU is in use.
         proc_root: None: ``/proc``, or nowhere on a simulated node.
     """
-    gpus = _library_arguments(library_path, driver_roots, simulate_state)
-    proc = () if proc_root is None else ("--proc-root", proc_root)
-    timeout = ("--in-use-timeout-s", str(in_use_timeout_s))
-    return subprocesses.python(_MODULE, "serve", *gpus, *timeout, *proc)
-
-
-def listener_command(
-    *,
-    library_path: str | None = None,
-    driver_roots: Sequence[str] = (),
-    simulate_state: str | None = None,
-) -> tuple[str, ...]:
-    """Return the command line of a worker that listens; see ``worker_command``."""
-    gpus = _library_arguments(library_path, driver_roots, simulate_state)
-    return subprocesses.python(_MODULE, "listen", *gpus)
-
-
-def _library_arguments(
-    library_path: str | None, driver_roots: Sequence[str], simulate_state: str | None
-) -> list[str]:
-    """Return the arguments that say which GPUs a worker works on."""
-    arguments = [] if library_path is None else ["--library-path", library_path]
+    arguments = [task, "--in-use-timeout-s", str(in_use_timeout_s)]
     for root in driver_roots:
         arguments += ["--driver-root", root]
-    if simulate_state is not None:
-        arguments += ["--simulate-state", simulate_state]
-    return arguments
+    for option, value in (
+        ("--library-path", library_path),
+        ("--simulate-state", simulate_state),
+        ("--proc-root", proc_root),
+    ):
+        if value is not None:
+            arguments += [option, str(value)]
+    return subprocesses.python(_MODULE, *arguments)
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class _Worker:
-    child: subprocesses.Child
-    last_calls: hung_call.LastCalls
+    """A worker, the memory that it notes its calls in, and what is known of its end.
 
+    Raises:
+        HardwareError: It cannot be started.
+    """
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class _StuckWorker:
-    """A worker that could not be killed."""
+    def __init__(self, command: Sequence[str]) -> None:
+        self.calls: tuple[hung_call.Call, ...] = ()
+        """The last call of each of its threads, the oldest first; known once it was ended."""
+        self.ended_s = 0.0
+        with contextlib.ExitStack() as stack:
+            try:
+                self._last_calls = stack.enter_context(contextlib.closing(hung_call.LastCalls()))
+                self.child = subprocesses.Child(
+                    (*command, "--last-calls-fd", str(self._last_calls.fd)),
+                    pass_fds=(self._last_calls.fd,),
+                )
+            except OSError as error:
+                raise errors.HardwareError(
+                    f"the GPU worker cannot be started: {error}", reason=errors.Reason.INTERNAL
+                ) from error
+            stack.pop_all()
 
-    child: subprocesses.Child
-    doing: str
-    """Its calls that have not returned; empty if unknown."""
-    since_s: float
+    def end(self) -> bool:
+        """Kill it and release everything; return False if the kernel keeps it alive."""
+        # The worker notes its calls by the same clock, which no argument can replace there.
+        self.ended_s = time.monotonic()
+        is_gone = self.child.end()
+        self.calls = self._last_calls.read()
+        self._last_calls.close()
+        return is_gone
 
     @property
-    def age_s(self) -> float:
-        return round(time.monotonic() - self.since_s, 3)
+    def running(self) -> list[hung_call.Call]:
+        """Its calls that had not returned."""
+        return [call for call in self.calls if call.is_running]
 
-    def __str__(self) -> str:
-        return (
-            f"an earlier GPU worker (pid {self.child.pid}) is still stuck in "
-            f"{self.doing or 'the driver'}, {self.age_s:.0f} s after it was given up"
-        )
+    @property
+    def doing(self) -> str:
+        """The same in words; empty if unknown."""
+        return messages.listed(list(map(str, self.running)), most=_MOST_NAMED)
+
+    @property
+    def stuck_s(self) -> float:
+        """How long ago it was given up."""
+        return round(time.monotonic() - self.ended_s, 3)
 
 
 class WorkerGpus(ports.Standby):
@@ -129,7 +139,7 @@ class WorkerGpus(ports.Standby):
         self._telemetry = telemetry or ports.Telemetry()
         self._monotonic = monotonic
         self._proc_root = proc_root
-        self._left_behind: list[_StuckWorker] = []
+        self._left_behind: list[_Worker] = []
         self._seen = model.NO_GPUS
         """All GPUs as last observed."""
         self._last: dict[int, model.Gpu] = {}
@@ -140,14 +150,13 @@ class WorkerGpus(ports.Standby):
         """Start the worker of the next call; a failure shows when the worker is needed."""
         if self._ready is None:
             with contextlib.suppress(errors.HardwareError):
-                self._ready = self._start()
+                self._ready = _Worker(self._command)
 
     def dismiss(self) -> None:
         """End the worker that was started ahead."""
         worker, self._ready = self._ready, None
         if worker is not None:
             self._end(worker)
-            worker.last_calls.close()
 
     def observe(self) -> model.ObservedGpus:
         """Return every GPU, ascending by index.
@@ -224,86 +233,100 @@ class WorkerGpus(ports.Standby):
                 "gpu_worker_still_stuck",
                 pid=stuck.child.pid,
                 doing=stuck.doing,
-                seconds=stuck.age_s,
+                seconds=stuck.stuck_s,
             )
-        worker, self._ready = self._ready, None
-        if worker is not None and worker.child.status is not None:
+        if self._ready is not None and self._ready.child.status is not None:
             # It died while it waited.
+            self.dismiss()
+        worker, self._ready = self._ready or _Worker(self._command), None
+        answer: Any = None
+        failure = None
+        try:
+            answer = worker.child.ask(request, timeout_s=self._timeout_s)
+        except (TimeoutError, EOFError, ValueError) as error:
+            failure = error
+        finally:
             self._end(worker)
-            worker.last_calls.close()
-            worker = None
-        worker = worker or self._start()
-        with contextlib.closing(worker.last_calls):
-            answer: Any = None
-            failure = None
-            try:
-                answer = worker.child.ask(request, timeout_s=self._timeout_s)
-            except (TimeoutError, EOFError, ValueError) as error:
-                failure = error
-            finally:
-                # The worker reads the same clock, which no argument can replace there.
-                now_s = time.monotonic()
-                self._end(worker)
-            stderr = worker.child.stderr.text().strip()
-            if stderr:
-                _log.warning("gpu_worker_stderr", stderr=stderr)
-            if failure is not None:
-                raise self._explained(worker, failure, now_s=now_s, stderr=stderr) from failure
-        outcome, calls = answer
-        for function, count, seconds in calls:
-            self._telemetry.nvml_called(function, count, seconds)
-        return subprocesses.result(outcome)
-
-    def _start(self) -> _Worker:
-        with contextlib.ExitStack() as stack:
-            try:
-                last_calls = stack.enter_context(contextlib.closing(hung_call.LastCalls()))
-                child = subprocesses.Child(
-                    (*self._command, "--last-calls-fd", str(last_calls.fd)),
-                    pass_fds=(last_calls.fd,),
-                )
-            except OSError as error:
-                raise errors.HardwareError(
-                    f"the GPU worker cannot be started: {error}", reason=errors.Reason.INTERNAL
-                ) from error
-            stack.pop_all()
-        return _Worker(child=child, last_calls=last_calls)
+        stderr = worker.child.stderr.text().strip()
+        if stderr:
+            _log.warning("gpu_worker_stderr", stderr=stderr)
+        match failure:
+            case None:
+                outcome, totals = answer
+                for function, count, seconds in totals:
+                    self._telemetry.nvml_called(function, count, seconds)
+                return subprocesses.result(outcome)
+            case TimeoutError():
+                raise self._hung(worker) from failure
+            case _:
+                raise _died(worker, failure, stderr) from failure
 
     def _end(self, worker: _Worker) -> None:
-        if not worker.child.end():
-            doing = hung_call.running_calls(worker.last_calls.read())
-            _log.error("gpu_worker_unkillable", pid=worker.child.pid, doing=doing)
-            stuck = _StuckWorker(child=worker.child, doing=doing, since_s=time.monotonic())
-            self._left_behind.append(stuck)
+        if not worker.end():
+            _log.error("gpu_worker_unkillable", pid=worker.child.pid, doing=worker.doing)
+            self._left_behind.append(worker)
 
-    def _stuck_workers(self) -> list[_StuckWorker]:
+    def _stuck_workers(self) -> list[_Worker]:
         """Return the workers left behind that still run; the others are reaped."""
         self._left_behind = [each for each in self._left_behind if each.child.status is None]
         return self._left_behind
 
-    def _explained(
-        self, worker: _Worker, failure: Exception, *, now_s: float, stderr: str
-    ) -> errors.HardwareError:
-        calls = worker.last_calls.read()
-        status = worker.child.status
-        if not isinstance(failure, TimeoutError):
-            ending = subprocesses.ending(status)
-            if isinstance(failure, ValueError):
-                ending = f"sent no valid message ({failure}) and {ending}"
-            return hung_call.died(calls, ending=ending, is_signal=(status or 0) < 0, stderr=stderr)
-        open_in = ""
-        hung = next((call for call in calls if call.is_running), None)
-        if hung is not None and hung.minor is not None:
+    def _hung(self, worker: _Worker) -> errors.HardwareError:
+        """Return the error for a worker that did not answer in time."""
+        fate = "was killed"
+        if worker.child.status is None:
+            fate = f"(pid {worker.child.pid}) cannot be killed and was left behind"
+        if worker.running:
+            words = [
+                f"{call} for {round(max(0.0, worker.ended_s - call.since_s), 1):g} s"
+                for call in worker.running
+            ]
+            names = messages.listed(words, most=_MOST_NAMED)
+            message = names.replace(" for ", " has not returned for ", 1)
+            message += f"; the GPU worker {fate}"
+        else:
+            message = f"the GPU worker gave no answer within {self._timeout_s:g} s and {fate}"
+            if worker.calls:
+                message += f"; no NVML call was under way, the last was {worker.calls[-1]}"
+        error = _error(message, worker, errors.Reason.NVML_TIMEOUT)
+        if worker.running and worker.running[0].minor is not None:
             # Files that the driver serves, such as the capabilities, must not be read now.
             found = procfs.gpu_processes(self._proc_root, ignore=(os.getpid(),))
-            open_in = procfs.named(procfs.using_gpu(found, hung.minor))
-        fate = "was killed"
-        if status is None:
-            fate = f"(pid {worker.child.pid}) cannot be killed and was left behind"
-        error = hung_call.hung(
-            calls, now_s=now_s, timeout_s=self._timeout_s, fate=fate, processes=open_in
-        )
+            if open_in := procfs.named(procfs.using_gpu(found, worker.running[0].minor)):
+                error.add(
+                    f"{error.gpu} is open in {open_in}, "
+                    "and maybe in others that cannot be seen from here"
+                )
         for stuck in self._stuck_workers():
-            if stuck.child is not worker.child:
-                error.add(str(stuck))
+            if stuck is not worker:
+                error.add(
+                    f"an earlier GPU worker (pid {stuck.child.pid}) is still stuck in "
+                    f"{stuck.doing or 'the driver'}, {stuck.stuck_s:.0f} s after it was given up"
+                )
         return error
+
+
+def _died(worker: _Worker, failure: Exception, stderr: str) -> errors.HardwareError:
+    """Return the error for a worker that ended without a valid answer."""
+    status = worker.child.status
+    is_signal = status is not None and status < 0
+    message = "the GPU worker "
+    if isinstance(failure, ValueError):
+        message += f"sent no valid message ({failure}) and "
+    message += subprocesses.ending(status)
+    if worker.running:
+        message += f" in {worker.doing}"
+    if not is_signal:
+        message += " and no answer"
+    if stderr:
+        message += f"; it last wrote: {stderr.splitlines()[-1]}"
+    # Within a call it is the vendor's library that ends a process.
+    is_nvml = is_signal or worker.running
+    return _error(message, worker, errors.Reason.NVML_ERROR if is_nvml else errors.Reason.INTERNAL)
+
+
+def _error(message: str, worker: _Worker, reason: errors.Reason) -> errors.HardwareError:
+    if not worker.running:
+        return errors.HardwareError(message, reason=reason)
+    first = worker.running[0]
+    return errors.HardwareError(message, reason=reason, operation=first.function, gpu=first.gpu)

@@ -39,9 +39,6 @@ _COMPUTE_INSTANCE_PROFILES = range(16)
 """``NVML_COMPUTE_INSTANCE_PROFILE_*`` to ask about, as above."""
 _KNOWN_COMPUTE_INSTANCE_PROFILES = 9
 
-_LACKED = frozenset({pynvml.NVML_ERROR_NOT_SUPPORTED})
-"""Answer about a profile that this GPU lacks."""
-
 _UNVERSIONED = 1
 """The unversioned query: every driver has it, and the versioned one is documented to answer
 NOT_SUPPORTED while MIG is off (nvml.h, ``nvmlDeviceGetGpuInstanceProfileInfoV``)."""
@@ -151,9 +148,29 @@ class Device:
         Empty if the driver reports none while MIG is off (R535 and older).
         """
         if self._profiles is None:
+            get = pynvml.nvmlDeviceGetGpuInstanceProfileInfo
+            infos = _offered(
+                _GPU_INSTANCE_PROFILES,
+                _KNOWN_GPU_INSTANCE_PROFILES,
+                lambda enum_index: library.call(get, self.handle, enum_index, _UNVERSIONED),
+            )
             self._profiles = tuple(
-                _gpu_instance_profile(enum_index, info, total_bytes=self.memory_bytes())
-                for enum_index, info in _gpu_instance_infos(self.handle)
+                model.GpuInstanceProfile(
+                    profile=_name(enum_index, info, total_bytes=self.memory_bytes()),
+                    enum_index=enum_index,
+                    profile_id=info.id,
+                    memory_mib=info.memorySizeMB,
+                    multiprocessors=info.multiprocessorCount,
+                    max_instances=info.instanceCount,
+                    engines=model.Engines(
+                        decoders=info.decoderCount,
+                        encoders=info.encoderCount,
+                        jpegs=info.jpegCount,
+                        ofas=info.ofaCount,
+                    ),
+                    placements=(),
+                )
+                for enum_index, info in infos
             )
         return self._profiles
 
@@ -164,7 +181,7 @@ class Device:
         library.call(ask, self.handle, profile_id, None, ctypes.byref(count))
         spans = (pynvml.c_nvmlGpuInstancePlacement_t * max(count.value, _MIN_LISTED))()
         library.call(ask, self.handle, profile_id, spans, ctypes.byref(count))
-        return tuple(sorted(_placement(spans[i]) for i in range(count.value)))
+        return tuple(sorted(map(_placement, spans[: count.value])))
 
     def compute_placements(
         self, instance: GpuInstanceRef, profile_id: int
@@ -175,24 +192,18 @@ class Device:
         """
         key = instance.profile_id, profile_id
         if key not in self._compute_placements:
-            self._compute_placements[key] = self._ask_compute_placements(
-                instance.handle, profile_id
-            )
+            ask = pynvml.nvmlGpuInstanceGetComputeInstancePossiblePlacements
+            unsupported = library.UNSUPPORTED | library.UNOFFERED
+            count = ctypes.c_uint(0)
+            asked = (instance.handle, profile_id)
+            answer = library.call_unless(unsupported, ask, *asked, None, ctypes.byref(count))
+            placements = None
+            if answer is not None and count.value:
+                spans = (pynvml.c_nvmlComputeInstancePlacement_t * max(count.value, _MIN_LISTED))()
+                library.call(ask, *asked, spans, ctypes.byref(count))
+                placements = tuple(sorted(map(_placement, spans[: count.value])))
+            self._compute_placements[key] = placements
         return self._compute_placements[key]
-
-    def _ask_compute_placements(
-        self, gpu_instance: Handle, profile_id: int
-    ) -> tuple[model.Placement, ...] | None:
-        ask = pynvml.nvmlGpuInstanceGetComputeInstancePossiblePlacements
-        unsupported = library.UNSUPPORTED | library.UNOFFERED
-        count = ctypes.c_uint(0)
-        asked = (gpu_instance, profile_id)
-        answer = library.call_unless(unsupported, ask, *asked, None, ctypes.byref(count))
-        if answer is None or not count.value:
-            return None
-        spans = (pynvml.c_nvmlComputeInstancePlacement_t * max(count.value, _MIN_LISTED))()
-        library.call(ask, *asked, spans, ctypes.byref(count))
-        return tuple(sorted(_placement(spans[i]) for i in range(count.value)))
 
     def profile_ids(self, name: model.Profile) -> tuple[int, ...]:
         """Return the driver's ids of the profile with this name."""
@@ -228,7 +239,22 @@ class Device:
         Asked once for each GPU-instance profile: its instances are alike.
         """
         if instance.profile_id not in self._compute_profiles:
-            profiles = tuple(_compute_instance_profiles(instance.handle))
+            get = pynvml.nvmlGpuInstanceGetComputeInstanceProfileInfo
+            shared = pynvml.NVML_COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED
+            infos = _offered(
+                _COMPUTE_INSTANCE_PROFILES,
+                _KNOWN_COMPUTE_INSTANCE_PROFILES,
+                lambda index: library.call(get, instance.handle, index, shared, _UNVERSIONED),
+            )
+            profiles = tuple(
+                model.ComputeInstanceProfile(
+                    profile_id=info.id,
+                    slices=info.sliceCount,
+                    multiprocessors=info.multiprocessorCount,
+                    max_instances=info.instanceCount,
+                )
+                for _, info in infos
+            )
             if not profiles:
                 # Without profiles no instance could be listed, and a GPU instance in use would
                 # seem idle.
@@ -281,76 +307,23 @@ class Device:
         )
 
 
-def _gpu_instance_infos(gpu: Handle) -> Iterator[tuple[int, Any]]:
-    """Yield enum index and info of each GPU-instance profile that a GPU offers now."""
-    ask = pynvml.nvmlDeviceGetGpuInstanceProfileInfo
-    for enum_index in _GPU_INSTANCE_PROFILES:
-        try:
-            info = library.call_unless(_LACKED, ask, gpu, enum_index, _UNVERSIONED)
-        except errors.HardwareError as error:
-            if _is_end(error, enum_index, _KNOWN_GPU_INSTANCE_PROFILES):
-                return
-            continue
-        if info is not None:
-            yield enum_index, info
-
-
-def _compute_instance_profiles(gpu_instance: Handle) -> Iterator[model.ComputeInstanceProfile]:
-    """Yield the compute-instance profiles that a GPU instance offers, in enum order."""
-    ask = pynvml.nvmlGpuInstanceGetComputeInstanceProfileInfo
-    engines = pynvml.NVML_COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED
-    for enum_index in _COMPUTE_INSTANCE_PROFILES:
-        try:
-            info = library.call_unless(
-                _LACKED, ask, gpu_instance, enum_index, engines, _UNVERSIONED
-            )
-        except errors.HardwareError as error:
-            if _is_end(error, enum_index, _KNOWN_COMPUTE_INSTANCE_PROFILES):
-                return
-            continue
-        if info is not None:
-            yield model.ComputeInstanceProfile(
-                profile_id=info.id,
-                slices=info.sliceCount,
-                multiprocessors=info.multiprocessorCount,
-                max_instances=info.instanceCount,
-            )
-
-
-def _is_end(error: errors.HardwareError, enum_index: int, known: int) -> bool:
-    """Return whether a refusal means that the driver has no more profiles; raise any other.
+def _offered(
+    enum_indices: range, known: int, ask: Callable[[int], Any]
+) -> Iterator[tuple[int, Any]]:
+    """Yield enum index and info of each profile that the driver offers.
 
     INVALID_ARGUMENT is the answer beyond the driver's last profile (nvml.h). An older driver also
-    gives it for a profile among the known ones, so each of those is asked about.
+    gives it for a profile among the ``known`` ones, so each of those is asked about.
     """
-    if error.code != pynvml.NVML_ERROR_INVALID_ARGUMENT:
-        raise error
-    return enum_index >= known
-
-
-def _gpu_instance_profile(
-    enum_index: int, info: Any, *, total_bytes: int
-) -> model.GpuInstanceProfile:
-    """Return the profile of an ``nvmlGpuInstanceProfileInfo_t``, without placements.
-
-    Raises:
-        HardwareError: NOT_SUPPORTED: the memory is not known, and so is the name.
-    """
-    return model.GpuInstanceProfile(
-        profile=_name(enum_index, info, total_bytes=total_bytes),
-        enum_index=enum_index,
-        profile_id=info.id,
-        memory_mib=info.memorySizeMB,
-        multiprocessors=info.multiprocessorCount,
-        max_instances=info.instanceCount,
-        engines=model.Engines(
-            decoders=info.decoderCount,
-            encoders=info.encoderCount,
-            jpegs=info.jpegCount,
-            ofas=info.ofaCount,
-        ),
-        placements=(),
-    )
+    for enum_index in enum_indices:
+        try:
+            yield enum_index, ask(enum_index)
+        except errors.HardwareError as error:
+            is_lacking = error.code == pynvml.NVML_ERROR_NOT_SUPPORTED
+            if not is_lacking and error.code != pynvml.NVML_ERROR_INVALID_ARGUMENT:
+                raise
+            if not is_lacking and enum_index >= known:
+                return
 
 
 def _name(enum_index: int, info: Any, *, total_bytes: int) -> model.Profile:

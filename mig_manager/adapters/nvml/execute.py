@@ -1,5 +1,6 @@
 """Execute the steps of one GPU in order; a step whose result exists already is done."""
 
+import contextlib
 import ctypes
 import functools
 import itertools
@@ -57,9 +58,10 @@ def run(
             try:
                 retry(functools.partial(executor.perform, step))
             except errors.HardwareError as error:
-                explained = executor.with_processes(step, error)
+                if error.reason is errors.Reason.IN_USE:
+                    executor.add_users(step, error)
                 doing = f"cannot {steps.describe(step)}"
-                raise library.about(name, explained, doing=doing) from error
+                raise library.about(name, error, doing=doing) from error
         try:
             return executor.observe()
         except errors.HardwareError as error:
@@ -122,27 +124,21 @@ class _Executor:
             return observe.in_full(self._gpu_index, self._gpu_uuid, self._open())
         return observe.update(self._known, self._open())
 
-    def with_processes(
-        self, step: steps.Step, error: errors.HardwareError
-    ) -> errors.HardwareError:
-        """Add the processes that use the GPU to an IN_USE error; return any other as it is."""
-        if error.reason is not errors.Reason.IN_USE:
-            return error
+    def add_users(self, step: steps.Step, error: errors.HardwareError) -> None:
+        """Add the processes that use the GPU or the instance to an IN_USE error."""
+        from mig_manager.adapters.nvml import processes  # noqa: PLC0415 - seldom needed
+
         instance_id = None
         if isinstance(step, steps.DestroyComputeInstance | steps.DestroyGpuInstance):
             instance_id = step.gpu_instance_id
-        from mig_manager.adapters.nvml import processes  # noqa: PLC0415 - seldom needed
-
-        try:
-            return processes.named(
+        with contextlib.suppress(errors.HardwareError):
+            processes.add_users(
                 error,
                 self._open(),
                 gpu_instance_id=instance_id,
                 proc_root=self._proc_root,
                 driver_roots=self._driver_roots,
             )
-        except errors.HardwareError:
-            return error
 
     def _open(self) -> gpu_device.Device:
         if self._device is None:
@@ -192,16 +188,14 @@ class _Executor:
                 _GONE, pynvml.nvmlDeviceGetGpuInstanceById, device.handle, instance_id
             )
         except errors.HardwareError as error:
-            if error.reason is errors.Reason.NOT_SUPPORTED and self._is_mig_off():
+            is_unsupported = error.reason is errors.Reason.NOT_SUPPORTED
+            modes = device.mig_mode() if is_unsupported else None
+            if is_unsupported and (modes is None or modes[0] is model.MigMode.DISABLED):
                 return None
             raise
         if handle is None:
             return None
         return self._by_id.setdefault(instance_id, device.gpu_instance(handle))
-
-    def _is_mig_off(self) -> bool:
-        modes = self._open().mig_mode()
-        return modes is None or modes[0] is model.MigMode.DISABLED
 
     def _has_profile(self, instance: gpu_device.GpuInstanceRef, name: model.Profile) -> bool:
         return instance.profile_id in self._open().profile_ids(name)
@@ -211,7 +205,15 @@ class _Executor:
         if device.mig_mode() == (step.mode, step.mode):
             return
         try:
-            activation = _set_mode(device, step.mode)
+            # Why the new mode is pending, although NVML reports success (nvml.h).
+            activation: int = library.call(
+                pynvml.nvmlDeviceSetMigMode, device.handle, _MODES[step.mode]
+            )
+        except errors.HardwareError as error:
+            is_unsupported = error.reason is errors.Reason.NOT_SUPPORTED
+            if is_unsupported and device.virtualization() is model.Virtualization.VGPU:
+                error.add("this machine has a vGPU, whose MIG mode is up to its host")
+            raise
         finally:
             # A switch, also one that failed, may detach the GPU and attach it again, which can
             # change its handle (nvml.h) and its profiles.
@@ -225,7 +227,25 @@ class _Executor:
         existing = self._gpu_instances(step.profile_id)
         if any(instance.placement == step.placement for instance in existing):
             return
-        created = _create_placed(device, step)
+
+        def create() -> gpu_device.GpuInstanceRef:
+            function = pynvml.nvmlDeviceCreateGpuInstance
+            return device.gpu_instance(library.call(function, device.handle, step.profile_id))
+
+        # By reference, as C takes it: by value the library takes the numbers for an address.
+        at = pynvml.c_nvmlGpuInstancePlacement_t(step.placement.start, step.placement.size)
+        handle = library.call_unless(
+            _CANNOT_PLACE,
+            pynvml.nvmlDeviceCreateGpuInstanceWithPlacement,
+            device.handle,
+            step.profile_id,
+            ctypes.byref(at),
+        )
+        created = (
+            _created_at(step.placement, create, pynvml.nvmlGpuInstanceDestroy)
+            if handle is None
+            else device.gpu_instance(handle)
+        )
         existing.append(created)
         self._compute[created.instance_id] = []
 
@@ -272,25 +292,6 @@ class _Executor:
         )
 
 
-def _set_mode(device: gpu_device.Device, mode: model.MigMode) -> int:
-    """Set a MIG mode, which invalidates the handle of the GPU.
-
-    Returns:
-        The activation status: why the new mode is pending, although NVML reports success
-        (``nvml.h``, ``nvmlDeviceSetMigMode``).
-    """
-    try:
-        return int(library.call(pynvml.nvmlDeviceSetMigMode, device.handle, _MODES[mode]))
-    except errors.HardwareError as error:
-        is_guest = (
-            error.reason is errors.Reason.NOT_SUPPORTED
-            and device.virtualization() is model.Virtualization.VGPU
-        )
-        if is_guest:
-            error.add("this machine has a vGPU, whose MIG mode is up to its host")
-        raise
-
-
 def _require_mode(device: gpu_device.Device, mode: model.MigMode, activation: int) -> None:
     """Check that the current mode and the pending mode are the one that was set.
 
@@ -326,28 +327,6 @@ def _require_mode(device: gpu_device.Device, mode: model.MigMode, activation: in
         operation=_SET_MODE,
         code=activation if is_pending else None,
     )
-
-
-def _create_placed(
-    device: gpu_device.Device, step: steps.CreateGpuInstance
-) -> gpu_device.GpuInstanceRef:
-    # By reference, as C takes it: by value the library takes the numbers for an address.
-    placement = pynvml.c_nvmlGpuInstancePlacement_t(step.placement.start, step.placement.size)
-    handle = library.call_unless(
-        _CANNOT_PLACE,
-        pynvml.nvmlDeviceCreateGpuInstanceWithPlacement,
-        device.handle,
-        step.profile_id,
-        ctypes.byref(placement),
-    )
-    if handle is not None:
-        return device.gpu_instance(handle)
-
-    def create() -> gpu_device.GpuInstanceRef:
-        created = library.call(pynvml.nvmlDeviceCreateGpuInstance, device.handle, step.profile_id)
-        return device.gpu_instance(created)
-
-    return _created_at(step.placement, create, pynvml.nvmlGpuInstanceDestroy)
 
 
 _Instance = TypeVar("_Instance", gpu_device.GpuInstanceRef, gpu_device.ComputeInstanceRef)
@@ -415,11 +394,16 @@ def _create_part(
     profile_id: int,
     placement: model.Placement,
 ) -> None:
+    def create() -> gpu_device.ComputeInstanceRef:
+        function = pynvml.nvmlGpuInstanceCreateComputeInstance
+        handle = library.call(function, instance.handle, profile_id)
+        return device.compute_instance(instance, handle)
+
     possible = device.compute_placements(instance, profile_id)
     if possible is not None and placement not in possible:
         # The plan follows the placement rules of the open kernel modules, and this driver has
         # others. The layout names no placement, so the driver chooses.
-        library.call(pynvml.nvmlGpuInstanceCreateComputeInstance, instance.handle, profile_id)
+        create()
         return
     at = pynvml.c_nvmlComputeInstancePlacement_t(placement.start, placement.size)
     created = library.call_unless(
@@ -429,13 +413,5 @@ def _create_part(
         profile_id,
         ctypes.byref(at),
     )
-    if created is not None:
-        return
-
-    def create() -> gpu_device.ComputeInstanceRef:
-        handle = library.call(
-            pynvml.nvmlGpuInstanceCreateComputeInstance, instance.handle, profile_id
-        )
-        return device.compute_instance(instance, handle)
-
-    _created_at(placement, create, pynvml.nvmlComputeInstanceDestroy)
+    if created is None:
+        _created_at(placement, create, pynvml.nvmlComputeInstanceDestroy)

@@ -97,7 +97,7 @@ class NvmlGpus:
         Raises:
             HardwareError: The library cannot be loaded, or NVML cannot be initialised.
         """
-        from mig_manager.adapters.nvml import processes  # noqa: PLC0415 - for such plans only
+        from mig_manager.adapters.nvml import processes  # noqa: PLC0415 - seldom needed
 
         return processes.inspect(
             self._library_path,
@@ -109,7 +109,14 @@ class NvmlGpus:
     @contextlib.contextmanager
     def _session_for(self, plan: steps.Plan, known: Mapping[str, model.Gpu]) -> Iterator[None]:
         """Open a session and check the preconditions of a plan."""
-        require_idle = self._idle_check(plan) if plan.requires_idle else None
+        require_idle = None
+        if plan.requires_idle:
+            from mig_manager.adapters.nvml import processes  # noqa: PLC0415 - seldom needed
+
+            # Before the session, which opens the device nodes itself.
+            ours = (os.getpid(), os.getppid())
+            files = processes.OpenFiles.find(self._proc_root, self._driver_roots, exclude=ours)
+            require_idle = functools.partial(processes.require_idle, plan, files)
         with self._session():
             _require_functions(plan)
             if require_idle is not None:
@@ -122,16 +129,6 @@ class NvmlGpus:
                         if not _is_unreachable(gpu, error):
                             raise
             yield
-
-    def _idle_check(self, plan: steps.Plan) -> Callable[[], None]:
-        """Return the check that raises ``GpuInUseError``; call it within a session."""
-        from mig_manager.adapters.nvml import processes  # noqa: PLC0415 - for such plans only
-
-        # Before the session, which opens the device nodes itself.
-        files = processes.OpenFiles.find(
-            self._proc_root, self._driver_roots, exclude=(os.getpid(), os.getppid())
-        )
-        return functools.partial(processes.require_idle, plan, files)
 
     def _run(
         self, plan: steps.GpuPlan, known: model.Gpu | None
@@ -240,16 +237,14 @@ _MAY_BE_UNREACHABLE = frozenset(
 
 def _is_unreachable(plan: steps.GpuPlan, error: errors.HardwareError) -> bool:
     """Return whether an error is due to the GPU, which then cannot be observed either."""
-    return error.reason in _MAY_BE_UNREACHABLE and not _can_be_observed(plan)
-
-
-def _can_be_observed(plan: steps.GpuPlan) -> bool:
+    if error.reason not in _MAY_BE_UNREACHABLE:
+        return False
     try:
         now = observe.gpu(plan.gpu_index)
     except errors.HardwareError:
         # The driver as a whole fails, not this GPU.
-        return True
-    return isinstance(now, model.Gpu) and now.uuid == plan.gpu_uuid
+        return False
+    return not isinstance(now, model.Gpu) or now.uuid != plan.gpu_uuid
 
 
 def _observed(gpus: Sequence[model.Gpu | model.UnreachableGpu]) -> model.ObservedGpus:
@@ -265,31 +260,20 @@ def _failure(gpu: model.UnreachableGpu) -> errors.HardwareError:
     )
 
 
-_Profiles = tuple[model.GpuInstanceProfile, ...] | None
-
-
 def _sharing(gpus: Sequence[model.Gpu]) -> tuple[model.Gpu, ...]:
     """Have GPUs with equal profiles share them, which are most of what a worker sends.
 
     The compute-instance profiles that one GPU reported are then known of all of them.
     """
-    offers: list[_Profiles] = []
-    numbers: list[int] = []
+    shared: dict[tuple[model.GpuInstanceProfile, ...], tuple[model.GpuInstanceProfile, ...]] = {}
     for gpu in gpus:
-        number = next((i for i, one in enumerate(offers) if one == gpu.profiles), len(offers))
-        if number == len(offers):
-            offers.append(gpu.profiles)
-        offers[number] = _joined_profiles(offers[number], gpu.profiles)
-        numbers.append(number)
-    pairs = zip(gpus, numbers, strict=True)
-    return tuple(dataclasses.replace(gpu, profiles=offers[number]) for gpu, number in pairs)
-
-
-def _joined_profiles(one: _Profiles, other: _Profiles) -> _Profiles:
-    if one is other or one is None or other is None:
-        return one
-    pairs = zip(one, other, strict=True)
-    return tuple(first if first.compute_profiles else second for first, second in pairs)
+        if gpu.profiles is not None:
+            pairs = zip(shared.get(gpu.profiles, gpu.profiles), gpu.profiles, strict=True)
+            shared[gpu.profiles] = tuple(a if a.compute_profiles else b for a, b in pairs)
+    return tuple(
+        gpu if gpu.profiles is None else dataclasses.replace(gpu, profiles=shared[gpu.profiles])
+        for gpu in gpus
+    )
 
 
 class _InUseRetry:
@@ -301,7 +285,7 @@ class _InUseRetry:
     def __init__(self, *, timeout_s: float, clock: timing.Clock) -> None:
         self._timeout_s = timeout_s
         self._clock = clock
-        self._deadline: float | None = None
+        self._deadline_s: float | None = None
 
     def run(self, action: Callable[[], None]) -> None:
         """Run an action until it does not fail with IN_USE, or the time is over."""
@@ -310,16 +294,14 @@ class _InUseRetry:
             try:
                 return action()
             except errors.HardwareError as error:
-                if error.reason is not errors.Reason.IN_USE or self._is_over():
+                now_s = self._clock.monotonic()
+                if error.reason is not errors.Reason.IN_USE:
+                    raise
+                self._deadline_s = self._deadline_s or now_s + self._timeout_s
+                if now_s >= self._deadline_s:
                     raise
             self._clock.wait(delay_s)
             delay_s = min(2 * delay_s, _LONGEST_RETRY_S)
-
-    def _is_over(self) -> bool:
-        now = self._clock.monotonic()
-        if self._deadline is None:
-            self._deadline = now + self._timeout_s
-        return now >= self._deadline
 
 
 class ThreadGpus:

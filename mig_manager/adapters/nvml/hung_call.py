@@ -12,10 +12,8 @@ import os
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar, cast
-
-from mig_manager import errors
 
 _Result = TypeVar("_Result")
 
@@ -35,8 +33,6 @@ _SLOT_BYTES = _CALL_AT + _CALL.size
 _RUNNING = 1
 _RETURNED = 2
 _UNKNOWN = -1
-
-_MAX_CALLS_NAMED = 8
 
 
 class CallThread(threading.Thread, Generic[_Result]):
@@ -104,14 +100,13 @@ class Call:
 
 
 class LastCalls:
-    """The memory that one worker notes its calls in, on the agent's side."""
+    """The memory that one worker notes its calls in, on the agent's side.
+
+    Raises:
+        OSError: No descriptor or no memory is left.
+    """
 
     def __init__(self) -> None:
-        """Allocate the memory.
-
-        Raises:
-            OSError: No descriptor or no memory is left.
-        """
         self.fd = os.memfd_create("nvml-last-calls", os.MFD_CLOEXEC)
         """For the worker to inherit."""
         try:
@@ -123,13 +118,38 @@ class LastCalls:
 
     def read(self) -> tuple[Call, ...]:
         """Return each thread's last call, the oldest first, whatever a crash has written there."""
-        slots = (_read(self._memory, number * _SLOT_BYTES) for number in range(_SLOTS))
-        return tuple(sorted((call for call in slots if call), key=lambda call: call.since_s))
+        calls = []
+        for slot in range(0, _SLOTS * _SLOT_BYTES, _SLOT_BYTES):
+            (state,) = _STATE.unpack_from(self._memory, slot)
+            if state not in (_RUNNING, _RETURNED):
+                continue
+            index, minor, uuid_field = _GPU.unpack_from(self._memory, slot + _GPU_AT)
+            since_ns, function = _CALL.unpack_from(self._memory, slot + _CALL_AT)
+            uuid = _text(uuid_field)
+            gpu = f"GPU {index} ({uuid})" if uuid else f"GPU {index}"
+            calls.append(
+                Call(
+                    function=_text(function),
+                    gpu="" if index < 0 else gpu,
+                    minor=None if minor < 0 else minor,
+                    since_s=since_ns / 1e9,
+                    is_running=state == _RUNNING,
+                )
+            )
+        return tuple(sorted(calls, key=lambda call: call.since_s))
 
     def close(self) -> None:
         """Release the memory."""
         self._memory.close()
         os.close(self.fd)
+
+
+def _text(data: bytes) -> str:
+    """Return the text in a field; a library that crashed may have written anything over it."""
+    from mig_manager.core import messages  # noqa: PLC0415 - for the agent's side only
+
+    text = data.split(b"\0", maxsplit=1)[0].decode("ascii", errors="replace")
+    return messages.printable(text)
 
 
 class Recorder:
@@ -218,97 +238,3 @@ class Recorder:
 
 RECORDER = Recorder()
 """Of this process, as the NVML session is."""
-
-
-def hung(
-    calls: Sequence[Call], *, now_s: float, timeout_s: float, fate: str, processes: str = ""
-) -> errors.HardwareError:
-    """Return the error for a worker that did not answer in time.
-
-    Args:
-        calls: The last calls of its threads, the oldest first.
-        now_s: When its time was over; on the monotonic clock.
-        timeout_s: The time it had.
-        fate: What became of it, in words.
-        processes: The processes that have the GPU's device node open, in words.
-    """
-    running = [call for call in calls if call.is_running]
-    if running:
-        since = [f"{round(max(0.0, now_s - call.since_s), 1):g} s" for call in running]
-        first, *others = zip(running, since, strict=True)
-        message = f"{first[0]} has not returned for {first[1]}"
-        message = _joined([message, *(f"{call} for {age}" for call, age in others)])
-        message += f"; the GPU worker {fate}"
-    else:
-        message = f"the GPU worker gave no answer within {timeout_s:g} s and {fate}"
-        if calls:
-            message += f"; no NVML call was under way, the last was {calls[-1]}"
-    if processes:
-        message += (
-            f"; {running[0].gpu} is open in {processes}, "
-            "and maybe in others that cannot be seen from here"
-        )
-    return _error(message, running, errors.Reason.NVML_TIMEOUT)
-
-
-def died(
-    calls: Sequence[Call], *, ending: str, is_signal: bool, stderr: str
-) -> errors.HardwareError:
-    """Return the error for a worker that ended without an answer, in the words of ``ending``."""
-    running = [call for call in calls if call.is_running]
-    message = f"the GPU worker {ending}"
-    if running:
-        message += f" in {running_calls(calls)}"
-    if not is_signal:
-        message += " and no answer"
-    if stderr:
-        message += f"; it last wrote: {stderr.splitlines()[-1]}"
-    # Within a call it is the vendor's library that ends a process.
-    is_nvml = is_signal or running
-    return _error(
-        message, running, errors.Reason.NVML_ERROR if is_nvml else errors.Reason.INTERNAL
-    )
-
-
-def running_calls(calls: Sequence[Call]) -> str:
-    """Return in words which calls have not returned; empty if all have."""
-    return _joined([str(call) for call in calls if call.is_running])
-
-
-def _joined(message: Sequence[str]) -> str:
-    more = len(message) - _MAX_CALLS_NAMED
-    return ", ".join(message[:_MAX_CALLS_NAMED]) + (f" and {more} more" if more > 0 else "")
-
-
-def _error(message: str, running: Sequence[Call], reason: errors.Reason) -> errors.HardwareError:
-    return errors.HardwareError(
-        message,
-        reason=reason,
-        operation=running[0].function if running else "",
-        gpu=running[0].gpu if running else "",
-    )
-
-
-def _read(memory: mmap.mmap, slot: int) -> Call | None:
-    (state,) = _STATE.unpack_from(memory, slot)
-    if state not in (_RUNNING, _RETURNED):
-        return None
-    index, minor, uuid_field = _GPU.unpack_from(memory, slot + _GPU_AT)
-    since_ns, function = _CALL.unpack_from(memory, slot + _CALL_AT)
-    uuid = _text(uuid_field)
-    gpu = f"GPU {index} ({uuid})" if uuid else f"GPU {index}"
-    return Call(
-        function=_text(function),
-        gpu="" if index < 0 else gpu,
-        minor=None if minor < 0 else minor,
-        since_s=since_ns / 1e9,
-        is_running=state == _RUNNING,
-    )
-
-
-def _text(data: bytes) -> str:
-    """Return the text in a field; a library that crashed may have written anything over it."""
-    from mig_manager.core import messages  # noqa: PLC0415 - for the agent's side only
-
-    text = data.split(b"\0", maxsplit=1)[0].decode("ascii", errors="replace")
-    return messages.printable(text)

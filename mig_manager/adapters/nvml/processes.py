@@ -15,101 +15,9 @@ from mig_manager.adapters.nvml import device as gpu_device
 from mig_manager.adapters.nvml import library
 from mig_manager.core import messages, steps
 
-NO_INSTANCE = 0xFFFFFFFF
+_NO_INSTANCE = 0xFFFFFFFF
 """``gpuInstanceId`` of a process that uses the GPU itself (nvml.h, ``nvmlProcessInfo_t``)."""
-
-
-def named(
-    error: errors.HardwareError,
-    gpu: gpu_device.Device,
-    *,
-    gpu_instance_id: int | None,
-    proc_root: pathlib.Path | None = None,
-    driver_roots: Sequence[str] = (),
-) -> errors.HardwareError:
-    """Return an IN_USE error with the known processes in its message.
-
-    With ``gpu_instance_id`` these are the processes that use that instance or the GPU itself.
-    """
-    listed = _listed(gpu.handle, gpu_instance_id)
-    found = _with_open_nodes(gpu, gpu_instance_id, proc_root, driver_roots)
-    owners = {process.pid: process.owner for process in found}
-    others = [process for process in found if process.pid not in listed]
-    if listed:
-        names = [_describe(pid, listed[pid], owners.get(pid, "")) for pid in sorted(listed)]
-        explanation = f"in use by {procfs.listed(names)}"
-    elif others:
-        explanation = "NVML lists no process that uses it"
-    else:
-        # NVML lists processes with a context; a monitor such as DCGM uses the GPU without one.
-        explanation = "NVML lists no process that uses it; a monitor may"
-        hidden = procfs.hidden(proc_root) if proc_root else ""
-        explanation += f"; {hidden}" if hidden else ""
-    if others:
-        explanation += (
-            f"; open in {procfs.named(others)}, and maybe in others that cannot be seen from here"
-        )
-    return errors.HardwareError(
-        f"{error.message}; {explanation}",
-        reason=error.reason,
-        operation=error.operation,
-        gpu=error.gpu,
-        code=error.code,
-    )
-
-
-def running(gpu: gpu_device.Handle) -> Iterator[Any]:
-    """Yield each process that NVML lists, as ``nvmlProcessInfo_t``; none if it refuses."""
-    for function in (
-        pynvml.nvmlDeviceGetComputeRunningProcesses,
-        pynvml.nvmlDeviceGetGraphicsRunningProcesses,
-    ):
-        with contextlib.suppress(errors.HardwareError):
-            yield from library.call(function, gpu)
-
-
-def process_name(pid: int) -> str:
-    """Return the name of a process's program; ``process`` if NVML does not report it."""
-    try:
-        path: str = library.call(pynvml.nvmlSystemGetProcessName, pid)
-    except errors.HardwareError:
-        # In another PID namespace, or just gone.
-        path = ""
-    return path.split(" ", maxsplit=1)[0].rsplit("/", maxsplit=1)[-1] or "process"
-
-
-def _listed(gpu: gpu_device.Handle, gpu_instance_id: int | None) -> dict[int, int | None]:
-    """Return the GPU instance, if any, of each process that NVML lists, by pid."""
-    return {
-        process.pid: process.gpuInstanceId
-        for process in running(gpu)
-        if gpu_instance_id is None or process.gpuInstanceId in (gpu_instance_id, NO_INSTANCE)
-    }
-
-
-def _with_open_nodes(
-    gpu: gpu_device.Device,
-    gpu_instance_id: int | None,
-    proc_root: pathlib.Path | None,
-    driver_roots: Sequence[str],
-) -> tuple[procfs.GpuProcess, ...]:
-    """Return the processes with its device nodes open, except the agent and its children."""
-    minor = None if proc_root is None else gpu.minor()
-    if minor is None:
-        return ()
-    # The agent started us, and all of its children are left out with it.
-    files = OpenFiles.find(proc_root, driver_roots, exclude=(os.getpid(), os.getppid()))
-    caps = procfs.capabilities(files.driver_proc, minor) if files.driver_proc else {}
-    if gpu_instance_id is None:
-        return procfs.using_gpu(files.processes, minor, caps=caps)
-    return procfs.using_gpu_instance(
-        files.processes, minor, caps=caps, gpu_instance_id=gpu_instance_id
-    )
-
-
-def _describe(pid: int, gpu_instance_id: int | None, home: str) -> str:
-    where = "" if gpu_instance_id in (None, NO_INSTANCE) else f" in GPU instance {gpu_instance_id}"
-    return f"{process_name(pid)} (pid {pid}{where}{f', {home}' if home else ''})"
+_NONE = (None, _NO_INSTANCE)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,6 +53,10 @@ class OpenFiles:
             driver_proc=procfs.driver_proc(proc_root, map(pathlib.Path, driver_roots)),
         )
 
+    def capabilities(self, minor: int) -> dict[int, procfs.Instance]:
+        """Return the instances of a GPU by ``nvidia-cap`` number, as far as they are known."""
+        return procfs.capabilities(self.driver_proc, minor) if self.driver_proc else {}
+
 
 def inspect(
     library_path: str | None,
@@ -170,44 +82,6 @@ def inspect(
         )
 
 
-def _of_gpu(index: int, files: OpenFiles) -> tuple[str, tuple[steps.GpuProcess, ...]] | None:
-    try:
-        handle = library.call(pynvml.nvmlDeviceGetHandleByIndex, index)
-        uuid: str = library.call(pynvml.nvmlDeviceGetUUID, handle)
-    except errors.HardwareError:
-        return None
-    minor = gpu_device.Device(handle).minor()
-    driver_proc = files.driver_proc if minor is not None else None
-    known = procfs.capabilities(driver_proc, minor or 0) if driver_proc else {}
-    inside = procfs.compute_capabilities(driver_proc, minor or 0) if driver_proc else {}
-    owners = {process.pid: process.owner for process in files.processes}
-    found = {
-        pid: steps.GpuProcess(
-            pid=pid,
-            name=messages.printable(process_name(pid)),
-            home=owners.get(pid, ""),
-            gpu_instances=tuple(sorted({ids[0] for ids in used})),
-            compute_instances=tuple(sorted((one, two) for one, two in used if two is not None)),
-        )
-        for pid, used in _instances_in_use(handle).items()
-    }
-    others = () if minor is None else procfs.using_gpu(files.processes, minor, caps=known)
-    for process in others:
-        found.setdefault(
-            process.pid,
-            steps.GpuProcess(
-                pid=process.pid,
-                name=process.name,
-                home=process.owner,
-                gpu_instances=tuple(sorted({known[cap] for cap in process.caps if cap in known})),
-                compute_instances=tuple(
-                    sorted({inside[cap] for cap in process.caps if cap in inside})
-                ),
-            ),
-        )
-    return uuid, tuple(found[pid] for pid in sorted(found))
-
-
 def require_idle(plan: steps.Plan, files: OpenFiles) -> None:
     """Refuse a plan if a process uses what it destroys; call within a session.
 
@@ -229,12 +103,108 @@ def require_idle(plan: steps.Plan, files: OpenFiles) -> None:
         raise errors.GpuInUseError("; ".join(busy))
 
 
-def _instances_in_use(handle: gpu_device.Handle) -> dict[int, set[tuple[int, int | None]]]:
-    """Return the instances that each listed process uses, by pid; none for the GPU itself."""
-    found: dict[int, set[tuple[int, int | None]]] = {}
-    for process in running(handle):
-        used = found.setdefault(process.pid, set())
-        if process.gpuInstanceId not in (None, NO_INSTANCE):
+def add_users(
+    error: errors.HardwareError,
+    gpu: gpu_device.Device,
+    *,
+    gpu_instance_id: int | None,
+    proc_root: pathlib.Path | None,
+    driver_roots: Sequence[str],
+) -> None:
+    """Add the known processes to the message of an IN_USE error.
+
+    With ``gpu_instance_id`` these are the processes that use that instance or the GPU itself.
+    """
+    # The agent started us, and all of its children are left out with it.
+    files = OpenFiles.find(proc_root, driver_roots, exclude=(os.getpid(), os.getppid()))
+    minor = None if proc_root is None else gpu.minor()
+    found: tuple[procfs.GpuProcess, ...] = ()
+    if minor is not None:
+        caps = files.capabilities(minor)
+        found = (
+            procfs.using_gpu(files.processes, minor, caps=caps)
+            if gpu_instance_id is None
+            else procfs.using_gpu_instance(
+                files.processes, minor, caps=caps, gpu_instance_id=gpu_instance_id
+            )
+        )
+    owners = {process.pid: process.owner for process in found}
+    listed = {
+        process.pid: process.gpuInstanceId
+        for process in _running(gpu.handle)
+        if gpu_instance_id is None or process.gpuInstanceId in (gpu_instance_id, _NO_INSTANCE)
+    }
+    others = [process for process in found if process.pid not in listed]
+    if listed:
+        names = []
+        for pid, instance in sorted(listed.items()):
+            where = "" if instance in _NONE else f" in GPU instance {instance}"
+            owner = f", {owners[pid]}" if owners.get(pid) else ""
+            names.append(f"{_name(pid)} (pid {pid}{where}{owner})")
+        error.add(f"in use by {procfs.listed(names)}")
+    elif others:
+        error.add("NVML lists no process that uses it")
+    else:
+        # NVML lists processes with a context; a monitor such as DCGM uses the GPU without one.
+        error.add("NVML lists no process that uses it; a monitor may")
+        if proc_root and (hidden := procfs.hidden(proc_root)):
+            error.add(hidden)
+    if others:
+        error.add(
+            f"open in {procfs.named(others)}, and maybe in others that cannot be seen from here"
+        )
+
+
+def _running(gpu: gpu_device.Handle) -> Iterator[Any]:
+    """Yield each process that NVML lists, as ``nvmlProcessInfo_t``; none if it refuses."""
+    for function in (
+        pynvml.nvmlDeviceGetComputeRunningProcesses,
+        pynvml.nvmlDeviceGetGraphicsRunningProcesses,
+    ):
+        with contextlib.suppress(errors.HardwareError):
+            yield from library.call(function, gpu)
+
+
+def _name(pid: int) -> str:
+    """Return the name of a process's program; ``process`` if NVML does not report it."""
+    try:
+        path: str = library.call(pynvml.nvmlSystemGetProcessName, pid)
+    except errors.HardwareError:
+        # In another PID namespace, or just gone.
+        path = ""
+    return steps.program_name(path) or "process"
+
+
+def _of_gpu(index: int, files: OpenFiles) -> tuple[str, tuple[steps.GpuProcess, ...]] | None:
+    """Return UUID and processes of a GPU; None if it does not answer."""
+    try:
+        handle = library.call(pynvml.nvmlDeviceGetHandleByIndex, index)
+        uuid: str = library.call(pynvml.nvmlDeviceGetUUID, handle)
+    except errors.HardwareError:
+        return None
+    used: dict[int, set[procfs.Instance]] = {}
+    for process in _running(handle):
+        instances = used.setdefault(process.pid, set())
+        if process.gpuInstanceId not in _NONE:
             inside = process.computeInstanceId
-            used.add((process.gpuInstanceId, None if inside == NO_INSTANCE else inside))
-    return found
+            instances.add((process.gpuInstanceId, None if inside == _NO_INSTANCE else inside))
+    names = {pid: messages.printable(_name(pid)) for pid in used}
+    minor = gpu_device.Device(handle).minor()
+    if minor is not None:
+        caps = files.capabilities(minor)
+        for each in procfs.using_gpu(files.processes, minor, caps=caps):
+            used.setdefault(each.pid, {caps[cap] for cap in each.caps if cap in caps})
+            names.setdefault(each.pid, each.name)
+    owners = {process.pid: process.owner for process in files.processes}
+    return uuid, tuple(
+        steps.GpuProcess(
+            pid=pid,
+            name=names[pid],
+            home=owners.get(pid, ""),
+            gpu_instances=tuple(sorted({ids[0] for ids in used[pid]})),
+            compute_instances=tuple(
+                sorted((one, two) for one, two in used[pid] if two is not None)
+            ),
+        )
+        for pid in sorted(used)
+    )
