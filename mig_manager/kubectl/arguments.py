@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 import mig_manager
 from mig_manager import errors
@@ -27,33 +26,32 @@ Exit status: 0 all is as it should be, 1 something is not or failed, 2 unusable 
 _ANSWERING = "status plan validate history"
 
 
-def _kubectl_option(name: str, help_text: str, **more: Any) -> options.Option:
-    return options.Option(
+_CLUSTER = tuple(
+    options.Option(
         name=name,
-        help=help_text,
+        metavar=metavar,
+        help=meaning,
+        short="s" if name == "server" else "",
+        default_text="30s" if name == "request-timeout" else "",
+        is_repeatable=name == "as-group",
         group="the cluster, as kubectl's own options",
         has_variable=False,
-        **more,
     )
-
-
-_CLUSTER = (
-    _kubectl_option("kubeconfig", "kubeconfig file", metavar=options.FILE),
-    _kubectl_option("context", "context of the kubeconfig", metavar="CONTEXT"),
-    _kubectl_option("cluster", "cluster of the kubeconfig", metavar=options.NAME),
-    _kubectl_option("user", "user of the kubeconfig", metavar=options.NAME),
-    _kubectl_option("as", "user to impersonate", metavar=options.NAME),
-    _kubectl_option(
-        "as-group", "group to impersonate; repeatable", metavar=options.NAME, is_repeatable=True
-    ),
-    _kubectl_option("server", "address of the API server", metavar="ADDRESS", short="s"),
-    _kubectl_option("token", "bearer token", metavar="TOKEN"),
-    _kubectl_option(
-        "request-timeout", "how long one request may take", metavar="TIME", default_text="30s"
-    ),
-    _kubectl_option("insecure-skip-tls-verify", "do not check the API server's certificate"),
+    for name, metavar, meaning in (
+        ("kubeconfig", options.FILE, "kubeconfig file"),
+        ("context", "CONTEXT", "context of the kubeconfig"),
+        ("cluster", options.NAME, "cluster of the kubeconfig"),
+        ("user", options.NAME, "user of the kubeconfig"),
+        ("as", options.NAME, "user to impersonate"),
+        ("as-group", options.NAME, "group to impersonate; repeatable"),
+        ("server", "ADDRESS", "address of the API server"),
+        ("token", "TOKEN", "bearer token"),
+        ("request-timeout", "TIME", "how long one request may take"),
+        ("insecure-skip-tls-verify", "", "do not check the API server's certificate"),
+    )
 )
 """Options of kubectl's own, which are passed to it and may stand anywhere, as with kubectl."""
+_CLUSTER_PARSER = parser.Parser(PROGRAM, "", _CLUSTER, lambda: parser.Page(None, "", ""))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -133,7 +131,7 @@ def parse(argv: Sequence[str]) -> dict[str, object]:
         UsageError: The arguments are invalid.
         SystemExit: Help was requested and printed.
     """
-    cluster, rest = _cluster_options(argv)
+    cluster, rest = _CLUSTER_PARSER.parse_known_args(argv)
     if not rest or rest[0].startswith("-"):
         return {"command": None, **vars(build().parse_args(rest))}
     command, *words = rest
@@ -143,7 +141,7 @@ def parse(argv: Sequence[str]) -> dict[str, object]:
     source = options.Source(parsed, {}, command=command)
     return {
         **parsed,
-        **cluster,
+        **vars(cluster),
         "command": command,
         "output": source.field(PluginOptions, "output").value,
     }
@@ -174,12 +172,6 @@ def options_of(command: str) -> tuple[options.Option, ...]:
     return (parser.HELP, *(options.of(PluginOptions, command) if command != "version" else ()))
 
 
-def _cluster_options(words: Sequence[str]) -> tuple[dict[str, object], list[str]]:
-    alone = parser.Parser(PROGRAM, "", _CLUSTER, lambda: parser.Page(None, "", ""))
-    cluster, rest = alone.parse_known_args(words)
-    return vars(cluster), rest
-
-
 def colour(parsed: Mapping[str, object], environ: Mapping[str, str]) -> settings.Colour:
     """Return when to use colours."""
     return command_settings.colour(options.Source(parsed, environ))
@@ -206,10 +198,9 @@ _NO_FILES, _FILES = 4, 0
 """cobra's ShellCompDirectiveNoFileComp and ShellCompDirectiveDefault."""
 _TIMEOUT_S = 5.0
 """How long a prompt may hang while a person waits for completion."""
-_ALL = options.of(PluginOptions)
 
 
-def main(argv: Sequence[str], terminal: console.Console) -> int:
+def complete(argv: Sequence[str], terminal: console.Console) -> int:
     """Complete the last word of a command line; return 0, because kubectl expects no error.
 
     Args:
@@ -218,58 +209,44 @@ def main(argv: Sequence[str], terminal: console.Console) -> int:
     """
     *before, word = argv or ("",)
     last = before[-1] if before else ""
-    if any(last in each.flags for each in _ALL if each.metavar == options.FILE):
+    found = (each for each in options.of(PluginOptions) if last in each.flags and each.metavar)
+    option = next(found, None)
+    if option is not None and option.metavar == options.FILE:
         terminal.say(f":{_FILES}")
         return 0
     try:
-        found = [each for each in _candidates(before, last, word) if each.startswith(word)]
+        candidates = [each for each in _candidates(before, option, word) if each.startswith(word)]
     except errors.MigManagerError:
-        found = []
-    terminal.say("\n".join([*found, f":{_NO_FILES}"]))
+        candidates = []
+    terminal.say("\n".join([*candidates, f":{_NO_FILES}"]))
     return 0
 
 
-def _candidates(before: Sequence[str], last: str, word: str) -> Iterable[str]:
-    command = next((each for each in before if each in COMMANDS), None)
-    option = next((each for each in _ALL if last in each.flags and each.metavar), None)
+def _candidates(before: Sequence[str], option: options.Option | None, word: str) -> Iterable[str]:
     if option is not None:
-        is_context = option.name == "context"
-        return _api(before).contexts() if is_context else option.words
+        return _cluster(before).contexts() if option.name == "context" else option.words
+    command = next((each for each in before if each in COMMANDS), None)
     if command is None:
         return [f"{each}\t{text}" for each, text in COMMANDS.items()]
     if word.startswith("-"):
         return [flag for each in options_of(command) for flag in each.flags]
-    return _words(command, before)
-
-
-def _words(name: str, before: Sequence[str]) -> Iterable[str]:
-    """Return nodes or layouts, whichever come next."""
-    rest = before[list(before).index(name) + 1 :]
+    rest = before[list(before).index(command) + 1 :]
     named = [each for each in rest if not each.startswith("-")]
-    seen = selection.Cluster(_api(before))
-    match name:
-        case "validate":
-            return _layouts(seen)
-        case "plan" if not named:
-            return _layouts(seen)
-        case "status" | "plan" | "history":
-            return [node.name for node in seen.selected(None) if node.name not in named]
-        case _:
-            return ()
+    if command == "validate" or (command == "plan" and not named):
+        # The author of a document must not control the terminal.
+        return [name for name in _cluster(before).document(None).layouts if name.isprintable()]
+    if command == "version":
+        return ()
+    return [node.name for node in _cluster(before).selected(None) if node.name not in named]
 
 
-def _layouts(seen: selection.Cluster) -> Iterable[str]:
-    # The author of a document must not control the terminal.
-    return [name for name in seen.document(None).layouts if name.isprintable()]
-
-
-def _api(before: Sequence[str]) -> selection.Kubectl:
+def _cluster(before: Sequence[str]) -> selection.Cluster:
     try:
-        cluster, _ = _cluster_options(before)
+        cluster = vars(_CLUSTER_PARSER.parse_known_args(before)[0])
     except errors.UsageError:
         cluster = {}  # the value of the last option is not typed yet
     timeout = cluster.get("request_timeout") or f"{_TIMEOUT_S:g}s"
-    return selection.Kubectl(
+    return selection.Cluster(
         kubectl_options(cluster | {"request_timeout": timeout}),
         note=lambda _: None,
         timeout_s=_TIMEOUT_S,

@@ -6,7 +6,7 @@ those, and so may choose other instances of the same kind to destroy.
 
 import dataclasses
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from mig_manager import errors
 from mig_manager.change import plans as change_plans
@@ -56,19 +56,20 @@ class NodePlan:
             "fits": self.fits,
             "why_not": self.why_not or None,
             "notes": list(self.notes),
-            "losses": None if self.losses is None else list(map(_loss_data, self.losses)),
+            "losses": None
+            if self.losses is None
+            else [
+                {
+                    "resource": loss.kind.resource,
+                    "devices": loss.kind.count,
+                    "ending": loss.ending,
+                    "in_use_ending_at_least": loss.least,
+                    "pods": dict(loss.kind.pods),
+                }
+                for loss in self.losses
+            ],
             "plan": status.without_ids(known) or None,
         }
-
-
-def _loss_data(loss: resources.Loss) -> dict[str, object]:
-    return {
-        "resource": loss.kind.resource,
-        "devices": loss.kind.count,
-        "ending": loss.ending,
-        "in_use_ending_at_least": loss.least,
-        "pods": dict(loss.kind.pods),
-    }
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,63 +113,37 @@ def plan(
 
 
 def _of_node(layout: config.Layout, report: node_report.Report, pods: selection.Pods) -> NodePlan:
-    notes = list(_notes(layout, report))
-    gpus = report.gpus
+    name, gpus, run = report.node.name, report.gpus, report.status
+    notes = list(report.notes) if gpus is not None else []
+    if report.state is node_report.NodeState.CHANGING:
+        notes.append("the node is changing right now: plan again when it has finished")
+    if run and run.config == layout.name and run.config_hash not in ("", layout.content_hash):
+        notes.append(f"its agent last used another layout named {layout.name}")
+    why_not, fits = "it has no GPU", None if gpus is None else False
     if gpus is None:
-        gpus, note = presumed_gpus(report)
-        notes.append(note)
-    if not gpus:
-        return NodePlan(
-            name=report.node.name,
-            planned=None,
-            why_not=notes.pop() if report.gpus is None else "it has no GPU",
-            fits=None if report.gpus is None else False,
-            losses=None,
-            notes=tuple(notes),
-        )
-    planned, losses, why_not = None, None, ""
-    try:
-        planned = change_plans.planned(gpus, layout, scope=change_plans.Scope.ALL, users={})
-    except errors.LayoutError as error:
-        why_not = messages.printable(error.message, " ")
-    found = pods.of(report.node.name)
+        gpus, why_not = presumed_gpus(report)
+        notes += [why_not] if gpus else []
+    planned, losses = None, None
+    if gpus:
+        try:
+            planned = change_plans.planned(gpus, layout, scope=change_plans.Scope.ALL, users={})
+        except errors.LayoutError as error:
+            why_not, fits = messages.printable(error.message, " "), False
     if planned is not None:
+        why_not, fits = "", None if planned.plan.is_provisional else True
         notes += [messages.printable(str(remark), " ") for remark in planned.overlooked]
+        found, strategy = pods.of(name), report.node.strategy
         if found is not None:
-            strategy = report.node.strategy
             losses = resources.losses(planned.plan, planned.gpus, found, strategy=strategy)
     return NodePlan(
-        name=report.node.name,
-        planned=planned,
-        why_not=why_not,
-        fits=None if planned and planned.plan.is_provisional else planned is not None,
-        losses=losses,
-        notes=tuple(notes),
+        name=name, planned=planned, why_not=why_not, fits=fits, losses=losses, notes=tuple(notes)
     )
 
 
-def _notes(layout: config.Layout, report: node_report.Report) -> Iterable[str]:
-    if report.gpus is not None:
-        yield from report.notes
-    if report.state is node_report.NodeState.CHANGING:
-        yield "the node is changing right now: plan again when it has finished"
-    run = report.status
-    if run and run.config == layout.name and run.config_hash not in ("", layout.content_hash):
-        yield f"its agent last used another layout named {layout.name}"
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Products:
-    """The GPU products of a cluster."""
-
-    templates: tuple[model.Gpu, ...]
-    """One GPU of each product, not partitioned."""
-    notes: tuple[str, ...]
-    """What is presumed or not known of nodes."""
-
-
-def products(reports: Sequence[node_report.Report]) -> Products:
-    """Return the GPU products of nodes, each once."""
+def products(
+    reports: Sequence[node_report.Report],
+) -> tuple[Sequence[model.Gpu], Sequence[str]]:
+    """Return one GPU of each product of nodes, not partitioned, and notes on presumed ones."""
     published: dict[tuple[str, int, int], model.Gpu] = {}
     presumed: dict[str, model.Gpu] = {}
     notes: list[str] = []
@@ -187,7 +162,7 @@ def products(reports: Sequence[node_report.Report]) -> Products:
     templates = sorted(
         [*published.values(), *others], key=lambda gpu: (gpu.name, gpu.pci_device_id)
     )
-    return Products(templates=tuple(templates), notes=tuple(notes))
+    return templates, notes
 
 
 def presumed_gpus(report: node_report.Report) -> tuple[model.ObservedGpus, str]:
@@ -216,22 +191,20 @@ def presumed_gpus(report: node_report.Report) -> tuple[model.ObservedGpus, str]:
 
 def pictures(plans: Plans, *, style: bar.Style) -> str:
     """Draw the change of every node."""
-    return "\n\n".join(_picture(plans, node, style) for node in plans.nodes)
-
-
-def _picture(plans: Plans, node: NodePlan, style: bar.Style) -> str:
-    lines = [style.paint(f"{node.name}: {plans.layout} of {plans.source}", bar.Tone.STRONG)]
-    lines += [gpu_report.wrapped(note, indent="  ! ") for note in node.notes]
-    if node.planned is None:
-        verdict = "not known" if node.fits is None else "does not fit"
-        lines.append(gpu_report.wrapped(f"{verdict}: {node.why_not}", indent="  "))
-        return "\n".join(lines)
-    lines += ["", gpu_report.plan(node.planned, is_wide=False, style=style)]
-    if node.losses is None:
-        lines.append(_unknown_pods(plans))
-    else:
-        lines += [gpu_report.wrapped(loss_text(loss)) for loss in node.losses]
-    return "\n".join(lines)
+    blocks = []
+    for node in plans.nodes:
+        lines = [style.paint(f"{node.name}: {plans.layout} of {plans.source}", bar.Tone.STRONG)]
+        lines += [gpu_report.wrapped(note, indent="  ! ") for note in node.notes]
+        if node.planned is None:
+            verdict = "not known" if node.fits is None else "does not fit"
+            lines.append(gpu_report.wrapped(f"{verdict}: {node.why_not}", indent="  "))
+        else:
+            lines += ["", gpu_report.plan(node.planned, is_wide=False, style=style)]
+            if node.losses is None:
+                lines.append(_unknown_pods(plans))
+            lines += [gpu_report.wrapped(loss_text(loss)) for loss in node.losses or ()]
+        blocks.append("\n".join(lines))
+    return "\n\n".join(blocks)
 
 
 def _unknown_pods(plans: Plans) -> str:
@@ -251,15 +224,19 @@ def loss_text(loss: resources.Loss) -> str:
 
 def table(plans: Plans, *, style: bar.Style) -> str:
     """Return a line for each node, notes on nodes, and a sum."""
-    rows = [_row(node) for node in plans.nodes]
+    rows, notes = [], []
+    for node in plans.nodes:
+        change, pods = "-", "-"
+        if node.planned is not None:
+            change = gpu_report.summary(node.planned) if node.is_changed else "nothing"
+            pods = _affected(node.losses)
+        rows.append((node.name, _FITS[node.fits], change, pods))
+        remarks = [*filter(None, [node.why_not]), *node.notes]
+        if remarks:
+            notes.append(gpu_report.wrapped(f"{node.name}: {'; '.join(remarks)}"))
+    notes += [_unknown_pods(plans)] if plans.pods_not_known else []
     tones = {(number, 1): _TONES[node.fits] for number, node in enumerate(plans.nodes)}
     lines = gpu_report.columns(_HEAD, rows, tones=tones, style=style)
-    notes = [
-        gpu_report.wrapped(f"{node.name}: {'; '.join(filter(None, [node.why_not, *node.notes]))}")
-        for node in plans.nodes
-        if node.why_not or node.notes
-    ]
-    notes += [_unknown_pods(plans)] if plans.pods_not_known else []
     changed = sum(node.is_changed for node in plans.nodes)
     without = sum(not node.fits for node in plans.nodes)
     total = (
@@ -268,13 +245,6 @@ def table(plans: Plans, *, style: bar.Style) -> str:
         "are not known."
     )
     return "\n".join([*lines, "", *notes, gpu_report.wrapped(total)])
-
-
-def _row(node: NodePlan) -> Sequence[str]:
-    if node.planned is None:
-        return node.name, _FITS[node.fits], "-", "-"
-    change = gpu_report.summary(node.planned) if node.is_changed else "nothing"
-    return node.name, _FITS[node.fits], change, _affected(node.losses)
 
 
 def _affected(losses: Sequence[resources.Loss] | None) -> str:

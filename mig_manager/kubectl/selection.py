@@ -55,16 +55,6 @@ _Item = TypeVar("_Item")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Selection:
-    """The nodes named on the command line."""
-
-    names: tuple[str, ...]
-    """Empty: see ``selector``."""
-    selector: str | None
-    """None: all nodes with GPUs."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
     """The nodes that a command is about."""
 
@@ -92,197 +82,26 @@ class Pods:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Event:
-    """An Event about a node."""
+class Moment:
+    """Something that happened to a node."""
 
     at: dt.datetime | None
-    reason: str
+    what: str
+    """The reason of an Event, or a word of ours in lower case."""
     message: str
-    is_warning: bool
-    count: int
-
-
-def find(seen: "Cluster", selection: Selection, *, now: dt.datetime) -> Found:
-    """Report on the selected nodes.
-
-    Raises:
-        ClusterError: None of the nodes named exists, or the API refused or does not answer.
-        UsageError: Nodes are given by name and by selector, or nothing is selected.
-    """
-    if selection.names and selection.selector:
-        raise errors.UsageError("name nodes or select them with -l, not both")
-    missing: list[str] = []
-    if selection.names:
-        nodes = _named(seen, selection.names, missing)
-    else:
-        nodes = seen.selected(selection.selector)
-    if not nodes:
-        what = f"selector {selection.selector!r}" if selection.selector else "NVIDIA GPUs"
-        raise errors.UsageError(f"the cluster has no node with {what}")
-    ordered = sorted(nodes, key=lambda node: node.name)
-    return Found(
-        reports=tuple(node_report.report(node, now) for node in ordered), missing=tuple(missing)
-    )
-
-
-def _named(seen: "Cluster", names: Sequence[str], missing: list[str]) -> list[fleet_nodes.Node]:
-    nodes: list[fleet_nodes.Node] = []
-    for name in dict.fromkeys(names):
-        try:
-            nodes.append(seen.node(name))
-        except errors.ClusterError as error:
-            if error.status != http.HTTPStatus.NOT_FOUND or len(names) == 1:
-                raise
-            missing.append(error.message)
-    if not nodes:
-        raise errors.ClusterError("; ".join(missing), reason=errors.Reason.API_ERROR)
-    return nodes
-
-
-def pods(seen: "Cluster", names: Sequence[str]) -> Pods:
-    """Return the pods of nodes; without the right to list them, why they are not known."""
-    try:
-        return Pods(by_node=seen.pods(names))
-    except errors.ClusterError as error:
-        return Pods(by_node=None, why_not=error.message)
+    is_warning: bool = False
+    count: int = 1
 
 
 class Cluster:
-    """The cluster, read with kubectl."""
-
-    def __init__(self, api: "Kubectl") -> None:
-        self._api = api
-
-    def node(self, name: str) -> fleet_nodes.Node:
-        """Return a node.
-
-        Raises:
-            ClusterError: It does not exist (404), or the API refused or does not answer.
-        """
-        return fleet_nodes.parse(self._api.get(f"{_NODES}/{urllib.parse.quote(name, safe='')}"))
-
-    def selected(self, selector: str | None) -> list[fleet_nodes.Node]:
-        """Return the nodes that a selector matches; None: those with GPUs.
-
-        Raises:
-            ClusterError: The API refused or does not answer.
-        """
-        query = {"labelSelector": selector} if selector else None
-        nodes = self._list(_NODES, fleet_nodes.parse, query)
-        return [node for node in nodes if selector or node.has_gpus]
-
-    def pods(self, names: Sequence[str]) -> Mapping[str, tuple[cluster.Pod, ...]]:
-        """Return the pods of nodes that request GPUs, by the node's name.
-
-        Raises:
-            ClusterError: The API refused or does not answer.
-        """
-        selectors = [f"spec.nodeName={name}" for name in names]
-        if len(names) > _MOST_NODE_QUERIES:
-            selectors = ["spec.nodeName!="]
-        found: dict[str, list[cluster.Pod]] = {name: [] for name in names}
-        for selector in selectors:
-            query = {"fieldSelector": selector}
-            for pod in self._list(_PODS, _gpu_pod, query):
-                if pod is not None and pod.node_name in found:
-                    found[pod.node_name].append(pod)
-        return {name: tuple(pods) for name, pods in found.items()}
-
-    def events(self, node_name: str) -> tuple[Event, ...]:
-        """Return the agent's Events about a node, in no order.
-
-        Raises:
-            ClusterError: The API refused or does not answer.
-        """
-        query = {"fieldSelector": f"involvedObject.kind=Node,involvedObject.name={node_name}"}
-        return tuple(filter(None, self._list(_EVENTS, _event, query)))
-
-    def _list(
-        self,
-        path: str,
-        parse: Callable[[Mapping[str, Any]], _Item],
-        query: Mapping[str, str] | None,
-    ) -> list[_Item]:
-        what = f"the list of {path.rpartition('/')[2]}"
-        found: list[_Item] = []
-        for page in cluster.pages(self._api.get, path, query or {}, what=what):
-            with cluster.understood(what):
-                found += [parse(item) for item in page["items"] or ()]
-        return found
-
-    def document(self, config_map: tuple[str, str] | None) -> config.Document:
-        """Return the layouts.
-
-        Args:
-            config_map: Namespace and name of the ConfigMap; None: the first of the usual ones.
-
-        Raises:
-            ClusterError: The API refused or does not answer.
-            ConfigError: The ConfigMap's layout file is invalid.
-            UsageError: None of the usual ones exists.
-        """
-        for namespace, name in (config_map,) if config_map else _CONFIG_MAPS:
-            try:
-                found = self._api.get(
-                    f"/api/v1/namespaces/{urllib.parse.quote(namespace, safe='')}"
-                    f"/configmaps/{urllib.parse.quote(name, safe='')}"
-                )
-            except errors.ClusterError as error:
-                if error.status == http.HTTPStatus.NOT_FOUND and not config_map:
-                    continue
-                raise
-            return _document(found, f"ConfigMap {namespace}/{name}")
-        tried = ", ".join("/".join(each) for each in _CONFIG_MAPS)
-        raise errors.UsageError(
-            f"no ConfigMap with layouts found ({tried}); name one with --config-map, or a file "
-            "with -f"
-        )
-
-
-def _gpu_pod(item: Mapping[str, Any]) -> cluster.Pod | None:
-    pod = cluster.parse_pod(item)
-    return pod if pod.gpu_resources or pod.has_claims else None
-
-
-def _event(item: Mapping[str, Any]) -> Event | None:
-    """Parse an Event; None if another component reported it."""
-    source = (item.get("source") or {}).get("component")
-    if _COMPONENT not in (item.get("reportingComponent"), source):
-        return None
-    series = item.get("series") or {}
-    moments = (
-        series.get("lastObservedTime"),
-        item.get("lastTimestamp"),
-        item.get("eventTime"),
-        item["metadata"].get("creationTimestamp"),
-    )
-    return Event(
-        at=next(filter(None, map(messages.parse_time, moments)), None),
-        reason=messages.printable(str(item.get("reason") or "")),
-        message=messages.printable(str(item.get("message") or "")[:_MAX_MESSAGE], " "),
-        is_warning=item.get("type") == "Warning",
-        count=int(series.get("count") or item.get("count") or 1),
-    )
-
-
-def _document(config_map: Mapping[str, Any], source: str) -> config.Document:
-    with cluster.understood(source):
-        data = cluster.strings(config_map.get("data"))
-    if _DOCUMENT_KEY in data:
-        text = data[_DOCUMENT_KEY]
-    elif len(data) == 1:
-        text = next(iter(data.values()))
-    else:
-        raise errors.ConfigError(f"{source} has no entry {_DOCUMENT_KEY}")
-    return config.parse(text, source=source)
-
-
-class Kubectl:
     """The Kubernetes API through the user's own ``kubectl``, which a plugin always has.
 
     kubectl knows its user's contexts, credential programs, proxies and impersonation. ``kubectl
     get --raw`` sends one GET and prints the response unchanged, so that the Kubernetes library,
     many times as large as the rest of the plugin, is not needed.
+
+    Each request raises ``ClusterError`` if the API refused or does not answer, or if kubectl
+    cannot connect: with reason FORBIDDEN for 401 and 403; ``status`` shows a 404.
     """
 
     def __init__(
@@ -309,35 +128,125 @@ class Kubectl:
         self._note = note
         self._timeout_s = timeout_s
 
-    def get(self, path: str, query: Mapping[str, str] | None = None) -> dict[str, Any]:
-        """Get an object or a list.
+    def find(self, names: Sequence[str], selector: str | None, *, now: dt.datetime) -> Found:
+        """Report on the nodes named, or else on those that ``selected`` returns.
 
         Raises:
-            ClusterError: The API refused or does not answer, or kubectl cannot connect.
-                FORBIDDEN for 401 and 403; ``status`` shows a 404.
+            ClusterError: None of the nodes named exists, or as each request.
+            UsageError: Nodes are given by name and by selector, or nothing is selected.
         """
+        if names and selector:
+            raise errors.UsageError("name nodes or select them with -l, not both")
+        nodes = [] if names else self.selected(selector)
+        missing: list[str] = []
+        for name in dict.fromkeys(names):
+            try:
+                found = self.get(f"{_NODES}/{urllib.parse.quote(name, safe='')}")
+                nodes.append(fleet_nodes.parse(found))
+            except errors.ClusterError as error:
+                if error.status != http.HTTPStatus.NOT_FOUND or len(names) == 1:
+                    raise
+                missing.append(error.message)
+        if missing and not nodes:
+            raise errors.ClusterError("; ".join(missing), reason=errors.Reason.API_ERROR)
+        if not nodes:
+            what = f"selector {selector!r}" if selector else "NVIDIA GPUs"
+            raise errors.UsageError(f"the cluster has no node with {what}")
+        ordered = sorted(nodes, key=lambda node: node.name)
+        reports = tuple(node_report.report(node, now) for node in ordered)
+        return Found(reports=reports, missing=tuple(missing))
+
+    def selected(self, selector: str | None) -> list[fleet_nodes.Node]:
+        """Return the nodes that a selector matches; None: those with GPUs."""
+        query = {"labelSelector": selector} if selector else {}
+        nodes = self._list(_NODES, fleet_nodes.parse, query)
+        return [node for node in nodes if selector or node.has_gpus]
+
+    def pods(self, names: Sequence[str]) -> Pods:
+        """Return the pods of nodes that request GPUs, or why they are not known."""
+        selectors = [f"spec.nodeName={name}" for name in names]
+        if len(names) > _MOST_NODE_QUERIES:
+            selectors = ["spec.nodeName!="]
+        by_node: dict[str, list[cluster.Pod]] = {name: [] for name in names}
+        try:
+            for selector in selectors:
+                for pod in self._list(_PODS, cluster.parse_pod, {"fieldSelector": selector}):
+                    if pod.node_name in by_node and (pod.gpu_resources or pod.has_claims):
+                        by_node[pod.node_name].append(pod)
+        except errors.ClusterError as error:
+            return Pods(by_node=None, why_not=error.message)
+        return Pods(by_node={name: tuple(pods) for name, pods in by_node.items()})
+
+    def events(self, node_name: str) -> tuple[Moment, ...]:
+        """Return the agent's Events about a node, in no order."""
+        query = {"fieldSelector": f"involvedObject.kind=Node,involvedObject.name={node_name}"}
+        return tuple(filter(None, self._list(_EVENTS, _event, query)))
+
+    def document(self, config_map: tuple[str, str] | None) -> config.Document:
+        """Return the layouts.
+
+        Args:
+            config_map: Namespace and name of the ConfigMap; None: the first of the usual ones.
+
+        Raises:
+            ClusterError: As each request.
+            ConfigError: The ConfigMap's layout file is invalid.
+            UsageError: None of the usual ones exists.
+        """
+        for namespace, name in (config_map,) if config_map else _CONFIG_MAPS:
+            source = f"ConfigMap {namespace}/{name}"
+            quoted = [urllib.parse.quote(each, safe="") for each in (namespace, name)]
+            try:
+                found = self.get("/api/v1/namespaces/{}/configmaps/{}".format(*quoted))
+            except errors.ClusterError as error:
+                if error.status == http.HTTPStatus.NOT_FOUND and not config_map:
+                    continue
+                raise
+            with cluster.understood(source):
+                data = cluster.strings(found.get("data"))
+            if _DOCUMENT_KEY not in data and len(data) != 1:
+                raise errors.ConfigError(f"{source} has no entry {_DOCUMENT_KEY}")
+            text = data.get(_DOCUMENT_KEY, next(iter(data.values())))
+            return config.parse(text, source=source)
+        tried = ", ".join("/".join(each) for each in _CONFIG_MAPS)
+        raise errors.UsageError(
+            f"no ConfigMap with layouts found ({tried}); name one with --config-map, or a file "
+            "with -f"
+        )
+
+    def contexts(self) -> tuple[str, ...]:
+        """Return the contexts of the kubeconfig."""
+        output = self._run(["config", "get-contexts", "--output=name"], "the kubeconfig")
+        return tuple(output.decode(errors="replace").split())
+
+    def _list(
+        self,
+        path: str,
+        parse: Callable[[Mapping[str, Any]], _Item],
+        query: Mapping[str, str],
+    ) -> list[_Item]:
+        what = f"the list of {path.rpartition('/')[2]}"
+        found: list[_Item] = []
+        for page in cluster.pages(self.get, path, query, what=what):
+            with cluster.understood(what):
+                found += [parse(item) for item in page["items"] or ()]
+        return found
+
+    def get(self, path: str, query: Mapping[str, str] | None = None) -> dict[str, Any]:
+        """Get an object or a list."""
         url = f"{path}?{urllib.parse.urlencode(query)}" if query else path
         answer = self._run(["get", "--raw", url], f"GET {path}")
         try:
             document = json.loads(answer)
-        except (ValueError, RecursionError) as error:
-            raise errors.ClusterError(
-                f"the answer to GET {path} is not JSON", reason=errors.Reason.API_ERROR
-            ) from error
-        if not isinstance(document, dict):
-            raise errors.ClusterError(
-                f"the answer to GET {path} is not an object", reason=errors.Reason.API_ERROR
-            )
-        return document
-
-    def contexts(self) -> tuple[str, ...]:
-        """Return the contexts of the kubeconfig.
-
-        Raises:
-            ClusterError: kubectl cannot read it.
-        """
-        output = self._run(["config", "get-contexts", "--output=name"], "the kubeconfig")
-        return tuple(output.decode(errors="replace").split())
+        except (ValueError, RecursionError):
+            kind = "JSON"
+        else:
+            if isinstance(document, dict):
+                return document
+            kind = "an object"
+        raise errors.ClusterError(
+            f"the answer to GET {path} is not {kind}", reason=errors.Reason.API_ERROR
+        )
 
     def _run(self, arguments: Sequence[str], what: str) -> bytes:
         lines: list[str] = []
@@ -377,6 +286,27 @@ class Kubectl:
         if is_late.is_set():
             lines = [f"kubectl did not end within {self._timeout_s:g} s"]
         raise _refused(what, lines[-1] if lines else "kubectl failed without a message")
+
+
+def _event(item: Mapping[str, Any]) -> Moment | None:
+    """Parse an Event; None if another component reported it."""
+    source = (item.get("source") or {}).get("component")
+    if _COMPONENT not in (item.get("reportingComponent"), source):
+        return None
+    series = item.get("series") or {}
+    moments = (
+        series.get("lastObservedTime"),
+        item.get("lastTimestamp"),
+        item.get("eventTime"),
+        item["metadata"].get("creationTimestamp"),
+    )
+    return Moment(
+        at=next(filter(None, map(messages.parse_time, moments)), None),
+        what=messages.printable(str(item.get("reason") or "")),
+        message=messages.printable(str(item.get("message") or "")[:_MAX_MESSAGE], " "),
+        is_warning=item.get("type") == "Warning",
+        count=int(series.get("count") or item.get("count") or 1),
+    )
 
 
 def _refused(what: str, message: str) -> errors.ClusterError:

@@ -1,10 +1,14 @@
-"""``kubectl mig status``: the layouts and slices of nodes."""
+"""``kubectl mig status`` and ``history``: nodes with their slices, and a node's past.
+
+Kubernetes keeps Events for an hour by default; the last run stays in the status.
+"""
 
 import collections
 import dataclasses
 import datetime as dt
 from collections.abc import Iterable, Mapping, Sequence
 
+from mig_manager import errors
 from mig_manager.cli import gpu_report
 from mig_manager.core import bar, data, messages, model, picture
 from mig_manager.core.fleet import node_report
@@ -20,6 +24,9 @@ _TONES: Mapping[node_report.NodeState, bar.Tone] = {
     node_report.NodeState.NO_REQUEST: bar.Tone.FAINT,
 }
 _HEAD = ("NODE", "STATE", "REASON", "AGE", "REQUESTED", "APPLIED", "SLICES")
+_REQUESTED, _STARTED, _RETRY = _FIRST = ("requested", "started", "retry")
+"""Moments that an Event does not show, in the order in which they can have happened."""
+_LOCAL_IDS = frozenset({"id", "gpu_instance_id", "compute_instance_id"})
 _ONLY_KUBELET = "The API does not show which device a pod got; only kubelet knows."
 
 
@@ -58,7 +65,7 @@ class Status:
         }
 
     def _node(self, report: node_report.Report) -> dict[str, object]:
-        run, kinds = report.status, self.kinds(report)
+        run, kinds, gpus = report.status, self.kinds(report), report.gpus
         return {
             "node": report.node.name,
             "status": report.state.value,
@@ -75,12 +82,10 @@ class Status:
             "finished_at": _iso(run.finished_at) if run else None,
             "retry_at": _iso(run.retry_at) if run else None,
             "notes": list(report.notes),
-            "gpus": None
-            if report.gpus is None
-            else [without_ids(data.gpu(gpu)) for gpu in report.gpus],
+            "gpus": None if gpus is None else [without_ids(data.gpu(gpu)) for gpu in gpus],
             "unreachable_gpus": None
-            if report.gpus is None
-            else [data.unreachable(gpu) for gpu in report.gpus.unreachable],
+            if gpus is None
+            else [data.unreachable(gpu) for gpu in gpus.unreachable],
             "device_requests": None
             if kinds is None
             else [
@@ -93,9 +98,6 @@ class Status:
 
 def _iso(when: dt.datetime | None) -> str | None:
     return when.isoformat() if when else None
-
-
-_LOCAL_IDS = frozenset({"id", "gpu_instance_id", "compute_instance_id"})
 
 
 def without_ids(data: object) -> object:
@@ -113,31 +115,27 @@ def without_ids(data: object) -> object:
 
 def table(status: Status, *, style: bar.Style) -> str:
     """Return a line for each node, and below why nodes are not in order."""
-    rows = [_row(report, status.now) for report in status.reports]
+    rows, notes = [], []
+    for report in status.reports:
+        run = report.status
+        rows.append(
+            (
+                report.node.name,
+                report.state.value + ("" if report.node.is_ready else ",not-ready"),
+                (run.reason or run.phase) if run else "-",
+                messages.age(run.at, status.now) if run else "-",
+                report.node.requested or "-",
+                report.node.applied or "-",
+                "-" if report.gpus is None else slices(report.gpus),
+            )
+        )
+        why = [run.message] if run and run.message and not report.state.is_good else []
+        if why or report.notes:
+            text = f"{report.node.name}: {'; '.join([*why, *report.notes])}"
+            notes.append(gpu_report.wrapped(text))
     tones = {(number, 1): _tone(report.state) for number, report in enumerate(status.reports)}
     lines = gpu_report.columns(_HEAD, rows, tones=tones, style=style)
-    notes = [gpu_report.wrapped(text) for text in map(_note, status.reports) if text]
     return "\n".join([*lines, "", *notes] if notes else lines)
-
-
-def _note(report: node_report.Report) -> str:
-    parts = list(report.notes)
-    if report.status and not report.state.is_good and report.status.message:
-        parts.insert(0, report.status.message)
-    return f"{report.node.name}: {'; '.join(parts)}" if parts else ""
-
-
-def _row(report: node_report.Report, now: dt.datetime) -> Sequence[str]:
-    run = report.status
-    return (
-        report.node.name,
-        report.state.value + ("" if report.node.is_ready else ",not-ready"),
-        (run.reason or run.phase) if run else "-",
-        messages.age(run.at, now) if run else "-",
-        report.node.requested or "-",
-        report.node.applied or "-",
-        "-" if report.gpus is None else slices(report.gpus),
-    )
 
 
 def slices(gpus: Iterable[model.Gpu]) -> str:
@@ -163,7 +161,17 @@ def _tone(state: node_report.NodeState) -> bar.Tone:
 
 def pictures(status: Status, *, style: bar.Style) -> str:
     """Draw every node."""
-    return "\n\n".join(_picture(status, report, style) for report in status.reports)
+    blocks = []
+    for report in status.reports:
+        lines = [headline(report, status.now, style)]
+        if report.status and report.status.message:
+            lines.append(gpu_report.wrapped(report.status.message, indent="  "))
+        lines += [gpu_report.wrapped(note, indent="  ! ") for note in report.notes]
+        if report.gpus is not None:
+            drawn = picture.draw_gpus(report.gpus, style=style) or gpu_report.NO_GPU
+            lines += ["", drawn, "", *_users(status, report)]
+        blocks.append("\n".join(lines).rstrip())
+    return "\n\n".join(blocks)
 
 
 def headline(report: node_report.Report, now: dt.datetime, style: bar.Style) -> str:
@@ -181,17 +189,6 @@ def headline(report: node_report.Report, now: dt.datetime, style: bar.Style) -> 
     if run and run.attempt > 1:
         rest.append(f"attempt {run.attempt}")
     return style.plain(f"{name} · {state} · {' · '.join(rest)}")
-
-
-def _picture(status: Status, report: node_report.Report, style: bar.Style) -> str:
-    lines = [headline(report, status.now, style)]
-    if report.status and report.status.message:
-        lines.append(gpu_report.wrapped(report.status.message, indent="  "))
-    lines += [gpu_report.wrapped(note, indent="  ! ") for note in report.notes]
-    if report.gpus is not None:
-        drawn = picture.draw_gpus(report.gpus, style=style) or gpu_report.NO_GPU
-        lines += ["", drawn, "", *_users(status, report)]
-    return "\n".join(lines).rstrip()
 
 
 def _users(status: Status, report: node_report.Report) -> Iterable[str]:
@@ -236,3 +233,135 @@ def used(kind: resources.Kind) -> str:
     if kind.requested == kind.count:
         return f"{'all ' if kind.count > 1 else ''}{kind.count} in use by {pods}"
     return f"{kind.requested} of {kind.count} in use by {pods}"
+
+
+# -- history -------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class History:
+    """What is known of a node's past."""
+
+    report: node_report.Report
+    moments: tuple[selection.Moment, ...]
+    """Ascending by time; those without a time first."""
+    why_no_events: str
+    """Empty if Events could be read."""
+    now: dt.datetime
+
+    @property
+    def applied_since(self) -> dt.datetime | None:
+        """Since when the layout has been applied at least; None if it is not, or unknown."""
+        run = self.report.status
+        if self.report.state is not node_report.NodeState.APPLIED or run is None:
+            return None
+        for moment in reversed(self.moments):
+            if moment.what == errors.Reason.ALREADY_APPLIED.value or moment.at is None:
+                continue
+            if moment.what == errors.Reason.APPLIED.value and run.config in moment.message:
+                return min(filter(None, (moment.at, run.at)), default=None)
+            if moment.is_warning:
+                break
+        return run.at
+
+    def to_data(self) -> dict[str, object]:
+        """Return plain data for JSON and YAML."""
+        since = self.applied_since
+        return {
+            "node": self.report.node.name,
+            "status": self.report.state.value,
+            "applied_since": _iso(since),
+            "events_not_known": self.why_no_events or None,
+            "moments": [
+                {
+                    "at": _iso(moment.at),
+                    "what": moment.what,
+                    "message": moment.message,
+                    "is_warning": moment.is_warning,
+                    "count": moment.count,
+                }
+                for moment in self.moments
+            ],
+        }
+
+
+def history(seen: selection.Cluster, report: node_report.Report, *, now: dt.datetime) -> History:
+    """Collect what is known of a node's past.
+
+    Raises:
+        ClusterError: The API does not answer; missing rights to read Events are no failure.
+    """
+    events: Sequence[selection.Moment] = ()
+    why_not = ""
+    try:
+        events = seen.events(report.node.name)
+    except errors.ClusterError as error:
+        if error.reason is not errors.Reason.FORBIDDEN:
+            raise
+        why_not = error.message
+
+    def order(moment: selection.Moment) -> tuple[dt.datetime, int]:
+        first = _FIRST.index(moment.what) if moment.what in _FIRST else len(_FIRST)
+        return moment.at or dt.datetime.min.replace(tzinfo=dt.UTC), first
+
+    moments = sorted([*events, *_from_node(report, events)], key=order)
+    return History(report=report, moments=tuple(moments), why_no_events=why_not, now=now)
+
+
+def _from_node(
+    report: node_report.Report, events: Sequence[selection.Moment]
+) -> Iterable[selection.Moment]:
+    node, run = report.node, report.status
+    if node.requested and node.requested_at:
+        yield selection.Moment(
+            at=node.requested_at,
+            what=_REQUESTED,
+            message=f"last write by {node.requested_by or 'an unknown client'}, "
+            f"which requested {node.requested}",
+        )
+    if run is None:
+        return
+    if run.started_at:
+        message = f"run for {run.config} started, attempt {run.attempt}"
+        yield selection.Moment(at=run.started_at, what=_STARTED, message=message)
+    is_known = any(each.at == run.finished_at and each.what == run.reason for each in events)
+    if run.finished_at and not is_known:
+        yield selection.Moment(
+            at=run.finished_at,
+            what=run.reason or "finished",
+            message=run.message,
+            is_warning=not report.state.is_good,
+        )
+    if run.retry_at:
+        yield selection.Moment(at=run.retry_at, what=_RETRY, message="the next retry is scheduled")
+
+
+def page(past: History, *, style: bar.Style) -> str:
+    """Return a node's past, one line for each moment."""
+    lines = [headline(past.report, past.now, style)]
+    since = past.applied_since
+    if since:
+        age = messages.age(since, past.now)
+        lines.append(f"  applied at least since {messages.format_time(since)}, {age} ago")
+    lines += [gpu_report.wrapped(note, indent="  ! ") for note in past.report.notes]
+    rows = [
+        (
+            messages.format_time(moment.at) or "-",
+            moment.what + (f" x{moment.count}" if moment.count > 1 else ""),
+            moment.message,
+        )
+        for moment in past.moments
+    ]
+    tones = {
+        (number, 1): bar.Tone.BAD if moment.is_warning else bar.Tone.PLAIN
+        for number, moment in enumerate(past.moments)
+    }
+    if rows:
+        head = ("TIME", "WHAT", "MESSAGE")
+        lines += ["", *gpu_report.columns(head, rows, tones=tones, style=style)]
+    if past.why_no_events:
+        why = f"Only the last run is shown; Events cannot be read: {past.why_no_events}"
+        lines += ["", gpu_report.wrapped(why)]
+    elif not rows:
+        lines += ["", "No history is known."]
+    return "\n".join(lines)

@@ -23,7 +23,8 @@ from mig_manager.cli import console
 from mig_manager.core import model
 from mig_manager.core.layout import config
 from mig_manager.core.records import gpu_codec, status
-from mig_manager.kubectl import app, arguments, selection
+from mig_manager.kubectl import __main__ as plugin
+from mig_manager.kubectl import arguments, selection
 from testkit import apiserver
 from tests import fakes, programs
 
@@ -249,15 +250,15 @@ class Viewer:
 
     def alone(self, *words: str, stdin: str = "") -> Answer:
         """Run the plugin in this process, without kubectl."""
-        return self._within(app.main, words, stdin, direct=True)
+        return self._within(plugin.run, words, stdin, direct=True)
 
     def real(self, *words: str) -> Answer:
         """Run the plugin in this process, with the real kubectl."""
-        return self._within(app.main, words, "", direct=False)
+        return self._within(plugin.run, words, "", direct=False)
 
     def complete(self, *words: str) -> Answer:
         """Complete a line in this process."""
-        return self._within(arguments.main, words, "", direct="--context" not in words)
+        return self._within(arguments.complete, words, "", direct="--context" not in words)
 
     def _within(
         self,
@@ -276,7 +277,7 @@ class Viewer:
             patch.setenv("KUBECONFIG", str(self.home / "kubeconfig"))
             if direct:
                 patch.setattr(
-                    selection.Kubectl, "_run", functools.partialmethod(_get, self.server.url)
+                    selection.Cluster, "_run", functools.partialmethod(_get, self.server.url)
                 )
             status = main(words, terminal)
         return Answer(status=status, out=out.getvalue(), err=err.getvalue())

@@ -32,9 +32,9 @@ def play(folder: pathlib.Path, script: str, *, name: str = "kubectl") -> None:
 
 def client(
     notes: list[str] | None = None, *options: str, timeout_s: float = 60
-) -> selection.Kubectl:
+) -> selection.Cluster:
     shown = [] if notes is None else notes
-    return selection.Kubectl(options, note=shown.append, timeout_s=timeout_s)
+    return selection.Cluster(options, note=shown.append, timeout_s=timeout_s)
 
 
 def test_get_passes_path_query_and_options_to_kubectl(bin_: pathlib.Path) -> None:
@@ -130,7 +130,7 @@ def test_a_malformed_list_is_a_cluster_error(bin_: pathlib.Path, answer: str) ->
     play(bin_, f"echo '{answer}'")
 
     with pytest.raises(errors.ClusterError):
-        selection.Cluster(client()).selected(None)
+        client().selected(None)
 
 
 def test_all_pages_of_a_list_are_read(bin_: pathlib.Path) -> None:

@@ -11,7 +11,7 @@ from mig_manager.core.fleet import node_report, nodes
 from mig_manager.core.layout import config
 from mig_manager.core.node import cluster, resources
 from mig_manager.core.records import gpu_codec
-from mig_manager.kubectl import history, plan, selection, status
+from mig_manager.kubectl import plan, selection, status
 from tests.shell import plugin_rig as rig
 from tests.unit import samples
 
@@ -98,9 +98,9 @@ def test_pods_with_claims_are_named_separately() -> None:
     )
 
 
-def moment(minutes: int, what: str, *, is_warning: bool = False) -> history.Moment:
+def moment(minutes: int, what: str, *, is_warning: bool = False) -> selection.Moment:
     at = NOW - dt.timedelta(minutes=minutes)
-    return history.Moment(at=at, what=what, message="layout all-balanced", is_warning=is_warning)
+    return selection.Moment(at=at, what=what, message="layout all-balanced", is_warning=is_warning)
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,7 @@ def moment(minutes: int, what: str, *, is_warning: bool = False) -> history.Mome
     ],
 )
 def test_a_layout_is_applied_since_its_last_event_without_a_later_warning(
-    moments: list[history.Moment], minutes: int
+    moments: list[selection.Moment], minutes: int
 ) -> None:
     seen = report()
     assert seen.status
@@ -122,7 +122,7 @@ def test_a_layout_is_applied_since_its_last_event_without_a_later_warning(
     )
     node = dataclasses.replace(seen.node, status=run)
 
-    past = history.History(
+    past = status.History(
         report=dataclasses.replace(seen, node=node),
         moments=tuple(moments),
         why_no_events="",
@@ -133,7 +133,7 @@ def test_a_layout_is_applied_since_its_last_event_without_a_later_warning(
 
 
 def test_a_failed_layout_is_never_applied() -> None:
-    past = history.History(
+    past = status.History(
         report=report(state=model.State.FAILED), moments=(), why_no_events="", now=NOW
     )
 
@@ -142,11 +142,11 @@ def test_a_failed_layout_is_never_applied() -> None:
 
 def test_a_node_without_history() -> None:
     node = nodes.parse({"metadata": {"name": "n1"}})
-    past = history.History(
+    past = status.History(
         report=node_report.report(node, NOW), moments=(), why_no_events="", now=NOW
     )
 
-    assert history.page(past, style=PLAIN).endswith("No history is known.")
+    assert status.page(past, style=PLAIN).endswith("No history is known.")
 
 
 def test_a_node_without_a_gpu() -> None:
