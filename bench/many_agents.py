@@ -15,7 +15,6 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
 
 import pytest
 import urllib3
@@ -26,7 +25,7 @@ from mig_manager.agent import main as agent_main
 from mig_manager.catalogue import hardware
 from mig_manager.core import model
 from mig_manager.core.node import cluster
-from tests import fakes
+from tests import fakes, waiting
 from tests.cluster import envtest
 from tests.fleet import agents
 
@@ -56,7 +55,7 @@ def _run(server: envtest.Server, kubeconfig: str, count: int, folder: pathlib.Pa
     for name in names:
         admin.post("/api/v1/nodes", {"metadata": {"name": name}})
     hosted = [_host(kubeconfig, name, folder) for name in names]
-    _wait(lambda: _watches(server) >= count, "all watches")
+    waiting.until(lambda: _watches(server) >= count, "all watches")
     idle = _requests(server)
     threading.Event().wait(10.0)
     print(f"{count} agents at rest for 10 s: {(_requests(server) - idle).total()} requests")
@@ -65,7 +64,7 @@ def _run(server: envtest.Server, kubeconfig: str, count: int, folder: pathlib.Pa
         change = {"metadata": {"labels": {cluster.CONFIG_LABEL: _LAYOUT}}}
         admin.patch(f"/api/v1/nodes/{name}", change, kind=api.PatchType.MERGE)
     labelled = time.monotonic()
-    _wait(lambda: _applied(admin) == count, "success on every node")
+    waiting.until(lambda: _applied(admin) == count, "success on every node")
     ended = time.monotonic()
     asked = _requests(server) - before
     print(f"labelled in {labelled - began:.1f} s, all active {ended - began:.1f} s after begin")
@@ -135,10 +134,6 @@ def _cpu_s(server: envtest.Server) -> float:
         user, system = stat.rpartition(")")[2].split()[11:13]
         ticks += int(user) + int(system)
     return ticks / _TICKS_PER_S
-
-
-def _wait(holds: Callable[[], bool], what: str) -> None:
-    envtest.wait(holds, what, timeout_s=_TIMEOUT_S)
 
 
 if __name__ == "__main__":

@@ -3,16 +3,9 @@
 import contextlib
 import pathlib
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
-
-def until(condition: Callable[[], bool], *, within_s: float = 20.0) -> None:
-    """Wait for a condition; fail if it does not come true."""
-    deadline = time.monotonic() + within_s
-    while not condition():
-        assert time.monotonic() < deadline, "the condition did not come true in time"
-        threading.Event().wait(0.005)
+from tests import waiting
 
 
 def children() -> set[int]:
@@ -45,6 +38,6 @@ def leaving_nothing_behind() -> Iterator[None]:
     # Servers of earlier tests may still be closing theirs, so only new ones count.
     files, others, threads = descriptors(), children(), set(threading.enumerate())
     yield
-    until(lambda: descriptors() <= files)
-    until(lambda: children() <= others)
-    until(lambda: set(threading.enumerate()) <= threads)
+    waiting.until(lambda: descriptors() <= files)
+    waiting.until(lambda: children() <= others)
+    waiting.until(lambda: set(threading.enumerate()) <= threads)

@@ -21,8 +21,9 @@ from mig_manager.core import timing
 from mig_manager.sandbox.driver import library as simulated
 from mig_manager.sandbox.driver import states
 from testkit import nvml_faults
+from tests import waiting
 from tests.adapters import processes
-from tests.adapters.processes import children, is_dead, until
+from tests.adapters.processes import children, is_dead
 
 SOON_S = 20.0
 AT_ONCE = timing.Backoff(first_s=0.01, max_s=0.01)
@@ -31,6 +32,7 @@ NEVER_AGAIN = timing.Backoff(first_s=3600.0, max_s=3600.0)
 PREAMBLE = """
 import os, signal, sys, time
 from mig_manager.adapters.host import subprocesses
+from tests import waiting
 parent = subprocesses.Parent()
 say = parent.send
 watching = ("watching", 1, 1)
@@ -58,10 +60,10 @@ class Rig:
         return [entry for entry in list(self.logs) if entry["event"] == event]
 
     def until_listening(self, times: int = 1) -> None:
-        until(lambda: len(self.logged("gpu_events_watched")) >= times)
+        waiting.until(lambda: len(self.logged("gpu_events_watched")) >= times)
 
     def until_called(self, times: int, *, within_s: float = SOON_S) -> None:
-        until(lambda: self.calls >= times, within_s=within_s)
+        waiting.until(lambda: self.calls >= times, within_s=within_s)
 
 
 @contextlib.contextmanager
@@ -169,13 +171,13 @@ def test_a_driver_without_the_event_is_reported_once_and_left_alone(
     simulated.create("a100-sxm4-40gb", path, options=options)
     nvml_faults.SharedState(path).log_calls()
     with watching(Node(path).command(), restarts=AT_ONCE) as rig:
-        until(lambda: bool(rig.logged("gpu_events_unsupported")))
-        until(lambda: not children())
+        waiting.until(lambda: bool(rig.logged("gpu_events_unsupported")))
+        waiting.until(lambda: not children())
         with rig.events.suspended():
             pass
         log = path.with_name("state.calls")
-        until(lambda: log.read_text().count('"nvmlShutdown"') == 2)
-        until(lambda: not children())
+        waiting.until(lambda: log.read_text().count('"nvmlShutdown"') == 2)
+        waiting.until(lambda: not children())
     assert [entry["event"] for entry in rig.logs] == ["gpu_events_unsupported"]
     assert "nvmlDeviceRegisterEvents" in rig.logs[0]["error"]
     assert rig.calls == 0
@@ -189,7 +191,7 @@ def test_an_old_driver_reports_once_mig_is_on(tmp_path: pathlib.Path) -> None:
     simulated.create("a100-sxm4-40gb", path, options=options)
     node = Node(path)
     with watching(node.command()) as rig:
-        until(lambda: bool(rig.logged("gpu_events_unsupported")))
+        waiting.until(lambda: bool(rig.logged("gpu_events_unsupported")))
         with rig.events.suspended():
             node.change(ENABLE)
         rig.until_listening()
@@ -214,7 +216,7 @@ def test_a_listener_that_is_killed_is_replaced_and_a_change_assumed(node: Node) 
 def test_a_driver_that_is_loaded_later_is_listened_to_then(tmp_path: pathlib.Path) -> None:
     node = Node(tmp_path / "state")
     with watching(node.command(), restarts=AT_ONCE) as rig:
-        until(lambda: bool(rig.logged("gpu_listener_ended")))
+        waiting.until(lambda: bool(rig.logged("gpu_listener_ended")))
         simulated.create("a30", node.path)
         rig.until_listening()
         rig.until_called(1)
@@ -252,7 +254,7 @@ signal.pause()
         assert b"gpu_events_watched" in started.stdout.readline()
         node.change(ENABLE)
         assert started.wait(SOON_S) == -signal.SIGKILL
-    until(lambda: is_dead(int(pid_file.read_text())))
+    waiting.until(lambda: is_dead(int(pid_file.read_text())))
 
 
 def test_a_listener_imports_neither_the_agent_nor_the_planner() -> None:
@@ -296,7 +298,7 @@ for _ in range(50):
 until_the_end()
 """)
     with watching(command) as rig:
-        until(lambda: len(rig.logged("gpu_change_heard")) == 50)
+        waiting.until(lambda: len(rig.logged("gpu_change_heard")) == 50)
         rig.until_called(1)
         with rig.events.suspended():
             assert rig.calls == 1
@@ -317,7 +319,7 @@ if not os.path.exists({str(once)!r}):
 until_the_end()
 """)
     with watching(command) as rig:
-        until(lambda: bool(rig.logged("gpu_change_heard")))
+        waiting.until(lambda: bool(rig.logged("gpu_change_heard")))
         with rig.events.suspended():
             before = rig.calls
         rig.until_listening(2)
@@ -326,7 +328,7 @@ until_the_end()
 
 def test_a_listener_that_says_nothing_is_killed_in_time() -> None:
     with watching(scripted("signal.pause()"), start_timeout_s=0.3) as rig:
-        until(lambda: bool(rig.logged("gpu_listener_ended")))
+        waiting.until(lambda: bool(rig.logged("gpu_listener_ended")))
         assert not children()
     (ended,) = rig.logged("gpu_listener_ended")
     assert ended["reason"] == "NvmlTimeout"
@@ -344,8 +346,8 @@ def test_a_listener_that_says_nothing_is_killed_in_time() -> None:
 )
 def test_a_listener_that_is_no_good_is_replaced_after_a_pause(script: str, error: str) -> None:
     with watching(scripted(script)) as rig:
-        until(lambda: bool(rig.logged("gpu_listener_ended")))
-        until(lambda: not children())
+        waiting.until(lambda: bool(rig.logged("gpu_listener_ended")))
+        waiting.until(lambda: not children())
     (ended,) = rig.logged("gpu_listener_ended")
     assert error in ended["error"]
     assert ended["delay_s"] == 3600.0
@@ -353,7 +355,7 @@ def test_a_listener_that_is_no_good_is_replaced_after_a_pause(script: str, error
 
 def test_a_listener_that_cannot_be_started_is_tried_again() -> None:
     with watching(["/does/not/exist"]) as rig:
-        until(lambda: bool(rig.logged("gpu_listener_ended")))
+        waiting.until(lambda: bool(rig.logged("gpu_listener_ended")))
     assert "cannot be started" in rig.logged("gpu_listener_ended")[0]["error"]
 
 
@@ -366,7 +368,7 @@ with open({str(starts)!r}, "a") as file:
 sys.exit(3)
 """)
     with watching(command, restarts=timing.Backoff(first_s=0.05, max_s=0.4, factor=2.0)) as rig:
-        until(lambda: starts.exists() and starts.read_text().count("\n") == 5)
+        waiting.until(lambda: starts.exists() and starts.read_text().count("\n") == 5)
     times = list(map(float, starts.read_text().split()))
     pauses = [after - before for before, after in itertools.pairwise(times)]
     least = (0.05, 0.1, 0.2, 0.4)
@@ -377,7 +379,7 @@ sys.exit(3)
 def test_what_a_listener_writes_to_stderr_is_logged_in_part() -> None:
     script = "os.write(2, b'x' * 200_000 + b' the end'); sys.exit(3)"
     with watching(scripted(script)) as rig:
-        until(lambda: bool(rig.logged("gpu_listener_ended")))
+        waiting.until(lambda: bool(rig.logged("gpu_listener_ended")))
     (words,) = rig.logged("gpu_listener_stderr")
     assert len(words["stderr"]) <= 16 * 1024
     assert words["stderr"].endswith("the end")
@@ -398,10 +400,10 @@ def test_suspensions_nest_and_interrupt_a_pause(tmp_path: pathlib.Path) -> None:
     starts = tmp_path / "starts"
     command = scripted(f"open({str(starts)!r}, 'a').write('x'); sys.exit(3)")
     with watching(command) as rig:
-        until(lambda: bool(rig.logged("gpu_listener_ended")))
+        waiting.until(lambda: bool(rig.logged("gpu_listener_ended")))
         with rig.events.suspended(), rig.events.suspended():
             pass
-        until(lambda: starts.read_text() == "xx")
+        waiting.until(lambda: starts.read_text() == "xx")
 
 
 def test_without_a_start_there_is_nothing_to_suspend_or_to_stop() -> None:

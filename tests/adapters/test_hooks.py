@@ -13,7 +13,7 @@ from mig_manager import errors
 from mig_manager.adapters.host import hooks as programs
 from mig_manager.core import host_files
 from mig_manager.core.host_files import Point
-from tests.shell import shell_node
+from tests import waiting
 
 PATH = os.defpath
 
@@ -226,7 +226,7 @@ def test_a_hook_that_times_out_is_killed_with_its_children(rig: Rig) -> None:
 
     assert message.endswith("the pre-apply-mode hook /bin/sh was killed after 0.5 s: waiting")
     assert line["stdout"] == "waiting"
-    shell_node.wait_for(lambda: not is_alive(child_of(rig)))
+    waiting.until(lambda: not is_alive(child_of(rig)))
 
 
 def test_hooks_without_a_time_out_have_a_common_limit(rig: Rig) -> None:
@@ -247,7 +247,7 @@ def test_an_error_of_the_check_kills_the_hook_with_its_children(rig: Rig) -> Non
     with pytest.raises(Over):
         rig.run(rig.sh(script, workdir=str(rig.folder)), check=check)
 
-    shell_node.wait_for(lambda: not is_alive(child_of(rig)))
+    waiting.until(lambda: not is_alive(child_of(rig)))
 
 
 def test_the_check_is_called_as_long_as_the_hook_runs(rig: Rig) -> None:

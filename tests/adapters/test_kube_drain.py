@@ -11,8 +11,8 @@ from mig_manager.core import ports, timing
 from mig_manager.core.node import policy as policies
 from mig_manager.sandbox.apiserver import resources
 from testkit import apiserver
-from tests import fakes
-from tests.adapters.test_kube_pod_watch import eventually, followers
+from tests import fakes, waiting
+from tests.adapters.test_kube_pod_watch import followers
 from tests.adapters.test_kube_pods import container
 
 DEVICE = fakes.mig_uuid("destroyed")
@@ -133,7 +133,7 @@ def test_a_drain_ends_soon_after_its_pod_is_gone_even_if_the_watch_breaks(
         ours = draining(workloads, silent, clock, timeout_s=30)
         pod_watch.expect_change()
         found = drain.survey(workloads, silent)
-        assert eventually(lambda: workloads.watched() is not None)
+        waiting.until(lambda: workloads.watched() is not None)
 
         assert ours.run(found, fakes.FakeRequest(clock, replaced=False)) == 1
         # At the latest when the last list is too old to trust a silent watch.
@@ -142,5 +142,5 @@ def test_a_drain_ends_soon_after_its_pod_is_gone_even_if_the_watch_breaks(
 
         pod_watch.dismiss()
         server.clear_faults()
-        assert eventually(lambda: not followers())
+        waiting.until(lambda: not followers())
         client.close()

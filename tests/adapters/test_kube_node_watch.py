@@ -14,6 +14,7 @@ from mig_manager.adapters.kubernetes import api, responses, watch
 from mig_manager.core.node import cluster
 from mig_manager.sandbox.apiserver import resources
 from testkit import apiserver
+from tests import waiting
 
 _SOON_S = 10.0
 _BRISK = watch.Times(watch_s=300, steady_s=0.0, first_wait_s=0.01, longest_wait_s=0.05)
@@ -52,17 +53,7 @@ class Follower:
 
     def wait_for_watch(self) -> None:
         """Return when the watch is open on the server's side."""
-        assert eventually(lambda: self.server.watch_count == 1)
-
-
-def eventually(condition: Callable[[], bool]) -> bool:
-    pause = threading.Event()
-    deadline = time.monotonic() + _SOON_S
-    while time.monotonic() < deadline:
-        if condition():
-            return True
-        pause.wait(0.005)
-    return False
+        waiting.until(lambda: self.server.watch_count == 1)
 
 
 def make_node(layout: str = "one", name: str = "n1") -> dict[str, Any]:
@@ -133,7 +124,7 @@ def end_in_order(server: apiserver.ApiServer) -> None:
     """End the watch and return when the next one is asked for, which takes but a moment."""
     asked = server.log.count("watch", "nodes")
     server.break_watches(apiserver.Break.CLOSE)
-    assert eventually(lambda: server.log.count("watch", "nodes") > asked)
+    waiting.until(lambda: server.log.count("watch", "nodes") > asked)
 
 
 def test_an_orderly_end_resumes_at_the_last_version(server: apiserver.ApiServer) -> None:
@@ -155,7 +146,7 @@ def test_bookmarks_advance_the_resource_version(server: apiserver.ApiServer) -> 
         for number in range(20):
             server.store.create(make_node("x", f"other{number}"))
         # An earlier bookmark may still be on the way; only one after all of them will do.
-        assert eventually(lambda: follower.watch._watch._version == str(server.store.version))
+        waiting.until(lambda: follower.watch._watch._version == str(server.store.version))
         server.compact()
         server.break_watches(apiserver.Break.CLOSE)
         label(server, "two")
@@ -174,7 +165,7 @@ def test_an_expired_version_leads_to_a_new_list(*, is_refused: bool) -> None:
         # No watch, old or new, may see the change before the history with it is gone.
         server.inject(apiserver.Fault(verb="watch", reset=True, times=10_000))
         server.break_watches(apiserver.Break.RESET)
-        assert eventually(lambda: server.watch_count == 0)
+        waiting.until(lambda: server.watch_count == 0)
         label(server, "two")
         server.compact()
         server.clear_faults()
@@ -291,14 +282,14 @@ class TestContact:
         with following(Follower(server)) as follower:
             follower.wait_for_watch()
             before = follower.watch._watch._contact_s
-            assert eventually(lambda: follower.watch._watch._contact_s > before)
+            waiting.until(lambda: follower.watch._watch._contact_s > before)
             assert follower.watch.last_contact_s < _SOON_S
 
     def test_contact_ages_while_the_server_is_down(self, server: apiserver.ApiServer) -> None:
         with following(Follower(server)) as follower:
             follower.wait_for_watch()
             server.stop()
-            assert eventually(lambda: follower.watch.last_contact_s > 0.3)
+            waiting.until(lambda: follower.watch.last_contact_s > 0.3)
 
 
 class TestStop:
@@ -318,13 +309,13 @@ class TestStop:
         server.inject(apiserver.Fault(verb="list", status=403, times=None))
         times = watch.Times(first_wait_s=600, longest_wait_s=600)
         with following(Follower(server, times=times)) as follower:
-            assert eventually(lambda: server.log.count("list", "nodes") == 1)
+            waiting.until(lambda: server.log.count("list", "nodes") == 1)
             self.stops_promptly(follower)
 
     def test_run_ends_soon_while_the_server_is_silent(self, server: apiserver.ApiServer) -> None:
         server.inject(apiserver.Fault(stall=True, times=None))
         with following(Follower(server, request_timeout_s=5)) as follower:
-            assert eventually(lambda: server.log.count("list", "nodes") == 1)
+            waiting.until(lambda: server.log.count("list", "nodes") == 1)
             self.stops_promptly(follower)
 
     def test_nothing_is_delivered_after_the_stop(self, server: apiserver.ApiServer) -> None:

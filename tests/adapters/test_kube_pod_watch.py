@@ -1,14 +1,14 @@
 """PodNews against the embedded API server: it wakes who waits, and nothing depends on it."""
 
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 import structlog.testing
 
 from mig_manager.adapters.kubernetes import api, pods
 from testkit import apiserver
+from tests import waiting
 
 _PODS = "/api/v1/namespaces/default/pods"
 _SOON_S = 30.0
@@ -47,22 +47,12 @@ def rig(server: apiserver.ApiServer) -> Iterator[Rig]:
     rig = Rig(server)
     yield rig
     rig.watch.dismiss()
-    assert eventually(lambda: not followers())
+    waiting.until(lambda: not followers())
     rig.kube.close()
 
 
 def followers() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name == "pod-watch"]
-
-
-def eventually(condition: Callable[[], bool]) -> bool:
-    pause = threading.Event()
-    deadline = time.monotonic() + _SOON_S
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        pause.wait(0.01)
-    return True
 
 
 def test_only_changes_of_pods_on_the_node_are_reported(rig: Rig) -> None:
@@ -84,10 +74,10 @@ def test_observing_gpus_starts_no_pod_watch(rig: Rig) -> None:
 
 def test_the_pod_watch_ends_with_the_run(rig: Rig) -> None:
     rig.watch.expect_change()
-    assert eventually(lambda: rig.server.watch_count == 1)
+    waiting.until(lambda: rig.server.watch_count == 1)
     rig.watch.dismiss()
     rig.watch.dismiss()
-    assert eventually(lambda: rig.server.watch_count == 0)
+    waiting.until(lambda: rig.server.watch_count == 0)
     rig.watch.expect_change()
     rig.start_pod("here", "n1")
     assert rig.hears()
@@ -97,7 +87,7 @@ def test_a_forbidden_pod_watch_is_logged_once_and_not_retried(rig: Rig) -> None:
     rig.server.inject(apiserver.Fault(verb="watch", resource="pods", status=403, times=None))
     with structlog.testing.capture_logs() as logs:
         rig.watch.expect_change()
-        assert eventually(lambda: not followers())
+        waiting.until(lambda: not followers())
         rig.watch.dismiss()
         rig.watch.expect_change()
     assert [entry["event"] for entry in logs] == ["pods_not_watched"]
@@ -121,10 +111,10 @@ def test_pods_are_returned_while_the_watch_is_up_to_date(rig: Rig) -> None:
     rig.start_pod("elsewhere", "n2")
     assert shown(rig) is None
     rig.watch.expect_change()
-    assert eventually(lambda: shown(rig) == {"old"})
+    waiting.until(lambda: shown(rig) == {"old"})
     rig.start_pod("new", "n1")
     rig.kube.delete(f"{_PODS}/old", {"gracePeriodSeconds": 0})
-    assert eventually(lambda: shown(rig) == {"new"})
+    waiting.until(lambda: shown(rig) == {"new"})
     rig.watch.dismiss()
     assert shown(rig) is None
 
@@ -135,10 +125,10 @@ def test_a_broken_watch_returns_no_pods_and_current_ones_after_it_recovers(
 ) -> None:
     rig.start_pod("old", "n1")
     rig.watch.expect_change()
-    assert eventually(lambda: shown(rig) == {"old"})
+    waiting.until(lambda: shown(rig) == {"old"})
     rig.server.inject(apiserver.Fault(verb="watch", resource="pods", status=500, times=None))
     rig.server.break_watches(how)
-    assert eventually(lambda: shown(rig) is None)
+    waiting.until(lambda: shown(rig) is None)
     rig.kube.delete(f"{_PODS}/old", {"gracePeriodSeconds": 0})
     rig.server.clear_faults()
-    assert eventually(lambda: shown(rig) == set())
+    waiting.until(lambda: shown(rig) == set())

@@ -3,7 +3,6 @@
 import contextlib
 import queue
 import threading
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -15,6 +14,7 @@ from mig_manager.core.fleet import nodes as fleet_nodes
 from mig_manager.core.node import cluster
 from mig_manager.sandbox.apiserver import resources
 from testkit import apiserver
+from tests import waiting
 from tests.sandbox import apirig
 
 _SOON_S = 20.0
@@ -97,16 +97,6 @@ def touch(server: apiserver.ApiServer, value: str) -> None:
     server.store.create({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec})
 
 
-def eventually(condition: Callable[[], bool]) -> bool:
-    pause = threading.Event()
-    deadline = time.monotonic() + _SOON_S
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        pause.wait(0.01)
-    return True
-
-
 @pytest.mark.parametrize("follow", FOLLOWERS)
 def test_an_unexpected_error_does_not_end_a_watch(
     server: apiserver.ApiServer, kube: FaultyApi, follow: Follower
@@ -118,7 +108,7 @@ def test_an_unexpected_error_does_not_end_a_watch(
         structlog.testing.capture_logs() as logs,
         follow(kube, lambda: heard.put(None)),
     ):
-        assert eventually(lambda: server.watch_count == 1)
+        waiting.until(lambda: server.watch_count == 1)
         while not heard.empty():
             heard.get()
         touch(server, "once")
@@ -135,7 +125,7 @@ def test_a_dead_connection_is_detected_before_the_second_bookmark_is_due(
     server: apiserver.ApiServer, kube: FaultyApi, follow: Follower
 ) -> None:
     with follow(kube, lambda: None):
-        assert eventually(lambda: server.watch_count == 1)
+        waiting.until(lambda: server.watch_count == 1)
 
     # The API server sends one each minute.
     assert set(kube.timeouts_s) != set()
@@ -150,7 +140,7 @@ def test_a_fleet_reports_trouble_after_an_unexpected_error(
     kube.faults = 1000
     nodes.start()
     with contextlib.closing(nodes), structlog.testing.capture_logs():
-        assert eventually(lambda: nodes.trouble == "internal error: LookupError: a bug")
+        waiting.until(lambda: nodes.trouble == "internal error: LookupError: a bug")
         server.modify(
             resources.NODES,
             "n1",
@@ -161,5 +151,5 @@ def test_a_fleet_reports_trouble_after_an_unexpected_error(
         def layouts() -> list[str | None]:
             return [node.requested for node in nodes.nodes()]
 
-        assert eventually(lambda: layouts() == ["new"] and not nodes.trouble)
+        waiting.until(lambda: layouts() == ["new"] and not nodes.trouble)
         assert isinstance(nodes.nodes()[0], fleet_nodes.Node)

@@ -9,9 +9,10 @@ import pytest
 
 from mig_manager import errors
 from mig_manager.adapters import pod_resources
+from tests import waiting
 from tests.adapters import kubelet_rig
 from tests.adapters.kubelet_rig import GPU, Kubelet, claiming, devices, pod
-from tests.adapters.processes import children, descriptors, is_dead, until
+from tests.adapters.processes import children, descriptors, is_dead
 
 _TIMEOUT_S = 60.0
 
@@ -91,7 +92,7 @@ def test_nothing_is_left_of_a_process_without_further_questions(kubelet: Kubelet
     client = a_client(kubelet, *command)
     before, files = children(), descriptors()
     client.allocatable()
-    until(lambda: children() == before and descriptors() == files, within_s=60.0)
+    waiting.until(lambda: children() == before and descriptors() == files, within_s=60.0)
     assert client.allocatable() == {}
     client.dismiss()
 
@@ -184,4 +185,4 @@ def test_the_worker_ends_with_its_parent(kubelet: Kubelet) -> None:
     )
     worker, has_grpc = ended.stdout.split()
     assert (has_grpc, ended.stderr) == ("False", "")
-    until(lambda: is_dead(int(worker)))
+    waiting.until(lambda: is_dead(int(worker)))

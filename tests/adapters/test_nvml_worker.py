@@ -21,8 +21,9 @@ from mig_manager.adapters.nvml import worker
 from mig_manager.core import model, steps
 from mig_manager.sandbox.driver import library as simulated
 from testkit import nvml_faults
+from tests import waiting
 from tests.adapters import proc_tree, processes
-from tests.adapters.processes import is_dead, until
+from tests.adapters.processes import is_dead
 
 GPU = model.Gpu(
     index=0,
@@ -48,6 +49,7 @@ from mig_manager.adapters.host import subprocesses
 from mig_manager.adapters.nvml import gpus as nvml
 from mig_manager.adapters.nvml import worker
 from mig_manager.core import model
+from tests import waiting
 parent = subprocesses.Parent()
 def answer(value):
     parent.send(((value, None), ()))
@@ -230,7 +232,7 @@ answer(model.NO_GPUS)
 def test_a_worker_that_was_started_ahead_is_the_one_that_is_asked(tmp_path: pathlib.Path) -> None:
     gpus = answering_with_pid(tmp_path / "pid")
     gpus.prepare()
-    until(lambda: pid_in(tmp_path / "pid") is not None)
+    waiting.until(lambda: pid_in(tmp_path / "pid") is not None)
     ahead = pid_in(tmp_path / "pid")
     gpus.prepare()
     assert gpus.observe() == ()
@@ -242,7 +244,7 @@ def test_a_worker_that_was_started_ahead_is_the_one_that_is_asked(tmp_path: path
 def test_a_worker_that_is_not_needed_is_ended(tmp_path: pathlib.Path) -> None:
     gpus = answering_with_pid(tmp_path / "pid")
     gpus.prepare()
-    until(lambda: pid_in(tmp_path / "pid") is not None)
+    waiting.until(lambda: pid_in(tmp_path / "pid") is not None)
     gpus.dismiss()
     assert is_gone(tmp_path / "pid")
     gpus.dismiss()
@@ -251,7 +253,7 @@ def test_a_worker_that_is_not_needed_is_ended(tmp_path: pathlib.Path) -> None:
 def test_a_worker_that_died_while_it_waited_is_replaced(tmp_path: pathlib.Path) -> None:
     gpus = answering_with_pid(tmp_path / "pid")
     gpus.prepare()
-    until(lambda: pid_in(tmp_path / "pid") is not None)
+    waiting.until(lambda: pid_in(tmp_path / "pid") is not None)
     ahead = pid_in(tmp_path / "pid")
     assert ahead is not None
     os.kill(ahead, signal.SIGKILL)
@@ -381,7 +383,7 @@ nvml_worker.WorkerGpus(command=command, timeout_s=60).observe()
         [sys.executable, "-c", agent], check=False, capture_output=True
     )
     assert done.returncode == -signal.SIGKILL
-    until(lambda: is_dead(int(pid_file.read_text())))
+    waiting.until(lambda: is_dead(int(pid_file.read_text())))
 
 
 # Both sides together, on a simulated node.
@@ -632,7 +634,7 @@ answer(model.NO_GPUS)
             rf"the GPU worker gave no answer within 6 s and was killed{stuck}",
             caught.value.message,
         ), caught.value.message
-        until(lambda: is_dead(int(pid_file.read_text())))
+        waiting.until(lambda: is_dead(int(pid_file.read_text())))
         assert gpus.observe() == ()
     assert [(each["event"], each["pid"], each["doing"]) for each in logs] == [
         ("gpu_worker_unkillable", int(pid), "nvmlFake on GPU 3 (GPU-3)"),

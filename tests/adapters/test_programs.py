@@ -8,8 +8,9 @@ import pytest
 
 from mig_manager import errors
 from mig_manager.adapters.host import programs
+from tests import waiting
 from tests.adapters import stand_ins
-from tests.adapters.processes import is_dead, until
+from tests.adapters.processes import is_dead
 
 WHY = errors.Reason.DEVICE_FILES_FAILED
 
@@ -131,7 +132,7 @@ def test_a_program_that_hangs_is_killed_with_its_children(tmp_path: pathlib.Path
     assert caught.value.reason is WHY
     assert caught.value.message.endswith(": waiting for the driver")
     for pid in pids.read_text().split():
-        until(lambda each=int(pid): is_dead(each))  # type: ignore[misc]
+        waiting.until(lambda each=int(pid): is_dead(each))  # type: ignore[misc]
 
 
 def test_a_child_that_a_program_leaves_behind_neither_holds_us_up_nor_stays(
@@ -143,7 +144,7 @@ def test_a_child_that_a_program_leaves_behind_neither_holds_us_up_nor_stays(
 
     assert done.status == 0
     assert time.monotonic() - since < 50.0
-    until(lambda: is_dead(int(done.stdout)))
+    waiting.until(lambda: is_dead(int(done.stdout)))
 
 
 def test_a_program_that_closes_its_output_is_still_waited_for(tmp_path: pathlib.Path) -> None:

@@ -11,12 +11,14 @@ import pytest
 
 from mig_manager import errors
 from mig_manager.adapters.host import subprocesses
+from tests import waiting
 from tests.adapters import processes
 
 WORKER = """
 import os, signal, sys, time
 from mig_manager import errors
 from mig_manager.adapters.host import subprocesses
+from tests import waiting
 parent = subprocesses.Parent()
 """
 ECHO = "while (message := parent.receive()) is not None: parent.send(message)"
@@ -147,7 +149,7 @@ signal.pause()
     child = worker(script)
     pid = child.receive(30.0)
     assert child.end()
-    processes.until(lambda: processes.is_dead(pid))
+    waiting.until(lambda: processes.is_dead(pid))
 
 
 def test_a_process_that_keeps_the_pipes_open_does_not_delay_the_end() -> None:

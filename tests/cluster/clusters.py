@@ -18,6 +18,7 @@ from mig_manager.sandbox import scenarios, stages
 from mig_manager.sandbox.driver import states
 from mig_manager.sandbox.node import node_options, objects
 from testkit import apiserver
+from tests import waiting
 from tests.cluster import envtest
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -275,7 +276,7 @@ class Real:
         }
         for path, some in granted.items():
             self.kube.patch(path, {"rules": rules(some)}, kind=api.PatchType.MERGE)
-        envtest.wait(functools.partial(self._has_exactly, rights), "the agent's rights")
+        waiting.until(functools.partial(self._has_exactly, rights), "the agent's rights")
 
     def _has_exactly(self, rights: Rights) -> bool:
         """Return whether the authorizer, which hears of roles a moment later, knows them."""

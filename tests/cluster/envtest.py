@@ -13,12 +13,12 @@ import secrets
 import shutil
 import socket
 import subprocess
-import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import pytest
 import urllib3
+
+from tests import waiting
 
 BUILD = pathlib.Path(__file__).parent / "programs" / "build"
 ASSETS_VARIABLE = "KUBEBUILDER_ASSETS"
@@ -49,15 +49,6 @@ def built() -> pathlib.Path:
     )
     assert done.returncode == 0, done.stderr
     return pathlib.Path(done.stdout.strip())
-
-
-def wait(holds: Callable[[], bool], what: str, *, timeout_s: float = START_TIMEOUT_S) -> None:
-    """Wait for something that no watch reports."""
-    deadline = time.monotonic() + timeout_s
-    pause = threading.Event()
-    while not holds():
-        assert time.monotonic() < deadline, f"waited {timeout_s:g} s in vain for {what}"
-        pause.wait(POLL_S)
 
 
 class Server:
@@ -95,7 +86,7 @@ class Server:
     def start(self) -> None:
         """Start kube-apiserver on the port it had before; return when it is ready."""
         self._api = self._spawn("kube-apiserver", self._api_arguments())
-        wait(self._is_ready, "kube-apiserver")
+        waiting.until(self._is_ready, "kube-apiserver")
 
     def kill(self) -> None:
         """End kube-apiserver as a crash would: no client hears a farewell."""

@@ -9,7 +9,8 @@ import pytest
 
 from mig_manager import errors
 from mig_manager.adapters.kubernetes import api, node
-from tests.cluster import clusters, envtest
+from tests import waiting
+from tests.cluster import clusters
 
 pytestmark = pytest.mark.cluster
 
@@ -29,7 +30,7 @@ def agent(
         kube = api.KubeApi.connect(kubeconfig=str(credentials.agent))
         (wanted,) = clusters.to("nodes/status", "patch")
         may = clusters.access_of(wanted, "")
-        envtest.wait(
+        waiting.until(
             lambda: where._may(rights.account.user, may) is (wanted in rights.everywhere),
             "the right to the node's status",
         )
@@ -68,7 +69,7 @@ def test_no_agent_advertises_for_another_node(
             return False
 
         # The policy becomes active a moment after the server has started.
-        envtest.wait(is_refused, "the policy of the nodes")
+        waiting.until(is_refused, "the policy of the nodes")
 
 
 def test_the_rights_of_an_agent_with_real_gpus_do_not_reach_the_nodes_status(

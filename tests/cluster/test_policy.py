@@ -12,7 +12,8 @@ import pytest
 from mig_manager import errors
 from mig_manager.adapters.kubernetes import api, responses
 from mig_manager.core.node import cluster
-from tests.cluster import clusters, envtest
+from tests import waiting
+from tests.cluster import clusters
 
 pytestmark = pytest.mark.cluster
 
@@ -76,8 +77,8 @@ def scene(
         found = Scene(people=people, agent=connect(credentials.agent), unbound=connect(bare))
         # The policy becomes active, and the pods into its view, a moment after their creation.
         for name in (f"pod-of-{OTHER}", "pod-of-None"):
-            envtest.wait(functools.partial(is_refused, found, name), f"the guard of {name}")
-        envtest.wait(
+            waiting.until(functools.partial(is_refused, found, name), f"the guard of {name}")
+        waiting.until(
             lambda: bool(refusal(lambda: found.patch({}, OTHER))), "the policy of the nodes"
         )
         yield found

@@ -13,7 +13,8 @@ from mig_manager.adapters.kubernetes import api, leases, responses
 from mig_manager.core import model
 from mig_manager.sandbox import stages
 from mig_manager.sandbox.node import objects
-from tests.cluster import clusters, envtest
+from tests import waiting
+from tests.cluster import clusters
 
 LAYOUT = "all-1g.5gb"
 NAMESPACE = clusters.OURS.namespace
@@ -124,7 +125,7 @@ def test_slots_are_acquired_renewed_and_released_over_the_api(
         assert first.take() == ""
         assert "under change now: a" in second.take()
         (before,) = kube.get(LEASES)["items"]
-        envtest.wait(
+        waiting.until(
             lambda: bool(kube.get(LEASES)["items"][0]["spec"]["renewTime"]
                          > before["spec"]["renewTime"]),
             "a renewal",
@@ -146,7 +147,7 @@ def agent(
     folder = tmp_path_factory.mktemp("slots")
     with real_cluster.admit(folder, clusters.BUDGET) as credentials:
         kube = api.KubeApi.connect(kubeconfig=str(credentials.agent))
-        envtest.wait(
+        waiting.until(
             lambda: bool(refusal(lambda: kube.post(LEASES, a_lease("other", "")))), "the policy"
         )
         yield kube

@@ -9,11 +9,8 @@ import dataclasses
 import pathlib
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
-import pytest
-
-from mig_manager.adapters import host
 from mig_manager.adapters.kubernetes import api, watch
 from mig_manager.agent import dependencies, main, settings
 from mig_manager.catalogue import hardware
@@ -54,16 +51,6 @@ def is_applied(server: apiserver.ApiServer, name: str, layout: str) -> bool:
     labels = server.store.get(resources.NODES, name)["metadata"]["labels"]
     labels_now = (labels.get(cluster.APPLIED_LABEL), labels.get(cluster.STATE_LABEL))
     return labels_now == (layout, model.State.SUCCESS.value)
-
-
-def wait(holds: Callable[[], bool], what: str, *, timeout_s: float = DEADLINE_S) -> None:
-    pause = threading.Event()
-    system = host.SystemClock()
-    deadline_s = system.monotonic() + timeout_s
-    while not holds():
-        if system.monotonic() > deadline_s:
-            pytest.fail(f"waited {timeout_s:g} s in vain for {what}")
-        pause.wait(0.05)
 
 
 class Hosted:

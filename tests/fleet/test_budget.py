@@ -17,6 +17,7 @@ from mig_manager.core.node import cluster
 from mig_manager.core.records import status
 from mig_manager.sandbox.apiserver import resources, store
 from testkit import apiserver
+from tests import waiting
 from tests.fleet import agents, census
 
 LAYOUT = "all-1g.5gb"
@@ -28,7 +29,7 @@ def taken(server: apiserver.ApiServer) -> list[str]:
     return [each["spec"]["holderIdentity"] for each in leases if each["spec"]["holderIdentity"]]
 
 
-def waiting(server: apiserver.ApiServer) -> dict[str, str]:
+def waiters(server: apiserver.ApiServer) -> dict[str, str]:
     """Name of each node that waits for a slot -> what it says."""
     found = {}
     for node in server.store.objects(resources.NODES):
@@ -45,11 +46,11 @@ def test_agents_with_a_budget_of_two_never_have_three_nodes_under_change() -> No
         counted = census.Census(server)
         with agents.hosted(server, names, limit=2):
             agents.label_all(server, names, LAYOUT)
-            agents.wait(
+            waiting.until(
                 lambda: all(agents.is_applied(server, name, LAYOUT) for name in names),
                 "the layout on every node",
             )
-            agents.wait(lambda: not taken(server), "every slot released")
+            waiting.until(lambda: not taken(server), "every slot released")
 
         assert counted.ever == set(names)
         assert 1 <= counted.most <= 2
@@ -65,10 +66,10 @@ def test_a_node_waits_visibly_while_another_has_the_only_slot() -> None:
         assert other.take() == ""
         with agents.hosted(server, names, limit=1):
             agents.label_all(server, names, LAYOUT)
-            agents.wait(lambda: len(waiting(server)) == 2, "both to wait")
-            message = waiting(server)["node-000"]
+            waiting.until(lambda: len(waiters(server)) == 2, "both to wait")
+            message = waiters(server)["node-000"]
             other.release()
-            agents.wait(
+            waiting.until(
                 lambda: all(agents.is_applied(server, name, LAYOUT) for name in names),
                 "the layout on every node",
             )
@@ -104,8 +105,10 @@ def test_whatever_becomes_of_a_request_for_a_slot_the_run_ends_well_and_no_slot_
                 )
                 layout = next(layouts)
                 agents.label_all(server, names, layout)
-                agents.wait(functools.partial(agents.is_applied, server, names[0], layout), layout)
-                agents.wait(lambda: not taken(server), "the slot released")
+                waiting.until(
+                    functools.partial(agents.is_applied, server, names[0], layout), layout
+                )
+                waiting.until(lambda: not taken(server), "the slot released")
                 assert server.faults_waiting() == 0, (verb, skip)
 
 
@@ -127,8 +130,8 @@ def test_an_agent_that_comes_back_to_an_interrupted_change_takes_its_own_slot_ag
 
         server.modify(resources.NODES, name, leave)
         with agents.hosted(server, [name], limit=1):
-            agents.wait(lambda: agents.is_applied(server, name, LAYOUT), "the layout")
-            agents.wait(lambda: not taken(server), "the slot released")
+            waiting.until(lambda: agents.is_applied(server, name, LAYOUT), "the layout")
+            waiting.until(lambda: not taken(server), "the slot released")
         node = server.store.get(resources.NODES, name)
         kube.close()
 

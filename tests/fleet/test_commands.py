@@ -17,7 +17,7 @@ from mig_manager.core.node import cluster
 from mig_manager.core.records import gpu_codec
 from mig_manager.sandbox.apiserver import resources, store
 from testkit import apiserver
-from tests import fakes, scenes
+from tests import fakes, scenes, waiting
 from tests.fleet import agents, census, standins
 from tests.sandbox import apirig
 
@@ -82,7 +82,7 @@ class Rig:
     def apply_everywhere(self, layout: str) -> None:
         """Have all nodes in a layout, as a person had it before."""
         agents.label_all(self.server, self.names, layout)
-        agents.wait(
+        waiting.until(
             lambda: all(agents.is_applied(self.server, name, layout) for name in self.names),
             "the former layout",
         )
@@ -406,7 +406,7 @@ def test_a_dry_run_can_use_a_config_of_ones_own(rig: Rig, tmp_path: pathlib.Path
 def test_a_dry_run_works_with_what_a_real_agent_publishes(rig: Rig) -> None:
     rig.serve_config()
     with agents.hosted(rig.server, ["other"]) as hosted:
-        agents.wait(
+        waiting.until(
             lambda: cluster.GPUS_ANNOTATION in rig.metadata("other").get("annotations", {}),
             "the GPUs of a node without a label",
         )
@@ -416,6 +416,6 @@ def test_a_dry_run_works_with_what_a_real_agent_publishes(rig: Rig) -> None:
         node_rig: fakes.NodeRig = hosted["other"].rig
         assert len(node_rig.gpus) == 1
         agents.label_all(rig.server, ["other"], LAYOUT)
-        agents.wait(lambda: agents.is_applied(rig.server, "other", LAYOUT), LAYOUT)
+        waiting.until(lambda: agents.is_applied(rig.server, "other", LAYOUT), LAYOUT)
         again = rig(LAYOUT, "-l", "!gpu", "--dry-run", "-o", "json").data["nodes"][0]
     assert (again["verdict"], again["instances"]["kept"]) == ("applied", 7)

@@ -8,6 +8,7 @@ from mig_manager import errors
 from mig_manager.core.node import cluster
 from mig_manager.sandbox.apiserver import resources
 from testkit import apiserver
+from tests import waiting
 from tests.fleet import agents, census, command, standins
 
 LAYOUT = "all-1g.5gb"
@@ -56,7 +57,7 @@ def story(
     quarter = len(names) // 4
     played.dead |= set(names[quarter:])
     with command.started(kubeconfig, *options, "--silence-timeout-s", "3600") as process:
-        agents.wait(lambda: applied(server, names) == quarter, "a quarter of the nodes")
+        waiting.until(lambda: applied(server, names) == quarter, "a quarter of the nodes")
         status, answer = command.interrupt(process)
     played.wake()
     assert status == 130

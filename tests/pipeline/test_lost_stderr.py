@@ -16,8 +16,8 @@ from mig_manager.sandbox import stages
 from mig_manager.sandbox.driver import states
 from mig_manager.sandbox.node import node_options
 from testkit import nvml_faults
-from tests import lost_stderr
-from tests.shell.shell_node import LAYOUTS, Node, wait_for
+from tests import lost_stderr, waiting
+from tests.shell.shell_node import LAYOUTS, Node
 
 CREATE = "nvmlDeviceCreateGpuInstanceWithPlacement"
 
@@ -134,7 +134,7 @@ def test_an_ssh_session_that_is_lost_in_the_middle_of_a_change_does_not_cut_it_o
 ) -> None:
     node.state.add_fault(nvml_faults.Fault(function=CREATE, first=1, hang_s=1.0))
     with at_a_terminal(node, "apply", "wanted") as (pid, master):
-        wait_for(lambda: node.is_hung)
+        waiting.until(lambda: node.is_hung)
         os.close(master)
         _, status = os.waitpid(pid, 0)
 

@@ -1,8 +1,6 @@
 """Kubelet against the real embedded API server; its clock is the number handed to ``sync``."""
 
-import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
@@ -15,6 +13,7 @@ from mig_manager.sandbox.node import (
 )
 from mig_manager.sandbox.node import device_plugin as programs_
 from testkit import apiserver
+from tests import waiting
 
 _SMALL = "nvidia.com/mig-1g.5gb"
 _OPTIONS = node_options.NodeOptions(
@@ -93,13 +92,6 @@ class Bench:
 def bench() -> Iterator[Bench]:
     with apiserver.serve() as server, cluster_view.ClusterView(server.url) as cluster:
         yield Bench(cluster)
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < deadline, "nothing happened"
-        threading.Event().wait(0.01)
 
 
 def test_a_registered_node_is_ready_after_the_first_tick(bench: Bench) -> None:
@@ -274,7 +266,7 @@ def test_pods_of_other_nodes_are_left_alone(bench: Bench) -> None:
 def test_a_node_that_was_deleted_is_registered_again(bench: Bench) -> None:
     bench.kubelet.register()
     bench.cluster.delete(cluster_view.Kind.NODE, bench.node())
-    wait_for(lambda: bench.cluster.node("n1") is None)
+    waiting.until(lambda: bench.cluster.node("n1") is None)
     bench.kubelet.tick(0.0)
 
     assert objects.is_ready(bench.node())

@@ -17,6 +17,7 @@ from mig_manager.core.node import cluster
 from mig_manager.sandbox.driver import library as simulated
 from mig_manager.sandbox.node import cluster_view, node_options, objects, sandbox_node
 from testkit import apiserver, nvml_faults
+from tests import waiting
 from tests.sandbox import monitors
 
 _SMALL = "nvidia.com/mig-1g.5gb"
@@ -128,13 +129,6 @@ def plain_rig(state_file: pathlib.Path) -> Iterator[Rig]:
         yield result
 
 
-def wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        threading.Event().wait(0.01)
-
-
 def stays_away(condition: Callable[[], bool], seconds: float = 0.3) -> bool:
     """Watch for several ticks that something does not happen."""
     deadline = time.monotonic() + seconds
@@ -160,7 +154,7 @@ def wait_for_plugin(rig: Rig, *, other_than: str = "") -> objects.JsonObject:
         found.append(pod)
         return True
 
-    wait_for(is_there)
+    waiting.until(is_there)
     return found[-1]
 
 
@@ -208,9 +202,9 @@ def test_a_new_node_has_the_labels_of_feature_discovery_and_whole_gpus(rig: Rig)
     assert labels["nvidia.com/mig.capable"] == "true"
     assert labels[cluster.PLUGIN_DEPLOY_LABEL] == "true"
 
-    wait_for(lambda: rig.allocatable() == {_GPU: 8})
+    waiting.until(lambda: rig.allocatable() == {_GPU: 8})
     assert objects.is_ready(rig.node())
-    wait_for(lambda: (rig.api.get(_PLUGIN).get("status") or {}).get("numberReady") == 1)
+    waiting.until(lambda: (rig.api.get(_PLUGIN).get("status") or {}).get("numberReady") == 1)
 
 
 def test_new_instances_are_allocatable_only_after_a_restart_of_the_plugin(
@@ -218,27 +212,27 @@ def test_new_instances_are_allocatable_only_after_a_restart_of_the_plugin(
 ) -> None:
     rig = plain_rig
     # While it runs, the plugin keeps an Ampere GPU from changing its mode; hold it off.
-    wait_for(lambda: rig.allocatable() == {_GPU: 8})
+    waiting.until(lambda: rig.allocatable() == {_GPU: 8})
     rig.taint(_HOLD)
     rig.delete(wait_for_plugin(rig))
-    wait_for(lambda: rig.allocatable() == {_GPU: 0})
+    waiting.until(lambda: rig.allocatable() == {_GPU: 0})
     partition(rig.state_file, *range(8), count=6)
     rig.taint()
-    wait_for(lambda: rig.allocatable() == {_GPU: 0, _SMALL: 48})
+    waiting.until(lambda: rig.allocatable() == {_GPU: 0, _SMALL: 48})
     partition(rig.state_file, *range(8), count=1)
     assert stays_away(lambda: rig.allocatable() == {_GPU: 0, _SMALL: 56})
 
     rig.delete(wait_for_plugin(rig))
 
-    wait_for(lambda: rig.allocatable() == {_GPU: 0, _SMALL: 56})
+    waiting.until(lambda: rig.allocatable() == {_GPU: 0, _SMALL: 56})
     assert rig.pod_resources.allocatable()[_SMALL] == rig.uuids()
 
 
 def test_the_pause_label_removes_the_plugin_and_true_brings_a_new_one(rig: Rig) -> None:
     old = wait_for_plugin(rig)
-    wait_for(lambda: rig.clients("plugin") == ["monitor"] * 8)
+    waiting.until(lambda: rig.clients("plugin") == ["monitor"] * 8)
     rig.label(cluster.PLUGIN_DEPLOY_LABEL, cluster.PAUSED_VALUE)
-    wait_for(lambda: plugin(rig) is None)
+    waiting.until(lambda: plugin(rig) is None)
     assert stays_away(lambda: plugin(rig) is not None)
     assert not rig.clients("plugin")
     rig.label(cluster.PLUGIN_DEPLOY_LABEL, "true")
@@ -263,7 +257,7 @@ def test_the_hold_taint_keeps_a_deleted_plain_plugin_away(plain_rig: Rig) -> Non
     plain_rig.taint(_HOLD)
     assert stays_away(lambda: plugin(plain_rig) is None)
     plain_rig.delete(old)
-    wait_for(lambda: plugin(plain_rig) is None)
+    waiting.until(lambda: plugin(plain_rig) is None)
     assert stays_away(lambda: plugin(plain_rig) is not None)
     plain_rig.taint()
 
@@ -275,18 +269,18 @@ def test_pods_get_devices_of_their_own_and_one_more_waits_for_a_device_to_be_rel
 ) -> None:
     partition(state_file, 0, count=2)
     with running(state_file, _QUICK) as rig:
-        wait_for(lambda: rig.allocatable().get(_SMALL) == 2)
+        waiting.until(lambda: rig.allocatable().get(_SMALL) == 2)
         for name in ("p1", "p2"):
             rig.create(name)
-        wait_for(lambda: {*map(rig.phase, ("p1", "p2"))} == {"Running"})
+        waiting.until(lambda: {*map(rig.phase, ("p1", "p2"))} == {"Running"})
         rig.create("p3")
-        wait_for(lambda: "insufficient" in str(rig.pod("p3").get("status")))
+        waiting.until(lambda: "insufficient" in str(rig.pod("p3").get("status")))
 
         shown = {p.key: p.device_ids for p in rig.pod_resources.assigned() if p.device_ids}
         assert frozenset().union(*shown.values()) == rig.uuids()
         assert all(len(ids) == 1 for ids in shown.values())
         rig.delete(rig.pod("p1"))
-        wait_for(lambda: rig.phase("p3") == "Running")
+        waiting.until(lambda: rig.phase("p3") == "Running")
 
 
 def test_a_busy_instance_cannot_be_destroyed_until_its_pod_has_gone(
@@ -294,9 +288,9 @@ def test_a_busy_instance_cannot_be_destroyed_until_its_pod_has_gone(
 ) -> None:
     partition(state_file, 0, count=1)
     with running(state_file, _QUICK) as rig:
-        wait_for(lambda: rig.allocatable().get(_SMALL) == 1)
+        waiting.until(lambda: rig.allocatable().get(_SMALL) == 1)
         rig.create("p1", stop_s=1.5)
-        wait_for(lambda: rig.phase("p1") == "Running")
+        waiting.until(lambda: rig.phase("p1") == "Running")
         (uuid,) = rig.uuids()
         with pytest.raises(pynvml.NVMLError_InUse):
             destroy(state_file, uuid)
@@ -307,7 +301,7 @@ def test_a_busy_instance_cannot_be_destroyed_until_its_pod_has_gone(
         assert rig.pod("p1")["metadata"]["deletionTimestamp"]
         with pytest.raises(pynvml.NVMLError_InUse):
             destroy(state_file, uuid)
-        wait_for(lambda: rig.phase("p1") == "gone")
+        waiting.until(lambda: rig.phase("p1") == "gone")
 
         destroy(state_file, uuid)
 
@@ -319,11 +313,11 @@ def test_a_stale_plugin_goes_on_offering_a_dead_device_that_no_container_can_use
 ) -> None:
     partition(state_file, 0, count=1)
     with running(state_file, _QUICK) as rig:
-        wait_for(lambda: rig.allocatable().get(_SMALL) == 1)
+        waiting.until(lambda: rig.allocatable().get(_SMALL) == 1)
         (uuid,) = rig.uuids()
         destroy(state_file, uuid)
         rig.create("p1")
-        wait_for(lambda: "RunContainerError" in str(rig.pod("p1")))
+        waiting.until(lambda: "RunContainerError" in str(rig.pod("p1")))
 
         assert rig.pod_resources.allocatable()[_SMALL] == {uuid}
 
@@ -334,31 +328,31 @@ def test_strategy_single_crash_loops_over_an_empty_mig_gpu_until_it_has_instance
     partition(state_file, *range(8), count=0)
     options = dataclasses.replace(_QUICK, strategy=node_options.Strategy.SINGLE)
     with running(state_file, options) as rig:
-        wait_for(lambda: (objects.restart_count(plugin(rig) or _NO_POD) or 0) >= 2)
-        wait_for(lambda: "CrashLoopBackOff" in str(plugin(rig)))
+        waiting.until(lambda: (objects.restart_count(plugin(rig) or _NO_POD) or 0) >= 2)
+        waiting.until(lambda: "CrashLoopBackOff" in str(plugin(rig)))
         assert rig.allocatable() == {}
         # It may look at any moment and never looks again once content: what it lacks comes last.
         partition(state_file, *range(7), count=7)
         partition(state_file, 7, count=1)
 
-        wait_for(lambda: rig.allocatable() == {_GPU: 50})
+        waiting.until(lambda: rig.allocatable() == {_GPU: 50})
 
 
 def test_the_pods_of_a_deleted_daemon_set_go(rig: Rig) -> None:
     wait_for_plugin(rig)
     rig.api.delete(_PLUGIN)
 
-    wait_for(lambda: plugin(rig) is None)
+    waiting.until(lambda: plugin(rig) is None)
 
 
 def test_a_monitor_watches_every_gpu_while_its_label_lets_it_in(rig: Rig) -> None:
     rig.api.post("/apis/apps/v1/namespaces/gpu-operator/daemonsets", monitors.daemon_set())
     label = f"{cluster.DEPLOY_LABEL_PREFIX}dcgm-exporter"
     rig.label(label, "true")
-    wait_for(lambda: rig.clients("dcgm") == ["monitor"] * 8)
+    waiting.until(lambda: rig.clients("dcgm") == ["monitor"] * 8)
     rig.label(label, cluster.PAUSED_VALUE)
 
-    wait_for(lambda: not rig.clients("dcgm"))
+    waiting.until(lambda: not rig.clients("dcgm"))
 
 
 def test_light_nodes_share_one_view_and_one_control_plane(state_file: pathlib.Path) -> None:
@@ -375,7 +369,7 @@ def test_light_nodes_share_one_view_and_one_control_plane(state_file: pathlib.Pa
             items = connection.get("/api/v1/nodes")["items"]
             return sum(i.get("status", {}).get("allocatable", {}).get(_GPU) == "8" for i in items)
 
-        wait_for(lambda: offering() == 10)
+        waiting.until(lambda: offering() == 10)
         ours = [t.name for t in threading.enumerate() if t.name.startswith("sandbox-")]
         assert sum(name.startswith("sandbox-watch-") for name in ours) == 3
         assert sum(name.startswith("sandbox-n") for name in ours) == 10
@@ -395,16 +389,16 @@ def test_a_reboot_takes_instances_and_the_devices_of_pods_and_brings_the_plugin_
 ) -> None:
     partition(state_file, 0, count=1)
     with running(state_file, _QUICK) as rig:
-        wait_for(lambda: rig.allocatable() == {_GPU: 7, _SMALL: 1})
+        waiting.until(lambda: rig.allocatable() == {_GPU: 7, _SMALL: 1})
         rig.create("p1")
-        wait_for(lambda: rig.phase("p1") == "Running")
+        waiting.until(lambda: rig.phase("p1") == "Running")
         old = wait_for_plugin(rig)
 
         rig.sandbox.reboot()
 
         assert rig.phase("p1") == "Failed"
         assert not any(pod.device_ids for pod in rig.pod_resources.assigned())
-        wait_for(lambda: rig.allocatable() == {_GPU: 7, _SMALL: 0})
+        waiting.until(lambda: rig.allocatable() == {_GPU: 7, _SMALL: 0})
         new = wait_for_plugin(rig)
         assert objects.uid(new) == objects.uid(old)
         assert objects.restart_count(new) == 1

@@ -1,7 +1,6 @@
 import contextlib
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
@@ -9,6 +8,7 @@ from mig_manager import errors
 from mig_manager.adapters.kubernetes import api
 from mig_manager.sandbox.node import cluster_view, objects
 from testkit import apiserver
+from tests import waiting
 
 _POD = objects.gpu_pod("p1", "nvidia.com/gpu")
 _PATH = "/api/v1/namespaces/default/pods"
@@ -33,13 +33,6 @@ def others(server: apiserver.ApiServer) -> Iterator[api.KubeApi]:
         yield result
 
 
-def wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 15
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        threading.Event().wait(0.01)
-
-
 def names(cluster: cluster_view.ClusterView) -> set[str]:
     return {objects.name(pod) for pod in cluster.list(cluster_view.Kind.POD)}
 
@@ -59,13 +52,13 @@ def test_changes_by_others_are_seen_and_reported(
     reported: list[str] = []
     forget = cluster.listen(lambda _kind, obj: reported.append(objects.name(obj)))
     others.post(_PATH, _POD)
-    wait_for(lambda: names(cluster) == {"p1"})
+    waiting.until(lambda: names(cluster) == {"p1"})
     others.delete(f"{_PATH}/p1")
-    wait_for(lambda: not names(cluster))
+    waiting.until(lambda: not names(cluster))
     forget()
     heard = len(reported)
     others.post(_PATH, _POD)
-    wait_for(lambda: names(cluster) == {"p1"})
+    waiting.until(lambda: names(cluster) == {"p1"})
 
     assert set(reported) == {"p1"}
     assert len(reported) == heard
@@ -90,7 +83,7 @@ def test_an_answer_that_comes_after_the_end_of_its_object_brings_nothing_back(
         f"{_PATH}/p1", {"metadata": {"labels": {"a": "b"}}}, kind=api.PatchType.MERGE
     )
     others.delete(f"{_PATH}/p1")
-    wait_for(lambda: not names(cluster))
+    waiting.until(lambda: not names(cluster))
 
     cluster._put(cluster_view.Kind.POD, late)
 
@@ -151,12 +144,12 @@ def test_no_way_for_a_watch_to_end_makes_us_miss_anything(
     how: apiserver.Break,
 ) -> None:
     others.post(_PATH, _POD)
-    wait_for(lambda: names(cluster) == {"p1"})
+    waiting.until(lambda: names(cluster) == {"p1"})
     server.break_watches(how)
     others.delete(f"{_PATH}/p1")
     others.post(_PATH, objects.gpu_pod("p2", "nvidia.com/gpu"))
 
-    wait_for(lambda: names(cluster) == {"p2"})
+    waiting.until(lambda: names(cluster) == {"p2"})
 
 
 def test_a_refusal_that_time_does_not_explain_is_raised(
@@ -170,7 +163,7 @@ def test_a_refusal_that_time_does_not_explain_is_raised(
 
 def test_leaving_ends_the_watches_promptly(server: apiserver.ApiServer) -> None:
     with cluster_view.ClusterView(server.url):
-        wait_for(lambda: server.watch_count == 3)
+        waiting.until(lambda: server.watch_count == 3)
         began = time.monotonic()
 
     assert time.monotonic() - began < 2

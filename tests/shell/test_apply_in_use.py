@@ -8,7 +8,8 @@ import pytest
 
 from mig_manager.sandbox.driver import states
 from testkit import nvml_faults
-from tests.shell.shell_node import Node, wait_for
+from tests import waiting
+from tests.shell.shell_node import Node
 
 
 @pytest.fixture
@@ -90,7 +91,7 @@ def test_a_signal_ends_the_wait_at_once_and_nothing_was_changed(node: Node) -> N
         assert process.stderr
         next(line for line in process.stderr if "waiting up to 600 s" in line)
         process.send_signal(signal.SIGTERM)
-        wait_for(lambda: process.poll() is not None)
+        waiting.until(lambda: process.poll() is not None)
 
     assert process.returncode == -signal.SIGTERM
     assert node.shape == before

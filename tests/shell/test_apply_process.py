@@ -10,7 +10,8 @@ import pytest
 
 from mig_manager.adapters import host
 from mig_manager.adapters.host import lock_file
-from tests.shell.shell_node import Node, wait_for
+from tests import waiting
+from tests.shell.shell_node import Node
 
 
 @pytest.fixture
@@ -103,7 +104,7 @@ def test_a_hung_driver_times_out_and_the_change_is_rolled_back(node: Node) -> No
 def test_an_interrupt_ends_apply_at_once_before_it_changes_anything(fresh: Node) -> None:
     fresh.hang_in("nvmlInit*")
     with fresh.started("apply", "wanted") as process:
-        wait_for(lambda: fresh.is_hung)
+        waiting.until(lambda: fresh.is_hung)
         process.send_signal(signal.SIGINT)
         assert process.wait(30) == 130
 
@@ -128,7 +129,7 @@ def test_a_command_that_reads_from_a_hung_driver_ends_at_the_deadline(
 def test_an_interrupt_ends_a_command_that_reads_from_a_hung_driver(fresh: Node) -> None:
     fresh.hang_in("nvmlDeviceGetName")
     with fresh.started("status") as process:
-        wait_for(lambda: fresh.is_hung)
+        waiting.until(lambda: fresh.is_hung)
         process.send_signal(signal.SIGINT)
         assert process.wait(30) == 130
 
@@ -172,7 +173,7 @@ def test_concurrent_applies_run_one_after_the_other_and_the_last_one_stays(
             )
             return len(ended) == len(names)
 
-        wait_for(all_have_ended, within_s=110)
+        waiting.until(all_have_ended, within_s=110)
         outputs = {name: process.communicate() for name, process in processes.items()}
 
     for name, process in processes.items():

@@ -16,7 +16,8 @@ from mig_manager.core import model
 from mig_manager.sandbox import stages
 from mig_manager.sandbox.driver import states
 from testkit import nvml_faults
-from tests.shell.shell_node import Node, wait_for
+from tests import waiting
+from tests.shell.shell_node import Node
 
 LAYOUTS = """
 version: v1
@@ -223,7 +224,7 @@ def test_the_wait_for_the_driver_can_be_ended_at_once(node: Node) -> None:
         nvml_faults.Fault(function="nvmlInit*", count=None, code=states.Code.DRIVER_NOT_LOADED)
     )
     with node.started("boot", "--driver-timeout-s", "500") as process:
-        wait_for(lambda: node.is_hung)
+        waiting.until(lambda: node.is_hung)
         process.send_signal(signal.SIGTERM)
         assert process.wait(30) == -signal.SIGTERM
 
@@ -282,7 +283,7 @@ def test_a_boot_that_is_stopped_in_mid_change_completes_it_and_leaves_nothing_to
     assert node.shape != before
     node.state.add_fault(nvml_faults.Fault(function=CREATE, first=2, hang_s=1.5))
     with node.started("boot") as process:
-        wait_for(lambda: node.is_hung)
+        waiting.until(lambda: node.is_hung)
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == -signal.SIGTERM
 

@@ -8,7 +8,8 @@ import pytest
 
 from mig_manager.sandbox.driver import states
 from testkit import nvml_faults
-from tests.shell.shell_node import Node, wait_for
+from tests import waiting
+from tests.shell.shell_node import Node
 
 LAYOUTS = """
 version: v1
@@ -193,7 +194,7 @@ def test_a_signal_in_a_restore_waits_until_it_is_complete(kept: Kept) -> None:
     assert kept.node.run("apply", "now").returncode == 0
     kept.node.hang_in(CREATE)
     with kept.node.started(*kept.argv, "--gpu-timeout-s", "5", "--in-use-timeout-s", "1") as run:
-        wait_for(lambda: kept.node.is_hung)
+        waiting.until(lambda: kept.node.is_hung)
         run.send_signal(signal.SIGTERM)
         run.communicate(timeout=120)
 

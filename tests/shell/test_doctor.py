@@ -9,7 +9,7 @@ import socket
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
@@ -35,6 +35,7 @@ from mig_manager.sandbox.driver import library as simulated
 from mig_manager.sandbox.driver import states
 from mig_manager.sandbox.node import node_options, sandbox_node
 from testkit import apiserver, nvml_faults
+from tests import waiting
 from tests.adapters import proc_tree
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -506,7 +507,7 @@ def cluster_rig(patient: Patient) -> Iterator[Cluster]:
             sandbox_node.SandboxNode(found.server.url, patient.path, options=options)
         )
         with contextlib.closing(api.KubeApi.at(found.server.url)) as kube:
-            wait_for(
+            waiting.until(
                 lambda: any(sandbox.devices.allocatable().values()) and is_published(kube),
                 within_s=20,
             )
@@ -516,12 +517,6 @@ def cluster_rig(patient: Patient) -> Iterator[Cluster]:
 def is_published(kube: api.KubeApi) -> bool:
     shown = kube.get(f"/api/v1/nodes/{NODE_NAME}").get("status", {}).get("allocatable", {})
     return bool(shown.get("nvidia.com/gpu"))
-
-
-def wait_for(condition: Callable[[], bool], *, within_s: float) -> None:
-    deadline = time.monotonic() + within_s
-    while not condition():
-        assert time.monotonic() < deadline, "the condition did not come true in time"
 
 
 def test_a_node_that_is_served_has_nothing_to_fix(cluster_rig: Cluster) -> None:

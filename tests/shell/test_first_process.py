@@ -11,11 +11,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.shell.shell_node import wait_for
+from tests import waiting
 
 UNSHARE = ("unshare", "--pid", "--fork", "--mount-proc")
 STAND_IN = """
 import pathlib, time
+from tests import waiting
 pathlib.Path({reached!r}).touch()
 time.sleep(600)
 """
@@ -57,7 +58,7 @@ def test_sigterm_ends_an_agent_that_is_still_importing(
     (tmp_path / f"{module}.py").write_text(STAND_IN.format(reached=str(reached)))
 
     with first_process("agent", "--node-name", "n1", path=tmp_path) as outside:
-        wait_for(reached.exists)
+        waiting.until(reached.exists)
         os.kill(child_of(outside), signal.SIGTERM)
         status = outside.wait(timeout=30)
 

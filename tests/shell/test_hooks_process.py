@@ -5,7 +5,8 @@ import signal
 
 import pytest
 
-from tests.shell.shell_node import Node, wait_for
+from tests import waiting
+from tests.shell.shell_node import Node
 
 POINTS = ("apply-start", "pre-apply-mode", "pre-apply-config", "apply-exit")
 SCRIPT = "echo $POINT >> log; env | grep ^MIG_ | sort > env.$POINT; {}"
@@ -156,7 +157,7 @@ def test_a_signal_ends_the_running_hook_and_rolls_back(
 ) -> None:
     hooked.write(at=point, script="sleep 600")
     with hooked.node.started(*hooked.argv) as process:
-        wait_for(lambda: hooked.ran[-1:] == [point])
+        waiting.until(lambda: hooked.ran[-1:] == [point])
         process.send_signal(number)
         _, stderr = process.communicate(timeout=120)
 
@@ -173,7 +174,7 @@ def test_a_signal_in_the_last_hook_lets_it_finish(hooked: Hooked) -> None:
         at="apply-exit", script="while [ ! -e go ]; do sleep 0.05; done; echo done >> log"
     )
     with hooked.node.started(*hooked.argv) as process:
-        wait_for(lambda: hooked.ran[-1:] == ["apply-exit"])
+        waiting.until(lambda: hooked.ran[-1:] == ["apply-exit"])
         process.send_signal(signal.SIGTERM)
         (hooked.folder / "go").touch()
         process.communicate(timeout=120)
