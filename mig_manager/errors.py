@@ -20,8 +20,7 @@ The adapter of a library translates the library's exceptions into these.
 import dataclasses
 import enum
 
-_SERVER_ERRORS = 500
-"""First HTTP status of a server error (RFC 9110, section 15.6)."""
+_SERVER_ERRORS = 500  # first HTTP status of a server error (RFC 9110, section 15.6)
 
 
 class Reason(enum.Enum):
@@ -207,8 +206,7 @@ _TRANSIENT = frozenset(
 class Location:
     """A place in a text; lines and columns count from 1."""
 
-    source: str
-    """File name as the user gave it, or ``<stdin>``."""
+    source: str  # file name as the user gave it, or ``<stdin>``
     line: int
     column: int
 

@@ -18,8 +18,7 @@ from typing import Any
 from mig_manager import errors
 from mig_manager.core import model, profile_name
 
-MAX_GPUS = 16
-"""GPUs of one simulated node; no machine in the field has more."""
+MAX_GPUS = 16  # GPUs of one simulated node; no machine in the field has more
 
 
 class Grid(enum.Enum):
@@ -27,18 +26,15 @@ class Grid(enum.Enum):
 
     SEVEN_SLICE = "seven-slice"
     """Data-centre GPUs: eight memory slices, seven of them with compute."""
-    FOUR_SLICE = "four-slice"
-    """A30."""
-    TWELVE_SLICE = "twelve-slice"
-    """RTX PRO 6000: four quarters of three memory slices."""
+    FOUR_SLICE = "four-slice"  # A30
+    TWELVE_SLICE = "twelve-slice"  # RTX PRO 6000: four quarters of three memory slices
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ComputeProfile:
     """One compute-instance profile of a GPU-instance profile."""
 
-    profile_id: int
-    """Equals ``NVML_COMPUTE_INSTANCE_PROFILE_*`` on every captured GPU."""
+    profile_id: int  # equals ``NVML_COMPUTE_INSTANCE_PROFILE_*`` on every captured GPU
     slices: int
     max_instances: int
     multiprocessors: int
@@ -62,41 +58,31 @@ class GpuProfile:
     is_graphics: bool
     placements: tuple[model.Placement, ...]
     compute: tuple[ComputeProfile, ...]
-    inferred: frozenset[str]
-    """Names of the table's fields that no capture backs."""
-    basis: str
-    """What the inferred fields rest on; empty when there are none."""
-    sources: Mapping[str, str]
-    """Table field to key of the table's source glossary."""
+    inferred: frozenset[str]  # names of the table's fields that no capture backs
+    basis: str  # what the inferred fields rest on; empty when there are none
+    sources: Mapping[str, str]  # table field to key of the table's source glossary
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Product:
     """One GPU product."""
 
-    key: str
-    """Short name in lower case, such as ``a100-sxm4-40gb``."""
+    key: str  # short name in lower case, such as ``a100-sxm4-40gb``
     names: tuple[str, ...]
     """As NVML reports them; the first is the usual one. Not unique: two H100 share one."""
-    pci_device_ids: tuple[int, ...]
-    """Device and vendor packed as NVML does."""
-    generation: str
-    """``turing``, ``ampere``, ``ada``, ``hopper`` or ``blackwell``."""
+    pci_device_ids: tuple[int, ...]  # device and vendor packed as NVML does
+    generation: str  # ``turing``, ``ampere``, ``ada``, ``hopper`` or ``blackwell``
     compute_capability: tuple[int, int]
     memory_mib: int
     is_mig_capable: bool
-    max_instances: int
-    """Zero without MIG."""
-    grid: Grid | None
-    """None: no MIG, or the slices are not known."""
+    max_instances: int  # zero without MIG
+    grid: Grid | None  # None: no MIG, or the slices are not known
     mode_needs_reset: bool
-    mode_persists: bool
-    """Whether MIG mode survives a reboot."""
+    mode_persists: bool  # whether MIG mode survives a reboot
     profile_names: tuple[str, ...]
     profiles: tuple[GpuProfile, ...]
     """Empty without MIG, and for products that cannot be simulated."""
-    not_simulatable: str
-    """Why this product cannot be simulated; empty when it can."""
+    not_simulatable: str  # why this product cannot be simulated; empty when it can
     inferred: Mapping[str, str]
     """Fields of the product that no capture backs, with what they rest on."""
     sources: Mapping[str, str]

@@ -32,10 +32,8 @@ class Tone(enum.Enum):
 class Style:
     """What the reader's terminal can show."""
 
-    colour: bool = False
-    """Whether ANSI colours are wanted; nothing is said by colour alone."""
-    unicode: bool = True
-    """Whether box-drawing characters can be encoded."""
+    colour: bool = False  # whether ANSI colours are wanted; nothing is said by colour alone
+    unicode: bool = True  # whether box-drawing characters can be encoded
 
     def paint(self, text: str, tone: Tone) -> str:
         """Return the text in the colour of the tone, or as it is."""
@@ -95,10 +93,8 @@ class Cell:
     size: int
     title: str
     tone: Tone = Tone.PLAIN
-    fill: str = " "
-    """Character that stands for the room around the title."""
-    mark: str = ""
-    """A word for the outer border next to the cell."""
+    fill: str = " "  # character that stands for the room around the title
+    mark: str = ""  # A word for the outer border next to the cell
     parts: tuple[Part, ...] = ()
 
     @property

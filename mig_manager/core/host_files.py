@@ -1,42 +1,47 @@
-"""Parse the hooks file: programs that run before, during and after a change."""
+"""Parse the owner's files about the host: hooks, and host services to stop during a change.
+
+Both are in the formats of NVIDIA's tools. The GPU operator's list of services:
+
+    version: v1
+    systemd-services:
+    - nvsm.service
+    - nvidia-dcgm      # means nvidia-dcgm.service
+
+Kubelet is stopped only if the list names it. NVIDIA's agent stops it for each change of MIG mode;
+without kubelet, the agent's own pod would not be restarted.
+"""
 
 import dataclasses
 import enum
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NoReturn
 
 from mig_manager import errors
-from mig_manager.core import yaml_tree
+from mig_manager.core import fields, yaml_tree
+
+VERSION = "v1"
 
 
 class Point(enum.Enum):
     """When hooks run."""
 
-    APPLY_START = "apply-start"
-    """First of all, also when nothing is going to change."""
-    PRE_APPLY_MODE = "pre-apply-mode"
-    """Before MIG mode changes."""
-    PRE_APPLY_CONFIG = "pre-apply-config"
-    """Before instances are destroyed and created."""
+    APPLY_START = "apply-start"  # first of all, also when nothing is going to change
+    PRE_APPLY_MODE = "pre-apply-mode"  # before MIG mode changes
+    PRE_APPLY_CONFIG = "pre-apply-config"  # before instances are destroyed and created
     APPLY_EXIT = "apply-exit"
     """Last of all, also after a failure, unless it was that of a hook of the first point."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Hook:
-    """One program and how it is run."""
+    """A program that runs before, during or after a change."""
 
     command: str
     args: tuple[str, ...]
-    envs: Mapping[str, str]
-    """Its environment, without the variables about the change."""
-    workdir: str
-    """Empty: where we are."""
-    timeout_s: float | None
-    """None: the default for all hooks."""
-    location: errors.Location
-    """Of its command."""
+    envs: Mapping[str, str]  # its environment, without the variables about the change
+    workdir: str  # empty: where we are
+    timeout_s: float | None  # None: the default for all hooks
+    location: errors.Location  # of its command
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,12 +60,7 @@ class Table:
         return self.points.get(point, ())
 
 
-VERSION = "v1"
-MOST_TIMEOUT_S = 86400.0
-"""A day."""
-
-_KEYS = ("version", "hooks")
-_HOOK_KEYS = ("command", "args", "envs", "workdir", "timeout-s")
+MOST_TIMEOUT_S = 86400.0  # A day
 
 
 def parse_hooks(text: str, *, source: str) -> Table:
@@ -72,89 +72,69 @@ def parse_hooks(text: str, *, source: str) -> Table:
     root = yaml_tree.parse(text, source=source)
     if root is None or yaml_tree.is_null(root):
         return Table()
-    top = _Fields(root, _KEYS, f"a mapping with 'version: {VERSION}' and 'hooks'")
-    version = top.get("version")
+    what = f"a mapping with 'version: {VERSION}' and 'hooks'"
+    _, top = _members(root, ("version", "hooks"), what)
     # mig-parted does not look at it, so a file may well lack it.
-    if version is not None and not (
-        isinstance(version, yaml_tree.Scalar) and version.value == VERSION
-    ):
-        yaml_tree.fail(
-            version, f"version must be the text {VERSION}, not {yaml_tree.shown(version)}"
-        )
+    if "version" in top:
+        fields.check_version(top["version"], VERSION)
     points = top.get("hooks")
     if points is None or yaml_tree.is_null(points):
         return Table()
     if not isinstance(points, yaml_tree.Mapping):
-        yaml_tree.fail(points, f"hooks must be a mapping of points, not {yaml_tree.shown(points)}")
-    yaml_tree.check_keys(points, [point.value for point in Point])
-    return Table(points={Point(entry.key): tuple(_hooks(entry.value)) for entry in points.entries})
-
-
-class _Fields:
-    """A mapping whose keys may be written in any case, as mig-parted reads them."""
-
-    def __init__(self, node: yaml_tree.Node, known: Sequence[str], what: str) -> None:
-        if not isinstance(node, yaml_tree.Mapping):
-            yaml_tree.fail(node, f"expected {what}, not {yaml_tree.shown(node)}")
-        self.node = node
-        self._entries: dict[str, yaml_tree.Node] = {}
-        for entry in node.entries:
-            key = entry.key.lower()
-            if key in self._entries:
-                raise errors.ConfigError(f"key '{key}' is given twice", location=entry.location)
-            self._entries[key] = entry.value
-        lowered = tuple(
-            dataclasses.replace(entry, key=entry.key.lower()) for entry in node.entries
-        )
-        yaml_tree.check_keys(dataclasses.replace(node, entries=lowered), known)
-
-    def get(self, key: str) -> yaml_tree.Node | None:
-        """Return the value of a key; None when it is not there."""
-        return self._entries.get(key)
-
-
-def _hooks(node: yaml_tree.Node) -> Iterator[Hook]:
-    if yaml_tree.is_null(node):
-        return
-    if not isinstance(node, yaml_tree.Sequence):
-        yaml_tree.fail(node, f"the hooks of a point must be a list, not {yaml_tree.shown(node)}")
-    for item in node.items:
-        yield _hook(item)
-
-
-def _hook(node: yaml_tree.Node) -> Hook:
-    entries = _Fields(node, _HOOK_KEYS, "a mapping with 'command'")
-    command = entries.get("command")
-    if command is None:
-        yaml_tree.fail(node, "'command' is missing; write, for example, 'command: /bin/true'")
-    program = _text(command, "command")
-    if not program:
-        yaml_tree.fail(command, "command must name a program")
-    workdir = entries.get("workdir")
-    return Hook(
-        command=program,
-        args=tuple(_args(entries.get("args"))),
-        envs=dict(_envs(entries.get("envs"))),
-        workdir=_text(workdir, "workdir") if workdir is not None else "",
-        timeout_s=_timeout_s(entries.get("timeout-s")),
-        location=command.location,
+        fields.fail(points, f"hooks must be a mapping of points, not {fields.shown(points)}")
+    fields.check_keys(points, [point.value for point in Point])
+    return Table(
+        points={
+            Point(entry.key): tuple(map(_hook, fields.items(entry.value, "the hooks of a point")))
+            for entry in points.entries
+        }
     )
 
 
-def _args(node: yaml_tree.Node | None) -> Iterator[str]:
-    if node is None or yaml_tree.is_null(node):
-        return
-    if not isinstance(node, yaml_tree.Sequence):
-        yaml_tree.fail(node, f"args must be a list, not {yaml_tree.shown(node)}")
-    for item in node.items:
-        yield _text(item, "an argument")
+def _members(
+    node: yaml_tree.Node, known: Sequence[str], what: str
+) -> tuple[yaml_tree.Mapping, dict[str, yaml_tree.Node]]:
+    """Return a mapping whose keys may be written in any case, as mig-parted reads them."""
+    if not isinstance(node, yaml_tree.Mapping):
+        fields.fail(node, f"expected {what}, not {fields.shown(node)}")
+    lowered = [dataclasses.replace(entry, key=entry.key.lower()) for entry in node.entries]
+    members: dict[str, yaml_tree.Node] = {}
+    for entry in lowered:
+        if entry.key in members:
+            problem = f"key '{entry.key}' is given twice"
+            raise errors.ConfigError(problem, location=entry.location)
+        members[entry.key] = entry.value
+    fields.check_keys(dataclasses.replace(node, entries=tuple(lowered)), known)
+    return node, members
+
+
+def _hook(item: yaml_tree.Node) -> Hook:
+    known = ("command", "args", "envs", "workdir", "timeout-s")
+    node, members = _members(item, known, "a mapping with 'command'")
+    command = members.get("command")
+    if command is None:
+        fields.fail(node, "'command' is missing; write, for example, 'command: /bin/true'")
+    program = _text(command, "command")
+    if not program:
+        fields.fail(command, "command must name a program")
+    workdir = members.get("workdir")
+    return Hook(
+        command=program,
+        args=tuple(
+            _text(each, "an argument") for each in fields.items(members.get("args"), "args")
+        ),
+        envs=dict(_envs(members.get("envs"))),
+        workdir=_text(workdir, "workdir") if workdir is not None else "",
+        timeout_s=_timeout_s(members.get("timeout-s")),
+        location=command.location,
+    )
 
 
 def _envs(node: yaml_tree.Node | None) -> Iterator[tuple[str, str]]:
     if node is None or yaml_tree.is_null(node):
         return
     if not isinstance(node, yaml_tree.Mapping):
-        yaml_tree.fail(node, f"envs must be a mapping, not {yaml_tree.shown(node)}")
+        fields.fail(node, f"envs must be a mapping, not {fields.shown(node)}")
     for entry in node.entries:
         if not entry.key or "=" in entry.key or not _is_passable(entry.key):
             raise errors.ConfigError(
@@ -166,10 +146,10 @@ def _envs(node: yaml_tree.Node | None) -> Iterator[tuple[str, str]]:
 def _text(node: yaml_tree.Node, what: str) -> str:
     """Return a scalar as the text that mig-parted makes of it: ``1`` as "1", ``yes`` as "true"."""
     if not isinstance(node, yaml_tree.Scalar):
-        yaml_tree.fail(node, f"{what} must be a text, not {yaml_tree.shown(node)}")
+        fields.fail(node, f"{what} must be a text, not {fields.shown(node)}")
     text = node.key or ""
     if not _is_passable(text):
-        yaml_tree.fail(node, f"{what} has a character that no program can be given")
+        fields.fail(node, f"{what} has a character that no program can be given")
     return text
 
 
@@ -187,23 +167,20 @@ def _timeout_s(node: yaml_tree.Node | None) -> float | None:
         return None
     value = node.value if isinstance(node, yaml_tree.Scalar) else None
     # To Python, true is a number.
-    if (
-        isinstance(value, bool)
-        or not isinstance(value, int | float)
-        or not 0 < value <= MOST_TIMEOUT_S
-    ):
-        yaml_tree.fail(
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not 0 < float(value or 0) <= MOST_TIMEOUT_S:
+        fields.fail(
             node,
             f"timeout-s must be a number of seconds, more than 0 and {MOST_TIMEOUT_S:g} at most, "
-            f"not {yaml_tree.shown(node)}",
+            f"not {fields.shown(node)}",
         )
-    return float(value)
+    return float(value or 0)
 
 
-MOST_SERVICES = 64
-"""They are written down in an annotation of the node before they are stopped."""
+# -- services ------------------------------------------------------------------------------------
 
-_HOST_SERVICES_KEYS = ("version", "systemd-services")
+MOST_SERVICES = 64  # they are written down in an annotation of the node before they are stopped
+
 _TRIGGERS = (".socket", ".timer", ".path")
 """Each of these units starts a service of its own accord."""
 _KINDS = (".service", *_TRIGGERS)
@@ -224,41 +201,19 @@ def parse_services(text: str, *, source: str) -> tuple[str, ...]:
         ConfigError: The list breaks the format, names a unit twice, or one that must not be
             stopped; the message says where and what is right.
     """
-    root = yaml_tree.parse(text, source=source)
-    if root is None or yaml_tree.is_null(root):
-        return ()
-    if not isinstance(root, yaml_tree.Mapping):
-        yaml_tree.fail(
-            root, f"expected a mapping with 'version: {VERSION}' and 'systemd-services'"
-        )
-    yaml_tree.check_keys(root, _HOST_SERVICES_KEYS)
-    version = yaml_tree.required(root, "version", example=VERSION)
-    if not (isinstance(version, yaml_tree.Scalar) and version.value == VERSION):
-        yaml_tree.fail(
-            version, f"version must be the text {VERSION}, not {yaml_tree.shown(version)}"
-        )
-    services = root.get("systemd-services")
-    if services is None or yaml_tree.is_null(services):
-        return ()
-    if not isinstance(services, yaml_tree.Sequence):
-        yaml_tree.fail(
-            services, f"systemd-services must be a list, not {yaml_tree.shown(services)}"
-        )
-    return _units(services)
-
-
-def _units(services: yaml_tree.Sequence) -> tuple[str, ...]:
-    if len(services.items) > MOST_SERVICES:
-        yaml_tree.fail(
-            services, f"there are {len(services.items)} services; {MOST_SERVICES} at most"
-        )
+    section = "systemd-services"
+    root = fields.document(text, source=source, section=section, version=VERSION)
+    services = root.get(section) if root else None
+    listed = fields.items(services, section)
+    if services is not None and len(listed) > MOST_SERVICES:
+        problem = f"there are {len(listed)} services; {MOST_SERVICES} at most"
+        fields.fail(services, problem)
     nodes: dict[str, yaml_tree.Node] = {}
-    for node in services.items:
+    for node in listed:
         name = _unit(node)
         if name in nodes:
-            yaml_tree.fail(
-                node, f"'{name}' is named twice; first in line {nodes[name].location.line}"
-            )
+            line = nodes[name].location.line
+            fields.fail(node, f"'{name}' is named twice; first in line {line}")
         nodes[name] = node
     return stop_order(tuple(nodes))
 
@@ -286,13 +241,7 @@ def can_be_restarted(name: str) -> bool:
 
 def is_stoppable(name: str) -> bool:
     """Return whether a unit may be stopped, by name or because it stops with another."""
-    stem = name.rpartition(".")[0]
-    return (
-        can_be_restarted(name)
-        and len(name) <= _LONGEST_NAME
-        and _NAME.fullmatch(stem) is not None
-        and not is_protected(name)
-    )
+    return can_be_restarted(name) and _is_unit(name) and not is_protected(name)
 
 
 def is_protected(name: str) -> bool:
@@ -301,25 +250,25 @@ def is_protected(name: str) -> bool:
     return stem in _OWN or _PROTECTED.fullmatch(stem) is not None
 
 
+def _is_unit(name: str) -> bool:
+    return _NAME.fullmatch(name.rpartition(".")[0]) is not None and len(name) <= _LONGEST_NAME
+
+
 def _unit(node: yaml_tree.Node) -> str:
     """Return the name of a unit, with its suffix."""
+    shown = fields.shown(node)
     if not (isinstance(node, yaml_tree.Scalar) and isinstance(node.value, str)):
-        yaml_tree.fail(
-            node, f"a service is a name such as nvsm.service, not {yaml_tree.shown(node)}"
-        )
-    written = node.value
-    if written.endswith(_OTHER_KINDS):
-        _refuse(node, f"only units of the kinds {', '.join(_KINDS)} can be stopped for a change")
-    name = written if written.endswith(_KINDS) else f"{written}.service"
-    stem = name.rpartition(".")[0]
-    if not _NAME.fullmatch(stem) or len(name) > _LONGEST_NAME:
-        _refuse(node, "that is no name of a unit; patterns and templates are not taken")
-    if stem in _OWN:
-        _refuse(node, "that is the agent itself")
-    if _PROTECTED.fullmatch(stem):
-        _refuse(node, "the agent could not start it again")
+        fields.fail(node, f"a service is a name such as nvsm.service, not {shown}")
+    name = node.value if node.value.endswith(_KINDS) else f"{node.value}.service"
+    why = ""
+    if node.value.endswith(_OTHER_KINDS):
+        why = f"only units of the kinds {', '.join(_KINDS)} can be stopped for a change"
+    elif not _is_unit(name):
+        why = "that is no name of a unit; patterns and templates are not taken"
+    elif name.rpartition(".")[0] in _OWN:
+        why = "that is the agent itself"
+    elif is_protected(name):
+        why = "the agent could not start it again"
+    if why:
+        fields.fail(node, f"cannot stop {shown}: {why}")
     return name
-
-
-def _refuse(node: yaml_tree.Node, why: str) -> NoReturn:
-    yaml_tree.fail(node, f"cannot stop {yaml_tree.shown(node)}: {why}")

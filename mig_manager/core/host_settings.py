@@ -19,21 +19,17 @@ _LEAST_TIMEOUT_S = 0.1
 _MACHINE = "the machine; see also the options of NVIDIA's agent"
 NVIDIAS = "options of NVIDIA's agent"
 """The heading in help of what ``nvidia-mig-manager`` has, too."""
-_BOOL = "BOOL"
-"""A switch of NVIDIA's agent may have a value: ``--with-reboot=false``."""
+_BOOL = "BOOL"  # A switch of NVIDIA's agent may have a value: ``--with-reboot=false``
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class HostRoots:
     """Where driver and devices are; each as the host names it and as this process sees it."""
 
-    host_here: pathlib.Path
-    """The host's root as seen from here; ``/`` outside of containers."""
-    driver: pathlib.Path
-    """Root of the driver's files on the host: ``/``, or a driver container's."""
+    host_here: pathlib.Path  # the host's root as seen from here; ``/`` outside of containers
+    driver: pathlib.Path  # root of the driver's files on the host: ``/``, or a driver container's
     driver_here: pathlib.Path
-    dev: pathlib.Path
-    """Root of the folder ``dev`` with the driver's device nodes, on the host."""
+    dev: pathlib.Path  # root of the folder ``dev`` with the driver's device nodes, on the host
     dev_here: pathlib.Path
     cdi_hook: pathlib.Path | None
     """``nvidia-cdi-hook`` on the host, to name in CDI specs; None: the tool's own choice."""
@@ -176,11 +172,7 @@ class HostSettings:
 
 
 def host_settings(source: options.Source) -> HostSettings:
-    """Read the settings for the machine.
-
-    Raises:
-        UsageError: A value cannot be used.
-    """
+    """Read the settings for the machine. Raises UsageError: A value cannot be used."""
     values = source.values(HostSettings)
     roots = host_roots(source)
     values["dbus_address"] = values["dbus_address"] or _bus_address(roots.host_here)

@@ -9,8 +9,7 @@ def printable(text: str, instead: str = "?") -> str:
     return "".join(letter if letter.isprintable() else instead for letter in text)
 
 
-LONGEST_BYTES = 4096
-"""Of a message in the status annotation."""
+LONGEST_BYTES = 4096  # of a message in the status annotation
 LONGEST_EVENT_BYTES = 1024
 """What the API server takes as the ``note`` of events.k8s.io/v1; it counts bytes."""
 _MOST_NAMED = 5

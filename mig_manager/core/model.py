@@ -31,14 +31,11 @@ class Architecture(enum.Enum):
 class Virtualization(enum.Enum):
     """How the machine has a GPU (``nvmlGpuVirtualizationMode_t``)."""
 
-    NONE = "none"
-    """Bare metal, or unknown to the driver."""
+    NONE = "none"  # bare metal, or unknown to the driver
     PASSTHROUGH = "passthrough"
     """A virtual machine with a whole GPU; it cannot reset an Ampere GPU."""
-    VGPU = "vgpu"
-    """A virtual machine with a share of a GPU: only its host changes MIG."""
-    HOST = "host"
-    """The host of virtual machines that share the GPU."""
+    VGPU = "vgpu"  # A virtual machine with a share of a GPU: only its host changes MIG
+    HOST = "host"  # the host of virtual machines that share the GPU
 
 
 @dataclasses.dataclass(frozen=True, slots=True, order=True)
@@ -73,10 +70,8 @@ class Profile:
     compute_slices: int
     gpu_slices: int
     memory_gb: int
-    attributes: tuple[str, ...] = ()
-    """Sorted; what follows ``+``: ``me``, ``me.all``, ``gfx``."""
-    negated_attributes: tuple[str, ...] = ()
-    """Sorted; what follows ``-``: ``me``."""
+    attributes: tuple[str, ...] = ()  # sorted; what follows ``+``: ``me``, ``me.all``, ``gfx``
+    negated_attributes: tuple[str, ...] = ()  # sorted; what follows ``-``: ``me``
 
     @property
     def spans(self) -> bool:
@@ -151,14 +146,11 @@ class GpuInstanceProfile:
     """One GPU-instance profile of a GPU (``nvmlGpuInstanceProfileInfo_t``)."""
 
     profile: Profile
-    enum_index: int
-    """``NVML_GPU_INSTANCE_PROFILE_*``."""
-    profile_id: int
-    """The driver's id, for the creation."""
+    enum_index: int  # ``NVML_GPU_INSTANCE_PROFILE_*``
+    profile_id: int  # the driver's id, for the creation
     memory_mib: int
     multiprocessors: int
-    max_instances: int
-    """As NVML reports it; wrong on A30, so the planner does not use it."""
+    max_instances: int  # as NVML reports it; wrong on A30, so the planner does not use it
     engines: Engines
     placements: tuple[Placement, ...]
     """Possible placements in memory slices, whether free or not; ascending."""
@@ -176,8 +168,7 @@ class ComputeInstance:
     profile: Profile
     placement: Placement | None
     """Compute slices within its GPU instance; None if the driver does not report them."""
-    uuid: str | None
-    """MIG device UUID; None if the driver lists no MIG device for it."""
+    uuid: str | None  # MIG device UUID; None if the driver lists no MIG device for it
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,8 +187,7 @@ class Creation:
     """An instance that a change creates, as recorded in the journal."""
 
     profile: Profile
-    gpu_instance: Placement
-    """Placement of the GPU instance, in memory slices."""
+    gpu_instance: Placement  # placement of the GPU instance, in memory slices
     span: Placement | None = None
     """Of a compute instance, in compute slices; None: the GPU instance itself. One that spans its
     GPU instance starts at 0 and is as large as its profile, whatever the driver reports."""
@@ -227,23 +217,17 @@ class GpuSnapshot:
 class Gpu:
     """One observed GPU."""
 
-    index: int
-    """NVML index: valid within one boot, not an identity."""
+    index: int  # NVML index: valid within one boot, not an identity
     uuid: str
     name: str
     architecture: Architecture
-    pci_address: str
-    """Domain:bus:device.function, lower case, such as ``00000000:07:00.0``."""
-    pci_device_id: int
-    """Device and vendor as NVML packs them: ``0x20B010DE``."""
+    pci_address: str  # domain:bus:device.function, lower case, such as ``00000000:07:00.0``
+    pci_device_id: int  # device and vendor as NVML packs them: ``0x20B010DE``
     pci_subsystem_id: int
     memory_mib: int
-    current_mode: MigMode | None
-    """None: the GPU has no MIG."""
-    pending_mode: MigMode | None
-    """Differs from the current mode until a reset."""
-    mode_change_needs_reset: bool
-    """True on Ampere, false on Hopper and newer."""
+    current_mode: MigMode | None  # None: the GPU has no MIG
+    pending_mode: MigMode | None  # differs from the current mode until a reset
+    mode_change_needs_reset: bool  # True on Ampere, false on Hopper and newer
     profiles: tuple[GpuInstanceProfile, ...] | None
     """None: this driver lists none while MIG is disabled (R535 and older)."""
     gpu_instances: tuple[GpuInstance, ...]
@@ -294,8 +278,7 @@ class UnreachableGpu:
     pci_device_id: int | None = None
     name: str = ""
     reason: errors.Reason
-    code: int | None
-    """The NVML return value; None: no error, but an invalid answer."""
+    code: int | None  # the NVML return value; None: no error, but an invalid answer
     message: str
 
     def identified(self, last: Gpu) -> "UnreachableGpu":
@@ -379,8 +362,7 @@ class Pin:
     """Devices requested in the GPU instance that starts at a given memory slice."""
 
     profile: Profile
-    start: int
-    """First memory slice of the GPU instance."""
+    start: int  # first memory slice of the GPU instance
 
     def __str__(self) -> str:
         return f"{self.profile}@{self.start}"

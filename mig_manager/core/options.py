@@ -16,19 +16,15 @@ from mig_manager import errors
 
 PREFIX = "MIG_MANAGER_"
 """Of our variables of the environment, before the option's name in capitals."""
-OPTIONS = "options"
-"""The heading in help of options that have no other."""
+OPTIONS = "options"  # the heading in help of options that have no other
 
 FILE = "FILE"
 FOLDER = "FOLDER"
-LAYOUT = "LAYOUT"
-"""A layout of the document named on the same command line."""
+LAYOUT = "LAYOUT"  # A layout of the document named on the same command line
 NAME = "NAME"
-PRODUCT = "PRODUCT"
-"""A GPU product."""
+PRODUCT = "PRODUCT"  # A GPU product
 SECONDS = "SECONDS"
-SPEC = "SPEC"
-"""The GPUs of a simulated node."""
+SPEC = "SPEC"  # the GPUs of a simulated node
 
 _TRUE = frozenset({"1", "t", "T", "true", "True", "TRUE"})
 _FALSE = frozenset({"0", "f", "F", "false", "False", "FALSE"})
@@ -37,8 +33,7 @@ _LAST_PORT = 65535
 _MAX_DIGITS = 5
 _MAX_S = 366 * 86400.0
 """A year: system calls that wait overflow on longer times, and only when they are made."""
-LEAST_PAUSE_S = 0.001
-"""A pause of 0 seconds would keep a core busy."""
+LEAST_PAUSE_S = 0.001  # A pause of 0 seconds would keep a core busy
 _KEY = "option"
 
 
@@ -46,37 +41,25 @@ _KEY = "option"
 class Option:
     """An option or an operand of one or more commands."""
 
-    name: str = ""
-    """Its long name; an empty one is derived from the settings field."""
-    short: str = ""
-    """Its letter."""
-    help: str
-    """What it does, without default and variable."""
+    name: str = ""  # its long name; an empty one is derived from the settings field
+    short: str = ""  # its letter
+    help: str  # what it does, without default and variable
     metavar: str = ""
     """Stands for the value and decides what completion offers; empty for a switch."""
-    words: tuple[str, ...] = ()
-    """The values to choose from."""
-    variable: str = ""
-    """A variable of NVIDIA's tool or of Kubernetes; it comes before ours."""
-    parse: Callable[[str], object] = str
-    """Raises ValueError with what the value is not."""
+    words: tuple[str, ...] = ()  # the values to choose from
+    variable: str = ""  # A variable of NVIDIA's tool or of Kubernetes; it comes before ours
+    parse: Callable[[str], object] = str  # Raises ValueError with what the value is not
     default: object = None
-    default_text: str = ""
-    """The default in words where it depends on something."""
-    group: str = OPTIONS
-    """The heading in help."""
+    default_text: str = ""  # the default in words where it depends on something
+    group: str = OPTIONS  # the heading in help
     commands: str = ""
     """The commands that have it, separated by spaces; empty: all that use the settings class."""
-    dest: str = ""
-    """The name of the parsed value; empty: the long name with ``_`` for ``-``."""
-    const: object = True
-    """The value of a switch."""
+    dest: str = ""  # the name of the parsed value; empty: the long name with ``_`` for ``-``
+    const: object = True  # the value of a switch
     is_operand: bool = False
-    is_required: bool = False
-    """Whether the operand must be present."""
+    is_required: bool = False  # whether the operand must be present
     is_repeatable: bool = False
-    is_value_optional: bool = False
-    """Whether a switch may also have a value, as in Go."""
+    is_value_optional: bool = False  # whether a switch may also have a value, as in Go
     has_flag: bool = True
     has_variable: bool = True
 
@@ -286,11 +269,7 @@ def choosing(
 
 
 def parse_switch(value: str) -> bool:
-    """Return a truth value.
-
-    Raises:
-        ValueError: It is neither true nor false.
-    """
+    """Return a truth value. Raises ValueError: It is neither true nor false."""
     if value in _TRUE or value in _FALSE:
         return value in _TRUE
     raise ValueError("is neither true nor false")

@@ -9,10 +9,8 @@ from collections.abc import Callable, Container, Hashable, Iterable, Mapping, Se
 
 from mig_manager.core import bar, model, steps
 
-WIDTH = 100
-"""Columns that a picture stays within."""
-WHOLE = "the whole GPU, not partitioned"
-"""How a GPU with MIG off is called."""
+WIDTH = 100  # columns that a picture stays within
+WHOLE = "the whole GPU, not partitioned"  # how a GPU with MIG off is called
 
 _FREE_ROOM, _NO_FIT = "free", "no fit"
 """Room that some profile can still take, and room between instances that none can."""

@@ -125,8 +125,7 @@ class Eviction(enum.Enum):
 
     ACCEPTED = "accepted"
     GONE = "gone"
-    BLOCKED = "blocked"
-    """429: a PodDisruptionBudget does not allow it now."""
+    BLOCKED = "blocked"  # 429: a PodDisruptionBudget does not allow it now
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,10 +133,8 @@ class Verdict:
     """The API server's answer to an eviction."""
 
     answer: Eviction
-    why: str = ""
-    """The server's explanation when it is BLOCKED."""
-    retry_after_s: float = 0.0
-    """How long the server asks to wait before the next attempt."""
+    why: str = ""  # the server's explanation when it is BLOCKED
+    retry_after_s: float = 0.0  # how long the server asks to wait before the next attempt
 
 
 class Workloads(Protocol):

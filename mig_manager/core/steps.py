@@ -22,8 +22,7 @@ class TargetInstance:
     profile_id: int
     placement: model.Placement
     compute_instances: tuple[TargetComputeInstance, ...]
-    kept: bool
-    """Whether it exists already."""
+    kept: bool  # whether it exists already
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,8 +90,7 @@ class GpuPlan:
 
     gpu_uuid: str
     gpu_index: int
-    steps: tuple[Step, ...]
-    """In the order in which they must run."""
+    steps: tuple[Step, ...]  # in the order in which they must run
     target: tuple[TargetInstance, ...]
     """All GPU instances afterwards, ascending by placement; empty while ``is_provisional``."""
     is_provisional: bool = False
@@ -180,8 +178,7 @@ class GpuProcess:
 
     pid: int
     name: str
-    home: str
-    """``pod UID`` or ``unit NAME.service``; empty if unknown."""
+    home: str  # ``pod UID`` or ``unit NAME.service``; empty if unknown
     gpu_instances: tuple[int, ...]
     """Ids of the GPU instances that it uses; empty if it uses the GPU itself."""
     compute_instances: tuple[tuple[int, int], ...] = ()

@@ -6,8 +6,8 @@ The tree is built from parser events, which bounds depth and size while parsing.
 """
 
 import dataclasses
-from collections.abc import Callable, Collection, Iterable
-from typing import Any, NoReturn
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import yaml
 
@@ -35,23 +35,18 @@ class Diagnostics:
     """
 
     def __init__(self, *, is_lenient: bool = False) -> None:
-        """Start empty."""
         self.is_lenient = is_lenient
         self.warnings: list[Diagnostic] = []
         self.extensions: list[Diagnostic] = []
 
     def doubt(self, location: errors.Location, problem: str, *, passes: str) -> None:
-        """Refuse something dubious, or warn of what it means if it ``passes``.
-
-        Raises:
-            ConfigError: Unless lenient.
-        """
+        """Raise a ConfigError about something dubious; if lenient, warn what it ``passes`` as."""
         if not self.is_lenient:
             raise errors.ConfigError(problem, location=location)
         self.warnings.append(Diagnostic(location, f"{problem} ({passes})"))
 
     def extend(self, location: errors.Location, what: str) -> None:
-        """Diagnostic on something that only we understand."""
+        """Note something that only we understand."""
         self.extensions.append(Diagnostic(location, what))
 
 
@@ -63,14 +58,12 @@ def in_order(found: Iterable[Diagnostic]) -> tuple[Diagnostic, ...]:
 
 MAX_CHARACTERS = 2**20  # of a ConfigMap
 MAX_DEPTH = 32
-MAX_NODES = 100_000
-"""Counted with aliases expanded: a few lines can stand for billions of nodes."""
+MAX_NODES = 100_000  # counted with aliases expanded: a few lines can stand for billions of nodes
 
 _Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _YAML = "tag:yaml.org,2002:"
 _QUOTE = "; a text that begins with * takes quotes"
-_INTEGER_BITS = 64
-"""Larger numbers are no count and no index."""
+_INTEGER_BITS = 64  # larger numbers are no count and no index
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,8 +71,7 @@ class Scalar:
     """A single value."""
 
     value: str | int | float | bool | None
-    text: str
-    """Without quotes."""
+    text: str  # without quotes
     location: errors.Location
 
     @property
@@ -146,15 +138,224 @@ def parse(text: str, *, source: str, diagnostics: Diagnostics | None = None) -> 
     try:
         return _Reader(loader, source, diagnostics or Diagnostics()).document()
     except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
         problem = getattr(error, "problem", None) or str(error)
         # *A100* is meant as a glob, and YAML reads an alias.
         hint = _QUOTE if "alias" in (getattr(error, "context", None) or "") else ""
+        location = _locate(getattr(error, "problem_mark", None), source)
         raise errors.ConfigError(
-            f"not readable as YAML: {problem}{hint}", location=_locate(mark, source)
+            f"not readable as YAML: {problem}{hint}", location=location
         ) from error
     finally:
         loader.dispose()
+
+
+def _check_characters(text: str, source: str) -> None:
+    if len(text) > MAX_CHARACTERS:
+        problem = f"{len(text)} characters; more than {MAX_CHARACTERS} are not read"
+        raise errors.ConfigError(problem, location=_locate(None, source))
+    match = yaml.reader.Reader.NON_PRINTABLE.search(text)
+    if match is not None:
+        before = text[: match.start()]
+        line, column = before.count("\n") + 1, len(before) - before.rfind("\n")
+        raise errors.ConfigError(
+            f"character U+{ord(match[0]):04X} is not allowed in YAML",
+            location=errors.Location(source=source, line=line, column=column),
+        )
+
+
+def _locate(mark: yaml.Mark | None, source: str) -> errors.Location:
+    # The library's marks count from 0.
+    line, column = (mark.line + 1, mark.column + 1) if mark else (1, 1)
+    return errors.Location(source=source, line=line, column=column)
+
+
+class _Reader:
+    """Builds the tree from parser events; an anchor ends before its alias: no cycles."""
+
+    def __init__(self, loader: Any, source: str, diagnostics: Diagnostics) -> None:
+        self._loader = loader  # its stubs leave every method that we call untyped
+        self._source = source
+        self._diagnostics = diagnostics
+        self._anchors: dict[str, Node] = {}
+        self._nodes = 0
+
+    def document(self) -> Node | None:
+        self._loader.get_event()  # start of the stream
+        if self._loader.check_event(yaml.StreamEndEvent):
+            return None
+        root = self._whole()
+        if not self._diagnostics.is_lenient:
+            self._refuse_more()
+        elif not self._loader.check_event(yaml.StreamEndEvent):
+            place = _locate(self._loader.peek_event().start_mark, self._source)
+            # mig-parted ignores what follows, even invalid YAML.
+            try:
+                self._refuse_more()
+            except (errors.ConfigError, yaml.YAMLError):
+                problem = "a second document starts here"
+                self._diagnostics.doubt(place, problem, passes="it is not read")
+        return root
+
+    def _refuse_more(self) -> None:
+        while not self._loader.check_event(yaml.StreamEndEvent):
+            place = _locate(self._loader.peek_event().start_mark, self._source)
+            if not is_null(self._whole()):
+                problem = "a second document starts here; put everything into the first"
+                raise errors.ConfigError(problem, location=place)
+
+    def _whole(self) -> Node:
+        self._anchors.clear()
+        self._loader.get_event()  # start of the document
+        root = self._node(depth=1)
+        self._loader.get_event()  # its end
+        return root
+
+    def _node(self, *, depth: int) -> Node:
+        event = self._loader.get_event()
+        location = _locate(event.start_mark, self._source)
+        node: Node
+        if isinstance(event, yaml.AliasEvent):
+            if event.anchor not in self._anchors:
+                name = event.anchor
+                raise errors.ConfigError(
+                    f"alias '*{name}' stands for nothing: '&{name}' must end before it{_QUOTE}",
+                    location=location,
+                )
+            node = self._anchors[event.anchor]
+            nodes, height = _measure(node)
+            self._check_size(nodes, depth + height - 1, location)
+            return node
+        self._check_size(1, depth, location)
+        match event:
+            case yaml.ScalarEvent():
+                node = self._scalar(event, location)
+            case yaml.SequenceStartEvent():
+                _check_tag(event.tag, "seq", location)
+                items: list[Node] = []
+                while not self._loader.check_event(yaml.SequenceEndEvent):
+                    items.append(self._node(depth=depth + 1))
+                self._loader.get_event()
+                node = Sequence(items=tuple(items), location=location)
+            case _:
+                _check_tag(event.tag, "map", location)
+                node = self._mapping(depth, location)
+        if event.anchor is not None:
+            self._anchors[event.anchor] = node
+        return node
+
+    def _check_size(self, nodes: int, depth: int, location: errors.Location) -> None:
+        self._nodes += nodes
+        if self._nodes > MAX_NODES:
+            problem = f"more than {MAX_NODES} values, aliases expanded"
+            raise errors.ConfigError(problem, location=location)
+        if depth > MAX_DEPTH:
+            raise errors.ConfigError(f"more than {MAX_DEPTH} levels deep", location=location)
+
+    def _mapping(self, depth: int, location: errors.Location) -> Mapping:
+        own: dict[str, Entry] = {}
+        merged: dict[str, Entry] = {}
+        while not self._loader.check_event(yaml.MappingEndEvent):
+            first = self._loader.peek_event()
+            place = _locate(first.start_mark, self._source)
+            is_merge = isinstance(first, yaml.ScalarEvent) and self._tag(first) == "merge"
+            named = self._node(depth=depth + 1)
+            key = named.key if isinstance(named, Scalar) else None
+            if key is None:
+                raise errors.ConfigError("a key must be a text", location=place)
+            value = self._node(depth=depth + 1)
+            if is_merge:
+                for part in value.items if isinstance(value, Sequence) else (value,):
+                    if not isinstance(part, Mapping):
+                        problem = "'<<' takes a mapping or a list of mappings"
+                        raise errors.ConfigError(problem, location=part.location)
+                    for entry in part.entries:
+                        merged.setdefault(entry.key, entry)
+                continue
+            if key in own:
+                self._diagnostics.doubt(
+                    place,
+                    f"key '{key}' is given twice; the first is in line {own[key].location.line}",
+                    passes="the last one counts",
+                )
+            own[key] = Entry(key=key, value=value, location=place)
+        self._loader.get_event()
+        return Mapping(entries=tuple({**merged, **own}.values()), location=location)
+
+    def _tag(self, event: yaml.ScalarEvent) -> str:
+        tag = event.tag
+        if tag is None or tag == "!":
+            tag = self._loader.resolve(yaml.ScalarNode, event.value, event.implicit)
+        return str(tag).removeprefix(_YAML)
+
+    def _scalar(self, event: yaml.ScalarEvent, location: errors.Location) -> Scalar:
+        tag = self._tag(event)
+        if tag not in _RESOLVERS:
+            raise _bad_tag(tag, location)
+        try:
+            value = _RESOLVERS[tag](event.value)
+        except (KeyError, ValueError) as error:
+            problem = f"{event.value[:60]!r} cannot be read as {tag}"
+            raise errors.ConfigError(problem, location=location) from error
+        return Scalar(value=value, text=event.value, location=location)
+
+
+def _measure(node: Node) -> tuple[int, int]:
+    """Return how many nodes a walk over the tree visits, and how many levels deep it goes."""
+    children: Iterable[Node] = ()
+    match node:
+        case Scalar():
+            pass
+        case Sequence():
+            children = node.items
+        case Mapping():
+            children = (entry.value for entry in node.entries)
+    parts = [(1, 0), *map(_measure, children)]
+    return sum(nodes for nodes, _ in parts), 1 + max(height for _, height in parts)
+
+
+def _check_tag(tag: str | None, expected: str, location: errors.Location) -> None:
+    if tag not in (None, "!", _YAML + expected):
+        raise _bad_tag(str(tag).removeprefix(_YAML), location)
+
+
+def _bad_tag(tag: str, location: errors.Location) -> errors.ConfigError:
+    return errors.ConfigError(f"tag '{tag}' has no meaning here; leave it out", location=location)
+
+
+def _integer(text: str) -> int | str:
+    # 1:30 is ninety in YAML 1.1; no other reader of these documents takes it for a number.
+    if ":" in text:
+        return text
+    digits = text.replace("_", "").lower()
+    magnitude = digits.lstrip("+-")
+    is_octal = len(magnitude) > 1 and magnitude[0] == "0" and magnitude[1].isdigit()
+    value = int(digits, 8 if is_octal else 0)
+    if value.bit_length() > _INTEGER_BITS:
+        raise ValueError(text)
+    return value
+
+
+def _real(text: str) -> float | str:
+    if ":" in text:
+        return text
+    return float(text.replace("_", "").lower().replace(".inf", "inf").replace(".nan", "nan"))
+
+
+_RESOLVERS: dict[str, Callable[[str], str | int | float | bool | None]] = {
+    "str": str,
+    "timestamp": str,  # a layout may be named after a day
+    "value": str,  # a lone "="
+    "merge": str,
+    "bool": lambda text: yaml.SafeLoader.bool_values[text.lower()],
+    "int": _integer,
+    "float": _real,
+    "null": lambda _: None,
+}
+
+
+def is_null(node: Node) -> bool:
+    """Return whether a key has no value, ``null`` or ``~``."""
+    return isinstance(node, Scalar) and node.value is None
 
 
 def plain(node: Node | None) -> object:
@@ -183,239 +384,6 @@ def dump(data: object) -> str:
     return text
 
 
-class _Reader:
-    """Builds the tree from parser events; an anchor ends before its alias: no cycles."""
-
-    def __init__(self, loader: Any, source: str, diagnostics: Diagnostics) -> None:
-        self._loader = loader  # its stubs leave every method that we call untyped
-        self._source = source
-        self._diagnostics = diagnostics
-        self._anchors: dict[str, Node] = {}
-        self._nodes = 0
-
-    def document(self) -> Node | None:
-        self._loader.get_event()  # start of the stream
-        if self._loader.check_event(yaml.StreamEndEvent):
-            return None
-        root = self._whole()
-        if not self._diagnostics.is_lenient:
-            self._refuse_more()
-        elif not self._loader.check_event(yaml.StreamEndEvent):
-            place = _locate(self._loader.peek_event().start_mark, self._source)
-            if self._has_more():
-                self._diagnostics.doubt(
-                    place, "a second document starts here", passes="it is not read"
-                )
-        return root
-
-    def _has_more(self) -> bool:
-        # mig-parted ignores what follows, even invalid YAML.
-        try:
-            self._refuse_more()
-        except (errors.ConfigError, yaml.YAMLError):
-            return True
-        return False
-
-    def _refuse_more(self) -> None:
-        while not self._loader.check_event(yaml.StreamEndEvent):
-            place = _locate(self._loader.peek_event().start_mark, self._source)
-            further = self._whole()
-            if not (isinstance(further, Scalar) and further.value is None):
-                raise errors.ConfigError(
-                    "a second document starts here; put everything into the first",
-                    location=place,
-                )
-
-    def _whole(self) -> Node:
-        self._anchors.clear()
-        self._loader.get_event()  # start of the document
-        root = self._node(depth=1)
-        self._loader.get_event()  # its end
-        return root
-
-    def _node(self, *, depth: int) -> Node:
-        event = self._loader.get_event()
-        location = _locate(event.start_mark, self._source)
-        node: Node
-        if isinstance(event, yaml.AliasEvent):
-            node = self._anchored(str(event.anchor), location)
-            nodes, height = _measure(node)
-            self._check_size(nodes, depth + height - 1, location)
-            return node
-        self._check_size(1, depth, location)
-        match event:
-            case yaml.ScalarEvent():
-                node = self._scalar(event, location)
-            case yaml.SequenceStartEvent():
-                _check_tag(event.tag, "seq", location)
-                node = Sequence(items=tuple(self._items(depth)), location=location)
-            case _:
-                _check_tag(event.tag, "map", location)
-                node = self._mapping(depth, location)
-        if event.anchor is not None:
-            self._anchors[event.anchor] = node
-        return node
-
-    def _check_size(self, nodes: int, depth: int, location: errors.Location) -> None:
-        self._nodes += nodes
-        if self._nodes > MAX_NODES:
-            raise errors.ConfigError(
-                f"more than {MAX_NODES} values, aliases expanded", location=location
-            )
-        if depth > MAX_DEPTH:
-            raise errors.ConfigError(f"more than {MAX_DEPTH} levels deep", location=location)
-
-    def _anchored(self, name: str, location: errors.Location) -> Node:
-        if name not in self._anchors:
-            raise errors.ConfigError(
-                f"alias '*{name}' stands for nothing: '&{name}' must end before it{_QUOTE}",
-                location=location,
-            )
-        return self._anchors[name]
-
-    def _items(self, depth: int) -> Iterable[Node]:
-        while not self._loader.check_event(yaml.SequenceEndEvent):
-            yield self._node(depth=depth + 1)
-        self._loader.get_event()
-
-    def _mapping(self, depth: int, location: errors.Location) -> Mapping:
-        own: dict[str, Entry] = {}
-        merged: dict[str, Entry] = {}
-        while not self._loader.check_event(yaml.MappingEndEvent):
-            first = self._loader.peek_event()
-            place = _locate(first.start_mark, self._source)
-            is_merge = isinstance(first, yaml.ScalarEvent) and self._tag(first) == "merge"
-            key = _key(self._node(depth=depth + 1), place)
-            value = self._node(depth=depth + 1)
-            if is_merge:
-                for entry in _mergeable(value):
-                    merged.setdefault(entry.key, entry)
-                continue
-            if key in own:
-                self._diagnostics.doubt(
-                    place,
-                    f"key '{key}' is given twice; the first is in line {own[key].location.line}",
-                    passes="the last one counts",
-                )
-            own[key] = Entry(key=key, value=value, location=place)
-        self._loader.get_event()
-        return Mapping(entries=tuple({**merged, **own}.values()), location=location)
-
-    def _tag(self, event: yaml.ScalarEvent) -> str:
-        tag = event.tag
-        if tag is None or tag == "!":
-            tag = self._loader.resolve(yaml.ScalarNode, event.value, event.implicit)
-        return str(tag).removeprefix(_YAML)
-
-    def _scalar(self, event: yaml.ScalarEvent, location: errors.Location) -> Scalar:
-        tag = self._tag(event)
-        if tag not in _RESOLVERS:
-            raise _bad_tag(tag, location)
-        try:
-            value = _RESOLVERS[tag](event.value)
-        except (KeyError, ValueError) as error:
-            raise errors.ConfigError(
-                f"{event.value[:60]!r} cannot be read as {tag}", location=location
-            ) from error
-        return Scalar(value=value, text=event.value, location=location)
-
-
-def _measure(node: Node) -> tuple[int, int]:
-    """Return how many nodes a walk over the tree visits, and how many levels deep it goes."""
-    children: tuple[Node, ...] = ()
-    match node:
-        case Scalar():
-            pass
-        case Sequence():
-            children = node.items
-        case Mapping():
-            children = tuple(entry.value for entry in node.entries)
-    parts = [(1, 0), *map(_measure, children)]
-    return sum(nodes for nodes, _ in parts), 1 + max(height for _, height in parts)
-
-
-def _check_tag(tag: str | None, expected: str, location: errors.Location) -> None:
-    if tag not in (None, "!", _YAML + expected):
-        raise _bad_tag(str(tag).removeprefix(_YAML), location)
-
-
-def _bad_tag(tag: str, location: errors.Location) -> errors.ConfigError:
-    return errors.ConfigError(f"tag '{tag}' has no meaning here; leave it out", location=location)
-
-
-def _key(node: Node, location: errors.Location) -> str:
-    key = node.key if isinstance(node, Scalar) else None
-    if key is None:
-        raise errors.ConfigError("a key must be a text", location=location)
-    return key
-
-
-def _mergeable(value: Node) -> Iterable[Entry]:
-    parts = value.items if isinstance(value, Sequence) else (value,)
-    for part in parts:
-        if not isinstance(part, Mapping):
-            raise errors.ConfigError(
-                "'<<' takes a mapping or a list of mappings", location=part.location
-            )
-        yield from part.entries
-
-
-def _boolean(text: str) -> bool:
-    return yaml.SafeLoader.bool_values[text.lower()]
-
-
-def _integer(text: str) -> int | str:
-    # 1:30 is ninety in YAML 1.1; no other reader of these documents takes it for a number.
-    if ":" in text:
-        return text
-    digits = text.replace("_", "").lower()
-    magnitude = digits.lstrip("+-")
-    is_octal = len(magnitude) > 1 and magnitude[0] == "0" and magnitude[1].isdigit()
-    value = int(digits, 8 if is_octal else 0)
-    if value.bit_length() > _INTEGER_BITS:
-        raise ValueError(text)
-    return value
-
-
-def _real(text: str) -> float | str:
-    if ":" in text:
-        return text
-    return float(text.replace("_", "").lower().replace(".inf", "inf").replace(".nan", "nan"))
-
-
-_RESOLVERS: dict[str, Callable[[str], str | int | float | bool | None]] = {
-    "str": str,
-    "timestamp": str,  # a layout may be named after a day
-    "value": str,  # a lone "="
-    "merge": str,
-    "bool": _boolean,
-    "int": _integer,
-    "float": _real,
-    "null": lambda _: None,
-}
-
-
-def _check_characters(text: str, source: str) -> None:
-    if len(text) > MAX_CHARACTERS:
-        start = errors.Location(source=source, line=1, column=1)
-        problem = f"{len(text)} characters; more than {MAX_CHARACTERS} are not read"
-        raise errors.ConfigError(problem, location=start)
-    match = yaml.reader.Reader.NON_PRINTABLE.search(text)
-    if match is not None:
-        before = text[: match.start()]
-        line, column = before.count("\n") + 1, len(before) - before.rfind("\n")
-        raise errors.ConfigError(
-            f"character U+{ord(match[0]):04X} is not allowed in YAML",
-            location=errors.Location(source=source, line=line, column=column),
-        )
-
-
-def _locate(mark: yaml.Mark | None, source: str) -> errors.Location:
-    # The library's marks count from 0.
-    line, column = (mark.line + 1, mark.column + 1) if mark else (1, 1)
-    return errors.Location(source=source, line=line, column=column)
-
-
 class _Dumper(yaml.SafeDumper):
     """Writes without aliases, as mig-parted does."""
 
@@ -440,90 +408,3 @@ def _represent_str(dumper: Any, data: str) -> yaml.Node:
 _Dumper.add_representer(list, _represent_list)
 _Dumper.add_representer(tuple, _represent_list)
 _Dumper.add_representer(str, _represent_str)
-
-
-def fail(node: Node, message: str) -> NoReturn:
-    """Raise an error about a node.
-
-    Raises:
-        ConfigError: Always.
-    """
-    raise errors.ConfigError(message, location=node.location)
-
-
-def check_keys(node: Mapping, known: Collection[str]) -> None:
-    """Refuse unknown keys.
-
-    Raises:
-        ConfigError: There is one; the message suggests a similar key.
-    """
-    for entry in node.entries:
-        if entry.key not in known:
-            raise errors.ConfigError(
-                f"unexpected key '{entry.key}'{did_you_mean(entry.key, known)}"
-                f" (known here: {', '.join(known)})",
-                location=entry.location,
-            )
-
-
-def required(node: Mapping, key: str, *, example: str) -> Node:
-    """Return the value of a key.
-
-    Raises:
-        ConfigError: The key is missing; the message shows the example.
-    """
-    value = node.get(key)
-    if value is None:
-        fail(node, f"'{key}' is missing; write, for example, '{key}: {example}'")
-    return value
-
-
-def is_null(node: Node) -> bool:
-    """Return whether a key has no value, ``null`` or ``~``."""
-    return isinstance(node, Scalar) and node.value is None
-
-
-def natural(node: Node, what: str) -> int:
-    """Return a whole number, 0 or more; ``1.0`` is one, as in JSON.
-
-    Raises:
-        ConfigError: The node is something else; ``what`` names it in the message.
-    """
-    number = whole(node)
-    if number is None or number < 0:
-        fail(node, f"{what} must be a whole number, 0 or more, not {shown(node)}")
-    return number
-
-
-def whole(node: Node) -> int | None:
-    """Return a whole number, which ``1.0`` is, too; None if the node is something else."""
-    value = node.value if isinstance(node, Scalar) else None
-    # To Python, true is a number; infinity and what is no number have a rest.
-    if isinstance(value, bool) or not isinstance(value, int | float) or value % 1 != 0:
-        return None
-    return int(value)
-
-
-def shown(node: Node) -> str:
-    """Return a node as an error message quotes it."""
-    match node:
-        case Scalar(value=None):
-            return "nothing"
-        case Scalar(value=str()):
-            return repr(node.text[:60])
-        case Scalar():
-            return node.text[:60]
-        case Sequence():
-            return "a list"
-        case Mapping():
-            return "a mapping"
-
-
-def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """Return ``; did you mean 'a' or 'b'?`` for the words that resemble one, or nothing."""
-    import difflib  # noqa: PLC0415 - for mistakes alone
-
-    by_folded = {each.lower(): each for each in known}
-    close = difflib.get_close_matches(word.lower(), by_folded)
-    names = " or ".join(f"'{by_folded[each]}'" for each in close)
-    return f"; did you mean {names}?" if names else ""

@@ -52,7 +52,7 @@ def test_a_daemons_pods_have_all_of_its_labels_and_are_in_its_namespace() -> Non
         ("[]", "1:1", "expected a mapping"),
         ("clients: []", "1:1", "'version' is missing"),
         ("version: v2", "1:10", "must be the text v1"),
-        ("version: 1", "1:10", "must be a text"),
+        ("version: 1", "1:10", "must be the text v1"),
         ("version: v1\nclient: []", "2:1", "did you mean 'clients'"),
         ("version: v1\nclients: {}", "2:10", "must be a list"),
         ("version: v1\nclients:\n- x", "3:3", "a client is a mapping"),

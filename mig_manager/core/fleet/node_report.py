@@ -23,16 +23,11 @@ class NodeState(enum.Enum):
     APPLIED = "applied"
     CHANGING = "changing"
     FAILED = "failed"
-    DRIFTED = "drifted"
-    """The layout was applied, and the GPUs were changed since."""
-    WAITING = "waiting"
-    """The agent has not reported on the requested layout."""
-    STALE = "stale"
-    """A run started long ago and the agent has not reported its end."""
-    UNREADABLE = "unreadable"
-    """The status cannot be parsed."""
-    NO_AGENT = "no-agent"
-    """A layout is requested, and no agent has ever reported."""
+    DRIFTED = "drifted"  # the layout was applied, and the GPUs were changed since
+    WAITING = "waiting"  # the agent has not reported on the requested layout
+    STALE = "stale"  # A run started long ago and the agent has not reported its end
+    UNREADABLE = "unreadable"  # the status cannot be parsed
+    NO_AGENT = "no-agent"  # A layout is requested, and no agent has ever reported
     NO_REQUEST = "no-request"
 
     @property
@@ -47,10 +42,8 @@ class Report:
 
     node: nodes.Node
     state: NodeState
-    gpus: model.ObservedGpus | None
-    """As published; None if they are missing or cannot be parsed."""
-    notes: tuple[str, ...]
-    """Sentences about what is unusual or unknown."""
+    gpus: model.ObservedGpus | None  # as published; None if they are missing or cannot be parsed
+    notes: tuple[str, ...]  # sentences about what is unusual or unknown
 
     @property
     def status(self) -> status.PublishedStatus | None:

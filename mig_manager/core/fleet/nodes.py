@@ -23,10 +23,8 @@ _CHANGING = (model.State.PENDING.value, model.State.REBOOTING.value)
 class Mark:
     """The annotation that a rollout writes on a node, for ``undo``."""
 
-    layout: str
-    """Requested by the rollout."""
-    before: str | None
-    """Requested before it; None: nothing."""
+    layout: str  # requested by the rollout
+    before: str | None  # requested before it; None: nothing
     is_undone: bool = False
 
     def to_json(self) -> str:
@@ -41,15 +39,12 @@ class Node:
 
     view: cluster.NodeView
     is_ready: bool
-    version: str = ""
-    """``resourceVersion``."""
+    version: str = ""  # ``resourceVersion``
     status: run_status.PublishedStatus | None = None
     """None: no agent of ours has published one that can be parsed."""
-    status_error: str = ""
-    """Why the status cannot be parsed; empty if it can, or there is none."""
+    status_error: str = ""  # why the status cannot be parsed; empty if it can, or there is none
     mark: Mark | None = None
-    requested_by: str = ""
-    """Last writer of the request, by ``managedFields``; empty if unknown."""
+    requested_by: str = ""  # last writer of the request, by ``managedFields``; empty if unknown
     requested_at: dt.datetime | None = None
     """When that writer last wrote to the node, which may be later than the request."""
 
@@ -174,11 +169,7 @@ Goal = Forward | Back
 
 
 def parse(item: Mapping[str, Any]) -> Node:
-    """Parse a Node object of the API.
-
-    Raises:
-        ClusterError: It is malformed.
-    """
+    """Parse a Node object of the API. Raises ClusterError: It is malformed."""
     view = cluster.parse_node(item)
     with cluster.understood(f"node {view.name}"):
         conditions = (item.get("status") or {}).get("conditions") or ()

@@ -27,16 +27,12 @@ class NodeState(enum.Enum):
     APPLIED = "applied"
     TO_DO = "to-do"
     IN_PROGRESS = "in-progress"
-    FAILED = "failed"
-    """As its agent reports; it retries only if ``NodeProgress.is_retried``."""
-    TIMED_OUT = "timed-out"
-    """It takes longer than a node may."""
-    NO_RESPONSE = "no-response"
-    """Its agent does not respond. The request is withdrawn."""
+    FAILED = "failed"  # as its agent reports; it retries only if ``NodeProgress.is_retried``
+    TIMED_OUT = "timed-out"  # it takes longer than a node may
+    NO_RESPONSE = "no-response"  # its agent does not respond. The request is withdrawn.
     SKIPPED = "skipped"
     """Nothing is requested of it: it is not ready, or no agent has ever reported."""
-    SUPERSEDED = "superseded"
-    """Another layout was requested meanwhile."""
+    SUPERSEDED = "superseded"  # another layout was requested meanwhile
 
 
 BAD = frozenset(
@@ -51,12 +47,9 @@ class Limits:
 
     max_unavailable: str = "1"
     """A number of nodes, or a percentage of those selected, rounded down and at least one."""
-    pauses: bool = False
-    """Whether no further node starts after a failure."""
-    node_timeout_s: float = 1800.0
-    """How long a node may take, waiting for a slot not counted."""
-    silence_timeout_s: float = 120.0
-    """How long an agent may take to respond."""
+    pauses: bool = False  # whether no further node starts after a failure
+    node_timeout_s: float = 1800.0  # how long a node may take, waiting for a slot not counted
+    silence_timeout_s: float = 120.0  # how long an agent may take to respond
 
     def most(self, count: int) -> int:
         """Return how many of so many nodes may be unavailable."""
@@ -75,10 +68,8 @@ class NodeProgress:
     reason: str = ""
     message: str = ""
     is_retried: bool = False
-    seconds: float = 0.0
-    """Since it was first seen in progress."""
-    before: str | None = None
-    """The layout that ``undo`` requests."""
+    seconds: float = 0.0  # since it was first seen in progress
+    before: str | None = None  # the layout that ``undo`` requests
     is_unavailable: bool = False
     unreachable: tuple[str, ...] = ()
     """Its unreachable GPUs, if it is ``APPLIED``: the layout is not active on them."""
@@ -88,11 +79,9 @@ class Phase(enum.Enum):
     """Where the whole rollout is."""
 
     ROLLING = "rolling"
-    PAUSING = "pausing"
-    """A node failed: no further node starts, and those in progress are awaited."""
+    PAUSING = "pausing"  # A node failed: no further node starts, and those in progress are awaited
     DONE = "done"
-    FAILED = "failed"
-    """No node is left to start, and not every node has the layout."""
+    FAILED = "failed"  # no node is left to start, and not every node has the layout
     PAUSED = "paused"
     STALLED = "stalled"
     """No node can start, because too many are unavailable for reasons outside the rollout."""
@@ -108,12 +97,9 @@ class Decision:
     """The state of all nodes, and what to do now."""
 
     phase: Phase
-    nodes: tuple[NodeProgress, ...]
-    """Ascending by name."""
-    most: int
-    """How many may be unavailable."""
-    start: tuple[str, ...] = ()
-    """Nodes to request the layout of now."""
+    nodes: tuple[NodeProgress, ...]  # ascending by name
+    most: int  # how many may be unavailable
+    start: tuple[str, ...] = ()  # nodes to request the layout of now
     failures: tuple[NodeProgress, ...] = ()
     """Last failures of nodes that are not ``APPLIED``, also of those that retry right now."""
     withdraw: tuple[str, ...] = ()
@@ -146,8 +132,7 @@ class Rollout:
     def __init__(self, goal: fleet_nodes.Goal, limits: Limits) -> None:
         self._goal = goal
         self._limits = limits
-        self._requested: set[str] = set()
-        """Nodes whose label was written and does not show it yet."""
+        self._requested: set[str] = set()  # nodes whose label was written and does not show it yet
         self._joined: set[str] = set()
         """Nodes that have shown the target label during this rollout."""
         self._withdrawn: set[str] = set()
@@ -342,8 +327,7 @@ class Verdict(enum.Enum):
     APPLIED = "applied"
     FITS = "fits"
     DOES_NOT_FIT = "does-not-fit"
-    UNKNOWN = "unknown"
-    """Its GPUs are not known."""
+    UNKNOWN = "unknown"  # its GPUs are not known
 
     @property
     def is_good(self) -> bool:
@@ -357,22 +341,16 @@ class Preview:
 
     name: str
     verdict: Verdict
-    reason: str = ""
-    """Why it does not fit, or is not known."""
+    reason: str = ""  # why it does not fit, or is not known
     message: str = ""
-    kept: int = 0
-    """GPU instances."""
+    kept: int = 0  # GPU instances
     destroyed: int = 0
     created: int = 0
-    mode_changes: tuple[int, ...] = ()
-    """Indices of GPUs."""
-    resets: tuple[int, ...] = ()
-    """Indices of GPUs."""
+    mode_changes: tuple[int, ...] = ()  # indices of GPUs
+    resets: tuple[int, ...] = ()  # indices of GPUs
     evicted: tuple[str, ...] = ()
-    maybe_evicted: tuple[str, ...] = ()
-    """Pods; some of them are evicted."""
-    is_provisional: bool = False
-    """Whether the instances are not known before MIG is enabled."""
+    maybe_evicted: tuple[str, ...] = ()  # pods; some of them are evicted
+    is_provisional: bool = False  # whether the instances are not known before MIG is enabled
 
     def to_data(self) -> dict[str, object]:
         """Return plain data; the keys are a public contract."""

@@ -12,8 +12,7 @@ from mig_manager.core import messages
 from mig_manager.core.node import cluster
 
 PREFIX = "mig-manager-slot-"
-_MOST_NAMED = 10
-"""Holders that a message names before it counts the rest."""
+_MOST_NAMED = 10  # holders that a message names before it counts the rest
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,14 +20,10 @@ class Slot:
     """One Lease as the API has it."""
 
     index: int
-    holder: str
-    """The node that has it; empty: none."""
-    version: str
-    """Another one after each change."""
-    duration_s: float
-    """How long it stays taken without being renewed."""
-    transitions: int = 0
-    """How often another node has taken it."""
+    holder: str  # the node that has it; empty: none
+    version: str  # another one after each change
+    duration_s: float  # how long it stays taken without being renewed
+    transitions: int = 0  # how often another node has taken it
 
     @property
     def name(self) -> str:
@@ -48,14 +43,10 @@ class Seen:
 class Judgement:
     """The slots, by what our node may do with them."""
 
-    mine: tuple[Slot, ...]
-    """Slots of our node: one, or more if a response was lost."""
-    free: tuple[Slot, ...]
-    """Free slots; without a version if there is no Lease yet."""
-    silent: tuple[Slot, ...]
-    """Slots of other nodes, not renewed for the duration of the Lease."""
-    held: tuple[Slot, ...]
-    """Other slots of other nodes."""
+    mine: tuple[Slot, ...]  # slots of our node: one, or more if a response was lost
+    free: tuple[Slot, ...]  # free slots; without a version if there is no Lease yet
+    silent: tuple[Slot, ...]  # slots of other nodes, not renewed for the duration of the Lease
+    held: tuple[Slot, ...]  # other slots of other nodes
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,8 +54,7 @@ class Denial:
     """Why no slot was free."""
 
     limit: int
-    holders: tuple[str, ...]
-    """Nodes that are under change now."""
+    holders: tuple[str, ...]  # nodes that are under change now
     silent: tuple[str, ...] = ()
     """Nodes whose agent is silent, and that an interrupted change has left unavailable."""
 

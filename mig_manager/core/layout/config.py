@@ -22,7 +22,7 @@ import dataclasses
 import re
 
 from mig_manager import errors
-from mig_manager.core import model, profile_name, yaml_tree
+from mig_manager.core import fields, model, profile_name, yaml_tree
 from mig_manager.core.layout import layouts
 
 KEYS = ("device-filter", "devices", "mig-enabled", "mig-devices")
@@ -39,15 +39,14 @@ def _rule(node: yaml_tree.Node, diagnostics: yaml_tree.Diagnostics) -> layouts.R
         ConfigError: The rule breaks the format; the message says where and what is right.
     """
     if not isinstance(node, yaml_tree.Mapping):
-        yaml_tree.fail(
+        fields.fail(
             node,
-            "a rule must be a mapping with 'devices' and 'mig-enabled', "
-            f"not {yaml_tree.shown(node)}",
+            f"a rule must be a mapping with 'devices' and 'mig-enabled', not {fields.shown(node)}",
         )
-    yaml_tree.check_keys(node, KEYS)
+    fields.check_keys(node, KEYS)
     filters = _filters(node.get("device-filter"), diagnostics)
-    indices, identities = _gpus(yaml_tree.required(node, "devices", example="all"), diagnostics)
-    mode = _mode(yaml_tree.required(node, "mig-enabled", example="true"))
+    indices, identities = _gpus(fields.required(node, "devices", example="all"), diagnostics)
+    mode = _mode(fields.required(node, "mig-enabled", example="true"))
     devices = _devices(node, mode, diagnostics)
     return layouts.Rule(
         # Sorted by what they print: None and a number do not compare.
@@ -76,9 +75,7 @@ def _filters(
 
 def _filter(node: yaml_tree.Node, diagnostics: yaml_tree.Diagnostics) -> layouts.Filter:
     if not (isinstance(node, yaml_tree.Scalar) and isinstance(node.value, str)):
-        yaml_tree.fail(
-            node, f"{yaml_tree.shown(node)} must be a text in quotes; {layouts.FILTER_HELP}"
-        )
+        fields.fail(node, f"{fields.shown(node)} must be a text in quotes; {layouts.FILTER_HELP}")
     try:
         read = layouts.parse_filter(node.value)
     except ValueError as error:
@@ -87,7 +84,7 @@ def _filter(node: yaml_tree.Node, diagnostics: yaml_tree.Diagnostics) -> layouts
     if isinstance(read, layouts.NameFilter):
         diagnostics.extend(
             node.location,
-            f"device-filter {yaml_tree.shown(node)} is a product name; nvidia-mig-parted knows "
+            f"device-filter {fields.shown(node)} is a product name; nvidia-mig-parted knows "
             'PCI ids such as "0x20B010DE" alone',
         )
     return read
@@ -117,13 +114,13 @@ def _gpu(
     value = node.value if isinstance(node, yaml_tree.Scalar) else None
     if isinstance(value, str):
         return _identity(node, value, diagnostics, is_alone=is_alone)
-    number = yaml_tree.whole(node)
-    problem = f"a GPU index must be a whole number, 0 or more, not {yaml_tree.shown(node)}"
+    number = fields.whole(node)
+    problem = f"a GPU index must be a whole number, 0 or more, not {fields.shown(node)}"
     if yaml_tree.is_null(node) and not is_alone:
         diagnostics.doubt(node.location, problem, passes="it counts as 0")
         return 0
     if number is None:
-        yaml_tree.fail(node, f"{_NEITHER}, not {yaml_tree.shown(node)}" if is_alone else problem)
+        fields.fail(node, f"{_NEITHER}, not {fields.shown(node)}" if is_alone else problem)
     if number < 0:
         diagnostics.doubt(node.location, problem, passes="it matches no GPU")
         return None
@@ -135,13 +132,13 @@ def _identity(
 ) -> str:
     identity = layouts.parse_identity(text)
     if identity is None:
-        yaml_tree.fail(
+        fields.fail(
             node,
-            f"{_NEITHER}, not {yaml_tree.shown(node)}{_meant(text, is_alone=is_alone)}",
+            f"{_NEITHER}, not {fields.shown(node)}{_meant(text, is_alone=is_alone)}",
         )
     diagnostics.extend(
         node.location,
-        f"{yaml_tree.shown(node)} names a GPU; nvidia-mig-parted knows indices alone",
+        f"{fields.shown(node)} names a GPU; nvidia-mig-parted knows indices alone",
     )
     return identity
 
@@ -164,8 +161,8 @@ def _mode(node: yaml_tree.Node) -> model.MigMode:
         return model.MigMode.ENABLED
     # mig-parted takes a key without a value for false.
     if not (value is None or value is False):
-        yaml_tree.fail(
-            node, f"mig-enabled must be true or false, without quotes, not {yaml_tree.shown(node)}"
+        fields.fail(
+            node, f"mig-enabled must be true or false, without quotes, not {fields.shown(node)}"
         )
     return model.MigMode.DISABLED
 
@@ -183,7 +180,7 @@ class _Devices:
         asked = _profile(name, entry)
         self.locations.setdefault(asked, entry.location)
         is_null = yaml_tree.is_null(entry.value)
-        count = 0 if is_null else yaml_tree.natural(entry.value, f"the count of {entry.key}")
+        count = 0 if is_null else fields.natural(entry.value, f"the count of {entry.key}")
         if not at:
             # Two spellings of one profile add up, as in mig-parted.
             self.counts[asked] = self.counts.get(asked, 0) + count
@@ -219,16 +216,16 @@ def _devices(
     if (node is None or yaml_tree.is_null(node)) and mode is model.MigMode.DISABLED:
         return read
     if not isinstance(node, yaml_tree.Mapping):
-        yaml_tree.fail(
+        fields.fail(
             node or rule,
             "mig-devices must map profiles to counts when mig-enabled is true; {} for none",
         )
     for entry in node.entries:
         read.add(entry, diagnostics)
     if node.entries and not (any(read.counts.values()) or any(read.pins.values())):
-        yaml_tree.fail(node, "all counts in mig-devices are 0; write {} for no instances")
+        fields.fail(node, "all counts in mig-devices are 0; write {} for no instances")
     if node.entries and mode is model.MigMode.DISABLED:
-        yaml_tree.fail(node, "mig-devices must be empty when mig-enabled is false")
+        fields.fail(node, "mig-devices must be empty when mig-enabled is false")
     return read
 
 
@@ -259,8 +256,7 @@ Layout = layouts.Layout
 Document = layouts.Document
 parse_filter = layouts.parse_filter
 select = layouts.select
-export = layouts.export
-"""The names by which those who only work with documents know them."""
+export = layouts.export  # the names by which those who only work with documents know them
 
 
 def parse(text: str, *, source: str, is_lenient: bool = False) -> Document:
@@ -284,28 +280,24 @@ def parse(text: str, *, source: str, is_lenient: bool = False) -> Document:
 
 def _layouts(root: yaml_tree.Node, diagnostics: yaml_tree.Diagnostics) -> dict[str, Layout]:
     if not isinstance(root, yaml_tree.Mapping):
-        yaml_tree.fail(root, f"expected a mapping with 'version: {VERSION}' and 'mig-configs'")
-    yaml_tree.check_keys(root, _DOCUMENT_KEYS)
-    version = yaml_tree.required(root, "version", example=VERSION)
+        fields.fail(root, f"expected a mapping with 'version: {VERSION}' and 'mig-configs'")
+    fields.check_keys(root, _DOCUMENT_KEYS)
+    version = fields.required(root, "version", example=VERSION)
     if not (isinstance(version, yaml_tree.Scalar) and version.value == VERSION):
-        yaml_tree.fail(
-            version, f"version must be the text {VERSION}, not {yaml_tree.shown(version)}"
-        )
+        fields.fail(version, f"version must be the text {VERSION}, not {fields.shown(version)}")
     configs = root.get("mig-configs")
     if configs is None:
         return {}
     if not (isinstance(configs, yaml_tree.Mapping) and configs.entries):
-        yaml_tree.fail(
-            configs, f"mig-configs must map layout names to rules, not {yaml_tree.shown(configs)}"
+        fields.fail(
+            configs, f"mig-configs must map layout names to rules, not {fields.shown(configs)}"
         )
     return {entry.key: _layout(entry, diagnostics) for entry in configs.entries}
 
 
 def _layout(entry: yaml_tree.Entry, diagnostics: yaml_tree.Diagnostics) -> Layout:
     if not (isinstance(entry.value, yaml_tree.Sequence) and entry.value.items):
-        yaml_tree.fail(
-            entry.value, f"layout '{entry.key}' must be a list of rules (- devices: ...)"
-        )
+        fields.fail(entry.value, f"layout '{entry.key}' must be a list of rules (- devices: ...)")
     read = tuple(_rule(item, diagnostics) for item in entry.value.items)
     return Layout(
         name=entry.key,

@@ -21,8 +21,7 @@ from mig_manager.core.planner import placement
 Counts = tuple[tuple[model.Profile, int], ...]
 """Positive counts, in the order in which people read layouts."""
 
-LONGEST_NAME = 63
-"""A layout's name is a label's value in Kubernetes."""
+LONGEST_NAME = 63  # A layout's name is a label's value in Kubernetes
 
 _BALANCED: Mapping[int, Mapping[int, int]] = {7: {3: 1, 2: 1, 1: 2}, 4: {2: 1, 1: 2}}
 """Slices of the GPU to how many instances of how many slices, as mig-parted has it."""
@@ -37,8 +36,7 @@ class Kind:
 
     device_ids: tuple[int, ...]
     """PCI ids, device and vendor packed as NVML does; of one product they may be several."""
-    profiles: tuple[model.GpuInstanceProfile, ...]
-    """What such a GPU offers."""
+    profiles: tuple[model.GpuInstanceProfile, ...]  # what such a GPU offers
 
     @property
     def filters(self) -> tuple[str, ...]:

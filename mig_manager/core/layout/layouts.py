@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from mig_manager import errors
-from mig_manager.core import model, yaml_tree
+from mig_manager.core import fields, model, yaml_tree
 
 FILTER_HELP = (
     'a device-filter is a PCI id such as "0x20B010DE" (device, then vendor), optionally with '
@@ -28,8 +28,7 @@ class DeviceFilter:
     """A GPU model by PCI id, device and vendor packed as NVML does: ``0x20B010DE``."""
 
     device_id: int
-    subsystem_id: int | None = None
-    """None: any; 0: a GPU that reports none."""
+    subsystem_id: int | None = None  # None: any; 0: a GPU that reports none
 
     def matches(self, gpu: model.Gpu) -> bool:
         """Return whether the GPU is of this model."""
@@ -47,8 +46,7 @@ class DeviceFilter:
 class NameFilter:
     """GPU models by the name that NVML reports, or a glob of it, in any case."""
 
-    pattern: str
-    """Canonical: ``a100-sxm4-*gb``."""
+    pattern: str  # canonical: ``a100-sxm4-*gb``
 
     def matches(self, gpu: model.Gpu) -> bool:
         """Return whether the GPU is of such a model."""
@@ -139,8 +137,7 @@ def _uint32(text: str) -> int:
 class Rule:
     """One element of a layout: which GPUs, and what they shall have."""
 
-    filters: tuple[Filter, ...]
-    """Any of them; empty: every model. Sorted, unique."""
+    filters: tuple[Filter, ...]  # any of them; empty: every model. Sorted, unique.
     indices: tuple[int, ...] | None
     """Indices among all GPUs of the node, not among those filtered. None: all. Sorted, unique."""
     identities: tuple[str, ...] = ()
@@ -204,7 +201,7 @@ class Document:
             return self.layouts[name]
         raise errors.LayoutError(
             f"{self.source} has no layout '{name}' among its {len(self.layouts)}"
-            f"{yaml_tree.did_you_mean(name, self.layouts)}",
+            f"{fields.did_you_mean(name, self.layouts)}",
             reason=errors.Reason.UNKNOWN_CONFIG,
         )
 
@@ -329,8 +326,7 @@ class _Problem:
     message: str
     reason: errors.Reason
     location: errors.Location
-    passes: str
-    """What becomes of it where it is let pass."""
+    passes: str  # what becomes of it where it is let pass
 
 
 def select(layout: Layout, gpus: Sequence[model.Gpu]) -> dict[str, model.DesiredGpu]:

@@ -17,14 +17,11 @@ import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from mig_manager import errors
-from mig_manager.core import model, steps, yaml_tree
+from mig_manager.core import fields, model, steps, yaml_tree
 from mig_manager.core.node import cluster, resources
 
 VERSION = "v1"
 
-_DOCUMENT_KEYS = ("version", "clients")
-_CLIENT_KEYS = ("labels", "namespace", "deploy-label")
-_EXAMPLE = "{app: gpu-watcher}"
 _DEPLOY_LABEL = re.compile(
     re.escape(cluster.DEPLOY_LABEL_PREFIX) + r"[A-Za-z0-9._-]{0,51}[A-Za-z0-9]"
 )
@@ -57,78 +54,49 @@ def members(pods: Iterable[cluster.Pod], table: Sequence[ExtraClient]) -> tuple[
 
 
 def parse(text: str, *, source: str) -> tuple[ExtraClient, ...]:
-    """Parse a table; an empty one has no clients.
-
-    Raises:
-        ConfigError: The table is invalid; the message has the location and a correction.
-    """
-    root = yaml_tree.parse(text, source=source)
-    if root is None or yaml_tree.is_null(root):
-        return ()
-    if not isinstance(root, yaml_tree.Mapping):
-        yaml_tree.fail(root, f"expected a mapping with 'version: {VERSION}' and 'clients'")
-    yaml_tree.check_keys(root, _DOCUMENT_KEYS)
-    version = yaml_tree.required(root, "version", example=VERSION)
-    if _text(version, "version") != VERSION:
-        yaml_tree.fail(
-            version, f"version must be the text {VERSION}, not {yaml_tree.shown(version)}"
-        )
-    clients = root.get("clients")
-    if clients is None or yaml_tree.is_null(clients):
-        return ()
-    if not isinstance(clients, yaml_tree.Sequence):
-        yaml_tree.fail(clients, f"clients must be a list, not {yaml_tree.shown(clients)}")
-    return tuple(_client(item) for item in clients.items)
+    """Parse a table; an empty one has no clients. ConfigError with a correction if invalid."""
+    root = fields.document(text, source=source, section="clients", version=VERSION)
+    listed = fields.items(root.get("clients") if root else None, "clients")
+    return tuple(map(_client, listed))
 
 
 def _client(node: yaml_tree.Node) -> ExtraClient:
     if not isinstance(node, yaml_tree.Mapping):
-        yaml_tree.fail(node, f"a client is a mapping with 'labels', not {yaml_tree.shown(node)}")
-    yaml_tree.check_keys(node, _CLIENT_KEYS)
-    labels = yaml_tree.required(node, "labels", example=_EXAMPLE)
+        fields.fail(node, f"a client is a mapping with 'labels', not {fields.shown(node)}")
+    fields.check_keys(node, ("labels", "namespace", "deploy-label"))
+    example = "{app: gpu-watcher}"
+    labels = fields.required(node, "labels", example=example)
     # No labels at all would mean every pod of the node.
     if not (isinstance(labels, yaml_tree.Mapping) and labels.entries):
-        yaml_tree.fail(labels, f"labels must be a mapping such as {_EXAMPLE}")
+        fields.fail(labels, f"labels must be a mapping such as {example}")
     namespace, deploy = node.get("namespace"), node.get("deploy-label")
+    deploy_label = None if deploy is None else _text(deploy, "deploy-label")
+    if deploy is not None and not _DEPLOY_LABEL.fullmatch(deploy_label or ""):
+        fields.fail(
+            deploy,
+            f"deploy-label must begin with '{cluster.DEPLOY_LABEL_PREFIX}' and be a label's key, "
+            f"not {fields.shown(deploy)}",
+        )
     return ExtraClient(
         labels={entry.key: _text(entry.value, f"label '{entry.key}'") for entry in labels.entries},
         namespace=None if namespace is None else _text(namespace, "namespace"),
-        deploy_label=None if deploy is None else _deploy_label(deploy),
+        deploy_label=deploy_label,
     )
-
-
-def _deploy_label(node: yaml_tree.Node) -> str:
-    key = _text(node, "deploy-label")
-    if not _DEPLOY_LABEL.fullmatch(key):
-        yaml_tree.fail(
-            node,
-            f"deploy-label must begin with '{cluster.DEPLOY_LABEL_PREFIX}' and be a label's key, "
-            f"not {yaml_tree.shown(node)}",
-        )
-    return key
 
 
 def _text(node: yaml_tree.Node, what: str) -> str:
     if not (isinstance(node, yaml_tree.Scalar) and isinstance(node.value, str)):
-        yaml_tree.fail(
-            node, f"{what} must be a text, in quotes if need be, not {yaml_tree.shown(node)}"
-        )
+        fields.fail(node, f"{what} must be a text, in quotes if need be, not {fields.shown(node)}")
     return node.value
 
 
 DISCOVERY_DEPLOY_LABEL = cluster.DEPLOY_LABEL_PREFIX + "gpu-feature-discovery"
 
-_PLUGIN_APPS = frozenset({"nvidia-device-plugin-daemonset"})
-_PLUGIN_NAMES = frozenset({"nvidia-device-plugin-ds"})
 _PLUGIN_CONTAINERS = frozenset({"nvidia-device-plugin", "nvidia-device-plugin-ctr"})
 
 _GFD_CONTAINERS = frozenset({"gpu-feature-discovery", "gpu-feature-discovery-ctr"})
 _VALIDATORS = frozenset(
-    {
-        "nvidia-operator-validator",
-        "nvidia-cuda-validator",
-        "nvidia-device-plugin-validator",
-    }
+    {f"nvidia-{name}-validator" for name in ("operator", "cuda", "device-plugin")}
 )
 """Pods that validated the former layout; the operator runs them again."""
 
@@ -140,8 +108,7 @@ _DEVICE_UUID = re.compile(rf"(?:GPU|MIG)-{_UUID}|MIG-GPU-{_UUID}/\d+/\d+", re.IG
 _ENUMERATE_AT_START = ("device-plugin", "gpu-feature-discovery", "dcgm", "dcgm-exporter")
 """Operands of the GPU operator that list the instances only when they start."""
 
-_HOLD_DEVICES = ("nvsm", "client")
-"""Operands to pause only if the plan destroys an instance."""
+_HOLD_DEVICES = ("nvsm", "client")  # operands to pause only if the plan destroys an instance
 
 
 def affected_ids(plan: steps.Plan, gpus: Iterable[model.Gpu]) -> frozenset[str]:
@@ -245,8 +212,8 @@ def is_device_plugin(pod: cluster.Pod) -> bool:
     with access to the host's files can do.
     """
     is_called_so = (
-        pod.labels.get("app") in _PLUGIN_APPS
-        or pod.labels.get("name") in _PLUGIN_NAMES
+        pod.labels.get("app") == "nvidia-device-plugin-daemonset"
+        or pod.labels.get("name") == "nvidia-device-plugin-ds"
         or not _PLUGIN_CONTAINERS.isdisjoint(pod.container_names)
     )
     return is_called_so and pod.owner_kind == "DaemonSet" and pod.mounts_plugin_sockets

@@ -38,8 +38,7 @@ afterwards undoes that drain.
 RESOURCE_PREFIX = "nvidia.com/"
 PLUGIN_CONFIG_LABEL = "nvidia.com/device-plugin.config"
 """Names the entry of the device plugin's ConfigMap that this node's plugin reads."""
-KEEP_ANNOTATION = "mig-manager.io/do-not-evict"
-"""``"true"`` on a pod: it is never evicted."""
+KEEP_ANNOTATION = "mig-manager.io/do-not-evict"  # ``"true"`` on a pod: it is never evicted
 GPU_CLAIM_DRIVER = "gpu.nvidia.com"
 """The DRA driver that hands out GPUs and MIG devices by ResourceClaim."""
 
@@ -56,29 +55,23 @@ class Pod:
     node_selector: Mapping[str, str]
     owner_kind: str | None
     """Kind of the controlling owner, such as ``DaemonSet``; None for a bare pod."""
-    is_mirror: bool
-    """A static pod's shadow: the API cannot evict it."""
+    is_mirror: bool  # A static pod's shadow: the API cannot evict it
     is_ready: bool
     is_terminating: bool
     gpu_resources: Mapping[str, int]
     """``nvidia.com/*`` extended resources over all containers, init containers included."""
     container_names: tuple[str, ...]
-    node_name: str = ""
-    """Empty: not scheduled yet."""
-    is_kept: bool = False
-    """Whether ``KEEP_ANNOTATION`` forbids its eviction."""
-    grace_s: int = 30
-    """Its termination grace period."""
-    has_claims: bool = False
-    """Whether it has ResourceClaims for GPUs, or for what is not known."""
+    node_name: str = ""  # empty: not scheduled yet
+    is_kept: bool = False  # whether ``KEEP_ANNOTATION`` forbids its eviction
+    grace_s: int = 30  # its termination grace period
+    has_claims: bool = False  # whether it has ResourceClaims for GPUs, or for what is not known
     claims: tuple[str, ...] = ()
     """Names of its ResourceClaims in its namespace, as far as they exist."""
     may_run_gpu_init: bool = False
     """Whether an ordinary init container with a GPU may be running: kubelet hides its devices."""
     mounts_plugin_sockets: bool = False
     """Whether it mounts the directory of the host where device plugins register with kubelet."""
-    images: tuple[str, ...] = ()
-    """As its author wrote them, in the order of ``container_names``."""
+    images: tuple[str, ...] = ()  # as its author wrote them, in the order of ``container_names``
     mig_strategy: str = ""
     """What a container's variable ``MIG_STRATEGY`` or option ``--mig-strategy`` says."""
     feature_gates: Mapping[str, bool] = dataclasses.field(default_factory=dict)
@@ -105,8 +98,7 @@ class NodeView:
     annotations: Mapping[str, str]
     is_unschedulable: bool
     taint_keys: frozenset[str]
-    allocatable: Mapping[str, int]
-    """``nvidia.com/*`` extended resources only."""
+    allocatable: Mapping[str, int]  # ``nvidia.com/*`` extended resources only
     capacity: Mapping[str, int] = dataclasses.field(default_factory=dict)
     """The same with unhealthy devices, which are not allocatable."""
 
@@ -138,8 +130,7 @@ class PodDevices:
 
     namespace: str
     name: str
-    device_ids: frozenset[str]
-    """Without the ``::n`` of shared devices."""
+    device_ids: frozenset[str]  # without the ``::n`` of shared devices
     claim_drivers: frozenset[str] = frozenset()
     """DRA drivers of its ResourceClaims; kubelet gives such a device a name, but no UUID."""
 
@@ -276,8 +267,7 @@ def parse_node(node: Mapping[str, Any]) -> NodeView:
 
 _MIRROR_ANNOTATION = "kubernetes.io/config.mirror"
 """Set by kubelet on the pod that shows a static pod in the API."""
-_DEFAULT_GRACE_S = 30
-"""What the API server writes where the pod's author says nothing."""
+_DEFAULT_GRACE_S = 30  # what the API server writes where the pod's author says nothing
 
 
 def parse_pod(item: Mapping[str, Any]) -> Pod:
@@ -425,15 +415,12 @@ def _larger(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, int]:
 class Right:
     """One verb on one kind of object, as RBAC grants it."""
 
-    group: str
-    """API group; empty for the core group."""
+    group: str  # API group; empty for the core group
     resource: str
     verb: str
     subresource: str = ""
-    purpose: str
-    """What the agent cannot do without it."""
-    is_needed: bool = True
-    """Whether changes fail without it."""
+    purpose: str  # what the agent cannot do without it
+    is_needed: bool = True  # whether changes fail without it
 
     def __str__(self) -> str:
         sub = f"/{self.subresource}" if self.subresource else ""

@@ -27,12 +27,9 @@ _LABEL_VALUE = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
 class Drain(enum.Enum):
     """Which pods a change evicts."""
 
-    AFFECTED = "affected"
-    """The pods that use what the change destroys."""
-    NODE = "node"
-    """Every pod of the node that has or requests a GPU."""
-    NONE = "none"
-    """No pod: the change waits until the affected pods have ended."""
+    AFFECTED = "affected"  # the pods that use what the change destroys
+    NODE = "node"  # every pod of the node that has or requests a GPU
+    NONE = "none"  # no pod: the change waits until the affected pods have ended
 
 
 class DrainStrategy(enum.Enum):
@@ -40,8 +37,7 @@ class DrainStrategy(enum.Enum):
 
     ROLLING = "rolling"
     """Evict what they grant, and go on when they grant more, as ``kubectl drain`` does."""
-    WHOLE = "whole"
-    """Evict no pod until they grant all evictions together."""
+    WHOLE = "whole"  # evict no pod until they grant all evictions together
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,14 +126,12 @@ class Budget:
     name: str
     selector: tuple[Requirement, ...] | None
     """Empty: every pod of the namespace (policy/v1); None: no pod."""
-    allowed: int
-    """``disruptionsAllowed``: how many evictions it grants now."""
+    allowed: int  # ``disruptionsAllowed``: how many evictions it grants now
     healthy: int
     desired: int
     is_current: bool = True
     """Whether the status belongs to the present spec; the API server refuses until it does."""
-    always_allows_unready: bool = False
-    """``unhealthyPodEvictionPolicy: AlwaysAllow``."""
+    always_allows_unready: bool = False  # ``unhealthyPodEvictionPolicy: AlwaysAllow``
 
     @property
     def key(self) -> str:
@@ -182,10 +176,8 @@ class Count:
     """Pods that can be evicted now and whose budget covers more pods than it grants."""
     refused: Mapping[str, str]
     """Key of a pod -> why it cannot be evicted together with all others; empty: all can."""
-    exhausted: Mapping[str, str]
-    """Those of ``refused`` whose budget grants no eviction at all."""
-    spent: tuple[Budget, ...]
-    """The budgets that refuse."""
+    exhausted: Mapping[str, str]  # those of ``refused`` whose budget grants no eviction at all
+    spent: tuple[Budget, ...]  # the budgets that refuse
 
 
 def count(pods: Sequence[cluster.Pod], budgets: Iterable[Budget]) -> Count:

@@ -12,8 +12,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from mig_manager.core import model, steps
 from mig_manager.core.node import cluster
 
-GPU = f"{cluster.RESOURCE_PREFIX}gpu"
-"""A whole GPU."""
+GPU = f"{cluster.RESOURCE_PREFIX}gpu"  # A whole GPU
 _MIG_PREFIX = f"{cluster.RESOURCE_PREFIX}mig-"
 
 
@@ -54,8 +53,7 @@ def is_device_or_shared(name: str) -> bool:
     return is_device(name.removesuffix(_SHARED))
 
 
-_SHARED = ".shared"
-"""Suffix of the device plugin for a resource with replicas, if configured."""
+_SHARED = ".shared"  # suffix of the device plugin for a resource with replicas, if configured
 _REPLICAS = ".replicas"
 DISPLAYS = frozenset({"DGX Display", "NVIDIA DGX Display"})
 """Console GPUs of a DGX Station, which the plugin skips: go-nvlib does so by name."""
@@ -67,12 +65,9 @@ _WITHOUT_MIG_NAMES = frozenset({"single", "none"})
 class Kind:
     """One kind of device of a node, and the pods that request it."""
 
-    resource: str
-    """Such as ``nvidia.com/mig-1g.5gb``."""
-    count: int
-    """Devices of this kind that the node has."""
-    pods: Mapping[str, int]
-    """How many each pod requests, by ``namespace/name``."""
+    resource: str  # such as ``nvidia.com/mig-1g.5gb``
+    count: int  # devices of this kind that the node has
+    pods: Mapping[str, int]  # how many each pod requests, by ``namespace/name``
 
     @property
     def requested(self) -> int:
@@ -326,20 +321,16 @@ STRATEGY_LABEL = "nvidia.com/mig.strategy"
 class Strategy(enum.Enum):
     """How the device plugin names MIG devices."""
 
-    NONE = "none"
-    """Not at all: it advertises whole GPUs."""
-    SINGLE = "single"
-    """All as ``nvidia.com/gpu``, which takes devices of one profile on all GPUs."""
-    MIXED = "mixed"
-    """By profile, such as ``nvidia.com/mig-1g.5gb``."""
+    NONE = "none"  # not at all: it advertises whole GPUs
+    SINGLE = "single"  # all as ``nvidia.com/gpu``, which takes devices of one profile on all GPUs
+    MIXED = "mixed"  # by profile, such as ``nvidia.com/mig-1g.5gb``
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class GpuLayout:
     """The MIG state of one GPU, now or desired."""
 
-    name: str
-    """For messages, such as ``GPU 0``."""
+    name: str  # for messages, such as ``GPU 0``
     is_enabled: bool
     profiles: Collection[model.Profile]
 

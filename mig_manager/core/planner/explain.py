@@ -1,7 +1,7 @@
 """Explain why a layout does not fit a GPU, so that the reader knows what to change."""
 
 import collections
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from mig_manager import errors
 from mig_manager.core import model
@@ -49,17 +49,19 @@ def does_not_fit(
 ) -> errors.LayoutError:
     """Return the error for a layout that does not fit, with the largest part that would.
 
-    Args:
-        gpu: The GPU.
-        devices: Those that are not pinned.
-        capacity: The GPU's capacity.
-        pinned: The pinned GPU instances.
+    ``devices`` are those that are not ``pinned``.
     """
     needed = instances(devices, capacity)
     everything = collections.Counter(profile for profile, _ in pinned)
     everything.update(needed)
     engines = missing_engines(everything, capacity)
-    why = [*_crowded(needed, capacity, pinned), *engines] or [_scattered(needed, capacity, pinned)]
+    occupied = placement.slices(place for _, place in pinned)
+    crowded = [
+        f"it needs {count} x {profile} and the memory slices have room for {room}"
+        for profile, count in needed.items()
+        if count > (room := _room(profile, capacity, occupied))
+    ]
+    why = [*crowded, *engines] or [_scattered(needed, capacity, pinned)]
     part = _largest_part(devices, capacity, pinned)
     rest = "" if engines else _left_over(devices, part, capacity, pinned)
     beside = f" beside {_lying(pinned)}" if pinned else ""
@@ -68,23 +70,6 @@ def does_not_fit(
         f"the largest part that fits is {show(part) or 'nothing'}{rest}",
         reason=errors.Reason.DOES_NOT_FIT,
         gpu_uuid=gpu.uuid,
-    )
-
-
-def bad_start(profile: model.Profile, start: int, possible: Sequence[int]) -> str:
-    """Say where an instance of a profile can start."""
-    return f"{profile} cannot start at memory slice {start}; it can at {_spans(possible)}"
-
-
-def collision(one: placement.Placed, other: placement.Placed) -> str:
-    """Describe the memory slices that two instances both need."""
-    shared = model.Placement(
-        max(one[1].start, other[1].start),
-        min(one[1].end, other[1].end) - max(one[1].start, other[1].start),
-    )
-    return (
-        f"{one[0]}@{one[1].start} needs memory {_named(one[1])} and {other[0]}@{other[1].start} "
-        f"{_named(other[1])}; they collide in {_named(shared)}"
     )
 
 
@@ -125,17 +110,9 @@ def instances(
     return needed
 
 
-def _crowded(
-    needed: Mapping[model.Profile, int],
-    capacity: placement.Capacity,
-    pinned: Sequence[placement.Placed],
-) -> Iterator[str]:
-    occupied = placement.slices(place for _, place in pinned)
-    for profile, count in needed.items():
-        spec = capacity.find(profile)
-        room = placement.max_instances(spec, occupied) if spec else 0
-        if count > room:
-            yield f"it needs {count} x {profile} and the memory slices have room for {room}"
+def _room(profile: model.Profile, capacity: placement.Capacity, occupied: int) -> int:
+    spec = capacity.find(profile)
+    return placement.max_instances(spec, occupied) if spec else 0
 
 
 def _scattered(
@@ -185,13 +162,13 @@ def _left_over(
     size = max(place.size for place in spec.placements)
     starts = sorted({place.start for place in spec.placements})
     room = (
-        f"memory slice {_spans(free).replace(' or ', ' and ')} is free"
+        f"memory slice {shown_slices(free).replace(' or ', ' and ')} is free"
         if free
         else "no memory slice is free"
     )
     where = f" ({_lying(lying)})" if lying else ""
     takes = f"{size} in a row, starting" if size > 1 else "one"
-    return f"{where}; then {room}, and {spec.profile} needs {takes} at {_spans(starts)}"
+    return f"{where}; then {room}, and {spec.profile} needs {takes} at {shown_slices(starts)}"
 
 
 def _lying(placed: Iterable[placement.Placed]) -> str:
@@ -202,7 +179,8 @@ def _lying(placed: Iterable[placement.Placed]) -> str:
     return "; ".join(f"{profile} at {_join(spans)}" for profile, spans in where.items())
 
 
-def _named(place: model.Placement) -> str:
+def named(place: model.Placement) -> str:
+    """Render a span as ``slices 0-3`` or ``slice 7``."""
     text = _range(place.start, place.end - 1)
     return f"slices {text}" if place.size > 1 else f"slice {text}"
 
@@ -211,7 +189,7 @@ def _range(first: int, last: int) -> str:
     return str(first) if first == last else f"{first}-{last}"
 
 
-def _spans(slices: Sequence[int]) -> str:
+def shown_slices(slices: Sequence[int]) -> str:
     """Render slices as ``0-3 or 7``."""
     runs: list[list[int]] = []
     for each in slices:

@@ -12,9 +12,9 @@ for a live GPU instance, it chooses among them itself (``adapters.nvml_execute``
 import dataclasses
 import functools
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
-from mig_manager.core import model
+from mig_manager.core import model, steps
 from mig_manager.core.planner import placement
 
 Counts = tuple[int, ...]
@@ -28,10 +28,8 @@ Spans = tuple[model.Placement, ...]
 class Occupant:
     """A live compute instance."""
 
-    size: int
-    """Compute slices; 0 if it is of another GPU-instance profile, so that it never stays."""
-    span: model.Placement | None
-    """None: the driver does not report it."""
+    size: int  # compute slices; 0 if it is of another GPU-instance profile, so that it never stays
+    span: model.Placement | None  # None: the driver does not report it
     is_busy: bool
 
 
@@ -39,8 +37,7 @@ class Occupant:
 class Content:
     """The compute instances of a GPU instance that stays."""
 
-    kept: tuple[int, ...]
-    """Positions of those that stay, ascending."""
+    kept: tuple[int, ...]  # positions of those that stay, ascending
     added: Spans
 
 
@@ -48,14 +45,16 @@ class Content:
 class Option:
     """One way to the desired compute instances of a GPU-instance profile."""
 
-    busy: int
-    """Busy compute instances that it destroys."""
-    cost: int
-    """GPU and compute instances that it destroys or creates."""
-    stays: tuple[tuple[int, Content], ...]
+    busy: int  # busy compute instances that it destroys
+    cost: int  # GPU and compute instances that it destroys or creates
+    stays: tuple[tuple[int, Content], ...] = ()
     """Positions of the GPU instances that stay, ascending, each with its content."""
-    fresh: tuple[Spans, ...]
-    """One entry for each GPU instance to create."""
+    fresh: tuple[Spans, ...] = ()  # one entry for each GPU instance to create
+
+    @property
+    def price(self) -> tuple[int, int]:
+        """What to minimise."""
+        return self.busy, self.cost
 
 
 def count_sizes(devices: Mapping[model.Profile, int], profile: model.Profile) -> Counts:
@@ -127,6 +126,16 @@ def bins(counts: Counts) -> tuple[Spans, ...]:
     return best or ()
 
 
+def inside(profile: model.Profile, spans: Spans) -> tuple[steps.TargetComputeInstance, ...]:
+    """Return the compute instances at these spans of a GPU instance."""
+    return tuple(
+        steps.TargetComputeInstance(
+            profile=dataclasses.replace(profile, compute_slices=span.size), placement=span
+        )
+        for span in spans
+    )
+
+
 def options(live: Sequence[Sequence[Occupant]], desired: Counts, *, most: int) -> list[Option]:
     """List the ways to the desired compute instances that can be part of a cheapest plan.
 
@@ -139,18 +148,40 @@ def options(live: Sequence[Sequence[Occupant]], desired: Counts, *, most: int) -
         return []
     # The rest of the GPU instances has room for no more than this.
     least = total_slices(desired) - (most - 1) * slots
-    menus = [_choices(tuple(occupants), desired, least) for occupants in live]
+    ways: dict[tuple[tuple[int, ...], Counts], Option] = {((), desired): Option(busy=0, cost=0)}
+    for position, occupants in enumerate(live):
+        following: dict[tuple[tuple[int, ...], Counts], Option] = {}
+        menu = _choices(tuple(occupants), desired, least)
+        for ((stays, rest), option), choice in itertools.product(ways.items(), menu):
+            if not _includes(rest, choice.taken):
+                continue
+            kept = () if choice.content is None else ((position, choice.content),)
+            after = Option(
+                busy=option.busy + choice.busy,
+                cost=option.cost + choice.cost,
+                stays=option.stays + kept,
+            )
+            key = stays + tuple(p for p, _ in kept), _minus(rest, choice.taken)
+            if key not in following or after.price < following[key].price:
+                following[key] = after
+        ways = following
     found: dict[tuple[tuple[int, ...], int], Option] = {}
-    for option, rest in _combine(menus, desired):
+    for (stays, rest), option in ways.items():
         fresh = bins(rest)
-        if len(option.stays) + len(fresh) > most:
+        if len(stays) + len(fresh) > most:
             continue
         cost = option.cost + len(fresh) + sum(rest)
         candidate = dataclasses.replace(option, cost=cost, fresh=fresh)
-        key = tuple(position for position, _ in option.stays), len(fresh)
-        if key not in found or _price(candidate) < _price(found[key]):
-            found[key] = candidate
-    return [option for key, option in found.items() if not _is_dominated(key, found)]
+        if found.setdefault((stays, len(fresh)), candidate).price > candidate.price:
+            found[stays, len(fresh)] = candidate
+    return [
+        option
+        for (stays, count), option in found.items()
+        if not any(
+            (stays, fewer) in found and found[stays, fewer].price <= option.price
+            for fewer in range(count)
+        )
+    ]
 
 
 def cheapest(occupants: Sequence[Occupant], desired: Counts) -> Content:
@@ -165,37 +196,10 @@ def cheapest(occupants: Sequence[Occupant], desired: Counts) -> Content:
 class _Choice:
     """One way to change one GPU instance."""
 
-    taken: Counts
-    """The desired compute instances that it has afterwards."""
+    taken: Counts  # the desired compute instances that it has afterwards
     busy: int
     cost: int
-    content: Content | None
-    """None: it is destroyed."""
-
-
-def _combine(
-    menus: Sequence[Sequence[_Choice]], desired: Counts
-) -> Iterable[tuple[Option, Counts]]:
-    """Return a cheapest option for each set of GPU instances that stay and each remainder."""
-    start = Option(busy=0, cost=0, stays=(), fresh=())
-    states: dict[tuple[tuple[int, ...], Counts], Option] = {((), desired): start}
-    for position, menu in enumerate(menus):
-        following: dict[tuple[tuple[int, ...], Counts], Option] = {}
-        for ((stays, rest), option), choice in itertools.product(states.items(), menu):
-            if not _includes(rest, choice.taken):
-                continue
-            kept = () if choice.content is None else ((position, choice.content),)
-            after = Option(
-                busy=option.busy + choice.busy,
-                cost=option.cost + choice.cost,
-                stays=option.stays + kept,
-                fresh=(),
-            )
-            key = stays + tuple(p for p, _ in kept), _minus(rest, choice.taken)
-            if key not in following or _price(after) < _price(following[key]):
-                following[key] = after
-        states = following
-    return [(option, rest) for (_, rest), option in states.items()]
+    content: Content | None  # None: it is destroyed
 
 
 @functools.lru_cache(maxsize=512)
@@ -221,34 +225,31 @@ class _Subset:
 
     kept: tuple[int, ...]
     counts: Counts
-    occupied: int | None
-    """Bit mask of their slices; None if unknown, so that nothing can be added."""
-    busy: int
-    """Busy ones among the others, which are destroyed."""
+    occupied: int | None  # bit mask of their slices; None if unknown, so that nothing can be added
+    busy: int  # busy ones among the others, which are destroyed
 
 
 def _kept(occupants: tuple[Occupant, ...], desired: Counts) -> list[_Subset]:
     """List what could stay: fewest busy ones destroyed first, then most kept."""
-    return sorted(
-        (kept for n in range(len(occupants) + 1) for kept in _subsets(occupants, n, desired)),
-        key=lambda subset: (subset.busy, -len(subset.kept)),
-    )
-
-
-def _subsets(occupants: tuple[Occupant, ...], n: int, desired: Counts) -> Iterator[_Subset]:
     positions = [i for i, occupant in enumerate(occupants) if 0 < occupant.size <= len(desired)]
-    for kept in itertools.combinations(positions, n):
+    found: list[_Subset] = []
+    for kept in (
+        each for n in range(len(positions) + 1) for each in itertools.combinations(positions, n)
+    ):
         sizes = [occupants[i].size for i in kept]
         counts = tuple(sizes.count(size + 1) for size in range(len(desired)))
         if not _includes(desired, counts):
             continue
         known = [span for i in kept if (span := occupants[i].span)]
-        yield _Subset(
-            kept=kept,
-            counts=counts,
-            occupied=placement.slices(known) if len(known) == len(kept) else None,
-            busy=sum(occupant.is_busy for i, occupant in enumerate(occupants) if i not in kept),
+        found.append(
+            _Subset(
+                kept=kept,
+                counts=counts,
+                occupied=placement.slices(known) if len(known) == len(kept) else None,
+                busy=sum(each.is_busy for i, each in enumerate(occupants) if i not in kept),
+            )
         )
+    return sorted(found, key=lambda subset: (subset.busy, -len(subset.kept)))
 
 
 def _cheapest(subsets: Sequence[_Subset], part: Counts, occupants: int) -> _Choice | None:
@@ -258,7 +259,11 @@ def _cheapest(subsets: Sequence[_Subset], part: Counts, occupants: int) -> _Choi
         price = (subset.busy, -len(subset.kept))
         if best and price > best[0][:2]:
             break
-        added = _complete(subset, part)
+        if not _includes(part, subset.counts):
+            continue
+        missing = _minus(part, subset.counts)
+        is_known = subset.occupied is not None
+        added = fit(missing, subset.occupied or 0) if is_known or not any(missing) else None
         if added is None:
             continue
         occupied = (subset.occupied or 0) | placement.slices(added)
@@ -272,28 +277,6 @@ def _cheapest(subsets: Sequence[_Subset], part: Counts, occupants: int) -> _Choi
         if best is None or rank < best[0]:
             best = rank, choice
     return best[1] if best else None
-
-
-def _complete(subset: _Subset, part: Counts) -> Spans | None:
-    """Return the spans to add to ``subset`` for ``part``; None if they do not fit."""
-    if not _includes(part, subset.counts):
-        return None
-    missing = _minus(part, subset.counts)
-    if subset.occupied is None:
-        return None if any(missing) else ()
-    return fit(missing, subset.occupied)
-
-
-def _is_dominated(
-    key: tuple[tuple[int, ...], int], found: dict[tuple[tuple[int, ...], int], Option]
-) -> bool:
-    stays, fresh = key
-    fewer = [found[stays, n] for n in range(fresh) if (stays, n) in found]
-    return any(_price(other) <= _price(found[key]) for other in fewer)
-
-
-def _price(option: Option) -> tuple[int, int]:
-    return option.busy, option.cost
 
 
 def _ways(sizes: tuple[int, ...], occupied: int, slots: int, *, floor: int = 0) -> Iterator[Spans]:

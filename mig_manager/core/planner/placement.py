@@ -10,23 +10,19 @@ together before the first creation.
 
 import dataclasses
 import functools
-import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from mig_manager.core import model
 
-Placed = tuple[model.Profile, model.Placement]
-"""Profile and placement of a GPU instance."""
+Placed = tuple[model.Profile, model.Placement]  # profile and placement of a GPU instance
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Arrangement:
     """One way to place new GPU instances beside those that stay."""
 
-    placed: tuple[Placed, ...]
-    """The new ones, largest profile first, ascending within a profile."""
-    room: tuple[int, ...]
-    """How many more of each profile fit, each alone, largest profile first."""
+    placed: tuple[Placed, ...]  # the new ones, largest profile first, ascending within a profile
+    room: tuple[int, ...]  # how many more of each profile fit, each alone, largest profile first
     starts: tuple[int, ...]
     """First slices of all instances, also of those that stay, in the order of ``placed``."""
 
@@ -56,7 +52,12 @@ class Capacity:
         for spec in sorted(profiles, key=lambda spec: spec.enum_index):
             by_profile.setdefault(spec.profile, spec)
         self._by_profile = by_profile
-        self.specs = tuple(sorted(by_profile.values(), key=_largest_first))
+
+        def largest_first(spec: model.GpuInstanceProfile) -> tuple[object, ...]:
+            size = max((place.size for place in spec.placements), default=0)
+            return -size, -spec.profile.gpu_slices, spec.profile.sort_key
+
+        self.specs = tuple(sorted(by_profile.values(), key=largest_first))
         self._rank = {spec.profile: rank for rank, spec in enumerate(self.specs)}
         engines = [spec.engines for spec in self.specs]
         self.pool = model.Engines.pool([*engines, self.drawn(live)])
@@ -66,6 +67,9 @@ class Capacity:
     def find(self, profile: model.Profile) -> model.GpuInstanceProfile | None:
         """Return the GPU's description of a profile; None if the GPU lacks the profile."""
         return self._by_profile.get(profile)
+
+    def __getitem__(self, profile: model.Profile) -> model.GpuInstanceProfile:
+        return self._by_profile[profile]
 
     def drawn(self, profiles: Iterable[model.Profile]) -> model.Engines:
         """Return the media engines that instances of these profiles need together."""
@@ -113,7 +117,16 @@ class Capacity:
         if any(place.overlaps(other) for _, place in pinned for _, other in fixed):
             return None
         occupied = slices(place for _, place in known)
-        ways = (self._judge(known, way, drawn) for way in _ways(occupied, specs))
+
+        def judged(placed: tuple[Placed, ...]) -> Arrangement:
+            ranked = sorted((self._rank[p], place.start) for p, place in (*known, *placed))
+            return Arrangement(
+                placed=placed,
+                room=self.room(occupied | slices(place for _, place in placed), drawn),
+                starts=tuple(start for _, start in ranked),
+            )
+
+        ways = map(judged, _ways(occupied, specs))
         return min(ways, key=lambda arrangement: arrangement.rank, default=None)
 
     def fits(self, counts: Mapping[model.Profile, int], *, pinned: Sequence[Placed] = ()) -> bool:
@@ -123,17 +136,6 @@ class Capacity:
         if not drawn.within(self.pool):
             return False
         return next(_ways(slices(place for _, place in pinned), specs), None) is not None
-
-    def _judge(
-        self, fixed: Sequence[Placed], placed: tuple[Placed, ...], drawn: model.Engines
-    ) -> Arrangement:
-        everything = sorted((self._rank[p], place.start) for p, place in (*fixed, *placed))
-        occupied = slices(place for _, place in itertools.chain(fixed, placed))
-        return Arrangement(
-            placed=placed,
-            room=self.room(occupied, drawn),
-            starts=tuple(start for _, start in everything),
-        )
 
 
 @functools.lru_cache(maxsize=1024)
@@ -171,11 +173,6 @@ def draws(
         ),
         default=_UNLIMITED,
     )
-
-
-def _largest_first(spec: model.GpuInstanceProfile) -> tuple[object, ...]:
-    size = max((place.size for place in spec.placements), default=0)
-    return -size, -spec.profile.gpu_slices, spec.profile.sort_key
 
 
 def _ways(

@@ -5,15 +5,18 @@ right if its MIG mode is (current and pending), its compute instances are the de
 by profile, the pinned ones have their placements, and each GPU instance has a compute instance.
 Placements and grouping of the others are not part of a layout and no reason to change a GPU.
 
-``search`` defines the smallest change, ``plan_builder`` the order of the steps.
+``search`` defines the smallest change. The order of the steps: compute instances are destroyed
+before GPU instances, as the driver requires. All are destroyed before MIG mode changes: Ampere
+counts GPU instances as clients of the GPU and would leave the change pending. Then instances are
+created, each with its placement.
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from mig_manager import errors
 from mig_manager.core import model, steps
-from mig_manager.core.planner import plan_builder, restoring, search
+from mig_manager.core.planner import packing, placement, restoring, search
 from mig_manager.core.records import checkpoint
 
 
@@ -112,8 +115,23 @@ def baseline(
             before = restoring.adopted(gpu, known[gpu.uuid])
         else:
             before = dataclasses.replace(gpu.snapshot, created=())
-        known[gpu.uuid] = _creating(before, each)
+        if before.created is not None:
+            created = dict.fromkeys((*before.created, *_creations(each)))
+            before = dataclasses.replace(before, created=tuple(created))
+        known[gpu.uuid] = before
     return tuple(known.values())
+
+
+def _creations(plan: steps.GpuPlan) -> Iterator[model.Creation]:
+    for step in plan.steps:
+        match step:
+            case steps.CreateGpuInstance():
+                yield model.Creation(step.profile, step.placement)
+            case steps.CreateComputeInstance():
+                place = step.gpu_instance_placement
+                yield model.Creation.inside(step.profile, place, step.placement)
+            case _:
+                pass
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,8 +139,7 @@ class CheckpointPlan:
     """The steps to a checkpoint."""
 
     plan: steps.Plan
-    covered: frozenset[str]
-    """UUIDs of the GPUs of the checkpoint."""
+    covered: frozenset[str]  # UUIDs of the GPUs of the checkpoint
 
 
 def restore_checkpoint(
@@ -143,35 +160,14 @@ def restore_checkpoint(
     # Without profiles, only MIG mode can be restored before the next observation.
     blind = set() if is_mode_only else {gpu.uuid for gpu in gpus if gpu.profiles is None}
     partitioned = {device.uuid for device in saved.devices if device.instances}
-    return CheckpointPlan(
-        plan=steps.Plan(
-            gpus=tuple(
-                dataclasses.replace(each, is_provisional=True, target=())
-                if each.gpu_uuid in blind & partitioned
-                else each
-                for each in plan.gpus
-            )
-        ),
-        covered=frozenset(device.uuid for device in saved.devices),
+    changes = tuple(
+        dataclasses.replace(each, is_provisional=True, target=())
+        if each.gpu_uuid in blind & partitioned
+        else each
+        for each in plan.gpus
     )
-
-
-def _creating(before: model.GpuSnapshot, plan: steps.GpuPlan) -> model.GpuSnapshot:
-    """Add what the plan creates to the snapshot's record."""
-    if before.created is None:
-        return before
-    created = dict.fromkeys(before.created)
-    for step in plan.steps:
-        match step:
-            case steps.CreateGpuInstance():
-                created[model.Creation(step.profile, step.placement)] = None
-            case steps.CreateComputeInstance():
-                place = step.gpu_instance_placement
-                inside = model.Creation.inside(step.profile, place, step.placement)
-                created[inside] = None
-            case _:
-                pass
-    return dataclasses.replace(before, created=tuple(created))
+    covered = frozenset(device.uuid for device in saved.devices)
+    return CheckpointPlan(plan=steps.Plan(gpus=changes), covered=covered)
 
 
 def refuse_on_vgpus(gpus: Sequence[model.Gpu], plan: steps.Plan) -> None:
@@ -198,25 +194,11 @@ def refuse_on_vgpus(gpus: Sequence[model.Gpu], plan: steps.Plan) -> None:
 def _plan_gpu(
     gpu: model.Gpu, desired: model.DesiredGpu, finder: search.Search
 ) -> steps.GpuPlan | None:
-    match desired.mode:
-        case model.MigMode.DISABLED:
-            return plan_builder.build(
-                gpu,
-                plan_builder.in_order(gpu),
-                plan_builder.Decision(),
-                _switch(gpu, desired.mode),
-            )
-        case model.MigMode.ENABLED:
-            if gpu.current_mode is None:
-                raise _not_capable(gpu)
-            return _populate(gpu, desired, finder)
-
-
-def _populate(
-    gpu: model.Gpu, desired: model.DesiredGpu, finder: search.Search
-) -> steps.GpuPlan | None:
-    """Plan for a GPU with MIG enabled."""
     switch = _switch(gpu, desired.mode)
+    if desired.mode is model.MigMode.DISABLED:
+        return _build(gpu, search.Decision(), switch)
+    if gpu.current_mode is None:
+        raise _not_capable(gpu)
     is_blind = gpu.current_mode is model.MigMode.DISABLED and gpu.profiles is None
     if switch and desired.counts and is_blind:
         return steps.GpuPlan(
@@ -226,9 +208,26 @@ def _populate(
             target=(),
             is_provisional=True,
         )
-    live = plan_builder.in_order(gpu)
-    decision = finder.decide(gpu, live, desired)
-    return plan_builder.build(gpu, live, decision, switch)
+    return _build(gpu, finder.decide(gpu, search.in_order(gpu), desired), switch)
+
+
+def _restore_gpu(
+    gpu: model.Gpu, before: model.GpuSnapshot, *, keep_pending: bool
+) -> steps.GpuPlan | None:
+    if before.current_mode is None:
+        return None
+    if gpu.current_mode is None:
+        raise _not_capable(gpu)
+    decision = restoring.decide(gpu, before)
+    # A mode that was pending before may stay pending.
+    has_pending = (gpu.pending_mode or gpu.current_mode) is (
+        before.pending_mode or before.current_mode
+    )
+    is_as_before = gpu.current_mode is before.current_mode and (keep_pending or has_pending)
+    # Disabling MIG would destroy the instances that stay.
+    has_instances = bool(decision.stays) and before.current_mode is model.MigMode.DISABLED
+    switch = None if is_as_before or has_instances else _switch(gpu, before.current_mode)
+    return _build(gpu, decision, switch)
 
 
 def _switch(gpu: model.Gpu, mode: model.MigMode) -> steps.SetMode | None:
@@ -244,28 +243,95 @@ def _switch(gpu: model.Gpu, mode: model.MigMode) -> steps.SetMode | None:
     )
 
 
-def _restore_gpu(
-    gpu: model.Gpu, before: model.GpuSnapshot, *, keep_pending: bool
+def _build(
+    gpu: model.Gpu, decision: search.Decision, switch: steps.SetMode | None
 ) -> steps.GpuPlan | None:
-    if before.current_mode is None:
-        return None
-    if gpu.current_mode is None:
-        raise _not_capable(gpu)
-    decision = restoring.decide(gpu, before)
-    # A mode that was pending before may stay pending.
-    is_as_before = _modes(gpu) == _modes(before) or (
-        keep_pending and gpu.current_mode is before.current_mode
+    """Turn a decision into a plan; None if there is nothing to do."""
+    live = search.in_order(gpu)
+    stays = {stay.position: stay for stay in decision.stays}
+    ended: list[steps.Step] = [
+        steps.DestroyComputeInstance(
+            gpu_uuid=gpu.uuid,
+            gpu_instance_id=gi.instance_id,
+            compute_instance_id=ci.instance_id,
+            profile=ci.profile,
+            uuid=ci.uuid,
+        )
+        for position, gi in enumerate(live)
+        for inner, ci in enumerate(gi.compute_instances)
+        if position not in stays or inner not in stays[position].kept
+    ]
+    ended += [
+        steps.DestroyGpuInstance(
+            gpu_uuid=gpu.uuid,
+            gpu_instance_id=gi.instance_id,
+            profile=gi.profile,
+            placement=gi.placement,
+        )
+        for position, gi in enumerate(live)
+        if position not in stays
+    ]
+    ordered = (*ended, *([switch] if switch else []), *_create(gpu, live, decision))
+    target = (*(_staying(live[stay.position], stay) for stay in decision.stays), *decision.created)
+    plan = steps.GpuPlan(
+        gpu_uuid=gpu.uuid,
+        gpu_index=gpu.index,
+        steps=ordered,
+        target=tuple(sorted(target, key=lambda instance: instance.placement)),
     )
-    # Disabling MIG would destroy the instances that stay.
-    has_instances = bool(decision.stays) and before.current_mode is model.MigMode.DISABLED
-    switch = None if is_as_before or has_instances else _switch(gpu, before.current_mode)
-    return plan_builder.build(gpu, plan_builder.in_order(gpu), decision, switch)
+    return plan if ordered else None
 
 
-def _modes(
-    gpu: model.Gpu | model.GpuSnapshot,
-) -> tuple[model.MigMode | None, model.MigMode | None]:
-    return gpu.current_mode, gpu.pending_mode or gpu.current_mode
+def _create(
+    gpu: model.Gpu, live: Sequence[model.GpuInstance], decision: search.Decision
+) -> Iterator[steps.Step]:
+    """Yield new compute instances of GPU instances that stay, then the new GPU instances."""
+
+    def fill(
+        place: model.Placement, content: Sequence[steps.TargetComputeInstance]
+    ) -> Iterator[steps.Step]:
+        for ci in content:
+            yield steps.CreateComputeInstance(
+                gpu_uuid=gpu.uuid,
+                gpu_instance_placement=place,
+                profile=ci.profile,
+                placement=ci.placement,
+            )
+
+    for stay in decision.stays:
+        yield from fill(live[stay.position].placement, stay.added)
+    for new in decision.created:
+        yield steps.CreateGpuInstance(
+            gpu_uuid=gpu.uuid,
+            profile=new.profile,
+            profile_id=new.profile_id,
+            placement=new.placement,
+        )
+        yield from fill(new.placement, new.compute_instances)
+
+
+def _staying(gi: model.GpuInstance, stay: search.Stay) -> steps.TargetInstance:
+    """Return a GPU instance that stays, with assumed spans where the driver reports none."""
+    kept = [gi.compute_instances[inner] for inner in stay.kept]
+    known = [(ci.profile, ci.placement) for ci in kept if ci.placement]
+    vague = sorted(
+        (ci.profile for ci in kept if not ci.placement), key=lambda ci: -ci.compute_slices
+    )
+    sizes = [ci.compute_slices for ci in vague]
+    counts = tuple(sizes.count(size + 1) for size in range(gi.profile.gpu_slices))
+    assumed = packing.fit(counts, placement.slices(span for _, span in known))
+    spans = assumed or tuple(model.Placement(0, size) for size in sizes)
+    content = [
+        steps.TargetComputeInstance(profile=profile, placement=span)
+        for profile, span in (*known, *zip(vague, spans, strict=True))
+    ]
+    return steps.TargetInstance(
+        profile=gi.profile,
+        profile_id=gi.profile_id,
+        placement=gi.placement,
+        compute_instances=tuple(sorted([*content, *stay.added], key=lambda ci: ci.placement)),
+        kept=True,
+    )
 
 
 def _by_index(gpus: Sequence[model.Gpu]) -> list[model.Gpu]:

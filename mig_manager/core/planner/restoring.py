@@ -12,11 +12,11 @@ from typing import NoReturn
 
 from mig_manager import errors
 from mig_manager.core import model, steps
-from mig_manager.core.planner import packing, placement, plan_builder
+from mig_manager.core.planner import packing, placement, search
 from mig_manager.core.records import checkpoint
 
 
-def decide(gpu: model.Gpu, before: model.GpuSnapshot) -> plan_builder.Decision:
+def decide(gpu: model.Gpu, before: model.GpuSnapshot) -> search.Decision:
     """Decide which GPU instances stay and which are created.
 
     An instance of the snapshot that overlaps an unowned one is omitted.
@@ -25,85 +25,54 @@ def decide(gpu: model.Gpu, before: model.GpuSnapshot) -> plan_builder.Decision:
         errors.LayoutError: The snapshot lacks the spans of compute instances, and they cannot be
             packed again (DOES_NOT_FIT).
     """
-    live = plan_builder.in_order(gpu)
-    kept = unowned_instances(gpu, before)
-    taken = [gi.placement for gi in kept if _key(gi) not in _keys(before)]
-    positions = {_key(gi): i for i, gi in enumerate(live)}
-    stays = [
-        plan_builder.Stay(position=i, kept=tuple(range(len(gi.compute_instances))), added=())
-        for i, gi in enumerate(live)
-        if gi.placement in taken
-    ]
+    past = _by_place(before)
+    unowned = {_place(gi): gi for gi in _unowned(gpu, before)}
+    taken = [gi.placement for place, gi in unowned.items() if place not in past]
+    now = {_place(gi): (i, gi) for i, gi in enumerate(search.in_order(gpu))}
+    stays = [search.unchanged(i, gi) for i, gi in now.values() if gi.placement in taken]
     created: list[steps.TargetInstance] = []
-    for old in plan_builder.in_order(before):
-        position = positions.get(_key(old))
-        if position is None:
-            if not any(map(old.placement.overlaps, taken)):
-                created.append(_recreated(gpu, old))
-        else:
-            unowned = [gi for gi in kept if _key(gi) == _key(old)]
-            stays.append(_repaired(gpu, position, live[position], _joined(old, *unowned)))
+    # Profile ids may change with the driver; names do not.
+    ids = {spec.profile: spec.profile_id for spec in gpu.profiles or ()}
+    for place, old in past.items():
+        if place in now:
+            stays.append(_repaired(gpu, *now[place], _joined(old, unowned.get(place))))
+        elif not any(map(old.placement.overlaps, taken)):
+            created.append(
+                steps.TargetInstance(
+                    profile=old.profile,
+                    profile_id=ids.get(old.profile, old.profile_id),
+                    placement=old.placement,
+                    compute_instances=_inside(gpu, old),
+                    kept=False,
+                )
+            )
     created.sort(key=lambda new: (-new.placement.size, new.placement))
-    return plan_builder.Decision(stays=tuple(stays), created=tuple(created))
+    return search.Decision(stays=tuple(stays), created=tuple(created))
 
 
-def unowned_instances(gpu: model.Gpu, before: model.GpuSnapshot) -> tuple[model.GpuInstance, ...]:
-    """Return the instances that are neither in the snapshot nor created by the change, in order.
+def unowned_names(gpu: model.Gpu, before: model.GpuSnapshot) -> Iterator[str]:
+    """Name the instances that are neither in the snapshot nor created by the change, in order.
 
     Of a GPU instance in the snapshot these are only the unowned compute instances.
     """
-    if before.created is None:
-        return ()
-    return tuple(_unowned(gpu, before, set(before.created)))
-
-
-def unowned_names(gpu: model.Gpu, before: model.GpuSnapshot) -> tuple[str, ...]:
-    """Return their names."""
-    had = _keys(before)
-    return tuple(
-        name
-        for gi in unowned_instances(gpu, before)
-        for name in (
-            [f"{ci.profile} in {gi.profile} at {gi.placement}" for ci in gi.compute_instances]
-            if _key(gi) in had
-            else [f"{gi.profile} at {gi.placement}"]
-        )
-    )
-
-
-def _unowned(
-    gpu: model.Gpu, before: model.GpuSnapshot, ours: set[model.Creation]
-) -> Iterator[model.GpuInstance]:
-    past = {_key(gi): gi for gi in plan_builder.in_order(before)}
-    for gi in plan_builder.in_order(gpu):
-        old = past.get(_key(gi))
-        if old is None:
-            if model.Creation(*_key(gi)) not in ours:
-                yield gi
-            continue
-        if _is_vague(gi) or _is_vague(old):
-            continue
-        had = {(ci.profile, ci.placement) for ci in old.compute_instances}
-        others = tuple(
-            ci
-            for ci in gi.compute_instances
-            if (ci.profile, ci.placement) not in had
-            and model.Creation.inside(ci.profile, gi.placement, ci.placement) not in ours
-        )
-        if others:
-            yield dataclasses.replace(gi, compute_instances=others)
+    past = _by_place(before)
+    for gi in _unowned(gpu, before):
+        where = f"{gi.profile} at {gi.placement}"
+        if _place(gi) in past:
+            yield from (f"{ci.profile} in {where}" for ci in gi.compute_instances)
+        else:
+            yield where
 
 
 def adopted(gpu: model.Gpu, before: model.GpuSnapshot) -> model.GpuSnapshot:
     """Return the snapshot with the unowned instances added, for the next change."""
-    unowned = unowned_instances(gpu, before)
+    unowned = {_place(gi): gi for gi in _unowned(gpu, before)}
     if not unowned:
         return before
-    past = {_key(gi): gi for gi in plan_builder.in_order(before)}
-    news = [gi for gi in unowned if _key(gi) not in past]
-    inside = {_key(gi): gi for gi in unowned if _key(gi) in past}
+    past = _by_place(before)
+    news = [gi for place, gi in unowned.items() if place not in past]
     remaining = [
-        _joined(gi, inside[place]) if place in inside else gi
+        _joined(gi, unowned.get(place))
         for place, gi in past.items()
         if not any(gi.placement.overlaps(new.placement) for new in news)
     ]
@@ -116,52 +85,55 @@ def adopted(gpu: model.Gpu, before: model.GpuSnapshot) -> model.GpuSnapshot:
     )
 
 
-def _joined(gi: model.GpuInstance, *others: model.GpuInstance) -> model.GpuInstance:
-    """Return a GPU instance with the compute instances of all."""
-    if not others:
-        return gi
-    more = (ci for other in others for ci in other.compute_instances)
+def _unowned(gpu: model.Gpu, before: model.GpuSnapshot) -> Iterator[model.GpuInstance]:
+    if before.created is None:
+        return
+    ours = set(before.created)
+    past = _by_place(before)
+    for gi in search.in_order(gpu):
+        old = past.get(_place(gi))
+        if old is None:
+            if model.Creation(gi.profile, gi.placement) not in ours:
+                yield gi
+        elif not (_is_vague(gi) or _is_vague(old)):
+            had = {(ci.profile, ci.placement) for ci in old.compute_instances}
+            others = tuple(
+                ci
+                for ci in gi.compute_instances
+                if (ci.profile, ci.placement) not in had
+                and model.Creation.inside(ci.profile, gi.placement, ci.placement) not in ours
+            )
+            if others:
+                yield dataclasses.replace(gi, compute_instances=others)
+
+
+def _joined(gi: model.GpuInstance, other: model.GpuInstance | None) -> model.GpuInstance:
+    """Return a GPU instance with the compute instances of both."""
+    more = other.compute_instances if other else ()
     return dataclasses.replace(gi, compute_instances=(*gi.compute_instances, *more))
 
 
-def _key(gi: model.GpuInstance) -> tuple[model.Profile, model.Placement]:
+def _place(gi: model.GpuInstance) -> placement.Placed:
     return gi.profile, gi.placement
 
 
-def _keys(before: model.GpuSnapshot) -> set[tuple[model.Profile, model.Placement]]:
-    return {_key(gi) for gi in plan_builder.in_order(before)}
-
-
-def _recreated(gpu: model.Gpu, old: model.GpuInstance) -> steps.TargetInstance:
-    # Profile ids may change with the driver; names do not.
-    ids = {spec.profile: spec.profile_id for spec in gpu.profiles or ()}
-    return steps.TargetInstance(
-        profile=old.profile,
-        profile_id=ids.get(old.profile, old.profile_id),
-        placement=old.placement,
-        compute_instances=_inside(gpu, old),
-        kept=False,
-    )
+def _by_place(before: model.GpuSnapshot) -> dict[placement.Placed, model.GpuInstance]:
+    return {_place(gi): gi for gi in search.in_order(before)}
 
 
 def _repaired(
     gpu: model.Gpu, position: int, now: model.GpuInstance, old: model.GpuInstance
-) -> plan_builder.Stay:
+) -> search.Stay:
     """Restore the compute instances; all of them if spans are unknown and profiles differ."""
     if _is_vague(now) or _is_vague(old):
-        is_alike = _profiles(now) == _profiles(old)
-        return plan_builder.Stay(
-            position=position,
-            kept=tuple(range(len(now.compute_instances))) if is_alike else (),
-            added=() if is_alike else _inside(gpu, old),
-        )
+        if _profiles(now) == _profiles(old):
+            return search.unchanged(position, now)
+        return search.Stay(position=position, kept=(), added=_inside(gpu, old))
     wanted = {(ci.profile, ci.placement) for ci in old.compute_instances}
-    has = {(ci.profile, ci.placement) for ci in now.compute_instances}
-    return plan_builder.Stay(
+    has = [(ci.profile, ci.placement) for ci in now.compute_instances]
+    return search.Stay(
         position=position,
-        kept=tuple(
-            i for i, ci in enumerate(now.compute_instances) if (ci.profile, ci.placement) in wanted
-        ),
+        kept=tuple(i for i, each in enumerate(has) if each in wanted),
         added=tuple(ci for ci in _inside(gpu, old) if (ci.profile, ci.placement) not in has),
     )
 
@@ -181,7 +153,7 @@ def _inside(gpu: model.Gpu, old: model.GpuInstance) -> tuple[steps.TargetCompute
             "cannot be placed again",
             reason=errors.Reason.DOES_NOT_FIT,
         )
-    return plan_builder.inside(old.profile, spans)
+    return packing.inside(old.profile, spans)
 
 
 def _profiles(gi: model.GpuInstance) -> collections.Counter[model.Profile]:
@@ -219,60 +191,58 @@ def snapshots(
             _refuse(device, f"GPU {device.uuid} is not on this node")
         if gpu.current_mode is None:
             _refuse(device, f"{gpu} has no MIG")
-        found.append(_snapshot(device, gpu, is_mode_only=is_mode_only))
+        instances: tuple[model.GpuInstance, ...] = ()
+        if is_mode_only:
+            # A mode change destroys all of them; otherwise they stay.
+            instances = gpu.gpu_instances if gpu.current_mode is device.mode else ()
+        elif gpu.profiles is not None:
+            instances = tuple(_instances(device, gpu))
+        found.append(
+            model.GpuSnapshot(
+                uuid=gpu.uuid,
+                current_mode=device.mode,
+                pending_mode=device.mode,
+                gpu_instances=instances,
+            )
+        )
     return found
-
-
-def _snapshot(
-    device: checkpoint.Device, gpu: model.Gpu, *, is_mode_only: bool
-) -> model.GpuSnapshot:
-    instances: tuple[model.GpuInstance, ...] = ()
-    if is_mode_only:
-        # A mode change destroys all of them; otherwise they stay.
-        instances = gpu.gpu_instances if gpu.current_mode is device.mode else ()
-    elif gpu.profiles is not None:
-        instances = tuple(_instances(device, gpu))
-    return model.GpuSnapshot(
-        uuid=gpu.uuid,
-        current_mode=device.mode,
-        pending_mode=device.mode,
-        gpu_instances=instances,
-    )
 
 
 def _instances(device: checkpoint.Device, gpu: model.Gpu) -> Iterator[model.GpuInstance]:
     specs = {spec.enum_index: spec for spec in gpu.profiles or ()}
-    live = {(gi.profile, gi.placement): gi for gi in gpu.gpu_instances}
+    live = {_place(gi): gi.compute_instances for gi in gpu.gpu_instances}
     occupied = 0
     for number, old in enumerate(device.instances):
         spec = specs.get(old.enum_index)
         if spec is None:
             _refuse(old, f"{gpu} has no GPU instance profile {old.enum_index}")
-        if old.placement not in spec.placements:
-            known = ", ".join(str(place) for place in spec.placements)
-            _refuse(
-                old,
-                f"{spec.profile} cannot be at {old.placement} on {gpu}; it can be at {known}",
-            )
-        if occupied & placement.mask(old.placement):
-            _refuse(old, f"{spec.profile} at {old.placement} overlaps another instance")
-        occupied |= placement.mask(old.placement)
-        there = live.get((spec.profile, old.placement))
+        name, place = spec.profile, old.placement
+        if place not in spec.placements:
+            known = ", ".join(map(str, spec.placements))
+            _refuse(old, f"{name} cannot be at {place} on {gpu}; it can be at {known}")
+        if occupied & placement.mask(place):
+            _refuse(old, f"{name} at {place} overlaps another instance")
+        occupied |= placement.mask(place)
         yield model.GpuInstance(
             instance_id=number,
-            profile=spec.profile,
+            profile=name,
             profile_id=spec.profile_id,
-            placement=old.placement,
+            placement=place,
             compute_instances=tuple(
-                _with_spans(old, spec.profile, there.compute_instances if there else ())
+                model.ComputeInstance(
+                    instance_id=nth, profile=ci.profile, placement=ci.placement, uuid=None
+                )
+                for nth, ci in enumerate(
+                    packing.inside(name, _spans(old, name, live.get((name, place), ())))
+                )
             ),
         )
 
 
-def _with_spans(
+def _spans(
     old: checkpoint.Instance, whole: model.Profile, live: Sequence[model.ComputeInstance]
-) -> Iterator[model.ComputeInstance]:
-    """Yield compute instances with spans, which a checkpoint lacks: live ones, then packed."""
+) -> packing.Spans:
+    """Return the spans, which a checkpoint lacks: those of live instances, the others packed."""
     for size in old.compute_slices:
         if not packing.exists(size, whole.gpu_slices):
             _refuse(old, f"{whole} has no compute instance of {size} slices")
@@ -289,13 +259,7 @@ def _with_spans(
     if rest is None:
         sizes = ", ".join(f"{size}c" for size in old.compute_slices)
         _refuse(old, f"compute instances of {sizes} do not fit {whole}")
-    for number, span in enumerate((*kept, *rest)):
-        yield model.ComputeInstance(
-            instance_id=number,
-            profile=dataclasses.replace(whole, compute_slices=span.size),
-            placement=span,
-            uuid=None,
-        )
+    return (*kept, *rest)
 
 
 def _packed(

@@ -19,173 +19,57 @@ One that exists stays, which never costs more than to create it again.
 import collections
 import dataclasses
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from mig_manager import errors
 from mig_manager.core import model, steps
-from mig_manager.core.planner import explain, packing, placement, plan_builder
+from mig_manager.core.planner import explain, packing, placement
 
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class PinnedInstance:
-    """A GPU instance with a given start slice."""
-
-    profile: model.Profile
-    start: int
-    counts: packing.Counts
-    """Its compute instances."""
-
-    @property
-    def devices(self) -> dict[model.Profile, int]:
-        """Its devices by profile."""
-        return {
-            dataclasses.replace(self.profile, compute_slices=size): count
-            for size, count in enumerate(self.counts, start=1)
-            if count
-        }
-
-
-Pins = Sequence[tuple[model.Pin, int]]
+Pins = Iterable[tuple[model.Pin, int]]
 
 LiveInstance = tuple[model.Profile, model.Placement, tuple[packing.Occupant, ...]]
 """A live GPU instance and its compute instances."""
 
+Candidate = tuple[tuple[model.Profile, packing.Option], ...]
+"""One choice of what stays and how many GPU instances of each profile are new."""
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Pinned:
-    """The GPU instances that the pins determine."""
+class Stay:
+    """A live GPU instance that stays, with its compute instances."""
 
-    stays: tuple[plan_builder.Stay, ...]
-    kept: tuple[placement.Placed, ...]
-    """Their profiles and placements."""
-    created: tuple[steps.TargetInstance, ...]
-    positions: tuple[int, ...]
-    """Positions of the other live GPU instances."""
-
-    @property
-    def new(self) -> tuple[placement.Placed, ...]:
-        """Profiles and placements of the GPU instances to create."""
-        return tuple((instance.profile, instance.placement) for instance in self.created)
+    position: int  # its position in ``in_order``
+    kept: tuple[int, ...]  # positions of the compute instances that stay, in ``in_order``
+    added: tuple[steps.TargetComputeInstance, ...] = ()
 
 
-def place_pins(
-    gpu: model.Gpu, capacity: placement.Capacity, live: Sequence[LiveInstance], pins: Pins
-) -> Pinned:
-    """Decide which pinned GPU instances stay and which are created.
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """The instances of one GPU after the plan; live ones that are not listed are destroyed."""
 
-    Args:
-        gpu: The GPU.
-        capacity: Its capacity, with every profile of the pins.
-        live: Its live GPU instances, in order.
-        pins: The pinned devices.
-
-    Raises:
-        errors.LayoutError: The GPU cannot have these placements (DOES_NOT_FIT).
-    """
-    located = locate(gpu, pinned_instances(pins), capacity)
-    missing = {(place.profile, where): place for place, where in located.items()}
-    stays: list[plan_builder.Stay] = []
-    kept: list[placement.Placed] = []
-    positions: list[int] = []
-    for position, (profile, where, occupants) in enumerate(live):
-        place = missing.pop((profile, where), None)
-        if place is None:
-            positions.append(position)
-            continue
-        content = packing.cheapest(occupants, place.counts)
-        added = plan_builder.inside(profile, content.added)
-        stays.append(plan_builder.Stay(position=position, kept=content.kept, added=added))
-        kept.append((profile, where))
-    created = (
-        _create(place, spec, where)
-        for (profile, where), place in missing.items()
-        if (spec := capacity.find(profile))
-    )
-    return Pinned(
-        stays=tuple(stays), kept=tuple(kept), created=tuple(created), positions=tuple(positions)
-    )
+    stays: tuple[Stay, ...] = ()
+    created: tuple[steps.TargetInstance, ...] = ()  # pinned ones first, then the largest
 
 
-def pinned_instances(pins: Pins) -> tuple[PinnedInstance, ...]:
-    """Return the pinned GPU instances, ascending by start."""
-    found: dict[tuple[model.Profile, int], dict[model.Profile, int]] = {}
-    for pin, count in pins:
-        found.setdefault((pin.profile.gpu_instance, pin.start), {})[pin.profile] = count
+def in_order(gpu: model.Gpu | model.GpuSnapshot) -> tuple[model.GpuInstance, ...]:
+    """Return GPU instances and their compute instances by placement; none with MIG disabled."""
+    if gpu.current_mode is not model.MigMode.ENABLED:
+        return ()
+
+    def compute_order(ci: model.ComputeInstance) -> tuple[object, ...]:
+        return ci.placement or model.Placement(-1, 0), ci.profile.sort_key, ci.instance_id
+
     return tuple(
-        PinnedInstance(profile=profile, start=start, counts=packing.count_sizes(devices, profile))
-        for (profile, start), devices in found.items()
-    )
-
-
-def locate(
-    gpu: model.Gpu, wanted: Iterable[PinnedInstance], capacity: placement.Capacity
-) -> dict[PinnedInstance, model.Placement]:
-    """Return the placement of each pinned GPU instance.
-
-    Raises:
-        errors.LayoutError: No such instance can start there, two of them share a slice or a media
-            engine, or its devices do not fit it (DOES_NOT_FIT).
-    """
-    found: dict[PinnedInstance, model.Placement] = {}
-    for each in wanted:
-        spec = capacity.find(each.profile)
-        possible = {place.start: place for place in spec.placements} if spec else {}
-        if each.start not in possible:
-            raise _refuse(gpu, explain.bad_start(each.profile, each.start, sorted(possible)))
-        if packing.fit(each.counts) is None:
-            raise _refuse(
-                gpu, f"{explain.show(each.devices)} do not fit into one {each.profile} together"
-            )
-        place = possible[each.start]
-        for other, taken in found.items():
-            if place.overlaps(taken):
-                raise _refuse(
-                    gpu, explain.collision((other.profile, taken), (each.profile, place))
-                )
-        found[each] = place
-    missing_engines = explain.missing_engines(
-        collections.Counter(each.profile for each in found), capacity
-    )
-    if missing_engines:
-        raise _refuse(gpu, "; ".join(missing_engines))
-    return found
-
-
-def _create(
-    place: PinnedInstance, spec: model.GpuInstanceProfile, where: model.Placement
-) -> steps.TargetInstance:
-    return steps.TargetInstance(
-        profile=place.profile,
-        profile_id=spec.profile_id,
-        placement=where,
-        compute_instances=plan_builder.inside(place.profile, packing.fit(place.counts) or ()),
-        kept=False,
-    )
-
-
-def _refuse(gpu: model.Gpu, why: str) -> errors.LayoutError:
-    return errors.LayoutError(
-        f"the layout does not fit {gpu}: {why}",
-        reason=errors.Reason.DOES_NOT_FIT,
-        gpu_uuid=gpu.uuid,
-    )
-
-
-Devices = Mapping[model.Profile, int]
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class _Candidate:
-    """One choice of what stays and how many GPU instances are new."""
-
-    options: tuple[tuple[model.Profile, packing.Option], ...]
-
-    @property
-    def price(self) -> tuple[int, int]:
-        return (
-            sum(option.busy for _, option in self.options),
-            sum(option.cost for _, option in self.options),
+        dataclasses.replace(
+            gi, compute_instances=tuple(sorted(gi.compute_instances, key=compute_order))
         )
+        for gi in sorted(gpu.gpu_instances, key=lambda gi: gi.placement)
+    )
+
+
+def unchanged(position: int, gi: model.GpuInstance) -> Stay:
+    """Return the stay of a GPU instance with all its compute instances."""
+    return Stay(position=position, kept=tuple(range(len(gi.compute_instances))))
 
 
 class Search:
@@ -194,23 +78,21 @@ class Search:
     def __init__(self, busy: frozenset[str]) -> None:
         """Build it with the UUIDs of the MIG devices in use."""
         self._busy = busy
-        self._known: dict[tuple[object, ...], plan_builder.Decision] = {}
+        self._known: dict[tuple[object, ...], Decision] = {}
 
     def decide(
         self, gpu: model.Gpu, live: Sequence[model.GpuInstance], desired: model.DesiredGpu
-    ) -> plan_builder.Decision:
+    ) -> Decision:
         """Find the smallest change to exactly these devices.
 
-        Args:
-            gpu: The GPU; its profiles must be known if it needs a change.
-            live: Its GPU instances, in order.
-            desired: The devices.
+        ``live`` are the GPU's instances ``in_order``. Its profiles must be known if it needs a
+        change.
 
         Raises:
             errors.LayoutError: The GPU lacks a profile, or the devices do not fit.
         """
-        if is_right(live, desired):
-            return _leave(live)
+        if _is_right(live, desired):
+            return Decision(stays=tuple(unchanged(i, gi) for i, gi in enumerate(live)))
         instances = tuple(self._live_instance(gi) for gi in live)
         key = (gpu.profiles, desired.devices, desired.pins, instances)
         if key not in self._known:
@@ -219,18 +101,19 @@ class Search:
 
     def _live_instance(self, gi: model.GpuInstance) -> LiveInstance:
         occupants = tuple(
-            packing.Occupant(size=_size(gi, ci), span=ci.placement, is_busy=ci.uuid in self._busy)
+            packing.Occupant(
+                size=ci.profile.compute_slices if ci.profile.gpu_instance == gi.profile else 0,
+                span=ci.placement,
+                is_busy=ci.uuid in self._busy,
+            )
             for ci in gi.compute_instances
         )
         return gi.profile, gi.placement, occupants
 
 
-def is_right(live: Sequence[model.GpuInstance], desired: model.DesiredGpu) -> bool:
+def _is_right(live: Sequence[model.GpuInstance], desired: model.DesiredGpu) -> bool:
     """Return whether the instances are the desired ones and none lacks a compute instance."""
-    pinned: dict[tuple[model.Profile, int], collections.Counter[model.Profile]] = {}
-    for pin, count in desired.pins:
-        place = pin.profile.gpu_instance, pin.start
-        pinned.setdefault(place, collections.Counter())[pin.profile] = count
+    pinned = _by_instance(desired.pins)
     free: collections.Counter[model.Profile] = collections.Counter()
     for gi in live:
         inside = collections.Counter(ci.profile for ci in gi.compute_instances)
@@ -241,39 +124,119 @@ def is_right(live: Sequence[model.GpuInstance], desired: model.DesiredGpu) -> bo
     return not pinned and free == dict(desired.devices)
 
 
-def _leave(live: Sequence[model.GpuInstance]) -> plan_builder.Decision:
-    return plan_builder.Decision(
-        stays=tuple(
-            plan_builder.Stay(position=i, kept=tuple(range(len(gi.compute_instances))), added=())
-            for i, gi in enumerate(live)
-        )
-    )
+def _by_instance(pins: Pins) -> dict[tuple[model.Profile, int], dict[model.Profile, int]]:
+    """Return pinned devices by the profile and start of their GPU instance, ascending."""
+    found: dict[tuple[model.Profile, int], dict[model.Profile, int]] = {}
+    for pin, count in pins:
+        found.setdefault((pin.profile.gpu_instance, pin.start), {})[pin.profile] = count
+    return found
 
 
-def _decide(
-    gpu: model.Gpu, live: Sequence[LiveInstance], desired: model.DesiredGpu
-) -> plan_builder.Decision:
+def _decide(gpu: model.Gpu, live: Sequence[LiveInstance], desired: model.DesiredGpu) -> Decision:
     capacity = placement.Capacity(gpu.profiles or (), live=[profile for profile, _, _ in live])
     for profile in desired.counts:
         has_size = packing.exists(profile.compute_slices, profile.gpu_slices)
         if not has_size or capacity.find(profile.gpu_instance) is None:
             raise explain.unknown_profile(gpu, profile, capacity)
-    pinned = place_pins(gpu, capacity, live, desired.pins)
+    pinned = _place_pins(gpu, capacity, live, desired.pins)
     free = [live[position] for position in pinned.positions]
-    candidates = sorted(_candidates(capacity, free, dict(desired.devices)), key=lambda c: c.price)
-    for _, equals in itertools.groupby(candidates, key=lambda c: c.price):
-        ways = [(way, c) for c in equals if (way := _arrange(capacity, free, c, pinned))]
+    kept = [live[stay.position][:2] for stay in pinned.stays]
+    new = [(instance.profile, instance.placement) for instance in pinned.created]
+    for equals in _by_price(capacity, free, desired):
+        ways: list[tuple[placement.Arrangement, Candidate]] = []
+        for candidate in equals:
+            fixed = [free[position][:2] for position, _ in _staying(candidate, free)]
+            fresh = {profile: len(option.fresh) for profile, option in candidate}
+            way = capacity.best([*kept, *fixed], fresh, pinned=new)
+            if way:
+                ways.append((way, candidate))
         if ways:
             way, candidate = min(ways, key=lambda pair: pair[0].rank)
             return _decision(capacity, candidate, way, free, pinned)
-    raise explain.does_not_fit(
-        gpu, dict(desired.devices), capacity, pinned=(*pinned.kept, *pinned.new)
+    raise explain.does_not_fit(gpu, dict(desired.devices), capacity, pinned=(*kept, *new))
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class _Pinned:
+    """The GPU instances that the pins determine."""
+
+    stays: tuple[Stay, ...]
+    created: tuple[steps.TargetInstance, ...]
+    positions: tuple[int, ...]  # positions of the other live GPU instances
+
+
+def _place_pins(
+    gpu: model.Gpu, capacity: placement.Capacity, live: Sequence[LiveInstance], pins: Pins
+) -> _Pinned:
+    """Decide which pinned GPU instances stay and which are created."""
+    missing = _locate(gpu, pins, capacity)
+    stays: list[Stay] = []
+    positions: list[int] = []
+    for position, (profile, where, occupants) in enumerate(live):
+        counts = missing.pop((profile, where), None)
+        if counts is None:
+            positions.append(position)
+            continue
+        content = packing.cheapest(occupants, counts)
+        added = packing.inside(profile, content.added)
+        stays.append(Stay(position=position, kept=content.kept, added=added))
+    created = (
+        _created(capacity, profile, where, packing.fit(counts) or ())
+        for (profile, where), counts in missing.items()
     )
+    return _Pinned(stays=tuple(stays), created=tuple(created), positions=tuple(positions))
 
 
-def _candidates(
-    capacity: placement.Capacity, live: Sequence[LiveInstance], devices: Devices
-) -> Iterator[_Candidate]:
+def _locate(
+    gpu: model.Gpu, pins: Pins, capacity: placement.Capacity
+) -> dict[placement.Placed, packing.Counts]:
+    """Return the pinned GPU instances with their compute instances.
+
+    Raises:
+        errors.LayoutError: No such instance can start there, two of them share a slice or a media
+            engine, or its devices do not fit it (DOES_NOT_FIT).
+    """
+
+    def refuse(why: str) -> errors.LayoutError:
+        return errors.LayoutError(
+            f"the layout does not fit {gpu}: {why}",
+            reason=errors.Reason.DOES_NOT_FIT,
+            gpu_uuid=gpu.uuid,
+        )
+
+    found: dict[placement.Placed, packing.Counts] = {}
+    for (profile, start), devices in _by_instance(pins).items():
+        spec = capacity.find(profile)
+        possible = {place.start: place for place in spec.placements} if spec else {}
+        if start not in possible:
+            where = explain.shown_slices(sorted(possible))
+            raise refuse(f"{profile} cannot start at memory slice {start}; it can at {where}")
+        counts = packing.count_sizes(devices, profile)
+        if packing.fit(counts) is None:
+            raise refuse(f"{explain.show(devices)} do not fit into one {profile} together")
+        place = possible[start]
+        for other, taken in found:
+            if place.overlaps(taken):
+                shared = max(place.start, taken.start)
+                both = model.Placement(shared, min(place.end, taken.end) - shared)
+                raise refuse(
+                    f"{other}@{taken.start} needs memory {explain.named(taken)} and "
+                    f"{profile}@{start} {explain.named(place)}; "
+                    f"they collide in {explain.named(both)}"
+                )
+        found[profile, place] = counts
+    profiles = collections.Counter(profile for profile, _ in found)
+    missing_engines = explain.missing_engines(profiles, capacity)
+    if missing_engines:
+        raise refuse("; ".join(missing_engines))
+    return found
+
+
+def _by_price(
+    capacity: placement.Capacity, live: Sequence[LiveInstance], desired: model.DesiredGpu
+) -> Iterator[Iterator[Candidate]]:
+    """Yield the candidates for the devices that are not pinned, those of one price together."""
+    devices = dict(desired.devices)
     profiles = {device.gpu_instance for device in devices} | {p for p, _, _ in live}
     menus = []
     for profile in sorted(profiles, key=lambda profile: profile.sort_key):
@@ -283,65 +246,61 @@ def _candidates(
             most=capacity.most(profile),
         )
         menus.append([(profile, option) for option in menu])
-    return (_Candidate(options=options) for options in itertools.product(*menus))
+
+    def price(candidate: Candidate) -> tuple[int, int]:
+        return (
+            sum(option.busy for _, option in candidate),
+            sum(option.cost for _, option in candidate),
+        )
+
+    ordered = sorted(itertools.product(*menus), key=price)
+    return (equals for _, equals in itertools.groupby(ordered, key=price))
 
 
-def _arrange(
-    capacity: placement.Capacity,
-    live: Sequence[LiveInstance],
-    candidate: _Candidate,
-    pinned: Pinned,
-) -> placement.Arrangement | None:
-    fixed = [
-        (profile, live[position][1])
-        for profile, option in candidate.options
-        for position, _ in _located(option, profile, live)
-    ]
-    fresh = {profile: len(option.fresh) for profile, option in candidate.options}
-    return capacity.best([*pinned.kept, *fixed], fresh, pinned=pinned.new)
-
-
-def _located(
-    option: packing.Option, profile: model.Profile, live: Sequence[LiveInstance]
+def _staying(
+    candidate: Candidate, live: Sequence[LiveInstance]
 ) -> Iterator[tuple[int, packing.Content]]:
-    """Yield what stays, with its position among all GPU instances."""
-    own = [position for position, instance in enumerate(live) if instance[0] == profile]
-    return ((own[nth], content) for nth, content in option.stays)
+    """Yield the positions of GPU instances that stay, each with its content."""
+    for profile, option in candidate:
+        own = [position for position, instance in enumerate(live) if instance[0] == profile]
+        yield from ((own[nth], content) for nth, content in option.stays)
 
 
 def _decision(
     capacity: placement.Capacity,
-    candidate: _Candidate,
+    candidate: Candidate,
     way: placement.Arrangement,
     live: Sequence[LiveInstance],
-    pinned: Pinned,
-) -> plan_builder.Decision:
+    pinned: _Pinned,
+) -> Decision:
     stays = [
-        plan_builder.Stay(
+        Stay(
             position=pinned.positions[position],
             kept=content.kept,
-            added=plan_builder.inside(profile, content.added),
+            added=packing.inside(live[position][0], content.added),
         )
-        for profile, option in candidate.options
-        for position, content in _located(option, profile, live)
+        for position, content in _staying(candidate, live)
     ]
-    fresh = {profile: iter(option.fresh) for profile, option in candidate.options}
+    fresh = {profile: iter(option.fresh) for profile, option in candidate}
     created = [
-        steps.TargetInstance(
-            profile=profile,
-            profile_id=spec.profile_id,
-            placement=place,
-            compute_instances=plan_builder.inside(profile, next(fresh[profile])),
-            kept=False,
-        )
-        for profile, place in way.placed
-        if (spec := capacity.find(profile))
+        _created(capacity, profile, place, next(fresh[profile])) for profile, place in way.placed
     ]
-    return plan_builder.Decision(
+    return Decision(
         stays=tuple(sorted([*pinned.stays, *stays], key=lambda stay: stay.position)),
         created=(*pinned.created, *created),
     )
 
 
-def _size(gi: model.GpuInstance, ci: model.ComputeInstance) -> int:
-    return ci.profile.compute_slices if ci.profile.gpu_instance == gi.profile else 0
+def _created(
+    capacity: placement.Capacity,
+    profile: model.Profile,
+    place: model.Placement,
+    content: packing.Spans,
+) -> steps.TargetInstance:
+    return steps.TargetInstance(
+        profile=profile,
+        profile_id=capacity[profile].profile_id,
+        placement=place,
+        compute_instances=packing.inside(profile, content),
+        kept=False,
+    )

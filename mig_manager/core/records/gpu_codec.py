@@ -12,8 +12,7 @@ from typing import Any
 from mig_manager import errors
 from mig_manager.core import messages, model, profile_name
 
-_MAX_SLICE = 1_000
-"""More than any GPU has."""
+_MAX_SLICE = 1_000  # more than any GPU has
 
 
 def to_data(gpus: Sequence[model.GpuSnapshot]) -> list[dict[str, Any]]:
@@ -44,11 +43,7 @@ def to_data(gpus: Sequence[model.GpuSnapshot]) -> list[dict[str, Any]]:
 
 
 def from_data(data: object) -> tuple[model.GpuSnapshot, ...]:
-    """Read what ``to_data`` wrote.
-
-    Raises:
-        ValueError: It is something else.
-    """
+    """Read what ``to_data`` wrote. Raises ValueError: It is something else."""
     return tuple(_gpu(item) for item in _list(data))
 
 
@@ -147,14 +142,11 @@ def _list(data: object) -> list[Any]:
 
 
 VERSION = 1
-_MOST = 64
-"""GPUs, models and profiles."""
-_MOST_SLICES = 16
-"""The largest GPU has twelve memory slices."""
+_MOST = 64  # GPUs, models and profiles
+_MOST_SLICES = 16  # the largest GPU has twelve memory slices
 _MOST_MEMORY_GB = 10_000
 _MOST_LETTERS = 80
-_MOST_LETTERS_OF_MESSAGE = 400
-"""Of the driver's answer about an unreachable GPU."""
+_MOST_LETTERS_OF_MESSAGE = 400  # of the driver's answer about an unreachable GPU
 _MOST_NUMBER = 2**32 - 1
 _PROFILE_ROW = 8
 _ENGINE_ROW = 4

@@ -15,8 +15,7 @@ from mig_manager.core import messages, model
 from mig_manager.core.node import cluster
 from mig_manager.core.records import gpu_codec
 
-JOURNAL_VERSION = 2
-"""1 had neither boot id nor snapshot."""
+JOURNAL_VERSION = 2  # 1 had neither boot id nor snapshot
 _READABLE = range(JOURNAL_VERSION - 1, JOURNAL_VERSION + 2)
 """One version back and one ahead, for upgrade and downgrade: a version may add members and may
 not change what those of the version before it mean."""
@@ -24,8 +23,7 @@ not change what those of the version before it mean."""
 _MAX_MESSAGE = 2000
 _MAX_WORD = 80
 _MAX_GPUS = 64
-_MOST_SERVICES = 256
-"""Of the host: what a list can name, and what systemd may stop along with it."""
+_MOST_SERVICES = 256  # of the host: what a list can name, and what systemd may stop along with it
 
 _LABEL_NAME = re.compile(r"(?:[A-Za-z0-9](?:[A-Za-z0-9._-]{0,61}[A-Za-z0-9])?)?")
 """What the API takes as a label's value, and as its key after the slash."""
@@ -36,8 +34,7 @@ class Status:
     """One run, as the status annotation shows it."""
 
     config: str
-    config_hash: str
-    """Hash of the layout's meaning; empty while the layout is not resolved."""
+    config_hash: str  # hash of the layout's meaning; empty while the layout is not resolved
     state: model.State
     phase: model.Phase
     reason: errors.Reason | None
@@ -49,8 +46,7 @@ class Status:
     """When the agent retries the same request; None: only after a change."""
     is_rebooted: bool = False
     """Whether the machine was rebooted for this request, which happens once."""
-    gpus: model.ObservedGpus = model.NO_GPUS
-    """As last observed; empty if observation failed."""
+    gpus: model.ObservedGpus = model.NO_GPUS  # as last observed; empty if observation failed
 
     def to_json(self) -> str:
         """Return the annotation's value: one line, stable keys, no null members."""
@@ -86,11 +82,9 @@ class PublishedStatus:
     started_at: dt.datetime | None
     finished_at: dt.datetime | None
     retry_at: dt.datetime | None
-    is_retried: bool
-    """Whether the agent retries without a change."""
+    is_retried: bool  # whether the agent retries without a change
     is_rebooted: bool
-    unreachable: tuple[str, ...]
-    """Unreachable GPUs, in words."""
+    unreachable: tuple[str, ...]  # unreachable GPUs, in words
 
     @property
     def at(self) -> dt.datetime | None:
@@ -213,8 +207,7 @@ class VerifiedLayout:
 
     config: str
     config_hash: str
-    boot_id: str
-    """The boot during which it was verified."""
+    boot_id: str  # the boot during which it was verified
     snapshot: tuple[model.GpuSnapshot, ...]
     """All GPUs of the node, also those that the layout does not select."""
 
@@ -233,11 +226,7 @@ class VerifiedLayout:
 
     @staticmethod
     def from_json(text: str) -> "VerifiedLayout":
-        """Parse the kept text.
-
-        Raises:
-            ValueError: It is invalid, or of an unknown version.
-        """
+        """Parse the kept text. Raises ValueError: It is invalid, or of an unknown version."""
         try:
             data = json.loads(text)
         except RecursionError as error:
@@ -256,8 +245,7 @@ class VerifiedLayout:
 class PluginConfig:
     """A change of the label that names the device plugin's config."""
 
-    before: str | None
-    """None: the node had no such label."""
+    before: str | None  # None: the node had no such label
     now: str
 
 
@@ -268,12 +256,10 @@ class Journal:
     config: str
     cordoned: bool = False
     """Whether an agent of an older version cordoned the node; ours sets the taint instead."""
-    hold_taint: bool = False
-    """Whether the node has ``cluster.HOLD_TAINT``."""
+    hold_taint: bool = False  # whether the node has ``cluster.HOLD_TAINT``
     paused_labels: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """Deploy label -> its value before we paused it, in the order of the resume."""
-    plugin_config: PluginConfig | None = None
-    """Set back unless the run succeeds."""
+    plugin_config: PluginConfig | None = None  # set back unless the run succeeds
     host_services: tuple[str, ...] = ()
     """Services of the machine that were stopped, in the order of the stop."""
     exit_hook: bool = False
@@ -288,8 +274,7 @@ class Journal:
     applied: str = ""
     """The layout that was active before the change: its label is restored if the change is
     undone."""
-    boot_id: str = ""
-    """The boot during which it was written; empty in version 1."""
+    boot_id: str = ""  # the boot during which it was written; empty in version 1
     snapshot: tuple[model.GpuSnapshot, ...] = ()
     """The GPUs before the change under way, for the rollback. Empty before the change and once it
     is verified or undone."""
@@ -363,11 +348,7 @@ class Journal:
 
     @staticmethod
     def from_json(text: str) -> "Journal":
-        """Parse a journal.
-
-        Raises:
-            ValueError: It is invalid, or of an unknown version.
-        """
+        """Parse a journal. Raises ValueError: It is invalid, or of an unknown version."""
         try:
             data = json.loads(text)
         except RecursionError as error:

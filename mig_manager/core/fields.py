@@ -1,0 +1,104 @@
+"""Check the fields of a YAML tree; errors have the location."""
+
+from collections.abc import Collection, Iterable
+from typing import NoReturn
+
+from mig_manager import errors
+from mig_manager.core import yaml_tree
+
+
+def fail(node: yaml_tree.Node, message: str) -> NoReturn:
+    """Raise a ConfigError about a node."""
+    raise errors.ConfigError(message, location=node.location)
+
+
+def document(text: str, *, source: str, section: str, version: str) -> yaml_tree.Mapping | None:
+    """Parse a document with ``version`` and one section; None if it is empty.
+
+    Raises:
+        ConfigError: It is something else, of another version, or has another key.
+    """
+    root = yaml_tree.parse(text, source=source)
+    if root is None or yaml_tree.is_null(root):
+        return None
+    if not isinstance(root, yaml_tree.Mapping):
+        fail(root, f"expected a mapping with 'version: {version}' and '{section}'")
+    check_keys(root, ("version", section))
+    check_version(required(root, "version", example=version), version)
+    return root
+
+
+def check_version(node: yaml_tree.Node, version: str, *, key: str = "version") -> None:
+    """Raise a ConfigError if a node is not this version as a text."""
+    if not (isinstance(node, yaml_tree.Scalar) and node.value == version):
+        fail(node, f"{key} must be the text {version}, not {shown(node)}")
+
+
+def items(node: yaml_tree.Node | None, what: str) -> tuple[yaml_tree.Node, ...]:
+    """Return the items of a list, none for null; ConfigError if it is something else."""
+    if node is None or yaml_tree.is_null(node):
+        return ()
+    if not isinstance(node, yaml_tree.Sequence):
+        fail(node, f"{what} must be a list, not {shown(node)}")
+    return node.items
+
+
+def check_keys(node: yaml_tree.Mapping, known: Collection[str]) -> None:
+    """Raise a ConfigError about an unknown key; it suggests a similar one."""
+    for entry in node.entries:
+        if entry.key not in known:
+            raise errors.ConfigError(
+                f"unexpected key '{entry.key}'{did_you_mean(entry.key, known)}"
+                f" (known here: {', '.join(known)})",
+                location=entry.location,
+            )
+
+
+def required(node: yaml_tree.Mapping, key: str, *, example: str) -> yaml_tree.Node:
+    """Return the value of a key; ConfigError with the example if it is missing."""
+    value = node.get(key)
+    if value is None:
+        fail(node, f"'{key}' is missing; write, for example, '{key}: {example}'")
+    return value
+
+
+def natural(node: yaml_tree.Node, what: str) -> int:
+    """Return a whole number, 0 or more; ConfigError about ``what`` if it is something else."""
+    number = whole(node)
+    if number is None or number < 0:
+        fail(node, f"{what} must be a whole number, 0 or more, not {shown(node)}")
+    return number
+
+
+def whole(node: yaml_tree.Node) -> int | None:
+    """Return a whole number, which ``1.0`` is, too; None if the node is something else."""
+    value = node.value if isinstance(node, yaml_tree.Scalar) else None
+    # To Python, true is a number; infinity and what is no number have a rest.
+    if isinstance(value, bool) or not isinstance(value, int | float) or value % 1 != 0:
+        return None
+    return int(value)
+
+
+def shown(node: yaml_tree.Node) -> str:
+    """Return a node as an error message quotes it."""
+    match node:
+        case yaml_tree.Scalar(value=None):
+            return "nothing"
+        case yaml_tree.Scalar(value=str()):
+            return repr(node.text[:60])
+        case yaml_tree.Scalar():
+            return node.text[:60]
+        case yaml_tree.Sequence():
+            return "a list"
+        case yaml_tree.Mapping():
+            return "a mapping"
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """Return ``; did you mean 'a' or 'b'?`` for the words that resemble one, or nothing."""
+    import difflib  # noqa: PLC0415 - for mistakes alone
+
+    by_folded = {each.lower(): each for each in known}
+    close = difflib.get_close_matches(word.lower(), by_folded)
+    names = " or ".join(f"'{by_folded[each]}'" for each in close)
+    return f"; did you mean {names}?" if names else ""
