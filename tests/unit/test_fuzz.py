@@ -14,7 +14,7 @@ from mig_manager.core.layout import config, layouts
 SOURCE = "f.yaml"
 PLACE = errors.Location(source=SOURCE, line=1, column=1)
 
-QUICK, THOROUGH = 150, 2200
+QUICK, THOROUGH = 50, 2200
 """Documents for each of the properties: in the default run, and in the slow one."""
 
 WELL_FORMED = """\

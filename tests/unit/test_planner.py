@@ -549,14 +549,14 @@ def check_against_everything(data: st.DataObject, product: str, *, splits: bool)
 
 @pytest.mark.parametrize("product", ["A100", "H100", "RTX6000"])
 @hypothesis.given(data=st.data())
-@hypothesis.settings(deadline=None, max_examples=50)
+@hypothesis.settings(deadline=None, max_examples=15)
 def test_no_other_plan_is_better(product: str, data: st.DataObject) -> None:
     check_against_everything(data, product, splits=False)
 
 
 @pytest.mark.parametrize("product", ["A100", "A30", "RTX6000"])
 @hypothesis.given(data=st.data())
-@hypothesis.settings(deadline=None, max_examples=50)
+@hypothesis.settings(deadline=None, max_examples=15)
 def test_no_other_plan_for_compute_instances_is_better(product: str, data: st.DataObject) -> None:
     check_against_everything(data, product, splits=True)
 
@@ -579,7 +579,7 @@ def check_all_layouts(gpu: model.Gpu) -> None:
 
 
 @hypothesis.given(gpu=layouts.gpus("A30"))
-@hypothesis.settings(deadline=None, max_examples=30)
+@hypothesis.settings(deadline=None, max_examples=15)
 def test_no_sequence_of_driver_calls_is_shorter(gpu: model.Gpu) -> None:
     check_all_layouts(gpu)
 
