@@ -54,8 +54,8 @@ def logs() -> Iterator[list[structlog.typing.EventDict]]:
         yield captured
 
 
-def nodes(proc: proc_tree.ProcTree, dev: pathlib.Path) -> device_nodes.CapabilityNodes:
-    return device_nodes.CapabilityNodes(proc=proc.root, dev=dev)
+def refresh(proc: proc_tree.ProcTree, dev: pathlib.Path) -> None:
+    device_nodes.refresh_nodes(proc=proc.root, dev=dev)
 
 
 def node(path: pathlib.Path) -> tuple[int, int, int]:
@@ -76,7 +76,7 @@ def test_each_capability_gets_its_device_node(
     caps = nodes_folder / "nvidia-caps"
     old = os.umask(0o077)
     try:
-        nodes(proc, nodes_folder).refresh()
+        refresh(proc, nodes_folder)
     finally:
         os.umask(old)
 
@@ -99,7 +99,7 @@ def test_hidden_driver_files_are_read_from_the_hosts_proc(
     # The tmpfs of the legacy runtime hook.
     (proc.root / "driver/nvidia").mkdir(parents=True)
 
-    device_nodes.CapabilityNodes(proc=proc.root, dev=nodes_folder, roots=[host]).refresh()
+    device_nodes.refresh_nodes(proc=proc.root, dev=nodes_folder, roots=[host])
 
     assert names(nodes_folder / "nvidia-caps") == ["nvidia-cap165", "nvidia-cap166"]
 
@@ -109,7 +109,7 @@ def test_missing_capability_files_are_warned_about(
 ) -> None:
     (proc.root / "driver").rename(tmp_path / "hidden")
 
-    nodes(proc, dev_tree(tmp_path)).refresh()
+    refresh(proc, dev_tree(tmp_path))
 
     assert [(each["event"], each["log_level"]) for each in logs] == [
         ("capability_files_not_seen", "warning")
@@ -119,12 +119,12 @@ def test_missing_capability_files_are_warned_about(
 def test_correct_nodes_and_links_are_not_rewritten(
     proc: proc_tree.ProcTree, nodes_folder: pathlib.Path, logs: list[structlog.typing.EventDict]
 ) -> None:
-    nodes(proc, nodes_folder).refresh()
+    refresh(proc, nodes_folder)
     paths = [*(nodes_folder / "nvidia-caps").iterdir(), *(nodes_folder / "char").iterdir()]
     before = {path: path.lstat().st_ino for path in paths}
     logs.clear()
 
-    nodes(proc, nodes_folder).refresh()
+    refresh(proc, nodes_folder)
 
     assert {path: path.lstat().st_ino for path in paths} == before
     assert logs == []
@@ -137,7 +137,7 @@ def test_the_node_of_a_destroyed_instance_stays(
     gone.parent.mkdir()
     device_nodes.make_node(gone, 0o444, os.makedev(MAJOR, 30))
 
-    nodes(proc, nodes_folder).refresh()
+    refresh(proc, nodes_folder)
 
     assert node(gone) == (MAJOR, 30, 0o444)
 
@@ -153,7 +153,7 @@ def test_nodes_from_before_the_driver_was_reloaded_are_replaced_or_removed(
     (caps / "nvidia-cap166").write_text("no device")
     (nodes_folder / "char" / f"{MAJOR}:165").symlink_to("../elsewhere")
 
-    nodes(proc, nodes_folder).refresh()
+    refresh(proc, nodes_folder)
 
     assert names(caps) == ["nvidia-cap165", "nvidia-cap166", "of-another"]
     assert node(caps / "nvidia-cap165")[:2] == (MAJOR, 165)
@@ -168,7 +168,7 @@ def test_no_links_are_made_without_a_char_folder(
 ) -> None:
     (nodes_folder / "char").rmdir()
 
-    nodes(proc, nodes_folder).refresh()
+    refresh(proc, nodes_folder)
 
     assert names(nodes_folder) == ["nvidia-caps"]
 
@@ -179,7 +179,7 @@ def test_nodes_that_another_program_manages_are_not_created(
     dev = dev_tree(tmp_path)
     proc.add_capabilities(1, {"gi3": 165, "gi3/ci0": 166}, modify=0)
 
-    nodes(proc, dev).refresh()
+    refresh(proc, dev)
 
     assert names(dev) == ["char"]
 
@@ -191,7 +191,7 @@ def test_a_driver_without_numbers_needs_no_nodes(
     for access in proc.root.glob("driver/nvidia/capabilities/**/access"):
         access.write_text("")
 
-    nodes(proc, dev).refresh()
+    refresh(proc, dev)
 
     assert names(dev) == ["char"]
 
@@ -200,11 +200,11 @@ def test_a_missing_driver_or_dev_is_logged_and_not_an_error(
     tmp_path: pathlib.Path, logs: list[structlog.typing.EventDict]
 ) -> None:
     tree = proc_tree.ProcTree(tmp_path / "proc")
-    nodes(tree, tmp_path).refresh()
+    refresh(tree, tmp_path)
     tree.add_devices({"nvidia": 195}, blocks={"nvidia-caps": 9})
-    nodes(tree, tmp_path).refresh()
+    refresh(tree, tmp_path)
     tree.add_devices({"nvidia-caps": MAJOR})
-    nodes(tree, tmp_path / "none").refresh()
+    refresh(tree, tmp_path / "none")
 
     assert [each["event"] for each in logs] == ["device_files_skipped"] * 3
     assert [each["why"] for each in logs] == [
@@ -214,10 +214,10 @@ def test_a_missing_driver_or_dev_is_logged_and_not_an_error(
     ]
 
 
-def refusing(code: int) -> Callable[[pathlib.Path, int, int], None]:
+def refusing(code: int) -> Callable[..., None]:
     """Return what stands for the kernel when it makes no node."""
 
-    def refuse(path: pathlib.Path, _mode: int, _device: int) -> None:
+    def refuse(path: pathlib.Path, **_: int) -> None:
         raise OSError(code, os.strerror(code), str(path))
 
     return refuse
@@ -232,7 +232,7 @@ def test_missing_permission_to_create_nodes_is_logged_and_not_an_error(
 ) -> None:
     dev = dev_tree(tmp_path)
 
-    device_nodes.CapabilityNodes(proc=proc.root, dev=dev, make=refusing(code)).refresh()
+    device_nodes.refresh_nodes(proc=proc.root, dev=dev, make=refusing(code))
 
     assert logs[0]["event"] == "device_files_skipped"
     assert logs[0]["why"].startswith(f"not allowed: {dev}/nvidia-caps/.nvidia-cap165.new: ")
@@ -244,8 +244,6 @@ def test_any_other_failure_to_create_a_node_is_an_error(
     dev = dev_tree(tmp_path)
 
     with pytest.raises(errors.HostError, match="No space left on device") as caught:
-        device_nodes.CapabilityNodes(
-            proc=proc.root, dev=dev, make=refusing(errno.ENOSPC)
-        ).refresh()
+        device_nodes.refresh_nodes(proc=proc.root, dev=dev, make=refusing(errno.ENOSPC))
 
     assert caught.value.reason is errors.Reason.DEVICE_FILES_FAILED

@@ -438,7 +438,7 @@ def test_missing_xml_elements_are_unknown() -> None:
         is_pending=False,
         is_persistent=False,
         has_instances=False,
-        processes=(),
+        processes={},
     )
 
 
@@ -452,7 +452,7 @@ def test_process_names_are_printable() -> None:
     )
 
     assert status is not None
-    assert [str(each) for each in status.processes] == ["a?31m (pid 7)", "process (pid 8)"]
+    assert status.processes == {7: "a?31m (pid 7)", 8: "process (pid 8)"}
 
 
 def test_nvidia_smi_is_searched_first_where_it_sees_the_drivers_daemons() -> None:

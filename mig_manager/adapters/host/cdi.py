@@ -94,7 +94,10 @@ class CdiSpecs:
             HostError: DEVICE_FILES_FAILED: the tool failed, or a spec cannot be written. The
                 specs are then unchanged.
         """
-        variables = _variables(self._roots.host_here)
+        # The variables that the administrator set for the host's own refresh service.
+        file = programs.inside(self._roots.host_here, _VARIABLES_FILE)
+        lines = _VARIABLE.findall(_read(file) if file else "")
+        variables = {name: value.strip("\"'") for name, value in lines}
         served = variables.pop(_OUTPUT_VARIABLE, SPEC)
         empty: Mapping[str, str] = {}
         for name, options in {STATIC_SPEC: empty, served: variables}.items():
@@ -118,9 +121,10 @@ class CdiSpecs:
 
     def _refresh_management(self) -> None:
         """Regenerate the operator's spec; our own tool must write the host's paths."""
-        path = self._management_path()
+        places = (programs.inside(root, _FOLDER) for root in (self._here, self._roots.host_here))
+        folder = next((place for place in places if place and place.is_dir()), None)
         program = self._any.find(_TOOL)
-        if path is None or program is None:
+        if folder is None or program is None:
             missing = _TOOL if program is None else _FOLDER
             _skip(_MANAGEMENT_SPEC, f"{missing} is found neither here nor on the host")
             return
@@ -144,14 +148,7 @@ class CdiSpecs:
             for seen, real in moves
             if seen != real
         ]
-        self._make(path, program, [generate, *transforms])
-
-    def _management_path(self) -> pathlib.Path | None:
-        for root in (self._here, self._roots.host_here):
-            folder = programs.inside(root, _FOLDER)
-            if folder is not None and folder.is_dir():
-                return folder / _MANAGEMENT_SPEC
-        return None
+        self._make(folder / _MANAGEMENT_SPEC, program, [generate, *transforms])
 
     def _make(
         self, path: pathlib.Path, program: programs.Program, steps: Sequence[Sequence[str]]
@@ -185,15 +182,14 @@ class CdiSpecs:
                 raise errors.HostError(
                     f"{done.line} wrote more than {_MAX_SPEC_BYTES} bytes", reason=_REASON
                 )
-        for file, spec in _specs(path, text, program):
-            _replace(file, spec.text)
-
-
-def _variables(host: pathlib.Path) -> dict[str, str]:
-    """Return the variables that the administrator set for the host's own refresh service."""
-    path = programs.inside(host, _VARIABLES_FILE)
-    text = "" if path is None else _read(path)
-    return {name: value.strip("\"'") for name, value in _VARIABLE.findall(text)}
+        specs = _documents(text, f"{program}'s output")
+        if not specs:
+            raise errors.HostError(f"{program} wrote no spec", reason=_REASON)
+        for spec in specs:
+            # The tool can write several (``gpu`` and ``gpu.coherent``), and names the files after
+            # the class.
+            more = spec.class_.removeprefix(specs[0].class_)
+            _replace(path.with_name(f"{path.stem}{more}{path.suffix}"), spec.text)
 
 
 def _as_before(path: pathlib.Path, variables: Mapping[str, str]) -> Iterator[str]:
@@ -212,49 +208,36 @@ def _as_before(path: pathlib.Path, variables: Mapping[str, str]) -> Iterator[str
                 yield f"--device-name-strategy={strategy}"
 
 
-def _specs(
-    path: pathlib.Path, text: str, program: programs.Program
-) -> tuple[tuple[pathlib.Path, _Spec], ...]:
-    """Parse the tool's output into specs and their files.
-
-    The tool can write several (``gpu`` and ``gpu.coherent``), and names the files after the class.
+def _documents(text: str, source: str) -> tuple[_Spec, ...]:
+    """Parse the specs in a file or in the tool's output.
 
     Raises:
-        HostError: The output is not a spec.
+        HostError: One is not a spec.
     """
-    specs = _documents(text, f"{program}'s output")
-    if not specs:
-        raise errors.HostError(f"{program} wrote no spec", reason=_REASON)
-    first = specs[0].class_
-    return tuple(
-        (path.with_name(f"{path.stem}{spec.class_.removeprefix(first)}{path.suffix}"), spec)
-        for spec in specs
-    )
-
-
-def _documents(text: str, source: str) -> tuple[_Spec, ...]:
-    parts = [part for part in _BREAK.split(text) if part.strip()]
-    return tuple(_spec(part, source) for part in parts)
-
-
-def _spec(text: str, source: str) -> _Spec:
-    try:
-        data = yaml_tree.plain(yaml_tree.parse(text, source=source))
-    except errors.ConfigError as error:
-        raise errors.HostError(
-            f"{source} is not a CDI spec: {error.message}", reason=_REASON
-        ) from error
-    match data:
-        case {"cdiVersion": str(), "kind": str(kind), "devices": [*devices]} if devices:
-            vendor, _, class_ = kind.partition("/")
-            names = tuple(str(each.get("name")) for each in devices if isinstance(each, dict))
-            lead = "" if text.startswith("\n") else "\n"
-            return _Spec(text=f"---{lead}{text}", vendor=vendor, class_=class_, names=names)
-        case _:
+    specs = []
+    for part in _BREAK.split(text):
+        if not part.strip():
+            continue
+        try:
+            data = yaml_tree.plain(yaml_tree.parse(part, source=source))
+        except errors.ConfigError as error:
             raise errors.HostError(
-                f"{source} is not a CDI spec: cdiVersion, kind or devices are missing",
-                reason=_REASON,
-            )
+                f"{source} is not a CDI spec: {error.message}", reason=_REASON
+            ) from error
+        match data:
+            case {"cdiVersion": str(), "kind": str(kind), "devices": [*devices]} if devices:
+                vendor, _, class_ = kind.partition("/")
+                names = tuple(str(each.get("name")) for each in devices if isinstance(each, dict))
+                lead = "" if part.startswith("\n") else "\n"
+                specs.append(
+                    _Spec(text=f"---{lead}{part}", vendor=vendor, class_=class_, names=names)
+                )
+            case _:
+                raise errors.HostError(
+                    f"{source} is not a CDI spec: cdiVersion, kind or devices are missing",
+                    reason=_REASON,
+                )
+    return tuple(specs)
 
 
 def _replace(path: pathlib.Path, text: str) -> None:

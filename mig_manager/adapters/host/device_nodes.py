@@ -14,13 +14,13 @@ because it is from before the driver was reloaded and never becomes valid again.
 """
 
 import contextlib
-import dataclasses
 import errno
+import functools
 import os
 import pathlib
 import re
 import stat
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import structlog
 
@@ -32,6 +32,7 @@ _MAJOR = re.compile(r"^\s*(\d+) nvidia-caps$", re.MULTILINE)
 _FIELD = re.compile(r"^(DeviceFile\w+): (\d+)$", re.MULTILINE)
 _NAME = re.compile(r"nvidia-cap\d+")
 _FOLDER_MODE = 0o755
+_TIMEOUT_S = 60.0
 _CAPABILITIES = (
     "mig/config",
     "mig/monitor",
@@ -41,169 +42,6 @@ _CAPABILITIES = (
 _REFUSALS = frozenset({errno.EPERM, errno.EACCES, errno.EROFS})
 
 _log = structlog.get_logger()
-
-
-def make_node(path: pathlib.Path, mode: int, device: int) -> None:
-    """Create the node of a character device."""
-    os.mknod(path, stat.S_IFCHR | mode, device)
-    # Whatever the umask.
-    path.chmod(mode)
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class _Node:
-    """A required device node."""
-
-    minor: int
-    mode: int
-
-    @property
-    def name(self) -> str:
-        return f"nvidia-cap{self.minor}"
-
-
-class CapabilityNodes:
-    """Creates the missing nodes.
-
-    Args:
-        proc: Our ``/proc``. The driver's files in it take no lock but that of system suspend
-            (``nv-caps.c``), so that they are readable when a GPU hangs.
-        dev: The ``/dev`` that containers get their devices from.
-        roots: File systems whose ``proc`` has the driver's files if ours lacks them.
-        make: Creates a node.
-    """
-
-    def __init__(
-        self,
-        *,
-        proc: pathlib.Path,
-        dev: pathlib.Path,
-        roots: Sequence[pathlib.Path] = (),
-        make: Callable[[pathlib.Path, int, int], None] = make_node,
-    ) -> None:
-        self._proc = proc
-        self._dev = dev
-        self._roots = tuple(roots)
-        self._make = make
-
-    def refresh(self) -> None:
-        """Create each node that is missing or wrong, and remove outdated ones.
-
-        Raises:
-            HostError: DEVICE_FILES_FAILED: a node could not be created, for another reason than
-                missing permission.
-        """
-        major = _major(self._proc)
-        if major is None:
-            self._skip("the driver has no MIG capabilities")
-            return
-        if not self._dev.is_dir():
-            self._skip(f"the folder {self._dev} is missing")
-            return
-        nodes = tuple(_required(procfs.driver_proc(self._proc, self._roots)))
-        if not nodes:
-            _log.warning("capability_files_not_seen", proc=str(self._proc))
-        try:
-            made = [each.name for each in nodes if self._ensure(each, major)]
-            removed = [path.name for path in self._outdated(major) if _removed(path)]
-        except OSError as error:
-            path = error.filename2 or error.filename or self._dev
-            why = f"{path}: {error.strerror or error}"
-            if error.errno in _REFUSALS:
-                self._skip(f"not allowed: {why}")
-                return
-            raise errors.HostError(
-                f"the device nodes of MIG instances cannot be created: {why}",
-                reason=errors.Reason.DEVICE_FILES_FAILED,
-            ) from error
-        if made or removed:
-            _log.info("device_nodes_made", made=made, removed=removed)
-
-    def _skip(self, why: str) -> None:
-        _log.info("device_files_skipped", what="device nodes of MIG instances", why=why)
-
-    @property
-    def _folder(self) -> pathlib.Path:
-        return self._dev / "nvidia-caps"
-
-    def _ensure(self, node: _Node, major: int) -> bool:
-        """Create a node if needed; return whether it was."""
-        path = self._folder / node.name
-        device = os.makedev(major, node.minor)
-        is_missing = _device(path) != device
-        if is_missing:
-            if not self._folder.is_dir():
-                self._folder.mkdir()
-                self._folder.chmod(_FOLDER_MODE)
-            # Replaced atomically: a process may be opening it.
-            fresh = path.with_name(f".{path.name}.new")
-            fresh.unlink(missing_ok=True)
-            try:
-                self._make(fresh, node.mode, device)
-                fresh.replace(path)
-            except OSError:
-                with contextlib.suppress(OSError):
-                    fresh.unlink(missing_ok=True)
-                raise
-        self._link(path, f"{major}:{node.minor}")
-        return is_missing
-
-    def _link(self, path: pathlib.Path, number: str) -> None:
-        """Link the device by its number, on machines that have such links."""
-        link = self._dev / "char" / number
-        target = f"../nvidia-caps/{path.name}"
-        if not link.parent.is_dir() or (link.is_symlink() and str(link.readlink()) == target):
-            return
-        fresh = link.with_name(f".{number}.new")
-        fresh.unlink(missing_ok=True)
-        fresh.symlink_to(target)
-        fresh.replace(link)
-
-    def _outdated(self, major: int) -> Iterator[pathlib.Path]:
-        """Return the nodes of a driver that is no longer loaded."""
-        if not self._folder.is_dir():
-            return
-        for path in sorted(self._folder.iterdir()):
-            device = _device(path) if _NAME.fullmatch(path.name) else None
-            if device is not None and os.major(device) != major:
-                yield path
-
-
-def _major(proc: pathlib.Path) -> int | None:
-    # Block devices, which follow, have numbers of their own.
-    characters = procfs.text(proc / "devices").partition("Block devices:")[0]
-    match = _MAJOR.search(characters)
-    return int(match[1]) if match else None
-
-
-def _required(proc: pathlib.Path) -> Iterator[_Node]:
-    root = proc / "driver/nvidia/capabilities"
-    for pattern in _CAPABILITIES:
-        for path in sorted(root.glob(pattern)):
-            fields = {name: int(value) for name, value in _FIELD.findall(procfs.text(path))}
-            # Without devfs the driver has no numbers; and with NVreg_ModifyDeviceFiles=0 another
-            # program creates the nodes.
-            if {"DeviceFileMinor", "DeviceFileMode"} <= fields.keys() and fields.get(
-                "DeviceFileModify", 1
-            ) == 1:
-                yield _Node(minor=fields["DeviceFileMinor"], mode=fields["DeviceFileMode"] & 0o777)
-
-
-def _device(path: pathlib.Path) -> int | None:
-    """Return the number of a character device; None for anything else."""
-    try:
-        status = path.lstat()
-    except FileNotFoundError:
-        return None
-    return status.st_rdev if stat.S_ISCHR(status.st_mode) else None
-
-
-def _removed(path: pathlib.Path) -> bool:
-    path.unlink(missing_ok=True)
-    return True
-
-
-_TIMEOUT_S = 60.0
 
 
 class DeviceFiles:
@@ -226,11 +64,8 @@ class DeviceFiles:
         timeout_s: float = _TIMEOUT_S,
         proc: pathlib.Path = procfs.ROOT,
     ) -> None:
-        self._nodes = CapabilityNodes(
-            proc=proc,
-            dev=roots.dev_here / "dev",
-            roots=(roots.host_here, roots.driver_here),
-        )
+        self._roots = roots
+        self._proc = proc
         self._specs = cdi.CdiSpecs(roots, makes_management=is_cdi_enabled, timeout_s=timeout_s)
 
     def refresh(self) -> None:
@@ -239,5 +74,141 @@ class DeviceFiles:
         Raises:
             HostError: DEVICE_FILES_FAILED: a node or a spec could not be created.
         """
-        self._nodes.refresh()
+        refresh_nodes(
+            proc=self._proc,
+            dev=self._roots.dev_here / "dev",
+            roots=(self._roots.host_here, self._roots.driver_here),
+        )
         self._specs.refresh()
+
+
+def make_node(path: pathlib.Path, mode: int, device: int) -> None:
+    """Create the node of a character device."""
+    os.mknod(path, stat.S_IFCHR | mode, device)
+    # Whatever the umask.
+    path.chmod(mode)
+
+
+def refresh_nodes(
+    *,
+    proc: pathlib.Path,
+    dev: pathlib.Path,
+    roots: Sequence[pathlib.Path] = (),
+    make: Callable[..., None] = make_node,
+) -> None:
+    """Create each node that is missing or wrong, and remove outdated ones.
+
+    Args:
+        proc: Our ``/proc``. The driver's files in it take no lock but that of system suspend
+            (``nv-caps.c``), so that they are readable when a GPU hangs.
+        dev: The ``/dev`` that containers get their devices from.
+        roots: File systems whose ``proc`` has the driver's files if ours lacks them.
+        make: Creates a node, as ``make_node``.
+
+    Raises:
+        HostError: DEVICE_FILES_FAILED: a node could not be created, for another reason than
+            missing permission.
+    """
+    # Block devices, which follow, have numbers of their own.
+    characters = procfs.text(proc / "devices").partition("Block devices:")[0]
+    match = _MAJOR.search(characters)
+    if match is None:
+        _skip("the driver has no MIG capabilities")
+        return
+    if not dev.is_dir():
+        _skip(f"the folder {dev} is missing")
+        return
+    major = int(match[1])
+    modes = _modes(procfs.driver_proc(proc, roots))
+    if not modes:
+        _log.warning("capability_files_not_seen", proc=str(proc))
+    folder = dev / "nvidia-caps"
+    try:
+        made = [
+            f"nvidia-cap{minor}"
+            for minor, mode in modes.items()
+            if _ensure(dev, major, minor, functools.partial(make, mode=mode))
+        ]
+        outdated = [
+            path
+            for path in (sorted(folder.iterdir()) if folder.is_dir() else ())
+            if _NAME.fullmatch(path.name)
+            and (device := _device(path)) is not None
+            and os.major(device) != major
+        ]
+        for path in outdated:
+            path.unlink(missing_ok=True)
+    except OSError as error:
+        failed = error.filename2 or error.filename or dev
+        why = f"{failed}: {error.strerror or error}"
+        if error.errno in _REFUSALS:
+            _skip(f"not allowed: {why}")
+            return
+        raise errors.HostError(
+            f"the device nodes of MIG instances cannot be created: {why}",
+            reason=errors.Reason.DEVICE_FILES_FAILED,
+        ) from error
+    if made or outdated:
+        _log.info("device_nodes_made", made=made, removed=[path.name for path in outdated])
+
+
+def _ensure(dev: pathlib.Path, major: int, minor: int, make: Callable[..., None]) -> bool:
+    """Create a node if needed, and return whether it was; link it where there are such links."""
+    path = dev / f"nvidia-caps/nvidia-cap{minor}"
+    device = os.makedev(major, minor)
+    is_missing = _device(path) != device
+    if is_missing:
+        if not path.parent.is_dir():
+            path.parent.mkdir()
+            path.parent.chmod(_FOLDER_MODE)
+        _replace(path, functools.partial(make, device=device))
+    link = dev / f"char/{major}:{minor}"
+    target = f"../nvidia-caps/{path.name}"
+    is_linked = link.is_symlink() and str(link.readlink()) == target
+    if link.parent.is_dir() and not is_linked:
+        _replace(link, lambda new: new.symlink_to(target))
+    return is_missing
+
+
+def _skip(why: str) -> None:
+    _log.info("device_files_skipped", what="device nodes of MIG instances", why=why)
+
+
+def _modes(proc: pathlib.Path) -> dict[int, int]:
+    """Return the permissions of each required node by its minor number."""
+    root = proc / "driver/nvidia/capabilities"
+    modes: dict[int, int] = {}
+    for pattern in _CAPABILITIES:
+        for path in sorted(root.glob(pattern)):
+            match {name: int(value) for name, value in _FIELD.findall(procfs.text(path))}:
+                case {"DeviceFileModify": modify} if modify != 1:
+                    # With NVreg_ModifyDeviceFiles=0 another program creates the nodes.
+                    pass
+                case {"DeviceFileMinor": minor, "DeviceFileMode": mode}:
+                    modes[minor] = mode & 0o777
+                case _:
+                    # Without devfs the driver has no numbers.
+                    pass
+    return modes
+
+
+def _device(path: pathlib.Path) -> int | None:
+    """Return the number of a character device; None for anything else."""
+    try:
+        status = path.lstat()
+    except FileNotFoundError:
+        return None
+    return status.st_rdev if stat.S_ISCHR(status.st_mode) else None
+
+
+def _replace(path: pathlib.Path, make: Callable[[pathlib.Path], None]) -> None:
+    """Replace a file atomically: a process may be opening it."""
+    new = path.with_name(f".{path.name}.new")
+    new.unlink(missing_ok=True)
+    try:
+        make(new)
+        new.replace(path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            new.unlink(missing_ok=True)
+        raise

@@ -145,6 +145,11 @@ class Finished:
     stderr: str
     """The end of its output there."""
 
+    @property
+    def output(self) -> str:
+        """What it wrote to stdout, then to stderr."""
+        return f"{self.stdout}\n{self.stderr}"
+
     def refused(self, reason: errors.Reason) -> errors.HostError:
         """Return an error with how it ended and its last line of output."""
         how = f"status {self.status}" if self.status >= 0 else f"signal {-self.status}"
