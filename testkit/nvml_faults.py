@@ -13,7 +13,7 @@ import os
 import pathlib
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from mig_manager.sandbox.driver import calls, library, state_file, states, transitions
@@ -209,7 +209,7 @@ class CountingLibrary(library.SimulatedLibrary):
         self.counts: collections.Counter[str] = collections.Counter()
         self._counts_lock = threading.Lock()
 
-    def _call(self, name: str, function: calls.Function, arguments: Sequence[Any]) -> int:
+    def _call(self, name: str, function: calls.Function, arguments: tuple[Any, ...]) -> int:
         with self._counts_lock:
             self.counts[name] += 1
         return super()._call(name, function, arguments)

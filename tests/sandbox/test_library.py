@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import pynvml
 import pytest
 
+from mig_manager.sandbox.driver import calls
 from mig_manager.sandbox.driver import library as simulated
 from testkit import nvml_faults
 from tests import programs
@@ -93,7 +94,7 @@ def test_the_library_exports_each_function_of_the_simulated_driver_and_no_other(
     listed = library.run("nm", "--dynamic", "--defined-only", file)
     exported = {line.split()[-1] for line in listed.splitlines()}
 
-    assert exported == {*simulated._FUNCTIONS, "nvmlErrorString"}
+    assert exported == {*calls.FUNCTIONS, "nvmlErrorString"}
 
 
 def test_structs_of_the_library_are_laid_out_as_pynvml_lays_them_out(

@@ -43,7 +43,7 @@ def situation(
     gpu: states.GpuState, product: str, *, is_swapped: bool = False
 ) -> transitions.Situation:
     options = states.Options(swapped_gpus=(0,) if is_swapped else ())
-    (board,) = states.parse_boards(product, options)
+    (board,) = states.boards_of(states.booted(product, options))
     return transitions.Situation(board=board, gpu=gpu, clients=(), options=options, serial=1)
 
 
@@ -162,7 +162,7 @@ def test_compute_instances_of_a_gpu_never_share_a_graphics_engine() -> None:
     for product in PRODUCTS:
         rows = [row for row in product.profiles if row.enum_index == 0]
         engines = [
-            states._physical_engine(product, place, model.Placement(0, 1))
+            states.physical_engine(product, place, model.Placement(0, 1))
             for place in rows[0].placements
         ]
         assert len(set(engines)) == rows[0].max_instances

@@ -1,8 +1,10 @@
-"""Simulated C functions: sessions with their handles, the view a function gets, its registration.
+"""Simulated C functions: their arguments, sessions with handles, and what a function gets.
 
-Functions register in a ``Registry`` of their module and get a view of the node followed by the
-raw C arguments. Queries write to the caller's memory; changes also return the GPU's new state.
-Both raise ``Refused`` for an NVML error code.
+A function registers with ``function`` and gets a view of the node followed by the raw C arguments:
+numbers, handles, arrays and strings as ctypes passes them. Queries write to the caller's memory;
+changes also return the GPU's new state. Both raise ``Refused`` for an NVML error code. Where the
+real library would run over a buffer or take a struct for a pointer, and crash the process some
+time later, the simulation raises at once. A NULL pointer is refused as INVALID_ARGUMENT.
 """
 
 import ctypes
@@ -10,11 +12,94 @@ import dataclasses
 import enum
 import threading
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from mig_manager.catalogue import hardware
-from mig_manager.core import model
 from mig_manager.sandbox.driver import states, transitions
+
+_Body = TypeVar("_Body", bound=Callable[..., Any])
+
+
+class Kind(enum.Enum):
+    """Kind of a handle."""
+
+    GPU = "gpu"
+    MIG_DEVICE = "mig device"
+    GPU_INSTANCE = "gpu instance"
+    COMPUTE_INSTANCE = "compute instance"
+
+
+GPU = frozenset({Kind.GPU})
+DEVICE = frozenset({Kind.GPU, Kind.MIG_DEVICE})
+GPU_INSTANCE = frozenset({Kind.GPU_INSTANCE})
+COMPUTE_INSTANCE = frozenset({Kind.COMPUTE_INSTANCE})
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Function:
+    """One C function."""
+
+    body: Callable[..., Any]
+    takes: frozenset[Kind]
+    """Kinds of handle its first argument may be; empty: the first argument is no handle."""
+    latency: str | Callable[..., str]
+    """Field of ``Latency`` for the time of a call; may depend on its view and arguments."""
+    is_change: bool
+    needs_session: bool
+
+    def seconds(self, view: "View", arguments: tuple[Any, ...]) -> float:
+        """Return how long a call takes."""
+        field = self.latency if isinstance(self.latency, str) else self.latency(view, *arguments)
+        return float(getattr(view.node.options.latency, field))
+
+
+FUNCTIONS: dict[str, Function] = {}
+"""By C name."""
+
+
+def function(
+    *names: str,
+    takes: frozenset[Kind] = frozenset(),
+    latency: str | Callable[..., str] = "query_s",
+    is_change: bool = False,
+    needs_session: bool = True,
+) -> Callable[[_Body], _Body]:
+    """Register a C function under its names; see ``Function``."""
+
+    def register(body: _Body) -> _Body:
+        registered = Function(
+            body=body,
+            takes=takes,
+            latency=latency,
+            is_change=is_change,
+            needs_session=needs_session,
+        )
+        FUNCTIONS.update(dict.fromkeys(names, registered))
+        return body
+
+    return register
+
+
+def change(
+    name: str, takes: frozenset[Kind], latency: str | Callable[..., str]
+) -> Callable[[_Body], _Body]:
+    """Register a change of a GPU, which returns the GPU's new state."""
+    return function(name, takes=takes, latency=latency, is_change=True)
+
+
+def numbers(takes: frozenset[Kind], values: "Mapping[str, Callable[[DeviceView], int]]") -> None:
+    """Register queries by C name that write one unsigned number."""
+
+    def register(name: str, value: "Callable[[DeviceView], int]") -> None:
+        @function(name, takes=takes)
+        def _query(view: DeviceView, reference: Any) -> None:
+            put(reference, ctypes.c_uint, value(view))
+
+    for name, value in values.items():
+        register(name, value)
+
+
+# -- arguments --------------------------------------------------------------------------------
 
 
 def number(argument: Any) -> int:
@@ -34,23 +119,9 @@ def text(argument: Any) -> str:
     return raw.decode("utf-8", "replace")
 
 
-def address(argument: Any) -> int:
-    """Return the address that a handle argument holds; 0 for NULL."""
-    if argument is None:
-        return 0
-    if isinstance(argument, int):
-        return argument
-    return ctypes.cast(argument, ctypes.c_void_p).value or 0
-
-
 def put(reference: Any, kind: Any, value: Any) -> None:
     """Write one value through a pointer."""
     _pointer(reference, kind)[0] = value
-
-
-def put_handle(reference: Any, handle: int) -> None:
-    """Write an opaque handle through a pointer."""
-    put(reference, ctypes.c_void_p, handle)
 
 
 def put_all(reference: Any, kind: Any, values: list[Any]) -> None:
@@ -67,21 +138,6 @@ def put_all(reference: Any, kind: Any, values: list[Any]) -> None:
         pointer[index] = value
 
 
-def put_placements(
-    placements: tuple[model.Placement, ...], kind: Any, array: Any, count: Any
-) -> None:
-    """Write placements and their number; only the number where the caller has no array.
-
-    Raises:
-        Refused: INVALID_ARGUMENT, there is nowhere to write the number.
-        BufferError: The array is too short.
-    """
-    if array is not None:
-        values = [kind(start=place.start, size=place.size) for place in placements]
-        put_all(array, kind, values)
-    put(count, ctypes.c_uint, len(placements))
-
-
 def put_text(buffer: Any, length: Any, value: str) -> None:
     """Write a string to a caller's buffer of a given length.
 
@@ -96,15 +152,17 @@ def put_text(buffer: Any, length: Any, value: str) -> None:
     ctypes.memmove(buffer, raw, len(raw))
 
 
-def struct(reference: Any, kind: Any) -> Any:
-    """Return the caller's struct behind a pointer."""
-    return _pointer(reference, kind).contents
+def struct(reference: Any, kind: Any, *, version: int | None = None) -> Any:
+    """Return the caller's struct behind a pointer.
 
-
-def require_version(target: Any, version: int) -> None:
-    """Refuse a struct of another version than the function knows."""
-    if target.version != version:
+    Raises:
+        Refused: INVALID_ARGUMENT for NULL, ARGUMENT_VERSION_MISMATCH for a struct of another
+            version than the function knows.
+    """
+    target = _pointer(reference, kind).contents
+    if version is not None and target.version != version:
         raise states.Refused(states.Code.ARGUMENT_VERSION_MISMATCH)
+    return target
 
 
 def fill(target: Any, **fields: Any) -> None:
@@ -121,13 +179,14 @@ def _pointer(reference: Any, kind: Any) -> Any:
     return ctypes.cast(reference, ctypes.POINTER(kind))
 
 
-class Kind(enum.Enum):
-    """Kind of a handle."""
+def _address(argument: Any) -> int:
+    """Return the address that a handle argument holds; 0 for NULL."""
+    if argument is None or isinstance(argument, int):
+        return argument or 0
+    return ctypes.cast(argument, ctypes.c_void_p).value or 0
 
-    GPU = "gpu"
-    MIG_DEVICE = "mig device"
-    GPU_INSTANCE = "gpu instance"
-    COMPUTE_INSTANCE = "compute instance"
+
+# -- sessions ---------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,14 +201,10 @@ class Target:
     """Of a whole GPU on a node where a handle does not outlive a reset."""
 
 
-def _attachment(node: states.NodeState, gpu: int) -> int:
-    """Return a number that changes at each reset on a node where a reset voids handles."""
-    return node.gpus[gpu].attachments if node.options.reattaches else 0
-
-
 def whole(node: states.NodeState, gpu: int) -> Target:
     """Return the target of a GPU's handle."""
-    return Target(kind=Kind.GPU, gpu=gpu, attachment=_attachment(node, gpu))
+    attachment = node.gpus[gpu].attachments if node.options.reattaches else 0
+    return Target(kind=Kind.GPU, gpu=gpu, attachment=attachment)
 
 
 def mig_device(gpu: int, instance: states.GpuInstance, compute: states.ComputeInstance) -> Target:
@@ -199,7 +254,6 @@ class Session:
         self._handles: dict[Target, int] = {}
         self._event_sets: dict[int, EventSet] = {}
         self._next_event_set = self._FIRST_EVENT_SET
-        self._pause = threading.Event()
 
     @property
     def is_open(self) -> bool:
@@ -220,10 +274,6 @@ class Session:
                 self._handles.clear()
                 self._event_sets.clear()
 
-    def pause(self, seconds: float) -> None:
-        """Wait without a lock, so that other calls continue."""
-        self._pause.wait(seconds)
-
     def new_event_set(self) -> int:
         """Return the handle of a new event set."""
         with self._lock:
@@ -238,20 +288,16 @@ class Session:
         Raises:
             Refused: INVALID_ARGUMENT for an unknown or freed handle.
         """
-        found = self._event_sets.get(address(argument))
+        found = self._event_sets.get(_address(argument))
         if found is None:
             raise states.Refused(states.Code.INVALID_ARGUMENT)
         return found
 
     def free_event_set(self, argument: Any) -> None:
-        """Free an event set.
-
-        Raises:
-            Refused: INVALID_ARGUMENT, as ``event_set``.
-        """
+        """Free an event set; raises as ``event_set``."""
         self.event_set(argument)
         with self._lock:
-            self._event_sets.pop(address(argument), None)
+            self._event_sets.pop(_address(argument), None)
 
     def handle(self, target: Target) -> int:
         """Return the handle for a target; the same each time."""
@@ -270,10 +316,13 @@ class Session:
         Raises:
             Refused: INVALID_ARGUMENT for a handle of no or another session.
         """
-        target = self._targets.get(address(argument))
+        target = self._targets.get(_address(argument))
         if target is None:
             raise states.Refused(states.Code.INVALID_ARGUMENT)
         return target
+
+
+# -- views ------------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
@@ -288,7 +337,7 @@ class View:
 
     def put_handle(self, reference: Any, target: Target) -> None:
         """Write a handle for the caller."""
-        put_handle(reference, self.session.handle(target))
+        put(reference, ctypes.c_void_p, self.session.handle(target))
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
@@ -363,16 +412,9 @@ class DeviceView(View):
 
     def target_within(self, compute: states.ComputeInstance) -> Target:
         """Return the target of a compute instance of this GPU instance."""
-        return Target(
-            kind=Kind.COMPUTE_INSTANCE,
-            gpu=self.target.gpu,
-            instance=self.instance.serial,
-            compute=compute.serial,
+        return dataclasses.replace(
+            self.target_of(self.instance), kind=Kind.COMPUTE_INSTANCE, compute=compute.serial
         )
-
-    def row(self, profile_id: Any) -> hardware.GpuProfile:
-        """Return the GPU's profile with this id, or raise ``Refused``."""
-        return self.board.row(number(profile_id))
 
     def check(self) -> None:
         """Raise ``Refused`` for the handle of a lost GPU or of something destroyed."""
@@ -380,77 +422,9 @@ class DeviceView(View):
             raise states.Refused(states.Code.GPU_IS_LOST)
         match self.target.kind:
             case Kind.GPU:
-                if self.target.attachment != _attachment(self.node, self.target.gpu):
+                if self.target != self.whole:
                     raise states.Refused(states.Code.INVALID_ARGUMENT)
             case Kind.GPU_INSTANCE:
                 _ = self.instance
             case Kind.MIG_DEVICE | Kind.COMPUTE_INSTANCE:
                 _ = self.compute
-
-
-Body = Callable[..., Any]
-Price = Callable[..., float]
-"""The seconds of a call, given its view and arguments."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Function:
-    """One C function."""
-
-    body: Body
-    takes: frozenset[Kind]
-    """Kinds of handle its first argument may be; empty: the first argument is no handle."""
-    price: Price
-    is_change: bool = False
-    needs_session: bool = True
-
-
-def _query_price(view: View, *_: Any) -> float:
-    return view.node.options.latency.query_s
-
-
-class Registry:
-    """The C functions of one module."""
-
-    def __init__(self) -> None:
-        self._functions: dict[str, Function] = {}
-
-    @property
-    def functions(self) -> Mapping[str, Function]:
-        """All functions by C name."""
-        return self._functions
-
-    def system(
-        self, *names: str, price: Price = _query_price, needs_session: bool = True
-    ) -> Callable[[Body], Body]:
-        """Register a function whose first argument is no handle, under its C names."""
-        return self._register(
-            names,
-            lambda body: Function(
-                body=body, takes=frozenset(), price=price, needs_session=needs_session
-            ),
-        )
-
-    def query(self, *names: str, takes: frozenset[Kind]) -> Callable[[Body], Body]:
-        """Register a query of a device or an instance under its C names."""
-        return self._register(
-            names, lambda body: Function(body=body, takes=takes, price=_query_price)
-        )
-
-    def change(self, name: str, *, takes: Kind, price: Price) -> Callable[[Body], Body]:
-        """Register a change of a GPU, which returns the GPU's new state."""
-        return self._register(
-            (name,),
-            lambda body: Function(
-                body=body, takes=frozenset({takes}), price=price, is_change=True
-            ),
-        )
-
-    def _register(
-        self, names: tuple[str, ...], build: Callable[[Body], Function]
-    ) -> Callable[[Body], Body]:
-        def register(body: Body) -> Body:
-            self._functions.update(dict.fromkeys(names, build(body)))
-            return body
-
-        return register

@@ -7,6 +7,7 @@ is inferred.
 """
 
 import ctypes
+import threading
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -15,13 +16,6 @@ import pynvml
 
 from mig_manager.sandbox.driver import calls, states, transitions
 
-_registry = calls.Registry()
-FUNCTIONS = _registry.functions
-"""By C name."""
-
-_GPU = frozenset({calls.Kind.GPU})
-_MIG = frozenset({calls.Kind.MIG_DEVICE})
-_DEVICE = _GPU | _MIG
 _MIB = 2**20
 _CLIENT_MIB = 512
 _NO_INSTANCE = 0xFFFF_FFFF
@@ -61,33 +55,37 @@ class _ProcessInfoV1(ctypes.Structure):
     _fields_ = (("pid", ctypes.c_uint), ("usedGpuMemory", ctypes.c_ulonglong))
 
 
-def _init_price(view: calls.View, *_: Any) -> float:
-    return view.node.options.latency.init_s
+# -- library and node -------------------------------------------------------------------------
 
 
-@_registry.system(
-    "nvmlInitWithFlags", "nvmlInit_v2", "nvmlInit", price=_init_price, needs_session=False
+def error_text(code: Any) -> bytes:
+    """Return what ``nvmlErrorString`` says of a code; it needs no session."""
+    return _ERROR_TEXTS.get(calls.number(code), "Unknown Error").encode()
+
+
+@calls.function(
+    "nvmlInitWithFlags", "nvmlInit_v2", "nvmlInit", latency="init_s", needs_session=False
 )
 def _init(view: calls.View, *_: Any) -> None:
     view.session.begin()
 
 
-@_registry.system("nvmlShutdown")
+@calls.function("nvmlShutdown")
 def _shutdown(view: calls.View) -> None:
     view.session.end()
 
 
-@_registry.system("nvmlSystemGetDriverVersion", "nvmlSystemGetNVMLVersion")
+@calls.function("nvmlSystemGetDriverVersion", "nvmlSystemGetNVMLVersion")
 def _driver_version(view: calls.View, buffer: Any, length: Any) -> None:
     calls.put_text(buffer, length, view.node.options.driver_version)
 
 
-@_registry.system("nvmlSystemGetCudaDriverVersion", "nvmlSystemGetCudaDriverVersion_v2")
+@calls.function("nvmlSystemGetCudaDriverVersion", "nvmlSystemGetCudaDriverVersion_v2")
 def _cuda_version(_: calls.View, version: Any) -> None:
     calls.put(version, ctypes.c_int, _CUDA_VERSION)
 
 
-@_registry.system("nvmlSystemGetProcessName")
+@calls.function("nvmlSystemGetProcessName")
 def _process_name(view: calls.View, pid: Any, buffer: Any, length: Any) -> None:
     requested = calls.number(pid)
     for client in view.node.clients:
@@ -97,12 +95,12 @@ def _process_name(view: calls.View, pid: Any, buffer: Any, length: Any) -> None:
     raise states.Refused(states.Code.NOT_FOUND)
 
 
-@_registry.system("nvmlDeviceGetCount", "nvmlDeviceGetCount_v2")
+@calls.function("nvmlDeviceGetCount", "nvmlDeviceGetCount_v2")
 def _count(view: calls.View, count: Any) -> None:
     calls.put(count, ctypes.c_uint, len(view.boards))
 
 
-@_registry.system("nvmlDeviceGetHandleByIndex", "nvmlDeviceGetHandleByIndex_v2")
+@calls.function("nvmlDeviceGetHandleByIndex", "nvmlDeviceGetHandleByIndex_v2")
 def _by_index(view: calls.View, index: Any, device: Any) -> None:
     requested = calls.number(index)
     if not 0 <= requested < len(view.boards):
@@ -110,7 +108,7 @@ def _by_index(view: calls.View, index: Any, device: Any) -> None:
     _put_whole(view, device, requested)
 
 
-@_registry.system("nvmlDeviceGetHandleByPciBusId", "nvmlDeviceGetHandleByPciBusId_v2")
+@calls.function("nvmlDeviceGetHandleByPciBusId", "nvmlDeviceGetHandleByPciBusId_v2")
 def _by_pci_bus_id(view: calls.View, bus_id: Any, device: Any) -> None:
     # Domains are written with four digits or eight.
     requested = calls.text(bus_id).upper().lstrip("0")
@@ -121,7 +119,13 @@ def _by_pci_bus_id(view: calls.View, bus_id: Any, device: Any) -> None:
     raise states.Refused(states.Code.NOT_FOUND)
 
 
-@_registry.system("nvmlDeviceGetHandleByUUID")
+def _put_whole(view: calls.View, device: Any, index: int) -> None:
+    if view.node.gpus[index].is_lost:
+        raise states.Refused(states.Code.GPU_IS_LOST)
+    view.put_handle(device, calls.whole(view.node, index))
+
+
+@calls.function("nvmlDeviceGetHandleByUUID")
 def _by_uuid(view: calls.View, uuid: Any, device: Any) -> None:
     # nvml.h: this initialises every GPU to find the one, and fails where any is lost.
     if any(gpu.is_lost for gpu in view.node.gpus):
@@ -138,34 +142,45 @@ def _by_uuid(view: calls.View, uuid: Any, device: Any) -> None:
     raise states.Refused(states.Code.NOT_FOUND)
 
 
-@_registry.query("nvmlDeviceGetName", takes=_DEVICE)
+# -- devices ----------------------------------------------------------------------------------
+
+
+@calls.function("nvmlDeviceGetName", takes=calls.DEVICE)
 def _name(view: calls.DeviceView, buffer: Any, length: Any) -> None:
     name = view.board.product.name
     if not view.is_gpu:
-        name += f" MIG {_mig_profile(view)}"
+        name += f" MIG {transitions.compute_name(view.parent, view.compute.placement.size)}"
     calls.put_text(buffer, length, name)
 
 
-@_registry.query("nvmlDeviceGetUUID", takes=_DEVICE)
+@calls.function("nvmlDeviceGetUUID", takes=calls.DEVICE)
 def _uuid(view: calls.DeviceView, buffer: Any, length: Any) -> None:
     board = view.board
     uuid = board.uuid if view.is_gpu else board.mig_uuid(view.instance, view.compute)
     calls.put_text(buffer, length, uuid)
 
 
-@_registry.query("nvmlDeviceGetIndex", takes=_DEVICE)
-def _index(view: calls.DeviceView, index: Any) -> None:
-    _whole_only(view)
-    calls.put(index, ctypes.c_uint, view.board.index)
+def _index(view: calls.DeviceView) -> int:
+    if not view.is_gpu:
+        raise states.Refused(states.Code.NOT_SUPPORTED)
+    return view.board.index
 
 
-@_registry.query("nvmlDeviceGetMinorNumber", takes=_DEVICE)
-def _minor(view: calls.DeviceView, minor: Any) -> None:
-    _whole_only(view)
-    calls.put(minor, ctypes.c_uint, view.node.minor(view.board.index))
+calls.numbers(
+    calls.DEVICE,
+    {
+        "nvmlDeviceGetIndex": _index,
+        "nvmlDeviceGetMinorNumber": lambda view: view.node.minor(_index(view)),
+        "nvmlDeviceGetArchitecture": lambda view: _ARCHITECTURES[view.board.product.generation],
+    },
+)
+calls.numbers(
+    calls.GPU,
+    {"nvmlDeviceGetVirtualizationMode": lambda view: view.node.options.virtualization.value},
+)
 
 
-@_registry.query("nvmlDeviceGetPciInfo_v3", takes=_GPU)
+@calls.function("nvmlDeviceGetPciInfo_v3", takes=calls.GPU)
 def _pci_info(view: calls.DeviceView, info: Any) -> None:
     board = view.board
     device_id = board.product.pci_device_ids[0]
@@ -182,113 +197,66 @@ def _pci_info(view: calls.DeviceView, info: Any) -> None:
     )
 
 
-@_registry.query("nvmlDeviceGetMemoryInfo", takes=_DEVICE)
+@calls.function("nvmlDeviceGetMemoryInfo", takes=calls.DEVICE)
 def _memory_info(view: calls.DeviceView, info: Any) -> None:
-    total, used = _memory(view)
-    calls.fill(
-        calls.struct(info, pynvml.c_nvmlMemory_t),
-        total=total,
-        used=used,
-        free=total - used,
-    )
+    calls.fill(calls.struct(info, pynvml.c_nvmlMemory_t), **_memory(view))
 
 
-@_registry.query("nvmlDeviceGetMemoryInfo_v2", takes=_DEVICE)
+@calls.function("nvmlDeviceGetMemoryInfo_v2", takes=calls.DEVICE)
 def _memory_info_v2(view: calls.DeviceView, info: Any) -> None:
-    target = calls.struct(info, pynvml.c_nvmlMemory_v2_t)
-    calls.require_version(target, pynvml.nvmlMemory_v2)
-    total, used = _memory(view)
-    calls.fill(target, total=total, reserved=0, used=used, free=total - used)
+    target = calls.struct(info, pynvml.c_nvmlMemory_v2_t, version=pynvml.nvmlMemory_v2)
+    calls.fill(target, reserved=0, **_memory(view))
 
 
-@_registry.query("nvmlDeviceGetArchitecture", takes=_DEVICE)
-def _architecture(view: calls.DeviceView, architecture: Any) -> None:
-    number = _ARCHITECTURES[view.board.product.generation]
-    calls.put(architecture, ctypes.c_uint, number)
+def _memory(view: calls.DeviceView) -> dict[str, int]:
+    """Return the bytes of memory; each computing client is given the same made-up share."""
+    mib = (view.board.product if view.is_gpu else view.parent).memory_mib
+    used = min(mib, _CLIENT_MIB * len(_computing(view))) * _MIB
+    return {"total": mib * _MIB, "used": used, "free": mib * _MIB - used}
 
 
-@_registry.query("nvmlDeviceGetCudaComputeCapability", takes=_DEVICE)
+@calls.function("nvmlDeviceGetCudaComputeCapability", takes=calls.DEVICE)
 def _compute_capability(view: calls.DeviceView, major: Any, minor: Any) -> None:
     calls.put(major, ctypes.c_int, view.board.product.compute_capability[0])
     calls.put(minor, ctypes.c_int, view.board.product.compute_capability[1])
 
 
-@_registry.query("nvmlDeviceGetVirtualizationMode", takes=_GPU)
-def _virtualization(view: calls.DeviceView, mode: Any) -> None:
-    calls.put(mode, ctypes.c_uint, view.node.options.virtualization.value)
-
-
-@_registry.query("nvmlDeviceGetFieldValues", takes=_GPU)
+@calls.function("nvmlDeviceGetFieldValues", takes=calls.GPU)
 def _field_values(view: calls.DeviceView, count: Any, values: Any) -> None:
-    array = pynvml.c_nvmlFieldValue_t * calls.number(count)
-    for entry in calls.struct(values, array):
-        value = _field(view, entry.fieldId)
+    product = view.board.product
+    known: dict[int, int] = {}
+    if product.is_mig_capable:
+        known[pynvml.NVML_FI_DEV_IS_RESETLESS_MIG_SUPPORTED] = int(not product.mode_needs_reset)
+        if view.node.options.reports_profiles_while_mig_off:
+            known[pynvml.NVML_FI_DEV_IS_MIG_MODE_INDEPENDENT_MIG_QUERY_CAPABLE] = 1
+    for entry in calls.struct(values, pynvml.c_nvmlFieldValue_t * calls.number(count)):
+        is_known = entry.fieldId in known
         entry.valueType = pynvml.NVML_VALUE_TYPE_UNSIGNED_INT
-        entry.nvmlReturn = states.Code.NOT_SUPPORTED if value is None else 0
-        entry.value.uiVal = value or 0
+        entry.nvmlReturn = states.Code.SUCCESS if is_known else states.Code.NOT_SUPPORTED
+        entry.value.uiVal = known.get(entry.fieldId, 0)
 
 
-@_registry.query(
+@calls.function(
     "nvmlDeviceGetComputeRunningProcesses_v2",
     "nvmlDeviceGetComputeRunningProcesses_v3",
-    takes=_DEVICE,
+    takes=calls.DEVICE,
 )
 def _processes(view: calls.DeviceView, count: Any, infos: Any) -> None:
     _put_processes(view, count, infos, pynvml.c_nvmlProcessInfo_v3_t)
 
 
-@_registry.query("nvmlDeviceGetComputeRunningProcesses", takes=_DEVICE)
+@calls.function("nvmlDeviceGetComputeRunningProcesses", takes=calls.DEVICE)
 def _processes_v1(view: calls.DeviceView, count: Any, infos: Any) -> None:
     _put_processes(view, count, infos, _ProcessInfoV1)
 
 
-@_registry.query(
+@calls.function(
     "nvmlDeviceGetGraphicsRunningProcesses_v2",
     "nvmlDeviceGetGraphicsRunningProcesses_v3",
-    takes=_DEVICE,
+    takes=calls.DEVICE,
 )
 def _graphics_processes(_: calls.DeviceView, count: Any, __: Any) -> None:
     calls.put(count, ctypes.c_uint, 0)
-
-
-def error_text(code: Any) -> bytes:
-    """Return what ``nvmlErrorString`` says of a code; it needs no session."""
-    return _ERROR_TEXTS.get(calls.number(code), "Unknown Error").encode()
-
-
-def _put_whole(view: calls.View, device: Any, index: int) -> None:
-    if view.node.gpus[index].is_lost:
-        raise states.Refused(states.Code.GPU_IS_LOST)
-    view.put_handle(device, calls.whole(view.node, index))
-
-
-def _whole_only(view: calls.DeviceView) -> None:
-    if not view.is_gpu:
-        raise states.Refused(states.Code.NOT_SUPPORTED)
-
-
-def _mig_profile(view: calls.DeviceView) -> str:
-    row = view.board.row(view.instance.profile_id)
-    return transitions.compute_name(row, view.compute.placement.size)
-
-
-def _memory(view: calls.DeviceView) -> tuple[int, int]:
-    """Return total and used bytes; each computing client is given the same made-up share."""
-    mib = view.board.product.memory_mib
-    if not view.is_gpu:
-        mib = view.board.row(view.instance.profile_id).memory_mib
-    return mib * _MIB, min(mib, _CLIENT_MIB * len(_computing(view))) * _MIB
-
-
-def _field(view: calls.DeviceView, field: int) -> int | None:
-    """Return the value of a field, or None when this GPU or driver does not have it."""
-    if not view.board.product.is_mig_capable:
-        return None
-    if field == pynvml.NVML_FI_DEV_IS_RESETLESS_MIG_SUPPORTED:
-        return int(not view.board.product.mode_needs_reset)
-    if field == pynvml.NVML_FI_DEV_IS_MIG_MODE_INDEPENDENT_MIG_QUERY_CAPABLE:
-        return 1 if view.node.options.reports_profiles_while_mig_off else None
-    return None
 
 
 def _computing(view: calls.DeviceView) -> list[states.Client]:
@@ -305,33 +273,32 @@ def _computing(view: calls.DeviceView) -> list[states.Client]:
 
 def _put_processes(view: calls.DeviceView, count: Any, infos: Any, kind: Any) -> None:
     """Write the processes, or only their number where the caller's array is too short."""
-    found = [_process(client, kind) for client in _computing(view)]
+    clients = _computing(view)
     room = calls.struct(count, ctypes.c_uint).value
-    calls.put(count, ctypes.c_uint, len(found))
-    if room < len(found):
+    calls.put(count, ctypes.c_uint, len(clients))
+    if room < len(clients):
         raise states.Refused(states.Code.INSUFFICIENT_SIZE)
-    if found:
-        calls.put_all(infos, kind, found)
+    processes = []
+    for client in clients:
+        info = kind(pid=client.pid, usedGpuMemory=_CLIENT_MIB * _MIB)
+        if kind is not _ProcessInfoV1:
+            instance, compute = client.gpu_instance_id, client.compute_instance_id
+            info.gpuInstanceId = _NO_INSTANCE if instance is None else instance
+            info.computeInstanceId = _NO_INSTANCE if compute is None else compute
+        processes.append(info)
+    if processes:
+        calls.put_all(infos, kind, processes)
 
 
-def _process(client: states.Client, kind: Any) -> Any:
-    info = kind(pid=client.pid, usedGpuMemory=_CLIENT_MIB * _MIB)
-    if kind is not _ProcessInfoV1:
-        instance, compute = client.gpu_instance_id, client.compute_instance_id
-        info.gpuInstanceId = _NO_INSTANCE if instance is None else instance
-        info.computeInstanceId = _NO_INSTANCE if compute is None else compute
-    return info
+# -- events -----------------------------------------------------------------------------------
 
 
-# -- events ------------------------------------------------------------------------------------
-
-
-@_registry.query("nvmlDeviceGetSupportedEventTypes", takes=_DEVICE)
+@calls.function("nvmlDeviceGetSupportedEventTypes", takes=calls.DEVICE)
 def _event_types(view: calls.DeviceView, types: Any) -> None:
     calls.put(types, ctypes.c_ulonglong, _event_mask(view))
 
 
-@_registry.query("nvmlDeviceRegisterEvents", takes=_DEVICE)
+@calls.function("nvmlDeviceRegisterEvents", takes=calls.DEVICE)
 def _register_events(view: calls.DeviceView, types: Any, event_set: Any) -> None:
     found = view.session.event_set(event_set)
     mask = calls.number(types)
@@ -341,26 +308,40 @@ def _register_events(view: calls.DeviceView, types: Any, event_set: Any) -> None
         found.watch(view.target.gpu, view.gpu.changes)
 
 
-@_registry.system("nvmlEventSetCreate")
+def _event_mask(view: calls.DeviceView) -> int:
+    """Return the mask of the events that this GPU reports."""
+    options = view.node.options
+    is_guest = options.virtualization is states.Virtualization.VGPU
+    reports = {
+        states.MigEvents.ALWAYS: True,
+        states.MigEvents.WHILE_ON: view.gpu.is_enabled,
+        states.MigEvents.NEVER: False,
+    }[options.mig_events]
+    is_capable = view.is_gpu and view.board.product.is_mig_capable and not is_guest
+    return int(pynvml.nvmlEventMigConfigChange) if is_capable and reports else 0
+
+
+@calls.function("nvmlEventSetCreate")
 def _create_event_set(view: calls.View, event_set: Any) -> None:
-    calls.put_handle(event_set, view.session.new_event_set())
+    calls.put(event_set, ctypes.c_void_p, view.session.new_event_set())
 
 
-@_registry.system("nvmlEventSetFree")
+@calls.function("nvmlEventSetFree")
 def _free_event_set(view: calls.View, event_set: Any) -> None:
     view.session.free_event_set(event_set)
 
 
-@_registry.system("nvmlEventSetWait", "nvmlEventSetWait_v2")
+@calls.function("nvmlEventSetWait", "nvmlEventSetWait_v2")
 def _wait_for_event(view: calls.View, event_set: Any, data: Any, timeout_ms: Any) -> None:
     target = calls.struct(data, pynvml.c_nvmlEventData_t)
     deadline = time.monotonic() + calls.number(timeout_ms) / 1000
+    pause = threading.Event()
     # Resolved in every round: another thread may free the set or close the session.
     while (gpu := view.session.event_set(event_set).take(view.read())) is None:
         remaining_s = deadline - time.monotonic()
         if remaining_s <= 0:
             raise states.Refused(states.Code.TIMEOUT)
-        view.session.pause(min(_POLL_S, remaining_s))
+        pause.wait(min(_POLL_S, remaining_s))
     handle = view.session.handle(calls.whole(view.read(), gpu))
     calls.fill(
         target,
@@ -370,20 +351,3 @@ def _wait_for_event(view: calls.View, event_set: Any, data: Any, timeout_ms: Any
         gpuInstanceId=_NO_INSTANCE,
         computeInstanceId=_NO_INSTANCE,
     )
-
-
-def _event_mask(view: calls.DeviceView) -> int:
-    """Return the mask of the events that this GPU reports."""
-    is_guest = view.node.options.virtualization is states.Virtualization.VGPU
-    is_capable = view.is_gpu and view.board.product.is_mig_capable and not is_guest
-    return int(pynvml.nvmlEventMigConfigChange) if is_capable and _reports(view) else 0
-
-
-def _reports(view: calls.DeviceView) -> bool:
-    match view.node.options.mig_events:
-        case states.MigEvents.ALWAYS:
-            return True
-        case states.MigEvents.WHILE_ON:
-            return view.gpu.is_enabled
-        case states.MigEvents.NEVER:
-            return False

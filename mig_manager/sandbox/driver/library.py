@@ -4,18 +4,19 @@
 on a GPU node. The node's state is a file which successive and concurrent processes share.
 """
 
+import contextlib
 import importlib
 import pathlib
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import pynvml
 
-from mig_manager.sandbox.driver import calls, device_functions, mig_functions, state_file, states
+from mig_manager.sandbox.driver import calls, device_functions, state_file, states
+from mig_manager.sandbox.driver import mig_functions as _mig_functions  # noqa: F401 - registers
 
-_FUNCTIONS = {**device_functions.FUNCTIONS, **mig_functions.FUNCTIONS}
 _INSTRUMENTS = "testkit.nvml_faults"
 """Not shipped. Tests make a node instrumented; its calls then pass through this module."""
 
@@ -61,7 +62,7 @@ def load(library: "SimulatedLibrary | None") -> None:
 class EntryPoint:
     """One C function as ctypes gives it: callable, with a result type that may be set."""
 
-    def __init__(self, run: Callable[[Sequence[Any]], Any]) -> None:
+    def __init__(self, run: Callable[[tuple[Any, ...]], Any]) -> None:
         self._run = run
         self.restype: Any = None
 
@@ -84,18 +85,15 @@ class SimulatedLibrary:
     def __getattr__(self, name: str) -> EntryPoint:
         if name == "nvmlErrorString":
             return EntryPoint(lambda arguments: device_functions.error_text(*arguments))
-        function = _FUNCTIONS.get(name)
-        if function is None or self._is_absent(name):
+        function = calls.FUNCTIONS.get(name)
+        with contextlib.suppress(FileNotFoundError):
+            if name in self.state.read().options.absent_functions:
+                function = None
+        if function is None:
             raise AttributeError(f"undefined symbol: {name}")
         return EntryPoint(lambda arguments: self._call(name, function, arguments))
 
-    def _is_absent(self, name: str) -> bool:
-        try:
-            return name in self.state.read().options.absent_functions
-        except FileNotFoundError:
-            return False
-
-    def _call(self, name: str, function: calls.Function, arguments: Sequence[Any]) -> int:
+    def _call(self, name: str, function: calls.Function, arguments: tuple[Any, ...]) -> int:
         attempt = Attempt(name, function, arguments)
         try:
             attempt.resolve_handle(self._session)
@@ -113,18 +111,18 @@ class SimulatedLibrary:
         return attempt.code
 
     def _run(self, attempt: "Attempt") -> None:
+        function = attempt.function
         attempt.entered_ns = time.monotonic_ns()
         # A new session must see whatever happened to the node before.
-        read = self.state.read if attempt.function.needs_session else self.state.read_uncached
-        node = read()
+        node = self.state.read() if function.needs_session else self.state.read_uncached()
         if node.is_instrumented:
             importlib.import_module(_INSTRUMENTS).before_call(self.state, attempt)
         view = self._view(node, attempt.target)
-        seconds = attempt.function.price(view, *attempt.rest)
-        if attempt.function.is_change:
+        seconds = function.seconds(view, attempt.rest)
+        if function.is_change:
             self._change(attempt)
         else:
-            attempt.function.body(view, *attempt.rest)
+            function.body(view, *attempt.rest)
         # The time is spent after the act, because a killed process does not stop the driver
         # either, and because refusals are quick. Our own time counts, so that a loaded machine
         # does not make the driver slower.
@@ -156,7 +154,7 @@ class SimulatedLibrary:
 class Attempt:
     """One call while it runs."""
 
-    def __init__(self, name: str, function: calls.Function, arguments: Sequence[Any]) -> None:
+    def __init__(self, name: str, function: calls.Function, arguments: tuple[Any, ...]) -> None:
         self.name = name
         self.function = function
         self.rest = arguments

@@ -28,6 +28,8 @@ _VIRTUALIZATIONS = {
     states.Virtualization.PASSTHROUGH: "Pass-Through",
     states.Virtualization.VGPU: "VGPU",
 }
+_MODES = {True: "Enabled", False: "Disabled"}
+_PERSISTENT = (states.ClientKind.PERSISTENCE_MODE, states.ClientKind.PERSISTENCE_DAEMON)
 _BUSY = (
     "currently being used by one or more other processes (e.g., Fabric Manager, CUDA application, "
     "graphics application such as an X server, or a monitoring application such as another "
@@ -88,23 +90,39 @@ def _chosen(state: state_file.SharedState, ids: str) -> tuple[states.Board, ...]
         ) from error
     if not ids:
         return boards
-    found = tuple(board for each in ids.split(",") for board in boards if _has_id(board, each))
-    if len(found) != len(ids.split(",")):
+    by_name: dict[str, states.Board] = {}
+    for board in boards:
+        address = board.pci_address.lstrip("0")
+        by_name |= dict.fromkeys((str(board.index), board.uuid, address), board)
+    names = ids.split(",")
+    found = [by_name.get(name) or by_name.get(name.upper().lstrip("0")) for name in names]
+    if None in found:
         raise _Refusal("No devices were found", states.Code.NOT_FOUND)
-    return found
-
-
-def _has_id(board: states.Board, name: str) -> bool:
-    address = board.pci_address.lstrip("0")
-    return name in (str(board.index), board.uuid) or name.upper().lstrip("0") == address
+    return tuple(board for board in found if board)
 
 
 def _reset(state: state_file.SharedState, chosen: Sequence[states.Board]) -> str:
     answer = state.reset_gpus([board.index for board in chosen])
-    if answer.code is not states.Code.SUCCESS:
-        raise _Refusal(_refusal(state, answer), answer.code)
-    done = [f"GPU {board.pci_address} was successfully reset." for board in chosen]
-    return "\n".join([*done, "All done."])
+    names = {board.index: board.pci_address for board in state.boards}
+    refused = [names[index] for index in answer.refused]
+    if answer.missing:
+        others = ", ".join(names[index] for index in answer.missing)
+        text = f"GPU {refused[0]} must be reset in one command with the GPUs on its NVLink: "
+        raise _Refusal(text + others, answer.code)
+    match answer.code:
+        case states.Code.SUCCESS:
+            done = [f"GPU {board.pci_address} was successfully reset." for board in chosen]
+            return "\n".join([*done, "All done."])
+        case states.Code.NO_PERMISSION:
+            text = "Unable to reset GPUs: Insufficient Permissions"
+        case states.Code.NOT_SUPPORTED:
+            text = "\n".join(f"\nResetting GPU {name} is not supported." for name in refused)
+        case _:
+            are = "device is" if len(refused) == 1 else "devices are"
+            lines = [f"  GPU {name}: In use by another client" for name in refused]
+            head = "The following GPUs could not be reset:"
+            text = "\n".join([head, *lines, "", f"{len(refused)} {are} {_BUSY}"])
+    raise _Refusal(text, answer.code)
 
 
 def _set_persistence(
@@ -117,85 +135,52 @@ def _set_persistence(
             state.remove_client(client)
         if is_on and not present:
             state.add_client(board.uuid, name="", kind=kind, pid=0)
-    mode = "Enabled" if is_on else "Disabled"
-    done = [f"{mode} persistence mode for GPU {board.pci_address}." for board in chosen]
+    done = [f"{_MODES[is_on]} persistence mode for GPU {b.pci_address}." for b in chosen]
     return "\n".join([*done, "All done."])
-
-
-def _refusal(state: state_file.SharedState, answer: transitions.ResetResult) -> str:
-    names = {board.index: board.pci_address for board in state.boards}
-    refused = [names[index] for index in answer.refused]
-    if answer.missing:
-        others = ", ".join(names[index] for index in answer.missing)
-        return (
-            f"GPU {refused[0]} must be reset in one command with the GPUs on its NVLink: {others}"
-        )
-    if answer.code is states.Code.NO_PERMISSION:
-        return "Unable to reset GPUs: Insufficient Permissions"
-    if answer.code is states.Code.NOT_SUPPORTED:
-        return "\n".join(f"\nResetting GPU {name} is not supported." for name in refused)
-    are = "device is" if len(refused) == 1 else "devices are"
-    lines = [f"  GPU {name}: In use by another client" for name in refused]
-    return "\n".join(
-        ["The following GPUs could not be reset:", *lines, "", f"{len(refused)} {are} {_BUSY}"]
-    )
 
 
 def _query(state: state_file.SharedState, chosen: Sequence[states.Board]) -> str:
     node = state.read()
     root = ET.Element("nvidia_smi_log")
-    ET.SubElement(root, "driver_version").text = node.options.driver_version
-    ET.SubElement(root, "attached_gpus").text = str(len(chosen))
+    _add(root, driver_version=node.options.driver_version, attached_gpus=str(len(chosen)))
     for board in chosen:
-        _add_gpu(root, node, board)
+        now, clients = node.gpus[board.index], node.clients_of(board.uuid)
+        gpu = ET.SubElement(root, "gpu", id=board.pci_address)
+        is_persistent = any(client.kind in _PERSISTENT for client in clients)
+        _add(gpu, product_name=board.product.name, persistence_mode=_MODES[is_persistent])
+        is_capable = board.product.is_mig_capable
+        _add(
+            ET.SubElement(gpu, "mig_mode"),
+            current_mig=_MODES[now.is_enabled] if is_capable else "N/A",
+            pending_mig=_MODES[now.is_pending] if is_capable else "N/A",
+        )
+        devices = ET.SubElement(gpu, "mig_devices")
+        for index, (instance, compute) in enumerate(transitions.mig_devices(now)):
+            _add(
+                ET.SubElement(devices, "mig_device"),
+                index=str(index),
+                gpu_instance_id=str(instance.instance_id),
+                compute_instance_id=str(compute.instance_id),
+            )
+        if not len(devices):
+            devices.text = "None"
+        _add(gpu, uuid=board.uuid, minor_number=str(node.minor(board.index)))
+        mode = _VIRTUALIZATIONS[node.options.virtualization]
+        _add(ET.SubElement(gpu, "gpu_virtualization_mode"), virtualization_mode=mode)
+        processes = ET.SubElement(gpu, "processes")
+        for client in clients:
+            if client.kind is states.ClientKind.COMPUTE:
+                process = ET.SubElement(processes, "process_info")
+                _add(process, pid=str(client.pid), type="C", process_name=client.name)
     ET.indent(root, "\t")
-    document = ET.tostring(root, encoding="unicode")
     head = '<?xml version="1.0" ?>\n<!DOCTYPE nvidia_smi_log SYSTEM "nvsmi_device_v12.dtd">'
-    return f"{head}\n{document}"
+    return f"{head}\n{ET.tostring(root, encoding='unicode')}"
 
 
-def _add_gpu(root: ET.Element, node: states.NodeState, board: states.Board) -> None:
-    now = node.gpus[board.index]
-    gpu = ET.SubElement(root, "gpu", id=board.pci_address)
-    ET.SubElement(gpu, "product_name").text = board.product.name
-    is_persistent = any(
-        client.kind in (states.ClientKind.PERSISTENCE_MODE, states.ClientKind.PERSISTENCE_DAEMON)
-        for client in node.clients_of(board.uuid)
-    )
-    ET.SubElement(gpu, "persistence_mode").text = _mode(is_persistent)
-    mode = ET.SubElement(gpu, "mig_mode")
-    is_capable = board.product.is_mig_capable
-    for name, is_on in (("current_mig", now.is_enabled), ("pending_mig", now.is_pending)):
-        ET.SubElement(mode, name).text = _mode(is_on) if is_capable else "N/A"
-    _add_instances(gpu, now)
-    ET.SubElement(gpu, "uuid").text = board.uuid
-    ET.SubElement(gpu, "minor_number").text = str(node.minor(board.index))
-    virtual = ET.SubElement(gpu, "gpu_virtualization_mode")
-    ET.SubElement(virtual, "virtualization_mode").text = _VIRTUALIZATIONS[
-        node.options.virtualization
-    ]
-    processes = ET.SubElement(gpu, "processes")
-    for client in node.clients_of(board.uuid):
-        if client.kind is states.ClientKind.COMPUTE:
-            process = ET.SubElement(processes, "process_info")
-            ET.SubElement(process, "pid").text = str(client.pid)
-            ET.SubElement(process, "type").text = "C"
-            ET.SubElement(process, "process_name").text = client.name
-
-
-def _add_instances(gpu: ET.Element, now: states.GpuState) -> None:
-    devices = ET.SubElement(gpu, "mig_devices")
-    for index, (instance, compute) in enumerate(transitions.mig_devices(now)):
-        device = ET.SubElement(devices, "mig_device")
-        ET.SubElement(device, "index").text = str(index)
-        ET.SubElement(device, "gpu_instance_id").text = str(instance.instance_id)
-        ET.SubElement(device, "compute_instance_id").text = str(compute.instance_id)
-    if not len(devices):
-        devices.text = "None"
-
-
-def _mode(is_on: bool) -> str:  # noqa: FBT001 - one word for one value
-    return "Enabled" if is_on else "Disabled"
+def _add(parent: ET.Element, **texts: str) -> None:
+    """Add elements with a text each."""
+    for name, text in texts.items():
+        ET.SubElement(parent, name).text = text
 
 
 if __name__ == "__main__":

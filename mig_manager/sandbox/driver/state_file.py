@@ -16,7 +16,7 @@ import pathlib
 import struct
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 from mig_manager import errors
@@ -66,19 +66,16 @@ class SharedState:
         Raises:
             UsageError: The spec is malformed, or the file holds a node with another spec.
         """
-        boards = states.parse_boards(spec, options)
+        node = states.booted(spec, options)
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self._exclusively("lock"):
-            if self.path.exists():
-                self._require_same(spec)
-                return
-            self._write(
-                states.NodeState(
-                    spec=spec,
-                    options=options,
-                    gpus=tuple(states.GpuState() for _ in boards),
+            if not self.path.exists():
+                self._write(node)
+            elif (existing := self.read().spec) != spec:
+                raise errors.UsageError(
+                    f"{self.path} holds the simulated node {existing!r}, not {spec!r}; "
+                    "remove the file"
                 )
-            )
 
     def read(self) -> states.NodeState:
         """Return the state now.
@@ -103,7 +100,7 @@ class SharedState:
             FileNotFoundError: There is no file.
         """
         writes = self._count_writes()
-        version = self._version()
+        version = _version(self.path.stat())
         cached = self._cached
         if cached is not None and cached.version == version:
             node = cached.node
@@ -188,10 +185,8 @@ class SharedState:
             LookupError: No such device.
         """
 
-        def change(
-            node: states.NodeState,
-        ) -> tuple[states.NodeState, states.Client]:
-            gpu_uuid, instance_id, compute_id = self.locate(device_uuid, node)
+        def change(node: states.NodeState) -> tuple[states.NodeState, states.Client]:
+            gpu_uuid, instance_id, compute_id = _locate(node, device_uuid)
             client = states.Client(
                 client_id=node.next_serial,
                 pid=_FIRST_PID + node.next_serial if pid is None else pid,
@@ -201,10 +196,11 @@ class SharedState:
                 gpu_instance_id=instance_id,
                 compute_instance_id=compute_id,
             )
-            after = dataclasses.replace(
-                node, clients=(*node.clients, client), next_serial=node.next_serial + 1
+            clients = (*node.clients, client)
+            return (
+                dataclasses.replace(node, clients=clients, next_serial=node.next_serial + 1),
+                client,
             )
-            return after, client
 
         return self.update(change)
 
@@ -217,24 +213,6 @@ class SharedState:
 
         self.update(change)
 
-    def locate(
-        self, device_uuid: str, node: states.NodeState | None = None
-    ) -> tuple[str, int | None, int | None]:
-        """Return GPU UUID, GPU-instance id and compute-instance id of a device.
-
-        Raises:
-            LookupError: No such device.
-        """
-        state = self.read() if node is None else node
-        for board, gpu in zip(self.boards, state.gpus, strict=True):
-            if board.uuid == device_uuid:
-                return board.uuid, None, None
-            for instance in gpu.instances:
-                for compute in instance.compute_instances:
-                    if board.mig_uuid(instance, compute) == device_uuid:
-                        return board.uuid, instance.instance_id, compute.instance_id
-        raise LookupError(f"the simulated node has no device {device_uuid}")
-
     def reset_gpus(self, indices: Sequence[int]) -> transitions.ResetResult:
         """Reset GPUs as ``nvidia-smi --gpu-reset`` does in one command."""
         with contextlib.ExitStack() as stack:
@@ -242,7 +220,7 @@ class SharedState:
             is_shared = self.read().options.serialise_all_gpus
             for index in sorted(set(indices))[: 1 if is_shared else None]:
                 stack.enter_context(self.gpu_lock(index))
-            return self.update(lambda node: transitions.reset_gpus(node, self.boards, indices))
+            return self.update(lambda node: transitions.reset_gpus(node, indices))
 
     def reboot(self) -> None:
         """Reboot the node: no clients, no instances, and MIG mode where it persists."""
@@ -260,16 +238,6 @@ class SharedState:
     def beside(self, suffix: str) -> pathlib.Path:
         """Return the path of a file beside the state file."""
         return self.path.with_name(f"{self.path.name}.{suffix}")
-
-    def _require_same(self, spec: str) -> None:
-        existing = self.read().spec
-        if existing != spec:
-            raise errors.UsageError(
-                f"{self.path} holds the simulated node {existing!r}, not {spec!r}; remove the file"
-            )
-
-    def _version(self) -> _Version:
-        return _version(self.path.stat())
 
     def _write(self, node: states.NodeState) -> None:
         """Replace the file; its time stamp always grows, because it is the version."""
@@ -291,6 +259,17 @@ class SharedState:
             yield
 
 
+def _locate(node: states.NodeState, device_uuid: str) -> tuple[str, int | None, int | None]:
+    """Return GPU UUID, GPU-instance id and compute-instance id of a device."""
+    for board, gpu in zip(states.boards_of(node), node.gpus, strict=True):
+        if board.uuid == device_uuid:
+            return board.uuid, None, None
+        for instance, compute in transitions.mig_devices(gpu):
+            if board.mig_uuid(instance, compute) == device_uuid:
+                return board.uuid, instance.instance_id, compute.instance_id
+    raise LookupError(f"the simulated node has no device {device_uuid}")
+
+
 def _version(stat: os.stat_result) -> _Version:
     return stat.st_mtime_ns, stat.st_ino, stat.st_size
 
@@ -306,47 +285,32 @@ def _encode(value: Any) -> Any:
     return value.value if isinstance(value, enum.Enum) else value
 
 
-def _decode(raw: Mapping[str, Any]) -> states.NodeState:
+def _decode(raw: dict[str, Any]) -> states.NodeState:
     """Return the node that ``_encode`` wrote."""
-    return states.NodeState(
-        **{
-            **raw,
-            "options": _options(raw["options"]),
-            "gpus": tuple(_gpu(each) for each in raw["gpus"]),
-            "clients": tuple(_client(each) for each in raw["clients"]),
-        }
+    options = raw["options"] | {
+        "latency": states.Latency(**raw["options"]["latency"]),
+        "swapped_gpus": tuple(raw["options"]["swapped_gpus"]),
+        "linked_gpus": tuple(tuple(each) for each in raw["options"]["linked_gpus"]),
+        "virtualization": states.Virtualization(raw["options"]["virtualization"]),
+        # Older files lack it.
+        "mig_events": states.MigEvents(raw["options"].get("mig_events", states.MigEvents.ALWAYS)),
+        "absent_functions": tuple(raw["options"]["absent_functions"]),
+    }
+    gpus = []
+    for gpu in raw["gpus"]:
+        instances = []
+        for instance in gpu["instances"]:
+            computes = tuple(
+                states.ComputeInstance(**each | {"placement": model.Placement(*each["placement"])})
+                for each in instance["compute_instances"]
+            )
+            placement = model.Placement(*instance["placement"])
+            values = instance | {"placement": placement, "compute_instances": computes}
+            instances.append(states.GpuInstance(**values))
+        gpus.append(states.GpuState(**gpu | {"instances": tuple(instances)}))
+    clients = tuple(
+        states.Client(**each | {"kind": states.ClientKind(each["kind"])})
+        for each in raw["clients"]
     )
-
-
-def _options(raw: Mapping[str, Any]) -> states.Options:
-    return states.Options(
-        **{
-            **raw,
-            "latency": states.Latency(**raw["latency"]),
-            "swapped_gpus": tuple(raw["swapped_gpus"]),
-            "linked_gpus": tuple(tuple(each) for each in raw["linked_gpus"]),
-            "virtualization": states.Virtualization(raw["virtualization"]),
-            # Older files lack it.
-            "mig_events": states.MigEvents(raw.get("mig_events", states.MigEvents.ALWAYS)),
-            "absent_functions": tuple(raw["absent_functions"]),
-        }
-    )
-
-
-def _gpu(raw: Mapping[str, Any]) -> states.GpuState:
-    instances = tuple(_gpu_instance(each) for each in raw["instances"])
-    return states.GpuState(**{**raw, "instances": instances})
-
-
-def _gpu_instance(raw: Mapping[str, Any]) -> states.GpuInstance:
-    computes = tuple(_compute_instance(each) for each in raw["compute_instances"])
-    placement = model.Placement(*raw["placement"])
-    return states.GpuInstance(**{**raw, "placement": placement, "compute_instances": computes})
-
-
-def _compute_instance(raw: Mapping[str, Any]) -> states.ComputeInstance:
-    return states.ComputeInstance(**{**raw, "placement": model.Placement(*raw["placement"])})
-
-
-def _client(raw: Mapping[str, Any]) -> states.Client:
-    return states.Client(**{**raw, "kind": states.ClientKind(raw["kind"])})
+    values = {"options": states.Options(**options), "gpus": tuple(gpus), "clients": clients}
+    return states.NodeState(**raw | values)

@@ -260,52 +260,25 @@ class Board:
 
     def mig_uuid(self, instance: GpuInstance, compute: ComputeInstance) -> str:
         """Return the UUID of the MIG device of a compute instance."""
-        engine = _physical_engine(self.product, instance.placement, compute.placement)
-        suffix = b"\x0bSMC" + _u32(instance.instance_id) + _u32(engine)
-        return f"MIG-{_hashed(self.product, self.serial_number, suffix)}"
+        engine = physical_engine(self.product, instance.placement, compute.placement)
+        suffix = b"\x0bSMC"
+        suffix += instance.instance_id.to_bytes(4, "little") + engine.to_bytes(4, "little")
+        return f"MIG-{_uuid(_chip(self.product), self.serial_number, suffix)}"
 
 
-def parse_boards(spec: str, options: Options) -> tuple[Board, ...]:
-    """Return the GPUs of a node, ascending by index.
-
-    Raises:
-        UsageError: The spec is malformed.
-    """
-    return tuple(
-        _board(index, product, options) for index, product in enumerate(hardware.parse_node(spec))
-    )
-
-
-def _board(index: int, product: hardware.Product, options: Options) -> Board:
-    digest = hashlib.sha256(f"{options.seed}/{index}/{product.key}".encode()).digest()
-    serial_number = int.from_bytes(digest[:8], "little")
-    return Board(
-        index=index,
-        product=product,
-        uuid=f"GPU-{_hashed(product, serial_number)}",
-        pci_bus=7 + 8 * index,
-        is_swapped=index in options.swapped_gpus,
-        serial_number=serial_number,
-    )
-
-
-def _hashed(product: hardware.Product, serial_number: int, suffix: bytes = b"") -> uuid.UUID:
-    return _uuid((product.pci_device_ids[0] >> 16) & 0xFFFF, serial_number, suffix)
+def _chip(product: hardware.Product) -> int:
+    return (product.pci_device_ids[0] >> 16) & 0xFFFF
 
 
 @functools.lru_cache(maxsize=1024)
-def _uuid(chip: int, serial_number: int, suffix: bytes) -> uuid.UUID:
+def _uuid(chip: int, serial_number: int, suffix: bytes = b"") -> uuid.UUID:
     text = b"NVIDIA GPU\x02" + chip.to_bytes(2, "little")
     text += b"\x08" + serial_number.to_bytes(8, "little") + suffix
     digest = hashlib.sha1(_NAMESPACE + text, usedforsecurity=False).digest()
     return uuid.UUID(bytes=digest[:16], version=5)
 
 
-def _u32(number: int) -> bytes:
-    return number.to_bytes(4, "little")
-
-
-def _physical_engine(
+def physical_engine(
     product: hardware.Product, instance: model.Placement, compute: model.Placement
 ) -> int:
     """Return the graphics engine that a compute instance runs on; unique within a GPU.
@@ -316,6 +289,17 @@ def _physical_engine(
     return instance.start // per_engine + compute.start
 
 
+def booted(spec: str, options: Options) -> NodeState:
+    """Return a node after its first boot.
+
+    Raises:
+        UsageError: The spec is malformed.
+    """
+    return NodeState(
+        spec=spec, options=options, gpus=tuple(GpuState() for _ in hardware.parse_node(spec))
+    )
+
+
 def boards_of(node: NodeState) -> tuple[Board, ...]:
     """Return the constant properties of a node's GPUs, ascending by index."""
     return _boards(node.spec, node.options.seed, node.options.swapped_gpus)
@@ -323,4 +307,17 @@ def boards_of(node: NodeState) -> tuple[Board, ...]:
 
 @functools.lru_cache(maxsize=8)
 def _boards(spec: str, seed: str, swapped_gpus: tuple[int, ...]) -> tuple[Board, ...]:
-    return parse_boards(spec, Options(seed=seed, swapped_gpus=swapped_gpus))
+    boards = []
+    for index, product in enumerate(hardware.parse_node(spec)):
+        digest = hashlib.sha256(f"{seed}/{index}/{product.key}".encode()).digest()
+        serial_number = int.from_bytes(digest[:8], "little")
+        board = Board(
+            index=index,
+            product=product,
+            uuid=f"GPU-{_uuid(_chip(product), serial_number)}",
+            pci_bus=7 + 8 * index,
+            is_swapped=index in swapped_gpus,
+            serial_number=serial_number,
+        )
+        boards.append(board)
+    return tuple(boards)

@@ -93,7 +93,11 @@ def create_gpu_instance(
         raise states.Refused(states.Code.INVALID_ARGUMENT)
     if not now.gpu.instances and _is_computing(now.clients):
         raise states.Refused(states.Code.IN_USE)
-    place = _choose(now, row.placements if placement is None else (placement,))
+    place = _choose(
+        row.placements if placement is None else (placement,),
+        _gpu_taken(now.gpu),
+        [other.placements for other in now.board.product.profiles],
+    )
     if place is None or not _engines_left(now, row):
         raise states.Refused(states.Code.INSUFFICIENT_RESOURCES)
     instance = states.GpuInstance(
@@ -132,15 +136,16 @@ def create_compute_instance(
     row = compute_row(now.board, instance, profile_id)
     if placement is not None and placement not in row.placements:
         raise states.Refused(states.Code.INVALID_ARGUMENT)
-    place = choose(
+    place = _choose(
         row.placements if placement is None else (placement,),
         compute_taken(instance),
         [other.placements for other in rows],
     )
     if place is None:
         raise states.Refused(states.Code.INSUFFICIENT_RESOURCES)
+    used = {compute.instance_id for compute in instance.compute_instances}
     compute = states.ComputeInstance(
-        instance_id=lowest_free(c.instance_id for c in instance.compute_instances),
+        instance_id=next(number for number in range(len(used) + 1) if number not in used),
         serial=now.serial,
         profile_id=profile_id,
         placement=place,
@@ -155,7 +160,8 @@ def destroy_compute_instance(
 ) -> states.GpuState:
     """Destroy a compute instance without a client."""
     require_permission(now.options)
-    if any(_holds(client, instance, compute) for client in now.clients):
+    ids = (instance.instance_id, compute.instance_id)
+    if any((each.gpu_instance_id, each.compute_instance_id) == ids for each in now.clients):
         raise states.Refused(states.Code.IN_USE)
     kept = tuple(other for other in instance.compute_instances if other is not compute)
     return now.gpu.replaced(instance, dataclasses.replace(instance, compute_instances=kept))
@@ -163,10 +169,7 @@ def destroy_compute_instance(
 
 def gpu_instance_capacity(now: Situation, row: hardware.GpuProfile) -> int:
     """Return how many more GPU instances of a profile fit now."""
-    return min(
-        room(row.placements, gpu_taken(now.gpu)),
-        _engines_left(now, row),
-    )
+    return min(room(row.placements, _gpu_taken(now.gpu)), _engines_left(now, row))
 
 
 def compute_row(
@@ -189,10 +192,7 @@ def compute_row(
 def mig_devices(
     gpu: states.GpuState,
 ) -> tuple[tuple[states.GpuInstance, states.ComputeInstance], ...]:
-    """Return what MIG devices stand for, by GPU-instance id, then compute-instance id.
-
-    A GPU instance without compute instance gives none.
-    """
+    """Return what MIG devices stand for, by GPU-instance id, then compute-instance id."""
     return tuple(
         (instance, compute) for instance in gpu.instances for compute in instance.compute_instances
     )
@@ -203,8 +203,7 @@ def compute_name(row: hardware.GpuProfile, slices: int) -> str:
     return row.name if slices == row.slices else f"{slices}c.{row.name}"
 
 
-def gpu_taken(gpu: states.GpuState) -> tuple[model.Placement, ...]:
-    """Return the memory slices in use."""
+def _gpu_taken(gpu: states.GpuState) -> tuple[model.Placement, ...]:
     return tuple(instance.placement for instance in gpu.instances)
 
 
@@ -241,32 +240,11 @@ def require_mig(now: Situation) -> None:
         raise states.Refused(states.Code.NOT_SUPPORTED)
 
 
-def _choose(now: Situation, candidates: Sequence[model.Placement]) -> model.Placement | None:
-    profiles = [row.placements for row in now.board.product.profiles]
-    return choose(candidates, gpu_taken(now.gpu), profiles)
-
-
-def _engines_left(now: Situation, row: hardware.GpuProfile) -> int:
-    drawn = [now.board.row(instance.profile_id).engines for instance in now.gpu.instances]
-    return engines_left(now.board.product, drawn, row.engines)
-
-
 def _is_computing(clients: Sequence[states.Client]) -> bool:
     """Return whether a client has memory or channels on the GPU, or holds an instance of it."""
     return any(
         client.kind is states.ClientKind.COMPUTE or client.gpu_instance_id is not None
         for client in clients
-    )
-
-
-def _holds(
-    client: states.Client,
-    instance: states.GpuInstance,
-    compute: states.ComputeInstance,
-) -> bool:
-    return (client.gpu_instance_id, client.compute_instance_id) == (
-        instance.instance_id,
-        compute.instance_id,
     )
 
 
@@ -286,15 +264,10 @@ class ResetResult:
 
 
 def reset_gpus(
-    node: states.NodeState, boards: Sequence[states.Board], chosen: Sequence[int]
+    node: states.NodeState, chosen: Sequence[int]
 ) -> tuple[states.NodeState, ResetResult]:
-    """Reset GPUs in one command; where one is refused, nothing has changed.
-
-    Args:
-        node: The node before.
-        boards: Its GPUs.
-        chosen: Their indices.
-    """
+    """Reset GPUs, named by index, in one command; where one is refused, nothing has changed."""
+    boards = states.boards_of(node)
     refused = {
         index: code
         for index in chosen
@@ -313,16 +286,14 @@ def reset_gpus(
 
 
 def _refusal(node: states.NodeState, board: states.Board) -> states.Code:
+    daemon = states.ClientKind.PERSISTENCE_DAEMON
     if node.gpus[board.index].is_lost:
         return states.Code.GPU_IS_LOST
     if not node.options.permitted:
         return states.Code.NO_PERMISSION
     if node.options.virtualization is not states.Virtualization.NONE:
         return states.Code.NOT_SUPPORTED
-    if any(
-        client.kind is not states.ClientKind.PERSISTENCE_DAEMON
-        for client in node.clients_of(board.uuid)
-    ):
+    if any(client.kind is not daemon for client in node.clients_of(board.uuid)):
         return states.Code.IN_USE
     return states.Code.SUCCESS
 
@@ -334,12 +305,7 @@ def _refusal(node: states.NodeState, board: states.Board) -> states.Code:
 # the same rule reproduces every published sequence of GPU-instance placements we know of.
 
 
-def is_free(place: model.Placement, taken: Iterable[model.Placement]) -> bool:
-    """Return whether a span shares no slice with those taken."""
-    return not any(place.overlaps(other) for other in taken)
-
-
-def choose(
+def _choose(
     candidates: Iterable[model.Placement],
     taken: Sequence[model.Placement],
     profiles: Sequence[Sequence[model.Placement]],
@@ -360,32 +326,33 @@ def choose(
 
     def left(place: model.Placement) -> int:
         used = (*taken, place)
-        return sum(is_free(other, used) for placements in profiles for other in placements)
+        return sum(_is_free(other, used) for placements in profiles for other in placements)
 
-    free = [place for place in candidates if is_free(place, taken)]
+    free = [place for place in candidates if _is_free(place, taken)]
     return max(free, key=lambda place: (left(place), -place.start), default=None)
 
 
-def room(
-    candidates: Iterable[model.Placement],
-    taken: Sequence[model.Placement],
-) -> int:
+def _is_free(place: model.Placement, taken: Iterable[model.Placement]) -> bool:
+    return not any(place.overlaps(other) for other in taken)
+
+
+def room(candidates: Iterable[model.Placement], taken: Sequence[model.Placement]) -> int:
     """Return how many more spans of one profile fit side by side."""
     used = list(taken)
     for place in candidates:
-        if is_free(place, used):
+        if _is_free(place, used):
             used.append(place)
     return len(used) - len(taken)
 
 
-def engines_left(
-    product: hardware.Product, drawn: Iterable[model.Engines], row_engines: model.Engines
-) -> int:
+def _engines_left(now: Situation, row: hardware.GpuProfile) -> int:
     """Return how many instances the media engines still allow; a large number if unlimited."""
-    pool = model.Engines.pool(row.engines for row in product.profiles)
+    product = now.board.product
+    pool = model.Engines.pool(each.engines for each in product.profiles)
+    drawn = [now.board.row(instance.profile_id).engines for instance in now.gpu.instances]
     total = sum(drawn, start=model.Engines())
     count = 0
-    while count < product.max_instances and (total := total + row_engines).within(pool):
+    while count < product.max_instances and (total := total + row.engines).within(pool):
         count += 1
     return count
 
@@ -404,9 +371,3 @@ def gpu_instance_id(
     if is_swapped and product.grid is hardware.Grid.SEVEN_SLICE:
         index ^= parts // 2
     return parts - 1 + index
-
-
-def lowest_free(used: Iterable[int]) -> int:
-    """Return the lowest number from 0 that is not used: the id of the next compute instance."""
-    taken = set(used)
-    return next(number for number in range(len(taken) + 1) if number not in taken)

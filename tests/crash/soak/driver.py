@@ -19,10 +19,7 @@ class MemoryState(nvml_faults.SharedState):
 
     def __init__(self, spec: str, *, options: states.Options) -> None:
         self._lock = threading.RLock()
-        boards = states.parse_boards(spec, options)
-        self._node = states.NodeState(
-            spec=spec, options=options, gpus=tuple(states.GpuState() for _ in boards)
-        )
+        self._node = states.booted(spec, options)
         self._own_instruments = nvml_faults.Instruments()
 
     def read(self) -> states.NodeState:
