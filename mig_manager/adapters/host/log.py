@@ -197,13 +197,13 @@ def configure(*, level: str, is_json: bool, stream: TextIO | LineWriter) -> None
         *(for_machines if is_json else for_people),
     ]
 
-    def notice(count: int) -> str:
-        rendered: Any = {"event": "log_lines_dropped", "count": count}
+    def write(event: str, **fields: object) -> str:
+        rendered: Any = {"event": event, **fields}
         for processor in processors:
             rendered = processor(None, "warning", rendered)
         return str(rendered)
 
-    lines.notice = notice
+    lines.notice = lambda count: write("log_lines_dropped", count=count)
     logger: Any = structlog.make_filtering_bound_logger(threshold)
 
     class NeverRaising(logger):  # type: ignore[misc]
