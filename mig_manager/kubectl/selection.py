@@ -12,7 +12,7 @@ import tempfile
 import threading
 import urllib.parse
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 from mig_manager import errors
 from mig_manager.core import messages
@@ -51,7 +51,6 @@ _REFUSALS = {
 }
 """By ``metav1.StatusReason``, as kubectl prints it; all others count as unavailable."""
 _NOT_LOGGED_IN = re.compile(r"error: You must be logged in")
-_Item = TypeVar("_Item")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,7 +158,7 @@ class Cluster:
     def selected(self, selector: str | None) -> list[fleet_nodes.Node]:
         """Return the nodes that a selector matches; None: those with GPUs."""
         query = {"labelSelector": selector} if selector else {}
-        nodes = self._list(_NODES, fleet_nodes.parse, query)
+        nodes = cluster.listed(self.get, _NODES, query, fleet_nodes.parse)
         return [node for node in nodes if selector or node.has_gpus]
 
     def pods(self, names: Sequence[str]) -> Pods:
@@ -170,7 +169,8 @@ class Cluster:
         by_node: dict[str, list[cluster.Pod]] = {name: [] for name in names}
         try:
             for selector in selectors:
-                for pod in self._list(_PODS, cluster.parse_pod, {"fieldSelector": selector}):
+                query = {"fieldSelector": selector}
+                for pod in cluster.listed(self.get, _PODS, query, cluster.parse_pod):
                     if pod.node_name in by_node and (pod.gpu_resources or pod.has_claims):
                         by_node[pod.node_name].append(pod)
         except errors.ClusterError as error:
@@ -180,7 +180,7 @@ class Cluster:
     def events(self, node_name: str) -> tuple[Moment, ...]:
         """Return the agent's Events about a node, in no order."""
         query = {"fieldSelector": f"involvedObject.kind=Node,involvedObject.name={node_name}"}
-        return tuple(filter(None, self._list(_EVENTS, _event, query)))
+        return tuple(filter(None, cluster.listed(self.get, _EVENTS, query, _event)))
 
     def document(self, config_map: tuple[str, str] | None) -> config.Document:
         """Return the layouts.
@@ -218,19 +218,6 @@ class Cluster:
         """Return the contexts of the kubeconfig."""
         output = self._run(["config", "get-contexts", "--output=name"], "the kubeconfig")
         return tuple(output.decode(errors="replace").split())
-
-    def _list(
-        self,
-        path: str,
-        parse: Callable[[Mapping[str, Any]], _Item],
-        query: Mapping[str, str],
-    ) -> list[_Item]:
-        what = f"the list of {path.rpartition('/')[2]}"
-        found: list[_Item] = []
-        for page in cluster.pages(self.get, path, query, what=what):
-            with cluster.understood(what):
-                found += [parse(item) for item in page["items"] or ()]
-        return found
 
     def get(self, path: str, query: Mapping[str, str] | None = None) -> dict[str, Any]:
         """Get an object or a list."""

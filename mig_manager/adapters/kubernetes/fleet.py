@@ -39,10 +39,9 @@ class Fleet:
         self._nodes: dict[str, fleet_nodes.Node] = {}
         self._has_changed = False
         self._trouble = ""
-        collection = watch.Collection(
-            path="/api/v1/nodes", selector={"labelSelector": selector}, kind="node"
+        self._watch = watch.Watch(
+            kube, "/api/v1/nodes", {"labelSelector": selector}, self, name="fleet", times=times
         )
-        self._watch = watch.Watch(kube, collection, self, name="fleet", times=times)
 
     def start(self) -> None:
         """List the nodes, and watch them from now on.
@@ -144,15 +143,15 @@ def pods_by_node(kube: api.KubeApi) -> dict[str, list[cluster.Pod]]:
         ClusterError: The API refused or does not answer.
     """
     by_node: dict[str, list[cluster.Pod]] = {}
-    what = "the list of pods"
-    for page in cluster.pages(kube.get, "/api/v1/pods", {}, what=what):
-        with cluster.understood(what):
-            for item in page["items"] or ():
-                name = str(item["spec"].get("nodeName") or "")
-                pod = cluster.parse_pod(item)
-                if name and (pod.gpu_resources or pod.has_claims) and not pod.is_finished:
-                    by_node.setdefault(name, []).append(pod)
+    for pod in filter(None, cluster.listed(kube.get, "/api/v1/pods", {}, _gpu_pod)):
+        by_node.setdefault(pod.node_name, []).append(pod)
     return by_node
+
+
+def _gpu_pod(item: Mapping[str, Any]) -> cluster.Pod | None:
+    pod = cluster.parse_pod(item)
+    is_candidate = pod.node_name and (pod.gpu_resources or pod.has_claims)
+    return pod if is_candidate and not pod.is_finished else None
 
 
 def config_text(kube: api.KubeApi, *, namespace: str, name: str) -> str | None:

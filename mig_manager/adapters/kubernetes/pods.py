@@ -128,22 +128,12 @@ class KubeWorkloads:
         self, path: str, query: Mapping[str, str], parse: Callable[[Mapping[str, Any]], _Item]
     ) -> tuple[_Item, ...]:
         try:
-            return self._list_once(path, query, parse)
+            return tuple(cluster.listed(self._kube.get, path, query, parse))
         except errors.ClusterError as error:
             if error.status != http.HTTPStatus.GONE:
                 raise
         # The continue token expired between two pages: begin again, once.
-        return self._list_once(path, query, parse)
-
-    def _list_once(
-        self, path: str, query: Mapping[str, str], parse: Callable[[Mapping[str, Any]], _Item]
-    ) -> tuple[_Item, ...]:
-        items: list[_Item] = []
-        what = f"the list of {path.rpartition('/')[2]}"
-        for page in cluster.pages(self._kube.get, path, query, what=what):
-            with cluster.understood(what):
-                items += [parse(item) for item in page["items"] or ()]
-        return tuple(items)
+        return tuple(cluster.listed(self._kube.get, path, query, parse))
 
 
 class PodWatch(ports.Standby):
@@ -157,11 +147,7 @@ class PodWatch(ports.Standby):
         self, kube: api.KubeApi, *, node_name: str, on_change: Callable[[], None]
     ) -> None:
         self._kube = kube
-        self._collection = watch.Collection(
-            path="/api/v1/pods",
-            selector={"fieldSelector": f"spec.nodeName={node_name}"},
-            kind="pod",
-        )
+        self._selector = {"fieldSelector": f"spec.nodeName={node_name}"}
         self._on_change = on_change
         self._may_watch = True
         self._watch: watch.Watch | None = None
@@ -178,7 +164,9 @@ class PodWatch(ports.Standby):
         """Start to watch, unless it does already or the API has forbidden it before."""
         if self._watch is None and self._may_watch:
             self._known = _WatchedPods(on_change=self._on_change, on_forbidden=self._disable)
-            self._watch = watch.Watch(self._kube, self._collection, self._known, name="pod-watch")
+            self._watch = watch.Watch(
+                self._kube, "/api/v1/pods", self._selector, self._known, name="pod-watch"
+            )
             self._watch.start()
 
     def dismiss(self) -> None:
@@ -264,30 +252,25 @@ class _Claims:
 
     def _drivers(self, namespace: str, name: str) -> frozenset[str] | None:
         """Return the drivers of an allocated claim; None if that is not known."""
-        try:
-            claim = self._get(namespace, name)
-            with cluster.understood("a ResourceClaim"):
-                allocation = (claim.get("status") or {}).get("allocation")
-                if allocation is None:
-                    return None
-                results = (allocation.get("devices") or {}).get("results") or ()
-                return frozenset(str(result["driver"]) for result in results)
-        except errors.ClusterError as error:
-            if error.reason is errors.Reason.FORBIDDEN:
-                self._may_read = False
-            _log.info("claim_not_read", claim=f"{namespace}/{name}", error=error.message)
-            return None
-
-    def _get(self, namespace: str, name: str) -> Mapping[str, Any]:
         path = f"namespaces/{_quoted(namespace)}/resourceclaims/{_quoted(name)}"
         for version in _CLAIM_VERSIONS:
             try:
-                return self._kube.get(f"/apis/resource.k8s.io/{version}/{path}")
-            except responses.ApiError as error:
+                claim = self._kube.get(f"/apis/resource.k8s.io/{version}/{path}")
+                with cluster.understood("a ResourceClaim"):
+                    allocation = (claim.get("status") or {}).get("allocation")
+                    if allocation is None:
+                        return None
+                    results = (allocation.get("devices") or {}).get("results") or ()
+                    return frozenset(str(result["driver"]) for result in results)
+            except errors.ClusterError as error:
                 # The status is the same for an unknown version and an unknown claim.
-                if error.status != http.HTTPStatus.NOT_FOUND or version == _CLAIM_VERSIONS[-1]:
-                    raise
-        raise AssertionError  # pragma: no cover - the loop returns or raises
+                if error.status == http.HTTPStatus.NOT_FOUND and version != _CLAIM_VERSIONS[-1]:
+                    continue
+                if error.reason is errors.Reason.FORBIDDEN:
+                    self._may_read = False
+                _log.info("claim_not_read", claim=f"{namespace}/{name}", error=error.message)
+                break
+        return None
 
 
 def _parse(item: Mapping[str, Any]) -> cluster.Pod:

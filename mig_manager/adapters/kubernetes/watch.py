@@ -20,6 +20,7 @@ _JOIN_S = 1.0
 _SPREAD = 0.2
 """Random part of the watch's length, so that not all nodes of a cluster renew together."""
 _CHANGES = ("ADDED", "MODIFIED", "DELETED")
+_chance = random.random
 
 _log = structlog.get_logger()
 
@@ -42,17 +43,6 @@ class Times:
         """Return the pause after some failures in a row; ``chance`` varies its second half."""
         doubled = self.first_wait_s * 2.0 ** min(failures - 1, 16)
         return min(doubled, self.longest_wait_s) * (1 + chance) / 2
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Collection:
-    """A collection of API objects, or the part of it that a selector names."""
-
-    path: str
-    selector: Mapping[str, str]
-    """``fieldSelector`` or ``labelSelector``, as the API takes them."""
-    kind: str
-    """Names one of its objects in errors, such as ``node``."""
 
 
 class Listener(Protocol):
@@ -81,42 +71,39 @@ class Watch:
     abandoned.
     """
 
-    def __init__(  # noqa: PLR0913 - the last three have defaults for all but tests
+    def __init__(  # noqa: PLR0913 - the last two are for the agent's own node
         self,
         kube: api.KubeApi,
-        collection: Collection,
+        path: str,
+        selector: Mapping[str, str],
         listener: Listener,
         *,
         name: str,
         stop: threading.Event | None = None,
         times: Times | None = None,
-        monotonic: Callable[[], float] = time.monotonic,
-        chance: Callable[[], float] = random.random,
     ) -> None:
         """Prepare; nothing is sent yet.
 
         Args:
             kube: The API.
-            collection: What to watch.
+            path: The collection.
+            selector: ``fieldSelector`` or ``labelSelector``, as the API takes them.
             listener: Receives the objects and their changes.
             name: Of the thread.
             stop: Ends the loop before its next request; ``end`` sets it and ends the loop at once.
             times: Lengths of the watch and its backoff.
-            monotonic: Seconds from some fixed point.
-            chance: Returns a random number in [0, 1).
         """
         self._kube = kube
-        self._collection = collection
+        self._path = path
+        self._kind = path.rpartition("/")[2]
+        self._selector = selector
         self._listener = listener
         self._stop = stop or threading.Event()
         self._times = times or Times()
-        self._monotonic = monotonic
-        self._chance = chance
         self._version = ""
         self._listed_version = ""
         self._contact_s = -math.inf
         self._opened_s = math.inf
-        self._failures = 0
         self._stream: responses.WatchStream | None = None
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
@@ -126,7 +113,7 @@ class Watch:
 
         A healthy idle watch is renewed within ``Times.stall_s``.
         """
-        return self._monotonic() - self._contact_s
+        return time.monotonic() - self._contact_s
 
     def list(self) -> None:
         """List the collection in the caller's thread, to learn of errors before ``start``.
@@ -134,10 +121,7 @@ class Watch:
         Raises:
             ClusterError: The API refused or does not answer.
         """
-        items = self._items()
-        self._listener.listed(items)
-        for _unread in items:
-            pass
+        self._listener.listed(self._items())
         # Only now: a list that the listener could not take is repeated.
         self._version = self._listed_version
 
@@ -156,61 +140,55 @@ class Watch:
             self._thread.join(timeout_s)
 
     def _run(self) -> None:
+        failures = 0
         while not self._stop.is_set():
             self._opened_s = math.inf
             try:
                 self._list_and_watch()
             except Exception as error:  # noqa: BLE001 - a bug, also of the listener, must not end it
-                self._report(error)
-            was_steady = self._monotonic() - self._opened_s >= self._times.steady_s
-            self._failures = 1 if was_steady else self._failures + 1
-            self._stop.wait(self._times.backoff_s(self._failures, self._chance()))
-
-    def _report(self, error: Exception) -> None:
-        is_silence = (
-            isinstance(error, errors.ClusterError)
-            and error.status is None
-            and error.reason is errors.Reason.API_UNAVAILABLE
-        )
-        if not is_silence:
-            # 410, or an answer that is not understood: our resource version may be the cause.
-            self._version = ""
-        if not self._stop.is_set():
-            with contextlib.suppress(Exception):
-                self._listener.lost(error)
+                is_silence = (
+                    isinstance(error, errors.ClusterError)
+                    and error.status is None
+                    and error.reason is errors.Reason.API_UNAVAILABLE
+                )
+                if not is_silence:
+                    # 410, or an answer that is not understood: our version may be the cause.
+                    self._version = ""
+                if not self._stop.is_set():
+                    with contextlib.suppress(Exception):
+                        self._listener.lost(error)
+            was_steady = time.monotonic() - self._opened_s >= self._times.steady_s
+            failures = 1 if was_steady else failures + 1
+            self._stop.wait(self._times.backoff_s(failures, _chance()))
 
     def _list_and_watch(self) -> None:
         if not self._version:
             self.list()
         version = {"resourceVersion": self._version} if self._version else {}
         opened = self._kube.watch(
-            self._collection.path,
-            query={**self._collection.selector, **version},
-            timeout_s=self._times.watch_s * (1 + _SPREAD * self._chance()),
+            self._path,
+            query={**self._selector, **version},
+            timeout_s=self._times.watch_s * (1 + _SPREAD * _chance()),
             idle_timeout_s=self._times.stall_s,
         )
-        self._contact_s = self._opened_s = self._monotonic()
+        self._contact_s = self._opened_s = time.monotonic()
         with opened:
             self._stream = opened
             if self._stop.is_set():
                 return
             self._listener.opened()
             for event in opened:
-                self._handle(event)
-
-    def _handle(self, event: Mapping[str, Any]) -> None:
-        self._contact_s = self._monotonic()
-        kind, item = str(event.get("type")), event["object"]
-        if kind in _CHANGES and not self._stop.is_set():
-            self._listener.changed(kind, item)
-        with cluster.understood(f"an event of the {self._collection.kind}"):
-            self._version = str(item["metadata"]["resourceVersion"])
+                self._contact_s = time.monotonic()
+                kind, item = str(event.get("type")), event["object"]
+                if kind in _CHANGES and not self._stop.is_set():
+                    self._listener.changed(kind, item)
+                with cluster.understood(f"an event of the {self._kind}"):
+                    self._version = str(item["metadata"]["resourceVersion"])
 
     def _items(self) -> Iterator[Mapping[str, Any]]:
-        what = f"the list of {self._collection.kind}s"
-        selector = self._collection.selector
-        for page in cluster.pages(self._kube.get, self._collection.path, selector, what=what):
-            self._contact_s = self._monotonic()
+        what = f"the list of {self._kind}"
+        for page in cluster.pages(self._kube.get, self._path, self._selector, what=what):
+            self._contact_s = time.monotonic()
             with cluster.understood(what):
                 items = tuple(page["items"] or ())
                 self._listed_version = str(page["metadata"]["resourceVersion"])
@@ -231,21 +209,21 @@ class NodeWatch:
     ) -> None:
         """Prepare; nothing is sent yet.
 
-        Args:
-            kube: The API.
-            name: The node's name.
-            on_node: Called with the node after each change and each list, even if it is unchanged;
-                in the watch's thread, and never after ``stop``.
-            stop: Ends ``run``.
-            times: Lengths of the watch and its backoff.
+        ``on_node`` is called in the watch's thread with the node after each change and each list,
+        even if it is unchanged, and never after ``stop``, which ends ``run``.
         """
         self._selector = f"metadata.name={name}"
         self._on_node = on_node
         self._stop = stop
-        nodes = Collection(
-            path="/api/v1/nodes", selector={"fieldSelector": self._selector}, kind="node"
+        self._watch = Watch(
+            kube,
+            "/api/v1/nodes",
+            {"fieldSelector": self._selector},
+            self,
+            name="node-watch-reader",
+            stop=stop,
+            times=times,
         )
-        self._watch = Watch(kube, nodes, self, name="node-watch-reader", stop=stop, times=times)
 
     @property
     def last_contact_s(self) -> float:
@@ -264,14 +242,16 @@ class NodeWatch:
         if not nodes:
             _log.warning("node_not_found", selector=self._selector)
         for item in nodes:
-            self._deliver(item)
+            self.changed("MODIFIED", item)
 
     def changed(self, kind: str, item: Mapping[str, Any]) -> None:
         """See ``Listener``."""
         if kind == "DELETED":
             _log.warning("node_deleted", selector=self._selector)
-        else:
-            self._deliver(item)
+            return
+        view = cluster.parse_node(item)
+        if not self._stop.is_set():
+            self._on_node(view)
 
     def opened(self) -> None:
         """See ``Listener``."""
@@ -289,8 +269,3 @@ class NodeWatch:
                 status=error.status,
                 detail=error.message,
             )
-
-    def _deliver(self, item: Mapping[str, Any]) -> None:
-        view = cluster.parse_node(item)
-        if not self._stop.is_set():
-            self._on_node(view)

@@ -8,7 +8,7 @@ import dataclasses
 import decimal
 import re
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from mig_manager import errors
 
@@ -172,6 +172,7 @@ def understood(what: str) -> Iterator[None]:
 
 _PAGE = 500
 _MOST_PAGES = 1000
+_Item = TypeVar("_Item")
 
 
 def pages(
@@ -202,6 +203,25 @@ def pages(
             break
         token = following
     raise errors.ClusterError(f"{what} does not end", reason=errors.Reason.API_ERROR)
+
+
+def listed(
+    get: Callable[[str, Mapping[str, str]], Mapping[str, Any]],
+    path: str,
+    query: Mapping[str, str],
+    parse: Callable[[Mapping[str, Any]], _Item],
+) -> list[_Item]:
+    """Return the parsed items of a list; ``parse`` may raise whatever a malformed item provokes.
+
+    Raises:
+        ClusterError: An item is malformed; see also ``pages``.
+    """
+    what = f"the list of {path.rpartition('/')[2]}"
+    items: list[_Item] = []
+    for page in pages(get, path, query, what=what):
+        with understood(what):
+            items += map(parse, page["items"] or ())
+    return items
 
 
 def quantity(text: str | float) -> int:
