@@ -3,14 +3,15 @@
 import contextlib
 import dataclasses
 import functools
+import http
 import pathlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import yaml
 
 from mig_manager import errors
-from mig_manager.adapters.kubernetes import api
+from mig_manager.adapters.kubernetes import api, responses
 from mig_manager.catalogue import hardware
 from mig_manager.core.layout import config
 from mig_manager.core.node import cluster
@@ -382,6 +383,18 @@ def event_reasons(stage: stages.Stage) -> tuple[str, ...]:
     return tuple(
         each["reason"] for each in events if each["source"].get("component") == "mig-manager"
     )
+
+
+def refusal(act: Callable[[], object]) -> str:
+    """Return the words of an admission policy; nothing if it lets the act pass."""
+    try:
+        act()
+    except responses.ApiError as error:
+        if error.reason is errors.Reason.FORBIDDEN and "AdmissionPolicy" in error.explanation:
+            return error.explanation
+        if error.status != http.HTTPStatus.CONFLICT:
+            raise
+    return ""
 
 
 def assert_nothing_taken(stage: stages.Stage) -> None:

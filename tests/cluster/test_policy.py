@@ -4,13 +4,13 @@ import contextlib
 import dataclasses
 import functools
 import pathlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
 
 from mig_manager import errors
-from mig_manager.adapters.kubernetes import api, responses
+from mig_manager.adapters.kubernetes import api
 from mig_manager.core.node import cluster
 from tests import waiting
 from tests.cluster import clusters
@@ -46,12 +46,6 @@ class Scene:
     def patch(self, change: Mapping[str, Any], node: str = OWN) -> clusters.Object:
         return self.agent.patch(f"/api/v1/nodes/{node}", change, kind=api.PatchType.MERGE)
 
-    def labels(self, **values: str | None) -> clusters.Object:
-        return self.patch({"metadata": {"labels": values}})
-
-    def annotations(self, **values: str | None) -> clusters.Object:
-        return self.patch({"metadata": {"annotations": values}})
-
 
 @pytest.fixture(scope="module")
 def scene(
@@ -79,13 +73,14 @@ def scene(
         for name in (f"pod-of-{OTHER}", "pod-of-None"):
             waiting.until(functools.partial(is_refused, found, name), f"the guard of {name}")
         waiting.until(
-            lambda: bool(refusal(lambda: found.patch({}, OTHER))), "the policy of the nodes"
+            lambda: bool(clusters.refusal(lambda: found.patch({}, OTHER))),
+            "the policy of the nodes",
         )
         yield found
 
 
 def is_refused(scene: Scene, pod: str) -> bool:
-    return bool(refusal(lambda: evict(scene.agent, pod, dry=True)))
+    return bool(clusters.refusal(lambda: evict(scene.agent, pod, dry=True)))
 
 
 @pytest.fixture(autouse=True)
@@ -128,153 +123,121 @@ def evict(kube: api.KubeApi, pod: str, *, dry: bool = False) -> clusters.Object:
     return kube.post(f"{PODS}/{pod.lower()}/eviction", body)
 
 
-def refusal(act: Callable[[], object]) -> str:
-    """Return the policy's words; nothing if it lets the act pass."""
-    try:
-        act()
-    except responses.ApiError as error:
-        if error.reason is errors.Reason.FORBIDDEN and "AdmissionPolicy" in error.explanation:
-            return error.explanation
-        raise
-    return ""
-
-
 # -- nodes ------------------------------------------------------------------------------------
 
 
-def test_the_agent_may_write_all_that_its_work_needs_to_its_own_node(scene: Scene) -> None:
-    scene.labels(
-        **{
-            cluster.STATE_LABEL: "pending",
-            cluster.APPLIED_LABEL: "all-disabled",
-            cluster.PLUGIN_DEPLOY_LABEL: cluster.PAUSED_VALUE,
-            cluster.PLUGIN_CONFIG_LABEL: "large",
-        }
-    )
-    scene.annotations(
-        **{
-            cluster.STATUS_ANNOTATION: "{}",
-            cluster.JOURNAL_ANNOTATION: "{}",
-        }
-    )
-    scene.patch({"spec": {"taints": [TAINT, HOLD]}})
-    scene.annotations(
-        **{
-            cluster.JOURNAL_ANNOTATION: None,
-            cluster.UNREADABLE_JOURNAL_ANNOTATION: "nonsense",
-        }
-    )
-    scene.labels(**{cluster.PLUGIN_CONFIG_LABEL: None, cluster.PLUGIN_DEPLOY_LABEL: "true"})
-    after = scene.patch({"spec": {"taints": [TAINT]}})
+def labels(**values: str | None) -> clusters.Object:
+    return {"metadata": {"labels": values}}
 
-    assert after["spec"]["taints"] == [TAINT]
-    assert after["metadata"]["labels"] == {
-        **LABELS,
-        cluster.STATE_LABEL: "pending",
-        cluster.APPLIED_LABEL: "all-disabled",
+
+def annotations(**values: str | None) -> clusters.Object:
+    return {"metadata": {"annotations": values}}
+
+
+def taints(*values: clusters.Object) -> clusters.Object:
+    return {"spec": {"taints": list(values)}}
+
+
+def test_the_agent_may_write_and_withdraw_all_that_its_work_needs_on_its_own_node(
+    scene: Scene,
+) -> None:
+    published = {cluster.STATE_LABEL: "pending", cluster.APPLIED_LABEL: "all-disabled"}
+    paused = {
+        cluster.PLUGIN_DEPLOY_LABEL: cluster.PAUSED_VALUE,
+        cluster.PLUGIN_CONFIG_LABEL: "large",
     }
+    resumed = {cluster.PLUGIN_CONFIG_LABEL: None, cluster.PLUGIN_DEPLOY_LABEL: "true"}
+    spoilt = {
+        cluster.JOURNAL_ANNOTATION: None,
+        cluster.UNREADABLE_JOURNAL_ANNOTATION: "nonsense",
+    }
+    scene.patch(labels(**published, **paused))
+    scene.patch(annotations(**{cluster.STATUS_ANNOTATION: "{}", cluster.JOURNAL_ANNOTATION: "{}"}))
+    scene.patch(taints(TAINT, HOLD))
+    scene.patch(annotations(**spoilt))
+    scene.patch(labels(**resumed))
+    resumed_node = scene.patch(taints(TAINT))
+    scene.patch(labels(**{cluster.APPLIED_LABEL: None}))
+    withdrawn = scene.patch(annotations(**{cluster.UNREADABLE_JOURNAL_ANNOTATION: None}))
+
+    assert resumed_node["spec"]["taints"] == [TAINT]
+    assert resumed_node["metadata"]["labels"] == LABELS | published
+    assert cluster.APPLIED_LABEL not in withdrawn["metadata"]["labels"]
+    assert cluster.UNREADABLE_JOURNAL_ANNOTATION not in withdrawn["metadata"]["annotations"]
 
 
-def test_the_agent_may_withdraw_what_it_published_of_its_own_node(scene: Scene) -> None:
-    scene.labels(**{cluster.APPLIED_LABEL: "all-disabled"})
-    scene.annotations(**{cluster.UNREADABLE_JOURNAL_ANNOTATION: "nonsense"})
+LABELS_OF_OTHERS = (
+    (cluster.CONFIG_LABEL, "all-enabled"),
+    (cluster.CONFIG_LABEL, None),
+    ("example.com/rack", "8"),
+    ("example.com/rack", None),
+    ("example.com/new", "1"),
+    ("node-role.kubernetes.io/control-plane", ""),
+    (f"{cluster.DEPLOY_LABEL_PREFIX}new", "true"),
+    (cluster.PLUGIN_DEPLOY_LABEL, None),
+)
+ANNOTATIONS_OF_OTHERS = (("example.com/owner", "me"), ("example.com/owner", None), ("a.b/c", "d"))
 
-    scene.labels(**{cluster.APPLIED_LABEL: None})
-    after = scene.annotations(**{cluster.UNREADABLE_JOURNAL_ANNOTATION: None})
 
-    assert cluster.APPLIED_LABEL not in after["metadata"]["labels"]
-    assert cluster.UNREADABLE_JOURNAL_ANNOTATION not in after["metadata"]["annotations"]
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        *(
+            (labels(**{key: value}), f"mig-manager may not change the labels {key}")
+            for key, value in LABELS_OF_OTHERS
+        ),
+        *(
+            (annotations(**{key: value}), f"mig-manager may not change the annotations {key}")
+            for key, value in ANNOTATIONS_OF_OTHERS
+        ),
+        *(
+            (taints(*values), "mig-manager may not change taints of others")
+            for values in (
+                [],
+                [HOLD],
+                [TAINT, TAINT | {"effect": "NoExecute"}],
+                [TAINT | {"value": "x"}],
+            )
+        ),
+        ({"spec": {"providerID": "cloud://1"}}, "and nothing else"),
+        ({"spec": {"podCIDR": "10.9.0.0/24", "podCIDRs": ["10.9.0.0/24"]}}, "and nothing else"),
+        ({"metadata": {"finalizers": ["example.com/keep"]}}, "and nothing else"),
+        ({"spec": {"unschedulable": True}}, "may not cordon"),
+    ],
+)
+def test_the_agent_may_not_change_what_is_of_others_on_its_own_node(
+    scene: Scene, change: clusters.Object, words: str
+) -> None:
+    assert words in clusters.refusal(lambda: scene.patch(change))
 
 
 @pytest.mark.parametrize(
     "change",
     [
-        {"metadata": {"labels": {cluster.STATE_LABEL: "failed"}}},
-        {"metadata": {"annotations": {cluster.STATUS_ANNOTATION: "{}"}}},
+        labels(**{cluster.STATE_LABEL: "failed"}),
+        annotations(**{cluster.STATUS_ANNOTATION: "{}"}),
         {"spec": {"unschedulable": True}},
     ],
     ids=["label", "annotation", "cordon"],
 )
 def test_the_agent_may_not_change_another_node(scene: Scene, change: clusters.Object) -> None:
-    message = refusal(lambda: scene.patch(change, OTHER))
+    message = clusters.refusal(lambda: scene.patch(change, OTHER))
 
     assert f"mig-manager of node {OWN} may not change another node" in message
 
 
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        (cluster.CONFIG_LABEL, "all-enabled"),
-        (cluster.CONFIG_LABEL, None),
-        ("example.com/rack", "8"),
-        ("example.com/rack", None),
-        ("example.com/new", "1"),
-        ("node-role.kubernetes.io/control-plane", ""),
-        (f"{cluster.DEPLOY_LABEL_PREFIX}new", "true"),
-        (cluster.PLUGIN_DEPLOY_LABEL, None),
-    ],
-)
-def test_the_agent_may_not_change_labels_of_others_on_its_own_node(
-    scene: Scene, key: str, value: str | None
-) -> None:
-    message = refusal(lambda: scene.labels(**{key: value}))
-
-    assert f"mig-manager may not change the labels {key}" in message
-
-
-@pytest.mark.parametrize(
-    ("key", "value"), [("example.com/owner", "me"), ("example.com/owner", None), ("a.b/c", "d")]
-)
-def test_the_agent_may_not_change_annotations_of_others_on_its_own_node(
-    scene: Scene, key: str, value: str | None
-) -> None:
-    message = refusal(lambda: scene.annotations(**{key: value}))
-
-    assert f"mig-manager may not change the annotations {key}" in message
-
-
-@pytest.mark.parametrize(
-    "taints",
-    [[], [HOLD], [TAINT, TAINT | {"effect": "NoExecute"}], [TAINT | {"value": "x"}]],
-    ids=["none", "hold-alone", "one-more", "another-value"],
-)
-def test_the_agent_may_not_change_taints_of_others(
-    scene: Scene, taints: list[clusters.Object]
-) -> None:
-    message = refusal(lambda: scene.patch({"spec": {"taints": taints}}))
-
-    assert "mig-manager may not change taints of others" in message
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"spec": {"providerID": "cloud://1"}},
-        {"spec": {"podCIDR": "10.9.0.0/24", "podCIDRs": ["10.9.0.0/24"]}},
-        {"metadata": {"finalizers": ["example.com/keep"]}},
-    ],
-    ids=["provider", "addresses", "finalizers"],
-)
-def test_the_agent_may_change_nothing_else_of_its_own_node(
-    scene: Scene, change: clusters.Object
-) -> None:
-    assert "and nothing else" in refusal(lambda: scene.patch(change))
-
-
-def test_the_agent_may_not_cordon_nor_lift_a_cordon_of_others(scene: Scene) -> None:
+def test_the_agent_may_not_lift_a_cordon_of_others(scene: Scene) -> None:
     path = f"/api/v1/nodes/{OWN}"
-    assert "may not cordon" in refusal(lambda: scene.patch({"spec": {"unschedulable": True}}))
-
     scene.people.patch(path, {"spec": {"unschedulable": True}}, kind=api.PatchType.MERGE)
     try:
-        message = refusal(lambda: scene.patch({"spec": {"unschedulable": None}}))
+        message = clusters.refusal(lambda: scene.patch({"spec": {"unschedulable": None}}))
     finally:
         scene.people.patch(path, {"spec": {"unschedulable": None}}, kind=api.PatchType.MERGE)
     assert "may not cordon" in message
 
 
 def test_the_agent_may_lift_the_cordon_of_an_older_version(scene: Scene) -> None:
-    scene.annotations(**{cluster.CORDON_ANNOTATION: "all-disabled"})
+    scene.patch(annotations(**{cluster.CORDON_ANNOTATION: "all-disabled"}))
     change = {"spec": {"unschedulable": True}}
     scene.people.patch(f"/api/v1/nodes/{OWN}", change, kind=api.PatchType.MERGE)
 
@@ -289,7 +252,7 @@ def test_the_agent_may_create_and_delete_no_node_whatever_its_role_says(scene: S
         lambda: scene.agent.post("/api/v1/nodes", a_node("new")),
         lambda: scene.agent.delete(f"/api/v1/nodes/{OWN}"),
     ):
-        assert "mig-manager creates and deletes no nodes" in refusal(act)
+        assert "mig-manager creates and deletes no nodes" in clusters.refusal(act)
 
 
 def test_a_token_that_is_bound_to_no_pod_opens_no_node(scene: Scene) -> None:
@@ -297,8 +260,8 @@ def test_a_token_that_is_bound_to_no_pod_opens_no_node(scene: Scene) -> None:
         change = {"metadata": {"labels": {cluster.STATE_LABEL: "failed"}}}
         return scene.unbound.patch(f"/api/v1/nodes/{OWN}", change, kind=api.PatchType.MERGE)
 
-    assert "mig-manager's token names no node" in refusal(patch)
-    message = refusal(lambda: evict(scene.unbound, f"pod-of-{OWN}"))
+    assert "mig-manager's token names no node" in clusters.refusal(patch)
+    message = clusters.refusal(lambda: evict(scene.unbound, f"pod-of-{OWN}"))
     assert "mig-manager's token names no node" in message
 
 
@@ -313,18 +276,16 @@ def test_people_are_not_confined(scene: Scene) -> None:
 
 
 @pytest.mark.parametrize("pod", [f"pod-of-{OTHER}", "pod-of-None"])
-def test_the_agent_may_not_evict_a_pod_that_is_not_on_its_node(scene: Scene, pod: str) -> None:
-    message = refusal(lambda: evict(scene.agent, pod))
+def test_the_agent_may_neither_evict_nor_delete_a_pod_that_is_not_on_its_node(
+    scene: Scene, pod: str
+) -> None:
+    path = f"{PODS}/{pod.lower()}"
+    evicting = clusters.refusal(lambda: evict(scene.agent, pod))
+    deleting = clusters.refusal(lambda: scene.agent.delete(path))
 
-    assert f"mig-manager of node {OWN} may not evict pods of others" in message
-    assert scene.people.get(f"{PODS}/{pod.lower()}")["metadata"].get("deletionTimestamp") is None
-
-
-@pytest.mark.parametrize("pod", [f"pod-of-{OTHER}", "pod-of-None"])
-def test_the_agent_may_not_delete_a_pod_that_is_not_on_its_node(scene: Scene, pod: str) -> None:
-    message = refusal(lambda: scene.agent.delete(f"{PODS}/{pod.lower()}"))
-
-    assert f"mig-manager of node {OWN} may not delete pods of others" in message
+    assert f"mig-manager of node {OWN} may not evict pods of others" in evicting
+    assert f"mig-manager of node {OWN} may not delete pods of others" in deleting
+    assert scene.people.get(path)["metadata"].get("deletionTimestamp") is None
 
 
 def test_the_agent_may_evict_and_delete_pods_of_its_own_node(scene: Scene) -> None:
@@ -375,6 +336,6 @@ def test_the_agent_may_publish_events_of_its_own_node(scene: Scene) -> None:
 
 @pytest.mark.parametrize(("kind", "name"), [("Node", OTHER), ("Namespace", OWN)])
 def test_the_agent_may_publish_events_of_nothing_else(scene: Scene, kind: str, name: str) -> None:
-    message = refusal(lambda: scene.agent.post(clusters.EVENTS, an_event(kind, name)))
+    message = clusters.refusal(lambda: scene.agent.post(clusters.EVENTS, an_event(kind, name)))
 
     assert f"mig-manager of node {OWN} may not write Events about other objects" in message

@@ -7,9 +7,8 @@ from collections.abc import Callable, Iterator, Mapping
 
 import pytest
 
-from mig_manager import errors
 from mig_manager.adapters import host
-from mig_manager.adapters.kubernetes import api, leases, responses
+from mig_manager.adapters.kubernetes import api, leases
 from mig_manager.core import model
 from mig_manager.sandbox import stages
 from mig_manager.sandbox.node import objects
@@ -148,7 +147,8 @@ def agent(
     with real_cluster.admit(folder, clusters.BUDGET) as credentials:
         kube = api.KubeApi.connect(kubeconfig=str(credentials.agent))
         waiting.until(
-            lambda: bool(refusal(lambda: kube.post(LEASES, a_lease("other", "")))), "the policy"
+            lambda: bool(clusters.refusal(lambda: kube.post(LEASES, a_lease("other", "")))),
+            "the policy",
         )
         yield kube
         kube.close()
@@ -163,26 +163,13 @@ def a_lease(name: str, holder: str) -> clusters.Object:
     }
 
 
-def refusal(act: Callable[[], object]) -> str:
-    """Return the policy's words; nothing if it lets the act pass."""
-    try:
-        act()
-    except responses.ApiError as error:
-        if error.reason is errors.Reason.FORBIDDEN and "AdmissionPolicy" in error.explanation:
-            return error.explanation
-        if error.status == 409:
-            return ""
-        raise
-    return ""
-
-
 def write(real: clusters.Real, agent: api.KubeApi, name: str, *, before: str, now: str) -> str:
     """Have people make a Lease and the agent write another holder; return what is said."""
     real.kube.delete(LEASES)
     made = real.kube.post(LEASES, a_lease(name, before))
     wanted = a_lease(name, now)
     wanted["metadata"]["resourceVersion"] = made["metadata"]["resourceVersion"]
-    return refusal(functools.partial(agent.put, f"{LEASES}/{objects.name(made)}", wanted))
+    return clusters.refusal(functools.partial(agent.put, f"{LEASES}/{objects.name(made)}", wanted))
 
 
 @pytest.mark.cluster
@@ -218,6 +205,8 @@ def test_the_agent_makes_no_lease_but_slots_of_its_own(
 ) -> None:
     real_cluster.kube.delete(LEASES)
 
-    assert refusal(lambda: agent.post(LEASES, a_lease("mig-manager-slot-0", "other")))
-    assert refusal(lambda: agent.post(LEASES, a_lease("leader", clusters.NODE)))
-    assert not refusal(lambda: agent.post(LEASES, a_lease("mig-manager-slot-0", clusters.NODE)))
+    assert clusters.refusal(lambda: agent.post(LEASES, a_lease("mig-manager-slot-0", "other")))
+    assert clusters.refusal(lambda: agent.post(LEASES, a_lease("leader", clusters.NODE)))
+    assert not clusters.refusal(
+        lambda: agent.post(LEASES, a_lease("mig-manager-slot-0", clusters.NODE))
+    )

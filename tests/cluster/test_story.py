@@ -15,6 +15,7 @@ from mig_manager.sandbox import scenarios, stages
 from mig_manager.sandbox.node import cluster_view, node_options, objects
 from tests.cluster import clusters
 
+NODE_PATH = f"/api/v1/nodes/{clusters.NODE}"
 FOREIGN_TAINT = {"key": "example.com/flaky", "effect": "PreferNoSchedule"}
 
 
@@ -35,31 +36,16 @@ def test_every_story_of_the_demo_comes_out_as_it_must_on_a_mixed_node(
         clusters.assert_nothing_taken(stage)
 
 
-def test_a_plugin_without_deploy_label_is_kept_away_during_the_change_and_restarted(
-    where_in_depth: clusters.Cluster, tmp_path: pathlib.Path
-) -> None:
-    with clusters.stage(where_in_depth, tmp_path, style=node_options.DeployStyle.PLAIN) as stage:
-        stage.label("all-1g.5gb")
-
-        assert stage.wait_for_end("all-1g.5gb") is model.State.SUCCESS
-        assert stage.allocatable() == {"nvidia.com/mig-1g.5gb": 7}
-        clusters.assert_nothing_taken(stage)
-
-
 def test_taints_of_others_outlive_the_hold_taint(
     where: clusters.Cluster, tmp_path: pathlib.Path
 ) -> None:
     with clusters.stage(where, tmp_path, style=node_options.DeployStyle.PLAIN) as stage:
-        add_taint(stage.api, FOREIGN_TAINT)
+        change = [{"op": "add", "path": "/spec/taints", "value": [FOREIGN_TAINT]}]
+        stage.api.patch(NODE_PATH, change, kind=api.PatchType.JSON)
         stage.label("all-1g.5gb")
 
         assert stage.wait_for_end("all-1g.5gb") is model.State.SUCCESS
-        assert stage.api.get(f"/api/v1/nodes/{clusters.NODE}")["spec"]["taints"] == [FOREIGN_TAINT]
-
-
-def add_taint(kube: api.KubeApi, taint: dict[str, str]) -> None:
-    change = [{"op": "add", "path": "/spec/taints", "value": [taint]}]
-    kube.patch(f"/api/v1/nodes/{clusters.NODE}", change, kind=api.PatchType.JSON)
+        assert stage.api.get(NODE_PATH)["spec"]["taints"] == [FOREIGN_TAINT]
 
 
 @pytest.mark.parametrize(
@@ -211,19 +197,6 @@ def has_lost_its_watch(stage: stages.Stage) -> bool:
     )
 
 
-def test_events_on_the_node_report_what_happened(
-    where_in_depth: clusters.Cluster, tmp_path: pathlib.Path
-) -> None:
-    with clusters.stage(where_in_depth, tmp_path) as stage:
-        stage.run_pods(clusters.gpu_pods(["train"]))
-        stage.label("all-1g.5gb")
-        assert stage.wait_for_end("all-1g.5gb") is model.State.SUCCESS
-        # The Event comes after the labels; an agent that has stopped has published it.
-        assert stage.stop_agent() == 0
-
-        assert set(clusters.event_reasons(stage)) == {"Draining", "Applied"}
-
-
 def test_writers_of_taints_do_not_lose_each_others_changes(
     where_in_depth: clusters.Cluster, tmp_path: pathlib.Path
 ) -> None:
@@ -247,4 +220,4 @@ def tag_until(kube: api.KubeApi, ended: threading.Event) -> None:
     while not ended.wait(0.02):
         count += 1
         change = {"metadata": {"annotations": {"example.com/count": str(count)}}}
-        kube.patch(f"/api/v1/nodes/{clusters.NODE}", change, kind=api.PatchType.MERGE)
+        kube.patch(NODE_PATH, change, kind=api.PatchType.MERGE)
