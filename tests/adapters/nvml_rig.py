@@ -2,8 +2,12 @@
 
 import contextlib
 import pathlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
+import pytest
+
+from mig_manager import errors
 from mig_manager.adapters.nvml import gpus as nvml_gpus
 from mig_manager.core import model, profile_name, steps
 from mig_manager.sandbox.driver import library as simulated
@@ -43,9 +47,23 @@ class Rig:
             self.run(create, ci_step(create, name))
         return self.observe(index)
 
+    def refusal(self, *steps: steps.Step) -> errors.HardwareError:
+        """Return the error with which the steps end."""
+        with pytest.raises(errors.HardwareError) as caught:
+            self.run(*steps)
+        return caught.value
+
+    def fault(self, function: str, **how: Any) -> None:
+        """Have a C function fail; see ``nvml_faults.Fault``."""
+        self.state.add_fault(nvml_faults.Fault(function=function, **how))
+
     def calls(self, function: str) -> int:
         """Return how often a C function was called."""
         return self.library.counts[function]
+
+
+Boot = Callable[..., Rig]
+"""Starts a node, as ``rig`` does."""
 
 
 @contextlib.contextmanager

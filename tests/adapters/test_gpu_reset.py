@@ -13,6 +13,7 @@ from mig_manager.adapters.host import gpu_reset, programs
 from mig_manager.core import host_settings, model
 from mig_manager.sandbox.driver import nvidia_smi, states
 from tests.adapters import nvml_rig, proc_tree, stand_ins
+from tests.adapters.nvml_rig import OFF, ON, Rig, mode_step
 
 A100 = "a100-sxm4-40gb"
 WAITING = states.Options(resets_itself=False)
@@ -21,18 +22,18 @@ WAITING = states.Options(resets_itself=False)
 class Machine:
     """A simulated node whose GPUs wait for their mode, its ``nvidia-smi``, and its ``/proc``."""
 
-    def __init__(self, rig: nvml_rig.Rig, folder: pathlib.Path) -> None:
+    def __init__(self, rig: Rig, folder: pathlib.Path) -> None:
         self.rig = rig
         self.state = rig.state
         self.bin = folder / "bin"
         self.proc = proc_tree.ProcTree(folder / "proc")
         nvidia_smi.install(self.bin, rig.state.path)
 
-    def switch(self, *indices: int, mode: model.MigMode = nvml_rig.ON) -> tuple[model.Gpu, ...]:
+    def switch(self, *indices: int, mode: model.MigMode = ON) -> tuple[model.Gpu, ...]:
         """Have a mode pending on some GPUs; return all GPUs."""
         gpus = self.rig.gpus.observe()
         with contextlib.suppress(errors.HardwareError):
-            self.rig.run(*[nvml_rig.mode_step(gpus[index], mode) for index in indices])
+            self.rig.run(*[mode_step(gpus[index], mode) for index in indices])
         return self.rig.gpus.observe()
 
     def reset(self, gpus: Sequence[model.Gpu], *, timeout_s: float = 60.0) -> None:
@@ -81,7 +82,7 @@ def test_only_the_gpu_with_a_pending_mode_is_reset(boot: Boot) -> None:
 
     assert machine.resets == [0, 1, 0]
     after = machine.rig.gpus.observe()
-    assert [gpu.current_mode for gpu in after] == [nvml_rig.OFF, nvml_rig.ON, nvml_rig.OFF]
+    assert [gpu.current_mode for gpu in after] == [OFF, ON, OFF]
     assert not any(gpu.has_pending_mode for gpu in after)
 
 
@@ -108,9 +109,9 @@ def test_a_reset_applies_mig_mode_off_too(boot: Boot) -> None:
     machine = boot()
     machine.reset(machine.switch(0))
 
-    machine.reset(machine.switch(0, mode=nvml_rig.OFF))
+    machine.reset(machine.switch(0, mode=OFF))
 
-    assert machine.rig.observe().current_mode is nvml_rig.OFF
+    assert machine.rig.observe().current_mode is OFF
     assert machine.resets == [2]
 
 
@@ -120,9 +121,9 @@ def test_a_reset_may_change_handles_and_minor_numbers(boot: Boot) -> None:
     machine.reset(machine.switch(0))
     machine.proc.add(70, "/dev/nvidia0", name="of-another-time")
 
-    machine.reset(machine.switch(0, mode=nvml_rig.OFF))
+    machine.reset(machine.switch(0, mode=OFF))
 
-    assert machine.rig.observe().current_mode is nvml_rig.OFF
+    assert machine.rig.observe().current_mode is OFF
 
 
 def test_a_gpu_reset_by_another_program_is_not_reset_again(boot: Boot) -> None:
@@ -150,7 +151,7 @@ def test_a_gpu_without_a_pending_mode_is_never_reset(boot: Boot) -> None:
 def test_a_gpu_with_instances_is_never_reset(boot: Boot) -> None:
     machine = boot(options=states.Options())
     machine.rig.fill("3g.20gb")
-    gpus = machine.switch(0, mode=nvml_rig.OFF)
+    gpus = machine.switch(0, mode=OFF)
     assert gpus[0].has_pending_mode
     before = machine.resets
 
@@ -203,9 +204,7 @@ def test_daemons_that_release_the_gpu_do_not_block_a_reset(name: str, boot: Boot
     assert machine.resets == [1]
 
 
-def test_a_daemon_that_did_not_release_the_gpu_is_named_after_the_refusal(
-    boot: Boot,
-) -> None:
+def test_a_daemon_that_did_not_release_the_gpu_is_named_after_the_refusal(boot: Boot) -> None:
     machine = boot()
     gpus = machine.switch(0)
     machine.state.add_client(gpus[0].uuid, name="daemon", kind=states.ClientKind.MONITOR)

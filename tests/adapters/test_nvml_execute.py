@@ -16,7 +16,19 @@ from mig_manager.core import model, profile_name, steps
 from mig_manager.core.planner import planner
 from mig_manager.sandbox.driver import states
 from testkit import nvml_faults
-from tests.adapters import nvml_rig
+from tests.adapters.nvml_rig import (
+    OFF,
+    ON,
+    Boot,
+    Rig,
+    ci_step,
+    end_steps,
+    gi_step,
+    mode_step,
+    names,
+    plan_of,
+    profile_of,
+)
 
 CHANGES = (
     "nvmlDeviceSetMigMode",
@@ -29,7 +41,7 @@ CHANGES = (
 )
 
 
-def changes(node: nvml_rig.Rig) -> int:
+def changes(node: Rig) -> int:
     return sum(node.calls(function) for function in CHANGES)
 
 
@@ -37,83 +49,80 @@ def changes(node: nvml_rig.Rig) -> int:
 
 
 @pytest.mark.parametrize("spec", ["a100-sxm4-40gb", "h100-sxm5-80gb"])
-def test_mig_mode_is_switched_on_and_off(spec: str, tmp_path: pathlib.Path) -> None:
-    with nvml_rig.rig(tmp_path / "state", spec) as node:
-        gpu = node.enable()
-        assert (gpu.current_mode, gpu.pending_mode) == (nvml_rig.ON, nvml_rig.ON)
-        node.run(nvml_rig.mode_step(gpu, nvml_rig.OFF))
-        gpu = node.observe()
-        assert (gpu.current_mode, gpu.pending_mode) == (nvml_rig.OFF, nvml_rig.OFF)
+def test_mig_mode_is_switched_on_and_off(spec: str, boot: Boot) -> None:
+    node = boot(spec)
+    gpu = node.enable()
+    assert (gpu.current_mode, gpu.pending_mode) == (ON, ON)
+    node.run(mode_step(gpu, OFF))
+    gpu = node.observe()
+    assert (gpu.current_mode, gpu.pending_mode) == (OFF, OFF)
 
 
-def test_every_step_done_again_changes_nothing(tmp_path: pathlib.Path) -> None:
-    with nvml_rig.rig(tmp_path / "state") as node:
-        idle = node.observe()
-        whole, parted = nvml_rig.gi_step(idle, "4g.20gb", 0), nvml_rig.gi_step(idle, "3g.20gb", 4)
-        steps = (
-            nvml_rig.mode_step(idle, nvml_rig.ON),
-            whole,
-            nvml_rig.ci_step(whole, "4g.20gb"),
-            parted,
-            nvml_rig.ci_step(parted, "1c.3g.20gb", 0),
-            nvml_rig.ci_step(parted, "1c.3g.20gb", 2),
-        )
-        for step in steps:
-            node.run(step)
-        made, count = node.observe(), changes(node)
-        for step in steps:
-            node.run(step)
-        node.run(*steps)
-        assert node.observe() == made
-        assert changes(node) == count
+def test_every_step_done_again_changes_nothing(node: Rig) -> None:
+    idle = node.observe()
+    whole, parted = gi_step(idle, "4g.20gb", 0), gi_step(idle, "3g.20gb", 4)
+    steps = (
+        mode_step(idle, ON),
+        whole,
+        ci_step(whole, "4g.20gb"),
+        parted,
+        ci_step(parted, "1c.3g.20gb", 0),
+        ci_step(parted, "1c.3g.20gb", 2),
+    )
+    for step in steps:
+        node.run(step)
+    made, count = node.observe(), changes(node)
+    for step in steps:
+        node.run(step)
+    node.run(*steps)
+    assert node.observe() == made
+    assert changes(node) == count
 
 
-def test_destroying_what_is_gone_is_done(tmp_path: pathlib.Path) -> None:
-    with nvml_rig.rig(tmp_path / "state") as node:
-        full = node.fill("1g.5gb", "3g.20gb")
-        ends = nvml_rig.end_steps(full)
-        node.run(*ends)
-        assert node.observe().gpu_instances == ()
-        count = changes(node)
-        node.run(*ends)
-        node.run(nvml_rig.mode_step(full, nvml_rig.OFF))
-        node.run(*ends)
-        assert changes(node) == count + 1
+def test_destroying_what_is_gone_is_done(node: Rig) -> None:
+    full = node.fill("1g.5gb", "3g.20gb")
+    ends = end_steps(full)
+    node.run(*ends)
+    assert node.observe().gpu_instances == ()
+    count = changes(node)
+    node.run(*ends)
+    node.run(mode_step(full, OFF))
+    node.run(*ends)
+    assert changes(node) == count + 1
 
 
-def test_an_instance_that_took_over_an_id_is_spared(tmp_path: pathlib.Path) -> None:
-    with nvml_rig.rig(tmp_path / "state", "h100-sxm5-80gb") as node:
-        ends = nvml_rig.end_steps(node.fill("2g.20gb"))
-        node.run(*ends)
-        # The same slot, the same id, another profile.
-        successor = node.fill("1g.20gb")
-        assert successor.gpu_instances[0].instance_id == ends[-1].gpu_instance_id  # type: ignore[union-attr]
-        node.run(*ends)
-        assert node.observe() == successor
+def test_an_instance_that_took_over_an_id_is_spared(boot: Boot) -> None:
+    node = boot("h100-sxm5-80gb")
+    ends = end_steps(node.fill("2g.20gb"))
+    node.run(*ends)
+    # The same slot, the same id, another profile.
+    successor = node.fill("1g.20gb")
+    assert successor.gpu_instances[0].instance_id == ends[-1].gpu_instance_id  # type: ignore[union-attr]
+    node.run(*ends)
+    assert node.observe() == successor
 
 
-def test_a_compute_instance_that_took_over_an_id_is_spared(tmp_path: pathlib.Path) -> None:
-    with nvml_rig.rig(tmp_path / "state") as node:
-        whole = nvml_rig.gi_step(node.enable(), "3g.20gb", 0)
-        node.run(whole, nvml_rig.ci_step(whole, "3g.20gb"))
-        (end, _) = nvml_rig.end_steps(node.observe())
-        node.run(end, nvml_rig.ci_step(whole, "1c.3g.20gb"))
-        successor = node.observe()
-        node.run(end)
-        assert node.observe() == successor
+def test_a_compute_instance_that_took_over_an_id_is_spared(node: Rig) -> None:
+    whole = gi_step(node.enable(), "3g.20gb", 0)
+    node.run(whole, ci_step(whole, "3g.20gb"))
+    (end, _) = end_steps(node.observe())
+    node.run(end, ci_step(whole, "1c.3g.20gb"))
+    successor = node.observe()
+    node.run(end)
+    assert node.observe() == successor
 
 
 def test_a_compute_instance_of_a_double_memory_slice_takes_all_its_multiprocessors(
-    tmp_path: pathlib.Path,
+    boot: Boot,
 ) -> None:
-    with nvml_rig.rig(tmp_path / "state", "h100-sxm5-80gb") as node:
-        gpu = node.fill("1g.20gb")
-        row = nvml_rig.profile_of(gpu, "1g.20gb")
-        assert row.multiprocessors == 26
-        assert nvml_rig.names(gpu) == [f"1g.20gb@{row.placements[0]}"]
-        (instance,) = node.state.read().gpus[0].instances
-        (compute,) = instance.compute_instances
-        assert compute.profile_id == pynvml.NVML_COMPUTE_INSTANCE_PROFILE_1_SLICE_REV1
+    node = boot("h100-sxm5-80gb")
+    gpu = node.fill("1g.20gb")
+    row = profile_of(gpu, "1g.20gb")
+    assert row.multiprocessors == 26
+    assert names(gpu) == [f"1g.20gb@{row.placements[0]}"]
+    (instance,) = node.state.read().gpus[0].instances
+    (compute,) = instance.compute_instances
+    assert compute.profile_id == pynvml.NVML_COMPUTE_INSTANCE_PROFILE_1_SLICE_REV1
 
 
 def test_the_biggest_of_equal_compute_profiles_spans_and_the_first_is_a_part() -> None:
@@ -127,62 +136,56 @@ def test_the_biggest_of_equal_compute_profiles_spans_and_the_first_is_a_part() -
     assert execute._compute_profile(rows, profile_name.parse("1c.2g.20gb")).profile_id == 0
 
 
-def test_instances_are_created_where_the_plan_wants_them(tmp_path: pathlib.Path) -> None:
-    with nvml_rig.rig(tmp_path / "state") as node:
-        # Left to itself the driver would take 6 and then 4.
-        gpu = node.enable()
-        node.run(nvml_rig.gi_step(gpu, "1g.5gb", 0), nvml_rig.gi_step(gpu, "1g.5gb", 3))
-        assert nvml_rig.names(node.observe()) == ["[1g.5gb@0:1]", "[1g.5gb@3:1]"]
-        assert node.calls("nvmlDeviceCreateGpuInstance") == 0
+def test_instances_are_created_where_the_plan_wants_them(node: Rig) -> None:
+    # Left to itself the driver would take 6 and then 4.
+    gpu = node.enable()
+    node.run(gi_step(gpu, "1g.5gb", 0), gi_step(gpu, "1g.5gb", 3))
+    assert names(node.observe()) == ["[1g.5gb@0:1]", "[1g.5gb@3:1]"]
+    assert node.calls("nvmlDeviceCreateGpuInstance") == 0
 
 
-def test_a_driver_that_chooses_placements_is_brought_to_each_of_them(
-    tmp_path: pathlib.Path,
-) -> None:
+def test_a_driver_that_chooses_placements_is_brought_to_each_of_them(boot: Boot) -> None:
     options = states.Options(absent_functions=("nvmlDeviceCreateGpuInstanceWithPlacement",))
-    with nvml_rig.rig(tmp_path / "state", options=options) as node:
-        gpu = node.enable()
-        for start in (6, 0, 3):
-            node.run(nvml_rig.gi_step(gpu, "1g.5gb", start))
-        found = ["[1g.5gb@0:1]", "[1g.5gb@3:1]", "[1g.5gb@6:1]"]
-        assert nvml_rig.names(node.observe()) == found
-        # Occupied: what was created on the way is gone again.
-        with pytest.raises(errors.HardwareError, match="4:2 and never 2:2; undone") as caught:
-            node.run(nvml_rig.gi_step(gpu, "2g.10gb", 2))
-        assert caught.value.reason is errors.Reason.NOT_SUPPORTED
-        assert nvml_rig.names(node.observe()) == found
+    node = boot(options=options)
+    gpu = node.enable()
+    for start in (6, 0, 3):
+        node.run(gi_step(gpu, "1g.5gb", start))
+    found = ["[1g.5gb@0:1]", "[1g.5gb@3:1]", "[1g.5gb@6:1]"]
+    assert names(node.observe()) == found
+    # Occupied: what was created on the way is gone again.
+    with pytest.raises(errors.HardwareError, match="4:2 and never 2:2; undone") as caught:
+        node.run(gi_step(gpu, "2g.10gb", 2))
+    assert caught.value.reason is errors.Reason.NOT_SUPPORTED
+    assert names(node.observe()) == found
 
 
 def test_a_driver_that_chooses_the_spans_of_compute_instances_is_brought_to_each_of_them(
-    tmp_path: pathlib.Path,
+    boot: Boot,
 ) -> None:
     options = states.Options(
         absent_functions=("nvmlGpuInstanceCreateComputeInstanceWithPlacement",)
     )
-    with nvml_rig.rig(tmp_path / "state", options=options) as node:
-        whole = nvml_rig.gi_step(node.enable(), "3g.20gb", 0)
-        node.run(whole, nvml_rig.ci_step(whole, "1c.3g.20gb", 2))
-        node.run(nvml_rig.ci_step(whole, "1c.3g.20gb", 1))
+    node = boot(options=options)
+    whole = gi_step(node.enable(), "3g.20gb", 0)
+    node.run(whole, ci_step(whole, "1c.3g.20gb", 2))
+    node.run(ci_step(whole, "1c.3g.20gb", 1))
+    (instance,) = node.observe().gpu_instances
+    spans = [str(compute.placement) for compute in instance.compute_instances]
+    assert spans == ["2:1", "1:1"]
+
+
+def test_a_span_that_the_driver_does_not_offer_is_left_to_the_driver(node: Rig) -> None:
+    whole = gi_step(node.enable(), "3g.20gb", 0)
+    with of_other_spans(node, whole.profile_id, slices=1, starts=(0, 2)):
+        node.run(whole, ci_step(whole, "1c.3g.20gb", 1))
         (instance,) = node.observe().gpu_instances
-        spans = [str(compute.placement) for compute in instance.compute_instances]
-        assert spans == ["2:1", "1:1"]
-
-
-def test_a_span_that_the_driver_does_not_offer_is_left_to_the_driver(
-    tmp_path: pathlib.Path,
-) -> None:
-    with nvml_rig.rig(tmp_path / "state") as node:
-        whole = nvml_rig.gi_step(node.enable(), "3g.20gb", 0)
-        with of_other_spans(node, whole.profile_id, slices=1, starts=(0, 2)):
-            node.run(whole, nvml_rig.ci_step(whole, "1c.3g.20gb", 1))
-            (instance,) = node.observe().gpu_instances
-        assert len(instance.compute_instances) == 1
-        assert node.calls("nvmlGpuInstanceCreateComputeInstanceWithPlacement") == 0
+    assert len(instance.compute_instances) == 1
+    assert node.calls("nvmlGpuInstanceCreateComputeInstanceWithPlacement") == 0
 
 
 @contextlib.contextmanager
 def of_other_spans(
-    node: nvml_rig.Rig, profile_id: int, *, slices: int, starts: Sequence[int]
+    node: Rig, profile_id: int, *, slices: int, starts: Sequence[int]
 ) -> Iterator[None]:
     """Have the driver place compute instances of a size at these spans alone."""
     (row,) = (
@@ -211,109 +214,97 @@ def of_other_spans(
     ],
 )
 def test_no_step_runs_where_the_library_lacks_a_function_of_any_step(
-    missing: str, tmp_path: pathlib.Path
+    missing: str, node: Rig
 ) -> None:
-    with nvml_rig.rig(tmp_path / "state") as node:
-        full = node.fill("1g.5gb")
-        off = nvml_rig.mode_step(full, nvml_rig.OFF)
-        node.state.update(
-            lambda now: (
-                dataclasses.replace(now, options=states.Options(absent_functions=(missing,))),
-                None,
-            )
+    full = node.fill("1g.5gb")
+    off = mode_step(full, OFF)
+    node.state.update(
+        lambda now: (
+            dataclasses.replace(now, options=states.Options(absent_functions=(missing,))),
+            None,
         )
-        with pytest.raises(errors.HardwareError, match=f"library has no {missing},") as caught:
-            node.run(*nvml_rig.end_steps(full), off)
-        assert caught.value.reason is errors.Reason.NOT_SUPPORTED
-        assert node.observe() == full
+    )
+    with pytest.raises(errors.HardwareError, match=f"library has no {missing},") as caught:
+        node.run(*end_steps(full), off)
+    assert caught.value.reason is errors.Reason.NOT_SUPPORTED
+    assert node.observe() == full
 
 
-def test_a_compute_instance_needs_its_gpu_instance(tmp_path: pathlib.Path) -> None:
-    with nvml_rig.rig(tmp_path / "state") as node:
-        never_made = nvml_rig.gi_step(node.enable(), "3g.20gb", 0)
-        with pytest.raises(
-            errors.HardwareError, match=r"no GPU instance 3g\.20gb at 0:4"
-        ) as caught:
-            node.run(nvml_rig.ci_step(never_made, "3g.20gb"))
+def test_a_compute_instance_needs_its_gpu_instance(node: Rig) -> None:
+    never_made = gi_step(node.enable(), "3g.20gb", 0)
+    with pytest.raises(errors.HardwareError, match=r"no GPU instance 3g\.20gb at 0:4") as caught:
+        node.run(ci_step(never_made, "3g.20gb"))
     assert caught.value.reason is errors.Reason.VERIFY_FAILED
 
 
-def test_a_plan_takes_a_gpu_from_off_to_the_layout_and_the_next_plan_is_empty(
-    tmp_path: pathlib.Path,
-) -> None:
+def test_a_plan_takes_a_gpu_from_off_to_the_layout_and_the_next_plan_is_empty(boot: Boot) -> None:
     desired = model.DesiredGpu.of(
         model.MigMode.ENABLED,
         {profile_name.parse(name): count for name, count in (("1g.5gb", 2), ("1c.2g.10gb", 2))},
     )
-    with nvml_rig.rig(tmp_path / "state", "2xa100-sxm4-40gb") as node:
-        wanted = {gpu.uuid: desired for gpu in node.gpus.observe()}
-        node.gpus.execute(planner.plan(node.gpus.observe(), wanted))
-        assert planner.plan(node.gpus.observe(), wanted).is_empty
-        assert all(len(gpu.mig_uuids) == 4 for gpu in node.gpus.observe())
+    node = boot("2xa100-sxm4-40gb")
+    wanted = {gpu.uuid: desired for gpu in node.gpus.observe()}
+    node.gpus.execute(planner.plan(node.gpus.observe(), wanted))
+    assert planner.plan(node.gpus.observe(), wanted).is_empty
+    assert all(len(gpu.mig_uuids) == 4 for gpu in node.gpus.observe())
 
 
 # An instance to be destroyed is in use.
 
 
-def test_a_step_on_an_instance_in_use_is_retried_until_it_is_idle(tmp_path: pathlib.Path) -> None:
-    with nvml_rig.rig(tmp_path / "state") as node:
-        gpu = node.fill("1g.5gb")
-        client = node.state.add_client(gpu.mig_uuids[0], name="/usr/bin/python3")
-        waits: list[float] = []
+def test_a_step_on_an_instance_in_use_is_retried_until_it_is_idle(node: Rig) -> None:
+    gpu = node.fill("1g.5gb")
+    client = node.state.add_client(gpu.mig_uuids[0], name="/usr/bin/python3")
+    waits: list[float] = []
 
-        def leave_after_three_seconds() -> None:
-            waits.append(node.clock.now_s)
-            if node.clock.now_s > 3.0:
-                node.state.remove_client(client)
+    def leave_after_three_seconds() -> None:
+        waits.append(node.clock.now_s)
+        if node.clock.now_s > 3.0:
+            node.state.remove_client(client)
 
-        node.clock.on_wait.append(leave_after_three_seconds)
-        node.run(*nvml_rig.end_steps(gpu))
-        assert node.observe().gpu_instances == ()
+    node.clock.on_wait.append(leave_after_three_seconds)
+    node.run(*end_steps(gpu))
+    assert node.observe().gpu_instances == ()
     pauses = [after - before for before, after in zip([0.0, *waits], waits, strict=False)]
     assert pauses == sorted(pauses)
     assert max(pauses) <= 1.0
 
 
-def test_an_instance_that_stays_in_use_is_an_error_that_names_the_process(
-    tmp_path: pathlib.Path,
-) -> None:
-    with nvml_rig.rig(tmp_path / "state", in_use_timeout_s=10.0) as node:
-        gpu = node.fill("1g.5gb", "2g.10gb")
-        first, second = gpu.gpu_instances
-        node.state.add_client(first.compute_instances[0].uuid or "", name="train.py", pid=4711)
-        node.state.add_client(second.compute_instances[0].uuid or "", name="other", pid=4712)
-        with pytest.raises(errors.HardwareError) as caught:
-            node.run(*nvml_rig.end_steps(gpu))
-        assert 10.0 <= node.clock.now_s <= 12.0
-    assert caught.value.message == (
+def test_an_instance_that_stays_in_use_is_an_error_that_names_the_process(boot: Boot) -> None:
+    node = boot(in_use_timeout_s=10.0)
+    gpu = node.fill("1g.5gb", "2g.10gb")
+    first, second = gpu.gpu_instances
+    node.state.add_client(first.compute_instances[0].uuid or "", name="train.py", pid=4711)
+    node.state.add_client(second.compute_instances[0].uuid or "", name="other", pid=4712)
+    error = node.refusal(*end_steps(gpu))
+    assert 10.0 <= node.clock.now_s <= 12.0
+    assert error.message == (
         f"GPU 0 ({gpu.uuid}): cannot destroy compute instance 1g.5gb (instance "
         f"{first.instance_id}/0, {first.compute_instances[0].uuid}): "
         "nvmlComputeInstanceDestroy answered 'In use by another client'; "
         f"in use by train.py (pid 4711 in GPU instance {first.instance_id})"
     )
-    assert caught.value.reason is errors.Reason.IN_USE
-    assert caught.value.operation == "nvmlComputeInstanceDestroy"
-    assert caught.value.code == pynvml.NVML_ERROR_IN_USE
+    assert error.reason is errors.Reason.IN_USE
+    assert error.operation == "nvmlComputeInstanceDestroy"
+    assert error.code == pynvml.NVML_ERROR_IN_USE
 
 
 @pytest.mark.parametrize("spec", ["a100-sxm4-40gb", "h100-sxm5-80gb"])
-def test_a_mode_change_is_retried_until_the_gpu_is_idle(spec: str, tmp_path: pathlib.Path) -> None:
-    with nvml_rig.rig(tmp_path / "state", spec) as node:
-        gpu = node.observe()
-        client = node.state.add_client(gpu.uuid, name="python3")
-        node.clock.on_wait.append(lambda: node.state.remove_client(client))
-        assert node.enable().current_mode is nvml_rig.ON
+def test_a_mode_change_is_retried_until_the_gpu_is_idle(spec: str, boot: Boot) -> None:
+    node = boot(spec)
+    gpu = node.observe()
+    client = node.state.add_client(gpu.uuid, name="python3")
+    node.clock.on_wait.append(lambda: node.state.remove_client(client))
+    assert node.enable().current_mode is ON
 
 
 @pytest.mark.parametrize("spec", ["a100-sxm4-40gb", "h100-sxm5-80gb"])
-def test_a_gpu_that_stays_in_use_is_an_error_that_names_the_process(
-    spec: str, tmp_path: pathlib.Path
-) -> None:
-    with nvml_rig.rig(tmp_path / "state", spec) as node:
-        gpu = node.observe()
-        node.state.add_client(gpu.uuid, name="python3", pid=4711)
-        with pytest.raises(errors.HardwareError) as caught:
-            node.enable()
+def test_a_gpu_that_stays_in_use_is_an_error_that_names_the_process(spec: str, boot: Boot) -> None:
+    node = boot(spec)
+    gpu = node.observe()
+    node.state.add_client(gpu.uuid, name="python3", pid=4711)
+    with pytest.raises(errors.HardwareError) as caught:
+        node.enable()
     assert caught.value.reason is errors.Reason.IN_USE
     how = ", which resets the GPU" if gpu.mode_change_needs_reset else ""
     assert caught.value.message == (
@@ -322,82 +313,59 @@ def test_a_gpu_that_stays_in_use_is_an_error_that_names_the_process(
     )
 
 
-def test_a_process_that_nvml_does_not_list_is_guessed_to_be_a_monitor(
-    tmp_path: pathlib.Path,
-) -> None:
-    with nvml_rig.rig(tmp_path / "state") as node:
-        gpu = node.observe()
+def test_an_explanation_that_several_gpus_share_is_given_once(boot: Boot) -> None:
+    node = boot("2xA100-SXM4-40GB", in_use_timeout_s=0.0)
+    gpus = node.gpus.observe()
+    for gpu in gpus:
         node.state.add_client(gpu.uuid, name="dcgm", kind=states.ClientKind.MONITOR)
-        with pytest.raises(errors.HardwareError, match=r"lists no process.*a monitor may"):
-            node.enable()
-
-
-def test_an_explanation_that_several_gpus_share_is_given_once(tmp_path: pathlib.Path) -> None:
-    with nvml_rig.rig(tmp_path / "state", "2xA100-SXM4-40GB", in_use_timeout_s=0.0) as node:
-        gpus = node.gpus.observe()
-        for gpu in gpus:
-            node.state.add_client(gpu.uuid, name="dcgm", kind=states.ClientKind.MONITOR)
-        wanted = {gpu.uuid: model.DesiredGpu(mode=model.MigMode.ENABLED) for gpu in gpus}
-        plan = planner.plan(gpus, wanted)
-        with pytest.raises(errors.HardwareError) as caught:
-            node.gpus.execute(plan, gpus)
+    wanted = {gpu.uuid: model.DesiredGpu(mode=model.MigMode.ENABLED) for gpu in gpus}
+    plan = planner.plan(gpus, wanted)
+    with pytest.raises(errors.HardwareError) as caught:
+        node.gpus.execute(plan, gpus)
 
     assert all(gpu.uuid in caught.value.message for gpu in gpus)
     assert caught.value.message.count("NVML lists no process") == 1
 
 
-def test_many_processes_are_counted_rather_than_listed(tmp_path: pathlib.Path) -> None:
-    with nvml_rig.rig(tmp_path / "state", in_use_timeout_s=0.0) as node:
-        gpu = node.observe()
-        for pid in range(100, 120):
-            node.state.add_client(gpu.uuid, name="rank", pid=pid)
-        with pytest.raises(errors.HardwareError, match=r"rank \(pid 107\) and 12 more"):
-            node.enable()
+def test_the_bound_on_waiting_is_for_the_gpu_and_not_for_each_step(boot: Boot) -> None:
+    node = boot(in_use_timeout_s=10.0)
+    gpu = node.fill("1g.5gb", "1g.5gb")
+    first = node.state.add_client(gpu.mig_uuids[0], name="a")
+    node.state.add_client(gpu.mig_uuids[1], name="b")
 
+    def leave_after_eight_seconds() -> None:
+        if node.clock.now_s > 8.0:
+            node.state.remove_client(first)
 
-def test_the_bound_on_waiting_is_for_the_gpu_and_not_for_each_step(
-    tmp_path: pathlib.Path,
-) -> None:
-    with nvml_rig.rig(tmp_path / "state", in_use_timeout_s=10.0) as node:
-        gpu = node.fill("1g.5gb", "1g.5gb")
-        first = node.state.add_client(gpu.mig_uuids[0], name="a")
-        node.state.add_client(gpu.mig_uuids[1], name="b")
-
-        def leave_after_eight_seconds() -> None:
-            if node.clock.now_s > 8.0:
-                node.state.remove_client(first)
-
-        node.clock.on_wait.append(leave_after_eight_seconds)
-        with pytest.raises(errors.HardwareError, match="in use by b"):
-            node.run(*nvml_rig.end_steps(gpu))
-        assert node.clock.now_s <= 12.0
+    node.clock.on_wait.append(leave_after_eight_seconds)
+    with pytest.raises(errors.HardwareError, match="in use by b"):
+        node.run(*end_steps(gpu))
+    assert node.clock.now_s <= 12.0
 
 
 # A mode change that does not take effect is never taken for one that did.
 
 
-def test_a_mode_that_waits_for_a_reset_is_an_error_at_once(tmp_path: pathlib.Path) -> None:
+def test_a_mode_that_waits_for_a_reset_is_an_error_at_once(boot: Boot) -> None:
     options = states.Options(resets_itself=False)
-    with nvml_rig.rig(tmp_path / "state", options=options) as node:
-        with pytest.raises(errors.HardwareError, match="GPU requires restart") as caught:
-            node.enable()
-        gpu = node.observe()
-        assert (gpu.current_mode, gpu.pending_mode) == (nvml_rig.OFF, nvml_rig.ON)
-        assert node.clock.now_s == 0.0
+    node = boot(options=options)
+    with pytest.raises(errors.HardwareError, match="GPU requires restart") as caught:
+        node.enable()
+    gpu = node.observe()
+    assert (gpu.current_mode, gpu.pending_mode) == (OFF, ON)
+    assert node.clock.now_s == 0.0
     assert caught.value.reason is errors.Reason.RESET_REQUIRED
     assert caught.value.message.endswith("yet the mode waits for a reset")
 
 
-def test_in_a_virtual_machine_a_mode_that_waits_is_said_to_need_a_reboot(
-    tmp_path: pathlib.Path,
-) -> None:
+def test_in_a_virtual_machine_a_mode_that_waits_is_said_to_need_a_reboot(boot: Boot) -> None:
     options = states.Options(virtualization=states.Virtualization.PASSTHROUGH)
-    with nvml_rig.rig(tmp_path / "state", options=options) as node:
-        with pytest.raises(errors.HardwareError, match="no reset can help") as caught:
-            node.enable()
-        gpu = node.observe()
-        assert (gpu.current_mode, gpu.pending_mode) == (nvml_rig.OFF, nvml_rig.ON)
-        assert node.clock.now_s == 0.0
+    node = boot(options=options)
+    with pytest.raises(errors.HardwareError, match="no reset can help") as caught:
+        node.enable()
+    gpu = node.observe()
+    assert (gpu.current_mode, gpu.pending_mode) == (OFF, ON)
+    assert node.clock.now_s == 0.0
     assert caught.value.reason is errors.Reason.REBOOT_REQUIRED
     assert caught.value.code == pynvml.NVML_ERROR_RESET_REQUIRED
 
@@ -414,54 +382,52 @@ def test_a_pending_mode_counts_as_such_whatever_the_activation_status(
     status: int,
     virtualization: states.Virtualization,
     reason: errors.Reason,
-    tmp_path: pathlib.Path,
+    boot: Boot,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     options = states.Options(resets_itself=False, virtualization=virtualization)
-    with nvml_rig.rig(tmp_path / "state", options=options) as node:
-        gpu = node.observe()
-        _answer(monkeypatch, status)
-        with pytest.raises(errors.HardwareError, match="nvmlDeviceSetMigMode") as caught:
-            node.run(nvml_rig.mode_step(gpu, nvml_rig.ON))
+    node = boot(options=options)
+    gpu = node.observe()
+    _answer(monkeypatch, status)
+    with pytest.raises(errors.HardwareError, match="nvmlDeviceSetMigMode") as caught:
+        node.run(mode_step(gpu, ON))
     assert caught.value.reason is reason
 
 
 def test_an_active_mode_is_success_whatever_the_activation_status(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+    node: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with nvml_rig.rig(tmp_path / "state") as node:
-        _answer(monkeypatch, pynvml.NVML_ERROR_IN_USE)
-        assert node.enable().current_mode is nvml_rig.ON
+    _answer(monkeypatch, pynvml.NVML_ERROR_IN_USE)
+    assert node.enable().current_mode is ON
 
 
 def test_a_success_that_changes_nothing_is_an_error_that_no_reset_is_tried_for(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+    node: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with nvml_rig.rig(tmp_path / "state") as node:
-        gpu = node.observe()
-        monkeypatch.setattr(pynvml, "nvmlDeviceSetMigMode", lambda *_: 0)
-        with pytest.raises(errors.HardwareError, match="neither active nor") as caught:
-            node.run(nvml_rig.mode_step(gpu, nvml_rig.ON))
+    gpu = node.observe()
+    monkeypatch.setattr(pynvml, "nvmlDeviceSetMigMode", lambda *_: 0)
+    with pytest.raises(errors.HardwareError, match="neither active nor") as caught:
+        node.run(mode_step(gpu, ON))
     assert caught.value.reason is errors.Reason.VERIFY_FAILED
 
 
-def test_the_error_of_a_vgpu_guest_says_that_its_host_decides(tmp_path: pathlib.Path) -> None:
+def test_the_error_of_a_vgpu_guest_says_that_its_host_decides(boot: Boot) -> None:
     options = states.Options(virtualization=states.Virtualization.VGPU)
-    with nvml_rig.rig(tmp_path / "state", options=options) as node:
-        step = nvml_rig.mode_step(node.observe(), nvml_rig.ON)
-        with pytest.raises(errors.HardwareError, match="up to its host") as caught:
-            node.run(step)
+    node = boot(options=options)
+    step = mode_step(node.observe(), ON)
+    with pytest.raises(errors.HardwareError, match="up to its host") as caught:
+        node.run(step)
     assert caught.value.reason is errors.Reason.NOT_SUPPORTED
 
 
-def test_a_gpu_that_a_mode_change_attaches_again_is_found(tmp_path: pathlib.Path) -> None:
+def test_a_gpu_that_a_mode_change_attaches_again_is_found(boot: Boot) -> None:
     options = states.Options(reattaches=True)
-    with nvml_rig.rig(tmp_path / "state", options=options) as node:
-        gpu = node.observe()
-        create = nvml_rig.gi_step(gpu, "7g.40gb")
-        node.run(nvml_rig.mode_step(gpu, nvml_rig.ON), create, nvml_rig.ci_step(create, "7g.40gb"))
-        after = node.observe()
-    assert nvml_rig.names(after) == ["7g.40gb@0:8"]
+    node = boot(options=options)
+    gpu = node.observe()
+    create = gi_step(gpu, "7g.40gb")
+    node.run(mode_step(gpu, ON), create, ci_step(create, "7g.40gb"))
+    after = node.observe()
+    assert names(after) == ["7g.40gb@0:8"]
     assert (after.index, after.uuid) == (gpu.index, gpu.uuid)
 
 
@@ -476,176 +442,134 @@ def _answer(monkeypatch: pytest.MonkeyPatch, status: int) -> None:
     monkeypatch.setattr(pynvml, "nvmlDeviceSetMigMode", switch)
 
 
-def test_a_pending_mode_is_withdrawn_by_asking_for_the_current_one(
-    tmp_path: pathlib.Path,
-) -> None:
-    with nvml_rig.rig(tmp_path / "state", in_use_timeout_s=0.0) as node:
-        gpu = node.observe()
-        node.state.add_client(gpu.uuid, name="dcgm", kind=states.ClientKind.MONITOR)
-        with pytest.raises(errors.HardwareError):
-            node.enable()
-        node.run(nvml_rig.mode_step(gpu, nvml_rig.OFF))
-        gpu = node.observe()
-    assert (gpu.current_mode, gpu.pending_mode) == (nvml_rig.OFF, nvml_rig.OFF)
+def test_a_pending_mode_is_withdrawn_by_asking_for_the_current_one(boot: Boot) -> None:
+    node = boot(in_use_timeout_s=0.0)
+    gpu = node.observe()
+    node.state.add_client(gpu.uuid, name="dcgm", kind=states.ClientKind.MONITOR)
+    with pytest.raises(errors.HardwareError):
+        node.enable()
+    node.run(mode_step(gpu, OFF))
+    gpu = node.observe()
+    assert (gpu.current_mode, gpu.pending_mode) == (OFF, OFF)
 
 
 # Several GPUs.
 
 
-def test_a_failure_on_one_gpu_does_not_stop_another(tmp_path: pathlib.Path) -> None:
-    with nvml_rig.rig(tmp_path / "state", "3xa100-sxm4-40gb") as node:
-        gpus = node.gpus.observe()
-        for index in (0, 2):
-            node.state.add_fault(
-                nvml_faults.Fault(
-                    function="nvmlDeviceCreateGpuInstance*",
-                    gpu=index,
-                    code=states.Code.INSUFFICIENT_RESOURCES,
-                )
-            )
-        enabling: list[steps.Step] = []
-        for gpu in gpus:
-            enabling += [nvml_rig.mode_step(gpu, nvml_rig.ON), nvml_rig.gi_step(gpu, "7g.40gb")]
-        with pytest.raises(errors.HardwareError) as caught:
-            node.run(*enabling)
-        after = node.gpus.observe()
-    assert [nvml_rig.names(gpu) for gpu in after] == [[], ["[7g.40gb@0:8]"], []]
-    first, second = caught.value.message.split("; ")
+def test_a_failure_on_one_gpu_does_not_stop_another(boot: Boot) -> None:
+    node = boot("3xa100-sxm4-40gb")
+    gpus = node.gpus.observe()
+    for index in (0, 2):
+        node.fault(
+            "nvmlDeviceCreateGpuInstance*", gpu=index, code=states.Code.INSUFFICIENT_RESOURCES
+        )
+    enabling: list[steps.Step] = []
+    for gpu in gpus:
+        enabling += [mode_step(gpu, ON), gi_step(gpu, "7g.40gb")]
+    error = node.refusal(*enabling)
+    after = node.gpus.observe()
+    assert [names(gpu) for gpu in after] == [[], ["[7g.40gb@0:8]"], []]
+    first, second = error.message.split("; ")
     assert first.startswith(f"GPU 0 ({gpus[0].uuid}): cannot create GPU instance 7g.40gb at 0:8")
     assert second.startswith(f"GPU 2 ({gpus[2].uuid}): ")
-    assert caught.value.reason is errors.Reason.INSUFFICIENT_RESOURCES
-    assert caught.value.gpu == f"GPU 0 ({gpus[0].uuid})"
+    assert error.reason is errors.Reason.INSUFFICIENT_RESOURCES
+    assert error.gpu == f"GPU 0 ({gpus[0].uuid})"
 
 
-def test_a_gpu_stops_at_its_first_failure(tmp_path: pathlib.Path) -> None:
-    with nvml_rig.rig(tmp_path / "state") as node:
-        gpu = node.enable()
-        steps = [nvml_rig.gi_step(gpu, "1g.5gb", start) for start in range(3)]
-        node.state.add_fault(
-            nvml_faults.Fault(
-                function="nvmlDeviceCreateGpuInstance*",
-                first=2,
-                code=states.Code.INSUFFICIENT_RESOURCES,
-            )
-        )
-        with pytest.raises(errors.HardwareError):
-            node.run(*steps)
-        assert nvml_rig.names(node.observe()) == ["[1g.5gb@0:1]"]
+def test_a_gpu_stops_at_its_first_failure(node: Rig) -> None:
+    gpu = node.enable()
+    steps = [gi_step(gpu, "1g.5gb", start) for start in range(3)]
+    node.fault("nvmlDeviceCreateGpuInstance*", first=2, code=states.Code.INSUFFICIENT_RESOURCES)
+    with pytest.raises(errors.HardwareError):
+        node.run(*steps)
+    assert names(node.observe()) == ["[1g.5gb@0:1]"]
 
 
-def test_gpus_are_worked_on_at_the_same_time(tmp_path: pathlib.Path) -> None:
+def test_gpus_are_worked_on_at_the_same_time(tmp_path: pathlib.Path, boot: Boot) -> None:
     options = states.Options(latency=states.Latency(create_gpu_instance_s=0.5))
-    with nvml_rig.rig(tmp_path / "state", "4xa100-sxm4-40gb", options=options) as node:
-        node.state.log_calls()
-        gpus = node.gpus.observe()
-        node.run(*[nvml_rig.mode_step(gpu, nvml_rig.ON) for gpu in gpus])
-        start = time.monotonic()
-        node.run(*[nvml_rig.gi_step(gpu, "7g.40gb") for gpu in gpus])
-        assert time.monotonic() - start < 4 * 0.5
-        created = [
-            call
-            for call in nvml_faults.read_calls(tmp_path / "state")
-            if call.function == "nvmlDeviceCreateGpuInstanceWithPlacement"
-        ]
+    node = boot("4xa100-sxm4-40gb", options=options)
+    node.state.log_calls()
+    gpus = node.gpus.observe()
+    node.run(*[mode_step(gpu, ON) for gpu in gpus])
+    start = time.monotonic()
+    node.run(*[gi_step(gpu, "7g.40gb") for gpu in gpus])
+    assert time.monotonic() - start < 4 * 0.5
+    created = [
+        call
+        for call in nvml_faults.read_calls(tmp_path / "state")
+        if call.function == "nvmlDeviceCreateGpuInstanceWithPlacement"
+    ]
     assert len(created) == 4
     assert max(call.started_ns for call in created) < min(call.ended_ns for call in created)
 
 
-def test_no_session_outlives_an_execution_that_fails(tmp_path: pathlib.Path) -> None:
-    with nvml_rig.rig(tmp_path / "state", in_use_timeout_s=0.0) as node:
-        gpu = node.observe()
-        node.state.add_client(gpu.uuid, name="python3")
-        with pytest.raises(errors.HardwareError):
-            node.enable()
-        assert node.calls("nvmlInitWithFlags") == node.calls("nvmlShutdown")
+def test_no_session_outlives_an_execution_that_fails(boot: Boot) -> None:
+    node = boot(in_use_timeout_s=0.0)
+    gpu = node.observe()
+    node.state.add_client(gpu.uuid, name="python3")
+    with pytest.raises(errors.HardwareError):
+        node.enable()
+    assert node.calls("nvmlInitWithFlags") == node.calls("nvmlShutdown")
 
 
-def test_a_gpu_that_left_the_node_is_unreachable(tmp_path: pathlib.Path) -> None:
-    step = steps.SetMode(gpu_uuid="GPU-gone", mode=nvml_rig.ON, needs_reset=False)
+def test_a_gpu_that_left_the_node_is_unreachable(node: Rig) -> None:
+    step = steps.SetMode(gpu_uuid="GPU-gone", mode=ON, needs_reset=False)
     plan = steps.GpuPlan(gpu_uuid="GPU-gone", gpu_index=7, steps=(step,), target=())
-    with nvml_rig.rig(tmp_path / "state") as node:
-        after = node.gpus.execute(steps.Plan(gpus=(plan,)))
+    after = node.gpus.execute(steps.Plan(gpus=(plan,)))
     (gone,) = after.unreachable
     assert not after
     assert (gone.index, gone.uuid) == (7, "GPU-gone")
     assert "nvmlDeviceGetHandleByIndex" in gone.message
 
 
-def test_another_gpu_in_the_place_of_the_one_planned_for_is_not_touched(
-    tmp_path: pathlib.Path,
-) -> None:
-    with nvml_rig.rig(tmp_path / "state") as node:
-        before = node.observe()
-        step = steps.SetMode(gpu_uuid="GPU-gone", mode=nvml_rig.ON, needs_reset=False)
-        plan = steps.GpuPlan(gpu_uuid="GPU-gone", gpu_index=0, steps=(step,), target=())
-        after = node.gpus.execute(steps.Plan(gpus=(plan,)))
-        assert [gpu.uuid for gpu in after.unreachable] == ["GPU-gone"]
-        assert before.uuid in after.unreachable[0].message
-        assert node.observe() == before
+def test_another_gpu_in_the_place_of_the_one_planned_for_is_not_touched(node: Rig) -> None:
+    before = node.observe()
+    step = steps.SetMode(gpu_uuid="GPU-gone", mode=ON, needs_reset=False)
+    plan = steps.GpuPlan(gpu_uuid="GPU-gone", gpu_index=0, steps=(step,), target=())
+    after = node.gpus.execute(steps.Plan(gpus=(plan,)))
+    assert [gpu.uuid for gpu in after.unreachable] == ["GPU-gone"]
+    assert before.uuid in after.unreachable[0].message
+    assert node.observe() == before
 
 
-def test_a_lost_gpu_does_not_stop_the_steps_of_another(tmp_path: pathlib.Path) -> None:
-    with nvml_rig.rig(tmp_path / "state", "2xa100-sxm4-40gb") as node:
-        node.fill("1g.5gb", index=1)
-        before = node.gpus.observe()
-        node.state.lose_gpu(0)
-        after = node.gpus.execute(nvml_rig.plan_of(before, *nvml_rig.end_steps(before[1])), before)
-        assert [nvml_rig.names(gpu) for gpu in after] == [[]]
+def test_a_lost_gpu_does_not_stop_the_steps_of_another(boot: Boot) -> None:
+    node = boot("2xa100-sxm4-40gb")
+    node.fill("1g.5gb", index=1)
+    before = node.gpus.observe()
+    node.state.lose_gpu(0)
+    after = node.gpus.execute(plan_of(before, *end_steps(before[1])), before)
+    assert [names(gpu) for gpu in after] == [[]]
 
 
-def test_a_gpu_lost_in_mid_change_is_named_with_the_step_and_the_others_go_on(
-    tmp_path: pathlib.Path,
-) -> None:
-    with nvml_rig.rig(tmp_path / "state", "2xa100-sxm4-40gb") as node:
-        before = node.gpus.observe()
-        node.state.add_fault(
-            nvml_faults.Fault(function="nvmlDeviceSetMigMode", gpu=0, loses_gpu=True)
-        )
-        steps = [nvml_rig.mode_step(gpu, nvml_rig.ON) for gpu in before]
-        after = node.gpus.execute(nvml_rig.plan_of(before, *steps), before)
-        (lost,) = after.unreachable
-        assert [(gpu.index, gpu.current_mode) for gpu in after] == [(1, nvml_rig.ON)]
-        assert (lost.uuid, lost.pci_address) == (before[0].uuid, before[0].pci_address)
-        assert "cannot switch MIG mode to enabled" in lost.message
+def test_a_gpu_lost_in_mid_change_is_named_with_the_step_and_the_others_go_on(boot: Boot) -> None:
+    node = boot("2xa100-sxm4-40gb")
+    before = node.gpus.observe()
+    node.fault("nvmlDeviceSetMigMode", gpu=0, loses_gpu=True)
+    steps = [mode_step(gpu, ON) for gpu in before]
+    after = node.gpus.execute(plan_of(before, *steps), before)
+    (lost,) = after.unreachable
+    assert [(gpu.index, gpu.current_mode) for gpu in after] == [(1, ON)]
+    assert (lost.uuid, lost.pci_address) == (before[0].uuid, before[0].pci_address)
+    assert "cannot switch MIG mode to enabled" in lost.message
 
 
-def test_where_one_gpu_is_lost_and_another_fails_the_error_names_both(
-    tmp_path: pathlib.Path,
-) -> None:
-    with nvml_rig.rig(tmp_path / "state", "3xa100-sxm4-40gb") as node:
-        before = node.gpus.observe()
-        switch = "nvmlDeviceSetMigMode"
-        node.state.add_fault(nvml_faults.Fault(function=switch, gpu=0, loses_gpu=True))
-        node.state.add_fault(
-            nvml_faults.Fault(function=switch, gpu=2, code=states.Code.NO_PERMISSION, count=None)
-        )
-        with pytest.raises(errors.HardwareError) as caught:
-            node.run(*[nvml_rig.mode_step(gpu, nvml_rig.ON) for gpu in before])
-    assert caught.value.reason is errors.Reason.NO_PERMISSION
-    assert f"GPU 0 ({before[0].uuid}" in caught.value.message
-    assert "(GpuLost)" in caught.value.message
-    assert f"GPU 2 ({before[2].uuid}" in caught.value.message
-    assert before[1].uuid not in caught.value.message
+def test_where_one_gpu_is_lost_and_another_fails_the_error_names_both(boot: Boot) -> None:
+    node = boot("3xa100-sxm4-40gb")
+    before = node.gpus.observe()
+    switch = "nvmlDeviceSetMigMode"
+    node.fault(switch, gpu=0, loses_gpu=True)
+    node.fault(switch, gpu=2, code=states.Code.NO_PERMISSION, count=None)
+    error = node.refusal(*[mode_step(gpu, ON) for gpu in before])
+    assert error.reason is errors.Reason.NO_PERMISSION
+    assert f"GPU 0 ({before[0].uuid}" in error.message
+    assert "(NoPermission)" in error.message
+    assert "(GpuLost)" in error.message
+    assert f"GPU 2 ({before[2].uuid}" in error.message
+    assert before[1].uuid not in error.message
 
 
-def test_no_thread_outlives_an_execution(tmp_path: pathlib.Path) -> None:
-    with nvml_rig.rig(tmp_path / "state", "4xa100-sxm4-40gb") as node:
-        before = threading.active_count()
-        node.run(*[nvml_rig.mode_step(gpu, nvml_rig.ON) for gpu in node.gpus.observe()])
-        assert threading.active_count() == before
-
-
-def test_failures_of_several_gpus_keep_the_reason_of_each(tmp_path: pathlib.Path) -> None:
-    codes = {0: states.Code.INSUFFICIENT_RESOURCES, 1: states.Code.NO_PERMISSION}
-    with nvml_rig.rig(tmp_path / "state", "2xa100-sxm4-40gb") as node:
-        for index, code in codes.items():
-            node.enable(index)
-            fault = nvml_faults.Fault(
-                function="nvmlDeviceCreateGpuInstance*", gpu=index, code=code, count=None
-            )
-            node.state.add_fault(fault)
-        steps = [nvml_rig.gi_step(gpu, "3g.20gb") for gpu in node.gpus.observe()]
-        with pytest.raises(errors.HardwareError) as caught:
-            node.run(*steps)
-    assert "(InsufficientResources)" in caught.value.message
-    assert "(NoPermission)" in caught.value.message
+def test_no_thread_outlives_an_execution(boot: Boot) -> None:
+    node = boot("4xa100-sxm4-40gb")
+    before = threading.active_count()
+    node.run(*[mode_step(gpu, ON) for gpu in node.gpus.observe()])
+    assert threading.active_count() == before

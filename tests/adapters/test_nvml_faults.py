@@ -1,7 +1,6 @@
 """Whatever NVML answers to whatever we ask, what reaches the caller is an error of ours."""
 
 import functools
-import pathlib
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -10,8 +9,7 @@ import pytest
 
 from mig_manager import errors
 from mig_manager.adapters.nvml import library
-from testkit import nvml_faults
-from tests.adapters import nvml_rig
+from tests.adapters.nvml_rig import Boot, Rig, ci_step, everything, gi_step, names
 
 T = TypeVar("T")
 
@@ -95,50 +93,49 @@ def says_none(function: str, code: int) -> bool:
 @each_code
 @pytest.mark.parametrize("function", OBSERVING)
 def test_any_answer_while_observing_is_an_error_of_ours_or_bearable(
-    function: str, codes: tuple[int, ...], tmp_path: pathlib.Path
+    function: str, codes: tuple[int, ...], node: Rig
 ) -> None:
-    with nvml_rig.rig(tmp_path / "state") as node:
-        create = nvml_rig.gi_step(node.fill("1g.5gb"), "3g.20gb")
-        parts = (nvml_rig.ci_step(create, "1c.3g.20gb", start) for start in (0, 1))
-        node.run(create, *parts)
-        gpu = node.observe()
-        asked = node.calls(function)
-        node.gpus.observe()
-        assert node.calls(function) > asked, "the function is not used; take it off the list"
-        for code in codes:
-            node.state.add_fault(nvml_faults.Fault(function=function, code=code, count=None))
-            failure, seen = attempt(node.observe)
-            if failure is not None:
-                reason = library.from_code(code, operation="").reason
-                is_explained = (failure.code, failure.reason) == (code, reason)
-                # Borne for one profile, it may leave too little to go on with.
-                assert is_explained or failure.reason is errors.Reason.NOT_SUPPORTED
-            if seen is not None and not says_none(function, code):
-                # What is borne makes no instance disappear.
-                assert nvml_rig.names(seen) == nvml_rig.names(gpu)
-            node.state.clear_faults()
-        assert node.observe() == gpu
-        assert pynvml._nvmlLib_refcount == 0 or function == "nvmlShutdown"
+    create = gi_step(node.fill("1g.5gb"), "3g.20gb")
+    parts = (ci_step(create, "1c.3g.20gb", start) for start in (0, 1))
+    node.run(create, *parts)
+    gpu = node.observe()
+    asked = node.calls(function)
+    node.gpus.observe()
+    assert node.calls(function) > asked, "the function is not used; take it off the list"
+    for code in codes:
+        node.fault(function, code=code, count=None)
+        failure, seen = attempt(node.observe)
+        if failure is not None:
+            reason = library.from_code(code, operation="").reason
+            is_explained = (failure.code, failure.reason) == (code, reason)
+            # Borne for one profile, it may leave too little to go on with.
+            assert is_explained or failure.reason is errors.Reason.NOT_SUPPORTED
+        if seen is not None and not says_none(function, code):
+            # What is borne makes no instance disappear.
+            assert names(seen) == names(gpu)
+        node.state.clear_faults()
+    assert node.observe() == gpu
+    assert pynvml._nvmlLib_refcount == 0 or function == "nvmlShutdown"
 
 
 @each_code
 @pytest.mark.parametrize("function", CHANGING)
 def test_any_answer_while_changing_is_an_error_of_ours_or_bearable(
-    function: str, codes: tuple[int, ...], tmp_path: pathlib.Path
+    function: str, codes: tuple[int, ...], boot: Boot
 ) -> None:
-    with nvml_rig.rig(tmp_path / "state", in_use_timeout_s=0.5) as node:
-        node.gpus.execute(nvml_rig.everything(node.fill("1g.5gb", "3g.20gb")))
-        wanted = nvml_rig.names(node.observe())
-        for code in codes:
-            before = node.gpus.observe()
-            plan = nvml_rig.everything(before[0])
-            asked = node.calls(function)
-            node.state.add_fault(nvml_faults.Fault(function=function, code=code, count=None))
-            # A driver that contradicts itself may fail at another function than this.
-            failure, after = attempt(functools.partial(node.gpus.execute, plan, before))
-            node.state.clear_faults()
-            is_reported = failure is not None or (after is not None and bool(after.unreachable))
-            assert is_reported or nvml_rig.names(node.observe()) == wanted
-            assert node.calls(function) > asked, "the function is not used; take it off the list"
-            node.gpus.execute(nvml_rig.everything(node.observe()))
-            assert nvml_rig.names(node.observe()) == wanted
+    node = boot(in_use_timeout_s=0.5)
+    node.gpus.execute(everything(node.fill("1g.5gb", "3g.20gb")))
+    wanted = names(node.observe())
+    for code in codes:
+        before = node.gpus.observe()
+        plan = everything(before[0])
+        asked = node.calls(function)
+        node.fault(function, code=code, count=None)
+        # A driver that contradicts itself may fail at another function than this.
+        failure, after = attempt(functools.partial(node.gpus.execute, plan, before))
+        node.state.clear_faults()
+        is_reported = failure is not None or (after is not None and bool(after.unreachable))
+        assert is_reported or names(node.observe()) == wanted
+        assert node.calls(function) > asked, "the function is not used; take it off the list"
+        node.gpus.execute(everything(node.observe()))
+        assert names(node.observe()) == wanted

@@ -12,7 +12,8 @@ from mig_manager.core import model, steps
 from mig_manager.sandbox.driver import states
 from testkit import nvml_faults
 from tests import fakes
-from tests.adapters import nvml_rig, proc_tree
+from tests.adapters import proc_tree
+from tests.adapters.nvml_rig import Rig, ci_step, end_steps, gi_step, mode_step, plan_of
 
 UID = "8a3f6c1e-0b2d-4c5e-9f70-1a2b3c4d5e6f"
 CAP = "/dev/nvidia-caps/nvidia-cap"
@@ -26,7 +27,7 @@ def proc(tmp_path: pathlib.Path) -> proc_tree.ProcTree:
 def execute(proc: proc_tree.ProcTree, gpu: model.Gpu, *steps: steps.Step) -> None:
     """Execute steps that require idle GPUs; a driver that refuses one is asked once."""
     gpus = nvml_gpus.NvmlGpus(in_use_timeout_s=0.0, clock=fakes.FakeClock(), proc_root=proc.root)
-    plan = nvml_rig.plan_of([gpu], *steps)
+    plan = plan_of([gpu], *steps)
     gpus.execute(dataclasses.replace(plan, requires_idle=True))
 
 
@@ -35,170 +36,159 @@ def end_first(gpu: model.Gpu) -> tuple[steps.Step, ...]:
     first = gpu.gpu_instances[0].instance_id
     return tuple(
         step
-        for step in nvml_rig.end_steps(gpu)
+        for step in end_steps(gpu)
         if isinstance(step, steps.DestroyComputeInstance | steps.DestroyGpuInstance)
         and step.gpu_instance_id == first
     )
 
 
 def test_a_program_that_nvml_lists_on_a_doomed_instance_is_named(
-    tmp_path: pathlib.Path, proc: proc_tree.ProcTree
+    node: Rig, proc: proc_tree.ProcTree
 ) -> None:
-    with nvml_rig.rig(tmp_path / "state") as node:
-        gpu = node.fill("1g.5gb", "1g.5gb")
-        device = gpu.gpu_instances[0].compute_instances[0].uuid or ""
-        client = node.state.add_client(device, name="/opt/train")
-        proc.add(client.pid, "/dev/nvidia0", cgroup=f"0::/kubepods/burstable/pod{UID}/ab")
+    gpu = node.fill("1g.5gb", "1g.5gb")
+    device = gpu.gpu_instances[0].compute_instances[0].uuid or ""
+    client = node.state.add_client(device, name="/opt/train")
+    proc.add(client.pid, "/dev/nvidia0", cgroup=f"0::/kubepods/burstable/pod{UID}/ab")
 
-        with pytest.raises(errors.GpuInUseError) as caught:
-            execute(proc, gpu, *end_first(gpu))
+    with pytest.raises(errors.GpuInUseError) as caught:
+        execute(proc, gpu, *end_first(gpu))
 
-        where = f"GPU instance {gpu.gpu_instances[0].instance_id}, pod {UID}"
-        assert caught.value.message == (
-            f"GPU 0 ({gpu.uuid}) is in use by train (pid {client.pid}, {where})"
-        )
-        assert node.observe() == gpu
+    where = f"GPU instance {gpu.gpu_instances[0].instance_id}, pod {UID}"
+    assert caught.value.message == (
+        f"GPU 0 ({gpu.uuid}) is in use by train (pid {client.pid}, {where})"
+    )
+    assert node.observe() == gpu
 
 
 def test_a_program_that_only_has_the_node_of_a_doomed_instance_open_is_named(
-    tmp_path: pathlib.Path, proc: proc_tree.ProcTree
+    node: Rig, proc: proc_tree.ProcTree
 ) -> None:
-    with nvml_rig.rig(tmp_path / "state") as node:
-        gpu = node.fill("1g.5gb", "1g.5gb")
-        doomed, other = (gi.instance_id for gi in gpu.gpu_instances)
-        proc.add_capabilities(0, {f"gi{doomed}": 30, f"gi{other}": 39})
-        unit = "0::/system.slice/nvidia-dcgm.service"
-        proc.add(88, "/dev/nvidia0", f"{CAP}30", name="nv-hostengine", cgroup=unit)
-        proc.add(89, "/dev/nvidia0", f"{CAP}39", name="train")
+    gpu = node.fill("1g.5gb", "1g.5gb")
+    doomed, other = (gi.instance_id for gi in gpu.gpu_instances)
+    proc.add_capabilities(0, {f"gi{doomed}": 30, f"gi{other}": 39})
+    unit = "0::/system.slice/nvidia-dcgm.service"
+    proc.add(88, "/dev/nvidia0", f"{CAP}30", name="nv-hostengine", cgroup=unit)
+    proc.add(89, "/dev/nvidia0", f"{CAP}39", name="train")
 
-        with pytest.raises(errors.GpuInUseError) as caught:
-            execute(proc, gpu, *end_first(gpu))
+    with pytest.raises(errors.GpuInUseError) as caught:
+        execute(proc, gpu, *end_first(gpu))
 
-        assert "nv-hostengine (pid 88, GPU instance" in caught.value.message
-        assert "unit nvidia-dcgm.service" in caught.value.message
-        assert "train" not in caught.value.message
-        assert node.observe() == gpu
+    assert "nv-hostengine (pid 88, GPU instance" in caught.value.message
+    assert "unit nvidia-dcgm.service" in caught.value.message
+    assert "train" not in caught.value.message
+    assert node.observe() == gpu
 
 
 def test_programs_on_the_gpu_itself_and_on_other_instances_block_no_plan(
-    tmp_path: pathlib.Path, proc: proc_tree.ProcTree
+    node: Rig, proc: proc_tree.ProcTree
 ) -> None:
-    with nvml_rig.rig(tmp_path / "state") as node:
-        gpu = node.fill("1g.5gb", "1g.5gb")
-        device = gpu.gpu_instances[1].compute_instances[0].uuid or ""
-        node.state.add_client(device, name="/opt/train")
-        proc.add(88, "/dev/nvidiactl", "/dev/nvidia0", name="nv-hostengine")
+    gpu = node.fill("1g.5gb", "1g.5gb")
+    device = gpu.gpu_instances[1].compute_instances[0].uuid or ""
+    node.state.add_client(device, name="/opt/train")
+    proc.add(88, "/dev/nvidiactl", "/dev/nvidia0", name="nv-hostengine")
 
-        execute(proc, gpu, *end_first(gpu))
+    execute(proc, gpu, *end_first(gpu))
 
-        assert len(node.observe().gpu_instances) == 1
+    assert len(node.observe().gpu_instances) == 1
 
 
 @pytest.mark.parametrize("used", [0, 1])
 def test_of_a_gpu_instance_that_stays_only_the_doomed_compute_instance_counts(
-    tmp_path: pathlib.Path, proc: proc_tree.ProcTree, used: int
+    node: Rig, proc: proc_tree.ProcTree, used: int
 ) -> None:
-    with nvml_rig.rig(tmp_path / "state") as node:
-        create = nvml_rig.gi_step(node.enable(), "3g.20gb")
-        parts = (nvml_rig.ci_step(create, "1c.3g.20gb", start) for start in (0, 1))
-        node.run(create, *parts)
-        gpu = node.observe()
-        (instance,) = gpu.gpu_instances
-        device = instance.compute_instances[used].uuid or ""
-        node.state.add_client(device, name="/opt/train")
-        step = next(
-            step
-            for step in nvml_rig.end_steps(gpu)
-            if isinstance(step, steps.DestroyComputeInstance)
-            and step.compute_instance_id == instance.compute_instances[0].instance_id
-        )
+    create = gi_step(node.enable(), "3g.20gb")
+    parts = (ci_step(create, "1c.3g.20gb", start) for start in (0, 1))
+    node.run(create, *parts)
+    gpu = node.observe()
+    (instance,) = gpu.gpu_instances
+    device = instance.compute_instances[used].uuid or ""
+    node.state.add_client(device, name="/opt/train")
+    step = next(
+        step
+        for step in end_steps(gpu)
+        if isinstance(step, steps.DestroyComputeInstance)
+        and step.compute_instance_id == instance.compute_instances[0].instance_id
+    )
 
-        if used == 0:
-            with pytest.raises(errors.GpuInUseError, match="train"):
-                execute(proc, gpu, step)
-        else:
+    if used == 0:
+        with pytest.raises(errors.GpuInUseError, match="train"):
             execute(proc, gpu, step)
+    else:
+        execute(proc, gpu, step)
 
-        remaining = node.observe().gpu_instances[0].compute_instances
-        assert len(remaining) == (2 if used == 0 else 1)
+    remaining = node.observe().gpu_instances[0].compute_instances
+    assert len(remaining) == (2 if used == 0 else 1)
 
 
 def test_a_process_that_has_the_gpu_open_blocks_a_mode_change(
-    tmp_path: pathlib.Path, proc: proc_tree.ProcTree
+    node: Rig, proc: proc_tree.ProcTree
 ) -> None:
-    with nvml_rig.rig(tmp_path / "state") as node:
-        gpu = node.fill("1g.5gb", "1g.5gb")
-        proc.add(88, "/dev/nvidiactl", "/dev/nvidia0", name="nv-hostengine")
-        off = nvml_rig.mode_step(gpu, model.MigMode.DISABLED)
+    gpu = node.fill("1g.5gb", "1g.5gb")
+    proc.add(88, "/dev/nvidiactl", "/dev/nvidia0", name="nv-hostengine")
+    off = mode_step(gpu, model.MigMode.DISABLED)
 
-        with pytest.raises(errors.GpuInUseError, match=r"nv-hostengine \(pid 88\)"):
-            execute(proc, gpu, *nvml_rig.end_steps(gpu), off)
+    with pytest.raises(errors.GpuInUseError, match=r"nv-hostengine \(pid 88\)"):
+        execute(proc, gpu, *end_steps(gpu), off)
 
-        assert node.observe() == gpu
+    assert node.observe() == gpu
 
 
 @pytest.mark.parametrize("name", ["nvidia-persiste", "nv-fabricmanage"])
 def test_a_daemon_that_releases_the_gpu_and_our_own_processes_block_no_mode_change(
-    tmp_path: pathlib.Path, proc: proc_tree.ProcTree, name: str
+    node: Rig, proc: proc_tree.ProcTree, name: str
 ) -> None:
-    with nvml_rig.rig(tmp_path / "state") as node:
-        gpu = node.fill("1g.5gb", "1g.5gb")
-        proc.add(88, "/dev/nvidiactl", "/dev/nvidia0", name=name)
-        proc.add(os.getpid(), "/dev/nvidia0")
-        proc.add(90, "/dev/nvidia0", parent=os.getpid())
-        off = nvml_rig.mode_step(gpu, model.MigMode.DISABLED)
+    gpu = node.fill("1g.5gb", "1g.5gb")
+    proc.add(88, "/dev/nvidiactl", "/dev/nvidia0", name=name)
+    proc.add(os.getpid(), "/dev/nvidia0")
+    proc.add(90, "/dev/nvidia0", parent=os.getpid())
+    off = mode_step(gpu, model.MigMode.DISABLED)
 
-        execute(proc, gpu, *nvml_rig.end_steps(gpu), off)
+    execute(proc, gpu, *end_steps(gpu), off)
 
-        assert node.observe().current_mode is model.MigMode.DISABLED
+    assert node.observe().current_mode is model.MigMode.DISABLED
 
 
 def test_a_gpu_that_does_not_list_its_processes_is_left_to_the_driver(
-    tmp_path: pathlib.Path, proc: proc_tree.ProcTree
+    node: Rig, proc: proc_tree.ProcTree
 ) -> None:
-    with nvml_rig.rig(tmp_path / "state") as node:
-        gpu = node.fill("1g.5gb", "1g.5gb")
-        for function in ("nvmlDeviceGetComputeRunningProcesses*", "nvmlDeviceGetMinorNumber"):
-            fault = nvml_faults.Fault(function=function, code=states.Code.UNKNOWN, count=None)
-            node.state.add_fault(fault)
+    gpu = node.fill("1g.5gb", "1g.5gb")
+    for function in ("nvmlDeviceGetComputeRunningProcesses*", "nvmlDeviceGetMinorNumber"):
+        fault = nvml_faults.Fault(function=function, code=states.Code.UNKNOWN, count=None)
+        node.state.add_fault(fault)
 
-        execute(proc, gpu, *end_first(gpu))
+    execute(proc, gpu, *end_first(gpu))
 
-        assert len(node.observe().gpu_instances) == 1
+    assert len(node.observe().gpu_instances) == 1
 
 
 def test_a_plan_that_does_not_require_it_is_refused_by_the_driver_alone(
-    tmp_path: pathlib.Path, proc: proc_tree.ProcTree
+    node: Rig, proc: proc_tree.ProcTree
 ) -> None:
-    with nvml_rig.rig(tmp_path / "state") as node:
-        gpu = node.fill("1g.5gb", "1g.5gb")
-        device = gpu.gpu_instances[0].compute_instances[0].uuid or ""
-        node.state.add_client(device, name="/opt/train")
-        gpus = nvml_gpus.NvmlGpus(
-            in_use_timeout_s=0.0, clock=fakes.FakeClock(), proc_root=proc.root
-        )
+    gpu = node.fill("1g.5gb", "1g.5gb")
+    device = gpu.gpu_instances[0].compute_instances[0].uuid or ""
+    node.state.add_client(device, name="/opt/train")
+    gpus = nvml_gpus.NvmlGpus(in_use_timeout_s=0.0, clock=fakes.FakeClock(), proc_root=proc.root)
 
-        with pytest.raises(errors.HardwareError) as caught:
-            gpus.execute(nvml_rig.plan_of([gpu], *end_first(gpu)))
+    with pytest.raises(errors.HardwareError) as caught:
+        gpus.execute(plan_of([gpu], *end_first(gpu)))
 
-        assert caught.value.reason is errors.Reason.IN_USE
-        assert not isinstance(caught.value, errors.GpuInUseError)
+    assert caught.value.reason is errors.Reason.IN_USE
+    assert not isinstance(caught.value, errors.GpuInUseError)
 
 
 def test_an_instance_created_after_the_plan_was_made_is_not_taken_for_its_own(
-    tmp_path: pathlib.Path, proc: proc_tree.ProcTree
+    node: Rig, proc: proc_tree.ProcTree
 ) -> None:
-    with nvml_rig.rig(tmp_path / "state") as node:
-        create = nvml_rig.gi_step(node.enable(), "3g.20gb")
-        seen = node.observe()
-        node.run(create)
-        now = node.observe()
+    create = gi_step(node.enable(), "3g.20gb")
+    seen = node.observe()
+    node.run(create)
+    now = node.observe()
 
-        with pytest.raises(errors.StalePlanError) as caught:
-            execute(proc, seen, create, nvml_rig.ci_step(create, "3g.20gb", 0))
+    with pytest.raises(errors.StalePlanError) as caught:
+        execute(proc, seen, create, ci_step(create, "3g.20gb", 0))
 
-        assert caught.value.message == (
-            f"GPU 0 ({seen.uuid}) has 3g.20gb at {create.placement} already"
-        )
-        assert caught.value.reason is errors.Reason.VERIFY_FAILED
-        assert node.observe() == now
+    assert caught.value.message == (
+        f"GPU 0 ({seen.uuid}) has 3g.20gb at {create.placement} already"
+    )
+    assert caught.value.reason is errors.Reason.VERIFY_FAILED
+    assert node.observe() == now

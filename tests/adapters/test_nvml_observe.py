@@ -18,6 +18,7 @@ from mig_manager.sandbox.driver import library as simulated
 from mig_manager.sandbox.driver import states
 from testkit import nvml_faults
 from tests.adapters import nvml_rig
+from tests.adapters.nvml_rig import OFF, ON, Boot, Rig, ci_step, end_steps, gi_step
 
 PRODUCTS = [
     pytest.param(product, id=product.key)
@@ -28,11 +29,9 @@ CAPABLE = [param for param in PRODUCTS if param.values[0].is_mig_capable]  # typ
 
 
 @pytest.mark.parametrize("product", PRODUCTS)
-def test_every_product_is_observed_as_it_is(
-    product: hardware.Product, tmp_path: pathlib.Path
-) -> None:
-    with nvml_rig.rig(tmp_path / "state", product.key) as node:
-        gpu = node.observe()
+def test_every_product_is_observed_as_it_is(product: hardware.Product, boot: Boot) -> None:
+    node = boot(product.key)
+    gpu = node.observe()
     wanted = hardware.template(product)
     # What an idle GPU has by its model; the rest is its own.
     shared = {
@@ -49,102 +48,96 @@ def test_every_product_is_observed_as_it_is(
 
 @pytest.mark.parametrize("product", CAPABLE)
 def test_every_profile_of_a_product_can_be_made_and_is_seen_with_its_name(
-    product: hardware.Product, tmp_path: pathlib.Path
+    product: hardware.Product, boot: Boot
 ) -> None:
-    with nvml_rig.rig(tmp_path / "state", product.key) as node:
-        empty = node.enable()
-        for row in empty.profiles or ():
-            gpu = node.fill(str(row.profile))
-            (instance,) = gpu.gpu_instances
-            assert instance.profile == row.profile
-            assert instance.profile_id == row.profile_id
-            (compute,) = instance.compute_instances
-            assert compute.profile == row.profile
-            assert gpu.mig_uuids == (compute.uuid,)
-            assert (compute.uuid or "").startswith("MIG-")
-            node.run(*nvml_rig.end_steps(gpu))
-        assert node.observe() == empty
+    node = boot(product.key)
+    empty = node.enable()
+    for row in empty.profiles or ():
+        gpu = node.fill(str(row.profile))
+        (instance,) = gpu.gpu_instances
+        assert instance.profile == row.profile
+        assert instance.profile_id == row.profile_id
+        (compute,) = instance.compute_instances
+        assert compute.profile == row.profile
+        assert gpu.mig_uuids == (compute.uuid,)
+        assert (compute.uuid or "").startswith("MIG-")
+        node.run(*end_steps(gpu))
+    assert node.observe() == empty
 
 
-def test_a_gpu_without_mig_has_no_mode_and_no_profiles(tmp_path: pathlib.Path) -> None:
-    with nvml_rig.rig(tmp_path / "state", "t4") as node:
-        gpu = node.observe()
+def test_a_gpu_without_mig_has_no_mode_and_no_profiles(boot: Boot) -> None:
+    node = boot("t4")
+    gpu = node.observe()
     assert not gpu.is_mig_capable
     assert gpu.pending_mode is None
     assert gpu.profiles == ()
     assert not gpu.mode_change_needs_reset
 
 
-def test_gpus_come_in_the_order_of_their_indices(tmp_path: pathlib.Path) -> None:
-    with nvml_rig.rig(tmp_path / "state", "2xa100-sxm4-40gb+t4+h100-sxm5-80gb") as node:
-        gpus = node.gpus.observe()
+def test_gpus_come_in_the_order_of_their_indices(boot: Boot) -> None:
+    node = boot("2xa100-sxm4-40gb+t4+h100-sxm5-80gb")
+    gpus = node.gpus.observe()
     assert [gpu.index for gpu in gpus] == [0, 1, 2, 3]
     assert [gpu.architecture.value for gpu in gpus] == ["ampere", "ampere", "other", "hopper"]
     assert [gpu.mode_change_needs_reset for gpu in gpus] == [True, True, False, False]
 
 
 def test_a_driver_that_reports_no_profiles_while_mig_is_off_is_asked_once_it_is_on(
-    tmp_path: pathlib.Path,
+    boot: Boot,
 ) -> None:
     options = states.Options(reports_profiles_while_mig_off=False)
-    with nvml_rig.rig(tmp_path / "state", options=options) as node:
-        assert node.observe().profiles is None
-        assert len(node.enable().profiles or ()) == len(hardware.find("a100").profiles)
+    node = boot(options=options)
+    assert node.observe().profiles is None
+    assert len(node.enable().profiles or ()) == len(hardware.find("a100").profiles)
 
 
-def test_a_library_that_knows_fewer_profiles_reports_those_it_knows(
-    tmp_path: pathlib.Path,
-) -> None:
-    with nvml_rig.rig(tmp_path / "state", options=states.Options(profile_enum_count=9)) as node:
-        reported = node.observe().profiles or ()
+def test_a_library_that_knows_fewer_profiles_reports_those_it_knows(boot: Boot) -> None:
+    node = boot(options=states.Options(profile_enum_count=9))
+    reported = node.observe().profiles or ()
     assert {row.enum_index for row in reported} == {0, 1, 2, 3, 4, 7}
 
 
 @pytest.mark.parametrize("spec", ["a100-sxm4-40gb", "h100-sxm5-80gb"])
 def test_an_old_library_leaves_the_need_for_a_reset_to_the_architecture(
-    spec: str, tmp_path: pathlib.Path
+    spec: str, boot: Boot
 ) -> None:
     options = states.Options(absent_functions=("nvmlDeviceGetFieldValues",))
-    with nvml_rig.rig(tmp_path / "state", spec, options=options) as node:
-        gpu = node.observe()
+    node = boot(spec, options=options)
+    gpu = node.observe()
     assert gpu.mode_change_needs_reset is (gpu.architecture is model.Architecture.AMPERE)
 
 
 @pytest.mark.parametrize("name", ["NONE", "PASSTHROUGH", "VGPU"])
-def test_it_is_seen_how_a_machine_has_its_gpu(name: str, tmp_path: pathlib.Path) -> None:
+def test_it_is_seen_how_a_machine_has_its_gpu(name: str, boot: Boot) -> None:
     options = states.Options(virtualization=states.Virtualization[name])
-    with nvml_rig.rig(tmp_path / "state", options=options) as node:
-        assert node.observe().virtualization is model.Virtualization[name]
+    node = boot(options=options)
+    assert node.observe().virtualization is model.Virtualization[name]
 
 
-def test_a_library_without_the_virtualization_query_is_no_failure(
-    tmp_path: pathlib.Path,
-) -> None:
+def test_a_library_without_the_virtualization_query_is_no_failure(boot: Boot) -> None:
     options = states.Options(
         virtualization=states.Virtualization.PASSTHROUGH,
         absent_functions=("nvmlDeviceGetVirtualizationMode",),
     )
-    with nvml_rig.rig(tmp_path / "state", options=options) as node:
-        assert node.observe().virtualization is model.Virtualization.NONE
+    node = boot(options=options)
+    assert node.observe().virtualization is model.Virtualization.NONE
 
 
-def test_a_gpu_instance_without_compute_instance_is_seen(tmp_path: pathlib.Path) -> None:
-    with nvml_rig.rig(tmp_path / "state") as node:
-        node.run(nvml_rig.gi_step(node.enable(), "2g.10gb", 4))
-        gpu = node.observe()
+def test_a_gpu_instance_without_compute_instance_is_seen(node: Rig) -> None:
+    node.run(gi_step(node.enable(), "2g.10gb", 4))
+    gpu = node.observe()
     assert nvml_rig.names(gpu) == ["[2g.10gb@4:2]"]
     assert gpu.mig_uuids == ()
 
 
-def test_parts_of_a_gpu_instance_are_named_and_placed_as_parts(tmp_path: pathlib.Path) -> None:
-    with nvml_rig.rig(tmp_path / "state") as node:
-        whole = nvml_rig.gi_step(node.enable(), "3g.20gb", 4)
-        node.run(
-            whole,
-            nvml_rig.ci_step(whole, "1c.3g.20gb", 2),
-            nvml_rig.ci_step(whole, "2c.3g.20gb", 0),
-        )
-        (instance,) = node.observe().gpu_instances
+def test_parts_of_a_gpu_instance_are_named_and_placed_as_parts(node: Rig) -> None:
+    whole = gi_step(node.enable(), "3g.20gb", 4)
+    node.run(
+        whole,
+        ci_step(whole, "1c.3g.20gb", 2),
+        ci_step(whole, "2c.3g.20gb", 0),
+    )
+    (instance,) = node.observe().gpu_instances
     assert {(str(ci.profile), str(ci.placement)) for ci in instance.compute_instances} == {
         ("1c.3g.20gb", "2:1"),
         ("2c.3g.20gb", "0:2"),
@@ -152,98 +145,86 @@ def test_parts_of_a_gpu_instance_are_named_and_placed_as_parts(tmp_path: pathlib
     assert len({ci.uuid for ci in instance.compute_instances}) == 2
 
 
-def test_every_mig_device_is_found_behind_a_gap_in_the_indices(tmp_path: pathlib.Path) -> None:
-    with nvml_rig.rig(tmp_path / "state") as node:
-        before = node.fill(*["1g.5gb"] * 4)
-        first, second = nvml_rig.end_steps(before)[:2]
-        node.run(first, second)
-        after = node.observe()
+def test_every_mig_device_is_found_behind_a_gap_in_the_indices(node: Rig) -> None:
+    before = node.fill(*["1g.5gb"] * 4)
+    first, second = end_steps(before)[:2]
+    node.run(first, second)
+    after = node.observe()
     assert len(after.mig_uuids) == 3
     assert set(after.mig_uuids) < set(before.mig_uuids)
 
 
-def test_instances_come_in_the_order_of_their_placements_whatever_their_ids(
-    tmp_path: pathlib.Path,
-) -> None:
+def test_instances_come_in_the_order_of_their_placements_whatever_their_ids(boot: Boot) -> None:
     options = states.Options(swapped_gpus=(0,))
-    with nvml_rig.rig(tmp_path / "state", options=options) as node:
-        gpu = node.fill(*["1g.5gb"] * 7)
+    node = boot(options=options)
+    gpu = node.fill(*["1g.5gb"] * 7)
     ids = [instance.instance_id for instance in gpu.gpu_instances]
     assert ids != sorted(ids)
     assert [instance.placement.start for instance in gpu.gpu_instances] == list(range(7))
 
 
-def test_a_mode_that_waits_for_a_reset_is_reported(tmp_path: pathlib.Path) -> None:
-    with nvml_rig.rig(tmp_path / "state", in_use_timeout_s=0.0) as node:
-        gpu = node.observe()
-        node.state.add_client(gpu.uuid, name="dcgm", kind=states.ClientKind.MONITOR)
-        with pytest.raises(errors.HardwareError):
-            node.enable()
-        gpu = node.observe()
-    assert (gpu.current_mode, gpu.pending_mode) == (nvml_rig.OFF, nvml_rig.ON)
+def test_a_mode_that_waits_for_a_reset_is_reported(boot: Boot) -> None:
+    node = boot(in_use_timeout_s=0.0)
+    gpu = node.observe()
+    node.state.add_client(gpu.uuid, name="dcgm", kind=states.ClientKind.MONITOR)
+    with pytest.raises(errors.HardwareError):
+        node.enable()
+    gpu = node.observe()
+    assert (gpu.current_mode, gpu.pending_mode) == (OFF, ON)
 
 
-def test_the_unprivileged_see_no_profiles_while_mig_is_off(tmp_path: pathlib.Path) -> None:
-    with nvml_rig.rig(tmp_path / "state", options=states.Options(permitted=False)) as node:
-        gpu = node.observe()
+def test_the_unprivileged_see_no_profiles_while_mig_is_off(boot: Boot) -> None:
+    node = boot(options=states.Options(permitted=False))
+    gpu = node.observe()
     assert gpu.profiles is None
-    assert gpu.current_mode is nvml_rig.OFF
+    assert gpu.current_mode is OFF
 
 
 @pytest.mark.parametrize(
     ("spec", "index"), [("a100-sxm4-40gb", 0), ("2xa100-sxm4-40gb", 1)], ids=["alone", "beside"]
 )
 def test_instances_that_may_not_be_listed_are_an_error_and_never_none(
-    tmp_path: pathlib.Path, spec: str, index: int
+    boot: Boot, spec: str, index: int
 ) -> None:
-    with nvml_rig.rig(tmp_path / "state", spec) as node:
-        node.fill("1g.5gb", index=index)
-        node.state.set_options(states.Options(permitted=False))
-        with pytest.raises(errors.HardwareError) as caught:
-            node.gpus.observe()
+    node = boot(spec)
+    node.fill("1g.5gb", index=index)
+    node.state.set_options(states.Options(permitted=False))
+    with pytest.raises(errors.HardwareError) as caught:
+        node.gpus.observe()
     assert caught.value.reason is errors.Reason.NO_PERMISSION
     assert caught.value.gpu.startswith(f"GPU {index} (GPU-")
 
 
-def test_lasting_facts_are_asked_once_however_many_instances_there_are(
-    tmp_path: pathlib.Path,
-) -> None:
-    with nvml_rig.rig(tmp_path / "state") as node:
-        node.fill(*["1g.5gb"] * 7)
-        asked = (
-            "nvmlDeviceGetMemoryInfo",
-            "nvmlDeviceGetGpuInstanceProfileInfo",
-            "nvmlGpuInstanceGetComputeInstanceProfileInfo",
-            "nvmlDeviceGetMigMode",
-        )
-        before = {function: node.calls(function) for function in asked}
-        node.gpus.observe()
-        added = {function: node.calls(function) - before[function] for function in asked}
+def test_lasting_facts_are_asked_once_however_many_instances_there_are(node: Rig) -> None:
+    node.fill(*["1g.5gb"] * 7)
+    asked = (
+        "nvmlDeviceGetMemoryInfo",
+        "nvmlDeviceGetGpuInstanceProfileInfo",
+        "nvmlGpuInstanceGetComputeInstanceProfileInfo",
+        "nvmlDeviceGetMigMode",
+    )
+    before = {function: node.calls(function) for function in asked}
+    node.gpus.observe()
+    added = {function: node.calls(function) - before[function] for function in asked}
     assert added["nvmlDeviceGetMemoryInfo"] == 1
     assert added["nvmlDeviceGetMigMode"] == 1
     assert added["nvmlDeviceGetGpuInstanceProfileInfo"] <= 32
     assert added["nvmlGpuInstanceGetComputeInstanceProfileInfo"] <= 16
 
 
-def test_no_session_outlives_an_observation(tmp_path: pathlib.Path) -> None:
-    with nvml_rig.rig(tmp_path / "state") as node:
+def test_no_session_outlives_an_observation(node: Rig) -> None:
+    node.gpus.observe()
+    node.fault("nvmlDeviceGetMigMode", code=states.Code.GPU_IS_LOST)
+    with pytest.raises(errors.HardwareError):
         node.gpus.observe()
-        node.state.add_fault(
-            nvml_faults.Fault(function="nvmlDeviceGetMigMode", code=states.Code.GPU_IS_LOST)
-        )
-        with pytest.raises(errors.HardwareError):
-            node.gpus.observe()
-        assert node.calls("nvmlInitWithFlags") == node.calls("nvmlShutdown") == 2
+    assert node.calls("nvmlInitWithFlags") == node.calls("nvmlShutdown") == 2
 
 
-def test_an_error_names_the_gpu_the_function_and_the_answer(tmp_path: pathlib.Path) -> None:
-    with nvml_rig.rig(tmp_path / "state") as node:
-        uuid = node.observe().uuid
-        node.state.add_fault(
-            nvml_faults.Fault(function="nvmlDeviceGetMigMode", code=states.Code.GPU_IS_LOST)
-        )
-        with pytest.raises(errors.HardwareError) as caught:
-            node.gpus.observe()
+def test_an_error_names_the_gpu_the_function_and_the_answer(node: Rig) -> None:
+    uuid = node.observe().uuid
+    node.fault("nvmlDeviceGetMigMode", code=states.Code.GPU_IS_LOST)
+    with pytest.raises(errors.HardwareError) as caught:
+        node.gpus.observe()
     assert caught.value.message == (f"GPU 0 ({uuid}): nvmlDeviceGetMigMode answered 'GPU is lost'")
     assert caught.value.reason is errors.Reason.GPU_LOST
     assert caught.value.gpu == f"GPU 0 ({uuid})"
@@ -255,68 +236,58 @@ def test_an_error_names_the_gpu_the_function_and_the_answer(tmp_path: pathlib.Pa
     [states.Code.GPU_IS_LOST, states.Code.UNKNOWN, states.Code.RESET_REQUIRED],
 )
 def test_one_gpu_that_answers_an_error_does_not_hide_the_others(
-    code: states.Code, tmp_path: pathlib.Path
+    code: states.Code, boot: Boot
 ) -> None:
-    with nvml_rig.rig(tmp_path / "state", "3xa100-sxm4-40gb") as node:
-        uuid = node.observe(1).uuid
-        node.state.add_fault(
-            nvml_faults.Fault(function="nvmlDeviceGetMigMode", gpu=1, code=code, count=None)
-        )
-        seen = node.gpus.observe()
+    node = boot("3xa100-sxm4-40gb")
+    uuid = node.observe(1).uuid
+    node.fault("nvmlDeviceGetMigMode", gpu=1, code=code, count=None)
+    seen = node.gpus.observe()
     assert [gpu.index for gpu in seen] == [0, 2]
     (unreachable,) = seen.unreachable
     assert (unreachable.index, unreachable.uuid, unreachable.code) == (1, uuid, code)
     assert "nvmlDeviceGetMigMode" in unreachable.message
 
 
-def test_a_gpu_off_the_bus_is_counted_and_unreachable(tmp_path: pathlib.Path) -> None:
-    with nvml_rig.rig(tmp_path / "state", "2xa100-sxm4-40gb") as node:
-        node.state.lose_gpu(0)
-        seen = node.gpus.observe()
+def test_a_gpu_off_the_bus_is_counted_and_unreachable(boot: Boot) -> None:
+    node = boot("2xa100-sxm4-40gb")
+    node.state.lose_gpu(0)
+    seen = node.gpus.observe()
     assert [gpu.index for gpu in seen] == [1]
     assert [(gpu.index, gpu.reason) for gpu in seen.unreachable] == [(0, errors.Reason.GPU_LOST)]
 
 
-def test_every_gpu_unreachable_is_an_error_that_names_each(tmp_path: pathlib.Path) -> None:
-    with nvml_rig.rig(tmp_path / "state", "2xa100-sxm4-40gb") as node:
-        node.state.lose_gpu(0)
-        node.state.lose_gpu(1)
-        with pytest.raises(errors.HardwareError, match=r"GPU 0.*GPU 1") as caught:
-            node.gpus.observe()
+def test_every_gpu_unreachable_is_an_error_that_names_each(boot: Boot) -> None:
+    node = boot("2xa100-sxm4-40gb")
+    node.state.lose_gpu(0)
+    node.state.lose_gpu(1)
+    with pytest.raises(errors.HardwareError, match=r"GPU 0.*GPU 1") as caught:
+        node.gpus.observe()
     assert caught.value.reason is errors.Reason.GPU_LOST
     assert caught.value.reason.is_transient
 
 
-def test_a_driver_that_is_not_loaded_is_reported_as_such(tmp_path: pathlib.Path) -> None:
-    with nvml_rig.rig(tmp_path / "state") as node:
-        node.state.add_fault(
-            nvml_faults.Fault(function="nvmlInit*", code=states.Code.DRIVER_NOT_LOADED, count=None)
-        )
-        with pytest.raises(errors.HardwareError) as caught:
-            node.gpus.observe()
+def test_a_driver_that_is_not_loaded_is_reported_as_such(node: Rig) -> None:
+    node.fault("nvmlInit*", code=states.Code.DRIVER_NOT_LOADED, count=None)
+    with pytest.raises(errors.HardwareError) as caught:
+        node.gpus.observe()
     assert caught.value.reason is errors.Reason.DRIVER_NOT_LOADED
 
 
-def test_a_gpu_that_shares_the_memory_of_its_host_is_observed(tmp_path: pathlib.Path) -> None:
-    with nvml_rig.rig(tmp_path / "state", "t4") as node:
-        node.state.add_fault(
-            nvml_faults.Fault(function="nvmlDeviceGetMemoryInfo", code=states.Code.NOT_SUPPORTED)
-        )
-        assert node.observe().memory_mib == 0
+def test_a_gpu_that_shares_the_memory_of_its_host_is_observed(boot: Boot) -> None:
+    node = boot("t4")
+    node.fault("nvmlDeviceGetMemoryInfo", code=states.Code.NOT_SUPPORTED)
+    assert node.observe().memory_mib == 0
 
 
-def test_profiles_that_cannot_be_named_are_an_error(tmp_path: pathlib.Path) -> None:
-    with nvml_rig.rig(tmp_path / "state") as node:
-        node.state.add_fault(
-            nvml_faults.Fault(function="nvmlDeviceGetMemoryInfo", code=states.Code.NOT_SUPPORTED)
-        )
-        with pytest.raises(errors.HardwareError, match="no memory size") as caught:
-            node.observe()
+def test_profiles_that_cannot_be_named_are_an_error(node: Rig) -> None:
+    node.fault("nvmlDeviceGetMemoryInfo", code=states.Code.NOT_SUPPORTED)
+    with pytest.raises(errors.HardwareError, match="no memory size") as caught:
+        node.observe()
     assert caught.value.reason is errors.Reason.NOT_SUPPORTED
 
 
 def test_a_gpu_without_memory_of_its_own_gets_its_layout(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+    boot: Boot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = pynvml.nvmlDeviceGetGpuInstanceProfileInfo
 
@@ -328,29 +299,17 @@ def test_a_gpu_without_memory_of_its_own_gets_its_layout(
     monkeypatch.setattr(
         pynvml, "nvmlDeviceGetGpuInstanceProfileInfo", nvmlDeviceGetGpuInstanceProfileInfo
     )
-    with nvml_rig.rig(tmp_path / "state", "a30") as node:
-        node.state.add_fault(
-            nvml_faults.Fault(
-                function="nvmlDeviceGetMemoryInfo", count=None, code=states.Code.NOT_SUPPORTED
-            )
-        )
-        names = sorted(str(row.profile) for row in node.observe().profiles or ())
-        assert names == ["1g.0gb", "1g.0gb+me", "2g.0gb", "2g.0gb+me", "4g.0gb"]
-        gpu = node.fill("2g.0gb", "1g.0gb")
-        assert nvml_rig.names(gpu) == ["2g.0gb@0:2", "1g.0gb@2:1"]
+    node = boot("a30")
+    node.fault("nvmlDeviceGetMemoryInfo", count=None, code=states.Code.NOT_SUPPORTED)
+    names = sorted(str(row.profile) for row in node.observe().profiles or ())
+    assert names == ["1g.0gb", "1g.0gb+me", "2g.0gb", "2g.0gb+me", "4g.0gb"]
+    gpu = node.fill("2g.0gb", "1g.0gb")
+    assert nvml_rig.names(gpu) == ["2g.0gb@0:2", "1g.0gb@2:1"]
 
 
-def test_a_driver_without_placements_while_mig_is_off_reports_no_profiles(
-    tmp_path: pathlib.Path,
-) -> None:
-    with nvml_rig.rig(tmp_path / "state") as node:
-        node.state.add_fault(
-            nvml_faults.Fault(
-                function="nvmlDeviceGetGpuInstancePossiblePlacements*",
-                code=states.Code.NOT_SUPPORTED,
-            )
-        )
-        assert node.observe().profiles is None
+def test_a_driver_without_placements_while_mig_is_off_reports_no_profiles(node: Rig) -> None:
+    node.fault("nvmlDeviceGetGpuInstancePossiblePlacements*", code=states.Code.NOT_SUPPORTED)
+    assert node.observe().profiles is None
 
 
 def test_a_profile_newer_than_this_version_is_seen_under_a_name_of_its_own() -> None:

@@ -10,9 +10,9 @@ from mig_manager.adapters.nvml import gpus as nvml_gpus
 from mig_manager.adapters.nvml import library
 from mig_manager.core import steps
 from mig_manager.sandbox.driver import states
-from testkit import nvml_faults
 from tests import fakes
-from tests.adapters import nvml_rig, proc_tree
+from tests.adapters import proc_tree
+from tests.adapters.nvml_rig import ON, Boot, Rig, end_steps, mode_step, plan_of
 
 UID = "8a3f6c1e-0b2d-4c5e-9f70-1a2b3c4d5e6f"
 CAP = "/dev/nvidia-caps/nvidia-cap"
@@ -37,67 +37,64 @@ def refusal(proc: proc_tree.ProcTree, plan: steps.Plan, *, driver_root: str = ""
     return caught.value.message.partition("In use by another client'; ")[2]
 
 
-def switching(node: nvml_rig.Rig, index: int = 0) -> steps.Plan:
+def switching(node: Rig, index: int = 0) -> steps.Plan:
     gpu = node.observe(index)
-    return nvml_rig.plan_of([gpu], nvml_rig.mode_step(gpu, nvml_rig.ON))
+    return plan_of([gpu], mode_step(gpu, ON))
 
 
 def test_a_monitor_that_nvml_does_not_list_is_named_by_its_open_files(
-    tmp_path: pathlib.Path, proc: proc_tree.ProcTree
+    boot: Boot, proc: proc_tree.ProcTree
 ) -> None:
-    with nvml_rig.rig(tmp_path / "state", "2xa100-sxm4-40gb") as node:
-        node.state.add_client(
-            node.observe(1).uuid, name="dcgm", kind=states.ClientKind.MONITOR, pid=88
-        )
-        proc.add(
-            *(88, "/dev/nvidiactl", "/dev/nvidia1"),
-            name="nv-hostengine",
-            cgroup="0::/system.slice/nvidia-dcgm.service",
-        )
-        proc.add(89, "/dev/nvidiactl", "/dev/nvidia0")
-        assert refusal(proc, switching(node, 1)) == (
-            "NVML lists no process that uses it; "
-            "open in nv-hostengine (pid 88, unit nvidia-dcgm.service), "
-            "and maybe in others that cannot be seen from here"
-        )
+    node = boot("2xa100-sxm4-40gb")
+    node.state.add_client(
+        node.observe(1).uuid, name="dcgm", kind=states.ClientKind.MONITOR, pid=88
+    )
+    proc.add(
+        *(88, "/dev/nvidiactl", "/dev/nvidia1"),
+        name="nv-hostengine",
+        cgroup="0::/system.slice/nvidia-dcgm.service",
+    )
+    proc.add(89, "/dev/nvidiactl", "/dev/nvidia0")
+    assert refusal(proc, switching(node, 1)) == (
+        "NVML lists no process that uses it; "
+        "open in nv-hostengine (pid 88, unit nvidia-dcgm.service), "
+        "and maybe in others that cannot be seen from here"
+    )
 
 
 def test_a_process_that_nvml_lists_is_named_once_and_with_its_pod(
-    tmp_path: pathlib.Path, proc: proc_tree.ProcTree
+    node: Rig, proc: proc_tree.ProcTree
 ) -> None:
-    with nvml_rig.rig(tmp_path / "state") as node:
-        node.state.add_client(node.observe().uuid, name="python3", pid=4711)
-        proc.add(4711, "/dev/nvidia0", cgroup=f"0::/kubepods/burstable/pod{UID}/1f")
-        assert refusal(proc, switching(node)) == f"in use by python3 (pid 4711, pod {UID})"
+    node.state.add_client(node.observe().uuid, name="python3", pid=4711)
+    proc.add(4711, "/dev/nvidia0", cgroup=f"0::/kubepods/burstable/pod{UID}/1f")
+    assert refusal(proc, switching(node)) == f"in use by python3 (pid 4711, pod {UID})"
 
 
 def test_pids_without_a_proc_entry_are_named_as_nvml_knows_them(
-    tmp_path: pathlib.Path, proc: proc_tree.ProcTree
+    node: Rig, proc: proc_tree.ProcTree
 ) -> None:
-    with nvml_rig.rig(tmp_path / "state") as node:
-        node.state.add_client(node.observe().uuid, name="python3", pid=4711)
-        assert refusal(proc, switching(node)) == "in use by python3 (pid 4711)"
+    node.state.add_client(node.observe().uuid, name="python3", pid=4711)
+    assert refusal(proc, switching(node)) == "in use by python3 (pid 4711)"
 
 
 def test_a_process_on_another_instance_of_the_gpu_is_not_named(
-    tmp_path: pathlib.Path, proc: proc_tree.ProcTree
+    node: Rig, proc: proc_tree.ProcTree
 ) -> None:
-    with nvml_rig.rig(tmp_path / "state") as node:
-        gpu = node.fill("1g.5gb", "1g.5gb")
-        busy, other = gpu.gpu_instances
-        (uuid,) = (ci.uuid for ci in busy.compute_instances)
-        assert uuid is not None
-        node.state.add_client(uuid, name="python3", pid=4711)
-        caps = {
-            f"gi{busy.instance_id}/ci0": 31,
-            f"gi{busy.instance_id}": 30,
-            f"gi{other.instance_id}": 40,
-        }
-        proc.add_capabilities(0, caps)
-        proc.add(50, "/dev/nvidia0", f"{CAP}30", f"{CAP}31", name="sidecar")
-        proc.add(51, "/dev/nvidia0", f"{CAP}40", name="neighbour")
-        proc.add(52, "/dev/nvidia0", name="nv-hostengine")
-        message = refusal(proc, nvml_rig.plan_of([gpu], *nvml_rig.end_steps(gpu)))
+    gpu = node.fill("1g.5gb", "1g.5gb")
+    busy, other = gpu.gpu_instances
+    (uuid,) = (ci.uuid for ci in busy.compute_instances)
+    assert uuid is not None
+    node.state.add_client(uuid, name="python3", pid=4711)
+    caps = {
+        f"gi{busy.instance_id}/ci0": 31,
+        f"gi{busy.instance_id}": 30,
+        f"gi{other.instance_id}": 40,
+    }
+    proc.add_capabilities(0, caps)
+    proc.add(50, "/dev/nvidia0", f"{CAP}30", f"{CAP}31", name="sidecar")
+    proc.add(51, "/dev/nvidia0", f"{CAP}40", name="neighbour")
+    proc.add(52, "/dev/nvidia0", name="nv-hostengine")
+    message = refusal(proc, plan_of([gpu], *end_steps(gpu)))
     assert message == (
         f"in use by python3 (pid 4711 in GPU instance {busy.instance_id}); "
         "open in sidecar (pid 50), nv-hostengine (pid 52), "
@@ -106,63 +103,53 @@ def test_a_process_on_another_instance_of_the_gpu_is_not_named(
 
 
 def test_a_process_that_uses_an_instance_is_named_by_the_hosts_capability_files(
-    tmp_path: pathlib.Path, proc: proc_tree.ProcTree, monkeypatch: pytest.MonkeyPatch
+    tmp_path: pathlib.Path,
+    node: Rig,
+    proc: proc_tree.ProcTree,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # The simulated library is loaded.
     monkeypatch.setattr(library, "find", lambda _roots: None)
-    with nvml_rig.rig(tmp_path / "state") as node:
-        gpu = node.fill("1g.5gb")
-        (instance,) = gpu.gpu_instances
-        node.state.add_client(
-            gpu.mig_uuids[0], name="dcgm", kind=states.ClientKind.MONITOR, pid=88
-        )
-        proc.add(88, f"{CAP}165", name="nv-hostengine")
-        # The tmpfs of the legacy runtime hook.
-        (proc.root / "driver/nvidia").mkdir(parents=True)
-        (tmp_path / "host").mkdir()
-        host = proc_tree.ProcTree(tmp_path / "host/proc")
-        host.add_capabilities(0, {f"gi{instance.instance_id}": 165})
-        message = refusal(
-            proc,
-            nvml_rig.plan_of([gpu], *nvml_rig.end_steps(gpu)),
-            driver_root=str(tmp_path / "host"),
-        )
+    gpu = node.fill("1g.5gb")
+    (instance,) = gpu.gpu_instances
+    node.state.add_client(gpu.mig_uuids[0], name="dcgm", kind=states.ClientKind.MONITOR, pid=88)
+    proc.add(88, f"{CAP}165", name="nv-hostengine")
+    # The tmpfs of the legacy runtime hook.
+    (proc.root / "driver/nvidia").mkdir(parents=True)
+    (tmp_path / "host").mkdir()
+    host = proc_tree.ProcTree(tmp_path / "host/proc")
+    host.add_capabilities(0, {f"gi{instance.instance_id}": 165})
+    message = refusal(
+        proc,
+        plan_of([gpu], *end_steps(gpu)),
+        driver_root=str(tmp_path / "host"),
+    )
     assert "open in nv-hostengine (pid 88)" in message
 
 
-def test_the_agent_and_its_children_are_not_named(
-    tmp_path: pathlib.Path, proc: proc_tree.ProcTree
-) -> None:
-    with nvml_rig.rig(tmp_path / "state") as node:
-        node.state.add_client(node.observe().uuid, name="dcgm", kind=states.ClientKind.MONITOR)
-        proc.add(os.getppid(), "/dev/nvidia0", name="agent")
-        proc.add(os.getpid(), "/dev/nvidia0", name="worker", parent=os.getppid())
-        proc.add(7_000_001, "/dev/nvidia0", name="listener", parent=os.getppid())
-        assert refusal(proc, switching(node)) == (
-            "NVML lists no process that uses it; a monitor may"
-        )
+def test_the_agent_and_its_children_are_not_named(node: Rig, proc: proc_tree.ProcTree) -> None:
+    node.state.add_client(node.observe().uuid, name="dcgm", kind=states.ClientKind.MONITOR)
+    proc.add(os.getppid(), "/dev/nvidia0", name="agent")
+    proc.add(os.getpid(), "/dev/nvidia0", name="worker", parent=os.getppid())
+    proc.add(7_000_001, "/dev/nvidia0", name="listener", parent=os.getppid())
+    assert refusal(proc, switching(node)) == ("NVML lists no process that uses it; a monitor may")
 
 
 def test_without_a_device_number_only_processes_that_nvml_lists_are_named(
-    tmp_path: pathlib.Path, proc: proc_tree.ProcTree
+    node: Rig, proc: proc_tree.ProcTree
 ) -> None:
-    with nvml_rig.rig(tmp_path / "state") as node:
-        node.state.add_client(node.observe().uuid, name="python3", pid=4711)
-        proc.add(88, "/dev/nvidia0")
-        plan = switching(node)
-        node.state.add_fault(
-            nvml_faults.Fault(
-                function="nvmlDeviceGetMinorNumber", code=states.Code.NOT_SUPPORTED, count=None
-            )
-        )
-        assert refusal(proc, plan) == "in use by python3 (pid 4711)"
+    node.state.add_client(node.observe().uuid, name="python3", pid=4711)
+    proc.add(88, "/dev/nvidia0")
+    plan = switching(node)
+    node.fault("nvmlDeviceGetMinorNumber", code=states.Code.NOT_SUPPORTED, count=None)
+    assert refusal(proc, plan) == "in use by python3 (pid 4711)"
 
 
 def test_the_device_node_is_asked_for_only_where_processes_are_looked_for(
-    tmp_path: pathlib.Path, proc: proc_tree.ProcTree
+    boot: Boot, proc: proc_tree.ProcTree
 ) -> None:
-    with nvml_rig.rig(tmp_path / "state", "2xa100-sxm4-40gb") as node:
-        node.gpus.observe()
-        assert node.calls("nvmlDeviceGetMinorNumber") == 0
-        nvml_gpus.NvmlGpus(clock=fakes.FakeClock(), proc_root=proc.root).observe()
-        assert node.calls("nvmlDeviceGetMinorNumber") == 2
+    node = boot("2xa100-sxm4-40gb")
+    node.gpus.observe()
+    assert node.calls("nvmlDeviceGetMinorNumber") == 0
+    nvml_gpus.NvmlGpus(clock=fakes.FakeClock(), proc_root=proc.root).observe()
+    assert node.calls("nvmlDeviceGetMinorNumber") == 2

@@ -1,0 +1,29 @@
+"""A simulated NVML for the tests of the adapters."""
+
+import contextlib
+import pathlib
+from collections.abc import Iterator
+
+import pytest
+
+from tests.adapters import nvml_rig, proc_tree
+
+
+@pytest.fixture
+def boot(tmp_path: pathlib.Path) -> Iterator[nvml_rig.Boot]:
+    """Return what starts a simulated node for the rest of the test."""
+    with contextlib.ExitStack() as stack:
+        yield lambda *args, **kwargs: stack.enter_context(
+            nvml_rig.rig(tmp_path / "state", *args, **kwargs)
+        )
+
+
+@pytest.fixture
+def node(boot: nvml_rig.Boot) -> nvml_rig.Rig:
+    """Return a simulated node with one A100."""
+    return boot()
+
+
+@pytest.fixture
+def proc(tmp_path: pathlib.Path) -> proc_tree.ProcTree:
+    return proc_tree.ProcTree(tmp_path / "proc")
