@@ -29,6 +29,8 @@ DATA = {"mig_manager.catalogue.hardware": "hardware.json"}
 """What a module reads beside itself."""
 DISPENSABLE = frozenset({"yaml._yaml"})
 """Modules of machine code that their packages do without."""
+UNUSED = ("structlog",)
+"""Imported late by modules that the plugin loads, where a log is configured; it has none."""
 MAIN = """\
 import sys
 
@@ -89,7 +91,7 @@ def sources() -> dict[str, bytes]:
     ours = pathlib.Path(str(spec and spec.origin)).parents[1]
     # Without the standard library's folder, so that only what must be packed is found.
     path = [str(ours), *(each for each in sys.path if each.endswith("-packages"))]
-    finder = modulefinder.ModuleFinder(path=path)
+    finder = modulefinder.ModuleFinder(path=path, excludes=UNUSED)
     finder.import_hook(ENTRY)
     found: dict[str, bytes] = {}
     for name, module in finder.modules.items():
