@@ -4,18 +4,18 @@ They need no cluster, and load none of its libraries.
 """
 
 import dataclasses
+import functools
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
 
 from mig_manager import errors
 from mig_manager.adapters.host import files, log
 from mig_manager.agent import settings
-from mig_manager.change import apply, boot, plans
-from mig_manager.cli import command_settings, console, gpu_access, gpu_report, validate
-from mig_manager.core import messages, model, yaml_tree
-from mig_manager.core.layout import config
+from mig_manager.change import apply, boot, plans, validate
+from mig_manager.cli import command_settings, console, gpu_access, gpu_report
+from mig_manager.core import bar, messages, model, yaml_tree
+from mig_manager.core.layout import config, layouts
 
-DONE, FAILED = 0, 1
 _MOST_NAMED = 6
 """Layouts that an error names before it counts the rest."""
 
@@ -26,16 +26,28 @@ def run(command: str, chosen: command_settings.CommandSettings, terminal: consol
     Raises:
         MigManagerError: It failed.
     """
-    return _Command(command, chosen, terminal).run()
+    here = _Command(command, chosen, terminal)
+    commands: Mapping[str, Callable[[], int]] = {
+        "status": here.status,
+        "plan": here.plan,
+        "apply": here.apply,
+        "boot": here.boot,
+        "assert": here.check,
+        "export": here.export,
+        "generate-config": here.generate_config,
+        "checkpoint": here.checkpoint,
+        "restore": here.restore,
+        "validate": here.validate,
+    }
+    return commands[command]()
 
 
 class _Command:
-    """One command line."""
+    """One command line; each command returns the exit status."""
 
     def __init__(
         self, command: str, chosen: command_settings.CommandSettings, terminal: console.Console
     ) -> None:
-        self._name = command
         self._chosen = chosen
         self._terminal = terminal
         self._access = gpu_access.GpuAccess(command, chosen, terminal)
@@ -43,22 +55,7 @@ class _Command:
         self._is_wide = chosen.output_format is command_settings.OutputFormat.WIDE
         self._scope = plans.Scope.MODE_ONLY if chosen.is_mode_only else plans.Scope.ALL
 
-    def run(self) -> int:
-        commands: Mapping[str, Callable[[], int]] = {
-            "status": self._status,
-            "plan": self._plan,
-            "apply": self._apply,
-            "boot": self._boot,
-            "assert": self._assert,
-            "export": self._export,
-            "generate-config": self._generate_config,
-            "checkpoint": self._checkpoint,
-            "restore": self._restore,
-            "validate": self._validate,
-        }
-        return commands[self._name]()
-
-    def _status(self) -> int:
+    def status(self) -> int:
         result = plans.status(self._access.gpus())
         if self._chosen.output_format is not command_settings.OutputFormat.TEXT:
             result = dataclasses.replace(result, processes=self._access.processes())
@@ -66,9 +63,9 @@ class _Command:
             result.to_data,
             lambda: gpu_report.status(result, is_wide=self._is_wide, style=self._style),
         )
-        return DONE
+        return console.DONE
 
-    def _plan(self) -> int:
+    def plan(self) -> int:
         result = plans.plan(
             self._access.gpus(),
             self._layout(),
@@ -80,9 +77,9 @@ class _Command:
             lambda: gpu_report.plan(result, is_wide=self._is_wide, style=self._style),
         )
         self._warn(result.overlooked)
-        return DONE
+        return console.DONE
 
-    def _apply(self) -> int:
+    def apply(self) -> int:
         result = apply.apply(
             self._access.dependencies(),
             self._layout,
@@ -92,13 +89,12 @@ class _Command:
         self._answer(result.to_data, lambda: "MIG configuration applied successfully")
         self._warn(result.overlooked)
         self._warn_unreachable(result.gpus.unreachable, "the layout is not active on it")
-        for planned in result.rounds:
-            self._terminal.note(gpu_report.summary(planned))
+        self._note_changes(result.rounds)
         if not result.is_changed:
             self._terminal.note(f"layout '{result.layout}' is already active")
-        return DONE
+        return console.DONE
 
-    def _checkpoint(self) -> int:
+    def checkpoint(self) -> int:
         file = self._checkpoint_file()
         gpus = self._access.gpus().observe()
         from mig_manager.core.records import checkpoint  # noqa: PLC0415 - rarely used
@@ -106,9 +102,9 @@ class _Command:
         files.write_output(pathlib.Path(file), checkpoint.render(gpus))
         self._warn_unreachable(gpus.unreachable, "it is not in the checkpoint")
         self._terminal.say("MIG configuration checkpointed successfully")
-        return DONE
+        return console.DONE
 
-    def _restore(self) -> int:
+    def restore(self) -> int:
         source = files.ConfigFile(self._checkpoint_file())
         result = apply.restore(
             self._access.dependencies(),
@@ -117,19 +113,17 @@ class _Command:
         )
         self._answer(result.to_data, lambda: "MIG configuration restored successfully")
         self._warn_unreachable(result.gpus.unreachable, "nothing was restored on it")
-        for planned in result.rounds:
-            self._terminal.note(gpu_report.summary(planned))
+        self._note_changes(result.rounds)
         if not result.is_changed:
             self._terminal.note(f"{source.name} is already active; nothing to do")
-        return DONE
+        return console.DONE
 
     def _checkpoint_file(self) -> str:
-        file = self._chosen.checkpoint_file
-        if file is None:
+        if self._chosen.checkpoint_file is None:
             raise errors.UsageError("name the file: -f FILE, or set MIG_PARTED_CHECKPOINT_FILE")
-        return file
+        return self._chosen.checkpoint_file
 
-    def _boot(self) -> int:
+    def boot(self) -> int:
         if self._chosen.hooks_file:
             self._terminal.note(f"{self._chosen.hooks_file} is ignored: boot runs no hooks")
         is_named = bool(self._chosen.layouts or self._chosen.config_file)
@@ -138,40 +132,44 @@ class _Command:
             self._layout if is_named else None,
             driver_timeout_s=self._chosen.driver_timeout_s,
         )
-        self._answer(result.to_data, lambda: _boot_text(result))
-        for planned in result.rounds:
-            self._terminal.note(gpu_report.summary(planned))
+        if not result.layout:
+            text = "No layout is kept for the boot: nothing was done."
+        elif result.rounds:
+            text = f"Layout {result.layout} is restored{' in part' * bool(result.problems)}."
+        elif result.problems:
+            text = f"Layout {result.layout} is not restored: nothing was done."
+        else:
+            text = f"Layout {result.layout} is already active: nothing to do."
+        self._answer(result.to_data, lambda: text)
+        self._note_changes(result.rounds)
         for problem in result.problems:
             self._terminal.note(
                 problem.message, remedy=problem.remedy, priority=log.Priority.ERROR
             )
-        return FAILED if result.problems else DONE
+        return console.FAILED if result.problems else console.DONE
 
-    def _assert(self) -> int:
+    def check(self) -> int:
         layout = self._layout()
         if self._chosen.is_valid_config_only:
             self._terminal.say("Selected MIG configuration is valid")
-            return DONE
+            return console.DONE
         result = plans.check(self._access.gpus(), layout, scope=self._scope)
         self._warn(result.planned.overlooked)
         self._warn_unreachable(result.planned.gpus.unreachable, "it was not compared")
         if result.is_applied:
-            kind = (
-                "mode settings from configuration"
-                if self._chosen.is_mode_only
-                else "configuration"
-            )
+            is_mode_only = self._chosen.is_mode_only
+            kind = "mode settings from configuration" if is_mode_only else "configuration"
             self._answer(result.to_data, lambda: f"Selected MIG {kind} currently applied")
-            return DONE
+            return console.DONE
         if self._chosen.output_format is not command_settings.OutputFormat.TEXT:
             self._answer(result.to_data, lambda: "")
         self._terminal.note(
             f"layout '{layout.name}' is not applied: {gpu_report.difference(result.planned)}",
             remedy="'mig-manager plan' shows all differences, 'mig-manager apply' removes them.",
         )
-        return FAILED
+        return console.FAILED
 
-    def _export(self) -> int:
+    def export(self) -> int:
         result = plans.export(
             self._access.gpus(),
             label=self._chosen.config_label,
@@ -179,37 +177,92 @@ class _Command:
         )
         self._warn_unreachable(result.unreachable, "it is not in the document")
         self._answer(result.to_data, lambda: yaml_tree.dump(result.to_data()))
-        return DONE
+        return console.DONE
 
-    def _generate_config(self) -> int:
+    def generate_config(self) -> int:
         result = plans.generate_config(
             self._access.kinds(), has_all_maximal=self._chosen.has_all_maximal
         )
         target = self._chosen.output_file
         if target is None:
             self._answer(result.to_data, lambda: "")
-            return DONE
+        else:
+            text = console.rendered(result.to_data(), self._chosen.output_format.value)
+            files.write_output(target, text)
+        return console.DONE
 
-        text = console.rendered(result.to_data(), self._chosen.output_format.value)
-        files.write_output(target, text)
-        return DONE
+    def validate(self) -> int:
+        """Check layouts of one file, or with ``--files`` all layouts of several."""
+        if not self._chosen.has_files:
+            result = self._validated(self._read(self._chosen.config_file), self._chosen.layouts)
+            self._answer(result.to_data, lambda: result.text(self._style))
+            return console.DONE if result.is_good else console.FAILED
+        if not self._chosen.layouts:
+            raise errors.UsageError("--files: name the layout files to check")
+        results = []
+        for file in self._chosen.layouts:
+            try:
+                results.append(self._validated(self._read(file), ()))
+            except errors.ConfigError as error:
+                self._terminal.note(error.message)
+        is_good = len(results) == len(self._chosen.layouts) and all(r.is_good for r in results)
+        self._answer(
+            lambda: {"is_valid": is_good, "files": [each.to_data() for each in results]},
+            lambda: "\n\n".join(
+                f"{each.document.source}\n{each.text(self._style)}" for each in results
+            ),
+        )
+        return console.DONE if is_good else console.FAILED
 
-    def _validate(self) -> int:
-        result = validate.validate(self._chosen, self._terminal, self._access, self._read)
-        self._answer(result.to_data, lambda: result.text(self._style))
-        return DONE if result.is_good else FAILED
+    def _validated(self, document: config.Document, names: Sequence[str]) -> "ValidatedFile":
+        """Compare layouts with the products named, or else with this machine's GPUs."""
+        for diagnostic in (*document.warnings, *unknown_names(document)):
+            self._terminal.note(f"warning: {diagnostic}")
+        selected = [document.layout(name) for name in names or document.layouts]
+        # Layouts that are named must fit these GPUs, others may be for other known products.
+        others = None if names or self._chosen.must_fit else _known_gpus
+        source = document.source
+        fits = None
+        if self._chosen.products:
+            fits = validate.against_products(
+                selected, source=source, templates=self._templates, others=others
+            )
+        elif not self._chosen.is_portable:
+            fits = validate.against_node(
+                selected, source=source, gpus=self._observed, others=others
+            )
+        return ValidatedFile(
+            document=document, fits=fits, checks_portability=self._chosen.is_portable
+        )
+
+    @functools.cached_property
+    def _observed(self) -> Sequence[model.Gpu]:
+        return self._access.gpus().observe()
+
+    @functools.cached_property
+    def _templates(self) -> Sequence[model.Gpu]:
+        return self._access.templates()
 
     def _answer(self, data: Callable[[], Mapping[str, object]], text: Callable[[], str]) -> None:
         self._terminal.answer(self._chosen.output_format.value, data, text)
 
-    def _document(self) -> config.Document:
+    def _layout(self) -> config.Layout:
         source = self._read(self._chosen.config_file)
         self._warn(source.warnings)
-        return source
+        if self._chosen.layouts:
+            return source.layout(self._chosen.layouts[0])
+        if len(source.layouts) == 1:
+            return next(iter(source.layouts.values()))
+        names = messages.listed(list(source.layouts), most=_MOST_NAMED)
+        raise errors.UsageError(f"name a layout; {source.source} has {names or 'none'}")
 
     def _read(self, file: str | None) -> config.Document:
         name = file or str(settings.packaged_config())
         return self._terminal.layout_file(name, is_lenient=self._chosen.is_lenient)
+
+    def _note_changes(self, rounds: Sequence[plans.Planned]) -> None:
+        for planned in rounds:
+            self._terminal.note(gpu_report.summary(planned))
 
     def _warn(self, diagnostics: Sequence[yaml_tree.Diagnostic]) -> None:
         for diagnostic in diagnostics:
@@ -217,28 +270,70 @@ class _Command:
 
     def _warn_unreachable(self, unreachable: Sequence[model.UnreachableGpu], effect: str) -> None:
         for gpu in unreachable:
-            self._terminal.note(
-                f"warning: {gpu.sentence}; {effect}",
-                remedy=errors.Reason.GPU_UNREACHABLE.remedy,
-            )
-
-    def _layout(self) -> config.Layout:
-        source = self._document()
-        if self._chosen.layouts:
-            return source.layout(self._chosen.layouts[0])
-        if len(source.layouts) == 1:
-            return next(iter(source.layouts.values()))
-        known = list(source.layouts)
-        names = messages.listed(known, most=_MOST_NAMED)
-        raise errors.UsageError(f"name a layout; {source.source} has {names or 'none'}")
+            remedy = errors.Reason.GPU_UNREACHABLE.remedy
+            self._terminal.note(f"warning: {gpu.sentence}; {effect}", remedy=remedy)
 
 
-def _boot_text(result: boot.Restored) -> str:
-    if not result.layout:
-        return "No layout is kept for the boot: nothing was done."
-    if result.rounds:
-        rest = " in part" if result.problems else ""
-        return f"Layout {result.layout} is restored{rest}."
-    if result.problems:
-        return f"Layout {result.layout} is not restored: nothing was done."
-    return f"Layout {result.layout} is already active: nothing to do."
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ValidatedFile:
+    """The verdicts on one layout file."""
+
+    document: config.Document
+    fits: validate.Validated | None
+    """None: it was not compared with any GPU."""
+    checks_portability: bool
+
+    @property
+    def is_good(self) -> bool:
+        """Whether the file is valid, fits, and is portable if that was checked."""
+        is_portable = not (self.checks_portability and self.document.extensions)
+        return is_portable and not (self.fits and self.fits.misfits)
+
+    def to_data(self) -> dict[str, object]:
+        """Return plain data for JSON and YAML."""
+        data = self.fits.to_data() if self.fits else {"source": self.document.source}
+        return data | {
+            "is_valid": self.is_good,
+            "not_portable": [str(diagnostic) for diagnostic in self.document.extensions],
+            "warnings": [str(diagnostic) for diagnostic in self.document.warnings],
+        }
+
+    def text(self, style: bar.Style) -> str:
+        """Return the verdicts for people."""
+        parts = [gpu_report.validated(self.fits, style=style)] if self.fits else []
+        if self.checks_portability:
+            parts.append(gpu_report.portability(self.document))
+        return "\n".join(parts)
+
+
+def _known_gpus() -> Sequence[model.Gpu]:
+    from mig_manager.catalogue import products  # noqa: PLC0415 - only for products
+
+    return products.known()
+
+
+def unknown_names(source: config.Document) -> Sequence[yaml_tree.Diagnostic]:
+    """Return diagnostics on filters by a name that no known product has."""
+    named = {
+        each: rule.filter_locations[each]
+        for layout in source.layouts.values()
+        for rule in layout.rules
+        for each in rule.filters
+        if isinstance(each, layouts.NameFilter)
+    }
+    if not named:
+        return ()
+    from mig_manager.catalogue import hardware  # noqa: PLC0415 - only for products
+
+    products = hardware.products().values()
+    names = {name for product in products for name in (product.key, *product.names)}
+    diagnostics = []
+    for each, place in named.items():
+        if any(each.matches_name(name) for product in products for name in product.names):
+            continue
+        wider = layouts.NameFilter(pattern=f"*{each.pattern}*")
+        hint = f"; did you mean '{wider}'?" if any(map(wider.matches_name, names)) else ""
+        diagnostics.append(
+            yaml_tree.Diagnostic(place, f"no known product is called '{each}'{hint}")
+        )
+    return diagnostics

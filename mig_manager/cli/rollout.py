@@ -1,48 +1,66 @@
 """``mig-manager rollout``: request a layout of many nodes, a few at a time.
 
-All state is on the nodes: after an interruption, the same command continues.
+All state is on the nodes: after an interruption, the same command continues. The answers are a
+live table or a line for each change, and the outcome.
 """
 
 import contextlib
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Protocol
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
 
 from mig_manager import errors
 from mig_manager.adapters import host
 from mig_manager.adapters.host import files
 from mig_manager.adapters.kubernetes import api, fleet
-from mig_manager.cli import command_settings, console, rollout_report, rollout_settings
-from mig_manager.core import bar, timing
+from mig_manager.cli import command_settings, console, rollout_settings
+from mig_manager.core import bar, messages
 from mig_manager.core.fleet import nodes as fleet_nodes
 from mig_manager.core.fleet import rollout
 from mig_manager.core.layout import config
 
-_DONE, _FAILED = 0, 1
 _POLL_S = 0.5
 _DRAW_S = 0.2
+_MOST_NAMED = 8
+_MOST_ROWS = 20
+"""Nodes in a live table, even if the terminal has room for more."""
+_WIDTH = 100
 
-
-class Nodes(Protocol):
-    """The nodes of a rollout; see ``fleet.Fleet``."""
-
-    @property
-    def trouble(self) -> str:
-        """Why the nodes may be out of date; empty: they are not."""
-
-    def nodes(self) -> tuple[fleet_nodes.Node, ...]:
-        """Return the nodes as they are now."""
-
-    def wait(self, seconds: float) -> None:
-        """Sleep, and wake when a node has changed since ``nodes``."""
-
-    def request(
-        self, seen: fleet_nodes.Node, layout: str | None, mark: fleet_nodes.Mark | None
-    ) -> bool:
-        """Write a node's label, if the node has not changed since it was read."""
-
-
-Show = Callable[[rollout.Decision], None]
+_TONES: Mapping[rollout.NodeState, bar.Tone] = {
+    rollout.NodeState.APPLIED: bar.Tone.GOOD,
+    rollout.NodeState.IN_PROGRESS: bar.Tone.CYAN,
+    rollout.NodeState.TO_DO: bar.Tone.FAINT,
+    rollout.NodeState.FAILED: bar.Tone.BAD,
+    rollout.NodeState.TIMED_OUT: bar.Tone.BAD,
+    rollout.NodeState.NO_RESPONSE: bar.Tone.BAD,
+    rollout.NodeState.SKIPPED: bar.Tone.WARN,
+    rollout.NodeState.SUPERSEDED: bar.Tone.WARN,
+}
+_VERDICTS: Mapping[rollout.Verdict, bar.Tone] = {
+    rollout.Verdict.APPLIED: bar.Tone.GOOD,
+    rollout.Verdict.FITS: bar.Tone.PLAIN,
+    rollout.Verdict.DOES_NOT_FIT: bar.Tone.BAD,
+    rollout.Verdict.UNKNOWN: bar.Tone.WARN,
+}
+_SHOWN = (
+    rollout.NodeState.FAILED,
+    rollout.NodeState.TIMED_OUT,
+    rollout.NodeState.NO_RESPONSE,
+    rollout.NodeState.SUPERSEDED,
+    rollout.NodeState.IN_PROGRESS,
+    rollout.NodeState.SKIPPED,
+)
+"""Listed node by node; the others are counted."""
+_ENDS: Mapping[rollout.Phase, str] = {
+    rollout.Phase.DONE: "done",
+    rollout.Phase.FAILED: "failed: not every node has the layout",
+    rollout.Phase.PAUSED: "paused, because a node failed; the same command continues it",
+    rollout.Phase.STALLED: "stalled: too many nodes are unavailable to start another one",
+    rollout.Phase.ROLLING: "interrupted; agents finish nodes in progress, "
+    "and the same command continues it",
+    rollout.Phase.PAUSING: "interrupted; agents finish nodes in progress, "
+    "and the same command continues it",
+}
 
 
 def run(chosen: rollout_settings.RolloutSettings, terminal: console.Console) -> int:
@@ -59,166 +77,20 @@ def run(chosen: rollout_settings.RolloutSettings, terminal: console.Console) -> 
         selected.start()
         with contextlib.closing(selected):
             if not any(map(chosen.goal.includes, selected.nodes())):
-                raise errors.UsageError(_no_node(chosen))
+                if isinstance(chosen.goal, fleet_nodes.Back):
+                    raise errors.UsageError(
+                        f"no node that {chosen.selector!r} selects has the mark of a rollout"
+                    )
+                raise errors.UsageError(f"{chosen.selector!r} selects no node")
             if chosen.is_dry_run:
                 return _preview(chosen, terminal, kube, selected.nodes())
-            _check_layout(chosen, kube)
+            if isinstance(chosen.goal, fleet_nodes.Forward):
+                # A rollout needs no right to read the agents' layout file.
+                with contextlib.suppress(errors.ClusterError):
+                    document = _document(chosen, kube)
+                    if document is not None:
+                        document.layout(chosen.goal.layout)
             return _roll_out(chosen, terminal, selected)
-
-
-def roll_out(
-    selected: Nodes,
-    goal: fleet_nodes.Goal,
-    limits: rollout.Limits,
-    *,
-    clock: timing.Clock,
-    show: Show,
-    note: Callable[[str], None] = lambda _text: None,
-) -> rollout.Decision:
-    """Request the layout of one node after another; return the last decision.
-
-    ``show`` is called with every decision, and an error that it raises ends the rollout; ``note``
-    is called with the message of a request that failed and is retried.
-
-    Raises:
-        ClusterError: The API refused a request.
-    """
-    decider = rollout.Rollout(goal, limits)
-    noted = ""
-    while True:
-        seen = {node.name: node for node in selected.nodes()}
-        trouble = selected.trouble
-        decision = decider.decide(tuple(seen.values()), clock.monotonic())
-        show(decision)
-        # An outdated list shows neither which nodes may start nor which have finished.
-        if not trouble:
-            if decision.phase.is_over and not decision.withdraw:
-                return decision
-            trouble = _act(selected, goal, decider, decision, seen)
-        if trouble and trouble != noted:
-            note(trouble)
-        noted = trouble or noted
-        selected.wait(_POLL_S)
-
-
-def _act(
-    selected: Nodes,
-    goal: fleet_nodes.Goal,
-    decider: rollout.Rollout,
-    decision: rollout.Decision,
-    seen: Mapping[str, fleet_nodes.Node],
-) -> str:
-    """Carry out a decision; return an error that can pass."""
-    try:
-        for name in decision.withdraw:
-            mark = seen[name].mark
-            if selected.request(seen[name], mark.before if mark else None, None):
-                decider.withdrawn(name)
-        for name in decision.start:
-            node = seen[name]
-            if selected.request(node, goal.target(node), goal.mark(node)):
-                decider.requested(name)
-    except errors.ClusterError as error:
-        if error.reason is not errors.Reason.API_UNAVAILABLE:
-            raise
-        return error.message
-    return ""
-
-
-def _roll_out(
-    chosen: rollout_settings.RolloutSettings, terminal: console.Console, selected: fleet.Fleet
-) -> int:
-    title = rollout_report.goal(chosen.goal)
-    last: list[rollout.Decision] = []
-    status = _FAILED
-    with _display(chosen, terminal, title) as show:
-
-        def keep(decision: rollout.Decision) -> None:
-            last[:] = [decision]
-            show(decision)
-
-        try:
-            decision = roll_out(
-                selected,
-                chosen.goal,
-                chosen.limits,
-                clock=host.SystemClock(),
-                show=keep,
-                note=terminal.note,
-            )
-            status = _DONE if decision.phase is rollout.Phase.DONE else _FAILED
-        except KeyboardInterrupt:
-            if not last:
-                raise
-            status = console.INTERRUPTED
-    terminal.answer(
-        chosen.output_format.value,
-        lambda: rollout_report.data(last[0], chosen.goal),
-        lambda: rollout_report.ended(last[0], title),
-    )
-    return status
-
-
-@contextlib.contextmanager
-def _display(
-    chosen: rollout_settings.RolloutSettings, terminal: console.Console, title: str
-) -> Iterator[Show]:
-    """Yield a function that shows decisions: a live table, a line for each change, or nothing."""
-    if chosen.output_format is not command_settings.OutputFormat.TEXT:
-        yield lambda _decision: None
-        return
-    is_live = terminal.stdout.isatty() and terminal.environ.get("TERM") != "dumb"
-    if not is_live:
-        yield _Lines(terminal).show
-        return
-    table = _Table(terminal, title, terminal.style(chosen.colour))
-    yield table.show
-    table.clear()
-
-
-class _Lines:
-    """Writes a line whenever the state of a node changes."""
-
-    def __init__(self, terminal: console.Console) -> None:
-        self._terminal = terminal
-        self._before: dict[str, rollout.NodeState] = {}
-
-    def show(self, decision: rollout.Decision) -> None:
-        for node in decision.nodes:
-            before = self._before.get(node.name, rollout.NodeState.TO_DO)
-            self._before[node.name] = node.state
-            if node.state is not before:
-                self._terminal.say(rollout_report.event(node))
-
-
-class _Table:
-    """Draws a table over the one drawn before."""
-
-    def __init__(self, terminal: console.Console, title: str, style: bar.Style) -> None:
-        self._terminal = terminal
-        self._title = title
-        self._style = style
-        self._lines = 0
-        self._drawn_s = float("-inf")
-        self._clock = host.SystemClock()
-
-    def show(self, decision: rollout.Decision) -> None:
-        now_s = self._clock.monotonic()
-        if now_s - self._drawn_s < _DRAW_S:
-            return
-        self._drawn_s = now_s
-        size = shutil.get_terminal_size()
-        text = rollout_report.table(
-            decision, self._title, style=self._style, size=(size.columns, size.lines)
-        )
-        self.clear()
-        self._terminal.say(text)
-        self._lines = text.count("\n") + 1
-
-    def clear(self) -> None:
-        if self._lines:
-            self._terminal.stdout.write(f"\x1b[{self._lines}A\x1b[J")
-        self._lines = 0
 
 
 def _preview(
@@ -227,47 +99,24 @@ def _preview(
     kube: api.KubeApi,
     nodes: Sequence[fleet_nodes.Node],
 ) -> int:
-    layout = _layout(chosen, kube)
-    pods = fleet.pods_by_node(kube)
-    previews = [
-        rollout.preview(node, layout, pods.get(node.name, ()))
-        for node in sorted(nodes, key=lambda node: node.name)
-    ]
-    title = rollout_report.goal(chosen.goal)
-    style = terminal.style(chosen.colour)
-    terminal.answer(
-        chosen.output_format.value,
-        lambda: {"layout": layout.name, "nodes": [each.to_data() for each in previews]},
-        lambda: rollout_report.previewed(previews, title, style=style),
-    )
-    return _DONE if all(each.verdict.is_good for each in previews) else _FAILED
-
-
-def _check_layout(chosen: rollout_settings.RolloutSettings, kube: api.KubeApi) -> None:
-    """Check that the agents' layout file has the layout, if it can be read.
-
-    Raises:
-        LayoutError: It does not have it.
-    """
-    if not isinstance(chosen.goal, fleet_nodes.Forward):
-        return
-    try:
-        document = _document(chosen, kube)
-    except errors.ClusterError:
-        # A rollout needs no right to read it.
-        return
-    if document is not None:
-        document.layout(chosen.goal.layout)
-
-
-def _layout(chosen: rollout_settings.RolloutSettings, kube: api.KubeApi) -> config.Layout:
     document = _document(chosen, kube)
     if document is None or not isinstance(chosen.goal, fleet_nodes.Forward):
         where = "/".join(chosen.config_map)
         raise errors.UsageError(
             f"ConfigMap {where} not found; name the agents' one (--config-map), or a file (-f)"
         )
-    return document.layout(chosen.goal.layout)
+    layout = document.layout(chosen.goal.layout)
+    pods = fleet.pods_by_node(kube)
+    previews = [
+        rollout.preview(node, layout, pods.get(node.name, ()))
+        for node in sorted(nodes, key=lambda node: node.name)
+    ]
+    terminal.answer(
+        chosen.output_format.value,
+        lambda: {"layout": layout.name, "nodes": [each.to_data() for each in previews]},
+        lambda: _previewed(previews, _title(chosen), style=terminal.style(chosen.colour)),
+    )
+    return console.DONE if all(each.verdict.is_good for each in previews) else console.FAILED
 
 
 def _document(
@@ -285,7 +134,267 @@ def _document(
     return config.parse(text, source=source, is_lenient=chosen.is_lenient)
 
 
-def _no_node(chosen: rollout_settings.RolloutSettings) -> str:
-    if isinstance(chosen.goal, fleet_nodes.Back):
-        return f"no node that {chosen.selector!r} selects has the mark of a rollout"
-    return f"{chosen.selector!r} selects no node"
+def _title(chosen: rollout_settings.RolloutSettings) -> str:
+    match chosen.goal:
+        case fleet_nodes.Forward():
+            return f"layout {chosen.goal.layout}"
+        case fleet_nodes.Back():
+            return "undo of the rollout"
+
+
+def _roll_out(
+    chosen: rollout_settings.RolloutSettings, terminal: console.Console, selected: fleet.Fleet
+) -> int:
+    display = _Display(chosen, terminal)
+    last: rollout.Decision | None = None
+    status = console.FAILED
+    try:
+        for decision in _decisions(chosen, terminal, selected):
+            last = decision
+            display.show(decision)
+            is_done = decision.phase is rollout.Phase.DONE
+            status = console.DONE if is_done else console.FAILED
+    except KeyboardInterrupt:
+        if last is None:
+            raise
+        status = console.INTERRUPTED
+    display.clear()
+    if last is not None:
+        ended = last
+        terminal.answer(
+            chosen.output_format.value,
+            lambda: _data(ended, chosen.goal),
+            lambda: _ended(ended, _title(chosen)),
+        )
+    return status
+
+
+def _decisions(
+    chosen: rollout_settings.RolloutSettings, terminal: console.Console, selected: fleet.Fleet
+) -> Iterator[rollout.Decision]:
+    """Yield each decision and then carry it out, until the rollout is over.
+
+    Raises:
+        ClusterError: The API refused a request.
+    """
+    decider = rollout.Rollout(chosen.goal, chosen.limits)
+    clock = host.SystemClock()
+    noted = ""
+    while True:
+        seen = {node.name: node for node in selected.nodes()}
+        trouble = selected.trouble
+        decision = decider.decide(tuple(seen.values()), clock.monotonic())
+        yield decision
+        # An outdated list shows neither which nodes may start nor which have finished.
+        if not trouble:
+            if decision.phase.is_over and not decision.withdraw:
+                return
+            try:
+                _act(selected, chosen.goal, decider, decision, seen)
+            except errors.ClusterError as error:
+                if error.reason is not errors.Reason.API_UNAVAILABLE:
+                    raise
+                trouble = error.message
+        if trouble and trouble != noted:
+            terminal.note(trouble)
+        noted = trouble or noted
+        selected.wait(_POLL_S)
+
+
+def _act(
+    selected: fleet.Fleet,
+    goal: fleet_nodes.Goal,
+    decider: rollout.Rollout,
+    decision: rollout.Decision,
+    seen: Mapping[str, fleet_nodes.Node],
+) -> None:
+    for name in decision.withdraw:
+        mark = seen[name].mark
+        if selected.request(seen[name], mark.before if mark else None, None):
+            decider.withdrawn(name)
+    for name in decision.start:
+        node = seen[name]
+        if selected.request(node, goal.target(node), goal.mark(node)):
+            decider.requested(name)
+
+
+class _Display:
+    """Shows decisions: a live table, a line for each change of a node, or nothing."""
+
+    def __init__(
+        self, chosen: rollout_settings.RolloutSettings, terminal: console.Console
+    ) -> None:
+        self._terminal = terminal
+        self._title = _title(chosen)
+        self._style = terminal.style(chosen.colour)
+        self._is_text = chosen.output_format is command_settings.OutputFormat.TEXT
+        self._is_live = terminal.stdout.isatty() and terminal.environ.get("TERM") != "dumb"
+        self._before: dict[str, rollout.NodeState] = {}
+        self._clock = host.SystemClock()
+        self._drawn_s = float("-inf")
+        self._lines = 0
+
+    def show(self, decision: rollout.Decision) -> None:
+        if self._is_text and self._is_live:
+            self._draw(decision)
+        elif self._is_text:
+            for node in decision.nodes:
+                before = self._before.get(node.name, rollout.NodeState.TO_DO)
+                self._before[node.name] = node.state
+                if node.state is not before:
+                    self._terminal.say(_event(node))
+
+    def _draw(self, decision: rollout.Decision) -> None:
+        """Draw the table over the one drawn before."""
+        now_s = self._clock.monotonic()
+        if now_s - self._drawn_s < _DRAW_S:
+            return
+        self._drawn_s = now_s
+        size = shutil.get_terminal_size()
+        text = table(decision, self._title, style=self._style, size=(size.columns, size.lines))
+        self.clear()
+        self._terminal.say(text)
+        self._lines = text.count("\n") + 1
+
+    def clear(self) -> None:
+        if self._lines:
+            self._terminal.stdout.write(f"\x1b[{self._lines}A\x1b[J")
+        self._lines = 0
+
+
+# -- what is shown -------------------------------------------------------------------------------
+
+
+def table(
+    decision: rollout.Decision, title: str, *, style: bar.Style, size: tuple[int, int]
+) -> str:
+    """Return the live table.
+
+    Args:
+        decision: The state of all nodes.
+        title: Of the rollout.
+        style: What the terminal can show.
+        size: Columns and lines of the terminal.
+    """
+    columns, rows = size
+    room = max(1, min(_MOST_ROWS, rows - 4))
+    listed = sorted(decision.of(*_SHOWN), key=lambda node: _SHOWN.index(node.state))
+    listed += decision.incomplete
+    lines = [_counts(decision, title)]
+    lines += [_row(node, style=style, columns=columns) for node in listed[:room]]
+    if len(listed) > room:
+        lines.append(f"  and {len(listed) - room} more")
+    lines[0] = lines[0][: columns - 1]
+    return style.plain("\n".join(lines))
+
+
+def _counts(decision: rollout.Decision, title: str) -> str:
+    """Return the number of nodes in each state, in one line."""
+    parts = [
+        f"{count} {state.replace('-', ' ')}" for state, count in decision.counts.items() if count
+    ]
+    if decision.incomplete:
+        parts.append(f"{len(decision.incomplete)} with unreachable GPUs")
+    away = f"{len(decision.unavailable)} of at most {decision.most} unavailable"
+    return f"{title}: {', '.join(parts)}; {away}"
+
+
+def _event(node: rollout.NodeProgress) -> str:
+    """Return one node in one line."""
+    why = ": ".join(filter(None, (node.phase, node.reason, messages.printable(node.message, " "))))
+    retried = ", with a retry to come" if node.is_retried else ""
+    state = f"{node.state.value}{_without(node)}{retried}"
+    return f"{node.name}: {state}" + (f": {why}" if why else "")
+
+
+def _ended(decision: rollout.Decision, title: str) -> str:
+    """Return the outcome: every node on which the layout is not active on all GPUs."""
+    lines = [
+        textwrap.fill(_event(node), _WIDTH, initial_indent="  ", subsequent_indent="    ")
+        for node in (
+            *decision.failures,
+            *decision.of(rollout.NodeState.SKIPPED),
+            *decision.incomplete,
+        )
+    ]
+    if decision.phase is rollout.Phase.STALLED:
+        lines.append(f"  unavailable: {_named(decision.unavailable)}")
+    head = [_counts(decision, title), f"The rollout is {_ENDS[decision.phase]}."]
+    return "\n".join([*head, *lines])
+
+
+def _data(decision: rollout.Decision, goal: fleet_nodes.Goal) -> dict[str, object]:
+    """Return the outcome as plain data; the keys are a public contract."""
+    return {
+        "layout": goal.layout if isinstance(goal, fleet_nodes.Forward) else None,
+        "undo": isinstance(goal, fleet_nodes.Back),
+        "state": decision.phase.value if decision.phase.is_over else "interrupted",
+        "max_unavailable": decision.most,
+        "unavailable": list(decision.unavailable),
+        "counts": decision.counts,
+        "failures": [
+            {"name": node.name, "reason": node.reason, "message": node.message}
+            for node in decision.failures
+        ],
+        "nodes": [
+            {
+                "name": node.name,
+                "status": node.state.value,
+                "phase": node.phase,
+                "reason": node.reason,
+                "message": node.message,
+                "is_retried": node.is_retried,
+                "is_unavailable": node.is_unavailable,
+                "before": node.before,
+                "unreachable_gpus": list(node.unreachable),
+            }
+            for node in decision.nodes
+        ],
+    }
+
+
+def _previewed(previews: Sequence[rollout.Preview], title: str, *, style: bar.Style) -> str:
+    """Return the previews of a dry run, node by node."""
+    wide = max((len(node.name) for node in previews), default=4)
+    lines = [f"{'NODE':<{wide}}  {'VERDICT':<12}  KEPT  GONE  NEW  RESET  EVICTED"]
+    for node in previews:
+        verdict = style.paint(f"{node.verdict.value:<12}", _VERDICTS[node.verdict])
+        reset = ",".join(map(str, node.resets)) or "-"
+        evicted = [_named(node.evicted)] if node.evicted else []
+        evicted += [f"some of {_named(node.maybe_evicted)}"] if node.maybe_evicted else []
+        row = (
+            f"{node.name:<{wide}}  {verdict}  {node.kept:>4}  {node.destroyed:>4}  "
+            f"{node.created:>3}  {reset:>5}  {'; '.join(evicted) or '-'}"
+        )
+        if node.message:
+            why = messages.printable(node.message, " ")
+            row = f"{node.name:<{wide}}  {verdict}  {node.reason}: {why}"
+        lines.append(row.rstrip())
+    totals = [
+        f"{sum(node.verdict is verdict for node in previews)} {verdict.value.replace('-', ' ')}"
+        for verdict in rollout.Verdict
+    ]
+    return "\n".join([*lines, "", f"{title}: {', '.join(totals)}. Nothing was changed."])
+
+
+def _row(node: rollout.NodeProgress, *, style: bar.Style, columns: int) -> str:
+    state = f"{node.state.value:<11}"
+    name = f"{node.name[:40]:<20}"
+    message = messages.printable(node.message, " ")
+    why = " ".join(filter(None, (_without(node).strip(), node.phase, node.reason, message)))
+    minutes, seconds = divmod(int(node.seconds), 60)
+    time = f"{minutes}m{seconds:02}s" if minutes else f"{seconds}s"
+    rest = f"{time:>6}  {why}"
+    # Cut before it is painted: a line that the terminal wraps would spoil the drawing.
+    room = max(0, columns - 1 - len(f"  {name}  {state}  "))
+    return f"  {name}  {style.paint(state, _TONES[node.state])}  {rest[:room]}"
+
+
+def _without(node: rollout.NodeProgress) -> str:
+    """Say on which GPUs the layout is not active."""
+    names = messages.printable(_named(node.unreachable), " ")
+    return f" without unreachable {names}" if names else ""
+
+
+def _named(names: Sequence[str]) -> str:
+    return messages.listed(names, most=_MOST_NAMED)

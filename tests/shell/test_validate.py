@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from mig_manager.catalogue import hardware
-from mig_manager.cli import validate
+from mig_manager.cli import gpus
 from mig_manager.core.layout import config
 from tests.shell import commandline
 
@@ -152,7 +152,7 @@ def test_every_product_has_a_name_that_a_filter_can_be() -> None:
     names = [name for product in hardware.products().values() for name in product.names]
     for name in names:
         document = config.parse(layouts(x=f'device-filter: "{name}", {SEVEN}'), source="f")
-        assert not validate.unknown_names(document)
+        assert not gpus.unknown_names(document)
 
 
 def test_many_products_are_counted_rather_than_listed(shell: Shell) -> None:

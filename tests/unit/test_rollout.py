@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mig_manager.cli import rollout_report
+from mig_manager.cli import rollout as cli_rollout
 from mig_manager.core import bar, model
 from mig_manager.core.fleet import nodes, rollout
 from mig_manager.core.node import cluster
@@ -182,7 +182,7 @@ def test_the_live_table_lists_a_node_with_unreachable_gpus() -> None:
     partial = dataclasses.replace(whole, unreachable=("GPU 3",))
     decision = decided(done("a"), done("b", status=partial))
 
-    shown = rollout_report.table(decision, "t", style=bar.Style(), size=(100, 24))
+    shown = cli_rollout.table(decision, "t", style=bar.Style(), size=(100, 24))
 
     assert [line.split()[0] for line in shown.splitlines()] == ["t:", "b"]
     assert "without unreachable GPU 3" in shown
