@@ -174,7 +174,8 @@ class Console:
             return run()
         except errors.MigManagerError as error:
             on_error(error)
-            return _status_of(error)
+            status = UNUSABLE if error.reason in _INPUT_REASONS else FAILED
+            return UNKNOWN_COMMAND if isinstance(error, parser.UnknownCommandError) else status
         except KeyboardInterrupt:
             return INTERRUPTED
         except BrokenPipeError:
@@ -194,12 +195,6 @@ class Console:
             nowhere = os.open(os.devnull, os.O_WRONLY)
             os.dup2(nowhere, self.stdout.fileno())
             os.close(nowhere)
-
-
-def _status_of(error: errors.MigManagerError) -> int:
-    if isinstance(error, parser.UnknownCommandError):
-        return UNKNOWN_COMMAND
-    return UNUSABLE if error.reason in _INPUT_REASONS else FAILED
 
 
 def _encodable(stream: TextIO, text: str) -> str:
@@ -232,45 +227,38 @@ def signals_deferred(note: Callable[[str], object]) -> Iterator[Callable[[], Non
         A function that raises ``Superseded`` after a signal, where the change can still be given
         up. If that leaves the body, the signal takes effect.
     """
-    signals = _DeferredSignals(note)
-    try:
-        yield signals.check
-    except errors.Superseded:
-        signals.deliver()
-        raise
-    finally:
-        signals.restore()
-    signals.deliver()
+    received: list[int] = []
 
-
-class _DeferredSignals:
-    def __init__(self, note: Callable[[str], object]) -> None:
-        self._note = note
-        self._received: list[int] = []
-        # What nohup or a background job ignores stays ignored.
-        self._handlers = {
-            number: signal.signal(number, self._receive)
-            for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
-            if signal.getsignal(number) is not signal.SIG_IGN
-        }
-
-    def check(self) -> None:
-        if self._received:
-            name = signal.Signals(self._received[0]).name
+    def check() -> None:
+        if received:
+            name = signal.Signals(received[0]).name
             raise errors.Superseded(f"ended by {name}", is_replaced=False, is_stopping=True)
 
-    def restore(self) -> None:
-        for number, handler in self._handlers.items():
+    def restore() -> None:
+        for number, handler in handlers.items():
             signal.signal(number, handler)
 
-    def deliver(self) -> None:
-        self.restore()
-        if self._received:
-            signal.raise_signal(self._received[0])
-
-    def _receive(self, number: int, _frame: FrameType | None) -> None:
-        self._received.append(number)
-        if len(self._received) > 1:
-            self.restore()
+    def receive(number: int, _frame: FrameType | None) -> None:
+        received.append(number)
+        if len(received) > 1:
+            restore()
             signal.raise_signal(number)
-        self._note("finishing or rolling back the change first; repeat to abort it midway")
+        note("finishing or rolling back the change first; repeat to abort it midway")
+
+    # What nohup or a background job ignores stays ignored.
+    handlers = {
+        number: signal.signal(number, receive)
+        for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
+        if signal.getsignal(number) is not signal.SIG_IGN
+    }
+    try:
+        yield check
+    except errors.Superseded:
+        restore()
+        if received:
+            signal.raise_signal(received[0])
+        raise
+    finally:
+        restore()
+    if received:
+        signal.raise_signal(received[0])

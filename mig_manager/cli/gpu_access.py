@@ -7,7 +7,6 @@ Each adapter is imported where it is needed, because most commands need few of t
 import dataclasses
 import functools
 import os
-import pathlib
 from collections.abc import Mapping, Sequence
 
 from mig_manager import errors
@@ -37,8 +36,10 @@ class GpuAccess:
         from mig_manager.adapters.nvml import gpus as nvml_gpus
 
         self._simulate()
-        if self._chosen.gpus.is_simulated:
-            install_simulation(self._chosen.gpus)
+        if self._chosen.gpus.simulate_state is not None:
+            from mig_manager.sandbox.driver import library
+
+            library.install(self._chosen.gpus.simulate_state)
         return nvml_gpus.ThreadGpus(
             nvml_gpus.NvmlGpus(
                 library_path=self._chosen.gpus.library_path,
@@ -51,76 +52,62 @@ class GpuAccess:
 
     def dependencies(self) -> local.Dependencies:
         """Return the dependencies of a change; a worker process executes it on the GPUs."""
-        from mig_manager.adapters.host import files, lock_file
+        from mig_manager.adapters.host import files, lock_file, procfs
         from mig_manager.adapters.nvml import client as nvml_worker
 
         self._simulate()
-        journal = files.JournalFile(self._chosen.journal_file)
-        verified = files.VerifiedLayoutFile(self._chosen.verified_layout_file)
+        chosen = self._chosen
+        state = chosen.gpus.simulate_state
         dependencies = local.Dependencies(
             gpus=nvml_worker.WorkerGpus(
                 command=nvml_worker.worker_command(
-                    library_path=self._chosen.gpus.library_path,
-                    driver_roots=self._chosen.gpus.driver_roots,
-                    simulate_state=self._chosen.gpus.simulate_state,
-                    in_use_timeout_s=self._chosen.in_use_timeout_s,
+                    library_path=chosen.gpus.library_path,
+                    driver_roots=chosen.gpus.driver_roots,
+                    simulate_state=str(state) if state else None,
+                    in_use_timeout_s=chosen.in_use_timeout_s,
                 ),
-                timeout_s=self._chosen.gpu_timeout_s,
+                timeout_s=chosen.gpu_timeout_s,
             ),
             lock=lock_file.LockFile(
-                self._chosen.lock_file,
+                chosen.lock_file,
                 program=f"mig-manager {self._command}",
                 clock=host.SystemClock(),
                 is_required=True,
             ),
-            journal=journal,
-            boot_layout=verified,
+            journal=files.JournalFile(chosen.journal_file),
+            boot_layout=files.VerifiedLayoutFile(chosen.verified_layout_file),
             clock=host.SystemClock(),
-            boot_id=self._boot_id(),
-            lock_timeout_s=self._chosen.lock_timeout_s,
+            boot_id=simulated_boot_id(chosen.gpus) if state else procfs.boot_id(),
+            lock_timeout_s=chosen.lock_timeout_s,
             notify=self._terminal.note,
-            idle_timeout_s=self._chosen.idle_timeout_s,
+            idle_timeout_s=chosen.idle_timeout_s,
             uninterrupted=lambda: console.signals_deferred(self._terminal.note),
         )
-        if self._chosen.hooks_file and self._command != "boot":
-            dependencies = dataclasses.replace(
-                dependencies, hooks=self._hooks(self._chosen.hooks_file)
+        if chosen.hooks_file and self._command != "boot":
+            from mig_manager.adapters.host import hooks
+
+            programs_of_hooks = hooks.HookPrograms(
+                chosen.hooks_file,
+                variables=command_settings.hook_variables(self._command, chosen),
+                search_path=chosen.search_path,
+                timeout_s=chosen.hook_timeout_s,
             )
-        # Simulated GPUs must not change the real machine.
-        is_simulated = self._chosen.gpus.simulate_state is not None
-        return dependencies if is_simulated else self._with_machine(dependencies)
-
-    def _hooks(self, file: str) -> ports.Hooks:
-        from mig_manager.adapters.host import hooks
-
-        return hooks.HookPrograms(
-            file,
-            variables=command_settings.hook_variables(self._command, self._chosen),
-            search_path=self._chosen.search_path,
-            timeout_s=self._chosen.hook_timeout_s,
-        )
-
-    def _with_machine(self, dependencies: local.Dependencies) -> local.Dependencies:
+            dependencies = dataclasses.replace(dependencies, hooks=programs_of_hooks)
+        if state:
+            # Simulated GPUs must not change the real machine.
+            return dependencies
         from mig_manager.adapters.host import device_nodes, gpu_reset, programs
 
-        roots = self._chosen.roots
         found = programs.Programs(
-            gpu_reset.roots(roots),
-            search_path=self._chosen.search_path,
-            loader_variables=self._chosen.gpus.loader_variables,
+            gpu_reset.roots(chosen.roots),
+            search_path=chosen.search_path,
+            loader_variables=chosen.gpus.loader_variables,
         )
         return dataclasses.replace(
             dependencies,
             reset=gpu_reset.SmiReset(found).reset,
-            device_files=device_nodes.DeviceFiles(roots),
+            device_files=device_nodes.DeviceFiles(chosen.roots),
         )
-
-    def _boot_id(self) -> str:
-        if self._chosen.gpus.is_simulated:
-            return simulated_boot_id(self._chosen.gpus)
-        from mig_manager.adapters.host import procfs
-
-        return procfs.boot_id()
 
     def _simulate(self) -> None:
         if self._chosen.gpus.is_simulated:
@@ -190,14 +177,20 @@ def prepare_simulation(access: settings.GpuAccess) -> None:
     path = access.simulate_state
     if path is None:
         return
+    state = state_file.SharedState(path)
     try:
         if access.is_fresh:
-            _remove_state(path, access)
+            if path.exists():
+                # A mistyped path must not remove a file that is not ours.
+                state.read()
+                path.unlink()
+            for suffix in (settings.JOURNAL_SUFFIX, settings.LAYOUT_SUFFIX):
+                path.with_name(f"{path.name}.{suffix}").unlink(missing_ok=True)
         if access.simulate_spec:
-            state_file.SharedState(path).create(access.simulate_spec, states.Options())
+            state.create(access.simulate_spec, states.Options())
         elif not path.exists():
             raise errors.UsageError(f"{path} does not exist; create it with --simulate")
-        state_file.SharedState(path).read()
+        state.read()
     except (AttributeError, LookupError, TypeError, ValueError) as error:
         raise errors.UsageError(
             f"{path} has no simulated GPUs; name another file, or remove this one"
@@ -206,26 +199,6 @@ def prepare_simulation(access: settings.GpuAccess) -> None:
         raise errors.UsageError(
             f"cannot keep simulated GPUs in {path}: {error.strerror or error}"
         ) from error
-
-
-def _remove_state(path: pathlib.Path, access: settings.GpuAccess) -> None:
-    from mig_manager.sandbox.driver import state_file
-
-    if path.exists():
-        # A mistyped path must not remove a file that is not ours.
-        state_file.SharedState(path).read()
-        path.unlink()
-    for suffix in (settings.JOURNAL_SUFFIX, settings.LAYOUT_SUFFIX):
-        if (file := access.beside_state(suffix)) is not None:
-            file.unlink(missing_ok=True)
-
-
-def install_simulation(access: settings.GpuAccess) -> None:
-    """Replace NVML by the simulated driver, in this process."""
-    if access.simulate_state is not None:
-        from mig_manager.sandbox.driver import library
-
-        library.install(access.simulate_state)
 
 
 def simulated_boot_id(access: settings.GpuAccess) -> str:

@@ -68,7 +68,10 @@ def status(result: plans.Status, *, is_wide: bool, style: bar.Style) -> str:
         "\n".join(
             [
                 f"{picture.draw_gpus([gpu], style=style)}\n{_instances(gpu)}".rstrip(),
-                *_users((result.processes or {}).get(gpu.uuid, ())),
+                *(
+                    f"    in use by {process}"
+                    for process in (result.processes or {}).get(gpu.uuid, ())
+                ),
             ]
         )
         for gpu in result.gpus
@@ -92,8 +95,19 @@ def plan(result: plans.Planned, *, is_wide: bool, style: bar.Style) -> str:
     ]
     blocks += _unreachable(result.gpus, style)
     if is_wide and not result.plan.is_empty:
-        blocks.append("\n".join(_steps(result)))
-    lines = [_affected(result), *_unserved(result), _verdict(result, style)]
+        rows = [
+            f"GPU {gpu_plan.gpu_index}  {steps.describe(step)}"
+            for gpu_plan in result.plan.gpus
+            for step in gpu_plan.steps
+        ]
+        blocks.append("\n".join(rows))
+    lines = [_affected(result)]
+    if not result.plan.is_empty:
+        lines += [
+            wrapped(f"Not for a device plugin with MIG strategy {strategy.value}: {why}")
+            for strategy, why in result.unserved.items()
+        ]
+    lines.append(_verdict(result, style))
     blocks.append("\n".join(filter(None, lines)))
     return "\n\n".join(blocks)
 
@@ -120,14 +134,17 @@ def difference(result: plans.Planned) -> str:
     by_uuid = {gpu.uuid: gpu for gpu in result.gpus}
     wrong = [by_uuid[gpu_plan.gpu_uuid] for gpu_plan in result.plan.gpus if gpu_plan.steps]
     first = wrong[0]
-    has, wants = picture.summarise(first), _requested(result.wanted[first.uuid])
+    wanted = result.wanted[first.uuid]
+    is_enabled = wanted.mode is model.MigMode.ENABLED
+    has = picture.summarise(first)
+    wants = picture.counted(wanted.counts) if is_enabled else picture.WHOLE
     sentence = f"GPU {first.index} has {has} instead of {wants}"
     if has == wants:
-        is_pinned = bool(result.wanted[first.uuid].pins)
-        but = "at other placements, or with leftovers or" if is_pinned else "leftovers or"
+        but = "at other placements, or with leftovers or" if wanted.pins else "leftovers or"
         sentence = f"GPU {first.index} has {has} as requested, but {but} a pending MIG mode too"
     if len(wrong) > 1:
-        sentence += f"; {_count(len(wrong) - 1, 'more GPU')} {_differs(len(wrong) - 1)}"
+        differ = "differ" if wrong[2:] else "differs"
+        sentence += f"; {_count(len(wrong) - 1, 'more GPU')} {differ}"
     return sentence
 
 
@@ -137,9 +154,15 @@ def validated(result: validate.Validated, *, style: bar.Style) -> str:
     table = _by_layout if len(result.products) > _MOST_COLUMNS else _by_product
     lines = [*table(result, width, style), ""]
     fits = {verdict.fit for verdict in result.verdicts.values()}
-    legend = [text for fit, text in _LEGEND if fit in fits]
+    legend = [f"{glyph} {text}" for fit, (glyph, _, text) in _FITS.items() if fit in fits]
     lines += [style.plain("   ".join(legend))] if legend else []
-    lines += _explained(result)
+    unknown = [v for v in result.verdicts.values() if v.fit is validate.Fit.UNKNOWN]
+    explained = result.misfits or unknown
+    for verdict in explained[:_MOST_EXPLAINED]:
+        place = f" [{verdict.location}]" if verdict.location else ""
+        lines.append(wrapped(f"{verdict.layout}: {verdict.why}{place}"))
+    if len(explained) > _MOST_EXPLAINED:
+        lines.append(f"{len(explained) - _MOST_EXPLAINED} more; -o json explains them all")
     lines += [
         _listing(f"Not for MIG strategy {strategy.value}", names)
         for strategy, names in result.unserved.items()
@@ -160,20 +183,14 @@ def portability(document: config.Document) -> str:
     )
 
 
-_GLYPHS = {
-    validate.Fit.FITS: ("✓", bar.Tone.GOOD),
-    validate.Fit.DOES_NOT_FIT: ("✗", bar.Tone.BAD),
-    validate.Fit.ELSEWHERE: ("-", bar.Tone.FAINT),
-    validate.Fit.NOT_FOR_IT: ("·", bar.Tone.FAINT),
-    validate.Fit.UNKNOWN: ("?", bar.Tone.WARN),
+_FITS = {
+    validate.Fit.FITS: ("✓", bar.Tone.GOOD, "fits"),
+    validate.Fit.DOES_NOT_FIT: ("✗", bar.Tone.BAD, "does not fit"),
+    validate.Fit.ELSEWHERE: ("-", bar.Tone.FAINT, "fits other GPUs only"),
+    validate.Fit.NOT_FOR_IT: ("·", bar.Tone.FAINT, "selects other GPUs"),
+    validate.Fit.UNKNOWN: ("?", bar.Tone.WARN, "not known"),
 }
-_LEGEND = (
-    (validate.Fit.FITS, "✓ fits"),
-    (validate.Fit.DOES_NOT_FIT, "✗ does not fit"),
-    (validate.Fit.ELSEWHERE, "- fits other GPUs only"),
-    (validate.Fit.NOT_FOR_IT, "· selects other GPUs"),
-    (validate.Fit.UNKNOWN, "? not known"),
-)
+"""The glyph of a verdict, its colour and its meaning."""
 
 
 def _by_product(result: validate.Validated, width: int, style: bar.Style) -> Iterable[str]:
@@ -192,20 +209,9 @@ def _by_layout(result: validate.Validated, width: int, style: bar.Style) -> Iter
     for layout in result.layouts:
         fits = [result.verdicts[layout, product].fit for product in result.products]
         counts = [
-            f"{_glyph(fit, style).strip()} {fits.count(fit)}" for fit, _ in _LEGEND if fit in fits
+            f"{_glyph(fit, style).strip()} {fits.count(fit)}" for fit in _FITS if fit in fits
         ]
         yield f"{layout.ljust(width)}  {'  '.join(counts)}"
-
-
-def _explained(result: validate.Validated) -> Iterable[str]:
-    verdicts = result.misfits or tuple(
-        v for v in result.verdicts.values() if v.fit is validate.Fit.UNKNOWN
-    )
-    for verdict in verdicts[:_MOST_EXPLAINED]:
-        place = f" [{verdict.location}]" if verdict.location else ""
-        yield wrapped(f"{verdict.layout}: {verdict.why}{place}")
-    if len(verdicts) > _MOST_EXPLAINED:
-        yield f"{len(verdicts) - _MOST_EXPLAINED} more; -o json explains them all"
 
 
 def _summed_up(result: validate.Validated, style: bar.Style) -> str:
@@ -215,9 +221,10 @@ def _summed_up(result: validate.Validated, style: bar.Style) -> str:
         return style.paint(
             f"{len(names)} {of_all} {'does' if len(names) == 1 else 'do'} not fit.", bar.Tone.BAD
         )
-    elsewhere = {v.layout for v in result.verdicts.values() if v.fit is validate.Fit.ELSEWHERE} - {
-        v.layout for v in result.verdicts.values() if v.fit is validate.Fit.FITS
+    layouts = {
+        fit: {v.layout for v in result.verdicts.values() if v.fit is fit} for fit in validate.Fit
     }
+    elsewhere = layouts[validate.Fit.ELSEWHERE] - layouts[validate.Fit.FITS]
     if elsewhere:
         verb = "fits" if len(elsewhere) == 1 else "fit"
         return (
@@ -228,24 +235,12 @@ def _summed_up(result: validate.Validated, style: bar.Style) -> str:
 
 
 def _glyph(fit: validate.Fit, style: bar.Style) -> str:
-    glyph, tone = _GLYPHS[fit]
+    glyph, tone, _ = _FITS[fit]
     return "  " + style.paint(style.plain(glyph), tone)
 
 
 def _count(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
-
-
-def _differs(number: int) -> str:
-    return "differs" if number == 1 else "differ"
-
-
-def _requested(wanted: model.DesiredGpu) -> str:
-    match wanted.mode:
-        case model.MigMode.DISABLED:
-            return picture.WHOLE
-        case model.MigMode.ENABLED:
-            return picture.counted(wanted.counts)
 
 
 def _changed_inside(result: plans.Planned) -> int:
@@ -283,11 +278,6 @@ def _listing(title: str, names: Sequence[str]) -> str:
     return wrapped(f"{title}: {messages.listed(names, most=_MOST_NAMED)}")
 
 
-def _unserved(result: plans.Planned) -> Iterable[str]:
-    for strategy, why in () if result.plan.is_empty else result.unserved.items():
-        yield wrapped(f"Not for a device plugin with MIG strategy {strategy.value}: {why}")
-
-
 def _verdict(result: plans.Planned, style: bar.Style) -> str:
     if result.plan.is_empty:
         return style.paint(
@@ -301,36 +291,18 @@ def _verdict(result: plans.Planned, style: bar.Style) -> str:
     return style.paint(f"Layout {result.layout}: {summary(result)}{later}.", bar.Tone.STRONG)
 
 
-def _steps(result: plans.Planned) -> Iterable[str]:
-    for gpu_plan in result.plan.gpus:
-        for step in gpu_plan.steps:
-            yield f"GPU {gpu_plan.gpu_index}  {steps.describe(step)}"
-
-
-def _users(processes: Iterable[steps.GpuProcess]) -> Iterable[str]:
-    for process in processes:
-        yield f"    in use by {process}"
-
-
 def _instances(gpu: model.Gpu) -> str:
     """Return a table of instances: what ``-o wide`` adds to the picture."""
-    rows = [("GI", "CI", "profile", "placement", "MIG UUID")] if gpu.gpu_instances else []
+    lines = [f"    {gpu.uuid} at {gpu.pci_address}, subsystem 0x{gpu.pci_subsystem_id:08X}"]
+    row = "    {:>3} {:>3}  {:<16} {:<9}  {}"
+    if gpu.gpu_instances:
+        lines.append(row.format("GI", "CI", "profile", "placement", "MIG UUID"))
     for gi in gpu.gpu_instances:
+        place = str(gi.placement)
         if not gi.compute_instances:
-            rows.append((str(gi.instance_id), "-", str(gi.profile), str(gi.placement), "-"))
-        rows += [
-            (
-                str(gi.instance_id),
-                str(ci.instance_id),
-                str(ci.profile),
-                str(gi.placement),
-                ci.uuid or "-",
-            )
+            lines.append(row.format(gi.instance_id, "-", str(gi.profile), place, "-"))
+        lines += [
+            row.format(gi.instance_id, ci.instance_id, str(ci.profile), place, ci.uuid or "-")
             for ci in gi.compute_instances
         ]
-    identity = f"    {gpu.uuid} at {gpu.pci_address}, subsystem 0x{gpu.pci_subsystem_id:08X}"
-    table = [
-        f"    {gi:>3} {ci:>3}  {profile:<16} {placement:<9}  {uuid}"
-        for gi, ci, profile, placement, uuid in rows
-    ]
-    return "\n".join([identity, *table])
+    return "\n".join(lines)
