@@ -3,8 +3,8 @@
 python docs/generate.py [FOLDER]      FOLDER: where to write (default: the one of this file)
 """
 
+import argparse
 import pathlib
-import sys
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping
 
@@ -50,14 +50,10 @@ def _meaning(option: options.Option) -> str:
 
 def _groups(command: str) -> Mapping[str, list[options.Option]]:
     found: dict[str, list[options.Option]] = {}
-    for option in parser.options_of(command):
-        if option.flags and not (command and option is parser.HELP):
+    for option in parser.flagged(command):
+        if not (command and option is parser.HELP):
             found.setdefault(option.group, []).append(option)
     return found
-
-
-def _operands(command: str) -> list[options.Option]:
-    return [each for each in parser.options_of(command) if each.is_operand]
 
 
 def _sentence(text: str) -> str:
@@ -96,7 +92,7 @@ def _section(command: str) -> Iterator[str]:
     yield f"```\n{help_pages.usage(command)}\n```"
     yield from map(_wrapped, text.paragraphs)
     yield _examples(text)
-    operands = [f"- `{each.metavar}`: {_cell(each.help)}" for each in _operands(command)]
+    operands = [f"- `{each.metavar}`: {_cell(each.help)}" for each in parser.operands_of(command)]
     if operands:
         yield "\n".join(operands)
     for group, found in _groups(command).items():
@@ -165,7 +161,7 @@ def _man(command: str) -> str:
 
 
 def _man_options(command: str) -> Iterator[str]:
-    operands, groups = _operands(command), _groups(command)
+    operands, groups = parser.operands_of(command), _groups(command)
     if operands:
         yield ".SH ARGUMENTS"
     yield from (f".TP\n.I {_roff(each.metavar)}\n{_roff(each.help)}" for each in operands)
@@ -194,4 +190,8 @@ def _roff(text: str) -> str:
 
 
 if __name__ == "__main__":
-    write(pathlib.Path(sys.argv[1]) if len(sys.argv) > 1 else HERE)
+    arguments = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    arguments.add_argument("folder", nargs="?", type=pathlib.Path, default=HERE)
+    write(arguments.parse_args().folder)

@@ -315,12 +315,6 @@ def command_settings(parsed: Mapping[str, object], environ: Mapping[str, str]) -
     )
 
 
-def completion_options() -> tuple[options.Option, ...]:
-    """Return the options of ``completion``: those of a config document, and ``--debug``."""
-    found = options.of(CommandSettings, "completion")
-    return (*(each for each in found if each.commands), settings.DEBUG)
-
-
 def hook_variables(command: str, chosen: CommandSettings) -> Mapping[str, str]:
     """Return the variables that mig-parted sets for hooks: its options for the command.
 

@@ -45,19 +45,37 @@ def _layouts(parsed: Mapping[str, object], environ: Mapping[str, str]) -> str:
     return "".join(f"{each}\n" for each in found if _SAFE.fullmatch(each))
 
 
-def _flagged(command: str) -> tuple[options.Option, ...]:
-    return tuple(each for each in parser.options_of(command) if each.flags)
+_OFFERS: Mapping[str, tuple[str, str, str]] = {
+    options.FILE: ("file", "_files", "--require-parameter --force-files"),
+    options.FOLDER: (
+        "directory",
+        "_files -/",
+        "--exclusive --arguments '(__fish_complete_directories)'",
+    ),
+    options.LAYOUT: (
+        "layouts",
+        "_mig_manager_layouts",
+        "--exclusive --arguments '(__mig_manager_layouts)'",
+    ),
+    options.PRODUCT: (
+        "products",
+        "_mig_manager_products",
+        "--exclusive --arguments '$__mig_manager_products'",
+    ),
+    options.SPEC: ("spec", "_mig_manager_spec", "--exclusive --arguments '(__mig_manager_spec)'"),
+}
+"""What bash, zsh and fish offer for a value, by its metavar."""
+_WORDS = ("words:{}", "({})", "--exclusive --arguments '{}'")
+"""For a value out of some words."""
+_NOTHING = ("nothing", " ", "--exclusive")
+"""For a value that only the user knows."""
+_IN_BASH, _IN_ZSH, _IN_FISH = range(3)
 
 
-def _operands(command: str) -> tuple[options.Option, ...]:
-    return tuple(each for each in parser.options_of(command) if each.is_operand)
-
-
-def _offer(option: options.Option, offers: Mapping[str, str], words: str, default: str) -> str:
-    """Return what a shell offers for a value: words, or what goes with its metavar."""
+def _offer(option: options.Option, shell: int) -> str:
     if option.words:
-        return words.format(" ".join(option.words))
-    return offers.get(option.metavar, default)
+        return _WORDS[shell].format(" ".join(option.words))
+    return _OFFERS.get(option.metavar, _NOTHING)[shell]
 
 
 # -- bash: version 4, without a library of completions -------------------------------------------
@@ -136,13 +154,6 @@ _mig_manager() {
 
 complete -F _mig_manager mig-manager
 """
-_BASH_OFFERS = {
-    options.FILE: "file",
-    options.FOLDER: "directory",
-    options.LAYOUT: "layouts",
-    options.PRODUCT: "products",
-    options.SPEC: "spec",
-}
 
 
 def _bash() -> str:
@@ -153,16 +164,18 @@ def _bash() -> str:
 
 
 def _bash_case(command: str) -> Iterator[str]:
-    found = _flagged(command)
-    first = next(map(_bash_offer, _operands(command)), "nothing")
-    operand = first if command else f"words:{' '.join(parser.COMMANDS)}"
+    found = parser.flagged(command)
+    operand = f"words:{' '.join(parser.COMMANDS)}"
+    if command:
+        operands = parser.operands_of(command)
+        operand = _offer(operands[0], _IN_BASH) if operands else "nothing"
     yield f"    {command or _shell_quoted('')})"
     yield f"        flags='{' '.join(flag for option in found for flag in option.flags)}'"
     yield f"        want='operand:{operand}'"
     flags: dict[str, list[str]] = {}
     for option in found:
         if option.metavar and not option.is_value_optional:
-            flags.setdefault(_bash_offer(option), []).extend(option.flags)
+            flags.setdefault(_offer(option, _IN_BASH), []).extend(option.flags)
     if flags:
         yield "        case $previous in"
         yield from (
@@ -170,10 +183,6 @@ def _bash_case(command: str) -> Iterator[str]:
         )
         yield "        esac"
     yield "        ;;"
-
-
-def _bash_offer(option: options.Option) -> str:
-    return _offer(option, _BASH_OFFERS, "words:{}", "nothing")
 
 
 def _shell_quoted(text: str) -> str:
@@ -242,13 +251,6 @@ else
     compdef _mig_manager mig-manager
 fi
 """
-_ZSH_OFFERS = {
-    options.FILE: "_files",
-    options.FOLDER: "_files -/",
-    options.LAYOUT: "_mig_manager_layouts",
-    options.PRODUCT: "_mig_manager_products",
-    options.SPEC: "_mig_manager_spec",
-}
 
 
 def _zsh() -> str:
@@ -256,11 +258,17 @@ def _zsh() -> str:
         _shell_quoted(f"{name}:{_zsh_escaped(help_pages.text(name).summary, colons=True)}")
         for name in parser.COMMANDS
     )
+    cases = (
+        f"        {name})\n            _arguments -s \\\n                "
+        + " \\\n                ".join(_zsh_specs(name))
+        + "\n            ;;"
+        for name in parser.COMMANDS
+    )
     parts = {
         "@PRODUCTS@": " ".join(products.names()),
         "@COMMANDS@": "\n".join(f"        {each}" for each in summaries),
         "@PROGRAM@": "\n".join(f"        {spec} \\" for spec in _zsh_specs("")),
-        "@CASES@": "\n".join(line for name in parser.COMMANDS for line in _zsh_case(name)),
+        "@CASES@": "\n".join(cases),
     }
     script = _ZSH
     for mark, part in parts.items():
@@ -268,36 +276,20 @@ def _zsh() -> str:
     return script
 
 
-def _zsh_case(command: str) -> Iterator[str]:
-    specs = " \\\n                ".join(_zsh_specs(command))
-    yield f"        {command})"
-    yield f"            _arguments -s \\\n                {specs}"
-    yield "            ;;"
-
-
 def _zsh_specs(command: str) -> Iterator[str]:
-    for option in _flagged(command):
+    for option in parser.flagged(command):
         others = f"({' '.join(option.flags)})" if len(option.flags) > 1 else ""
         before = "*" if option.is_repeatable else others
+        help_text = f"[{_zsh_escaped(option.help)}]"
+        colon = "::" if option.is_value_optional else ":"
+        value = f"{colon}{option.metavar}:{_offer(option, _IN_ZSH)}"
         for flag in option.flags:
-            yield _shell_quoted(f"{before}{flag}{_zsh_value(option, flag)}")
-    for operand in _operands(command):
+            joint = "=" if flag.startswith("--") else "+"
+            after = f"{joint}{help_text}{value}" if option.metavar else help_text
+            yield _shell_quoted(f"{before}{flag}{after}")
+    for operand in parser.operands_of(command):
         position = "*:" if operand.is_repeatable else "1::"
-        yield _shell_quoted(f"{position}{operand.metavar}:{_zsh_offer(operand)}")
-
-
-def _zsh_value(option: options.Option, flag: str) -> str:
-    help_text = f"[{_zsh_escaped(option.help)}]"
-    if not option.metavar:
-        return help_text
-    joint = "=" if flag.startswith("--") else "+"
-    colon = "::" if option.is_value_optional else ":"
-    return f"{joint}{help_text}{colon}{option.metavar}:{_zsh_offer(option)}"
-
-
-def _zsh_offer(option: options.Option) -> str:
-    # A space: there is a value, and only the user knows it.
-    return _offer(option, _ZSH_OFFERS, "({})", " ")
+        yield _shell_quoted(f"{position}{operand.metavar}:{_offer(operand, _IN_ZSH)}")
 
 
 def _zsh_escaped(text: str, *, colons: bool = False) -> str:
@@ -346,26 +338,17 @@ end
 
 complete --command mig-manager --no-files
 """
-_FISH_OFFERS = {
-    options.FILE: "--require-parameter --force-files",
-    options.FOLDER: "--exclusive --arguments '(__fish_complete_directories)'",
-    options.LAYOUT: "--exclusive --arguments '(__mig_manager_layouts)'",
-    options.PRODUCT: "--exclusive --arguments '$__mig_manager_products'",
-    options.SPEC: "--exclusive --arguments '(__mig_manager_spec)'",
-}
 
 
 def _fish() -> str:
-    lines = [
-        f"{_FISH}set --global __mig_manager_products {' '.join(products.names())}",
-        *_fish_options(""),
-        *(
-            f"{_fish_start('')} --arguments {name} "
-            f"--description {_fish_quoted(help_pages.text(name).summary)}"
-            for name in parser.COMMANDS
-        ),
-        *(line for name in parser.COMMANDS for line in _fish_options(name)),
+    names = " ".join(products.names())
+    lines = [f"{_FISH}set --global __mig_manager_products {names}", *_fish_options("")]
+    lines += [
+        f"{_fish_start('')} --arguments {name} "
+        f"--description {_fish_quoted(help_pages.text(name).summary)}"
+        for name in parser.COMMANDS
     ]
+    lines += [line for name in parser.COMMANDS for line in _fish_options(name)]
     return "\n".join(lines) + "\n"
 
 
@@ -375,21 +358,19 @@ def _fish_start(command: str) -> str:
 
 
 def _fish_options(command: str) -> Iterator[str]:
-    for option in _flagged(command):
-        flags = (f"--{'long' if flag[1] == '-' else 'short'}-option" for flag in option.flags)
+    for option in parser.flagged(command):
         names = " ".join(
-            f"{flag} {name.lstrip('-')}" for flag, name in zip(flags, option.flags, strict=True)
+            f"--{'long' if flag[1] == '-' else 'short'}-option {flag.lstrip('-')}"
+            for flag in option.flags
         )
-        value = "" if not option.metavar or option.is_value_optional else _fish_offer(option)
+        has_value = option.metavar and not option.is_value_optional
+        value = _offer(option, _IN_FISH) if has_value else ""
         parts = (_fish_start(command), names, value, "--description", _fish_quoted(option.help))
         yield " ".join(filter(None, parts))
-    for operand in _operands(command):
-        if operand.words or operand.metavar in _FISH_OFFERS:
-            yield f"{_fish_start(command)} {_fish_offer(operand).removeprefix('--exclusive ')}"
-
-
-def _fish_offer(option: options.Option) -> str:
-    return _offer(option, _FISH_OFFERS, "--exclusive --arguments '{}'", "--exclusive")
+    for operand in parser.operands_of(command):
+        if operand.words or operand.metavar in _OFFERS:
+            offer = _offer(operand, _IN_FISH).removeprefix("--exclusive ")
+            yield f"{_fish_start(command)} {offer}"
 
 
 def _fish_quoted(text: str) -> str:

@@ -8,7 +8,7 @@ of its own, and every other block a paragraph. The first one is the summary.
 import dataclasses
 import functools
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 
 from mig_manager.cli import parser
 
@@ -359,7 +359,7 @@ def statuses(command: str) -> Mapping[str, str]:
 
 def usage(command: str) -> str:
     """Return how to call a command."""
-    operands = (each for each in parser.options_of(command) if each.is_operand)
+    operands = parser.operands_of(command)
     derived = " ".join(f"[{each.metavar}]{'...' * each.is_repeatable}" for each in operands)
     words = (parser.PROGRAM, command, "[OPTION]...", _OPERANDS.get(command, derived))
     return " ".join(filter(None, words))
@@ -368,31 +368,27 @@ def usage(command: str) -> str:
 def page(command: str) -> parser.Page:
     """Return what help shows around the options of a command."""
     own = text(command)
+    examples = [
+        f"{_INDENT}{each.line}\n{_wrapped(each.meaning, _INDENT * 3)}" for each in own.examples
+    ]
+    meanings = [
+        _wrapped(f"{status}  {meaning}", _INDENT, further=_INDENT * 2 + " ")
+        for status, meaning in statuses(command).items()
+    ]
+    if not command:
+        meanings.append(_wrapped(OTHER_STATUSES, _INDENT))
     commands = [f"  {name:<17} {text(name).summary}" for name in parser.COMMANDS]
     blocks = [
         *([] if command else ["commands:\n" + "\n".join(commands)]),
-        "examples:\n" + "\n".join(_examples(own.examples)),
+        "examples:\n" + "\n".join(examples),
         "environment:\n" + _wrapped(ENVIRONMENT, _INDENT),
-        "exit status:\n" + "\n".join(_statuses(command)),
+        "exit status:\n" + "\n".join(meanings),
     ]
     return parser.Page(
         usage=usage(command),
         description="\n\n".join(map(_wrapped, own.paragraphs)),
         epilog="\n\n".join(blocks),
     )
-
-
-def _examples(examples: Iterable[Example]) -> Iterator[str]:
-    for example in examples:
-        yield f"{_INDENT}{example.line}"
-        yield _wrapped(example.meaning, _INDENT * 3)
-
-
-def _statuses(command: str) -> Iterator[str]:
-    for status, meaning in statuses(command).items():
-        yield _wrapped(f"{status}  {meaning}", _INDENT, further=_INDENT * 2 + " ")
-    if not command:
-        yield _wrapped(OTHER_STATUSES, _INDENT)
 
 
 def _wrapped(paragraph: str, indent: str = "", *, further: str | None = None) -> str:

@@ -6,7 +6,7 @@ need the same checks. Abbreviations are refused, so that a new option never chan
 
 import argparse
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 import mig_manager
@@ -208,36 +208,42 @@ def build(command: str = "") -> Parser:
 
         return help_pages.page(command)
 
+    def not_empty(text: str) -> str:
+        # Scripts write --simulate "$GPUS": the default that an empty value would stand for, such
+        # as the real GPUs, is not what their author meant.
+        if not text:
+            raise argparse.ArgumentTypeError(_EMPTY)
+        return text
+
     version = f"{PROGRAM} {mig_manager.__version__}"
     parser = Parser(PROGRAM, command, options_of(command), page, version=version)
     # The type of options and operands that name none, which is all of them.
-    parser.register("type", None, _not_empty)
+    parser.register("type", None, not_empty)
     return parser
-
-
-def _not_empty(text: str) -> str:
-    """Refuse an empty value.
-
-    Scripts write ``--simulate "$GPUS"``: the default that an empty value would stand for, such as
-    the real GPUs, is not what their author meant.
-    """
-    if not text:
-        raise argparse.ArgumentTypeError(_EMPTY)
-    return text
 
 
 def options_of(command: str) -> tuple[options.Option, ...]:
     """Return the options and operands of a command, or without one of the program."""
-    found = (HELP, *_declared(command))
     last = len(_GROUPS)
     rank = {name: number for number, name in enumerate(_GROUPS)} | {"output": last + 1}
+    found = (HELP, *_declared(command))
     return tuple(sorted(found, key=lambda each: rank.get(each.group, last)))
 
 
-def _declared(command: str) -> tuple[options.Option, ...]:
-    if command in {"", "agent", "help", "version"}:
-        from mig_manager.agent import settings  # noqa: PLC0415 - each command loads its own
+def operands_of(command: str) -> tuple[options.Option, ...]:
+    """Return the operands of a command."""
+    return tuple(each for each in options_of(command) if each.is_operand)
 
+
+def flagged(command: str) -> tuple[options.Option, ...]:
+    """Return the options of a command that have a flag."""
+    return tuple(each for each in options_of(command) if each.flags)
+
+
+def _declared(command: str) -> tuple[options.Option, ...]:
+    from mig_manager.agent import settings  # noqa: PLC0415 - each command loads its own
+
+    if command in {"", "agent", "help", "version"}:
         own = {"": (VERSION, settings.DEBUG), "help": (_TOPIC,), "version": (settings.DEBUG,)}
         return own.get(command) or options.of(settings.AgentSettings, command)
     if command == "rollout":
@@ -246,15 +252,14 @@ def _declared(command: str) -> tuple[options.Option, ...]:
         return options.of(rollout_settings.RolloutSettings, command)
     from mig_manager.cli import command_settings  # noqa: PLC0415 - as above
 
-    match command:
-        case "completion":
-            return (_SHELL, _LAYOUTS, *command_settings.completion_options())
-        case "doctor":
-            return options.of(command_settings.DoctorSettings, command)
-        case "demo":
-            return options.of(command_settings.DemoSettings, command)
-        case _:
-            return options.of(command_settings.CommandSettings, command)
+    if command == "completion":
+        found = options.of(command_settings.CommandSettings, command)
+        return (_SHELL, _LAYOUTS, *(each for each in found if each.commands), settings.DEBUG)
+    classes: dict[str, type] = {
+        "doctor": command_settings.DoctorSettings,
+        "demo": command_settings.DemoSettings,
+    }
+    return options.of(classes.get(command, command_settings.CommandSettings), command)
 
 
 # -- spellings of nvidia-mig-parted --------------------------------------------------------------
@@ -269,32 +274,26 @@ def _without_go_spellings(argv: Sequence[str]) -> tuple[list[str], dict[str, str
     """
     from mig_manager.cli import command_settings  # noqa: PLC0415 - not for the agent
 
-    shared = options.of(command_settings.CommandSettings)
-    known = [HELP, VERSION, *(each for each in shared if each.variable.startswith(_GO_PREFIX))]
+    declared = options.of(command_settings.CommandSettings)
+    shared = [each for each in declared if each.variable.startswith(_GO_PREFIX)]
+    long = {each.name for each in (HELP, VERSION, *shared)}
+    switches = {flag: each.key for each in shared if not each.metavar for flag in each.flags}
+    words: list[str] = []
     values: dict[str, str] = {}
-    return list(_normalised(argv, known, values)), values
-
-
-def _normalised(
-    argv: Sequence[str], known: Sequence[options.Option], values: dict[str, str]
-) -> Iterator[str]:
-    long = {each.name for each in known}
-    switches = {flag: each.key for each in known[2:] if not each.metavar for flag in each.flags}
     for position, word in enumerate(argv):
         if word == "--":
-            yield from argv[position:]
-            return
+            words += argv[position:]
+            break
         name = word.partition("=")[0].removeprefix("-")
         dashed = f"-{word}" if word.startswith("-") and name in long else word
         flag, equals, value = dashed.partition("=")
-        if flag not in switches:
-            yield dashed
-            continue
-        # Of a switch that is given twice the last one decides.
-        values.pop(switches[flag], None)
-        if equals:
-            values[switches[flag]] = value
-        yield flag
+        words.append(flag if flag in switches else dashed)
+        if flag in switches:
+            # Of a switch that is given twice the last one decides.
+            values.pop(switches[flag], None)
+            if equals:
+                values[switches[flag]] = value
+    return words, values
 
 
 # -- mistakes in variables -----------------------------------------------------------------------

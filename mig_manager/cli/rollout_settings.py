@@ -107,7 +107,12 @@ def rollout_settings(parsed: Mapping[str, object], environ: Mapping[str, str]) -
     goal = _goal(values["layout_operand"], values["selected_config"])
     if values["is_dry_run"] and isinstance(goal, nodes.Back):
         raise errors.UsageError("a dry run is of a layout, not of undo")
-    values["kubeconfig"] = values["kubeconfig"] or _home_kubeconfig(environ)
+    if values["kubeconfig"] is None:
+        if not environ.get("HOME"):
+            raise errors.UsageError(
+                "neither --kubeconfig nor KUBECONFIG nor HOME says how to get in"
+            )
+        values["kubeconfig"] = pathlib.Path(environ["HOME"]) / ".kube" / "config"
     limits = rollout.Limits(
         max_unavailable=values["max_unavailable"],
         pauses=values["pauses_on_failure"],
@@ -130,10 +135,3 @@ def _goal(operand: str | None, selected: str | None) -> nodes.Goal:
     if not _LABEL.fullmatch(name):
         raise errors.UsageError(f"{name!r} cannot be the value of a label, so no node can have it")
     return nodes.Forward(layout=name)
-
-
-def _home_kubeconfig(environ: Mapping[str, str]) -> pathlib.Path:
-    home = environ.get("HOME")
-    if not home:
-        raise errors.UsageError("neither --kubeconfig nor KUBECONFIG nor HOME says how to get in")
-    return pathlib.Path(home) / ".kube" / "config"
