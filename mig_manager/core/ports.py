@@ -172,21 +172,16 @@ class Workloads(Protocol):
 
 
 class DeviceAllocations(Protocol):
-    """Kubelet's PodResources API."""
+    """Kubelet's PodResources API.
+
+    Each method raises ClusterError POD_RESOURCES_UNAVAILABLE if kubelet does not answer.
+    """
 
     def assigned(self) -> tuple[cluster.PodDevices, ...]:
-        """Return the devices of each pod.
-
-        Raises:
-            ClusterError: With POD_RESOURCES_UNAVAILABLE if kubelet does not answer.
-        """
+        """Return the devices of each pod."""
 
     def allocatable(self) -> Mapping[str, frozenset[str]]:
-        """Return the healthy device ids by resource name, in use or not.
-
-        Raises:
-            ClusterError: With POD_RESOURCES_UNAVAILABLE if kubelet does not answer.
-        """
+        """Return the healthy device ids by resource name, in use or not."""
 
 
 class ConfigSource(Protocol):
@@ -197,11 +192,7 @@ class ConfigSource(Protocol):
         """Its name in errors: the file name, or ``<stdin>``."""
 
     def read(self) -> str:
-        """Return its current text.
-
-        Raises:
-            ConfigError: It is missing, unreadable, too large, or not UTF-8.
-        """
+        """Return its text; ConfigError if it is missing, unreadable, too large, or not UTF-8."""
 
 
 class NodeLock(Protocol):
@@ -240,35 +231,22 @@ class Slots(Protocol):
 
 
 class JournalStore(Protocol):
-    """The journal without a cluster: one text, replaced as a whole."""
+    """The journal without a cluster: one text, replaced as a whole.
+
+    Each method raises ConfigError if the file cannot be read, written or removed.
+    """
 
     def read(self) -> str | None:
-        """Return the journal; None if no change is under way.
-
-        Raises:
-            ConfigError: It exists and cannot be read.
-        """
+        """Return the journal; None if no change is under way."""
 
     def write(self, text: str) -> None:
-        """Replace the journal; on the disk before this returns.
-
-        Raises:
-            ConfigError: It cannot be written; the former one is intact.
-        """
+        """Replace the journal, on the disk before this returns; an error keeps the former."""
 
     def clear(self) -> None:
-        """Remove the journal; done when there is none.
-
-        Raises:
-            ConfigError: It cannot be removed.
-        """
+        """Remove the journal; done when there is none."""
 
     def set_aside(self) -> str:
-        """Rename an invalid journal; return the new path.
-
-        Raises:
-            ConfigError: It cannot be moved.
-        """
+        """Rename an invalid journal; return the new path."""
 
 
 class GpuReset(Protocol):
@@ -295,42 +273,27 @@ class Reboot(Protocol):
 
 
 class HostServices(Protocol):
-    """The machine's own services, through its init system."""
+    """The machine's own services, through its init system.
+
+    Each method raises HostError HOST_SERVICE_FAILED, with what the init system says, if it fails
+    or does not answer in time.
+    """
 
     def running(self, names: Sequence[str]) -> tuple[str, ...]:
         """Return those that are active or starting, and the units that stop with them.
 
-        Returns:
-            Services in the order in which to stop them.
-
-        Raises:
-            HostError: HOST_SERVICE_FAILED: the init system does not answer, or a unit that stops
-                with them could not be started again.
+        They are in the order in which to stop them. A unit that stops with them and could not be
+        started again is an error.
         """
 
     def stop(self, name: str) -> None:
-        """Stop a service and wait until it has; done when it is not running.
-
-        Raises:
-            HostError: HOST_SERVICE_FAILED: it did not stop in time, or must not be stopped.
-        """
+        """Stop a service and wait until it has; done when it is not running."""
 
     def may_have_stopped(self, name: str, listed: Collection[str]) -> bool:
-        """Return whether a service is one of those listed, or stops with one.
-
-        Raises:
-            HostError: HOST_SERVICE_FAILED: the init system does not answer.
-        """
+        """Return whether a service is one of those listed, or stops with one."""
 
     def start(self, name: str) -> bool:
-        """Start a service and wait until it has; done when it is running.
-
-        Returns:
-            Whether it was not running before.
-
-        Raises:
-            HostError: HOST_SERVICE_FAILED: it failed, with what the init system says.
-        """
+        """Start a service, wait until it has, and return whether it was not running before."""
 
 
 class DeviceFiles(Protocol):
@@ -380,21 +343,13 @@ class Hooks(Protocol):
 
 
 class VerifiedLayouts(Protocol):
-    """The last verified layout, kept over a reboot."""
+    """The last verified layout, kept over a reboot; ConfigError if the file cannot be accessed."""
 
     def save(self, text: str) -> None:
-        """Replace it; on the disk before this returns.
-
-        Raises:
-            ConfigError: It cannot be written.
-        """
+        """Replace it; on the disk before this returns."""
 
     def read(self) -> str | None:
-        """Return it; None if no layout was ever verified.
-
-        Raises:
-            ConfigError: It exists and cannot be read.
-        """
+        """Return it; None if no layout was ever verified."""
 
 
 class Cancellation(Protocol):

@@ -758,7 +758,7 @@ def test_what_is_exported_selects_what_was_there(
         lambda inner: (
             st.lists(inner, max_size=3)
             | st.dictionaries(
-                st.sampled_from([*config._DOCUMENT_KEYS, *config.KEYS, "x", "1g.5gb"]),
+                st.sampled_from([*config.DOCUMENT_KEYS, *config.KEYS, "x", "1g.5gb"]),
                 inner,
                 max_size=4,
             )

@@ -41,7 +41,7 @@ mig-configs:
 
 WORDS = st.sampled_from(
     [
-        *config._DOCUMENT_KEYS,
+        *config.DOCUMENT_KEYS,
         *config.KEYS,
         *("all", "v1", "x", "", "0", "-1", "1.5", "~", "yes", "0x20B010DE", '"0x20B010DE"'),
         *("1g.5gb", "1g.5gb@4", "1c.3g.20gb@0", "1g.5gb+me", "bogus", "*a", "&a", "<<", "---"),
@@ -88,7 +88,7 @@ DATA = st.recursive(
     lambda inner: (
         st.lists(inner, max_size=3)
         | st.dictionaries(
-            st.sampled_from([*config._DOCUMENT_KEYS, *config.KEYS, "x", "1g.5gb", "1g.5gb@4"]),
+            st.sampled_from([*config.DOCUMENT_KEYS, *config.KEYS, "x", "1g.5gb", "1g.5gb@4"]),
             inner,
             max_size=4,
         )

@@ -54,23 +54,32 @@ class Report:
 def report(node: nodes.Node, now: dt.datetime) -> Report:
     """Compare a node's request with its status, and note what is unusual or unknown."""
     state = _state(node, now)
-    gpus, gpu_notes = _gpus(node)
     notes = [f"the status cannot be read: {node.status_error}"] if node.status_error else []
-    notes += [*gpu_notes, *_notes(node, state, now)]
-    notes += [gpu.sentence for gpu in gpus.unreachable] if gpus is not None else []
+    gpus: model.ObservedGpus | None = None
+    if node.gpus is not None:
+        try:
+            gpus = gpu_codec.from_json(node.gpus)
+        except ValueError as error:
+            why_not = messages.printable(str(error)[:_MAX_WORD])
+            notes.append(f"the published GPUs cannot be read: {why_not}")
+    elif node.has_gpus:
+        notes.append("no agent has published the GPUs of this node")
+    notes += _notes(node, state, now)
+    notes += [gpu.sentence for gpu in model.unreachable(gpus or ())]
     return Report(node=node, state=state, gpus=gpus, notes=tuple(notes))
 
 
 def _state(node: nodes.Node, now: dt.datetime) -> NodeState:
+    published = node.status
     if node.status_error:
         return NodeState.UNREADABLE
     if not node.requested:
         return NodeState.NO_REQUEST
-    if node.status is None:
+    if published is None:
         return NodeState.NO_AGENT
-    if node.status.config != node.requested:
+    if published.config != node.requested:
         return NodeState.WAITING
-    return _state_of_run(node.status, now)
+    return _state_of_run(published, now)
 
 
 def _state_of_run(published: status.PublishedStatus, now: dt.datetime) -> NodeState:
@@ -88,42 +97,19 @@ def _state_of_run(published: status.PublishedStatus, now: dt.datetime) -> NodeSt
             return NodeState.STALE if is_old and has_slot else NodeState.CHANGING
 
 
-def _gpus(node: nodes.Node) -> tuple[model.ObservedGpus | None, list[str]]:
-    if node.gpus is None:
-        why = ["no agent has published the GPUs of this node"] if node.has_gpus else []
-        return None, why
-    try:
-        return gpu_codec.from_json(node.gpus), []
-    except ValueError as error:
-        why_not = messages.printable(str(error)[:_MAX_WORD])
-        return None, [f"the published GPUs cannot be read: {why_not}"]
-
-
-def _notes(node: nodes.Node, state: NodeState, now: dt.datetime) -> list[str]:
-    notes: list[str] = []
+def _notes(node: nodes.Node, state: NodeState, now: dt.datetime) -> Iterator[str]:
     if not node.is_ready:
-        notes.append("the node is not ready: its agent may not run, and this may be old")
+        yield "the node is not ready: its agent may not run, and this may be old"
     published = node.status
     if published is None:
         if node.state and state is NodeState.NO_AGENT:
-            notes.append(f"another MIG manager runs here: {cluster.STATE_LABEL} is {node.state}")
-        return notes
-    notes += _notes_on_status(node, published, state)
-    if published.retry_at and now - published.retry_at > _OVERDUE:
-        expected = messages.format_time(published.retry_at)
-        notes.append(f"the next retry was scheduled for {expected}: check that the agent runs")
-    return notes
-
-
-def _notes_on_status(
-    node: nodes.Node, published: status.PublishedStatus, state: NodeState
-) -> Iterator[str]:
-    reported = f"layout {published.config}"
+            yield f"another MIG manager runs here: {cluster.STATE_LABEL} is {node.state}"
+        return
     match state:
         case NodeState.NO_REQUEST:
-            yield f"the status is of {reported}, which is no longer requested"
+            yield f"the status is of layout {published.config}, which is no longer requested"
         case NodeState.WAITING:
-            yield f"the agent last reported {reported}, not {node.requested}"
+            yield f"the agent last reported layout {published.config}, not {node.requested}"
         case NodeState.STALE:
             since = messages.format_time(published.started_at) or "some time"
             yield f"no report since {since}: check that the agent runs"
@@ -131,3 +117,6 @@ def _notes_on_status(
             yield f"label {cluster.APPLIED_LABEL} is {node.applied or 'missing'}"
         case _:
             pass
+    if published.retry_at and now - published.retry_at > _OVERDUE:
+        expected = messages.format_time(published.retry_at)
+        yield f"the next retry was scheduled for {expected}: check that the agent runs"

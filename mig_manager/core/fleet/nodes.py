@@ -29,8 +29,7 @@ class Mark:
 
     def to_json(self) -> str:
         """Return the annotation's value."""
-        data = {"layout": self.layout, "before": self.before, "undone": self.is_undone}
-        return json.dumps(data)
+        return json.dumps({"layout": self.layout, "before": self.before, "undone": self.is_undone})
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,7 +177,12 @@ def parse(item: Mapping[str, Any]) -> Node:
         )
         metadata = item["metadata"]
         requested_by, requested_at = _writer(metadata)
-    published, status_error = _status(view.annotations.get(cluster.STATUS_ANNOTATION))
+    published, status_error = None, ""
+    text = view.annotations.get(cluster.STATUS_ANNOTATION)
+    try:
+        published = None if text is None else run_status.read(text)
+    except ValueError as error:
+        status_error = messages.printable(str(error)) or "it is empty"
     return Node(
         view=view,
         is_ready=is_ready,
@@ -189,15 +193,6 @@ def parse(item: Mapping[str, Any]) -> Node:
         requested_by=requested_by,
         requested_at=requested_at,
     )
-
-
-def _status(text: str | None) -> tuple[run_status.PublishedStatus | None, str]:
-    if text is None:
-        return None, ""
-    try:
-        return run_status.read(text), ""
-    except ValueError as error:
-        return None, messages.printable(str(error)) or "it is empty"
 
 
 def _writer(metadata: Mapping[str, Any]) -> tuple[str, dt.datetime | None]:

@@ -18,7 +18,7 @@ from mig_manager.core.fleet import nodes as fleet_nodes
 from mig_manager.core.layout import config
 from mig_manager.core.node import clients, cluster, resources
 from mig_manager.core.planner import planner
-from mig_manager.core.records import gpu_codec, status
+from mig_manager.core.records import gpu_codec
 
 
 class NodeState(enum.Enum):
@@ -183,7 +183,14 @@ class Rollout:
         return node.mark is not None and is_target and node.name not in self._withdrawn
 
     def _phase(self, progress: Sequence[NodeProgress], now_s: float) -> Phase:
-        self._note_failures(progress)
+        failed = {each.name: each for each in progress if each.state in BAD}
+        self._failures |= failed
+        for each in progress:
+            if each.state is NodeState.APPLIED:
+                self._failures.pop(each.name, None)
+        if self._failed_before is None:
+            self._failed_before = frozenset(failed)
+        self._failed |= failed.keys() - self._failed_before
         is_moving = any(map(self._is_awaited, progress))
         has_more = any(p.state is NodeState.TO_DO for p in progress)
         if self._limits.pauses and self._failed and (has_more or is_moving):
@@ -201,19 +208,7 @@ class Rollout:
         is_stalled = now_s - self._before[1] >= self._limits.silence_timeout_s
         return Phase.STALLED if is_stalled else Phase.ROLLING
 
-    def _note_failures(self, progress: Sequence[NodeProgress]) -> None:
-        for each in progress:
-            if each.state in BAD:
-                self._failures[each.name] = each
-            elif each.state is NodeState.APPLIED:
-                self._failures.pop(each.name, None)
-        failed = {each.name for each in progress if each.state in BAD}
-        if self._failed_before is None:
-            self._failed_before = frozenset(failed)
-        self._failed |= failed - self._failed_before
-
     def _is_awaited(self, node: NodeProgress) -> bool:
-        """Return whether to wait for the node's outcome."""
         if self._limits.pauses and node.name in self._failed:
             return False
         is_in_time = node.seconds < self._limits.node_timeout_s
@@ -265,25 +260,19 @@ class Rollout:
             return self._state_of_requested(node, now_s)
         if node.name in self._requested:
             return self._state_in_time(node, now_s)
-        return self._state_of_other(node)
-
-    def _state_of_other(self, node: fleet_nodes.Node) -> tuple[NodeState, str]:
         if node.name in self._joined or self._goal.is_superseded(node):
             return NodeState.SUPERSEDED, f"layout {node.requested} was requested meanwhile"
-        if not node.is_ready:
-            return NodeState.SKIPPED, "the node is not ready"
-        return NodeState.TO_DO, ""
+        not_ready = NodeState.SKIPPED, "the node is not ready"
+        return (NodeState.TO_DO, "") if node.is_ready else not_ready
 
     def _state_of_requested(self, node: fleet_nodes.Node, now_s: float) -> tuple[NodeState, str]:
         if node.requested is None:
-            return (
-                NodeState.APPLIED,
-                "no layout is requested, as before the rollout; the GPUs stay as they are",
-            )
+            why = "no layout is requested, as before the rollout; the GPUs stay as they are"
+            return NodeState.APPLIED, why
         is_success = node.state == model.State.SUCCESS.value and node.applied == node.requested
         if is_success and (node.status is None or node.is_finished):
             return NodeState.APPLIED, ""
-        reported: status.PublishedStatus | None = node.status
+        reported = node.status
         if reported is None or reported.config != node.requested:
             return self._state_in_time(node, now_s)
         if reported.phase == model.Phase.WAIT.value:
@@ -376,13 +365,13 @@ def preview(
     node: fleet_nodes.Node, layout: config.Layout, pods: Sequence[cluster.Pod] = ()
 ) -> Preview:
     """Plan a layout for a node; ``pods`` are those on it that request GPUs."""
-    if not node.gpus:
-        why = "no agent has published its GPUs; is one running there?"
-        return Preview(name=node.name, verdict=Verdict.UNKNOWN, reason="NotPublished", message=why)
+    gpus: model.ObservedGpus | None = None
+    why = "no agent has published its GPUs; is one running there?"
     try:
-        gpus = gpu_codec.from_json(node.gpus)
+        gpus = gpu_codec.from_json(node.gpus) if node.gpus else None
     except ValueError as error:
         why = f"the published GPUs cannot be read: {error}"
+    if gpus is None:
         return Preview(name=node.name, verdict=Verdict.UNKNOWN, reason="NotPublished", message=why)
     try:
         plan = planner.plan(gpus, config.select(layout, gpus))
@@ -415,6 +404,12 @@ def _evicted(
     plan: steps.Plan,
     pods: Sequence[cluster.Pod],
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the pods that are evicted for certain, and those that may be.
+
+    Only the node's kubelet knows which pod uses which device. A pod is evicted for certain if
+    every device of its resource goes. It may be evicted if some go: the agent spares devices in
+    use as far as it can.
+    """
     is_mixed = any(
         name != resources.GPU and resources.is_device(name) and count
         for name, count in node.view.allocatable.items()
@@ -425,12 +420,8 @@ def _evicted(
     losses = resources.losses(plan, gpus, requesting, strategy=strategy)
     evicted = {key for loss in losses if loss.is_total for key in loss.kind.pods}
     maybe = {key for loss in losses for key in loss.kind.pods}
-    if any(_destroys_devices(gpu_plan) for gpu_plan in plan.gpus):
+    if any(gpu.changes_mode for gpu in plan.gpus) or any(
+        isinstance(step, steps.DestroyComputeInstance) for step in plan.steps
+    ):
         maybe |= {pod.key for pod in requesting if pod.has_claims and not pod.is_finished}
     return tuple(sorted(evicted)), tuple(sorted(maybe - evicted))
-
-
-def _destroys_devices(gpu_plan: steps.GpuPlan) -> bool:
-    return gpu_plan.changes_mode or any(
-        isinstance(step, steps.DestroyComputeInstance) for step in gpu_plan.steps
-    )

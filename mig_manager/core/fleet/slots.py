@@ -59,13 +59,16 @@ class Denial:
     """Nodes whose agent is silent, and that an interrupted change has left unavailable."""
 
     def __str__(self) -> str:
+        def named(nodes: Iterable[str]) -> str:
+            return messages.listed(sorted(nodes), most=_MOST_NAMED)
+
         parts = []
         if self.holders:
-            parts.append(f"under change now: {_named(self.holders)}")
+            parts.append(f"under change now: {named(self.holders)}")
         if self.silent:
             parts.append(
                 "interrupted in a change, and their agents are silent: "
-                f"{_named(self.silent)} (bring them back, or delete Node or Lease)"
+                f"{named(self.silent)} (bring them back, or delete Node or Lease)"
             )
         what = "; ".join(parts) or "others were quicker"
         return f"waiting for one of {self.limit} slots for nodes under change; {what}"
@@ -85,13 +88,7 @@ def index_of(name: str) -> int | None:
 
 
 def remember(before: Mapping[int, Seen], slots: Iterable[Slot], now_s: float) -> dict[int, Seen]:
-    """Return since when each slot is unchanged.
-
-    Args:
-        before: The result of the last call.
-        slots: The Leases now.
-        now_s: Seconds from some fixed point.
-    """
+    """Return since when each slot is unchanged; ``before`` is the result of the last call."""
     return {
         slot.index: before[slot.index]
         if slot.index in before and before[slot.index].version == slot.version
@@ -131,7 +128,3 @@ def is_disrupted(view: cluster.NodeView) -> bool:
         or cluster.HOLD_TAINT in view.taint_keys
         or cluster.PAUSED_VALUE in view.labels.values()
     )
-
-
-def _named(nodes: Sequence[str]) -> str:
-    return messages.listed(sorted(nodes), most=_MOST_NAMED)

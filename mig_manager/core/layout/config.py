@@ -18,64 +18,104 @@ Parsing normalises, so that ``==`` and ``content_hash`` compare what layouts mea
 are spelled.
 """
 
-import dataclasses
 import re
 
 from mig_manager import errors
 from mig_manager.core import fields, model, profile_name, yaml_tree
 from mig_manager.core.layout import layouts
 
+VERSION = "v1"
+DOCUMENT_KEYS = ("version", "mig-configs")
 KEYS = ("device-filter", "devices", "mig-enabled", "mig-devices")
 
-_NEITHER = "devices must be all, or a list of GPU indices, UUIDs or PCI addresses"
+# The names by which those who only work with documents know them.
+DeviceFilter = layouts.DeviceFilter
+Rule = layouts.Rule
+Layout = layouts.Layout
+Document = layouts.Document
+parse_filter = layouts.parse_filter
+select = layouts.select
+export = layouts.export
 
-_START = re.compile(r"[0-9]{1,3}")
 
+def parse(text: str, *, source: str, is_lenient: bool = False) -> Document:
+    """Parse a config document; an empty one has no layouts.
 
-def _rule(node: yaml_tree.Node, diagnostics: yaml_tree.Diagnostics) -> layouts.Rule:
-    """Parse a rule.
+    If lenient, what mig-parted ignores is a warning.
 
     Raises:
-        ConfigError: The rule breaks the format; the message says where and what is right.
+        ConfigError: The document breaks the format; the message says where and what is right.
     """
-    if not isinstance(node, yaml_tree.Mapping):
-        fields.fail(
-            node,
-            f"a rule must be a mapping with 'devices' and 'mig-enabled', not {fields.shown(node)}",
+    diagnostics = yaml_tree.Diagnostics(is_lenient=is_lenient)
+    root = yaml_tree.parse(text, source=source, diagnostics=diagnostics)
+    read = {} if root is None or yaml_tree.is_null(root) else _layouts(root, diagnostics)
+    return Document(
+        source=source,
+        layouts=read,
+        warnings=yaml_tree.in_order(diagnostics.warnings),
+        extensions=yaml_tree.in_order(diagnostics.extensions),
+    )
+
+
+def _layouts(root: yaml_tree.Node, diagnostics: yaml_tree.Diagnostics) -> dict[str, Layout]:
+    if not isinstance(root, yaml_tree.Mapping):
+        fields.fail(root, f"expected a mapping with 'version: {VERSION}' and 'mig-configs'")
+    fields.check_keys(root, DOCUMENT_KEYS)
+    fields.check_version(fields.required(root, "version", example=VERSION), VERSION)
+    configs = root.get("mig-configs")
+    if configs is None:
+        return {}
+    if not (isinstance(configs, yaml_tree.Mapping) and configs.entries):
+        problem = f"mig-configs must map layout names to rules, not {fields.shown(configs)}"
+        fields.fail(configs, problem)
+    found: dict[str, Layout] = {}
+    for entry in configs.entries:
+        if not (isinstance(entry.value, yaml_tree.Sequence) and entry.value.items):
+            problem = f"layout '{entry.key}' must be a list of rules (- devices: ...)"
+            fields.fail(entry.value, problem)
+        rules = tuple(_rule(item, diagnostics) for item in entry.value.items)
+        found[entry.key] = Layout(
+            name=entry.key,
+            rules=rules,
+            content_hash=layouts.content_hash(rules),
+            is_lenient=diagnostics.is_lenient,
+            location=entry.location,
         )
+    return found
+
+
+def _rule(node: yaml_tree.Node, diagnostics: yaml_tree.Diagnostics) -> Rule:
+    if not isinstance(node, yaml_tree.Mapping):
+        shown = fields.shown(node)
+        problem = f"a rule must be a mapping with 'devices' and 'mig-enabled', not {shown}"
+        fields.fail(node, problem)
     fields.check_keys(node, KEYS)
-    filters = _filters(node.get("device-filter"), diagnostics)
+    filters: dict[layouts.Filter, errors.Location] = {}
+    listed = node.get("device-filter")
+    # Nothing, null, "" and [] all mean "every model" to mig-parted.
+    is_any = isinstance(listed, yaml_tree.Scalar) and listed.value in (None, "")
+    if listed is not None and not is_any:
+        for item in listed.items if isinstance(listed, yaml_tree.Sequence) else (listed,):
+            filters.setdefault(_filter(item, diagnostics), item.location)
     indices, identities = _gpus(fields.required(node, "devices", example="all"), diagnostics)
     mode = _mode(fields.required(node, "mig-enabled", example="true"))
-    devices = _devices(node, mode, diagnostics)
-    return layouts.Rule(
+    wanted, locations = _devices(node, mode, diagnostics)
+    return Rule(
         # Sorted by what they print: None and a number do not compare.
         filters=tuple(sorted(filters, key=str)),
         filter_locations=filters,
         indices=indices,
         identities=identities,
-        wanted=model.DesiredGpu.of(mode, devices.counts, devices.pins),
+        wanted=wanted,
         location=node.location,
-        profile_locations=devices.locations,
+        profile_locations=locations,
     )
 
 
-def _filters(
-    node: yaml_tree.Node | None, diagnostics: yaml_tree.Diagnostics
-) -> dict[layouts.Filter, errors.Location]:
-    # Nothing, null, "" and [] all mean "every model" to mig-parted.
-    if node is None or (isinstance(node, yaml_tree.Scalar) and node.value in (None, "")):
-        return {}
-    items = node.items if isinstance(node, yaml_tree.Sequence) else (node,)
-    found: dict[layouts.Filter, errors.Location] = {}
-    for item in items:
-        found.setdefault(_filter(item, diagnostics), item.location)
-    return found
-
-
 def _filter(node: yaml_tree.Node, diagnostics: yaml_tree.Diagnostics) -> layouts.Filter:
+    shown = fields.shown(node)
     if not (isinstance(node, yaml_tree.Scalar) and isinstance(node.value, str)):
-        fields.fail(node, f"{fields.shown(node)} must be a text in quotes; {layouts.FILTER_HELP}")
+        fields.fail(node, f"{shown} must be a text in quotes; {layouts.FILTER_HELP}")
     try:
         read = layouts.parse_filter(node.value)
     except ValueError as error:
@@ -84,8 +124,8 @@ def _filter(node: yaml_tree.Node, diagnostics: yaml_tree.Diagnostics) -> layouts
     if isinstance(read, layouts.NameFilter):
         diagnostics.extend(
             node.location,
-            f"device-filter {fields.shown(node)} is a product name; nvidia-mig-parted knows "
-            'PCI ids such as "0x20B010DE" alone',
+            f"device-filter {shown} is a product name; nvidia-mig-parted knows PCI ids such as "
+            '"0x20B010DE" alone',
         )
     return read
 
@@ -112,35 +152,26 @@ def _gpu(
 ) -> int | str | None:
     """Read an index, a UUID or a PCI address; None for what matches no GPU."""
     value = node.value if isinstance(node, yaml_tree.Scalar) else None
+    shown = fields.shown(node)
+    neither = f"devices must be all, or a list of GPU indices, UUIDs or PCI addresses, not {shown}"
     if isinstance(value, str):
-        return _identity(node, value, diagnostics, is_alone=is_alone)
+        identity = layouts.parse_identity(value)
+        if identity is None:
+            fields.fail(node, neither + _meant(value, is_alone=is_alone))
+        problem = f"{shown} names a GPU; nvidia-mig-parted knows indices alone"
+        diagnostics.extend(node.location, problem)
+        return identity
     number = fields.whole(node)
-    problem = f"a GPU index must be a whole number, 0 or more, not {fields.shown(node)}"
+    problem = f"a GPU index must be a whole number, 0 or more, not {shown}"
     if yaml_tree.is_null(node) and not is_alone:
         diagnostics.doubt(node.location, problem, passes="it counts as 0")
         return 0
     if number is None:
-        fields.fail(node, f"{_NEITHER}, not {fields.shown(node)}" if is_alone else problem)
+        fields.fail(node, neither if is_alone else problem)
     if number < 0:
         diagnostics.doubt(node.location, problem, passes="it matches no GPU")
         return None
     return number
-
-
-def _identity(
-    node: yaml_tree.Node, text: str, diagnostics: yaml_tree.Diagnostics, *, is_alone: bool
-) -> str:
-    identity = layouts.parse_identity(text)
-    if identity is None:
-        fields.fail(
-            node,
-            f"{_NEITHER}, not {fields.shown(node)}{_meant(text, is_alone=is_alone)}",
-        )
-    diagnostics.extend(
-        node.location,
-        f"{fields.shown(node)} names a GPU; nvidia-mig-parted knows indices alone",
-    )
-    return identity
 
 
 def _meant(text: str, *, is_alone: bool) -> str:
@@ -157,87 +188,57 @@ def _meant(text: str, *, is_alone: bool) -> str:
 
 def _mode(node: yaml_tree.Node) -> model.MigMode:
     value = node.value if isinstance(node, yaml_tree.Scalar) else node
-    if value is True:
-        return model.MigMode.ENABLED
     # mig-parted takes a key without a value for false.
-    if not (value is None or value is False):
-        fields.fail(
-            node, f"mig-enabled must be true or false, without quotes, not {fields.shown(node)}"
-        )
-    return model.MigMode.DISABLED
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Devices:
-    """What ``mig-devices`` holds, as far as it is read."""
-
-    counts: dict[model.Profile, int] = dataclasses.field(default_factory=dict)
-    pins: dict[model.Pin, int] = dataclasses.field(default_factory=dict)
-    locations: dict[model.Profile, errors.Location] = dataclasses.field(default_factory=dict)
-
-    def add(self, entry: yaml_tree.Entry, diagnostics: yaml_tree.Diagnostics) -> None:
-        name, at, start = entry.key.partition("@")
-        asked = _profile(name, entry)
-        self.locations.setdefault(asked, entry.location)
-        is_null = yaml_tree.is_null(entry.value)
-        count = 0 if is_null else fields.natural(entry.value, f"the count of {entry.key}")
-        if not at:
-            # Two spellings of one profile add up, as in mig-parted.
-            self.counts[asked] = self.counts.get(asked, 0) + count
-            return
-        diagnostics.extend(
-            entry.location,
-            f"'{entry.key}' gives an instance its place; nvidia-mig-parted takes profiles alone",
-        )
-        pin = model.Pin(profile=asked, start=_start(start, entry))
-        self.pins[pin] = self.pins.get(pin, 0) + count
-        self._check_room(pin, entry)
-
-    def _check_room(self, pin: model.Pin, entry: yaml_tree.Entry) -> None:
-        whole = pin.profile.gpu_instance
-        taken = sum(
-            other.profile.compute_slices * count
-            for other, count in self.pins.items()
-            if (other.profile.gpu_instance, other.start) == (whole, pin.start)
-        )
-        if taken > whole.gpu_slices:
-            raise errors.ConfigError(
-                f"'{entry.key}': only one {whole} can start at memory slice {pin.start}, and it "
-                f"has {whole.gpu_slices} compute slices, not {taken}",
-                location=entry.location,
-            )
+    if value is None or value is False:
+        return model.MigMode.DISABLED
+    if value is not True:
+        shown = fields.shown(node)
+        fields.fail(node, f"mig-enabled must be true or false, without quotes, not {shown}")
+    return model.MigMode.ENABLED
 
 
 def _devices(
     rule: yaml_tree.Mapping, mode: model.MigMode, diagnostics: yaml_tree.Diagnostics
-) -> _Devices:
+) -> tuple[model.DesiredGpu, dict[model.Profile, errors.Location]]:
+    """Return what a rule requests, and where it requests each profile."""
     node = rule.get("mig-devices")
-    read = _Devices()
     if (node is None or yaml_tree.is_null(node)) and mode is model.MigMode.DISABLED:
-        return read
+        return model.DesiredGpu.of(mode, {}), {}
     if not isinstance(node, yaml_tree.Mapping):
-        fields.fail(
-            node or rule,
-            "mig-devices must map profiles to counts when mig-enabled is true; {} for none",
-        )
+        problem = "mig-devices must map profiles to counts when mig-enabled is true; {} for none"
+        fields.fail(node or rule, problem)
+    counts: dict[model.Profile, int] = {}
+    pins: dict[model.Pin, int] = {}
+    locations: dict[model.Profile, errors.Location] = {}
     for entry in node.entries:
-        read.add(entry, diagnostics)
-    if node.entries and not (any(read.counts.values()) or any(read.pins.values())):
+        name, at, start = entry.key.partition("@")
+        try:
+            asked = profile_name.parse(name)
+        except ValueError as error:
+            raise errors.ConfigError(str(error), location=entry.location) from None
+        locations.setdefault(asked, entry.location)
+        is_null = yaml_tree.is_null(entry.value)
+        count = 0 if is_null else fields.natural(entry.value, f"the count of {entry.key}")
+        if at:
+            pin = model.Pin(profile=asked, start=_start(start, entry, diagnostics))
+            pins[pin] = pins.get(pin, 0) + count
+            _check_room(pin, pins, entry)
+        else:
+            # Two spellings of one profile add up, as in mig-parted.
+            counts[asked] = counts.get(asked, 0) + count
+    if node.entries and not (any(counts.values()) or any(pins.values())):
         fields.fail(node, "all counts in mig-devices are 0; write {} for no instances")
     if node.entries and mode is model.MigMode.DISABLED:
         fields.fail(node, "mig-devices must be empty when mig-enabled is false")
-    return read
+    return model.DesiredGpu.of(mode, counts, pins), locations
 
 
-def _profile(text: str, entry: yaml_tree.Entry) -> model.Profile:
-    try:
-        return profile_name.parse(text)
-    except ValueError as error:
-        raise errors.ConfigError(str(error), location=entry.location) from None
-
-
-def _start(text: str, entry: yaml_tree.Entry) -> int:
-    if not _START.fullmatch(text):
+def _start(text: str, entry: yaml_tree.Entry, diagnostics: yaml_tree.Diagnostics) -> int:
+    diagnostics.extend(
+        entry.location,
+        f"'{entry.key}' gives an instance its place; nvidia-mig-parted takes profiles alone",
+    )
+    if not re.fullmatch(r"[0-9]{1,3}", text):
         raise errors.ConfigError(
             f"{entry.key[:60]!r}: what follows @ is the memory slice at which the instance "
             "starts, such as 1g.5gb@4",
@@ -246,63 +247,16 @@ def _start(text: str, entry: yaml_tree.Entry) -> int:
     return int(text)
 
 
-VERSION = "v1"
-
-_DOCUMENT_KEYS = ("version", "mig-configs")
-
-DeviceFilter = layouts.DeviceFilter
-Rule = layouts.Rule
-Layout = layouts.Layout
-Document = layouts.Document
-parse_filter = layouts.parse_filter
-select = layouts.select
-export = layouts.export  # the names by which those who only work with documents know them
-
-
-def parse(text: str, *, source: str, is_lenient: bool = False) -> Document:
-    """Parse a config document; an empty one has no layouts.
-
-    If lenient, what mig-parted ignores is a warning.
-
-    Raises:
-        ConfigError: The document breaks the format; the message says where and what is right.
-    """
-    diagnostics = yaml_tree.Diagnostics(is_lenient=is_lenient)
-    root = yaml_tree.parse(text, source=source, diagnostics=diagnostics)
-    read = {} if root is None or yaml_tree.is_null(root) else _layouts(root, diagnostics)
-    return Document(
-        source=source,
-        layouts=read,
-        warnings=yaml_tree.in_order(diagnostics.warnings),
-        extensions=yaml_tree.in_order(diagnostics.extensions),
+def _check_room(pin: model.Pin, pins: dict[model.Pin, int], entry: yaml_tree.Entry) -> None:
+    whole = pin.profile.gpu_instance
+    taken = sum(
+        other.profile.compute_slices * count
+        for other, count in pins.items()
+        if (other.profile.gpu_instance, other.start) == (whole, pin.start)
     )
-
-
-def _layouts(root: yaml_tree.Node, diagnostics: yaml_tree.Diagnostics) -> dict[str, Layout]:
-    if not isinstance(root, yaml_tree.Mapping):
-        fields.fail(root, f"expected a mapping with 'version: {VERSION}' and 'mig-configs'")
-    fields.check_keys(root, _DOCUMENT_KEYS)
-    version = fields.required(root, "version", example=VERSION)
-    if not (isinstance(version, yaml_tree.Scalar) and version.value == VERSION):
-        fields.fail(version, f"version must be the text {VERSION}, not {fields.shown(version)}")
-    configs = root.get("mig-configs")
-    if configs is None:
-        return {}
-    if not (isinstance(configs, yaml_tree.Mapping) and configs.entries):
-        fields.fail(
-            configs, f"mig-configs must map layout names to rules, not {fields.shown(configs)}"
+    if taken > whole.gpu_slices:
+        raise errors.ConfigError(
+            f"'{entry.key}': only one {whole} can start at memory slice {pin.start}, and it "
+            f"has {whole.gpu_slices} compute slices, not {taken}",
+            location=entry.location,
         )
-    return {entry.key: _layout(entry, diagnostics) for entry in configs.entries}
-
-
-def _layout(entry: yaml_tree.Entry, diagnostics: yaml_tree.Diagnostics) -> Layout:
-    if not (isinstance(entry.value, yaml_tree.Sequence) and entry.value.items):
-        fields.fail(entry.value, f"layout '{entry.key}' must be a list of rules (- devices: ...)")
-    read = tuple(_rule(item, diagnostics) for item in entry.value.items)
-    return Layout(
-        name=entry.key,
-        rules=read,
-        content_hash=layouts.content_hash(read),
-        is_lenient=diagnostics.is_lenient,
-        location=entry.location,
-    )

@@ -26,7 +26,6 @@ LONGEST_NAME = 63  # A layout's name is a label's value in Kubernetes
 _BALANCED: Mapping[int, Mapping[int, int]] = {7: {3: 1, 2: 1, 1: 2}, 4: {2: 1, 1: 2}}
 """Slices of the GPU to how many instances of how many slices, as mig-parted has it."""
 _HASH_DIGITS = 8
-_EVERY = "all"
 _BALANCED_NAME = "all-balanced"
 
 
@@ -78,31 +77,25 @@ def document(kinds: Sequence[Kind], *, has_all_maximal: bool = False) -> dict[st
     A ``device-filter`` appears only where there are GPUs of several kinds. Layouts are in the
     order of their names, with numbers by their value.
 
-    Args:
-        kinds: The GPUs; no PCI id twice.
-        has_all_maximal: Whether to add every layout to which no instance can be added, but those
-            that a standard layout is already.
+    No PCI id is in two ``kinds``. ``has_all_maximal`` adds every layout to which no instance can
+    be added, but those that a standard layout is already.
     """
     rules = _Rules(kinds)
     rules.add("all-disabled", None)
     rules.add("all-enabled", ())
     for kind in kinds:
-        for name, counts in _standard(kind):
-            rules.add(name, counts, kind)
+        balanced = _balanced(kind)
+        if balanced:
+            rules.add(_BALANCED_NAME, balanced, kind)
+        capacity = placement.Capacity(kind.profiles)
+        for spec in capacity.specs:
+            most: Counts = ((spec.profile, capacity.most(spec.profile)),)
+            rules.add(_label("all-", str(spec.profile)), most, kind)
     for kind in kinds if has_all_maximal else ():
         for counts in maximal(kind.profiles):
             if not rules.has(counts, kind):
                 rules.add(maximal_name(counts), counts, kind)
     return {"version": config.VERSION, "mig-configs": rules.layouts()}
-
-
-def _standard(kind: Kind) -> Iterator[tuple[str, Counts]]:
-    balanced = _balanced(kind)
-    if balanced:
-        yield _BALANCED_NAME, balanced
-    capacity = placement.Capacity(kind.profiles)
-    for spec in capacity.specs:
-        yield _label("all-", str(spec.profile)), ((spec.profile, capacity.most(spec.profile)),)
 
 
 def maximal(profiles: Iterable[model.GpuInstanceProfile]) -> Iterator[Counts]:
@@ -154,28 +147,24 @@ class _Rules:
             self._known.add((kind, counts))
 
     def layouts(self) -> dict[str, list[dict[str, object]]]:
-        return {
-            name: [
-                self._rule(counts, filters)
-                for (_, counts), filters in sorted(self._rules[name].items(), key=_fewest_first)
-            ]
-            for name in sorted(self._rules, key=_natural)
-        }
+        def fewest_first(
+            item: tuple[tuple[object, Counts | None], list[str]],
+        ) -> tuple[int, list[str]]:
+            (apart, counts), filters = item
+            return (0 if apart else sum(n for _, n in counts or ()), sorted(filters))
 
-    def _rule(self, counts: Counts | None, filters: Sequence[str]) -> dict[str, object]:
-        devices = sorted((counts or ()), key=lambda item: _natural(str(item[0])))
-        return ({"device-filter": sorted(filters)} if filters else {}) | {
-            "devices": _EVERY,
-            "mig-enabled": counts is not None,
-            "mig-devices": {str(each): n for each, n in devices},
-        }
-
-
-def _fewest_first(
-    item: tuple[tuple[object, Counts | None], list[str]],
-) -> tuple[int, list[str]]:
-    (apart, counts), filters = item
-    return (0 if apart else sum(n for _, n in counts or ()), sorted(filters))
+        found: dict[str, list[dict[str, object]]] = {}
+        for name in sorted(self._rules, key=_natural):
+            for (_, counts), filters in sorted(self._rules[name].items(), key=fewest_first):
+                devices = sorted((counts or ()), key=lambda item: _natural(str(item[0])))
+                rule = {
+                    "devices": "all",
+                    "mig-enabled": counts is not None,
+                    "mig-devices": {str(each): n for each, n in devices},
+                }
+                named = {"device-filter": sorted(filters)} if filters else {}
+                found.setdefault(name, []).append(named | rule)
+        return found
 
 
 def _balanced(kind: Kind) -> Counts:

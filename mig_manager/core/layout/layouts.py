@@ -80,9 +80,18 @@ def parse_filter(text: str) -> Filter:
         )
     except ValueError:
         pattern = canonical_name(text)
-        if text == text.strip() and _is_name(pattern):
+        # It has letters, and is no mistyped number.
+        is_number = re.match(r"0x|[0-9a-f]{8}(?![0-9a-z])", pattern)
+        # The names that NVML has are such; no colon, quote or comma is in any.
+        is_plain = re.fullmatch(r"[a-z0-9*?\[][a-z0-9./()*?\[\]!-]*", pattern)
+        if text == text.strip() and is_plain and not is_number and re.search("[a-z*?]", pattern):
             return NameFilter(pattern=pattern)
-    raise ValueError(f"{text[:60]!r} is no PCI id{_meant(text)}; {FILTER_HELP}")
+    hint = ""
+    if re.fullmatch(r"[0-9A-Fa-f]{8}(:[0-9A-Fa-f]{8})?", text):
+        hint = f"; did you mean '{':'.join('0x' + part for part in text.split(':'))}'?"
+    elif text.strip() not in ("", text):
+        hint = "; there is a space too many"
+    raise ValueError(f"{text[:60]!r} is no PCI id{hint}; {FILTER_HELP}")
 
 
 def canonical_name(name: str) -> str:
@@ -98,28 +107,6 @@ def parse_identity(text: str) -> str | None:
     if address:
         return f"{(address['domain'] or '').rjust(8, '0')}:{address['rest']}".lower()
     return None
-
-
-def is_uuid(identity: str) -> bool:
-    """Return whether it is a UUID and not a PCI address."""
-    return identity.startswith("GPU-")
-
-
-def _is_name(pattern: str) -> bool:
-    """Return whether a pattern can be a product name: it has letters and is no mistyped number."""
-    is_number = re.match(r"0x|[0-9a-f]{8}(?![0-9a-z])", pattern)
-    # The names that NVML has are such; no colon, quote or comma is in any.
-    is_plain = re.fullmatch(r"[a-z0-9*?\[][a-z0-9./()*?\[\]!-]*", pattern)
-    return bool(is_plain and not is_number and re.search(r"[a-z*?]", pattern))
-
-
-def _meant(text: str) -> str:
-    if re.fullmatch(r"[0-9A-Fa-f]{8}(:[0-9A-Fa-f]{8})?", text):
-        return f"; did you mean '{':'.join('0x' + part for part in text.split(':'))}'?"
-    stripped = text.strip()
-    if stripped != text and stripped:
-        return "; there is a space too many"
-    return ""
 
 
 def _uint32(text: str) -> int:
@@ -230,31 +217,24 @@ def render(document: Document) -> dict[str, object]:
     """Return plain data which, written as YAML or JSON, reads as an equal document."""
     rendered = {
         layout.name: [
-            rule(
-                filters=[str(each) for each in each_rule.filters],
-                gpus=None
-                if each_rule.indices is None
-                else [*each_rule.indices, *each_rule.identities],
-                wanted=each_rule.wanted,
+            _rendered(
+                filters=[str(each) for each in rule.filters],
+                gpus=None if rule.indices is None else [*rule.indices, *rule.identities],
+                wanted=rule.wanted,
             )
-            for each_rule in layout.rules
+            for rule in layout.rules
         ]
         for layout in document.layouts.values()
     }
     return {"version": _VERSION} | ({"mig-configs": rendered} if rendered else {})
 
 
-def rule(
+def _rendered(
     *, filters: Sequence[str], gpus: Sequence[int | str] | None, wanted: model.DesiredGpu
 ) -> dict[str, object]:
-    """Return one rule, in the order and the shape in which mig-parted writes them.
-
-    No filters: every model; ``gpus`` None: all.
-    """
-    head: dict[str, object] = {}
-    if filters:
-        head["device-filter"] = filters[0] if len(filters) == 1 else list(filters)
-    return head | {
+    """Return one rule, in the order and the shape in which mig-parted writes them."""
+    named = {"device-filter": filters[0] if len(filters) == 1 else list(filters)}
+    return (named if filters else {}) | {
         "devices": "all" if gpus is None else list(gpus),
         "mig-enabled": wanted.mode is model.MigMode.ENABLED,
         "mig-devices": {str(each): count for each, count in (*wanted.devices, *wanted.pins)},
@@ -280,7 +260,20 @@ def export(
     groups: dict[model.DesiredGpu, list[model.Gpu]] = {}
     for gpu in gpus:
         groups.setdefault(current(gpu, has_placements=has_placements), []).append(gpu)
-    return {"version": _VERSION, "mig-configs": {label: _rules(groups, gpus)}}
+    is_uniform = len(groups) == 1 or len({gpu.pci_device_id for gpu in gpus}) == 1
+    rules = []
+    for wanted, members in groups.items():
+        ids = {gpu.pci_device_id for gpu in members}
+        names = sorted(str(DeviceFilter(device_id=each)) for each in ids)
+        is_all = len(members) == sum(gpu.pci_device_id in ids for gpu in gpus)
+        rules.append(
+            _rendered(
+                filters=[] if is_uniform else names,
+                gpus=None if is_all else sorted(gpu.index for gpu in members),
+                wanted=wanted,
+            )
+        )
+    return {"version": _VERSION, "mig-configs": {label: rules}}
 
 
 def current(gpu: model.Gpu, *, has_placements: bool = False) -> model.DesiredGpu:
@@ -299,26 +292,6 @@ def current(gpu: model.Gpu, *, has_placements: bool = False) -> model.DesiredGpu
     return model.DesiredGpu.of(model.MigMode.ENABLED, counts)
 
 
-def _rules(
-    groups: Mapping[model.DesiredGpu, Sequence[model.Gpu]], gpus: Sequence[model.Gpu]
-) -> list[dict[str, object]]:
-    is_uniform = len(groups) == 1 or len({gpu.pci_device_id for gpu in gpus}) == 1
-    rules = []
-    for wanted, members in groups.items():
-        ids = {gpu.pci_device_id for gpu in members}
-        names = sorted(str(DeviceFilter(device_id=each)) for each in ids)
-        same_model = [gpu for gpu in gpus if gpu.pci_device_id in ids]
-        is_all = len(members) == len(same_model)
-        rules.append(
-            rule(
-                filters=[] if is_uniform else names,
-                gpus=None if is_all else sorted(gpu.index for gpu in members),
-                wanted=wanted,
-            )
-        )
-    return rules
-
-
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class _Problem:
     """What keeps a layout from meaning what it says on these GPUs."""
@@ -327,6 +300,10 @@ class _Problem:
     reason: errors.Reason
     location: errors.Location
     passes: str  # what becomes of it where it is let pass
+
+    @property
+    def error(self) -> errors.LayoutError:
+        return errors.LayoutError(self.message, reason=self.reason, location=self.location)
 
 
 def select(layout: Layout, gpus: Sequence[model.Gpu]) -> dict[str, model.DesiredGpu]:
@@ -343,12 +320,9 @@ def select(layout: Layout, gpus: Sequence[model.Gpu]) -> dict[str, model.Desired
     """
     deciding = _deciding(layout, gpus)
     for problem in _unreachable(layout, gpus):
-        raise errors.LayoutError(problem.message, reason=problem.reason, location=problem.location)
-    if not layout.is_lenient:
-        for problem in _problems(layout, gpus, deciding):
-            raise errors.LayoutError(
-                problem.message, reason=problem.reason, location=problem.location
-            )
+        raise problem.error
+    for problem in () if layout.is_lenient else _problems(layout, gpus, deciding):
+        raise problem.error
     return {uuid: rule.wanted for uuid, (gpu, rule) in deciding.items() if gpu.is_mig_capable}
 
 
@@ -371,10 +345,8 @@ def located(layout: Layout, gpus: Sequence[model.Gpu]) -> Iterator[None]:
         found = _deciding(layout, gpus).get(error.gpu_uuid)
         if found:
             _, rule = found
-            locations = {
-                str(profile): location for profile, location in rule.profile_locations.items()
-            }
-            error.locate(locations.get(error.profile, rule.location))
+            by_name = {str(name): place for name, place in rule.profile_locations.items()}
+            error.locate(by_name.get(error.profile, rule.location))
         raise
 
 
@@ -403,8 +375,24 @@ def _deciding(layout: Layout, gpus: Sequence[model.Gpu]) -> _Deciding:
 def _problems(
     layout: Layout, gpus: Sequence[model.Gpu], deciding: _Deciding
 ) -> Iterator[_Problem]:
+    every: list[model.Gpu | model.UnreachableGpu] = [*gpus, *model.unreachable(gpus)]
+    has = f"this node has {len(every)}, counted from 0"
     for rule in layout.rules:
-        yield from _missing(layout, rule, gpus)
+        # A rule for another model of GPU may well count further than this node does.
+        if rule.indices is None or not any(rule.filters_match(gpu) for gpu in gpus):
+            continue
+        indices = sorted(set(rule.indices) - {gpu.index for gpu in every})
+        elsewhere = set(rule.identities) - {gpu.pci_address for gpu in every}
+        addresses = sorted(each for each in elsewhere if not each.startswith("GPU-"))
+        for what in [f"{each}, and {has}" for each in indices] + [
+            f"{each}, and this node has none there" for each in addresses
+        ]:
+            yield _Problem(
+                message=f"layout '{layout.name}' names GPU {what}",
+                reason=errors.Reason.NO_GPU_MATCHES,
+                location=rule.location,
+                passes="it matches no GPU",
+            )
     if not deciding:
         models = ", ".join(sorted({f"{gpu.name} (0x{gpu.pci_device_id:08X})" for gpu in gpus}))
         yield _Problem(
@@ -414,7 +402,16 @@ def _problems(
             location=layout.location,
             passes="nothing is done",
         )
-    yield from _hopeless(layout, list(deciding.values()))
+    is_any_capable = any(gpu.is_mig_capable for gpu, _ in deciding.values())
+    for gpu, rule in deciding.values():
+        is_wanted = rule.wanted.mode is model.MigMode.ENABLED and not gpu.is_mig_capable
+        if is_wanted and (rule.indices is not None or not is_any_capable):
+            yield _Problem(
+                message=f"layout '{layout.name}' enables MIG on {gpu}, which has no MIG",
+                reason=errors.Reason.NOT_MIG_CAPABLE,
+                location=rule.location,
+                passes="it is left as it is",
+            )
 
 
 def _unreachable(layout: Layout, gpus: Sequence[model.Gpu]) -> Iterator[_Problem]:
@@ -460,37 +457,3 @@ def _filter_may_match(each: Filter, gpu: model.UnreachableGpu) -> bool:
             return gpu.pci_device_id in (None, each.device_id)
         case NameFilter():
             return not gpu.name or each.matches_name(gpu.name)
-
-
-def _missing(layout: Layout, rule: Rule, gpus: Sequence[model.Gpu]) -> Iterator[_Problem]:
-    # A rule for another model of GPU may well count further than this node does.
-    if rule.indices is None or not any(rule.filters_match(gpu) for gpu in gpus):
-        return
-    every: list[model.Gpu | model.UnreachableGpu] = [*gpus, *model.unreachable(gpus)]
-    indices = sorted(set(rule.indices) - {gpu.index for gpu in every})
-    here = {gpu.pci_address for gpu in every}
-    addresses = [each for each in rule.identities if not is_uuid(each) and each not in here]
-    has = f"this node has {len(every)}, counted from 0"
-    for what in [f"{each}, and {has}" for each in indices] + [
-        f"{each}, and this node has none there" for each in addresses
-    ]:
-        yield _Problem(
-            message=f"layout '{layout.name}' names GPU {what}",
-            reason=errors.Reason.NO_GPU_MATCHES,
-            location=rule.location,
-            passes="it matches no GPU",
-        )
-
-
-def _hopeless(layout: Layout, decided: Sequence[tuple[model.Gpu, Rule]]) -> Iterator[_Problem]:
-    is_any_capable = any(gpu.is_mig_capable for gpu, _ in decided)
-    for gpu, rule in decided:
-        is_wanted = rule.wanted.mode is model.MigMode.ENABLED
-        is_meant = rule.indices is not None or not is_any_capable
-        if is_wanted and is_meant and not gpu.is_mig_capable:
-            yield _Problem(
-                message=f"layout '{layout.name}' enables MIG on {gpu}, which has no MIG",
-                reason=errors.Reason.NOT_MIG_CAPABLE,
-                location=rule.location,
-                passes="it is left as it is",
-            )

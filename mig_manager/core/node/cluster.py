@@ -156,11 +156,7 @@ _SUFFIXES = {
 
 @contextlib.contextmanager
 def understood(what: str) -> Iterator[None]:
-    """Translate the exceptions of reading a malformed object.
-
-    Raises:
-        ClusterError: The code within met a field that is missing or of another type.
-    """
+    """Turn the exceptions of reading a malformed object into a ClusterError about ``what``."""
     try:
         yield
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as err:
@@ -225,11 +221,7 @@ def listed(
 
 
 def quantity(text: str | float) -> int:
-    """Return a Kubernetes quantity as a whole number, rounded up as the scheduler does.
-
-    Raises:
-        ValueError: It is not a quantity.
-    """
+    """Return a Kubernetes quantity, rounded up as the scheduler does; ValueError for others."""
     match = _QUANTITY.fullmatch(str(text))
     if match is None:
         raise ValueError(f"{text!r} is not a quantity")
@@ -264,11 +256,7 @@ def switches(text: str) -> dict[str, bool]:
 
 
 def parse_node(node: Mapping[str, Any]) -> NodeView:
-    """Return what we want to know of a Node object.
-
-    Raises:
-        ClusterError: It is not a Node object.
-    """
+    """Return what we want to know of a Node object; ClusterError if it is none."""
     with understood("the node"):
         metadata = node["metadata"]
         spec = node.get("spec") or {}
@@ -298,6 +286,15 @@ def parse_pod(item: Mapping[str, Any]) -> Pod:
     # The API server sets Pending; only an object that never went through it has none.
     phase = str(status.get("phase") or "Pending")
     grace = spec.get("terminationGracePeriodSeconds")
+    owners = metadata.get("ownerReferences") or ()
+    has_gpu_init = any(
+        container.get("restartPolicy") != "Always" and _container_resources(container)
+        for container in spec.get("initContainers") or ()
+    )
+    paths = [
+        str((volume.get("hostPath") or {}).get("path") or "")
+        for volume in spec.get("volumes") or ()
+    ]
     return Pod(
         namespace=str(metadata["namespace"]),
         name=str(metadata["name"]),
@@ -305,7 +302,7 @@ def parse_pod(item: Mapping[str, Any]) -> Pod:
         phase=phase,
         labels=strings(metadata.get("labels")),
         node_selector=strings(spec.get("nodeSelector")),
-        owner_kind=_owner_kind(metadata),
+        owner_kind=next((str(each["kind"]) for each in owners if each.get("controller")), None),
         is_mirror=_MIRROR_ANNOTATION in annotations,
         is_ready=any(
             condition["type"] == "Ready" and condition["status"] == "True"
@@ -319,32 +316,28 @@ def parse_pod(item: Mapping[str, Any]) -> Pod:
         grace_s=_DEFAULT_GRACE_S if grace is None else int(grace),
         has_claims=bool(spec.get("resourceClaims")),
         claims=_claims(spec, status),
-        may_run_gpu_init=phase == "Pending" and _has_gpu_init(spec),
-        mounts_plugin_sockets=_mounts_plugin_sockets(spec),
+        may_run_gpu_init=phase == "Pending" and has_gpu_init,
+        # ``DevicePluginPath`` of k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1 ends so; k0s,
+        # MicroK8s and ``--root-dir`` change what stands before it.
+        mounts_plugin_sockets=any(path.rstrip("/").endswith("/device-plugins") for path in paths),
         images=tuple(str(container.get("image") or "") for container in spec["containers"]),
         mig_strategy=_mig_strategy(spec),
-        feature_gates=_feature_gates(spec),
+        feature_gates={
+            gate: is_on
+            for value in _variables(spec, "FEATURE_GATES")
+            for gate, is_on in switches(value).items()
+        },
     )
 
 
-def _mounts_plugin_sockets(spec: Mapping[str, Any]) -> bool:
-    """Return whether a pod mounts kubelet's ``device-plugins``, wherever kubelet's root is.
-
-    ``DevicePluginPath`` of k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1 ends so; k0s, MicroK8s and
-    ``--root-dir`` change what stands before it.
-    """
-    paths = (
-        str((volume.get("hostPath") or {}).get("path") or "")
-        for volume in spec.get("volumes") or ()
-    )
-    return any(path.rstrip("/").endswith("/device-plugins") for path in paths)
-
-
-def _has_gpu_init(spec: Mapping[str, Any]) -> bool:
-    return any(
-        container.get("restartPolicy") != "Always" and _container_resources(container)
-        for container in spec.get("initContainers") or ()
-    )
+def _variables(spec: Mapping[str, Any], name: str) -> list[str]:
+    """Return the values of a variable of the environment in all containers."""
+    return [
+        str(variable.get("value") or "")
+        for container in spec["containers"]
+        for variable in container.get("env") or ()
+        if variable.get("name") == name
+    ]
 
 
 def _claims(spec: Mapping[str, Any], status: Mapping[str, Any]) -> tuple[str, ...]:
@@ -370,29 +363,7 @@ def _mig_strategy(spec: Mapping[str, Any]) -> str:
             flag, equals, value = word.partition("=")
             if flag == "--mig-strategy":
                 return value if equals else following
-    return next(
-        (
-            str(variable.get("value") or "")
-            for container in spec["containers"]
-            for variable in container.get("env") or ()
-            if variable.get("name") == "MIG_STRATEGY"
-        ),
-        "",
-    )
-
-
-def _feature_gates(spec: Mapping[str, Any]) -> dict[str, bool]:
-    found: dict[str, bool] = {}
-    for container in spec["containers"]:
-        for variable in container.get("env") or ():
-            if variable.get("name") == "FEATURE_GATES":
-                found |= switches(str(variable.get("value") or ""))
-    return found
-
-
-def _owner_kind(metadata: Mapping[str, Any]) -> str | None:
-    owners = metadata.get("ownerReferences") or ()
-    return next((str(owner["kind"]) for owner in owners if owner.get("controller")), None)
+    return next(iter(_variables(spec, "MIG_STRATEGY")), "")
 
 
 def _gpu_resources(spec: Mapping[str, Any]) -> dict[str, int]:
@@ -431,15 +402,16 @@ def _larger(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, int]:
     return {name: max(one.get(name, 0), other.get(name, 0)) for name in (*one, *other)}
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class Right:
     """One verb on one kind of object, as RBAC grants it."""
 
     group: str  # API group; empty for the core group
     resource: str
     verb: str
-    subresource: str = ""
     purpose: str  # what the agent cannot do without it
+    _: dataclasses.KW_ONLY
+    subresource: str = ""
     is_needed: bool = True  # whether changes fail without it
 
     def __str__(self) -> str:
@@ -448,46 +420,34 @@ class Right:
 
 
 RIGHTS = (
-    Right(group="", resource="nodes", verb="get", purpose="read its node"),
-    Right(group="", resource="nodes", verb="list", purpose="follow its node"),
-    Right(group="", resource="nodes", verb="watch", purpose="follow its node"),
-    Right(group="", resource="nodes", verb="patch", purpose="write state, journal and taint"),
-    Right(group="", resource="pods", verb="list", purpose="find the pods of its node"),
+    Right("", "nodes", "get", "read its node"),
+    Right("", "nodes", "list", "follow its node"),
+    Right("", "nodes", "watch", "follow its node"),
+    Right("", "nodes", "patch", "write state, journal and taint"),
+    Right("", "pods", "list", "find the pods of its node"),
+    Right("", "pods", "watch", "see at once that a pod has gone or come", is_needed=False),
+    Right("", "pods", "delete", "restart the device plugin"),
     Right(
-        group="",
-        resource="pods",
-        verb="watch",
-        purpose="see at once that a pod has gone or come",
-        is_needed=False,
-    ),
-    Right(group="", resource="pods", verb="delete", purpose="restart the device plugin"),
-    Right(
-        group="",
-        resource="pods",
+        "",
+        "pods",
+        "create",
+        "evict pods that use what a change destroys",
         subresource="eviction",
-        verb="create",
-        purpose="evict pods that use what a change destroys",
     ),
     Right(
-        group="policy",
-        resource="poddisruptionbudgets",
-        verb="list",
-        purpose="count what PodDisruptionBudgets grant before the first eviction",
+        "policy",
+        "poddisruptionbudgets",
+        "list",
+        "count what PodDisruptionBudgets grant before the first eviction",
         is_needed=False,
     ),
     Right(
-        group="resource.k8s.io",
-        resource="resourceclaims",
-        verb="get",
-        purpose="recognise pods with a ResourceClaim for a GPU",
+        "resource.k8s.io",
+        "resourceclaims",
+        "get",
+        "recognise pods with a ResourceClaim for a GPU",
         is_needed=False,
     ),
-    Right(
-        group="",
-        resource="events",
-        verb="create",
-        purpose="say on the Node what happened",
-        is_needed=False,
-    ),
+    Right("", "events", "create", "say on the Node what happened", is_needed=False),
 )
 """The agent works without those that are not needed, and says what it could not do."""

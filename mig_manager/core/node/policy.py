@@ -63,13 +63,11 @@ def parse_plugin_configs(text: str, *, origin: str) -> dict[str, str]:
         UsageError: A pair is not one, names its layout again, or its config can be no label.
     """
     found: dict[str, str] = {}
-    for pair in filter(None, (part.strip() for part in text.split(","))):
+    for pair in filter(None, map(str.strip, text.split(","))):
         layout, equals, config = (part.strip() for part in pair.partition("="))
         if not (layout and equals and _LABEL_VALUE.fullmatch(config)):
-            raise errors.UsageError(
-                f"{origin}: {pair!r} is not LAYOUT=CONFIG with a config name that can be a "
-                "label's value"
-            )
+            hint = "LAYOUT=CONFIG with a config name that can be a label's value"
+            raise errors.UsageError(f"{origin}: {pair!r} is not {hint}")
         if layout in found:
             raise errors.UsageError(f"{origin}: layout {layout!r} is named twice")
         found[layout] = config
@@ -187,7 +185,9 @@ def count(pods: Sequence[cluster.Pod], budgets: Iterable[Budget]) -> Count:
     exhausted: dict[str, str] = {}
     members: dict[str, list[cluster.Pod]] = {}
     for pod in pods:
-        guards = _guards(pod, known)
+        # No budget is asked about a pod that does not run.
+        runs = not (pod.phase == "Pending" or pod.is_finished or pod.is_terminating)
+        guards = [budget for budget in known if runs and budget.covers(pod)]
         if len(guards) > 1:
             names = " and ".join(sorted(budget.name for budget in guards))
             why = f"PodDisruptionBudgets {names} both cover it, and the API evicts no such pod"
@@ -199,22 +199,14 @@ def count(pods: Sequence[cluster.Pod], budgets: Iterable[Budget]) -> Count:
     for budget in known:
         guarded = members.get(budget.key, [])
         room = max(0, budget.allowed) if budget.is_current else 0
-        if len(guarded) > room:
-            spent.append(budget)
-            rolling += guarded[:room]
-            refused |= {
-                pod.key: budget.refusal
-                if not room
-                else f"PodDisruptionBudget {budget.name} allows {room} of {len(guarded)} evictions"
-                for pod in guarded[room:]
-            }
-            exhausted |= {pod.key: budget.refusal for pod in guarded if not room}
-    return Count(
-        rolling=tuple(rolling),
-        refused=refused,
-        exhausted=exhausted,
-        spent=tuple(spent),
-    )
+        if len(guarded) <= room:
+            continue
+        spent.append(budget)
+        rolling += guarded[:room]
+        why = f"PodDisruptionBudget {budget.name} allows {room} of {len(guarded)} evictions"
+        refused |= {pod.key: why if room else budget.refusal for pod in guarded[room:]}
+        exhausted |= {pod.key: budget.refusal for pod in guarded if not room}
+    return Count(rolling=tuple(rolling), refused=refused, exhausted=exhausted, spent=tuple(spent))
 
 
 def none_granted(pods: Iterable[cluster.Pod], why: str) -> Count:
@@ -223,17 +215,11 @@ def none_granted(pods: Iterable[cluster.Pod], why: str) -> Count:
     return Count(rolling=(), refused=refused, exhausted=refused, spent=())
 
 
-def _guards(pod: cluster.Pod, budgets: Iterable[Budget]) -> list[Budget]:
-    """Return the budgets that an eviction asks: none for a pod that does not run."""
-    if pod.phase == "Pending" or pod.is_finished or pod.is_terminating:
-        return []
-    return [budget for budget in budgets if budget.covers(pod)]
-
-
 def parse_budget(item: Mapping[str, Any]) -> Budget:
     """Return what we want to know of a budget; surprises are the caller's to translate."""
     metadata = item["metadata"]
     spec, status = item.get("spec") or {}, item.get("status") or {}
+    observed = int(status.get("observedGeneration") or 0)
     return Budget(
         namespace=str(metadata["namespace"]),
         name=str(metadata["name"]),
@@ -241,8 +227,7 @@ def parse_budget(item: Mapping[str, Any]) -> Budget:
         allowed=int(status.get("disruptionsAllowed") or 0),
         healthy=int(status.get("currentHealthy") or 0),
         desired=int(status.get("desiredHealthy") or 0),
-        is_current=int(status.get("observedGeneration") or 0)
-        >= int(metadata.get("generation") or 0),
+        is_current=observed >= int(metadata.get("generation") or 0),
         always_allows_unready=spec.get("unhealthyPodEvictionPolicy") == "AlwaysAllow",
     )
 
@@ -251,18 +236,16 @@ def _selector(selector: Mapping[str, Any] | None) -> tuple[Requirement, ...] | N
     """Return the requirements; None for a selector that is absent, as ``LabelSelector`` has it."""
     if selector is None:
         return None
-    equal = (selector.get("matchLabels") or {}).items()
-    return (
-        *(
-            Requirement(key=str(key), operator=Operator.IN, values=frozenset({str(value)}))
-            for key, value in equal
-        ),
-        *(
-            Requirement(
-                key=str(each["key"]),
-                operator=Operator(each["operator"]),
-                values=frozenset(map(str, each.get("values") or ())),
-            )
-            for each in selector.get("matchExpressions") or ()
-        ),
-    )
+    found = [
+        Requirement(key=str(key), operator=Operator.IN, values=frozenset({str(value)}))
+        for key, value in (selector.get("matchLabels") or {}).items()
+    ]
+    found += [
+        Requirement(
+            key=str(each["key"]),
+            operator=Operator(each["operator"]),
+            values=frozenset(map(str, each.get("values") or ())),
+        )
+        for each in selector.get("matchExpressions") or ()
+    ]
+    return tuple(found)

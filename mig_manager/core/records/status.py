@@ -3,6 +3,7 @@
 ``Status`` is what the agent writes, ``read`` is the only reader of it.
 """
 
+import collections
 import dataclasses
 import datetime as dt
 import json
@@ -62,8 +63,18 @@ class Status:
             "finishedAt": self.finished_at,
             "retryAt": self.retry_at,
             "rebooted": self.is_rebooted or None,
-            "gpus": [gpu_summary(gpu) for gpu in self.gpus] or None,
-            "unreachableGpus": [unreachable_summary(gpu) for gpu in self.gpus.unreachable] or None,
+            "gpus": [_summary(gpu) for gpu in self.gpus] or None,
+            "unreachableGpus": [
+                {
+                    "index": gpu.index,
+                    "uuid": gpu.uuid,
+                    "pci": gpu.pci_address,
+                    "reason": gpu.reason.value,
+                    "message": gpu.message,
+                }
+                for gpu in self.gpus.unreachable
+            ]
+            or None,
         }
         return json.dumps({key: value for key, value in data.items() if value not in (None, "")})
 
@@ -98,17 +109,8 @@ class PublishedStatus:
 
 
 def read(text: str) -> PublishedStatus:
-    """Read a status annotation, with its texts made safe to print.
-
-    Raises:
-        ValueError: It is not a status.
-    """
-    try:
-        data = json.loads(text)
-    except RecursionError as error:
-        raise ValueError("nested too deeply") from error
-    if not isinstance(data, dict):
-        raise ValueError("it is no JSON object")  # noqa: TRY004 - content
+    """Read a status annotation, with its texts made safe to print; ValueError if it is none."""
+    data = _object(text)
     attempt = data.get("attempt", 1)
     return PublishedStatus(
         config=_word(data.get("config", "")),
@@ -125,6 +127,16 @@ def read(text: str) -> PublishedStatus:
         is_rebooted=data.get("rebooted") is True,
         unreachable=_unreachable(data.get("unreachableGpus")),
     )
+
+
+def _object(text: str) -> dict[str, Any]:
+    try:
+        data = json.loads(text)
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error
+    if not isinstance(data, dict):
+        raise ValueError("it is no JSON object")  # noqa: TRY004 - content
+    return data
 
 
 def read_or_none(text: str | None) -> PublishedStatus | None:
@@ -165,8 +177,7 @@ def _unreachable(rows: object) -> tuple[str, ...]:
     )
 
 
-def gpu_summary(gpu: model.Gpu) -> dict[str, Any]:
-    """Return one GPU in the form of the status annotation."""
+def _summary(gpu: model.Gpu) -> dict[str, Any]:
     return {
         "index": gpu.index,
         "uuid": gpu.uuid,
@@ -175,27 +186,10 @@ def gpu_summary(gpu: model.Gpu) -> dict[str, Any]:
     }
 
 
-def unreachable_summary(gpu: model.UnreachableGpu) -> dict[str, Any]:
-    """Return an unreachable GPU in the form of the status annotation."""
-    return {
-        "index": gpu.index,
-        "uuid": gpu.uuid,
-        "pci": gpu.pci_address,
-        "reason": gpu.reason.value,
-        "message": gpu.message,
-    }
-
-
 def device_counts(gpu: model.Gpu) -> dict[str, int]:
     """Return how many compute instances of each profile a GPU has, biggest first."""
-    profiles = sorted(
-        (ci.profile for gi in gpu.gpu_instances for ci in gi.compute_instances),
-        key=lambda profile: profile.sort_key,
-    )
-    counts: dict[str, int] = {}
-    for profile in profiles:
-        counts[str(profile)] = counts.get(str(profile), 0) + 1
-    return counts
+    inside = (ci.profile for gi in gpu.gpu_instances for ci in gi.compute_instances)
+    return collections.Counter(map(str, sorted(inside, key=lambda profile: profile.sort_key)))
 
 
 VERIFIED_VERSION = 1
@@ -226,12 +220,9 @@ class VerifiedLayout:
 
     @staticmethod
     def from_json(text: str) -> "VerifiedLayout":
-        """Parse the kept text. Raises ValueError: It is invalid, or of an unknown version."""
-        try:
-            data = json.loads(text)
-        except RecursionError as error:
-            raise ValueError("nested too deeply") from error
-        if not isinstance(data, dict) or data.get("version") != VERIFIED_VERSION:
+        """Parse the kept text; ValueError if it is invalid, or of an unknown version."""
+        data = _object(text)
+        if data.get("version") != VERIFIED_VERSION:
             raise ValueError("not a layout kept by a version this program knows")
         return VerifiedLayout(
             config=str(data.get("config", "")),
@@ -283,27 +274,18 @@ class Journal:
     def is_empty(self) -> bool:
         """Whether there is nothing to restore."""
         return not (
-            self.cordoned
-            or self.hold_taint
-            or self.paused_labels
+            self.blocks_workloads
             or self.plugin_config
-            or self.has_plugin
             or self.snapshot
             or self.host_services
             or self.exit_hook
-            or self.rebooted_from
         )
 
     @property
     def blocks_workloads(self) -> bool:
         """Whether workloads cannot use the node, or its devices are not verified yet."""
-        return bool(
-            self.cordoned
-            or self.hold_taint
-            or self.paused_labels
-            or self.has_plugin
-            or self.rebooted_from
-        )
+        is_closed = self.cordoned or self.hold_taint
+        return bool(is_closed or self.paused_labels or self.has_plugin or self.rebooted_from)
 
     @property
     def remaining(self) -> "Journal":
@@ -348,12 +330,9 @@ class Journal:
 
     @staticmethod
     def from_json(text: str) -> "Journal":
-        """Parse a journal. Raises ValueError: It is invalid, or of an unknown version."""
-        try:
-            data = json.loads(text)
-        except RecursionError as error:
-            raise ValueError("nested too deeply") from error
-        if not isinstance(data, dict) or data.get("version") not in _READABLE:
+        """Parse a journal; ValueError if it is invalid, or of an unknown version."""
+        data = _object(text)
+        if data.get("version") not in _READABLE:
             raise ValueError("not a journal of a version this agent knows")
         paused = data.get("pausedLabels")
         if not isinstance(paused, dict) or not all(
@@ -363,35 +342,28 @@ class Journal:
         cordoned, hold, name = data.get("cordoned"), data.get("holdTaint"), data.get("config")
         if not (isinstance(cordoned, bool) and isinstance(hold, bool) and isinstance(name, str)):
             raise ValueError("bad type of cordoned, holdTaint or config")  # noqa: TRY004 - content
+        if not _is_label_value(data.get("applied", "")):
+            raise ValueError("applied is not a label's value")
+        services = data.get("hostServices", [])
+        if not isinstance(services, list) or not all(isinstance(each, str) for each in services):
+            raise ValueError("hostServices is not a list of names")
+        if len(services) > _MOST_SERVICES:
+            raise ValueError(f"hostServices has {len(services)} names")
         return Journal(
             config=name,
             cordoned=cordoned,
             hold_taint=hold,
             paused_labels=paused,
             plugin_config=_plugin_config(data.get("pluginConfig")),
-            host_services=_names(data.get("hostServices", [])),
+            host_services=tuple(services),
             exit_hook=data.get("exitHook") is True,
             rebooted_from=str(data.get("rebootedFrom", "")),
             draining=data.get("draining") is True,
             has_plugin=data.get("hasPlugin") is True,
-            applied=_applied(data.get("applied", "")),
+            applied=data.get("applied", ""),
             boot_id=str(data.get("bootId", "")),
             snapshot=gpu_codec.from_data(data.get("snapshot", [])),
         )
-
-
-def _names(value: object) -> tuple[str, ...]:
-    if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
-        raise ValueError("hostServices is not a list of names")
-    if len(value) > _MOST_SERVICES:
-        raise ValueError(f"hostServices has {len(value)} names")
-    return tuple(value)
-
-
-def _applied(value: object) -> str:
-    if not _is_label_value(value):
-        raise ValueError("applied is not a label's value")
-    return str(value)
 
 
 def _plugin_config(data: object) -> PluginConfig | None:
