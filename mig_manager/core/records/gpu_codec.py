@@ -210,8 +210,10 @@ def _model(data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _profile(row: object) -> model.GpuInstanceProfile:
-    name, enum_index, profile_id, memory, processors, most, engines, places = _list(row, length=8)
-    spans = (_list(place, length=2) for place in _list(places))
+    name, enum_index, profile_id, memory, processors, most, engines, placements = _list(
+        row, length=8
+    )
+    spans = (_list(each, length=2) for each in _list(placements))
     return model.GpuInstanceProfile(
         profile=_sound(profile_name.parse(_text(name))),
         enum_index=_number(enum_index),
