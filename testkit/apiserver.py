@@ -346,7 +346,7 @@ class _Middleware:
             case Break.CLOSE:
                 await call.write(b"", is_last=True)
             case Break.EXPIRE:
-                error = resources.expired("The resourceVersion for the watch is too old.")
+                error = resources.ApiError(410, "The resourceVersion for the watch is too old.")
                 line = json.dumps({"type": "ERROR", "object": error.to_status()}) + "\n"
                 await call.write(line.encode(), is_last=True)
             case Break.RESET:
@@ -451,7 +451,7 @@ class _RefusesExpired:
             start, self._start = self._start, None
             if message["body"].startswith(b'{"type":"ERROR"'):
                 self._is_refused = True
-                error = resources.expired(json.loads(message["body"])["object"]["message"])
+                error = resources.ApiError(410, json.loads(message["body"])["object"]["message"])
                 respond = server.status_response(error)
                 await respond(self._call.http.scope, self._call.receive, self._call.send)
                 return

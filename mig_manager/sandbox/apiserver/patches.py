@@ -152,7 +152,10 @@ def _json_patch(obj: Any, operations: Any) -> Any:
 
 
 def _operate(obj: Any, operation: Object) -> Any:
-    path = _pointer(operation["path"])
+    pointer = operation["path"]
+    if pointer and not pointer.startswith("/"):
+        raise ValueError(f"{pointer!r} is no JSON pointer")
+    path = [part.replace("~1", "/").replace("~0", "~") for part in pointer.split("/")[1:]]
     match operation["op"]:
         case "add" | "replace" as name:
             return _put(obj, path, operation["value"], insert=name == "add")
@@ -166,12 +169,6 @@ def _operate(obj: Any, operation: Object) -> Any:
             return obj
         case unknown:
             raise ValueError(f"unexpected kind {unknown!r}")
-
-
-def _pointer(text: str) -> list[str]:
-    if text and not text.startswith("/"):
-        raise ValueError(f"{text!r} is no JSON pointer")
-    return [part.replace("~1", "/").replace("~0", "~") for part in text.split("/")[1:]]
 
 
 def _at(obj: Any, path: list[str]) -> Any:

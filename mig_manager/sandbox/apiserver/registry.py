@@ -3,6 +3,10 @@
 Semantics: Kubernetes documentation, "Kubernetes API Concepts", "Pod Lifecycle" (termination),
 "Finalizers", "API-initiated Eviction"; ``sig-architecture/api-conventions.md`` for concurrency
 control and for what ``/status`` may change.
+
+PodDisruptionBudgets: "Disruptions", "Specifying a Disruption Budget for your Application".
+Percentages round up. Unlike the real disruption controller ours is immediate, and a pod whose
+controller is not stored here counts for itself.
 """
 
 import copy
@@ -31,6 +35,8 @@ _POD_DEFAULTS = {
     "terminationGracePeriodSeconds": _DEFAULT_GRACE_S,
     "schedulerName": "default-scheduler",
 }
+_STILL_PROCESSED_RETRY_S = 10
+"""The server's ``Retry-After`` while a budget's status is older than its spec."""
 
 
 class Registry:
@@ -46,7 +52,7 @@ class Registry:
         """Return the stored object itself, which must not be changed."""
         obj = self._store.peek(target.key)
         if obj is None:
-            raise resources.not_found(target.resource.group, target.resource.plural, target.name)
+            raise target.resource.not_found(target.name)
         return obj
 
     def create(self, target: Target, body: Any, *, dry_run: bool = False) -> Object:
@@ -59,13 +65,24 @@ class Registry:
             raise resources.ApiError(500, message, reason="")
         for field in (*_SERVER_OWNED, "resourceVersion"):
             metadata.pop(field, None)
-        _name(resource, metadata)
-        _prepare(resource, obj)
+        if not metadata.get("name") and metadata.get("generateName"):
+            metadata["name"] = metadata["generateName"] + secrets.token_hex(3)[:5]
+        if not metadata.get("name"):
+            message = "Required value: name or generateName is required"
+            cause = resources.cause("FieldValueRequired", message, field="metadata.name")
+            raise resource.invalid("", [cause])
+        if resource is resources.PODS:
+            obj["spec"] = _POD_DEFAULTS | (obj.get("spec") or {})
+            obj["status"] = {"phase": "Pending", "qosClass": "BestEffort"}
+        elif resource is resources.NAMESPACES:
+            obj["status"] = {"phase": "Active"}
+        elif "status" in resource.subresources and resource is not resources.NODES:
+            obj["status"] = {}
         validation.check(resource, obj)
         if not dry_run:
             return self._store.create(obj)
         if self._store.find(resource, metadata["name"], target.namespace):
-            raise resources.already_exists(resource.group, resource.plural, metadata["name"])
+            raise resource.already_exists(metadata["name"])
         return store.stamped(obj, resource)
 
     def update(self, target: Target, body: Any, *, dry_run: bool = False) -> Object:
@@ -76,12 +93,10 @@ class Registry:
             resource = target.resource
             is_blind = not obj["metadata"].get("resourceVersion")
             if is_blind and resource in (resources.LEASES, resources.BUDGETS):
-                cause = resources.Cause(
-                    reason="FieldValueInvalid",
-                    field="metadata.resourceVersion",
-                    message="Invalid value: 0x0: must be specified for an update",
-                )
-                raise resources.invalid(resource.group, resource.kind, target.name, [cause])
+                message = "Invalid value: 0x0: must be specified for an update"
+                field = "metadata.resourceVersion"
+                cause = resources.cause("FieldValueInvalid", message, field=field)
+                raise resource.invalid(target.name, [cause])
             return self._replace(target, old, obj, dry_run=dry_run)
 
     def patch(
@@ -113,7 +128,9 @@ class Registry:
         if dry_run:
             return new
         stored = self._store.write(target.key, new)
-        if _has_ended(stored):
+        now = stored["metadata"]
+        is_held = now.get("finalizers") or now.get("deletionGracePeriodSeconds")
+        if "deletionTimestamp" in now and not is_held:
             self._store.remove(target.key)
         return stored
 
@@ -137,18 +154,12 @@ class Registry:
         if not dry_run:
             obj = self._store.remove(target.key) or obj
             if resource is resources.NAMESPACES:
-                self._empty(target.name)
+                for each in resources.RESOURCES:
+                    for content in self._store.select(each.plural, namespace=target.name):
+                        self._store.remove(store.key_of(each, content))
         if resource in (resources.PODS, resources.SERVICE_ACCOUNTS):
             return obj
-        group = {"group": resource.group} if resource.group else {}
-        return resources.success(
-            name=target.name, kind=resource.plural, uid=obj["metadata"]["uid"], **group
-        )
-
-    def _empty(self, namespace: str) -> None:
-        for resource in resources.RESOURCES:
-            for obj in self._store.select(resource.plural, namespace=namespace):
-                self._store.remove(store.key_of(resource, obj))
+        return resources.success(**resource.details(target.name), uid=obj["metadata"]["uid"])
 
     def evict(self, target: Target, body: Any, *, dry_run: bool = False) -> Object:
         """Delete a pod if its PodDisruptionBudget allows that.
@@ -164,7 +175,7 @@ class Registry:
         dry_run = dry_run or "All" in (options.get("dryRun") or ())
         with self._store.lock:
             pod = self.get(target)
-            check_eviction(self._store, pod, dry_run=dry_run)
+            _check_eviction(self._store, pod, dry_run=dry_run)
             _check_preconditions(target, pod["metadata"], options.get("preconditions") or {})
             if not dry_run:
                 pod = self._store.write(target.key, _disrupted(pod))
@@ -180,25 +191,36 @@ class Registry:
             pod = self.get(target)
             present = pod["spec"].get("nodeName")
             if present:
-                because = f"pod {target.name} is already assigned to node {present!r}"
-                raise resources.conflict("", "pods/binding", target.name, because=because)
+                raise resources.ApiError(
+                    409,
+                    f'Operation cannot be fulfilled on pods/binding "{target.name}": '
+                    f"pod {target.name} is already assigned to node {present!r}",
+                    details={"name": target.name, "kind": "pods/binding"},
+                )
             if not dry_run:
                 spec = pod["spec"] | {"nodeName": node}
-                self._store.write(
-                    target.key, pod | {"metadata": dict(pod["metadata"]), "spec": spec}
-                )
+                bound = pod | {"metadata": dict(pod["metadata"]), "spec": spec}
+                self._store.write(target.key, bound)
         return resources.success()
 
 
 def _identified(target: Target, body: Any) -> Object:
-    """Return a copy of the body with its type and identity, which must agree with the URL."""
-    resource = target.resource
-    obj = copy.deepcopy(_shaped(body))
+    """Return a copy of the body with its type and identity, which must agree with the URL.
+
+    The JSON types that later code relies on are checked, too.
+    """
+    if not isinstance(body, dict) or not isinstance(body.get("metadata", {}), dict):
+        raise resources.bad_request("the object provided is unrecognized")
+    obj, resource = copy.deepcopy(body), target.resource
+    metadata = obj.setdefault("metadata", {})
+    for parent, fields in ((obj, ("spec", "status")), (metadata, ("labels", "annotations"))):
+        for field in fields:
+            if not isinstance(parent.get(field) or {}, dict):
+                raise resources.bad_request(f"json: cannot unmarshal {field}: not an object")
     for field, expected in (("apiVersion", resource.api_version), ("kind", resource.kind)):
         if obj.setdefault(field, expected) != expected:
             message = f"the {field} in the data ({obj[field]}) does not match the expected one"
             raise resources.bad_request(f"{message} ({expected})")
-    metadata = obj.setdefault("metadata", {})
     if resource.is_namespaced:
         metadata["namespace"] = metadata.get("namespace") or target.namespace
         if metadata["namespace"] != target.namespace:
@@ -210,41 +232,6 @@ def _identified(target: Target, body: Any) -> Object:
     return obj
 
 
-def _shaped(body: Any) -> Object:
-    """Return the body after checking the JSON types that later code relies on."""
-    if not isinstance(body, dict) or not isinstance(body.get("metadata", {}), dict):
-        raise resources.bad_request("the object provided is unrecognized")
-    metadata = body.get("metadata", {})
-    for parent, fields in ((body, ("spec", "status")), (metadata, ("labels", "annotations"))):
-        for field in fields:
-            if not isinstance(parent.get(field) or {}, dict):
-                raise resources.bad_request(f"json: cannot unmarshal {field}: not an object")
-    return body
-
-
-def _name(resource: resources.Resource, metadata: Object) -> None:
-    if not metadata.get("name") and metadata.get("generateName"):
-        metadata["name"] = metadata["generateName"] + secrets.token_hex(3)[:5]
-    if not metadata.get("name"):
-        cause = resources.Cause(
-            reason="FieldValueRequired",
-            field="metadata.name",
-            message="Required value: name or generateName is required",
-        )
-        raise resources.invalid(resource.group, resource.kind, "", [cause])
-
-
-def _prepare(resource: resources.Resource, obj: Object) -> None:
-    """Fill in the defaults, and drop a status that a creator may not set."""
-    if resource is resources.PODS:
-        obj["spec"] = _POD_DEFAULTS | (obj.get("spec") or {})
-        obj["status"] = {"phase": "Pending", "qosClass": "BestEffort"}
-    elif resource is resources.NAMESPACES:
-        obj["status"] = {"phase": "Active"}
-    elif "status" in resource.subresources and resource is not resources.NODES:
-        obj["status"] = {}
-
-
 def _check_preconditions(target: Target, present: Object, required: Object) -> None:
     uid, version = required.get("uid"), required.get("resourceVersion")
     if uid and uid != present["uid"]:
@@ -252,15 +239,13 @@ def _check_preconditions(target: Target, present: Object, required: Object) -> N
             f"Precondition failed: UID in precondition: {uid}, UID in object meta: "
             f"{present['uid']}"
         )
-    elif version and version != present["resourceVersion"]:
+        raise target.resource.conflict(target.name, because=because)
+    if version and version != present["resourceVersion"]:
         because = (
             "the object has been modified; please apply your changes to the latest version and "
             "try again"
         )
-    else:
-        return
-    resource = target.resource
-    raise resources.conflict(resource.group, resource.plural, target.name, because=because)
+        raise target.resource.conflict(target.name, because=because)
 
 
 def _grace_s(pod: Object, options: Object) -> int:
@@ -284,41 +269,25 @@ def _marked(obj: Object, grace_s: int) -> Object:
     return obj | {"metadata": metadata}
 
 
-def _has_ended(obj: Object) -> bool:
-    metadata = obj["metadata"]
-    return (
-        "deletionTimestamp" in metadata
-        and not metadata.get("finalizers")
-        and not metadata.get("deletionGracePeriodSeconds")
-    )
-
-
 def _disrupted(pod: Object) -> Object:
     """Return the pod with the condition that names the reason for its end."""
-    pod_status = pod.get("status") or {}
-    conditions = [
-        each for each in pod_status.get("conditions") or () if each["type"] != "DisruptionTarget"
-    ]
-    conditions.append(
-        {
-            "type": "DisruptionTarget",
-            "status": "True",
-            "reason": "EvictionByEvictionAPI",
-            "message": "Eviction API: evicting",
-            "lastTransitionTime": store.timestamp(),
-        }
-    )
-    new_status = pod_status | {"conditions": conditions}
-    return pod | {"metadata": dict(pod["metadata"]), "status": new_status}
+    target = {
+        "type": "DisruptionTarget",
+        "status": "True",
+        "reason": "EvictionByEvictionAPI",
+        "message": "Eviction API: evicting",
+        "lastTransitionTime": store.timestamp(),
+    }
+    status = pod.get("status") or {}
+    others = [c for c in status.get("conditions") or () if c["type"] != target["type"]]
+    status = status | {"conditions": [*others, target]}
+    return pod | {"metadata": dict(pod["metadata"]), "status": status}
 
 
-Store = store.Store
-
-_STILL_PROCESSED_RETRY_S = 10
-"""The server's ``Retry-After`` while a budget's status is older than its spec."""
+# -- disruption budgets -----------------------------------------------------------------------
 
 
-def start_controller(objects: Store) -> Callable[[], None]:
+def start_budget_controller(objects: store.Store) -> Callable[[], None]:
     """Update the status of every budget at once after each change; return how to stop that."""
 
     def follow(record: store.Record) -> None:
@@ -330,20 +299,19 @@ def start_controller(objects: Store) -> Callable[[], None]:
     return objects.subscribe(follow)
 
 
-def _write_status(objects: Store, budget: Object, change: Object) -> None:
+def _write_status(objects: store.Store, budget: Object, change: Object) -> None:
     key = store.key_of(resources.BUDGETS, budget)
     new = (budget.get("status") or {}) | change
     objects.write(key, budget | {"metadata": dict(budget["metadata"]), "status": new})
 
 
-def _counted(objects: Store, budget: Object) -> Object:
+def _counted(objects: store.Store, budget: Object) -> Object:
     """Return the counted part of a budget's status."""
     spec = budget.get("spec") or {}
-    selects = request.compile_selector(spec.get("selector"))
     pods = [
         pod
         for pod in objects.select("pods", namespace=budget["metadata"]["namespace"])
-        if selects(pod["metadata"].get("labels") or {})
+        if _selects(budget, pod)
     ]
     expected = _expected(objects, pods)
     if spec.get("maxUnavailable") is not None:
@@ -364,7 +332,12 @@ def _counted(objects: Store, budget: Object) -> Object:
     }
 
 
-def _expected(objects: Store, pods: Sequence[Object]) -> int:
+def _selects(budget: Object, pod: Object) -> bool:
+    selector = (budget.get("spec") or {}).get("selector")
+    return request.compile_selector(selector)(pod["metadata"].get("labels") or {})
+
+
+def _expected(objects: store.Store, pods: Sequence[Object]) -> int:
     """Count the expected pods: as many as a stored ReplicaSet says, and each other pod."""
     expected = 0
     counted: set[str] = set()
@@ -396,7 +369,7 @@ def _is_terminating(pod: Object) -> bool:
     return "deletionTimestamp" in pod["metadata"]
 
 
-def check_eviction(objects: Store, pod: Object, *, dry_run: bool = False) -> None:
+def _check_eviction(objects: store.Store, pod: Object, *, dry_run: bool) -> None:
     """Check an eviction against the pod's budget and, except in a dry run, count it there.
 
     Raises:
@@ -405,66 +378,44 @@ def check_eviction(objects: Store, pod: Object, *, dry_run: bool = False) -> Non
     phase = (pod.get("status") or {}).get("phase")
     if phase in ("Pending", "Succeeded", "Failed") or _is_terminating(pod):
         return
-    budgets = _of(objects, pod)
+    candidates = objects.select("poddisruptionbudgets", namespace=pod["metadata"]["namespace"])
+    budgets = [budget for budget in candidates if _selects(budget, pod)]
     if len(budgets) > 1:
         message = (
             "This pod has more than one PodDisruptionBudget, which the eviction subresource "
             "does not support."
         )
         raise resources.ApiError(500, message, reason="")
-    if budgets and not _tolerates_unready(pod, budgets[0]):
-        _check_budget(budgets[0])
-        if not dry_run:
-            _count_eviction(objects, budgets[0], pod)
-
-
-def _of(objects: Store, pod: Object) -> list[Object]:
-    labels = pod["metadata"].get("labels") or {}
-    return [
-        budget
-        for budget in objects.select(
-            "poddisruptionbudgets", namespace=pod["metadata"]["namespace"]
-        )
-        if request.compile_selector((budget.get("spec") or {}).get("selector"))(labels)
-    ]
-
-
-def _tolerates_unready(pod: Object, budget: Object) -> bool:
-    """Return whether the pod may be evicted because it does not count as healthy."""
-    if _is_ready(pod):
-        return False
-    if budget["spec"].get("unhealthyPodEvictionPolicy") == "AlwaysAllow":
-        return True
+    if not budgets:
+        return
+    (budget,) = budgets
     now = budget.get("status") or {}
-    return bool(now.get("currentHealthy", 0) >= now.get("desiredHealthy", 0) > 0)
-
-
-def _check_budget(budget: Object) -> None:
-    metadata, now = budget["metadata"], budget.get("status") or {}
-    name = metadata["name"]
-    if now.get("observedGeneration", 0) < metadata.get("generation", 0):
-        cause = f"The disruption budget {name} is still being processed by the server."
-        raise _blocked(cause, retry_after_s=_STILL_PROCESSED_RETRY_S)
-    if now.get("disruptionsAllowed", 0) == 0:
-        cause = (
-            f"The disruption budget {name} needs {now.get('desiredHealthy', 0)} healthy pods "
-            f"and has {now.get('currentHealthy', 0)} currently"
+    name, healthy = budget["metadata"]["name"], now.get("currentHealthy", 0)
+    desired, allowed = now.get("desiredHealthy", 0), now.get("disruptionsAllowed", 0)
+    # A pod that does not count as healthy may go while enough others do, or as the policy says.
+    always = budget["spec"].get("unhealthyPodEvictionPolicy") == "AlwaysAllow"
+    if not _is_ready(pod) and (always or healthy >= desired > 0):
+        return
+    if now.get("observedGeneration", 0) < budget["metadata"].get("generation", 0):
+        message = f"The disruption budget {name} is still being processed by the server."
+        raise _blocked(message, retry_after_s=_STILL_PROCESSED_RETRY_S)
+    if allowed == 0:
+        raise _blocked(
+            f"The disruption budget {name} needs {desired} healthy pods and has {healthy} "
+            "currently"
         )
-        raise _blocked(cause, retry_after_s=None)
+    if not dry_run:
+        # The API server counts an eviction itself, before the controller has seen it.
+        disrupted = now.get("disruptedPods") or {}
+        disrupted = disrupted | {pod["metadata"]["name"]: store.timestamp()}
+        change = {"disruptionsAllowed": allowed - 1, "disruptedPods": disrupted}
+        _write_status(objects, budget, change)
 
 
-def _count_eviction(objects: Store, budget: Object, pod: Object) -> None:
-    """Count an eviction that the controller has not seen yet, as the API server does itself."""
-    now = budget.get("status") or {}
-    disrupted = (now.get("disruptedPods") or {}) | {pod["metadata"]["name"]: store.timestamp()}
-    allowed = now.get("disruptionsAllowed", 0) - 1
-    _write_status(objects, budget, {"disruptionsAllowed": allowed, "disruptedPods": disrupted})
-
-
-def _blocked(cause: str, *, retry_after_s: int | None) -> resources.ApiError:
+def _blocked(message: str, *, retry_after_s: int | None = None) -> resources.ApiError:
     return resources.ApiError(
         429,
         "Cannot evict pod as it would violate the pod's disruption budget.",
-        details={"causes": [resources.Cause(reason="DisruptionBudget", message=cause).to_json()]},
+        details={"causes": [resources.cause("DisruptionBudget", message)]},
         retry_after_s=retry_after_s,
     )

@@ -53,7 +53,19 @@ class Renderer:
         return {"kind": kind, "apiVersion": api_version, "metadata": metadata}
 
     def _table(self, objects: Sequence[Object], metadata: Object) -> Object:
-        columns = _columns(self.resource)
+        plural = self.resource.plural
+        age = () if plural in ("events", "nodes", "pods") else (_AGE,)
+        columns = (_Column("Name", _at("metadata", "name")), *_COLUMNS.get(plural, ()), *age)
+        definitions = [
+            {
+                "name": column.name,
+                "type": "integer" if column.name in ("Data", "Count") else "string",
+                "format": "name" if column.name == "Name" else "",
+                "description": "",
+                "priority": 1 if column.is_wide else 0,
+            }
+            for column in columns
+        ]
         rows = [
             {"cells": [column.value(obj) for column in columns], "object": self._row_object(obj)}
             for obj in objects
@@ -62,7 +74,7 @@ class Renderer:
             "kind": "Table",
             "apiVersion": _META_VERSION,
             "metadata": metadata,
-            "columnDefinitions": [column.definition() for column in columns],
+            "columnDefinitions": definitions,
             "rows": rows,
         }
 
@@ -73,12 +85,8 @@ class Renderer:
             case "Object":
                 return obj
             case _:
-                metadata = obj["metadata"]
-                return {
-                    "kind": "PartialObjectMetadata",
-                    "apiVersion": _META_VERSION,
-                    "metadata": metadata,
-                }
+                of_kind = {"kind": "PartialObjectMetadata", "apiVersion": _META_VERSION}
+                return of_kind | {"metadata": obj["metadata"]}
 
 
 def accepts_table(accept: str) -> bool:
@@ -142,29 +150,9 @@ class _Column:
     is_wide: bool = False
     """Shown with ``-o wide`` only."""
 
-    def definition(self) -> Object:
-        return {
-            "name": self.name,
-            "type": "integer" if self.name in ("Data", "Count") else "string",
-            "format": "name" if self.name == "Name" else "",
-            "description": "",
-            "priority": 1 if self.is_wide else 0,
-        }
-
-
-def _columns(resource: resources.Resource) -> tuple[_Column, ...]:
-    age = () if resource.plural in ("events", "nodes", "pods") else (_AGE,)
-    return (_Column("Name", _at("metadata", "name")), *_COLUMNS.get(resource.plural, ()), *age)
-
 
 def _at(*path: str, default: Any = "") -> Callable[[Object], Any]:
-    def value(obj: Object) -> Any:
-        found: Any = obj
-        for key in path:
-            found = found.get(key) if isinstance(found, dict) else None
-        return default if found is None else found
-
-    return value
+    return lambda obj: resources.at(obj, *path, default=default)
 
 
 def _age(since: str | None) -> str:
@@ -199,10 +187,11 @@ def _joined(words: Iterable[str]) -> str:
 
 
 def _node_status(node: Object) -> str:
-    conditions = _at("status", "conditions", default=())(node)
+    conditions = resources.at(node, "status", "conditions", default=())
     ready = next((each["status"] for each in conditions if each["type"] == "Ready"), None)
     word = {"True": "Ready", None: "Unknown"}.get(ready, "NotReady")
-    return f"{word},SchedulingDisabled" if _at("spec", "unschedulable")(node) else word
+    is_cordoned = resources.at(node, "spec", "unschedulable", default=False)
+    return f"{word},SchedulingDisabled" if is_cordoned else word
 
 
 def _roles(node: Object) -> str:
@@ -213,36 +202,30 @@ def _roles(node: Object) -> str:
 
 def _address(kind: str) -> Callable[[Object], str]:
     def value(node: Object) -> str:
-        addresses = _at("status", "addresses", default=())(node)
+        addresses = resources.at(node, "status", "addresses", default=())
         return next((each["address"] for each in addresses if each["type"] == kind), "<none>")
 
     return value
 
 
 def _containers(pod: Object) -> list[Object]:
-    return list(_at("status", "containerStatuses", default=())(pod))
+    return list(resources.at(pod, "status", "containerStatuses", default=()))
 
 
 def _pod_ready(pod: Object) -> str:
     ready = sum(bool(each.get("ready")) for each in _containers(pod))
-    return f"{ready}/{len(_at('spec', 'containers', default=())(pod))}"
+    return f"{ready}/{len(resources.at(pod, 'spec', 'containers', default=()))}"
 
 
 def _pod_status(pod: Object) -> str:
     if "deletionTimestamp" in pod["metadata"]:
         return "Terminating"
     for container in _containers(pod):
-        state = container.get("state") or {}
         for kind in ("waiting", "terminated"):
-            reason = (state.get(kind) or {}).get("reason")
-            if reason:
+            if reason := resources.at(container, "state", kind, "reason", default=""):
                 return str(reason)
     now = pod.get("status") or {}
     return str(now.get("reason") or now.get("phase") or "Unknown")
-
-
-def _restarts(pod: Object) -> int:
-    return sum(int(each.get("restartCount", 0)) for each in _containers(pod))
 
 
 def _last_seen(event: Object) -> str:
@@ -263,7 +246,8 @@ def _source(event: Object) -> str:
 
 
 def _node_selector(daemon_set: Object) -> str:
-    selector = _at("spec", "template", "spec", "nodeSelector", default={})(daemon_set)
+    path = ("spec", "template", "spec", "nodeSelector")
+    selector = resources.at(daemon_set, *path, default={})
     return _joined(f"{key}={value}" for key, value in selector.items())
 
 
@@ -287,7 +271,9 @@ _COLUMNS: dict[str, tuple[_Column, ...]] = {
     "pods": (
         _Column("Ready", _pod_ready),
         _Column("Status", _pod_status),
-        _Column("Restarts", _restarts),
+        _Column(
+            "Restarts", lambda pod: sum(int(c.get("restartCount", 0)) for c in _containers(pod))
+        ),
         _AGE,
         _Column("IP", _at("status", "podIP", default="<none>"), is_wide=True),
         _Column("Node", _at("spec", "nodeName", default="<none>"), is_wide=True),

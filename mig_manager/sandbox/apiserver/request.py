@@ -1,7 +1,8 @@
-"""Parse a request: its verb, resource and object, its selectors and list options.
+"""Parse and authorize a request: its verb, resource and object, selectors and list options.
 
 Paths, parameters and grammar: Kubernetes documentation, "Kubernetes API Concepts", "Labels and
 Selectors" and "Field Selectors". ``!=`` and ``notin`` also select objects that lack the key.
+Attributes and messages of authorization: "Authorization".
 """
 
 import base64
@@ -13,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 from mig_manager.sandbox.apiserver import resources
 
+Object = resources.Object
 Labels = Mapping[str, str]
 LabelMatcher = Callable[[Labels], bool]
 
@@ -50,11 +52,6 @@ class RequestInfo:
     target: Target
     query: Mapping[str, str]
 
-    @property
-    def is_dry_run(self) -> bool:
-        """Whether nothing is to be stored."""
-        return "All" in self.query.get("dryRun", "")
-
 
 def parse(method: str, path: str, query: Mapping[str, str]) -> RequestInfo | None:
     """Return the request; None when its path is not that of a known resource.
@@ -65,7 +62,13 @@ def parse(method: str, path: str, query: Mapping[str, str]) -> RequestInfo | Non
     target = _target([part for part in path.split("/") if part])
     if target is None:
         return None
-    return RequestInfo(verb=_verb(method, target, query), target=target, query=query)
+    verb = _VERBS.get(method, "")
+    if verb not in _allowed(target):
+        message = "the server does not allow this method on the requested resource"
+        raise resources.ApiError(405, message)
+    if verb == "get" and not target.name:
+        verb = "watch" if query.get("watch", "") in ("1", "true") else "list"
+    return RequestInfo(verb=verb, target=target, query=query)
 
 
 def _target(parts: list[str]) -> Target | None:
@@ -78,218 +81,32 @@ def _target(parts: list[str]) -> Target | None:
             return None
     match rest:
         case ["namespaces", namespace, plural, *rest] if plural != "status":
-            return _within(resources.find(group, version, plural), namespace, rest)
+            pass
         case [plural, *rest]:
-            return _within(resources.find(group, version, plural), "", rest)
+            namespace = ""
         case _:
             return None
-
-
-def _within(resource: resources.Resource | None, namespace: str, rest: list[str]) -> Target | None:
+    resource = resources.find(group, version, plural)
     if resource is None or (namespace and not resource.is_namespaced):
         return None
-    match rest:
-        case []:
-            return Target(resource=resource, namespace=namespace)
-        case _ if resource.is_namespaced and not namespace:
-            return None
-        case [name]:
-            return Target(resource=resource, namespace=namespace, name=name)
-        case [name, sub] if sub in resource.subresources:
-            return Target(resource=resource, namespace=namespace, name=name, subresource=sub)
-        case _:
-            return None
+    name, subresource, *more = [*rest, "", ""]
+    is_known = not subresource or subresource in resource.subresources
+    if any(more) or not is_known or (name and resource.is_namespaced and not namespace):
+        return None
+    return Target(resource=resource, namespace=namespace, name=name, subresource=subresource)
 
 
-def _verb(method: str, target: Target, query: Mapping[str, str]) -> str:
-    verb = _VERBS.get(method, "")
-    if not _is_allowed(verb, target):
-        message = "the server does not allow this method on the requested resource"
-        raise resources.ApiError(405, message)
-    if verb == "get" and not target.name:
-        return "watch" if query.get("watch", "") in ("1", "true") else "list"
-    return verb
-
-
-def _is_allowed(verb: str, target: Target) -> bool:
+def _allowed(target: Target) -> tuple[str, ...]:
     if target.subresource in ("binding", "eviction"):
-        return verb == "create"
+        return ("create",)
     if target.name:
-        return verb in ("get", "update", "patch") or (verb == "delete" and not target.subresource)
+        verbs = ("get", "update", "patch")
+        return verbs if target.subresource else (*verbs, "delete")
     is_one_collection = bool(target.namespace) or not target.resource.is_namespaced
-    return verb == "get" or (verb == "create" and is_one_collection)
+    return ("get", "create") if is_one_collection else ("get",)
 
 
-# -- selections ------------------------------------------------------------------------------
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Selection:
-    """Which objects of a collection a list or watch selects."""
-
-    plural: str
-    namespace: str
-    labels: LabelMatcher
-    fields: Callable[[resources.Object], bool]
-    is_everything: bool
-    """Neither labels nor fields restrict it."""
-
-    def matches(self, obj: resources.Object | None) -> bool:
-        """Return whether an object (None: no object) is in the selection."""
-        if obj is None:
-            return False
-        return self.labels(obj["metadata"].get("labels") or {}) and self.fields(obj)
-
-
-def selection(info: RequestInfo) -> Selection:
-    """Return the selection of a list or watch.
-
-    Raises:
-        ApiError: 400 for a malformed selector.
-    """
-    labels, fields = info.query.get("labelSelector", ""), info.query.get("fieldSelector", "")
-    plural = info.target.resource.plural
-    return Selection(
-        plural=plural,
-        namespace=info.target.namespace,
-        labels=_parse_labels(labels),
-        fields=_parse_fields(fields, plural),
-        is_everything=not labels and not fields,
-    )
-
-
-_REQUIREMENT = re.compile(
-    r"""
-    \s* (?:
-        ! \s* (?P<absent> [^\s,=!()<>]+ )
-      | (?P<key> [^\s,=!()<>]+ ) \s* (?:
-            (?P<set> (?:not)?in ) \s* \( (?P<values> [^()]* ) \)
-          | (?P<op> ==|=|!=|<|> ) \s* (?P<value> [^\s,=!()<>]* )
-        )?
-    ) \s* (?: , (?=.) | $ )
-    """,
-    re.VERBOSE,
-)
-
-
-def _parse_labels(text: str) -> LabelMatcher:
-    """Compile a label selector such as ``a=b,c in (d,e),!f``."""
-    requirements: list[LabelMatcher] = []
-    position = 0
-    while position < len(text):
-        match = _REQUIREMENT.match(text, position)
-        if match is None:
-            message = f"unable to parse requirement: found unexpected text in {text!r}"
-            raise resources.bad_request(message)
-        requirements.append(_requirement(match))
-        position = match.end()
-    return lambda labels: all(holds(labels) for holds in requirements)
-
-
-def _requirement(match: re.Match[str]) -> LabelMatcher:
-    if match["absent"]:
-        return _expression(match["absent"], "DoesNotExist", ())
-    if match["set"]:
-        values = [value.strip() for value in match["values"].split(",")]
-        return _expression(match["key"], "In" if match["set"] == "in" else "NotIn", values)
-    if match["op"] in ("<", ">"):
-        return _comparison(match["key"], match["op"], match["value"])
-    if match["op"]:
-        operator = "NotIn" if match["op"] == "!=" else "In"
-        return _expression(match["key"], operator, [match["value"]])
-    return _expression(match["key"], "Exists", ())
-
-
-def _expression(key: str, operator: str, values: list[str] | tuple[()]) -> LabelMatcher:
-    match operator:
-        case "In":
-            return lambda labels: labels.get(key) in values
-        case "NotIn":
-            return lambda labels: labels.get(key) not in values
-        case "Exists":
-            return lambda labels: key in labels
-        case "DoesNotExist":
-            return lambda labels: key not in labels
-        case _:
-            raise resources.bad_request(f'"{operator}" is not a valid label selector operator')
-
-
-def _comparison(key: str, operator: str, bound: str) -> LabelMatcher:
-    if not bound.lstrip("-").isdigit():
-        raise resources.bad_request(f"for '<' and '>' the value must be an integer, not {bound!r}")
-
-    def holds(labels: Labels) -> bool:
-        value = labels.get(key, "")
-        if not value.lstrip("-").isdigit():
-            return False
-        return int(value) < int(bound) if operator == "<" else int(value) > int(bound)
-
-    return holds
-
-
-def compile_selector(selector: resources.Object | None) -> LabelMatcher:
-    """Compile a ``LabelSelector``: None selects nothing, an empty one everything.
-
-    Raises:
-        ApiError: 400 for an unknown operator.
-    """
-    if selector is None:
-        return lambda _labels: False
-    requirements = [
-        _expression(key, "In", [value])
-        for key, value in (selector.get("matchLabels") or {}).items()
-    ]
-    requirements += [
-        _expression(each["key"], each["operator"], list(each.get("values") or ()))
-        for each in selector.get("matchExpressions") or ()
-    ]
-    return lambda labels: all(holds(labels) for holds in requirements)
-
-
-_FIELDS: Mapping[str, tuple[str, ...]] = {
-    "pods": ("spec.nodeName", "spec.schedulerName", "spec.serviceAccountName", "status.phase"),
-    "nodes": ("spec.unschedulable",),
-    "namespaces": ("status.phase",),
-    "events": (
-        *("involvedObject.kind", "involvedObject.namespace", "involvedObject.name"),
-        *("involvedObject.uid", "involvedObject.apiVersion", "involvedObject.fieldPath"),
-        *("involvedObject.resourceVersion", "reason", "reportingComponent", "type"),
-    ),
-}
-"""Selectable fields by plural, besides ``metadata.name`` and ``metadata.namespace``."""
-_OPERATOR = re.compile(r"(?<!\\)(==|!=|=)")
-_UNESCAPED_COMMA = re.compile(r"(?<!\\),")
-
-
-def _parse_fields(text: str, plural: str) -> Callable[[resources.Object], bool]:
-    """Compile a field selector such as ``spec.nodeName=n1,status.phase!=Failed``."""
-    allowed = (*_FIELDS.get(plural, ()), "metadata.name", "metadata.namespace")
-    requirements: list[tuple[str, bool, str]] = []
-    for part in filter(None, _UNESCAPED_COMMA.split(text)):
-        pieces = _OPERATOR.split(part, maxsplit=1)
-        if len(pieces) != 3:  # noqa: PLR2004 - left, operator, right
-            message = f"invalid selector: '{text}'; can't understand '{part}'"
-            raise resources.bad_request(message)
-        field, operator, value = pieces
-        if field not in allowed:
-            raise resources.bad_request(f"field label not supported: {field}")
-        requirements.append((field, operator != "!=", re.sub(r"\\(.)", r"\1", value)))
-    return lambda obj: all(
-        (_field(obj, field) == value) is is_equal for field, is_equal, value in requirements
-    )
-
-
-def _field(obj: resources.Object, field: str) -> str:
-    """Return a field as selectors compare it: absent is empty."""
-    value: object = obj
-    for key in field.split("."):
-        value = value.get(key) if isinstance(value, dict) else None
-    if field == "spec.unschedulable":
-        return "true" if value else "false"
-    return str(value) if value is not None else ""
-
-
-# -- parameters ------------------------------------------------------------------------------
+# -- parameters -------------------------------------------------------------------------------
 
 
 def version(query: Mapping[str, str]) -> int:
@@ -347,23 +164,168 @@ def continuation(query: Mapping[str, str]) -> Continuation | None:
     return Continuation(version=at, after=(namespace, name))
 
 
-Object = resources.Object
+# -- selections -------------------------------------------------------------------------------
 
-PROTOBUF = "application/vnd.kubernetes.protobuf"
 
-_MAGIC = b"k8s\x00"
-_ENVELOPE_RAW = 2
-_REVIEW_SPEC = 2
-_SPEC_RESOURCE_ATTRIBUTES = 1
-_ATTRIBUTES = {
-    1: "namespace",
-    2: "verb",
-    3: "group",
-    4: "version",
-    5: "resource",
-    6: "subresource",
-    7: "name",
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Selection:
+    """Which objects of a collection a list or watch selects."""
+
+    plural: str
+    namespace: str
+    labels: LabelMatcher
+    fields: Callable[[Object], bool]
+    is_everything: bool
+    """Neither labels nor fields restrict it."""
+
+    def matches(self, obj: Object | None) -> bool:
+        """Return whether an object (None: no object) is in the selection."""
+        if obj is None:
+            return False
+        return self.labels(obj["metadata"].get("labels") or {}) and self.fields(obj)
+
+
+def selection(info: RequestInfo) -> Selection:
+    """Return the selection of a list or watch.
+
+    Raises:
+        ApiError: 400 for a malformed selector.
+    """
+    labels, fields = info.query.get("labelSelector", ""), info.query.get("fieldSelector", "")
+    plural = info.target.resource.plural
+    return Selection(
+        plural=plural,
+        namespace=info.target.namespace,
+        labels=_parse_labels(labels),
+        fields=_parse_fields(fields, plural),
+        is_everything=not labels and not fields,
+    )
+
+
+_REQUIREMENT = re.compile(
+    r"""
+    \s* (?:
+        ! \s* (?P<absent> [^\s,=!()<>]+ )
+      | (?P<key> [^\s,=!()<>]+ ) \s* (?:
+            (?P<set> (?:not)?in ) \s* \( (?P<values> [^()]* ) \)
+          | (?P<op> ==|=|!=|<|> ) \s* (?P<value> [^\s,=!()<>]* )
+        )?
+    ) \s* (?: , (?=.) | $ )
+    """,
+    re.VERBOSE,
+)
+_OPERATORS = {"in": "In", "=": "In", "==": "In", "notin": "NotIn", "!=": "NotIn"}
+
+
+def _parse_labels(text: str) -> LabelMatcher:
+    """Compile a label selector such as ``a=b,c in (d,e),!f``."""
+    requirements: list[LabelMatcher] = []
+    position = 0
+    while position < len(text):
+        match = _REQUIREMENT.match(text, position)
+        if match is None:
+            message = f"unable to parse requirement: found unexpected text in {text!r}"
+            raise resources.bad_request(message)
+        position = match.end()
+        key, operator = match["absent"] or match["key"], match["set"] or match["op"]
+        if operator is None:
+            requirement = _expression(key, "DoesNotExist" if match["absent"] else "Exists", [])
+        elif operator in _OPERATORS:
+            values = match["values"].split(",") if match["set"] else [match["value"]]
+            requirement = _expression(key, _OPERATORS[operator], [v.strip() for v in values])
+        else:
+            requirement = _comparison(key, operator, match["value"])
+        requirements.append(requirement)
+    return lambda labels: all(holds(labels) for holds in requirements)
+
+
+def _expression(key: str, operator: str, values: list[str]) -> LabelMatcher:
+    match operator:
+        case "In":
+            return lambda labels: labels.get(key) in values
+        case "NotIn":
+            return lambda labels: labels.get(key) not in values
+        case "Exists":
+            return lambda labels: key in labels
+        case "DoesNotExist":
+            return lambda labels: key not in labels
+        case _:
+            raise resources.bad_request(f'"{operator}" is not a valid label selector operator')
+
+
+def _comparison(key: str, operator: str, bound: str) -> LabelMatcher:
+    if not bound.lstrip("-").isdigit():
+        message = f"for '<' and '>' the value must be an integer, not {bound!r}"
+        raise resources.bad_request(message)
+
+    def holds(labels: Labels) -> bool:
+        value = labels.get(key, "")
+        if not value.lstrip("-").isdigit():
+            return False
+        return int(value) < int(bound) if operator == "<" else int(value) > int(bound)
+
+    return holds
+
+
+def compile_selector(selector: Object | None) -> LabelMatcher:
+    """Compile a ``LabelSelector``: None selects nothing, an empty one everything.
+
+    Raises:
+        ApiError: 400 for an unknown operator.
+    """
+    if selector is None:
+        return lambda _labels: False
+    labels, expressions = selector.get("matchLabels"), selector.get("matchExpressions")
+    requirements = [_expression(key, "In", [value]) for key, value in (labels or {}).items()]
+    requirements += [
+        _expression(each["key"], each["operator"], list(each.get("values") or ()))
+        for each in expressions or ()
+    ]
+    return lambda labels: all(holds(labels) for holds in requirements)
+
+
+_FIELDS: Mapping[str, tuple[str, ...]] = {
+    "pods": ("spec.nodeName", "spec.schedulerName", "spec.serviceAccountName", "status.phase"),
+    "nodes": ("spec.unschedulable",),
+    "namespaces": ("status.phase",),
+    "events": (
+        *("involvedObject.kind", "involvedObject.namespace", "involvedObject.name"),
+        *("involvedObject.uid", "involvedObject.apiVersion", "involvedObject.fieldPath"),
+        *("involvedObject.resourceVersion", "reason", "reportingComponent", "type"),
+    ),
 }
+"""Selectable fields by plural, besides ``metadata.name`` and ``metadata.namespace``."""
+_OPERATOR = re.compile(r"(?<!\\)(==|!=|=)")
+_UNESCAPED_COMMA = re.compile(r"(?<!\\),")
+
+
+def _parse_fields(text: str, plural: str) -> Callable[[Object], bool]:
+    """Compile a field selector such as ``spec.nodeName=n1,status.phase!=Failed``."""
+    allowed = (*_FIELDS.get(plural, ()), "metadata.name", "metadata.namespace")
+    requirements: list[tuple[str, bool, str]] = []
+    for part in filter(None, _UNESCAPED_COMMA.split(text)):
+        pieces = _OPERATOR.split(part, maxsplit=1)
+        if len(pieces) != 3:  # noqa: PLR2004 - left, operator, right
+            message = f"invalid selector: '{text}'; can't understand '{part}'"
+            raise resources.bad_request(message)
+        field, operator, value = pieces
+        if field not in allowed:
+            raise resources.bad_request(f"field label not supported: {field}")
+        requirements.append((field, operator != "!=", re.sub(r"\\(.)", r"\1", value)))
+
+    def matches(obj: Object) -> bool:
+        for field, is_equal, expected in requirements:
+            value = resources.at(obj, *field.split("."), default="")
+            if field == "spec.unschedulable":
+                value = "true" if value else "false"
+            if (str(value) == expected) is not is_equal:
+                return False
+        return True
+
+    return matches
+
+
+# -- authorization ----------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -383,14 +345,14 @@ class Access:
 Authorizer = Callable[[Access], bool]
 
 
-def check(authorizer: Authorizer, info: RequestInfo, token: str) -> None:
+def authorize(authorizer: Authorizer, info: RequestInfo, token: str) -> None:
     """Return if the request is allowed.
 
     Raises:
         ApiError: 403, with the message that the real server's RBAC gives.
     """
     target = info.target
-    group, plural = target.resource.group, target.resource.plural
+    group, plural, name = target.resource.group, target.resource.plural, target.name
     access = Access(
         token=token,
         verb=info.verb,
@@ -398,21 +360,19 @@ def check(authorizer: Authorizer, info: RequestInfo, token: str) -> None:
         resource=plural,
         subresource=target.subresource,
         namespace=target.namespace,
-        name=target.name,
+        name=name,
     )
     if authorizer(access):
         return
-    words = resources.qualified(group, plural)
-    what = f'{words} "{target.name}"' if target.name else words
-    where = (
-        f'in the namespace "{target.namespace}"' if target.namespace else "at the cluster scope"
-    )
-    details = ({"name": target.name} if target.name else {}) | ({"group": group} if group else {})
+    words = target.resource.qualified
+    what = f'{words} "{name}"' if name else words
+    namespace = f'in the namespace "{target.namespace}"'
+    where = namespace if target.namespace else "at the cluster scope"
     raise resources.ApiError(
         403,
         f'{what} is forbidden: User "{_user(token)}" cannot {info.verb} resource '
         f'"{target.resource_and_subresource}" in API group "{group}" {where}',
-        details=details | {"kind": plural},
+        details=target.resource.details(name),
     )
 
 
@@ -430,6 +390,15 @@ def review(kind: str, body: Object, token: str, authorizer: Authorizer) -> Objec
     return body | {"kind": kind, "status": {"allowed": authorizer(access)}}
 
 
+PROTOBUF = "application/vnd.kubernetes.protobuf"
+_MAGIC = b"k8s\x00"
+_ENVELOPE_RAW = 2
+_REVIEW_SPEC = 2
+_SPEC_RESOURCE_ATTRIBUTES = 1
+_ATTRIBUTES = ("", "namespace", "verb", "group", "version", "resource", "subresource", "name")
+"""By field number."""
+
+
 def parse_protobuf_review(body: bytes, kind: str) -> Object:
     """Return a review that ``kubectl auth`` sent, which it writes in protobuf only.
 
@@ -438,25 +407,24 @@ def parse_protobuf_review(body: bytes, kind: str) -> Object:
     """
     if not body.startswith(_MAGIC):
         raise resources.bad_request("the provided data does not appear to be a protobuf message")
-    group = "authentication" if kind == "SelfSubjectReview" else "authorization"
-    parsed: Object = {"apiVersion": f"{group}.k8s.io/v1", "kind": kind, "metadata": {}}
     if kind == "SelfSubjectReview":
-        return parsed
+        return {"apiVersion": "authentication.k8s.io/v1", "kind": kind, "metadata": {}}
     message = body.removeprefix(_MAGIC)
     try:
-        for number in (_ENVELOPE_RAW, _REVIEW_SPEC, _SPEC_RESOURCE_ATTRIBUTES):
-            message = dict(_fields(message)).get(number, b"")
+        for field in (_ENVELOPE_RAW, _REVIEW_SPEC, _SPEC_RESOURCE_ATTRIBUTES):
+            message = dict(_protobuf_fields(message)).get(field, b"")
         attributes = {
-            _ATTRIBUTES[number]: value.decode()
-            for number, value in _fields(message)
-            if number in _ATTRIBUTES
+            _ATTRIBUTES[field]: value.decode()
+            for field, value in _protobuf_fields(message)
+            if field < len(_ATTRIBUTES)
         }
     except IndexError as error:
         raise resources.bad_request("unexpected end of the protobuf message") from error
-    return parsed | {"spec": {"resourceAttributes": attributes}}
+    answer: Object = {"apiVersion": "authorization.k8s.io/v1", "kind": kind, "metadata": {}}
+    return answer | {"spec": {"resourceAttributes": attributes}}
 
 
-def _fields(message: bytes) -> Iterator[tuple[int, bytes]]:
+def _protobuf_fields(message: bytes) -> Iterator[tuple[int, bytes]]:
     """Yield the fields of a message that has strings and messages only."""
     at = 0
 

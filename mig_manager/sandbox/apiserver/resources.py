@@ -1,6 +1,8 @@
-"""The resources that the API server serves, as data, and the discovery documents made of them.
+"""The resources that the API server serves, their discovery documents, and failures.
 
-Names, kinds and short names are those of the Kubernetes API reference.
+Names, kinds and short names are those of the Kubernetes API reference. Failures are ``Status``
+objects; their reasons, codes and the wording that clients match on follow the API conventions
+(``sig-architecture/api-conventions.md``, "Response Status Kind") and the real server's answers.
 """
 
 import dataclasses
@@ -9,6 +11,17 @@ from typing import Any
 
 Object = dict[str, Any]
 """A Kubernetes object, or any JSON object, as plain Python data."""
+
+
+def at(obj: Object, *path: str, default: Any) -> Any:
+    """Return the value at a path of keys, or a default where it is absent or null."""
+    value: Any = obj
+    for key in path:
+        value = value.get(key) if isinstance(value, dict) else None
+    return default if value is None else value
+
+
+# -- failures ---------------------------------------------------------------------------------
 
 _REASONS = {
     400: "BadRequest",
@@ -27,20 +40,6 @@ _REASONS = {
     503: "ServiceUnavailable",
     504: "Timeout",
 }
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Cause:
-    """One entry of ``details.causes``."""
-
-    reason: str
-    message: str
-    field: str = ""
-
-    def to_json(self) -> Object:
-        """Return the cause as the API writes it; an empty field is left out."""
-        cause = {"reason": self.reason, "message": self.message}
-        return cause | ({"field": self.field} if self.field else {})
 
 
 class ApiError(Exception):
@@ -78,15 +77,13 @@ def success(**details: str) -> Object:
     return _status("Success") | ({"details": details} if details else {})
 
 
+def _status(outcome: str) -> Object:
+    return {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": outcome}
+
+
 def bad_request(message: str) -> ApiError:
     """Return 400."""
     return ApiError(400, message)
-
-
-def not_found(group: str, plural: str, name: str) -> ApiError:
-    """Return 404 for a missing object."""
-    message = f'{qualified(group, plural)} "{name}" not found'
-    return ApiError(404, message, details=_details(group, plural, name))
 
 
 def no_such_path() -> ApiError:
@@ -94,47 +91,12 @@ def no_such_path() -> ApiError:
     return ApiError(404, "the server could not find the requested resource")
 
 
-def already_exists(group: str, plural: str, name: str) -> ApiError:
-    """Return 409 for the creation of an existing name."""
-    message = f'{qualified(group, plural)} "{name}" already exists'
-    details = _details(group, plural, name)
-    return ApiError(409, message, reason="AlreadyExists", details=details)
+def cause(reason: str, message: str, *, field: str = "") -> Object:
+    """Return one entry of ``details.causes``."""
+    return {"reason": reason, "message": message} | ({"field": field} if field else {})
 
 
-def conflict(group: str, plural: str, name: str, *, because: str) -> ApiError:
-    """Return 409 for a write whose precondition does not hold."""
-    message = f'Operation cannot be fulfilled on {qualified(group, plural)} "{name}": {because}'
-    return ApiError(409, message, details=_details(group, plural, name))
-
-
-def expired(message: str) -> ApiError:
-    """Return 410 for a version older than the history."""
-    return ApiError(410, message)
-
-
-def invalid(group: str, kind: str, name: str, causes: list[Cause]) -> ApiError:
-    """Return 422 for an object that breaks a rule; each cause names its field."""
-    lines = [f"{cause.field}: {cause.message}" for cause in causes]
-    text = lines[0] if len(lines) == 1 else f"[{', '.join(lines)}]"
-    details = _details(group, kind, name) | {"causes": [cause.to_json() for cause in causes]}
-    return ApiError(422, f'{qualified(group, kind)} "{name}" is invalid: {text}', details=details)
-
-
-def qualified(group: str, word: str) -> str:
-    """Return ``plural.group``, or the word alone for the core group."""
-    return f"{word}.{group}" if group else word
-
-
-def _status(outcome: str) -> Object:
-    return {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": outcome}
-
-
-def _details(group: str, kind: str, name: str) -> Object:
-    details: Object = {"name": name} if name else {}
-    return details | ({"group": group} if group else {}) | {"kind": kind}
-
-
-_VERBS = ("create", "delete", "get", "list", "patch", "update", "watch")
+# -- resources --------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,6 +120,11 @@ class Resource:
         """``v1`` or ``group/version``."""
         return f"{self.group}/{self.version}" if self.group else self.version
 
+    @property
+    def qualified(self) -> str:
+        """``plural.group``, or the plural alone for the core group."""
+        return f"{self.plural}.{self.group}" if self.group else self.plural
+
     def path(self, *, namespace: str = "", name: str = "", subresource: str = "") -> str:
         """Return the URL path of the collection, of an object, or of its subresource."""
         parts = [f"/apis/{self.api_version}" if self.group else f"/api/{self.version}"]
@@ -165,20 +132,46 @@ class Resource:
             parts.append(f"namespaces/{namespace}")
         return "/".join([*parts, *filter(None, (self.plural, name, subresource))])
 
+    def details(self, name: str) -> Object:
+        """Return the details of a failure that concerns an object."""
+        words = {"name": name, "group": self.group, "kind": self.plural}
+        return {key: word for key, word in words.items() if word}
+
+    def not_found(self, name: str) -> ApiError:
+        """Return 404 for a missing object."""
+        message = f'{self.qualified} "{name}" not found'
+        return ApiError(404, message, details=self.details(name))
+
+    def already_exists(self, name: str) -> ApiError:
+        """Return 409 for the creation of an existing name."""
+        message = f'{self.qualified} "{name}" already exists'
+        return ApiError(409, message, reason="AlreadyExists", details=self.details(name))
+
+    def conflict(self, name: str, *, because: str) -> ApiError:
+        """Return 409 for a write whose precondition does not hold."""
+        message = f'Operation cannot be fulfilled on {self.qualified} "{name}": {because}'
+        return ApiError(409, message, details=self.details(name))
+
+    def invalid(self, name: str, causes: list[Object]) -> ApiError:
+        """Return 422 for an object that breaks a rule; each cause names its field."""
+        lines = [f"{each['field']}: {each['message']}" for each in causes]
+        text = lines[0] if len(lines) == 1 else f"[{', '.join(lines)}]"
+        words = f"{self.kind}.{self.group}" if self.group else self.kind
+        details = self.details(name) | {"kind": self.kind, "causes": causes}
+        return ApiError(422, f'{words} "{name}" is invalid: {text}', details=details)
+
+
+_STATUS = ("status",)
 
 NAMESPACES = Resource(
     plural="namespaces",
     kind="Namespace",
     is_namespaced=False,
     short_names=("ns",),
-    subresources=("status",),
+    subresources=_STATUS,
 )
 NODES = Resource(
-    plural="nodes",
-    kind="Node",
-    is_namespaced=False,
-    short_names=("no",),
-    subresources=("status",),
+    plural="nodes", kind="Node", is_namespaced=False, short_names=("no",), subresources=_STATUS
 )
 PODS = Resource(
     plural="pods",
@@ -196,7 +189,7 @@ DAEMON_SETS = Resource(
     kind="DaemonSet",
     short_names=("ds",),
     categories=("all",),
-    subresources=("status",),
+    subresources=_STATUS,
     has_generation=True,
 )
 REPLICA_SETS = Resource(
@@ -205,7 +198,7 @@ REPLICA_SETS = Resource(
     kind="ReplicaSet",
     short_names=("rs",),
     categories=("all",),
-    subresources=("status",),
+    subresources=_STATUS,
     has_generation=True,
 )
 LEASES = Resource(group="coordination.k8s.io", plural="leases", kind="Lease")
@@ -214,14 +207,14 @@ BUDGETS = Resource(
     plural="poddisruptionbudgets",
     kind="PodDisruptionBudget",
     short_names=("pdb",),
-    subresources=("status",),
+    subresources=_STATUS,
     has_generation=True,
 )
 CLAIMS = Resource(
     group="resource.k8s.io",
     plural="resourceclaims",
     kind="ResourceClaim",
-    subresources=("status",),
+    subresources=_STATUS,
 )
 
 RESOURCES = (
@@ -238,10 +231,8 @@ REVIEWS = {
 
 def find(group: str, version: str, plural: str) -> Resource | None:
     """Return the resource served at a group, version and plural, or None."""
-    for resource in RESOURCES:
-        if (resource.group, resource.version, resource.plural) == (group, version, plural):
-            return resource
-    return None
+    key = (group, version, plural)
+    return next((r for r in RESOURCES if (r.group, r.version, r.plural) == key), None)
 
 
 def resource_of(obj: Object) -> Resource:
@@ -256,14 +247,17 @@ def resource_of(obj: Object) -> Resource:
     raise no_such_path()
 
 
-def discovery_document(path: str) -> Object | None:
-    """Return the document by which clients find out what is served, or None for another path."""
-    return _documents().get(path.rstrip("/"))
+# -- discovery --------------------------------------------------------------------------------
 
 
 @functools.cache
-def _documents() -> dict[str, Object]:
-    groups = [_group(name) for name in _group_names()]
+def discovery_documents() -> dict[str, Object]:
+    """Return the documents by which clients find out what is served, by path."""
+    names = {resource.group for resource in RESOURCES if resource.group}
+    groups = []
+    for name in sorted(names | {group for group, _ in REVIEWS}):
+        version = {"groupVersion": f"{name}/v1", "version": "v1"}
+        groups.append({"name": name, "versions": [version], "preferredVersion": version})
     documents: dict[str, Object] = {
         "/version": {
             "major": "1",
@@ -283,27 +277,36 @@ def _documents() -> dict[str, Object]:
     for group in groups:
         path = f"/apis/{group['name']}"
         documents[path] = {"kind": "APIGroup", "apiVersion": "v1"} | group
-        documents[f"{path}/v1"] = _resource_list(group["name"])
+        documents[f"{path}/v1"] = _resource_list(str(group["name"]))
     return documents
 
 
-def _group_names() -> list[str]:
-    stored = {resource.group for resource in RESOURCES if resource.group}
-    return sorted(stored | {group for group, _ in REVIEWS})
-
-
-def _group(name: str) -> Object:
-    version = {"groupVersion": f"{name}/v1", "version": "v1"}
-    return {"name": name, "versions": [version], "preferredVersion": version}
-
-
 def _resource_list(group: str) -> Object:
-    entries = [
-        entry
-        for resource in RESOURCES
-        if resource.group == group
-        for entry in (_entry(resource), *(_subentry(resource, s) for s in resource.subresources))
-    ]
+    entries: list[Object] = []
+    for resource in (each for each in RESOURCES if each.group == group):
+        common = {"namespaced": resource.is_namespaced, "kind": resource.kind}
+        entry = {
+            "name": resource.plural,
+            "singularName": resource.kind.lower(),
+            "verbs": ["create", "delete", "get", "list", "patch", "update", "watch"],
+            "shortNames": list(resource.short_names),
+            "categories": list(resource.categories),
+        }
+        entries.append(common | entry)
+        # The group and version of an eviction say which Eviction clients may send.
+        own: dict[str, Object] = {
+            "status": {"verbs": ["get", "patch", "update"]},
+            "binding": {"kind": "Binding", "verbs": ["create"]},
+            "eviction": {
+                "kind": "Eviction",
+                "group": "policy",
+                "version": "v1",
+                "verbs": ["create"],
+            },
+        }
+        for subresource in resource.subresources:
+            name = f"{resource.plural}/{subresource}"
+            entries.append(common | {"name": name, "singularName": ""} | own[subresource])
     entries += [
         {"name": plural, "singularName": kind.lower(), "namespaced": False, "kind": kind,
          "verbs": ["create"]}
@@ -316,31 +319,3 @@ def _resource_list(group: str) -> Object:
         "groupVersion": f"{group}/v1" if group else "v1",
         "resources": entries,
     }
-
-
-def _entry(resource: Resource) -> Object:
-    return {
-        "name": resource.plural,
-        "singularName": resource.kind.lower(),
-        "namespaced": resource.is_namespaced,
-        "kind": resource.kind,
-        "verbs": list(_VERBS),
-        "shortNames": list(resource.short_names),
-        "categories": list(resource.categories),
-    }
-
-
-def _subentry(resource: Resource, name: str) -> Object:
-    entry: Object = {
-        "name": f"{resource.plural}/{name}",
-        "singularName": "",
-        "namespaced": resource.is_namespaced,
-        "kind": resource.kind,
-        "verbs": ["get", "patch", "update"],
-    }
-    # The group and version of an eviction say which Eviction clients may send.
-    if name == "eviction":
-        entry |= {"kind": "Eviction", "group": "policy", "version": "v1", "verbs": ["create"]}
-    elif name == "binding":
-        entry |= {"kind": "Binding", "verbs": ["create"]}
-    return entry

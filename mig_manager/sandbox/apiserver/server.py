@@ -25,9 +25,15 @@ from starlette import requests, responses, types
 
 from mig_manager.sandbox.apiserver import registry, rendering, request, resources, store
 
+Object = resources.Object
+
 _KEEP_ALIVE_S = 75
 _STOP_TIMEOUT_S = 5
 _BACKLOG = 1024
+_DEFAULT_WATCH_S = 1800
+"""How long a watch lasts that does not say; the real server picks 30 to 60 minutes."""
+_JSON_HEADERS = [(b"content-type", b"application/json")]
+_OPENAPI_V2 = "application/com.github.proto-openapi.spec.v2.v1.0+protobuf"
 
 
 class ApiServer:
@@ -54,15 +60,15 @@ class ApiServer:
     ) -> None:
         self.store = store.Store(history_limit=history_limit)
         rules = registry.Registry(self.store)
-        self.stop_budget_controller = registry.start_controller(self.store)
+        self.stop_budget_controller = registry.start_budget_controller(self.store)
         for name in ("default", "kube-system"):
             target = request.Target(resource=resources.NAMESPACES)
             rules.create(target, {"metadata": {"name": name}})
         self._feed = store.Feed(self.store)
         self._application = middleware(
-            Application(
-                objects=self.store,
+            _Application(
                 rules=rules,
+                objects=self.store,
                 feed=self._feed,
                 authorizer=authorizer,
                 bookmark_period_s=bookmark_period_s,
@@ -70,37 +76,33 @@ class ApiServer:
         )
         # asyncio switches Nagle off only where it sees TCP by name: 42 ms a request otherwise.
         self._socket = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-        self._address = ("127.0.0.1", 0)
         self._state = uvicorn.server.ServerState()
         self._ready = threading.Event()
         self._thread = threading.Thread(
             target=lambda: asyncio.run(self._serve()), name="sandbox-apiserver", daemon=True
         )
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._stopping: asyncio.Event | None = None
-
-    @property
-    def address(self) -> tuple[str, int]:
+        self._stopping = asyncio.Event()
+        self.address = ("127.0.0.1", 0)
         """Host and port; known once the server is started, also after it has stopped."""
-        return self._address
 
     @property
     def url(self) -> str:
         """Base URL, such as ``http://127.0.0.1:40001``; known once the server is started."""
-        host, port = self._address
+        host, port = self.address
         return f"http://{host}:{port}"
 
     def start(self) -> None:
         """Listen on a free port; return when requests are answered."""
-        self._socket.bind(self._address)
+        self._socket.bind(self.address)
         self._socket.listen(_BACKLOG)
-        self._address = self._socket.getsockname()
+        self.address = self._socket.getsockname()
         self._thread.start()
         self._ready.wait()
 
     def stop(self) -> None:
         """End all watches and connections and the thread."""
-        if self._stopping is not None:
+        if self._loop is not None:
             self.call_in_loop(self._stopping.set)
             self._thread.join(_STOP_TIMEOUT_S)
 
@@ -134,7 +136,6 @@ class ApiServer:
 
     async def _serve(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._stopping = asyncio.Event()
         config = uvicorn.Config(
             self._application,
             http="h11",
@@ -177,102 +178,99 @@ def serve(server: ApiServer | None = None) -> Iterator[ApiServer]:
         server.stop()
 
 
-Object = resources.Object
-
-_DEFAULT_WATCH_S = 1800
-"""How long a watch lasts that does not say; the real server picks 30 to 60 minutes."""
-_JSON_HEADERS = [(b"content-type", b"application/json")]
-_OPENAPI_V2 = "application/com.github.proto-openapi.spec.v2.v1.0+protobuf"
-
-
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Application:
-    """The API over HTTP; an ASGI application."""
+class _Application:
+    """The API over HTTP, an ASGI application: answers from the registry, and watches."""
 
-    objects: store.Store
     rules: registry.Registry
+    objects: store.Store
     feed: store.Feed
     authorizer: request.Authorizer
     bookmark_period_s: float
 
     async def __call__(self, scope: types.Scope, receive: types.Receive, send: types.Send) -> None:
-        """Answer one request, as ASGI has it."""
         http = requests.Request(scope, receive)
         try:
-            body = await http.body()
+            call = _Call(http=http, body=await http.body())
         except requests.ClientDisconnect:
             return
         try:
             info = request.parse(http.method, http.url.path, http.query_params)
-            http_request = _Request(http=http, body=body, info=info)
-            if info is not None and info.verb == "watch":
-                await self._watch(http_request, info, send)
-                return
-            response = self._answer(http_request, info)
+            if info is None:
+                response = self._answer_other(call)
+            else:
+                request.authorize(self.authorizer, info, bearer_token(http))
+                renderer = rendering.Renderer(
+                    resource=info.target.resource,
+                    is_table=rendering.accepts_table(http.headers.get("accept", "")),
+                    include=info.query.get("includeObject", "Metadata"),
+                )
+                if info.verb == "watch":
+                    await self._watch(http, info, renderer, send)
+                    return
+                if info.verb == "list":
+                    answer = rendering.list_collection(self.objects, info, renderer)
+                else:
+                    answer = renderer.item(self._perform(call, info))
+                response = _json_response(answer, 201 if info.verb == "create" else 200)
         except resources.ApiError as error:
             response = status_response(error)
         await response(scope, receive, send)
 
-    def _answer(
-        self, http_request: "_Request", info: request.RequestInfo | None
-    ) -> responses.Response:
-        if info is None:
-            return self._answer_other(http_request)
-        request.check(self.authorizer, info, http_request.token)
-        renderer = http_request.renderer(info)
-        if info.verb == "list":
-            return _json_response(rendering.list_collection(self.objects, info, renderer))
-        obj = self._perform(http_request, info)
-        return _json_response(renderer.item(obj), 201 if info.verb == "create" else 200)
-
-    def _perform(self, http_request: "_Request", info: request.RequestInfo) -> Object:
-        rules, target, dry_run = self.rules, info.target, info.is_dry_run
+    def _perform(self, call: "_Call", info: request.RequestInfo) -> Object:
+        rules, target = self.rules, info.target
+        dry_run = "All" in info.query.get("dryRun", "")
         match info.verb:
             case "get":
                 return rules.get(target)
             case "create":
                 special = {"eviction": rules.evict, "binding": rules.bind}
                 create = special.get(target.subresource, rules.create)
-                return create(target, http_request.json(), dry_run=dry_run)
+                return create(target, call.json(), dry_run=dry_run)
             case "update":
-                return rules.update(target, http_request.json(), dry_run=dry_run)
+                return rules.update(target, call.json(), dry_run=dry_run)
             case "patch":
-                patch = http_request.json()
-                return rules.patch(target, http_request.content_type, patch, dry_run=dry_run)
+                return rules.patch(target, call.content_type, call.content(), dry_run=dry_run)
             case _:
-                options = _delete_options(http_request, info)
+                options = call.json()
+                if not isinstance(options, dict):
+                    raise resources.bad_request("the object provided is no DeleteOptions")
+                if "gracePeriodSeconds" in info.query:
+                    grace_s = request.number(info.query, "gracePeriodSeconds")
+                    options = {"gracePeriodSeconds": grace_s} | options
                 dry_run = dry_run or "All" in (options.get("dryRun") or ())
                 return rules.delete(target, options, dry_run=dry_run)
 
-    def _answer_other(self, http_request: "_Request") -> responses.Response:
+    def _answer_other(self, call: "_Call") -> responses.Response:
         """Answer a review, or a request for discovery or health."""
-        path = http_request.http.url.path
+        path = call.http.url.path
         match [part for part in path.split("/") if part]:
             case ["apis", group, "v1", plural] if (group, plural) in resources.REVIEWS:
                 kind = resources.REVIEWS[group, plural]
-                if http_request.content_type == request.PROTOBUF:
-                    body = request.parse_protobuf_review(http_request.body, kind)
-                else:
-                    body = http_request.json()
-                content = request.review(kind, body, http_request.token, self.authorizer)
-                return _json_response(content, 201)
+                is_protobuf = call.content_type == request.PROTOBUF
+                body = (
+                    request.parse_protobuf_review(call.body, kind) if is_protobuf else call.json()
+                )
+                token = bearer_token(call.http)
+                return _json_response(request.review(kind, body, token, self.authorizer), 201)
             case ["openapi", "v2"]:
                 # An empty document has no schemas, so that clients check nothing against it.
                 return responses.Response(b"", media_type=_OPENAPI_V2)
             case ["healthz" | "livez" | "readyz", *_]:
                 return responses.PlainTextResponse("ok")
             case _:
-                pass
-        document = resources.discovery_document(path)
-        if document is None:
-            raise resources.no_such_path()
-        return _json_response(document)
+                document = resources.discovery_documents().get(path.rstrip("/"))
+                if document is None:
+                    raise resources.no_such_path()
+                return _json_response(document)
 
     async def _watch(
-        self, http_request: "_Request", info: request.RequestInfo, send: types.Send
+        self,
+        http: requests.Request,
+        info: request.RequestInfo,
+        renderer: rendering.Renderer,
+        send: types.Send,
     ) -> None:
-        request.check(self.authorizer, info, http_request.token)
-        renderer = http_request.renderer(info)
         selection, since = request.selection(info), request.version(info.query)
         request.number(info.query, "timeoutSeconds")
         start = {"type": "http.response.start", "status": 200, "headers": _JSON_HEADERS}
@@ -280,7 +278,7 @@ class Application:
             with self.feed.open(selection, since) as (watcher, present):
                 await send(start)
                 # After the body the next message can only be the disconnect.
-                gone = asyncio.ensure_future(http_request.http.receive())
+                gone = asyncio.ensure_future(http.receive())
                 gone.add_done_callback(lambda _gone: watcher.stop())
                 try:
                     async for chunk in self._events(watcher, present, renderer, info):
@@ -313,53 +311,38 @@ class Application:
                 yield b"".join(lines)
             if clock() >= min(ends, bookmark_at):
                 bookmark_at = clock() + self.bookmark_period_s
-                if has_bookmarks and (bookmark := self._bookmark(watcher, renderer)):
-                    yield bookmark
+                with self.objects.lock:
+                    is_current, version = watcher.is_empty, self.objects.version
+                if has_bookmarks and is_current:
+                    yield _line("BOOKMARK", renderer.bookmark(version))
             if clock() >= ends:
                 return
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(max(min(ends, bookmark_at) - clock(), 0)):
                     await watcher.awake.wait()
 
-    def _bookmark(self, watcher: store.Watcher, renderer: rendering.Renderer) -> bytes:
-        with self.objects.lock:
-            if not watcher.is_empty:
-                return b""
-            version = self.objects.version
-        return _line("BOOKMARK", renderer.bookmark(version))
-
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class _Request:
+class _Call:
     """One HTTP request with its whole body."""
 
     http: requests.Request
     body: bytes
-    info: request.RequestInfo | None
-
-    @property
-    def token(self) -> str:
-        return bearer_token(self.http)
 
     @property
     def content_type(self) -> str:
         """Media type of the body, without parameters."""
         return self.http.headers.get("content-type", "").partition(";")[0].strip()
 
-    def renderer(self, info: request.RequestInfo) -> rendering.Renderer:
-        """Return what renders the answer in the form that the client accepts."""
-        return rendering.Renderer(
-            resource=info.target.resource,
-            is_table=rendering.accepts_table(self.http.headers.get("accept", "")),
-            include=info.query.get("includeObject", "Metadata"),
-        )
-
     def json(self) -> Any:
-        """Return the body's content; an empty body is an empty object."""
-        is_patch = self.info is not None and self.info.verb == "patch"
-        if self.content_type not in ("", "application/json") and not is_patch:
+        """Return the content of a JSON body."""
+        if self.content_type not in ("", "application/json"):
             message = "the body of the request was in an unknown format - accepted media types "
             raise resources.ApiError(415, f"{message}include: application/json")
+        return self.content()
+
+    def content(self) -> Any:
+        """Return the body's content, of whatever kind of JSON; an empty body is an object."""
         try:
             return json.loads(self.body or b"{}")
         except ValueError as error:
@@ -378,16 +361,6 @@ def status_response(error: resources.ApiError) -> responses.Response:
     if error.retry_after_s:
         response.headers["Retry-After"] = str(error.retry_after_s)
     return response
-
-
-def _delete_options(http_request: _Request, info: request.RequestInfo) -> Object:
-    options: Object = http_request.json()
-    if not isinstance(options, dict):
-        raise resources.bad_request("the object provided is no DeleteOptions")
-    if "gracePeriodSeconds" in info.query:
-        grace_s = request.number(info.query, "gracePeriodSeconds")
-        options = {"gracePeriodSeconds": grace_s} | options
-    return options
 
 
 def _json_response(content: Object, code: int = 200) -> responses.Response:

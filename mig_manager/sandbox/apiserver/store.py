@@ -67,13 +67,9 @@ class Store:
         self._listeners: list[Callable[[Record], None]] = []
         self._undelivered: collections.deque[Record] = collections.deque()
         self._is_delivering = False
-        self._version = 1
+        self.version = 1
+        """Of the newest change."""
         self._oldest = 1
-
-    @property
-    def version(self) -> int:
-        """The version of the newest change."""
-        return self._version
 
     def subscribe(self, listener: Callable[[Record], None]) -> Callable[[], None]:
         """Call the listener after each change, in order, with the lock held; it must be quick.
@@ -99,7 +95,7 @@ class Store:
         """
         obj = self._objects.get((resource.plural, namespace, name))
         if obj is None:
-            raise resources.not_found(resource.group, resource.plural, name)
+            raise resource.not_found(name)
         return copy.deepcopy(obj)
 
     def find(self, resource: resources.Resource, name: str, namespace: str = "") -> bool:
@@ -113,10 +109,7 @@ class Store:
     def select(self, plural: str, *, namespace: str = "", at: int | None = None) -> list[Object]:
         """Return the stored objects themselves, by namespace and name.
 
-        Args:
-            plural: Of the resource.
-            namespace: Empty for all namespaces.
-            at: Version to go back to; None for now.
+        An empty namespace selects all; ``at`` is a version to go back to, None for now.
 
         Raises:
             ApiError: 410, the history does not go back to that version.
@@ -141,7 +134,7 @@ class Store:
         with self.lock:
             if version < self._oldest:
                 message = f"too old resource version: {version} ({self._oldest})"
-                raise resources.expired(message)
+                raise resources.ApiError(410, message)
             start = bisect.bisect_right(self._history, version, key=lambda each: each.version)
             return self._history[start:]
 
@@ -156,7 +149,7 @@ class Store:
         key = key_of(resource, obj)
         with self.lock:
             if key in self._objects:
-                raise resources.already_exists(resource.group, resource.plural, key[2])
+                raise resource.already_exists(key[2])
             return copy.deepcopy(self.write(key, obj))
 
     def delete(self, resource: resources.Resource, name: str, namespace: str = "") -> None:
@@ -166,7 +159,7 @@ class Store:
             ApiError: 404.
         """
         if self.remove((resource.plural, namespace, name)) is None:
-            raise resources.not_found(resource.group, resource.plural, name)
+            raise resource.not_found(name)
 
     def write(self, key: Key, obj: Object) -> Object:
         """Store an object, which the caller must not change afterwards; return the stored one.
@@ -175,10 +168,10 @@ class Store:
         """
         with self.lock:
             before = self._objects.get(key)
-            if before is not None and _same(before, obj):
+            if before is not None and _at_version(before, 0) == _at_version(obj, 0):
                 return before
-            self._version += 1
-            obj["metadata"]["resourceVersion"] = str(self._version)
+            self.version += 1
+            obj["metadata"]["resourceVersion"] = str(self.version)
             self._objects[key] = obj
             self._remember(Change.ADDED if before is None else Change.MODIFIED, key, obj, before)
             return obj
@@ -189,8 +182,8 @@ class Store:
             before = self._objects.pop(key, None)
             if before is None:
                 return None
-            self._version += 1
-            last = _at_version(before, self._version)
+            self.version += 1
+            last = _at_version(before, self.version)
             self._remember(Change.DELETED, key, last, before)
             return last
 
@@ -202,17 +195,15 @@ class Store:
             del self._history[:excess]
 
     def _remember(self, change: Change, key: Key, obj: Object, before: Object | None) -> None:
-        record = Record(version=self._version, change=change, key=key, obj=obj, before=before)
+        record = Record(version=self.version, change=change, key=key, obj=obj, before=before)
         self._history.append(record)
         # Trimmed in chunks, because cutting the front of a list moves all the rest.
         if len(self._history) > self._history_limit * 5 // 4:
             self.trim_history(keep=self._history_limit)
+        # A listener that writes is called again for its own change, after this one.
         self._undelivered.append(record)
-        if not self._is_delivering:
-            self._deliver()
-
-    def _deliver(self) -> None:
-        """Call the listeners, which may themselves write: each sees all changes in their order."""
+        if self._is_delivering:
+            return
         self._is_delivering = True
         try:
             while self._undelivered:
@@ -246,10 +237,6 @@ def key_of(resource: resources.Resource, obj: Object) -> Key:
 def timestamp(moment: dt.datetime | None = None) -> str:
     """Return a time, by default now, in the API's format: RFC 3339 in UTC."""
     return (moment or dt.datetime.now(dt.UTC)).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-def _same(one: Object, other: Object) -> bool:
-    return _at_version(one, 0) == _at_version(other, 0)
 
 
 def _at_version(obj: Object, version: int) -> Object:
@@ -308,7 +295,7 @@ class Feed:
         self._store = store
         self._watchers: dict[str, set[Watcher]] = collections.defaultdict(set)
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._unsubscribe = store.subscribe(self._follow)
+        self._unsubscribe = store.subscribe(self._deliver)
 
     def close(self) -> None:
         """End all watches; only in the event loop."""
@@ -323,12 +310,8 @@ class Feed:
     ) -> Iterator[tuple[Watcher, list[Object]]]:
         """Begin a watch without losing or repeating a change; only in the event loop.
 
-        Args:
-            selection: What to watch.
-            since: The version after which to begin; 0 for the present state.
-
         Yields:
-            The watch, and the present objects when it begins with the present state.
+            The watch after version ``since``; with 0 the present objects, too.
 
         Raises:
             ApiError: 410, the history does not go back to that version.
@@ -352,7 +335,7 @@ class Feed:
             with self._store.lock:
                 watchers.discard(watcher)
 
-    def _follow(self, record: Record) -> None:
+    def _deliver(self, record: Record) -> None:
         for watcher in self._watchers.get(record.key[0], ()):
             if watcher.enqueue(record) and self._loop is not None:
                 self._loop.call_soon_threadsafe(watcher.awake.set)

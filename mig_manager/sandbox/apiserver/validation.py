@@ -12,7 +12,6 @@ from collections.abc import Iterator, Mapping
 from mig_manager.sandbox.apiserver import resources
 
 Object = resources.Object
-Cause = resources.Cause
 
 _LABEL = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"
 _DNS_LABEL = re.compile(rf"{_LABEL}\Z")
@@ -39,45 +38,37 @@ _MUTABLE_POD_SPEC = (
 
 
 def check(resource: resources.Resource, obj: Object, old: Object | None = None) -> None:
-    """Check an object that is about to be stored.
-
-    Args:
-        resource: Its resource.
-        obj: The object.
-        old: The object that it replaces; None for a create.
+    """Check an object that is about to be stored; ``old`` is the object that it replaces.
 
     Raises:
         ApiError: 400 for values of the wrong JSON type, 422 with one cause per broken rule.
     """
+    spec = obj.get("spec") or {}
     causes = list(_metadata(resource, obj["metadata"]))
     if resource is resources.NODES:
-        causes += _taints(obj.get("spec") or {})
-    elif resource is resources.PODS and old is not None:
-        causes += _pod_update(obj.get("spec") or {}, old.get("spec") or {})
+        causes += _taints(spec)
     elif resource is resources.PODS:
-        causes += _pod(obj.get("spec") or {})
+        causes += _pod(spec) if old is None else _pod_update(spec, old.get("spec") or {})
     elif resource is resources.EVENTS:
         causes += _event(obj)
     elif resource is resources.LEASES:
-        causes += _lease(obj.get("spec") or {})
+        causes += _lease(spec)
     elif resource is resources.BUDGETS:
-        causes += _budget(obj.get("spec") or {})
+        causes += _budget(spec)
     if causes:
-        raise resources.invalid(resource.group, resource.kind, obj["metadata"]["name"], causes)
+        raise resource.invalid(obj["metadata"]["name"], causes)
 
 
-def _wrong(field: str, value: object, rule: str) -> Cause:
+def _wrong(field: str, value: object, rule: str) -> Object:
     shown = f'"{value}"' if isinstance(value, str) else str(value)
-    return Cause(
-        reason="FieldValueInvalid", field=field, message=f"Invalid value: {shown}: {rule}"
-    )
+    return resources.cause("FieldValueInvalid", f"Invalid value: {shown}: {rule}", field=field)
 
 
-def _required(field: str) -> Cause:
-    return Cause(reason="FieldValueRequired", field=field, message="Required value")
+def _required(field: str) -> Object:
+    return resources.cause("FieldValueRequired", "Required value", field=field)
 
 
-def _metadata(resource: resources.Resource, metadata: Object) -> Iterator[Cause]:
+def _metadata(resource: resources.Resource, metadata: Object) -> Iterator[Object]:
     name = metadata["name"]
     if resource is resources.NAMESPACES:
         if len(name) > _MAX_LABEL or not _DNS_LABEL.match(name):
@@ -94,10 +85,10 @@ def _metadata(resource: resources.Resource, metadata: Object) -> Iterator[Cause]
         yield from _key("metadata.annotations", key.lower())
     size = sum(len(key.encode()) + len(value.encode()) for key, value in annotations.items())
     if size > _MAX_ANNOTATIONS_BYTES:
-        yield Cause(
-            reason="FieldValueTooLong",
+        yield resources.cause(
+            "FieldValueTooLong",
+            f"Too long: may not be more than {_MAX_ANNOTATIONS_BYTES} bytes",
             field="metadata.annotations",
-            message=f"Too long: may not be more than {_MAX_ANNOTATIONS_BYTES} bytes",
         )
 
 
@@ -113,7 +104,7 @@ def _strings(metadata: Object, field: str) -> Mapping[str, str]:
     return values
 
 
-def _key(field: str, key: str) -> Iterator[Cause]:
+def _key(field: str, key: str) -> Iterator[Object]:
     prefix, slash, name = key.rpartition("/")
     if slash and (len(prefix) > _MAX_NAME or not _DNS_SUBDOMAIN.match(prefix)):
         yield _wrong(field, key, "prefix part must be a lowercase RFC 1123 subdomain")
@@ -126,7 +117,7 @@ def _key(field: str, key: str) -> Iterator[Cause]:
                      "'.', and must start and end with an alphanumeric character")  # fmt: skip
 
 
-def _label_value(field: str, value: str) -> Iterator[Cause]:
+def _label_value(field: str, value: str) -> Iterator[Object]:
     if len(value) > _MAX_LABEL:
         yield _wrong(field, value, f"must be no more than {_MAX_LABEL} characters")
     elif value and not _QUALIFIED_PART.match(value):
@@ -135,7 +126,7 @@ def _label_value(field: str, value: str) -> Iterator[Cause]:
                      "alphanumeric character")  # fmt: skip
 
 
-def _taints(spec: Object) -> Iterator[Cause]:
+def _taints(spec: Object) -> Iterator[Object]:
     seen = set()
     for index, taint in enumerate(spec.get("taints") or ()):
         field = f"spec.taints[{index}]"
@@ -146,22 +137,18 @@ def _taints(spec: Object) -> Iterator[Cause]:
             yield _required(f"{field}.effect")
         elif effect not in _EFFECTS:
             supported = ", ".join(f'"{each}"' for each in _EFFECTS)
-            yield Cause(
-                reason="FieldValueNotSupported",
+            yield resources.cause(
+                "FieldValueNotSupported",
+                f'Unsupported value: "{effect}": supported values: {supported}',
                 field=f"{field}.effect",
-                message=f'Unsupported value: "{effect}": supported values: {supported}',
             )
         identity = (taint.get("key"), effect)
         if identity in seen:
-            yield Cause(
-                reason="FieldValueDuplicate",
-                field=field,
-                message=f"Duplicate value: {taint}",
-            )
+            yield resources.cause("FieldValueDuplicate", f"Duplicate value: {taint}", field=field)
         seen.add(identity)
 
 
-def _pod(spec: Object) -> Iterator[Cause]:
+def _pod(spec: Object) -> Iterator[Object]:
     if not spec.get("containers"):
         yield _required("spec.containers")
     for index, container in enumerate(spec.get("containers") or ()):
@@ -171,19 +158,16 @@ def _pod(spec: Object) -> Iterator[Cause]:
             yield _required(f"spec.containers[{index}].image")
 
 
-def _pod_update(spec: Object, old: Object) -> Iterator[Cause]:
+def _pod_update(spec: Object, old: Object) -> Iterator[Object]:
     if _frozen(spec) != _frozen(old):
-        yield Cause(
-            reason="FieldValueForbidden",
-            field="spec",
-            message=(
-                "Forbidden: pod updates may not change fields other than "
-                "`spec.containers[*].image`,`spec.initContainers[*].image`,"
-                "`spec.activeDeadlineSeconds`,`spec.tolerations` (only additions to existing "
-                "tolerations),`spec.terminationGracePeriodSeconds` (allow it to be set to 1 if "
-                "it was previously negative)"
-            ),
+        message = (
+            "Forbidden: pod updates may not change fields other than "
+            "`spec.containers[*].image`,`spec.initContainers[*].image`,"
+            "`spec.activeDeadlineSeconds`,`spec.tolerations` (only additions to existing "
+            "tolerations),`spec.terminationGracePeriodSeconds` (allow it to be set to 1 if "
+            "it was previously negative)"
         )
+        yield resources.cause("FieldValueForbidden", message, field="spec")
 
 
 def _frozen(spec: Object) -> Object:
@@ -194,7 +178,7 @@ def _frozen(spec: Object) -> Object:
     return frozen
 
 
-def _event(event: Object) -> Iterator[Cause]:
+def _event(event: Object) -> Iterator[Object]:
     for field in ("firstTimestamp", "lastTimestamp", "eventTime"):
         value = event.get(field)
         if value is not None and not _RFC_3339.fullmatch(str(value)):
@@ -216,7 +200,7 @@ def _event(event: Object) -> Iterator[Cause]:
                 yield _required(field.replace("reportingComponent", "reportingController"))
 
 
-def _lease(spec: Object) -> Iterator[Cause]:
+def _lease(spec: Object) -> Iterator[Object]:
     for field in ("acquireTime", "renewTime"):
         # Go's MicroTime takes six digits of a second, no more and no less.
         if spec.get(field) is not None and not _MICRO_TIME.match(str(spec[field])):
@@ -231,7 +215,7 @@ def _lease(spec: Object) -> Iterator[Cause]:
             yield _wrong(f"spec.{field}", amount, f"must be {bound}")
 
 
-def _budget(spec: Object) -> Iterator[Cause]:
+def _budget(spec: Object) -> Iterator[Object]:
     for field in ("minAvailable", "maxUnavailable"):
         amount = spec.get(field) or 0
         is_amount = isinstance(amount, int) and amount >= 0
