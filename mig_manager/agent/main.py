@@ -234,8 +234,7 @@ def _dependencies(
     )
     gpus: ports.Gpus = workers
     if settings.advertises_simulated:
-        offer = node.NodeResources(kube, name=settings.node_name)
-        gpus = advertising = node.AdvertisingGpus(workers, offer)
+        gpus = advertising = node.AdvertisingGpus(workers, kube, name=settings.node_name)
         advertising.start()
     slots: ports.Slots | None = None
     if settings.max_concurrent_nodes:

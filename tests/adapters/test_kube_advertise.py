@@ -54,7 +54,7 @@ def real_gpus(tmp_path: pathlib.Path) -> Iterator[nvml_gpus.NvmlGpus]:
 
 @pytest.fixture
 def gpus(real_gpus: nvml_gpus.NvmlGpus, kube: api.KubeApi) -> node.AdvertisingGpus:
-    return node.AdvertisingGpus(real_gpus, node.NodeResources(kube, name="n1"))
+    return node.AdvertisingGpus(real_gpus, kube, name="n1")
 
 
 def apply(gpus: node.AdvertisingGpus, layout: str) -> None:
@@ -111,7 +111,7 @@ def test_unchanged_resources_are_not_written_again(
     gpus.observe()
     gpus.observe()
     with_restart = api.KubeApi.at(server.url)
-    node.AdvertisingGpus(real_gpus, node.NodeResources(with_restart, name="n1")).observe()
+    node.AdvertisingGpus(real_gpus, with_restart, name="n1").observe()
     with_restart.close()
 
     assert writes(server) == 1
@@ -140,6 +140,6 @@ def test_unobservable_gpus_do_not_prevent_the_start(kube: api.KubeApi) -> None:
             raise AssertionError(plan)
 
     with structlog.testing.capture_logs() as logs:
-        node.AdvertisingGpus(Broken(), node.NodeResources(kube, name="n1")).start()
+        node.AdvertisingGpus(Broken(), kube, name="n1").start()
 
     assert [entry["reason"] for entry in logs] == ["DriverNotLoaded"]

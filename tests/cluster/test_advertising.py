@@ -42,9 +42,8 @@ def test_the_node_offers_what_is_published_and_0_of_what_is_gone(
     real_cluster: clusters.Real, tmp_path: pathlib.Path
 ) -> None:
     with agent(real_cluster, tmp_path, SIMULATED) as kube:
-        offer = node.NodeResources(kube, name=clusters.NODE)
-        offer.publish({"nvidia.com/gpu": 8})
-        offer.publish({"nvidia.com/mig-1g.5gb": 56})
+        node.publish_resources(kube, clusters.NODE, {"nvidia.com/gpu": 8})
+        node.publish_resources(kube, clusters.NODE, {"nvidia.com/mig-1g.5gb": 56})
 
         status = kube.get(f"/api/v1/nodes/{clusters.NODE}")["status"]
 
@@ -62,8 +61,7 @@ def test_no_agent_advertises_for_another_node(
 
         def is_refused() -> bool:
             try:
-                offer = node.NodeResources(kube, name="other")
-                offer.publish({"nvidia.com/gpu": next(counts)})
+                node.publish_resources(kube, "other", {"nvidia.com/gpu": next(counts)})
             except errors.ClusterError as error:
                 return "may not change another node" in error.message
             return False
@@ -79,6 +77,6 @@ def test_the_rights_of_an_agent_with_real_gpus_do_not_reach_the_nodes_status(
         agent(real_cluster, tmp_path, clusters.SHIPPED) as kube,
         pytest.raises(errors.ClusterError) as caught,
     ):
-        node.NodeResources(kube, name=clusters.NODE).publish({"nvidia.com/gpu": 8})
+        node.publish_resources(kube, clusters.NODE, {"nvidia.com/gpu": 8})
 
     assert caught.value.reason is errors.Reason.FORBIDDEN

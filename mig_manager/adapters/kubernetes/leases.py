@@ -93,8 +93,11 @@ class LeaseSlots:
         """Take a slot if one is free; see ``ports.Slots``."""
         with self._lock:
             denial = None if self._is_fresh else self._take()
-            if denial is None:
-                self._start_renewal()
+            if denial is None and self._stop is None:
+                self._stop = threading.Event()
+                threading.Thread(
+                    target=self._renew_until, args=(self._stop,), name="slot-renewal", daemon=True
+                ).start()
             return str(denial or "")
 
     def check(self) -> None:
@@ -119,7 +122,10 @@ class LeaseSlots:
                     return
                 self._clock.wait(_RELEASE_PAUSE_S * attempt)
                 try:
-                    self._release()
+                    for slot in self._list().mine:
+                        self._kube.put(f"{self._path}/{slot.name}", self._lease(slot, holder=""))
+                        _log.info("slot_released", slot=slot.name)
+                    self._owns_none = True
                 except errors.ClusterError as error:
                     # After the last attempt it expires, because nothing renews it any more.
                     _log.warning("slot_not_released", node=self._node, error=error.message)
@@ -152,12 +158,6 @@ class LeaseSlots:
             holders=tuple(slot.holder for slot in state.held),
             silent=tuple(slot.holder for slot in interrupted),
         )
-
-    def _release(self) -> None:
-        for slot in self._list().mine:
-            self._kube.put(f"{self._path}/{slot.name}", self._lease(slot, holder=""))
-            _log.info("slot_released", slot=slot.name)
-        self._owns_none = True
 
     def _list(self) -> slots.Judgement:
         leases = self._kube.get(self._path)
@@ -220,35 +220,24 @@ class LeaseSlots:
             },
         }
 
-    def _start_renewal(self) -> None:
-        if self._stop is not None:
-            return
-        self._stop = threading.Event()
-        threading.Thread(
-            target=self._renew_until, args=(self._stop,), name="slot-renewal", daemon=True
-        ).start()
-
     def _renew_until(self, stop: threading.Event) -> None:
         while not stop.wait(self._times.renew_s):
             with self._lock:
                 if stop.is_set():
                     return
                 try:
-                    self._renew()
+                    if self._own is not None and self._write(self._own):
+                        continue
+                    denial = self._take()
+                    if denial is not None:
+                        # Edited by a person, or the API was unreachable for long.
+                        _log.warning("slot_lost", node=self._node, owners=denial.holders)
                 except errors.ClusterError as error:
                     _log.warning(
                         "slot_not_renewed", reason=error.reason.value, error=error.message
                     )
                 except Exception:  # noqa: BLE001 - a bug must be logged and not end the renewal
                     _log.exception("slot_renewal_error")
-
-    def _renew(self) -> None:
-        if self._own is not None and self._write(self._own):
-            return
-        denial = self._take()
-        if denial is not None:
-            # Edited by a person, or the API was unreachable for long.
-            _log.warning("slot_lost", node=self._node, owners=denial.holders)
 
 
 def _slot(item: dict[str, Any]) -> slots.Slot | None:

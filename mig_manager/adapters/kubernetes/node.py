@@ -1,4 +1,4 @@
-"""Our own Node object: read it, change it in one patch, publish Events on it."""
+"""Our own Node object: read it, change it in one patch, publish Events and resources on it."""
 
 import collections
 import dataclasses
@@ -17,6 +17,8 @@ from mig_manager.adapters.kubernetes import api
 from mig_manager.core import messages, model, ports, steps, timing
 from mig_manager.core.node import cluster, resources
 
+_COMPONENT = "mig-manager"
+"""The source of our Events."""
 _CONFLICT_ATTEMPTS = 8
 _LONGEST_NODE_NAME = 220
 """Characters; with a dot and 24 hex digits an Event's name stays below the 253 of RFC 1123."""
@@ -38,19 +40,10 @@ def path(name: str) -> str:
 class KubeNode:
     """Implements ``ports.Node`` on the Kubernetes API."""
 
-    def __init__(
-        self,
-        kube: api.KubeApi,
-        *,
-        name: str,
-        clock: timing.Clock,
-        component: str = "mig-manager",
-    ) -> None:
-        """Prepare for one node; ``component`` is the source of its Events."""
+    def __init__(self, kube: api.KubeApi, *, name: str, clock: timing.Clock) -> None:
         self._kube = kube
         self._name = name
         self._clock = clock
-        self._component = component
         self._path = path(name)
         self._events = _EventQueue(kube, clock)
         self._announcing: threading.Thread | None = None
@@ -69,9 +62,14 @@ class KubeNode:
     def announce(self, change: cluster.NodePatch) -> None:
         """Write what only we write, in the background; see ``ports.Node``."""
         self._join_announcement()
-        self._announcing = threading.Thread(
-            target=self._announce, args=(change,), name="announcement", daemon=True
-        )
+
+        def write() -> None:
+            try:
+                self._patch({"metadata": _metadata(change)})
+            except errors.ClusterError as error:
+                _log.warning("announcement_not_published", detail=error.message)
+
+        self._announcing = threading.Thread(target=write, name="announcement", daemon=True)
         self._announcing.start()
 
     def update(self, decide: Callable[[cluster.NodeView], cluster.NodePatch]) -> cluster.NodeView:
@@ -106,7 +104,9 @@ class KubeNode:
             "apiVersion": "v1",
             "kind": "Event",
             "metadata": {
-                "name": f"{self._name[:_LONGEST_NODE_NAME]}.{_event_id()}",
+                # Sorts by time: kubectl shows events of one second by name.
+                "name": f"{self._name[:_LONGEST_NODE_NAME]}"
+                f".{time.time_ns():016x}{secrets.token_hex(4)}",
                 "namespace": "default",
             },
             # 'kubectl describe node' looks for events whose involvedObject.uid is the node's
@@ -121,8 +121,8 @@ class KubeNode:
             "reason": reason,
             "message": messages.fit(message, messages.LONGEST_EVENT_BYTES),
             "type": "Warning" if is_warning else "Normal",
-            "source": {"component": self._component, "host": self._name},
-            "reportingComponent": self._component,
+            "source": {"component": _COMPONENT, "host": self._name},
+            "reportingComponent": _COMPONENT,
             "reportingInstance": self._name,
             "firstTimestamp": now,
             "lastTimestamp": now,
@@ -133,12 +133,6 @@ class KubeNode:
     def flush_events(self, timeout_s: float) -> bool:
         """Wait for Events to be published; see ``ports.Node``."""
         return self._events.flush(timeout_s)
-
-    def _announce(self, change: cluster.NodePatch) -> None:
-        try:
-            self._patch({"metadata": _metadata(change)})
-        except errors.ClusterError as error:
-            _log.warning("announcement_not_published", detail=error.message)
 
     def _join_announcement(self) -> None:
         """Wait for an announcement; the time-outs of its request bound the wait."""
@@ -214,26 +208,21 @@ class _EventQueue:
             try:
                 self._kube.post(_EVENTS_PATH, event)
             except errors.ClusterError as error:
-                self._report(event, error)
-
-    def _report(self, event: dict[str, Any], error: errors.ClusterError) -> None:
-        """Log a refusal; pause without the right, which the stock GPU operator does not grant."""
-        if error.reason is not errors.Reason.FORBIDDEN:
-            _log.warning("event_not_published", event_reason=event["reason"], detail=error.message)
-            return
-        _log.info("events_forbidden", detail=error.message)
-        with self._state:
-            self._paused_until_s = self._clock.monotonic() + _FORBIDDEN_PAUSE_S
-            self._queue.clear()
+                if error.reason is not errors.Reason.FORBIDDEN:
+                    _log.warning(
+                        "event_not_published", event_reason=event["reason"], detail=error.message
+                    )
+                    continue
+                # The stock GPU operator does not grant the right.
+                _log.info("events_forbidden", detail=error.message)
+                with self._state:
+                    self._paused_until_s = self._clock.monotonic() + _FORBIDDEN_PAUSE_S
+                    self._queue.clear()
 
 
 def _metadata(change: cluster.NodePatch) -> dict[str, Any]:
-    metadata: dict[str, Any] = {}
-    if change.labels:
-        metadata["labels"] = dict(change.labels)
-    if change.annotations:
-        metadata["annotations"] = dict(change.annotations)
-    return metadata
+    parts = {"labels": change.labels, "annotations": change.annotations}
+    return {name: dict(values) for name, values in parts.items() if values}
 
 
 def _versioned_patch(change: cluster.NodePatch, node: _Node) -> dict[str, Any]:
@@ -243,7 +232,7 @@ def _versioned_patch(change: cluster.NodePatch, node: _Node) -> dict[str, Any]:
     k8s.io/api/core/v1 names no patchStrategy), so a patch replaces the whole list. It is written
     only where it has to change.
     """
-    body: dict[str, Any] = {"metadata": {"resourceVersion": node.version, **_metadata(change)}}
+    metadata = {"resourceVersion": node.version, **_metadata(change)}
     spec: dict[str, Any] = {}
     if change.unschedulable is not None:
         spec["unschedulable"] = change.unschedulable
@@ -251,24 +240,21 @@ def _versioned_patch(change: cluster.NodePatch, node: _Node) -> dict[str, Any]:
         others = [taint for taint in node.taints if taint["key"] != cluster.HOLD_TAINT]
         own = [{"key": cluster.HOLD_TAINT, "effect": "NoSchedule"}] if change.hold_taint else []
         spec["taints"] = [*others, *own]
-    return body | ({"spec": spec} if spec else {})
-
-
-def _event_id() -> str:
-    """Return an id that sorts by time: kubectl shows events of one second by name."""
-    return f"{time.time_ns():016x}{secrets.token_hex(4)}"
+    return {"metadata": metadata, **({"spec": spec} if spec else {})}
 
 
 class AdvertisingGpus:
     """Implements ``ports.Gpus`` over another, and advertises what it observes.
 
-    The pipeline observes after each change, so the node always advertises what the GPUs have. An
-    API failure is logged and does not fail the change; the next observation tries again.
+    For simulated GPUs, which no device plugin finds. Kubelet keeps resources that it did not
+    create, and a pod that requests them starts without a device. The pipeline observes after each change, so the node always advertises what the GPUs
+    have. An API failure is logged and does not fail the change; the next observation tries again.
     """
 
-    def __init__(self, gpus: ports.Gpus, node_resources: "NodeResources") -> None:
+    def __init__(self, gpus: ports.Gpus, kube: api.KubeApi, *, name: str) -> None:
         self._gpus = gpus
-        self._resources = node_resources
+        self._kube = kube
+        self._name = name
         self._advertised: dict[str, int] | None = None
         self._observed = model.NO_GPUS
         """All GPUs as last observed."""
@@ -306,7 +292,7 @@ class AdvertisingGpus:
         if counts == self._advertised:
             return
         try:
-            self._resources.publish(counts)
+            publish_resources(self._kube, self._name, counts)
         except errors.ClusterError as error:
             self._advertised = None
             _log.warning("gpus_not_advertised", reason=error.reason.value, error=error.message)
@@ -315,31 +301,24 @@ class AdvertisingGpus:
             _log.info("gpus_advertised", resources=counts)
 
 
-class NodeResources:
-    """The GPU resources in our Node's status; needs the right to patch ``nodes/status``."""
+def publish_resources(kube: api.KubeApi, name: str, counts: Mapping[str, int]) -> None:
+    """Advertise these devices of a node and no others; needs the right to patch ``nodes/status``.
 
-    def __init__(self, kube: api.KubeApi, *, name: str) -> None:
-        self._kube = kube
-        self._path = path(name)
+    A resource that is gone becomes 0, as with kubelet: a kubelet that still knows it would undo
+    its removal.
 
-    def publish(self, counts: Mapping[str, int]) -> None:
-        """Advertise these devices and no others.
-
-        A resource that is gone becomes 0, as with kubelet: a kubelet that still knows it would
-        undo its removal.
-
-        Raises:
-            ClusterError: The API refused or does not answer.
-        """
-        status = self._kube.get(self._path).get("status") or {}
-        change: dict[str, dict[str, str]] = {}
-        # Kubelet derives allocatable from capacity, but only with its next heartbeat.
-        for field in ("capacity", "allocatable"):
-            with cluster.understood("the node"):
-                current = cluster.gpu_resources(status.get(field))
-            desired = {name: 0 for name in current if resources.is_device(name)} | dict(counts)
-            change[field] = {
-                name: str(count) for name, count in desired.items() if current.get(name) != count
-            }
-        if any(change.values()):
-            self._kube.patch(f"{self._path}/status", {"status": change}, kind=api.PatchType.MERGE)
+    Raises:
+        ClusterError: The API refused or does not answer.
+    """
+    status = kube.get(path(name)).get("status") or {}
+    change: dict[str, dict[str, str]] = {}
+    # Kubelet derives allocatable from capacity, but only with its next heartbeat.
+    for field in ("capacity", "allocatable"):
+        with cluster.understood("the node"):
+            current = cluster.gpu_resources(status.get(field))
+        desired = {key: 0 for key in current if resources.is_device(key)} | dict(counts)
+        change[field] = {
+            key: str(count) for key, count in desired.items() if current.get(key) != count
+        }
+    if any(change.values()):
+        kube.patch(f"{path(name)}/status", {"status": change}, kind=api.PatchType.MERGE)
