@@ -5,13 +5,12 @@ deadline for the first answer of the bus.
 """
 
 import contextlib
-import dataclasses
 import itertools
 import socket
 import struct
 import time
 from collections.abc import Iterator
-from typing import Any, Self
+from typing import Any, Self, TypeAlias
 
 import jeepney
 from jeepney import auth, bus
@@ -46,27 +45,11 @@ class Refused(Exception):  # noqa: N818 - an answer, and not always a failure
         self.name = name
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
-    """An interface of an object."""
-
-    owner: str
-    """The program's name on the bus."""
-    path: str
-    interface: str
-
-
-BUS = Target(
-    owner="org.freedesktop.DBus", path="/org/freedesktop/DBus", interface="org.freedesktop.DBus"
-)
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Signal:
-    """A signal that we subscribed to."""
-
-    name: str
-    body: tuple[Any, ...]
+Target: TypeAlias = jeepney.DBusAddress
+"""An interface of an object: the object's path, its program's name on the bus, the interface."""
+Signal = tuple[str, tuple[Any, ...]]
+"""The name and the body of a signal that we subscribed to."""
+BUS = Target("/org/freedesktop/DBus", "org.freedesktop.DBus", "org.freedesktop.DBus")
 
 
 class Connection:
@@ -87,7 +70,13 @@ class Connection:
         try:
             self._socket.settimeout(self._left_s())
             self._socket.connect(bus.get_bus(address))
-            self._authenticate()
+            # Names our user; the bus compares it with the socket's credentials.
+            self._send(b"\0")
+            authenticator = auth.Authenticator(inc_null_byte=False)
+            for line in authenticator:
+                self._send(line)
+                authenticator.feed(self._read(self._left_s()))
+            self._send(auth.BEGIN)
             self.call(BUS, "Hello")
         except BaseException:
             self._socket.close()
@@ -107,10 +96,27 @@ class Connection:
         Raises:
             Refused: It is an error.
         """
-        address = jeepney.DBusAddress(
-            target.path, bus_name=target.owner, interface=target.interface
-        )
-        message = jeepney.new_method_call(address, method, signature, body)
+        return self._answer(jeepney.new_method_call(target, method, signature, body))
+
+    def get(self, target: Target, name: str) -> Any:
+        """Return a property.
+
+        Raises:
+            Refused: It does not exist, or we may not read it.
+        """
+        ((_, value),) = self._answer(jeepney.Properties(target).get(name))
+        return value
+
+    def signals(self, *, within_s: float) -> tuple[Signal, ...]:
+        """Return the signals since the last call; wait up to a time-out for the first one."""
+        deadline_s = time.monotonic() + min(within_s, self._left_s())
+        while not self._signals and (left_s := deadline_s - time.monotonic()) > 0:
+            with contextlib.suppress(TimeoutError):
+                self._keep_signal(self._receive(left_s))
+        signals, self._signals = tuple(self._signals), []
+        return signals
+
+    def _answer(self, message: jeepney.Message) -> tuple[Any, ...]:
         serial = next(self._serials)
         self._send(message.serialise(serial=serial))
         while True:
@@ -124,38 +130,10 @@ class Connection:
             raise Refused(name, words[0] if words else "")
         return tuple(answer.body)
 
-    def get(self, target: Target, name: str) -> Any:
-        """Return a property.
-
-        Raises:
-            Refused: It does not exist, or we may not read it.
-        """
-        properties = dataclasses.replace(target, interface="org.freedesktop.DBus.Properties")
-        ((_, value),) = self.call(properties, "Get", "ss", target.interface, name)
-        return value
-
-    def signals(self, *, within_s: float) -> tuple[Signal, ...]:
-        """Return the signals since the last call; wait up to a time-out for the first one."""
-        deadline_s = time.monotonic() + min(within_s, self._left_s())
-        while not self._signals and (left_s := deadline_s - time.monotonic()) > 0:
-            with contextlib.suppress(TimeoutError):
-                self._keep_signal(self._receive(left_s))
-        signals, self._signals = tuple(self._signals), []
-        return signals
-
-    def _authenticate(self) -> None:
-        """Name our user; the bus compares it with the socket's credentials."""
-        self._send(b"\0")
-        authenticator = auth.Authenticator(inc_null_byte=False)
-        for line in authenticator:
-            self._send(line)
-            authenticator.feed(self._read(self._left_s()))
-        self._send(auth.BEGIN)
-
     def _keep_signal(self, message: jeepney.Message) -> None:
         if message.header.message_type is jeepney.MessageType.signal:
             name = message.header.fields[jeepney.HeaderFields.member]
-            self._signals.append(Signal(name=name, body=tuple(message.body)))
+            self._signals.append((name, tuple(message.body)))
 
     def _send(self, data: bytes) -> None:
         self._socket.settimeout(self._left_s())
@@ -214,25 +192,20 @@ def session(
         ValueError,
         struct.error,
     ) as error:
-        why, is_denied = _explained(error)
-        raise errors.HostError(
-            f"{doing}: {why}", reason=denied if is_denied else failed
-        ) from error
-
-
-def _explained(error: Exception) -> tuple[str, bool]:
-    """Return what went wrong, and whether permission is missing."""
-    match error:
-        case Refused(name=name):
-            is_denied = name in _DENIED
-            return f"{error}; {_AS_ROOT}" if is_denied else str(error), is_denied
-        case PermissionError():
-            return f"{error.strerror}; {_AS_ROOT}", True
-        case TimeoutError():
-            return "no answer over D-Bus in time", False
-        case OSError():
-            return f"D-Bus is unreachable: {error.strerror or error}", False
-        case auth.AuthenticationError(data=data) if bytes(data).startswith(b"REJECTED"):
-            return _ANOTHER_USER, True
-        case _:
-            return f"this is not D-Bus: {error}", False
+        reason = failed
+        match error:
+            case Refused(name=name) if name in _DENIED:
+                why, reason = f"{error}; {_AS_ROOT}", denied
+            case Refused():
+                why = str(error)
+            case PermissionError():
+                why, reason = f"{error.strerror}; {_AS_ROOT}", denied
+            case TimeoutError():
+                why = "no answer over D-Bus in time"
+            case OSError():
+                why = f"D-Bus is unreachable: {error.strerror or error}"
+            case auth.AuthenticationError(data=data) if bytes(data).startswith(b"REJECTED"):
+                why, reason = _ANOTHER_USER, denied
+            case _:
+                why = f"this is not D-Bus: {error}"
+        raise errors.HostError(f"{doing}: {why}", reason=reason) from error

@@ -7,6 +7,7 @@ unbounded. Sources: ``org.freedesktop.systemd1(5)``, ``org.freedesktop.login1(5)
 import contextlib
 import time
 from collections.abc import Collection, Iterator, Sequence
+from typing import Any
 
 import structlog
 
@@ -15,19 +16,15 @@ from mig_manager.adapters.host import system_bus
 from mig_manager.core import host_files
 from mig_manager.errors import Reason
 
-CALL_TIMEOUT_S = 10.0
+_CALL_TIMEOUT_S = 10.0
 """For connecting and for calls that systemd answers at once."""
 _JOB_POLL_S = 1.0
 """The end of a job comes as a signal; a lost signal delays us by this at most."""
 
 _SYSTEMD = "org.freedesktop.systemd1"
-_MANAGER = system_bus.Target(
-    owner=_SYSTEMD, path="/org/freedesktop/systemd1", interface="org.freedesktop.systemd1.Manager"
-)
+_MANAGER = system_bus.Target("/org/freedesktop/systemd1", _SYSTEMD, f"{_SYSTEMD}.Manager")
 _LOGIND = system_bus.Target(
-    owner="org.freedesktop.login1",
-    path="/org/freedesktop/login1",
-    interface="org.freedesktop.login1.Manager",
+    "/org/freedesktop/login1", "org.freedesktop.login1", "org.freedesktop.login1.Manager"
 )
 _JOB_REMOVED = (
     f"type='signal',sender='{_SYSTEMD}',interface='{_MANAGER.interface}',member='JobRemoved'"
@@ -66,8 +63,6 @@ _ABSENT = frozenset(
     }
 )
 
-_Session = contextlib.AbstractContextManager[system_bus.Connection]
-
 _log = structlog.get_logger()
 
 
@@ -80,7 +75,7 @@ class Systemd:
         *,
         stop_timeout_s: float,
         start_timeout_s: float,
-        call_timeout_s: float = CALL_TIMEOUT_S,
+        call_timeout_s: float = _CALL_TIMEOUT_S,
     ) -> None:
         """Prepare; the first operation connects.
 
@@ -110,10 +105,10 @@ class Systemd:
         if not names:
             return ()
         running: dict[str, None] = {}
-        with self._session("asking systemd what runs", self._call_timeout_s) as connection:
+        with self._session("asking systemd what runs", self._call_timeout_s) as units:
             for name in names:
-                if _is_running(connection, name):
-                    running |= dict.fromkeys((*_stopped_along(connection, name), name))
+                if units.is_running(name):
+                    running |= dict.fromkeys((*units.stopped_along(name), name))
         return host_files.stop_order(tuple(running))
 
     def stop(self, name: str) -> None:
@@ -123,16 +118,26 @@ class Systemd:
             HostError: HOST_SERVICE_FAILED: it did not stop in time, must not be stopped, or was
                 started again. NO_PERMISSION.
         """
-        with self._session(f"stopping {name}", self._call_timeout_s) as connection:
-            if _unit(connection, name) is None:
+        with self._session(f"stopping {name}", self._call_timeout_s) as units:
+            if units.find(name) is None:
                 return
             # systemd kills it after its own time-out and not before, so a shorter one is useless.
-            timeout_s = max(self._stop_timeout_s, _own_stop_timeout_s(connection, name))
-        with self._session(f"stopping {name}", timeout_s + self._call_timeout_s) as connection:
-            result = _run_job(connection, "StopUnit", name, timeout_s=timeout_s)
-            state = _state(connection, name)
-            if state not in _DOWN:
-                raise _failure(name, _why_not_down(result, state, timeout_s))
+            timeout_s = max(self._stop_timeout_s, units.own_stop_timeout_s(name))
+        with self._session(f"stopping {name}", timeout_s + self._call_timeout_s) as units:
+            result = units.run_job("StopUnit", name, timeout_s=timeout_s)
+            state = units.state(name)
+        if state in _DOWN:
+            return
+        match result:
+            case None:
+                why = f"did not stop within {timeout_s:g} s; it is {state}"
+            case "done":
+                why = f"stopped and is {state} again: something else starts it"
+            case "canceled":
+                why = f"is {state}: another request replaced the one to stop it"
+            case _:
+                why = f"did not stop: {result}; it is {state}"
+        raise _failure(name, why)
 
     def may_have_stopped(self, name: str, listed: Collection[str]) -> bool:
         """Return whether stopping the units listed stops a unit that may be gone by now.
@@ -148,8 +153,8 @@ class Systemd:
             return True
         if not host_files.is_stoppable(name):
             return False
-        with self._session(f"asking what {name} depends on", self._call_timeout_s) as connection:
-            return not _stopped_with(connection, name).isdisjoint(listed)
+        with self._session(f"asking what {name} depends on", self._call_timeout_s) as units:
+            return not units.stopped_with(name).isdisjoint(listed)
 
     def start(self, name: str) -> bool:
         """Start a service and wait until it runs, or has run to its end.
@@ -162,27 +167,29 @@ class Systemd:
                 time. NO_PERMISSION.
         """
         timeout_s = self._start_timeout_s
-        with self._session(f"starting {name}", timeout_s + self._call_timeout_s) as connection:
-            was_down = _state(connection, name) != "active"
-            result = _run_job(connection, "StartUnit", name, timeout_s=timeout_s)
-            if why := _why_not_up(connection, name, result, timeout_s):
+        with self._session(f"starting {name}", timeout_s + self._call_timeout_s) as units:
+            was_down = units.state(name) != "active"
+            result = units.run_job("StartUnit", name, timeout_s=timeout_s)
+            if why := units.why_not_up(name, result, timeout_s):
                 raise _failure(name, why)
         return was_down
 
-    def _session(self, doing: str, timeout_s: float) -> _Session:
-        return system_bus.session(
+    @contextlib.contextmanager
+    def _session(self, doing: str, timeout_s: float) -> Iterator["_Units"]:
+        with system_bus.session(
             self._address,
             doing,
             timeout_s=timeout_s,
             failed=Reason.HOST_SERVICE_FAILED,
             denied=Reason.NO_PERMISSION,
-        )
+        ) as connection:
+            yield _Units(connection)
 
 
 class Reboot:
     """Implements ``ports.Reboot``: through logind, or systemd alone where there is no logind."""
 
-    def __init__(self, address: str, *, call_timeout_s: float = CALL_TIMEOUT_S) -> None:
+    def __init__(self, address: str, *, call_timeout_s: float = _CALL_TIMEOUT_S) -> None:
         """Prepare; ``address`` is that of the host's system bus."""
         self._address = address
         self._call_timeout_s = call_timeout_s
@@ -209,141 +216,157 @@ class Reboot:
                 )
         _log.warning("reboot_requested", by=by, why=why)
 
-    def _session(self, doing: str) -> _Session:
+    def _session(self, doing: str) -> contextlib.AbstractContextManager[system_bus.Connection]:
         refused = Reason.REBOOT_REQUIRED
         return system_bus.session(
             self._address, doing, timeout_s=self._call_timeout_s, failed=refused, denied=refused
         )
 
 
-def _unit(connection: system_bus.Connection, name: str) -> str | None:
-    """Return the object of a unit; None if systemd has none, so that nothing runs."""
-    try:
-        (path,) = connection.call(_MANAGER, "GetUnit", "s", name)
-    except system_bus.Refused as error:
-        if error.name == _UNKNOWN_UNIT:
-            return None
-        raise
-    return str(path)
+class _Units:
+    """systemd's units, over one connection."""
 
+    def __init__(self, connection: system_bus.Connection) -> None:
+        self._connection = connection
 
-def _interface(path: str, kind: str) -> system_bus.Target:
-    """Return one of systemd's objects as a Unit, a Service or a Job."""
-    return system_bus.Target(owner=_SYSTEMD, path=path, interface=f"{_SYSTEMD}.{kind}")
+    def find(self, name: str) -> str | None:
+        """Return the object of a unit; None if systemd has none, so that nothing runs."""
+        try:
+            (path,) = self._connection.call(_MANAGER, "GetUnit", "s", name)
+        except system_bus.Refused as error:
+            if error.name == _UNKNOWN_UNIT:
+                return None
+            raise
+        return str(path)
 
+    def _get(self, path: str, name: str, kind: str = "Unit") -> Any:
+        """Return a property of one of systemd's objects: a Unit, a Service or a Job."""
+        return self._connection.get(system_bus.Target(path, _SYSTEMD, f"{_SYSTEMD}.{kind}"), name)
 
-def _property(connection: system_bus.Connection, path: str, kind: str, name: str) -> str:
-    return str(connection.get(_interface(path, kind), name))
+    def state(self, name: str) -> str:
+        """Return ``ActiveState``."""
+        path = self.find(name)
+        return str(self._get(path, "ActiveState")) if path else "inactive"
 
+    def is_running(self, name: str) -> bool:
+        """Return whether a unit is active or starting, and not masked."""
+        path = self.find(name)
+        if path is None or self._get(path, "LoadState") == "masked":
+            return False
+        if self._get(path, "ActiveState") in _UP:
+            return True
+        number, job = self._get(path, "Job")
+        # In the middle of a restart a unit is down, and about to be up.
+        return bool(number) and self._job_type(job) in _STARTING_JOBS
 
-def _state(connection: system_bus.Connection, name: str) -> str:
-    path = _unit(connection, name)
-    return _property(connection, path, "Unit", "ActiveState") if path else "inactive"
+    def stopped_along(self, name: str) -> tuple[str, ...]:
+        """Return the running units that systemd stops along with one, in that order.
 
+        Raises:
+            HostError: HOST_SERVICE_FAILED: one of them cannot be started again.
+        """
+        along: dict[str, None] = {}
+        queue = [name]
+        while queue:
+            path = self.find(queue.pop())
+            if path is None:
+                continue
+            dependents: list[str] = []
+            for kind in _STOP_PROPERTIES:
+                # PropagatesStopTo= came with systemd 249.
+                with contextlib.suppress(system_bus.Refused):
+                    dependents += self._get(path, kind)
+            for each in dependents:
+                if each not in along and each != name and self.is_running(each):
+                    along[each] = None
+                    queue.append(each)
+        lost = [each for each in along if host_files.is_protected(each)]
+        if lost:
+            raise _failure(name, f"cannot be stopped: systemd would also stop {', '.join(lost)}")
+        # Those added last depend on those added first.
+        return tuple(each for each in reversed(along) if host_files.can_be_restarted(each))
 
-def _is_running(connection: system_bus.Connection, name: str) -> bool:
-    path = _unit(connection, name)
-    if path is None or _property(connection, path, "Unit", "LoadState") == "masked":
-        return False
-    if _property(connection, path, "Unit", "ActiveState") in _UP:
-        return True
-    number, job = connection.get(_interface(path, "Unit"), "Job")
-    # In the middle of a restart a unit is down, and about to be up.
-    return bool(number) and _job_type(connection, job) in _STARTING_JOBS
+    def stopped_with(self, name: str) -> set[str]:
+        """Return the units with which systemd stops a unit, loaded or not."""
+        units: set[str] = set()
+        queue = [name]
+        while queue and len(units) < _MOST_DEPENDENCIES:
+            (path,) = self._connection.call(_MANAGER, "LoadUnit", "s", queue.pop())
+            for kind in _STOPPED_WITH_PROPERTIES:
+                # StopPropagatedFrom= came with systemd 249.
+                with contextlib.suppress(system_bus.Refused):
+                    new = set(self._get(str(path), kind)) - units
+                    units |= new
+                    queue += [
+                        each
+                        for each in new
+                        if host_files.can_be_restarted(each) or each.endswith(".target")
+                    ]
+        return units
 
+    def own_stop_timeout_s(self, name: str) -> float:
+        """Return how long systemd gives a unit to stop; 0 if unknown or unlimited."""
+        interface, prop = _STOP_TIMEOUTS.get(name.rpartition(".")[2], ("", ""))
+        path = self.find(name) if interface else None
+        if path is None:
+            return 0.0
+        timeout_us = int(self._get(path, prop, interface))
+        return 0.0 if timeout_us == _NO_LIMIT_US else timeout_us / 1e6 + _KILL_MARGIN_S
 
-def _stopped_along(connection: system_bus.Connection, name: str) -> tuple[str, ...]:
-    """Return the running units that systemd stops along with one, in that order.
+    def run_job(self, method: str, name: str, *, timeout_s: float) -> str | None:
+        """Start a job of systemd's for a unit; return its result, or None at the time-out."""
+        deadline_s = time.monotonic() + timeout_s
+        self._connection.call(system_bus.BUS, "AddMatch", "s", _JOB_REMOVED)
+        self._connection.call(_MANAGER, "Subscribe")
+        (job,) = self._connection.call(_MANAGER, method, "ss", name, "replace")
+        while (left_s := deadline_s - time.monotonic()) > 0:
+            signals = self._connection.signals(within_s=min(left_s, _JOB_POLL_S))
+            result = _result(signals, job)
+            if result is None and not signals and not self._job_type(job):
+                # It may have ended while we asked.
+                result = _result(self._connection.signals(within_s=0.0), job) or _LOST
+            if result is not None:
+                return result
+        return None
 
-    Raises:
-        HostError: HOST_SERVICE_FAILED: one of them cannot be started again.
-    """
-    along: dict[str, None] = {}
-    queue = [name]
-    while queue:
-        for each in _dependents(connection, queue.pop()):
-            if each not in along and each != name and _is_running(connection, each):
-                along[each] = None
-                queue.append(each)
-    lost = [each for each in along if host_files.is_protected(each)]
-    if lost:
-        raise _failure(name, f"cannot be stopped: systemd would also stop {', '.join(lost)}")
-    # Those added last depend on those added first.
-    return tuple(each for each in reversed(along) if host_files.can_be_restarted(each))
+    def why_not_up(self, name: str, result: str | None, timeout_s: float) -> str | None:
+        """Return why a unit is not up; None if it is, or has run to a successful end."""
+        path, state = self.find(name), self.state(name)
+        # It has died since it started, and waits for its automatic restart.
+        has_died = path is not None and self._get(path, "SubState") == "auto-restart"
+        match result:
+            case _ if state == "active":
+                return None
+            case None:
+                return f"did not start within {timeout_s:g} s; it is {state}"
+            case "canceled":
+                why = "another request replaced the one to start it"
+            case "dependency":
+                why = "a unit that it needs failed"
+            case "timeout":
+                why = "it took longer than systemd allows"
+            case "done" if state != "failed" and not has_died:
+                return None
+            case _ if path is not None and name.endswith(".service"):
+                status = self._get(path, "ExecMainStatus", "Service")
+                why = f"{self._get(path, 'Result', 'Service')}, status {status}"
+            case _:
+                why = "it failed"
+        return f"did not start: {why}; it is {state}"
 
-
-def _dependents(connection: system_bus.Connection, name: str) -> Iterator[str]:
-    path = _unit(connection, name)
-    if path is None:
-        return
-    for kind in _STOP_PROPERTIES:
-        # PropagatesStopTo= came with systemd 249.
-        with contextlib.suppress(system_bus.Refused):
-            yield from connection.get(_interface(path, "Unit"), kind)
-
-
-def _stopped_with(connection: system_bus.Connection, name: str) -> set[str]:
-    """Return the units with which systemd stops a unit, loaded or not."""
-    units: set[str] = set()
-    queue = [name]
-    while queue and len(units) < _MOST_DEPENDENCIES:
-        (path,) = connection.call(_MANAGER, "LoadUnit", "s", queue.pop())
-        for kind in _STOPPED_WITH_PROPERTIES:
-            # StopPropagatedFrom= came with systemd 249.
-            with contextlib.suppress(system_bus.Refused):
-                new = set(connection.get(_interface(str(path), "Unit"), kind)) - units
-                units |= new
-                queue += [
-                    each
-                    for each in new
-                    if host_files.can_be_restarted(each) or each.endswith(".target")
-                ]
-    return units
-
-
-def _own_stop_timeout_s(connection: system_bus.Connection, name: str) -> float:
-    """Return how long systemd gives a unit to stop; 0 if unknown or unlimited."""
-    kind, _, suffix = name.rpartition(".")
-    interface, prop = _STOP_TIMEOUTS.get(suffix, ("", ""))
-    path = _unit(connection, name) if kind and interface else None
-    if path is None:
-        return 0.0
-    timeout_us = int(_property(connection, path, interface, prop))
-    return 0.0 if timeout_us == _NO_LIMIT_US else timeout_us / 1e6 + _KILL_MARGIN_S
-
-
-def _job_type(connection: system_bus.Connection, job: str) -> str:
-    """Return what a job does; empty if it has ended."""
-    try:
-        return _property(connection, job, "Job", "JobType")
-    except system_bus.Refused:
-        return ""
-
-
-def _run_job(
-    connection: system_bus.Connection, method: str, name: str, *, timeout_s: float
-) -> str | None:
-    """Start a job of systemd's for a unit; return its result, or None at the time-out."""
-    deadline_s = time.monotonic() + timeout_s
-    connection.call(system_bus.BUS, "AddMatch", "s", _JOB_REMOVED)
-    connection.call(_MANAGER, "Subscribe")
-    (job,) = connection.call(_MANAGER, method, "ss", name, "replace")
-    while (left_s := deadline_s - time.monotonic()) > 0:
-        signals = connection.signals(within_s=min(left_s, _JOB_POLL_S))
-        result = _result(signals, job)
-        if result is None and not signals and not _job_type(connection, job):
-            # It may have ended while we asked.
-            result = _result(connection.signals(within_s=0.0), job) or _LOST
-        if result is not None:
-            return result
-    return None
+    def _job_type(self, job: str) -> str:
+        """Return what a job does; empty if it has ended."""
+        try:
+            return str(self._get(job, "JobType", "Job"))
+        except system_bus.Refused:
+            return ""
 
 
 def _result(signals: Sequence[system_bus.Signal], job: str) -> str | None:
     """Return the result of a job; None if no signal reports it."""
     for signal in signals:
         match signal:
-            case system_bus.Signal(name="JobRemoved", body=(_, ended, _, result)) if ended == job:
+            case ("JobRemoved", (_, ended, _, result)) if ended == job:
                 return str(result)
             case _:
                 pass
@@ -352,51 +375,3 @@ def _result(signals: Sequence[system_bus.Signal], job: str) -> str | None:
 
 def _failure(name: str, why: str) -> errors.HostError:
     return errors.HostError(f"{name} {why}", reason=Reason.HOST_SERVICE_FAILED)
-
-
-def _why_not_down(result: str | None, state: str, timeout_s: float) -> str:
-    match result:
-        case None:
-            return f"did not stop within {timeout_s:g} s; it is {state}"
-        case "done":
-            return f"stopped and is {state} again: something else starts it"
-        case "canceled":
-            return f"is {state}: another request replaced the one to stop it"
-        case _:
-            return f"did not stop: {result}; it is {state}"
-
-
-def _why_not_up(
-    connection: system_bus.Connection, name: str, result: str | None, timeout_s: float
-) -> str | None:
-    """Return why a unit is not up; None if it is, or has run to a successful end."""
-    path, state = _unit(connection, name), _state(connection, name)
-    match result:
-        case _ if state == "active":
-            return None
-        case None:
-            return f"did not start within {timeout_s:g} s; it is {state}"
-        case "canceled":
-            why = "another request replaced the one to start it"
-        case "dependency":
-            why = "a unit that it needs failed"
-        case "timeout":
-            why = "it took longer than systemd allows"
-        case "done" if state != "failed" and not _waits_for_restart(connection, path):
-            return None
-        case _:
-            why = _service_result(connection, path, name)
-    return f"did not start: {why}; it is {state}"
-
-
-def _waits_for_restart(connection: system_bus.Connection, path: str | None) -> bool:
-    """Return whether a unit has died since it started, and waits for its automatic restart."""
-    return path is not None and _property(connection, path, "Unit", "SubState") == "auto-restart"
-
-
-def _service_result(connection: system_bus.Connection, path: str | None, name: str) -> str:
-    """Return why a service failed, in systemd's words."""
-    if path is None or not name.endswith(".service"):
-        return "it failed"
-    result = _property(connection, path, "Service", "Result")
-    return f"{result}, status {_property(connection, path, 'Service', 'ExecMainStatus')}"

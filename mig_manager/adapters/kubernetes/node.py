@@ -247,8 +247,9 @@ class AdvertisingGpus:
     """Implements ``ports.Gpus`` over another, and advertises what it observes.
 
     For simulated GPUs, which no device plugin finds. Kubelet keeps resources that it did not
-    create, and a pod that requests them starts without a device. The pipeline observes after each change, so the node always advertises what the GPUs
-    have. An API failure is logged and does not fail the change; the next observation tries again.
+    create, and a pod that requests them starts without a device. The pipeline observes after each
+    change, so the node always advertises what the GPUs have. An API failure is logged and does not
+    fail the change; the next observation tries again.
     """
 
     def __init__(self, gpus: ports.Gpus, kube: api.KubeApi, *, name: str) -> None:
