@@ -24,9 +24,7 @@ CREATE = "nvmlDeviceCreateGpuInstanceWithPlacement"
 
 @pytest.fixture
 def node(tmp_path: pathlib.Path) -> Node:
-    node = Node(tmp_path, "1xA100-SXM4-40GB")
-    assert node.run("apply", "before").returncode == 0
-    return node
+    return Node(tmp_path, "1xA100-SXM4-40GB", active="before")
 
 
 def run(node: Node, *argv: str, stderr: int) -> subprocess.CompletedProcess[str]:

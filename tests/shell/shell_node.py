@@ -2,16 +2,15 @@
 
 import contextlib
 import dataclasses
-import os
 import pathlib
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from mig_manager.sandbox.driver import library as simulated
 from mig_manager.sandbox.driver import states
 from testkit import nvml_faults
+from tests import waiting
 
 LAYOUTS = """
 version: v1
@@ -35,6 +34,8 @@ __main__.main()
 """
 """The program as at a terminal: a job in the background would start out deaf to SIGINT."""
 FOREVER_S = 600.0
+_APPLIED: dict[tuple[str, ...], dict[str, bytes]] = {}
+"""The files of nodes to which a layout has been applied."""
 
 
 class Node:
@@ -47,13 +48,28 @@ class Node:
         *,
         layouts: str = LAYOUTS,
         options: states.Options | None = None,
+        active: str = "",
     ) -> None:
+        """Boot the node; ``active`` is a layout that the program has applied to it."""
         self.layouts = folder / "layouts.yaml"
         self.layouts.write_text(layouts, encoding="utf-8")
         self.path = folder / "node.json"
         simulated.create(spec, self.path, options=options)
         self.state = nvml_faults.SharedState(self.path)
         self.journal = self.state.beside("journal")
+        if active:
+            self._begin_with(active, spec, layouts, str(options))
+
+    def _begin_with(self, layout: str, *key: str) -> None:
+        """Apply a layout, or copy what applying it has left on another node like this one."""
+        if (left := _APPLIED.get((layout, *key))) is None:
+            assert self.run("apply", layout).returncode == 0
+            files = self.path.parent.glob(f"{self.path.name}*")
+            left = {file.name: file.read_bytes() for file in files if file.suffix != ".lock"}
+            _APPLIED[layout, *key] = left
+            return
+        for name, content in left.items():
+            self.path.with_name(name).write_bytes(content)
 
     def command(self, *argv: str) -> list[str]:
         return [sys.executable, "-c", PROGRAM, *self.arguments(*argv)]
@@ -107,13 +123,6 @@ class Node:
         """Run a command, and kill it in the middle of a call."""
         self.hang_in(function, first=first)
         with self.started(*argv) as process:
-            wait_for(lambda: self.is_hung)
+            waiting.until(lambda: self.is_hung)
             process.kill()
         self.state.clear_faults()
-
-
-def wait_for(condition: Callable[[], bool], *, within_s: float = 60.0) -> None:
-    deadline = time.monotonic() + within_s
-    while not condition():
-        assert time.monotonic() < deadline, "the condition did not come true in time"
-        os.sched_yield()

@@ -15,9 +15,7 @@ from tests.shell.shell_node import Node
 @pytest.fixture
 def node(tmp_path: pathlib.Path) -> Node:
     """Two GPUs with 2g.10gb and 3g.20gb each."""
-    node = Node(tmp_path, "2xA100-SXM4-40GB")
-    assert node.run("apply", "before").returncode == 0
-    return node
+    return Node(tmp_path, "2xA100-SXM4-40GB", active="before")
 
 
 def use(node: Node, profile: str, *, gpu: int = 1) -> states.Client:

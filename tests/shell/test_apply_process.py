@@ -20,9 +20,8 @@ def fresh(tmp_path: pathlib.Path) -> Node:
 
 
 @pytest.fixture
-def node(fresh: Node) -> Node:
-    assert fresh.run("apply", "before").returncode == 0
-    return fresh
+def node(tmp_path: pathlib.Path) -> Node:
+    return Node(tmp_path, "1xA100-SXM4-40GB", active="before")
 
 
 CREATE = "nvmlDeviceCreateGpuInstance*"

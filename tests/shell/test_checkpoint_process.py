@@ -33,8 +33,7 @@ class Kept:
     """A node with a checkpoint of a former layout."""
 
     def __init__(self, folder: pathlib.Path, spec: str) -> None:
-        self.node = Node(folder, spec, layouts=LAYOUTS)
-        assert self.node.run("apply", "then").returncode == 0
+        self.node = Node(folder, spec, layouts=LAYOUTS, active="then")
         self.file = folder / "checkpoint.json"
         self.shape = self.node.shape
         answer = self.node.run("checkpoint", "-f", str(self.file))

@@ -14,8 +14,7 @@ CREATE_WITH_PLACEMENT = "nvmlDeviceCreateGpuInstanceWithPlacement"
 
 def node_without(folder: pathlib.Path, *functions: str) -> Node:
     """Return two GPUs in seven instances each, on a driver that now lacks these functions."""
-    node = Node(folder, "2xA100-SXM4-40GB")
-    assert node.run("apply", "small").returncode == 0
+    node = Node(folder, "2xA100-SXM4-40GB", active="small")
     node.set_options(states.Options(absent_functions=functions))
     return node
 

@@ -64,10 +64,8 @@ def shell(tmp_path: pathlib.Path) -> Iterator[commandline.Shell]:
 
 
 @pytest.fixture
-def node(tmp_path: pathlib.Path, shell: commandline.Shell) -> shell_node.Node:
-    found = shell_node.Node(tmp_path, SPEC, layouts=LAYOUTS)
-    assert shell(*found.arguments("apply", "halves")).status == 0
-    return found
+def node(tmp_path: pathlib.Path) -> shell_node.Node:
+    return shell_node.Node(tmp_path, SPEC, layouts=LAYOUTS, active="halves")
 
 
 def test_every_command_serves_the_seven_others_and_names_the_lost_gpu(
