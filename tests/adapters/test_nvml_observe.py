@@ -25,7 +25,17 @@ PRODUCTS = [
     for product in hardware.products().values()
     if not product.not_simulatable
 ]
-CAPABLE = [param for param in PRODUCTS if param.values[0].is_mig_capable]  # type: ignore[union-attr]
+_CAPABLE = [each for each in hardware.products().values() if each.profiles]
+_ONE_OF_EACH_GRID = {product.grid: product for product in reversed(_CAPABLE)}.values()
+CAPABLE = [
+    pytest.param(
+        product,
+        id=product.key,
+        marks=() if product in _ONE_OF_EACH_GRID else pytest.mark.slow,
+    )
+    for product in _CAPABLE
+    if not product.not_simulatable
+]
 
 
 @pytest.mark.parametrize("product", PRODUCTS)

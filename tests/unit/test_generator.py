@@ -233,7 +233,7 @@ def fits(gpu: model.Gpu, counts: Mapping[model.Profile, int]) -> bool:
     return True
 
 
-@pytest.mark.parametrize("name", [A30, A100_40, "h200", RTX])
+@pytest.mark.parametrize("name", [A30, A100_40, pytest.param("h200", marks=pytest.mark.slow), RTX])
 def test_maximal_layouts_are_exactly_those_that_cannot_be_extended(
     name: str,
 ) -> None:
