@@ -36,7 +36,9 @@ class FakeClock:
 class FakeRequest:
     """A request that is superseded at its n-th check, or never."""
 
-    def __init__(self, clock: FakeClock, *, ends_at: int | None = None, replaced: bool) -> None:
+    def __init__(
+        self, clock: FakeClock, *, ends_at: int | None = None, replaced: bool = False
+    ) -> None:
         self._clock = clock
         self._ends_at = ends_at
         self._replaced = replaced
@@ -60,10 +62,9 @@ class FakeRequest:
 
 
 class FakeConfig:
-    name = "test.yaml"
-
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, *, name: str = "test.yaml") -> None:
         self.text = text
+        self.name = name
 
     def read(self) -> str:
         return self.text

@@ -117,7 +117,7 @@ def reconciler(
 
 
 def run(rig: fakes.NodeRig, layout: str, text: str = CONFIG) -> outcomes.Outcome:
-    request = fakes.FakeRequest(rig.clock, replaced=False)
+    request = fakes.FakeRequest(rig.clock)
     return reconciler(rig, text).run(layout, request)
 
 

@@ -73,16 +73,6 @@ class HostServices:
                 )
         return "; ".join(failed)
 
-    def require_started(self) -> None:
-        """Start the stopped services after a verified change.
-
-        Raises:
-            HostError: HOST_SERVICE_FAILED.
-        """
-        failed = self.start()
-        if failed:
-            raise errors.HostError(failed, reason=errors.Reason.HOST_SERVICE_FAILED)
-
     def _start(self, name: str) -> None:
         services = self._deps.services
         if services is None or not services.may_have_stopped(name, self._deps.service_names()):
@@ -190,12 +180,8 @@ class Reboot:
         self._deps = deps
         self._limits = limits
         self._record = written
-        self._is_under_way = False
-
-    @property
-    def is_under_way(self) -> bool:
+        self.is_under_way = False
         """Whether the node is about to go down: what is taken stays taken."""
-        return self._is_under_way
 
     def may_help(self, error: errors.MigManagerError, *, was_rebooted: bool) -> bool:
         """Check whether a reboot can help, is allowed, and was not done for this request.
@@ -209,18 +195,17 @@ class Reboot:
         before = self._record.journal.rebooted_from
         if before:
             was_rebooted = before != self._deps.boot_id
+        is_host_error = isinstance(error, errors.HostError)
         is_mode_missing = error.reason.means_mode_waits or (
-            isinstance(error, errors.HostError) and error.reason is errors.Reason.IN_USE
+            is_host_error and error.reason is errors.Reason.IN_USE
         )
-        return (
-            is_mode_missing
-            and self._deps.reboot is not None
+        is_allowed = (
+            self._deps.reboot is not None
             and self._limits.policy.drain is not policies.Drain.NONE
             and not was_rebooted
-            and (isinstance(error, errors.HostError) or self._is_mode_pending())
         )
-
-    def _is_mode_pending(self) -> bool:
+        if not (is_mode_missing and is_allowed) or is_host_error:
+            return is_mode_missing and is_allowed
         try:
             return any(gpu.has_pending_mode for gpu in self._deps.gpus.observe())
         except errors.HardwareError:
@@ -242,15 +227,25 @@ class Reboot:
         """
         try:
             drain()
-            self._announce(error.message)
+            name, why = self._record.config, error.message
+            self._record.note(is_rebooted=True)
+            self._record.enter(
+                model.Phase.REBOOT,
+                f"rebooting: {why}",
+                journal=dataclasses.replace(
+                    self._record.journal, rebooted_from=self._deps.boot_id or "unknown"
+                ),
+                state=model.State.REBOOTING,
+            )
+            self._deps.node.emit(reason="Rebooting", message=f"{name}: {why}", is_warning=True)
             if self._deps.reboot is not None:
-                self._deps.reboot.request(f"MIG layout {self._record.config} needs it")
-            self._is_under_way = True
+                self._deps.reboot.request(f"MIG layout {name} needs it")
+            self.is_under_way = True
             self._wait_for_stop(request)
         except errors.MigManagerError as refused:
             self._record.note(is_rebooted=False)
             return refused.message
-        self._is_under_way = False
+        self.is_under_way = False
         return f"the machine is still up {self._limits.reboot_timeout_s:g} s after it was asked"
 
     def _wait_for_stop(self, request: ports.Cancellation) -> None:
@@ -267,16 +262,3 @@ class Reboot:
                 if end.is_stopping:
                     raise
                 clock.wait(min(remaining_s, _REBOOT_CHECK_S))
-
-    def _announce(self, why: str) -> None:
-        self._record.note(is_rebooted=True)
-        self._record.enter(
-            model.Phase.REBOOT,
-            f"rebooting: {why}",
-            journal=dataclasses.replace(
-                self._record.journal, rebooted_from=self._deps.boot_id or "unknown"
-            ),
-            state=model.State.REBOOTING,
-        )
-        name = self._record.config
-        self._deps.node.emit(reason="Rebooting", message=f"{name}: {why}", is_warning=True)

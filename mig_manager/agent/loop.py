@@ -9,12 +9,12 @@ import secrets
 import threading
 import time
 from collections.abc import Callable
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import structlog
 
 from mig_manager import errors
-from mig_manager.agent import outcomes, planning
+from mig_manager.agent import outcomes, planning, reconcile
 from mig_manager.core import ports, timing
 
 _MIN_PAUSE_S = 0.02
@@ -192,24 +192,6 @@ class Pulse:
         return max(0.0, self._monotonic() - self._last)
 
 
-class Pipeline(Protocol):
-    """What the loop needs of ``reconcile.Reconciler``; see there."""
-
-    def recover(self, name: str | None) -> None: ...  # noqa: D102
-    def rest(self) -> bool: ...  # noqa: D102
-    def stop(self) -> None: ...  # noqa: D102
-    def run(  # noqa: D102
-        self,
-        name: str,
-        request: ports.Cancellation,
-        *,
-        attempt: int = 1,
-        retry_after_s: float = 0.0,
-        may_evict: bool = True,
-    ) -> outcomes.Outcome: ...
-    def check_drift(self, name: str, ended: outcomes.Outcome) -> planning.Action: ...  # noqa: D102
-
-
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Intervals:
     """Pauses of the loop; seconds."""
@@ -225,7 +207,7 @@ class Agent:
 
     def __init__(
         self,
-        pipeline: Pipeline,
+        pipeline: reconcile.Reconciler,
         inbox: Inbox,
         *,
         intervals: Intervals,
@@ -244,15 +226,11 @@ class Agent:
         self._backoff = timing.Backoff(
             first_s=intervals.retry_initial_s, max_s=intervals.retry_max_s, factor=2.0
         )
-        self._is_recovered = False
+        self.is_recovered = False
+        """Whether the agent has taken over from an interrupted run."""
         self._served: Request | None = None
         self._ended: outcomes.Outcome | None = None
         """How the last run for that request ended; None while it is retried."""
-
-    @property
-    def is_recovered(self) -> bool:
-        """Whether the agent has taken over from an interrupted run."""
-        return self._is_recovered
 
     def serve(self) -> None:
         """Serve requests until the inbox stops."""
@@ -262,7 +240,11 @@ class Agent:
                 functools.partial(self._inbox.next, seen, timeout_s=self._next_check_s)
             )
             if request is None and self._inbox.is_stopping:
-                self._stop()
+                try:
+                    self._pipeline.stop()
+                except errors.ClusterError as error:
+                    reason = error.reason.value
+                    _log.warning("node_not_reopened", reason=reason, error=error.message)
                 return
             try:
                 if request is None:
@@ -299,9 +281,9 @@ class Agent:
         structlog.contextvars.bind_contextvars(attempt_id=secrets.token_hex(4))
         self._telemetry.attempt_began(attempt)
         try:
-            if not self._is_recovered:
+            if not self.is_recovered:
                 self._pipeline.recover(request.name)
-                self._is_recovered = True
+                self.is_recovered = True
             if request.name is None:
                 return self._pipeline.rest()
             outcome = self._pipeline.run(
@@ -316,7 +298,7 @@ class Agent:
             return True
         except errors.ClusterError as error:
             # The run could not publish its outcome; the next attempt reads its journal.
-            self._is_recovered = False
+            self.is_recovered = False
             _log.warning("api_unreachable", reason=error.reason.value, error=error.message)
             self._telemetry.outcome_lost(error.reason)
             return True
@@ -348,12 +330,6 @@ class Agent:
                 self._serve(request, may_evict=False)
             case planning.Action.RUN:
                 self._serve(request)
-
-    def _stop(self) -> None:
-        try:
-            self._pipeline.stop()
-        except errors.ClusterError as error:
-            _log.warning("node_not_reopened", reason=error.reason.value, error=error.message)
 
     def _rest(self, wait: Callable[[], _Result]) -> _Result:
         """Wait for something that may never come."""

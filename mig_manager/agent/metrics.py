@@ -4,7 +4,9 @@ Series are few: labels take values from enumerations, from NVML's functions and 
 and the one layout that this node has.
 """
 
+import collections
 import contextlib
+import dataclasses
 import functools
 import math
 import threading
@@ -31,27 +33,23 @@ _GPU_BUCKETS_S = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 _log = structlog.get_logger()
 
 
-def _nothing() -> None:
-    """Do nothing."""
-
-
 def _contained(cls: type["Metrics"]) -> type["Metrics"]:
     """Log the errors of what ``Telemetry`` declares: no run fails because of a metric."""
+
+    def contained(method: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(method)
+        def call(*arguments: object, **named: object) -> None:
+            try:
+                method(*arguments, **named)
+            except Exception:  # noqa: BLE001 - a bug in a metric must not fail a run
+                _log.exception("telemetry_failed", method=method.__name__)
+
+        return call
+
     for name in vars(ports.Telemetry).keys() & vars(cls).keys():
         if not name.startswith("_"):
-            setattr(cls, name, _contained_method(vars(cls)[name]))
+            setattr(cls, name, contained(vars(cls)[name]))
     return cls
-
-
-def _contained_method(method: Callable[..., None]) -> Callable[..., None]:
-    @functools.wraps(method)
-    def contained(*arguments: object, **named: object) -> None:
-        try:
-            method(*arguments, **named)
-        except Exception:  # noqa: BLE001 - a bug in a metric must not fail a run
-            _log.exception("telemetry_failed", method=method.__name__)
-
-    return contained
 
 
 @_contained
@@ -62,7 +60,7 @@ class Metrics(ports.Telemetry):
         self,
         *,
         contact_age_s: Callable[[], float],
-        on_progress: Callable[[], None] = _nothing,
+        on_progress: Callable[[], None] = lambda: None,
         now: Callable[[], float] = time.time,
     ) -> None:
         # A creation time beside each counter would double the number of series.
@@ -72,11 +70,6 @@ class Metrics(ports.Telemetry):
         self._now = now
         self._exposing = threading.Lock()
         self._lines_counted = log.LineWriter.dropped
-        self._define_outcomes()
-        self._define_retries(contact_age_s)
-        self._define_gpus()
-
-    def _define_outcomes(self) -> None:
         self._state = self._gauge("state", "1 for the state of the node, else 0.", "state")
         self._last_outcome = self._gauge(
             "last_outcome_info", "How the last run ended; always 1.", "state", "reason"
@@ -107,8 +100,6 @@ class Metrics(ports.Telemetry):
             # From zero on: increase() does not see the first of what appears as 1.
             state = model.State.SUCCESS if reason in _SUCCESSES else model.State.FAILED
             self._runs.labels(state=state.value, reason=reason.value)
-
-    def _define_retries(self, contact_age_s: Callable[[], float]) -> None:
         self._attempt = self._gauge(
             "attempt", "Number of the last attempt at the present request."
         )
@@ -120,8 +111,6 @@ class Metrics(ports.Telemetry):
             "api_contact_age_seconds", "Time since the Kubernetes API last sent us anything."
         )
         age.set_function(contact_age_s)
-
-    def _define_gpus(self) -> None:
         self._operation_s = self._histogram(
             "gpu_operation_duration_seconds",
             "How long it took to observe all GPUs or to execute a plan.",
@@ -161,25 +150,19 @@ class Metrics(ports.Telemetry):
             self._lines_counted = dropped
         return prometheus_client.generate_latest(self.registry)
 
-    # -- ports.Telemetry ---------------------------------------------------------------
-
     def attempt_began(self, number: int) -> None:
-        """See ``ports.Telemetry``."""
         self._attempt.set(number)
         self._retry_time.set(0)
 
     def state_published(self, state: model.State) -> None:
-        """See ``ports.Telemetry``."""
         for each in model.State:
             self._state.labels(state=each.value).set(each is state)
 
     def phase_ended(self, phase: model.Phase, seconds: float) -> None:
-        """See ``ports.Telemetry``."""
         self._phase_s.labels(phase=phase.value).observe(seconds)
         self._on_progress()
 
     def run_ended(self, state: model.State, reason: errors.Reason, seconds: float) -> None:
-        """See ``ports.Telemetry``."""
         self._runs.labels(state=state.value, reason=reason.value).inc()
         self._run_s.labels(state=state.value).observe(seconds)
         _replace(self._last_outcome, {(state.value, reason.value): 1})
@@ -187,55 +170,49 @@ class Metrics(ports.Telemetry):
             self._success_time.set(self._now())
 
     def run_superseded(self) -> None:
-        """See ``ports.Telemetry``."""
         self._superseded.inc()
 
     def outcome_lost(self, reason: errors.Reason) -> None:
-        """See ``ports.Telemetry``."""
         self._lost.labels(reason=reason.value).inc()
 
     def retry_scheduled(self, delay_s: float) -> None:
-        """See ``ports.Telemetry``."""
         self._retries.inc()
         self._retry_time.set(self._now() + delay_s)
 
     def pod_evicted(self) -> None:
-        """See ``ports.Telemetry``."""
         self._evictions.inc()
         self._on_progress()
 
     def still_working(self) -> None:
-        """See ``ports.Telemetry``."""
         self._on_progress()
 
     def gpus_observed(self, gpus: model.ObservedGpus) -> None:
-        """See ``ports.Telemetry``."""
-        _replace(self._instances, _counts(gpus))
+        counts: collections.Counter[tuple[str, ...]] = collections.Counter(
+            (str(compute.profile),)
+            for gpu in gpus
+            for instance in gpu.gpu_instances
+            for compute in instance.compute_instances
+        )
+        _replace(self._instances, dict(counts))
         lost: dict[tuple[str, ...], int] = {
             (str(gpu.index), gpu.uuid, gpu.reason.value): 1 for gpu in gpus.unreachable
         }
         _replace(self._unreachable, lost)
 
     def gpu_operation_ended(self, name: str, seconds: float, *, is_good: bool) -> None:
-        """See ``ports.Telemetry``."""
         result = "ok" if is_good else "error"
         self._operation_s.labels(operation=name, result=result).observe(seconds)
         self._on_progress()
 
     def nvml_called(self, function: str, calls: int, seconds: float) -> None:
-        """See ``ports.Telemetry``."""
         self._nvml_calls.labels(function=function).inc(calls)
         self._nvml_s.labels(function=function).inc(seconds)
 
     def layout_applied(self, name: str, content_hash: str) -> None:
-        """See ``ports.Telemetry``."""
         _replace(self._layout, {(name, content_hash): 1})
 
     def drift_found(self, *, is_drifted: bool) -> None:
-        """See ``ports.Telemetry``."""
         self._drifted.set(is_drifted)
-
-    # -- the library ---------------------------------------------------------------------
 
     def _gauge(self, name: str, text: str, *labels: str) -> prometheus_client.Gauge:
         return prometheus_client.Gauge(f"mig_manager_{name}", text, labels, registry=self.registry)
@@ -260,47 +237,30 @@ def _replace(gauge: prometheus_client.Gauge, values: Mapping[tuple[str, ...], in
         gauge.labels(*labels).set(value)
 
 
-def _counts(gpus: Iterable[model.Gpu]) -> Mapping[tuple[str, ...], int]:
-    counts: dict[tuple[str, ...], int] = {}
-    for gpu in gpus:
-        for instance in gpu.gpu_instances:
-            for compute in instance.compute_instances:
-                key = (str(compute.profile),)
-                counts[key] = counts.get(key, 0) + 1
-    return counts
-
-
+@dataclasses.dataclass(frozen=True, slots=True)
 class Health:
     """Answers kubelet's probes."""
 
-    def __init__(
-        self,
-        pulse: loop.Pulse,
-        *,
-        stuck_after_s: float,
-        contact_age_s: Callable[[], float],
-        is_recovered: Callable[[], bool],
-    ) -> None:
-        self._pulse = pulse
-        self._stuck_after_s = stuck_after_s
-        self._contact_age_s = contact_age_s
-        self._is_recovered = is_recovered
+    pulse: loop.Pulse
+    stuck_after_s: float
+    contact_age_s: Callable[[], float]
+    is_recovered: Callable[[], bool]
 
     def why_dead(self) -> str:
         """Return why only a restart helps; empty: the loop is alive."""
-        silence = self._pulse.silence_s
-        if silence < self._stuck_after_s:
+        silence = self.pulse.silence_s
+        if silence < self.stuck_after_s:
             return ""
         return f"the worker has been stuck for {silence:.0f} s"
 
     def why_unready(self) -> str:
         """Return why requests are not served now; empty: they are."""
-        age = self._contact_age_s()
+        age = self.contact_age_s()
         if math.isinf(age):
             return "the Kubernetes API has not been reached yet"
         if age >= CONTACT_WITHIN_S:
             return f"the Kubernetes API has not been heard of for {age:.0f} s"
-        if not self._is_recovered():
+        if not self.is_recovered():
             return "what an earlier run took is not restored yet"
         return self.why_dead()
 

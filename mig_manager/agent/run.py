@@ -345,7 +345,9 @@ class Run:
 
     def _resume(self, paused: gpu_clients.Paused) -> gpu_clients.Paused:
         """Start the host services again, run the exit hooks, and restart the device plugin."""
-        self._services.require_started()
+        failed = self._services.start()
+        if failed:
+            raise errors.HostError(failed, reason=errors.Reason.HOST_SERVICE_FAILED)
         self._hooks.exit()
         return self._clients.resume_plugin(paused, self._record, plugin_config=self._plugin_config)
 

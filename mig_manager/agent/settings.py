@@ -10,7 +10,6 @@ import os
 import pathlib
 import re
 from collections.abc import Mapping
-from typing import Any
 
 from mig_manager import errors
 from mig_manager.core import host_settings, options, timing
@@ -51,15 +50,13 @@ class Limits:
 _PACKAGE = pathlib.Path(__file__).parents[1]
 _LOCK_FILE = pathlib.Path("/run/mig-manager/lock")
 """On a file system that a reboot empties: no lock survives a reboot."""
+# On a disk: they are for the time after a reboot or a loss of power.
 _LAYOUT_FILE = pathlib.Path("/var/lib/mig-manager/verified-layout.json")
-"""On a disk: it is for the time after a reboot."""
 _JOURNAL_FILE = pathlib.Path("/var/lib/mig-manager/journal.json")
-"""On a disk: a journal is for the loss of power, too."""
 JOURNAL_SUFFIX = _JOURNAL_FILE.stem
 LAYOUT_SUFFIX = _LAYOUT_FILE.stem
 """Of the files that a simulated node has beside its state."""
-_LOADER_VARIABLES = ("LD_LIBRARY_PATH", "LD_PRELOAD")
-"""Where the loader finds libraries (``ld.so(8)``)."""
+_LOADER_VARIABLES = ("LD_LIBRARY_PATH", "LD_PRELOAD")  # of ld.so(8)
 _GPUS = "GPUs"
 DEBUG = options.Option(
     name="debug",
@@ -125,7 +122,7 @@ class GpuAccess:
     driver_roots: tuple[str, ...] = ()
     """Where to look for the library when the loader does not find the right one."""
     loader_variables: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    """The loader's own variables, which child processes and the driver's programs need, too."""
+    """Variables of ``ld.so(8)``, which child processes and the driver's programs need, too."""
 
     @property
     def is_simulated(self) -> bool:
@@ -353,6 +350,10 @@ def agent_settings(parsed: Mapping[str, object], environ: Mapping[str, str]) -> 
     values["pod_resources_socket"] = values[
         "pod_resources_socket"
     ] or host_settings.pod_resources_socket(source)
+    if values["is_drain_forced"] and values["drain_policy"] is policies.Drain.NONE:
+        raise errors.UsageError(
+            "--force-drain contradicts --drain-policy none, which evicts no pod"
+        )
     if values["is_debug"]:
         values["log_level"] = LogLevel.DEBUG
     host = host_settings.host_settings(source)
@@ -363,7 +364,14 @@ def agent_settings(parsed: Mapping[str, object], environ: Mapping[str, str]) -> 
         reboot_timeout_s=host.reboot_timeout_s,
         backoff=timing.Backoff(max_s=values["poll_interval_s"]),
         search_path=environ.get("PATH", ""),
-        policy=_policy(values),
+        policy=policies.Policy(
+            drain=values["drain_policy"],
+            strategy=values["drain_strategy"],
+            is_forced=values["is_drain_forced"],
+            plugin_configs=policies.parse_plugin_configs(
+                values["plugin_configs"], origin="--plugin-configs"
+            ),
+        ),
         not_needed=tuple(each.name for each in _NOT_NEEDED if source.is_set(each)),
     )
 
@@ -393,11 +401,7 @@ def gpu_access(source: options.Source) -> GpuAccess:
 
 
 def check_gpu_timeouts(in_use_timeout_s: float, gpu_timeout_s: float) -> None:
-    """Check that an operation is not killed while it retries.
-
-    Raises:
-        UsageError: It would be.
-    """
+    """Raise ``UsageError`` if an operation would be killed while it retries."""
     if in_use_timeout_s >= gpu_timeout_s:
         raise errors.UsageError(
             f"--in-use-timeout-s {in_use_timeout_s:g} must be less than --gpu-timeout-s "
@@ -418,12 +422,6 @@ def node_files(source: options.Source, gpus: GpuAccess) -> dict[str, pathlib.Pat
     }
 
 
-def default_colour(environ: Mapping[str, str]) -> Colour:
-    """Return when to use colours by default: never where the terminal shows none."""
-    is_plain = bool(environ.get("NO_COLOR")) or environ.get("TERM") == "dumb"
-    return Colour.NEVER if is_plain else Colour.AUTO
-
-
 def agent_config_file(source: options.Source) -> pathlib.Path:
     """Return the config document of the agent."""
     named: pathlib.Path | None = source.field(AgentSettings, "config_file")
@@ -432,26 +430,8 @@ def agent_config_file(source: options.Source) -> pathlib.Path:
 
 
 def agent_config_variable(environ: Mapping[str, str]) -> str:
-    """Return the config document that the manifest names for the agent of this pod, if any.
-
-    NVIDIA's operator has a variable of its own for a fallback.
-    """
+    """Return the config document that the manifest or NVIDIA's operator names, if any."""
     return environ.get("CONFIG_FILE") or environ.get("DEFAULT_CONFIG_FILE") or ""
-
-
-def _policy(values: Mapping[str, Any]) -> policies.Policy:
-    if values["is_drain_forced"] and values["drain_policy"] is policies.Drain.NONE:
-        raise errors.UsageError(
-            "--force-drain contradicts --drain-policy none, which evicts no pod"
-        )
-    return policies.Policy(
-        drain=values["drain_policy"],
-        strategy=values["drain_strategy"],
-        is_forced=values["is_drain_forced"],
-        plugin_configs=policies.parse_plugin_configs(
-            values["plugin_configs"], origin="--plugin-configs"
-        ),
-    )
 
 
 def _default_state(spec: str, environ: Mapping[str, str]) -> pathlib.Path:

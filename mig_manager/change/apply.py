@@ -7,7 +7,6 @@ import contextlib
 import dataclasses
 import hashlib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Protocol
 
 from mig_manager import errors
 from mig_manager.change import hook_points, local, plans
@@ -22,13 +21,12 @@ def apply(
     resolve: Callable[[], config.Layout],
     *,
     scope: plans.Scope = plans.Scope.ALL,
-    may_reset: bool = True,
 ) -> plans.Applied:
     """Apply a layout, and verify it.
 
     What a killed ``apply`` changed on GPUs outside this layout is rolled back. If these GPUs
-    cannot have the layout, that goes for all GPUs. Without ``may_reset`` a mode that needs a reset
-    stays pending, which is a failure unless the scope is the mode alone.
+    cannot have the layout, that goes for all GPUs. Where ``deps`` may not reset, a mode that needs
+    a reset stays pending, which is a failure unless the scope is the mode alone.
 
     Raises:
         ConfigError: The layout or hooks file is invalid.
@@ -40,18 +38,28 @@ def apply(
         LockedError: Another manager had the lock until the deadline; nothing was changed.
         UsageError: Lock or journal cannot be written; nothing was changed.
     """
-    return _change(
-        deps,
-        lambda: LayoutTarget(resolve()),
-        scope=scope,
-        may_reset=may_reset,
-        variables=lambda target: {"MIG_PARTED_SELECTED_CONFIG": target.name},
+    # An invalid request fails before the GPUs are observed, and is no reason to undo anything.
+    layout = resolve()
+    target = _Target(
+        name=layout.name,
+        content_hash=layout.content_hash,
+        covered=lambda gpus: config.select(layout, gpus),
+        plan=lambda gpus: plans.planned(gpus, layout, scope=scope, users={}),
+        unrestored_elsewhere=lambda gpus, snapshot: layouts.unrestored_elsewhere(
+            layout, gpus, snapshot
+        ),
     )
+    variables = {"MIG_PARTED_SELECTED_CONFIG": layout.name}
+    points = hook_points.HookPoints(deps.hooks, variables=variables)
+    points.load()
+    with local.locked(deps, f"apply {target.name}"):
+        is_mode_only = scope is plans.Scope.MODE_ONLY
+        return _Run(deps, target, points, is_mode_only=is_mode_only).run()
 
 
 def restore(
     deps: local.Dependencies,
-    read: Callable[[], "CheckpointTarget"],
+    source: ports.ConfigSource,
     *,
     scope: plans.Scope = plans.Scope.ALL,
 ) -> plans.Applied:
@@ -63,124 +71,46 @@ def restore(
         CheckpointError: It is invalid, or for other GPUs; nothing was changed.
         MigManagerError: As ``apply``.
     """
-    return _change(deps, read, scope=scope, doing="restore")
+    text = source.read()
+    content = checkpoint.parse(text, source=source.name)
+    name = f"checkpoint {source.name}"
+    is_mode_only = scope is plans.Scope.MODE_ONLY
 
+    def plan(gpus: model.ObservedGpus) -> plans.Planned:
+        result = planner.restore_checkpoint(content, gpus, is_mode_only=is_mode_only)
+        return plans.Planned(layout=name, gpus=gpus, wanted={}, plan=result.plan, users={})
 
-class Target(Protocol):
-    """What a change is to achieve."""
-
-    @property
-    def name(self) -> str:
-        """What people call it."""
-
-    @property
-    def content_hash(self) -> str:
-        """Differs between targets of the same name."""
-
-    def covered(self, observed: model.ObservedGpus) -> Collection[str]:
-        """Return the UUIDs of its GPUs.
-
-        Raises:
-            MigManagerError: It is impossible on these GPUs.
-        """
-
-    def unrestored_elsewhere(
-        self, observed: model.ObservedGpus, snapshot: Sequence[model.GpuSnapshot]
-    ) -> tuple[model.GpuSnapshot, ...]:
-        """Return what is not restored on unreachable GPUs outside it."""
-
-    def planned(self, observed: model.ObservedGpus, *, scope: plans.Scope) -> plans.Planned:
-        """Plan it.
-
-        Raises:
-            MigManagerError: It is impossible on these GPUs.
-        """
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class LayoutTarget:
-    """Implements ``Target`` for a layout."""
-
-    layout: config.Layout
-
-    @property
-    def name(self) -> str:
-        """The layout's."""
-        return self.layout.name
-
-    @property
-    def content_hash(self) -> str:
-        """The layout's."""
-        return self.layout.content_hash
-
-    def covered(self, observed: model.ObservedGpus) -> Collection[str]:
-        """See ``Target``."""
-        return config.select(self.layout, observed)
-
-    def unrestored_elsewhere(
-        self, observed: model.ObservedGpus, snapshot: Sequence[model.GpuSnapshot]
-    ) -> tuple[model.GpuSnapshot, ...]:
-        """See ``Target``."""
-        return layouts.unrestored_elsewhere(self.layout, observed, snapshot)
-
-    def planned(self, observed: model.ObservedGpus, *, scope: plans.Scope) -> plans.Planned:
-        """See ``Target``."""
-        return plans.planned(observed, self.layout, scope=scope, users={})
+    target = _Target(
+        name=name,
+        content_hash=hashlib.sha256(text.encode(errors="replace")).hexdigest(),
+        covered=lambda gpus: planner.restore_checkpoint(content, gpus).covered,
+        plan=plan,
+        # A checkpoint is not about unreachable GPUs.
+        unrestored_elsewhere=lambda gpus, snapshot: gpus.missing(snapshot),
+    )
+    points = hook_points.HookPoints(deps.hooks)
+    points.load()
+    with local.locked(deps, f"restore {name}"):
+        return _Run(deps, target, points, is_mode_only=is_mode_only).run()
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointTarget:
-    """Implements ``Target`` for a checkpoint."""
+class _Target:
+    """What a change is to achieve.
+
+    ``covered`` and ``plan`` raise ``MigManagerError`` where it is impossible on these GPUs.
+    """
 
     name: str
     content_hash: str
-    content: checkpoint.Checkpoint
-
-    @staticmethod
-    def parse(text: str, *, source: str) -> "CheckpointTarget":
-        """Parse the text of a checkpoint file.
-
-        Raises:
-            CheckpointError: It is invalid.
-        """
-        return CheckpointTarget(
-            name=f"checkpoint {source}",
-            content_hash=hashlib.sha256(text.encode(errors="replace")).hexdigest(),
-            content=checkpoint.parse(text, source=source),
-        )
-
-    def covered(self, observed: model.ObservedGpus) -> Collection[str]:
-        """See ``Target``."""
-        return planner.restore_checkpoint(self.content, observed).covered
-
-    def unrestored_elsewhere(
-        self, observed: model.ObservedGpus, snapshot: Sequence[model.GpuSnapshot]
-    ) -> tuple[model.GpuSnapshot, ...]:
-        """See ``Target``; it is not about unreachable GPUs."""
-        return observed.missing(snapshot)
-
-    def planned(self, observed: model.ObservedGpus, *, scope: plans.Scope) -> plans.Planned:
-        """See ``Target``; NOT_SUPPORTED for a vGPU."""
-        is_mode_only = scope is plans.Scope.MODE_ONLY
-        plan = planner.restore_checkpoint(self.content, observed, is_mode_only=is_mode_only).plan
-        return plans.Planned(layout=self.name, gpus=observed, wanted={}, plan=plan, users={})
-
-
-def _change(
-    deps: local.Dependencies,
-    resolve: Callable[[], Target],
-    *,
-    scope: plans.Scope,
-    may_reset: bool = True,
-    doing: str = "apply",
-    variables: Callable[[Target], Mapping[str, str]] = lambda _target: {},
-) -> plans.Applied:
-    # An invalid request fails before the GPUs are observed, and is no reason to undo anything.
-    target = resolve()
-    points = hook_points.HookPoints(deps.hooks, variables=variables(target))
-    points.load()
-    with local.locked(deps, f"{doing} {target.name}"):
-        return _Run(deps, target, points, scope=scope, may_reset=may_reset).run()
+    """Differs between targets of the same name."""
+    covered: Callable[[model.ObservedGpus], Collection[str]]
+    """Returns the UUIDs of its GPUs."""
+    plan: Callable[[model.ObservedGpus], plans.Planned]
+    unrestored_elsewhere: Callable[
+        [model.ObservedGpus, Sequence[model.GpuSnapshot]], tuple[model.GpuSnapshot, ...]
+    ]
+    """Returns what of a snapshot is not restored on unreachable GPUs outside it."""
 
 
 class _Run:
@@ -189,20 +119,17 @@ class _Run:
     def __init__(
         self,
         deps: local.Dependencies,
-        target: Target,
+        target: _Target,
         points: hook_points.HookPoints,
         *,
-        scope: plans.Scope,
-        may_reset: bool,
+        is_mode_only: bool,
     ) -> None:
         self._deps = deps
         self._target = target
         self._points = points
-        self._scope = scope
-        self._may_reset = may_reset
-        self._may_stay_pending = scope is plans.Scope.MODE_ONLY and not may_reset
+        self._may_stay_pending = is_mode_only and not deps.may_reset
         self._observed = deps.gpus.observe()
-        self._interrupted = local.Interrupted(deps, self._observed, may_reset=may_reset)
+        self._interrupted = local.Interrupted(deps, self._observed)
         self._outside: tuple[model.GpuSnapshot, ...] = ()
         """What GPUs outside the target had before the interrupted change."""
         self._check: Callable[[], object] = lambda: None
@@ -213,7 +140,9 @@ class _Run:
                 first = self._first()
                 if not self._points.is_empty:
                     self._points.require(first.plan)
-                    self._start_hooks(stack)
+                    # Signals end hooks.
+                    self._check = stack.enter_context(self._deps.uninterrupted()) or self._check
+                    stack.enter_context(self._points.around(self._check))
                     # A hook may change the GPUs.
                     self._observed = self._deps.gpus.observe()
                     first = self._first()
@@ -222,20 +151,13 @@ class _Run:
                     error.add(self._interrupted.undo())
                 raise
             if first.plan.is_empty:
-                self._interrupted.keep(self._unrestored_elsewhere(self._observed))
+                self._keep_unrestored(self._observed)
                 self._save(self._observed)
                 return self._applied(first, ())
             self._interrupted.announce()
             if self._points.is_empty:
-                check = stack.enter_context(self._deps.uninterrupted())
-                self._check = check or self._check
+                self._check = stack.enter_context(self._deps.uninterrupted()) or self._check
             return self._applied(first, self._execute(first.plan))
-
-    def _start_hooks(self, stack: contextlib.ExitStack) -> None:
-        """Run the first hooks, and the last ones when the stack ends; signals end hooks."""
-        check = stack.enter_context(self._deps.uninterrupted())
-        self._check = check or self._check
-        stack.enter_context(self._points.around(self._check))
 
     def _first(self) -> plans.Planned:
         covered = self._target.covered(self._observed)
@@ -244,15 +166,13 @@ class _Run:
 
     def _planned(self, observed: model.ObservedGpus) -> plans.Planned:
         """Plan the target, and the rollback of GPUs outside it."""
-        planned = self._target.planned(observed, scope=self._scope)
+        planned = self._target.plan(observed)
         outside = planner.restore(observed, self._outside)
         return dataclasses.replace(planned, plan=planner.combined(planned.plan, outside))
 
     def _execute(self, first: steps.Plan) -> tuple[steps.Plan, ...]:
         journal = local.Journal(self._deps, self._target.name, on_done=self._conclude)
-        change = local.new_transaction(
-            self._deps, journal, may_reset=self._may_reset, check=self._check
-        )
+        change = local.new_transaction(self._deps, journal, check=self._check)
         if self._may_stay_pending:
             change = dataclasses.replace(change, gpus=_PendingModeGpus(self._deps.gpus))
         try:
@@ -282,7 +202,7 @@ class _Run:
 
     def _conclude(self, after: model.ObservedGpus) -> None:
         """Save a verified layout for the next boot, or name the modes that are pending."""
-        self._interrupted.keep(self._unrestored_elsewhere(after))
+        self._keep_unrestored(after)
         planned = self._planned(after)
         if planned.plan.is_empty:
             self._save(after)
@@ -290,13 +210,22 @@ class _Run:
         for gpu in _pending(after, planned.wanted):
             self._deps.notify(f"the MIG mode of {gpu} waits for a reset or a reboot")
 
-    def _unrestored_elsewhere(self, gpus: model.ObservedGpus) -> tuple[model.GpuSnapshot, ...]:
-        return self._target.unrestored_elsewhere(gpus, self._interrupted.snapshot)
+    def _keep_unrestored(self, gpus: model.ObservedGpus) -> None:
+        snapshot = self._interrupted.snapshot
+        self._interrupted.keep(self._target.unrestored_elsewhere(gpus, snapshot))
 
     def _save(self, gpus: model.ObservedGpus) -> None:
-        local.save_for_boot(
-            self._deps, gpus, config=self._target.name, config_hash=self._target.content_hash
-        )
+        """Save a verified layout for the next boot; a failure is shown and leaves it active."""
+        try:
+            local.save_layout(
+                self._deps.boot_layout,
+                gpus,
+                config=self._target.name,
+                config_hash=self._target.content_hash,
+                boot_id=self._deps.boot_id,
+            )
+        except errors.ConfigError as error:
+            self._deps.notify(f"{error.message}; the next boot will not restore this layout")
 
     def _applied(self, first: plans.Planned, executed: tuple[steps.Plan, ...]) -> plans.Applied:
         return plans.Applied(

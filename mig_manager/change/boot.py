@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from mig_manager import errors
-from mig_manager.change import apply, local, plans, transaction
+from mig_manager.change import apply, local, plans
 from mig_manager.core import model, steps, timing
 from mig_manager.core.layout import config
 from mig_manager.core.planner import planner
@@ -180,7 +180,7 @@ class _Run:
         self._deps = deps
         self._name = saved.config
         self._observed = deps.gpus.observe()
-        interrupted = local.Interrupted(deps, self._observed, may_reset=True).snapshot
+        interrupted = local.Interrupted(deps, self._observed).snapshot
         # A rollback restores what was there before a killed run.
         self._older = {gpu.uuid: gpu for gpu in interrupted}
         # A GPU that the saved layout does not list may have been part of that run.
@@ -200,7 +200,11 @@ class _Run:
                     executed = self._restore(uuids)
                 finally:
                     self._journal.close()
-                self._refresh()
+                if self._deps.device_files is not None:
+                    try:
+                        self._deps.device_files.refresh()
+                    except errors.HostError as error:
+                        self._report(error)
         else:
             self._journal.close()
         rounds = tuple(
@@ -267,7 +271,10 @@ class _Run:
                 self._journal.remove(uuids)
                 return (), None
             older = self._older | self._journal.unfinished
-            after, executed = self._transaction().run(
+            # The device files are refreshed once, after the last GPU.
+            deps = dataclasses.replace(self._deps, device_files=None)
+            change = local.new_transaction(deps, self._journal, check=self._check)
+            after, executed = change.run(
                 plan,
                 seen=seen,
                 older=[older[uuid] for uuid in uuids if uuid in older],
@@ -278,19 +285,6 @@ class _Run:
         lost = set(after.unreachable) - set(self._observed.unreachable)
         self._problems += [_unreachable(gpu) for gpu in after.unreachable if gpu in lost]
         return executed, None
-
-    def _transaction(self) -> transaction.Transaction:
-        # The device files are refreshed once, after the last GPU.
-        deps = dataclasses.replace(self._deps, device_files=None)
-        return local.new_transaction(deps, self._journal, check=self._check)
-
-    def _refresh(self) -> None:
-        """Bring device files up to date; a failure is a problem, and undoes nothing."""
-        if self._deps.device_files is not None:
-            try:
-                self._deps.device_files.refresh()
-            except errors.HostError as error:
-                self._report(error)
 
     def _report(self, error: errors.MigManagerError) -> None:
         remedy = error.reason.remedy_at_shell or _APPLY_AGAIN

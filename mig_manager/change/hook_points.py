@@ -16,10 +16,6 @@ from mig_manager.core import host_files, ports, steps
 Check = Callable[[], object]
 
 
-def _go_on() -> None:
-    """Let a hook run on."""
-
-
 class HookPoints:
     """The points of one change."""
 
@@ -35,7 +31,7 @@ class HookPoints:
         self._telemetry = telemetry or ports.Telemetry()
         self._table = host_files.Table()
         self._passed: set[host_files.Point] = set()
-        self._check: Check = _go_on
+        self._check: Check = lambda: None
         self.has_run = False
         """Whether any hook has begun."""
 
@@ -111,7 +107,7 @@ class HookPoints:
         Raises:
             HostError: HOOK_FAILED.
         """
-        self._check = _go_on
+        self._check = lambda: None
         self._pass(host_files.Point.APPLY_EXIT)
 
     @contextlib.contextmanager
@@ -125,17 +121,17 @@ class HookPoints:
             self.start(check)
         except errors.Superseded:
             if self.has_run:
-                self._try_exit()
+                self.try_exit()
             raise
         try:
             yield
         except errors.MigManagerError as error:
-            failed = self._try_exit()
+            failed = self.try_exit()
             if failed:
                 error.add(failed)
             raise
         except BaseException:
-            self._try_exit()
+            self.try_exit()
             raise
         try:
             self.exit()
@@ -143,7 +139,7 @@ class HookPoints:
             error.add("the layout is active all the same")
             raise
 
-    def _try_exit(self) -> str:
+    def try_exit(self) -> str:
         """Run them after a failure; return what failed, as a part of a sentence."""
         try:
             self.exit()
@@ -171,16 +167,10 @@ def _points_of(plan: steps.Plan) -> Iterator[host_files.Point]:
     """Yield the points before the steps of a plan."""
     if any(gpu.changes_mode for gpu in plan.gpus):
         yield host_files.Point.PRE_APPLY_MODE
-    if any(_changes_instances(gpu) for gpu in plan.gpus):
-        yield host_files.Point.PRE_APPLY_CONFIG
-
-
-def _changes_instances(gpu: steps.GpuPlan) -> bool:
-    """Check whether instances change for their own sake, and not only for the mode."""
-    if not gpu.changes_mode:
-        return bool(gpu.steps)
     creates = steps.CreateGpuInstance | steps.CreateComputeInstance
-    return any(isinstance(step, creates) for step in gpu.steps)
+    # A change of the mode alone destroys instances, and not for their own sake.
+    if any(isinstance(s, creates) or not gpu.changes_mode for gpu in plan.gpus for s in gpu.steps):
+        yield host_files.Point.PRE_APPLY_CONFIG
 
 
 def _to_mode(gpu: steps.GpuPlan) -> steps.GpuPlan:

@@ -50,6 +50,7 @@ class Dependencies:
     ``Superseded`` after a signal, for hooks and waits."""
     reset: transaction.Reset | None = None
     """Resets GPUs whose mode is pending; None: the mode stays pending."""
+    may_reset: bool = True
     hooks: ports.Hooks | None = None
     device_files: ports.DeviceFiles | None = None
     """None: another program writes device nodes and CDI specs."""
@@ -80,7 +81,6 @@ def new_transaction(
     deps: Dependencies,
     journal: transaction.Journal,
     *,
-    may_reset: bool = True,
     check: Callable[[], object] = lambda: None,
 ) -> transaction.Transaction:
     """Return a transaction."""
@@ -94,7 +94,7 @@ def new_transaction(
         gpus=deps.gpus,
         journal=journal,
         clock=deps.clock,
-        reset=deps.reset if may_reset else None,
+        reset=deps.reset if deps.may_reset else None,
         device_files=deps.device_files,
         idle_wait=transaction.IdleWait(
             timeout_s=deps.idle_timeout_s,
@@ -165,7 +165,7 @@ class Journal:
         self._on_done(gpus)
 
 
-def undo_interrupted(deps: Dependencies, *, may_reset: bool = True) -> str:
+def undo_interrupted(deps: Dependencies) -> str:
     """Roll back what a killed run left, if there was one.
 
     Returns:
@@ -180,7 +180,7 @@ def undo_interrupted(deps: Dependencies, *, may_reset: bool = True) -> str:
         if deps.journal.read() is None:
             return ""
     with locked(deps, "undo an unfinished 'apply'"):
-        interrupted = Interrupted(deps, deps.gpus.observe(), may_reset=may_reset)
+        interrupted = Interrupted(deps, deps.gpus.observe())
         return interrupted.undo() if interrupted.exists else ""
 
 
@@ -191,11 +191,8 @@ class Interrupted:
         UsageError: An invalid journal cannot be moved away.
     """
 
-    def __init__(
-        self, deps: Dependencies, observed: model.ObservedGpus, *, may_reset: bool
-    ) -> None:
+    def __init__(self, deps: Dependencies, observed: model.ObservedGpus) -> None:
         self._deps = deps
-        self._may_reset = may_reset
         self._needs_reset = False
         self._journal = self._read(observed)
 
@@ -227,9 +224,9 @@ class Interrupted:
 
     def undo(self) -> str:
         """Roll it back; return how that went, as a part of a sentence."""
-        if not self._may_reset and self._needs_reset:
+        if not self._deps.may_reset and self._needs_reset:
             return f"{self._name} was left unfinished and is not undone: that resets a GPU"
-        change = new_transaction(self._deps, self._new_journal(), may_reset=self._may_reset)
+        change = new_transaction(self._deps, self._new_journal())
         with self._deps.uninterrupted():
             result = change.roll_back(self.snapshot, requires_idle=True)
         if result.is_complete and not result.unrestored:
@@ -286,18 +283,6 @@ class Interrupted:
         )
 
 
-def save_for_boot(
-    deps: Dependencies, gpus: model.ObservedGpus, *, config: str, config_hash: str
-) -> None:
-    """Save a verified layout for the next boot; a failure is shown and leaves it active."""
-    try:
-        save_layout(
-            deps.boot_layout, gpus, config=config, config_hash=config_hash, boot_id=deps.boot_id
-        )
-    except errors.ConfigError as error:
-        deps.notify(f"{error.message}; the next boot will not restore this layout")
-
-
 def save_layout(
     store: ports.VerifiedLayouts,
     gpus: model.ObservedGpus,
@@ -313,20 +298,14 @@ def save_layout(
     """
     snapshot = tuple(gpu.snapshot for gpu in gpus)
     if gpus.unreachable:
-        snapshot += gpus.missing(_saved_snapshot(store))
+        # What is saved and invalid is replaced.
+        with contextlib.suppress(ValueError, errors.ConfigError):
+            if (text := store.read()) is not None:
+                snapshot += gpus.missing(status.VerifiedLayout.from_json(text).snapshot)
     verified = status.VerifiedLayout(
         config=config, config_hash=config_hash, boot_id=boot_id, snapshot=snapshot
     )
     store.save(verified.to_json())
-
-
-def _saved_snapshot(store: ports.VerifiedLayouts) -> tuple[model.GpuSnapshot, ...]:
-    """Return what is saved already; nothing where that is invalid."""
-    try:
-        text = store.read()
-        return status.VerifiedLayout.from_json(text).snapshot if text is not None else ()
-    except (ValueError, errors.ConfigError):
-        return ()
 
 
 def _remove_journal(deps: Dependencies) -> None:

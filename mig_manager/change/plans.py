@@ -1,4 +1,4 @@
-"""The commands that change nothing: status, plan, assert, export, generate-config.
+"""The commands that change nothing: status, plan and assert.
 
 They and ``apply`` use the same planner, so ``plan``, ``apply`` and ``assert`` agree on what
 "applied" means.
@@ -6,10 +6,10 @@ They and ``apply`` use the same planner, so ``plan``, ``apply`` and ``assert`` a
 
 import dataclasses
 import enum
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from mig_manager.core import data, model, ports, steps, yaml_tree
-from mig_manager.core.layout import config, generator, layouts
+from mig_manager.core.layout import config, layouts
 from mig_manager.core.node import clients, resources
 from mig_manager.core.planner import planner
 
@@ -59,6 +59,11 @@ class Planned:
     """What passed because the layout was read leniently."""
 
     @property
+    def is_applied(self) -> bool:
+        """Whether there is nothing to do."""
+        return self.plan.is_empty
+
+    @property
     def destroyed(self) -> tuple[steps.DestroyGpuInstance, ...]:
         """GPU instances that are destroyed."""
         return tuple(s for s in self.plan.steps if isinstance(s, steps.DestroyGpuInstance))
@@ -93,7 +98,7 @@ class Planned:
         """Return plain data for JSON and YAML."""
         return {
             "layout": self.layout,
-            "is_applied": self.plan.is_empty,
+            "is_applied": self.is_applied,
             "is_provisional": self.plan.is_provisional,
             "instances": {
                 "destroyed": len(self.destroyed),
@@ -137,35 +142,6 @@ class Applied:
         }
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Checked:
-    """Whether a layout is active."""
-
-    planned: Planned
-
-    @property
-    def is_applied(self) -> bool:
-        """Whether there is nothing to do."""
-        return self.planned.plan.is_empty
-
-    def to_data(self) -> dict[str, object]:
-        """Return plain data for JSON and YAML."""
-        return self.planned.to_data()
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Exported:
-    """A config document of what the GPUs have, or can have."""
-
-    document: Mapping[str, object]
-    unreachable: tuple[model.UnreachableGpu, ...] = ()
-    """GPUs that could not be observed, and so are not in the document."""
-
-    def to_data(self) -> Mapping[str, object]:
-        """Return the document as plain data."""
-        return self.document
-
-
 def status(gpus: ports.Gpus) -> Status:
     """Observe the GPUs.
 
@@ -188,8 +164,7 @@ def plan(
         HardwareError: NVML refused or failed.
         LayoutError: The layout is impossible on these GPUs.
     """
-    known = users or {}
-    return planned(gpus.observe(), layout, scope=scope, users=known)
+    return planned(gpus.observe(), layout, scope=scope, users=users or {})
 
 
 def planned(
@@ -206,7 +181,12 @@ def planned(
     """
     wanted = config.select(layout, observed)
     if scope is Scope.MODE_ONLY:
-        wanted = _modes_only(wanted, observed)
+        modes = {gpu.uuid: gpu.current_mode for gpu in observed}
+        wanted = {
+            uuid: model.DesiredGpu(mode=desired.mode)
+            for uuid, desired in wanted.items()
+            if modes[uuid] is not desired.mode
+        }
     with layouts.located(layout, observed):
         plan = planner.plan(observed, wanted)
     return Planned(
@@ -217,44 +197,3 @@ def planned(
         users=users,
         overlooked=layouts.lenient_warnings(layout, observed),
     )
-
-
-def check(gpus: ports.Gpus, layout: config.Layout, *, scope: Scope = Scope.ALL) -> Checked:
-    """Check whether a layout is active.
-
-    Raises:
-        HardwareError: NVML refused or failed.
-        LayoutError: The layout is impossible on these GPUs.
-    """
-    return Checked(planned=plan(gpus, layout, scope=scope))
-
-
-def export(gpus: ports.Gpus, *, label: str, has_placements: bool = False) -> Exported:
-    """Describe the GPUs as a config document with one layout.
-
-    Raises:
-        HardwareError: NVML refused or failed.
-        LayoutError: There is no GPU.
-    """
-    observed = gpus.observe()
-    return Exported(
-        document=config.export(observed, label=label, has_placements=has_placements),
-        unreachable=observed.unreachable,
-    )
-
-
-def generate_config(kinds: Sequence[generator.Kind], *, has_all_maximal: bool) -> Exported:
-    """Return a config document with the layouts that GPUs of these kinds support."""
-    return Exported(document=generator.document(kinds, has_all_maximal=has_all_maximal))
-
-
-def _modes_only(
-    wanted: Mapping[str, model.DesiredGpu], observed: Sequence[model.Gpu]
-) -> dict[str, model.DesiredGpu]:
-    """Return the mode alone of GPUs whose mode differs."""
-    modes = {gpu.uuid: gpu.current_mode for gpu in observed}
-    return {
-        uuid: model.DesiredGpu(mode=desired.mode)
-        for uuid, desired in wanted.items()
-        if modes[uuid] is not desired.mode
-    }

@@ -3,6 +3,9 @@
 The agent, ``apply``, ``restore`` and ``boot`` all go through this transaction, so none of them
 leaves half of a change. They differ in where the journal is kept (``Journal``) and in what
 surrounds the transaction.
+
+A rollback removes only what the change created. An instance that another program made meanwhile
+is named and kept.
 """
 
 import contextlib
@@ -17,188 +20,17 @@ from mig_manager.change import hook_points
 from mig_manager.core import model, ports, steps, timing
 from mig_manager.core.planner import planner
 
-_ATTEMPTS = 3
-_PAUSE_S = 1.0
-
 _log = structlog.get_logger()
 
-Snapshot = Sequence[model.GpuSnapshot]
-Execute = Callable[[steps.Plan, model.ObservedGpus], tuple[model.ObservedGpus, bool]]
-"""Executes a plan, resets included; see ``transaction.Transaction.execute``."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Rollback:
-    """How a rollback went."""
-
-    is_complete: bool
-    """Whether the reachable GPUs are as they were, without another instance."""
-    message: str
-    """As a part of a sentence."""
-    foreign: tuple[str, ...] = ()
-    """Instances that were kept because the change did not create them."""
-    unrestored: tuple[model.GpuSnapshot, ...] = ()
-    """What GPUs had that are unreachable now, to be restored once they are back."""
-
-
-def without_steps(now: model.ObservedGpus, before: Snapshot) -> Rollback:
-    """Return the rollback of GPUs that need no step; another instance leaves it incomplete."""
-    foreign = planner.unowned_instances(now, before)
-    if foreign:
-        return _with_foreign("the instances from before are back", foreign)
-    return Rollback(is_complete=True, message="", unrestored=now.missing(before))
-
-
-class Restore:
-    """One rollback."""
-
-    def __init__(
-        self,
-        gpus: ports.Gpus,
-        execute: Execute,
-        clock: timing.Clock,
-        before: Snapshot,
-        *,
-        keep_pending: bool,
-        requires_idle: bool,
-    ) -> None:
-        self._gpus = gpus
-        self._execute = execute
-        self._clock = clock
-        self._before = before
-        self._keep_pending = keep_pending
-        self._requires_idle = requires_idle
-        self._foreign: tuple[str, ...] = ()
-        self._now = model.NO_GPUS
-        self._is_begun = False
-
-    @property
-    def is_begun(self) -> bool:
-        """Whether any step may have been executed."""
-        return self._is_begun
-
-    def run(self) -> Rollback:
-        """Restore the GPUs, and verify them."""
-        try:
-            message = self._retry()
-        except errors.MigManagerError as error:
-            _log.warning("rollback_failed", reason=error.reason.value, error=error.message)
-            # A driver that has just hung would hang again when asked what remains.
-            hangs = error.reason is errors.Reason.NVML_TIMEOUT
-            message = f"the rollback failed as well: {error.message}"
-            message += "" if hangs else self._remaining()
-            return Rollback(is_complete=False, message=message, foreign=self._foreign)
-        if self._foreign:
-            return _with_foreign(message, self._foreign)
-        unrestored = self._now.missing(self._before)
-        if unrestored:
-            lost = "; ".join(gpu.sentence for gpu in self._now.unreachable)
-            described = "; ".join(map(_described, unrestored))
-            message += f" on the GPUs that answer; {lost}; to restore once it is back: {described}"
-        return Rollback(is_complete=True, message=message, unrestored=unrestored)
-
-    def _retry(self) -> str:
-        attempt = 1
-        while True:
-            try:
-                return self._restore()
-            except errors.MigManagerError as error:
-                if attempt == _ATTEMPTS or not _may_pass(error):
-                    raise
-            self._clock.wait(_PAUSE_S * 2 ** (attempt - 1))
-            attempt += 1
-
-    def _restore(self) -> str:
-        """Restore and verify once; return how it went.
-
-        Raises:
-            MigManagerError: Something is not restored.
-        """
-        now = self._gpus.observe()
-        plan = self._plan(now)
-        if plan.is_empty and not self._is_begun:
-            return (
-                "only the new mode stays pending" if self._keep_pending else "nothing was changed"
-            )
-        if not plan.is_empty:
-            now, was_reset = self._execute_idle(plan, now)
-            plan = self._plan(now)
-            if was_reset and not plan.is_empty:
-                plan = self._plan(now.updated(self._gpus.execute(plan, now)))
-        if plan.is_empty:
-            return "the instances from before are back"
-        raise errors.HardwareError(
-            "every step succeeded, but the instances from before are not back",
-            reason=errors.Reason.VERIFY_FAILED,
-        )
-
-    def _execute_idle(
-        self, plan: steps.Plan, now: model.ObservedGpus
-    ) -> tuple[model.ObservedGpus, bool]:
-        requires_idle = self._requires_idle and not self._is_begun
-        try:
-            result = self._execute(dataclasses.replace(plan, requires_idle=requires_idle), now)
-        except errors.GpuInUseError:
-            raise
-        except BaseException:
-            self._is_begun = True
-            raise
-        self._is_begun = True
-        return result
-
-    def _remaining(self) -> str:
-        """Return the steps that remain; empty where the GPUs cannot be observed."""
-        try:
-            plan = self._plan(self._gpus.observe())
-        except errors.MigManagerError:
-            return ""
-        remaining = [
-            f"GPU {gpu.gpu_index}: {', '.join(map(steps.describe, gpu.steps))}"
-            for gpu in plan.gpus
-            if gpu.steps
-        ]
-        return f"; still to do: {'; '.join(remaining)}" if remaining else ""
-
-    def _plan(self, now: model.ObservedGpus) -> steps.Plan:
-        self._now = now
-        self._foreign = planner.unowned_instances(now, self._before)
-        return planner.restore(now, self._before, keep_pending=self._keep_pending)
-
-
-def _described(gpu: model.GpuSnapshot) -> str:
-    mode = gpu.current_mode.value if gpu.current_mode else "unsupported"
-    instances = ", ".join(f"{each.profile} at {each.placement}" for each in gpu.gpu_instances)
-    return f"{gpu.uuid}: MIG {mode}, {instances or 'no instance'}"
-
-
-def _with_foreign(message: str, foreign: tuple[str, ...]) -> Rollback:
-    _log.warning("foreign_instances_kept", instances=foreign)
-    return Rollback(
-        is_complete=False,
-        message=f"{message}; {', '.join(foreign)} was not there before, and is kept because this "
-        "change did not create it",
-        foreign=foreign,
-    )
-
-
-def _may_pass(error: errors.MigManagerError) -> bool:
-    # A driver that hangs costs a whole deadline at each attempt: a later run tries again. The same
-    # run waits for processes that use what the rollback would remove.
-    return (
-        error.reason.is_transient
-        and error.reason is not errors.Reason.NVML_TIMEOUT
-        and not isinstance(error, errors.GpuInUseError)
-    )
-
-
 Observed = model.ObservedGpus
-
+Snapshot = Sequence[model.GpuSnapshot]
 Reset = Callable[[Sequence[model.Gpu]], None]
 Replan = Callable[[Observed], steps.Plan]
 
 _MAX_ROUNDS = 3
 """One for the mode, one for the instances where profiles are known only then, one to spare."""
-
+_ROLLBACK_ATTEMPTS = 3
+_ROLLBACK_PAUSE_S = 1.0
 _BACKOFF = timing.Backoff()
 
 
@@ -230,10 +62,24 @@ class IdleWait:
 
     timeout_s: float = 0.0
     """0: fail at once."""
-    wait: Callable[[float], object] | None = None
-    """Sleeps for seconds; what it raises ends the change. None: the transaction's clock."""
+    wait: Callable[[float], object] = lambda _seconds: None
+    """Sleeps; what it raises ends the change."""
     on_wait: Callable[[errors.GpuInUseError], object] = lambda _error: None
     """Called once, before the first wait."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Rollback:
+    """How a rollback went."""
+
+    is_complete: bool
+    """Whether the reachable GPUs are as they were, without another instance."""
+    message: str
+    """As a part of a sentence."""
+    foreign: tuple[str, ...] = ()
+    """Instances that were kept because the change did not create them."""
+    unrestored: tuple[model.GpuSnapshot, ...] = ()
+    """What GPUs had that are unreachable now, to be restored once they are back."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -277,13 +123,14 @@ class Transaction:
             HardwareError: A step failed, or the layout is not active although all succeeded
                 (VERIFY_FAILED). The message says how the rollback went; a mode that needs a reset
                 (RESET_REQUIRED) stays pending.
-            HostError: A reset was refused, and the mode stays pending; or a hook failed; or
+            HostError: A reset was refused, and the mode stays pending; a hook failed; or
                 DEVICE_FILES_FAILED, although the change is verified.
             LayoutError: The second plan is impossible.
             MigManagerError: The journal cannot be written.
             Superseded: The change ended before its first step, or while a hook ran.
         """
-        rounds = _Rounds(self, planner.baseline(first, seen, older), points)
+        before = planner.baseline(first, seen, older)
+        rounds = _Rounds(self, before, points or hook_points.HookPoints())
         self.journal.begin(rounds.before, first)
         try:
             after = rounds.run(first, seen, replan)
@@ -306,19 +153,20 @@ class Transaction:
         self.refresh()
         return after, tuple(rounds.executed)
 
+    def _give_up(self, rounds: "_Rounds", older: Snapshot, *, keep_pending: bool) -> Rollback:
+        if rounds.is_refused and not older:
+            self.journal.undone()
+            return Rollback(is_complete=True, message="nothing was changed")
+        # The instances that a stale plan would create belong to another program.
+        before = older if rounds.is_stale else rounds.before
+        return self.roll_back(before, keep_pending=keep_pending)
+
     def roll_back(
         self, before: Snapshot, *, keep_pending: bool = False, requires_idle: bool = False
     ) -> Rollback:
-        """Restore a snapshot; see ``rollback``."""
+        """Restore a snapshot, in several attempts where a failure can pass."""
         self.journal.rolling_back()
-        restore = Restore(
-            self.gpus,
-            self.execute,
-            self.clock,
-            before,
-            keep_pending=keep_pending,
-            requires_idle=requires_idle,
-        )
+        restore = _Restore(self, before, keep_pending=keep_pending, requires_idle=requires_idle)
         result = restore.run()
         if result.is_complete:
             self.journal.undone(result.unrestored)
@@ -331,11 +179,7 @@ class Transaction:
         return result
 
     def refresh(self) -> None:
-        """Bring device nodes and CDI specs up to date with the GPUs.
-
-        Raises:
-            HostError: DEVICE_FILES_FAILED.
-        """
+        """Bring device nodes and CDI specs up to date; ``HostError``: DEVICE_FILES_FAILED."""
         if self.device_files is not None:
             self.device_files.refresh()
 
@@ -345,14 +189,10 @@ class Transaction:
         A mode that the driver reports as in use is pending as well: ``nvidia-persistenced`` and
         the kernel's persistence mode keep an Ampere GPU open, and close it only for a reset by
         nvidia-smi (gpu-operator#118). The reset names every other process in its way and ends
-        none.
+        none. Raises as ``run``.
 
         Returns:
             The GPUs afterwards, and whether the rest of the plan remains after a reset.
-
-        Raises:
-            HardwareError: A step failed.
-            HostError: A reset was refused.
         """
         try:
             return seen.updated(self.gpus.execute(plan, seen)), False
@@ -383,38 +223,25 @@ class Transaction:
             raise error from refused
         return self.gpus.observe()
 
-    def _give_up(self, rounds: "_Rounds", older: Snapshot, *, keep_pending: bool) -> Rollback:
-        if rounds.is_refused and not older:
-            self.journal.undone()
-            return Rollback(is_complete=True, message="nothing was changed")
-        # The instances that a stale plan would create belong to another program.
-        before = older if rounds.is_stale else rounds.before
-        return self.roll_back(before, keep_pending=keep_pending)
 
-
+@dataclasses.dataclass(slots=True)
 class _Rounds:
     """The plans of one change, executed one after the other until none is left."""
 
-    def __init__(
-        self,
-        transaction: Transaction,
-        before: tuple[model.GpuSnapshot, ...],
-        points: hook_points.HookPoints | None,
-    ) -> None:
-        self._transaction = transaction
-        self._points = points or hook_points.HookPoints()
-        self.before = before
-        """What a rollback restores; grows with each plan."""
-        self.executed: list[steps.Plan] = []
-        self.is_refused = False
-        """Whether no step was executed, because processes use what would be destroyed."""
-        self.is_stale = False
-        """Whether no step was executed, because what would be created exists already."""
+    transaction: Transaction
+    before: tuple[model.GpuSnapshot, ...]
+    """What a rollback restores; grows with each plan."""
+    points: hook_points.HookPoints
+    executed: list[steps.Plan] = dataclasses.field(default_factory=list)
+    is_refused: bool = False
+    """Whether no step was executed, because processes use what would be destroyed."""
+    is_stale: bool = False
+    """Whether no step was executed, because what would be created exists already."""
 
     def run(self, first: steps.Plan, seen: Observed, replan: Replan) -> Observed:
-        plan, after = self._points.staged(first), seen
+        plan, after = self.points.staged(first), seen
         while True:
-            self._points.before(plan)
+            self.points.before(plan)
             after, was_reset = self._execute_idle(plan, after)
             self.executed.append(plan)
             rest = replan(after)
@@ -424,26 +251,30 @@ class _Rounds:
             is_staged = len(self.executed) == 1 and plan is not first
             is_last = len(self.executed) == _MAX_ROUNDS
             if is_last or not (was_reset or is_more_known or is_staged):
-                raise _not_active(rest, after)
+                uuids = {gpu_plan.gpu_uuid for gpu_plan in rest.gpus}
+                raise errors.HardwareError(
+                    "the layout is not active, although every step succeeded, on "
+                    + ", ".join(str(gpu) for gpu in after if gpu.uuid in uuids),
+                    reason=errors.Reason.VERIFY_FAILED,
+                )
             plan = rest
             before = planner.baseline(plan, after, self.before)
             if before != self.before:
                 self.before = before
-                self._transaction.journal.begin(before, plan)
+                self.transaction.journal.begin(before, plan)
 
     def _execute_idle(self, plan: steps.Plan, seen: Observed) -> tuple[Observed, bool]:
         """Execute a plan once no process uses what it destroys.
 
-        The executor checks that in the NVML session in which it then begins, so that no process
-        can start in between.
+        The executor checks that in the NVML session of the change: no process starts in between.
         """
-        idle_wait, clock = self._transaction.idle_wait, self._transaction.clock
+        idle_wait, clock = self.transaction.idle_wait, self.transaction.clock
         guarded = dataclasses.replace(plan, requires_idle=True)
         until: float | None = None
         attempt = 0
         while True:
             try:
-                return self._transaction.execute(guarded, seen)
+                return self.transaction.execute(guarded, seen)
             except errors.StalePlanError:
                 self.is_refused = self.is_stale = not self.executed
                 raise
@@ -459,18 +290,126 @@ class _Rounds:
                     raise
                 if attempt == 0:
                     idle_wait.on_wait(error)
-            (idle_wait.wait or clock.wait)(min(_BACKOFF.delay_s(attempt), remaining_s))
+            idle_wait.wait(min(_BACKOFF.delay_s(attempt), remaining_s))
             self.is_refused = False
             attempt += 1
 
 
-def _not_active(rest: steps.Plan, after: Observed) -> errors.HardwareError:
-    uuids = {gpu_plan.gpu_uuid for gpu_plan in rest.gpus}
-    return errors.HardwareError(
-        "the layout is not active, although every step succeeded, on "
-        + ", ".join(str(gpu) for gpu in after if gpu.uuid in uuids),
-        reason=errors.Reason.VERIFY_FAILED,
+@dataclasses.dataclass(slots=True)
+class _Restore:
+    """One rollback."""
+
+    transaction: Transaction
+    before: Snapshot
+    _: dataclasses.KW_ONLY
+    keep_pending: bool
+    requires_idle: bool
+    is_begun: bool = False
+    """Whether any step may have been executed."""
+    foreign: tuple[str, ...] = ()
+    now: Observed = model.NO_GPUS
+
+    def run(self) -> Rollback:
+        """Restore the GPUs, and verify them."""
+        message = ""
+        attempt = 1
+        while not message:
+            try:
+                message = self._restore()
+            except errors.MigManagerError as error:
+                # A driver that hangs costs a whole deadline at each attempt: a later run tries
+                # again. The same run waits for processes that use what is to be removed.
+                may_pass = (
+                    error.reason.is_transient
+                    and error.reason is not errors.Reason.NVML_TIMEOUT
+                    and not isinstance(error, errors.GpuInUseError)
+                )
+                if attempt == _ROLLBACK_ATTEMPTS or not may_pass:
+                    return self._failed(error)
+                self.transaction.clock.wait(_ROLLBACK_PAUSE_S * 2 ** (attempt - 1))
+                attempt += 1
+        if self.foreign:
+            return _with_foreign(message, self.foreign)
+        unrestored = self.now.missing(self.before)
+        if unrestored:
+            lost = "; ".join(gpu.sentence for gpu in self.now.unreachable)
+            described = "; ".join(map(_described, unrestored))
+            message += f" on the GPUs that answer; {lost}; to restore once it is back: {described}"
+        return Rollback(is_complete=True, message=message, unrestored=unrestored)
+
+    def _restore(self) -> str:
+        """Restore and verify once; return how it went."""
+        gpus = self.transaction.gpus
+        plan = self._plan(gpus.observe())
+        if plan.is_empty and not self.is_begun:
+            return (
+                "only the new mode stays pending" if self.keep_pending else "nothing was changed"
+            )
+        if not plan.is_empty:
+            requires_idle = self.requires_idle and not self.is_begun
+            guarded = dataclasses.replace(plan, requires_idle=requires_idle)
+            try:
+                now, was_reset = self.transaction.execute(guarded, self.now)
+            except errors.GpuInUseError:
+                raise
+            except BaseException:
+                self.is_begun = True
+                raise
+            self.is_begun = True
+            plan = self._plan(now)
+            if was_reset and not plan.is_empty:
+                plan = self._plan(now.updated(gpus.execute(plan, now)))
+        if plan.is_empty:
+            return "the instances from before are back"
+        raise errors.HardwareError(
+            "every step succeeded, but the instances from before are not back",
+            reason=errors.Reason.VERIFY_FAILED,
+        )
+
+    def _failed(self, error: errors.MigManagerError) -> Rollback:
+        """Return the failure, with the steps that remain where the GPUs can be observed."""
+        _log.warning("rollback_failed", reason=error.reason.value, error=error.message)
+        message = f"the rollback failed as well: {error.message}"
+        # A driver that has just hung would hang again when asked what remains.
+        if error.reason is not errors.Reason.NVML_TIMEOUT:
+            with contextlib.suppress(errors.MigManagerError):
+                plan = self._plan(self.transaction.gpus.observe())
+                if remaining := "; ".join(
+                    f"GPU {gpu.gpu_index}: {', '.join(map(steps.describe, gpu.steps))}"
+                    for gpu in plan.gpus
+                    if gpu.steps
+                ):
+                    message += f"; still to do: {remaining}"
+        return Rollback(is_complete=False, message=message, foreign=self.foreign)
+
+    def _plan(self, now: Observed) -> steps.Plan:
+        self.now = now
+        self.foreign = planner.unowned_instances(now, self.before)
+        return planner.restore(now, self.before, keep_pending=self.keep_pending)
+
+
+def without_steps(now: Observed, before: Snapshot) -> Rollback:
+    """Return the rollback of GPUs that need no step; another instance leaves it incomplete."""
+    foreign = planner.unowned_instances(now, before)
+    if foreign:
+        return _with_foreign("the instances from before are back", foreign)
+    return Rollback(is_complete=True, message="", unrestored=now.missing(before))
+
+
+def _with_foreign(message: str, foreign: tuple[str, ...]) -> Rollback:
+    _log.warning("foreign_instances_kept", instances=foreign)
+    return Rollback(
+        is_complete=False,
+        message=f"{message}; {', '.join(foreign)} was not there before, and is kept because this "
+        "change did not create it",
+        foreign=foreign,
     )
+
+
+def _described(gpu: model.GpuSnapshot) -> str:
+    mode = gpu.current_mode.value if gpu.current_mode else "unsupported"
+    instances = ", ".join(f"{each.profile} at {each.placement}" for each in gpu.gpu_instances)
+    return f"{gpu.uuid}: MIG {mode}, {instances or 'no instance'}"
 
 
 @contextlib.contextmanager

@@ -107,21 +107,24 @@ def against_products(
     A rule counts when its filter matches the product, whatever indices it names; a rule that a
     later one for every GPU replaces does not.
     """
-    labelled = [(_label(template, templates), template) for template in templates]
-    judge = _Judge(others)
-    verdicts = [
-        judge.verdict(
-            _Case(
-                layout=layout,
-                product=label,
-                variants=_layouts_for_product(layout, template),
-                members=(template,),
-            )
+    names = [template.name for template in templates]
+    labelled = {}
+    for template in templates:
+        # The PCI id distinguishes products that share a name.
+        is_shared = names.count(template.name) > 1
+        suffix = f" (0x{template.pci_device_id:08X})" if is_shared else ""
+        labelled[template.name + suffix] = template
+    cases = [
+        _Case(
+            layout=layout,
+            product=label,
+            variants=_layouts_for_product(layout, template),
+            members=(template,),
         )
         for layout in layouts
-        for label, template in labelled
+        for label, template in labelled.items()
     ]
-    return _validated(layouts, source, tuple(label for label, _ in labelled), verdicts)
+    return _validated(layouts, source, tuple(labelled), _Judge(others), cases)
 
 
 def against_node(
@@ -133,41 +136,33 @@ def against_node(
 ) -> Validated:
     """Check each layout against the GPUs of one node, regardless of their instances."""
     products = tuple(dict.fromkeys(gpu.name for gpu in gpus))
-    judge = _Judge(others)
-    verdicts = [
-        judge.verdict(
-            _Case(
-                layout=layout,
-                product=product,
-                variants=(layout,),
-                members=[gpu for gpu in gpus if gpu.name == product],
-                node=gpus,
-            )
+    cases = [
+        _Case(
+            layout=layout,
+            product=product,
+            variants=(layout,),
+            members=[gpu for gpu in gpus if gpu.name == product],
+            node=gpus,
         )
         for layout in layouts
         for product in products
     ]
-    return _validated(layouts, source, products, verdicts)
+    return _validated(layouts, source, products, _Judge(others), cases)
 
 
 def _validated(
     layouts: Sequence[config.Layout],
     source: str,
     products: tuple[str, ...],
-    verdicts: Sequence[Verdict],
+    judge: "_Judge",
+    cases: Sequence["_Case"],
 ) -> Validated:
     return Validated(
         source=source,
         layouts=tuple(layout.name for layout in layouts),
-        products=tuple(dict.fromkeys(products)),
-        verdicts={(v.layout, v.product): v for v in verdicts},
+        products=products,
+        verdicts={(case.layout.name, case.product): judge.verdict(case) for case in cases},
     )
-
-
-def _label(template: model.Gpu, templates: Sequence[model.Gpu]) -> str:
-    """Return the name, with the PCI id where several products share it."""
-    is_shared = sum(other.name == template.name for other in templates) > 1
-    return template.name + (f" (0x{template.pci_device_id:08X})" if is_shared else "")
 
 
 def _layouts_for_product(layout: config.Layout, template: model.Gpu) -> tuple[config.Layout, ...]:

@@ -361,10 +361,13 @@ def demo_settings(parsed: Mapping[str, object], environ: Mapping[str, str]) -> D
 
 
 def colour(source: options.Source) -> settings.Colour:
-    """Return when to use colours."""
+    """Return when to use colours; by default never where the terminal shows none."""
     (option,) = (each for each in options.of(TerminalSettings) if each.name == "color")
-    found: settings.Colour = source.get(option)
-    return found if source.is_set(option) else settings.default_colour(source.environ)
+    environ = source.environ
+    if source.is_set(option) or not (environ.get("NO_COLOR") or environ.get("TERM") == "dumb"):
+        found: settings.Colour = source.get(option)
+        return found
+    return settings.Colour.NEVER
 
 
 def _layouts(source: options.Source) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ from mig_manager.agent import settings
 from mig_manager.change import apply, boot, plans, validate
 from mig_manager.cli import command_settings, console, gpu_access, gpu_report
 from mig_manager.core import bar, messages, model, yaml_tree
-from mig_manager.core.layout import config, layouts
+from mig_manager.core.layout import config, generator, layouts
 
 _MOST_NAMED = 6
 """Layouts that an error names before it counts the rest."""
@@ -81,10 +81,11 @@ class _Command:
 
     def apply(self) -> int:
         result = apply.apply(
-            self._access.dependencies(),
+            dataclasses.replace(
+                self._access.dependencies(), may_reset=not self._chosen.is_reset_skipped
+            ),
             self._layout,
             scope=self._scope,
-            may_reset=not self._chosen.is_reset_skipped,
         )
         self._answer(result.to_data, lambda: "MIG configuration applied successfully")
         self._warn(result.overlooked)
@@ -106,11 +107,7 @@ class _Command:
 
     def restore(self) -> int:
         source = files.ConfigFile(self._checkpoint_file())
-        result = apply.restore(
-            self._access.dependencies(),
-            lambda: apply.CheckpointTarget.parse(source.read(), source=source.name),
-            scope=self._scope,
-        )
+        result = apply.restore(self._access.dependencies(), source, scope=self._scope)
         self._answer(result.to_data, lambda: "MIG configuration restored successfully")
         self._warn_unreachable(result.gpus.unreachable, "nothing was restored on it")
         self._note_changes(result.rounds)
@@ -153,9 +150,9 @@ class _Command:
         if self._chosen.is_valid_config_only:
             self._terminal.say("Selected MIG configuration is valid")
             return console.DONE
-        result = plans.check(self._access.gpus(), layout, scope=self._scope)
-        self._warn(result.planned.overlooked)
-        self._warn_unreachable(result.planned.gpus.unreachable, "it was not compared")
+        result = plans.plan(self._access.gpus(), layout, scope=self._scope)
+        self._warn(result.overlooked)
+        self._warn_unreachable(result.gpus.unreachable, "it was not compared")
         if result.is_applied:
             is_mode_only = self._chosen.is_mode_only
             kind = "mode settings from configuration" if is_mode_only else "configuration"
@@ -164,30 +161,31 @@ class _Command:
         if self._chosen.output_format is not command_settings.OutputFormat.TEXT:
             self._answer(result.to_data, lambda: "")
         self._terminal.note(
-            f"layout '{layout.name}' is not applied: {gpu_report.difference(result.planned)}",
+            f"layout '{layout.name}' is not applied: {gpu_report.difference(result)}",
             remedy="'mig-manager plan' shows all differences, 'mig-manager apply' removes them.",
         )
         return console.FAILED
 
     def export(self) -> int:
-        result = plans.export(
-            self._access.gpus(),
+        gpus = self._access.gpus().observe()
+        document = config.export(
+            gpus,
             label=self._chosen.config_label,
             has_placements=self._chosen.has_placements,
         )
-        self._warn_unreachable(result.unreachable, "it is not in the document")
-        self._answer(result.to_data, lambda: yaml_tree.dump(result.to_data()))
+        self._warn_unreachable(gpus.unreachable, "it is not in the document")
+        self._answer(lambda: document, lambda: yaml_tree.dump(document))
         return console.DONE
 
     def generate_config(self) -> int:
-        result = plans.generate_config(
+        document = generator.document(
             self._access.kinds(), has_all_maximal=self._chosen.has_all_maximal
         )
         target = self._chosen.output_file
         if target is None:
-            self._answer(result.to_data, lambda: "")
+            self._answer(lambda: document, lambda: "")
         else:
-            text = console.rendered(result.to_data(), self._chosen.output_format.value)
+            text = console.rendered(document, self._chosen.output_format.value)
             files.write_output(target, text)
         return console.DONE
 

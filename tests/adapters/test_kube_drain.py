@@ -89,7 +89,7 @@ def test_a_rolling_drain_continues_only_when_another_node_has_room(next_node: st
         workloads = pods.KubeWorkloads(client, node_name="n1")
         silent = fakes.NodeRig(gpus=(), kubelet_is_silent=True).allocations
         ours = draining(workloads, silent, clock, timeout_s=20)
-        request = fakes.FakeRequest(clock, replaced=False)
+        request = fakes.FakeRequest(clock)
         found = drain.survey(workloads, silent)
         if next_node:
             assert ours.run(found, request) == 2
@@ -135,7 +135,7 @@ def test_a_drain_ends_soon_after_its_pod_is_gone_even_if_the_watch_breaks(
         found = drain.survey(workloads, silent)
         waiting.until(lambda: workloads.watched() is not None)
 
-        assert ours.run(found, fakes.FakeRequest(clock, replaced=False)) == 1
+        assert ours.run(found, fakes.FakeRequest(clock)) == 1
         # At the latest when the last list is too old to trust a silent watch.
         assert gone_at[0] <= clock.now_s < gone_at[0] + 12
         assert server.log.count("list", "pods") < (8 if how is None else 40)

@@ -154,7 +154,7 @@ class Node:
 
     def run(self, layout: str | None = None) -> Ended:
         """Run the pipeline once."""
-        request = fakes.FakeRequest(self.cluster.clock, replaced=False)
+        request = fakes.FakeRequest(self.cluster.clock)
         with self.listen() as log:
             outcome = self._pipeline.run(layout or self.scenario.layout, request)
         return Ended(outcome=outcome, tracebacks=[line for line in log if "exc_info" in line])

@@ -3,9 +3,10 @@
 import contextlib
 import threading
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from mig_manager import errors
-from mig_manager.agent import loop, outcomes, planning
+from mig_manager.agent import loop, outcomes, planning, reconcile
 from mig_manager.core import model, ports
 
 
@@ -15,7 +16,7 @@ def outcome(reason: errors.Reason) -> outcomes.Outcome:
     return outcomes.Outcome(state=state, reason=reason, message="")
 
 
-class Pipeline:
+class Pipeline(reconcile.Reconciler):
     """Answers each run from a script; stops the agent after the last answer."""
 
     def __init__(self, box: loop.Inbox, *script: errors.Reason | Exception) -> None:
@@ -52,18 +53,10 @@ class Pipeline:
         action, self.next_action = self.next_action, planning.Action.REST
         return action
 
-    def run(
-        self,
-        name: str,
-        request: ports.Cancellation,
-        *,
-        attempt: int = 1,
-        retry_after_s: float = 0.0,
-        may_evict: bool = True,
-    ) -> outcomes.Outcome:
-        self.runs.append((name, attempt))
-        self.delays_s.append(retry_after_s)
-        self.evicting.append(may_evict)
+    def run(self, name: str, request: ports.Cancellation, **options: Any) -> outcomes.Outcome:
+        self.runs.append((name, options["attempt"]))
+        self.delays_s.append(options["retry_after_s"])
+        self.evicting.append(options["may_evict"])
         self.on_run()
         answer = self._script.pop(0)
         if not self._script:

@@ -168,7 +168,7 @@ def test_whichever_call_fails_the_slot_goes_with_the_marks_on_the_node(index: in
     rig = scenes.busy_node()
     slots = FakeSlots(rig)
     reconciler = pipeline(rig, slots)
-    request = fakes.FakeRequest(rig.clock, replaced=False)
+    request = fakes.FakeRequest(rig.clock)
     calls = [0]
 
     def fail() -> None:
@@ -233,7 +233,7 @@ def test_a_node_that_a_killed_agent_left_disrupted_does_not_wait(index: int) -> 
     reconciler = pipeline(rig, slots)
 
     reconciler.recover("one-slice-changed")
-    outcome = reconciler.run("one-slice-changed", fakes.FakeRequest(rig.clock, replaced=False))
+    outcome = reconciler.run("one-slice-changed", fakes.FakeRequest(rig.clock))
 
     assert outcome.state is model.State.SUCCESS
     assert rig.log.count("slots.take") == 1
@@ -263,7 +263,7 @@ def test_a_machine_that_reboots_for_us_keeps_its_slot() -> None:
     rig = scenes.busy_node()
     rig.mode_waits = rig.may_reboot = True
     slots = FakeSlots(rig)
-    request = fakes.FakeRequest(rig.clock, replaced=False)
+    request = fakes.FakeRequest(rig.clock)
     request.ends_when = lambda: rig.reboots > 0
 
     with pytest.raises(errors.Superseded):

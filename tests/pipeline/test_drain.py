@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -13,33 +14,29 @@ from mig_manager.core import ports, timing
 from mig_manager.core.node import clients, cluster
 from mig_manager.core.node import policy as policies
 from tests import fakes
+from tests.fakes import NodeRig
 
 DOOMED = fakes.mig_uuid("doomed")
 
 
-def empty() -> fakes.NodeRig:
-    return fakes.NodeRig(gpus=(hardware.template(hardware.find("A100-SXM4-40GB"), 0),))
+def empty() -> NodeRig:
+    return NodeRig(gpus=(hardware.template(hardware.find("A100-SXM4-40GB"), 0),))
 
 
-def gpu_pod(rig: fakes.NodeRig, name: str = "train", **fields: object) -> str:
+def gpu_pod(rig: NodeRig, name: str = "train", **fields: object) -> str:
     return rig.add_pod(name, devices=frozenset({DOOMED}), **fields)
 
 
-def drained(
-    rig: fakes.NodeRig,
-    *,
-    policy: policies.Policy | None = None,
-    affected: frozenset[str] = frozenset({DOOMED}),
-    telemetry: ports.Telemetry | None = None,
-) -> int:
-    return prepared(rig, policy=policy, affected=affected, telemetry=telemetry).run(
-        drain.survey(rig.workloads, rig.allocations),
-        fakes.FakeRequest(rig.clock, replaced=False),
-    )
+@pytest.fixture
+def rig() -> NodeRig:
+    """A node with the pod ``train``, whose device is destroyed."""
+    node = empty()
+    gpu_pod(node)
+    return node
 
 
-def prepared(
-    rig: fakes.NodeRig,
+def new_drain(
+    rig: NodeRig,
     *,
     policy: policies.Policy | None = None,
     affected: frozenset[str] = frozenset({DOOMED}),
@@ -62,26 +59,33 @@ def prepared(
     )
 
 
+def run(rig: NodeRig, ours: drain.Drain) -> int:
+    usage = drain.survey(rig.workloads, rig.allocations)
+    return ours.run(usage, fakes.FakeRequest(rig.clock))
+
+
+def drained(rig: NodeRig, **options: Any) -> int:
+    return run(rig, new_drain(rig, **options))
+
+
 FORCE = policies.Policy(is_forced=True)
 
 
 @pytest.mark.parametrize("policy", [*policies.Drain])
-def test_no_pod_is_listed_for_a_change_that_destroys_nothing(policy: policies.Drain) -> None:
-    rig = empty()
-    gpu_pod(rig)
-    ours = prepared(rig, policy=policies.Policy(drain=policy), affected=frozenset())
+def test_no_pod_is_listed_for_a_change_that_destroys_nothing(
+    rig: NodeRig, policy: policies.Drain
+) -> None:
+    ours = new_drain(rig, policy=policies.Policy(drain=policy), affected=frozenset())
     before = drain.survey(rig.workloads, rig.allocations)
     rig.log.clear()
 
-    ours.run(before, fakes.FakeRequest(rig.clock, replaced=False))
+    ours.run(before, fakes.FakeRequest(rig.clock))
 
     assert ("workloads.evict" in rig.log) is (policy is policies.Drain.NODE)
     assert bool(rig.log) is (policy is policies.Drain.NODE)
 
 
-def test_a_server_that_asks_for_a_pause_is_not_asked_again_before_its_end() -> None:
-    rig = empty()
-    gpu_pod(rig)
+def test_a_server_that_asks_for_a_pause_is_not_asked_again_before_its_end(rig: NodeRig) -> None:
     rig.budgets["train"] = "disruption budget is being computed"
     rig.retry_after_s = 6
     asked: list[float] = []
@@ -99,9 +103,7 @@ def test_a_server_that_asks_for_a_pause_is_not_asked_again_before_its_end() -> N
     assert min(gaps) > 5.99
 
 
-def test_a_pause_longer_than_the_deadline_does_not_outlast_it() -> None:
-    rig = empty()
-    gpu_pod(rig)
+def test_a_pause_longer_than_the_deadline_does_not_outlast_it(rig: NodeRig) -> None:
     rig.budgets["train"] = "later"
     rig.retry_after_s = 3600
 
@@ -161,20 +163,18 @@ def test_a_pod_that_cannot_be_evicted_may_finish_by_itself() -> None:
     assert drained(rig) == 0
 
 
-def test_force_waits_for_the_deadline_and_then_leaves_each_pod_its_grace_period() -> None:
-    rig = empty()
-    uid = gpu_pod(rig)
+def test_force_waits_for_the_deadline_and_then_leaves_each_pod_its_grace_period(
+    rig: NodeRig,
+) -> None:
+    (uid,) = rig.pods
     rig.budgets["train"] = "no"
     rig.clock.on_wait.append(
         lambda: ends.append(rig.clock.now_s) if uid not in rig.pods and not ends else None
     )
     ends: list[float] = []
-    ours = prepared(rig, policy=FORCE)
+    ours = new_drain(rig, policy=FORCE)
 
-    ours.run(
-        drain.survey(rig.workloads, rig.allocations),
-        fakes.FakeRequest(rig.clock, replaced=False),
-    )
+    run(rig, ours)
 
     assert ends[0] >= 20
     assert ours.forced == ("default/train",)
@@ -182,9 +182,7 @@ def test_force_waits_for_the_deadline_and_then_leaves_each_pod_its_grace_period(
     assert rig.log.count("workloads.delete") == 1
 
 
-def test_a_pod_that_even_force_does_not_move_in_time_fails_the_drain() -> None:
-    rig = empty()
-    gpu_pod(rig)
+def test_a_pod_that_even_force_does_not_move_in_time_fails_the_drain(rig: NodeRig) -> None:
     rig.budgets["train"] = "no"
     rig.clock.on_wait.clear()
 
@@ -195,9 +193,7 @@ def test_a_pod_that_even_force_does_not_move_in_time_fails_the_drain() -> None:
     assert rig.log.count("workloads.delete") == 1
 
 
-def test_without_force_no_pod_is_ever_deleted() -> None:
-    rig = empty()
-    gpu_pod(rig)
+def test_without_force_no_pod_is_ever_deleted(rig: NodeRig) -> None:
     rig.budgets["train"] = "no"
 
     with pytest.raises(errors.DrainError):
@@ -229,9 +225,7 @@ def test_a_pod_with_the_labels_of_an_extra_client_but_no_daemonset_is_evicted() 
     assert drained(rig) == 1
 
 
-def test_a_pod_that_starts_during_the_drain_is_evicted_as_well() -> None:
-    rig = empty()
-    gpu_pod(rig)
+def test_a_pod_that_starts_during_the_drain_is_evicted_as_well(rig: NodeRig) -> None:
     late: list[str] = []
 
     def add_late() -> None:
@@ -244,9 +238,7 @@ def test_a_pod_that_starts_during_the_drain_is_evicted_as_well() -> None:
     assert late[0] not in rig.pods
 
 
-def test_a_kubelet_that_falls_silent_during_the_drain_widens_nothing() -> None:
-    rig = empty()
-    gpu_pod(rig)
+def test_a_kubelet_that_falls_silent_during_the_drain_widens_nothing(rig: NodeRig) -> None:
     other = rig.add_pod("other", devices=frozenset({fakes.mig_uuid("other")}))
     rig.clock.on_wait.append(lambda: setattr(rig, "kubelet_is_silent", True))
 
@@ -261,23 +253,13 @@ class Ear(ports.Telemetry):
         self.heard += 1
 
 
-def test_each_eviction_is_counted() -> None:
-    rig, ear = empty(), Ear()
-    gpu_pod(rig)
+@pytest.mark.parametrize("by_force", [True, False])
+def test_each_eviction_or_deletion_by_force_is_counted(rig: NodeRig, *, by_force: bool) -> None:
+    ear = Ear()
     gpu_pod(rig, "second")
+    rig.budgets |= {"train": "no", "second": "no"} if by_force else {}
 
-    drained(rig, telemetry=ear)
-
-    assert ear.heard == 2
-
-
-def test_each_deletion_by_force_is_counted() -> None:
-    rig, ear = empty(), Ear()
-    gpu_pod(rig)
-    gpu_pod(rig, "second")
-    rig.budgets |= {"train": "no", "second": "no"}
-
-    assert drained(rig, policy=FORCE, telemetry=ear) == 0
+    assert drained(rig, policy=FORCE, telemetry=ear) == (0 if by_force else 2)
 
     assert ear.heard == 2
 
@@ -293,7 +275,7 @@ FORBIDDEN = refused(errors.Reason.FORBIDDEN, 403)
 SILENT = refused(errors.Reason.API_UNAVAILABLE, 503)
 
 
-def at(rig: fakes.NodeRig, when_s: float, act: Callable[[], object]) -> None:
+def at(rig: NodeRig, when_s: float, act: Callable[[], object]) -> None:
     """Call ``act`` once, at ``when_s`` of the clock."""
     pending = [act]
 
@@ -304,7 +286,7 @@ def at(rig: fakes.NodeRig, when_s: float, act: Callable[[], object]) -> None:
     rig.clock.on_wait.append(check)
 
 
-def goes(rig: fakes.NodeRig, uid: str) -> None:
+def goes(rig: NodeRig, uid: str) -> None:
     rig.pods.pop(uid)
     rig.assigned.pop(uid)
 
@@ -322,9 +304,9 @@ def test_where_evictions_are_forbidden_the_pods_are_waited_for() -> None:
     assert "workloads.evict" not in rig.log
 
 
-def test_where_evictions_are_forbidden_the_deadline_names_each_pod_and_the_missing_right() -> None:
-    rig = empty()
-    gpu_pod(rig)
+def test_where_evictions_are_forbidden_the_deadline_names_each_pod_and_the_missing_right(
+    rig: NodeRig,
+) -> None:
     gpu_pod(rig, "second")
     rig.refusing = {"workloads.can_evict": FORBIDDEN}
 
@@ -339,9 +321,7 @@ def test_where_evictions_are_forbidden_the_deadline_names_each_pod_and_the_missi
     assert 20 <= rig.clock.now_s < 25
 
 
-def test_a_refusal_is_not_asked_about_more_often_than_every_few_seconds() -> None:
-    rig = empty()
-    gpu_pod(rig)
+def test_a_refusal_is_not_asked_about_more_often_than_every_few_seconds(rig: NodeRig) -> None:
     rig.refusing = {"workloads.can_evict": FORBIDDEN}
 
     with pytest.raises(errors.DrainError):
@@ -350,9 +330,7 @@ def test_a_refusal_is_not_asked_about_more_often_than_every_few_seconds() -> Non
     assert 2 <= rig.log.count("workloads.can_evict") <= 5
 
 
-def test_an_api_that_asks_for_a_longer_pause_gets_it() -> None:
-    rig = empty()
-    gpu_pod(rig)
+def test_an_api_that_asks_for_a_longer_pause_gets_it(rig: NodeRig) -> None:
     busy = refused(errors.Reason.API_UNAVAILABLE, 503, retry_after_s=15)
     rig.refusing = {"workloads.can_evict": busy}
 
@@ -365,10 +343,8 @@ def test_an_api_that_asks_for_a_longer_pause_gets_it() -> None:
 @pytest.mark.parametrize("passing", [FORBIDDEN, SILENT])
 @pytest.mark.parametrize("call", ["workloads.can_evict", "workloads.evict"])
 def test_a_refusal_that_passes_costs_a_few_seconds_and_not_the_run(
-    call: str, passing: Exception
+    rig: NodeRig, call: str, passing: Exception
 ) -> None:
-    rig = empty()
-    gpu_pod(rig)
     rig.refusing = {call: passing}
     at(rig, 1, rig.refusing.clear)
 
@@ -381,7 +357,7 @@ class Choosy(fakes.FakeWorkloads):
     """Refuses some pods and not others, at a call of its choice."""
 
     def __init__(
-        self, rig: fakes.NodeRig, *, trial: dict[str, Exception], real: dict[str, Exception]
+        self, rig: NodeRig, *, trial: dict[str, Exception], real: dict[str, Exception]
     ) -> None:
         super().__init__(rig)
         self._trial, self._real = trial, real
@@ -397,41 +373,32 @@ class Choosy(fakes.FakeWorkloads):
         return super().evict(pod)
 
 
-def test_a_right_that_is_taken_away_between_two_evictions_is_waited_for_as_well() -> None:
-    rig = empty()
-    gpu_pod(rig)
+def test_a_right_that_is_taken_away_between_two_evictions_is_waited_for_as_well(
+    rig: NodeRig,
+) -> None:
     second = gpu_pod(rig, "second")
-    ours = prepared(rig, workloads=Choosy(rig, trial={}, real={"second": FORBIDDEN}))
+    ours = new_drain(rig, workloads=Choosy(rig, trial={}, real={"second": FORBIDDEN}))
 
     with pytest.raises(errors.DrainError, match=r"1 pod still uses .*: default/second") as caught:
-        ours.run(
-            drain.survey(rig.workloads, rig.allocations),
-            fakes.FakeRequest(rig.clock, replaced=False),
-        )
+        run(rig, ours)
 
     assert caught.value.reason is errors.Reason.FORBIDDEN
     assert list(rig.pods) == [second]
     assert not rig.pods[second].is_terminating
 
 
-def test_no_pod_is_evicted_while_another_cannot_be() -> None:
-    rig = empty()
-    gpu_pod(rig)
+def test_no_pod_is_evicted_while_another_cannot_be(rig: NodeRig) -> None:
     gpu_pod(rig, "second")
-    ours = prepared(rig, workloads=Choosy(rig, trial={"second": FORBIDDEN}, real={}))
+    ours = new_drain(rig, workloads=Choosy(rig, trial={"second": FORBIDDEN}, real={}))
 
     with pytest.raises(errors.DrainError, match=r"default/train \(waits for the others\)"):
-        ours.run(
-            drain.survey(rig.workloads, rig.allocations),
-            fakes.FakeRequest(rig.clock, replaced=False),
-        )
+        run(rig, ours)
 
     assert "workloads.evict" not in rig.log
 
 
-def test_a_pod_that_is_leaving_by_itself_is_not_blamed_on_a_missing_right() -> None:
-    rig = empty()
-    uid = gpu_pod(rig)
+def test_a_pod_that_is_leaving_by_itself_is_not_blamed_on_a_missing_right(rig: NodeRig) -> None:
+    (uid,) = rig.pods
     rig.refusing = {"workloads.can_evict": FORBIDDEN}
     rig.clock.on_wait.clear()
     leaving = dataclasses.replace(rig.pods[uid], is_terminating=True)
@@ -443,9 +410,7 @@ def test_a_pod_that_is_leaving_by_itself_is_not_blamed_on_a_missing_right() -> N
     assert caught.value.reason is errors.Reason.DRAIN_TIMEOUT
 
 
-def test_an_api_that_fails_every_eviction_until_the_deadline_is_the_reason() -> None:
-    rig = empty()
-    gpu_pod(rig)
+def test_an_api_that_fails_every_eviction_until_the_deadline_is_the_reason(rig: NodeRig) -> None:
     rig.refusing = {"workloads.can_evict": SILENT}
 
     with pytest.raises(errors.DrainError, match="failed to evict it") as caught:
@@ -454,25 +419,18 @@ def test_an_api_that_fails_every_eviction_until_the_deadline_is_the_reason() -> 
     assert caught.value.reason is errors.Reason.API_UNAVAILABLE
 
 
-def test_a_missing_right_is_reported_before_an_api_that_fails() -> None:
-    rig = empty()
-    gpu_pod(rig)
+def test_a_missing_right_is_reported_before_an_api_that_fails(rig: NodeRig) -> None:
     gpu_pod(rig, "second")
     trial = {"train": SILENT, "second": FORBIDDEN}
-    ours = prepared(rig, workloads=Choosy(rig, trial=trial, real={}))
+    ours = new_drain(rig, workloads=Choosy(rig, trial=trial, real={}))
 
     with pytest.raises(errors.DrainError, match=r"; the API said 403$") as caught:
-        ours.run(
-            drain.survey(rig.workloads, rig.allocations),
-            fakes.FakeRequest(rig.clock, replaced=False),
-        )
+        run(rig, ours)
 
     assert caught.value.reason is errors.Reason.FORBIDDEN
 
 
-def test_a_request_that_the_api_calls_wrong_ends_the_drain_at_once() -> None:
-    rig = empty()
-    gpu_pod(rig)
+def test_a_request_that_the_api_calls_wrong_ends_the_drain_at_once(rig: NodeRig) -> None:
     rig.refusing = {"workloads.can_evict": refused(errors.Reason.API_ERROR, 400)}
 
     with pytest.raises(errors.ClusterError) as caught:
@@ -482,9 +440,9 @@ def test_a_request_that_the_api_calls_wrong_ends_the_drain_at_once() -> None:
     assert rig.clock.now_s == 0
 
 
-def test_where_deletions_are_forbidden_force_waits_and_names_the_missing_right() -> None:
-    rig = empty()
-    gpu_pod(rig)
+def test_where_deletions_are_forbidden_force_waits_and_names_the_missing_right(
+    rig: NodeRig,
+) -> None:
     rig.budgets["train"] = "no"
     rig.refusing = {"workloads.delete": FORBIDDEN}
 
@@ -496,24 +454,17 @@ def test_where_deletions_are_forbidden_force_waits_and_names_the_missing_right()
     assert rig.log.count("workloads.delete") <= 5
 
 
-def test_force_is_used_where_only_evictions_are_forbidden() -> None:
-    rig = empty()
-    gpu_pod(rig)
+def test_force_is_used_where_only_evictions_are_forbidden(rig: NodeRig) -> None:
     rig.refusing = {"workloads.can_evict": FORBIDDEN}
-    ours = prepared(rig, policy=FORCE)
+    ours = new_drain(rig, policy=FORCE)
 
-    ours.run(
-        drain.survey(rig.workloads, rig.allocations),
-        fakes.FakeRequest(rig.clock, replaced=False),
-    )
+    run(rig, ours)
 
     assert ours.forced == ("default/train",)
     assert 20 <= rig.clock.now_s < 25
 
 
-def test_a_pause_that_a_budget_asked_for_does_not_hold_up_force() -> None:
-    rig = empty()
-    gpu_pod(rig)
+def test_a_pause_that_a_budget_asked_for_does_not_hold_up_force(rig: NodeRig) -> None:
     rig.budgets["train"] = "no"
     rig.retry_after_s = 3600
 
@@ -522,9 +473,7 @@ def test_a_pause_that_a_budget_asked_for_does_not_hold_up_force() -> None:
     assert rig.clock.now_s < 25
 
 
-def test_an_api_that_is_silent_for_a_while_does_not_end_the_drain() -> None:
-    rig = empty()
-    gpu_pod(rig)
+def test_an_api_that_is_silent_for_a_while_does_not_end_the_drain(rig: NodeRig) -> None:
     rig.clock.on_wait.clear()
     at(rig, 0, lambda: rig.refusing.update({"workloads.list": SILENT}))
     at(rig, 10, rig.refusing.clear)
@@ -535,9 +484,9 @@ def test_an_api_that_is_silent_for_a_while_does_not_end_the_drain() -> None:
     assert rig.log.count("workloads.evict") == 1
 
 
-def test_an_api_that_stays_silent_ends_the_drain_at_the_deadline_with_its_own_words() -> None:
-    rig = empty()
-    gpu_pod(rig)
+def test_an_api_that_stays_silent_ends_the_drain_at_the_deadline_with_its_own_words(
+    rig: NodeRig,
+) -> None:
     rig.clock.on_wait.clear()
     at(rig, 0, lambda: rig.refusing.update({"workloads.list": SILENT}))
 
@@ -556,51 +505,45 @@ def test_a_silent_api_is_not_taken_for_an_empty_node() -> None:
     late.append(gpu_pod(rig, "late"))
     at(rig, 3, rig.refusing.clear)
 
-    prepared(rig).run(before, fakes.FakeRequest(rig.clock, replaced=False))
+    new_drain(rig).run(before, fakes.FakeRequest(rig.clock))
 
     assert late[0] not in rig.pods
 
 
-def test_a_newer_request_ends_a_drain_while_the_api_does_not_answer() -> None:
-    rig = empty()
-    gpu_pod(rig)
+def test_a_newer_request_ends_a_drain_while_the_api_does_not_answer(rig: NodeRig) -> None:
     before = drain.survey(rig.workloads, rig.allocations)
     rig.refusing = {"workloads.list": SILENT}
 
     with pytest.raises(errors.Superseded):
-        prepared(rig).run(before, fakes.FakeRequest(rig.clock, ends_at=3, replaced=True))
+        new_drain(rig).run(before, fakes.FakeRequest(rig.clock, ends_at=3, replaced=True))
 
     assert rig.clock.now_s < 1
 
 
-def test_a_pod_that_restarts_under_the_same_name_is_evicted_as_well() -> None:
-    rig = empty()
-    gpu_pod(rig)
+def test_a_pod_that_restarts_under_the_same_name_is_evicted_as_well(rig: NodeRig) -> None:
     at(rig, 0, lambda: gpu_pod(rig))
 
     assert drained(rig) == 2
 
 
-def test_force_names_each_pod_that_restarts_under_the_same_name() -> None:
-    rig, ear = empty(), Ear()
-    gpu_pod(rig)
+def test_force_names_each_pod_that_restarts_under_the_same_name(rig: NodeRig) -> None:
+    ear = Ear()
     rig.budgets["train"] = "no"
     back: list[str] = []
     rig.clock.on_wait.append(
         lambda: back.append(gpu_pod(rig)) if "workloads.delete" in rig.log and not back else None
     )
-    ours = prepared(rig, policy=FORCE, telemetry=ear)
+    ours = new_drain(rig, policy=FORCE, telemetry=ear)
 
-    ours.run(
-        drain.survey(rig.workloads, rig.allocations),
-        fakes.FakeRequest(rig.clock, replaced=False),
-    )
+    run(rig, ours)
 
     assert ear.heard == rig.log.count("workloads.delete") == 2
     assert ours.forced == ("default/train",)
 
 
-def test_a_pod_that_had_gone_before_its_eviction_is_neither_counted_nor_asked_for_again() -> None:
+def test_a_pod_that_had_gone_before_its_eviction_is_neither_counted_nor_asked_for_again(
+    rig: NodeRig,
+) -> None:
     class Late(fakes.FakeWorkloads):
         """The pod goes between the list and the eviction; kubelet is slow to let go."""
 
@@ -608,14 +551,10 @@ def test_a_pod_that_had_gone_before_its_eviction_is_neither_counted_nor_asked_fo
             super().evict(pod)
             return ports.Verdict(answer=ports.Eviction.GONE)
 
-    rig, ear = empty(), Ear()
-    gpu_pod(rig)
-    ours = prepared(rig, telemetry=ear, workloads=Late(rig))
+    ear = Ear()
+    ours = new_drain(rig, telemetry=ear, workloads=Late(rig))
 
-    evicted = ours.run(
-        drain.survey(rig.workloads, rig.allocations),
-        fakes.FakeRequest(rig.clock, replaced=False),
-    )
+    evicted = run(rig, ours)
 
     assert (evicted, ear.heard) == (0, 0)
     assert rig.log.count("workloads.evict") == 1
@@ -672,9 +611,8 @@ def test_a_watch_that_misses_a_pod_ends_no_drain() -> None:
     assert rig.clock.now_s >= 15
 
 
-def test_a_watch_that_shows_a_pod_that_has_gone_fails_no_drain() -> None:
-    rig = empty()
-    gone = gpu_pod(rig)
+def test_a_watch_that_shows_a_pod_that_has_gone_fails_no_drain(rig: NodeRig) -> None:
+    (gone,) = rig.pods
     shown = tuple(rig.pods.values())
     rig.watched = lambda: shown
     at(rig, 5, lambda: goes(rig, gone))

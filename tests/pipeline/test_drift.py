@@ -18,7 +18,7 @@ LAYOUT = "all-balanced"
 
 
 def steadfast(rig: fakes.NodeRig) -> fakes.FakeRequest:
-    return fakes.FakeRequest(rig.clock, replaced=False)
+    return fakes.FakeRequest(rig.clock)
 
 
 def node_at_rest(

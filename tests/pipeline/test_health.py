@@ -5,12 +5,13 @@ import http.client
 import socket
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from mig_manager import errors
 from mig_manager.adapters.host import web_server
-from mig_manager.agent import loop, metrics, outcomes, planning
+from mig_manager.agent import loop, metrics, outcomes, reconcile
 from mig_manager.core import model, ports
 
 STUCK_AFTER_S = 10.0
@@ -119,7 +120,7 @@ def test_a_stuck_agent_is_not_ready_either(life: Life) -> None:
 # -- the worker -------------------------------------------------------------------------------
 
 
-class Worker:
+class Worker(reconcile.Reconciler):
     """A pipeline that checks its request, and notes the reported health meanwhile."""
 
     def __init__(self, life: Life, box: loop.Inbox) -> None:
@@ -145,33 +146,19 @@ class Worker:
     def stop(self) -> None:
         """Have nothing to reopen."""
 
-    def rest(self) -> bool:
-        raise AssertionError
-
-    def check_drift(self, name: str, ended: outcomes.Outcome) -> planning.Action:
-        raise AssertionError
-
-    def run(
-        self,
-        name: str,
-        current: ports.Cancellation,
-        *,
-        attempt: int = 1,
-        retry_after_s: float = 0.0,
-        may_evict: bool = True,
-    ) -> outcomes.Outcome:
+    def run(self, name: str, request: ports.Cancellation, **options: Any) -> outcomes.Outcome:
         assert self._served
-        assert may_evict
-        assert retry_after_s > 0
+        assert options["may_evict"]
+        assert options["retry_after_s"] > 0
         self.seen.append("recovered" if self._served.is_recovered else "not recovered")
         self._life.now_s += 2 * STUCK_AFTER_S
         self.seen.append(self._life.health.why_dead())
-        current.check()
+        request.check()
         self.seen.append(self._life.health.why_dead())
         self._life.now_s += STUCK_AFTER_S / 2
-        current.wait(0.001)
+        request.wait(0.001)
         self.seen.append(self._life.health.why_dead())
-        if attempt == 2:
+        if options["attempt"] == 2:
             self._box.stop()
         return outcomes.Outcome(state=model.State.FAILED, reason=errors.Reason.IN_USE, message="")
 

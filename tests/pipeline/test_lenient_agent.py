@@ -32,7 +32,7 @@ def overlooked(monkeypatch: pytest.MonkeyPatch) -> structlog.testing.LogCapture:
 
 
 def play(rig: fakes.NodeRig, layout: str, text: str, *, is_lenient: bool) -> outcomes.Outcome:
-    request = fakes.FakeRequest(rig.clock, replaced=False)
+    request = fakes.FakeRequest(rig.clock)
     return scenes.reconciler(rig, text, is_lenient=is_lenient).run(layout, request)
 
 

@@ -18,7 +18,7 @@ LAYOUT = "all-1g.5gb"
 
 
 def steadfast(rig: fakes.NodeRig) -> fakes.FakeRequest:
-    return fakes.FakeRequest(rig.clock, replaced=False)
+    return fakes.FakeRequest(rig.clock)
 
 
 # -- services ------------------------------------------------------------------------------------
@@ -184,7 +184,7 @@ def rebooting_node() -> fakes.NodeRig:
 
 def go_down(rig: fakes.NodeRig, layout: str = LAYOUT) -> None:
     """Run until the machine goes down: the signal to end comes while it is waited for."""
-    patient = fakes.FakeRequest(rig.clock, replaced=False)
+    patient = fakes.FakeRequest(rig.clock)
     patient.ends_when = lambda: rig.reboots > 0
     with pytest.raises(errors.Superseded):
         scenes.reconciler(rig).run(layout, patient)
@@ -245,7 +245,7 @@ def test_an_agent_that_starts_before_the_machine_went_down_asks_for_the_reboot_a
     rig = rebooting_node()
     go_down(rig)
 
-    go_down_again = fakes.FakeRequest(rig.clock, replaced=False)
+    go_down_again = fakes.FakeRequest(rig.clock)
     go_down_again.ends_when = lambda: rig.reboots > 1
     successor = scenes.reconciler(rig)
     successor.recover(LAYOUT)

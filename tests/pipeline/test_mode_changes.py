@@ -94,11 +94,11 @@ class Node:
         """Start an agent and let it do its work once."""
         agent = self.agent()
         agent.recover(layout)
-        return agent.run(layout, fakes.FakeRequest(self.cluster.clock, replaced=False))
+        return agent.run(layout, fakes.FakeRequest(self.cluster.clock))
 
     def go_down(self, layout: str) -> None:
         """Run until the signal to end comes with a reboot, and reboot."""
-        request = fakes.FakeRequest(self.cluster.clock, replaced=False)
+        request = fakes.FakeRequest(self.cluster.clock)
         before = self.reboots
         request.ends_when = lambda: self.reboots > before
         agent = self.agent()

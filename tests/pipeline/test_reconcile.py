@@ -73,10 +73,10 @@ def test_an_active_layout_succeeds_after_one_observation_and_touches_no_pod() ->
 def test_an_expected_change_is_pending_before_the_gpus_are_observed() -> None:
     rig = node()
     ours = reconciler(rig)
-    ours.run("all-1g.5gb", fakes.FakeRequest(rig.clock, replaced=False))
+    ours.run("all-1g.5gb", fakes.FakeRequest(rig.clock))
     rig.log.clear()
 
-    outcome = ours.run("all-balanced", fakes.FakeRequest(rig.clock, replaced=False))
+    outcome = ours.run("all-balanced", fakes.FakeRequest(rig.clock))
 
     assert outcome.reason is errors.Reason.APPLIED
     assert rig.log.index("node.patch") < rig.log.index("gpus.observe")
@@ -87,10 +87,10 @@ def test_an_expected_change_is_pending_before_the_gpus_are_observed() -> None:
 def test_an_active_or_impossible_layout_is_never_pending(name: str) -> None:
     rig = node()
     ours = reconciler(rig)
-    ours.run("all-1g.5gb", fakes.FakeRequest(rig.clock, replaced=False))
+    ours.run("all-1g.5gb", fakes.FakeRequest(rig.clock))
     rig.states.clear()
 
-    ours.run(name, fakes.FakeRequest(rig.clock, replaced=False))
+    ours.run(name, fakes.FakeRequest(rig.clock))
 
     assert rig.states == ["success" if name == "all-1g.5gb" else "failed"]
 
@@ -98,12 +98,12 @@ def test_an_active_or_impossible_layout_is_never_pending(name: str) -> None:
 def test_what_was_foreseen_decides_nothing() -> None:
     rig = node()
     ours = reconciler(rig)
-    ours.run("all-1g.5gb", fakes.FakeRequest(rig.clock, replaced=False))
+    ours.run("all-1g.5gb", fakes.FakeRequest(rig.clock))
     other = node(layout="all-balanced")
     rig.gpus, rig.schedulable = other.gpus, other.schedulable
     rig.executed.clear()
 
-    outcome = ours.run("all-balanced", fakes.FakeRequest(rig.clock, replaced=False))
+    outcome = ours.run("all-balanced", fakes.FakeRequest(rig.clock))
 
     assert outcome.reason is errors.Reason.ALREADY_APPLIED
     assert rig.executed == []
@@ -113,10 +113,10 @@ def test_what_was_foreseen_decides_nothing() -> None:
 def test_a_second_try_is_not_pending_before_it_has_looked() -> None:
     rig = node()
     ours = reconciler(rig)
-    ours.run("all-1g.5gb", fakes.FakeRequest(rig.clock, replaced=False))
+    ours.run("all-1g.5gb", fakes.FakeRequest(rig.clock))
     rig.log.clear()
 
-    ours.run("all-balanced", fakes.FakeRequest(rig.clock, replaced=False), attempt=2)
+    ours.run("all-balanced", fakes.FakeRequest(rig.clock), attempt=2)
 
     assert rig.log.index("gpus.observe") < rig.log.index("node.patch")
 
@@ -141,13 +141,13 @@ def test_standby_is_called_before_a_check_before_a_change_and_at_the_end() -> No
     rig = node()
     ours = reconciler(rig, standby=Readiness(rig))
 
-    ours.run("all-1g.5gb", fakes.FakeRequest(rig.clock, replaced=False))
+    ours.run("all-1g.5gb", fakes.FakeRequest(rig.clock))
     ours_only = {"prepare", "gpus.observe", "expect change", "gpus.execute", "dismiss"}
     assert [what for what in rig.log if what in ours_only] == [
         *("prepare", "gpus.observe", "expect change", "gpus.execute", "dismiss"),
     ]
     rig.log.clear()
-    ours.run("all-1g.5gb", fakes.FakeRequest(rig.clock, replaced=False))
+    ours.run("all-1g.5gb", fakes.FakeRequest(rig.clock))
     assert "expect change" not in rig.log
     assert rig.log.count("dismiss") == 1
 
@@ -290,7 +290,7 @@ def test_a_plugin_that_cannot_be_verified_is_restarted_once_and_not_at_every_ret
     rig = node(layout="all-balanced")
     rig.schedulable = {"nvidia.com/gpu": frozenset({"MIG-of-yesterday"})}
     ours = reconciler(rig)
-    request = fakes.FakeRequest(rig.clock, replaced=False)
+    request = fakes.FakeRequest(rig.clock)
     rig.clock.on_wait.append(
         lambda: setattr(rig, "schedulable", {"nvidia.com/gpu": frozenset({"MIG-of-yesterday"})})
     )
@@ -353,7 +353,7 @@ def test_a_pod_that_is_only_called_like_the_device_plugin_is_left_alone() -> Non
 def test_a_plugin_that_does_not_stop_closes_the_node_once() -> None:
     rig = busy_node()
     ours = reconciler(rig)
-    request = fakes.FakeRequest(rig.clock, replaced=False)
+    request = fakes.FakeRequest(rig.clock)
     # No kubelet ends its pods.
     rig.clock.on_wait.clear()
     rig.clock.on_wait.append(lambda: leave_all_but(rig, "nvidia-device-plugin"))
@@ -576,7 +576,7 @@ def test_a_layout_that_steps_do_not_bring_about_is_never_called_a_success() -> N
 
     ours = reconciler(rig, gpus=Liar())
 
-    outcome = ours.run("all-1g.5gb", fakes.FakeRequest(rig.clock, replaced=False))
+    outcome = ours.run("all-1g.5gb", fakes.FakeRequest(rig.clock))
 
     assert outcome.reason is errors.Reason.VERIFY_FAILED
     assert_nothing_taken(rig)
@@ -603,7 +603,7 @@ def test_an_old_driver_that_reports_profiles_only_with_mig_on_is_planned_twice()
 
     ours = reconciler(rig, gpus=OldDriver())
 
-    outcome = ours.run("all-1g.5gb", fakes.FakeRequest(rig.clock, replaced=False))
+    outcome = ours.run("all-1g.5gb", fakes.FakeRequest(rig.clock))
 
     assert outcome.state is model.State.SUCCESS
     assert all(len(gpu.mig_uuids) == 7 for gpu in rig.gpus)
@@ -896,7 +896,7 @@ def test_after_any_call_fails_once_the_node_is_restored_and_the_retry_succeeds(
     for index, call in enumerate(undisturbed):
         rig = make()
         ours = reconciler(rig)
-        request = fakes.FakeRequest(rig.clock, replaced=False)
+        request = fakes.FakeRequest(rig.clock)
         rig.failing = {index: broken(call)}
         try:
             ours.run(layout, request)
@@ -931,7 +931,7 @@ def test_a_patch_that_is_carried_out_and_answered_with_an_error_leaves_nothing_t
             index: errors.ClusterError("lost", reason=errors.Reason.API_ERROR, status=500)
         }
         try:
-            ours.run(layout, fakes.FakeRequest(rig.clock, replaced=False))
+            ours.run(layout, fakes.FakeRequest(rig.clock))
         except errors.ClusterError:
             ours.recover(None)
         assert_nothing_taken(rig)

@@ -20,7 +20,7 @@ IMPOSSIBLE = ("too-much", "no-such-layout", "no-such-profile")
 
 
 def steadfast(rig: fakes.NodeRig) -> fakes.FakeRequest:
-    return fakes.FakeRequest(rig.clock, replaced=False)
+    return fakes.FakeRequest(rig.clock)
 
 
 def is_active(rig: fakes.NodeRig, layout: str) -> bool:

@@ -127,7 +127,7 @@ class Agent:
     def try_once(self, layout: str = LAYOUT) -> outcomes.Outcome:
         self.attempt += 1
         outcome = self.reconciler.run(
-            layout, fakes.FakeRequest(self.rig.clock, replaced=False), attempt=self.attempt
+            layout, fakes.FakeRequest(self.rig.clock), attempt=self.attempt
         )
         for _ in range(30):
             self.rig.clock.wait(1)

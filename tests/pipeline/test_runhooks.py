@@ -15,7 +15,7 @@ START, CONFIG, EXIT = "start", "config", "exit"
 
 
 def steadfast(rig: fakes.NodeRig) -> fakes.FakeRequest:
-    return fakes.FakeRequest(rig.clock, replaced=False)
+    return fakes.FakeRequest(rig.clock)
 
 
 def hooked_node() -> fakes.NodeRig:

@@ -182,15 +182,13 @@ class Rig:
                 raise layout
             return layout
 
-        return applying.apply(self._dependencies(), resolve, scope=scope, may_reset=may_reset)
+        deps = dataclasses.replace(self._dependencies(), may_reset=may_reset)
+        return applying.apply(deps, resolve, scope=scope)
 
     def restore(self, text: str, *, scope: plans.Scope = plans.Scope.ALL) -> plans.Applied:
         """Return the GPUs to a checkpoint."""
-        return applying.restore(
-            self._dependencies(),
-            lambda: applying.CheckpointTarget.parse(text, source="c.json"),
-            scope=scope,
-        )
+        source = fakes.FakeConfig(text, name="c.json")
+        return applying.restore(self._dependencies(), source, scope=scope)
 
     def boot(
         self, fallback: config.Layout | None = None, *, driver_timeout_s: float = 120.0

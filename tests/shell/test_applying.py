@@ -50,7 +50,7 @@ def unknown() -> errors.LayoutError:
 
 
 def is_active(gpus: Gpus, name: str) -> bool:
-    return plans.check(gpus, layout(name)).is_applied
+    return plans.plan(gpus, layout(name)).is_applied
 
 
 @pytest.fixture

@@ -125,7 +125,7 @@ def test_apply_brings_a_layout_into_force() -> None:
     result = applying_rig.apply(gpus, layout("balanced"))
 
     assert result.is_changed
-    assert plans.check(gpus, layout("balanced")).is_applied
+    assert plans.plan(gpus, layout("balanced")).is_applied
     assert [len(gpu.gpu_instances) for gpu in gpus.gpus] == [4, 4]
 
 
@@ -164,7 +164,7 @@ def test_apply_plans_again_where_profiles_are_reported_only_with_mig_on() -> Non
     result = applying_rig.apply(gpus, layout("balanced"))
 
     assert [planned.plan.is_provisional for planned in result.rounds] == [True, False]
-    assert plans.check(gpus, layout("balanced")).is_applied
+    assert plans.plan(gpus, layout("balanced")).is_applied
 
 
 def test_a_layout_that_does_not_fit_touches_nothing() -> None:
@@ -200,8 +200,8 @@ def test_mode_only_switches_mig_and_makes_no_instances() -> None:
 
     assert [gpu.current_mode for gpu in gpus.gpus] == [model.MigMode.ENABLED] * 2
     assert [gpu.gpu_instances for gpu in gpus.gpus] == [(), ()]
-    assert plans.check(gpus, layout("balanced"), scope=mode_only).is_applied
-    assert not plans.check(gpus, layout("balanced")).is_applied
+    assert plans.plan(gpus, layout("balanced"), scope=mode_only).is_applied
+    assert not plans.plan(gpus, layout("balanced")).is_applied
 
 
 def test_mode_only_leaves_instances_of_a_right_gpu_alone() -> None:
@@ -210,7 +210,7 @@ def test_mode_only_leaves_instances_of_a_right_gpu_alone() -> None:
 
     applying_rig.apply(gpus, layout("small"), scope=plans.Scope.MODE_ONLY)
 
-    assert plans.check(gpus, layout("balanced")).is_applied
+    assert plans.plan(gpus, layout("balanced")).is_applied
 
 
 def test_gpus_that_a_layout_does_not_name_stay_as_they_are() -> None:
@@ -219,7 +219,7 @@ def test_gpus_that_a_layout_does_not_name_stay_as_they_are() -> None:
     applying_rig.apply(gpus, layout("first-only"))
 
     assert gpus.gpus[1] == hardware.template(A100, 1)
-    assert plans.check(gpus, layout("first-only")).is_applied
+    assert plans.plan(gpus, layout("first-only")).is_applied
 
 
 def test_a_plan_names_the_pods_that_hold_what_ends() -> None:
@@ -271,10 +271,10 @@ def test_a_failed_check_says_how_a_gpu_differs() -> None:
     gpus = Gpus(*two_a100())
     applying_rig.apply(gpus, layout("balanced"))
 
-    checked = plans.check(gpus, layout("small"))
+    checked = plans.plan(gpus, layout("small"))
 
     assert not checked.is_applied
-    assert gpu_report.difference(checked.planned) == (
+    assert gpu_report.difference(checked) == (
         "GPU 0 has 1x 3g.20gb, 1x 2g.10gb, 2x 1g.5gb instead of 1x 3g.20gb, 4x 1g.5gb; "
         "1 more GPU differs"
     )
@@ -311,10 +311,10 @@ def test_export_writes_what_apply_reads() -> None:
     gpus = Gpus(*two_a100())
     applying_rig.apply(gpus, layout("balanced"))
 
-    exported = plans.export(gpus, label="current").document
+    exported = config.export(gpus.observe(), label="current")
 
     again = config.parse(repr(exported).replace("True", "true"), source="export")
-    assert plans.check(gpus, again.layout("current")).is_applied
+    assert plans.plan(gpus, again.layout("current")).is_applied
 
 
 @pytest.mark.parametrize(

@@ -94,7 +94,7 @@ def test_each_point_comes_in_its_order_and_only_where_it_has_something_before_it
     played.apply(layout)
 
     assert played.happened == happened
-    assert plans.check(played.gpus, LAYOUTS.layout(layout)).is_applied
+    assert plans.plan(played.gpus, LAYOUTS.layout(layout)).is_applied
     assert played.rig.journal.text is None
 
 
@@ -163,7 +163,7 @@ def test_a_hook_that_fails_ends_the_change_and_only_the_last_point_leaves_it_act
     assert caught.value.reason is errors.Reason.HOOK_FAILED
     assert played.happened == AFTER_A_FAILURE[point]
     assert played.rig.journal.text is None
-    is_done = plans.check(played.gpus, LAYOUTS.layout("wanted")).is_applied
+    is_done = plans.plan(played.gpus, LAYOUTS.layout("wanted")).is_applied
     assert is_done is (point == "exit")
     if is_done:
         assert caught.value.message.endswith("the layout is active all the same")

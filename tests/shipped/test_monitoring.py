@@ -80,10 +80,10 @@ def live(heard: metrics.Metrics, state: pathlib.Path) -> None:
     node = busy_node()
     pipeline = reconciler(node, heard)
     heard.attempt_began(1)
-    pipeline.run("no-such-layout", fakes.FakeRequest(node.clock, replaced=False))
+    pipeline.run("no-such-layout", fakes.FakeRequest(node.clock))
     heard.retry_scheduled(5.0)
     heard.outcome_lost(errors.Reason.API_UNAVAILABLE)
-    done = pipeline.run("all-1g.5gb", fakes.FakeRequest(node.clock, replaced=False))
+    done = pipeline.run("all-1g.5gb", fakes.FakeRequest(node.clock))
     assert done.state is model.State.SUCCESS
     with pytest.raises(errors.Superseded):
         pipeline.run("all-disabled", fakes.FakeRequest(node.clock, ends_at=1, replaced=True))
@@ -166,7 +166,7 @@ class Ear(ports.Telemetry):
 def test_phases_follow_each_other_and_fill_the_whole_run() -> None:
     node, ear = busy_node(), Ear()
 
-    reconciler(node, ear).run("all-1g.5gb", fakes.FakeRequest(node.clock, replaced=False))
+    reconciler(node, ear).run("all-1g.5gb", fakes.FakeRequest(node.clock))
 
     assert [phase for phase, _ in ear.phases][:5] == [
         "Resolve",
@@ -188,7 +188,7 @@ def test_an_outcome_that_the_api_rejects_does_not_count_as_published() -> None:
     node.failing.update(dict.fromkeys(range(10), lost))
 
     with pytest.raises(errors.ClusterError):
-        pipeline.run("no-such-layout", fakes.FakeRequest(node.clock, replaced=False))
+        pipeline.run("no-such-layout", fakes.FakeRequest(node.clock))
 
     assert (ear.states, ear.runs_s) == ([], [])
 
