@@ -14,7 +14,7 @@ import structlog
 
 _Report = TypeVar("_Report", pytest.TestReport, pytest.CollectReport)
 
-# Tests start hundreds of Python processes; without this each compiles all it imports anew.
+# Tests start hundreds of Python processes; without this each compiles all that it imports.
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
