@@ -55,7 +55,7 @@ class ConfigWatch:
         self._debounce_s = debounce_s
         self._poll_s = poll_s
         self._wake = threading.Event()
-        self._is_stopping = False
+        self._stopping = threading.Event()
         self._digest: bytes | None = None
         self._directory: DirectoryWatch | None = None
         self._has_warned = False
@@ -70,38 +70,33 @@ class ConfigWatch:
 
     def stop(self) -> None:
         """End the watch; ``on_change`` is not called again."""
-        self._is_stopping = True
+        self._stopping.set()
         self._wake.set()
         self._thread.join(_STOP_S)
         self._close_directory()
 
     def _run(self) -> None:
-        while not self._is_stopping:
+        while not self._stopping.is_set():
             has_inotify = self._directory is not None
             pause_s = self._poll_s if has_inotify else min(self._poll_s, _NO_INOTIFY_POLL_S)
             if self._wake.wait(pause_s):
-                self._debounce()
-            if not self._is_stopping:
-                self._watch_directory()
-                self._compare()
-
-    def _debounce(self) -> None:
-        """Wait until no event comes for a moment, because most writers write more than once."""
-        for _ in range(_MOST_POSTPONEMENTS):
-            self._wake.clear()
-            if self._is_stopping or not self._wake.wait(self._debounce_s):
+                # Until no event comes for a moment, because most writers write more than once.
+                for _ in range(_MOST_POSTPONEMENTS):
+                    self._wake.clear()
+                    if self._stopping.is_set() or not self._wake.wait(self._debounce_s):
+                        break
+            if self._stopping.is_set():
                 return
-
-    def _compare(self) -> None:
-        digest = self._read()
-        if digest is None or digest == self._digest or self._is_stopping:
-            return
-        self._digest = digest
-        _log.info("config_file_changed", path=str(self._path), digest=digest.hex()[:12])
-        try:
-            self._on_change()
-        except Exception:  # noqa: BLE001 - a bug of the callback must not end the watch
-            _log.exception("config_listener_error")
+            self._watch_directory()
+            digest = self._read()
+            if digest is None or digest == self._digest or self._stopping.is_set():
+                continue
+            self._digest = digest
+            _log.info("config_file_changed", path=str(self._path), digest=digest.hex()[:12])
+            try:
+                self._on_change()
+            except Exception:  # noqa: BLE001 - a bug of the callback must not end the watch
+                _log.exception("config_listener_error")
 
     def _read(self) -> bytes | None:
         """Return the content's digest; None while the file is unreadable."""

@@ -126,9 +126,7 @@ class VerifiedLayoutFile(_TextFile):
 
     _what = "the layout kept for the next boot"
 
-    def save(self, text: str) -> None:
-        """Replace the text; see ``write``."""
-        self.write(text)
+    save = _TextFile.write
 
 
 def write_output(path: pathlib.Path, text: str) -> None:
@@ -145,7 +143,9 @@ def write_output(path: pathlib.Path, text: str) -> None:
         try:
             mode = path.stat().st_mode
         except FileNotFoundError:
-            mode = stat.S_IFREG | (0o666 & ~_umask())
+            umask = os.umask(0)
+            os.umask(umask)
+            mode = stat.S_IFREG | (0o666 & ~umask)
         if not stat.S_ISREG(mode):
             # By its own name: the target of /dev/stdout may have none that can be opened.
             path.write_text(text, encoding="utf-8")
@@ -206,28 +206,16 @@ def _decode(content: bytes, name: str) -> str:
 
 def _home_hint(path: pathlib.Path) -> str:
     """Return a hint that ProtectHome= may hide a missing file; empty if nothing indicates that."""
-    for home in _HOMES:
-        if path.absolute().is_relative_to(home) and _is_hidden(home):
-            return (
-                f"; below systemd, ProtectHome= of the unit hides {home}: put the file in "
-                "/etc/mig-manager"
-            )
-    return ""
-
-
-def _is_hidden(folder: str) -> bool:
-    """Return whether a folder is empty or closed, as ProtectHome= makes it."""
-    try:
-        with os.scandir(folder) as entries:
-            return next(entries, None) is None
-    except OSError:
-        return True
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
+    home = next((home for home in _HOMES if path.absolute().is_relative_to(home)), None)
+    if home is None:
+        return ""
+    # ProtectHome= makes the folder empty or closed.
+    with contextlib.suppress(OSError), os.scandir(home) as entries:
+        if next(entries, None) is not None:
+            return ""
+    return (
+        f"; below systemd, ProtectHome= of the unit hides {home}: put the file in /etc/mig-manager"
+    )
 
 
 def _sync_folder(folder: pathlib.Path) -> None:

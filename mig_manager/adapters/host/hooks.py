@@ -4,6 +4,7 @@ As with nvidia-mig-parted, a program has the environment of its hook and none of
 by our ``PATH``, and a relative path starts in the hook's own folder.
 """
 
+import contextlib
 import os
 import pathlib
 import shutil
@@ -106,9 +107,15 @@ class HookPrograms:
             where = f" in {_shown(hook.workdir)}" if hook.workdir else ""
             why = error.strerror or str(error)
             raise _failed(f"{name} cannot be run{where}: {why}") from error
-        how = f"was killed after {timeout_s:g} s"
-        if ended.status is not None:
-            how = _ending(ended.status)
+        match ended.status:
+            case None:
+                how = f"was killed after {timeout_s:g} s"
+            case 0:
+                how = ""
+            case status if status > 0:
+                how = f"ended with status {status}"
+            case status:
+                how = f"was ended by signal {-status}"
         write = _log.warning if how else _log.info
         write(
             "hook_ended",
@@ -127,24 +134,17 @@ class HookPrograms:
         """Return the program to start; None if it is not found."""
         if "/" not in hook.command:
             return shutil.which(hook.command, path=self._search_path)
-        # join(2) of an absolute path is that path.
+        # An absolute path stays itself.
         path = pathlib.Path(hook.workdir, hook.command)
-        try:
-            is_program = path.is_file() and os.access(path, os.X_OK)
-        except OSError:
-            is_program = False
-        # A relative path starts in the hook's folder, which the child enters first.
-        return hook.command if is_program else None
+        with contextlib.suppress(OSError):
+            if path.is_file() and os.access(path, os.X_OK):
+                # A relative path starts in the hook's folder, which the child enters first.
+                return hook.command
+        return None
 
 
 def _failed(message: str) -> errors.HostError:
     return errors.HostError(message, reason=errors.Reason.HOOK_FAILED)
-
-
-def _ending(status: int) -> str:
-    if status == 0:
-        return ""
-    return f"ended with status {status}" if status > 0 else f"was ended by signal {-status}"
 
 
 def _shown(text: str) -> str:

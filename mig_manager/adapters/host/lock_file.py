@@ -67,23 +67,8 @@ class LockFile:
             LockedError: On entering, at once: another manager has the lock; says which.
             UsageError: On entering: the file cannot be created or locked, and it is required.
         """
-        file = self._locked()
-        if file is None:
-            yield
-            return
         try:
-            _describe(self._path, self._description(doing))
-            yield
-            _describe(self._path, "")
-        finally:
-            # A child that is being started has a copy for a moment; closing ours is not enough.
-            fcntl.flock(file, fcntl.LOCK_UN)
-            os.close(file)
-
-    def _locked(self) -> int | None:
-        """Return the locked file; None if it cannot be locked."""
-        try:
-            return _lock(self._path)
+            file = _lock(self._path)
         except OSError as error:
             why = error.strerror or str(error)
             if self._is_required:
@@ -94,17 +79,25 @@ class LockFile:
             if not self._has_warned:
                 _log.warning("lock_unavailable", path=str(self._path), detail=why)
             self._has_warned = True
-            return None
-
-    def _description(self, doing: str) -> str:
-        fields = {
+            file = None
+        if file is None:
+            yield
+            return
+        description = {
             "program": self._program,
             "pid": os.getpid(),
             "doing": doing,
             "since": self._clock.now_iso(),
             "host": socket.gethostname(),
         }
-        return json.dumps(fields) + "\n"
+        try:
+            _describe(self._path, json.dumps(description) + "\n")
+            yield
+            _describe(self._path, "")
+        finally:
+            # A child that is being started has a copy for a moment; closing ours is not enough.
+            fcntl.flock(file, fcntl.LOCK_UN)
+            os.close(file)
 
 
 def owner(path: pathlib.Path) -> str:
@@ -146,14 +139,21 @@ def _lock(path: pathlib.Path) -> int:
         file = os.open(path, os.O_RDWR | os.O_CREAT | _CAREFUL, _MODE)
         try:
             _require_ours(file, _MODE)
-            _flock(path, file)
-            if _is_at(path, file):
-                return file
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            with contextlib.suppress(FileNotFoundError):
+                if os.path.samestat(os.lstat(path), os.fstat(file)):
+                    return file
+            # Removed before we locked it: the next manager would lock another file.
+            os.close(file)
+        except BlockingIOError as error:
+            owner = _who(_locking_process(os.fstat(file)), _text(path))
+            os.close(file)
+            raise errors.LockedError(
+                f"another manager is at work on this node's GPUs: {owner}", owner=owner
+            ) from error
         except BaseException:
             os.close(file)
             raise
-        # Removed before we locked it: the next manager would lock another file.
-        os.close(file)
     raise OSError(errno.ESTALE, "it is removed again and again")
 
 
@@ -167,23 +167,6 @@ def _require_ours(file: int, mode: int) -> None:
     if found.st_uid == os.geteuid():
         # Whatever the umask was, and whatever an earlier version or a script made it.
         os.fchmod(file, mode)
-
-
-def _flock(path: pathlib.Path, file: int) -> None:
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        owner = _who(_locking_process(os.fstat(file)), _text(path))
-        raise errors.LockedError(
-            f"another manager is at work on this node's GPUs: {owner}", owner=owner
-        ) from error
-
-
-def _is_at(path: pathlib.Path, file: int) -> bool:
-    try:
-        return os.path.samestat(os.lstat(path), os.fstat(file))
-    except FileNotFoundError:
-        return False
 
 
 def _beside(path: pathlib.Path) -> pathlib.Path:
@@ -236,8 +219,12 @@ def _locking_process(found: os.stat_result) -> int:
 
 def _who(pid: int, text: bytes) -> str:
     """Describe the process that has the lock; ``pid`` is 0 if ``/proc/locks`` lacks it."""
-    fields = _parsed(text)
-    if fields and (not pid or fields.get("pid") == _own_pid(pid)):
+    try:
+        fields = json.loads(text)
+    except (ValueError, RecursionError):
+        fields = None
+    # The description may be that of a manager that was killed.
+    if isinstance(fields, dict) and fields and (not pid or fields.get("pid") == _own_pid(pid)):
         shown = {"pid": "?"} | fields | ({"pid": pid} if pid else {})
         values = [str(shown.get(key, "?")) for key in ("program", "pid", "host", "doing", "since")]
         return "{} (pid {} on {}), {}, since {}".format(*values)
@@ -258,11 +245,3 @@ def _own_pid(pid: int) -> int:
         return pid
     named = [line.split() for line in status.splitlines() if line.startswith("NSpid:")]
     return int(named[0][-1]) if named else pid
-
-
-def _parsed(content: bytes) -> dict[str, object]:
-    try:
-        fields = json.loads(content)
-    except (ValueError, RecursionError):
-        return {}
-    return fields if isinstance(fields, dict) else {}

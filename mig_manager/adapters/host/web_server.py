@@ -132,36 +132,31 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     timeout = _CONNECTION_S
 
     def do_GET(self) -> None:
-        self._respond(has_body=True)
+        make = self.server.pages.get(self.path.partition("?")[0])
+        if make is None:
+            self._send(http.HTTPStatus.NOT_FOUND, Page(body=b"no such page\n"))
+            return
+        page = make()
+        is_good = page.is_good
+        self._send(http.HTTPStatus.OK if is_good else http.HTTPStatus.SERVICE_UNAVAILABLE, page)
 
-    def do_HEAD(self) -> None:
-        self._respond(has_body=False)
+    do_HEAD = do_GET  # noqa: N815 - http.server's name
 
     def _refuse(self) -> None:
-        self._send(
-            http.HTTPStatus.METHOD_NOT_ALLOWED, Page(body=b"only GET and HEAD\n"), has_body=True
-        )
+        page = Page(body=b"only GET and HEAD\n")
+        self._send(http.HTTPStatus.METHOD_NOT_ALLOWED, page, Allow="GET, HEAD")
 
     do_DELETE = do_OPTIONS = do_PATCH = do_POST = do_PUT = _refuse  # noqa: N815 - http.server's names
 
-    def _respond(self, *, has_body: bool) -> None:
-        make = self.server.pages.get(self.path.partition("?")[0])
-        if make is None:
-            self._send(http.HTTPStatus.NOT_FOUND, Page(body=b"no such page\n"), has_body=has_body)
-            return
-        page = make()
-        status = http.HTTPStatus.OK if page.is_good else http.HTTPStatus.SERVICE_UNAVAILABLE
-        self._send(status, page, has_body=has_body)
-
-    def _send(self, status: http.HTTPStatus, page: Page, *, has_body: bool) -> None:
+    def _send(self, status: http.HTTPStatus, page: Page, **headers: str) -> None:
         self.send_response(status)
         self.send_header("Content-Type", page.content_type)
         self.send_header("Content-Length", str(len(page.body)))
         self.send_header("Cache-Control", "no-store")
-        if status is http.HTTPStatus.METHOD_NOT_ALLOWED:
-            self.send_header("Allow", "GET, HEAD")
+        for name, value in headers.items():
+            self.send_header(name, value)
         self.end_headers()
-        if has_body:
+        if self.command != "HEAD":
             self.wfile.write(page.body)
 
     def version_string(self) -> str:
