@@ -10,7 +10,7 @@ import collections
 import functools
 import itertools
 import pathlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import pytest
 
@@ -30,81 +30,93 @@ from tests.faults.nvml_codes import (
 
 Reason = errors.Reason
 Note = Callable[[str, object], None]
+Cases = Sequence[tuple[nvml_node.Site, int]]
 
-BELIEVED: Mapping[tuple[str, int], frozenset[Reason]] = {
+_LOST_INSTANCE = (Reason.IN_USE, Reason.INSUFFICIENT_RESOURCES, Reason.VERIFY_FAILED)
+_ANY: tuple[int, ...] = ()
+_BELIEVED: tuple[tuple[tuple[str, ...], tuple[int, ...], tuple[Reason, ...]], ...] = (
     # A look for processes that cannot be made keeps no change off: the driver itself refuses to
     # destroy what is in use.
-    **{
-        (function, code): frozenset()
-        for function in (
+    (
+        (
             "nvmlDeviceGetComputeRunningProcesses_v3",
             "nvmlDeviceGetGraphicsRunningProcesses_v3",
             "nvmlDeviceGetHandleByIndex_v2",
             "nvmlDeviceGetMinorNumber",
             "nvmlDeviceGetUUID",
             "nvmlSystemGetProcessName",
-        )
-        for code in nvml_codes.codes_of(function)
-    },
+        ),
+        _ANY,
+        (),
+    ),
     # The GPU has no MIG; another one of the node may have.
-    ("nvmlDeviceGetMigMode", NOT_SUPPORTED): frozenset(
-        {Reason.NOT_MIG_CAPABLE, Reason.NOT_ALLOCATABLE}
+    (
+        ("nvmlDeviceGetMigMode",),
+        (NOT_SUPPORTED,),
+        (Reason.NOT_MIG_CAPABLE, Reason.NOT_ALLOCATABLE),
     ),
     # The generation of the GPU shows as well whether it must be reset.
-    ("nvmlDeviceGetFieldValues", INVALID_ARGUMENT): frozenset(),
+    (("nvmlDeviceGetFieldValues",), (INVALID_ARGUMENT,), ()),
     # The GPU has no memory of its own to name profiles by.
-    ("nvmlDeviceGetMemoryInfo", NOT_SUPPORTED): frozenset({Reason.NOT_SUPPORTED}),
+    (("nvmlDeviceGetMemoryInfo",), (NOT_SUPPORTED,), (Reason.NOT_SUPPORTED,)),
     # There is no such profile.
-    **{
-        ("nvmlDeviceGetGpuInstanceProfileInfo", code): frozenset(
-            {Reason.UNKNOWN_PROFILE, Reason.VERIFY_FAILED, Reason.IN_USE}
-        )
-        for code in (NOT_SUPPORTED, INVALID_ARGUMENT)
-    },
-    **{
-        ("nvmlGpuInstanceGetComputeInstanceProfileInfo", code): frozenset(
-            {Reason.NOT_SUPPORTED, Reason.VERIFY_FAILED}
-        )
-        for code in (NOT_SUPPORTED, INVALID_ARGUMENT)
-    },
+    (
+        ("nvmlDeviceGetGpuInstanceProfileInfo",),
+        (NOT_SUPPORTED, INVALID_ARGUMENT),
+        (Reason.UNKNOWN_PROFILE, Reason.VERIFY_FAILED, Reason.IN_USE),
+    ),
+    (
+        ("nvmlGpuInstanceGetComputeInstanceProfileInfo",),
+        (NOT_SUPPORTED, INVALID_ARGUMENT),
+        (Reason.NOT_SUPPORTED, Reason.VERIFY_FAILED),
+    ),
     # The driver reports no profiles while MIG is off, or not to every caller.
-    ("nvmlDeviceGetGpuInstanceProfileInfo", NO_PERMISSION): frozenset({Reason.UNKNOWN_PROFILE}),
-    ("nvmlDeviceGetGpuInstancePossiblePlacements_v2", NOT_SUPPORTED): frozenset(),
-    ("nvmlDeviceGetGpuInstancePossiblePlacements_v2", NO_PERMISSION): frozenset(
-        {Reason.UNKNOWN_PROFILE}
+    (
+        (
+            "nvmlDeviceGetGpuInstanceProfileInfo",
+            "nvmlDeviceGetGpuInstancePossiblePlacements_v2",
+        ),
+        (NO_PERMISSION,),
+        (Reason.UNKNOWN_PROFILE,),
     ),
-    # There is none of this profile.
-    **{
-        (function, NOT_FOUND): frozenset(
-            {Reason.VERIFY_FAILED, Reason.INSUFFICIENT_RESOURCES, Reason.IN_USE}
-        )
-        for function in ("nvmlDeviceGetGpuInstances", "nvmlGpuInstanceGetComputeInstances")
-    },
-    # It has gone already.
-    ("nvmlDeviceGetGpuInstanceById", NOT_FOUND): frozenset(
-        {Reason.IN_USE, Reason.INSUFFICIENT_RESOURCES, Reason.VERIFY_FAILED}
-    ),
-    ("nvmlGpuInstanceGetComputeInstanceById", NOT_FOUND): frozenset(
-        {Reason.IN_USE, Reason.INSUFFICIENT_RESOURCES, Reason.VERIFY_FAILED}
+    (("nvmlDeviceGetGpuInstancePossiblePlacements_v2",), (NOT_SUPPORTED,), ()),
+    # There is none of this profile, or it has gone already.
+    (
+        (
+            "nvmlDeviceGetGpuInstances",
+            "nvmlGpuInstanceGetComputeInstances",
+            "nvmlDeviceGetGpuInstanceById",
+            "nvmlGpuInstanceGetComputeInstanceById",
+        ),
+        (NOT_FOUND,),
+        _LOST_INSTANCE,
     ),
     # The driver does not report it: the rules of the open kernel modules count.
-    **{
-        ("nvmlGpuInstanceGetComputeInstancePossiblePlacements", code): frozenset()
-        for code in (NOT_SUPPORTED, INVALID_ARGUMENT)
-    },
+    (
+        ("nvmlGpuInstanceGetComputeInstancePossiblePlacements",),
+        (NOT_SUPPORTED, INVALID_ARGUMENT),
+        (),
+    ),
     # There is no MIG device at this index.
-    **{
-        ("nvmlDeviceGetMigDeviceHandleByIndex", code): frozenset({Reason.NOT_ALLOCATABLE})
-        for code in (NOT_FOUND, INVALID_ARGUMENT)
-    },
+    (
+        ("nvmlDeviceGetMigDeviceHandleByIndex",),
+        (NOT_FOUND, INVALID_ARGUMENT),
+        (Reason.NOT_ALLOCATABLE,),
+    ),
     # This driver can only choose the place itself, and then may choose the right one.
-    **{
-        (function, NOT_SUPPORTED): frozenset({Reason.NOT_SUPPORTED})
-        for function in nvml_codes.CHANGES
-        if function.endswith("WithPlacement")
-    },
+    (
+        tuple(each for each in nvml_codes.CHANGES if each.endswith("WithPlacement")),
+        (NOT_SUPPORTED,),
+        (Reason.NOT_SUPPORTED,),
+    ),
     # It is in use; the process may end.
-    **{(function, IN_USE): frozenset() for function in nvml_codes.CHANGES},
+    (tuple(nvml_codes.CHANGES), (IN_USE,), ()),
+)
+BELIEVED: Mapping[tuple[str, int], tuple[Reason, ...]] = {
+    (function, code): reasons
+    for functions, codes, reasons in _BELIEVED
+    for function in functions
+    for code in codes or nvml_codes.codes_of(function)
 }
 """Answers that are taken for what they say, with the reasons that a run may fail with when it is
 not so; each of them may also be borne."""
@@ -136,11 +148,6 @@ def strike(
     assert armed.fired == 1, f"{site} was not called"
     node.state.clear_faults()
     return ended
-
-
-def is_tried_alone(node: nvml_node.Node, site: nvml_node.Site) -> bool:
-    """Check whether a call that fails beside other GPUs is made once more without them."""
-    return node.scenario.name == "first-on-two" and site.function == "nvmlDeviceSetMigMode"
 
 
 def check_reason(site: nvml_node.Site, code: int, ended: nvml_node.Ended) -> None:
@@ -177,7 +184,9 @@ def play(node: nvml_node.Node, site: nvml_node.Site, code: int) -> str:
     # What the change did not see at first is kept, and with it the journal until all is right.
     is_unseen = (site.function, code) in UNSEEN
     assert node.taken() in ([], [cluster.JOURNAL_ANNOTATION] if is_unseen else [])
-    if not (ended.is_good and is_tried_alone(node, site)):
+    # A call that fails beside other GPUs is made once more without them.
+    is_alone = (node.scenario.name, site.function) == ("first-on-two", "nvmlDeviceSetMigMode")
+    if not (ended.is_good and is_alone):
         check_reason(site, code, ended)
     check_gpus(node, site, code, ended)
     assert node.run().is_good
@@ -186,9 +195,7 @@ def play(node: nvml_node.Node, site: nvml_node.Site, code: int) -> str:
     return "Recovered" if ended.is_good else ended.outcome.reason.value
 
 
-def play_all(
-    note: Note, node: nvml_node.Node, cases: Iterable[tuple[nvml_node.Site, int]], *, section: str
-) -> None:
+def play_all(note: Note, node: nvml_node.Node, cases: Cases, *, section: str) -> None:
     counts: collections.Counter[str] = collections.Counter()
     failures = []
     tried = 0
@@ -211,41 +218,47 @@ def play_all(
     assert counts.total() == tried > 0
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("scenario", nvml_node.SCENARIOS, ids=lambda scenario: scenario.name)
+@pytest.fixture
+def node(scenario: str, tmp_path: pathlib.Path) -> Iterator[nvml_node.Node]:
+    (chosen,) = (each for each in nvml_node.SCENARIOS if each.name == scenario)
+    with nvml_node.prepared(chosen, tmp_path / "state") as prepared:
+        yield prepared
+
+
+@pytest.fixture
+def cases(node: nvml_node.Node, *, is_sample: bool) -> Cases:
+    """Return every call and every code of it; as a sample, the changes alone and one code."""
+    sites = node.record()
+    if is_sample:
+        changes = (site for site in sites if site.function in nvml_codes.CHANGES)
+        return [(site, nvml_codes.UNKNOWN) for site in changes]
+    return [(site, code) for site in sites for code in nvml_codes.codes_of(site.function)]
+
+
+every_scenario_and_a_sample = pytest.mark.parametrize(
+    ("scenario", "is_sample"),
+    [
+        *(
+            pytest.param(each.name, False, marks=pytest.mark.slow, id=each.name)
+            for each in nvml_node.SCENARIOS
+        ),
+        pytest.param("one-slice", True, id="a-sample"),
+    ],
+)
+
+
+@every_scenario_and_a_sample
 def test_any_call_may_fail_once_with_any_code_and_the_node_is_none_the_worse(
-    scenario: nvml_node.Scenario, tmp_path: pathlib.Path, record_property: Note
+    node: nvml_node.Node, cases: Cases, record_property: Note, *, is_sample: bool
 ) -> None:
-    with nvml_node.prepared(scenario, tmp_path / "state") as node:
-        sites = node.record()
-        play_all(
-            record_property,
-            node,
-            ((s, code) for s in sites for code in nvml_codes.codes_of(s.function)),
-            section="NVML faults",
-        )
-
-
-def test_every_change_may_fail_once_and_the_node_is_none_the_worse(
-    tmp_path: pathlib.Path, record_property: Note
-) -> None:
-    scenario = next(each for each in nvml_node.SCENARIOS if each.name == "one-slice")
-    with nvml_node.prepared(scenario, tmp_path / "state") as node:
-        changes = [site for site in node.record() if site.function in nvml_codes.CHANGES]
-        play_all(
-            record_property,
-            node,
-            ((site, nvml_codes.UNKNOWN) for site in changes),
-            section="NVML faults, a sample",
-        )
+    section = "NVML faults, a sample" if is_sample else "NVML faults"
+    play_all(record_property, node, cases, section=section)
 
 
 WAYS = ("full-disk", "closed-pipe", "stalled-reader")
 
 
-def play_with_lost_log(
-    note: Note, node: nvml_node.Node, cases: Iterable[tuple[nvml_node.Site, int]], *, section: str
-) -> None:
+def play_with_lost_log(note: Note, node: nvml_node.Node, cases: Cases, *, section: str) -> None:
     """Play cases with a good log and with one that loses every line; both must end alike."""
     good, tried, struck = node.listen, 0, 0
     lost: collections.Counter[str] = collections.Counter()
@@ -272,69 +285,40 @@ def play_with_lost_log(
     assert struck == tried > 0
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("scenario", nvml_node.SCENARIOS, ids=lambda scenario: scenario.name)
+@every_scenario_and_a_sample
 def test_a_run_that_fails_anywhere_ends_as_with_a_good_log_where_every_line_is_lost(
-    scenario: nvml_node.Scenario, tmp_path: pathlib.Path, record_property: Note
+    node: nvml_node.Node, cases: Cases, record_property: Note, *, is_sample: bool
 ) -> None:
-    with nvml_node.prepared(scenario, tmp_path / "state") as node:
-        play_with_lost_log(
-            record_property,
-            node,
-            ((s, code) for s in node.record() for code in nvml_codes.codes_of(s.function)),
-            section="Lost logs",
-        )
-
-
-def test_a_change_that_fails_ends_as_with_a_good_log_where_every_line_is_lost(
-    tmp_path: pathlib.Path, record_property: Note
-) -> None:
-    scenario = next(each for each in nvml_node.SCENARIOS if each.name == "one-slice")
-    with nvml_node.prepared(scenario, tmp_path / "state") as node:
-        changes = [site for site in node.record() if site.function in nvml_codes.CHANGES]
-        play_with_lost_log(
-            record_property,
-            node,
-            ((site, nvml_codes.UNKNOWN) for site in changes),
-            section="Lost logs, a sample",
-        )
-
-
-HUNG = (
-    ("first-on-ampere", "nvmlInitWithFlags"),
-    ("first-on-ampere", "nvmlDeviceGetUUID"),
-    ("first-on-ampere", "nvmlDeviceSetMigMode"),
-    ("first-on-ampere", "nvmlDeviceCreateGpuInstanceWithPlacement"),
-    ("one-slice", "nvmlComputeInstanceDestroy"),
-    ("one-slice", "nvmlGpuInstanceDestroy"),
-    ("one-slice", "nvmlGpuInstanceCreateComputeInstance"),
-    ("one-slice", "nvmlShutdown"),
-    ("inside", "nvmlGpuInstanceCreateComputeInstanceWithPlacement"),
-)
-
-
-def play_hung(name: str, function: str, path: pathlib.Path) -> None:
-    scenario = next(each for each in nvml_node.SCENARIOS if each.name == name)
-    with nvml_node.prepared(scenario, path) as node:
-        sites = [site for site in node.record() if site.function == function]
-        node.put_child_before_gpus(timeout_s=HUNG_TIMEOUT_S)
-        for site in dict.fromkeys((sites[0], sites[-1])):
-            ended = strike(
-                node,
-                site,
-                nvml_faults.Fault(function=function, gpu=site.gpu, first=site.nth, hang_s=600),
-            )
-            assert ended.outcome.reason is Reason.NVML_TIMEOUT, site
-            assert ended.tracebacks == []
-            assert node.taken() == []
-            assert node.shape() == node.before
-            assert node.run().is_good
-            assert node.shape() == node.after
+    section = "Lost logs, a sample" if is_sample else "Lost logs"
+    play_with_lost_log(record_property, node, cases, section=section)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "function"), HUNG)
+@pytest.mark.parametrize(
+    ("scenario", "function"),
+    [
+        ("first-on-ampere", "nvmlInitWithFlags"),
+        ("first-on-ampere", "nvmlDeviceGetUUID"),
+        ("first-on-ampere", "nvmlDeviceSetMigMode"),
+        ("first-on-ampere", "nvmlDeviceCreateGpuInstanceWithPlacement"),
+        ("one-slice", "nvmlComputeInstanceDestroy"),
+        ("one-slice", "nvmlGpuInstanceDestroy"),
+        ("one-slice", "nvmlGpuInstanceCreateComputeInstance"),
+        ("one-slice", "nvmlShutdown"),
+        ("inside", "nvmlGpuInstanceCreateComputeInstanceWithPlacement"),
+    ],
+)
 def test_a_call_that_hangs_is_given_up_and_the_change_undone(
-    name: str, function: str, tmp_path: pathlib.Path
+    node: nvml_node.Node, function: str
 ) -> None:
-    play_hung(name, function, tmp_path / "state")
+    sites = [site for site in node.record() if site.function == function]
+    node.put_child_before_gpus(timeout_s=HUNG_TIMEOUT_S)
+    for site in dict.fromkeys((sites[0], sites[-1])):
+        fault = nvml_faults.Fault(function=function, gpu=site.gpu, first=site.nth, hang_s=600)
+        ended = strike(node, site, fault)
+        assert ended.outcome.reason is Reason.NVML_TIMEOUT, site
+        assert ended.tracebacks == []
+        assert node.taken() == []
+        assert node.shape() == node.before
+        assert node.run().is_good
+        assert node.shape() == node.after
