@@ -43,6 +43,12 @@ class Client:
         )
         return Answer(response.status, response.json(), response.headers)
 
+    def merge(self, path: str, patch: object) -> Answer:
+        return self("PATCH", path, patch, content_type=MERGE)
+
+    def strategic(self, path: str, patch: object) -> Answer:
+        return self("PATCH", path, patch, content_type=STRATEGIC)
+
 
 def a_node(name: str = "n1", **labels: str) -> Object:
     metadata = {"name": name, "labels": {"kubernetes.io/hostname": name} | labels}

@@ -1,11 +1,12 @@
-"""An embedded API server and a client of it."""
+"""An embedded API server and a client of it; a simulated node with NVML open on it."""
 
+import pathlib
 from collections.abc import Iterator
 
 import pytest
 
 from testkit import apiserver
-from tests.sandbox import apirig
+from tests.sandbox import apirig, nvml_rig
 
 
 @pytest.fixture
@@ -17,3 +18,10 @@ def ask() -> Iterator[apirig.Client]:
 @pytest.fixture
 def server(ask: apirig.Client) -> apiserver.ApiServer:
     return ask.server
+
+
+@pytest.fixture
+def start(tmp_path: pathlib.Path) -> Iterator[nvml_rig.Start]:
+    """Boot a node and open NVML on it."""
+    with nvml_rig.node(tmp_path) as boot:
+        yield boot

@@ -16,7 +16,12 @@ from testkit import nvml_faults
 
 Start = Callable[..., nvml_faults.CountingLibrary]
 MIG_CAPABLE = tuple(p for p in hardware.products().values() if p.profiles)
-UNKNOWN_PROFILE = 99
+UNKNOWN = 99
+_ERRORS = {
+    int(value): name.removeprefix("NVML_ERROR_")
+    for name, value in vars(pynvml).items()
+    if name.startswith("NVML_ERROR_")
+}
 
 
 @contextlib.contextmanager
@@ -36,11 +41,11 @@ def node(folder: pathlib.Path) -> Iterator[Start]:
         simulated.uninstall()
 
 
-def refusal(call: Callable[..., object], *arguments: object) -> int:
-    """Make a call that must fail and return NVML's code."""
+def refusal(call: Callable[..., object], *arguments: object) -> str:
+    """Make a call that must fail and return the name of NVML's error."""
     with pytest.raises(pynvml.NVMLError) as caught:
         call(*arguments)
-    return int(caught.value.value)
+    return str(_ERRORS[int(caught.value.value)])
 
 
 def enabled(index: int = 0) -> Any:

@@ -24,27 +24,6 @@ def test_an_eviction_without_a_budget_deletes_the_pod_gracefully(
     )
 
 
-def test_a_budget_without_room_blocks_and_names_itself(
-    ask: apirig.Client, server: apiserver.ApiServer
-) -> None:
-    server.store.create(apirig.a_pod(app="x"))
-    server.store.create(apirig.a_budget("guard", {"matchLabels": {"app": "x"}}, minAvailable=1))
-
-    answer = ask("POST", f"{apirig.PODS}/p1/eviction", apirig.an_eviction())
-
-    assert (answer.code, answer.body["reason"]) == (429, "TooManyRequests")
-    assert answer.body["message"] == (
-        "Cannot evict pod as it would violate the pod's disruption budget."
-    )
-    [cause] = answer.body["details"]["causes"]
-    assert cause["reason"] == "DisruptionBudget"
-    assert cause["message"] == (
-        "The disruption budget guard needs 1 healthy pods and has 1 currently"
-    )
-    # The real server asks for no particular wait when the budget is simply used up.
-    assert "Retry-After" not in answer.headers
-
-
 def test_a_budget_whose_status_lags_asks_to_wait_ten_seconds(
     ask: apirig.Client, server: apiserver.ApiServer
 ) -> None:
@@ -156,7 +135,10 @@ def test_each_eviction_uses_up_the_budget_until_a_replacement_is_ready(
     server.store.create(apirig.a_budget("guard", {"matchLabels": {"app": "x"}}, maxUnavailable=1))
 
     assert ask("POST", f"{apirig.PODS}/p1/eviction", apirig.an_eviction("p1")).code == 201
-    assert ask("POST", f"{apirig.PODS}/p2/eviction", apirig.an_eviction("p2")).code == 429
+    blocked = ask("POST", f"{apirig.PODS}/p2/eviction", apirig.an_eviction("p2"))
+    assert (blocked.code, blocked.body["reason"]) == (429, "TooManyRequests")
+    # The real server asks for no particular wait when the budget is simply used up.
+    assert "Retry-After" not in blocked.headers
     server.store.delete(resources.PODS, "p1", "default")
     assert ask("POST", f"{apirig.PODS}/p2/eviction", apirig.an_eviction("p2")).code == 429
     pod = apirig.a_pod("p3", app="x")
@@ -189,19 +171,6 @@ def test_an_unready_pod_may_go_while_enough_others_are_healthy(
 
     assert ask("POST", f"{apirig.PODS}/p2/eviction", apirig.an_eviction("p2")).code == 429
     assert ask("POST", f"{apirig.PODS}/p1/eviction", apirig.an_eviction("p1")).code == 201
-
-
-def test_two_budgets_on_a_pod_are_an_internal_error(
-    ask: apirig.Client, server: apiserver.ApiServer
-) -> None:
-    server.store.create(apirig.a_pod())
-    server.store.create(apirig.a_budget("one", {}, maxUnavailable=1))
-    server.store.create(apirig.a_budget("two", {}, maxUnavailable=1))
-
-    answer = ask("POST", f"{apirig.PODS}/p1/eviction", apirig.an_eviction())
-
-    assert answer.code == 500
-    assert "more than one PodDisruptionBudget" in answer.body["message"]
 
 
 def test_an_eviction_can_be_guarded_tried_and_misaddressed(

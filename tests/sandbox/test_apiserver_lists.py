@@ -135,6 +135,9 @@ def test_a_table_has_the_columns_that_people_read(
     assert nodes["rows"][0]["cells"][:2] == ["n1", "Ready,SchedulingDisabled"]
     assert nodes["rows"][0]["object"]["kind"] == "PartialObjectMetadata"
     assert pods["rows"][0]["cells"][:4] == ["p1", "1/1", "Running", 2]
+    server.store.create(apirig.a_budget("guard", {}, minAvailable=1))
+    budgets = ask("GET", "/apis/policy/v1/poddisruptionbudgets", Accept=apirig.TABLE).body
+    assert budgets["rows"][0]["cells"][:4] == ["guard", 1, "N/A", 0]
 
 
 @pytest.mark.parametrize(

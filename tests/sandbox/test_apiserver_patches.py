@@ -22,10 +22,8 @@ def test_a_merge_patch_replaces_lists_and_a_strategic_one_merges_by_key(
     ask("POST", apirig.NODES, apirig.a_node())
     patch = {"status": {"conditions": [{"type": "MemoryPressure", "status": "False"}]}}
 
-    strategic = ask(
-        "PATCH", f"{apirig.NODES}/n1/status", patch, content_type=apirig.STRATEGIC
-    ).body
-    merged = ask("PATCH", f"{apirig.NODES}/n1/status", patch, content_type=apirig.MERGE).body
+    strategic = ask.strategic(f"{apirig.NODES}/n1/status", patch).body
+    merged = ask.merge(f"{apirig.NODES}/n1/status", patch).body
 
     types = [each["type"] for each in strategic["status"]["conditions"]]
     assert types == ["Ready", "MemoryPressure"]
@@ -37,7 +35,7 @@ def test_even_a_strategic_patch_replaces_all_taints(ask: apirig.Client) -> None:
     ask("POST", apirig.NODES, apirig.a_node() | {"spec": {"taints": [old]}})
 
     patch = {"spec": {"taints": [{"key": "new", "effect": "NoExecute"}]}}
-    node = ask("PATCH", f"{apirig.NODES}/n1", patch, content_type=apirig.STRATEGIC).body
+    node = ask.strategic(f"{apirig.NODES}/n1", patch).body
 
     assert [each["key"] for each in node["spec"]["taints"]] == ["new"]
 
@@ -49,7 +47,7 @@ def test_strategic_directives_delete_replace_and_order(ask: apirig.Client) -> No
 
     def conditions(*patch: apirig.Object, **order: object) -> list[str]:
         body = {"status": {"conditions": patch} | order}
-        answer = ask("PATCH", f"{apirig.NODES}/n1/status", body, content_type=apirig.STRATEGIC)
+        answer = ask.strategic(f"{apirig.NODES}/n1/status", body)
         return [each["type"] for each in answer.body["status"]["conditions"]]
 
     assert conditions({"type": "B", "$patch": "delete"}) == ["A", "C"]
@@ -57,9 +55,7 @@ def test_strategic_directives_delete_replace_and_order(ask: apirig.Client) -> No
     assert conditions(**{"$setElementOrder/conditions": order}) == ["C", "A"]
     assert conditions({"$patch": "replace"}, {"type": "D", "status": "True"}) == ["D"]
     patch = {"status": {"conditions": [{"status": "True"}]}}
-    assert (
-        ask("PATCH", f"{apirig.NODES}/n1/status", patch, content_type=apirig.STRATEGIC).code == 400
-    )
+    assert ask.strategic(f"{apirig.NODES}/n1/status", patch).code == 400
 
 
 def test_a_json_patch_operates_on_pointers(ask: apirig.Client) -> None:

@@ -96,24 +96,6 @@ def test_a_watch_from_nowhere_begins_with_what_is_there(
     assert zero.names(4) == expected
 
 
-def test_a_watch_from_a_version_loses_and_repeats_nothing(
-    server: apiserver.ApiServer, watch: Begin
-) -> None:
-    server.store.create(apirig.a_node("n1"))
-    version = server.store.version
-    label(server, "n1", a="b")
-
-    events = watch(f"resourceVersion={version}")
-    server.store.delete(resources.NODES, "n1")
-    modified, deleted = events.next(), events.next()
-
-    assert (modified[0], deleted[0]) == ("MODIFIED", "DELETED")
-    assert modified[1]["kind"] == "Node"
-    versions = [int(each[1]["metadata"]["resourceVersion"]) for each in (modified, deleted)]
-    assert versions == [version + 1, version + 2]
-    assert deleted[1]["metadata"]["labels"]["a"] == "b"
-
-
 def test_what_enters_or_leaves_a_selection_is_added_or_deleted(
     server: apiserver.ApiServer, watch: Begin
 ) -> None:
@@ -290,23 +272,22 @@ def test_watches_can_be_closed_or_expired_under_way(
     assert expired.next() == ("", None)
 
 
-def test_watches_can_be_reset_under_way(server: apiserver.ApiServer, watch: Begin) -> None:
-    events = watch()
-
-    server.break_watches(apiserver.Break.RESET)
-
-    with pytest.raises(ConnectionResetError):
-        events.next()
-
-
-def test_watches_can_be_cut_in_the_middle_of_a_line(
-    server: apiserver.ApiServer, watch: Begin
+@pytest.mark.parametrize(
+    ("how", "error"),
+    [
+        (apiserver.Break.RESET, ConnectionResetError),
+        (apiserver.Break.TRUNCATE, (http.client.IncompleteRead, json.JSONDecodeError)),
+    ],
+    ids=["reset", "truncate"],
+)
+def test_watches_can_be_broken_under_way(
+    server: apiserver.ApiServer, watch: Begin, how: apiserver.Break, error: type[Exception]
 ) -> None:
     events = watch()
 
-    server.break_watches(apiserver.Break.TRUNCATE)
+    server.break_watches(how)
 
-    with pytest.raises((http.client.IncompleteRead, json.JSONDecodeError)):
+    with pytest.raises(error):
         events.next()
 
 

@@ -12,16 +12,12 @@ PRODUCTS = tuple(hardware.products().values())
 PROFILES = tuple((product, row) for product in PRODUCTS for row in product.profiles)
 
 
-def test_table_has_34_mig_products_and_two_without_mig() -> None:
+def test_table_has_34_mig_products_two_without_mig_and_196_profile_names() -> None:
     assert sum(product.is_mig_capable for product in PRODUCTS) == 34
     assert {p.key for p in PRODUCTS if not p.is_mig_capable} == {"l40s", "t4"}
-
-
-def test_only_products_without_published_slices_cannot_be_simulated() -> None:
-    assert {p.key for p in PRODUCTS if p.not_simulatable} == {
-        "rtx-pro-5000-blackwell",
-        "rtx-pro-4500-blackwell",
-    }
+    not_simulatable = {"rtx-pro-5000-blackwell", "rtx-pro-4500-blackwell"}
+    assert {p.key for p in PRODUCTS if p.not_simulatable} == not_simulatable
+    assert len(PROFILES) >= 196
 
 
 @pytest.mark.parametrize(
@@ -31,10 +27,6 @@ def test_name_computed_from_the_drivers_numbers_is_the_published_one(
     product: hardware.Product, row: hardware.GpuProfile
 ) -> None:
     assert str(hardware.profile_of(product, row)) == row.name
-
-
-def test_at_least_196_profile_names_are_checked() -> None:
-    assert len(PROFILES) >= 196
 
 
 @pytest.mark.parametrize("product", PRODUCTS, ids=lambda p: p.key)
@@ -63,6 +55,7 @@ def test_compute_profiles_stay_within_their_gpu_instance(product: hardware.Produ
 def test_inferred_fields_say_what_they_rest_on_and_the_rest_names_a_source(
     product: hardware.Product,
 ) -> None:
+    assert hardware.find(product.key.upper()) is product
     assert product.sources
     assert all(product.inferred.values())
     for row in product.profiles:
@@ -94,11 +87,6 @@ def test_product_is_found_by_the_names_people_use(name: str, key: str) -> None:
     assert hardware.find(name).key == key
 
 
-@pytest.mark.parametrize("product", PRODUCTS, ids=lambda p: p.key)
-def test_every_product_is_found_by_its_key(product: hardware.Product) -> None:
-    assert hardware.find(product.key.upper()) is product
-
-
 @pytest.mark.parametrize(
     ("name", "says"),
     [
@@ -112,20 +100,14 @@ def test_every_product_is_found_by_its_key(product: hardware.Product) -> None:
 def test_unknown_and_ambiguous_names_are_usage_errors(name: str, says: str) -> None:
     with pytest.raises(errors.UsageError, match=says):
         hardware.find(name)
-
-
-def test_glob_selects_several_products_in_table_order() -> None:
-    keys = [product.key for product in hardware.match("NVIDIA A100*80GB*")]
-    assert keys == ["a100-sxm4-80gb", "a100-80gb-pcie"]
-
-
-def test_pattern_without_wildcard_means_one_product() -> None:
-    assert hardware.match("H100") == (hardware.find("H100"),)
-
-
-def test_glob_without_match_is_a_usage_error() -> None:
     with pytest.raises(errors.UsageError, match="no known GPU"):
         hardware.match("X*")
+
+
+def test_glob_selects_several_products_in_table_order_and_a_name_one() -> None:
+    keys = [product.key for product in hardware.match("NVIDIA A100*80GB*")]
+    assert keys == ["a100-sxm4-80gb", "a100-80gb-pcie"]
+    assert hardware.match("H100") == (hardware.find("H100"),)
 
 
 def test_node_can_mix_products() -> None:
@@ -151,18 +133,8 @@ def test_template_is_an_idle_gpu_with_all_profiles() -> None:
     assert (gpu.index, gpu.current_mode, gpu.gpu_instances) == (2, model.MigMode.DISABLED, ())
     assert gpu.architecture is model.Architecture.HOPPER
     assert not gpu.mode_change_needs_reset
-    assert [str(p.profile) for p in gpu.profiles or ()] == [
-        "1g.10gb",
-        "1g.10gb+me",
-        "1g.20gb",
-        "2g.20gb",
-        "3g.40gb",
-        "4g.40gb",
-        "7g.80gb",
-    ]
-
-
-def test_template_of_a_gpu_without_mig_has_no_mode() -> None:
-    gpu = hardware.template(hardware.find("L40S"))
-    assert not gpu.is_mig_capable
-    assert gpu.architecture is model.Architecture.OTHER
+    names = " ".join(str(p.profile) for p in gpu.profiles or ())
+    assert names == "1g.10gb 1g.10gb+me 1g.20gb 2g.20gb 3g.40gb 4g.40gb 7g.80gb"
+    without_mig = hardware.template(hardware.find("L40S"))
+    assert not without_mig.is_mig_capable
+    assert without_mig.architecture is model.Architecture.OTHER

@@ -193,22 +193,6 @@ def test_a_node_is_cordoned_drained_tainted_and_restored(
     assert not spec.get("unschedulable")
 
 
-def test_kubectl_prints_that_a_budget_forbids_an_eviction(
-    kubectl: Kubectl, server: apiserver.ApiServer, tmp_path: pathlib.Path
-) -> None:
-    server.store.create(apirig.a_budget("guard", {"matchLabels": {"app": "x"}}, minAvailable=1))
-
-    # "kubectl drain" would wait five seconds before it asks again.
-    eviction = tmp_path / "eviction.json"
-    eviction.write_text(json.dumps(apirig.an_eviction()))
-    path = f"{apirig.PODS}/p1/eviction"
-    refused = kubectl("create", "--raw", path, "-f", str(eviction), fails=True)
-
-    assert "Cannot evict pod as it would violate the pod's disruption budget" in refused
-    shown = kubectl("get", "pdb").splitlines()[1].split()
-    assert shown[:4] == ["guard", "1", "N/A", "0"]
-
-
 def test_access_can_be_asked_for(kubectl: Kubectl) -> None:
     assert kubectl("auth", "can-i", "patch", "nodes") == "yes\n"
     assert "system:anonymous" in kubectl("auth", "whoami")

@@ -2,7 +2,6 @@
 
 import pathlib
 import re
-from collections.abc import Iterator
 
 import pynvml
 import pytest
@@ -14,35 +13,25 @@ from testkit import nvml_faults
 from tests.sandbox import nvml_rig
 
 
-@pytest.fixture
-def start(tmp_path: pathlib.Path) -> Iterator[nvml_rig.Start]:
-    """Boot a node and open NVML on it."""
-    with nvml_rig.node(tmp_path) as boot:
-        yield boot
-
-
-def test_calls_before_init_and_after_the_last_shutdown_are_refused(start: nvml_rig.Start) -> None:
+def test_calls_before_init_and_after_the_last_shutdown_are_refused_and_old_handles_void(
+    start: nvml_rig.Start,
+) -> None:
     start()
+    device = pynvml.nvmlDeviceGetHandleByIndex(0)
     pynvml.nvmlInit()
     pynvml.nvmlShutdown()
     assert pynvml.nvmlDeviceGetCount() == 1
     pynvml.nvmlShutdown()
-    assert nvml_rig.refusal(pynvml.nvmlDeviceGetCount) == pynvml.NVML_ERROR_UNINITIALIZED
-    assert nvml_rig.refusal(pynvml.nvmlShutdown) == pynvml.NVML_ERROR_UNINITIALIZED
-
-
-def test_handles_of_a_closed_session_are_void(start: nvml_rig.Start) -> None:
-    start()
-    device = pynvml.nvmlDeviceGetHandleByIndex(0)
-    pynvml.nvmlShutdown()
+    assert nvml_rig.refusal(pynvml.nvmlDeviceGetCount) == "UNINITIALIZED"
+    assert nvml_rig.refusal(pynvml.nvmlShutdown) == "UNINITIALIZED"
     pynvml.nvmlInit()
-    assert nvml_rig.refusal(pynvml.nvmlDeviceGetName, device) == pynvml.NVML_ERROR_INVALID_ARGUMENT
+    assert nvml_rig.refusal(pynvml.nvmlDeviceGetName, device) == "INVALID_ARGUMENT"
 
 
 def test_without_a_node_no_driver_is_loaded(tmp_path: pathlib.Path) -> None:
     nvml_faults.install(tmp_path / "none.json")
     try:
-        assert nvml_rig.refusal(pynvml.nvmlInit) == pynvml.NVML_ERROR_DRIVER_NOT_LOADED
+        assert nvml_rig.refusal(pynvml.nvmlInit) == "DRIVER_NOT_LOADED"
     finally:
         simulated.uninstall()
 
@@ -51,10 +40,10 @@ def test_functions_that_the_driver_lacks_are_not_found(start: nvml_rig.Start) ->
     start(absent_functions=("nvmlDeviceGetGpuInstanceProfileInfoV",))
     device = nvml_rig.enabled()
     ask = pynvml.nvmlDeviceGetGpuInstanceProfileInfo
-    assert nvml_rig.refusal(ask, device, 0) == pynvml.NVML_ERROR_FUNCTION_NOT_FOUND
+    assert nvml_rig.refusal(ask, device, 0) == "FUNCTION_NOT_FOUND"
     assert ask(device, 0, version=1).id == 19
     fan_speed = pynvml.nvmlDeviceGetFanSpeed
-    assert nvml_rig.refusal(fan_speed, device) == pynvml.NVML_ERROR_FUNCTION_NOT_FOUND
+    assert nvml_rig.refusal(fan_speed, device) == "FUNCTION_NOT_FOUND"
 
 
 def test_errors_have_the_texts_of_the_library(start: nvml_rig.Start) -> None:
@@ -85,8 +74,9 @@ def test_a_gpu_reports_its_identity(start: nvml_rig.Start) -> None:
 def test_struct_of_another_version_is_refused(start: nvml_rig.Start) -> None:
     start()
     device = pynvml.nvmlDeviceGetHandleByIndex(0)
-    code = nvml_rig.refusal(pynvml.nvmlDeviceGetMemoryInfo, device, 7)
-    assert code == pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH
+    assert (
+        nvml_rig.refusal(pynvml.nvmlDeviceGetMemoryInfo, device, 7) == "ARGUMENT_VERSION_MISMATCH"
+    )
 
 
 def test_a_gpu_is_found_by_index_uuid_and_pci_address(start: nvml_rig.Start) -> None:
@@ -101,14 +91,14 @@ def test_a_gpu_is_found_by_index_uuid_and_pci_address(start: nvml_rig.Start) -> 
     ):
         assert pynvml.nvmlDeviceGetIndex(found) == 1
     by_index, by_uuid = pynvml.nvmlDeviceGetHandleByIndex, pynvml.nvmlDeviceGetHandleByUUID
-    assert nvml_rig.refusal(by_index, 2) == pynvml.NVML_ERROR_INVALID_ARGUMENT
-    assert nvml_rig.refusal(by_uuid, "GPU-0") == pynvml.NVML_ERROR_NOT_FOUND
+    assert nvml_rig.refusal(by_index, 2) == "INVALID_ARGUMENT"
+    assert nvml_rig.refusal(by_uuid, "GPU-0") == "NOT_FOUND"
 
 
 def test_gpu_without_mig_supports_none_of_it(start: nvml_rig.Start) -> None:
     start("L40S")
     device = pynvml.nvmlDeviceGetHandleByIndex(0)
-    unsupported = pynvml.NVML_ERROR_NOT_SUPPORTED
+    unsupported = "NOT_SUPPORTED"
     assert nvml_rig.refusal(pynvml.nvmlDeviceGetMigMode, device) == unsupported
     assert nvml_rig.refusal(pynvml.nvmlDeviceSetMigMode, device, 1) == unsupported
     for version in (1, 2):
@@ -126,7 +116,7 @@ def test_handle_of_another_kind_is_invalid(start: nvml_rig.Start) -> None:
         (pynvml.nvmlGpuInstanceGetInfo, device),
         (pynvml.nvmlDeviceGetName, None),
     ):
-        assert nvml_rig.refusal(call, handle) == pynvml.NVML_ERROR_INVALID_ARGUMENT
+        assert nvml_rig.refusal(call, handle) == "INVALID_ARGUMENT"
 
 
 def test_mig_devices_are_pairs_of_instances_in_the_order_of_their_ids(
@@ -155,20 +145,20 @@ def test_mig_devices_are_pairs_of_instances_in_the_order_of_their_ids(
     assert (attributes.multiprocessorCount, attributes.memorySizeMB) == (14, 9856)
     assert (attributes.gpuInstanceSliceCount, attributes.computeInstanceSliceCount) == (2, 1)
     assert pynvml.nvmlDeviceGetMemoryInfo(devices[0]).total == 19968 * 2**20
-    assert nvml_rig.refusal(by_index, device, 3) == pynvml.NVML_ERROR_NOT_FOUND
-    assert nvml_rig.refusal(by_index, device, 7) == pynvml.NVML_ERROR_INVALID_ARGUMENT
+    assert nvml_rig.refusal(by_index, device, 3) == "NOT_FOUND"
+    assert nvml_rig.refusal(by_index, device, 7) == "INVALID_ARGUMENT"
 
 
 def test_whole_gpu_is_no_mig_device(start: nvml_rig.Start) -> None:
     start()
     device = nvml_rig.enabled()
     assert not pynvml.nvmlDeviceIsMigDeviceHandle(device).value
-    unsupported = pynvml.NVML_ERROR_NOT_SUPPORTED
+    unsupported = "NOT_SUPPORTED"
     assert nvml_rig.refusal(pynvml.nvmlDeviceGetGpuInstanceId, device) == unsupported
     assert nvml_rig.refusal(pynvml.nvmlDeviceGetComputeInstanceId, device) == unsupported
     assert nvml_rig.refusal(pynvml.nvmlDeviceGetAttributes, device) == unsupported
     parent = pynvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle
-    assert nvml_rig.refusal(parent, device) == pynvml.NVML_ERROR_INVALID_ARGUMENT
+    assert nvml_rig.refusal(parent, device) == "INVALID_ARGUMENT"
 
 
 def test_mig_uuids_follow_from_the_slot_and_survive_their_neighbours(
@@ -238,14 +228,5 @@ def test_processes_are_listed_for_the_gpu_and_for_their_own_mig_device(
     assert [p.pid for p in pynvml.nvmlDeviceGetComputeRunningProcesses(migs[1])] == [78]
     assert pynvml.nvmlDeviceGetGraphicsRunningProcesses(device) == []
     assert pynvml.nvmlSystemGetProcessName(77) == "train"
-    assert nvml_rig.refusal(pynvml.nvmlSystemGetProcessName, 1) == pynvml.NVML_ERROR_NOT_FOUND
+    assert nvml_rig.refusal(pynvml.nvmlSystemGetProcessName, 1) == "NOT_FOUND"
     assert pynvml.nvmlDeviceGetMemoryInfo(migs[0]).used > 0
-
-
-def test_calls_are_counted_by_function(start: nvml_rig.Start) -> None:
-    library = start()
-    device = nvml_rig.enabled()
-    nvml_rig.refusal(pynvml.nvmlDeviceCreateGpuInstance, device, nvml_rig.UNKNOWN_PROFILE)
-    assert library.counts["nvmlInitWithFlags"] == 1
-    assert library.counts["nvmlDeviceSetMigMode"] == 1
-    assert library.counts["nvmlDeviceCreateGpuInstance"] == 1

@@ -6,7 +6,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import pynvml
@@ -20,13 +19,6 @@ from tests.sandbox import nvml_rig
 CHANGE = pynvml.nvmlEventMigConfigChange
 SOON_MS = 5000
 """Far longer than an event takes."""
-
-
-@pytest.fixture
-def start(tmp_path: pathlib.Path) -> Iterator[nvml_rig.Start]:
-    """Boot a node and open NVML on it."""
-    with nvml_rig.node(tmp_path) as boot:
-        yield boot
 
 
 def watching(*indices: int) -> Any:
@@ -48,8 +40,7 @@ def read_event(events: Any) -> int:
 
 def is_silent(events: Any) -> bool:
     """Return whether no event is waiting."""
-    code = nvml_rig.refusal(pynvml.nvmlEventSetWait_v2, events, 0)
-    return code == int(pynvml.NVML_ERROR_TIMEOUT)
+    return nvml_rig.refusal(pynvml.nvmlEventSetWait_v2, events, 0) == "TIMEOUT"
 
 
 def elsewhere(library: nvml_faults.CountingLibrary, code: str) -> subprocess.Popen[bytes]:
@@ -65,16 +56,17 @@ device = pynvml.nvmlDeviceGetHandleByIndex(0)
     return subprocess.Popen([sys.executable, "-c", script])  # noqa: S603 - our own interpreter
 
 
-def test_each_change_of_a_registered_gpu_is_one_event(start: nvml_rig.Start) -> None:
+def test_each_change_of_a_registered_gpu_is_one_event_though_a_later_one_undoes_it(
+    start: nvml_rig.Start,
+) -> None:
     start("2xA100-SXM4-40GB")
     events = watching(0, 1)
     device = nvml_rig.enabled(1)
     assert read_event(events) == 1
     instance, compute = nvml_rig.filled(device)
-    assert [read_event(events), read_event(events)] == [1, 1]
     pynvml.nvmlComputeInstanceDestroy(compute)
     pynvml.nvmlGpuInstanceDestroy(instance)
-    assert [read_event(events), read_event(events)] == [1, 1]
+    assert [read_event(events) for _ in range(4)] == [1, 1, 1, 1]
     assert is_silent(events)
 
 
@@ -86,17 +78,6 @@ def test_a_change_of_another_process_wakes_the_one_that_waits(start: nvml_rig.St
     assert other.wait(SOON_MS / 1000) == 0
 
 
-def test_changes_that_undo_each_other_are_reported(
-    start: nvml_rig.Start,
-) -> None:
-    start()
-    device = nvml_rig.enabled()
-    events = watching(0)
-    pynvml.nvmlGpuInstanceDestroy(pynvml.nvmlDeviceCreateGpuInstance(device, 9))
-    assert [read_event(events), read_event(events)] == [0, 0]
-    assert is_silent(events)
-
-
 def test_a_reset_from_outside_of_nvml_is_a_change(start: nvml_rig.Start) -> None:
     library = start()
     device = nvml_rig.enabled()
@@ -106,11 +87,16 @@ def test_a_reset_from_outside_of_nvml_is_a_change(start: nvml_rig.Start) -> None
     assert read_event(events) == 0
 
 
-def test_earlier_events_and_other_gpus_are_not_reported(start: nvml_rig.Start) -> None:
-    start("2xA100-SXM4-40GB")
-    nvml_rig.enabled(0)
+def test_what_changes_nothing_or_came_before_or_elsewhere_is_no_event(
+    start: nvml_rig.Start,
+) -> None:
+    library = start("2xA100-SXM4-40GB")
+    device = nvml_rig.enabled(0)
     events = watching(0)
     nvml_rig.enabled(1)
+    nvml_rig.enabled(0)
+    nvml_rig.refusal(pynvml.nvmlDeviceCreateGpuInstance, device, nvml_rig.UNKNOWN)
+    library.state.add_client(pynvml.nvmlDeviceGetUUID(device), name="train")
     assert is_silent(events)
 
 
@@ -120,16 +106,6 @@ def test_registering_again_loses_no_event(start: nvml_rig.Start) -> None:
     device = nvml_rig.enabled()
     pynvml.nvmlDeviceRegisterEvents(device, CHANGE, events)
     assert read_event(events) == 0
-
-
-def test_what_changes_nothing_is_no_event(start: nvml_rig.Start) -> None:
-    library = start()
-    device = nvml_rig.enabled()
-    events = watching(0)
-    nvml_rig.enabled()
-    nvml_rig.refusal(pynvml.nvmlDeviceCreateGpuInstance, device, nvml_rig.UNKNOWN_PROFILE)
-    library.state.add_client(pynvml.nvmlDeviceGetUUID(device), name="train")
-    assert is_silent(events)
 
 
 def test_every_set_gets_every_event(start: nvml_rig.Start) -> None:
@@ -144,7 +120,7 @@ def test_a_wait_ends_at_its_time_out(start: nvml_rig.Start) -> None:
     events = watching(0)
     since = time.monotonic()
     wait = pynvml.nvmlEventSetWait_v2
-    assert nvml_rig.refusal(wait, events, 150) == pynvml.NVML_ERROR_TIMEOUT
+    assert nvml_rig.refusal(wait, events, 150) == "TIMEOUT"
     assert 0.15 <= time.monotonic() - since < 2.0
 
 
@@ -164,7 +140,7 @@ def test_a_wait_does_not_hold_up_other_calls(start: nvml_rig.Start) -> None:
 def test_freeing_a_set_ends_the_wait_for_it(start: nvml_rig.Start) -> None:
     start()
     events = watching(0)
-    codes: list[int] = []
+    codes: list[str] = []
     waiter = threading.Thread(
         target=lambda: codes.append(
             nvml_rig.refusal(pynvml.nvmlEventSetWait_v2, events, 10 * SOON_MS)
@@ -173,7 +149,7 @@ def test_freeing_a_set_ends_the_wait_for_it(start: nvml_rig.Start) -> None:
     waiter.start()
     pynvml.nvmlEventSetFree(events)
     waiter.join(SOON_MS / 1000)
-    assert codes == [pynvml.NVML_ERROR_INVALID_ARGUMENT]
+    assert codes == ["INVALID_ARGUMENT"]
 
 
 def test_sets_that_were_freed_or_never_made_are_invalid(start: nvml_rig.Start) -> None:
@@ -185,7 +161,7 @@ def test_sets_that_were_freed_or_never_made_are_invalid(start: nvml_rig.Start) -
     pynvml.nvmlShutdown()
     pynvml.nvmlInit()
     device = pynvml.nvmlDeviceGetHandleByIndex(0)
-    invalid = pynvml.NVML_ERROR_INVALID_ARGUMENT
+    invalid = "INVALID_ARGUMENT"
     for events in (freed, closed, None):
         assert nvml_rig.refusal(pynvml.nvmlEventSetWait_v2, events, 0) == invalid
         assert nvml_rig.refusal(pynvml.nvmlEventSetFree, events) == invalid
@@ -214,9 +190,7 @@ def test_gpus_and_drivers_without_the_event_say_so(
     start(spec, **options)
     device = pynvml.nvmlDeviceGetHandleByIndex(0)
     assert pynvml.nvmlDeviceGetSupportedEventTypes(device) == 0
-    with pytest.raises(pynvml.NVMLError) as caught:
-        watching(0)
-    assert caught.value.value == pynvml.NVML_ERROR_NOT_SUPPORTED
+    assert nvml_rig.refusal(watching, 0) == "NOT_SUPPORTED"
 
 
 def test_an_old_driver_reports_only_gpus_with_mig_mode_on(start: nvml_rig.Start) -> None:
@@ -237,7 +211,7 @@ def test_other_events_are_not_simulated_and_none_is_registered_with_them(
     events = pynvml.nvmlEventSetCreate()
     both = CHANGE | pynvml.nvmlEventTypeXidCriticalError
     register = pynvml.nvmlDeviceRegisterEvents
-    assert nvml_rig.refusal(register, device, both, events) == pynvml.NVML_ERROR_NOT_SUPPORTED
+    assert nvml_rig.refusal(register, device, both, events) == "NOT_SUPPORTED"
     nvml_rig.enabled()
     assert is_silent(events)
 
@@ -249,8 +223,9 @@ def test_mig_devices_have_no_events(start: nvml_rig.Start) -> None:
     mig = pynvml.nvmlDeviceGetMigDeviceHandleByIndex(device, 0)
     assert pynvml.nvmlDeviceGetSupportedEventTypes(mig) == 0
     events = pynvml.nvmlEventSetCreate()
-    code = nvml_rig.refusal(pynvml.nvmlDeviceRegisterEvents, mig, CHANGE, events)
-    assert code == pynvml.NVML_ERROR_NOT_SUPPORTED
+    assert (
+        nvml_rig.refusal(pynvml.nvmlDeviceRegisterEvents, mig, CHANGE, events) == "NOT_SUPPORTED"
+    )
 
 
 def test_the_knob_outlives_the_process_and_old_files_do_without_it(

@@ -1,20 +1,10 @@
 """MIG mode and what depends on it, through pynvml."""
 
-import pathlib
-from collections.abc import Iterator
-
 import pynvml
 import pytest
 
 from mig_manager.sandbox.driver import states
 from tests.sandbox import nvml_rig
-
-
-@pytest.fixture
-def start(tmp_path: pathlib.Path) -> Iterator[nvml_rig.Start]:
-    """Boot a node and open NVML on it."""
-    with nvml_rig.node(tmp_path) as boot:
-        yield boot
 
 
 @pytest.mark.parametrize(("gpu", "resetless"), [("A100", 0), ("H100", 1), ("B200", 1)])
@@ -46,12 +36,13 @@ def test_idle_gpu_switches_mode_at_once_and_loses_its_instances(
     assert pynvml.nvmlDeviceGetMaxMigDeviceCount(device) == 0
     nvml_rig.enabled()
     by_id = pynvml.nvmlDeviceGetGpuInstanceById
-    assert nvml_rig.refusal(by_id, device, 2) == pynvml.NVML_ERROR_NOT_FOUND
-    gone = nvml_rig.refusal(pynvml.nvmlGpuInstanceGetInfo, instance)
-    assert gone == pynvml.NVML_ERROR_INVALID_ARGUMENT
+    assert nvml_rig.refusal(by_id, device, 2) == "NOT_FOUND"
+    assert nvml_rig.refusal(pynvml.nvmlGpuInstanceGetInfo, instance) == "INVALID_ARGUMENT"
 
 
-def test_used_ampere_gpu_keeps_its_mode_and_has_the_other_pending(start: nvml_rig.Start) -> None:
+def test_used_ampere_gpu_keeps_its_mode_and_has_the_other_pending_until_it_is_cancelled(
+    start: nvml_rig.Start,
+) -> None:
     library = start("A100")
     device = pynvml.nvmlDeviceGetHandleByIndex(0)
     client = library.state.add_client(
@@ -59,18 +50,11 @@ def test_used_ampere_gpu_keeps_its_mode_and_has_the_other_pending(start: nvml_ri
     )
     assert pynvml.nvmlDeviceSetMigMode(device, 1) == pynvml.NVML_ERROR_IN_USE
     assert pynvml.nvmlDeviceGetMigMode(device) == [0, 1]
+    assert pynvml.nvmlDeviceSetMigMode(device, 0) == pynvml.NVML_SUCCESS
+    assert pynvml.nvmlDeviceGetMigMode(device) == [0, 0]
     library.state.remove_client(client)
     assert pynvml.nvmlDeviceSetMigMode(device, 1) == pynvml.NVML_SUCCESS
     assert pynvml.nvmlDeviceGetMigMode(device) == [1, 1]
-
-
-def test_a_pending_mode_is_cancelled_by_requesting_the_current_one(start: nvml_rig.Start) -> None:
-    library = start("A100")
-    device = pynvml.nvmlDeviceGetHandleByIndex(0)
-    library.state.add_client(pynvml.nvmlDeviceGetUUID(device), name="train")
-    pynvml.nvmlDeviceSetMigMode(device, 1)
-    assert pynvml.nvmlDeviceSetMigMode(device, 0) == pynvml.NVML_SUCCESS
-    assert pynvml.nvmlDeviceGetMigMode(device) == [0, 0]
 
 
 def test_ampere_gpu_with_instances_keeps_its_mode(start: nvml_rig.Start) -> None:
@@ -101,18 +85,20 @@ def test_ampere_gpu_in_a_virtual_machine_waits_for_a_reboot(start: nvml_rig.Star
     assert pynvml.nvmlDeviceGetMigMode(device) == [1, 1]
 
 
-def test_vgpu_guest_cannot_configure_mig(start: nvml_rig.Start) -> None:
-    start("A100", virtualization=states.Virtualization.VGPU)
+@pytest.mark.parametrize(
+    ("virtualization", "mode", "code"),
+    [
+        (states.Virtualization.VGPU, 1, "NOT_SUPPORTED"),
+        (states.Virtualization.NONE, 2, "INVALID_ARGUMENT"),
+    ],
+    ids=["vgpu", "invalid"],
+)
+def test_a_mode_that_cannot_be_set_is_refused(
+    start: nvml_rig.Start, virtualization: states.Virtualization, mode: int, code: str
+) -> None:
+    start("A100", virtualization=virtualization)
     device = pynvml.nvmlDeviceGetHandleByIndex(0)
-    code = nvml_rig.refusal(pynvml.nvmlDeviceSetMigMode, device, 1)
-    assert code == pynvml.NVML_ERROR_NOT_SUPPORTED
-
-
-def test_mode_other_than_on_and_off_is_invalid(start: nvml_rig.Start) -> None:
-    start()
-    device = pynvml.nvmlDeviceGetHandleByIndex(0)
-    code = nvml_rig.refusal(pynvml.nvmlDeviceSetMigMode, device, 2)
-    assert code == pynvml.NVML_ERROR_INVALID_ARGUMENT
+    assert nvml_rig.refusal(pynvml.nvmlDeviceSetMigMode, device, mode) == code
 
 
 def test_while_mig_is_off_only_the_plain_struct_and_the_placements_are_reported(
@@ -122,17 +108,17 @@ def test_while_mig_is_off_only_the_plain_struct_and_the_placements_are_reported(
     device = pynvml.nvmlDeviceGetHandleByIndex(0)
     ask = pynvml.nvmlDeviceGetGpuInstanceProfileInfo
     assert ask(device, 2, version=1).id == 9
-    assert nvml_rig.refusal(ask, device, 2, 2) == pynvml.NVML_ERROR_NOT_SUPPORTED
+    assert nvml_rig.refusal(ask, device, 2, 2) == "NOT_SUPPORTED"
     assert nvml_rig.placements(device, 9) == [(0, 4), (4, 4)]
     room = pynvml.nvmlDeviceGetGpuInstanceRemainingCapacity
-    assert nvml_rig.refusal(room, device, 9) == pynvml.NVML_ERROR_NOT_SUPPORTED
+    assert nvml_rig.refusal(room, device, 9) == "NOT_SUPPORTED"
 
 
 def test_an_old_driver_reports_profiles_only_with_mig_on(start: nvml_rig.Start) -> None:
     start(reports_profiles_while_mig_off=False)
     device = pynvml.nvmlDeviceGetHandleByIndex(0)
     ask = pynvml.nvmlDeviceGetGpuInstanceProfileInfo
-    assert nvml_rig.refusal(ask, device, 2, 1) == pynvml.NVML_ERROR_NOT_SUPPORTED
+    assert nvml_rig.refusal(ask, device, 2, 1) == "NOT_SUPPORTED"
     (capable,) = pynvml.nvmlDeviceGetFieldValues(device, [199])
     assert capable.nvmlReturn == pynvml.NVML_ERROR_NOT_SUPPORTED
     nvml_rig.enabled()

@@ -76,17 +76,15 @@ def changes(path: pathlib.Path) -> list[nvml_faults.Call]:
     return sorted(calls, key=lambda call: call.entered_ns)
 
 
-def test_creating_a_node_again_keeps_it(path: pathlib.Path) -> None:
+def test_creating_a_node_again_keeps_it_and_another_in_its_file_is_a_usage_error(
+    path: pathlib.Path,
+) -> None:
     boot(path, "2xA30", seed="first")
     before = path.read_bytes()
     simulated.create("2xA30", path, options=states.Options(seed="second"))
-    assert path.read_bytes() == before
-
-
-def test_creating_another_node_in_the_same_file_is_a_usage_error(path: pathlib.Path) -> None:
-    simulated.create("2xA30", path)
     with pytest.raises(errors.UsageError, match="2xA30"):
         simulated.create("4xA30", path)
+    assert path.read_bytes() == before
 
 
 def test_state_survives_the_file(path: pathlib.Path) -> None:
@@ -96,6 +94,7 @@ def test_state_survives_the_file(path: pathlib.Path) -> None:
         latency=states.Latency(query_s=0.001),
         absent_functions=("nvmlX",),
         swapped_gpus=(1,),
+        linked_gpus=((0, 1),),
     )
     instance = pynvml.nvmlDeviceCreateGpuInstance(gpu(), 9)
     pynvml.nvmlGpuInstanceCreateComputeInstance(instance, 0)
@@ -105,23 +104,30 @@ def test_state_survives_the_file(path: pathlib.Path) -> None:
     assert nvml_faults.SharedState(path).read() == state.read()
 
 
-def test_nodes_with_other_seeds_have_other_uuids(tmp_path: pathlib.Path) -> None:
+def test_nodes_with_other_seeds_have_other_uuids_and_each_is_served_when_installed(
+    tmp_path: pathlib.Path,
+) -> None:
     seen = set()
     for seed in ("a", "b"):
-        simulated.create("2xA30", tmp_path / seed, options=states.Options(seed=seed))
-        seen |= {board.uuid for board in nvml_faults.SharedState(tmp_path / seed).boards}
-    assert len(seen) == 4
+        simulated.create("A30", tmp_path / seed, options=states.Options(seed=seed))
+        nvml_faults.install(tmp_path / seed)
+        pynvml.nvmlInit()
+        seen.add(pynvml.nvmlDeviceGetUUID(gpu()))
+    simulated.uninstall()
+    assert len(seen) == 2
 
 
 def test_another_process_sees_what_this_one_did_and_the_other_way_round(
     path: pathlib.Path,
 ) -> None:
-    boot(path)
+    state = boot(path)
     pynvml.nvmlDeviceCreateGpuInstance(gpu(), 9)
+    assert state.read() is state.read()
     body = "print(pynvml.nvmlDeviceGetGpuInstanceRemainingCapacity(device, 9))\n"
     body += "pynvml.nvmlDeviceCreateGpuInstance(device, 9)"
     done = subprocess.run(program(path, body), capture_output=True, text=True, check=True)  # noqa: S603 - our own interpreter
     assert done.stdout.strip() == "1"
+    assert len(state.read().gpus[0].instances) == 2
     assert pynvml.nvmlDeviceGetGpuInstanceRemainingCapacity(gpu(), 9) == 0
 
 
@@ -169,16 +175,6 @@ def test_faults_strike_the_calls_they_are_for(path: pathlib.Path) -> None:
     assert state.faults() == ()
 
 
-def test_fault_can_strike_every_call_of_a_lost_gpu(path: pathlib.Path) -> None:
-    state = boot(path)
-    device = gpu()
-    lost = nvml_faults.Fault(function="*", gpu=0, count=None, code=states.Code.GPU_IS_LOST)
-    state.add_fault(lost)
-    for call in (pynvml.nvmlDeviceGetName, pynvml.nvmlDeviceGetMigMode):
-        with pytest.raises(pynvml.NVMLError_GpuIsLost):
-            call(device)
-
-
 def test_changes_on_two_gpus_overlap_in_time(path: pathlib.Path) -> None:
     boot(path, "2xA100", latency=states.Latency(create_gpu_instance_s=0.3), logs_calls=True)
     create_on(0, 1)
@@ -186,21 +182,19 @@ def test_changes_on_two_gpus_overlap_in_time(path: pathlib.Path) -> None:
     assert second.entered_ns < first.ended_ns
 
 
-def test_changes_on_one_gpu_follow_each_other(path: pathlib.Path) -> None:
-    boot(path, latency=states.Latency(create_gpu_instance_s=0.05), logs_calls=True)
-    create_on(0, 0, 0)
+@pytest.mark.parametrize(
+    ("gpus", "is_one_lock"), [((0, 0, 0), False), ((0, 1), True)], ids=["one", "all"]
+)
+def test_changes_on_one_gpu_follow_each_other_and_on_all_when_asked(
+    path: pathlib.Path, gpus: tuple[int, ...], *, is_one_lock: bool
+) -> None:
+    latency = states.Latency(create_gpu_instance_s=0.05)
+    boot(path, "2xA100", latency=latency, logs_calls=True, serialise_all_gpus=is_one_lock)
+    create_on(*gpus)
     calls = changes(path)
-    assert len(calls) == 3
+    assert len(calls) == len(gpus)
     for first, second in itertools.pairwise(calls):
         assert first.entered_ns + 50_000_000 <= second.entered_ns
-
-
-def test_changes_on_all_gpus_follow_each_other_when_asked(path: pathlib.Path) -> None:
-    latency = states.Latency(create_gpu_instance_s=0.05)
-    boot(path, "2xA100", latency=latency, logs_calls=True, serialise_all_gpus=True)
-    create_on(0, 1)
-    first, second = changes(path)
-    assert first.entered_ns + 50_000_000 <= second.entered_ns
 
 
 def test_processes_changing_one_gpu_at_once_lose_nothing(path: pathlib.Path) -> None:
@@ -241,53 +235,11 @@ def test_reboot_ends_instances_and_clients_and_modes_that_do_not_persist(
     assert state.boot_id != boot_id
 
 
-def test_reset_makes_a_pending_mode_current_unless_the_gpu_is_in_use(
-    path: pathlib.Path,
-) -> None:
-    state = boot(path)
-    pynvml.nvmlDeviceCreateGpuInstance(gpu(), 9)
-    client = state.add_client(pynvml.nvmlDeviceGetUUID(gpu()), name="train")
-    assert pynvml.nvmlDeviceSetMigMode(gpu(), 0) == pynvml.NVML_ERROR_IN_USE
-    assert state.reset_gpu(0) is states.Code.IN_USE
-    state.remove_client(client)
-    assert state.reset_gpu(0) is states.Code.SUCCESS
-    assert pynvml.nvmlDeviceGetMigMode(gpu()) == [0, 0]
-    assert state.read().gpus[0].instances == ()
-
-
-def test_client_of_an_unknown_device_is_a_lookup_error(path: pathlib.Path) -> None:
-    state = boot(path)
-    with pytest.raises(LookupError, match="MIG-0"):
-        state.add_client("MIG-0", name="train")
-
-
-def test_removing_a_client_twice_is_done(path: pathlib.Path) -> None:
-    state = boot(path)
-    client = state.add_client(pynvml.nvmlDeviceGetUUID(gpu()), name="train")
-    state.remove_client(client)
-    state.remove_client(client)
-    assert state.read().clients == ()
-
-
-def test_unlogged_node_has_no_calls(path: pathlib.Path) -> None:
-    boot(path)
-    assert nvml_faults.read_calls(path) == ()
-
-
 def test_uninstalling_makes_pynvml_forget_the_simulation(path: pathlib.Path) -> None:
     boot(path)
     simulated.uninstall()
     with pytest.raises(pynvml.NVMLError_Uninitialized):
         pynvml.nvmlDeviceGetCount()
-
-
-def test_second_installation_is_not_served_by_the_first(tmp_path: pathlib.Path) -> None:
-    for index, spec in enumerate(("A30", "2xA30")):
-        simulated.create(spec, tmp_path / str(index))
-        nvml_faults.install(tmp_path / str(index))
-        pynvml.nvmlInit()
-        assert pynvml.nvmlDeviceGetCount() == index + 1
-    simulated.uninstall()
 
 
 def test_a_thread_never_reads_half_of_a_state(path: pathlib.Path) -> None:
@@ -308,15 +260,6 @@ def test_a_thread_never_reads_half_of_a_state(path: pathlib.Path) -> None:
         stop.set()
         assert reading.result(timeout=10) <= 1
     assert state.read().gpus[0].instances == ()
-
-
-def test_what_another_process_changes_is_seen_at_once(path: pathlib.Path) -> None:
-    state = boot(path)
-    body = "print(pynvml.nvmlDeviceCreateGpuInstance(device, 19) is not None, flush=True)"
-    for count in (1, 2, 3):
-        assert state.read() is state.read()
-        subprocess.run(program(path, body), check=True)  # noqa: S603 - our own interpreter
-        assert len(state.read().gpus[0].instances) == count
 
 
 def test_a_write_by_a_process_that_died_before_counting_it_is_seen_after_a_moment(

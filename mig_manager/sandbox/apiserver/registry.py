@@ -129,8 +129,8 @@ class Registry:
             return new
         stored = self._store.write(target.key, new)
         now = stored["metadata"]
-        is_held = now.get("finalizers") or now.get("deletionGracePeriodSeconds")
-        if "deletionTimestamp" in now and not is_held:
+        is_kept = now.get("finalizers") or now.get("deletionGracePeriodSeconds")
+        if "deletionTimestamp" in now and not is_kept:
             self._store.remove(target.key)
         return stored
 
