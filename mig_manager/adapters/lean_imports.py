@@ -18,10 +18,8 @@ from typing import Any
 def defer(name: str, *functions: str) -> None:
     """Run a module's code at its first use; the import of a submodule is a use as well.
 
-    Args:
-        name: The module; one that is loaded already, or does not exist, is left alone.
-        functions: What ``from name import function`` may import without running the module; the
-            call of such a function runs it.
+    A module that is loaded already, or does not exist, is left alone. The ``functions`` may be
+    imported from the module without running it; a call of one does.
     """
     module = _install(name)
     if module is not None:
@@ -35,23 +33,18 @@ def skip_init(package: str) -> None:
     """Make a package's modules importable without running its ``__init__``.
 
     The ``__init__`` runs when the package is asked for a name that is not a module of it, so it
-    must do nothing but import for convenience.
-
-    Args:
-        package: Its parent must be skipped too, or cheap to import.
+    must do nothing but import for convenience. The package's parent must be skipped too, or cheap
+    to import.
     """
     _install(package)
 
 
 @contextlib.contextmanager
 def deferred_class(module: str, name: str) -> Iterator[None]:
-    """Let the body run ``from module import name`` without loading the class.
+    """Let the body run ``from module import name`` without loading the class, if it is not yet.
 
-    It gets a function that loads the class when called, and can do nothing else with it.
-
-    Args:
-        module: Cheap to import, deferred, or without its ``__init__``.
-        name: The class; one that is loaded already is left alone.
+    It gets a function that loads the class when called, and can do nothing else with it. The
+    module is cheap to import, deferred, or without its ``__init__``.
     """
     owner = importlib.import_module(module)
     if name in vars(owner):
@@ -71,12 +64,9 @@ def deferred_class(module: str, name: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def omitted(name: str) -> Iterator[None]:
-    """Let the body import a module without loading it; later imports load it as usual.
+    """Let the body import a module without loading it, if it is not yet; later imports load it.
 
     For a module that a package's ``__init__`` imports for convenience only.
-
-    Args:
-        name: The module; one that is loaded already is left alone.
     """
     if name in sys.modules:
         yield
@@ -104,7 +94,9 @@ class _DeferredModule(types.ModuleType):
     def __getattr__(self, name: str) -> Any:
         """Run the module's code, then get the name again."""
         is_own_code = vars(self).get("__deferred_runner__") == threading.get_ident()
-        if is_own_code or (name == "__path__" and not _is_package(self)):
+        spec = vars(self).get("__spec__")
+        is_package = spec is not None and spec.submodule_search_locations is not None
+        if is_own_code or (name == "__path__" and not is_package):
             # ``from module import name`` asks every module for a path.
             raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
         with self.__deferred_lock__:
@@ -136,11 +128,6 @@ def _deferred_function(module: types.ModuleType, name: str) -> Callable[..., Any
         return getattr(module, name)(*args, **kwargs)
 
     return call
-
-
-def _is_package(module: types.ModuleType) -> bool:
-    spec = vars(module).get("__spec__")
-    return spec is not None and spec.submodule_search_locations is not None
 
 
 def _install(name: str) -> types.ModuleType | None:

@@ -121,8 +121,8 @@ class CdiSpecs:
 
     def _refresh_management(self) -> None:
         """Regenerate the operator's spec; our own tool must write the host's paths."""
-        places = (programs.inside(root, _FOLDER) for root in (self._here, self._roots.host_here))
-        folder = next((place for place in places if place and place.is_dir()), None)
+        folders = (programs.inside(root, _FOLDER) for root in (self._here, self._roots.host_here))
+        folder = next((each for each in folders if each and each.is_dir()), None)
         program = self._any.find(_TOOL)
         if folder is None or program is None:
             missing = _TOOL if program is None else _FOLDER

@@ -49,7 +49,19 @@ def python(module: str, *arguments: str) -> tuple[str, ...]:
 
 
 class Child:
-    """A child process in its own process group; for one thread, except ``kill`` and ``wait``."""
+    """A child process in its own process group; for one thread, except ``kill`` and ``wait``.
+
+    Args:
+        command: The program and its arguments; no shell is used.
+        stdin: Descriptor that it reads; None: a pipe, for ``ask``.
+        environment: Its whole environment; None: ours.
+        folder: Its working directory; None: ours.
+        pass_fds: Descriptors that it inherits.
+        keep: How much of its output to keep; None: what messages need.
+
+    Raises:
+        OSError: It cannot be started.
+    """
 
     def __init__(
         self,
@@ -61,19 +73,6 @@ class Child:
         pass_fds: Sequence[int] = (),
         keep: Keep | None = None,
     ) -> None:
-        """Start it, without a shell.
-
-        Args:
-            command: The program and its arguments.
-            stdin: Descriptor that it reads; None: a pipe, for ``ask``.
-            environment: Its whole environment; None: ours.
-            folder: Its working directory; None: ours.
-            pass_fds: Descriptors that it inherits.
-            keep: How much of its output to keep; None: what messages need.
-
-        Raises:
-            OSError: It cannot be started.
-        """
         import subprocess  # noqa: PLC0415 - not for workers
 
         pipe = subprocess.PIPE
@@ -118,10 +117,7 @@ class Child:
         return self.receive(timeout_s)
 
     def receive(self, timeout_s: float | None = None) -> Any:
-        """Return the next message.
-
-        Args:
-            timeout_s: How long to wait; None: for as long as the child lives.
+        """Return the next message; without a time-out wait for as long as the child lives.
 
         Raises:
             TimeoutError: The child sent no message in time.
@@ -199,17 +195,14 @@ class Child:
                 if not self._outputs[fd].read():
                     self._poller.unregister(fd)
             elif fd != self._pidfd:
-                self._write(fd)
+                try:
+                    self._outgoing = self._outgoing[os.write(fd, self._outgoing[:_CHUNK_BYTES]) :]
+                except BrokenPipeError:
+                    self._outgoing = memoryview(b"")
+                if not self._outgoing:
+                    self._poller.unregister(fd)
         has_news = any(fd != self._pidfd for fd, _ in ready)
         return has_news or not has_ended
-
-    def _write(self, fd: int) -> None:
-        try:
-            self._outgoing = self._outgoing[os.write(fd, self._outgoing[:_CHUNK_BYTES]) :]
-        except BrokenPipeError:
-            self._outgoing = memoryview(b"")
-        if not self._outgoing:
-            self._poller.unregister(fd)
 
     def _has_ended(self) -> bool:
         try:
@@ -300,11 +293,13 @@ def run(
     Raises:
         OSError: It cannot be started.
     """
-    fd = _file_with(stdin)
-    try:
-        child = Child(command, stdin=fd, environment=environment, folder=folder, keep=keep)
-    finally:
-        os.close(fd)
+    # Unlike a pipe, a file is never full.
+    with os.fdopen(os.memfd_create("stdin", os.MFD_CLOEXEC), "w+", encoding="utf-8") as file:
+        file.write(stdin)
+        file.seek(0)
+        child = Child(
+            command, stdin=file.fileno(), environment=environment, folder=folder, keep=keep
+        )
     is_done = False
     try:
         is_done = child.finish(is_late)
@@ -352,13 +347,13 @@ def result(outcome: tuple[Any, Any]) -> Any:
 
 
 class Parent:
-    """A worker's end of the pipes to the process that started it."""
+    """A worker's end of the pipes to the process that started it.
+
+    Stdout is for messages, and what libraries print goes to stderr. The kernel ends this process
+    with its parent: the next agent must find no worker of this one.
+    """
 
     def __init__(self) -> None:
-        """Keep stdout for messages, and have the kernel end this process with its parent.
-
-        What libraries print goes to stderr. The next agent must find no worker of this one.
-        """
         self._out = os.dup(1)
         os.dup2(2, 1)
         killed = ctypes.c_ulong(signal.SIGKILL)
@@ -395,14 +390,14 @@ class Parent:
 
     def end_with_stdin(self) -> None:
         """End this process, in whatever call it is, as soon as the parent closes its stdin."""
-        threading.Thread(target=_exit_with_stdin, name="stdin", daemon=True).start()
 
+        def wait() -> None:
+            # Not sys.stdin: its lock would abort an interpreter that ends by itself meanwhile.
+            while os.read(0, 1):
+                pass
+            os._exit(0)
 
-def _exit_with_stdin() -> None:
-    # Not sys.stdin: its lock would abort an interpreter that ends by itself meanwhile.
-    while os.read(0, 1):
-        pass
-    os._exit(0)
+        threading.Thread(target=wait, name="stdin", daemon=True).start()
 
 
 def _encoded(message: object) -> bytes:
@@ -418,20 +413,6 @@ def _read(size: int) -> bytes | None:
             return None
         data += chunk
     return bytes(data)
-
-
-def _file_with(text: str) -> int:
-    """Return a descriptor to read the text from: unlike a pipe, a file is never full."""
-    fd = os.memfd_create("stdin", os.MFD_CLOEXEC)
-    try:
-        rest = memoryview(text.encode())
-        while rest:
-            rest = rest[os.write(fd, rest) :]
-        os.lseek(fd, 0, os.SEEK_SET)
-    except BaseException:
-        os.close(fd)
-        raise
-    return fd
 
 
 def _pidfd(pid: int) -> int | None:

@@ -149,7 +149,7 @@ class Device:
         """
         if self._profiles is None:
             get = pynvml.nvmlDeviceGetGpuInstanceProfileInfo
-            infos = _offered(
+            infos = _profile_infos(
                 _GPU_INSTANCE_PROFILES,
                 _KNOWN_GPU_INSTANCE_PROFILES,
                 lambda enum_index: library.call(get, self.handle, enum_index, _UNVERSIONED),
@@ -241,7 +241,7 @@ class Device:
         if instance.profile_id not in self._compute_profiles:
             get = pynvml.nvmlGpuInstanceGetComputeInstanceProfileInfo
             shared = pynvml.NVML_COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED
-            infos = _offered(
+            infos = _profile_infos(
                 _COMPUTE_INSTANCE_PROFILES,
                 _KNOWN_COMPUTE_INSTANCE_PROFILES,
                 lambda index: library.call(get, instance.handle, index, shared, _UNVERSIONED),
@@ -307,7 +307,7 @@ class Device:
         )
 
 
-def _offered(
+def _profile_infos(
     enum_indices: range, known: int, ask: Callable[[int], Any]
 ) -> Iterator[tuple[int, Any]]:
     """Yield enum index and info of each profile that the driver offers.

@@ -1,7 +1,7 @@
 """Observe one GPU: its facts, MIG mode, profiles and instances, as a ``model.Gpu``."""
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 
 import pynvml
 
@@ -59,13 +59,9 @@ def update(known: model.Gpu, device: gpu_device.Device) -> model.Gpu:
     if current is not known.current_mode:
         # Its profiles may have changed as well.
         return in_full(known.index, known.uuid, gpu_device.Device(device.handle))
-    gpu = dataclasses.replace(
-        known,
-        current_mode=current,
-        pending_mode=pending,
-        gpu_instances=_gpu_instances(device) if current is model.MigMode.ENABLED else (),
+    return _with_instances(
+        dataclasses.replace(known, current_mode=current, pending_mode=pending), device
     )
-    return _with_compute_profiles(gpu, device)
 
 
 def in_full(index: int, uuid: str, device: gpu_device.Device) -> model.Gpu:
@@ -74,7 +70,10 @@ def in_full(index: int, uuid: str, device: gpu_device.Device) -> model.Gpu:
     pci = library.call_unless(library.UNSUPPORTED, pynvml.nvmlDeviceGetPciInfo, device.handle)
     modes = device.mig_mode()
     current, pending = modes or (None, None)
-    architecture = _architecture(device)
+    value = library.call_unless(
+        library.UNSUPPORTED, pynvml.nvmlDeviceGetArchitecture, device.handle
+    )
+    architecture = _ARCHITECTURES.get(value, model.Architecture.OTHER)
     gpu = model.Gpu(
         index=index,
         uuid=uuid,
@@ -88,23 +87,18 @@ def in_full(index: int, uuid: str, device: gpu_device.Device) -> model.Gpu:
         pending_mode=pending,
         mode_change_needs_reset=current is not None and _needs_reset(device, architecture),
         profiles=() if current is None else _profiles(device, current),
-        gpu_instances=_gpu_instances(device) if current is model.MigMode.ENABLED else (),
+        gpu_instances=(),
         virtualization=device.virtualization(),
     )
-    return _with_compute_profiles(gpu, device)
+    return _with_instances(gpu, device)
 
 
-def _with_compute_profiles(gpu: model.Gpu, device: gpu_device.Device) -> model.Gpu:
-    if gpu.profiles is None:
-        return gpu
-    return dataclasses.replace(gpu, profiles=device.with_compute_profiles(gpu.profiles))
-
-
-def _architecture(device: gpu_device.Device) -> model.Architecture:
-    value = library.call_unless(
-        library.UNSUPPORTED, pynvml.nvmlDeviceGetArchitecture, device.handle
-    )
-    return _ARCHITECTURES.get(value, model.Architecture.OTHER)
+def _with_instances(gpu: model.Gpu, device: gpu_device.Device) -> model.Gpu:
+    """Return the GPU with its instances, and the compute-instance profiles that they report."""
+    is_on = gpu.current_mode is model.MigMode.ENABLED
+    instances = _gpu_instances(device) if is_on else ()
+    profiles = None if gpu.profiles is None else device.with_compute_profiles(gpu.profiles)
+    return dataclasses.replace(gpu, gpu_instances=instances, profiles=profiles)
 
 
 def _needs_reset(device: gpu_device.Device, architecture: model.Architecture) -> bool:
@@ -153,52 +147,39 @@ def _gpu_instances(device: gpu_device.Device) -> tuple[model.GpuInstance, ...]:
     found = [
         (instance, device.compute_instances(instance)) for instance in device.gpu_instances(names)
     ]
+    for instance, _ in found:
+        if instance.profile_id not in names:
+            raise errors.HardwareError(
+                f"GPU instance {instance.instance_id} has profile {instance.profile_id}, "
+                "which this GPU does not offer",
+                reason=errors.Reason.NVML_ERROR,
+                operation="nvmlGpuInstanceGetInfo",
+            )
     uuids = _mig_uuids(
-        device,
-        {
-            instance.instance_id: tuple(compute.instance_id for compute in inside)
-            for instance, inside in found
-        },
+        device, {gi.instance_id: [ci.instance_id for ci in inside] for gi, inside in found}
     )
     return tuple(
-        _gpu_instance(instance, inside, names=names, uuids=uuids) for instance, inside in found
-    )
-
-
-def _gpu_instance(
-    instance: gpu_device.GpuInstanceRef,
-    inside: Iterable[gpu_device.ComputeInstanceRef],
-    *,
-    names: Mapping[int, model.Profile],
-    uuids: Mapping[tuple[int, int], str],
-) -> model.GpuInstance:
-    name = names.get(instance.profile_id)
-    if name is None:
-        raise errors.HardwareError(
-            f"GPU instance {instance.instance_id} has profile {instance.profile_id}, "
-            "which this GPU does not offer",
-            reason=errors.Reason.NVML_ERROR,
-            operation="nvmlGpuInstanceGetInfo",
+        model.GpuInstance(
+            instance_id=gi.instance_id,
+            profile=names[gi.profile_id],
+            profile_id=gi.profile_id,
+            placement=gi.placement,
+            compute_instances=tuple(
+                model.ComputeInstance(
+                    instance_id=ci.instance_id,
+                    profile=dataclasses.replace(names[gi.profile_id], compute_slices=ci.slices),
+                    placement=ci.placement,
+                    uuid=uuids.get((gi.instance_id, ci.instance_id)),
+                )
+                for ci in inside
+            ),
         )
-    return model.GpuInstance(
-        instance_id=instance.instance_id,
-        profile=name,
-        profile_id=instance.profile_id,
-        placement=instance.placement,
-        compute_instances=tuple(
-            model.ComputeInstance(
-                instance_id=compute.instance_id,
-                profile=dataclasses.replace(name, compute_slices=compute.slices),
-                placement=compute.placement,
-                uuid=uuids.get((instance.instance_id, compute.instance_id)),
-            )
-            for compute in inside
-        ),
+        for gi, inside in found
     )
 
 
 def _mig_uuids(
-    device: gpu_device.Device, compute_ids: Mapping[int, tuple[int, ...]]
+    device: gpu_device.Device, compute_ids: Mapping[int, Sequence[int]]
 ) -> dict[tuple[int, int], str]:
     """Return MIG device UUIDs by the ids of GPU instance and compute instance.
 
@@ -219,12 +200,11 @@ def _mig_uuids(
         if handle is None:
             continue
         instance_id: int = library.call(pynvml.nvmlDeviceGetGpuInstanceId, handle)
-        inside = compute_ids.get(instance_id, ())
-        compute_id: int = (
-            inside[0]
-            if len(inside) == 1
-            else library.call(pynvml.nvmlDeviceGetComputeInstanceId, handle)
-        )
+        match compute_ids.get(instance_id):
+            case [only]:
+                compute_id = only
+            case _:
+                compute_id = library.call(pynvml.nvmlDeviceGetComputeInstanceId, handle)
         uuids[instance_id, compute_id] = library.call(pynvml.nvmlDeviceGetUUID, handle)
         missing.discard((instance_id, compute_id))
         if not missing:
