@@ -335,28 +335,25 @@ def test_a_listener_that_says_nothing_is_killed_in_time() -> None:
 
 
 @pytest.mark.parametrize(
-    ("script", "error"),
+    ("command", "error"),
     [
-        ("sys.exit(3)", "status 3"),
-        ("os.write(parent._out, b'hello'); until_the_end()", "hello"),
-        ("say(('watching', '8', 8)); until_the_end()", "invalid message"),
-        ("say(('failed', 'Whatever', 'so')); until_the_end()", "Whatever"),
-        ("say(('failed', 'GpuLost', 'gone'))", "gone"),
+        (["/does/not/exist"], "cannot be started"),
+        (scripted("sys.exit(3)"), "status 3"),
+        (scripted("os.write(parent._out, b'hello'); until_the_end()"), "hello"),
+        (scripted("say(('watching', '8', 8)); until_the_end()"), "invalid message"),
+        (scripted("say(('failed', 'Whatever', 'so')); until_the_end()"), "Whatever"),
+        (scripted("say(('failed', 'GpuLost', 'gone'))"), "gone"),
     ],
 )
-def test_a_listener_that_is_no_good_is_replaced_after_a_pause(script: str, error: str) -> None:
-    with watching(scripted(script)) as rig:
+def test_a_listener_that_is_no_good_is_replaced_after_a_pause(
+    command: list[str], error: str
+) -> None:
+    with watching(command) as rig:
         waiting.until(lambda: bool(rig.logged("gpu_listener_ended")))
         waiting.until(lambda: not children())
     (ended,) = rig.logged("gpu_listener_ended")
     assert error in ended["error"]
     assert ended["delay_s"] == 3600.0
-
-
-def test_a_listener_that_cannot_be_started_is_tried_again() -> None:
-    with watching(["/does/not/exist"]) as rig:
-        waiting.until(lambda: bool(rig.logged("gpu_listener_ended")))
-    assert "cannot be started" in rig.logged("gpu_listener_ended")[0]["error"]
 
 
 @pytest.mark.slow

@@ -10,12 +10,15 @@ import pytest
 
 from mig_manager import errors
 from mig_manager.adapters.host import gpu_reset, programs
+from mig_manager.catalogue import hardware
 from mig_manager.core import host_settings, model
 from mig_manager.sandbox.driver import nvidia_smi, states
 from tests.adapters import nvml_rig, proc_tree, stand_ins
 from tests.adapters.nvml_rig import OFF, ON, Rig, mode_step
 
 A100 = "a100-sxm4-40gb"
+SLOW = pytest.mark.slow
+BUSY = ("InUse", "in use")
 WAITING = states.Options(resets_itself=False)
 
 
@@ -74,6 +77,12 @@ def boot(tmp_path: pathlib.Path) -> Iterator[Boot]:
         yield start
 
 
+def waiting(boot: Boot) -> tuple[Machine, tuple[model.Gpu, ...]]:
+    """Return a machine with one GPU, whose mode is pending."""
+    machine = boot()
+    return machine, machine.switch(0)
+
+
 def test_only_the_gpu_with_a_pending_mode_is_reset(boot: Boot) -> None:
     machine = boot(f"3x{A100}")
     gpus = machine.switch(1)
@@ -127,8 +136,7 @@ def test_a_reset_may_change_handles_and_minor_numbers(boot: Boot) -> None:
 
 
 def test_a_gpu_reset_by_another_program_is_not_reset_again(boot: Boot) -> None:
-    machine = boot()
-    gpus = machine.switch(0)
+    machine, gpus = waiting(boot)
     assert machine.state.reset_gpu(0) is states.Code.SUCCESS
 
     machine.reset(gpus)
@@ -195,8 +203,7 @@ def test_a_process_with_an_open_device_node_is_named_with_its_pod(boot: Boot) ->
 @pytest.mark.parametrize("name", ["nvidia-persiste", "nv-fabricmanage"])
 @pytest.mark.slow
 def test_daemons_that_release_the_gpu_do_not_block_a_reset(name: str, boot: Boot) -> None:
-    machine = boot()
-    gpus = machine.switch(0)
+    machine, gpus = waiting(boot)
     machine.proc.add(73, "/dev/nvidia0", name=name)
 
     machine.reset(gpus)
@@ -205,8 +212,7 @@ def test_daemons_that_release_the_gpu_do_not_block_a_reset(name: str, boot: Boot
 
 
 def test_a_daemon_that_did_not_release_the_gpu_is_named_after_the_refusal(boot: Boot) -> None:
-    machine = boot()
-    gpus = machine.switch(0)
+    machine, gpus = waiting(boot)
     machine.state.add_client(gpus[0].uuid, name="daemon", kind=states.ClientKind.MONITOR)
     machine.proc.add(
         73, "/dev/nvidia0", name="nvidia-persiste", cgroup="0::/s/nvidia-persistenced.service"
@@ -222,8 +228,7 @@ def test_a_daemon_that_did_not_release_the_gpu_is_named_after_the_refusal(boot: 
 
 
 def test_an_invisible_process_is_reported(boot: Boot) -> None:
-    machine = boot()
-    gpus = machine.switch(0)
+    machine, gpus = waiting(boot)
     machine.state.add_client(gpus[0].uuid, name="dcgm", kind=states.ClientKind.MONITOR)
 
     error = machine.refusal(gpus)
@@ -233,83 +238,34 @@ def test_an_invisible_process_is_reported(boot: Boot) -> None:
 
 
 @pytest.mark.parametrize(
-    "text",
+    ("text", "status", "reason", "message"),
     [
-        "GPU 00000000:07:00.0 is currently in use by another process.",
-        "The following GPUs could not be reset:\n  GPU 00000000:07:00.0: In use by another client",
-        "Unable to reset GPU 00000000:07:00.0 because it's being used by some other process",
+        pytest.param("GPU 7 is currently in use by another process.", 255, *BUSY, marks=SLOW),
+        pytest.param("Failed:\n  GPU 7: In use by another client", 255, *BUSY, marks=SLOW),
+        pytest.param("because it's being used by some other process", 255, *BUSY, marks=SLOW),
+        ("Resetting GPU 7 is not supported.", 3, "RebootRequired", "GPU 7 is not supported."),
+        ("Failed:\n  GPU 7: Not Supported", 255, "RebootRequired", "GPU 7: Not Supported"),
+        ("What it says in ten years", 3, "RebootRequired", "What it says in ten years"),
+        pytest.param("Denied", 4, "NoPermission", "ended with status 4: Denied", marks=SLOW),
+        pytest.param("Failed", 255, "ResetRequired", "ended with status 255: Failed", marks=SLOW),
+        pytest.param("", 15, "ResetRequired", "ended with status 15", marks=SLOW),
+        ("was successfully reset", 0, "ResetRequired", "yet its MIG mode is still pending"),
     ],
 )
-@pytest.mark.slow
-def test_every_known_message_of_a_busy_gpu_is_in_use(text: str, boot: Boot) -> None:
-    machine = boot()
-    gpus = machine.switch(0)
-    machine.say(text, status=255)
-
-    error = machine.refusal(gpus)
-
-    assert error.reason is errors.Reason.IN_USE
-    assert "in use" in error.message
-
-
-@pytest.mark.parametrize(
-    ("text", "status"),
-    [
-        ("Resetting GPU 00000000:07:00.0 is not supported.", 3),
-        ("The following GPUs could not be reset:\n  GPU 00000000:07:00.0: Not Supported", 255),
-        ("What it says in ten years", 3),
-    ],
-)
-def test_a_gpu_that_this_machine_cannot_reset_needs_a_reboot(
-    text: str, status: int, boot: Boot
+def test_a_refusal_has_the_reason_that_its_words_mean(
+    text: str, status: int, reason: str, message: str, boot: Boot
 ) -> None:
-    machine = boot()
-    gpus = machine.switch(0)
+    machine, gpus = waiting(boot)
     machine.say(text, status=status)
 
     error = machine.refusal(gpus)
 
-    assert error.reason is errors.Reason.REBOOT_REQUIRED
-    assert text.splitlines()[-1].strip() in error.message
-
-
-@pytest.mark.parametrize(
-    ("text", "status", "reason"),
-    [
-        ("Insufficient Permissions", 4, errors.Reason.NO_PERMISSION),
-        ("GPU Reset couldn't complete", 255, errors.Reason.RESET_REQUIRED),
-        ("", 15, errors.Reason.RESET_REQUIRED),
-    ],
-)
-@pytest.mark.slow
-def test_any_other_refusal_is_quoted(
-    text: str, status: int, reason: errors.Reason, boot: Boot
-) -> None:
-    machine = boot()
-    gpus = machine.switch(0)
-    machine.say(text, status=status)
-
-    error = machine.refusal(gpus)
-
-    assert error.reason is reason
-    assert f"ended with status {status}" in error.message
-    assert text in error.message
-
-
-def test_a_reset_after_which_the_mode_is_still_pending_is_an_error(boot: Boot) -> None:
-    machine = boot()
-    gpus = machine.switch(0)
-    machine.say("GPU 00000000:07:00.0 was successfully reset.", status=0)
-
-    error = machine.refusal(gpus)
-
-    assert error.reason is errors.Reason.RESET_REQUIRED
-    assert "yet its MIG mode is still pending" in error.message
+    assert error.reason == errors.Reason(reason)
+    assert message in error.message
 
 
 def test_a_reset_that_hangs_is_killed_at_its_deadline(boot: Boot) -> None:
-    machine = boot()
-    gpus = machine.switch(0)
+    machine, gpus = waiting(boot)
     machine.say("Resetting...\n$(sleep 60)", status=0)
 
     error = machine.refusal(gpus, timeout_s=0.5)
@@ -340,37 +296,38 @@ def test_a_linked_gpu_is_not_reset_unless_its_mode_is_pending_too(boot: Boot) ->
     assert machine.resets == [0, 0, 0]
 
 
-def test_a_passed_through_gpu_is_not_reset(boot: Boot) -> None:
-    machine = boot(options=states.Options(virtualization=states.Virtualization.PASSTHROUGH))
-    gpus = machine.switch(0)
-    (machine.bin / "nvidia-smi").unlink()
+@pytest.mark.parametrize(
+    ("virtualization", "reason", "message"),
+    [
+        (
+            model.Virtualization.PASSTHROUGH,
+            errors.Reason.REBOOT_REQUIRED,
+            "passed through to this virtual machine",
+        ),
+        (model.Virtualization.VGPU, errors.Reason.NOT_SUPPORTED, "only its host can reset it"),
+    ],
+)
+def test_the_gpu_of_a_virtual_machine_is_not_reset(
+    virtualization: model.Virtualization, reason: errors.Reason, message: str, boot: Boot
+) -> None:
+    machine, (gpu,) = waiting(boot)
 
-    error = machine.refusal(gpus)
+    error = machine.refusal([dataclasses.replace(gpu, virtualization=virtualization)])
 
-    assert error.reason is errors.Reason.REBOOT_REQUIRED
-    assert "passed through to this virtual machine" in error.message
-
-
-def test_a_vgpu_is_not_reset(boot: Boot) -> None:
-    machine = boot()
-    (gpu,) = machine.switch(0)
-    guest = dataclasses.replace(gpu, virtualization=model.Virtualization.VGPU)
-
-    assert machine.refusal([guest]).reason is errors.Reason.NOT_SUPPORTED
+    assert error.reason is reason
+    assert message in error.message
     assert machine.resets == [0]
 
 
 def test_an_unprivileged_reset_is_no_permission(boot: Boot) -> None:
-    machine = boot()
-    gpus = machine.switch(0)
+    machine, gpus = waiting(boot)
     machine.state.set_options(dataclasses.replace(WAITING, permitted=False))
 
     assert machine.refusal(gpus).reason is errors.Reason.NO_PERMISSION
 
 
 def test_a_missing_nvidia_smi_is_an_error_that_says_where_it_was_searched(boot: Boot) -> None:
-    machine = boot()
-    gpus = machine.switch(0)
+    machine, gpus = waiting(boot)
     (machine.bin / "nvidia-smi").unlink()
 
     error = machine.refusal(gpus)
@@ -384,8 +341,7 @@ def test_a_missing_nvidia_smi_is_an_error_that_says_where_it_was_searched(boot: 
 )
 @pytest.mark.slow
 def test_a_gpu_that_nvidia_smi_does_not_show_is_not_reset(answer: str, boot: Boot) -> None:
-    machine = boot()
-    gpus = machine.switch(0)
+    machine, gpus = waiting(boot)
     stand_ins.script(machine.bin / "nvidia-smi", answer)
 
     assert machine.refusal(gpus).reason is errors.Reason.RESET_REQUIRED
@@ -420,18 +376,10 @@ def test_persistence_mode_is_restored_after_a_refused_reset(boot: Boot) -> None:
     assert kinds == {states.ClientKind.PERSISTENCE_MODE, states.ClientKind.MONITOR}
 
 
-def test_a_warning_after_the_xml_is_ignored() -> None:
+def test_missing_xml_elements_are_unknown_and_a_warning_after_the_xml_is_ignored() -> None:
     text = "<nvidia_smi_log><gpu><uuid>GPU-1</uuid></gpu></nvidia_smi_log>\nWARNING: infoROM\n"
-    status = gpu_reset.parse(text)
 
-    assert status is not None
-    assert status.uuid == "GPU-1"
-
-
-def test_missing_xml_elements_are_unknown() -> None:
-    status = gpu_reset.parse("<nvidia_smi_log><gpu><uuid>GPU-1</uuid></gpu></nvidia_smi_log>")
-
-    assert status == gpu_reset.GpuStatus(
+    assert gpu_reset.parse(text) == gpu_reset.GpuStatus(
         uuid="GPU-1",
         minor=None,
         is_pending=False,
@@ -485,7 +433,13 @@ def test_nvidia_smi_is_run_in_the_root_where_it_is_found(tmp_path: pathlib.Path)
         "echo '<nvidia_smi_log><gpu><uuid>GPU-1</uuid><mig_mode><current_mig>Disabled"
         "</current_mig><pending_mig>'$mode'</pending_mig></mig_mode></gpu></nvidia_smi_log>'",
     )
-    gpu = _waiting_gpu()
+    gpu = dataclasses.replace(
+        hardware.template(hardware.find("A100-SXM4-40GB"), 0),
+        uuid="GPU-1",
+        pci_address="00000000:07:00.0",
+        current_mode=model.MigMode.DISABLED,
+        pending_mode=model.MigMode.ENABLED,
+    )
     reset = gpu_reset.SmiReset(
         programs.Programs((programs.Root(path=root),)), proc=tmp_path / "no-proc"
     )
@@ -493,21 +447,3 @@ def test_nvidia_smi_is_run_in_the_root_where_it_is_found(tmp_path: pathlib.Path)
     reset.reset([gpu])
 
     assert (root / "asked").read_text() == "--gpu-reset -i 00000000:07:00.0\n"
-
-
-def _waiting_gpu() -> model.Gpu:
-    return model.Gpu(
-        index=0,
-        uuid="GPU-1",
-        name="NVIDIA A100",
-        architecture=model.Architecture.AMPERE,
-        pci_address="00000000:07:00.0",
-        pci_device_id=0x20B010DE,
-        pci_subsystem_id=0,
-        memory_mib=40960,
-        current_mode=model.MigMode.DISABLED,
-        pending_mode=model.MigMode.ENABLED,
-        mode_change_needs_reset=True,
-        profiles=(),
-        gpu_instances=(),
-    )

@@ -95,8 +95,7 @@ def test_gpus_come_in_the_order_of_their_indices(boot: Boot) -> None:
 def test_a_driver_that_reports_no_profiles_while_mig_is_off_is_asked_once_it_is_on(
     boot: Boot,
 ) -> None:
-    options = states.Options(reports_profiles_while_mig_off=False)
-    node = boot(options=options)
+    node = boot(options=states.Options(reports_profiles_while_mig_off=False))
     assert node.observe().profiles is None
     assert len(node.enable().profiles or ()) == len(hardware.find("a100").profiles)
 
@@ -111,16 +110,14 @@ def test_a_library_that_knows_fewer_profiles_reports_those_it_knows(boot: Boot) 
 def test_an_old_library_leaves_the_need_for_a_reset_to_the_architecture(
     spec: str, boot: Boot
 ) -> None:
-    options = states.Options(absent_functions=("nvmlDeviceGetFieldValues",))
-    node = boot(spec, options=options)
+    node = boot(spec, options=states.Options(absent_functions=("nvmlDeviceGetFieldValues",)))
     gpu = node.observe()
     assert gpu.mode_change_needs_reset is (gpu.architecture is model.Architecture.AMPERE)
 
 
 @pytest.mark.parametrize("name", ["NONE", "PASSTHROUGH", "VGPU"])
 def test_it_is_seen_how_a_machine_has_its_gpu(name: str, boot: Boot) -> None:
-    options = states.Options(virtualization=states.Virtualization[name])
-    node = boot(options=options)
+    node = boot(options=states.Options(virtualization=states.Virtualization[name]))
     assert node.observe().virtualization is model.Virtualization[name]
 
 
@@ -165,8 +162,7 @@ def test_every_mig_device_is_found_behind_a_gap_in_the_indices(node: Rig) -> Non
 
 
 def test_instances_come_in_the_order_of_their_placements_whatever_their_ids(boot: Boot) -> None:
-    options = states.Options(swapped_gpus=(0,))
-    node = boot(options=options)
+    node = boot(options=states.Options(swapped_gpus=(0,)))
     gpu = node.fill(*["1g.5gb"] * 7)
     ids = [instance.instance_id for instance in gpu.gpu_instances]
     assert ids != sorted(ids)

@@ -1,0 +1,223 @@
+"""Steps that the driver refuses: on what is in use, and mode changes without effect."""
+
+import pynvml
+import pytest
+
+from mig_manager import errors
+from mig_manager.core import model
+from mig_manager.core.planner import planner
+from mig_manager.sandbox.driver import states
+from tests.adapters.nvml_rig import (
+    OFF,
+    ON,
+    Boot,
+    Rig,
+    ci_step,
+    end_steps,
+    gi_step,
+    mode_step,
+    names,
+)
+
+# An instance to be destroyed is in use.
+
+
+def test_a_step_on_an_instance_in_use_is_retried_until_it_is_idle(node: Rig) -> None:
+    gpu = node.fill("1g.5gb")
+    client = node.state.add_client(gpu.mig_uuids[0], name="/usr/bin/python3")
+    waits: list[float] = []
+
+    def leave_after_three_seconds() -> None:
+        waits.append(node.clock.now_s)
+        if node.clock.now_s > 3.0:
+            node.state.remove_client(client)
+
+    node.clock.on_wait.append(leave_after_three_seconds)
+    node.run(*end_steps(gpu))
+    assert node.observe().gpu_instances == ()
+    pauses = [after - before for before, after in zip([0.0, *waits], waits, strict=False)]
+    assert pauses == sorted(pauses)
+    assert max(pauses) <= 1.0
+
+
+def test_an_instance_that_stays_in_use_is_an_error_that_names_the_process(boot: Boot) -> None:
+    node = boot(in_use_timeout_s=10.0)
+    gpu = node.fill("1g.5gb", "2g.10gb")
+    first, second = gpu.gpu_instances
+    node.state.add_client(first.compute_instances[0].uuid or "", name="train.py", pid=4711)
+    node.state.add_client(second.compute_instances[0].uuid or "", name="other", pid=4712)
+    error = node.refusal(*end_steps(gpu))
+    assert 10.0 <= node.clock.now_s <= 12.0
+    assert error.message == (
+        f"GPU 0 ({gpu.uuid}): cannot destroy compute instance 1g.5gb (instance "
+        f"{first.instance_id}/0, {first.compute_instances[0].uuid}): "
+        "nvmlComputeInstanceDestroy answered 'In use by another client'; "
+        f"in use by train.py (pid 4711 in GPU instance {first.instance_id})"
+    )
+    assert error.reason is errors.Reason.IN_USE
+    assert error.operation == "nvmlComputeInstanceDestroy"
+    assert error.code == pynvml.NVML_ERROR_IN_USE
+
+
+@pytest.mark.parametrize("spec", ["a100-sxm4-40gb", "h100-sxm5-80gb"])
+def test_a_mode_change_is_retried_until_the_gpu_is_idle(spec: str, boot: Boot) -> None:
+    node = boot(spec)
+    gpu = node.observe()
+    client = node.state.add_client(gpu.uuid, name="python3")
+    node.clock.on_wait.append(lambda: node.state.remove_client(client))
+    assert node.enable().current_mode is ON
+
+
+@pytest.mark.parametrize("spec", ["a100-sxm4-40gb", "h100-sxm5-80gb"])
+def test_a_gpu_that_stays_in_use_is_an_error_that_names_the_process(spec: str, boot: Boot) -> None:
+    node = boot(spec)
+    gpu = node.observe()
+    node.state.add_client(gpu.uuid, name="python3", pid=4711)
+    with pytest.raises(errors.HardwareError) as caught:
+        node.enable()
+    assert caught.value.reason is errors.Reason.IN_USE
+    how = ", which resets the GPU" if gpu.mode_change_needs_reset else ""
+    assert caught.value.message == (
+        f"GPU 0 ({gpu.uuid}): cannot switch MIG mode to enabled{how}: nvmlDeviceSetMigMode "
+        "answered 'In use by another client'; in use by python3 (pid 4711)"
+    )
+
+
+def test_an_explanation_that_several_gpus_share_is_given_once(boot: Boot) -> None:
+    node = boot("2xA100-SXM4-40GB", in_use_timeout_s=0.0)
+    gpus = node.gpus.observe()
+    for gpu in gpus:
+        node.state.add_client(gpu.uuid, name="dcgm", kind=states.ClientKind.MONITOR)
+    wanted = {gpu.uuid: model.DesiredGpu(mode=model.MigMode.ENABLED) for gpu in gpus}
+    plan = planner.plan(gpus, wanted)
+    with pytest.raises(errors.HardwareError) as caught:
+        node.gpus.execute(plan, gpus)
+
+    assert all(gpu.uuid in caught.value.message for gpu in gpus)
+    assert caught.value.message.count("NVML lists no process") == 1
+
+
+def test_the_bound_on_waiting_is_for_the_gpu_and_not_for_each_step(boot: Boot) -> None:
+    node = boot(in_use_timeout_s=10.0)
+    gpu = node.fill("1g.5gb", "1g.5gb")
+    first = node.state.add_client(gpu.mig_uuids[0], name="a")
+    node.state.add_client(gpu.mig_uuids[1], name="b")
+
+    def leave_after_eight_seconds() -> None:
+        if node.clock.now_s > 8.0:
+            node.state.remove_client(first)
+
+    node.clock.on_wait.append(leave_after_eight_seconds)
+    with pytest.raises(errors.HardwareError, match="in use by b"):
+        node.run(*end_steps(gpu))
+    assert node.clock.now_s <= 12.0
+
+
+# A mode change that does not take effect is never taken for one that did.
+
+
+@pytest.mark.parametrize(
+    ("options", "reason", "why"),
+    [
+        (
+            states.Options(resets_itself=False),
+            errors.Reason.RESET_REQUIRED,
+            "answered 'GPU requires restart', yet the mode waits for a reset",
+        ),
+        (
+            states.Options(virtualization=states.Virtualization.PASSTHROUGH),
+            errors.Reason.REBOOT_REQUIRED,
+            "inside which no reset can help, only a reboot of it",
+        ),
+    ],
+)
+def test_a_mode_that_waits_is_an_error_at_once_that_says_for_what(
+    options: states.Options, reason: errors.Reason, why: str, boot: Boot
+) -> None:
+    node = boot(options=options)
+    error = node.refusal(mode_step(node.observe(), ON))
+    gpu = node.observe()
+    assert (gpu.current_mode, gpu.pending_mode) == (OFF, ON)
+    assert node.clock.now_s == 0.0
+    assert (error.reason, error.code) == (reason, pynvml.NVML_ERROR_RESET_REQUIRED)
+    assert error.message.endswith(why)
+
+
+@pytest.mark.parametrize(
+    ("virtualization", "reason"),
+    [
+        (states.Virtualization.NONE, errors.Reason.RESET_REQUIRED),
+        (states.Virtualization.PASSTHROUGH, errors.Reason.REBOOT_REQUIRED),
+    ],
+)
+@pytest.mark.parametrize("status", [pynvml.NVML_SUCCESS, pynvml.NVML_ERROR_NOT_SUPPORTED])
+def test_a_pending_mode_counts_as_such_whatever_the_activation_status(
+    status: int,
+    virtualization: states.Virtualization,
+    reason: errors.Reason,
+    boot: Boot,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    node = boot(options=states.Options(resets_itself=False, virtualization=virtualization))
+    gpu = node.observe()
+    _answer(monkeypatch, status)
+    with pytest.raises(errors.HardwareError, match="nvmlDeviceSetMigMode") as caught:
+        node.run(mode_step(gpu, ON))
+    assert caught.value.reason is reason
+
+
+def test_an_active_mode_is_success_whatever_the_activation_status(
+    node: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _answer(monkeypatch, pynvml.NVML_ERROR_IN_USE)
+    assert node.enable().current_mode is ON
+
+
+def test_a_success_that_changes_nothing_is_an_error_that_no_reset_is_tried_for(
+    node: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu = node.observe()
+    monkeypatch.setattr(pynvml, "nvmlDeviceSetMigMode", lambda *_: 0)
+    with pytest.raises(errors.HardwareError, match="neither active nor") as caught:
+        node.run(mode_step(gpu, ON))
+    assert caught.value.reason is errors.Reason.VERIFY_FAILED
+
+
+def test_the_error_of_a_vgpu_guest_says_that_its_host_decides(boot: Boot) -> None:
+    node = boot(options=states.Options(virtualization=states.Virtualization.VGPU))
+    step = mode_step(node.observe(), ON)
+    with pytest.raises(errors.HardwareError, match="up to its host") as caught:
+        node.run(step)
+    assert caught.value.reason is errors.Reason.NOT_SUPPORTED
+
+
+def test_a_gpu_that_a_mode_change_attaches_again_is_found(boot: Boot) -> None:
+    node = boot(options=states.Options(reattaches=True))
+    gpu = node.observe()
+    create = gi_step(gpu, "7g.40gb")
+    node.run(mode_step(gpu, ON), create, ci_step(create, "7g.40gb"))
+    after = node.observe()
+    assert names(after) == ["7g.40gb@0:8"]
+    assert (after.index, after.uuid) == (gpu.index, gpu.uuid)
+
+
+def _answer(monkeypatch: pytest.MonkeyPatch, status: int) -> None:
+    """Have a mode change do its work and give this activation status."""
+    real = pynvml.nvmlDeviceSetMigMode
+
+    def switch(device: object, mode: int) -> int:
+        real(device, mode)
+        return status
+
+    monkeypatch.setattr(pynvml, "nvmlDeviceSetMigMode", switch)
+
+
+def test_a_pending_mode_is_withdrawn_by_asking_for_the_current_one(boot: Boot) -> None:
+    node = boot(in_use_timeout_s=0.0)
+    gpu = node.observe()
+    node.state.add_client(gpu.uuid, name="dcgm", kind=states.ClientKind.MONITOR)
+    with pytest.raises(errors.HardwareError):
+        node.enable()
+    node.run(mode_step(gpu, OFF))
+    gpu = node.observe()
+    assert (gpu.current_mode, gpu.pending_mode) == (OFF, OFF)
