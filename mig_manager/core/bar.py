@@ -6,6 +6,7 @@ that a boundary which stays is one unbroken line and one that moves shows as a s
 
 import dataclasses
 import enum
+import itertools
 from collections.abc import Iterable, Sequence
 
 INNER_WIDTH = 88
@@ -111,34 +112,58 @@ class Row:
     label: str = ""
 
 
+_Line = list[tuple[str, Tone]]
+
+
 def draw(rows: Sequence[Row], *, slices: int, style: Style) -> list[str]:
     """Draw the rows on each other in one box, with the slices numbered below, as lines.
 
     Marks appear above the first and below the last row.
     """
     pitch = INNER_WIDTH // slices
-    indent = max(len(row.label) for row in rows) + 2
     width = slices * pitch + 1
+    indent = max(len(row.label) for row in rows) + 2
+    margin = " " * indent
     lines: list[str] = []
     above: frozenset[int] = frozenset()
     for number, row in enumerate(rows):
-        below = _edges(row.cells, pitch)
-        border = _border(above, below, width)
+        edges = frozenset(edge * pitch for cell in row.cells for edge in (cell.start, cell.end))
+        border = _border(above, edges, width)
         if number == 0:
             _put_marks(border, row.cells, pitch)
-        lines.append(" " * indent + _render(border, style))
-        lines += _body(row, pitch=pitch, width=width, indent=indent, style=style)
-        above = below | _part_edges(row.cells, pitch)
+        titles = _blank(width)
+        for cell in row.cells:
+            _put_title(titles, cell, cell.start * pitch, cell.size * pitch, fill=cell.fill)
+        _put_verticals(titles, edges)
+        label = row.label.rjust(indent - 1) + " "
+        lines += [margin + _render(border, style), label + _render(titles, style)]
+        above = edges
+        if any(cell.parts for cell in row.cells):
+            divisions, parts = _divisions(row.cells, pitch, width)
+            above |= parts
+            _put_verticals(divisions, above)
+            lines.append(margin + _render(divisions, style))
     border = _border(above, frozenset(), width)
     if len(rows) > 1:
         _put_marks(border, rows[-1].cells, pitch)
-    lines.append(" " * indent + _render(border, style))
     ruler = "".join(str(slice_).ljust(pitch) for slice_ in range(slices)).rstrip()
-    lines.append(" " * (indent + 1) + style.paint(ruler, Tone.FAINT))
-    return lines
+    return [*lines, margin + _render(border, style), f"{margin} {style.paint(ruler, Tone.FAINT)}"]
 
 
-_Line = list[tuple[str, Tone]]
+def _divisions(cells: Sequence[Cell], pitch: int, width: int) -> tuple[_Line, frozenset[int]]:
+    """Return the line with the parts of the cells, and the columns where parts begin and end."""
+    line = _blank(width)
+    edges: set[int] = set()
+    for cell in cells:
+        column, size = cell.start * pitch, cell.size * pitch
+        if not cell.parts:
+            blank = Part(begin=0, end=1, title="", tone=cell.tone)
+            _put_title(line, blank, column, size, fill=cell.fill)
+        for part in cell.parts:
+            begin, end = column + round(part.begin * size), column + round(part.end * size)
+            _put_title(line, part, begin, end - begin)
+            edges |= {begin, end}
+    return line, frozenset(edges)
 
 
 def _blank(width: int) -> _Line:
@@ -149,45 +174,14 @@ def _put(line: _Line, column: int, text: str, tone: Tone) -> None:
     line[column : column + len(text)] = [(character, tone) for character in text]
 
 
-def _render(line: _Line, style: Style) -> str:
-    """Join the characters, one colour change per stretch and not per character."""
-    pieces: list[str] = []
-    stretch, tone = "", Tone.PLAIN
-    for character, its_tone in line:
-        if its_tone is not tone:
-            pieces.append(style.paint(style.plain(stretch), tone))
-            stretch, tone = "", its_tone
-        stretch += character
-    pieces.append(style.paint(style.plain(stretch), tone))
-    return "".join(pieces)
-
-
-def _edges(cells: Iterable[Cell], pitch: int) -> frozenset[int]:
-    return frozenset(edge * pitch for cell in cells for edge in (cell.start, cell.end))
-
-
-def _part_edges(cells: Iterable[Cell], pitch: int) -> frozenset[int]:
-    return frozenset(
-        column
-        for cell in cells
-        for part in cell.parts
-        for column in _part_columns(cell, part, pitch)
-    )
-
-
-def _part_columns(cell: Cell, part: Part, pitch: int) -> tuple[int, int]:
-    column, width = cell.start * pitch, cell.size * pitch
-    return column + round(part.begin * width), column + round(part.end * width)
-
-
-def _border(above: frozenset[int], below: frozenset[int], width: int) -> _Line:
-    return [
-        (
-            _JUNCTIONS[column in above, column in below, column > 0, column < width - 1],
-            Tone.FAINT,
-        )
-        for column in range(width)
-    ]
+def _put_title(
+    line: _Line, cell: Cell | Part, column: int, width: int, *, fill: str = " "
+) -> None:
+    room = width - 1
+    title = cell.title if len(cell.title) <= room else cell.title[: max(room - 1, 0)] + "…"
+    if title and fill != " " and len(title) + 2 <= room:
+        title = f" {title} "
+    _put(line, column + 1, title.center(room, fill)[:room], cell.tone)
 
 
 def _put_marks(border: _Line, cells: Iterable[Cell], pitch: int) -> None:
@@ -198,39 +192,22 @@ def _put_marks(border: _Line, cells: Iterable[Cell], pitch: int) -> None:
             _put(border, cell.start * pitch + 1 + (room - len(word)) // 2, word, cell.tone)
 
 
-def _body(row: Row, *, pitch: int, width: int, indent: int, style: Style) -> list[str]:
-    titles = _blank(width)
-    for cell in row.cells:
-        _put_cell(titles, cell.start * pitch, cell.size * pitch, cell)
-    _put_verticals(titles, _edges(row.cells, pitch))
-    lines = [row.label.rjust(indent - 1) + " " + _render(titles, style)]
-    if any(cell.parts for cell in row.cells):
-        divisions = _blank(width)
-        for cell in row.cells:
-            _put_divisions(divisions, cell, pitch)
-        _put_verticals(divisions, _edges(row.cells, pitch) | _part_edges(row.cells, pitch))
-        lines.append(" " * indent + _render(divisions, style))
-    return lines
-
-
-def _put_cell(line: _Line, column: int, width: int, cell: Cell | Part) -> None:
-    room = width - 1
-    fill = cell.fill if isinstance(cell, Cell) else " "
-    title = cell.title if len(cell.title) <= room else cell.title[: max(room - 1, 0)] + "…"
-    if title and fill != " " and len(title) + 2 <= room:
-        title = f" {title} "
-    _put(line, column + 1, title.center(room, fill)[:room], cell.tone)
-
-
-def _put_divisions(line: _Line, cell: Cell, pitch: int) -> None:
-    if not cell.parts:
-        filler = dataclasses.replace(cell, title="")
-        _put_cell(line, cell.start * pitch, cell.size * pitch, filler)
-    for part in cell.parts:
-        column, right = _part_columns(cell, part, pitch)
-        _put_cell(line, column, right - column, part)
-
-
 def _put_verticals(line: _Line, edges: Iterable[int]) -> None:
     for column in edges:
         _put(line, column, "│", Tone.FAINT)
+
+
+def _border(above: frozenset[int], below: frozenset[int], width: int) -> _Line:
+    return [
+        (_JUNCTIONS[column in above, column in below, column > 0, column < width - 1], Tone.FAINT)
+        for column in range(width)
+    ]
+
+
+def _render(line: _Line, style: Style) -> str:
+    """Join the characters, one colour change per stretch and not per character."""
+    stretches = itertools.groupby(line, key=lambda each: each[1])
+    return "".join(
+        style.paint(style.plain("".join(character for character, _ in stretch)), tone)
+        for tone, stretch in stretches
+    )

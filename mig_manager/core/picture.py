@@ -35,22 +35,21 @@ def draw_gpus(gpus: Sequence[model.Gpu], *, style: bar.Style) -> str:
 
     Equal GPUs, which are ascending by index, are drawn once.
     """
-    blocks = [
-        "\n".join(
-            [
-                _header(alike, _mode_text(alike[0]), style),
-                *_bar_now(alike[0], style),
-                *_offer(alike[0], style),
-            ]
+    blocks: list[str] = []
+    for alike in _fold(gpus, _appearance):
+        gpu = alike[0]
+        lines = [_header(alike, _mode_text(gpu), style)]
+        if slices := _slices(gpu):
+            row = bar.Row(cells=_cells_now(gpu, slices, marks={}))
+            lines += bar.draw([row], slices=slices, style=style)
+        blocks.append("\n".join([*lines, *_offer(gpu, style)]))
+    if any(not gi.compute_instances for gpu in gpus for gi in gpu.gpu_instances):
+        legend = (
+            "! GPU instance without a compute instance: it only blocks memory slices; "
+            "'apply' removes it."
         )
-        for alike in _fold(gpus, _appearance)
-    ]
-    legend = (
-        [_legend_of_garbage(style)]
-        if any(not gi.compute_instances for gpu in gpus for gi in gpu.gpu_instances)
-        else []
-    )
-    return "\n\n".join(blocks + legend)
+        blocks.append(style.paint(legend, bar.Tone.BAD))
+    return "\n\n".join(blocks)
 
 
 def draw_change(
@@ -68,18 +67,33 @@ def draw_change(
     plans = {gpu_plan.gpu_uuid: gpu_plan for gpu_plan in plan.gpus if gpu_plan.steps}
 
     def appearance(gpu: model.Gpu) -> Hashable:
-        return _appearance(gpu), _appearance_of_plan(plans.get(gpu.uuid)), gpu.uuid in selected
+        plan = plans.get(gpu.uuid)
+        if plan is None:
+            return _appearance(gpu), gpu.uuid in selected
+        ends = [s.placement for s in plan.steps if isinstance(s, steps.DestroyGpuInstance)]
+        return (
+            _appearance(gpu),
+            frozenset(ends),
+            dataclasses.replace(plan, gpu_uuid="", gpu_index=0, steps=()),
+            plan.changes_mode,
+        )
 
     blocks: list[str] = []
     for alike in _fold(gpus, appearance):
-        gpu_plan = plans.get(alike[0].uuid)
+        gpu = alike[0]
+        gpu_plan = plans.get(gpu.uuid)
         if gpu_plan is None:
-            note = "right already" if alike[0].uuid in selected else "not in this layout"
-            header = _header(alike, f"{_mode_text(alike[0])} · {note}", style)
-            blocks.append(f"{header}\n    {style.plain(summarise(alike[0]))}")
-        else:
-            header = _header(alike, _mode_change_text(alike[0], gpu_plan), style)
-            blocks.append("\n".join([header, *_bar_change(alike[0], gpu_plan, style)]))
+            note = "right already" if gpu.uuid in selected else "not in this layout"
+            header = _header(alike, f"{_mode_text(gpu)} · {note}", style)
+            blocks.append(f"{header}\n    {style.plain(summarise(gpu))}")
+            continue
+        mode = _mode_text(gpu)
+        if gpu_plan.changes_mode:
+            how = ", resets the GPU" if gpu_plan.needs_reset else ""
+            after = _on_off(_mode_after(gpu, gpu_plan))
+            mode = f"MIG {_on_off(gpu.current_mode)} → {after}{how}"
+        lines = _bar_change(gpu, gpu_plan, style)
+        blocks.append("\n".join([_header(alike, mode, style), *lines]))
     return "\n\n".join(blocks)
 
 
@@ -133,26 +147,13 @@ def _appearance(gpu: model.Gpu) -> Hashable:
     return gpu.name, gpu.pci_device_id, gpu.current_mode, gpu.pending_mode, instances
 
 
-def _appearance_of_plan(gpu_plan: steps.GpuPlan | None) -> Hashable:
-    if gpu_plan is None:
-        return None
-    placements = {
-        step.placement for step in gpu_plan.steps if isinstance(step, steps.DestroyGpuInstance)
-    }
-    return gpu_plan.target, frozenset(placements), gpu_plan.changes_mode, gpu_plan.is_provisional
-
-
 def _header(alike: Sequence[model.Gpu], note: str, style: bar.Style) -> str:
     first = alike[0]
-    who = f"{len(alike)} alike" if len(alike) > 1 else _short(first.uuid)
+    # What distinguishes GPUs of one node: ``GPU-`` and the first group of digits.
+    short = "-".join(first.uuid.split("-")[:2])
+    who = f"{len(alike)} alike" if len(alike) > 1 else short
     title = style.paint(f"GPU {indices(alike)}", bar.Tone.STRONG)
     return title + style.plain(f" · {first.name} · {note} · {who}")
-
-
-def _short(uuid: str) -> str:
-    """Keep what tells GPUs of one node apart: ``GPU-`` and the first group of digits."""
-    head, _, rest = uuid.partition("-")
-    return f"{head}-{rest.split('-')[0]}"
 
 
 def _mode_text(gpu: model.Gpu) -> str:
@@ -162,13 +163,6 @@ def _mode_text(gpu: model.Gpu) -> str:
     if gpu.pending_mode is None or gpu.pending_mode is gpu.current_mode:
         return now
     return f"{now}, {_on_off(gpu.pending_mode)} after the next reset"
-
-
-def _mode_change_text(gpu: model.Gpu, gpu_plan: steps.GpuPlan) -> str:
-    if not gpu_plan.changes_mode:
-        return _mode_text(gpu)
-    how = ", resets the GPU" if gpu_plan.needs_reset else ""
-    return f"MIG {_on_off(gpu.current_mode)} → {_on_off(_mode_after(gpu, gpu_plan))}{how}"
 
 
 def _on_off(mode: model.MigMode | None) -> str:
@@ -182,8 +176,9 @@ def _mode_after(gpu: model.Gpu, gpu_plan: steps.GpuPlan) -> model.MigMode | None
 
 def _offer(gpu: model.Gpu, style: bar.Style) -> list[str]:
     """Return what a layout for this GPU may name: its PCI id and its profiles."""
-    profiles = sorted((info.profile for info in gpu.profiles or ()), key=_small_first)
-    names = " ".join(map(str, profiles))
+    offered = [info.profile for info in gpu.profiles or ()]
+    offered.sort(key=lambda each: (each.gpu_slices, each.memory_gb, str(each)))
+    names = " ".join(map(str, offered))
     text = f"PCI 0x{gpu.pci_device_id:08X}"
     if names:
         text += f" · offers {names}"
@@ -195,10 +190,6 @@ def _offer(gpu: model.Gpu, style: bar.Style) -> list[str]:
     return [style.paint(style.plain(line), bar.Tone.FAINT) for line in lines]
 
 
-def _small_first(profile: model.Profile) -> tuple[int, int, str]:
-    return profile.gpu_slices, profile.memory_gb, str(profile)
-
-
 def _slices(gpu: model.Gpu) -> int:
     """Return the number of memory slices, or 0 if the driver lists no profiles yet."""
     possible = [place.end for info in gpu.profiles or () for place in info.placements]
@@ -206,22 +197,24 @@ def _slices(gpu: model.Gpu) -> int:
     return max(possible + taken, default=0)
 
 
-def _bar_now(gpu: model.Gpu, style: bar.Style) -> list[str]:
-    slices = _slices(gpu)
-    if not slices:
-        return []
-    row = bar.Row(cells=_cells_now(gpu, slices, marks={}))
-    return bar.draw([row], slices=slices, style=style)
-
-
 def _bar_change(gpu: model.Gpu, gpu_plan: steps.GpuPlan, style: bar.Style) -> list[str]:
     slices = _slices(gpu)
     if not slices:
         return ["    " + _PLACED_LATER]
     marks = _marks(gpu, gpu_plan)
+    if _mode_after(gpu, gpu_plan) is not model.MigMode.ENABLED:
+        after = _whole(slices, WHOLE)
+    elif gpu_plan.is_provisional:
+        after = _whole(slices, _PLACED_LATER)
+    else:
+        cells: list[bar.Cell] = []
+        for target in gpu_plan.target:
+            mark = marks.get(target.placement, _STAYS) if target.kept else _NEW
+            inside = [(ci.profile, ci.placement) for ci in target.compute_instances]
+            cells.append(_cell(target.profile, target.placement, mark, inside))
+        after = _with_free_room(cells, gpu, slices)
     now = bar.Row(label="now", cells=_cells_now(gpu, slices, marks=marks))
-    then = bar.Row(label="then", cells=_cells_then(gpu, gpu_plan, slices, marks=marks))
-    return bar.draw([now, then], slices=slices, style=style)
+    return bar.draw([now, bar.Row(label="then", cells=after)], slices=slices, style=style)
 
 
 _PLACED_LATER = "placements are decided once MIG is on"
@@ -229,25 +222,19 @@ _PLACED_LATER = "placements are decided once MIG is on"
 
 def _marks(gpu: model.Gpu, gpu_plan: steps.GpuPlan) -> dict[model.Placement, str]:
     """Return what the plan does to each live GPU instance, by placement."""
-    doomed: set[int] = set()
-    touched: set[model.Placement] = set()
     ids = {gi.instance_id: gi.placement for gi in gpu.gpu_instances}
+    marks = dict.fromkeys(ids.values(), _STAYS)
     for step in gpu_plan.steps:
         match step:
-            case steps.DestroyGpuInstance():
-                doomed.add(step.gpu_instance_id)
             case steps.DestroyComputeInstance() if step.gpu_instance_id in ids:
-                touched.add(ids[step.gpu_instance_id])
-            case steps.CreateComputeInstance():
-                touched.add(step.gpu_instance_placement)
+                marks[ids[step.gpu_instance_id]] = _CHANGES
+            case steps.CreateComputeInstance() if marks.get(step.gpu_instance_placement) is _STAYS:
+                marks[step.gpu_instance_placement] = _CHANGES
+            case steps.DestroyGpuInstance() if step.gpu_instance_id in ids:
+                marks[ids[step.gpu_instance_id]] = _GOES
             case _:
                 pass
-    return {
-        gi.placement: _GOES
-        if gi.instance_id in doomed
-        else (_CHANGES if gi.placement in touched else _STAYS)
-        for gi in gpu.gpu_instances
-    }
+    return marks
 
 
 def _cells_now(
@@ -255,25 +242,17 @@ def _cells_now(
 ) -> tuple[bar.Cell, ...]:
     if gpu.current_mode is not model.MigMode.ENABLED:
         return _whole(slices, WHOLE)
-    cells = [_cell_of_live(gi, marks.get(gi.placement, "")) for gi in gpu.gpu_instances]
-    return _with_free_room(cells, gpu, slices)
-
-
-def _cells_then(
-    gpu: model.Gpu,
-    gpu_plan: steps.GpuPlan,
-    slices: int,
-    *,
-    marks: Mapping[model.Placement, str],
-) -> tuple[bar.Cell, ...]:
-    if _mode_after(gpu, gpu_plan) is not model.MigMode.ENABLED:
-        return _whole(slices, WHOLE)
-    if gpu_plan.is_provisional:
-        return _whole(slices, _PLACED_LATER)
-    cells = [
-        _cell_of_target(target, marks.get(target.placement, _STAYS) if target.kept else _NEW)
-        for target in gpu_plan.target
-    ]
+    cells: list[bar.Cell] = []
+    for gi in gpu.gpu_instances:
+        mark = marks.get(gi.placement, "")
+        inside = [(ci.profile, ci.placement) for ci in gi.compute_instances]
+        cell = _cell(gi.profile, gi.placement, mark, inside)
+        if not inside:
+            tone = cell.tone if mark else bar.Tone.BAD
+            cell = dataclasses.replace(
+                cell, title=f"! {gi.profile}", fill="░", tone=tone, parts=()
+            )
+        cells.append(cell)
     return _with_free_room(cells, gpu, slices)
 
 
@@ -281,63 +260,47 @@ def _whole(slices: int, title: str) -> tuple[bar.Cell, ...]:
     return (bar.Cell(start=0, size=slices, title=title, tone=bar.Tone.FAINT),)
 
 
-def _cell_of_live(gi: model.GpuInstance, mark: str) -> bar.Cell:
-    cell = _cell(gi.profile, gi.placement, mark)
-    if not gi.compute_instances:
-        return dataclasses.replace(
-            cell,
-            title=f"! {gi.profile}",
-            fill="░",
-            tone=cell.tone if mark else bar.Tone.BAD,
-        )
-    instances = [(ci.profile, ci.placement) for ci in gi.compute_instances]
-    return dataclasses.replace(cell, parts=_parts(instances, gi.profile, cell.tone))
+_Inside = Sequence[tuple[model.Profile, model.Placement | None]]
+"""Compute instances by profile and span."""
 
 
-def _cell_of_target(target: steps.TargetInstance, mark: str) -> bar.Cell:
-    cell = _cell(target.profile, target.placement, mark)
-    instances = [(ci.profile, ci.placement) for ci in target.compute_instances]
-    return dataclasses.replace(cell, parts=_parts(instances, target.profile, cell.tone))
-
-
-def _cell(profile: model.Profile, placement: model.Placement, mark: str) -> bar.Cell:
-    by_size = _TONE_OF_SIZE.get(profile.gpu_slices, bar.Tone.BLUE)
+def _cell(
+    profile: model.Profile, placement: model.Placement, mark: str, inside: _Inside
+) -> bar.Cell:
+    tone = _TONE_OF_SIZE.get(profile.gpu_slices, bar.Tone.BLUE)
+    tone = _TONE_OF_MARK[mark] if mark else tone
     return bar.Cell(
         start=placement.start,
         size=placement.size,
         title=str(profile),
-        tone=_TONE_OF_MARK[mark] if mark else by_size,
+        tone=tone,
         mark="" if mark == _STAYS else mark,
+        parts=_parts(inside, profile, tone),
     )
 
 
-def _parts(
-    instances: Sequence[tuple[model.Profile, model.Placement | None]],
-    profile: model.Profile,
-    tone: bar.Tone,
-) -> tuple[bar.Part, ...]:
+def _parts(inside: _Inside, profile: model.Profile, tone: bar.Tone) -> tuple[bar.Part, ...]:
     """Divide a cell by compute instances; one that spans its GPU instance is no division."""
-    if len(instances) == 1 and instances[0][0].spans:
+    if len(inside) == 1 and inside[0][0].spans:
         return ()
     total = profile.gpu_slices
     parts: list[bar.Part] = []
+
+    def add(start: int, end: int, title: str, tone: bar.Tone) -> None:
+        share = min(end / total, 1.0)
+        parts.append(bar.Part(begin=start / total, end=share, title=title, tone=tone))
+
     reached = 0
-    for instance, placement in sorted(instances, key=lambda item: item[1] or _NOWHERE):
+    nowhere = model.Placement(start=0, size=0)
+    for instance, placement in sorted(inside, key=lambda item: item[1] or nowhere):
         start = placement.start if placement else reached
         if start > reached:
-            parts.append(_part(reached, start, total, "", bar.Tone.FAINT))
+            add(reached, start, "", bar.Tone.FAINT)
         reached = start + instance.compute_slices
-        parts.append(_part(start, reached, total, f"{instance.compute_slices}c", tone))
+        add(start, reached, f"{instance.compute_slices}c", tone)
     if reached < total:
-        parts.append(_part(reached, total, total, _FREE, bar.Tone.FAINT))
+        add(reached, total, _FREE, bar.Tone.FAINT)
     return tuple(parts)
-
-
-_NOWHERE = model.Placement(start=0, size=0)
-
-
-def _part(start: int, end: int, total: int, title: str, tone: bar.Tone) -> bar.Part:
-    return bar.Part(begin=start / total, end=min(end / total, 1.0), title=title, tone=tone)
 
 
 def _with_free_room(
@@ -353,29 +316,14 @@ def _with_free_room(
         if taken.isdisjoint(range(place.start, place.end))
         for slice_ in range(place.start, place.end)
     }
-    for slice_ in range(slices):
-        if slice_ in taken:
-            continue
-        fill = _FREE if slice_ in usable else _UNUSABLE
+    room = [slice_ for slice_ in range(slices) if slice_ not in taken]
+    for slice_ in room:
+        title, fill = (_FREE_ROOM, _FREE) if slice_ in usable else (_NO_FIT, _UNUSABLE)
         last = drawn[-1] if drawn else None
-        if (
-            last
-            and last.end == slice_
-            and last.title in (_FREE_ROOM, _NO_FIT)
-            and last.fill == fill
-        ):
+        if last and last.start in room and (last.end, last.title) == (slice_, title):
             drawn[-1] = dataclasses.replace(last, size=last.size + 1)
         else:
-            title = _FREE_ROOM if slice_ in usable else _NO_FIT
             drawn.append(
                 bar.Cell(start=slice_, size=1, title=title, tone=bar.Tone.FAINT, fill=fill)
             )
     return tuple(sorted(drawn, key=lambda cell: cell.start))
-
-
-def _legend_of_garbage(style: bar.Style) -> str:
-    return style.paint(
-        "! GPU instance without a compute instance: it only blocks memory slices; "
-        "'apply' removes it.",
-        bar.Tone.BAD,
-    )
