@@ -1,5 +1,7 @@
 """GPUs and plans as plain data, for JSON and YAML; the keys are a public contract."""
 
+import dataclasses
+
 from mig_manager.core import model, steps
 
 
@@ -24,7 +26,24 @@ def gpu(observed: model.Gpu) -> dict[str, object]:
             str(info.profile): [str(place) for place in info.placements]
             for info in observed.profiles
         },
-        "gpu_instances": [_instance_data(gi) for gi in observed.gpu_instances],
+        "gpu_instances": [
+            {
+                "id": gi.instance_id,
+                "profile": str(gi.profile),
+                "profile_id": gi.profile_id,
+                "placement": str(gi.placement),
+                "compute_instances": [
+                    {
+                        "id": ci.instance_id,
+                        "profile": str(ci.profile),
+                        "placement": str(ci.placement) if ci.placement else None,
+                        "uuid": ci.uuid,
+                    }
+                    for ci in gi.compute_instances
+                ],
+            }
+            for gi in observed.gpu_instances
+        ],
     }
 
 
@@ -37,24 +56,6 @@ def unreachable(gpu: model.UnreachableGpu) -> dict[str, object]:
         "reason": gpu.reason.value,
         "code": gpu.code,
         "message": gpu.message,
-    }
-
-
-def _instance_data(gi: model.GpuInstance) -> dict[str, object]:
-    return {
-        "id": gi.instance_id,
-        "profile": str(gi.profile),
-        "profile_id": gi.profile_id,
-        "placement": str(gi.placement),
-        "compute_instances": [
-            {
-                "id": ci.instance_id,
-                "profile": str(ci.profile),
-                "placement": str(ci.placement) if ci.placement else None,
-                "uuid": ci.uuid,
-            }
-            for ci in gi.compute_instances
-        ],
     }
 
 
@@ -79,39 +80,24 @@ def gpu_plan(plan: steps.GpuPlan) -> dict[str, object]:
     }
 
 
+_ACTIONS = {
+    steps.DestroyComputeInstance: "destroy_compute_instance",
+    steps.DestroyGpuInstance: "destroy_gpu_instance",
+    steps.SetMode: "set_mode",
+    steps.CreateGpuInstance: "create_gpu_instance",
+    steps.CreateComputeInstance: "create_compute_instance",
+}
+
+
 def _step_data(step: steps.Step) -> dict[str, object]:
-    match step:
-        case steps.DestroyComputeInstance():
-            return {
-                "action": "destroy_compute_instance",
-                "gpu_instance_id": step.gpu_instance_id,
-                "compute_instance_id": step.compute_instance_id,
-                "profile": str(step.profile),
-                "uuid": step.uuid,
-            }
-        case steps.DestroyGpuInstance():
-            return {
-                "action": "destroy_gpu_instance",
-                "gpu_instance_id": step.gpu_instance_id,
-                "profile": str(step.profile),
-                "placement": str(step.placement),
-            }
-        case steps.SetMode():
-            return {
-                "action": "set_mode",
-                "mode": step.mode.value,
-                "needs_reset": step.needs_reset,
-            }
-        case steps.CreateGpuInstance():
-            return {
-                "action": "create_gpu_instance",
-                "profile": str(step.profile),
-                "placement": str(step.placement),
-            }
-        case steps.CreateComputeInstance():
-            return {
-                "action": "create_compute_instance",
-                "gpu_instance_placement": str(step.gpu_instance_placement),
-                "profile": str(step.profile),
-                "placement": str(step.placement),
-            }
+    def plain(value: object) -> object:
+        if isinstance(value, model.Profile | model.Placement):
+            return str(value)
+        return value.value if isinstance(value, model.MigMode) else value
+
+    names = [each.name for each in dataclasses.fields(step)]
+    return {"action": _ACTIONS[type(step)]} | {
+        name: plain(getattr(step, name))
+        for name in names
+        if name not in ("gpu_uuid", "profile_id")
+    }

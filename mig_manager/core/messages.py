@@ -1,7 +1,7 @@
 """Keep messages for people short: name a few of many, and cut at a word."""
 
 import datetime as dt
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 
 def printable(text: str, instead: str = "?") -> str:
@@ -27,11 +27,6 @@ def by_cause(causes: Iterable[tuple[str, str]]) -> str:
     names: dict[str, list[str]] = {}
     for name, cause in causes:
         names.setdefault(cause, []).append(name)
-    return listed_causes(names)
-
-
-def listed_causes(names: Mapping[str, Sequence[str]]) -> str:
-    """Name the first of many causes, with things that have them."""
     return listed([f"{listed(each)} ({cause})" for cause, each in names.items()])
 
 

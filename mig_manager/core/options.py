@@ -132,8 +132,12 @@ class Source:
 
     def field(self, settings: type, name: str) -> Any:
         """Return the value of one field of a settings class."""
-        option = next((each for each in _variants(settings, name) if self._has(each)), None)
-        return self.get(option) if option else _variants(settings, name)[0].default
+        (declared,) = (each for each in dataclasses.fields(settings) if each.name == name)
+        variants = tuple(_of_field(declared))
+        for option in variants:
+            if not option.commands or self.command in option.commands.split():
+                return self.get(option)
+        return variants[0].default
 
     def values(self, settings: type) -> dict[str, Any]:
         """Return the values of all fields of a settings class that are options.
@@ -148,9 +152,6 @@ class Source:
             for each in dataclasses.fields(settings)
             if _KEY in each.metadata
         }
-
-    def _has(self, option: Option) -> bool:
-        return not option.commands or self.command in option.commands.split()
 
     def _find(self, option: Option) -> tuple[str, str]:
         """Return the value as text, and its place: the flag or the variable."""
@@ -186,11 +187,6 @@ def _of_field(field: dataclasses.Field[Any]) -> Iterator[Option]:
     yield from field.metadata.get("nested", ())
 
 
-def _variants(settings: type, name: str) -> tuple[Option, ...]:
-    (field,) = (each for each in dataclasses.fields(settings) if each.name == name)
-    return tuple(_of_field(field))
-
-
 # -- fields of settings classes ------------------------------------------------------------------
 
 
@@ -202,10 +198,8 @@ def declared(*variants: Option) -> Any:
 def nested(source: type | tuple[Option, ...], *names: str, group: str = "") -> Any:
     """Declare a field that is computed from other options.
 
-    Args:
-        source: These options, or the settings class that declares them.
-        names: The long names of those that the command line has; none: all.
-        group: Their heading in help; empty: their own.
+    ``source`` is these options, or the settings class that declares them; of it, the command line
+    has those with these long ``names``, or all. Without ``group`` they keep their heading in help.
     """
     found = of(source) if isinstance(source, type) else source
     kept = tuple(
@@ -228,24 +222,49 @@ def switch(meaning: str, *, default: bool = False, **more: Any) -> Any:
 
 def seconds(meaning: str, *, default: float, least: float = 0.0, **more: Any) -> Any:
     """Declare a duration in seconds, up to a year."""
-    parse = _parser_of_seconds(least)
+
+    def parse(value: str) -> float:
+        try:
+            seconds = float(value)
+        except ValueError:
+            seconds = math.nan
+        if not least <= seconds <= _MAX_S:
+            raise ValueError(f"is not a number of seconds from {least:g} to {_MAX_S:g}")
+        return seconds
+
     return declared(Option(help=meaning, metavar=SECONDS, parse=parse, default=default, **more))
 
 
 def count(meaning: str, *, default: int = 0, **more: Any) -> Any:
     """Declare a whole number from 0 to 99999."""
-    return declared(Option(help=meaning, metavar="NUMBER", parse=_count, default=default, **more))
+
+    def parse(value: str) -> int:
+        return _whole_number(value, 99999, "is not a whole number from 0 to 99999")
+
+    return declared(Option(help=meaning, metavar="NUMBER", parse=parse, default=default, **more))
 
 
 def port(meaning: str, **more: Any) -> Any:
     """Declare a TCP port; 0 is none."""
-    return declared(Option(help=meaning, metavar="PORT", parse=_port, default=0, **more))
+
+    def parse(value: str) -> int:
+        return _whole_number(value, _LAST_PORT, f"is not a port from 0 to {_LAST_PORT}")
+
+    return declared(Option(help=meaning, metavar="PORT", parse=parse, default=0, **more))
 
 
 def path(meaning: str, *, default: pathlib.Path | None = None, **more: Any) -> Any:
     """Declare a path, with ``~`` for a home directory."""
-    option = Option(help=meaning, parse=_path, default=default, **({"metavar": FILE} | more))
-    return declared(option)
+
+    def parse(value: str) -> pathlib.Path:
+        try:
+            return pathlib.Path(value).expanduser()
+        except RuntimeError as error:
+            raise ValueError("names no home directory") from error
+
+    return declared(
+        Option(help=meaning, parse=parse, default=default, **({"metavar": FILE} | more))
+    )
 
 
 def choice(meaning: str, *, metavar: str, default: enum.Enum, **more: Any) -> Any:
@@ -275,35 +294,9 @@ def parse_switch(value: str) -> bool:
     raise ValueError("is neither true nor false")
 
 
-def _parser_of_seconds(least: float) -> Callable[[str], float]:
-    def parse(value: str) -> float:
-        try:
-            seconds = float(value)
-        except ValueError:
-            seconds = math.nan
-        if not least <= seconds <= _MAX_S:
-            raise ValueError(f"is not a number of seconds from {least:g} to {_MAX_S:g}")
-        return seconds
-
-    return parse
-
-
-def _count(value: str) -> int:
+def _whole_number(value: str, most: int, problem: str) -> int:
     # Checked before the conversion: long numbers take long.
-    if len(value) > _MAX_DIGITS or not (value.isascii() and value.isdigit()):
-        raise ValueError("is not a whole number from 0 to 99999")
-    return int(value)
-
-
-def _port(value: str) -> int:
     is_short = len(value) <= _MAX_DIGITS and value.isascii() and value.isdigit()
-    if not is_short or int(value) > _LAST_PORT:
-        raise ValueError(f"is not a port from 0 to {_LAST_PORT}")
+    if not is_short or int(value) > most:
+        raise ValueError(problem)
     return int(value)
-
-
-def _path(value: str) -> pathlib.Path:
-    try:
-        return pathlib.Path(value).expanduser()
-    except RuntimeError as error:
-        raise ValueError("names no home directory") from error

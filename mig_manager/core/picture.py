@@ -176,9 +176,9 @@ def _mode_after(gpu: model.Gpu, gpu_plan: steps.GpuPlan) -> model.MigMode | None
 
 def _offer(gpu: model.Gpu, style: bar.Style) -> list[str]:
     """Return what a layout for this GPU may name: its PCI id and its profiles."""
-    offered = [info.profile for info in gpu.profiles or ()]
-    offered.sort(key=lambda each: (each.gpu_slices, each.memory_gb, str(each)))
-    names = " ".join(map(str, offered))
+    profiles = [info.profile for info in gpu.profiles or ()]
+    profiles.sort(key=lambda each: (each.gpu_slices, each.memory_gb, str(each)))
+    names = " ".join(map(str, profiles))
     text = f"PCI 0x{gpu.pci_device_id:08X}"
     if names:
         text += f" · offers {names}"

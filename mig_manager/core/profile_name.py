@@ -36,10 +36,7 @@ _ADDED_BY_ENUM = {
     16: ("me.all",),  # 2_SLICE_ALL_ME
     17: ("gfx",),  # 3_SLICE_GFX
 }
-_REMOVED_BY_ENUM = {
-    13: ("me",),  # 1_SLICE_NO_ME
-    14: ("me",),  # 2_SLICE_NO_ME
-}
+_REMOVED_BY_ENUM = {13: ("me",), 14: ("me",)}  # 1_SLICE_NO_ME, 2_SLICE_NO_ME
 
 
 def parse(text: str) -> model.Profile:
@@ -123,9 +120,19 @@ def suggest(
         try:
             asked = parse(wanted)
         except ValueError:
-            return _similar(wanted, available)
+            import difflib  # noqa: PLC0415 - for mistakes alone
+
+            by_name = {str(profile): profile for profile in available}
+            names = difflib.get_close_matches(wanted.lower(), by_name, n=MAX_SUGGESTIONS)
+            return tuple(by_name[name] for name in names)
     else:
         asked = wanted
+
+    def distance(profile: model.Profile) -> tuple[bool, int, str]:
+        attributes = profile.attributes, profile.negated_attributes
+        is_other = attributes != (asked.attributes, asked.negated_attributes)
+        return is_other, abs(profile.memory_gb - asked.memory_gb), str(profile)
+
     same_slices = {
         profile
         if asked.spans
@@ -133,24 +140,7 @@ def suggest(
         for profile in available
         if profile.gpu_slices == asked.gpu_slices
     }
-    ranked = sorted(same_slices - {asked}, key=lambda profile: _distance(asked, profile))
-    return tuple(ranked[:MAX_SUGGESTIONS])
-
-
-def _similar(text: str, available: Iterable[model.Profile]) -> tuple[model.Profile, ...]:
-    by_name = {str(profile): profile for profile in available}
-    import difflib  # noqa: PLC0415 - for mistakes alone
-
-    names = difflib.get_close_matches(text.lower(), by_name, n=MAX_SUGGESTIONS)
-    return tuple(by_name[name] for name in names)
-
-
-def _distance(asked: model.Profile, profile: model.Profile) -> tuple[bool, int, str]:
-    other_attributes = (profile.attributes, profile.negated_attributes) != (
-        asked.attributes,
-        asked.negated_attributes,
-    )
-    return other_attributes, abs(profile.memory_gb - asked.memory_gb), str(profile)
+    return tuple(sorted(same_slices - {asked}, key=distance)[:MAX_SUGGESTIONS])
 
 
 def _explain(text: str) -> str:

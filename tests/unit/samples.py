@@ -6,10 +6,13 @@ one whose driver does not report spans.
 """
 
 import collections
+import dataclasses
 import re
 from collections.abc import Iterable
+from typing import Any
 
-from mig_manager.core import model
+from mig_manager.core import model, steps
+from mig_manager.core.node import cluster
 
 _PROFILE = re.compile(r"(?:(\d+)c\.)?(\d+)g\.(\d+)gb(?:([+-])(.+))?")
 _INSTANCE = re.compile(r"(?P<profile>[^@]+)@(?P<start>\d+)(?:\[(?P<inside>[^]]*)\])?")
@@ -171,13 +174,7 @@ def _compute(nth: int, word: str, of: model.Profile, uuid_stem: str) -> model.Co
     slices = int(size.rstrip("c"))
     return model.ComputeInstance(
         instance_id=nth,
-        profile=model.Profile(
-            compute_slices=slices,
-            gpu_slices=of.gpu_slices,
-            memory_gb=of.memory_gb,
-            attributes=of.attributes,
-            negated_attributes=of.negated_attributes,
-        ),
+        profile=dataclasses.replace(of, compute_slices=slices),
         placement=model.Placement(int(start), slices) if start else None,
         uuid=f"{uuid_stem}-{start or nth}",
     )
@@ -207,3 +204,44 @@ def inside(
     groups: Iterable[Iterable[model.ComputeInstance]],
 ) -> collections.Counter[model.Profile]:
     return collections.Counter(ci.profile for group in groups for ci in group)
+
+
+def pod(name: str = "p", **changed: Any) -> cluster.Pod:
+    """Build a running pod that requests a GPU."""
+    running = cluster.Pod(
+        namespace="default",
+        name=name,
+        uid=name,
+        phase="Running",
+        labels={},
+        node_selector={},
+        owner_kind=None,
+        is_mirror=False,
+        is_ready=True,
+        is_terminating=False,
+        gpu_resources={"nvidia.com/gpu": 1},
+        container_names=("main",),
+    )
+    return dataclasses.replace(running, **changed)
+
+
+def words(plan: steps.Plan) -> list[str]:
+    """Write the steps so that a test can show them."""
+    lines = []
+    for step in plan.steps:
+        match step:
+            case steps.DestroyComputeInstance():
+                lines.append(
+                    f"-ci {step.profile} {step.gpu_instance_id}/{step.compute_instance_id}"
+                )
+            case steps.DestroyGpuInstance():
+                lines.append(f"-gi {step.profile} {step.placement}")
+            case steps.SetMode():
+                lines.append(f"mode {step.mode.value}")
+            case steps.CreateGpuInstance():
+                lines.append(f"+gi {step.profile} {step.placement}")
+            case steps.CreateComputeInstance():
+                lines.append(
+                    f"+ci {step.profile} {step.placement} in {step.gpu_instance_placement}"
+                )
+    return lines

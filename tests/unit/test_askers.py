@@ -11,23 +11,9 @@ MIXED = "mixed"
 
 
 def pod(name: str, *, phase: str = "Running", **asks: int) -> cluster.Pod:
-    return cluster.Pod(
-        namespace="ml",
-        name=name,
-        uid=name,
-        phase=phase,
-        labels={},
-        node_selector={},
-        owner_kind=None,
-        is_mirror=False,
-        is_ready=True,
-        is_terminating=False,
-        gpu_resources={
-            "nvidia.com/" + key.replace("mig_", "mig-").replace("_", "."): count
-            for key, count in asks.items()
-        },
-        container_names=("main",),
-    )
+    names = {key: key.replace("mig_", "mig-").replace("_", ".") for key in asks}
+    requests = {f"nvidia.com/{names[key]}": count for key, count in asks.items()}
+    return samples.pod(name, namespace="ml", phase=phase, gpu_resources=requests)
 
 
 NODE = (

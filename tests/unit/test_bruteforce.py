@@ -102,25 +102,20 @@ def judge(product: hardware.Product) -> tuple[int, int]:
     return len(possible), len(beyond)
 
 
-@pytest.mark.parametrize(
-    "product",
-    [
-        pytest.param(
-            product,
-            id=product.key,
-            marks=() if product in ONE_OF_EACH_GRID else pytest.mark.slow,
-        )
-        for product in PRODUCTS
-    ],
-)
+JUDGED = [
+    pytest.param(each, id=each.key, marks=() if each in ONE_OF_EACH_GRID else pytest.mark.slow)
+    for each in PRODUCTS
+]
+
+
+@pytest.mark.parametrize("product", JUDGED)
 def test_the_planner_accepts_exactly_what_can_be_placed(product: hardware.Product) -> None:
     fitting, others = judge(product)
     assert fitting > 10
     assert others > 10
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("product", PRODUCTS, ids=lambda product: str(product.key))
+@pytest.mark.parametrize("product", JUDGED)
 @hypothesis.given(data=st.data())
 @hypothesis.settings(deadline=None, max_examples=60)
 def test_compute_instances_are_accepted_exactly_where_they_can_be_packed(

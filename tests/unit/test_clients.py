@@ -1,37 +1,29 @@
 """The pods and services that a plan affects, decided from values alone."""
 
+import collections
 import dataclasses
-import json
+from collections.abc import Collection
 
 import pytest
 
-from mig_manager import errors
 from mig_manager.catalogue import hardware
 from mig_manager.core import model, steps
 from mig_manager.core.node import clients, cluster, resources
 from mig_manager.core.planner import planner
-from mig_manager.core.records import status
 from tests import fakes
+from tests.unit import samples
 
+ONE, OTHER = frozenset({fakes.mig_uuid("1")}), frozenset({fakes.mig_uuid("2")})
 SAMPLER = cluster.DEPLOY_LABEL_PREFIX + "sampler"
 
-POD = cluster.Pod(
-    namespace="default",
-    name="p",
-    uid="u",
-    phase="Running",
-    labels={},
-    node_selector={},
-    owner_kind=None,
-    is_mirror=False,
-    is_ready=True,
-    is_terminating=False,
-    gpu_resources={"nvidia.com/gpu": 1},
-    container_names=("main",),
-)
+POD = samples.pod()
 
 OF_PLUGIN = {"owner_kind": "DaemonSet", "mounts_plugin_sockets": True}
 """What a pod of the device plugin is beside its name."""
+
+
+def using(ids: Collection[str] = ()) -> cluster.PodDevices:
+    return cluster.PodDevices(namespace="default", name="p", device_ids=frozenset(ids))
 
 
 def balanced() -> tuple[model.Gpu, ...]:
@@ -40,12 +32,7 @@ def balanced() -> tuple[model.Gpu, ...]:
 
 
 def wanted(*names: str) -> model.DesiredGpu:
-    gpu = hardware.template(hardware.find("A100-SXM4-40GB"), 0)
-    by_name = {str(p.profile): p.profile for p in gpu.profiles or ()}
-    counts: dict[model.Profile, int] = {}
-    for name in names:
-        counts[by_name[name]] = counts.get(by_name[name], 0) + 1
-    return model.DesiredGpu.of(model.MigMode.ENABLED, counts)
+    return samples.want(collections.Counter(names))
 
 
 def plan_to(gpus: tuple[model.Gpu, ...], *names: str) -> steps.Plan:
@@ -96,28 +83,24 @@ def test_a_pod_whose_devices_kubelet_does_not_list_counts_by_its_request(
 ) -> None:
     pod = dataclasses.replace(POD, **change)  # type: ignore[arg-type]
 
-    assert bool(clients.affected_pods([pod], (), frozenset({fakes.mig_uuid("1")}))) is leaves
+    assert bool(clients.affected_pods([pod], (), ONE)) is leaves
 
 
 def test_a_pod_that_kubelet_lists_without_any_device_counts_by_its_request() -> None:
     # Kubelet lists every pod, but not the devices of a plain init container.
-    listed = cluster.PodDevices(namespace="default", name="p", device_ids=frozenset())
+    listed = using()
     without_gpu = dataclasses.replace(POD, gpu_resources={})
 
-    assert clients.affected_pods([POD], (listed,), frozenset({fakes.mig_uuid("1")})) == (POD,)
-    assert clients.affected_pods([without_gpu], (listed,), frozenset({fakes.mig_uuid("1")})) == ()
+    assert clients.affected_pods([POD], (listed,), ONE) == (POD,)
+    assert clients.affected_pods([without_gpu], (listed,), ONE) == ()
 
 
 def test_a_pod_whose_init_container_may_use_a_gpu_counts_whatever_else_it_uses() -> None:
-    devices = cluster.PodDevices(
-        namespace="default", name="p", device_ids=frozenset({fakes.mig_uuid("2")})
-    )
+    devices = using(OTHER)
     starting = dataclasses.replace(POD, phase="Pending", may_run_gpu_init=True)
 
-    assert clients.affected_pods([starting], (devices,), frozenset({fakes.mig_uuid("1")})) == (
-        starting,
-    )
-    assert clients.affected_pods([POD], (devices,), frozenset({fakes.mig_uuid("1")})) == ()
+    assert clients.affected_pods([starting], (devices,), ONE) == (starting,)
+    assert clients.affected_pods([POD], (devices,), ONE) == ()
 
 
 @pytest.mark.parametrize(
@@ -132,27 +115,19 @@ def test_a_pod_whose_init_container_may_use_a_gpu_counts_whatever_else_it_uses()
     ],
 )
 def test_a_gpu_whose_id_is_no_uuid_may_be_any_device(ids: set[str], *, leaves: bool) -> None:
-    devices = cluster.PodDevices(namespace="default", name="p", device_ids=frozenset(ids))
+    devices = using(ids)
     without_gpu = dataclasses.replace(POD, gpu_resources={})
 
-    assert (
-        bool(clients.affected_pods([POD], (devices,), frozenset({fakes.mig_uuid("1")}))) is leaves
-    )
-    assert clients.affected_pods([without_gpu], (devices,), frozenset({fakes.mig_uuid("1")})) == ()
+    assert bool(clients.affected_pods([POD], (devices,), ONE)) is leaves
+    assert clients.affected_pods([without_gpu], (devices,), ONE) == ()
 
 
 def test_a_pod_with_a_claim_on_a_gpu_counts_for_any_device_and_its_name_says_why() -> None:
-    devices = cluster.PodDevices(
-        namespace="default",
-        name="p",
-        device_ids=frozenset(),
-        claim_drivers=frozenset({"nic.example.com", "gpu.nvidia.com"}),
-    )
+    drivers = frozenset({"nic.example.com", "gpu.nvidia.com"})
+    devices = dataclasses.replace(using(), claim_drivers=drivers)
     claimant = dataclasses.replace(POD, gpu_resources={})
 
-    assert clients.affected_pods([claimant], (devices,), frozenset({fakes.mig_uuid("1")})) == (
-        claimant,
-    )
+    assert clients.affected_pods([claimant], (devices,), ONE) == (claimant,)
     assert clients.affected_pods([claimant], (devices,), frozenset()) == ()
     assert "ResourceClaim" in clients.describe_pod(claimant, (devices,))
     assert (
@@ -162,21 +137,17 @@ def test_a_pod_with_a_claim_on_a_gpu_counts_for_any_device_and_its_name_says_why
 
 def test_a_claim_that_kubelet_does_not_list_may_be_for_a_gpu() -> None:
     claimant = dataclasses.replace(POD, gpu_resources={}, has_claims=True)
-    listed = cluster.PodDevices(namespace="default", name="p", device_ids=frozenset())
+    listed = using()
     nic = dataclasses.replace(listed, claim_drivers=frozenset({"nic.example.com"}))
 
     for known in (None, (), (listed,)):
-        assert clients.affected_pods([claimant], known, frozenset({fakes.mig_uuid("1")})) == (
-            claimant,
-        )
+        assert clients.affected_pods([claimant], known, ONE) == (claimant,)
         assert "ResourceClaim" in clients.describe_pod(claimant, known)
-    assert clients.affected_pods([claimant], (nic,), frozenset({fakes.mig_uuid("1")})) == ()
+    assert clients.affected_pods([claimant], (nic,), ONE) == ()
 
 
 def test_a_whole_node_change_affects_only_pods_that_use_or_request_a_gpu() -> None:
-    devices = cluster.PodDevices(
-        namespace="default", name="p", device_ids=frozenset({fakes.mig_uuid("2")})
-    )
+    devices = using(OTHER)
     idle = dataclasses.replace(POD, name="idle", gpu_resources={})
 
     left = clients.affected_pods([POD, idle], (devices,), frozenset(), is_whole_node=True)
@@ -190,10 +161,7 @@ def test_the_owners_daemons_are_paused_and_not_evicted() -> None:
     gpus = balanced()
     plan = plan_to(gpus, "1g.5gb", "1g.5gb", "3g.20gb")
 
-    assert (
-        clients.affected_pods([pod], None, frozenset({fakes.mig_uuid("1")}), daemons=(daemon,))
-        == ()
-    )
+    assert clients.affected_pods([pod], None, ONE, daemons=(daemon,)) == ()
     assert clients.labels_to_pause({SAMPLER: "true"}, plan, (daemon,)) == {SAMPLER: "true"}
     assert clients.labels_to_pause({SAMPLER: "false"}, plan, (daemon,)) == {}
 
@@ -226,12 +194,8 @@ def test_the_operators_validators_are_known_by_their_label(app: str) -> None:
 
 
 def test_a_pod_on_another_device_stays() -> None:
-    devices = cluster.PodDevices(
-        namespace="default", name="p", device_ids=frozenset({fakes.mig_uuid("2")})
-    )
-
-    assert clients.affected_pods([POD], (devices,), frozenset({fakes.mig_uuid("1")})) == ()
-    assert clients.affected_pods([POD], (devices,), frozenset({fakes.mig_uuid("2")})) == (POD,)
+    assert clients.affected_pods([POD], (using(OTHER),), ONE) == ()
+    assert clients.affected_pods([POD], (using(OTHER),), OTHER) == (POD,)
 
 
 def test_a_workload_that_selects_nodes_by_a_deploy_label_is_no_daemon() -> None:
@@ -406,86 +370,3 @@ def test_without_kubelet_replicas_of_shared_devices_are_known(
     why = resources.why_not_schedulable(balanced(), None, counted(allocatable, labels=labels))
 
     assert (why == "") is is_good
-
-
-@pytest.mark.parametrize(
-    "switch",
-    [
-        None,
-        status.PluginConfig(before=None, now="sliced"),
-        status.PluginConfig(before="whole", now="sliced"),
-    ],
-)
-def test_a_journal_reads_back_as_it_was_written(switch: status.PluginConfig | None) -> None:
-    journal = status.Journal(
-        config="a",
-        cordoned=True,
-        hold_taint=True,
-        paused_labels={cluster.PLUGIN_DEPLOY_LABEL: "true"},
-        plugin_config=switch,
-    )
-
-    assert status.Journal.from_json(journal.to_json()) == journal
-
-
-def test_a_journal_of_the_version_before_and_one_of_the_next_are_read() -> None:
-    before = (
-        '{"version": 1, "config": "a", "cordoned": true, "holdTaint": false, "pausedLabels": {}}'
-    )
-    after = before.replace('"config"', '"novelty": [1], "config"')
-
-    known = status.Journal(config="a", cordoned=True)
-    assert status.Journal.from_json(before) == status.Journal.from_json(after) == known
-    assert "pluginConfig" not in known.to_json()
-
-
-def _paused(key: str, value: str) -> str:
-    return status.Journal(config="a", paused_labels={key: value}).to_json()
-
-
-def _switched(value: object) -> str:
-    data = json.loads(status.Journal(config="a").to_json())
-    return json.dumps(data | {"pluginConfig": value})
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "[]",
-        "{}",
-        '{"version": 2}',
-        '{"version": 1, "config": "a", "cordoned": 1, "holdTaint": false, "pausedLabels": {}}',
-        '{"version": 1, "config": "a", "cordoned": true, "holdTaint": false, "pausedLabels": 3}',
-        '{"version":1,"config":"a","cordoned":true,"holdTaint":true,"pausedLabels":{"a":1}}',
-        _paused("kubernetes.io/hostname", "true"),
-        _paused("nvidia.com/gpu.deploy.not a key", "true"),
-        _paused("nvidia.com/gpu.deploy.dcgm", "not a label value"),
-        _switched(3),
-        _switched({}),
-        _switched({"before": 1, "now": "a"}),
-        _switched({"before": None, "now": "not a label value"}),
-        "[" * 100_000,
-    ],
-)
-def test_a_journal_that_is_not_ours_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match=r".+"):
-        status.Journal.from_json(text)
-
-
-def test_the_status_annotation_has_layout_reason_and_devices() -> None:
-    text = status.Status(
-        config="a",
-        config_hash="h",
-        state=model.State.FAILED,
-        phase=model.Phase.DRAIN,
-        reason=errors.Reason.DRAIN_TIMEOUT,
-        message="m",
-        attempt=2,
-        started_at="t0",
-        finished_at="t1",
-        gpus=model.ObservedGpus(balanced()),
-    ).to_json()
-
-    assert '"reason": "DrainTimeout"' in text
-    assert '"devices": {"3g.20gb": 1, "2g.10gb": 1, "1g.5gb": 2}' in text

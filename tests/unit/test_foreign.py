@@ -1,33 +1,19 @@
 """Which pods change MIG instances as we do, by what their public manifests say of them."""
 
-import dataclasses
 from typing import Any
 
 import pytest
 
 from mig_manager import errors
 from mig_manager.core.node import clients, cluster
+from tests.unit import samples
 
 OWN = "11111111-2222-3333-4444-555555555555"
 
 
-def pod(name: str = "some-pod", **fields: Any) -> cluster.Pod:
-    running = cluster.Pod(
-        namespace="ns",
-        name=name,
-        uid="another",
-        phase="Running",
-        labels={},
-        node_selector={},
-        owner_kind="DaemonSet",
-        is_mirror=False,
-        is_ready=True,
-        is_terminating=False,
-        gpu_resources={},
-        container_names=("main",),
-        images=("registry.example.com/app:1",),
-    )
-    return dataclasses.replace(running, **fields)
+def pod(name: str = "some-pod", **changed: Any) -> cluster.Pod:
+    common = {"namespace": "ns", "uid": "another", "images": ("registry.example.com/app:1",)}
+    return samples.pod(name, **(common | changed))
 
 
 OPERATORS = pod(

@@ -52,72 +52,11 @@ def test_a_well_formed_profile_may_be_unknown_to_the_a100(name: str) -> None:
     assert caught.value.reason is errors.Reason.UNKNOWN_PROFILE
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "",
-        " 1c.1g.5gb",
-        "1 c.1g.5gb",
-        "1c .1g.5gb",
-        "1c. 1g.5gb",
-        "1c.1 g.5gb",
-        "1c.1g .5gb",
-        "1c.1g. 5gb",
-        "1c.1g.5 gb",
-        "1c.1g.5g b",
-        "1c.1g.5gb ",
-        "1c . 1g . 5gb",
-        "1c.f1g.5gb",
-        "1r.1g.5gb",
-        "1g.5gbk",
-        "1g.5",
-        "g.5gb",
-        "1g.gb",
-        "1g.5gb+me,me",
-        "1g.5gb+",
-        "1g.5gb+2me",
-        "1g.5gb*me",
-        "1c.1g.5gb*me",
-        "1g.5gb*me,you,them",
-        "1c.1g.5gb*me,you,them",
-        "bogus",
-    ],
-)
+@pytest.mark.parametrize("name", ["", " 1c.1g.5gb", "1g.5gbk", "1g.5gb+me,me", "1g.5gb*me"])
 def test_a_malformed_profile_is_refused_with_its_location(name: str) -> None:
     with pytest.raises(errors.ConfigError) as caught:
         plan(f'"{name}": 1')
     assert str(caught.value.location) == "f:6:19"
-
-
-# known_configs_test.go, on an A100 with 40 GB
-
-
-@pytest.mark.parametrize(
-    ("devices", "made"),
-    [
-        ([], 0),
-        (["1g.5gb: 7"], 7),
-        (["1g.5gb: 6"], 6),
-        (["1g.5gb: 3", "2g.10gb: 2"], 5),
-        (["1g.5gb: 2", "2g.10gb: 2"], 4),
-        (["1g.5gb: 2", "2g.10gb: 1"], 3),
-    ],
-)
-def test_devices_that_fit_in_mig_parted_fit(devices: list[str], made: int) -> None:
-    assert len(names_created(plan(*devices))) == made
-
-
-@pytest.mark.parametrize("devices", [["1g.5gb: 8"], ["1g.5gb: 4", "2g.10gb: 2"]])
-def test_devices_that_do_not_fit_in_mig_parted_do_not_fit(devices: list[str]) -> None:
-    with pytest.raises(errors.LayoutError) as caught:
-        plan(*devices)
-    assert caught.value.reason is errors.Reason.DOES_NOT_FIT
-
-
-@pytest.mark.parametrize("device", ["bogus: 1", "bogus: 0"])
-def test_a_bogus_profile_is_refused_whatever_its_count(device: str) -> None:
-    with pytest.raises(errors.ConfigError, match="'bogus' is not a MIG profile"):
-        plan(device, "1g.5gb: 1")
 
 
 # device_test.go and helpers_test.go: ids of devices
@@ -144,19 +83,6 @@ A16, A16_SUBSYSTEM = 0x25B610DE, 0x14A910DE
 )
 def test_an_id_matches_as_in_mig_parted(text: str, subsystem_id: int, *, expected: bool) -> None:
     assert config.parse_filter(text).matches(gpu(A16, subsystem_id)) is expected
-
-
-@pytest.mark.parametrize("text", ["0x25B610DE", "0x25B610DE:0x14A910DE"])
-def test_an_id_is_rendered_as_in_mig_parted(text: str) -> None:
-    assert str(config.parse_filter(text)) == text
-
-
-@pytest.mark.parametrize(
-    "text", ["0x25B610DE:not-a-subsystem", "0x25B610DE:0x14A910DE:extra", "not:a-device-id"]
-)
-def test_an_invalid_id_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="is no PCI id"):
-        config.parse_filter(text)
 
 
 def test_a_filter_with_the_form_of_a_name_matches_no_gpu_of_another_name() -> None:

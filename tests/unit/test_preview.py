@@ -11,6 +11,7 @@ from mig_manager.core.layout import config
 from mig_manager.core.node import cluster
 from mig_manager.core.records import gpu_codec
 from tests import fakes, scenes
+from tests.unit import samples
 
 A100 = hardware.find("A100-SXM4-40GB")
 DOCUMENT = config.parse(scenes.CONFIG, source="test")
@@ -42,21 +43,7 @@ def node(published: tuple[model.Gpu, ...] | str, **allocatable: int) -> nodes.No
 
 
 def pod(name: str, resource: str, **changed: object) -> cluster.Pod:
-    plain = cluster.Pod(
-        namespace="default",
-        name=name,
-        uid=name,
-        phase="Running",
-        labels={},
-        node_selector={},
-        owner_kind=None,
-        is_mirror=False,
-        is_ready=True,
-        is_terminating=False,
-        gpu_resources={resource: 1},
-        container_names=("main",),
-    )
-    return dataclasses.replace(plain, **changed)  # type: ignore[arg-type]
+    return samples.pod(name, gpu_resources={resource: 1}, **changed)
 
 
 def previewed(there: nodes.Node, layout: str, *pods: cluster.Pod) -> rollout.Preview:

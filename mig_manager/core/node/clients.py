@@ -144,15 +144,12 @@ def affected_pods(
     is_whole_node: bool = False,
     daemons: Sequence[ExtraClient] = (),
 ) -> tuple[cluster.Pod, ...]:
-    """Return the pods to evict, in the order of ``pods``.
+    """Return the pods to evict, in the order of ``pods``, which are all pods of the node.
 
-    Args:
-        pods: All pods of the node.
-        assigned: Kubelet's allocations; None if kubelet does not answer: then every pod that
-            requests a GPU counts.
-        affected: Device ids that the plan destroys; empty: no pod is evicted.
-        is_whole_node: Whether every pod that has or requests a GPU counts.
-        daemons: Daemons that are paused or deleted later.
+    ``assigned`` are kubelet's allocations; None if kubelet does not answer: then every pod that
+    requests a GPU counts. ``affected`` are the device ids that the plan destroys; if empty, no pod
+    is evicted unless ``is_whole_node``: then every pod that has or requests a GPU counts.
+    ``daemons`` are paused or deleted later.
 
     A pod that requests a GPU and has no device in ``assigned`` counts too: kubelet does not list
     devices of ordinary init containers (PodResources v1). So does a pod with a ResourceClaim for a
@@ -297,39 +294,27 @@ def other_managers_error(names: Iterable[str]) -> errors.MigManagerError:
 
 def _what(pod: cluster.Pod, *, knows_ourselves: bool) -> str:
     """Say what a pod is that changes instances; empty when it does not, or may be ourselves."""
-    is_operators = pod.labels.get("app") == _OPERATORS or _OPERATORS in pod.container_names
-    if is_operators and (knows_ourselves or "k8s-mig-manager" in _image_names(pod)):
-        return "NVIDIA's mig-manager"
-    if "gpus" in pod.container_names and pod.feature_gates.get("DynamicMIG", False):
-        return "NVIDIA's DRA driver with DynamicMIG"
-    if _is_nos(pod):
-        return "nos' mig-agent"
-    if _is_slicer(pod):
-        return "OpenShift's Dynamic Accelerator Slicer"
-    is_ours = pod.labels.get("app.kubernetes.io/name") == _OURS and _OURS in pod.container_names
-    if knows_ourselves and is_ours:
-        return "another mig-manager"
-    return ""
-
-
-def _is_nos(pod: cluster.Pod) -> bool:
-    is_theirs_by_component = (
-        pod.labels.get("app.kubernetes.io/component") == "mig-agent"
-        and "mig-agent" in pod.container_names
+    app, name = pod.labels.get("app"), pod.labels.get("app.kubernetes.io/name")
+    component = pod.labels.get("app.kubernetes.io/component")
+    containers, images = pod.container_names, _image_names(pod)
+    is_operators = app == _OPERATORS or _OPERATORS in containers
+    is_nos = (
+        (component == "mig-agent" and "mig-agent" in containers)
+        or name == "nos-mig-agent"
+        or "nos-mig-agent" in images
     )
-    return (
-        is_theirs_by_component
-        or pod.labels.get("app.kubernetes.io/name") == "nos-mig-agent"
-        or "nos-mig-agent" in _image_names(pod)
+    is_slicer = not {"das-daemonset", "instaslice-daemonset"}.isdisjoint(containers) or (
+        app == "controller-daemonset" and any(each.startswith("instaslice") for each in images)
     )
-
-
-def _is_slicer(pod: cluster.Pod) -> bool:
-    if not {"das-daemonset", "instaslice-daemonset"}.isdisjoint(pod.container_names):
-        return True
-    return pod.labels.get("app") == "controller-daemonset" and any(
-        name.startswith("instaslice") for name in _image_names(pod)
-    )
+    kinds = {
+        "NVIDIA's mig-manager": is_operators and (knows_ourselves or "k8s-mig-manager" in images),
+        "NVIDIA's DRA driver with DynamicMIG": "gpus" in containers
+        and pod.feature_gates.get("DynamicMIG", False),
+        "nos' mig-agent": is_nos,
+        "OpenShift's Dynamic Accelerator Slicer": is_slicer,
+        "another mig-manager": knows_ourselves and name == _OURS and _OURS in containers,
+    }
+    return next((kind for kind, is_it in kinds.items() if is_it), "")
 
 
 def _image_names(pod: cluster.Pod) -> frozenset[str]:

@@ -128,7 +128,11 @@ def losses(
     by_uuid = {gpu.uuid: gpu for gpu in known}
     ending: collections.Counter[str] = collections.Counter()
     for gpu_plan in plan.gpus:
-        ending.update(_ending(gpu_plan, by_uuid[gpu_plan.gpu_uuid], strategy))
+        if gpu_plan.changes_mode or (strategy == "none" and gpu_plan.steps):
+            ending.update(_devices(by_uuid[gpu_plan.gpu_uuid], strategy))
+        else:
+            doomed = (s for s in gpu_plan.steps if isinstance(s, steps.DestroyComputeInstance))
+            ending.update(_names([step.profile for step in doomed], strategy))
     return tuple(
         Loss(kind=kind, ending=ending[kind.resource])
         for kind in kinds(known, pods, strategy=strategy)
@@ -141,15 +145,6 @@ def _devices(gpu: model.Gpu, strategy: str) -> Iterable[str]:
         return [GPU]
     inside = [ci.profile for gi in gpu.gpu_instances for ci in gi.compute_instances]
     return _names(inside, strategy)
-
-
-def _ending(gpu_plan: steps.GpuPlan, gpu: model.Gpu, strategy: str) -> Iterable[str]:
-    if gpu_plan.changes_mode or (strategy == "none" and gpu_plan.steps):
-        return _devices(gpu, strategy)
-    return _names(
-        [s.profile for s in gpu_plan.steps if isinstance(s, steps.DestroyComputeInstance)],
-        strategy,
-    )
 
 
 def _names(profiles: Iterable[model.Profile], strategy: str) -> list[str]:
@@ -214,14 +209,9 @@ def why_not_schedulable(
 ) -> str:
     """Explain why the devices are not schedulable yet; empty if they are.
 
-    A device of an unchanged GPU may be unhealthy.
-
-    Args:
-        gpus: The GPUs as they are now.
-        allocatable: Healthy device ids by resource name from kubelet; None if kubelet does not
-            answer: then only the node's counts are compared.
-        node: The node's counts.
-        changed: UUIDs of the GPUs whose devices must all be healthy; None: of all GPUs.
+    ``allocatable`` are the healthy device ids by resource name from kubelet; None if kubelet does
+    not answer: then only the node's counts are compared. All devices of the GPUs with UUIDs in
+    ``changed``, or of all GPUs, must be healthy; one of an unchanged GPU need not be.
     """
     # Kubelet may have devices of unreachable GPUs too.
     is_partial = bool(model.unreachable(gpus))
@@ -277,22 +267,13 @@ def _why_not_counted(
     if total in (len(sliced), len(whole)):
         return ""
     needed = len(expected_devices(_among(gpus, changed))[0])
-    for expected in (
-        counts(seen),
-        {GPU: len(sliced)},
-        {GPU: len(whole)},
-    ):
+    for expected in (counts(seen), {GPU: len(sliced)}, {GPU: len(whole)}):
         if node.matches(allocatable, expected):
             return ""
         # Kubelet counts an unhealthy device in the capacity alone.
-        if (
-            total >= needed
-            and all(allocatable.values())
-            and node.matches(
-                {name: n for name, n in _devices_of(node.capacity).items() if name in allocatable},
-                expected,
-            )
-        ):
+        capacity = _devices_of(node.capacity).items()
+        likely = {name: n for name, n in capacity if name in allocatable}
+        if total >= needed and node.matches(likely, expected):
             return ""
     return f"the node's allocatable counts {total} devices, {len(sliced)} are expected"
 
@@ -360,7 +341,11 @@ def gpu_layout(name: str, wanted: model.DesiredGpu) -> GpuLayout:
 
 def strategy_refusals(gpus: Sequence[GpuLayout]) -> Mapping[Strategy, str]:
     """Return why the plugin exits over a layout; strategies that it serves do not occur."""
-    found = {Strategy.SINGLE: _single(gpus), Strategy.MIXED: _mixed(gpus)}
+    found = {Strategy.SINGLE: _single_refusal(gpus)}
+    nameless = {str(p) for gpu in gpus if gpu.is_enabled for p in gpu.profiles if not p.spans}
+    if nameless:
+        names = ", ".join(sorted(nameless))
+        found[Strategy.MIXED] = f"no resource has the name of a part of a GPU instance: {names}"
     return {strategy: why for strategy, why in found.items() if why}
 
 
@@ -376,7 +361,7 @@ def plugin_strategy(plugins: Sequence[cluster.Pod], labels: Mapping[str, str]) -
     return next((strategy for strategy in Strategy if strategy.value == known), None)
 
 
-def _single(gpus: Sequence[GpuLayout]) -> str:
+def _single_refusal(gpus: Sequence[GpuLayout]) -> str:
     enabled = [gpu for gpu in gpus if gpu.is_enabled]
     if not enabled:
         return ""
@@ -387,10 +372,3 @@ def _single(gpus: Sequence[GpuLayout]) -> str:
         return f"MIG is enabled without a MIG device on {without_devices(enabled)}"
     profiles = sorted({str(profile) for gpu in enabled for profile in gpu.profiles})
     return f"MIG devices differ: {', '.join(profiles)}" if len(profiles) > 1 else ""
-
-
-def _mixed(gpus: Sequence[GpuLayout]) -> str:
-    nameless = {str(p) for gpu in gpus if gpu.is_enabled for p in gpu.profiles if not p.spans}
-    if not nameless:
-        return ""
-    return f"no resource has the name of a part of a GPU instance: {', '.join(sorted(nameless))}"

@@ -1,0 +1,97 @@
+"""The journal and the status of a run, as the Node keeps them."""
+
+import json
+
+import pytest
+
+from mig_manager import errors
+from mig_manager.core import model
+from mig_manager.core.node import cluster
+from mig_manager.core.records import status
+from tests.unit import samples
+
+
+@pytest.mark.parametrize(
+    "switch",
+    [
+        None,
+        status.PluginConfig(before=None, now="sliced"),
+        status.PluginConfig(before="whole", now="sliced"),
+    ],
+)
+def test_a_journal_reads_back_as_it_was_written(switch: status.PluginConfig | None) -> None:
+    journal = status.Journal(
+        config="a",
+        cordoned=True,
+        hold_taint=True,
+        paused_labels={cluster.PLUGIN_DEPLOY_LABEL: "true"},
+        plugin_config=switch,
+    )
+
+    assert status.Journal.from_json(journal.to_json()) == journal
+
+
+def test_a_journal_of_the_version_before_and_one_of_the_next_are_read() -> None:
+    before = (
+        '{"version": 1, "config": "a", "cordoned": true, "holdTaint": false, "pausedLabels": {}}'
+    )
+    after = before.replace('"config"', '"novelty": [1], "config"')
+
+    known = status.Journal(config="a", cordoned=True)
+    assert status.Journal.from_json(before) == status.Journal.from_json(after) == known
+    assert "pluginConfig" not in known.to_json()
+
+
+def _paused(key: str, value: str) -> str:
+    return status.Journal(config="a", paused_labels={key: value}).to_json()
+
+
+def _switched(value: object) -> str:
+    data = json.loads(status.Journal(config="a").to_json())
+    return json.dumps(data | {"pluginConfig": value})
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        "{}",
+        '{"version": 2}',
+        '{"version": 1, "config": "a", "cordoned": 1, "holdTaint": false, "pausedLabels": {}}',
+        '{"version": 1, "config": "a", "cordoned": true, "holdTaint": false, "pausedLabels": 3}',
+        '{"version":1,"config":"a","cordoned":true,"holdTaint":true,"pausedLabels":{"a":1}}',
+        _paused("kubernetes.io/hostname", "true"),
+        _paused("nvidia.com/gpu.deploy.not a key", "true"),
+        _paused("nvidia.com/gpu.deploy.dcgm", "not a label value"),
+        _switched(3),
+        _switched({}),
+        _switched({"before": 1, "now": "a"}),
+        _switched({"before": None, "now": "not a label value"}),
+        "[" * 100_000,
+    ],
+)
+def test_a_journal_that_is_not_ours_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r".+"):
+        status.Journal.from_json(text)
+
+
+GPU = samples.gpu(samples.A100, "1g.5gb@0", "1g.5gb@1", "2g.10gb@2", "3g.20gb@4")
+
+
+def test_the_status_annotation_has_layout_reason_and_devices() -> None:
+    text = status.Status(
+        config="a",
+        config_hash="h",
+        state=model.State.FAILED,
+        phase=model.Phase.DRAIN,
+        reason=errors.Reason.DRAIN_TIMEOUT,
+        message="m",
+        attempt=2,
+        started_at="t0",
+        finished_at="t1",
+        gpus=model.ObservedGpus([GPU]),
+    ).to_json()
+
+    assert '"reason": "DrainTimeout"' in text
+    assert '"devices": {"3g.20gb": 1, "2g.10gb": 1, "1g.5gb": 2}' in text
