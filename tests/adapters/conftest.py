@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.adapters import nvml_rig, proc_tree
+from tests.adapters import kubelet_rig, nvml_rig, proc_tree
 
 
 @pytest.fixture
@@ -27,3 +27,9 @@ def node(boot: nvml_rig.Boot) -> nvml_rig.Rig:
 @pytest.fixture
 def proc(tmp_path: pathlib.Path) -> proc_tree.ProcTree:
     return proc_tree.ProcTree(tmp_path / "proc")
+
+
+@pytest.fixture
+def kubelet() -> Iterator[kubelet_rig.Kubelet]:
+    with kubelet_rig.a_kubelet() as running:
+        yield running

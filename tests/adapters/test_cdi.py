@@ -258,9 +258,7 @@ def test_a_spec_without_devices_is_skipped(host: Host, message: str) -> None:
 
 
 @needs_root
-def test_a_stale_temporary_file_is_replaced_and_a_write_error_is_reported(
-    host: Host,
-) -> None:
+def test_a_stale_temporary_file_is_replaced_and_a_write_error_is_reported(host: Host) -> None:
     host.served.write_text(spec("0"))
     left = host.served.with_name(".nvidia.yaml.new")
     left.write_text("half")

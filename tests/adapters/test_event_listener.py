@@ -304,9 +304,7 @@ until_the_end()
             assert rig.calls == 1
 
 
-def test_a_burst_that_is_not_over_is_dropped_by_a_suspension(
-    tmp_path: pathlib.Path,
-) -> None:
+def test_a_burst_that_is_not_over_is_dropped_by_a_suspension(tmp_path: pathlib.Path) -> None:
     # The first listener never falls silent, so that its burst is not over when it is suspended.
     once = tmp_path / "once"
     command = scripted(f"""

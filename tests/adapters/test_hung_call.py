@@ -107,9 +107,7 @@ def test_names_that_are_too_long_are_cut(
     assert (len(call.function), call.minor, call.is_running) == (80, 5, True)
 
 
-def test_memory_that_was_overwritten_can_still_be_read(
-    memory: hung_call.LastCalls,
-) -> None:
+def test_memory_that_was_overwritten_can_still_be_read(memory: hung_call.LastCalls) -> None:
     os.pwrite(memory.fd, os.urandom(4096) + b"\1\xff\x1b" * 500, 0)
     for call in memory.read():
         assert str(call).isprintable()

@@ -10,17 +10,10 @@ import pytest
 from mig_manager import errors
 from mig_manager.adapters import pod_resources
 from tests import waiting
-from tests.adapters import kubelet_rig
 from tests.adapters.kubelet_rig import GPU, Kubelet, claiming, devices, pod
 from tests.adapters.processes import children, descriptors, is_dead
 
 _TIMEOUT_S = 60.0
-
-
-@pytest.fixture
-def kubelet() -> Iterator[Kubelet]:
-    with kubelet_rig.a_kubelet() as running:
-        yield running
 
 
 @pytest.fixture
@@ -132,6 +125,7 @@ def test_a_missing_socket_is_an_error_and_starts_nothing(kubelet: Kubelet) -> No
         ("raise SystemExit('no such module')", "ended: no such module"),
         ("pass", "ended: without a message"),
         ("print('[' * 99)", "process that asks it"),
+        ("", "No such file"),
     ],
 )
 def test_a_process_that_is_no_good_is_an_error_that_says_why(
@@ -139,17 +133,12 @@ def test_a_process_that_is_no_good_is_an_error_that_says_why(
 ) -> None:
     kubelet.start()
     before = children()
-    client = a_client(kubelet, sys.executable, "-c", f"import os, sys\nos.read(0, 99)\n{script}")
+    program = sys.executable if script else "/no/such/program"
+    client = a_client(kubelet, program, "-c", f"import os, sys\nos.read(0, 99)\n{script}")
     with pytest.raises(errors.ClusterError, match=message) as caught:
         client.assigned()
     assert caught.value.reason is errors.Reason.POD_RESOURCES_UNAVAILABLE
     assert children() == before
-
-
-def test_a_process_that_cannot_be_started_is_an_error(kubelet: Kubelet) -> None:
-    kubelet.start()
-    with pytest.raises(errors.ClusterError, match="No such file"):
-        a_client(kubelet, "/no/such/program").assigned()
 
 
 def test_a_process_that_does_not_answer_is_ended(

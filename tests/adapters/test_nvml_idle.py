@@ -2,7 +2,6 @@
 
 import dataclasses
 import os
-import pathlib
 
 import pytest
 
@@ -12,19 +11,14 @@ from mig_manager.core import model, steps
 from mig_manager.sandbox.driver import states
 from testkit import nvml_faults
 from tests import fakes
-from tests.adapters import proc_tree
 from tests.adapters.nvml_rig import Rig, ci_step, end_steps, gi_step, mode_step, plan_of
+from tests.adapters.proc_tree import ProcTree
 
 UID = "8a3f6c1e-0b2d-4c5e-9f70-1a2b3c4d5e6f"
 CAP = "/dev/nvidia-caps/nvidia-cap"
 
 
-@pytest.fixture
-def proc(tmp_path: pathlib.Path) -> proc_tree.ProcTree:
-    return proc_tree.ProcTree(tmp_path / "proc")
-
-
-def execute(proc: proc_tree.ProcTree, gpu: model.Gpu, *steps: steps.Step) -> None:
+def execute(proc: ProcTree, gpu: model.Gpu, *steps: steps.Step) -> None:
     """Execute steps that require idle GPUs; a driver that refuses one is asked once."""
     gpus = nvml_gpus.NvmlGpus(in_use_timeout_s=0.0, clock=fakes.FakeClock(), proc_root=proc.root)
     plan = plan_of([gpu], *steps)
@@ -43,7 +37,7 @@ def end_first(gpu: model.Gpu) -> tuple[steps.Step, ...]:
 
 
 def test_a_program_that_nvml_lists_on_a_doomed_instance_is_named(
-    node: Rig, proc: proc_tree.ProcTree
+    node: Rig, proc: ProcTree
 ) -> None:
     gpu = node.fill("1g.5gb", "1g.5gb")
     device = gpu.gpu_instances[0].compute_instances[0].uuid or ""
@@ -61,7 +55,7 @@ def test_a_program_that_nvml_lists_on_a_doomed_instance_is_named(
 
 
 def test_a_program_that_only_has_the_node_of_a_doomed_instance_open_is_named(
-    node: Rig, proc: proc_tree.ProcTree
+    node: Rig, proc: ProcTree
 ) -> None:
     gpu = node.fill("1g.5gb", "1g.5gb")
     doomed, other = (gi.instance_id for gi in gpu.gpu_instances)
@@ -80,7 +74,7 @@ def test_a_program_that_only_has_the_node_of_a_doomed_instance_open_is_named(
 
 
 def test_programs_on_the_gpu_itself_and_on_other_instances_block_no_plan(
-    node: Rig, proc: proc_tree.ProcTree
+    node: Rig, proc: ProcTree
 ) -> None:
     gpu = node.fill("1g.5gb", "1g.5gb")
     device = gpu.gpu_instances[1].compute_instances[0].uuid or ""
@@ -94,7 +88,7 @@ def test_programs_on_the_gpu_itself_and_on_other_instances_block_no_plan(
 
 @pytest.mark.parametrize("used", [0, 1])
 def test_of_a_gpu_instance_that_stays_only_the_doomed_compute_instance_counts(
-    node: Rig, proc: proc_tree.ProcTree, used: int
+    node: Rig, proc: ProcTree, used: int
 ) -> None:
     create = gi_step(node.enable(), "3g.20gb")
     parts = (ci_step(create, "1c.3g.20gb", start) for start in (0, 1))
@@ -120,9 +114,7 @@ def test_of_a_gpu_instance_that_stays_only_the_doomed_compute_instance_counts(
     assert len(remaining) == (2 if used == 0 else 1)
 
 
-def test_a_process_that_has_the_gpu_open_blocks_a_mode_change(
-    node: Rig, proc: proc_tree.ProcTree
-) -> None:
+def test_a_process_that_has_the_gpu_open_blocks_a_mode_change(node: Rig, proc: ProcTree) -> None:
     gpu = node.fill("1g.5gb", "1g.5gb")
     proc.add(88, "/dev/nvidiactl", "/dev/nvidia0", name="nv-hostengine")
     off = mode_step(gpu, model.MigMode.DISABLED)
@@ -135,7 +127,7 @@ def test_a_process_that_has_the_gpu_open_blocks_a_mode_change(
 
 @pytest.mark.parametrize("name", ["nvidia-persiste", "nv-fabricmanage"])
 def test_a_daemon_that_releases_the_gpu_and_our_own_processes_block_no_mode_change(
-    node: Rig, proc: proc_tree.ProcTree, name: str
+    node: Rig, proc: ProcTree, name: str
 ) -> None:
     gpu = node.fill("1g.5gb", "1g.5gb")
     proc.add(88, "/dev/nvidiactl", "/dev/nvidia0", name=name)
@@ -149,7 +141,7 @@ def test_a_daemon_that_releases_the_gpu_and_our_own_processes_block_no_mode_chan
 
 
 def test_a_gpu_that_does_not_list_its_processes_is_left_to_the_driver(
-    node: Rig, proc: proc_tree.ProcTree
+    node: Rig, proc: ProcTree
 ) -> None:
     gpu = node.fill("1g.5gb", "1g.5gb")
     for function in ("nvmlDeviceGetComputeRunningProcesses*", "nvmlDeviceGetMinorNumber"):
@@ -162,7 +154,7 @@ def test_a_gpu_that_does_not_list_its_processes_is_left_to_the_driver(
 
 
 def test_a_plan_that_does_not_require_it_is_refused_by_the_driver_alone(
-    node: Rig, proc: proc_tree.ProcTree
+    node: Rig, proc: ProcTree
 ) -> None:
     gpu = node.fill("1g.5gb", "1g.5gb")
     device = gpu.gpu_instances[0].compute_instances[0].uuid or ""
@@ -177,7 +169,7 @@ def test_a_plan_that_does_not_require_it_is_refused_by_the_driver_alone(
 
 
 def test_an_instance_created_after_the_plan_was_made_is_not_taken_for_its_own(
-    node: Rig, proc: proc_tree.ProcTree
+    node: Rig, proc: ProcTree
 ) -> None:
     create = gi_step(node.enable(), "3g.20gb")
     seen = node.observe()

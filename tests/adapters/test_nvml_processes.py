@@ -11,19 +11,14 @@ from mig_manager.adapters.nvml import library
 from mig_manager.core import steps
 from mig_manager.sandbox.driver import states
 from tests import fakes
-from tests.adapters import proc_tree
 from tests.adapters.nvml_rig import ON, Boot, Rig, end_steps, mode_step, plan_of
+from tests.adapters.proc_tree import ProcTree
 
 UID = "8a3f6c1e-0b2d-4c5e-9f70-1a2b3c4d5e6f"
 CAP = "/dev/nvidia-caps/nvidia-cap"
 
 
-@pytest.fixture
-def proc(tmp_path: pathlib.Path) -> proc_tree.ProcTree:
-    return proc_tree.ProcTree(tmp_path / "proc")
-
-
-def refusal(proc: proc_tree.ProcTree, plan: steps.Plan, *, driver_root: str = "") -> str:
+def refusal(proc: ProcTree, plan: steps.Plan, *, driver_root: str = "") -> str:
     """Return what is message when a plan meets a GPU in use."""
     gpus = nvml_gpus.NvmlGpus(
         in_use_timeout_s=0.0,
@@ -43,7 +38,7 @@ def switching(node: Rig, index: int = 0) -> steps.Plan:
 
 
 def test_a_monitor_that_nvml_does_not_list_is_named_by_its_open_files(
-    boot: Boot, proc: proc_tree.ProcTree
+    boot: Boot, proc: ProcTree
 ) -> None:
     node = boot("2xa100-sxm4-40gb")
     node.state.add_client(
@@ -63,23 +58,19 @@ def test_a_monitor_that_nvml_does_not_list_is_named_by_its_open_files(
 
 
 def test_a_process_that_nvml_lists_is_named_once_and_with_its_pod(
-    node: Rig, proc: proc_tree.ProcTree
+    node: Rig, proc: ProcTree
 ) -> None:
     node.state.add_client(node.observe().uuid, name="python3", pid=4711)
     proc.add(4711, "/dev/nvidia0", cgroup=f"0::/kubepods/burstable/pod{UID}/1f")
     assert refusal(proc, switching(node)) == f"in use by python3 (pid 4711, pod {UID})"
 
 
-def test_pids_without_a_proc_entry_are_named_as_nvml_knows_them(
-    node: Rig, proc: proc_tree.ProcTree
-) -> None:
+def test_pids_without_a_proc_entry_are_named_as_nvml_knows_them(node: Rig, proc: ProcTree) -> None:
     node.state.add_client(node.observe().uuid, name="python3", pid=4711)
     assert refusal(proc, switching(node)) == "in use by python3 (pid 4711)"
 
 
-def test_a_process_on_another_instance_of_the_gpu_is_not_named(
-    node: Rig, proc: proc_tree.ProcTree
-) -> None:
+def test_a_process_on_another_instance_of_the_gpu_is_not_named(node: Rig, proc: ProcTree) -> None:
     gpu = node.fill("1g.5gb", "1g.5gb")
     busy, other = gpu.gpu_instances
     (uuid,) = (ci.uuid for ci in busy.compute_instances)
@@ -105,7 +96,7 @@ def test_a_process_on_another_instance_of_the_gpu_is_not_named(
 def test_a_process_that_uses_an_instance_is_named_by_the_hosts_capability_files(
     tmp_path: pathlib.Path,
     node: Rig,
-    proc: proc_tree.ProcTree,
+    proc: ProcTree,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # The simulated library is loaded.
@@ -117,7 +108,7 @@ def test_a_process_that_uses_an_instance_is_named_by_the_hosts_capability_files(
     # The tmpfs of the legacy runtime hook.
     (proc.root / "driver/nvidia").mkdir(parents=True)
     (tmp_path / "host").mkdir()
-    host = proc_tree.ProcTree(tmp_path / "host/proc")
+    host = ProcTree(tmp_path / "host/proc")
     host.add_capabilities(0, {f"gi{instance.instance_id}": 165})
     message = refusal(
         proc,
@@ -127,7 +118,7 @@ def test_a_process_that_uses_an_instance_is_named_by_the_hosts_capability_files(
     assert "open in nv-hostengine (pid 88)" in message
 
 
-def test_the_agent_and_its_children_are_not_named(node: Rig, proc: proc_tree.ProcTree) -> None:
+def test_the_agent_and_its_children_are_not_named(node: Rig, proc: ProcTree) -> None:
     node.state.add_client(node.observe().uuid, name="dcgm", kind=states.ClientKind.MONITOR)
     proc.add(os.getppid(), "/dev/nvidia0", name="agent")
     proc.add(os.getpid(), "/dev/nvidia0", name="worker", parent=os.getppid())
@@ -136,7 +127,7 @@ def test_the_agent_and_its_children_are_not_named(node: Rig, proc: proc_tree.Pro
 
 
 def test_without_a_device_number_only_processes_that_nvml_lists_are_named(
-    node: Rig, proc: proc_tree.ProcTree
+    node: Rig, proc: ProcTree
 ) -> None:
     node.state.add_client(node.observe().uuid, name="python3", pid=4711)
     proc.add(88, "/dev/nvidia0")
@@ -146,7 +137,7 @@ def test_without_a_device_number_only_processes_that_nvml_lists_are_named(
 
 
 def test_the_device_node_is_asked_for_only_where_processes_are_looked_for(
-    boot: Boot, proc: proc_tree.ProcTree
+    boot: Boot, proc: ProcTree
 ) -> None:
     node = boot("2xa100-sxm4-40gb")
     node.gpus.observe()

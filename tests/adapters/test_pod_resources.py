@@ -7,7 +7,6 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 
 import grpc
 import pytest
@@ -16,34 +15,17 @@ from mig_manager import errors
 from mig_manager.adapters import pod_resources
 from mig_manager.core.node import cluster
 from tests import programs
-from tests.adapters import kubelet_rig
-from tests.adapters.kubelet_rig import GPU, Kubelet, claiming, devices, pod
+from tests.adapters.kubelet_rig import GPU, Kubelet, devices, pod
 from tests.sandbox import library
 
 WRITTEN = pathlib.Path(__file__).parent / "kubelet_messages"
 """Kubelet's messages, made by Kubernetes' Go types and not by our table."""
 
 
-@pytest.fixture
-def kubelet() -> Iterator[Kubelet]:
-    with kubelet_rig.a_kubelet() as running:
-        yield running
-
-
 def ask(kubelet: Kubelet, *, timeout_s: float = 10.0) -> pod_resources.PodResources:
     return pod_resources.PodResources(
         str(kubelet.path), timeout_s=timeout_s, sleep=lambda _seconds: None
     )
-
-
-def test_the_devices_of_each_pod_are_returned(kubelet: Kubelet) -> None:
-    kubelet.pods = [
-        pod("train", devices(GPU, "MIG-a"), devices(GPU, "MIG-b", "MIG-c")),
-        pod("idle"),
-    ]
-    kubelet.start()
-    found = {entry.key: entry.device_ids for entry in ask(kubelet).assigned()}
-    assert found == {"ns/train": {"MIG-a", "MIG-b", "MIG-c"}, "ns/idle": frozenset()}
 
 
 def test_the_replicas_of_a_shared_device_are_one_device(kubelet: Kubelet) -> None:
@@ -53,46 +35,6 @@ def test_the_replicas_of_a_shared_device_are_one_device(kubelet: Kubelet) -> Non
     (entry,) = ask(kubelet).assigned()
     assert entry.device_ids == {"MIG-a"}
     assert ask(kubelet).allocatable() == {f"{GPU}.shared": {"MIG-a", "MIG-b"}}
-
-
-@pytest.mark.parametrize(
-    "drivers", [["gpu.nvidia.com"], ["nic.example.com", "gpu.nvidia.com"], []]
-)
-def test_the_drivers_of_a_pods_claims_are_returned_although_they_name_no_device(
-    kubelet: Kubelet, drivers: list[str]
-) -> None:
-    kubelet.pods = [claiming(*drivers)]
-    kubelet.start()
-    (entry,) = ask(kubelet).assigned()
-    assert (entry.claim_drivers, entry.device_ids) == (frozenset(drivers), frozenset())
-
-
-def test_allocatable_devices_of_all_numa_nodes_are_put_together(kubelet: Kubelet) -> None:
-    kubelet.devices = [
-        devices(GPU, "MIG-a"),
-        devices("nvidia.com/gpu", "GPU-1"),
-        devices(GPU, "MIG-b"),
-    ]
-    kubelet.start()
-    assert ask(kubelet).allocatable() == {
-        GPU: {"MIG-a", "MIG-b"},
-        "nvidia.com/gpu": {"GPU-1"},
-    }
-
-
-def test_what_a_newer_kubelet_adds_is_skipped(kubelet: Kubelet) -> None:
-    entry = devices(GPU, "MIG-a")
-    # Field 3, the NUMA topology {nodes: [{ID: 1}]}, which we do not know.
-    entry.MergeFromString(b"\x1a\x04\x0a\x02\x08\x01")
-    kubelet.devices = [entry]
-    kubelet.start()
-    assert ask(kubelet).allocatable() == {GPU: {"MIG-a"}}
-
-
-def test_an_answer_beyond_grpcs_default_limit_is_read(kubelet: Kubelet) -> None:
-    kubelet.pods = [pod(f"p{n}", devices(GPU, "MIG-" + "x" * 1_000_000)) for n in range(6)]
-    kubelet.start()
-    assert len(ask(kubelet).assigned()) == 6
 
 
 def test_the_rate_limit_is_waited_out(kubelet: Kubelet) -> None:
@@ -232,9 +174,7 @@ def served(kubelet: Kubelet, name: str) -> pod_resources.PodResources:
     return ask(kubelet)
 
 
-def test_devices_and_claims_of_pods_are_read_from_what_kubelet_writes(
-    kubelet: Kubelet,
-) -> None:
+def test_devices_and_claims_of_pods_are_read_from_what_kubelet_writes(kubelet: Kubelet) -> None:
     pods = served(kubelet, "list").assigned()
 
     assert pods == (
@@ -251,9 +191,7 @@ def test_devices_and_claims_of_pods_are_read_from_what_kubelet_writes(
     )
 
 
-def test_allocatable_devices_are_read_from_what_kubelet_writes(
-    kubelet: Kubelet,
-) -> None:
+def test_allocatable_devices_are_read_from_what_kubelet_writes(kubelet: Kubelet) -> None:
     devices = served(kubelet, "allocatable").allocatable()
 
     assert devices == {"nvidia.com/mig-1g.5gb": {"MIG-1", "MIG-2"}, "nvidia.com/gpu": {"GPU-1"}}

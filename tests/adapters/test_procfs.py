@@ -9,19 +9,14 @@ import uuid
 import pytest
 
 from mig_manager.adapters.host import procfs
-from tests.adapters import proc_tree
+from tests.adapters.proc_tree import ProcTree
 
 UID = "8a3f6c1e-0b2d-4c5e-9f70-1a2b3c4d5e6f"
 UNDERSCORED = UID.replace("-", "_")
 STATIC_UID = "0123456789abcdef0123456789abcdef"
 
 
-@pytest.fixture
-def proc(tmp_path: pathlib.Path) -> proc_tree.ProcTree:
-    return proc_tree.ProcTree(tmp_path / "proc")
-
-
-def test_a_process_with_open_device_nodes_is_a_gpu_process(proc: proc_tree.ProcTree) -> None:
+def test_a_process_with_open_device_nodes_is_a_gpu_process(proc: ProcTree) -> None:
     proc.add(
         *(41, "/dev/null", "/dev/nvidia3", "/dev/nvidiactl", "/dev/nvidia-caps/nvidia-cap12"),
         name="nv-hostengine",
@@ -58,7 +53,7 @@ def test_a_process_with_open_device_nodes_is_a_gpu_process(proc: proc_tree.ProcT
 def test_only_the_device_node_of_the_gpu_counts(
     link: str,
     is_gpu: bool,  # noqa: FBT001 - a parameter of the table above
-    proc: proc_tree.ProcTree,
+    proc: ProcTree,
 ) -> None:
     proc.add(41, link)
     assert bool(procfs.using_gpu(procfs.gpu_processes(proc.root), 3)) is is_gpu
@@ -118,17 +113,13 @@ def test_only_the_device_node_of_the_gpu_counts(
         pytest.param("0::/tripod-8a3f6c1e/x", "", id="only looks like it"),
     ],
 )
-def test_the_owner_of_a_process_is_in_its_cgroup(
-    cgroup: str, owner: str, proc: proc_tree.ProcTree
-) -> None:
+def test_the_owner_of_a_process_is_in_its_cgroup(cgroup: str, owner: str, proc: ProcTree) -> None:
     proc.add(41, "/dev/nvidia0", cgroup=cgroup)
     (process,) = procfs.gpu_processes(proc.root)
     assert process.owner == owner
 
 
-def test_a_vanished_or_unreadable_process_is_skipped(
-    proc: proc_tree.ProcTree,
-) -> None:
+def test_a_vanished_or_unreadable_process_is_skipped(proc: ProcTree) -> None:
     proc.add(41, "/dev/nvidia0")
     (proc.root / "42").mkdir()
     half = proc.add(43, "/dev/nvidia0")
@@ -150,7 +141,7 @@ def test_without_a_proc_there_is_no_process(tmp_path: pathlib.Path) -> None:
     assert procfs.capabilities(tmp_path / "none", 0) == {}
 
 
-def test_our_own_processes_are_ignored(proc: proc_tree.ProcTree) -> None:
+def test_our_own_processes_are_ignored(proc: ProcTree) -> None:
     proc.add(100, "/dev/nvidia0", name="mig-manager")
     proc.add(101, "/dev/nvidia0", name="a) R 1 (b", parent=100)
     proc.add(102, "/dev/nvidia0", parent=101)
@@ -158,13 +149,13 @@ def test_our_own_processes_are_ignored(proc: proc_tree.ProcTree) -> None:
     assert [process.pid for process in found] == [102]
 
 
-def test_a_name_cannot_forge_lines_or_escape_sequences(proc: proc_tree.ProcTree) -> None:
+def test_a_name_cannot_forge_lines_or_escape_sequences(proc: ProcTree) -> None:
     proc.add(41, "/dev/nvidia0", name="a\x1b[2J\nb", cgroup="0::/x/\x1b[2J.service")
     (process,) = procfs.gpu_processes(proc.root)
     assert str(process) == "a?[2J?b (pid 41, unit ?[2J.service)"
 
 
-def test_capabilities_show_the_instance_of_each_cap_node(proc: proc_tree.ProcTree) -> None:
+def test_capabilities_show_the_instance_of_each_cap_node(proc: ProcTree) -> None:
     proc.add_capabilities(2, {"gi3": 300, "gi3/ci0": 301, "gi3/ci1": 302, "gi11": 400})
     proc.add_capabilities(0, {"gi3": 30})
     (proc.root / "driver/nvidia/capabilities/gpu2/mig/gi7").mkdir()
@@ -177,9 +168,7 @@ def test_capabilities_show_the_instance_of_each_cap_node(proc: proc_tree.ProcTre
     }
 
 
-def test_a_gpu_instance_is_used_through_its_own_cap_nodes_or_the_gpu_alone(
-    proc: proc_tree.ProcTree,
-) -> None:
+def test_a_gpu_instance_is_used_through_its_own_cap_nodes_or_the_gpu_alone(proc: ProcTree) -> None:
     proc.add_capabilities(2, {"gi3": 300, "gi3/ci0": 301, "gi4": 400, "gi4/ci0": 401})
     caps = "/dev/nvidia-caps/nvidia-cap"
     proc.add(41, "/dev/nvidia2", f"{caps}300", f"{caps}301")
@@ -194,7 +183,7 @@ def test_a_gpu_instance_is_used_through_its_own_cap_nodes_or_the_gpu_alone(
     assert [process.pid for process in procfs.using_gpu(found, 2, caps=known)] == [41, 42, 43, 45]
 
 
-def test_at_most_eight_processes_are_named(proc: proc_tree.ProcTree) -> None:
+def test_at_most_eight_processes_are_named(proc: ProcTree) -> None:
     for pid in range(50, 60):
         proc.add(pid, "/dev/nvidia0")
     names = procfs.named(procfs.gpu_processes(proc.root))
@@ -223,7 +212,7 @@ def test_a_real_process_is_found_with_its_open_device(tmp_path: pathlib.Path) ->
 
 
 def test_hidden_processes_are_counted_with_the_capability_that_is_missing(
-    proc: proc_tree.ProcTree, monkeypatch: pytest.MonkeyPatch
+    proc: ProcTree, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for pid in (41, 42, 43):
         proc.add(pid, "/dev/nvidia0")
