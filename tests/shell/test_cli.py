@@ -2,12 +2,9 @@
 
 import io
 import json
-import os
 import pathlib
-import signal
-import subprocess
-import sys
 from collections.abc import Iterator
+from typing import TextIO
 
 import pytest
 
@@ -15,7 +12,7 @@ from mig_manager import errors
 from mig_manager.agent import settings
 from mig_manager.cli import command_settings, console, main, parser
 from mig_manager.core import yaml_tree
-from tests.shell.commandline import Shell, forget
+from tests.shell.commandline import Answer, Shell, forget
 
 SPEC = ("--simulate", "2xA100-SXM4-40GB")
 LAYOUTS = """
@@ -45,112 +42,47 @@ def layouts(tmp_path: pathlib.Path) -> str:
     return str(path)
 
 
-def process(*argv: str, **environ: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(  # noqa: S603 - our own program
-        [sys.executable, "-m", "mig_manager", *argv],
-        env=os.environ | environ,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
+def test_apply_and_assert_say_what_nvidias_tool_says(shell: Shell, layouts: str) -> None:
+    def run(command: str, *more: str) -> Answer:
+        return shell(command, "one", "-f", layouts, *more, *SPEC)
+
+    before, planned, data = run("assert"), run("plan"), run("assert", "-o", "json")
+    applied, again, asserted = run("apply"), run("apply"), run("assert")
+
+    assert (before.status, before.out, data.status) == (1, "", 1)
+    assert "layout 'one' is not applied: GPU 0 has the whole GPU, not partitioned" in before.err
+    assert json.loads(data.out)["is_applied"] is False
+    assert "MIG off → on, resets the GPU" in planned.out
+    assert "Layout one: 0 instances destroyed, 10 created" in planned.out
+    assert (applied.status, applied.out) == (0, "MIG configuration applied successfully\n")
+    assert "0 instances destroyed, 10 created, 0 stay" in applied.err
+    assert (again.status, again.out) == (0, applied.out)
+    assert "layout 'one' is already active" in again.err
+    assert asserted.out == "Selected MIG configuration currently applied\n"
+    assert run("assert", "--fresh").status == 1
 
 
-def test_apply_says_what_nvidias_tool_says(shell: Shell, layouts: str) -> None:
-    answer = shell("apply", "-f", layouts, "-c", "one", *SPEC)
+def test_the_layout_may_be_the_only_one_of_a_file_and_the_file_the_programs_own(
+    shell: Shell, layouts: str
+) -> None:
+    several = shell("apply", "-f", layouts, *SPEC)
 
-    assert answer.status == 0
-    assert answer.out == "MIG configuration applied successfully\n"
-    assert "0 instances destroyed, 10 created, 0 stay" in answer.err
-
-
-def test_commands_see_what_earlier_ones_did(shell: Shell, layouts: str) -> None:
-    shell("apply", "one", "-f", layouts, *SPEC)
-
-    answer = shell("assert", "one", "-f", layouts, *SPEC)
-
-    assert (answer.status, answer.out) == (0, "Selected MIG configuration currently applied\n")
-
-
-def test_apply_of_an_active_layout_succeeds_and_reports_it(shell: Shell, layouts: str) -> None:
-    shell("apply", "one", "-f", layouts, *SPEC)
-
-    answer = shell("apply", "one", "-f", layouts, *SPEC)
-
-    assert (answer.status, answer.out) == (0, "MIG configuration applied successfully\n")
-    assert "layout 'one' is already active" in answer.err
-
-
-def test_assert_fails_with_the_difference_when_not_applied(shell: Shell, layouts: str) -> None:
-    answer = shell("assert", "one", "-f", layouts, *SPEC)
-
-    assert (answer.status, answer.out) == (1, "")
-    assert "layout 'one' is not applied: GPU 0 has the whole GPU, not partitioned" in answer.err
-
-
-def test_assert_can_look_at_the_mode_alone(shell: Shell, layouts: str) -> None:
-    shell("apply", "one", "-f", layouts, "--mode-only", *SPEC)
-
-    answer = shell("assert", "one", "-f", layouts, "-m", *SPEC)
-
-    assert answer.status == 0
-    assert answer.out == "Selected MIG mode settings from configuration currently applied\n"
-    assert shell("assert", "one", "-f", layouts, *SPEC).status == 1
-
-
-def test_assert_can_check_the_file_alone_without_any_gpu(shell: Shell, layouts: str) -> None:
-    answer = shell("assert", "-af", layouts, "-c", "one")
-
-    assert (answer.status, answer.out) == (0, "Selected MIG configuration is valid\n")
-    assert answer.err == ""
-
-
-def test_mig_parteds_variables_are_enough(shell: Shell, layouts: str) -> None:
-    answer = shell(
-        "apply",
-        *SPEC,
-        MIG_PARTED_CONFIG_FILE=layouts,
-        MIG_PARTED_SELECTED_CONFIG="one",
-        MIG_PARTED_MODE_CHANGE_ONLY="false",
-        MIG_PARTED_SKIP_RESET="",
-    )
-
-    assert answer.status == 0
-
-
-def test_the_only_layout_of_a_file_need_not_be_named(shell: Shell) -> None:
-    answer = shell("apply", "-f", "-", *SPEC, stdin=ONLY_ONE)
-
-    assert answer.status == 0
-
-
-def test_one_layout_of_several_must_be_named(shell: Shell, layouts: str) -> None:
-    answer = shell("apply", "-f", layouts, *SPEC)
-
-    assert answer.status == 2
-    assert f"name a layout; {layouts} has one, other" in answer.err
-
-
-def test_without_a_file_the_one_that_comes_with_the_program_serves(shell: Shell) -> None:
+    assert several.status == 2
+    assert f"name a layout; {layouts} has one, other" in several.err
+    assert shell("apply", "-f", "-", *SPEC, stdin=ONLY_ONE).status == 0
     assert shell("apply", "all-disabled", *SPEC).status == 0
 
 
 def test_export_writes_a_document_that_assert_accepts(shell: Shell, layouts: str) -> None:
     shell("apply", "one", "-f", layouts, *SPEC)
 
+    wide = shell("status", "-o", "wide", *SPEC).out
+    assert "MIG-" in wide
+    assert wide.count("3g.20gb          4:4") + wide.count("3g.20gb          0:4") == 2
     for extra in ((), ("-o", "json")):
         exported = shell("export", "-l", "now", *extra, *SPEC)
         answer = shell("assert", "now", "-f", "-", *SPEC, stdin=exported.out)
         assert (exported.status, answer.status) == (0, 0)
-
-
-def test_plan_shows_and_changes_nothing(shell: Shell, layouts: str) -> None:
-    answer = shell("plan", "one", "-f", layouts, *SPEC)
-
-    assert answer.status == 0
-    assert "MIG off → on, resets the GPU" in answer.out
-    assert "Layout one: 0 instances destroyed, 10 created" in answer.out
-    assert shell("assert", "one", "-f", layouts, *SPEC).status == 1
 
 
 @pytest.mark.parametrize(
@@ -171,35 +103,6 @@ def test_every_answer_can_be_had_as_json_and_yaml(shell: Shell, argv: tuple[str,
     parsed = yaml_tree.plain(yaml_tree.parse(as_yaml.out, source="out"))
     assert json.loads(as_json.out) == parsed
     assert (as_json.status, as_yaml.status) == (0, 0)
-
-
-def test_a_failed_assert_answers_machines_too(shell: Shell, layouts: str) -> None:
-    answer = shell("assert", "one", "-f", layouts, "-o", "json", *SPEC)
-
-    assert answer.status == 1
-    assert json.loads(answer.out)["is_applied"] is False
-
-
-def test_wide_status_lists_ids_and_uuids(shell: Shell, layouts: str) -> None:
-    shell("apply", "one", "-f", layouts, *SPEC)
-
-    answer = shell("status", "-o", "wide", *SPEC)
-
-    assert "MIG-" in answer.out
-    assert answer.out.count("3g.20gb          4:4") + answer.out.count("3g.20gb          0:4") == 2
-
-
-def test_simulation_is_said_once_and_not_on_standard_output(shell: Shell) -> None:
-    answer = shell("status", *SPEC)
-
-    assert answer.err.count("GPUs are simulated") == 1
-    assert "simulated" not in answer.out
-
-
-def test_a_fresh_simulation_forgets(shell: Shell, layouts: str) -> None:
-    shell("apply", "one", "-f", layouts, *SPEC)
-
-    assert shell("assert", "one", "-f", layouts, "--fresh", *SPEC).status == 1
 
 
 def test_a_fresh_simulation_leaves_a_journal_that_another_node_may_have(
@@ -250,36 +153,6 @@ def test_an_unset_variable_of_a_script_is_not_taken_for_the_default(
             assert "the value is empty" in answer.err
 
 
-@pytest.mark.parametrize(
-    "argv",
-    [
-        ("apply", ""),
-        ("apply", "all-disabled", "--skip-reset="),
-        ("apply", "all-disabled", "--simulate="),
-        ("agent", "-n", "n1", "--with-reboot="),
-        ("rollout", "", "-l", "a=b"),
-    ],
-)
-def test_what_is_given_empty_in_another_way_is_refused_as_well(
-    shell: Shell, argv: tuple[str, ...]
-) -> None:
-    answer = shell(*argv)
-
-    assert answer.status == 2
-    assert "the value is empty" in answer.err
-
-
-def test_an_unknown_variable_of_ours_gives_a_warning(shell: Shell) -> None:
-    answer = shell("status", *SPEC, MIG_MANAGER_GPU_TIMEOUT="5", MIG_MANAGER_NODE_NAME="n1")
-
-    assert answer.status == 0
-    assert answer.err.count("warning") == 1
-    assert (
-        "warning: MIG_MANAGER_GPU_TIMEOUT is ignored: no option has this variable; "
-        "did you mean MIG_MANAGER_GPU_TIMEOUT_S?" in answer.err
-    )
-
-
 def test_the_agent_logs_a_variable_of_ours_that_no_option_has(shell: Shell) -> None:
     answer = shell("agent", "-n", "n1", MIG_MANAGER_DRAIN_TIMEOUT="5")
 
@@ -287,22 +160,6 @@ def test_the_agent_logs_a_variable_of_ours_that_no_option_has(shell: Shell) -> N
     assert logged["event"] == "variable_unknown"
     assert logged["name"] == "MIG_MANAGER_DRAIN_TIMEOUT"
     assert logged["did_you_mean"] == "MIG_MANAGER_DRAIN_TIMEOUT_S"
-
-
-def test_variables_that_kubernetes_makes_for_a_service_are_no_mistakes(shell: Shell) -> None:
-    # Of Services called mig-manager and mig-manager-metrics, in the pod's namespace.
-    answer = shell(
-        "status",
-        *SPEC,
-        MIG_MANAGER_SERVICE_HOST="10.0.0.1",
-        MIG_MANAGER_SERVICE_PORT="9400",
-        MIG_MANAGER_SERVICE_PORT_METRICS="9400",
-        MIG_MANAGER_PORT="tcp://10.0.0.1:9400",
-        MIG_MANAGER_METRICS_PORT_9400_TCP="tcp://10.0.0.1:9400",
-        MIG_MANAGER_METRICS_PORT_9400_TCP_ADDR="10.0.0.1",
-    )
-
-    assert "warning" not in answer.err
 
 
 @pytest.mark.parametrize("variable", ["CONFIG_FILE", "DEFAULT_CONFIG_FILE"])
@@ -331,30 +188,6 @@ def test_at_a_shell_our_own_variables_go_before_the_agents(
         str(tmp_path / "p"),
     )
     assert shell("boot", *SPEC, *journal, **agents).status == 0
-
-
-def test_mixed_nodes_can_be_simulated(shell: Shell) -> None:
-    answer = shell("status", "--simulate", "1xA100-SXM4-80GB+1xA30")
-
-    assert "NVIDIA A100-SXM4-80GB" in answer.out
-    assert "NVIDIA A30" in answer.out
-
-
-def test_a_state_file_holds_one_node(shell: Shell, tmp_path: pathlib.Path) -> None:
-    state = str(tmp_path / "state.json")
-    shell("status", "--simulate-state", state, *SPEC)
-
-    assert shell("status", "--simulate-state", state).status == 0
-    assert shell("status", "--simulate-state", state, "--simulate", "1xA30").status == 2
-
-
-def test_a_simulation_that_is_not_there_is_not_made_up(
-    shell: Shell, tmp_path: pathlib.Path
-) -> None:
-    answer = shell("status", "--simulate-state", str(tmp_path / "none.json"))
-
-    assert answer.status == 2
-    assert "create it with --simulate" in answer.err
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b"[]", b"\xff\xfe", b'{"options": 3}'])
@@ -387,28 +220,6 @@ def test_plan_and_validate_name_the_mig_strategies_that_do_not_serve_a_layout(
     assert "Not for MIG strategy single: one" in validated.out
 
 
-def test_validate_needs_no_gpu(shell: Shell, layouts: str) -> None:
-    good = shell("validate", "-f", layouts, "one", "--gpu", "A100-SXM4-40GB")
-    bad = shell("validate", "-f", layouts, "one", "--gpu", "*A100*40*", "--gpu", "NVIDIA A30")
-
-    assert (good.status, bad.status) == (0, 1)
-    assert "one: NVIDIA A30 has no profile 3g.20gb" in bad.out
-
-
-def test_a_layout_for_other_gpus_is_no_misfit(shell: Shell) -> None:
-    text = LAYOUTS.replace("- devices: all", '- device-filter: "0x233010DE"\n    devices: all')
-
-    answer = shell("validate", "-f", "-", "--gpu", "A30", stdin=text)
-
-    assert answer.status == 0
-
-
-def test_no_remedy_of_a_command_speaks_of_an_agent_that_tries_again() -> None:
-    remedies = [reason.remedy_at_shell for reason in errors.Reason]
-
-    assert not [each for each in remedies if "the agent tries" in each or "agent re-reads" in each]
-
-
 @pytest.mark.parametrize(
     ("argv", "status", "message"),
     [
@@ -435,6 +246,11 @@ def test_no_remedy_of_a_command_speaks_of_an_agent_that_tries_again() -> None:
         (("demo", "--scenario", "x"), 2, "there are first-layout, "),
         (("agent",), 2, "--node-name"),
         (("agent", "-n", "n", "--drain-timeout-s", "soon"), 2, "--drain-timeout-s: 'soon'"),
+        (("apply", ""), 2, "the value is empty"),
+        (("apply", "all-disabled", "--skip-reset="), 2, "the value is empty"),
+        (("apply", "all-disabled", "--simulate="), 2, "the value is empty"),
+        (("agent", "-n", "n1", "--with-reboot="), 2, "the value is empty"),
+        (("rollout", "", "-l", "a=b"), 2, "the value is empty"),
     ],
 )
 def test_bad_input_gets_a_message_a_remedy_and_a_status(
@@ -449,15 +265,6 @@ def test_bad_input_gets_a_message_a_remedy_and_a_status(
     assert lines[-1].startswith("  remedy: ")
 
 
-def test_bad_documents_are_refused_with_their_place(shell: Shell) -> None:
-    text = LAYOUTS.replace("3g.20gb: 1", "3g.20gb: many")
-
-    answer = shell("apply", "one", "-f", "-", *SPEC, stdin=text)
-
-    assert answer.status == 2
-    assert "<stdin>:7:" in answer.err
-
-
 def test_hooks_that_come_from_the_environment_are_read_and_can_be_switched_off(
     shell: Shell,
 ) -> None:
@@ -465,28 +272,6 @@ def test_hooks_that_come_from_the_environment_are_read_and_can_be_switched_off(
 
     assert shell(*argv, MIG_PARTED_HOOKS_FILE="/hooks.yaml").status == 2
     assert shell(*argv, MIG_PARTED_HOOKS_FILE="").status == 0
-
-
-def test_names_from_files_cannot_drive_the_terminal(shell: Shell) -> None:
-    answer = shell("apply", "a\x1b[31mb", "-f", "-", *SPEC, stdin=ONLY_ONE)
-
-    assert answer.status == 2
-    assert "\x1b" not in answer.err
-
-
-@pytest.mark.parametrize("argv", [("--debug", "status"), ("status", "-d"), ("-d", "status")])
-def test_debug_goes_before_or_after_the_command(shell: Shell, argv: tuple[str, ...]) -> None:
-    assert command_settings.command_settings(parser.parse(argv), {}).is_debug
-    assert shell(*argv, *SPEC).status == 0
-
-
-def test_help_is_there_for_every_command(shell: Shell) -> None:
-    assert "apply" in shell().out
-    assert shell().status == 0
-    for command in parser.COMMANDS:
-        answer = shell(command, "--help")
-        assert answer.status == 0
-        assert answer.out.startswith(f"usage: mig-manager {command}")
 
 
 def test_nvidias_agent_options_are_all_understood() -> None:
@@ -514,196 +299,147 @@ def test_the_demonstration_takes_its_node_and_its_story_from_the_command_line() 
     assert (chosen.is_kept, chosen.is_real_time) == (True, False)
 
 
-def test_a_bug_is_confessed_in_two_lines(shell: Shell) -> None:
-    class Broken(io.StringIO):
-        def write(self, _text: str) -> int:
-            raise LookupError("surprise")
-
-    err = io.StringIO()
-    terminal = console.Console(
-        stdin=io.StringIO(), stdout=Broken(), stderr=err, environ=shell.environ
-    )
-
-    assert main.main(["version"], terminal) == 1
-    assert err.getvalue().splitlines()[0] == "mig-manager: internal error: LookupError: surprise"
-    assert "please report it" in err.getvalue()
-    assert "Traceback" not in err.getvalue()
-
-    for flag in ("--debug", "-d"):
-        err.truncate(0)
-        assert main.main([flag, "version"], terminal) == 1
-        assert "Traceback" in err.getvalue()
-
-
-def test_an_answer_that_cannot_be_written_is_no_bug() -> None:
-    with pathlib.Path("/dev/full").open("w") as full:
-        child = subprocess.run(  # our own program
-            [sys.executable, "-m", "mig_manager", "version"],
-            stdout=full,
-            stderr=subprocess.PIPE,
-            text=True,
-            check=False,
-        )
-    assert child.returncode == 1
-    assert child.stderr == ("mig-manager: cannot write the answer: No space left on device\n")
-
-
-@pytest.mark.parametrize("stream", ["0<", "1>", "2>"])
-def test_a_closed_stream_is_as_good_as_an_empty_one(tmp_path: pathlib.Path, stream: str) -> None:
-    command = [sys.executable, "-m", "mig_manager", "apply", "-f", "-", "all", *SPEC]
-    child = subprocess.run(  # noqa: S603 - our own program
-        ["/bin/sh", "-c", f'exec "$@" {stream}&-', "sh", *command],
-        input="{version: v1, mig-configs: {all: [{devices: all, mig-enabled: false}]}}",
-        env=os.environ | {"XDG_STATE_HOME": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    # Without its input there is no document, hence no layout.
-    assert child.returncode == (2 if stream == "0<" else 0)
-    assert "internal error" not in child.stderr
-
-
-@pytest.fixture
-def _interruptible() -> Iterator[None]:
-    """Hear SIGINT, which a job in the background starts out ignoring."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
-@pytest.mark.usefixtures("_interruptible")
-def test_a_signal_waits_until_a_change_is_complete() -> None:
-    notes: list[str] = []
-    done: list[bool] = []
-
-    def change() -> None:
-        with console.signals_deferred(notes.append):
-            signal.raise_signal(signal.SIGINT)
-            done.append(True)
-
-    with pytest.raises(KeyboardInterrupt):
-        change()
-    assert done
-    assert len(notes) == 1
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-
-
-def test_a_signal_that_is_ignored_stays_ignored() -> None:
-    notes: list[str] = []
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    try:
-        with console.signals_deferred(notes.append):
-            signal.raise_signal(signal.SIGHUP)
-    finally:
-        signal.signal(signal.SIGHUP, before)
-    assert not notes
-
-
-@pytest.mark.usefixtures("_interruptible")
-def test_a_second_signal_does_not_wait() -> None:
-    done: list[bool] = []
-
-    def change() -> None:
-        with console.signals_deferred(lambda _: None):
-            signal.raise_signal(signal.SIGINT)
-            signal.raise_signal(signal.SIGINT)
-            done.append(True)
-
-    with pytest.raises(KeyboardInterrupt):
-        change()
-    assert not done
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-
-
-def test_an_interrupt_ends_with_the_status_of_one(shell: Shell) -> None:
-    class Interrupted(io.StringIO):
-        def write(self, _text: str) -> int:
-            raise KeyboardInterrupt
-
-    terminal = console.Console(
-        stdin=io.StringIO(), stdout=Interrupted(), stderr=io.StringIO(), environ=shell.environ
-    )
-
-    assert main.main(["version"], terminal) == 130
-
-
-def test_a_reader_that_leaves_early_gets_no_complaint(tmp_path: pathlib.Path) -> None:
-    with subprocess.Popen(  # noqa: S603 - our own program
-        [sys.executable, "-m", "mig_manager", "status", *SPEC],
-        env=os.environ | {"XDG_STATE_HOME": str(tmp_path)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as child:
-        assert child.stdout is not None
-        assert child.stderr is not None
-        child.stdout.close()
-        assert "Broken" not in child.stderr.read()
-    assert child.returncode == 141
-
-
-@pytest.mark.parametrize("argv", [("--help",), ("version",), ("apply", "--help"), ("frob",)])
-def test_help_and_version_load_nothing_slow(argv: tuple[str, ...]) -> None:
-    assert loaded_by(*argv, of=("pynvml", "kubernetes", "grpc", "yaml", "structlog")) == set()
-
-
-def test_commands_at_a_shell_load_nothing_of_the_cluster(tmp_path: pathlib.Path) -> None:
-    found = loaded_by(
-        "apply",
-        "all-disabled",
-        *SPEC,
-        of=("kubernetes", "grpc", "watchdog", "pynvml"),
-        XDG_STATE_HOME=str(tmp_path),
-    )
-
-    # Its GPUs are reached in a process of their own.
-    assert found == set()
-
-
-def loaded_by(*argv: str, of: tuple[str, ...], **environ: str) -> set[str]:
-    """Return which of these modules a command line loads."""
-    code = (
-        "import runpy, sys\n"
-        f"sys.argv = ['mig-manager', *{argv!r}]\n"
-        "try:\n"
-        "    runpy.run_module('mig_manager', run_name='__main__')\n"
-        "except SystemExit:\n"
-        "    pass\n"
-        f"print('\\nLOADED', *(name for name in {of!r} if name in sys.modules))\n"
-    )
-    done = subprocess.run(  # noqa: S603 - our own program
-        [sys.executable, "-c", code],
-        env=os.environ | environ,
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=60,
-    )
-    (line,) = [line for line in done.stdout.splitlines() if line.startswith("LOADED")]
-    return set(line.split()[1:])
-
-
-def test_a_terminal_without_box_drawing_gets_ascii(tmp_path: pathlib.Path) -> None:
-    done = process("status", *SPEC, XDG_STATE_HOME=str(tmp_path), PYTHONIOENCODING="ascii")
-
-    assert done.returncode == 0
-    assert done.stdout.isascii()
-    assert "+-----" in done.stdout
-
-
-def test_colour_can_be_forced_and_is_off_in_a_pipe(tmp_path: pathlib.Path) -> None:
-    here = str(tmp_path)
-
-    assert "\x1b[" not in process("status", *SPEC, XDG_STATE_HOME=here).stdout
-    assert "\x1b[" in process("status", "--color=always", *SPEC, XDG_STATE_HOME=here).stdout
+# -- variables -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("argv", "status"), [(("version",), 0), (("status", "--library-path", "/x"), 1), (("x",), 3)]
+    ("variables", "warning"),
+    [
+        (
+            {"MIG_MANAGER_GPU_TIMEOUT": "5", "MIG_MANAGER_NODE_NAME": "n1"},
+            (
+                "warning: MIG_MANAGER_GPU_TIMEOUT is ignored: no option has this variable; "
+                "did you mean MIG_MANAGER_GPU_TIMEOUT_S?"
+            ),
+        ),
+        (
+            # Of Services called mig-manager and mig-manager-metrics, in the pod's namespace.
+            {
+                "MIG_MANAGER_SERVICE_HOST": "10.0.0.1",
+                "MIG_MANAGER_SERVICE_PORT": "9400",
+                "MIG_MANAGER_SERVICE_PORT_METRICS": "9400",
+                "MIG_MANAGER_PORT": "tcp://10.0.0.1:9400",
+                "MIG_MANAGER_METRICS_PORT_9400_TCP": "tcp://10.0.0.1:9400",
+                "MIG_MANAGER_METRICS_PORT_9400_TCP_ADDR": "10.0.0.1",
+            },
+            "",
+        ),
+    ],
+    ids=["a mistake", "of a Service"],
 )
-def test_the_exit_status_reaches_the_shell(argv: tuple[str, ...], status: int) -> None:
-    done = process(*argv)
+def test_a_variable_of_ours_that_no_option_has_gives_one_warning(
+    shell: Shell, variables: dict[str, str], warning: str
+) -> None:
+    answer = shell("status", *SPEC, **variables)
 
-    assert done.returncode == status
-    assert "Traceback" not in done.stderr
+    assert answer.status == 0
+    assert warning in answer.err
+    assert answer.err.count("warning") == bool(warning)
+
+
+# -- simulated nodes -----------------------------------------------------------------------------
+
+
+def test_a_simulated_node_is_said_once_and_may_be_mixed(shell: Shell) -> None:
+    answer = shell("status", "--simulate", "1xA100-SXM4-80GB+1xA30")
+
+    assert "NVIDIA A100-SXM4-80GB" in answer.out
+    assert "NVIDIA A30" in answer.out
+    assert answer.err.count("GPUs are simulated") == 1
+    assert "simulated" not in answer.out
+
+
+def test_a_state_file_holds_one_node_and_is_not_made_up(
+    shell: Shell, tmp_path: pathlib.Path
+) -> None:
+    state = ("--simulate-state", str(tmp_path / "state.json"))
+    missing = shell("status", *state)
+    shell("status", *state, *SPEC)
+
+    assert missing.status == 2
+    assert "create it with --simulate" in missing.err
+    assert shell("status", *state).status == 0
+    assert shell("status", *state, "--simulate", "1xA30").status == 2
+
+
+# -- help and terminal ---------------------------------------------------------------------------
+
+
+def test_help_is_there_for_every_command(shell: Shell) -> None:
+    assert "apply" in shell().out
+    for command in parser.COMMANDS:
+        answer = shell(command, "--help")
+        assert answer.status == 0
+        assert answer.out.startswith(f"usage: mig-manager {command}")
+
+
+def test_no_remedy_of_a_command_speaks_of_an_agent_that_tries_again() -> None:
+    remedies = [reason.remedy_at_shell for reason in errors.Reason]
+
+    assert not [each for each in remedies if "the agent tries" in each or "agent re-reads" in each]
+
+
+@pytest.mark.parametrize("argv", [("--debug", "status"), ("status", "-d"), ("-d", "status")])
+def test_debug_goes_before_or_after_the_command(argv: tuple[str, ...]) -> None:
+    assert command_settings.command_settings(parser.parse(argv), {}).is_debug
+
+
+def test_names_from_files_cannot_drive_the_terminal(shell: Shell) -> None:
+    answer = shell("apply", "a\x1b[31mb", "-f", "-", *SPEC, stdin=ONLY_ONE)
+
+    assert answer.status == 2
+    assert "\x1b" not in answer.err
+
+
+def test_a_terminal_without_box_drawing_gets_ascii(shell: Shell) -> None:
+    written = io.BytesIO()
+    stdout = io.TextIOWrapper(written, encoding="ascii")
+
+    assert main.main(["status", *SPEC], terminal(shell, stdout)) == 0
+    assert "+-----" in written.getvalue().decode("ascii")
+
+
+def test_colour_can_be_forced_and_is_off_in_a_pipe(shell: Shell) -> None:
+    assert "\x1b[" not in shell("status", *SPEC).out
+    assert "\x1b[" in shell("status", "--color=always", *SPEC).out
+
+
+def terminal(shell: Shell, stdout: TextIO) -> console.Console:
+    return console.Console(
+        stdin=io.StringIO(), stdout=stdout, stderr=io.StringIO(), environ=shell.environ
+    )
+
+
+class Raising(io.StringIO):
+    """A stream that raises at every write."""
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__()
+        self._error = error
+
+    def write(self, _text: str) -> int:
+        raise self._error
+
+
+@pytest.mark.parametrize("debug", [(), ("--debug",), ("-d",)])
+def test_a_bug_is_confessed_in_two_lines(shell: Shell, debug: tuple[str, ...]) -> None:
+    here = terminal(shell, Raising(LookupError("surprise")))
+
+    assert main.main([*debug, "version"], here) == 1
+
+    err = here.stderr.getvalue()  # type: ignore[attr-defined]
+    assert "mig-manager: internal error: LookupError: surprise\n" in err
+    assert "please report it" in err
+    assert ("Traceback" in err) is bool(debug)
+
+
+def test_an_answer_that_cannot_be_written_is_no_bug(shell: Shell) -> None:
+    with pathlib.Path("/dev/full").open("w") as full:
+        here = terminal(shell, full)
+        assert main.main(["version"], here) == 1
+    err = here.stderr.getvalue()  # type: ignore[attr-defined]
+    assert err == "mig-manager: cannot write the answer: No space left on device\n"
+
+
+def test_an_interrupt_ends_with_the_status_of_one(shell: Shell) -> None:
+    assert main.main(["version"], terminal(shell, Raising(KeyboardInterrupt()))) == 130

@@ -1,0 +1,126 @@
+"""The command line as a process: its streams, its signals, and what it loads."""
+
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from mig_manager.cli import console
+
+PROGRAM = (sys.executable, "-m", "mig_manager")
+SPEC = ("--simulate", "2xA100-SXM4-40GB")
+
+
+@pytest.mark.parametrize("stream", ["0<", "1>", "2>"])
+def test_a_closed_stream_is_as_good_as_an_empty_one(tmp_path: pathlib.Path, stream: str) -> None:
+    command = [*PROGRAM, "apply", "-f", "-", "all", *SPEC]
+    child = subprocess.run(  # noqa: S603 - our own program
+        ["/bin/sh", "-c", f'exec "$@" {stream}&-', "sh", *command],
+        input="{version: v1, mig-configs: {all: [{devices: all, mig-enabled: false}]}}",
+        env=os.environ | {"XDG_STATE_HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    # Without its input there is no document, hence no layout.
+    assert child.returncode == (2 if stream == "0<" else 0)
+    assert "internal error" not in child.stderr
+
+
+def test_a_reader_that_leaves_early_gets_no_complaint(tmp_path: pathlib.Path) -> None:
+    with subprocess.Popen(  # noqa: S603 - our own program
+        [*PROGRAM, "status", *SPEC],
+        env=os.environ | {"XDG_STATE_HOME": str(tmp_path)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as child:
+        assert child.stdout is not None
+        assert child.stderr is not None
+        child.stdout.close()
+        assert "Broken" not in child.stderr.read()
+    assert child.returncode == 141
+
+
+def test_the_exit_status_reaches_the_shell() -> None:
+    done = subprocess.run([*PROGRAM, "x"], capture_output=True, check=False)  # noqa: S603 - ours
+
+    assert done.returncode == 3
+
+
+def test_help_version_and_mistakes_load_nothing_slow() -> None:
+    code = (
+        "import runpy, sys\n"
+        "for argv in (['--help'], ['version'], ['apply', '--help'], ['frob']):\n"
+        "    sys.argv = ['mig-manager', *argv]\n"
+        "    try:\n"
+        "        runpy.run_module('mig_manager', run_name='__main__')\n"
+        "    except SystemExit:\n"
+        "        pass\n"
+        "print('\\nLOADED', *sys.modules)\n"
+    )
+    done = subprocess.run(  # noqa: S603 - our own program
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
+
+    loaded = set(done.stdout.rpartition("LOADED")[2].split())
+    assert loaded.isdisjoint({"pynvml", "kubernetes", "grpc", "yaml", "structlog"})
+
+
+def test_apply_loads_nothing_of_the_cluster_and_reaches_its_gpus_in_another_process(
+    tmp_path: pathlib.Path,
+) -> None:
+    done = subprocess.run(  # noqa: S603 - our own program
+        [sys.executable, "-X", "importtime", "-m", "mig_manager", "apply", "all-disabled", *SPEC],
+        env=os.environ | {"XDG_STATE_HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+
+    loaded = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+    assert "mig_manager.change.apply" in loaded
+    assert loaded.isdisjoint({"kubernetes", "grpc", "watchdog", "pynvml"})
+
+
+@pytest.fixture
+def _interruptible() -> Iterator[None]:
+    """Hear SIGINT, which a job in the background starts out ignoring."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("_interruptible")
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_signal_waits_until_a_change_is_complete_and_a_second_one_does_not(count: int) -> None:
+    notes: list[str] = []
+    done: list[bool] = []
+
+    def change() -> None:
+        with console.signals_deferred(notes.append):
+            for _ in range(count):
+                signal.raise_signal(signal.SIGINT)
+            done.append(True)
+
+    with pytest.raises(KeyboardInterrupt):
+        change()
+    assert bool(done) is (count == 1)
+    assert len(notes) == 1
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_signal_that_is_ignored_stays_ignored() -> None:
+    notes: list[str] = []
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with console.signals_deferred(notes.append):
+            signal.raise_signal(signal.SIGHUP)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert not notes
