@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 from mig_manager import errors
 from mig_manager.catalogue import hardware
@@ -11,6 +12,34 @@ from mig_manager.change import boot, local, plans
 from mig_manager.core import model, ports, steps
 from mig_manager.core.layout import config
 from tests import fakes
+
+LAYOUTS = config.parse(
+    """
+version: v1
+mig-configs:
+  before:
+  - {devices: all, mig-enabled: true, mig-devices: {2g.10gb: 1, 3g.20gb: 1}}
+  wanted:
+  - {devices: all, mig-enabled: true, mig-devices: {1g.5gb: 2, 3g.20gb: 1}}
+  other:
+  - {devices: all, mig-enabled: true, mig-devices: {7g.40gb: 1}}
+  mixed:
+  - {devices: [0], mig-enabled: true, mig-devices: {1g.5gb: 2, 3g.20gb: 1}}
+  - {devices: [1], mig-enabled: true, mig-devices: {1g.5gb: 7}}
+  one-off:
+  - {devices: [0], mig-enabled: false}
+  - {devices: [1], mig-enabled: true, mig-devices: {1g.5gb: 2, 3g.20gb: 1}}
+  bare:
+  - {devices: all, mig-enabled: true, mig-devices: {}}
+  'off':
+  - {devices: all, mig-enabled: false}
+  first-only:
+  - {devices: [0], mig-enabled: true, mig-devices: {7g.40gb: 1}}
+  too-much:
+  - {devices: all, mig-enabled: true, mig-devices: {4g.20gb: 2}}
+""",
+    source="layouts.yaml",
+)
 
 
 class Killed(BaseException):
@@ -225,3 +254,44 @@ def apply(
 ) -> plans.Applied:
     """Apply a layout on a node with a free lock and no journal."""
     return Rig(gpus).apply(layout, scope=scope, may_reset=may_reset)
+
+
+class Node(Rig):
+    """Two GPUs with a layout, on which a process can be killed at any step."""
+
+    gpus: Gpus
+
+    def __init__(self, start: str = "before", gpus: Gpus | None = None) -> None:
+        super().__init__(gpus or Gpus())
+        if start != "off":
+            self.set_up(start)
+        self.gpus.steps = 0
+
+    @property
+    def shape(self) -> list[object]:
+        return shape(self.gpus)
+
+    def change_to(self, name: str, **options: Any) -> plans.Applied:
+        return self.apply(LAYOUTS.layout(name), **options)
+
+    def has(self, name: str) -> bool:
+        return plans.plan(self.gpus, LAYOUTS.layout(name)).is_applied
+
+    def cut_off(self, name: str, *, at: int) -> bool:
+        """Apply a layout and be killed at a step; return whether there was such a step."""
+        self.gpus.steps, self.gpus.killed_at = 0, at
+        try:
+            self.change_to(name)
+        except Killed:
+            return True
+        finally:
+            self.gpus.killed_at = None
+        return False
+
+    def set_up(self, name: str) -> None:
+        """Apply a layout as another program does, beside the journal."""
+        apply(self.gpus, LAYOUTS.layout(name))
+
+
+def is_creation(step: steps.Step) -> bool:
+    return isinstance(step, steps.CreateGpuInstance)

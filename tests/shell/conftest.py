@@ -1,5 +1,6 @@
-"""The cluster of the plugin's tests."""
+"""The cluster of the plugin's tests, and the node of the doctor's."""
 
+import pathlib
 from collections.abc import Iterator
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 from mig_manager import errors
 from mig_manager.core import model
 from testkit import apiserver
+from tests.shell import doctor_rig
 from tests.shell import plugin_rig as rig
 
 
@@ -18,6 +20,11 @@ def viewer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[rig.Viewer]:
         for each in [*nodes(), *others()]:
             server.store.create(each)
         yield rig.viewer(server, tmp_path_factory.mktemp("home"))
+
+
+@pytest.fixture
+def patient(tmp_path: pathlib.Path) -> doctor_rig.Patient:
+    return doctor_rig.Patient(tmp_path)
 
 
 def nodes() -> list[rig.Object]:

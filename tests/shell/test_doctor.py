@@ -1,130 +1,29 @@
 """``mig-manager doctor`` on nodes that are ill in every way we know."""
 
-import contextlib
 import dataclasses
-import io
 import json
 import pathlib
-import socket
-import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
-import yaml
 
 from mig_manager.adapters import host
 from mig_manager.adapters.host import lock_file
-from mig_manager.adapters.kubernetes import api
-from mig_manager.catalogue import hardware
 from mig_manager.cli import (
-    command_settings,
-    console,
     doctor,
     doctor_checks,
-    main,
-    parser,
 )
 from mig_manager.core import model, profile_name
-from mig_manager.core.node import cluster
 from mig_manager.core.records import status
-from mig_manager.sandbox.apiserver import request
-from mig_manager.sandbox.driver import library as simulated
 from mig_manager.sandbox.driver import states
-from mig_manager.sandbox.node import node_options, sandbox_node
-from testkit import apiserver, nvml_faults
-from tests import waiting
+from testkit import nvml_faults
 from tests.adapters import proc_tree
+from tests.shell.doctor_rig import FAIL, OK, SKIPPED, WARN, Examination, Patient, a_gpu, gpus
 
 ROOT = pathlib.Path(__file__).parents[2]
-SPEC = "2xA100-SXM4-40GB"
-FAIL, WARN, OK, SKIPPED = (
-    doctor.Verdict.FAIL,
-    doctor.Verdict.WARN,
-    doctor.Verdict.OK,
-    doctor.Verdict.SKIPPED,
-)
 POD = "0a1b2c3d-0a1b-0a1b-0a1b-0a1b2c3d4e5f"
-NODE_NAME = "n1"
-
-
-class Examination:
-    """The findings of some checks, by check."""
-
-    def __init__(self, report: doctor.Report) -> None:
-        self.findings: dict[str, list[doctor.Finding]] = {}
-        for check, finding in report.findings:
-            self.findings.setdefault(check.name, []).append(finding)
-
-    def verdict(self, check: str) -> doctor.Verdict:
-        """Return the worst verdict of a check."""
-        worst = (FAIL, WARN, OK, SKIPPED)
-        return min((f.verdict for f in self.findings[check]), key=worst.index)
-
-    def text(self, check: str) -> str:
-        return "; ".join(finding.text for finding in self.findings[check])
-
-    def remedies(self, check: str) -> str:
-        return "; ".join(finding.remedy for finding in self.findings[check])
-
-    @property
-    def failing(self) -> set[str]:
-        return {name for name in self.findings if self.verdict(name) is FAIL}
-
-
-class Patient:
-    """A simulated node, and who looks at it."""
-
-    def __init__(self, folder: pathlib.Path) -> None:
-        self.folder = folder
-        self.path = folder / "gpus.json"
-        self.state = nvml_faults.SharedState(self.path)
-        self.argv = ["--simulate-state", str(self.path)]
-
-    def born(self, spec: str = SPEC, **options: object) -> "Patient":
-        simulated.create(spec, self.path, options=dataclasses.replace(states.Options(), **options))  # type: ignore[arg-type]
-        return self
-
-    def settings(self, *argv: str, **changes: object) -> command_settings.DoctorSettings:
-        settings = command_settings.doctor_settings(
-            parser.parse(["doctor", *self.argv, *argv]), {"HOME": str(self.folder)}
-        )
-        return dataclasses.replace(settings, **changes)  # type: ignore[arg-type]
-
-    def examine(self, *argv: str, **changes: object) -> Examination:
-        facts = doctor.facts(self.settings(*argv, **changes))
-        return Examination(doctor.examine(doctor_checks.CHECKS, facts, timeout_s=20.0))
-
-    def check(
-        self, name: str, facts: Mapping[str, object] | None = None, **settings: object
-    ) -> Examination:
-        """Run one check on these facts."""
-        known = {
-            each: doctor.Once(lambda value=value: value, what=each)  # type: ignore[misc]
-            if each != "own_pod_uid"
-            else value
-            for each, value in (facts or {}).items()
-        }
-        read = doctor.facts(self.settings(**settings))
-        checks = [each for each in doctor_checks.CHECKS if each.name == name]
-        read = dataclasses.replace(read, **known)  # type: ignore[arg-type]
-        return Examination(doctor.examine(checks, read, timeout_s=20.0))
-
-    def shell(self, *argv: str) -> tuple[int, str]:
-        out, err = io.StringIO(), io.StringIO()
-        terminal = console.Console(
-            stdin=io.StringIO(), stdout=out, stderr=err, environ={"HOME": str(self.folder)}
-        )
-        done = main.main(["doctor", *self.argv, *argv], terminal)
-        assert "Traceback" not in err.getvalue()
-        return done, out.getvalue()
-
-
-@pytest.fixture
-def patient(tmp_path: pathlib.Path) -> Patient:
-    return Patient(tmp_path)
 
 
 @pytest.fixture
@@ -134,14 +33,6 @@ def proc(tmp_path: pathlib.Path) -> proc_tree.ProcTree:
 
 def on_machine(proc: proc_tree.ProcTree) -> dict[str, Any]:
     return {"proc": proc.root, "dev": proc.root / "dev"}
-
-
-def gpus(*there: model.Gpu) -> dict[str, object]:
-    return {"gpus": model.ObservedGpus(there)}
-
-
-def a_gpu(product: str = "A100-SXM4-40GB") -> model.Gpu:
-    return hardware.template(hardware.find(product), 0)
 
 
 # -- as a whole ---------------------------------------------------------------------------
@@ -457,198 +348,3 @@ def test_files_that_make_no_sense_are_named(patient: Patient) -> None:
     assert result.failing == {"config-file", "verified-layout"}
     assert f"{layouts}:1:10" in result.text("config-file")
     assert result.verdict("journal-file") is WARN
-
-
-# -- the cluster --------------------------------------------------------------------------
-
-
-class Cluster:
-    """A node with kubelet and device plugin, and rights that can be taken away."""
-
-    def __init__(self, patient: Patient, folder: pathlib.Path) -> None:
-        self.denied: set[tuple[str, str, str]] = set()
-        self.server = apiserver.ApiServer(authorizer=self._may)
-        self.socket = folder / "pr.sock"
-        self.patient = patient
-
-    def _may(self, asked: request.Access) -> bool:
-        # The scenery has no token.
-        what = (asked.verb, asked.resource, asked.subresource)
-        return not asked.token or what not in self.denied
-
-    def examine(self) -> Examination:
-        kubeconfig = self.server.kubeconfig(self.patient.folder / "kubeconfig")
-        return self.patient.examine(
-            *("--kubeconfig", str(kubeconfig), "--node-name", NODE_NAME),
-            *("--pod-resources-socket", str(self.socket)),
-        )
-
-    def patch(self, change: Mapping[str, object]) -> None:
-        with contextlib.closing(api.KubeApi.at(self.server.url)) as kube:
-            kube.patch(f"/api/v1/nodes/{NODE_NAME}", change, kind=api.PatchType.MERGE)
-
-
-@pytest.fixture
-def cluster_rig(patient: Patient) -> Iterator[Cluster]:
-    patient.born()
-    with contextlib.ExitStack() as stack:
-        folder = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        found = Cluster(patient, folder)
-        stack.enter_context(apiserver.serve(found.server))
-        options = node_options.NodeOptions(
-            name=NODE_NAME,
-            tick_s=0.02,
-            pod_start_s=0.01,
-            pod_stop_s=0.01,
-            plugin_start_s=0.01,
-            pod_resources_socket=found.socket,
-        )
-        sandbox = stack.enter_context(
-            sandbox_node.SandboxNode(found.server.url, patient.path, options=options)
-        )
-        with contextlib.closing(api.KubeApi.at(found.server.url)) as kube:
-            waiting.until(
-                lambda: any(sandbox.devices.allocatable().values()) and is_published(kube),
-                within_s=20,
-            )
-        yield found
-
-
-def is_published(kube: api.KubeApi) -> bool:
-    shown = kube.get(f"/api/v1/nodes/{NODE_NAME}").get("status", {}).get("allocatable", {})
-    return bool(shown.get("nvidia.com/gpu"))
-
-
-def test_a_node_that_is_served_has_nothing_to_fix(cluster_rig: Cluster) -> None:
-    result = cluster_rig.examine()
-
-    assert not result.failing, result.findings
-    assert result.text("pod-resources") == "kubelet can schedule 2 nvidia.com/gpu"
-    assert result.text("rights") == f"all {len(cluster.RIGHTS)} that the agent needs"
-    assert "is ready" in result.text("device-plugin")
-
-
-def test_rights_that_are_lacking_are_named_and_events_are_no_failure(cluster_rig: Cluster) -> None:
-    cluster_rig.denied = {("create", "pods", "eviction"), ("create", "events", "")}
-
-    result = cluster_rig.examine()
-
-    assert result.failing == {"rights"}
-    assert [(f.verdict, f.text.partition(":")[0]) for f in result.findings["rights"]] == [
-        (FAIL, "may not create pods/eviction"),
-        (WARN, "may not create events"),
-    ]
-
-
-def test_what_an_interrupted_run_left_is_named(cluster_rig: Cluster) -> None:
-    labels = {f"{cluster.DEPLOY_LABEL_PREFIX}dcgm": cluster.PAUSED_VALUE}
-    annotations = {
-        cluster.JOURNAL_ANNOTATION: "{}",
-        cluster.UNREADABLE_JOURNAL_ANNOTATION: "x",
-    }
-    cluster_rig.patch({"metadata": {"labels": labels, "annotations": annotations}})
-
-    left = cluster_rig.examine()
-    cluster_rig.patch({"metadata": {"labels": {cluster.STATE_LABEL: "pending"}}})
-    under_way = cluster_rig.examine()
-
-    assert "interrupted-run" in left.failing
-    assert "dcgm is paused, there is a journal" in left.text("interrupted-run")
-    assert cluster.UNREADABLE_JOURNAL_ANNOTATION in left.text("interrupted-run")
-    assert under_way.verdict("interrupted-run") is WARN
-
-
-def test_a_cluster_that_was_asked_for_and_is_not_there_is_a_failure(patient: Patient) -> None:
-    result = patient.born().examine(
-        *("--kubeconfig", str(patient.folder / "none"), "--node-name", NODE_NAME),
-        *("--pod-resources-socket", str(patient.folder / "none.sock")),
-    )
-
-    assert result.failing == {"api", "pod-resources"}
-    assert result.verdict("rights") is SKIPPED
-    assert result.text("rights") == "not known: the cluster"
-    assert "--kubeconfig" in result.remedies("api")
-
-
-def test_an_api_that_does_not_answer_hides_nothing_else(patient: Patient) -> None:
-    patient.born()
-    with socket.create_server(("127.0.0.1", 0)) as mute, apiserver.serve() as server:
-        config = server.kubeconfig(patient.folder / "kubeconfig")
-        text = config.read_text().replace(server.url, f"http://127.0.0.1:{mute.getsockname()[1]}")
-        config.write_text(text)
-
-        result = patient.examine("--timeout-s", "4", "--kubeconfig", str(config))
-
-    assert result.failing == {"api", "rights"}
-    assert result.verdict("driver") is OK
-
-
-def test_missing_and_removed_devices_are_counted(patient: Patient) -> None:
-    schedulable = {"nvidia.com/gpu": frozenset({"GPU-of-yesterday"})}
-
-    result = patient.check("schedulable-devices", {"allocatable": schedulable, **gpus(a_gpu())})
-
-    assert result.failing == {"schedulable-devices"}
-    assert "1 allocatable devices: 0 exist" in result.text("schedulable-devices")
-
-
-def a_pod(container: str, *, is_ready: bool = True) -> cluster.Pod:
-    return cluster.Pod(
-        namespace="gpu",
-        name=container,
-        uid=f"uid-{container}",
-        phase="Running",
-        labels={},
-        node_selector={},
-        owner_kind="DaemonSet",
-        is_mirror=False,
-        is_ready=is_ready,
-        is_terminating=False,
-        gpu_resources={},
-        container_names=(container,),
-        mounts_plugin_sockets=True,
-    )
-
-
-@pytest.mark.parametrize(
-    ("container", "found"),
-    [
-        ("other", "no device plugin on this node"),
-        ("nvidia-device-plugin-ctr", "gpu/nvidia-device-plugin-ctr is not ready (Running)"),
-    ],
-)
-def test_a_plugin_that_is_absent_or_not_ready_fails(
-    patient: Patient, container: str, found: str
-) -> None:
-    pods = (a_pod(container, is_ready=False),)
-
-    result = patient.check("device-plugin", {"pods": pods})
-
-    assert result.failing == {"device-plugin"}
-    assert result.text("device-plugin") == found
-
-
-def test_another_manager_fails_and_we_ourselves_do_not(patient: Patient) -> None:
-    manager = a_pod("nvidia-mig-manager")
-
-    for own_pod_uid, verdict in (("uid-of-ours", FAIL), (manager.uid, OK)):
-        facts = {"pods": (manager,), "own_pod_uid": own_pod_uid}
-        assert patient.check("other-managers", facts).verdict("other-managers") is verdict
-
-
-def test_the_rights_are_those_of_the_manifest() -> None:
-    documents = yaml.safe_load_all((ROOT / "deploy/base/rbac.yaml").read_text(encoding="utf-8"))
-    rules = next(d for d in documents if d["kind"] == "ClusterRole")["rules"]
-    granted = {
-        (group, resource, verb)
-        for rule in rules
-        for group in rule["apiGroups"]
-        for resource in rule["resources"]
-        for verb in rule["verbs"]
-    }
-
-    assert granted == {
-        (r.group, "/".join(filter(None, (r.resource, r.subresource))), r.verb)
-        for r in cluster.RIGHTS
-    }
-    assert len(granted) == len(cluster.RIGHTS)

@@ -9,32 +9,11 @@ import pytest
 from mig_manager import errors
 from mig_manager.change import plans
 from mig_manager.core import steps
-from mig_manager.core.layout import config
 from mig_manager.core.records import checkpoint
 from tests import scenes
 from tests.shell import applying_rig
-from tests.shell.applying_rig import Gpus, shape
+from tests.shell.applying_rig import LAYOUTS, Gpus, shape
 
-LAYOUTS = config.parse(
-    """
-version: v1
-mig-configs:
-  'off':
-  - {devices: all, mig-enabled: false}
-  bare:
-  - {devices: all, mig-enabled: true, mig-devices: {}}
-  before:
-  - {devices: all, mig-enabled: true, mig-devices: {2g.10gb: 1, 3g.20gb: 1}}
-  wanted:
-  - {devices: all, mig-enabled: true, mig-devices: {1g.5gb: 2, 3g.20gb: 1}}
-  one-off:
-  - {devices: [0], mig-enabled: false}
-  - {devices: [1], mig-enabled: true, mig-devices: {1g.5gb: 2, 3g.20gb: 1}}
-  too-much:
-  - {devices: all, mig-enabled: true, mig-devices: {4g.20gb: 2}}
-""",
-    source="layouts.yaml",
-)
 STEPS = {
     steps.SetMode: "MODE",
     steps.DestroyGpuInstance: "DESTROY",

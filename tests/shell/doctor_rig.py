@@ -1,0 +1,108 @@
+"""A simulated node that is ill, and ``doctor`` looking at it."""
+
+import dataclasses
+import io
+import pathlib
+from collections.abc import Mapping
+
+from mig_manager.catalogue import hardware
+from mig_manager.cli import (
+    command_settings,
+    console,
+    doctor,
+    doctor_checks,
+    main,
+    parser,
+)
+from mig_manager.core import model
+from mig_manager.sandbox.driver import library as simulated
+from mig_manager.sandbox.driver import states
+from testkit import nvml_faults
+
+SPEC = "2xA100-SXM4-40GB"
+FAIL, WARN, OK, SKIPPED = (
+    doctor.Verdict.FAIL,
+    doctor.Verdict.WARN,
+    doctor.Verdict.OK,
+    doctor.Verdict.SKIPPED,
+)
+
+
+class Examination:
+    """The findings of some checks, by check."""
+
+    def __init__(self, report: doctor.Report) -> None:
+        self.findings: dict[str, list[doctor.Finding]] = {}
+        for check, finding in report.findings:
+            self.findings.setdefault(check.name, []).append(finding)
+
+    def verdict(self, check: str) -> doctor.Verdict:
+        """Return the worst verdict of a check."""
+        worst = (FAIL, WARN, OK, SKIPPED)
+        return min((f.verdict for f in self.findings[check]), key=worst.index)
+
+    def text(self, check: str) -> str:
+        return "; ".join(finding.text for finding in self.findings[check])
+
+    def remedies(self, check: str) -> str:
+        return "; ".join(finding.remedy for finding in self.findings[check])
+
+    @property
+    def failing(self) -> set[str]:
+        return {name for name in self.findings if self.verdict(name) is FAIL}
+
+
+class Patient:
+    """A simulated node, and who looks at it."""
+
+    def __init__(self, folder: pathlib.Path) -> None:
+        self.folder = folder
+        self.path = folder / "gpus.json"
+        self.state = nvml_faults.SharedState(self.path)
+        self.argv = ["--simulate-state", str(self.path)]
+
+    def born(self, spec: str = SPEC, **options: object) -> "Patient":
+        simulated.create(spec, self.path, options=dataclasses.replace(states.Options(), **options))  # type: ignore[arg-type]
+        return self
+
+    def settings(self, *argv: str, **changes: object) -> command_settings.DoctorSettings:
+        settings = command_settings.doctor_settings(
+            parser.parse(["doctor", *self.argv, *argv]), {"HOME": str(self.folder)}
+        )
+        return dataclasses.replace(settings, **changes)  # type: ignore[arg-type]
+
+    def examine(self, *argv: str, **changes: object) -> Examination:
+        facts = doctor.facts(self.settings(*argv, **changes))
+        return Examination(doctor.examine(doctor_checks.CHECKS, facts, timeout_s=20.0))
+
+    def check(
+        self, name: str, facts: Mapping[str, object] | None = None, **settings: object
+    ) -> Examination:
+        """Run one check on these facts."""
+        known = {
+            each: doctor.Once(lambda value=value: value, what=each)  # type: ignore[misc]
+            if each != "own_pod_uid"
+            else value
+            for each, value in (facts or {}).items()
+        }
+        read = doctor.facts(self.settings(**settings))
+        checks = [each for each in doctor_checks.CHECKS if each.name == name]
+        read = dataclasses.replace(read, **known)  # type: ignore[arg-type]
+        return Examination(doctor.examine(checks, read, timeout_s=20.0))
+
+    def shell(self, *argv: str) -> tuple[int, str]:
+        out, err = io.StringIO(), io.StringIO()
+        terminal = console.Console(
+            stdin=io.StringIO(), stdout=out, stderr=err, environ={"HOME": str(self.folder)}
+        )
+        done = main.main(["doctor", *self.argv, *argv], terminal)
+        assert "Traceback" not in err.getvalue()
+        return done, out.getvalue()
+
+
+def gpus(*there: model.Gpu) -> dict[str, object]:
+    return {"gpus": model.ObservedGpus(there)}
+
+
+def a_gpu(product: str = "A100-SXM4-40GB") -> model.Gpu:
+    return hardware.template(hardware.find(product), 0)

@@ -1,0 +1,213 @@
+"""``mig-manager doctor`` on nodes whose cluster, kubelet or device plugin is ill."""
+
+import contextlib
+import pathlib
+import socket
+import tempfile
+from collections.abc import Iterator, Mapping
+
+import pytest
+import yaml
+
+from mig_manager.adapters.kubernetes import api
+from mig_manager.core.node import cluster
+from mig_manager.sandbox.apiserver import request
+from mig_manager.sandbox.node import node_options, sandbox_node
+from testkit import apiserver
+from tests import waiting
+from tests.shell.doctor_rig import FAIL, OK, SKIPPED, WARN, Examination, Patient, a_gpu, gpus
+
+ROOT = pathlib.Path(__file__).parents[2]
+NODE_NAME = "n1"
+
+
+class Cluster:
+    """A node with kubelet and device plugin, and rights that can be taken away."""
+
+    def __init__(self, patient: Patient, folder: pathlib.Path) -> None:
+        self.denied: set[tuple[str, str, str]] = set()
+        self.server = apiserver.ApiServer(authorizer=self._may)
+        self.socket = folder / "pr.sock"
+        self.patient = patient
+
+    def _may(self, asked: request.Access) -> bool:
+        # The scenery has no token.
+        what = (asked.verb, asked.resource, asked.subresource)
+        return not asked.token or what not in self.denied
+
+    def examine(self) -> Examination:
+        kubeconfig = self.server.kubeconfig(self.patient.folder / "kubeconfig")
+        return self.patient.examine(
+            *("--kubeconfig", str(kubeconfig), "--node-name", NODE_NAME),
+            *("--pod-resources-socket", str(self.socket)),
+        )
+
+    def patch(self, change: Mapping[str, object]) -> None:
+        with contextlib.closing(api.KubeApi.at(self.server.url)) as kube:
+            kube.patch(f"/api/v1/nodes/{NODE_NAME}", change, kind=api.PatchType.MERGE)
+
+
+@pytest.fixture
+def cluster_rig(patient: Patient) -> Iterator[Cluster]:
+    patient.born()
+    with contextlib.ExitStack() as stack:
+        folder = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        found = Cluster(patient, folder)
+        stack.enter_context(apiserver.serve(found.server))
+        options = node_options.NodeOptions(
+            name=NODE_NAME,
+            tick_s=0.02,
+            pod_start_s=0.01,
+            pod_stop_s=0.01,
+            plugin_start_s=0.01,
+            pod_resources_socket=found.socket,
+        )
+        sandbox = stack.enter_context(
+            sandbox_node.SandboxNode(found.server.url, patient.path, options=options)
+        )
+        with contextlib.closing(api.KubeApi.at(found.server.url)) as kube:
+            waiting.until(
+                lambda: any(sandbox.devices.allocatable().values()) and is_published(kube),
+                within_s=20,
+            )
+        yield found
+
+
+def is_published(kube: api.KubeApi) -> bool:
+    shown = kube.get(f"/api/v1/nodes/{NODE_NAME}").get("status", {}).get("allocatable", {})
+    return bool(shown.get("nvidia.com/gpu"))
+
+
+def test_a_node_that_is_served_has_nothing_to_fix(cluster_rig: Cluster) -> None:
+    result = cluster_rig.examine()
+
+    assert not result.failing, result.findings
+    assert result.text("pod-resources") == "kubelet can schedule 2 nvidia.com/gpu"
+    assert result.text("rights") == f"all {len(cluster.RIGHTS)} that the agent needs"
+    assert "is ready" in result.text("device-plugin")
+
+
+def test_rights_that_are_lacking_are_named_and_events_are_no_failure(cluster_rig: Cluster) -> None:
+    cluster_rig.denied = {("create", "pods", "eviction"), ("create", "events", "")}
+
+    result = cluster_rig.examine()
+
+    assert result.failing == {"rights"}
+    assert [(f.verdict, f.text.partition(":")[0]) for f in result.findings["rights"]] == [
+        (FAIL, "may not create pods/eviction"),
+        (WARN, "may not create events"),
+    ]
+
+
+def test_what_an_interrupted_run_left_is_named(cluster_rig: Cluster) -> None:
+    labels = {f"{cluster.DEPLOY_LABEL_PREFIX}dcgm": cluster.PAUSED_VALUE}
+    annotations = {
+        cluster.JOURNAL_ANNOTATION: "{}",
+        cluster.UNREADABLE_JOURNAL_ANNOTATION: "x",
+    }
+    cluster_rig.patch({"metadata": {"labels": labels, "annotations": annotations}})
+
+    left = cluster_rig.examine()
+    cluster_rig.patch({"metadata": {"labels": {cluster.STATE_LABEL: "pending"}}})
+    under_way = cluster_rig.examine()
+
+    assert "interrupted-run" in left.failing
+    assert "dcgm is paused, there is a journal" in left.text("interrupted-run")
+    assert cluster.UNREADABLE_JOURNAL_ANNOTATION in left.text("interrupted-run")
+    assert under_way.verdict("interrupted-run") is WARN
+
+
+def test_a_cluster_that_was_asked_for_and_is_not_there_is_a_failure(patient: Patient) -> None:
+    result = patient.born().examine(
+        *("--kubeconfig", str(patient.folder / "none"), "--node-name", NODE_NAME),
+        *("--pod-resources-socket", str(patient.folder / "none.sock")),
+    )
+
+    assert result.failing == {"api", "pod-resources"}
+    assert result.verdict("rights") is SKIPPED
+    assert result.text("rights") == "not known: the cluster"
+    assert "--kubeconfig" in result.remedies("api")
+
+
+def test_an_api_that_does_not_answer_hides_nothing_else(patient: Patient) -> None:
+    patient.born()
+    with socket.create_server(("127.0.0.1", 0)) as mute, apiserver.serve() as server:
+        config = server.kubeconfig(patient.folder / "kubeconfig")
+        text = config.read_text().replace(server.url, f"http://127.0.0.1:{mute.getsockname()[1]}")
+        config.write_text(text)
+
+        result = patient.examine("--timeout-s", "4", "--kubeconfig", str(config))
+
+    assert result.failing == {"api", "rights"}
+    assert result.verdict("driver") is OK
+
+
+def test_missing_and_removed_devices_are_counted(patient: Patient) -> None:
+    schedulable = {"nvidia.com/gpu": frozenset({"GPU-of-yesterday"})}
+
+    result = patient.check("schedulable-devices", {"allocatable": schedulable, **gpus(a_gpu())})
+
+    assert result.failing == {"schedulable-devices"}
+    assert "1 allocatable devices: 0 exist" in result.text("schedulable-devices")
+
+
+def a_pod(container: str, *, is_ready: bool = True) -> cluster.Pod:
+    return cluster.Pod(
+        namespace="gpu",
+        name=container,
+        uid=f"uid-{container}",
+        phase="Running",
+        labels={},
+        node_selector={},
+        owner_kind="DaemonSet",
+        is_mirror=False,
+        is_ready=is_ready,
+        is_terminating=False,
+        gpu_resources={},
+        container_names=(container,),
+        mounts_plugin_sockets=True,
+    )
+
+
+@pytest.mark.parametrize(
+    ("container", "found"),
+    [
+        ("other", "no device plugin on this node"),
+        ("nvidia-device-plugin-ctr", "gpu/nvidia-device-plugin-ctr is not ready (Running)"),
+    ],
+)
+def test_a_plugin_that_is_absent_or_not_ready_fails(
+    patient: Patient, container: str, found: str
+) -> None:
+    pods = (a_pod(container, is_ready=False),)
+
+    result = patient.check("device-plugin", {"pods": pods})
+
+    assert result.failing == {"device-plugin"}
+    assert result.text("device-plugin") == found
+
+
+def test_another_manager_fails_and_we_ourselves_do_not(patient: Patient) -> None:
+    manager = a_pod("nvidia-mig-manager")
+
+    for own_pod_uid, verdict in (("uid-of-ours", FAIL), (manager.uid, OK)):
+        facts = {"pods": (manager,), "own_pod_uid": own_pod_uid}
+        assert patient.check("other-managers", facts).verdict("other-managers") is verdict
+
+
+def test_the_rights_are_those_of_the_manifest() -> None:
+    documents = yaml.safe_load_all((ROOT / "deploy/base/rbac.yaml").read_text(encoding="utf-8"))
+    rules = next(d for d in documents if d["kind"] == "ClusterRole")["rules"]
+    granted = {
+        (group, resource, verb)
+        for rule in rules
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    }
+
+    assert granted == {
+        (r.group, "/".join(filter(None, (r.resource, r.subresource))), r.verb)
+        for r in cluster.RIGHTS
+    }
+    assert len(granted) == len(cluster.RIGHTS)
