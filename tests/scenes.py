@@ -121,6 +121,20 @@ def run(rig: fakes.NodeRig, layout: str, text: str = CONFIG) -> outcomes.Outcome
     return reconciler(rig, text).run(layout, request)
 
 
+def resume(rig: fakes.NodeRig, layout: str, text: str = CONFIG) -> outcomes.Outcome:
+    """Take over from a killed agent, and apply a layout."""
+    successor = reconciler(rig, text)
+    successor.recover(layout)
+    return successor.run(layout, fakes.FakeRequest(rig.clock))
+
+
+def undo(rig: fakes.NodeRig) -> bool:
+    """Take over from a killed agent where the label was removed; return whether to retry."""
+    successor = reconciler(rig)
+    successor.recover(None)
+    return successor.rest()
+
+
 def kill_at(rig: fakes.NodeRig, step: int, layout: str) -> None:
     """Apply a layout with an agent that is killed at a step, counted from 1."""
     seen: list[steps.Step] = []

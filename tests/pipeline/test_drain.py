@@ -560,20 +560,6 @@ def test_a_pod_that_had_gone_before_its_eviction_is_neither_counted_nor_asked_fo
     assert rig.log.count("workloads.evict") == 1
 
 
-def test_policy_node_evicts_every_gpu_pod() -> None:
-    rig = empty()
-    rig.add_pod("a", devices=frozenset({fakes.mig_uuid("a")}))
-    claimant = rig.add_pod("claimant")
-    rig.claims.add(claimant)
-    nic = rig.add_pod("nic", gpu_resources={"nvidia.com/hostdev": 1})
-
-    whole_node = policies.Policy(drain=policies.Drain.NODE)
-    assert drained(rig, policy=whole_node, affected=frozenset()) == 2
-
-    assert list(rig.pods) == [nic]
-    assert cluster.RESOURCE_PREFIX + "hostdev" in rig.pods[nic].gpu_resources
-
-
 PASSIVE = policies.Policy(drain=policies.Drain.NONE)
 
 

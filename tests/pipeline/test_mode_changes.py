@@ -152,9 +152,6 @@ def boot(tmp_path: pathlib.Path) -> Iterator[Boot]:
         yield start
 
 
-# -- resets --------------------------------------------------------------------------------------
-
-
 def test_a_gpu_whose_mode_waits_is_reset_and_its_neighbour_is_not(boot: Boot) -> None:
     node = boot(options=ONLY_BY_TOOL)
 
@@ -178,20 +175,15 @@ def test_a_mode_that_was_pending_before_is_brought_into_force(boot: Boot) -> Non
 
 
 @pytest.mark.slow
-def test_a_reset_switches_mig_off_too_once_the_instances_are_gone(boot: Boot) -> None:
-    node = boot(options=ONLY_BY_TOOL)
-    assert node.run("all").state is model.State.SUCCESS
+@pytest.mark.parametrize("reattaches", [True, False])
+def test_a_reset_switches_mig_on_and_off_whether_or_not_gpus_get_other_device_nodes(
+    boot: Boot, *, reattaches: bool
+) -> None:
+    node = boot(options=dataclasses.replace(ONLY_BY_TOOL, reattaches=reattaches))
 
+    assert node.run("all").state is model.State.SUCCESS
     assert node.run("none").state is model.State.SUCCESS
     assert node.modes == [(False, False)] * 2
-
-
-@pytest.mark.slow
-def test_gpus_that_come_back_as_other_device_nodes_are_the_same_gpus(boot: Boot) -> None:
-    node = boot(options=dataclasses.replace(ONLY_BY_TOOL, reattaches=True))
-
-    assert node.run("all").state is model.State.SUCCESS
-    assert node.run("none").state is model.State.SUCCESS
     assert node.resets == [2, 2]
 
 
@@ -221,7 +213,9 @@ def test_a_process_that_starts_before_the_reset_is_named_and_the_mode_is_rolled_
     assert node.resets == [0, 1]
 
 
-def test_a_gpu_that_only_resets_with_a_neighbour_is_not_reset_on_its_account(boot: Boot) -> None:
+def test_a_gpu_that_only_resets_with_a_neighbour_is_reset_where_that_waits_too(
+    boot: Boot,
+) -> None:
     node = boot(options=dataclasses.replace(ONLY_BY_TOOL, linked_gpus=((0, 1),)))
 
     outcome = node.run("second")
@@ -230,12 +224,6 @@ def test_a_gpu_that_only_resets_with_a_neighbour_is_not_reset_on_its_account(boo
     assert "can only be reset together with 00000000:07:00.0" in outcome.message
     assert node.resets == [0, 0]
     scenes.assert_nothing_taken(node.cluster)
-
-
-@pytest.mark.slow
-def test_neighbours_that_all_wait_are_reset_together(boot: Boot) -> None:
-    node = boot(options=dataclasses.replace(ONLY_BY_TOOL, linked_gpus=((0, 1),)))
-
     assert node.run("all").state is model.State.SUCCESS
     assert node.resets == [1, 1]
 
@@ -261,13 +249,26 @@ def test_a_mode_that_clients_keep_from_changing_is_called_off_and_nothing_is_res
 @pytest.mark.parametrize(
     "kind", [states.ClientKind.PERSISTENCE_DAEMON, states.ClientKind.PERSISTENCE_MODE]
 )
-def test_persistence_does_not_keep_an_ampere_gpu_from_its_mode(
+def test_persistence_does_not_keep_an_ampere_gpu_from_its_mode_but_a_process_does(
     kind: states.ClientKind, boot: Boot
 ) -> None:
     node = boot()
+    node.may_reboot = True
     uuid = node.state.boards[1].uuid
     before = node.state.add_client(uuid, name="nvidia-persistenced", kind=kind)
+    process = node.state.add_client(uuid, name="/bin/train", pid=4711)
 
+    outcome = node.run("second")
+
+    assert outcome.reason is errors.Reason.IN_USE
+    assert outcome.should_retry
+    assert "train (pid 4711)" in outcome.message
+    assert (node.resets, node.reboots) == ([0, 0], 0)
+    assert node.modes == [(False, False)] * 2
+    scenes.assert_nothing_taken(node.cluster)
+
+    node.state.remove_client(process)
+    node.asked_to_reset.clear()
     outcome = node.run("second")
 
     assert outcome.state is model.State.SUCCESS, outcome.message
@@ -275,31 +276,6 @@ def test_persistence_does_not_keep_an_ampere_gpu_from_its_mode(
     assert node.resets == [0, 1]
     (after,) = node.state.read().clients_of(uuid)
     assert after.kind is before.kind
-
-
-def test_a_process_beside_the_persistence_daemon_prevents_the_reset_and_is_named(
-    boot: Boot,
-) -> None:
-    node = boot()
-    node.may_reboot = True
-    uuid = node.state.boards[1].uuid
-    node.state.add_client(
-        uuid, name="nvidia-persistenced", kind=states.ClientKind.PERSISTENCE_DAEMON
-    )
-    node.state.add_client(uuid, name="/bin/train", pid=4711)
-
-    outcome = node.run("second")
-
-    assert outcome.reason is errors.Reason.IN_USE
-    assert outcome.should_retry
-    assert "train (pid 4711)" in outcome.message
-    assert node.resets == [0, 0]
-    assert node.reboots == 0
-    assert node.modes == [(False, False)] * 2
-    scenes.assert_nothing_taken(node.cluster)
-
-
-# -- GPUs that need a reset for another reason ----------------------------------------------------
 
 
 def test_a_faulty_gpu_reboots_no_node_and_costs_no_pod(boot: Boot) -> None:
@@ -349,9 +325,6 @@ def test_a_creation_that_a_faulty_gpu_refuses_is_reported_as_that_and_not_retrie
     scenes.assert_nothing_taken(node.cluster)
 
 
-# -- virtual machines and reboots ----------------------------------------------------------------
-
-
 def test_in_a_virtual_machine_the_mode_stays_pending_without_the_right_to_reboot(
     boot: Boot,
 ) -> None:
@@ -367,9 +340,7 @@ def test_in_a_virtual_machine_the_mode_stays_pending_without_the_right_to_reboot
     scenes.assert_nothing_taken(node.cluster)
 
 
-def test_a_virtual_machine_reboots_once_and_gets_its_layout(
-    boot: Boot,
-) -> None:
+def test_a_virtual_machine_reboots_once_and_gets_its_layout(boot: Boot) -> None:
     node = boot(options=VIRTUAL)
     node.may_reboot = True
 
@@ -426,34 +397,27 @@ def test_a_vgpu_guest_is_refused_before_any_pod_is_evicted(boot: Boot) -> None:
     assert node.cluster.pods == pods
 
 
-def test_a_mode_that_hopper_loses_with_a_reboot_is_back_without_reset_or_reboot(
-    boot: Boot,
+@pytest.mark.parametrize(
+    ("spec", "layout", "is_kept"),
+    [("2xa100-sxm4-40gb", "all", True), ("2xh100-sxm5-80gb", "hopper", False)],
+    ids=["ampere", "hopper"],
+)
+def test_a_layout_is_back_after_a_reboot_that_keeps_or_loses_the_mode(
+    spec: str, layout: str, boot: Boot, *, is_kept: bool
 ) -> None:
-    node = boot("2xh100-sxm5-80gb")
+    node = boot(spec)
     node.may_reboot = True
-    assert node.run("hopper").state is model.State.SUCCESS
+    assert node.run(layout).state is model.State.SUCCESS
     before = [[gi.placement for gi in gpu.gpu_instances] for gpu in node.gpus()]
-
     node.restart()
-    assert node.modes == [(False, False)] * 2
-    outcome = node.run("hopper")
-
-    assert outcome.state is model.State.SUCCESS
-    assert [[gi.placement for gi in gpu.gpu_instances] for gpu in node.gpus()] == before
-    assert (node.asked_to_reset, node.reboots) == ([], 0)
-
-
-def test_a_mode_that_ampere_keeps_over_a_reboot_is_not_switched_again(boot: Boot) -> None:
-    node = boot()
-    assert node.run("all").state is model.State.SUCCESS
-    node.restart()
+    assert node.modes == [(is_kept, is_kept)] * 2
     resets = node.resets
 
-    assert node.run("all").state is model.State.SUCCESS
-    assert node.resets == resets
+    assert node.run(layout).state is model.State.SUCCESS
 
-
-# -- one of eight --------------------------------------------------------------------------------
+    assert [[gi.placement for gi in gpu.gpu_instances] for gpu in node.gpus()] == before
+    assert (node.asked_to_reset, node.reboots) == ([], 0)
+    assert (node.resets == resets) is is_kept
 
 
 @pytest.mark.parametrize(

@@ -12,15 +12,11 @@ from mig_manager.core import model, steps
 from mig_manager.core.layout import config
 from mig_manager.core.node import cluster
 from mig_manager.core.planner import planner
-from mig_manager.core.records import gpu_codec, status
+from mig_manager.core.records import status
 from tests import fakes, scenes
 from tests.shell import applying_rig
 
 IMPOSSIBLE = ("too-much", "no-such-layout", "no-such-profile")
-
-
-def steadfast(rig: fakes.NodeRig) -> fakes.FakeRequest:
-    return fakes.FakeRequest(rig.clock)
 
 
 def is_active(rig: fakes.NodeRig, layout: str) -> bool:
@@ -64,9 +60,7 @@ def test_a_run_killed_at_any_call_is_resumed_and_succeeds(scenario: str) -> None
         rig, _ = killed(make, layout, index)
         assert_says_the_truth(rig)
 
-        successor = scenes.reconciler(rig)
-        successor.recover(layout)
-        outcome = successor.run(layout, steadfast(rig))
+        outcome = scenes.resume(rig, layout)
 
         assert outcome.state is model.State.SUCCESS, index
         assert is_active(rig, layout)
@@ -90,17 +84,13 @@ def test_a_killed_run_is_resumed_without_reopening_the_node() -> None:
 
 
 @pytest.mark.parametrize("scenario", scenes.SWEPT)
-def test_after_a_kill_a_removed_label_rolls_the_node_back(
-    scenario: str,
-) -> None:
+def test_after_a_kill_a_removed_label_rolls_the_node_back(scenario: str) -> None:
     make, layout, indices = calls(scenario)
     for index in indices:
         rig, before = killed(make, layout, index)
         was_applied = is_active(rig, layout)
 
-        successor = scenes.reconciler(rig)
-        successor.recover(None)
-        successor.rest()
+        scenes.undo(rig)
 
         scenes.assert_nothing_taken(rig)
         if not was_applied:
@@ -127,9 +117,7 @@ def test_after_a_kill_another_request_starts_from_the_rolled_back_gpus(
     for index in indices:
         rig, before = killed(make, layout, index)
 
-        successor = scenes.reconciler(rig)
-        successor.recover(wanted)
-        outcome = successor.run(wanted, steadfast(rig))
+        outcome = scenes.resume(rig, wanted)
 
         scenes.assert_nothing_taken(rig)
         assert_says_the_truth(rig)
@@ -153,9 +141,7 @@ def test_after_a_kill_a_layout_that_has_become_impossible_is_undone_before_it_is
         was_changed = not planner.restore(rig.gpus, [g.snapshot for g in before]).is_empty
         text = scenes.CONFIG.replace("{1g.5gb: 4, 3g.20gb: 1}", "{1g.5gb: 9}")
 
-        successor = scenes.reconciler(rig, text)
-        successor.recover(layout)
-        outcome = successor.run(layout, steadfast(rig))
+        outcome = scenes.resume(rig, layout, text)
 
         assert outcome.reason is errors.Reason.DOES_NOT_FIT
         scenes.assert_nothing_taken(rig)
@@ -178,9 +164,7 @@ def test_a_change_that_fails_and_is_killed_at_any_call_ends_as_it_would_have_und
         rig, before = killed(failing_node, "one-slice-changed", index)
         rig.step_error = scenes.refuse(steps.CreateComputeInstance, times=1)
 
-        successor = scenes.reconciler(rig)
-        successor.recover("one-slice-changed")
-        outcome = successor.run("one-slice-changed", steadfast(rig))
+        outcome = scenes.resume(rig, "one-slice-changed")
 
         assert outcome.reason is errors.Reason.INSUFFICIENT_RESOURCES
         assert_as_before(rig, before)
@@ -217,7 +201,7 @@ def test_after_a_failed_rollback_the_retry_succeeds() -> None:
     successor = scenes.reconciler(rig)
     successor.recover("one-slice-changed")
 
-    outcome = successor.run("one-slice-changed", steadfast(rig), attempt=2)
+    outcome = successor.run("one-slice-changed", fakes.FakeRequest(rig.clock), attempt=2)
 
     assert outcome.reason is errors.Reason.APPLIED
     scenes.assert_nothing_taken(rig)
@@ -229,13 +213,10 @@ def test_a_failed_rollback_is_completed_when_the_request_is_impossible_or_remove
     wanted: str | None,
 ) -> None:
     rig, before = unlucky_node()
-    successor = scenes.reconciler(rig)
-
-    successor.recover(wanted)
     if wanted:
-        successor.run(wanted, steadfast(rig))
+        scenes.resume(rig, wanted)
     else:
-        successor.rest()
+        scenes.undo(rig)
 
     assert_as_before(rig, before)
     assert rig.labels[cluster.APPLIED_LABEL] == "all-balanced"
@@ -247,10 +228,10 @@ def test_a_failed_rollback_is_remembered_without_a_restart() -> None:
     before = rig.gpus
     rig.step_error = scenes.refuse(steps.CreateGpuInstance, times=9)
     ours = scenes.reconciler(rig)
-    ours.run("one-slice-changed", steadfast(rig))
+    ours.run("one-slice-changed", fakes.FakeRequest(rig.clock))
     rig.step_error = scenes.refuse(steps.CreateComputeInstance, times=1)
 
-    outcome = ours.run("one-slice-changed", steadfast(rig), attempt=2)
+    outcome = ours.run("one-slice-changed", fakes.FakeRequest(rig.clock), attempt=2)
 
     assert outcome.state is model.State.FAILED
     assert not outcome.is_unfinished
@@ -265,7 +246,7 @@ def test_a_layout_about_another_gpu_does_not_leave_half_of_an_older_change_behin
     ours = scenes.reconciler(rig, text)
     ours.recover("one-slice-changed")
 
-    outcome = ours.run("second-only", steadfast(rig))
+    outcome = ours.run("second-only", fakes.FakeRequest(rig.clock))
 
     assert outcome.reason is errors.Reason.APPLIED
     assert rig.gpus[1].current_mode is model.MigMode.DISABLED
@@ -278,7 +259,7 @@ def test_a_stopped_run_names_what_an_older_change_still_has_to_restore() -> None
     ours = scenes.reconciler(rig)
     ours.recover("one-slice-changed")
     error = errors.ClusterError("no pods", reason=errors.Reason.API_UNAVAILABLE)
-    stopped = steadfast(rig)
+    stopped = fakes.FakeRequest(rig.clock)
 
     def stop() -> bool:
         rig.refusing = {"workloads.list": error}
@@ -315,57 +296,12 @@ def test_a_rollback_that_would_destroy_a_pods_device_does_not_run() -> None:
     (odd,) = planner.restore(rig.gpus, journal.snapshot).destroyed_uuids
     rig.add_pod("newcomer", devices=frozenset({odd}))
     gpus = rig.gpus
-    successor = scenes.reconciler(rig)
-
-    successor.recover("too-much")
-    outcome = successor.run("too-much", steadfast(rig))
+    outcome = scenes.resume(rig, "too-much")
 
     assert rig.gpus == gpus
     assert "default/newcomer" in outcome.message
     assert outcome.should_retry
     assert "newcomer" in {pod.name for pod in rig.pods.values()}
-
-
-def test_the_status_says_when_the_next_try_is() -> None:
-    rig = scenes.node()
-    rig.plugin_is_broken = True
-    rig.pods.clear()
-    ours = scenes.reconciler(rig)
-
-    ours.run("all-1g.5gb", steadfast(rig), attempt=3, retry_after_s=40)
-
-    published = json.loads(rig.annotations[cluster.STATUS_ANNOTATION])
-    assert published["attempt"] == 3
-    assert published["retryAt"] == f"T{rig.clock.now_s + 40:.2f}"
-
-
-def test_a_failure_that_does_not_pass_has_no_next_try() -> None:
-    rig = scenes.node()
-
-    scenes.reconciler(rig).run("too-much", steadfast(rig), retry_after_s=40)
-
-    assert "retryAt" not in json.loads(rig.annotations[cluster.STATUS_ANNOTATION])
-
-
-# -- journals of other versions, and none --------------------------------------------------------
-
-V1 = (
-    '{"version": 1, "config": "all-1g.5gb", "cordoned": true, "holdTaint": true, '
-    '"pausedLabels": {"nvidia.com/gpu.deploy.device-plugin": "true"}}'
-)
-
-
-def test_the_journal_of_the_version_before_is_restored() -> None:
-    assert status.JOURNAL_VERSION == 2
-    rig = scenes.node()
-    rig.annotations[cluster.JOURNAL_ANNOTATION] = V1
-    rig.labels[cluster.PLUGIN_DEPLOY_LABEL] = cluster.PAUSED_VALUE
-    rig.is_unschedulable = rig.has_hold_taint = True
-
-    scenes.reconciler(rig).recover(None)
-
-    scenes.assert_nothing_taken(rig)
-    assert rig.labels[cluster.PLUGIN_DEPLOY_LABEL] == "true"
 
 
 def test_the_journal_of_the_version_after_is_understood_as_far_as_it_is_known() -> None:
@@ -378,139 +314,6 @@ def test_the_journal_of_the_version_after_is_understood_as_far_as_it_is_known() 
 
     assert_as_before(rig, before)
     scenes.assert_nothing_taken(rig)
-
-
-NONSENSE = [
-    '{"version": 99}',
-    "",
-    "[]",
-    "{" * 100_000,
-    V1.replace("true,", "7,", 1),
-    V1.replace('"version": 1', '"version": 2, "snapshot": [{"uuid": 7}]'),
-    V1.replace('"version": 1', '"version": 2, "snapshot": [{"uuid": "G", "instances": [[1]]}]'),
-    V1.replace('"version": 1', '"version": 2, "snapshot": [{"uuid": "G", "mode": "odd"}]'),
-]
-
-
-@pytest.mark.parametrize("text", NONSENSE, ids=range(len(NONSENSE)))
-@pytest.mark.parametrize("is_ours", [True, False])
-def test_an_invalid_journal_is_set_aside_and_marked_labels_are_restored(
-    text: str, *, is_ours: bool
-) -> None:
-    rig = scenes.node()
-    rig.annotations[cluster.JOURNAL_ANNOTATION] = text
-    rig.labels[cluster.PLUGIN_DEPLOY_LABEL] = cluster.PAUSED_VALUE
-    rig.is_unschedulable = rig.has_hold_taint = True
-    if is_ours:
-        rig.annotations[cluster.CORDON_ANNOTATION] = "all-1g.5gb"
-
-    scenes.reconciler(rig).recover("all-1g.5gb")
-
-    assert rig.labels[cluster.PLUGIN_DEPLOY_LABEL] == "true"
-    assert not rig.has_hold_taint
-    assert rig.is_unschedulable is not is_ours
-    assert cluster.JOURNAL_ANNOTATION not in rig.annotations
-    assert cluster.CORDON_ANNOTATION not in rig.annotations
-    kept = rig.annotations[cluster.UNREADABLE_JOURNAL_ANNOTATION]
-    assert text.startswith(kept)
-    assert len(kept) == min(len(text), 16 * 1024)
-    assert "JournalUnreadable" in rig.events
-
-
-def test_the_snapshot_of_a_journal_outlives_its_text() -> None:
-    rig = scenes.busy_node()
-    journal = status.Journal(
-        config="a",
-        boot_id="b",
-        applied="c",
-        has_plugin=True,
-        snapshot=tuple(gpu.snapshot for gpu in rig.gpus),
-    )
-
-    again = status.Journal.from_json(journal.to_json())
-
-    assert dataclasses.replace(again, snapshot=()) == dataclasses.replace(journal, snapshot=())
-    assert planner.restore(rig.gpus, again.snapshot).is_empty
-    assert len(journal.to_json()) < 1024 * len(rig.gpus)
-
-
-def test_what_another_manager_left_paused_is_restored_although_there_is_no_journal() -> None:
-    rig = scenes.node(layout="all-balanced")
-    rig.labels[cluster.PLUGIN_DEPLOY_LABEL] = cluster.PAUSED_VALUE
-    rig.labels["nvidia.com/gpu.deploy.dcgm"] = "paused-for-driver-upgrade"
-    rig.pods.clear()
-    ours = scenes.reconciler(rig)
-
-    ours.recover("all-balanced")
-    outcome = ours.run("all-balanced", steadfast(rig))
-
-    assert outcome.state is model.State.SUCCESS
-    scenes.assert_nothing_taken(rig)
-    assert rig.labels["nvidia.com/gpu.deploy.dcgm"] == "paused-for-driver-upgrade"
-
-
-def test_what_another_program_wrote_since_the_crash_is_not_written_over() -> None:
-    rig = scenes.node()
-    dcgm = "nvidia.com/gpu.deploy.dcgm"
-    paused = {cluster.PLUGIN_DEPLOY_LABEL: "true", dcgm: "true"}
-    journal = status.Journal(config="all-1g.5gb", paused_labels=paused)
-    rig.annotations[cluster.JOURNAL_ANNOTATION] = journal.to_json()
-    rig.labels |= {cluster.PLUGIN_DEPLOY_LABEL: cluster.PAUSED_VALUE, dcgm: "false"}
-
-    scenes.reconciler(rig).recover(None)
-
-    assert rig.labels[cluster.PLUGIN_DEPLOY_LABEL] == "true"
-    assert rig.labels[dcgm] == "false"
-    scenes.assert_nothing_taken(rig)
-
-
-def test_a_node_without_a_request_does_not_stay_pending() -> None:
-    rig = scenes.node()
-    rig.labels[cluster.STATE_LABEL] = "pending"
-
-    scenes.reconciler(rig).rest()
-
-    assert rig.labels[cluster.STATE_LABEL] == "failed"
-    assert "Interrupted" in rig.annotations[cluster.STATUS_ANNOTATION]
-
-
-@pytest.mark.parametrize("state", ["success", "failed", None])
-def test_a_node_without_a_request_keeps_the_outcome_of_its_last_run(state: str | None) -> None:
-    rig = scenes.node()
-    if state:
-        rig.labels[cluster.STATE_LABEL] = state
-
-    scenes.reconciler(rig).rest()
-
-    assert rig.labels.get(cluster.STATE_LABEL) == state
-    assert rig.states == rig.statuses == []
-
-
-def test_a_node_without_a_request_reports_its_gpus_once() -> None:
-    rig = scenes.node()
-    reconciler = scenes.reconciler(rig)
-
-    reconciler.rest()
-    assert gpu_codec.from_json(rig.annotations[cluster.GPUS_ANNOTATION]) == rig.gpus
-    rig.log.clear()
-    reconciler.rest()
-
-    assert "node.patch" not in rig.log
-
-
-def test_gpus_that_cannot_be_observed_do_not_keep_a_node_from_resting() -> None:
-    rig = scenes.node()
-    rig.refusing["gpus.observe"] = errors.HardwareError(
-        "no driver", reason=errors.Reason.DRIVER_NOT_LOADED
-    )
-
-    reconciler = scenes.reconciler(rig)
-
-    assert reconciler.rest()
-    assert rig.annotations == {}
-    rig.refusing.clear()
-    assert not reconciler.rest()
-    assert cluster.GPUS_ANNOTATION in rig.annotations
 
 
 def cut_in_half(layout: str = "all-1g.5gb") -> tuple[fakes.NodeRig, tuple[model.Gpu, ...]]:
@@ -537,14 +340,6 @@ def test_what_an_interrupted_change_left_is_undone_under_the_lock_alone() -> Non
     successor.recover("all-balanced")
     assert_as_before(rig, before)
     assert lock.descriptions == ["undoing an interrupted change to all-1g.5gb"]
-
-
-def test_device_files_are_refreshed_after_the_rollback_of_an_interrupted_change() -> None:
-    rig, before = cut_in_half()
-
-    scenes.reconciler(rig).recover("all-balanced")
-
-    assert_as_before(rig, before)
     assert rig.refreshed == 1
 
 
@@ -585,29 +380,6 @@ def test_an_instance_that_the_interrupted_change_did_not_create_is_named_and_kep
     assert cluster.JOURNAL_ANNOTATION not in rig.annotations
 
 
-def test_an_unfinished_restore_is_retried_after_the_label_is_removed() -> None:
-    rig = scenes.hosted_node()
-    rig.broken_services.clear()
-    host_start = "host.start"
-    rig.refusing[host_start] = errors.HostError(
-        "the service did not start", reason=errors.Reason.HOST_SERVICE_FAILED
-    )
-    reconciler = scenes.reconciler(rig)
-    assert reconciler.run("one-slice-changed", steadfast(rig)).is_unfinished
-
-    assert reconciler.rest()
-    assert not rig.services["dcgm.service"]
-
-    del rig.refusing[host_start]
-    assert not reconciler.rest()
-
-    assert rig.services["dcgm.service"]
-    assert cluster.JOURNAL_ANNOTATION not in rig.annotations
-
-
-# -- what is pending on an unreachable GPU --------------------------------------------------------
-
-
 def node_with_lost_gpu() -> tuple[fakes.NodeRig, model.GpuSnapshot]:
     """Return a node whose journal has what an unreachable GPU had before a failed change."""
     rig = scenes.node(layout="all-balanced")
@@ -641,12 +413,12 @@ def test_an_unreachable_gpu_is_restored_later_if_the_new_layout_does_not_cover_i
     agent = scenes.reconciler(rig, ONE_OF_THEM)
     agent.recover("second-alone")
 
-    outcome = agent.run("second-alone", steadfast(rig))
+    outcome = agent.run("second-alone", fakes.FakeRequest(rig.clock))
 
     assert outcome.state is model.State.SUCCESS, outcome.message
     assert pending(rig) == (before.uuid,)
     plugin = dict(rig.pods)
-    assert agent.run("second-alone", steadfast(rig)).state is model.State.SUCCESS
+    assert agent.run("second-alone", fakes.FakeRequest(rig.clock)).state is model.State.SUCCESS
     assert agent.check_drift("second-alone", outcome) is planning.Action.REST
     assert pending(rig) == (before.uuid,)
     assert dict(rig.pods) == plugin
@@ -655,33 +427,13 @@ def test_an_unreachable_gpu_is_restored_later_if_the_new_layout_does_not_cover_i
     if is_restarted:
         agent = scenes.reconciler(rig, ONE_OF_THEM)
         agent.recover("second-alone")
-    assert agent.run("second-alone", steadfast(rig)).state is model.State.SUCCESS
+    assert agent.run("second-alone", fakes.FakeRequest(rig.clock)).state is model.State.SUCCESS
     assert planner.restore(rig.gpus, [before]).is_empty
     assert pending(rig) == ()
 
 
 def test_a_layout_for_all_gpus_replaces_the_pending_restore_of_an_unreachable_one() -> None:
     rig, _ = node_with_lost_gpu()
-    agent = scenes.reconciler(rig)
-    agent.recover("all-1g.5gb")
-
-    assert agent.run("all-1g.5gb", steadfast(rig)).state is model.State.SUCCESS
+    assert scenes.resume(rig, "all-1g.5gb").state is model.State.SUCCESS
 
     assert pending(rig) == ()
-
-
-def test_a_retry_that_can_observe_no_gpu_says_which_attempt_it_is() -> None:
-    messages = []
-    for attempt in (1, 7):
-        rig = scenes.node()
-        rig.refusing["gpus.observe"] = errors.HardwareError(
-            "GPU 0: nvmlDeviceGetHandleByIndex answered 'Unknown Error'",
-            reason=errors.Reason.NVML_ERROR,
-        )
-        outcome = scenes.reconciler(rig).run("all-balanced", steadfast(rig), attempt=attempt)
-        assert outcome.should_retry
-        messages.append(outcome.message)
-
-    first, seventh = messages
-    assert "attempt" not in first
-    assert "'Unknown Error'; no GPU can be observed at attempt 7 either" in seventh

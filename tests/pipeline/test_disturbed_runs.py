@@ -1,0 +1,217 @@
+"""Calls that fail, requests that end and other programs that write, at any point of a run."""
+
+import contextlib
+import functools
+from collections.abc import Callable
+
+import pytest
+
+from mig_manager import errors
+from mig_manager.core import model, steps
+from mig_manager.core.node import clients, cluster
+from mig_manager.core.planner import planner
+from tests import fakes
+from tests.scenes import (
+    BROKEN,
+    DCGM,
+    SCENARIOS,
+    SWEPT,
+    assert_nothing_taken,
+    broken,
+    busy_node,
+    calls,
+    monitored_node,
+    node,
+    reconciler,
+    refuse,
+    run,
+)
+
+
+@pytest.mark.parametrize("ends_well", [True, False])
+def test_a_label_that_another_program_writes_during_the_change_keeps_that_value(
+    *, ends_well: bool
+) -> None:
+    key = "nvidia.com/gpu.deploy.dcgm"
+    rig = node()
+    rig.labels[key] = "true"
+    rig.plugin_is_broken = not ends_well
+
+    def upgrade_driver() -> None:
+        if rig.labels[key] == cluster.PAUSED_VALUE:
+            rig.labels[key] = "paused-for-driver-upgrade"
+
+    rig.clock.on_wait.append(upgrade_driver)
+    outcome = run(rig, "all-1g.5gb")
+
+    assert (outcome.state is model.State.SUCCESS) is ends_well
+    assert rig.labels[key] == "paused-for-driver-upgrade"
+    assert_nothing_taken(rig)
+
+
+def patches(make: Callable[[], fakes.NodeRig], layout: str) -> int:
+    """Return how often a run patches its node."""
+    rig = make()
+    run(rig, layout)
+    return rig.log.count("node.patch")
+
+
+def just_before_patch(rig: fakes.NodeRig, number: int, write: Callable[[], object]) -> None:
+    """Have another program write to the node after it was read and before a patch arrives."""
+
+    def strike() -> None:
+        if rig.log[-1] == "node.patch" and rig.log.count("node.patch") == number + 1:
+            rig.on_call = lambda: None
+            write()
+
+    rig.on_call = strike
+
+
+def test_a_cordon_stays_whenever_it_is_set() -> None:
+    for number in range(patches(busy_node, "one-slice-changed")):
+        rig = busy_node()
+        just_before_patch(rig, number, functools.partial(vars(rig).update, is_unschedulable=True))
+
+        assert run(rig, "one-slice-changed").state is model.State.SUCCESS, number
+
+        assert rig.is_unschedulable, number
+        assert not rig.has_hold_taint
+
+
+@pytest.mark.parametrize("value", ["false", "paused-for-driver-upgrade", None])
+def test_a_deploy_label_that_its_owner_writes_just_before_a_patch_stays(value: str | None) -> None:
+    for number in range(patches(monitored_node, "one-slice-changed")):
+        rig = monitored_node()
+
+        def write(rig: fakes.NodeRig = rig) -> None:
+            fakes._merge(rig.labels, {DCGM: value})
+
+        just_before_patch(rig, number, write)
+
+        assert run(rig, "one-slice-changed").state is model.State.SUCCESS, number
+
+        assert rig.labels.get(DCGM) == value, number
+
+
+@pytest.mark.parametrize("step", [steps.CreateGpuInstance, steps.CreateComputeInstance])
+def test_a_step_that_fails_brings_the_former_instances_back(step: type) -> None:
+    rig = busy_node()
+    before = rig.gpus
+    rig.step_error = refuse(step, times=1)
+
+    outcome = run(rig, "one-slice-changed")
+
+    assert outcome.reason is errors.Reason.INSUFFICIENT_RESOURCES
+    assert "the instances from before are back" in outcome.message
+    assert rig.executed
+    assert planner.restore(rig.gpus, [gpu.snapshot for gpu in before]).is_empty
+    assert "spared" in {pod.name for pod in rig.pods.values()}
+    assert_nothing_taken(rig)
+
+
+def test_an_api_that_fails_during_the_rollback_does_not_keep_the_gpus_from_it() -> None:
+    def failing_node() -> fakes.NodeRig:
+        rig = busy_node()
+        rig.step_error = refuse(steps.CreateGpuInstance, times=1)
+        return rig
+
+    rig = failing_node()
+    run(rig, "one-slice-changed")
+    executes_at = rig.log.index("gpus.execute")
+    asked = [i for i, call in enumerate(rig.log) if call.startswith("node.") and i > executes_at]
+    assert len(asked) > 2
+
+    for index in asked:
+        rig = failing_node()
+        before = [gpu.snapshot for gpu in rig.gpus]
+        rig.failing = {index: BROKEN["node"]}
+
+        with contextlib.suppress(errors.ClusterError):
+            outcome = run(rig, "one-slice-changed")
+            assert outcome.reason is errors.Reason.INSUFFICIENT_RESOURCES
+        assert planner.restore(rig.gpus, before).is_empty, index
+
+
+@pytest.mark.parametrize("scenario", SWEPT)
+def test_after_any_call_fails_once_the_node_is_restored_and_the_retry_succeeds(
+    scenario: str,
+) -> None:
+    make, layout = SCENARIOS[scenario]
+    undisturbed = calls(make, layout)
+    assert len(undisturbed) > 8
+    for index, call in enumerate(undisturbed):
+        rig = make()
+        ours = reconciler(rig)
+        request = fakes.FakeRequest(rig.clock)
+        rig.failing = {index: broken(call)}
+        try:
+            ours.run(layout, request)
+        except errors.ClusterError:
+            rig.failing = {}
+            ours.recover(layout)
+        else:
+            assert rig.labels[cluster.STATE_LABEL] in ("success", "failed"), index
+            assert_nothing_taken(rig)
+
+        rig.failing = {}
+        assert ours.run(layout, request).state is model.State.SUCCESS, index
+        assert_nothing_taken(rig)
+        is_gated = rig.plugin_is_gated
+        assert rig.labels.get(cluster.PLUGIN_DEPLOY_LABEL) == ("true" if is_gated else None)
+        assert any(clients.is_device_plugin(pod) for pod in rig.pods.values()), index
+
+
+@pytest.mark.parametrize("scenario", ["first-layout-ungated", "monitors", "plugin-config"])
+def test_a_patch_that_is_carried_out_and_answered_with_an_error_leaves_nothing_taken(
+    scenario: str,
+) -> None:
+    make, layout = SCENARIOS[scenario]
+    rig = make()
+    run(rig, layout)
+    patches = [index for index, call in enumerate(rig.log) if call == "node.patch"]
+    assert len(patches) > 4
+    for index in patches:
+        rig = make()
+        ours = reconciler(rig)
+        rig.losing = {
+            index: errors.ClusterError("lost", reason=errors.Reason.API_ERROR, status=500)
+        }
+        try:
+            ours.run(layout, fakes.FakeRequest(rig.clock))
+        except errors.ClusterError:
+            ours.recover(None)
+        assert_nothing_taken(rig)
+
+
+@pytest.mark.parametrize("scenario", SWEPT)
+@pytest.mark.parametrize("replaced", [True, False])
+def test_the_node_is_restored_whenever_a_request_is_superseded(
+    scenario: str, *, replaced: bool
+) -> None:
+    make, layout = SCENARIOS[scenario]
+    rig = make()
+    patient = fakes.FakeRequest(rig.clock, replaced=replaced)
+    reconciler(rig).run(layout, patient)
+    assert patient.asked > 0
+    after = rig.gpus
+    for ends_at in range(1, patient.asked + 1):
+        rig = make()
+        before = rig.gpus
+        request = fakes.FakeRequest(rig.clock, ends_at=ends_at, replaced=replaced)
+
+        try:
+            outcome = reconciler(rig).run(layout, request)
+        except errors.Superseded:
+            # The run for the next request says how that ends.
+            is_failed = rig.labels.get(cluster.STATE_LABEL) == "failed"
+            assert is_failed is not replaced
+        else:
+            # It is verified; only the monitors were still pending.
+            assert outcome.reason is errors.Reason.APPLIED
+            assert rig.deploy_daemons
+
+        # Between the mode and the instances there are hooks, and a newer request ends them.
+        is_undone = "restoring the instances from before" in rig.statuses
+        is_executed = "gpus.execute" in rig.log and not is_undone
+        assert rig.gpus == (after if is_executed else before)
+        assert_nothing_taken(rig)

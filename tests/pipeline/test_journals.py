@@ -1,0 +1,213 @@
+"""What journals and nodes without a request say about an interrupted run."""
+
+import dataclasses
+import json
+
+import pytest
+
+from mig_manager import errors
+from mig_manager.core import model
+from mig_manager.core.node import cluster
+from mig_manager.core.planner import planner
+from mig_manager.core.records import gpu_codec, status
+from tests import fakes, scenes
+
+
+@pytest.mark.parametrize(("layout", "passes"), [("all-1g.5gb", True), ("too-much", False)])
+def test_only_a_failure_that_passes_has_a_next_try_in_the_status(
+    layout: str, *, passes: bool
+) -> None:
+    rig = scenes.node()
+    rig.plugin_is_broken = True
+    rig.pods.clear()
+    request = fakes.FakeRequest(rig.clock)
+
+    scenes.reconciler(rig).run(layout, request, attempt=3, retry_after_s=40)
+
+    published = json.loads(rig.annotations[cluster.STATUS_ANNOTATION])
+    assert published["attempt"] == 3
+    assert published.get("retryAt") == (f"T{rig.clock.now_s + 40:.2f}" if passes else None)
+
+
+V1 = (
+    '{"version": 1, "config": "all-1g.5gb", "cordoned": true, "holdTaint": true, '
+    '"pausedLabels": {"nvidia.com/gpu.deploy.device-plugin": "true"}}'
+)
+
+
+def test_the_journal_of_the_version_before_is_restored() -> None:
+    assert status.JOURNAL_VERSION == 2
+    rig = scenes.node()
+    rig.annotations[cluster.JOURNAL_ANNOTATION] = V1
+    rig.labels[cluster.PLUGIN_DEPLOY_LABEL] = cluster.PAUSED_VALUE
+    rig.is_unschedulable = rig.has_hold_taint = True
+
+    scenes.reconciler(rig).recover(None)
+
+    scenes.assert_nothing_taken(rig)
+    assert rig.labels[cluster.PLUGIN_DEPLOY_LABEL] == "true"
+
+
+NONSENSE = [
+    '{"version": 99}',
+    "",
+    "[]",
+    "{" * 100_000,
+    V1.replace("true,", "7,", 1),
+    V1.replace('"version": 1', '"version": 2, "snapshot": [{"uuid": 7}]'),
+    V1.replace('"version": 1', '"version": 2, "snapshot": [{"uuid": "G", "instances": [[1]]}]'),
+    V1.replace('"version": 1', '"version": 2, "snapshot": [{"uuid": "G", "mode": "odd"}]'),
+]
+
+
+@pytest.mark.parametrize("text", NONSENSE, ids=range(len(NONSENSE)))
+@pytest.mark.parametrize("is_ours", [True, False])
+def test_an_invalid_journal_is_set_aside_and_marked_labels_are_restored(
+    text: str, *, is_ours: bool
+) -> None:
+    rig = scenes.node()
+    rig.annotations[cluster.JOURNAL_ANNOTATION] = text
+    rig.labels[cluster.PLUGIN_DEPLOY_LABEL] = cluster.PAUSED_VALUE
+    rig.is_unschedulable = rig.has_hold_taint = True
+    if is_ours:
+        rig.annotations[cluster.CORDON_ANNOTATION] = "all-1g.5gb"
+
+    scenes.reconciler(rig).recover("all-1g.5gb")
+
+    assert rig.labels[cluster.PLUGIN_DEPLOY_LABEL] == "true"
+    assert not rig.has_hold_taint
+    assert rig.is_unschedulable is not is_ours
+    assert cluster.JOURNAL_ANNOTATION not in rig.annotations
+    assert cluster.CORDON_ANNOTATION not in rig.annotations
+    kept = rig.annotations[cluster.UNREADABLE_JOURNAL_ANNOTATION]
+    assert text.startswith(kept)
+    assert len(kept) == min(len(text), 16 * 1024)
+    assert "JournalUnreadable" in rig.events
+
+
+def test_the_snapshot_of_a_journal_outlives_its_text() -> None:
+    rig = scenes.busy_node()
+    journal = status.Journal(
+        config="a",
+        boot_id="b",
+        applied="c",
+        has_plugin=True,
+        snapshot=tuple(gpu.snapshot for gpu in rig.gpus),
+    )
+
+    again = status.Journal.from_json(journal.to_json())
+
+    assert dataclasses.replace(again, snapshot=()) == dataclasses.replace(journal, snapshot=())
+    assert planner.restore(rig.gpus, again.snapshot).is_empty
+    assert len(journal.to_json()) < 1024 * len(rig.gpus)
+
+
+def test_what_another_manager_left_paused_is_restored_although_there_is_no_journal() -> None:
+    rig = scenes.node(layout="all-balanced")
+    rig.labels[cluster.PLUGIN_DEPLOY_LABEL] = cluster.PAUSED_VALUE
+    rig.labels["nvidia.com/gpu.deploy.dcgm"] = "paused-for-driver-upgrade"
+    rig.pods.clear()
+    outcome = scenes.resume(rig, "all-balanced")
+
+    assert outcome.state is model.State.SUCCESS
+    scenes.assert_nothing_taken(rig)
+    assert rig.labels["nvidia.com/gpu.deploy.dcgm"] == "paused-for-driver-upgrade"
+
+
+def test_what_another_program_wrote_since_the_crash_is_not_written_over() -> None:
+    rig = scenes.node()
+    dcgm = "nvidia.com/gpu.deploy.dcgm"
+    paused = {cluster.PLUGIN_DEPLOY_LABEL: "true", dcgm: "true"}
+    journal = status.Journal(config="all-1g.5gb", paused_labels=paused)
+    rig.annotations[cluster.JOURNAL_ANNOTATION] = journal.to_json()
+    rig.labels |= {cluster.PLUGIN_DEPLOY_LABEL: cluster.PAUSED_VALUE, dcgm: "false"}
+
+    scenes.reconciler(rig).recover(None)
+
+    assert rig.labels[cluster.PLUGIN_DEPLOY_LABEL] == "true"
+    assert rig.labels[dcgm] == "false"
+    scenes.assert_nothing_taken(rig)
+
+
+@pytest.mark.parametrize("state", ["success", "failed", "pending", None])
+def test_a_node_without_a_request_keeps_the_outcome_of_its_last_run_and_does_not_stay_pending(
+    state: str | None,
+) -> None:
+    rig = scenes.node()
+    if state:
+        rig.labels[cluster.STATE_LABEL] = state
+
+    scenes.reconciler(rig).rest()
+
+    if state == "pending":
+        assert rig.labels[cluster.STATE_LABEL] == "failed"
+        assert "Interrupted" in rig.annotations[cluster.STATUS_ANNOTATION]
+    else:
+        assert rig.labels.get(cluster.STATE_LABEL) == state
+        assert rig.states == rig.statuses == []
+
+
+def test_a_node_without_a_request_reports_its_gpus_once() -> None:
+    rig = scenes.node()
+    reconciler = scenes.reconciler(rig)
+
+    reconciler.rest()
+    assert gpu_codec.from_json(rig.annotations[cluster.GPUS_ANNOTATION]) == rig.gpus
+    rig.log.clear()
+    reconciler.rest()
+
+    assert "node.patch" not in rig.log
+
+
+def test_gpus_that_cannot_be_observed_do_not_keep_a_node_from_resting() -> None:
+    rig = scenes.node()
+    rig.refusing["gpus.observe"] = errors.HardwareError(
+        "no driver", reason=errors.Reason.DRIVER_NOT_LOADED
+    )
+
+    reconciler = scenes.reconciler(rig)
+
+    assert reconciler.rest()
+    assert rig.annotations == {}
+    rig.refusing.clear()
+    assert not reconciler.rest()
+    assert cluster.GPUS_ANNOTATION in rig.annotations
+
+
+def test_an_unfinished_restore_is_retried_after_the_label_is_removed() -> None:
+    rig = scenes.hosted_node()
+    rig.broken_services.clear()
+    host_start = "host.start"
+    rig.refusing[host_start] = errors.HostError(
+        "the service did not start", reason=errors.Reason.HOST_SERVICE_FAILED
+    )
+    reconciler = scenes.reconciler(rig)
+    assert reconciler.run("one-slice-changed", fakes.FakeRequest(rig.clock)).is_unfinished
+
+    assert reconciler.rest()
+    assert not rig.services["dcgm.service"]
+
+    del rig.refusing[host_start]
+    assert not reconciler.rest()
+
+    assert rig.services["dcgm.service"]
+    assert cluster.JOURNAL_ANNOTATION not in rig.annotations
+
+
+def test_a_retry_that_can_observe_no_gpu_says_which_attempt_it_is() -> None:
+    messages = []
+    for attempt in (1, 7):
+        rig = scenes.node()
+        rig.refusing["gpus.observe"] = errors.HardwareError(
+            "GPU 0: nvmlDeviceGetHandleByIndex answered 'Unknown Error'",
+            reason=errors.Reason.NVML_ERROR,
+        )
+        outcome = scenes.reconciler(rig).run(
+            "all-balanced", fakes.FakeRequest(rig.clock), attempt=attempt
+        )
+        assert outcome.should_retry
+        messages.append(outcome.message)
+
+    first, seventh = messages
+    assert "attempt" not in first
+    assert "'Unknown Error'; no GPU can be observed at attempt 7 either" in seventh

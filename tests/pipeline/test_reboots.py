@@ -1,0 +1,179 @@
+"""Reboots where a MIG mode becomes active in no other way."""
+
+import json
+
+import pytest
+
+from mig_manager import errors
+from mig_manager.core import model
+from mig_manager.core.node import cluster
+from mig_manager.core.node import policy as policies
+from mig_manager.core.planner import planner
+from tests import fakes, scenes
+
+LAYOUT = "all-1g.5gb"
+
+
+def rebooting_node() -> fakes.NodeRig:
+    """Only a reboot helps; a pod holds a whole GPU."""
+    rig = scenes.node()
+    rig.mode_waits = rig.may_reboot = True
+    return rig
+
+
+def go_down(rig: fakes.NodeRig, layout: str = LAYOUT) -> None:
+    """Run until the machine goes down: the signal to end comes while it is waited for."""
+    patient = fakes.FakeRequest(rig.clock)
+    patient.ends_when = lambda: rig.reboots > 0
+    with pytest.raises(errors.Superseded):
+        scenes.reconciler(rig).run(layout, patient)
+
+
+def test_where_only_a_reboot_helps_the_node_reboots_once_and_gets_its_layout() -> None:
+    rig = rebooting_node()
+
+    go_down(rig)
+
+    assert rig.reboots == 1
+    assert rig.labels[cluster.STATE_LABEL] == "rebooting"
+    assert rig.has_hold_taint
+    assert "Rebooting" in rig.events
+    assert json.loads(rig.annotations[cluster.STATUS_ANNOTATION])["rebooted"] is True
+    rig.mode_waits = False
+    rig.restart_machine()
+    outcome = scenes.resume(rig, LAYOUT)
+
+    assert outcome.state is model.State.SUCCESS
+    assert rig.reboots == 1
+    scenes.assert_nothing_taken(rig)
+
+
+def test_another_layout_does_not_start_a_run_on_a_machine_that_goes_down() -> None:
+    rig = rebooting_node()
+    impatient = fakes.FakeRequest(rig.clock, replaced=True)
+    impatient.ends_when = lambda: rig.reboots > 0
+
+    outcome = scenes.reconciler(rig).run(LAYOUT, impatient)
+
+    assert outcome.reason is errors.Reason.REBOOT_REQUIRED
+    assert "the machine is still up 600 s after it was asked" in outcome.message
+    assert rig.clock.now_s >= 600
+    assert rig.reboots == 1
+    scenes.assert_nothing_taken(rig)
+
+
+def test_an_agent_that_starts_before_the_machine_went_down_asks_for_the_reboot_again() -> None:
+    rig = rebooting_node()
+    go_down(rig)
+
+    go_down_again = fakes.FakeRequest(rig.clock)
+    go_down_again.ends_when = lambda: rig.reboots > 1
+    successor = scenes.reconciler(rig)
+    successor.recover(LAYOUT)
+    with pytest.raises(errors.Superseded):
+        successor.run(LAYOUT, go_down_again)
+
+    assert rig.reboots == 2
+    assert rig.labels[cluster.STATE_LABEL] == "rebooting"
+
+
+@pytest.mark.parametrize("is_guarded", [True, False])
+def test_a_reboot_comes_after_every_gpu_pod_has_left_and_not_before(*, is_guarded: bool) -> None:
+    rig = scenes.node(layout="all-balanced")
+    rig.mode_waits = rig.may_reboot = True
+    off = fakes.brought_to(rig.gpus[:1], model.DesiredGpu(mode=model.MigMode.DISABLED))
+    rig.gpus = (*off, rig.gpus[1])
+    rig.add_pod("bystander", devices=frozenset({scenes.device(rig, 1, "3g.20gb")}))
+    if not is_guarded:
+        go_down(rig, "all-balanced")
+        assert "bystander" not in {pod.name for pod in rig.pods.values()}
+        return
+    rig.budgets["bystander"] = "budget 'pdb-a' allows no disruption"
+
+    outcome = scenes.run(rig, "all-balanced")
+
+    assert outcome.reason is errors.Reason.REBOOT_REQUIRED
+    assert "pdb-a" in outcome.message
+    assert rig.reboots == 0
+    scenes.assert_nothing_taken(rig)
+
+
+@pytest.mark.parametrize("refusal", ["polkit says no", ""])
+def test_a_refused_or_missing_reboot_fails_the_run_and_restores_the_node(
+    refusal: str,
+) -> None:
+    rig = rebooting_node()
+    rig.reboot_refusal = refusal
+
+    outcome = scenes.run(rig, LAYOUT)
+
+    assert outcome.reason is errors.Reason.REBOOT_REQUIRED
+    assert (refusal or "still up") in outcome.message
+    assert {gpu.pending_mode for gpu in rig.gpus} == {model.MigMode.ENABLED}
+    scenes.assert_nothing_taken(rig)
+
+
+@pytest.mark.parametrize("gated", [True, False])
+def test_after_a_refused_reboot_device_files_are_refreshed_and_the_plugin_is_a_new_one(
+    *, gated: bool
+) -> None:
+    rig = scenes.node(layout="all-balanced", gated=gated)
+    rig.mode_waits = rig.may_reboot = True
+    rig.reboot_refusal = "polkit says no"
+    rig.refreshed = 0
+    before = rig.gpus
+    old = set(rig.pods)
+
+    outcome = scenes.run(rig, "all-disabled")
+
+    assert outcome.reason is errors.Reason.REBOOT_REQUIRED
+    assert planner.restore(rig.gpus, [gpu.snapshot for gpu in before], keep_pending=True).is_empty
+    assert rig.refreshed == 1
+    rig.clock.wait(1)
+    assert not old & set(rig.pods)
+    scenes.assert_nothing_taken(rig)
+
+
+def test_a_reboot_that_was_refused_may_be_asked_for_again_by_the_next_agent() -> None:
+    rig = rebooting_node()
+    rig.reboot_refusal = "polkit says no"
+    scenes.run(rig, LAYOUT)
+    assert "rebooted" not in json.loads(rig.annotations[cluster.STATUS_ANNOTATION])
+    rig.reboot_refusal = ""
+
+    go_down(rig)
+
+    assert rig.reboots == 1
+
+
+@pytest.mark.parametrize("replaced", [True, False])
+def test_a_request_superseded_before_the_reboot_restores_the_node(*, replaced: bool) -> None:
+    rig = scenes.hosted_node()
+    rig.mode_waits = rig.may_reboot = True
+    rig.budgets["spared"] = "budget 'pdb-a' allows no disruption"
+    request = fakes.FakeRequest(rig.clock, replaced=replaced)
+    request.ends_when = lambda: "gpus.execute" in rig.log
+
+    with pytest.raises(errors.Superseded):
+        scenes.reconciler(rig).run("all-disabled-first", request)
+
+    assert rig.reboots == 0
+    scenes.assert_nothing_taken(rig)
+
+
+def test_policy_none_forbids_a_reboot() -> None:
+    rig = rebooting_node()
+    rig.policy = policies.Policy(drain=policies.Drain.NONE)
+
+    assert scenes.run(rig, LAYOUT).reason is errors.Reason.RESET_REQUIRED
+    assert rig.reboots == 0
+
+
+def test_a_request_removed_during_the_reboot_restores_the_node() -> None:
+    rig = rebooting_node()
+    go_down(rig)
+    rig.restart_machine()
+    scenes.undo(rig)
+
+    assert rig.labels[cluster.STATE_LABEL] == "failed"
+    scenes.assert_nothing_taken(rig)
