@@ -49,7 +49,7 @@ class Stage:
         latency: What the driver's calls take.
         agent_options: Further options of the agent.
         node_options: How the node behaves; its name and socket are set here.
-        credentials: For an API server that runs already; None: the stage starts one.
+        credentials: For an API server that runs already; None: the stage starts ``server``.
         server: The API server to start; None: a plain one.
     """
 

@@ -162,12 +162,7 @@ class Registry:
         return resources.success(**resource.details(target.name), uid=obj["metadata"]["uid"])
 
     def evict(self, target: Target, body: Any, *, dry_run: bool = False) -> Object:
-        """Delete a pod if its PodDisruptionBudget allows that.
-
-        Raises:
-            ApiError: Also 429 while a budget does not allow it, and 500 for a pod that has more
-                than one budget.
-        """
+        """Delete a pod; 429 while its PodDisruptionBudget forbids that, 500 where it has two."""
         eviction = body if isinstance(body, dict) else {}
         if (eviction.get("metadata") or {}).get("name") != target.name:
             raise resources.bad_request("name in URL does not match name in Eviction object")
@@ -205,10 +200,7 @@ class Registry:
 
 
 def _identified(target: Target, body: Any) -> Object:
-    """Return a copy of the body with its type and identity, which must agree with the URL.
-
-    The JSON types that later code relies on are checked, too.
-    """
+    """Return a copy of the body, of checked JSON types, whose identity agrees with the URL."""
     if not isinstance(body, dict) or not isinstance(body.get("metadata", {}), dict):
         raise resources.bad_request("the object provided is unrecognized")
     obj, resource = copy.deepcopy(body), target.resource
@@ -370,11 +362,7 @@ def _is_terminating(pod: Object) -> bool:
 
 
 def _check_eviction(objects: store.Store, pod: Object, *, dry_run: bool) -> None:
-    """Check an eviction against the pod's budget and, except in a dry run, count it there.
-
-    Raises:
-        ApiError: 429 when its budget does not allow it, 500 when it has more than one.
-    """
+    """Refuse an eviction that the pod's budget forbids (429, 500); else count it there."""
     phase = (pod.get("status") or {}).get("phase")
     if phase in ("Pending", "Succeeded", "Failed") or _is_terminating(pod):
         return

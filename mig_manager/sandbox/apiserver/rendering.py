@@ -90,11 +90,7 @@ class Renderer:
 
 
 def accepts_table(accept: str) -> bool:
-    """Return whether the first acceptable form of an ``Accept`` header is a table.
-
-    Raises:
-        ApiError: 406, no form is acceptable.
-    """
+    """Return whether a table is the first form that an ``Accept`` header takes; 406: none is."""
     for media_range in (accept or "*/*").split(","):
         media_type, *parameters = (part.strip() for part in media_range.split(";"))
         if media_type not in ("application/json", "application/*", "*/*"):
@@ -109,12 +105,7 @@ def accepts_table(accept: str) -> bool:
 
 
 def list_collection(objects: store.Store, info: request.RequestInfo, form: Renderer) -> Object:
-    """Return the answer to a list, one page of it when ``limit`` is given.
-
-    Raises:
-        ApiError: 400 for malformed parameters, 410 when the history does not go back to the
-            version of the first page.
-    """
+    """Return the answer to a list, or a page of it; 410 where the history has forgotten it."""
     selection = request.selection(info)
     page = request.continuation(info.query)
     limit = request.number(info.query, "limit")

@@ -54,11 +54,7 @@ class RequestInfo:
 
 
 def parse(method: str, path: str, query: Mapping[str, str]) -> RequestInfo | None:
-    """Return the request; None when its path is not that of a known resource.
-
-    Raises:
-        ApiError: 405, the resource does not have this method here.
-    """
+    """Return the request; None for a path of no known resource, 405 for another method."""
     target = _target([part for part in path.split("/") if part])
     if target is None:
         return None
@@ -110,11 +106,7 @@ def _allowed(target: Target) -> tuple[str, ...]:
 
 
 def version(query: Mapping[str, str]) -> int:
-    """Return the parameter ``resourceVersion``; 0 when it is absent.
-
-    Raises:
-        ApiError: 400 for a malformed version.
-    """
+    """Return the parameter ``resourceVersion``; 0 when it is absent, 400 when malformed."""
     text = query.get("resourceVersion", "")
     if text and not text.isdigit():
         message = f'resourceVersion: Invalid value: "{text}": strconv.ParseUint: invalid syntax'
@@ -123,11 +115,7 @@ def version(query: Mapping[str, str]) -> int:
 
 
 def number(query: Mapping[str, str], name: str) -> int:
-    """Return a numeric parameter; 0 when it is absent.
-
-    Raises:
-        ApiError: 400 for a malformed number.
-    """
+    """Return a numeric parameter; 0 when it is absent, 400 when malformed."""
     text = query.get(name, "") or "0"
     if not text.isdigit():
         message = f'strconv.ParseInt: parsing "{text}": invalid syntax ({name})'
@@ -149,11 +137,7 @@ class Continuation:
 
 
 def continuation(query: Mapping[str, str]) -> Continuation | None:
-    """Return where to continue; None for a first page.
-
-    Raises:
-        ApiError: 400 for a malformed token.
-    """
+    """Return where to continue; None for a first page, 400 for a malformed token."""
     token = query.get("continue", "")
     if not token:
         return None
@@ -186,11 +170,7 @@ class Selection:
 
 
 def selection(info: RequestInfo) -> Selection:
-    """Return the selection of a list or watch.
-
-    Raises:
-        ApiError: 400 for a malformed selector.
-    """
+    """Return the selection of a list or watch. Raises ApiError: 400 for a malformed selector."""
     labels, fields = info.query.get("labelSelector", ""), info.query.get("fieldSelector", "")
     plural = info.target.resource.plural
     return Selection(
@@ -268,11 +248,7 @@ def _comparison(key: str, operator: str, bound: str) -> LabelMatcher:
 
 
 def compile_selector(selector: Object | None) -> LabelMatcher:
-    """Compile a ``LabelSelector``: None selects nothing, an empty one everything.
-
-    Raises:
-        ApiError: 400 for an unknown operator.
-    """
+    """Compile a ``LabelSelector``: None selects nothing, an empty one everything."""
     if selector is None:
         return lambda _labels: False
     labels, expressions = selector.get("matchLabels"), selector.get("matchExpressions")
@@ -346,11 +322,7 @@ Authorizer = Callable[[Access], bool]
 
 
 def authorize(authorizer: Authorizer, info: RequestInfo, token: str) -> None:
-    """Return if the request is allowed.
-
-    Raises:
-        ApiError: 403, with the message that the real server's RBAC gives.
-    """
+    """Return if the request is allowed; else 403 in the words of the real server's RBAC."""
     target = info.target
     group, plural, name = target.resource.group, target.resource.plural, target.name
     access = Access(
@@ -400,11 +372,7 @@ _ATTRIBUTES = ("", "namespace", "verb", "group", "version", "resource", "subreso
 
 
 def parse_protobuf_review(body: bytes, kind: str) -> Object:
-    """Return a review that ``kubectl auth`` sent, which it writes in protobuf only.
-
-    Raises:
-        ApiError: 400 for a malformed message.
-    """
+    """Return a review that ``kubectl auth`` sent, which it writes in protobuf only."""
     if not body.startswith(_MAGIC):
         raise resources.bad_request("the provided data does not appear to be a protobuf message")
     if kind == "SelfSubjectReview":

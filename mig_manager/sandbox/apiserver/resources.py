@@ -1,8 +1,9 @@
 """The resources that the API server serves, their discovery documents, and failures.
 
-Names, kinds and short names are those of the Kubernetes API reference. Failures are ``Status``
-objects; their reasons, codes and the wording that clients match on follow the API conventions
-(``sig-architecture/api-conventions.md``, "Response Status Kind") and the real server's answers.
+Names, kinds and short names are those of the Kubernetes API reference. Failures are ``ApiError``,
+named by their HTTP status in docstrings, and ``Status`` objects on the wire. Reasons, codes and
+the wording that clients match on: ``sig-architecture/api-conventions.md``, "Response Status Kind",
+and the real server's answers.
 """
 
 import dataclasses
@@ -236,11 +237,7 @@ def find(group: str, version: str, plural: str) -> Resource | None:
 
 
 def resource_of(obj: Object) -> Resource:
-    """Return the resource that an object belongs to.
-
-    Raises:
-        ApiError: 404, no resource has this ``apiVersion`` and ``kind``.
-    """
+    """Return the resource that an object belongs to; 404 where none is served."""
     for resource in RESOURCES:
         if (resource.api_version, resource.kind) == (obj.get("apiVersion"), obj.get("kind")):
             return resource

@@ -88,11 +88,7 @@ class Store:
         return self._objects.get(key)
 
     def get(self, resource: resources.Resource, name: str, namespace: str = "") -> Object:
-        """Return a copy of an object.
-
-        Raises:
-            ApiError: 404.
-        """
+        """Return a copy of an object. Raises ApiError: 404."""
         obj = self._objects.get((resource.plural, namespace, name))
         if obj is None:
             raise resource.not_found(name)
@@ -107,13 +103,7 @@ class Store:
         return [copy.deepcopy(obj) for obj in self.select(resource.plural, namespace=namespace)]
 
     def select(self, plural: str, *, namespace: str = "", at: int | None = None) -> list[Object]:
-        """Return the stored objects themselves, by namespace and name.
-
-        An empty namespace selects all; ``at`` is a version to go back to, None for now.
-
-        Raises:
-            ApiError: 410, the history does not go back to that version.
-        """
+        """Return the stored objects themselves, by namespace and name, now or ``at`` a version."""
         with self.lock:
             objects = {key: obj for key, obj in self._objects.items() if key[0] == plural}
             for record in reversed(self.since(at) if at is not None else []):
@@ -126,11 +116,7 @@ class Store:
         return [objects[key] for key in sorted(objects) if namespace in ("", key[1])]
 
     def since(self, version: int) -> list[Record]:
-        """Return the changes after a version, oldest first.
-
-        Raises:
-            ApiError: 410, the history does not go back to that version.
-        """
+        """Return the changes after a version, oldest first; 410 where the history is shorter."""
         with self.lock:
             if version < self._oldest:
                 message = f"too old resource version: {version} ({self._oldest})"

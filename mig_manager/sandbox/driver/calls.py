@@ -2,9 +2,10 @@
 
 A function registers with ``function`` and gets a view of the node followed by the raw C arguments:
 numbers, handles, arrays and strings as ctypes passes them. Queries write to the caller's memory;
-changes also return the GPU's new state. Both raise ``Refused`` for an NVML error code. Where the
-real library would run over a buffer or take a struct for a pointer, and crash the process some
-time later, the simulation raises at once. A NULL pointer is refused as INVALID_ARGUMENT.
+changes also return the GPU's new state. Both raise ``Refused`` for an NVML error code, which
+docstrings name; for a NULL pointer that is INVALID_ARGUMENT. Where the real library would run over
+a buffer or take a struct for a pointer, and crash the process some time later, the simulation
+raises at once.
 """
 
 import ctypes
@@ -108,11 +109,7 @@ def number(argument: Any) -> int:
 
 
 def text(argument: Any) -> str:
-    """Return a ``char *`` argument.
-
-    Raises:
-        Refused: INVALID_ARGUMENT for NULL and for what is no text.
-    """
+    """Return a ``char *`` argument."""
     raw = argument if isinstance(argument, bytes) else getattr(argument, "value", None)
     if not isinstance(raw, bytes):
         raise states.Refused(states.Code.INVALID_ARGUMENT)
@@ -139,11 +136,7 @@ def put_all(reference: Any, kind: Any, values: list[Any]) -> None:
 
 
 def put_text(buffer: Any, length: Any, value: str) -> None:
-    """Write a string to a caller's buffer of a given length.
-
-    Raises:
-        Refused: INVALID_ARGUMENT for NULL, INSUFFICIENT_SIZE when it does not fit.
-    """
+    """Write a string to a caller's buffer; INSUFFICIENT_SIZE when it does not fit."""
     raw = value.encode() + b"\0"
     if buffer is None:
         raise states.Refused(states.Code.INVALID_ARGUMENT)
@@ -153,12 +146,7 @@ def put_text(buffer: Any, length: Any, value: str) -> None:
 
 
 def struct(reference: Any, kind: Any, *, version: int | None = None) -> Any:
-    """Return the caller's struct behind a pointer.
-
-    Raises:
-        Refused: INVALID_ARGUMENT for NULL, ARGUMENT_VERSION_MISMATCH for a struct of another
-            version than the function knows.
-    """
+    """Return the caller's struct behind a pointer, which must have this version if any."""
     target = _pointer(reference, kind).contents
     if version is not None and target.version != version:
         raise states.Refused(states.Code.ARGUMENT_VERSION_MISMATCH)
@@ -283,11 +271,7 @@ class Session:
             return handle
 
     def event_set(self, argument: Any) -> EventSet:
-        """Return the event set of a handle argument.
-
-        Raises:
-            Refused: INVALID_ARGUMENT for an unknown or freed handle.
-        """
+        """Return the event set of a handle argument; INVALID_ARGUMENT: unknown or freed."""
         found = self._event_sets.get(_address(argument))
         if found is None:
             raise states.Refused(states.Code.INVALID_ARGUMENT)
@@ -311,11 +295,7 @@ class Session:
             return handle
 
     def target(self, argument: Any) -> Target:
-        """Return the target of a handle argument.
-
-        Raises:
-            Refused: INVALID_ARGUMENT for a handle of no or another session.
-        """
+        """Return the target of a handle argument; INVALID_ARGUMENT: of no or another session."""
         target = self._targets.get(_address(argument))
         if target is None:
             raise states.Refused(states.Code.INVALID_ARGUMENT)
@@ -374,11 +354,7 @@ class DeviceView(View):
 
     @property
     def instance(self) -> states.GpuInstance:
-        """Its GPU instance.
-
-        Raises:
-            Refused: INVALID_ARGUMENT, it was destroyed.
-        """
+        """Its GPU instance. Raises Refused: INVALID_ARGUMENT, it was destroyed."""
         for instance in self.gpu.instances:
             if instance.serial == self.target.instance:
                 return instance
@@ -386,11 +362,7 @@ class DeviceView(View):
 
     @property
     def compute(self) -> states.ComputeInstance:
-        """Its compute instance.
-
-        Raises:
-            Refused: INVALID_ARGUMENT, it was destroyed.
-        """
+        """Its compute instance. Raises Refused: INVALID_ARGUMENT, it was destroyed."""
         for compute in self.instance.compute_instances:
             if compute.serial == self.target.compute:
                 return compute

@@ -22,12 +22,9 @@ _INSTRUMENTS = "testkit.nvml_faults"
 
 
 def create(spec: str, path: pathlib.Path, *, options: states.Options | None = None) -> None:
-    """Create a freshly booted node, unless the file holds it already.
+    """Create a freshly booted node such as ``4xH100+2xA30``, unless the file holds it already.
 
-    Args:
-        spec: GPUs, such as ``8xA100-SXM4-40GB`` or ``4xH100+2xA30``.
-        path: The state file; its folder is made. Lock files appear beside it.
-        options: Of a new node; an existing one keeps its own.
+    Lock files appear beside the file. An existing node keeps its own options.
 
     Raises:
         UsageError: The spec is malformed, or the file holds a node with another spec.
@@ -170,11 +167,7 @@ class Attempt:
         return None if self.target is None else self.target.gpu
 
     def resolve_handle(self, session: calls.Session) -> None:
-        """Resolve the first argument where the function takes a handle.
-
-        Raises:
-            Refused: UNINITIALIZED, or INVALID_ARGUMENT for an unknown or unfit handle.
-        """
+        """Resolve the first argument where the function takes a handle."""
         if self.function.needs_session and not session.is_open:
             raise states.Refused(states.Code.UNINITIALIZED)
         if self.function.takes:

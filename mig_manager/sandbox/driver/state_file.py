@@ -94,11 +94,7 @@ class SharedState:
         return self.read_uncached()
 
     def read_uncached(self) -> states.NodeState:
-        """Return the state now, past the cache.
-
-        Raises:
-            FileNotFoundError: There is no file.
-        """
+        """Return the state now, past the cache. Raises FileNotFoundError: there is no file."""
         writes = self._count_writes()
         version = _version(self.path.stat())
         cached = self._cached
@@ -174,12 +170,6 @@ class SharedState:
         pid: int | None = None,
     ) -> states.Client:
         """Add a process that uses a whole GPU or the instance behind a MIG device.
-
-        Args:
-            device_uuid: UUID of a GPU or of a MIG device, as PodResources gives it.
-            name: Process name.
-            kind: How it uses the device.
-            pid: Process id; None invents one.
 
         Raises:
             LookupError: No such device.

@@ -248,11 +248,7 @@ class Board:
         return f"00000000:{self.pci_bus:02X}:00.0"
 
     def row(self, profile_id: int) -> hardware.GpuProfile:
-        """Return the profile with the driver's id.
-
-        Raises:
-            Refused: INVALID_ARGUMENT, this GPU has no such profile.
-        """
+        """Return the profile with the driver's id; INVALID_ARGUMENT: this GPU has none such."""
         for row in self.product.profiles:
             if row.profile_id == profile_id:
                 return row
@@ -290,11 +286,7 @@ def physical_engine(
 
 
 def booted(spec: str, options: Options) -> NodeState:
-    """Return a node after its first boot.
-
-    Raises:
-        UsageError: The spec is malformed.
-    """
+    """Return a node after its first boot. Raises UsageError: the spec is malformed."""
     return NodeState(
         spec=spec, options=options, gpus=tuple(GpuState() for _ in hardware.parse_node(spec))
     )

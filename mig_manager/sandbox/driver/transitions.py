@@ -219,22 +219,14 @@ def require_permission(options: states.Options) -> None:
 
 
 def require_capable(now: Situation) -> None:
-    """Refuse what needs a GPU that has MIG and may be configured from here.
-
-    Raises:
-        Refused: NOT_SUPPORTED: the GPU has no MIG, or this is a vGPU guest.
-    """
+    """Refuse what needs a GPU that has MIG and may be configured from here (no vGPU guest)."""
     is_guest = now.options.virtualization is states.Virtualization.VGPU
     if is_guest or not now.board.product.is_mig_capable:
         raise states.Refused(states.Code.NOT_SUPPORTED)
 
 
 def require_mig(now: Situation) -> None:
-    """Refuse what needs MIG mode.
-
-    Raises:
-        Refused: NOT_SUPPORTED: MIG is off or unknown to the GPU, or this is a vGPU guest.
-    """
+    """Refuse what needs MIG mode on."""
     require_capable(now)
     if not now.gpu.is_enabled:
         raise states.Refused(states.Code.NOT_SUPPORTED)
@@ -313,15 +305,7 @@ def _choose(
     """Return the free span that leaves most (profile, span) pairs free; the lowest of equals.
 
     The driver does not plan ahead: it strands room that another order would have kept, which is
-    why mig-manager names its placements.
-
-    Args:
-        candidates: The spans of the profile to place.
-        taken: The spans in use.
-        profiles: The spans of each profile of the GPU, the placed one included.
-
-    Returns:
-        None when no candidate is free.
+    why mig-manager names its placements. ``profiles``: the spans of each profile of the GPU.
     """
 
     def left(place: model.Placement) -> int:

@@ -152,10 +152,7 @@ class ClusterView:
     def delete(self, kind: Kind, obj: objects.JsonObject, *, now: bool = False) -> None:
         """Delete an object, guarded by its UID; done when it has gone.
 
-        Args:
-            kind: Its kind.
-            obj: The object.
-            now: Without grace, as kubelet does when the containers have ended.
+        ``now``: without grace, as kubelet does when the containers have ended.
         """
         options: objects.JsonObject = {
             "apiVersion": "v1",

@@ -186,9 +186,7 @@ _STOP_S = 5.0
 class PodResourcesServer:
     """Serves List and GetAllocatableResources from ``with`` to its end.
 
-    Args:
-        path: Of the socket; its directory is created, an old socket replaced.
-        manager: Whose devices to show.
+    The socket's directory is created, an old socket replaced.
 
     Raises:
         UsageError: The path is too long for a unix socket.

@@ -43,11 +43,7 @@ class Program(Protocol):
         """
 
     def poll(self, now: float) -> None:
-        """Let it act.
-
-        Raises:
-            ExitedError: It ended with a failure.
-        """
+        """Let it act. Raises ExitedError: it ended with a failure."""
 
     def stop(self, now: float) -> None:
         """End it; done when it does not run."""
@@ -56,11 +52,7 @@ class Program(Protocol):
 class DeviceUser:
     """A process that uses devices from start to stop: a CUDA workload, or a monitor.
 
-    Args:
-        gpus: The node's hardware.
-        name: Name of the process, as NVML shows it.
-        device_ids: UUIDs of GPUs and MIG devices; asked for at each start.
-        computes: Whether it computes or only watches.
+    Its ``device_ids`` are asked for at each start.
     """
 
     next_at = None
@@ -105,11 +97,7 @@ class DeviceUser:
 class Plugin:
     """The device plugin as the program of a pod's container.
 
-    Args:
-        gpus: The node's hardware.
-        manager: The kubelet to register with.
-        strategy: The plugin's MIG strategy.
-        start_s: From the start of the container to the look at the GPUs, in seconds.
+    It looks at the GPUs ``start_s`` after the start of the container.
     """
 
     def __init__(
@@ -178,11 +166,7 @@ class Enumeration:
 def enumerate_devices(
     gpus: Sequence[node_options.SeenGpu], strategy: node_options.Strategy
 ) -> Enumeration:
-    """Turn GPUs and MIG devices into resources.
-
-    Raises:
-        ExitedError: The plugin exits over this layout.
-    """
+    """Turn GPUs and MIG devices into resources; ExitedError: the plugin exits over them."""
     resources: dict[str, list[str]] = {}
     warnings: list[str] = []
     if strategy is node_options.Strategy.SINGLE and any(gpu.is_mig_enabled for gpu in gpus):

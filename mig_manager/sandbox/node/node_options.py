@@ -106,16 +106,10 @@ class SimulatedGpus:
         )
 
     def hold(self, uuid: str, *, process: str, computes: bool) -> Callable[[], None]:
-        """Become a client of a GPU or MIG device.
+        """Become a client of a GPU or MIG device; return how to let go, which may be repeated.
 
-        Args:
-            uuid: Of the GPU or MIG device.
-            process: Name of the process.
-            computes: Whether it computes, which keeps an instance from being destroyed, or only
-                watches, which keeps a GPU from changing its MIG mode.
-
-        Returns:
-            How to let go; calling it again does nothing.
+        One that computes keeps an instance from being destroyed, one that only watches keeps a
+        GPU from changing its MIG mode.
 
         Raises:
             HardwareError: There is no such device.

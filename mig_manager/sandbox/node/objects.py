@@ -175,16 +175,9 @@ def gpu_pod(  # noqa: PLR0913 - each is a plain fact of the pod
     grace_s: int = 30,
     stop_s: float | None = None,
 ) -> JsonObject:
-    """Return the manifest of a pod that wants one device.
+    """Return the manifest of a pod that wants one device of a resource.
 
-    Args:
-        name: Name of the pod.
-        resource: The extended resource, such as ``nvidia.com/mig-1g.5gb``.
-        namespace: Namespace of the pod.
-        owner: The controlling owner as an object; None for a bare pod.
-        labels: Labels of the pod.
-        grace_s: ``terminationGracePeriodSeconds``.
-        stop_s: How long its container really needs to stop; None: as the node's options say.
+    Its container really needs ``stop_s`` to stop; None: as the node's options say.
     """
     metadata: JsonObject = {"name": name, "namespace": namespace, "labels": dict(labels or {})}
     if owner is not None:
