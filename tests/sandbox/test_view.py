@@ -1,4 +1,5 @@
 import contextlib
+import dataclasses
 import time
 from collections.abc import Iterator
 
@@ -131,8 +132,8 @@ def test_a_bound_pod_shows_its_node_and_a_second_binding_does_nothing(
 @pytest.fixture
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a stalled watch be given up sooner; what follows is the same."""
-    monkeypatch.setattr(cluster_view, "_WATCH_S", 1.0)
-    monkeypatch.setattr(cluster_view, "_IDLE_S", 1.5)
+    times = dataclasses.replace(cluster_view._TIMES, watch_s=1.0, stall_s=1.5)
+    monkeypatch.setattr(cluster_view, "_TIMES", times)
 
 
 @pytest.mark.usefixtures("_impatient")

@@ -16,7 +16,7 @@ import secrets
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from mig_manager.sandbox.apiserver import patches, request, resources, store, validation
+from mig_manager.sandbox.apiserver import content, request, resources, store
 
 Object = resources.Object
 Target = request.Target
@@ -78,7 +78,7 @@ class Registry:
             obj["status"] = {"phase": "Active"}
         elif "status" in resource.subresources and resource is not resources.NODES:
             obj["status"] = {}
-        validation.check(resource, obj)
+        content.check(resource, obj)
         if not dry_run:
             return self._store.create(obj)
         if self._store.find(resource, metadata["name"], target.namespace):
@@ -105,7 +105,7 @@ class Registry:
         """Apply a patch to an object, or to its status when the target is ``/status``."""
         with self._store.lock:
             old = self.get(target)
-            obj = _identified(target, patches.apply(content_type, old, patch))
+            obj = _identified(target, content.patched(content_type, old, patch))
             return self._replace(target, old, obj, dry_run=dry_run)
 
     def _replace(self, target: Target, old: Object, new: Object, *, dry_run: bool) -> Object:
@@ -124,7 +124,7 @@ class Registry:
         if resource.has_generation and new.get("spec") != old.get("spec"):
             metadata["generation"] = before.get("generation", 0) + 1
         metadata["resourceVersion"] = before["resourceVersion"]
-        validation.check(resource, new, old)
+        content.check(resource, new, old)
         if dry_run:
             return new
         stored = self._store.write(target.key, new)
@@ -155,8 +155,8 @@ class Registry:
             obj = self._store.remove(target.key) or obj
             if resource is resources.NAMESPACES:
                 for each in resources.RESOURCES:
-                    for content in self._store.select(each.plural, namespace=target.name):
-                        self._store.remove(store.key_of(each, content))
+                    for inside in self._store.select(each.plural, namespace=target.name):
+                        self._store.remove(store.key_of(each, inside))
         if resource in (resources.PODS, resources.SERVICE_ACCOUNTS):
             return obj
         return resources.success(**resource.details(target.name), uid=obj["metadata"]["uid"])

@@ -9,22 +9,20 @@ import contextlib
 import enum
 import logging
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Self
 
 from mig_manager import errors
-from mig_manager.adapters.kubernetes import api, responses
+from mig_manager.adapters.kubernetes import api, watch
 from mig_manager.sandbox.node import objects
 
 _log = logging.getLogger(__name__)
 
-_WATCH_S = 5.0
-_IDLE_S = 7.0
+_TIMES = watch.Times(watch_s=5.0, stall_s=7.0, steady_s=1.0, first_wait_s=0.01, longest_wait_s=0.2)
 """Short, for tests let watches stall, and the scenery must not stall for minutes then."""
 _TOKEN = "sandbox-node"  # noqa: S105 - a name, no secret
 """Identifies the requests of the simulated node, as opposed to those of the agent."""
-_RETRY_S = 0.2
-_SYNC_TIMEOUT_S = 10.0
+_JOIN_S = 10.0
 _PARALLEL_WRITES = 4
 """Beside one watch per kind; the connection pool of the API client holds ten."""
 _REMEMBERED = 1_000
@@ -40,6 +38,15 @@ class Kind(enum.Enum):
     NODE = "/api/v1/nodes"
     POD = "/api/v1/pods"
     DAEMON_SET = "/apis/apps/v1/daemonsets"
+
+    @property
+    def type(self) -> objects.JsonObject:
+        """The type of such an object, as it names it itself."""
+        return {
+            Kind.NODE: {"apiVersion": "v1", "kind": "Node"},
+            Kind.POD: {"apiVersion": "v1", "kind": "Pod"},
+            Kind.DAEMON_SET: {"apiVersion": "apps/v1", "kind": "DaemonSet"},
+        }[self]
 
     def collection(self, namespace: str) -> str:
         """Return the path of the collection that objects of a namespace are created in."""
@@ -75,38 +82,37 @@ class ClusterView:
         # Deleted objects: older events and answers about them may still arrive.
         self._gone: collections.deque[str] = collections.deque(maxlen=_REMEMBERED)
         self._listeners: list[Listener] = []
-        self._stopping = threading.Event()
-        self._streams: dict[Kind, responses.WatchStream] = {}
-        self._synced = {kind: threading.Event() for kind in Kind}
-        self._threads: list[threading.Thread] = []
+        self._watches = [
+            watch.Watch(
+                self._api,
+                kind.value,
+                {},
+                _Collection(self, kind),
+                name=f"sandbox-watch-{kind.name.lower()}",
+                times=_TIMES,
+            )
+            for kind in Kind
+        ]
 
     def __enter__(self) -> Self:
-        """Start watching; return when every collection has been read once.
+        """Read every collection once, then watch them.
 
         Raises:
-            ClusterError: The API server does not answer in time.
+            ClusterError: The API server refused or does not answer.
         """
-        for kind in Kind:
-            name = f"sandbox-watch-{kind.name.lower()}"
-            thread = threading.Thread(target=self._follow, args=(kind,), name=name, daemon=True)
-            thread.start()
-            self._threads.append(thread)
-        if not all(synced.wait(_SYNC_TIMEOUT_S) for synced in self._synced.values()):
-            self.__exit__()
-            raise errors.ClusterError(
-                "the sandbox's API server does not answer",
-                reason=errors.Reason.API_UNAVAILABLE,
-            )
+        try:
+            for each in self._watches:
+                each.list()
+        except errors.ClusterError:
+            self._api.close()
+            raise
+        for each in self._watches:
+            each.start()
         return self
 
     def __exit__(self, *_exc: object) -> None:
-        self._stopping.set()
-        with self._lock:
-            streams = tuple(self._streams.values())
-        for open_stream in streams:
-            open_stream.interrupt()
-        for thread in self._threads:
-            thread.join(_SYNC_TIMEOUT_S)
+        for each in self._watches:
+            each.end(timeout_s=_JOIN_S)
         self._api.close()
 
     def listen(self, listener: Listener) -> Callable[[], None]:
@@ -209,60 +215,35 @@ class ClusterView:
         for listener in tuple(self._listeners):
             listener(kind, obj)
 
-    def _follow(self, kind: Kind) -> None:
-        while not self._stopping.is_set():
-            try:
-                version = self._read(kind)
-                while not self._stopping.is_set():
-                    version = self._watch(kind, version)
-            except errors.ClusterError as error:
-                if not self._stopping.is_set():
-                    _log.debug("sandbox reads %s again: %s", kind.name, error)
-                self._stopping.wait(_RETRY_S)
 
-    def _read(self, kind: Kind) -> str:
-        """List the collection; return the version to watch from."""
-        answer = self._api.get(kind.value)
+class _Collection:
+    """Keeps the objects of one kind in the view; a watch's listener."""
+
+    def __init__(self, view: ClusterView, kind: Kind) -> None:
+        self._view = view
+        self._kind = kind
+
+    def listed(self, items: Iterable[Mapping[str, Any]]) -> None:
+        # Before the list is requested: what we write meanwhile is not in it.
+        before = self._view.list(self._kind)
         # Real API servers leave the type out of a list's items.
-        of_kind = {
-            "apiVersion": answer["apiVersion"],
-            "kind": str(answer["kind"]).removesuffix("List"),
-        }
-        found = {objects.uid(obj): of_kind | obj for obj in answer["items"]}
-        with self._lock:
-            # What is newer than the list has been written by us meanwhile.
-            absent = [
-                obj
-                for uid, obj in self._objects[kind].items()
-                if uid not in found and objects.version(obj) <= objects.version(answer)
-            ]
-        for obj in absent:
-            self._remove(kind, obj)
-        for obj in found.values():
-            self._put(kind, obj)
-        self._synced[kind].set()
-        return str(answer["metadata"]["resourceVersion"])
+        found = [{**self._kind.type, **item} for item in items]
+        present = {objects.uid(obj) for obj in found}
+        for obj in before:
+            if objects.uid(obj) not in present:
+                self._view._remove(self._kind, obj)  # noqa: SLF001 - a part of the view
+        for obj in found:
+            self._view._put(self._kind, obj)  # noqa: SLF001
 
-    def _watch(self, kind: Kind, version: str) -> str:
-        """Follow one watch to its end; return the version to go on from."""
-        query = {"resourceVersion": version}
-        opened = self._api.watch(
-            kind.value, query=query, timeout_s=_WATCH_S, idle_timeout_s=_IDLE_S
-        )
-        with opened:
-            with self._lock:
-                self._streams[kind] = opened
-            # A stop that came while the watch was being opened has not seen it.
-            if self._stopping.is_set():
-                return version
-            for event in opened:
-                obj = event["object"]
-                version = str(obj["metadata"]["resourceVersion"])
-                if event["type"] in ("ADDED", "MODIFIED"):
-                    self._put(kind, obj)
-                elif event["type"] == "DELETED":
-                    self._remove(kind, obj)
-        return version
+    def changed(self, kind: str, item: Mapping[str, Any]) -> None:
+        keep = self._view._remove if kind == "DELETED" else self._view._put  # noqa: SLF001
+        keep(self._kind, dict(item))
+
+    def opened(self) -> None:
+        pass
+
+    def lost(self, error: Exception) -> None:
+        _log.debug("sandbox reads %s again: %s", self._kind.name, error)
 
 
 @contextlib.contextmanager

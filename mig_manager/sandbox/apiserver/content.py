@@ -1,13 +1,20 @@
-"""The checks of an object before it is stored.
+"""The content of objects: the checks before one is stored, and patches.
 
 Syntax rules: Kubernetes documentation, "Object Names and IDs", "Labels and Selectors",
 "Annotations", "Taints and Tolerations". Pod immutability: "Pods", section "Pod update and
 replacement". Event namespaces: the API server's own validation of core/v1 events. Leases:
 Kubernetes API reference, ``coordination.k8s.io/v1``, and ``metav1.MicroTime``.
+
+JSON merge patch is RFC 7386, JSON patch RFC 6902 over RFC 6901 pointers (without ``move`` and
+``copy``). Strategic merge patch: Kubernetes documentation, "Update API Objects in Place Using
+kubectl patch"; lists merge by their ``x-kubernetes-patch-merge-key`` in the API's OpenAPI
+document. A node's taints have none: a patch replaces them as a whole.
 """
 
+import copy
 import re
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 from mig_manager.sandbox.apiserver import resources
 
@@ -17,9 +24,7 @@ _LABEL = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"
 _DNS_LABEL = re.compile(rf"{_LABEL}\Z")
 _DNS_SUBDOMAIN = re.compile(rf"{_LABEL}(\.{_LABEL})*\Z")
 _QUALIFIED_PART = re.compile(r"([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]\Z")
-
 _PERCENTAGE = re.compile(r"[0-9]+%\Z")
-
 _RFC_3339 = re.compile(r"\d{4}-\d\d-\d\d[Tt]\d\d:\d\d:\d\d(\.\d+)?([Zz]|[+-]\d\d:\d\d)")
 _MICRO_TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}(Z|[+-]\d\d:\d\d)\Z", re.ASCII)
 
@@ -38,11 +43,7 @@ _MUTABLE_POD_SPEC = (
 
 
 def check(resource: resources.Resource, obj: Object, old: Object | None = None) -> None:
-    """Check an object that is about to be stored; ``old`` is the object that it replaces.
-
-    Raises:
-        ApiError: 400 for values of the wrong JSON type, 422 with one cause per broken rule.
-    """
+    """Check an object that replaces ``old``: 400 for wrong types, 422 with a cause for each rule."""
     spec = obj.get("spec") or {}
     causes = list(_metadata(resource, obj["metadata"]))
     if resource is resources.NODES:
@@ -159,7 +160,13 @@ def _pod(spec: Object) -> Iterator[Object]:
 
 
 def _pod_update(spec: Object, old: Object) -> Iterator[Object]:
-    if _frozen(spec) != _frozen(old):
+    frozen = []
+    for each in (spec, old):
+        fixed = {key: value for key, value in each.items() if key not in _MUTABLE_POD_SPEC}
+        for field in ("containers", "initContainers"):
+            fixed[field] = [container | {"image": ""} for container in each.get(field) or ()]
+        frozen.append(fixed)
+    if frozen[0] != frozen[1]:
         message = (
             "Forbidden: pod updates may not change fields other than "
             "`spec.containers[*].image`,`spec.initContainers[*].image`,"
@@ -168,14 +175,6 @@ def _pod_update(spec: Object, old: Object) -> Iterator[Object]:
             "it was previously negative)"
         )
         yield resources.cause("FieldValueForbidden", message, field="spec")
-
-
-def _frozen(spec: Object) -> Object:
-    """Return the part that an update of a pod must not change."""
-    frozen = {key: value for key, value in spec.items() if key not in _MUTABLE_POD_SPEC}
-    for field in ("containers", "initContainers"):
-        frozen[field] = [each | {"image": ""} for each in spec.get(field) or ()]
-    return frozen
 
 
 def _event(event: Object) -> Iterator[Object]:
@@ -227,3 +226,179 @@ def _budget(spec: Object) -> Iterator[Object]:
             yield _wrong(field, each.get("operator"), "not a valid selector operator")
     if spec.get("minAvailable") is not None and spec.get("maxUnavailable") is not None:
         yield _wrong("spec", spec, "minAvailable and maxUnavailable cannot be both set")
+
+
+# -- patches ----------------------------------------------------------------------------------
+
+_MERGE_KEYS = {
+    "metadata.ownerReferences": "uid",
+    "spec.containers": "name",
+    "spec.initContainers": "name",
+    "spec.volumes": "name",
+    "status.conditions": "type",
+    "status.addresses": "type",
+}
+_CONTAINER_MERGE_KEYS = {
+    "env": "name",
+    "ports": "containerPort",
+    "volumeMounts": "mountPath",
+    "volumeDevices": "devicePath",
+}
+_ORDER = "$setElementOrder/"
+
+
+def patched(content_type: str, obj: Object, patch: Any) -> Object:
+    """Return the patched copy of an object; 415, 400 or 422 for a patch that does not apply."""
+    match content_type:
+        case "application/merge-patch+json":
+            return _checked(_merge(obj, _checked(patch)))
+        case "application/strategic-merge-patch+json":
+            return _strategic(copy.deepcopy(obj), _checked(patch), "")
+        case "application/json-patch+json":
+            return _checked(_json_patch(copy.deepcopy(obj), patch))
+        case _:
+            message = (
+                "the body of the request was in an unknown format - accepted media types include: "
+                "application/json-patch+json, application/merge-patch+json, "
+                "application/strategic-merge-patch+json"
+            )
+            raise resources.ApiError(415, message)
+
+
+def _checked(value: Any) -> Object:
+    if not isinstance(value, dict):
+        raise resources.bad_request("json: cannot unmarshal a value that is not an object")
+    return value
+
+
+def _merge(obj: Any, patch: Any) -> Any:
+    if not isinstance(patch, dict):
+        return copy.deepcopy(patch)
+    merged = dict(obj) if isinstance(obj, dict) else {}
+    for key, value in patch.items():
+        if value is None:
+            merged.pop(key, None)
+        else:
+            merged[key] = _merge(merged.get(key), value)
+    return merged
+
+
+def _merge_key(path: str) -> str | None:
+    path = path.removeprefix("spec.template.")
+    parent, _, last = path.rpartition(".")
+    if parent.endswith("ontainers[]"):
+        return _CONTAINER_MERGE_KEYS.get(last)
+    return _MERGE_KEYS.get(path)
+
+
+def _strategic(obj: Object, patch: Object, path: str) -> Object:
+    match patch.get("$patch"):
+        case "replace":
+            return _without_directives(patch)
+        case "delete":
+            return {}
+        case _:
+            pass
+    for key, value in patch.items():
+        if not key.startswith("$"):
+            _merge_member(obj, key, value, f"{path}.{key}" if path else key)
+    for directive, order in patch.items():
+        key = directive.removeprefix(_ORDER)
+        merge_key = _merge_key(f"{path}.{key}" if path else key)
+        if key != directive and merge_key and isinstance(obj.get(key), list):
+            names = [each.get(merge_key) for each in order]
+            first = [each for name in names for each in obj[key] if each.get(merge_key) == name]
+            obj[key] = first + [each for each in obj[key] if each.get(merge_key) not in names]
+    return obj
+
+
+def _merge_member(obj: Object, key: str, value: Any, path: str) -> None:
+    if value is None:
+        obj.pop(key, None)
+    elif isinstance(value, dict):
+        present = obj.get(key)
+        obj[key] = _strategic(present if isinstance(present, dict) else {}, value, path)
+    elif isinstance(value, list) and (merge_key := _merge_key(path)):
+        obj[key] = _merge_list(obj.get(key) or [], value, path, merge_key)
+    else:
+        obj[key] = copy.deepcopy(value)
+
+
+def _merge_list(present: list[Object], patches: list[Object], path: str, key: str) -> list[Object]:
+    if any(each.get("$patch") == "replace" for each in patches):
+        return [_without_directives(each) for each in patches if each != {"$patch": "replace"}]
+    merged = list(present)
+    for patch in patches:
+        if key not in patch:
+            raise resources.bad_request(f"map: {patch} does not contain declared merge key: {key}")
+        at = next((i for i, each in enumerate(merged) if each.get(key) == patch[key]), None)
+        if patch.get("$patch") == "delete":
+            merged = [each for each in merged if each.get(key) != patch[key]]
+        elif at is None:
+            merged.append(_strategic({}, patch, f"{path}[]"))
+        else:
+            merged[at] = _strategic(merged[at], patch, f"{path}[]")
+    return merged
+
+
+def _without_directives(patch: Object) -> Object:
+    return {key: copy.deepcopy(value) for key, value in patch.items() if not key.startswith("$")}
+
+
+def _json_patch(obj: Any, operations: Any) -> Any:
+    if not isinstance(operations, list) or not all(isinstance(each, dict) for each in operations):
+        raise resources.bad_request("json: cannot unmarshal a value that is not a JSON patch")
+    for operation in operations:
+        try:
+            obj = _operate(obj, operation)
+        except (KeyError, IndexError, TypeError, ValueError) as error:
+            message = (
+                "the server rejected our request due to an error in our request: "
+                f"{operation.get('op')} {operation.get('path')}: {error}"
+            )
+            raise resources.ApiError(422, message, reason="Invalid") from error
+    return obj
+
+
+def _operate(obj: Any, operation: Object) -> Any:
+    pointer = operation["path"]
+    if pointer and not pointer.startswith("/"):
+        raise ValueError(f"{pointer!r} is no JSON pointer")
+    path = [part.replace("~1", "/").replace("~0", "~") for part in pointer.split("/")[1:]]
+    match operation["op"]:
+        case "add" | "replace" as name:
+            return _put(obj, path, operation["value"], insert=name == "add")
+        case "remove":
+            parent, last = _at(obj, path[:-1]), path[-1]
+            del parent[int(last) if isinstance(parent, list) else last]
+            return obj
+        case "test":
+            if _at(obj, path) != operation["value"]:
+                raise ValueError("testing value failed")
+            return obj
+        case unknown:
+            raise ValueError(f"unexpected kind {unknown!r}")
+
+
+def _at(obj: Any, path: list[str]) -> Any:
+    for part in path:
+        obj = obj[int(part)] if isinstance(obj, list) else obj[part]
+    return obj
+
+
+def _put(obj: Any, path: list[str], value: Any, *, insert: bool) -> Any:
+    if not path:
+        return value
+    parent, last = _at(obj, path[:-1]), path[-1]
+    if isinstance(parent, list) and insert:
+        index = len(parent) if last == "-" else int(last)
+        if not 0 <= index <= len(parent):
+            raise IndexError(f"index {index} is out of range")
+        parent.insert(index, value)
+    elif isinstance(parent, list):
+        parent[int(last)] = value
+    elif insert or last in parent:
+        parent[last] = value
+    else:
+        raise KeyError(last)
+    return obj
