@@ -43,7 +43,7 @@ _MUTABLE_POD_SPEC = (
 
 
 def check(resource: resources.Resource, obj: Object, old: Object | None = None) -> None:
-    """Check an object that replaces ``old``: 400 for wrong types, 422 with a cause for each rule."""
+    """Check an object that replaces ``old``: 400 for wrong types, 422 with a cause a rule."""
     spec = obj.get("spec") or {}
     causes = list(_metadata(resource, obj["metadata"]))
     if resource is resources.NODES:
