@@ -10,8 +10,8 @@ from mig_manager.core import model
 from mig_manager.core.node import cluster
 from mig_manager.sandbox.driver import states
 from mig_manager.sandbox.node import objects
-from tests.crash import forkserver, scenarios, stage
 from tests.crash import points as points_
+from tests.crash import scenarios, stage
 from tests.simulated_rig import devices
 
 _MOST_PLAYS = 4
@@ -76,10 +76,10 @@ class Verdict:
         return f"{self.point}: {'; '.join(self.problems)}\n{self.log}"
 
 
-def record(scenario: scenarios.Scenario, forks: forkserver.ForkServer) -> Recording:
+def record(scenario: scenarios.Scenario) -> Recording:
     """Play a scenario, and what leads to it, without a disturbance."""
-    start = _start_of(scenario, forks)
-    own = _undisturbed(scenario, start, forks)
+    start = _start_of(scenario)
+    own = _undisturbed(scenario, start)
     # Its short waits are there to be over in vain.
     well = dataclasses.replace(
         scenario, faults=(), guarded="", options=(), ends=model.State.SUCCESS
@@ -88,21 +88,21 @@ def record(scenario: scenarios.Scenario, forks: forkserver.ForkServer) -> Record
     return Recording(
         start=start,
         own=own,
-        other=_undisturbed(instead, start, forks) if scenario.other else None,
-        cured=own if scenario.ends is model.State.SUCCESS else _undisturbed(well, start, forks),
+        other=_undisturbed(instead, start) if scenario.other else None,
+        cured=own if scenario.ends is model.State.SUCCESS else _undisturbed(well, start),
     )
 
 
-def _start_of(scenario: scenarios.Scenario, forks: forkserver.ForkServer) -> stage.Start:
+def _start_of(scenario: scenarios.Scenario) -> stage.Start:
     bare = dataclasses.replace(scenario, guarded="", is_cordoned=False, options=())
-    with stage.Stage(bare, None, forks) as rig:
+    with stage.Stage(bare, None) as rig:
         keys = {cluster.CONFIG_LABEL, cluster.STATE_LABEL, cluster.APPLIED_LABEL}
         if scenario.was:
             rig.label(scenario.was)
             agent = rig.spawn()
             rig.wait(lambda: agent.has_served, f"layout {scenario.was}")
             assert rig.status()["state"] == model.State.SUCCESS.value, rig.last_words()
-            agent.process.kill()
+            agent.kill()
         node, now = rig.node(), rig.state.read()
         return stage.Start(
             gpus=now.gpus,
@@ -112,10 +112,8 @@ def _start_of(scenario: scenarios.Scenario, forks: forkserver.ForkServer) -> sta
         )
 
 
-def _undisturbed(
-    scenario: scenarios.Scenario, start: stage.Start, forks: forkserver.ForkServer
-) -> Undisturbed:
-    with stage.Stage(scenario, start, forks) as rig:
+def _undisturbed(scenario: scenarios.Scenario, start: stage.Start) -> Undisturbed:
+    with stage.Stage(scenario, start) as rig:
         rig.label(scenario.layout)
         agent = rig.spawn()
         rig.wait(lambda: agent.has_served, f"the end of {scenario.name}")
@@ -132,7 +130,6 @@ def _undisturbed(
 def play(
     scenario: scenarios.Scenario,
     recording: Recording,
-    forks: forkserver.ForkServer,
     *,
     point: str,
     aftermath: Aftermath = Aftermath.RESTART,
@@ -147,7 +144,7 @@ def play(
     plays = 0
     while True:
         plays += 1
-        with stage.Stage(scenario, recording.start, forks) as rig:
+        with stage.Stage(scenario, recording.start) as rig:
             rig.label(scenario.layout)
             verdict = strike(rig, point)
             problems = verdict.problems
@@ -161,11 +158,11 @@ def play(
 
 def _kill(rig: stage.Stage, point: str) -> Verdict:
     agent = rig.spawn(strike_at=point)
-    rig.wait(lambda: agent.process.is_gone() or agent.has_served, f"the end at {point}")
-    if not agent.process.is_gone():
-        agent.process.kill()
+    rig.wait(lambda: agent.is_gone() or agent.has_served, f"the end at {point}")
+    if not agent.is_gone():
+        agent.kill()
         return Verdict(point=point, is_struck=False)
-    status, last = agent.process.status(), agent.points()[-1:]
+    status, last = agent.status, agent.points()[-1:]
     if (status, last) != (-signal.SIGKILL, [point]):
         problem = f"it ended with status {status} at {last}, not by our kill"
         return Verdict(point=point, is_struck=False, problems=(problem,))
@@ -177,15 +174,15 @@ def _stop(rig: stage.Stage, point: str) -> Verdict:
     rig.wait(lambda: point in agent.points() or agent.has_served, f"the way to {point}")
     phase, problems = rig.phase(), []
     is_struck = point in agent.points()
-    if is_struck and not agent.process.is_gone(_GRACE_S):
+    if is_struck and not agent.is_gone(_GRACE_S):
         problems = [f"it still runs {_GRACE_S:g} s after SIGTERM"]
     elif is_struck:
-        if status := agent.process.status():
+        if status := agent.status:
             problems.append(f"exit status {status}")
         problems += _taken(rig)
         if objects.labels(rig.node()).get(cluster.STATE_LABEL) == model.State.PENDING.value:
             problems.append("the node says pending")
-    agent.process.kill()
+    agent.kill()
     return Verdict(point=point, is_struck=is_struck, phase=phase, problems=tuple(problems))
 
 

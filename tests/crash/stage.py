@@ -2,6 +2,8 @@
 
 import contextlib
 import dataclasses
+import multiprocessing
+import os
 import pathlib
 import signal
 import time
@@ -15,11 +17,12 @@ from mig_manager.sandbox.driver import states
 from mig_manager.sandbox.node import cluster_view, node_options, objects
 from testkit import nvml_faults
 from tests import simulated_rig
-from tests.crash import agent_process, forkserver, scenarios
+from tests.crash import agent_process, scenarios
 from tests.sandbox import monitors
 
 WAIT_S = 60.0
 _POLL_S = 0.01
+_STOP_S = 10.0
 _QUICK = node_options.NodeOptions(
     tick_s=0.02, pod_start_s=0.01, pod_stop_s=0.01, plugin_start_s=0.01
 )
@@ -31,6 +34,12 @@ _CLIENT_LABELS = {
 _MONITOR_LABEL = f"{cluster.DEPLOY_LABEL_PREFIX}dcgm-exporter"
 _NODE = f"/api/v1/nodes/{stages.NODE_NAME}"
 _BUDGETS = "/apis/policy/v1/namespaces/default/poddisruptionbudgets"
+
+_FORKS = multiprocessing.get_context("forkserver")
+# A fork of a process that has imported everything and used nothing is as good as a fresh start.
+_FORKS.set_forkserver_preload(
+    ["grpc", "mig_manager.adapters.kubelet.messages", "tests.crash.agent_process"]
+)
 
 Serials = Mapping[str, tuple[int, int]]
 """MIG UUID to the serials of the instances behind it: the same slot keeps its UUID when it is
@@ -62,12 +71,9 @@ class Stage(stages.Stage):
     Args:
         scenario: What is on it.
         start: What it begins with; None: a node as it comes.
-        forks: Starts the agents.
     """
 
-    def __init__(
-        self, scenario: scenarios.Scenario, start: Start | None, forks: forkserver.ForkServer
-    ) -> None:
+    def __init__(self, scenario: scenarios.Scenario, start: Start | None) -> None:
         labels = _CLIENT_LABELS | ({_MONITOR_LABEL: "true"} if scenario.has_monitor else {})
         super().__init__(
             scenario.spec,
@@ -79,7 +85,6 @@ class Stage(stages.Stage):
         )
         self.scenario = scenario
         self._start_with = start
-        self._forks = forks
         self._agents = 0
 
     def _reach_server(
@@ -224,18 +229,17 @@ class Stage(stages.Stage):
     ) -> "Agent":
         """Start an agent, to be struck at a point if one is given."""
         self._agents += 1
-        points = self.state_file.with_name(f"points-{self._agents}")
         order = agent_process.Order(
             options=self._options_of_agent(),
-            points=str(points),
+            points=str(self.state_file.with_name(f"points-{self._agents}")),
             log=str(self._log_of(self._agents)),
             strike_at=strike_at,
             strike_with=int(strike_with),
             has_worker=has_worker,
         )
-        process = self._forks.start(order)
-        self._exits.callback(process.kill)
-        return Agent(process, points)
+        agent = Agent(order)
+        self._exits.callback(agent.kill)
+        return agent
 
     def _options_of_agent(self) -> dict[str, str]:
         options = {
@@ -293,9 +297,30 @@ class Stage(stages.Stage):
 class Agent:
     """An agent process and the points that it has come to."""
 
-    def __init__(self, process: forkserver.Agent, points: pathlib.Path) -> None:
-        self.process = process
-        self._points = points
+    def __init__(self, order: agent_process.Order) -> None:
+        self._process = _FORKS.Process(target=_be, args=(order,))
+        self._process.start()
+        self._points = pathlib.Path(order.points)
+
+    @property
+    def pid(self) -> int:
+        assert self._process.pid is not None
+        return self._process.pid
+
+    @property
+    def status(self) -> int | None:
+        """The exit status of a process that has ended; ``-9`` after SIGKILL."""
+        return self._process.exitcode
+
+    def is_gone(self, timeout_s: float = 0.0) -> bool:
+        """Wait for the process to end; return whether it did."""
+        self._process.join(timeout_s)
+        return self.status is not None
+
+    def kill(self) -> None:
+        """End it at once; done when it has ended."""
+        self._process.kill()
+        assert self.is_gone(_STOP_S)
 
     def points(self) -> list[str]:
         """Return the points in their order."""
@@ -309,3 +334,8 @@ class Agent:
         """Whether it waits: for the next request, or for its next retry."""
         points = self.points()
         return f"{agent_process.IDLE} #2" in points or f"{agent_process.RETRY} #1" in points
+
+
+def _be(order: agent_process.Order) -> None:
+    """Be an agent and nothing else: what Python does at the end of a fork is not ours."""
+    os._exit(agent_process.serve(order))

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tests.crash import forkserver, matrix, scenarios
+from tests.crash import matrix, scenarios
 
 Aftermath = scenarios.Aftermath
 Note = Callable[[str, object], None]
@@ -39,7 +39,7 @@ def judge(
 
 
 @pytest.fixture
-def play(forks: forkserver.ForkServer, recorded: matrix.Recorder, record_property: Note) -> Play:
+def play(recorded: matrix.Recorder, record_property: Note) -> Play:
     """Play a scenario once for each of its points, or for a sample of them, and judge all."""
 
     def play(
@@ -52,7 +52,7 @@ def play(forks: forkserver.ForkServer, recorded: matrix.Recorder, record_propert
     ) -> None:
         recording = recorded(scenario)
         verdicts = [
-            matrix.play(scenario, recording, forks, point=point, **how)
+            matrix.play(scenario, recording, point=point, **how)
             for point in recording.points[step // 2 :: step]
         ]
         judge(record_property, scenario, what, verdicts, section=section)

@@ -11,7 +11,7 @@ import pytest
 
 from mig_manager.sandbox.driver import states
 from testkit import nvml_faults
-from tests.crash import forkserver, matrix, scenarios, stage
+from tests.crash import matrix, scenarios, stage
 
 _LONG_S = 60.0
 _DEATH_S = 5.0
@@ -26,14 +26,8 @@ _CHANGES = (
 
 def children_of(pid: int) -> list[int]:
     """Return the children of a process."""
-    found = []
-    for path in pathlib.Path("/proc").glob("[0-9]*/stat"):
-        # A process may end between two looks.
-        with contextlib.suppress(OSError):
-            fields = path.read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
-            if int(fields[1]) == pid:
-                found.append(int(path.parent.name))
-    return found
+    tasks = pathlib.Path(f"/proc/{pid}/task").glob("*/children")
+    return [int(child) for task in tasks for child in task.read_text().split()]
 
 
 def dies(process: int) -> bool:
@@ -48,10 +42,10 @@ def kill_at_work(rig: stage.Stage, is_at_work: Callable[[], bool]) -> None:
     agent = rig.spawn(has_worker=True)
     rig.wait(is_at_work, "the worker")
     with contextlib.ExitStack() as stack:
-        workers = [os.pidfd_open(pid) for pid in children_of(agent.process.pid)]
+        workers = [os.pidfd_open(pid) for pid in children_of(agent.pid)]
         for worker in workers:
             stack.callback(os.close, worker)
-        agent.process.kill()
+        agent.kill()
         assert workers
         assert all(dies(worker) for worker in workers)
 
@@ -71,11 +65,10 @@ def changes(rig: stage.Stage) -> int:
 def test_a_worker_that_waits_for_the_driver_dies_with_its_agent_and_the_next_one_goes_on(
     scenario: scenarios.Scenario,
     function: str,
-    forks: forkserver.ForkServer,
     recorded: matrix.Recorder,
 ) -> None:
     recording = recorded(scenario)
-    with stage.Stage(scenario, recording.start, forks) as rig:
+    with stage.Stage(scenario, recording.start) as rig:
         rig.state.add_fault(nvml_faults.Fault(function=function, hang_s=_LONG_S))
 
         kill_at_work(rig, lambda: any(armed.fired for armed in rig.state.faults()))
@@ -100,11 +93,10 @@ def test_what_the_driver_did_for_a_worker_that_died_is_resumed_or_undone(
     scenario: scenarios.Scenario,
     nth: int,
     latency: states.Latency,
-    forks: forkserver.ForkServer,
     recorded: matrix.Recorder,
 ) -> None:
     recording = recorded(scenario)
-    with stage.Stage(scenario, recording.start, forks) as rig:
+    with stage.Stage(scenario, recording.start) as rig:
         usual = rig.state.read().options
         rig.state.set_options(dataclasses.replace(usual, latency=latency))
         before = changes(rig)

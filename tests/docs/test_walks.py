@@ -1,45 +1,145 @@
 """The commands of the guides give the output that the guides show."""
 
+import os
 import pathlib
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
 
 import pytest
 
 from docs.generator import pictures
-from tests import programs
-from tests.docs import pages, walk
+from tests import programs, waiting
+from tests.docs import pages
 
 DOCS = pages.ROOT / "docs"
 PICTURE = DOCS / "pictures" / "demo.svg"
+_TIMEOUT_S = 240.0
+_LOOKS = re.compile(r"kubectl (get|describe) ")
+_EXPORT = re.compile(r"^ *(export KUBECONFIG=\S+)$", re.MULTILINE)
 
 
-@pytest.fixture(autouse=True)
-def kubectl_is_there() -> None:
+class Reader:
+    """A reader with two terminals and a home of their own: one runs the demonstration."""
+
+    def __init__(self, home: pathlib.Path) -> None:
+        programs = pathlib.Path(sys.executable).parent
+        self._exports: list[str] = []
+        self._environ = {
+            "HOME": str(home),
+            "PATH": os.pathsep.join((str(programs), os.environ["PATH"])),
+            "PYTHONUNBUFFERED": "1",
+            "PYTHONUTF8": "1",
+            "TERM": "dumb",
+        }
+        self._demo_log = home / "demonstration.txt"
+        self._demo: subprocess.Popen[bytes] | None = None
+
+    def follow(self, page: str, has: str) -> None:
+        """Run the commands of a page, one of which must have these words beside it."""
+        steps = pages.steps(DOCS / page)
+        assert any(has in step.command + step.shown for step in steps)
+        for step in steps:
+            self._take(step)
+
+    def _take(self, step: pages.Step) -> None:
+        """Run one command, and compare its output with the page."""
+        match step.how:
+            case "not here, the test has an environment already":
+                return
+            case "in the background":
+                self._start(step.command)
+            case "as the demonstration has printed it":
+                self._exports.append(self._as_printed(step.command))
+            case "":
+                self._run(step)
+            case other:
+                raise AssertionError(f"a page says 'run: {other}', which means nothing")
+
+    def demonstration(self) -> str:
+        """Return what the demonstration has written so far."""
+        return self._demo_log.read_text(encoding="utf-8")
+
+    def _start(self, command: str) -> None:
+        with self._demo_log.open("wb") as log:
+            self._demo = demo = subprocess.Popen(  # noqa: S603 - from our own page
+                ["/bin/bash", "-c", f"exec {command}"],
+                cwd=pages.ROOT,
+                env=self._environ,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+        def is_there() -> bool:
+            assert demo.poll() is None, self.demonstration()
+            return _EXPORT.search(self.demonstration()) is not None
+
+        waiting.until(is_there, "the demonstration", within_s=_TIMEOUT_S)
+
+    def _as_printed(self, command: str) -> str:
+        if "…" not in command:
+            return command
+        (printed,) = _EXPORT.findall(self.demonstration())
+        pattern = re.escape(command).replace("…", ".+")
+        assert re.fullmatch(pattern, printed), f"the page shows {command}, it is {printed}"
+        return str(printed)
+
+    def _run(self, step: pages.Step) -> None:
+        deadline = time.monotonic() + _TIMEOUT_S
+        while True:
+            done = subprocess.run(  # noqa: S603 - from our own page
+                ["/bin/bash", "-euc", "\n".join((*self._exports, step.command))],
+                cwd=pages.ROOT,
+                env=self._environ,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                encoding="utf-8",
+                timeout=_TIMEOUT_S,
+                check=False,
+            )
+            assert done.returncode == 0, f"{step.command}: {done.stderr}"
+            if not step.shown or pages.is_as_shown(step.shown, done.stdout):
+                return
+            # Only commands that read are repeated until they show the expected output.
+            may_wait = _LOOKS.match(step.command) and time.monotonic() < deadline
+            assert may_wait, f"{step.command}: the page shows\n{step.shown}\nit is\n{done.stdout}"
+
+    def leave(self) -> None:
+        """Press Ctrl-C."""
+        if self._demo is None or self._demo.poll() is not None:
+            return
+        self._demo.send_signal(signal.SIGINT)
+        try:
+            self._demo.wait(60)
+        except subprocess.TimeoutExpired:
+            os.killpg(self._demo.pid, signal.SIGKILL)
+            self._demo.wait()
+
+
+@pytest.fixture
+def reader(tmp_path: pathlib.Path) -> Iterator[Reader]:
     programs.needed("kubectl")
+    reader = Reader(tmp_path)
+    yield reader
+    reader.leave()
 
 
 @pytest.mark.slow
 def test_the_quick_start_leads_to_a_changed_node_and_from_a_mistake_to_its_remedy(
-    tmp_path: pathlib.Path,
+    reader: Reader,
 ) -> None:
-    steps = pages.steps(DOCS / "quick-start.md")
-    assert any("nvidia.com/mig.config=" in step.command for step in steps)
-
-    with walk.reader(tmp_path) as reader:
-        for step in steps:
-            reader.take(step)
-        timeline = pictures.timeline(reader.demonstration().splitlines())
+    reader.follow("quick-start.md", "nvidia.com/mig.config=")
 
     # If this fails, 'just generate' draws the README's picture.
+    timeline = pictures.timeline(reader.demonstration().splitlines())
     assert pictures.differences(PICTURE.read_text("utf-8"), timeline) == []
 
 
 @pytest.mark.slow
-def test_the_guide_to_failures_leads_from_a_failed_node_to_its_remedy(
-    tmp_path: pathlib.Path,
-) -> None:
-    steps = pages.steps(DOCS / "failed.md")
-    assert any("DrainTimeout" in step.shown for step in steps)
-
-    with walk.reader(tmp_path) as reader:
-        for step in steps:
-            reader.take(step)
+def test_the_guide_to_failures_leads_from_a_failed_node_to_its_remedy(reader: Reader) -> None:
+    reader.follow("failed.md", "DrainTimeout")

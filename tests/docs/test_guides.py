@@ -1,4 +1,4 @@
-"""The contributor guide agrees with the task runner and with CI."""
+"""README and contributor guide: commands that work, and tasks that there are."""
 
 import os
 import pathlib
@@ -15,6 +15,12 @@ from tests.docs import pages
 JUSTFILE = (pages.ROOT / "justfile").read_text(encoding="utf-8")
 CI = (pages.ROOT / ".ci" / "run").read_text(encoding="utf-8")
 GUIDE = (pages.ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+README = (pages.ROOT / "README.md").read_text(encoding="utf-8")
+TIMEOUT_S = 600
+NOT_CLONED = shutil.ignore_patterns(
+    *(".git", ".venv", "site", "dist", "build", "*.egg-info"),
+    *("__pycache__", ".*_cache", ".hypothesis"),
+)
 RECIPES = set(re.findall(r"^([a-z][a-z-]*)(?: \*\w+)?:", JUSTFILE, re.MULTILINE))
 FORMS = sorted((pages.ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml"))
 JUST = shutil.which(
@@ -66,3 +72,40 @@ def test_a_form_for_issues_has_what_its_host_asks_for(form: pathlib.Path) -> Non
     assert any(each.get("validations", {}).get("required") for each in fields)
     assert len({each["id"] for each in fields}) == len(fields)
     assert all(each["attributes"]["label"] for each in fields)
+
+
+def command(program: str) -> str:
+    """Return the command of the README that ends with a program."""
+    (found,) = re.findall(rf"^```\n(python3 -m venv [^\n]*{program})\n```$", README, re.MULTILINE)
+    return str(found)
+
+
+def test_the_readme_shows_one_command_for_the_demonstration_and_one_for_the_tests() -> None:
+    assert command("mig-manager demo").endswith("-e '.[sandbox]' && .venv/bin/mig-manager demo")
+    assert command("pytest").endswith("-e '.[dev]' && .venv/bin/python -m pytest")
+
+
+@pytest.mark.release
+def test_the_readmes_first_command_leads_from_nothing_to_a_changed_node(
+    tmp_path: pathlib.Path,
+) -> None:
+    clone = tmp_path / "clone"
+    shutil.copytree(pages.ROOT, clone, ignore=NOT_CLONED)
+    environ = {
+        key: os.environ[key] for key in os.environ if key.startswith(("PATH", "SSL_", "PIP_"))
+    }
+
+    done = subprocess.run(  # noqa: S603 - our own README
+        ["/bin/sh", "-c", command("mig-manager demo")],
+        cwd=clone,
+        env={**environ, "HOME": str(tmp_path), "PYTHONUTF8": "1"},
+        capture_output=True,
+        encoding="utf-8",
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+
+    assert done.returncode == 0, done.stderr
+    assert "success (Applied): Layout all-1g.5gb is active." in done.stdout
+    assert done.stdout.count("✓") >= 4
+    assert "✗" not in done.stdout
