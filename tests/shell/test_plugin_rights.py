@@ -1,0 +1,143 @@
+"""``kubectl mig`` with few rights, and on nodes whose texts mean harm."""
+
+import json
+import pathlib
+
+import pytest
+import yaml
+
+from testkit import apiserver
+from tests.shell import plugin_rig as rig
+
+DOCS = pathlib.Path(__file__).parents[2] / "docs" / "kubectl-plugin.md"
+NASTY = "\x1b]0;owned\x07\x1b[2Jgone\r\u202etxt"
+"""Control sequences that name a terminal's window, clear it, and reverse the text after them."""
+
+
+def assert_harmless(answer: rig.Answer) -> None:
+    for text in (answer.out, answer.err):
+        assert all(letter.isprintable() or letter == "\n" for letter in text), repr(text)
+
+
+def rules() -> list[dict[str, list[str]]]:
+    """Return what the documentation says is enough."""
+    _, _, rest = DOCS.read_text(encoding="utf-8").partition("```yaml\n")
+    found: list[dict[str, list[str]]] = yaml.safe_load(rest.partition("```")[0])["rules"]
+    return found
+
+
+def allows(granted: list[dict[str, list[str]]], access: apiserver.Access) -> bool:
+    return any(
+        access.group in rule["apiGroups"]
+        and access.resource in rule["resources"]
+        and access.verb in rule["verbs"]
+        and access.name in rule.get("resourceNames", [access.name])
+        for rule in granted
+    )
+
+
+def limited(granted: list[dict[str, list[str]]]) -> apiserver.ApiServer:
+    return apiserver.ApiServer(authorizer=lambda access: allows(granted, access))
+
+
+def without(*kinds: str) -> list[dict[str, list[str]]]:
+    return [
+        rule | {"resources": [kind for kind in rule["resources"] if kind not in kinds]}
+        for rule in rules()
+    ]
+
+
+def populated(server: apiserver.ApiServer) -> apiserver.ApiServer:
+    server.store.create(
+        rig.Node(
+            name="n1", gpus=rig.gpus("1xA100-SXM4-40GB", "all-balanced"), requested="all-balanced"
+        ).to_object()
+    )
+    server.store.create(rig.pod("train", "n1", mig_3g_20gb=1))
+    data = {"config.yaml": rig.CONFIG}
+    server.store.create(rig.config_map("mig-manager", "mig-manager-config", **data))
+    server.store.create(rig.event("n1", "Applied", "it is", at=rig.ago(minutes=40)))
+    return server
+
+
+def test_the_rights_that_the_documentation_lists_are_enough(tmp_path: pathlib.Path) -> None:
+    with apiserver.serve(populated(limited(rules()))) as server:
+        viewer = rig.viewer(server, tmp_path)
+        answer = [
+            viewer.alone("status", "n1"),
+            viewer.alone("plan", "all-1g.5gb"),
+            viewer.alone("validate"),
+            viewer.alone("history", "n1"),
+        ]
+
+    assert [each.status for each in answer] == [0, 0, 0, 0]
+    assert not any("not known" in each.out or "forbidden" in each.err for each in answer)
+
+
+def test_without_rights_to_pods_and_events_the_rest_is_shown(
+    tmp_path: pathlib.Path,
+) -> None:
+    with apiserver.serve(populated(limited(without("pods", "events")))) as server:
+        viewer = rig.viewer(server, tmp_path)
+        status, plan, history = (
+            viewer.alone("status", "n1"),
+            viewer.alone("plan", "all-1g.5gb", "n1"),
+            viewer.alone("history", "n1"),
+        )
+
+    assert [status.status, plan.status, history.status] == [0, 0, 0]
+    assert "3g.20gb" in status.out
+    assert "The pods using the GPUs are not known: pods is forbidden" in status.out
+    assert "The affected pods are not known: pods is forbidden" in plan.out
+    assert "Events cannot be read: events is forbidden" in history.out
+    assert "all-balanced" in history.out
+
+
+@pytest.mark.parametrize(
+    ("missing", "words"),
+    [("nodes", ("status",)), ("nodes", ("history", "n1")), ("configmaps", ("validate",))],
+)
+def test_missing_rights_are_an_error_with_a_remedy(
+    tmp_path: pathlib.Path, missing: str, words: tuple[str, ...]
+) -> None:
+    with apiserver.serve(populated(limited(without(missing)))) as server:
+        answer = rig.viewer(server, tmp_path).real(*words)
+
+    assert (answer.status, answer.out) == (1, "")
+    assert "forbidden" in answer.err
+    assert "rights of a viewer" in answer.err
+
+
+def test_texts_on_a_node_cannot_control_the_terminal(
+    tmp_path: pathlib.Path,
+) -> None:
+    gpus = rig.gpus("1xA100-SXM4-40GB")
+    seen = rig.Node(name="n1", gpus=gpus, requested="all-balanced", reported=NASTY, message=NASTY)
+    thing = seen.to_object()
+    notes = thing["metadata"]["annotations"]
+    notes["mig-manager.io/gpus"] = notes["mig-manager.io/gpus"].replace(
+        gpus[0].name, json.dumps(NASTY)[1:-1]
+    )
+    del thing["metadata"]["labels"]["mig-manager.io/applied"]
+    layouts = json.dumps({"version": "v1", "mig-configs": {NASTY: [
+        {"devices": "all", "mig-enabled": True, "mig-devices": {"9g.5gb": 1}}
+    ]}})  # fmt: skip
+    with apiserver.serve() as server:
+        server.store.create(thing)
+        server.store.create(
+            rig.config_map("mig-manager", "mig-manager-config", **{"config.yaml": layouts})
+        )
+        server.store.create(rig.event("n1", "Applied", NASTY, at=rig.ago(minutes=1)))
+        viewer = rig.viewer(server, tmp_path)
+        for words in (
+            ("status", "n1"),
+            ("status", "n1", "-o", "json"),
+            ("status", "n1", "-o", "yaml"),
+            ("plan", NASTY, "n1"),
+            ("validate",),
+            ("history", "n1"),
+            ("history", NASTY.replace("\x1b", "")),
+        ):
+            answer = viewer.alone(*words)
+            assert_harmless(answer)
+            assert answer.out or answer.status
