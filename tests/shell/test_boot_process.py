@@ -11,7 +11,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from mig_manager.agent import settings
 from mig_manager.core import model
 from mig_manager.sandbox import stages
 from mig_manager.sandbox.driver import states
@@ -143,38 +142,6 @@ def test_a_boot_killed_in_the_middle_and_run_again_comes_to_the_same_end(
 
 
 @pytest.mark.slow
-def test_boot_after_power_loss_in_an_apply_restores_the_last_verified_layout(node: Node) -> None:
-    before = node.shape
-    node.kill_apply("first", CREATE)
-    node.state.reboot()
-
-    assert node.run("boot").returncode == 0
-
-    assert node.shape == before
-    assert not node.journal.exists()
-
-
-@pytest.mark.slow
-def test_an_invalid_file_is_set_aside_and_reported_with_a_remedy(node: Node) -> None:
-    node.state.reboot()
-    kept = node.state.beside(settings.LAYOUT_SUFFIX)
-    kept.write_text(kept.read_text(encoding="utf-8")[:-20], encoding="utf-8")
-
-    with counted(node) as calls:
-        broken = node.run("boot")
-    assert broken.returncode == 1
-    assert "is invalid (" in broken.stderr
-    assert "remedy: Apply a layout" in broken.stderr
-    assert calls == []
-    assert not kept.exists()
-    assert node.state.beside(f"{settings.LAYOUT_SUFFIX}.unreadable").exists()
-
-    afterwards = node.run("boot")
-    assert afterwards.returncode == 0
-    assert afterwards.stdout == "No layout is kept for the boot: nothing was done.\n"
-
-
-@pytest.mark.slow
 def test_a_replaced_gpu_is_reported_and_the_other_is_restored(node: Node) -> None:
     before = node.shape
     node.state.reboot()
@@ -223,24 +190,6 @@ def test_the_wait_for_the_driver_can_be_ended_at_once(node: Node) -> None:
         waiting.until(lambda: node.is_hung)
         process.send_signal(signal.SIGTERM)
         assert process.wait(30) == -signal.SIGTERM
-
-
-@pytest.mark.slow
-def test_a_driver_that_is_not_loaded_in_time_is_a_failure_that_costs_nothing(node: Node) -> None:
-    before = node.shape
-    node.state.reboot()
-    node.state.add_fault(
-        nvml_faults.Fault(function="nvmlInit*", count=None, code=states.Code.DRIVER_NOT_LOADED)
-    )
-
-    late = node.run("boot", "--driver-timeout-s", "0.3")
-
-    assert late.returncode == 1
-    assert "waited 0.3 s for it" in late.stderr
-    assert "remedy: Load the NVIDIA driver" in late.stderr
-    node.state.clear_faults()
-    assert node.run("boot").returncode == 0
-    assert node.shape == before
 
 
 @pytest.mark.slow

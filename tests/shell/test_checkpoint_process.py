@@ -6,8 +6,6 @@ import signal
 
 import pytest
 
-from mig_manager.sandbox.driver import states
-from testkit import nvml_faults
 from tests import waiting
 from tests.shell.shell_node import Node
 
@@ -70,20 +68,6 @@ def test_after_a_reboot_the_identical_placements_come_back(
     again = kept.node.run(*kept.argv)
     assert again.returncode == 0
     assert "nothing to do" in again.stderr
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("spec", SPECS)
-def test_from_another_layout_the_identical_placements_come_back(
-    tmp_path: pathlib.Path, spec: str
-) -> None:
-    kept = Kept(tmp_path, spec)
-    assert kept.node.run("apply", "now").returncode == 0
-    assert kept.node.shape != kept.shape
-
-    assert kept.node.run(*kept.argv).returncode == 0
-
-    assert kept.node.shape == kept.shape
 
 
 @pytest.mark.slow
@@ -158,34 +142,6 @@ def test_a_bad_checkpoint_ends_with_status_2_and_its_place_and_changes_nothing(
     assert message in answer.stderr
     assert "remedy: Restore a checkpoint of this node's GPUs" in answer.stderr
     assert kept.node.shape == before
-
-
-@pytest.mark.slow
-def test_a_restore_that_fails_is_rolled_back(kept: Kept) -> None:
-    assert kept.node.run("apply", "now").returncode == 0
-    before = kept.node.shape
-    kept.node.state.add_fault(
-        nvml_faults.Fault(function=CREATE, gpu=1, first=2, code=states.Code.UNKNOWN)
-    )
-
-    answer = kept.node.run(*kept.argv)
-
-    assert answer.returncode == 1
-    assert "the instances from before are back" in answer.stderr
-    assert kept.node.shape == before
-    assert not kept.node.journal.exists()
-
-
-@pytest.mark.slow
-def test_the_next_restore_finishes_one_that_was_killed(kept: Kept) -> None:
-    assert kept.node.run("apply", "now").returncode == 0
-    kept.node.kill(*kept.argv, function=CREATE)
-    assert kept.node.journal.exists()
-
-    assert kept.node.run(*kept.argv).returncode == 0
-
-    assert kept.node.shape == kept.shape
-    assert not kept.node.journal.exists()
 
 
 @pytest.mark.slow

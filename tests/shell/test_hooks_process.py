@@ -184,30 +184,6 @@ def test_a_signal_in_the_last_hook_lets_it_finish(hooked: Hooked) -> None:
     assert hooked.node.run("assert", "wanted").returncode == 0
 
 
-def test_a_missing_program_is_reported_with_its_position_before_any_hook_runs(
-    hooked: Hooked,
-) -> None:
-    text = hooked.file.read_text(encoding="utf-8")
-    at = text.rindex("/bin/sh")
-    hooked.file.write_text(text[:at] + "/no/such" + text[at + 7 :], encoding="utf-8")
-
-    answer = hooked.node.run(*hooked.argv)
-
-    assert answer.returncode == 1
-    assert f"{hooked.file}:19:14: program /no/such is not found" in answer.stderr
-    assert "nothing was touched" in answer.stderr
-    assert hooked.ran == []
-
-
-def test_a_hooks_file_that_is_no_good_is_bad_input(hooked: Hooked) -> None:
-    hooked.file.write_text("hooks:\n  pre-apply: []\n", encoding="utf-8")
-
-    answer = hooked.node.run(*hooked.argv)
-
-    assert answer.returncode == 2
-    assert f"{hooked.file}:2:3: unexpected key 'pre-apply'" in answer.stderr
-
-
 def test_output_that_would_drive_a_terminal_does_not(hooked: Hooked) -> None:
     hooked.write(at="apply-start", script=r'printf "\033[2J\007evil\377\n"; exit 1')
 
