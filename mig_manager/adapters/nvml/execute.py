@@ -2,10 +2,8 @@
 
 import contextlib
 import ctypes
-import functools
 import itertools
 import pathlib
-import typing
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
@@ -14,7 +12,7 @@ import pynvml
 from mig_manager import errors
 from mig_manager.adapters.nvml import device as gpu_device
 from mig_manager.adapters.nvml import hung_call, library, observe
-from mig_manager.core import model, steps
+from mig_manager.core import model, steps, timing
 
 _GONE = frozenset({pynvml.NVML_ERROR_NOT_FOUND})
 
@@ -30,65 +28,71 @@ _MODES = {
 _SlicesAndPlacement = tuple[int, model.Placement]
 """Of a compute instance."""
 
-Retry = Callable[[Callable[[], None]], None]
-"""Runs an action, and repeats it for a bounded time while it fails with IN_USE."""
+_FIRST_RETRY_S = 0.05
+_LONGEST_RETRY_S = 1.0
 
 
-def run(
-    plan: steps.GpuPlan,
-    retry: Retry,
-    *,
-    known: model.Gpu | None = None,
-    proc_root: pathlib.Path | None = None,
-    driver_roots: Sequence[str] = (),
-) -> model.Gpu:
-    """Execute the steps of one GPU in an open session; return the GPU as it is then.
+class Executor:
+    """Executes the steps of one GPU in an open session.
 
-    The steps may have been executed before, in part or in whole. Without ``proc_root`` only NVML
-    is asked for processes that use the GPU.
+    Looks up its handle again after each change of MIG mode. The instances of each profile are
+    listed once and then kept up to date, since no other program changes the GPU meanwhile. After
+    a step that failed everything is listed again.
 
-    Raises:
-        HardwareError: A step failed, and none followed; with the GPU, the step, the NVML function
-            and its answer, and for IN_USE the processes that use the GPU or the instance.
-    """
-    name = f"GPU {plan.gpu_index} ({plan.gpu_uuid})"
-    executor = _Executor(plan, known, proc_root, driver_roots)
-    with hung_call.RECORDER.on_gpu(plan.gpu_index):
-        for step in plan.steps:
-            try:
-                retry(functools.partial(executor.perform, step))
-            except errors.HardwareError as error:
-                if error.reason is errors.Reason.IN_USE:
-                    executor.add_users(step, error)
-                doing = f"cannot {steps.describe(step)}"
-                raise library.about(name, error, doing=doing) from error
-        try:
-            return executor.observe()
-        except errors.HardwareError as error:
-            raise library.about(name, error, doing="cannot observe the result") from error
-
-
-class _Executor:
-    """Performs steps on one GPU; looks up its handle again after each change of MIG mode.
-
-    The instances of each profile are listed once and then kept up to date, since no other program
-    changes the GPU meanwhile. After a step that failed everything is listed again.
+    Args:
+        plan: Its steps may have been executed before, in part or in whole.
+        known: The GPU as observed before.
+        in_use_timeout_s: How long steps are repeated that fail with IN_USE, from the first failure
+            on; one bound for all steps, so that it bounds the whole run.
+        clock: For those repetitions.
+        proc_root: Where to look for processes that use the GPU; None: ask NVML only.
+        driver_roots: Where the driver's capability files may be, if not there.
     """
 
     def __init__(
         self,
         plan: steps.GpuPlan,
         known: model.Gpu | None,
+        *,
+        in_use_timeout_s: float,
+        clock: timing.Clock,
         proc_root: pathlib.Path | None,
         driver_roots: Sequence[str],
     ) -> None:
-        self._gpu_index = plan.gpu_index
-        self._gpu_uuid = plan.gpu_uuid
+        self._plan = plan
         self._known = known
+        self._in_use_timeout_s = in_use_timeout_s
+        self._clock = clock
+        self._give_up_s: float | None = None
         self._proc_root = proc_root
         self._driver_roots = driver_roots
         self._device: gpu_device.Device | None = None
         self._clear()
+
+    def run(self) -> model.Gpu:
+        """Execute the steps in order; return the GPU as it is then.
+
+        Raises:
+            HardwareError: A step failed, and none followed; with the GPU, the step, the NVML
+                function and its answer, and for IN_USE the processes that use the GPU or the
+                instance.
+        """
+        name = f"GPU {self._plan.gpu_index} ({self._plan.gpu_uuid})"
+        with hung_call.RECORDER.on_gpu(self._plan.gpu_index):
+            for step in self._plan.steps:
+                try:
+                    self._perform_once_idle(step)
+                except errors.HardwareError as error:
+                    if error.reason is errors.Reason.IN_USE:
+                        self._add_users(step, error)
+                    doing = f"cannot {steps.describe(step)}"
+                    raise library.about(name, error, doing=doing) from error
+            try:
+                if self._known is not None:
+                    return observe.update(self._known, self._open())
+                return observe.in_full(self._plan.gpu_index, self._plan.gpu_uuid, self._open())
+            except errors.HardwareError as error:
+                raise library.about(name, error, doing="cannot observe the result") from error
 
     def _clear(self) -> None:
         self._by_id: dict[int, gpu_device.GpuInstanceRef] = {}
@@ -98,33 +102,37 @@ class _Executor:
         self._compute: dict[int, list[_SlicesAndPlacement]] = {}
         """All compute instances by the id of their GPU instance."""
 
-    def perform(self, step: steps.Step) -> None:
+    def _perform_once_idle(self, step: steps.Step) -> None:
+        delay_s = _FIRST_RETRY_S
+        while True:
+            try:
+                return self._perform(step)
+            except errors.HardwareError as error:
+                self._clear()
+                now_s = self._clock.monotonic()
+                if error.reason is not errors.Reason.IN_USE:
+                    raise
+                self._give_up_s = self._give_up_s or now_s + self._in_use_timeout_s
+                if now_s >= self._give_up_s:
+                    raise
+            self._clock.wait(delay_s)
+            delay_s = min(2 * delay_s, _LONGEST_RETRY_S)
+
+    def _perform(self, step: steps.Step) -> None:
         """Perform a step, unless its result exists already."""
-        try:
-            match step:
-                case steps.DestroyComputeInstance():
-                    self._destroy_compute_instance(step)
-                case steps.DestroyGpuInstance():
-                    self._destroy_gpu_instance(step)
-                case steps.SetMode():
-                    self._set_mode(step)
-                case steps.CreateGpuInstance():
-                    self._create_gpu_instance(step)
-                case steps.CreateComputeInstance():
-                    self._create_compute_instance(step)
-                case _:
-                    typing.assert_never(step)
-        except errors.HardwareError:
-            self._clear()
-            raise
+        match step:
+            case steps.DestroyComputeInstance():
+                self._destroy_compute_instance(step)
+            case steps.DestroyGpuInstance():
+                self._destroy_gpu_instance(step)
+            case steps.SetMode():
+                self._set_mode(step)
+            case steps.CreateGpuInstance():
+                self._create_gpu_instance(step)
+            case steps.CreateComputeInstance():
+                self._create_compute_instance(step)
 
-    def observe(self) -> model.Gpu:
-        """Return the GPU as the driver reports it now."""
-        if self._known is None:
-            return observe.in_full(self._gpu_index, self._gpu_uuid, self._open())
-        return observe.update(self._known, self._open())
-
-    def add_users(self, step: steps.Step, error: errors.HardwareError) -> None:
+    def _add_users(self, step: steps.Step, error: errors.HardwareError) -> None:
         """Add the processes that use the GPU or the instance to an IN_USE error."""
         from mig_manager.adapters.nvml import processes  # noqa: PLC0415 - seldom needed
 
@@ -142,11 +150,11 @@ class _Executor:
 
     def _open(self) -> gpu_device.Device:
         if self._device is None:
-            self._device = gpu_device.find(self._gpu_index, self._gpu_uuid, self._known)
+            self._device = gpu_device.find(self._plan.gpu_index, self._plan.gpu_uuid, self._known)
             if self._proc_root is not None:
                 # Each time, because a change of MIG mode may change it (nvml.h).
                 minor = self._device.minor()
-                hung_call.RECORDER.set_gpu(self._gpu_index, self._gpu_uuid, minor)
+                hung_call.RECORDER.set_gpu(self._plan.gpu_index, self._plan.gpu_uuid, minor)
         return self._device
 
     def _destroy_compute_instance(self, step: steps.DestroyComputeInstance) -> None:

@@ -16,20 +16,16 @@ from mig_manager.adapters.nvml import execute, hung_call, library, observe
 from mig_manager.core import model, steps, timing
 
 if TYPE_CHECKING:
-    from mig_manager.adapters.nvml import processes
     from mig_manager.core import ports
 
 _Result = TypeVar("_Result")
-
-_FIRST_RETRY_S = 0.05
-_LONGEST_RETRY_S = 1.0
 
 
 class NvmlGpus:
     """Implements ``ports.Gpus``: one NVML session for each call, one thread for each GPU.
 
     A call into a hung driver does not return and cannot be cancelled; ``ThreadGpus`` and
-    ``nvml_worker`` put a thread and a process around this class.
+    ``client.WorkerGpus`` put a thread and a process around this class.
 
     Args:
         library_path: File of the NVML library; None leaves the search to the loader.
@@ -49,7 +45,6 @@ class NvmlGpus:
         clock: timing.Clock,
         proc_root: pathlib.Path | None = None,
     ) -> None:
-        self._library_path = library_path
         self._session = functools.partial(library.session, library_path, driver_roots)
         self._proc_root = proc_root
         self._driver_roots = tuple(driver_roots)
@@ -91,21 +86,6 @@ class NvmlGpus:
             ]
             return _observed(_each(runs))
 
-    def inspect(self, *, exclude: tuple[int, ...]) -> "processes.Inspection":
-        """Return versions and processes, but for ``exclude`` and their children.
-
-        Raises:
-            HardwareError: The library cannot be loaded, or NVML cannot be initialised.
-        """
-        from mig_manager.adapters.nvml import processes  # noqa: PLC0415 - seldom needed
-
-        return processes.inspect(
-            self._library_path,
-            driver_roots=self._driver_roots,
-            proc_root=self._proc_root,
-            exclude=exclude,
-        )
-
     @contextlib.contextmanager
     def _session_for(self, plan: steps.Plan, known: Mapping[str, model.Gpu]) -> Iterator[None]:
         """Open a session and check the preconditions of a plan."""
@@ -133,15 +113,16 @@ class NvmlGpus:
     def _run(
         self, plan: steps.GpuPlan, known: model.Gpu | None
     ) -> model.Gpu | model.UnreachableGpu:
-        retry = _InUseRetry(timeout_s=self._in_use_timeout_s, clock=self._clock)
+        executor = execute.Executor(
+            plan,
+            known,
+            in_use_timeout_s=self._in_use_timeout_s,
+            clock=self._clock,
+            proc_root=self._proc_root,
+            driver_roots=self._driver_roots,
+        )
         try:
-            return execute.run(
-                plan,
-                retry.run,
-                known=known,
-                proc_root=self._proc_root,
-                driver_roots=self._driver_roots,
-            )
+            return executor.run()
         except errors.HardwareError as error:
             if not _is_unreachable(plan, error):
                 raise
@@ -274,34 +255,6 @@ def _sharing(gpus: Sequence[model.Gpu]) -> tuple[model.Gpu, ...]:
         gpu if gpu.profiles is None else dataclasses.replace(gpu, profiles=shared[gpu.profiles])
         for gpu in gpus
     )
-
-
-class _InUseRetry:
-    """Repeats actions that fail with IN_USE, for a bounded time from the first failure.
-
-    One bound for all steps of a GPU, so that it bounds the whole run.
-    """
-
-    def __init__(self, *, timeout_s: float, clock: timing.Clock) -> None:
-        self._timeout_s = timeout_s
-        self._clock = clock
-        self._deadline_s: float | None = None
-
-    def run(self, action: Callable[[], None]) -> None:
-        """Run an action until it does not fail with IN_USE, or the time is over."""
-        delay_s = _FIRST_RETRY_S
-        while True:
-            try:
-                return action()
-            except errors.HardwareError as error:
-                now_s = self._clock.monotonic()
-                if error.reason is not errors.Reason.IN_USE:
-                    raise
-                self._deadline_s = self._deadline_s or now_s + self._timeout_s
-                if now_s >= self._deadline_s:
-                    raise
-            self._clock.wait(delay_s)
-            delay_s = min(2 * delay_s, _LONGEST_RETRY_S)
 
 
 class ThreadGpus:

@@ -12,14 +12,10 @@ import pathlib
 import sys
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
 
 from mig_manager import errors
 from mig_manager.adapters.host import subprocesses
 from mig_manager.adapters.nvml import hung_call
-
-if TYPE_CHECKING:
-    from mig_manager.adapters.nvml import gpus as nvml_gpus
 
 _PROC = pathlib.Path("/proc")
 _WAIT_S = 60.0
@@ -64,7 +60,6 @@ def _serve(arguments: argparse.Namespace, parent: subprocesses.Parent) -> int:
         return 1
     # It ends before a collection is worth it.
     gc.disable()
-    from mig_manager.adapters import host  # noqa: PLC0415 - not for a listener
     from mig_manager.adapters.nvml import gpus as nvml_gpus  # noqa: PLC0415 - as above
 
     if arguments.last_calls_fd is not None:
@@ -81,26 +76,32 @@ def _serve(arguments: argparse.Namespace, parent: subprocesses.Parent) -> int:
         clock=host.SystemClock(),
         proc_root=proc_root,
     )
+
+    def answer() -> object:
+        match request:
+            case ("observe",):
+                return gpus.observe()
+            case ("execute", plan, known):
+                return gpus.execute(plan, known)
+            case ("inspect",):
+                from mig_manager.adapters.nvml import processes  # noqa: PLC0415 - seldom needed
+
+                return processes.inspect(
+                    arguments.library_path,
+                    driver_roots=arguments.driver_root,
+                    proc_root=proc_root,
+                    exclude=(os.getpid(), os.getppid()),
+                )
+            case _:
+                raise ValueError(f"unknown request {request!r}")
+
     # A worker that was started ahead waits here, and has not touched the driver.
     request = parent.receive()
     if request is None:
         return 1
-
-    outcome = subprocesses.attempt(lambda: _answer(request, gpus))
+    outcome = subprocesses.attempt(answer)
     parent.send((outcome, hung_call.RECORDER.take_totals()))
     return 0
-
-
-def _answer(request: Any, gpus: "nvml_gpus.NvmlGpus") -> object:
-    match request:
-        case ("observe",):
-            return gpus.observe()
-        case ("execute", plan, known):
-            return gpus.execute(plan, known)
-        case ("inspect",):
-            return gpus.inspect(exclude=(os.getpid(), os.getppid()))
-        case _:
-            raise ValueError(f"unknown request {request!r}")
 
 
 def _listen(arguments: argparse.Namespace, parent: subprocesses.Parent) -> int:
