@@ -136,10 +136,7 @@ def using_gpu(
 ) -> tuple[GpuProcess, ...]:
     """Return those that have the device node of a GPU open, or of one of its instances.
 
-    Args:
-        processes: All GPU processes.
-        minor: Minor number of the GPU.
-        caps: The ``nvidia-cap`` numbers of its instances.
+    The GPU is known by its minor number, its instances by their ``nvidia-cap`` numbers.
     """
     known = frozenset(caps)
     return tuple(each for each in processes if minor in each.gpus or each.caps & known)
@@ -155,13 +152,7 @@ def using_gpu_instance(
     """Return those that use a GPU instance, or its GPU and none of its instances.
 
     Every user of an instance opens the GPU's node as well, so that node does not count for a
-    process that has other instances open.
-
-    Args:
-        processes: All GPU processes.
-        minor: Minor number of the GPU.
-        caps: What ``capabilities`` returned for this GPU.
-        gpu_instance_id: NVML's id of the GPU instance.
+    process that has other instances open. ``caps`` is what ``capabilities`` returned for the GPU.
     """
     instances = ((each, {caps[cap][0] for cap in each.caps if cap in caps}) for each in processes)
     return tuple(
@@ -172,14 +163,10 @@ def using_gpu_instance(
 
 
 def driver_proc(root: pathlib.Path, others: Iterable[pathlib.Path]) -> pathlib.Path:
-    """Return the ``/proc`` in which the driver shows the capabilities of MIG.
+    """Return the ``/proc`` in which the driver shows the capabilities of MIG; else our own.
 
     NVIDIA's legacy container runtime hook mounts a tmpfs over ``/proc/driver/nvidia`` of a
-    container (``libnvidia-container``); the host's has them.
-
-    Args:
-        root: The ``/proc`` of this process; the result if none has them.
-        others: Roots of file systems whose ``proc`` is tried next.
+    container (``libnvidia-container``); that of the host, below one of the ``others``, has them.
     """
     roots = (root, *(other / "proc" for other in others))
     return next((place for place in roots if (place / _CAPABILITIES).is_dir()), root)
@@ -222,13 +209,12 @@ def boot_id(path: pathlib.Path = _BOOT_ID) -> str:
 def own_pod_uid(environ_value: str | None, mountinfo: pathlib.Path) -> str | None:
     """Return the UID of the pod that this process runs in.
 
+    None outside of a pod, and if unknown. A static pod counts as none: the API knows its mirror
+    pod by another UID.
+
     Args:
         environ_value: The value of the downward API (``metadata.uid``), if the manifest has it.
         mountinfo: The kernel's list of this process' mounts, ``/proc/self/mountinfo`` (proc(5)).
-
-    Returns:
-        None outside of a pod, and if unknown. A static pod counts as none: the API knows its
-        mirror pod by another UID.
     """
     if value := (environ_value or "").strip():
         return value

@@ -270,13 +270,14 @@ class ThreadGpus:
 
     def observe(self) -> model.ObservedGpus:
         """Return every GPU, ascending by index; NVML_TIMEOUT if they do not answer in time."""
-        return self._wait(hung_call.CallThread(self._gpus.observe))
+        return self._wait(self._gpus.observe)
 
     def execute(self, plan: steps.Plan, seen: Sequence[model.Gpu] = ()) -> model.ObservedGpus:
         """Execute a plan; after NVML_TIMEOUT its steps may still go on."""
-        return self._wait(hung_call.CallThread(functools.partial(self._gpus.execute, plan, seen)))
+        return self._wait(lambda: self._gpus.execute(plan, seen))
 
-    def _wait(self, call: hung_call.CallThread[model.ObservedGpus]) -> model.ObservedGpus:
+    def _wait(self, work: Callable[[], model.ObservedGpus]) -> model.ObservedGpus:
+        call = hung_call.CallThread(work)
         call.join(self._timeout_s)
         if call.is_alive():
             raise errors.HardwareError(

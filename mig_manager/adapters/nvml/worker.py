@@ -60,6 +60,7 @@ def _serve(arguments: argparse.Namespace, parent: subprocesses.Parent) -> int:
         return 1
     # It ends before a collection is worth it.
     gc.disable()
+    from mig_manager.adapters import host  # noqa: PLC0415 - not for a listener
     from mig_manager.adapters.nvml import gpus as nvml_gpus  # noqa: PLC0415 - as above
 
     if arguments.last_calls_fd is not None:
