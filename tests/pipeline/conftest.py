@@ -1,0 +1,14 @@
+"""What tests of the pipeline share."""
+
+import pytest
+
+from tests.fakes import NodeRig
+from tests.pipeline.drains import empty, gpu_pod
+
+
+@pytest.fixture
+def rig() -> NodeRig:
+    """A node with the pod ``train``, whose device is destroyed."""
+    node = empty()
+    gpu_pod(node)
+    return node

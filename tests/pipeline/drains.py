@@ -1,0 +1,88 @@
+"""A node in memory, and one drain of it."""
+
+from collections.abc import Callable
+from typing import Any
+
+from mig_manager import errors
+from mig_manager.agent import drain
+from mig_manager.catalogue import hardware
+from mig_manager.core import ports, timing
+from mig_manager.core.node import clients
+from mig_manager.core.node import policy as policies
+from tests import fakes
+from tests.fakes import NodeRig
+
+DOOMED = fakes.mig_uuid("doomed")
+
+
+def empty() -> NodeRig:
+    return NodeRig(gpus=(hardware.template(hardware.find("A100-SXM4-40GB"), 0),))
+
+
+def gpu_pod(rig: NodeRig, name: str = "train", **fields: object) -> str:
+    return rig.add_pod(name, devices=frozenset({DOOMED}), **fields)
+
+
+def new_drain(
+    rig: NodeRig,
+    *,
+    policy: policies.Policy | None = None,
+    affected: frozenset[str] = frozenset({DOOMED}),
+    telemetry: ports.Telemetry | None = None,
+    workloads: ports.Workloads | None = None,
+) -> drain.Drain:
+    return drain.Drain(
+        workloads or rig.workloads,
+        rig.allocations,
+        rig.clock,
+        order=drain.Order(
+            affected=affected,
+            policy=policy or policies.Policy(),
+            extra_clients=(clients.ExtraClient(labels={"app": "watcher"}),),
+            timeout_s=20,
+            backoff=timing.Backoff(),
+        ),
+        announce=drain.Announcements(on_round=rig.statuses.append, on_force=rig.statuses.append),
+        telemetry=telemetry,
+    )
+
+
+def run(rig: NodeRig, ours: drain.Drain) -> int:
+    usage = drain.survey(rig.workloads, rig.allocations)
+    return ours.run(usage, fakes.FakeRequest(rig.clock))
+
+
+def drained(rig: NodeRig, **options: Any) -> int:
+    return run(rig, new_drain(rig, **options))
+
+
+FORCE = policies.Policy(is_forced=True)
+
+
+def refused(
+    reason: errors.Reason, status: int | None = None, **fields: float
+) -> errors.ClusterError:
+    return errors.ClusterError(f"the API said {status}", reason=reason, status=status, **fields)
+
+
+FORBIDDEN = refused(errors.Reason.FORBIDDEN, 403)
+SILENT = refused(errors.Reason.API_UNAVAILABLE, 503)
+
+
+def at(rig: NodeRig, when_s: float, act: Callable[[], object]) -> None:
+    """Call ``act`` once, at ``when_s`` of the clock."""
+    pending = [act]
+
+    def check() -> None:
+        if pending and rig.clock.now_s >= when_s:
+            pending.pop()()
+
+    rig.clock.on_wait.append(check)
+
+
+def goes(rig: NodeRig, uid: str) -> None:
+    rig.pods.pop(uid)
+    rig.assigned.pop(uid)
+
+
+PASSIVE = policies.Policy(drain=policies.Drain.NONE)

@@ -1,0 +1,269 @@
+"""A drain over an API that refuses, fails, or is behind."""
+
+import dataclasses
+from collections.abc import Mapping
+
+import pytest
+
+from mig_manager import errors
+from mig_manager.agent import drain
+from mig_manager.core import ports
+from mig_manager.core.node import cluster
+from tests import fakes
+from tests.fakes import NodeRig
+from tests.pipeline.drains import (
+    FORBIDDEN,
+    FORCE,
+    PASSIVE,
+    SILENT,
+    at,
+    drained,
+    empty,
+    goes,
+    gpu_pod,
+    new_drain,
+    refused,
+    run,
+)
+
+
+def test_where_evictions_are_forbidden_the_pods_are_waited_for() -> None:
+    rig = empty()
+    first, second = gpu_pod(rig), gpu_pod(rig, "second")
+    rig.refusing = {"workloads.can_evict": FORBIDDEN}
+    at(rig, 8, lambda: goes(rig, first))
+    at(rig, 15, lambda: goes(rig, second))
+
+    assert drained(rig) == 0
+
+    assert rig.clock.now_s < 20
+    assert "workloads.evict" not in rig.log
+
+
+def test_where_evictions_are_forbidden_the_deadline_names_each_pod_and_the_missing_right(
+    rig: NodeRig,
+) -> None:
+    gpu_pod(rig, "second")
+    rig.refusing = {"workloads.can_evict": FORBIDDEN}
+
+    with pytest.raises(errors.DrainError) as caught:
+        drained(rig)
+
+    why = "(the agent may not evict it (Forbidden))"
+    assert caught.value.reason is errors.Reason.FORBIDDEN
+    assert caught.value.pods == ("default/train", "default/second")
+    assert f"default/train, default/second {why}; the API said 403" in caught.value.message
+    assert caught.value.message.count("the API said 403") == 1
+    assert 20 <= rig.clock.now_s < 25
+
+
+@pytest.mark.parametrize("passing", [FORBIDDEN, SILENT])
+@pytest.mark.parametrize("call", ["workloads.can_evict", "workloads.evict"])
+def test_a_refusal_that_passes_costs_a_few_seconds_and_not_the_run(
+    rig: NodeRig, call: str, passing: Exception
+) -> None:
+    rig.refusing = {call: passing}
+    at(rig, 1, rig.refusing.clear)
+
+    assert drained(rig) == 1
+
+    assert rig.clock.now_s < 10
+
+
+class Choosy(fakes.FakeWorkloads):
+    """Refuses some pods and not others, at a call of its choice."""
+
+    def __init__(
+        self, rig: NodeRig, *, trial: Mapping[str, Exception], real: Mapping[str, Exception]
+    ) -> None:
+        super().__init__(rig)
+        self._trial, self._real = trial, real
+
+    def can_evict(self, pod: cluster.Pod) -> ports.Verdict:
+        if pod.name in self._trial:
+            raise self._trial[pod.name]
+        return super().can_evict(pod)
+
+    def evict(self, pod: cluster.Pod) -> ports.Verdict:
+        if pod.name in self._real:
+            raise self._real[pod.name]
+        return super().evict(pod)
+
+
+def test_a_right_that_is_taken_away_between_two_evictions_is_waited_for_as_well(
+    rig: NodeRig,
+) -> None:
+    second = gpu_pod(rig, "second")
+    ours = new_drain(rig, workloads=Choosy(rig, trial={}, real={"second": FORBIDDEN}))
+
+    with pytest.raises(errors.DrainError, match=r"1 pod still uses .*: default/second") as caught:
+        run(rig, ours)
+
+    assert caught.value.reason is errors.Reason.FORBIDDEN
+    assert list(rig.pods) == [second]
+    assert not rig.pods[second].is_terminating
+
+
+def test_no_pod_is_evicted_while_another_cannot_be(rig: NodeRig) -> None:
+    gpu_pod(rig, "second")
+    ours = new_drain(rig, workloads=Choosy(rig, trial={"second": FORBIDDEN}, real={}))
+
+    with pytest.raises(errors.DrainError, match=r"default/train \(waits for the others\)"):
+        run(rig, ours)
+
+    assert "workloads.evict" not in rig.log
+
+
+def test_a_pod_that_is_leaving_by_itself_is_not_blamed_on_a_missing_right(rig: NodeRig) -> None:
+    (uid,) = rig.pods
+    rig.refusing = {"workloads.can_evict": FORBIDDEN}
+    rig.clock.on_wait.clear()
+    leaving = dataclasses.replace(rig.pods[uid], is_terminating=True)
+    at(rig, 2, lambda: rig.pods.update({uid: leaving}))
+
+    with pytest.raises(errors.DrainError, match="still terminating") as caught:
+        drained(rig)
+
+    assert caught.value.reason is errors.Reason.DRAIN_TIMEOUT
+
+
+def test_a_missing_right_is_reported_before_an_api_that_fails(rig: NodeRig) -> None:
+    gpu_pod(rig, "second")
+    trial = {"train": SILENT, "second": FORBIDDEN}
+    ours = new_drain(rig, workloads=Choosy(rig, trial=trial, real={}))
+
+    with pytest.raises(errors.DrainError, match=r"; the API said 403$") as caught:
+        run(rig, ours)
+
+    assert caught.value.reason is errors.Reason.FORBIDDEN
+
+
+def test_a_request_that_the_api_calls_wrong_ends_the_drain_at_once(rig: NodeRig) -> None:
+    rig.refusing = {"workloads.can_evict": refused(errors.Reason.API_ERROR, 400)}
+
+    with pytest.raises(errors.ClusterError) as caught:
+        drained(rig)
+
+    assert caught.value.reason is errors.Reason.API_ERROR
+    assert rig.clock.now_s == 0
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "why", "most_calls"),
+    [
+        ("can_evict", FORBIDDEN, "the agent may not evict it", 5),
+        ("can_evict", SILENT, "failed to evict it", 5),
+        ("can_evict", refused(errors.Reason.API_UNAVAILABLE, retry_after_s=15), "failed to", 2),
+        ("delete", FORBIDDEN, "the agent may not delete it", 5),
+    ],
+    ids=["forbidden", "silent", "longer pause", "forbidden by force"],
+)
+def test_a_refusal_that_stays_is_the_reason_and_is_asked_about_every_few_seconds(
+    rig: NodeRig, call: str, error: errors.ClusterError, why: str, most_calls: int
+) -> None:
+    by_force = call == "delete"
+    if by_force:
+        rig.budgets["train"] = "no"
+    rig.refusing = {f"workloads.{call}": error}
+
+    with pytest.raises(errors.DrainError, match=why) as caught:
+        drained(rig, policy=FORCE if by_force else None)
+
+    assert caught.value.reason is error.reason
+    assert 2 <= rig.log.count(f"workloads.{call}") <= most_calls
+    least_s = 40 if by_force else 20
+    assert least_s <= rig.clock.now_s < least_s + 5
+
+
+def test_force_is_used_where_only_evictions_are_forbidden(rig: NodeRig) -> None:
+    rig.refusing = {"workloads.can_evict": FORBIDDEN}
+    ours = new_drain(rig, policy=FORCE)
+
+    run(rig, ours)
+
+    assert ours.forced == ("default/train",)
+    assert 20 <= rig.clock.now_s < 25
+
+
+def test_an_api_that_is_silent_for_a_while_does_not_end_the_drain(rig: NodeRig) -> None:
+    rig.clock.on_wait.clear()
+    at(rig, 0, lambda: rig.refusing.update({"workloads.list": SILENT}))
+    at(rig, 10, rig.refusing.clear)
+    at(rig, 12, rig.live)
+
+    assert drained(rig) == 1
+
+    assert rig.log.count("workloads.evict") == 1
+
+
+def test_an_api_that_stays_silent_ends_the_drain_at_the_deadline_with_its_own_words(
+    rig: NodeRig,
+) -> None:
+    rig.clock.on_wait.clear()
+    at(rig, 0, lambda: rig.refusing.update({"workloads.list": SILENT}))
+
+    with pytest.raises(errors.ClusterError, match="the API said 503") as caught:
+        drained(rig)
+
+    assert caught.value is SILENT
+    assert 20 <= rig.clock.now_s < 25
+
+
+def test_a_silent_api_is_not_taken_for_an_empty_node() -> None:
+    rig = empty()
+    late: list[str] = []
+    before = drain.survey(rig.workloads, rig.allocations)
+    rig.refusing = {"workloads.list": SILENT}
+    late.append(gpu_pod(rig, "late"))
+    at(rig, 3, rig.refusing.clear)
+
+    new_drain(rig).run(before, fakes.FakeRequest(rig.clock))
+
+    assert late[0] not in rig.pods
+
+
+def test_a_newer_request_ends_a_drain_while_the_api_does_not_answer(rig: NodeRig) -> None:
+    before = drain.survey(rig.workloads, rig.allocations)
+    rig.refusing = {"workloads.list": SILENT}
+
+    with pytest.raises(errors.Superseded):
+        new_drain(rig).run(before, fakes.FakeRequest(rig.clock, ends_at=3, replaced=True))
+
+    assert rig.clock.now_s < 1
+
+
+def test_a_drain_that_only_waits_asks_the_api_for_no_pods() -> None:
+    rig = empty()
+    rig.watched = lambda: tuple(rig.pods.values())
+    staying = gpu_pod(rig)
+    at(rig, 15, lambda: goes(rig, staying))
+
+    assert drained(rig, policy=PASSIVE) == 0
+
+    # The survey, and the list that ends it.
+    assert rig.log.count("workloads.list") == 2
+
+
+def test_an_eviction_and_the_end_of_a_drain_rest_on_a_list() -> None:
+    rig = empty()
+    rig.watched = lambda: tuple(rig.pods.values())
+    gpu_pod(rig)
+
+    assert drained(rig) == 1
+
+    # The survey, the choice, and the list that ends it.
+    assert rig.log.count("workloads.list") == 3
+
+
+@pytest.mark.parametrize("shows_all", [True, False])
+def test_a_watch_that_misses_a_pod_or_shows_one_that_has_gone_neither_ends_nor_fails_a_drain(
+    rig: NodeRig, *, shows_all: bool
+) -> None:
+    (staying,) = rig.pods
+    shown = tuple(rig.pods.values()) if shows_all else ()
+    rig.watched = lambda: shown
+    at(rig, 15, lambda: goes(rig, staying))
+
+    assert drained(rig, policy=PASSIVE) == 0
+
+    assert rig.clock.now_s >= 15
