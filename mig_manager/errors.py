@@ -215,16 +215,11 @@ class Location:
 
 
 class MigManagerError(Exception):
-    """Base of all errors raised on purpose.
-
-    Attributes:
-        reason: The stable reason, which also decides whether a retry can help.
-        message: One sentence for a person, without the remedy.
-    """
+    """Base of all errors raised on purpose."""
 
     def __init__(self, message: str, *, reason: Reason) -> None:
         super().__init__(message)
-        self.message = message
+        self.message = message  # one sentence for a person, without the remedy
         self.reason = reason
 
     def add(self, more: str) -> None:
@@ -262,13 +257,8 @@ class CheckpointError(MigManagerError):
 class LayoutError(MigManagerError):
     """A well-formed layout that is unknown, matches no GPU, or cannot fit one.
 
-    Args:
-        message: One sentence that names layout, GPU and profile.
-        reason: UNKNOWN_CONFIG, UNKNOWN_PROFILE, NO_GPU_MATCHES, NOT_MIG_CAPABLE, NOT_SUPPORTED,
-            GPU_UNREACHABLE or DOES_NOT_FIT.
-        location: Where the config document requests it, if known.
-        gpu_uuid: The GPU that cannot have it; empty if it is not about one.
-        profile: The profile it lacks, such as ``1g.5gb``; empty if it is not about one.
+    It may know the place in the config document that requests it, the GPU that cannot have it, and
+    the profile that the GPU lacks, such as ``1g.5gb``.
     """
 
     def __init__(
@@ -294,13 +284,7 @@ class LayoutError(MigManagerError):
 
 
 class HardwareError(MigManagerError):
-    """NVML refused or failed.
-
-    Attributes:
-        operation: The NVML function, such as ``nvmlDeviceCreateGpuInstance``.
-        gpu: Index and UUID of the GPU as text; empty if no GPU is concerned.
-        code: The NVML return value; None if NVML was not called.
-    """
+    """NVML refused or failed."""
 
     def __init__(
         self,
@@ -312,9 +296,9 @@ class HardwareError(MigManagerError):
         code: int | None = None,
     ) -> None:
         super().__init__(message, reason=reason)
-        self.operation = operation
-        self.gpu = gpu
-        self.code = code
+        self.operation = operation  # the NVML function, such as ``nvmlDeviceCreateGpuInstance``
+        self.gpu = gpu  # index and UUID as text; empty if no GPU is concerned
+        self.code = code  # the NVML return value; None if NVML was not called
 
 
 class GpuInUseError(HardwareError):
@@ -332,12 +316,7 @@ class StalePlanError(HardwareError):
 
 
 class ClusterError(MigManagerError):
-    """The Kubernetes API (or kubelet) refused or failed.
-
-    Attributes:
-        status: HTTP status, or None when no answer came.
-        retry_after_s: How long the server asks to wait, or None.
-    """
+    """The Kubernetes API (or kubelet) refused or failed."""
 
     def __init__(
         self,
@@ -348,8 +327,8 @@ class ClusterError(MigManagerError):
         retry_after_s: float | None = None,
     ) -> None:
         super().__init__(message, reason=reason)
-        self.status = status
-        self.retry_after_s = retry_after_s
+        self.status = status  # of HTTP; None when no answer came
+        self.retry_after_s = retry_after_s  # how long the server asks to wait
 
     @property
     def may_be_done(self) -> bool:
@@ -363,12 +342,8 @@ class ClusterError(MigManagerError):
 class DrainError(MigManagerError):
     """Affected pods were not evicted before the deadline.
 
-    Attributes:
-        reason: DRAIN_TIMEOUT; DRAIN_STALLED if evicted pods have no room elsewhere; FORBIDDEN or
-            API_UNAVAILABLE if they could not be evicted.
-        pods: ``namespace/name`` of each pod that stayed.
-        keeps_closed: Whether the node stays cordoned until the next attempt: pods were evicted,
-            and their successors would start here and be evicted again.
+    DRAIN_STALLED means that evicted pods have no room elsewhere. The node stays cordoned until the
+    next attempt (``keeps_closed``) if pods were evicted, whose successors would start here.
     """
 
     def __init__(
@@ -380,7 +355,7 @@ class DrainError(MigManagerError):
         keeps_closed: bool = False,
     ) -> None:
         super().__init__(message, reason=reason)
-        self.pods = pods
+        self.pods = pods  # ``namespace/name`` of each pod that stayed
         self.keeps_closed = keeps_closed
 
 
@@ -389,40 +364,28 @@ class NotReadyError(MigManagerError):
 
 
 class HostError(MigManagerError):
-    """The machine refused or failed.
+    """The machine refused or failed; the message names the GPU, service or tool, and its output.
 
-    Args:
-        message: One sentence that names the GPU, service or tool, and its output.
-        reason: IN_USE (processes use a GPU to be reset), RESET_REQUIRED, REBOOT_REQUIRED (no reset
-            helps), HOST_SERVICE_FAILED, DEVICE_FILES_FAILED, HOOK_FAILED, NO_PERMISSION.
+    IN_USE means that processes use a GPU to be reset, REBOOT_REQUIRED that no reset helps.
     """
 
 
 class LockedError(MigManagerError):
-    """Another manager has the lock of this node's GPUs.
-
-    Attributes:
-        owner: Which manager, and what it does, for people; empty if unknown.
-    """
+    """Another manager has the lock of this node's GPUs."""
 
     def __init__(self, message: str, *, owner: str = "") -> None:
         super().__init__(message, reason=Reason.LOCKED)
-        self.owner = owner
+        self.owner = owner  # and what it does, for people; empty if unknown
 
 
 class Superseded(Exception):  # noqa: N818 - control flow, not a failure
-    """Another request, no request any more, or a shutdown ends this run; undo and return.
-
-    Attributes:
-        is_replaced: Whether another run follows at once and publishes its own state.
-        is_stopping: Whether this process is about to end.
-    """
+    """Another request, no request any more, or a shutdown ends this run; undo and return."""
 
     def __init__(self, why: str, *, is_replaced: bool, is_stopping: bool = False) -> None:
         super().__init__(why)
         self.why = why
-        self.is_replaced = is_replaced
-        self.is_stopping = is_stopping
+        self.is_replaced = is_replaced  # another run follows and publishes its own state
+        self.is_stopping = is_stopping  # this process is about to end
 
     def add(self, more: str) -> None:
         """Append to the reason why the run ends."""

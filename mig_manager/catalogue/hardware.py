@@ -12,7 +12,7 @@ import functools
 import json
 import pkgutil
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from mig_manager import errors
@@ -127,15 +127,10 @@ def products() -> Mapping[str, Product]:
 
 
 def find(name: str) -> Product:
-    """Return the product that ``name`` means.
+    """Return the product that ``name`` means; UsageError if none, or more than one, is called so.
 
-    Args:
-        name: A key or an NVML name, in any case, with or without ``NVIDIA``; an unambiguous
-            beginning of one, such as ``H100-SXM``; or a family such as ``A100``, which means its
-            most common product.
-
-    Raises:
-        UsageError: No product, or more than one, is called so.
+    It is a key or an NVML name, in any case, with or without ``NVIDIA``; an unambiguous beginning
+    of one, such as ``H100-SXM``; or a family such as ``A100``: its most common product.
     """
     wanted = _normal(name)
     known = _names()
@@ -154,7 +149,11 @@ def find(name: str) -> Product:
         return _of_key(*begun)
     if wanted and begun:
         raise errors.UsageError(f"GPU {name!r} is ambiguous: {', '.join(sorted(begun))}")
-    raise errors.UsageError(f"unknown GPU {name!r}{_hint(wanted, known)}")
+    import difflib  # noqa: PLC0415 - for mistakes alone
+
+    close = difflib.get_close_matches(wanted, known, n=3, cutoff=0.5)
+    hint = f"; did you mean {', '.join(close)}?" if close else ""
+    raise errors.UsageError(f"unknown GPU {name!r}{hint}")
 
 
 def match(pattern: str) -> tuple[Product, ...]:
@@ -213,7 +212,19 @@ def template(product: Product, index: int = 0) -> model.Gpu:
         current_mode=mode,
         pending_mode=mode,
         mode_change_needs_reset=product.mode_needs_reset,
-        profiles=tuple(_profile_info(product, row) for row in product.profiles),
+        profiles=tuple(
+            model.GpuInstanceProfile(
+                profile=profile_of(product, row),
+                enum_index=row.enum_index,
+                profile_id=row.profile_id,
+                memory_mib=row.memory_mib,
+                multiprocessors=row.multiprocessors,
+                max_instances=row.max_instances,
+                engines=row.engines,
+                placements=row.placements,
+            )
+            for row in product.profiles
+        ),
         gpu_instances=(),
     )
 
@@ -248,19 +259,6 @@ def profile_of(product: Product, row: GpuProfile) -> model.Profile:
     )
 
 
-def _profile_info(product: Product, row: GpuProfile) -> model.GpuInstanceProfile:
-    return model.GpuInstanceProfile(
-        profile=profile_of(product, row),
-        enum_index=row.enum_index,
-        profile_id=row.profile_id,
-        memory_mib=row.memory_mib,
-        multiprocessors=row.multiprocessors,
-        max_instances=row.max_instances,
-        engines=row.engines,
-        placements=row.placements,
-    )
-
-
 def _simulatable(product: Product) -> Product:
     if product.not_simulatable:
         raise errors.UsageError(f"{product.name} cannot be simulated: {product.not_simulatable}")
@@ -269,13 +267,6 @@ def _simulatable(product: Product) -> Product:
 
 def _normal(name: str) -> str:
     return re.sub(r"[\s_]+", "-", name.strip().casefold()).removeprefix("nvidia-")
-
-
-def _hint(wanted: str, known: Iterable[str]) -> str:
-    import difflib  # noqa: PLC0415 - for mistakes alone
-
-    close = difflib.get_close_matches(wanted, known, n=3, cutoff=0.5)
-    return f"; did you mean {', '.join(close)}?" if close else ""
 
 
 @functools.cache
@@ -348,20 +339,17 @@ def _row(raw: Mapping[str, Any], document: Mapping[str, Any]) -> GpuProfile:
         placements=tuple(
             model.Placement(*map(int, text.split(":"))) for text in raw["placements"].split()
         ),
-        compute=tuple(_compute(*row) for row in raw["compute"]),
+        compute=tuple(
+            ComputeProfile(
+                profile_id=profile_id,
+                slices=slices,
+                max_instances=most,
+                multiprocessors=processors,
+                placements=tuple(model.Placement(int(at), slices) for at in starts.split()),
+            )
+            for profile_id, slices, most, processors, starts in raw["compute"]
+        ),
         inferred=frozenset(raw.get("inferred", ())),
         basis=document["bases"][raw["basis"]] if "basis" in raw else "",
         sources=document["source_sets"][raw["sources"]] if "sources" in raw else {},
-    )
-
-
-def _compute(
-    profile_id: int, slices: int, max_instances: int, multiprocessors: int, starts: str
-) -> ComputeProfile:
-    return ComputeProfile(
-        profile_id=profile_id,
-        slices=slices,
-        max_instances=max_instances,
-        multiprocessors=multiprocessors,
-        placements=tuple(model.Placement(int(start), slices) for start in starts.split()),
     )

@@ -47,23 +47,20 @@ def kinds(patterns: Iterable[str], *, warn: Callable[[str], object]) -> tuple[ge
 
 def names() -> tuple[str, ...]:
     """Return the short name of every product with MIG whose slices are known."""
-    return tuple(
-        key
-        for key, product in hardware.products().items()
-        if product.is_mig_capable and not product.not_simulatable
-    )
+    return tuple(product.key for product in _known())
 
 
 @functools.cache
 def known() -> Sequence[model.Gpu]:
     """Return an idle GPU of every product whose profiles are known."""
-    found = [
-        hardware.template(product)
-        for product in hardware.products().values()
-        if product.is_mig_capable and not product.not_simulatable
-    ]
     gb200 = hardware.template(hardware.find("gb200"))
-    return [*found, hardware.resized(gb200, memory_mib=_EARLY_GB200_MIB)]
+    early = hardware.resized(gb200, memory_mib=_EARLY_GB200_MIB)
+    return [*map(hardware.template, _known()), early]
+
+
+def _known() -> list[hardware.Product]:
+    every = hardware.products().values()
+    return [each for each in every if each.is_mig_capable and not each.not_simulatable]
 
 
 def _chosen(patterns: Iterable[str], warn: Callable[[str], object]) -> Sequence[hardware.Product]:

@@ -37,6 +37,10 @@ class DeviceFilter:
             gpu.pci_subsystem_id,
         )
 
+    def may_match(self, gpu: model.UnreachableGpu) -> bool:
+        """Return whether an unreachable GPU can be of this model, as far as is known of it."""
+        return gpu.pci_device_id in (None, self.device_id)
+
     def __str__(self) -> str:
         subsystem = "" if self.subsystem_id is None else f":0x{self.subsystem_id:08X}"
         return f"0x{self.device_id:08X}{subsystem}"
@@ -56,6 +60,10 @@ class NameFilter:
         """Return whether a product of that name is such a model."""
         known = canonical_name(name)
         return any(fnmatch.fnmatchcase(each, self.pattern) for each in (known, f"nvidia-{known}"))
+
+    def may_match(self, gpu: model.UnreachableGpu) -> bool:
+        """Return whether an unreachable GPU can be of such a model."""
+        return not gpu.name or self.matches_name(gpu.name)
 
     def __str__(self) -> str:
         return self.pattern
@@ -194,10 +202,7 @@ class Document:
 
 
 def content_hash(rules: Iterable[Rule]) -> str:
-    """Return a hash of what the rules mean; what is not used does not enter it.
-
-    Nodes carry it in their status: it must stay the same from release to release.
-    """
+    """Return a hash of what the rules mean, the same in every release: nodes publish it."""
     meaning = [
         (
             [str(each) for each in rule.filters],
@@ -248,15 +253,12 @@ def export(
 
     GPUs in the same state share a rule; a filter appears only where models differ,
     and ``devices`` is ``all`` where a rule has every GPU of its models. A GPU instance without a
-    compute instance is useless and omitted. mig-parted cannot read placements.
-
-    Raises:
-        LayoutError: There is no GPU, and a layout without rules is no layout (NO_GPU_MATCHES).
+    compute instance is useless and omitted. mig-parted cannot read placements. Without GPUs there
+    is no layout: LayoutError (NO_GPU_MATCHES).
     """
     if not gpus:
-        raise errors.LayoutError(
-            "this node has no GPU to export", reason=errors.Reason.NO_GPU_MATCHES
-        )
+        problem = "this node has no GPU to export"
+        raise errors.LayoutError(problem, reason=errors.Reason.NO_GPU_MATCHES)
     groups: dict[model.DesiredGpu, list[model.Gpu]] = {}
     for gpu in gpus:
         groups.setdefault(current(gpu, has_placements=has_placements), []).append(gpu)
@@ -330,9 +332,8 @@ def unrestored_elsewhere(
     layout: Layout, gpus: model.ObservedGpus, unrestored: Iterable[model.GpuSnapshot]
 ) -> tuple[model.GpuSnapshot, ...]:
     """Return the snapshots still to restore after a layout that skips unreachable GPUs."""
-    others = (
-        gpu for gpu in gpus.unreachable if not any(_may_match(rule, gpu) for rule in layout.rules)
-    )
+    lost, rules = gpus.unreachable, layout.rules
+    others = (gpu for gpu in lost if not any(_may_match(rule, gpu) for rule in rules))
     return model.ObservedGpus(gpus, others).missing(unrestored)
 
 
@@ -446,14 +447,4 @@ def _may_match(rule: Rule, gpu: model.UnreachableGpu) -> bool:
         or gpu.index in rule.indices
         or bool({gpu.uuid, gpu.pci_address} & set(rule.identities))
     )
-    return is_chosen and (
-        not rule.filters or any(_filter_may_match(each, gpu) for each in rule.filters)
-    )
-
-
-def _filter_may_match(each: Filter, gpu: model.UnreachableGpu) -> bool:
-    match each:
-        case DeviceFilter():
-            return gpu.pci_device_id in (None, each.device_id)
-        case NameFilter():
-            return not gpu.name or each.matches_name(gpu.name)
+    return is_chosen and (not rule.filters or any(each.may_match(gpu) for each in rule.filters))

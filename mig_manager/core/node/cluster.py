@@ -181,10 +181,7 @@ def pages(
     """Yield each page of a list: an object with ``items`` and ``metadata``.
 
     Without ``resourceVersion`` in the query the API server reads etcd and not a stale cache.
-    ``what`` names the list in errors, such as ``the list of pods``.
-
-    Raises:
-        ClusterError: A page is not an object with metadata, or the server repeats itself.
+    ``what`` names the list in a ClusterError about a malformed page or a repeated one.
     """
     token = ""
     for _ in range(_MOST_PAGES):
