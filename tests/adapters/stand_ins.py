@@ -5,6 +5,8 @@ import pathlib
 import shutil
 import subprocess
 
+from mig_manager.core import host_settings
+
 _PROGRAMS = ("sh", "cat", "sleep", "env")
 
 
@@ -14,6 +16,25 @@ def script(path: pathlib.Path, body: str) -> pathlib.Path:
     path.write_text(f"#!/bin/sh\n{body}\n")
     path.chmod(0o755)
     return path
+
+
+def host_roots(
+    host_here: pathlib.Path,
+    *,
+    driver: str = "/",
+    driver_here: pathlib.Path | None = None,
+    dev_here: pathlib.Path | None = None,
+    cdi_hook: pathlib.Path | None = None,
+) -> host_settings.HostRoots:
+    """Return a host's roots; driver and devices are the host's own unless given."""
+    return host_settings.HostRoots(
+        host_here=host_here,
+        driver=pathlib.Path(driver),
+        driver_here=driver_here or host_here,
+        dev=pathlib.Path("/"),
+        dev_here=dev_here or host_here,
+        cdi_hook=cdi_hook,
+    )
 
 
 def filesystem(root: pathlib.Path) -> pathlib.Path:

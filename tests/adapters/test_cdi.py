@@ -10,7 +10,6 @@ import structlog.testing
 
 from mig_manager import errors
 from mig_manager.adapters.host import cdi, device_nodes, programs
-from mig_manager.core import host_settings
 from tests import privileges
 from tests.adapters import proc_tree, stand_ins
 
@@ -40,9 +39,7 @@ class Host:
         self.served = root / "run/cdi/nvidia.yaml"
         self.static = root / "etc/cdi/nvidia.yaml"
         self.management = root / "run/cdi/management.nvidia.com-gpu.yaml"
-        self.roots = host_settings.HostRoots(
-            host_here=root, driver=ROOT, driver_here=root, dev=ROOT, dev_here=root, cdi_hook=None
-        )
+        self.roots = stand_ins.host_roots(root)
 
     def install(self, then: str = "", *, output: str = spec("0", "MIG-1", "all")) -> None:
         """Have a tool that says this, and then does what else it shall."""
@@ -276,12 +273,10 @@ def test_a_stale_temporary_file_is_replaced_and_a_write_error_is_reported(host: 
 
 @needs_root
 def test_the_management_spec_uses_the_hosts_paths(host: Host) -> None:
-    host.roots = host_settings.HostRoots(
-        host_here=host.root,
-        driver=pathlib.Path("/run/nvidia/driver"),
+    host.roots = stand_ins.host_roots(
+        host.root,
+        driver="/run/nvidia/driver",
         driver_here=pathlib.Path("/driver-root"),
-        dev=ROOT,
-        dev_here=host.root,
         cdi_hook=pathlib.Path("/usr/local/nvidia/toolkit/nvidia-cdi-hook"),
     )
     host.install()
@@ -302,13 +297,11 @@ def test_paths_in_a_spec_of_our_own_tool_are_transformed_to_the_hosts(
     host: Host, tmp_path: pathlib.Path
 ) -> None:
     host.install()
-    roots = host_settings.HostRoots(
-        host_here=tmp_path / "empty",
-        driver=pathlib.Path("/run/nvidia/driver"),
+    roots = stand_ins.host_roots(
+        tmp_path / "empty",
+        driver="/run/nvidia/driver",
         driver_here=pathlib.Path("/driver-root"),
-        dev=ROOT,
         dev_here=pathlib.Path("/host"),
-        cdi_hook=None,
     )
 
     cdi.CdiSpecs(roots, makes_management=True, timeout_s=30.0, here=host.root).refresh()
@@ -354,14 +347,7 @@ def test_device_nodes_are_created_before_the_spec(host: Host) -> None:
 
 
 def test_a_machine_without_nodes_or_specs_is_unchanged(tmp_path: pathlib.Path) -> None:
-    roots = host_settings.HostRoots(
-        host_here=tmp_path,
-        driver=ROOT,
-        driver_here=tmp_path,
-        dev=ROOT,
-        dev_here=tmp_path,
-        cdi_hook=None,
-    )
+    roots = stand_ins.host_roots(tmp_path)
 
     device_nodes.DeviceFiles(roots, proc=tmp_path / "proc").refresh()
 
@@ -372,14 +358,7 @@ def test_programs_are_searched_where_the_driver_has_its_device_nodes(
     tmp_path: pathlib.Path,
 ) -> None:
     driver, host = tmp_path / "driver-root", tmp_path / "host"
-    roots = host_settings.HostRoots(
-        host_here=host,
-        driver=pathlib.Path("/run/nvidia/driver"),
-        driver_here=driver,
-        dev=ROOT,
-        dev_here=host,
-        cdi_hook=None,
-    )
+    roots = stand_ins.host_roots(host, driver="/run/nvidia/driver", driver_here=driver)
     at_driver = programs.Root(path=driver)
     at_host = programs.Root(path=host, driver="/run/nvidia/driver")
 

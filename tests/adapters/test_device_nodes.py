@@ -8,11 +8,13 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import structlog.testing
+from structlog.typing import EventDict
 
 from mig_manager import errors
 from mig_manager.adapters.host import device_nodes
 from tests.adapters import proc_tree
 
+Logs = list[EventDict]
 MAJOR = 240
 """One of those that are for local use (Linux, ``devices.txt``)."""
 
@@ -49,7 +51,7 @@ def proc(tmp_path: pathlib.Path) -> proc_tree.ProcTree:
 
 
 @pytest.fixture
-def logs() -> Iterator[list[structlog.typing.EventDict]]:
+def logs() -> Iterator[Logs]:
     with structlog.testing.capture_logs() as captured:
         yield captured
 
@@ -70,7 +72,7 @@ def names(folder: pathlib.Path) -> list[str]:
 
 
 def test_each_capability_gets_its_device_node(
-    proc: proc_tree.ProcTree, nodes_folder: pathlib.Path, logs: list[structlog.typing.EventDict]
+    proc: proc_tree.ProcTree, nodes_folder: pathlib.Path, logs: Logs
 ) -> None:
     proc.add_right("config", 1, mode=0o400)
     caps = nodes_folder / "nvidia-caps"
@@ -105,7 +107,7 @@ def test_hidden_driver_files_are_read_from_the_hosts_proc(
 
 
 def test_missing_capability_files_are_warned_about(
-    proc: proc_tree.ProcTree, tmp_path: pathlib.Path, logs: list[structlog.typing.EventDict]
+    proc: proc_tree.ProcTree, tmp_path: pathlib.Path, logs: Logs
 ) -> None:
     (proc.root / "driver").rename(tmp_path / "hidden")
 
@@ -117,7 +119,7 @@ def test_missing_capability_files_are_warned_about(
 
 
 def test_correct_nodes_and_links_are_not_rewritten(
-    proc: proc_tree.ProcTree, nodes_folder: pathlib.Path, logs: list[structlog.typing.EventDict]
+    proc: proc_tree.ProcTree, nodes_folder: pathlib.Path, logs: Logs
 ) -> None:
     refresh(proc, nodes_folder)
     paths = [*(nodes_folder / "nvidia-caps").iterdir(), *(nodes_folder / "char").iterdir()]
@@ -143,7 +145,7 @@ def test_the_node_of_a_destroyed_instance_stays(
 
 
 def test_nodes_from_before_the_driver_was_reloaded_are_replaced_or_removed(
-    proc: proc_tree.ProcTree, nodes_folder: pathlib.Path, logs: list[structlog.typing.EventDict]
+    proc: proc_tree.ProcTree, nodes_folder: pathlib.Path, logs: Logs
 ) -> None:
     caps = nodes_folder / "nvidia-caps"
     caps.mkdir()
@@ -197,7 +199,7 @@ def test_a_driver_without_numbers_needs_no_nodes(
 
 
 def test_a_missing_driver_or_dev_is_logged_and_not_an_error(
-    tmp_path: pathlib.Path, logs: list[structlog.typing.EventDict]
+    tmp_path: pathlib.Path, logs: Logs
 ) -> None:
     tree = proc_tree.ProcTree(tmp_path / "proc")
     refresh(tree, tmp_path)
@@ -227,7 +229,7 @@ def refusing(code: int) -> Callable[..., None]:
 def test_missing_permission_to_create_nodes_is_logged_and_not_an_error(
     proc: proc_tree.ProcTree,
     tmp_path: pathlib.Path,
-    logs: list[structlog.typing.EventDict],
+    logs: Logs,
     code: int,
 ) -> None:
     dev = dev_tree(tmp_path)

@@ -11,7 +11,7 @@ import pytest
 from mig_manager import errors
 from mig_manager.adapters.host import gpu_reset, programs
 from mig_manager.catalogue import hardware
-from mig_manager.core import host_settings, model
+from mig_manager.core import model
 from mig_manager.sandbox.driver import nvidia_smi, states
 from tests.adapters import nvml_rig, proc_tree, stand_ins
 from tests.adapters.nvml_rig import OFF, ON, Rig, mode_step
@@ -403,24 +403,15 @@ def test_process_names_are_printable() -> None:
 
 
 def test_nvidia_smi_is_searched_first_where_it_sees_the_drivers_daemons() -> None:
-    roots = host_settings.HostRoots(
-        host_here=pathlib.Path("/host"),
-        driver=pathlib.Path("/run/nvidia/driver"),
-        driver_here=pathlib.Path("/driver-root"),
-        dev=pathlib.Path("/run/nvidia/driver"),
-        dev_here=pathlib.Path("/driver-root"),
-        cdi_hook=None,
+    here, driver = pathlib.Path("/"), pathlib.Path("/driver-root")
+    roots = stand_ins.host_roots(
+        pathlib.Path("/host"), driver="/run/nvidia/driver", driver_here=driver, dev_here=driver
     )
-    here = pathlib.Path("/")
 
     order = [root.path for root in gpu_reset.roots(roots)]
 
-    assert order[0] == pathlib.Path("/driver-root")
-    assert order[-1] == here
-    alone = dataclasses.replace(
-        roots, host_here=here, driver=here, driver_here=here, dev=here, dev_here=here
-    )
-    assert gpu_reset.roots(alone) == (programs.Root(path=here),)
+    assert (order[0], order[-1]) == (driver, here)
+    assert gpu_reset.roots(stand_ins.host_roots(here)) == (programs.Root(path=here),)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="chroot(2) is for root")
