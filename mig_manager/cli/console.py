@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import json
 import os
 import pathlib
@@ -41,7 +42,7 @@ class AnswerLostError(Exception):
     """Standard output cannot be written, and not because its reader ended: the disk is full."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Console:
     """Streams and environment of one command line."""
 
@@ -51,15 +52,11 @@ class Console:
     environ: Mapping[str, str]
     program: str = "mig-manager"
     """Stands before each remark."""
-    remarks: log.LineWriter = dataclasses.field(init=False)
-    """Standard error as remarks and log lines are written to it: no write raises or blocks."""
 
-    def __post_init__(self) -> None:
-        """Prepare standard error."""
-        remarks = log.LineWriter(
-            self.stderr, journal_stream=self.environ.get("JOURNAL_STREAM", "")
-        )
-        object.__setattr__(self, "remarks", remarks)
+    @functools.cached_property
+    def remarks(self) -> log.LineWriter:
+        """Standard error as remarks and log lines are written to it: no write raises or blocks."""
+        return log.LineWriter(self.stderr, journal_stream=self.environ.get("JOURNAL_STREAM", ""))
 
     @staticmethod
     def of_process(program: str = "mig-manager") -> "Console":
@@ -141,13 +138,7 @@ class Console:
         remedy: str = "",
         priority: log.Priority = log.Priority.NOTICE,
     ) -> None:
-        """Write a remark or an error, each of its parts on a line of its own; never raises.
-
-        Args:
-            text: One sentence.
-            remedy: What to do about it; empty for nothing.
-            priority: For journald.
-        """
+        """Write a sentence, and below it what to do about it, if anything; never raises."""
         # Names from files and from the API end up here; they must not drive the terminal.
         lines = [f"{self.program}: {_CONTROLS.sub(' ', text)}"]
         if remedy:
@@ -164,11 +155,8 @@ class Console:
     ) -> int:
         """Run a command line; return its exit status, also for whatever it raises.
 
-        Args:
-            run: Runs it; returns 0 or 1.
-            on_error: Reports an error of ours; the status is 1, 2 or 3.
-            on_bug: Reports any other exception; the status is 1.
-            priority: For journald, of the message that an answer could not be written.
+        ``on_error`` reports an error of ours, ``on_bug`` any other exception. ``priority`` is
+        that of the message that an answer could not be written.
         """
         try:
             return run()

@@ -130,10 +130,7 @@ class Report:
 
 
 def examine(checks: Sequence[Check], facts: "Facts", *, timeout_s: float) -> Report:
-    """Run checks in parallel; one that hangs or fails does not affect the others.
-
-    ``timeout_s`` is for them all.
-    """
+    """Run checks in parallel and within one time-out; one that fails does not affect others."""
     deadline = time.monotonic() + timeout_s
     answers = {
         check: hung_call.CallThread(lambda check=check: tuple(check.run(facts)))  # type: ignore[misc]

@@ -34,14 +34,7 @@ def columns(
     tones: Mapping[tuple[int, int], bar.Tone],
     style: bar.Style,
 ) -> list[str]:
-    """Return the lines of a table; its last column is not padded.
-
-    Args:
-        head: Titles of the columns.
-        rows: The cells, as many in each row as there are titles.
-        tones: Colours of cells by row, from 0, and column.
-        style: What the terminal can show.
-    """
+    """Return the lines of a table, with the tones of cells by row, from 0, and column."""
     table = [tuple(head), *map(tuple, rows)]
     widths = [max(len(row[column]) for row in table) for column in range(len(head))]
     lines = []

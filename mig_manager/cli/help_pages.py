@@ -5,10 +5,10 @@ In a text, a block that begins with ``$`` is an example, ``exit N:`` an exit sta
 of its own, and every other block a paragraph. The first one is the summary.
 """
 
-import dataclasses
 import functools
 import textwrap
 from collections.abc import Mapping
+from typing import NamedTuple
 
 from mig_manager.cli import parser
 
@@ -309,16 +309,14 @@ _TEXTS = {
 }
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Example:
+class Example(NamedTuple):
     """A command line and what it does."""
 
     line: str
     meaning: str
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Text:
+class Text(NamedTuple):
     """The text about a command."""
 
     paragraphs: tuple[str, ...]

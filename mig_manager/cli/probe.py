@@ -42,14 +42,9 @@ def main() -> int:
 
 
 def check(command: Sequence[str], environ: Mapping[str, str]) -> tuple[bool, str]:
-    """Request the health of the agent in a container.
+    """Return whether the agent in a container is alive, and its message.
 
-    Args:
-        command: The command line of the container's first process.
-        environ: Its environment.
-
-    Returns:
-        Whether it is alive, and its message.
+    The container's first process has this command line and this environment.
 
     Raises:
         UsageError: The command line or the environment is invalid.

@@ -268,14 +268,7 @@ class _Display:
 def table(
     decision: rollout.Decision, title: str, *, style: bar.Style, size: tuple[int, int]
 ) -> str:
-    """Return the live table.
-
-    Args:
-        decision: The state of all nodes.
-        title: Of the rollout.
-        style: What the terminal can show.
-        size: Columns and lines of the terminal.
-    """
+    """Return the live table for a terminal of that many columns and lines."""
     columns, rows = size
     room = max(1, min(_MOST_ROWS, rows - 4))
     listed = sorted(decision.of(*_SHOWN), key=lambda node: _SHOWN.index(node.state))

@@ -201,12 +201,7 @@ _TIMEOUT_S = 5.0
 
 
 def complete(argv: Sequence[str], terminal: console.Console) -> int:
-    """Complete the last word of a command line; return 0, because kubectl expects no error.
-
-    Args:
-        argv: The words after ``mig``; the last is incomplete.
-        terminal: For the candidates.
-    """
+    """Complete the last word after ``mig``; return 0, because kubectl expects no error."""
     *before, word = argv or ("",)
     last = before[-1] if before else ""
     found = (each for each in options.of(PluginOptions) if last in each.flags and each.metavar)
