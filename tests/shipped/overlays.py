@@ -1,0 +1,79 @@
+"""The overlays of ``deploy`` as ``kubectl apply -k`` would apply them."""
+
+import functools
+import pathlib
+import shutil
+import subprocess
+from typing import Any
+
+import pytest
+import yaml
+
+from mig_manager.agent import settings
+from tests.shipped.unit_files import Asked, agent_settings
+
+ROOT = pathlib.Path(__file__).parents[2]
+Object = dict[str, Any]
+AGENTS = ("unprivileged", "privileged", "simulated")
+"""The overlays that start an agent."""
+OVERLAYS = (*AGENTS, "budget", "gpu-operator")
+
+
+class Overlay:
+    """The objects of a kustomization."""
+
+    def __init__(self, folder: str) -> None:
+        kubectl = shutil.which("kubectl")
+        if kubectl is None:
+            pytest.skip("kubectl is not installed")
+        rendered = subprocess.run(  # noqa: S603 - the arguments are this file's own
+            [kubectl, "kustomize", str(ROOT / folder)], capture_output=True, text=True, check=False
+        )
+        assert rendered.returncode == 0, rendered.stderr
+        self.objects: list[Object] = list(yaml.safe_load_all(rendered.stdout))
+        named = [each for each in self.objects if "AdmissionPolicy" not in each["kind"]]
+        self.by_kind: dict[str, Object] = {each["kind"]: each for each in named}
+        """All but the policies; each kind is there once."""
+        assert len(self.by_kind) == len(named)
+
+    @property
+    def pod(self) -> Object:
+        spec: Object = self.by_kind["DaemonSet"]["spec"]["template"]["spec"]
+        return spec
+
+    @property
+    def container(self) -> Object:
+        (only,) = self.pod["containers"]
+        found: Object = only
+        return found
+
+    @property
+    def environ(self) -> Asked:
+        """The variables of the container."""
+        fields = {"spec.nodeName": "node-1", "metadata.uid": "uid-1"}
+        return Asked(
+            {
+                each["name"]: each["value"]
+                if "value" in each
+                else fields[each["valueFrom"]["fieldRef"]["fieldPath"]]
+                for each in self.container["env"]
+            }
+        )
+
+    @property
+    def settings(self) -> settings.AgentSettings:
+        """What the agent reads from command line and environment of the container."""
+        return agent_settings(self.container["args"], self.environ)
+
+    def mount(self, path: pathlib.Path) -> tuple[Object, Object]:
+        """Return the mount at a path of the container, and its volume."""
+        (mount,) = (
+            each for each in self.container["volumeMounts"] if each["mountPath"] == str(path)
+        )
+        (volume,) = (each for each in self.pod["volumes"] if each["name"] == mount["name"])
+        return mount, volume
+
+
+@functools.cache
+def overlay(name: str) -> Overlay:
+    return Overlay(f"deploy/overlays/{name}")

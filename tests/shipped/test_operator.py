@@ -1,0 +1,247 @@
+"""The rights that are shipped, and the agent with them alone or in the operator's place."""
+
+import contextlib
+import dataclasses
+import os
+import pathlib
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+import yaml
+
+import mig_manager
+from testkit import apiserver
+from tests import plain_node
+from tests.shipped.overlays import OVERLAYS, ROOT, Object, overlay
+from tests.shipped.unit_files import agent_settings
+
+AGENT_TOKEN = "sandbox"  # noqa: S105 - identifies requests of the agent
+LAYOUT = "all-1g.5gb"
+OPERATOR_NAMESPACE = "gpu-operator"
+
+Right = tuple[str, str, str]
+"""API group, resource with its subresource, verb."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Rights:
+    """What roles give: cluster-wide, and beyond that within one namespace."""
+
+    everywhere: frozenset[Right]
+    namespace: str = ""
+    within: frozenset[Right] = frozenset()
+
+    def allow(self, access: apiserver.Access) -> bool:
+        resource = "/".join(filter(None, (access.resource, access.subresource)))
+        asked = (access.group, resource, access.verb)
+        is_within = bool(self.namespace) and access.namespace == self.namespace
+        return asked in self.everywhere or (is_within and asked in self.within)
+
+
+def rights_to(resource: str, *verbs: str) -> frozenset[Right]:
+    return frozenset(("", resource, verb) for verb in verbs)
+
+
+def granted(role: Object) -> frozenset[Right]:
+    return frozenset(
+        (group, resource, verb)
+        for rule in role["rules"]
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    )
+
+
+STOCK_OPERATOR = Rights(
+    everywhere=rights_to("nodes", "get", "list", "watch", "update", "patch")
+    | rights_to("pods", "list"),
+    namespace=OPERATOR_NAMESPACE,
+    within=rights_to("pods", "get", "list", "watch", "delete")
+    | rights_to("configmaps", "create", "get", "list", "update", "patch"),
+)
+"""What NVIDIA's GPU operator gives its MIG manager."""
+
+
+@contextlib.contextmanager
+def alone(rights: Rights, folder: pathlib.Path) -> Iterator[tuple[apiserver.ApiServer, str]]:
+    """A cluster of one node without GPUs in which the agent has these rights and no more."""
+
+    def authorize(access: apiserver.Access) -> bool:
+        return access.token != AGENT_TOKEN or rights.allow(access)
+
+    with apiserver.serve(apiserver.ApiServer(authorizer=authorize)) as server:
+        server.store.create(plain_node.NODE)
+        yield server, str(server.kubeconfig(folder / "kubeconfig"))
+
+
+def test_the_simulated_overlay_makes_any_node_a_node_with_gpus(tmp_path: pathlib.Path) -> None:
+    simulated = overlay("simulated")
+    rights = Rights(everywhere=granted(simulated.by_kind["ClusterRole"]))
+    command = [sys.executable, "-m", "mig_manager", *simulated.container["args"]]
+    with alone(rights, tmp_path) as (server, kubeconfig):
+        environ = simulated.environ | {
+            "NODE_NAME": "plain",
+            "KUBECONFIG": kubeconfig,
+            "CONFIG_FILE": str(ROOT / "profiles" / "mig-parted.yaml"),
+            "MIG_MANAGER_SIMULATE_STATE": str(tmp_path / "gpus.json"),
+            # Several tests at once share this machine's ports.
+            "MIG_MANAGER_HEALTH_PORT": "0",
+        }
+        log = tmp_path / "agent.log"
+        watched = plain_node.PlainNode(server.url, log).watched()
+        with plain_node.running(command, log, environ), watched as node:
+            node.label(LAYOUT)
+
+            assert node.wait_for_end(LAYOUT) == "success"
+            assert node.schedulable() == {"nvidia.com/gpu": "0", "nvidia.com/mig-1g.5gb": "56"}
+
+
+def test_no_other_overlay_may_write_the_nodes_status() -> None:
+    shipped = granted(overlay("unprivileged").by_kind["ClusterRole"])
+    added = {
+        name: granted(overlay(name).by_kind["ClusterRole"]) - shipped
+        for name in ("privileged", "gpu-operator", "simulated")
+    }
+
+    assert added == {
+        "privileged": frozenset(),
+        "gpu-operator": frozenset(),
+        "simulated": rights_to("nodes/status", "patch"),
+    }
+    assert all(shipped <= granted(overlay(name).by_kind["ClusterRole"]) for name in added)
+
+
+@pytest.mark.parametrize("name", OVERLAYS)
+def test_the_policies_confine_the_account_that_has_the_rights(name: str) -> None:
+    (account,) = overlay(name).by_kind["ClusterRoleBinding"]["subjects"]
+    user = f"system:serviceaccount:{account['namespace']}:{account['name']}"
+    conditions = [
+        [condition["expression"] for condition in each["spec"]["matchConditions"]]
+        for each in overlay(name).objects
+        if each["kind"] == "ValidatingAdmissionPolicy"
+    ]
+
+    assert conditions
+    assert all(each == [f"request.userInfo.username == '{user}'"] for each in conditions)
+
+
+# -- in the place of the operator's own MIG manager -------------------------------------------
+
+OPERATOR_ENVIRON = {
+    "NODE_NAME": "plain",
+    "POD_NAME": "nvidia-mig-manager-x7k2p",
+    "POD_NAMESPACE": OPERATOR_NAMESPACE,
+    "CONFIG_FILE": "/mig-parted-config/config.yaml",
+    "GPU_CLIENTS_FILE": "/gpu-clients/clients.yaml",
+    "DEFAULT_GPU_CLIENTS_NAMESPACE": OPERATOR_NAMESPACE,
+    "CDI_ENABLED": "true",
+    "NVIDIA_CDI_HOOK_PATH": "/usr/local/nvidia/toolkit/nvidia-cdi-hook",
+}
+"""What the operator's DaemonSet sets, with a config of the user's own and with CDI."""
+DRIVER_READY = {
+    "host": {
+        "IS_HOST_DRIVER": "true",
+        "NVIDIA_DRIVER_ROOT": "/",
+        "DRIVER_ROOT_CTR_PATH": "/host",
+        "NVIDIA_DEV_ROOT": "/",
+        "DEV_ROOT_CTR_PATH": "/host",
+    },
+    "container": {
+        "IS_HOST_DRIVER": "false",
+        "NVIDIA_DRIVER_ROOT": "/run/nvidia/driver",
+        "DRIVER_ROOT_CTR_PATH": "/driver-root",
+        "NVIDIA_DEV_ROOT": "/run/nvidia/driver",
+        "DEV_ROOT_CTR_PATH": "/driver-root",
+    },
+}
+"""What its validator leaves for the entrypoint, by where the driver is."""
+OPERATOR_ENTRYPOINT = """
+set -o allexport
+. "$VALIDATIONS/driver-ready"
+export WITH_SHUTDOWN_HOST_GPU_CLIENTS="$IS_HOST_DRIVER"
+exec nvidia-mig-manager
+"""
+"""In the order in which the operator's entrypoint does it."""
+
+
+@pytest.mark.parametrize("driver", DRIVER_READY)
+def test_the_operators_environment_makes_settings_that_work_in_its_container(
+    driver: str, tmp_path: pathlib.Path
+) -> None:
+    kubelet = tmp_path / "var/lib/kubelet/pod-resources"
+    kubelet.mkdir(parents=True)
+    ready = DRIVER_READY[driver]
+    environ = OPERATOR_ENVIRON | ready | {"WITH_SHUTDOWN_HOST_GPU_CLIENTS": "true"}
+
+    # The operator mounts the host's root at /host, the agent's default.
+    parsed = agent_settings(["agent"], environ | {"HOST_ROOT_MOUNT": str(tmp_path)})
+
+    assert parsed.node_name == "plain"
+    assert parsed.config_file == pathlib.Path("/mig-parted-config/config.yaml")
+    assert parsed.pod_resources_socket == kubelet / "kubelet.sock"
+    assert parsed.gpus.driver_roots[0] == ready["DRIVER_ROOT_CTR_PATH"]
+    assert not parsed.gpus.is_simulated
+
+
+def image_commands(folder: pathlib.Path) -> None:
+    """Put into a folder what the image has on its PATH."""
+    (wrapper,) = re.findall(
+        r"^RUN (printf .*) > /opt/mig-manager/bin/nvidia-mig-manager",
+        (ROOT / "Dockerfile").read_text(encoding="utf-8"),
+        re.MULTILINE,
+    )
+    text = subprocess.run(  # noqa: S603 - our own Dockerfile
+        ["/bin/sh", "-c", wrapper], capture_output=True, text=True, check=True
+    ).stdout
+    program = f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m mig_manager "$@"\n'
+    for name, script in (("nvidia-mig-manager", text), ("mig-manager", program)):
+        (folder / name).write_text(script, encoding="utf-8")
+        (folder / name).chmod(0o755)
+
+
+def test_the_image_serves_layouts_when_the_operators_entrypoint_starts_it(
+    tmp_path: pathlib.Path,
+) -> None:
+    ready = "".join(f"{name}={value}\n" for name, value in DRIVER_READY["container"].items())
+    (tmp_path / "driver-ready").write_text(ready, encoding="utf-8")
+    (tmp_path / "bin").mkdir()
+    image_commands(tmp_path / "bin")
+    with alone(STOCK_OPERATOR, tmp_path) as (server, kubeconfig):
+        environ = OPERATOR_ENVIRON | {
+            "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}",
+            "VALIDATIONS": str(tmp_path),
+            "KUBECONFIG": kubeconfig,
+            "CONFIG_FILE": str(ROOT / "profiles" / "mig-parted.yaml"),
+            "MIG_MANAGER_SIMULATE": "1xA30",
+            "MIG_MANAGER_SIMULATE_STATE": str(tmp_path / "gpus.json"),
+        }
+        log = tmp_path / "agent.log"
+        command = ["/bin/sh", "-c", OPERATOR_ENTRYPOINT]
+        watched = plain_node.PlainNode(server.url, log).watched()
+        with plain_node.running(command, log, environ), watched as node:
+            node.label("all-1g.6gb")
+
+            assert node.wait_for_end("all-1g.6gb") == "success"
+
+
+def test_the_operators_account_gets_our_rights_and_its_agent_our_layouts() -> None:
+    shipped = overlay("gpu-operator").by_kind
+    values = yaml.safe_load(
+        (ROOT / "deploy/overlays/gpu-operator/values.yaml").read_text(encoding="utf-8")
+    )["migManager"]
+
+    assert shipped.keys() == {"ClusterRole", "ClusterRoleBinding", "ConfigMap"}
+    assert shipped["ClusterRoleBinding"]["subjects"] == [
+        {"kind": "ServiceAccount", "name": "nvidia-mig-manager", "namespace": OPERATOR_NAMESPACE}
+    ]
+    assert shipped["ConfigMap"]["metadata"]["namespace"] == OPERATOR_NAMESPACE
+    assert values["config"]["name"] == shipped["ConfigMap"]["metadata"]["name"]
+    added = {each["name"]: each["value"] for each in values["env"]}
+    parsed = agent_settings(["agent"], OPERATOR_ENVIRON | added)
+    ours = agent_settings(["agent"], OPERATOR_ENVIRON)
+    assert parsed.lock_file == pathlib.Path("/host") / ours.lock_file.relative_to("/")
+    assert f"{values['image']}:{values['version']}" == f"mig-manager:{mig_manager.__version__}"
