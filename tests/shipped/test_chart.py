@@ -81,23 +81,19 @@ def kustomized(mode: str) -> list[Object]:
 def test_without_other_values_the_chart_is_the_overlay_object_by_object(
     chart: pathlib.Path, mode: str
 ) -> None:
-    assert by_name(render(chart, mode=mode)) == by_name(kustomized(mode))
+    # The default is the first.
+    values = {} if mode == MODES[0] else {"mode": mode}
+    assert by_name(render(chart, **values)) == by_name(kustomized(mode))
 
 
-def test_the_default_is_the_unprivileged_agent(chart: pathlib.Path) -> None:
-    assert by_name(render(chart)) == by_name(kustomized("unprivileged"))
-
-
-def test_the_chart_is_what_helm_calls_a_good_one(chart: pathlib.Path) -> None:
+def test_helm_finds_no_fault_with_the_chart_which_has_the_version_of_the_program(
+    chart: pathlib.Path,
+) -> None:
     done = run(programs.needed("helm"), "lint", "--strict", str(chart), home=chart.parent)
+    about = yaml.safe_load((SOURCE / "Chart.yaml").read_text(encoding="utf-8"))
 
     assert done.returncode == 0, done.stdout
-
-
-def test_the_chart_has_the_version_of_the_program() -> None:
-    chart = yaml.safe_load((SOURCE / "Chart.yaml").read_text(encoding="utf-8"))
-
-    assert chart["version"] == chart["appVersion"] == mig_manager.__version__
+    assert about["version"] == about["appVersion"] == mig_manager.__version__
 
 
 def test_the_image_can_come_from_anywhere(chart: pathlib.Path) -> None:

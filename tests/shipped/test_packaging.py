@@ -86,24 +86,18 @@ def program(installed: pathlib.Path, tmp_path: pathlib.Path) -> Program:
     return lambda *arguments: run(script, *arguments, cwd=tmp_path, PYTHONPATH=str(installed))
 
 
-def names(wheel: pathlib.Path) -> set[str]:
-    with zipfile.ZipFile(wheel) as archive:
-        return set(archive.namelist())
-
-
-def test_the_wheel_has_the_data_that_the_program_reads(wheel: pathlib.Path) -> None:
-    assert {
-        "mig_manager/profiles/mig-parted.yaml",
-        "mig_manager/py.typed",
-        "mig_manager/catalogue/hardware.json",
-    } <= names(wheel)
-
-
-def test_the_wheel_has_every_module_and_nothing_beside_the_package(wheel: pathlib.Path) -> None:
+def test_the_wheel_has_every_module_and_the_data_and_nothing_beside_the_package(
+    wheel: pathlib.Path,
+) -> None:
     modules = {str(path.relative_to(ROOT)) for path in (ROOT / "mig_manager").rglob("*.py")}
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+        profiles = archive.read("mig_manager/profiles/mig-parted.yaml")
 
-    assert {name for name in names(wheel) if name.endswith(".py")} == modules
-    assert {name.partition("/")[0] for name in names(wheel)} == {
+    assert profiles == (ROOT / "profiles" / "mig-parted.yaml").read_bytes()
+    assert {"mig_manager/py.typed", "mig_manager/catalogue/hardware.json"} <= names
+    assert {name for name in names if name.endswith(".py")} == modules
+    assert {name.partition("/")[0] for name in names} == {
         "mig_manager",
         f"mig_manager-{mig_manager.__version__}.dist-info",
     }
@@ -122,60 +116,28 @@ def test_the_wheel_has_version_licence_and_readme(wheel: pathlib.Path) -> None:
     assert metadata_.get_payload() == (ROOT / "README.md").read_text(encoding="utf-8")
 
 
-def test_the_wheel_carries_the_profiles_as_they_are_in_the_repository(wheel: pathlib.Path) -> None:
-    with zipfile.ZipFile(wheel) as archive:
-        carried = archive.read("mig_manager/profiles/mig-parted.yaml")
-
-    assert carried == (ROOT / "profiles" / "mig-parted.yaml").read_bytes()
-
-
 def test_the_source_archive_has_what_a_distributor_needs(unpacked: pathlib.Path) -> None:
     wanted = (
-        ".ci/run",
-        ".dockerignore",
-        "CHANGELOG.md",
-        "CONTRIBUTING.md",
-        "Dockerfile",
-        "LICENSE",
-        "README.md",
-        "bench",
-        "charts",
-        "deploy",
-        "docs",
-        "justfile",
-        "mkdocs.yml",
-        "profiles",
-        "pyproject.toml",
-        "release",
-        "systemd",
-        "testkit",
-        "tests",
+        ".ci/run .dockerignore CHANGELOG.md CONTRIBUTING.md Dockerfile LICENSE README.md bench "
+        "charts deploy docs justfile mkdocs.yml profiles pyproject.toml release systemd testkit "
+        "tests"
     )
 
-    assert [name for name in wanted if not (unpacked / name).exists()] == []
+    assert [name for name in wanted.split() if not (unpacked / name).exists()] == []
     assert not list(unpacked.rglob("__pycache__"))
 
 
 @pytest.mark.slow
-def test_the_installed_program_is_the_one_from_the_wheel(
-    installed: pathlib.Path, tmp_path: pathlib.Path
+def test_the_installed_program_is_the_wheels_and_partitions_a_simulated_gpu(
+    program: Program, installed: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
     where = "import mig_manager; print(mig_manager.__file__)"
     found = run(sys.executable, "-c", where, cwd=tmp_path, PYTHONPATH=str(installed))
-
     assert pathlib.Path(found.strip()).is_relative_to(installed)
-
-
-@pytest.mark.slow
-def test_the_installed_program_prints_its_help_and_its_version(program: Program) -> None:
     assert program("--version") == f"mig-manager {mig_manager.__version__}\n"
     assert all(command in program("--help") for command in parser.COMMANDS)
 
-
-@pytest.mark.slow
-def test_the_installed_program_partitions_a_simulated_gpu(program: Program) -> None:
     program("apply", "all-1g.6gb", "--simulate", "1xA30")
-
     status = json.loads(program("status", "--simulate", "1xA30", "-o", "json"))
 
     assert "NVIDIA A30" in json.dumps(status)

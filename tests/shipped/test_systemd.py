@@ -13,6 +13,7 @@ from collections.abc import Mapping
 import pytest
 
 import mig_manager
+from mig_manager.agent import settings
 from mig_manager.cli import command_settings, parser
 from tests import programs
 from tests.shipped.unit_files import (
@@ -59,24 +60,14 @@ def run(*command: str | pathlib.Path, **environ: str) -> subprocess.CompletedPro
 
 @NO_SYSTEMD
 @pytest.mark.parametrize("unit", UNITS)
-def test_systemd_has_nothing_to_say_against_the_unit(unit: str) -> None:
+def test_systemd_accepts_the_unit_which_gives_up_most_of_what_a_service_could_do(
+    unit: str,
+) -> None:
     verified = run("systemd-analyze", "verify", SYSTEMD / unit)
+    options = ("--offline=true", "--no-pager", f"--threshold={EXPOSURE}")
+    judged = run("systemd-analyze", "security", *options, SYSTEMD / unit)
 
     assert (verified.returncode, verified.stdout + verified.stderr) == (0, "")
-
-
-@NO_SYSTEMD
-@pytest.mark.parametrize("unit", UNITS)
-def test_the_unit_gives_up_most_of_what_a_service_could_do(unit: str) -> None:
-    judged = run(
-        "systemd-analyze",
-        "security",
-        "--offline=true",
-        "--no-pager",
-        f"--threshold={EXPOSURE}",
-        SYSTEMD / unit,
-    )
-
     assert judged.returncode == 0, judged.stdout
 
 
@@ -104,26 +95,11 @@ def test_with_the_units_capabilities_every_process_that_has_a_gpu_open_is_seen(
     added = [f"+{each.removeprefix('CAP_').lower()}" for each in capabilities.split()]
     with device.open() as opened, contextlib.ExitStack() as stack:
         ours, theirs = (
-            stack.enter_context(
-                subprocess.Popen(
-                    ["sleep", "60"],  # noqa: S607 - the machine's own
-                    stdin=opened,
-                    user=user,
-                )
-            )
+            stack.enter_context(subprocess.Popen(["/bin/sleep", "60"], stdin=opened, user=user))
             for user in (None, 65534)
         )
-        looked = run(
-            *(
-                "setpriv",
-                "--bounding-set",
-                ",".join(["-all", *added]),
-                sys.executable,
-                "-c",
-                CHECK,
-            ),
-            PYTHONPATH=str(ROOT),
-        )
+        bounded = ("setpriv", "--bounding-set", ",".join(["-all", *added]))
+        looked = run(*bounded, sys.executable, "-c", CHECK, PYTHONPATH=str(ROOT))
         for process in (ours, theirs):
             process.kill()
 
@@ -134,9 +110,7 @@ def test_with_the_units_capabilities_every_process_that_has_a_gpu_open_is_seen(
 
 
 @pytest.mark.parametrize("unit", UNITS)
-def test_systemd_makes_the_folders_of_lock_and_journal_and_lets_the_lock_outlive_the_unit(
-    unit: str,
-) -> None:
+def test_the_lock_outlives_the_unit_and_only_its_main_process_is_stopped(unit: str) -> None:
     section = directives(unit)
     (running,), (state,) = section["RuntimeDirectory"], section["StateDirectory"]
     at_a_shell = command_settings.command_settings({}, {})
@@ -144,16 +118,11 @@ def test_systemd_makes_the_folders_of_lock_and_journal_and_lets_the_lock_outlive
     # Everything else is read-only to the unit, and what goes with it would be another's lock.
     assert section["ProtectSystem"] == ["strict"]
     assert section["RuntimeDirectoryPreserve"] == ["yes"]
+    # A change is finished first.
+    assert section["KillMode"] == ["mixed"]
     assert pathlib.Path("/run", running) == at_a_shell.lock_file.parent
     assert pathlib.Path("/var/lib", state) == at_a_shell.journal_file.parent
     assert pathlib.Path("/var/lib", state) == at_a_shell.verified_layout_file.parent
-
-
-@pytest.mark.parametrize("unit", UNITS)
-def test_only_the_main_process_is_stopped_so_that_a_change_is_finished_first(
-    unit: str,
-) -> None:
-    assert directives(unit)["KillMode"] == ["mixed"]
 
 
 def test_agent_apply_and_boot_share_lock_and_kept_layout() -> None:
@@ -201,15 +170,20 @@ def test_systemd_gives_the_boot_the_time_it_gives_itself() -> None:
     assert (section["Type"], section["RemainAfterExit"]) == (["oneshot"], ["yes"])
 
 
-def test_the_unit_starts_the_agent_for_the_host_with_files_below_etc() -> None:
+def test_the_unit_starts_the_agent_with_files_below_etc_and_takes_variables_from_its_file() -> (
+    None
+):  # fmt: skip
     parsed = agent_settings(unit_command_line(), unit_environ())
+    other = {"NODE_NAME": "node-2", "CONFIG_FILE": "/c", "KUBECONFIG": "/k"}
+    changed = agent_settings(unit_command_line(), unit_environ() | other)
 
-    assert parsed.node_name == "node-1"
-    assert parsed.config_file == pathlib.Path("/etc/mig-manager/config.yaml")
-    assert parsed.kubeconfig == pathlib.Path("/etc/mig-manager/kubeconfig")
-    assert directives("mig-manager.service")["EnvironmentFile"] == [
-        "-/etc/mig-manager/mig-manager.env"
-    ]
+    def chosen(each: settings.AgentSettings) -> tuple[str, ...]:
+        return each.node_name, str(each.config_file), str(each.kubeconfig)
+
+    etc = "/etc/mig-manager"
+    assert chosen(parsed) == ("node-1", f"{etc}/config.yaml", f"{etc}/kubeconfig")
+    assert chosen(changed) == ("node-2", "/c", "/k")
+    assert directives("mig-manager.service")["EnvironmentFile"] == [f"-{etc}/mig-manager.env"]
 
 
 def test_the_example_of_the_units_environment_shows_variables_that_count_with_their_defaults() -> (
@@ -222,14 +196,6 @@ def test_the_example_of_the_units_environment_shows_variables_that_count_with_th
     )
     assert boot_settings(for_boot) == boot_settings({})
     assert for_agent.keys() <= for_agent.names | for_boot.names
-
-
-def test_the_unit_takes_every_variable_from_the_file_over_its_own() -> None:
-    other = {"NODE_NAME": "node-2", "CONFIG_FILE": "/c", "KUBECONFIG": "/k"}
-    parsed = agent_settings(unit_command_line(), unit_environ() | other)
-
-    assert parsed.node_name == "node-2"
-    assert (parsed.config_file, parsed.kubeconfig) == (pathlib.Path("/c"), pathlib.Path("/k"))
 
 
 def test_systemd_leaves_the_agent_the_time_to_finish_or_undo_a_change() -> None:
@@ -432,22 +398,16 @@ def test_what_an_administrator_has_made_outlives_upgrade_and_uninstallation(
 
 
 @pytest.mark.slow
-def test_an_unchanged_example_follows_the_version(machine: Machine) -> None:
-    machine.install()
-    with (machine.systemd / "mig-manager.env").open("a", encoding="utf-8") as newer:
-        newer.write("# A newer version.\n")
-
-    assert machine.install().returncode == 0
-
-    text = machine.path("etc/mig-manager/mig-manager.env").read_text(encoding="utf-8")
-    assert text.endswith("# A newer version.\n")
-
-
-@pytest.mark.slow
-def test_a_source_that_cannot_be_installed_leaves_the_version_that_was_there(
+def test_an_unchanged_example_follows_the_version_and_a_failed_upgrade_changes_nothing(
     machine: Machine,
 ) -> None:
     machine.install()
+    with (machine.systemd / "mig-manager.env").open("a", encoding="utf-8") as newer:
+        newer.write("# A newer version.\n")
+    assert machine.install().returncode == 0
+    text = machine.path("etc/mig-manager/mig-manager.env").read_text(encoding="utf-8")
+    assert text.endswith("# A newer version.\n")
+
     before = machine.files()
     machine.wheel = machine.systemd / "no.whl"
     machine.wheel.write_text("no wheel", encoding="utf-8")
