@@ -149,3 +149,16 @@ def test_a_table_has_the_columns_that_people_read(
 )  # fmt: skip
 def test_ages_are_printed_as_kubectl_prints_them(seconds: int, text: str) -> None:
     assert rendering.duration(seconds) == text
+
+
+def test_discovery_lists_what_is_served(ask: apirig.Client, server: apiserver.ApiServer) -> None:
+    assert ask("GET", "/version").body["major"] == "1"
+    assert ask("GET", "/api").body["versions"] == ["v1"]
+    groups = [each["name"] for each in ask("GET", "/apis").body["groups"]]
+    assert {"apps", "policy", "coordination.k8s.io"} <= set(groups)
+    core = {each["name"]: each for each in ask("GET", "/api/v1").body["resources"]}
+    assert core["pods/eviction"]["group"] == "policy"
+    assert core["nodes"]["shortNames"] == ["no"]
+    assert ask("GET", "/apis/apps").body["preferredVersion"]["version"] == "v1"
+    for path in ("/healthz", "/readyz", "/livez/ping"):
+        assert ask.http.request("GET", server.url + path).data == b"ok"

@@ -89,21 +89,21 @@ def test_the_library_is_found_where_distributions_put_it(
     assert list(programs.libraries(tmp_path)) == [library]
 
 
-def test_commands_find_the_library_below_a_driver_root(
-    shell: Machine, tmp_path: pathlib.Path
+@pytest.mark.parametrize(
+    ("folder", "arguments"),
+    [
+        ("root/usr/lib/x86_64-linux-gnu/nvidia/current", ("--driver-root", "{}/root")),
+        ("host/usr/lib64", ()),
+    ],
+    ids=["root", "host"],
+)
+def test_commands_find_the_library_below_a_driver_root_or_the_mounted_host(
+    shell: Machine, tmp_path: pathlib.Path, folder: str, arguments: tuple[str, ...]
 ) -> None:
-    root = tmp_path / "root"
-    with library.served(root / "usr/lib/x86_64-linux-gnu/nvidia/current", node(tmp_path)):
-        done = shell("status", "--driver-root", str(root), HOST_ROOT_MOUNT="/")
+    with library.served(tmp_path / folder, node(tmp_path)):
+        done = shell("status", *(each.format(tmp_path) for each in arguments))
 
     assert done.returncode == 0, done.stderr
-
-
-def test_without_a_driver_root_the_mounted_host_is_searched(
-    shell: Machine, tmp_path: pathlib.Path
-) -> None:
-    with library.served(tmp_path / "host/usr/lib64", node(tmp_path)):
-        assert shell("status").returncode == 0
 
 
 def test_links_of_debians_alternatives_lead_to_paths_below_the_driver_root(

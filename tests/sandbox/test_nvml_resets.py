@@ -44,16 +44,6 @@ def test_where_the_driver_cannot_reset_a_gpu_nvidia_smi_can(
     assert pynvml.nvmlDeviceGetMigMode(gpu()) == [1, 1]
 
 
-def test_newer_gpus_change_mode_without_a_reset_and_lose_it_with_one(
-    start: nvml_rig.Start, capsys: pytest.CaptureFixture[str]
-) -> None:
-    library = start("H100", resets_itself=False)
-    assert pynvml.nvmlDeviceSetMigMode(gpu(), 1) == pynvml.NVML_SUCCESS
-
-    assert run_nvidia_smi(capsys, library, "-r", "-i", "0")[0] == 0
-    assert pynvml.nvmlDeviceGetMigMode(gpu()) == [0, 0]
-
-
 @pytest.mark.parametrize("name", ["0", FIRST, FIRST.lower(), FIRST.removeprefix("0000")])
 def test_a_gpu_goes_by_index_or_address(
     name: str, start: nvml_rig.Start, capsys: pytest.CaptureFixture[str]

@@ -35,21 +35,14 @@ def pod(name: str) -> objects.JsonObject:
     return manifest
 
 
-def test_pods_are_listed_with_the_devices_of_their_containers(
+def test_pods_are_listed_with_the_devices_of_their_containers_until_they_are_released(
     manager: device_manager.DeviceManager, client: pod_resources.PodResources
 ) -> None:
     manager.admit(pod("p1"))
 
     expected = cluster.PodDevices(namespace="team", name="p1", device_ids=frozenset({"MIG-a"}))
     assert client.assigned() == (expected,)
-
-
-def test_a_released_pod_is_no_longer_listed(
-    manager: device_manager.DeviceManager, client: pod_resources.PodResources
-) -> None:
-    manager.admit(pod("p1"))
     manager.release("p1")
-
     assert client.assigned() == ()
 
 

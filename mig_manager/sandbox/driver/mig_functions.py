@@ -225,12 +225,14 @@ def _instances(view: calls.DeviceView, profile_id: Any, handles: Any, count: Any
 def _instance_by_id(view: calls.DeviceView, instance_id: Any, handle: Any) -> None:
     transitions.require_permission(view.node.options)
     transitions.require_mig(view.now)
-    requested = calls.number(instance_id)
-    for instance in view.gpu.instances:
-        if instance.instance_id == requested:
-            view.put_handle(handle, view.target_of(instance))
-            return
-    raise states.Refused(states.Code.NOT_FOUND)
+    targets = {each.instance_id: view.target_of(each) for each in view.gpu.instances}
+    _put_known(view, targets.get(calls.number(instance_id)), handle)
+
+
+def _put_known(view: calls.DeviceView, target: calls.Target | None, handle: Any) -> None:
+    if target is None:
+        raise states.Refused(states.Code.NOT_FOUND)
+    view.put_handle(handle, target)
 
 
 @calls.function("nvmlGpuInstanceGetInfo", takes=calls.GPU_INSTANCE)
@@ -340,12 +342,9 @@ def _computes(view: calls.DeviceView, profile_id: Any, handles: Any, count: Any)
 @calls.function("nvmlGpuInstanceGetComputeInstanceById", takes=calls.GPU_INSTANCE)
 def _compute_by_id(view: calls.DeviceView, compute_id: Any, handle: Any) -> None:
     transitions.require_permission(view.node.options)
-    requested = calls.number(compute_id)
-    for compute in view.instance.compute_instances:
-        if compute.instance_id == requested:
-            view.put_handle(handle, view.target_within(compute))
-            return
-    raise states.Refused(states.Code.NOT_FOUND)
+    computes = view.instance.compute_instances
+    targets = {each.instance_id: view.target_within(each) for each in computes}
+    _put_known(view, targets.get(calls.number(compute_id)), handle)
 
 
 @calls.function("nvmlComputeInstanceGetInfo_v2", takes=calls.COMPUTE_INSTANCE)
