@@ -11,11 +11,11 @@ from mig_manager.core import ports, timing
 from mig_manager.core.node import policy as policies
 from mig_manager.sandbox.apiserver import resources
 from testkit import apiserver
-from tests import fakes, waiting
+from tests import fakes, gpu_values, waiting
 from tests.adapters.test_kube_pod_watch import followers
 from tests.adapters.test_kube_pods import container
 
-DEVICE = fakes.mig_uuid("destroyed")
+DEVICE = gpu_values.mig_uuid("destroyed")
 
 
 def replica(name: str, *, node: str) -> dict[str, Any]:

@@ -9,10 +9,10 @@ from mig_manager.catalogue import hardware
 from mig_manager.core import ports, timing
 from mig_manager.core.node import clients
 from mig_manager.core.node import policy as policies
-from tests import fakes
+from tests import fakes, gpu_values
 from tests.fakes import NodeRig
 
-DOOMED = fakes.mig_uuid("doomed")
+DOOMED = gpu_values.mig_uuid("doomed")
 
 
 def empty() -> NodeRig:

@@ -11,7 +11,7 @@ from mig_manager.core import model, steps
 from mig_manager.core.node import clients, cluster
 from mig_manager.core.planner import planner
 from mig_manager.core.records import status
-from tests import fakes
+from tests import fakes, gpu_values
 
 DCGM, EXPORTER, CLIENT = (
     cluster.DEPLOY_LABEL_PREFIX + name for name in ("dcgm", "dcgm-exporter", "client")
@@ -25,7 +25,7 @@ def sliced_node() -> fakes.NodeRig:
     gpu = hardware.template(product, 0)
     profiles = {str(known.profile): known.profile for known in gpu.profiles or ()}
     wanted = model.DesiredGpu.of(model.MigMode.ENABLED, {profiles["1g.5gb"]: 7})
-    rig = fakes.NodeRig(gpus=fakes.brought_to((gpu,), wanted))
+    rig = fakes.NodeRig(gpus=gpu_values.brought_to((gpu,), wanted))
     rig.labels[cluster.PLUGIN_DEPLOY_LABEL] = "true"
     rig.start_plugin()
     return rig

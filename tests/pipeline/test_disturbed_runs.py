@@ -10,7 +10,7 @@ from mig_manager import errors
 from mig_manager.core import model, steps
 from mig_manager.core.node import clients, cluster
 from mig_manager.core.planner import planner
-from tests import fakes
+from tests import fake_ports, fakes
 from tests.scenes import (
     BROKEN,
     DCGM,
@@ -84,7 +84,7 @@ def test_a_deploy_label_that_its_owner_writes_just_before_a_patch_stays(value: s
         rig = monitored_node()
 
         def write(rig: fakes.NodeRig = rig) -> None:
-            fakes._merge(rig.labels, {DCGM: value})
+            fake_ports._merge(rig.labels, {DCGM: value})
 
         just_before_patch(rig, number, write)
 

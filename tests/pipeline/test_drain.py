@@ -11,7 +11,7 @@ from mig_manager.agent import drain
 from mig_manager.core import ports
 from mig_manager.core.node import cluster
 from mig_manager.core.node import policy as policies
-from tests import fakes
+from tests import fake_ports, fakes, gpu_values
 from tests.fakes import NodeRig
 from tests.pipeline.drains import (
     FORCE,
@@ -182,7 +182,7 @@ def test_a_pod_that_starts_during_the_drain_is_evicted_as_well(rig: NodeRig) -> 
 
 
 def test_a_kubelet_that_falls_silent_during_the_drain_widens_nothing(rig: NodeRig) -> None:
-    other = rig.add_pod("other", devices=frozenset({fakes.mig_uuid("other")}))
+    other = rig.add_pod("other", devices=frozenset({gpu_values.mig_uuid("other")}))
     rig.clock.on_wait.append(lambda: setattr(rig, "kubelet_is_silent", True))
 
     assert drained(rig) == 1
@@ -231,7 +231,7 @@ def test_force_names_each_pod_that_restarts_under_the_same_name(rig: NodeRig) ->
 def test_a_pod_that_had_gone_before_its_eviction_is_neither_counted_nor_asked_for_again(
     rig: NodeRig,
 ) -> None:
-    class Late(fakes.FakeWorkloads):
+    class Late(fake_ports.FakeWorkloads):
         """The pod goes between the list and the eviction; kubelet is slow to let go."""
 
         def evict(self, pod: cluster.Pod) -> ports.Verdict:

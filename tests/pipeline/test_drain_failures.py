@@ -9,7 +9,7 @@ from mig_manager import errors
 from mig_manager.agent import drain
 from mig_manager.core import ports
 from mig_manager.core.node import cluster
-from tests import fakes
+from tests import fake_ports, fakes
 from tests.fakes import NodeRig
 from tests.pipeline.drains import (
     FORBIDDEN,
@@ -70,7 +70,7 @@ def test_a_refusal_that_passes_costs_a_few_seconds_and_not_the_run(
     assert rig.clock.now_s < 10
 
 
-class Choosy(fakes.FakeWorkloads):
+class Choosy(fake_ports.FakeWorkloads):
     """Refuses some pods and not others, at a call of its choice."""
 
     def __init__(

@@ -12,7 +12,7 @@ from mig_manager.agent import outcomes, planning, reconcile
 from mig_manager.core import model
 from mig_manager.core.node import cluster
 from mig_manager.core.planner import planner
-from tests import fakes, scenes
+from tests import fakes, gpu_values, scenes
 
 LAYOUT = "all-balanced"
 
@@ -78,7 +78,7 @@ def add_pod_on_foreign_instances(rig: fakes.NodeRig) -> None:
     balanced = {p.profile: p.profile for p in rig.gpus[0].profiles or ()}
     sevenths = next(profile for profile in balanced if str(profile) == "1g.5gb")
     wanted = model.DesiredGpu.of(model.MigMode.ENABLED, {sevenths: 7})
-    (changed,) = fakes.brought_to((rig.gpus[0],), wanted)
+    (changed,) = gpu_values.brought_to((rig.gpus[0],), wanted)
     rig.gpus = (changed, *rig.gpus[1:])
     devices = {uuid for gpu in rig.gpus[:1] for uuid in gpu.mig_uuids}
     rig.add_pod("foreign", devices=frozenset(devices))

@@ -9,7 +9,7 @@ from mig_manager.core import model, ports, steps
 from mig_manager.core.node import cluster
 from mig_manager.core.planner import planner
 from mig_manager.core.records import status
-from tests import fakes, scenes
+from tests import fakes, gpu_values, scenes
 
 LAYOUT = "all-1g.5gb"
 
@@ -40,7 +40,7 @@ def test_services_that_run_are_stopped_in_order_and_started_in_reverse_before_th
 
 def test_services_keep_running_where_no_device_is_removed() -> None:
     rig = scenes.node()
-    rig.gpus = fakes.brought_to(rig.gpus, model.DesiredGpu(mode=model.MigMode.ENABLED))
+    rig.gpus = gpu_values.brought_to(rig.gpus, model.DesiredGpu(mode=model.MigMode.ENABLED))
     rig.services["dcgm.service"] = True
 
     assert scenes.run(rig, LAYOUT).state is model.State.SUCCESS

@@ -15,7 +15,7 @@ from mig_manager.adapters.nvml import hung_call, library
 from mig_manager.agent import metrics
 from mig_manager.catalogue import hardware
 from mig_manager.core import model, profile_name
-from tests import fakes
+from tests import gpu_values
 
 NOW = 1_700_000_000.0
 
@@ -48,7 +48,7 @@ def partitioned(wanted: dict[str, int]) -> model.ObservedGpus:
     gpus = tuple(hardware.template(hardware.find("A100-SXM4-40GB"), i) for i in range(2))
     devices = {profile_name.parse(name): count for name, count in wanted.items()}
     wanted_each = model.DesiredGpu.of(model.MigMode.ENABLED, devices)
-    return model.ObservedGpus(fakes.brought_to(gpus, wanted_each))
+    return model.ObservedGpus(gpu_values.brought_to(gpus, wanted_each))
 
 
 def test_before_anything_happened_no_state_is_claimed(heard: metrics.Metrics) -> None:

@@ -9,7 +9,7 @@ from mig_manager.core import model
 from mig_manager.core.node import cluster
 from mig_manager.core.node import policy as policies
 from mig_manager.core.planner import planner
-from tests import fakes, scenes
+from tests import fakes, gpu_values, scenes
 
 LAYOUT = "all-1g.5gb"
 
@@ -81,7 +81,7 @@ def test_an_agent_that_starts_before_the_machine_went_down_asks_for_the_reboot_a
 def test_a_reboot_comes_after_every_gpu_pod_has_left_and_not_before(*, is_guarded: bool) -> None:
     rig = scenes.node(layout="all-balanced")
     rig.mode_waits = rig.may_reboot = True
-    off = fakes.brought_to(rig.gpus[:1], model.DesiredGpu(mode=model.MigMode.DISABLED))
+    off = gpu_values.brought_to(rig.gpus[:1], model.DesiredGpu(mode=model.MigMode.DISABLED))
     rig.gpus = (*off, rig.gpus[1])
     rig.add_pod("bystander", devices=frozenset({scenes.device(rig, 1, "3g.20gb")}))
     if not is_guarded:

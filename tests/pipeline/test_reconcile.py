@@ -11,7 +11,7 @@ from mig_manager.core import model, ports, steps
 from mig_manager.core.node import cluster
 from mig_manager.core.node import policy as policies
 from mig_manager.core.records import gpu_codec, status
-from tests import fakes
+from tests import fakes, gpu_values
 from tests.scenes import (
     CONFIG,
     assert_nothing_taken,
@@ -270,7 +270,7 @@ def test_a_layout_that_steps_do_not_bring_about_is_never_called_a_success() -> N
 
         def execute(self, plan: steps.Plan, seen: Sequence[model.Gpu] = ()) -> model.ObservedGpus:
             rig.called("gpus.execute")
-            return fakes.of_plan(rig.gpus, plan)
+            return gpu_values.of_plan(rig.gpus, plan)
 
     ours = reconciler(rig, gpus=Liar())
 
@@ -297,7 +297,7 @@ def test_an_old_driver_that_reports_profiles_only_with_mig_on_is_planned_twice()
 
         def execute(self, plan: steps.Plan, seen: Sequence[model.Gpu] = ()) -> model.ObservedGpus:
             hardware_port.execute(plan, seen)
-            return fakes.of_plan(self.observe(), plan)
+            return gpu_values.of_plan(self.observe(), plan)
 
     ours = reconciler(rig, gpus=OldDriver())
 

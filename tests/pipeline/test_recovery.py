@@ -13,7 +13,7 @@ from mig_manager.core.layout import config
 from mig_manager.core.node import cluster
 from mig_manager.core.planner import planner
 from mig_manager.core.records import status
-from tests import fakes, scenes
+from tests import fakes, gpu_values, scenes
 from tests.shell import applying_rig
 
 IMPOSSIBLE = ("too-much", "no-such-layout", "no-such-profile")
@@ -360,7 +360,7 @@ def test_an_instance_that_the_interrupted_change_did_not_create_is_named_and_kep
         profile_id=spec.profile_id,
         placement=place,
     )
-    rig.gpus = model.ObservedGpus((fakes.apply_step(rig.gpus[0], foreign), *rig.gpus[1:]))
+    rig.gpus = model.ObservedGpus((gpu_values.apply_step(rig.gpus[0], foreign), *rig.gpus[1:]))
     successor = scenes.reconciler(rig)
 
     successor.recover(None)

@@ -8,7 +8,7 @@ import pytest
 from mig_manager.catalogue import hardware
 from mig_manager.core import model, profile_name, steps
 from mig_manager.core.planner import planner
-from tests import fakes
+from tests import gpu_values
 from tests.sandbox import driver_rules
 
 OFF = hardware.template(hardware.find("A100-SXM4-40GB"))
@@ -19,7 +19,7 @@ def wanted(*names: str) -> model.DesiredGpu:
     return model.DesiredGpu.of(model.MigMode.ENABLED, counts)
 
 
-(FULL,) = fakes.brought_to((OFF,), wanted("3g.20gb", "2g.10gb", "1g.5gb"))
+(FULL,) = gpu_values.brought_to((OFF,), wanted("3g.20gb", "2g.10gb", "1g.5gb"))
 STEPS = planner.plan((OFF,), {OFF.uuid: wanted("3g.20gb", "2g.10gb")}).steps
 
 
@@ -27,24 +27,24 @@ def test_steps_of_a_plan_are_refused_without_those_that_come_before() -> None:
     assert len(STEPS) == 5
     for step in STEPS[1:]:
         with pytest.raises(driver_rules.ImpossibleStepError):
-            fakes.apply_step(OFF, step)
+            gpu_values.apply_step(OFF, step)
 
 
 def test_an_instance_where_another_one_is_is_refused() -> None:
     create = next(step for step in STEPS if isinstance(step, steps.CreateGpuInstance))
 
     with pytest.raises(driver_rules.ImpossibleStepError):
-        fakes.apply_step(FULL, create)
+        gpu_values.apply_step(FULL, create)
 
 
 def test_an_instance_at_a_place_that_its_profile_has_not_is_refused() -> None:
     create = next(step for step in STEPS if isinstance(step, steps.CreateGpuInstance))
-    (bare,) = fakes.brought_to((OFF,), model.DesiredGpu(mode=model.MigMode.ENABLED))
+    (bare,) = gpu_values.brought_to((OFF,), model.DesiredGpu(mode=model.MigMode.ENABLED))
 
-    fakes.apply_step(bare, create)
+    gpu_values.apply_step(bare, create)
     for wrong in (model.Placement(start=1, size=4), model.Placement(start=0, size=2)):
         with pytest.raises(driver_rules.ImpossibleStepError):
-            fakes.apply_step(bare, dataclasses.replace(create, placement=wrong))
+            gpu_values.apply_step(bare, dataclasses.replace(create, placement=wrong))
 
 
 def test_a_gpu_instance_with_a_compute_instance_is_not_destroyed() -> None:
@@ -57,11 +57,11 @@ def test_a_gpu_instance_with_a_compute_instance_is_not_destroyed() -> None:
     )
 
     with pytest.raises(driver_rules.ImpossibleStepError):
-        fakes.apply_step(FULL, destroy)
+        gpu_values.apply_step(FULL, destroy)
 
 
 def test_the_mode_of_a_gpu_with_instances_is_not_switched() -> None:
     switch = steps.SetMode(gpu_uuid=FULL.uuid, mode=model.MigMode.DISABLED, needs_reset=True)
 
     with pytest.raises(driver_rules.ImpossibleStepError):
-        fakes.apply_step(FULL, switch)
+        gpu_values.apply_step(FULL, switch)

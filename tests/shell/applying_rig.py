@@ -11,7 +11,7 @@ from mig_manager.change import apply as applying
 from mig_manager.change import boot, local, plans
 from mig_manager.core import model, ports, steps
 from mig_manager.core.layout import config
-from tests import fakes
+from tests import fakes, gpu_values
 
 LAYOUTS = config.parse(
     """
@@ -68,7 +68,7 @@ class Gpus:
             raise errors.HardwareError(
                 "no driver", reason=errors.Reason.DRIVER_NOT_LOADED, operation="nvmlInit"
             )
-        return fakes.seen_of(self.gpus, self.lost)
+        return gpu_values.seen_of(self.gpus, self.lost)
 
     def reboot(self) -> None:
         """Lose all instances, and MIG mode where that needs no reset."""
@@ -97,10 +97,10 @@ class Gpus:
             if self.fails(step):
                 raise errors.HardwareError("in use", reason=errors.Reason.IN_USE)
             self.gpus = tuple(
-                fakes.apply_step(gpu, step) if gpu.uuid == step.gpu_uuid else gpu
+                gpu_values.apply_step(gpu, step) if gpu.uuid == step.gpu_uuid else gpu
                 for gpu in self.gpus
             )
-        return fakes.of_plan(self.gpus, plan, self.lost)
+        return gpu_values.of_plan(self.gpus, plan, self.lost)
 
 
 def shape(gpus: Gpus) -> list[object]:

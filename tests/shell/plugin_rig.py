@@ -26,7 +26,7 @@ from mig_manager.core.records import gpu_codec, status
 from mig_manager.kubectl import __main__ as plugin
 from mig_manager.kubectl import arguments, selection
 from testkit import apiserver
-from tests import fakes, programs
+from tests import gpu_values, programs
 
 TIMEOUT_S = 120
 KUBECTL = shutil.which("kubectl")
@@ -70,7 +70,7 @@ def gpus(spec: str, layout: str | None = None) -> tuple[model.Gpu, ...]:
         return idle
     wanted = config.select(document().layout(layout), idle)
     return tuple(
-        fakes.brought_to((gpu,), wanted[gpu.uuid])[0] if gpu.uuid in wanted else gpu
+        gpu_values.brought_to((gpu,), wanted[gpu.uuid])[0] if gpu.uuid in wanted else gpu
         for gpu in idle
     )
 

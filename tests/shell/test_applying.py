@@ -9,7 +9,7 @@ from mig_manager import errors
 from mig_manager.core import model, steps
 from mig_manager.core.planner import planner
 from mig_manager.core.records import status
-from tests import fakes
+from tests import gpu_values
 from tests.shell.applying_rig import Killed, Node, is_creation
 
 OFF = model.MigMode.DISABLED
@@ -97,7 +97,7 @@ def test_a_layout_about_some_gpus_undoes_the_cut_off_change_of_the_others(node: 
     assert node.cut_off("off", at=last)
     node.gpus.gpus = (
         node.gpus.gpus[0],
-        fakes.brought_to(node.gpus.gpus[1:], model.DesiredGpu(mode=OFF))[0],
+        gpu_values.brought_to(node.gpus.gpus[1:], model.DesiredGpu(mode=OFF))[0],
     )
 
     node.change_to("first-only")

@@ -6,7 +6,7 @@ import pytest
 
 from mig_manager import errors
 from mig_manager.core import model, steps
-from tests import fakes
+from tests import gpu_values
 from tests.shell.applying_rig import Gpus, Node
 
 
@@ -33,7 +33,7 @@ def with_foreign(gpus: Gpus, start: int) -> model.Placement:
             placement=model.Placement(0, 1),
         ),
     ):
-        gpus.gpus = (fakes.apply_step(gpus.gpus[0], step), *gpus.gpus[1:])
+        gpus.gpus = (gpu_values.apply_step(gpus.gpus[0], step), *gpus.gpus[1:])
     return place
 
 

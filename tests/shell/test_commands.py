@@ -11,7 +11,7 @@ from mig_manager.change import plans, validate
 from mig_manager.cli import gpu_report
 from mig_manager.core import bar, model, steps
 from mig_manager.core.layout import config
-from tests import fakes
+from tests import gpu_values
 from tests.shell import applying_rig
 
 A100 = hardware.find("A100-SXM4-40GB")
@@ -67,10 +67,10 @@ class Gpus:
         self.executed.append(plan)
         for step in plan.steps:
             self.gpus = tuple(
-                fakes.apply_step(gpu, step) if gpu.uuid == step.gpu_uuid else gpu
+                gpu_values.apply_step(gpu, step) if gpu.uuid == step.gpu_uuid else gpu
                 for gpu in self.gpus
             )
-        return fakes.of_plan(self.observe(), plan)
+        return gpu_values.of_plan(self.observe(), plan)
 
 
 class Stubborn(Gpus):
@@ -78,7 +78,7 @@ class Stubborn(Gpus):
 
     def execute(self, plan: steps.Plan, seen: Sequence[model.Gpu] = ()) -> model.ObservedGpus:
         self.executed.append(plan)
-        return fakes.of_plan(self.gpus, plan)
+        return gpu_values.of_plan(self.gpus, plan)
 
 
 class Reticent(Gpus):
@@ -108,7 +108,7 @@ class Passthrough(Gpus):
             )
             if step.mode is model.MigMode.ENABLED:
                 raise errors.HardwareError("no reset", reason=errors.Reason.RESET_REQUIRED)
-        return fakes.of_plan(self.gpus, plan)
+        return gpu_values.of_plan(self.gpus, plan)
 
 
 def two_a100() -> tuple[model.Gpu, ...]:

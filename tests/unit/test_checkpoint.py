@@ -13,7 +13,7 @@ from mig_manager.core import model, steps
 from mig_manager.core.layout import config
 from mig_manager.core.planner import planner
 from mig_manager.core.records import checkpoint
-from tests import fakes
+from tests import gpu_values
 from tests.shell import applying_rig
 from tests.unit import layouts, machine, samples
 
@@ -107,7 +107,7 @@ def test_a_one_slice_instance_with_more_processors_is_filled_by_its_own_profile(
         current_mode=model.MigMode.ENABLED,
         pending_mode=model.MigMode.ENABLED,
     )
-    gpus = fakes.brought_to(
+    gpus = gpu_values.brought_to(
         (gpu,),
         config.select(
             config.parse(
@@ -149,7 +149,7 @@ def test_every_single_profile_of_every_product_comes_back_after_a_reboot(name: s
         gpu = applying_rig.Gpus(name)
         gpu.gpus = gpu.gpus[:1]
         desired = model.DesiredGpu.of(model.MigMode.ENABLED, {spec.profile: 1})
-        gpu.gpus = fakes.brought_to(gpu.gpus, desired)
+        gpu.gpus = gpu_values.brought_to(gpu.gpus, desired)
         text = checkpoint.render(gpu.gpus)
         gpu.reboot()
 

@@ -10,10 +10,10 @@ from mig_manager.catalogue import hardware
 from mig_manager.core import model, steps
 from mig_manager.core.node import clients, cluster, resources
 from mig_manager.core.planner import planner
-from tests import fakes
+from tests import gpu_values
 from tests.unit import samples
 
-ONE, OTHER = frozenset({fakes.mig_uuid("1")}), frozenset({fakes.mig_uuid("2")})
+ONE, OTHER = frozenset({gpu_values.mig_uuid("1")}), frozenset({gpu_values.mig_uuid("2")})
 SAMPLER = cluster.DEPLOY_LABEL_PREFIX + "sampler"
 
 POD = samples.pod()
@@ -28,7 +28,7 @@ def using(ids: Collection[str] = ()) -> cluster.PodDevices:
 
 def balanced() -> tuple[model.Gpu, ...]:
     gpu = hardware.template(hardware.find("A100-SXM4-40GB"), 0)
-    return fakes.brought_to((gpu,), wanted("1g.5gb", "1g.5gb", "2g.10gb", "3g.20gb"))
+    return gpu_values.brought_to((gpu,), wanted("1g.5gb", "1g.5gb", "2g.10gb", "3g.20gb"))
 
 
 def wanted(*names: str) -> model.DesiredGpu:
@@ -41,7 +41,7 @@ def plan_to(gpus: tuple[model.Gpu, ...], *names: str) -> steps.Plan:
 
 def test_a_plan_that_only_creates_affects_no_pod() -> None:
     gpus = balanced()
-    fewer = fakes.brought_to(gpus, wanted("1g.5gb", "3g.20gb"))
+    fewer = gpu_values.brought_to(gpus, wanted("1g.5gb", "3g.20gb"))
 
     plan = plan_to(fewer, "1g.5gb", "2g.10gb", "3g.20gb")
 
@@ -109,8 +109,8 @@ def test_a_pod_whose_init_container_may_use_a_gpu_counts_whatever_else_it_uses()
         ({"nvidia0/gi7"}, True),
         ({"GPU-00000000-0000-0000-0000-000000000000-3"}, True),
         ({"0000:3b:00.1"}, True),
-        ({fakes.mig_uuid("2")}, False),
-        ({fakes.mig_uuid("2"), "mlx5_0"}, False),
+        ({gpu_values.mig_uuid("2")}, False),
+        ({gpu_values.mig_uuid("2"), "mlx5_0"}, False),
         ({"MIG-GPU-00000000-0000-0000-0000-000000000000/7/0"}, False),
     ],
 )

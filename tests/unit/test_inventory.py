@@ -13,7 +13,7 @@ from mig_manager.catalogue import hardware
 from mig_manager.core import model, profile_name
 from mig_manager.core.planner import planner
 from mig_manager.core.records import gpu_codec
-from tests import fakes
+from tests import gpu_values
 
 PRODUCTS = [each for each in hardware.products().values() if not each.not_simulatable]
 
@@ -31,7 +31,7 @@ def full(product: hardware.Product) -> tuple[model.Gpu, ...]:
     for count in range(8, 0, -1):
         wanted = model.DesiredGpu.of(model.MigMode.ENABLED, {smallest: count})
         try:
-            return fakes.brought_to(gpus, wanted)
+            return gpu_values.brought_to(gpus, wanted)
         except errors.LayoutError:
             continue
     return gpus
@@ -79,7 +79,7 @@ def test_a_plan_from_the_inventory_equals_the_plan_from_the_gpus(
     gpus: tuple[model.Gpu, ...] = (hardware.template(hardware.find("A100-SXM4-40GB")),)
     with contextlib.suppress(errors.LayoutError):
         # What does not fit is not there before.
-        gpus = fakes.brought_to(gpus, wanted(before))
+        gpus = gpu_values.brought_to(gpus, wanted(before))
 
     assert shape(gpu_codec.from_json(gpu_codec.to_json(gpus))) == shape(gpus)
 
@@ -121,7 +121,7 @@ def test_invalid_texts_are_refused_with_one_error_type(text: str) -> None:
 
 def test_an_unreachable_gpu_is_published_and_comes_back_beside_the_others() -> None:
     gpus = eight(hardware.find("A100-SXM4-40GB"))
-    seen = fakes.seen_of(gpus, {gpus[3].uuid})
+    seen = gpu_values.seen_of(gpus, {gpus[3].uuid})
 
     back = gpu_codec.from_json(gpu_codec.to_json(seen))
 

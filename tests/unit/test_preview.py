@@ -10,7 +10,7 @@ from mig_manager.core.fleet import nodes, rollout
 from mig_manager.core.layout import config
 from mig_manager.core.node import cluster
 from mig_manager.core.records import gpu_codec
-from tests import fakes, scenes
+from tests import gpu_values, scenes
 from tests.unit import samples
 
 A100 = hardware.find("A100-SXM4-40GB")
@@ -25,7 +25,7 @@ def gpus(devices: dict[str, int] | None = None, *, count: int = 2) -> tuple[mode
     if devices is None:
         return bare
     wanted = {profile_name.parse(name): number for name, number in devices.items()}
-    return fakes.brought_to(bare, model.DesiredGpu.of(model.MigMode.ENABLED, wanted))
+    return gpu_values.brought_to(bare, model.DesiredGpu.of(model.MigMode.ENABLED, wanted))
 
 
 def node(published: tuple[model.Gpu, ...] | str, **allocatable: int) -> nodes.Node:

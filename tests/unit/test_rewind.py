@@ -9,7 +9,7 @@ from mig_manager.core import model, profile_name, steps
 from mig_manager.core.layout import config
 from mig_manager.core.planner import planner
 from mig_manager.core.records import gpu_codec
-from tests import fakes
+from tests import gpu_values
 
 ON = model.MigMode.ENABLED
 
@@ -19,7 +19,7 @@ def gpu_with(**counts: int) -> model.Gpu:
     names = {"g1": "1g.5gb", "g2": "2g.10gb", "g3": "3g.20gb", "c1": "1c.3g.20gb"}
     wanted = {profile_name.parse(names[key]): count for key, count in counts.items()}
     empty = hardware.template(hardware.find("A100-SXM4-40GB"), 0)
-    return fakes.brought_to((empty,), model.DesiredGpu.of(ON, wanted))[0]
+    return gpu_values.brought_to((empty,), model.DesiredGpu.of(ON, wanted))[0]
 
 
 def replan(gpu: model.Gpu, **counts: int) -> tuple[steps.Plan, model.Gpu]:
@@ -39,7 +39,7 @@ def replan(gpu: model.Gpu, **counts: int) -> tuple[steps.Plan, model.Gpu]:
     )
     plan = planner.plan((gpu,), config.select(document.layout("wanted"), (gpu,)))
     for step in plan.steps:
-        gpu = fakes.apply_step(gpu, step)
+        gpu = gpu_values.apply_step(gpu, step)
     return plan, gpu
 
 
@@ -49,7 +49,7 @@ def all_inside(gpu: model.Gpu) -> list[model.ComputeInstance]:
 
 def restored(gpu: model.Gpu, before: tuple[model.GpuSnapshot, ...]) -> model.Gpu:
     for step in planner.restore((gpu,), before).steps:
-        gpu = fakes.apply_step(gpu, step)
+        gpu = gpu_values.apply_step(gpu, step)
     return gpu
 
 
@@ -90,7 +90,7 @@ def test_an_instance_that_overlaps_a_foreign_one_is_not_restored() -> None:
         profile_id=info.profile_id,
         placement=place,
     )
-    now = fakes.apply_step(dataclasses.replace(gpu, gpu_instances=()), foreign)
+    now = gpu_values.apply_step(dataclasses.replace(gpu, gpu_instances=()), foreign)
 
     back = restored(now, before)
 
@@ -122,10 +122,10 @@ def test_a_foreign_compute_instance_in_a_gpu_instance_that_stays_is_kept_and_nam
         )
     )
     before = planner.baseline(plan, (gpu,))
-    ours = fakes.apply_step(gpu, plan.steps[0])
+    ours = gpu_values.apply_step(gpu, plan.steps[0])
     assert isinstance(plan.steps[0], steps.CreateComputeInstance)
     foreign = dataclasses.replace(plan.steps[0], placement=other)
-    both = fakes.apply_step(ours, foreign)
+    both = gpu_values.apply_step(ours, foreign)
 
     back = restored(both, before)
 

@@ -8,7 +8,7 @@ from mig_manager.core.node import clients, cluster
 from mig_manager.sandbox.driver import library as simulated
 from mig_manager.sandbox.driver import states
 from testkit import nvml_faults
-from tests import fakes, simulated_rig
+from tests import fake_ports, simulated_rig
 from tests.crash.soak import driver, script
 
 MONITOR_LABEL = cluster.DEPLOY_LABEL_PREFIX + "dcgm"
@@ -136,7 +136,7 @@ class Cluster(simulated_rig.SimulatedRig):
             self.labels.pop(key, None)
         else:
             self.labels[key] = value
-        fakes._drop_gated(self)
+        fake_ports._drop_gated(self)
         return True
 
     def start_other_client(self, pick: int) -> bool:
@@ -165,7 +165,7 @@ class Cluster(simulated_rig.SimulatedRig):
             self.pods[uid] = dataclasses.replace(pod, is_kept=False)
 
 
-class Workloads(fakes.FakeWorkloads):
+class Workloads(fake_ports.FakeWorkloads):
     """Records the pods whose eviction was granted, and their devices."""
 
     def __init__(self, rig: Cluster) -> None:

@@ -1,0 +1,328 @@
+"""The ports of the node in memory: each call is logged, and can be made to fail."""
+
+import contextlib
+import dataclasses
+import json
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+from mig_manager import errors
+from mig_manager.core import host_files, model, ports, steps
+from mig_manager.core.node import cluster, policy
+from tests import fakes, gpu_values
+
+
+class FakeNode:
+    def __init__(self, rig: "fakes.NodeRig") -> None:
+        self._rig = rig
+
+    def read(self) -> cluster.NodeView:
+        self._rig.called("node.read")
+        return self._view()
+
+    def _view(self) -> cluster.NodeView:
+        rig = self._rig
+        return cluster.NodeView(
+            name="node-a",
+            uid="node-uid",
+            labels=dict(rig.labels),
+            annotations=dict(rig.annotations),
+            is_unschedulable=rig.is_unschedulable,
+            taint_keys=frozenset({cluster.HOLD_TAINT} if rig.has_hold_taint else ()),
+            allocatable={name: len(ids) for name, ids in rig.schedulable.items()},
+            capacity={
+                name: len(ids | rig.unhealthy.get(name, frozenset()))
+                for name, ids in rig.schedulable.items()
+            },
+        )
+
+    def patch(self, change: cluster.NodePatch) -> cluster.NodeView:
+        # As over HTTP: what depends on the node is written only for the node that was decided for.
+        assert change.hold_taint is None
+        assert change.unschedulable is None
+        self._rig.called("node.patch")
+        return self._write(change)
+
+    def announce(self, change: cluster.NodePatch) -> None:
+        with contextlib.suppress(errors.ClusterError):
+            self.patch(change)
+
+    def update(self, decide: Callable[[cluster.NodeView], cluster.NodePatch]) -> cluster.NodeView:
+        view = self._view()
+        while True:
+            change = decide(view)
+            self._rig.called("node.patch")
+            if self._view() == view:
+                return self._write(change)
+            self._rig.called("node.read")
+            view = self._view()
+
+    def _write(self, change: cluster.NodePatch) -> cluster.NodeView:
+        rig = self._rig
+        _merge(rig.labels, change.labels)
+        _merge(rig.annotations, change.annotations)
+        if change.unschedulable is not None:
+            rig.is_unschedulable = change.unschedulable
+        if change.hold_taint is not None:
+            rig.has_hold_taint = change.hold_taint
+        text = change.annotations.get(cluster.STATUS_ANNOTATION)
+        if text:
+            rig.statuses.append(str(json.loads(text)["message"]))
+        state = change.labels.get(cluster.STATE_LABEL)
+        if state and (not rig.states or rig.states[-1] != state):
+            rig.states.append(state)
+        _drop_gated(rig)
+        lost = rig.losing.get(len(rig.log) - 1)
+        if lost is not None:
+            raise lost
+        return self._view()
+
+    def emit(self, *, reason: str, message: str, is_warning: bool) -> None:
+        self._rig.events.append(reason)
+        self._rig.messages.append(message)
+
+    def flush_events(self, timeout_s: float) -> bool:
+        return True
+
+
+def _merge(target: dict[str, str], change: Mapping[str, str | None]) -> None:
+    for key, value in change.items():
+        if value is None:
+            target.pop(key, None)
+        else:
+            target[key] = value
+
+
+def _drop_gated(rig: "fakes.NodeRig") -> None:
+    for uid, pod in list(rig.pods.items()):
+        if any(rig.labels.get(key) != value for key, value in pod.node_selector.items()):
+            rig.pods[uid] = dataclasses.replace(pod, is_terminating=True)
+
+
+class FakeWorkloads:
+    def __init__(self, rig: "fakes.NodeRig") -> None:
+        self._rig = rig
+
+    def list(self) -> tuple[cluster.Pod, ...]:
+        self._rig.called("workloads.list")
+        return tuple(self._rig.pods.values())
+
+    def watched(self) -> tuple[cluster.Pod, ...] | None:
+        return self._rig.watched()
+
+    def evict(self, pod: cluster.Pod) -> ports.Verdict:
+        self._rig.called("workloads.evict")
+        if pod.uid not in self._rig.pods:
+            return ports.Verdict(answer=ports.Eviction.GONE)
+        verdict = self._verdict(pod)
+        if verdict.answer is ports.Eviction.ACCEPTED:
+            self._end(pod)
+        return verdict
+
+    def can_evict(self, pod: cluster.Pod) -> ports.Verdict:
+        self._rig.called("workloads.can_evict")
+        return self._verdict(pod)
+
+    def budgets(self, namespaces: Collection[str]) -> tuple[policy.Budget, ...]:
+        self._rig.called("workloads.budgets")
+        known = self._rig.disruption_budgets if "default" in namespaces else ()
+        return tuple(budget.observed(self._rig) for budget in known)
+
+    def covered(self, budget: policy.Budget) -> tuple[cluster.Pod, ...]:
+        self._rig.called("workloads.covered")
+        (ours,) = (one for one in self._rig.disruption_budgets if one.name == budget.name)
+        pods = (*self._rig.pods.values(), *self._rig.elsewhere.values())
+        return tuple(pod for pod in pods if ours.covers(pod))
+
+    def _verdict(self, pod: cluster.Pod) -> ports.Verdict:
+        why = self._rig.budgets.get(pod.name, "")
+        guards = [one for one in self._rig.disruption_budgets if one.covers(pod)]
+        if len(guards) > 1:
+            why = "more than one budget"
+        elif guards and not guards[0].observed(self._rig).allowed:
+            why = f"budget {guards[0].name} is used up"
+        if not why:
+            return ports.Verdict(answer=ports.Eviction.ACCEPTED)
+        return ports.Verdict(
+            answer=ports.Eviction.BLOCKED, why=why, retry_after_s=self._rig.retry_after_s
+        )
+
+    def delete(self, pod: cluster.Pod) -> None:
+        self._rig.called("workloads.delete")
+        self._end(pod)
+
+    def _end(self, pod: cluster.Pod) -> None:
+        if pod.uid in self._rig.pods:
+            self._rig.pods[pod.uid] = dataclasses.replace(pod, is_terminating=True)
+
+
+class FakeAllocations:
+    def __init__(self, rig: "fakes.NodeRig") -> None:
+        self._rig = rig
+
+    def assigned(self) -> tuple[cluster.PodDevices, ...]:
+        self._answer("allocations.assigned")
+        return tuple(
+            cluster.PodDevices(
+                namespace="default",
+                name=self._rig.pods[uid].name,
+                device_ids=self._rig.assigned.get(uid, frozenset()),
+                claim_drivers=frozenset(
+                    {cluster.GPU_CLAIM_DRIVER} if uid in self._rig.claims else ()
+                ),
+            )
+            for uid in self._rig.pods
+            if uid in self._rig.assigned or uid in self._rig.claims
+        )
+
+    def allocatable(self) -> Mapping[str, frozenset[str]]:
+        self._answer("allocations.allocatable")
+        return self._rig.schedulable
+
+    def _answer(self, name: str) -> None:
+        self._rig.called(name)
+        if self._rig.kubelet_is_silent:
+            raise errors.ClusterError("no socket", reason=errors.Reason.POD_RESOURCES_UNAVAILABLE)
+
+
+class FakeGpus:
+    def __init__(self, rig: "fakes.NodeRig") -> None:
+        self._rig = rig
+
+    def observe(self) -> model.ObservedGpus:
+        self._rig.called("gpus.observe")
+        return gpu_values.seen_of(self._rig.gpus, self._rig.lost)
+
+    def execute(self, plan: steps.Plan, seen: Sequence[model.Gpu] = ()) -> model.ObservedGpus:
+        self._rig.called("gpus.execute")
+        if plan.requires_idle and self._rig.gpu_users:
+            raise errors.GpuInUseError(f"GPU 0 is in use by {self._rig.gpu_users}")
+        failed: list[Exception] = []
+        for gpu_plan in plan.gpus:
+            try:
+                self._execute_on_one(gpu_plan)
+            except errors.MigManagerError as error:
+                failed.append(error)
+        if failed:
+            raise failed[0]
+        return gpu_values.of_plan(self._rig.gpus, plan, self._rig.lost)
+
+    def _execute_on_one(self, plan: steps.GpuPlan) -> None:
+        for step in plan.steps:
+            error = self._rig.step_error(step)
+            if error is not None:
+                raise error
+            if step.gpu_uuid in self._rig.lost:
+                return
+            self._rig.executed.append(step)
+            if isinstance(step, steps.SetMode) and self._rig.mode_waits:
+                self._put_off(step)
+            self._rig.gpus = tuple(
+                gpu_values.apply_step(gpu, step) if gpu.uuid == step.gpu_uuid else gpu
+                for gpu in self._rig.gpus
+            )
+
+    def _put_off(self, step: steps.SetMode) -> None:
+        self._rig.gpus = tuple(
+            dataclasses.replace(gpu, pending_mode=step.mode) if gpu.uuid == step.gpu_uuid else gpu
+            for gpu in self._rig.gpus
+        )
+        (ours,) = (gpu for gpu in self._rig.gpus if gpu.uuid == step.gpu_uuid)
+        if ours.pending_mode is not ours.current_mode:
+            raise errors.HardwareError(
+                "the mode waits for a reset", reason=errors.Reason.RESET_REQUIRED
+            )
+
+
+class FakeHost:
+    """Implements the ports of the machine underneath, all in one."""
+
+    def __init__(self, rig: "fakes.NodeRig") -> None:
+        self._rig = rig
+
+    def running(self, names: Sequence[str]) -> tuple[str, ...]:
+        self._rig.called("host.running")
+        return tuple(name for name in names if self._rig.services.get(name))
+
+    def stop(self, name: str) -> None:
+        self._switch(name, "host.stop", is_on=False)
+
+    def may_have_stopped(self, name: str, listed: Collection[str]) -> bool:
+        return name in listed
+
+    def start(self, name: str) -> bool:
+        was_down = not self._rig.services.get(name)
+        self._switch(name, "host.start", is_on=True)
+        return was_down
+
+    def _switch(self, name: str, call: str, *, is_on: bool) -> None:
+        self._rig.called(call)
+        if name in self._rig.broken_services:
+            raise errors.HostError(
+                f"{name} does not answer", reason=errors.Reason.HOST_SERVICE_FAILED
+            )
+        self._rig.services[name] = is_on
+
+    def reset(self, gpus: Sequence[model.Gpu]) -> None:
+        self._rig.called("host.reset")
+        if self._rig.reset_refusal:
+            raise errors.HostError(self._rig.reset_refusal, reason=errors.Reason.RESET_REQUIRED)
+        chosen = {gpu.uuid for gpu in gpus}
+        assert not self._rig.reset_only or chosen == self._rig.reset_only
+        self._rig.gpus = tuple(
+            dataclasses.replace(gpu, current_mode=gpu.pending_mode, gpu_instances=())
+            if gpu.uuid in chosen
+            else gpu
+            for gpu in self._rig.gpus
+        )
+
+    def request(self, why: str) -> None:
+        assert why
+        self._rig.called("host.reboot")
+        if self._rig.reboot_refusal:
+            raise errors.HostError(self._rig.reboot_refusal, reason=errors.Reason.REBOOT_REQUIRED)
+        self._rig.reboots += 1
+
+    def refresh(self) -> None:
+        self._rig.called("host.refresh")
+        self._rig.refreshed += 1
+
+    def save(self, text: str) -> None:
+        self._rig.called("host.save")
+        self._rig.saved.append(text)
+
+    def read(self) -> str | None:
+        return self._rig.saved[-1] if self._rig.saved else None
+
+
+class FakeHooks:
+    """Implements ``ports.Hooks``."""
+
+    variables: Mapping[str, str] = {"MIG_PARTED_HOOKS_FILE": "hooks.yaml"}
+
+    def __init__(self, rig: "fakes.NodeRig") -> None:
+        self._rig = rig
+
+    def read(self) -> host_files.Table:
+        self._rig.called("hooks.read")
+        return host_files.parse_hooks(self._rig.hooks, source="hooks.yaml")
+
+    def missing(self, hook: host_files.Hook) -> str:
+        is_missing = hook.command in self._rig.missing_hooks
+        return f"{hook.location}: program {hook.command} is not found" if is_missing else ""
+
+    def run(
+        self,
+        point: host_files.Point,
+        hook: host_files.Hook,
+        environment: Mapping[str, str],
+        *,
+        check: Callable[[], object],
+    ) -> None:
+        self._rig.called("hooks.run")
+        check()
+        self._rig.hooked.append(hook.command)
+        self._rig.hook_environment = environment
+        if hook.command in self._rig.broken_hooks:
+            raise errors.HostError(f"{hook.command} failed", reason=errors.Reason.HOOK_FAILED)
+        if point in (host_files.Point.APPLY_START, host_files.Point.APPLY_EXIT):
+            self._rig.owes_exit = point is host_files.Point.APPLY_START
