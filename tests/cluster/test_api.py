@@ -49,9 +49,13 @@ def namesake(pod: cluster.Pod) -> cluster.Pod:
     return dataclasses.replace(pod, uid=OTHERS_UID)
 
 
+def a_budget(name: str, spec: Mapping[str, object]) -> clusters.Object:
+    return {"metadata": {"name": name}, "spec": spec}
+
+
 def add_budget(where: clusters.Cluster, kube: api.KubeApi, name: str, allowed: int) -> None:
     spec = {"maxUnavailable": allowed, "selector": {"matchLabels": {"app": "train"}}}
-    kube.post(clusters.BUDGETS, {"metadata": {"name": name}, "spec": spec})
+    kube.post(clusters.BUDGETS, a_budget(name, spec))
     where.count_disruptions(kube, name)
 
 
@@ -134,6 +138,19 @@ def test_a_dry_run_does_not_use_up_a_budget_and_an_eviction_does(
     assert {pod.name for pod in workloads.covered(after)} == {"one", "other"}
 
 
+@pytest.mark.parametrize("phase", ["Pending", "Succeeded", "Failed"])
+def test_a_pod_that_does_not_run_passes_every_budget(
+    where: clusters.Cluster, kube: api.KubeApi, workloads: pods.KubeWorkloads, phase: str
+) -> None:
+    pod = create(kube, workloads)
+    change = {"status": {"phase": phase}}
+    kube.patch(f"{PODS}/train/status", change, kind=api.PatchType.MERGE)
+    add_budget(where, kube, "one", 0)
+    add_budget(where, kube, "other", 0)
+
+    assert workloads.can_evict(pod).answer is ports.Eviction.ACCEPTED
+
+
 @pytest.mark.parametrize(
     ("selector", "is_guarded"),
     [
@@ -157,7 +174,7 @@ def test_a_budget_covers_the_pods_that_the_api_server_says_it_covers(
 ) -> None:
     pod = create(kube, workloads)
     spec = {"maxUnavailable": 0} | ({} if selector is None else {"selector": selector})
-    kube.post(clusters.BUDGETS, {"metadata": {"name": "guard"}, "spec": spec})
+    kube.post(clusters.BUDGETS, a_budget("guard", spec))
     where.count_disruptions(kube, "guard")
 
     (budget,) = workloads.budgets({"default"})
@@ -259,6 +276,15 @@ def test_a_list_of_pods_comes_page_by_page_and_of_one_node_only(
             'Event in version "v1" cannot be handled as a Event: parsing time "noon"',
         ),
         ("get", "/api/v1/nothing", None, 404, "the server could not find the requested resource"),
+        *(
+            ("post", clusters.BUDGETS, a_budget("odd", spec), 422, "is invalid: spec")
+            for spec in (
+                {"minAvailable": "half"},
+                {"maxUnavailable": -1},
+                {"minAvailable": 1, "maxUnavailable": 1},
+                {"selector": {"matchExpressions": [{"key": "a", "operator": "Like"}]}},
+            )
+        ),
     ],
 )  # fmt: skip
 def test_a_refusal_has_the_same_status_and_words(
