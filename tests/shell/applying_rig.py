@@ -49,9 +49,9 @@ class Killed(BaseException):
 class Gpus:
     """GPUs on which each step can fail, or be the last thing that a process did."""
 
-    def __init__(self, product: str = "A100-SXM4-40GB") -> None:
+    def __init__(self, product: str = "A100-SXM4-40GB", *, count: int = 2) -> None:
         board = hardware.find(product)
-        self.gpus: tuple[model.Gpu, ...] = tuple(hardware.template(board, i) for i in range(2))
+        self.gpus = tuple(hardware.template(board, index) for index in range(count))
         self.lost: set[str] = set()
         """UUIDs of GPUs that have fallen off the bus."""
         self.is_driver_loaded = True

@@ -13,6 +13,7 @@ from mig_manager.core import bar, model, steps
 from mig_manager.core.layout import config
 from tests import gpu_values
 from tests.shell import applying_rig
+from tests.shell.applying_rig import Gpus
 
 A100 = hardware.find("A100-SXM4-40GB")
 A30 = hardware.find("A30")
@@ -53,31 +54,11 @@ mig-configs:
 DOCUMENT = config.parse(LAYOUTS, source="layouts.yaml")
 
 
-class Gpus:
-    """GPUs as values: every step does what it says."""
-
-    def __init__(self, *gpus: model.Gpu) -> None:
-        self.gpus = gpus
-        self.executed: list[steps.Plan] = []
-
-    def observe(self) -> model.ObservedGpus:
-        return model.ObservedGpus(self.gpus)
-
-    def execute(self, plan: steps.Plan, seen: Sequence[model.Gpu] = ()) -> model.ObservedGpus:
-        self.executed.append(plan)
-        for step in plan.steps:
-            self.gpus = tuple(
-                gpu_values.apply_step(gpu, step) if gpu.uuid == step.gpu_uuid else gpu
-                for gpu in self.gpus
-            )
-        return gpu_values.of_plan(self.observe(), plan)
-
-
 class Stubborn(Gpus):
     """GPUs on which everything succeeds and nothing happens."""
 
     def execute(self, plan: steps.Plan, seen: Sequence[model.Gpu] = ()) -> model.ObservedGpus:
-        self.executed.append(plan)
+        self.steps += 1
         return gpu_values.of_plan(self.gpus, plan)
 
 
@@ -94,91 +75,80 @@ class Reticent(Gpus):
 
 
 class Passthrough(Gpus):
-    """GPUs whose new mode waits for a reset that the machine cannot do."""
+    """A GPU whose new mode waits for a reset that the machine cannot do."""
 
     def execute(self, plan: steps.Plan, seen: Sequence[model.Gpu] = ()) -> model.ObservedGpus:
-        self.executed.append(plan)
-        for step in plan.steps:
-            assert isinstance(step, steps.SetMode)
-            self.gpus = tuple(
-                dataclasses.replace(gpu, pending_mode=step.mode)
-                if gpu.uuid == step.gpu_uuid
-                else gpu
-                for gpu in self.gpus
-            )
-            if step.mode is model.MigMode.ENABLED:
-                raise errors.HardwareError("no reset", reason=errors.Reason.RESET_REQUIRED)
+        (step,) = plan.steps
+        assert isinstance(step, steps.SetMode)
+        self.gpus = (dataclasses.replace(self.gpus[0], pending_mode=step.mode),)
+        if step.mode is model.MigMode.ENABLED:
+            raise errors.HardwareError("no reset", reason=errors.Reason.RESET_REQUIRED)
         return gpu_values.of_plan(self.gpus, plan)
-
-
-def two_a100() -> tuple[model.Gpu, ...]:
-    return hardware.template(A100, 0), hardware.template(A100, 1)
 
 
 def layout(name: str) -> config.Layout:
     return DOCUMENT.layout(name)
 
 
-def test_apply_brings_a_layout_into_force() -> None:
-    gpus = Gpus(*two_a100())
+def has(gpus: Gpus, name: str, scope: plans.Scope = plans.Scope.ALL) -> bool:
+    return plans.plan(gpus, layout(name), scope=scope).is_applied
 
-    result = applying_rig.apply(gpus, layout("balanced"))
 
-    assert result.is_changed
-    assert plans.plan(gpus, layout("balanced")).is_applied
+def with_layout(name: str, *, count: int = 2) -> Gpus:
+    gpus = Gpus(count=count)
+    applying_rig.apply(gpus, layout(name))
+    return gpus
+
+
+def drawn(planned: plans.Planned, *, is_wide: bool = False) -> str:
+    return gpu_report.plan(planned, is_wide=is_wide, style=bar.Style())
+
+
+def test_apply_changes_only_what_differs_and_nothing_when_the_layout_is_active() -> None:
+    gpus = Gpus()
+
+    first = applying_rig.apply(gpus, layout("balanced"))
+    done = gpus.steps
+    again = applying_rig.apply(gpus, layout("balanced"))
+
+    assert (first.is_changed, again.is_changed, gpus.steps) == (True, False, done)
+    assert has(gpus, "balanced")
     assert [len(gpu.gpu_instances) for gpu in gpus.gpus] == [4, 4]
-
-
-def test_apply_does_nothing_when_the_layout_is_active() -> None:
-    gpus = Gpus(*two_a100())
-    applying_rig.apply(gpus, layout("balanced"))
-
-    result = applying_rig.apply(gpus, layout("balanced"))
-
-    assert not result.is_changed
-    assert len(gpus.executed) == 1
-
-
-def test_apply_changes_only_what_differs() -> None:
-    gpus = Gpus(*two_a100())
-    applying_rig.apply(gpus, layout("balanced"))
-
     (planned,) = applying_rig.apply(gpus, layout("small")).rounds
-
     assert gpu_report.summary(planned) == "2 instances destroyed, 4 created, 6 stay; no reset"
 
 
 def test_apply_proves_what_it_claims() -> None:
-    gpus = Stubborn(*two_a100())
+    gpus = Stubborn()
 
     with pytest.raises(errors.HardwareError) as caught:
         applying_rig.apply(gpus, layout("balanced"))
 
     assert caught.value.reason is errors.Reason.VERIFY_FAILED
-    assert len(gpus.executed) == 1
+    assert gpus.steps == 1
 
 
 def test_apply_plans_again_where_profiles_are_reported_only_with_mig_on() -> None:
-    gpus = Reticent(*two_a100())
+    gpus = Reticent()
 
     result = applying_rig.apply(gpus, layout("balanced"))
 
     assert [planned.plan.is_provisional for planned in result.rounds] == [True, False]
-    assert plans.plan(gpus, layout("balanced")).is_applied
+    assert has(gpus, "balanced")
 
 
 def test_a_layout_that_does_not_fit_touches_nothing() -> None:
-    gpus = Gpus(*two_a100())
+    gpus = Gpus()
 
     with pytest.raises(errors.LayoutError) as caught:
         applying_rig.apply(gpus, layout("too-much"))
 
     assert caught.value.reason is errors.Reason.DOES_NOT_FIT
-    assert gpus.executed == []
+    assert gpus.steps == 0
 
 
 def test_a_mode_that_waits_for_a_reboot_is_left_waiting_and_can_be_called_off() -> None:
-    gpus = Passthrough(hardware.template(A100, 0))
+    gpus = Passthrough(count=1)
 
     with pytest.raises(errors.HardwareError) as caught:
         applying_rig.apply(gpus, layout("first-only"), scope=plans.Scope.MODE_ONLY)
@@ -192,86 +162,54 @@ def test_a_mode_that_waits_for_a_reboot_is_left_waiting_and_can_be_called_off() 
     assert called_off.pending_mode is model.MigMode.DISABLED
 
 
-def test_mode_only_switches_mig_and_makes_no_instances() -> None:
-    gpus = Gpus(*two_a100())
+def test_mode_only_switches_mig_and_leaves_instances_alone() -> None:
+    gpus, full = Gpus(), with_layout("balanced")
     mode_only = plans.Scope.MODE_ONLY
 
     applying_rig.apply(gpus, layout("balanced"), scope=mode_only)
+    applying_rig.apply(full, layout("small"), scope=mode_only)
 
     assert [gpu.current_mode for gpu in gpus.gpus] == [model.MigMode.ENABLED] * 2
     assert [gpu.gpu_instances for gpu in gpus.gpus] == [(), ()]
-    assert plans.plan(gpus, layout("balanced"), scope=mode_only).is_applied
-    assert not plans.plan(gpus, layout("balanced")).is_applied
-
-
-def test_mode_only_leaves_instances_of_a_right_gpu_alone() -> None:
-    gpus = Gpus(*two_a100())
-    applying_rig.apply(gpus, layout("balanced"))
-
-    applying_rig.apply(gpus, layout("small"), scope=plans.Scope.MODE_ONLY)
-
-    assert plans.plan(gpus, layout("balanced")).is_applied
+    assert has(gpus, "balanced", scope=mode_only)
+    assert not has(gpus, "balanced")
+    assert has(full, "balanced")
 
 
 def test_gpus_that_a_layout_does_not_name_stay_as_they_are() -> None:
-    gpus = Gpus(*two_a100())
-
-    applying_rig.apply(gpus, layout("first-only"))
+    gpus = with_layout("first-only")
 
     assert gpus.gpus[1] == hardware.template(A100, 1)
-    assert plans.plan(gpus, layout("first-only")).is_applied
+    assert has(gpus, "first-only")
 
 
-def test_a_plan_names_the_pods_that_hold_what_ends() -> None:
-    gpus = Gpus(hardware.template(A100))
-    applying_rig.apply(gpus, layout("balanced"))
+def test_a_plan_names_the_pods_that_use_what_ends_or_else_the_devices() -> None:
+    gpus = with_layout("balanced", count=1)
     by_profile = {str(gi.profile): gi for gi in gpus.gpus[0].gpu_instances}
     uuids = {name: gi.compute_instances[0].uuid or "" for name, gi in by_profile.items()}
     users = {uuids["2g.10gb"]: ("team/train-0",), uuids["3g.20gb"]: ("team/serve-0",)}
 
     planned = plans.plan(gpus, layout("small"), users=users)
+    unknown = drawn(plans.plan(gpus, layout("small")))
 
     assert planned.evicted == ("team/train-0",)
-    assert "Pods that would be evicted: team/train-0" in gpu_report.plan(
-        planned, is_wide=False, style=bar.Style()
-    )
+    assert "Pods that would be evicted: team/train-0" in drawn(planned)
+    assert planned.plan.destroyed_uuids == {uuids["2g.10gb"]}
+    assert f"MIG devices that must be idle: {uuids['2g.10gb']}" in unknown
+    assert unknown.endswith("Layout small: 1 instance destroyed, 2 created, 3 stay; no reset.")
 
 
-def test_a_plan_without_known_pods_names_the_devices_that_end() -> None:
-    gpus = Gpus(hardware.template(A100))
-    applying_rig.apply(gpus, layout("balanced"))
+def test_a_plan_says_which_gpus_must_be_idle_for_a_mode_or_that_there_is_nothing_to_do() -> None:
+    mode = drawn(plans.plan(Gpus(), layout("balanced")))
+    nothing = drawn(plans.plan(with_layout("balanced"), layout("balanced")), is_wide=True)
 
-    planned = plans.plan(gpus, layout("small"))
-    text = gpu_report.plan(planned, is_wide=False, style=bar.Style())
-
-    (doomed,) = planned.plan.destroyed_uuids
-    assert f"MIG devices that must be idle: {doomed}" in text
-    assert text.endswith("Layout small: 1 instance destroyed, 2 created, 3 stay; no reset.")
-
-
-def test_a_plan_that_switches_mode_says_which_gpus_must_be_idle() -> None:
-    planned = plans.plan(Gpus(*two_a100()), layout("balanced"))
-
-    text = gpu_report.plan(planned, is_wide=False, style=bar.Style())
-
-    assert "GPU 0-1 must be idle." in text
-    assert text.endswith("MIG mode of 2 GPUs changed; 2 GPUs reset.")
-
-
-def test_an_empty_plan_says_that_there_is_nothing_to_do() -> None:
-    gpus = Gpus(hardware.template(A100))
-    applying_rig.apply(gpus, layout("balanced"))
-
-    text = gpu_report.plan(plans.plan(gpus, layout("balanced")), is_wide=True, style=bar.Style())
-
-    assert text.endswith("Layout balanced is already active: nothing to do.")
+    assert "GPU 0-1 must be idle." in mode
+    assert mode.endswith("MIG mode of 2 GPUs changed; 2 GPUs reset.")
+    assert nothing.endswith("Layout balanced is already active: nothing to do.")
 
 
 def test_a_failed_check_says_how_a_gpu_differs() -> None:
-    gpus = Gpus(*two_a100())
-    applying_rig.apply(gpus, layout("balanced"))
-
-    checked = plans.plan(gpus, layout("small"))
+    checked = plans.plan(with_layout("balanced"), layout("small"))
 
     assert not checked.is_applied
     assert gpu_report.difference(checked) == (
@@ -281,10 +219,7 @@ def test_a_failed_check_says_how_a_gpu_differs() -> None:
 
 
 def test_status_as_data_has_every_instance_with_its_place() -> None:
-    gpus = Gpus(hardware.template(A100))
-    applying_rig.apply(gpus, layout("first-only"))
-
-    data = plans.status(gpus).to_data()
+    data = plans.status(with_layout("first-only", count=1)).to_data()
 
     assert isinstance(data["gpus"], list)
     (gpu,) = data["gpus"]
@@ -296,7 +231,7 @@ def test_status_as_data_has_every_instance_with_its_place() -> None:
 
 
 def test_a_plan_as_data_counts_and_lists_its_steps() -> None:
-    data = plans.plan(Gpus(hardware.template(A100)), layout("first-only")).to_data()
+    data = plans.plan(Gpus(count=1), layout("first-only")).to_data()
 
     assert data["instances"] == {"destroyed": 0, "created": 1, "staying": 0}
     assert isinstance(data["gpus"], list)
@@ -308,8 +243,7 @@ def test_a_plan_as_data_counts_and_lists_its_steps() -> None:
 
 
 def test_export_writes_what_apply_reads() -> None:
-    gpus = Gpus(*two_a100())
-    applying_rig.apply(gpus, layout("balanced"))
+    gpus = with_layout("balanced")
 
     exported = config.export(gpus.observe(), label="current")
 
