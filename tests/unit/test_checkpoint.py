@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from collections.abc import Callable, Iterable
 
 import hypothesis
 import pytest
@@ -47,6 +48,23 @@ def gpus_with(layout: str) -> applying_rig.Gpus:
     return gpus
 
 
+def with_inside(
+    gpus: Iterable[model.Gpu],
+    change: Callable[[tuple[model.ComputeInstance, ...]], tuple[model.ComputeInstance, ...]],
+) -> tuple[model.Gpu, ...]:
+    """Return GPUs whose GPU instances have other compute instances."""
+    return tuple(
+        dataclasses.replace(
+            gpu,
+            gpu_instances=tuple(
+                dataclasses.replace(gi, compute_instances=change(gi.compute_instances))
+                for gi in gpu.gpu_instances
+            ),
+        )
+        for gpu in gpus
+    )
+
+
 def read(text: str) -> checkpoint.Checkpoint:
     return checkpoint.parse(text, source="c.json")
 
@@ -85,15 +103,7 @@ def test_gpus_without_mig_are_omitted_and_no_gpus_are_null() -> None:
 
 def test_a_gpu_instance_without_compute_instance_is_recorded() -> None:
     gpus = gpus_with("small")
-    gpus.gpus = tuple(
-        dataclasses.replace(
-            gpu,
-            gpu_instances=tuple(
-                dataclasses.replace(gi, compute_instances=()) for gi in gpu.gpu_instances
-            ),
-        )
-        for gpu in gpus.gpus
-    )
+    gpus.gpus = with_inside(gpus.gpus, lambda _: ())
     text = checkpoint.render(gpus.gpus)
 
     assert '"ComputeInstances":null' in text
@@ -101,23 +111,12 @@ def test_a_gpu_instance_without_compute_instance_is_recorded() -> None:
 
 
 def test_a_one_slice_instance_with_more_processors_is_filled_by_its_own_profile() -> None:
-    capacity = hardware.find("H100")
     gpu = dataclasses.replace(
-        hardware.template(capacity, 0),
+        hardware.template(hardware.find("H100"), 0),
         current_mode=model.MigMode.ENABLED,
         pending_mode=model.MigMode.ENABLED,
     )
-    gpus = gpu_values.brought_to(
-        (gpu,),
-        config.select(
-            config.parse(
-                "version: v1\nmig-configs:\n  a:\n"
-                "  - {devices: all, mig-enabled: true, mig-devices: {1g.20gb: 1, 1g.10gb: 1}}\n",
-                source="l",
-            ).layout("a"),
-            (gpu,),
-        )[gpu.uuid],
-    )
+    gpus = gpu_values.brought_to((gpu,), samples.want({"1g.20gb": 1, "1g.10gb": 1}))
     instances = json.loads(checkpoint.render(gpus))["MigState"]["Devices"][0]["GpuInstances"]
 
     assert [(gi["ProfileID"], gi["ComputeInstances"][0]["ProfileID"]) for gi in instances] == [
@@ -162,16 +161,7 @@ def test_matching_compute_instances_stay_when_a_gpu_instance_changes() -> None:
     gpus = gpus_with("large")
     text = checkpoint.render(gpus.gpus)
     kept = {uuid for gpu in gpus.gpus for uuid in gpu.mig_uuids}
-    one_less = tuple(
-        dataclasses.replace(
-            gpu,
-            gpu_instances=tuple(
-                dataclasses.replace(gi, compute_instances=gi.compute_instances[1:])
-                for gi in gpu.gpu_instances
-            ),
-        )
-        for gpu in gpus.gpus
-    )
+    one_less = with_inside(gpus.gpus, lambda instances: instances[1:])
 
     plan = planner.restore_checkpoint(read(text), one_less).plan
 

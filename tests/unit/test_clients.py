@@ -207,13 +207,6 @@ def test_a_workload_that_selects_nodes_by_a_deploy_label_is_no_daemon() -> None:
     assert gated == (daemon,)
 
 
-def test_a_display_gpu_is_not_expected_of_the_device_plugin() -> None:
-    gpus = balanced()
-    display = dataclasses.replace(gpus[0], uuid="GPU-display", name="NVIDIA DGX Display")
-
-    assert resources.expected_devices((*gpus, display)) == resources.expected_devices(gpus)
-
-
 @pytest.mark.parametrize(
     ("pod", "is_plugin"),
     [

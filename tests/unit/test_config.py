@@ -285,20 +285,13 @@ mig-configs:
 @pytest.mark.parametrize(
     ("text", "device_id", "subsystem_id"),
     [
-        ("0x20B010DE", 0x20B010DE, None),
-        ("0X20b010de", 0x20B010DE, None),
-        ("0x20B0_10DE", 0x20B010DE, None),
-        ("548409566", 0x20B010DE, None),
-        ("0b101", 5, None),
-        ("0o17", 15, None),
-        ("017", 15, None),
-        ("0_17", 15, None),
-        ("0", 0, None),
-        ("0xFFFFFFFF", 0xFFFFFFFF, None),
-        ("0x25B610DE:0x14A910DE", 0x25B610DE, 0x14A910DE),
+        ("0x20B010DE", 0x20B010DE, None), ("0X20b010de", 0x20B010DE, None),
+        ("0x20B0_10DE", 0x20B010DE, None), ("548409566", 0x20B010DE, None), ("0b101", 5, None),
+        ("0o17", 15, None), ("017", 15, None), ("0_17", 15, None), ("0", 0, None),
+        ("0xFFFFFFFF", 0xFFFFFFFF, None), ("0x25B610DE:0x14A910DE", 0x25B610DE, 0x14A910DE),
         ("0x25B610DE:0x00000000", 0x25B610DE, 0),
     ],
-)
+)  # fmt: skip
 def test_a_pci_id_is_read_as_go_reads_numbers(
     text: str, device_id: int, subsystem_id: int | None
 ) -> None:

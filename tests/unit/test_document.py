@@ -92,13 +92,6 @@ def test_not_a_number_is_read_as_such() -> None:
     assert math.isnan(got)
 
 
-def test_json_is_read_too() -> None:
-    assert read('{"a": [1, 2.5, null, true, "x"], "b": {}}') == {
-        "a": [1, 2.5, None, True, "x"],
-        "b": {},
-    }
-
-
 def test_every_key_and_value_has_its_location() -> None:
     root = yaml_tree.parse("# top\na:\n  - b: 1\n    c: [2]\n", source="file.yaml")
     assert isinstance(root, yaml_tree.Mapping)
@@ -195,9 +188,6 @@ def test_depth_is_bounded_also_through_aliases() -> None:
     deep = "[" * 20 + "]" * 20
     text = f"a: &a {deep}\nb: [[[[[[[[[[[[[*a]]]]]]]]]]]]]\n"
     assert "levels deep" in error_of(text)
-
-
-def test_deep_nesting_is_refused_rather_than_followed() -> None:
     assert "levels deep" in error_of("[" * 100_000)
     assert read("[" * 32 + "]" * 32) is not None
 
@@ -255,22 +245,13 @@ def test_a_value_that_its_kind_cannot_hold_is_an_error(text: str) -> None:
     assert "cannot be read as" in error_of(text)
 
 
-@hypothesis.given(st.text(max_size=60))
+@hypothesis.given(
+    st.text(max_size=60) | st.text(alphabet="ab:-,&*<>{}[]!'\"|? \n#01", max_size=40)
+)
 @hypothesis.settings(
-    suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture], max_examples=200
+    suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture], max_examples=400
 )
 def test_any_text_parses_or_is_refused_with_a_location(text: str) -> None:
-    try:
-        yaml_tree.parse(text, source="f")
-    except errors.ConfigError as error:
-        assert error.location is not None  # noqa: PT017 - both outcomes are fine
-
-
-@hypothesis.given(st.text(alphabet="ab:-,&*<>{}[]!'\"|? \n#01", max_size=40))
-@hypothesis.settings(
-    suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture], max_examples=300
-)
-def test_any_jumble_of_yaml_signs_is_either_read_or_refused(text: str) -> None:
     try:
         yaml_tree.parse(text, source="f")
     except errors.ConfigError as error:

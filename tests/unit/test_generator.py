@@ -89,9 +89,12 @@ def only(configs: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 @pytest.mark.parametrize("name", BALANCED)
 def test_balanced_equals_the_layout_of_mig_parted_on_nine_products(name: str) -> None:
-    rule = only(layouts(name), "all-balanced")
+    configs = layouts(name)
 
-    assert rule == {"devices": "all", "mig-enabled": True, "mig-devices": BALANCED[name]}
+    rule = {"devices": "all", "mig-enabled": True, "mig-devices": BALANCED[name]}
+    assert configs["all-balanced"] == [rule]
+    assert configs["all-enabled"] == [rule | {"mig-devices": {}}]
+    assert configs["all-disabled"] == [rule | {"mig-enabled": False, "mig-devices": {}}]
 
 
 @pytest.mark.parametrize("name", PER_PROFILE)
@@ -103,16 +106,6 @@ def test_every_profile_has_a_layout_with_the_count_of_mig_parted(name: str) -> N
         assert rule == {"devices": "all", "mig-enabled": True, "mig-devices": {wanted: count}}
     standard = {"all-disabled", "all-enabled", "all-balanced"}
     assert len(configs) == len(PER_PROFILE[name]) + len(standard)
-
-
-@pytest.mark.parametrize("name", BALANCED)
-def test_disabled_and_enabled_are_always_there(name: str) -> None:
-    configs = layouts(name)
-
-    assert only(configs, "all-disabled")["mig-enabled"] is False
-    assert only(configs, "all-disabled")["mig-devices"] == {}
-    assert only(configs, "all-enabled")["mig-enabled"] is True
-    assert only(configs, "all-enabled")["mig-devices"] == {}
 
 
 def test_models_with_the_same_profiles_share_their_rules_but_for_balanced() -> None:
@@ -214,11 +207,12 @@ def test_the_count_that_fits_equals_the_drivers(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", products.names())
-def test_the_planner_accepts_every_layout(name: str) -> None:
+def test_the_planner_accepts_every_layout_and_its_name_is_a_legal_label_value(name: str) -> None:
     gpu = hardware.template(hardware.find(name))
     text = yaml_tree.dump(generator.document(kinds(name), has_all_maximal=True))
 
     for layout in config.parse(text, source="generated").layouts.values():
+        assert LABEL_VALUE.fullmatch(layout.name)
         wanted = config.select(layout, [gpu])
         # Raises where anything does not fit.
         planner.plan([gpu], wanted)
@@ -275,13 +269,6 @@ def test_mixed_layouts_of_several_models_are_joined_where_they_are_the_same() ->
 
     assert only(configs, "max-4g.40gb_3g.40gb")["device-filter"] == ["0x20B210DE", "0x233010DE"]
     assert only(configs, "max-1g.6gb.me_3x1g.6gb")["device-filter"] == ["0x20B710DE"]
-
-
-@pytest.mark.parametrize("name", products.names())
-def test_every_name_is_a_legal_label_value_and_short_enough(name: str) -> None:
-    names = list(layouts(name, has_all_maximal=True))
-
-    assert [each for each in names if not LABEL_VALUE.fullmatch(each)] == []
 
 
 def test_a_name_that_is_too_long_is_cut_and_stays_unique() -> None:

@@ -6,8 +6,8 @@ The rows are those of its own tests (``api/spec/v1/spec_test.go``) and of trying
 import pytest
 
 from mig_manager import errors
-from mig_manager.core import model
 from mig_manager.core.layout import config
+from tests.unit import samples
 
 RULE = "[{devices: all, mig-enabled: false}]"
 
@@ -212,22 +212,7 @@ def test_a_lenient_index_means_what_it_means_to_mig_parted(
 
 def test_a_lenient_invalid_filter_matches_no_gpu() -> None:
     rule = parse(filtered('"0x20B010DE:extra"'), is_lenient=True).layout("x").rules[0]
-    gpu = model.Gpu(
-        index=0,
-        uuid="GPU-0",
-        name="NVIDIA A100-SXM4-40GB",
-        architecture=model.Architecture.AMPERE,
-        pci_address="00000000:01:00.0",
-        pci_device_id=0x20B010DE,
-        pci_subsystem_id=0,
-        memory_mib=40960,
-        current_mode=model.MigMode.DISABLED,
-        pending_mode=model.MigMode.DISABLED,
-        mode_change_needs_reset=True,
-        profiles=None,
-        gpu_instances=(),
-    )
-    assert not rule.matches(gpu)
+    assert not rule.matches(samples.gpu(None))
 
 
 def test_an_empty_second_document_gives_no_warning() -> None:

@@ -58,16 +58,10 @@ def test_what_is_written_out_and_read_again_is_the_same() -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "",
-        "# nothing",
-        "null",
-        "version: v1",
-        "version: v1\nhooks:",
-        "{hooks: {}}",
-        "hooks: {apply-start: }",
-        "hooks: {apply-start: [], apply-exit: []}",
+        "", "# nothing", "null", "version: v1", "version: v1\nhooks:", "{hooks: {}}",
+        "hooks: {apply-start: }", "hooks: {apply-start: [], apply-exit: []}",
     ],
-)
+)  # fmt: skip
 def test_a_file_without_hooks_is_an_empty_table(text: str) -> None:
     assert parse(text).is_empty
 
@@ -142,25 +136,12 @@ _WORDS = st.sampled_from(
         *("version", "v1", "hooks", *(point.value for point in Point)),
         *("command", "args", "envs", "workdir", "timeout-s", "Command", "/bin/sh", "=", "\\0"),
         *(
-            ": ",
-            "\n",
-            "\n  ",
-            "\n  - ",
-            "- ",
-            "[",
-            "]",
-            "{",
-            "}",
-            ", ",
-            "'",
-            '"',
-            "&a ",
-            "*a",
+            ": ", "\n", "\n  ", "\n  - ", "- ", "[", "]", "{", "}", ", ", "'", '"', "&a ", "*a",
             "~",
         ),
         *("1", "-1", "1e999", ".nan", "yes", "0x", "<<", "!!binary ", "|", "\t", "\ud800", "\x00"),
     ]
-)
+)  # fmt: skip
 
 
 @hypothesis.given(st.one_of(st.text(), st.lists(_WORDS, max_size=40).map("".join)))

@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 
 from mig_manager import errors
 from mig_manager.catalogue import hardware
-from mig_manager.core import model, profile_name
+from mig_manager.core import model
 from mig_manager.core.planner import planner
 from mig_manager.core.records import gpu_codec
 from tests import gpu_values
+from tests.unit import samples
 
 PRODUCTS = [each for each in hardware.products().values() if not each.not_simulatable]
 
@@ -63,8 +64,7 @@ def test_a_plan_from_the_inventory_equals_the_plan_from_the_gpus(
     before: dict[str, int], after: dict[str, int]
 ) -> None:
     def wanted(counts: dict[str, int]) -> model.DesiredGpu:
-        devices = {profile_name.parse(name): count for name, count in counts.items()}
-        return model.DesiredGpu.of(model.MigMode.ENABLED, devices)
+        return samples.want(counts)
 
     def shape(gpus: tuple[model.Gpu, ...]) -> object:
         try:

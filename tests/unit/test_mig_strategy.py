@@ -88,3 +88,4 @@ def test_console_gpus_do_not_count() -> None:
     }
 
     assert not resources.strategy_refusals(resources.gpu_layouts((gpu, display), wanted))
+    assert resources.expected_devices((gpu, display)) == resources.expected_devices((gpu,))

@@ -1,35 +1,10 @@
 """Names and counts of extended resources."""
 
-import dataclasses
-
 import pytest
 
-from mig_manager.catalogue import hardware
 from mig_manager.core import model, profile_name
 from mig_manager.core.node import resources
-
-
-def gpu(mode: model.MigMode, *profiles: str) -> model.Gpu:
-    """Return a GPU with these devices; where they lie does not matter here."""
-    instances = tuple(
-        model.GpuInstance(
-            instance_id=number,
-            profile=profile_name.parse(name).gpu_instance,
-            profile_id=19,
-            placement=model.Placement(number, 1),
-            compute_instances=(
-                model.ComputeInstance(
-                    instance_id=0,
-                    profile=profile_name.parse(name),
-                    placement=None,
-                    uuid=f"MIG-{number}",
-                ),
-            ),
-        )
-        for number, name in enumerate(profiles)
-    )
-    bare = hardware.template(hardware.parse_node("1xA100-SXM4-40GB")[0], 0)
-    return dataclasses.replace(bare, current_mode=mode, gpu_instances=instances)
+from tests.unit import samples
 
 
 @pytest.mark.parametrize(
@@ -49,10 +24,10 @@ def test_a_profile_has_the_name_that_nvidias_plugin_gives_it(
 
 def test_devices_are_counted_by_resource_without_nameless_ones() -> None:
     node = (
-        gpu(model.MigMode.DISABLED),
-        gpu(model.MigMode.ENABLED, "1g.5gb", "1g.5gb", "3g.20gb"),
-        gpu(model.MigMode.ENABLED, "1g.5gb", "1c.2g.10gb"),
-        gpu(model.MigMode.ENABLED),
+        samples.gpu(samples.A100, mode=model.MigMode.DISABLED),
+        samples.gpu(samples.A100, "1g.5gb@0", "1g.5gb@1", "3g.20gb@4"),
+        samples.gpu(samples.A100, "1g.5gb@0", "2g.10gb@2[1c@0]"),
+        samples.gpu(samples.A100),
     )
 
     assert resources.counts(node) == {

@@ -5,46 +5,32 @@ import dataclasses
 import pytest
 
 from mig_manager.catalogue import hardware
-from mig_manager.core import model, profile_name, steps
-from mig_manager.core.layout import config
+from mig_manager.core import model, steps
 from mig_manager.core.planner import planner
 from mig_manager.core.records import gpu_codec
 from tests import gpu_values
+from tests.unit import samples
 
 ON = model.MigMode.ENABLED
 
 
 def gpu_with(**counts: int) -> model.Gpu:
     """Return an A100 with so many instances of each profile, such as ``g1=2``."""
-    names = {"g1": "1g.5gb", "g2": "2g.10gb", "g3": "3g.20gb", "c1": "1c.3g.20gb"}
-    wanted = {profile_name.parse(names[key]): count for key, count in counts.items()}
     empty = hardware.template(hardware.find("A100-SXM4-40GB"), 0)
-    return gpu_values.brought_to((empty,), model.DesiredGpu.of(ON, wanted))[0]
+    return gpu_values.brought_to((empty,), wanted(**counts))[0]
+
+
+def wanted(**counts: int) -> model.DesiredGpu:
+    names = {"g1": "1g.5gb", "g2": "2g.10gb", "g3": "3g.20gb", "c1": "1c.3g.20gb"}
+    return samples.want({names[key]: count for key, count in counts.items()})
 
 
 def replan(gpu: model.Gpu, **counts: int) -> tuple[steps.Plan, model.Gpu]:
     """Return the plan to other instances, and the GPU after it."""
-    after = gpu_with(**counts)
-    document = config.parse(
-        "version: v1\nmig-configs:\n  wanted:\n  - devices: all\n    mig-enabled: true\n"
-        "    mig-devices:\n"
-        + "".join(
-            f"      {ci.profile}: {len(same)}\n"
-            for ci, same in {
-                ci.profile: (ci, [c for c in all_inside(after) if c.profile == ci.profile])
-                for ci in all_inside(after)
-            }.values()
-        ),
-        source="test",
-    )
-    plan = planner.plan((gpu,), config.select(document.layout("wanted"), (gpu,)))
+    plan = planner.plan((gpu,), {gpu.uuid: wanted(**counts)})
     for step in plan.steps:
         gpu = gpu_values.apply_step(gpu, step)
     return plan, gpu
-
-
-def all_inside(gpu: model.Gpu) -> list[model.ComputeInstance]:
-    return [ci for gi in gpu.gpu_instances for ci in gi.compute_instances]
 
 
 def restored(gpu: model.Gpu, before: tuple[model.GpuSnapshot, ...]) -> model.Gpu:

@@ -63,17 +63,11 @@ def test_a_slot_beyond_our_limit_counts_as_held_and_is_never_free() -> None:
 @pytest.mark.parametrize(
     ("name", "index"),
     [
-        ("mig-manager-slot-0", 0),
-        ("mig-manager-slot-12", 12),
-        ("mig-manager-slot-012", None),
-        ("mig-manager-slot-", None),
-        ("mig-manager-slot-1x", None),
-        ("mig-manager-slot-²", None),
-        ("mig-manager-slot-1234567890", None),
-        ("mig-manager", None),
-        ("kube-scheduler", None),
+        ("mig-manager-slot-0", 0), ("mig-manager-slot-12", 12), ("mig-manager-slot-012", None),
+        ("mig-manager-slot-", None), ("mig-manager-slot-1x", None), ("mig-manager-slot-²", None),
+        ("mig-manager-slot-1234567890", None), ("mig-manager", None), ("kube-scheduler", None),
     ],
-)
+)  # fmt: skip
 def test_leases_of_others_are_no_slots(name: str, index: int | None) -> None:
     assert slots.index_of(name) == index
     assert index is None or slots.name_of(index) == name
