@@ -18,7 +18,7 @@ from mig_manager.sandbox.driver import library as simulated
 from mig_manager.sandbox.driver import states
 from testkit import nvml_faults
 from tests.adapters import nvml_rig
-from tests.adapters.nvml_rig import OFF, ON, Boot, Rig, ci_step, end_steps, gi_step
+from tests.adapters.nvml_rig import OFF, Boot, Rig, ci_step, end_steps, gi_step
 
 PRODUCTS = [
     pytest.param(product, id=product.key)
@@ -73,15 +73,6 @@ def test_every_profile_of_a_product_can_be_made_and_is_seen_with_its_name(
         assert (compute.uuid or "").startswith("MIG-")
         node.run(*end_steps(gpu))
     assert node.observe() == empty
-
-
-def test_a_gpu_without_mig_has_no_mode_and_no_profiles(boot: Boot) -> None:
-    node = boot("t4")
-    gpu = node.observe()
-    assert not gpu.is_mig_capable
-    assert gpu.pending_mode is None
-    assert gpu.profiles == ()
-    assert not gpu.mode_change_needs_reset
 
 
 def test_gpus_come_in_the_order_of_their_indices(boot: Boot) -> None:
@@ -169,16 +160,6 @@ def test_instances_come_in_the_order_of_their_placements_whatever_their_ids(boot
     assert [instance.placement.start for instance in gpu.gpu_instances] == list(range(7))
 
 
-def test_a_mode_that_waits_for_a_reset_is_reported(boot: Boot) -> None:
-    node = boot(in_use_timeout_s=0.0)
-    gpu = node.observe()
-    node.state.add_client(gpu.uuid, name="dcgm", kind=states.ClientKind.MONITOR)
-    with pytest.raises(errors.HardwareError):
-        node.enable()
-    gpu = node.observe()
-    assert (gpu.current_mode, gpu.pending_mode) == (OFF, ON)
-
-
 def test_the_unprivileged_see_no_profiles_while_mig_is_off(boot: Boot) -> None:
     node = boot(options=states.Options(permitted=False))
     gpu = node.observe()
@@ -216,14 +197,6 @@ def test_lasting_facts_are_asked_once_however_many_instances_there_are(node: Rig
     assert added["nvmlDeviceGetMigMode"] == 1
     assert added["nvmlDeviceGetGpuInstanceProfileInfo"] <= 32
     assert added["nvmlGpuInstanceGetComputeInstanceProfileInfo"] <= 16
-
-
-def test_no_session_outlives_an_observation(node: Rig) -> None:
-    node.gpus.observe()
-    node.fault("nvmlDeviceGetMigMode", code=states.Code.GPU_IS_LOST)
-    with pytest.raises(errors.HardwareError):
-        node.gpus.observe()
-    assert node.calls("nvmlInitWithFlags") == node.calls("nvmlShutdown") == 2
 
 
 def test_an_error_names_the_gpu_the_function_and_the_answer(node: Rig) -> None:
@@ -270,13 +243,6 @@ def test_every_gpu_unreachable_is_an_error_that_names_each(boot: Boot) -> None:
         node.gpus.observe()
     assert caught.value.reason is errors.Reason.GPU_LOST
     assert caught.value.reason.is_transient
-
-
-def test_a_driver_that_is_not_loaded_is_reported_as_such(node: Rig) -> None:
-    node.fault("nvmlInit*", code=states.Code.DRIVER_NOT_LOADED, count=None)
-    with pytest.raises(errors.HardwareError) as caught:
-        node.gpus.observe()
-    assert caught.value.reason is errors.Reason.DRIVER_NOT_LOADED
 
 
 def test_a_gpu_that_shares_the_memory_of_its_host_is_observed(boot: Boot) -> None:

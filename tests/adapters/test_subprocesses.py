@@ -11,7 +11,6 @@ import pytest
 
 from mig_manager import errors
 from mig_manager.adapters.host import subprocesses
-from tests import waiting
 from tests.adapters import processes
 
 WORKER = """
@@ -129,27 +128,6 @@ def test_a_kernel_without_descriptors_of_processes_will_do(
     assert ask(ECHO, LARGE) == LARGE
     with pytest.raises(EOFError):
         ask("sys.exit(3)")
-
-
-def test_the_end_of_a_flood_on_stderr_is_kept_and_blocks_nothing() -> None:
-    child = worker("os.write(2, b'x' * (1 << 20) + b' the end'); parent.send(1); time.sleep(60)")
-    assert child.receive(30.0) == 1
-    assert child.end()
-    assert child.stderr.text().endswith(" the end")
-    assert len(child.stderr.text()) == subprocesses.Keep().stderr_bytes
-
-
-def test_processes_that_a_child_started_are_killed_with_it() -> None:
-    script = """
-pid = os.fork()
-if pid:
-    parent.send(pid)
-signal.pause()
-"""
-    child = worker(script)
-    pid = child.receive(30.0)
-    assert child.end()
-    waiting.until(lambda: processes.is_dead(pid))
 
 
 def test_a_process_that_keeps_the_pipes_open_does_not_delay_the_end() -> None:
