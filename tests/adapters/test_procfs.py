@@ -186,7 +186,7 @@ def test_a_gpu_instance_is_used_through_its_own_cap_nodes_or_the_gpu_alone(proc:
 def test_at_most_eight_processes_are_named(proc: ProcTree) -> None:
     for pid in range(50, 60):
         proc.add(pid, "/dev/nvidia0")
-    names = procfs.named(procfs.gpu_processes(proc.root))
+    names = procfs.listed(procfs.gpu_processes(proc.root))
     assert names.startswith("python3 (pid 50), ")
     assert names.endswith("python3 (pid 57) and 2 more")
 

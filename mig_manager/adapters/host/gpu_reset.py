@@ -233,7 +233,7 @@ class SmiReset:
         """Return the error for a reset that the tool refused."""
         if _IN_USE.search(done.output):
             users = [user for gpu in chosen for user in self._users(self._query(gpu))]
-            names = procfs.listed(list(dict.fromkeys(users)))
+            names = procfs.listed(dict.fromkeys(users))
             by = f"by {names}, and maybe by other processes" if names else "by processes"
             error = errors.HostError(
                 f"{done.line}: in use {by} that are not visible here", reason=errors.Reason.IN_USE

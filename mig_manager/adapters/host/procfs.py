@@ -188,14 +188,9 @@ def capabilities(root: pathlib.Path, minor: int) -> dict[int, Instance]:
     return found
 
 
-def named(processes: Sequence[GpuProcess]) -> str:
-    """Name the first processes, and count the rest; empty if there are none."""
-    return listed([str(each) for each in processes])
-
-
-def listed(names: Sequence[str]) -> str:
-    """Return the first names, and count the rest; empty if there are none."""
-    return messages.listed(names, most=_MAX_NAMED)
+def listed(users: Iterable[object]) -> str:
+    """Name the first, and count the rest; empty if there are none."""
+    return messages.listed(list(map(str, users)), most=_MAX_NAMED)
 
 
 def boot_id(path: pathlib.Path = _BOOT_ID) -> str:

@@ -292,7 +292,7 @@ class WorkerGpus(ports.Standby):
         if worker.running and worker.running[0].minor is not None:
             # Files that the driver serves, such as the capabilities, must not be read now.
             found = procfs.gpu_processes(self._proc_root, ignore=(os.getpid(),))
-            if open_in := procfs.named(procfs.using_gpu(found, worker.running[0].minor)):
+            if open_in := procfs.listed(procfs.using_gpu(found, worker.running[0].minor)):
                 error.add(
                     f"{error.gpu} is open in {open_in}, "
                     "and maybe in others that cannot be seen from here"

@@ -130,8 +130,13 @@ class Device:
         modes = library.call_unless(library.UNSUPPORTED, pynvml.nvmlDeviceGetMigMode, self.handle)
         if modes is None:
             return None
-        current, pending = modes
-        return _mode(current), _mode(pending)
+        current, pending = (
+            model.MigMode.ENABLED
+            if mode == pynvml.NVML_DEVICE_MIG_ENABLE
+            else model.MigMode.DISABLED
+            for mode in modes
+        )
+        return current, pending
 
     def memory_bytes(self) -> int:
         """Return the memory of the whole GPU; 0 for a GPU that shares the memory of its host."""
@@ -177,11 +182,8 @@ class Device:
     def placements(self, profile_id: int) -> tuple[model.Placement, ...]:
         """Return the placements of a profile, free or not, ascending."""
         ask = pynvml.nvmlDeviceGetGpuInstancePossiblePlacements
-        count = ctypes.c_uint(0)
-        library.call(ask, self.handle, profile_id, None, ctypes.byref(count))
-        spans = (pynvml.c_nvmlGpuInstancePlacement_t * max(count.value, _MIN_LISTED))()
-        library.call(ask, self.handle, profile_id, spans, ctypes.byref(count))
-        return tuple(sorted(map(_placement, spans[: count.value])))
+        kind = pynvml.c_nvmlGpuInstancePlacement_t
+        return _placements(ask, kind, self.handle, profile_id, frozenset())
 
     def compute_placements(
         self, instance: GpuInstanceRef, profile_id: int
@@ -193,16 +195,10 @@ class Device:
         key = instance.profile_id, profile_id
         if key not in self._compute_placements:
             ask = pynvml.nvmlGpuInstanceGetComputeInstancePossiblePlacements
-            unsupported = library.UNSUPPORTED | library.UNOFFERED
-            count = ctypes.c_uint(0)
-            asked = (instance.handle, profile_id)
-            answer = library.call_unless(unsupported, ask, *asked, None, ctypes.byref(count))
-            placements = None
-            if answer is not None and count.value:
-                spans = (pynvml.c_nvmlComputeInstancePlacement_t * max(count.value, _MIN_LISTED))()
-                library.call(ask, *asked, spans, ctypes.byref(count))
-                placements = tuple(sorted(map(_placement, spans[: count.value])))
-            self._compute_placements[key] = placements
+            kind = pynvml.c_nvmlComputeInstancePlacement_t
+            unreported = library.UNSUPPORTED | library.UNOFFERED
+            found = _placements(ask, kind, instance.handle, profile_id, unreported)
+            self._compute_placements[key] = found or None
         return self._compute_placements[key]
 
     def profile_ids(self, name: model.Profile) -> tuple[int, ...]:
@@ -350,10 +346,16 @@ def _name(enum_index: int, info: Any, *, total_bytes: int) -> model.Profile:
     )
 
 
-def _mode(value: int) -> model.MigMode:
-    return (
-        model.MigMode.ENABLED if value == pynvml.NVML_DEVICE_MIG_ENABLE else model.MigMode.DISABLED
-    )
+def _placements(
+    ask: Callable[..., Any], kind: Any, owner: Handle, profile_id: int, unreported: frozenset[int]
+) -> tuple[model.Placement, ...]:
+    """Return what NVML reports, ascending; none if it answers one of ``unreported``."""
+    count = ctypes.c_uint(0)
+    if library.call_unless(unreported, ask, owner, profile_id, None, ctypes.byref(count)) is None:
+        return ()
+    spans = (kind * max(count.value, _MIN_LISTED))()
+    library.call(ask, owner, profile_id, spans, ctypes.byref(count))
+    return tuple(sorted(map(_placement, spans[: count.value])))
 
 
 def _placement(span: Any) -> model.Placement:

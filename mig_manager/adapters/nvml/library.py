@@ -34,15 +34,12 @@ _REASONS: dict[int, errors.Reason] = {
     # the driver, or a host whose kernel module was not reloaded.
     pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH: errors.Reason.DRIVER_LIBRARY_MISMATCH,
     pynvml.NVML_ERROR_IN_USE: errors.Reason.IN_USE,
-    pynvml.NVML_ERROR_VGPU_ECC_NOT_SUPPORTED: errors.Reason.NOT_SUPPORTED,
     pynvml.NVML_ERROR_INSUFFICIENT_RESOURCES: errors.Reason.INSUFFICIENT_RESOURCES,
-    pynvml.NVML_ERROR_FREQ_NOT_SUPPORTED: errors.Reason.NOT_SUPPORTED,
     pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH: errors.Reason.NOT_SUPPORTED,
     pynvml.NVML_ERROR_DEPRECATED: errors.Reason.NOT_SUPPORTED,
     pynvml.NVML_ERROR_GPU_NOT_FOUND: errors.Reason.GPU_LOST,
-    pynvml.NVML_ERROR_RESET_TYPE_NOT_SUPPORTED: errors.Reason.NOT_SUPPORTED,
 }
-"""What an NVML return value means to a person, if it is more than NVML_ERROR."""
+"""What an answer of the functions we call means to a person, if it is more than NVML_ERROR."""
 
 UNOFFERED = frozenset({pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_INVALID_ARGUMENT})
 """Answers about a profile that this GPU lacks or this library is too old to know (nvml.h)."""

@@ -97,7 +97,7 @@ def require_idle(plan: steps.Plan, files: OpenFiles) -> None:
             continue
         users = steps.blocking(gpu, found[1])
         if users:
-            names = procfs.listed([str(user) for user in users])
+            names = procfs.listed(users)
             busy.append(f"GPU {gpu.gpu_index} ({gpu.gpu_uuid}) is in use by {names}")
     if busy:
         raise errors.GpuInUseError("; ".join(busy))
@@ -151,7 +151,7 @@ def add_users(
             error.add(hidden)
     if others:
         error.add(
-            f"open in {procfs.named(others)}, and maybe in others that cannot be seen from here"
+            f"open in {procfs.listed(others)}, and maybe in others that cannot be seen from here"
         )
 
 
