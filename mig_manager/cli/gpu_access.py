@@ -7,7 +7,7 @@ Each adapter is imported where it is needed, because most commands need few of t
 import dataclasses
 import functools
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from mig_manager import errors
 from mig_manager.adapters import host
@@ -35,7 +35,7 @@ class GpuAccess:
         """Return the GPUs for reading, in this process, which is quickest."""
         from mig_manager.adapters.nvml import gpus as nvml_gpus
 
-        self._simulate()
+        prepare_simulation(self._chosen.gpus, self._terminal.note)
         if self._chosen.gpus.simulate_state is not None:
             from mig_manager.sandbox.driver import library
 
@@ -52,10 +52,10 @@ class GpuAccess:
 
     def dependencies(self) -> local.Dependencies:
         """Return the dependencies of a change; a worker process executes it on the GPUs."""
-        from mig_manager.adapters.host import files, lock_file, procfs
+        from mig_manager.adapters.host import files, lock_file
         from mig_manager.adapters.nvml import client as nvml_worker
 
-        self._simulate()
+        prepare_simulation(self._chosen.gpus, self._terminal.note)
         chosen = self._chosen
         state = chosen.gpus.simulate_state
         dependencies = local.Dependencies(
@@ -77,7 +77,7 @@ class GpuAccess:
             journal=files.JournalFile(chosen.journal_file),
             boot_layout=files.VerifiedLayoutFile(chosen.verified_layout_file),
             clock=host.SystemClock(),
-            boot_id=simulated_boot_id(chosen.gpus) if state else procfs.boot_id(),
+            boot_id=boot_id(chosen.gpus),
             lock_timeout_s=chosen.lock_timeout_s,
             notify=self._terminal.note,
             idle_timeout_s=chosen.idle_timeout_s,
@@ -86,13 +86,15 @@ class GpuAccess:
         if chosen.hooks_file and self._command != "boot":
             from mig_manager.adapters.host import hooks
 
-            programs_of_hooks = hooks.HookPrograms(
-                chosen.hooks_file,
-                variables=command_settings.hook_variables(self._command, chosen),
-                search_path=chosen.search_path,
-                timeout_s=chosen.hook_timeout_s,
+            dependencies = dataclasses.replace(
+                dependencies,
+                hooks=hooks.HookPrograms(
+                    chosen.hooks_file,
+                    variables=command_settings.hook_variables(self._command, chosen),
+                    search_path=chosen.search_path,
+                    timeout_s=chosen.hook_timeout_s,
+                ),
             )
-            dependencies = dataclasses.replace(dependencies, hooks=programs_of_hooks)
         if state:
             # Simulated GPUs must not change the real machine.
             return dependencies
@@ -108,11 +110,6 @@ class GpuAccess:
             reset=gpu_reset.SmiReset(found).reset,
             device_files=device_nodes.DeviceFiles(chosen.roots),
         )
-
-    def _simulate(self) -> None:
-        if self._chosen.gpus.is_simulated:
-            prepare_simulation(self._chosen.gpus)
-            self._terminal.note(f"GPUs are simulated, in {self._chosen.gpus.simulate_state}")
 
     def pods_by_device(self) -> Mapping[str, tuple[str, ...]] | None:
         """Return the pods that use each device, by its UUID; None without a kubelet's socket."""
@@ -165,8 +162,10 @@ class GpuAccess:
             return None
 
 
-def prepare_simulation(access: settings.GpuAccess) -> None:
+def prepare_simulation(access: settings.GpuAccess, note: Callable[[str], object]) -> None:
     """Create the state file of simulated GPUs if it is missing, or if a fresh start is requested.
+
+    Does nothing for real GPUs. ``note`` is called with a sentence that the GPUs are simulated.
 
     Raises:
         UsageError: The spec is invalid, the file has another node or another content or cannot
@@ -199,10 +198,15 @@ def prepare_simulation(access: settings.GpuAccess) -> None:
         raise errors.UsageError(
             f"cannot keep simulated GPUs in {path}: {error.strerror or error}"
         ) from error
+    note(f"GPUs are simulated, in {path}")
 
 
-def simulated_boot_id(access: settings.GpuAccess) -> str:
-    """Return the boot id of the simulated node; empty for real GPUs."""
+def boot_id(access: settings.GpuAccess) -> str:
+    """Return the boot id of the simulated node, or else of this machine."""
+    if access.simulate_state is None:
+        from mig_manager.adapters.host import procfs
+
+        return procfs.boot_id()
     from mig_manager.sandbox.driver import state_file
 
-    return state_file.SharedState(access.simulate_state).boot_id if access.simulate_state else ""
+    return state_file.SharedState(access.simulate_state).boot_id

@@ -88,22 +88,20 @@ def _agent(parsed: Mapping[str, object], terminal: console.Console) -> int:
     if chosen.gpus.is_simulated:
         from mig_manager.cli import gpu_access
 
-        gpu_access.prepare_simulation(chosen.gpus)
-        boot_id = gpu_access.simulated_boot_id(chosen.gpus)
-        logger.warning("gpus_simulated", state=str(chosen.gpus.simulate_state))
+        state = str(chosen.gpus.simulate_state)
+        gpu_access.prepare_simulation(
+            chosen.gpus, lambda _: logger.warning("gpus_simulated", state=state)
+        )
+        boot_id = gpu_access.boot_id(chosen.gpus)
     return main.run(chosen, boot_id=boot_id)
 
 
 def _doctor(parsed: Mapping[str, object], terminal: console.Console) -> int:
-    from mig_manager.cli import command_settings, doctor, doctor_checks
+    from mig_manager.cli import command_settings, doctor, doctor_checks, gpu_access
 
     chosen = command_settings.doctor_settings(parsed, terminal.environ)
     _configure_log(terminal, settings.LogLevel.ERROR, is_debug=chosen.is_debug)
-    if chosen.gpus.is_simulated:
-        from mig_manager.cli import gpu_access
-
-        gpu_access.prepare_simulation(chosen.gpus)
-        terminal.note(f"GPUs are simulated, in {chosen.gpus.simulate_state}")
+    gpu_access.prepare_simulation(chosen.gpus, terminal.note)
     is_good = doctor.run(doctor_checks.CHECKS, chosen, terminal)
     return console.DONE if is_good else console.FAILED
 

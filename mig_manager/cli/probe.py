@@ -51,7 +51,12 @@ def check(command: Sequence[str], environ: Mapping[str, str]) -> tuple[bool, str
         OSError: The agent does not answer.
         http.client.HTTPException: What answers does not speak HTTP.
     """
-    parsed = _options(command)
+    # Our program may stand behind an interpreter or an init; where another one started it, such
+    # as a shell, only the environment counts.
+    words = [word for word in command if word]
+    names = [word.rpartition("/")[2] for word in words]
+    where = next((at for at, name in enumerate(names) if name in _PROGRAMS), None)
+    parsed = {} if where is None else parser.parse(words[where + 1 :])
     if parsed.get("command", "agent") != "agent":
         return True, f"{parsed['command']} has no health to ask for"
     source = options.Source(parsed, environ)
@@ -67,17 +72,6 @@ def check(command: Sequence[str], environ: Mapping[str, str]) -> tuple[bool, str
     finally:
         connection.close()
     return answer.status == http.HTTPStatus.OK, message
-
-
-def _options(command: Sequence[str]) -> Mapping[str, object]:
-    """Return the options given to our program, which may stand behind an interpreter or init.
-
-    None where another program started it, such as a shell: then only the environment counts.
-    """
-    words = [word for word in command if word]
-    names = [word.rpartition("/")[2] for word in words]
-    where = next((at for at, name in enumerate(names) if name in _PROGRAMS), None)
-    return {} if where is None else parser.parse(words[where + 1 :])
 
 
 if __name__ == "__main__":
