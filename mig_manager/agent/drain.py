@@ -240,24 +240,26 @@ class Drain:
                 self._deadline = self._clock.monotonic() + self._order.timeout_s
         if not self._is_late:
             return
-        if self._is_forcing or not self._may_force(remaining):
+        may_force = self._order.policy.is_forced and not (
+            self._order.is_passive or any(map(eviction.why_immovable, remaining))
+        )
+        if self._is_forcing or not may_force:
             raise self._timeout(remaining, blocked, now)
         self._begin(is_forcing=True)
         names = ", ".join(pod.key for pod in remaining if not pod.is_terminating)
         if names:
             self._announce.on_force(names)
 
-    def _may_force(self, remaining: Sequence[cluster.Pod]) -> bool:
-        return self._order.policy.is_forced and not (
-            self._order.is_passive or any(map(eviction.why_immovable, remaining))
-        )
-
     def _timeout(
         self, remaining: Sequence[cluster.Pod], blocked: Mapping[str, str], now: Usage
     ) -> errors.DrainError:
+        def cause(pod: cluster.Pod) -> str:
+            if pod.is_terminating:
+                return blocked.get(pod.key) or f"still terminating; it may take {pod.grace_s} s"
+            return blocked.get(pod.key) or "waits for the others"
+
         causes = messages.by_cause(
-            (clients.describe_pod(pod, now.assigned), blocked.get(pod.key) or _why_remaining(pod))
-            for pod in remaining
+            (clients.describe_pod(pod, now.assigned), cause(pod)) for pod in remaining
         )
         has_evicted = self._evictions.evicted > 0 or self._order.has_begun
         reason, more = self._evictions.why_incomplete(remaining, has_evicted=has_evicted)
@@ -271,9 +273,3 @@ class Drain:
             # A pod that cannot be evicted at all keeps the next attempt from evicting any.
             keeps_closed=has_evicted and not any(map(eviction.why_immovable, remaining)),
         )
-
-
-def _why_remaining(pod: cluster.Pod) -> str:
-    if pod.is_terminating:
-        return f"still terminating; it may take {pod.grace_s} s"
-    return "waits for the others"

@@ -4,7 +4,7 @@ import dataclasses
 import enum
 import functools
 import random
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Sequence
 
 import structlog
 
@@ -183,19 +183,8 @@ class Finding(enum.Enum):
     """A run that failed for good may now end differently, or a GPU was lost or is back."""
 
 
-class DriftedError(errors.MigManagerError):
-    """The layout can only be applied again by evicting pods, which needs a request."""
-
-    def __init__(self, name: str, pods: tuple[str, ...]) -> None:
-        super().__init__(_drift_message(name, pods), reason=errors.Reason.DRIFTED)
-
-
-def drifted(name: str, pods: tuple[str, ...]) -> outcomes.Outcome:
-    """Return the outcome of a check that found another layout than the one applied."""
-    return outcomes.failed(errors.Reason.DRIFTED, _drift_message(name, pods))
-
-
-def _drift_message(name: str, pods: tuple[str, ...]) -> str:
+def drift_message(name: str, pods: tuple[str, ...]) -> str:
+    """Say that the GPUs have another layout than the one applied, and which pods keep it so."""
     why = (
         "; it is not applied again while pods use devices that would be removed: "
         f"{messages.listed(pods)}"
@@ -214,17 +203,6 @@ class Observation:
     """What the layout would change; None: the check failed."""
     error: errors.Reason | None = None
     """Why the check failed."""
-
-    @property
-    def fingerprint(self) -> Hashable:
-        """What the outcome of a run depends on; equal when nothing relevant changed."""
-        return (self.error, *map(_fingerprint, self.gpus))
-
-    @property
-    def unreachable(self) -> frozenset[int] | None:
-        """Indices of the unreachable GPUs; None where that is not known."""
-        is_known = bool(self.gpus) or self.error is None
-        return _indices(self.gpus.unreachable) if is_known else None
 
 
 def observe(plans: Planning) -> Observation:
@@ -250,30 +228,27 @@ class DriftCheck:
 
     def judge(self, ended: outcomes.Outcome, now: Observation) -> Finding:
         """Compare an observation with the end of the last run and with earlier observations."""
+        # What the outcome of a run depends on.
+        fingerprint = (now.error, *map(_fingerprint, now.gpus))
         if ended is not self._ended:
             self._ended = ended
-            self._baseline = now.fingerprint
+            self._baseline = fingerprint
             self._is_drifted = ended.reason is errors.Reason.DRIFTED
-        is_other_node = now.unreachable not in (None, _indices(ended.gpus.unreachable))
-        if ended.state is model.State.SUCCESS and is_other_node:
-            # A GPU was lost, or is back: apply the layout to it, or publish the loss.
-            return Finding.CHANGED
-        if ended.state is model.State.SUCCESS or ended.reason is errors.Reason.DRIFTED:
-            return self._drift(None if now.plan is None else now.plan.is_empty)
-        # The first observation after a failure is what the next ones are compared with.
-        return Finding.AS_BEFORE if now.fingerprint == self._baseline else Finding.CHANGED
-
-    def _drift(self, is_applied: bool | None) -> Finding:  # noqa: FBT001 - one question
-        if is_applied is None:
+        is_success = ended.state is model.State.SUCCESS
+        if is_success and (now.gpus or now.error is None):
+            unreachable = {gpu.index for gpu in now.gpus.unreachable}
+            if unreachable != {gpu.index for gpu in ended.gpus.unreachable}:
+                # A GPU was lost, or is back: apply the layout to it, or publish the loss.
+                return Finding.CHANGED
+        if not (is_success or ended.reason is errors.Reason.DRIFTED):
+            # The first observation after a failure is what the next ones are compared with.
+            return Finding.AS_BEFORE if fingerprint == self._baseline else Finding.CHANGED
+        if now.plan is None:
             return Finding.AS_BEFORE
-        was_drifted, self._is_drifted = self._is_drifted, not is_applied
-        if is_applied:
-            return Finding.BACK if was_drifted else Finding.AS_BEFORE
-        return Finding.STILL_DRIFTED if was_drifted else Finding.DRIFTED
-
-
-def _indices(gpus: Iterable[model.UnreachableGpu]) -> frozenset[int]:
-    return frozenset(gpu.index for gpu in gpus)
+        was_drifted, self._is_drifted = self._is_drifted, not now.plan.is_empty
+        if self._is_drifted:
+            return Finding.STILL_DRIFTED if was_drifted else Finding.DRIFTED
+        return Finding.BACK if was_drifted else Finding.AS_BEFORE
 
 
 def _fingerprint(gpu: model.Gpu) -> Hashable:

@@ -278,7 +278,8 @@ class Reconciler:
         if is_new:
             self._deps.telemetry.drift_found(is_drifted=True)
             _log.warning("drift_found", config=written.config, pods=affected)
-            written.finish(planning.drifted(written.config, affected))
+            message = planning.drift_message(written.config, affected)
+            written.finish(outcomes.failed(errors.Reason.DRIFTED, message))
         return planning.Action.REST
 
     def _save_for_next_boot(self, written: record.Record, gpus: model.ObservedGpus) -> None:

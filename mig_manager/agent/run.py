@@ -222,7 +222,10 @@ class Run:
     def _close(self, target: _Target, affected: tuple[cluster.Pod, ...]) -> str:
         """Taint the node; return the layout that its label named as applied."""
         if affected and not target.may_evict:
-            raise planning.DriftedError(self._record.config, tuple(pod.key for pod in affected))
+            names = tuple(pod.key for pod in affected)
+            raise errors.MigManagerError(
+                planning.drift_message(self._record.config, names), reason=errors.Reason.DRIFTED
+            )
         if self._deps.slots is not None and not self._record.journal.blocks_workloads:
             self._deps.slots.check()
         applied = ""

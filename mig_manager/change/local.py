@@ -119,12 +119,8 @@ class Journal:
         self._deps = deps
         self._name = name
         self._on_done = on_done
-        self._is_open = False
-
-    @property
-    def is_open(self) -> bool:
+        self.is_open = False
         """Whether it lists GPUs that a change may have left unfinished."""
-        return self._is_open
 
     def begin(self, before: tuple[model.GpuSnapshot, ...], _plan: steps.Plan) -> None:
         """Write what a rollback restores.
@@ -140,7 +136,7 @@ class Journal:
         Raises:
             UsageError: It cannot be written.
         """
-        self._is_open = bool(before)
+        self.is_open = bool(before)
         if not before:
             _remove_journal(self._deps)
             return
@@ -161,7 +157,7 @@ class Journal:
 
     def done(self, gpus: model.ObservedGpus) -> None:
         """Go on to what follows a verified change."""
-        self._is_open = False
+        self.is_open = False
         self._on_done(gpus)
 
 
@@ -195,6 +191,9 @@ class Interrupted:
         self._deps = deps
         self._needs_reset = False
         self._journal = self._read(observed)
+        config = self._journal.config if self._journal else ""
+        self._name = f"the 'apply' of layout '{config}'"
+        self._file = Journal(deps, config)
 
     @property
     def exists(self) -> bool:
@@ -220,29 +219,18 @@ class Interrupted:
         Raises:
             UsageError: It cannot be written.
         """
-        self._new_journal().write(snapshot)
+        self._file.write(snapshot)
 
     def undo(self) -> str:
         """Roll it back; return how that went, as a part of a sentence."""
         if not self._deps.may_reset and self._needs_reset:
             return f"{self._name} was left unfinished and is not undone: that resets a GPU"
-        change = new_transaction(self._deps, self._new_journal())
+        change = new_transaction(self._deps, self._file)
         with self._deps.uninterrupted():
             result = change.roll_back(self.snapshot, requires_idle=True)
         if result.is_complete and not result.unrestored:
             return f"{self._name} was left unfinished and is undone now"
         return f"{self._name} was left unfinished; {result.message}; {RETRIED_LATER}"
-
-    @property
-    def _config(self) -> str:
-        return self._journal.config if self._journal else ""
-
-    @property
-    def _name(self) -> str:
-        return f"the 'apply' of layout '{self._config}'"
-
-    def _new_journal(self) -> Journal:
-        return Journal(self._deps, self._config)
 
     def _read(self, observed: model.ObservedGpus) -> status.Journal | None:
         """Return the journal of a killed run; None where nothing remains, or it is outdated."""
@@ -254,7 +242,14 @@ class Interrupted:
             plan = planner.restore(observed, journal.snapshot)
         except (ValueError, errors.ConfigError, errors.LayoutError) as error:
             problem = error.message if isinstance(error, errors.MigManagerError) else str(error)
-            self._set_aside(problem)
+            try:
+                kept = self._deps.journal.set_aside()
+            except errors.ConfigError as refused:
+                raise _not_written(refused) from refused
+            self._deps.notify(
+                f"the journal of an earlier 'apply' is invalid ({problem}); it is kept as {kept} "
+                "and otherwise ignored"
+            )
             return None
         self._needs_reset = any(gpu.needs_reset for gpu in plan.gpus)
         is_complete = not planner.unowned_instances(observed, journal.snapshot)
@@ -271,16 +266,6 @@ class Interrupted:
             _remove_journal(self._deps)
             return None
         return journal
-
-    def _set_aside(self, problem: str) -> None:
-        try:
-            kept = self._deps.journal.set_aside()
-        except errors.ConfigError as error:
-            raise _not_written(error) from error
-        self._deps.notify(
-            f"the journal of an earlier 'apply' is invalid ({problem}); it is kept as {kept} and "
-            "otherwise ignored"
-        )
 
 
 def save_layout(

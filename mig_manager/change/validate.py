@@ -192,16 +192,6 @@ class _Case:
     """All GPUs of the members' node; None: the member is a template."""
 
     @property
-    def is_concerned(self) -> bool:
-        """Whether the layout is for any member."""
-        return any(
-            rule.matches(gpu)
-            for variant in self.variants
-            for rule in variant.rules
-            for gpu in self.members
-        )
-
-    @property
     def results(self) -> Sequence[resources.GpuLayout]:
         """What the layout makes of the GPUs: the node's, or one template for each rule."""
         if self.node is not None:
@@ -224,11 +214,6 @@ class _Case:
             )
         ]
         return found or rules
-
-    def means(self, rule: config.Rule) -> bool:
-        """Check whether a rule names these GPUs."""
-        is_named = any(rule.names(gpu) for gpu in self.members)
-        return is_named or bool(rule.filters)
 
 
 class _Judge:
@@ -259,7 +244,8 @@ class _Judge:
                 is_unknown |= _plan(variant, case.members, case.node).is_provisional
             except errors.LayoutError as error:
                 return self._misfit(case, error)
-        if not case.is_concerned:
+        rules = [rule for variant in case.variants for rule in variant.rules]
+        if not any(rule.matches(gpu) for rule in rules for gpu in case.members):
             return Fit.NOT_FOR_IT, "it is for other GPUs", None
         if is_unknown:
             return Fit.UNKNOWN, "this driver reports the GPU's profiles only with MIG on", None
@@ -275,9 +261,10 @@ class _Judge:
             if case.node
             else error.message.replace(str(case.members[0]), case.product)
         )
-        is_excused = not any(case.means(rule) for rule in failing) and all(
-            self._fits_elsewhere(case.layout, rule) for rule in failing
-        )
+        # A rule with a filter, or with the name of a GPU, is meant for that GPU.
+        is_excused = not any(
+            rule.filters or any(map(rule.names, case.members)) for rule in failing
+        ) and all(self._fits_elsewhere(case.layout, rule) for rule in failing)
         place = error.location or failing[0].location
         return (Fit.ELSEWHERE if is_excused else Fit.DOES_NOT_FIT), why, place
 
