@@ -44,38 +44,35 @@ def make_node(**spec: Any) -> dict[str, Any]:
     }
 
 
-@pytest.fixture
-def server() -> Iterator[apiserver.ApiServer]:
-    with apiserver.serve() as running:
-        running.store.create(make_node(taints=[_OTHER]))
-        yield running
+class Rig:
+    """An API server, a client of it, and its node n1."""
+
+    def __init__(self, server: apiserver.ApiServer, kube: api.KubeApi) -> None:
+        self.server = server
+        self.kube = kube
+        self.own = node.KubeNode(kube, name="n1", clock=FixedClock())
+
+    def stored(self) -> dict[str, Any]:
+        return self.server.store.get(resources.NODES, "n1")
+
+    def taints(self) -> list[dict[str, Any]]:
+        return list(self.stored()["spec"].get("taints") or ())
 
 
 @pytest.fixture
-def kube(server: apiserver.ApiServer) -> Iterator[api.KubeApi]:
-    client = api.KubeApi.at(server.url, sleep=lambda _seconds: None)
-    yield client
-    client.close()
+def rig() -> Iterator[Rig]:
+    with apiserver.serve() as server:
+        server.store.create(make_node(taints=[_OTHER]))
+        kube = api.KubeApi.at(server.url, sleep=lambda _seconds: None)
+        yield Rig(server, kube)
+        kube.close()
 
 
-@pytest.fixture
-def own(kube: api.KubeApi) -> node.KubeNode:
-    return node.KubeNode(kube, name="n1", clock=FixedClock())
-
-
-def stored(server: apiserver.ApiServer) -> dict[str, Any]:
-    return server.store.get(resources.NODES, "n1")
-
-
-def taints(server: apiserver.ApiServer) -> list[dict[str, Any]]:
-    return list(stored(server)["spec"].get("taints") or ())
-
-
-def test_a_read_returns_the_node_view(own: node.KubeNode, server: apiserver.ApiServer) -> None:
-    seen = own.read()
+def test_a_read_returns_the_node_view(rig: Rig) -> None:
+    seen = rig.own.read()
     assert seen == cluster.NodeView(
         name="n1",
-        uid=stored(server)["metadata"]["uid"],
+        uid=rig.stored()["metadata"]["uid"],
         labels={cluster.CONFIG_LABEL: "all-1g.10gb"},
         annotations={"a": "b"},
         is_unschedulable=False,
@@ -84,9 +81,9 @@ def test_a_read_returns_the_node_view(own: node.KubeNode, server: apiserver.ApiS
     )
 
 
-def test_a_missing_node_is_404(kube: api.KubeApi) -> None:
+def test_a_missing_node_is_404(rig: Rig) -> None:
     with pytest.raises(errors.ClusterError) as caught:
-        node.KubeNode(kube, name="n2", clock=FixedClock()).read()
+        node.KubeNode(rig.kube, name="n2", clock=FixedClock()).read()
     assert caught.value.status == 404
 
 
@@ -109,138 +106,131 @@ def taint(*, is_tainted: bool) -> Callable[[cluster.NodeView], cluster.NodePatch
     return lambda _view: cluster.NodePatch(hold_taint=is_tainted)
 
 
-class TestPatch:
-    def test_writes_everything_in_one_request(
-        self, own: node.KubeNode, server: apiserver.ApiServer
-    ) -> None:
-        seen = own.patch(
-            cluster.NodePatch(
-                labels={cluster.STATE_LABEL: "pending", cluster.CONFIG_LABEL: None, "none": None},
-                annotations={cluster.STATUS_ANNOTATION: "{}", "a": None},
-            )
+def test_writes_everything_in_one_request(rig: Rig) -> None:
+    seen = rig.own.patch(
+        cluster.NodePatch(
+            labels={cluster.STATE_LABEL: "pending", cluster.CONFIG_LABEL: None, "none": None},
+            annotations={cluster.STATUS_ANNOTATION: "{}", "a": None},
         )
-        assert seen.labels == {cluster.STATE_LABEL: "pending"}
-        assert seen.annotations == {cluster.STATUS_ANNOTATION: "{}"}
-        assert len(server.log.requests()) == 1
-
-    def test_a_patch_keeps_labels_it_does_not_name(
-        self, own: node.KubeNode, server: apiserver.ApiServer
-    ) -> None:
-        own.patch(cluster.NodePatch(annotations={"c": "d"}))
-        assert stored(server)["metadata"]["annotations"] == {"a": "b", "c": "d"}
-        assert stored(server)["spec"] == {"taints": [_OTHER]}
-
-    def test_without_permission_it_is_forbidden(self) -> None:
-        def reads_only(asked: request.Access) -> bool:
-            return asked.verb in ("get", "list", "watch")
-
-        with apiserver.serve(apiserver.ApiServer(authorizer=reads_only)) as server:
-            server.store.create(make_node())
-            own = node.KubeNode(api.KubeApi.at(server.url), name="n1", clock=FixedClock())
-            with pytest.raises(errors.ClusterError) as caught:
-                own.patch(cluster.NodePatch(labels={"x": "y"}))
-        assert caught.value.reason is errors.Reason.FORBIDDEN
+    )
+    assert seen.labels == {cluster.STATE_LABEL: "pending"}
+    assert seen.annotations == {cluster.STATUS_ANNOTATION: "{}"}
+    assert len(rig.server.log.requests()) == 1
 
 
-class TestUpdate:
-    def test_an_update_sends_one_request_for_a_node_that_was_read(
-        self, own: node.KubeNode, server: apiserver.ApiServer
-    ) -> None:
-        own.read()
-        seen = own.update(
-            lambda view: cluster.NodePatch(
-                labels={cluster.STATE_LABEL: view.labels[cluster.CONFIG_LABEL]},
-                annotations={"a": None},
-                hold_taint=True,
-            )
+def test_a_patch_keeps_labels_it_does_not_name(rig: Rig) -> None:
+    rig.own.patch(cluster.NodePatch(annotations={"c": "d"}))
+    assert rig.stored()["metadata"]["annotations"] == {"a": "b", "c": "d"}
+    assert rig.stored()["spec"] == {"taints": [_OTHER]}
+
+
+def test_without_permission_it_is_forbidden() -> None:
+    def reads_only(asked: request.Access) -> bool:
+        return asked.verb in ("get", "list", "watch")
+
+    with apiserver.serve(apiserver.ApiServer(authorizer=reads_only)) as server:
+        server.store.create(make_node())
+        own = node.KubeNode(api.KubeApi.at(server.url), name="n1", clock=FixedClock())
+        with pytest.raises(errors.ClusterError) as caught:
+            own.patch(cluster.NodePatch(labels={"x": "y"}))
+    assert caught.value.reason is errors.Reason.FORBIDDEN
+
+
+def test_an_update_sends_one_request_for_a_node_that_was_read(rig: Rig) -> None:
+    rig.own.read()
+    seen = rig.own.update(
+        lambda view: cluster.NodePatch(
+            labels={cluster.STATE_LABEL: view.labels[cluster.CONFIG_LABEL]},
+            annotations={"a": None},
+            hold_taint=True,
         )
-        assert seen.labels[cluster.STATE_LABEL] == "all-1g.10gb"
-        assert seen.annotations == {}
-        assert cluster.HOLD_TAINT in seen.taint_keys
-        assert (server.log.count("get", "nodes"), server.log.count("patch", "nodes")) == (1, 1)
+    )
+    assert seen.labels[cluster.STATE_LABEL] == "all-1g.10gb"
+    assert seen.annotations == {}
+    assert cluster.HOLD_TAINT in seen.taint_keys
+    assert (rig.server.log.count("get", "nodes"), rig.server.log.count("patch", "nodes")) == (1, 1)
 
-    def test_lifts_a_cordon(self, own: node.KubeNode, server: apiserver.ApiServer) -> None:
-        server.modify(resources.NODES, "n1", cordon)
-        assert own.read().is_unschedulable
-        seen = own.update(lambda _view: cluster.NodePatch(unschedulable=False))
-        assert not seen.is_unschedulable
 
-    def test_adds_and_removes_our_taint_and_no_other(
-        self, own: node.KubeNode, server: apiserver.ApiServer
-    ) -> None:
-        seen = own.update(lambda _view: cluster.NodePatch(hold_taint=True, labels={"x": "y"}))
-        assert seen.taint_keys == {"dedicated", cluster.HOLD_TAINT}
-        assert taints(server) == [_OTHER, _HOLD]
-        seen = own.update(taint(is_tainted=False))
-        assert seen.taint_keys == {"dedicated"}
-        assert taints(server) == [_OTHER]
-        assert seen.labels["x"] == "y"
+def test_lifts_a_cordon(rig: Rig) -> None:
+    rig.server.modify(resources.NODES, "n1", cordon)
+    assert rig.own.read().is_unschedulable
+    seen = rig.own.update(lambda _view: cluster.NodePatch(unschedulable=False))
+    assert not seen.is_unschedulable
 
-    @pytest.mark.parametrize("is_tainted", [True, False])
-    def test_a_correct_taint_is_not_written(
-        self, own: node.KubeNode, server: apiserver.ApiServer, *, is_tainted: bool
-    ) -> None:
-        own.update(taint(is_tainted=is_tainted))
-        version = stored(server)["metadata"]["resourceVersion"]
-        own.update(taint(is_tainted=is_tainted))
-        assert stored(server)["metadata"]["resourceVersion"] == version
 
-    def test_a_concurrently_added_taint_is_kept(self, server: apiserver.ApiServer) -> None:
-        rival = {"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule"}
-        interfering = Interfering(server, lambda thing: thing["spec"]["taints"].append(rival))
-        own_with_rival = node.KubeNode(interfering, name="n1", clock=FixedClock())
-        seen = own_with_rival.update(taint(is_tainted=True))
-        assert seen.taint_keys == {"dedicated", cluster.HOLD_TAINT, str(rival["key"])}
-        assert interfering.conflicts == 1
+def test_adds_and_removes_our_taint_and_no_other(rig: Rig) -> None:
+    seen = rig.own.update(lambda _view: cluster.NodePatch(hold_taint=True, labels={"x": "y"}))
+    assert seen.taint_keys == {"dedicated", cluster.HOLD_TAINT}
+    assert rig.taints() == [_OTHER, _HOLD]
+    seen = rig.own.update(taint(is_tainted=False))
+    assert seen.taint_keys == {"dedicated"}
+    assert rig.taints() == [_OTHER]
+    assert seen.labels["x"] == "y"
 
-    def test_a_concurrent_write_leads_to_a_new_decision(self, server: apiserver.ApiServer) -> None:
-        server.modify(
-            resources.NODES, "n1", lambda thing: thing["metadata"]["labels"].update(x="true")
+
+@pytest.mark.parametrize("is_tainted", [True, False])
+def test_a_correct_taint_is_not_written(rig: Rig, *, is_tainted: bool) -> None:
+    rig.own.update(taint(is_tainted=is_tainted))
+    version = rig.stored()["metadata"]["resourceVersion"]
+    rig.own.update(taint(is_tainted=is_tainted))
+    assert rig.stored()["metadata"]["resourceVersion"] == version
+
+
+def test_a_concurrently_added_taint_is_kept(rig: Rig) -> None:
+    rival = {"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule"}
+    interfering = Interfering(rig.server, lambda thing: thing["spec"]["taints"].append(rival))
+    own_with_rival = node.KubeNode(interfering, name="n1", clock=FixedClock())
+    seen = own_with_rival.update(taint(is_tainted=True))
+    assert seen.taint_keys == {"dedicated", cluster.HOLD_TAINT, str(rival["key"])}
+    assert interfering.conflicts == 1
+
+
+def test_a_concurrent_write_leads_to_a_new_decision(rig: Rig) -> None:
+    rig.server.modify(
+        resources.NODES, "n1", lambda thing: thing["metadata"]["labels"].update(x="true")
+    )
+    interfering = Interfering(
+        rig.server, lambda thing: thing["metadata"]["labels"].update(x="false")
+    )
+    own_with_rival = node.KubeNode(interfering, name="n1", clock=FixedClock())
+    own_with_rival.read()
+    decided: list[str] = []
+
+    def pause(view: cluster.NodeView) -> cluster.NodePatch:
+        decided.append(view.labels["x"])
+        return cluster.NodePatch(
+            labels={"x": "paused"} if view.labels["x"] == "true" else {},
+            annotations={"was": view.labels["x"]},
         )
-        interfering = Interfering(
-            server, lambda thing: thing["metadata"]["labels"].update(x="false")
-        )
-        own_with_rival = node.KubeNode(interfering, name="n1", clock=FixedClock())
-        own_with_rival.read()
-        decided: list[str] = []
 
-        def pause(view: cluster.NodeView) -> cluster.NodePatch:
-            decided.append(view.labels["x"])
-            return cluster.NodePatch(
-                labels={"x": "paused"} if view.labels["x"] == "true" else {},
-                annotations={"was": view.labels["x"]},
-            )
+    seen = own_with_rival.update(pause)
 
-        seen = own_with_rival.update(pause)
+    assert decided == ["true", "false"]
+    assert (seen.labels["x"], seen.annotations["was"]) == ("false", "false")
 
-        assert decided == ["true", "false"]
-        assert (seen.labels["x"], seen.annotations["was"]) == ("false", "false")
 
-    def test_a_node_that_always_conflicts_is_an_error_in_the_end(
-        self, own: node.KubeNode, server: apiserver.ApiServer
-    ) -> None:
-        server.inject(apiserver.Fault(method="PATCH", status=409, times=None))
-        with pytest.raises(errors.ClusterError, match="changes faster") as caught:
-            own.update(taint(is_tainted=True))
-        assert caught.value.reason is errors.Reason.API_UNAVAILABLE
-        assert caught.value.may_be_done
-        assert server.log.count("patch", "nodes") < 20
+def test_a_node_that_always_conflicts_is_an_error_in_the_end(rig: Rig) -> None:
+    rig.server.inject(apiserver.Fault(method="PATCH", status=409, times=None))
+    with pytest.raises(errors.ClusterError, match="changes faster") as caught:
+        rig.own.update(taint(is_tainted=True))
+    assert caught.value.reason is errors.Reason.API_UNAVAILABLE
+    assert caught.value.may_be_done
+    assert rig.server.log.count("patch", "nodes") < 20
 
-    def test_a_patch_whose_response_was_lost_is_applied_once(
-        self, own: node.KubeNode, server: apiserver.ApiServer
-    ) -> None:
-        server.inject(apiserver.Fault(method="PATCH", reset=True, is_carried_out=True))
-        decided: list[str | None] = []
 
-        def switch(view: cluster.NodeView) -> cluster.NodePatch:
-            decided.append(view.labels.get("x"))
-            return cluster.NodePatch(labels={"x": "y"}, hold_taint=True)
+def test_a_patch_whose_response_was_lost_is_applied_once(rig: Rig) -> None:
+    rig.server.inject(apiserver.Fault(method="PATCH", reset=True, is_carried_out=True))
+    decided: list[str | None] = []
 
-        seen = own.update(switch)
+    def switch(view: cluster.NodeView) -> cluster.NodePatch:
+        decided.append(view.labels.get("x"))
+        return cluster.NodePatch(labels={"x": "y"}, hold_taint=True)
 
-        assert decided == [None]
-        assert seen.labels["x"] == "y"
-        assert taints(server) == [_OTHER, _HOLD]
+    seen = rig.own.update(switch)
+
+    assert decided == [None]
+    assert seen.labels["x"] == "y"
+    assert rig.taints() == [_OTHER, _HOLD]
 
 
 def cordon(thing: dict[str, Any]) -> None:
@@ -270,122 +260,107 @@ class Interfering(api.KubeApi):
             raise
 
 
-class TestAnnounce:
-    def test_announce_does_not_block_and_later_writes_come_after_it(
-        self, own: node.KubeNode, kube: api.KubeApi, server: apiserver.ApiServer
-    ) -> None:
-        server.inject(apiserver.Fault(method="PATCH", hang_s=1.0, times=1))
+def test_announce_does_not_block_and_later_writes_come_after_it(rig: Rig) -> None:
+    rig.server.inject(apiserver.Fault(method="PATCH", hang_s=1.0, times=1))
 
-        own.announce(cluster.NodePatch(labels={"phase": "first"}))
+    rig.own.announce(cluster.NodePatch(labels={"phase": "first"}))
 
-        assert "phase" not in kube.get("/api/v1/nodes/n1")["metadata"].get("labels", {})
-        assert own.patch(cluster.NodePatch(labels={"phase": "second"})).labels["phase"] == "second"
-        assert server.log.count("patch", "nodes") == 2
-
-    def test_a_failed_announcement_does_not_fail_later_writes(
-        self, own: node.KubeNode, server: apiserver.ApiServer
-    ) -> None:
-        server.inject(apiserver.Fault(method="PATCH", status=403, times=1))
-
-        own.announce(cluster.NodePatch(labels={"phase": "first"}))
-
-        assert "phase" not in own.read().labels
+    assert "phase" not in rig.kube.get("/api/v1/nodes/n1")["metadata"].get("labels", {})
+    assert rig.own.patch(cluster.NodePatch(labels={"phase": "second"})).labels["phase"] == "second"
+    assert rig.server.log.count("patch", "nodes") == 2
 
 
-class TestEmit:
-    def test_kubectl_describe_node_shows_the_event(
-        self, own: node.KubeNode, kube: api.KubeApi
-    ) -> None:
-        own.emit(reason="Draining", message="evicting ns/a", is_warning=False)
-        assert own.flush_events(10)
-        # The query of kubectl's describe: by name, kind and the node's NAME in place of its uid.
-        selector = (
-            "involvedObject.name=n1,involvedObject.kind=Node,involvedObject.uid=n1,"
-            "involvedObject.namespace="
-        )
-        found = kube.get("/api/v1/events", {"fieldSelector": selector})
-        (event,) = found["items"]
-        assert event["metadata"]["namespace"] == "default"
-        assert (event["reason"], event["message"]) == ("Draining", "evicting ns/a")
-        assert (event["type"], event["count"]) == ("Normal", 1)
-        assert event["source"]["component"] == event["reportingComponent"] == "mig-manager"
-        assert event["firstTimestamp"] == event["lastTimestamp"] == "2026-01-02T03:04:05Z"
+def test_a_failed_announcement_does_not_fail_later_writes(rig: Rig) -> None:
+    rig.server.inject(apiserver.Fault(method="PATCH", status=403, times=1))
 
-    def test_a_failure_is_a_warning_and_a_long_message_is_cut(
-        self, own: node.KubeNode, kube: api.KubeApi
-    ) -> None:
-        own.emit(reason="Failed", message="x" * 5000, is_warning=True)
-        assert own.flush_events(10)
-        (event,) = kube.get("/api/v1/events")["items"]
-        assert event["type"] == "Warning"
-        assert len(event["message"].encode()) == 1024
+    rig.own.announce(cluster.NodePatch(labels={"phase": "first"}))
 
-    def test_events_of_one_second_are_listed_in_their_order(
-        self, own: node.KubeNode, kube: api.KubeApi
-    ) -> None:
-        messages = [str(number) for number in range(12)]
-        for message in messages:
-            own.emit(reason="Failed", message=message, is_warning=True)
-        assert own.flush_events(10)
-        events = kube.get("/api/v1/events")["items"]
-        assert [event["message"] for event in events] == messages
+    assert "phase" not in rig.own.read().labels
 
-    def test_without_permission_events_are_paused(
-        self, own: node.KubeNode, server: apiserver.ApiServer
-    ) -> None:
-        server.inject(apiserver.Fault(path="/events", status=403, times=None))
-        own.emit(reason="Failed", message="x", is_warning=True)
-        own.emit(reason="Failed", message="x", is_warning=True)
-        assert own.flush_events(10)
-        assert server.log.count("create", "events") == 1
 
-    def test_a_permission_granted_later_is_used_after_ten_minutes(
-        self, kube: api.KubeApi, server: apiserver.ApiServer
-    ) -> None:
-        clock = FixedClock()
-        own = node.KubeNode(kube, name="n1", clock=clock)
-        server.inject(apiserver.Fault(path="/events", status=403, times=1))
-        own.emit(reason="First", message="x", is_warning=True)
+def test_kubectl_describe_node_shows_the_event(rig: Rig) -> None:
+    rig.own.emit(reason="Draining", message="evicting ns/a", is_warning=False)
+    assert rig.own.flush_events(10)
+    # The query of kubectl's describe: by name, kind and the node's NAME in place of its uid.
+    selector = (
+        "involvedObject.name=n1,involvedObject.kind=Node,involvedObject.uid=n1,"
+        "involvedObject.namespace="
+    )
+    found = rig.kube.get("/api/v1/events", {"fieldSelector": selector})
+    (event,) = found["items"]
+    assert event["metadata"]["namespace"] == "default"
+    assert (event["reason"], event["message"]) == ("Draining", "evicting ns/a")
+    assert (event["type"], event["count"]) == ("Normal", 1)
+    assert event["source"]["component"] == event["reportingComponent"] == "mig-manager"
+    assert event["firstTimestamp"] == event["lastTimestamp"] == "2026-01-02T03:04:05Z"
+
+
+def test_a_failure_is_a_warning_and_a_long_message_is_cut(rig: Rig) -> None:
+    rig.own.emit(reason="Failed", message="x" * 5000, is_warning=True)
+    assert rig.own.flush_events(10)
+    (event,) = rig.kube.get("/api/v1/events")["items"]
+    assert event["type"] == "Warning"
+    assert len(event["message"].encode()) == 1024
+
+
+def test_events_of_one_second_are_listed_in_their_order(rig: Rig) -> None:
+    messages = [str(number) for number in range(12)]
+    for message in messages:
+        rig.own.emit(reason="Failed", message=message, is_warning=True)
+    assert rig.own.flush_events(10)
+    events = rig.kube.get("/api/v1/events")["items"]
+    assert [event["message"] for event in events] == messages
+
+
+def test_without_permission_events_are_paused(rig: Rig) -> None:
+    rig.server.inject(apiserver.Fault(path="/events", status=403, times=None))
+    rig.own.emit(reason="Failed", message="x", is_warning=True)
+    rig.own.emit(reason="Failed", message="x", is_warning=True)
+    assert rig.own.flush_events(10)
+    assert rig.server.log.count("create", "events") == 1
+
+
+def test_a_permission_granted_later_is_used_after_ten_minutes(rig: Rig) -> None:
+    clock = FixedClock()
+    own = node.KubeNode(rig.kube, name="n1", clock=clock)
+    rig.server.inject(apiserver.Fault(path="/events", status=403, times=1))
+    own.emit(reason="First", message="x", is_warning=True)
+    assert own.flush_events(10)
+
+    for at_s in (590, 601):
+        clock.now_s = at_s
+        own.emit(reason=f"At{at_s}", message="x", is_warning=True)
         assert own.flush_events(10)
 
-        for at_s in (590, 601):
-            clock.now_s = at_s
-            own.emit(reason=f"At{at_s}", message="x", is_warning=True)
-            assert own.flush_events(10)
+    (event,) = rig.kube.get("/api/v1/events")["items"]
+    assert event["reason"] == "At601"
 
-        (event,) = kube.get("/api/v1/events")["items"]
-        assert event["reason"] == "At601"
 
-    def test_emit_does_not_block_while_the_api_is_silent(
-        self, own: node.KubeNode, kube: api.KubeApi, server: apiserver.ApiServer
-    ) -> None:
-        server.inject(apiserver.Fault(path="/events", hang_s=3.0, times=1))
+def test_emit_does_not_block_while_the_api_is_silent(rig: Rig) -> None:
+    rig.server.inject(apiserver.Fault(path="/events", hang_s=3.0, times=1))
 
-        for number in range(200):
-            own.emit(reason="Draining", message=str(number), is_warning=False)
+    for number in range(200):
+        rig.own.emit(reason="Draining", message=str(number), is_warning=False)
 
-        assert not own.flush_events(0)
-        assert own.flush_events(30)
-        found = kube.get("/api/v1/events")["items"]
-        found.sort(key=lambda each: int(each["metadata"]["resourceVersion"]))
-        published = [int(each["message"]) for each in found]
-        assert published[:64] == list(range(64))
-        assert len(published) < 200
+    assert not rig.own.flush_events(0)
+    assert rig.own.flush_events(30)
+    found = rig.kube.get("/api/v1/events")["items"]
+    found.sort(key=lambda each: int(each["metadata"]["resourceVersion"]))
+    published = [int(each["message"]) for each in found]
+    assert published[:64] == list(range(64))
+    assert len(published) < 200
 
-    @pytest.mark.parametrize("fault", [apiserver.Fault(reset=True), apiserver.Fault(status=503)])
-    def test_a_failed_event_is_not_raised_and_the_next_one_is_published(
-        self,
-        own: node.KubeNode,
-        kube: api.KubeApi,
-        server: apiserver.ApiServer,
-        fault: apiserver.Fault,
-    ) -> None:
-        server.inject(fault)
-        own.emit(reason="Failed", message="lost", is_warning=True)
-        own.emit(reason="Failed", message="found", is_warning=True)
-        assert own.flush_events(10)
-        (event,) = kube.get("/api/v1/events")["items"]
-        assert event["message"] == "found"
+
+@pytest.mark.parametrize("fault", [apiserver.Fault(reset=True), apiserver.Fault(status=503)])
+def test_a_failed_event_is_not_raised_and_the_next_one_is_published(
+    rig: Rig, fault: apiserver.Fault
+) -> None:
+    rig.server.inject(fault)
+    rig.own.emit(reason="Failed", message="lost", is_warning=True)
+    rig.own.emit(reason="Failed", message="found", is_warning=True)
+    assert rig.own.flush_events(10)
+    (event,) = rig.kube.get("/api/v1/events")["items"]
+    assert event["message"] == "found"
 
 
 @pytest.mark.parametrize(

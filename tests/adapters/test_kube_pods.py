@@ -32,234 +32,202 @@ def make_pod(
     }
 
 
-@pytest.fixture
-def server() -> Iterator[apiserver.ApiServer]:
-    with apiserver.serve() as running:
-        yield running
+class Rig:
+    """An API server, and the pods of its node n1."""
+
+    def __init__(self, server: apiserver.ApiServer, kube: api.KubeApi) -> None:
+        self.server = server
+        self.workloads = pods.KubeWorkloads(kube, node_name="n1")
+
+    def only(self) -> cluster.Pod:
+        (pod,) = self.workloads.list()
+        return pod
 
 
 @pytest.fixture
-def workloads(server: apiserver.ApiServer) -> Iterator[pods.KubeWorkloads]:
-    client = api.KubeApi.at(server.url, sleep=lambda _seconds: None)
-    yield pods.KubeWorkloads(client, node_name="n1")
-    client.close()
+def rig() -> Iterator[Rig]:
+    with apiserver.serve() as server:
+        kube = api.KubeApi.at(server.url, sleep=lambda _seconds: None)
+        yield Rig(server, kube)
+        kube.close()
 
 
-def only(workloads: pods.KubeWorkloads) -> cluster.Pod:
-    (pod,) = workloads.list()
-    return pod
+def test_list_returns_the_nodes_pods_in_every_phase(rig: Rig) -> None:
+    for phase in ("Pending", "Running", "Succeeded", "Failed"):
+        rig.server.store.create(make_pod(phase.lower(), phase=phase))
+    rig.server.store.create(make_pod("elsewhere", node="n2"))
+    found = {pod.key: pod.is_finished for pod in rig.workloads.list()}
+    assert found == {
+        "ns/pending": False,
+        "ns/running": False,
+        "ns/succeeded": True,
+        "ns/failed": True,
+    }
 
 
-class TestList:
-    def test_list_returns_the_nodes_pods_in_every_phase(
-        self, server: apiserver.ApiServer, workloads: pods.KubeWorkloads
-    ) -> None:
-        for phase in ("Pending", "Running", "Succeeded", "Failed"):
-            server.store.create(make_pod(phase.lower(), phase=phase))
-        server.store.create(make_pod("elsewhere", node="n2"))
-        found = {pod.key: pod.is_finished for pod in workloads.list()}
-        assert found == {
-            "ns/pending": False,
-            "ns/running": False,
-            "ns/succeeded": True,
-            "ns/failed": True,
-        }
-
-    def test_list_parses_the_fields_that_the_drain_uses(
-        self, server: apiserver.ApiServer, workloads: pods.KubeWorkloads
-    ) -> None:
-        gates = [{"name": "FEATURE_GATES", "value": "DynamicMIG=true, MPSSupport=false,"}]
-        x = container("x", image="registry.example.com/x:1", env=gates)
-        thing = make_pod(nodeSelector={"a": "b"}, containers=[x, container("y")])
-        thing["metadata"]["uid"] = "u1"
-        thing["metadata"]["ownerReferences"] = [
-            {"kind": "Other", "name": "o", "uid": "1", "apiVersion": "v1"},
-            {
-                "kind": "DaemonSet",
-                "name": "d",
-                "uid": "2",
-                "apiVersion": "apps/v1",
-                "controller": True,
-            },
-        ]
-        thing["status"]["conditions"] = [
-            {"type": "Initialized", "status": "True"},
-            {"type": "Ready", "status": "True"},
-        ]
-        server.store.create(thing)
-        assert only(workloads) == cluster.Pod(
-            namespace="ns",
-            name="p1",
-            uid="u1",
-            phase="Running",
-            labels={"app": "p1"},
-            node_selector={"a": "b"},
-            owner_kind="DaemonSet",
-            is_mirror=False,
-            is_ready=True,
-            is_terminating=False,
-            gpu_resources={},
-            container_names=("x", "y"),
-            node_name="n1",
-            images=("registry.example.com/x:1", ""),
-            feature_gates={"DynamicMIG": True, "MPSSupport": False},
-        )
-
-    @pytest.mark.parametrize(
-        ("phase", "init", "expected"),
-        [
-            ("Pending", container(gpus=1), True),
-            ("Running", container(gpus=1), False),
-            ("Pending", container(), False),
-            ("Pending", container(gpus=1, restartPolicy="Always"), False),
-        ],
+def test_list_parses_the_fields_that_the_drain_uses(rig: Rig) -> None:
+    gates = [{"name": "FEATURE_GATES", "value": "DynamicMIG=true, MPSSupport=false,"}]
+    x = container("x", image="registry.example.com/x:1", env=gates)
+    thing = make_pod(nodeSelector={"a": "b"}, containers=[x, container("y")])
+    thing["metadata"]["uid"] = "u1"
+    thing["metadata"]["ownerReferences"] = [
+        {"kind": "Other", "name": "o", "uid": "1", "apiVersion": "v1"},
+        {
+            "kind": "DaemonSet",
+            "name": "d",
+            "uid": "2",
+            "apiVersion": "apps/v1",
+            "controller": True,
+        },
+    ]
+    thing["status"]["conditions"] = [
+        {"type": "Initialized", "status": "True"},
+        {"type": "Ready", "status": "True"},
+    ]
+    rig.server.store.create(thing)
+    assert rig.only() == cluster.Pod(
+        namespace="ns",
+        name="p1",
+        uid="u1",
+        phase="Running",
+        labels={"app": "p1"},
+        node_selector={"a": "b"},
+        owner_kind="DaemonSet",
+        is_mirror=False,
+        is_ready=True,
+        is_terminating=False,
+        gpu_resources={},
+        container_names=("x", "y"),
+        node_name="n1",
+        images=("registry.example.com/x:1", ""),
+        feature_gates={"DynamicMIG": True, "MPSSupport": False},
     )
-    def test_an_init_container_may_use_a_gpu_only_while_the_pod_starts(
-        self,
-        server: apiserver.ApiServer,
-        workloads: pods.KubeWorkloads,
-        phase: str,
-        init: dict[str, Any],
-        *,
-        expected: bool,
-    ) -> None:
-        server.store.create(make_pod(phase=phase, initContainers=[init]))
-        assert only(workloads).may_run_gpu_init is expected
 
-    @pytest.mark.parametrize(
-        ("fields", "expected"),
-        [
-            ({}, ""),
-            ({"command": ["nvidia-device-plugin"]}, ""),
-            ({"args": ["--mig-strategy=single", "--pass-device-specs"]}, "single"),
-            ({"args": ["--mig-strategy", "mixed"]}, "mixed"),
-            ({"args": ["--mig-strategy"]}, ""),
-            ({"env": [{"name": "MIG_STRATEGY", "value": "single"}]}, "single"),
-            (
-                {"args": ["--mig-strategy=mixed"]}
-                | {"env": [{"name": "MIG_STRATEGY", "value": "single"}]},
-                "mixed",
-            ),
-        ],
-    )
-    def test_the_device_plugins_strategy_is_that_of_its_options_or_its_variable(
-        self,
-        server: apiserver.ApiServer,
-        workloads: pods.KubeWorkloads,
-        fields: dict[str, Any],
-        expected: str,
-    ) -> None:
-        server.store.create(make_pod(containers=[container(**fields)]))
-        assert only(workloads).mig_strategy == expected
 
-    @pytest.mark.parametrize("claims", [[], [{"name": "c", "resourceClaimName": "c"}]])
-    def test_resource_claims_of_a_pod_are_detected(
-        self, server: apiserver.ApiServer, workloads: pods.KubeWorkloads, claims: list[Any]
-    ) -> None:
-        server.store.create(make_pod(resourceClaims=claims))
-        assert only(workloads).has_claims is bool(claims)
+@pytest.mark.parametrize(
+    ("phase", "init", "expected"),
+    [
+        ("Pending", container(gpus=1), True),
+        ("Running", container(gpus=1), False),
+        ("Pending", container(), False),
+        ("Pending", container(gpus=1, restartPolicy="Always"), False),
+    ],
+)
+def test_an_init_container_may_use_a_gpu_only_while_the_pod_starts(
+    rig: Rig, phase: str, init: dict[str, Any], *, expected: bool
+) -> None:
+    rig.server.store.create(make_pod(phase=phase, initContainers=[init]))
+    assert rig.only().may_run_gpu_init is expected
 
-    @pytest.mark.parametrize(
-        ("driver", "version", "expected"),
-        [
-            ("nic.example.com", "v1", False),
-            ("gpu.nvidia.com", "v1", True),
-            (None, "v1", True),
-            ("nic.example.com", "v1beta1", True),
-        ],
-    )
-    def test_the_driver_of_a_claim_decides_whether_it_is_for_a_gpu(
-        self,
-        server: apiserver.ApiServer,
-        workloads: pods.KubeWorkloads,
-        driver: str | None,
-        version: str,
-        *,
-        expected: bool,
-    ) -> None:
-        thing = make_pod(resourceClaims=[{"name": "a", "resourceClaimTemplateName": "t"}])
-        thing["status"]["resourceClaimStatuses"] = [{"name": "a", "resourceClaimName": "p1-a"}]
-        server.store.create(thing)
-        results = [{"driver": driver}]
-        server.store.create(
-            {
-                "apiVersion": "resource.k8s.io/v1",
-                "kind": "ResourceClaim",
-                "metadata": {"name": "p1-a" if version == "v1" else "another", "namespace": "ns"},
-                "status": {"allocation": {"devices": {"results": results}}} if driver else {},
-            }
-        )
-        assert only(workloads).has_claims is expected
 
-    def test_a_claim_is_read_once(
-        self, server: apiserver.ApiServer, workloads: pods.KubeWorkloads
-    ) -> None:
-        server.store.create(make_pod(resourceClaims=[{"name": "a", "resourceClaimName": "nic"}]))
-        claim = {
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({}, ""),
+        ({"command": ["nvidia-device-plugin"]}, ""),
+        ({"args": ["--mig-strategy=single", "--pass-device-specs"]}, "single"),
+        ({"args": ["--mig-strategy", "mixed"]}, "mixed"),
+        ({"args": ["--mig-strategy"]}, ""),
+        ({"env": [{"name": "MIG_STRATEGY", "value": "single"}]}, "single"),
+        (
+            {"args": ["--mig-strategy=mixed"]}
+            | {"env": [{"name": "MIG_STRATEGY", "value": "single"}]},
+            "mixed",
+        ),
+    ],
+)
+def test_the_device_plugins_strategy_is_that_of_its_options_or_its_variable(
+    rig: Rig, fields: dict[str, Any], expected: str
+) -> None:
+    rig.server.store.create(make_pod(containers=[container(**fields)]))
+    assert rig.only().mig_strategy == expected
+
+
+@pytest.mark.parametrize("claims", [[], [{"name": "c", "resourceClaimName": "c"}]])
+def test_resource_claims_of_a_pod_are_detected(rig: Rig, claims: list[Any]) -> None:
+    rig.server.store.create(make_pod(resourceClaims=claims))
+    assert rig.only().has_claims is bool(claims)
+
+
+@pytest.mark.parametrize(
+    ("driver", "version", "expected"),
+    [
+        ("nic.example.com", "v1", False),
+        ("gpu.nvidia.com", "v1", True),
+        (None, "v1", True),
+        ("nic.example.com", "v1beta1", True),
+    ],
+)
+def test_the_driver_of_a_claim_decides_whether_it_is_for_a_gpu(
+    rig: Rig, driver: str | None, version: str, *, expected: bool
+) -> None:
+    thing = make_pod(resourceClaims=[{"name": "a", "resourceClaimTemplateName": "t"}])
+    thing["status"]["resourceClaimStatuses"] = [{"name": "a", "resourceClaimName": "p1-a"}]
+    rig.server.store.create(thing)
+    results = [{"driver": driver}]
+    rig.server.store.create(
+        {
             "apiVersion": "resource.k8s.io/v1",
             "kind": "ResourceClaim",
-            "metadata": {"name": "nic", "namespace": "ns"},
-            "status": {"allocation": {"devices": {"results": [{"driver": "nic.example.com"}]}}},
+            "metadata": {"name": "p1-a" if version == "v1" else "another", "namespace": "ns"},
+            "status": {"allocation": {"devices": {"results": results}}} if driver else {},
         }
-        server.store.create(claim)
-        assert not only(workloads).has_claims
-        server.store.delete(resources.CLAIMS, "nic", "ns")
-        assert not only(workloads).has_claims
-
-    @pytest.mark.parametrize(("value", "expected"), [("true", True), ("false", False)])
-    def test_an_annotation_can_forbid_a_pods_eviction(
-        self,
-        server: apiserver.ApiServer,
-        workloads: pods.KubeWorkloads,
-        value: str,
-        *,
-        expected: bool,
-    ) -> None:
-        thing = make_pod(terminationGracePeriodSeconds=0)
-        thing["metadata"]["annotations"] = {cluster.KEEP_ANNOTATION: value}
-        server.store.create(thing)
-        assert (only(workloads).is_kept, only(workloads).grace_s) == (expected, 0)
-
-    def test_a_terminating_bare_pod_is_marked_as_terminating(
-        self, server: apiserver.ApiServer, workloads: pods.KubeWorkloads
-    ) -> None:
-        thing = make_pod()
-        thing["metadata"]["deletionTimestamp"] = "2026-01-02T03:04:05Z"
-        thing["metadata"]["annotations"] = {"kubernetes.io/config.mirror": "x"}
-        server.store.create(thing)
-        pod = only(workloads)
-        assert (pod.owner_kind, pod.is_terminating, pod.is_mirror) == (None, True, True)
-        assert not pod.is_ready
-
-    def test_list_reads_all_pages(
-        self, server: apiserver.ApiServer, workloads: pods.KubeWorkloads
-    ) -> None:
-        for number in range(501):
-            server.store.create(make_pod(f"p{number}"))
-        assert len(workloads.list()) == 501
-        assert server.log.count("list", "pods") == 2
-
-    def test_list_restarts_when_the_continue_token_expired(
-        self, server: apiserver.ApiServer, workloads: pods.KubeWorkloads
-    ) -> None:
-        for number in range(501):
-            server.store.create(make_pod(f"p{number}"))
-        server.inject(apiserver.Fault(path="continue=", status=410))
-        assert len(workloads.list()) == 501
-
-    @pytest.mark.parametrize(
-        "spec",
-        [
-            {"containers": [{"name": "x", "resources": {"limits": 3}}]},
-            {"terminationGracePeriodSeconds": float("inf")},
-        ],
     )
-    def test_a_malformed_pod_is_an_error(
-        self, server: apiserver.ApiServer, workloads: pods.KubeWorkloads, spec: dict[str, Any]
-    ) -> None:
-        server.store.create(make_pod(**spec))
-        with pytest.raises(errors.ClusterError, match="makes no sense"):
-            workloads.list()
+    assert rig.only().has_claims is expected
+
+
+def test_a_claim_is_read_once(rig: Rig) -> None:
+    rig.server.store.create(make_pod(resourceClaims=[{"name": "a", "resourceClaimName": "nic"}]))
+    claim = {
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "ResourceClaim",
+        "metadata": {"name": "nic", "namespace": "ns"},
+        "status": {"allocation": {"devices": {"results": [{"driver": "nic.example.com"}]}}},
+    }
+    rig.server.store.create(claim)
+    assert not rig.only().has_claims
+    rig.server.store.delete(resources.CLAIMS, "nic", "ns")
+    assert not rig.only().has_claims
+
+
+@pytest.mark.parametrize(("value", "expected"), [("true", True), ("false", False)])
+def test_an_annotation_can_forbid_a_pods_eviction(rig: Rig, value: str, *, expected: bool) -> None:
+    thing = make_pod(terminationGracePeriodSeconds=0)
+    thing["metadata"]["annotations"] = {cluster.KEEP_ANNOTATION: value}
+    rig.server.store.create(thing)
+    assert (rig.only().is_kept, rig.only().grace_s) == (expected, 0)
+
+
+def test_a_terminating_bare_pod_is_marked_as_terminating(rig: Rig) -> None:
+    thing = make_pod()
+    thing["metadata"]["deletionTimestamp"] = "2026-01-02T03:04:05Z"
+    thing["metadata"]["annotations"] = {"kubernetes.io/config.mirror": "x"}
+    rig.server.store.create(thing)
+    pod = rig.only()
+    assert (pod.owner_kind, pod.is_terminating, pod.is_mirror) == (None, True, True)
+    assert not pod.is_ready
+
+
+def test_list_reads_all_pages_and_restarts_when_the_continue_token_expired(rig: Rig) -> None:
+    for number in range(501):
+        rig.server.store.create(make_pod(f"p{number}"))
+    assert len(rig.workloads.list()) == 501
+    assert rig.server.log.count("list", "pods") == 2
+    rig.server.inject(apiserver.Fault(path="continue=", status=410))
+    assert len(rig.workloads.list()) == 501
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {"containers": [{"name": "x", "resources": {"limits": 3}}]},
+        {"terminationGracePeriodSeconds": float("inf")},
+    ],
+)
+def test_a_malformed_pod_is_an_error(rig: Rig, spec: dict[str, Any]) -> None:
+    rig.server.store.create(make_pod(**spec))
+    with pytest.raises(errors.ClusterError, match="makes no sense"):
+        rig.workloads.list()
 
 
 @pytest.mark.parametrize(
@@ -303,111 +271,44 @@ class TestList:
     ],
 )
 def test_a_pods_gpu_resources_are_the_maximum_over_its_phases(
-    server: apiserver.ApiServer,
-    workloads: pods.KubeWorkloads,
-    spec: dict[str, Any],
-    expected: int,
+    rig: Rig, spec: dict[str, Any], expected: int
 ) -> None:
-    server.store.create(make_pod(**spec))
-    assert only(workloads).gpu_resources == ({_GPU: expected} if expected else {})
+    rig.server.store.create(make_pod(**spec))
+    assert rig.only().gpu_resources == ({_GPU: expected} if expected else {})
 
 
-class TestEvict:
-    def test_a_dry_run_returns_the_verdict_and_evicts_no_pod(
-        self, server: apiserver.ApiServer, workloads: pods.KubeWorkloads
-    ) -> None:
-        server.store.create(make_pod())
-        assert workloads.can_evict(only(workloads)).answer is ports.Eviction.ACCEPTED
-        assert not only(workloads).is_terminating
+def test_a_dry_run_returns_the_verdict_and_evicts_no_pod(rig: Rig) -> None:
+    rig.server.store.create(make_pod())
+    assert rig.workloads.can_evict(rig.only()).answer is ports.Eviction.ACCEPTED
+    assert not rig.only().is_terminating
 
-    def test_a_pod_is_evicted_with_its_own_grace_period(
-        self, server: apiserver.ApiServer, workloads: pods.KubeWorkloads
-    ) -> None:
-        server.store.create(make_pod(terminationGracePeriodSeconds=77))
-        assert workloads.evict(only(workloads)).answer is ports.Eviction.ACCEPTED
-        thing = server.store.get(resources.PODS, "p1", "ns")
-        assert thing["metadata"]["deletionGracePeriodSeconds"] == 77
 
-    def test_a_missing_pod_is_gone(
-        self, server: apiserver.ApiServer, workloads: pods.KubeWorkloads
-    ) -> None:
-        server.store.create(make_pod())
-        pod = only(workloads)
-        server.store.delete(resources.PODS, "p1", "ns")
-        assert workloads.evict(pod).answer is ports.Eviction.GONE
+def test_a_pod_is_evicted_with_its_own_grace_period(rig: Rig) -> None:
+    rig.server.store.create(make_pod(terminationGracePeriodSeconds=77))
+    assert rig.workloads.evict(rig.only()).answer is ports.Eviction.ACCEPTED
+    thing = rig.server.store.get(resources.PODS, "p1", "ns")
+    assert thing["metadata"]["deletionGracePeriodSeconds"] == 77
 
-    def test_a_replacement_of_the_same_name_is_not_evicted(
-        self, server: apiserver.ApiServer, workloads: pods.KubeWorkloads
-    ) -> None:
-        server.store.create(make_pod())
-        pod = only(workloads)
-        server.store.delete(resources.PODS, "p1", "ns")
-        server.store.create(make_pod())
-        assert workloads.evict(pod).answer is ports.Eviction.GONE
-        assert not only(workloads).is_terminating
 
-    def test_a_disruption_budget_blocks_and_is_named(
-        self, server: apiserver.ApiServer, workloads: pods.KubeWorkloads
-    ) -> None:
-        self._budget(server, "keep-one")
-        server.store.create(make_pod())
-        verdict = workloads.evict(only(workloads))
-        assert verdict.answer is ports.Eviction.BLOCKED
-        assert "keep-one" in verdict.why
-        assert server.log.count("create", "pods/eviction") == 1
+def test_a_missing_or_replaced_pod_counts_as_gone(rig: Rig) -> None:
+    rig.server.store.create(make_pod())
+    pod = rig.only()
+    rig.server.store.delete(resources.PODS, "p1", "ns")
+    assert rig.workloads.evict(pod).answer is ports.Eviction.GONE
+    rig.workloads.delete(pod)
+    rig.server.store.create(make_pod())
+    assert rig.workloads.evict(pod).answer is ports.Eviction.GONE
+    rig.workloads.delete(pod)
+    assert not rig.only().is_terminating
 
-    def test_two_budgets_for_a_pod_block_it(
-        self, server: apiserver.ApiServer, workloads: pods.KubeWorkloads
-    ) -> None:
-        self._budget(server, "keep-one")
-        self._budget(server, "keep-two")
-        thing = make_pod()
-        thing["status"]["conditions"] = [{"type": "Ready", "status": "True"}]
-        server.store.create(thing)
-        verdict = workloads.evict(only(workloads))
-        assert verdict.answer is ports.Eviction.BLOCKED
-        assert "PodDisruptionBudget" in verdict.why
 
-    def test_a_refused_eviction_returns_the_servers_retry_after(
-        self, server: apiserver.ApiServer, workloads: pods.KubeWorkloads
-    ) -> None:
-        server.store.create(make_pod())
-        server.inject(apiserver.Fault(path="/eviction", status=429, retry_after_s=17))
-        verdict = workloads.evict(only(workloads))
-        assert (verdict.answer, verdict.retry_after_s) == (ports.Eviction.BLOCKED, 17.0)
-        assert server.log.count("create", "pods/eviction") <= 1
-
-    def test_a_write_conflict_blocks_the_eviction_for_now(
-        self, server: apiserver.ApiServer, workloads: pods.KubeWorkloads
-    ) -> None:
-        server.store.create(make_pod())
-        server.inject(apiserver.Fault(path="/eviction", status=409, message="object was modified"))
-        assert workloads.evict(only(workloads)).answer is ports.Eviction.BLOCKED
-
-    @pytest.mark.parametrize(
-        ("status", "reason"),
-        [
-            (403, errors.Reason.FORBIDDEN),
-            (500, errors.Reason.API_UNAVAILABLE),
-            (400, errors.Reason.API_ERROR),
-        ],
-    )
-    def test_any_other_refusal_is_an_error(
-        self,
-        server: apiserver.ApiServer,
-        workloads: pods.KubeWorkloads,
-        status: int,
-        reason: errors.Reason,
-    ) -> None:
-        server.store.create(make_pod())
-        server.inject(apiserver.Fault(path="/eviction", status=status))
-        with pytest.raises(errors.ClusterError) as caught:
-            workloads.evict(only(workloads))
-        assert caught.value.reason is reason
-
-    @staticmethod
-    def _budget(server: apiserver.ApiServer, name: str) -> None:
-        server.store.create(
+@pytest.mark.parametrize(
+    ("names", "why"),
+    [(["keep-one"], "keep-one"), (["keep-one", "keep-two"], "PodDisruptionBudget")],
+)
+def test_disruption_budgets_block_and_are_named(rig: Rig, names: list[str], why: str) -> None:
+    for name in names:
+        rig.server.store.create(
             {
                 "apiVersion": "policy/v1",
                 "kind": "PodDisruptionBudget",
@@ -415,41 +316,58 @@ class TestEvict:
                 "spec": {"minAvailable": 1, "selector": {"matchLabels": {"app": "p1"}}},
             }
         )
+    thing = make_pod()
+    thing["status"]["conditions"] = [{"type": "Ready", "status": "True"}]
+    rig.server.store.create(thing)
+    verdict = rig.workloads.evict(rig.only())
+    assert verdict.answer is ports.Eviction.BLOCKED
+    assert why in verdict.why
+    assert rig.server.log.count("create", "pods/eviction") == 1
 
 
-class TestDelete:
-    def test_a_pod_is_deleted_with_its_own_grace_period(
-        self, server: apiserver.ApiServer, workloads: pods.KubeWorkloads
-    ) -> None:
-        server.store.create(make_pod(terminationGracePeriodSeconds=5))
-        workloads.delete(only(workloads))
-        assert only(workloads).is_terminating
+@pytest.mark.parametrize(
+    ("status", "message", "after_s"), [(429, "", 17), (409, "object was modified", None)]
+)
+def test_an_eviction_refused_for_now_is_blocked_with_the_servers_retry_after(
+    rig: Rig, status: int, message: str, after_s: int | None
+) -> None:
+    rig.server.store.create(make_pod())
+    rig.server.inject(
+        apiserver.Fault(path="/eviction", status=status, message=message, retry_after_s=after_s)
+    )
+    verdict = rig.workloads.evict(rig.only())
+    assert (verdict.answer, verdict.retry_after_s) == (ports.Eviction.BLOCKED, after_s or 0.0)
+    assert rig.server.log.count("create", "pods/eviction") <= 1
 
-    def test_a_missing_or_replaced_pod_counts_as_deleted(
-        self, server: apiserver.ApiServer, workloads: pods.KubeWorkloads
-    ) -> None:
-        server.store.create(make_pod())
-        pod = only(workloads)
-        server.store.delete(resources.PODS, "p1", "ns")
-        workloads.delete(pod)
-        server.store.create(make_pod())
-        workloads.delete(pod)
-        assert not only(workloads).is_terminating
 
-    def test_a_deletion_whose_response_was_lost_succeeds(
-        self, server: apiserver.ApiServer, workloads: pods.KubeWorkloads
-    ) -> None:
-        server.store.create(make_pod(terminationGracePeriodSeconds=0))
-        pod = only(workloads)
-        server.inject(apiserver.Fault(method="DELETE", reset=True, is_carried_out=True))
-        workloads.delete(pod)
-        assert server.log.count("delete", "pods") == 2
-
-    def test_a_refusal_is_an_error(
-        self, server: apiserver.ApiServer, workloads: pods.KubeWorkloads
-    ) -> None:
-        server.store.create(make_pod())
-        server.inject(apiserver.Fault(method="DELETE", status=403))
+@pytest.mark.parametrize(
+    ("status", "reason"),
+    [
+        (403, errors.Reason.FORBIDDEN),
+        (500, errors.Reason.API_UNAVAILABLE),
+        (400, errors.Reason.API_ERROR),
+    ],
+)
+def test_any_other_refusal_is_an_error(rig: Rig, status: int, reason: errors.Reason) -> None:
+    rig.server.store.create(make_pod())
+    for path, call in (("/eviction", rig.workloads.evict), ("/pods/p1", rig.workloads.delete)):
+        pod = rig.only()
+        rig.server.inject(apiserver.Fault(path=path, status=status))
         with pytest.raises(errors.ClusterError) as caught:
-            workloads.delete(only(workloads))
-        assert caught.value.reason is errors.Reason.FORBIDDEN
+            call(pod)
+        assert caught.value.reason is reason
+        rig.server.clear_faults()
+
+
+def test_a_pod_is_deleted_with_its_own_grace_period(rig: Rig) -> None:
+    rig.server.store.create(make_pod(terminationGracePeriodSeconds=5))
+    rig.workloads.delete(rig.only())
+    assert rig.only().is_terminating
+
+
+def test_a_deletion_whose_response_was_lost_succeeds(rig: Rig) -> None:
+    rig.server.store.create(make_pod(terminationGracePeriodSeconds=0))
+    pod = rig.only()
+    rig.server.inject(apiserver.Fault(method="DELETE", reset=True, is_carried_out=True))
+    rig.workloads.delete(pod)
+    assert rig.server.log.count("delete", "pods") == 2
