@@ -10,15 +10,21 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import jeepney
+import pytest
 from jeepney.bus_messages import message_bus
 from jeepney.io import blocking
 
+from mig_manager import errors
+from mig_manager.adapters.host import systemd
+from mig_manager.errors import Reason
 from tests import programs
 
 SYSTEMD = "org.freedesktop.systemd1"
 LOGIND = "org.freedesktop.login1"
 DENIED = "org.freedesktop.DBus.Error.AccessDenied"
 UNKNOWN_UNIT = f"{SYSTEMD}.NoSuchUnit"
+NVSM = "nvsm.service"
+NO_LIMIT_US = 2**64 - 1
 
 _MANAGER = jeepney.DBusAddress("/org/freedesktop/systemd1", interface=f"{SYSTEMD}.Manager")
 _CONFIG = """\
@@ -288,3 +294,24 @@ def standing_in(
         yield played
     finally:
         played.close()
+
+
+@pytest.fixture
+def bus(tmp_path: pathlib.Path) -> Iterator[DBusDaemon]:
+    with a_bus(tmp_path) as running:
+        yield running
+
+
+def services(
+    bus: DBusDaemon, *, stop_timeout_s: float = 10.0, start_timeout_s: float = 10.0
+) -> systemd.Systemd:
+    return systemd.Systemd(
+        bus.address, stop_timeout_s=stop_timeout_s, start_timeout_s=start_timeout_s
+    )
+
+
+@contextlib.contextmanager
+def fails(reason: Reason, why: str) -> Iterator[None]:
+    with pytest.raises(errors.HostError, match=why) as caught:
+        yield
+    assert caught.value.reason is reason

@@ -1,0 +1,200 @@
+"""systemd and logind over a real D-Bus: a bus that fails, and rebooting."""
+
+import contextlib
+import pathlib
+import socket
+import threading
+import time
+from collections.abc import Iterator
+
+import hypothesis
+import pytest
+import structlog.testing
+from hypothesis import strategies as st
+
+from mig_manager import errors
+from mig_manager.adapters.host import systemd
+from mig_manager.errors import Reason
+from tests.adapters import systemd_rig
+from tests.adapters.systemd_rig import NVSM, Act, Unit, fails, services, standing_in
+from tests.adapters.systemd_rig import DBusDaemon as Bus
+
+bus = systemd_rig.bus
+
+# -- the bus ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "method",
+    # A job is asked for when its end has not been signalled for a while.
+    ["StopUnit", "Get"],
+)
+def test_a_bus_that_dies_in_the_middle_is_an_error_at_once(bus: Bus, method: str) -> None:
+    unit = Unit(stops=Act("inactive", takes_s=60.0), stop_timeout_us=systemd_rig.NO_LIMIT_US)
+    is_due = {"StopUnit": "active", "Get": "deactivating"}[method]
+    with standing_in(bus, {NVSM: unit}) as played:
+        played.on_call = lambda called: (
+            bus.kill() if called == method and unit.state == is_due else None
+        )
+        began = time.monotonic()
+        with fails(Reason.HOST_SERVICE_FAILED, "D-Bus is unreachable"):
+            services(bus).stop(NVSM)
+
+    assert time.monotonic() - began < 5
+
+
+def test_without_systemd_on_the_bus_running_services_are_unknown(bus: Bus) -> None:
+    with fails(Reason.HOST_SERVICE_FAILED, "^asking systemd what runs: .*ServiceUnknown"):
+        services(bus).running([NVSM])
+
+
+def test_a_user_rejected_by_the_bus_is_no_permission(tmp_path: pathlib.Path) -> None:
+    with (
+        # As for a process of another user namespace, the one proof that we have is refused.
+        systemd_rig.a_bus(tmp_path, mechanism="ANONYMOUS") as bus,
+        fails(Reason.NO_PERMISSION, "in a user namespace"),
+    ):
+        services(bus).running([NVSM])
+
+
+@pytest.mark.parametrize(
+    "address", ["", "nonsense", "tcp:host=localhost", "unix:path=/nowhere/bus", "unix:runtime=yes"]
+)
+def test_an_address_without_a_bus_is_an_error(address: str) -> None:
+    host = systemd.Systemd(address, stop_timeout_s=1, start_timeout_s=1)
+
+    with fails(Reason.HOST_SERVICE_FAILED, "^stopping nvsm"):
+        host.stop(NVSM)
+    with fails(Reason.REBOOT_REQUIRED, "^asking systemd-logind for a reboot"):
+        systemd.Reboot(address).request("test")
+
+
+@contextlib.contextmanager
+def impostor(path: pathlib.Path, says: tuple[bytes, ...], *, hangs: bool) -> Iterator[str]:
+    """Have a socket that says these things, each after something was data to it."""
+    done = threading.Event()
+
+    def serve(listener: socket.socket) -> None:
+        conversation, _ = listener.accept()
+        with conversation:
+            for words in says:
+                conversation.recv(4096)
+                conversation.sendall(words)
+            if hangs:
+                done.wait(timeout=10.0)
+
+    path.unlink(missing_ok=True)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        listener.listen()
+        thread = threading.Thread(target=serve, args=(listener,))
+        thread.start()
+        try:
+            yield f"unix:path={path}"
+        finally:
+            done.set()
+            thread.join(timeout=10.0)
+            assert not thread.is_alive()
+
+
+@pytest.mark.parametrize("says", [(), (b"OK 1234\r\n",), (b"no line end",)])
+def test_a_silent_bus_times_out(tmp_path: pathlib.Path, says: tuple[bytes, ...]) -> None:
+    with impostor(tmp_path / "bus", says, hangs=True) as address:
+        host = systemd.Systemd(address, stop_timeout_s=1, start_timeout_s=1, call_timeout_s=0.2)
+        with fails(Reason.HOST_SERVICE_FAILED, "no answer over D-Bus in time"):
+            host.running([NVSM])
+
+
+def test_a_server_without_the_dbus_handshake_is_an_error(tmp_path: pathlib.Path) -> None:
+    with impostor(tmp_path / "bus", (b"SSH-2.0-OpenSSH\r\n",), hangs=False) as address:
+        host = systemd.Systemd(address, stop_timeout_s=1, start_timeout_s=1)
+        # It may hang up before it has heard us out.
+        with fails(Reason.HOST_SERVICE_FAILED, "D-Bus"):
+            host.running([NVSM])
+
+
+HEADER = b"l\x02\x00\x01\x00\x00\x00\x00\x01\x00\x00\x00"
+
+
+@hypothesis.given(data=st.binary(min_size=1) | st.binary().map(lambda tail: HEADER + tail))
+@hypothesis.settings(max_examples=50, deadline=None)
+def test_any_data_on_the_bus_is_at_worst_a_host_error(
+    tmp_path_factory: pytest.TempPathFactory, data: bytes
+) -> None:
+    path = tmp_path_factory.getbasetemp() / "impostor"
+
+    with impostor(path, (b"OK 1234\r\n", data), hangs=False) as address:
+        host = systemd.Systemd(address, stop_timeout_s=1, start_timeout_s=1, call_timeout_s=2)
+        with pytest.raises(errors.HostError):
+            host.running([NVSM])
+
+
+def open_files() -> int:
+    return sum(1 for _ in pathlib.Path("/proc/self/fd").iterdir())
+
+
+def test_no_connection_is_open_between_two_operations(bus: Bus) -> None:
+    with standing_in(bus, {NVSM: Unit()}):
+        host = services(bus)
+        before = open_files()
+        host.running([NVSM])
+        host.stop(NVSM)
+        host.start(NVSM)
+        with contextlib.suppress(errors.HostError):
+            host.start("other.service")
+
+        assert open_files() == before
+
+
+# -- rebooting --------------------------------------------------------------------------------
+
+
+def test_a_reboot_is_requested_from_logind_once_and_non_interactively(bus: Bus) -> None:
+    with standing_in(bus) as played, structlog.testing.capture_logs() as log:
+        systemd.Reboot(bus.address).request("GPU 0 waits for MIG mode")
+
+    assert played.calls == ["Reboot False"]
+    assert log == [
+        {
+            "event": "reboot_requested",
+            "log_level": "warning",
+            "by": "systemd-logind",
+            "why": "GPU 0 waits for MIG mode",
+        }
+    ]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        systemd_rig.DENIED,
+        "org.freedesktop.DBus.Error.InteractiveAuthorizationRequired",
+        f"{systemd_rig.LOGIND}.BlockedByInhibitorLock",
+        f"{systemd_rig.LOGIND}.OperationInProgress",
+    ],
+)
+def test_a_refused_reboot_names_the_program_and_is_not_requested_elsewhere(
+    bus: Bus, name: str
+) -> None:
+    with standing_in(bus) as played:
+        played.refusals["Reboot"] = (name, "Not now.")
+        with fails(Reason.REBOOT_REQUIRED, "^asking systemd-logind for a reboot: Not now"):
+            systemd.Reboot(bus.address).request("test")
+
+    assert played.calls == ["Reboot False"]
+
+
+@pytest.mark.parametrize("is_masked", [True, False])
+def test_where_logind_is_missing_or_masked_systemd_starts_the_reboot_target(
+    bus: Bus, *, is_masked: bool
+) -> None:
+    with standing_in(bus, has_logind=is_masked) as played:
+        played.refusals["Reboot"] = (f"{systemd_rig.SYSTEMD}.UnitMasked", "Masked.")
+        systemd.Reboot(bus.address).request("test")
+
+    assert played.calls[-1] == "StartUnit reboot.target replace-irreversibly"
+
+
+def test_without_logind_and_systemd_a_reboot_fails(bus: Bus) -> None:
+    with fails(Reason.REBOOT_REQUIRED, "^asking systemd for a reboot: .*ServiceUnknown"):
+        systemd.Reboot(bus.address).request("test")
