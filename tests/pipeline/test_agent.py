@@ -66,6 +66,12 @@ class Pipeline(reconcile.Reconciler):
         return outcome(answer)
 
 
+def labelled(name: str | None) -> loop.Inbox:
+    box = loop.Inbox()
+    box.put_label(name)
+    return box
+
+
 def attempt_of(runs: list[tuple[str, int]]) -> int:
     return runs[-1][1]
 
@@ -76,17 +82,26 @@ def intervals(retry_s: float = 0.01, drift_check_s: float = 0.0) -> loop.Interva
     )
 
 
-def serve(box: loop.Inbox, pipeline: Pipeline) -> None:
-    served = loop.Agent(pipeline, box, intervals=intervals())
+@contextlib.contextmanager
+def serving(
+    box: loop.Inbox, pipeline: Pipeline, intervals_: loop.Intervals | None = None
+) -> Iterator[None]:
+    """Run the loop beside the body, until it ends by itself."""
+    served = loop.Agent(pipeline, box, intervals=intervals_ or intervals())
     thread = threading.Thread(target=served.serve, daemon=True)
     thread.start()
+    yield
     thread.join(timeout=20)
     assert not thread.is_alive()
 
 
+def serve(box: loop.Inbox, pipeline: Pipeline, intervals_: loop.Intervals | None = None) -> None:
+    with serving(box, pipeline, intervals_):
+        pass
+
+
 def test_a_transient_failure_is_tried_again_until_it_succeeds() -> None:
-    box = loop.Inbox()
-    box.put_label("a")
+    box = labelled("a")
     pipeline = Pipeline(
         box, errors.Reason.IN_USE, errors.Reason.DRIVER_NOT_LOADED, errors.Reason.APPLIED
     )
@@ -101,22 +116,18 @@ def test_a_transient_failure_is_tried_again_until_it_succeeds() -> None:
 def test_a_config_file_that_changes_before_the_node_was_read_is_not_a_removed_label() -> None:
     box = loop.Inbox()
     pipeline = Pipeline(box, errors.Reason.APPLIED)
-    served = loop.Agent(pipeline, box, intervals=intervals(drift_check_s=0.01))
-    thread = threading.Thread(target=served.serve, daemon=True)
     box.put_file_change()
-    thread.start()
 
-    assert not pipeline.has_rested.wait(0.1)
-    box.put_label("a")
-    thread.join(timeout=20)
+    with serving(box, pipeline, intervals(drift_check_s=0.01)):
+        assert not pipeline.has_rested.wait(0.1)
+        box.put_label("a")
 
     assert pipeline.recovered == ["a"]
     assert pipeline.runs == [("a", 1)]
 
 
 def test_a_permanent_failure_waits_for_another_request() -> None:
-    box = loop.Inbox()
-    box.put_label("a")
+    box = labelled("a")
     pipeline = Pipeline(box, errors.Reason.DOES_NOT_FIT, errors.Reason.APPLIED)
     pipeline.on_run = lambda: box.put_label("b")
 
@@ -126,8 +137,7 @@ def test_a_permanent_failure_waits_for_another_request() -> None:
 
 
 def test_an_api_that_does_not_answer_is_recovered_from_before_the_next_try() -> None:
-    box = loop.Inbox()
-    box.put_label("a")
+    box = labelled("a")
     lost = errors.ClusterError("down", reason=errors.Reason.API_UNAVAILABLE)
     pipeline = Pipeline(box, lost, errors.Reason.APPLIED)
 
@@ -138,8 +148,7 @@ def test_an_api_that_does_not_answer_is_recovered_from_before_the_next_try() -> 
 
 
 def test_a_recovery_that_another_manager_keeps_off_is_tried_again() -> None:
-    box = loop.Inbox()
-    box.put_label("a")
+    box = labelled("a")
     pipeline = Pipeline(box, errors.Reason.APPLIED)
     locked = [errors.LockedError("another manager is at work: apply")]
 
@@ -156,58 +165,43 @@ def test_a_recovery_that_another_manager_keeps_off_is_tried_again() -> None:
 
 
 def test_a_newer_request_interrupts_the_pause_before_a_retry() -> None:
-    box = loop.Inbox()
-    box.put_label("a")
+    box = labelled("a")
     pipeline = Pipeline(box, errors.Reason.IN_USE, errors.Reason.APPLIED)
-    served = loop.Agent(pipeline, box, intervals=intervals(600))
-    thread = threading.Thread(target=served.serve, daemon=True)
     pipeline.on_run = lambda: threading.Timer(0.05, box.put_label, args=("b",)).start()
-    thread.start()
-    thread.join(timeout=20)
+    serve(box, pipeline, intervals(600))
 
     assert pipeline.runs == [("a", 1), ("b", 1)]
 
 
 def test_a_node_without_a_label_is_retried_until_its_gpus_are_published() -> None:
-    box = loop.Inbox()
-    box.put_label(None)
+    box = labelled(None)
     pipeline = Pipeline(box, errors.Reason.APPLIED)
     pipeline.restless = 3
-    served = loop.Agent(pipeline, box, intervals=intervals())
-    thread = threading.Thread(target=served.serve, daemon=True)
-    thread.start()
 
-    assert pipeline.has_rested.wait(20)
-    box.stop()
-    thread.join(20)
+    with serving(box, pipeline):
+        assert pipeline.has_rested.wait(20)
+        box.stop()
+
     assert pipeline.restless == -1
 
 
 def test_without_a_label_an_interrupted_run_is_undone_and_nothing_is_pending() -> None:
-    box = loop.Inbox()
-    box.put_label(None)
+    box = labelled(None)
     pipeline = Pipeline(box, errors.Reason.APPLIED)
-    thread = threading.Thread(
-        target=loop.Agent(pipeline, box, intervals=intervals(1)).serve, daemon=True
-    )
-    thread.start()
-    assert pipeline.has_rested.wait(timeout=20)
-    box.put_label("a")
-    thread.join(timeout=20)
+
+    with serving(box, pipeline, intervals(1)):
+        assert pipeline.has_rested.wait(timeout=20)
+        box.put_label("a")
 
     assert pipeline.runs == [("a", 1)]
     assert pipeline.recovered == [None]
 
 
 def test_a_drift_check_at_rest_heals_without_evicting() -> None:
-    box = loop.Inbox()
-    box.put_label("a")
+    box = labelled("a")
     pipeline = Pipeline(box, errors.Reason.APPLIED, errors.Reason.APPLIED)
     pipeline.next_action = planning.Action.HEAL
-    served = loop.Agent(pipeline, box, intervals=intervals(drift_check_s=0.02))
-    thread = threading.Thread(target=served.serve, daemon=True)
-    thread.start()
-    thread.join(timeout=20)
+    serve(box, pipeline, intervals(drift_check_s=0.02))
 
     assert pipeline.looks == 1
     assert pipeline.runs == [("a", 1), ("a", 1)]
@@ -215,23 +209,18 @@ def test_a_drift_check_at_rest_heals_without_evicting() -> None:
 
 
 def test_a_permanent_failure_is_retried_once_the_hardware_has_changed() -> None:
-    box = loop.Inbox()
-    box.put_label("a")
+    box = labelled("a")
     pipeline = Pipeline(box, errors.Reason.DOES_NOT_FIT, errors.Reason.APPLIED)
     pipeline.next_action = planning.Action.RUN
     pipeline.on_run = box.put_gpu_change
-    served = loop.Agent(pipeline, box, intervals=intervals())
-    thread = threading.Thread(target=served.serve, daemon=True)
-    thread.start()
-    thread.join(timeout=20)
+    serve(box, pipeline)
 
     assert pipeline.runs == [("a", 1), ("a", 1)]
     assert pipeline.evicting == [True, True]
 
 
 def test_a_run_is_alone_with_the_driver_and_the_pause_before_a_retry_is_not() -> None:
-    box = loop.Inbox()
-    box.put_label("a")
+    box = labelled("a")
     pipeline = Pipeline(box, errors.Reason.IN_USE, errors.Reason.APPLIED)
     calls: list[str] = []
     pipeline.on_run = lambda: calls.append("run")

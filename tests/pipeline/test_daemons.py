@@ -85,14 +85,6 @@ def test_a_pause_takes_away_what_labels_place_and_what_the_owner_lists() -> None
     assert status.Journal.from_json(rig.annotations[cluster.JOURNAL_ANNOTATION]) == taken.journal
 
 
-def test_a_daemon_that_does_not_stop_is_named() -> None:
-    rig = sliced_node()
-    rig.clock.on_wait.clear()
-
-    with pytest.raises(errors.NotReadyError, match="default/nvidia-device-plugin"):
-        paused(rig, journal(rig))
-
-
 def test_a_daemon_that_tolerates_every_taint_starts_once_more_after_the_change() -> None:
     rig = sliced_node()
     rig.loose_daemons.add("watcher")

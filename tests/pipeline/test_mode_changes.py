@@ -119,18 +119,15 @@ class Node:
         return self._gpus.observe()
 
     def others(self, index: int) -> list[states.GpuState]:
-        """Return all there is to know of every GPU but one."""
         gpus = self.state.read().gpus
         return [gpu for number, gpu in enumerate(gpus) if number != index]
 
     @property
     def resets(self) -> list[int]:
-        """How often each GPU was reset or switched."""
         return [gpu.attachments for gpu in self.state.read().gpus]
 
     @property
     def modes(self) -> list[tuple[bool, bool]]:
-        """Current and pending mode of each GPU."""
         return [(gpu.is_enabled, gpu.is_pending) for gpu in self.state.read().gpus]
 
     def monitor(self, index: int) -> states.Client:
@@ -325,9 +322,7 @@ def test_a_creation_that_a_faulty_gpu_refuses_is_reported_as_that_and_not_retrie
     scenes.assert_nothing_taken(node.cluster)
 
 
-def test_in_a_virtual_machine_the_mode_stays_pending_without_the_right_to_reboot(
-    boot: Boot,
-) -> None:
+def test_a_virtual_machine_reboots_once_if_allowed_and_gets_its_layout(boot: Boot) -> None:
     node = boot(options=VIRTUAL)
 
     outcome = node.run("all")
@@ -339,11 +334,7 @@ def test_in_a_virtual_machine_the_mode_stays_pending_without_the_right_to_reboot
     assert not outcome.reason.is_transient
     scenes.assert_nothing_taken(node.cluster)
 
-
-def test_a_virtual_machine_reboots_once_and_gets_its_layout(boot: Boot) -> None:
-    node = boot(options=VIRTUAL)
     node.may_reboot = True
-
     node.go_down("all")
 
     assert node.cluster.labels[cluster.STATE_LABEL] == "rebooting"

@@ -1,10 +1,12 @@
 """The device plugin, the monitors and the owner's daemons in a run."""
 
+import dataclasses
+
 import pytest
 
 from mig_manager import errors
 from mig_manager.core import model, steps
-from mig_manager.core.node import clients, cluster
+from mig_manager.core.node import clients, cluster, resources
 from mig_manager.core.node import policy as policies
 from tests import fakes
 from tests.scenes import (
@@ -15,6 +17,7 @@ from tests.scenes import (
     SAMPLER,
     assert_nothing_taken,
     busy_node,
+    device,
     monitored_node,
     node,
     reconciler,
@@ -65,6 +68,7 @@ def test_a_plugin_that_does_not_stop_closes_the_node_once() -> None:
     second = ours.run("one-slice-changed", request, attempt=2)
 
     assert (first.reason, second.reason) == (errors.Reason.IN_USE, errors.Reason.IN_USE)
+    assert "did not stop within 20 s: default/nvidia-device-plugin" in first.message
     assert "default/nvidia-device-plugin" in second.message
     assert second.should_retry
     assert "workloads.delete" not in rig.log
@@ -289,3 +293,56 @@ def test_an_active_layout_gets_its_plugin_config_without_a_change_of_the_gpus() 
     assert rig.labels[cluster.PLUGIN_CONFIG_LABEL] == "sliced"
     assert old_plugin not in rig.pods
     assert "gpus.execute" not in rig.log
+
+
+def with_strategy(strategy: str, *, by_label: bool) -> fakes.NodeRig:
+    rig = node(layout="all-1g.5gb")
+    if by_label:
+        rig.labels[resources.STRATEGY_LABEL] = strategy
+        return rig
+    for uid, pod in rig.pods.items():
+        rig.pods[uid] = dataclasses.replace(pod, mig_strategy=strategy)
+    return rig
+
+
+@pytest.mark.parametrize("by_label", [True, False])
+def test_a_mixed_layout_with_strategy_single_fails_before_anything_is_touched(
+    *, by_label: bool
+) -> None:
+    rig = with_strategy("single", by_label=by_label)
+    rig.add_pod("train", devices=frozenset({device(rig, 0, "1g.5gb")}))
+    gpus, pods = rig.gpus, dict(rig.pods)
+
+    outcome = run(rig, "all-balanced")
+
+    assert outcome.reason is errors.Reason.STRATEGY_MISMATCH
+    assert "MIG strategy single" in outcome.message
+    assert "MIG devices differ: 1g.5gb, 2g.10gb, 3g.20gb" in outcome.message
+    assert (rig.gpus, rig.pods) == (gpus, pods)
+    assert rig.states == ["failed"]
+    assert outcome.should_retry
+
+
+@pytest.mark.parametrize("why", ["uniform layout", "other plugin config", "no plugin"])
+def test_strategy_single_fails_no_uniform_layout_no_other_plugin_config_and_no_node_without_plugin(
+    why: str,
+) -> None:
+    rig = with_strategy("single", by_label=True)
+    if why == "other plugin config":
+        rig.policy = policies.Policy(plugin_configs={"all-balanced": "mixed"})
+    if why == "no plugin":
+        rig.pods.clear()
+        rig.labels[cluster.PLUGIN_DEPLOY_LABEL] = "false"
+    layout = "all-disabled" if why == "uniform layout" else "all-balanced"
+
+    assert run(rig, layout).state is model.State.SUCCESS
+
+
+def test_a_plugin_that_does_not_start_is_reported_with_possible_causes() -> None:
+    rig = node(layout="all-1g.5gb")
+    rig.plugin_is_broken = True
+
+    outcome = run(rig, "all-balanced")
+
+    assert outcome.reason is errors.Reason.PLUGIN_NOT_READY
+    assert "with MIG strategy single it does not start: MIG devices differ" in outcome.message
