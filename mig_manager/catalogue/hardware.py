@@ -157,11 +157,7 @@ def find(name: str) -> Product:
 
 
 def match(pattern: str) -> tuple[Product, ...]:
-    """Return the products that a name (as for ``find``) or a glob such as ``*A100*80GB*`` selects.
-
-    Raises:
-        UsageError: Nothing matches.
-    """
+    """Return the products that a name (as for ``find``) or a glob selects; UsageError if none."""
     if not set("*?[") & set(pattern):
         return (find(pattern),)
     wanted = _normal(pattern)
@@ -193,11 +189,7 @@ def parse_node(spec: str) -> tuple[Product, ...]:
 
 
 def template(product: Product, index: int = 0) -> model.Gpu:
-    """Return an idle GPU of this product: MIG disabled, no instances, all profiles known.
-
-    Raises:
-        UsageError: The product's slices and profiles are not known.
-    """
+    """Return an idle GPU of this product, all profiles known; UsageError if they are not."""
     _simulatable(product)
     mode = model.MigMode.DISABLED if product.is_mig_capable else None
     return model.Gpu(

@@ -16,19 +16,13 @@ _EARLY_GB200_MIB = 189 * 1024
 def templates(patterns: Iterable[str], *, warn: Callable[[str], object]) -> tuple[model.Gpu, ...]:
     """Return one idle GPU of each product that names or globs select; warn of each omitted one.
 
-    Raises:
-        UsageError: A pattern means no product, or nothing is known of any that they mean.
+    UsageError if a pattern means no product, or nothing is known of any that they mean.
     """
     return tuple(hardware.template(product) for product in _chosen(patterns, warn))
 
 
 def kinds(patterns: Iterable[str], *, warn: Callable[[str], object]) -> tuple[generator.Kind, ...]:
-    """Return the kind of each product with MIG; warn of each omitted one.
-
-    Raises:
-        LayoutError: No product has MIG (NOT_MIG_CAPABLE).
-        UsageError: A pattern means no product, or nothing is known of any that they mean.
-    """
+    """Return the kind of each product with MIG, as ``templates``; LayoutError if none has it."""
     products = _chosen(patterns, warn)
     found = tuple(
         generator.Kind(

@@ -13,11 +13,7 @@ def fail(node: yaml_tree.Node, message: str) -> NoReturn:
 
 
 def document(text: str, *, source: str, section: str, version: str) -> yaml_tree.Mapping | None:
-    """Parse a document with ``version`` and one section; None if it is empty.
-
-    Raises:
-        ConfigError: It is something else, of another version, or has another key.
-    """
+    """Parse a document with ``version`` and one section; None if it is empty, else ConfigError."""
     root = yaml_tree.parse(text, source=source)
     if root is None or yaml_tree.is_null(root):
         return None

@@ -64,11 +64,7 @@ MOST_TIMEOUT_S = 86400.0  # A day
 
 
 def parse_hooks(text: str, *, source: str) -> Table:
-    """Parse a hooks file; an empty one has no hooks.
-
-    Raises:
-        ConfigError: It breaks the format; the message says where and what is right.
-    """
+    """Parse a hooks file; an empty one has no hooks. ConfigError says where and what is right."""
     root = yaml_tree.parse(text, source=source)
     if root is None or yaml_tree.is_null(root):
         return Table()
@@ -197,9 +193,7 @@ _PROTECTED = re.compile(r"(dbus|dbus-broker|systemd-.*)(@.*)?")
 def parse_services(text: str, *, source: str) -> tuple[str, ...]:
     """Parse a list of systemd units to stop, in this order; an empty one has no services.
 
-    Raises:
-        ConfigError: The list breaks the format, names a unit twice, or one that must not be
-            stopped; the message says where and what is right.
+    ConfigError says what breaks the format, or which unit is named twice or must not be stopped.
     """
     section = "systemd-services"
     root = fields.document(text, source=source, section=section, version=VERSION)

@@ -110,11 +110,7 @@ class Source:
         self.command = command or str(parsed.get("command") or "")
 
     def get(self, option: Option) -> Any:
-        """Return the value of an option; an empty variable counts as absent.
-
-        Raises:
-            UsageError: The value is not one for this option.
-        """
+        """Return an option's value; UsageError if malformed. An empty variable is absent."""
         value = self.parsed.get(option.key)
         if option.is_repeatable:
             return tuple(map(str, value)) if isinstance(value, list) else option.default
@@ -143,9 +139,6 @@ class Source:
         """Return the values of all fields of a settings class that are options.
 
         An option that the command does not have keeps its default, whatever variables say.
-
-        Raises:
-            UsageError: A value is not one for its option.
         """
         return {
             each.name: self.field(settings, each.name)

@@ -40,11 +40,7 @@ _REMOVED_BY_ENUM = {13: ("me",), 14: ("me",)}  # 1_SLICE_NO_ME, 2_SLICE_NO_ME
 
 
 def parse(text: str) -> model.Profile:
-    """Read a profile name.
-
-    Raises:
-        ValueError: The text is no profile; the message is a sentence for a person.
-    """
+    """Read a profile name; ValueError with a sentence for a person."""
     match = _PROFILE.fullmatch(text)
     if match is None:
         raise ValueError(_explain(text))

@@ -31,13 +31,9 @@ class Backoff:
 
 
 class Burst:
-    """Debounces events: a burst ends after a quiet time, or when it lasts too long.
+    """Debounces events: a burst ends after ``quiet_s`` without one, or after ``longest_s``.
 
     Times are seconds of any one clock.
-
-    Args:
-        quiet_s: How long no event must occur.
-        longest_s: A burst ends after this long in any case.
     """
 
     def __init__(self, *, quiet_s: float, longest_s: float) -> None:

@@ -26,18 +26,12 @@ class Diagnostic:
 
 
 class Diagnostics:
-    """Collects diagnostics while a document is parsed.
-
-    Attributes:
-        is_lenient: Whether dubious content passes with a warning, as mig-parted passes it.
-        warnings: Dubious content that passed.
-        extensions: Content that mig-parted would refuse or ignore.
-    """
+    """Collects diagnostics while a document is parsed."""
 
     def __init__(self, *, is_lenient: bool = False) -> None:
-        self.is_lenient = is_lenient
+        self.is_lenient = is_lenient  # dubious content passes with a warning, as in mig-parted
         self.warnings: list[Diagnostic] = []
-        self.extensions: list[Diagnostic] = []
+        self.extensions: list[Diagnostic] = []  # what mig-parted would refuse or ignore
 
     def doubt(self, location: errors.Location, problem: str, *, passes: str) -> None:
         """Raise a ConfigError about something dubious; if lenient, warn what it ``passes`` as."""

@@ -41,10 +41,7 @@ export = layouts.export
 def parse(text: str, *, source: str, is_lenient: bool = False) -> Document:
     """Parse a config document; an empty one has no layouts.
 
-    If lenient, what mig-parted ignores is a warning.
-
-    Raises:
-        ConfigError: The document breaks the format; the message says where and what is right.
+    If lenient, what mig-parted ignores is a warning. ConfigError says where and what is right.
     """
     diagnostics = yaml_tree.Diagnostics(is_lenient=is_lenient)
     root = yaml_tree.parse(text, source=source, diagnostics=diagnostics)

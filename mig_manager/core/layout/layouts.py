@@ -76,11 +76,7 @@ NOTHING = DeviceFilter(device_id=0)
 
 
 def parse_filter(text: str) -> Filter:
-    """Read a ``device-filter``: ``0xDDDDVVVV``, ``0xDDDDVVVV:0xSSSSVVVV``, or a name.
-
-    Raises:
-        ValueError: The text is neither; the message is a sentence for a person.
-    """
+    """Read a ``device-filter``: a PCI id, ``0xDDDDVVVV[:0xSSSSVVVV]``, or a name; or ValueError."""
     device, colon, subsystem = text.partition(":")
     try:
         return DeviceFilter(
@@ -187,11 +183,7 @@ class Document:
     """What mig-parted would not understand, in the order of the file."""
 
     def layout(self, name: str) -> Layout:
-        """Return the layout of that name.
-
-        Raises:
-            LayoutError: There is none (UNKNOWN_CONFIG); the message names close matches.
-        """
+        """Return the layout of that name; LayoutError (UNKNOWN_CONFIG) names close matches."""
         if name in self.layouts:
             return self.layouts[name]
         raise errors.LayoutError(

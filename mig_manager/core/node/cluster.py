@@ -204,11 +204,7 @@ def listed(
     query: Mapping[str, str],
     parse: Callable[[Mapping[str, Any]], _Item],
 ) -> list[_Item]:
-    """Return the parsed items of a list; ``parse`` may raise whatever a malformed item provokes.
-
-    Raises:
-        ClusterError: An item is malformed; see also ``pages``.
-    """
+    """Return the parsed items of a list; ClusterError for whatever a malformed item provokes."""
     what = f"the list of {path.rpartition('/')[2]}"
     items: list[_Item] = []
     for page in pages(get, path, query, what=what):

@@ -57,11 +57,7 @@ class Policy:
 
 
 def parse_plugin_configs(text: str, *, origin: str) -> dict[str, str]:
-    """Parse ``layout=config,layout=config``; an empty text maps nothing, ``origin`` is for errors.
-
-    Raises:
-        UsageError: A pair is not one, names its layout again, or its config can be no label.
-    """
+    """Parse ``layout=config,layout=config``; UsageError with the origin if a pair is malformed."""
     found: dict[str, str] = {}
     for pair in filter(None, map(str.strip, text.split(","))):
         layout, equals, config = (part.strip() for part in pair.partition("="))

@@ -35,10 +35,7 @@ class Arrangement:
 class Capacity:
     """The memory slices and media engines of one GPU; remembers what it computed.
 
-    Attributes:
-        specs: The GPU's profiles, largest first: by memory slices, then GPU slices.
-        pool: The GPU's media engines.
-        memory_slices: The number of memory slices.
+    ``specs`` are its profiles, largest first: by memory slices, then GPU slices.
     """
 
     def __init__(

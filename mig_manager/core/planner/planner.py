@@ -171,12 +171,9 @@ def restore_checkpoint(
 
 
 def refuse_on_vgpus(gpus: Sequence[model.Gpu], plan: steps.Plan) -> None:
-    """Refuse steps that a vGPU guest cannot run, before any pod is evicted.
+    """Raise LayoutError (NOT_SUPPORTED) if a plan has steps that a vGPU guest cannot run.
 
     A guest can change compute instances only (``nvml.h``: NOT_SUPPORTED in guests).
-
-    Raises:
-        errors.LayoutError: NOT_SUPPORTED: a vGPU has another step.
     """
     vgpus = {gpu.uuid: gpu for gpu in gpus if gpu.virtualization is model.Virtualization.VGPU}
     for each in plan.gpus:

@@ -19,11 +19,8 @@ from mig_manager.core.records import checkpoint
 def decide(gpu: model.Gpu, before: model.GpuSnapshot) -> search.Decision:
     """Decide which GPU instances stay and which are created.
 
-    An instance of the snapshot that overlaps an unowned one is omitted.
-
-    Raises:
-        errors.LayoutError: The snapshot lacks the spans of compute instances, and they cannot be
-            packed again (DOES_NOT_FIT).
+    An instance of the snapshot that overlaps an unowned one is omitted. LayoutError (DOES_NOT_FIT)
+    if the snapshot lacks the spans of compute instances, and they cannot be packed again.
     """
     past = _by_place(before)
     unowned = {_place(gi): gi for gi in _unowned(gpu, before)}
@@ -169,11 +166,8 @@ def snapshots(
 ) -> list[model.GpuSnapshot]:
     """Return the GPUs of a checkpoint as snapshots.
 
-    A checkpoint may be of another node, of a replaced GPU, or edited by hand.
-
-    Raises:
-        CheckpointError: A GPU is not here, has no MIG, or cannot have what it had; with place.
-        LayoutError: GPU_UNREACHABLE: a GPU cannot be observed.
+    It may be of another node, of a replaced GPU, or edited by hand: CheckpointError with its place
+    if a GPU is missing, has no MIG, or cannot have its instances; LayoutError if unreachable.
     """
     here = {gpu.uuid: gpu for gpu in gpus}
     lost = model.unreachable(gpus)

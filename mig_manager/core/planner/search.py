@@ -83,13 +83,9 @@ class Search:
     def decide(
         self, gpu: model.Gpu, live: Sequence[model.GpuInstance], desired: model.DesiredGpu
     ) -> Decision:
-        """Find the smallest change to exactly these devices.
+        """Find the smallest change to exactly these devices; LayoutError if they do not fit.
 
-        ``live`` are the GPU's instances ``in_order``. Its profiles must be known if it needs a
-        change.
-
-        Raises:
-            errors.LayoutError: The GPU lacks a profile, or the devices do not fit.
+        ``live`` are the GPU's instances ``in_order``; its profiles are known if it changes.
         """
         if _is_right(live, desired):
             return Decision(stays=tuple(unchanged(i, gi) for i, gi in enumerate(live)))
@@ -190,12 +186,7 @@ def _place_pins(
 def _locate(
     gpu: model.Gpu, pins: Pins, capacity: placement.Capacity
 ) -> dict[placement.Placed, packing.Counts]:
-    """Return the pinned GPU instances with their compute instances.
-
-    Raises:
-        errors.LayoutError: No such instance can start there, two of them share a slice or a media
-            engine, or its devices do not fit it (DOES_NOT_FIT).
-    """
+    """Return the pinned GPU instances with their compute instances; LayoutError if impossible."""
 
     def refuse(why: str) -> errors.LayoutError:
         return errors.LayoutError(

@@ -53,11 +53,7 @@ class Checkpoint:
 
 
 def render(gpus: Sequence[model.Gpu]) -> str:
-    """Write what GPUs have.
-
-    Raises:
-        LayoutError: UNKNOWN_PROFILE: the driver does not report the profile of an instance.
-    """
+    """Write what GPUs have; LayoutError (UNKNOWN_PROFILE) if the driver lists no such profile."""
     devices = [_device_data(gpu) for gpu in gpus if gpu.current_mode is not None]
     # An empty list is null there, as is everything that Go never appended to.
     state = {"Version": VERSION, "MigState": {"Devices": devices or None}}
@@ -65,11 +61,7 @@ def render(gpus: Sequence[model.Gpu]) -> str:
 
 
 def parse(text: str, *, source: str) -> Checkpoint:
-    """Parse a checkpoint of ``render`` or mig-parted, without a comparison with this node's GPUs.
-
-    Raises:
-        CheckpointError: It is something else, or of another version; says where.
-    """
+    """Parse a checkpoint of ``render`` or mig-parted; CheckpointError says what is wrong."""
     try:
         return Checkpoint(devices=tuple(_devices(text, source)))
     except errors.ConfigError as error:
