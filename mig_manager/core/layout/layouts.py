@@ -76,7 +76,7 @@ NOTHING = DeviceFilter(device_id=0)
 
 
 def parse_filter(text: str) -> Filter:
-    """Read a ``device-filter``: a PCI id, ``0xDDDDVVVV[:0xSSSSVVVV]``, or a name; or ValueError."""
+    """Read a ``device-filter``: ``0xDDDDVVVV[:0xSSSSVVVV]`` or a name; ValueError if neither."""
     device, colon, subsystem = text.partition(":")
     try:
         return DeviceFilter(
