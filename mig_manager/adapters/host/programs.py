@@ -185,8 +185,20 @@ class Programs:
 
     def find(self, name: str) -> Program | None:
         """Return the first program with this file name, or None."""
-        found = (program for root in self._roots if (program := self._in(root, name)))
-        return next(found, None) or self._on_path(name)
+        for root in self._roots:
+            for folder in self._folders:
+                path = pathlib.PurePosixPath("/", folder, name)
+                place = inside(root.driver_here, path)
+                if place is not None and _is_program(place):
+                    seen = path if root.is_at_top else _as_seen(root, place)
+                    variables = _variables(root, folder)
+                    return Program(path=str(seen), root=root.path, variables=variables)
+        for folder in self._search_path.split(":"):
+            here = pathlib.Path(folder, name)
+            # A relative folder would be another one wherever we are started.
+            if here.is_absolute() and _is_program(here):
+                return Program(path=str(here), root=_TOP, variables=self._loader_variables)
+        return None
 
     def run(
         self,
@@ -239,24 +251,6 @@ class Programs:
             is_cut=ended.is_cut,
             stderr=ended.stderr,
         )
-
-    def _in(self, root: Root, name: str) -> Program | None:
-        for folder in self._folders:
-            path = pathlib.PurePosixPath("/", folder, name)
-            place = inside(root.driver_here, path)
-            if place is not None and _is_program(place):
-                if not root.is_at_top:
-                    path = _as_seen(root, place)
-                return Program(path=str(path), root=root.path, variables=_variables(root, folder))
-        return None
-
-    def _on_path(self, name: str) -> Program | None:
-        for folder in self._search_path.split(":"):
-            path = pathlib.Path(folder, name)
-            # A relative folder would be another one wherever we are started.
-            if path.is_absolute() and _is_program(path):
-                return Program(path=str(path), root=_TOP, variables=self._loader_variables)
-        return None
 
 
 def roots(host: "host_settings.HostRoots", *, here: pathlib.Path = _TOP) -> tuple[Root, ...]:
