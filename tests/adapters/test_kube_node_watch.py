@@ -146,7 +146,7 @@ def test_bookmarks_advance_the_resource_version(server: apiserver.ApiServer) -> 
         for number in range(20):
             server.store.create(make_node("x", f"other{number}"))
         # An earlier bookmark may still be on the way; only one after all of them will do.
-        waiting.until(lambda: follower.watch._watch._version == str(server.store.version))
+        waiting.until(lambda: follower.watch._version == str(server.store.version))
         server.compact()
         server.break_watches(apiserver.Break.CLOSE)
         label(server, "two")
@@ -281,8 +281,8 @@ class TestContact:
     def test_bookmarks_renew_the_contact(self, server: apiserver.ApiServer) -> None:
         with following(Follower(server)) as follower:
             follower.wait_for_watch()
-            before = follower.watch._watch._contact_s
-            waiting.until(lambda: follower.watch._watch._contact_s > before)
+            before = follower.watch._contact_s
+            waiting.until(lambda: follower.watch._contact_s > before)
             assert follower.watch.last_contact_s < _SOON_S
 
     def test_contact_ages_while_the_server_is_down(self, server: apiserver.ApiServer) -> None:

@@ -32,7 +32,6 @@ class HookPrograms:
         variables: Environment that describes the change to each hook.
         search_path: For programs without a slash in their name, as in ``PATH``.
         timeout_s: For hooks without a time-out of their own.
-        monotonic: Seconds from some fixed point.
     """
 
     def __init__(
@@ -42,7 +41,6 @@ class HookPrograms:
         variables: Mapping[str, str],
         search_path: str,
         timeout_s: float,
-        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self.variables = {**variables, "MIG_PARTED_HOOKS_FILE": str(file)}
         self._source = files.ConfigFile(file)
@@ -50,7 +48,6 @@ class HookPrograms:
         folders = [each for each in search_path.split(":") if each.startswith("/")]
         self._search_path = ":".join(folders) or _DEFAULT_PATH
         self._timeout_s = timeout_s
-        self._monotonic = monotonic
 
     def read(self) -> host_files.Table:
         """Parse the hooks file.
@@ -79,18 +76,19 @@ class HookPrograms:
         Raises:
             HostError: HOOK_FAILED; and whatever ``check`` raises.
         """
-        name = f"{hook.location}: the {point.value} hook {_shown(hook.command)}"
+        shown = _shown(hook.command)
+        name = f"{hook.location}: the {point.value} hook {shown}"
         program = self._find(hook)
         if program is None:
             raise _failed(f"{name} cannot be run: program not found")
         timeout_s = hook.timeout_s or self._timeout_s
-        began_s = self._monotonic()
+        began_s = time.monotonic()
 
         def is_late() -> bool:
             check()
-            return self._monotonic() >= began_s + timeout_s
+            return time.monotonic() >= began_s + timeout_s
 
-        _log.info("hook_started", point=point.value, command=_shown(hook.command))
+        _log.info("hook_started", point=point.value, command=shown)
         try:
             ended = subprocesses.run(
                 (program, *hook.args),
@@ -120,9 +118,9 @@ class HookPrograms:
         write(
             "hook_ended",
             point=point.value,
-            command=_shown(hook.command),
+            command=shown,
             how=how or "well",
-            seconds=round(self._monotonic() - began_s, 3),
+            seconds=round(time.monotonic() - began_s, 3),
             stdout=_end_of(ended.stdout),
             stderr=_end_of(ended.stderr),
         )

@@ -38,7 +38,8 @@ class Fleet:
         self._changed = threading.Condition()
         self._nodes: dict[str, fleet_nodes.Node] = {}
         self._has_changed = False
-        self._trouble = ""
+        self.trouble = ""
+        """Why changes of the nodes do not arrive at present; empty if they do."""
         self._watch = watch.Watch(
             kube, "/api/v1/nodes", {"labelSelector": selector}, self, name="fleet", times=times
         )
@@ -55,11 +56,6 @@ class Fleet:
     def close(self) -> None:
         """Stop watching."""
         self._watch.end()
-
-    @property
-    def trouble(self) -> str:
-        """Why changes of the nodes do not arrive at present; empty if they do."""
-        return self._trouble
 
     def nodes(self) -> tuple[fleet_nodes.Node, ...]:
         """Return the nodes as last reported."""
@@ -107,7 +103,7 @@ class Fleet:
         with self._changed:
             self._nodes = nodes
             self._notify()
-        self._trouble = ""
+        self.trouble = ""
 
     def changed(self, kind: str, item: Mapping[str, Any]) -> None:
         """See ``watch.Listener``."""
@@ -121,15 +117,15 @@ class Fleet:
 
     def opened(self) -> None:
         """See ``watch.Listener``."""
-        self._trouble = ""
+        self.trouble = ""
 
     def lost(self, error: Exception) -> None:
         """See ``watch.Listener``."""
         if isinstance(error, errors.ClusterError):
-            self._trouble = error.message
+            self.trouble = error.message
         else:
             _log.exception("fleet_watch_error")
-            self._trouble = f"internal error: {type(error).__name__}: {error}"
+            self.trouble = f"internal error: {type(error).__name__}: {error}"
 
     def _notify(self) -> None:
         self._has_changed = True

@@ -195,7 +195,7 @@ class Watch:
             yield from items
 
 
-class NodeWatch:
+class NodeWatch(Watch):
     """Delivers one node after each change; ``run`` is for a thread of its own."""
 
     def __init__(
@@ -212,42 +212,29 @@ class NodeWatch:
         ``on_node`` is called in the watch's thread with the node after each change and each list,
         even if it is unchanged, and never after ``stop``, which ends ``run``.
         """
-        self._selector = f"metadata.name={name}"
+        selector = {"fieldSelector": f"metadata.name={name}"}
+        own = "node-watch-reader"
+        super().__init__(kube, "/api/v1/nodes", selector, self, name=own, stop=stop, times=times)
         self._on_node = on_node
-        self._stop = stop
-        self._watch = Watch(
-            kube,
-            "/api/v1/nodes",
-            {"fieldSelector": self._selector},
-            self,
-            name="node-watch-reader",
-            stop=stop,
-            times=times,
-        )
-
-    @property
-    def last_contact_s(self) -> float:
-        """How many seconds ago the API server last sent anything; inf if it never did."""
-        return self._watch.last_contact_s
 
     def run(self) -> None:
         """Watch the node until ``stop`` is set, and return within about a second after that."""
-        self._watch.start()
+        self.start()
         self._stop.wait()
-        self._watch.end()
+        self.end()
 
     def listed(self, items: Iterable[Mapping[str, Any]]) -> None:
         """See ``Listener``."""
         nodes = list(items)
         if not nodes:
-            _log.warning("node_not_found", selector=self._selector)
+            _log.warning("node_not_found", selector=self._selector["fieldSelector"])
         for item in nodes:
             self.changed("MODIFIED", item)
 
     def changed(self, kind: str, item: Mapping[str, Any]) -> None:
         """See ``Listener``."""
         if kind == "DELETED":
-            _log.warning("node_deleted", selector=self._selector)
+            _log.warning("node_deleted", selector=self._selector["fieldSelector"])
             return
         view = cluster.parse_node(item)
         if not self._stop.is_set():
