@@ -23,7 +23,7 @@ _TIMES = watch.Times(
 _log = structlog.get_logger()
 
 
-class Fleet:
+class Fleet(watch.Watch):
     """The current nodes of a label selector; for one reader and one writer."""
 
     def __init__(self, kube: api.KubeApi, *, selector: str, times: watch.Times = _TIMES) -> None:
@@ -34,15 +34,13 @@ class Fleet:
             selector: Label selector, as ``kubectl -l`` takes it.
             times: Lengths of the watch and its backoff.
         """
-        self._kube = kube
+        selected = {"labelSelector": selector}
+        super().__init__(kube, "/api/v1/nodes", selected, name="fleet", times=times)
         self._changed = threading.Condition()
         self._nodes: dict[str, fleet_nodes.Node] = {}
         self._has_changed = False
         self.trouble = ""
         """Why changes of the nodes do not arrive at present; empty if they do."""
-        self._watch = watch.Watch(
-            kube, "/api/v1/nodes", {"labelSelector": selector}, self, name="fleet", times=times
-        )
 
     def start(self) -> None:
         """List the nodes, and watch them from now on.
@@ -50,12 +48,12 @@ class Fleet:
         Raises:
             ClusterError: The API refused, does not answer, or cannot parse the selector.
         """
-        self._watch.list()
-        self._watch.start()
+        self.list()
+        super().start()
 
     def close(self) -> None:
         """Stop watching."""
-        self._watch.end()
+        self.end()
 
     def nodes(self) -> tuple[fleet_nodes.Node, ...]:
         """Return the nodes as last reported."""
@@ -98,7 +96,7 @@ class Fleet:
         return True
 
     def listed(self, items: Iterable[Mapping[str, Any]]) -> None:
-        """See ``watch.Listener``."""
+        """See ``Watch``."""
         nodes = {each.name: each for each in map(fleet_nodes.parse, items)}
         with self._changed:
             self._nodes = nodes
@@ -106,7 +104,7 @@ class Fleet:
         self.trouble = ""
 
     def changed(self, kind: str, item: Mapping[str, Any]) -> None:
-        """See ``watch.Listener``."""
+        """See ``Watch``."""
         each = fleet_nodes.parse(item)
         with self._changed:
             if kind == "DELETED":
@@ -116,11 +114,11 @@ class Fleet:
             self._notify()
 
     def opened(self) -> None:
-        """See ``watch.Listener``."""
+        """See ``Watch``."""
         self.trouble = ""
 
     def lost(self, error: Exception) -> None:
-        """See ``watch.Listener``."""
+        """See ``Watch``."""
         if isinstance(error, errors.ClusterError):
             self.trouble = error.message
         else:

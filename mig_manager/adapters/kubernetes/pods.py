@@ -147,15 +147,15 @@ class PodWatch(ports.Standby):
         self, kube: api.KubeApi, *, node_name: str, on_change: Callable[[], None]
     ) -> None:
         self._kube = kube
-        self._selector = {"fieldSelector": f"spec.nodeName={node_name}"}
+        self._node_name = node_name
         self._on_change = on_change
         self._may_watch = True
-        self._watch: watch.Watch | None = None
-        self._known: _WatchedPods | None = None
+        self._watch: _WatchedPods | None = None
 
     def pods(self) -> tuple[cluster.Pod, ...] | None:
         """Return the node's pods as last reported; None while the watch is not up to date."""
-        return self._known.pods() if self._known else None
+        watched = self._watch
+        return tuple(watched.by_uid.values()) if watched and watched.is_current else None
 
     def prepare(self) -> None:
         """Do nothing: observing GPUs waits for no pod."""
@@ -163,15 +163,13 @@ class PodWatch(ports.Standby):
     def expect_change(self) -> None:
         """Start to watch, unless it does already or the API has forbidden it before."""
         if self._watch is None and self._may_watch:
-            self._known = _WatchedPods(on_change=self._on_change, on_forbidden=self._disable)
-            self._watch = watch.Watch(
-                self._kube, "/api/v1/pods", self._selector, self._known, name="pod-watch"
+            self._watch = _WatchedPods(
+                self._kube, self._node_name, on_change=self._on_change, on_forbidden=self._disable
             )
             self._watch.start()
 
     def dismiss(self) -> None:
         """Stop watching; a read that waits for its first byte ends later, unnoticed."""
-        self._known = None
         ended, self._watch = self._watch, None
         if ended is not None:
             ended.end(timeout_s=0.0)
@@ -182,35 +180,41 @@ class PodWatch(ports.Standby):
             self._watch.end(timeout_s=0.0)
 
 
-class _WatchedPods:
+class _WatchedPods(watch.Watch):
     """The pods of one watch; each watch has its own, so a dismissed one changes nothing."""
 
-    def __init__(self, *, on_change: Callable[[], None], on_forbidden: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        kube: api.KubeApi,
+        node_name: str,
+        *,
+        on_change: Callable[[], None],
+        on_forbidden: Callable[[], None],
+    ) -> None:
+        selector = {"fieldSelector": f"spec.nodeName={node_name}"}
+        super().__init__(kube, "/api/v1/pods", selector, name="pod-watch")
         self._on_change = on_change
         self._on_forbidden = on_forbidden
-        self._by_uid: dict[str, cluster.Pod] = {}
+        self.by_uid: dict[str, cluster.Pod] = {}
         """Replaced and never mutated, because another thread reads it."""
-        self._is_current = False
-
-    def pods(self) -> tuple[cluster.Pod, ...] | None:
-        return tuple(self._by_uid.values()) if self._is_current else None
+        self.is_current = False
 
     def listed(self, items: Iterable[Mapping[str, Any]]) -> None:
         pods = [_parse(item) for item in items]
-        self._by_uid = {pod.uid: pod for pod in pods}
+        self.by_uid = {pod.uid: pod for pod in pods}
         self._on_change()
 
     def changed(self, kind: str, item: Mapping[str, Any]) -> None:
         pod = _parse(item)
-        others = {uid: other for uid, other in self._by_uid.items() if uid != pod.uid}
-        self._by_uid = others if kind == "DELETED" else {**others, pod.uid: pod}
+        others = {uid: other for uid, other in self.by_uid.items() if uid != pod.uid}
+        self.by_uid = others if kind == "DELETED" else {**others, pod.uid: pod}
         self._on_change()
 
     def opened(self) -> None:
-        self._is_current = True
+        self.is_current = True
 
     def lost(self, error: Exception) -> None:
-        self._is_current = False
+        self.is_current = False
         if not isinstance(error, errors.ClusterError):
             _log.exception("pod_watch_error")
         elif error.reason is errors.Reason.FORBIDDEN:

@@ -1,5 +1,6 @@
 """List and watch a collection for as long as the process lives: the only such loop."""
 
+import abc
 import contextlib
 import dataclasses
 import http
@@ -8,7 +9,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import structlog
 
@@ -45,59 +46,36 @@ class Times:
         return min(doubled, self.longest_wait_s) * (1 + chance) / 2
 
 
-class Listener(Protocol):
-    """Receives the collection, in the watch's thread, and nothing after its end.
-
-    An error raised by a method is reported to ``lost``, and the collection is listed again.
-    """
-
-    def listed(self, items: Iterable[Mapping[str, Any]]) -> None:
-        """Take all objects as they are now; iterating may raise ``ClusterError``."""
-
-    def changed(self, kind: str, item: Mapping[str, Any]) -> None:
-        """Take a change: ``ADDED``, ``MODIFIED`` or ``DELETED``."""
-
-    def opened(self) -> None:
-        """Note that changes arrive from now on."""
-
-    def lost(self, error: Exception) -> None:
-        """Note why changes do not arrive for a while; called within the error's handler."""
-
-
-class Watch:
+class Watch(abc.ABC):
     """Lists a collection, then watches it, in a daemon thread of its own.
 
-    A read that waits for the server's first byte cannot be ended from outside; such a thread is
-    abandoned.
+    A subclass receives the collection in that thread, and nothing after its end. An error raised
+    by its methods is reported to ``lost``, and the collection is listed again. A read that waits
+    for the server's first byte cannot be ended from outside; such a thread is abandoned.
+
+    Args:
+        kube: The API.
+        path: The collection.
+        selector: ``fieldSelector`` or ``labelSelector``, as the API takes them.
+        name: Of the thread.
+        stop: Ends the loop before its next request; ``end`` sets it and ends the loop at once.
+        times: Lengths of the watch and its backoff.
     """
 
-    def __init__(  # noqa: PLR0913 - the last two are for the agent's own node
+    def __init__(
         self,
         kube: api.KubeApi,
         path: str,
         selector: Mapping[str, str],
-        listener: Listener,
         *,
         name: str,
         stop: threading.Event | None = None,
         times: Times | None = None,
     ) -> None:
-        """Prepare; nothing is sent yet.
-
-        Args:
-            kube: The API.
-            path: The collection.
-            selector: ``fieldSelector`` or ``labelSelector``, as the API takes them.
-            listener: Receives the objects and their changes.
-            name: Of the thread.
-            stop: Ends the loop before its next request; ``end`` sets it and ends the loop at once.
-            times: Lengths of the watch and its backoff.
-        """
         self._kube = kube
         self._path = path
-        self._kind = path.rpartition("/")[2]
+        self._plural = path.rpartition("/")[2]
         self._selector = selector
-        self._listener = listener
         self._stop = stop or threading.Event()
         self._times = times or Times()
         self._version = ""
@@ -106,6 +84,21 @@ class Watch:
         self._opened_s = math.inf
         self._stream: responses.WatchStream | None = None
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    @abc.abstractmethod
+    def listed(self, items: Iterable[Mapping[str, Any]]) -> None:
+        """Take all objects as they are now; iterating may raise ``ClusterError``."""
+
+    @abc.abstractmethod
+    def changed(self, kind: str, item: Mapping[str, Any]) -> None:
+        """Take a change: ``ADDED``, ``MODIFIED`` or ``DELETED``."""
+
+    @abc.abstractmethod
+    def lost(self, error: Exception) -> None:
+        """Note why changes do not arrive for a while; called within the error's handler."""
+
+    def opened(self) -> None:  # noqa: B027 - not every subclass needs to know
+        """Note that changes arrive from now on."""
 
     @property
     def last_contact_s(self) -> float:
@@ -121,7 +114,7 @@ class Watch:
         Raises:
             ClusterError: The API refused or does not answer.
         """
-        self._listener.listed(self._items())
+        self.listed(self._items())
         # Only now: a list that the listener could not take is repeated.
         self._version = self._listed_version
 
@@ -156,7 +149,7 @@ class Watch:
                     self._version = ""
                 if not self._stop.is_set():
                     with contextlib.suppress(Exception):
-                        self._listener.lost(error)
+                        self.lost(error)
             was_steady = time.monotonic() - self._opened_s >= self._times.steady_s
             failures = 1 if was_steady else failures + 1
             self._stop.wait(self._times.backoff_s(failures, _chance()))
@@ -176,17 +169,17 @@ class Watch:
             self._stream = opened
             if self._stop.is_set():
                 return
-            self._listener.opened()
+            self.opened()
             for event in opened:
                 self._contact_s = time.monotonic()
                 kind, item = str(event.get("type")), event["object"]
                 if kind in _CHANGES and not self._stop.is_set():
-                    self._listener.changed(kind, item)
-                with cluster.understood(f"an event of the {self._kind}"):
+                    self.changed(kind, item)
+                with cluster.understood(f"an event of the {self._plural}"):
                     self._version = str(item["metadata"]["resourceVersion"])
 
     def _items(self) -> Iterator[Mapping[str, Any]]:
-        what = f"the list of {self._kind}"
+        what = f"the list of {self._plural}"
         for page in cluster.pages(self._kube.get, self._path, self._selector, what=what):
             self._contact_s = time.monotonic()
             with cluster.understood(what):
@@ -214,7 +207,7 @@ class NodeWatch(Watch):
         """
         selector = {"fieldSelector": f"metadata.name={name}"}
         own = "node-watch-reader"
-        super().__init__(kube, "/api/v1/nodes", selector, self, name=own, stop=stop, times=times)
+        super().__init__(kube, "/api/v1/nodes", selector, name=own, stop=stop, times=times)
         self._on_node = on_node
 
     def run(self) -> None:
@@ -224,7 +217,7 @@ class NodeWatch(Watch):
         self.end()
 
     def listed(self, items: Iterable[Mapping[str, Any]]) -> None:
-        """See ``Listener``."""
+        """See ``Watch``."""
         nodes = list(items)
         if not nodes:
             _log.warning("node_not_found", selector=self._selector["fieldSelector"])
@@ -232,7 +225,7 @@ class NodeWatch(Watch):
             self.changed("MODIFIED", item)
 
     def changed(self, kind: str, item: Mapping[str, Any]) -> None:
-        """See ``Listener``."""
+        """See ``Watch``."""
         if kind == "DELETED":
             _log.warning("node_deleted", selector=self._selector["fieldSelector"])
             return
@@ -240,11 +233,8 @@ class NodeWatch(Watch):
         if not self._stop.is_set():
             self._on_node(view)
 
-    def opened(self) -> None:
-        """See ``Listener``."""
-
     def lost(self, error: Exception) -> None:
-        """See ``Listener``."""
+        """See ``Watch``."""
         if not isinstance(error, errors.ClusterError):
             _log.exception("node_watch_error")
         elif error.status == http.HTTPStatus.GONE:

@@ -82,17 +82,7 @@ class ClusterView:
         # Deleted objects: older events and answers about them may still arrive.
         self._gone: collections.deque[str] = collections.deque(maxlen=_REMEMBERED)
         self._listeners: list[Listener] = []
-        self._watches = [
-            watch.Watch(
-                self._api,
-                kind.value,
-                {},
-                _Collection(self, kind),
-                name=f"sandbox-watch-{kind.name.lower()}",
-                times=_TIMES,
-            )
-            for kind in Kind
-        ]
+        self._watches = [_Collection(self, self._api, kind) for kind in Kind]
 
     def __enter__(self) -> Self:
         """Read every collection once, then watch them.
@@ -216,10 +206,12 @@ class ClusterView:
             listener(kind, obj)
 
 
-class _Collection:
-    """Keeps the objects of one kind in the view; a watch's listener."""
+class _Collection(watch.Watch):
+    """Keeps the objects of one kind in the view."""
 
-    def __init__(self, view: ClusterView, kind: Kind) -> None:
+    def __init__(self, view: ClusterView, kube: api.KubeApi, kind: Kind) -> None:
+        name = f"sandbox-watch-{kind.name.lower()}"
+        super().__init__(kube, kind.value, {}, name=name, times=_TIMES)
         self._view = view
         self._kind = kind
 
@@ -238,9 +230,6 @@ class _Collection:
     def changed(self, kind: str, item: Mapping[str, Any]) -> None:
         keep = self._view._remove if kind == "DELETED" else self._view._put  # noqa: SLF001
         keep(self._kind, dict(item))
-
-    def opened(self) -> None:
-        pass
 
     def lost(self, error: Exception) -> None:
         _log.debug("sandbox reads %s again: %s", self._kind.name, error)
