@@ -6,6 +6,7 @@ Names and variables are those of NVIDIA's ``nvidia-mig-manager`` wherever it has
 import dataclasses
 import pathlib
 import urllib.parse
+from typing import Any
 
 from mig_manager.core import options
 
@@ -15,11 +16,13 @@ _HOST_MOUNT = pathlib.Path("/host")
 _BUS_SOCKET = pathlib.Path("run/dbus/system_bus_socket")
 _PLAIN_IN_ADDRESS = "/-_.\\*"
 """What a D-Bus address need not escape, beside letters and digits (D-Bus specification)."""
-_LEAST_TIMEOUT_S = 0.1
 _MACHINE = "the machine; see also the options of NVIDIA's agent"
 NVIDIAS = "options of NVIDIA's agent"
 """The heading in help of what ``nvidia-mig-manager`` has, too."""
-_BOOL = "BOOL"  # A switch of NVIDIA's agent may have a value: ``--with-reboot=false``
+_FOLDER: Any = {"metavar": options.FOLDER, "group": NVIDIAS}
+_SWITCH: Any = {"metavar": "BOOL", "is_value_optional": True, "group": NVIDIAS}
+"""A switch of NVIDIA's agent may have a value: ``--with-reboot=false``."""
+_TIMEOUT: Any = {"least": 0.1, "group": _MACHINE}
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,45 +53,39 @@ class RootOptions:
         default_text="/host if it exists",
         short="m",
         variable="HOST_ROOT_MOUNT",
-        metavar=options.FOLDER,
-        group=NVIDIAS,
+        **_FOLDER,
     )
     nvidia_driver_root: pathlib.Path | None = options.path(
         "root of the driver's files on the host",
         default_text="/",
         short="t",
         variable="NVIDIA_DRIVER_ROOT",
-        metavar=options.FOLDER,
-        group=NVIDIAS,
+        **_FOLDER,
     )
     driver_root: pathlib.Path | None = options.path(
         "root of the driver's files, where the loader does not find NVML's library",
         variable="DRIVER_ROOT",
-        metavar=options.FOLDER,
-        group=NVIDIAS,
+        **_FOLDER,
     )
     driver_root_ctr_path: pathlib.Path | None = options.path(
         "root of the driver's files as seen in this container, for NVML's library and for the "
         "driver's tools",
         short="a",
         variable="DRIVER_ROOT_CTR_PATH",
-        metavar=options.FOLDER,
-        group=NVIDIAS,
+        **_FOLDER,
     )
     dev_root: pathlib.Path | None = options.path(
         "root of the driver's device nodes on the host",
         default_text="the driver's",
         short="b",
         variable="NVIDIA_DEV_ROOT",
-        metavar=options.FOLDER,
-        group=NVIDIAS,
+        **_FOLDER,
     )
     dev_root_ctr_path: pathlib.Path | None = options.path(
         "root of the driver's device nodes as seen in this container",
         short="j",
         variable="DEV_ROOT_CTR_PATH",
-        metavar=options.FOLDER,
-        group=NVIDIAS,
+        **_FOLDER,
     )
 
 
@@ -123,37 +120,28 @@ class HostSettings:
     reboot_timeout_s: float = options.seconds(
         "how long the machine may take to go down once it agreed to reboot",
         default=600.0,
-        least=_LEAST_TIMEOUT_S,
-        group=_MACHINE,
+        **_TIMEOUT,
     )
     service_stop_timeout_s: float = options.seconds(
         "how long each host service may take to stop; its own TimeoutStopSec= if longer",
         default=30.0,
-        least=_LEAST_TIMEOUT_S,
-        group=_MACHINE,
+        **_TIMEOUT,
     )
     service_start_timeout_s: float = options.seconds(
-        "how long each host service may take to start",
-        default=120.0,
-        least=_LEAST_TIMEOUT_S,
-        group=_MACHINE,
+        "how long each host service may take to start", default=120.0, **_TIMEOUT
     )
     with_reboot: bool = options.switch(
         "reboot the node, once for a layout, for a MIG mode that no reset can set",
         short="r",
         variable="WITH_REBOOT",
-        metavar=_BOOL,
-        is_value_optional=True,
-        group=NVIDIAS,
+        **_SWITCH,
     )
     shuts_host_clients: bool = options.switch(
         "stop the host services of --gpu-clients-file during a change",
         name="with-shutdown-host-gpu-clients",
         short="d",
         variable="WITH_SHUTDOWN_HOST_GPU_CLIENTS",
-        metavar=_BOOL,
-        is_value_optional=True,
-        group=NVIDIAS,
+        **_SWITCH,
     )
     gpu_clients_file: pathlib.Path | None = options.path(
         "host services that use GPUs: 'version: v1', 'systemd-services: [NAME, ...]'",
@@ -162,11 +150,7 @@ class HostSettings:
         group=NVIDIAS,
     )
     cdi_enabled: bool = options.switch(
-        "write the CDI specs again after a change",
-        variable="CDI_ENABLED",
-        metavar=_BOOL,
-        is_value_optional=True,
-        group=NVIDIAS,
+        "write the CDI specs again after a change", variable="CDI_ENABLED", **_SWITCH
     )
     roots: HostRoots = options.nested(RootOptions)
 
