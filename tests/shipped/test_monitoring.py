@@ -333,16 +333,14 @@ def test_every_alert_says_what_it_is_how_bad_and_where_the_remedy_stands() -> No
 
 def test_the_pod_monitor_scrapes_the_port_of_the_daemon_set_and_names_the_node() -> None:
     monitor = manifest("podmonitor.yaml")
-    daemons = yaml.safe_load((ROOT / "deploy/base/daemonset.yaml").read_text("utf-8"))
+    daemons = manifest("../base/daemonset.yaml")
     template = daemons["spec"]["template"]
     (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
     (container,) = template["spec"]["containers"]
     (port,) = container["ports"]
 
-    assert (
-        monitor["spec"]["selector"]["matchLabels"].items()
-        <= template["metadata"]["labels"].items()
-    )
+    selected = monitor["spec"]["selector"]["matchLabels"]
+    assert selected.items() <= template["metadata"]["labels"].items()
     assert monitor["metadata"]["namespace"] == daemons["metadata"]["namespace"]
     assert endpoint["port"] == port["name"]
     assert [each["targetLabel"] for each in endpoint["relabelings"]] == ["node"]
@@ -363,8 +361,7 @@ def test_one_command_applies_the_monitor_the_rules_and_the_dashboard() -> None:
 
 
 def test_probes_and_port_of_the_daemon_set_agree_with_what_the_agent_serves() -> None:
-    daemons = yaml.safe_load((ROOT / "deploy/base/daemonset.yaml").read_text("utf-8"))
-    (container,) = daemons["spec"]["template"]["spec"]["containers"]
+    (container,) = manifest("../base/daemonset.yaml")["spec"]["template"]["spec"]["containers"]
     (port,) = container["ports"]
     environ = {each["name"]: each.get("value") for each in container["env"]}
 

@@ -1,11 +1,10 @@
-"""The units and their installer: the commands that systemd runs, and the files on disk."""
+"""The units: what systemd makes of them, and the commands that it runs."""
 
 import contextlib
 import json
 import os
 import pathlib
 import shutil
-import stat
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -15,24 +14,23 @@ import pytest
 import mig_manager
 from mig_manager.agent import settings
 from mig_manager.cli import command_settings, parser
-from tests import programs
 from tests.shipped.unit_files import (
+    BOOT,
     ROOT,
+    SYSTEMD,
+    UNITS,
     Asked,
     agent_settings,
     directives,
     example_environ,
     longest_stop_s,
+    run,
     unit_command_line,
     unit_environ,
 )
 
-SYSTEMD = ROOT / "systemd"
-UNITS = ["mig-manager.service", "mig-manager-boot.service"]
-BOOT = "mig-manager-boot.service"
 EXPOSURE = 40
 """From 0, nothing to fear, to 100."""
-SETTINGS = {"mig-manager.env", "config.yaml"}
 NO_SYSTEMD = pytest.mark.skipif(
     shutil.which("systemd-analyze") is None, reason="systemd-analyze is not here"
 )
@@ -42,17 +40,6 @@ def boot_settings(environ: Mapping[str, str]) -> command_settings.CommandSetting
     parsed = parser.parse(unit_command_line(BOOT))
     assert parsed["command"] == "boot"
     return command_settings.command_settings(parsed, environ)
-
-
-def run(*command: str | pathlib.Path, **environ: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(  # noqa: S603 - the arguments are this file's own
-        [str(part) for part in command],
-        env={"PATH": os.environ["PATH"], "HOME": "/nonexistent"} | environ,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
 
 
 # -- the units ----------------------------------------------------------------------------------
@@ -203,263 +190,6 @@ def test_systemd_leaves_the_agent_the_time_to_finish_or_undo_a_change() -> None:
     parsed = agent_settings(unit_command_line(), unit_environ())
 
     assert float(timeouts.removesuffix("s")) > longest_stop_s(parsed)
-
-
-# -- the installer ------------------------------------------------------------------------------
-
-
-class Machine:
-    """The root of a machine's files, and the installer that writes below it."""
-
-    def __init__(self, root: pathlib.Path, wheel: pathlib.Path, systemd: pathlib.Path) -> None:
-        self.root = root
-        self.wheel = wheel
-        self.systemd = systemd
-
-    def install(self, **environ: str) -> subprocess.CompletedProcess[str]:
-        folders = {
-            "DESTDIR": str(self.root),
-            "PYTHON": sys.executable,
-            # The libraries are those of the tests; pip then needs no network.
-            "PIP_NO_DEPS": "1",
-            "PIP_NO_INDEX": "1",
-        }
-        return run(self.systemd / "install", self.wheel, **folders | environ)
-
-    def uninstall(self) -> subprocess.CompletedProcess[str]:
-        return run(self.path("usr/local/share/mig-manager/uninstall"), DESTDIR=str(self.root))
-
-    def path(self, name: str) -> pathlib.Path:
-        return self.root / name
-
-    def files(self) -> dict[str, bytes]:
-        """Return what is there, but for the interpreter's own."""
-        return {
-            str(path.relative_to(self.root)): path.read_bytes()
-            for path in self.root.rglob("*")
-            if path.is_file() and self.path("usr/local/lib/mig-manager") not in path.parents
-        }
-
-
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    folder = tmp_path_factory.mktemp("wheel")
-    subprocess.run(  # noqa: S603 - the arguments are this file's own
-        [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)],
-        cwd=ROOT,
-        check=True,
-        capture_output=True,
-        timeout=120,
-    )
-    (built,) = folder.iterdir()
-    return built
-
-
-@pytest.fixture
-def machine(tmp_path: pathlib.Path, wheel: pathlib.Path) -> Machine:
-    systemd = tmp_path / "systemd"
-    shutil.copytree(SYSTEMD, systemd)
-    made = Machine(tmp_path / "root", wheel, systemd)
-    made.root.mkdir()
-    return made
-
-
-@pytest.mark.slow
-def test_an_installation_is_the_same_the_second_time_and_gone_after_the_uninstallation(
-    machine: Machine,
-) -> None:
-    first = machine.install()
-    assert first.returncode == 0, first.stderr
-    once = machine.files()
-    assert machine.install().returncode == 0
-    assert machine.files() == once
-
-    prefix = "usr/local"
-    assert set(once) == {
-        f"{prefix}/bin/mig-manager",
-        *(f"{prefix}/lib/systemd/system/{unit}" for unit in UNITS),
-        f"{prefix}/lib/tmpfiles.d/mig-manager.conf",
-        *(f"{prefix}/share/mig-manager/{name}" for name in ("uninstall", "paths.sh", *SETTINGS)),
-        *(f"etc/mig-manager/{name}" for name in SETTINGS),
-    }
-    assert (
-        b"ExecStart=/usr/local/bin/mig-manager boot" in once[f"{prefix}/lib/systemd/system/{BOOT}"]
-    )
-    launcher = machine.path(f"{prefix}/bin/mig-manager")
-    assert stat.S_IMODE(launcher.stat().st_mode) == 0o755
-    assert str(machine.root) not in launcher.read_text(encoding="utf-8")
-
-    library = machine.path(f"{prefix}/lib/mig-manager")
-    libraries = os.pathsep.join(path for path in sys.path if path.endswith("site-packages"))
-    version = run(
-        *(library / "bin" / "python", "-P", "-m", "mig_manager", "--version"),
-        PYTHONPATH=libraries,
-    )
-    assert version.stdout == f"mig-manager {mig_manager.__version__}\n", version.stderr
-
-    # Under another name the launcher says so; here it looks for its library where it was put.
-    mig_parted = machine.path("nvidia-mig-parted")
-    mig_parted.write_text(
-        launcher.read_text(encoding="utf-8").replace("'/usr", f"'{machine.root}/usr")
-    )
-    mig_parted.chmod(0o755)
-    assert run(mig_parted, "assert", "-f", "/no/file", PYTHONPATH=libraries).returncode == 1
-    mig_parted.unlink()
-    assert {path.name for path in (library / "bin").iterdir()} <= {
-        "python",
-        "python3",
-        f"python3.{sys.version_info.minor}",
-    }
-
-    gone = machine.uninstall()
-    assert (gone.returncode, gone.stdout) == (0, ""), gone.stderr
-    assert machine.files() == {}
-    assert not library.exists()
-
-
-class FakeSystemctl:
-    """A ``systemctl`` on PATH that writes down what it is asked."""
-
-    def __init__(self, folder: pathlib.Path) -> None:
-        folder.mkdir()
-        self.path = f"{folder}:{os.environ['PATH']}"
-        self._log = folder / "log"
-        self._log.touch()
-        program = folder / "systemctl"
-        program.write_text(f'#!/bin/sh\necho "$@" >>{self._log}\n', encoding="utf-8")
-        program.chmod(0o755)
-
-    @property
-    def calls(self) -> list[str]:
-        return self._log.read_text(encoding="utf-8").splitlines()
-
-
-def test_an_uninstallation_leaves_no_failed_unit_and_no_link_of_ours(
-    machine: Machine, tmp_path: pathlib.Path
-) -> None:
-    systemctl = FakeSystemctl(tmp_path / "bin")
-    bin_folder = machine.path("usr/local/bin")
-    bin_folder.mkdir(parents=True)
-    ours, other = bin_folder / "nvidia-mig-parted", machine.path("usr/bin/nvidia-mig-parted")
-    other.parent.mkdir(parents=True)
-    ours.symlink_to("/usr/local/bin/mig-manager")
-    other.symlink_to("/opt/nvidia/nvidia-mig-parted")
-    # As on a machine with systemd, but below the root of the test.
-    paths = machine.systemd / "paths.sh"
-    text = paths.read_text(encoding="utf-8")
-    start = text.index("is_here() {")
-    paths.write_text(f"{text[:start]}is_here() {{ :; }}\n", encoding="utf-8")
-
-    gone = run(machine.systemd / "uninstall", DESTDIR=str(machine.root), PATH=systemctl.path)
-
-    assert gone.returncode == 0, gone.stderr
-    assert not ours.is_symlink()
-    assert other.is_symlink()
-    for unit in UNITS:
-        assert systemctl.calls.index(f"disable --now --quiet {unit}") < systemctl.calls.index(
-            f"reset-failed {unit}"
-        )
-
-
-@pytest.mark.slow
-def test_what_an_administrator_has_made_outlives_upgrade_and_uninstallation(
-    machine: Machine,
-) -> None:
-    machine.install()
-    edited = machine.path("etc/mig-manager/mig-manager.env")
-    edited.write_text("NODE_NAME=mine\n", encoding="utf-8")
-    drop_in = machine.path(f"etc/systemd/system/{BOOT}.d/override.conf")
-    journal = machine.path("var/lib/mig-manager/journal.json")
-    kubeconfig = machine.path("etc/mig-manager/kubeconfig")
-    for made in (drop_in, journal, kubeconfig):
-        made.parent.mkdir(parents=True, exist_ok=True)
-        made.write_text("x", encoding="utf-8")
-    kept = machine.path("var/lib/mig-manager/verified-layout.json")
-    kept.write_text("y", encoding="utf-8")
-    for name in ("mig-manager.env", BOOT):
-        with (machine.systemd / name).open("a", encoding="utf-8") as newer:
-            newer.write("# A newer version.\n")
-
-    upgraded = machine.install()
-
-    assert "kept as it is: /etc/mig-manager/mig-manager.env (the one of" in upgraded.stdout
-    assert edited.read_text(encoding="utf-8") == "NODE_NAME=mine\n"
-    unit = machine.path(f"usr/local/lib/systemd/system/{BOOT}").read_text(encoding="utf-8")
-    assert unit.endswith("# A newer version.\n")
-
-    gone = machine.uninstall()
-
-    expected = {
-        str(path.relative_to(machine.root)) for path in (edited, drop_in, journal, kubeconfig)
-    }
-    assert set(machine.files()) == expected
-    assert set(gone.stdout.splitlines()) == {f"left: /{name}" for name in expected}
-    assert not kept.exists()
-
-
-@pytest.mark.slow
-def test_an_unchanged_example_follows_the_version_and_a_failed_upgrade_changes_nothing(
-    machine: Machine,
-) -> None:
-    machine.install()
-    with (machine.systemd / "mig-manager.env").open("a", encoding="utf-8") as newer:
-        newer.write("# A newer version.\n")
-    assert machine.install().returncode == 0
-    text = machine.path("etc/mig-manager/mig-manager.env").read_text(encoding="utf-8")
-    assert text.endswith("# A newer version.\n")
-
-    before = machine.files()
-    machine.wheel = machine.systemd / "no.whl"
-    machine.wheel.write_text("no wheel", encoding="utf-8")
-
-    assert machine.install().returncode != 0
-
-    assert machine.files() == before
-    assert machine.path("usr/local/lib/mig-manager/bin/python").exists()
-
-
-def test_a_program_of_the_same_name_is_neither_replaced_nor_removed(machine: Machine) -> None:
-    other = machine.path("usr/local/bin/mig-manager")
-    other.parent.mkdir(parents=True)
-    other.write_text("#!/bin/sh\n", encoding="utf-8")
-
-    refused = machine.install()
-
-    assert refused.returncode == 1
-    assert "is there and not ours" in refused.stderr
-    assert run(machine.systemd / "uninstall", DESTDIR=str(machine.root)).returncode == 1
-    assert set(machine.files()) == {"usr/local/bin/mig-manager"}
-
-
-@pytest.mark.slow
-def test_another_prefix_and_other_settings_are_found_by_units_and_uninstaller(
-    machine: Machine,
-) -> None:
-    machine.install(PREFIX="/opt/mig", SYSCONFDIR="/opt/mig/etc")
-    unit = machine.path(f"etc/systemd/system/{BOOT}").read_text(encoding="utf-8")
-
-    assert "ExecStart=/opt/mig/bin/mig-manager boot\n" in unit
-    assert "EnvironmentFile=-/opt/mig/etc/mig-manager/mig-manager.env\n" in unit
-    gone = run(machine.path("opt/mig/share/mig-manager/uninstall"), DESTDIR=str(machine.root))
-    assert (gone.returncode, gone.stdout) == (0, ""), gone.stderr
-    assert machine.files() == {}
-
-
-def test_an_interpreter_that_is_too_old_is_named_before_anything_is_written(
-    machine: Machine,
-) -> None:
-    refused = machine.install(PYTHON="/bin/false")
-
-    assert refused.returncode == 1
-    assert "/bin/false is not Python 3.11 or newer" in refused.stderr
-    assert machine.files() == {}
-
-
-def test_the_scripts_are_clean() -> None:
-    names = ("install", "uninstall", "paths.sh")
-    checked = run(programs.needed("shellcheck"), "-x", *(SYSTEMD / name for name in names))
-
-    assert checked.returncode == 0, checked.stdout
 
 
 # -- pages -----------------------------------------------------------------------
