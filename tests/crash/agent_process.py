@@ -11,7 +11,7 @@ import pathlib
 import signal
 import sys
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any
 
 from mig_manager.adapters import host, pod_resources
 from mig_manager.adapters.host import log
@@ -97,21 +97,14 @@ def _within_process(
 
 
 def _watched(own: dependencies.Dependencies, points: points_.Points) -> dependencies.Dependencies:
-    """Return the same with a point before and after each call of a port."""
+    """Return the same with a point before and after each call of a port, also of later ones."""
+    everything = {f.name: getattr(own, f.name) for f in dataclasses.fields(own)}
     watched: dict[str, Any] = {
-        name: cast("Any", points_.Port(port, name, points)) for name, port in _ports(own).items()
+        name: points_.Port(port, name, points)
+        for name, port in everything.items()
+        if name not in _NO_PORTS and port is not None and not isinstance(port, str)
     }
     return dataclasses.replace(own, clock=_Clock(), **watched)
-
-
-def _ports(ports: dependencies.Dependencies) -> dict[str, object]:
-    """Return every port among the dependencies, later ones included."""
-    everything = {f.name: getattr(ports, f.name) for f in dataclasses.fields(ports)}
-    return {
-        name: value
-        for name, value in everything.items()
-        if name not in _NO_PORTS and value is not None and not isinstance(value, str)
-    }
 
 
 class _Mailbox(loop.Inbox):

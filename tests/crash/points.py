@@ -16,15 +16,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 _LOOKS = frozenset(
-    {
-        "allocations.allocatable",
-        "allocations.assigned",
-        "gpus.observe",
-        "node.read",
-        "workloads.list",
-        "workloads.can_evict",
-        "workloads.watched",
-    }
+    (
+        *("allocations.allocatable", "allocations.assigned", "gpus.observe", "node.read"),
+        *("workloads.list", "workloads.can_evict", "workloads.watched"),
+    )
 )
 """Calls that change nothing and that waits repeat."""
 

@@ -125,16 +125,8 @@ ACTIVE = dataclasses.replace(
 CORDONED = dataclasses.replace(ONE_SLICE, name="one slice on a cordoned node", is_cordoned=True)
 HOOKED = dataclasses.replace(FIRST, name="first layout with hooks", has_hooks=True)
 ALL = (
-    FIRST,
-    FIRST_HOPPER,
-    ONE_SLICE,
-    MODE_OFF,
-    FAILING,
-    FAILING_TWICE,
-    DRAIN_TIMEOUT,
-    ACTIVE,
-    CORDONED,
-    HOOKED,
+    *(FIRST, FIRST_HOPPER, ONE_SLICE, MODE_OFF, FAILING, FAILING_TWICE),
+    *(DRAIN_TIMEOUT, ACTIVE, CORDONED, HOOKED),
 )
 
 

@@ -16,25 +16,9 @@ from typing import NamedTuple
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 SCANNED = (
-    "mig_manager",
-    "tests",
-    "testkit",
-    "bench",
-    "docs",
-    "deploy",
-    "charts",
-    "systemd",
-    "profiles",
-    "release",
-    ".ci",
-    ".github",
-    "README.md",
-    "CHANGELOG.md",
-    "CONTRIBUTING.md",
-    "Dockerfile",
-    "justfile",
-    "mkdocs.yml",
-    "pyproject.toml",
+    *("mig_manager", "tests", "testkit", "bench", "docs", "deploy", "charts", "systemd"),
+    *("profiles", "release", ".ci", ".github", "README.md", "CHANGELOG.md", "CONTRIBUTING.md"),
+    *("Dockerfile", "justfile", "mkdocs.yml", "pyproject.toml"),
 )
 _DATA = {".json", ".svg", ".txt", ".pyc", ".css", ".sum", ".mod", ".so"}
 _ABOUT_WORDS = {"tests/docs/language.py", "tests/docs/test_language.py"}

@@ -39,7 +39,7 @@ class Reader:
         self._demo: subprocess.Popen[bytes] | None = None
 
     def follow(self, page: str, has: str) -> None:
-        """Run the commands of a page, one of which must have these words beside it."""
+        """Run the commands of a page; one of them must have these words or show them."""
         steps = pages.steps(DOCS / page)
         assert any(has in step.command + step.shown for step in steps)
         for step in steps:

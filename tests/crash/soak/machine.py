@@ -37,7 +37,7 @@ class Soak(stateful.RuleBasedStateMachine):
         self.process: process.Process | None = None
         self.is_at_rest = False
         """Whether nothing is under way: neither a run nor one that a kill cut off."""
-        self.step = process.Step(is_killed=False, is_over=True, outcome=None, names=())
+        self.step = process.Step()
         self.fired: collections.Counter[int | None] = collections.Counter()
         """How often driver faults had struck before this step, by GPU."""
         self.foreign: set[tuple[int, simulated_rig.Instance]] = set()
@@ -117,7 +117,7 @@ class Soak(stateful.RuleBasedStateMachine):
     def _write(self, text: str) -> None:
         self.configs.text = text
         if self.process is not None:
-            self.process.put_file_change()
+            self.process.box.put_file_change()
 
     def _label(self, name: str | None) -> bool:
         """Return whether there was a label to write or to remove."""
@@ -175,11 +175,12 @@ class Soak(stateful.RuleBasedStateMachine):
 
     @stateful.rule()
     def look_at_rest(self) -> None:
-        if self.process is None or not self.process.is_resting:
+        if self.process is None or not self.process.box.is_resting:
             return
         self._clear_faults()
         self._begin_step()
-        self._end_step(self.process.observe())
+        self.process.box.put_gpu_change()
+        self._end_step(self.process.step())
         COUNTS["reads"] += 1
         assert not (self.step.names and self.heals and self.rig.evicted and self.is_foreign)
 

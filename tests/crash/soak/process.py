@@ -5,9 +5,8 @@ agent's from the beginning of a step until it rests, waits for its next try, or 
 """
 
 import dataclasses
-import pathlib
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from mig_manager import errors
@@ -25,7 +24,14 @@ _MOST_TRIES = 12
 _DEADLINE_S = 120.0
 _NO_API = api.KubeApi.at("http://127.0.0.1:9")
 """All ports are in memory; nothing is sent."""
-_NOWHERE = pathlib.Path("/nonexistent")
+_OPTIONS: Mapping[str, object] = {
+    "node_name": "node-a",
+    "simulate_state": "/nonexistent/gpus.json",
+    "drain_timeout_s": "6",
+    "plugin_timeout_s": "6",
+    "monitor_timeout_s": "2",
+    "drift_check_interval_s": "0",
+}
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,12 +48,12 @@ class Outcome:
 class Step:
     """What became of one step of the agent's loop."""
 
-    is_killed: bool
-    is_over: bool
+    is_killed: bool = False
+    is_over: bool = True
     """Whether the process is no more: it was killed, or stopped."""
-    outcome: Outcome | None
+    outcome: Outcome | None = None
     """None: there was no run, or the last one did not end, or the node has no label."""
-    names: tuple[str, ...]
+    names: tuple[str, ...] = ()
     """Layouts of the runs, in order."""
     succeeded: tuple[str, ...] = ()
     """Those of them that ended with success; a newer request may have come right after it."""
@@ -62,16 +68,16 @@ class Process:
         self._rig = rig
         simulated.load(soak_cluster.Library(rig))
         self._heard = _Telemetry(rig)
-        self._box = _Mailbox(rig, self._heard)
-        self._heard.box = self._box
+        self.box = _Mailbox(rig, self._heard)
+        self._heard.box = self.box
         agent = main.Service(
-            _settings(heals=heals),
+            settings.agent_settings(dict(_OPTIONS) | {"heal_drift": heals}, {}),
             _NO_API,
             boot_id=rig.state.boot_id,
             overrides=main.Overrides(
                 replace_ports=lambda own: _in_memory(own, rig, configs),
                 telemetry=self._heard,
-                inbox=self._box,
+                inbox=self.box,
                 watches_files=False,
                 watches_pods=False,
             ),
@@ -95,24 +101,10 @@ class Process:
             self._rig.script.end()
         raise AssertionError("the API answers, and still nothing can be published")
 
-    def observe(self) -> Step:
-        """Let the agent at rest look at the GPUs, and do what is due then."""
-        self._box.put_gpu_change()
-        return self.step()
-
-    def put_file_change(self) -> None:
-        """Notify the agent of a changed config file."""
-        self._box.put_file_change()
-
-    @property
-    def is_resting(self) -> bool:
-        """Whether it waits for a newer request, and not for its next try."""
-        return self._box.is_resting
-
     def abandon(self) -> None:
         """Kill it where it rests."""
         if self._thread.is_alive():
-            self._box.is_abandoned = True
+            self.box.is_abandoned = True
             self._go()
             assert not self._thread.is_alive()
 
@@ -120,9 +112,9 @@ class Process:
         if not self._thread.is_alive():
             self._thread.start()
         else:
-            self._box.may_go.release()
-        assert self._box.is_step_over.acquire(timeout=_DEADLINE_S), "it neither rests nor ends"
-        if self._box.is_dead:
+            self.box.may_go.release()
+        assert self.box.is_step_over.acquire(timeout=_DEADLINE_S), "it neither rests nor ends"
+        if self.box.is_dead:
             self._thread.join(_DEADLINE_S)
             assert not self._thread.is_alive()
         if self._error is not None:
@@ -135,24 +127,24 @@ class Process:
             self._is_killed = True
         except BaseException as error:  # noqa: BLE001 - raised again in the test's thread
             self._error = error
-        self._box.is_dead = True
-        self._box.is_step_over.release()
+        self.box.is_dead = True
+        self.box.is_step_over.release()
 
     def _stop(self, _pick: int) -> bool:
-        self._box.stop()
+        self.box.stop()
         return True
 
     def _result(self) -> Step:
-        ended = None if self._box.is_dead else self._heard.ended
+        ended = None if self.box.is_dead else self._heard.ended
         return Step(
             is_killed=self._is_killed,
-            is_over=self._box.is_dead,
+            is_over=self.box.is_dead,
             outcome=ended
             and Outcome(
                 state=ended[0],
                 reason=ended[1],
                 message=self._rig.statuses[-1] if self._rig.statuses else "",
-                should_retry=not self._box.is_resting,
+                should_retry=not self.box.is_resting,
             ),
             names=tuple(self._heard.names),
             succeeded=tuple(self._heard.succeeded),
@@ -258,19 +250,6 @@ def state_of(rig: soak_cluster.Cluster) -> model.State | None:
     """Return what the node says."""
     text = rig.labels.get(cluster.STATE_LABEL)
     return model.State(text) if text else None
-
-
-def _settings(*, heals: bool) -> settings.AgentSettings:
-    options: dict[str, object] = {
-        "node_name": "node-a",
-        "simulate_state": str(_NOWHERE / "gpus.json"),
-        "drain_timeout_s": "6",
-        "plugin_timeout_s": "6",
-        "monitor_timeout_s": "2",
-        "drift_check_interval_s": "0",
-        "heal_drift": heals,
-    }
-    return settings.agent_settings(options, {})
 
 
 def _in_memory(
