@@ -53,6 +53,7 @@ class Soak(stateful.RuleBasedStateMachine):
         spec=st.sampled_from(script.SPECS),
         is_gated=st.booleans(),
         heals=st.booleans(),
+        kill=script.kills,
         seeds=st.lists(
             script.many_picks, min_size=len(layouts.NAMES), max_size=len(layouts.NAMES)
         ),
@@ -62,6 +63,7 @@ class Soak(stateful.RuleBasedStateMachine):
         spec: str,
         is_gated: bool,  # noqa: FBT001 - hypothesis passes by name
         heals: bool,  # noqa: FBT001 - as above
+        kill: list[script.Event],
         seeds: list[tuple[int, int, int]],
     ) -> None:
         self.rig = soak_cluster.Cluster(spec, is_gated=is_gated, script_=script.Script())
@@ -83,6 +85,8 @@ class Soak(stateful.RuleBasedStateMachine):
         self.request(layouts.NAMES[0], [])
         for pick in range(3):
             self.rig.start_pod(pick)
+        # Few stories choose to kill by themselves.
+        self.request(layouts.NAMES[1], kill)
 
     # -- what people request
 
