@@ -118,7 +118,7 @@ def test_a_command_that_reads_from_a_hung_driver_ends_at_the_deadline(
 ) -> None:
     fresh.hang_in("nvmlDeviceGetName")
 
-    answer = fresh.run(*argv, "--gpu-timeout-s", "0.5")
+    answer = fresh.run_process(*argv, "--gpu-timeout-s", "0.5")
 
     assert answer.returncode == 1
     assert "NVML gave no answer within 0.5 s" in answer.stderr

@@ -164,7 +164,7 @@ def test_a_checkpoint_replaces_a_file_as_a_whole_and_writes_into_a_pipe(kept: Ke
     link.symlink_to(kept.file.name)
 
     assert kept.node.run("checkpoint", "-f", str(link)).returncode == 0
-    piped = kept.node.run("checkpoint", "-f", "/dev/stdout")
+    piped = kept.node.run_process("checkpoint", "-f", "/dev/stdout")
 
     assert kept.file.read_text() == text
     assert link.is_symlink()
