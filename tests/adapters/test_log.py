@@ -1,10 +1,13 @@
-"""What a log line looks like, and what it never carries."""
+"""What a log line looks like and never carries, and lines that standard error does not take."""
 
-import contextlib
 import io
 import json
 import logging
+import os
+import pathlib
 import re
+import socket
+import tty
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,20 +15,34 @@ import pytest
 import structlog
 
 from mig_manager.adapters.host import log
+from mig_manager.cli import console
+from tests import lost_stderr
+from tests.shell import commandline
 
 
-@contextlib.contextmanager
-def logging_to(*, is_json: bool, level: str = "info") -> Iterator[io.StringIO]:
+@pytest.fixture(autouse=True)
+def forgotten() -> Iterator[None]:
+    yield
+    commandline.forget()
+
+
+def writer_on(fd: int, *, journal_stream: str = "") -> log.LineWriter:
+    stream = open(fd, "w", encoding="utf-8", closefd=False)  # noqa: SIM115 - a descriptor
+    return log.LineWriter(stream, journal_stream=journal_stream)
+
+
+def taken(reader: int) -> str:
+    os.set_blocking(reader, False)
+    try:
+        return os.read(reader, 1 << 20).decode()
+    except BlockingIOError:
+        return ""
+
+
+def logging_to(*, is_json: bool, level: str = "info") -> io.StringIO:
     stream = io.StringIO()
     log.configure(level=level, is_json=is_json, stream=stream)
-    try:
-        yield stream
-    finally:
-        structlog.reset_defaults()
-        root = logging.getLogger()
-        for handler in list(root.handlers):
-            if type(handler).__module__ == "mig_manager.adapters.host.log":
-                root.removeHandler(handler)
+    return stream
 
 
 def only_line(stream: io.StringIO) -> dict[str, Any]:
@@ -40,8 +57,8 @@ def fail() -> None:
 
 
 def test_a_json_line_has_event_level_utc_time_and_fields() -> None:
-    with logging_to(is_json=True) as stream:
-        structlog.get_logger().info("plan_made", steps=3)
+    stream = logging_to(is_json=True)
+    structlog.get_logger().info("plan_made", steps=3)
 
     line = only_line(stream)
     assert (line["event"], line["level"], line["steps"]) == ("plan_made", "info", 3)
@@ -49,45 +66,45 @@ def test_a_json_line_has_event_level_utc_time_and_fields() -> None:
 
 
 def test_a_console_line_is_key_value_with_quotes_where_needed() -> None:
-    with logging_to(is_json=False) as stream:
-        structlog.get_logger().warning("pod_evicted", pod="a/b", why="holds it", gpu="")
+    stream = logging_to(is_json=False)
+    structlog.get_logger().warning("pod_evicted", pod="a/b", why="holds it", gpu="")
 
     assert stream.getvalue().endswith(" warning pod_evicted pod=a/b why='holds it' gpu=''\n")
 
 
 def test_lines_below_the_level_are_not_written() -> None:
-    with logging_to(is_json=True, level="warning") as stream:
-        structlog.get_logger().info("plan_made")
+    stream = logging_to(is_json=True, level="warning")
+    structlog.get_logger().info("plan_made")
 
     assert stream.getvalue() == ""
 
 
 @pytest.mark.parametrize("is_json", [True, False])
 def test_a_traceback_shows_no_local_variables(*, is_json: bool) -> None:
-    with logging_to(is_json=is_json) as stream:
-        try:
-            fail()
-        except ValueError:
-            structlog.get_logger().exception("run_crashed")
+    stream = logging_to(is_json=is_json)
+    try:
+        fail()
+    except ValueError:
+        structlog.get_logger().exception("run_crashed")
 
     assert "no use for 6 characters" in stream.getvalue()
     assert "s3cret" not in stream.getvalue()
 
 
 def test_a_json_traceback_stays_on_its_line() -> None:
-    with logging_to(is_json=True) as stream:
-        try:
-            fail()
-        except ValueError:
-            structlog.get_logger().exception("run_crashed")
+    stream = logging_to(is_json=True)
+    try:
+        fail()
+    except ValueError:
+        structlog.get_logger().exception("run_crashed")
 
     assert only_line(stream)["exception"][0]["exc_type"] == "ValueError"
 
 
 def test_library_warnings_are_logged_as_our_events() -> None:
-    with logging_to(is_json=True) as stream:
-        logging.getLogger("urllib3").warning("retrying %s", "once")
-        logging.getLogger("urllib3").info("connected")
+    stream = logging_to(is_json=True)
+    logging.getLogger("urllib3").warning("retrying %s", "once")
+    logging.getLogger("urllib3").info("connected")
 
     line = only_line(stream)
     assert (line["event"], line["library"]) == ("library_message", "urllib3")
@@ -96,11 +113,195 @@ def test_library_warnings_are_logged_as_our_events() -> None:
 
 def test_configuring_again_moves_the_lines_to_the_new_stream() -> None:
     logger = structlog.get_logger()
-    with logging_to(is_json=True) as first:
-        logger.info("one")
-        with logging_to(is_json=True) as second:
-            logger.info("two")
-            logging.getLogger("x").warning("three")
+    first = logging_to(is_json=True)
+    logger.info("one")
+    second = logging_to(is_json=True)
+    logger.info("two")
+    logging.getLogger("x").warning("three")
 
     assert "two" not in first.getvalue()
     assert second.getvalue().count("three") == 1
+
+
+# -- lines that are not written ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize("way", lost_stderr.WAYS)
+def test_a_line_that_cannot_be_written_is_dropped_and_counted(way: str) -> None:
+    before = log.LineWriter.dropped
+    with lost_stderr.WAYS[way]() as stderr:
+        lines = writer_on(stderr)
+        lines.put("one")
+        lines.put("two")
+
+    assert log.LineWriter.dropped - before == 2
+
+
+@pytest.mark.parametrize("way", lost_stderr.WAYS)
+def test_a_log_line_that_cannot_be_written_does_not_fail_its_caller(way: str) -> None:
+    before = log.LineWriter.dropped
+    with lost_stderr.WAYS[way]() as stderr:
+        log.configure(level="info", is_json=True, stream=writer_on(stderr))
+        structlog.get_logger().warning("change_failed", reason="InUse")
+
+    assert log.LineWriter.dropped - before == 1
+
+
+def test_a_pipe_that_cannot_be_reopened_does_not_block_either(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(*_: object) -> int:
+        raise PermissionError
+
+    before = log.LineWriter.dropped
+    with lost_stderr.full_pipe() as (reader, writer):
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "open", refuse)
+            lines = writer_on(writer)
+        lines.put("one")
+        assert log.LineWriter.dropped - before == 1
+        taken(reader)
+        lines.put("two " * 2000)
+        text = taken(reader)
+
+    assert text.startswith("1 lines could not be written before this one\n")
+
+
+def test_dropped_lines_are_reported_in_one_line_once_the_reader_resumes() -> None:
+    with lost_stderr.full_pipe() as (reader, writer):
+        log.configure(level="info", is_json=True, stream=writer_on(writer))
+        for number in range(3):
+            structlog.get_logger().info("pod_evicted", number=number)
+        assert set(taken(reader)) == {"."}
+        structlog.get_logger().info("run_finished")
+        structlog.get_logger().info("agent_stopped")
+        lines: list[dict[str, Any]] = [json.loads(line) for line in taken(reader).splitlines()]
+
+    assert [line["event"] for line in lines] == [
+        "log_lines_dropped",
+        "run_finished",
+        "agent_stopped",
+    ]
+    assert (lines[0]["count"], lines[0]["level"]) == (3, "warning")
+
+
+def test_a_line_after_a_truncated_one_starts_on_its_own_line() -> None:
+    with lost_stderr.full_pipe() as (reader, writer):
+        lines = writer_on(writer)
+        taken(reader)
+        lines.put("x" * 6000)
+        cut = taken(reader)
+        lines.put("next")
+        rest = taken(reader)
+
+    assert set(cut) == {"x"}
+    assert rest.splitlines() == ["", "1 lines could not be written before this one", "next"]
+
+
+def test_the_shared_descriptor_stays_blocking() -> None:
+    reader, writer = os.pipe()
+    writer_on(writer).put("one")
+
+    assert os.get_blocking(writer)
+    assert taken(reader) == "one\n"
+    os.close(reader)
+    os.close(writer)
+
+
+def test_lines_are_appended_after_those_of_other_writers(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "log"
+    with path.open("w", encoding="utf-8") as file:
+        lines = writer_on(file.fileno())
+        lines.put("one")
+        os.write(file.fileno(), b"of another process\n")
+        lines.put("two")
+
+    assert path.read_text(encoding="utf-8") == "one\nof another process\ntwo\n"
+
+
+def test_a_terminal_shows_the_lines() -> None:
+    master, terminal = os.openpty()
+    tty.setraw(terminal)
+    writer_on(terminal).put("one")
+
+    assert taken(master) == "one\n"
+    os.close(master)
+    os.close(terminal)
+
+
+def test_journald_gets_the_priority_of_each_line() -> None:
+    ours, journald = socket.socketpair()
+    with ours, journald:
+        status = os.fstat(ours.fileno())
+        stream = f"{status.st_dev}:{status.st_ino}"
+        log.configure(
+            level="debug", is_json=False, stream=writer_on(ours.fileno(), journal_stream=stream)
+        )
+        logger = structlog.get_logger()
+        for write in (logger.debug, logger.info, logger.warning, logger.error):
+            write("line")
+        try:
+            int("x")
+        except ValueError:
+            logger.exception("crashed")
+        lines = journald.recv(1 << 20).decode().splitlines()
+
+    assert [line[:3] for line in lines[:4]] == ["<7>", "<6>", "<4>", "<3>"]
+    assert {line[:3] for line in lines[4:]} == {"<3>"}
+    assert len(lines) > 5
+
+
+def test_errors_and_notices_of_commands_have_their_priority_in_the_journal() -> None:
+    ours, journald = socket.socketpair()
+    with ours, journald, open(ours.fileno(), "w", encoding="utf-8", closefd=False) as stderr:
+        status = os.fstat(ours.fileno())
+        terminal = console.Console(
+            stdin=io.StringIO(),
+            stdout=io.StringIO(),
+            stderr=stderr,
+            environ={"JOURNAL_STREAM": f"{status.st_dev}:{status.st_ino}"},
+        )
+        terminal.note("a remark")
+        terminal.note("an error", remedy="mend it", priority=log.Priority.ERROR)
+        lines = journald.recv(1 << 20).decode().splitlines()
+
+    assert lines == [
+        "<5>mig-manager: a remark",
+        "<3>mig-manager: an error",
+        "<3>  remedy: mend it",
+    ]
+
+
+def test_a_stream_that_is_not_journalds_has_no_priorities() -> None:
+    reader, writer = os.pipe()
+    writer_on(writer, journal_stream="1:2").put("one", log.Priority.ERROR)
+
+    assert taken(reader) == "one\n"
+    os.close(reader)
+    os.close(writer)
+
+
+class _Hostile:
+    def __repr__(self) -> str:
+        raise RuntimeError
+
+    __str__ = __repr__
+
+
+@pytest.mark.parametrize("is_json", [True, False])
+def test_a_line_with_an_unrenderable_field_is_dropped_and_counted(*, is_json: bool) -> None:
+    stream = logging_to(is_json=is_json)
+    structlog.get_logger().info("one", field=_Hostile())
+    structlog.get_logger().info("two")
+
+    lines = stream.getvalue().splitlines()
+    assert len(lines) == 2
+    assert "log_lines_dropped" in lines[0]
+    assert "two" in lines[1]
+
+
+def test_characters_that_the_stream_cannot_encode_are_escaped() -> None:
+    stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    log.LineWriter(stream).put("für \udcff")
+
+    assert stream.buffer.getvalue() == b"f\\xfcr \\udcff\n"
