@@ -16,6 +16,7 @@ from typing import Any
 from starlette import requests, types
 
 from mig_manager.sandbox.apiserver import request, resources, server
+from testkit import stored_objects
 
 Access = request.Access
 
@@ -44,19 +45,16 @@ class Fault:
     """One failure to inject, and the requests that it strikes.
 
     With none of ``status``, ``reset``, ``truncate``, ``garbles`` and ``stall`` the request is
-    merely delayed by ``hang_s``.
+    merely delayed by ``hang_s``. An empty word selects any request.
     """
 
     method: str = ""
-    """HTTP method; empty strikes any."""
     verb: str = ""
-    """Kubernetes verb, such as ``watch``; empty strikes any."""
     resource: str = ""
-    """Such as ``nodes`` or ``pods/eviction``; empty strikes any."""
+    """Such as ``nodes`` or ``pods/eviction``."""
     path: str = ""
-    """Regular expression searched for in path and query; empty strikes any."""
+    """Regular expression searched for in path and query."""
     token: str = ""
-    """Bearer token of the client to strike; empty strikes any."""
     skip: int = 0
     """Number of such requests that pass first."""
     times: int | None = 1
@@ -141,7 +139,7 @@ class RequestLog:
             self._counts.clear()
 
 
-class ApiServer(server.ApiServer):
+class ApiServer(stored_objects.StoredObjects, server.ApiServer):
     """The server with a request log and fault injection; safe to use from any thread.
 
     With ``refuses_expired_watches`` it answers a watch of an expired version with HTTP 410, in
@@ -173,28 +171,6 @@ class ApiServer(server.ApiServer):
     def watch_count(self) -> int:
         """Number of open watches."""
         return len(self._watches)
-
-    def modify(
-        self,
-        resource: resources.Resource,
-        name: str,
-        change: Callable[[resources.Object], object],
-        *,
-        namespace: str = "",
-    ) -> resources.Object:
-        """Replace a stored object by a copy that ``change`` has edited.
-
-        Raises:
-            ApiError: 404.
-        """
-        with self.store.lock:
-            obj = self.store.get(resource, name, namespace)
-            change(obj)
-            return self.store.write((resource.plural, namespace, name), obj)
-
-    def compact(self) -> None:
-        """Drop the history: every older resourceVersion is now answered with 410."""
-        self.store.trim_history(keep=0)
 
     def stop(self) -> None:
         """End all requests, connections and the thread."""
@@ -282,7 +258,6 @@ class _Middleware:
             await call.forward(send)
 
     async def _strike(self, call: "_Call", fault: Fault) -> bool:
-        """Return whether the fault has replaced the answer."""
         if fault.hang_s:
             await self._linger(call, fault.hang_s)
         if fault.is_carried_out and not call.is_watch:
@@ -402,7 +377,6 @@ class _Call:
         return self.logged.verb == "watch"
 
     async def forward(self, send: Callable[[types.Message], Any]) -> None:
-        """Have the server answer the request."""
         is_read = False
 
         async def receive() -> types.Message:

@@ -77,10 +77,10 @@ def test_a_rolling_drain_continues_only_when_another_node_has_room(next_node: st
         clock = fakes.FakeClock()
 
         def replace() -> None:
-            for pod in server.store.objects(resources.PODS, "ns"):
+            for pod in server.objects(resources.PODS, "ns"):
                 name = pod["metadata"]["name"]
                 if "deletionTimestamp" in pod["metadata"]:
-                    server.store.delete(resources.PODS, name, "ns")
+                    server.delete(resources.PODS, name, "ns")
                     server.store.create(replica(f"{name}-next", node=next_node))
                     gone.append(name)
 
@@ -125,7 +125,7 @@ def test_a_drain_ends_soon_after_its_pod_is_gone_even_if_the_watch_breaks(
                 server.inject(apiserver.Fault(verb="watch", status=500, times=None))
                 server.break_watches(how)
             if clock.now_s >= 6 and not gone_at:
-                server.store.delete(resources.PODS, "a", "ns")
+                server.delete(resources.PODS, "a", "ns")
                 gone_at.append(clock.now_s)
 
         clock.on_wait.append(act)

@@ -58,7 +58,7 @@ class Rig:
 
     def leases(self) -> dict[str, str]:
         """Name of each Lease -> its holderIdentity."""
-        found = self.server.store.objects(resources.LEASES, NAMESPACE)
+        found = self.server.objects(resources.LEASES, NAMESPACE)
         return {each["metadata"]["name"]: each["spec"]["holderIdentity"] for each in found}
 
     def disrupt(self, node: str) -> None:
@@ -153,7 +153,7 @@ def test_the_slot_of_a_dead_undisrupted_node_expires(rig: Rig) -> None:
     assert "under change now: a" in other.take()
     rig.clock.now_s += 1
     assert other.take() == ""
-    lease = rig.server.store.get(resources.LEASES, "mig-manager-slot-0", NAMESPACE)
+    lease = rig.server.get(resources.LEASES, "mig-manager-slot-0", NAMESPACE)
     assert lease["spec"]["leaseTransitions"] == 2
 
 
@@ -179,7 +179,7 @@ def test_the_slot_of_a_deleted_node_is_free(rig: Rig) -> None:
     other.take()
     rig.clock.now_s += 1000
 
-    rig.server.store.delete(resources.NODES, "a")
+    rig.server.delete(resources.NODES, "a")
 
     assert other.take() == ""
 
@@ -268,7 +268,7 @@ def test_a_slot_taken_by_another_node_is_lost(rig: Rig) -> None:
 def test_a_node_recreates_its_deleted_lease(rig: Rig) -> None:
     rig.of("a", times=leases.Times(renew_s=0.01)).take()
 
-    rig.server.store.delete(resources.LEASES, "mig-manager-slot-0", NAMESPACE)
+    rig.server.delete(resources.LEASES, "mig-manager-slot-0", NAMESPACE)
 
     rig.wait(lambda: rig.leases() == {"mig-manager-slot-0": "a"})
 

@@ -53,7 +53,7 @@ class Rig:
         self.own = node.KubeNode(kube, name="n1", clock=FixedClock())
 
     def stored(self) -> dict[str, Any]:
-        return self.server.store.get(resources.NODES, "n1")
+        return self.server.get(resources.NODES, "n1")
 
     def taints(self) -> list[dict[str, Any]]:
         return list(self.stored()["spec"].get("taints") or ())

@@ -262,12 +262,12 @@ def test_a_listener_error_does_not_end_the_watch_and_the_node_is_delivered_again
 
 
 def test_a_node_created_later_or_recreated_is_delivered(server: apiserver.ApiServer) -> None:
-    server.store.delete(resources.NODES, "n1")
+    server.delete(resources.NODES, "n1")
     with following(Follower(server)) as follower:
         follower.wait_for_watch()
         server.store.create(make_node("two"))
         assert follower.layout() == "two"
-        server.store.delete(resources.NODES, "n1")
+        server.delete(resources.NODES, "n1")
         server.store.create(make_node("three"))
         assert follower.layout() == "three"
 

@@ -186,7 +186,7 @@ def test_a_claim_is_read_once(rig: Rig) -> None:
     }
     rig.server.store.create(claim)
     assert not rig.only().has_claims
-    rig.server.store.delete(resources.CLAIMS, "nic", "ns")
+    rig.server.delete(resources.CLAIMS, "nic", "ns")
     assert not rig.only().has_claims
 
 
@@ -286,14 +286,14 @@ def test_a_dry_run_returns_the_verdict_and_evicts_no_pod(rig: Rig) -> None:
 def test_a_pod_is_evicted_with_its_own_grace_period(rig: Rig) -> None:
     rig.server.store.create(make_pod(terminationGracePeriodSeconds=77))
     assert rig.workloads.evict(rig.only()).answer is ports.Eviction.ACCEPTED
-    thing = rig.server.store.get(resources.PODS, "p1", "ns")
+    thing = rig.server.get(resources.PODS, "p1", "ns")
     assert thing["metadata"]["deletionGracePeriodSeconds"] == 77
 
 
 def test_a_missing_or_replaced_pod_counts_as_gone(rig: Rig) -> None:
     rig.server.store.create(make_pod())
     pod = rig.only()
-    rig.server.store.delete(resources.PODS, "p1", "ns")
+    rig.server.delete(resources.PODS, "p1", "ns")
     assert rig.workloads.evict(pod).answer is ports.Eviction.GONE
     rig.workloads.delete(pod)
     rig.server.store.create(make_pod())

@@ -48,7 +48,7 @@ def label_all(server: apiserver.ApiServer, names: Sequence[str], layout: str) ->
 
 
 def is_applied(server: apiserver.ApiServer, name: str, layout: str) -> bool:
-    labels = server.store.get(resources.NODES, name)["metadata"]["labels"]
+    labels = server.get(resources.NODES, name)["metadata"]["labels"]
     labels_now = (labels.get(cluster.APPLIED_LABEL), labels.get(cluster.STATE_LABEL))
     return labels_now == (layout, model.State.SUCCESS.value)
 

@@ -23,7 +23,7 @@ class Census:
         """Nodes unavailable at once."""
         self.ever: set[str] = set()
         """Nodes that were unavailable at some time."""
-        for node in server.store.objects(resources.NODES):
+        for node in server.objects(resources.NODES):
             self._count(node)
         server.store.subscribe(self._take)
 

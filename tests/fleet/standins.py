@@ -168,7 +168,7 @@ class StandIns:
         heapq.heappush(self._queue, (at_s, self._serial, act))
 
     def _node(self, name: str) -> store.Object:
-        return self._server.store.get(resources.NODES, name)
+        return self._server.get(resources.NODES, name)
 
 
 def _introduce(thing: store.Object) -> None:

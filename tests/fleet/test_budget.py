@@ -25,14 +25,14 @@ NAMESPACE = agents.NAMESPACE
 
 
 def taken(server: apiserver.ApiServer) -> list[str]:
-    leases = server.store.objects(resources.LEASES, NAMESPACE)
+    leases = server.objects(resources.LEASES, NAMESPACE)
     return [each["spec"]["holderIdentity"] for each in leases if each["spec"]["holderIdentity"]]
 
 
 def waiters(server: apiserver.ApiServer) -> dict[str, str]:
     """Name of each node that waits for a slot -> what it says."""
     found = {}
-    for node in server.store.objects(resources.NODES):
+    for node in server.objects(resources.NODES):
         text = node["metadata"].get("annotations", {}).get(cluster.STATUS_ANNOTATION)
         status = json.loads(text) if text else {}
         if status.get("phase") == model.Phase.WAIT.value:
@@ -99,7 +99,7 @@ def test_whatever_becomes_of_a_request_for_a_slot_the_run_ends_well_and_no_slot_
             layouts = itertools.cycle(["all-1g.5gb", "all-balanced"])
             for verb, skip in (("list", 0), ("create", 0), ("list", 1), ("update", 0)):
                 if verb == "create":
-                    server.store.delete(resources.LEASES, "mig-manager-slot-0", NAMESPACE)
+                    server.delete(resources.LEASES, "mig-manager-slot-0", NAMESPACE)
                 server.inject(
                     dataclasses.replace(FAULTS[name], verb=verb, resource="leases", skip=skip)
                 )
@@ -132,7 +132,7 @@ def test_an_agent_that_comes_back_to_an_interrupted_change_takes_its_own_slot_ag
         with agents.hosted(server, [name], limit=1):
             waiting.until(lambda: agents.is_applied(server, name, LAYOUT), "the layout")
             waiting.until(lambda: not taken(server), "the slot released")
-        node = server.store.get(resources.NODES, name)
+        node = server.get(resources.NODES, name)
         kube.close()
 
     assert not node["spec"].get("unschedulable")

@@ -65,7 +65,7 @@ class Rig:
         return self(*argv, "-l", "gpu=yes", "--max-unavailable", "2", "-o", "json")
 
     def metadata(self, name: str) -> dict[str, Any]:
-        found: dict[str, Any] = self.server.store.get(resources.NODES, name)["metadata"]
+        found: dict[str, Any] = self.server.get(resources.NODES, name)["metadata"]
         return found
 
     def label(self, name: str) -> str | None:

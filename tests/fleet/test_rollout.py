@@ -23,7 +23,7 @@ def wanted(server: apiserver.ApiServer) -> dict[str, str | None]:
     """Name of each node -> what its label asks for."""
     return {
         node["metadata"]["name"]: node["metadata"]["labels"].get(cluster.CONFIG_LABEL)
-        for node in server.store.objects(resources.NODES)
+        for node in server.objects(resources.NODES)
     }
 
 

@@ -15,7 +15,7 @@ def test_an_eviction_without_a_budget_deletes_the_pod_gracefully(
     answer = ask("POST", f"{apirig.PODS}/p1/eviction", apirig.an_eviction())
 
     assert (answer.code, answer.body["status"]) == (201, "Success")
-    pod = server.store.get(resources.PODS, "p1", "default")
+    pod = server.get(resources.PODS, "p1", "default")
     assert pod["metadata"]["deletionGracePeriodSeconds"] == 30
     condition = pod["status"]["conditions"][-1]
     assert (condition["type"], condition["reason"]) == (
@@ -120,7 +120,7 @@ def test_each_eviction_uses_up_the_budget_until_a_replacement_is_ready(
     assert (blocked.code, blocked.body["reason"]) == (429, "TooManyRequests")
     # The real server asks for no particular wait when the budget is simply used up.
     assert "Retry-After" not in blocked.headers
-    server.store.delete(resources.PODS, "p1", "default")
+    server.delete(resources.PODS, "p1", "default")
     assert ask("POST", f"{apirig.PODS}/p2/eviction", apirig.an_eviction("p2")).code == 429
     pod = apirig.a_pod("p3", app="x")
     pod["metadata"]["ownerReferences"] = [owner]
@@ -154,5 +154,5 @@ def test_an_eviction_can_be_guarded_tried_and_misaddressed(
     assert ask("POST", f"{path}?dryRun=All", apirig.an_eviction()).code == 201
     assert ask("POST", path, apirig.an_eviction("p2")).code == 400
     assert ask("POST", f"{apirig.PODS}/p2/eviction", apirig.an_eviction("p2")).code == 404
-    pod = server.store.get(resources.PODS, "p1", "default")
+    pod = server.get(resources.PODS, "p1", "default")
     assert "deletionTimestamp" not in pod["metadata"]

@@ -81,7 +81,7 @@ def test_pages_of_a_list_show_one_moment(ask: apirig.Client, server: apiserver.A
         server.store.create(apirig.a_node(name))
 
     first = ask("GET", f"{apirig.NODES}?limit=2").body
-    server.store.delete(resources.NODES, "d")
+    server.delete(resources.NODES, "d")
     server.store.create(apirig.a_node("bb"))
     second = ask("GET", f"{apirig.NODES}?limit=2&continue={first['metadata']['continue']}").body
     third = ask("GET", f"{apirig.NODES}?limit=2&continue={second['metadata']['continue']}").body

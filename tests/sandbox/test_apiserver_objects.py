@@ -293,4 +293,4 @@ def test_a_namespace_takes_its_objects_with_it(
 
     ask("DELETE", "/api/v1/namespaces/default")
 
-    assert server.store.objects(resources.PODS) == []
+    assert server.objects(resources.PODS) == []

@@ -81,7 +81,7 @@ def test_a_watch_from_nowhere_begins_with_what_is_there(
 
     server.store.create(apirig.a_node("n2"))
     label(server, "n1", a="b")
-    server.store.delete(resources.NODES, "n2")
+    server.delete(resources.NODES, "n2")
 
     expected = ["ADDED n1", "ADDED n2", "MODIFIED n1", "DELETED n2"]
     assert unset.names(4) == expected

@@ -96,7 +96,7 @@ def test_labels_are_set_overwritten_and_removed(
     kubectl: Kubectl, server: apiserver.ApiServer
 ) -> None:
     def value() -> str | None:
-        labels = server.store.get(resources.NODES, "n1")["metadata"]["labels"]
+        labels = server.get(resources.NODES, "n1")["metadata"]["labels"]
         return labels.get("nvidia.com/mig.config")  # type: ignore[no-any-return]
 
     kubectl("label", "node", "n1", "nvidia.com/mig.config=all-1g.5gb")
@@ -180,7 +180,7 @@ def test_a_node_is_cordoned_drained_tainted_and_restored(
     kubectl: Kubectl, server: apiserver.ApiServer
 ) -> None:
     kubectl("cordon", "n1")
-    assert server.store.get(resources.NODES, "n1")["spec"]["unschedulable"] is True
+    assert server.get(resources.NODES, "n1")["spec"]["unschedulable"] is True
 
     drained = kubectl("drain", "n1", "--force")
     assert "pod/p1 evicted" in drained
@@ -188,7 +188,7 @@ def test_a_node_is_cordoned_drained_tainted_and_restored(
 
     kubectl("taint", "node", "n1", "a=b:NoSchedule")
     kubectl("uncordon", "n1")
-    spec = server.store.get(resources.NODES, "n1")["spec"]
+    spec = server.get(resources.NODES, "n1")["spec"]
     assert spec["taints"] == [{"key": "a", "value": "b", "effect": "NoSchedule"}]
     assert not spec.get("unschedulable")
 

@@ -87,20 +87,9 @@ class Store:
         """Return the stored object itself, which must not be changed, or None."""
         return self._objects.get(key)
 
-    def get(self, resource: resources.Resource, name: str, namespace: str = "") -> Object:
-        """Return a copy of an object. Raises ApiError: 404."""
-        obj = self._objects.get((resource.plural, namespace, name))
-        if obj is None:
-            raise resource.not_found(name)
-        return copy.deepcopy(obj)
-
     def find(self, resource: resources.Resource, name: str, namespace: str = "") -> bool:
         """Return whether an object exists."""
         return (resource.plural, namespace, name) in self._objects
-
-    def objects(self, resource: resources.Resource, namespace: str = "") -> list[Object]:
-        """Return copies of the objects of a namespace, or of all when it is empty."""
-        return [copy.deepcopy(obj) for obj in self.select(resource.plural, namespace=namespace)]
 
     def select(self, plural: str, *, namespace: str = "", at: int | None = None) -> list[Object]:
         """Return the stored objects themselves, by namespace and name, now or ``at`` a version."""
@@ -137,15 +126,6 @@ class Store:
             if key in self._objects:
                 raise resource.already_exists(key[2])
             return copy.deepcopy(self.write(key, obj))
-
-    def delete(self, resource: resources.Resource, name: str, namespace: str = "") -> None:
-        """Remove an object at once, whatever its grace period and finalizers.
-
-        Raises:
-            ApiError: 404.
-        """
-        if self.remove((resource.plural, namespace, name)) is None:
-            raise resource.not_found(name)
 
     def write(self, key: Key, obj: Object) -> Object:
         """Store an object, which the caller must not change afterwards; return the stored one.

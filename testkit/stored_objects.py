@@ -1,0 +1,48 @@
+"""What tests read and change in the embedded API server past its API."""
+
+import copy
+from collections.abc import Callable
+
+from mig_manager.sandbox.apiserver import resources, store
+
+Object = resources.Object
+
+
+class StoredObjects:
+    """The objects of a server with a ``store``; its methods raise ``ApiError`` 404."""
+
+    store: store.Store
+
+    def get(self, resource: resources.Resource, name: str, namespace: str = "") -> Object:
+        """Return a copy of an object."""
+        obj = self.store.peek((resource.plural, namespace, name))
+        if obj is None:
+            raise resource.not_found(name)
+        return copy.deepcopy(obj)
+
+    def objects(self, resource: resources.Resource, namespace: str = "") -> list[Object]:
+        """Return copies of the objects of a namespace, or of all when it is empty."""
+        return copy.deepcopy(self.store.select(resource.plural, namespace=namespace))
+
+    def modify(
+        self,
+        resource: resources.Resource,
+        name: str,
+        change: Callable[[Object], object],
+        *,
+        namespace: str = "",
+    ) -> Object:
+        """Replace an object by a copy that ``change`` has edited."""
+        with self.store.lock:
+            obj = self.get(resource, name, namespace)
+            change(obj)
+            return self.store.write((resource.plural, namespace, name), obj)
+
+    def delete(self, resource: resources.Resource, name: str, namespace: str = "") -> None:
+        """Remove an object at once, whatever its grace period and finalizers."""
+        if self.store.remove((resource.plural, namespace, name)) is None:
+            raise resource.not_found(name)
+
+    def compact(self) -> None:
+        """Drop the history: every older resourceVersion is now answered with 410."""
+        self.store.trim_history(keep=0)
