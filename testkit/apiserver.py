@@ -33,7 +33,6 @@ class Break(enum.Enum):
     EXPIRE = "expire"
     """With an ERROR event that carries 410."""
     RESET = "reset"
-    """With a connection reset."""
     TRUNCATE = "truncate"
     """In the middle of a JSON line."""
     STALL = "stall"
