@@ -13,7 +13,7 @@ from mig_manager.sandbox.driver import states
 from mig_manager.sandbox.node import node_options, objects
 from testkit import nvml_faults
 from tests.pipeline.test_observability import Observed, free_port
-from tests.shell import commandline, shell_node
+from tests.shell import shell_node
 
 SPEC = "8xA100-SXM4-40GB"
 LOST = 3
@@ -58,24 +58,18 @@ def of_others(state: nvml_faults.SharedState) -> set[tuple[bool, int]]:
 
 
 @pytest.fixture
-def shell(tmp_path: pathlib.Path) -> Iterator[commandline.Shell]:
-    yield commandline.Shell(tmp_path)
-    commandline.forget()
-
-
-@pytest.fixture
 def node(tmp_path: pathlib.Path) -> shell_node.Node:
     return shell_node.Node(tmp_path, SPEC, layouts=LAYOUTS, active="halves")
 
 
 def test_every_command_serves_the_seven_others_and_names_the_lost_gpu(
-    node: shell_node.Node, shell: commandline.Shell, tmp_path: pathlib.Path
+    node: shell_node.Node, tmp_path: pathlib.Path
 ) -> None:
     node.state.lose_gpu(LOST)
     kept = str(tmp_path / "checkpoint.json")
 
     answers = {
-        name: shell(*node.arguments(*argv))
+        name: node.run(*argv)
         for name, argv in {
             "status": ["status"],
             "plan": ["plan", "sevenths"],
@@ -88,13 +82,13 @@ def test_every_command_serves_the_seven_others_and_names_the_lost_gpu(
     }
 
     for name, answer in answers.items():
-        assert answer.status == (1 if name == "boot" else 0), (name, answer.err)
-        text = " ".join((answer.out + answer.err).split())
+        assert answer.returncode == (1 if name == "boot" else 0), (name, answer.stderr)
+        text = " ".join((answer.stdout + answer.stderr).split())
         assert f"GPU {LOST}" in text, name
         assert "is unreachable" in text, name
         assert "GPU is lost" in text, name
     assert of_others(node.state) == {(True, 7)}
-    data = json.loads(shell(*node.arguments("status", "-o", "json")).out)
+    data = json.loads(node.run("status", "-o", "json").stdout)
     assert [gpu["index"] for gpu in data["gpus"]] == list(OTHERS)
     assert [(gpu["index"], gpu["reason"]) for gpu in data["unreachable_gpus"]] == [
         (LOST, "GpuLost")
