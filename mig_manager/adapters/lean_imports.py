@@ -16,10 +16,9 @@ from typing import Any
 
 
 def defer(name: str, *functions: str) -> None:
-    """Run a module's code at its first use; the import of a submodule is a use as well.
+    """Run a module's code at its first use, or at the import of a submodule.
 
-    A module that is loaded already, or does not exist, is left alone. The ``functions`` may be
-    imported from the module without running it; a call of one does.
+    The ``functions`` may be imported from the module without running it; a call of one does.
     """
     module = _install(name)
     if module is not None:
@@ -32,19 +31,17 @@ def defer(name: str, *functions: str) -> None:
 def skip_init(package: str) -> None:
     """Make a package's modules importable without running its ``__init__``.
 
-    The ``__init__`` runs when the package is asked for a name that is not a module of it, so it
-    must do nothing but import for convenience. The package's parent must be skipped too, or cheap
-    to import.
+    It runs when the package is asked for another name, so it must do nothing but import for
+    convenience. The package's parent must be skipped too, or cheap to import.
     """
     _install(package)
 
 
 @contextlib.contextmanager
 def deferred_class(module: str, name: str) -> Iterator[None]:
-    """Let the body run ``from module import name`` without loading the class, if it is not yet.
+    """Let the body import a class as a function that loads it when called, if it is not loaded.
 
-    It gets a function that loads the class when called, and can do nothing else with it. The
-    module is cheap to import, deferred, or without its ``__init__``.
+    The module is cheap to import, deferred, or without its ``__init__``.
     """
     owner = importlib.import_module(module)
     if name in vars(owner):

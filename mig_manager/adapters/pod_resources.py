@@ -34,15 +34,10 @@ _END_S = 2.0
 
 
 class PodResources:
-    """Implements ``ports.DeviceAllocations``.
+    """Implements ``ports.DeviceAllocations``; ``timeout_s`` is for one question.
 
     Each question opens the socket, because kubelet creates a new one at each start. A missing
     socket is an error; it must never look like a node without workloads.
-
-    Args:
-        socket_path: For example ``/var/lib/kubelet/pod-resources/kubelet.sock``.
-        timeout_s: How long one question may take.
-        sleep: Waits between attempts; None really waits.
     """
 
     def __init__(
@@ -97,11 +92,7 @@ class PodResources:
         return found
 
     def check(self) -> None:
-        """Check that the socket exists.
-
-        Raises:
-            ClusterError: With POD_RESOURCES_UNAVAILABLE: it does not.
-        """
+        """Raise ClusterError, POD_RESOURCES_UNAVAILABLE, if the socket does not exist."""
         try:
             mode = self._path.stat().st_mode
         except OSError as err:
@@ -249,8 +240,7 @@ class _Worker:
     """A running worker, reaped as soon as it ends, also when no question follows.
 
     Raises:
-        OSError: It cannot be started.
-        RuntimeError: No thread is left.
+        OSError: It cannot be started; RuntimeError: no thread is left.
     """
 
     def __init__(self, command: Sequence[str]) -> None:
@@ -266,13 +256,7 @@ class _Worker:
             raise
 
     def ask(self, question: str, timeout_s: float) -> Any:
-        """Return the outcome of a question.
-
-        Raises:
-            EOFError: It has ended; with the last of its stderr.
-            OSError: It gave no answer in time.
-            ValueError: What it sent is no message.
-        """
+        """Return the outcome of a question; raises as ``Child.ask`` does, EOFError with stderr."""
         with self._lock:
             if self.is_over:
                 raise EOFError("has ended")

@@ -1,16 +1,13 @@
 """The device nodes through which a container reaches MIG instances: ``/dev/nvidia-caps``.
 
 They are not in devtmpfs: a program of the driver creates them when it first needs them, in its own
-``/dev``, which may differ from the one that containers get their devices from. This module does
-what ``nvidia-modprobe`` does, which knows only ``/dev`` and is not on every machine: nodes, mode,
-owner, and the links in ``/dev/char`` that runc needs with systemd's cgroups
-(``modprobe-utils/nvidia-modprobe-utils.c``).
+``/dev``, which may differ from the one of containers. This module does what ``nvidia-modprobe``
+does (``modprobe-utils/nvidia-modprobe-utils.c``), which knows only ``/dev`` and is not on every
+machine: nodes, mode, owner, and the links in ``/dev/char`` that runc needs with systemd's cgroups.
 
-The node of a destroyed instance stays. The driver assigns minor numbers to placements once and for
-all (``nv-caps.c`` in NVIDIA's open kernel modules, ``/proc/driver/nvidia-caps/mig-minors``): the
-node cannot be opened without an instance, is valid again for the next one, and a container that is
-being created may have it on its list. A node is removed if its major number is not the driver's,
-because it is from before the driver was reloaded and never becomes valid again.
+The node of a destroyed instance stays: the driver assigns minor numbers to placements for good
+(``nv-caps.c``), so it is valid again for the next instance, and a container that is being created
+may list it. A node with another major number is from before a reload of the driver and is removed.
 """
 
 import contextlib
@@ -45,14 +42,12 @@ _log = structlog.get_logger()
 
 
 class DeviceFiles:
-    """Implements ``ports.DeviceFiles``: device nodes of instances first, then CDI specs.
-
-    In this order, because a spec names the nodes that exist when it is generated.
+    """Implements ``ports.DeviceFiles``: device nodes first, then CDI specs, which name them.
 
     Args:
         roots: Where driver, devices and the host's files are.
         is_cdi_enabled: Whether the GPU operator's containers get their GPUs by CDI.
-        timeout_s: How long ``nvidia-ctk`` may take for each step.
+        timeout_s: For each step of ``nvidia-ctk``.
         proc: The ``/proc`` with the driver's files.
     """
 
@@ -69,11 +64,7 @@ class DeviceFiles:
         self._specs = cdi.CdiSpecs(roots, makes_management=is_cdi_enabled, timeout_s=timeout_s)
 
     def refresh(self) -> None:
-        """Update both; what this machine does not have is skipped.
-
-        Raises:
-            HostError: DEVICE_FILES_FAILED: a node or a spec could not be created.
-        """
+        """Update both and skip what this machine lacks; HostError if one cannot be created."""
         refresh_nodes(
             proc=self._proc,
             dev=self._roots.dev_here / "dev",
@@ -96,18 +87,13 @@ def refresh_nodes(
     roots: Sequence[pathlib.Path] = (),
     make: Callable[..., None] = make_node,
 ) -> None:
-    """Create each node that is missing or wrong, and remove outdated ones.
+    """Create each node that is missing or wrong in containers' ``/dev``, and remove outdated ones.
 
-    Args:
-        proc: Our ``/proc``. The driver's files in it take no lock but that of system suspend
-            (``nv-caps.c``), so that they are readable when a GPU hangs.
-        dev: The ``/dev`` that containers get their devices from.
-        roots: File systems whose ``proc`` has the driver's files if ours lacks them.
-        make: Creates a node, as ``make_node``.
+    The driver's files in ``proc``, or below one of the ``roots`` if they are not there, take no
+    lock but that of system suspend (``nv-caps.c``): they are readable when a GPU hangs.
 
     Raises:
-        HostError: DEVICE_FILES_FAILED: a node could not be created, for another reason than
-            missing permission.
+        HostError: A node could not be created, although permitted.
     """
     # Block devices, which follow, have numbers of their own.
     characters = procfs.text(proc / "devices").partition("Block devices:")[0]

@@ -1,7 +1,6 @@
 """Reset GPUs whose MIG mode is pending, by ``nvidia-smi --gpu-reset``.
 
-Before and after a reset ``nvidia-smi -q -x`` shows what is on the GPU. Its elements are those of
-NVIDIA's ``nvsmi_device`` DTD.
+``nvidia-smi -q -x`` shows what is on the GPU, in elements of NVIDIA's ``nvsmi_device`` DTD.
 """
 
 import dataclasses
@@ -83,13 +82,7 @@ def parse(document: str) -> GpuStatus | None:
 
 
 class SmiReset:
-    """Implements ``ports.GpuReset``.
-
-    Args:
-        search: Finds ``nvidia-smi``; see ``roots``.
-        timeout_s: How long each reset may take.
-        proc: The ``/proc`` that shows processes using a GPU.
-    """
+    """Implements ``ports.GpuReset``; ``timeout_s`` is for each reset."""
 
     def __init__(
         self,
@@ -105,13 +98,11 @@ class SmiReset:
     def reset(self, gpus: Sequence[model.Gpu]) -> None:
         """Reset those of the GPUs whose MIG mode is still pending, one after the other.
 
-        GPUs that NVLink connects are reset by one command if all of them are listed; a GPU that
-        is not listed is never reset.
+        GPUs that NVLink connects are reset by one command if all of them are listed.
 
         Raises:
             HostError: IN_USE: a process uses one. RESET_REQUIRED: one has instances or was
-                refused; says which and why. REBOOT_REQUIRED: this machine cannot reset it.
-                NO_PERMISSION.
+                refused. REBOOT_REQUIRED: this machine cannot reset it. NO_PERMISSION.
         """
         for gpu in gpus:
             _require_resettable(gpu)
@@ -253,8 +244,8 @@ class SmiReset:
 def roots(host: host_settings.HostRoots) -> tuple[programs.Root, ...]:
     """Return the roots that may have ``nvidia-smi``, best first: driver, host, our own.
 
-    Our own is not first, unlike for other programs: the persistence daemon releases a GPU only for
-    an ``nvidia-smi`` that sees its socket, ``/run/nvidia-persistenced/socket``.
+    The persistence daemon releases a GPU only for an ``nvidia-smi`` that sees its socket in
+    ``/run``, so our own is last.
     """
     here, *others = programs.roots(host)
     return (*others, here)

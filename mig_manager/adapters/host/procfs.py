@@ -1,14 +1,11 @@
 """What the kernel's ``/proc`` shows: processes that use GPUs, this process, this boot.
 
-Without asking the driver. NVML lists processes with a context; a monitor such as DCGM or the
-persistence daemon uses a GPU without one. A driver that hangs cannot be asked at all, nor read
-below ``/proc/driver``, where some reads wait for the driver's own locks (``nv-procfs.c`` in
-NVIDIA's open kernel modules). The links in ``/proc/PID/fd`` are the kernel's own and never wait
-for a driver; the files behind them are not touched. ``comm`` is read instead of ``cmdline``, which
-waits for the memory map of a process that may itself be stuck.
+NVML lists only processes with a context, which a monitor such as DCGM does not have. A driver that
+hangs cannot be asked, and reads below ``/proc/driver`` may wait for its locks (``nv-procfs.c`` in
+NVIDIA's open kernel modules). The links in ``/proc/PID/fd`` never wait for a driver. ``comm`` is
+read because ``cmdline`` waits for the memory map of a process that may be stuck.
 
-Processes of other PID namespaces are invisible, and so are those that we may not inspect
-(``hidden`` counts them): the list of GPU processes is never certainly complete.
+Processes of other PID namespaces and those we may not inspect (``hidden``) are missing.
 """
 
 import contextlib
@@ -27,8 +24,7 @@ _BOOT_ID = ROOT / "sys/kernel/random/boot_id"
 _CAPABILITIES = "driver/nvidia/capabilities"
 _MAX_NAMED = 8
 _PF_KTHREAD = 0x0020_0000
-"""Marks the kernel's own threads, in the field ``flags`` of ``/proc/PID/stat`` (proc_pid_stat(5);
-``linux/sched.h``)."""
+"""A thread of the kernel, in ``flags`` of ``/proc/PID/stat`` (``linux/sched.h``)."""
 _PARENT_FIELD, _FLAGS_FIELD = 1, 6
 """Positions after the name."""
 _SYS_ADMIN, _MKNOD = 21, 27
@@ -42,9 +38,8 @@ _DEVICE = re.compile(
 _POD = re.compile(
     r"[/-]pod([0-9a-f]{8}(?:[-_]?[0-9a-f]{4}){3}[-_]?[0-9a-f]{12})(?:[./]|$)", re.MULTILINE
 )
-"""A pod's UID in a cgroup's path: ``.../podUID/...`` as cgroupfs has it, ``...-podUID.slice`` with
-underscores as systemd has it. Static pods have a UID without dashes. Whether ``kubepods`` is there
-depends on where the reader's own cgroup namespace begins."""
+"""``.../podUID/...`` of cgroupfs, or ``...-podUID.slice`` of systemd, with underscores; a static
+pod's UID has no dashes. ``kubepods`` depends on where our cgroup namespace begins."""
 _UNIT = re.compile(r"/([^/\n]+\.service)(?=/|$)", re.MULTILINE)
 _MINOR = re.compile(r"^DeviceFileMinor:\s*(\d+)", re.MULTILINE)
 _STATUS_FIELD = re.compile(r"^(Uid|CapEff):\s*(.+)$", re.MULTILINE)
@@ -55,13 +50,10 @@ _BY_MOUNT_POINT = {
     "/etc/hosts": re.compile(rf"(?:.*/)?pods/{_UID}/etc-hosts"),
     "/dev/termination-log": re.compile(rf"(?:.*/)?pods/{_UID}/containers/.+"),
 }
-"""Where kubelet mounts files of the pod's folder, and their path in the file system; surest first.
-
-Both are in every container of every runtime (``kubelet_pods.go`` and ``kuberuntime_container.go``
-of Kubernetes). How the path begins depends on the node: ``/var`` is missing where it is a file
-system of its own, and OSTree and kind prepend something. No other mount point counts: a mount of
-the host's root shows the folders of other pods too.
-"""
+"""Where kubelet mounts files of the pod's folder in every container, and their path in the file
+system; surest first (``kubelet_pods.go``, ``kuberuntime_container.go``). How the path begins
+depends on the node: ``/var`` may be a file system of its own, OSTree and kind prepend something.
+No other mount point counts: a mount of the host's root shows the folders of other pods too."""
 
 Instance = tuple[int, int | None]
 """Ids of a GPU instance, and of a compute instance in it; None: the GPU instance itself."""
@@ -89,10 +81,9 @@ class GpuProcess:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Privileges:
-    """What this process may do (``proc_pid_status(5)``)."""
+    """What this process may do, with the effective user (``proc_pid_status(5)``)."""
 
     user_id: int
-    """The effective one."""
     has_sys_admin: bool
     has_mknod: bool
 
@@ -108,10 +99,7 @@ class ConfigRight:
 
 
 def gpu_processes(root: pathlib.Path, *, ignore: Collection[int] = ()) -> tuple[GpuProcess, ...]:
-    """Return the visible processes with any GPU device node open, ascending by pid.
-
-    Those in ``ignore`` are left out, and their children.
-    """
+    """Return the visible GPU processes by pid, without those in ``ignore`` and their children."""
     return tuple(
         process
         for pid in sorted(_pids(root))
@@ -134,10 +122,7 @@ def hidden(root: pathlib.Path) -> str:
 def using_gpu(
     processes: Sequence[GpuProcess], minor: int, *, caps: Collection[int] = ()
 ) -> tuple[GpuProcess, ...]:
-    """Return those that have the device node of a GPU open, or of one of its instances.
-
-    The GPU is known by its minor number, its instances by their ``nvidia-cap`` numbers.
-    """
+    """Return those that have the device node of a GPU or of one of its instances open."""
     known = frozenset(caps)
     return tuple(each for each in processes if minor in each.gpus or each.caps & known)
 
@@ -151,8 +136,7 @@ def using_gpu_instance(
 ) -> tuple[GpuProcess, ...]:
     """Return those that use a GPU instance, or its GPU and none of its instances.
 
-    Every user of an instance opens the GPU's node as well, so that node does not count for a
-    process that has other instances open. ``caps`` is what ``capabilities`` returned for the GPU.
+    Every user of an instance opens the GPU's node as well.
     """
     instances = ((each, {caps[cap][0] for cap in each.caps if cap in caps}) for each in processes)
     return tuple(
@@ -173,10 +157,9 @@ def driver_proc(root: pathlib.Path, others: Iterable[pathlib.Path]) -> pathlib.P
 
 
 def capabilities(root: pathlib.Path, minor: int) -> dict[int, Instance]:
-    """Return the instances of one GPU by ``nvidia-cap`` number.
+    """Return the instances of one GPU by ``nvidia-cap`` number; the driver must respond.
 
-    The driver serves these files and must respond. Their path and format are those of the MIG
-    User Guide, "Device Nodes and Capabilities"; the number in ``gpuN`` is the minor number.
+    MIG User Guide, "Device Nodes and Capabilities"; the N of ``gpuN`` is the minor number.
     """
     mig = root / _CAPABILITIES / f"gpu{minor}" / "mig"
     found: dict[int, Instance] = {}
@@ -204,12 +187,8 @@ def boot_id(path: pathlib.Path = _BOOT_ID) -> str:
 def own_pod_uid(environ_value: str | None, mountinfo: pathlib.Path) -> str | None:
     """Return the UID of the pod that this process runs in.
 
-    None outside of a pod, and if unknown. A static pod counts as none: the API knows its mirror
-    pod by another UID.
-
-    Args:
-        environ_value: The value of the downward API (``metadata.uid``), if the manifest has it.
-        mountinfo: The kernel's list of this process' mounts, ``/proc/self/mountinfo`` (proc(5)).
+    None outside of a pod, if unknown, and in a static pod: the API knows its mirror pod by another
+    UID. The downward API's value (``metadata.uid``) counts before ``/proc/self/mountinfo``.
     """
     if value := (environ_value or "").strip():
         return value

@@ -1,9 +1,8 @@
 """Programs and libraries of the machine or of its driver: find them below several roots, run them.
 
-A root is this machine's, a host's that is mounted into our container, or a driver container's.
-Programs need the libraries of their root and run with that root. A small interpreter of our own
-calls ``chroot(2)``: an image need not have a ``chroot`` program, and code between fork and exec is
-not safe beside threads (``subprocess``, ``preexec_fn``).
+A root is this machine's, the host's in our container, or a driver container's; programs run with
+their root. An interpreter of ours calls ``chroot(2)``: an image need not have ``chroot``, and code
+between fork and exec is not safe beside threads (``subprocess``, ``preexec_fn``).
 """
 
 import dataclasses
@@ -136,14 +135,14 @@ class Finished:
     """How a program ended; the caller decides whether that is a failure."""
 
     line: str
-    """The program and its arguments, for people."""
+    """The program and its arguments."""
     status: int
-    """Its exit status; negative for a signal."""
+    """Negative for a signal."""
     stdout: str
     is_cut: bool
-    """Whether ``stdout`` is only the beginning of its output."""
+    """Whether ``stdout`` is only the beginning."""
     stderr: str
-    """The end of its output there."""
+    """The end."""
 
     @property
     def output(self) -> str:
@@ -166,8 +165,8 @@ class Programs:
     Args:
         roots: Where programs are searched, best first.
         folders: Where in a root programs are, best first.
-        search_path: Folders of this machine to look in last, as in ``PATH``; empty: none.
-        loader_variables: What a program that is found there has in its environment.
+        search_path: Folders of this machine to look in last, as in ``PATH``.
+        loader_variables: The environment of a program found there.
     """
 
     def __init__(
@@ -210,11 +209,7 @@ class Programs:
         max_output_bytes: int = MAX_OUTPUT_BYTES,
         stdin: str = "",
     ) -> Finished:
-        """Run a program to its end, without a shell, and kill its process group.
-
-        Raises:
-            HostError: With ``reason``: it could not be started, or took too long.
-        """
+        """Run a program; HostError with ``reason`` if it cannot be started or takes too long."""
         line = " ".join((str(program), *arguments))
         command: tuple[str, ...] = (program.path, *arguments)
         environment = {**_ENVIRONMENT, **program.variables}
@@ -284,8 +279,7 @@ def _is_program(path: pathlib.Path) -> bool:
 def _variables(root: Root, folder: str) -> Mapping[str, str]:
     """Return the variables with which a driver's program finds the NVML library.
 
-    That library alone, as NVIDIA's own manager does it: beside it there may be the C library of
-    another distribution, with which no program of this root would start.
+    That library alone, as in NVIDIA's own manager: beside it may be another distribution's libc.
     """
     if root.is_at_top and not folder.startswith(_GKE):
         return {}
@@ -302,10 +296,6 @@ def inside(root: pathlib.Path, path: str | pathlib.PurePath) -> pathlib.Path | N
     """Resolve a path as a process with this root would; None if it does not exist.
 
     Links stay below the root, absolute ones too, as after ``chroot(2)``.
-
-    Args:
-        root: The path of that root in our own file system.
-        path: As seen from the root.
     """
     remaining = list(reversed(pathlib.PurePosixPath(path).parts))
     place: list[str] = []
@@ -328,10 +318,7 @@ def inside(root: pathlib.Path, path: str | pathlib.PurePath) -> pathlib.Path | N
 
 
 def libraries(root: pathlib.Path) -> Iterator[pathlib.Path]:
-    """Yield the NVML libraries below a root, best first, without links.
-
-    Those in the usual folders come before those in the loader's cache of that root.
-    """
+    """Yield the NVML libraries below a root: in the usual folders, then in its loader's cache."""
     paths = [f"{folder}/{NVML}" for folder in _LIBRARY_FOLDERS]
     found: list[pathlib.Path] = []
     for place in (*paths, *_cached(root)):

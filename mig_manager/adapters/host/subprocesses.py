@@ -21,7 +21,7 @@ from typing import IO, Any, NamedTuple
 from mig_manager import errors
 
 _MAX_MESSAGE_BYTES = 64 * 2**20
-"""Larger than any message; the length that text would stand for is larger still."""
+"""Larger than any message, and less than the length that text would stand for."""
 _LENGTH = struct.Struct(">I")
 _CHUNK_BYTES = 64 * 1024
 _POLL_INTERVAL_S = 0.02
@@ -51,13 +51,8 @@ def python(module: str, *arguments: str) -> tuple[str, ...]:
 class Child:
     """A child process in its own process group; for one thread, except ``kill`` and ``wait``.
 
-    Args:
-        command: The program and its arguments; no shell is used.
-        stdin: Descriptor that it reads; None: a pipe, for ``ask``.
-        environment: Its whole environment; None: ours.
-        folder: Its working directory; None: ours.
-        pass_fds: Descriptors that it inherits.
-        keep: How much of its output to keep; None: what messages need.
+    Without ``stdin`` it reads a pipe, for ``ask``; without ``environment`` and ``folder`` it has
+    ours; without ``keep`` as much of its output is kept as messages need.
 
     Raises:
         OSError: It cannot be started.
@@ -248,11 +243,7 @@ class Output:
         return self._kept.decode(errors="replace")
 
     def take_message(self) -> tuple[bytes] | None:
-        """Remove and return the first message; None while it is incomplete.
-
-        Raises:
-            ValueError: This is no message.
-        """
+        """Remove and return the first message; None while incomplete, ValueError if it is none."""
         if len(self._kept) < _LENGTH.size:
             return None
         (length,) = _LENGTH.unpack_from(self._kept)
@@ -286,12 +277,9 @@ def run(
     stdin: str = "",
     keep: Keep,
 ) -> Ended:
-    """Run a program to its end; nothing of its process group remains.
+    """Run a program to its end, or kill it when ``is_late``; OSError if it cannot be started.
 
-    ``is_late`` is asked now and then whether to kill it; its errors are raised.
-
-    Raises:
-        OSError: It cannot be started.
+    Nothing of its process group remains.
     """
     # Unlike a pipe, a file is never full.
     with os.fdopen(os.memfd_create("stdin", os.MFD_CLOEXEC), "w+", encoding="utf-8") as file:
@@ -379,11 +367,7 @@ class Parent:
         return None if message is None else pickle.loads(message)  # noqa: S301 - as above
 
     def send(self, message: object) -> None:
-        """Send a message.
-
-        Raises:
-            BrokenPipeError: There is no parent.
-        """
+        """Send a message; BrokenPipeError if there is no parent."""
         rest = memoryview(_encoded(message))
         while rest:
             rest = rest[os.write(self._out, rest) :]

@@ -39,16 +39,7 @@ def worker_command(
     in_use_timeout_s: float = 30.0,
     proc_root: pathlib.Path | str | None = None,
 ) -> tuple[str, ...]:
-    """Return the command line of a worker.
-
-    Args:
-        task: ``serve`` to answer a request, or ``listen`` to report MIG changes.
-        library_path: File of the NVML library.
-        driver_roots: Where to look for the library when the loader does not find it.
-        simulate_state: State file of a simulated node; None for real GPUs.
-        in_use_timeout_s: How long steps are retried while a GPU is in use.
-        proc_root: None: ``/proc``, or nowhere on a simulated node.
-    """
+    """Return the command line that ``worker`` parses; its task is ``serve`` or ``listen``."""
     arguments = [task, "--in-use-timeout-s", str(in_use_timeout_s)]
     for root in driver_roots:
         arguments += ["--driver-root", root]
@@ -63,11 +54,7 @@ def worker_command(
 
 
 class _Worker:
-    """A worker, the memory that it notes its calls in, and what is known of its end.
-
-    Raises:
-        HardwareError: It cannot be started.
-    """
+    """A worker, the memory that it notes its calls in, and what is known of its end."""
 
     def __init__(self, command: Sequence[str]) -> None:
         self.calls: tuple[hung_call.Call, ...] = ()
@@ -107,7 +94,7 @@ class _Worker:
 
     @property
     def stuck_s(self) -> float:
-        """How long ago it was given up."""
+        """How long ago ``end`` gave it up."""
         return round(time.monotonic() - self.ended_s, 3)
 
 
@@ -162,8 +149,7 @@ class WorkerGpus(ports.Standby):
         """Return every GPU, ascending by index.
 
         Raises:
-            HardwareError: NVML refused or failed. NVML_TIMEOUT: the worker did not answer in time;
-                names the calls that have not returned and the processes that have that GPU open.
+            HardwareError: NVML refused or failed. NVML_TIMEOUT: the worker did not answer in time.
                 NVML_ERROR: a signal killed the worker.
         """
         with self._timed("observe"):
@@ -191,11 +177,7 @@ class WorkerGpus(ports.Standby):
         return gpus
 
     def inspect(self) -> "processes.Inspection":
-        """Return the driver's versions and the processes that use the GPUs.
-
-        Raises:
-            HardwareError: As ``observe``.
-        """
+        """Return the driver's versions and the GPU processes; raises as ``observe`` does."""
         inspection: processes.Inspection = self._ask(("inspect",))
         return inspection
 

@@ -67,14 +67,10 @@ class ComputeInstanceRef:
 
 
 def find(index: int, uuid: str, known: model.Gpu | None) -> "Device":
-    """Return the GPU of a plan, without having NVML attach any other GPU.
+    """Return the GPU of a plan, with its known profiles; GPU_LOST if its place has another GPU.
 
     ``nvmlDeviceGetHandleByUUID`` attaches every GPU to find the one, and answers GPU_IS_LOST where
-    any of them is lost (nvml.h). The PCI address and the index attach one. The profiles of a GPU
-    that was observed before are not asked again.
-
-    Raises:
-        HardwareError: NVML refused or failed; GPU_LOST: another GPU has this address.
+    any of them is lost (nvml.h). The PCI address and the index attach one.
     """
     hung_call.RECORDER.set_gpu(index, uuid)
     if known is not None and known.pci_address:
@@ -93,10 +89,7 @@ def find(index: int, uuid: str, known: model.Gpu | None) -> "Device":
 
 
 class Device:
-    """One GPU within one session, valid until its MIG mode is switched.
-
-    It asks for its GPU-instance profiles only if it gets none.
-    """
+    """One GPU within one session, valid until its MIG mode is switched."""
 
     def __init__(
         self, handle: Handle, *, profiles: tuple[model.GpuInstanceProfile, ...] | None = None
@@ -148,10 +141,7 @@ class Device:
         return self._memory_bytes
 
     def profiles(self) -> tuple[model.GpuInstanceProfile, ...]:
-        """Return the GPU-instance profiles in enum order, without their placements.
-
-        Empty if the driver reports none while MIG is off (R535 and older).
-        """
+        """Return the profiles in enum order; empty while MIG is off on R535 and older."""
         if self._profiles is None:
             get = pynvml.nvmlDeviceGetGpuInstanceProfileInfo
             infos = _profile_infos(
@@ -188,10 +178,7 @@ class Device:
     def compute_placements(
         self, instance: GpuInstanceRef, profile_id: int
     ) -> tuple[model.Placement, ...] | None:
-        """Return the placements of a compute-instance profile in a GPU instance, ascending.
-
-        None if the driver does not report them, as R515 and older.
-        """
+        """Return the placements of a profile, ascending; None if unreported (R515 and older)."""
         key = instance.profile_id, profile_id
         if key not in self._compute_placements:
             ask = pynvml.nvmlGpuInstanceGetComputeInstancePossiblePlacements
@@ -230,10 +217,7 @@ class Device:
     def compute_profiles(
         self, instance: GpuInstanceRef
     ) -> tuple[model.ComputeInstanceProfile, ...]:
-        """Return the compute-instance profiles of a GPU instance, in enum order.
-
-        Asked once for each GPU-instance profile: its instances are alike.
-        """
+        """Return the compute-instance profiles, asked once for each GPU-instance profile."""
         if instance.profile_id not in self._compute_profiles:
             get = pynvml.nvmlGpuInstanceGetComputeInstanceProfileInfo
             shared = pynvml.NVML_COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED

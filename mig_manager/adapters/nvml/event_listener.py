@@ -34,11 +34,10 @@ class GpuEvents:
 
     Args:
         command: Starts a listener.
-        on_change: Called once for each burst of changes, and once after a listener was replaced,
-            since changes may have been missed. In a thread of ours: it must neither block nor
-            call us.
+        on_change: Called after each burst of changes, and after a listener was replaced, since
+            changes may have been missed. In a thread of ours: it must neither block nor call us.
         quiet_s: How long nothing must happen for a burst to be over.
-        start_timeout_s: How long a new listener may take until it listens, or is killed.
+        start_timeout_s: Until a new listener listens, or is killed.
         restarts: Backoff for the replacement of listeners that died.
     """
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import dataclasses
 import itertools
 import pathlib
 from collections.abc import Callable, Sequence
@@ -32,54 +33,46 @@ _FIRST_RETRY_S = 0.05
 _LONGEST_RETRY_S = 1.0
 
 
+@dataclasses.dataclass(slots=True, kw_only=True, eq=False)
 class Executor:
     """Executes the steps of one GPU in an open session.
 
-    Looks up its handle again after each change of MIG mode. The instances of each profile are
-    listed once and then kept up to date, since no other program changes the GPU meanwhile. After
-    a step that failed everything is listed again.
-
-    Args:
-        plan: Its steps may have been executed before, in part or in whole.
-        known: The GPU as observed before.
-        in_use_timeout_s: How long steps are repeated that fail with IN_USE, from the first failure
-            on; one bound for all steps, so that it bounds the whole run.
-        clock: For those repetitions.
-        proc_root: Where to look for processes that use the GPU; None: ask NVML only.
-        driver_roots: Where the driver's capability files may be, if not there.
+    The instances of each profile are listed once and then kept up to date, since no other program
+    changes the GPU meanwhile. After a step that failed everything is listed again.
     """
 
-    def __init__(
-        self,
-        plan: steps.GpuPlan,
-        known: model.Gpu | None,
-        *,
-        in_use_timeout_s: float,
-        clock: timing.Clock,
-        proc_root: pathlib.Path | None,
-        driver_roots: Sequence[str],
-    ) -> None:
-        self._plan = plan
-        self._known = known
-        self._in_use_timeout_s = in_use_timeout_s
-        self._clock = clock
-        self._give_up_s: float | None = None
-        self._proc_root = proc_root
-        self._driver_roots = driver_roots
-        self._device: gpu_device.Device | None = None
-        self._clear()
+    plan: steps.GpuPlan
+    """Its steps may have been executed before, in part or in whole."""
+    known: model.Gpu | None
+    """The GPU as observed before."""
+    in_use_timeout_s: float
+    """How long steps that fail with IN_USE are repeated, from the first failure of the run on."""
+    clock: timing.Clock
+    proc_root: pathlib.Path | None
+    """Where to look for processes that use the GPU; None: ask NVML only."""
+    driver_roots: Sequence[str]
+    """Where the driver's capability files may be, if not there."""
+    _give_up_s: float | None = None
+    _device: gpu_device.Device | None = None
+    _by_id: dict[int, gpu_device.GpuInstanceRef] = dataclasses.field(default_factory=dict)
+    """GPU instances that were looked up by id."""
+    _by_profile: dict[int, list[gpu_device.GpuInstanceRef]] = dataclasses.field(
+        default_factory=dict
+    )
+    """All GPU instances of the profiles that were listed."""
+    _compute: dict[int, list[_SlicesAndPlacement]] = dataclasses.field(default_factory=dict)
+    """All compute instances by the id of their GPU instance."""
 
     def run(self) -> model.Gpu:
         """Execute the steps in order; return the GPU as it is then.
 
         Raises:
-            HardwareError: A step failed, and none followed; with the GPU, the step, the NVML
-                function and its answer, and for IN_USE the processes that use the GPU or the
-                instance.
+            HardwareError: A step failed, and none followed; for IN_USE with the processes that use
+                the GPU or the instance.
         """
-        name = f"GPU {self._plan.gpu_index} ({self._plan.gpu_uuid})"
-        with hung_call.RECORDER.on_gpu(self._plan.gpu_index):
-            for step in self._plan.steps:
+        name = f"GPU {self.plan.gpu_index} ({self.plan.gpu_uuid})"
+        with hung_call.RECORDER.on_gpu(self.plan.gpu_index):
+            for step in self.plan.steps:
                 try:
                     self._perform_once_idle(step)
                 except errors.HardwareError as error:
@@ -88,19 +81,16 @@ class Executor:
                     doing = f"cannot {steps.describe(step)}"
                     raise library.about(name, error, doing=doing) from error
             try:
-                if self._known is not None:
-                    return observe.update(self._known, self._open())
-                return observe.in_full(self._plan.gpu_index, self._plan.gpu_uuid, self._open())
+                if self.known is not None:
+                    return observe.update(self.known, self._open())
+                return observe.in_full(self.plan.gpu_index, self.plan.gpu_uuid, self._open())
             except errors.HardwareError as error:
                 raise library.about(name, error, doing="cannot observe the result") from error
 
     def _clear(self) -> None:
-        self._by_id: dict[int, gpu_device.GpuInstanceRef] = {}
-        """GPU instances that were looked up by id."""
-        self._by_profile: dict[int, list[gpu_device.GpuInstanceRef]] = {}
-        """All GPU instances of the profiles that were listed."""
-        self._compute: dict[int, list[_SlicesAndPlacement]] = {}
-        """All compute instances by the id of their GPU instance."""
+        self._by_id.clear()
+        self._by_profile.clear()
+        self._compute.clear()
 
     def _perform_once_idle(self, step: steps.Step) -> None:
         delay_s = _FIRST_RETRY_S
@@ -109,17 +99,16 @@ class Executor:
                 return self._perform(step)
             except errors.HardwareError as error:
                 self._clear()
-                now_s = self._clock.monotonic()
+                now_s = self.clock.monotonic()
                 if error.reason is not errors.Reason.IN_USE:
                     raise
-                self._give_up_s = self._give_up_s or now_s + self._in_use_timeout_s
+                self._give_up_s = self._give_up_s or now_s + self.in_use_timeout_s
                 if now_s >= self._give_up_s:
                     raise
-            self._clock.wait(delay_s)
+            self.clock.wait(delay_s)
             delay_s = min(2 * delay_s, _LONGEST_RETRY_S)
 
     def _perform(self, step: steps.Step) -> None:
-        """Perform a step, unless its result exists already."""
         match step:
             case steps.DestroyComputeInstance():
                 self._destroy_compute_instance(step)
@@ -144,17 +133,17 @@ class Executor:
                 error,
                 self._open(),
                 gpu_instance_id=instance_id,
-                proc_root=self._proc_root,
-                driver_roots=self._driver_roots,
+                proc_root=self.proc_root,
+                driver_roots=self.driver_roots,
             )
 
     def _open(self) -> gpu_device.Device:
         if self._device is None:
-            self._device = gpu_device.find(self._plan.gpu_index, self._plan.gpu_uuid, self._known)
-            if self._proc_root is not None:
+            self._device = gpu_device.find(self.plan.gpu_index, self.plan.gpu_uuid, self.known)
+            if self.proc_root is not None:
                 # Each time, because a change of MIG mode may change it (nvml.h).
                 minor = self._device.minor()
-                hung_call.RECORDER.set_gpu(self._plan.gpu_index, self._plan.gpu_uuid, minor)
+                hung_call.RECORDER.set_gpu(self.plan.gpu_index, self.plan.gpu_uuid, minor)
         return self._device
 
     def _destroy_compute_instance(self, step: steps.DestroyComputeInstance) -> None:
@@ -226,7 +215,7 @@ class Executor:
             # A switch, also one that failed, may detach the GPU and attach it again, which can
             # change its handle (nvml.h) and its profiles.
             self._device = None
-            self._known = None
+            self.known = None
             self._clear()
         _require_mode(self._open(), step.mode, activation)
 
@@ -301,12 +290,7 @@ class Executor:
 
 
 def _require_mode(device: gpu_device.Device, mode: model.MigMode, activation: int) -> None:
-    """Check that the current mode and the pending mode are the one that was set.
-
-    Raises:
-        HardwareError: IN_USE: clients prevent the switch. RESET_REQUIRED or, where no reset is
-            possible, REBOOT_REQUIRED: the mode is pending. VERIFY_FAILED: it is not even pending.
-    """
+    """Check that the mode that was set is the current one and the pending one."""
     modes = device.mig_mode()
     if modes == (mode, mode):
         return
@@ -347,8 +331,7 @@ def _created_at(
 ) -> _Instance:
     """Create an instance at a placement on a driver that chooses the placement itself.
 
-    Instances of one profile do not overlap, and the driver never chooses an occupied placement.
-    So an instance at another placement stays until one has the right placement.
+    The driver never chooses an occupied placement, so instances elsewhere stay until one fits.
 
     Raises:
         HardwareError: The driver refused, or does not choose that placement (NOT_SUPPORTED).
@@ -380,9 +363,8 @@ def _compute_profile(
 ) -> model.ComputeInstanceProfile:
     """Choose the compute-instance profile for a name among those the GPU instance offers.
 
-    For a whole GPU instance it is the one with most multiprocessors: in a double-memory ``1g`` on
-    Hopper that is 1_SLICE_REV1 (7) with 26; 1_SLICE (0) would leave ten of them idle. For a part
-    it is the plain profile of that size, which comes first.
+    For a whole GPU instance the one with most multiprocessors: in a double-memory ``1g`` on Hopper
+    1_SLICE (0) would leave ten of 26 idle. For a part the plain profile, which comes first.
     """
     fitting = [candidate for candidate in profiles if candidate.slices == name.compute_slices]
     if not fitting:

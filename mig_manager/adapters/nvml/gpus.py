@@ -21,35 +21,23 @@ if TYPE_CHECKING:
 _Result = TypeVar("_Result")
 
 
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class NvmlGpus:
     """Implements ``ports.Gpus``: one NVML session for each call, one thread for each GPU.
 
     A call into a hung driver does not return and cannot be cancelled; ``ThreadGpus`` and
     ``client.WorkerGpus`` put a thread and a process around this class.
-
-    Args:
-        library_path: File of the NVML library; None leaves the search to the loader.
-        driver_roots: Where to look for the library when the loader does not find the right one.
-        in_use_timeout_s: How long, for each GPU and from the first IN_USE on, steps are retried
-            while the GPU or the instance is in use.
-        clock: For those retries.
-        proc_root: Where to look for processes that use a GPU; None: ask NVML only.
     """
 
-    def __init__(
-        self,
-        *,
-        library_path: str | None = None,
-        driver_roots: Sequence[str] = (),
-        in_use_timeout_s: float = 30.0,
-        clock: timing.Clock,
-        proc_root: pathlib.Path | None = None,
-    ) -> None:
-        self._session = functools.partial(library.session, library_path, driver_roots)
-        self._proc_root = proc_root
-        self._driver_roots = tuple(driver_roots)
-        self._in_use_timeout_s = in_use_timeout_s
-        self._clock = clock
+    library_path: str | None = None
+    """File of the NVML library; None leaves the search to the loader."""
+    driver_roots: Sequence[str] = ()
+    """Where to look for the library when the loader does not find the right one."""
+    in_use_timeout_s: float = 30.0
+    """How long steps are retried while a GPU is in use, for each GPU from the first IN_USE on."""
+    clock: timing.Clock
+    proc_root: pathlib.Path | None = None
+    """Where to look for processes that use a GPU; None: ask NVML only."""
 
     def observe(self) -> model.ObservedGpus:
         """Return every GPU, ascending by index, and those that cannot be observed.
@@ -58,19 +46,16 @@ class NvmlGpus:
             HardwareError: NVML cannot be loaded, refused or failed; or no GPU at all can be
                 observed. NO_PERMISSION: MIG is on and the caller may not list instances.
         """
-        with self._session():
+        with library.session(self.library_path, self.driver_roots):
             count = library.call(pynvml.nvmlDeviceGetCount)
-            one = functools.partial(observe.gpu, notes_minor=self._proc_root is not None)
+            one = functools.partial(observe.gpu, notes_minor=self.proc_root is not None)
             observed = _observed(_each([functools.partial(one, i) for i in range(count)]))
         if observed.unreachable and not observed:
             raise _joined([_failure(gpu) for gpu in observed.unreachable])
         return observed
 
     def execute(self, plan: steps.Plan, seen: Sequence[model.Gpu] = ()) -> model.ObservedGpus:
-        """Execute the steps of every GPU, GPUs in parallel, the steps of one GPU in order.
-
-        Returns:
-            The GPUs of the plan afterwards, observed within the same session.
+        """Execute the plan, GPUs in parallel; return its GPUs as they are in the same session.
 
         Raises:
             GpuInUseError: Before the first step: processes use what the plan destroys, which the
@@ -95,9 +80,9 @@ class NvmlGpus:
 
             # Before the session, which opens the device nodes itself.
             ours = (os.getpid(), os.getppid())
-            files = processes.OpenFiles.find(self._proc_root, self._driver_roots, exclude=ours)
+            files = processes.OpenFiles.find(self.proc_root, self.driver_roots, exclude=ours)
             require_idle = functools.partial(processes.require_idle, plan, files)
-        with self._session():
+        with library.session(self.library_path, self.driver_roots):
             _require_functions(plan)
             if require_idle is not None:
                 require_idle()
@@ -114,12 +99,12 @@ class NvmlGpus:
         self, plan: steps.GpuPlan, known: model.Gpu | None
     ) -> model.Gpu | model.UnreachableGpu:
         executor = execute.Executor(
-            plan,
-            known,
-            in_use_timeout_s=self._in_use_timeout_s,
-            clock=self._clock,
-            proc_root=self._proc_root,
-            driver_roots=self._driver_roots,
+            plan=plan,
+            known=known,
+            in_use_timeout_s=self.in_use_timeout_s,
+            clock=self.clock,
+            proc_root=self.proc_root,
+            driver_roots=self.driver_roots,
         )
         try:
             return executor.run()
@@ -155,11 +140,7 @@ instances) lack, are not among them: ``execute`` does without."""
 
 
 def _require_functions(plan: steps.Plan) -> None:
-    """Check that the loaded library has each function that a plan and its rollback need.
-
-    Raises:
-        HardwareError: NOT_SUPPORTED, with the names of the missing functions.
-    """
+    """Check that the loaded library has each function that a plan and its rollback need."""
     needed: tuple[str, ...] = ()
     if any(isinstance(step, steps.SetMode) for step in plan.steps):
         needed += _MODE_FUNCTIONS
@@ -175,14 +156,10 @@ def _require_functions(plan: steps.Plan) -> None:
 
 
 def _require_fresh(plan: steps.GpuPlan, known: model.Gpu | None) -> None:
-    """Refuse a plan if a GPU instance that it creates exists already; call within a session.
+    """Refuse a plan if a GPU instance that it creates exists already.
 
     Another program created it after the plan was made, or the driver withheld it then. A rollback
     removes what the plan creates, and must not remove that instance.
-
-    Raises:
-        StalePlanError: Names the GPU and the instances.
-        HardwareError: NVML refused or failed.
     """
     new = {
         (step.profile_id, step.placement): step.profile
@@ -210,15 +187,10 @@ def _require_fresh(plan: steps.GpuPlan, known: model.Gpu | None) -> None:
         raise errors.StalePlanError(f"{name} has {', '.join(names)} already")
 
 
-_MAY_BE_UNREACHABLE = frozenset(
-    {errors.Reason.GPU_LOST, errors.Reason.GPU_NEEDS_RESET, errors.Reason.NVML_ERROR}
-)
-"""Why a step fails on a GPU that may be unreachable now."""
-
-
 def _is_unreachable(plan: steps.GpuPlan, error: errors.HardwareError) -> bool:
     """Return whether an error is due to the GPU, which then cannot be observed either."""
-    if error.reason not in _MAY_BE_UNREACHABLE:
+    reasons = {errors.Reason.GPU_LOST, errors.Reason.GPU_NEEDS_RESET, errors.Reason.NVML_ERROR}
+    if error.reason not in reasons:
         return False
     try:
         now = observe.gpu(plan.gpu_index)
@@ -242,9 +214,9 @@ def _failure(gpu: model.UnreachableGpu) -> errors.HardwareError:
 
 
 def _sharing(gpus: Sequence[model.Gpu]) -> tuple[model.Gpu, ...]:
-    """Have GPUs with equal profiles share them, which are most of what a worker sends.
+    """Have GPUs with equal profiles share them and the compute-instance profiles of any of them.
 
-    The compute-instance profiles that one GPU reported are then known of all of them.
+    Profiles are most of what a worker sends.
     """
     shared: dict[tuple[model.GpuInstanceProfile, ...], tuple[model.GpuInstanceProfile, ...]] = {}
     for gpu in gpus:

@@ -1,8 +1,7 @@
 """Calls into the driver that may never return: run them in a thread, and name the one that hung.
 
-A thread that is stuck in a call into the driver can report nothing. So each thread of a worker
-notes its call in shared memory before it makes it, and the agent reads that memory when the worker
-gave no answer. A note costs a few microseconds, and neither side waits.
+A stuck thread can report nothing. So each thread of a worker notes its call in shared memory
+first, and the agent reads it when the worker gave no answer. A note costs a few microseconds.
 """
 
 import contextlib
@@ -53,11 +52,7 @@ class CallThread(threading.Thread, Generic[_Result]):
             self.error = error
 
     def result(self, timeout_s: float | None = None) -> _Result:
-        """Return what the work returned, or raise what it raised.
-
-        Raises:
-            TimeoutError: It is not done in time.
-        """
+        """Return what the work returned, or raise what it raised; TimeoutError if not in time."""
         self.join(timeout_s)
         if self.is_alive():
             raise TimeoutError
@@ -100,11 +95,7 @@ class Call:
 
 
 class LastCalls:
-    """The memory that one worker notes its calls in, on the agent's side.
-
-    Raises:
-        OSError: No descriptor or no memory is left.
-    """
+    """The memory that one worker notes its calls in; OSError if none is left."""
 
     def __init__(self) -> None:
         self.fd = os.memfd_create("nvml-last-calls", os.MFD_CLOEXEC)
@@ -155,7 +146,7 @@ def _text(data: bytes) -> str:
 class Recorder:
     """Counts and times the calls of this process, and notes each thread's last one if attached.
 
-    For any thread. A thread for which no slot is left is counted but not noted.
+    For any thread. Without a slot left, a thread's calls are only counted.
     """
 
     def __init__(self) -> None:
@@ -166,12 +157,7 @@ class Recorder:
         self._totals: dict[str, tuple[int, float]] = {}
 
     def attach(self, fd: int) -> None:
-        """Note calls in the memory of ``LastCalls`` from now on; the descriptor is closed.
-
-        Raises:
-            OSError: It is no such memory.
-            ValueError: It is no such memory.
-        """
+        """Note calls in the memory of ``LastCalls`` from now on; close the descriptor."""
         self._memory = mmap.mmap(fd, _SLOTS * _SLOT_BYTES)
         os.close(fd)
 

@@ -66,14 +66,10 @@ _MISMATCH = pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH
 
 @contextlib.contextmanager
 def session(library_path: str | None, driver_roots: Sequence[str] = ()) -> Iterator[None]:
-    """Open an NVML session for the body.
+    """Open an NVML session for the body, which counts as a client of every GPU.
 
-    An open session counts as a client of every GPU and can prevent a reset.
-
-    Args:
-        library_path: File of the NVML library; None leaves the search to the loader.
-        driver_roots: Where to look for the library when the loader does not find it, or finds
-            one of another version than the loaded driver.
+    Without ``library_path`` the loader searches, and then the driver roots if it finds no library
+    or one of another version than the loaded driver.
 
     Raises:
         HardwareError: The library cannot be loaded, or NVML cannot be initialised or shut down;
@@ -124,11 +120,7 @@ def call(function: Callable[..., Any], *args: object) -> Any:
 
 
 def call_unless(codes: Collection[int], function: Callable[..., Any], *args: object) -> Any | None:
-    """Call a ``pynvml`` function; None when NVML answers one of ``codes``.
-
-    Raises:
-        HardwareError: NVML answered another error.
-    """
+    """Call a ``pynvml`` function; None when NVML answers one of ``codes``."""
     try:
         return call(function, *args)
     except errors.HardwareError as error:
@@ -165,14 +157,7 @@ def find(roots: Iterable[str]) -> str | None:
     Without roots the loader is not asked whether it finds one.
     """
     folders = tuple(roots)
-    if not folders or _is_loadable():
-        return None
-    return next(_candidates(folders), None)
-
-
-def _candidates(roots: Iterable[str]) -> Iterator[str]:
-    for root in roots:
-        yield from map(str, programs.libraries(pathlib.Path(root)))
+    return None if not folders or _is_loadable() else next(_candidates(folders), None)
 
 
 def _is_loadable() -> bool:
@@ -182,6 +167,11 @@ def _is_loadable() -> bool:
     except OSError:
         return False
     return True
+
+
+def _candidates(roots: Iterable[str]) -> Iterator[str]:
+    for root in roots:
+        yield from map(str, programs.libraries(pathlib.Path(root)))
 
 
 def _initialise_another(
@@ -228,13 +218,10 @@ def _load(path: str) -> None:
 class MigChanges:
     """MIG changes of any process, as NVML events, while a session is open; for one thread.
 
-    From ``nvml.h``, "Event Handling Methods": changes before a GPU is registered are not reported;
-    a GPU or driver without the event refuses the registration with NOT_SUPPORTED and the set stays
-    usable; a wait may end before its time. Old drivers refuse GPUs whose MIG mode is off (DCGM's
-    cache manager tolerates that), so the registration decides and not the GPU's product.
-
-    Attributes:
-        of: How many GPUs the node has, registered or not.
+    Changes before a GPU is registered are not reported, and a wait may end before its time
+    (``nvml.h``, "Event Handling Methods"). A GPU or driver without the event refuses the
+    registration with NOT_SUPPORTED, an old driver also while MIG mode is off (DCGM's cache manager
+    tolerates that).
 
     Raises:
         HardwareError: NOT_SUPPORTED: no GPU can report changes.
@@ -244,6 +231,7 @@ class MigChanges:
         self._event_set = event_set
         self._uuids: dict[int, str] = {}
         self.of: int = call(pynvml.nvmlDeviceGetCount)
+        """How many GPUs the node has, registered or not."""
         left_out: list[errors.HardwareError] = []
         for index in range(self.of):
             try:
@@ -268,11 +256,7 @@ class MigChanges:
         return tuple(self._uuids.values())
 
     def wait(self, timeout_s: float) -> str | None:
-        """Return the UUID of a changed GPU; None if none changed in time.
-
-        Raises:
-            HardwareError: NVML failed, for example since a GPU fell off the bus.
-        """
+        """Return the UUID of a changed GPU; None if none changed in time."""
         expected = {pynvml.NVML_ERROR_TIMEOUT}
         wait = pynvml.nvmlEventSetWait_v2
         event = call_unless(expected, wait, self._event_set, int(timeout_s * 1000))
@@ -295,11 +279,7 @@ def _address(handle: Any) -> int:
 
 @contextlib.contextmanager
 def listening(library_path: str | None, driver_roots: Sequence[str] = ()) -> Iterator[MigChanges]:
-    """Open an NVML session and register every GPU that can report changes.
-
-    Raises:
-        HardwareError: As ``session`` and ``MigChanges``.
-    """
+    """Open an NVML session and register every GPU; raises as ``session`` and ``MigChanges``."""
     with session(library_path, driver_roots):
         event_set = call(pynvml.nvmlEventSetCreate)
         try:

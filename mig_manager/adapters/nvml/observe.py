@@ -26,8 +26,7 @@ def gpu(index: int, *, notes_minor: bool = False) -> model.Gpu | model.Unreachab
     With ``notes_minor`` its device node is noted for the error of a hung call.
 
     Raises:
-        HardwareError: The driver as a whole failed, or the caller may not list the instances of a
-            GPU (NO_PERMISSION).
+        HardwareError: The whole driver failed, or the caller may not list instances.
     """
     uuid = ""
     has_handle = False

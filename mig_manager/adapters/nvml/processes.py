@@ -42,10 +42,7 @@ class OpenFiles:
     def find(
         proc_root: pathlib.Path | None, driver_roots: Sequence[str], *, exclude: tuple[int, ...]
     ) -> "OpenFiles":
-        """Look for them, but for ``exclude`` and their children; without ``/proc`` find none.
-
-        To be called before opening a session, which opens device nodes itself.
-        """
+        """Look for them, but for ``exclude`` and their children; before a session opens nodes."""
         if proc_root is None:
             return OpenFiles()
         return OpenFiles(
@@ -65,11 +62,7 @@ def inspect(
     proc_root: pathlib.Path | None,
     exclude: tuple[int, ...] = (),
 ) -> Inspection:
-    """Return versions and processes, in an NVML session of its own; skip GPUs that do not answer.
-
-    Raises:
-        HardwareError: The library cannot be loaded, or NVML cannot be initialised.
-    """
+    """Return versions and processes, in a session of its own; skip GPUs that do not answer."""
     files = OpenFiles.find(proc_root, driver_roots, exclude=exclude)
     with library.session(library_path, driver_roots):
         count = library.call(pynvml.nvmlDeviceGetCount)
@@ -83,12 +76,9 @@ def inspect(
 
 
 def require_idle(plan: steps.Plan, files: OpenFiles) -> None:
-    """Refuse a plan if a process uses what it destroys; call within a session.
+    """Raise GpuInUseError if a process uses what a plan destroys; call within a session.
 
     The driver itself refuses for processes that are hidden from us and GPUs that do not answer.
-
-    Raises:
-        GpuInUseError: Names the GPUs and their processes.
     """
     busy: list[str] = []
     for gpu in plan.gpus:
@@ -111,10 +101,7 @@ def add_users(
     proc_root: pathlib.Path | None,
     driver_roots: Sequence[str],
 ) -> None:
-    """Add the known processes to the message of an IN_USE error.
-
-    With ``gpu_instance_id`` these are the processes that use that instance or the GPU itself.
-    """
+    """Add the processes that use a GPU to an IN_USE error; of an instance only its own users."""
     # The agent started us, and all of its children are left out with it.
     files = OpenFiles.find(proc_root, driver_roots, exclude=(os.getpid(), os.getppid()))
     minor = None if proc_root is None else gpu.minor()
