@@ -175,23 +175,15 @@ def test_no_links_are_made_without_a_char_folder(
     assert names(nodes_folder) == ["nvidia-caps"]
 
 
-def test_nodes_that_another_program_manages_are_not_created(
-    proc: proc_tree.ProcTree, tmp_path: pathlib.Path
+@pytest.mark.parametrize("has_numbers", [True, False])
+def test_nodes_that_another_program_manages_or_that_have_no_numbers_are_not_created(
+    *, has_numbers: bool, proc: proc_tree.ProcTree, tmp_path: pathlib.Path
 ) -> None:
     dev = dev_tree(tmp_path)
     proc.add_capabilities(1, {"gi3": 165, "gi3/ci0": 166}, modify=0)
-
-    refresh(proc, dev)
-
-    assert names(dev) == ["char"]
-
-
-def test_a_driver_without_numbers_needs_no_nodes(
-    proc: proc_tree.ProcTree, tmp_path: pathlib.Path
-) -> None:
-    dev = dev_tree(tmp_path)
-    for access in proc.root.glob("driver/nvidia/capabilities/**/access"):
-        access.write_text("")
+    if not has_numbers:
+        for access in proc.root.glob("driver/nvidia/capabilities/**/access"):
+            access.write_text("")
 
     refresh(proc, dev)
 

@@ -211,30 +211,24 @@ def test_daemons_that_release_the_gpu_do_not_block_a_reset(name: str, boot: Boot
     assert machine.resets == [1]
 
 
-def test_a_daemon_that_did_not_release_the_gpu_is_named_after_the_refusal(boot: Boot) -> None:
+@pytest.mark.parametrize("is_visible", [True, False])
+def test_a_daemon_that_did_not_release_the_gpu_is_named_if_it_is_visible(
+    *, is_visible: bool, boot: Boot
+) -> None:
     machine, gpus = waiting(boot)
     machine.state.add_client(gpus[0].uuid, name="daemon", kind=states.ClientKind.MONITOR)
-    machine.proc.add(
-        73, "/dev/nvidia0", name="nvidia-persiste", cgroup="0::/s/nvidia-persistenced.service"
-    )
+    users = "processes"
+    if is_visible:
+        daemon = "nvidia-persiste (pid 73, unit nvidia-persistenced.service)"
+        users = f"{daemon}, and maybe by other processes"
+        unit = "0::/s/nvidia-persistenced.service"
+        machine.proc.add(73, "/dev/nvidia0", name="nvidia-persiste", cgroup=unit)
 
     error = machine.refusal(gpus)
 
     assert error.reason is errors.Reason.IN_USE
-    assert "in use by nvidia-persiste (pid 73, unit nvidia-persistenced.service)" in (
-        error.message
-    )
+    assert error.message.endswith(f"in use by {users} that are not visible here")
     assert machine.resets == [0]
-
-
-def test_an_invisible_process_is_reported(boot: Boot) -> None:
-    machine, gpus = waiting(boot)
-    machine.state.add_client(gpus[0].uuid, name="dcgm", kind=states.ClientKind.MONITOR)
-
-    error = machine.refusal(gpus)
-
-    assert error.reason is errors.Reason.IN_USE
-    assert error.message.endswith("in use by processes that are not visible here")
 
 
 @pytest.mark.parametrize(

@@ -91,12 +91,6 @@ def test_a_thread_without_a_slot_is_left_out(
     assert len(memory.read()) == 128
 
 
-def test_a_recorder_without_memory_notes_nothing() -> None:
-    recorder = hung_call.Recorder()
-    with recorder.on_gpu(1), recorder.calling("dlopen"):
-        recorder.set_gpu(1, UUID, 1)
-
-
 def test_names_that_are_too_long_are_cut(
     memory: hung_call.LastCalls, recorder: hung_call.Recorder
 ) -> None:

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 
+import grpc
 import pytest
 
 from mig_manager import errors
@@ -49,34 +50,19 @@ def test_an_answer_may_be_long(kubelet: Kubelet, client: pod_resources.WorkerPod
     assert len(client.assigned()) == 6
 
 
-def test_questions_share_a_process_that_ends_when_it_is_dismissed(
+def test_questions_share_a_process_that_was_started_ahead_and_ends_when_it_is_dismissed(
     client: pod_resources.WorkerPodResources,
 ) -> None:
     before = children()
-    client.allocatable()
+    client.prepare()
+    client.prepare()
     (first,) = children() - before
+    client.allocatable()
     client.assigned()
     assert children() - before == {first}
     client.dismiss()
     assert children() == before
     client.dismiss()
-
-
-def test_a_process_that_was_started_ahead_is_the_one_that_is_asked(
-    client: pod_resources.WorkerPodResources,
-) -> None:
-    before = children()
-    client.prepare()
-    client.prepare()
-    (first,) = children() - before
-    client.allocatable()
-    assert children() - before == {first}
-
-
-def test_getting_ready_without_a_socket_starts_nothing(kubelet: Kubelet) -> None:
-    before = children()
-    a_client(kubelet).prepare()
-    assert children() == before
 
 
 def test_nothing_is_left_of_a_process_without_further_questions(kubelet: Kubelet) -> None:
@@ -101,21 +87,24 @@ def test_a_process_that_was_killed_is_replaced(
     assert client.allocatable() == {GPU: frozenset({"MIG-a"})}
 
 
-def test_kubelets_refusal_is_raised_as_without_a_worker(kubelet: Kubelet) -> None:
-    kubelet.writes = lambda _message: b"\xff\xff\xff\xff"
-    kubelet.start()
-    client = pod_resources.WorkerPodResources(str(kubelet.path))
-    for question in (client.assigned, client.allocatable):
-        with pytest.raises(errors.ClusterError, match="is malformed") as caught:
-            question()
-        assert caught.value.reason is errors.Reason.POD_RESOURCES_UNAVAILABLE
-    client.dismiss()
+def test_kubelets_refusal_is_raised_as_without_a_worker(
+    kubelet: Kubelet, client: pod_resources.WorkerPodResources
+) -> None:
+    kubelet.refusals, kubelet.code = 1, grpc.StatusCode.INTERNAL
+    with pytest.raises(errors.ClusterError, match="INTERNAL: not now") as caught:
+        client.assigned()
+    assert caught.value.reason is errors.Reason.POD_RESOURCES_UNAVAILABLE
 
 
-def test_a_missing_socket_is_an_error_and_starts_nothing(kubelet: Kubelet) -> None:
+def test_a_missing_socket_is_an_error_and_not_an_idle_node_and_starts_nothing(
+    kubelet: Kubelet,
+) -> None:
     before = children()
-    with pytest.raises(errors.ClusterError, match=r"kubelet\.sock.*No such file"):
-        a_client(kubelet).assigned()
+    client = a_client(kubelet)
+    client.prepare()
+    with pytest.raises(errors.ClusterError, match=r"kubelet\.sock.*No such file") as caught:
+        client.assigned()
+    assert caught.value.reason is errors.Reason.POD_RESOURCES_UNAVAILABLE
     assert children() == before
 
 

@@ -153,21 +153,6 @@ def test_a_gpu_that_does_not_list_its_processes_is_left_to_the_driver(
     assert len(node.observe().gpu_instances) == 1
 
 
-def test_a_plan_that_does_not_require_it_is_refused_by_the_driver_alone(
-    node: Rig, proc: ProcTree
-) -> None:
-    gpu = node.fill("1g.5gb", "1g.5gb")
-    device = gpu.gpu_instances[0].compute_instances[0].uuid or ""
-    node.state.add_client(device, name="/opt/train")
-    gpus = nvml_gpus.NvmlGpus(in_use_timeout_s=0.0, clock=fakes.FakeClock(), proc_root=proc.root)
-
-    with pytest.raises(errors.HardwareError) as caught:
-        gpus.execute(plan_of([gpu], *end_first(gpu)))
-
-    assert caught.value.reason is errors.Reason.IN_USE
-    assert not isinstance(caught.value, errors.GpuInUseError)
-
-
 def test_an_instance_created_after_the_plan_was_made_is_not_taken_for_its_own(
     node: Rig, proc: ProcTree
 ) -> None:

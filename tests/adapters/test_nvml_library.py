@@ -39,53 +39,25 @@ def test_an_answer_means_what_a_person_must_do(code: int, reason: errors.Reason)
     assert error.message.startswith("nvmlX answered ")
 
 
-def test_an_error_is_raised_with_the_function_that_gave_it() -> None:
+@pytest.mark.parametrize(
+    ("raised", "answer", "reason"),
+    [
+        (pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED), "Not Supported", "NotSupported"),
+        # Outside of the binding's own hierarchy of errors.
+        (pynvml.NVMLLibraryMismatchError("old"), "Function Not Found", "NotSupported"),
+        (UnicodeDecodeError("utf-8", b"caf\xe9", 3, 4, "why"), "Unknown Error", "NvmlError"),
+    ],
+)
+def test_what_the_binding_raises_is_an_error_with_the_function_that_gave_it(
+    raised: Exception, answer: str, reason: str
+) -> None:
     def refuse(_: int) -> None:
-        raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+        raise raised
 
-    with pytest.raises(errors.HardwareError, match="refuse answered 'Not Supported'") as caught:
+    with pytest.raises(errors.HardwareError, match=f"refuse answered '{answer}'") as caught:
         library.call(refuse, 1)
-    assert isinstance(caught.value.__cause__, pynvml.NVMLError)
-
-
-def test_a_function_that_an_old_library_lacks_is_not_supported() -> None:
-    # The binding raises this one outside its own hierarchy of errors.
-    def old() -> None:
-        raise pynvml.NVMLLibraryMismatchError("use a versioned function")
-
-    with pytest.raises(errors.HardwareError, match="Function Not Found") as caught:
-        library.call(old)
-    assert caught.value.reason is errors.Reason.NOT_SUPPORTED
-
-
-def test_a_name_that_is_no_utf_8_is_an_error_of_ours() -> None:
-    def nvmlSystemGetProcessName(name: bytes) -> str:  # noqa: N802 - as NVML has it
-        return name.decode()
-
-    with pytest.raises(errors.HardwareError, match="nvmlSystemGetProcessName") as caught:
-        library.call(nvmlSystemGetProcessName, b"/opt/caf\xe9")
-    assert caught.value.reason is errors.Reason.NVML_ERROR
-
-
-def test_an_expected_answer_is_none_and_another_is_an_error() -> None:
-    def refuse() -> None:
-        raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
-
-    assert library.call_unless({pynvml.NVML_ERROR_NOT_FOUND}, refuse) is None
-    with pytest.raises(errors.HardwareError):
-        library.call_unless(library.UNOFFERED, refuse)
-
-
-def test_an_error_names_the_gpu_and_the_operation() -> None:
-    error = library.from_code(pynvml.NVML_ERROR_NOT_FOUND, operation="nvmlX")
-    placed = library.about("GPU 0 (GPU-1)", error, doing="cannot switch MIG mode")
-    assert placed.message == ("GPU 0 (GPU-1): cannot switch MIG mode: nvmlX answered 'Not Found'")
-    assert placed.gpu == "GPU 0 (GPU-1)"
-    assert (placed.reason, placed.operation, placed.code) == (
-        error.reason,
-        error.operation,
-        error.code,
-    )
+    assert caught.value.reason is errors.Reason(reason)
+    assert caught.value.__cause__ is raised
 
 
 @pytest.mark.usefixtures("_binding_restored")
@@ -99,20 +71,14 @@ def test_a_library_that_cannot_be_loaded_means_that_there_is_no_driver() -> None
 
 
 @pytest.mark.usefixtures("_binding_restored")
-def test_a_library_that_is_not_nvml_is_refused_at_the_first_call() -> None:
+def test_a_library_that_is_not_nvml_is_refused_even_after_another_was_loaded() -> None:
+    pynvml._nvmlGetFunctionPointer_cache["nvmlInitWithFlags"] = lambda _: 0
     with (
         pytest.raises(errors.HardwareError, match="Function Not Found") as caught,
         library.session("libc.so.6"),
     ):
         pass
     assert caught.value.reason is errors.Reason.NOT_SUPPORTED
-
-
-@pytest.mark.usefixtures("_binding_restored")
-def test_another_library_is_not_answered_for_by_the_one_before() -> None:
-    pynvml._nvmlGetFunctionPointer_cache["nvmlInitWithFlags"] = lambda _: 0
-    with pytest.raises(errors.HardwareError), library.session("libc.so.6"):
-        pass
 
 
 def put(root: pathlib.Path, folder: str) -> pathlib.Path:

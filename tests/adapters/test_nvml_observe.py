@@ -106,19 +106,14 @@ def test_an_old_library_leaves_the_need_for_a_reset_to_the_architecture(
     assert gpu.mode_change_needs_reset is (gpu.architecture is model.Architecture.AMPERE)
 
 
+@pytest.mark.parametrize("absent", [(), ("nvmlDeviceGetVirtualizationMode",)])
 @pytest.mark.parametrize("name", ["NONE", "PASSTHROUGH", "VGPU"])
-def test_it_is_seen_how_a_machine_has_its_gpu(name: str, boot: Boot) -> None:
-    node = boot(options=states.Options(virtualization=states.Virtualization[name]))
-    assert node.observe().virtualization is model.Virtualization[name]
-
-
-def test_a_library_without_the_virtualization_query_is_no_failure(boot: Boot) -> None:
-    options = states.Options(
-        virtualization=states.Virtualization.PASSTHROUGH,
-        absent_functions=("nvmlDeviceGetVirtualizationMode",),
-    )
-    node = boot(options=options)
-    assert node.observe().virtualization is model.Virtualization.NONE
+def test_it_is_seen_how_a_machine_has_its_gpu_if_the_library_has_the_query(
+    name: str, absent: tuple[str, ...], boot: Boot
+) -> None:
+    mode = states.Virtualization[name]
+    node = boot(options=states.Options(virtualization=mode, absent_functions=absent))
+    assert node.observe().virtualization is model.Virtualization["NONE" if absent else name]
 
 
 def test_a_gpu_instance_without_compute_instance_is_seen(node: Rig) -> None:
@@ -160,11 +155,13 @@ def test_instances_come_in_the_order_of_their_placements_whatever_their_ids(boot
     assert [instance.placement.start for instance in gpu.gpu_instances] == list(range(7))
 
 
-def test_the_unprivileged_see_no_profiles_while_mig_is_off(boot: Boot) -> None:
-    node = boot(options=states.Options(permitted=False))
+@pytest.mark.parametrize("code", [states.Code.NO_PERMISSION, states.Code.NOT_SUPPORTED])
+def test_without_placements_no_profiles_are_reported_while_mig_is_off(
+    code: states.Code, node: Rig
+) -> None:
+    node.fault("nvmlDeviceGetGpuInstancePossiblePlacements*", code=code)
     gpu = node.observe()
-    assert gpu.profiles is None
-    assert gpu.current_mode is OFF
+    assert (gpu.profiles, gpu.current_mode) == (None, OFF)
 
 
 @pytest.mark.parametrize(
@@ -279,11 +276,6 @@ def test_a_gpu_without_memory_of_its_own_gets_its_layout(
     assert nvml_rig.names(gpu) == ["2g.0gb@0:2", "1g.0gb@2:1"]
 
 
-def test_a_driver_without_placements_while_mig_is_off_reports_no_profiles(node: Rig) -> None:
-    node.fault("nvmlDeviceGetGpuInstancePossiblePlacements*", code=states.Code.NOT_SUPPORTED)
-    assert node.observe().profiles is None
-
-
 def test_a_profile_newer_than_this_version_is_seen_under_a_name_of_its_own() -> None:
     info = pynvml.c_nvmlGpuInstanceProfileInfo_t(id=77, sliceCount=1, memorySizeMB=4864)
     assert str(device._name(21, info, total_bytes=40960 * 2**20)) == "1g.5gb+enum21"
@@ -296,34 +288,20 @@ MIXED = matrix.Transition(
 )
 
 
-@pytest.fixture
-def mixed_node(tmp_path: pathlib.Path) -> pathlib.Path:
-    matrix.prepare(MIXED, tmp_path / "gpus.json")
-    return tmp_path / "gpus.json"
-
-
-def test_what_gpus_have_in_common_is_there_once(mixed_node: pathlib.Path) -> None:
-    nvml_faults.install(mixed_node)
-    try:
-        gpus = nvml_gpus.NvmlGpus(clock=host.SystemClock()).observe()
-    finally:
-        simulated.uninstall()
-
-    assert len(gpus) == len(MIXED.before)
-    assert len({id(gpu.profiles) for gpu in gpus}) == 1
-
-
-def test_what_one_gpu_reports_of_its_instances_is_known_of_all_like_it(
-    mixed_node: pathlib.Path,
+def test_what_one_gpu_reports_of_its_profiles_is_known_of_all_like_it_and_there_once(
+    tmp_path: pathlib.Path,
 ) -> None:
+    matrix.prepare(MIXED, tmp_path / "gpus.json")
     ask = "nvmlGpuInstanceGetComputeInstanceProfileInfo"
-    library = nvml_faults.install(mixed_node)
+    library = nvml_faults.install(tmp_path / "gpus.json")
     try:
         gpus = nvml_gpus.NvmlGpus(clock=host.SystemClock())
         seen = gpus.observe()
         asked = library.counts[ask]
         gpus.execute(planner.plan(seen, MIXED.wanted(seen)), seen)
-
-        assert library.counts[ask] == asked > 0
     finally:
         simulated.uninstall()
+
+    assert len(seen) == len(MIXED.before)
+    assert len({id(gpu.profiles) for gpu in seen}) == 1
+    assert library.counts[ask] == asked > 0

@@ -226,20 +226,20 @@ signal.pause()
         signal.signal(signal.SIGUSR1, before)
 
 
-def answering_with_pid(pid_file: pathlib.Path) -> nvml_worker.WorkerGpus:
-    """Return GPUs whose worker says who it is when it starts, and answers when asked."""
-    return child(f"""
+def started_ahead(pid_file: pathlib.Path) -> tuple[nvml_worker.WorkerGpus, int]:
+    """Start a worker ahead that writes its pid and answers when asked; return GPUs and pid."""
+    gpus = child(f"""
 open({str(pid_file)!r}, "w").write(str(os.getpid()))
 parent.receive()
 answer(model.NO_GPUS)
 """)
+    gpus.prepare()
+    waiting.until(lambda: pid_in(pid_file) is not None)
+    return gpus, pid_in(pid_file) or 0
 
 
 def test_a_worker_that_was_started_ahead_is_the_one_that_is_asked(tmp_path: pathlib.Path) -> None:
-    gpus = answering_with_pid(tmp_path / "pid")
-    gpus.prepare()
-    waiting.until(lambda: pid_in(tmp_path / "pid") is not None)
-    ahead = pid_in(tmp_path / "pid")
+    gpus, ahead = started_ahead(tmp_path / "pid")
     gpus.prepare()
     assert gpus.observe() == ()
     assert pid_in(tmp_path / "pid") == ahead
@@ -248,20 +248,14 @@ def test_a_worker_that_was_started_ahead_is_the_one_that_is_asked(tmp_path: path
 
 
 def test_a_worker_that_is_not_needed_is_ended(tmp_path: pathlib.Path) -> None:
-    gpus = answering_with_pid(tmp_path / "pid")
-    gpus.prepare()
-    waiting.until(lambda: pid_in(tmp_path / "pid") is not None)
+    gpus, _ = started_ahead(tmp_path / "pid")
     gpus.dismiss()
     assert is_gone(tmp_path / "pid")
     gpus.dismiss()
 
 
 def test_a_worker_that_died_while_it_waited_is_replaced(tmp_path: pathlib.Path) -> None:
-    gpus = answering_with_pid(tmp_path / "pid")
-    gpus.prepare()
-    waiting.until(lambda: pid_in(tmp_path / "pid") is not None)
-    ahead = pid_in(tmp_path / "pid")
-    assert ahead is not None
+    gpus, ahead = started_ahead(tmp_path / "pid")
     os.kill(ahead, signal.SIGKILL)
     os.waitid(os.P_PID, ahead, os.WEXITED | os.WNOWAIT)
     assert gpus.observe() == ()
