@@ -8,10 +8,11 @@ import dataclasses
 import enum
 from collections.abc import Mapping
 
-from mig_manager.core import data, model, ports, steps, yaml_tree
+from mig_manager.core import model, ports, steps, yaml_tree
 from mig_manager.core.layout import config, layouts
 from mig_manager.core.node import clients, resources
 from mig_manager.core.planner import planner
+from mig_manager.core.records import gpu_codec
 
 
 class Scope(enum.Enum):
@@ -33,8 +34,10 @@ class Status:
     def to_data(self) -> dict[str, object]:
         """Return plain data for JSON and YAML."""
         return {
-            "gpus": [data.gpu(gpu) | {"holders": self._processes_of(gpu)} for gpu in self.gpus],
-            "unreachable_gpus": [data.unreachable(gpu) for gpu in self.gpus.unreachable],
+            "gpus": [
+                gpu_codec.gpu_data(gpu) | {"holders": self._processes_of(gpu)} for gpu in self.gpus
+            ],
+            "unreachable_gpus": [gpu_codec.unreachable_data(gpu) for gpu in self.gpus.unreachable],
         }
 
     def _processes_of(self, gpu: model.Gpu) -> list[dict[str, object]] | None:
@@ -109,8 +112,8 @@ class Planned:
             "evicted_pods": list(self.evicted),
             "unserved_mig_strategies": {one.value: why for one, why in self.unserved.items()},
             "warnings": [str(remark) for remark in self.overlooked],
-            "gpus": [data.gpu_plan(gpu_plan) for gpu_plan in self.plan.gpus if gpu_plan.steps],
-            "unreachable_gpus": [data.unreachable(gpu) for gpu in self.gpus.unreachable],
+            "gpus": [steps.plan_data(gpu_plan) for gpu_plan in self.plan.gpus if gpu_plan.steps],
+            "unreachable_gpus": [gpu_codec.unreachable_data(gpu) for gpu in self.gpus.unreachable],
         }
 
 
@@ -138,7 +141,7 @@ class Applied:
             "is_changed": self.is_changed,
             "warnings": [str(remark) for remark in self.overlooked],
             "plans": [planned.to_data() for planned in self.rounds],
-            "unreachable_gpus": [data.unreachable(gpu) for gpu in self.gpus.unreachable],
+            "unreachable_gpus": [gpu_codec.unreachable_data(gpu) for gpu in self.gpus.unreachable],
         }
 
 

@@ -222,3 +222,47 @@ def blocking(plan: GpuPlan, users: Iterable[GpuProcess]) -> tuple[GpuProcess, ..
         if gpu_instances.intersection(user.gpu_instances)
         or compute_instances.intersection(user.compute_instances)
     )
+
+
+def plan_data(plan: GpuPlan) -> dict[str, object]:
+    """Return the plan of one GPU for JSON and YAML; the keys are a public contract."""
+    return {
+        "index": plan.gpu_index,
+        "uuid": plan.gpu_uuid,
+        "changes_mode": plan.changes_mode,
+        "needs_reset": plan.needs_reset,
+        "is_provisional": plan.is_provisional,
+        "steps": [_step_data(step) for step in plan.steps],
+        "target": [
+            {
+                "profile": str(target.profile),
+                "placement": str(target.placement),
+                "compute_instances": [str(ci.profile) for ci in target.compute_instances],
+                "kept": target.kept,
+            }
+            for target in plan.target
+        ],
+    }
+
+
+_ACTIONS = {
+    DestroyComputeInstance: "destroy_compute_instance",
+    DestroyGpuInstance: "destroy_gpu_instance",
+    SetMode: "set_mode",
+    CreateGpuInstance: "create_gpu_instance",
+    CreateComputeInstance: "create_compute_instance",
+}
+
+
+def _step_data(step: Step) -> dict[str, object]:
+    def plain(value: object) -> object:
+        if isinstance(value, model.Profile | model.Placement):
+            return str(value)
+        return value.value if isinstance(value, model.MigMode) else value
+
+    names = [each.name for each in dataclasses.fields(step)]
+    return {"action": _ACTIONS[type(step)]} | {
+        name: plain(getattr(step, name))
+        for name in names
+        if name not in ("gpu_uuid", "profile_id")
+    }

@@ -12,7 +12,7 @@ from mig_manager import errors
 from mig_manager.change import plans as change_plans
 from mig_manager.cli import gpu_report
 from mig_manager.core import bar, messages, model
-from mig_manager.core.fleet import node_report
+from mig_manager.core.fleet import nodes
 from mig_manager.core.layout import config
 from mig_manager.core.node import resources
 from mig_manager.core.records import gpu_codec
@@ -98,7 +98,7 @@ class Plans:
 
 def plan(
     layout: config.Layout,
-    reports: Sequence[node_report.Report],
+    reports: Sequence[nodes.Report],
     *,
     source: str,
     pods: selection.Pods,
@@ -112,10 +112,10 @@ def plan(
     )
 
 
-def _of_node(layout: config.Layout, report: node_report.Report, pods: selection.Pods) -> NodePlan:
+def _of_node(layout: config.Layout, report: nodes.Report, pods: selection.Pods) -> NodePlan:
     name, gpus, run = report.node.name, report.gpus, report.status
     notes = list(report.notes) if gpus is not None else []
-    if report.state is node_report.NodeState.CHANGING:
+    if report.state is nodes.NodeState.CHANGING:
         notes.append("the node is changing right now: plan again when it has finished")
     if run and run.config == layout.name and run.config_hash not in ("", layout.content_hash):
         notes.append(f"its agent last used another layout named {layout.name}")
@@ -141,7 +141,7 @@ def _of_node(layout: config.Layout, report: node_report.Report, pods: selection.
 
 
 def products(
-    reports: Sequence[node_report.Report],
+    reports: Sequence[nodes.Report],
 ) -> tuple[Sequence[model.Gpu], Sequence[str]]:
     """Return one GPU of each product of nodes, not partitioned, and notes on presumed ones."""
     published: dict[tuple[str, int, int], model.Gpu] = {}
@@ -165,7 +165,7 @@ def products(
     return templates, notes
 
 
-def presumed_gpus(report: node_report.Report) -> tuple[model.ObservedGpus, str]:
+def presumed_gpus(report: nodes.Report) -> tuple[model.ObservedGpus, str]:
     """Return the GPUs that a node has by its labels, not partitioned, and a note on that."""
     from mig_manager.catalogue import hardware  # noqa: PLC0415 - where nothing is published
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from mig_manager import errors
 from mig_manager.core import messages
-from mig_manager.core.fleet import node_report
+from mig_manager.core.fleet import nodes
 from mig_manager.core.fleet import nodes as fleet_nodes
 from mig_manager.core.layout import config
 from mig_manager.core.node import cluster
@@ -57,7 +57,7 @@ _NOT_LOGGED_IN = re.compile(r"error: You must be logged in")
 class Found:
     """The nodes that a command is about."""
 
-    reports: tuple[node_report.Report, ...]
+    reports: tuple[nodes.Report, ...]
     """By name, never empty."""
     missing: tuple[str, ...]
     """Why nodes that were named are not among them."""
@@ -152,7 +152,7 @@ class Cluster:
             what = f"selector {selector!r}" if selector else "NVIDIA GPUs"
             raise errors.UsageError(f"the cluster has no node with {what}")
         ordered = sorted(nodes, key=lambda node: node.name)
-        reports = tuple(node_report.report(node, now) for node in ordered)
+        reports = tuple(fleet_nodes.report(node, now) for node in ordered)
         return Found(reports=reports, missing=tuple(missing))
 
     def selected(self, selector: str | None) -> list[fleet_nodes.Node]:

@@ -10,18 +10,19 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from mig_manager import errors
 from mig_manager.cli import gpu_report
-from mig_manager.core import bar, data, messages, model, picture
-from mig_manager.core.fleet import node_report
+from mig_manager.core import bar, messages, model, picture
+from mig_manager.core.fleet import nodes
 from mig_manager.core.node import resources
+from mig_manager.core.records import gpu_codec
 from mig_manager.kubectl import selection
 
 _MOST_NAMED = 8
 """Pods that a sentence names before it counts the rest."""
-_TONES: Mapping[node_report.NodeState, bar.Tone] = {
-    node_report.NodeState.APPLIED: bar.Tone.GOOD,
-    node_report.NodeState.CHANGING: bar.Tone.WARN,
-    node_report.NodeState.WAITING: bar.Tone.WARN,
-    node_report.NodeState.NO_REQUEST: bar.Tone.FAINT,
+_TONES: Mapping[nodes.NodeState, bar.Tone] = {
+    nodes.NodeState.APPLIED: bar.Tone.GOOD,
+    nodes.NodeState.CHANGING: bar.Tone.WARN,
+    nodes.NodeState.WAITING: bar.Tone.WARN,
+    nodes.NodeState.NO_REQUEST: bar.Tone.FAINT,
 }
 _HEAD = ("NODE", "STATE", "REASON", "AGE", "REQUESTED", "APPLIED", "SLICES")
 _REQUESTED, _STARTED, _RETRY = _FIRST = ("requested", "started", "retry")
@@ -34,7 +35,7 @@ _ONLY_KUBELET = "The API does not show which device a pod got; only kubelet know
 class Status:
     """The state of nodes."""
 
-    reports: tuple[node_report.Report, ...]
+    reports: tuple[nodes.Report, ...]
     pods: selection.Pods
     """Not read for a table, and then without a reason."""
     now: dt.datetime
@@ -44,14 +45,14 @@ class Status:
         """Whether every node has the requested layout."""
         return all(report.state.is_good for report in self.reports)
 
-    def kinds(self, report: node_report.Report) -> tuple[resources.Kind, ...] | None:
+    def kinds(self, report: nodes.Report) -> tuple[resources.Kind, ...] | None:
         """Return which pods request which devices of a node; None if that is not known."""
         found = self.pods.of(report.node.name)
         if found is None or report.gpus is None:
             return None
         return resources.kinds(report.gpus, found, strategy=report.node.strategy)
 
-    def claiming(self, report: node_report.Report) -> tuple[str, ...]:
+    def claiming(self, report: nodes.Report) -> tuple[str, ...]:
         """Return the pods that get devices, if any, by ResourceClaims."""
         found = self.pods.of(report.node.name) or ()
         return tuple(pod.key for pod in found if pod.has_claims and not pod.is_finished)
@@ -64,7 +65,7 @@ class Status:
             "nodes": [self._node(report) for report in self.reports],
         }
 
-    def _node(self, report: node_report.Report) -> dict[str, object]:
+    def _node(self, report: nodes.Report) -> dict[str, object]:
         run, kinds, gpus = report.status, self.kinds(report), report.gpus
         return {
             "node": report.node.name,
@@ -82,10 +83,12 @@ class Status:
             "finished_at": _iso(run.finished_at) if run else None,
             "retry_at": _iso(run.retry_at) if run else None,
             "notes": list(report.notes),
-            "gpus": None if gpus is None else [without_ids(data.gpu(gpu)) for gpu in gpus],
+            "gpus": None
+            if gpus is None
+            else [without_ids(gpu_codec.gpu_data(gpu)) for gpu in gpus],
             "unreachable_gpus": None
             if gpus is None
-            else [data.unreachable(gpu) for gpu in gpus.unreachable],
+            else [gpu_codec.unreachable_data(gpu) for gpu in gpus.unreachable],
             "device_requests": None
             if kinds is None
             else [
@@ -155,7 +158,7 @@ def slices(gpus: Iterable[model.Gpu]) -> str:
     return ", ".join(parts) or "none"
 
 
-def _tone(state: node_report.NodeState) -> bar.Tone:
+def _tone(state: nodes.NodeState) -> bar.Tone:
     return _TONES.get(state, bar.Tone.BAD)
 
 
@@ -174,7 +177,7 @@ def pictures(status: Status, *, style: bar.Style) -> str:
     return "\n\n".join(blocks)
 
 
-def headline(report: node_report.Report, now: dt.datetime, style: bar.Style) -> str:
+def headline(report: nodes.Report, now: dt.datetime, style: bar.Style) -> str:
     """Return a node's state in one line."""
     node, run = report.node, report.status
     name = style.paint(node.name, bar.Tone.STRONG)
@@ -191,7 +194,7 @@ def headline(report: node_report.Report, now: dt.datetime, style: bar.Style) -> 
     return style.plain(f"{name} · {state} · {' · '.join(rest)}")
 
 
-def _users(status: Status, report: node_report.Report) -> Iterable[str]:
+def _users(status: Status, report: nodes.Report) -> Iterable[str]:
     kinds = status.kinds(report)
     if kinds is None:
         yield gpu_report.wrapped(f"The pods using the GPUs are not known: {status.pods.why_not}")
@@ -242,7 +245,7 @@ def used(kind: resources.Kind) -> str:
 class History:
     """What is known of a node's past."""
 
-    report: node_report.Report
+    report: nodes.Report
     moments: tuple[selection.Moment, ...]
     """Ascending by time; those without a time first."""
     why_no_events: str
@@ -253,7 +256,7 @@ class History:
     def applied_since(self) -> dt.datetime | None:
         """Since when the layout has been applied at least; None if it is not, or unknown."""
         run = self.report.status
-        if self.report.state is not node_report.NodeState.APPLIED or run is None:
+        if self.report.state is not nodes.NodeState.APPLIED or run is None:
             return None
         for moment in reversed(self.moments):
             if moment.what == errors.Reason.ALREADY_APPLIED.value or moment.at is None:
@@ -285,7 +288,7 @@ class History:
         }
 
 
-def history(seen: selection.Cluster, report: node_report.Report, *, now: dt.datetime) -> History:
+def history(seen: selection.Cluster, report: nodes.Report, *, now: dt.datetime) -> History:
     """Collect what is known of a node's past.
 
     Raises:
@@ -309,7 +312,7 @@ def history(seen: selection.Cluster, report: node_report.Report, *, now: dt.date
 
 
 def _from_node(
-    report: node_report.Report, events: Sequence[selection.Moment]
+    report: nodes.Report, events: Sequence[selection.Moment]
 ) -> Iterable[selection.Moment]:
     node, run = report.node, report.status
     if node.requested and node.requested_at:

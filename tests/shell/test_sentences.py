@@ -7,7 +7,7 @@ import pytest
 
 from mig_manager import errors
 from mig_manager.core import bar, model
-from mig_manager.core.fleet import node_report, nodes
+from mig_manager.core.fleet import nodes
 from mig_manager.core.layout import config
 from mig_manager.core.node import cluster, resources
 from mig_manager.core.records import gpu_codec
@@ -60,9 +60,9 @@ def test_the_meaning_of_a_loss(ending: int, asked: int, text: str) -> None:
 
 def report(
     gpus: tuple[model.Gpu, ...] = (), *, state: model.State = model.State.SUCCESS
-) -> node_report.Report:
+) -> nodes.Report:
     thing = rig.Node(name="n1", gpus=gpus, requested="all-balanced", state=state).to_object()
-    return node_report.report(nodes.parse(thing), dt.datetime.now(tz=dt.UTC))
+    return nodes.report(nodes.parse(thing), dt.datetime.now(tz=dt.UTC))
 
 
 def test_a_plan_without_known_profiles_is_provisional() -> None:
@@ -142,9 +142,7 @@ def test_a_failed_layout_is_never_applied() -> None:
 
 def test_a_node_without_history() -> None:
     node = nodes.parse({"metadata": {"name": "n1"}})
-    past = status.History(
-        report=node_report.report(node, NOW), moments=(), why_no_events="", now=NOW
-    )
+    past = status.History(report=nodes.report(node, NOW), moments=(), why_no_events="", now=NOW)
 
     assert status.page(past, style=PLAIN).endswith("No history is known.")
 

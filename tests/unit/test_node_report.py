@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from mig_manager import errors
 from mig_manager.core import model
-from mig_manager.core.fleet import node_report, nodes
+from mig_manager.core.fleet import nodes
 from mig_manager.core.node import cluster
 from mig_manager.core.records import gpu_codec
 from mig_manager.core.records import status as records
@@ -18,7 +18,7 @@ from tests.unit import samples
 
 NOW = dt.datetime(2026, 3, 1, 12, 0, 0, tzinfo=dt.UTC)
 GPUS = gpu_codec.to_json([samples.gpu(samples.A100, "1g.5gb@0")])
-NodeState = node_report.NodeState
+NodeState = nodes.NodeState
 
 WITHOUT_ONE = gpu_codec.to_json(
     model.ObservedGpus(
@@ -56,7 +56,7 @@ def report(
     labels: Mapping[str, str] | None = None,
     gpus: str | None = GPUS,
     is_ready: bool = True,
-) -> node_report.Report:
+) -> nodes.Report:
     requested = {cluster.CONFIG_LABEL: requested_layout} if requested_layout is not None else {}
     annotations = {cluster.STATUS_ANNOTATION: published, cluster.GPUS_ANNOTATION: gpus}
     item = {
@@ -67,7 +67,7 @@ def report(
         },
         "status": {"conditions": [{"type": "Ready", "status": str(is_ready)}]},
     }
-    return node_report.report(nodes.parse(item), NOW)
+    return nodes.report(nodes.parse(item), NOW)
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ def test_a_malformed_status_is_reported_even_without_a_request() -> None:
         (report(None, labels={cluster.STATE_LABEL: "success"}), "another MIG manager"),
     ],
 )
-def test_what_is_unusual_is_noted(found: node_report.Report, note: str) -> None:
+def test_what_is_unusual_is_noted(found: nodes.Report, note: str) -> None:
     assert any(note in each for each in found.notes), found.notes
 
 

@@ -1,4 +1,4 @@
-"""The codec of GPUs: snapshots in the journal, and the published inventory of a node.
+"""GPUs as data: snapshots in the journal, the published inventory of a node, and output.
 
 Profiles are identified by name, since a driver update may change ids. Instance ids and MIG UUIDs
 are omitted: they cannot be restored.
@@ -302,3 +302,60 @@ def _list(value: object, *, length: int | None = None) -> list[Any]:
     if length is not None and len(value) != length:
         raise ValueError(f"a row has {len(value)} members, not {length}")
     return value
+
+
+# -- output of the commands ----------------------------------------------------------------------
+
+
+def gpu_data(observed: model.Gpu) -> dict[str, object]:
+    """Return an observed GPU for JSON and YAML; the keys are a public contract."""
+    return {
+        "index": observed.index,
+        "uuid": observed.uuid,
+        "name": observed.name,
+        "architecture": observed.architecture.value,
+        "pci_address": observed.pci_address,
+        "pci_device_id": f"0x{observed.pci_device_id:08X}",
+        "pci_subsystem_id": f"0x{observed.pci_subsystem_id:08X}",
+        "memory_mib": observed.memory_mib,
+        "mig_mode": observed.current_mode.value if observed.current_mode else None,
+        "pending_mig_mode": observed.pending_mode.value if observed.pending_mode else None,
+        "mode_change_needs_reset": observed.mode_change_needs_reset,
+        "virtualization": observed.virtualization.value,
+        "profiles": None
+        if observed.profiles is None
+        else {
+            str(info.profile): [str(place) for place in info.placements]
+            for info in observed.profiles
+        },
+        "gpu_instances": [
+            {
+                "id": gi.instance_id,
+                "profile": str(gi.profile),
+                "profile_id": gi.profile_id,
+                "placement": str(gi.placement),
+                "compute_instances": [
+                    {
+                        "id": ci.instance_id,
+                        "profile": str(ci.profile),
+                        "placement": str(ci.placement) if ci.placement else None,
+                        "uuid": ci.uuid,
+                    }
+                    for ci in gi.compute_instances
+                ],
+            }
+            for gi in observed.gpu_instances
+        ],
+    }
+
+
+def unreachable_data(gpu: model.UnreachableGpu) -> dict[str, object]:
+    """Return a GPU that could not be observed; what is not known of it is null."""
+    return {
+        "index": gpu.index,
+        "uuid": gpu.uuid or None,
+        "pci_address": gpu.pci_address or None,
+        "reason": gpu.reason.value,
+        "code": gpu.code,
+        "message": gpu.message,
+    }
