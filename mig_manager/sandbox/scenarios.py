@@ -108,10 +108,10 @@ def _show(
     stop()
     say(f"\nafter\n{picture.draw_gpus(stage.gpus.observe(), style=style)}")
     say("")
-    for check in checks:
-        mark, tone = ("✓", bar.Tone.GOOD) if check.holds else ("✗", bar.Tone.BAD)
-        say(f"{style.paint(style.plain(mark), tone)} {style.plain(check.text)}")
-    return all(check.holds for check in checks)
+    for text, holds in checks.items():
+        mark, tone = ("✓", bar.Tone.GOOD) if holds else ("✗", bar.Tone.BAD)
+        say(f"{style.paint(style.plain(mark), tone)} {style.plain(text)}")
+    return all(checks.values())
 
 
 class _Timeline:
@@ -241,12 +241,8 @@ def _smallest_everywhere(gpus: Sequence[model.Gpu]) -> str:
 # -- stories ----------------------------------------------------------------------------------
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Check:
-    """One thing that must have come of a story."""
-
-    text: str
-    holds: bool
+Checks = dict[str, bool]
+"""What must have come of a story, and whether it has."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -258,7 +254,7 @@ class Story:
     """Sets up the node before the layout is requested."""
     layout: Callable[[Sequence[model.Gpu]], str]
     """The layout that a person asks for."""
-    play: Callable[[stages.Stage, str, Callable[[str], None]], list[Check]]
+    play: Callable[[stages.Stage, str, Callable[[str], None]], Checks]
     """From the label on; the last argument prints what a person does."""
     agent_options: tuple[str, ...] = ()
 
@@ -269,15 +265,12 @@ def _use_whole_gpus(stage: stages.Stage) -> None:
     stage.run_pods([(f"train-{i}", "nvidia.com/gpu", {}) for i in range(number)])
 
 
-def _play_first(stage: stages.Stage, layout: str, _say: Callable[[str], None]) -> list[Check]:
+def _play_first(stage: stages.Stage, layout: str, _say: Callable[[str], None]) -> Checks:
     pods = {name for name, ids in stage.devices_by_pod().items() if ids}
     stage.label(layout)
     stage.wait_for_end(layout)
-    gone = Check(
-        text=f"the pods that used whole GPUs were evicted: {', '.join(sorted(pods))}",
-        holds=pods.isdisjoint(stage.workloads()),
-    )
-    return [*_is_active(stage, layout), gone]
+    gone = f"the pods that used whole GPUs were evicted: {', '.join(sorted(pods))}"
+    return _is_active(stage, layout) | {gone: pods.isdisjoint(stage.workloads())}
 
 
 def _fill(stage: stages.Stage) -> None:
@@ -291,27 +284,23 @@ def _fill(stage: stages.Stage) -> None:
     stage.run_pods(pods)
 
 
-def _play_one_slice(stage: stages.Stage, layout: str, _say: Callable[[str], None]) -> list[Check]:
+def _play_one_slice(stage: stages.Stage, layout: str, _say: Callable[[str], None]) -> Checks:
     before_by_pod = stage.devices_by_pod()
     stage.label(layout)
     stage.wait_for_end(layout)
-    return [*_is_active(stage, layout), *_only_the_necessary(stage, before_by_pod)]
+    return _is_active(stage, layout) | _only_the_necessary(stage, before_by_pod)
 
 
-def _play_refusal(stage: stages.Stage, layout: str, _say: Callable[[str], None]) -> list[Check]:
-    before_by_pod, before = stage.devices_by_pod(), stage.gpus.observe()
+def _play_refusal(stage: stages.Stage, layout: str, _say: Callable[[str], None]) -> Checks:
+    before = stage.devices_by_pod(), stage.gpus.observe()
     stage.label(layout)
     state = stage.wait_for_end(layout)
-    return [
-        Check(
-            text="the node says failed, with the reason DoesNotFit",
-            holds=state is model.State.FAILED and stage.status()["reason"] == "DoesNotFit",
-        ),
-        Check(
-            text=f"not one of {len(before_by_pod)} pods and no GPU was touched",
-            holds=stage.devices_by_pod() == before_by_pod and stage.gpus.observe() == before,
-        ),
-    ]
+    is_refused = state is model.State.FAILED and stage.status()["reason"] == "DoesNotFit"
+    is_untouched = (stage.devices_by_pod(), stage.gpus.observe()) == before
+    return {
+        "the node says failed, with the reason DoesNotFit": is_refused,
+        f"not one of {len(before[0])} pods and no GPU was touched": is_untouched,
+    }
 
 
 def _fill_and_guard(stage: stages.Stage) -> None:
@@ -331,22 +320,19 @@ def _fill_and_guard(stage: stages.Stage) -> None:
     )
 
 
-def _play_budget(stage: stages.Stage, layout: str, say: Callable[[str], None]) -> list[Check]:
-    before_by_pod, before = stage.devices_by_pod(), stage.gpus.observe()
+def _play_budget(stage: stages.Stage, layout: str, say: Callable[[str], None]) -> Checks:
+    before = stage.devices_by_pod(), stage.gpus.observe()
     stage.label(layout)
     state = stage.wait_for_end(layout)
-    blocked = [
-        Check(
-            text="the drain gave up with the reason DrainTimeout and named pod and budget",
-            holds=state is model.State.FAILED
-            and stage.status()["reason"] == "DrainTimeout"
-            and "keep-them-all" in str(stage.status()["message"]),
+    status = stage.status()
+    is_named = status["reason"] == "DrainTimeout" and "keep-them-all" in str(status["message"])
+    is_untouched = (stage.devices_by_pod(), stage.gpus.observe()) == before
+    blocked = {
+        "the drain gave up with the reason DrainTimeout and named pod and budget": (
+            state is model.State.FAILED and is_named
         ),
-        Check(
-            text="that cost nothing: pods, GPUs and device plugin are as they were",
-            holds=stage.devices_by_pod() == before_by_pod and stage.gpus.observe() == before,
-        ),
-    ]
+        "that cost nothing: pods, GPUs and device plugin are as they were": is_untouched,
+    }
     say("kubectl delete poddisruptionbudget keep-them-all")
     stage.api.delete(f"{_BUDGET_PATH}/keep-them-all")
     stage.wait(
@@ -354,29 +340,25 @@ def _play_budget(stage: stages.Stage, layout: str, say: Callable[[str], None]) -
         "the agent's own retry",
         timeout_s=60.0,
     )
-    return [*blocked, *_is_active(stage, layout), *_only_the_necessary(stage, before_by_pod)]
+    return blocked | _is_active(stage, layout) | _only_the_necessary(stage, before[0])
 
 
 def _only_the_necessary(
     stage: stages.Stage, before_by_pod: Mapping[str, frozenset[str]]
-) -> tuple[Check, ...]:
+) -> Checks:
     alive = {uuid for gpu in stage.gpus.observe() for uuid in gpu.mig_uuids or (gpu.uuid,)}
     doomed = {name for name, ids in before_by_pod.items() if ids and not ids <= alive}
     spared = {name for name, ids in before_by_pod.items() if ids and ids <= alive}
     after = stage.devices_by_pod()
-    return (
-        Check(
-            text=f"only the pods on destroyed instances were evicted: {', '.join(sorted(doomed))}",
-            holds=doomed.isdisjoint(stage.workloads()) and bool(doomed),
-        ),
-        Check(
-            text=f"the other {len(spared)} pods kept running on the same devices",
-            holds=bool(spared) and all(after.get(name) == before_by_pod[name] for name in spared),
-        ),
-    )
+    gone = f"only the pods on destroyed instances were evicted: {', '.join(sorted(doomed))}"
+    kept = f"the other {len(spared)} pods kept running on the same devices"
+    return {
+        gone: bool(doomed) and doomed.isdisjoint(stage.workloads()),
+        kept: bool(spared) and all(after.get(name) == before_by_pod[name] for name in spared),
+    }
 
 
-def _is_active(stage: stages.Stage, layout: str) -> list[Check]:
+def _is_active(stage: stages.Stage, layout: str) -> Checks:
     labels = objects.labels(stage.node())
     text = stage.config_file.read_text(encoding="utf-8")
     document = config.parse(text, source=str(stage.config_file))
@@ -386,24 +368,19 @@ def _is_active(stage: stages.Stage, layout: str) -> list[Check]:
             name = str(profile).replace("+", ".")
             expected[f"{cluster.RESOURCE_PREFIX}mig-{name}"] += count
     listed = ", ".join(f"{count} x {name}" for name, count in sorted(expected.items()))
-    return [
-        Check(
-            text=f"{cluster.STATE_LABEL}=success and {cluster.APPLIED_LABEL}={layout}",
-            holds=labels.get(cluster.STATE_LABEL) == model.State.SUCCESS.value
-            and labels.get(cluster.APPLIED_LABEL) == layout,
+    published = {cluster.STATE_LABEL: model.State.SUCCESS.value, cluster.APPLIED_LABEL: layout}
+    taints = {taint["key"] for taint in objects.taints(stage.node())}
+    is_closed = bool(taints & {cluster.HOLD_TAINT, objects.UNSCHEDULABLE_TAINT})
+    is_paused = cluster.PAUSED_VALUE in labels.values()
+    return {
+        f"{cluster.STATE_LABEL}=success and {cluster.APPLIED_LABEL}={layout}": (
+            published.items() <= labels.items()
         ),
-        Check(
-            text=f"{sum(expected.values())} devices are allocatable: {listed}",
-            holds=stage.allocatable() == dict(expected),
+        f"{sum(expected.values())} devices are allocatable: {listed}": (
+            stage.allocatable() == dict(expected)
         ),
-        Check(
-            text="the node is schedulable and nothing is left paused",
-            holds={cluster.HOLD_TAINT, objects.UNSCHEDULABLE_TAINT}.isdisjoint(
-                taint["key"] for taint in objects.taints(stage.node())
-            )
-            and cluster.PAUSED_VALUE not in labels.values(),
-        ),
-    ]
+        "the node is schedulable and nothing is left paused": not is_closed and not is_paused,
+    }
 
 
 STORIES: Mapping[str, Story] = {

@@ -107,20 +107,16 @@ def accepts_table(accept: str) -> bool:
 def list_collection(objects: store.Store, info: request.RequestInfo, form: Renderer) -> Object:
     """Return the answer to a list, or a page of it; 410 where the history has forgotten it."""
     selection = request.selection(info)
-    page = request.continuation(info.query)
+    at, after = request.continuation(info.query) or (None, ("", ""))
     limit = request.number(info.query, "limit")
     request.version(info.query)
     with objects.lock:
-        at = page.version if page else None
         found = objects.select(selection.plural, namespace=selection.namespace, at=at)
         version = objects.version if at is None else at
-    found = [each for each in found if selection.matches(each)]
-    if page:
-        found = [each for each in found if _position(each) > page.after]
+    found = [each for each in found if selection.matches(each) and _position(each) > after]
     metadata: Object = {"resourceVersion": str(version)}
     if limit and len(found) > limit:
-        following = request.Continuation(version=version, after=_position(found[limit - 1]))
-        metadata["continue"] = following.to_token()
+        metadata["continue"] = request.continue_token(version, _position(found[limit - 1]))
         if selection.is_everything:
             metadata["remainingItemCount"] = len(found) - limit
         found = found[:limit]

@@ -123,21 +123,13 @@ def number(query: Mapping[str, str], name: str) -> int:
     return int(text)
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Continuation:
-    """Where the next page of a list begins."""
-
-    version: int
-    after: tuple[str, str]
-    """Namespace and name of the last object of the page before."""
-
-    def to_token(self) -> str:
-        """Return the opaque ``continue`` token."""
-        return base64.urlsafe_b64encode(json.dumps([self.version, *self.after]).encode()).decode()
+def continue_token(version: int, after: tuple[str, str]) -> str:
+    """Return the opaque token of a list after a page that ends with this namespace and name."""
+    return base64.urlsafe_b64encode(json.dumps([version, *after]).encode()).decode()
 
 
-def continuation(query: Mapping[str, str]) -> Continuation | None:
-    """Return where to continue; None for a first page, 400 for a malformed token."""
+def continuation(query: Mapping[str, str]) -> tuple[int, tuple[str, str]] | None:
+    """Return what ``continue_token`` took; None for a first page, 400 for a malformed token."""
     token = query.get("continue", "")
     if not token:
         return None
@@ -145,7 +137,7 @@ def continuation(query: Mapping[str, str]) -> Continuation | None:
         at, namespace, name = json.loads(base64.urlsafe_b64decode(token))
     except (binascii.Error, ValueError) as error:
         raise resources.bad_request("continue key is not valid") from error
-    return Continuation(version=at, after=(namespace, name))
+    return at, (namespace, name)
 
 
 # -- selections -------------------------------------------------------------------------------
