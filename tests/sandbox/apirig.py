@@ -15,6 +15,7 @@ STRATEGIC = "application/strategic-merge-patch+json"
 JSON = "application/json-patch+json"
 NODES = "/api/v1/nodes"
 PODS = "/api/v1/namespaces/default/pods"
+LEASES = "/apis/coordination.k8s.io/v1/namespaces/default/leases"
 TABLE = "application/json;as=Table;v=v1;g=meta.k8s.io,application/json"
 
 Object = dict[str, Any]
@@ -48,6 +49,9 @@ class Client:
 
     def strategic(self, path: str, patch: object) -> Answer:
         return self("PATCH", path, patch, content_type=STRATEGIC)
+
+    def evict(self, name: str, /, **options: object) -> Answer:
+        return self("POST", f"{PODS}/{name}/eviction", an_eviction(name, **options))
 
 
 def a_node(name: str = "n1", **labels: str) -> Object:

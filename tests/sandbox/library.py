@@ -53,6 +53,16 @@ def run(*line: str | pathlib.Path, folder: pathlib.Path | None = None, **environ
     ).stdout
 
 
+def environ(folder: pathlib.Path) -> dict[str, str]:
+    """Return variables by which commands with real GPUs keep to a folder."""
+    return {
+        "HOST_ROOT_MOUNT": str(folder / "host"),
+        "MIG_MANAGER_JOURNAL_FILE": str(folder / "journal"),
+        "MIG_MANAGER_LOCK_FILE": str(folder / "lock"),
+        "MIG_MANAGER_VERIFIED_LAYOUT_FILE": str(folder / "verified-layout"),
+    }
+
+
 @functools.cache
 def _compiled(absent: frozenset[str]) -> bytes:
     with tempfile.TemporaryDirectory() as folder:

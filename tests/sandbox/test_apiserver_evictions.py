@@ -12,7 +12,7 @@ def test_an_eviction_without_a_budget_deletes_the_pod_gracefully(
 ) -> None:
     server.store.create(apirig.a_pod())
 
-    answer = ask("POST", f"{apirig.PODS}/p1/eviction", apirig.an_eviction())
+    answer = ask.evict("p1")
 
     assert (answer.code, answer.body["status"]) == (201, "Success")
     pod = server.get(resources.PODS, "p1", "default")
@@ -38,7 +38,7 @@ def test_a_budget_whose_status_lags_asks_to_wait_ten_seconds(
         namespace="default",
     )
 
-    answer = ask("POST", f"{apirig.PODS}/p1/eviction", apirig.an_eviction())
+    answer = ask.evict("p1")
 
     assert answer.code == 429
     assert answer.headers["Retry-After"] == "10"
@@ -93,14 +93,13 @@ def test_only_a_real_eviction_uses_up_a_budget_whose_controller_lags(
     path = "/apis/policy/v1/namespaces/default/poddisruptionbudgets/guard"
 
     for name in ("p1", "p2", "p1"):
-        tried = apirig.an_eviction(name, dryRun=["All"])
-        assert ask("POST", f"{apirig.PODS}/{name}/eviction", tried).code == 201
+        assert ask.evict(name, dryRun=["All"]).code == 201
     assert ask("GET", path).body["status"]["disruptionsAllowed"] == 1
-    assert ask("POST", f"{apirig.PODS}/p1/eviction", apirig.an_eviction("p1")).code == 201
+    assert ask.evict("p1").code == 201
 
     status = ask("GET", path).body["status"]
     assert (status["disruptionsAllowed"], set(status["disruptedPods"])) == (0, {"p1"})
-    assert ask("POST", f"{apirig.PODS}/p2/eviction", apirig.an_eviction("p2")).code == 429
+    assert ask.evict("p2").code == 429
 
 
 def test_each_eviction_uses_up_the_budget_until_a_replacement_is_ready(
@@ -115,17 +114,17 @@ def test_each_eviction_uses_up_the_budget_until_a_replacement_is_ready(
         server.store.create(pod)
     server.store.create(apirig.a_budget("guard", {"matchLabels": {"app": "x"}}, maxUnavailable=1))
 
-    assert ask("POST", f"{apirig.PODS}/p1/eviction", apirig.an_eviction("p1")).code == 201
-    blocked = ask("POST", f"{apirig.PODS}/p2/eviction", apirig.an_eviction("p2"))
+    assert ask.evict("p1").code == 201
+    blocked = ask.evict("p2")
     assert (blocked.code, blocked.body["reason"]) == (429, "TooManyRequests")
     # The real server asks for no particular wait when the budget is simply used up.
     assert "Retry-After" not in blocked.headers
     server.delete(resources.PODS, "p1", "default")
-    assert ask("POST", f"{apirig.PODS}/p2/eviction", apirig.an_eviction("p2")).code == 429
+    assert ask.evict("p2").code == 429
     pod = apirig.a_pod("p3", app="x")
     pod["metadata"]["ownerReferences"] = [owner]
     server.store.create(pod)
-    assert ask("POST", f"{apirig.PODS}/p2/eviction", apirig.an_eviction("p2")).code == 201
+    assert ask.evict("p2").code == 201
 
 
 def test_an_unready_pod_may_go_while_enough_others_are_healthy(
@@ -139,8 +138,8 @@ def test_an_unready_pod_may_go_while_enough_others_are_healthy(
     )  # fmt: skip
     server.store.create(apirig.a_budget("guard", {}, minAvailable=1))
 
-    assert ask("POST", f"{apirig.PODS}/p2/eviction", apirig.an_eviction("p2")).code == 429
-    assert ask("POST", f"{apirig.PODS}/p1/eviction", apirig.an_eviction("p1")).code == 201
+    assert ask.evict("p2").code == 429
+    assert ask.evict("p1").code == 201
 
 
 def test_an_eviction_can_be_guarded_tried_and_misaddressed(
@@ -149,10 +148,10 @@ def test_an_eviction_can_be_guarded_tried_and_misaddressed(
     server.store.create(apirig.a_pod())
     path = f"{apirig.PODS}/p1/eviction"
 
-    assert ask("POST", path, apirig.an_eviction(preconditions={"uid": "another"})).code == 409
-    assert ask("POST", path, apirig.an_eviction(dryRun=["All"])).code == 201
+    assert ask.evict("p1", preconditions={"uid": "another"}).code == 409
+    assert ask.evict("p1", dryRun=["All"]).code == 201
     assert ask("POST", f"{path}?dryRun=All", apirig.an_eviction()).code == 201
     assert ask("POST", path, apirig.an_eviction("p2")).code == 400
-    assert ask("POST", f"{apirig.PODS}/p2/eviction", apirig.an_eviction("p2")).code == 404
+    assert ask.evict("p2").code == 404
     pod = server.get(resources.PODS, "p1", "default")
     assert "deletionTimestamp" not in pod["metadata"]

@@ -31,11 +31,10 @@ def test_a_generated_name_starts_with_the_prefix(ask: apirig.Client) -> None:
 
 def test_an_update_without_a_version_is_blind_except_for_leases(ask: apirig.Client) -> None:
     ask("POST", apirig.NODES, apirig.a_node())
-    leases = "/apis/coordination.k8s.io/v1/namespaces/default/leases"
-    ask("POST", leases, {"metadata": {"name": "l"}, "spec": {"holderIdentity": "me"}})
+    ask("POST", apirig.LEASES, {"metadata": {"name": "l"}, "spec": {"holderIdentity": "me"}})
 
     assert ask("PUT", f"{apirig.NODES}/n1", apirig.a_node(more="labels")).code == 200
-    answer = ask("PUT", f"{leases}/l", {"metadata": {"name": "l"}, "spec": {}})
+    answer = ask("PUT", f"{apirig.LEASES}/l", {"metadata": {"name": "l"}, "spec": {}})
     assert answer.code == 422
     assert "must be specified for an update" in answer.body["message"]
 
@@ -54,20 +53,17 @@ def test_an_update_without_a_version_is_blind_except_for_leases(ask: apirig.Clie
 def test_a_lease_has_times_to_the_microsecond_and_a_duration(
     ask: apirig.Client, spec: apirig.Object, code: int
 ) -> None:
-    leases = "/apis/coordination.k8s.io/v1/namespaces/default/leases"
-
-    assert ask("POST", leases, {"metadata": {"name": "l"}, "spec": spec}).code == code
+    assert ask("POST", apirig.LEASES, {"metadata": {"name": "l"}, "spec": spec}).code == code
 
 
 def test_of_two_who_update_a_lease_from_the_same_version_one_is_refused(
     ask: apirig.Client,
 ) -> None:
-    leases = "/apis/coordination.k8s.io/v1/namespaces/default/leases"
-    seen = ask("POST", leases, {"metadata": {"name": "l"}, "spec": {}}).body
+    seen = ask("POST", apirig.LEASES, {"metadata": {"name": "l"}, "spec": {}}).body
 
-    assert ask("PUT", f"{leases}/l", seen | {"spec": {"holderIdentity": "a"}}).code == 200
-    assert ask("PUT", f"{leases}/l", seen | {"spec": {"holderIdentity": "b"}}).code == 409
-    answer = ask("POST", leases, {"metadata": {"name": "l"}, "spec": {}})
+    assert ask("PUT", f"{apirig.LEASES}/l", seen | {"spec": {"holderIdentity": "a"}}).code == 200
+    assert ask("PUT", f"{apirig.LEASES}/l", seen | {"spec": {"holderIdentity": "b"}}).code == 409
+    answer = ask("POST", apirig.LEASES, {"metadata": {"name": "l"}, "spec": {}})
     assert (answer.code, answer.body["reason"]) == (409, "AlreadyExists")
 
 

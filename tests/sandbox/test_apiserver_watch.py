@@ -58,10 +58,9 @@ def server() -> Iterator[apiserver.ApiServer]:
 def watch(server: apiserver.ApiServer) -> Iterator[Callable[[str], Watch]]:
     with contextlib.ExitStack() as stack:
 
-        def begin(query: str = "", path: str = apirig.NODES) -> Watch:
-            return stack.enter_context(
-                contextlib.closing(Watch(server, f"{path}?watch=true&{query}"))
-            )
+        def begin(query: str = "", path: str = apirig.NODES, **headers: str) -> Watch:
+            events = Watch(server, f"{path}?watch=true&{query}", **headers)
+            return stack.enter_context(contextlib.closing(events))
 
         yield begin
 
@@ -198,12 +197,9 @@ def test_history_is_bounded_but_an_open_watch_never_falls_out_of_it() -> None:
         late.close()
 
 
-def test_a_table_watch_sends_tables(server: apiserver.ApiServer) -> None:
+def test_a_table_watch_sends_tables(server: apiserver.ApiServer, watch: Begin) -> None:
     server.store.create(apirig.a_node("n1"))
-    with contextlib.closing(
-        Watch(server, f"{apirig.NODES}?watch=1", Accept=apirig.TABLE)
-    ) as events:
-        kind, table = events.next()
+    kind, table = watch(Accept=apirig.TABLE).next()
 
     assert (kind, table["kind"]) == ("ADDED", "Table")
     assert table["rows"][0]["cells"][0] == "n1"
@@ -218,22 +214,16 @@ def test_a_watcher_that_leaves_is_forgotten(server: apiserver.ApiServer, watch: 
     waiting.until(lambda: server.watch_count == 0)
 
 
-def test_three_hundred_watchers_each_see_their_own_node(server: apiserver.ApiServer) -> None:
+def test_three_hundred_watchers_each_see_their_own_node(
+    server: apiserver.ApiServer, watch: Begin
+) -> None:
     threads_before = threading.active_count()
-    with contextlib.ExitStack() as stack:
-        watches = [
-            stack.enter_context(
-                contextlib.closing(
-                    Watch(server, f"{apirig.NODES}?watch=1&fieldSelector=metadata.name%3Dn{index}")
-                )
-            )
-            for index in range(300)
-        ]
-        assert threading.active_count() == threads_before
-        for index in range(300):
-            server.store.create(apirig.a_node(f"n{index}"))
+    watches = [watch(f"fieldSelector=metadata.name%3Dn{index}") for index in range(300)]
+    assert threading.active_count() == threads_before
+    for index in range(300):
+        server.store.create(apirig.a_node(f"n{index}"))
 
-        assert [each.names(1) for each in watches] == [[f"ADDED n{i}"] for i in range(300)]
+    assert [each.names(1) for each in watches] == [[f"ADDED n{i}"] for i in range(300)]
 
 
 # Breaks and faults
@@ -272,19 +262,20 @@ def test_watches_can_be_broken_under_way(
         events.next()
 
 
-def test_a_stalled_watch_stays_open_and_says_nothing(server: apiserver.ApiServer) -> None:
-    begun = Watch(server, f"{apirig.NODES}?watch=1&allowWatchBookmarks=1&timeoutSeconds=1")
+def test_a_stalled_watch_stays_open_and_says_nothing(
+    server: apiserver.ApiServer, watch: Begin
+) -> None:
+    begun = watch("allowWatchBookmarks=1&timeoutSeconds=1")
     server.break_watches(apiserver.Break.STALL)
     server.inject(apiserver.Fault(verb="watch", stall=True))
-    born = Watch(server, f"{apirig.NODES}?watch=1")
+    born = watch()
     server.store.create(apirig.a_node("n1"))
 
-    with contextlib.closing(begun), contextlib.closing(born):
-        assert born.response.status == 200
-        for silent in (begun, born):
-            silent._connection.sock.settimeout(0.2)
-            with pytest.raises(TimeoutError):
-                silent.next()
+    assert born.response.status == 200
+    for silent in (begun, born):
+        silent._connection.sock.settimeout(0.2)
+        with pytest.raises(TimeoutError):
+            silent.next()
 
 
 def test_stopping_the_server_ends_watches_and_stalled_requests() -> None:
@@ -342,7 +333,7 @@ def test_an_answer_can_be_lost_after_the_request_has_been_carried_out(
 def test_requests_are_logged_with_who_asked_what(server: apiserver.ApiServer) -> None:
     ask = apirig.Client(server)
     ask("GET", f"{apirig.NODES}?limit=1", user_agent="mig-manager/1", authorization="Bearer t")
-    ask("POST", f"{apirig.PODS}/p1/eviction", apirig.an_eviction())
+    ask.evict("p1")
     ask("GET", "/version")
     ask.http.clear()
 

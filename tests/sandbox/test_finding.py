@@ -28,12 +28,7 @@ class Machine:
     """Runs commands as processes of their own, whose loader knows no NVML library."""
 
     def __init__(self, folder: pathlib.Path) -> None:
-        self.environ = {
-            "HOST_ROOT_MOUNT": str(folder / "host"),
-            "MIG_MANAGER_JOURNAL_FILE": str(folder / "journal"),
-            "MIG_MANAGER_LOCK_FILE": str(folder / "lock"),
-            "MIG_MANAGER_VERIFIED_LAYOUT_FILE": str(folder / "verified-layout"),
-        }
+        self.environ = library.environ(folder)
 
     def __call__(
         self, *argv: str, stdin: str = "", **environ: str
@@ -82,11 +77,9 @@ def of_another_version(state: pathlib.Path) -> None:
 def test_the_library_is_found_where_distributions_put_it(
     folder: str, tmp_path: pathlib.Path
 ) -> None:
-    library = tmp_path / folder / "libnvidia-ml.so.1"
-    library.parent.mkdir(parents=True)
-    library.touch()
+    file = library.build(tmp_path / folder)
 
-    assert list(programs.libraries(tmp_path)) == [library]
+    assert list(programs.libraries(tmp_path)) == [file]
 
 
 @pytest.mark.parametrize(
@@ -141,8 +134,7 @@ def test_the_loaders_cache_of_a_driver_root_is_searched(
 
 
 def test_doctor_finds_the_library_that_every_command_finds_by_the_loaders_variables(
-    shell: Machine,
-    tmp_path: pathlib.Path,
+    shell: Machine, tmp_path: pathlib.Path
 ) -> None:
     with library.served(tmp_path / "library", node(tmp_path)) as file:
         done = shell("doctor", "-o", "json", LD_LIBRARY_PATH=str(file.parent))
@@ -152,8 +144,7 @@ def test_doctor_finds_the_library_that_every_command_finds_by_the_loaders_variab
 
 
 def test_the_driver_roots_library_is_used_where_the_loaders_is_of_another_version(
-    shell: Machine,
-    tmp_path: pathlib.Path,
+    shell: Machine, tmp_path: pathlib.Path
 ) -> None:
     stale, current = node(tmp_path / "stale"), node(tmp_path / "current")
     of_another_version(stale)
@@ -170,16 +161,12 @@ def test_the_driver_roots_library_is_used_where_the_loaders_is_of_another_versio
 
 
 def test_a_library_of_another_version_without_a_right_one_takes_a_restart_of_the_pod(
-    shell: Machine,
-    tmp_path: pathlib.Path,
+    shell: Machine, tmp_path: pathlib.Path
 ) -> None:
-    state = node(tmp_path)
+    state, root = node(tmp_path), tmp_path / "root"
     of_another_version(state)
     with library.served(tmp_path / "injected", state) as file:
-        environ = {
-            "LD_LIBRARY_PATH": str(file.parent),
-            "DRIVER_ROOT_CTR_PATH": str(tmp_path / "root"),
-        }
+        environ = {"LD_LIBRARY_PATH": str(file.parent), "DRIVER_ROOT_CTR_PATH": str(root)}
         done = shell("status", **environ)
 
     assert done.returncode == 1

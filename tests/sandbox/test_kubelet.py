@@ -79,12 +79,17 @@ class Bench:
         statuses: list[objects.JsonObject] = self.pod()["status"]["containerStatuses"]
         return statuses[0]
 
+    def admit(self, *, grace_s: int = 30, stop_s: float | None = None) -> None:
+        """Give one pod the only device at second 0."""
+        self.manager.register({_SMALL: ("MIG-a",)})
+        self.create(grace_s=grace_s, stop_s=stop_s)
+        self.kubelet.sync(0.0)
+
     def run(self) -> None:
         """Start one pod at second 1."""
-        self.manager.register({_SMALL: ("MIG-a",)})
-        self.create()
-        for now in (0.0, 1.0, 1.0):
-            self.kubelet.sync(now)
+        self.admit()
+        for _ in range(2):
+            self.kubelet.sync(1.0)
 
 
 @pytest.fixture
@@ -136,9 +141,7 @@ def test_a_tick_without_news_writes_nothing(bench: Bench) -> None:
 
 
 def test_a_pod_runs_and_is_ready_after_its_start_time(bench: Bench) -> None:
-    bench.manager.register({_SMALL: ("MIG-a",)})
-    bench.create()
-    bench.kubelet.sync(0.0)
+    bench.admit()
 
     assert objects.phase(bench.pod()) == "Pending"
     assert bench.kubelet.next_at() == 1.0
@@ -169,9 +172,7 @@ def test_a_pod_without_devices_for_it_fails_for_good(bench: Bench) -> None:
 def test_a_deleted_pod_stops_for_its_time_but_no_longer_than_its_grace(
     bench: Bench, grace_s: int, stop_s: float | None, expected_s: float
 ) -> None:
-    bench.manager.register({_SMALL: ("MIG-a",)})
-    bench.create(grace_s=grace_s, stop_s=stop_s)
-    bench.kubelet.sync(0.0)
+    bench.admit(grace_s=grace_s, stop_s=stop_s)
     bench.kubelet.sync(1.0)
     bench.cluster.delete(cluster_view.Kind.POD, bench.pod())
     bench.kubelet.sync(10.0)
@@ -196,9 +197,7 @@ def test_a_pod_deleted_without_grace_lets_go_of_its_devices_at_once(bench: Bench
 
 
 def test_a_pod_that_is_deleted_before_it_started_goes_at_once(bench: Bench) -> None:
-    bench.manager.register({_SMALL: ("MIG-a",)})
-    bench.create()
-    bench.kubelet.sync(0.0)
+    bench.admit()
     bench.cluster.delete(cluster_view.Kind.POD, bench.pod())
     bench.kubelet.sync(0.5)
 

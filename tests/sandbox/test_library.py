@@ -36,14 +36,8 @@ _PYNVML_NAMES = {
 
 @pytest.fixture
 def shell(tmp_path: pathlib.Path) -> Iterator[commandline.Shell]:
-    """Give a shell whose commands keep to a folder, although its GPUs are real to them."""
     shell = commandline.Shell(tmp_path)
-    shell.environ |= {
-        "HOST_ROOT_MOUNT": str(tmp_path / "host"),
-        "MIG_MANAGER_JOURNAL_FILE": str(tmp_path / "journal"),
-        "MIG_MANAGER_LOCK_FILE": str(tmp_path / "lock"),
-        "MIG_MANAGER_VERIFIED_LAYOUT_FILE": str(tmp_path / "verified-layout"),
-    }
+    shell.environ |= library.environ(tmp_path)
     yield shell
     commandline.forget()
 

@@ -1,5 +1,4 @@
 import pathlib
-from collections.abc import Iterator
 
 import pynvml
 import pytest
@@ -8,27 +7,20 @@ from mig_manager import errors
 from mig_manager.adapters import host
 from mig_manager.adapters.nvml import gpus as nvml_adapter
 from mig_manager.core import model
-from mig_manager.sandbox.driver import library as simulated
 from mig_manager.sandbox.node import node_options
-from testkit import nvml_faults
+from tests.sandbox import nvml_rig
 
 
 @pytest.fixture
-def state_file(tmp_path: pathlib.Path) -> Iterator[pathlib.Path]:
+def state_file(start: nvml_rig.Start) -> pathlib.Path:
     """A node with MIG off on one GPU, and whole and partial compute instances on another."""
-    path = tmp_path / "nvml.json"
-    simulated.create("2xa100-sxm4-40gb", path)
-    nvml_faults.install(path)
-    pynvml.nvmlInit()
-    handle = pynvml.nvmlDeviceGetHandleByIndex(1)
-    pynvml.nvmlDeviceSetMigMode(handle, 1)
+    library = start("2xa100-sxm4-40gb")
+    handle = nvml_rig.enabled(1)
     for gpu_instance, compute_instances in ((9, (0, 1)), (14, (1,)), (20, (0,)), (19, ())):
         instance = pynvml.nvmlDeviceCreateGpuInstance(handle, gpu_instance)
         for compute_instance in compute_instances:
             pynvml.nvmlGpuInstanceCreateComputeInstance(instance, compute_instance)
-    pynvml.nvmlShutdown()
-    yield path
-    simulated.uninstall()
+    return library.state.path
 
 
 def test_programs_see_what_nvml_reports(state_file: pathlib.Path) -> None:
@@ -56,11 +48,12 @@ def test_a_program_that_computes_is_listed_by_nvml_until_it_lets_go(
     gpus = node_options.SimulatedGpus(state_file)
     uuid = gpus.observe()[1].mig_devices[0].uuid
     let_go = gpus.hold(uuid, process="train", computes=True)
-    assert processes() == 1
+    handle = pynvml.nvmlDeviceGetHandleByIndex(1)
+    assert len(pynvml.nvmlDeviceGetComputeRunningProcesses(handle)) == 1
     let_go()
     let_go()
 
-    assert processes() == 0
+    assert pynvml.nvmlDeviceGetComputeRunningProcesses(handle) == []
 
 
 def test_a_program_that_watches_is_not_listed_but_holds_the_gpu(
@@ -68,22 +61,11 @@ def test_a_program_that_watches_is_not_listed_but_holds_the_gpu(
 ) -> None:
     gpus = node_options.SimulatedGpus(state_file)
     gpus.hold(gpus.observe()[0].uuid, process="monitor", computes=False)
-    pynvml.nvmlInit()
-    status = pynvml.nvmlDeviceSetMigMode(pynvml.nvmlDeviceGetHandleByIndex(0), 1)
-    pynvml.nvmlShutdown()
+    device = pynvml.nvmlDeviceGetHandleByIndex(0)
 
-    assert status == pynvml.NVML_ERROR_IN_USE
+    assert pynvml.nvmlDeviceSetMigMode(device, 1) == pynvml.NVML_ERROR_IN_USE
 
 
 def test_a_device_that_does_not_exist_cannot_be_used(state_file: pathlib.Path) -> None:
     with pytest.raises(errors.HardwareError, match="MIG-gone"):
         node_options.SimulatedGpus(state_file).hold("MIG-gone", process="train", computes=True)
-
-
-def processes() -> int:
-    pynvml.nvmlInit()
-    try:
-        handle = pynvml.nvmlDeviceGetHandleByIndex(1)
-        return len(pynvml.nvmlDeviceGetComputeRunningProcesses(handle))
-    finally:
-        pynvml.nvmlShutdown()

@@ -16,12 +16,6 @@ _PATH = "/api/v1/namespaces/default/pods"
 
 
 @pytest.fixture
-def server() -> Iterator[apiserver.ApiServer]:
-    with apiserver.serve() as result:
-        yield result
-
-
-@pytest.fixture
 def cluster(server: apiserver.ApiServer) -> Iterator[cluster_view.ClusterView]:
     with cluster_view.ClusterView(server.url) as result:
         yield result
