@@ -25,7 +25,14 @@ class Shell:
 
     def __init__(self, home: pathlib.Path) -> None:
         """Begin with an environment that has the home and nothing else."""
+        self._home = home
         self.environ = {"HOME": str(home)}
+
+    def file(self, text: str, name: str = "layouts.yaml") -> str:
+        """Write a file at home."""
+        path = self._home / name
+        path.write_text(text)
+        return str(path)
 
     def __call__(
         self, *argv: str, stdin: str = "", program: str = parser.PROGRAM, **environ: str
@@ -37,6 +44,7 @@ class Shell:
         )
         status = main.main(argv, terminal, program=program)
         assert "Traceback" not in err.getvalue()
+        assert "internal error" not in err.getvalue()
         return Answer(status=status, out=out.getvalue(), err=err.getvalue())
 
 

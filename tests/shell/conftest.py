@@ -1,4 +1,4 @@
-"""The cluster of the plugin's tests, and the node of the doctor's."""
+"""The user at a shell, the cluster of the plugin's tests, and the node of the doctor's."""
 
 import pathlib
 from collections.abc import Iterator
@@ -8,8 +8,25 @@ import pytest
 from mig_manager import errors
 from mig_manager.core import model
 from testkit import apiserver
-from tests.shell import doctor_rig
+from tests.shell import commandline, doctor_rig
 from tests.shell import plugin_rig as rig
+
+
+@pytest.fixture
+def shell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[commandline.Shell]:
+    yield commandline.Shell(tmp_path_factory.mktemp("home"))
+    commandline.forget()
+
+
+@pytest.fixture
+def layouts(shell: commandline.Shell) -> str:
+    """A file with a layout for an A30, and one without MIG."""
+    return shell.file("""
+version: v1
+mig-configs:
+  mine: [{devices: all, mig-enabled: true, mig-devices: {2g.12gb: 1, 1g.6gb: 2}}]
+  off: [{devices: all, mig-enabled: false}]
+""")
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +98,7 @@ def others() -> list[rig.Object]:
         rig.config_map("gpu-operator", "default-mig-parted-config", **{"config.yaml": rig.CONFIG}),
         rig.event("gpu-1", "Recovered", "resumed", at=rig.ago(hours=4)),
         rig.event("gpu-1", "Applied", "Layout all-balanced is applied", at=rig.ago(hours=3)),
-        rig.event("gpu-1", "AlreadyApplied", "it was applied", at=rig.ago(minutes=5)),
+        rig.event("gpu-1", "AlreadyApplied", "it was applied", at=rig.ago(minutes=4)),
         rig.event(
             "gpu-1",
             "NodeReady",

@@ -7,7 +7,6 @@ import io
 import json
 import os
 import pathlib
-import shutil
 import subprocess
 import sys
 import urllib.error
@@ -29,7 +28,6 @@ from testkit import apiserver
 from tests import gpu_values, programs
 
 TIMEOUT_S = 120
-KUBECTL = shutil.which("kubectl")
 BIN = pathlib.Path(sys.executable).parent
 """Where the console scripts are."""
 CONFIG = """\
@@ -46,7 +44,6 @@ mig-configs:
 """
 
 Object = dict[str, Any]
-Main = Callable[[Sequence[str], console.Console], int]
 
 
 def need_kubectl() -> str:
@@ -203,12 +200,12 @@ class Answer:
         return json.loads(self.out)
 
 
-def run(command: Sequence[str], environment: Mapping[str, str], *, stdin: str = "") -> Answer:
+def run(command: Sequence[str], environment: Mapping[str, str]) -> Answer:
     """Run a command in an environment of its own."""
     done = subprocess.run(  # noqa: S603 - the arguments are the tests' own
         command,
         env=environment,
-        input=stdin,
+        stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
         timeout=TIMEOUT_S,
@@ -238,7 +235,7 @@ class Viewer:
     home: pathlib.Path
     path: str
 
-    def kubectl(self, *words: str, stdin: str = "") -> Answer:
+    def kubectl(self, *words: str) -> Answer:
         """Run the real kubectl."""
         environment = {
             "HOME": str(self.home),
@@ -246,7 +243,7 @@ class Viewer:
             "PATH": self.path,
             "PYTHONWARNINGS": "error",
         }
-        return run([need_kubectl(), *words], environment, stdin=stdin)
+        return run([need_kubectl(), *words], environment)
 
     def alone(self, *words: str, stdin: str = "") -> Answer:
         """Run the plugin in this process, without kubectl."""
@@ -282,9 +279,9 @@ class Viewer:
             status = main(words, terminal)
         return Answer(status=status, out=out.getvalue(), err=err.getvalue())
 
-    def mig(self, *words: str, stdin: str = "") -> Answer:
+    def mig(self, *words: str) -> Answer:
         """Run the plugin by kubectl."""
-        return self.kubectl("mig", *words, stdin=stdin)
+        return self.kubectl("mig", *words)
 
 
 def viewer(server: apiserver.ApiServer, home: pathlib.Path, *, plugins: pathlib.Path = BIN) -> (

@@ -3,7 +3,6 @@
 import io
 import json
 import pathlib
-from collections.abc import Iterator
 from typing import TextIO
 
 import pytest
@@ -12,7 +11,7 @@ from mig_manager import errors
 from mig_manager.agent import settings
 from mig_manager.cli import command_settings, console, main, parser
 from mig_manager.core import yaml_tree
-from tests.shell.commandline import Answer, Shell, forget
+from tests.shell.commandline import Answer, Shell
 
 SPEC = ("--simulate", "2xA100-SXM4-40GB")
 LAYOUTS = """
@@ -30,16 +29,8 @@ ONLY_ONE = LAYOUTS[: LAYOUTS.index("  other")]
 
 
 @pytest.fixture
-def shell(tmp_path: pathlib.Path) -> Iterator[Shell]:
-    yield Shell(tmp_path)
-    forget()
-
-
-@pytest.fixture
-def layouts(tmp_path: pathlib.Path) -> str:
-    path = tmp_path / "layouts.yaml"
-    path.write_text(LAYOUTS)
-    return str(path)
+def layouts(shell: Shell) -> str:
+    return shell.file(LAYOUTS)
 
 
 def test_apply_and_assert_say_what_nvidias_tool_says(shell: Shell, layouts: str) -> None:
@@ -365,23 +356,10 @@ def test_a_state_file_holds_one_node_and_is_not_made_up(
 # -- help and terminal ---------------------------------------------------------------------------
 
 
-def test_help_is_there_for_every_command(shell: Shell) -> None:
-    assert "apply" in shell().out
-    for command in parser.COMMANDS:
-        answer = shell(command, "--help")
-        assert answer.status == 0
-        assert answer.out.startswith(f"usage: mig-manager {command}")
-
-
 def test_no_remedy_of_a_command_speaks_of_an_agent_that_tries_again() -> None:
     remedies = [reason.remedy_at_shell for reason in errors.Reason]
 
     assert not [each for each in remedies if "the agent tries" in each or "agent re-reads" in each]
-
-
-@pytest.mark.parametrize("argv", [("--debug", "status"), ("status", "-d"), ("-d", "status")])
-def test_debug_goes_before_or_after_the_command(argv: tuple[str, ...]) -> None:
-    assert command_settings.command_settings(parser.parse(argv), {}).is_debug
 
 
 def test_names_from_files_cannot_drive_the_terminal(shell: Shell) -> None:

@@ -13,25 +13,12 @@ import pytest
 
 from mig_manager.cli import command_settings, parser
 from mig_manager.core import yaml_tree
-from tests.shell import commandline
 from tests.shell.commandline import Answer, Shell
 
 SPEC = ("--simulate", "1xA30")
-LAYOUTS = """
-version: v1
-mig-configs:
-  mine:
-  - devices: all
-    mig-enabled: true
-    mig-devices: {2g.12gb: 1, 1g.6gb: 2}
-  off:
-  - devices: all
-    mig-enabled: false
-"""
 APPLIED = "MIG configuration applied successfully\n"
 VALID = "Selected MIG configuration is valid\n"
 MODE_ACTIVE = "Selected MIG mode settings from configuration currently applied\n"
-ACTIVE = "Selected MIG configuration currently applied\n"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,26 +137,13 @@ def test_a_switch_can_be_switched_off_over_its_variable(row: Flag) -> None:
     assert not getattr(settings_of([row.command], {row.variable: ""}), row.field)
 
 
-@pytest.mark.parametrize("command", ["apply", "assert", "export", "generate-config"])
+@pytest.mark.parametrize("command", ["apply", "export", "status"])
 def test_debug_may_stand_before_the_command(command: str) -> None:
     assert settings_of(["-d", command], {}).is_debug
     assert settings_of(["--debug=1", command], {}).is_debug
 
 
 # -- effects: real runs --------------------------------------------------------------------------
-
-
-@pytest.fixture
-def layouts(tmp_path: pathlib.Path) -> str:
-    path = tmp_path / "layouts.yaml"
-    path.write_text(LAYOUTS)
-    return str(path)
-
-
-@pytest.fixture
-def shell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
-    yield Shell(tmp_path_factory.mktemp("home"))
-    commandline.forget()
 
 
 Check = Callable[[Shell, Answer], None]
@@ -242,14 +216,6 @@ def test_assert_of_the_mode_alone_and_of_everything(shell: Shell, layouts: str) 
 
     everything = shell(*line)
     assert (everything.status, everything.out) == (1, "")
-
-
-def test_assert_prints_mig_parteds_line_for_an_active_layout(shell: Shell, layouts: str) -> None:
-    shell("apply", "-f", layouts, "-c", "mine", *SPEC)
-
-    answer = shell("assert", "-f", layouts, "-c", "mine", *SPEC)
-
-    assert (answer.status, answer.out) == (0, ACTIVE)
 
 
 @pytest.mark.parametrize("command", ["export", "generate-config"])

@@ -2,20 +2,10 @@
 
 import json
 import pathlib
-from collections.abc import Iterator
 
-import pytest
-
-from tests.shell import commandline
 from tests.shell.commandline import Shell
 
 SPEC = ("--simulate", "1xA30")
-
-
-@pytest.fixture
-def shell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
-    yield Shell(tmp_path_factory.mktemp("home"))
-    commandline.forget()
 
 
 def test_a_node_and_its_products_give_the_same_document(shell: Shell) -> None:

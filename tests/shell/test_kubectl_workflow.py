@@ -2,9 +2,7 @@
 
 import os
 import pathlib
-import shutil
-import subprocess
-import sys
+import re
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -13,10 +11,9 @@ from mig_manager.core.node import cluster
 from mig_manager.sandbox import stages
 from mig_manager.sandbox.driver import states
 from mig_manager.sandbox.node import node_options
+from tests.shell import plugin_rig as rig
 
 PROFILES = pathlib.Path(__file__).parents[2] / "profiles" / "mig-parted.yaml"
-KUBECTL = shutil.which("kubectl")
-TIMEOUT_S = 90
 LAYOUT = "all-1g.5gb"
 
 Kubectl = Callable[..., str]
@@ -24,8 +21,7 @@ Kubectl = Callable[..., str]
 
 @pytest.fixture(scope="module")
 def stage() -> Iterator[stages.Stage]:
-    if KUBECTL is None:
-        pytest.skip("kubectl is not installed")
+    rig.need_kubectl()
     with stages.Stage(
         "2xA100-SXM4-40GB",
         PROFILES.read_text(encoding="utf-8"),
@@ -43,20 +39,13 @@ def kubectl(stage: stages.Stage, tmp_path_factory: pytest.TempPathFactory) -> Ku
         "HOME": str(home),
         "KUBECONFIG": str(stage.server.kubeconfig(home / "kubeconfig", token="person")),  # noqa: S106
         # The plugin is where this environment's console scripts are.
-        "PATH": os.pathsep.join([str(pathlib.Path(sys.executable).parent), os.environ["PATH"]]),
+        "PATH": os.pathsep.join([str(rig.BIN), os.environ["PATH"]]),
     }
 
     def run(*arguments: str) -> str:
-        done = subprocess.run(  # noqa: S603 - the arguments are this file's own
-            [str(KUBECTL), *arguments],
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=TIMEOUT_S,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
-        return done.stdout
+        done = rig.run([rig.need_kubectl(), *arguments], environment)
+        assert done.status == 0, done.err
+        return done.out
 
     return run
 
@@ -85,22 +74,14 @@ def waited(stage: stages.Stage, kubectl: Kubectl) -> str:
     return output
 
 
-@pytest.fixture
-def described(kubectl: Kubectl, waited: str) -> str:
-    assert waited
-    return kubectl("describe", "node", "sandbox")
-
-
-def test_kubectl_wait_returns_once_the_labelled_layout_is_applied(waited: str) -> None:
-    assert waited == "node/sandbox condition met\n"
-
-
-@pytest.mark.usefixtures("waited")
-def test_the_list_of_nodes_shows_the_state_in_a_column(kubectl: Kubectl) -> None:
+def test_kubectl_waits_until_a_layout_is_applied_and_lists_the_state_in_a_column(
+    kubectl: Kubectl, waited: str
+) -> None:
     columns = ("-L", cluster.STATE_LABEL, "-L", cluster.APPLIED_LABEL)
 
     head, line = kubectl("get", "node", *columns).splitlines()
 
+    assert waited == "node/sandbox condition met\n"
     assert head.split()[-2:] == ["MIG.CONFIG.STATE", "APPLIED"]
     assert line.split()[:2] == ["sandbox", "Ready"]
     assert line.split()[-2:] == ["success", LAYOUT]
@@ -132,33 +113,26 @@ def test_the_plugin_draws_what_the_agent_published(kubectl: Kubectl) -> None:
 
 def section(described: str, title: str) -> list[str]:
     """Return the words of a section of ``kubectl describe``, by line."""
-    rest = described[described.index(f"\n{title}:") + len(title) + 2 :].splitlines()
-    inside = [rest[0]]
-    for line in rest[1:]:
-        if not line.startswith(" "):
-            break
-        inside.append(line)
-    return [" ".join(line.split()) for line in inside]
+    found = re.search(rf"^{title}:(.*\n(?: .*\n)*)", described, re.MULTILINE)
+    assert found
+    return [" ".join(line.split()) for line in found[1].splitlines()]
 
 
-def test_kubectl_describe_shows_the_labels_of_request_and_result(described: str) -> None:
+@pytest.mark.usefixtures("waited")
+def test_kubectl_describe_shows_the_labels_the_devices_and_the_events_of_the_change(
+    kubectl: Kubectl,
+) -> None:
+    described = kubectl("describe", "node", "sandbox")
+    devices = [line for line in section(described, "Allocatable") if "nvidia.com/" in line]
+    ours = [line for line in section(described, "Events") if " mig-manager " in line]
+
     assert {
         f"{cluster.CONFIG_LABEL}={LAYOUT}",
         f"{cluster.STATE_LABEL}=success",
         f"{cluster.APPLIED_LABEL}={LAYOUT}",
     } <= set(section(described, "Labels"))
-
-
-def test_a_description_of_the_node_shows_the_devices_that_pods_can_ask_for(described: str) -> None:
-    devices = [line for line in section(described, "Allocatable") if "nvidia.com/" in line]
-
     assert "nvidia.com/mig-1g.5gb: 14" in devices
     assert all(line.endswith(" 0") for line in devices if "mig-1g.5gb" not in line)
-
-
-def test_kubectl_describe_shows_the_events_of_the_change(described: str) -> None:
-    ours = [line for line in section(described, "Events") if " mig-manager " in line]
-
     assert [line.split()[:2] for line in ours] == [["Normal", "Draining"], ["Normal", "Applied"]]
     assert "1 pod to evict: default/train" in ours[0]
     assert f"Layout {LAYOUT} is active." in ours[1]

@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import re
 import sys
 from typing import Any
 
@@ -104,10 +105,7 @@ def test_more_nodes_than_a_page_holds_are_all_shown(tmp_path: pathlib.Path) -> N
             server.store.create(rig.Node(name=f"n{number:03}").to_object())
         answer = rig.viewer(server, tmp_path).alone("status")
 
-    assert (
-        sum(line.startswith("n") and "no-request" in line for line in answer.out.splitlines())
-        == 501
-    )
+    assert len(re.findall(r"^n\d+ .*no-request", answer.out, re.MULTILINE)) == 501
 
 
 # -- status -----------------------------------------------------------------------------------
@@ -150,10 +148,13 @@ def test_many_nodes_are_a_line_each_with_explanations_below(viewer: rig.Viewer) 
     assert "cpu" not in answer.out
 
 
-def test_nodes_are_selected_by_label_and_drawn_if_wanted(viewer: rig.Viewer) -> None:
+def test_nodes_are_selected_by_label_and_drawn_in_colour_if_wanted(viewer: rig.Viewer) -> None:
     answer = viewer.alone("status", "-l", "pool=train", "-o", "wide")
+    coloured = viewer.alone("status", "gpu-2", "--color", "always")
 
     assert answer.status == 1
+    assert "\x1b[31mfailed" in coloured.out
+    assert "\x1b" not in answer.out
     assert answer.out.startswith("gpu-1 · applied")
     assert "NVIDIA H100 80GB HBM3" in answer.out
     assert "gpu-3" not in answer.out
@@ -183,11 +184,6 @@ def test_json_and_yaml_have_everything(viewer: rig.Viewer, form: str, load: Any)
         "nvidia.com/mig-2g.10gb": {},
         "nvidia.com/mig-3g.20gb": {"ml/train": 1},
     }
-
-
-def test_colours_are_used_on_request(viewer: rig.Viewer) -> None:
-    assert "\x1b[31mfailed" in viewer.alone("status", "gpu-2", "--color", "always").out
-    assert "\x1b" not in viewer.alone("status", "gpu-2").out
 
 
 # -- plan -------------------------------------------------------------------------------------
@@ -301,7 +297,7 @@ def test_a_history_is_ordered_and_has_no_events_of_others(viewer: rig.Viewer) ->
     answer = viewer.alone("history", "gpu-1", "-o", "json").data
 
     assert [moment["what"] for moment in answer["moments"]] == [
-        "Recovered", "Applied", "started", "AlreadyApplied", "Applied",
+        "Recovered", "Applied", "started", "Applied", "AlreadyApplied",
     ]  # fmt: skip
     applied = next(each for each in answer["moments"] if each["what"] == "Applied")
     assert answer["applied_since"] == applied["at"]
@@ -373,7 +369,5 @@ def test_kubectl_completes_a_line_with_the_plugin(viewer: rig.Viewer) -> None:
     answer = viewer.kubectl("__complete", "mig", "history", "gpu-2")
 
     assert answer.out.splitlines() == ["gpu-2", ":4"]
-
-
-def test_files_are_left_to_the_shell(viewer: rig.Viewer) -> None:
+    # Files are left to the shell.
     assert viewer.complete("plan", "-f", "").out == ":0\n"

@@ -1,7 +1,6 @@
 """The API by way of a program called kubectl; here one of a few lines that plays its part."""
 
 import pathlib
-from typing import Any
 
 import pytest
 
@@ -14,14 +13,6 @@ from mig_manager.kubectl import selection
 def bin_(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     return tmp_path
-
-
-def listed(path: str) -> list[dict[str, Any]]:
-    return [
-        item
-        for page in cluster.pages(client().get, path, {}, what="the list")
-        for item in page["items"]
-    ]
 
 
 def play(folder: pathlib.Path, script: str, *, name: str = "kubectl") -> None:
@@ -133,19 +124,11 @@ def test_a_malformed_list_is_a_cluster_error(bin_: pathlib.Path, answer: str) ->
         client().selected(None)
 
 
-def test_all_pages_of_a_list_are_read(bin_: pathlib.Path) -> None:
-    last = '{"items": [{"b": 1}], "metadata": {}}'
-    first = '{"items": [{"a": 1}], "metadata": {"continue": "more"}}'
-    play(bin_, f"case \"$3\" in *continue=more*) echo '{last}';; *) echo '{first}';; esac")
-
-    assert listed("/api/v1/nodes") == [{"a": 1}, {"b": 1}]
-
-
 def test_a_list_that_repeats_itself_is_an_error(bin_: pathlib.Path) -> None:
     play(bin_, """echo '{"items": [], "metadata": {"continue": "more"}}'""")
 
     with pytest.raises(errors.ClusterError, match="does not end"):
-        listed("/api/v1/nodes")
+        list(cluster.pages(client().get, "/api/v1/nodes", {}, what="the list"))
 
 
 def test_a_hanging_kubectl_is_killed(bin_: pathlib.Path) -> None:

@@ -1,43 +1,17 @@
 """MIG modes that wait for a reset or a reboot, as NVIDIA's unit for bare metal goes about it."""
 
 import pathlib
-from collections.abc import Iterator
 
 import pytest
 
 from mig_manager.sandbox.driver import library as simulated
 from mig_manager.sandbox.driver import states
 from testkit import nvml_faults
-from tests.shell import commandline
 from tests.shell.commandline import Shell
 
 APPLIED = "MIG configuration applied successfully\n"
-LAYOUTS = """
-version: v1
-mig-configs:
-  mine:
-  - devices: all
-    mig-enabled: true
-    mig-devices: {2g.12gb: 1, 1g.6gb: 2}
-  off:
-  - devices: all
-    mig-enabled: false
-"""
 FOR_A_RESET = states.Options(resets_itself=False)
 FOR_A_REBOOT = states.Options(virtualization=states.Virtualization.PASSTHROUGH)
-
-
-@pytest.fixture
-def shell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
-    yield Shell(tmp_path_factory.mktemp("home"))
-    commandline.forget()
-
-
-@pytest.fixture
-def layouts(tmp_path: pathlib.Path) -> str:
-    path = tmp_path / "layouts.yaml"
-    path.write_text(LAYOUTS)
-    return str(path)
 
 
 def node(
