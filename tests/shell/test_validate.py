@@ -4,6 +4,7 @@ import json
 import pathlib
 import re
 import shlex
+from typing import Any
 
 import pytest
 import yaml
@@ -177,7 +178,7 @@ def test_all_problems_of_several_files_are_reported(shell: Shell) -> None:
 
 @pytest.mark.parametrize("hook", HOOKS, ids=lambda hook: str(hook["id"]))
 def test_the_hooks_take_good_documents_and_refuse_bad_ones(
-    shell: Shell, hook: dict[str, str]
+    shell: Shell, hook: dict[str, Any]
 ) -> None:
     # What pre-commit runs: the entry, the arguments, the names of files.
     program, *command = [*shlex.split(hook["entry"]), *hook.get("args", [])]
