@@ -181,7 +181,8 @@ def test_the_hooks_take_good_documents_and_refuse_bad_ones(
     shell: Shell, hook: dict[str, Any]
 ) -> None:
     # What pre-commit runs: the entry, the arguments, the names of files.
-    program, *command = [*shlex.split(hook["entry"]), *hook.get("args", [])]
+    arguments: list[str] = hook.get("args", [])
+    program, *command = [*shlex.split(hook["entry"]), *arguments]
     good = shell.file(PORTABLE, "good.yaml")
     bad = shell.file(OURS.replace("1g.6gb@3", "1g.7gb@3"))
 
