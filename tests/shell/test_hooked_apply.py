@@ -49,6 +49,25 @@ class Played:
     def apply(self, layout: str, **options: object) -> plans.Applied:
         return self.rig.apply(LAYOUTS.layout(layout), **options)  # type: ignore[arg-type]
 
+    def interrupt_when(self, is_time: Callable[[list[str]], bool]) -> None:
+        """Have a signal that comes before a hook begins or while it runs."""
+
+        @contextlib.contextmanager
+        def guard() -> Iterator[Callable[[], None]]:
+            def check() -> None:
+                if is_time(self.happened):
+                    raise errors.Superseded("a signal", is_replaced=False)
+
+            yield check
+
+        self.rig.guard = guard
+
+
+def with_wanted() -> Gpus:
+    gpus = Gpus()
+    applying_rig.apply(gpus, LAYOUTS.layout("wanted"))
+    return gpus
+
 
 @pytest.mark.parametrize(
     ("start", "layout", "happened"),
@@ -77,21 +96,16 @@ def test_each_point_comes_in_its_order_and_only_where_it_has_something_before_it
     assert played.rig.journal.text is None
 
 
-def test_with_the_mode_alone_there_is_no_point_before_instances() -> None:
-    played = Played("off")
+def test_without_hooks_before_instances_or_with_the_mode_alone_that_point_is_left_out() -> None:
+    mode_only = Played("off")
+    hookless = Played("off", "hooks: {pre-apply-mode: [{command: mode}]}")
 
-    played.apply("wanted", scope=plans.Scope.MODE_ONLY)
+    mode_only.apply("wanted", scope=plans.Scope.MODE_ONLY)
+    applied = hookless.apply("wanted")
 
-    assert played.happened == ["start", "mode", "MODE", "exit"]
-
-
-def test_without_hooks_of_the_third_point_mode_and_instances_are_one_step() -> None:
-    played = Played("off", "hooks: {pre-apply-mode: [{command: mode}]}")
-
-    applied = played.apply("wanted")
-
+    assert mode_only.happened == ["start", "mode", "MODE", "exit"]
     assert len(applied.rounds) == 1
-    assert played.happened[:2] == ["mode", "MODE"]
+    assert hookless.happened[:2] == ["mode", "MODE"]
 
 
 def test_hooks_of_a_point_run_in_order_and_the_first_that_fails_is_the_last() -> None:
@@ -215,8 +229,7 @@ def test_a_program_that_is_not_there_is_reported_before_the_first_hook_runs_if_i
 
 def test_gpus_that_a_hook_has_changed_are_checked_again() -> None:
     played = Played("before")
-    other = Gpus()
-    applying_rig.apply(other, LAYOUTS.layout("wanted"))
+    other = with_wanted()
 
     def tamper() -> None:
         if "start" in played.rig.owner.hooked:
@@ -233,57 +246,38 @@ def test_gpus_that_a_hook_has_changed_are_checked_again() -> None:
     assert played.happened == ["start", "more", "exit"]
 
 
-@pytest.mark.parametrize("point", POINTS)
-def test_a_signal_ends_a_hook_but_the_last_and_all_is_undone(
-    point: str,
+@pytest.mark.parametrize(
+    ("hooks", "last_before", "happened"),
+    [
+        (scenes.HOOKS, "start", ["start", "exit"]),
+        (scenes.HOOKS, "MODE", ["start", "mode", "MODE", "exit"]),
+        (
+            "hooks: {apply-start: [{command: a}, {command: b}], apply-exit: [{command: c}]}",
+            "a",
+            ["a", "c"],
+        ),
+    ],
+    ids=["before the mode", "before instances", "between two of the start"],
+)
+def test_a_signal_ends_the_hooks_but_the_last_and_all_is_undone(
+    hooks: str, last_before: str, happened: list[str]
 ) -> None:
-    played = Played("off")
-    ended: list[str] = []
+    played = Played("off", hooks)
+    played.interrupt_when(lambda done: done[-1:] == [last_before])
 
-    @contextlib.contextmanager
-    def guard() -> Iterator[Callable[[], None]]:
-        def check() -> None:
-            # Asked before a hook begins and while it runs.
-            done = played.happened
-            if done and done[-1] == {"mode": "start", "config": "MODE"}.get(point, "none"):
-                ended.append(point)
-                raise errors.Superseded("a signal", is_replaced=False)
-
-        yield check
-
-    played.rig.guard = guard
-    if point in ("start", "exit"):
-        # There is no hook before the first, and no check during the last.
-        played.apply("wanted")
-        assert not ended
-        return
     with pytest.raises(errors.Superseded):
         played.apply("wanted")
-    assert ended
-    assert played.happened[-1] == "exit"
+
+    assert played.happened == happened
     assert shape(played.gpus) == played.before
     assert played.rig.journal.text is None
 
 
-def test_the_last_hook_runs_after_the_first_one_is_interrupted() -> None:
-    played = Played(
-        "off", "hooks: {apply-start: [{command: a}, {command: b}], apply-exit: [{command: c}]}"
-    )
+def test_the_last_hook_is_not_interrupted() -> None:
+    played = Played("off")
+    played.interrupt_when(lambda done: done[-1:] == ["exit"])
 
-    @contextlib.contextmanager
-    def guard() -> Iterator[Callable[[], None]]:
-        def check() -> None:
-            if played.happened == ["a"]:
-                raise errors.Superseded("a signal", is_replaced=False)
-
-        yield check
-
-    played.rig.guard = guard
-    with pytest.raises(errors.Superseded):
-        played.apply("wanted")
-
-    assert played.happened == ["a", "c"]
-    assert shape(played.gpus) == played.before
+    assert played.apply("wanted").is_changed
 
 
 def test_an_unfinished_change_is_undone_where_a_first_hook_fails() -> None:
@@ -303,9 +297,7 @@ def test_an_unfinished_change_is_undone_where_a_first_hook_fails() -> None:
 
 
 def test_a_restore_passes_the_same_points_and_is_reported_no_layout() -> None:
-    played = Played("off")
-    other = Gpus()
-    applying_rig.apply(other, LAYOUTS.layout("wanted"))
+    played, other = Played("off"), with_wanted()
 
     played.rig.restore(checkpoint.render(other.gpus))
 
@@ -316,12 +308,10 @@ def test_a_restore_passes_the_same_points_and_is_reported_no_layout() -> None:
 
 def test_a_restore_whose_hook_fails_between_mode_and_instances_is_undone() -> None:
     played = Played("off")
-    other = Gpus()
-    applying_rig.apply(other, LAYOUTS.layout("wanted"))
     played.rig.owner.broken_hooks = {"config"}
 
     with pytest.raises(errors.HostError, match="the instances from before are back"):
-        played.rig.restore(checkpoint.render(other.gpus))
+        played.rig.restore(checkpoint.render(with_wanted().gpus))
 
     assert shape(played.gpus) == played.before
 

@@ -142,25 +142,30 @@ def test_a_gpu_lost_during_execute_of_a_layout_that_names_it_has_all_others_rest
     assert node.state.boards[LOST].uuid in node.journal.read_text()
 
 
+def lose_it_in_a_rollback(node: shell_node.Node) -> str:
+    """Have a change of all GPUs fail, and lose one in the rollback; return what is said."""
+    node.state.add_fault(REFUSE_ELSEWHERE)
+    node.state.add_fault(LOSE_AT_ROLLBACK)
+    answer = node.run("apply", "sevenths")
+    assert answer.returncode == 1
+    node.state.clear_faults()
+    return answer.stderr
+
+
 @pytest.mark.slow
 def test_a_gpu_lost_in_the_rollback_stays_in_the_journal_and_the_others_are_restored(
     node: shell_node.Node,
 ) -> None:
-    node.state.add_fault(REFUSE_ELSEWHERE)
-    node.state.add_fault(LOSE_AT_ROLLBACK)
+    said = lose_it_in_a_rollback(node)
 
-    answer = node.run("apply", "sevenths")
-
-    assert answer.returncode == 1
     assert of_others(node.state) == {(True, 2)}
     uuid = node.state.boards[LOST].uuid
-    assert f"GPU {LOST} ({uuid}" in answer.stderr
-    assert f"to restore once it is back: {uuid}: MIG enabled, 3g.20gb at 0:4" in answer.stderr
+    assert f"GPU {LOST} ({uuid}" in said
+    assert f"to restore once it is back: {uuid}: MIG enabled, 3g.20gb at 0:4" in said
     journal = json.loads(node.journal.read_text())
     assert [gpu["uuid"] for gpu in journal["snapshot"]] == [uuid]
 
     # With the GPU back, the next failure leads back to what it had before the first one.
-    node.state.clear_faults()
     node.state.return_gpu(LOST)
     assert shapes(node.state)[LOST] == (True, 0)
     assert node.run("apply", "too-much").returncode == 1
@@ -172,10 +177,7 @@ def test_a_gpu_lost_in_the_rollback_stays_in_the_journal_and_the_others_are_rest
 def test_the_journal_keeps_the_lost_gpu_while_layouts_for_other_gpus_are_applied(
     node: shell_node.Node,
 ) -> None:
-    node.state.add_fault(REFUSE_ELSEWHERE)
-    node.state.add_fault(LOSE_AT_ROLLBACK)
-    assert node.run("apply", "sevenths").returncode == 1
-    node.state.clear_faults()
+    lose_it_in_a_rollback(node)
 
     for _applied_and_already_applied in range(2):
         answer = node.run("apply", "names-others")
@@ -192,10 +194,7 @@ def test_the_journal_keeps_the_lost_gpu_while_layouts_for_other_gpus_are_applied
 
 @pytest.mark.slow
 def test_a_layout_for_all_gpus_clears_the_journal_of_the_lost_one(node: shell_node.Node) -> None:
-    node.state.add_fault(REFUSE_ELSEWHERE)
-    node.state.add_fault(LOSE_AT_ROLLBACK)
-    assert node.run("apply", "sevenths").returncode == 1
-    node.state.clear_faults()
+    lose_it_in_a_rollback(node)
 
     assert node.run("apply", "sevenths").returncode == 0
 
