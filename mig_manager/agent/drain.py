@@ -35,18 +35,21 @@ class Order:
 
     affected: frozenset[str]
     """Ids of the devices that are destroyed."""
-    policy: policies.Policy
+    limits: settings.Limits
     extra_clients: tuple[clients.ExtraClient, ...] = ()
     """GPU clients that are paused later, and so are not evicted."""
     has_begun: bool = False
     """Whether an earlier attempt at this drain evicted pods."""
-    timeout_s: float
-    backoff: timing.Backoff
 
     @property
     def is_passive(self) -> bool:
         """Whether the drain only waits."""
-        return self.policy.drain is policies.Drain.NONE
+        return self.limits.policy.drain is policies.Drain.NONE
+
+    @property
+    def is_whole_node(self) -> bool:
+        """Whether every pod with a GPU is drained."""
+        return self.limits.policy.drain is policies.Drain.NODE
 
     def affected_pods(self, usage: Usage) -> tuple[cluster.Pod, ...]:
         """Return the pods that the drain is about."""
@@ -54,7 +57,7 @@ class Order:
             usage.pods,
             usage.assigned,
             self.affected,
-            is_whole_node=self.policy.drain is policies.Drain.NODE,
+            is_whole_node=self.is_whole_node,
             daemons=self.extra_clients,
         )
 
@@ -69,27 +72,21 @@ def order(
     has_begun: bool = False,
 ) -> Order:
     """Return the drain that a plan needs."""
-    policy = limits.policy
     if not may_evict:
-        policy = dataclasses.replace(policy, drain=policies.Drain.NONE, is_forced=False)
+        waiting = dataclasses.replace(limits.policy, drain=policies.Drain.NONE, is_forced=False)
+        limits = dataclasses.replace(limits, policy=waiting, drain_timeout_s=0.0)
     return Order(
         affected=clients.affected_ids(plan, gpus),
-        policy=policy,
+        limits=limits,
         extra_clients=extra_clients,
         has_begun=has_begun,
-        timeout_s=limits.drain_timeout_s if may_evict else 0.0,
-        backoff=limits.backoff,
     )
 
 
 def whole_node(limits: settings.Limits) -> Order:
     """Return the drain of every pod with a GPU, for a reboot."""
-    return Order(
-        affected=frozenset(),
-        policy=dataclasses.replace(limits.policy, drain=policies.Drain.NODE),
-        timeout_s=limits.drain_timeout_s,
-        backoff=limits.backoff,
-    )
+    policy = dataclasses.replace(limits.policy, drain=policies.Drain.NODE)
+    return Order(affected=frozenset(), limits=dataclasses.replace(limits, policy=policy))
 
 
 def survey(workloads: ports.Workloads, allocations: ports.DeviceAllocations) -> Usage:
@@ -138,13 +135,12 @@ class Drain:
         self._order = order
         self._announce = announce
         self._evictions = eviction.Evictions(
-            workloads,
-            clock,
-            strategy=order.policy.strategy,
+            workloads=workloads,
+            clock=clock,
+            strategy=order.limits.policy.strategy,
             on_round=announce.on_round,
             telemetry=telemetry or ports.Telemetry(),
         )
-        self._is_forcing = False
         self._deadline = 0.0
         self._round = 0
 
@@ -154,7 +150,9 @@ class Drain:
         return tuple(self._evictions.forced)
 
     def run(self, usage: Usage, request: ports.Cancellation) -> int:
-        """Wait until no pod uses an affected device; list the pods at least once.
+        """Wait until no pod uses an affected device; return how many pods were evicted so far.
+
+        The pods are listed at least once.
 
         Raises:
             DrainError: The deadline passed; names each remaining pod, and why. FORBIDDEN or
@@ -164,22 +162,25 @@ class Drain:
             Superseded: Another layout is requested, or the agent stops.
         """
         self._begin(is_forcing=False)
-        while True:
+        while self._order.affected or self._order.is_whole_node:
             now = None if self._may_wait(usage) else self._observe(usage)
             remaining = self._order.affected_pods(now) if now else ()
             if now and not remaining:
-                return self._evictions.evicted
+                break
             request.check()
             if now:
                 self._act(remaining, now)
-            request.pause(self._order.backoff.delay_s(self._round))
+            request.pause(self._order.limits.backoff.delay_s(self._round))
             self._round += 1
+        return self._evictions.evicted
 
     def _begin(self, *, is_forcing: bool) -> None:
-        self._is_forcing = is_forcing
-        self._deadline = self._clock.monotonic() + self._order.timeout_s
+        self._evictions.begin(is_forcing=is_forcing)
+        self._extend()
         self._round = 0
-        self._evictions.begin()
+
+    def _extend(self) -> None:
+        self._deadline = self._clock.monotonic() + self._order.limits.drain_timeout_s
 
     @property
     def _is_late(self) -> bool:
@@ -196,12 +197,10 @@ class Drain:
         remaining = self._order.affected_pods(self._usage(pods, before))
         if not remaining or self._order.is_passive:
             return bool(remaining)
-        return not self._evictions.is_any_ready(remaining, is_forcing=self._is_forcing)
+        return not self._evictions.is_any_ready(remaining)
 
     def _observe(self, before: Usage) -> Usage | None:
         """Return the usage now; None when the API does not answer and there is time left."""
-        if not (self._order.affected or self._order.policy.drain is policies.Drain.NODE):
-            return Usage(pods=(), assigned=())
         try:
             pods = self._workloads.list()
         except errors.ClusterError as error:
@@ -223,40 +222,39 @@ class Drain:
         return Usage(pods=pods, assigned=assigned)
 
     def _act(self, remaining: Sequence[cluster.Pod], now: Usage) -> None:
-        """Evict or delete pods; at the deadline go over to force, or fail.
-
-        Raises:
-            DrainError: The deadline passed, and nothing more can be done.
-        """
-        if self._is_forcing:
-            blocked = self._evictions.force(remaining)
-        elif self._order.is_passive:
+        """Evict or delete pods; at the deadline go over to force, or fail with ``DrainError``."""
+        if self._order.is_passive:
             blocked = {pod.key: "--drain-policy none evicts no pod" for pod in remaining}
         else:
             evicted = self._evictions.evicted
-            blocked = self._evictions.evict(remaining)
+            blocked = self._evictions.move(remaining)
             if self._evictions.evicted > evicted and self._evictions.is_rolling:
                 # A rolling drain takes as long as its successors do: each eviction is progress.
-                self._deadline = self._clock.monotonic() + self._order.timeout_s
+                self._extend()
         if not self._is_late:
             return
-        may_force = self._order.policy.is_forced and not (
-            self._order.is_passive or any(map(eviction.why_immovable, remaining))
-        )
-        if self._is_forcing or not may_force:
-            raise self._timeout(remaining, blocked, now)
+        is_movable = not any(map(eviction.why_immovable, remaining))
+        may_force = self._order.limits.policy.is_forced and not self._order.is_passive
+        if self._evictions.is_forcing or not (may_force and is_movable):
+            raise self._timeout(remaining, blocked, now, is_movable=is_movable)
         self._begin(is_forcing=True)
         names = ", ".join(pod.key for pod in remaining if not pod.is_terminating)
         if names:
             self._announce.on_force(names)
 
     def _timeout(
-        self, remaining: Sequence[cluster.Pod], blocked: Mapping[str, str], now: Usage
+        self,
+        remaining: Sequence[cluster.Pod],
+        blocked: Mapping[str, str],
+        now: Usage,
+        *,
+        is_movable: bool,
     ) -> errors.DrainError:
         def cause(pod: cluster.Pod) -> str:
-            if pod.is_terminating:
-                return blocked.get(pod.key) or f"still terminating; it may take {pod.grace_s} s"
-            return blocked.get(pod.key) or "waits for the others"
+            ending = f"still terminating; it may take {pod.grace_s} s"
+            return blocked.get(pod.key) or (
+                ending if pod.is_terminating else "waits for the others"
+            )
 
         causes = messages.by_cause(
             (clients.describe_pod(pod, now.assigned), cause(pod)) for pod in remaining
@@ -264,12 +262,13 @@ class Drain:
         has_evicted = self._evictions.evicted > 0 or self._order.has_begun
         reason, more = self._evictions.why_incomplete(remaining, has_evicted=has_evicted)
         count = "1 pod still uses" if len(remaining) == 1 else f"{len(remaining)} pods still use"
-        by_force = ", and as long again by force" if self._is_forcing else ""
+        timeout_s = self._order.limits.drain_timeout_s
+        by_force = ", and as long again by force" if self._evictions.is_forcing else ""
         return errors.DrainError(
-            f"{count} devices to be removed after {self._order.timeout_s:g} s{by_force}: {causes}"
+            f"{count} devices to be removed after {timeout_s:g} s{by_force}: {causes}"
             + (f"; {more}" if more else ""),
             pods=tuple(pod.key for pod in remaining),
             reason=reason,
             # A pod that cannot be evicted at all keeps the next attempt from evicting any.
-            keeps_closed=has_evicted and not any(map(eviction.why_immovable, remaining)),
+            keeps_closed=has_evicted and is_movable,
         )

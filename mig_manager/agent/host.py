@@ -65,12 +65,9 @@ class HostServices:
             except errors.MigManagerError as error:
                 _log.warning("host_service_not_started", service=name, error=error.message)
                 failed.append(error.message)
-            else:
-                self._record.note_journal(
-                    host_services=tuple(
-                        one for one in self._record.journal.host_services if one != name
-                    )
-                )
+                continue
+            stopped = self._record.journal.host_services
+            self._record.note_journal(host_services=tuple(one for one in stopped if one != name))
         return "; ".join(failed)
 
     def _start(self, name: str) -> None:
@@ -195,19 +192,15 @@ class Reboot:
         before = self._record.journal.rebooted_from
         if before:
             was_rebooted = before != self._deps.boot_id
-        is_host_error = isinstance(error, errors.HostError)
-        is_mode_missing = error.reason.means_mode_waits or (
-            is_host_error and error.reason is errors.Reason.IN_USE
-        )
-        is_allowed = (
-            self._deps.reboot is not None
-            and self._limits.policy.drain is not policies.Drain.NONE
-            and not was_rebooted
-        )
-        if not (is_mode_missing and is_allowed) or is_host_error:
-            return is_mode_missing and is_allowed
+        drains = self._limits.policy.drain is not policies.Drain.NONE
+        if was_rebooted or self._deps.reboot is None or not drains:
+            return False
+        if isinstance(error, errors.HostError):
+            return error.reason.means_mode_waits or error.reason is errors.Reason.IN_USE
         try:
-            return any(gpu.has_pending_mode for gpu in self._deps.gpus.observe())
+            return error.reason.means_mode_waits and any(
+                gpu.has_pending_mode for gpu in self._deps.gpus.observe()
+            )
         except errors.HardwareError:
             return False
 

@@ -59,13 +59,10 @@ class Record:
             started_at=deps.clock.now_iso(),
             finished_at=None,
         )
-        self._journal = journal
-        self._has_rolled_back = False
-
-    @property
-    def journal(self) -> status.Journal:
+        self.journal = journal
         """What the run has taken."""
-        return self._journal
+        self.has_rolled_back = False
+        """Whether a rollback was begun."""
 
     @property
     def config(self) -> str:
@@ -87,18 +84,13 @@ class Record:
         """The GPUs as last noted; none before."""
         return self._status.gpus
 
-    @property
-    def has_rolled_back(self) -> bool:
-        """Whether a rollback was begun."""
-        return self._has_rolled_back
-
     def note(self, **facts: Any) -> None:
         """Set fields of the status for the next patch."""
         self._status = dataclasses.replace(self._status, **facts)
 
     def note_journal(self, **facts: Any) -> None:
         """Set fields of the journal for the next patch."""
-        self._journal = dataclasses.replace(self._journal, **facts)
+        self.journal = dataclasses.replace(self.journal, **facts)
 
     def enter(
         self,
@@ -127,9 +119,9 @@ class Record:
 
     def begin_rollback(self) -> None:
         """Publish the rollback, once, without waiting for the API: a rollback is more urgent."""
-        if self._has_rolled_back:
+        if self.has_rolled_back:
             return
-        self._has_rolled_back = True
+        self.has_rolled_back = True
         self._end_phase()
         message, state = "restoring the instances from before", model.State.PENDING
         self._set(model.Phase.ROLL_BACK, message, state=state)
@@ -153,7 +145,7 @@ class Record:
                 taken nevertheless.
         """
         self._end_phase()
-        journal = self._journal
+        journal = self.journal
 
         def patch(view: cluster.NodeView) -> cluster.NodePatch:
             nonlocal journal
@@ -166,9 +158,9 @@ class Record:
             self._node.update(patch)
         except errors.ClusterError as error:
             if error.may_be_done:
-                self._journal = journal
+                self.journal = journal
             raise
-        self._journal = journal
+        self.journal = journal
         self._published(state)
 
     def resume(
@@ -187,7 +179,7 @@ class Record:
         Raises:
             ClusterError: The API refused or does not answer; the journal still lists all.
         """
-        before = self._journal
+        before = self.journal
         restored: dict[str, str] = {}
 
         def decide(view: cluster.NodeView) -> Step:
@@ -217,9 +209,8 @@ class Record:
             self.take(model.Phase.RESUME, decide)
         except errors.ClusterError:
             # The end of the run restores what this patch may not have restored.
-            self._journal = dataclasses.replace(
-                before, plugin_config=self._journal.plugin_config or before.plugin_config
-            )
+            changed = self.journal.plugin_config or before.plugin_config
+            self.journal = dataclasses.replace(before, plugin_config=changed)
             raise
         return frozenset(restored)
 
@@ -249,14 +240,14 @@ class Record:
             self.note_journal(plugin_config=None)
         elif outcome.reason is errors.Reason.DRIFTED:
             labels[cluster.APPLIED_LABEL] = None
-        taken = self._journal
+        taken = self.journal
         kept = taken.remaining
         if outcome.keeps_closed:
             kept = taken.closed
             taken = dataclasses.replace(taken, cordoned=False, hold_taint=False)
         annotations = self._annotations(kept)
         self._node.update(lambda view: _merge(_restoring(taken, view), labels, annotations))
-        self._journal = kept
+        self.journal = kept
         self._published_gpus = self._status.gpus
         self._report(outcome)
 
@@ -267,10 +258,10 @@ class Record:
             ClusterError: The API refused or does not answer; the journal stays for that run.
         """
         self._end_phase()
-        remaining = self._journal.remaining
+        remaining = self.journal.remaining
         annotations = {cluster.JOURNAL_ANNOTATION: _text(remaining)}
-        self._node.update(lambda view: _merge(_restoring(self._journal, view), {}, annotations))
-        self._journal = remaining
+        self._node.update(lambda view: _merge(_restoring(self.journal, view), {}, annotations))
+        self.journal = remaining
         self._telemetry.run_superseded()
 
     def _report(self, outcome: outcomes.Outcome) -> None:

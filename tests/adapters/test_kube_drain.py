@@ -6,9 +6,8 @@ import pytest
 
 from mig_manager import errors
 from mig_manager.adapters.kubernetes import api, pods
-from mig_manager.agent import drain
-from mig_manager.core import ports, timing
-from mig_manager.core.node import policy as policies
+from mig_manager.agent import drain, settings
+from mig_manager.core import ports
 from mig_manager.sandbox.apiserver import resources
 from testkit import apiserver
 from tests import fakes, gpu_values, waiting
@@ -52,9 +51,7 @@ def draining(
         clock,
         order=drain.Order(
             affected=frozenset({DEVICE}),
-            policy=policies.Policy(),
-            timeout_s=timeout_s,
-            backoff=timing.Backoff(),
+            limits=settings.Limits(drain_timeout_s=timeout_s),
         ),
         announce=drain.Announcements(on_round=lambda _message: None, on_force=lambda _names: None),
     )

@@ -4,9 +4,9 @@ from collections.abc import Callable
 from typing import Any
 
 from mig_manager import errors
-from mig_manager.agent import drain
+from mig_manager.agent import drain, settings
 from mig_manager.catalogue import hardware
-from mig_manager.core import ports, timing
+from mig_manager.core import ports
 from mig_manager.core.node import clients
 from mig_manager.core.node import policy as policies
 from tests import fakes, gpu_values
@@ -37,10 +37,8 @@ def new_drain(
         rig.clock,
         order=drain.Order(
             affected=affected,
-            policy=policy or policies.Policy(),
+            limits=settings.Limits(policy=policy or policies.Policy(), drain_timeout_s=20),
             extra_clients=(clients.ExtraClient(labels={"app": "watcher"}),),
-            timeout_s=20,
-            backoff=timing.Backoff(),
         ),
         announce=drain.Announcements(on_round=rig.statuses.append, on_force=rig.statuses.append),
         telemetry=telemetry,
