@@ -9,7 +9,7 @@ import pytest
 
 from mig_manager import errors
 from mig_manager.agent import outcomes, planning, reconcile
-from mig_manager.core import model
+from mig_manager.core import model, profile_name
 from mig_manager.core.node import cluster
 from mig_manager.core.planner import planner
 from tests import fakes, gpu_values, scenes
@@ -75,13 +75,18 @@ def test_on_request_a_drift_is_healed() -> None:
 
 def add_pod_on_foreign_instances(rig: fakes.NodeRig) -> None:
     """Create instances outside the layout, and a pod that uses one."""
-    balanced = {p.profile: p.profile for p in rig.gpus[0].profiles or ()}
-    sevenths = next(profile for profile in balanced if str(profile) == "1g.5gb")
-    wanted = model.DesiredGpu.of(model.MigMode.ENABLED, {sevenths: 7})
-    (changed,) = gpu_values.brought_to((rig.gpus[0],), wanted)
-    rig.gpus = (changed, *rig.gpus[1:])
-    devices = {uuid for gpu in rig.gpus[:1] for uuid in gpu.mig_uuids}
-    rig.add_pod("foreign", devices=frozenset(devices))
+    wanted = model.DesiredGpu.of(model.MigMode.ENABLED, {profile_name.parse("1g.5gb"): 7})
+    rig.gpus = (*gpu_values.brought_to(rig.gpus[:1], wanted), *rig.gpus[1:])
+    rig.add_pod("foreign", devices=frozenset(rig.gpus[0].mig_uuids))
+
+
+def restarted_beside_foreign_pod() -> tuple[fakes.NodeRig, reconcile.Reconciler]:
+    """Return a node that drifted while its agent was down, and the agent that started again."""
+    rig, _, _ = node_at_rest()
+    add_pod_on_foreign_instances(rig)
+    restarted = scenes.reconciler(rig)
+    restarted.recover(LAYOUT)
+    return rig, restarted
 
 
 def test_healing_waits_until_no_pod_uses_the_devices() -> None:
@@ -113,11 +118,8 @@ def test_a_pod_that_comes_while_a_drift_is_healed_is_spared() -> None:
 
 
 def test_a_restarted_agent_evicts_no_pod_for_a_layout_that_was_applied_before() -> None:
-    rig, _, _ = node_at_rest()
-    add_pod_on_foreign_instances(rig)
-    restarted = scenes.reconciler(rig)
+    rig, restarted = restarted_beside_foreign_pod()
 
-    restarted.recover(LAYOUT)
     outcome = restarted.run(LAYOUT, steadfast(rig))
 
     assert outcome.reason is errors.Reason.DRIFTED
@@ -128,26 +130,24 @@ def test_a_restarted_agent_evicts_no_pod_for_a_layout_that_was_applied_before() 
     assert restarted.run(LAYOUT, steadfast(rig)).state is model.State.SUCCESS
 
 
+NO_DRIVER = errors.HardwareError("gone", reason=errors.Reason.DRIVER_NOT_LOADED)
+
+
 @pytest.mark.parametrize(
-    "failure",
+    "refusing",
     [
-        ("gpus.observe", errors.HardwareError("gone", reason=errors.Reason.DRIVER_NOT_LOADED)),
-        ("node.patch", errors.ClusterError("503", reason=errors.Reason.API_UNAVAILABLE)),
+        {"gpus.observe": NO_DRIVER},
+        {"node.patch": errors.ClusterError("503", reason=errors.Reason.API_UNAVAILABLE)},
     ],
     ids=["driver", "API"],
 )
 def test_a_passing_failure_at_the_start_does_not_make_the_retry_evict_for_an_old_request(
-    failure: tuple[str, Exception],
+    refusing: dict[str, Exception],
 ) -> None:
-    rig, _, _ = node_at_rest()
-    add_pod_on_foreign_instances(rig)
-    restarted = scenes.reconciler(rig)
-    restarted.recover(LAYOUT)
-    driver = errors.HardwareError("gone", reason=errors.Reason.DRIVER_NOT_LOADED)
-    rig.refusing["gpus.observe"] = driver
+    rig, restarted = restarted_beside_foreign_pod()
+    rig.refusing = {"gpus.observe": NO_DRIVER}
     assert restarted.run(LAYOUT, steadfast(rig)).should_retry
-    point, error = failure
-    rig.refusing = {point: error}
+    rig.refusing = refusing
     with contextlib.suppress(errors.ClusterError):
         restarted.run(LAYOUT, steadfast(rig), attempt=2)
     rig.refusing = {}
@@ -174,8 +174,7 @@ def test_an_agent_that_starts_restores_what_a_reboot_took() -> None:
 
 def test_gpus_that_cannot_be_seen_for_a_while_are_no_drift() -> None:
     rig, ours, ended = node_at_rest()
-    broken = errors.HardwareError("gone", reason=errors.Reason.DRIVER_NOT_LOADED)
-    rig.failing = {len(rig.log): broken}
+    rig.failing = {len(rig.log): NO_DRIVER}
 
     assert ours.check_drift(LAYOUT, ended) is planning.Action.REST
 
@@ -190,17 +189,9 @@ def test_a_failure_for_good_is_worth_another_run_only_when_the_hardware_has_chan
     assert not ended.should_retry
 
     assert [ours.check_drift("too-much", ended) for _ in range(3)] == [planning.Action.REST] * 3
-    tamper_with_modes(rig)
+    enabled = {"current_mode": model.MigMode.ENABLED, "pending_mode": model.MigMode.ENABLED}
+    rig.gpus = tuple(dataclasses.replace(gpu, **enabled) for gpu in rig.gpus)  # type: ignore[arg-type]
     assert ours.check_drift("too-much", ended) is planning.Action.RUN
-
-
-def tamper_with_modes(rig: fakes.NodeRig) -> None:
-    rig.gpus = tuple(
-        dataclasses.replace(
-            gpu, current_mode=model.MigMode.ENABLED, pending_mode=model.MigMode.ENABLED
-        )
-        for gpu in rig.gpus
-    )
 
 
 # -- other managers ------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ import contextlib
 import http.client
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -57,35 +57,30 @@ def ask(port: int, path: str, *, method: str = "GET") -> tuple[int, str, http.cl
 # -- the checks -------------------------------------------------------------------------------
 
 
-def test_a_worker_that_waits_for_a_request_is_alive_however_long_it_waits(life: Life) -> None:
-    life.pulse.beat()
-    life.pulse.rest()
-    life.now_s += 1e6
-
-    assert life.health.why_dead() == ""
+BEAT, REST = loop.Pulse.beat, loop.Pulse.rest
+STUCK = "the worker has been stuck for 10 s"
 
 
-def test_a_worker_that_was_never_asked_for_a_sign_of_life_is_alive(life: Life) -> None:
-    life.now_s += 1e6
+@pytest.mark.parametrize(
+    ("signs", "why"),
+    [
+        pytest.param([1e6], "", id="never-asked-for-a-sign-of-life"),
+        pytest.param([BEAT, REST, 1e6], "", id="waits-for-a-request"),
+        pytest.param([BEAT, STUCK_AFTER_S - 1], "", id="within-the-bound"),
+        pytest.param([BEAT, STUCK_AFTER_S - 1, 1], STUCK, id="stuck"),
+        pytest.param([BEAT, 2 * STUCK_AFTER_S, BEAT], "", id="goes-on"),
+    ],
+)
+def test_a_worker_is_stuck_that_gives_no_sign_of_life_for_too_long_unless_it_waits(
+    life: Life, signs: list[float | Callable[[loop.Pulse], None]], why: str
+) -> None:
+    for sign in signs:
+        if isinstance(sign, float | int):
+            life.now_s += sign
+        else:
+            sign(life.pulse)
 
-    assert life.health.why_dead() == ""
-
-
-def test_a_worker_without_a_sign_of_life_beyond_the_bound_is_stuck(life: Life) -> None:
-    life.pulse.beat()
-    life.now_s += STUCK_AFTER_S - 1
-
-    assert life.health.why_dead() == ""
-    life.now_s += 1
-    assert life.health.why_dead() == "the worker has been stuck for 10 s"
-
-
-def test_a_stuck_worker_that_goes_on_is_alive_again(life: Life) -> None:
-    life.pulse.beat()
-    life.now_s += 2 * STUCK_AFTER_S
-    life.pulse.beat()
-
-    assert life.health.why_dead() == ""
+    assert (life.health.why_dead(), life.health.why_unready()) == (why, why)
 
 
 @pytest.mark.parametrize(
@@ -108,13 +103,6 @@ def test_an_agent_is_not_ready_before_an_interrupted_run_is_restored(life: Life)
     life.is_recovered = False
 
     assert "not restored yet" in life.health.why_unready()
-
-
-def test_a_stuck_agent_is_not_ready_either(life: Life) -> None:
-    life.pulse.beat()
-    life.now_s += STUCK_AFTER_S
-
-    assert "stuck" in life.health.why_unready()
 
 
 # -- the worker -------------------------------------------------------------------------------
@@ -188,20 +176,28 @@ def test_a_probe_gets_health_as_status_and_the_reason_as_text(life: Life) -> Non
     assert ready[:2] == (503, "the Kubernetes API has not been heard of for 1000 s\n")
 
 
-def test_metrics_come_as_the_text_that_prometheus_reads(life: Life) -> None:
+@pytest.mark.parametrize(
+    ("method", "path", "expected", "header"),
+    [
+        (
+            "GET",
+            "/metrics?name=x",
+            (200, "metric 1\n"),
+            ("Content-Type", "text/plain; version=0.0.4; charset=utf-8"),
+        ),
+        ("GET", "/<script>", (404, "no such page\n"), ("Server", "mig-manager")),
+        ("HEAD", "/healthz", (200, ""), ("Content-Length", "3")),
+    ],
+    ids=["prometheus-text", "other-path-and-no-name-of-the-server", "head-without-text"],
+)
+def test_each_request_gets_its_page_with_its_headers(
+    life: Life, method: str, path: str, expected: tuple[int, str], header: tuple[str, str]
+) -> None:
     with serving(life) as port:
-        status, text, headers = ask(port, "/metrics?name=x")
+        status, text, headers = ask(port, path, method=method)
 
-    assert (status, text) == (200, "metric 1\n")
-    assert headers["Content-Type"] == "text/plain; version=0.0.4; charset=utf-8"
-
-
-def test_other_paths_are_not_found_and_the_server_is_not_named(life: Life) -> None:
-    with serving(life) as port:
-        status, text, headers = ask(port, "/<script>")
-
-    assert (status, text) == (404, "no such page\n")
-    assert headers["Server"] == "mig-manager"
+    assert (status, text) == expected
+    assert headers[header[0]] == header[1]
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "PATCH", "DELETE", "OPTIONS"])
@@ -213,13 +209,6 @@ def test_other_methods_are_refused_with_those_that_are_not(life: Life, method: s
     assert headers["Allow"] == "GET, HEAD"
 
 
-def test_head_gets_everything_but_the_text(life: Life) -> None:
-    with serving(life) as port:
-        status, text, headers = ask(port, "/healthz", method="HEAD")
-
-    assert (status, text, headers["Content-Length"]) == (200, "", "3")
-
-
 def test_by_default_every_address_is_served(life: Life) -> None:
     with serving(life, address="") as port:
         assert ask(port, "/healthz")[0] == 200
@@ -228,16 +217,14 @@ def test_by_default_every_address_is_served(life: Life) -> None:
                 pass
 
 
-def test_a_port_in_use_is_a_usage_error_that_names_it(life: Life) -> None:
+@pytest.mark.parametrize("address", ["127.0.0.1", "192.0.2.1"])
+def test_a_port_in_use_and_an_address_of_others_are_usage_errors_that_name_it(
+    life: Life, address: str
+) -> None:
     with serving(life) as port:
-        again = metrics.served(life.health, bytes, address="127.0.0.1", port=port)
-        with pytest.raises(errors.UsageError, match=rf"^cannot listen on 127.0.0.1:{port}: "):
+        again = metrics.served(life.health, bytes, address=address, port=port)
+        with pytest.raises(errors.UsageError, match=rf"^cannot listen on {address}:{port}: "):
             again.__enter__()
-
-
-def test_an_address_that_is_not_ours_is_a_usage_error(life: Life) -> None:
-    with pytest.raises(errors.UsageError, match="cannot listen on"):
-        metrics.served(life.health, bytes, address="192.0.2.1", port=0).__enter__()
 
 
 def test_clients_that_say_nothing_do_not_keep_a_probe_from_its_answer(life: Life) -> None:
@@ -253,10 +240,7 @@ def test_a_connection_that_lasts_too_long_is_cut_off(
     life: Life, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(web_server, "_CONNECTION_S", 0.0)
-    with (
-        serving(life) as port,
-        socket.create_connection(("127.0.0.1", port), timeout=20) as slow,
-    ):
+    with serving(life) as port, socket.create_connection(("127.0.0.1", port), timeout=20) as slow:
         assert slow.recv(1) == b""
 
 

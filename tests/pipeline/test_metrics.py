@@ -51,40 +51,34 @@ def partitioned(wanted: dict[str, int]) -> model.ObservedGpus:
     return model.ObservedGpus(gpu_values.brought_to(gpus, wanted_each))
 
 
-def test_before_anything_happened_no_state_is_claimed(heard: metrics.Metrics) -> None:
-    assert series(heard, "state") == {"pending": 0, "rebooting": 0, "success": 0, "failed": 0}
+def test_no_state_is_claimed_before_one_is_published_and_then_one_alone(
+    heard: metrics.Metrics,
+) -> None:
+    none = {"pending": 0, "rebooting": 0, "success": 0, "failed": 0}
+    assert series(heard, "state") == none
     assert value(heard, "last_success_timestamp_seconds") == 0
-    assert series(heard, "last_outcome_info") == {}
-    assert series(heard, "layout_info") == {}
+    assert series(heard, "last_outcome_info") == series(heard, "layout_info") == {}
 
-
-def test_the_state_is_one_hot(heard: metrics.Metrics) -> None:
     heard.state_published(model.State.PENDING)
     heard.state_published(model.State.FAILED)
 
-    assert series(heard, "state") == {"pending": 0, "rebooting": 0, "success": 0, "failed": 1}
+    assert series(heard, "state") == none | {"failed": 1}
 
 
-def test_every_reason_is_counted_from_zero_on_so_that_the_first_end_is_an_increase(
+def test_every_reason_is_counted_with_its_state_from_zero_on_so_that_the_first_is_an_increase(
     heard: metrics.Metrics,
 ) -> None:
     before = series(heard, "runs_total")
     heard.run_ended(model.State.FAILED, errors.Reason.IN_USE, 12.0)
 
-    assert {labels.split(",")[0] for labels in before} == {r.value for r in errors.Reason}
-    assert set(before.values()) == {0.0}
-    assert series(heard, "runs_total") == {**before, "InUse,failed": 1}
-
-
-def test_each_reason_stands_beside_the_one_state_that_it_comes_with(
-    heard: metrics.Metrics,
-) -> None:
-    runs = [labels.split(",") for labels in series(heard, "runs_total")]
-
-    assert {reason for reason, state in runs if state == "success"} == {
+    kinds = [labels.split(",") for labels in before]
+    assert {reason for reason, _ in kinds} == {reason.value for reason in errors.Reason}
+    assert {reason for reason, state in kinds if state == "success"} == {
         "Applied",
         "AlreadyApplied",
     }
+    assert set(before.values()) == {0.0}
+    assert series(heard, "runs_total") == {**before, "InUse,failed": 1}
 
 
 def test_the_last_outcome_is_one_series_and_success_leaves_its_time(
@@ -129,17 +123,13 @@ def test_evictions_superseded_runs_and_lost_ends_are_counted(heard: metrics.Metr
     assert series(heard, "lost_outcomes_total") == {"ApiUnavailable": 1}
 
 
-def test_instances_are_those_of_the_last_observation_alone(heard: metrics.Metrics) -> None:
+def test_instances_and_layout_are_the_last_ones_alone(heard: metrics.Metrics) -> None:
     heard.gpus_observed(partitioned({"1g.5gb": 7}))
     heard.gpus_observed(partitioned({"3g.20gb": 2}))
-
-    assert series(heard, "instances") == {"3g.20gb": 4}
-
-
-def test_the_active_layout_is_one_series(heard: metrics.Metrics) -> None:
     heard.layout_applied("a", "1")
     heard.layout_applied("b", "2")
 
+    assert series(heard, "instances") == {"3g.20gb": 4}
     assert series(heard, "layout_info") == {"2,b": 1}
 
 
@@ -147,10 +137,8 @@ def test_operations_on_the_gpus_are_timed_by_how_they_ended(heard: metrics.Metri
     heard.gpu_operation_ended("observe", 0.5, is_good=True)
     heard.gpu_operation_ended("execute", 3.0, is_good=False)
 
-    assert series(heard, "gpu_operation_duration_seconds_sum") == {
-        "observe,ok": 0.5,
-        "execute,error": 3.0,
-    }
+    durations = series(heard, "gpu_operation_duration_seconds_sum")
+    assert durations == {"observe,ok": 0.5, "execute,error": 3.0}
 
 
 def test_nvml_calls_are_added_up_by_function(heard: metrics.Metrics) -> None:
@@ -170,8 +158,9 @@ def test_the_contact_with_the_api_is_asked_for_at_each_scrape(
     assert value(heard, "api_contact_age_seconds") == float("inf")
 
 
-def test_the_version_is_reported(heard: metrics.Metrics) -> None:
+def test_the_version_is_reported_and_no_series_has_a_creation_time(heard: metrics.Metrics) -> None:
     assert series(heard, "build_info") == {mig_manager.__version__: 1}
+    assert b"_created" not in heard.exposition()
 
 
 def test_phases_evictions_and_operations_are_signs_of_life() -> None:
@@ -214,29 +203,23 @@ def test_a_listener_that_fails_costs_a_log_line_and_nothing_else() -> None:
     ]
 
 
-def test_no_series_has_a_creation_time(heard: metrics.Metrics) -> None:
-    assert b"_created" not in heard.exposition()
-
-
 # -- what the hardware's adapters report --------------------------------------------------------
-
-
-def hung(heard: metrics.Metrics) -> nvml_worker.WorkerGpus:
-    """GPUs whose worker never answers; each look at the clock finds it half a second later."""
-    times = iter(range(100))
-    return nvml_worker.WorkerGpus(
-        command=[sys.executable, "-c", "import signal; signal.pause()"],
-        timeout_s=0.2,
-        telemetry=heard,
-        monotonic=lambda: next(times) / 2,
-    )
 
 
 def test_an_operation_that_had_to_be_killed_is_an_error_of_its_whole_length(
     heard: metrics.Metrics,
 ) -> None:
+    times = iter(range(100))
+    gpus = nvml_worker.WorkerGpus(
+        command=[sys.executable, "-c", "import signal; signal.pause()"],
+        timeout_s=0.2,
+        telemetry=heard,
+        # Each look at the clock finds it half a second later.
+        monotonic=lambda: next(times) / 2,
+    )
+
     with pytest.raises(errors.HardwareError, match="gave no answer"):
-        hung(heard).observe()
+        gpus.observe()
 
     assert series(heard, "gpu_operation_duration_seconds_sum") == {"observe,error": 0.5}
     assert series(heard, "instances") == {}

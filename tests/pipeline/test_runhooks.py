@@ -216,30 +216,22 @@ def killed_with_hooks(at: str) -> fakes.NodeRig:
 
 
 @pytest.mark.parametrize("at", [START, CONFIG, EXIT])
-def test_after_a_kill_in_a_hook_the_exit_hook_runs(at: str) -> None:
+@pytest.mark.parametrize("resumes", [True, False])
+def test_after_a_kill_in_a_hook_the_exit_hook_runs_once_whether_or_not_the_run_is_resumed(
+    at: str, *, resumes: bool
+) -> None:
     rig = killed_with_hooks(at)
     assert journal(rig).exit_hook
     successor = scenes.reconciler(rig)
 
-    successor.recover(None)
-    successor.rest()
+    successor.recover(LAYOUT if resumes else None)
+    if resumes:
+        assert successor.run(LAYOUT, steadfast(rig)).state is model.State.SUCCESS
+        assert rig.hooked.count(EXIT) == 1
+    else:
+        successor.rest()
+        assert rig.hooked[-1] == EXIT
 
-    assert rig.hooked[-1] == EXIT
-    scenes.assert_nothing_taken(rig)
-
-
-@pytest.mark.parametrize("at", [START, CONFIG, EXIT])
-def test_a_run_resumed_after_a_kill_in_a_hook_passes_the_last_point_once(
-    at: str,
-) -> None:
-    rig = killed_with_hooks(at)
-    successor = scenes.reconciler(rig)
-
-    successor.recover(LAYOUT)
-    outcome = successor.run(LAYOUT, steadfast(rig))
-
-    assert outcome.state is model.State.SUCCESS
-    assert rig.hooked.count(EXIT) == 1
     scenes.assert_nothing_taken(rig)
 
 

@@ -229,12 +229,6 @@ def test_a_reset_can_be_forbidden_and_allowed_again_on_the_command_line() -> Non
     assert both.host.gpu_reset
 
 
-def roots(environ: dict[str, str]) -> tuple[str, ...]:
-    found = agent(environ).host.roots
-    here = (found.host_here, found.driver, found.driver_here, found.dev, found.dev_here)
-    return tuple(str(path) for path in here)
-
-
 @pytest.mark.parametrize(
     ("environ", "expected"),
     [
@@ -244,13 +238,7 @@ def roots(environ: dict[str, str]) -> tuple[str, ...]:
         ),
         pytest.param(
             {"HOST_ROOT_MOUNT": "/host", "DRIVER_ROOT_CTR_PATH": "/host/run/nvidia/driver"},
-            (
-                "/host",
-                "/run/nvidia/driver",
-                "/host/run/nvidia/driver",
-                "/run/nvidia/driver",
-                "/host/run/nvidia/driver",
-            ),
+            ("/host", *("/run/nvidia/driver", "/host/run/nvidia/driver") * 2),
             id="the-host's-from-as-seen-here",
         ),
         pytest.param(
@@ -266,13 +254,7 @@ def roots(environ: dict[str, str]) -> tuple[str, ...]:
                 "NVIDIA_DEV_ROOT": "/run/nvidia/driver",
                 "DEV_ROOT_CTR_PATH": "/driver-root",
             },
-            (
-                "/host",
-                "/run/nvidia/driver",
-                "/driver-root",
-                "/run/nvidia/driver",
-                "/driver-root",
-            ),
+            ("/host", *("/run/nvidia/driver", "/driver-root") * 2),
             id="operator",
         ),
     ],
@@ -280,10 +262,14 @@ def roots(environ: dict[str, str]) -> tuple[str, ...]:
 def test_driver_and_devices_are_known_on_the_host_and_from_here(
     environ: dict[str, str], expected: tuple[str, ...]
 ) -> None:
-    assert roots(environ) == expected
+    found = agent(environ).host.roots
+    here = (found.host_here, found.driver, found.driver_here, found.dev, found.dev_here)
+    assert tuple(map(str, here)) == expected
 
 
-def test_the_bus_of_a_mounted_host_comes_before_ones_own(tmp_path: pathlib.Path) -> None:
+def test_the_bus_of_a_mounted_host_comes_before_ones_own_if_the_mount_is_possible(
+    tmp_path: pathlib.Path,
+) -> None:
     host = tmp_path / "a host"
     environ = {"HOST_ROOT_MOUNT": str(host)}
     without = agent(environ).host.dbus_address
@@ -295,14 +281,10 @@ def test_the_bus_of_a_mounted_host_comes_before_ones_own(tmp_path: pathlib.Path)
     assert agent(environ).host.dbus_address == (
         f"unix:path={tmp_path}/a%20host/run/dbus/system_bus_socket"
     )
+    impossible = agent({"HOST_ROOT_MOUNT": "/" + "x" * 5000})
+    assert impossible.host.dbus_address == without
     explicit = agent(environ | {"DBUS_SYSTEM_BUS_ADDRESS": "unix:path=/b"})
     assert explicit.host.dbus_address == "unix:path=/b"
-
-
-def test_an_impossible_mount_is_skipped() -> None:
-    chosen = agent({"HOST_ROOT_MOUNT": "/" + "x" * 5000})
-
-    assert chosen.host.dbus_address == "unix:path=/run/dbus/system_bus_socket"
 
 
 def test_kubelets_socket_is_found_below_a_mount_of_the_hosts_root(tmp_path: pathlib.Path) -> None:
@@ -332,20 +314,22 @@ def test_debug_overrides_the_log_level() -> None:
     assert agent(debug=True, log_level="error").log_level is settings.LogLevel.DEBUG
 
 
-def test_simulated_gpus_are_kept_where_the_user_keeps_state() -> None:
-    spec = "4xA100-SXM4-80GB+2xA30"
-    by_xdg = command(environ={"XDG_STATE_HOME": "/x"}, simulate=spec).gpus
-    by_home = command(environ={"HOME": "/h"}, simulate=spec).gpus
-
-    assert by_xdg.simulate_state == pathlib.Path(f"/x/mig-manager/sim-{spec}.json")
-    assert by_home.simulate_state == pathlib.Path(f"/h/.local/state/mig-manager/sim-{spec}.json")
-
-
-def test_a_spec_cannot_lead_the_state_file_elsewhere() -> None:
-    state = command(environ={"HOME": "/h"}, simulate="../../etc/x").gpus.simulate_state
-
-    assert state is not None
-    assert state.parent == pathlib.Path("/h/.local/state/mig-manager")
+@pytest.mark.parametrize(
+    ("environ", "spec", "state"),
+    [
+        (
+            {"XDG_STATE_HOME": "/x"},
+            "4xA100-SXM4-80GB+2xA30",
+            "/x/mig-manager/sim-4xA100-SXM4-80GB+2xA30.json",
+        ),
+        ({"HOME": "/h"}, "1xA30", "/h/.local/state/mig-manager/sim-1xA30.json"),
+        ({"HOME": "/h"}, "../../x", "/h/.local/state/mig-manager/sim-.._.._x.json"),
+    ],
+)
+def test_simulated_gpus_are_kept_where_the_user_keeps_state_whatever_the_spec(
+    environ: dict[str, str], spec: str, state: str
+) -> None:
+    assert command(environ=environ, simulate=spec).gpus.simulate_state == pathlib.Path(state)
 
 
 def test_without_a_home_the_state_file_must_be_named() -> None:
@@ -355,7 +339,7 @@ def test_without_a_home_the_state_file_must_be_named() -> None:
     assert command(simulate="1xA30", simulate_state="/s").gpus.simulate_state == pathlib.Path("/s")
 
 
-def test_a_layout_is_named_by_position_by_option_or_by_variable() -> None:
+def test_a_layout_is_named_once_by_position_by_option_or_by_variable() -> None:
     by_variable = {"MIG_PARTED_SELECTED_CONFIG": "v"}
 
     assert command(environ=by_variable).layouts == ("v",)
@@ -363,25 +347,21 @@ def test_a_layout_is_named_by_position_by_option_or_by_variable() -> None:
     assert command(environ=by_variable, layout="p").layouts == ("p",)
     assert command(environ=by_variable, selected_config="").layouts == ()
     assert command("validate", layout=["a", "b"]).layouts == ("a", "b")
-
-
-def test_two_names_for_the_layout_are_refused() -> None:
+    assert command(layout="a", selected_config="a").layouts == ("a",)
     with pytest.raises(errors.UsageError, match="name one"):
         command(layout="a", selected_config="b")
 
-    assert command(layout="a", selected_config="a").layouts == ("a",)
 
+@pytest.mark.parametrize(
+    ("name", "text", "expected"),
+    [("export", "", "yaml"), ("export", "json", "json"), ("status", "json", "text")],
+)
+def test_export_alone_reads_the_variable_of_its_format_and_writes_yaml_by_default(
+    name: str, text: str, expected: str
+) -> None:
+    environ = {"MIG_PARTED_OUTPUT_FORMAT": text} if text else {}
 
-def test_export_writes_yaml_by_default() -> None:
-    assert command("export").output_format is command_settings.OutputFormat.YAML
-    assert (
-        command("export", {"MIG_PARTED_OUTPUT_FORMAT": "json"}).output_format
-        is command_settings.OutputFormat.JSON
-    )
-    assert (
-        command("status", {"MIG_PARTED_OUTPUT_FORMAT": "json"}).output_format
-        is command_settings.OutputFormat.TEXT
-    )
+    assert command(name, environ).output_format.value == expected
 
 
 @pytest.mark.parametrize("environ", [{"NO_COLOR": "1"}, {"TERM": "dumb"}])

@@ -26,6 +26,9 @@ mig-configs:
   mixed:
   - {devices: [0], mig-enabled: true, mig-devices: {1g.5gb: 2, 3g.20gb: 1}}
   - {devices: [1], mig-enabled: true, mig-devices: {1g.5gb: 7}}
+  split:
+  - {devices: [0], mig-enabled: true, mig-devices: {1g.5gb: 2, 3g.20gb: 1}}
+  - {devices: [1], mig-enabled: true, mig-devices: {1c.3g.20gb: 2, 1g.5gb: 1}}
   one-off:
   - {devices: [0], mig-enabled: false}
   - {devices: [1], mig-enabled: true, mig-devices: {1g.5gb: 2, 3g.20gb: 1}}
@@ -62,6 +65,16 @@ class Gpus:
         """Whether what the next plan creates exists already."""
         self.fails: Callable[[steps.Step], bool] = lambda _step: False
         self.on_step: Callable[[steps.Step], object] = lambda _step: None
+
+    @contextlib.contextmanager
+    def killed(self, *, at: int) -> Iterator[None]:
+        """Kill the process before a step, counted from 1, if it comes that far."""
+        self.steps, self.killed_at = 0, at
+        try:
+            with contextlib.suppress(Killed):
+                yield
+        finally:
+            self.killed_at = None
 
     def observe(self) -> model.ObservedGpus:
         if not self.is_driver_loaded:
@@ -260,6 +273,7 @@ class Node(Rig):
     """Two GPUs with a layout, on which a process can be killed at any step."""
 
     gpus: Gpus
+    layouts = LAYOUTS
 
     def __init__(self, start: str = "before", gpus: Gpus | None = None) -> None:
         super().__init__(gpus or Gpus())
@@ -272,25 +286,21 @@ class Node(Rig):
         return shape(self.gpus)
 
     def change_to(self, name: str, **options: Any) -> plans.Applied:
-        return self.apply(LAYOUTS.layout(name), **options)
+        return self.apply(self.layouts.layout(name), **options)
 
     def has(self, name: str) -> bool:
-        return plans.plan(self.gpus, LAYOUTS.layout(name)).is_applied
+        return plans.plan(self.gpus, self.layouts.layout(name)).is_applied
 
     def cut_off(self, name: str, *, at: int) -> bool:
         """Apply a layout and be killed at a step; return whether there was such a step."""
-        self.gpus.steps, self.gpus.killed_at = 0, at
-        try:
+        with self.gpus.killed(at=at):
             self.change_to(name)
-        except Killed:
-            return True
-        finally:
-            self.gpus.killed_at = None
-        return False
+            return False
+        return True
 
     def set_up(self, name: str) -> None:
         """Apply a layout as another program does, beside the journal."""
-        apply(self.gpus, LAYOUTS.layout(name))
+        apply(self.gpus, self.layouts.layout(name))
 
 
 def is_creation(step: steps.Step) -> bool:

@@ -10,13 +10,9 @@ from mig_manager.core import model, steps
 from mig_manager.core.planner import planner
 from mig_manager.core.records import status
 from tests import gpu_values
-from tests.shell.applying_rig import Killed, Node, is_creation
+from tests.shell.applying_rig import Node, is_creation
 
 OFF = model.MigMode.DISABLED
-
-
-def unknown() -> errors.LayoutError:
-    return errors.LayoutError("no layout 'x'", reason=errors.Reason.UNKNOWN_CONFIG)
 
 
 @pytest.fixture
@@ -79,10 +75,8 @@ def test_the_next_apply_finishes_a_rollback_that_was_killed(
     before = node.shape
     assert node.cut_off(name, at=at)
     for again in range(1, 20):
-        node.gpus.steps, node.gpus.killed_at = 0, again
-        with contextlib.suppress(Killed, errors.LayoutError):
+        with node.gpus.killed(at=again), contextlib.suppress(errors.LayoutError):
             node.change_to("too-much")
-    node.gpus.killed_at = None
 
     with pytest.raises(errors.LayoutError):
         node.change_to("too-much")
@@ -120,25 +114,13 @@ def test_the_journal_is_there_before_the_first_step_and_gone_after_the_last(node
     node.change_to("wanted")
 
     journal = status.Journal.from_json(seen[0] or "")
-    assert journal.config == "wanted"
-    assert journal.boot_id == "boot-1"
+    assert (journal.config, journal.boot_id) == ("wanted", "boot-1")
     assert planner.restore(node.gpus.gpus, journal.snapshot) == planner.restore(
         node.gpus.gpus, snapshot
     )
     assert len(set(seen)) == 1
     assert node.journal.read() is None
     assert node.exclusion.descriptions == ["apply wanted"]
-
-
-def test_an_undone_change_leaves_no_journal(node: Node) -> None:
-    before = node.shape
-    node.gpus.fails = lambda step: is_creation(step) and node.gpus.steps == 5
-
-    with pytest.raises(errors.HardwareError, match="the instances from before are back"):
-        node.change_to("wanted")
-
-    assert node.shape == before
-    assert node.journal.text is None
 
 
 def test_a_rollback_that_fails_is_reported_kept_and_tried_again(node: Node) -> None:
@@ -268,43 +250,32 @@ def test_a_rollback_that_resets_a_gpu_is_not_taken_where_that_is_forbidden(node:
     assert node.journal.text is not None
 
 
-def test_another_manager_at_work_is_waited_for_and_reported_of(node: Node) -> None:
+def test_another_manager_at_work_is_waited_for_until_a_deadline_and_reported_of(
+    node: Node,
+) -> None:
+    node.exclusion.refusals = 10_000
+    with pytest.raises(errors.LockedError, match="waited 30 s"):
+        node.change_to("wanted")
+    assert node.gpus.steps == 0
+
+    node.notes.clear()
     node.exclusion.refusals = 3
-
     node.change_to("wanted")
-
     assert node.has("wanted")
     assert node.notes == ["another manager is at work: agent; waiting up to 30 s"]
 
 
-def test_another_manager_that_does_not_finish_costs_nothing_but_the_wait(node: Node) -> None:
-    node.exclusion.refusals = 10_000
-
-    with pytest.raises(errors.LockedError, match="waited 30 s"):
-        node.change_to("wanted")
-
-    assert node.gpus.steps == 0
-
-
-def test_an_unknown_layout_needs_neither_lock_nor_gpus(node: Node) -> None:
-    node.exclusion.refusals = 10_000
-
-    with pytest.raises(errors.LayoutError, match=r"^no layout 'x'$"):
-        node.apply(unknown())
-
-    assert node.clock.now_s == 0
-
-
-def test_after_a_kill_an_unknown_layout_undoes_nothing_and_destroys_nothing(node: Node) -> None:
+def test_an_unknown_layout_needs_neither_lock_nor_gpus_and_undoes_nothing(node: Node) -> None:
     assert node.cut_off("wanted", at=3)
     left, journal = node.shape, node.journal.text
-    node.gpus.steps = 0
+    node.gpus.steps, node.exclusion.refusals = 0, 10_000
+    unknown = errors.LayoutError("no layout 'x'", reason=errors.Reason.UNKNOWN_CONFIG)
 
     with pytest.raises(errors.LayoutError, match=r"^no layout 'x'$"):
-        node.apply(unknown())
+        node.apply(unknown)
 
-    assert (node.gpus.steps, node.shape) == (0, left)
-    assert node.journal.text == journal
+    assert node.clock.now_s == 0
+    assert (node.gpus.steps, node.shape, node.journal.text) == (0, left, journal)
 
 
 def test_a_failed_apply_restores_gpus_that_an_older_journal_does_not_name(node: Node) -> None:
@@ -314,10 +285,8 @@ def test_a_failed_apply_restores_gpus_that_an_older_journal_does_not_name(node: 
     before = node.shape
     node.gpus.gpus = (dataclasses.replace(node.gpus.gpus[0], gpu_instances=()), node.gpus.gpus[1])
     empty = node.shape[0]
-    node.gpus.steps, node.gpus.killed_at = 0, 2
-    with pytest.raises(Killed):
+    with node.gpus.killed(at=2):
         node.boot()
-    node.gpus.killed_at = None
     journal = status.Journal.from_json(node.journal.text or "")
     assert [gpu.uuid for gpu in journal.snapshot] == [node.gpus.gpus[0].uuid]
     refused: list[steps.Step] = []
@@ -338,13 +307,14 @@ def test_a_failed_apply_restores_gpus_that_an_older_journal_does_not_name(node: 
     assert node.journal.text is None
 
 
-def test_device_files_are_refreshed_after_a_rollback(node: Node) -> None:
+def test_an_undone_change_leaves_no_journal_and_refreshes_the_device_files(node: Node) -> None:
+    before = node.shape
     node.gpus.fails = lambda step: is_creation(step) and node.gpus.steps == 5
 
-    with pytest.raises(errors.HardwareError):
+    with pytest.raises(errors.HardwareError, match="the instances from before are back"):
         node.change_to("wanted")
 
-    assert node.owner.refreshed == 1
+    assert (node.shape, node.journal.text, node.owner.refreshed) == (before, None, 1)
     node.gpus.fails = lambda _step: False
     node.change_to("wanted")
     assert node.owner.refreshed == 2
