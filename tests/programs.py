@@ -1,6 +1,9 @@
-"""Programs of the machine that some tests need."""
+"""Programs of the machine that some tests need, and how they are run."""
 
+import os
+import pathlib
 import shutil
+import subprocess
 
 import pytest
 
@@ -11,3 +14,25 @@ def needed(name: str) -> str:
     if found is None:
         pytest.skip(f"{name} is not installed")
     return found
+
+
+def run(
+    *command: str | pathlib.Path, cwd: pathlib.Path | None = None, **environ: str
+) -> "subprocess.CompletedProcess[str]":
+    """Run a command to its end, with nothing of our environment but PATH."""
+    return subprocess.run(  # noqa: S603 - the arguments are the tests' own
+        [str(part) for part in command],
+        cwd=cwd,
+        env={"PATH": os.environ["PATH"], "HOME": str(cwd or "/nonexistent")} | environ,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def output(*command: str | pathlib.Path, cwd: pathlib.Path | None = None, **environ: str) -> str:
+    """Run a command that must succeed; return its standard output."""
+    done = run(*command, cwd=cwd, **environ)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout

@@ -70,24 +70,18 @@ def nothing_more(changes: queue.Queue[str]) -> bool:
     return False
 
 
-def test_a_file_that_protect_home_hides_is_explained(
+def test_protect_home_is_named_for_a_missing_file_unless_the_home_is_visible(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # systemd mounts an empty folder over it (systemd.exec(5)).
     monkeypatch.setattr(files, "_HOMES", (str(tmp_path),))
+    missing = files.ConfigFile(tmp_path / "config.yaml")
 
     with pytest.raises(errors.ConfigError, match=f"ProtectHome= of the unit hides {tmp_path}"):
-        files.ConfigFile(tmp_path / "config.yaml").read()
-
-
-def test_a_missing_file_in_a_visible_home_gets_no_hint(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(files, "_HOMES", (str(tmp_path),))
+        missing.read()
     (tmp_path / ".profile").touch()
-
     with pytest.raises(errors.ConfigError, match=r"No such file or directory$"):
-        files.ConfigFile(tmp_path / "config.yaml").read()
+        missing.read()
 
 
 class TestConfigFile:
@@ -100,42 +94,41 @@ class TestConfigFile:
         assert source.read() == "version: v2\n"
         assert source.name == str(path)
 
-    def test_a_missing_file_is_a_config_error_with_its_name(self, tmp_path: pathlib.Path) -> None:
-        with pytest.raises(errors.ConfigError, match=r"gone\.yaml: No such file"):
-            files.ConfigFile(tmp_path / "gone.yaml").read()
+    @pytest.mark.parametrize(
+        ("name", "why"), [("gone.yaml", r"gone\.yaml: No such file"), ("", "Is a directory")]
+    )
+    def test_a_missing_file_or_a_directory_is_a_config_error_with_its_name(
+        self, tmp_path: pathlib.Path, name: str, why: str
+    ) -> None:
+        with pytest.raises(errors.ConfigError, match=why):
+            files.ConfigFile(tmp_path / name).read()
 
-    def test_a_directory_is_a_config_error(self, tmp_path: pathlib.Path) -> None:
-        with pytest.raises(errors.ConfigError, match="Is a directory"):
-            files.ConfigFile(tmp_path).read()
-
-    def test_a_file_of_more_than_a_mebibyte_is_refused(self, tmp_path: pathlib.Path) -> None:
+    def test_a_file_of_more_than_a_mebibyte_or_not_utf_8_is_refused(
+        self, tmp_path: pathlib.Path
+    ) -> None:
         path = tmp_path / "config.yaml"
         path.write_bytes(b"#" * files.MAX_BYTES)
         assert len(files.ConfigFile(path).read()) == files.MAX_BYTES
         path.write_bytes(b"#" * (files.MAX_BYTES + 1))
         with pytest.raises(errors.ConfigError, match="larger than"):
             files.ConfigFile(path).read()
-
-    def test_a_file_that_is_not_utf_8_is_refused_with_the_byte_offset(
-        self, tmp_path: pathlib.Path
-    ) -> None:
-        path = tmp_path / "config.yaml"
         path.write_bytes(b"abc\xff")
         with pytest.raises(errors.ConfigError, match=r"not UTF-8: .* at byte 3"):
             files.ConfigFile(path).read()
 
 
 class TestConfigWatch:
-    def test_kubelets_swap_of_the_data_link_is_a_change(self, mount: Mount) -> None:
-        with watching(mount.file) as changes:
-            mount.swap("two")
-            assert changes.get(timeout=_SOON_S) == "two"
+    @pytest.mark.parametrize("is_linked", [True, False])
+    def test_kubelets_swap_of_the_data_link_is_a_change_if_the_content_differs(
+        self, mount: Mount, *, is_linked: bool
+    ) -> None:
+        link = mount.directory.with_name("link")
+        link.symlink_to(mount.directory)
+        with watching(link / "config.yaml" if is_linked else mount.file) as changes:
+            for content in ("two", "three"):
+                mount.swap(content)
+                assert changes.get(timeout=_SOON_S) == content
             mount.swap("three")
-            assert changes.get(timeout=_SOON_S) == "three"
-
-    def test_a_swap_with_the_same_content_is_no_change(self, mount: Mount) -> None:
-        with watching(mount.file) as changes:
-            mount.swap("one")
             assert nothing_more(changes)
 
     @pytest.mark.parametrize(
@@ -168,16 +161,13 @@ class TestConfigWatch:
         finally:
             watch.stop()
 
-    def test_a_file_that_appears_later_is_a_change(self, tmp_path: pathlib.Path) -> None:
+    def test_a_file_that_appears_later_is_a_change_and_one_missing_for_a_while_is_not(
+        self, tmp_path: pathlib.Path
+    ) -> None:
         path = tmp_path / "config.yaml"
         with watching(path) as changes:
             path.write_text("one")
             assert changes.get(timeout=_SOON_S) == "one"
-
-    def test_a_file_missing_for_a_while_has_not_changed(self, tmp_path: pathlib.Path) -> None:
-        path = tmp_path / "config.yaml"
-        path.write_text("one")
-        with watching(path) as changes:
             path.unlink()
             assert nothing_more(changes)
             path.write_text("one")
@@ -208,13 +198,6 @@ class TestConfigWatch:
 
         monkeypatch.setattr(config_watch, "DirectoryWatch", refuse)
         with watching(mount.file, poll_s=0.05) as changes:
-            mount.swap("two")
-            assert changes.get(timeout=_SOON_S) == "two"
-
-    def test_a_linked_directory_is_watched(self, mount: Mount) -> None:
-        link = mount.directory.with_name("link")
-        link.symlink_to(mount.directory)
-        with watching(link / "config.yaml") as changes:
             mount.swap("two")
             assert changes.get(timeout=_SOON_S) == "two"
 

@@ -1,6 +1,5 @@
 """Hooks as real processes: what they get, what is kept of what they say, and how they end."""
 
-import contextlib
 import os
 import pathlib
 import signal
@@ -14,18 +13,13 @@ from mig_manager.adapters.host import hooks as programs
 from mig_manager.core import host_files
 from mig_manager.core.host_files import Point
 from tests import waiting
+from tests.adapters import processes
 
 PATH = os.defpath
 
 
 class Over(Exception):  # noqa: N818 - stands for whatever ends a run
     pass
-
-
-def hook_in(file: pathlib.Path, **fields: object) -> host_files.Hook:
-    known: dict[str, object] = {"args": (), "envs": {}, "workdir": "", "timeout_s": None}
-    place = errors.Location(source=str(file), line=4, column=7)
-    return host_files.Hook(location=place, **(known | fields))  # type: ignore[arg-type]
 
 
 class Rig:
@@ -45,7 +39,9 @@ class Rig:
         )
 
     def hook(self, **fields: object) -> host_files.Hook:
-        return hook_in(self.file, **fields)
+        known: dict[str, object] = {"args": (), "envs": {}, "workdir": "", "timeout_s": None}
+        place = errors.Location(source=str(self.file), line=4, column=7)
+        return host_files.Hook(location=place, **(known | fields))  # type: ignore[arg-type]
 
     def sh(self, script: str, **fields: object) -> host_files.Hook:
         return self.hook(command="/bin/sh", args=("-c", script), **fields)
@@ -76,8 +72,8 @@ def rig(tmp_path: pathlib.Path) -> Rig:
     return Rig(tmp_path)
 
 
-def test_the_output_of_a_hook_is_logged(rig: Rig) -> None:
-    (line,) = rig.run(rig.sh("echo Hello; echo there >&2"))
+def test_the_output_of_a_hook_is_logged_and_its_input_is_empty(rig: Rig) -> None:
+    (line,) = rig.run(rig.sh("cat; echo Hello; echo there >&2"))
 
     assert (line["stdout"], line["stderr"]) == ("Hello", "there")
     assert (line["point"], line["command"], line["how"]) == ("pre-apply-mode", "/bin/sh", "well")
@@ -91,19 +87,14 @@ def test_a_missing_program_is_detected_before_and_an_error_when_run(rig: Rig) ->
     assert message.endswith("cannot be run: program not found")
 
 
+@pytest.mark.parametrize("environment", [{"B": "", "A": "1 2"}, {}])
 def test_a_hook_gets_its_own_environment_and_none_of_ours(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
+    rig: Rig, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OURS", "x")
-    (line,) = rig.run(rig.hook(command="/usr/bin/env"), {"B": "", "A": "1 2"})
+    (line,) = rig.run(rig.hook(command="/usr/bin/env"), environment)
 
-    assert str(line["stdout"]).splitlines() == ["B=", "A=1 2"]
-
-
-def test_a_hook_without_environment_gets_none(rig: Rig) -> None:
-    (line,) = rig.run(rig.hook(command="/usr/bin/env"))
-
-    assert line["stdout"] == ""
+    assert str(line["stdout"]).splitlines() == [f"{k}={v}" for k, v in environment.items()]
 
 
 def test_arguments_are_passed_without_a_shell(rig: Rig) -> None:
@@ -125,7 +116,9 @@ def test_a_program_without_a_slash_is_searched_on_our_path_not_the_hooks(rig: Ri
     assert not rig.port.missing(rig.hook(command="sh"))
 
 
-def test_a_hook_runs_in_its_folder_and_a_relative_program_is_searched_there(rig: Rig) -> None:
+def test_a_hook_runs_in_its_folder_or_ours_and_a_relative_program_is_searched_there(
+    rig: Rig,
+) -> None:
     place = rig.folder / "place"
     place.mkdir()
     script = place / "tool.sh"
@@ -135,11 +128,7 @@ def test_a_hook_runs_in_its_folder_and_a_relative_program_is_searched_there(rig:
     (line,) = rig.run(rig.hook(command="./tool.sh", workdir=str(place)))
     assert line["stdout"] == str(place)
     assert rig.port.missing(rig.hook(command="./tool.sh"))
-
-
-def test_without_its_own_folder_a_hook_runs_in_ours(rig: Rig) -> None:
-    (line,) = rig.run(rig.sh("pwd"))
-
+    (line,) = rig.run(rig.hook(command=str(script)))
     assert line["stdout"] == str(pathlib.Path.cwd())
 
 
@@ -147,16 +136,16 @@ def test_without_its_own_folder_a_hook_runs_in_ours(rig: Rig) -> None:
     ("make", "why"),
     [
         (lambda rig: rig.sh("true", workdir="/no/such/folder"), "No such file or directory"),
-        (lambda rig: rig.hook(command=str(rig.broken)), "Exec format error"),
+        (lambda rig: rig.hook(command=str(rig.folder / "broken")), "Exec format error"),
         (lambda rig: rig.sh("x" * 3_000_000), "Argument list too long"),
     ],
 )
 def test_a_program_that_cannot_be_started_is_an_error(
     rig: Rig, make: Callable[[Rig], host_files.Hook], why: str
 ) -> None:
-    rig.broken = rig.folder / "broken"  # type: ignore[attr-defined]
-    rig.broken.write_bytes(b"\x7fELF nonsense")  # type: ignore[attr-defined]
-    rig.broken.chmod(0o755)  # type: ignore[attr-defined]
+    broken = rig.folder / "broken"
+    broken.write_bytes(b"\x7fELF nonsense")
+    broken.chmod(0o755)
 
     message, _ = rig.fails(make(rig))
 
@@ -169,18 +158,16 @@ def test_anything_but_an_executable_file_is_missing(rig: Rig, command: str) -> N
     assert rig.port.missing(rig.hook(command=command))
 
 
-def test_a_failing_hook_is_reported_with_location_status_and_its_last_line(rig: Rig) -> None:
+def test_a_failing_hook_is_reported_with_location_status_or_signal_and_its_last_line(
+    rig: Rig,
+) -> None:
     message, line = rig.fails(rig.sh("echo one; echo two >&2; echo last words >&2; exit 3"))
 
     assert message == (
         f"{rig.file}:4:7: the pre-apply-mode hook /bin/sh ended with status 3: last words"
     )
     assert (line["log_level"], line["stderr"]) == ("warning", "two\nlast words")
-
-
-def test_a_hook_ended_by_a_signal_has_failed(rig: Rig) -> None:
     message, _ = rig.fails(rig.sh("kill -USR1 $$"))
-
     assert f"was ended by signal {signal.SIGUSR1.value}" in message
 
 
@@ -204,18 +191,6 @@ def test_only_the_end_of_long_output_is_kept(rig: Rig) -> None:
     assert len(str(line["stdout"])) <= 4096
 
 
-def is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    # An orphan that is dead and not yet reaped counts as gone.
-    with contextlib.suppress(OSError):
-        stat = pathlib.Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")
-        return stat.rpartition(")")[2].split()[0] != "Z"
-    return False
-
-
 def child_of(rig: Rig) -> int:
     return int((rig.folder / "pid").read_text(encoding="utf-8"))
 
@@ -226,7 +201,7 @@ def test_a_hook_that_times_out_is_killed_with_its_children(rig: Rig) -> None:
 
     assert message.endswith("the pre-apply-mode hook /bin/sh was killed after 0.5 s: waiting")
     assert line["stdout"] == "waiting"
-    waiting.until(lambda: not is_alive(child_of(rig)))
+    waiting.until(lambda: processes.is_dead(child_of(rig)))
 
 
 def test_hooks_without_a_time_out_have_a_common_limit(rig: Rig) -> None:
@@ -247,7 +222,7 @@ def test_an_error_of_the_check_kills_the_hook_with_its_children(rig: Rig) -> Non
     with pytest.raises(Over):
         rig.run(rig.sh(script, workdir=str(rig.folder)), check=check)
 
-    waiting.until(lambda: not is_alive(child_of(rig)))
+    waiting.until(lambda: processes.is_dead(child_of(rig)))
 
 
 def test_the_check_is_called_as_long_as_the_hook_runs(rig: Rig) -> None:
@@ -261,12 +236,6 @@ def test_the_check_is_called_as_long_as_the_hook_runs(rig: Rig) -> None:
     rig.run(rig.sh("until [ -e go ]; do :; done", workdir=str(rig.folder)), check=check)
 
     assert len(seen) >= 5
-
-
-def test_a_hook_has_an_empty_standard_input(rig: Rig) -> None:
-    (line,) = rig.run(rig.sh("cat; echo done"))
-
-    assert line["stdout"] == "done"
 
 
 def test_the_current_hooks_file_is_parsed(rig: Rig) -> None:

@@ -233,13 +233,8 @@ def test_a_server_that_ends_each_watch_at_once_causes_backoff(
 
 def test_the_backoff_grows_to_its_limit_and_is_half_random() -> None:
     times = watch.Times(first_wait_s=1, longest_wait_s=30)
-    assert [times.backoff_s(failures, 1.0) for failures in (1, 2, 3, 6, 10_000)] == [
-        1,
-        2,
-        4,
-        30,
-        30,
-    ]
+    longest = {1: 1, 2: 2, 3: 4, 6: 30, 10_000: 30}
+    assert {failures: times.backoff_s(failures, 1.0) for failures in longest} == longest
     assert times.backoff_s(3, 0.0) == 2
 
 
@@ -272,57 +267,52 @@ def test_a_node_created_later_or_recreated_is_delivered(server: apiserver.ApiSer
         assert follower.layout() == "three"
 
 
-class TestContact:
-    def test_contact_age_is_infinite_before_the_first_response(
-        self, server: apiserver.ApiServer
-    ) -> None:
-        assert Follower(server).watch.last_contact_s == math.inf
-
-    def test_bookmarks_renew_the_contact(self, server: apiserver.ApiServer) -> None:
-        with following(Follower(server)) as follower:
-            follower.wait_for_watch()
-            before = follower.watch._contact_s
-            waiting.until(lambda: follower.watch._contact_s > before)
-            assert follower.watch.last_contact_s < _SOON_S
-
-    def test_contact_ages_while_the_server_is_down(self, server: apiserver.ApiServer) -> None:
-        with following(Follower(server)) as follower:
-            follower.wait_for_watch()
-            server.stop()
-            waiting.until(lambda: follower.watch.last_contact_s > 0.3)
+def test_the_contact_is_infinitely_old_at_first_renewed_by_bookmarks_and_ages_without_a_server(
+    server: apiserver.ApiServer,
+) -> None:
+    follower = Follower(server)
+    assert follower.watch.last_contact_s == math.inf
+    with following(follower):
+        follower.wait_for_watch()
+        before = follower.watch._contact_s
+        waiting.until(lambda: follower.watch._contact_s > before)
+        assert follower.watch.last_contact_s < _SOON_S
+        server.stop()
+        waiting.until(lambda: follower.watch.last_contact_s > 0.3)
 
 
-class TestStop:
-    def stops_promptly(self, follower: Follower) -> None:
-        begun = time.monotonic()
-        follower.stop.set()
-        follower.thread.join(_SOON_S)
-        assert not follower.thread.is_alive()
-        assert time.monotonic() - begun < 2.0
+def stops_promptly(follower: Follower) -> None:
+    begun = time.monotonic()
+    follower.stop.set()
+    follower.thread.join(_SOON_S)
+    assert not follower.thread.is_alive()
+    assert time.monotonic() - begun < 2.0
 
-    def test_run_ends_soon_while_a_watch_is_idle(self, server: apiserver.ApiServer) -> None:
-        with following(Follower(server)) as follower:
-            follower.wait_for_watch()
-            self.stops_promptly(follower)
 
-    def test_run_ends_soon_during_a_backoff(self, server: apiserver.ApiServer) -> None:
-        server.inject(apiserver.Fault(verb="list", status=403, times=None))
-        times = watch.Times(first_wait_s=600, longest_wait_s=600)
-        with following(Follower(server, times=times)) as follower:
-            waiting.until(lambda: server.log.count("list", "nodes") == 1)
-            self.stops_promptly(follower)
+def test_run_ends_soon_while_a_watch_is_idle_and_nothing_is_delivered_after_it(
+    server: apiserver.ApiServer,
+) -> None:
+    with following(Follower(server)) as follower:
+        assert follower.layout() == "one"
+        follower.wait_for_watch()
+        stops_promptly(follower)
+        label(server, "two")
+        with pytest.raises(queue.Empty):
+            follower.views.get(timeout=0.2)
 
-    def test_run_ends_soon_while_the_server_is_silent(self, server: apiserver.ApiServer) -> None:
-        server.inject(apiserver.Fault(stall=True, times=None))
-        with following(Follower(server, request_timeout_s=5)) as follower:
-            waiting.until(lambda: server.log.count("list", "nodes") == 1)
-            self.stops_promptly(follower)
 
-    def test_nothing_is_delivered_after_the_stop(self, server: apiserver.ApiServer) -> None:
-        with following(Follower(server)) as follower:
-            assert follower.layout() == "one"
-            follower.wait_for_watch()
-            self.stops_promptly(follower)
-            label(server, "two")
-            with pytest.raises(queue.Empty):
-                follower.views.get(timeout=0.2)
+@pytest.mark.parametrize(
+    "fault",
+    [
+        pytest.param(apiserver.Fault(verb="list", status=403, times=None), id="backoff"),
+        pytest.param(apiserver.Fault(stall=True, times=None), id="silence"),
+    ],
+)
+def test_run_ends_soon_during_a_backoff_or_silence(
+    server: apiserver.ApiServer, fault: apiserver.Fault
+) -> None:
+    server.inject(fault)
+    times = watch.Times(first_wait_s=600, longest_wait_s=600)
+    with following(Follower(server, times=times, request_timeout_s=5)) as follower:
+        waiting.until(lambda: server.log.count("list", "nodes") == 1)
+        stops_promptly(follower)

@@ -20,6 +20,10 @@ def container(name: str = "main", *, gpus: int = 0, **fields: Any) -> dict[str, 
     return {"name": name, "resources": {"limits": amounts, "requests": amounts}, **fields}
 
 
+def sidecar(*, gpus: int) -> dict[str, Any]:
+    return container(gpus=gpus, restartPolicy="Always")
+
+
 def make_pod(
     name: str = "p1", *, node: str = "n1", phase: str = "Running", **spec: Any
 ) -> dict[str, Any]:
@@ -53,16 +57,11 @@ def rig() -> Iterator[Rig]:
 
 
 def test_list_returns_the_nodes_pods_in_every_phase(rig: Rig) -> None:
-    for phase in ("Pending", "Running", "Succeeded", "Failed"):
-        rig.server.store.create(make_pod(phase.lower(), phase=phase))
+    phases = {"Pending": False, "Running": False, "Succeeded": True, "Failed": True}
+    for phase in phases:
+        rig.server.store.create(make_pod(phase, phase=phase))
     rig.server.store.create(make_pod("elsewhere", node="n2"))
-    found = {pod.key: pod.is_finished for pod in rig.workloads.list()}
-    assert found == {
-        "ns/pending": False,
-        "ns/running": False,
-        "ns/succeeded": True,
-        "ns/failed": True,
-    }
+    assert {pod.name: pod.is_finished for pod in rig.workloads.list()} == phases
 
 
 def test_list_parses_the_fields_that_the_drain_uses(rig: Rig) -> None:
@@ -72,17 +71,11 @@ def test_list_parses_the_fields_that_the_drain_uses(rig: Rig) -> None:
     thing["metadata"]["uid"] = "u1"
     thing["metadata"]["ownerReferences"] = [
         {"kind": "Other", "name": "o", "uid": "1", "apiVersion": "v1"},
-        {
-            "kind": "DaemonSet",
-            "name": "d",
-            "uid": "2",
-            "apiVersion": "apps/v1",
-            "controller": True,
-        },
+        {"kind": "DaemonSet", "name": "d", "uid": "2", "apiVersion": "apps/v1"}
+        | {"controller": True},
     ]
     thing["status"]["conditions"] = [
-        {"type": "Initialized", "status": "True"},
-        {"type": "Ready", "status": "True"},
+        {"type": kind, "status": "True"} for kind in ("Initialized", "Ready")
     ]
     rig.server.store.create(thing)
     assert rig.only() == cluster.Pod(
@@ -110,7 +103,7 @@ def test_list_parses_the_fields_that_the_drain_uses(rig: Rig) -> None:
         ("Pending", container(gpus=1), True),
         ("Running", container(gpus=1), False),
         ("Pending", container(), False),
-        ("Pending", container(gpus=1, restartPolicy="Always"), False),
+        ("Pending", sidecar(gpus=1), False),
     ],
 )
 def test_an_init_container_may_use_a_gpu_only_while_the_pod_starts(
@@ -143,10 +136,17 @@ def test_the_device_plugins_strategy_is_that_of_its_options_or_its_variable(
     assert rig.only().mig_strategy == expected
 
 
-@pytest.mark.parametrize("claims", [[], [{"name": "c", "resourceClaimName": "c"}]])
-def test_resource_claims_of_a_pod_are_detected(rig: Rig, claims: list[Any]) -> None:
-    rig.server.store.create(make_pod(resourceClaims=claims))
-    assert rig.only().has_claims is bool(claims)
+def claim(name: str, **status: Any) -> dict[str, Any]:
+    return {
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "ResourceClaim",
+        "metadata": {"name": name, "namespace": "ns"},
+        "status": status,
+    }
+
+
+def served_by(driver: str) -> dict[str, Any]:
+    return {"devices": {"results": [{"driver": driver}]}}
 
 
 @pytest.mark.parametrize(
@@ -164,27 +164,15 @@ def test_the_driver_of_a_claim_decides_whether_it_is_for_a_gpu(
     thing = make_pod(resourceClaims=[{"name": "a", "resourceClaimTemplateName": "t"}])
     thing["status"]["resourceClaimStatuses"] = [{"name": "a", "resourceClaimName": "p1-a"}]
     rig.server.store.create(thing)
-    results = [{"driver": driver}]
-    rig.server.store.create(
-        {
-            "apiVersion": "resource.k8s.io/v1",
-            "kind": "ResourceClaim",
-            "metadata": {"name": "p1-a" if version == "v1" else "another", "namespace": "ns"},
-            "status": {"allocation": {"devices": {"results": results}}} if driver else {},
-        }
-    )
+    name = "p1-a" if version == "v1" else "another"
+    status = {"allocation": served_by(driver)} if driver else {}
+    rig.server.store.create(claim(name, **status))
     assert rig.only().has_claims is expected
 
 
 def test_a_claim_is_read_once(rig: Rig) -> None:
     rig.server.store.create(make_pod(resourceClaims=[{"name": "a", "resourceClaimName": "nic"}]))
-    claim = {
-        "apiVersion": "resource.k8s.io/v1",
-        "kind": "ResourceClaim",
-        "metadata": {"name": "nic", "namespace": "ns"},
-        "status": {"allocation": {"devices": {"results": [{"driver": "nic.example.com"}]}}},
-    }
-    rig.server.store.create(claim)
+    rig.server.store.create(claim("nic", allocation=served_by("nic.example.com")))
     assert not rig.only().has_claims
     rig.server.delete(resources.CLAIMS, "nic", "ns")
     assert not rig.only().has_claims
@@ -231,60 +219,39 @@ def test_a_malformed_pod_is_an_error(rig: Rig, spec: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("spec", "expected"),
+    ("containers", "inits", "expected"),
     [
-        pytest.param({"containers": [container()]}, 0, id="none"),
-        pytest.param({"containers": [container(gpus=1), container(gpus=2)]}, 3, id="sum"),
+        pytest.param([container()], [], 0, id="none"),
+        pytest.param([container(gpus=1), container(gpus=2)], [], 3, id="sum"),
         pytest.param(
-            {
-                "containers": [container(gpus=2)],
-                "initContainers": [container(gpus=3), container(gpus=1)],
-            },
+            [container(gpus=2)],
+            [container(gpus=3), container(gpus=1)],
             3,
             id="the hungriest init container",
         ),
+        pytest.param([container(gpus=2)], [sidecar(gpus=1)], 3, id="a sidecar adds"),
         pytest.param(
-            {
-                "containers": [container(gpus=2)],
-                "initContainers": [container(gpus=1, restartPolicy="Always")],
-            },
-            3,
-            id="a sidecar adds",
-        ),
-        pytest.param(
-            {
-                "containers": [container(gpus=1)],
-                "initContainers": [
-                    container(gpus=4),
-                    container(gpus=2, restartPolicy="Always"),
-                    container(gpus=3),
-                ],
-            },
+            [container(gpus=1)],
+            [container(gpus=4), sidecar(gpus=2), container(gpus=3)],
             5,
             id="an init container beside the sidecar before it",
         ),
         pytest.param(
-            {"containers": [{"name": "x", "resources": {"limits": {_GPU: "2"}}}]},
-            2,
-            id="limits only",
+            [{"name": "x", "resources": {"limits": {_GPU: "2"}}}], [], 2, id="limits only"
         ),
     ],
 )
 def test_a_pods_gpu_resources_are_the_maximum_over_its_phases(
-    rig: Rig, spec: dict[str, Any], expected: int
+    rig: Rig, containers: list[Any], inits: list[Any], expected: int
 ) -> None:
-    rig.server.store.create(make_pod(**spec))
+    rig.server.store.create(make_pod(containers=containers, initContainers=inits))
     assert rig.only().gpu_resources == ({_GPU: expected} if expected else {})
 
 
-def test_a_dry_run_returns_the_verdict_and_evicts_no_pod(rig: Rig) -> None:
-    rig.server.store.create(make_pod())
+def test_a_dry_run_evicts_no_pod_and_an_eviction_has_the_pods_own_grace_period(rig: Rig) -> None:
+    rig.server.store.create(make_pod(terminationGracePeriodSeconds=77))
     assert rig.workloads.can_evict(rig.only()).answer is ports.Eviction.ACCEPTED
     assert not rig.only().is_terminating
-
-
-def test_a_pod_is_evicted_with_its_own_grace_period(rig: Rig) -> None:
-    rig.server.store.create(make_pod(terminationGracePeriodSeconds=77))
     assert rig.workloads.evict(rig.only()).answer is ports.Eviction.ACCEPTED
     thing = rig.server.get(resources.PODS, "p1", "ns")
     assert thing["metadata"]["deletionGracePeriodSeconds"] == 77

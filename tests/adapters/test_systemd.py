@@ -128,18 +128,9 @@ def test_units_stopped_along_with_a_unit_run_again_afterwards(bus: Bus) -> None:
 
 @pytest.mark.parametrize(
     ("name", "may"),
-    [
-        (DCGM, True),
-        (EXPORTER, True),
-        ("scrape.timer", True),
-        (OTHER, True),
-        (NVSM, False),
-        ("debug-shell.service", False),
-        ("gpu.target", False),
-        ("dbus.service", False),
-        ("../x.service", False),
-        ("", False),
-    ],
+    [(name, True) for name in (DCGM, EXPORTER, "scrape.timer", OTHER)]
+    + [(name, False) for name in (NVSM, "debug-shell.service", "gpu.target", "dbus.service")]
+    + [(name, False) for name in ("../x.service", "")],
 )
 def test_only_what_is_listed_or_stops_along_with_it_may_have_been_stopped(
     bus: Bus, name: str, *, may: bool
@@ -183,23 +174,16 @@ def test_a_unit_has_systemds_own_stop_time_out(bus: Bus, name: str) -> None:
     assert unit.state == "inactive"
 
 
-@pytest.mark.parametrize(("state", "was_down"), [("active", False), ("inactive", True)])
-def test_whether_a_unit_was_down_before_its_start_is_returned(
-    bus: Bus, state: str, *, was_down: bool
-) -> None:
-    with standing_in(bus, {NVSM: Unit(state=state)}):
-        assert services(bus).start(NVSM) is was_down
-
-
-def test_a_slow_unit_is_waited_for(bus: Bus) -> None:
+def test_a_slow_unit_is_waited_for_and_whether_it_was_down_is_returned(bus: Bus) -> None:
     unit = Unit(stops=Act("inactive", takes_s=0.3), starts=Act("active", takes_s=0.3))
 
     with standing_in(bus, {NVSM: unit}):
-        services(bus).stop(NVSM)
-        after_stop = unit.state
-        services(bus).start(NVSM)
-
-    assert (after_stop, unit.state) == ("inactive", "active")
+        host = services(bus)
+        host.stop(NVSM)
+        assert unit.state == "inactive"
+        assert host.start(NVSM)
+        assert unit.state == "active"
+        assert not host.start(NVSM)
 
 
 def test_a_unit_that_fails_while_stopping_or_is_unknown_has_stopped(bus: Bus) -> None:
@@ -223,6 +207,7 @@ def test_the_end_of_a_job_is_detected_without_its_signal(bus: Bus) -> None:
     assert unit.state == "active"
 
 
+SLOW_TO_START = Unit(state="inactive", starts=Act("active", takes_s=60.0))
 SLOW_TO_STOP = Unit(stops=Act("inactive", takes_s=60.0), stop_timeout_us=NO_LIMIT_US)
 
 
@@ -244,14 +229,6 @@ def test_a_unit_that_is_not_down_after_its_stop_is_reported_with_its_state(
         host.stop(NVSM)
 
 
-def test_a_unit_that_does_not_start_in_time_is_reported_with_its_state(bus: Bus) -> None:
-    unit = Unit(state="inactive", starts=Act("active", takes_s=60.0))
-    why = r"did not start within 0\.2 s; it is activating"
-
-    with standing_in(bus, {NVSM: unit}), fails(Reason.HOST_SERVICE_FAILED, why):
-        services(bus, start_timeout_s=0.2).start(NVSM)
-
-
 @pytest.mark.parametrize(
     ("unit", "why"),
     [
@@ -263,6 +240,7 @@ def test_a_unit_that_does_not_start_in_time_is_reported_with_its_state(bus: Bus)
             Unit(starts=Act("failed"), service_result="signal", status=9),
             "did not start: signal, status 9; it is failed",
         ),
+        (SLOW_TO_START, r"did not start within 0\.2 s; it is activating"),
         (Unit(starts=Act("failed", "timeout")), "longer than systemd allows"),
         (Unit(starts=Act("inactive", "dependency")), "a unit that it needs failed"),
         (Unit(starts=Act("inactive", "canceled")), "another request replaced"),
@@ -276,21 +254,18 @@ def test_a_unit_that_does_not_start_is_reported_with_systemds_words(
     bus: Bus, unit: Unit, why: str
 ) -> None:
     why = rf"nvsm\.service .*{why}"
+    host = services(bus, start_timeout_s=0.2 if unit is SLOW_TO_START else 10.0)
     with standing_in(bus, {NVSM: unit}), fails(Reason.HOST_SERVICE_FAILED, why):
-        services(bus).start(NVSM)
+        host.start(NVSM)
 
 
-def test_a_unit_that_ran_to_its_end_has_started(bus: Bus) -> None:
+def test_a_unit_that_ran_to_its_end_has_started_and_a_missing_one_is_an_error(bus: Bus) -> None:
+    why = r"starting other\.service: Unit other.* not found"
+
     with standing_in(bus, {NVSM: Unit(starts=Act("inactive"), sub="dead")}):
         services(bus).start(NVSM)
-
-
-def test_a_missing_unit_is_reported_at_start(bus: Bus) -> None:
-    with (
-        standing_in(bus),
-        fails(Reason.HOST_SERVICE_FAILED, r"starting nvsm\.service: Unit nvsm.* not found"),
-    ):
-        services(bus).start(NVSM)
+        with fails(Reason.HOST_SERVICE_FAILED, why):
+            services(bus).start(OTHER)
 
 
 @pytest.mark.parametrize(

@@ -2,14 +2,12 @@
 
 import functools
 import pathlib
-import shutil
-import subprocess
 from typing import Any
 
-import pytest
 import yaml
 
 from mig_manager.agent import settings
+from tests import programs
 from tests.shipped.unit_files import Asked, agent_settings
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -19,18 +17,16 @@ AGENTS = ("unprivileged", "privileged", "simulated")
 OVERLAYS = (*AGENTS, "budget", "gpu-operator")
 
 
+def kustomize(folder: str) -> str:
+    """Return the manifest that kubectl makes of a folder of the repository."""
+    return programs.output(programs.needed("kubectl"), "kustomize", ROOT / folder)
+
+
 class Overlay:
     """The objects of a kustomization."""
 
     def __init__(self, folder: str) -> None:
-        kubectl = shutil.which("kubectl")
-        if kubectl is None:
-            pytest.skip("kubectl is not installed")
-        rendered = subprocess.run(  # noqa: S603 - the arguments are this file's own
-            [kubectl, "kustomize", str(ROOT / folder)], capture_output=True, text=True, check=False
-        )
-        assert rendered.returncode == 0, rendered.stderr
-        self.objects: list[Object] = list(yaml.safe_load_all(rendered.stdout))
+        self.objects: list[Object] = list(yaml.safe_load_all(kustomize(folder)))
         named = [each for each in self.objects if "AdmissionPolicy" not in each["kind"]]
         self.by_kind: dict[str, Object] = {each["kind"]: each for each in named}
         """All but the policies; each kind is there once."""

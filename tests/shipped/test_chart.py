@@ -1,7 +1,6 @@
 """The Helm chart, rendered by helm and compared with the kustomize overlays."""
 
 import json
-import os
 import pathlib
 import shutil
 import subprocess
@@ -12,24 +11,13 @@ import yaml
 
 import mig_manager
 from tests import programs
+from tests.shipped.overlays import kustomize
 
 ROOT = pathlib.Path(__file__).parents[2]
 SOURCE = ROOT / "charts" / "mig-manager"
 MODES = ("unprivileged", "privileged", "simulated")
-TIMEOUT_S = 60
 
 Object = dict[str, Any]
-
-
-def run(*command: str, home: pathlib.Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(  # noqa: S603 - the arguments are this file's own
-        command,
-        env={"PATH": os.environ["PATH"], "HOME": str(home)},
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-        check=False,
-    )
 
 
 @pytest.fixture(scope="module")
@@ -37,17 +25,16 @@ def chart(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     """The chart as people get it."""
     programs.needed("kubectl")
     folder = tmp_path_factory.mktemp("charts")
-    done = run(str(ROOT / "charts" / "assemble"), str(folder), home=folder)
-    assert done.returncode == 0, done.stderr
+    programs.output(ROOT / "charts" / "assemble", folder)
     return folder / "mig-manager"
 
 
-def helm(chart: pathlib.Path, values: Object) -> subprocess.CompletedProcess[str]:
+def helm(chart: pathlib.Path, values: Object) -> "subprocess.CompletedProcess[str]":
     file = chart.parent / "values.json"
     file.write_text(json.dumps(values), encoding="utf-8")
     options = ("--namespace", "gpus", "--kube-version", "1.34.0", "-f", str(file))
-    command = (programs.needed("helm"), "template", "mig", str(chart), *options)
-    return run(*command, home=chart.parent)
+    command = (programs.needed("helm"), "template", "mig", chart, *options)
+    return programs.run(*command, cwd=chart.parent)
 
 
 def render(chart: pathlib.Path, **values: Any) -> list[Object]:
@@ -69,10 +56,9 @@ def pod_template(objects: list[Object]) -> Object:
 
 def kustomized(mode: str) -> list[Object]:
     """Return the overlay's objects as they would be in namespace ``gpus``."""
-    folder = ROOT / "deploy" / "overlays" / mode
-    done = run(programs.needed("kubectl"), "kustomize", str(folder), home=ROOT)
-    assert done.returncode == 0, done.stderr
-    moved = done.stdout.replace("namespace: mig-manager\n", "namespace: gpus\n")
+    moved = kustomize(f"deploy/overlays/{mode}").replace(
+        "namespace: mig-manager\n", "namespace: gpus\n"
+    )
     moved = moved.replace(":mig-manager:mig-manager", ":gpus:mig-manager")
     return [each for each in yaml.safe_load_all(moved) if each["kind"] != "Namespace"]
 
@@ -89,7 +75,7 @@ def test_without_other_values_the_chart_is_the_overlay_object_by_object(
 def test_helm_finds_no_fault_with_the_chart_which_has_the_version_of_the_program(
     chart: pathlib.Path,
 ) -> None:
-    done = run(programs.needed("helm"), "lint", "--strict", str(chart), home=chart.parent)
+    done = programs.run(programs.needed("helm"), "lint", "--strict", chart, cwd=chart.parent)
     about = yaml.safe_load((SOURCE / "Chart.yaml").read_text(encoding="utf-8"))
 
     assert done.returncode == 0, done.stdout
@@ -107,6 +93,7 @@ def test_the_image_can_come_from_anywhere(chart: pathlib.Path) -> None:
 
 
 def test_what_people_add_comes_to_what_the_mode_has(chart: pathlib.Path) -> None:
+    env = {"MIG_MANAGER_SIMULATE": "4xA30", "MIG_MANAGER_LOG_LEVEL": "debug"}
     shipped = pod_template(render(chart, mode="simulated"))
     changed = pod_template(
         render(
@@ -118,7 +105,7 @@ def test_what_people_add_comes_to_what_the_mode_has(chart: pathlib.Path) -> None
             runtimeClassName="nvidia",
             imagePullSecrets=[{"name": "registry"}],
             resources={"requests": {"cpu": "20m"}},
-            env={"MIG_MANAGER_SIMULATE": "4xA30", "MIG_MANAGER_LOG_LEVEL": "debug"},
+            env=env,
         )
     )
 
@@ -132,31 +119,19 @@ def test_what_people_add_comes_to_what_the_mode_has(chart: pathlib.Path) -> None
     before = {each["name"]: each for each in was["containers"][0]["env"]}
     after = {each["name"]: each for each in now["containers"][0]["env"]}
     assert len(after) == len(now["containers"][0]["env"])
-    assert after == before | {
-        name: {"name": name, "value": value}
-        for name, value in (
-            ("MIG_MANAGER_SIMULATE", "4xA30"),
-            ("MIG_MANAGER_LOG_LEVEL", "debug"),
-        )
-    }
+    assert after == before | {name: {"name": name, "value": value} for name, value in env.items()}
 
 
-def test_with_a_budget_the_agents_have_its_settings_and_its_rights(
-    chart: pathlib.Path,
-) -> None:
-    made = by_name(render(chart, maxConcurrentNodes=10))
-    shipped = by_name(kustomized("budget"))
+def test_with_a_budget_the_agents_have_its_settings_and_its_rights(chart: pathlib.Path) -> None:
+    made, shipped = by_name(render(chart, maxConcurrentNodes=10)), by_name(kustomized("budget"))
+    key = ("DaemonSet", "mig-manager")
 
-    def environ(objects: dict[tuple[str, str], Object]) -> dict[str, Object]:
-        (container,) = objects["DaemonSet", "mig-manager"]["spec"]["template"]["spec"][
-            "containers"
-        ]
+    def environ(daemons: Object) -> dict[str, Object]:
+        (container,) = daemons["spec"]["template"]["spec"]["containers"]
         return {each["name"]: each for each in container["env"]}
 
-    assert environ(made) == environ(shipped)
-    assert made.keys() == shipped.keys()
-    others = made.keys() - {("DaemonSet", "mig-manager")}
-    assert {key: made[key] for key in others} == {key: shipped[key] for key in others}
+    assert environ(made.pop(key)) == environ(shipped.pop(key))
+    assert made == shipped
 
 
 def test_a_config_document_of_ones_own_replaces_the_shipped_one(chart: pathlib.Path) -> None:
@@ -206,7 +181,7 @@ def test_the_source_alone_says_how_to_make_a_chart_of_it(tmp_path: pathlib.Path)
 
 
 def test_a_chart_that_is_there_already_is_not_mixed_with_another(chart: pathlib.Path) -> None:
-    done = run(str(ROOT / "charts" / "assemble"), str(chart.parent), home=chart.parent)
+    done = programs.run(ROOT / "charts" / "assemble", chart.parent)
 
     assert done.returncode == 1
     assert "exists already" in done.stderr

@@ -11,7 +11,8 @@ import pytest
 
 import mig_manager
 from tests import programs
-from tests.shipped.unit_files import BOOT, ROOT, SYSTEMD, UNITS, run
+from tests.programs import run
+from tests.shipped.unit_files import BOOT, SYSTEMD, UNITS
 
 SETTINGS = {"mig-manager.env", "config.yaml"}
 
@@ -32,7 +33,7 @@ class Machine:
             "PIP_NO_DEPS": "1",
             "PIP_NO_INDEX": "1",
         }
-        return run(self.systemd / "install", self.wheel, **folders | environ)
+        return run(self.systemd / "install", self.wheel, cwd=None, **folders | environ)
 
     def uninstall(self) -> subprocess.CompletedProcess[str]:
         return run(self.path("usr/local/share/mig-manager/uninstall"), DESTDIR=str(self.root))
@@ -47,20 +48,6 @@ class Machine:
             for path in self.root.rglob("*")
             if path.is_file() and self.path("usr/local/lib/mig-manager") not in path.parents
         }
-
-
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    folder = tmp_path_factory.mktemp("wheel")
-    subprocess.run(  # noqa: S603 - the arguments are this file's own
-        [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)],
-        cwd=ROOT,
-        check=True,
-        capture_output=True,
-        timeout=120,
-    )
-    (built,) = folder.iterdir()
-    return built
 
 
 @pytest.fixture
@@ -125,27 +112,13 @@ def test_an_installation_is_the_same_the_second_time_and_gone_after_the_uninstal
     assert not library.exists()
 
 
-class FakeSystemctl:
-    """A ``systemctl`` on PATH that writes down what it is asked."""
-
-    def __init__(self, folder: pathlib.Path) -> None:
-        folder.mkdir()
-        self.path = f"{folder}:{os.environ['PATH']}"
-        self._log = folder / "log"
-        self._log.touch()
-        program = folder / "systemctl"
-        program.write_text(f'#!/bin/sh\necho "$@" >>{self._log}\n', encoding="utf-8")
-        program.chmod(0o755)
-
-    @property
-    def calls(self) -> list[str]:
-        return self._log.read_text(encoding="utf-8").splitlines()
-
-
 def test_an_uninstallation_leaves_no_failed_unit_and_no_link_of_ours(
     machine: Machine, tmp_path: pathlib.Path
 ) -> None:
-    systemctl = FakeSystemctl(tmp_path / "bin")
+    systemctl, log = tmp_path / "bin" / "systemctl", tmp_path / "log"
+    systemctl.parent.mkdir()
+    systemctl.write_text(f'#!/bin/sh\necho "$@" >>{log}\n', encoding="utf-8")
+    systemctl.chmod(0o755)
     bin_folder = machine.path("usr/local/bin")
     bin_folder.mkdir(parents=True)
     ours, other = bin_folder / "nvidia-mig-parted", machine.path("usr/bin/nvidia-mig-parted")
@@ -158,15 +131,14 @@ def test_an_uninstallation_leaves_no_failed_unit_and_no_link_of_ours(
     start = text.index("is_here() {")
     paths.write_text(f"{text[:start]}is_here() {{ :; }}\n", encoding="utf-8")
 
-    gone = run(machine.systemd / "uninstall", DESTDIR=str(machine.root), PATH=systemctl.path)
+    path = f"{systemctl.parent}:{os.environ['PATH']}"
+    programs.output(machine.systemd / "uninstall", DESTDIR=str(machine.root), PATH=path)
+    calls = log.read_text(encoding="utf-8").splitlines()
 
-    assert gone.returncode == 0, gone.stderr
     assert not ours.is_symlink()
     assert other.is_symlink()
     for unit in UNITS:
-        assert systemctl.calls.index(f"disable --now --quiet {unit}") < systemctl.calls.index(
-            f"reset-failed {unit}"
-        )
+        assert calls.index(f"disable --now --quiet {unit}") < calls.index(f"reset-failed {unit}")
 
 
 @pytest.mark.slow

@@ -32,10 +32,6 @@ def shipped() -> Overlay:
 # -- objects ----------------------------------------------------------------------------------
 
 
-def test_without_a_choice_the_agent_is_unprivileged(shipped: Overlay) -> None:
-    assert Overlay("deploy").by_kind == shipped.by_kind
-
-
 @pytest.mark.parametrize("name", OVERLAYS)
 def test_every_object_is_what_the_api_defines_and_has_no_field_that_it_would_ignore(
     name: str,
@@ -59,12 +55,6 @@ def test_all_that_has_a_namespace_lives_in_the_one_that_is_shipped(name: str) ->
     } == dict.fromkeys(("ServiceAccount", "ConfigMap", "DaemonSet"), namespace)
 
 
-def test_pod_security_lets_the_agent_mount_folders_of_the_host(shipped: Overlay) -> None:
-    labels = shipped.by_kind["Namespace"]["metadata"]["labels"]
-
-    assert labels == {"pod-security.kubernetes.io/enforce": "privileged"}
-
-
 def test_the_daemon_set_selects_its_own_pods_whose_account_has_the_rights(
     shipped: Overlay,
 ) -> None:
@@ -81,17 +71,25 @@ def test_the_daemon_set_selects_its_own_pods_whose_account_has_the_rights(
     ]
 
 
-def test_the_config_map_carries_the_shipped_profiles_verbatim(shipped: Overlay) -> None:
+def test_the_default_is_the_unprivileged_agent_with_the_shipped_profiles_its_taints_and_mounts(
+    shipped: Overlay,
+) -> None:
     text = (ROOT / "profiles" / "mig-parted.yaml").read_text(encoding="utf-8")
+    namespace = shipped.by_kind["Namespace"]["metadata"]
 
+    assert Overlay("deploy").by_kind == shipped.by_kind
     assert shipped.by_kind["ConfigMap"]["data"] == {"config.yaml": text}
-
-
-def test_the_pod_goes_where_its_own_taint_and_nvidias_keep_others_away(shipped: Overlay) -> None:
+    # The agent mounts folders of the host.
+    assert namespace["labels"] == {"pod-security.kubernetes.io/enforce": "privileged"}
     assert shipped.pod["tolerations"] == [
         {"key": key, "operator": "Exists", "effect": "NoSchedule"}
         for key in ("nvidia.com/gpu", cluster.HOLD_TAINT)
     ]
+    assert shipped.pod["terminationGracePeriodSeconds"] > longest_stop_s(shipped.settings)
+    mounts = shipped.container["volumeMounts"]
+    # kubelet never updates the file behind a subPath.
+    assert all("subPath" not in each for each in mounts)
+    assert [each["name"] for each in mounts if not each.get("readOnly")] == ["run", "state"]
 
 
 UNPRIVILEGED = {
@@ -141,22 +139,19 @@ def test_the_simulating_container_has_no_power_and_wants_no_gpu() -> None:
     assert asked == {"NVIDIA_VISIBLE_DEVICES": "void"}
 
 
-@every_agent
-def test_the_image_has_the_version_of_the_program(name: str) -> None:
-    image = f"mig-manager:{mig_manager.__version__}"
-
-    assert overlay(name).container["image"] == image
-    assert f"docker build -t {image} " in (ROOT / "Dockerfile").read_text(encoding="utf-8")
-
-
 # -- settings ---------------------------------------------------------------------------------
 
 
 @every_agent
-def test_command_line_and_environment_of_the_container_agree_with_its_mounts(name: str) -> None:
+def test_command_line_and_environment_of_the_versions_image_agree_with_its_mounts(
+    name: str,
+) -> None:
     of = overlay(name)
     parsed = of.settings
+    image = f"mig-manager:{mig_manager.__version__}"
 
+    assert of.container["image"] == image
+    assert f"docker build -t {image} " in (ROOT / "Dockerfile").read_text(encoding="utf-8")
     mounted = {each["name"] for each in of.container["volumeMounts"]}
     assert mounted == {each["name"] for each in of.pod["volumes"]}
     assert (parsed.node_name, parsed.own_pod_uid, parsed.kubeconfig) == ("node-1", "uid-1", None)
@@ -165,15 +160,6 @@ def test_command_line_and_environment_of_the_container_agree_with_its_mounts(nam
     assert config["configMap"]["name"] == of.by_kind["ConfigMap"]["metadata"]["name"]
     mount, sockets = of.mount(parsed.pod_resources_socket.parent)
     assert sockets["hostPath"]["path"] == mount["mountPath"]
-
-
-def test_mounts_are_whole_and_read_only_but_for_the_lock_and_the_saved_layout(
-    shipped: Overlay,
-) -> None:
-    mounts = shipped.container["volumeMounts"]
-    # kubelet never updates the file behind a subPath.
-    assert all("subPath" not in each for each in mounts)
-    assert [each["name"] for each in mounts if not each.get("readOnly")] == ["run", "state"]
 
 
 @pytest.mark.parametrize("name", ["unprivileged", "privileged"])
@@ -192,17 +178,10 @@ def test_every_variable_of_the_container_is_read_by_the_agent_or_by_nvidias_tool
 ) -> None:
     environ = overlay(name).environ
     parsed = agent_settings(overlay(name).container["args"], environ)
+    toolkit = ("DRIVER_CAPABILITIES", "MIG_CONFIG_DEVICES", "VISIBLE_DEVICES")
 
-    assert environ.keys() - environ.names <= {
-        "NVIDIA_DRIVER_CAPABILITIES",
-        "NVIDIA_MIG_CONFIG_DEVICES",
-        "NVIDIA_VISIBLE_DEVICES",
-    }
+    assert environ.keys() - environ.names <= {f"NVIDIA_{each}" for each in toolkit}
     assert not parsed.not_needed
-
-
-def test_kubelet_leaves_the_agent_the_time_to_finish_or_undo_a_change(shipped: Overlay) -> None:
-    assert shipped.pod["terminationGracePeriodSeconds"] > longest_stop_s(shipped.settings)
 
 
 def test_only_real_gpus_are_served_unless_simulated_ones_are_asked_for() -> None:

@@ -5,8 +5,6 @@ import dataclasses
 import json
 import pathlib
 import re
-import shutil
-import subprocess
 import urllib.request
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -25,9 +23,9 @@ from mig_manager.core.planner import planner
 from mig_manager.sandbox.driver import library as simulated
 from testkit import nvml_faults
 from tests import fakes
+from tests.shipped.overlays import kustomize
 
 ROOT = pathlib.Path(__file__).parents[2]
-KUBECTL = shutil.which("kubectl")
 MONITORING = ROOT / "deploy" / "monitoring"
 DOCUMENT = (ROOT / "docs" / "observability.md").read_text(encoding="utf-8")
 TARGET_LABELS = frozenset({"node", "job"})
@@ -44,7 +42,7 @@ mig-configs:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Scrape:
-    """What a scrape got: labels by sample name, types by the name that HELP and TYPE have."""
+    """Labels by sample name; types by the name that HELP and TYPE have."""
 
     labels: Mapping[str, frozenset[str]]
     types: Mapping[str, str]
@@ -76,7 +74,7 @@ def reconciler(node: fakes.NodeRig, telemetry: ports.Telemetry) -> reconcile.Rec
 
 
 def live(heard: metrics.Metrics, state: pathlib.Path) -> None:
-    """Have an agent's pipeline succeed, fail and give way, and hardware work done."""
+    """Have an agent's pipeline succeed, fail and be superseded, and its worker change GPUs."""
     node = busy_node()
     pipeline = reconciler(node, heard)
     heard.attempt_began(1)
@@ -87,10 +85,6 @@ def live(heard: metrics.Metrics, state: pathlib.Path) -> None:
     assert done.state is model.State.SUCCESS
     with pytest.raises(errors.Superseded):
         pipeline.run("all-disabled", fakes.FakeRequest(node.clock, ends_at=1, replaced=True))
-    partition(heard, state)
-
-
-def partition(heard: metrics.Metrics, state: pathlib.Path) -> None:
     simulated.create("2xA100-SXM4-40GB", state)
     command = nvml_worker.worker_command(simulate_state=str(state))
     gpus = nvml_worker.WorkerGpus(command=command, timeout_s=60.0, telemetry=heard)
@@ -140,8 +134,8 @@ def test_a_new_agent_has_few_series_and_a_life_leaves_no_metric_without_one(
     assert {family(name) for name in scrape.labels} == set(scrape.types)
 
 
-class Ear(ports.Telemetry):
-    """Remembers what it hears of runs."""
+class Recorder(ports.Telemetry):
+    """Records what runs report."""
 
     def __init__(self) -> None:
         self.states: list[str] = []
@@ -163,33 +157,28 @@ class Ear(ports.Telemetry):
 
 
 def test_phases_follow_each_other_and_fill_the_whole_run() -> None:
-    node, ear = busy_node(), Ear()
+    node, recorder = busy_node(), Recorder()
 
-    reconciler(node, ear).run("all-1g.5gb", fakes.FakeRequest(node.clock))
+    reconciler(node, recorder).run("all-1g.5gb", fakes.FakeRequest(node.clock))
 
-    assert [phase for phase, _ in ear.phases][:5] == [
-        "Resolve",
-        "Cordon",
-        "Drain",
-        "Pause",
-        "Execute",
-    ]
-    assert dict(ear.phases)["Drain"] > 0
-    assert ear.runs_s == [pytest.approx(sum(seconds for _, seconds in ear.phases))]
-    assert (set(ear.states[:-1]), ear.states[-1]) == ({"pending"}, "success")
-    assert ear.layouts == ["all-1g.5gb"]
+    first = [phase for phase, _ in recorder.phases][:5]
+    assert first == ["Resolve", "Cordon", "Drain", "Pause", "Execute"]
+    assert dict(recorder.phases)["Drain"] > 0
+    assert recorder.runs_s == [pytest.approx(sum(seconds for _, seconds in recorder.phases))]
+    assert (set(recorder.states[:-1]), recorder.states[-1]) == ({"pending"}, "success")
+    assert recorder.layouts == ["all-1g.5gb"]
 
 
 def test_an_outcome_that_the_api_rejects_does_not_count_as_published() -> None:
-    node, ear = busy_node(), Ear()
-    pipeline = reconciler(node, ear)
+    node, recorder = busy_node(), Recorder()
+    pipeline = reconciler(node, recorder)
     lost = errors.ClusterError("down", reason=errors.Reason.API_UNAVAILABLE)
     node.failing.update(dict.fromkeys(range(10), lost))
 
     with pytest.raises(errors.ClusterError):
         pipeline.run("no-such-layout", fakes.FakeRequest(node.clock))
 
-    assert (ear.states, ear.runs_s) == ([], [])
+    assert (recorder.states, recorder.runs_s) == ([], [])
 
 
 # -- the language of expressions --------------------------------------------------------------
@@ -237,16 +226,11 @@ def uses(expression: str) -> list[Use]:
     return found
 
 
-def test_the_reader_of_expressions_finds_metrics_matchers_and_groups() -> None:
-    (use,) = uses('sum by (node) (rate(a_total{b="c", d=~"e|f"}[5m])) > 0.5')
-
-    assert use.metric == "a_total"
-    assert use.matchers == (("b", "=", "c"), ("d", "=~", "e|f"))
-    assert use.grouped_by == {"node"}
-
-
 @pytest.mark.parametrize("wrong", ["sum(a", "rate a[5m]", "a{b}", "a[5 minutes]", "a ~ b"])
-def test_the_reader_of_expressions_refuses_what_it_does_not_know(wrong: str) -> None:
+def test_the_parser_of_expressions_finds_metrics_and_refuses_unknown_syntax(wrong: str) -> None:
+    (use,) = uses('sum by (node) (rate(a_total{b="c", d=~"e|f"}[5m])) > 0.5')
+    assert (use.metric, *use.grouped_by) == ("a_total", "node")
+    assert use.matchers == (("b", "=", "c"), ("d", "=~", "e|f"))
     with pytest.raises(AssertionError):
         uses(wrong)
 
@@ -254,29 +238,25 @@ def test_the_reader_of_expressions_refuses_what_it_does_not_know(wrong: str) -> 
 # -- dashboard and alerts ---------------------------------------------------------------------
 
 
-def dashboard() -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((MONITORING / "dashboard.json").read_text("utf-8"))
-    return found
+DASHBOARD: dict[str, Any] = json.loads((MONITORING / "dashboard.json").read_text("utf-8"))
 
 
 def manifest(name: str) -> dict[str, Any]:
-    found: dict[str, Any] = yaml.safe_load((MONITORING / name).read_text("utf-8"))
-    return found
+    document: dict[str, Any] = yaml.safe_load((MONITORING / name).read_text("utf-8"))
+    return document
 
 
-def alerts() -> list[dict[str, Any]]:
-    rules: list[dict[str, Any]] = [
-        rule for group in manifest("alerts.yaml")["spec"]["groups"] for rule in group["rules"]
-    ]
-    return rules
+ALERTS: list[dict[str, Any]] = [
+    rule for group in manifest("alerts.yaml")["spec"]["groups"] for rule in group["rules"]
+]
 
 
 def shown() -> Iterator[tuple[str, str, str]]:
     """Where each expression stands, the expression, and the text that shows its labels."""
-    for panel in dashboard()["panels"]:
+    for panel in DASHBOARD["panels"]:
         for target in panel.get("targets", ()):
             yield panel["title"], target["expr"], target.get("legendFormat", "")
-    for rule in alerts():
+    for rule in ALERTS:
         yield rule["alert"], rule["expr"], " ".join(rule["annotations"].values())
 
 
@@ -303,14 +283,8 @@ def test_metrics_labels_and_values_that_are_asked_for_and_labels_that_are_shown_
     assert labels_shown <= found[0].grouped_by
 
 
-def test_every_metric_is_on_the_dashboard(scrape: Scrape) -> None:
-    used = {family(use.metric) for _, expression, _ in shown() for use in uses(expression)}
-
-    assert set(scrape.types) <= used
-
-
 def test_panels_have_an_id_of_their_own_and_do_not_overlap() -> None:
-    panels = dashboard()["panels"]
+    panels = DASHBOARD["panels"]
     cells = [
         (x, y)
         for place in (panel["gridPos"] for panel in panels)
@@ -324,55 +298,41 @@ def test_panels_have_an_id_of_their_own_and_do_not_overlap() -> None:
 
 
 def test_every_alert_says_what_it_is_how_bad_and_where_the_remedy_stands() -> None:
-    for rule in alerts():
+    for rule in ALERTS:
         assert rule["labels"]["severity"] in ("warning", "critical")
         assert "{{ $labels.node }}" in rule["annotations"]["summary"]
         assert "docs/observability.md" in rule["annotations"]["description"]
         assert f"| `{rule['alert']}` |" in DOCUMENT
 
 
-def test_the_pod_monitor_scrapes_the_port_of_the_daemon_set_and_names_the_node() -> None:
-    monitor = manifest("podmonitor.yaml")
-    daemons = manifest("../base/daemonset.yaml")
+def test_monitor_and_probes_use_the_port_of_the_daemon_set() -> None:
+    monitor, daemons = manifest("podmonitor.yaml"), manifest("../base/daemonset.yaml")
     template = daemons["spec"]["template"]
     (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
     (container,) = template["spec"]["containers"]
     (port,) = container["ports"]
+    environ = {each["name"]: each.get("value") for each in container["env"]}
+    job = f"{monitor['metadata']['namespace']}/{monitor['metadata']['name']}"
+    health, ready = ({"path": path, "port": port["name"]} for path in ("/healthz", "/readyz"))
 
     selected = monitor["spec"]["selector"]["matchLabels"]
     assert selected.items() <= template["metadata"]["labels"].items()
     assert monitor["metadata"]["namespace"] == daemons["metadata"]["namespace"]
     assert endpoint["port"] == port["name"]
     assert [each["targetLabel"] for each in endpoint["relabelings"]] == ["node"]
-    job = f"{monitor['metadata']['namespace']}/{monitor['metadata']['name']}"
-    assert any(f'up{{job="{job}"}}' in rule["expr"] for rule in alerts())
+    assert any(f'up{{job="{job}"}}' in rule["expr"] for rule in ALERTS)
+    assert environ["MIG_MANAGER_HEALTH_PORT"] == str(port["containerPort"])
+    assert container["startupProbe"]["httpGet"] == container["livenessProbe"]["httpGet"] == health
+    assert container["readinessProbe"]["httpGet"] == ready
 
 
-@pytest.mark.skipif(KUBECTL is None, reason="kubectl is not installed")
 def test_one_command_applies_the_monitor_the_rules_and_the_dashboard() -> None:
-    rendered = subprocess.run(  # noqa: S603 - the arguments are this file's own
-        [str(KUBECTL), "kustomize", str(MONITORING)], capture_output=True, check=True
-    )
-    by_kind = {each["kind"]: each for each in yaml.safe_load_all(rendered.stdout)}
+    rendered = kustomize("deploy/monitoring")
+    by_kind = {each["kind"]: each for each in yaml.safe_load_all(rendered)}
 
     assert set(by_kind) == {"ConfigMap", "PodMonitor", "PrometheusRule"}
     assert {each["metadata"]["namespace"] for each in by_kind.values()} == {"mig-manager"}
-    assert json.loads(by_kind["ConfigMap"]["data"]["dashboard.json"]) == dashboard()
-
-
-def test_probes_and_port_of_the_daemon_set_agree_with_what_the_agent_serves() -> None:
-    (container,) = manifest("../base/daemonset.yaml")["spec"]["template"]["spec"]["containers"]
-    (port,) = container["ports"]
-    environ = {each["name"]: each.get("value") for each in container["env"]}
-
-    assert environ["MIG_MANAGER_HEALTH_PORT"] == str(port["containerPort"])
-    assert {
-        kind: container[f"{kind}Probe"]["httpGet"] for kind in ("startup", "liveness", "readiness")
-    } == {
-        "startup": {"path": "/healthz", "port": port["name"]},
-        "liveness": {"path": "/healthz", "port": port["name"]},
-        "readiness": {"path": "/readyz", "port": port["name"]},
-    }
+    assert json.loads(by_kind["ConfigMap"]["data"]["dashboard.json"]) == DASHBOARD
 
 
 # -- the document -----------------------------------------------------------------------------
@@ -386,9 +346,11 @@ def table(heading: str, first: str) -> dict[str, list[str]]:
     return {row[0].strip("`"): row[1:] for row in cells}
 
 
-def test_the_document_has_every_metric_with_its_type_and_labels(scrape: Scrape) -> None:
+def test_dashboard_and_document_have_every_metric_with_its_type_and_labels(scrape: Scrape) -> None:
     rows = table("Metrics", "Name")
+    used = {family(use.metric) for _, expression, _ in shown() for use in uses(expression)}
 
+    assert set(scrape.types) <= used
     assert {name: row[0] for name, row in rows.items()} == scrape.types
     for name, (_, labels, _) in rows.items():
         sample = f"{name}_count" if scrape.types[name] == "histogram" else name

@@ -6,7 +6,6 @@ import os
 import pathlib
 import re
 import shlex
-import subprocess
 import sys
 from collections.abc import Iterator
 
@@ -15,7 +14,7 @@ import yaml
 
 import mig_manager
 from testkit import apiserver
-from tests import plain_node
+from tests import plain_node, programs
 from tests.shipped.overlays import OVERLAYS, ROOT, Object, overlay
 from tests.shipped.unit_files import agent_settings
 
@@ -143,20 +142,12 @@ OPERATOR_ENVIRON = {
 }
 """What the operator's DaemonSet sets, with a config of the user's own and with CDI."""
 DRIVER_READY = {
-    "host": {
-        "IS_HOST_DRIVER": "true",
-        "NVIDIA_DRIVER_ROOT": "/",
-        "DRIVER_ROOT_CTR_PATH": "/host",
-        "NVIDIA_DEV_ROOT": "/",
-        "DEV_ROOT_CTR_PATH": "/host",
-    },
-    "container": {
-        "IS_HOST_DRIVER": "false",
-        "NVIDIA_DRIVER_ROOT": "/run/nvidia/driver",
-        "DRIVER_ROOT_CTR_PATH": "/driver-root",
-        "NVIDIA_DEV_ROOT": "/run/nvidia/driver",
-        "DEV_ROOT_CTR_PATH": "/driver-root",
-    },
+    "host": {"IS_HOST_DRIVER": "true"}
+    | dict.fromkeys(("NVIDIA_DRIVER_ROOT", "NVIDIA_DEV_ROOT"), "/")
+    | dict.fromkeys(("DRIVER_ROOT_CTR_PATH", "DEV_ROOT_CTR_PATH"), "/host"),
+    "container": {"IS_HOST_DRIVER": "false"}
+    | dict.fromkeys(("NVIDIA_DRIVER_ROOT", "NVIDIA_DEV_ROOT"), "/run/nvidia/driver")
+    | dict.fromkeys(("DRIVER_ROOT_CTR_PATH", "DEV_ROOT_CTR_PATH"), "/driver-root"),
 }
 """What its validator leaves for the entrypoint, by where the driver is."""
 OPERATOR_ENTRYPOINT = """
@@ -194,9 +185,7 @@ def image_commands(folder: pathlib.Path) -> None:
         (ROOT / "Dockerfile").read_text(encoding="utf-8"),
         re.MULTILINE,
     )
-    text = subprocess.run(  # noqa: S603 - our own Dockerfile
-        ["/bin/sh", "-c", wrapper], capture_output=True, text=True, check=True
-    ).stdout
+    text = programs.output("/bin/sh", "-c", wrapper)
     program = f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m mig_manager "$@"\n'
     for name, script in (("nvidia-mig-manager", text), ("mig-manager", program)):
         (folder / name).write_text(script, encoding="utf-8")

@@ -3,17 +3,13 @@
 import email
 import importlib.util
 import json
-import os
 import pathlib
 import re
 import shlex
-import subprocess
 import sys
-import tarfile
 import tomllib
 import zipfile
 from collections.abc import Callable
-from typing import Any
 
 import packaging.requirements
 import packaging.utils
@@ -21,52 +17,12 @@ import pytest
 
 import mig_manager
 from mig_manager.cli import parser
+from tests import programs
 from tests.shipped import locks
 
 ROOT = pathlib.Path(__file__).parents[2]
-TIMEOUT_S = 120
 
 Program = Callable[..., str]
-
-
-def run(*command: str, cwd: pathlib.Path, **environ: str) -> str:
-    done = subprocess.run(  # noqa: S603 - the arguments are this file's own
-        command,
-        cwd=cwd,
-        env={"PATH": os.environ["PATH"], "HOME": str(cwd)} | environ,
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-def build(source: pathlib.Path, target: str, to: pathlib.Path) -> pathlib.Path:
-    run(sys.executable, "-m", "hatchling", "build", "-t", target, "-d", str(to), cwd=source)
-    (built,) = to.iterdir()
-    return built
-
-
-@pytest.fixture(scope="module")
-def sdist(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    return build(ROOT, "sdist", tmp_path_factory.mktemp("sdist"))
-
-
-@pytest.fixture(scope="module")
-def unpacked(sdist: pathlib.Path, tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    folder = tmp_path_factory.mktemp("unpacked")
-    with tarfile.open(sdist) as archive:
-        archive.extractall(folder, filter="data")
-    (root,) = folder.iterdir()
-    return root
-
-
-@pytest.fixture(scope="module")
-def wheel(unpacked: pathlib.Path, tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    """The wheel as pip makes it from the source archive."""
-    return build(unpacked, "wheel", tmp_path_factory.mktemp("wheel"))
 
 
 @pytest.fixture(scope="module")
@@ -75,45 +31,37 @@ def installed(wheel: pathlib.Path, tmp_path_factory: pytest.TempPathFactory) -> 
     folder = tmp_path_factory.mktemp("installed")
     options = ("--no-deps", "--no-index", "--quiet", "--disable-pip-version-check")
     command = (sys.executable, "-m", "pip", "install", *options, "--target", str(folder))
-    run(*command, str(wheel), cwd=folder)
+    programs.output(*command, wheel, cwd=folder)
     return folder
 
 
 @pytest.fixture
 def program(installed: pathlib.Path, tmp_path: pathlib.Path) -> Program:
     """The console script, started elsewhere than in the checkout."""
-    script = str(installed / "bin" / "mig-manager")
-    return lambda *arguments: run(script, *arguments, cwd=tmp_path, PYTHONPATH=str(installed))
+    script = installed / "bin" / "mig-manager"
+    path = str(installed)
+    return lambda *arguments: programs.output(script, *arguments, cwd=tmp_path, PYTHONPATH=path)
 
 
-def test_the_wheel_has_every_module_and_the_data_and_nothing_beside_the_package(
+def test_the_wheel_has_every_module_the_data_and_its_metadata_and_nothing_beside_the_package(
     wheel: pathlib.Path,
 ) -> None:
+    about = f"mig_manager-{mig_manager.__version__}.dist-info"
     modules = {str(path.relative_to(ROOT)) for path in (ROOT / "mig_manager").rglob("*.py")}
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
         profiles = archive.read("mig_manager/profiles/mig-parted.yaml")
+        metadata = email.message_from_string(archive.read(f"{about}/METADATA").decode())
+        licence = archive.read(f"{about}/licenses/LICENSE")
 
     assert profiles == (ROOT / "profiles" / "mig-parted.yaml").read_bytes()
     assert {"mig_manager/py.typed", "mig_manager/catalogue/hardware.json"} <= names
     assert {name for name in names if name.endswith(".py")} == modules
-    assert {name.partition("/")[0] for name in names} == {
-        "mig_manager",
-        f"mig_manager-{mig_manager.__version__}.dist-info",
-    }
-
-
-def test_the_wheel_has_version_licence_and_readme(wheel: pathlib.Path) -> None:
-    folder = f"mig_manager-{mig_manager.__version__}.dist-info"
-    with zipfile.ZipFile(wheel) as archive:
-        metadata = archive.read(f"{folder}/METADATA").decode()
-        licence = archive.read(f"{folder}/licenses/LICENSE").decode()
-
-    metadata_ = email.message_from_string(metadata)
-    assert metadata_["Version"] == mig_manager.__version__
-    assert metadata_["License-Expression"] == "Apache-2.0"
-    assert licence == (ROOT / "LICENSE").read_text(encoding="utf-8")
-    assert metadata_.get_payload() == (ROOT / "README.md").read_text(encoding="utf-8")
+    assert {name.partition("/")[0] for name in names} == {"mig_manager", about}
+    assert metadata["Version"] == mig_manager.__version__
+    assert metadata["License-Expression"] == "Apache-2.0"
+    assert licence == (ROOT / "LICENSE").read_bytes()
+    assert metadata.get_payload() == (ROOT / "README.md").read_text(encoding="utf-8")
 
 
 def test_the_source_archive_has_what_a_distributor_needs(unpacked: pathlib.Path) -> None:
@@ -132,7 +80,7 @@ def test_the_installed_program_is_the_wheels_and_partitions_a_simulated_gpu(
     program: Program, installed: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
     where = "import mig_manager; print(mig_manager.__file__)"
-    found = run(sys.executable, "-c", where, cwd=tmp_path, PYTHONPATH=str(installed))
+    found = programs.output(sys.executable, "-c", where, cwd=tmp_path, PYTHONPATH=str(installed))
     assert pathlib.Path(found.strip()).is_relative_to(installed)
     assert program("--version") == f"mig-manager {mig_manager.__version__}\n"
     assert all(command in program("--help") for command in parser.COMMANDS)
@@ -159,7 +107,7 @@ sys.modules.update(dict.fromkeys(("starlette", "uvicorn", "h11", "anyio")))
 from mig_manager import __main__
 __main__.main()
 """
-    output = run(
+    output = programs.output(
         *(sys.executable, "-c", hidden, "status", "--simulate", "1xA30"),
         cwd=tmp_path,
         PYTHONPATH=str(installed),
@@ -191,25 +139,22 @@ def test_all_that_the_image_is_built_from_exists_and_reaches_the_builder() -> No
     assert all((ROOT / source).exists() for source in sources)
 
 
-def test_the_image_starts_the_agent_when_nothing_else_is_asked_for() -> None:
-    assert instructions("ENTRYPOINT") == ['["mig-manager"]']
+def test_the_image_starts_the_agent_has_nvidias_names_its_version_and_a_named_base() -> None:
     (command,) = instructions("CMD")
-    assert parser.parse(json.loads(command))["command"] == "agent"
-
-
-def test_the_image_has_the_names_of_nvidias_programs() -> None:
     (made,) = (line for line in instructions("RUN") if "nvidia-mig-manager" in line)
-
-    assert made.endswith("&& ln -s mig-manager /opt/mig-manager/bin/nvidia-mig-parted")
-
-
-def test_the_image_has_labels_with_its_version() -> None:
     (labels,) = instructions("LABEL")
-
     image_labels = dict(word.split("=", 1) for word in shlex.split(labels))
+    defaults = dict(line.split("=", 1) for line in instructions("ARG") if "=" in line)
+    stages = instructions("FROM")
 
+    assert instructions("ENTRYPOINT") == ['["mig-manager"]']
+    assert parser.parse(json.loads(command))["command"] == "agent"
+    assert made.endswith("&& ln -s mig-manager /opt/mig-manager/bin/nvidia-mig-parted")
     assert image_labels["org.opencontainers.image.version"] == mig_manager.__version__
     assert image_labels["org.opencontainers.image.licenses"] == "Apache-2.0"
+    assert len(stages) == 2
+    assert all(stage.startswith("${PYTHON_IMAGE}") for stage in stages)
+    assert re.fullmatch(r"python:3\.\d+-slim", defaults["PYTHON_IMAGE"])
 
 
 def test_all_python_packages_of_the_image_come_by_hash_or_from_its_own_build() -> None:
@@ -231,25 +176,12 @@ def test_the_image_checks_its_health_with_a_module_of_the_program() -> None:
     assert importlib.util.find_spec(options[2])
 
 
-def test_the_image_names_its_base() -> None:
-    defaults = dict(line.split("=", 1) for line in instructions("ARG") if "=" in line)
-    stages = instructions("FROM")
-
-    assert all(stage.startswith("${PYTHON_IMAGE}") for stage in stages)
-    assert len(stages) == 2
-    assert re.fullmatch(r"python:3\.\d+-slim", defaults["PYTHON_IMAGE"])
-
-
 # -- the locks --------------------------------------------------------------------------------
-
-
-def project() -> dict[str, Any]:
-    return tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 
 
 def wanted(name: str) -> list[packaging.requirements.Requirement]:
     """Return what pyproject.toml asks for that the lock file of that name must have."""
-    settings = project()
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     groups = settings["dependency-groups"]
     direct = {
         "image": settings["project"]["dependencies"],
@@ -266,26 +198,26 @@ def wanted(name: str) -> list[packaging.requirements.Requirement]:
 
 
 @pytest.mark.parametrize("name", locks.NAMES)
-def test_a_lock_file_has_what_the_project_asks_for_in_a_version_that_it_takes(name: str) -> None:
+def test_a_lock_file_has_accepted_versions_of_what_the_project_asks_for_with_hashes(
+    name: str,
+) -> None:
     """Run release/lock when this fails: the dependencies have changed since."""
     locked = locks.read(name)
 
+    assert wanted(name)
     for requirement in wanted(name):
         pin = locked[packaging.utils.canonicalize_name(requirement.name)]
         assert requirement.specifier.contains(pin.version), f"release/lock: {requirement}"
-    assert wanted(name)
-
-
-@pytest.mark.parametrize("name", locks.NAMES)
-def test_a_lock_file_names_nothing_but_versions_and_their_hashes(name: str) -> None:
-    for pin in locks.read(name).values():
+    for pin in locked.values():
         assert pin.hashes, f"{pin.name} can be installed unseen"
         assert all(re.fullmatch(r"sha256:[0-9a-f]{64}", each) for each in pin.hashes)
 
 
 def test_lock_files_that_meet_in_one_place_agree_on_versions() -> None:
-    def versions(name: str) -> set[tuple[str, str]]:
-        return {(pin.name, pin.version) for pin in locks.read(name).values()}
+    versions = {
+        name: {(pin.name, pin.version) for pin in locks.read(name).values()}
+        for name in locks.NAMES
+    }
 
-    assert versions("image") < versions("demo")
-    assert versions("build") < versions("tools")
+    assert versions["image"] < versions["demo"]
+    assert versions["build"] < versions["tools"]

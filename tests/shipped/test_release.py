@@ -40,8 +40,6 @@ SUITE = (
 _KEPT = ("PATH", "SSL_CERT_", "UV_")
 """Of the environment only what leads to programs and to the package index."""
 
-Component = tuple[packaging.utils.NormalizedName, str]
-
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Release:
@@ -52,17 +50,14 @@ class Release:
 
     @property
     def wheel(self) -> pathlib.Path:
-        """The wheel."""
         return self.only("*.whl")
 
     @property
     def sdist(self) -> pathlib.Path:
-        """The source archive."""
         return self.only("*.tar.gz")
 
     @property
     def bill(self) -> dict[str, Any]:
-        """The bill of materials."""
         bill: dict[str, Any] = json.loads(self.only("*.cdx.json").read_text(encoding="utf-8"))
         return bill
 
@@ -91,7 +86,7 @@ def run(
 
 
 def cache() -> pathlib.Path:
-    """Return where uv keeps what it has downloaded, which nothing here shall do twice."""
+    """Return where uv keeps what it has downloaded, so that nothing is downloaded twice."""
     output = subprocess.run(  # noqa: S603 - the arguments are this file's own
         (uv(), "cache", "dir", "--color", "never"), capture_output=True, text=True, check=True
     )
@@ -99,7 +94,6 @@ def cache() -> pathlib.Path:
 
 
 def uv() -> str:
-    """Return the program that installs."""
     return programs.needed("uv")
 
 
@@ -138,14 +132,6 @@ def python(release: Release, tmp_path_factory: pytest.TempPathFactory) -> pathli
     return made
 
 
-def components(bill: dict[str, Any]) -> set[Component]:
-    """Return what a bill lists."""
-    return {
-        (packaging.utils.canonicalize_name(each["name"]), each["version"])
-        for each in bill["components"]
-    }
-
-
 # -- what is built ----------------------------------------------------------------------------
 
 
@@ -158,9 +144,6 @@ def test_another_build_in_another_place_gives_the_same_bytes(
 
     for built in (release.wheel, release.sdist):
         assert (tmp_path / built.name).read_bytes() == built.read_bytes()
-
-
-def test_the_time_that_is_asked_for_is_in_what_is_built(release: Release) -> None:
     with tarfile.open(release.sdist) as archive:
         assert {member.mtime for member in archive} == {int(EPOCH)}
 
@@ -184,27 +167,25 @@ def test_the_plugin_is_packed_from_what_was_built_and_runs_by_itself(
 def test_the_bill_lists_what_the_image_is_locked_to_and_nothing_else(release: Release) -> None:
     locked = {(pin.name, pin.version) for pin in locks.read("image").values() if pin.is_for_here}
 
-    assert components(release.bill) == locked
+    assert {
+        (packaging.utils.canonicalize_name(each["name"]), each["version"])
+        for each in release.bill["components"]
+    } == locked
 
 
-def test_the_bill_is_of_this_program_in_this_version(release: Release) -> None:
+def test_the_bill_is_of_this_version_with_a_licence_and_an_address_for_each_package(
+    release: Release,
+) -> None:
     bill = release.bill
     subject = bill["metadata"]["component"]
 
     assert (bill["bomFormat"], bill["specVersion"]) == ("CycloneDX", "1.6")
     assert (subject["name"], subject["version"]) == ("mig-manager", mig_manager.__version__)
     assert subject["licenses"][0]["license"]["id"] == "Apache-2.0"
-
-
-def test_the_bill_names_a_licence_and_an_address_for_each_package(release: Release) -> None:
-    bare = [
-        each["name"]
-        for each in release.bill["components"]
-        if not each.get("licenses")
-        or each["purl"] != f"pkg:pypi/{each['name'].lower().replace('_', '-')}@{each['version']}"
-    ]
-
-    assert bare == []
+    for each in bill["components"]:
+        assert each["licenses"], each["name"]
+        name = each["name"].lower().replace("_", "-")
+        assert each["purl"] == f"pkg:pypi/{name}@{each['version']}"
 
 
 def test_nothing_is_locked_that_the_program_does_not_take(release: Release) -> None:

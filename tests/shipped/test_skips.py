@@ -5,8 +5,10 @@ import pytest
 from tests import conftest
 
 
-def skipped() -> pytest.TestReport:
-    return pytest.TestReport(
+def test_a_skipped_test_has_failed_in_ci_and_says_what_is_missing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    skipped = pytest.TestReport(
         nodeid="test",
         location=("test.py", 1, "test"),
         keywords={},
@@ -14,20 +16,11 @@ def skipped() -> pytest.TestReport:
         longrepr="kubectl is not installed",
         when="setup",
     )
+    monkeypatch.delenv("CI", raising=False)
+    assert conftest._failed_where_skipped(skipped).skipped
 
-
-def test_in_ci_a_skipped_test_has_failed_and_says_what_is_missing(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
     monkeypatch.setenv("CI", "true")
-
-    report = conftest._failed_where_skipped(skipped())
+    report = conftest._failed_where_skipped(skipped)
 
     assert report.failed
     assert "kubectl is not installed" in str(report.longrepr)
-
-
-def test_elsewhere_a_skipped_test_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("CI", raising=False)
-
-    assert conftest._failed_where_skipped(skipped()).skipped

@@ -14,6 +14,7 @@ import pytest
 import mig_manager
 from mig_manager.agent import settings
 from mig_manager.cli import command_settings, parser
+from tests.programs import run
 from tests.shipped.unit_files import (
     BOOT,
     ROOT,
@@ -24,7 +25,6 @@ from tests.shipped.unit_files import (
     directives,
     example_environ,
     longest_stop_s,
-    run,
     unit_command_line,
     unit_environ,
 )
@@ -116,10 +116,8 @@ def test_agent_apply_and_boot_share_lock_and_kept_layout() -> None:
     agent = agent_settings(unit_command_line(), unit_environ())
     boot = boot_settings({})
 
-    assert (agent.lock_file, agent.verified_layout_file) == (
-        boot.lock_file,
-        boot.verified_layout_file,
-    )
+    assert agent.lock_file == boot.lock_file
+    assert agent.verified_layout_file == boot.verified_layout_file
     assert directives(BOOT)["EnvironmentFile"] == directives(UNITS[0])["EnvironmentFile"]
 
 
@@ -128,32 +126,26 @@ def test_the_boot_is_over_before_anybody_can_hold_a_gpu_and_once_the_driver_is_t
     before = " ".join(section["Before"]).split()
     after = " ".join(section["After"]).split()
 
-    assert {
-        "kubelet.service",
-        "k3s.service",
-        "containerd.service",
-        "docker.service",
-        "nvidia-dcgm.service",
-        "nvidia-gpu-reset.target",
-        "slurmd.service",
-        "mig-manager.service",
-    } <= set(before)
+    others = ["kubelet", "k3s", "containerd", "docker", "nvidia-dcgm", "slurmd", "mig-manager"]
+    assert {*(f"{name}.service" for name in others), "nvidia-gpu-reset.target"} <= set(before)
     assert {"nvidia-persistenced.service", "modprobe@nvidia.service"} <= set(after)
     assert not set(before) & set(after)
     assert BOOT in " ".join(directives(UNITS[0])["After"]).split()
 
 
-def test_systemd_gives_the_boot_the_time_it_gives_itself() -> None:
-    section = directives(BOOT)
-    parsed = boot_settings({})
+def test_systemd_gives_boot_and_agent_the_time_to_finish_or_undo_a_change() -> None:
+    agent = agent_settings(unit_command_line(), unit_environ())
+    section, parsed = directives(BOOT), boot_settings({})
     timeouts = {
         key: float(section[key][0].removesuffix("s")) for key in section if "Timeout" in key
     }
+    (agents,) = directives(UNITS[0])["TimeoutStopSec"]
 
     # Observe, change, and roll back.
     needs = parsed.driver_timeout_s + parsed.lock_timeout_s + 3 * parsed.gpu_timeout_s
     assert timeouts["TimeoutStartSec"] > needs
     assert timeouts["TimeoutStopSec"] > 2 * parsed.gpu_timeout_s
+    assert float(agents.removesuffix("s")) > longest_stop_s(agent)
     assert (section["Type"], section["RemainAfterExit"]) == (["oneshot"], ["yes"])
 
 
@@ -183,13 +175,6 @@ def test_the_example_of_the_units_environment_shows_variables_that_count_with_th
     )
     assert boot_settings(for_boot) == boot_settings({})
     assert for_agent.keys() <= for_agent.names | for_boot.names
-
-
-def test_systemd_leaves_the_agent_the_time_to_finish_or_undo_a_change() -> None:
-    (timeouts,) = directives("mig-manager.service")["TimeoutStopSec"]
-    parsed = agent_settings(unit_command_line(), unit_environ())
-
-    assert float(timeouts.removesuffix("s")) > longest_stop_s(parsed)
 
 
 # -- pages -----------------------------------------------------------------------

@@ -1,10 +1,8 @@
 """What the unit files say, and what the program makes of it."""
 
-import os
 import pathlib
 import re
 import shlex
-import subprocess
 from collections.abc import Mapping
 from typing import Any
 
@@ -65,14 +63,3 @@ def unit_environ() -> dict[str, str]:
 def example_environ() -> dict[str, str]:
     text = (ROOT / "systemd" / "mig-manager.env").read_text(encoding="utf-8")
     return dict(re.findall(r"^#?([A-Z_]+)=(.*)$", text, re.MULTILINE))
-
-
-def run(*command: str | pathlib.Path, **environ: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(  # noqa: S603 - the arguments are this file's own
-        [str(part) for part in command],
-        env={"PATH": os.environ["PATH"], "HOME": "/nonexistent"} | environ,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
