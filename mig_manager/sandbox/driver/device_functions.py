@@ -130,16 +130,13 @@ def _by_uuid(view: calls.View, uuid: Any, device: Any) -> None:
     # nvml.h: this initialises every GPU to find the one, and fails where any is lost.
     if any(gpu.is_lost for gpu in view.node.gpus):
         raise states.Refused(states.Code.GPU_IS_LOST)
-    requested = calls.text(uuid)
-    for board, gpu in zip(view.boards, view.node.gpus, strict=True):
-        if board.uuid == requested:
+    match transitions.find_device(view.node, calls.text(uuid)):
+        case None:
+            raise states.Refused(states.Code.NOT_FOUND)
+        case (board, states.GpuInstance() as instance, states.ComputeInstance() as compute):
+            view.put_handle(device, calls.mig_device(board.index, instance, compute))
+        case (board, _, _):
             view.put_handle(device, calls.whole(view.node, board.index))
-            return
-        for instance, compute in transitions.mig_devices(gpu):
-            if board.mig_uuid(instance, compute) == requested:
-                view.put_handle(device, calls.mig_device(board.index, instance, compute))
-                return
-    raise states.Refused(states.Code.NOT_FOUND)
 
 
 # -- devices ----------------------------------------------------------------------------------

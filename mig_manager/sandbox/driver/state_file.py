@@ -176,21 +176,21 @@ class SharedState:
         """
 
         def change(node: states.NodeState) -> tuple[states.NodeState, states.Client]:
-            gpu_uuid, instance_id, compute_id = _locate(node, device_uuid)
+            found = transitions.find_device(node, device_uuid)
+            if found is None:
+                raise LookupError(f"the simulated node has no device {device_uuid}")
+            board, instance, compute = found
             client = states.Client(
                 client_id=node.next_serial,
                 pid=_FIRST_PID + node.next_serial if pid is None else pid,
                 name=name,
                 kind=kind,
-                gpu_uuid=gpu_uuid,
-                gpu_instance_id=instance_id,
-                compute_instance_id=compute_id,
+                gpu_uuid=board.uuid,
+                gpu_instance_id=instance.instance_id if instance else None,
+                compute_instance_id=compute.instance_id if compute else None,
             )
-            clients = (*node.clients, client)
-            return (
-                dataclasses.replace(node, clients=clients, next_serial=node.next_serial + 1),
-                client,
-            )
+            clients, serial = (*node.clients, client), node.next_serial + 1
+            return dataclasses.replace(node, clients=clients, next_serial=serial), client
 
         return self.update(change)
 
@@ -247,17 +247,6 @@ class SharedState:
         with self.beside(suffix).open("a", encoding="utf-8") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
-
-
-def _locate(node: states.NodeState, device_uuid: str) -> tuple[str, int | None, int | None]:
-    """Return GPU UUID, GPU-instance id and compute-instance id of a device."""
-    for board, gpu in zip(states.boards_of(node), node.gpus, strict=True):
-        if board.uuid == device_uuid:
-            return board.uuid, None, None
-        for instance, compute in transitions.mig_devices(gpu):
-            if board.mig_uuid(instance, compute) == device_uuid:
-                return board.uuid, instance.instance_id, compute.instance_id
-    raise LookupError(f"the simulated node has no device {device_uuid}")
 
 
 def _version(stat: os.stat_result) -> _Version:

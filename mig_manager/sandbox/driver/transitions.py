@@ -198,6 +198,19 @@ def mig_devices(
     )
 
 
+def find_device(
+    node: states.NodeState, uuid: str
+) -> tuple[states.Board, states.GpuInstance | None, states.ComputeInstance | None] | None:
+    """Return the GPU with a UUID, or that of a MIG device with both instances behind it."""
+    for board, gpu in zip(states.boards_of(node), node.gpus, strict=True):
+        if board.uuid == uuid:
+            return board, None, None
+        for instance, compute in mig_devices(gpu):
+            if board.mig_uuid(instance, compute) == uuid:
+                return board, instance, compute
+    return None
+
+
 def compute_name(row: hardware.GpuProfile, slices: int) -> str:
     """Return the name of a compute instance: its GPU instance's, unless it is only a part."""
     return row.name if slices == row.slices else f"{slices}c.{row.name}"
