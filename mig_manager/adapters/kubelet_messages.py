@@ -1,9 +1,7 @@
 """Kubelet's PodResources v1 messages, for both ends of the socket; needs protobuf, not gRPC.
 
-Built from a table instead of generated files, which would tie us to the generator's version.
-Names and numbers are those of the published service definition,
-``k8s.io/kubelet/pkg/apis/podresources/v1/api.proto``. The parser skips fields that are not listed
-here (CPUs, memory, NUMA topology).
+Built from a table, because generated files would tie us to the generator's version. Source:
+``k8s.io/kubelet/pkg/apis/podresources/v1/api.proto``; the parser skips fields not listed here.
 """
 
 from typing import Any

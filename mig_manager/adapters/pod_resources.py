@@ -1,8 +1,8 @@
 """Ask kubelet which pods have which devices, over its PodResources socket.
 
-gRPC with protobuf is a third of the agent's memory, and once loaded never leaves a process again.
-So an agent has a worker ask (this module as a program), which answers any number of questions and
-ends when none has come for a while. Other processes import gRPC with the first question.
+gRPC with protobuf is a third of the agent's memory, and never leaves a process again. So an agent
+has a worker ask (this module as a program), which ends when no question has come for a while.
+Other processes import gRPC with the first question.
 """
 
 import contextlib
@@ -79,10 +79,7 @@ class PodResources:
         )
 
     def allocatable(self) -> Mapping[str, frozenset[str]]:
-        """Return the healthy device ids by resource; see ``ports.DeviceAllocations``.
-
-        Needs kubelet 1.23 or newer.
-        """
+        """Return the healthy device ids by resource; needs kubelet 1.23 or newer."""
         answer = self._ask("GetAllocatableResources", "AllocatableResourcesResponse")
         found: dict[str, frozenset[str]] = {}
         # Kubelet lists one resource several times, once for each NUMA node.

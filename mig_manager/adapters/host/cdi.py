@@ -87,11 +87,7 @@ class CdiSpecs:
         )
 
     def refresh(self) -> None:
-        """Update the specs that this machine has.
-
-        Raises:
-            HostError: The tool failed or a spec cannot be written; it is unchanged.
-        """
+        """Update the specs that this machine has; HostError leaves a spec unchanged."""
         # The variables that the administrator set for the host's own refresh service.
         file = programs.inside(self._roots.host_here, _VARIABLES_FILE)
         lines = _VARIABLE.findall(_read(file) if file else "")

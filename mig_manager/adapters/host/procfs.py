@@ -112,8 +112,7 @@ def gpu_processes(root: pathlib.Path, *, ignore: Collection[int] = ()) -> tuple[
 def hidden(root: pathlib.Path) -> str:
     """Describe how many processes we are not allowed to inspect; empty if there are none.
 
-    The kernel requires CAP_SYS_PTRACE where a process has another user or more capabilities than
-    we have (``ptrace(2)``, "Ptrace access mode checking").
+    Those with another user or more capabilities require CAP_SYS_PTRACE (``ptrace(2)``).
     """
     count = sum(_is_hidden(root / str(pid)) for pid in _pids(root))
     return f"not allowed to look into {count} processes (CAP_SYS_PTRACE)" if count else ""
@@ -149,8 +148,8 @@ def using_gpu_instance(
 def driver_proc(root: pathlib.Path, others: Iterable[pathlib.Path]) -> pathlib.Path:
     """Return the ``/proc`` in which the driver shows the capabilities of MIG; else our own.
 
-    NVIDIA's legacy container runtime hook mounts a tmpfs over ``/proc/driver/nvidia`` of a
-    container (``libnvidia-container``); that of the host, below one of the ``others``, has them.
+    NVIDIA's legacy runtime hook hides them from a container by a tmpfs (``libnvidia-container``);
+    the host's ``/proc``, below one of the ``others``, has them.
     """
     roots = (root, *(other / "proc" for other in others))
     return next((place for place in roots if (place / _CAPABILITIES).is_dir()), root)
@@ -232,8 +231,7 @@ def is_own_dev(proc: pathlib.Path, dev: pathlib.Path) -> bool:
 def config_right(proc: pathlib.Path, dev: pathlib.Path) -> ConfigRight:
     """Open and close the device node of ``mig/config`` (MIG User Guide, "Device Nodes").
 
-    Opening it for reading changes nothing and says more than its mode: a container's device rules
-    count too.
+    Opening it changes nothing, and unlike its mode shows a container's device rules.
     """
     match = _MINOR.search(text(proc / _CAPABILITIES / "mig/config"))
     if match is None:

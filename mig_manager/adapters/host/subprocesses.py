@@ -115,9 +115,7 @@ class Child:
         """Return the next message; without a time-out wait for as long as the child lives.
 
         Raises:
-            TimeoutError: The child sent no message in time.
-            EOFError: The child ended or closed its stdout without another message.
-            ValueError: What it sent is no message.
+            TimeoutError: None came in time; EOFError: none will come; ValueError: it is invalid.
         """
         deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
         while (message := self.stdout.take_message()) is None:

@@ -1,9 +1,8 @@
 """The GPUs through worker processes, because a call into a hung driver never returns.
 
-A thread that waits in the driver cannot be stopped. A process can be killed, and if the kernel
-holds it in an uninterruptible wait, it can be left behind. A crash in the vendor's library becomes
-an error with a reason. And at rest this process has neither the library nor a session, which could
-prevent a reset.
+A process can be killed, or left behind if the kernel holds it in an uninterruptible wait. A crash
+in the vendor's library becomes an error with a reason. And at rest this process has neither the
+library nor a session, which could prevent a reset.
 """
 
 import contextlib
@@ -106,8 +105,8 @@ class WorkerGpus(ports.Standby):
 
     Args:
         command: Starts a worker; the descriptor of its ``LastCalls`` is added.
-        timeout_s: How long a call may take, start of the process included, before it is killed;
-            well above the time for which a worker retries while GPUs are in use.
+        timeout_s: For a call and the start of its process; well above the time for which a worker
+            retries while GPUs are in use.
         telemetry: Notified of what each call observed and how long it took.
         proc_root: Where to look for processes that use a GPU on which the driver hangs.
     """
@@ -159,11 +158,9 @@ class WorkerGpus(ports.Standby):
         return gpus
 
     def execute(self, plan: steps.Plan, seen: Sequence[model.Gpu] = ()) -> model.ObservedGpus:
-        """Execute the steps of every GPU, and return the GPUs of the plan afterwards.
+        """Execute a plan; return its GPUs afterwards. Raises as ``observe`` does.
 
-        Raises:
-            HardwareError: As ``observe``; after NVML_TIMEOUT and NVML_ERROR it is unknown which
-                steps were executed.
+        After NVML_TIMEOUT and NVML_ERROR it is unknown which steps were executed.
         """
         uuids = {gpu.gpu_uuid for gpu in plan.gpus}
         # Their instances are listed again, so only lasting facts are sent.

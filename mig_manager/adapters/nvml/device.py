@@ -19,9 +19,8 @@ Handle = Any
 """An opaque NVML handle; valid until what it names is destroyed, or MIG mode is switched."""
 
 _MIN_LISTED = 16
-"""Least room for a list of instances. NVML writes without asking how much room there is, and the
-``instanceCount`` it promises not to exceed is known to be too small on A30; no GPU has more than
-8 GPU instances (GPUMGR_MAX_GPU_INSTANCES in NVIDIA's open kernel modules)."""
+"""Least room for a list of instances. NVML writes without asking for the room, on A30 more than
+``instanceCount``; no GPU has more than 8 GPU instances (GPUMGR_MAX_GPU_INSTANCES)."""
 
 _VIRTUALIZATIONS = {
     pynvml.NVML_GPU_VIRTUALIZATION_MODE_NONE: model.Virtualization.NONE,
@@ -292,8 +291,8 @@ def _profile_infos(
 ) -> Iterator[tuple[int, Any]]:
     """Yield enum index and info of each profile that the driver offers.
 
-    INVALID_ARGUMENT is the answer beyond the driver's last profile (nvml.h). An older driver also
-    gives it for a profile among the ``known`` ones, so each of those is asked about.
+    INVALID_ARGUMENT is the answer beyond the driver's last profile (nvml.h), and from an older
+    driver for any profile, so each of the ``known`` ones is asked about.
     """
     for enum_index in enum_indices:
         try:

@@ -88,10 +88,7 @@ class GpuEvents:
 
     @contextlib.contextmanager
     def suspended(self) -> Iterator[None]:
-        """Have no listener and no call back during the body, for changes of our own.
-
-        May be nested, and used from any thread.
-        """
+        """Have no listener and no call back during the body; nests, for any thread."""
         with self._state:
             self._suspensions += 1
             self._interrupt()

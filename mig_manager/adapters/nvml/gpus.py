@@ -58,11 +58,10 @@ class NvmlGpus:
         """Execute the plan, GPUs in parallel; return its GPUs as they are in the same session.
 
         Raises:
-            GpuInUseError: Before the first step: processes use what the plan destroys, which the
-                plan forbids.
+            GpuInUseError: Before the first step: processes use what the plan requires to be idle.
             StalePlanError: Before the first step of such a plan: what it creates exists already.
-            HardwareError: A step failed; the message names every GPU that did. NOT_SUPPORTED
-                before the first step: the library lacks a function that the plan needs.
+            HardwareError: A step failed; names every such GPU. NOT_SUPPORTED before the first
+                step: the library lacks a function that the plan needs.
         """
         known = {gpu.uuid: gpu for gpu in seen}
         with self._session_for(plan, known):
@@ -134,9 +133,8 @@ _INSTANCE_FUNCTIONS = (
     "nvmlGpuInstanceCreateComputeInstance",
     "nvmlComputeInstanceDestroy",
 )
-"""To create and to destroy instances: a plan that does only one of these is rolled back by the
-other. The ``...WithPlacement`` functions, which R450 (for GPU instances) and R515 (for compute
-instances) lack, are not among them: ``execute`` does without."""
+"""To create and to destroy instances, since a rollback does the opposite. ``execute`` does without
+``...WithPlacement``, which R450 (GPU instances) and R515 (compute instances) lack."""
 
 
 def _require_functions(plan: steps.Plan) -> None:

@@ -182,8 +182,7 @@ def _mig_uuids(
 ) -> dict[tuple[int, int], str]:
     """Return MIG device UUIDs by the ids of GPU instance and compute instance.
 
-    NVML finds MIG devices by index only, and the indices have gaps. Only the ids tie a device to
-    its instances (``device`` of an instance's info is the parent GPU).
+    NVML finds MIG devices by index only, with gaps. An instance's ``device`` is the parent GPU.
     """
     missing = {
         (instance_id, each) for instance_id, inside in compute_ids.items() for each in inside

@@ -25,11 +25,7 @@ _BURST_S = 0.1
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Serve or listen.
-
-    Returns:
-        0 after an answer, be it an error; 1 without a request, or when listening failed.
-    """
+    """Return 0 after an answer, be it an error; 1 without a request, or when listening failed."""
     arguments = _parser().parse_args(argv)
     parent = subprocesses.Parent()
     if arguments.task == "listen":
