@@ -6,8 +6,7 @@ import pytest
 import structlog.testing
 
 from mig_manager import errors
-from mig_manager.agent import outcomes, planning, settings
-from mig_manager.cli import parser
+from mig_manager.agent import outcomes, planning
 from mig_manager.core import model
 from tests import fakes, scenes
 
@@ -79,15 +78,6 @@ def test_what_the_gpus_cannot_have_is_refused_all_the_same(layout: str) -> None:
 
     assert outcome.state is model.State.FAILED
     assert rig.gpus == gpus
-
-
-def test_an_agent_is_made_lenient_by_option_or_variable() -> None:
-    line = ["agent", "-n", "n1"]
-    variable = {"MIG_MANAGER_LENIENT": "1"}
-
-    assert not settings.agent_settings(parser.parse(line), {}).is_lenient
-    assert settings.agent_settings(parser.parse([*line, "--lenient"]), {}).is_lenient
-    assert settings.agent_settings(parser.parse(line), variable).is_lenient
 
 
 def test_a_layout_with_placements_is_served_like_any_other() -> None:

@@ -9,26 +9,28 @@ from mig_manager import errors
 from mig_manager.agent import loop
 
 
+@pytest.fixture
+def box() -> loop.Inbox:
+    """Return an inbox with a request for layout ``a``."""
+    inbox = loop.Inbox()
+    inbox.put_label("a")
+    return inbox
+
+
 def taken(box: loop.Inbox, seen: int = 0) -> loop.Request:
     current = box.next(seen)
     assert current is not None
     return current
 
 
-def test_the_newest_request_replaces_older_ones() -> None:
-    box = loop.Inbox()
-    for name in ("a", "b", "c"):
-        box.put_label(name)
-
-    assert taken(box).name == "c"
-
-
-def test_the_same_label_again_is_no_new_request() -> None:
-    box = loop.Inbox()
-    box.put_label("a")
+def test_the_newest_request_replaces_older_ones_and_the_same_label_is_none(
+    box: loop.Inbox,
+) -> None:
+    box.put_label("b")
     current = taken(box)
-    box.put_label("a")
+    box.put_label("b")
 
+    assert current.name == "b"
     current.check()
 
 
@@ -49,9 +51,7 @@ def test_a_changed_file_is_no_request_before_the_node_was_read() -> None:
     assert taken(box).name == "a"
 
 
-def test_a_changed_file_makes_the_same_label_a_new_request() -> None:
-    box = loop.Inbox()
-    box.put_label("a")
+def test_a_changed_file_makes_the_same_label_a_new_request(box: loop.Inbox) -> None:
     current = taken(box)
     box.put_file_change()
 
@@ -61,9 +61,7 @@ def test_a_changed_file_makes_the_same_label_a_new_request() -> None:
     assert taken(box, current.generation).name == "a"
 
 
-def test_a_removed_label_ends_the_request_without_a_successor() -> None:
-    box = loop.Inbox()
-    box.put_label("a")
+def test_a_removed_label_ends_the_request_without_a_successor(box: loop.Inbox) -> None:
     current = taken(box)
     box.put_label(None)
 
@@ -73,9 +71,7 @@ def test_a_removed_label_ends_the_request_without_a_successor() -> None:
 
 
 @pytest.mark.parametrize("change", ["label", "file", "stop"])
-def test_a_waiting_run_wakes_at_once_when_its_request_ends(change: str) -> None:
-    box = loop.Inbox()
-    box.put_label("a")
+def test_a_waiting_run_wakes_at_once_when_its_request_ends(box: loop.Inbox, change: str) -> None:
     current = taken(box)
     act = {
         "label": lambda: box.put_label("b"),
@@ -88,16 +84,11 @@ def test_a_waiting_run_wakes_at_once_when_its_request_ends(change: str) -> None:
         current.wait(60)
 
 
-def test_a_wait_that_nothing_ends_just_passes() -> None:
-    box = loop.Inbox()
-    box.put_label("a")
-
+def test_a_wait_that_nothing_ends_just_passes(box: loop.Inbox) -> None:
     taken(box).wait(0.01)
 
 
-def test_news_end_a_pause_and_no_other_sleep() -> None:
-    box = loop.Inbox()
-    box.put_label("a")
+def test_news_end_a_pause_and_no_other_sleep(box: loop.Inbox) -> None:
     current = taken(box)
     threading.Timer(0.05, box.put_cluster_change).start()
 
@@ -109,9 +100,7 @@ def test_news_end_a_pause_and_no_other_sleep() -> None:
     assert time.monotonic() - began >= 0.2
 
 
-def test_news_from_before_a_pause_count_once() -> None:
-    box = loop.Inbox()
-    box.put_label("a")
+def test_news_from_before_a_pause_count_once(box: loop.Inbox) -> None:
     current = taken(box)
     box.put_cluster_change()
 
@@ -123,9 +112,7 @@ def test_news_from_before_a_pause_count_once() -> None:
 
 
 @pytest.mark.parametrize("delay_s", [0.0, 0.05])
-def test_a_pause_ends_with_its_request(delay_s: float) -> None:
-    box = loop.Inbox()
-    box.put_label("a")
+def test_a_pause_ends_with_its_request(box: loop.Inbox, delay_s: float) -> None:
     current = taken(box)
     threading.Timer(delay_s, box.stop).start()
 
@@ -133,9 +120,7 @@ def test_a_pause_ends_with_its_request(delay_s: float) -> None:
         current.pause(60)
 
 
-def test_a_stop_ends_the_queue_for_good() -> None:
-    box = loop.Inbox()
-    box.put_label("a")
+def test_a_stop_ends_the_queue_for_good(box: loop.Inbox) -> None:
     box.stop()
 
     assert box.next(0) is None

@@ -310,6 +310,14 @@ def test_the_driver_is_looked_for_where_the_container_sees_it_before_where_the_h
     assert agent(both).not_needed == ()
 
 
+def test_an_agent_is_made_lenient_by_option_or_variable() -> None:
+    line = parser.parse(["agent", "-n", "n1", "--lenient"])
+
+    assert settings.agent_settings(line, {}).is_lenient
+    assert agent({"MIG_MANAGER_LENIENT": "1"}).is_lenient
+    assert not agent().is_lenient
+
+
 def test_debug_overrides_the_log_level() -> None:
     assert agent(debug=True, log_level="error").log_level is settings.LogLevel.DEBUG
 

@@ -39,7 +39,7 @@ def shell(tmp_path: pathlib.Path) -> Iterator[Shell]:
     simulated.uninstall()
 
 
-def test_status_as_json_lists_the_processes_that_use_each_gpu(shell: Shell) -> None:
+def test_wide_and_json_status_list_the_processes_that_use_each_gpu(shell: Shell) -> None:
     shell.state.add_client(shell.state.boards[1].uuid, name="/usr/bin/train", pid=77)
 
     free, used = json.loads(shell("status", "-o", "json"))["gpus"]
@@ -48,11 +48,6 @@ def test_status_as_json_lists_the_processes_that_use_each_gpu(shell: Shell) -> N
     assert used["holders"] == [
         {"pid": 77, "name": "train", "gpu_instances": [], "pod_uid": None, "unit": None}
     ]
-
-
-def test_wide_status_shows_the_processes_that_use_a_gpu(shell: Shell) -> None:
-    shell.state.add_client(shell.state.boards[1].uuid, name="/usr/bin/train", pid=77)
-
     assert "in use by train (pid 77)" in shell("status", "-o", "wide")
     assert "in use by" not in shell("status")
 
