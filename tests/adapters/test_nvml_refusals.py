@@ -4,8 +4,6 @@ import pynvml
 import pytest
 
 from mig_manager import errors
-from mig_manager.core import model
-from mig_manager.core.planner import planner
 from mig_manager.sandbox.driver import states
 from tests.adapters.nvml_rig import (
     OFF,
@@ -73,11 +71,10 @@ def test_a_gpu_that_stays_in_use_is_an_error_that_names_the_process(spec: str, b
     node = boot(spec)
     gpu = node.observe()
     node.state.add_client(gpu.uuid, name="python3", pid=4711)
-    with pytest.raises(errors.HardwareError) as caught:
-        node.enable()
-    assert caught.value.reason is errors.Reason.IN_USE
+    error = node.refusal(mode_step(gpu, ON))
+    assert error.reason is errors.Reason.IN_USE
     how = ", which resets the GPU" if gpu.mode_change_needs_reset else ""
-    assert caught.value.message == (
+    assert error.message == (
         f"GPU 0 ({gpu.uuid}): cannot switch MIG mode to enabled{how}: nvmlDeviceSetMigMode "
         "answered 'In use by another client'; in use by python3 (pid 4711)"
     )
@@ -88,13 +85,9 @@ def test_an_explanation_that_several_gpus_share_is_given_once(boot: Boot) -> Non
     gpus = node.gpus.observe()
     for gpu in gpus:
         node.state.add_client(gpu.uuid, name="dcgm", kind=states.ClientKind.MONITOR)
-    wanted = {gpu.uuid: model.DesiredGpu(mode=model.MigMode.ENABLED) for gpu in gpus}
-    plan = planner.plan(gpus, wanted)
-    with pytest.raises(errors.HardwareError) as caught:
-        node.gpus.execute(plan, gpus)
-
-    assert all(gpu.uuid in caught.value.message for gpu in gpus)
-    assert caught.value.message.count("NVML lists no process") == 1
+    error = node.refusal(*[mode_step(gpu, ON) for gpu in gpus])
+    assert all(gpu.uuid in error.message for gpu in gpus)
+    assert error.message.count("NVML lists no process") == 1
 
 
 def test_the_bound_on_waiting_is_for_the_gpu_and_not_for_each_step(boot: Boot) -> None:
@@ -108,8 +101,7 @@ def test_the_bound_on_waiting_is_for_the_gpu_and_not_for_each_step(boot: Boot) -
             node.state.remove_client(first)
 
     node.clock.on_wait.append(leave_after_eight_seconds)
-    with pytest.raises(errors.HardwareError, match="in use by b"):
-        node.run(*end_steps(gpu))
+    assert "in use by b" in node.refusal(*end_steps(gpu)).message
     assert node.clock.now_s <= 12.0
 
 
@@ -161,9 +153,8 @@ def test_a_pending_mode_counts_as_such_whatever_the_activation_status(
     node = boot(options=states.Options(resets_itself=False, virtualization=virtualization))
     gpu = node.observe()
     _answer(monkeypatch, status)
-    with pytest.raises(errors.HardwareError, match="nvmlDeviceSetMigMode") as caught:
-        node.run(mode_step(gpu, ON))
-    assert caught.value.reason is reason
+    error = node.refusal(mode_step(gpu, ON))
+    assert (error.reason, error.operation) == (reason, "nvmlDeviceSetMigMode")
 
 
 def test_an_active_mode_is_success_whatever_the_activation_status(
@@ -178,17 +169,16 @@ def test_a_success_that_changes_nothing_is_an_error_that_no_reset_is_tried_for(
 ) -> None:
     gpu = node.observe()
     monkeypatch.setattr(pynvml, "nvmlDeviceSetMigMode", lambda *_: 0)
-    with pytest.raises(errors.HardwareError, match="neither active nor") as caught:
-        node.run(mode_step(gpu, ON))
-    assert caught.value.reason is errors.Reason.VERIFY_FAILED
+    error = node.refusal(mode_step(gpu, ON))
+    assert "neither active nor pending" in error.message
+    assert error.reason is errors.Reason.VERIFY_FAILED
 
 
 def test_the_error_of_a_vgpu_guest_says_that_its_host_decides(boot: Boot) -> None:
     node = boot(options=states.Options(virtualization=states.Virtualization.VGPU))
-    step = mode_step(node.observe(), ON)
-    with pytest.raises(errors.HardwareError, match="up to its host") as caught:
-        node.run(step)
-    assert caught.value.reason is errors.Reason.NOT_SUPPORTED
+    error = node.refusal(mode_step(node.observe(), ON))
+    assert "up to its host" in error.message
+    assert error.reason is errors.Reason.NOT_SUPPORTED
 
 
 def test_a_gpu_that_a_mode_change_attaches_again_is_found(boot: Boot) -> None:
@@ -216,8 +206,7 @@ def test_a_pending_mode_is_withdrawn_by_asking_for_the_current_one(boot: Boot) -
     node = boot(in_use_timeout_s=0.0)
     gpu = node.observe()
     node.state.add_client(gpu.uuid, name="dcgm", kind=states.ClientKind.MONITOR)
-    with pytest.raises(errors.HardwareError):
-        node.enable()
+    node.refusal(mode_step(gpu, ON))
     node.run(mode_step(gpu, OFF))
     gpu = node.observe()
     assert (gpu.current_mode, gpu.pending_mode) == (OFF, OFF)
