@@ -2,6 +2,7 @@
 
 import pathlib
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -25,3 +26,10 @@ def start(tmp_path: pathlib.Path) -> Iterator[nvml_rig.Start]:
     """Boot a node and open NVML on it."""
     with nvml_rig.node(tmp_path) as boot:
         yield boot
+
+
+@pytest.fixture
+def device(start: nvml_rig.Start) -> Any:
+    """Boot a node with one GPU and give its handle, with MIG on."""
+    start()
+    return nvml_rig.enabled()

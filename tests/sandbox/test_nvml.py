@@ -2,6 +2,7 @@
 
 import pathlib
 import re
+from typing import Any
 
 import pynvml
 import pytest
@@ -107,9 +108,7 @@ def test_gpu_without_mig_supports_none_of_it(start: nvml_rig.Start) -> None:
     assert pynvml.nvmlDeviceGetMaxMigDeviceCount(device) == 0
 
 
-def test_handle_of_another_kind_is_invalid(start: nvml_rig.Start) -> None:
-    start()
-    device = nvml_rig.enabled()
+def test_handle_of_another_kind_is_invalid(device: Any) -> None:
     instance = pynvml.nvmlDeviceCreateGpuInstance(device, 9)
     for call, handle in (
         (pynvml.nvmlDeviceGetName, instance),
@@ -119,11 +118,7 @@ def test_handle_of_another_kind_is_invalid(start: nvml_rig.Start) -> None:
         assert nvml_rig.refusal(call, handle) == "INVALID_ARGUMENT"
 
 
-def test_mig_devices_are_pairs_of_instances_in_the_order_of_their_ids(
-    start: nvml_rig.Start,
-) -> None:
-    start()
-    device = nvml_rig.enabled()
+def test_mig_devices_are_pairs_of_instances_in_the_order_of_their_ids(device: Any) -> None:
     nvml_rig.filled(device, 9)
     pynvml.nvmlDeviceCreateGpuInstance(device, 19)
     parent = pynvml.nvmlDeviceCreateGpuInstance(device, 14)
@@ -149,9 +144,7 @@ def test_mig_devices_are_pairs_of_instances_in_the_order_of_their_ids(
     assert nvml_rig.refusal(by_index, device, 7) == "INVALID_ARGUMENT"
 
 
-def test_whole_gpu_is_no_mig_device(start: nvml_rig.Start) -> None:
-    start()
-    device = nvml_rig.enabled()
+def test_whole_gpu_is_no_mig_device(device: Any) -> None:
     assert not pynvml.nvmlDeviceIsMigDeviceHandle(device).value
     unsupported = "NOT_SUPPORTED"
     assert nvml_rig.refusal(pynvml.nvmlDeviceGetGpuInstanceId, device) == unsupported
@@ -161,11 +154,7 @@ def test_whole_gpu_is_no_mig_device(start: nvml_rig.Start) -> None:
     assert nvml_rig.refusal(parent, device) == "INVALID_ARGUMENT"
 
 
-def test_mig_uuids_follow_from_the_slot_and_survive_their_neighbours(
-    start: nvml_rig.Start,
-) -> None:
-    start()
-    device = nvml_rig.enabled()
+def test_mig_uuids_follow_from_the_slot_and_survive_their_neighbours(device: Any) -> None:
     instance, compute = nvml_rig.filled(device, 9)
 
     def uuid() -> str:

@@ -209,9 +209,7 @@ def test_other_events_are_not_simulated_and_none_is_registered_with_them(
     assert is_silent(events)
 
 
-def test_mig_devices_have_no_events(start: nvml_rig.Start) -> None:
-    start()
-    device = nvml_rig.enabled()
+def test_mig_devices_have_no_events(device: Any) -> None:
     nvml_rig.filled(device)
     mig = pynvml.nvmlDeviceGetMigDeviceHandleByIndex(device, 0)
     assert pynvml.nvmlDeviceGetSupportedEventTypes(mig) == 0

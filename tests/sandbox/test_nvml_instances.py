@@ -2,6 +2,7 @@
 
 import ctypes
 import dataclasses
+from typing import Any
 
 import pynvml
 import pytest
@@ -23,11 +24,7 @@ def test_profiles_are_enumerated_by_enum_up_to_the_drivers_count(start: nvml_rig
     assert nvml_rig.refusal(by_id, device, nvml_rig.UNKNOWN) == "INVALID_ARGUMENT"
 
 
-def test_placements_do_not_depend_on_what_is_there_but_capacity_does(
-    start: nvml_rig.Start,
-) -> None:
-    start()
-    device = nvml_rig.enabled()
+def test_placements_do_not_depend_on_what_is_there_but_capacity_does(device: Any) -> None:
     room = pynvml.nvmlDeviceGetGpuInstanceRemainingCapacity
     assert room(device, 19) == 7
     nvml_rig.filled(device, 9)
@@ -36,9 +33,7 @@ def test_placements_do_not_depend_on_what_is_there_but_capacity_does(
     assert nvml_rig.refusal(room, device, nvml_rig.UNKNOWN) == "INVALID_ARGUMENT"
 
 
-def test_instance_is_created_where_it_is_asked_for(start: nvml_rig.Start) -> None:
-    start()
-    device = nvml_rig.enabled()
+def test_instance_is_created_where_it_is_asked_for(device: Any) -> None:
     instance = pynvml.nvmlDeviceCreateGpuInstanceWithPlacement(device, 9, nvml_rig.at(0, 4))
     info = pynvml.nvmlGpuInstanceGetInfo(instance)
     assert (info.id, info.profileId) == (1, 9)
@@ -53,9 +48,7 @@ def test_instance_is_created_where_it_is_asked_for(start: nvml_rig.Start) -> Non
     )
 
 
-def test_misuse_that_would_crash_the_process_is_caught(start: nvml_rig.Start) -> None:
-    start()
-    device = nvml_rig.enabled()
+def test_misuse_that_would_crash_the_process_is_caught(device: Any) -> None:
     by_value = pynvml.c_nvmlGpuInstancePlacement_t(0, 4)
     with pytest.raises(TypeError, match="byref"):
         pynvml.nvmlDeviceCreateGpuInstanceWithPlacement(device, 9, by_value)
@@ -66,9 +59,7 @@ def test_misuse_that_would_crash_the_process_is_caught(start: nvml_rig.Start) ->
         pynvml.nvmlDeviceGetGpuInstances(device, 19, short, ctypes.byref(ctypes.c_uint()))
 
 
-def test_instances_are_listed_by_profile_and_found_by_id(start: nvml_rig.Start) -> None:
-    start()
-    device = nvml_rig.enabled()
+def test_instances_are_listed_by_profile_and_found_by_id(device: Any) -> None:
     for profile_id in (19, 9, 19):
         pynvml.nvmlDeviceCreateGpuInstance(device, profile_id)
     count = ctypes.c_uint()
@@ -169,11 +160,7 @@ def test_an_instance_in_use_is_not_destroyed(
     destroy(compute)
 
 
-def test_handle_of_a_destroyed_instance_is_not_that_of_its_successor(
-    start: nvml_rig.Start,
-) -> None:
-    start()
-    device = nvml_rig.enabled()
+def test_handle_of_a_destroyed_instance_is_not_that_of_its_successor(device: Any) -> None:
     old = pynvml.nvmlDeviceCreateGpuInstance(device, 9)
     number = pynvml.nvmlGpuInstanceGetInfo(old).id
     pynvml.nvmlGpuInstanceDestroy(old)
@@ -182,9 +169,7 @@ def test_handle_of_a_destroyed_instance_is_not_that_of_its_successor(
     assert nvml_rig.refusal(pynvml.nvmlGpuInstanceGetInfo, old) == "INVALID_ARGUMENT"
 
 
-def test_compute_instances_share_their_gpu_instance(start: nvml_rig.Start) -> None:
-    start()
-    device = nvml_rig.enabled()
+def test_compute_instances_share_their_gpu_instance(device: Any) -> None:
     instance = pynvml.nvmlDeviceCreateGpuInstance(device, 9)
     ask = pynvml.nvmlGpuInstanceGetComputeInstanceProfileInfo
     half = ask(instance, 1, 0)
@@ -202,9 +187,7 @@ def test_compute_instances_share_their_gpu_instance(start: nvml_rig.Start) -> No
     assert nvml_rig.refusal(create, instance, 4) == "NOT_SUPPORTED"
 
 
-def test_compute_instance_is_created_where_it_is_asked_for(start: nvml_rig.Start) -> None:
-    start()
-    device = nvml_rig.enabled()
+def test_compute_instance_is_created_where_it_is_asked_for(device: Any) -> None:
     instance = pynvml.nvmlDeviceCreateGpuInstance(device, 9)
     count = ctypes.c_uint()
     placements = (pynvml.c_nvmlComputeInstancePlacement_t * 3)()
