@@ -35,13 +35,15 @@ def wanted(*names: str) -> model.DesiredGpu:
     return samples.want(collections.Counter(names))
 
 
+LESS = ("1g.5gb", "1g.5gb", "3g.20gb")
+
+
 def plan_to(gpus: tuple[model.Gpu, ...], *names: str) -> steps.Plan:
     return planner.plan(gpus, {gpus[0].uuid: wanted(*names)})
 
 
 def test_a_plan_that_only_creates_affects_no_pod() -> None:
-    gpus = balanced()
-    fewer = gpu_values.brought_to(gpus, wanted("1g.5gb", "3g.20gb"))
+    fewer = gpu_values.brought_to(balanced(), wanted("1g.5gb", "3g.20gb"))
 
     plan = plan_to(fewer, "1g.5gb", "2g.10gb", "3g.20gb")
 
@@ -50,18 +52,13 @@ def test_a_plan_that_only_creates_affects_no_pod() -> None:
     assert clients.affected_pods([POD], None, frozenset()) == ()
 
 
-def test_a_pod_with_the_whole_mig_gpu_is_affected_by_any_destroyed_instance() -> None:
+def test_a_destroyed_instance_affects_the_whole_mig_gpu_and_a_mode_change_every_device() -> None:
     gpus = balanced()
-    plan = plan_to(gpus, "1g.5gb", "1g.5gb", "3g.20gb")
+    off = {gpus[0].uuid: model.DesiredGpu(mode=model.MigMode.DISABLED)}
 
-    assert gpus[0].uuid in clients.affected_ids(plan, gpus)
-
-
-def test_a_mode_change_affects_every_device_of_the_gpu() -> None:
-    gpus = balanced()
-    plan = planner.plan(gpus, {gpus[0].uuid: model.DesiredGpu(mode=model.MigMode.DISABLED)})
-
-    assert {gpus[0].uuid, *gpus[0].mig_uuids} == clients.affected_ids(plan, gpus)
+    assert gpus[0].uuid in clients.affected_ids(plan_to(gpus, *LESS), gpus)
+    every = {gpus[0].uuid, *gpus[0].mig_uuids}
+    assert clients.affected_ids(planner.plan(gpus, off), gpus) == every
 
 
 @pytest.mark.parametrize(
@@ -86,40 +83,34 @@ def test_a_pod_whose_devices_kubelet_does_not_list_counts_by_its_request(
     assert bool(clients.affected_pods([pod], (), ONE)) is leaves
 
 
-def test_a_pod_that_kubelet_lists_without_any_device_counts_by_its_request() -> None:
-    # Kubelet lists every pod, but not the devices of a plain init container.
-    listed = using()
-    without_gpu = dataclasses.replace(POD, gpu_resources={})
-
-    assert clients.affected_pods([POD], (listed,), ONE) == (POD,)
-    assert clients.affected_pods([without_gpu], (listed,), ONE) == ()
-
-
-def test_a_pod_whose_init_container_may_use_a_gpu_counts_whatever_else_it_uses() -> None:
-    devices = using(OTHER)
-    starting = dataclasses.replace(POD, phase="Pending", may_run_gpu_init=True)
-
-    assert clients.affected_pods([starting], (devices,), ONE) == (starting,)
-    assert clients.affected_pods([POD], (devices,), ONE) == ()
-
-
 @pytest.mark.parametrize(
     ("ids", "leaves"),
     [
+        # Kubelet lists every pod, but not the devices of a plain init container.
+        (set(), True),
+        (ONE, True),
+        (OTHER, False),
         ({"nvidia0/gi7"}, True),
         ({"GPU-00000000-0000-0000-0000-000000000000-3"}, True),
         ({"0000:3b:00.1"}, True),
-        ({gpu_values.mig_uuid("2")}, False),
-        ({gpu_values.mig_uuid("2"), "mlx5_0"}, False),
+        ({*OTHER, "mlx5_0"}, False),
         ({"MIG-GPU-00000000-0000-0000-0000-000000000000/7/0"}, False),
     ],
 )
-def test_a_gpu_whose_id_is_no_uuid_may_be_any_device(ids: set[str], *, leaves: bool) -> None:
-    devices = using(ids)
+def test_a_pod_counts_for_its_devices_and_for_a_gpu_whose_id_is_no_uuid(
+    ids: Collection[str], *, leaves: bool
+) -> None:
     without_gpu = dataclasses.replace(POD, gpu_resources={})
 
-    assert bool(clients.affected_pods([POD], (devices,), ONE)) is leaves
-    assert clients.affected_pods([without_gpu], (devices,), ONE) == ()
+    assert bool(clients.affected_pods([POD], (using(ids),), ONE)) is leaves
+    uses_it = bool(ONE & frozenset(ids))
+    assert bool(clients.affected_pods([without_gpu], (using(ids),), ONE)) is uses_it
+
+
+def test_a_pod_whose_init_container_may_use_a_gpu_counts_whatever_else_it_uses() -> None:
+    starting = dataclasses.replace(POD, phase="Pending", may_run_gpu_init=True)
+
+    assert clients.affected_pods([starting], (using(OTHER),), ONE) == (starting,)
 
 
 def test_a_pod_with_a_claim_on_a_gpu_counts_for_any_device_and_its_name_says_why() -> None:
@@ -137,29 +128,24 @@ def test_a_pod_with_a_claim_on_a_gpu_counts_for_any_device_and_its_name_says_why
 
 def test_a_claim_that_kubelet_does_not_list_may_be_for_a_gpu() -> None:
     claimant = dataclasses.replace(POD, gpu_resources={}, has_claims=True)
-    listed = using()
-    nic = dataclasses.replace(listed, claim_drivers=frozenset({"nic.example.com"}))
+    nic = dataclasses.replace(using(), claim_drivers=frozenset({"nic.example.com"}))
 
-    for known in (None, (), (listed,)):
+    for known in (None, (), (using(),)):
         assert clients.affected_pods([claimant], known, ONE) == (claimant,)
         assert "ResourceClaim" in clients.describe_pod(claimant, known)
     assert clients.affected_pods([claimant], (nic,), ONE) == ()
 
 
 def test_a_whole_node_change_affects_only_pods_that_use_or_request_a_gpu() -> None:
-    devices = using(OTHER)
-    idle = dataclasses.replace(POD, name="idle", gpu_resources={})
+    pods = [POD, dataclasses.replace(POD, name="idle", gpu_resources={})]
 
-    left = clients.affected_pods([POD, idle], (devices,), frozenset(), is_whole_node=True)
-
-    assert left == (POD,)
+    assert clients.affected_pods(pods, (using(OTHER),), frozenset(), is_whole_node=True) == (POD,)
 
 
 def test_the_owners_daemons_are_paused_and_not_evicted() -> None:
     daemon = clients.ExtraClient(labels={"app": "watcher"}, deploy_label=SAMPLER)
     pod = dataclasses.replace(POD, labels={"app": "watcher"}, owner_kind="DaemonSet")
-    gpus = balanced()
-    plan = plan_to(gpus, "1g.5gb", "1g.5gb", "3g.20gb")
+    plan = plan_to(balanced(), *LESS)
 
     assert clients.affected_pods([pod], None, ONE, daemons=(daemon,)) == ()
     assert clients.labels_to_pause({SAMPLER: "true"}, plan, (daemon,)) == {SAMPLER: "true"}
@@ -167,8 +153,7 @@ def test_the_owners_daemons_are_paused_and_not_evicted() -> None:
 
 
 def test_labels_are_paused_in_the_order_of_their_release() -> None:
-    gpus = balanced()
-    plan = plan_to(gpus, "1g.5gb", "1g.5gb", "3g.20gb")
+    plan = plan_to(balanced(), *LESS)
     names = ("client", "dcgm-exporter", "nvsm", "dcgm", "gpu-feature-discovery", "device-plugin")
     labels = dict.fromkeys((cluster.DEPLOY_LABEL_PREFIX + name for name in names), "true")
 
@@ -193,11 +178,6 @@ def test_the_operators_validators_are_known_by_their_label(app: str) -> None:
     assert not clients.is_validator(POD)
 
 
-def test_a_pod_on_another_device_stays() -> None:
-    assert clients.affected_pods([POD], (using(OTHER),), ONE) == ()
-    assert clients.affected_pods([POD], (using(OTHER),), OTHER) == (POD,)
-
-
 def test_a_workload_that_selects_nodes_by_a_deploy_label_is_no_daemon() -> None:
     selective = dataclasses.replace(POD, node_selector={cluster.PLUGIN_DEPLOY_LABEL: "true"})
     daemon = dataclasses.replace(selective, owner_kind="DaemonSet")
@@ -207,51 +187,36 @@ def test_a_workload_that_selects_nodes_by_a_deploy_label_is_no_daemon() -> None:
     assert gated == (daemon,)
 
 
+CHART = {"app.kubernetes.io/name": "nvidia-device-plugin"}
+DS = {"name": "nvidia-device-plugin-ds"}
+
+
 @pytest.mark.parametrize(
-    ("pod", "is_plugin"),
+    ("is_plugin", "pod"),
     [
-        ({"labels": {"app": "nvidia-device-plugin-daemonset"}}, True),
-        ({"labels": {"name": "nvidia-device-plugin-ds"}}, True),
-        ({"container_names": ("nvidia-device-plugin-ctr",)}, True),
+        (True, {"labels": {"app": "nvidia-device-plugin-daemonset"}}),
+        (True, {"labels": DS}),
+        (True, {"container_names": ("nvidia-device-plugin-ctr",)}),
         (
-            {
-                "labels": {"app.kubernetes.io/name": "nvidia-device-plugin"},
-                "container_names": ("nvidia-device-plugin-ctr", "config-manager"),
-            },
             True,
+            {"labels": CHART, "container_names": ("nvidia-device-plugin-ctr", "config-manager")},
         ),
-        (
-            {
-                "labels": {"app.kubernetes.io/name": "nvidia-device-plugin"},
-                "container_names": ("gpu-feature-discovery-ctr",),
-            },
-            False,
-        ),
-        (
-            {
-                "labels": {"app.kubernetes.io/name": "nvidia-device-plugin"},
-                "container_names": ("mps-control-daemon-ctr",),
-            },
-            False,
-        ),
-        ({"labels": {"app": "nvidia-device-plugin-mps-control-daemon"}}, False),
+        (False, {"labels": CHART, "container_names": ("gpu-feature-discovery-ctr",)}),
+        (False, {"labels": CHART, "container_names": ("mps-control-daemon-ctr",)}),
+        (False, {"labels": {"app": "nvidia-device-plugin-mps-control-daemon"}}),
         # A label that any pod may have.
-        ({"labels": {"name": "nvidia-device-plugin-ds"}, "owner_kind": None}, False),
-        ({"labels": {"name": "nvidia-device-plugin-ds"}, "owner_kind": "ReplicaSet"}, False),
-        (
-            {"labels": {"name": "nvidia-device-plugin-ds"}, "mounts_plugin_sockets": False},
-            False,
-        ),
-        ({"labels": {"app": "gpu-feature-discovery"}}, False),
+        (False, {"labels": DS, "owner_kind": None}),
+        (False, {"labels": DS, "owner_kind": "ReplicaSet"}),
+        (False, {"labels": DS, "mounts_plugin_sockets": False}),
+        (False, {"labels": {"app": "gpu-feature-discovery"}}),
     ],
 )
 def test_the_device_plugin_is_found_however_it_was_deployed(
     pod: dict[str, object], *, is_plugin: bool
 ) -> None:
     ours = dataclasses.replace(POD, **{**OF_PLUGIN, **pod})  # type: ignore[arg-type]
-    found = clients.is_device_plugin(ours)
 
-    assert found is is_plugin
+    assert clients.is_device_plugin(ours) is is_plugin
 
 
 def counted(
@@ -264,55 +229,40 @@ def counted(
     )
 
 
-def test_devices_are_schedulable_only_if_kubelet_has_exactly_the_existing_ones() -> None:
+GPU, SHARED = "nvidia.com/gpu", "nvidia.com/gpu.shared"
+
+
+@pytest.mark.parametrize(
+    ("healthy", "allocatable", "why"),
+    [
+        pytest.param({GPU: "1234"}, {GPU: 4}, "", id="exactly the existing devices"),
+        pytest.param({GPU: "x234"}, {GPU: 4}, "3 exist", id="one is gone"),
+        pytest.param(
+            {GPU: "1234"},
+            {GPU: 4, "nvidia.com/mig-7g.40gb": 1},
+            "nvidia.com/mig-7g.40gb is 1, 0 expected",
+            id="a resource of the former layout must go to zero",
+        ),
+        pytest.param({SHARED: "1234"}, {SHARED: 8}, "", id="shared once per replica"),
+        pytest.param({SHARED: "1234"}, {SHARED: 7}, SHARED, id="not a multiple"),
+        pytest.param(None, {"nvidia.com/mig-1g.5gb": 4}, "", id="no kubelet: the sum"),
+        pytest.param(None, {GPU: 7}, "counts 7 devices, 4 are expected", id="another sum"),
+        pytest.param({GPU: "g"}, {GPU: 1}, "", id="whole GPUs where the strategy is none"),
+    ],
+)
+def test_devices_are_schedulable_only_if_kubelet_has_exactly_the_existing_ones(
+    healthy: dict[str, str] | None, allocatable: dict[str, int], why: str
+) -> None:
     gpus = balanced()
-    ids = frozenset(gpus[0].mig_uuids)
-    stale = frozenset({"MIG-gone", *sorted(ids)[1:]})
-    count = {"nvidia.com/gpu": len(ids)}
+    uuids = dict(zip("1234", gpus[0].mig_uuids, strict=True)) | {"g": gpus[0].uuid}
+    ids: dict[str, frozenset[str]] | None = None
+    if healthy is not None:
+        (resource, letters), *_ = healthy.items()
+        ids = {resource: frozenset(uuids.get(letter, "MIG-gone") for letter in letters)}
 
-    assert resources.why_not_schedulable(gpus, {"nvidia.com/gpu": ids}, counted(count)) == ""
-    assert "3 exist" in resources.why_not_schedulable(
-        gpus, {"nvidia.com/gpu": stale}, counted(count)
-    )
+    found = resources.why_not_schedulable(gpus, ids, counted(allocatable))
 
-
-def test_a_resource_of_the_former_layout_must_have_gone_to_zero() -> None:
-    gpus = balanced()
-    ids = {"nvidia.com/gpu": frozenset(gpus[0].mig_uuids)}
-
-    why = resources.why_not_schedulable(
-        gpus, ids, counted({"nvidia.com/gpu": 4, "nvidia.com/mig-7g.40gb": 1})
-    )
-
-    assert "nvidia.com/mig-7g.40gb is 1, 0 expected" in why
-
-
-def test_shared_devices_count_once_per_replica() -> None:
-    gpus = balanced()
-    ids = {"nvidia.com/gpu.shared": frozenset(gpus[0].mig_uuids)}
-
-    assert resources.why_not_schedulable(gpus, ids, counted({"nvidia.com/gpu.shared": 8})) == ""
-    assert resources.why_not_schedulable(gpus, ids, counted({"nvidia.com/gpu.shared": 7})) != ""
-
-
-def test_without_kubelet_the_sum_of_the_nodes_counts_decides() -> None:
-    gpus = balanced()
-
-    assert resources.why_not_schedulable(gpus, None, counted({"nvidia.com/mig-1g.5gb": 4})) == ""
-    assert "counts 7 devices, 4 are expected" in resources.why_not_schedulable(
-        gpus, None, counted({"nvidia.com/gpu": 7})
-    )
-
-
-def test_whole_gpus_are_right_where_the_strategy_is_none() -> None:
-    gpus = balanced()
-
-    assert (
-        resources.why_not_schedulable(
-            gpus, {"nvidia.com/gpu": frozenset({gpus[0].uuid})}, counted({"nvidia.com/gpu": 1})
-        )
-        == ""
-    )
+    assert why in found if why else not found
 
 
 @pytest.mark.parametrize("changed", [frozenset(), frozenset({"GPU-another"})])

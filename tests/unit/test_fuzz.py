@@ -14,8 +14,14 @@ from mig_manager.core.layout import config, layouts
 SOURCE = "f.yaml"
 PLACE = errors.Location(source=SOURCE, line=1, column=1)
 
-QUICK, THOROUGH = 50, 2200
-"""Documents for each of the properties: in the default run, and in the slow one."""
+EXAMPLES = [
+    pytest.param(hypothesis.settings(deadline=None, max_examples=50), id="quick"),
+    pytest.param(
+        hypothesis.settings(deadline=None, max_examples=2200),
+        id="thorough",
+        marks=pytest.mark.slow,
+    ),
+]
 
 WELL_FORMED = """\
 # Every part of the grammar once.
@@ -95,18 +101,11 @@ DATA = st.recursive(
     ),
     max_leaves=12,
 )
-STRUCTURED = st.tuples(DATA, st.booleans(), st.booleans()).map(
-    lambda drawn: (
-        yaml_tree.dump(_around(drawn[0], is_rule=drawn[1]))
-        if drawn[2]
-        else json.dumps(_around(drawn[0], is_rule=drawn[1]))
-    )
+STRUCTURED = st.builds(
+    lambda data, write: write({"version": "v1", "mig-configs": data}),
+    DATA | st.builds(lambda rule: {"x": [rule]}, DATA),
+    st.sampled_from([yaml_tree.dump, json.dumps]),
 )
-
-
-def _around(data: object, *, is_rule: bool) -> object:
-    return {"version": "v1", "mig-configs": {"x": [data]} if is_rule else data}
-
 
 TEXTS = {
     "any text": st.text(max_size=200),
@@ -122,23 +121,12 @@ def test_the_document_that_is_mutated_is_well_formed() -> None:
     check(WELL_FORMED)
 
 
+@pytest.mark.parametrize("examples", EXAMPLES)
 @pytest.mark.parametrize("texts", TEXTS.values(), ids=TEXTS.keys())
-@hypothesis.given(data=st.data())
-@hypothesis.settings(deadline=None, max_examples=QUICK)
 def test_any_text_is_a_document_or_an_error_with_a_location(
-    texts: st.SearchStrategy[str], data: st.DataObject
+    texts: st.SearchStrategy[str], examples: hypothesis.settings
 ) -> None:
-    check(data.draw(texts))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("texts", TEXTS.values(), ids=TEXTS.keys())
-@hypothesis.given(data=st.data())
-@hypothesis.settings(deadline=None, max_examples=THOROUGH)
-def test_thousands_of_texts_are_documents_or_errors_with_a_location(
-    texts: st.SearchStrategy[str], data: st.DataObject
-) -> None:
-    check(data.draw(texts))
+    examples(hypothesis.given(texts)(check))()
 
 
 @pytest.mark.slow
@@ -230,15 +218,12 @@ def documents(draw: st.DrawFn) -> config.Document:
     )
 
 
-@hypothesis.given(documents())
-@hypothesis.settings(deadline=None, max_examples=QUICK)
-def test_a_document_that_is_written_reads_as_it_was(read: config.Document) -> None:
-    assert config.parse(written(read), source=SOURCE) == read
-    assert config.parse(json.dumps(layouts.render(read)), source=SOURCE) == read
+@pytest.mark.parametrize("examples", EXAMPLES)
+def test_a_document_that_is_written_reads_as_it_was(examples: hypothesis.settings) -> None:
+    @examples
+    @hypothesis.given(documents())
+    def round_trip(read: config.Document) -> None:
+        assert config.parse(written(read), source=SOURCE) == read
+        assert config.parse(json.dumps(layouts.render(read)), source=SOURCE) == read
 
-
-@pytest.mark.slow
-@hypothesis.given(documents())
-@hypothesis.settings(deadline=None, max_examples=THOROUGH)
-def test_thousands_of_documents_that_are_written_read_as_they_were(read: config.Document) -> None:
-    assert config.parse(written(read), source=SOURCE) == read
+    round_trip()
