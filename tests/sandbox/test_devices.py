@@ -1,7 +1,15 @@
+"""The devices that kubelet gives to pods, and the socket on which it lists them."""
+
 import copy
+import pathlib
+import tempfile
+from collections.abc import Iterator
 
 import pytest
 
+from mig_manager import errors
+from mig_manager.adapters import pod_resources
+from mig_manager.core.node import cluster
 from mig_manager.sandbox.node import device_manager, objects
 
 _SMALL = "nvidia.com/mig-1g.5gb"
@@ -102,3 +110,43 @@ def test_a_machine_that_went_down_shows_its_resources_and_offers_and_lends_nothi
     assert manager.assigned() == ()
     with pytest.raises(device_manager.ShortageError):
         manager.admit(pod("p1"))
+
+
+@pytest.fixture
+def client(manager: device_manager.DeviceManager) -> Iterator[pod_resources.PodResources]:
+    # A test's own directory has too long a name for a socket.
+    with tempfile.TemporaryDirectory() as folder:
+        path = pathlib.Path(folder, "pod-resources", "kubelet.sock")
+        with device_manager.PodResourcesServer(path, manager):
+            assert path.is_socket()
+            yield pod_resources.PodResources(str(path))
+        assert not path.exists()
+
+
+def test_pods_are_listed_with_the_devices_of_their_containers_until_they_are_released(
+    manager: device_manager.DeviceManager, client: pod_resources.PodResources
+) -> None:
+    manifest = pod("p1", 2)
+    manifest["metadata"]["namespace"] = "team"
+    manifest["spec"]["containers"].append({"name": "log", "image": "log"})
+    device_ids = manager.admit(manifest).device_ids
+
+    expected = cluster.PodDevices(namespace="team", name="p1", device_ids=device_ids)
+    assert client.assigned() == (expected,)
+    manager.release("uid-p1")
+    assert client.assigned() == ()
+
+
+def test_allocatable_are_all_healthy_devices_in_use_or_not(
+    manager: device_manager.DeviceManager, client: pod_resources.PodResources
+) -> None:
+    manager.admit(pod("p1"))
+    manager.register({"nvidia.com/gpu": ("GPU-0",)})
+    manager.disconnect(["nvidia.com/gpu"], 1.0)
+
+    assert client.allocatable() == {_SMALL: frozenset({"MIG-a", "MIG-b", "MIG-c"})}
+
+
+def test_a_path_that_no_socket_can_have_is_refused(manager: device_manager.DeviceManager) -> None:
+    with pytest.raises(errors.UsageError, match="107 bytes"):
+        device_manager.PodResourcesServer(pathlib.Path("/" + "x" * 107), manager)
