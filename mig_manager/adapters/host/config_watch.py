@@ -42,13 +42,9 @@ class ConfigWatch:
         debounce_s: float = 0.2,
         poll_s: float = 30.0,
     ) -> None:
-        """Prepare; the file need not exist.
+        """Prepare; the file need not exist, and ``on_change`` is called in the watch's thread.
 
-        Args:
-            path: The file.
-            on_change: Called in the watch's thread after the content has changed.
-            debounce_s: How long no event must come before the file is read.
-            poll_s: How often the file is read without an event.
+        The file is read once no event has come for ``debounce_s``, and each ``poll_s``.
         """
         self._path = pathlib.Path(path)
         self._on_change = on_change
@@ -111,7 +107,6 @@ class ConfigWatch:
         return hashlib.sha256(content).digest()
 
     def _watch_directory(self) -> None:
-        """Start inotify on the directory, unless it runs already."""
         if self._directory is not None and self._directory.is_alive:
             return
         self._close_directory()
@@ -135,11 +130,7 @@ class DirectoryWatch(watchdog.events.FileSystemEventHandler):
     """Calls back after any event but a read in a directory; not for subdirectories."""
 
     def __init__(self, directory: pathlib.Path, on_event: Callable[[], None]) -> None:
-        """Start to watch.
-
-        Args:
-            directory: It must exist.
-            on_event: Called in a thread of watchdog's; it must not block.
+        """Start to watch; ``on_event`` is called in a thread of watchdog's and must not block.
 
         Raises:
             OSError: There is no such directory, or the user's inotify instances or watches

@@ -130,11 +130,10 @@ class VerifiedLayoutFile(_TextFile):
 
 
 def write_output(path: pathlib.Path, text: str) -> None:
-    """Write a file that the user named; a pipe or device is written to and not replaced.
+    """Write a file that the user named, in a folder that exists.
 
-    Args:
-        path: The file; a link is followed. Its folder must exist.
-        text: Its new content; the mode of an existing file stays.
+    A link is followed, the mode of an existing file stays, and a pipe or device is written to and
+    not replaced.
 
     Raises:
         UsageError: It cannot be written; the previous content is still there.
@@ -161,12 +160,8 @@ def write_output(path: pathlib.Path, text: str) -> None:
 def replace(path: pathlib.Path, text: str, *, mode: int, temporary: pathlib.Path) -> None:
     """Replace a file atomically; its content is on the disk before this returns.
 
-    Args:
-        path: The file.
-        text: Its new content.
-        mode: Its new mode, whatever the umask.
-        temporary: The new file until it is renamed, in the same folder; one that a killed writer
-            has left is removed.
+    It is ``temporary``, in the same folder, until it is renamed; one that a killed writer has left
+    is removed. Its mode does not depend on the umask.
 
     Raises:
         OSError: It cannot be written; the previous content is still there.

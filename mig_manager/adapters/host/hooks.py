@@ -27,11 +27,8 @@ _log = structlog.get_logger()
 class HookPrograms:
     """Implements ``ports.Hooks``.
 
-    Args:
-        file: The hooks file.
-        variables: Environment that describes the change to each hook.
-        search_path: For programs without a slash in their name, as in ``PATH``.
-        timeout_s: For hooks without a time-out of their own.
+    ``variables`` describe the change to each hook. ``search_path`` is for programs without a slash
+    in their name, ``timeout_s`` for hooks without a time-out of their own.
     """
 
     def __init__(
@@ -129,7 +126,6 @@ class HookPrograms:
             raise _failed(f"{name} {how}{f': {message}' if message else ''}")
 
     def _find(self, hook: host_files.Hook) -> str | None:
-        """Return the program to start; None if it is not found."""
         if "/" not in hook.command:
             return shutil.which(hook.command, path=self._search_path)
         # An absolute path stays itself.

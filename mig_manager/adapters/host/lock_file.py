@@ -58,10 +58,7 @@ class LockFile:
 
     @contextlib.contextmanager
     def hold(self, doing: str) -> Iterator[None]:
-        """Exclude every other manager while the context lasts.
-
-        Args:
-            doing: The purpose, shown to other managers.
+        """Exclude every other manager, to which ``doing`` is shown, while the context lasts.
 
         Raises:
             LockedError: On entering, at once: another manager has the lock; says which.

@@ -80,12 +80,7 @@ class LineWriter:
             self._unreported += 1
 
     def put(self, text: str, priority: Priority = Priority.INFO) -> None:
-        """Write a line, or several that belong together; drop it if that is impossible now.
-
-        Args:
-            text: Without the last newline.
-            priority: For journald.
-        """
+        """Write lines that belong together, the last without newline; drop them if impossible."""
         with self._lock:
             if self._unreported and self._put(self.notice(self._unreported), Priority.WARNING):
                 self._unreported = 0

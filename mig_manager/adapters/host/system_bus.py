@@ -56,12 +56,7 @@ class Connection:
     """One connection with one deadline for all of its calls."""
 
     def __init__(self, address: str, *, timeout_s: float) -> None:
-        """Connect.
-
-        Args:
-            address: The bus, as D-Bus writes addresses.
-            timeout_s: From now until the last answer.
-        """
+        """Connect; ``timeout_s`` lasts from now until the last answer."""
         self._deadline_s = time.monotonic() + timeout_s
         self._parser = jeepney.Parser()
         self._serials = itertools.count(1)
@@ -174,7 +169,7 @@ def session(
         address: The bus, as D-Bus writes addresses.
         doing: What is attempted, for the message.
         timeout_s: For everything, until the last answer.
-        failed: The reason of a failure.
+        failed: The reason of any other failure.
         denied: The reason if permission is missing.
 
     Raises:

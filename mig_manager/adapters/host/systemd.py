@@ -77,13 +77,9 @@ class Systemd:
         start_timeout_s: float,
         call_timeout_s: float = _CALL_TIMEOUT_S,
     ) -> None:
-        """Prepare; the first operation connects.
+        """Prepare; the first operation connects to the host's system bus at ``address``.
 
-        Args:
-            address: The host's system bus, as D-Bus writes addresses.
-            stop_timeout_s: How long a service may take to stop, unless systemd gives it longer.
-            start_timeout_s: How long a service may take to start.
-            call_timeout_s: How long systemd may take for everything else.
+        A service may take longer than ``stop_timeout_s`` to stop if systemd gives it longer.
         """
         self._address = address
         self._call_timeout_s = call_timeout_s
@@ -190,7 +186,6 @@ class Reboot:
     """Implements ``ports.Reboot``: through logind, or systemd alone where there is no logind."""
 
     def __init__(self, address: str, *, call_timeout_s: float = _CALL_TIMEOUT_S) -> None:
-        """Prepare; ``address`` is that of the host's system bus."""
         self._address = address
         self._call_timeout_s = call_timeout_s
 
@@ -230,7 +225,6 @@ class _Units:
         self._connection = connection
 
     def find(self, name: str) -> str | None:
-        """Return the object of a unit; None if systemd has none, so that nothing runs."""
         try:
             (path,) = self._connection.call(_MANAGER, "GetUnit", "s", name)
         except system_bus.Refused as error:
@@ -240,11 +234,9 @@ class _Units:
         return str(path)
 
     def _get(self, path: str, name: str, kind: str = "Unit") -> Any:
-        """Return a property of one of systemd's objects: a Unit, a Service or a Job."""
         return self._connection.get(system_bus.Target(path, _SYSTEMD, f"{_SYSTEMD}.{kind}"), name)
 
     def state(self, name: str) -> str:
-        """Return ``ActiveState``."""
         path = self.find(name)
         return str(self._get(path, "ActiveState")) if path else "inactive"
 
@@ -355,7 +347,6 @@ class _Units:
         return f"did not start: {why}; it is {state}"
 
     def _job_type(self, job: str) -> str:
-        """Return what a job does; empty if it has ended."""
         try:
             return str(self._get(job, "JobType", "Job"))
         except system_bus.Refused:
@@ -363,7 +354,6 @@ class _Units:
 
 
 def _result(signals: Sequence[system_bus.Signal], job: str) -> str | None:
-    """Return the result of a job; None if no signal reports it."""
     for signal in signals:
         match signal:
             case ("JobRemoved", (_, ended, _, result)) if ended == job:

@@ -40,10 +40,7 @@ Pages = Mapping[str, Callable[[], Page]]
 class WebServer(socketserver.ThreadingMixIn, socketserver.TCPServer):
     """Serves pages, each connection in a thread; with too many, the oldest is closed.
 
-    Args:
-        pages: What to serve, by path.
-        address: Where to listen; empty: everywhere, IPv6 included where available.
-        port: Where to listen; 0: any free port.
+    Port 0 is any free port; an empty address listens everywhere, IPv6 included where available.
 
     Raises:
         OSError: The address cannot be used.

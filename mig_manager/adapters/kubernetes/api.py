@@ -55,13 +55,7 @@ class PatchType(enum.Enum):
 
 
 class RateLimit:
-    """A token bucket; safe to use from several threads.
-
-    Args:
-        per_s: Requests a second in the long run.
-        burst: Requests at once after a pause.
-        monotonic: Seconds from some fixed point.
-    """
+    """A token bucket of ``burst`` requests, refilled by ``per_s``; for several threads."""
 
     def __init__(
         self, *, per_s: float, burst: int, monotonic: Callable[[], float] = time.monotonic
@@ -98,14 +92,14 @@ class KubeApi:
         sleep: Callable[[float], Any] | None = None,
         limit: RateLimit | None = None,
     ) -> None:
-        """Wrap a configuration; ``connect`` and ``at`` are the usual constructors.
+        """Wrap and modify a configuration; ``connect`` and ``at`` are the usual constructors.
 
         Args:
-            configuration: Of the official client; modified.
-            request_timeout_s: How long to wait for an answer, per attempt.
+            configuration: Of the official client.
+            request_timeout_s: For an answer, per attempt.
             reload: Reloads the credentials after the server has refused them.
             sleep: Waits between attempts; None waits until then or until ``close``.
-            limit: How fast requests may follow each other; None: no limit.
+            limit: None: no limit.
         """
         # The annotation in the client misses that urllib3 takes False for "raise at once".
         configuration.retries = False
@@ -121,14 +115,10 @@ class KubeApi:
 
     @classmethod
     def connect(cls, *, kubeconfig: str | None, request_timeout_s: float = 10.0) -> Self:
-        """Find the cluster, without sending a request.
-
-        Args:
-            kubeconfig: Path of a kubeconfig file; None for the service account of our pod.
-            request_timeout_s: How long to wait for an answer, per attempt.
+        """Find the cluster by a kubeconfig file or else our pod's service account; send nothing.
 
         Raises:
-            UsageError: There is no usable configuration; the message says why.
+            UsageError: There is no usable configuration.
         """
         configuration = Configuration()
         load = functools.partial(_load, configuration, kubeconfig)
@@ -184,11 +174,8 @@ class KubeApi:
     ) -> responses.WatchStream:
         """Open a watch with bookmarks; the caller closes it.
 
-        Args:
-            path: The collection.
-            query: Selectors and ``resourceVersion``.
-            timeout_s: After how long the server ends the watch in an orderly way.
-            idle_timeout_s: After how much silence the connection counts as dead.
+        The server ends it after ``timeout_s``; after ``idle_timeout_s`` of silence the connection
+        counts as dead.
         """
         options = {
             **query,
@@ -204,11 +191,9 @@ class KubeApi:
         return responses.WatchStream(response, request=f"watch {path}")
 
     def is_allowed(self, right: cluster.Right, *, name: str = "") -> bool:
-        """Ask by a SelfSubjectAccessReview whether our credentials give us a right.
+        """Ask by a SelfSubjectAccessReview whether we have a right in all namespaces.
 
-        Args:
-            right: In all namespaces.
-            name: For which object; empty: for any.
+        An empty ``name`` asks for any object.
         """
         attributes = {
             "group": right.group,

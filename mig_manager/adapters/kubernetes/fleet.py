@@ -24,16 +24,9 @@ _log = structlog.get_logger()
 
 
 class Fleet(watch.Watch):
-    """The current nodes of a label selector; for one reader and one writer."""
+    """The current nodes of a ``kubectl -l`` selector; for one reader and one writer."""
 
     def __init__(self, kube: api.KubeApi, *, selector: str, times: watch.Times = _TIMES) -> None:
-        """Prepare; nothing is sent yet.
-
-        Args:
-            kube: The API.
-            selector: Label selector, as ``kubectl -l`` takes it.
-            times: Lengths of the watch and its backoff.
-        """
         selected = {"labelSelector": selector}
         super().__init__(kube, "/api/v1/nodes", selected, name="fleet", times=times)
         self._changed = threading.Condition()
@@ -52,7 +45,6 @@ class Fleet(watch.Watch):
         super().start()
 
     def close(self) -> None:
-        """Stop watching."""
         self.end()
 
     def nodes(self) -> tuple[fleet_nodes.Node, ...]:
@@ -71,10 +63,7 @@ class Fleet(watch.Watch):
     ) -> bool:
         """Set a node's layout label; return False if the node has changed since, or is gone.
 
-        Args:
-            seen: The node as it was read.
-            layout: None removes the label.
-            mark: The annotation for ``undo``; None removes it.
+        None removes the label, or the annotation for ``undo`` (``mark``).
 
         Raises:
             ClusterError: The API refused or does not answer; the label may have been written.
@@ -96,7 +85,6 @@ class Fleet(watch.Watch):
         return True
 
     def listed(self, items: Iterable[Mapping[str, Any]]) -> None:
-        """See ``Watch``."""
         nodes = {each.name: each for each in map(fleet_nodes.parse, items)}
         with self._changed:
             self._nodes = nodes
@@ -104,7 +92,6 @@ class Fleet(watch.Watch):
         self.trouble = ""
 
     def changed(self, kind: str, item: Mapping[str, Any]) -> None:
-        """See ``Watch``."""
         each = fleet_nodes.parse(item)
         with self._changed:
             if kind == "DELETED":
@@ -114,11 +101,9 @@ class Fleet(watch.Watch):
             self._notify()
 
     def opened(self) -> None:
-        """See ``Watch``."""
         self.trouble = ""
 
     def lost(self, error: Exception) -> None:
-        """See ``Watch``."""
         if isinstance(error, errors.ClusterError):
             self.trouble = error.message
         else:

@@ -60,16 +60,10 @@ class LeaseSlots:
         times: Times | None = None,
         pick: Callable[[Sequence[slots.Slot]], slots.Slot] = random.choice,
     ) -> None:
-        """Prepare; nothing is sent yet.
+        """Prepare, and send nothing yet.
 
-        Args:
-            kube: The API.
-            namespace: Of the Leases.
-            node_name: Written into our slot.
-            limit: How many nodes may change at once.
-            clock: Measures the age of slots.
-            times: Durations of a lease and of its renewal.
-            pick: Chooses among free slots; random, so that nodes do not all try the same one.
+        ``limit`` nodes may change at once. ``pick`` chooses among free slots, at random, so that
+        nodes do not all try the same one.
         """
         self._kube = kube
         self._path = (
@@ -90,7 +84,6 @@ class LeaseSlots:
         self._stop: threading.Event | None = None
 
     def take(self) -> str:
-        """Take a slot if one is free; see ``ports.Slots``."""
         with self._lock:
             denial = None if self._is_fresh else self._take()
             if denial is None and self._stop is None:
@@ -101,7 +94,6 @@ class LeaseSlots:
             return str(denial or "")
 
     def check(self) -> None:
-        """Raise unless our slot is certainly still ours; see ``ports.Slots``."""
         with self._lock:
             if not self._is_fresh:
                 raise errors.NotReadyError(
@@ -111,7 +103,6 @@ class LeaseSlots:
                 )
 
     def release(self) -> None:
-        """Release our slot; see ``ports.Slots``."""
         if self._stop is not None:
             self._stop.set()
             self._stop = None

@@ -50,17 +50,14 @@ class KubeNode:
         self._last: _Node | None = None
 
     def read(self) -> cluster.NodeView:
-        """Return the node as the API has it now; see ``ports.Node``."""
         self._join_announcement()
         return self._get().view
 
     def patch(self, change: cluster.NodePatch) -> cluster.NodeView:
-        """Write what only we write, in one request; see ``ports.Node``."""
         self._join_announcement()
         return self._patch({"metadata": _metadata(change)})
 
     def announce(self, change: cluster.NodePatch) -> None:
-        """Write what only we write, in the background; see ``ports.Node``."""
         self._join_announcement()
 
         def write() -> None:
@@ -73,7 +70,7 @@ class KubeNode:
         self._announcing.start()
 
     def update(self, decide: Callable[[cluster.NodeView], cluster.NodePatch]) -> cluster.NodeView:
-        """Write what depends on the node, in one request; see ``ports.Node``.
+        """Decide on a change of the node and write it in one request.
 
         The request carries the ``resourceVersion`` of the node that it was decided for, so the
         API server answers 409 if anything else has written since. The first attempt uses the node
@@ -98,7 +95,6 @@ class KubeNode:
         )
 
     def emit(self, *, reason: str, message: str, is_warning: bool) -> None:
-        """Queue an Event; see ``ports.Node``."""
         now = self._clock.now_iso()
         event = {
             "apiVersion": "v1",
@@ -131,11 +127,10 @@ class KubeNode:
         self._events.put(event)
 
     def flush_events(self, timeout_s: float) -> bool:
-        """Wait for Events to be published; see ``ports.Node``."""
         return self._events.flush(timeout_s)
 
     def _join_announcement(self) -> None:
-        """Wait for an announcement; the time-outs of its request bound the wait."""
+        # The time-outs of its request bound the wait.
         if self._announcing is not None:
             self._announcing.join()
             self._announcing = None

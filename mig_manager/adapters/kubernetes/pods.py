@@ -44,7 +44,6 @@ class KubeWorkloads:
         self._listed_s = -math.inf
 
     def list(self) -> tuple[cluster.Pod, ...]:
-        """Return all pods bound to our node; see ``ports.Workloads``."""
         query = {"fieldSelector": f"spec.nodeName={self._node_name}"}
         pods = self._list("/api/v1/pods", query, cluster.parse_pod)
         self._listed_s = self._monotonic()
@@ -52,14 +51,12 @@ class KubeWorkloads:
         return self._with_claims(pods)
 
     def watched(self) -> tuple[cluster.Pod, ...] | None:
-        """Return the pods as the watch reported them; see ``ports.Workloads``."""
         if self._watch is None or self._monotonic() - self._listed_s >= _TRUSTED_S:
             return None
         pods = self._watch.pods()
         return None if pods is None else self._with_claims(pods)
 
     def budgets(self, namespaces: Collection[str]) -> tuple[policy.Budget, ...]:
-        """Return PodDisruptionBudgets; see ``ports.Workloads``."""
         return tuple(
             budget
             for namespace in sorted(namespaces)
@@ -71,7 +68,6 @@ class KubeWorkloads:
         )
 
     def covered(self, budget: policy.Budget) -> tuple[cluster.Pod, ...]:
-        """Return the pods that a budget covers; see ``ports.Workloads``."""
         path = f"/api/v1/namespaces/{_quoted(budget.namespace)}/pods"
         selector = budget.label_selector
         query = {"labelSelector": selector} if selector else {}
@@ -79,15 +75,12 @@ class KubeWorkloads:
         return tuple(pod for pod in pods if budget.covers(pod))
 
     def evict(self, pod: cluster.Pod) -> ports.Verdict:
-        """Evict a pod with its own grace period; see ``ports.Workloads``."""
         return self._evict(pod, {})
 
     def can_evict(self, pod: cluster.Pod) -> ports.Verdict:
-        """Evict in a dry run; see ``ports.Workloads``."""
         return self._evict(pod, {"dryRun": ["All"]})
 
     def delete(self, pod: cluster.Pod) -> None:
-        """Delete a pod; see ``ports.Workloads``."""
         options = {"apiVersion": "v1", "kind": "DeleteOptions", **_only_this_uid(pod)}
         try:
             self._kube.delete(_path(pod), options)
@@ -250,7 +243,6 @@ class _Claims:
         return self._is_for_gpu[pod.uid]
 
     def forget_all_but(self, pods: Iterable[cluster.Pod]) -> None:
-        """Forget pods that are gone."""
         uids = {pod.uid for pod in pods}
         self._is_for_gpu = {uid: value for uid, value in self._is_for_gpu.items() if uid in uids}
 

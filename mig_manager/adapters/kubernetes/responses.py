@@ -73,13 +73,7 @@ class Retry(enum.Enum):
 
 
 def no_answer(request: str, detail: str, *, was_sent: bool = True) -> ApiError:
-    """Return the error for a request without a complete response.
-
-    Args:
-        request: Method and path.
-        detail: What went wrong, as the transport reports it.
-        was_sent: Whether the request may have reached the server.
-    """
+    """Return the error for a request without a complete response."""
     return ApiError(
         f"no answer from the Kubernetes API to {request}: {detail}",
         reason=errors.Reason.API_UNAVAILABLE,

@@ -56,8 +56,8 @@ class Watch(abc.ABC):
     Args:
         kube: The API.
         path: The collection.
-        selector: ``fieldSelector`` or ``labelSelector``, as the API takes them.
-        name: Of the thread.
+        selector: ``fieldSelector`` or ``labelSelector``.
+        name: The thread's name.
         stop: Ends the loop before its next request; ``end`` sets it and ends the loop at once.
         times: Lengths of the watch and its backoff.
     """
@@ -119,7 +119,6 @@ class Watch(abc.ABC):
         self._version = self._listed_version
 
     def start(self) -> None:
-        """Start the thread."""
         self._thread.start()
 
     def end(self, *, timeout_s: float = _JOIN_S) -> None:
@@ -200,7 +199,7 @@ class NodeWatch(Watch):
         stop: threading.Event,
         times: Times | None = None,
     ) -> None:
-        """Prepare; nothing is sent yet.
+        """Prepare, and send nothing yet.
 
         ``on_node`` is called in the watch's thread with the node after each change and each list,
         even if it is unchanged, and never after ``stop``, which ends ``run``.
@@ -217,7 +216,6 @@ class NodeWatch(Watch):
         self.end()
 
     def listed(self, items: Iterable[Mapping[str, Any]]) -> None:
-        """See ``Watch``."""
         nodes = list(items)
         if not nodes:
             _log.warning("node_not_found", selector=self._selector["fieldSelector"])
@@ -225,7 +223,6 @@ class NodeWatch(Watch):
             self.changed("MODIFIED", item)
 
     def changed(self, kind: str, item: Mapping[str, Any]) -> None:
-        """See ``Watch``."""
         if kind == "DELETED":
             _log.warning("node_deleted", selector=self._selector["fieldSelector"])
             return
@@ -234,7 +231,6 @@ class NodeWatch(Watch):
             self._on_node(view)
 
     def lost(self, error: Exception) -> None:
-        """See ``Watch``."""
         if not isinstance(error, errors.ClusterError):
             _log.exception("node_watch_error")
         elif error.status == http.HTTPStatus.GONE:
