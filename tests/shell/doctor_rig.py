@@ -1,19 +1,11 @@
 """A simulated node that is ill, and ``doctor`` looking at it."""
 
 import dataclasses
-import io
 import pathlib
 from collections.abc import Mapping
 
 from mig_manager.catalogue import hardware
-from mig_manager.cli import (
-    command_settings,
-    console,
-    doctor,
-    doctor_checks,
-    main,
-    parser,
-)
+from mig_manager.cli import command_settings, doctor, doctor_checks, parser
 from mig_manager.core import model
 from mig_manager.sandbox.driver import library as simulated
 from mig_manager.sandbox.driver import states
@@ -90,14 +82,14 @@ class Patient:
         read = dataclasses.replace(read, **known)  # type: ignore[arg-type]
         return Examination(doctor.examine(checks, read, timeout_s=20.0))
 
-    def shell(self, *argv: str) -> tuple[int, str]:
-        out, err = io.StringIO(), io.StringIO()
-        terminal = console.Console(
-            stdin=io.StringIO(), stdout=out, stderr=err, environ={"HOME": str(self.folder)}
-        )
-        done = main.main(["doctor", *self.argv, *argv], terminal)
-        assert "Traceback" not in err.getvalue()
-        return done, out.getvalue()
+    def change_gpus(self, **changes: bool) -> None:
+        """Change the state of every simulated GPU."""
+
+        def changed(node: states.NodeState) -> states.NodeState:
+            gpus = (dataclasses.replace(gpu, **changes) for gpu in node.gpus)
+            return dataclasses.replace(node, gpus=tuple(gpus))
+
+        self.state.update(lambda node: (changed(node), None))
 
 
 def gpus(*there: model.Gpu) -> dict[str, object]:

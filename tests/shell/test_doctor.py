@@ -11,15 +11,13 @@ import pytest
 
 from mig_manager.adapters import host
 from mig_manager.adapters.host import lock_file
-from mig_manager.cli import (
-    doctor,
-    doctor_checks,
-)
+from mig_manager.cli import doctor, doctor_checks
 from mig_manager.core import model, profile_name
 from mig_manager.core.records import status
 from mig_manager.sandbox.driver import states
 from testkit import nvml_faults
 from tests.adapters import proc_tree
+from tests.shell.commandline import Shell
 from tests.shell.doctor_rig import FAIL, OK, SKIPPED, WARN, Examination, Patient, a_gpu, gpus
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -47,16 +45,16 @@ def test_a_healthy_node_without_a_cluster_has_nothing_to_fix(patient: Patient) -
     assert list(result.findings) == [check.name for check in doctor_checks.CHECKS]
 
 
-def test_the_answer_is_for_people_and_for_programs(patient: Patient) -> None:
+def test_the_answer_is_for_people_and_for_programs(patient: Patient, shell: Shell) -> None:
     patient.born(driver_version="440.33.01")
 
-    done, text = patient.shell()
-    done_json, data = patient.shell("-o", "json")
+    text = shell("doctor", *patient.argv)
+    data = shell("doctor", *patient.argv, "-o", "json")
 
-    assert (done, done_json) == (1, 1)
-    assert "driver               fail     driver 440.33.01" in text
-    assert "remedy: Install a newer NVIDIA driver." in text
-    found = json.loads(data)
+    assert (text.status, data.status) == (1, 1)
+    assert "driver               fail     driver 440.33.01" in text.out
+    assert "remedy: Install a newer NVIDIA driver." in text.out
+    found = json.loads(data.out)
     assert found["is_good"] is False
     assert {f["check"] for f in found["findings"] if f["verdict"] == "fail"} == {"driver"}
     assert found["counts"]["fail"] == 1
@@ -138,15 +136,7 @@ def test_a_pending_mode_is_reported_with_its_remedy_and_the_gpu_processes(
 ) -> None:
     patient.born(resets_itself=False)
     board = patient.state.boards[0]
-    patient.state.update(
-        lambda now: (
-            dataclasses.replace(
-                now,
-                gpus=tuple(dataclasses.replace(gpu, is_pending=True) for gpu in now.gpus),
-            ),
-            None,
-        )
-    )
+    patient.change_gpus(is_pending=True)
     patient.state.add_client(board.uuid, name="/usr/bin/train", pid=77)
 
     result = patient.examine()
@@ -194,17 +184,7 @@ def test_a_gpu_instance_without_compute_instances_is_named(patient: Patient) -> 
 
 def test_instances_that_we_may_not_list_are_not_taken_for_none(patient: Patient) -> None:
     patient.born(permitted=False)
-    patient.state.update(
-        lambda now: (
-            dataclasses.replace(
-                now,
-                gpus=tuple(
-                    dataclasses.replace(gpu, is_enabled=True, is_pending=True) for gpu in now.gpus
-                ),
-            ),
-            None,
-        )
-    )
+    patient.change_gpus(is_enabled=True, is_pending=True)
 
     result = patient.examine()
 

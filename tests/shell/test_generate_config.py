@@ -74,10 +74,7 @@ def test_a_file_that_cannot_be_written_is_an_error_with_its_name(
     assert f"cannot write {target}: No such file or directory" in answer.err
 
 
-def test_a_device_is_written_to_and_not_replaced(shell: Shell) -> None:
+def test_a_device_is_written_to_and_a_dash_is_standard_output(shell: Shell) -> None:
     assert shell("generate-config", "-f", "/dev/null", "--gpu", "A30").status == 0
     assert pathlib.Path("/dev/null").is_char_device()
-
-
-def test_a_dash_is_standard_output(shell: Shell) -> None:
     assert shell("generate-config", "-f", "-", "--gpu", "A30").out.startswith("version: v1")

@@ -42,17 +42,21 @@ def unused() -> Iterator[int]:
         yield int(taken.getsockname()[1])
 
 
-def test_an_agent_that_answers_is_healthy_though_it_is_not_ready_yet() -> None:
-    with agent() as port:
-        assert probe.check(AGENT, {"MIG_MANAGER_HEALTH_PORT": str(port)}) == (True, "ok")
-
-
-def test_an_agent_whose_worker_is_stuck_is_not_healthy_and_says_why() -> None:
-    with agent(silence_s=11.0) as port:
-        is_alive, message = probe.check(AGENT, {"MIG_MANAGER_HEALTH_PORT": str(port)})
-
-    assert not is_alive
-    assert message == "the worker has been stuck for 11 s"
+@pytest.mark.parametrize(
+    ("command", "silence_s", "answer"),
+    [
+        # It is alive, though not ready yet.
+        (AGENT, 0.0, (True, "ok")),
+        (AGENT, 11.0, (False, "the worker has been stuck for 11 s")),
+        (("sh", "-c", "mig-manager agent; true"), 0.0, (True, "ok")),
+    ],
+    ids=["alive", "stuck", "behind a shell"],
+)
+def test_an_agent_is_found_by_the_environment_and_says_what_is_wrong(
+    command: tuple[str, ...], silence_s: float, answer: tuple[bool, str]
+) -> None:
+    with agent(silence_s=silence_s) as port:
+        assert probe.check(command, {"MIG_MANAGER_HEALTH_PORT": str(port)}) == answer
 
 
 @pytest.mark.parametrize("command", [AGENT, (), ("/sbin/init",), ("sh", "-c", "sleep 1 & agent")])
@@ -70,12 +74,6 @@ def test_an_option_of_the_agent_outdoes_the_environment(
     with agent() as port:
         for option in ((f"--health-port={port}",), ("--health-port", str(port), "")):
             assert probe.check((*start, *option), environ) == (True, "ok")
-
-
-def test_an_agent_behind_a_shell_is_found_by_the_environment() -> None:
-    with agent() as port:
-        environ = {"MIG_MANAGER_HEALTH_PORT": str(port)}
-        assert probe.check(("sh", "-c", "mig-manager agent; true"), environ) == (True, "ok")
 
 
 def test_another_command_than_the_agent_has_no_health(unused: int) -> None:

@@ -53,6 +53,10 @@ def test_a_mode_can_be_asked_for_and_left_to_a_reboot(
         assert asked.err.count("waits for a reset or a reboot") == 2
 
     assert [each.is_pending for each in state.read().gpus] == [True, True]
+    # There is nothing that the next boot has to restore.
+    left = " ".join(path.name for path in tmp_path.iterdir())
+    assert "verified" not in left
+    assert "journal" not in left
     assert shell("assert", "-m", "-f", layouts, "-c", "mine", *gpus).status == 1
     state.reboot()
     assert shell("assert", "-m", "-f", layouts, "-c", "mine", *gpus).status == 0
@@ -81,17 +85,6 @@ def test_what_the_driver_switches_by_itself_needs_no_reset_to_skip(
 
     assert (answer.status, answer.out) == (0, APPLIED)
     assert "waits" not in answer.err
-
-
-def test_a_mode_that_waits_is_nothing_to_restore_at_the_next_boot(
-    shell: Shell, tmp_path: pathlib.Path, layouts: str
-) -> None:
-    _, gpus = node(tmp_path, FOR_A_RESET)
-
-    shell("apply", "-ms", "-f", layouts, "-c", "mine", *gpus)
-
-    assert not [path for path in tmp_path.iterdir() if "verified" in path.name]
-    assert not [path for path in tmp_path.iterdir() if "journal" in path.name]
 
 
 def test_a_failure_of_another_kind_is_one_although_modes_may_wait(
