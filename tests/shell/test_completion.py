@@ -18,7 +18,6 @@ from mig_manager.catalogue import products
 from mig_manager.cli import parser
 from mig_manager.sandbox import scenarios
 from tests import programs
-from tests.shell import commandline as shells
 from tests.shell.commandline import Shell
 
 DEADLINE_S = 60.0
@@ -83,11 +82,6 @@ SET_UP["zsh, as a file"] = (
 AS_NEW = {"bash": ("--norc", "--noprofile", "-i"), "zsh": ("-f", "-i")}
 
 
-def found(shell: str) -> str:
-    """Return a shell's program."""
-    return programs.needed(shell)
-
-
 @pytest.fixture
 def home(tmp_path: pathlib.Path) -> pathlib.Path:
     """The home of a user who has the program, and layouts of their own."""
@@ -143,7 +137,7 @@ def terminal(shell: str, home: pathlib.Path) -> Iterator[Terminal]:
     name = shell.partition(",")[0]
     keyboard, screen = pty.openpty()
     child = subprocess.Popen(  # noqa: S603 - our own command
-        [found(name), *AS_NEW[name]],
+        [programs.needed(name), *AS_NEW[name]],
         stdin=screen,
         stdout=screen,
         stderr=screen,
@@ -182,7 +176,7 @@ def test_fish_completes_what_was_begun(home: pathlib.Path) -> None:
     """
 
     answer = subprocess.run(  # noqa: S603 - our own command
-        [found("fish"), "--no-config", "-c", code, *(line for line, _ in LINES)],
+        [programs.needed("fish"), "--no-config", "-c", code, *(line for line, _ in LINES)],
         cwd=home,
         env=environ(home),
         capture_output=True,
@@ -196,61 +190,51 @@ def test_fish_completes_what_was_begun(home: pathlib.Path) -> None:
     assert answer.stderr == ""
 
 
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_a_script_is_one_that_its_shell_can_read(shell: str, home: pathlib.Path) -> None:
-    script = Shell(home)("completion", shell)
+@pytest.mark.parametrize("name", ["bash", "zsh", "fish"])
+def test_a_script_knows_every_option_and_is_one_that_its_shell_can_read(
+    shell: Shell, name: str
+) -> None:
+    script = shell("completion", name)
 
-    checked = subprocess.run(  # noqa: S603 - our own command
-        [found(shell), "-n"], input=script.out, capture_output=True, text=True, check=False
-    )
     assert (script.status, script.err) == (0, "")
+    for command in parser.COMMANDS:
+        assert command in script.out
+        flags = {flag for option in parser.options_of(command) for flag in option.flags}
+        # Fish has names and dashes apart.
+        assert all((each.lstrip("-") if name == "fish" else each) in script.out for each in flags)
+    checked = subprocess.run(  # noqa: S603 - our own command
+        [programs.needed(name), "-n"],
+        input=script.out,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert (checked.returncode, checked.stderr) == (0, "")
 
 
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_a_script_knows_every_command_and_every_option(shell: str, home: pathlib.Path) -> None:
-    script = Shell(home)("completion", shell).out
-
-    for command in parser.COMMANDS:
-        assert command in script
-        for option in parser.options_of(command):
-            # Fish has names and dashes apart.
-            assert all(
-                (each.lstrip("-") if shell == "fish" else each) in script for each in option.flags
-            )
-
-
-def test_layouts_that_a_shell_could_take_for_something_else_are_not_listed(
-    home: pathlib.Path,
+def test_layouts_are_listed_but_those_that_a_shell_could_take_for_something_else(
+    shell: Shell,
 ) -> None:
-    listed = Shell(home)("completion", "--layouts", "-f", str(home / "layouts.yaml"))
-
-    assert (listed.status, listed.out) == (0, "night\nnoon\n")
-
-
-def test_without_a_document_the_programs_own_layouts_are_listed(home: pathlib.Path) -> None:
-    for argv in ((), ("-f", "-")):
-        assert "all-1g.5gb\n" in Shell(home)("completion", "--layouts", *argv).out
-
-
-def test_the_variable_names_the_document_for_completion_too(home: pathlib.Path) -> None:
-    variable = {"MIG_PARTED_CONFIG_FILE": str(home / "layouts.yaml")}
-
-    assert "night" in Shell(home)("completion", "--layouts", **variable).out
+    file = shell.file(LAYOUTS)
+    for argv, variable in ((("-f", file), {}), ((), {"MIG_PARTED_CONFIG_FILE": file})):
+        listed = shell("completion", "--layouts", *argv, **variable)
+        assert (listed.status, listed.out) == (0, "night\nnoon\n")
+    for no_file in ((), ("-f", "-")):
+        assert "all-1g.5gb\n" in shell("completion", "--layouts", *no_file).out
 
 
 @pytest.mark.parametrize("argv", [(), ("tcsh",)])
-def test_there_is_no_script_for_other_shells(home: pathlib.Path, argv: tuple[str, ...]) -> None:
-    answer = Shell(home)("completion", *argv)
+def test_there_is_no_script_for_other_shells(shell: Shell, argv: tuple[str, ...]) -> None:
+    answer = shell("completion", *argv)
 
     assert (answer.status, answer.out) == (2, "")
     assert "there is one for bash, zsh, fish" in answer.err
 
 
-def test_validate_accepts_every_product_in_the_scripts(home: pathlib.Path) -> None:
+def test_validate_accepts_every_product_in_the_scripts(shell: Shell) -> None:
     gpus = [word for name in products.names() for word in ("--gpu", name)]
 
-    assert Shell(home)("validate", "all-disabled", *gpus).status == 0
+    assert shell("validate", "all-disabled", *gpus).status == 0
 
 
 def words(command: str, name: str) -> tuple[str, ...]:
@@ -263,9 +247,3 @@ def test_the_words_of_an_option_are_those_of_its_command() -> None:
     assert words("status", "output-format") == ("text", "wide", "json", "yaml")
     assert words("apply", "output-format") == ("text", "json", "yaml")
     assert words("demo", "scenario") == tuple(scenarios.STORIES)
-
-
-@pytest.fixture(autouse=True)
-def _forgotten() -> Iterator[None]:
-    yield
-    shells.forget()
