@@ -82,11 +82,14 @@ class Patient:
         read = dataclasses.replace(read, **known)  # type: ignore[arg-type]
         return Examination(doctor.examine(checks, read, timeout_s=20.0))
 
-    def change_gpus(self, **changes: bool) -> None:
-        """Change the state of every simulated GPU."""
+    def set_modes(self, *, is_enabled: bool, is_pending: bool) -> None:
+        """Set the MIG modes of every simulated GPU."""
 
         def changed(node: states.NodeState) -> states.NodeState:
-            gpus = (dataclasses.replace(gpu, **changes) for gpu in node.gpus)
+            gpus = (
+                dataclasses.replace(gpu, is_enabled=is_enabled, is_pending=is_pending)
+                for gpu in node.gpus
+            )
             return dataclasses.replace(node, gpus=tuple(gpus))
 
         self.state.update(lambda node: (changed(node), None))

@@ -136,7 +136,7 @@ def test_a_pending_mode_is_reported_with_its_remedy_and_the_gpu_processes(
 ) -> None:
     patient.born(resets_itself=False)
     board = patient.state.boards[0]
-    patient.change_gpus(is_pending=True)
+    patient.set_modes(is_enabled=False, is_pending=True)
     patient.state.add_client(board.uuid, name="/usr/bin/train", pid=77)
 
     result = patient.examine()
@@ -184,7 +184,7 @@ def test_a_gpu_instance_without_compute_instances_is_named(patient: Patient) -> 
 
 def test_instances_that_we_may_not_list_are_not_taken_for_none(patient: Patient) -> None:
     patient.born(permitted=False)
-    patient.change_gpus(is_enabled=True, is_pending=True)
+    patient.set_modes(is_enabled=True, is_pending=True)
 
     result = patient.examine()
 

@@ -143,7 +143,7 @@ def test_a_gpu_lost_during_execute_of_a_layout_that_names_it_has_all_others_rest
 
 
 def lose_it_in_a_rollback(node: shell_node.Node) -> str:
-    """Have a change of all GPUs fail, and lose one in the rollback; return what is said."""
+    """Have a change of all GPUs fail, and lose one in the rollback; return its standard error."""
     node.state.add_fault(REFUSE_ELSEWHERE)
     node.state.add_fault(LOSE_AT_ROLLBACK)
     answer = node.run("apply", "sevenths")
@@ -156,12 +156,12 @@ def lose_it_in_a_rollback(node: shell_node.Node) -> str:
 def test_a_gpu_lost_in_the_rollback_stays_in_the_journal_and_the_others_are_restored(
     node: shell_node.Node,
 ) -> None:
-    said = lose_it_in_a_rollback(node)
+    stderr = lose_it_in_a_rollback(node)
 
     assert of_others(node.state) == {(True, 2)}
     uuid = node.state.boards[LOST].uuid
-    assert f"GPU {LOST} ({uuid}" in said
-    assert f"to restore once it is back: {uuid}: MIG enabled, 3g.20gb at 0:4" in said
+    assert f"GPU {LOST} ({uuid}" in stderr
+    assert f"to restore once it is back: {uuid}: MIG enabled, 3g.20gb at 0:4" in stderr
     journal = json.loads(node.journal.read_text())
     assert [gpu["uuid"] for gpu in journal["snapshot"]] == [uuid]
 

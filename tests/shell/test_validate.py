@@ -231,8 +231,8 @@ def test_a_variable_makes_every_command_lenient_and_the_doctor_warns(
     answer = shell(*command.split(), "-f", file, *SPEC, **lenient)
 
     assert answer.status == 0
-    said = shell("doctor", "-f", file, *SPEC, **lenient).out if "boot" in command else answer.err
-    assert "key '1g.6gb' is given twice" in " ".join(said.split())
+    report = shell("doctor", "-f", file, *SPEC, **lenient).out if "boot" in command else answer.err
+    assert "key '1g.6gb' is given twice" in " ".join(report.split())
 
 
 def test_leniently_a_layout_that_matches_nothing_does_nothing_and_says_so(shell: Shell) -> None:
