@@ -33,7 +33,7 @@ _FIRST_RETRY_S = 0.05
 _LONGEST_RETRY_S = 1.0
 
 
-@dataclasses.dataclass(slots=True, kw_only=True, eq=False)
+@dataclasses.dataclass(kw_only=True, eq=False, repr=False, match_args=False)
 class Executor:
     """Executes the steps of one GPU in an open session.
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _Result = TypeVar("_Result")
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@dataclasses.dataclass(kw_only=True, eq=False, repr=False, match_args=False)
 class NvmlGpus:
     """Implements ``ports.Gpus``: one NVML session for each call, one thread for each GPU.
 
