@@ -22,6 +22,17 @@ def listed(names: Sequence[str], *, most: int = _MOST_NAMED) -> str:
     return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
 
 
+def ranges(numbers: Iterable[int]) -> list[str]:
+    """Return numbers as people write them, those in a row as one: ``0-3``, ``6``."""
+    runs: list[list[int]] = []
+    for number in sorted(numbers):
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return [str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs]
+
+
 def by_cause(causes: Iterable[tuple[str, str]]) -> str:
     """Name things, each with its cause; a cause that they share is mentioned once."""
     names: dict[str, list[str]] = {}

@@ -7,7 +7,7 @@ import dataclasses
 import textwrap
 from collections.abc import Callable, Container, Hashable, Iterable, Mapping, Sequence
 
-from mig_manager.core import bar, model, steps
+from mig_manager.core import bar, messages, model, steps
 
 WIDTH = 100  # columns that a picture stays within
 WHOLE = "the whole GPU, not partitioned"  # how a GPU with MIG off is called
@@ -116,13 +116,7 @@ def counted(counts: Mapping[model.Profile, int]) -> str:
 
 def indices(gpus: Iterable[model.Gpu]) -> str:
     """Return the indices of GPUs as people write them: ``0-3,6``."""
-    runs: list[list[int]] = []
-    for index in sorted(gpu.index for gpu in gpus):
-        if runs and index == runs[-1][-1] + 1:
-            runs[-1].append(index)
-        else:
-            runs.append([index])
-    return ",".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
+    return ",".join(messages.ranges(gpu.index for gpu in gpus))
 
 
 def _fold(

@@ -4,7 +4,7 @@ import collections
 from collections.abc import Iterable, Mapping, Sequence
 
 from mig_manager import errors
-from mig_manager.core import model
+from mig_manager.core import messages, model
 from mig_manager.core import profile_name as profiles
 from mig_manager.core.planner import packing, placement
 
@@ -175,29 +175,19 @@ def _lying(placed: Iterable[placement.Placed]) -> str:
     """Render placements: ``3g.20gb at 0-3, 4-7``."""
     where: dict[model.Profile, list[str]] = {}
     for profile, place in sorted(placed, key=lambda each: each[1]):
-        where.setdefault(profile, []).append(_range(place.start, place.end - 1))
+        where.setdefault(profile, []).extend(messages.ranges(range(place.start, place.end)))
     return "; ".join(f"{profile} at {_join(spans)}" for profile, spans in where.items())
 
 
 def named(place: model.Placement) -> str:
     """Render a span as ``slices 0-3`` or ``slice 7``."""
-    text = _range(place.start, place.end - 1)
+    (text,) = messages.ranges(range(place.start, place.end))
     return f"slices {text}" if place.size > 1 else f"slice {text}"
-
-
-def _range(first: int, last: int) -> str:
-    return str(first) if first == last else f"{first}-{last}"
 
 
 def shown_slices(slices: Sequence[int]) -> str:
     """Render slices as ``0-3 or 7``."""
-    runs: list[list[int]] = []
-    for each in slices:
-        if runs and runs[-1][1] == each - 1:
-            runs[-1][1] = each
-        else:
-            runs.append([each, each])
-    *first, last = [_range(*run) for run in runs] or ["none"]
+    *first, last = messages.ranges(slices) or ["none"]
     return f"{', '.join(first)} or {last}" if first else last
 
 

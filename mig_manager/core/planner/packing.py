@@ -6,7 +6,7 @@ packing changes as little as possible.
 The driver puts a span of one compute slice anywhere, of two on every second slice, of three and
 four on every fourth (open-gpu-kernel-modules, ``kernel_mig_manager.c``). One slice beside two in a
 ``3g`` must therefore be at 2, and first-fit would be wrong. If a driver reports other placements
-for a live GPU instance, it chooses among them itself (``adapters.nvml_execute``).
+for a live GPU instance, it chooses among them itself (``adapters.nvml.execute``).
 """
 
 import dataclasses
