@@ -24,7 +24,7 @@ from mig_manager import errors
 from mig_manager.adapters.host import log
 from mig_manager.adapters.kubernetes import api
 from mig_manager.adapters.nvml import gpus as nvml_gpus
-from mig_manager.agent import dependencies, loop, settings
+from mig_manager.agent import loop, settings
 from mig_manager.agent import main as agent_main
 from mig_manager.core import model, ports
 from mig_manager.sandbox import stages
@@ -211,7 +211,7 @@ class _Loop:
         )
         self._thread = threading.Thread(target=agent.loop.serve, daemon=True)
 
-    def _in_memory(self, own: dependencies.Dependencies) -> dependencies.Dependencies:
+    def _in_memory(self, own: ports.Dependencies) -> ports.Dependencies:
         """Return the same with a cluster in memory, and GPUs within this process."""
         rig = self._rig
         return dataclasses.replace(

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from mig_manager import errors
-from mig_manager.agent import dependencies, outcomes, reconcile, settings
+from mig_manager.agent import outcomes, reconcile, settings
 from mig_manager.catalogue import hardware
 from mig_manager.core import model, ports, steps
 from mig_manager.core.node import cluster
@@ -81,7 +81,7 @@ def reconciler(
     **replaced: Any,
 ) -> reconcile.Reconciler:
     """Return an agent's reconciler; ``replaced`` are dependencies other than the node's own."""
-    deps = dependencies.Dependencies(
+    deps = ports.Dependencies(
         gpus=rig.hardware,
         node=rig.node,
         workloads=rig.workloads,

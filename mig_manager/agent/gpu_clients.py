@@ -12,7 +12,7 @@ from typing import TypeVar
 import structlog
 
 from mig_manager import errors
-from mig_manager.agent import dependencies, record, settings
+from mig_manager.agent import record, settings
 from mig_manager.core import model, ports, steps
 from mig_manager.core.node import clients, cluster, resources
 from mig_manager.core.records import status
@@ -49,7 +49,7 @@ class GpuClients:
         ClusterError: From each method, where the API refuses or does not answer.
     """
 
-    def __init__(self, deps: dependencies.Dependencies, limits: settings.Limits) -> None:
+    def __init__(self, deps: ports.Dependencies, limits: settings.Limits) -> None:
         self._deps = deps
         self._limits = limits
         self._stuck: set[str] = set()

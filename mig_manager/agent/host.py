@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 import structlog
 
 from mig_manager import errors
-from mig_manager.agent import dependencies, record, settings
+from mig_manager.agent import record, settings
 from mig_manager.change import hook_points
 from mig_manager.core import host_files, model, ports, steps
 from mig_manager.core.node import clients
@@ -21,7 +21,7 @@ _log = structlog.get_logger()
 class HostServices:
     """The services of the host that use GPUs."""
 
-    def __init__(self, deps: dependencies.Dependencies, written: record.Record) -> None:
+    def __init__(self, deps: ports.Dependencies, written: record.Record) -> None:
         self._deps = deps
         self._record = written
 
@@ -93,7 +93,7 @@ class RunHooks:
     the next run does it after a crash.
     """
 
-    def __init__(self, deps: dependencies.Dependencies, written: record.Record) -> None:
+    def __init__(self, deps: ports.Dependencies, written: record.Record) -> None:
         self._has_programs = deps.hooks is not None
         self._record = written
         self._is_loaded = False
@@ -170,7 +170,7 @@ class Reboot:
 
     def __init__(
         self,
-        deps: dependencies.Dependencies,
+        deps: ports.Dependencies,
         limits: settings.Limits,
         written: record.Record,
     ) -> None:

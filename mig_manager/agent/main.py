@@ -24,7 +24,7 @@ from mig_manager.adapters.kubernetes import api, node, pods
 from mig_manager.adapters.kubernetes import watch as watching
 from mig_manager.adapters.nvml import client as nvml_worker
 from mig_manager.adapters.nvml import event_listener
-from mig_manager.agent import dependencies, loop, reconcile
+from mig_manager.agent import loop, reconcile
 from mig_manager.agent import settings as agent_settings
 from mig_manager.core import host_files, ports
 from mig_manager.core.node import cluster
@@ -44,9 +44,7 @@ _log = structlog.get_logger()
 class Overrides:
     """Parts that a test or a benchmark replaces."""
 
-    replace_ports: Callable[[dependencies.Dependencies], dependencies.Dependencies] = lambda own: (
-        own
-    )
+    replace_ports: Callable[[ports.Dependencies], ports.Dependencies] = lambda own: own
     """From the ports that the settings ask for to the ports that are used."""
     telemetry: ports.Telemetry | None = None
     pulse: loop.Pulse = dataclasses.field(default_factory=loop.Pulse)
@@ -219,7 +217,7 @@ def _dependencies(
     telemetry: ports.Telemetry,
     boot_id: str,
     pod_watch: pods.PodWatch,
-) -> dependencies.Dependencies:
+) -> ports.Dependencies:
     """Return the ports of the pipeline: this node's API server, kubelet, GPUs and files."""
     system = host.SystemClock()
     workers = nvml_worker.WorkerGpus(
@@ -250,7 +248,7 @@ def _dependencies(
         )
     kubelet = pod_resources.WorkerPodResources(str(settings.pod_resources_socket))
     extra_clients = settings.extra_clients_file
-    deps = dependencies.Dependencies(
+    deps = ports.Dependencies(
         gpus=gpus,
         standby=ports.Standbys(workers, kubelet),
         node=node.KubeNode(kube, name=settings.node_name, clock=system),
@@ -291,8 +289,8 @@ def _dependencies(
 
 
 def _with_machine(
-    deps: dependencies.Dependencies, settings: agent_settings.AgentSettings
-) -> dependencies.Dependencies:
+    deps: ports.Dependencies, settings: agent_settings.AgentSettings
+) -> ports.Dependencies:
     """Add the ports to the host that the settings allow."""
     host = settings.host
     deps = dataclasses.replace(

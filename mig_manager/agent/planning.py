@@ -9,7 +9,7 @@ from collections.abc import Hashable, Sequence
 import structlog
 
 from mig_manager import errors
-from mig_manager.agent import dependencies, outcomes, record, settings
+from mig_manager.agent import outcomes, record, settings
 from mig_manager.core import messages, model, ports, steps, timing, yaml_tree
 from mig_manager.core.layout import config, layouts
 from mig_manager.core.node import clients
@@ -31,7 +31,7 @@ class Planning:
 
     def __init__(
         self,
-        deps: dependencies.Dependencies,
+        deps: ports.Dependencies,
         limits: settings.Limits,
         written: record.Record,
     ) -> None:

@@ -11,7 +11,6 @@ import structlog
 
 from mig_manager import errors
 from mig_manager.agent import (
-    dependencies,
     drain,
     gpu_clients,
     outcomes,
@@ -34,7 +33,7 @@ _log = structlog.get_logger()
 class Reconciler:
     """Applies requests to one node."""
 
-    def __init__(self, deps: dependencies.Dependencies, limits: settings.Limits) -> None:
+    def __init__(self, deps: ports.Dependencies, limits: settings.Limits) -> None:
         self._deps = deps
         self._limits = limits
         self._clients = gpu_clients.GpuClients(deps, limits)

@@ -12,8 +12,8 @@ from typing import Any
 import structlog
 
 from mig_manager import errors
-from mig_manager.agent import dependencies, outcomes
-from mig_manager.core import model
+from mig_manager.agent import outcomes
+from mig_manager.core import model, ports
 from mig_manager.core.node import cluster
 from mig_manager.core.records import gpu_codec, status
 
@@ -36,7 +36,7 @@ class Record:
 
     def __init__(
         self,
-        deps: dependencies.Dependencies,
+        deps: ports.Dependencies,
         journal: status.Journal,
         *,
         attempt: int = 1,

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import structlog
 
 from mig_manager import errors
-from mig_manager.agent import dependencies, drain, gpu_clients, record
+from mig_manager.agent import drain, gpu_clients, record
 from mig_manager.change import transaction
 from mig_manager.core import model, ports, steps, timing
 from mig_manager.core.layout import layouts
@@ -71,7 +71,7 @@ def find_journal(node: ports.Node, view: cluster.NodeView) -> status.Journal | N
 
 
 def is_possible(
-    deps: dependencies.Dependencies,
+    deps: ports.Dependencies,
     now: Sequence[model.Gpu],
     snapshot: Sequence[model.GpuSnapshot],
 ) -> bool:
@@ -88,7 +88,7 @@ def is_possible(
 
 
 def rollback_target(
-    deps: dependencies.Dependencies,
+    deps: ports.Dependencies,
     interrupted: status.Journal,
     gpus: model.ObservedGpus,
     applied: str,
@@ -103,7 +103,7 @@ def rollback_target(
 
 
 def run(
-    deps: dependencies.Dependencies,
+    deps: ports.Dependencies,
     change: transaction.Transaction,
     paused_by: gpu_clients.GpuClients,
     written: record.Record,
@@ -144,9 +144,7 @@ def run(
     return result.message
 
 
-def _require_unused(
-    deps: dependencies.Dependencies, plan: steps.Plan, now: Sequence[model.Gpu]
-) -> None:
+def _require_unused(deps: ports.Dependencies, plan: steps.Plan, now: Sequence[model.Gpu]) -> None:
     pods = _affected(deps, plan, now)
     if pods:
         raise errors.DrainError(
@@ -155,7 +153,7 @@ def _require_unused(
 
 
 def _affected(
-    deps: dependencies.Dependencies, plan: steps.Plan, now: Sequence[model.Gpu]
+    deps: ports.Dependencies, plan: steps.Plan, now: Sequence[model.Gpu]
 ) -> tuple[str, ...]:
     usage = drain.survey(deps.workloads, deps.allocations)
     affected = clients.affected_ids(plan, now)

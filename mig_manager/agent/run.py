@@ -18,7 +18,6 @@ import structlog
 
 from mig_manager import errors
 from mig_manager.agent import (
-    dependencies,
     drain,
     gpu_clients,
     host,
@@ -63,7 +62,7 @@ class Run:
 
     def __init__(
         self,
-        deps: dependencies.Dependencies,
+        deps: ports.Dependencies,
         limits: settings.Limits,
         node_clients: gpu_clients.GpuClients,
         written: record.Record,

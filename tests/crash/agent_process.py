@@ -17,7 +17,7 @@ from mig_manager.adapters import host, pod_resources
 from mig_manager.adapters.host import log
 from mig_manager.adapters.kubernetes import api
 from mig_manager.adapters.nvml import gpus as nvml_gpus
-from mig_manager.agent import dependencies, loop, main, settings
+from mig_manager.agent import loop, main, settings
 from mig_manager.core import ports
 from mig_manager.sandbox.driver import library as simulated
 from testkit import nvml_faults
@@ -81,11 +81,11 @@ def serve(order: Order) -> int:
 
 
 def _within_process(
-    own: dependencies.Dependencies,
+    own: ports.Dependencies,
     wanted: settings.AgentSettings,
     state: nvml_faults.SharedState,
     points: points_.Points,
-) -> dependencies.Dependencies:
+) -> ports.Dependencies:
     """Return the same without worker processes for the GPUs and for kubelet."""
     simulated.load(_Library(state, points))
     return dataclasses.replace(
@@ -96,7 +96,7 @@ def _within_process(
     )
 
 
-def _watched(own: dependencies.Dependencies, points: points_.Points) -> dependencies.Dependencies:
+def _watched(own: ports.Dependencies, points: points_.Points) -> ports.Dependencies:
     """Return the same with a point before and after each call of a port, also of later ones."""
     everything = {f.name: getattr(own, f.name) for f in dataclasses.fields(own)}
     watched: dict[str, Any] = {

@@ -17,7 +17,7 @@ from mig_manager import errors
 from mig_manager.adapters import host, pod_resources
 from mig_manager.adapters.kubernetes import api, watch
 from mig_manager.adapters.nvml import gpus as nvml_gpus
-from mig_manager.agent import dependencies, loop, main, settings
+from mig_manager.agent import loop, main, settings
 from mig_manager.core import model, ports, timing
 from mig_manager.core.node import cluster
 from mig_manager.sandbox import stages
@@ -202,7 +202,7 @@ class Stage(stages.Stage):
             "drift_check_interval_s": "0",
         }
 
-    def _ports(self, own: dependencies.Dependencies) -> dependencies.Dependencies:
+    def _ports(self, own: ports.Dependencies) -> ports.Dependencies:
         """Return the same with GPUs and kubelet reached within this process."""
         kubelet = pod_resources.PodResources(
             str(self.socket), timeout_s=self._kubelet_timeout_s, sleep=_hurry

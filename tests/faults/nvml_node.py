@@ -13,7 +13,7 @@ import structlog.testing
 
 from mig_manager.adapters.nvml import client as nvml_worker
 from mig_manager.adapters.nvml import gpus as nvml_gpus
-from mig_manager.agent import dependencies, outcomes, reconcile, settings
+from mig_manager.agent import outcomes, reconcile, settings
 from mig_manager.core import model, ports
 from mig_manager.sandbox.driver import library as simulated
 from testkit import nvml_faults
@@ -192,7 +192,7 @@ class Node:
     def _new_pipeline(self) -> reconcile.Reconciler:
         rig = self.cluster
         return reconcile.Reconciler(
-            dependencies.Dependencies(
+            ports.Dependencies(
                 gpus=self.gpus,
                 node=rig.node,
                 workloads=rig.workloads,

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Iterator, Sequence
 
 from mig_manager.adapters.kubernetes import api, watch
-from mig_manager.agent import dependencies, main, settings
+from mig_manager.agent import main, settings
 from mig_manager.catalogue import hardware
 from mig_manager.core import model, ports
 from mig_manager.core.node import cluster
@@ -110,7 +110,7 @@ def assembled(
         options: Of the agent's command line.
     """
 
-    def in_memory(own: dependencies.Dependencies) -> dependencies.Dependencies:
+    def in_memory(own: ports.Dependencies) -> ports.Dependencies:
         return dataclasses.replace(
             own,
             gpus=rig.hardware,

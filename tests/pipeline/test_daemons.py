@@ -5,9 +5,9 @@ import dataclasses
 import pytest
 
 from mig_manager import errors
-from mig_manager.agent import dependencies, gpu_clients, outcomes, record, settings
+from mig_manager.agent import gpu_clients, outcomes, record, settings
 from mig_manager.catalogue import hardware
-from mig_manager.core import model, steps
+from mig_manager.core import model, ports, steps
 from mig_manager.core.node import clients, cluster
 from mig_manager.core.planner import planner
 from mig_manager.core.records import status
@@ -36,8 +36,8 @@ def emptying(rig: fakes.NodeRig) -> steps.Plan:
     return planner.plan(rig.gpus, {rig.gpus[0].uuid: nothing})
 
 
-def dependencies_of(rig: fakes.NodeRig) -> dependencies.Dependencies:
-    return dependencies.Dependencies(
+def dependencies_of(rig: fakes.NodeRig) -> ports.Dependencies:
+    return ports.Dependencies(
         gpus=rig.hardware,
         node=rig.node,
         workloads=rig.workloads,

@@ -10,8 +10,8 @@ import pytest
 from mig_manager import errors
 from mig_manager.adapters.host import gpu_reset, programs
 from mig_manager.adapters.nvml import gpus as nvml_gpus
-from mig_manager.agent import dependencies, outcomes, reconcile, settings
-from mig_manager.core import model
+from mig_manager.agent import outcomes, reconcile, settings
+from mig_manager.core import model, ports
 from mig_manager.core.node import cluster
 from mig_manager.sandbox.driver import library as simulated
 from mig_manager.sandbox.driver import nvidia_smi, states
@@ -76,7 +76,7 @@ class Node:
         """Return an agent that has just started."""
         rig = self.cluster
         return reconcile.Reconciler(
-            dependencies.Dependencies(
+            ports.Dependencies(
                 gpus=self._gpus,
                 node=rig.node,
                 workloads=rig.workloads,

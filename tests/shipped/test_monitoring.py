@@ -15,7 +15,7 @@ from prometheus_client import parser
 
 from mig_manager import errors
 from mig_manager.adapters.nvml import client as nvml_worker
-from mig_manager.agent import dependencies, loop, metrics, reconcile, settings
+from mig_manager.agent import loop, metrics, reconcile, settings
 from mig_manager.catalogue import hardware
 from mig_manager.core import model, ports, profile_name
 from mig_manager.core.node import cluster
@@ -60,7 +60,7 @@ def busy_node() -> fakes.NodeRig:
 
 def reconciler(node: fakes.NodeRig, telemetry: ports.Telemetry) -> reconcile.Reconciler:
     return reconcile.Reconciler(
-        dependencies.Dependencies(
+        ports.Dependencies(
             gpus=node.hardware,
             node=node.node,
             workloads=node.workloads,

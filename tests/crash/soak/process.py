@@ -11,7 +11,7 @@ from typing import Any, cast
 
 from mig_manager import errors
 from mig_manager.adapters.kubernetes import api
-from mig_manager.agent import dependencies, loop, main, settings
+from mig_manager.agent import loop, main, settings
 from mig_manager.core import model, ports
 from mig_manager.core.node import cluster
 from mig_manager.sandbox.driver import library as simulated
@@ -253,8 +253,8 @@ def state_of(rig: soak_cluster.Cluster) -> model.State | None:
 
 
 def _in_memory(
-    own: dependencies.Dependencies, rig: soak_cluster.Cluster, configs: fakes.FakeConfig
-) -> dependencies.Dependencies:
+    own: ports.Dependencies, rig: soak_cluster.Cluster, configs: fakes.FakeConfig
+) -> ports.Dependencies:
     """Return ports to the node in memory, each heard by the script."""
     each: dict[str, object] = {
         "gpus": driver.real_adapter(rig.clock),
