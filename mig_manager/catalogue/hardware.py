@@ -12,13 +12,17 @@ import functools
 import json
 import pkgutil
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from mig_manager import errors
 from mig_manager.core import model, profile_name
+from mig_manager.core.layout import generator
 
 MAX_GPUS = 16  # GPUs of one simulated node; no machine in the field has more
+_EARLY_GB200_MIB = 189 * 1024
+"""Pre-production units, whose profiles NVIDIA's default layouts still name
+(``all-7g.189gb`` in gpu-operator's ``default-mig-parted-config``)."""
 
 
 class Grid(enum.Enum):
@@ -251,6 +255,45 @@ def profile_of(product: Product, row: GpuProfile) -> model.Profile:
     )
 
 
+def templates(patterns: Iterable[str], *, warn: Callable[[str], object]) -> tuple[model.Gpu, ...]:
+    """Return one idle GPU of each product that names or globs select; warn of each omitted one.
+
+    UsageError if a pattern means no product, or nothing is known of any that they mean.
+    """
+    return tuple(template(product) for product in _chosen(patterns, warn))
+
+
+def kinds(patterns: Iterable[str], *, warn: Callable[[str], object]) -> tuple[generator.Kind, ...]:
+    """Return the kind of each product with MIG, as ``templates``; LayoutError if none has it."""
+    products = _chosen(patterns, warn)
+    found = tuple(
+        generator.Kind(
+            device_ids=product.pci_device_ids, profiles=template(product).profiles or ()
+        )
+        for product in products
+        if product.is_mig_capable
+    )
+    if not found:
+        names = ", ".join(product.name for product in products)
+        raise errors.LayoutError(
+            f"{names}: no MIG-capable product", reason=errors.Reason.NOT_MIG_CAPABLE
+        )
+    return found
+
+
+def product_names() -> tuple[str, ...]:
+    """Return the short name of every product with MIG whose slices are known."""
+    return tuple(product.key for product in _known())
+
+
+@functools.cache
+def known_gpus() -> Sequence[model.Gpu]:
+    """Return an idle GPU of every product whose profiles are known."""
+    gb200 = template(find("gb200"))
+    early = resized(gb200, memory_mib=_EARLY_GB200_MIB)
+    return [*map(template, _known()), early]
+
+
 def _simulatable(product: Product) -> Product:
     if product.not_simulatable:
         raise errors.UsageError(f"{product.name} cannot be simulated: {product.not_simulatable}")
@@ -345,3 +388,18 @@ def _row(raw: Mapping[str, Any], document: Mapping[str, Any]) -> GpuProfile:
         basis=document["bases"][raw["basis"]] if "basis" in raw else "",
         sources=document["source_sets"][raw["sources"]] if "sources" in raw else {},
     )
+
+
+def _known() -> list[Product]:
+    every = products().values()
+    return [each for each in every if each.is_mig_capable and not each.not_simulatable]
+
+
+def _chosen(patterns: Iterable[str], warn: Callable[[str], object]) -> Sequence[Product]:
+    found = {product.key: product for pattern in patterns for product in match(pattern)}
+    known = [product for product in found.values() if not product.not_simulatable]
+    for product in found.values():
+        if known and product not in known:
+            warn(f"{product.name} is left out: {product.not_simulatable}")
+    # With nothing known, the first says why.
+    return known or tuple(found.values())

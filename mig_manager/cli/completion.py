@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator, Mapping
 
 from mig_manager import errors
-from mig_manager.catalogue import products
+from mig_manager.catalogue import hardware
 from mig_manager.cli import help_pages, parser
 from mig_manager.core import options
 
@@ -158,7 +158,7 @@ complete -F _mig_manager mig-manager
 
 def _bash() -> str:
     cases = "\n".join(line for command in ("", *parser.COMMANDS) for line in _bash_case(command))
-    return f"_mig_manager_products='{' '.join(products.names())}'\n\n" + _BASH.replace(
+    return f"_mig_manager_products='{' '.join(hardware.product_names())}'\n\n" + _BASH.replace(
         "@CASES@", cases
     )
 
@@ -265,7 +265,7 @@ def _zsh() -> str:
         for name in parser.COMMANDS
     )
     parts = {
-        "@PRODUCTS@": " ".join(products.names()),
+        "@PRODUCTS@": " ".join(hardware.product_names()),
         "@COMMANDS@": "\n".join(f"        {each}" for each in summaries),
         "@PROGRAM@": "\n".join(f"        {spec} \\" for spec in _zsh_specs("")),
         "@CASES@": "\n".join(cases),
@@ -341,7 +341,7 @@ complete --command mig-manager --no-files
 
 
 def _fish() -> str:
-    names = " ".join(products.names())
+    names = " ".join(hardware.product_names())
     lines = [f"{_FISH}set --global __mig_manager_products {names}", *_fish_options("")]
     lines += [
         f"{_fish_start('')} --arguments {name} "

@@ -125,9 +125,9 @@ class GpuAccess:
 
     def templates(self) -> Sequence[model.Gpu]:
         """Return one idle GPU of each product named."""
-        from mig_manager.catalogue import products
+        from mig_manager.catalogue import hardware
 
-        return products.templates(self._chosen.products, warn=self._terminal.note)
+        return hardware.templates(self._chosen.products, warn=self._terminal.note)
 
     def kinds(self) -> Sequence[generator.Kind]:
         """Return the kinds of GPU of the products named, or else of this machine.
@@ -137,9 +137,9 @@ class GpuAccess:
         """
         if not self._chosen.products:
             return generator.kinds_of(self.gpus().observe())
-        from mig_manager.catalogue import products
+        from mig_manager.catalogue import hardware
 
-        return products.kinds(self._chosen.products, warn=self._terminal.note)
+        return hardware.kinds(self._chosen.products, warn=self._terminal.note)
 
     def processes(self) -> Mapping[str, tuple[steps.GpuProcess, ...]] | None:
         """Return the processes that use each GPU, by its UUID; None if that is not known."""

@@ -305,9 +305,9 @@ class ValidatedFile:
 
 
 def _known_gpus() -> Sequence[model.Gpu]:
-    from mig_manager.catalogue import products  # noqa: PLC0415 - only for products
+    from mig_manager.catalogue import hardware  # noqa: PLC0415 - only for products
 
-    return products.known()
+    return hardware.known_gpus()
 
 
 def unknown_names(source: config.Document) -> Sequence[yaml_tree.Diagnostic]:

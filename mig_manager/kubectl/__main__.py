@@ -140,14 +140,14 @@ class _Command:
             self._terminal.note(note)
         if not templates:
             raise errors.UsageError("the GPUs of these nodes are not known: nothing to validate")
-        from mig_manager.catalogue import products  # noqa: PLC0415 - reads the table of products
+        from mig_manager.catalogue import hardware  # noqa: PLC0415 - reads the table of products
 
         result = validate.against_products(
             list(map(_printable, layouts)),
             source=document.source,
             templates=templates,
             # A layout that is named is meant for these nodes.
-            others=None if names else products.known,
+            others=None if names else hardware.known_gpus,
         )
         self._answer(result.to_data, lambda: gpu_report.validated(result, style=self._style))
         return not result.misfits

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from mig_manager.catalogue import products
+from mig_manager.catalogue import hardware
 from mig_manager.cli import parser
 from mig_manager.sandbox import scenarios
 from tests import programs
@@ -232,7 +232,7 @@ def test_there_is_no_script_for_other_shells(shell: Shell, argv: tuple[str, ...]
 
 
 def test_validate_accepts_every_product_in_the_scripts(shell: Shell) -> None:
-    gpus = [word for name in products.names() for word in ("--gpu", name)]
+    gpus = [word for name in hardware.product_names() for word in ("--gpu", name)]
 
     assert shell("validate", "all-disabled", *gpus).status == 0
 

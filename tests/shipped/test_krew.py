@@ -116,8 +116,7 @@ def test_nothing_is_packed_but_what_looking_takes(archive: pathlib.Path) -> None
     assert {name.partition("/")[0] for name in names} == {"__main__.py", "mig_manager", "yaml"}
     assert not [name for name in names if name.startswith("mig_manager/sandbox/")]
     assert {name for name in names if name.startswith("mig_manager/catalogue/")} == {
-        f"mig_manager/catalogue/{name}"
-        for name in ("__init__.py", "hardware.json", "hardware.py", "products.py")
+        f"mig_manager/catalogue/{name}" for name in ("__init__.py", "hardware.json", "hardware.py")
     }
     assert not [name for name in names if "nvml" in name or name.endswith((".so", ".pyc"))]
 

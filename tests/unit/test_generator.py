@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from mig_manager import errors
-from mig_manager.catalogue import hardware, products
+from mig_manager.catalogue import hardware
 from mig_manager.core import model, profile_name, yaml_tree
 from mig_manager.core.layout import config, generator
 from mig_manager.core.planner import planner
@@ -49,7 +49,7 @@ PER_PROFILE = {
 
 
 def kinds(*names: str) -> tuple[generator.Kind, ...]:
-    return products.kinds(names, warn=lambda _: pytest.fail("nothing is left out"))
+    return hardware.kinds(names, warn=lambda _: pytest.fail("nothing is left out"))
 
 
 def layouts(*names: str, has_all_maximal: bool = False) -> dict[str, Any]:
@@ -196,7 +196,7 @@ def test_layouts_are_in_the_order_of_their_names_with_numbers_by_value() -> None
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("name", products.names())
+@pytest.mark.parametrize("name", hardware.product_names())
 def test_the_count_that_fits_equals_the_drivers(name: str) -> None:
     (every,) = kinds(name)
     configs = layouts(name)
@@ -206,7 +206,7 @@ def test_the_count_that_fits_equals_the_drivers(name: str) -> None:
         assert rule["mig-devices"] == {str(spec.profile): spec.max_instances}
 
 
-@pytest.mark.parametrize("name", products.names())
+@pytest.mark.parametrize("name", hardware.product_names())
 def test_the_planner_accepts_every_layout_and_its_name_is_a_legal_label_value(name: str) -> None:
     gpu = hardware.template(hardware.find(name))
     text = yaml_tree.dump(generator.document(kinds(name), has_all_maximal=True))
@@ -285,7 +285,9 @@ def test_a_name_that_is_too_long_is_cut_and_stays_unique() -> None:
 
 
 def test_a_document_for_every_product_at_once_can_still_be_read() -> None:
-    text = yaml_tree.dump(generator.document(kinds(*products.names()), has_all_maximal=True))
+    text = yaml_tree.dump(
+        generator.document(kinds(*hardware.product_names()), has_all_maximal=True)
+    )
 
     assert len(config.parse(text, source="generated").layouts) > 500
 
