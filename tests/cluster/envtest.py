@@ -169,11 +169,16 @@ def end(process: subprocess.Popen[bytes]) -> None:
 
 
 def free_ports(count: int) -> list[int]:
+    """Return ports that the kernel gives to no client: one could take a restarting server's."""
+    lowest = int(pathlib.Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     with contextlib.ExitStack() as exits:
-        sockets = [exits.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
+        ports: list[int] = []
+        while len(ports) < count:
+            each = exits.enter_context(socket.socket())
+            with contextlib.suppress(OSError):
+                each.bind(("127.0.0.1", lowest // 2 + secrets.randbelow(lowest // 2)))
+                ports.append(each.getsockname()[1])
+        return ports
 
 
 def new_key() -> str:
