@@ -5,7 +5,7 @@ eviction, one whose PodDisruptionBudget grants no eviction, one that two budgets
 same reason no pod is deleted by force while one remains that force does not move.
 
 Budgets are counted over all affected pods before the first eviction, because a dry run does not
-use up a budget (see ``core.node.disruption``). What they grant as a whole goes at once. Where they
+use up a budget (see ``core.node.policy``). What they grant as a whole goes at once. Where they
 grant a part, the drain is a rolling one, like that of ``kubectl drain``: it evicts what they
 grant, and more when successors are ready elsewhere. All other pods wait until the budgets grant
 the rest as a whole, and pods without a controller, which have no successor, go last. A drain whose

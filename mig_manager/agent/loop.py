@@ -14,7 +14,7 @@ from typing import TypeVar
 import structlog
 
 from mig_manager import errors
-from mig_manager.agent import outcomes, planning, reconcile
+from mig_manager.agent import drift, outcomes, reconcile
 from mig_manager.core import ports, timing
 
 _MIN_PAUSE_S = 0.02
@@ -324,11 +324,11 @@ class Agent:
             _log.warning("drift_not_published", reason=error.reason.value, error=error.message)
             return
         match action:
-            case planning.Action.REST:
+            case drift.Action.REST:
                 return
-            case planning.Action.HEAL:
+            case drift.Action.HEAL:
                 self._serve(request, may_evict=False)
-            case planning.Action.RUN:
+            case drift.Action.RUN:
                 self._serve(request)
 
     def _rest(self, wait: Callable[[], _Result]) -> _Result:

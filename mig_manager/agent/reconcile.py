@@ -12,6 +12,7 @@ import structlog
 from mig_manager import errors
 from mig_manager.agent import (
     drain,
+    drift,
     gpu_clients,
     outcomes,
     planning,
@@ -37,7 +38,7 @@ class Reconciler:
         self._deps = deps
         self._limits = limits
         self._clients = gpu_clients.GpuClients(deps, limits)
-        self._drift_check = planning.DriftCheck()
+        self._drift_check = drift.DriftCheck()
         self._left: status.Journal | None = None
         """What earlier runs took and have not restored; the next run resumes with it."""
         self._history = pipeline.History()
@@ -146,7 +147,7 @@ class Reconciler:
             self._save_for_next_boot(written, outcome.gpus)
         return outcome
 
-    def check_drift(self, name: str, ended: outcomes.Outcome) -> planning.Action:
+    def check_drift(self, name: str, ended: outcomes.Outcome) -> drift.Action:
         """Compare the GPUs at rest with the layout, and publish a drift.
 
         Raises:
@@ -155,29 +156,29 @@ class Reconciler:
         written = self._new_record(name, self._left)
         try:
             with self._locked(f"checking layout {name}"):
-                now = planning.observe(planning.Planning(self._deps, self._limits, written))
+                now = drift.observe(planning.Planning(self._deps, self._limits, written))
             self._history = dataclasses.replace(self._history, gpus=written.gpus)
         except errors.LockedError:
             # The next check finds what the other manager does to the GPUs.
-            return planning.Action.REST
+            return drift.Action.REST
         finding = self._drift_check.judge(ended, now)
         match finding:
-            case planning.Finding.AS_BEFORE:
-                return planning.Action.REST
-            case planning.Finding.CHANGED:
+            case drift.Finding.AS_BEFORE:
+                return drift.Action.REST
+            case drift.Finding.CHANGED:
                 _log.info("hardware_changed", config=name)
                 # A GPU that is back is no reason to evict pods of another.
                 is_active = ended.state is model.State.SUCCESS
-                return planning.Action.HEAL if is_active else planning.Action.RUN
-            case planning.Finding.BACK:
+                return drift.Action.HEAL if is_active else drift.Action.RUN
+            case drift.Finding.BACK:
                 self._deps.telemetry.drift_found(is_drifted=False)
                 reason = errors.Reason.ALREADY_APPLIED
                 written.finish(
                     outcomes.succeeded(name, reason, "is active again", gpus=written.gpus)
                 )
-                return planning.Action.REST
-            case planning.Finding.DRIFTED | planning.Finding.STILL_DRIFTED:
-                return self._drifted(written, now, is_new=finding is planning.Finding.DRIFTED)
+                return drift.Action.REST
+            case drift.Finding.DRIFTED | drift.Finding.STILL_DRIFTED:
+                return self._drifted(written, now, is_new=finding is drift.Finding.DRIFTED)
 
     def rest(self) -> bool:
         """Restore what is still taken on a node without a request; call without a run.
@@ -265,21 +266,21 @@ class Reconciler:
         self._left = None if written.journal.is_empty else written.journal
 
     def _drifted(
-        self, written: record.Record, now: planning.Observation, *, is_new: bool
-    ) -> planning.Action:
+        self, written: record.Record, now: drift.Observation, *, is_new: bool
+    ) -> drift.Action:
         affected: tuple[str, ...] = ()
         if self._limits.heals_drift:
             order = drain.order(self._limits, now.plan or steps.Plan(gpus=()), now.gpus)
             usage = drain.survey(self._deps.workloads, self._deps.allocations)
             affected = tuple(pod.key for pod in order.affected_pods(usage))
             if not affected:
-                return planning.Action.HEAL
+                return drift.Action.HEAL
         if is_new:
             self._deps.telemetry.drift_found(is_drifted=True)
             _log.warning("drift_found", config=written.config, pods=affected)
-            message = planning.drift_message(written.config, affected)
+            message = drift.drift_message(written.config, affected)
             written.finish(outcomes.failed(errors.Reason.DRIFTED, message))
-        return planning.Action.REST
+        return drift.Action.REST
 
     def _save_for_next_boot(self, written: record.Record, gpus: model.ObservedGpus) -> None:
         if self._deps.boot_layout is None:

@@ -19,6 +19,7 @@ import structlog
 from mig_manager import errors
 from mig_manager.agent import (
     drain,
+    drift,
     gpu_clients,
     host,
     outcomes,
@@ -223,7 +224,7 @@ class Run:
         if affected and not target.may_evict:
             names = tuple(pod.key for pod in affected)
             raise errors.MigManagerError(
-                planning.drift_message(self._record.config, names), reason=errors.Reason.DRIFTED
+                drift.drift_message(self._record.config, names), reason=errors.Reason.DRIFTED
             )
         if self._deps.slots is not None and not self._record.journal.blocks_workloads:
             self._deps.slots.check()

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from mig_manager import errors
-from mig_manager.agent import loop, outcomes, planning, reconcile
+from mig_manager.agent import drift, loop, outcomes, reconcile
 from mig_manager.core import model, ports
 
 
@@ -26,7 +26,7 @@ class Pipeline(reconcile.Reconciler):
         self.delays_s: list[float] = []
         self.evicting: list[bool] = []
         self.looks = 0
-        self.next_action = planning.Action.REST
+        self.next_action = drift.Action.REST
         self.recovered: list[str | None] = []
         self.stopped = 0
         self.has_rested = threading.Event()
@@ -46,11 +46,11 @@ class Pipeline(reconcile.Reconciler):
             self.has_rested.set()
         return self.restless >= 0
 
-    def check_drift(self, name: str, ended: outcomes.Outcome) -> planning.Action:
+    def check_drift(self, name: str, ended: outcomes.Outcome) -> drift.Action:
         assert (name, attempt_of(self.runs)) == self.runs[-1]
         assert not ended.should_retry
         self.looks += 1
-        action, self.next_action = self.next_action, planning.Action.REST
+        action, self.next_action = self.next_action, drift.Action.REST
         return action
 
     def run(self, name: str, request: ports.Cancellation, **options: Any) -> outcomes.Outcome:
@@ -200,7 +200,7 @@ def test_without_a_label_an_interrupted_run_is_undone_and_nothing_is_pending() -
 def test_a_drift_check_at_rest_heals_without_evicting() -> None:
     box = labelled("a")
     pipeline = Pipeline(box, errors.Reason.APPLIED, errors.Reason.APPLIED)
-    pipeline.next_action = planning.Action.HEAL
+    pipeline.next_action = drift.Action.HEAL
     serve(box, pipeline, intervals(drift_check_s=0.02))
 
     assert pipeline.looks == 1
@@ -211,7 +211,7 @@ def test_a_drift_check_at_rest_heals_without_evicting() -> None:
 def test_a_permanent_failure_is_retried_once_the_hardware_has_changed() -> None:
     box = labelled("a")
     pipeline = Pipeline(box, errors.Reason.DOES_NOT_FIT, errors.Reason.APPLIED)
-    pipeline.next_action = planning.Action.RUN
+    pipeline.next_action = drift.Action.RUN
     pipeline.on_run = box.put_gpu_change
     serve(box, pipeline)
 

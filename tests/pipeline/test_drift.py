@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from mig_manager import errors
-from mig_manager.agent import outcomes, planning, reconcile
+from mig_manager.agent import drift, outcomes, reconcile
 from mig_manager.core import model, profile_name
 from mig_manager.core.node import cluster
 from mig_manager.core.planner import planner
@@ -43,12 +43,12 @@ def tamper(rig: fakes.NodeRig) -> tuple[model.Gpu, ...]:
 
 def test_a_drift_is_published_once_and_cleared_when_it_is_over() -> None:
     rig, ours, ended = node_at_rest()
-    assert ours.check_drift(LAYOUT, ended) is planning.Action.REST
+    assert ours.check_drift(LAYOUT, ended) is drift.Action.REST
     assert rig.states == []
     before = tamper(rig)
 
     for _ in range(3):
-        assert ours.check_drift(LAYOUT, ended) is planning.Action.REST
+        assert ours.check_drift(LAYOUT, ended) is drift.Action.REST
 
     assert rig.labels[cluster.STATE_LABEL] == "failed"
     assert cluster.APPLIED_LABEL not in rig.labels
@@ -65,7 +65,7 @@ def test_on_request_a_drift_is_healed() -> None:
     rig, ours, ended = node_at_rest(heals=True)
     before = tamper(rig)
 
-    assert ours.check_drift(LAYOUT, ended) is planning.Action.HEAL
+    assert ours.check_drift(LAYOUT, ended) is drift.Action.HEAL
     outcome = ours.run(LAYOUT, steadfast(rig), may_evict=False)
 
     assert outcome.state is model.State.SUCCESS
@@ -93,14 +93,14 @@ def test_healing_waits_until_no_pod_uses_the_devices() -> None:
     rig, ours, ended = node_at_rest(heals=True)
     add_pod_on_foreign_instances(rig)
 
-    assert ours.check_drift(LAYOUT, ended) is planning.Action.REST
+    assert ours.check_drift(LAYOUT, ended) is drift.Action.REST
     assert "default/foreign" in rig.statuses[-1]
-    assert ours.check_drift(LAYOUT, ended) is planning.Action.REST
+    assert ours.check_drift(LAYOUT, ended) is drift.Action.REST
     assert rig.events == ["Drifted"]
 
     uid = next(uid for uid, pod in rig.pods.items() if pod.name == "foreign")
     del rig.pods[uid], rig.assigned[uid]
-    assert ours.check_drift(LAYOUT, ended) is planning.Action.HEAL
+    assert ours.check_drift(LAYOUT, ended) is drift.Action.HEAL
 
 
 def test_a_pod_that_comes_while_a_drift_is_healed_is_spared() -> None:
@@ -176,7 +176,7 @@ def test_gpus_that_cannot_be_seen_for_a_while_are_no_drift() -> None:
     rig, ours, ended = node_at_rest()
     rig.failing = {len(rig.log): NO_DRIVER}
 
-    assert ours.check_drift(LAYOUT, ended) is planning.Action.REST
+    assert ours.check_drift(LAYOUT, ended) is drift.Action.REST
 
     assert rig.states == []
     assert rig.labels[cluster.APPLIED_LABEL] == LAYOUT
@@ -188,10 +188,10 @@ def test_a_failure_for_good_is_worth_another_run_only_when_the_hardware_has_chan
     ended = ours.run("too-much", steadfast(rig))
     assert not ended.should_retry
 
-    assert [ours.check_drift("too-much", ended) for _ in range(3)] == [planning.Action.REST] * 3
+    assert [ours.check_drift("too-much", ended) for _ in range(3)] == [drift.Action.REST] * 3
     enabled = {"current_mode": model.MigMode.ENABLED, "pending_mode": model.MigMode.ENABLED}
     rig.gpus = tuple(dataclasses.replace(gpu, **enabled) for gpu in rig.gpus)  # type: ignore[arg-type]
-    assert ours.check_drift("too-much", ended) is planning.Action.RUN
+    assert ours.check_drift("too-much", ended) is drift.Action.RUN
 
 
 # -- other managers ------------------------------------------------------------------------------
@@ -254,7 +254,7 @@ def test_gpus_that_another_manager_works_on_are_checked_later() -> None:
     tamper(rig)
 
     other.refusals = 1
-    assert ours.check_drift(LAYOUT, ended) is planning.Action.REST
+    assert ours.check_drift(LAYOUT, ended) is drift.Action.REST
     assert rig.labels[cluster.STATE_LABEL] == "success"
     ours.check_drift(LAYOUT, ended)
     assert rig.labels[cluster.STATE_LABEL] == "failed"

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from mig_manager import errors
-from mig_manager.agent import planning
+from mig_manager.agent import drift
 from mig_manager.core import model, steps
 from mig_manager.core.layout import config
 from mig_manager.core.node import cluster
@@ -419,7 +419,7 @@ def test_an_unreachable_gpu_is_restored_later_if_the_new_layout_does_not_cover_i
     assert pending(rig) == (before.uuid,)
     plugin = dict(rig.pods)
     assert agent.run("second-alone", fakes.FakeRequest(rig.clock)).state is model.State.SUCCESS
-    assert agent.check_drift("second-alone", outcome) is planning.Action.REST
+    assert agent.check_drift("second-alone", outcome) is drift.Action.REST
     assert pending(rig) == (before.uuid,)
     assert dict(rig.pods) == plugin
 

@@ -1,0 +1,114 @@
+"""Check at rest whether the GPUs still have the layout of the last run."""
+
+import dataclasses
+import enum
+from collections.abc import Hashable
+
+import structlog
+
+from mig_manager import errors
+from mig_manager.agent import outcomes, planning
+from mig_manager.core import messages, model, steps
+
+_log = structlog.get_logger()
+
+
+class Action(enum.Enum):
+    """What to do after a drift check."""
+
+    REST = "rest"
+    HEAL = "heal"
+    """Run the pipeline without evicting a pod."""
+    RUN = "run"
+
+
+class Finding(enum.Enum):
+    """What a drift check found."""
+
+    AS_BEFORE = "as before"
+    DRIFTED = "drifted"
+    STILL_DRIFTED = "still drifted"
+    BACK = "back"
+    """The layout is active again, and this agent did not apply it."""
+    CHANGED = "changed"
+    """A run that failed for good may now end differently, or a GPU was lost or is back."""
+
+
+def drift_message(name: str, pods: tuple[str, ...]) -> str:
+    """Say that the GPUs have another layout than the one applied, and which pods keep it so."""
+    why = (
+        "; it is not applied again while pods use devices that would be removed: "
+        f"{messages.listed(pods)}"
+        if pods
+        else ""
+    )
+    return f"the GPUs no longer have layout {name}, and this agent did not change them{why}"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Observation:
+    """The GPUs compared with a layout."""
+
+    gpus: model.ObservedGpus
+    plan: steps.Plan | None
+    """What the layout would change; None: the check failed."""
+    error: errors.Reason | None = None
+    """Why the check failed."""
+
+
+def observe(plans: planning.Planning) -> Observation:
+    """Observe the GPUs, and plan the layout of a run without executing anything."""
+    gpus: model.ObservedGpus = model.NO_GPUS
+    try:
+        layout = plans.resolve()
+        gpus = plans.observe()
+        plan = plans.plan(layout, gpus)
+    except errors.MigManagerError as error:
+        _log.info("drift_check_failed", reason=error.reason.value, error=error.message)
+        return Observation(gpus=gpus, plan=None, error=error.reason)
+    return Observation(gpus=gpus, plan=plan)
+
+
+class DriftCheck:
+    """Remembers the observations since the last run ended."""
+
+    def __init__(self) -> None:
+        self._ended: outcomes.Outcome | None = None
+        self._baseline: Hashable = None
+        self._is_drifted = False
+
+    def judge(self, ended: outcomes.Outcome, now: Observation) -> Finding:
+        """Compare an observation with the end of the last run and with earlier observations."""
+        # What the outcome of a run depends on.
+        fingerprint = (now.error, *map(_fingerprint, now.gpus))
+        if ended is not self._ended:
+            self._ended = ended
+            self._baseline = fingerprint
+            self._is_drifted = ended.reason is errors.Reason.DRIFTED
+        is_success = ended.state is model.State.SUCCESS
+        if is_success and (now.gpus or now.error is None):
+            unreachable = {gpu.index for gpu in now.gpus.unreachable}
+            if unreachable != {gpu.index for gpu in ended.gpus.unreachable}:
+                # A GPU was lost, or is back: apply the layout to it, or publish the loss.
+                return Finding.CHANGED
+        if not (is_success or ended.reason is errors.Reason.DRIFTED):
+            # The first observation after a failure is what the next ones are compared with.
+            return Finding.AS_BEFORE if fingerprint == self._baseline else Finding.CHANGED
+        if now.plan is None:
+            return Finding.AS_BEFORE
+        was_drifted, self._is_drifted = self._is_drifted, not now.plan.is_empty
+        if self._is_drifted:
+            return Finding.STILL_DRIFTED if was_drifted else Finding.DRIFTED
+        return Finding.BACK if was_drifted else Finding.AS_BEFORE
+
+
+def _fingerprint(gpu: model.Gpu) -> Hashable:
+    return (
+        gpu.uuid,
+        gpu.current_mode,
+        gpu.pending_mode,
+        frozenset((info.profile, info.placements) for info in gpu.profiles or ()),
+        frozenset(
+            (gi.profile, gi.placement, len(gi.compute_instances)) for gi in gpu.gpu_instances
+        ),
+    )
