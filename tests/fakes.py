@@ -8,6 +8,7 @@ from mig_manager.core import model, ports, steps
 from mig_manager.core.node import clients, cluster, policy, resources
 from mig_manager.core.node import policy as policies
 from tests import fake_ports
+from tests.unit import samples
 
 
 class FakeClock:
@@ -254,19 +255,10 @@ class NodeRig:
         """Add a running pod; return its UID."""
         self._serial += 1
         uid = f"uid-{self._serial}"
-        pod = cluster.Pod(
-            namespace="default",
-            name=name,
+        pod = samples.pod(
+            name,
             uid=uid,
-            phase="Running",
-            labels={},
-            node_selector={},
-            owner_kind=None,
-            is_mirror=False,
-            is_ready=True,
-            is_terminating=False,
             gpu_resources={"nvidia.com/gpu": len(devices)} if devices else {},
-            container_names=("main",),
             node_name="node-a",
         )
         self.pods[uid] = dataclasses.replace(pod, **fields)  # type: ignore[arg-type]

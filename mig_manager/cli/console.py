@@ -11,7 +11,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from types import FrameType
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, TextIO, TypeVar
 
 from mig_manager import errors
 from mig_manager.adapters.host import log
@@ -36,6 +36,8 @@ _INPUT_REASONS = frozenset(
 )
 _CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f]+")
 _DRAWN_WITH = "┌─┬│·→✓░"
+
+_Parsed = TypeVar("_Parsed")
 
 
 class AnswerLostError(Exception):
@@ -144,6 +146,15 @@ class Console:
         if remedy:
             lines.append(f"  remedy: {_CONTROLS.sub(' ', remedy)}")
         self.remarks.put("\n".join(lines), priority)
+
+    def parsed(self, parse: Callable[[], _Parsed]) -> _Parsed | None:
+        """Parse a command line; None if it asked for help, which has been printed."""
+        try:
+            with contextlib.redirect_stdout(self.stdout):
+                return parse()
+        except SystemExit:
+            self.stdout.flush()
+            return None
 
     def exit_status(
         self,

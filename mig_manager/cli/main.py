@@ -5,7 +5,6 @@ command at a shell neither Kubernetes nor gRPC.
 """
 # ruff: noqa: PLC0415 - see above
 
-import contextlib
 import traceback
 from collections.abc import Mapping, Sequence
 
@@ -41,11 +40,8 @@ def main(argv: Sequence[str], terminal: console.Console, *, program: str = parse
 
 
 def _run(argv: Sequence[str], terminal: console.Console) -> int:
-    try:
-        with contextlib.redirect_stdout(terminal.stdout):
-            parsed = parser.parse(argv)
-    except SystemExit:
-        terminal.stdout.flush()
+    parsed = terminal.parsed(lambda: parser.parse(argv))
+    if parsed is None:
         return console.DONE
     if parsed["command"] in _WARNING_OF_VARIABLES:
         for name, closest in parser.unknown_variables(terminal.environ).items():

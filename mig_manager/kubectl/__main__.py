@@ -1,6 +1,5 @@
 """The console scripts ``kubectl-mig`` and ``kubectl_complete-mig``, in one file if need be."""
 
-import contextlib
 import dataclasses
 import datetime as dt
 import pathlib
@@ -71,11 +70,8 @@ def run(argv: Sequence[str], terminal: console.Console) -> int:
 
 
 def _run(argv: Sequence[str], terminal: console.Console) -> int:
-    try:
-        with contextlib.redirect_stdout(terminal.stdout):
-            options = arguments.parse(argv)
-    except SystemExit:
-        terminal.stdout.flush()
+    options = terminal.parsed(lambda: arguments.parse(argv))
+    if options is None:
         return console.DONE
     match options["command"]:
         case None:

@@ -9,6 +9,11 @@ layout leaves the label as it is.
 
 The label is written together with the plugin's release, so that the new plugin reads the new
 config at its start; a run that does not end in success puts back what was there before.
+
+**Budgets.** The Eviction API answers for one pod at a time, and a dry run does not use up a
+budget: where one covers two pods and allows one disruption, a dry run of each eviction succeeds.
+So budgets are counted here, by the rules of the API server (kubernetes/kubernetes,
+``pkg/registry/core/pod/storage/eviction.go``).
 """
 
 import dataclasses
