@@ -22,8 +22,8 @@ def test_objects_threads_and_files_do_not_grow_over_a_thousand_reconfigurations(
 
     assert found.blocks < 0.5
     assert found.resident < 300
-    assert found.threads == 0
-    assert found.files == 0
+    assert found.threads <= 0
+    assert found.files <= 0
 
 
 @pytest.mark.slow
@@ -36,7 +36,19 @@ def test_threads_and_files_of_the_agents_process_stay_as_they_are() -> None:
     samples = growth.in_a_process(60)
     found = growth.growth(samples[len(samples) // 2 :])
 
-    assert found.threads == 0
-    assert found.files == 0
+    assert found.threads <= 0
+    assert found.files <= 0
     # The allocator still fills its caches: some 10 kB each at first, 3 kB after hundreds of runs.
     assert found.resident < 30_000
+
+
+def test_one_file_left_behind_by_each_run_is_found_though_another_comes_and_goes() -> None:
+    samples = [
+        growth.Sample(runs=number, blocks=0, resident=0, threads=7, files=8 + number + number % 2)
+        for number in range(60)
+    ]
+
+    found = growth.growth(samples)
+
+    assert found.files > 0
+    assert found.threads == 0
