@@ -1,7 +1,5 @@
 """Random layouts that a driver could have been brought to, whatever the order of calls."""
 
-import dataclasses
-
 from hypothesis import strategies as st
 
 from mig_manager.core import model
@@ -33,19 +31,6 @@ def desired_devices(draw: st.DrawFn, product: str, *, splits: bool = True) -> mo
     """Draw a desired GPU that fits the product, since something like it was there."""
     there = draw(gpus(product, splits=splits, idle=False))
     return model.DesiredGpu.of(model.MigMode.ENABLED, samples.devices_of(there))
-
-
-@st.composite
-def any_devices(draw: st.DrawFn, product: str) -> model.DesiredGpu:
-    """Draw a desired that may or may not fit."""
-    names = [
-        dataclasses.replace(spec.profile, compute_slices=size)
-        for spec in samples.PRODUCTS[product]
-        for size in range(1, spec.profile.gpu_slices + 1)
-        if machine.spans(size, spec.profile.gpu_slices)
-    ]
-    devices = draw(st.dictionaries(st.sampled_from(names), st.integers(1, 4), max_size=3))
-    return model.DesiredGpu.of(model.MigMode.ENABLED, devices)
 
 
 def _instance(

@@ -1,3 +1,6 @@
+"""Where instances lie: compute instances in GPU instances, and these on the GPU."""
+
+import dataclasses
 import itertools
 
 import hypothesis
@@ -6,45 +9,43 @@ from hypothesis import strategies as st
 
 from mig_manager.core import model
 from mig_manager.core.planner import packing, placement
-from tests.unit import machine, oracle
+from tests.unit import layouts, machine, oracle, samples
 
 
 @pytest.mark.parametrize(
-    ("slices", "sizes"),
-    [(1, [1]), (2, [1, 2]), (3, [1, 2, 3]), (4, [1, 2, 4]), (7, [1, 2, 3, 4, 7])],
-)
-def test_the_sizes_that_exist_are_those_that_drivers_list(slices: int, sizes: list[int]) -> None:
-    assert [s for s in range(9) if packing.exists(s, slices)] == sizes
-
-
-@pytest.mark.parametrize(
-    ("size", "slices", "starts"),
+    ("slices", "starts"),
     [
-        (1, 7, [0, 1, 2, 3, 4, 5, 6]),
-        (2, 7, [0, 2, 4]),
-        (3, 7, [0, 4]),
-        (4, 7, [0]),
-        (7, 7, [0]),
-        (2, 3, [0]),
-        (3, 3, [0]),
-        (2, 4, [0, 2]),
-        (1, 2, [0, 1]),
+        (1, {1: [0]}),
+        (2, {1: [0, 1], 2: [0]}),
+        (3, {1: [0, 1, 2], 2: [0], 3: [0]}),
+        (4, {1: [0, 1, 2, 3], 2: [0, 2], 4: [0]}),
+        (7, {1: [0, 1, 2, 3, 4, 5, 6], 2: [0, 2, 4], 3: [0, 4], 4: [0], 7: [0]}),
     ],
 )
-def test_spans_lie_on_the_grid_of_eight_slots(size: int, slices: int, starts: list[int]) -> None:
-    assert [span.start for span in packing.spans(size, slices)] == starts
-    assert starts == machine.spans(size, slices)
+def test_the_sizes_and_spans_that_exist_are_those_that_drivers_list(
+    slices: int, starts: dict[int, list[int]]
+) -> None:
+    assert [size for size in range(9) if packing.exists(size, slices)] == list(starts)
+    for size, expected in starts.items():
+        assert [span.start for span in packing.spans(size, slices)] == expected
+        assert machine.spans(size, slices) == expected
 
 
-def test_small_compute_instances_leave_the_large_ones_room() -> None:
-    assert packing.fit((1, 0, 0)) == (model.Placement(2, 1),)
-    assert packing.fit((1, 0, 0, 0)) == (model.Placement(0, 1),)
-    assert packing.fit((1, 0, 0, 0, 0, 0, 0)) == (model.Placement(6, 1),)
-
-
-def test_occupied_slices_are_not_used_again() -> None:
-    assert packing.fit((0, 1, 0), 0b001) is None
-    assert packing.fit((2, 0, 0), 0b010) == (model.Placement(0, 1), model.Placement(2, 1))
+@pytest.mark.parametrize(
+    ("counts", "occupied", "starts"),
+    [
+        pytest.param((1, 0, 0), 0, [2], id="in a 3g, a pair of slices stays free"),
+        pytest.param((1, 0, 0, 0), 0, [0], id="in a 4g"),
+        pytest.param((1, 0, 0, 0, 0, 0, 0), 0, [6], id="in a 7g"),
+        pytest.param((2, 0, 0), 0b010, [0, 2], id="around an occupied slice"),
+        pytest.param((0, 1, 0), 0b001, None, id="no room"),
+    ],
+)
+def test_small_compute_instances_leave_the_large_ones_room(
+    counts: tuple[int, ...], occupied: int, starts: list[int] | None
+) -> None:
+    placed = packing.fit(counts, occupied)
+    assert (placed and [span.start for span in placed]) == starts
 
 
 @pytest.mark.parametrize("slices", [2, 3, 4, 7])
@@ -71,8 +72,7 @@ def test_no_packing_needs_fewer_gpu_instances(slices: int, data: st.DataObject) 
     sizes = [size for inside in chosen for size, _ in inside]
     counts = tuple(sizes.count(size + 1) for size in range(slices))
     bins = packing.bins(counts)
-    assert len(bins) <= len(chosen)
-    assert len(bins) >= -(-packing.total_slices(counts) // slices)
+    assert -(-packing.total_slices(counts) // slices) <= len(bins) <= len(chosen)
     assert sorted(span.size for content in bins for span in content) == sorted(sizes)
 
 
@@ -91,12 +91,6 @@ def test_more_new_gpu_instances_are_an_option_only_where_they_save_calls(
     assert {(len(o.stays), len(o.fresh)): o.cost for o in options} == prices
 
 
-def test_the_price_of_an_option_counts_what_is_busy_apart() -> None:
-    tenant = packing.Occupant(size=1, span=model.Placement(0, 1), is_busy=True)
-    options = packing.options([[tenant]], (1, 1, 0), most=2)
-    assert sorted((o.busy, o.cost) for o in options) == [(0, 2), (1, 3), (1, 5)]
-
-
 def test_devices_beyond_any_gpu_have_no_options() -> None:
     assert packing.options([], (10**9,), most=7) == []
     assert packing.options([], (0, 3, 0), most=2) == []
@@ -109,5 +103,28 @@ def test_compute_instances_of_a_foreign_profile_are_never_kept() -> None:
     assert stay.stays == ((0, packing.Content(kept=(), added=(model.Placement(0, 1),))),)
 
 
-def test_masks_count_slices_from_the_lowest_bit() -> None:
-    assert placement.mask(model.Placement(2, 3)) == 0b11100
+def test_the_first_of_two_profiles_with_one_name_is_used() -> None:
+    twin = samples.A100[6]
+    first = dataclasses.replace(twin, enum_index=1, profile_id=99)
+    assert placement.Capacity([twin, first]).find(twin.profile) == first
+
+
+def test_what_the_driver_does_not_list_has_no_room() -> None:
+    capacity, other = placement.Capacity(samples.A100), samples.profile("1g.6gb")
+    assert (capacity.find(other), capacity.most(other)) == (None, 0)
+    assert capacity.drawn([other]) == model.Engines()
+    assert placement.Capacity([]).memory_slices == 0
+    assert placement.Capacity([]).best([], {}) is not None
+
+
+@pytest.mark.parametrize("product", samples.PRODUCTS)
+@hypothesis.given(data=st.data())
+@hypothesis.settings(deadline=None, max_examples=40)
+def test_the_room_of_any_layout_equals_exhaustive_search(
+    product: str, data: st.DataObject
+) -> None:
+    gpu = data.draw(layouts.gpus(product, splits=False))
+    known = placement.Capacity(gpu.profiles or ())
+    occupied = placement.slices(gi.placement for gi in gpu.gpu_instances)
+    drawn = known.drawn(gi.profile for gi in gpu.gpu_instances)
+    assert known.room(occupied, drawn) == oracle.room(gpu, oracle.state_of(gpu))

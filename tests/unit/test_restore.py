@@ -1,4 +1,4 @@
-"""Plans back to a snapshot of GPUs."""
+"""Plans back to a snapshot: what they restore, what they remove, what they leave alone."""
 
 import dataclasses
 
@@ -7,16 +7,16 @@ import pytest
 from hypothesis import strategies as st
 
 from mig_manager import errors
-from mig_manager.core import model
+from mig_manager.core import model, steps
 from mig_manager.core.planner import planner
+from mig_manager.core.records import gpu_codec
 from tests.unit import layouts, machine, oracle, samples
 
 OFF, ON = model.MigMode.DISABLED, model.MigMode.ENABLED
 
 
-def test_restoring_what_is_there_takes_no_step() -> None:
-    gpu = samples.gpu(samples.A100, "3g.20gb@4[1c@1]", "1g.5gb@2[]")
-    assert planner.restore([gpu], [gpu.snapshot]).is_empty
+def a100(*instances: str, mode: model.MigMode = ON, index: int = 0) -> model.Gpu:
+    return samples.gpu(samples.A100, *instances, mode=mode, index=index)
 
 
 @pytest.mark.parametrize("product", samples.PRODUCTS)
@@ -35,8 +35,7 @@ def test_restoring_recreates_every_placement_with_the_fewest_calls(
 
 @pytest.mark.parametrize("mode", [ON, OFF])
 def test_restoring_resets_the_mig_mode(mode: model.MigMode) -> None:
-    on = samples.gpu(samples.A100, "3g.20gb@4[1c@1]", "1g.5gb@2[]")
-    off = samples.gpu(samples.A100, mode=OFF)
+    on, off = a100("3g.20gb@4[1c@1]", "1g.5gb@2[]"), a100(mode=OFF)
     before, now = (on, off) if mode is ON else (off, on)
     after = machine.run(now, planner.restore([now], [before.snapshot]).steps)
     assert after.current_mode is mode
@@ -44,28 +43,19 @@ def test_restoring_resets_the_mig_mode(mode: model.MigMode) -> None:
 
 
 def test_restoring_needs_no_profiles_from_the_driver() -> None:
-    before = samples.gpu(samples.A100, "3g.20gb@4")
-    plan = planner.restore([samples.gpu(None, mode=OFF)], [before.snapshot])
+    plan = planner.restore([samples.gpu(None, mode=OFF)], [a100("3g.20gb@4").snapshot])
     assert samples.words(plan) == ["mode enabled", "+gi 3g.20gb 4:4", "+ci 3g.20gb 0:3 in 4:4"]
 
 
 def test_restoring_leaves_a_mode_pending_that_was_pending_before() -> None:
-    gpu = dataclasses.replace(samples.gpu(samples.A100, "7g.40gb@0"), pending_mode=OFF)
+    gpu = dataclasses.replace(a100("7g.40gb@0"), pending_mode=OFF)
     assert planner.restore([gpu], [gpu.snapshot]).is_empty
     before = dataclasses.replace(gpu, pending_mode=ON)
     assert samples.words(planner.restore([gpu], [before.snapshot])) == ["mode enabled"]
 
 
 def test_restoring_skips_missing_and_new_gpus() -> None:
-    old, new = samples.gpu(samples.A100, index=0), samples.gpu(samples.A100, "1g.5gb@0", index=1)
-    assert planner.restore([new], [old.snapshot]).is_empty
-
-
-def test_restoring_fails_if_the_gpu_has_no_mig() -> None:
-    gone = dataclasses.replace(samples.gpu(None), current_mode=None, pending_mode=None)
-    assert planner.restore([gone], [gone.snapshot]).is_empty
-    with pytest.raises(errors.LayoutError, match="no MIG"):
-        planner.restore([gone], [samples.gpu(samples.A100).snapshot])
+    assert planner.restore([a100("1g.5gb@0", index=1)], [a100().snapshot]).is_empty
 
 
 @pytest.mark.parametrize(
@@ -80,14 +70,121 @@ def test_restoring_fails_if_the_gpu_has_no_mig() -> None:
 def test_restoring_packs_compute_instances_with_unknown_spans_again(
     now: str, before: str, steps: int
 ) -> None:
-    gpu = samples.gpu(samples.A100, now)
-    plan = planner.restore([gpu], [samples.gpu(samples.A100, before).snapshot])
+    gpu = a100(now)
+    plan = planner.restore([gpu], [a100(before).snapshot])
     assert len(plan.steps) == steps
     machine.run(gpu, plan.steps)
 
 
-def test_restoring_refuses_a_snapshot_that_fits_no_gpu_instance() -> None:
-    before = samples.gpu(samples.A100, "3g.20gb@0[2c 2c]")
+def test_restoring_refuses_a_gpu_without_mig_and_a_snapshot_that_fits_no_gpu_instance() -> None:
+    gone = samples.gpu(None, mode=None)
+    assert planner.restore([gone], [gone.snapshot]).is_empty
+    with pytest.raises(errors.LayoutError, match="no MIG"):
+        planner.restore([gone], [a100().snapshot])
     with pytest.raises(errors.LayoutError) as caught:
-        planner.restore([samples.gpu(samples.A100)], [before.snapshot])
+        planner.restore([a100()], [a100("3g.20gb@0[2c 2c]").snapshot])
     assert caught.value.reason is errors.Reason.DOES_NOT_FIT
+
+
+# The baseline of a change: what it had, and what it creates
+
+
+def plan_to(gpu: model.Gpu, devices: dict[str, int]) -> steps.Plan:
+    return planner.plan([gpu], {gpu.uuid: samples.want(devices)})
+
+
+def restored(gpu: model.Gpu, before: tuple[model.GpuSnapshot, ...]) -> model.Gpu:
+    after = machine.run(gpu, planner.restore([gpu], before).steps)
+    assert planner.restore([after], before).is_empty
+    return after
+
+
+def placements(gpu: model.Gpu | model.GpuSnapshot) -> set[str]:
+    return {f"{gi.profile}@{gi.placement.start}" for gi in gpu.gpu_instances}
+
+
+@pytest.mark.parametrize("has_creations", [True, False])
+def test_a_rollback_removes_created_and_restores_destroyed_instances(
+    *, has_creations: bool
+) -> None:
+    gpu = a100("2g.10gb@0", "3g.20gb@4")
+    plan = plan_to(gpu, {"1g.5gb": 4})
+    after = machine.run(gpu, plan.steps)
+    before = planner.baseline(plan, [gpu]) if has_creations else (gpu.snapshot,)
+
+    assert planner.unowned_instances([after], before) == ()
+    assert placements(restored(after, before)) == placements(gpu)
+
+
+def test_an_instance_in_neither_list_stays_and_is_named_and_is_part_of_the_next_baseline() -> None:
+    gpu, after, crowded = (
+        a100("2g.10gb@0"),
+        a100("2g.10gb@0", "2g.10gb@2"),
+        a100("2g.10gb@0", "2g.10gb@2", "1g.5gb@6"),
+    )
+    before = planner.baseline(plan_to(gpu, {"2g.10gb": 2}), [gpu])
+    assert planner.unowned_instances([after], before) == ()
+    assert planner.unowned_instances([crowded], before) == ("1g.5gb at 6:1 on GPU 0",)
+    assert placements(restored(crowded, before)) == {"2g.10gb@0", "1g.5gb@6"}
+    (following,) = planner.baseline(plan_to(crowded, {"3g.20gb": 1}), [crowded], before)
+    assert placements(following) == {"2g.10gb@0", "1g.5gb@6"}
+
+
+def test_an_instance_that_overlaps_a_foreign_one_is_not_restored() -> None:
+    gpu = a100("2g.10gb@0", "3g.20gb@4")
+    before = planner.baseline(plan_to(gpu, {"1g.5gb": 4}), [gpu])
+    assert placements(restored(a100("2g.10gb@4"), before)) == {"2g.10gb@0", "2g.10gb@4"}
+
+
+def test_a_foreign_compute_instance_in_a_gpu_instance_that_stays_is_kept_and_named() -> None:
+    gpu, both = a100("3g.20gb@4[1c@0]"), a100("3g.20gb@4[1c@0 1c@1 1c@2]")
+    plan = plan_to(gpu, {"1c.3g.20gb": 2})
+    (step,) = plan.steps
+    assert isinstance(step, steps.CreateComputeInstance)
+    before = planner.baseline(plan, [gpu])
+
+    (back,) = restored(both, before).gpu_instances
+
+    ours, foreign = step.placement, model.Placement(3 - step.placement.start, 1)
+    assert {ci.placement for ci in back.compute_instances} == {model.Placement(0, 1), foreign}
+    assert ours != foreign
+    named = planner.unowned_instances([both], before)
+    assert named == ("1c.3g.20gb in 3g.20gb at 4:4 on GPU 0",)
+
+
+def test_mig_mode_stays_enabled_with_a_foreign_instance() -> None:
+    before = (dataclasses.replace(a100(mode=OFF).snapshot, created=()),)
+    now = a100("1g.5gb@0")
+    assert planner.restore([now], before).is_empty
+    assert planner.unowned_instances([now], before)
+
+
+def test_an_older_snapshot_takes_precedence_and_no_gpu_is_lost() -> None:
+    first, second = a100("2g.10gb@0", "3g.20gb@4"), a100("7g.40gb@0", index=1)
+    plan = plan_to(first, {"1g.5gb": 3})
+    older, between = planner.baseline(plan, [first]), machine.run(first, plan.steps)
+    empty = samples.want({})
+
+    both = planner.plan([between, second], {each.uuid: empty for each in (between, second)})
+    before = planner.baseline(both, [between, second], older)
+    assert {each.uuid: placements(each) for each in before} == {
+        first.uuid: placements(first),
+        second.uuid: placements(second),
+    }
+    kept = planner.baseline(plan_to(second, {}), [between, second], older)
+    assert {each.uuid for each in kept} == {first.uuid, second.uuid}
+
+
+def test_the_journal_keeps_what_a_change_creates() -> None:
+    gpu = a100("2g.10gb@0")
+    (before,) = planner.baseline(plan_to(gpu, {"1c.3g.20gb": 2}), [gpu])
+    (read,) = gpu_codec.from_data(gpu_codec.to_data([before]))
+    assert read.created == before.created != ()
+
+
+@pytest.mark.parametrize("row", [[], ["1g.5gb"], ["1g.5gb", 0, 1, 0], ["x", 0, 1], 3])
+def test_an_invalid_creation_is_refused(row: object) -> None:
+    data = gpu_codec.to_data([a100("2g.10gb@0").snapshot])
+    data[0]["created"] = [row]
+    with pytest.raises(ValueError, match=r"."):
+        gpu_codec.from_data(data)
