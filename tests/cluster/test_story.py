@@ -46,8 +46,8 @@ def test_taints_of_others_outlive_the_hold_taint(
     where: clusters.Cluster, tmp_path: pathlib.Path
 ) -> None:
     with clusters.stage(where, tmp_path, style=node_options.DeployStyle.PLAIN) as stage:
-        change = [{"op": "add", "path": "/spec/taints", "value": [FOREIGN_TAINT]}]
-        stage.api.patch(NODE_PATH, change, kind=api.PatchType.JSON)
+        change = {"spec": {"taints": [FOREIGN_TAINT]}}
+        stage.api.patch(NODE_PATH, change, kind=api.PatchType.MERGE)
         stage.label("all-1g.5gb")
 
         assert stage.wait_for_end("all-1g.5gb") is model.State.SUCCESS

@@ -12,7 +12,6 @@ from testkit import apiserver
 
 MERGE = "application/merge-patch+json"
 STRATEGIC = "application/strategic-merge-patch+json"
-JSON = "application/json-patch+json"
 NODES = "/api/v1/nodes"
 PODS = "/api/v1/namespaces/default/pods"
 LEASES = "/apis/coordination.k8s.io/v1/namespaces/default/leases"

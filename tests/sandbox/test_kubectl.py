@@ -1,4 +1,4 @@
-"""The real kubectl against the embedded Kubernetes API."""
+"""The real kubectl and the embedded API server, beyond tests/shell/test_kubectl_workflow.py."""
 
 import json
 import os
@@ -19,25 +19,25 @@ TIMEOUT_S = 30
 Kubectl = Callable[..., str]
 
 
-@pytest.fixture(scope="module")
-def discovery_cache(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    return tmp_path_factory.mktemp("discovery")
-
-
 @pytest.fixture
 def server() -> Iterator[apiserver.ApiServer]:
+    """A server with a node and a pod, where pods end as soon as they are asked to."""
     if KUBECTL is None:
         pytest.skip("kubectl is not installed")
     with apiserver.serve() as running:
         running.store.create(apirig.a_node("n1"))
         running.store.create(apirig.a_pod("p1", app="x"))
+
+        def follow(record: store.Record) -> None:
+            if record.key[0] == "pods" and "deletionTimestamp" in record.obj["metadata"]:
+                running.store.remove(record.key)
+
+        running.store.subscribe(follow)
         yield running
 
 
 @pytest.fixture
-def kubectl(
-    server: apiserver.ApiServer, tmp_path: pathlib.Path, discovery_cache: pathlib.Path
-) -> Kubectl:
+def kubectl(server: apiserver.ApiServer, tmp_path: pathlib.Path) -> Kubectl:
     environment = {
         "HOME": str(tmp_path),
         "KUBECONFIG": str(server.kubeconfig(tmp_path / "kubeconfig")),
@@ -46,7 +46,7 @@ def kubectl(
 
     def run(*arguments: str, fails: bool = False) -> str:
         done = subprocess.run(  # noqa: S603 - the arguments are this file's own
-            [str(KUBECTL), "--cache-dir", str(discovery_cache), *arguments],
+            [str(KUBECTL), *arguments],
             env=environment,
             capture_output=True,
             text=True,
@@ -59,109 +59,18 @@ def kubectl(
     return run
 
 
-@pytest.fixture
-def obedient_kubelet(server: apiserver.ApiServer) -> Iterator[None]:
-    """Let pods go as soon as they are asked to."""
-
-    def follow(record: store.Record) -> None:
-        if record.key[0] == "pods" and "deletionTimestamp" in record.obj["metadata"]:
-            server.store.remove(record.key)
-
-    unsubscribe = server.store.subscribe(follow)
-    yield
-    unsubscribe()
-
-
-def test_nodes_and_pods_are_shown_as_tables(kubectl: Kubectl) -> None:
+def test_objects_are_shown_as_tables_with_all_columns(kubectl: Kubectl) -> None:
     assert kubectl("get", "nodes").split()[:8] == [
         "NAME", "STATUS", "ROLES", "AGE", "VERSION", "n1", "Ready", "<none>",
     ]  # fmt: skip
-    wide = kubectl("get", "pods", "-A", "-o", "wide").splitlines()
-    assert wide[0].split()[:8] == [
+    head, line = kubectl("get", "pods", "-A", "-o", "wide").splitlines()
+    assert head.split() == [
         "NAMESPACE", "NAME", "READY", "STATUS", "RESTARTS", "AGE", "IP", "NODE",
     ]  # fmt: skip
-    assert wide[1].split()[:5] == ["default", "p1", "1/1", "Running", "2"]
-
-
-def test_an_object_can_be_read_in_every_output_format(kubectl: Kubectl) -> None:
-    assert json.loads(kubectl("get", "node", "n1", "-o", "json"))["kind"] == "Node"
-    assert "kind: Node" in kubectl("get", "no", "n1", "-o", "yaml")
-    label = "jsonpath={.metadata.labels.kubernetes\\.io/hostname}"
-    assert kubectl("get", "node/n1", "-o", label) == "n1"
-    assert kubectl("get", "pods", "-l", "app=x", "-o", "name") == "pod/p1\n"
+    assert line.split()[:5] == ["default", "p1", "1/1", "Running", "2"]
     assert 'nodes "n2" not found' in kubectl("get", "node", "n2", fails=True)
 
 
-def test_labels_are_set_overwritten_and_removed(
-    kubectl: Kubectl, server: apiserver.ApiServer
-) -> None:
-    def value() -> str | None:
-        labels = server.get(resources.NODES, "n1")["metadata"]["labels"]
-        return labels.get("nvidia.com/mig.config")  # type: ignore[no-any-return]
-
-    kubectl("label", "node", "n1", "nvidia.com/mig.config=all-1g.5gb")
-    assert value() == "all-1g.5gb"
-    kubectl("label", "node", "n1", "nvidia.com/mig.config=all-disabled", fails=True)
-    kubectl("label", "node", "n1", "nvidia.com/mig.config=all-disabled", "--overwrite")
-    assert value() == "all-disabled"
-    kubectl("label", "node", "n1", "nvidia.com/mig.config-")
-    assert value() is None
-
-
-def test_a_wait_ends_when_the_label_is_there(
-    kubectl: Kubectl, server: apiserver.ApiServer
-) -> None:
-    def answer(record: store.Record) -> None:
-        labels = record.obj["metadata"].get("labels") or {}
-        if record.key[0] == "nodes" and labels.get("layout") and "applied" not in labels:
-            server.modify(
-                resources.NODES,
-                "n1",
-                lambda node: node["metadata"]["labels"].update({"applied": labels["layout"]}),
-            )
-
-    server.store.subscribe(answer)
-    kubectl("label", "node", "n1", "layout=balanced")
-
-    output = kubectl("wait", "node/n1", "--for=jsonpath={.metadata.labels.applied}=balanced")
-
-    assert "condition met" in output
-    assert "condition met" in kubectl("wait", "pod/p1", "--for=condition=Ready")
-    expired = kubectl("wait", "pod/p1", "--for=condition=Other", "--timeout=1s", fails=True)
-    assert "timed out" in expired
-
-
-def test_a_node_is_described_with_its_pods_and_events(
-    kubectl: Kubectl, server: apiserver.ApiServer
-) -> None:
-    server.store.create(
-        {
-            "apiVersion": "v1",
-            "kind": "Event",
-            "metadata": {"name": "n1.1"},
-            "involvedObject": {
-                "apiVersion": "v1",
-                "kind": "Node",
-                "name": "n1",
-                "uid": "n1",
-            },
-            "reason": "Applied",
-            "message": "layout all-1g.5gb is active",
-            "type": "Normal",
-            "count": 1,
-            "lastTimestamp": store.timestamp(),
-        }
-    )
-
-    described = kubectl("describe", "node", "n1")
-
-    assert "p1" in described
-    assert "layout all-1g.5gb is active" in described
-    assert "node/n1" in kubectl("get", "events")
-    assert "Applied" in kubectl("events", "--for", "node/n1")
-
-
-@pytest.mark.usefixtures("obedient_kubelet")
 def test_a_pod_is_created_and_deleted(
     kubectl: Kubectl, server: apiserver.ApiServer, tmp_path: pathlib.Path
 ) -> None:
@@ -171,28 +80,19 @@ def test_a_pod_is_created_and_deleted(
     assert kubectl("create", "-f", str(manifest)) == "pod/p2 created\n"
     assert "AlreadyExists" in kubectl("create", "-f", str(manifest), fails=True)
     assert "deleted" in kubectl("delete", "pod", "p2")
+    assert [each["metadata"]["name"] for each in server.objects(resources.PODS)] == ["p1"]
 
-    assert not server.store.find(resources.PODS, "p2", "default")
 
-
-@pytest.mark.usefixtures("obedient_kubelet")
-def test_a_node_is_cordoned_drained_tainted_and_restored(
+def test_a_node_is_drained_tainted_and_restored(
     kubectl: Kubectl, server: apiserver.ApiServer
 ) -> None:
-    kubectl("cordon", "n1")
-    assert server.get(resources.NODES, "n1")["spec"]["unschedulable"] is True
-
-    drained = kubectl("drain", "n1", "--force")
-    assert "pod/p1 evicted" in drained
+    assert "pod/p1 evicted" in kubectl("drain", "n1", "--force")
     assert server.log.count("create", "pods/eviction") == 1
+    assert server.get(resources.NODES, "n1")["spec"]["unschedulable"] is True
 
     kubectl("taint", "node", "n1", "a=b:NoSchedule")
     kubectl("uncordon", "n1")
+
     spec = server.get(resources.NODES, "n1")["spec"]
     assert spec["taints"] == [{"key": "a", "value": "b", "effect": "NoSchedule"}]
     assert not spec.get("unschedulable")
-
-
-def test_access_can_be_asked_for(kubectl: Kubectl) -> None:
-    assert kubectl("auth", "can-i", "patch", "nodes") == "yes\n"
-    assert "system:anonymous" in kubectl("auth", "whoami")

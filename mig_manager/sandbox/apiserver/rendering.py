@@ -145,28 +145,13 @@ def _at(*path: str, default: Any = "") -> Callable[[Object], Any]:
 def _age(since: str | None) -> str:
     if not since:
         return "<unknown>"
-    then = dt.datetime.fromisoformat(since)
-    return duration(int((dt.datetime.now(dt.UTC) - then).total_seconds()))
-
-
-def duration(seconds: int) -> str:
-    """Return a duration as ``kubectl`` writes ages, such as ``5m30s`` or ``3d``."""
-    minute, hour, day, year = 60, 3600, 86400, 365 * 86400
-    steps = (
-        (2 * minute, 1, "s", 0, ""),
-        (10 * minute, minute, "m", 1, "s"),
-        (3 * hour, minute, "m", 0, ""),
-        (8 * hour, hour, "h", minute, "m"),
-        (2 * day, hour, "h", 0, ""),
-        (8 * day, day, "d", hour, "h"),
-        (2 * year, day, "d", 0, ""),
-    )
-    seconds = max(seconds, 0)
-    for limit, unit, suffix, rest_unit, rest_suffix in steps:
+    age = dt.datetime.now(dt.UTC) - dt.datetime.fromisoformat(since)
+    seconds = max(int(age.total_seconds()), 0)
+    minute, hour, day = 60, 3600, 86400
+    for limit, unit, name in ((2 * minute, 1, "s"), (3 * hour, minute, "m"), (2 * day, hour, "h")):
         if seconds < limit:
-            rest = seconds % unit // rest_unit if rest_unit else 0
-            return f"{seconds // unit}{suffix}" + (f"{rest}{rest_suffix}" if rest else "")
-    return f"{seconds // year}y"
+            return f"{seconds // unit}{name}"
+    return f"{seconds // day}d"
 
 
 def _joined(words: Iterable[str]) -> str:
@@ -179,20 +164,6 @@ def _node_status(node: Object) -> str:
     word = {"True": "Ready", None: "Unknown"}.get(ready, "NotReady")
     is_cordoned = resources.at(node, "spec", "unschedulable", default=False)
     return f"{word},SchedulingDisabled" if is_cordoned else word
-
-
-def _roles(node: Object) -> str:
-    prefix = "node-role.kubernetes.io/"
-    labels = node["metadata"].get("labels") or {}
-    return _joined(key.removeprefix(prefix) for key in labels if key.startswith(prefix))
-
-
-def _address(kind: str) -> Callable[[Object], str]:
-    def value(node: Object) -> str:
-        addresses = resources.at(node, "status", "addresses", default=())
-        return next((each["address"] for each in addresses if each["type"] == kind), "<none>")
-
-    return value
 
 
 def _containers(pod: Object) -> list[Object]:
@@ -226,34 +197,19 @@ def _event_object(event: Object) -> str:
     return f"{involved.get('kind', '').lower()}/{involved.get('name', '')}"
 
 
-def _source(event: Object) -> str:
-    source = event.get("source") or {}
-    parts = (source.get("component") or event.get("reportingComponent", ""), source.get("host"))
-    return ", ".join(part for part in parts if part)
-
-
 def _node_selector(daemon_set: Object) -> str:
     path = ("spec", "template", "spec", "nodeSelector")
     selector = resources.at(daemon_set, *path, default={})
     return _joined(f"{key}={value}" for key, value in selector.items())
 
 
-def _info(name: str) -> Callable[[Object], Any]:
-    return _at("status", "nodeInfo", name, default="<unknown>")
-
-
 _AGE = _Column("Age", lambda obj: _age(obj["metadata"].get("creationTimestamp")))
 _COLUMNS: dict[str, tuple[_Column, ...]] = {
     "nodes": (
         _Column("Status", _node_status),
-        _Column("Roles", _roles),
+        _Column("Roles", lambda _node: "<none>"),
         _AGE,
         _Column("Version", _at("status", "nodeInfo", "kubeletVersion")),
-        _Column("Internal-IP", _address("InternalIP"), is_wide=True),
-        _Column("External-IP", _address("ExternalIP"), is_wide=True),
-        _Column("OS-Image", _info("osImage"), is_wide=True),
-        _Column("Kernel-Version", _info("kernelVersion"), is_wide=True),
-        _Column("Container-Runtime", _info("containerRuntimeVersion"), is_wide=True),
     ),
     "pods": (
         _Column("Ready", _pod_ready),
@@ -264,17 +220,13 @@ _COLUMNS: dict[str, tuple[_Column, ...]] = {
         _AGE,
         _Column("IP", _at("status", "podIP", default="<none>"), is_wide=True),
         _Column("Node", _at("spec", "nodeName", default="<none>"), is_wide=True),
-        _Column("Nominated Node", lambda _pod: "<none>", is_wide=True),
-        _Column("Readiness Gates", lambda _pod: "<none>", is_wide=True),
     ),
     "events": (
         _Column("Last Seen", _last_seen),
         _Column("Type", _at("type")),
         _Column("Reason", _at("reason")),
         _Column("Object", _event_object),
-        _Column("Source", _source, is_wide=True),
         _Column("Message", lambda event: str(event.get("message", "")).strip()),
-        _Column("Count", _at("count", default=1), is_wide=True),
     ),
     "namespaces": (_Column("Status", _at("status", "phase")),),
     "configmaps": (_Column("Data", lambda obj: len(obj.get("data") or {})),),
@@ -285,11 +237,6 @@ _COLUMNS: dict[str, tuple[_Column, ...]] = {
         _Column("Up-to-date", _at("status", "updatedNumberScheduled", default=0)),
         _Column("Available", _at("status", "numberAvailable", default=0)),
         _Column("Node Selector", _node_selector),
-    ),
-    "replicasets": (
-        _Column("Desired", _at("spec", "replicas", default=1)),
-        _Column("Current", _at("status", "replicas", default=0)),
-        _Column("Ready", _at("status", "readyReplicas", default=0)),
     ),
     "leases": (_Column("Holder", _at("spec", "holderIdentity")),),
     "poddisruptionbudgets": (

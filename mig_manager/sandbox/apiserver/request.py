@@ -10,7 +10,7 @@ import binascii
 import dataclasses
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 
 from mig_manager.sandbox.apiserver import resources
 
@@ -180,7 +180,7 @@ _REQUIREMENT = re.compile(
         ! \s* (?P<absent> [^\s,=!()<>]+ )
       | (?P<key> [^\s,=!()<>]+ ) \s* (?:
             (?P<set> (?:not)?in ) \s* \( (?P<values> [^()]* ) \)
-          | (?P<op> ==|=|!=|<|> ) \s* (?P<value> [^\s,=!()<>]* )
+          | (?P<op> ==|=|!= ) \s* (?P<value> [^\s,=!()<>]* )
         )?
     ) \s* (?: , (?=.) | $ )
     """,
@@ -202,11 +202,9 @@ def _parse_labels(text: str) -> LabelMatcher:
         key, operator = match["absent"] or match["key"], match["set"] or match["op"]
         if operator is None:
             requirement = _expression(key, "DoesNotExist" if match["absent"] else "Exists", [])
-        elif operator in _OPERATORS:
+        else:
             values = match["values"].split(",") if match["set"] else [match["value"]]
             requirement = _expression(key, _OPERATORS[operator], [v.strip() for v in values])
-        else:
-            requirement = _comparison(key, operator, match["value"])
         requirements.append(requirement)
     return lambda labels: all(holds(labels) for holds in requirements)
 
@@ -223,20 +221,6 @@ def _expression(key: str, operator: str, values: list[str]) -> LabelMatcher:
             return lambda labels: key not in labels
         case _:
             raise resources.bad_request(f'"{operator}" is not a valid label selector operator')
-
-
-def _comparison(key: str, operator: str, bound: str) -> LabelMatcher:
-    if not bound.lstrip("-").isdigit():
-        message = f"for '<' and '>' the value must be an integer, not {bound!r}"
-        raise resources.bad_request(message)
-
-    def holds(labels: Labels) -> bool:
-        value = labels.get(key, "")
-        if not value.lstrip("-").isdigit():
-            return False
-        return int(value) < int(bound) if operator == "<" else int(value) > int(bound)
-
-    return holds
 
 
 def compile_selector(selector: Object | None) -> LabelMatcher:
@@ -328,79 +312,23 @@ def authorize(authorizer: Authorizer, info: RequestInfo, token: str) -> None:
     )
     if authorizer(access):
         return
-    words = target.resource.qualified
-    what = f'{words} "{name}"' if name else words
-    namespace = f'in the namespace "{target.namespace}"'
-    where = namespace if target.namespace else "at the cluster scope"
+    what = f'{target.resource.qualified} "{name}"' if name else target.resource.qualified
+    user = "system:serviceaccount:sandbox:client" if token else "system:anonymous"
+    where = (
+        f'in the namespace "{target.namespace}"' if target.namespace else "at the cluster scope"
+    )
     raise resources.ApiError(
         403,
-        f'{what} is forbidden: User "{_user(token)}" cannot {info.verb} resource '
+        f'{what} is forbidden: User "{user}" cannot {info.verb} resource '
         f'"{target.resource_and_subresource}" in API group "{group}" {where}',
         details=target.resource.details(name),
     )
 
 
-def _user(token: str) -> str:
-    return "system:serviceaccount:sandbox:client" if token else "system:anonymous"
-
-
-def review(kind: str, body: Object, token: str, authorizer: Authorizer) -> Object:
-    """Answer a ``SelfSubjectAccessReview`` or a ``SelfSubjectReview``."""
-    if kind == "SelfSubjectReview":
-        return body | {"kind": kind, "status": {"userInfo": {"username": _user(token)}}}
+def review(body: Object, token: str, authorizer: Authorizer) -> Object:
+    """Answer a ``SelfSubjectAccessReview``."""
     attributes = (body.get("spec") or {}).get("resourceAttributes") or {}
     names = {field.name for field in dataclasses.fields(Access)} - {"token"}
     access = Access(token=token, **{k: v for k, v in attributes.items() if k in names})
+    kind = "SelfSubjectAccessReview"
     return body | {"kind": kind, "status": {"allowed": authorizer(access)}}
-
-
-PROTOBUF = "application/vnd.kubernetes.protobuf"
-_MAGIC = b"k8s\x00"
-_ENVELOPE_RAW = 2
-_REVIEW_SPEC = 2
-_SPEC_RESOURCE_ATTRIBUTES = 1
-_ATTRIBUTES = ("", "namespace", "verb", "group", "version", "resource", "subresource", "name")
-"""By field number."""
-
-
-def parse_protobuf_review(body: bytes, kind: str) -> Object:
-    """Return a review that ``kubectl auth`` sent, which it writes in protobuf only."""
-    if not body.startswith(_MAGIC):
-        raise resources.bad_request("the provided data does not appear to be a protobuf message")
-    if kind == "SelfSubjectReview":
-        return {"apiVersion": "authentication.k8s.io/v1", "kind": kind, "metadata": {}}
-    message = body.removeprefix(_MAGIC)
-    try:
-        for field in (_ENVELOPE_RAW, _REVIEW_SPEC, _SPEC_RESOURCE_ATTRIBUTES):
-            message = dict(_protobuf_fields(message)).get(field, b"")
-        attributes = {
-            _ATTRIBUTES[field]: value.decode()
-            for field, value in _protobuf_fields(message)
-            if field < len(_ATTRIBUTES)
-        }
-    except IndexError as error:
-        raise resources.bad_request("unexpected end of the protobuf message") from error
-    answer: Object = {"apiVersion": "authorization.k8s.io/v1", "kind": kind, "metadata": {}}
-    return answer | {"spec": {"resourceAttributes": attributes}}
-
-
-def _protobuf_fields(message: bytes) -> Iterator[tuple[int, bytes]]:
-    """Yield the fields of a message that has strings and messages only."""
-    at = 0
-
-    def varint() -> int:
-        nonlocal at
-        value = shift = 0
-        while True:
-            byte = message[at]
-            at += 1
-            value |= (byte & 0x7F) << shift
-            shift += 7
-            if byte < 0x80:  # noqa: PLR2004 - the high bit says that more follows
-                return value
-
-    while at < len(message):
-        number = varint() >> 3
-        size = varint()
-        yield number, message[at : at + size]
-        at += size

@@ -113,8 +113,6 @@ class Resource:
     subresources: tuple[str, ...] = ()
     has_generation: bool = False
     """``metadata.generation`` starts at 1 and counts the changes of ``spec``."""
-    categories: tuple[str, ...] = ()
-    """Such as ``all``, for ``kubectl get all``."""
 
     @property
     def api_version(self) -> str:
@@ -125,13 +123,6 @@ class Resource:
     def qualified(self) -> str:
         """``plural.group``, or the plural alone for the core group."""
         return f"{self.plural}.{self.group}" if self.group else self.plural
-
-    def path(self, *, namespace: str = "", name: str = "", subresource: str = "") -> str:
-        """Return the URL path of the collection, of an object, or of its subresource."""
-        parts = [f"/apis/{self.api_version}" if self.group else f"/api/{self.version}"]
-        if self.is_namespaced and namespace:
-            parts.append(f"namespaces/{namespace}")
-        return "/".join([*parts, *filter(None, (self.plural, name, subresource))])
 
     def details(self, name: str) -> Object:
         """Return the details of a failure that concerns an object."""
@@ -178,27 +169,15 @@ PODS = Resource(
     plural="pods",
     kind="Pod",
     short_names=("po",),
-    categories=("all",),
     subresources=("status", "binding", "eviction"),
 )
 EVENTS = Resource(plural="events", kind="Event", short_names=("ev",))
 CONFIG_MAPS = Resource(plural="configmaps", kind="ConfigMap", short_names=("cm",))
-SERVICE_ACCOUNTS = Resource(plural="serviceaccounts", kind="ServiceAccount", short_names=("sa",))
 DAEMON_SETS = Resource(
     group="apps",
     plural="daemonsets",
     kind="DaemonSet",
     short_names=("ds",),
-    categories=("all",),
-    subresources=_STATUS,
-    has_generation=True,
-)
-REPLICA_SETS = Resource(
-    group="apps",
-    plural="replicasets",
-    kind="ReplicaSet",
-    short_names=("rs",),
-    categories=("all",),
     subresources=_STATUS,
     has_generation=True,
 )
@@ -219,15 +198,12 @@ CLAIMS = Resource(
 )
 
 RESOURCES = (
-    *(NAMESPACES, NODES, PODS, EVENTS, CONFIG_MAPS, SERVICE_ACCOUNTS),
-    *(DAEMON_SETS, REPLICA_SETS, LEASES, BUDGETS, CLAIMS),
+    *(NAMESPACES, NODES, PODS, EVENTS, CONFIG_MAPS),
+    *(DAEMON_SETS, LEASES, BUDGETS, CLAIMS),
 )
 
-REVIEWS = {
-    ("authorization.k8s.io", "selfsubjectaccessreviews"): "SelfSubjectAccessReview",
-    ("authentication.k8s.io", "selfsubjectreviews"): "SelfSubjectReview",
-}
-"""Kinds that are answered and never stored, by group and plural."""
+REVIEW = ("authorization.k8s.io", "selfsubjectaccessreviews")
+"""Group and plural of the one kind that is answered and never stored."""
 
 
 def find(group: str, version: str, plural: str) -> Resource | None:
@@ -252,7 +228,7 @@ def discovery_documents() -> dict[str, Object]:
     """Return the documents by which clients find out what is served, by path."""
     names = {resource.group for resource in RESOURCES if resource.group}
     groups = []
-    for name in sorted(names | {group for group, _ in REVIEWS}):
+    for name in sorted({*names, REVIEW[0]}):
         version = {"groupVersion": f"{name}/v1", "version": "v1"}
         groups.append({"name": name, "versions": [version], "preferredVersion": version})
     documents: dict[str, Object] = {
@@ -287,7 +263,6 @@ def _resource_list(group: str) -> Object:
             "singularName": resource.kind.lower(),
             "verbs": ["create", "delete", "get", "list", "patch", "update", "watch"],
             "shortNames": list(resource.short_names),
-            "categories": list(resource.categories),
         }
         entries.append(common | entry)
         # The group and version of an eviction say which Eviction clients may send.
@@ -304,12 +279,9 @@ def _resource_list(group: str) -> Object:
         for subresource in resource.subresources:
             name = f"{resource.plural}/{subresource}"
             entries.append(common | {"name": name, "singularName": ""} | own[subresource])
-    entries += [
-        {"name": plural, "singularName": kind.lower(), "namespaced": False, "kind": kind,
-         "verbs": ["create"]}
-        for (review_group, plural), kind in REVIEWS.items()
-        if review_group == group
-    ]  # fmt: skip
+    if group == REVIEW[0]:
+        review = {"namespaced": False, "kind": "SelfSubjectAccessReview", "verbs": ["create"]}
+        entries.append({"name": REVIEW[1], "singularName": REVIEW[1][:-1]} | review)
     return {
         "kind": "APIResourceList",
         "apiVersion": "v1",

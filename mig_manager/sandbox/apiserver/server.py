@@ -47,7 +47,6 @@ class ApiServer:
 
     Attributes:
         store: All objects.
-        stop_budget_controller: Stops updating the status of PodDisruptionBudgets.
     """
 
     def __init__(
@@ -60,7 +59,7 @@ class ApiServer:
     ) -> None:
         self.store = store.Store(history_limit=history_limit)
         rules = registry.Registry(self.store)
-        self.stop_budget_controller = registry.start_budget_controller(self.store)
+        registry.start_budget_controller(self.store)
         for name in ("default", "kube-system"):
             target = request.Target(resource=resources.NAMESPACES)
             rules.create(target, {"metadata": {"name": name}})
@@ -220,39 +219,33 @@ class _Application:
     def _perform(self, call: "_Call", info: request.RequestInfo) -> Object:
         rules, target = self.rules, info.target
         dry_run = "All" in info.query.get("dryRun", "")
+        if dry_run and target.subresource != "eviction":
+            raise resources.bad_request("the sandbox has dry runs of evictions only")
         match info.verb:
             case "get":
                 return rules.get(target)
             case "create":
-                special = {"eviction": rules.evict, "binding": rules.bind}
-                create = special.get(target.subresource, rules.create)
-                return create(target, call.json(), dry_run=dry_run)
+                if target.subresource == "eviction":
+                    return rules.evict(target, call.json(), dry_run=dry_run)
+                create = rules.bind if target.subresource == "binding" else rules.create
+                return create(target, call.json())
             case "update":
-                return rules.update(target, call.json(), dry_run=dry_run)
+                return rules.update(target, call.json())
             case "patch":
-                return rules.patch(target, call.content_type, call.content(), dry_run=dry_run)
+                return rules.patch(target, call.content_type, call.content())
             case _:
                 options = call.json()
                 if not isinstance(options, dict):
                     raise resources.bad_request("the object provided is no DeleteOptions")
-                if "gracePeriodSeconds" in info.query:
-                    grace_s = request.number(info.query, "gracePeriodSeconds")
-                    options = {"gracePeriodSeconds": grace_s} | options
-                dry_run = dry_run or "All" in (options.get("dryRun") or ())
-                return rules.delete(target, options, dry_run=dry_run)
+                return rules.delete(target, options)
 
     def _answer_other(self, call: "_Call") -> responses.Response:
         """Answer a review, or a request for discovery or health."""
         path = call.http.url.path
         match [part for part in path.split("/") if part]:
-            case ["apis", group, "v1", plural] if (group, plural) in resources.REVIEWS:
-                kind = resources.REVIEWS[group, plural]
-                is_protobuf = call.content_type == request.PROTOBUF
-                body = (
-                    request.parse_protobuf_review(call.body, kind) if is_protobuf else call.json()
-                )
+            case ["apis", group, "v1", plural] if (group, plural) == resources.REVIEW:
                 token = bearer_token(call.http)
-                return _json_response(request.review(kind, body, token, self.authorizer), 201)
+                return _json_response(request.review(call.json(), token, self.authorizer), 201)
             case ["openapi", "v2"]:
                 # An empty document has no schemas, so that clients check nothing against it.
                 return responses.Response(b"", media_type=_OPENAPI_V2)
