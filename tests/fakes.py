@@ -16,7 +16,7 @@ class FakeClock:
 
     def __init__(self) -> None:
         self.now_s = 0.0
-        self.on_wait: list[Callable[[], None]] = []
+        self.on_wait: list[Callable[[], object]] = []
 
     def now_iso(self, *, after_s: float = 0.0) -> str:
         return f"T{self.now_s + after_s:.2f}"
@@ -147,9 +147,9 @@ class NodeRig:
     log: list[str] = dataclasses.field(default_factory=list)
     states: list[str] = dataclasses.field(default_factory=list)
     events: list[str] = dataclasses.field(default_factory=list)
-    on_call: Callable[[], None] = lambda: None
+    on_call: Callable[[], object] = lambda: None
     """Called after each port call is logged."""
-    failing: dict[int, Exception] = dataclasses.field(default_factory=dict)
+    failing: dict[int, BaseException] = dataclasses.field(default_factory=dict)
     """Index into ``log`` -> the error that this call raises."""
     refusing: dict[str, Exception] = dataclasses.field(default_factory=dict)
     """Name of a port call -> the error that each of them raises, for as long as it stands here."""
@@ -211,7 +211,7 @@ class NodeRig:
             self.start_plugin()
 
     def _start_daemons(self) -> None:
-        names = {pod.name for pod in self.pods.values()}
+        names = self.pod_names
         # The DaemonSet controller starts no pod on a node with a taint that it does not tolerate.
         if self.has_hold_taint:
             return
@@ -248,6 +248,10 @@ class NodeRig:
         )
         if not self.plugin_is_broken:
             self.schedulable = {"nvidia.com/gpu": resources.expected_devices(self.gpus)[0]}
+
+    @property
+    def pod_names(self) -> set[str]:
+        return {pod.name for pod in self.pods.values()}
 
     def add_pod(
         self, name: str, *, devices: frozenset[str] = frozenset(), **fields: object

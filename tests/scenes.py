@@ -116,9 +116,53 @@ def reconciler(
     )
 
 
-def run(rig: fakes.NodeRig, layout: str, text: str = CONFIG) -> outcomes.Outcome:
-    request = fakes.FakeRequest(rig.clock)
-    return reconciler(rig, text).run(layout, request)
+LAYOUT = "one-slice-changed"
+"""For it the device of the pod ``affected`` on a busy node goes, and nothing else."""
+
+
+def run(
+    rig: fakes.NodeRig,
+    layout: str = LAYOUT,
+    text: str = CONFIG,
+    *,
+    by: reconcile.Reconciler | None = None,
+    request: fakes.FakeRequest | None = None,
+    **options: Any,
+) -> outcomes.Outcome:
+    """Apply a layout, with an agent of its own if none is given."""
+    ours = by or reconciler(rig, text)
+    return ours.run(layout, request or fakes.FakeRequest(rig.clock), **options)
+
+
+def assert_ends(
+    rig: fakes.NodeRig,
+    reason: errors.Reason,
+    *texts: str,
+    layout: str = LAYOUT,
+    **options: Any,
+) -> outcomes.Outcome:
+    """Apply a layout; check reason and message, and that the node is restored."""
+    outcome = run(rig, layout, **options)
+    assert outcome.reason is reason, outcome.message
+    for text in texts:
+        assert text in outcome.message
+    assert_nothing_taken(rig)
+    return outcome
+
+
+def assert_superseded(
+    rig: fakes.NodeRig,
+    layout: str = LAYOUT,
+    *,
+    when: Callable[[], bool] = lambda: False,
+    **options: Any,
+) -> None:
+    """Apply a layout until its request ends; check that the node is restored."""
+    request = fakes.FakeRequest(rig.clock, **options)
+    request.ends_when = when
+    with pytest.raises(errors.Superseded):
+        run(rig, layout, request=request)
+    assert_nothing_taken(rig)
 
 
 def resume(rig: fakes.NodeRig, layout: str, text: str = CONFIG) -> outcomes.Outcome:

@@ -138,7 +138,7 @@ def _killed_everywhere(make: Make, layout: str, story: Story) -> None:
     for index in range(len(scenes.calls(make, layout))):
         for requested in (layout, _OTHER_LAYOUT):
             node = make()
-            node.failing = {index: scenes.Killed()}  # type: ignore[dict-item]
+            node.failing = {index: scenes.Killed()}
             with contextlib.suppress(scenes.Killed):
                 scenes.run(node, layout)
             node.failing = {}

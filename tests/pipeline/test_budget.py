@@ -6,9 +6,8 @@ import json
 import pytest
 
 from mig_manager import errors
-from mig_manager.agent import outcomes
-from mig_manager.core import model
 from mig_manager.core.node import cluster
+from mig_manager.errors import Reason
 from tests import fakes, scenes
 
 
@@ -21,7 +20,6 @@ class FakeSlots:
     failing: list[errors.ClusterError] = dataclasses.field(default_factory=list)
     is_taken: bool = False
     is_stale: bool = False
-    taken_while_disrupted: list[bool] = dataclasses.field(default_factory=list)
 
     def take(self) -> str:
         self.rig.log.append("slots.take")
@@ -29,14 +27,14 @@ class FakeSlots:
             raise self.failing.pop(0)
         if self.denials:
             return self.denials.pop(0)
-        self.taken_while_disrupted.append(self.rig.has_hold_taint)
+        assert not self.rig.has_hold_taint, "a slot comes before its node is disrupted"
         self.is_taken = True
         return ""
 
     def check(self) -> None:
         self.rig.log.append("slots.check")
         if self.is_stale or not self.is_taken:
-            raise errors.NotReadyError("stale", reason=errors.Reason.SLOTS_TAKEN)
+            raise errors.NotReadyError("stale", reason=Reason.SLOTS_TAKEN)
 
     def release(self) -> None:
         assert not self.rig.has_hold_taint, "a slot may go when its node is whole again"
@@ -47,46 +45,29 @@ class FakeSlots:
 @pytest.fixture
 def slots() -> FakeSlots:
     """Return the slots that a busy node asks."""
-    return FakeSlots(scenes.busy_node())
-
-
-def run(
-    slots: FakeSlots, layout: str = "one-slice-changed", **options: object
-) -> outcomes.Outcome:
-    rig = slots.rig
-    request = fakes.FakeRequest(rig.clock, replaced=False, **options)  # type: ignore[arg-type]
-    return scenes.reconciler(rig, slots=slots).run(layout, request)
-
-
-def is_untouched(slots: FakeSlots) -> bool:
-    scenes.assert_nothing_taken(slots.rig)
-    return not slots.is_taken and "gpus.execute" not in slots.rig.log
+    rig = scenes.busy_node()
+    rig.slots = FakeSlots(rig)
+    return rig.slots
 
 
 def test_the_slot_is_taken_before_the_node_is_closed_and_released_after_it_is_restored(
     slots: FakeSlots,
 ) -> None:
-    assert run(slots).state is model.State.SUCCESS
+    scenes.assert_ends(slots.rig, Reason.APPLIED)
 
     log = slots.rig.log
-    assert slots.taken_while_disrupted == [False]
     assert log.index("slots.take") < log.index("slots.check") < log.index("node.patch")
     assert [call for call in log if call != "host.save"][-2:] == ["node.patch", "slots.release"]
 
 
 @pytest.mark.parametrize(
-    ("active", "layout", "reason"),
-    [
-        ("all-balanced", "all-balanced", errors.Reason.ALREADY_APPLIED),
-        (None, "too-much", errors.Reason.DOES_NOT_FIT),
-    ],
+    ("layout", "reason"),
+    [("all-balanced", Reason.ALREADY_APPLIED), ("too-much", Reason.DOES_NOT_FIT)],
 )
 def test_a_layout_that_is_active_or_cannot_be_needs_no_slot(
-    active: str | None, layout: str, reason: errors.Reason
+    slots: FakeSlots, layout: str, reason: Reason
 ) -> None:
-    slots = FakeSlots(scenes.node(layout=active))
-
-    assert run(slots, layout).reason is reason
+    scenes.assert_ends(slots.rig, reason, layout=layout)
 
     assert "slots.take" not in slots.rig.log
 
@@ -101,7 +82,7 @@ def test_a_node_that_waits_for_a_slot_names_the_owners_and_is_not_touched(
         lambda: seen.append(json.loads(rig.annotations[cluster.STATUS_ANNOTATION]))
     )
 
-    assert run(slots).state is model.State.SUCCESS
+    scenes.assert_ends(rig, Reason.APPLIED)
 
     assert {key: seen[0][key] for key in ("state", "phase", "reason", "message")} == {
         "state": "pending",
@@ -110,59 +91,48 @@ def test_a_node_that_waits_for_a_slot_names_the_owners_and_is_not_touched(
         "message": "used by b",
     }
     assert rig.statuses.count("used by b") == 1
-    assert slots.taken_while_disrupted == [False]
 
 
 def test_a_waiting_node_publishes_the_slot_owners_now_and_then(slots: FakeSlots) -> None:
     slots.denials = [f"used by {number}" for number in range(60)]
 
-    assert run(slots).state is model.State.SUCCESS
+    scenes.assert_ends(slots.rig, Reason.APPLIED)
 
     reports = [message for message in slots.rig.statuses if message.startswith("used by")]
     assert 2 <= len(reports) < 12
 
 
-def test_a_newer_request_ends_the_wait(slots: FakeSlots) -> None:
-    slots.denials = ["used by b"] * 10
-
-    with pytest.raises(errors.Superseded):
-        run(slots, ends_at=2)
-
-    assert is_untouched(slots)
-
-
 def test_an_api_that_does_not_answer_only_makes_the_wait_longer(slots: FakeSlots) -> None:
-    slots.failing = [errors.ClusterError("away", reason=errors.Reason.API_UNAVAILABLE)] * 2
+    slots.failing = [errors.ClusterError("away", reason=Reason.API_UNAVAILABLE)] * 2
 
-    assert run(slots).state is model.State.SUCCESS
-
-
-def test_without_the_right_to_slots_the_node_is_not_touched_and_says_so(slots: FakeSlots) -> None:
-    slots.failing = [errors.ClusterError("no", reason=errors.Reason.FORBIDDEN, status=403)]
-
-    assert run(slots).reason is errors.Reason.FORBIDDEN
-    assert is_untouched(slots)
+    scenes.assert_ends(slots.rig, Reason.APPLIED)
 
 
-def test_a_slot_that_may_be_lost_is_no_leave_to_begin(slots: FakeSlots) -> None:
-    slots.is_stale = True
+@pytest.mark.parametrize("why", ["newer request", "no right", "stale slot"])
+def test_without_a_slot_the_node_is_not_touched(slots: FakeSlots, why: str) -> None:
+    if why == "newer request":
+        slots.denials = ["used by b"] * 10
+        scenes.assert_superseded(slots.rig, ends_at=2)
+    elif why == "no right":
+        slots.failing = [errors.ClusterError("no", reason=Reason.FORBIDDEN, status=403)]
+        scenes.assert_ends(slots.rig, Reason.FORBIDDEN)
+    else:
+        slots.is_stale = True
+        assert scenes.assert_ends(slots.rig, Reason.SLOTS_TAKEN).should_retry
 
-    outcome = run(slots)
-
-    assert (outcome.reason, outcome.should_retry) == (errors.Reason.SLOTS_TAKEN, True)
-    assert is_untouched(slots)
+    assert not slots.is_taken
+    assert "gpus.execute" not in slots.rig.log
 
 
-CALLS = len(scenes.calls(scenes.busy_node, "one-slice-changed"))
+CALLS = scenes.calls(scenes.busy_node, scenes.LAYOUT)
 
 
-@pytest.mark.parametrize("index", range(CALLS))
+@pytest.mark.parametrize("index", range(len(CALLS)))
 def test_whichever_call_fails_the_slot_goes_with_the_marks_on_the_node(
     slots: FakeSlots, index: int
 ) -> None:
     rig = slots.rig
-    reconciler = scenes.reconciler(rig, slots=slots)
-    request = fakes.FakeRequest(rig.clock)
+    reconciler = scenes.reconciler(rig)
     calls = [0]
 
     def fail() -> None:
@@ -170,19 +140,16 @@ def test_whichever_call_fails_the_slot_goes_with_the_marks_on_the_node(
             return
         calls[0] += 1
         if calls[0] == index + 1:
-            name = rig.log[-1]
-            if name == "host.save":
-                raise errors.ConfigError("broken")
-            raise scenes.BROKEN[name.partition(".")[0]]
+            raise scenes.broken(rig.log[-1])
 
     rig.on_call = fail
     try:
-        reconciler.run("one-slice-changed", request)
+        scenes.run(rig, by=reconciler)
     except errors.ClusterError:
         # It could not say how it ended; what it took is still there, and so is the slot.
         assert slots.is_taken is bool(rig.annotations.get(cluster.JOURNAL_ANNOTATION))
-        reconciler.recover("one-slice-changed")
-        reconciler.run("one-slice-changed", request)
+        reconciler.recover(scenes.LAYOUT)
+        scenes.run(rig, by=reconciler)
 
     assert calls[0] > index, "the call was not made"
     scenes.assert_nothing_taken(rig)
@@ -192,15 +159,10 @@ def test_whichever_call_fails_the_slot_goes_with_the_marks_on_the_node(
 def killed_node(index: int) -> fakes.NodeRig:
     """Return a node whose agent was killed in a call."""
     rig = scenes.busy_node()
-
-    def kill() -> None:
-        if len(rig.log) == index + 1:
-            raise scenes.Killed
-
-    rig.on_call = kill
+    rig.failing = {index: scenes.Killed()}
     with pytest.raises(scenes.Killed):
-        scenes.run(rig, "one-slice-changed")
-    rig.on_call = lambda: None
+        scenes.run(rig)
+    rig.failing = {}
     return rig
 
 
@@ -214,39 +176,35 @@ def disrupting_calls() -> list[int]:
             marked.append(len(rig.log) - 1)
 
     rig.on_call = note
-    scenes.run(rig, "one-slice-changed")
+    scenes.run(rig)
     return marked
 
 
 @pytest.mark.parametrize("index", disrupting_calls()[::3])
 def test_a_node_that_a_killed_agent_left_disrupted_does_not_wait(index: int) -> None:
     rig = killed_node(index)
-    slots = FakeSlots(rig, denials=["used by b"])
-    reconciler = scenes.reconciler(rig, slots=slots)
+    rig.slots = FakeSlots(rig, denials=["used by b"])
 
-    reconciler.recover("one-slice-changed")
-    outcome = reconciler.run("one-slice-changed", fakes.FakeRequest(rig.clock))
+    assert scenes.resume(rig, scenes.LAYOUT).reason is Reason.APPLIED
 
-    assert outcome.state is model.State.SUCCESS
     assert rig.log.count("slots.take") == 1
     scenes.assert_nothing_taken(rig)
 
 
 def test_a_change_undone_for_another_request_releases_the_slot() -> None:
     rig = killed_node(disrupting_calls()[0])
-    slots = FakeSlots(rig, is_taken=True)
+    rig.slots = slots = FakeSlots(rig, is_taken=True)
 
-    scenes.reconciler(rig, slots=slots).recover("all-balanced")
+    scenes.reconciler(rig).recover("all-balanced")
 
     scenes.assert_nothing_taken(rig)
     assert not slots.is_taken
 
 
-def test_a_node_without_a_request_holds_no_slot() -> None:
-    rig = scenes.node()
-    slots = FakeSlots(rig, is_taken=True)
+def test_a_node_without_a_request_holds_no_slot(slots: FakeSlots) -> None:
+    slots.is_taken = True
 
-    scenes.reconciler(rig, slots=slots).rest()
+    scenes.reconciler(slots.rig).rest()
 
     assert not slots.is_taken
 
@@ -258,6 +216,6 @@ def test_a_machine_that_reboots_for_us_keeps_its_slot(slots: FakeSlots) -> None:
     request.ends_when = lambda: rig.reboots > 0
 
     with pytest.raises(errors.Superseded):
-        scenes.reconciler(rig, slots=slots).run("all-disabled", request)
+        scenes.run(rig, "all-disabled", request=request)
 
     assert slots.is_taken

@@ -80,8 +80,14 @@ def test_a_cordon_stays_whenever_it_is_set() -> None:
 
 @pytest.mark.parametrize("value", ["false", "paused-for-driver-upgrade", None])
 def test_a_deploy_label_that_its_owner_writes_just_before_a_patch_stays(value: str | None) -> None:
-    for number in range(patches(monitored_node, "one-slice-changed")):
+    def make() -> fakes.NodeRig:
         rig = monitored_node()
+        rig.deploy_daemons[DCGM] = True
+        rig.live()
+        return rig
+
+    for number in range(patches(make, "one-slice-changed")):
+        rig = make()
 
         def write(rig: fakes.NodeRig = rig) -> None:
             fake_ports._merge(rig.labels, {DCGM: value})
@@ -91,6 +97,7 @@ def test_a_deploy_label_that_its_owner_writes_just_before_a_patch_stays(value: s
         assert run(rig, "one-slice-changed").state is model.State.SUCCESS, number
 
         assert rig.labels.get(DCGM) == value, number
+        assert "MonitorNotReady" not in rig.events
 
 
 @pytest.mark.parametrize("step", [steps.CreateGpuInstance, steps.CreateComputeInstance])

@@ -12,13 +12,11 @@ from mig_manager.agent import drift, outcomes, reconcile
 from mig_manager.core import model, profile_name
 from mig_manager.core.node import cluster
 from mig_manager.core.planner import planner
+from mig_manager.errors import Reason
 from tests import fakes, gpu_values, scenes
+from tests.scenes import assert_ends
 
 LAYOUT = "all-balanced"
-
-
-def steadfast(rig: fakes.NodeRig) -> fakes.FakeRequest:
-    return fakes.FakeRequest(rig.clock)
 
 
 def node_at_rest(
@@ -27,7 +25,7 @@ def node_at_rest(
     """Return a node whose layout is active."""
     rig = scenes.node(layout=LAYOUT)
     ours = scenes.reconciler(rig, heals_drift=heals)
-    outcome = ours.run(LAYOUT, steadfast(rig))
+    outcome = scenes.run(rig, LAYOUT, by=ours)
     rig.states.clear()
     rig.events.clear()
     return rig, ours, outcome
@@ -66,11 +64,9 @@ def test_on_request_a_drift_is_healed() -> None:
     before = tamper(rig)
 
     assert ours.check_drift(LAYOUT, ended) is drift.Action.HEAL
-    outcome = ours.run(LAYOUT, steadfast(rig), may_evict=False)
+    assert_ends(rig, Reason.APPLIED, layout=LAYOUT, by=ours, may_evict=False)
 
-    assert outcome.state is model.State.SUCCESS
     assert planner.restore(rig.gpus, [gpu.snapshot for gpu in before]).is_empty
-    scenes.assert_nothing_taken(rig)
 
 
 def add_pod_on_foreign_instances(rig: fakes.NodeRig) -> None:
@@ -108,36 +104,32 @@ def test_a_pod_that_comes_while_a_drift_is_healed_is_spared() -> None:
     add_pod_on_foreign_instances(rig)
     gpus = rig.gpus
 
-    outcome = ours.run(LAYOUT, steadfast(rig), may_evict=False)
+    assert_ends(rig, Reason.DRIFTED, "default/foreign", layout=LAYOUT, by=ours, may_evict=False)
 
-    assert outcome.reason is errors.Reason.DRIFTED
-    assert "default/foreign" in outcome.message
     assert rig.gpus == gpus
     assert "workloads.evict" not in rig.log
-    scenes.assert_nothing_taken(rig)
 
 
 def test_a_restarted_agent_evicts_no_pod_for_a_layout_that_was_applied_before() -> None:
     rig, restarted = restarted_beside_foreign_pod()
 
-    outcome = restarted.run(LAYOUT, steadfast(rig))
+    assert_ends(rig, Reason.DRIFTED, layout=LAYOUT, by=restarted)
 
-    assert outcome.reason is errors.Reason.DRIFTED
     assert "workloads.evict" not in rig.log
     # The label requests it again, so eviction is allowed.
     restarted.recover(None)
     restarted.rest()
-    assert restarted.run(LAYOUT, steadfast(rig)).state is model.State.SUCCESS
+    assert_ends(rig, Reason.APPLIED, layout=LAYOUT, by=restarted)
 
 
-NO_DRIVER = errors.HardwareError("gone", reason=errors.Reason.DRIVER_NOT_LOADED)
+NO_DRIVER = errors.HardwareError("gone", reason=Reason.DRIVER_NOT_LOADED)
 
 
 @pytest.mark.parametrize(
     "refusing",
     [
         {"gpus.observe": NO_DRIVER},
-        {"node.patch": errors.ClusterError("503", reason=errors.Reason.API_UNAVAILABLE)},
+        {"node.patch": errors.ClusterError("503", reason=Reason.API_UNAVAILABLE)},
     ],
     ids=["driver", "API"],
 )
@@ -146,29 +138,25 @@ def test_a_passing_failure_at_the_start_does_not_make_the_retry_evict_for_an_old
 ) -> None:
     rig, restarted = restarted_beside_foreign_pod()
     rig.refusing = {"gpus.observe": NO_DRIVER}
-    assert restarted.run(LAYOUT, steadfast(rig)).should_retry
+    assert scenes.run(rig, LAYOUT, by=restarted).should_retry
     rig.refusing = refusing
     with contextlib.suppress(errors.ClusterError):
-        restarted.run(LAYOUT, steadfast(rig), attempt=2)
+        scenes.run(rig, LAYOUT, by=restarted, attempt=2)
     rig.refusing = {}
     # As the agent's loop does after an API that did not answer.
     restarted.recover(LAYOUT)
 
-    outcome = restarted.run(LAYOUT, steadfast(rig), attempt=3)
+    assert_ends(rig, Reason.DRIFTED, layout=LAYOUT, by=restarted, attempt=3)
 
-    assert outcome.reason is errors.Reason.DRIFTED
     assert "workloads.evict" not in rig.log
 
 
 def test_an_agent_that_starts_restores_what_a_reboot_took() -> None:
     rig, _, _ = node_at_rest()
     rig.gpus = tuple(dataclasses.replace(gpu, gpu_instances=()) for gpu in rig.gpus)
-    restarted = scenes.reconciler(rig)
 
-    restarted.recover(LAYOUT)
-    outcome = restarted.run(LAYOUT, steadfast(rig))
+    assert scenes.resume(rig, LAYOUT).state is model.State.SUCCESS
 
-    assert outcome.state is model.State.SUCCESS
     assert rig.labels[cluster.APPLIED_LABEL] == LAYOUT
 
 
@@ -185,7 +173,7 @@ def test_gpus_that_cannot_be_seen_for_a_while_are_no_drift() -> None:
 def test_a_failure_for_good_is_worth_another_run_only_when_the_hardware_has_changed() -> None:
     rig = scenes.node()
     ours = scenes.reconciler(rig)
-    ended = ours.run("too-much", steadfast(rig))
+    ended = scenes.run(rig, "too-much", by=ours)
     assert not ended.should_retry
 
     assert [ours.check_drift("too-much", ended) for _ in range(3)] == [drift.Action.REST] * 3
@@ -217,31 +205,28 @@ def test_a_run_waits_until_another_manager_releases_the_lock() -> None:
     rig = scenes.node()
     other = Busy(refusals=4)
 
-    outcome = scenes.reconciler(rig, lock=other).run("all-1g.5gb", steadfast(rig))
+    assert_ends(rig, Reason.APPLIED, layout="all-1g.5gb", by=scenes.reconciler(rig, lock=other))
 
-    assert outcome.state is model.State.SUCCESS
     assert other.granted == ["applying layout all-1g.5gb"]
 
 
 def test_a_manager_that_does_not_finish_is_named_and_nothing_is_touched() -> None:
-    rig = scenes.node()
+    rig = scenes.busy_node()
 
-    ours = scenes.reconciler(rig, lock=Busy(refusals=10**9))
-    outcome = ours.run("all-1g.5gb", steadfast(rig))
+    outcome = assert_ends(
+        rig, Reason.LOCKED, "pid 7", by=scenes.reconciler(rig, lock=Busy(refusals=10**9))
+    )
 
-    assert outcome.reason is errors.Reason.LOCKED
     assert outcome.should_retry
-    assert "pid 7" in outcome.message
     assert [call for call in rig.log if call.startswith("gpus.")] == []
-    scenes.assert_nothing_taken(rig)
 
 
 def test_a_newer_request_need_not_wait_for_another_manager() -> None:
     rig = scenes.node()
-    request = fakes.FakeRequest(rig.clock, ends_at=2, replaced=True)
+    ours = scenes.reconciler(rig, lock=Busy(refusals=10**9))
 
     with pytest.raises(errors.Superseded):
-        scenes.reconciler(rig, lock=Busy(refusals=10**9)).run("all-1g.5gb", request)
+        scenes.run(rig, by=ours, request=fakes.FakeRequest(rig.clock, ends_at=2))
 
     assert rig.clock.now_s < 1
 
@@ -250,7 +235,7 @@ def test_gpus_that_another_manager_works_on_are_checked_later() -> None:
     rig = scenes.node(layout=LAYOUT)
     other = Busy(refusals=0)
     ours = scenes.reconciler(rig, lock=other)
-    ended = ours.run(LAYOUT, steadfast(rig))
+    ended = scenes.run(rig, LAYOUT, by=ours)
     tamper(rig)
 
     other.refusals = 1
@@ -269,11 +254,7 @@ def test_beside_nvidias_own_manager_nothing_is_touched_and_it_is_named() -> None
         owner_kind="DaemonSet",
     )
 
-    outcome = scenes.run(rig, "all-1g.5gb")
+    assert_ends(rig, Reason.FOREIGN_MANAGER, "nvidia-mig-manager-x")
 
-    assert outcome.reason is errors.Reason.FOREIGN_MANAGER
-    assert "nvidia-mig-manager-x" in outcome.message
-    assert outcome.should_retry
     assert rig.executed == []
     assert "retryAt" in json.loads(rig.annotations[cluster.STATUS_ANNOTATION])
-    scenes.assert_nothing_taken(rig)

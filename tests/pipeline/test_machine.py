@@ -3,15 +3,16 @@
 import pytest
 import structlog.testing
 
-from mig_manager import errors
 from mig_manager.agent import loop
 from mig_manager.core import model, ports, steps
 from mig_manager.core.node import cluster
 from mig_manager.core.planner import planner
 from mig_manager.core.records import status
-from tests import fakes, gpu_values, scenes
+from mig_manager.errors import Reason
+from tests import gpu_values, scenes
+from tests.scenes import assert_ends
 
-LAYOUT = "all-1g.5gb"
+ALL_1G = "all-1g.5gb"
 
 
 def test_services_that_run_are_stopped_in_order_and_started_in_reverse_before_the_plugin() -> None:
@@ -24,9 +25,8 @@ def test_services_that_run_are_stopped_in_order_and_started_in_reverse_before_th
         before.update(rig.services)
 
     rig.on_call = note
-    outcome = scenes.run(rig, "one-slice-changed")
+    assert_ends(rig, Reason.APPLIED)
 
-    assert outcome.state is model.State.SUCCESS
     assert switched == [
         ("dcgm.service", False),
         ("nvsm.service", False),
@@ -35,7 +35,6 @@ def test_services_that_run_are_stopped_in_order_and_started_in_reverse_before_th
     ]
     calls = [call for call in rig.log if call.startswith("host.")]
     assert calls.index("host.refresh") < calls.index("host.start")
-    scenes.assert_nothing_taken(rig)
 
 
 def test_services_keep_running_where_no_device_is_removed() -> None:
@@ -43,7 +42,7 @@ def test_services_keep_running_where_no_device_is_removed() -> None:
     rig.gpus = gpu_values.brought_to(rig.gpus, model.DesiredGpu(mode=model.MigMode.ENABLED))
     rig.services["dcgm.service"] = True
 
-    assert scenes.run(rig, LAYOUT).state is model.State.SUCCESS
+    assert_ends(rig, Reason.APPLIED, layout=ALL_1G)
     assert "host.stop" not in rig.log
 
 
@@ -51,22 +50,12 @@ def test_a_service_that_does_not_stop_ends_the_run_before_the_gpus_are_touched()
     rig = scenes.hosted_node()
     rig.broken_services = {"nvsm.service"}
     rig.step_error = lambda _step: AssertionError()  # it would crash the run
-
-    outcome = scenes.run(rig, "one-slice-changed")
-
-    assert outcome.reason is errors.Reason.HOST_SERVICE_FAILED
-    assert "nvsm.service does not answer" in outcome.message
-    assert rig.services["dcgm.service"]
-
-
-def test_only_a_service_that_was_down_is_logged_as_started() -> None:
-    rig = scenes.hosted_node()
-    rig.broken_services = {"nvsm.service"}
     rig.on_call = lambda: rig.broken_services.clear() if "host.start" in rig.log else None
 
     with structlog.testing.capture_logs() as log:
-        scenes.run(rig, "one-slice-changed")
+        assert_ends(rig, Reason.HOST_SERVICE_FAILED, "nvsm.service does not answer")
 
+    # One that never stopped is not logged as started.
     started = [line["service"] for line in log if line["event"] == "host_service_started"]
     assert started == ["dcgm.service"]
 
@@ -78,9 +67,9 @@ def test_a_service_that_does_not_start_is_reported_and_retried() -> None:
     )
     ours = scenes.reconciler(rig)
 
-    outcome = ours.run("one-slice-changed", fakes.FakeRequest(rig.clock))
+    outcome = scenes.run(rig, by=ours)
 
-    assert outcome.reason is errors.Reason.HOST_SERVICE_FAILED
+    assert outcome.reason is Reason.HOST_SERVICE_FAILED
     assert outcome.should_retry
     journal = status.Journal.from_json(rig.annotations[cluster.JOURNAL_ANNOTATION])
     assert journal.host_services == ("nvsm.service",)
@@ -88,9 +77,7 @@ def test_a_service_that_does_not_start_is_reported_and_retried() -> None:
 
     rig.on_call = lambda: None
     rig.broken_services.clear()
-    again = ours.run("one-slice-changed", fakes.FakeRequest(rig.clock), attempt=2)
-    assert again.state is model.State.SUCCESS
-    scenes.assert_nothing_taken(rig)
+    assert_ends(rig, Reason.APPLIED, by=ours, attempt=2)
 
 
 @pytest.mark.parametrize("wanted", ["one-slice-changed", "all-balanced", None])
@@ -106,7 +93,7 @@ def test_a_journal_has_no_service_started_that_the_list_does_not_name(wanted: st
 
     ours.recover(wanted)
     if wanted:
-        assert ours.run(wanted, fakes.FakeRequest(rig.clock)).state is model.State.SUCCESS
+        assert scenes.run(rig, wanted, by=ours).state is model.State.SUCCESS
 
     assert not rig.services["debug-shell.service"]
     assert rig.services["nvsm.service"]
@@ -119,31 +106,22 @@ def test_a_change_that_fails_starts_the_services_all_the_same() -> None:
     rig = scenes.hosted_node()
     rig.step_error = scenes.refuse(steps.CreateGpuInstance, times=1)
 
-    outcome = scenes.run(rig, "one-slice-changed")
-
-    assert outcome.reason is errors.Reason.INSUFFICIENT_RESOURCES
-    scenes.assert_nothing_taken(rig)
+    assert_ends(rig, Reason.INSUFFICIENT_RESOURCES)
 
 
-def test_a_reset_that_is_refused_says_so_and_leaves_the_mode_waiting() -> None:
+@pytest.mark.parametrize("may_reset", [True, False])
+def test_a_refused_or_forbidden_reset_is_reported_and_leaves_the_mode_waiting(
+    *, may_reset: bool
+) -> None:
     rig = scenes.resetting_node()
+    rig.has_reset = may_reset
     rig.reset_refusal = "GPU 0 is in use by dcgm (pid 7)"
 
-    outcome = scenes.run(rig, LAYOUT)
+    why = rig.reset_refusal if may_reset else ""
+    assert_ends(rig, Reason.RESET_REQUIRED, why, layout=ALL_1G)
 
-    assert outcome.reason is errors.Reason.RESET_REQUIRED
-    assert "dcgm (pid 7)" in outcome.message
     assert {gpu.pending_mode for gpu in rig.gpus} == {model.MigMode.ENABLED}
     assert {gpu.current_mode for gpu in rig.gpus} == {model.MigMode.DISABLED}
-    scenes.assert_nothing_taken(rig)
-
-
-def test_without_leave_to_reset_a_mode_that_waits_is_a_reset_required() -> None:
-    rig = scenes.resetting_node()
-    rig.has_reset = False
-
-    assert scenes.run(rig, LAYOUT).reason is errors.Reason.RESET_REQUIRED
-    scenes.assert_nothing_taken(rig)
 
 
 class Alive(ports.Telemetry):
@@ -170,17 +148,16 @@ def test_slow_services_and_a_long_rollback_do_not_look_like_a_stuck_worker() -> 
         silences.append(pulse.silence_s)
 
     rig.on_call = take_long
-    reconciler = scenes.reconciler(rig, telemetry=Alive(pulse))
-    outcome = reconciler.run("all-1g.5gb", fakes.FakeRequest(rig.clock))
+    ours = scenes.reconciler(rig, telemetry=Alive(pulse))
+    assert_ends(rig, Reason.APPLIED, layout=ALL_1G, by=ours)
 
-    assert outcome.state is model.State.SUCCESS
     assert rig.clock.now_s > 10 * slow_s
     assert max(silences) < 2 * slow_s
 
 
 def test_a_rollback_that_waits_for_the_plugin_to_go_gives_signs_of_life() -> None:
     rig = scenes.node(layout="all-balanced")
-    scenes.kill_at(rig, 5, "all-1g.5gb")
+    scenes.kill_at(rig, 5, ALL_1G)
     # Another program has resumed the plugin meanwhile, and removed the taint.
     rig.has_hold_taint = False
     rig.labels[cluster.PLUGIN_DEPLOY_LABEL] = "true"
@@ -196,28 +173,20 @@ def test_a_rollback_that_waits_for_the_plugin_to_go_gives_signs_of_life() -> Non
     assert max(silences) < 1
 
 
-def test_each_verified_layout_is_kept_for_the_next_boot_with_its_placements() -> None:
+def test_each_verified_layout_is_kept_for_the_next_boot_with_lost_gpus_and_placements() -> None:
     rig = scenes.node()
-
-    scenes.run(rig, LAYOUT)
-
-    verified = status.VerifiedLayout.from_json(rig.saved[-1])
-    assert (verified.config, verified.boot_id) == (LAYOUT, "boot-1")
-    assert planner.restore(rig.gpus, verified.snapshot).is_empty
-
-
-def test_what_is_kept_of_an_unreachable_gpu_outlives_the_next_layout() -> None:
-    rig = scenes.node()
-    scenes.run(rig, LAYOUT)
+    assert_ends(rig, Reason.APPLIED, layout=ALL_1G)
     rig.lost.add(rig.gpus[0].uuid)
 
-    outcome = scenes.run(rig, "all-balanced")
+    assert_ends(rig, Reason.APPLIED, layout="all-balanced")
 
-    assert outcome.state is model.State.SUCCESS
-    verified = status.VerifiedLayout.from_json(rig.saved[-1])
-    assert verified.config == "all-balanced"
-    assert {gpu.uuid for gpu in verified.snapshot} == {gpu.uuid for gpu in rig.gpus}
-    assert planner.restore(rig.gpus, verified.snapshot).is_empty
+    kept = [status.VerifiedLayout.from_json(text) for text in rig.saved]
+    assert [(each.config, each.boot_id) for each in kept] == [
+        (ALL_1G, "boot-1"),
+        ("all-balanced", "boot-1"),
+    ]
+    assert {gpu.uuid for gpu in kept[1].snapshot} == {gpu.uuid for gpu in rig.gpus}
+    assert planner.restore(rig.gpus, kept[1].snapshot).is_empty
 
 
 def test_a_layout_that_fails_is_not_kept() -> None:
@@ -225,7 +194,7 @@ def test_a_layout_that_fails_is_not_kept() -> None:
     rig.plugin_is_broken = True
     rig.pods.clear()
 
-    scenes.run(rig, LAYOUT)
+    scenes.run(rig, ALL_1G)
 
     assert rig.saved == []
 
@@ -242,28 +211,21 @@ def test_a_process_that_stays_ends_the_run_before_anything_is_destroyed() -> Non
     rig.refreshed = 0
     before = rig.gpus
 
-    outcome = scenes.run(rig, "one-slice-changed")
+    assert_ends(rig, Reason.IN_USE, "in use by python (pid 4242, unit train.service); waited 30 s")
 
-    assert outcome.reason is errors.Reason.IN_USE
-    assert outcome.should_retry
-    assert "in use by python (pid 4242, unit train.service); waited 30 s" in outcome.message
     assert rig.clock.now_s >= 30
     assert (rig.executed, rig.gpus, rig.refreshed) == ([], before, 0)
     assert rig.labels[cluster.APPLIED_LABEL] == "all-balanced"
-    scenes.assert_nothing_taken(rig)
 
 
 def test_a_process_that_ends_is_waited_for() -> None:
     rig = scenes.busy_node()
     rig.gpu_users = "python (pid 4242)"
+    rig.clock.on_wait.append(
+        lambda: setattr(rig, "gpu_users", "") if rig.clock.now_s > 10 else None
+    )
 
-    def end() -> None:
-        if rig.clock.now_s > 10:
-            rig.gpu_users = ""
-
-    rig.clock.on_wait.append(end)
-
-    assert scenes.run(rig, "one-slice-changed").state is model.State.SUCCESS
+    assert_ends(rig, Reason.APPLIED)
     assert rig.clock.now_s > 10
 
 
@@ -271,21 +233,17 @@ def test_a_newer_request_ends_the_wait_for_a_process() -> None:
     rig = scenes.busy_node()
     rig.gpu_users = "python (pid 4242)"
     before = rig.gpus
-    request = fakes.FakeRequest(rig.clock, replaced=True)
-    request.ends_when = lambda: "gpus.execute" in rig.log
 
-    with pytest.raises(errors.Superseded):
-        scenes.reconciler(rig).run("one-slice-changed", request)
+    scenes.assert_superseded(rig, when=lambda: "gpus.execute" in rig.log, replaced=True)
 
     assert (rig.executed, rig.gpus) == ([], before)
-    scenes.assert_nothing_taken(rig)
 
 
 def test_an_interrupted_change_is_not_rolled_back_beside_a_process_that_uses_what_it_made() -> (
     None
 ):
     rig = scenes.node(layout="all-balanced")
-    scenes.kill_at(rig, 9, "all-1g.5gb")
+    scenes.kill_at(rig, 9, ALL_1G)
     rig.executed.clear()
     rig.gpu_users = "python (pid 4242)"
     successor = scenes.reconciler(rig)

@@ -4,10 +4,10 @@ import dataclasses
 
 import pytest
 
-from mig_manager import errors
 from mig_manager.core import model, steps
 from mig_manager.core.node import clients, cluster, resources
 from mig_manager.core.node import policy as policies
+from mig_manager.errors import Reason
 from tests import fakes
 from tests.scenes import (
     BROKEN,
@@ -15,7 +15,8 @@ from tests.scenes import (
     EXPORTER,
     GFD,
     SAMPLER,
-    assert_nothing_taken,
+    assert_ends,
+    assert_superseded,
     busy_node,
     device,
     monitored_node,
@@ -28,29 +29,31 @@ from tests.scenes import (
 )
 
 
+def plugins(rig: fakes.NodeRig) -> list[str]:
+    return [uid for uid, pod in rig.pods.items() if clients.is_device_plugin(pod)]
+
+
 def test_a_plugin_that_cannot_be_verified_is_restarted_once_and_not_at_every_retry() -> None:
     rig = node(layout="all-balanced")
-    rig.schedulable = {"nvidia.com/gpu": frozenset({"MIG-of-yesterday"})}
     ours = reconciler(rig)
-    request = fakes.FakeRequest(rig.clock)
-    rig.clock.on_wait.append(
-        lambda: setattr(rig, "schedulable", {"nvidia.com/gpu": frozenset({"MIG-of-yesterday"})})
-    )
 
-    assert ours.run("all-balanced", request).reason is errors.Reason.NOT_ALLOCATABLE
-    assert rig.log.count("workloads.delete") == 1
-    assert ours.run("all-balanced", request, attempt=2).reason is errors.Reason.NOT_ALLOCATABLE
+    def stale() -> None:
+        rig.schedulable = {"nvidia.com/gpu": frozenset({"MIG-of-yesterday"})}
 
-    assert rig.log.count("workloads.delete") == 1
+    stale()
+    rig.clock.on_wait.append(stale)
+
+    for attempt in (1, 2):
+        assert_ends(rig, Reason.NOT_ALLOCATABLE, layout="all-balanced", by=ours, attempt=attempt)
+        assert rig.log.count("workloads.delete") == 1
 
 
 def test_a_pod_that_is_only_called_like_the_device_plugin_is_left_alone() -> None:
     rig = busy_node()
-    impostor = rig.add_pod(
-        "impostor", labels={"app": "nvidia-device-plugin-daemonset"}, grace_s=3600
-    )
+    labels = {"app": "nvidia-device-plugin-daemonset"}
+    impostor = rig.add_pod("impostor", labels=labels, grace_s=3600)
 
-    assert run(rig, "one-slice-changed").state is model.State.SUCCESS
+    assert_ends(rig, Reason.APPLIED)
 
     assert not rig.pods[impostor].is_terminating
 
@@ -58,42 +61,35 @@ def test_a_pod_that_is_only_called_like_the_device_plugin_is_left_alone() -> Non
 def test_a_plugin_that_does_not_stop_closes_the_node_once() -> None:
     rig = busy_node()
     ours = reconciler(rig)
-    request = fakes.FakeRequest(rig.clock)
-    # No kubelet ends its pods.
-    rig.clock.on_wait.clear()
-    rig.clock.on_wait.append(lambda: leave_all_but(rig, "nvidia-device-plugin"))
-    first = ours.run("one-slice-changed", request)
+
+    def live_without_end_of_the_plugin() -> None:
+        for uid, pod in list(rig.pods.items()):
+            if pod.is_terminating and not clients.is_device_plugin(pod):
+                del rig.pods[uid]
+                rig.assigned.pop(uid, None)
+
+    rig.clock.on_wait = [live_without_end_of_the_plugin]
+    late = "did not stop within 20 s: default/nvidia-device-plugin"
+    assert_ends(rig, Reason.IN_USE, late, by=ours)
     rig.log.clear()
 
-    second = ours.run("one-slice-changed", request, attempt=2)
+    assert_ends(rig, Reason.IN_USE, "default/nvidia-device-plugin", by=ours, attempt=2)
 
-    assert (first.reason, second.reason) == (errors.Reason.IN_USE, errors.Reason.IN_USE)
-    assert "did not stop within 20 s: default/nvidia-device-plugin" in first.message
-    assert "default/nvidia-device-plugin" in second.message
-    assert second.should_retry
     assert "workloads.delete" not in rig.log
     # How it ended, and nothing before.
     assert rig.log.count("node.patch") <= 2
     rig.clock.on_wait.append(rig.live)
     rig.live()
-    assert ours.run("one-slice-changed", request, attempt=3).state is model.State.SUCCESS
-
-
-def leave_all_but(rig: fakes.NodeRig, name: str) -> None:
-    for uid, pod in list(rig.pods.items()):
-        if pod.is_terminating and pod.name != name:
-            del rig.pods[uid]
-            rig.assigned.pop(uid, None)
+    assert_ends(rig, Reason.APPLIED, by=ours, attempt=3)
 
 
 @pytest.mark.parametrize("value", ["false", "paused-for-driver-upgrade"])
 def test_a_node_that_shall_have_no_plugin_is_not_waited_for(value: str) -> None:
-    rig = node()
-    run(rig, "all-1g.5gb")
+    rig = node(layout="all-1g.5gb")
     rig.labels[cluster.PLUGIN_DEPLOY_LABEL] = value
     rig.pods.clear()
 
-    assert run(rig, "all-1g.5gb").reason is errors.Reason.ALREADY_APPLIED
+    assert_ends(rig, Reason.ALREADY_APPLIED, layout="all-1g.5gb")
 
 
 @pytest.mark.parametrize("before", [None, "all-1g.5gb"])
@@ -105,65 +101,74 @@ def test_a_newer_request_need_not_wait_for_a_plugin_that_does_not_come(before: s
         rig.start_plugin()
         return rig
 
-    rig = broken()
-    patient = fakes.FakeRequest(rig.clock, replaced=True)
-    outcome = reconciler(rig).run("all-1g.5gb", patient)
-    assert outcome.reason is errors.Reason.PLUGIN_NOT_READY
+    patient = fakes.FakeRequest((rig := broken()).clock)
+    assert_ends(rig, Reason.PLUGIN_NOT_READY, layout="all-1g.5gb", request=patient)
 
     rig = broken()
-    hasty = fakes.FakeRequest(rig.clock, ends_at=patient.asked, replaced=True)
-    with pytest.raises(errors.Superseded):
-        reconciler(rig).run("all-1g.5gb", hasty)
+    assert_superseded(rig, "all-1g.5gb", when=lambda: False, ends_at=patient.asked, replaced=True)
     assert rig.log.count("gpus.execute") == (0 if before else 1)
-    assert_nothing_taken(rig)
-
-
-def test_a_plugin_without_a_deploy_label_is_kept_off_by_a_taint_and_comes_back_new() -> None:
-    rig = node(gated=False)
-    old_plugin = next(iter(rig.pods))
-
-    outcome = run(rig, "all-1g.5gb")
-
-    assert outcome.state is model.State.SUCCESS
-    assert old_plugin not in rig.pods
-    assert len(rig.schedulable["nvidia.com/gpu"]) == 14
-    assert_nothing_taken(rig)
 
 
 def test_a_change_whose_plugin_does_not_come_back_fails_and_is_verified_by_a_later_run() -> None:
     rig = node()
     rig.plugin_is_broken = True
     for _ in range(2):
-        assert run(rig, "all-1g.5gb").reason is errors.Reason.PLUGIN_NOT_READY
+        assert_ends(rig, Reason.PLUGIN_NOT_READY, layout="all-1g.5gb")
         assert cluster.APPLIED_LABEL not in rig.labels
-        assert_nothing_taken(rig)
 
     rig.plugin_is_broken = False
-    for uid in [pod.uid for pod in rig.pods.values() if clients.is_device_plugin(pod)]:
+    for uid in plugins(rig):
         del rig.pods[uid]
     assert run(rig, "all-1g.5gb").state is model.State.SUCCESS
 
 
-def resume_messages(rig: fakes.NodeRig) -> list[str]:
-    """Return the phases' messages of a run's resume, in order."""
-    return [message for message in rig.statuses if message.startswith("resuming ")]
-
-
 def test_monitors_resume_one_by_one_after_the_change_is_verified() -> None:
     rig = monitored_node()
+    has_gfd: list[bool] = []
 
-    outcome = run(rig, "one-slice-changed")
+    def note_order() -> None:
+        if "gpus.execute" in rig.log and rig.labels[EXPORTER] == "true":
+            has_gfd.append("gpu-feature-discovery" in rig.pod_names)
 
-    assert outcome.state is model.State.SUCCESS
-    assert resume_messages(rig) == [
+    rig.on_call = note_order
+
+    assert_ends(rig, Reason.APPLIED)
+
+    verifying = rig.statuses.index("waiting for the new devices to be schedulable")
+    assert rig.statuses[verifying + 1 : verifying + 3] == [
         "resuming gpu-feature-discovery, dcgm",
         "resuming dcgm-exporter",
     ]
-    assert rig.statuses.index("resuming dcgm-exporter") > rig.statuses.index(
-        "waiting for the new devices to be schedulable"
-    )
+    assert has_gfd
+    assert all(has_gfd)
     assert {rig.labels[key] for key in (GFD, DCGM, EXPORTER)} == {"true"}
     assert "MonitorNotReady" not in rig.events
+
+
+def test_a_newer_request_does_not_wait_for_monitors() -> None:
+    rig = monitored_node()
+    rig.deploy_daemons[GFD] = False
+    hasty = fakes.FakeRequest(rig.clock, replaced=True)
+    hasty.ends_when = lambda: rig.statuses[-1].startswith("resuming")
+
+    assert_ends(rig, Reason.APPLIED, request=hasty)
+
+    assert rig.clock.now_s < 2
+
+
+def test_an_api_that_fails_leaves_the_monitors_to_the_end_of_the_run() -> None:
+    rig = monitored_node()
+
+    def fail() -> None:
+        if rig.statuses[-1].startswith("resuming") and rig.log[-1] == "node.patch":
+            rig.on_call = lambda: None
+            raise BROKEN["node"]
+
+    rig.on_call = lambda: fail() if rig.statuses else None
+
+    assert_ends(rig, Reason.APPLIED)
+
+    assert rig.labels[EXPORTER] == "true"
 
 
 def test_a_monitor_that_does_not_come_back_is_a_warning_and_keeps_no_workload_away() -> None:
@@ -172,9 +177,8 @@ def test_a_monitor_that_does_not_come_back_is_a_warning_and_keeps_no_workload_aw
     closed: list[bool] = []
     rig.clock.on_wait.append(lambda: closed.append(rig.has_hold_taint))
 
-    outcome = run(rig, "one-slice-changed")
+    assert_ends(rig, Reason.APPLIED)
 
-    assert outcome.state is model.State.SUCCESS
     assert rig.events[-2:] == ["MonitorNotReady", "Applied"]
     assert GFD in rig.messages[-2]
     assert rig.labels[EXPORTER] == "true"
@@ -189,67 +193,109 @@ def test_the_validator_and_a_feature_discovery_without_a_deploy_label_are_restar
     before.add(rig.add_pod("gfd", container_names=("gpu-feature-discovery-ctr",)))
     assert len(before) == 2
 
-    assert run(rig, "one-slice-changed").state is model.State.SUCCESS
+    assert_ends(rig, Reason.APPLIED)
 
     assert all(uid not in rig.pods or rig.pods[uid].is_terminating for uid in before)
 
 
+def test_validators_on_their_way_out_are_not_deleted_again() -> None:
+    rig = busy_node()
+    labels = {"app": "nvidia-operator-validator"}
+    rig.clock.on_wait.append(lambda: rig.add_pod("v", labels=labels, is_terminating=True))
+
+    assert_ends(rig, Reason.APPLIED)
+
+    assert "workloads.delete" not in rig.log
+
+
 def test_a_validator_that_cannot_be_deleted_does_not_fail_the_run() -> None:
     rig = monitored_node()
-    assert run(rig, "one-slice-changed").state is model.State.SUCCESS
+    assert_ends(rig, Reason.APPLIED)
     last_delete = len(rig.log) - 1 - rig.log[::-1].index("workloads.delete")
     rig = monitored_node()
     rig.failing = {last_delete: BROKEN["workloads"]}
 
-    assert run(rig, "one-slice-changed").state is model.State.SUCCESS
+    assert_ends(rig, Reason.APPLIED)
 
 
 def test_the_owners_daemons_are_away_during_the_change_and_back_after_it() -> None:
     rig = watched_node()
     here: list[set[str]] = []
-    execute = rig.step_error
 
-    def note_pods(step: steps.Step) -> Exception | None:
-        here.append({pod.name for pod in rig.pods.values()})
-        return execute(step)
+    def note_pods(_step: steps.Step) -> None:
+        here.append(rig.pod_names)
 
     rig.step_error = note_pods
-    outcome = run(rig, "one-slice-changed")
+    assert_ends(rig, Reason.APPLIED)
     rig.live()
 
-    assert outcome.state is model.State.SUCCESS
     assert here
     assert all({"watcher", "sampler"}.isdisjoint(names) for names in here)
-    assert {"watcher", "sampler"} <= {pod.name for pod in rig.pods.values()}
+    assert {"watcher", "sampler"} <= rig.pod_names
     assert "workloads.evict" in rig.log
     assert rig.labels[SAMPLER] == "true"
+
+
+def test_a_daemon_that_tolerates_every_taint_starts_once_more_after_the_change() -> None:
+    rig = watched_node()
+    early: list[str] = []
+
+    def start(_step: steps.Step) -> None:
+        if not early:
+            early.append(rig.add_pod("watcher", labels={"app": "watcher"}, owner_kind="DaemonSet"))
+
+    rig.step_error = start
+    assert_ends(rig, Reason.APPLIED)
+
+    assert early[0] not in rig.pods
+
+
+@pytest.mark.parametrize("shows_old", [True, False])
+def test_a_watch_that_is_behind_ends_neither_the_pause_nor_the_wait_for_the_plugin(
+    *, shows_old: bool
+) -> None:
+    rig = node(layout="all-1g.5gb")
+    shown = tuple(rig.pods.values()) if shows_old else ()
+    rig.watched = lambda: shown
+    here: list[str] = []
+    rig.step_error = lambda _step: here.extend(plugins(rig))
+    rig.plugin_is_broken = shows_old
+
+    reason = Reason.PLUGIN_NOT_READY if shows_old else Reason.APPLIED
+    assert_ends(rig, reason, layout="all-balanced")
+
+    assert rig.executed
+    assert here == []
+
+
+def test_a_patch_that_failed_does_not_lose_the_gpus() -> None:
+    assert_ends(undisturbed := node(), Reason.APPLIED, layout="all-1g.5gb")
+    rig = node()
+    rig.failing = {undisturbed.log.index("node.patch"): BROKEN["node"]}
+
+    assert_ends(rig, Reason.API_UNAVAILABLE, layout="all-1g.5gb")
+
+    assert cluster.GPUS_ANNOTATION in rig.annotations
 
 
 def test_a_table_of_daemons_that_is_wrong_is_refused_before_anything_is_touched() -> None:
     rig = busy_node()
     rig.extra_clients = "version: v1\nclients:\n- labels: {}\n"
 
-    outcome = run(rig, "one-slice-changed")
+    assert_ends(rig, Reason.INVALID_CONFIG, "test.yaml:3:11: labels must be")
 
-    assert outcome.reason is errors.Reason.INVALID_CONFIG
-    assert "test.yaml:3:11: labels must be" in outcome.message
     assert rig.states == ["failed"]
 
 
 def test_the_plugin_starts_with_the_config_that_goes_with_the_layout() -> None:
     rig = sharing_node()
-    seen: list[str | None] = []
-    rig.clock.on_wait.append(
-        lambda: seen.extend(
-            rig.labels.get(cluster.PLUGIN_CONFIG_LABEL)
-            for pod in rig.pods.values()
-            if clients.is_device_plugin(pod) and "gpus.execute" in rig.log
-        )
-    )
+    seen: set[tuple[str, str]] = set()
+    keys = (cluster.PLUGIN_CONFIG_LABEL, cluster.PLUGIN_DEPLOY_LABEL)
+    rig.on_call = lambda: seen.add((rig.labels[keys[0]], rig.labels[keys[1]]))
 
-    assert run(rig, "one-slice-changed").state is model.State.SUCCESS
+    assert_ends(rig, Reason.APPLIED)
 
-    assert set(seen) == {"sliced"}
+    assert seen == {("whole", "true"), ("whole", cluster.PAUSED_VALUE), ("sliced", "true")}
     assert rig.labels[cluster.PLUGIN_CONFIG_LABEL] == "sliced"
 
 
@@ -262,10 +308,10 @@ def test_a_plugin_config_is_restored_where_the_change_or_the_plugin_fails(
     if not is_plugin_broken:
         rig.step_error = refuse(steps.CreateGpuInstance, times=1)
 
-    assert run(rig, "one-slice-changed").state is model.State.FAILED
+    reason = Reason.PLUGIN_NOT_READY if is_plugin_broken else Reason.INSUFFICIENT_RESOURCES
+    assert_ends(rig, reason)
 
     assert rig.labels[cluster.PLUGIN_CONFIG_LABEL] == "whole"
-    assert_nothing_taken(rig)
 
 
 def test_a_plugins_config_that_another_program_chose_meanwhile_is_not_written_over() -> None:
@@ -277,7 +323,7 @@ def test_a_plugins_config_that_another_program_chose_meanwhile_is_not_written_ov
             rig.labels[cluster.PLUGIN_CONFIG_LABEL] = "mine"
 
     rig.clock.on_wait.append(choose)
-    run(rig, "one-slice-changed")
+    run(rig)
 
     assert rig.labels[cluster.PLUGIN_CONFIG_LABEL] == "mine"
 
@@ -285,23 +331,22 @@ def test_a_plugins_config_that_another_program_chose_meanwhile_is_not_written_ov
 def test_an_active_layout_gets_its_plugin_config_without_a_change_of_the_gpus() -> None:
     rig = node(layout="one-slice-changed")
     rig.policy = policies.Policy(plugin_configs={"*": "sliced"})
-    old_plugin = next(uid for uid, pod in rig.pods.items() if clients.is_device_plugin(pod))
+    (old_plugin,) = plugins(rig)
 
-    outcome = run(rig, "one-slice-changed")
+    assert_ends(rig, Reason.ALREADY_APPLIED)
 
-    assert outcome.reason is errors.Reason.ALREADY_APPLIED
     assert rig.labels[cluster.PLUGIN_CONFIG_LABEL] == "sliced"
     assert old_plugin not in rig.pods
     assert "gpus.execute" not in rig.log
 
 
-def with_strategy(strategy: str, *, by_label: bool) -> fakes.NodeRig:
+def with_strategy_single(*, by_label: bool = True) -> fakes.NodeRig:
     rig = node(layout="all-1g.5gb")
     if by_label:
-        rig.labels[resources.STRATEGY_LABEL] = strategy
-        return rig
-    for uid, pod in rig.pods.items():
-        rig.pods[uid] = dataclasses.replace(pod, mig_strategy=strategy)
+        rig.labels[resources.STRATEGY_LABEL] = "single"
+    else:
+        for uid, pod in rig.pods.items():
+            rig.pods[uid] = dataclasses.replace(pod, mig_strategy="single")
     return rig
 
 
@@ -309,15 +354,18 @@ def with_strategy(strategy: str, *, by_label: bool) -> fakes.NodeRig:
 def test_a_mixed_layout_with_strategy_single_fails_before_anything_is_touched(
     *, by_label: bool
 ) -> None:
-    rig = with_strategy("single", by_label=by_label)
+    rig = with_strategy_single(by_label=by_label)
     rig.add_pod("train", devices=frozenset({device(rig, 0, "1g.5gb")}))
     gpus, pods = rig.gpus, dict(rig.pods)
 
-    outcome = run(rig, "all-balanced")
+    outcome = assert_ends(
+        rig,
+        Reason.STRATEGY_MISMATCH,
+        "MIG strategy single",
+        "MIG devices differ: 1g.5gb, 2g.10gb, 3g.20gb",
+        layout="all-balanced",
+    )
 
-    assert outcome.reason is errors.Reason.STRATEGY_MISMATCH
-    assert "MIG strategy single" in outcome.message
-    assert "MIG devices differ: 1g.5gb, 2g.10gb, 3g.20gb" in outcome.message
     assert (rig.gpus, rig.pods) == (gpus, pods)
     assert rig.states == ["failed"]
     assert outcome.should_retry
@@ -327,14 +375,14 @@ def test_a_mixed_layout_with_strategy_single_fails_before_anything_is_touched(
 def test_strategy_single_fails_no_uniform_layout_no_other_plugin_config_and_no_node_without_plugin(
     why: str,
 ) -> None:
-    rig = with_strategy("single", by_label=True)
+    rig = with_strategy_single()
     if why == "other plugin config":
         rig.policy = policies.Policy(plugin_configs={"all-balanced": "mixed"})
     if why == "no plugin":
         rig.pods.clear()
         rig.labels[cluster.PLUGIN_DEPLOY_LABEL] = "false"
-    layout = "all-disabled" if why == "uniform layout" else "all-balanced"
 
+    layout = "all-disabled" if why == "uniform layout" else "all-balanced"
     assert run(rig, layout).state is model.State.SUCCESS
 
 
@@ -342,7 +390,5 @@ def test_a_plugin_that_does_not_start_is_reported_with_possible_causes() -> None
     rig = node(layout="all-1g.5gb")
     rig.plugin_is_broken = True
 
-    outcome = run(rig, "all-balanced")
-
-    assert outcome.reason is errors.Reason.PLUGIN_NOT_READY
-    assert "with MIG strategy single it does not start: MIG devices differ" in outcome.message
+    why = "with MIG strategy single it does not start: MIG devices differ"
+    assert_ends(rig, Reason.PLUGIN_NOT_READY, why, layout="all-balanced")

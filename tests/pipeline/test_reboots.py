@@ -5,11 +5,14 @@ import json
 import pytest
 
 from mig_manager import errors
+from mig_manager.agent import reconcile
 from mig_manager.core import model
 from mig_manager.core.node import cluster
 from mig_manager.core.node import policy as policies
 from mig_manager.core.planner import planner
+from mig_manager.errors import Reason
 from tests import fakes, gpu_values, scenes
+from tests.scenes import assert_ends
 
 LAYOUT = "all-1g.5gb"
 
@@ -21,12 +24,15 @@ def rebooting_node() -> fakes.NodeRig:
     return rig
 
 
-def go_down(rig: fakes.NodeRig, layout: str = LAYOUT) -> None:
+def go_down(
+    rig: fakes.NodeRig, layout: str = LAYOUT, *, by: reconcile.Reconciler | None = None
+) -> None:
     """Run until the machine goes down: the signal to end comes while it is waited for."""
+    before = rig.reboots
     patient = fakes.FakeRequest(rig.clock)
-    patient.ends_when = lambda: rig.reboots > 0
+    patient.ends_when = lambda: rig.reboots > before
     with pytest.raises(errors.Superseded):
-        scenes.reconciler(rig).run(layout, patient)
+        scenes.run(rig, layout, by=by, request=patient)
 
 
 def test_where_only_a_reboot_helps_the_node_reboots_once_and_gets_its_layout() -> None:
@@ -53,25 +59,20 @@ def test_another_layout_does_not_start_a_run_on_a_machine_that_goes_down() -> No
     impatient = fakes.FakeRequest(rig.clock, replaced=True)
     impatient.ends_when = lambda: rig.reboots > 0
 
-    outcome = scenes.reconciler(rig).run(LAYOUT, impatient)
+    late = "the machine is still up 600 s after it was asked"
+    assert_ends(rig, Reason.REBOOT_REQUIRED, late, layout=LAYOUT, request=impatient)
 
-    assert outcome.reason is errors.Reason.REBOOT_REQUIRED
-    assert "the machine is still up 600 s after it was asked" in outcome.message
     assert rig.clock.now_s >= 600
     assert rig.reboots == 1
-    scenes.assert_nothing_taken(rig)
 
 
 def test_an_agent_that_starts_before_the_machine_went_down_asks_for_the_reboot_again() -> None:
     rig = rebooting_node()
     go_down(rig)
 
-    go_down_again = fakes.FakeRequest(rig.clock)
-    go_down_again.ends_when = lambda: rig.reboots > 1
     successor = scenes.reconciler(rig)
     successor.recover(LAYOUT)
-    with pytest.raises(errors.Superseded):
-        successor.run(LAYOUT, go_down_again)
+    go_down(rig, by=successor)
 
     assert rig.reboots == 2
     assert rig.labels[cluster.STATE_LABEL] == "rebooting"
@@ -86,16 +87,13 @@ def test_a_reboot_comes_after_every_gpu_pod_has_left_and_not_before(*, is_guarde
     rig.add_pod("bystander", devices=frozenset({scenes.device(rig, 1, "3g.20gb")}))
     if not is_guarded:
         go_down(rig, "all-balanced")
-        assert "bystander" not in {pod.name for pod in rig.pods.values()}
+        assert "bystander" not in rig.pod_names
         return
     rig.budgets["bystander"] = "budget 'pdb-a' allows no disruption"
 
-    outcome = scenes.run(rig, "all-balanced")
+    assert_ends(rig, Reason.REBOOT_REQUIRED, "pdb-a", layout="all-balanced")
 
-    assert outcome.reason is errors.Reason.REBOOT_REQUIRED
-    assert "pdb-a" in outcome.message
     assert rig.reboots == 0
-    scenes.assert_nothing_taken(rig)
 
 
 @pytest.mark.parametrize("refusal", ["polkit says no", ""])
@@ -105,12 +103,12 @@ def test_a_refused_or_missing_reboot_fails_the_run_and_restores_the_node(
     rig = rebooting_node()
     rig.reboot_refusal = refusal
 
-    outcome = scenes.run(rig, LAYOUT)
+    assert_ends(rig, Reason.REBOOT_REQUIRED, refusal or "still up", layout=LAYOUT)
 
-    assert outcome.reason is errors.Reason.REBOOT_REQUIRED
-    assert (refusal or "still up") in outcome.message
     assert {gpu.pending_mode for gpu in rig.gpus} == {model.MigMode.ENABLED}
-    scenes.assert_nothing_taken(rig)
+    # It may be asked for again by the next agent.
+    asked = json.loads(rig.annotations[cluster.STATUS_ANNOTATION]).get("rebooted", False)
+    assert asked is not bool(refusal)
 
 
 @pytest.mark.parametrize("gated", [True, False])
@@ -124,26 +122,12 @@ def test_after_a_refused_reboot_device_files_are_refreshed_and_the_plugin_is_a_n
     before = rig.gpus
     old = set(rig.pods)
 
-    outcome = scenes.run(rig, "all-disabled")
+    assert_ends(rig, Reason.REBOOT_REQUIRED, layout="all-disabled")
 
-    assert outcome.reason is errors.Reason.REBOOT_REQUIRED
     assert planner.restore(rig.gpus, [gpu.snapshot for gpu in before], keep_pending=True).is_empty
     assert rig.refreshed == 1
     rig.clock.wait(1)
     assert not old & set(rig.pods)
-    scenes.assert_nothing_taken(rig)
-
-
-def test_a_reboot_that_was_refused_may_be_asked_for_again_by_the_next_agent() -> None:
-    rig = rebooting_node()
-    rig.reboot_refusal = "polkit says no"
-    scenes.run(rig, LAYOUT)
-    assert "rebooted" not in json.loads(rig.annotations[cluster.STATUS_ANNOTATION])
-    rig.reboot_refusal = ""
-
-    go_down(rig)
-
-    assert rig.reboots == 1
 
 
 @pytest.mark.parametrize("replaced", [True, False])
@@ -151,21 +135,19 @@ def test_a_request_superseded_before_the_reboot_restores_the_node(*, replaced: b
     rig = scenes.hosted_node()
     rig.mode_waits = rig.may_reboot = True
     rig.budgets["spared"] = "budget 'pdb-a' allows no disruption"
-    request = fakes.FakeRequest(rig.clock, replaced=replaced)
-    request.ends_when = lambda: "gpus.execute" in rig.log
 
-    with pytest.raises(errors.Superseded):
-        scenes.reconciler(rig).run("all-disabled-first", request)
+    scenes.assert_superseded(
+        rig, "all-disabled-first", when=lambda: "gpus.execute" in rig.log, replaced=replaced
+    )
 
     assert rig.reboots == 0
-    scenes.assert_nothing_taken(rig)
 
 
 def test_policy_none_forbids_a_reboot() -> None:
     rig = rebooting_node()
     rig.policy = policies.Policy(drain=policies.Drain.NONE)
 
-    assert scenes.run(rig, LAYOUT).reason is errors.Reason.RESET_REQUIRED
+    assert_ends(rig, Reason.RESET_REQUIRED, layout=LAYOUT)
     assert rig.reboots == 0
 
 

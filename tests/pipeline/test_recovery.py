@@ -13,20 +13,22 @@ from mig_manager.core.layout import config
 from mig_manager.core.node import cluster
 from mig_manager.core.planner import planner
 from mig_manager.core.records import status
+from mig_manager.errors import Reason
 from tests import fakes, gpu_values, scenes
+from tests.scenes import LAYOUT, assert_ends
 from tests.shell import applying_rig
 
 IMPOSSIBLE = ("too-much", "no-such-layout", "no-such-profile")
+DOCUMENT = config.parse(scenes.CONFIG, source="test")
 
 
 def is_active(rig: fakes.NodeRig, layout: str) -> bool:
-    document = config.parse(scenes.CONFIG, source="test")
-    wanted = config.select(document.layout(layout), rig.gpus)
+    wanted = config.select(DOCUMENT.layout(layout), rig.gpus)
     return planner.plan(rig.gpus, wanted).is_empty
 
 
-def assert_as_before(rig: fakes.NodeRig, before: tuple[model.Gpu, ...]) -> None:
-    assert planner.restore(rig.gpus, [gpu.snapshot for gpu in before]).is_empty
+def is_as_before(rig: fakes.NodeRig, before: tuple[model.Gpu, ...]) -> bool:
+    return planner.restore(rig.gpus, [gpu.snapshot for gpu in before]).is_empty
 
 
 def assert_says_the_truth(rig: fakes.NodeRig) -> None:
@@ -41,7 +43,7 @@ def killed(
     """Return a node whose agent was killed before its call number ``index``, and its old GPUs."""
     rig = make()
     before = rig.gpus
-    rig.failing = {index: scenes.Killed()}  # type: ignore[dict-item]
+    rig.failing = {index: scenes.Killed()}
     with pytest.raises(scenes.Killed):
         scenes.run(rig, layout)
     rig.failing = {}
@@ -54,32 +56,25 @@ def calls(scenario: str) -> tuple[Callable[[], fakes.NodeRig], str, range]:
 
 
 @pytest.mark.parametrize("scenario", scenes.SWEPT)
-def test_a_run_killed_at_any_call_is_resumed_and_succeeds(scenario: str) -> None:
+def test_a_run_killed_at_any_call_is_resumed_without_reopening_the_node_and_succeeds(
+    scenario: str,
+) -> None:
     make, layout, indices = calls(scenario)
-    for index in indices:
-        rig, _ = killed(make, layout, index)
-        assert_says_the_truth(rig)
-
-        outcome = scenes.resume(rig, layout)
-
-        assert outcome.state is model.State.SUCCESS, index
-        assert is_active(rig, layout)
-        scenes.assert_nothing_taken(rig)
-        assert_says_the_truth(rig)
-
-
-def test_a_killed_run_is_resumed_without_reopening_the_node() -> None:
-    make, layout, indices = calls("one-slice-on-a-busy-node")
     resumed = 0
     for index in indices:
         rig, _ = killed(make, layout, index)
+        assert_says_the_truth(rig)
         was_closed = rig.has_hold_taint
+        resumed += was_closed
         successor = scenes.reconciler(rig)
 
         successor.recover(layout)
 
         assert rig.has_hold_taint is was_closed
-        resumed += was_closed
+        assert scenes.run(rig, layout, by=successor).state is model.State.SUCCESS, index
+        assert is_active(rig, layout)
+        scenes.assert_nothing_taken(rig)
+        assert_says_the_truth(rig)
     assert resumed > 5
 
 
@@ -94,7 +89,7 @@ def test_after_a_kill_a_removed_label_rolls_the_node_back(scenario: str) -> None
 
         scenes.assert_nothing_taken(rig)
         if not was_applied:
-            assert_as_before(rig, before)
+            assert is_as_before(rig, before)
         assert rig.labels.get(cluster.STATE_LABEL) != "pending"
         assert_says_the_truth(rig)
 
@@ -123,10 +118,7 @@ def test_after_a_kill_another_request_starts_from_the_rolled_back_gpus(
         assert_says_the_truth(rig)
         if wanted in IMPOSSIBLE:
             assert outcome.state is model.State.FAILED
-            assert (
-                is_active(rig, layout)
-                or planner.restore(rig.gpus, [gpu.snapshot for gpu in before]).is_empty
-            )
+            assert is_active(rig, layout) or is_as_before(rig, before)
         else:
             assert outcome.state is model.State.SUCCESS
             assert is_active(rig, wanted)
@@ -135,18 +127,18 @@ def test_after_a_kill_another_request_starts_from_the_rolled_back_gpus(
 def test_after_a_kill_a_layout_that_has_become_impossible_is_undone_before_it_is_refused() -> None:
     """The same name, but the file means something else now."""
     make, layout, indices = calls("one-slice-on-a-busy-node")
+    text = scenes.CONFIG.replace("{1g.5gb: 4, 3g.20gb: 1}", "{1g.5gb: 9}")
     undone = 0
     for index in indices:
         rig, before = killed(make, layout, index)
-        was_changed = not planner.restore(rig.gpus, [g.snapshot for g in before]).is_empty
-        text = scenes.CONFIG.replace("{1g.5gb: 4, 3g.20gb: 1}", "{1g.5gb: 9}")
+        was_changed = not is_as_before(rig, before)
 
         outcome = scenes.resume(rig, layout, text)
 
-        assert outcome.reason is errors.Reason.DOES_NOT_FIT
+        assert outcome.reason is Reason.DOES_NOT_FIT
         scenes.assert_nothing_taken(rig)
         if rig.labels.get(cluster.APPLIED_LABEL) == "all-balanced":
-            assert_as_before(rig, before)
+            assert is_as_before(rig, before)
             undone += was_changed
         assert_says_the_truth(rig)
     assert undone > 0
@@ -159,15 +151,15 @@ def test_a_change_that_fails_and_is_killed_at_any_call_ends_as_it_would_have_und
         return rig
 
     rig = failing_node()
-    scenes.run(rig, "one-slice-changed")
+    scenes.run(rig, LAYOUT)
     for index in range(len(rig.log)):
-        rig, before = killed(failing_node, "one-slice-changed", index)
+        rig, before = killed(failing_node, LAYOUT, index)
         rig.step_error = scenes.refuse(steps.CreateComputeInstance, times=1)
 
-        outcome = scenes.resume(rig, "one-slice-changed")
+        outcome = scenes.resume(rig, LAYOUT)
 
-        assert outcome.reason is errors.Reason.INSUFFICIENT_RESOURCES
-        assert_as_before(rig, before)
+        assert outcome.reason is Reason.INSUFFICIENT_RESOURCES
+        assert is_as_before(rig, before)
         assert rig.labels.get(cluster.APPLIED_LABEL) == "all-balanced", index
         scenes.assert_nothing_taken(rig)
 
@@ -177,34 +169,29 @@ def unlucky_node() -> tuple[fakes.NodeRig, tuple[model.Gpu, ...]]:
     rig = scenes.busy_node()
     before = rig.gpus
     rig.step_error = scenes.refuse(steps.CreateGpuInstance, times=9)
-    outcome = scenes.run(rig, "one-slice-changed")
+    outcome = scenes.run(rig)
     assert outcome.is_unfinished
     assert outcome.should_retry
     rig.step_error = lambda _step: None
     return rig, before
 
 
-def test_a_failed_rollback_names_every_missing_instance_and_restores_all_else() -> None:
+def test_a_failed_rollback_names_every_missing_instance_and_a_retry_succeeds() -> None:
     rig, _ = unlucky_node()
 
     message = rig.statuses[-1]
     assert "still to do: GPU 0" in message
     assert "create GPU instance 2g.10gb at" in message
     assert cluster.APPLIED_LABEL not in rig.labels
-    journal = status.Journal.from_json(rig.annotations.pop(cluster.JOURNAL_ANNOTATION))
+    text = rig.annotations.pop(cluster.JOURNAL_ANNOTATION)
+    journal = status.Journal.from_json(text)
     assert journal == journal.remaining
     scenes.assert_nothing_taken(rig)
 
-
-def test_after_a_failed_rollback_the_retry_succeeds() -> None:
-    rig, _ = unlucky_node()
+    rig.annotations[cluster.JOURNAL_ANNOTATION] = text
     successor = scenes.reconciler(rig)
-    successor.recover("one-slice-changed")
-
-    outcome = successor.run("one-slice-changed", fakes.FakeRequest(rig.clock), attempt=2)
-
-    assert outcome.reason is errors.Reason.APPLIED
-    scenes.assert_nothing_taken(rig)
+    successor.recover(LAYOUT)
+    assert_ends(rig, Reason.APPLIED, by=successor, attempt=2)
     assert_says_the_truth(rig)
 
 
@@ -218,7 +205,7 @@ def test_a_failed_rollback_is_completed_when_the_request_is_impossible_or_remove
     else:
         scenes.undo(rig)
 
-    assert_as_before(rig, before)
+    assert is_as_before(rig, before)
     assert rig.labels[cluster.APPLIED_LABEL] == "all-balanced"
     scenes.assert_nothing_taken(rig)
 
@@ -228,37 +215,33 @@ def test_a_failed_rollback_is_remembered_without_a_restart() -> None:
     before = rig.gpus
     rig.step_error = scenes.refuse(steps.CreateGpuInstance, times=9)
     ours = scenes.reconciler(rig)
-    ours.run("one-slice-changed", fakes.FakeRequest(rig.clock))
+    scenes.run(rig, by=ours)
     rig.step_error = scenes.refuse(steps.CreateComputeInstance, times=1)
 
-    outcome = ours.run("one-slice-changed", fakes.FakeRequest(rig.clock), attempt=2)
+    outcome = assert_ends(rig, Reason.INSUFFICIENT_RESOURCES, by=ours, attempt=2)
 
-    assert outcome.state is model.State.FAILED
     assert not outcome.is_unfinished
-    assert_as_before(rig, before)
+    assert is_as_before(rig, before)
     assert rig.labels[cluster.APPLIED_LABEL] == "all-balanced"
-    scenes.assert_nothing_taken(rig)
 
 
 def test_a_layout_about_another_gpu_does_not_leave_half_of_an_older_change_behind() -> None:
     rig, before = unlucky_node()
     text = f"{scenes.CONFIG}  second-only:\n  - {{devices: [1], mig-enabled: false}}\n"
     ours = scenes.reconciler(rig, text)
-    ours.recover("one-slice-changed")
+    ours.recover(LAYOUT)
 
-    outcome = ours.run("second-only", fakes.FakeRequest(rig.clock))
+    assert_ends(rig, Reason.APPLIED, layout="second-only", by=ours)
 
-    assert outcome.reason is errors.Reason.APPLIED
     assert rig.gpus[1].current_mode is model.MigMode.DISABLED
-    assert_as_before(rig, before[:1])
-    scenes.assert_nothing_taken(rig)
+    assert is_as_before(rig, before[:1])
 
 
 def test_a_stopped_run_names_what_an_older_change_still_has_to_restore() -> None:
     rig, _ = unlucky_node()
     ours = scenes.reconciler(rig)
-    ours.recover("one-slice-changed")
-    error = errors.ClusterError("no pods", reason=errors.Reason.API_UNAVAILABLE)
+    ours.recover(LAYOUT)
+    error = errors.ClusterError("no pods", reason=Reason.API_UNAVAILABLE)
     stopped = fakes.FakeRequest(rig.clock)
 
     def stop() -> bool:
@@ -268,40 +251,36 @@ def test_a_stopped_run_names_what_an_older_change_still_has_to_restore() -> None
     stopped.ends_when = stop
 
     with pytest.raises(errors.Superseded):
-        ours.run("one-slice-changed", stopped)
+        scenes.run(rig, by=ours, request=stopped)
 
     assert "the interrupted change could not be rolled back: no pods" in rig.statuses[-1]
 
 
-def broken_after_one_creation() -> Callable[[steps.Step], Exception | None]:
-    """Return a driver that creates one compute instance and then refuses every step."""
-    done: list[steps.Step] = []
-
-    def answer(step: steps.Step) -> Exception | None:
-        if done:
-            return errors.HardwareError("no", reason=errors.Reason.INSUFFICIENT_RESOURCES)
-        if isinstance(step, steps.CreateComputeInstance):
-            done.append(step)
-        return None
-
-    return answer
-
-
 def test_a_rollback_that_would_destroy_a_pods_device_does_not_run() -> None:
     rig = scenes.busy_node()
-    rig.step_error = broken_after_one_creation()
-    assert scenes.run(rig, "one-slice-changed").is_unfinished
+    created: list[steps.Step] = []
+
+    def refuse_after_one_creation(step: steps.Step) -> Exception | None:
+        if created:
+            return errors.HardwareError("no", reason=Reason.INSUFFICIENT_RESOURCES)
+        if isinstance(step, steps.CreateComputeInstance):
+            created.append(step)
+        return None
+
+    rig.step_error = refuse_after_one_creation
+    assert scenes.run(rig).is_unfinished
     rig.step_error = lambda _step: None
     journal = status.Journal.from_json(rig.annotations[cluster.JOURNAL_ANNOTATION])
     (odd,) = planner.restore(rig.gpus, journal.snapshot).destroyed_uuids
     rig.add_pod("newcomer", devices=frozenset({odd}))
     gpus = rig.gpus
+
     outcome = scenes.resume(rig, "too-much")
 
     assert rig.gpus == gpus
     assert "default/newcomer" in outcome.message
     assert outcome.should_retry
-    assert "newcomer" in {pod.name for pod in rig.pods.values()}
+    assert "newcomer" in rig.pod_names
 
 
 def test_the_journal_of_the_version_after_is_understood_as_far_as_it_is_known() -> None:
@@ -312,15 +291,15 @@ def test_the_journal_of_the_version_after_is_understood_as_far_as_it_is_known() 
 
     scenes.reconciler(rig).recover(None)
 
-    assert_as_before(rig, before)
+    assert is_as_before(rig, before)
     scenes.assert_nothing_taken(rig)
 
 
-def cut_in_half(layout: str = "all-1g.5gb") -> tuple[fakes.NodeRig, tuple[model.Gpu, ...]]:
+def cut_in_half() -> tuple[fakes.NodeRig, tuple[model.Gpu, ...]]:
     """Return a node whose agent was killed in the middle of its steps, and its GPUs before."""
     rig = scenes.node(layout="all-balanced")
     before = rig.gpus
-    scenes.kill_at(rig, 5, layout)
+    scenes.kill_at(rig, 5, "all-1g.5gb")
     rig.log.clear()
     rig.executed.clear()
     rig.refreshed = 0
@@ -338,7 +317,7 @@ def test_what_an_interrupted_change_left_is_undone_under_the_lock_alone() -> Non
     assert "gpus.observe" not in rig.log
 
     successor.recover("all-balanced")
-    assert_as_before(rig, before)
+    assert is_as_before(rig, before)
     assert lock.descriptions == ["undoing an interrupted change to all-1g.5gb"]
     assert rig.refreshed == 1
 
@@ -346,13 +325,15 @@ def test_what_an_interrupted_change_left_is_undone_under_the_lock_alone() -> Non
 def test_an_instance_that_the_interrupted_change_did_not_create_is_named_and_kept() -> None:
     rig, before = cut_in_half()
     spec = next(p for p in rig.gpus[0].profiles or () if str(p.profile) == "2g.10gb")
-    live = [gi.placement for gi in rig.gpus[0].gpu_instances]
-    had = {gi.placement for gi in before[0].gpu_instances}
+    had = [gi.placement for gi in (*before[0].gpu_instances, *rig.gpus[0].gpu_instances)]
     place = next(
-        place
-        for place in spec.placements
-        if place not in had
-        and not any(each.start < place.end and place.start < each.end for each in live)
+        free
+        for free in spec.placements
+        if free not in had
+        and not any(
+            gi.placement.start < free.end and free.start < gi.placement.end
+            for gi in rig.gpus[0].gpu_instances
+        )
     )
     foreign = steps.CreateGpuInstance(
         gpu_uuid=rig.gpus[0].uuid,
@@ -360,7 +341,7 @@ def test_an_instance_that_the_interrupted_change_did_not_create_is_named_and_kep
         profile_id=spec.profile_id,
         placement=place,
     )
-    rig.gpus = model.ObservedGpus((gpu_values.apply_step(rig.gpus[0], foreign), *rig.gpus[1:]))
+    rig.gpus = (gpu_values.apply_step(rig.gpus[0], foreign), *rig.gpus[1:])
     successor = scenes.reconciler(rig)
 
     successor.recover(None)
@@ -373,10 +354,9 @@ def test_an_instance_that_the_interrupted_change_did_not_create_is_named_and_kep
     assert successor.rest()
 
     instances = tuple(gi for gi in rig.gpus[0].gpu_instances if gi.placement != place)
-    changed = dataclasses.replace(rig.gpus[0], gpu_instances=instances)
-    rig.gpus = model.ObservedGpus((changed, *rig.gpus[1:]))
+    rig.gpus = (dataclasses.replace(rig.gpus[0], gpu_instances=instances), *rig.gpus[1:])
     assert not successor.rest()
-    assert_as_before(rig, before)
+    assert is_as_before(rig, before)
     assert cluster.JOURNAL_ANNOTATION not in rig.annotations
 
 
@@ -413,12 +393,12 @@ def test_an_unreachable_gpu_is_restored_later_if_the_new_layout_does_not_cover_i
     agent = scenes.reconciler(rig, ONE_OF_THEM)
     agent.recover("second-alone")
 
-    outcome = agent.run("second-alone", fakes.FakeRequest(rig.clock))
+    outcome = scenes.run(rig, "second-alone", by=agent)
 
     assert outcome.state is model.State.SUCCESS, outcome.message
     assert pending(rig) == (before.uuid,)
     plugin = dict(rig.pods)
-    assert agent.run("second-alone", fakes.FakeRequest(rig.clock)).state is model.State.SUCCESS
+    assert scenes.run(rig, "second-alone", by=agent).state is model.State.SUCCESS
     assert agent.check_drift("second-alone", outcome) is drift.Action.REST
     assert pending(rig) == (before.uuid,)
     assert dict(rig.pods) == plugin
@@ -427,7 +407,7 @@ def test_an_unreachable_gpu_is_restored_later_if_the_new_layout_does_not_cover_i
     if is_restarted:
         agent = scenes.reconciler(rig, ONE_OF_THEM)
         agent.recover("second-alone")
-    assert agent.run("second-alone", fakes.FakeRequest(rig.clock)).state is model.State.SUCCESS
+    assert scenes.run(rig, "second-alone", by=agent).state is model.State.SUCCESS
     assert planner.restore(rig.gpus, [before]).is_empty
     assert pending(rig) == ()
 
