@@ -9,9 +9,9 @@ from mig_manager import errors
 from mig_manager.catalogue import hardware
 from mig_manager.change import apply as applying
 from mig_manager.change import boot, local, plans
-from mig_manager.core import model, ports, steps
+from mig_manager.core import model, steps
 from mig_manager.core.layout import config
-from tests import fakes, gpu_values
+from tests import fakes, gpu_values, scenes
 
 LAYOUTS = config.parse(
     """
@@ -45,10 +45,6 @@ mig-configs:
 )
 
 
-class Killed(BaseException):
-    """The process is gone: nothing that would tidy up gets to run."""
-
-
 class Gpus:
     """GPUs on which each step can fail, or be the last thing that a process did."""
 
@@ -66,12 +62,30 @@ class Gpus:
         self.fails: Callable[[steps.Step], bool] = lambda _step: False
         self.on_step: Callable[[steps.Step], object] = lambda _step: None
 
+    @property
+    def shape(self) -> list[object]:
+        """What a rollback restores."""
+        return [
+            (
+                gpu.current_mode,
+                [
+                    (
+                        gi.profile,
+                        gi.placement,
+                        [(c.profile, c.placement) for c in gi.compute_instances],
+                    )
+                    for gi in gpu.gpu_instances
+                ],
+            )
+            for gpu in self.gpus
+        ]
+
     @contextlib.contextmanager
     def killed(self, *, at: int) -> Iterator[None]:
         """Kill the process before a step, counted from 1, if it comes that far."""
         self.steps, self.killed_at = 0, at
         try:
-            with contextlib.suppress(Killed):
+            with contextlib.suppress(scenes.Killed):
                 yield
         finally:
             self.killed_at = None
@@ -103,7 +117,7 @@ class Gpus:
         for step in plan.steps:
             self.steps += 1
             if self.steps == self.killed_at:
-                raise Killed
+                raise scenes.Killed
             self.on_step(step)
             if step.gpu_uuid in self.lost:
                 continue
@@ -114,24 +128,6 @@ class Gpus:
                 for gpu in self.gpus
             )
         return gpu_values.of_plan(self.gpus, plan, self.lost)
-
-
-def shape(gpus: Gpus) -> list[object]:
-    """Return what a rollback restores."""
-    return [
-        (
-            gpu.current_mode,
-            [
-                (
-                    gi.profile,
-                    gi.placement,
-                    [(ci.profile, ci.placement) for ci in gi.compute_instances],
-                )
-                for gi in gpu.gpu_instances
-            ],
-        )
-        for gpu in gpus.gpus
-    ]
 
 
 class FakeExclusion:
@@ -156,10 +152,10 @@ class FakeExclusion:
 
 
 class FakeJournal:
-    """A journal in memory; each act can be refused."""
+    """A journal, or the layout kept for the next boot, in memory; each act can be refused."""
 
-    def __init__(self, text: str | None = None) -> None:
-        self.text = text
+    def __init__(self) -> None:
+        self.text: str | None = None
         self.aside: str | None = None
         self.refused: set[str] = set()
 
@@ -175,6 +171,8 @@ class FakeJournal:
         self._act("write")
         self.text = text
 
+    save = write
+
     def clear(self) -> None:
         self._act("clear")
         self.text = None
@@ -186,22 +184,18 @@ class FakeJournal:
         return "journal.unreadable"
 
 
-class FakeVerifiedLayout(FakeJournal):
-    """What is kept for the next boot, in memory."""
+class Node:
+    """A node whose process can be killed at any step, with its lock, journal and messages."""
 
-    def save(self, text: str) -> None:
-        self.write(text)
-
-
-class Rig:
-    """A node's lock and journal, and the notes for the user."""
-
-    def __init__(self, gpus: ports.Gpus) -> None:
-        self.gpus = gpus
+    def __init__(
+        self, start: str = "before", gpus: Gpus | None = None, layouts: config.Document = LAYOUTS
+    ) -> None:
+        self.gpus = gpus or Gpus()
+        self.layouts = layouts
         self.clock = fakes.FakeClock()
         self.exclusion = FakeExclusion()
         self.journal = FakeJournal()
-        self.boot_layout = FakeVerifiedLayout()
+        self.boot_layout = FakeJournal()
         self.boot_id = "boot-1"
         self.owner = fakes.NodeRig(gpus=())
         """Has the hooks and the device files."""
@@ -209,6 +203,13 @@ class Rig:
             [], contextlib.AbstractContextManager[Callable[[], object] | None]
         ] = contextlib.nullcontext
         self.notes: list[str] = []
+        if start != "off":
+            self.set_up(start)
+            self.gpus.steps = 0
+
+    @property
+    def shape(self) -> list[object]:
+        return self.gpus.shape
 
     def apply(
         self,
@@ -227,20 +228,35 @@ class Rig:
         deps = dataclasses.replace(self._dependencies(), may_reset=may_reset)
         return applying.apply(deps, resolve, scope=scope)
 
+    def change_to(self, name: str, **options: Any) -> plans.Applied:
+        return self.apply(self.layouts.layout(name), **options)
+
     def restore(self, text: str, *, scope: plans.Scope = plans.Scope.ALL) -> plans.Applied:
         """Return the GPUs to a checkpoint."""
         source = fakes.FakeConfig(text, name="c.json")
         return applying.restore(self._dependencies(), source, scope=scope)
 
-    def boot(
-        self, fallback: config.Layout | None = None, *, driver_timeout_s: float = 120.0
-    ) -> boot.Restored:
+    def boot(self, fallback: str = "", *, driver_timeout_s: float = 120.0) -> boot.Restored:
         """Restore the verified layout, or apply a fallback."""
         return boot.boot(
             self._dependencies(),
-            (lambda: fallback) if fallback else None,
+            (lambda: self.layouts.layout(fallback)) if fallback else None,
             driver_timeout_s=driver_timeout_s,
         )
+
+    def has(self, name: str) -> bool:
+        return plans.plan(self.gpus, self.layouts.layout(name)).is_applied
+
+    def cut_off(self, name: str, *, at: int) -> bool:
+        """Apply a layout and be killed at a step; return whether there was such a step."""
+        with self.gpus.killed(at=at):
+            self.change_to(name)
+            return False
+        return True
+
+    def set_up(self, name: str) -> None:
+        """Apply a layout as another program does, beside the journal."""
+        apply(self.gpus, self.layouts.layout(name))
 
     def _dependencies(self) -> local.Dependencies:
         return local.Dependencies(
@@ -259,48 +275,10 @@ class Rig:
 
 
 def apply(
-    gpus: ports.Gpus,
-    layout: config.Layout,
-    *,
-    scope: plans.Scope = plans.Scope.ALL,
-    may_reset: bool = True,
+    gpus: Gpus, layout: config.Layout, *, scope: plans.Scope = plans.Scope.ALL
 ) -> plans.Applied:
     """Apply a layout on a node with a free lock and no journal."""
-    return Rig(gpus).apply(layout, scope=scope, may_reset=may_reset)
-
-
-class Node(Rig):
-    """Two GPUs with a layout, on which a process can be killed at any step."""
-
-    gpus: Gpus
-    layouts = LAYOUTS
-
-    def __init__(self, start: str = "before", gpus: Gpus | None = None) -> None:
-        super().__init__(gpus or Gpus())
-        if start != "off":
-            self.set_up(start)
-        self.gpus.steps = 0
-
-    @property
-    def shape(self) -> list[object]:
-        return shape(self.gpus)
-
-    def change_to(self, name: str, **options: Any) -> plans.Applied:
-        return self.apply(self.layouts.layout(name), **options)
-
-    def has(self, name: str) -> bool:
-        return plans.plan(self.gpus, self.layouts.layout(name)).is_applied
-
-    def cut_off(self, name: str, *, at: int) -> bool:
-        """Apply a layout and be killed at a step; return whether there was such a step."""
-        with self.gpus.killed(at=at):
-            self.change_to(name)
-            return False
-        return True
-
-    def set_up(self, name: str) -> None:
-        """Apply a layout as another program does, beside the journal."""
-        apply(self.gpus, self.layouts.layout(name))
+    return Node("off", gpus).apply(layout, scope=scope)
 
 
 def is_creation(step: steps.Step) -> bool:

@@ -29,6 +29,8 @@ mig-configs:
   - {devices: all, mig-enabled: true, mig-devices: {1g.5gb: 7}}
   too-much:
   - {devices: all, mig-enabled: true, mig-devices: {4g.20gb: 2}}
+  'off':
+  - {devices: all, mig-enabled: false}
 """
 PROGRAM = """
 import signal
@@ -133,10 +135,6 @@ class Node:
             (gpu.is_enabled, sorted((gi.profile_id, gi.placement) for gi in gpu.instances))
             for gpu in self.state.read().gpus
         ]
-
-    def kill_apply(self, layout: str, function: str, *, first: int = 1) -> None:
-        """Apply a layout, and kill that in the middle of a call."""
-        self.kill("apply", layout, function=function, first=first)
 
     def kill(self, *argv: str, function: str, first: int = 1) -> None:
         """Run a command, and kill it in the middle of a call."""

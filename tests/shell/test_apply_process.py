@@ -1,6 +1,7 @@
-"""``apply`` as a process that is killed, hangs, or is one of several; on simulated GPUs."""
+"""``apply`` as a process that is killed, hangs, or is not alone; on simulated GPUs."""
 
 import contextlib
+import json
 import os
 import pathlib
 import signal
@@ -10,6 +11,8 @@ import pytest
 
 from mig_manager.adapters import host
 from mig_manager.adapters.host import lock_file
+from mig_manager.sandbox.driver import states
+from testkit import nvml_faults
 from tests import waiting
 from tests.shell.shell_node import Node
 
@@ -39,31 +42,21 @@ KILLS = [
 
 
 @pytest.mark.slow
-def test_an_impossible_layout_after_a_kill_restores_the_old_instances(node: Node) -> None:
-    before = node.shape
-    node.kill_apply("wanted", CREATE)
-    assert node.shape != before
-    assert node.journal.exists()
-
-    answer = node.run("apply", "too-much")
-
-    assert answer.returncode == 1
-    assert "the 'apply' of layout 'wanted' was left unfinished and is undone now" in answer.stderr
-    assert node.shape == before
-    assert not node.journal.exists()
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(("function", "first"), KILLS)
-@pytest.mark.parametrize("again", ["wanted", "other", "too-much"])
-def test_after_a_kill_at_any_step_the_next_apply_finishes_or_undoes_it(
+@pytest.mark.parametrize("again", ["wanted", "other", "too-much", "no-such"])
+def test_after_a_kill_at_any_step_the_next_apply_finishes_or_undoes_it_if_it_knows_the_layout(
     node: Node, function: str, first: int, again: str
 ) -> None:
     before = node.shape
-    node.kill_apply("wanted", function, first=first)
+    node.kill("apply", "wanted", function=function, first=first)
+    left = node.shape, node.journal.exists()
 
     answer = node.run("apply", again)
 
+    if again == "no-such":
+        assert answer.returncode == 2
+        assert (node.shape, node.journal.exists()) == left
+        return
     if again == "too-much":
         assert answer.returncode == 1
         assert node.shape == before
@@ -71,19 +64,6 @@ def test_after_a_kill_at_any_step_the_next_apply_finishes_or_undoes_it(
         assert answer.returncode == 0
         assert node.run("assert", again).returncode == 0
     assert not node.journal.exists()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("function", "first"), KILLS)
-def test_after_a_kill_at_any_step_an_unknown_layout_changes_nothing(
-    node: Node, function: str, first: int
-) -> None:
-    node.kill_apply("wanted", function, first=first)
-    left = node.shape, node.journal.exists()
-
-    assert node.run("apply", "no-such").returncode == 2
-
-    assert (node.shape, node.journal.exists()) == left
 
 
 def test_a_hung_driver_times_out_and_the_change_is_rolled_back(node: Node) -> None:
@@ -100,9 +80,12 @@ def test_a_hung_driver_times_out_and_the_change_is_rolled_back(node: Node) -> No
     assert not node.journal.exists()
 
 
-def test_an_interrupt_ends_apply_at_once_before_it_changes_anything(fresh: Node) -> None:
+@pytest.mark.parametrize("argv", [("apply", "wanted"), ("status",)])
+def test_an_interrupt_ends_a_command_that_waits_for_a_hung_driver(
+    fresh: Node, argv: Sequence[str]
+) -> None:
     fresh.hang_in("nvmlInit*")
-    with fresh.started("apply", "wanted") as process:
+    with fresh.started(*argv) as process:
         waiting.until(lambda: fresh.is_hung)
         process.send_signal(signal.SIGINT)
         assert process.wait(30) == 130
@@ -111,7 +94,15 @@ def test_an_interrupt_ends_apply_at_once_before_it_changes_anything(fresh: Node)
 
 
 @pytest.mark.parametrize(
-    "argv", [("status",), ("assert", "wanted"), ("export",), ("validate",), ("plan", "wanted")]
+    "argv",
+    [
+        ("status",),
+        ("plan", "wanted"),
+        *(
+            pytest.param(argv, marks=pytest.mark.slow)
+            for argv in (("assert", "wanted"), ("export",), ("validate",))
+        ),
+    ],
 )
 def test_a_command_that_reads_from_a_hung_driver_ends_at_the_deadline(
     fresh: Node, argv: Sequence[str]
@@ -123,14 +114,6 @@ def test_a_command_that_reads_from_a_hung_driver_ends_at_the_deadline(
     assert answer.returncode == 1
     assert "NVML gave no answer within 0.5 s" in answer.stderr
     assert "remedy: The driver does not answer; read the kernel log." in answer.stderr
-
-
-def test_an_interrupt_ends_a_command_that_reads_from_a_hung_driver(fresh: Node) -> None:
-    fresh.hang_in("nvmlDeviceGetName")
-    with fresh.started("status") as process:
-        waiting.until(lambda: fresh.is_hung)
-        process.send_signal(signal.SIGINT)
-        assert process.wait(30) == 130
 
 
 def test_apply_names_the_owner_of_the_lock(fresh: Node) -> None:
@@ -182,3 +165,77 @@ def test_concurrent_applies_run_one_after_the_other_and_the_last_one_stays(
         assert "already active" not in err
     assert [name for name in names if node.run("assert", name).returncode == 0] == ended[-1:]
     assert not node.journal.exists()
+
+
+# -- beside programs that use what it must destroy ------------------------------------------------
+
+
+@pytest.fixture
+def pair(tmp_path: pathlib.Path) -> Node:
+    """Two GPUs with 2g.10gb and 3g.20gb each."""
+    return Node(tmp_path, "2xA100-SXM4-40GB", active="before")
+
+
+def use(node: Node, profile: str, *, gpu: int = 1) -> states.Client:
+    """Have a program use the MIG device of a profile."""
+    answer = json.loads(node.run("status", "-o", "json").stdout)
+    (device,) = (
+        compute["uuid"]
+        for instance in answer["gpus"][gpu]["gpu_instances"]
+        for compute in instance["compute_instances"]
+        if compute["profile"] == profile
+    )
+    return node.state.add_client(device, name="/usr/bin/train", pid=4242)
+
+
+def test_it_is_refused_before_anything_is_destroyed_and_names_the_program(pair: Node) -> None:
+    use(pair, "2g.10gb")
+    before = pair.shape
+    pair.state.log_calls()
+
+    done = pair.run("apply", "wanted", "--wait-for-idle", "0.1")
+
+    assert done.returncode == 1
+    assert "GPU 1 (GPU-" in done.stderr
+    assert "is in use by train (pid 4242, GPU instance " in done.stderr
+    assert "waited 0.1 s" in done.stderr
+    assert "nothing was changed" in done.stderr
+    assert pair.shape == before
+    assert not pair.journal.exists()
+    called = {call.function for call in nvml_faults.read_calls(pair.path)}
+    assert called
+    assert not {name for name in called if "Destroy" in name or "Create" in name}
+
+
+@pytest.mark.slow
+def test_only_a_mode_change_minds_a_program_on_an_instance_that_stays(pair: Node) -> None:
+    use(pair, "3g.20gb", gpu=0)
+    before = pair.shape
+
+    done = pair.run("apply", "off")
+
+    assert done.returncode == 1
+    assert "is in use by train (pid 4242" in done.stderr
+    assert pair.shape == before
+    assert pair.run("apply", "wanted").returncode == 0
+
+
+@pytest.mark.parametrize("is_stopped", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_wait_for_idle_waits_until_the_program_has_ended_or_a_signal_comes(
+    pair: Node, *, is_stopped: bool
+) -> None:
+    client = use(pair, "2g.10gb")
+    before = pair.shape
+    with pair.started("apply", "wanted", "--wait-for-idle", "600") as process:
+        assert process.stderr
+        waits = next(line for line in process.stderr if "waiting up to 600 s" in line)
+        assert "train (pid 4242" in waits
+        assert pair.shape == before
+        if is_stopped:
+            process.send_signal(signal.SIGTERM)
+        else:
+            pair.state.remove_client(client)
+        assert process.wait(60) == (-signal.SIGTERM if is_stopped else 0)
+
+    assert (pair.shape == before) is is_stopped
+    assert not pair.journal.exists()

@@ -2,15 +2,19 @@
 
 import contextlib
 import dataclasses
+from collections.abc import Callable
 
 import pytest
 
 from mig_manager import errors
+from mig_manager.change import transaction
 from mig_manager.core import model, steps
 from mig_manager.core.planner import planner
 from mig_manager.core.records import status
-from tests import gpu_values
-from tests.shell.applying_rig import Node, is_creation
+from tests import fakes, gpu_values
+from tests.shell import applying_rig
+from tests.shell.applying_rig import Gpus, Node, is_creation
+from tests.unit import samples
 
 OFF = model.MigMode.DISABLED
 
@@ -50,13 +54,17 @@ def test_after_a_kill_at_any_step_any_layout_can_be_applied(
 
 
 @pytest.mark.parametrize(("start", "name", "at"), WAYS)
+@pytest.mark.parametrize("killed_rollbacks", [0, 19])
 def test_after_a_kill_at_any_step_an_impossible_layout_restores_what_was(
-    start: str, name: str, at: int
+    start: str, name: str, at: int, killed_rollbacks: int
 ) -> None:
     node = Node(start)
     before = node.shape
     assert node.cut_off(name, at=at)
     is_changed = node.shape != before
+    for again in range(1, 1 + killed_rollbacks):
+        with node.gpus.killed(at=again), contextlib.suppress(errors.LayoutError):
+            node.change_to("too-much")
 
     with pytest.raises(errors.LayoutError) as caught:
         node.change_to("too-much")
@@ -64,25 +72,7 @@ def test_after_a_kill_at_any_step_an_impossible_layout_restores_what_was(
     assert node.shape == before
     assert node.journal.text is None
     undone = f"the 'apply' of layout '{name}' was left unfinished and is undone now"
-    assert caught.value.message.endswith(undone) is is_changed
-
-
-@pytest.mark.parametrize(("start", "name", "at"), WAYS)
-def test_the_next_apply_finishes_a_rollback_that_was_killed(
-    start: str, name: str, at: int
-) -> None:
-    node = Node(start)
-    before = node.shape
-    assert node.cut_off(name, at=at)
-    for again in range(1, 20):
-        with node.gpus.killed(at=again), contextlib.suppress(errors.LayoutError):
-            node.change_to("too-much")
-
-    with pytest.raises(errors.LayoutError):
-        node.change_to("too-much")
-
-    assert node.shape == before
-    assert node.journal.text is None
+    assert killed_rollbacks or caught.value.message.endswith(undone) is is_changed
 
 
 def test_a_layout_about_some_gpus_undoes_the_cut_off_change_of_the_others(node: Node) -> None:
@@ -212,30 +202,23 @@ def test_a_change_is_not_undone_because_its_journal_stays(node: Node) -> None:
     assert node.notes == ["cannot clear the journal; remove it, because it is no longer true"]
 
 
-def test_what_was_set_up_after_a_reboot_is_not_undone(node: Node) -> None:
-    assert node.cut_off("wanted", at=3)
-    node.boot_id = "boot-2"
-    node.set_up("other")
-    since = node.shape
-
-    with pytest.raises(errors.LayoutError):
-        node.change_to("too-much")
-
-    assert node.shape == since
-    assert "was left unfinished when the node was rebooted" in node.notes[0]
-    assert node.journal.text is None
-
-
-def test_what_a_reboot_has_emptied_returns_to_what_was(node: Node) -> None:
+@pytest.mark.parametrize(("since", "is_undone"), [("other", False), ("off", True)])
+def test_after_a_reboot_only_what_it_has_emptied_returns_to_what_was(
+    node: Node, since: str, *, is_undone: bool
+) -> None:
     before = node.shape
     assert node.cut_off("wanted", at=3)
     node.boot_id = "boot-2"
-    node.set_up("off")
+    node.set_up(since)
+    rebooted = node.shape
 
-    with pytest.raises(errors.LayoutError, match="is undone now"):
+    with pytest.raises(errors.LayoutError) as caught:
         node.change_to("too-much")
 
-    assert node.shape == before
+    assert node.shape == (before if is_undone else rebooted)
+    assert ("is undone now" in caught.value.message) is is_undone
+    assert is_undone or "was left unfinished when the node was rebooted" in node.notes[0]
+    assert node.journal.text is None
 
 
 def test_a_rollback_that_resets_a_gpu_is_not_taken_where_that_is_forbidden(node: Node) -> None:
@@ -250,12 +233,13 @@ def test_a_rollback_that_resets_a_gpu_is_not_taken_where_that_is_forbidden(node:
     assert node.journal.text is not None
 
 
-def test_another_manager_at_work_is_waited_for_until_a_deadline_and_reported_of(
+def test_another_manager_at_work_is_waited_for_until_a_deadline_and_reported_once(
     node: Node,
 ) -> None:
     node.exclusion.refusals = 10_000
-    with pytest.raises(errors.LockedError, match="waited 30 s"):
+    with pytest.raises(errors.LockedError, match="agent; waited 30 s for it to finish"):
         node.change_to("wanted")
+    assert node.clock.now_s == pytest.approx(30)
     assert node.gpus.steps == 0
 
     node.notes.clear()
@@ -263,6 +247,20 @@ def test_another_manager_at_work_is_waited_for_until_a_deadline_and_reported_of(
     node.change_to("wanted")
     assert node.has("wanted")
     assert node.notes == ["another manager is at work: agent; waiting up to 30 s"]
+    assert not node.exclusion.is_locked
+
+
+def test_a_lock_that_the_work_itself_meets_is_not_waited_for() -> None:
+    clock = fakes.FakeClock()
+    lock = applying_rig.FakeExclusion()
+
+    with (
+        pytest.raises(errors.LockedError, match=r"^mine$"),
+        transaction.locked(lock, "x", clock=clock, wait=clock.wait, timeout_s=9.0),
+    ):
+        raise errors.LockedError("mine")
+
+    assert clock.now_s == 0
 
 
 def test_an_unknown_layout_needs_neither_lock_nor_gpus_and_undoes_nothing(node: Node) -> None:
@@ -289,22 +287,19 @@ def test_a_failed_apply_restores_gpus_that_an_older_journal_does_not_name(node: 
         node.boot()
     journal = status.Journal.from_json(node.journal.text or "")
     assert [gpu.uuid for gpu in journal.snapshot] == [node.gpus.gpus[0].uuid]
-    refused: list[steps.Step] = []
+    node.gpus.fails = once(lambda step: is_creation(step) and step.gpu_uuid == second)
 
-    def fails(step: steps.Step) -> bool:
-        is_last = isinstance(step, steps.CreateGpuInstance) and step.gpu_uuid == second
-        if is_last and not refused:
-            refused.append(step)
-            return True
-        return False
-
-    node.gpus.fails = fails
     with pytest.raises(errors.HardwareError, match="the instances from before are back"):
         node.change_to("wanted")
 
-    assert refused
     assert node.shape == [empty, before[1]]
     assert node.journal.text is None
+
+
+def once(is_step: Callable[[steps.Step], bool]) -> Callable[[steps.Step], bool]:
+    """Refuse the first step of a kind."""
+    remaining = [True]
+    return lambda step: bool(remaining) and is_step(step) and remaining.pop()
 
 
 def test_an_undone_change_leaves_no_journal_and_refreshes_the_device_files(node: Node) -> None:
@@ -318,3 +313,113 @@ def test_an_undone_change_leaves_no_journal_and_refreshes_the_device_files(node:
     node.gpus.fails = lambda _step: False
     node.change_to("wanted")
     assert node.owner.refreshed == 2
+
+
+# -- instances that another program created, or that the driver listed too late -------------------
+
+
+def with_foreign(gpus: Gpus, start: int) -> model.Placement:
+    """Create an instance of one slice on the first GPU, as another program does."""
+    first, *others = gpus.gpus
+    (foreign,) = samples.gpu(samples.A100, f"1g.5gb@{start}").gpu_instances
+    instances = sorted((*first.gpu_instances, foreign), key=lambda gi: gi.placement)
+    gpus.gpus = (dataclasses.replace(first, gpu_instances=tuple(instances)), *others)
+    return foreign.placement
+
+
+class MissingOne(Gpus):
+    """One observation misses an instance, as on a driver that lists too few."""
+
+    missed: model.Placement | None = None
+
+    def observe(self) -> model.ObservedGpus:
+        first, *others = super().observe()
+        seen = tuple(gi for gi in first.gpu_instances if gi.placement != self.missed)
+        self.missed = None
+        return model.ObservedGpus((dataclasses.replace(first, gpu_instances=seen), *others))
+
+
+def test_a_rollback_names_and_keeps_a_missed_instance_and_the_next_change_includes_it() -> None:
+    gpus = MissingOne()
+    node = Node(gpus=gpus)
+    place = gpus.missed = with_foreign(gpus, start=2)
+    before = node.shape
+    gpus.fails = lambda step: is_creation(step) and step.placement == place  # type: ignore[union-attr]
+
+    with pytest.raises(errors.HardwareError) as caught:
+        node.change_to("wanted")
+
+    assert caught.value.reason is errors.Reason.VERIFY_FAILED
+    assert "1g.5gb at 2:1 on GPU 0 was not there before, and is kept" in caught.value.message
+    assert node.shape == before
+    assert node.journal.text is not None
+
+    second = gpus.gpus[1].uuid
+    gpus.fails = once(lambda step: is_creation(step) and step.gpu_uuid == second)
+    with pytest.raises(errors.HardwareError, match="the instances from before are back"):
+        node.change_to("other")
+    assert node.shape == before
+    assert not node.journal.text
+    node.change_to("other")
+    assert node.has("other")
+
+
+def test_an_instance_that_someone_creates_during_a_change_is_named_and_kept(node: Node) -> None:
+    node.gpus.fails = once(lambda step: is_creation(step) and bool(with_foreign(node.gpus, 3)))
+
+    with pytest.raises(errors.HardwareError, match=r"1g\.5gb at 3:1 on GPU 0 was not") as caught:
+        node.change_to("wanted")
+
+    assert caught.value.reason is errors.Reason.VERIFY_FAILED
+    assert 3 in {gi.placement.start for gi in node.gpus.gpus[0].gpu_instances}
+    assert node.journal.text is not None
+
+
+def test_after_a_kill_only_what_the_change_created_is_removed(node: Node) -> None:
+    before = node.shape
+    assert node.cut_off("wanted", at=4)
+    place = with_foreign(node.gpus, start=3)
+
+    with pytest.raises(errors.LayoutError, match=r"1g\.5gb at 3:1 on GPU 0 was not there before"):
+        node.change_to("too-much")
+
+    first = node.gpus.gpus[0]
+    others = tuple(gi for gi in first.gpu_instances if gi.placement != place)
+    assert len(others) < len(first.gpu_instances)
+    node.gpus.gpus = (dataclasses.replace(first, gpu_instances=others), *node.gpus.gpus[1:])
+    assert node.shape == before
+    assert node.journal.text is not None
+
+    # Once that instance is removed, nothing is left to undo.
+    with pytest.raises(errors.LayoutError, match=r"too-much|fit"):
+        node.change_to("too-much")
+    assert node.journal.text is None
+
+
+def test_a_plan_that_has_become_stale_is_given_up_before_its_first_step(node: Node) -> None:
+    before = node.shape
+    node.gpus.is_stale = True
+
+    with pytest.raises(errors.StalePlanError, match="already; nothing was changed") as caught:
+        node.change_to("wanted")
+
+    assert caught.value.reason.is_transient
+    assert (node.gpus.steps, node.shape, node.journal.text) == (0, before, None)
+    node.change_to("wanted")
+    assert node.has("wanted")
+
+
+def test_beside_an_older_change_a_stale_plan_leaves_alone_what_it_would_have_created(
+    node: Node,
+) -> None:
+    assert node.cut_off("wanted", at=4)
+    place = with_foreign(node.gpus, start=3)
+    node.gpus.is_stale = True
+
+    with pytest.raises(
+        errors.HardwareError, match=r"1g\.5gb at 3:1 on GPU 0 was not there before"
+    ):
+        node.change_to("other")
+
+    assert place in {gi.placement for gi in node.gpus.gpus[0].gpu_instances}
+    assert node.journal.text is not None

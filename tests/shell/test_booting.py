@@ -8,35 +8,17 @@ import pytest
 
 from mig_manager import errors
 from mig_manager.catalogue import hardware
-from mig_manager.core import model, steps
+from mig_manager.core import steps
 from mig_manager.core.layout import config
 from mig_manager.core.planner import planner
 from mig_manager.core.records import status
 from tests.shell import applying_rig
-from tests.shell.applying_rig import Gpus
+from tests.unit import samples
 
-PRODUCTS = ["A100-SXM4-40GB", "H100-SXM5-80GB"]
-
-
-def layouts(product: str) -> config.Document:
-    small, big = {
-        "A100-SXM4-40GB": ("1g.5gb", "3g.20gb"),
-        "H100-SXM5-80GB": ("1g.10gb", "3g.40gb"),
-    }[product]
-    return config.parse(
-        f"""
-version: v1
-mig-configs:
-  mixed:
-  - {{devices: [0], mig-enabled: true, mig-devices: {{{small}: 2, {big}: 1}}}}
-  - {{devices: [1], mig-enabled: true, mig-devices: {{{small}: 7}}}}
-  'off':
-  - {{devices: all, mig-enabled: false}}
-  too-much:
-  - {{devices: all, mig-enabled: true, mig-devices: {{{big}: 5}}}}
-""",
-        source="layouts.yaml",
-    )
+PROFILES = {
+    "A100-SXM4-40GB": ("1g.5gb", "3g.20gb"),
+    "H100-SXM5-80GB": ("1g.10gb", "3g.40gb"),
+}
 
 
 class Notes(list[str]):
@@ -52,49 +34,63 @@ class Notes(list[str]):
 
 
 class Node(applying_rig.Node):
-    """A machine that can be rebooted."""
+    """A machine with a verified layout that can be rebooted."""
 
-    def __init__(self, product: str) -> None:
-        super().__init__("off", Gpus(product))
-        self.layouts = layouts(product)
+    def __init__(self, product: str = "A100-SXM4-40GB") -> None:
+        small, big = PROFILES[product]
+        text = f"""
+version: v1
+mig-configs:
+  mixed:
+  - {{devices: [0], mig-enabled: true, mig-devices: {{{small}: 2, {big}: 1}}}}
+  - {{devices: [1], mig-enabled: true, mig-devices: {{{small}: 7}}}}
+  'off':
+  - {{devices: all, mig-enabled: false}}
+"""
+        super().__init__("off", applying_rig.Gpus(product), config.parse(text, source="x.yaml"))
         self.change_to("mixed")
-        self.before = self.shape
         self.gpus.steps = 0
+        self.before = self.shape
 
     def reboot(self) -> None:
         self.gpus.reboot()
+        self.gpus.steps = 0
         self.boot_id = f"{self.boot_id}+"
         self.notes.clear()
 
+    @property
+    def kept(self) -> status.VerifiedLayout:
+        return status.VerifiedLayout.from_json(self.boot_layout.text or "")
 
-def kept_by(node: Node) -> status.VerifiedLayout:
-    return status.VerifiedLayout.from_json(node.boot_layout.text or "")
+    def is_restored(self) -> bool:
+        return self.shape == self.before and self.journal.text is None
 
 
-@pytest.fixture(params=PRODUCTS)
+@pytest.fixture(params=PROFILES)
 def node(request: pytest.FixtureRequest) -> Node:
-    return Node(request.param)
+    """A node that was rebooted; a Hopper GPU loses its MIG mode in that too."""
+    node = Node(request.param)
+    node.reboot()
+    return node
 
 
 @pytest.fixture
 def ampere() -> Node:
-    return Node(PRODUCTS[0])
+    return Node()
 
 
 def test_after_a_reboot_every_instance_is_back_in_its_place_and_a_second_run_does_nothing(
     node: Node,
 ) -> None:
-    node.reboot()
     assert node.shape != node.before
 
-    result = node.boot()
+    # What is kept goes before a fallback.
+    result = node.boot("off")
 
-    assert node.shape == node.before
+    assert node.is_restored()
     assert (result.layout, result.problems) == ("mixed", ())
-    assert node.journal.text is None
     assert node.exclusion.descriptions[-1] == "restore layout mixed"
     assert not node.exclusion.is_locked
-
     node.gpus.steps = 0
     again = node.boot()
     assert (again.rounds, again.problems, node.gpus.steps) == ((), (), 0)
@@ -102,17 +98,9 @@ def test_after_a_reboot_every_instance_is_back_in_its_place_and_a_second_run_doe
 
 def test_the_placements_come_back_and_not_those_that_an_empty_gpu_would_get(ampere: Node) -> None:
     """A layout's instances may lie where history has put them."""
-    spec = next(p for p in ampere.gpus.gpus[0].profiles or () if str(p.profile) == "2g.10gb")
-    last = max(spec.placements)
-    moved = model.GpuInstance(
-        instance_id=0,
-        profile=spec.profile,
-        profile_id=spec.profile_id,
-        placement=last,
-        compute_instances=(),
-    )
-    kept = kept_by(ampere)
-    first = dataclasses.replace(kept.snapshot[0], gpu_instances=(moved,))
+    moved = samples.gpu(samples.A100, "2g.10gb@4[]").gpu_instances
+    kept = ampere.kept
+    first = dataclasses.replace(kept.snapshot[0], gpu_instances=moved)
     odd = dataclasses.replace(kept, config="odd", snapshot=(first, *kept.snapshot[1:]))
     ampere.boot_layout.text = odd.to_json()
     ampere.reboot()
@@ -120,49 +108,66 @@ def test_the_placements_come_back_and_not_those_that_an_empty_gpu_would_get(ampe
     ampere.boot()
 
     (instance,) = ampere.gpus.gpus[0].gpu_instances
-    assert instance.placement == last
-
-
-def test_what_was_off_stays_off(node: Node) -> None:
-    node.change_to("off")
-    node.reboot()
-    node.gpus.steps = 0
-
-    result = node.boot()
-
-    assert (result.rounds, node.gpus.steps) == ((), 0)
+    assert instance.placement == moved[0].placement
 
 
 @pytest.mark.parametrize("at", range(1, 22))
 def test_the_next_boot_finishes_one_that_was_killed_at_any_step(node: Node, at: int) -> None:
-    node.reboot()
     with node.gpus.killed(at=at):
         node.boot()
     assert (node.journal.text is None) is (node.gpus.steps < at)
 
-    result = node.boot()
+    assert node.boot().problems == ()
 
-    assert node.shape == node.before
-    assert result.problems == ()
-    assert node.journal.text is None
+    assert node.is_restored()
 
 
+@pytest.mark.parametrize("product", PROFILES)
 @pytest.mark.parametrize("at", [1, 3, 5, 8])
 def test_power_lost_in_the_middle_of_an_apply_restores_what_was_verified_before(
-    node: Node, at: int
+    product: str, at: int
 ) -> None:
+    node = Node(product)
     assert node.cut_off("off", at=at)
     node.reboot()
 
     node.boot()
 
-    assert node.shape == node.before
-    assert node.journal.text is None
+    assert node.is_restored()
 
 
-def test_nothing_kept_is_said_and_no_failure(ampere: Node) -> None:
-    ampere.boot_layout.text = None
+# -- what is kept, and by whom --------------------------------------------------------------------
+
+
+def test_each_apply_keeps_what_it_has_verified_and_what_was_off_stays_off(ampere: Node) -> None:
+    for _applied_and_already_applied in range(2):
+        ampere.boot_layout.text = None
+        ampere.change_to("off")
+        assert ampere.kept.config == "off"
     ampere.reboot()
+
+    assert (ampere.boot().rounds, ampere.gpus.steps) == ((), 0)
+
+
+def test_an_apply_that_fails_keeps_what_was_kept(ampere: Node) -> None:
+    kept = ampere.boot_layout.text
+    ampere.gpus.fails = lambda step: isinstance(step, steps.SetMode)
+
+    with pytest.raises(errors.HardwareError):
+        ampere.change_to("off")
+
+    assert ampere.boot_layout.text == kept
+
+
+def test_an_apply_whose_layout_cannot_be_kept_succeeds_and_says_so(ampere: Node) -> None:
+    ampere.boot_layout.refused = {"write"}
+    ampere.change_to("off")
+
+    assert ampere.notes == ["cannot write the journal; the next boot will not restore this layout"]
+
+
+def test_nothing_kept_is_no_failure_and_waits_for_no_driver(ampere: Node) -> None:
+    ampere.boot_layout.text = None
     ampere.gpus.is_driver_loaded = False
 
     result = ampere.boot()
@@ -188,31 +193,19 @@ def test_with_nothing_kept_the_fallback_is_applied_and_kept(ampere: Node) -> Non
     ampere.boot_layout.text = None
     ampere.reboot()
 
-    result = ampere.boot(ampere.layouts.layout("mixed"))
+    assert ampere.boot("mixed").layout == "mixed"
 
-    assert result.layout == "mixed"
-    kept = kept_by(ampere)
-    assert planner.restore(ampere.gpus.gpus, kept.snapshot).is_empty
-    assert kept.boot_id == "boot-1+"
-
-
-def test_what_is_kept_outdoes_the_fallback(node: Node) -> None:
-    node.reboot()
-
-    node.boot(node.layouts.layout("off"))
-
-    assert node.shape == node.before
+    assert planner.restore(ampere.gpus.gpus, ampere.kept.snapshot).is_empty
+    assert ampere.kept.boot_id == "boot-1+"
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"version": 99}', '{"version": 1}'])
 def test_what_makes_no_sense_is_set_aside_and_a_problem(ampere: Node, text: str) -> None:
     ampere.boot_layout.text = text
     ampere.reboot()
-    ampere.gpus.steps = 0
 
-    result = ampere.boot()
+    (problem,) = ampere.boot().problems
 
-    (problem,) = result.problems
     assert problem.message.startswith("the layout saved for this boot is invalid (")
     assert problem.remedy
     assert (ampere.boot_layout.aside, ampere.gpus.steps) == (text, 0)
@@ -225,25 +218,24 @@ def test_what_cannot_be_read_gives_way_to_the_fallback_and_is_an_error_if_it_can
     ampere.boot_layout.refused = {"read"}
     ampere.reboot()
 
-    result = ampere.boot(ampere.layouts.layout("mixed"))
+    assert len(ampere.boot("mixed").problems) == 1
 
-    assert ampere.shape == ampere.before
-    assert len(result.problems) == 1
-
+    assert ampere.is_restored()
     ampere.boot_layout.refused = {"read", "set_aside"}
     with pytest.raises(errors.UsageError, match="--verified-layout-file"):
         ampere.boot()
 
 
+# -- GPUs, drivers and signals --------------------------------------------------------------------
+
+
 def test_a_gpu_that_was_swapped_costs_no_other_and_is_reported_twice(node: Node) -> None:
-    node.reboot()
     first, second = node.gpus.gpus
     other = dataclasses.replace(second, uuid="GPU-new")
     node.gpus.gpus = (first, other)
 
-    result = node.boot()
+    gone, new = (problem.message for problem in node.boot().problems)
 
-    gone, new = (problem.message for problem in result.problems)
     assert f"GPU {second.uuid} is gone" in gone
     assert "GPU-new" in new
     assert "is new" in new
@@ -253,25 +245,21 @@ def test_a_gpu_that_was_swapped_costs_no_other_and_is_reported_twice(node: Node)
 
 
 def test_a_new_gpu_without_mig_is_nobodys_problem(node: Node) -> None:
-    t4 = hardware.template(hardware.find("T4"), 2)
-    node.gpus.gpus = (*node.gpus.gpus, t4)
-    node.reboot()
+    node.gpus.gpus = (*node.gpus.gpus, hardware.template(hardware.find("T4"), 2))
 
     assert node.boot().problems == ()
     assert node.shape[:2] == node.before
 
 
 def test_a_gpu_that_fails_has_what_it_had_and_costs_no_other(node: Node) -> None:
-    node.reboot()
     empty = node.shape
     bad = node.gpus.gpus[1].uuid
     node.gpus.fails = lambda step: (
         step.gpu_uuid == bad and isinstance(step, steps.CreateComputeInstance)
     )
 
-    result = node.boot()
+    (problem,) = node.boot().problems
 
-    (problem,) = result.problems
     assert "in use; the instances from before are back" in problem.message
     assert problem.remedy == errors.Reason.IN_USE.remedy_at_shell
     assert node.shape == [node.before[0], empty[1]]
@@ -280,41 +268,39 @@ def test_a_gpu_that_fails_has_what_it_had_and_costs_no_other(node: Node) -> None
 
 
 def test_a_gpu_left_in_between_is_all_that_the_journal_names(node: Node) -> None:
-    node.reboot()
     bad = node.gpus.gpus[1].uuid
     node.gpus.fails = lambda step: (
         step.gpu_uuid == bad
         and isinstance(step, steps.CreateComputeInstance | steps.DestroyGpuInstance)
     )
 
-    result = node.boot()
+    (problem,) = node.boot().problems
 
-    assert "still to do: GPU 1: " in result.problems[0].message
+    assert "still to do: GPU 1: " in problem.message
     assert node.shape[0] == node.before[0]
     journal = status.Journal.from_json(node.journal.text or "")
     assert [gpu.uuid for gpu in journal.snapshot] == [bad]
 
     node.gpus.fails = lambda _step: False
     assert node.boot().problems == ()
-    assert node.shape == node.before
+    assert node.is_restored()
 
 
-def test_a_driver_that_comes_late_is_waited_for(node: Node) -> None:
-    node.reboot()
+def test_a_driver_that_comes_late_and_another_manager_at_work_are_waited_for(node: Node) -> None:
     node.gpus.is_driver_loaded = False
+    node.exclusion.refusals = 3
 
     def load(remark: str) -> None:
-        assert remark == "no driver; waiting up to 120 s"
-        node.gpus.is_driver_loaded = True
+        if remark == "no driver; waiting up to 120 s":
+            node.gpus.is_driver_loaded = True
 
     node.notes = Notes(load)
     node.boot()
 
-    assert node.shape == node.before
+    assert node.is_restored()
 
 
 def test_a_driver_that_does_not_come_is_given_up_at_the_deadline(node: Node) -> None:
-    node.reboot()
     node.gpus.is_driver_loaded = False
 
     with pytest.raises(errors.HardwareError, match="no driver; waited 7 s for it") as caught:
@@ -325,44 +311,6 @@ def test_a_driver_that_does_not_come_is_given_up_at_the_deadline(node: Node) -> 
     assert not node.exclusion.is_locked
 
 
-def test_another_manager_at_work_is_waited_for(node: Node) -> None:
-    node.reboot()
-    node.exclusion.refusals = 3
-
-    node.boot()
-
-    assert node.shape == node.before
-
-
-def test_each_apply_keeps_what_it_has_verified(ampere: Node) -> None:
-    first = ampere.boot_layout.text
-    ampere.change_to("off")
-    second = kept_by(ampere)
-    ampere.boot_layout.text = None
-    ampere.change_to("off")
-
-    assert first != ampere.boot_layout.text
-    assert second.config == "off"
-    assert kept_by(ampere) == second
-
-
-def test_an_apply_that_fails_keeps_what_was_kept(ampere: Node) -> None:
-    kept = ampere.boot_layout.text
-    ampere.gpus.fails = lambda step: isinstance(step, steps.SetMode)
-
-    with pytest.raises(errors.HardwareError):
-        ampere.change_to("off")
-
-    assert ampere.boot_layout.text == kept
-
-
-def test_an_apply_whose_layout_cannot_be_kept_succeeds_and_says_so(ampere: Node) -> None:
-    ampere.boot_layout.refused = {"write"}
-    ampere.change_to("off")
-
-    assert ampere.notes == ["cannot write the journal; the next boot will not restore this layout"]
-
-
 def test_a_signal_that_ends_boot_finds_a_true_journal(node: Node) -> None:
     """A deferred signal takes effect as soon as the change is complete."""
 
@@ -371,24 +319,21 @@ def test_a_signal_that_ends_boot_finds_a_true_journal(node: Node) -> None:
         yield
         raise KeyboardInterrupt
 
-    node.reboot()
     node.guard = guard
 
     with pytest.raises(KeyboardInterrupt):
         node.boot()
 
-    assert node.shape == node.before
-    assert node.journal.text is None
+    assert node.is_restored()
 
 
 def test_device_files_that_fail_at_boot_are_a_problem_and_undo_nothing(node: Node) -> None:
-    node.reboot()
     node.owner.refusing["host.refresh"] = errors.HostError(
         "nvidia-ctk failed", reason=errors.Reason.DEVICE_FILES_FAILED
     )
 
     result = node.boot()
 
-    assert node.shape == node.before
+    assert node.is_restored()
     assert result.rounds
     assert [problem.message for problem in result.problems] == ["nvidia-ctk failed"]

@@ -22,34 +22,22 @@ LAYOUTS = """
 version: v1
 mig-configs:
   balanced:
-  - devices: all
-    device-filter: "0x20B010DE"
-    mig-enabled: true
-    mig-devices: {1g.5gb: 2, 2g.10gb: 1, 3g.20gb: 1}
+  - {devices: all, device-filter: "0x20B010DE", mig-enabled: true,
+     mig-devices: {1g.5gb: 2, 2g.10gb: 1, 3g.20gb: 1}}
   small:
-  - devices: all
-    device-filter: "0x20B010DE"
-    mig-enabled: true
-    mig-devices: {1g.5gb: 4, 3g.20gb: 1}
+  - {devices: all, device-filter: "0x20B010DE", mig-enabled: true,
+     mig-devices: {1g.5gb: 4, 3g.20gb: 1}}
   first-only:
-  - devices: [0]
-    mig-enabled: true
-    mig-devices: {7g.40gb: 1}
+  - {devices: [0], mig-enabled: true, mig-devices: {7g.40gb: 1}}
   too-much:
-  - devices: all
-    device-filter: ["0x20B010DE"]
-    mig-enabled: true
-    mig-devices: {4g.20gb: 2}
+  - {devices: all, device-filter: ["0x20B010DE"], mig-enabled: true, mig-devices: {4g.20gb: 2}}
   replaced:
-  - devices: [3]
-    mig-enabled: true
-    mig-devices: {9g.99gb: 1}
-  - devices: all
-    mig-enabled: false
+  - {devices: [3], mig-enabled: true, mig-devices: {9g.99gb: 1}}
+  - {devices: all, mig-enabled: false}
   everywhere:
-  - devices: all
-    mig-enabled: true
-    mig-devices: {1g.5gb: 7}
+  - {devices: all, mig-enabled: true, mig-devices: {1g.5gb: 7}}
+  none:
+  - {devices: all, mig-enabled: false}
 """
 DOCUMENT = config.parse(LAYOUTS, source="layouts.yaml")
 
@@ -137,16 +125,6 @@ def test_apply_plans_again_where_profiles_are_reported_only_with_mig_on() -> Non
     assert has(gpus, "balanced")
 
 
-def test_a_layout_that_does_not_fit_touches_nothing() -> None:
-    gpus = Gpus()
-
-    with pytest.raises(errors.LayoutError) as caught:
-        applying_rig.apply(gpus, layout("too-much"))
-
-    assert caught.value.reason is errors.Reason.DOES_NOT_FIT
-    assert gpus.steps == 0
-
-
 def test_a_mode_that_waits_for_a_reboot_is_left_waiting_and_can_be_called_off() -> None:
     gpus = Passthrough(count=1)
 
@@ -156,8 +134,7 @@ def test_a_mode_that_waits_for_a_reboot_is_left_waiting_and_can_be_called_off() 
     (waiting,) = gpus.observe()
     assert waiting.pending_mode is model.MigMode.ENABLED
 
-    none = "{version: v1, mig-configs: {none: [{devices: all, mig-enabled: false}]}}"
-    applying_rig.apply(gpus, config.parse(none, source="none.yaml").layout("none"))
+    applying_rig.apply(gpus, layout("none"))
     (called_off,) = gpus.observe()
     assert called_off.pending_mode is model.MigMode.DISABLED
 
@@ -174,13 +151,6 @@ def test_mode_only_switches_mig_and_leaves_instances_alone() -> None:
     assert has(gpus, "balanced", scope=mode_only)
     assert not has(gpus, "balanced")
     assert has(full, "balanced")
-
-
-def test_gpus_that_a_layout_does_not_name_stay_as_they_are() -> None:
-    gpus = with_layout("first-only")
-
-    assert gpus.gpus[1] == hardware.template(A100, 1)
-    assert has(gpus, "first-only")
 
 
 def test_a_plan_names_the_pods_that_use_what_ends_or_else_the_devices() -> None:
@@ -218,37 +188,25 @@ def test_a_failed_check_says_how_a_gpu_differs() -> None:
     )
 
 
-def test_status_as_data_has_every_instance_with_its_place() -> None:
-    data = plans.status(with_layout("first-only", count=1)).to_data()
+def test_plan_and_status_as_data_have_each_step_and_instance_and_other_gpus_stay() -> None:
+    planned = plans.plan(Gpus(), layout("first-only")).to_data()
+    gpus = with_layout("first-only")
+    shown = plans.status(gpus).to_data()
 
-    assert isinstance(data["gpus"], list)
-    (gpu,) = data["gpus"]
-    assert gpu["mig_mode"] == "enabled"
-    assert gpu["pci_device_id"] == "0x20B010DE"
-    assert [(gi["profile"], gi["placement"]) for gi in gpu["gpu_instances"]] == [
-        ("7g.40gb", "0:8")
-    ]
-
-
-def test_a_plan_as_data_counts_and_lists_its_steps() -> None:
-    data = plans.plan(Gpus(count=1), layout("first-only")).to_data()
-
-    assert data["instances"] == {"destroyed": 0, "created": 1, "staying": 0}
-    assert isinstance(data["gpus"], list)
-    assert [step["action"] for step in data["gpus"][0]["steps"]] == [
+    assert planned["instances"] == {"destroyed": 0, "created": 1, "staying": 0}
+    assert isinstance(planned["gpus"], list)
+    assert [step["action"] for step in planned["gpus"][0]["steps"]] == [
         "set_mode",
         "create_gpu_instance",
         "create_compute_instance",
     ]
-
-
-def test_export_writes_what_apply_reads() -> None:
-    gpus = with_layout("balanced")
-
-    exported = config.export(gpus.observe(), label="current")
-
-    again = config.parse(repr(exported).replace("True", "true"), source="export")
-    assert plans.plan(gpus, again.layout("current")).is_applied
+    assert isinstance(shown["gpus"], list)
+    gpu = shown["gpus"][0]
+    assert (gpu["mig_mode"], gpu["pci_device_id"]) == ("enabled", "0x20B010DE")
+    assert [(gi["profile"], gi["placement"]) for gi in gpu["gpu_instances"]] == [
+        ("7g.40gb", "0:8")
+    ]
+    assert gpus.gpus[1] == hardware.template(A100, 1)
 
 
 @pytest.mark.parametrize(
@@ -289,18 +247,15 @@ def test_products_that_share_a_name_are_reported_apart() -> None:
 
 def test_a_node_is_judged_by_the_gpus_it_has() -> None:
     gpus = [hardware.template(A100, 0), hardware.template(A30, 1)]
+    names = ["balanced", "first-only", "everywhere"]
 
-    result = validate.against_node(
-        [layout("balanced"), layout("first-only"), layout("everywhere")], source="f", gpus=gpus
-    )
+    result = validate.against_node(list(map(layout, names)), source="f", gpus=gpus)
 
-    assert {key: verdict.fit for key, verdict in result.verdicts.items()} == {
-        ("balanced", A100.name): validate.Fit.FITS,
-        ("balanced", A30.name): validate.Fit.NOT_FOR_IT,
-        ("first-only", A100.name): validate.Fit.FITS,
-        ("first-only", A30.name): validate.Fit.NOT_FOR_IT,
-        ("everywhere", A100.name): validate.Fit.FITS,
-        ("everywhere", A30.name): validate.Fit.DOES_NOT_FIT,
+    fits, not_for_it = validate.Fit.FITS, validate.Fit.NOT_FOR_IT
+    assert {name: [result.verdicts[name, gpu.name].fit for gpu in gpus] for name in names} == {
+        "balanced": [fits, not_for_it],
+        "first-only": [fits, not_for_it],
+        "everywhere": [fits, validate.Fit.DOES_NOT_FIT],
     }
 
 

@@ -12,7 +12,7 @@ from mig_manager.core import steps
 from mig_manager.core.records import checkpoint
 from tests import scenes
 from tests.shell import applying_rig
-from tests.shell.applying_rig import LAYOUTS, Gpus, shape
+from tests.shell.applying_rig import is_creation
 
 STEPS = {
     steps.SetMode: "MODE",
@@ -22,51 +22,39 @@ STEPS = {
 POINTS = ("start", "mode", "config", "exit")
 
 
-class Played:
+class Played(applying_rig.Node):
     """A node with a layout, and all that happened on it since, in order."""
 
     def __init__(self, layout: str, hooks: str = scenes.HOOKS) -> None:
-        self.gpus = Gpus()
-        self.rig = applying_rig.Rig(self.gpus)
-        if layout != "off":
-            self.rig.apply(LAYOUTS.layout(layout))
-        self.rig.owner.hooks = hooks
-        self.gpus.on_step = self._note
-        self.before = shape(self.gpus)
+        super().__init__(layout)
+        self.owner.hooks = hooks
+        self.gpus.on_step = self.note
+        self.before = self.shape
 
     @property
     def happened(self) -> list[str]:
         """Hooks, and between two of them each kind of steps once."""
-        return list(self.rig.owner.hooked)
+        return list(self.owner.hooked)
 
-    def _note(self, step: steps.Step) -> None:
+    def note(self, step: steps.Step) -> None:
         kind = STEPS.get(type(step))
-        seen = self.rig.owner.hooked
+        seen = self.owner.hooked
         since = next((at for at in reversed(range(len(seen))) if seen[at].islower()), -1)
         if kind and kind not in seen[since + 1 :]:
             seen.append(kind)
 
-    def apply(self, layout: str, **options: object) -> plans.Applied:
-        return self.rig.apply(LAYOUTS.layout(layout), **options)  # type: ignore[arg-type]
-
-    def interrupt_when(self, is_time: Callable[[list[str]], bool]) -> None:
-        """Have a signal that comes before a hook begins or while it runs."""
+    def interrupt_after(self, last: str) -> None:
+        """Have a signal that comes when this is the last thing that happened."""
 
         @contextlib.contextmanager
         def guard() -> Iterator[Callable[[], None]]:
             def check() -> None:
-                if is_time(self.happened):
+                if self.happened[-1:] == [last]:
                     raise errors.Superseded("a signal", is_replaced=False)
 
             yield check
 
-        self.rig.guard = guard
-
-
-def with_wanted() -> Gpus:
-    gpus = Gpus()
-    applying_rig.apply(gpus, LAYOUTS.layout("wanted"))
-    return gpus
+        self.guard = guard
 
 
 @pytest.mark.parametrize(
@@ -89,19 +77,19 @@ def test_each_point_comes_in_its_order_and_only_where_it_has_something_before_it
 ) -> None:
     played = Played(start)
 
-    played.apply(layout)
+    played.change_to(layout)
 
     assert played.happened == happened
-    assert plans.plan(played.gpus, LAYOUTS.layout(layout)).is_applied
-    assert played.rig.journal.text is None
+    assert played.has(layout)
+    assert played.journal.text is None
 
 
 def test_without_hooks_before_instances_or_with_the_mode_alone_that_point_is_left_out() -> None:
     mode_only = Played("off")
     hookless = Played("off", "hooks: {pre-apply-mode: [{command: mode}]}")
 
-    mode_only.apply("wanted", scope=plans.Scope.MODE_ONLY)
-    applied = hookless.apply("wanted")
+    mode_only.change_to("wanted", scope=plans.Scope.MODE_ONLY)
+    applied = hookless.change_to("wanted")
 
     assert mode_only.happened == ["start", "mode", "MODE", "exit"]
     assert len(applied.rounds) == 1
@@ -112,10 +100,10 @@ def test_hooks_of_a_point_run_in_order_and_the_first_that_fails_is_the_last() ->
     played = Played(
         "before", "hooks: {pre-apply-config: [{command: a}, {command: b}, {command: c}]}"
     )
-    played.rig.owner.broken_hooks = {"b"}
+    played.owner.broken_hooks = {"b"}
 
     with pytest.raises(errors.HostError):
-        played.apply("wanted")
+        played.change_to("wanted")
 
     assert played.happened == ["a", "b"]
 
@@ -126,9 +114,9 @@ def test_hooks_are_reported_of_the_change_and_the_change_wins() -> None:
         "hooks: {apply-start: [{command: a, envs: {X: y, MIG_PARTED_SELECTED_CONFIG: other}}]}",
     )
 
-    played.apply("before")
+    played.change_to("before")
 
-    assert played.rig.owner.hook_environment == {
+    assert played.owner.hook_environment == {
         "X": "y",
         "MIG_PARTED_HOOKS_FILE": "hooks.yaml",
         "MIG_PARTED_SELECTED_CONFIG": "before",
@@ -148,55 +136,59 @@ def test_a_hook_that_fails_ends_the_change_and_only_the_last_point_leaves_it_act
     point: str,
 ) -> None:
     played = Played("off")
-    played.rig.owner.broken_hooks = {point}
+    played.owner.broken_hooks = {point}
 
     with pytest.raises(errors.HostError, match=f"^{point} failed") as caught:
-        played.apply("wanted")
+        played.change_to("wanted")
 
     assert caught.value.reason is errors.Reason.HOOK_FAILED
     assert played.happened == AFTER_A_FAILURE[point]
-    assert played.rig.journal.text is None
-    is_done = plans.plan(played.gpus, LAYOUTS.layout("wanted")).is_applied
+    assert played.journal.text is None
+    is_done = played.has("wanted")
     assert is_done is (point == "exit")
     if is_done:
         assert caught.value.message.endswith("the layout is active all the same")
-        assert played.rig.boot_layout.text is not None
+        assert played.boot_layout.text is not None
     else:
-        assert shape(played.gpus) == played.before
+        assert played.shape == played.before
 
 
 def test_a_failing_change_is_undone_before_the_last_point_and_its_reason_comes_first() -> None:
     played = Played("before")
-    played.gpus.fails = lambda step: (
-        isinstance(step, steps.CreateGpuInstance) and (step.placement.size == 1)
-    )
-    played.rig.owner.broken_hooks = {"exit"}
+    played.gpus.fails = lambda step: is_creation(step) and step.placement.size == 1  # type: ignore[union-attr]
+    played.owner.broken_hooks = {"exit"}
 
     with pytest.raises(errors.HardwareError) as caught:
-        played.apply("wanted")
+        played.change_to("wanted")
 
     assert caught.value.reason is errors.Reason.IN_USE
     assert caught.value.message.endswith("the instances from before are back; exit failed")
     assert played.happened[-2:] == ["CREATE", "exit"]
-    assert shape(played.gpus) == played.before
+    assert played.shape == played.before
 
 
-def test_a_layout_that_cannot_be_had_costs_no_hook() -> None:
-    played = Played("before")
+@pytest.mark.parametrize(
+    ("layout", "hooks", "error", "message"),
+    [
+        ("too-much", scenes.HOOKS, errors.LayoutError, "fit"),
+        (
+            "wanted",
+            "hooks: {pre-apply: []}",
+            errors.ConfigError,
+            r"hooks\.yaml:1:9: unexpected key 'pre-apply'",
+        ),
+    ],
+    ids=["a layout that cannot be had", "a hooks file that is no good"],
+)
+def test_what_cannot_be_costs_no_hook_and_touches_nothing(
+    layout: str, hooks: str, error: type[Exception], message: str
+) -> None:
+    played = Played("before", hooks)
 
-    with pytest.raises(errors.LayoutError):
-        played.apply("too-much")
+    with pytest.raises(error, match=message):
+        played.change_to(layout)
 
-    assert played.happened == []
-
-
-def test_a_hooks_file_that_is_no_good_is_refused_before_anything_is_touched() -> None:
-    played = Played("before", "hooks: {pre-apply: []}")
-
-    with pytest.raises(errors.ConfigError, match=r"hooks\.yaml:1:9: unexpected key 'pre-apply'"):
-        played.apply("wanted")
-
-    assert shape(played.gpus) == played.before
+    assert (played.happened, played.shape) == ([], played.before)
 
 
 @pytest.mark.parametrize(
@@ -214,35 +206,32 @@ def test_a_program_that_is_not_there_is_reported_before_the_first_hook_runs_if_i
     start: str, layout: str, missing: str, *, is_refused: bool
 ) -> None:
     played = Played(start)
-    played.rig.owner.missing_hooks = {missing}
+    played.owner.missing_hooks = {missing}
 
     if not is_refused:
-        played.apply(layout)
+        played.change_to(layout)
         return
     with pytest.raises(
         errors.HostError, match=f"program {missing} is not found; nothing was touched"
     ):
-        played.apply(layout)
+        played.change_to(layout)
     assert played.happened == []
-    assert shape(played.gpus) == played.before
+    assert played.shape == played.before
 
 
 def test_gpus_that_a_hook_has_changed_are_checked_again() -> None:
     played = Played("before")
-    other = with_wanted()
 
     def tamper() -> None:
-        if "start" in played.rig.owner.hooked:
-            played.gpus.gpus = other.gpus
+        if "start" in played.happened:
+            played.gpus.gpus = applying_rig.Node("wanted").gpus.gpus
 
-    played.rig.owner.on_call = tamper
-    played.rig.owner.hooks = (
+    played.owner.on_call = tamper
+    played.owner.hooks = (
         "hooks: {apply-start: [{command: start}, {command: more}], apply-exit: [{command: exit}]}"
     )
 
-    applied = played.apply("wanted")
-
-    assert not applied.is_changed
+    assert not played.change_to("wanted").is_changed
     assert played.happened == ["start", "more", "exit"]
 
 
@@ -263,55 +252,50 @@ def test_a_signal_ends_the_hooks_but_the_last_and_all_is_undone(
     hooks: str, last_before: str, happened: list[str]
 ) -> None:
     played = Played("off", hooks)
-    played.interrupt_when(lambda done: done[-1:] == [last_before])
+    played.interrupt_after(last_before)
 
     with pytest.raises(errors.Superseded):
-        played.apply("wanted")
+        played.change_to("wanted")
 
     assert played.happened == happened
-    assert shape(played.gpus) == played.before
-    assert played.rig.journal.text is None
+    assert played.shape == played.before
+    assert played.journal.text is None
 
 
 def test_the_last_hook_is_not_interrupted() -> None:
     played = Played("off")
-    played.interrupt_when(lambda done: done[-1:] == ["exit"])
+    played.interrupt_after("exit")
 
-    assert played.apply("wanted").is_changed
+    assert played.change_to("wanted").is_changed
 
 
 def test_an_unfinished_change_is_undone_where_a_first_hook_fails() -> None:
     played = Played("before")
-    played.rig.owner.hooks = ""
+    played.owner.hooks = ""
     with played.gpus.killed(at=3):
-        played.apply("wanted")
-    played.rig.owner.hooks = scenes.HOOKS
-    played.rig.owner.broken_hooks = {"start"}
+        played.change_to("wanted")
+    played.owner.hooks = scenes.HOOKS
+    played.owner.broken_hooks = {"start"}
 
     with pytest.raises(errors.HostError, match="was left unfinished and is undone now"):
-        played.apply("wanted")
+        played.change_to("wanted")
 
-    assert shape(played.gpus) == played.before
+    assert played.shape == played.before
 
 
-def test_a_restore_passes_the_same_points_and_is_reported_no_layout() -> None:
-    played, other = Played("off"), with_wanted()
+def test_a_restore_passes_the_same_points_and_is_undone_like_any_change() -> None:
+    then = applying_rig.Node("wanted")
+    text = checkpoint.render(then.gpus.gpus)
+    played, failing = Played("off"), Played("off")
+    failing.owner.broken_hooks = {"config"}
 
-    played.rig.restore(checkpoint.render(other.gpus))
+    played.restore(text)
+    with pytest.raises(errors.HostError, match="the instances from before are back"):
+        failing.restore(text)
 
     assert played.happened == ["start", "mode", "MODE", "config", "CREATE", "exit"]
-    assert shape(played.gpus) == shape(other)
-    assert set(played.rig.owner.hook_environment) == {"MIG_PARTED_HOOKS_FILE"}
-
-
-def test_a_restore_whose_hook_fails_between_mode_and_instances_is_undone() -> None:
-    played = Played("off")
-    played.rig.owner.broken_hooks = {"config"}
-
-    with pytest.raises(errors.HostError, match="the instances from before are back"):
-        played.rig.restore(checkpoint.render(with_wanted().gpus))
-
-    assert shape(played.gpus) == played.before
+    assert (played.shape, failing.shape) == (then.shape, failing.before)
+    assert set(played.owner.hook_environment) == {"MIG_PARTED_HOOKS_FILE"}
 
 
 def test_profiles_that_are_reported_only_with_mig_on_change_nothing_of_the_order() -> None:
@@ -319,7 +303,7 @@ def test_profiles_that_are_reported_only_with_mig_on_change_nothing_of_the_order
     known = {gpu.uuid: gpu.profiles for gpu in played.gpus.gpus}
 
     def reveal(step: steps.Step) -> None:
-        played._note(step)
+        played.note(step)
         if isinstance(step, steps.SetMode):
             played.gpus.gpus = tuple(
                 dataclasses.replace(gpu, profiles=known[gpu.uuid]) for gpu in played.gpus.gpus
@@ -328,6 +312,6 @@ def test_profiles_that_are_reported_only_with_mig_on_change_nothing_of_the_order
     played.gpus.gpus = tuple(dataclasses.replace(g, profiles=None) for g in played.gpus.gpus)
     played.gpus.on_step = reveal
 
-    played.apply("wanted")
+    played.change_to("wanted")
 
     assert played.happened == ["start", "mode", "MODE", "config", "CREATE", "exit"]
