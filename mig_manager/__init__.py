@@ -13,5 +13,9 @@ lean_imports.defer("asyncio")
 lean_imports.defer("inspect")
 # pathlib does, for the URI of a path.
 lean_imports.defer("urllib.parse", "quote_from_bytes")
+# structlog does where it is installed, for tracebacks with colours: half of a command's start.
+lean_imports.defer("rich.console", "Console")
+lean_imports.defer("rich.pretty")
+lean_imports.defer("rich.traceback", "Traceback")
 
 __version__ = "0.1.0"

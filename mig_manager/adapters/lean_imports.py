@@ -131,7 +131,11 @@ def _install(name: str) -> types.ModuleType | None:
     """Put a module into ``sys.modules`` without running it; None if there is nothing to do."""
     if name in sys.modules:
         return None
-    spec = importlib.util.find_spec(name)
+    try:
+        spec = importlib.util.find_spec(name)
+    except ModuleNotFoundError:
+        # Its package is not installed.
+        return None
     if spec is None or spec.loader is None:
         return None
     module = _DeferredModule(name)
