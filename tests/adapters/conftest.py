@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.adapters import kubelet_rig, nvml_rig, proc_tree
+from tests.adapters import kubelet_rig, nvml_rig, proc_tree, processes
 
 
 @pytest.fixture
@@ -33,3 +33,10 @@ def proc(tmp_path: pathlib.Path) -> proc_tree.ProcTree:
 def kubelet() -> Iterator[kubelet_rig.Kubelet]:
     with kubelet_rig.a_kubelet() as running:
         yield running
+
+
+@pytest.fixture
+def leaves_nothing_behind() -> Iterator[None]:
+    """Check that the test leaves no descriptor, child or thread."""
+    with processes.leaving_nothing_behind():
+        yield

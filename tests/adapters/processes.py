@@ -2,6 +2,8 @@
 
 import contextlib
 import pathlib
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 
@@ -41,3 +43,17 @@ def leaving_nothing_behind() -> Iterator[None]:
     waiting.until(lambda: descriptors() <= files)
     waiting.until(lambda: children() <= others)
     waiting.until(lambda: set(threading.enumerate()) <= threads)
+
+
+def scripted(script: str) -> list[str]:
+    """Return the command line of a worker that is this script, with its end of the pipes."""
+    preamble = "import os, signal, sys, time\nfrom mig_manager import errors\n"
+    preamble += "from mig_manager.adapters.host import subprocesses\n"
+    return [sys.executable, "-c", f"{preamble}parent = subprocesses.Parent()\n{script}"]
+
+
+def run_python(script: str, *, stdin: str = "") -> "subprocess.CompletedProcess[str]":
+    """Run a script in an interpreter of its own, which must end well."""
+    return subprocess.run(  # noqa: S603 - our own interpreter
+        [sys.executable, "-c", script], check=True, capture_output=True, text=True, input=stdin
+    )

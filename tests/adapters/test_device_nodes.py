@@ -4,7 +4,7 @@ import errno
 import os
 import pathlib
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 import structlog.testing
@@ -67,6 +67,10 @@ def node(path: pathlib.Path) -> tuple[int, int, int]:
     return os.major(status.st_rdev), os.minor(status.st_rdev), stat.S_IMODE(status.st_mode)
 
 
+def make_node(path: pathlib.Path, device: int) -> None:
+    os.mknod(path, stat.S_IFCHR | 0o444, device)
+
+
 def names(folder: pathlib.Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
@@ -101,8 +105,12 @@ def test_hidden_driver_files_are_read_from_the_hosts_proc(
     # The tmpfs of the legacy runtime hook.
     (proc.root / "driver/nvidia").mkdir(parents=True)
 
+    # Without this folder no links are made.
+    (nodes_folder / "char").rmdir()
+
     device_nodes.refresh_nodes(proc=proc.root, dev=nodes_folder, roots=[host])
 
+    assert names(nodes_folder) == ["nvidia-caps"]
     assert names(nodes_folder / "nvidia-caps") == ["nvidia-cap165", "nvidia-cap166"]
 
 
@@ -132,47 +140,27 @@ def test_correct_nodes_and_links_are_not_rewritten(
     assert logs == []
 
 
-def test_the_node_of_a_destroyed_instance_stays(
-    proc: proc_tree.ProcTree, nodes_folder: pathlib.Path
-) -> None:
-    gone = nodes_folder / "nvidia-caps/nvidia-cap30"
-    gone.parent.mkdir()
-    device_nodes.make_node(gone, 0o444, os.makedev(MAJOR, 30))
-
-    refresh(proc, nodes_folder)
-
-    assert node(gone) == (MAJOR, 30, 0o444)
-
-
-def test_nodes_from_before_the_driver_was_reloaded_are_replaced_or_removed(
+def test_only_nodes_from_before_the_driver_was_reloaded_are_replaced_or_removed(
     proc: proc_tree.ProcTree, nodes_folder: pathlib.Path, logs: Logs
 ) -> None:
     caps = nodes_folder / "nvidia-caps"
     caps.mkdir()
     for minor in (30, 165):
-        device_nodes.make_node(caps / f"nvidia-cap{minor}", 0o444, os.makedev(MAJOR + 1, minor))
-    device_nodes.make_node(caps / "of-another", 0o444, os.makedev(MAJOR + 1, 30))
+        make_node(caps / f"nvidia-cap{minor}", os.makedev(MAJOR + 1, minor))
+    make_node(caps / "of-another", os.makedev(MAJOR + 1, 30))
+    # Of an instance that was destroyed: its node stays.
+    make_node(caps / "nvidia-cap31", os.makedev(MAJOR, 31))
     (caps / "nvidia-cap166").write_text("no device")
     (nodes_folder / "char" / f"{MAJOR}:165").symlink_to("../elsewhere")
 
     refresh(proc, nodes_folder)
 
-    assert names(caps) == ["nvidia-cap165", "nvidia-cap166", "of-another"]
+    assert names(caps) == ["nvidia-cap165", "nvidia-cap166", "nvidia-cap31", "of-another"]
     assert node(caps / "nvidia-cap165")[:2] == (MAJOR, 165)
     assert node(caps / "nvidia-cap166")[:2] == (MAJOR, 166)
     assert (nodes_folder / "char" / f"{MAJOR}:165").resolve() == (caps / "nvidia-cap165").resolve()
     assert logs[0]["made"] == ["nvidia-cap165", "nvidia-cap166"]
     assert logs[0]["removed"] == ["nvidia-cap30"]
-
-
-def test_no_links_are_made_without_a_char_folder(
-    proc: proc_tree.ProcTree, nodes_folder: pathlib.Path
-) -> None:
-    (nodes_folder / "char").rmdir()
-
-    refresh(proc, nodes_folder)
-
-    assert names(nodes_folder) == ["nvidia-caps"]
 
 
 @pytest.mark.parametrize("has_numbers", [True, False])
@@ -208,36 +196,25 @@ def test_a_missing_driver_or_dev_is_logged_and_not_an_error(
     ]
 
 
-def refusing(code: int) -> Callable[..., None]:
-    """Return what stands for the kernel when it makes no node."""
-
-    def refuse(path: pathlib.Path, **_: int) -> None:
-        raise OSError(code, os.strerror(code), str(path))
-
-    return refuse
-
-
-@pytest.mark.parametrize("code", [errno.EPERM, errno.EACCES, errno.EROFS])
-def test_missing_permission_to_create_nodes_is_logged_and_not_an_error(
+@pytest.mark.parametrize("code", [errno.EPERM, errno.EACCES, errno.EROFS, errno.ENOSPC])
+def test_only_missing_permission_to_create_nodes_is_no_error(
     proc: proc_tree.ProcTree,
     tmp_path: pathlib.Path,
     logs: Logs,
     code: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    def refuse(path: pathlib.Path, *_: int) -> None:
+        raise OSError(code, os.strerror(code), str(path))
+
     dev = dev_tree(tmp_path)
+    monkeypatch.setattr(os, "mknod", refuse)
 
-    device_nodes.refresh_nodes(proc=proc.root, dev=dev, make=refusing(code))
-
-    assert logs[0]["event"] == "device_files_skipped"
-    assert logs[0]["why"].startswith(f"not allowed: {dev}/nvidia-caps/.nvidia-cap165.new: ")
-
-
-def test_any_other_failure_to_create_a_node_is_an_error(
-    proc: proc_tree.ProcTree, tmp_path: pathlib.Path
-) -> None:
-    dev = dev_tree(tmp_path)
-
-    with pytest.raises(errors.HostError, match="No space left on device") as caught:
-        device_nodes.refresh_nodes(proc=proc.root, dev=dev, make=refusing(errno.ENOSPC))
-
-    assert caught.value.reason is errors.Reason.DEVICE_FILES_FAILED
+    if code == errno.ENOSPC:
+        with pytest.raises(errors.HostError, match="No space left on device") as caught:
+            refresh(proc, dev)
+        assert caught.value.reason is errors.Reason.DEVICE_FILES_FAILED
+    else:
+        refresh(proc, dev)
+        assert logs[0]["event"] == "device_files_skipped"
+        assert logs[0]["why"].startswith(f"not allowed: {dev}/nvidia-caps/.nvidia-cap165.new: ")

@@ -23,29 +23,21 @@ from mig_manager.sandbox.driver import states
 from testkit import nvml_faults
 from tests import waiting
 from tests.adapters import processes
-from tests.adapters.processes import children, is_dead
+from tests.adapters.processes import children
 
 SOON_S = 20.0
 AT_ONCE = timing.Backoff(first_s=0.01, max_s=0.01)
 NEVER_AGAIN = timing.Backoff(first_s=3600.0, max_s=3600.0)
 
+pytestmark = pytest.mark.usefixtures("leaves_nothing_behind")
+
 PREAMBLE = """
-import os, signal, sys, time
-from mig_manager.adapters.host import subprocesses
-from tests import waiting
-parent = subprocesses.Parent()
 say = parent.send
 watching = ("watching", 1, 1)
 changed = ("changed", ("GPU-1",))
 def until_the_end():
     os.read(0, 1)
 """
-
-
-@pytest.fixture(autouse=True)
-def _leaves_nothing_behind() -> Iterator[None]:
-    with processes.leaving_nothing_behind():
-        yield
 
 
 class Rig:
@@ -98,7 +90,7 @@ def watching(
 
 def scripted(script: str) -> list[str]:
     """Return the command line of a listener that is this script."""
-    return [sys.executable, "-c", PREAMBLE + script]
+    return processes.scripted(PREAMBLE + script)
 
 
 # Real listeners on a simulated node.
@@ -115,15 +107,14 @@ class Node:
 
     def change(self, code: str) -> None:
         """Have another process run code on the first GPU."""
-        script = f"""
+        processes.run_python(f"""
 import pathlib, pynvml
 from mig_manager.sandbox.driver import library as simulated
 simulated.install(pathlib.Path({str(self.path)!r}))
 pynvml.nvmlInit()
 device = pynvml.nvmlDeviceGetHandleByIndex(0)
 {code}
-"""
-        subprocess.run([sys.executable, "-c", script], check=True)  # noqa: S603 - our own
+""")
 
 
 ENABLE = "pynvml.nvmlDeviceSetMigMode(device, 1)"
@@ -138,20 +129,9 @@ def node(tmp_path: pathlib.Path) -> Node:
     return Node(path)
 
 
-def test_an_instance_destroyed_by_another_process_is_reported_once_and_at_once(node: Node) -> None:
-    node.change(f"{ENABLE}\n{CREATE}")
-    with watching(node.command()) as rig:
-        rig.until_listening()
-        node.change(DESTROY)
-        rig.until_called(1, within_s=1.0)
-        node.change(CREATE)
-        rig.until_called(2)
-    assert rig.calls == 2
-    (first, second) = rig.logged("gpu_change_heard")
-    assert first["gpus"] == second["gpus"] == [nvml_faults.SharedState(node.path).boards[0].uuid]
-
-
-def test_a_change_during_a_suspension_is_not_reported(node: Node) -> None:
+def test_changes_by_another_process_are_reported_once_and_at_once_unless_suspended(
+    node: Node,
+) -> None:
     with watching(node.command()) as rig:
         rig.until_listening()
         with rig.events.suspended():
@@ -159,8 +139,12 @@ def test_a_change_during_a_suspension_is_not_reported(node: Node) -> None:
             node.change(f"{ENABLE}\n{CREATE}")
         rig.until_listening(2)
         node.change(DESTROY)
-        rig.until_called(1)
-    assert rig.calls == len(rig.logged("gpu_change_heard")) == 1
+        rig.until_called(1, within_s=1.0)
+        node.change(CREATE)
+        rig.until_called(2)
+    assert rig.calls == 2
+    (first, second) = rig.logged("gpu_change_heard")
+    assert first["gpus"] == second["gpus"] == [nvml_faults.SharedState(node.path).boards[0].uuid]
 
 
 def test_a_driver_without_the_event_is_reported_once_and_left_alone(
@@ -254,12 +238,12 @@ signal.pause()
         assert b"gpu_events_watched" in started.stdout.readline()
         node.change(ENABLE)
         assert started.wait(SOON_S) == -signal.SIGKILL
-    waiting.until(lambda: is_dead(int(pid_file.read_text())))
+    waiting.until(lambda: processes.is_dead(int(pid_file.read_text())))
 
 
 def test_a_listener_imports_neither_the_agent_nor_the_planner() -> None:
-    script = """
-import os, sys, threading
+    done = processes.run_python("""
+import sys
 from mig_manager.adapters.host import subprocesses
 from mig_manager.adapters.nvml import library, worker
 def listening(*_):
@@ -268,23 +252,15 @@ library.listening = listening
 subprocesses.Parent.end_with_stdin = lambda _: None
 assert worker.main(["listen"]) == 0
 print(*(name for name in sys.modules if sys.modules[name]), file=sys.stderr)
-"""
-    loaded = subprocess.run(  # noqa: S603 - our own interpreter
-        [sys.executable, "-c", script], check=True, capture_output=True, text=True
-    )
-    modules = set(loaded.stderr.split())
+""")
+    modules = set(done.stderr.split())
     assert "mig_manager.adapters.nvml.library" in modules
     assert not modules & {
         *("kubernetes", "structlog", "tenacity", "yaml"),
         *("concurrent.futures", "datetime", "json", "subprocess"),
     }
-    ours = {name for name in modules if name.startswith("mig_manager.")}
-    assert not any(
-        name.startswith(
-            tuple(f"mig_manager.{part}" for part in ("agent", "change", "core", "sandbox"))
-        )
-        for name in ours
-    )
+    others = tuple(f"mig_manager.{part}" for part in ("agent", "change", "core", "sandbox"))
+    assert not any(name.startswith(others) for name in modules)
 
 
 # Scripted listeners.
@@ -336,7 +312,7 @@ def test_a_listener_that_says_nothing_is_killed_in_time() -> None:
     ("command", "error"),
     [
         (["/does/not/exist"], "cannot be started"),
-        (scripted("sys.exit(3)"), "status 3"),
+        (scripted("os.write(2, b'x' * 200_000 + b' the end'); sys.exit(3)"), "status 3"),
         (scripted("os.write(parent._out, b'hello'); until_the_end()"), "hello"),
         (scripted("say(('watching', '8', 8)); until_the_end()"), "invalid message"),
         (scripted("say(('failed', 'Whatever', 'so')); until_the_end()"), "Whatever"),
@@ -352,6 +328,10 @@ def test_a_listener_that_is_no_good_is_replaced_after_a_pause(
     (ended,) = rig.logged("gpu_listener_ended")
     assert error in ended["error"]
     assert ended["delay_s"] == 3600.0
+    for words in rig.logged("gpu_listener_stderr"):
+        assert len(words["stderr"]) <= 16 * 1024
+        assert words["stderr"].endswith("the end")
+    assert bool(rig.logged("gpu_listener_stderr")) is (error == "status 3")
 
 
 @pytest.mark.slow
@@ -369,15 +349,6 @@ sys.exit(3)
     least = (0.05, 0.1, 0.2, 0.4)
     assert all(pause >= floor for pause, floor in zip(pauses, least, strict=True))
     assert len(rig.logged("gpu_listener_ended")) == 1
-
-
-def test_what_a_listener_writes_to_stderr_is_logged_in_part() -> None:
-    script = "os.write(2, b'x' * 200_000 + b' the end'); sys.exit(3)"
-    with watching(scripted(script)) as rig:
-        waiting.until(lambda: bool(rig.logged("gpu_listener_ended")))
-    (words,) = rig.logged("gpu_listener_stderr")
-    assert len(words["stderr"]) <= 16 * 1024
-    assert words["stderr"].endswith("the end")
 
 
 def test_a_bug_in_the_callback_does_not_end_listening() -> None:

@@ -12,14 +12,15 @@ from mig_manager import errors
 from mig_manager.adapters.host import gpu_reset, programs
 from mig_manager.catalogue import hardware
 from mig_manager.core import model
+from mig_manager.errors import Reason
 from mig_manager.sandbox.driver import nvidia_smi, states
 from tests.adapters import nvml_rig, proc_tree, stand_ins
 from tests.adapters.nvml_rig import OFF, ON, Rig, mode_step
 
 A100 = "a100-sxm4-40gb"
-SLOW = pytest.mark.slow
 BUSY = ("InUse", "in use")
 WAITING = states.Options(resets_itself=False)
+Gpus = Sequence[model.Gpu]
 
 
 class Machine:
@@ -28,9 +29,9 @@ class Machine:
     def __init__(self, rig: Rig, folder: pathlib.Path) -> None:
         self.rig = rig
         self.state = rig.state
-        self.bin = folder / "bin"
+        self.tool = folder / "bin/nvidia-smi"
         self.proc = proc_tree.ProcTree(folder / "proc")
-        nvidia_smi.install(self.bin, rig.state.path)
+        nvidia_smi.install(self.tool.parent, rig.state.path)
 
     def switch(self, *indices: int, mode: model.MigMode = ON) -> tuple[model.Gpu, ...]:
         """Have a mode pending on some GPUs; return all GPUs."""
@@ -39,13 +40,16 @@ class Machine:
             self.rig.run(*[mode_step(gpus[index], mode) for index in indices])
         return self.rig.gpus.observe()
 
-    def reset(self, gpus: Sequence[model.Gpu], *, timeout_s: float = 60.0) -> None:
-        found = programs.Programs(folders=[str(self.bin)])
+    def reset(self, gpus: Gpus, *, timeout_s: float = 60.0) -> None:
+        found = programs.Programs(folders=[str(self.tool.parent)])
         gpu_reset.SmiReset(found, timeout_s=timeout_s, proc=self.proc.root).reset(gpus)
 
-    def refusal(self, gpus: Sequence[model.Gpu], *, timeout_s: float = 60.0) -> errors.HostError:
+    def refusal(self, gpus: Gpus, *, timeout_s: float = 60.0) -> errors.HostError:
+        """Return the error of a reset that must reset no GPU."""
+        before = self.resets
         with pytest.raises(errors.HostError) as caught:
             self.reset(gpus, timeout_s=timeout_s)
+        assert self.resets == before
         return caught.value
 
     @property
@@ -53,14 +57,14 @@ class Machine:
         """How often each GPU was reset or switched."""
         return [gpu.attachments for gpu in self.state.read().gpus]
 
+    def wrap(self, script: str) -> None:
+        """Have this run before the tool is called."""
+        real = self.tool.rename(self.tool.with_name("real"))
+        stand_ins.script(self.tool, f'{script}\nexec "{real}" "$@"')
+
     def say(self, text: str, *, status: int) -> None:
         """Have every reset refused with these words; questions are answered as before."""
-        real = self.bin / "real"
-        (self.bin / "nvidia-smi").rename(real)
-        stand_ins.script(
-            self.bin / "nvidia-smi",
-            f'case "$1" in --gpu-reset) echo "{text}"; exit {status};; esac\nexec "{real}" "$@"',
-        )
+        self.wrap(f'case "$1" in --gpu-reset) echo "{text}"; exit {status};; esac')
 
 
 Boot = Callable[..., Machine]
@@ -70,63 +74,43 @@ Boot = Callable[..., Machine]
 def boot(tmp_path: pathlib.Path) -> Iterator[Boot]:
     with contextlib.ExitStack() as stack:
 
-        def start(spec: str = A100, options: states.Options = WAITING) -> Machine:
+        def start(spec: str = f"2x{A100}", options: states.Options = WAITING) -> Machine:
             rig = nvml_rig.rig(tmp_path / "state", spec, options=options)
             return Machine(stack.enter_context(rig), tmp_path)
 
         yield start
 
 
-def waiting(boot: Boot) -> tuple[Machine, tuple[model.Gpu, ...]]:
-    """Return a machine with one GPU, whose mode is pending."""
-    machine = boot()
-    return machine, machine.switch(0)
+@pytest.fixture
+def machine(boot: Boot) -> Machine:
+    return boot()
 
 
-def test_only_the_gpu_with_a_pending_mode_is_reset(boot: Boot) -> None:
+@pytest.fixture
+def gpus(machine: Machine) -> Gpus:
+    """Have a mode pending on the first GPU."""
+    return machine.switch(0)
+
+
+def test_gpus_with_a_pending_mode_are_reset_one_by_one_and_no_others(boot: Boot) -> None:
     machine = boot(f"3x{A100}")
-    gpus = machine.switch(1)
+    gpus = machine.switch(0, 2)
+    log = machine.tool.with_name("log")
+    machine.wrap(f'echo "$@" >> "{log}"')
 
-    machine.reset([gpus[1]])
+    machine.reset([gpus[0], gpus[2]])
 
-    assert machine.resets == [0, 1, 0]
+    assert machine.resets == [1, 0, 1]
     after = machine.rig.gpus.observe()
-    assert [gpu.current_mode for gpu in after] == [OFF, ON, OFF]
+    assert [gpu.current_mode for gpu in after] == [ON, OFF, ON]
     assert not any(gpu.has_pending_mode for gpu in after)
-
-
-@pytest.mark.slow
-def test_several_gpus_are_reset_one_by_one(boot: Boot) -> None:
-    machine = boot(f"2x{A100}")
-    gpus = machine.switch(0, 1)
-    log = machine.bin / "log"
-    (machine.bin / "nvidia-smi").rename(machine.bin / "real")
-    stand_ins.script(
-        machine.bin / "nvidia-smi",
-        f'echo "$@" >> "{log}"\nexec "{machine.bin / "real"}" "$@"',
-    )
-
-    machine.reset(gpus)
-
-    assert machine.resets == [1, 1]
     asked = [line for line in log.read_text().splitlines() if "reset" in line]
-    assert asked == ["--gpu-reset -i 00000000:07:00.0", "--gpu-reset -i 00000000:0F:00.0"]
-
-
-@pytest.mark.slow
-def test_a_reset_applies_mig_mode_off_too(boot: Boot) -> None:
-    machine = boot()
-    machine.reset(machine.switch(0))
-
-    machine.reset(machine.switch(0, mode=OFF))
-
-    assert machine.rig.observe().current_mode is OFF
-    assert machine.resets == [2]
+    assert asked == ["--gpu-reset -i 00000000:07:00.0", "--gpu-reset -i 00000000:17:00.0"]
 
 
 @pytest.mark.slow
 def test_a_reset_may_change_handles_and_minor_numbers(boot: Boot) -> None:
-    machine = boot(options=dataclasses.replace(WAITING, reattaches=True))
+    machine = boot(A100, dataclasses.replace(WAITING, reattaches=True))
     machine.reset(machine.switch(0))
     machine.proc.add(70, "/dev/nvidia0", name="of-another-time")
 
@@ -135,87 +119,133 @@ def test_a_reset_may_change_handles_and_minor_numbers(boot: Boot) -> None:
     assert machine.rig.observe().current_mode is OFF
 
 
-def test_a_gpu_reset_by_another_program_is_not_reset_again(boot: Boot) -> None:
-    machine, gpus = waiting(boot)
+def test_a_gpu_reset_by_another_program_and_none_at_all_are_not_reset(
+    machine: Machine, gpus: Gpus
+) -> None:
     assert machine.state.reset_gpu(0) is states.Code.SUCCESS
 
-    machine.reset(gpus)
+    machine.reset(gpus[:1])
 
-    assert machine.resets == [1]
+    assert machine.resets == [1, 0]
+    machine.tool.unlink()
+    machine.reset(())
 
 
-def test_a_gpu_without_a_pending_mode_is_never_reset(boot: Boot) -> None:
-    machine = boot(f"2x{A100}")
-    gpus = machine.switch(0)
+REFUSALS: dict[str, tuple[Callable[[Gpus], Gpus], str, Reason, str]] = {
+    "no pending mode": (
+        *(list, "", Reason.RESET_REQUIRED),
+        "is not reset: no change of its MIG mode is pending",
+    ),
+    "a machine with the GPU passed through": (
+        lambda gpus: [
+            dataclasses.replace(gpus[0], virtualization=model.Virtualization.PASSTHROUGH)
+        ],
+        *("", Reason.REBOOT_REQUIRED, "passed through to this virtual machine"),
+    ),
+    "a vGPU": (
+        lambda gpus: [dataclasses.replace(gpus[0], virtualization=model.Virtualization.VGPU)],
+        *("", Reason.NOT_SUPPORTED, "only its host can reset it"),
+    ),
+    "another GPU at its address": (
+        lambda gpus: [dataclasses.replace(gpus[0], pci_address=gpus[1].pci_address)],
+        *("", Reason.RESET_REQUIRED, "does not show GPU 0"),
+    ),
+    **{
+        script: (lambda gpus: gpus[:1], script, Reason.RESET_REQUIRED, why)
+        for script, why in {
+            "exit 9": "ended with status 9",
+            "echo no XML": "does not show",
+            "echo '<nvidia_smi_log/>'": "does not show",
+            "echo '<a>&b;</a>'": "does not show",
+            "missing": "found neither with the driver nor on the host",
+        }.items()
+    },
+}
 
-    error = machine.refusal(gpus)
 
-    assert error.reason is errors.Reason.RESET_REQUIRED
-    assert f"{gpus[1]} is not reset: no change of its MIG mode is pending" in error.message
-    assert machine.resets == [0, 0]
+@pytest.mark.parametrize(
+    ("choose", "script", "reason", "message"), REFUSALS.values(), ids=REFUSALS
+)
+def test_a_gpu_that_must_not_be_reset_or_is_not_shown_is_refused(
+    choose: Callable[[Gpus], Gpus],
+    script: str,
+    reason: Reason,
+    message: str,
+    machine: Machine,
+    gpus: Gpus,
+) -> None:
+    if script == "missing":
+        machine.tool.unlink()
+    elif script:
+        stand_ins.script(machine.tool, script)
+
+    error = machine.refusal(choose(gpus))
+
+    assert error.reason is reason
+    assert message in error.message
+
+
+def test_an_unprivileged_reset_is_no_permission(machine: Machine, gpus: Gpus) -> None:
+    machine.state.set_options(dataclasses.replace(WAITING, permitted=False))
+
+    assert machine.refusal(gpus[:1]).reason is Reason.NO_PERMISSION
 
 
 @pytest.mark.slow
 def test_a_gpu_with_instances_is_never_reset(boot: Boot) -> None:
-    machine = boot(options=states.Options())
+    machine = boot(A100, states.Options())
     machine.rig.fill("3g.20gb")
     gpus = machine.switch(0, mode=OFF)
     assert gpus[0].has_pending_mode
-    before = machine.resets
 
     seen = machine.refusal(gpus)
     unseen = machine.refusal([dataclasses.replace(gpus[0], gpu_instances=())])
 
     assert seen.message == unseen.message
     assert "it has GPU instances" in seen.message
-    assert machine.resets == before
 
 
-def test_a_process_with_a_context_prevents_every_reset_and_is_named(boot: Boot) -> None:
-    machine = boot(f"2x{A100}")
+# Processes that use the GPU.
+
+
+def test_a_process_with_a_context_or_an_open_node_prevents_every_reset_and_is_named(
+    machine: Machine,
+) -> None:
     gpus = machine.switch(0, 1)
-    machine.state.add_client(gpus[1].uuid, name="/usr/bin/python3 train.py", pid=4711)
+    pod = "0::/kubepods.slice/kubepods-pod8a0b1c2d_0001_4000_8000_0123456789ab.slice/cri.scope"
+    client = machine.state.add_client(gpus[1].uuid, name="/usr/bin/python3 train.py", pid=4711)
 
     error = machine.refusal(gpus)
 
-    assert error.reason is errors.Reason.IN_USE
+    assert error.reason is Reason.IN_USE
     assert error.message == f"{gpus[1]} is not reset while it is in use by python3 (pid 4711)"
-    assert machine.resets == [0, 0]
 
-
-def test_a_process_with_an_open_device_node_is_named_with_its_pod(boot: Boot) -> None:
-    machine = boot(f"2x{A100}")
-    gpus = machine.switch(0, 1)
-    pod = "0::/kubepods.slice/kubepods-pod8a0b1c2d_0001_4000_8000_0123456789ab.slice/cri.scope"
+    machine.state.remove_client(client)
     machine.proc.add(71, "/dev/nvidiactl", "/dev/nvidia1", name="dcgm-exporter", cgroup=pod)
     machine.proc.add(72, "/dev/nvidia5", name="elsewhere")
     machine.proc.add(os.getpid(), "/dev/nvidia0", name="ourselves")
-
-    machine.reset([gpus[0]])
-    error = machine.refusal([gpus[1]])
-
-    assert error.message.endswith(
+    assert machine.refusal(gpus).message.endswith(
         "in use by dcgm-exporter (pid 71, pod 8a0b1c2d-0001-4000-8000-0123456789ab)"
     )
-    assert machine.resets == [1, 0]
+    machine.reset([gpus[0]])
 
 
 @pytest.mark.parametrize("name", ["nvidia-persiste", "nv-fabricmanage"])
 @pytest.mark.slow
-def test_daemons_that_release_the_gpu_do_not_block_a_reset(name: str, boot: Boot) -> None:
-    machine, gpus = waiting(boot)
+def test_daemons_that_release_the_gpu_do_not_block_a_reset(
+    name: str, machine: Machine, gpus: Gpus
+) -> None:
     machine.proc.add(73, "/dev/nvidia0", name=name)
 
-    machine.reset(gpus)
+    machine.reset(gpus[:1])
 
-    assert machine.resets == [1]
+    assert machine.resets == [1, 0]
 
 
 @pytest.mark.parametrize("is_visible", [True, False])
 def test_a_daemon_that_did_not_release_the_gpu_is_named_if_it_is_visible(
-    *, is_visible: bool, boot: Boot
+    *, is_visible: bool, machine: Machine, gpus: Gpus
 ) -> None:
-    machine, gpus = waiting(boot)
     machine.state.add_client(gpus[0].uuid, name="daemon", kind=states.ClientKind.MONITOR)
     users = "processes"
     if is_visible:
@@ -224,58 +254,51 @@ def test_a_daemon_that_did_not_release_the_gpu_is_named_if_it_is_visible(
         unit = "0::/s/nvidia-persistenced.service"
         machine.proc.add(73, "/dev/nvidia0", name="nvidia-persiste", cgroup=unit)
 
-    error = machine.refusal(gpus)
+    error = machine.refusal(gpus[:1])
 
-    assert error.reason is errors.Reason.IN_USE
+    assert error.reason is Reason.IN_USE
     assert error.message.endswith(f"in use by {users} that are not visible here")
-    assert machine.resets == [0]
+
+
+def test_persistence_mode_is_restored_after_a_refused_reset(machine: Machine) -> None:
+    uuid = machine.state.boards[0].uuid
+    for kind in (states.ClientKind.PERSISTENCE_MODE, states.ClientKind.MONITOR):
+        machine.state.add_client(uuid, name="", kind=kind)
+
+    assert machine.refusal(machine.switch(0)[:1]).reason is Reason.IN_USE
+
+    kinds = {client.kind for client in machine.state.read().clients}
+    assert kinds == {states.ClientKind.PERSISTENCE_MODE, states.ClientKind.MONITOR}
+
+
+# What the tool answers.
 
 
 @pytest.mark.parametrize(
     ("text", "status", "reason", "message"),
     [
-        pytest.param("GPU 7 is currently in use by another process.", 255, *BUSY, marks=SLOW),
-        pytest.param("Failed:\n  GPU 7: In use by another client", 255, *BUSY, marks=SLOW),
-        pytest.param("because it's being used by some other process", 255, *BUSY, marks=SLOW),
+        ("GPU 7 is currently in use by another process.", 255, *BUSY),
+        ("Failed:\n  GPU 7: In use by another client", 255, *BUSY),
+        ("because it's being used by some other process", 255, *BUSY),
         ("Resetting GPU 7 is not supported.", 3, "RebootRequired", "GPU 7 is not supported."),
         ("Failed:\n  GPU 7: Not Supported", 255, "RebootRequired", "GPU 7: Not Supported"),
         ("What it says in ten years", 3, "RebootRequired", "What it says in ten years"),
-        pytest.param("Denied", 4, "NoPermission", "ended with status 4: Denied", marks=SLOW),
-        pytest.param("Failed", 255, "ResetRequired", "ended with status 255: Failed", marks=SLOW),
-        pytest.param("", 15, "ResetRequired", "ended with status 15", marks=SLOW),
+        ("Denied", 4, "NoPermission", "ended with status 4: Denied"),
+        ("Failed", 255, "ResetRequired", "ended with status 255: Failed"),
+        ("", 15, "ResetRequired", "ended with status 15"),
         ("was successfully reset", 0, "ResetRequired", "yet its MIG mode is still pending"),
+        ("$(sleep 60)", 0, "ResetRequired", "did not end within 0.5 s and was killed"),
     ],
 )
 def test_a_refusal_has_the_reason_that_its_words_mean(
-    text: str, status: int, reason: str, message: str, boot: Boot
+    text: str, status: int, reason: str, message: str, machine: Machine, gpus: Gpus
 ) -> None:
-    machine, gpus = waiting(boot)
     machine.say(text, status=status)
 
-    error = machine.refusal(gpus)
+    error = machine.refusal(gpus[:1], timeout_s=0.5 if "sleep" in text else 60.0)
 
-    assert error.reason == errors.Reason(reason)
+    assert error.reason == Reason(reason)
     assert message in error.message
-
-
-def test_a_reset_that_hangs_is_killed_at_its_deadline(boot: Boot) -> None:
-    machine, gpus = waiting(boot)
-    machine.say("Resetting...\n$(sleep 60)", status=0)
-
-    error = machine.refusal(gpus, timeout_s=0.5)
-
-    assert error.reason is errors.Reason.RESET_REQUIRED
-    assert "did not end within 0.5 s and was killed" in error.message
-
-
-@pytest.mark.slow
-def test_linked_gpus_with_pending_modes_are_reset_in_one_command(boot: Boot) -> None:
-    machine = boot(f"3x{A100}", dataclasses.replace(WAITING, linked_gpus=((0, 2),)))
-    gpus = machine.switch(0, 1, 2)
-
-    machine.reset(gpus)
-
-    assert machine.resets == [1, 1, 1]
 
 
 def test_a_linked_gpu_is_not_reset_unless_its_mode_is_pending_too(boot: Boot) -> None:
@@ -284,116 +307,29 @@ def test_a_linked_gpu_is_not_reset_unless_its_mode_is_pending_too(boot: Boot) ->
 
     error = machine.refusal([gpus[0], gpus[2]])
 
-    assert error.reason is errors.Reason.RESET_REQUIRED
+    assert error.reason is Reason.RESET_REQUIRED
     assert "only be reset together with 00000000:0F:00.0, 00000000:17:00.0" in error.message
     assert "Fabric Manager" in error.message
-    assert machine.resets == [0, 0, 0]
 
 
-@pytest.mark.parametrize(
-    ("virtualization", "reason", "message"),
-    [
-        (
-            model.Virtualization.PASSTHROUGH,
-            errors.Reason.REBOOT_REQUIRED,
-            "passed through to this virtual machine",
-        ),
-        (model.Virtualization.VGPU, errors.Reason.NOT_SUPPORTED, "only its host can reset it"),
-    ],
-)
-def test_the_gpu_of_a_virtual_machine_is_not_reset(
-    virtualization: model.Virtualization, reason: errors.Reason, message: str, boot: Boot
-) -> None:
-    machine, (gpu,) = waiting(boot)
+def test_missing_xml_elements_are_unknown_a_later_warning_is_ignored_and_names_are_printable() -> (
+    None
+):
+    named = (
+        "<process_info><pid>7</pid><process_name>/opt/a&#x9b;31m b</process_name></process_info>"
+        "<process_info><pid>8</pid></process_info>"
+        "<process_info><process_name>x</process_name></process_info>"
+    )
+    text = f"<gpu><uuid>GPU-1</uuid><processes>{named}</processes></gpu></nvidia_smi_log>"
 
-    error = machine.refusal([dataclasses.replace(gpu, virtualization=virtualization)])
-
-    assert error.reason is reason
-    assert message in error.message
-    assert machine.resets == [0]
-
-
-def test_an_unprivileged_reset_is_no_permission(boot: Boot) -> None:
-    machine, gpus = waiting(boot)
-    machine.state.set_options(dataclasses.replace(WAITING, permitted=False))
-
-    assert machine.refusal(gpus).reason is errors.Reason.NO_PERMISSION
-
-
-def test_a_missing_nvidia_smi_is_an_error_that_says_where_it_was_searched(boot: Boot) -> None:
-    machine, gpus = waiting(boot)
-    (machine.bin / "nvidia-smi").unlink()
-
-    error = machine.refusal(gpus)
-
-    assert error.reason is errors.Reason.RESET_REQUIRED
-    assert "found neither with the driver nor on the host" in error.message
-
-
-@pytest.mark.parametrize(
-    "answer", ["exit 9", "echo no XML", "echo '<nvidia_smi_log/>'", "echo '<a>&b;</a>'"]
-)
-@pytest.mark.slow
-def test_a_gpu_that_nvidia_smi_does_not_show_is_not_reset(answer: str, boot: Boot) -> None:
-    machine, gpus = waiting(boot)
-    stand_ins.script(machine.bin / "nvidia-smi", answer)
-
-    assert machine.refusal(gpus).reason is errors.Reason.RESET_REQUIRED
-    assert machine.resets == [0]
-
-
-def test_a_gpu_replaced_at_its_address_is_not_reset(boot: Boot) -> None:
-    machine = boot(f"2x{A100}")
-    gpus = machine.switch(0, 1)
-    moved = dataclasses.replace(gpus[0], pci_address=gpus[1].pci_address)
-
-    assert f"does not show {moved}" in machine.refusal([moved]).message
-    assert machine.resets == [0, 0]
-
-
-def test_without_gpus_no_program_runs(boot: Boot) -> None:
-    machine = boot()
-    (machine.bin / "nvidia-smi").unlink()
-
-    machine.reset(())
-
-
-def test_persistence_mode_is_restored_after_a_refused_reset(boot: Boot) -> None:
-    machine = boot()
-    uuid = machine.state.boards[0].uuid
-    for kind in (states.ClientKind.PERSISTENCE_MODE, states.ClientKind.MONITOR):
-        machine.state.add_client(uuid, name="", kind=kind)
-
-    assert machine.refusal(machine.switch(0)).reason is errors.Reason.IN_USE
-
-    kinds = {client.kind for client in machine.state.read().clients}
-    assert kinds == {states.ClientKind.PERSISTENCE_MODE, states.ClientKind.MONITOR}
-
-
-def test_missing_xml_elements_are_unknown_and_a_warning_after_the_xml_is_ignored() -> None:
-    text = "<nvidia_smi_log><gpu><uuid>GPU-1</uuid></gpu></nvidia_smi_log>\nWARNING: infoROM\n"
-
-    assert gpu_reset.parse(text) == gpu_reset.GpuStatus(
+    assert gpu_reset.parse(f"<nvidia_smi_log>{text}\nWARNING: infoROM\n") == gpu_reset.GpuStatus(
         uuid="GPU-1",
         minor=None,
         is_pending=False,
         is_persistent=False,
         has_instances=False,
-        processes={},
+        processes={7: "a?31m (pid 7)", 8: "process (pid 8)"},
     )
-
-
-def test_process_names_are_printable() -> None:
-    status = gpu_reset.parse(
-        "<nvidia_smi_log><gpu><processes>"
-        "<process_info><pid>7</pid><process_name>/opt/a&#x9b;31m b</process_name></process_info>"
-        "<process_info><pid>8</pid></process_info>"
-        "<process_info><process_name>x</process_name></process_info>"
-        "</processes></gpu></nvidia_smi_log>"
-    )
-
-    assert status is not None
-    assert status.processes == {7: "a?31m (pid 7)", 8: "process (pid 8)"}
 
 
 def test_nvidia_smi_is_searched_first_where_it_sees_the_drivers_daemons() -> None:
@@ -422,13 +358,11 @@ def test_nvidia_smi_is_run_in_the_root_where_it_is_found(tmp_path: pathlib.Path)
         hardware.template(hardware.find("A100-SXM4-40GB"), 0),
         uuid="GPU-1",
         pci_address="00000000:07:00.0",
-        current_mode=model.MigMode.DISABLED,
-        pending_mode=model.MigMode.ENABLED,
+        current_mode=OFF,
+        pending_mode=ON,
     )
-    reset = gpu_reset.SmiReset(
-        programs.Programs((programs.Root(path=root),)), proc=tmp_path / "no-proc"
-    )
+    tools = programs.Programs((programs.Root(path=root),))
 
-    reset.reset([gpu])
+    gpu_reset.SmiReset(tools, proc=tmp_path / "no-proc").reset([gpu])
 
     assert (root / "asked").read_text() == "--gpu-reset -i 00000000:07:00.0\n"

@@ -66,20 +66,6 @@ def test_a_mode_change_is_retried_until_the_gpu_is_idle(spec: str, boot: Boot) -
     assert node.enable().current_mode is ON
 
 
-@pytest.mark.parametrize("spec", ["a100-sxm4-40gb", "h100-sxm5-80gb"])
-def test_a_gpu_that_stays_in_use_is_an_error_that_names_the_process(spec: str, boot: Boot) -> None:
-    node = boot(spec)
-    gpu = node.observe()
-    node.state.add_client(gpu.uuid, name="python3", pid=4711)
-    error = node.refusal(mode_step(gpu, ON))
-    assert error.reason is errors.Reason.IN_USE
-    how = ", which resets the GPU" if gpu.mode_change_needs_reset else ""
-    assert error.message == (
-        f"GPU 0 ({gpu.uuid}): cannot switch MIG mode to enabled{how}: nvmlDeviceSetMigMode "
-        "answered 'In use by another client'; in use by python3 (pid 4711)"
-    )
-
-
 def test_an_explanation_that_several_gpus_share_is_given_once(boot: Boot) -> None:
     node = boot("2xA100-SXM4-40GB", in_use_timeout_s=0.0)
     gpus = node.gpus.observe()
@@ -108,53 +94,38 @@ def test_the_bound_on_waiting_is_for_the_gpu_and_not_for_each_step(boot: Boot) -
 # A mode change that does not take effect is never taken for one that did.
 
 
-@pytest.mark.parametrize(
-    ("options", "reason", "why"),
-    [
-        (
-            states.Options(resets_itself=False),
-            errors.Reason.RESET_REQUIRED,
-            "answered 'GPU requires restart', yet the mode waits for a reset",
-        ),
-        (
-            states.Options(virtualization=states.Virtualization.PASSTHROUGH),
-            errors.Reason.REBOOT_REQUIRED,
-            "inside which no reset can help, only a reboot of it",
-        ),
-    ],
-)
-def test_a_mode_that_waits_is_an_error_at_once_that_says_for_what(
-    options: states.Options, reason: errors.Reason, why: str, boot: Boot
-) -> None:
-    node = boot(options=options)
-    error = node.refusal(mode_step(node.observe(), ON))
-    gpu = node.observe()
-    assert (gpu.current_mode, gpu.pending_mode) == (OFF, ON)
-    assert node.clock.now_s == 0.0
-    assert (error.reason, error.code) == (reason, pynvml.NVML_ERROR_RESET_REQUIRED)
-    assert error.message.endswith(why)
+PENDING = {
+    states.Virtualization.NONE: (
+        errors.Reason.RESET_REQUIRED,
+        "answered 'GPU requires restart', yet the mode waits for a reset",
+    ),
+    states.Virtualization.PASSTHROUGH: (
+        errors.Reason.REBOOT_REQUIRED,
+        "inside which no reset can help, only a reboot of it",
+    ),
+}
 
 
-@pytest.mark.parametrize(
-    ("virtualization", "reason"),
-    [
-        (states.Virtualization.NONE, errors.Reason.RESET_REQUIRED),
-        (states.Virtualization.PASSTHROUGH, errors.Reason.REBOOT_REQUIRED),
-    ],
-)
-@pytest.mark.parametrize("status", [pynvml.NVML_SUCCESS, pynvml.NVML_ERROR_NOT_SUPPORTED])
-def test_a_pending_mode_counts_as_such_whatever_the_activation_status(
-    status: int,
+@pytest.mark.parametrize("virtualization", PENDING)
+@pytest.mark.parametrize("status", [None, pynvml.NVML_SUCCESS, pynvml.NVML_ERROR_NOT_SUPPORTED])
+def test_a_mode_that_waits_is_an_error_at_once_whatever_the_activation_status(
+    status: int | None,
     virtualization: states.Virtualization,
-    reason: errors.Reason,
     boot: Boot,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     node = boot(options=states.Options(resets_itself=False, virtualization=virtualization))
+    if status is not None:
+        _answer(monkeypatch, status)
+    error = node.refusal(mode_step(node.observe(), ON))
     gpu = node.observe()
-    _answer(monkeypatch, status)
-    error = node.refusal(mode_step(gpu, ON))
+    assert (gpu.current_mode, gpu.pending_mode) == (OFF, ON)
+    assert node.clock.now_s == 0.0
+    reason, why = PENDING[virtualization]
     assert (error.reason, error.operation) == (reason, "nvmlDeviceSetMigMode")
+    if status is None:
+        assert error.code == pynvml.NVML_ERROR_RESET_REQUIRED
+        assert error.message.endswith(why)
 
 
 def test_an_active_mode_is_success_whatever_the_activation_status(

@@ -4,40 +4,25 @@ import os
 import pathlib
 import re
 import signal
-import subprocess
 import sys
 import textwrap
-import time
-from collections.abc import Iterator
 
 import pytest
 import structlog.testing
 
 from mig_manager import errors
 from mig_manager.adapters.nvml import client as nvml_worker
-from mig_manager.adapters.nvml import worker
-from mig_manager.catalogue import hardware
 from mig_manager.core import steps
 from tests import waiting
 from tests.adapters import processes
-from tests.adapters.processes import is_dead
 
-GPU = hardware.template(hardware.find("A100-SXM4-40GB"), 0)
-PLAN = steps.Plan(gpus=(steps.GpuPlan(gpu_uuid=GPU.uuid, gpu_index=0, steps=(), target=()),))
+pytestmark = pytest.mark.usefixtures("leaves_nothing_behind")
 
 PREAMBLE = """
-import os, signal, sys, time
-from mig_manager import errors
-from mig_manager.adapters.host import subprocesses
-from mig_manager.adapters.nvml import gpus as nvml
-from mig_manager.adapters.nvml import worker
 from mig_manager.core import model
-from tests import waiting
-parent = subprocesses.Parent()
 def answer(value):
     parent.send(((value, None), ()))
 """
-
 
 IN_A_CALL = """
 from mig_manager.adapters.nvml import hung_call, library
@@ -52,110 +37,44 @@ def work():
 
 def child(script: str, *, timeout_s: float = 30.0) -> nvml_worker.WorkerGpus:
     """Return GPUs whose worker is this script."""
-    return nvml_worker.WorkerGpus(
-        command=[sys.executable, "-c", PREAMBLE + script], timeout_s=timeout_s
-    )
-
-
-def pid_in(pid_file: pathlib.Path) -> int | None:
-    """Return the pid that a worker wrote; None as long as it has not."""
-    text = pid_file.read_text() if pid_file.exists() else ""
-    return int(text) if text else None
-
-
-def is_gone(pid_file: pathlib.Path) -> bool:
-    """Return whether the process has ended and been reaped."""
-    return not pathlib.Path("/proc", pid_file.read_text()).exists()
-
-
-@pytest.fixture(autouse=True)
-def _leaves_nothing_behind() -> Iterator[None]:
-    with processes.leaving_nothing_behind():
-        yield
-
-
-def test_an_observation_comes_back_as_it_was_made() -> None:
-    script = """
-from mig_manager.catalogue import hardware
-answer(model.ObservedGpus([hardware.template(hardware.find("A100-SXM4-40GB"), 0)]))
-"""
-    assert child(script).observe() == (GPU,)
-
-
-def test_the_worker_is_asked_for_exactly_the_plan() -> None:
-    script = """
-kind, plan, known = parent.receive()
-assert kind == "execute" and not known
-raise SystemExit(repr(plan))
-"""
-    with pytest.raises(errors.HardwareError) as caught:
-        child(script).execute(PLAN)
-    assert repr(PLAN) in caught.value.message
-
-
-def test_a_worker_that_hangs_is_killed_at_the_deadline(tmp_path: pathlib.Path) -> None:
-    pid_file = tmp_path / "pid"
-    script = f"""
-signal.signal(signal.SIGTERM, signal.SIG_IGN)
-open({str(pid_file)!r}, "w").write(str(os.getpid()))
-signal.pause()
-"""
-    start = time.monotonic()
-    with pytest.raises(errors.HardwareError, match="no answer within 2 s") as caught:
-        child(script, timeout_s=2.0).observe()
-    assert caught.value.reason is errors.Reason.NVML_TIMEOUT
-    assert time.monotonic() - start < 2.0 + 3.0
-    assert is_gone(pid_file)
-
-
-ENDS = """
-def doing():
-    os.write(2, b"Xid 79\\nlibnvidia-ml: oops\\n")
-    {act}
-"""
+    command = processes.scripted(PREAMBLE + script)
+    return nvml_worker.WorkerGpus(command=command, timeout_s=timeout_s)
 
 
 @pytest.mark.parametrize(
-    ("act", "where", "end"),
+    ("act", "is_in_call", "end"),
     [
-        ("os.kill(os.getpid(), signal.SIGSEGV)", "in a call", "was killed by SIGSEGV{}; {}"),
-        ("os.kill(os.getpid(), signal.SIGKILL)", "", "was killed by SIGKILL{}; {}"),
-        ("os._exit(7)", "in a call", "ended with status 7{} and no answer; {}"),
-        ("os._exit(7)", "", "ended with status 7{} and no answer; {}"),
+        ("os.kill(os.getpid(), signal.SIGSEGV)", True, "was killed by SIGSEGV{}; {}"),
+        ("os.kill(os.getpid(), signal.SIGKILL)", False, "was killed by SIGKILL{}; {}"),
+        ("os._exit(7)", True, "ended with status 7{} and no answer; {}"),
+        ("os._exit(7)", False, "ended with status 7{} and no answer; {}"),
     ],
 )
 def test_a_worker_that_ends_without_an_answer_names_its_end_its_call_and_its_last_words(
-    act: str, where: str, end: str
+    act: str,
+    is_in_call: bool,  # noqa: FBT001 - a parameter of the table above
+    end: str,
 ) -> None:
-    script = IN_A_CALL + ENDS.format(act=act) + ("work()" if where else "doing()")
+    doing = f'def doing():\n    os.write(2, b"Xid 79\\nlibnvidia-ml: oops\\n")\n    {act}\n'
     with pytest.raises(errors.HardwareError) as caught:
-        child(script).observe()
-    call = " in nvmlFake on GPU 3 (GPU-3)" if where else ""
+        child(IN_A_CALL + doing + ("work()" if is_in_call else "doing()")).observe()
+    call = " in nvmlFake on GPU 3 (GPU-3)" if is_in_call else ""
     words = "it last wrote: libnvidia-ml: oops"
     assert caught.value.message == f"the GPU worker {end.format(call, words)}"
-    is_ours = not where and "status" in end
+    is_ours = not is_in_call and "status" in end
     reason = errors.Reason.INTERNAL if is_ours else errors.Reason.NVML_ERROR
     assert caught.value.reason is reason
-    expected = ("nvmlFake", "GPU 3 (GPU-3)") if where else ("", "")
+    expected = ("nvmlFake", "GPU 3 (GPU-3)") if is_in_call else ("", "")
     assert (caught.value.operation, caught.value.gpu) == expected
 
 
-def test_a_crash_after_the_answer_does_not_spoil_it() -> None:
-    script = """
-answer(model.NO_GPUS)
-os.kill(os.getpid(), signal.SIGSEGV)
-"""
-    assert child(script).observe() == ()
-
-
 def test_whatever_runs_out_at_the_start_is_a_typed_error_and_nothing_is_left_open() -> None:
-    script = """
-import os, resource, sys
+    script = f"""
+import os, resource
 from mig_manager import errors
 from mig_manager.adapters.nvml import client as nvml_worker
-worker = "from mig_manager.adapters.host import subprocesses; " \
-    "from mig_manager.core import model; subprocesses.Parent().send(((model.NO_GPUS, None), ()))"
-gpus = nvml_worker.WorkerGpus(command=[sys.executable, "-c", worker], timeout_s=60)
+worker = {processes.scripted(PREAMBLE + "answer(model.NO_GPUS)")!r}
+gpus = nvml_worker.WorkerGpus(command=worker, timeout_s=60)
 gpus.observe()
 top = os.open("/dev/null", os.O_RDONLY)
 os.close(top)
@@ -171,10 +90,7 @@ for room in range(12):
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     assert os.listdir("/proc/self/fd") == before
 """
-    done = subprocess.run(  # noqa: S603 - our own interpreter
-        [sys.executable, "-c", script], check=True, capture_output=True, text=True
-    )
-    lines = done.stdout.splitlines()
+    lines = processes.run_python(script).stdout.splitlines()
     assert lines.count("good") == len(lines) - lines.index("good"), "room enough stays enough"
     assert lines.index("good") >= 4
     for line in lines[: lines.index("good")]:
@@ -196,13 +112,15 @@ answer(model.NO_GPUS)
     assert entry["stderr"].endswith("the end")
 
 
-def test_a_worker_that_hangs_between_calls_is_reported_with_the_last_one() -> None:
+def test_a_worker_that_hangs_between_calls_is_killed_and_reported_with_the_last_one() -> None:
+    script = """
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+hung_call.RECORDER.began("nvmlInit", 1.0)
+hung_call.RECORDER.returned()
+signal.pause()
+"""
     with pytest.raises(errors.HardwareError) as caught:
-        child(
-            f"{IN_A_CALL}\ndef doing(): pass\nhung_call.RECORDER.began('nvmlInit', 1.0)\n"
-            "hung_call.RECORDER.returned()\nsignal.pause()",
-            timeout_s=2.0,
-        ).observe()
+        child(IN_A_CALL + script, timeout_s=2.0).observe()
     assert caught.value.message == (
         "the GPU worker gave no answer within 2 s and was killed; "
         "no NVML call was under way, the last was nvmlInit"
@@ -210,56 +128,51 @@ def test_a_worker_that_hangs_between_calls_is_reported_with_the_last_one() -> No
 
 
 def test_an_interrupted_call_leaves_no_worker_behind() -> None:
-    script = """
-os.kill(os.getppid(), signal.SIGUSR1)
-signal.pause()
-"""
-
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
     before = signal.signal(signal.SIGUSR1, interrupt)
     try:
         with pytest.raises(KeyboardInterrupt):
-            child(script).observe()
+            child("os.kill(os.getppid(), signal.SIGUSR1); signal.pause()").observe()
     finally:
         signal.signal(signal.SIGUSR1, before)
 
 
-def started_ahead(pid_file: pathlib.Path) -> tuple[nvml_worker.WorkerGpus, int]:
-    """Start a worker ahead that writes its pid and answers when asked; return GPUs and pid."""
+def test_a_worker_started_ahead_is_asked_or_dismissed_and_replaced_if_it_died(
+    tmp_path: pathlib.Path,
+) -> None:
+    file = tmp_path / "pid"
+
+    def started() -> int:
+        gpus.prepare()
+        waiting.until(lambda: file.exists() and bool(file.read_text()))
+        return int(file.read_text())
+
     gpus = child(f"""
-open({str(pid_file)!r}, "w").write(str(os.getpid()))
+open({str(file)!r}, "w").write(str(os.getpid()))
 parent.receive()
 answer(model.NO_GPUS)
 """)
-    gpus.prepare()
-    waiting.until(lambda: pid_in(pid_file) is not None)
-    return gpus, pid_in(pid_file) or 0
-
-
-def test_a_worker_that_was_started_ahead_is_the_one_that_is_asked(tmp_path: pathlib.Path) -> None:
-    gpus, ahead = started_ahead(tmp_path / "pid")
+    ahead = started()
     gpus.prepare()
     assert gpus.observe() == ()
-    assert pid_in(tmp_path / "pid") == ahead
+    assert int(file.read_text()) == ahead
     assert gpus.observe() == ()
-    assert pid_in(tmp_path / "pid") != ahead
+    assert int(file.read_text()) != ahead
 
-
-def test_a_worker_that_is_not_needed_is_ended(tmp_path: pathlib.Path) -> None:
-    gpus, _ = started_ahead(tmp_path / "pid")
-    gpus.dismiss()
-    assert is_gone(tmp_path / "pid")
-    gpus.dismiss()
-
-
-def test_a_worker_that_died_while_it_waited_is_replaced(tmp_path: pathlib.Path) -> None:
-    gpus, ahead = started_ahead(tmp_path / "pid")
+    file.unlink()
+    ahead = started()
     os.kill(ahead, signal.SIGKILL)
     os.waitid(os.P_PID, ahead, os.WEXITED | os.WNOWAIT)
     assert gpus.observe() == ()
-    assert pid_in(tmp_path / "pid") != ahead
+    assert int(file.read_text()) != ahead
+
+    file.unlink()
+    ahead = started()
+    gpus.dismiss()
+    assert not pathlib.Path(f"/proc/{ahead}").exists()
+    gpus.dismiss()
 
 
 def test_a_worker_that_cannot_be_started_is_an_error_only_when_it_is_needed() -> None:
@@ -270,102 +183,46 @@ def test_a_worker_that_cannot_be_started_is_an_error_only_when_it_is_needed() ->
     gpus.dismiss()
 
 
-def test_the_agents_side_does_not_load_the_nvml_binding() -> None:
-    script = "import sys, mig_manager.adapters.nvml.client; sys.exit('pynvml' in sys.modules)"
-    subprocess.run([sys.executable, "-c", script], check=True)  # noqa: S603 - our own interpreter
+# The worker's own side.
 
 
 def test_the_worker_loads_nothing_that_it_seldom_needs() -> None:
-    modules = [
-        "ctypes.util",
-        "datetime",
-        "json",
-        "yaml",
-        "ipaddress",
-        "subprocess",
-        "tempfile",
-        "tenacity",
-        "urllib.parse",
-    ]
+    seldom = {"ctypes.util", "datetime", "ipaddress", "json", "subprocess", "tempfile"}
+    seldom |= {"tenacity", "urllib.parse", "yaml"}
     if sys.version_info < (3, 12):
         # From then on dataclasses asks it for annotations.
-        modules.append("inspect")
-    script = (
-        "import sys; from mig_manager.adapters.nvml import worker\n"
-        "print(worker.main(['serve']))\n"
-        f"print(*(name for name in {modules!r} if sys.modules.get(name)))"
-    )
-    done = subprocess.run(  # noqa: S603 - our own interpreter
-        [sys.executable, "-c", script], check=True, capture_output=True, text=True, input=""
-    )
-    # The worker keeps stdout for messages.
-    assert done.stderr.split() == ["1"]
+        seldom.add("inspect")
+    # It keeps stdout for messages. Without a request it ends with status 1.
+    done = processes.run_python("""
+import sys
+from mig_manager.adapters.nvml import worker
+print(worker.main(["serve"]), *(name for name in sys.modules if sys.modules[name]))
+""")
+    status, *modules = done.stderr.split()
+    assert (status, done.stdout) == ("1", "")
+    assert not seldom & set(modules)
 
 
-# The worker's own side.
-
-FAKE_GPUS = """
+def test_the_worker_answers_a_hardware_error_though_the_library_prints() -> None:
+    script = """
+from mig_manager.adapters.nvml import gpus, worker
 class FakeGpus:
     def __init__(self, **settings): pass
-    def observe(self): return observe()
-nvml.NvmlGpus = FakeGpus
+    def observe(self):
+        os.write(1, b"NVRM: hello")
+        print("hello")
+        raise errors.HardwareError("gone", reason=errors.Reason.GPU_LOST, code=15)
+gpus.NvmlGpus = FakeGpus
 subprocesses.Parent = lambda: parent
-def observe():
-    os.write(1, b"NVRM: hello")
-    print("hello")
-    {end}
 sys.exit(worker.main(["serve"]))
 """
-
-
-def test_a_library_that_prints_does_not_corrupt_the_answer() -> None:
-    with structlog.testing.capture_logs() as logs:
-        assert child(FAKE_GPUS.format(end="return model.NO_GPUS")).observe() == ()
-    assert "NVRM: hello" in logs[0]["stderr"]
-
-
-def test_the_worker_turns_hardware_errors_into_answers() -> None:
-    end = "raise errors.HardwareError('gone', reason=errors.Reason.GPU_LOST, code=15)"
-    with pytest.raises(errors.HardwareError, match="gone") as caught:
-        child(FAKE_GPUS.format(end=end)).observe()
+    with (
+        structlog.testing.capture_logs() as logs,
+        pytest.raises(errors.HardwareError, match="gone") as caught,
+    ):
+        child(script).observe()
     assert (caught.value.reason, caught.value.code) == (errors.Reason.GPU_LOST, 15)
-
-
-def test_the_worker_does_nothing_when_nothing_is_asked() -> None:
-    command = nvml_worker.worker_command()
-    done = subprocess.run(  # noqa: S603 - our own interpreter
-        command, input=b"", capture_output=True, check=False
-    )
-    assert (done.returncode, done.stdout) == (1, b"")
-
-
-def test_the_worker_takes_the_command_line_that_is_built_for_it() -> None:
-    command = nvml_worker.worker_command(
-        library_path="/lib/x.so", simulate_state="/x/state", in_use_timeout_s=1.5
-    )
-    arguments = worker._parser().parse_args(command[4:])
-    assert arguments.library_path == "/lib/x.so"
-    assert arguments.simulate_state == "/x/state"
-    assert arguments.in_use_timeout_s == 1.5
-
-
-def test_the_worker_dies_with_the_agent(tmp_path: pathlib.Path) -> None:
-    pid_file = tmp_path / "pid"
-    script = f"""
-open({str(pid_file)!r}, "w").write(str(os.getpid()))
-os.kill(os.getppid(), signal.SIGKILL)
-signal.pause()
-"""
-    agent = f"""
-from mig_manager.adapters.nvml import client as nvml_worker
-command = {[sys.executable, "-c", PREAMBLE + script]!r}
-nvml_worker.WorkerGpus(command=command, timeout_s=60).observe()
-"""
-    done = subprocess.run(  # noqa: S603 - our own interpreter
-        [sys.executable, "-c", agent], check=False, capture_output=True
-    )
-    assert done.returncode == -signal.SIGKILL
-    waiting.until(lambda: is_dead(int(pid_file.read_text())))
+    assert "NVRM: hello" in logs[0]["stderr"]
 
 
 # A process that is traced is not given to its parent to reap: as if the kernel kept it.
@@ -423,7 +280,7 @@ answer(model.NO_GPUS)
             )
             assert match, caught.value.message
             with pytest.raises(errors.HardwareError) as caught:
-                gpus.execute(PLAN)
+                gpus.execute(steps.Plan(gpus=()))
         finally:
             os.kill(int(pid_file.read_text()), signal.SIGKILL)
         pid = match[1]
@@ -435,7 +292,7 @@ answer(model.NO_GPUS)
             rf"the GPU worker gave no answer within 6 s and was killed{stuck}",
             caught.value.message,
         ), caught.value.message
-        waiting.until(lambda: is_dead(int(pid_file.read_text())))
+        waiting.until(lambda: processes.is_dead(int(pid_file.read_text())))
         assert gpus.observe() == ()
     assert [(each["event"], each["pid"], each["doing"]) for each in logs] == [
         ("gpu_worker_unkillable", int(pid), "nvmlFake on GPU 3 (GPU-3)"),

@@ -1,10 +1,12 @@
-"""The GPU worker and its client on a simulated node: what its driver does to them."""
+"""Workers on a simulated node: what its driver does to them, and that nothing is left of them."""
 
 import contextlib
+import gc
 import os
 import pathlib
 import re
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -13,159 +15,103 @@ from mig_manager import errors
 from mig_manager.adapters.host import subprocesses
 from mig_manager.adapters.nvml import client as nvml_worker
 from mig_manager.core import model, steps
-from mig_manager.sandbox.driver import library as simulated
 from testkit import nvml_faults
 from tests.adapters import nvml_rig, proc_tree, processes
 
+pytestmark = pytest.mark.usefixtures("leaves_nothing_behind")
 
-@pytest.fixture(autouse=True)
-def _leaves_nothing_behind() -> Iterator[None]:
-    with processes.leaving_nothing_behind():
-        yield
+
+class Node:
+    """Simulated GPUs, the first with instances, and workers for them."""
+
+    def __init__(self, folder: pathlib.Path, spec: str) -> None:
+        self.proc = proc_tree.ProcTree(folder / "proc")
+        with nvml_rig.rig(folder / "state", spec) as rig:
+            self.before = rig.fill("1g.5gb", "3g.20gb")
+        self.state = nvml_faults.SharedState(folder / "state")
+        self._start = self.state.read()
+        self.command = nvml_worker.worker_command(
+            simulate_state=self.state.path, in_use_timeout_s=0.0, proc_root=self.proc.root
+        )
+
+    def gpus(self, *, timeout_s: float = 60.0) -> nvml_worker.WorkerGpus:
+        return nvml_worker.WorkerGpus(
+            command=self.command, timeout_s=timeout_s, proc_root=self.proc.root
+        )
+
+    def restore(self) -> None:
+        self.state.update(lambda _: (self._start, None))
 
 
 @pytest.fixture
-def state(tmp_path: pathlib.Path) -> Iterator[nvml_faults.SharedState]:
-    path = tmp_path / "state"
-    simulated.create("2xa100-sxm4-40gb", path)
-    with contextlib.closing(nvml_faults.SharedState(path)) as state:
-        yield state
+def node(tmp_path: pathlib.Path, spec: str) -> Iterator[Node]:
+    node = Node(tmp_path, spec)
+    with contextlib.closing(node.state):
+        yield node
 
 
-def simulating(
-    state: nvml_faults.SharedState, *, timeout_s: float = 60.0
-) -> nvml_worker.WorkerGpus:
-    command = nvml_worker.worker_command(simulate_state=str(state.path), in_use_timeout_s=0.0)
-    return nvml_worker.WorkerGpus(command=command, timeout_s=timeout_s)
+@pytest.fixture
+def spec() -> str:
+    return "2xa100-sxm4-40gb"
+
+
+with_one_gpu = pytest.mark.parametrize("spec", ["a100-sxm4-40gb"], ids=["one GPU"])
 
 
 def switch_on(gpu: model.Gpu) -> steps.Plan:
     return nvml_rig.plan_of([gpu], nvml_rig.mode_step(gpu, nvml_rig.ON))
 
 
-def test_a_node_is_observed_and_changed_through_workers(state: nvml_faults.SharedState) -> None:
-    gpus = simulating(state)
-    gpus.execute(switch_on(gpus.observe()[1]))
-    assert [gpu.current_mode for gpu in gpus.observe()] == [
+def test_a_node_is_observed_and_changed_through_workers(node: Node) -> None:
+    gpus = node.gpus()
+    idle = gpus.observe()[1]
+    gpus.execute(switch_on(idle))
+    assert [gpu.current_mode for gpu in (idle, gpus.observe()[1])] == [
         model.MigMode.DISABLED,
         model.MigMode.ENABLED,
     ]
 
 
-def test_a_step_that_fails_in_a_worker_is_reported_in_full(state: nvml_faults.SharedState) -> None:
-    gpus = simulating(state)
-    gpu = gpus.observe()[0]
-    state.add_client(gpu.uuid, name="python3", pid=4711)
+def test_a_step_that_fails_in_a_worker_is_reported_in_full(node: Node) -> None:
+    gpu = node.gpus().observe()[1]
+    node.state.add_client(gpu.uuid, name="python3", pid=4711)
     with pytest.raises(errors.HardwareError, match=r"in use by python3 \(pid 4711\)") as caught:
-        gpus.execute(switch_on(gpu))
+        node.gpus().execute(switch_on(gpu))
     assert caught.value.reason is errors.Reason.IN_USE
     assert caught.value.operation == "nvmlDeviceSetMigMode"
 
 
-def hang(
-    state: nvml_faults.SharedState,
-    fault: nvml_faults.Fault,
-    gpus: Callable[[float], nvml_worker.WorkerGpus],
-) -> tuple[errors.HardwareError, float]:
-    """Observe with a fault that hangs; return what is expected, and the deadline it was given."""
-    for timeout_s in (3.0, 6.0, 12.0, 24.0):
-        state.add_fault(fault)
-        with pytest.raises(errors.HardwareError) as caught:
-            gpus(timeout_s).observe()
-        (armed,) = state.faults()
-        state.clear_faults()
-        if armed.fired == fault.count:
-            return caught.value, timeout_s
-        # This machine is slow now: the time was up before the function was reached.
-    pytest.fail("the function was never reached")
-
-
-def test_a_driver_that_hangs_is_given_up_at_the_deadline(state: nvml_faults.SharedState) -> None:
-    gpu = simulating(state).observe()[1]
-    fault = nvml_faults.Fault(function="nvmlDeviceGetMigMode", gpu=1, hang_s=600.0)
-    error, _ = hang(state, fault, lambda s: simulating(state, timeout_s=s))
-    assert error.reason is errors.Reason.NVML_TIMEOUT
-    assert error.operation == "nvmlDeviceGetMigMode"
-    assert error.gpu == f"GPU 1 ({gpu.uuid})"
-    expected = re.fullmatch(
-        rf"nvmlDeviceGetMigMode on GPU 1 \({gpu.uuid}\) has not returned for ([\d.]+) s; "
-        "the GPU worker was killed",
-        error.message,
-    )
-    assert expected, error.message
-    assert 0.0 < float(expected[1]) < fault.hang_s
-    assert len(simulating(state).observe()) == 2
-
-
-@pytest.mark.slow
-def test_every_gpu_that_hangs_is_named(state: nvml_faults.SharedState) -> None:
-    fault = nvml_faults.Fault(function="nvmlDeviceGetMigMode", hang_s=600.0, count=2)
-    error, _ = hang(state, fault, lambda s: simulating(state, timeout_s=s))
-    for index in range(2):
-        assert f"nvmlDeviceGetMigMode on GPU {index} (GPU-" in error.message
-    assert error.message.count("has not returned for") == 1
-
-
-def test_processes_that_have_the_hung_gpu_open_are_named_without_asking_the_driver(
-    state: nvml_faults.SharedState, tmp_path: pathlib.Path
-) -> None:
-    proc = proc_tree.ProcTree(tmp_path / "proc")
-    proc.add(
-        *(88, "/dev/nvidiactl", "/dev/nvidia1"),
-        name="nv-hostengine",
-        cgroup="0::/system.slice/nvidia-dcgm.service",
-    )
-    proc.add(89, "/dev/nvidia0", name="another")
-    proc.add(90, "/dev/nvidia1", name="listener", parent=os.getpid())
-    # Not read, since the driver serves it: a pipe without a writer would hang us.
-    proc.add_capabilities(1, {"gi1": 30})
-    access = proc.root / "driver/nvidia/capabilities/gpu1/mig/gi1/access"
-    access.unlink()
-    os.mkfifo(access)
-    command = nvml_worker.worker_command(simulate_state=str(state.path), proc_root=str(proc.root))
-    error, _ = hang(
-        state,
-        nvml_faults.Fault(function="nvmlDeviceGetMigMode", gpu=1, hang_s=600.0),
-        lambda s: nvml_worker.WorkerGpus(command=command, timeout_s=s, proc_root=proc.root),
-    )
-    assert error.message.endswith(
-        "the GPU worker was killed; "
-        f"{error.gpu} is open in nv-hostengine (pid 88, unit nvidia-dcgm.service), "
-        "and maybe in others that cannot be seen from here"
-    )
-
-
-def test_a_driver_that_crashes_takes_only_the_worker_along(state: nvml_faults.SharedState) -> None:
-    state.add_fault(nvml_faults.Fault(function="nvmlDeviceSetMigMode", crashes=True))
-    gpus = simulating(state)
-    gpu = gpus.observe()[0]
+def test_a_driver_that_crashes_takes_only_the_worker_along(node: Node) -> None:
+    node.state.add_fault(nvml_faults.Fault(function="nvmlDeviceSetMigMode", crashes=True))
+    gpus = node.gpus()
+    gpu = gpus.observe()[1]
     with pytest.raises(errors.HardwareError) as caught:
         gpus.execute(switch_on(gpu))
     assert caught.value.message == (
-        f"the GPU worker was killed by SIGABRT in nvmlDeviceSetMigMode on GPU 0 ({gpu.uuid})"
+        f"the GPU worker was killed by SIGABRT in nvmlDeviceSetMigMode on GPU 1 ({gpu.uuid})"
     )
     assert caught.value.reason is errors.Reason.NVML_ERROR
     assert caught.value.operation == "nvmlDeviceSetMigMode"
-    assert caught.value.gpu == f"GPU 0 ({gpu.uuid})"
-    gpus.execute(switch_on(gpus.observe()[0]))
+    assert caught.value.gpu == f"GPU 1 ({gpu.uuid})"
+    gpus.execute(switch_on(gpus.observe()[1]))
 
 
-def test_a_missing_driver_is_a_typed_error(tmp_path: pathlib.Path) -> None:
+@pytest.mark.parametrize("option", ["simulate_state", "library_path"])
+def test_a_missing_driver_is_a_typed_error(option: str, tmp_path: pathlib.Path) -> None:
+    missing = str(tmp_path / "none")
+    command = nvml_worker.worker_command(**{option: missing})  # type: ignore[arg-type]
     with pytest.raises(errors.HardwareError) as caught:
-        simulating(nvml_faults.SharedState(tmp_path / "none")).observe()
+        nvml_worker.WorkerGpus(command=command, timeout_s=60.0).observe()
     assert caught.value.reason is errors.Reason.DRIVER_NOT_LOADED
+    assert (missing in caught.value.message) is (option == "library_path")
 
 
-def test_a_request_whose_parent_is_gone_is_not_carried_out(tmp_path: pathlib.Path) -> None:
-    path = tmp_path / "node.json"
-    simulated.create("1xA30", path)
-    nvml_faults.SharedState(path).log_calls()
+def test_a_request_whose_parent_is_gone_is_not_carried_out(node: Node) -> None:
+    node.state.log_calls()
 
     def ask(*, is_read: bool) -> int:
         with subprocess.Popen(  # noqa: S603 - our own program
-            nvml_worker.worker_command(simulate_state=str(path)),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
+            node.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE
         ) as process:
             assert process.stdin is not None
             assert process.stdout is not None
@@ -176,6 +122,128 @@ def test_a_request_whose_parent_is_gone_is_not_carried_out(tmp_path: pathlib.Pat
             return process.wait(60)
 
     assert ask(is_read=False) == 1
-    assert nvml_faults.read_calls(path) == ()
+    assert nvml_faults.read_calls(node.state.path) == ()
     assert ask(is_read=True) == 0
-    assert nvml_faults.read_calls(path) != ()
+    assert nvml_faults.read_calls(node.state.path) != ()
+
+
+# Functions that hang.
+
+Act = Callable[[Node, nvml_worker.WorkerGpus], object]
+
+
+def observe(_node: Node, gpus: nvml_worker.WorkerGpus) -> None:
+    assert nvml_rig.names(gpus.observe()[0])
+
+
+def execute(node: Node, gpus: nvml_worker.WorkerGpus) -> None:
+    gpus.execute(nvml_rig.everything(node.before))
+
+
+def find_users(node: Node, gpus: nvml_worker.WorkerGpus) -> None:
+    """Execute what a process in a GPU instance forbids; NVML is asked which."""
+    node.state.add_client(node.before.mig_uuids[0], name="python3", pid=4711)
+    try:
+        gpus.execute(nvml_rig.plan_of([node.before], *nvml_rig.end_steps(node.before)))
+    except errors.HardwareError as error:
+        if "in use by python3 (pid 4711" not in error.message:
+            raise
+    else:
+        pytest.fail("the instance is in use")
+
+
+def hang(node: Node, act: Act = observe, **fault: object) -> errors.HardwareError:
+    """Have a function hang; return the error of the client that gave it up."""
+    hanging = nvml_faults.Fault(hang_s=600.0, **fault)  # type: ignore[arg-type]
+    for timeout_s in (2.0, 4.0, 8.0, 16.0, 32.0):
+        node.restore()
+        node.state.add_fault(hanging)
+        since = time.monotonic()
+        with pytest.raises(errors.HardwareError) as caught:
+            act(node, node.gpus(timeout_s=timeout_s))
+        assert time.monotonic() - since < timeout_s + 5.0
+        is_reached = [armed.fired for armed in node.state.faults()] == [hanging.count]
+        node.state.clear_faults()
+        # An error that was caught may keep a simulated node of ours, which has a descriptor.
+        gc.collect()
+        if is_reached:
+            return caught.value
+        # This machine is slow now: the time was up before the function was reached.
+    pytest.fail("the function was never reached")
+
+
+def check(node: Node, function: str, act: Act) -> None:
+    """Have a function hang; it is named, and with the same state the next act goes through."""
+    with processes.leaving_nothing_behind():
+        error = hang(node, act, function=function)
+    assert error.reason is errors.Reason.NVML_TIMEOUT
+    # The binding hides most versions.
+    name = {"nvmlInitWithFlags": "nvmlInit"}.get(function, function)
+    assert error.operation.partition("_v")[0] == name.partition("_v")[0]
+    # Nothing is known of a GPU before it is asked for, and the session is no GPU's.
+    is_of_gpu = function not in {"nvmlInitWithFlags", "nvmlShutdown", "nvmlDeviceGetCount_v2"}
+    gpu = f"GPU 0 ({node.before.uuid})" if error.gpu.endswith(")") else "GPU 0"
+    assert error.gpu == (gpu if is_of_gpu else "")
+    on_gpu = f" on {gpu}" if is_of_gpu else ""
+    assert re.fullmatch(
+        rf"{error.operation}{re.escape(on_gpu)} has not returned for [\d.]+ s; "
+        "the GPU worker was killed",
+        error.message,
+    )
+    gpus = node.gpus()
+    gpus.observe()
+    node.restore()
+    act(node, gpus)
+
+
+@pytest.mark.parametrize(
+    ("act", "function"), [(observe, "nvmlInitWithFlags"), (execute, "nvmlGpuInstanceDestroy")]
+)
+@with_one_gpu
+def test_a_function_that_hangs_is_named_and_nothing_is_left(
+    act: Act, function: str, node: Node
+) -> None:
+    check(node, function, act)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("act", "at_least"), [(observe, 23), (execute, 20), (find_users, 15)])
+@with_one_gpu
+def test_each_function_that_hangs_is_named_and_nothing_is_left(
+    act: Act, at_least: int, node: Node
+) -> None:
+    node.state.log_calls(is_on=True)
+    act(node, node.gpus())
+    node.state.log_calls(is_on=False)
+    functions = sorted({call.function for call in nvml_faults.read_calls(node.state.path)})
+    assert len(functions) >= at_least
+    for function in functions:
+        check(node, function, act)
+
+
+@pytest.mark.slow
+def test_every_gpu_that_hangs_is_named(node: Node) -> None:
+    message = hang(node, function="nvmlDeviceGetMigMode", count=2).message
+    for index in range(2):
+        assert f"nvmlDeviceGetMigMode on GPU {index} (GPU-" in message
+    assert message.count("has not returned for") == 1
+
+
+def test_processes_that_have_the_hung_gpu_open_are_named_without_asking_the_driver(
+    node: Node,
+) -> None:
+    unit = "0::/system.slice/nvidia-dcgm.service"
+    node.proc.add(88, "/dev/nvidiactl", "/dev/nvidia1", name="nv-hostengine", cgroup=unit)
+    node.proc.add(89, "/dev/nvidia0", name="another")
+    node.proc.add(90, "/dev/nvidia1", name="listener", parent=os.getpid())
+    # Not read, since the driver serves it: a pipe without a writer would hang us.
+    node.proc.add_capabilities(1, {"gi1": 30})
+    access = node.proc.root / "driver/nvidia/capabilities/gpu1/mig/gi1/access"
+    access.unlink()
+    os.mkfifo(access)
+    error = hang(node, function="nvmlDeviceGetMigMode", gpu=1)
+    assert error.message.endswith(
+        "the GPU worker was killed; "
+        f"{error.gpu} is open in nv-hostengine (pid 88, unit nvidia-dcgm.service), "
+        "and maybe in others that cannot be seen from here"
+    )

@@ -12,6 +12,8 @@ from tests import waiting
 from tests.adapters import stand_ins
 from tests.adapters.processes import is_dead
 
+pytestmark = pytest.mark.usefixtures("leaves_nothing_behind")
+
 WHY = errors.Reason.DEVICE_FILES_FAILED
 
 
@@ -117,21 +119,6 @@ def test_input_larger_than_a_pipe_may_be_answered_in_parts_or_not_be_read(
     assert run(tmp_path, "exit 0", stdin=text).status == 0
 
 
-def test_a_program_that_hangs_is_killed_with_its_children(tmp_path: pathlib.Path) -> None:
-    pids = tmp_path / "pids"
-    script = f"echo waiting for the driver >&2; sleep 1000 & echo $$ $! > {pids}; sleep 1000"
-
-    with pytest.raises(
-        errors.HostError, match=r"did not end within 0\.5 s and was killed"
-    ) as caught:
-        run(tmp_path, script, timeout_s=0.5)
-
-    assert caught.value.reason is WHY
-    assert caught.value.message.endswith(": waiting for the driver")
-    for pid in pids.read_text().split():
-        waiting.until(lambda each=int(pid): is_dead(each))  # type: ignore[misc]
-
-
 def test_a_child_that_a_program_leaves_behind_neither_holds_us_up_nor_stays(
     tmp_path: pathlib.Path,
 ) -> None:
@@ -174,18 +161,6 @@ def test_a_missing_program_and_a_file_that_is_none_are_reported(tmp_path: pathli
         program = programs.Program(path=str(tmp_path / name), root=pathlib.Path("/"))
         with pytest.raises(errors.HostError, match=f"{name} --help cannot be run: {why}"):
             programs.Programs().run(program, ["--help"], timeout_s=5.0, reason=WHY)
-
-
-def test_running_programs_leaves_no_descriptor_open(tmp_path: pathlib.Path) -> None:
-    run(tmp_path, "exit 0")
-    before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208 - its names are enough
-
-    for script in ("exit 0", "echo x; exit 1"):
-        run(tmp_path, script)
-    with pytest.raises(errors.HostError):
-        run(tmp_path, "sleep 1000", timeout_s=0.1)
-
-    assert len(os.listdir("/proc/self/fd")) == before  # noqa: PTH208
 
 
 def test_a_driver_that_an_installer_put_aside_brings_its_library_along(

@@ -2,10 +2,9 @@
 
 import errno
 import os
+import pickle
 import signal
-import sys
 import time
-from collections.abc import Iterator
 
 import pytest
 
@@ -13,26 +12,15 @@ from mig_manager import errors
 from mig_manager.adapters.host import subprocesses
 from tests.adapters import processes
 
-WORKER = """
-import os, signal, sys, time
-from mig_manager import errors
-from mig_manager.adapters.host import subprocesses
-from tests import waiting
-parent = subprocesses.Parent()
-"""
+pytestmark = pytest.mark.usefixtures("leaves_nothing_behind")
+
 ECHO = "while (message := parent.receive()) is not None: parent.send(message)"
 LARGE = os.urandom(1 << 20)
 """Far more than a pipe takes at once."""
 
 
-@pytest.fixture(autouse=True)
-def _leaves_nothing_behind() -> Iterator[None]:
-    with processes.leaving_nothing_behind():
-        yield
-
-
 def worker(script: str) -> subprocesses.Child:
-    return subprocesses.Child([sys.executable, "-c", WORKER + script])
+    return subprocesses.Child(processes.scripted(script))
 
 
 def ask(script: str, request: object = "x", *, timeout_s: float = 30.0) -> object:
@@ -50,8 +38,9 @@ def test_messages_of_any_size_are_exchanged_one_after_the_other() -> None:
     assert child.end()
 
 
-def test_an_answer_that_comes_before_the_whole_request_was_read_is_taken() -> None:
-    assert ask("parent.send(1); time.sleep(60)", LARGE) == 1
+@pytest.mark.parametrize("then", ["time.sleep(60)", "os.kill(os.getpid(), signal.SIGSEGV)"])
+def test_an_answer_before_the_request_was_read_counts_whatever_follows(then: str) -> None:
+    assert ask(f"parent.send(1); {then}", LARGE) == 1
 
 
 def test_messages_in_pieces_are_put_together() -> None:
@@ -68,30 +57,22 @@ time.sleep(60)
     assert child.end()
 
 
-def test_an_error_of_the_worker_is_raised_with_all_its_fields() -> None:
-    script = """
-def fail():
-    error = errors.HardwareError(
-        "busy", reason=errors.Reason.IN_USE, operation="nvmlX", gpu="GPU 3", code=19
-    )
-    error.add("undone")
-    raise error
-parent.send(subprocesses.attempt(fail))
-"""
-    with pytest.raises(errors.HardwareError, match=r"^busy; undone$") as caught:
-        subprocesses.result(ask(script))  # type: ignore[arg-type]
-    error = caught.value
-    assert (error.reason, error.operation) == (errors.Reason.IN_USE, "nvmlX")
-    assert (error.message, error.gpu, error.code) == ("busy; undone", "GPU 3", 19)
-
-
-@pytest.mark.parametrize("kind", [errors.GpuInUseError, errors.StalePlanError])
-def test_an_error_keeps_its_kind(kind: type[errors.GpuInUseError]) -> None:
+@pytest.mark.parametrize(
+    "kind", [errors.HardwareError, errors.GpuInUseError, errors.StalePlanError]
+)
+def test_an_error_keeps_its_kind_and_all_its_fields(kind: type[errors.HardwareError]) -> None:
     def fail() -> None:
-        raise kind("why")
+        fields = {"reason": errors.Reason.IN_USE, "operation": "nvmlX", "gpu": "GPU 3", "code": 19}
+        error = kind("busy", **(fields if kind is errors.HardwareError else {}))  # type: ignore[arg-type]
+        error.add("undone")
+        raised.append(error)
+        raise error
 
-    with pytest.raises(kind, match="why"):
-        subprocesses.result(subprocesses.attempt(fail))
+    raised: list[errors.HardwareError] = []
+    outcome = pickle.loads(pickle.dumps(subprocesses.attempt(fail)))  # noqa: S301 - our own
+    with pytest.raises(kind, match=r"^busy; undone$") as caught:
+        subprocesses.result(outcome)
+    assert vars(caught.value) == vars(raised[0])
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,6 @@ may list it. A node with another major number is from before a reload of the dri
 
 import contextlib
 import errno
-import functools
 import os
 import pathlib
 import re
@@ -73,19 +72,8 @@ class DeviceFiles:
         self._specs.refresh()
 
 
-def make_node(path: pathlib.Path, mode: int, device: int) -> None:
-    """Create the node of a character device."""
-    os.mknod(path, stat.S_IFCHR | mode, device)
-    # Whatever the umask.
-    path.chmod(mode)
-
-
 def refresh_nodes(
-    *,
-    proc: pathlib.Path,
-    dev: pathlib.Path,
-    roots: Sequence[pathlib.Path] = (),
-    make: Callable[..., None] = make_node,
+    *, proc: pathlib.Path, dev: pathlib.Path, roots: Sequence[pathlib.Path] = ()
 ) -> None:
     """Create each node that is missing or wrong in containers' ``/dev``, and remove outdated ones.
 
@@ -113,7 +101,7 @@ def refresh_nodes(
         made = [
             f"nvidia-cap{minor}"
             for minor, mode in modes.items()
-            if _ensure(dev, major, minor, functools.partial(make, mode=mode))
+            if _ensure(dev, major, minor, mode)
         ]
         outdated = [
             path
@@ -138,16 +126,22 @@ def refresh_nodes(
         _log.info("device_nodes_made", made=made, removed=[path.name for path in outdated])
 
 
-def _ensure(dev: pathlib.Path, major: int, minor: int, make: Callable[..., None]) -> bool:
+def _ensure(dev: pathlib.Path, major: int, minor: int, mode: int) -> bool:
     """Create a node if needed, and return whether it was; link it where there are such links."""
     path = dev / f"nvidia-caps/nvidia-cap{minor}"
     device = os.makedev(major, minor)
+
+    def make(new: pathlib.Path) -> None:
+        os.mknod(new, stat.S_IFCHR | mode, device)
+        # Whatever the umask.
+        new.chmod(mode)
+
     is_missing = _device(path) != device
     if is_missing:
         if not path.parent.is_dir():
             path.parent.mkdir()
             path.parent.chmod(_FOLDER_MODE)
-        _replace(path, functools.partial(make, device=device))
+        _replace(path, make)
     link = dev / f"char/{major}:{minor}"
     target = f"../nvidia-caps/{path.name}"
     is_linked = link.is_symlink() and str(link.readlink()) == target

@@ -19,13 +19,13 @@ _Result = TypeVar("_Result")
 _SLOTS = 128
 """Threads that can leave a note: one for each GPU, the main thread, and plenty to spare."""
 
-_STATE = struct.Struct("=B")
 _GPU = struct.Struct("=ii48s")
 """NVML index and device minor number, -1 if unknown, and UUID (40 bytes in nvml.h's form)."""
 _CALL = struct.Struct("=Q80s")
 """When it began, in nanoseconds, and its name; the longest that we call has 50 letters."""
 
-_GPU_AT = _STATE.size
+_GPU_AT = 1
+"""After the state, one of the two below; 0 in a slot that was never used."""
 _CALL_AT = _GPU_AT + _GPU.size
 _SLOT_BYTES = _CALL_AT + _CALL.size
 
@@ -111,7 +111,7 @@ class LastCalls:
         """Return each thread's last call, the oldest first, whatever a crash has written there."""
         calls = []
         for slot in range(0, _SLOTS * _SLOT_BYTES, _SLOT_BYTES):
-            (state,) = _STATE.unpack_from(self._memory, slot)
+            state = self._memory[slot]
             if state not in (_RUNNING, _RETURNED):
                 continue
             index, minor, uuid_field = _GPU.unpack_from(self._memory, slot + _GPU_AT)
@@ -172,21 +172,21 @@ class Recorder:
 
     def set_gpu(self, index: int, uuid: str = "", minor: int | None = None) -> None:
         """Note more about the GPU that the calls of this thread concern."""
-        if self._memory is not None and (slot := self._slot(self._memory)) is not None:
+        if (slot := self._slot()) is not None:
             known_minor = _UNKNOWN if minor is None else minor
-            _GPU.pack_into(self._memory, slot + _GPU_AT, index, known_minor, uuid.encode())
+            _GPU.pack_into(slot, _GPU_AT, index, known_minor, uuid.encode())
 
     def began(self, function: str, since_s: float) -> None:
         """Note that this thread is about to call a function."""
-        if self._memory is not None and (slot := self._slot(self._memory)) is not None:
-            _CALL.pack_into(self._memory, slot + _CALL_AT, int(since_s * 1e9), function.encode())
+        if (slot := self._slot()) is not None:
+            _CALL.pack_into(slot, _CALL_AT, int(since_s * 1e9), function.encode())
             # Last: it makes the rest valid.
-            self._memory[slot] = _RUNNING
+            slot[0] = _RUNNING
 
     def returned(self) -> None:
         """Note that the function has returned."""
-        if self._memory is not None and (slot := self._slot(self._memory)) is not None:
-            self._memory[slot] = _RETURNED
+        if (slot := self._slot()) is not None:
+            slot[0] = _RETURNED
 
     def count(self, function: str, seconds: float) -> None:
         """Add a call to the totals."""
@@ -209,16 +209,20 @@ class Recorder:
         finally:
             self.returned()
 
-    def _slot(self, memory: mmap.mmap) -> int | None:
-        """Return where this thread's slot begins; None if none is left."""
+    def _slot(self) -> memoryview | None:
+        """Return the memory of this thread; None if none is attached or left."""
+        if self._memory is None:
+            return None
         try:
-            slot: int | None = self._local.slot
+            slot: memoryview | None = self._local.slot
         except AttributeError:
             with self._lock:
                 number, self._taken = self._taken, self._taken + 1
-            slot = self._local.slot = number * _SLOT_BYTES if number < _SLOTS else None
-            if slot is not None:
-                _GPU.pack_into(memory, slot + _GPU_AT, _UNKNOWN, _UNKNOWN, b"")
+            slot = None
+            if number < _SLOTS:
+                slot = memoryview(self._memory)[number * _SLOT_BYTES :][:_SLOT_BYTES]
+                _GPU.pack_into(slot, _GPU_AT, _UNKNOWN, _UNKNOWN, b"")
+            self._local.slot = slot
         return slot
 
 
