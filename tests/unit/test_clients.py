@@ -1,29 +1,34 @@
-"""The pods and services that a plan affects, decided from values alone."""
+"""The pods that a plan affects, the daemons it pauses, and other managers, from values alone."""
 
 import collections
-import dataclasses
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from typing import Any
 
 import pytest
 
+from mig_manager import errors
 from mig_manager.catalogue import hardware
 from mig_manager.core import model, steps
-from mig_manager.core.node import clients, cluster, resources
+from mig_manager.core.node import clients, cluster
 from mig_manager.core.planner import planner
 from tests import gpu_values
 from tests.unit import samples
+from tests.unit.samples import pod
 
 ONE, OTHER = frozenset({gpu_values.mig_uuid("1")}), frozenset({gpu_values.mig_uuid("2")})
 SAMPLER = cluster.DEPLOY_LABEL_PREFIX + "sampler"
-
-POD = samples.pod()
-
-OF_PLUGIN = {"owner_kind": "DaemonSet", "mounts_plugin_sockets": True}
+PLUGIN_LABELS = {"app": "nvidia-device-plugin-daemonset"}
+OF_PLUGIN: dict[str, Any] = {"owner_kind": "DaemonSet", "mounts_plugin_sockets": True}
 """What a pod of the device plugin is beside its name."""
 
 
-def using(ids: Collection[str] = ()) -> cluster.PodDevices:
-    return cluster.PodDevices(namespace="default", name="p", device_ids=frozenset(ids))
+def using(ids: Collection[str] = (), *drivers: str) -> cluster.PodDevices:
+    return cluster.PodDevices(
+        namespace="default",
+        name="p",
+        device_ids=frozenset(ids),
+        claim_drivers=frozenset(drivers),
+    )
 
 
 def balanced() -> tuple[model.Gpu, ...]:
@@ -35,30 +40,27 @@ def wanted(*names: str) -> model.DesiredGpu:
     return samples.want(collections.Counter(names))
 
 
-LESS = ("1g.5gb", "1g.5gb", "3g.20gb")
-
-
 def plan_to(gpus: tuple[model.Gpu, ...], *names: str) -> steps.Plan:
     return planner.plan(gpus, {gpus[0].uuid: wanted(*names)})
 
 
-def test_a_plan_that_only_creates_affects_no_pod() -> None:
-    fewer = gpu_values.brought_to(balanced(), wanted("1g.5gb", "3g.20gb"))
-
-    plan = plan_to(fewer, "1g.5gb", "2g.10gb", "3g.20gb")
-
-    assert plan.steps
-    assert clients.affected_ids(plan, fewer) == frozenset()
-    assert clients.affected_pods([POD], None, frozenset()) == ()
+LESS = ("1g.5gb", "1g.5gb", "3g.20gb")
 
 
-def test_a_destroyed_instance_affects_the_whole_mig_gpu_and_a_mode_change_every_device() -> None:
+# Affected pods
+
+
+def test_a_plan_affects_what_it_destroys_with_the_whole_mig_gpu_or_every_device() -> None:
     gpus = balanced()
-    off = {gpus[0].uuid: model.DesiredGpu(mode=model.MigMode.DISABLED)}
+    fewer = gpu_values.brought_to(gpus, wanted("1g.5gb", "3g.20gb"))
+    only_creates = plan_to(fewer, "1g.5gb", "2g.10gb", "3g.20gb")
+    assert only_creates.steps
+    assert clients.affected_ids(only_creates, fewer) == frozenset()
+    assert clients.affected_pods([pod()], None, frozenset()) == ()
 
     assert gpus[0].uuid in clients.affected_ids(plan_to(gpus, *LESS), gpus)
-    every = {gpus[0].uuid, *gpus[0].mig_uuids}
-    assert clients.affected_ids(planner.plan(gpus, off), gpus) == every
+    off = planner.plan(gpus, {gpus[0].uuid: model.DesiredGpu(mode=model.MigMode.DISABLED)})
+    assert clients.affected_ids(off, gpus) == {gpus[0].uuid, *gpus[0].mig_uuids}
 
 
 @pytest.mark.parametrize(
@@ -71,16 +73,14 @@ def test_a_destroyed_instance_affects_the_whole_mig_gpu_and_a_mode_change_every_
         ({"gpu_resources": {"nvidia.com/mig-1g.5gb.shared": 1}}, True),
         ({"gpu_resources": {"nvidia.com/hostdev": 1}}, False),
         ({"owner_kind": "DaemonSet"}, True),
-        ({"labels": {"app": "nvidia-device-plugin-daemonset"}}, True),
-        ({"labels": {"app": "nvidia-device-plugin-daemonset"}, **OF_PLUGIN}, False),
+        ({"labels": PLUGIN_LABELS}, True),
+        ({"labels": PLUGIN_LABELS, **OF_PLUGIN}, False),
     ],
 )
 def test_a_pod_whose_devices_kubelet_does_not_list_counts_by_its_request(
-    change: dict[str, object], *, leaves: bool
+    change: dict[str, Any], *, leaves: bool
 ) -> None:
-    pod = dataclasses.replace(POD, **change)  # type: ignore[arg-type]
-
-    assert bool(clients.affected_pods([pod], (), ONE)) is leaves
+    assert bool(clients.affected_pods([pod(**change)], (), ONE)) is leaves
 
 
 @pytest.mark.parametrize(
@@ -100,90 +100,65 @@ def test_a_pod_whose_devices_kubelet_does_not_list_counts_by_its_request(
 def test_a_pod_counts_for_its_devices_and_for_a_gpu_whose_id_is_no_uuid(
     ids: Collection[str], *, leaves: bool
 ) -> None:
-    without_gpu = dataclasses.replace(POD, gpu_resources={})
-
-    assert bool(clients.affected_pods([POD], (using(ids),), ONE)) is leaves
-    uses_it = bool(ONE & frozenset(ids))
+    assert bool(clients.affected_pods([pod()], (using(ids),), ONE)) is leaves
+    without_gpu, uses_it = pod(gpu_resources={}), bool(ONE & frozenset(ids))
     assert bool(clients.affected_pods([without_gpu], (using(ids),), ONE)) is uses_it
 
 
 def test_a_pod_whose_init_container_may_use_a_gpu_counts_whatever_else_it_uses() -> None:
-    starting = dataclasses.replace(POD, phase="Pending", may_run_gpu_init=True)
-
+    starting = pod(phase="Pending", may_run_gpu_init=True)
     assert clients.affected_pods([starting], (using(OTHER),), ONE) == (starting,)
 
 
-def test_a_pod_with_a_claim_on_a_gpu_counts_for_any_device_and_its_name_says_why() -> None:
-    drivers = frozenset({"nic.example.com", "gpu.nvidia.com"})
-    devices = dataclasses.replace(using(), claim_drivers=drivers)
-    claimant = dataclasses.replace(POD, gpu_resources={})
-
-    assert clients.affected_pods([claimant], (devices,), ONE) == (claimant,)
-    assert clients.affected_pods([claimant], (devices,), frozenset()) == ()
-    assert "ResourceClaim" in clients.describe_pod(claimant, (devices,))
-    assert (
-        clients.describe_pod(claimant, ()) == clients.describe_pod(claimant, None) == "default/p"
-    )
-
-
-def test_a_claim_that_kubelet_does_not_list_may_be_for_a_gpu() -> None:
-    claimant = dataclasses.replace(POD, gpu_resources={}, has_claims=True)
-    nic = dataclasses.replace(using(), claim_drivers=frozenset({"nic.example.com"}))
-
-    for known in (None, (), (using(),)):
-        assert clients.affected_pods([claimant], known, ONE) == (claimant,)
-        assert "ResourceClaim" in clients.describe_pod(claimant, known)
-    assert clients.affected_pods([claimant], (nic,), ONE) == ()
+def test_a_pod_with_a_claim_that_may_be_for_a_gpu_counts_and_its_name_says_why() -> None:
+    claimant, unlisted = pod(gpu_resources={}), pod(gpu_resources={}, has_claims=True)
+    gpu, nic = using((), "nic.example.com", "gpu.nvidia.com"), using((), "nic.example.com")
+    for each, known in (
+        (claimant, (gpu,)),
+        (unlisted, None),
+        (unlisted, ()),
+        (unlisted, (using(),)),
+    ):
+        assert clients.affected_pods([each], known, ONE) == (each,)
+        assert clients.affected_pods([each], known, frozenset()) == ()
+        assert "ResourceClaim" in clients.describe_pod(each, known)
+    assert clients.affected_pods([unlisted], (nic,), ONE) == ()
+    for unknown in ((), None):
+        assert clients.describe_pod(claimant, unknown) == "default/p"
 
 
 def test_a_whole_node_change_affects_only_pods_that_use_or_request_a_gpu() -> None:
-    pods = [POD, dataclasses.replace(POD, name="idle", gpu_resources={})]
+    pods = [pod(), pod("idle", gpu_resources={})]
+    affected = clients.affected_pods(pods, (using(OTHER),), frozenset(), is_whole_node=True)
+    assert affected == (pod(),)
 
-    assert clients.affected_pods(pods, (using(OTHER),), frozenset(), is_whole_node=True) == (POD,)
+
+# Daemons
 
 
 def test_the_owners_daemons_are_paused_and_not_evicted() -> None:
     daemon = clients.ExtraClient(labels={"app": "watcher"}, deploy_label=SAMPLER)
-    pod = dataclasses.replace(POD, labels={"app": "watcher"}, owner_kind="DaemonSet")
+    watcher = pod(labels={"app": "watcher"}, owner_kind="DaemonSet")
     plan = plan_to(balanced(), *LESS)
-
-    assert clients.affected_pods([pod], None, ONE, daemons=(daemon,)) == ()
+    assert clients.affected_pods([watcher], None, ONE, daemons=(daemon,)) == ()
     assert clients.labels_to_pause({SAMPLER: "true"}, plan, (daemon,)) == {SAMPLER: "true"}
     assert clients.labels_to_pause({SAMPLER: "false"}, plan, (daemon,)) == {}
 
 
 def test_labels_are_paused_in_the_order_of_their_release() -> None:
-    plan = plan_to(balanced(), *LESS)
-    names = ("client", "dcgm-exporter", "nvsm", "dcgm", "gpu-feature-discovery", "device-plugin")
-    labels = dict.fromkeys((cluster.DEPLOY_LABEL_PREFIX + name for name in names), "true")
-
-    paused = clients.labels_to_pause(labels, plan)
-
-    assert [key.removeprefix(cluster.DEPLOY_LABEL_PREFIX) for key in paused] == [
-        "device-plugin",
-        "gpu-feature-discovery",
-        "dcgm",
-        "dcgm-exporter",
-        "nvsm",
-        "client",
-    ]
+    names = ("device-plugin", "gpu-feature-discovery", "dcgm", "dcgm-exporter", "nvsm", "client")
+    labels = {cluster.DEPLOY_LABEL_PREFIX + name: "true" for name in sorted(names)}
+    paused = clients.labels_to_pause(labels, plan_to(balanced(), *LESS))
+    assert [key.removeprefix(cluster.DEPLOY_LABEL_PREFIX) for key in paused] == [*names]
 
 
-@pytest.mark.parametrize(
-    "app",
-    ["nvidia-operator-validator", "nvidia-cuda-validator", "nvidia-device-plugin-validator"],
-)
-def test_the_operators_validators_are_known_by_their_label(app: str) -> None:
-    assert clients.is_validator(dataclasses.replace(POD, labels={"app": app}))
-    assert not clients.is_validator(POD)
-
-
-def test_a_workload_that_selects_nodes_by_a_deploy_label_is_no_daemon() -> None:
-    selective = dataclasses.replace(POD, node_selector={cluster.PLUGIN_DEPLOY_LABEL: "true"})
-    daemon = dataclasses.replace(selective, owner_kind="DaemonSet")
-
-    gated = clients.gated_by([selective, daemon], {cluster.PLUGIN_DEPLOY_LABEL})
-
+def test_validators_are_known_by_their_label_and_daemons_by_label_and_owner() -> None:
+    for name in ("operator", "cuda", "device-plugin"):
+        assert clients.is_validator(pod(labels={"app": f"nvidia-{name}-validator"}))
+    assert not clients.is_validator(pod())
+    selective = {"node_selector": {cluster.PLUGIN_DEPLOY_LABEL: "true"}}
+    daemon = pod(**selective, owner_kind="DaemonSet")
+    gated = clients.gated_by([pod(**selective), daemon], {cluster.PLUGIN_DEPLOY_LABEL})
     assert gated == (daemon,)
 
 
@@ -192,9 +167,9 @@ DS = {"name": "nvidia-device-plugin-ds"}
 
 
 @pytest.mark.parametrize(
-    ("is_plugin", "pod"),
+    ("is_plugin", "changed"),
     [
-        (True, {"labels": {"app": "nvidia-device-plugin-daemonset"}}),
+        (True, {"labels": PLUGIN_LABELS}),
         (True, {"labels": DS}),
         (True, {"container_names": ("nvidia-device-plugin-ctr",)}),
         (
@@ -212,104 +187,190 @@ DS = {"name": "nvidia-device-plugin-ds"}
     ],
 )
 def test_the_device_plugin_is_found_however_it_was_deployed(
-    pod: dict[str, object], *, is_plugin: bool
+    changed: dict[str, Any], *, is_plugin: bool
 ) -> None:
-    ours = dataclasses.replace(POD, **{**OF_PLUGIN, **pod})  # type: ignore[arg-type]
-
-    assert clients.is_device_plugin(ours) is is_plugin
+    assert clients.is_device_plugin(pod(**{**OF_PLUGIN, **changed})) is is_plugin
 
 
-def counted(
-    allocatable: dict[str, int],
-    capacity: dict[str, int] | None = None,
-    labels: dict[str, str] | None = None,
-) -> resources.NodeDevices:
-    return resources.NodeDevices(
-        allocatable=allocatable, capacity=capacity or allocatable, labels=labels or {}
-    )
+# The table of the owner's own daemons
 
 
-GPU, SHARED = "nvidia.com/gpu", "nvidia.com/gpu.shared"
+TABLE = """\
+version: v1
+clients:
+- labels: {app: watcher}
+- labels: {app: sampler, tier: gpu}
+  namespace: monitoring
+  deploy-label: nvidia.com/gpu.deploy.sampler
+"""
 
 
-@pytest.mark.parametrize(
-    ("healthy", "allocatable", "why"),
-    [
-        pytest.param({GPU: "1234"}, {GPU: 4}, "", id="exactly the existing devices"),
-        pytest.param({GPU: "x234"}, {GPU: 4}, "3 exist", id="one is gone"),
-        pytest.param(
-            {GPU: "1234"},
-            {GPU: 4, "nvidia.com/mig-7g.40gb": 1},
-            "nvidia.com/mig-7g.40gb is 1, 0 expected",
-            id="a resource of the former layout must go to zero",
+def test_a_table_reads_as_it_is_documented_and_matches_by_all_labels_and_the_namespace() -> None:
+    anywhere, in_place = table = clients.parse(TABLE, source="t")
+    assert table == (
+        clients.ExtraClient(labels={"app": "watcher"}),
+        clients.ExtraClient(
+            labels={"app": "sampler", "tier": "gpu"},
+            namespace="monitoring",
+            deploy_label="nvidia.com/gpu.deploy.sampler",
         ),
-        pytest.param({SHARED: "1234"}, {SHARED: 8}, "", id="shared once per replica"),
-        pytest.param({SHARED: "1234"}, {SHARED: 7}, SHARED, id="not a multiple"),
-        pytest.param(None, {"nvidia.com/mig-1g.5gb": 4}, "", id="no kubelet: the sum"),
-        pytest.param(None, {GPU: 7}, "counts 7 devices, 4 are expected", id="another sum"),
-        pytest.param({GPU: "g"}, {GPU: 1}, "", id="whole GPUs where the strategy is none"),
-    ],
-)
-def test_devices_are_schedulable_only_if_kubelet_has_exactly_the_existing_ones(
-    healthy: dict[str, str] | None, allocatable: dict[str, int], why: str
-) -> None:
-    gpus = balanced()
-    uuids = dict(zip("1234", gpus[0].mig_uuids, strict=True)) | {"g": gpus[0].uuid}
-    ids: dict[str, frozenset[str]] | None = None
-    if healthy is not None:
-        (resource, letters), *_ = healthy.items()
-        ids = {resource: frozenset(uuids.get(letter, "MIG-gone") for letter in letters)}
-
-    found = resources.why_not_schedulable(gpus, ids, counted(allocatable))
-
-    assert why in found if why else not found
+    )
+    sampler: dict[str, Any] = {
+        "namespace": "monitoring",
+        "labels": {"app": "sampler", "tier": "gpu", "more": "x"},
+    }
+    assert clients.members([pod(**sampler)], table) == (pod(**sampler),)
+    assert not anywhere.matches(pod(**sampler))
+    assert not in_place.matches(pod(**sampler | {"namespace": "default"}))
+    assert not in_place.matches(pod(**sampler | {"labels": {"app": "sampler"}}))
 
 
-@pytest.mark.parametrize("changed", [frozenset(), frozenset({"GPU-another"})])
-def test_an_unhealthy_device_of_a_gpu_that_did_not_change_is_no_matter(
-    changed: frozenset[str],
-) -> None:
-    gpus = balanced()
-    healthy = {"nvidia.com/gpu": frozenset([*gpus[0].mig_uuids][1:])}
-    node = counted({"nvidia.com/gpu": 3}, {"nvidia.com/gpu": 4})
-    unregistered = counted({"nvidia.com/gpu": 3})
-
-    assert resources.why_not_schedulable(gpus, healthy, node, changed=changed) == ""
-    assert resources.why_not_schedulable(gpus, healthy, node, changed={gpus[0].uuid}) != ""
-    assert resources.why_not_schedulable(gpus, healthy, node) != ""
-    assert resources.why_not_schedulable(gpus, healthy, unregistered, changed=changed) != ""
-    assert not resources.is_plugin_stale(gpus, healthy, node)
-    assert resources.is_plugin_stale(gpus, healthy, unregistered)
+@pytest.mark.parametrize("text", ["", "null", "version: v1", "version: v1\nclients:\n"])
+def test_an_empty_table_has_no_daemons(text: str) -> None:
+    assert clients.parse(text, source="t") == ()
 
 
-def test_a_plugin_that_offers_a_device_that_is_gone_is_stale() -> None:
-    gpus = balanced()
-    stale = {"nvidia.com/gpu": frozenset({"MIG-gone", *[*gpus[0].mig_uuids][1:]})}
-
-    assert resources.is_plugin_stale(gpus, stale, counted({"nvidia.com/gpu": 4}))
-
-
-MIXED = {"nvidia.com/mig-1g.5gb": 2, "nvidia.com/mig-2g.10gb": 1, "nvidia.com/mig-3g.20gb": 1}
-REPLICAS = {"nvidia.com/mig-1g.5gb.replicas": "4"}
+ENTRY = "version: v1\nclients:\n- labels: {a: b}\n  "
 
 
 @pytest.mark.parametrize(
-    ("allocatable", "labels", "is_good"),
+    ("text", "place", "message"),
     [
-        (MIXED, {}, True),
-        ({name: 4 * n for name, n in MIXED.items()}, REPLICAS, True),
-        ({f"{name}.shared": 4 * n for name, n in MIXED.items()}, {}, True),
-        (MIXED | {"nvidia.com/mig-1g.5gb": 8}, REPLICAS, True),
-        ({name: 4 * n for name, n in MIXED.items()}, {}, False),
-        (MIXED | {"nvidia.com/mig-1g.5gb": 7}, REPLICAS, False),
-        ({"nvidia.com/gpu": 16}, {"nvidia.com/gpu.replicas": "4"}, True),
-        ({"nvidia.com/gpu": 16}, {"nvidia.com/gpu.replicas": "1"}, False),
-        ({"nvidia.com/mig-7g.40gb.shared": 3}, {}, False),
+        ("[]", "1:1", "expected a mapping"),
+        ("clients: []", "1:1", "'version' is missing"),
+        ("version: v2", "1:10", "must be the text v1"),
+        ("version: v1\nclient: []", "2:1", "did you mean 'clients'"),
+        ("version: v1\nclients: {}", "2:10", "must be a list"),
+        ("version: v1\nclients:\n- x", "3:3", "a client is a mapping"),
+        ("version: v1\nclients:\n- namespace: x", "3:3", "'labels' is missing"),
+        ("version: v1\nclients:\n- labels: {}", "3:11", "labels must be a mapping"),
+        ("version: v1\nclients:\n- labels: {a: true}", "3:15", "label 'a' must be a text"),
+        (f"{ENTRY}namespace: 1", "4:14", "namespace must be"),
+        (f"{ENTRY}deploy-label: example.com/x", "4:17", "begin with 'nvidia.com/gpu.deploy.'"),
+        (f"{ENTRY}deploy-label: nvidia.com/gpu.deploy.", "4:17", "must begin with"),
     ],
 )
-def test_without_kubelet_replicas_of_shared_devices_are_known(
-    allocatable: dict[str, int], labels: dict[str, str], *, is_good: bool
+def test_a_malformed_table_is_refused_with_its_location(
+    text: str, place: str, message: str
 ) -> None:
-    why = resources.why_not_schedulable(balanced(), None, counted(allocatable, labels=labels))
+    with pytest.raises(errors.ConfigError) as caught:
+        clients.parse(text, source="t.yaml")
+    assert caught.value.message.startswith(f"t.yaml:{place}: ")
+    assert message in caught.value.message
 
-    assert (why == "") is is_good
+
+# Other managers, by what their public manifests say of them
+
+
+OWN = "11111111-2222-3333-4444-555555555555"
+NVIDIAS, NOS = "NVIDIA's mig-manager", "nos' mig-agent"
+SLICER = "OpenShift's Dynamic Accelerator Slicer"
+COMPONENT, NAME = "app.kubernetes.io/component", "app.kubernetes.io/name"
+OPERATORS = {"labels": {"app": "nvidia-mig-manager"}, "container_names": ("nvidia-mig-manager",)}
+DAS = {"container_names": ("das-daemonset",)}
+
+
+def manager(name: str = "some-pod", **changed: Any) -> cluster.Pod:
+    common = {"namespace": "ns", "uid": "another", "images": ("registry.example.com/app:1",)}
+    return pod(name, **(common | changed))
+
+
+FROM_NVIDIA = manager(
+    "nvidia-mig-manager-abcde",
+    **OPERATORS,
+    images=("nvcr.io/nvidia/cloud-native/k8s-mig-manager:v0.15.0",),
+)
+DYNAMIC_DRA = manager(
+    "nvidia-dra-driver-gpu-kubelet-plugin-abcde",
+    labels={"nvidia-dra-driver-gpu-component": "kubelet-plugin"},
+    container_names=("compute-domains", "gpus"),
+    feature_gates={"DynamicMIG": True},
+)
+OURS = [
+    manager("ours", uid=OWN, labels={NAME: "mig-manager"}, container_names=("mig-manager",)),
+    manager(
+        "in-its-place",
+        uid=OWN,
+        **OPERATORS,
+        images=("registry.example.com:5000/mig-manager:0.1.0",),
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("other", "what"),
+    [
+        (FROM_NVIDIA, NVIDIAS),
+        (manager(labels={"app": "nvidia-mig-manager"}), NVIDIAS),
+        (manager(container_names=("log", "nvidia-mig-manager")), NVIDIAS),
+        (DYNAMIC_DRA, "NVIDIA's DRA driver with DynamicMIG"),
+        (manager(labels={NAME: "nos-mig-agent"}), NOS),
+        (manager(labels={COMPONENT: "mig-agent"}, container_names=("mig-agent",)), NOS),
+        (manager(images=("ghcr.io/nebuly-ai/nos-mig-agent@sha256:00",)), NOS),
+        (manager(**DAS), SLICER),
+        (
+            manager(
+                labels={"app": "controller-daemonset"},
+                container_names=("daemonset",),
+                images=("example.com/instaslicev2-daemonset:latest",),
+            ),
+            SLICER,
+        ),
+    ],
+)
+def test_a_foreign_manager_is_named_with_its_kind(other: cluster.Pod, what: str) -> None:
+    assert clients.other_managers([manager(), other], OWN) == (f"ns/{other.name} ({what})",)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        pytest.param({"name": "mig-manager"}, id="a pod's name alone"),
+        pytest.param(
+            {"container_names": ("compute-domains",), "feature_gates": {"DynamicMIG": True}},
+            id="DRA for compute domains only",
+        ),
+        pytest.param(
+            {"container_names": ("compute-domains", "gpus")}, id="DRA with static instances"
+        ),
+        pytest.param(
+            {"container_names": ("gpus",), "feature_gates": {"DynamicMIG": False}},
+            id="DRA with the gate off",
+        ),
+        pytest.param({"feature_gates": {"DynamicMIG": True}}, id="another driver's gate"),
+        pytest.param({"labels": {COMPONENT: "mig-agent"}}, id="a component's name"),
+        pytest.param(
+            {"labels": {"app": "controller-daemonset"}, "container_names": ("daemonset",)},
+            id="another driver's controller",
+        ),
+        pytest.param({"labels": PLUGIN_LABELS}, id="the device plugin"),
+        pytest.param({"labels": {NAME: "mig-manager"}}, id="our label on another thing"),
+        *[
+            pytest.param({**DAS, "phase": phase}, id=f"one that has {phase}")
+            for phase in ("Succeeded", "Failed")
+        ],
+    ],
+)
+def test_software_that_changes_no_instances_is_no_foreign_manager(
+    changed: Mapping[str, Any],
+) -> None:
+    for own in (OWN, None):
+        assert clients.other_managers([manager(**changed)], own) == ()
+
+
+def test_an_agent_is_foreign_to_others_but_not_to_itself_nor_to_one_that_may_be_it() -> None:
+    assert clients.other_managers(OURS, OWN) == clients.other_managers(OURS, None) == ()
+    assert clients.other_managers(OURS, "third") == (
+        "ns/ours (another mig-manager)",
+        f"ns/in-its-place ({NVIDIAS})",
+    )
+    unmistakable = [FROM_NVIDIA, DYNAMIC_DRA, manager(**DAS, phase="Pending")]
+    assert len(clients.other_managers(unmistakable, None)) == len(unmistakable)
+
+
+def test_the_refusal_names_every_manager_and_is_transient() -> None:
+    both = clients.other_managers([FROM_NVIDIA, DYNAMIC_DRA], OWN)
+    error = clients.other_managers_error(both)
+    assert error.reason is errors.Reason.FOREIGN_MANAGER
+    assert error.reason.is_transient
+    assert f"ns/nvidia-mig-manager-abcde ({NVIDIAS}), ns/nvidia-dra-" in error.message

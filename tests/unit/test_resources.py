@@ -1,10 +1,20 @@
-"""Names and counts of extended resources."""
+"""Extended resources: names, counts, whether they are schedulable, and who asks for them."""
+
+import dataclasses
+import itertools
 
 import pytest
 
+from mig_manager.catalogue import hardware
 from mig_manager.core import model, profile_name
-from mig_manager.core.node import resources
+from mig_manager.core.node import cluster, resources
+from mig_manager.core.planner import planner
+from mig_manager.sandbox.node import device_plugin, node_options
 from tests.unit import samples
+from tests.unit.test_clients import balanced
+
+GPU, SHARED = "nvidia.com/gpu", "nvidia.com/gpu.shared"
+MIXED = {"nvidia.com/mig-1g.5gb": 2, "nvidia.com/mig-2g.10gb": 1, "nvidia.com/mig-3g.20gb": 1}
 
 
 @pytest.mark.parametrize(
@@ -20,25 +30,261 @@ def test_a_profile_has_the_name_that_nvidias_plugin_gives_it(
     name: str, resource: str | None
 ) -> None:
     assert resources.of_profile(profile_name.parse(name)) == resource
+    assert resource is None or resources.is_device(resource)
+    assert not resources.is_device("nvidia.com/hostdev")
 
 
 def test_devices_are_counted_by_resource_without_nameless_ones() -> None:
-    node = (
-        samples.gpu(samples.A100, mode=model.MigMode.DISABLED),
-        samples.gpu(samples.A100, "1g.5gb@0", "1g.5gb@1", "3g.20gb@4"),
-        samples.gpu(samples.A100, "1g.5gb@0", "2g.10gb@2[1c@0]"),
-        samples.gpu(samples.A100),
+    divided = samples.gpu(samples.A100, "1g.5gb@0", "2g.10gb@2[1c@0]")
+    whole = samples.gpu(samples.A100, mode=model.MigMode.DISABLED)
+    counted = resources.counts([*balanced(), divided, whole, samples.gpu(samples.A100)])
+    assert counted == MIXED | {"nvidia.com/mig-1g.5gb": 3, GPU: 1}
+
+
+# What is schedulable
+
+
+def counted(
+    allocatable: dict[str, int],
+    capacity: dict[str, int] | None = None,
+    labels: dict[str, str] | None = None,
+) -> resources.NodeDevices:
+    return resources.NodeDevices(
+        allocatable=allocatable, capacity=capacity or allocatable, labels=labels or {}
     )
 
-    assert resources.counts(node) == {
-        "nvidia.com/gpu": 1,
-        "nvidia.com/mig-1g.5gb": 3,
-        "nvidia.com/mig-3g.20gb": 1,
+
+@pytest.mark.parametrize(
+    ("healthy", "allocatable", "why"),
+    [
+        pytest.param({GPU: "1234"}, {GPU: 4}, "", id="exactly the existing devices"),
+        pytest.param({GPU: "x234"}, {GPU: 4}, "3 exist", id="one is gone"),
+        pytest.param(
+            {GPU: "1234"},
+            {GPU: 4, "nvidia.com/mig-7g.40gb": 1},
+            "nvidia.com/mig-7g.40gb is 1, 0 expected",
+            id="a resource of the former layout must go to zero",
+        ),
+        pytest.param({SHARED: "1234"}, {SHARED: 8}, "", id="shared once per replica"),
+        pytest.param({SHARED: "1234"}, {SHARED: 7}, SHARED, id="not a multiple"),
+        pytest.param(None, {"nvidia.com/mig-1g.5gb": 4}, "", id="no kubelet: the sum"),
+        pytest.param(None, {GPU: 7}, "counts 7 devices, 4 are expected", id="another sum"),
+        pytest.param({GPU: "g"}, {GPU: 1}, "", id="whole GPUs where the strategy is none"),
+    ],
+)
+def test_devices_are_schedulable_only_if_kubelet_has_exactly_the_existing_ones(
+    healthy: dict[str, str] | None, allocatable: dict[str, int], why: str
+) -> None:
+    gpus = balanced()
+    uuids = dict(zip("1234", gpus[0].mig_uuids, strict=True)) | {"g": gpus[0].uuid}
+    ids = healthy and {
+        resource: frozenset(uuids.get(letter, "MIG-gone") for letter in letters)
+        for resource, letters in healthy.items()
+    }
+    found = resources.why_not_schedulable(gpus, ids, counted(allocatable))
+    assert why in found if why else not found
+
+
+@pytest.mark.parametrize("changed", [frozenset(), frozenset({"GPU-another"})])
+def test_an_unhealthy_device_of_a_gpu_that_did_not_change_is_no_matter(
+    changed: frozenset[str],
+) -> None:
+    gpus = balanced()
+    healthy = {GPU: frozenset([*gpus[0].mig_uuids][1:])}
+    node, unregistered = counted({GPU: 3}, {GPU: 4}), counted({GPU: 3})
+    assert resources.why_not_schedulable(gpus, healthy, node, changed=changed) == ""
+    assert resources.why_not_schedulable(gpus, healthy, node, changed={gpus[0].uuid}) != ""
+    assert resources.why_not_schedulable(gpus, healthy, node) != ""
+    assert resources.why_not_schedulable(gpus, healthy, unregistered, changed=changed) != ""
+    assert not resources.is_plugin_stale(gpus, healthy, node)
+    assert resources.is_plugin_stale(gpus, healthy, unregistered)
+    gone = {GPU: healthy[GPU] | {"MIG-gone"}}
+    assert resources.is_plugin_stale(gpus, gone, counted({GPU: 4}))
+
+
+REPLICAS = {"nvidia.com/mig-1g.5gb.replicas": "4"}
+
+
+@pytest.mark.parametrize(
+    ("allocatable", "labels", "is_good"),
+    [
+        (MIXED, {}, True),
+        ({name: 4 * n for name, n in MIXED.items()}, REPLICAS, True),
+        ({f"{name}.shared": 4 * n for name, n in MIXED.items()}, {}, True),
+        (MIXED | {"nvidia.com/mig-1g.5gb": 8}, REPLICAS, True),
+        ({name: 4 * n for name, n in MIXED.items()}, {}, False),
+        (MIXED | {"nvidia.com/mig-1g.5gb": 7}, REPLICAS, False),
+        ({GPU: 16}, {"nvidia.com/gpu.replicas": "4"}, True),
+        ({GPU: 16}, {"nvidia.com/gpu.replicas": "1"}, False),
+        ({"nvidia.com/mig-7g.40gb.shared": 3}, {}, False),
+    ],
+)
+def test_without_kubelet_replicas_of_shared_devices_are_known(
+    allocatable: dict[str, int], labels: dict[str, str], *, is_good: bool
+) -> None:
+    why = resources.why_not_schedulable(balanced(), None, counted(allocatable, labels=labels))
+    assert (why == "") is is_good
+
+
+# Which layouts a device plugin serves; compared with the sandbox's plugin, written apart
+
+
+Mig = tuple[str, ...] | None
+"""The profiles of a GPU's MIG devices; None: MIG is off."""
+LAYOUTS: tuple[Mig, ...] = (
+    *(None, (), ("1g.5gb",), ("2g.10gb", "2g.10gb"), ("1g.5gb", "2g.10gb")),
+    ("1c.2g.10gb", "1c.2g.10gb"),
+)
+
+
+def refusals(*layouts: Mig) -> dict[resources.Strategy, str]:
+    gpus = [
+        resources.GpuLayout(
+            name=f"GPU {index}",
+            is_enabled=names is not None,
+            profiles=[profile_name.parse(name) for name in names or ()],
+        )
+        for index, names in enumerate(layouts)
+    ]
+    return dict(resources.strategy_refusals(gpus))
+
+
+@pytest.mark.parametrize("strategy", resources.Strategy)
+def test_a_layout_is_refused_where_the_plugin_exits(strategy: resources.Strategy) -> None:
+    for layouts in itertools.product(LAYOUTS, repeat=2):
+        gpus = [
+            node_options.SeenGpu(
+                index=index,
+                uuid=f"GPU-{index}",
+                name="A100",
+                memory_mib=40960,
+                is_mig_capable=True,
+                is_mig_enabled=names is not None,
+                mig_devices=tuple(
+                    node_options.MigDevice(
+                        uuid=f"MIG-{index}-{number}", profile=profile_name.parse(name)
+                    )
+                    for number, name in enumerate(names or ())
+                ),
+            )
+            for index, names in enumerate(layouts)
+        ]
+        try:
+            device_plugin.enumerate_devices(gpus, node_options.Strategy(strategy.value))
+        except device_plugin.ExitedError:
+            assert strategy in refusals(*layouts), layouts
+        else:
+            assert strategy not in refusals(*layouts), layouts
+
+
+@pytest.mark.parametrize(
+    ("layouts", "why"),
+    [
+        ([("1g.5gb",), None], "MIG is enabled on GPU 0 and not on GPU 1"),
+        ([("1g.5gb",), ()], "MIG is enabled without a MIG device on GPU 1"),
+        ([("1g.5gb", "2g.10gb")], "MIG devices differ: 1g.5gb, 2g.10gb"),
+    ],
+)
+def test_the_refusal_names_its_cause(layouts: list[Mig], why: str) -> None:
+    assert refusals(*layouts)[resources.Strategy.SINGLE] == why
+
+
+def test_console_gpus_do_not_count() -> None:
+    gpu = hardware.template(hardware.find("A100-SXM4-40GB"), 0)
+    display = dataclasses.replace(gpu, index=1, uuid="GPU-display", name="DGX Display")
+    layouts = resources.gpu_layouts((gpu, display), {gpu.uuid: samples.want({"1g.5gb": 7})})
+    assert not resources.strategy_refusals(layouts)
+    assert resources.expected_devices((gpu, display)) == resources.expected_devices((gpu,))
+
+
+# Which pods ask for which devices, and what a plan means to them
+
+
+NODE = (
+    samples.gpu(samples.A100, "1g.5gb@0", "1g.5gb@1", "2g.10gb@2", "3g.20gb@4"),
+    samples.gpu(samples.A100, "1g.5gb@0", "3g.20gb@4", index=1),
+    samples.gpu(samples.A100, mode=model.MigMode.DISABLED, index=2),
+)
+
+
+def pod(name: str, asks: dict[str, int], *, phase: str = "Running") -> cluster.Pod:
+    amounts = {f"nvidia.com/{resource}": count for resource, count in asks.items()}
+    return samples.pod(name, namespace="ml", phase=phase, gpu_resources=amounts)
+
+
+def requests(*pods: cluster.Pod, strategy: str = "mixed") -> dict[str, tuple[int, dict[str, int]]]:
+    return {
+        kind.resource.removeprefix("nvidia.com/"): (kind.count, dict(kind.pods))
+        for kind in resources.kinds(NODE, pods, strategy=strategy)
     }
 
 
-def test_resources_of_other_plugins_are_not_gpus() -> None:
-    assert resources.is_device("nvidia.com/gpu")
-    assert resources.is_device("nvidia.com/mig-7g.40gb")
-    assert not resources.is_device("nvidia.com/hostdev")
-    assert not resources.is_device("cpu")
+def test_devices_and_requesting_pods_are_counted_by_kind_with_whole_gpus_last() -> None:
+    found = requests(
+        pod("a", {"mig-1g.5gb": 2}),
+        pod("b", {"gpu": 1, "mig-1g.5gb": 1}),
+        pod("shares", {"mig-2g.10gb.shared": 4}),
+        pod("asks-in-vain", {"mig-7g.40gb": 1}),
+        pod("finished", {"mig-1g.5gb": 2}, phase="Succeeded"),
+        pod("web", {}),
+    )
+    assert list(found.items()) == [
+        ("mig-1g.5gb", (3, {"ml/a": 2, "ml/b": 1})),
+        ("mig-2g.10gb", (1, {"ml/shares": 4})),
+        ("mig-3g.20gb", (2, {})),
+        ("mig-7g.40gb", (0, {"ml/asks-in-vain": 1})),
+        ("gpu", (1, {"ml/b": 1})),
+    ]
+    for strategy, count in (("single", 7), ("none", 3)):
+        assert requests(pod("a", {"gpu": 1}), strategy=strategy) == {"gpu": (count, {"ml/a": 1})}
+
+
+@pytest.mark.parametrize(
+    ("desired", "asks", "strategy", "lost"),
+    [
+        pytest.param(
+            {"1g.5gb": 2, "3g.20gb": 1},
+            {"mig-2g.10gb": 1, "gpu": 1},
+            "mixed",
+            {"mig-2g.10gb": (1, True, 1)},
+            id="total when all devices of a kind are destroyed",
+        ),
+        pytest.param(
+            {"1g.5gb": 2, "2g.10gb": 1},
+            {"mig-3g.20gb": 1},
+            "mixed",
+            {"mig-3g.20gb": (1, False, 0)},
+            id="a partial loss",
+        ),
+        pytest.param(
+            {"1g.5gb": 2, "2g.10gb": 1},
+            {"mig-3g.20gb": 2},
+            "mixed",
+            {"mig-3g.20gb": (1, False, 1)},
+            id="a partial loss of devices in use",
+        ),
+        pytest.param(
+            None,
+            {"gpu": 1, "mig-1g.5gb": 1, "mig-3g.20gb": 1},
+            "mixed",
+            {"mig-1g.5gb": (2, False, 0), "mig-3g.20gb": (1, False, 0)},
+            id="every device of a GPU whose mode changes",
+        ),
+        pytest.param(
+            {"1g.5gb": 2}, {"gpu": 1}, "none", {"gpu": (1, False, 0)}, id="a whole GPU with none"
+        ),
+    ],
+)
+def test_a_loss_is_total_or_has_a_least_number_of_devices_in_use(
+    desired: dict[str, int] | None,
+    asks: dict[str, int],
+    strategy: str,
+    lost: dict[str, tuple[int, bool, int]],
+) -> None:
+    off = samples.want(mode=model.MigMode.DISABLED)
+    plan = planner.plan(NODE, {NODE[0].uuid: off if desired is None else samples.want(desired)})
+    losses = resources.losses(plan, NODE, [pod("a", asks)], strategy=strategy)
+    assert {
+        loss.kind.resource.removeprefix("nvidia.com/"): (loss.ending, loss.is_total, loss.least)
+        for loss in losses
+    } == lost

@@ -1,10 +1,12 @@
-"""What a rollout does next, decision by decision."""
+"""What a rollout does next, decision by decision, and whole rollouts at random."""
 
 import dataclasses
 import json
 from typing import Any
 
+import hypothesis
 import pytest
+from hypothesis import strategies as st
 
 from mig_manager.cli import rollout as cli_rollout
 from mig_manager.core import bar, model
@@ -88,18 +90,42 @@ def rolling(most: str = "1", *, pauses: bool = False) -> rollout.Rollout:
     return rollout.Rollout(nodes.Forward(layout=LAYOUT), limits)
 
 
-def decided(*there: nodes.Node, most: str = "1", now_s: float = 0.0) -> rollout.Decision:
-    return rolling(most).decide(there, now_s)
+def decided(*there: nodes.Node, most: str = "1") -> rollout.Decision:
+    return rolling(most).decide(there, 0.0)
 
 
 def states(decision: rollout.Decision) -> dict[str, NodeState]:
     return {each.name: each.state for each in decision.nodes}
 
 
-def test_as_many_nodes_start_as_may_be_unavailable() -> None:
-    decision = decided(*(node(name) for name in "edcba"), most="2")
-
-    assert decision.start == ("a", "b")
+@pytest.mark.parametrize(
+    ("there", "most", "start"),
+    [
+        pytest.param([*map(node, "edcba")], "2", ("a", "b"), id="as many as may be unavailable"),
+        pytest.param(
+            [node("a"), node("z", is_cordoned=True)],
+            "1",
+            ("z",),
+            id="first one cordoned by others",
+        ),
+        pytest.param(
+            [node(name, is_cordoned=True) for name in "abcdef"],
+            "2",
+            ("a", "b"),
+            id="not all that are cordoned by others at once",
+        ),
+        pytest.param([done("a"), node("b")], "1", ("b",), id="another after one is applied"),
+        pytest.param([failed("a"), node("b")], "1", ("b",), id="another after a failure"),
+        pytest.param(
+            [node("a", status=None, applied="", state=None, requested=None, gpus="published")],
+            "1",
+            ("a",),
+            id="one with published GPUs and no status",
+        ),
+    ],
+)
+def test_nodes_start(there: list[nodes.Node], most: str, start: tuple[str, ...]) -> None:
+    assert decided(*there, most=most).start == start
 
 
 @pytest.mark.parametrize(
@@ -124,54 +150,37 @@ def test_a_percentage_is_of_the_nodes_selected_and_one_at_least(
     ids=lambda away: next(iter(away)),
 )
 def test_a_node_that_is_unavailable_already_or_about_to_be_counts(away: dict[str, Any]) -> None:
-    others = [node("y"), node("z")]
-
-    decision = decided(node("a", **away), *others, most="1")
+    decision = decided(node("a", **away), node("y"), node("z"))
 
     assert decision.unavailable == ("a",)
     assert "y" not in decision.start
 
 
-def test_a_node_that_is_cordoned_by_others_costs_nothing_and_comes_first() -> None:
-    decision = decided(node("a"), node("z", is_cordoned=True), most="1")
-
-    assert decision.start == ("z",)
-
-
-def test_many_nodes_that_are_cordoned_by_others_do_not_all_begin_at_once() -> None:
-    decision = decided(*(node(name, is_cordoned=True) for name in "abcdef"), most="2")
-
-    assert decision.start == ("a", "b")
-
-
-def test_a_node_that_is_not_ready_is_skipped() -> None:
+def test_a_node_that_is_not_ready_or_has_another_manager_is_skipped() -> None:
     decision = decided(node("a", is_ready=False), most="5")
-
-    assert decision.start == ()
-    assert states(decision) == {"a": NodeState.SKIPPED}
+    assert (decision.start, states(decision)) == ((), {"a": NodeState.SKIPPED})
     assert decision.phase is Phase.FAILED
+
+    decision = decided(node("a", status=None, applied=""), node("b"))
+    assert (decision.unavailable, decision.start) == ((), ("b",))
+    assert states(decision)["a"] is NodeState.SKIPPED
 
 
 def test_a_requested_node_counts_before_its_label_shows_it() -> None:
     rolled = rolling()
     assert rolled.decide([node("a"), node("b")], 0.0).start == ("a",)
     rolled.requested("a")
-
     decision = rolled.decide([node("a"), node("b")], 1.0)
-
     assert decision.start == ()
     assert states(decision)["a"] is NodeState.IN_PROGRESS
 
 
-def test_an_applied_node_makes_room_for_the_next() -> None:
-    decision = decided(done("a"), node("b"))
-
-    assert states(decision)["a"] is NodeState.APPLIED
-    assert decision.start == ("b",)
-
-
-def test_the_rollout_is_done_when_all_nodes_are_applied() -> None:
+def test_the_rollout_is_done_when_all_nodes_are_applied_not_by_an_old_success() -> None:
     assert decided(done("a"), done("b")).phase is Phase.DONE
+    assert states(decided(asked("a"), done("b"))) == {
+        "a": NodeState.IN_PROGRESS,
+        "b": NodeState.APPLIED,
+    }
 
 
 def test_the_live_table_lists_a_node_with_unreachable_gpus() -> None:
@@ -186,43 +195,15 @@ def test_the_live_table_lists_a_node_with_unreachable_gpus() -> None:
     assert "without unreachable GPU 3" in shown
 
 
-def test_an_old_success_is_no_success() -> None:
-    assert states(decided(asked("a")))["a"] is NodeState.IN_PROGRESS
-
-
-def test_a_node_of_nvidias_manager_is_skipped() -> None:
-    decision = decided(node("a", status=None, applied=""), node("b"), most="1")
-
-    assert decision.unavailable == ()
-    assert decision.start == ("b",)
-    assert states(decision)["a"] is NodeState.SKIPPED
-
-
-def test_a_node_with_published_gpus_and_no_status_starts() -> None:
-    fresh = node("a", status=None, applied="", state=None, requested=None, gpus="published")
-
-    assert decided(fresh).start == ("a",)
-
-
-def test_a_failure_pauses_the_others_only_on_request() -> None:
-    assert decided(failed("a"), node("b")).start == ("b",)
-
-    pausing = rolling(pauses=True)
-    pausing.decide([busy("a"), node("b")], 0.0)
-    decision = pausing.decide([failed("a"), node("b")], 1.0)
-    assert decision.start == ()
-    assert decision.phase is Phase.PAUSED
+def test_a_failure_pauses_the_others_once_nodes_in_progress_have_ended() -> None:
+    pausing = rolling("2", pauses=True)
+    pausing.decide([busy("a"), busy("b"), node("c")], 0.0)
+    assert pausing.decide([failed("a"), busy("b"), node("c")], 1.0).phase is Phase.PAUSING
+    decision = pausing.decide([failed("a"), done("b"), node("c")], 2.0)
+    assert (decision.phase, decision.start) == (Phase.PAUSED, ())
     assert [(each.name, each.reason, each.message) for each in decision.failures] == [
         ("a", "InUse", "in use")
     ]
-
-
-def test_a_pause_waits_for_nodes_in_progress() -> None:
-    pausing = rolling("2", pauses=True)
-    pausing.decide([busy("a"), busy("b"), node("c")], 0.0)
-
-    assert pausing.decide([failed("a"), busy("b"), node("c")], 1.0).phase is Phase.PAUSING
-    assert pausing.decide([failed("a"), done("b"), node("c")], 2.0).phase is Phase.PAUSED
 
 
 def test_a_pause_stays_while_the_agent_retries() -> None:
@@ -237,10 +218,7 @@ def test_a_pause_stays_while_the_agent_retries() -> None:
 
 
 def test_earlier_failures_pause_nothing() -> None:
-    resumed = rolling("2", pauses=True)
-
-    decision = resumed.decide([failed("a"), node("b")], 0.0)
-
+    decision = rolling("2", pauses=True).decide([failed("a"), node("b")], 0.0)
     assert (decision.phase, decision.start) == (Phase.ROLLING, ("b",))
 
 
@@ -293,71 +271,51 @@ def test_a_dead_agent_with_an_old_request_does_not_block_the_others_for_ever() -
     assert rolled.decide([node("b"), dead], 10.0).unavailable == ()
 
 
-def test_a_node_that_times_out_still_counts() -> None:
+def test_a_node_times_out_and_still_counts_and_waiting_for_a_slot_takes_no_time() -> None:
     rolled = rolling()
-    rolled.decide([busy("a"), node("b")], 0.0)
-
-    decision = rolled.decide([busy("a"), node("b")], 100.0)
-
+    for now_s in (0.0, 500.0):
+        rolled.decide([busy("a", phase="Wait"), node("b")], now_s)
+    there = [busy("a"), node("b")]
+    assert states(rolled.decide(there, 599.0))["a"] is NodeState.IN_PROGRESS
+    decision = rolled.decide(there, 600.0)
     assert states(decision)["a"] is NodeState.TIMED_OUT
     assert decision.start == ()
-
-
-def test_waiting_for_a_slot_takes_no_time() -> None:
-    rolled = rolling()
-    rolled.decide([busy("a", phase="Wait")], 0.0)
-    rolled.decide([busy("a", phase="Wait")], 500.0)
-
-    assert states(rolled.decide([busy("a")], 599.0))["a"] is NodeState.IN_PROGRESS
-    assert states(rolled.decide([busy("a")], 600.0))["a"] is NodeState.TIMED_OUT
 
 
 def test_a_rollout_that_can_neither_start_nor_await_a_node_stalls() -> None:
     rolled = rolling()
     stuck = [node("a"), node("b", is_ready=False)]
-
-    assert rolled.decide(stuck, 0.0).phase is Phase.ROLLING
-    assert rolled.decide(stuck, 9.0).phase is Phase.ROLLING
-    assert rolled.decide(stuck, 10.0).phase is Phase.STALLED
+    phases = [rolled.decide(stuck, now_s).phase for now_s in (0.0, 9.0, 10.0)]
+    assert phases == [Phase.ROLLING, Phase.ROLLING, Phase.STALLED]
 
 
-def test_a_superseded_node_is_left_alone() -> None:
+def test_a_superseded_node_is_left_alone_and_a_deleted_one_is_forgotten() -> None:
     rolled = rolling()
     rolled.decide([busy("a")], 0.0)
-
     decision = rolled.decide([node("a", requested="third")], 1.0)
-
-    assert states(decision)["a"] is NodeState.SUPERSEDED
-    assert decision.start == ()
-
-
-def test_a_node_that_is_deleted_is_forgotten() -> None:
-    rolled = rolling()
-    rolled.decide([failed("a"), done("b")], 0.0)
-
-    assert rolled.decide([done("b")], 1.0).phase is Phase.DONE
+    assert (decision.start, states(decision)) == ((), {"a": NodeState.SUPERSEDED})
+    assert rolled.decide([done("b")], 2.0).phase is Phase.DONE
 
 
-# -- undo ------------------------------------------------------------------------------------
+# Undo
 
 
-def back() -> rollout.Rollout:
-    return rollout.Rollout(nodes.Back(), rollout.Limits(max_unavailable="1"))
+UNDONE = nodes.Mark(layout=LAYOUT, before=FORMER, is_undone=True)
+
+
+def undo(*there: nodes.Node) -> rollout.Decision:
+    limits = rollout.Limits(max_unavailable="1")
+    return rollout.Rollout(nodes.Back(), limits).decide(there, 0.0)
 
 
 def test_undo_includes_the_nodes_with_a_rollouts_mark() -> None:
-    decision = back().decide([done("a"), node("b")], 0.0)
-
-    assert states(decision) == {"a": NodeState.TO_DO}
+    assert states(undo(done("a"), node("b"))) == {"a": NodeState.TO_DO}
     assert nodes.Back().target(done("a")) == FORMER
-    assert nodes.Back().mark(done("a")) == nodes.Mark(layout=LAYOUT, before=FORMER, is_undone=True)
+    assert nodes.Back().mark(done("a")) == UNDONE
 
 
 def test_an_interrupted_undo_continues() -> None:
-    mark = nodes.Mark(layout=LAYOUT, before=FORMER, is_undone=True)
-
-    decision = back().decide([node("a", mark=mark), done("b")], 0.0)
-
+    decision = undo(node("a", mark=UNDONE), done("b"))
     assert states(decision) == {"a": NodeState.APPLIED, "b": NodeState.TO_DO}
     assert decision.start == ("b",)
 
@@ -365,25 +323,26 @@ def test_an_interrupted_undo_continues() -> None:
 def test_undo_of_a_node_that_had_no_label_removes_it() -> None:
     mark = nodes.Mark(layout=LAYOUT, before=None)
     unlabelled = node("a", requested=None, mark=dataclasses.replace(mark, is_undone=True))
-
     assert nodes.Back().target(done("a", mark=mark)) is None
-    assert back().decide([unlabelled], 0.0).phase is Phase.DONE
+    assert undo(unlabelled).phase is Phase.DONE
 
 
 def test_undo_leaves_superseded_nodes_alone() -> None:
     moved = node("a", requested="third", mark=done("a").mark)
-    undone = nodes.Mark(layout=LAYOUT, before=FORMER, is_undone=True)
-
-    assert states(back().decide([moved], 0.0)) == {"a": NodeState.SUPERSEDED}
-    assert back().decide([dataclasses.replace(moved, mark=undone)], 0.0).nodes == ()
+    assert states(undo(moved)) == {"a": NodeState.SUPERSEDED}
+    assert undo(dataclasses.replace(moved, mark=UNDONE)).nodes == ()
 
 
-def test_a_mark_has_the_layout_requested_before() -> None:
+def test_a_mark_has_the_layout_requested_before_and_survives_the_round_trip() -> None:
     forward = nodes.Forward(layout=LAYOUT)
-
-    assert forward.mark(node()).before == FORMER
-    assert forward.mark(node(requested=None, applied="kept")).before == "kept"
-    assert forward.mark(node(requested=None, applied="")).before is None
+    for before, there in (
+        (FORMER, node()),
+        ("kept", node(requested=None, applied="kept")),
+        (None, node(requested=None, applied="")),
+    ):
+        mark = forward.mark(there)
+        assert mark == nodes.Mark(layout=LAYOUT, before=before) == nodes.parse_mark(mark.to_json())
+    assert nodes.parse_mark(UNDONE.to_json()) == UNDONE
 
 
 @pytest.mark.parametrize("text", [None, "", "null", "[]", "{}", "[" * 9999, '{"layout": 1}'])
@@ -391,9 +350,71 @@ def test_a_malformed_mark_is_none(text: str | None) -> None:
     assert nodes.parse_mark(text) is None
 
 
-def test_a_mark_survives_the_round_trip() -> None:
-    for mark in (
-        nodes.Mark(layout="x", before=None),
-        nodes.Mark(layout="x", before="y", is_undone=True),
-    ):
-        assert nodes.parse_mark(mark.to_json()) == mark
+# Whole rollouts: every one ends, and never are more nodes unavailable than allowed
+
+
+class Simulation:
+    """Nodes whose agents respond in any order and at any time, and whose labels show late."""
+
+    def __init__(self, ends: list[str], rollout: rollout.Rollout) -> None:
+        self.nodes = {f"n{index:02}": node(f"n{index:02}") for index in range(len(ends))}
+        self._ends = dict(zip(self.nodes, ends, strict=True))
+        self._unseen: dict[str, nodes.Node] = {}
+        self._rollout = rollout
+
+    @property
+    def movable(self) -> list[str]:
+        return [*self._unseen, *(n for n, each in self.nodes.items() if each.requested == LAYOUT)]
+
+    def act(self, decision: rollout.Decision) -> None:
+        for name in decision.withdraw:
+            self.nodes[name] = node(name)
+            self._rollout.withdrawn(name)
+        for name in decision.start:
+            self._unseen[name] = asked(name)
+            self._rollout.requested(name)
+
+    def move(self, name: str) -> None:
+        if name in self._unseen:
+            self.nodes[name] = self._unseen.pop(name)
+            return
+        there, end = self.nodes[name], self._ends[name]
+        last = there.status if there.status and there.status.config == LAYOUT else None
+        if end == "dead":
+            return
+        if last is None or last.is_retried:
+            self.nodes[name] = busy(name)
+        elif last.state is model.State.PENDING:
+            is_done = end == "success"
+            self.nodes[name] = done(name) if is_done else failed(name, is_retried=end == "retried")
+
+
+@hypothesis.settings(max_examples=200, deadline=None)
+@hypothesis.given(
+    ends=st.lists(
+        st.sampled_from(["success", "success", "success", "failed", "retried", "dead"]),
+        min_size=1,
+        max_size=12,
+    ),
+    most=st.integers(1, 4),
+    pauses=st.sampled_from([True, False]),
+    steps=st.data(),
+)
+def test_no_more_nodes_are_unavailable_than_allowed_and_every_rollout_ends(
+    ends: list[str], *, most: int, pauses: bool, steps: st.DataObject
+) -> None:
+    rolled = rolling(str(most), pauses=pauses)
+    played = Simulation(ends, rolled)
+    phases = []
+    for number in range(400):
+        decision = rolled.decide(list(played.nodes.values()), 5.0 * number)
+        phases.append(decision.phase)
+        if decision.phase.is_over:
+            break
+        played.act(decision)
+        if played.movable:
+            played.move(steps.draw(st.sampled_from(played.movable)))
+        assert sum(each.view.is_unschedulable for each in played.nodes.values()) <= most
+    assert phases[-1].is_over
+    if phases[-1] is Phase.DONE:
+        assert all(each.applied == LAYOUT for each in played.nodes.values())
