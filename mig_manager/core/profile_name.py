@@ -103,40 +103,28 @@ def from_nvml(*, enum_index: int, slice_count: int, memory_gb: int) -> model.Pro
 
 
 def suggest(
-    wanted: model.Profile | str, available: Iterable[model.Profile]
+    wanted: model.Profile, available: Iterable[model.Profile]
 ) -> tuple[model.Profile, ...]:
     """Return up to ``MAX_SUGGESTIONS`` available profiles that were possibly meant, best first.
 
     A person who takes a layout to another GPU has the slices right and the memory wrong, so
     profiles with the same slices come first, those with the nearest memory foremost. Compute
-    slices are carried over: for ``1c.2g.10gb`` the answer may be ``1c.2g.20gb``. Text that is no
-    profile is compared by its letters.
+    slices are carried over: for ``1c.2g.10gb`` the answer may be ``1c.2g.20gb``.
     """
-    if isinstance(wanted, str):
-        try:
-            asked = parse(wanted)
-        except ValueError:
-            import difflib  # noqa: PLC0415 - for mistakes alone
-
-            by_name = {str(profile): profile for profile in available}
-            names = difflib.get_close_matches(wanted.lower(), by_name, n=MAX_SUGGESTIONS)
-            return tuple(by_name[name] for name in names)
-    else:
-        asked = wanted
 
     def distance(profile: model.Profile) -> tuple[bool, int, str]:
         attributes = profile.attributes, profile.negated_attributes
-        is_other = attributes != (asked.attributes, asked.negated_attributes)
-        return is_other, abs(profile.memory_gb - asked.memory_gb), str(profile)
+        is_other = attributes != (wanted.attributes, wanted.negated_attributes)
+        return is_other, abs(profile.memory_gb - wanted.memory_gb), str(profile)
 
     same_slices = {
         profile
-        if asked.spans
-        else dataclasses.replace(profile, compute_slices=asked.compute_slices)
+        if wanted.spans
+        else dataclasses.replace(profile, compute_slices=wanted.compute_slices)
         for profile in available
-        if profile.gpu_slices == asked.gpu_slices
+        if profile.gpu_slices == wanted.gpu_slices
     }
-    return tuple(sorted(same_slices - {asked}, key=distance)[:MAX_SUGGESTIONS])
+    return tuple(sorted(same_slices - {wanted}, key=distance)[:MAX_SUGGESTIONS])
 
 
 def _explain(text: str) -> str:

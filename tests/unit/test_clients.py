@@ -156,7 +156,7 @@ def test_validators_are_known_by_their_label_and_daemons_by_label_and_owner() ->
     for name in ("operator", "cuda", "device-plugin"):
         assert clients.is_validator(pod(labels={"app": f"nvidia-{name}-validator"}))
     assert not clients.is_validator(pod())
-    selective = {"node_selector": {cluster.PLUGIN_DEPLOY_LABEL: "true"}}
+    selective: dict[str, Any] = {"node_selector": {cluster.PLUGIN_DEPLOY_LABEL: "true"}}
     daemon = pod(**selective, owner_kind="DaemonSet")
     gated = clients.gated_by([pod(**selective), daemon], {cluster.PLUGIN_DEPLOY_LABEL})
     assert gated == (daemon,)
@@ -266,8 +266,11 @@ OWN = "11111111-2222-3333-4444-555555555555"
 NVIDIAS, NOS = "NVIDIA's mig-manager", "nos' mig-agent"
 SLICER = "OpenShift's Dynamic Accelerator Slicer"
 COMPONENT, NAME = "app.kubernetes.io/component", "app.kubernetes.io/name"
-OPERATORS = {"labels": {"app": "nvidia-mig-manager"}, "container_names": ("nvidia-mig-manager",)}
-DAS = {"container_names": ("das-daemonset",)}
+OPERATORS: dict[str, Any] = {
+    "labels": {"app": "nvidia-mig-manager"},
+    "container_names": ("nvidia-mig-manager",),
+}
+DAS: dict[str, Any] = {"container_names": ("das-daemonset",)}
 
 
 def manager(name: str = "some-pod", **changed: Any) -> cluster.Pod:

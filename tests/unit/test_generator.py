@@ -13,6 +13,7 @@ from mig_manager.catalogue import hardware
 from mig_manager.core import model, profile_name, yaml_tree
 from mig_manager.core.layout import config, generator
 from mig_manager.core.planner import planner
+from tests.unit import test_bruteforce
 
 A100_40, A100_80, A30, H100 = "a100-sxm4-40gb", "a100-sxm4-80gb", "a30", "h100-sxm5-80gb"
 RTX = "rtx-pro-6000-blackwell-server"
@@ -119,33 +120,12 @@ def test_models_with_the_same_profiles_share_their_rules_but_for_balanced() -> N
     assert "device-filter" not in only(configs, "all-disabled")
 
 
-def test_models_with_other_profiles_have_rules_of_their_own() -> None:
-    configs = layouts(A100_80, A30)
-
-    assert only(configs, "all-1g.6gb")["device-filter"] == ["0x20B710DE"]
-    assert only(configs, "all-3g.40gb")["device-filter"] == ["0x20B210DE"]
-    assert [rule["mig-devices"] for rule in configs["all-balanced"]] == [
-        BALANCED[A100_80],
-        BALANCED[A30],
-    ]
-
-
 def test_one_profile_that_fits_not_equally_often_has_a_rule_for_each_count() -> None:
-    configs = layouts(A100_40, A100_80)
+    rules = layouts(A100_40, A100_80)["all-1g.10gb"]
 
-    assert configs["all-1g.10gb"] == [
-        {
-            "device-filter": ["0x20B010DE", "0x20B110DE"],
-            "devices": "all",
-            "mig-enabled": True,
-            "mig-devices": {"1g.10gb": 4},
-        },
-        {
-            "device-filter": ["0x20B210DE"],
-            "devices": "all",
-            "mig-enabled": True,
-            "mig-devices": {"1g.10gb": 7},
-        },
+    assert [(rule["device-filter"], rule["mig-devices"]) for rule in rules] == [
+        (["0x20B010DE", "0x20B110DE"], {"1g.10gb": 4}),
+        (["0x20B210DE"], {"1g.10gb": 7}),
     ]
 
 
@@ -178,15 +158,6 @@ def test_where_the_formula_lacks_a_size_there_is_no_balanced(made_up: generator.
     assert "all-enabled" in configs
 
 
-def test_balanced_takes_the_profile_that_fits_most_often() -> None:
-    rows = (("1g.20gb", (0, 2), 2), ("1g.10gb", (0, 1, 2, 3), 1), ("2g.20gb", (0, 2), 2))
-
-    found = generator.document([kind(1, *rows, ("4g.40gb", (0,), 4))])["mig-configs"]
-
-    assert isinstance(found, dict)
-    assert only(found, "all-balanced")["mig-devices"] == {"1g.10gb": 2, "2g.20gb": 1}
-
-
 def test_layouts_are_in_the_order_of_their_names_with_numbers_by_value() -> None:
     names = list(layouts(A100_40))
 
@@ -197,58 +168,36 @@ def test_layouts_are_in_the_order_of_their_names_with_numbers_by_value() -> None
 
 
 @pytest.mark.parametrize("name", hardware.product_names())
-def test_the_count_that_fits_equals_the_drivers(name: str) -> None:
-    (every,) = kinds(name)
+def test_the_count_that_fits_equals_the_drivers_and_the_planner_accepts_every_layout(
+    name: str,
+) -> None:
+    gpu = hardware.template(hardware.find(name))
     configs = layouts(name)
-
-    for spec in every.profiles:
+    for spec in gpu.profiles or ():
         rule = only(configs, f"all-{spec.profile}".replace("+", "."))
         assert rule["mig-devices"] == {str(spec.profile): spec.max_instances}
 
-
-@pytest.mark.parametrize("name", hardware.product_names())
-def test_the_planner_accepts_every_layout_and_its_name_is_a_legal_label_value(name: str) -> None:
-    gpu = hardware.template(hardware.find(name))
     text = yaml_tree.dump(generator.document(kinds(name), has_all_maximal=True))
 
     for layout in config.parse(text, source="generated").layouts.values():
         assert LABEL_VALUE.fullmatch(layout.name)
-        wanted = config.select(layout, [gpu])
         # Raises where anything does not fit.
-        planner.plan([gpu], wanted)
+        planner.plan([gpu], config.select(layout, [gpu]))
 
 
-def fits(gpu: model.Gpu, counts: Mapping[model.Profile, int]) -> bool:
-    wanted = {gpu.uuid: model.DesiredGpu.of(model.MigMode.ENABLED, counts)}
-    try:
-        planner.plan([gpu], wanted)
-    except errors.LayoutError:
-        return False
-    return True
+@pytest.mark.parametrize("name", [A30, A100_40, "h200", RTX])
+def test_maximal_layouts_are_exactly_those_that_cannot_be_extended(name: str) -> None:
+    gpu = test_bruteforce.template(hardware.find(name))
+    profiles = [spec.profile for spec in gpu.profiles or ()]
+    possible = test_bruteforce.placeable(gpu)
 
+    full = {
+        frozenset((profile, n) for profile, n in zip(profiles, counts, strict=True) if n)
+        for counts in possible
+        if possible.isdisjoint(test_bruteforce.one_more(counts))
+    }
 
-@pytest.mark.parametrize("name", [A30, A100_40, pytest.param("h200", marks=pytest.mark.slow), RTX])
-def test_maximal_layouts_are_exactly_those_that_cannot_be_extended(
-    name: str,
-) -> None:
-    gpu = hardware.template(hardware.find(name))
-    profiles = sorted((spec.profile for spec in gpu.profiles or ()), key=str)
-    found = {frozenset(counts) for counts in generator.maximal(gpu.profiles or ())}
-
-    # Built up without the generator, from nothing, one instance at a time.
-    full: set[frozenset[tuple[model.Profile, int]]] = set()
-    seen: set[tuple[int, ...]] = set()
-    todo = [(0,) * len(profiles)]
-    while todo:
-        counts = todo.pop()
-        more = [(*counts[:n], counts[n] + 1, *counts[n + 1 :]) for n in range(len(profiles))]
-        possible = [each for each in more if fits(gpu, dict(zip(profiles, each, strict=True)))]
-        if not possible:
-            full.add(frozenset((p, n) for p, n in zip(profiles, counts, strict=True) if n))
-        todo += [each for each in possible if each not in seen]
-        seen.update(possible)
-
-    assert found == full
+    assert {frozenset(counts) for counts in generator.maximal(gpu.profiles or ())} == full
 
 
 def test_mixed_layouts_are_distinct_and_repeat_no_standard_layout() -> None:
@@ -292,24 +241,15 @@ def test_a_document_for_every_product_at_once_can_still_be_read() -> None:
     assert len(config.parse(text, source="generated").layouts) > 500
 
 
-def test_gpus_of_a_node_are_distinguished_by_their_pci_ids() -> None:
-    a100 = hardware.template(hardware.find(A100_40))
-    idle = hardware.template(hardware.find("t4"), 1)
-    found = generator.kinds_of([a100, dataclasses.replace(a100, index=2), idle])
+def test_gpus_of_a_node_are_distinguished_by_their_pci_ids_and_must_list_profiles() -> None:
+    a100, t4 = hardware.template(hardware.find(A100_40)), hardware.template(hardware.find("t4"), 1)
+    silent = dataclasses.replace(a100, index=2, profiles=None)
+
+    found = generator.kinds_of([a100, silent, t4])
 
     assert [each.device_ids for each in found] == [(0x20B010DE,)]
-
-
-def test_a_node_without_mig_has_no_layouts() -> None:
-    with pytest.raises(errors.LayoutError) as caught:
-        generator.kinds_of([hardware.template(hardware.find("t4"))])
-    assert caught.value.reason is errors.Reason.NOT_MIG_CAPABLE
-
-
-def test_a_driver_without_listed_profiles_is_an_error_not_an_empty_document() -> None:
-    silent = dataclasses.replace(hardware.template(hardware.find(A100_40)), profiles=None)
-    listed = dataclasses.replace(hardware.template(hardware.find(A100_40), 1))
-
     with pytest.raises(errors.LayoutError, match="only once MIG is on"):
         generator.kinds_of([silent])
-    assert len(generator.kinds_of([listed, silent])) == 1
+    with pytest.raises(errors.LayoutError) as caught:
+        generator.kinds_of([t4])
+    assert caught.value.reason is errors.Reason.NOT_MIG_CAPABLE

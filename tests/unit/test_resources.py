@@ -77,11 +77,11 @@ def test_devices_are_schedulable_only_if_kubelet_has_exactly_the_existing_ones(
 ) -> None:
     gpus = balanced()
     uuids = dict(zip("1234", gpus[0].mig_uuids, strict=True)) | {"g": gpus[0].uuid}
-    ids = healthy and {
+    ids = {
         resource: frozenset(uuids.get(letter, "MIG-gone") for letter in letters)
-        for resource, letters in healthy.items()
+        for resource, letters in (healthy or {}).items()
     }
-    found = resources.why_not_schedulable(gpus, ids, counted(allocatable))
+    found = resources.why_not_schedulable(gpus, ids or None, counted(allocatable))
     assert why in found if why else not found
 
 
