@@ -45,7 +45,6 @@ typedef struct {
     nvmlReturn_t nvmlReturn;
     nvmlValue_t value;
 } nvmlFieldValue_t;
-typedef struct { uint pid; ulonglong usedGpuMemory; } nvmlProcessInfo_v1_t;
 typedef struct { uint pid; ulonglong usedGpuMemory; uint gpuInstanceId, computeInstanceId; } nvmlProcessInfo_t;
 typedef struct { uint start, size; } nvmlGpuInstancePlacement_t;
 typedef struct { uint start, size; } nvmlComputeInstancePlacement_t;
@@ -278,8 +277,6 @@ API nvmlInitWithFlags(uint flags) { CALL(V(flags)); }
 API nvmlShutdown(void) { return call(__func__, NULL, 0); }
 API nvmlSystemGetDriverVersion(char *text, uint length) { CALL(M(text, length), V(length)); }
 API nvmlSystemGetNVMLVersion(char *text, uint length) { CALL(M(text, length), V(length)); }
-API nvmlSystemGetCudaDriverVersion(int *version) { CALL(M(version, sizeof *version)); }
-API nvmlSystemGetCudaDriverVersion_v2(int *version) { CALL(M(version, sizeof *version)); }
 API nvmlSystemGetProcessName(uint pid, char *text, uint length) { CALL(V(pid), M(text, length), V(length)); }
 
 __attribute__((visibility("default"))) const char *nvmlErrorString(nvmlReturn_t code) {
@@ -313,13 +310,9 @@ GET(nvmlDeviceGetMemoryInfo, nvmlMemory_t)
 GET(nvmlDeviceGetMemoryInfo_v2, nvmlMemory_v2_t)
 GET(nvmlDeviceGetArchitecture, uint)
 GET(nvmlDeviceGetVirtualizationMode, uint)
-API nvmlDeviceGetCudaComputeCapability(handle_t device, int *major, int *minor) {
-    CALL(V(device), M(major, sizeof *major), M(minor, sizeof *minor));
-}
 API nvmlDeviceGetFieldValues(handle_t device, int count, nvmlFieldValue_t *values) {
     CALL(V(device), V(count), M(values, count * sizeof *values));
 }
-PROCESSES(nvmlDeviceGetComputeRunningProcesses, nvmlProcessInfo_v1_t)
 PROCESSES(nvmlDeviceGetComputeRunningProcesses_v2, nvmlProcessInfo_t)
 PROCESSES(nvmlDeviceGetComputeRunningProcesses_v3, nvmlProcessInfo_t)
 PROCESSES(nvmlDeviceGetGraphicsRunningProcesses_v2, nvmlProcessInfo_t)
@@ -335,11 +328,8 @@ API nvmlDeviceSetMigMode(handle_t device, uint mode, nvmlReturn_t *status) {
 }
 GET_BY(nvmlDeviceGetGpuInstanceProfileInfo, uint, nvmlGpuInstanceProfileInfo_t)
 GET_BY(nvmlDeviceGetGpuInstanceProfileInfoV, uint, nvmlGpuInstanceProfileInfo_v2_t)
-GET_BY(nvmlDeviceGetGpuInstanceProfileInfoByIdV, uint, nvmlGpuInstanceProfileInfo_v2_t)
 LIST(nvmlDeviceGetGpuInstancePossiblePlacements, nvmlGpuInstancePlacement_t)
 LIST(nvmlDeviceGetGpuInstancePossiblePlacements_v2, nvmlGpuInstancePlacement_t)
-GET_BY(nvmlDeviceGetGpuInstanceRemainingCapacity, uint, uint)
-GET(nvmlDeviceIsMigDeviceHandle, uint)
 GET(nvmlDeviceGetGpuInstanceId, uint)
 GET(nvmlDeviceGetComputeInstanceId, uint)
 GET(nvmlDeviceGetMaxMigDeviceCount, uint)
@@ -367,7 +357,6 @@ API nvmlGpuInstanceGetComputeInstanceProfileInfoV(handle_t instance, uint profil
     CALL(V(instance), V(profile), V(engines), M(out, sizeof *out));
 }
 LIST(nvmlGpuInstanceGetComputeInstancePossiblePlacements, nvmlComputeInstancePlacement_t)
-GET_BY(nvmlGpuInstanceGetComputeInstanceRemainingCapacity, uint, uint)
 GET_BY(nvmlGpuInstanceCreateComputeInstance, uint, handle_t)
 API nvmlGpuInstanceCreateComputeInstanceWithPlacement(handle_t instance, uint profile, const nvmlComputeInstancePlacement_t *place, handle_t *out) {
     CALL(V(instance), V(profile), M(place, sizeof *place), M(out, sizeof *out));

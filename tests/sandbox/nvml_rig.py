@@ -48,9 +48,13 @@ def refusal(call: Callable[..., object], *arguments: object) -> str:
     return str(_ERRORS[int(caught.value.value)])
 
 
+def gpu(index: int = 0) -> Any:
+    return pynvml.nvmlDeviceGetHandleByIndex(index)
+
+
 def enabled(index: int = 0) -> Any:
     """Return the handle of a GPU with MIG on."""
-    device = pynvml.nvmlDeviceGetHandleByIndex(index)
+    device = gpu(index)
     assert pynvml.nvmlDeviceSetMigMode(device, 1) == pynvml.NVML_SUCCESS
     return device
 

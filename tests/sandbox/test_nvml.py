@@ -18,7 +18,7 @@ def test_calls_before_init_and_after_the_last_shutdown_are_refused_and_old_handl
     start: nvml_rig.Start,
 ) -> None:
     start()
-    device = pynvml.nvmlDeviceGetHandleByIndex(0)
+    device = nvml_rig.gpu()
     pynvml.nvmlInit()
     pynvml.nvmlShutdown()
     assert pynvml.nvmlDeviceGetCount() == 1
@@ -29,61 +29,44 @@ def test_calls_before_init_and_after_the_last_shutdown_are_refused_and_old_handl
     assert nvml_rig.refusal(pynvml.nvmlDeviceGetName, device) == "INVALID_ARGUMENT"
 
 
-def test_without_a_node_no_driver_is_loaded(tmp_path: pathlib.Path) -> None:
-    nvml_faults.install(tmp_path / "none.json")
-    try:
-        assert nvml_rig.refusal(pynvml.nvmlInit) == "DRIVER_NOT_LOADED"
-    finally:
-        simulated.uninstall()
+def test_without_a_node_no_driver_is_loaded_and_uninstalling_ends_the_simulation(
+    tmp_path: pathlib.Path, start: nvml_rig.Start
+) -> None:
+    start()
+    nvml_faults.install(tmp_path / "none" / "node.json")
+    assert nvml_rig.refusal(pynvml.nvmlInit) == "DRIVER_NOT_LOADED"
+    assert not (tmp_path / "none").exists()
+    simulated.uninstall()
+    assert nvml_rig.refusal(pynvml.nvmlDeviceGetCount) == "UNINITIALIZED"
 
 
-def test_functions_that_the_driver_lacks_are_not_found(start: nvml_rig.Start) -> None:
+def test_functions_that_the_driver_lacks_are_not_found_and_errors_have_texts(
+    start: nvml_rig.Start,
+) -> None:
     start(absent_functions=("nvmlDeviceGetGpuInstanceProfileInfoV",))
     device = nvml_rig.enabled()
     ask = pynvml.nvmlDeviceGetGpuInstanceProfileInfo
     assert nvml_rig.refusal(ask, device, 0) == "FUNCTION_NOT_FOUND"
     assert ask(device, 0, version=1).id == 19
-    fan_speed = pynvml.nvmlDeviceGetFanSpeed
-    assert nvml_rig.refusal(fan_speed, device) == "FUNCTION_NOT_FOUND"
-
-
-def test_errors_have_the_texts_of_the_library(start: nvml_rig.Start) -> None:
-    start()
+    assert nvml_rig.refusal(pynvml.nvmlDeviceGetFanSpeed, device) == "FUNCTION_NOT_FOUND"
     assert pynvml.nvmlErrorString(pynvml.NVML_ERROR_IN_USE) == "In use by another client"
     assert pynvml.nvmlErrorString(12345) == "Unknown Error"
 
 
-def test_a_gpu_reports_its_identity(start: nvml_rig.Start) -> None:
+def test_a_gpu_reports_its_identity_and_is_found_by_it(start: nvml_rig.Start) -> None:
     start("A30+H100")
-    device = pynvml.nvmlDeviceGetHandleByIndex(1)
+    device = nvml_rig.gpu(1)
     pci = pynvml.nvmlDeviceGetPciInfo(device)
     assert pynvml.nvmlSystemGetDriverVersion() == "580.95.05"
-    assert pynvml.nvmlSystemGetNVMLVersion() == "580.95.05"
-    assert pynvml.nvmlSystemGetCudaDriverVersion() == 13000
     assert pynvml.nvmlDeviceGetName(device) == "NVIDIA H100 80GB HBM3"
     assert pynvml.nvmlDeviceGetArchitecture(device) == pynvml.NVML_DEVICE_ARCH_HOPPER
-    assert pynvml.nvmlDeviceGetCudaComputeCapability(device) == (9, 0)
-    assert pynvml.nvmlDeviceGetIndex(device) == 1
     assert pynvml.nvmlDeviceGetMinorNumber(device) == 1
     assert (pci.pciDeviceId, pci.busId) == (0x233010DE, "00000000:0F:00.0")
     assert pynvml.nvmlDeviceGetMemoryInfo(device).total == 81559 * 2**20
     assert pynvml.nvmlDeviceGetMemoryInfo(device, pynvml.nvmlMemory_v2).free == 81559 * 2**20
-    mode = pynvml.nvmlDeviceGetVirtualizationMode(device)
-    assert mode == pynvml.NVML_GPU_VIRTUALIZATION_MODE_NONE
-
-
-def test_struct_of_another_version_is_refused(start: nvml_rig.Start) -> None:
-    start()
-    device = pynvml.nvmlDeviceGetHandleByIndex(0)
-    assert (
-        nvml_rig.refusal(pynvml.nvmlDeviceGetMemoryInfo, device, 7) == "ARGUMENT_VERSION_MISMATCH"
-    )
-
-
-def test_a_gpu_is_found_by_index_uuid_and_pci_address(start: nvml_rig.Start) -> None:
-    start("2xA30")
-    second = pynvml.nvmlDeviceGetHandleByIndex(1)
-    uuid = pynvml.nvmlDeviceGetUUID(second)
+    wrong = nvml_rig.refusal(pynvml.nvmlDeviceGetMemoryInfo, device, 7)
+    assert wrong == "ARGUMENT_VERSION_MISMATCH"
+    uuid = pynvml.nvmlDeviceGetUUID(device)
     assert uuid.startswith("GPU-")
     for found in (
         pynvml.nvmlDeviceGetHandleByUUID(uuid),
@@ -91,31 +74,37 @@ def test_a_gpu_is_found_by_index_uuid_and_pci_address(start: nvml_rig.Start) -> 
         pynvml.nvmlDeviceGetHandleByPciBusId("0000:0f:00.0"),
     ):
         assert pynvml.nvmlDeviceGetIndex(found) == 1
-    by_index, by_uuid = pynvml.nvmlDeviceGetHandleByIndex, pynvml.nvmlDeviceGetHandleByUUID
-    assert nvml_rig.refusal(by_index, 2) == "INVALID_ARGUMENT"
-    assert nvml_rig.refusal(by_uuid, "GPU-0") == "NOT_FOUND"
+    assert nvml_rig.refusal(nvml_rig.gpu, 2) == "INVALID_ARGUMENT"
+    assert nvml_rig.refusal(pynvml.nvmlDeviceGetHandleByUUID, "GPU-0") == "NOT_FOUND"
 
 
 def test_gpu_without_mig_supports_none_of_it(start: nvml_rig.Start) -> None:
     start("L40S")
-    device = pynvml.nvmlDeviceGetHandleByIndex(0)
-    unsupported = "NOT_SUPPORTED"
-    assert nvml_rig.refusal(pynvml.nvmlDeviceGetMigMode, device) == unsupported
-    assert nvml_rig.refusal(pynvml.nvmlDeviceSetMigMode, device, 1) == unsupported
-    for version in (1, 2):
-        ask = pynvml.nvmlDeviceGetGpuInstanceProfileInfo
-        assert nvml_rig.refusal(ask, device, 0, version) == unsupported
+    device = nvml_rig.gpu()
+    profile = pynvml.nvmlDeviceGetGpuInstanceProfileInfo
+    for call, *arguments in (
+        (pynvml.nvmlDeviceGetMigMode,),
+        (pynvml.nvmlDeviceSetMigMode, 1),
+        (profile, 0, 1),
+        (profile, 0, 2),
+    ):
+        assert nvml_rig.refusal(call, device, *arguments) == "NOT_SUPPORTED"
     assert pynvml.nvmlDeviceGetMaxMigDeviceCount(device) == 0
 
 
-def test_handle_of_another_kind_is_invalid(device: Any) -> None:
+def test_a_handle_of_another_kind_is_refused(device: Any) -> None:
     instance = pynvml.nvmlDeviceCreateGpuInstance(device, 9)
-    for call, handle in (
-        (pynvml.nvmlDeviceGetName, instance),
-        (pynvml.nvmlGpuInstanceGetInfo, device),
-        (pynvml.nvmlDeviceGetName, None),
+    parent = pynvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle
+    for call, handle, code in (
+        (pynvml.nvmlDeviceGetName, instance, "INVALID_ARGUMENT"),
+        (pynvml.nvmlGpuInstanceGetInfo, device, "INVALID_ARGUMENT"),
+        (pynvml.nvmlDeviceGetName, None, "INVALID_ARGUMENT"),
+        (parent, device, "INVALID_ARGUMENT"),
+        (pynvml.nvmlDeviceGetGpuInstanceId, device, "NOT_SUPPORTED"),
+        (pynvml.nvmlDeviceGetComputeInstanceId, device, "NOT_SUPPORTED"),
+        (pynvml.nvmlDeviceGetAttributes, device, "NOT_SUPPORTED"),
     ):
-        assert nvml_rig.refusal(call, handle) == "INVALID_ARGUMENT"
+        assert nvml_rig.refusal(call, handle) == code
 
 
 def test_mig_devices_are_pairs_of_instances_in_the_order_of_their_ids(device: Any) -> None:
@@ -126,14 +115,10 @@ def test_mig_devices_are_pairs_of_instances_in_the_order_of_their_ids(device: An
         pynvml.nvmlGpuInstanceCreateComputeInstance(parent, 0)
     by_index = pynvml.nvmlDeviceGetMigDeviceHandleByIndex
     devices = [by_index(device, index) for index in range(3)]
-    assert [pynvml.nvmlDeviceGetName(each).split(" MIG ")[1] for each in devices] == [
-        "3g.20gb",
-        "1c.2g.10gb",
-        "1c.2g.10gb",
-    ]
+    names = [pynvml.nvmlDeviceGetName(each).split(" MIG ")[1] for each in devices]
+    assert names == ["3g.20gb", "1c.2g.10gb", "1c.2g.10gb"]
     assert [pynvml.nvmlDeviceGetComputeInstanceId(each) for each in devices] == [0, 0, 1]
     assert pynvml.nvmlDeviceGetGpuInstanceId(devices[0]) == 2
-    assert all(pynvml.nvmlDeviceIsMigDeviceHandle(each) for each in devices)
     whole = pynvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(devices[2])
     assert pynvml.nvmlDeviceGetIndex(whole) == 0
     attributes = pynvml.nvmlDeviceGetAttributes(devices[1])
@@ -142,16 +127,6 @@ def test_mig_devices_are_pairs_of_instances_in_the_order_of_their_ids(device: An
     assert pynvml.nvmlDeviceGetMemoryInfo(devices[0]).total == 19968 * 2**20
     assert nvml_rig.refusal(by_index, device, 3) == "NOT_FOUND"
     assert nvml_rig.refusal(by_index, device, 7) == "INVALID_ARGUMENT"
-
-
-def test_whole_gpu_is_no_mig_device(device: Any) -> None:
-    assert not pynvml.nvmlDeviceIsMigDeviceHandle(device).value
-    unsupported = "NOT_SUPPORTED"
-    assert nvml_rig.refusal(pynvml.nvmlDeviceGetGpuInstanceId, device) == unsupported
-    assert nvml_rig.refusal(pynvml.nvmlDeviceGetComputeInstanceId, device) == unsupported
-    assert nvml_rig.refusal(pynvml.nvmlDeviceGetAttributes, device) == unsupported
-    parent = pynvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle
-    assert nvml_rig.refusal(parent, device) == "INVALID_ARGUMENT"
 
 
 def test_mig_uuids_follow_from_the_slot_and_survive_their_neighbours(device: Any) -> None:
@@ -193,28 +168,21 @@ def test_mig_devices_of_a_full_gpu_have_different_uuids(
 def test_processes_are_listed_for_the_gpu_and_for_their_own_mig_device(
     start: nvml_rig.Start,
 ) -> None:
-    library = start()
+    state = start().state
     device = nvml_rig.enabled()
-    assert pynvml.nvmlDeviceGetComputeRunningProcesses(device) == []
+    processes = pynvml.nvmlDeviceGetComputeRunningProcesses
+    assert processes(device) == []
     for _ in range(2):
         nvml_rig.filled(device, 19)
     migs = [pynvml.nvmlDeviceGetMigDeviceHandleByIndex(device, index) for index in range(2)]
     uuids = [pynvml.nvmlDeviceGetUUID(mig) for mig in migs]
-    state = library.state
     state.add_client(uuids[0], name="train", pid=77)
     state.add_client(uuids[1], name="serve", pid=78)
     state.add_client(pynvml.nvmlDeviceGetUUID(device), name="whole", pid=79)
     state.add_client(uuids[1], name="dcgm", kind=states.ClientKind.MONITOR)
-    for ask in (
-        pynvml.nvmlDeviceGetComputeRunningProcesses,
-        pynvml.nvmlDeviceGetComputeRunningProcesses_v2,
-    ):
-        assert [(p.pid, p.gpuInstanceId) for p in ask(device)] == [
-            (77, 11),
-            (78, 13),
-            (79, 0xFFFFFFFF),
-        ]
-    assert [p.pid for p in pynvml.nvmlDeviceGetComputeRunningProcesses(migs[1])] == [78]
+    listed = [(p.pid, p.gpuInstanceId) for p in processes(device)]
+    assert listed == [(77, 11), (78, 13), (79, 0xFFFFFFFF)]
+    assert [p.pid for p in processes(migs[1])] == [78]
     assert pynvml.nvmlDeviceGetGraphicsRunningProcesses(device) == []
     assert pynvml.nvmlSystemGetProcessName(77) == "train"
     assert nvml_rig.refusal(pynvml.nvmlSystemGetProcessName, 1) == "NOT_FOUND"

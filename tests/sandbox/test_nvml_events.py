@@ -1,9 +1,5 @@
 """The simulated library's events: who changed MIG on which GPU, through the real pynvml."""
 
-import ctypes
-import pathlib
-import subprocess
-import sys
 import threading
 import time
 from typing import Any
@@ -11,27 +7,26 @@ from typing import Any
 import pynvml
 import pytest
 
-from mig_manager.sandbox.driver import library as simulated
 from mig_manager.sandbox.driver import states
-from testkit import nvml_faults
 from tests.sandbox import nvml_rig
 
 CHANGE = pynvml.nvmlEventMigConfigChange
 SOON_MS = 5000
 """Far longer than an event takes."""
+WAIT = pynvml.nvmlEventSetWait_v2
 
 
 def watching(*indices: int) -> Any:
     """Return an event set in which GPUs are registered."""
     events = pynvml.nvmlEventSetCreate()
     for index in indices:
-        pynvml.nvmlDeviceRegisterEvents(pynvml.nvmlDeviceGetHandleByIndex(index), CHANGE, events)
+        pynvml.nvmlDeviceRegisterEvents(nvml_rig.gpu(index), CHANGE, events)
     return events
 
 
 def read_event(events: Any) -> int:
     """Wait for an event and return the index of its GPU."""
-    data = pynvml.nvmlEventSetWait_v2(events, SOON_MS)
+    data = WAIT(events, SOON_MS)
     assert data.eventType == CHANGE
     assert data.eventData == 0
     assert data.gpuInstanceId == data.computeInstanceId == 0xFFFF_FFFF
@@ -40,26 +35,13 @@ def read_event(events: Any) -> int:
 
 def is_silent(events: Any) -> bool:
     """Return whether no event is waiting."""
-    return nvml_rig.refusal(pynvml.nvmlEventSetWait_v2, events, 0) == "TIMEOUT"
-
-
-def elsewhere(library: nvml_faults.CountingLibrary, code: str) -> subprocess.Popen[bytes]:
-    """Start another process that runs code on the same node's first GPU."""
-    script = f"""
-import pathlib, pynvml
-from mig_manager.sandbox.driver import library as simulated
-simulated.install(pathlib.Path({str(library.state.path)!r}))
-pynvml.nvmlInit()
-device = pynvml.nvmlDeviceGetHandleByIndex(0)
-{code}
-"""
-    return subprocess.Popen([sys.executable, "-c", script])  # noqa: S603 - our own interpreter
+    return nvml_rig.refusal(WAIT, events, 0) == "TIMEOUT"
 
 
 def test_each_change_of_a_registered_gpu_is_one_event_though_a_later_one_undoes_it(
     start: nvml_rig.Start,
 ) -> None:
-    start("2xA100-SXM4-40GB")
+    library = start("2xA100-SXM4-40GB")
     events = watching(0, 1)
     device = nvml_rig.enabled(1)
     assert read_event(events) == 1
@@ -67,24 +49,9 @@ def test_each_change_of_a_registered_gpu_is_one_event_though_a_later_one_undoes_
     pynvml.nvmlComputeInstanceDestroy(compute)
     pynvml.nvmlGpuInstanceDestroy(instance)
     assert [read_event(events) for _ in range(4)] == [1, 1, 1, 1]
-    assert is_silent(events)
-
-
-def test_a_change_of_another_process_wakes_the_one_that_waits(start: nvml_rig.Start) -> None:
-    library = start()
-    events = watching(0)
-    other = elsewhere(library, "pynvml.nvmlDeviceSetMigMode(device, 1)")
-    assert read_event(events) == 0
-    assert other.wait(SOON_MS / 1000) == 0
-
-
-def test_a_reset_from_outside_of_nvml_is_a_change(start: nvml_rig.Start) -> None:
-    library = start()
-    device = nvml_rig.enabled()
-    pynvml.nvmlDeviceCreateGpuInstance(device, 9)
-    events = watching(0)
     assert library.state.reset_gpu(0) is states.Code.SUCCESS
     assert read_event(events) == 0
+    assert is_silent(events)
 
 
 def test_what_changes_nothing_or_came_before_or_elsewhere_is_no_event(
@@ -109,13 +76,20 @@ def test_every_set_gets_every_event_and_registering_again_loses_none(
     assert [read_event(first), read_event(second)] == [0, 0]
 
 
-def test_a_wait_ends_at_its_time_out(start: nvml_rig.Start) -> None:
+def test_a_wait_ends_at_its_time_out_or_when_its_set_is_freed(start: nvml_rig.Start) -> None:
     start()
     events = watching(0)
     since = time.monotonic()
-    wait = pynvml.nvmlEventSetWait_v2
-    assert nvml_rig.refusal(wait, events, 150) == "TIMEOUT"
+    assert nvml_rig.refusal(WAIT, events, 150) == "TIMEOUT"
     assert 0.15 <= time.monotonic() - since < 2.0
+    codes: list[str] = []
+    waiter = threading.Thread(
+        target=lambda: codes.append(nvml_rig.refusal(WAIT, events, 10 * SOON_MS))
+    )
+    waiter.start()
+    pynvml.nvmlEventSetFree(events)
+    waiter.join(SOON_MS / 1000)
+    assert codes == ["INVALID_ARGUMENT"]
 
 
 def test_a_wait_does_not_hold_up_other_calls(start: nvml_rig.Start) -> None:
@@ -131,21 +105,6 @@ def test_a_wait_does_not_hold_up_other_calls(start: nvml_rig.Start) -> None:
     assert heard == [0]
 
 
-def test_freeing_a_set_ends_the_wait_for_it(start: nvml_rig.Start) -> None:
-    start()
-    events = watching(0)
-    codes: list[str] = []
-    waiter = threading.Thread(
-        target=lambda: codes.append(
-            nvml_rig.refusal(pynvml.nvmlEventSetWait_v2, events, 10 * SOON_MS)
-        )
-    )
-    waiter.start()
-    pynvml.nvmlEventSetFree(events)
-    waiter.join(SOON_MS / 1000)
-    assert codes == ["INVALID_ARGUMENT"]
-
-
 def test_sets_that_were_freed_or_never_made_are_invalid(start: nvml_rig.Start) -> None:
     start()
     freed = watching(0)
@@ -153,19 +112,14 @@ def test_sets_that_were_freed_or_never_made_are_invalid(start: nvml_rig.Start) -
     closed = watching(0)
     pynvml.nvmlShutdown()
     pynvml.nvmlInit()
-    device = pynvml.nvmlDeviceGetHandleByIndex(0)
-    invalid = "INVALID_ARGUMENT"
+    register = pynvml.nvmlDeviceRegisterEvents
     for events in (freed, closed, None):
-        assert nvml_rig.refusal(pynvml.nvmlEventSetWait_v2, events, 0) == invalid
-        assert nvml_rig.refusal(pynvml.nvmlEventSetFree, events) == invalid
-        assert nvml_rig.refusal(pynvml.nvmlDeviceRegisterEvents, device, CHANGE, events) == invalid
-
-
-def test_a_wait_needs_somewhere_to_write_to(start: nvml_rig.Start) -> None:
-    library = start()
-    events = watching(0)
-    code = library.nvmlEventSetWait_v2(events, None, ctypes.c_uint(0))
-    assert code == pynvml.NVML_ERROR_INVALID_ARGUMENT
+        for call, *arguments in (
+            (WAIT, events, 0),
+            (pynvml.nvmlEventSetFree, events),
+            (register, nvml_rig.gpu(), CHANGE, events),
+        ):
+            assert nvml_rig.refusal(call, *arguments) == "INVALID_ARGUMENT"
 
 
 @pytest.mark.parametrize(
@@ -181,8 +135,7 @@ def test_gpus_and_drivers_without_the_event_say_so(
     start: nvml_rig.Start, spec: str, options: dict[str, Any]
 ) -> None:
     start(spec, **options)
-    device = pynvml.nvmlDeviceGetHandleByIndex(0)
-    assert pynvml.nvmlDeviceGetSupportedEventTypes(device) == 0
+    assert pynvml.nvmlDeviceGetSupportedEventTypes(nvml_rig.gpu()) == 0
     assert nvml_rig.refusal(watching, 0) == "NOT_SUPPORTED"
 
 
@@ -195,35 +148,14 @@ def test_an_old_driver_reports_only_gpus_with_mig_mode_on(start: nvml_rig.Start)
     assert read_event(events) == 0
 
 
-def test_other_events_are_not_simulated_and_none_is_registered_with_them(
-    start: nvml_rig.Start,
-) -> None:
-    start()
-    device = pynvml.nvmlDeviceGetHandleByIndex(0)
-    assert pynvml.nvmlDeviceGetSupportedEventTypes(device) == CHANGE
-    events = pynvml.nvmlEventSetCreate()
-    both = CHANGE | pynvml.nvmlEventTypeXidCriticalError
-    register = pynvml.nvmlDeviceRegisterEvents
-    assert nvml_rig.refusal(register, device, both, events) == "NOT_SUPPORTED"
-    nvml_rig.enabled()
-    assert is_silent(events)
-
-
-def test_mig_devices_have_no_events(device: Any) -> None:
+def test_neither_mig_devices_nor_other_events_are_supported(device: Any) -> None:
     nvml_rig.filled(device)
     mig = pynvml.nvmlDeviceGetMigDeviceHandleByIndex(device, 0)
     assert pynvml.nvmlDeviceGetSupportedEventTypes(mig) == 0
     events = pynvml.nvmlEventSetCreate()
-    assert (
-        nvml_rig.refusal(pynvml.nvmlDeviceRegisterEvents, mig, CHANGE, events) == "NOT_SUPPORTED"
-    )
-
-
-def test_the_knob_outlives_the_process_and_old_files_do_without_it(
-    tmp_path: pathlib.Path,
-) -> None:
-    path = tmp_path / "node.json"
-    simulated.create("A30", path, options=states.Options(mig_events=states.MigEvents.NEVER))
-    assert nvml_faults.SharedState(path).read().options.mig_events is states.MigEvents.NEVER
-    path.write_text(path.read_text().replace('"mig_events": "never", ', ""))
-    assert nvml_faults.SharedState(path).read().options.mig_events is states.MigEvents.ALWAYS
+    register = pynvml.nvmlDeviceRegisterEvents
+    both = CHANGE | pynvml.nvmlEventTypeXidCriticalError
+    assert nvml_rig.refusal(register, mig, CHANGE, events) == "NOT_SUPPORTED"
+    assert nvml_rig.refusal(register, device, both, events) == "NOT_SUPPORTED"
+    pynvml.nvmlDeviceCreateGpuInstance(device, 9)
+    assert is_silent(events)

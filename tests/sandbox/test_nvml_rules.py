@@ -1,5 +1,7 @@
 """The driver's own choices, against sequences that were captured on hardware."""
 
+import itertools
+
 import pytest
 
 from mig_manager.catalogue import hardware
@@ -11,13 +13,7 @@ PRODUCTS = tuple(p for p in hardware.products().values() if p.profiles)
 
 CAPTURES = [
     # spec, swapped, profiles in order, starts, GPU-instance ids (None: not printed)
-    (
-        "A100",
-        False,
-        "1g 1g 1g 1g 1g 1g 1g",
-        [6, 4, 5, 0, 1, 2, 3],
-        [13, 11, 12, 7, 8, 9, 10],
-    ),
+    ("A100", False, "1g 1g 1g 1g 1g 1g 1g", [6, 4, 5, 0, 1, 2, 3], [13, 11, 12, 7, 8, 9, 10]),
     ("A100", True, "1g 1g 1g 1g 1g 1g 1g", [6, 4, 5, 0, 1, 2, 3], [9, 7, 8, 11, 12, 13, 14]),
     ("A100", False, "2g 2g 2g", [4, 0, 2], [5, 3, 4]),
     ("A100", False, "2g 2g 2g 1g+me", [4, 0, 2, 6], [5, 3, 4, 13]),
@@ -49,6 +45,28 @@ def situation(
 
 def enabled() -> states.GpuState:
     return states.GpuState(is_enabled=True, is_pending=True)
+
+
+def created(product: str, profile_id: int) -> states.GpuState:
+    return transitions.create_gpu_instance(situation(enabled(), product), profile_id, None)[0]
+
+
+def with_compute(
+    gpu: states.GpuState, profile_id: int
+) -> tuple[states.GpuState, states.ComputeInstance]:
+    now = situation(gpu, "A100")
+    return transitions.create_compute_instance(now, gpu.instances[0], profile_id, None)
+
+
+def room(gpu: states.GpuState, product: str, row: hardware.GpuProfile) -> int:
+    """Return how many more instances of a profile the driver creates."""
+    for count in itertools.count():
+        try:
+            gpu, _ = transitions.create_gpu_instance(situation(gpu, product), row.profile_id, None)
+        except states.Refused as refused:
+            assert refused.code is states.Code.INSUFFICIENT_RESOURCES  # noqa: PT017
+            return count
+    raise AssertionError
 
 
 def profile_id(product: str, name: str) -> int:
@@ -87,15 +105,7 @@ def test_each_profile_can_be_created_to_its_maximum_and_no_further(
     product: hardware.Product,
 ) -> None:
     for row in product.profiles:
-        gpu = enabled()
-        for left in range(row.max_instances, 0, -1):
-            now = situation(gpu, product.key)
-            assert transitions.gpu_instance_capacity(now, row) == left
-            gpu, _ = transitions.create_gpu_instance(now, row.profile_id, None)
-        now = situation(gpu, product.key)
-        assert transitions.gpu_instance_capacity(now, row) == 0
-        with pytest.raises(states.Refused, match="INSUFFICIENT_RESOURCES"):
-            transitions.create_gpu_instance(now, row.profile_id, None)
+        assert room(enabled(), product.key, row) == row.max_instances
 
 
 @pytest.mark.parametrize("product", PRODUCTS, ids=lambda p: p.key)
@@ -110,52 +120,39 @@ def test_ids_of_disjoint_placements_differ(product: hardware.Product, *, is_swap
     assert all(0 <= number <= 14 for number in ids.values())
 
 
-@pytest.mark.parametrize("name", ["3g", "4g"])
-def test_small_compute_instance_leaves_room_for_a_double_one(name: str) -> None:
-    now = situation(enabled(), "A100")
-    gpu, instance = transitions.create_gpu_instance(now, profile_id("A100", name), None)
-    for wanted in (0, 1):
-        now = situation(gpu, "A100")
-        gpu, _ = transitions.create_compute_instance(now, gpu.instances[0], wanted, None)
-    spans = sorted(str(c.placement) for c in gpu.instances[0].compute_instances)
-    assert spans == (["0:2", "2:1"] if name == "3g" else ["0:1", "2:2"])
-    assert instance.compute_instances == ()
+@pytest.mark.parametrize(("name", "spans"), [("3g", ["0:2", "2:1"]), ("4g", ["0:1", "2:2"])])
+def test_small_compute_instance_leaves_room_for_a_double_one(name: str, spans: list[str]) -> None:
+    gpu = created("A100", profile_id("A100", name))
+    for desired in (0, 1):
+        gpu, _ = with_compute(gpu, desired)
+    assert sorted(str(c.placement) for c in gpu.instances[0].compute_instances) == spans
 
 
 def test_compute_instances_take_the_lowest_free_id() -> None:
-    gpu, _ = transitions.create_gpu_instance(situation(enabled(), "A100"), 0, None)
+    gpu = created("A100", 0)
     for _ in range(3):
-        now = situation(gpu, "A100")
-        gpu, _ = transitions.create_compute_instance(now, gpu.instances[0], 0, None)
+        gpu, _ = with_compute(gpu, 0)
     (parent,) = gpu.instances
-    gpu = transitions.destroy_compute_instance(
-        situation(gpu, "A100"), parent, parent.compute_instances[1]
-    )
-    gpu, made = transitions.create_compute_instance(
-        situation(gpu, "A100"), gpu.instances[0], 0, None
-    )
+    second = parent.compute_instances[1]
+    gpu = transitions.destroy_compute_instance(situation(gpu, "A100"), parent, second)
+    gpu, made = with_compute(gpu, 0)
     assert made.instance_id == 1
     assert [c.instance_id for c in gpu.instances[0].compute_instances] == [0, 1, 2]
 
 
-def test_media_engine_variants_of_a30_exclude_each_other() -> None:
-    gpu, _ = transitions.create_gpu_instance(situation(enabled(), "A30"), 21, None)
-    with pytest.raises(states.Refused, match="INSUFFICIENT_RESOURCES"):
-        transitions.create_gpu_instance(situation(gpu, "A30"), 6, None)
-
-
-def test_instance_with_all_media_engines_leaves_room_only_for_those_with_none() -> None:
-    product = "RTX-PRO-6000"
-    gpu, _ = transitions.create_gpu_instance(situation(enabled(), product), 65, None)
-    now = situation(gpu, product)
-    left = {
-        row.name: transitions.gpu_instance_capacity(now, row)
-        for row in hardware.find(product).profiles
-    }
-    assert {name: count for name, count in left.items() if count} == {
-        "1g.24gb-me": 3,
-        "2g.48gb-me": 1,
-    }
+@pytest.mark.parametrize(
+    ("product", "first", "expected"),
+    [
+        ("RTX-PRO-6000", 65, {"1g.24gb-me": 3, "2g.48gb-me": 1}),
+        ("A30", 21, {"1g.6gb": 3, "2g.12gb": 1}),
+    ],
+)
+def test_an_instance_with_all_media_engines_leaves_room_only_for_those_with_none(
+    product: str, first: int, expected: dict[str, int]
+) -> None:
+    gpu = created(product, first)
+    left = {row.name: room(gpu, product, row) for row in hardware.find(product).profiles}
+    assert {name: count for name, count in left.items() if count} == expected
 
 
 def test_compute_instances_of_a_gpu_never_share_a_graphics_engine() -> None:

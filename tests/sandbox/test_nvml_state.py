@@ -19,6 +19,7 @@ from mig_manager import errors
 from mig_manager.sandbox.driver import library as simulated
 from mig_manager.sandbox.driver import states
 from testkit import nvml_faults
+from tests.sandbox import nvml_rig
 
 OPENING = """
 import pathlib, sys, pynvml
@@ -27,6 +28,7 @@ simulated.install(pathlib.Path(sys.argv[1]))
 pynvml.nvmlInit()
 device = pynvml.nvmlDeviceGetHandleByIndex(0)
 """
+CREATE = "nvmlDeviceCreateGpuInstance"
 
 
 @pytest.fixture
@@ -45,34 +47,30 @@ def boot(
     library.state.log_calls(is_on=logs_calls)
     pynvml.nvmlInit()
     for index in range(pynvml.nvmlDeviceGetCount()):
-        assert pynvml.nvmlDeviceSetMigMode(gpu(index), 1) == pynvml.NVML_SUCCESS
+        nvml_rig.enabled(index)
     return library.state
 
 
-def gpu(index: int = 0) -> Any:
-    return pynvml.nvmlDeviceGetHandleByIndex(index)
+def start(path: pathlib.Path, body: str) -> subprocess.Popen[bytes]:
+    """Start another process on the same node."""
+    return subprocess.Popen([sys.executable, "-c", OPENING + body, str(path)])  # noqa: S603 - our own interpreter
 
 
-def program(path: pathlib.Path, body: str) -> list[str]:
-    """Return the command line of another process on the same node."""
-    return [sys.executable, "-c", OPENING + body, str(path)]
+def create(index: int = 0, profile_id: int = 19) -> Any:
+    return pynvml.nvmlDeviceCreateGpuInstance(nvml_rig.gpu(index), profile_id)
 
 
-def create_on(*indices: int) -> None:
-    """Create a 1g instance on each GPU, all at once from threads of their own."""
-    ready = threading.Barrier(len(indices))
+def created_at_once(path: pathlib.Path, *gpus: int) -> list[nvml_faults.Call]:
+    """Create an instance on each GPU at once; return the calls as the driver began them."""
+    ready = threading.Barrier(len(gpus))
 
-    def create(index: int) -> None:
+    def one(index: int) -> None:
         ready.wait()
-        pynvml.nvmlDeviceCreateGpuInstance(gpu(index), 19)
+        create(index)
 
-    with concurrent.futures.ThreadPoolExecutor(len(indices)) as pool:
-        tuple(pool.map(create, indices))
-
-
-def changes(path: pathlib.Path) -> list[nvml_faults.Call]:
-    """Return the logged creations, in the order in which the driver began them."""
-    calls = [c for c in nvml_faults.read_calls(path) if "CreateGpuInstance" in c.function]
+    with concurrent.futures.ThreadPoolExecutor(len(gpus)) as pool:
+        tuple(pool.map(one, gpus))
+    calls = [call for call in nvml_faults.read_calls(path) if call.function == CREATE]
     return sorted(calls, key=lambda call: call.entered_ns)
 
 
@@ -87,7 +85,9 @@ def test_creating_a_node_again_keeps_it_and_another_in_its_file_is_a_usage_error
     assert path.read_bytes() == before
 
 
-def test_state_survives_the_file(path: pathlib.Path) -> None:
+def test_state_survives_the_file_and_nodes_with_other_seeds_have_other_uuids(
+    path: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
     state = boot(
         path,
         "2xA100",
@@ -95,126 +95,81 @@ def test_state_survives_the_file(path: pathlib.Path) -> None:
         absent_functions=("nvmlX",),
         swapped_gpus=(1,),
         linked_gpus=((0, 1),),
+        mig_events=states.MigEvents.NEVER,
     )
-    instance = pynvml.nvmlDeviceCreateGpuInstance(gpu(), 9)
-    pynvml.nvmlGpuInstanceCreateComputeInstance(instance, 0)
-    state.add_client(pynvml.nvmlDeviceGetUUID(gpu()), name="train")
+    pynvml.nvmlGpuInstanceCreateComputeInstance(create(profile_id=9), 0)
+    uuid = pynvml.nvmlDeviceGetUUID(nvml_rig.gpu())
+    state.add_client(uuid, name="train")
     state.add_fault(nvml_faults.Fault(function="x*", gpu=1, first=2, count=None, code=19))
     assert nvml_faults.SharedState(path).faults() == state.faults()
     assert nvml_faults.SharedState(path).read() == state.read()
+    boot(tmp_path / "other", "2xA100", seed="b")
+    assert pynvml.nvmlDeviceGetUUID(nvml_rig.gpu()) != uuid
 
 
-def test_nodes_with_other_seeds_have_other_uuids_and_each_is_served_when_installed(
-    tmp_path: pathlib.Path,
-) -> None:
-    seen = set()
-    for seed in ("a", "b"):
-        simulated.create("A30", tmp_path / seed, options=states.Options(seed=seed))
-        nvml_faults.install(tmp_path / seed)
-        pynvml.nvmlInit()
-        seen.add(pynvml.nvmlDeviceGetUUID(gpu()))
-    simulated.uninstall()
-    assert len(seen) == 2
-
-
-def test_another_process_sees_what_this_one_did_and_the_other_way_round(
+def test_processes_see_what_others_did_and_changing_one_gpu_at_once_lose_nothing(
     path: pathlib.Path,
 ) -> None:
-    state = boot(path)
-    pynvml.nvmlDeviceCreateGpuInstance(gpu(), 9)
+    state = boot(path, logs_calls=True)
+    create()
     assert state.read() is state.read()
-    body = "print(pynvml.nvmlDeviceGetGpuInstanceRemainingCapacity(device, 9))\n"
-    body += "pynvml.nvmlDeviceCreateGpuInstance(device, 9)"
-    done = subprocess.run(program(path, body), capture_output=True, text=True, check=True)  # noqa: S603 - our own interpreter
-    assert done.stdout.strip() == "1"
-    assert len(state.read().gpus[0].instances) == 2
-    assert pynvml.nvmlDeviceGetGpuInstanceRemainingCapacity(gpu(), 9) == 0
+    events = pynvml.nvmlEventSetCreate()
+    pynvml.nvmlDeviceRegisterEvents(nvml_rig.gpu(), pynvml.nvmlEventMigConfigChange, events)
+    body = f"""
+assert pynvml.nvmlDeviceGetGpuInstanceById(device, 13)
+for _ in range(2): pynvml.{CREATE}(device, 19)
+"""
+    running = [start(path, body) for _ in range(3)]
+    for _ in range(6):
+        assert pynvml.nvmlEventSetWait_v2(events, 60_000)
+    assert [process.wait() for process in running] == [0, 0, 0]
+    instances = state.read().gpus[0].instances
+    assert len({instance.serial for instance in instances}) == 7
+    assert len({instance.placement for instance in instances}) == 7
+    pids = {call.pid for call in nvml_faults.read_calls(path)}
+    assert pids == {os.getpid(), *(process.pid for process in running)}
+    with pytest.raises(pynvml.NVMLError_InsufficientResources):
+        create()
 
 
-def test_process_killed_in_a_hung_call_leaves_gpu_and_state_usable(path: pathlib.Path) -> None:
+def test_a_process_that_dies_in_a_call_leaves_gpu_and_state_usable(path: pathlib.Path) -> None:
     state = boot(path)
-    state.add_fault(nvml_faults.Fault(function="nvmlDeviceCreateGpuInstance", hang_s=60))
-    body = "pynvml.nvmlDeviceCreateGpuInstance(device, 9)"
-    with subprocess.Popen(program(path, body)) as process:  # noqa: S603 - our own interpreter
-        wait = threading.Event()
-        while not state.faults()[0].fired:
-            wait.wait(0.01)
-        process.kill()
-    pynvml.nvmlDeviceCreateGpuInstance(gpu(), 9)
-    assert len(state.read().gpus[0].instances) == 1
-
-
-def test_crash_fault_kills_the_process(path: pathlib.Path) -> None:
-    state = boot(path)
+    state.add_fault(nvml_faults.Fault(function=CREATE, hang_s=60))
     state.add_fault(nvml_faults.Fault(function="nvmlDeviceGetName", crashes=True))
-    done = subprocess.run(  # noqa: S603 - our own interpreter
-        program(path, "pynvml.nvmlDeviceGetName(device)"), capture_output=True, check=False
-    )
-    assert done.returncode == -signal.SIGABRT
-    assert pynvml.nvmlDeviceGetName(gpu()) == "NVIDIA A100-SXM4-40GB"
-
-
-def test_faults_strike_the_calls_they_are_for(path: pathlib.Path) -> None:
-    state = boot(path, "2xA100")
-    state.add_fault(
-        nvml_faults.Fault(
-            function="nvmlDeviceCreateGpuInstance*", gpu=0, first=2, count=2, code=19
-        )
-    )
-    codes = []
-    for _ in range(4):
-        pynvml.nvmlDeviceCreateGpuInstance(gpu(1), 19)
-        try:
-            pynvml.nvmlDeviceCreateGpuInstance(gpu(0), 19)
-            codes.append(0)
-        except pynvml.NVMLError as error:
-            codes.append(error.value)
-    assert codes == [0, 19, 19, 0]
-    assert (state.faults()[0].seen, state.faults()[0].fired) == (4, 2)
-    state.clear_faults()
-    assert state.faults() == ()
-
-
-def test_changes_on_two_gpus_overlap_in_time(path: pathlib.Path) -> None:
-    boot(path, "2xA100", latency=states.Latency(create_gpu_instance_s=0.3), logs_calls=True)
-    create_on(0, 1)
-    first, second = changes(path)
-    assert second.entered_ns < first.ended_ns
+    hung = start(path, f"pynvml.{CREATE}(device, 9)")
+    crashed = start(path, "pynvml.nvmlDeviceGetName(device)")
+    wait = threading.Event()
+    while not state.faults()[0].fired:
+        wait.wait(0.01)
+    hung.kill()
+    assert hung.wait() == -signal.SIGKILL
+    assert crashed.wait() == -signal.SIGABRT
+    create()
+    assert len(state.read().gpus[0].instances) == 1
+    assert pynvml.nvmlDeviceGetName(nvml_rig.gpu()) == "NVIDIA A100-SXM4-40GB"
 
 
 @pytest.mark.parametrize(
-    ("gpus", "is_one_lock"), [((0, 0, 0), False), ((0, 1), True)], ids=["one", "all"]
+    ("gpus", "is_one_lock", "is_overlapping"),
+    [((0, 1), False, True), ((0, 0, 0), False, False), ((0, 1), True, False)],
+    ids=["two GPUs", "one GPU", "two GPUs under one lock"],
 )
-def test_changes_on_one_gpu_follow_each_other_and_on_all_when_asked(
-    path: pathlib.Path, gpus: tuple[int, ...], *, is_one_lock: bool
+def test_changes_on_two_gpus_overlap_unless_all_have_one_lock(
+    path: pathlib.Path, gpus: tuple[int, ...], *, is_one_lock: bool, is_overlapping: bool
 ) -> None:
-    latency = states.Latency(create_gpu_instance_s=0.05)
+    seconds = 0.3 if is_overlapping else 0.05
+    latency = states.Latency(create_gpu_instance_s=seconds)
     boot(path, "2xA100", latency=latency, logs_calls=True, serialise_all_gpus=is_one_lock)
-    create_on(*gpus)
-    calls = changes(path)
+    calls = created_at_once(path, *gpus)
     assert len(calls) == len(gpus)
     for first, second in itertools.pairwise(calls):
-        assert first.entered_ns + 50_000_000 <= second.entered_ns
-
-
-def test_processes_changing_one_gpu_at_once_lose_nothing(path: pathlib.Path) -> None:
-    state = boot(path, logs_calls=True)
-    body = "for _ in range(2): pynvml.nvmlDeviceCreateGpuInstance(device, 19)"
-    running = [subprocess.Popen(program(path, body)) for _ in range(3)]  # noqa: S603 - our own interpreter
-    assert [process.wait() for process in running] == [0, 0, 0]
-    instances = state.read().gpus[0].instances
-    assert len({instance.serial for instance in instances}) == 6
-    assert len({instance.placement for instance in instances}) == 6
-    calls = nvml_faults.read_calls(path)
-    assert len({call.pid for call in calls}) == 4
-    assert {call.pid for call in calls} >= {os.getpid()}
+        assert ((second.entered_ns - first.entered_ns) / 1e9 < seconds) is is_overlapping
 
 
 def test_refusals_cost_no_time(path: pathlib.Path) -> None:
-    latency = states.Latency(create_gpu_instance_s=60.0)
-    boot(path, latency=latency)
+    boot(path, latency=states.Latency(create_gpu_instance_s=60.0))
     with pytest.raises(pynvml.NVMLError_InvalidArgument):
-        pynvml.nvmlDeviceCreateGpuInstance(gpu(), 99)
+        create(profile_id=nvml_rig.UNKNOWN)
 
 
 @pytest.mark.parametrize(
@@ -224,22 +179,15 @@ def test_reboot_ends_instances_and_clients_and_modes_that_do_not_persist(
     path: pathlib.Path, product: str, mode: list[int]
 ) -> None:
     state = boot(path, product)
-    pynvml.nvmlDeviceCreateGpuInstance(gpu(), 0)
-    state.add_client(pynvml.nvmlDeviceGetUUID(gpu()), name="train")
+    create(profile_id=0)
+    state.add_client(pynvml.nvmlDeviceGetUUID(nvml_rig.gpu()), name="train")
     boot_id = state.boot_id
     assert state.boot_id == boot_id
     state.reboot()
-    assert pynvml.nvmlDeviceGetMigMode(gpu()) == mode
+    assert pynvml.nvmlDeviceGetMigMode(nvml_rig.gpu()) == mode
     assert state.read().gpus[0].instances == ()
     assert state.read().clients == ()
     assert state.boot_id != boot_id
-
-
-def test_uninstalling_makes_pynvml_forget_the_simulation(path: pathlib.Path) -> None:
-    boot(path)
-    simulated.uninstall()
-    with pytest.raises(pynvml.NVMLError_Uninitialized):
-        pynvml.nvmlDeviceGetCount()
 
 
 def test_a_thread_never_reads_half_of_a_state(path: pathlib.Path) -> None:
@@ -255,8 +203,7 @@ def test_a_thread_never_reads_half_of_a_state(path: pathlib.Path) -> None:
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         reading = pool.submit(read)
         for _ in range(30):
-            instance = pynvml.nvmlDeviceCreateGpuInstance(gpu(), 0)
-            pynvml.nvmlGpuInstanceDestroy(instance)
+            pynvml.nvmlGpuInstanceDestroy(create(profile_id=0))
         stop.set()
         assert reading.result(timeout=10) <= 1
     assert state.read().gpus[0].instances == ()
@@ -266,20 +213,15 @@ def test_a_write_by_a_process_that_died_before_counting_it_is_seen_after_a_momen
     path: pathlib.Path,
 ) -> None:
     state = boot(path)
-    counted = path.with_name(f"{path.name}.writes").read_bytes()
+    counter = path.with_name(f"{path.name}.writes")
+    counted = counter.read_bytes()
     other = nvml_faults.SharedState(path)
     other.reboot()
-    path.with_name(f"{path.name}.writes").write_bytes(counted)
+    counter.write_bytes(counted)
     # A process that changes the node reads the file whatever the count says.
     assert state.update(lambda node: (node, node.boots)) == 1
     other.reboot()
-    path.with_name(f"{path.name}.writes").write_bytes(counted)
+    counter.write_bytes(counted)
     deadline = time.monotonic() + 10
     while state.read().boots != 2:
         assert time.monotonic() < deadline
-
-
-def test_nothing_is_left_beside_a_node_that_does_not_exist(tmp_path: pathlib.Path) -> None:
-    with pytest.raises(FileNotFoundError):
-        nvml_faults.SharedState(tmp_path / "none").read()
-    assert list(tmp_path.iterdir()) == []

@@ -19,7 +19,6 @@ from mig_manager.sandbox.driver import calls, states, transitions
 _MIB = 2**20
 _CLIENT_MIB = 512
 _NO_INSTANCE = 0xFFFF_FFFF
-_CUDA_VERSION = 13000
 _POLL_S = 0.02
 """How soon a waiting event set sees a change by another process."""
 
@@ -49,12 +48,6 @@ _ERROR_TEXTS: Mapping[int, str] = {
 }
 
 
-class _ProcessInfoV1(ctypes.Structure):
-    """``nvmlProcessInfo_v1_t``: before MIG; pynvml no longer has it."""
-
-    _fields_ = (("pid", ctypes.c_uint), ("usedGpuMemory", ctypes.c_ulonglong))
-
-
 # -- library and node -------------------------------------------------------------------------
 
 
@@ -78,11 +71,6 @@ def _shutdown(view: calls.View) -> None:
 @calls.function("nvmlSystemGetDriverVersion", "nvmlSystemGetNVMLVersion")
 def _driver_version(view: calls.View, buffer: Any, length: Any) -> None:
     calls.put_text(buffer, length, view.node.options.driver_version)
-
-
-@calls.function("nvmlSystemGetCudaDriverVersion", "nvmlSystemGetCudaDriverVersion_v2")
-def _cuda_version(_: calls.View, version: Any) -> None:
-    calls.put(version, ctypes.c_int, _CUDA_VERSION)
 
 
 @calls.function("nvmlSystemGetProcessName")
@@ -212,12 +200,6 @@ def _memory(view: calls.DeviceView) -> dict[str, int]:
     return {"total": mib * _MIB, "used": used, "free": mib * _MIB - used}
 
 
-@calls.function("nvmlDeviceGetCudaComputeCapability", takes=calls.DEVICE)
-def _compute_capability(view: calls.DeviceView, major: Any, minor: Any) -> None:
-    calls.put(major, ctypes.c_int, view.board.product.compute_capability[0])
-    calls.put(minor, ctypes.c_int, view.board.product.compute_capability[1])
-
-
 @calls.function("nvmlDeviceGetFieldValues", takes=calls.GPU)
 def _field_values(view: calls.DeviceView, count: Any, values: Any) -> None:
     product = view.board.product
@@ -239,12 +221,24 @@ def _field_values(view: calls.DeviceView, count: Any, values: Any) -> None:
     takes=calls.DEVICE,
 )
 def _processes(view: calls.DeviceView, count: Any, infos: Any) -> None:
-    _put_processes(view, count, infos, pynvml.c_nvmlProcessInfo_v3_t)
-
-
-@calls.function("nvmlDeviceGetComputeRunningProcesses", takes=calls.DEVICE)
-def _processes_v1(view: calls.DeviceView, count: Any, infos: Any) -> None:
-    _put_processes(view, count, infos, _ProcessInfoV1)
+    """Write the processes, or only their number where the caller's array is too short."""
+    clients = _computing(view)
+    room = calls.struct(count, ctypes.c_uint).value
+    calls.put(count, ctypes.c_uint, len(clients))
+    if room < len(clients):
+        raise states.Refused(states.Code.INSUFFICIENT_SIZE)
+    processes = []
+    for client in clients:
+        instance, compute = client.gpu_instance_id, client.compute_instance_id
+        info = pynvml.c_nvmlProcessInfo_v3_t(
+            pid=client.pid,
+            usedGpuMemory=_CLIENT_MIB * _MIB,
+            gpuInstanceId=_NO_INSTANCE if instance is None else instance,
+            computeInstanceId=_NO_INSTANCE if compute is None else compute,
+        )
+        processes.append(info)
+    if processes:
+        calls.put_all(infos, pynvml.c_nvmlProcessInfo_v3_t, processes)
 
 
 @calls.function(
@@ -266,25 +260,6 @@ def _computing(view: calls.DeviceView) -> list[states.Client]:
         return computing
     ids = (view.instance.instance_id, view.compute.instance_id)
     return [c for c in computing if (c.gpu_instance_id, c.compute_instance_id) == ids]
-
-
-def _put_processes(view: calls.DeviceView, count: Any, infos: Any, kind: Any) -> None:
-    """Write the processes, or only their number where the caller's array is too short."""
-    clients = _computing(view)
-    room = calls.struct(count, ctypes.c_uint).value
-    calls.put(count, ctypes.c_uint, len(clients))
-    if room < len(clients):
-        raise states.Refused(states.Code.INSUFFICIENT_SIZE)
-    processes = []
-    for client in clients:
-        info = kind(pid=client.pid, usedGpuMemory=_CLIENT_MIB * _MIB)
-        if kind is not _ProcessInfoV1:
-            instance, compute = client.gpu_instance_id, client.compute_instance_id
-            info.gpuInstanceId = _NO_INSTANCE if instance is None else instance
-            info.computeInstanceId = _NO_INSTANCE if compute is None else compute
-        processes.append(info)
-    if processes:
-        calls.put_all(infos, kind, processes)
 
 
 # -- events -----------------------------------------------------------------------------------

@@ -54,7 +54,6 @@ def _compute_instance_id(view: calls.DeviceView) -> int:
 calls.numbers(
     calls.DEVICE,
     {
-        "nvmlDeviceIsMigDeviceHandle": lambda view: not view.is_gpu,
         "nvmlDeviceGetGpuInstanceId": lambda view: _mig_instance(view).instance_id,
         "nvmlDeviceGetComputeInstanceId": _compute_instance_id,
     },
@@ -126,13 +125,13 @@ def _profile_info(view: calls.DeviceView, profile: Any, info: Any) -> None:
 
 @calls.function("nvmlDeviceGetGpuInstanceProfileInfoV", takes=calls.GPU)
 def _profile_info_v(view: calls.DeviceView, profile: Any, info: Any) -> None:
-    _put_profile_v2(view, _row_by_enum(view, profile), info)
-
-
-@calls.function("nvmlDeviceGetGpuInstanceProfileInfoByIdV", takes=calls.GPU)
-def _profile_info_by_id(view: calls.DeviceView, profile_id: Any, info: Any) -> None:
-    transitions.require_capable(view.now)
-    _put_profile_v2(view, view.board.row(calls.number(profile_id)), info)
+    row = _row_by_enum(view, profile)
+    # Drivers refuse the versioned struct while MIG is off (nvml.h).
+    transitions.require_mig(view.now)
+    kind, version = pynvml.c_nvmlGpuInstanceProfileInfo_v2_t, pynvml.nvmlGpuInstanceProfileInfo_v2
+    target = calls.struct(info, kind, version=version)
+    calls.fill(target, name=f"MIG {row.name}".encode())
+    _fill_profile(target, row)
 
 
 def _row_by_enum(view: calls.DeviceView, profile: Any) -> hardware.GpuProfile:
@@ -143,15 +142,6 @@ def _row_by_enum(view: calls.DeviceView, profile: Any) -> hardware.GpuProfile:
         if row.enum_index == number:
             return row
     raise states.Refused(states.Code.NOT_SUPPORTED)
-
-
-def _put_profile_v2(view: calls.DeviceView, row: hardware.GpuProfile, info: Any) -> None:
-    """Write the versioned struct, which drivers refuse to while MIG is off (``nvml.h``)."""
-    transitions.require_mig(view.now)
-    kind, version = pynvml.c_nvmlGpuInstanceProfileInfo_v2_t, pynvml.nvmlGpuInstanceProfileInfo_v2
-    target = calls.struct(info, kind, version=version)
-    calls.fill(target, name=f"MIG {row.name}".encode())
-    _fill_profile(target, row)
 
 
 def _fill_profile(target: Any, row: hardware.GpuProfile) -> None:
@@ -181,13 +171,6 @@ def _placements(view: calls.DeviceView, profile_id: Any, placements: Any, count:
     transitions.require_capable(view.now)
     row = view.board.row(calls.number(profile_id))
     _put_placements(row.placements, pynvml.c_nvmlGpuInstancePlacement_t, placements, count)
-
-
-@calls.function("nvmlDeviceGetGpuInstanceRemainingCapacity", takes=calls.GPU)
-def _capacity(view: calls.DeviceView, profile_id: Any, count: Any) -> None:
-    transitions.require_mig(view.now)
-    row = view.board.row(calls.number(profile_id))
-    calls.put(count, ctypes.c_uint, transitions.gpu_instance_capacity(view.now, row))
 
 
 @calls.change("nvmlDeviceCreateGpuInstance", calls.GPU, "create_gpu_instance_s")
@@ -291,13 +274,6 @@ def _compute_placements(
     transitions.require_permission(view.node.options)
     row = _compute_row(view, profile_id)
     _put_placements(row.placements, pynvml.c_nvmlComputeInstancePlacement_t, placements, count)
-
-
-@calls.function("nvmlGpuInstanceGetComputeInstanceRemainingCapacity", takes=calls.GPU_INSTANCE)
-def _compute_capacity(view: calls.DeviceView, profile_id: Any, count: Any) -> None:
-    row = _compute_row(view, profile_id)
-    room = transitions.room(row.placements, transitions.compute_taken(view.instance))
-    calls.put(count, ctypes.c_uint, room)
 
 
 @calls.change(

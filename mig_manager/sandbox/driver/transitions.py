@@ -98,7 +98,7 @@ def create_gpu_instance(
         _gpu_taken(now.gpu),
         [other.placements for other in now.board.product.profiles],
     )
-    if place is None or not _engines_left(now, row):
+    if place is None or not _has_engines(now, row):
         raise states.Refused(states.Code.INSUFFICIENT_RESOURCES)
     instance = states.GpuInstance(
         instance_id=gpu_instance_id(now.board.product, place, is_swapped=now.board.is_swapped),
@@ -165,11 +165,6 @@ def destroy_compute_instance(
         raise states.Refused(states.Code.IN_USE)
     kept = tuple(other for other in instance.compute_instances if other is not compute)
     return now.gpu.replaced(instance, dataclasses.replace(instance, compute_instances=kept))
-
-
-def gpu_instance_capacity(now: Situation, row: hardware.GpuProfile) -> int:
-    """Return how many more GPU instances of a profile fit now."""
-    return min(room(row.placements, _gpu_taken(now.gpu)), _engines_left(now, row))
 
 
 def compute_row(
@@ -333,25 +328,11 @@ def _is_free(place: model.Placement, taken: Iterable[model.Placement]) -> bool:
     return not any(place.overlaps(other) for other in taken)
 
 
-def room(candidates: Iterable[model.Placement], taken: Sequence[model.Placement]) -> int:
-    """Return how many more spans of one profile fit side by side."""
-    used = list(taken)
-    for place in candidates:
-        if _is_free(place, used):
-            used.append(place)
-    return len(used) - len(taken)
-
-
-def _engines_left(now: Situation, row: hardware.GpuProfile) -> int:
-    """Return how many instances the media engines still allow; a large number if unlimited."""
-    product = now.board.product
-    pool = model.Engines.pool(each.engines for each in product.profiles)
+def _has_engines(now: Situation, row: hardware.GpuProfile) -> bool:
+    """Return whether the media engines allow one more instance."""
+    pool = model.Engines.pool(each.engines for each in now.board.product.profiles)
     drawn = [now.board.row(instance.profile_id).engines for instance in now.gpu.instances]
-    total = sum(drawn, start=model.Engines())
-    count = 0
-    while count < product.max_instances and (total := total + row.engines).within(pool):
-        count += 1
-    return count
+    return sum(drawn, start=row.engines).within(pool)
 
 
 def gpu_instance_id(
