@@ -27,10 +27,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
     def handle_any(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         self.server.seen.append((self.command, self.path, dict(self.headers), body))
-        if self.path in self.server.pages:
-            answer(self.server.pages[self.path])(self)
-        else:
-            self.server.script.pop(0)(self)
+        page = self.server.pages.get(self.path)
+        step = answer(page) if page is not None else self.server.script.pop(0)
+        step(self)
 
     do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = handle_any  # noqa: N815 - stdlib's names
 
@@ -48,9 +47,8 @@ class Server(http.server.ThreadingHTTPServer):
 
     def __init__(self, context: ssl.SSLContext | None = None) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
-        self.scheme = "http"
+        self.url = f"{'https' if context else 'http'}://127.0.0.1:{self.server_port}"
         if context is not None:
-            self.scheme = "https"
             self.socket = context.wrap_socket(self.socket, server_side=True)
         self.script: list[Step] = []
         self.pages: dict[str, Any] = {"/version": {"major": "1"}}
@@ -72,14 +70,14 @@ class Server(http.server.ThreadingHTTPServer):
         self._thread.join()
         self.server_close()
 
-    @property
-    def url(self) -> str:
-        return f"{self.scheme}://127.0.0.1:{self.server_port}"
-
     def client(self, request_timeout_s: float) -> api.KubeApi:
         return api.KubeApi.at(
             self.url, token=TOKEN, request_timeout_s=request_timeout_s, sleep=self.pauses.append
         )
+
+    def credentials(self) -> list[tuple[str, str | None]]:
+        """Return the path of each request, and what it carried to be let in."""
+        return [(path, headers.get("Authorization")) for _, path, headers, _ in self.seen]
 
     def handle_error(self, *_args: object) -> None:
         """Broken connections are what these tests are about."""
@@ -91,8 +89,7 @@ def server() -> Iterator[Server]:
         yield running
 
 
-def kubeconfig(folder: pathlib.Path, cluster: dict[str, Any], user: dict[str, Any]) -> str:
-    path = folder / "kubeconfig"
+def kubeconfig(path: pathlib.Path, cluster: dict[str, Any], user: dict[str, Any]) -> str:
     document = {
         "clusters": [{"name": "c", "cluster": cluster}],
         "users": [{"name": "u", "user": user}],

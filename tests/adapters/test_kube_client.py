@@ -1,4 +1,4 @@
-"""Each way to a cluster with a part of the official client, in a process of its own."""
+"""The ways to a cluster and its credentials, each with a part of the official client."""
 
 import base64
 import json
@@ -15,9 +15,9 @@ import pytest
 from mig_manager import errors
 from mig_manager.adapters.kubernetes import api
 from tests.adapters import kube_rig
-from tests.adapters.kube_rig import Server
+from tests.adapters.kube_rig import Server, answer, failure, refuse
 
-_HEAVY = frozenset(
+HEAVY = frozenset(
     {
         "aiohttp",
         "asyncio.events",
@@ -33,37 +33,36 @@ _HEAVY = frozenset(
     }
 )
 """What the client's package files would import."""
-_IN_A_POD = """
+BY_FILES = """
 import sys
-from kubernetes_paths import TOKEN, AUTHORITY
 from mig_manager.adapters.kubernetes import api
+for path in sys.argv[1:]:
+    api.KubeApi.connect(kubeconfig=path).get("/version")
+"""
+IN_A_POD = """
 service_account = sys.modules["kubernetes.config.incluster_config"]
-service_account.SERVICE_TOKEN_FILENAME, service_account.SERVICE_CERT_FILENAME = TOKEN, AUTHORITY
+service_account.SERVICE_TOKEN_FILENAME, service_account.SERVICE_CERT_FILENAME = {files}
 client = api.KubeApi.connect(kubeconfig=None)
+client.get("/version")
+open(service_account.SERVICE_TOKEN_FILENAME, "w").write("rotated")
+client.get("/again")
 """
-_BY_FILE = """
-from mig_manager.adapters.kubernetes import api
-client = api.KubeApi.connect(kubeconfig=sys.argv[1])
+THE_REST = """
+import importlib.metadata, kubernetes
+assert kubernetes.dynamic.DynamicClient and kubernetes.config.load_config
+assert kubernetes.client.V1Node(metadata={'name': 'n'}).metadata.name == 'n'
+assert kubernetes.utils.parse_quantity('1k') == 1000
+assert importlib.metadata.version('urllib3')
 """
-_ASK = """
-print(client.get('/version')['major'])
-print(*(name for name in sys.modules if name in {heavy!r}))
-"""
-
 
 server = kube_rig.server
 
 
-def sent(server: Server) -> list[tuple[str, str | None]]:
-    """Return the path and the credentials of each request."""
-    return [(path, headers.get("Authorization")) for _, path, headers, _ in server.seen]
-
-
-def loaded_by(script: str, *argv: str, **environ: str) -> set[str]:
-    """Ask the server in a new process; return what that has loaded of what is heavy."""
-    code = "import sys\n" + script + _ASK.format(heavy=set(_HEAVY))
+def loaded_by(script: str, *argv: str, then: str = "", **environ: str) -> set[str]:
+    """Run a script in a new process; return what that has loaded of what is heavy."""
+    listing = f"print(*(name for name in sys.modules if name in {set(HEAVY)!r}))\n"
     done = subprocess.run(  # noqa: S603 - our own script
-        [sys.executable, "-c", code, *argv],
+        [sys.executable, "-c", script + listing + then, *argv],
         env={"PATH": "/usr/bin:/bin", **environ},
         capture_output=True,
         text=True,
@@ -71,63 +70,16 @@ def loaded_by(script: str, *argv: str, **environ: str) -> set[str]:
         check=False,
     )
     assert (done.returncode, done.stderr) == (0, "")
-    major, *loaded = done.stdout.split()
-    assert major == "1"
-    return set(loaded)
+    return set(done.stdout.split())
 
 
-def certificates(folder: pathlib.Path) -> tuple[pathlib.Path, pathlib.Path]:
-    """Make a certificate for 127.0.0.1 that vouches for itself, and its key."""
-    key, certificate = folder / "key.pem", folder / "certificate.pem"
-    subprocess.run(  # noqa: S603 - nothing of it comes from outside
-        [
-            shutil.which("openssl") or "openssl",
-            *("req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1"),
-            *("-nodes", "-days", "2", "-subj", "/CN=test"),
-            *("-addext", "subjectAltName=IP:127.0.0.1"),
-            *("-keyout", str(key), "-out", str(certificate)),
-        ],
-        check=True,
-        capture_output=True,
-    )
-    return certificate, key
-
-
-needs_openssl = pytest.mark.skipif(shutil.which("openssl") is None, reason="no openssl here")
-
-
-def test_a_token_loads_almost_none_of_the_client_library(
-    server: Server, tmp_path: pathlib.Path
-) -> None:
-    path = kube_rig.kubeconfig(tmp_path, {"server": server.url}, {"token": "a"})
-    assert loaded_by(_BY_FILE, path) == set()
-    assert sent(server) == [("/version", "Bearer a")]
-
-
-def test_a_credential_plugin_is_run(server: Server, tmp_path: pathlib.Path) -> None:
+def by_plugin(**status: str) -> dict[str, Any]:
+    """Return a user whose credentials a program prints."""
     version = "client.authentication.k8s.io/v1"
-    credential = {"apiVersion": version, "kind": "ExecCredential", "status": {"token": "fresh"}}
-    plugin = {"command": "/bin/echo", "args": [json.dumps(credential)], "apiVersion": version}
-    path = kube_rig.kubeconfig(tmp_path, {"server": server.url}, {"exec": plugin})
-    assert loaded_by(_BY_FILE, path) == set()
-    assert sent(server) == [("/version", "Bearer fresh")]
-
-
-@pytest.mark.parametrize("when", ["0001-01-01T00:00:00Z", "9999-12-31T23:59:59-12:00"])
-def test_credentials_with_the_largest_expiry_date_do_not_crash(
-    server: Server, tmp_path: pathlib.Path, when: str
-) -> None:
-    # The first is what a program in Go writes for no time at all.
-    version = "client.authentication.k8s.io/v1"
-    status = {"token": "fresh", "expirationTimestamp": when}
     credential = {"apiVersion": version, "kind": "ExecCredential", "status": status}
-    plugin = {"command": "/bin/echo", "args": [json.dumps(credential)], "apiVersion": version}
-    path = kube_rig.kubeconfig(tmp_path, {"server": server.url}, {"exec": plugin})
-    client = api.KubeApi.connect(kubeconfig=path)
-    try:
-        client.post("/version", {})
-    except errors.ClusterError as error:
-        assert "the credentials cannot be read" in error.message  # noqa: PT017 - either will do
+    return {
+        "exec": {"command": "/bin/echo", "args": [json.dumps(credential)], "apiVersion": version}
+    }
 
 
 def identity(expires: float) -> str:
@@ -147,16 +99,25 @@ def openid(server: Server, token: str) -> dict[str, Any]:
     return {"auth-provider": {"name": "oidc", "config": config}}
 
 
-def test_an_unexpired_identity_token_does_not_load_oauth(
+def test_no_token_plugin_or_unexpired_identity_loads_the_rest_of_the_client(
     server: Server, tmp_path: pathlib.Path
 ) -> None:
     token = identity(time.time() + 9999)
-    path = kube_rig.kubeconfig(tmp_path, {"server": server.url}, openid(server, token))
-    assert loaded_by(_BY_FILE, path) == set()
-    assert sent(server) == [("/version", f"Bearer {token}")]
+    users = [{"token": "a"}, by_plugin(token="fresh"), openid(server, token)]  # noqa: S106
+    paths = [
+        kube_rig.kubeconfig(tmp_path / str(number), {"server": server.url}, user)
+        for number, user in enumerate(users)
+    ]
+
+    assert loaded_by(BY_FILES, *paths) == set()
+    assert server.credentials() == [
+        ("/version", "Bearer a"),
+        ("/version", "Bearer fresh"),
+        ("/version", f"Bearer {token}"),
+    ]
 
 
-def test_an_expired_identity_token_loads_oauth_and_is_renewed(
+def test_an_expired_identity_is_renewed_and_the_rest_of_the_client_can_be_imported(
     server: Server, tmp_path: pathlib.Path
 ) -> None:
     renewed = identity(time.time() + 9999)
@@ -167,68 +128,129 @@ def test_an_expired_identity_token_loads_oauth_and_is_renewed(
         "id_token": renewed,
         "refresh_token": "once more",
     }
-    path = kube_rig.kubeconfig(tmp_path, {"server": server.url}, openid(server, identity(1)))
-    loaded = loaded_by(_BY_FILE, path, OAUTHLIB_INSECURE_TRANSPORT="1")
+    user = openid(server, identity(1))
+    path = kube_rig.kubeconfig(tmp_path / "config", {"server": server.url}, user)
+
+    loaded = loaded_by(BY_FILES, path, then=THE_REST, OAUTHLIB_INSECURE_TRANSPORT="1")
+
     assert {"requests", "kubernetes.client.api_client"} <= loaded
-    assert sent(server)[-1] == ("/version", f"Bearer {renewed}")
+    assert "kubernetes.dynamic" not in loaded
+    assert server.credentials()[-1] == ("/version", f"Bearer {renewed}")
 
 
-@needs_openssl
-def test_in_a_pod_the_service_account_trusts_the_server_of_its_certificate_authority(
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="no openssl here")
+def test_a_client_certificate_and_a_pods_rotated_token_need_little_of_the_client_either(
     tmp_path: pathlib.Path,
 ) -> None:
-    certificate, key = certificates(tmp_path)
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(certificate, key)
-    token = tmp_path / "token"
+    key, certificate, token = (tmp_path / name for name in ("key.pem", "cert.pem", "token"))
+    subprocess.run(  # noqa: S603 - nothing of it comes from outside
+        [
+            shutil.which("openssl") or "openssl",
+            *("req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1"),
+            *("-nodes", "-days", "2", "-subj", "/CN=test"),
+            *("-addext", "subjectAltName=IP:127.0.0.1"),
+            *("-keyout", str(key), "-out", str(certificate)),
+        ],
+        check=True,
+        capture_output=True,
+    )
     token.write_text("mounted")
-    paths = f"TOKEN, AUTHORITY = {str(token)!r}, {str(certificate)!r}"
-    (tmp_path / "kubernetes_paths.py").write_text(paths)
-    with Server(context) as server:
-        loaded = loaded_by(
-            _IN_A_POD,
-            PYTHONPATH=str(tmp_path),
-            KUBERNETES_SERVICE_HOST="127.0.0.1",
-            KUBERNETES_SERVICE_PORT=str(server.server_port),
-        )
-    assert loaded == set()
-    assert sent(server) == [("/version", "bearer mounted")]
-
-
-@needs_openssl
-def test_a_client_certificate_in_the_kubeconfig_is_sent_on_request(
-    tmp_path: pathlib.Path,
-) -> None:
-    certificate, key = certificates(tmp_path)
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(certificate, key)
-    context.load_verify_locations(certificate)
-    context.verify_mode = ssl.CERT_REQUIRED
+    for_tokens, for_certificates = (ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER) for _ in range(2))
+    for context in (for_tokens, for_certificates):
+        context.load_cert_chain(certificate, key)
+    for_certificates.load_verify_locations(certificate)
+    for_certificates.verify_mode = ssl.CERT_REQUIRED
 
     def data(path: pathlib.Path) -> str:
         return base64.b64encode(path.read_bytes()).decode()
 
-    with Server(context) as server:
+    with Server(for_tokens) as in_cluster, Server(for_certificates) as other:
+        in_cluster.script = [refuse(401), answer()]
         path = kube_rig.kubeconfig(
-            tmp_path,
-            {"server": server.url, "certificate-authority-data": data(certificate)},
+            tmp_path / "config",
+            {"server": other.url, "certificate-authority-data": data(certificate)},
             {"client-certificate-data": data(certificate), "client-key-data": data(key)},
         )
-        assert loaded_by(_BY_FILE, path) == set()
-    assert sent(server) == [("/version", None)]
+        loaded = loaded_by(
+            BY_FILES + IN_A_POD.format(files=(str(token), str(certificate))),
+            path,
+            KUBERNETES_SERVICE_HOST="127.0.0.1",
+            KUBERNETES_SERVICE_PORT=str(in_cluster.server_port),
+        )
+
+    assert loaded == set()
+    assert other.credentials() == [("/version", None)]
+    assert in_cluster.credentials() == [
+        ("/version", "bearer mounted"),
+        ("/again", "bearer mounted"),
+        ("/again", "bearer rotated"),
+    ]
 
 
-def test_the_rest_of_the_client_can_be_imported() -> None:
-    script = (
-        "import mig_manager.adapters.kubernetes.api, kubernetes, sys\n"
-        "assert 'kubernetes.dynamic' not in sys.modules\n"
-        "assert kubernetes.dynamic.DynamicClient and kubernetes.config.load_config\n"
-        "assert kubernetes.client.V1Node(metadata={'name': 'n'}).metadata.name == 'n'\n"
-        "assert kubernetes.utils.parse_quantity('1k') == 1000\n"
-        "import importlib.metadata\n"
-        "assert importlib.metadata.version('urllib3')\n"
-    )
-    done = subprocess.run(  # noqa: S603 - our own script
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False
-    )
-    assert (done.returncode, done.stderr) == (0, "")
+@pytest.mark.parametrize("when", ["0001-01-01T00:00:00Z", "9999-12-31T23:59:59-12:00"])
+def test_credentials_with_the_largest_expiry_date_do_not_crash(
+    server: Server, tmp_path: pathlib.Path, when: str
+) -> None:
+    # The first is what a program in Go writes for no time at all.
+    user = by_plugin(token="fresh", expirationTimestamp=when)  # noqa: S106
+    path = kube_rig.kubeconfig(tmp_path / "config", {"server": server.url}, user)
+    client = api.KubeApi.connect(kubeconfig=path)
+    try:
+        client.post("/version", {})
+    except errors.ClusterError as error:
+        assert "the credentials cannot be read" in error.message  # noqa: PT017 - either will do
+
+
+def test_a_kubeconfig_that_was_rewritten_is_read_again_after_a_401_if_it_can_be(
+    server: Server, tmp_path: pathlib.Path
+) -> None:
+    path, cluster = tmp_path / "config", {"server": server.url}
+    client = api.KubeApi.connect(kubeconfig=kube_rig.kubeconfig(path, cluster, {"token": "old"}))
+
+    def rotate(handler: kube_rig.Handler) -> None:
+        kube_rig.kubeconfig(path, cluster, {"token": "new\n"})
+        refuse(401)(handler)
+
+    server.script = [rotate, answer({"a": 1}), refuse(401), refuse(401)]
+    assert client.get("/x") == {"a": 1}
+    assert server.credentials() == [("/x", "Bearer old"), ("/x", "Bearer new")]
+    assert failure(client.get, "/x").reason is errors.Reason.FORBIDDEN
+
+    path.unlink()
+    server.script = [refuse(401)]
+    assert failure(client.get, "/x").reason is errors.Reason.FORBIDDEN
+
+
+@pytest.mark.parametrize("text", [None, "", "[]", "{", "contexts: 7\ncurrent-context: a\n"])
+def test_a_missing_or_malformed_kubeconfig_is_a_usage_error(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, text: str | None
+) -> None:
+    path = tmp_path / "config"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(errors.UsageError, match=str(path)):
+        api.KubeApi.connect(kubeconfig=str(path))
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    with pytest.raises(errors.UsageError, match="not in a pod"):
+        api.KubeApi.connect(kubeconfig=None)
+
+
+def test_the_environments_proxy_is_used_but_for_hosts_in_no_proxy(
+    server: Server, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "config"
+    kube_rig.kubeconfig(path, {"server": "http://cluster.invalid:8080"}, {})
+    for name in ("HTTPS_PROXY", "https_proxy", "http_proxy", "NO_PROXY", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HTTP_PROXY", server.url)
+    server.script = [answer({"major": "1"})]
+    client = api.KubeApi.connect(kubeconfig=str(path), request_timeout_s=1.0)
+    assert client.get("/version") == {"major": "1"}
+    assert server.seen[0][1] == "http://cluster.invalid:8080/version"
+    client.close()
+
+    monkeypatch.setenv("NO_PROXY", "cluster.invalid")
+    client = api.KubeApi.connect(kubeconfig=str(path), request_timeout_s=1.0)
+    failure(client.post, "/version", {})
+    client.close()
+    assert len(server.seen) == 1

@@ -13,54 +13,39 @@ from tests.adapters.kube_rig import Handler, Server, Step, failure, lines, refus
 server = kube_rig.server
 
 
-def not_a_chunk(handler: Handler) -> None:
-    handler.wfile.write(b"zz\r\n")
-    handler.close_connection = True
-
-
 def event(kind: str = "MODIFIED", /, **fields: object) -> dict[str, object]:
     return {"type": kind, "object": fields}
 
 
 def watch(kube: api.KubeApi, *, idle_timeout_s: float = 10.0) -> responses.WatchStream:
-    return kube.watch(
-        "/api/v1/nodes",
-        query={"resourceVersion": "7"},
-        timeout_s=300,
-        idle_timeout_s=idle_timeout_s,
-    )
+    query = {"resourceVersion": "7"}
+    return kube.watch("/nodes", query=query, timeout_s=300, idle_timeout_s=idle_timeout_s)
 
 
 def test_events_are_yielded_as_they_come_until_the_server_ends_the_watch(server: Server) -> None:
     server.script = [lines(event(a=1), b"\n", event("BOOKMARK"))]
     with watch(server.kube) as stream:
         assert list(stream) == [event(a=1), event("BOOKMARK")]
-    options = server.seen[0][1].partition("?")[2].split("&")
-    assert set(options) == {
-        "watch=true",
-        "timeoutSeconds=300",
-        "allowWatchBookmarks=true",
-        "resourceVersion=7",
-    }
+    path, _, options = server.seen[0][1].partition("?")
+    assert (path, set(options.split("&"))) == (
+        "/nodes",
+        {"watch=true", "timeoutSeconds=300", "allowWatchBookmarks=true", "resourceVersion=7"},
+    )
 
 
 def test_events_may_be_split_and_joined_by_the_transport(server: Server) -> None:
     text = b"".join(json.dumps(event(a="ü" * n)).encode() + b"\n" for n in range(50))
-    server.script = [lines(*(text[n : n + 7] for n in range(0, len(text), 7)))]
-    with watch(server.kube) as stream:
-        assert len(list(stream)) == 50
 
-
-def test_a_stream_without_chunks_ends_with_its_connection(server: Server) -> None:
-    def old_style(handler: Handler) -> None:
+    def without_chunks(handler: Handler) -> None:
         handler.send_response(200)
         handler.send_header("Connection", "close")
         handler.end_headers()
-        handler.wfile.write(json.dumps(event(a=1)).encode() + b"\n")
+        handler.wfile.write(text)
 
-    server.script = [old_style]
-    with watch(server.kube) as stream:
-        assert list(stream) == [event(a=1)]
+    server.script = [lines(*(text[n : n + 7] for n in range(0, len(text), 7))), without_chunks]
+    for _ in range(2):
+        with watch(server.kube) as stream:
+            assert len(list(stream)) == 50
 
 
 def test_an_expired_resource_version_is_410_also_within_the_stream(server: Server) -> None:
@@ -73,17 +58,13 @@ def test_an_expired_resource_version_is_410_also_within_the_stream(server: Serve
     assert "too old" in error.message
 
 
-def test_silence_ends_the_watch_with_an_error(server: Server) -> None:
-    server.script = [lines(event(a=1), then=silence)]
+def test_silence_ends_the_watch_and_sooner_before_the_response(server: Server) -> None:
+    server.script = [silence, lines(event(a=1), then=silence)]
+    error = failure(watch, server.client(0.2), idle_timeout_s=600)
+    assert error.reason is errors.Reason.API_UNAVAILABLE
     with watch(server.kube, idle_timeout_s=0.2) as stream:
         assert next(stream) == event(a=1)
         assert "timed out" in failure(next, stream).message
-
-
-def test_silence_before_the_response_ends_the_watch_sooner(server: Server) -> None:
-    server.script = [silence]
-    error = failure(watch, server.client(0.2), idle_timeout_s=600)
-    assert error.reason is errors.Reason.API_UNAVAILABLE
 
 
 def test_a_watch_may_be_silent_longer_than_the_request_time_out(server: Server) -> None:
@@ -97,27 +78,22 @@ def test_a_watch_may_be_silent_longer_than_the_request_time_out(server: Server) 
         assert list(stream) == [event(a=1), event(a=2)]
 
 
+def not_a_chunk(handler: Handler) -> None:
+    handler.wfile.write(b"zz\r\n")
+    handler.close_connection = True
+
+
 @pytest.mark.parametrize(
     "step",
     [
-        lines(b'{"type": "MODIF', then=reset),
-        lines(b'{"type": "MODIF'),
-        lines(b"<html>\n"),
-        lines(b"[]\n"),
-        lines(b'{"type":' * 100_000 + b"\n"),
-        lines(b'{"type": "MODIFIED"}\n'),
-        lines(b"x" * 1000, then=not_a_chunk),
-        lines(*([b"x" * (1 << 20)] * 9), then=silence),
-    ],
-    ids=[
-        "reset-in-an-event",
-        "ended-in-an-event",
-        "not-json",
-        "a-list",
-        "nested-too-deeply",
-        "no-object",
-        "not-a-chunk",
-        "an-endless-line",
+        pytest.param(lines(b'{"type": "MODIF', then=reset), id="reset in an event"),
+        pytest.param(lines(b'{"type": "MODIF'), id="ended in an event"),
+        pytest.param(lines(b"<html>\n"), id="not JSON"),
+        pytest.param(lines(b"[]\n"), id="a list"),
+        pytest.param(lines(b'{"type":' * 100_000 + b"\n"), id="nested too deeply"),
+        pytest.param(lines(b'{"type": "MODIFIED"}\n'), id="no object"),
+        pytest.param(lines(b"x" * 1000, then=not_a_chunk), id="not a chunk"),
+        pytest.param(lines(*([b"x" * (1 << 20)] * 9), then=silence), id="an endless line"),
     ],
 )
 def test_anything_but_whole_events_is_api_unavailable(server: Server, step: Step) -> None:

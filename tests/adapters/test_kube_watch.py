@@ -1,7 +1,7 @@
-"""What everybody has who follows a collection: the watches of node, pods and fleet."""
+"""What the watches of node, pods and fleet have in common, and the watch of a node's pods."""
 
 import contextlib
-import queue
+import dataclasses
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -10,43 +10,71 @@ import pytest
 import structlog.testing
 
 from mig_manager.adapters.kubernetes import api, fleet, pods, responses, watch
-from mig_manager.core.fleet import nodes as fleet_nodes
 from mig_manager.core.node import cluster
 from mig_manager.sandbox.apiserver import resources
 from testkit import apiserver
 from tests import waiting
 from tests.sandbox import apirig
 
-_SOON_S = 20.0
+SOON_S = 20.0
+BRISK = watch.Times(watch_s=300, steady_s=0.0, first_wait_s=0.01, longest_wait_s=0.05)
 
 
 class FaultyApi(api.KubeApi):
     """Has a bug: some watches end in an unexpected error. Keeps the time-outs asked for."""
 
-    faults: int
-    timeouts_s: list[float]
+    faults = 0
 
     def watch(self, *args: Any, **options: Any) -> responses.WatchStream:
-        self.timeouts_s.append(options["idle_timeout_s"])
+        self.timeout_s = options["idle_timeout_s"]
         if self.faults:
             self.faults -= 1
             raise LookupError("a bug")
         return super().watch(*args, **options)
 
 
-@pytest.fixture
-def server() -> Iterator[apiserver.ApiServer]:
-    with apiserver.serve() as running:
-        running.store.create(apirig.a_node("n1"))
+def a_node(layout: str = "one", name: str = "n1") -> dict[str, Any]:
+    return apirig.a_node(name, **{cluster.CONFIG_LABEL: layout})
+
+
+def label(server: apiserver.ApiServer, layout: str, name: str = "n1") -> None:
+    def change(node: dict[str, Any]) -> None:
+        node["metadata"]["labels"][cluster.CONFIG_LABEL] = layout
+
+    server.modify(resources.NODES, name, change)
+
+
+@contextlib.contextmanager
+def serving(*, refuses_expired_watches: bool = False) -> Iterator[apiserver.ApiServer]:
+    server = apiserver.ApiServer(
+        refuses_expired_watches=refuses_expired_watches, bookmark_period_s=0.05
+    )
+    with apiserver.serve(server) as running:
+        running.store.create(a_node())
         yield running
 
 
 @pytest.fixture
+def server() -> Iterator[apiserver.ApiServer]:
+    with serving() as running:
+        yield running
+
+
+def wait_for_watch(server: apiserver.ApiServer) -> None:
+    waiting.until(lambda: server.watch_count == 1)
+
+
+@contextlib.contextmanager
+def connected(server: apiserver.ApiServer, **options: Any) -> Iterator[FaultyApi]:
+    kube = FaultyApi.at(server.url, sleep=lambda _seconds: None, **options)
+    yield kube
+    kube.close()
+
+
+@pytest.fixture
 def kube(server: apiserver.ApiServer) -> Iterator[FaultyApi]:
-    client = FaultyApi.at(server.url, sleep=lambda _seconds: None)
-    client.faults, client.timeouts_s = 0, []
-    yield client
-    client.close()
+    with connected(server) as client:
+        yield client
 
 
 @contextlib.contextmanager
@@ -57,7 +85,7 @@ def node_followed(kube: api.KubeApi, heard: Callable[[], None]) -> Iterator[None
     thread.start()
     yield
     stop.set()
-    thread.join(_SOON_S)
+    thread.join(SOON_S)
 
 
 @contextlib.contextmanager
@@ -75,81 +103,142 @@ def fleet_followed(kube: api.KubeApi, heard: Callable[[], None]) -> Iterator[Non
             super().changed(kind, item)
             heard()
 
-    nodes = Heard(kube, selector="")
-    nodes.start()
-    yield
-    nodes.close()
+    with contextlib.closing(Heard(kube, selector="")) as nodes:
+        nodes.start()
+        yield
 
 
-FOLLOWERS = [node_followed, pods_followed, fleet_followed]
-Follower = Callable[[api.KubeApi, Callable[[], None]], contextlib.AbstractContextManager[None]]
-
-
-def touch(server: apiserver.ApiServer, value: str) -> None:
-    """Change the node, and a pod on it."""
-
-    def label(thing: dict[str, Any]) -> None:
-        thing["metadata"]["labels"] = {"touched": value}
-
-    server.modify(resources.NODES, "n1", label)
-    metadata = {"name": value, "namespace": "default"}
-    spec = {"nodeName": "n1", "containers": [{"name": "c", "image": "i"}]}
-    server.store.create({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec})
-
-
-@pytest.mark.parametrize("follow", FOLLOWERS)
+@pytest.mark.parametrize("follow", [node_followed, pods_followed, fleet_followed])
 def test_an_unexpected_error_does_not_end_a_watch(
-    server: apiserver.ApiServer, kube: FaultyApi, follow: Follower
+    server: apiserver.ApiServer,
+    kube: FaultyApi,
+    follow: Callable[..., contextlib.AbstractContextManager[None]],
 ) -> None:
-    heard: queue.Queue[None] = queue.Queue()
+    heard = threading.Semaphore(0)
     kube.faults = 2
 
-    with (
-        structlog.testing.capture_logs() as logs,
-        follow(kube, lambda: heard.put(None)),
-    ):
-        waiting.until(lambda: server.watch_count == 1)
-        while not heard.empty():
-            heard.get()
-        touch(server, "once")
-        heard.get(timeout=_SOON_S)
+    with structlog.testing.capture_logs() as logs, follow(kube, heard.release):
+        wait_for_watch(server)
+        while heard.acquire(blocking=False):
+            pass
+        label(server, "two")
+        server.store.create(apirig.a_pod())
+        assert heard.acquire(timeout=SOON_S)
 
     assert kube.faults == 0
     logged = [entry["event"] for entry in logs if entry["log_level"] == "error"]
     assert len(logged) == 2
-    assert logged[0].endswith(("_watch_error", "pod_watch_error"))
-
-
-@pytest.mark.parametrize("follow", FOLLOWERS)
-def test_a_dead_connection_is_detected_before_the_second_bookmark_is_due(
-    server: apiserver.ApiServer, kube: FaultyApi, follow: Follower
-) -> None:
-    with follow(kube, lambda: None):
-        waiting.until(lambda: server.watch_count == 1)
-
-    # The API server sends one each minute.
-    assert set(kube.timeouts_s) != set()
-    assert all(0 < timeout_s < 120 for timeout_s in kube.timeouts_s)
+    assert logged[0].endswith("_watch_error")
+    # A dead connection is detected before the second bookmark is due: there is one each minute.
+    assert 0 < kube.timeout_s < 120
 
 
 def test_a_fleet_reports_trouble_after_an_unexpected_error(
     server: apiserver.ApiServer, kube: FaultyApi
 ) -> None:
-    times = watch.Times(first_wait_s=0.01, longest_wait_s=0.02)
-    nodes = fleet.Fleet(kube, selector="", times=times)
+    nodes = fleet.Fleet(kube, selector="", times=BRISK)
     kube.faults = 1000
     nodes.start()
     with contextlib.closing(nodes), structlog.testing.capture_logs():
         waiting.until(lambda: nodes.trouble == "internal error: LookupError: a bug")
-        server.modify(
-            resources.NODES,
-            "n1",
-            lambda thing: thing["metadata"].update(labels={cluster.CONFIG_LABEL: "new"}),
-        )
+        label(server, "two")
         kube.faults = 0
+        waiting.until(
+            lambda: [node.requested for node in nodes.nodes()] == ["two"] and not nodes.trouble
+        )
 
-        def layouts() -> list[str | None]:
-            return [node.requested for node in nodes.nodes()]
 
-        waiting.until(lambda: layouts() == ["new"] and not nodes.trouble)
-        assert isinstance(nodes.nodes()[0], fleet_nodes.Node)
+def test_the_backoff_grows_to_its_limit_and_is_half_random() -> None:
+    times = watch.Times(first_wait_s=1, longest_wait_s=30)
+    longest = {1: 1, 2: 2, 3: 4, 6: 30, 10_000: 30}
+    assert {failures: times.backoff_s(failures, 1.0) for failures in longest} == longest
+    assert times.backoff_s(3, 0.0) == 2
+
+
+# -- the watch of a node's pods ---------------------------------------------------------------
+
+
+@dataclasses.dataclass
+class PodFollower:
+    """A PodWatch, and how often a pod changed."""
+
+    watch: pods.PodWatch
+    heard: threading.Semaphore
+
+    def hears(self) -> bool:
+        return self.heard.acquire(timeout=SOON_S)
+
+    def names(self) -> set[str] | None:
+        found = self.watch.pods()
+        return None if found is None else {pod.name for pod in found}
+
+
+def pod_watches() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "pod-watch"]
+
+
+@pytest.fixture
+def of_pods(kube: FaultyApi) -> Iterator[PodFollower]:
+    heard = threading.Semaphore(0)
+    pod_watch = pods.PodWatch(kube, node_name="n1", on_change=heard.release)
+    yield PodFollower(pod_watch, heard)
+    pod_watch.dismiss()
+    waiting.until(lambda: not pod_watches())
+
+
+def test_only_changes_of_pods_on_the_node_are_reported_and_only_until_the_end_of_the_run(
+    server: apiserver.ApiServer, of_pods: PodFollower
+) -> None:
+    of_pods.watch.prepare()
+    assert pod_watches() == []
+    of_pods.watch.expect_change()
+    of_pods.watch.expect_change()
+    assert of_pods.hears()
+    wait_for_watch(server)
+    server.store.create(apirig.a_pod("elsewhere", node="n2"))
+    server.store.create(apirig.a_pod("here"))
+    assert of_pods.hears()
+    assert not of_pods.heard.acquire(blocking=False)
+    assert server.watch_count == 1
+
+    of_pods.watch.dismiss()
+    of_pods.watch.dismiss()
+    waiting.until(lambda: server.watch_count == 0)
+    of_pods.watch.expect_change()
+    assert of_pods.hears()
+
+
+def test_a_forbidden_pod_watch_is_logged_once_and_not_retried(
+    server: apiserver.ApiServer, of_pods: PodFollower
+) -> None:
+    server.inject(apiserver.Fault(verb="watch", resource="pods", status=403, times=None))
+    with structlog.testing.capture_logs() as logs:
+        of_pods.watch.expect_change()
+        waiting.until(lambda: not pod_watches())
+        of_pods.watch.dismiss()
+        of_pods.watch.expect_change()
+    assert [entry["event"] for entry in logs] == ["pods_not_watched"]
+    assert pod_watches() == []
+
+
+@pytest.mark.parametrize("how", [apiserver.Break.EXPIRE, apiserver.Break.RESET])
+def test_pods_are_returned_while_the_watch_is_up_to_date_and_again_after_it_has_recovered(
+    server: apiserver.ApiServer, of_pods: PodFollower, how: apiserver.Break
+) -> None:
+    for name, node in (("old", "n1"), ("elsewhere", "n2")):
+        server.store.create(apirig.a_pod(name, node=node))
+    assert of_pods.names() is None
+    of_pods.watch.expect_change()
+    waiting.until(lambda: of_pods.names() == {"old"})
+    server.store.create(apirig.a_pod("new"))
+    server.delete(resources.PODS, "old", "default")
+    waiting.until(lambda: of_pods.names() == {"new"})
+
+    server.inject(apiserver.Fault(verb="watch", resource="pods", status=500, times=None))
+    server.break_watches(how)
+    waiting.until(lambda: of_pods.names() is None)
+    server.delete(resources.PODS, "new", "default")
+    server.clear_faults()
+    waiting.until(lambda: of_pods.names() == set())
+    of_pods.watch.dismiss()
+    assert of_pods.names() is None

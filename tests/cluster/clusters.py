@@ -5,14 +5,15 @@ import dataclasses
 import functools
 import http
 import pathlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import yaml
 
 from mig_manager import errors
 from mig_manager.adapters.kubernetes import api, responses
 from mig_manager.catalogue import hardware
+from mig_manager.core import model
 from mig_manager.core.layout import config
 from mig_manager.core.node import cluster
 from mig_manager.sandbox import scenarios, stages
@@ -51,21 +52,13 @@ class Account:
     name: str
 
     @property
-    def user(self) -> str:
-        return f"system:serviceaccount:{self.namespace}:{self.name}"
-
-    @property
     def path(self) -> str:
         return f"/api/v1/namespaces/{self.namespace}/serviceaccounts/{self.name}"
-
-    def binding(self, kind: str) -> Object:
-        reference = {"apiGroup": "rbac.authorization.k8s.io", "kind": kind, "name": self.name}
-        subject = {"kind": "ServiceAccount", "name": self.name, "namespace": self.namespace}
-        return {"metadata": {"name": self.name}, "roleRef": reference, "subjects": [subject]}
 
 
 OURS = Account(namespace="mig-manager", name="mig-manager")
 OPERATORS = Account(namespace=OPERATOR_NAMESPACE, name="nvidia-mig-manager")
+LEASES = f"/apis/coordination.k8s.io/v1/namespaces/{OURS.namespace}/leases"
 NAMESPACES = ("default", "kube-system", OURS.namespace, OPERATORS.namespace)
 
 
@@ -77,11 +70,9 @@ class Rights:
     everywhere: frozenset[Right]
     within: frozenset[Right] = frozenset()
 
-    def allow(self, access: apiserver.Access) -> bool:
-        resource = "/".join(filter(None, (access.resource, access.subresource)))
-        asked = (access.group, resource, access.verb)
-        is_within = access.namespace == self.account.namespace
-        return asked in self.everywhere or (is_within and asked in self.within)
+    def allow(self, right: Right, namespace: str) -> bool:
+        is_within = namespace == self.account.namespace
+        return right in self.everywhere or (is_within and right in self.within)
 
     def without(self, right: Right) -> "Rights":
         return dataclasses.replace(
@@ -93,38 +84,29 @@ def to(resource: str, *verbs: str) -> frozenset[Right]:
     return frozenset(("", resource, verb) for verb in verbs)
 
 
-def shipped(file: str) -> list[Object]:
-    """Return the objects of a manifest below ``deploy``."""
-    return list(yaml.safe_load_all((DEPLOY / file).read_text(encoding="utf-8")))
+def shipped(file: str, kind: str = "") -> list[Object]:
+    """Return the objects of a manifest below ``deploy``, or those of one kind."""
+    found = yaml.safe_load_all((DEPLOY / file).read_text(encoding="utf-8"))
+    return [each for each in found if kind in ("", each["kind"])]
 
 
-def shipped_rules() -> list[Object]:
-    (role,) = (each for each in shipped("base/rbac.yaml") if each["kind"] == "ClusterRole")
-    rules: list[Object] = role["rules"]
-    return rules
-
-
-def rights_of(rules: Iterable[Mapping[str, Any]]) -> frozenset[Right]:
+def rights_of(*roles: Mapping[str, Any]) -> frozenset[Right]:
     return frozenset(
         (group, resource, verb)
-        for rule in rules
+        for role in roles
+        for rule in role["rules"]
         for group in rule["apiGroups"]
         for resource in rule["resources"]
         for verb in rule["verbs"]
     )
 
 
-SHIPPED = Rights(everywhere=rights_of(shipped_rules()))
-BUDGET = dataclasses.replace(
-    SHIPPED,
-    within=rights_of(
-        rule
-        for each in shipped("budget/slots.yaml")
-        if each["kind"] == "Role"
-        for rule in each["rules"]
-    ),
-)
+SHIPPED = Rights(everywhere=rights_of(*shipped("base/rbac.yaml", "ClusterRole")))
+BUDGET = dataclasses.replace(SHIPPED, within=rights_of(*shipped("budget/slots.yaml", "Role")))
 """With a budget for the cluster."""
+BUDGET_OPTIONS = ("--max-concurrent-nodes", "1", "--slots-namespace", OURS.namespace)
+SIMULATED = Rights(everywhere=SHIPPED.everywhere | to("nodes/status", "patch"))
+"""Those of ``deploy/overlays/simulated``."""
 STOCK_OPERATOR = Rights(
     account=OPERATORS,
     everywhere=to("nodes", "get", "list", "watch", "update", "patch") | to("pods", "list"),
@@ -132,24 +114,8 @@ STOCK_OPERATOR = Rights(
     | to("configmaps", "create", "get", "list", "update", "patch"),
 )
 """What NVIDIA's GPU operator gives its MIG manager."""
-
-
-class Cluster(Protocol):
-    """A cluster that has no node yet."""
-
-    def admit(
-        self, folder: pathlib.Path, rights: Rights
-    ) -> contextlib.AbstractContextManager[stages.Credentials]:
-        """Give the agent these rights and no other; what came into being goes at the end."""
-        ...
-
-    def expire_watches(self) -> None:
-        """Break all watches, and let no version that a client has seen be good for another."""
-        ...
-
-    def count_disruptions(self, kube: api.KubeApi, budget: str, allowed: int = 0) -> None:
-        """Bring a budget's status up to date, as its controller does."""
-        ...
+ALL_RIGHTS = SIMULATED.everywhere | BUDGET.within | STOCK_OPERATOR.everywhere
+ALL_RIGHTS |= STOCK_OPERATOR.within
 
 
 class Embedded:
@@ -160,8 +126,12 @@ class Embedded:
 
     @contextlib.contextmanager
     def admit(self, folder: pathlib.Path, rights: Rights) -> Iterator[stages.Credentials]:
+        """Give the agent these rights and no other; what came into being goes at the end."""
+
         def authorize(access: apiserver.Access) -> bool:
-            return access.token != AGENT_TOKEN or rights.allow(access)
+            resource = "/".join(filter(None, (access.resource, access.subresource)))
+            right = access.group, resource, access.verb
+            return access.token != AGENT_TOKEN or rights.allow(right, access.namespace)
 
         with apiserver.serve(apiserver.ApiServer(authorizer=authorize)) as self._server:
             yield stages.Credentials(
@@ -170,6 +140,7 @@ class Embedded:
             )
 
     def expire_watches(self) -> None:
+        """Break all watches, and let no version that a client has seen be good for another."""
         assert self._server is not None
         self._server.break_watches(apiserver.Break.EXPIRE)
 
@@ -202,8 +173,7 @@ class Real:
     def admit(self, folder: pathlib.Path, rights: Rights) -> Iterator[stages.Credentials]:
         self._grant(rights)
         try:
-            pod = self.pod_of_agent(rights.account, NODE)
-            agent = self.kubeconfig(folder / "agent", rights.account, pod)
+            agent = self.kubeconfig(folder / "agent", rights.account, node=NODE)
             yield stages.Credentials(people=self._people, agent=agent)
         finally:
             self.clear()
@@ -223,23 +193,25 @@ class Real:
         change = {"status": {"observedGeneration": 1, "disruptionsAllowed": allowed}}
         kube.patch(f"{BUDGETS}/{budget}/status", change, kind=api.PatchType.MERGE)
 
-    def pod_of_agent(self, account: Account, node: str) -> Object:
-        """Create the pod that the agent's token is bound to."""
-        spec = {
-            "nodeName": node,
-            "serviceAccountName": account.name,
-            "containers": [{"name": "mig-manager", "image": "mig-manager"}],
-        }
-        pods = f"/api/v1/namespaces/{account.namespace}/pods"
-        return self.kube.post(pods, {"metadata": {"generateName": "mig-manager-"}, "spec": spec})
+    def kubeconfig(self, path: pathlib.Path, account: Account, *, node: str = "") -> pathlib.Path:
+        """Write a kubeconfig with the token that kubelet would ask for, for a pod on a node.
 
-    def kubeconfig(self, path: pathlib.Path, account: Account, pod: Object | None) -> pathlib.Path:
-        """Write the agent's kubeconfig, with the token that kubelet would ask for."""
-        spec: Object = {"expirationSeconds": 3600}
-        if pod is not None:
+        Without a node it is bound to no pod.
+        """
+        request: Object = {"expirationSeconds": 3600}
+        if node:
+            containers = [{"name": "mig-manager", "image": "mig-manager"}]
+            spec = {
+                "nodeName": node,
+                "serviceAccountName": account.name,
+                "containers": containers,
+            }
+            pods = f"/api/v1/namespaces/{account.namespace}/pods"
+            metadata = {"generateName": "mig-manager-"}
+            pod = self.kube.post(pods, {"metadata": metadata, "spec": spec})
             named = {"name": objects.name(pod), "uid": objects.uid(pod)}
-            spec["boundObjectRef"] = {"apiVersion": "v1", "kind": "Pod", **named}
-        answer = self.kube.post(f"{account.path}/token", {"spec": spec})
+            request["boundObjectRef"] = {"apiVersion": "v1", "kind": "Pod", **named}
+        answer = self.kube.post(f"{account.path}/token", {"spec": request})
         return self._server.kubeconfig(path, token=answer["status"]["token"])
 
     def clear(self) -> None:
@@ -252,7 +224,7 @@ class Real:
         paths += [
             f"/apis/apps/v1/namespaces/{OPERATOR_NAMESPACE}/daemonsets",
             "/apis/apps/v1/namespaces/kube-system/daemonsets",
-            f"/apis/coordination.k8s.io/v1/namespaces/{OURS.namespace}/leases",
+            LEASES,
             BUDGETS,
             "/api/v1/nodes",
         ]
@@ -261,43 +233,49 @@ class Real:
 
     def _introduce(self, account: Account) -> None:
         """Make an account, with roles that give nothing yet."""
-        role = {"metadata": {"name": account.name}}
-        within = f"{RBAC}/namespaces/{account.namespace}"
-        self._create(account.path.rpartition("/")[0], {"metadata": {"name": account.name}})
-        self._create(f"{RBAC}/clusterroles", role)
-        self._create(f"{RBAC}/clusterrolebindings", account.binding("ClusterRole"))
-        self._create(f"{within}/roles", role)
-        self._create(f"{within}/rolebindings", account.binding("Role"))
+        metadata = {"metadata": {"name": account.name}}
+        subject = {
+            "kind": "ServiceAccount",
+            "name": account.name,
+            "namespace": account.namespace,
+        }
+        self._create(account.path.rpartition("/")[0], metadata)
+        for where, kind in (("", "ClusterRole"), (f"/namespaces/{account.namespace}", "Role")):
+            role = {"apiGroup": "rbac.authorization.k8s.io", "kind": kind, "name": account.name}
+            plural = f"{RBAC}{where}/{kind.lower()}"
+            self._create(f"{plural}s", metadata)
+            self._create(f"{plural}bindings", {**metadata, "roleRef": role, "subjects": [subject]})
 
     def _grant(self, rights: Rights) -> None:
         account = rights.account
-        granted = {
-            f"{RBAC}/clusterroles/{account.name}": rights.everywhere,
-            f"{RBAC}/namespaces/{account.namespace}/roles/{account.name}": rights.within,
-        }
-        for path, some in granted.items():
-            self.kube.patch(path, {"rules": rules(some)}, kind=api.PatchType.MERGE)
+        for where, granted in (
+            ("clusterroles", rights.everywhere),
+            (f"namespaces/{account.namespace}/roles", rights.within),
+        ):
+            rules = [
+                {"apiGroups": [group], "resources": [resource], "verbs": [verb]}
+                for group, resource, verb in sorted(granted)
+            ]
+            path = f"{RBAC}/{where}/{account.name}"
+            self.kube.patch(path, {"rules": rules}, kind=api.PatchType.MERGE)
         waiting.until(functools.partial(self._has_exactly, rights), "the agent's rights")
 
     def _has_exactly(self, rights: Rights) -> bool:
         """Return whether the authorizer, which hears of roles a moment later, knows them."""
-        known = SHIPPED.everywhere | STOCK_OPERATOR.everywhere | STOCK_OPERATOR.within
-        known |= rights.everywhere | BUDGET.within
         return all(
-            self._may(rights.account.user, access) is rights.allow(access)
-            for right in known
+            self._may(rights.account, right, namespace) is rights.allow(right, namespace)
+            for right in ALL_RIGHTS | rights.everywhere
             for namespace in ("default", rights.account.namespace)
-            for access in (access_of(right, namespace),)
+            if right[1] != "nodes" or namespace == "default"
         )
 
-    def _may(self, user: str, access: apiserver.Access) -> bool:
-        asked = {
-            "group": access.group,
-            "resource": access.resource,
-            "subresource": access.subresource,
-            "verb": access.verb,
-            "namespace": access.namespace,
-        }
+    def _may(self, account: Account, right: Right, namespace: str) -> bool:
+        group, resource, verb = right
+        plural, _, subresource = resource.partition("/")
+        asked = {"group": group, "resource": plural, "subresource": subresource, "verb": verb}
+        if plural != "nodes":
+            asked["namespace"] = namespace
+        user = f"system:serviceaccount:{account.namespace}:{account.name}"
         review = {"spec": {"user": user, "resourceAttributes": asked}}
         answer = self.kube.post("/apis/authorization.k8s.io/v1/subjectaccessreviews", review)
         return bool(answer["status"]["allowed"])
@@ -306,29 +284,12 @@ class Real:
         try:
             self.kube.post(path, obj)
         except errors.ClusterError as error:
-            if error.status != 409:
+            if error.status != http.HTTPStatus.CONFLICT:
                 raise
 
 
-def access_of(right: Right, namespace: str) -> apiserver.Access:
-    group, resource, verb = right
-    plural, _, subresource = resource.partition("/")
-    return apiserver.Access(
-        token="",
-        verb=verb,
-        group=group,
-        resource=plural,
-        subresource=subresource,
-        namespace="" if plural == "nodes" else namespace,
-        name="",
-    )
-
-
-def rules(rights: Iterable[Right]) -> list[Object]:
-    return [
-        {"apiGroups": [group], "resources": [resource], "verbs": [verb]}
-        for group, resource, verb in sorted(rights)
-    ]
+Cluster = Embedded | Real
+"""A cluster that has no node yet."""
 
 
 def collection(obj: Mapping[str, Any]) -> str:
@@ -378,11 +339,28 @@ def guard(where: Cluster, stage: stages.Stage, labels: Mapping[str, str]) -> Non
     where.count_disruptions(stage.api, "guard")
 
 
-def event_reasons(stage: stages.Stage) -> tuple[str, ...]:
+def apply(stage: stages.Stage, layout: str) -> None:
+    """Request a layout; return when it is active."""
+    stage.label(layout)
+    assert stage.wait_for_end(layout) is model.State.SUCCESS, stage.status()
+
+
+def failure(stage: stages.Stage, layout: str) -> Mapping[str, Any]:
+    """Request a layout that must fail; return the agent's status when it has."""
+    stage.label(layout)
+    assert stage.wait_for_end(layout) is model.State.FAILED, stage.status()
+    return stage.status()
+
+
+def slot_owners(kube: api.KubeApi) -> list[str]:
+    return [lease["spec"].get("holderIdentity", "") for lease in kube.get(LEASES)["items"]]
+
+
+def event_reasons(stage: stages.Stage) -> set[str]:
+    """Stop the agent, so that it has published its Events; return what they report."""
+    assert stage.stop_agent() == 0
     events = stage.api.get(EVENTS)["items"]
-    return tuple(
-        each["reason"] for each in events if each["source"].get("component") == "mig-manager"
-    )
+    return {each["reason"] for each in events if each["source"].get("component") == "mig-manager"}
 
 
 def refusal(act: Callable[[], object]) -> str:

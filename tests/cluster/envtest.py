@@ -13,7 +13,7 @@ import secrets
 import shutil
 import socket
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import pytest
 import urllib3
@@ -23,9 +23,7 @@ from tests import waiting
 BUILD = pathlib.Path(__file__).parent / "programs" / "build"
 ASSETS_VARIABLE = "KUBEBUILDER_ASSETS"
 PROGRAMS = ("etcd", "kube-apiserver")
-START_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 20.0
-POLL_S = 0.1
 LEASH = 'exec 3<&0; "$@" & cat <&3 >/dev/null & wait -n; kill -9 $(jobs -p)'
 """Runs a program for as long as its standard input is open: ours closes however we end."""
 ADMIN_TOKEN = secrets.token_hex(16)
@@ -33,22 +31,19 @@ ADMIN_TOKEN = secrets.token_hex(16)
 
 def assets() -> pathlib.Path:
     """Return the folder with the programs; skip or, under CI, fail where it cannot be had."""
-    assets = os.environ.get(ASSETS_VARIABLE)
-    folder = pathlib.Path(assets) if assets else built()
-    missing = [name for name in PROGRAMS if not (folder / name).is_file()]
+    folder = os.environ.get(ASSETS_VARIABLE)
+    if not folder:
+        if shutil.which("go") is None:
+            pytest.skip(f"{ASSETS_VARIABLE} is not set, and no Go is here to build the servers")
+        done = subprocess.run(  # noqa: S603 - our own script
+            [str(BUILD)], capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        folder = done.stdout.strip()
+    missing = [name for name in PROGRAMS if not (pathlib.Path(folder) / name).is_file()]
     if missing:
         pytest.fail(f"{folder} has no {' and no '.join(missing)}")
-    return folder
-
-
-def built() -> pathlib.Path:
-    if shutil.which("go") is None:
-        pytest.skip(f"{ASSETS_VARIABLE} is not set, and there is no Go to build the servers with")
-    done = subprocess.run(  # noqa: S603 - our own script
-        [str(BUILD)], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    return pathlib.Path(done.stdout.strip())
+    return pathlib.Path(folder)
 
 
 class Server:
@@ -75,7 +70,18 @@ class Server:
         (self._folder / "tokens.csv").write_text(f"{ADMIN_TOKEN},admin,admin,system:masters\n")
         client, member, self._port = free_ports(3)
         self._etcd_url = f"http://127.0.0.1:{client}"
-        etcd = self._spawn("etcd", self._etcd_arguments(f"http://127.0.0.1:{member}"))
+        peer = f"http://127.0.0.1:{member}"
+        etcd = self._spawn(
+            "etcd",
+            f"--data-dir={self._folder / 'etcd'}",
+            f"--listen-client-urls={self._etcd_url}",
+            f"--advertise-client-urls={self._etcd_url}",
+            f"--listen-peer-urls={peer}",
+            f"--initial-advertise-peer-urls={peer}",
+            f"--initial-cluster=default={peer}",
+            # The data need not survive a power cut.
+            "--unsafe-no-fsync",
+        )
         try:
             self.start()
             yield
@@ -85,8 +91,23 @@ class Server:
 
     def start(self) -> None:
         """Start kube-apiserver on the port it had before; return when it is ready."""
-        self._api = self._spawn("kube-apiserver", self._api_arguments())
-        waiting.until(self._is_ready, "kube-apiserver")
+        key = self._folder / "service-accounts.key"
+        self._api = self._spawn(
+            "kube-apiserver",
+            f"--etcd-servers={self._etcd_url}",
+            "--bind-address=127.0.0.1",
+            f"--secure-port={self._port}",
+            f"--cert-dir={self.certificate.parent}",
+            "--service-cluster-ip-range=10.0.0.0/24",
+            "--service-account-issuer=https://kubernetes.default.svc",
+            f"--service-account-key-file={key}",
+            f"--service-account-signing-key-file={key}",
+            f"--token-auth-file={self._folder / 'tokens.csv'}",
+            "--authorization-mode=Node,RBAC",
+            # One client at a time needs no fairness; its start takes seconds.
+            "--enable-priority-and-fairness=false",
+        )
+        waiting.until(self._is_ready, "kube-apiserver", within_s=120)
 
     def kill(self) -> None:
         """End kube-apiserver as a crash would: no client hears a farewell."""
@@ -109,36 +130,7 @@ class Server:
         path.chmod(0o600)
         return path
 
-    def _etcd_arguments(self, member: str) -> list[str]:
-        return [
-            f"--data-dir={self._folder / 'etcd'}",
-            f"--listen-client-urls={self._etcd_url}",
-            f"--advertise-client-urls={self._etcd_url}",
-            f"--listen-peer-urls={member}",
-            f"--initial-advertise-peer-urls={member}",
-            f"--initial-cluster=default={member}",
-            # The data need not survive a power cut.
-            "--unsafe-no-fsync",
-        ]
-
-    def _api_arguments(self) -> list[str]:
-        key = self._folder / "service-accounts.key"
-        return [
-            f"--etcd-servers={self._etcd_url}",
-            "--bind-address=127.0.0.1",
-            f"--secure-port={self._port}",
-            f"--cert-dir={self.certificate.parent}",
-            "--service-cluster-ip-range=10.0.0.0/24",
-            "--service-account-issuer=https://kubernetes.default.svc",
-            f"--service-account-key-file={key}",
-            f"--service-account-signing-key-file={key}",
-            f"--token-auth-file={self._folder / 'tokens.csv'}",
-            "--authorization-mode=Node,RBAC",
-            # One client at a time needs no fairness; its start takes seconds.
-            "--enable-priority-and-fairness=false",
-        ]
-
-    def _spawn(self, program: str, arguments: Sequence[str]) -> subprocess.Popen[bytes]:
+    def _spawn(self, program: str, *arguments: str) -> subprocess.Popen[bytes]:
         with (self._folder / f"{program}.log").open("ab") as log:
             return subprocess.Popen(  # noqa: S603 - the program is what these tests are about
                 ["/bin/bash", "-c", LEASH, program, str(self._programs / program), *arguments],

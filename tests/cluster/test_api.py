@@ -5,15 +5,17 @@ import functools
 import http
 import itertools
 import pathlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import pytest
 
 from mig_manager import errors
 from mig_manager.adapters import host
-from mig_manager.adapters.kubernetes import api, node, pods, responses
+from mig_manager.adapters.kubernetes import api, leases, node, pods, responses
 from mig_manager.core import ports
 from mig_manager.core.node import cluster
+from tests import waiting
 from tests.cluster import clusters
 
 NAME = "answering"
@@ -38,67 +40,60 @@ def workloads(kube: api.KubeApi) -> pods.KubeWorkloads:
 
 def create(kube: api.KubeApi, workloads: pods.KubeWorkloads, name: str = "train") -> cluster.Pod:
     spec = {"nodeName": NAME, "containers": [{"name": "main", "image": "app:1"}]}
-    labels = {"app": "train"}
-    made = kube.post(PODS, {"metadata": {"name": name, "labels": labels}, "spec": spec})
+    kube.post(PODS, {"metadata": {"name": name, "labels": {"app": "train"}}, "spec": spec})
     running = {"status": {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}}
-    kube.patch(f"{PODS}/{made['metadata']['name']}/status", running, kind=api.PatchType.MERGE)
+    kube.patch(f"{PODS}/{name}/status", running, kind=api.PatchType.MERGE)
     return next(pod for pod in workloads.list() if pod.name == name)
 
 
-def namesake(pod: cluster.Pod) -> cluster.Pod:
-    return dataclasses.replace(pod, uid=OTHERS_UID)
+@pytest.fixture
+def pod(kube: api.KubeApi, workloads: pods.KubeWorkloads) -> cluster.Pod:
+    """Run a pod that a budget may select by ``app=train``."""
+    return create(kube, workloads)
+
+
+def add_budget(
+    where: clusters.Cluster, kube: api.KubeApi, name: str, spec: Mapping[str, object]
+) -> None:
+    kube.post(clusters.BUDGETS, a_budget(name, spec))
+    where.count_disruptions(kube, name)
 
 
 def a_budget(name: str, spec: Mapping[str, object]) -> clusters.Object:
     return {"metadata": {"name": name}, "spec": spec}
 
 
-def add_budget(where: clusters.Cluster, kube: api.KubeApi, name: str, allowed: int) -> None:
-    spec = {"maxUnavailable": allowed, "selector": {"matchLabels": {"app": "train"}}}
-    kube.post(clusters.BUDGETS, a_budget(name, spec))
-    where.count_disruptions(kube, name)
+def at_most(allowed: int) -> clusters.Object:
+    return {"maxUnavailable": allowed, "selector": {"matchLabels": {"app": "train"}}}
 
 
-def test_an_eviction_lets_the_pod_stop_in_its_own_time(
-    kube: api.KubeApi, workloads: pods.KubeWorkloads
+# -- pods and their budgets -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("is_eviction", [True, False], ids=["evicted", "deleted"])
+def test_a_pod_stops_in_its_own_time_when_it_is(
+    kube: api.KubeApi, workloads: pods.KubeWorkloads, pod: cluster.Pod, *, is_eviction: bool
 ) -> None:
-    pod = create(kube, workloads)
+    namesake = dataclasses.replace(pod, uid=OTHERS_UID)
+    assert workloads.can_evict(pod).answer is ports.Eviction.ACCEPTED
+    assert workloads.evict(namesake).answer is ports.Eviction.GONE
+    workloads.delete(namesake)
+    (seen,) = workloads.list()
+    assert not seen.is_terminating
 
-    assert workloads.evict(pod).answer is ports.Eviction.ACCEPTED
+    if is_eviction:
+        assert workloads.evict(pod).answer is ports.Eviction.ACCEPTED
+    else:
+        workloads.delete(pod)
 
     (seen,) = workloads.list()
     assert seen.is_terminating
-    kept = kube.get(f"{PODS}/train")
-    assert kept["metadata"]["deletionGracePeriodSeconds"] == 30
-
-
-def test_an_eviction_that_is_only_tried_leaves_the_pod_alone(
-    kube: api.KubeApi, workloads: pods.KubeWorkloads
-) -> None:
-    pod = create(kube, workloads)
-
-    assert workloads.can_evict(pod).answer is ports.Eviction.ACCEPTED
-
-    (seen,) = workloads.list()
-    assert not seen.is_terminating
-
-
-def test_a_namesake_of_the_pod_is_neither_evicted_nor_deleted(
-    kube: api.KubeApi, workloads: pods.KubeWorkloads
-) -> None:
-    pod = create(kube, workloads)
-
-    assert workloads.evict(namesake(pod)).answer is ports.Eviction.GONE
-    workloads.delete(namesake(pod))
-
-    (seen,) = workloads.list()
-    assert not seen.is_terminating
+    assert kube.get(f"{PODS}/train")["metadata"]["deletionGracePeriodSeconds"] == 30
 
 
 def test_the_eviction_of_a_pod_that_has_gone_is_done(
-    kube: api.KubeApi, workloads: pods.KubeWorkloads
+    kube: api.KubeApi, workloads: pods.KubeWorkloads, pod: cluster.Pod
 ) -> None:
-    pod = create(kube, workloads)
     kube.delete(f"{PODS}/train", {"gracePeriodSeconds": 0})
 
     assert workloads.evict(pod).answer is ports.Eviction.GONE
@@ -106,24 +101,46 @@ def test_the_eviction_of_a_pod_that_has_gone_is_done(
     assert workloads.list() == ()
 
 
-def test_a_budget_that_forbids_an_eviction_is_named(
-    where: clusters.Cluster, kube: api.KubeApi, workloads: pods.KubeWorkloads
+@pytest.mark.parametrize(
+    ("budgets", "phase", "words"),
+    [
+        (
+            {"guard": 0},
+            "Running",
+            (
+                "Cannot evict pod as it would violate the pod's disruption budget.",
+                "The disruption budget guard needs",
+            ),
+        ),
+        ({"one": 1, "other": 1}, "Running", ("This pod has more than one PodDisruptionBudget",)),
+        *(({"one": 0, "other": 0}, phase, ()) for phase in ("Pending", "Succeeded", "Failed")),
+    ],
+)
+def test_budgets_block_the_eviction_of_a_running_pod_and_are_named(
+    where: clusters.Cluster,
+    kube: api.KubeApi,
+    workloads: pods.KubeWorkloads,
+    budgets: Mapping[str, int],
+    phase: str,
+    words: tuple[str, ...],
 ) -> None:
     pod = create(kube, workloads)
-    add_budget(where, kube, "guard", 0)
+    change = {"status": {"phase": phase}}
+    kube.patch(f"{PODS}/train/status", change, kind=api.PatchType.MERGE)
+    for name, allowed in budgets.items():
+        add_budget(where, kube, name, at_most(allowed))
 
     for ask in (workloads.can_evict, workloads.evict):
         verdict = ask(pod)
-        assert verdict.answer is ports.Eviction.BLOCKED
-        assert "Cannot evict pod as it would violate the pod's disruption budget." in verdict.why
-        assert "The disruption budget guard needs" in verdict.why
+        assert (verdict.answer is ports.Eviction.BLOCKED) is bool(words)
+        assert [text for text in words if text not in verdict.why] == []
 
 
 def test_a_dry_run_does_not_use_up_a_budget_and_an_eviction_does(
     where: clusters.Cluster, kube: api.KubeApi, workloads: pods.KubeWorkloads
 ) -> None:
     one, other = create(kube, workloads, "one"), create(kube, workloads, "other")
-    add_budget(where, kube, "guard", 1)
+    add_budget(where, kube, "guard", at_most(1))
     where.count_disruptions(kube, "guard", 1)
 
     for pod in (one, other, one):
@@ -136,19 +153,6 @@ def test_a_dry_run_does_not_use_up_a_budget_and_an_eviction_does(
     assert (before.allowed, after.allowed) == (1, 0)
     assert before.is_current
     assert {pod.name for pod in workloads.covered(after)} == {"one", "other"}
-
-
-@pytest.mark.parametrize("phase", ["Pending", "Succeeded", "Failed"])
-def test_a_pod_that_does_not_run_passes_every_budget(
-    where: clusters.Cluster, kube: api.KubeApi, workloads: pods.KubeWorkloads, phase: str
-) -> None:
-    pod = create(kube, workloads)
-    change = {"status": {"phase": phase}}
-    kube.patch(f"{PODS}/train/status", change, kind=api.PatchType.MERGE)
-    add_budget(where, kube, "one", 0)
-    add_budget(where, kube, "other", 0)
-
-    assert workloads.can_evict(pod).answer is ports.Eviction.ACCEPTED
 
 
 @pytest.mark.parametrize(
@@ -168,14 +172,13 @@ def test_a_budget_covers_the_pods_that_the_api_server_says_it_covers(
     where: clusters.Cluster,
     kube: api.KubeApi,
     workloads: pods.KubeWorkloads,
+    pod: cluster.Pod,
     selector: clusters.Object | None,
     *,
     is_guarded: bool,
 ) -> None:
-    pod = create(kube, workloads)
     spec = {"maxUnavailable": 0} | ({} if selector is None else {"selector": selector})
-    kube.post(clusters.BUDGETS, a_budget("guard", spec))
-    where.count_disruptions(kube, "guard")
+    add_budget(where, kube, "guard", spec)
 
     (budget,) = workloads.budgets({"default"})
 
@@ -211,58 +214,42 @@ def test_the_driver_of_a_pods_claim_is_read(
         kube.delete(f"{path}/claim")
 
 
-def test_a_pod_with_two_budgets_cannot_be_evicted(
-    where: clusters.Cluster, kube: api.KubeApi, workloads: pods.KubeWorkloads
-) -> None:
-    pod = create(kube, workloads)
-    add_budget(where, kube, "one", 1)
-    add_budget(where, kube, "other", 1)
-
-    verdict = workloads.evict(pod)
-
-    assert verdict.answer is ports.Eviction.BLOCKED
-    assert "This pod has more than one PodDisruptionBudget" in verdict.why
-
-
 def test_a_list_of_pods_comes_page_by_page_and_of_one_node_only(
     kube: api.KubeApi, workloads: pods.KubeWorkloads
 ) -> None:
-    names = [f"train-{i}" for i in range(5)]
-    for name in names:
+    for name in ("one", "three", "two"):
         create(kube, workloads, name)
-    kube.post(
-        PODS, {"metadata": {"name": "x"}, "spec": {"containers": [{"name": "m", "image": "i"}]}}
-    )
-    query = {"fieldSelector": f"spec.nodeName={NAME}", "limit": "2"}
-    seen: list[str] = []
-    sizes: list[int] = []
-    while True:
-        page = kube.get("/api/v1/pods", query)
-        sizes.append(len(page["items"]))
-        seen += [item["metadata"]["name"] for item in page["items"]]
-        if not page["metadata"].get("continue"):
-            break
-        query["continue"] = page["metadata"]["continue"]
+    unbound = {"containers": [{"name": "main", "image": "app:1"}]}
+    kube.post(PODS, {"metadata": {"name": "unbound"}, "spec": unbound})
 
-    assert seen == names
-    assert sizes == [2, 2, 1]
+    query = {"fieldSelector": f"spec.nodeName={NAME}", "limit": "2"}
+    first = kube.get("/api/v1/pods", query)
+    second = kube.get("/api/v1/pods", query | {"continue": first["metadata"]["continue"]})
+
+    pages = [[item["metadata"]["name"] for item in page["items"]] for page in (first, second)]
+    assert pages == [["one", "three"], ["two"]]
+    assert not second["metadata"].get("continue")
+
+
+# -- refusals ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("method", "path", "body", "status", "words"),
     [
-        ("get", f"{NODES}/none", None, 404, 'nodes "none" not found'),
+        ("get", f"{NODES}/none", {}, 404, 'nodes "none" not found'),
+        ("get", "/api/v1/nothing", {}, 404, "the server could not find the requested resource"),
         ("post", NODES, {"metadata": {"name": NAME}}, 409, f'nodes "{NAME}" already exists'),
         ("post", NODES, {"metadata": {"name": "A"}}, 422, "is invalid: metadata.name: Invalid"),
         (
-            "merge",
+            "patch",
             f"{NODES}/{NAME}",
             {"metadata": {"labels": {"a b": "c"}}},
             422,
             "is invalid: metadata.labels: Invalid value",
         ),
         (
-            "merge",
+            "patch",
             f"{NODES}/{NAME}",
             {"metadata": {"resourceVersion": "1"}},
             409,
@@ -275,7 +262,6 @@ def test_a_list_of_pods_comes_page_by_page_and_of_one_node_only(
             400,
             'Event in version "v1" cannot be handled as a Event: parsing time "noon"',
         ),
-        ("get", "/api/v1/nothing", None, 404, "the server could not find the requested resource"),
         *(
             ("post", clusters.BUDGETS, a_budget("odd", spec), 422, "is invalid: spec")
             for spec in (
@@ -286,23 +272,22 @@ def test_a_list_of_pods_comes_page_by_page_and_of_one_node_only(
             )
         ),
     ],
-)  # fmt: skip
+)
 def test_a_refusal_has_the_same_status_and_words(
     kube: api.KubeApi,
     method: str,
     path: str,
-    body: Mapping[str, object] | None,
+    body: Mapping[str, object],
     status: int,
     words: str,
 ) -> None:
-    requests = {
-        "get": functools.partial(kube.get, path),
-        "post": functools.partial(kube.post, path, body or {}),
-        "merge": functools.partial(kube.patch, path, body or {}, kind=api.PatchType.MERGE),
+    calls: dict[str, Callable[..., object]] = {
+        "get": kube.get,
+        "post": kube.post,
+        "patch": functools.partial(kube.patch, kind=api.PatchType.MERGE),
     }
-
     with pytest.raises(responses.ApiError) as raised:
-        requests[method]()
+        calls[method](path, body)
 
     assert raised.value.status == status
     assert words in raised.value.explanation
@@ -324,6 +309,9 @@ def test_a_forbidden_request_is_reported_with_verb_and_resource(
     assert raised.value.explanation.endswith(
         'cannot list resource "pods" in API group "" at the cluster scope'
     )
+
+
+# -- nodes ------------------------------------------------------------------------------------
 
 
 def test_a_patch_that_changes_nothing_makes_no_new_version(kube: api.KubeApi) -> None:
@@ -367,12 +355,48 @@ def test_two_writers_of_taints_both_get_their_way(kube: api.KubeApi) -> None:
     assert kube.get(f"{NODES}/{NAME}")["spec"]["taints"] == [foreign]
 
 
-def test_an_event_is_found_by_its_node(kube: api.KubeApi) -> None:
+def test_kubectl_describe_node_shows_the_event(kube: api.KubeApi) -> None:
     ours = node.KubeNode(kube, name=NAME, clock=host.SystemClock())
 
     ours.emit(reason="Applied", message="all is well", is_warning=False)
     assert ours.flush_events(30)
 
-    query = {"fieldSelector": f"involvedObject.kind=Node,involvedObject.uid={NAME}"}
-    (found,) = kube.get(clusters.EVENTS, query)["items"]
-    assert (found["reason"], found["type"], found["count"]) == ("Applied", "Normal", 1)
+    # The query of kubectl's describe: by name, kind and the node's NAME in place of its uid.
+    selector = (
+        f"involvedObject.name={NAME},involvedObject.kind=Node,involvedObject.uid={NAME},"
+        "involvedObject.namespace="
+    )
+    (event,) = kube.get("/api/v1/events", {"fieldSelector": selector})["items"]
+    assert event["metadata"]["namespace"] == "default"
+    assert (event["reason"], event["message"]) == ("Applied", "all is well")
+    assert (event["type"], event["count"]) == ("Normal", 1)
+    assert event["source"]["component"] == event["reportingComponent"] == "mig-manager"
+    assert event["firstTimestamp"] == event["lastTimestamp"]
+
+
+def test_slots_are_acquired_renewed_and_released_over_the_api(kube: api.KubeApi) -> None:
+    first, second = (
+        leases.LeaseSlots(
+            kube,
+            namespace=clusters.OURS.namespace,
+            node_name=name,
+            limit=1,
+            clock=host.SystemClock(),
+            times=leases.Times(lease_s=1, renew_s=0.05),
+        )
+        for name in ("a", "b")
+    )
+
+    def slot() -> Mapping[str, Any]:
+        (lease,) = kube.get(clusters.LEASES)["items"]
+        spec: Mapping[str, Any] = lease["spec"]
+        return spec
+
+    assert first.take() == ""
+    assert "under change now: a" in second.take()
+    before = slot()["renewTime"]
+    waiting.until(lambda: slot()["renewTime"] > before, "a renewal")
+    first.release()
+    assert second.take() == ""
+    assert slot()["leaseTransitions"] == 2
+    second.release()

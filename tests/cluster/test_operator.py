@@ -61,13 +61,10 @@ def test_with_the_operators_rights_a_layout_that_evicts_no_pod_succeeds_without_
     with clusters.stage(
         where_in_depth, tmp_path, rights=clusters.STOCK_OPERATOR, kind=kind
     ) as stage:
-        stage.label(LAYOUT)
+        clusters.apply(stage, LAYOUT)
 
-        assert stage.wait_for_end(LAYOUT) is model.State.SUCCESS
         assert stage.allocatable() == {"nvidia.com/mig-1g.5gb": 7}
-        # The Event comes after the labels; an agent that has stopped has tried.
-        assert stage.stop_agent() == 0
-        assert clusters.event_reasons(stage) == ()
+        assert clusters.event_reasons(stage) == set()
         assert stage.agent_log.read_text().count('"events_forbidden"') == 1
         clusters.assert_nothing_taken(stage)
 
@@ -85,12 +82,11 @@ def test_in_the_operators_place_a_layout_that_must_evict_fails_in_the_end_and_co
         stage.run_pods(clusters.gpu_pods(["train"]))
         devices, before = stage.devices_by_pod(), stage.gpus.observe()
 
-        stage.label(LAYOUT)
+        status = clusters.failure(stage, LAYOUT)
 
-        assert stage.wait_for_end(LAYOUT) is model.State.FAILED
-        assert stage.status()["reason"] == "Forbidden"
-        assert "default/train (the agent may not evict it" in stage.status()["message"]
-        assert "pods/eviction" in stage.status()["message"]
+        assert status["reason"] == "Forbidden"
+        assert "default/train (the agent may not evict it" in status["message"]
+        assert "pods/eviction" in status["message"]
         assert (stage.devices_by_pod(), stage.gpus.observe()) == (devices, before)
         clusters.assert_nothing_taken(stage)
 
@@ -115,25 +111,23 @@ def test_beside_the_operators_own_manager_nothing_is_touched_until_it_has_gone(
     where: clusters.Cluster, tmp_path: pathlib.Path
 ) -> None:
     pods = f"/api/v1/namespaces/{clusters.OPERATOR_NAMESPACE}/pods"
+    name = "nvidia-mig-manager-abcde"
     image = "nvcr.io/nvidia/cloud-native/k8s-mig-manager:v0.15.0"
     containers = [{"name": "nvidia-mig-manager", "image": image}]
     manager = {
-        "metadata": {"name": "nvidia-mig-manager-abcde", "labels": {"app": "nvidia-mig-manager"}},
+        "metadata": {"name": name, "labels": {"app": "nvidia-mig-manager"}},
         "spec": {"nodeName": clusters.NODE, "containers": containers},
     }
     with clusters.stage(where, tmp_path) as stage:
         stage.api.post(pods, manager)
         before = stage.gpus.observe()
 
-        stage.label(LAYOUT)
+        status = clusters.failure(stage, LAYOUT)
 
-        assert stage.wait_for_end(LAYOUT) is model.State.FAILED
-        assert stage.status()["reason"] == "ForeignManager"
-        assert (
-            f"{clusters.OPERATOR_NAMESPACE}/nvidia-mig-manager-abcde (NVIDIA's mig-manager)"
-            in stage.status()["message"]
-        )
+        assert status["reason"] == "ForeignManager"
+        named = f"{clusters.OPERATOR_NAMESPACE}/{name} (NVIDIA's mig-manager)"
+        assert named in status["message"]
         assert stage.gpus.observe() == before
-        stage.api.delete(f"{pods}/nvidia-mig-manager-abcde", {"gracePeriodSeconds": 0})
+        stage.api.delete(f"{pods}/{name}", {"gracePeriodSeconds": 0})
         stage.wait(lambda: stage.status().get("reason") == "Applied", "the next try")
         clusters.assert_nothing_taken(stage)

@@ -12,33 +12,30 @@ from mig_manager.sandbox.node import node_options, objects
 from tests.cluster import clusters
 
 LAYOUT = "all-1g.5gb"
+COORDINATION = "coordination.k8s.io"
 
 
-@pytest.mark.parametrize("style", node_options.DeployStyle)
+@pytest.mark.parametrize("has_budget", [True, False], ids=["with a budget", "without a budget"])
 def test_the_shipped_rights_are_enough_for_a_whole_reconfiguration(
-    where: clusters.Cluster, tmp_path: pathlib.Path, style: node_options.DeployStyle
+    where: clusters.Cluster, tmp_path: pathlib.Path, *, has_budget: bool
 ) -> None:
-    with clusters.stage(where, tmp_path, style=style) as stage:
+    options = clusters.BUDGET_OPTIONS if has_budget else ()
+    rights = clusters.BUDGET if has_budget else clusters.SHIPPED
+    style = node_options.DeployStyle.GPU_OPERATOR if has_budget else node_options.DeployStyle.PLAIN
+    with clusters.stage(where, tmp_path, *options, rights=rights, style=style) as stage:
         stage.run_pods(clusters.gpu_pods(["train"]))
-        stage.label(LAYOUT)
+        clusters.apply(stage, LAYOUT)
 
-        assert stage.wait_for_end(LAYOUT) is model.State.SUCCESS
-        # The Event comes after the labels; an agent that has stopped has published it.
-        assert stage.stop_agent() == 0
-        assert set(clusters.event_reasons(stage)) == {"Draining", "Applied"}
+        assert clusters.event_reasons(stage) == {"Draining", "Applied"}
         assert stage.allocatable() == {"nvidia.com/mig-1g.5gb": 7}
         clusters.assert_nothing_taken(stage)
-
-
-def said_no(stage: stages.Stage) -> str:
-    """Return the lines of the agent's log about something forbidden."""
-    lines = stage.agent_log.read_text().splitlines()
-    return "\n".join(line for line in lines if "403" in line)
+        if has_budget:
+            assert clusters.slot_owners(stage.api) == [""]
 
 
 def never_begins(stage: stages.Stage, right: clusters.Right) -> None:
     """The agent says what it lacks, and the node stays as it is."""
-    stage.wait(lambda: complaint(right) in said_no(stage), "the agent's complaint")
+    stage.wait(lambda: complains(stage, right), "the agent's complaint")
     assert cluster.STATE_LABEL not in objects.labels(stage.node())
     assert "train" in stage.workloads()
     clusters.assert_nothing_taken(stage)
@@ -48,33 +45,43 @@ def fails(stage: stages.Stage, right: clusters.Right) -> None:
     """The run ends, says what was forbidden, and restores what it took."""
     assert stage.wait_for_end(LAYOUT) is model.State.FAILED
     assert stage.status()["reason"] == "Forbidden"
-    assert complaint(right, quote='"') in stage.status()["message"]
+    assert f'cannot {right[2]} resource "{right[1]}"' in stage.status()["message"]
     clusters.assert_nothing_taken(stage)
 
 
 def is_served(stage: stages.Stage, right: clusters.Right) -> None:
     """The layout becomes active, perhaps later, and the agent says what it lacks."""
     assert stage.wait_for_end(LAYOUT) is model.State.SUCCESS
-    assert complaint(right) in said_no(stage)
+    assert complains(stage, right)
 
 
 def is_not_asked_without_claims(stage: stages.Stage, right: clusters.Right) -> None:
     """No pod of this node has a ResourceClaim; ``test_api`` has one that does."""
     assert stage.wait_for_end(LAYOUT) is model.State.SUCCESS
-    assert complaint(right) not in said_no(stage)
+    assert not complains(stage, right)
 
 
 def is_served_in_silence(stage: stages.Stage, right: clusters.Right) -> None:
     """The layout becomes active, no Event appears, and the agent says why."""
     assert stage.wait_for_end(LAYOUT) is model.State.SUCCESS
+    assert clusters.event_reasons(stage) == set()
+    assert complains(stage, right)
+
+
+def keeps_its_slot(stage: stages.Stage, right: clusters.Right) -> None:
+    """The layout becomes active; the slot is not released, and expires."""
+    assert stage.wait_for_end(LAYOUT) is model.State.SUCCESS
     assert stage.stop_agent() == 0
-    assert clusters.event_reasons(stage) == ()
-    assert complaint(right) in said_no(stage)
+    assert clusters.slot_owners(stage.api) == [clusters.NODE]
+    assert "slot_not_released" in stage.agent_log.read_text()
+    assert complains(stage, right)
 
 
-def complaint(right: clusters.Right, quote: str = '\\"') -> str:
-    _, resource, verb = right
-    return f"cannot {verb} resource {quote}{resource}{quote}"
+def complains(stage: stages.Stage, right: clusters.Right) -> bool:
+    refusal = f'cannot {right[2]} resource \\"{right[1]}\\"'
+    return any(
+        "403" in line and refusal in line for line in stage.agent_log.read_text().splitlines()
+    )
 
 
 WITHOUT: Mapping[clusters.Right, Callable[[stages.Stage, clusters.Right], None]] = {
@@ -89,29 +96,32 @@ WITHOUT: Mapping[clusters.Right, Callable[[stages.Stage, clusters.Right], None]]
     ("policy", "poddisruptionbudgets", "list"): is_served,
     ("resource.k8s.io", "resourceclaims", "get"): is_not_asked_without_claims,
     ("", "events", "create"): is_served_in_silence,
+    (COORDINATION, "leases", "list"): fails,
+    (COORDINATION, "leases", "create"): fails,
+    (COORDINATION, "leases", "update"): keeps_its_slot,
 }
 
 
-def test_every_shipped_right_has_a_test_that_shows_its_need() -> None:
-    assert clusters.SHIPPED.everywhere == WITHOUT.keys()
-
-
-def test_the_shipped_rules_are_as_narrow_as_a_cluster_role_can_be() -> None:
-    for rule in clusters.shipped_rules():
+def test_every_shipped_right_has_a_test_that_shows_its_need_and_no_rule_is_wider() -> None:
+    assert clusters.SHIPPED.everywhere | clusters.BUDGET.within == WITHOUT.keys()
+    assert {group for group, _, _ in clusters.BUDGET.within} == {COORDINATION}
+    (role,) = clusters.shipped("base/rbac.yaml", "ClusterRole")
+    for rule in role["rules"]:
         assert rule.keys() == {"apiGroups", "resources", "verbs"}
-        assert "*" not in (*rule["apiGroups"], *rule["resources"], *rule["verbs"])
 
 
 @pytest.mark.parametrize("right", WITHOUT, ids=lambda right: f"{right[2]}-{right[1]}")
 def test_without_one_of_the_rights_the_agent_cannot_do_its_work_and_says_so(
     where_in_depth: clusters.Cluster, tmp_path: pathlib.Path, right: clusters.Right
 ) -> None:
+    options = clusters.BUDGET_OPTIONS if right in clusters.BUDGET.within else ()
     with clusters.stage(
         where_in_depth,
         tmp_path,
         *clusters.PATIENT,
         *("--drain-timeout-s", "2"),
-        rights=clusters.SHIPPED.without(right),
+        *options,
+        rights=clusters.BUDGET.without(right),
         style=node_options.DeployStyle.PLAIN,
     ) as stage:
         stage.run_pods(clusters.gpu_pods(["train"]))
