@@ -6,8 +6,8 @@ server may send. Its retries are off: it would repeat a POST, and could not be i
 """
 
 import contextlib
+import dataclasses
 import enum
-import functools
 import http
 import math
 import threading
@@ -37,7 +37,6 @@ _LARGEST_BODY = 64 << 20
 _LARGEST_ERROR = 1 << 20
 _SUCCESS = 2
 _UNSENT = urllib3.exceptions.NewConnectionError, urllib3.exceptions.ConnectTimeoutError
-_Body = Mapping[str, Any] | list[Any]
 _REQUESTS_PER_S = 20.0
 _BURST = 60
 """A whole reconfiguration takes some forty requests, and must not be slowed down."""
@@ -75,6 +74,21 @@ class RateLimit:
             return max(0.0, self._spent_s - now_s)
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Request:
+    """What to send; the text of one is its method and path."""
+
+    method: str
+    path: str
+    body: Mapping[str, Any] | list[Any] | None = None
+    query: Mapping[str, str] | None = None
+    content_type: str = "application/json"
+    retry: responses.Retry = responses.Retry.NEVER
+
+    def __str__(self) -> str:
+        return f"{self.method} {self.path}"
+
+
 class KubeApi:
     """A client of the API server; safe to use from several threads.
 
@@ -94,12 +108,8 @@ class KubeApi:
     ) -> None:
         """Wrap and modify a configuration; ``connect`` and ``at`` are the usual constructors.
 
-        Args:
-            configuration: Of the official client.
-            request_timeout_s: For an answer, per attempt.
-            reload: Reloads the credentials after the server has refused them.
-            sleep: Waits between attempts; None waits until then or until ``close``.
-            limit: None: no limit.
+        ``request_timeout_s`` bounds each attempt. ``reload`` loads the credentials again after
+        the server has refused them. ``sleep`` waits between attempts, by default until ``close``.
         """
         # The annotation in the client misses that urllib3 takes False for "raise at once".
         configuration.retries = False
@@ -121,7 +131,19 @@ class KubeApi:
             UsageError: There is no usable configuration.
         """
         configuration = Configuration()
-        load = functools.partial(_load, configuration, kubeconfig)
+
+        def load() -> None:
+            try:
+                if kubeconfig is None:
+                    kubernetes.config.incluster_config.load_incluster_config(configuration)  # type: ignore[no-untyped-call]
+                else:
+                    kube_config().load_kube_config(
+                        kubeconfig, client_configuration=configuration, persist_config=False
+                    )
+            except Exception as error:  # noqa: BLE001 - the loader lets out what a bad file provokes
+                where = f"kubeconfig {kubeconfig}" if kubeconfig else "not in a pod of a cluster"
+                raise errors.UsageError(f"no way to a Kubernetes API: {where}: {error}") from None
+
         load()
         limit = RateLimit(per_s=_REQUESTS_PER_S, burst=_BURST)
         return cls(configuration, request_timeout_s=request_timeout_s, reload=load, limit=limit)
@@ -145,21 +167,23 @@ class KubeApi:
 
     def get(self, path: str, query: Mapping[str, str] | None = None) -> dict[str, Any]:
         """Get an object or a list."""
-        return self._request("GET", path, query=query, retry=responses.Retry.READ)
+        return self._object(_Request("GET", path, query=query, retry=responses.Retry.READ))
 
     def post(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
         """Create an object; never sent twice."""
-        return self._request("POST", path, body)
+        return self._object(_Request("POST", path, body))
 
     def put(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
         """Replace an object; never sent twice."""
-        return self._request("PUT", path, body)
+        return self._object(_Request("PUT", path, body))
 
     def delete(self, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Delete an object; a retry after a broken connection may find it gone (404)."""
-        return self._request("DELETE", path, body, retry=responses.Retry.IDEMPOTENT)
+        return self._object(_Request("DELETE", path, body, retry=responses.Retry.IDEMPOTENT))
 
-    def patch(self, path: str, body: _Body, *, kind: PatchType) -> dict[str, Any]:
+    def patch(
+        self, path: str, body: Mapping[str, Any] | list[Any], *, kind: PatchType
+    ) -> dict[str, Any]:
         """Change an object.
 
         A merge writes absolute values and may be repeated after a broken connection; the
@@ -167,7 +191,7 @@ class KubeApi:
         """
         is_json = kind is PatchType.JSON
         retry = responses.Retry.UNSENT if is_json else responses.Retry.IDEMPOTENT
-        return self._request("PATCH", path, body, content_type=kind.value, retry=retry)
+        return self._object(_Request("PATCH", path, body, content_type=kind.value, retry=retry))
 
     def watch(
         self, path: str, *, query: Mapping[str, str], timeout_s: float, idle_timeout_s: float
@@ -183,7 +207,7 @@ class KubeApi:
             "allowWatchBookmarks": "true",
             "timeoutSeconds": str(round(timeout_s)),
         }
-        response = self._open("GET", path, options)
+        response = self._open(_Request("GET", path, query=options))
         # The head of the response came under the short deadline; silence within it may be longer.
         socket = getattr(response.connection, "sock", None)
         if socket is not None:
@@ -217,21 +241,11 @@ class KubeApi:
         self._closed.set()
         self._client.close()
 
-    def _request(
-        self,
-        method: str,
-        path: str,
-        body: _Body | None = None,
-        *,
-        query: Mapping[str, str] | None = None,
-        content_type: str = "application/json",
-        retry: responses.Retry = responses.Retry.NEVER,
-    ) -> dict[str, Any]:
-        """Send a request, and again with backoff where that may help."""
+    def _object(self, request: _Request) -> dict[str, Any]:
+        """Send a request, and again with backoff where that may help; parse the answer."""
 
         def attempt() -> dict[str, Any]:
-            request = f"{method} {path}"
-            response = self._open(method, path, query, body, content_type)
+            response = self._open(request)
             text = self._read(response, request)
             if len(text) > _LARGEST_BODY:
                 raise responses.ApiError(
@@ -240,10 +254,10 @@ class KubeApi:
                     reason=errors.Reason.API_ERROR,
                     status=response.status,
                 )
-            return responses.parse(request, text)
+            return responses.parse(str(request), text)
 
         return tenacity.Retrying(
-            retry=tenacity.retry_if_exception(retry.allows),
+            retry=tenacity.retry_if_exception(request.retry.allows),
             stop=tenacity.stop_any(
                 tenacity.stop_after_attempt(_ATTEMPTS),
                 tenacity.stop_after_delay(2 * self._timeout_s),
@@ -254,68 +268,58 @@ class KubeApi:
             reraise=True,
         )(attempt)
 
-    def _open(
-        self,
-        method: str,
-        path: str,
-        query: Mapping[str, str] | None,
-        body: _Body | None = None,
-        content_type: str = "application/json",
-    ) -> urllib3.BaseHTTPResponse:
+    def _open(self, request: _Request) -> urllib3.BaseHTTPResponse:
         """Send a request and return the response, unread, if its status is 2xx."""
-        request = f"{method} {path}"
-        url = f"{path}?{urllib.parse.urlencode(query)}" if query else path
-        response = self._send(request, method, url, body, content_type)
+        response = self._send(request)
         if response.status == http.HTTPStatus.UNAUTHORIZED and self._reload is not None:
             # The client itself reloads credentials once a minute. The server's 401 says more than
             # a file that is missing while it is replaced.
             with contextlib.suppress(errors.UsageError):
                 self._reload()
                 response.close()
-                response = self._send(request, method, url, body, content_type)
+                response = self._send(request)
         if response.status // 100 != _SUCCESS:
             text = self._read(response, request, limit=_LARGEST_ERROR)
             if len(text) > _LARGEST_ERROR:
                 text = b"(a body that is too large)"
-            raise responses.refusal(request, response.status, response.headers, text)
+            raise responses.refusal(str(request), response.status, response.headers, text)
         return response
 
-    def _send(
-        self, request: str, method: str, url: str, body: _Body | None, content_type: str
-    ) -> urllib3.BaseHTTPResponse:
+    def _send(self, request: _Request) -> urllib3.BaseHTTPResponse:
         headers = {"Accept": "application/json", "User-Agent": "mig-manager"}
-        if body is not None:
-            headers["Content-Type"] = content_type
+        if request.body is not None:
+            headers["Content-Type"] = request.content_type
         try:
             # This runs the client's refresh, which reads token files and may run a plugin.
             auth = self._configuration.auth_settings().get("BearerToken")
         except Exception as error:
             # Whatever a file provokes, such as OverflowError by a time in year 1.
             detail = f"the credentials cannot be read: {error}"
-            raise responses.no_answer(request, detail, was_sent=False) from error
+            raise responses.no_answer(str(request), detail, was_sent=False) from error
         if auth is not None and auth["value"]:
             # A stray line end would make http.client quote the whole token in its error.
             headers["Authorization"] = " ".join(auth["value"].split())
         if self._limit is not None and (pause_s := self._limit.take()) > 0:
             self._sleep(pause_s)
+        query = f"?{urllib.parse.urlencode(request.query)}" if request.query else ""
         try:
             response: urllib3.BaseHTTPResponse = self._client.request(  # type: ignore[no-untyped-call]
-                method,
-                self._configuration.host + url,
+                request.method,
+                self._configuration.host + request.path + query,
                 headers,
-                body,
+                request.body,
                 _request_timeout=(min(_CONNECT_TIMEOUT_S, self._timeout_s), self._timeout_s),
             ).response
         except kubernetes.client.exceptions.ApiException as error:
             # How the client reports a failed TLS handshake.
-            raise responses.no_answer(request, str(error.reason), was_sent=False) from error
+            raise responses.no_answer(str(request), str(error.reason), was_sent=False) from error
         except (urllib3.exceptions.HTTPError, OSError) as error:
             was_sent = not isinstance(error, _UNSENT)
-            raise responses.no_answer(request, str(error), was_sent=was_sent) from error
+            raise responses.no_answer(str(request), str(error), was_sent=was_sent) from error
         return response
 
     def _read(
-        self, response: urllib3.BaseHTTPResponse, request: str, *, limit: int = _LARGEST_BODY
+        self, response: urllib3.BaseHTTPResponse, request: _Request, *, limit: int = _LARGEST_BODY
     ) -> bytes:
         """Read a body up to a limit and close it; more than the limit means that it is longer.
 
@@ -328,9 +332,9 @@ class KubeApi:
             while len(body) <= limit and (chunk := response.read1(_CHUNK, decode_content=False)):
                 body += chunk
                 if time.monotonic() > deadline_s:
-                    raise responses.no_answer(request, "the answer does not end")
+                    raise responses.no_answer(str(request), "the answer does not end")
         except (urllib3.exceptions.HTTPError, OSError) as error:
-            raise responses.no_answer(request, str(error)) from error
+            raise responses.no_answer(str(request), str(error)) from error
         else:
             if len(body) <= limit:
                 response.release_conn()
@@ -338,19 +342,6 @@ class KubeApi:
         finally:
             if not response.closed:
                 response.close()
-
-
-def _load(configuration: Configuration, kubeconfig: str | None) -> None:
-    try:
-        if kubeconfig is None:
-            kubernetes.config.incluster_config.load_incluster_config(configuration)  # type: ignore[no-untyped-call]
-        else:
-            kube_config().load_kube_config(
-                kubeconfig, client_configuration=configuration, persist_config=False
-            )
-    except Exception as error:  # noqa: BLE001 - the loader lets out whatever a bad file provokes
-        where = f"kubeconfig {kubeconfig}" if kubeconfig else "not in a pod of a cluster"
-        raise errors.UsageError(f"no way to a Kubernetes API: {where}: {error}") from None
 
 
 def _pause_s(state: tenacity.RetryCallState) -> float:
