@@ -4,12 +4,14 @@ The server's faults strike only the agent, known by its token: the scenery (kube
 DaemonSet controller) asks the same server and must not be hurt.
 """
 
+import collections
 import contextlib
 import dataclasses
 import logging
 import pathlib
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import structlog.testing
 
@@ -61,8 +63,7 @@ Listen = Callable[[], contextlib.AbstractContextManager[Sequence[Mapping[str, ob
 """Gives what is logged meanwhile."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
+class Request(NamedTuple):
     """One request of a reconfiguration."""
 
     verb: str
@@ -70,38 +71,26 @@ class Request:
     nth: int
     """Among the requests of this verb for this resource, from 1."""
 
-    def __str__(self) -> str:
-        return f"{self.verb} {self.resource} {self.nth}"
-
 
 class Heard(ports.Telemetry):
-    """Remembers how runs ended; read and written from different threads."""
+    """Remembers how runs ended."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._ends: list[errors.Reason] = []
-        self._lost: list[errors.Reason] = []
+        self.ends: list[errors.Reason] = []
+        self.lost: list[errors.Reason] = []
+        """Of the runs whose outcome is unknown."""
 
     def run_ended(self, state: model.State, reason: errors.Reason, seconds: float) -> None:
-        with self._lock:
-            self._ends.append(reason)
+        self.ends.append(reason)
 
     def outcome_lost(self, reason: errors.Reason) -> None:
-        with self._lock:
-            self._lost.append(reason)
-
-    @property
-    def has_ended_well(self) -> bool:
-        """Whether the last run ended with a layout active."""
-        with self._lock:
-            return bool(self._ends) and self._ends[-1] in GOOD
+        self.lost.append(reason)
 
     def take(self) -> tuple[list[errors.Reason], list[errors.Reason]]:
-        """Return the reasons of the runs that ended and of those with unknown outcome, once."""
-        with self._lock:
-            found = self._ends, self._lost
-            self._ends, self._lost = [], []
-        return found
+        """Return the reasons of both kinds, each once."""
+        taken = self.ends, self.lost
+        self.ends, self.lost = [], []
+        return taken
 
 
 class _Pulse(loop.Pulse):
@@ -130,8 +119,8 @@ class Stage(stages.Stage):
     def __init__(
         self,
         *,
-        style: node_options.DeployStyle,
-        wrap: Wrap | None = None,
+        style: node_options.DeployStyle = node_options.DeployStyle.GPU_OPERATOR,
+        wrap: Wrap = lambda allocations, _socket: allocations,
         api_timeout_s: float = REQUEST_TIMEOUT_S,
         kubelet_timeout_s: float = REQUEST_TIMEOUT_S,
     ) -> None:
@@ -143,25 +132,14 @@ class Stage(stages.Stage):
             server=apiserver.ApiServer(),
         )
         self.heard = Heard()
-        self._wrap: Wrap = wrap or (lambda allocations, _socket: allocations)
-        self._running: contextlib.ExitStack | None = None
+        self._wrap = wrap
+        self._running = contextlib.ExitStack()
         self._pods = 0
         self._api_timeout_s = api_timeout_s
         self._kubelet_timeout_s = kubelet_timeout_s
         self._pulse = _Pulse(self._changed.set)
 
     def start_agent(self) -> None:
-        with contextlib.ExitStack() as running:
-            self._start_threads(running)
-            self._running = running.pop_all()
-
-    def stop_agent(self, signal_number: int = 0) -> int:
-        running, self._running = self._running, None
-        if running is not None:
-            running.close()
-        return 0
-
-    def _start_threads(self, running: contextlib.ExitStack) -> None:
         stopped = threading.Event()
         kube = api.KubeApi.at(
             self.server.url,
@@ -170,26 +148,7 @@ class Stage(stages.Stage):
             # Servers ask for whole seconds, and the adapter for fractions: too long here.
             sleep=lambda seconds: stopped.wait(min(seconds, _LONGEST_SLEEP_S)),
         )
-        running.callback(kube.close)
-        served = main.Service(
-            dataclasses.replace(settings.agent_settings(self._settings(), {}), backoff=_BACKOFF),
-            kube,
-            boot_id="boot-1",
-            overrides=main.Overrides(
-                replace_ports=self._ports,
-                telemetry=self.heard,
-                pulse=self._pulse,
-                watch_times=_WATCH,
-            ),
-        )
-        thread = threading.Thread(target=served.serve, name="agent")
-        thread.start()
-        running.callback(thread.join)
-        running.callback(stopped.set)
-        running.callback(served.stop)
-
-    def _settings(self) -> dict[str, str]:
-        return {
+        options = {
             "node_name": stages.NODE_NAME,
             "config_file": str(self.config_file),
             "pod_resources_socket": str(self.socket),
@@ -201,11 +160,29 @@ class Stage(stages.Stage):
             "monitor_timeout_s": "1",
             "drift_check_interval_s": "0",
         }
+        served = main.Service(
+            dataclasses.replace(settings.agent_settings(options, {}), backoff=_BACKOFF),
+            kube,
+            boot_id="boot-1",
+            overrides=main.Overrides(
+                replace_ports=self._within_process,
+                telemetry=self.heard,
+                pulse=self._pulse,
+                watch_times=_WATCH,
+            ),
+        )
+        thread = threading.Thread(target=served.serve, name="agent")
+        thread.start()
+        for end in (kube.close, thread.join, stopped.set, served.stop):
+            self._running.callback(end)
 
-    def _ports(self, own: ports.Dependencies) -> ports.Dependencies:
-        """Return the same with GPUs and kubelet reached within this process."""
+    def stop_agent(self, signal_number: int = 0) -> int:
+        self._running.close()
+        return 0
+
+    def _within_process(self, own: ports.Dependencies) -> ports.Dependencies:
         kubelet = pod_resources.PodResources(
-            str(self.socket), timeout_s=self._kubelet_timeout_s, sleep=_hurry
+            str(self.socket), timeout_s=self._kubelet_timeout_s, sleep=lambda _seconds: None
         )
         return dataclasses.replace(
             own,
@@ -214,103 +191,79 @@ class Stage(stages.Stage):
             standby=ports.Standbys(),
         )
 
-    # -- what people do ------------------------------------------------------------------
-
     def applied(self) -> str | None:
         """Return the layout that is said to be active."""
         return objects.labels(self.node()).get(cluster.APPLIED_LABEL)
 
-    def other(self) -> str:
-        """Return the layout that is not active."""
-        return "twos" if self.applied() == "ones" else "ones"
-
     def occupy(self) -> None:
         """Have a pod compute on a device of the layout active."""
         self._pods += 1
-        name = f"train-{self._pods}"
-        self.run_pods([(name, RESOURCES[self.applied() or "ones"], {})])
+        self.run_pods([(f"train-{self._pods}", RESOURCES[self.applied() or "ones"], {})])
 
     def reconfigure(self) -> None:
         """Ask for the other layout, and wait until it is active."""
-        layout = self.other()
+        layout = "twos" if self.applied() == "ones" else "ones"
         self.heard.take()
         self.label(layout)
-        self.wait(lambda: self.is_at_rest_in(layout), f"{layout}", timeout_s=DEADLINE_S)
 
-    def is_at_rest_in(self, layout: str) -> bool:
-        """Return whether the node says success for a layout."""
-        labels, status = objects.labels(self.node()), self.status()
-        return (
-            self._pulse.is_resting
-            and self.heard.has_ended_well
-            and labels.get(cluster.APPLIED_LABEL) == layout
-            and labels.get(cluster.STATE_LABEL) == model.State.SUCCESS.value
-            and status.get("config") == layout
-            and "finishedAt" in status
-        )
+        def is_at_rest() -> bool:
+            labels, status = objects.labels(self.node()), self.status()
+            return (
+                self._pulse.is_resting
+                and bool(self.heard.ends)
+                and self.heard.ends[-1] in GOOD
+                and labels.get(cluster.APPLIED_LABEL) == layout
+                and labels.get(cluster.STATE_LABEL) == model.State.SUCCESS.value
+                and status.get("config") == layout
+                and "finishedAt" in status
+            )
+
+        self.wait(is_at_rest, layout, timeout_s=DEADLINE_S)
 
     def taken(self) -> list[str]:
         """Return what is still taken on the node; nothing, if all is well."""
         seen = self.node()
-        found = [key for key in objects.annotations(seen) if key == cluster.JOURNAL_ANNOTATION]
-        found += [k for k, v in objects.labels(seen).items() if v == cluster.PAUSED_VALUE]
-        found += ["cordon"] if seen["spec"].get("unschedulable") else []
-        return found + [taint["key"] for taint in seen["spec"].get("taints") or ()]
+        return [
+            *(key for key in objects.annotations(seen) if key == cluster.JOURNAL_ANNOTATION),
+            *(k for k, v in objects.labels(seen).items() if v == cluster.PAUSED_VALUE),
+            *(["cordon"] if seen["spec"].get("unschedulable") else []),
+            *(taint["key"] for taint in seen["spec"].get("taints") or ()),
+        ]
 
     def asked(self) -> list[Request]:
         """Return the agent's requests so far, without its watch, each with its number."""
-        counts: dict[tuple[str, str], int] = {}
-        found: list[Request] = []
+        counts: collections.Counter[tuple[str, str]] = collections.Counter()
+        found = []
         for each in self.server.log.requests():
             if each.token == TOKEN and each.verb != "watch":
-                key = (each.verb, each.resource)
-                counts[key] = counts.get(key, 0) + 1
-                found.append(Request(verb=each.verb, resource=each.resource, nth=counts[key]))
+                counts[each.verb, each.resource] += 1
+                found.append(Request(each.verb, each.resource, counts[each.verb, each.resource]))
         return found
 
 
-@contextlib.contextmanager
-def _tracebacks() -> Iterator[list[logging.LogRecord]]:
-    """Collect what libraries log with a traceback."""
-    found: list[logging.LogRecord] = []
+class _Tracebacks(logging.Handler):
+    """Collects what libraries log with a traceback."""
 
-    def keep(record: logging.LogRecord) -> bool:
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[logging.LogRecord] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
         if record.exc_info:
-            found.append(record)
-        return False
-
-    handler = logging.Handler()
-    handler.addFilter(keep)
-    logging.getLogger().addHandler(handler)
-    try:
-        yield found
-    finally:
-        logging.getLogger().removeHandler(handler)
-
-
-def _hurry(_seconds: float) -> None:
-    """Wait for nothing where an adapter would."""
+            self.found.append(record)
 
 
 @contextlib.contextmanager
-def staged(
-    *,
-    style: node_options.DeployStyle = node_options.DeployStyle.GPU_OPERATOR,
-    wrap: Wrap | None = None,
-    api_timeout_s: float = REQUEST_TIMEOUT_S,
-    kubelet_timeout_s: float = REQUEST_TIMEOUT_S,
-    listen: Listen = structlog.testing.capture_logs,
-) -> Iterator[Stage]:
+def staged(*, listen: Listen = structlog.testing.capture_logs, **how: Any) -> Iterator[Stage]:
     """Give a stage at rest in a first layout; at its end no line of any log has a traceback."""
-    with listen() as log, _tracebacks() as others:
-        with Stage(
-            style=style,
-            wrap=wrap,
-            api_timeout_s=api_timeout_s,
-            kubelet_timeout_s=kubelet_timeout_s,
-        ) as stage:
+    others = _Tracebacks()
+    logging.getLogger().addHandler(others)
+    try:
+        with listen() as log, Stage(**how) as stage:
             stage.reconfigure()
             stage.heard.take()
             yield stage
-        assert [line for line in log if "exc_info" in line] == []
-        assert others == []
+    finally:
+        logging.getLogger().removeHandler(others)
+    assert [line for line in log if "exc_info" in line] == []
+    assert others.found == []

@@ -4,14 +4,14 @@ A reconfiguration is recorded call by call; then it is played again from the sam
 of these calls struck by a fault.
 """
 
+import collections
 import contextlib
-import dataclasses
 import pathlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 import structlog.testing
 
-from mig_manager.adapters.nvml import client as nvml_worker
 from mig_manager.adapters.nvml import gpus as nvml_gpus
 from mig_manager.agent import outcomes, reconcile, settings
 from mig_manager.core import model, ports
@@ -40,11 +40,9 @@ mig-configs:
 """
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Scenario:
+class Scenario(NamedTuple):
     """A reconfiguration."""
 
-    name: str
     spec: str
     before: str | None
     """The layout that is active; None: a node that was never configured."""
@@ -55,33 +53,24 @@ class Scenario:
     """Whether only calls that change something are worth to be struck."""
 
 
-SCENARIOS = (
-    Scenario(name="first-on-ampere", spec="A30", before=None, layout="ampere"),
-    Scenario(
-        name="first-on-two", spec="2xA30", before=None, layout="ampere", are_changes_all=True
-    ),
-    Scenario(name="first-on-hopper", spec="H100", before=None, layout="hopper"),
-    Scenario(
-        name="one-slice", spec="A100-SXM4-40GB", before="three", layout="one-slice", is_busy=True
-    ),
-    Scenario(name="inside", spec="A100-SXM4-40GB", before="halves", layout="inside"),
-    Scenario(name="mode-off", spec="A30", before="ampere", layout="whole"),
-    Scenario(name="already-applied", spec="A30", before="ampere", layout="ampere"),
-)
+SCENARIOS = {
+    "first-on-ampere": Scenario("A30", None, "ampere"),
+    "first-on-two": Scenario("2xA30", None, "ampere", are_changes_all=True),
+    "first-on-hopper": Scenario("H100", None, "hopper"),
+    "one-slice": Scenario("A100-SXM4-40GB", "three", "one-slice", is_busy=True),
+    "inside": Scenario("A100-SXM4-40GB", "halves", "inside"),
+    "mode-off": Scenario("A30", "ampere", "whole"),
+    "already-applied": Scenario("A30", "ampere", "ampere"),
+}
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Site:
+class Site(NamedTuple):
     """One call of a recorded reconfiguration."""
 
     function: str
     gpu: int | None
     nth: int
     """Among the calls of the function for the GPU, from 1."""
-
-    def __str__(self) -> str:
-        where = "" if self.gpu is None else f" of GPU {self.gpu}"
-        return f"{self.function}{where}, call {self.nth}"
 
     @property
     def operation(self) -> str:
@@ -90,13 +79,14 @@ class Site:
         return {"nvmlInitWithFlags": "nvmlInit"}.get(name, name)
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Ended:
-    """How a run ended, and what it said on the way."""
+class Ended(NamedTuple):
+    """How a run ended, and how it left the node."""
 
     outcome: outcomes.Outcome
-    tracebacks: Sequence[object]
-    """Log lines with one."""
+    shape: tuple[simulated_rig.GpuShape, ...]
+    """Modes, instances, placements and what is inside them, from the driver itself."""
+    taken: list[str]
+    """What is still taken on the node; nothing, if all is well."""
 
     @property
     def is_good(self) -> bool:
@@ -128,70 +118,23 @@ class Node:
         self.scenario = scenario
         simulated.create(scenario.spec, path)
         self.state = nvml_faults.SharedState(path)
-        self.listen: Listen = structlog.testing.capture_logs
         self.gpus: ports.Gpus = nvml_gpus.NvmlGpus(in_use_timeout_s=5.0, clock=fakes.FakeClock())
         self._start = self.state.read()
         if scenario.before is not None:
             self.begin()
             assert self.run(scenario.before).is_good
             self._start = self.state.read()
-
-    def put_child_before_gpus(self, *, timeout_s: float) -> None:
-        """Have the GPUs reached through a process that can be killed, from the next run on."""
-        command = nvml_worker.worker_command(simulate_state=str(self.state.path))
-        self.gpus = nvml_worker.WorkerGpus(command=command, timeout_s=timeout_s)
+        self.before = simulated_rig.geometry(self.state)
 
     def begin(self) -> None:
         """Bring everything back to the start of the scenario."""
         self.state.update(lambda _node: (self._start, None))
         # A new one, because a fault may have left the session open.
         nvml_faults.install(self.state.path)
-        self.cluster = Cluster(self.state)
+        self.cluster = rig = Cluster(self.state)
         if self.scenario.is_busy:
-            self.cluster.occupy()
-        self.before = self.shape()
-        self._pipeline = self._new_pipeline()
-
-    def run(self, layout: str | None = None) -> Ended:
-        """Run the pipeline once."""
-        request = fakes.FakeRequest(self.cluster.clock)
-        with self.listen() as log:
-            outcome = self._pipeline.run(layout or self.scenario.layout, request)
-        return Ended(outcome=outcome, tracebacks=[line for line in log if "exc_info" in line])
-
-    def shape(self) -> tuple[simulated_rig.GpuShape, ...]:
-        """Return modes, instances, placements and what is inside them, from the driver itself."""
-        return simulated_rig.geometry(self.state)
-
-    def taken(self) -> list[str]:
-        """Return what is still taken on the node; nothing, if all is well."""
-        rig = self.cluster
-        journal = [key for key in rig.annotations if key.endswith("journal")]
-        paused = [key for key, value in rig.labels.items() if value.startswith("paused")]
-        cordon = ["cordon"] if rig.is_unschedulable else []
-        taint = ["taint"] if rig.has_hold_taint else []
-        return [*journal, *paused, *cordon, *taint]
-
-    def record(self) -> tuple[Site, ...]:
-        """Play the reconfiguration in peace and return the calls to strike.
-
-        Of each function the first call for each GPU, the first one after the first look at the
-        GPUs, and the last one; and every call that changes something.
-        """
-        self.begin()
-        self.state.log_calls(is_on=True)
-        assert self.run().is_good
-        calls = nvml_faults.read_calls(self.state.path)
-        self.state.log_calls(is_on=False)
-        self.after = self.shape()
-        sites = _sites(calls)
-        if not self.scenario.are_changes_all:
-            return sites
-        return tuple(site for site in sites if site.function in nvml_codes.CHANGES)
-
-    def _new_pipeline(self) -> reconcile.Reconciler:
-        rig = self.cluster
-        return reconcile.Reconciler(
+            rig.occupy()
+        self._pipeline = reconcile.Reconciler(
             ports.Dependencies(
                 gpus=self.gpus,
                 node=rig.node,
@@ -203,29 +146,68 @@ class Node:
             settings.Limits(drain_timeout_s=20, plugin_timeout_s=20, monitor_timeout_s=5),
         )
 
+    def run(self, layout: str = "", *, listen: Listen = structlog.testing.capture_logs) -> Ended:
+        """Run the pipeline once; no log line may have a traceback."""
+        rig = self.cluster
+        with listen() as log:
+            outcome = self._pipeline.run(
+                layout or self.scenario.layout, fakes.FakeRequest(rig.clock)
+            )
+        assert [line for line in log if "exc_info" in line] == []
+        taken = [
+            *(key for key in rig.annotations if key.endswith("journal")),
+            *(key for key, value in rig.labels.items() if value.startswith("paused")),
+            *(["cordon"] if rig.is_unschedulable else []),
+            *(["taint"] if rig.has_hold_taint else []),
+        ]
+        return Ended(outcome, simulated_rig.geometry(self.state), taken)
 
-def _sites(calls: Sequence[nvml_faults.Call]) -> tuple[Site, ...]:
-    counts: dict[tuple[str, int | None], int] = {}
-    sessions = 0
-    chosen: dict[Site, None] = {}
-    seen: set[tuple[str, int | None, bool]] = set()
-    for call in calls:
-        key = (call.function, call.gpu)
-        counts[key] = counts.get(key, 0) + 1
-        sessions += call.function == "nvmlInitWithFlags"
-        part = (*key, sessions > 1)
-        if call.function in nvml_codes.CHANGES or part not in seen:
-            seen.add(part)
-            chosen[Site(function=call.function, gpu=call.gpu, nth=counts[key])] = None
-    for (function, gpu), count in counts.items():
-        chosen[Site(function=function, gpu=gpu, nth=count)] = None
-    return tuple(chosen)
+    def strike(
+        self,
+        site: Site,
+        *,
+        listen: Listen = structlog.testing.capture_logs,
+        code: int | None = None,
+        hang_s: float = 0.0,
+    ) -> Ended:
+        """Run with one fault, which must have struck, and leave the node as the run leaves it."""
+        self.begin()
+        self.state.add_fault(
+            nvml_faults.Fault(
+                function=site.function, gpu=site.gpu, first=site.nth, code=code, hang_s=hang_s
+            )
+        )
+        ended = self.run(listen=listen)
+        (armed,) = self.state.faults()
+        assert armed.fired == 1, f"{site} was not called"
+        self.state.clear_faults()
+        return ended
 
+    def record(self) -> tuple[Site, ...]:
+        """Play the reconfiguration in peace and return the calls to strike.
 
-@contextlib.contextmanager
-def prepared(scenario: Scenario, path: pathlib.Path) -> Iterator[Node]:
-    """Play a scenario's node for the body."""
-    try:
-        yield Node(scenario, path)
-    finally:
-        simulated.uninstall()
+        Of each function the first call for each GPU, the first one after the first look at the
+        GPUs, and the last one; and every call that changes something.
+        """
+        self.begin()
+        self.state.log_calls(is_on=True)
+        ended = self.run()
+        assert ended.is_good
+        self.after = ended.shape
+        calls = nvml_faults.read_calls(self.state.path)
+        self.state.log_calls(is_on=False)
+        counts: collections.Counter[tuple[str, int | None]] = collections.Counter()
+        chosen: dict[Site, None] = {}
+        seen: set[tuple[str, int | None, bool]] = set()
+        for call in calls:
+            counts[call.function, call.gpu] += 1
+            part = call.function, call.gpu, counts["nvmlInitWithFlags", None] > 1
+            if call.function in nvml_codes.CHANGES or part not in seen:
+                seen.add(part)
+                chosen[Site(call.function, call.gpu, counts[call.function, call.gpu])] = None
+        chosen |= {Site(*key, count): None for key, count in counts.items()}
+        return tuple(
+            site
+            for site in chosen
+            if site.function in nvml_codes.CHANGES or not self.scenario.are_changes_all
+        )

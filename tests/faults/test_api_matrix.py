@@ -10,7 +10,8 @@ import collections
 import dataclasses
 import functools
 import http
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable
+from typing import NamedTuple
 
 import pytest
 import structlog.testing
@@ -20,14 +21,16 @@ from mig_manager.sandbox.node import node_options
 from testkit import apiserver
 from tests import lost_stderr
 from tests.faults import api_node
+from tests.faults.api_node import GOOD, Request
 
-GOOD = api_node.GOOD
 Note = Callable[[str, object], None]
+Fault = apiserver.Fault
 OPERATOR, PLAIN = node_options.DeployStyle.GPU_OPERATOR, node_options.DeployStyle.PLAIN
+_MOST_PLAYS = 5
+"""A wait may be over before its n-th poll."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Failure:
+class Failure(NamedTuple):
     """A way to fail, and the reason that a run may end with because of it."""
 
     fault: apiserver.Fault
@@ -38,7 +41,7 @@ class Failure:
         """How long the agent waits for an answer."""
         return api_node.SILENCE_TIMEOUT_S if self.fault.stall else api_node.REQUEST_TIMEOUT_S
 
-    def at(self, request: api_node.Request) -> apiserver.Fault:
+    def at(self, request: Request) -> apiserver.Fault:
         """Return the fault that strikes one request of the agent."""
         return dataclasses.replace(
             self.fault,
@@ -48,88 +51,69 @@ class Failure:
             skip=request.nth - 1,
         )
 
-    def reasons(self, request: api_node.Request) -> tuple[errors.Reason, ...]:
+    def reasons(self, request: Request) -> set[errors.Reason]:
         """Return what a run may end with because of it."""
-        if request.resource != "pods/eviction":
-            return (self.reason,)
         # A server that asks for a longer wait than the drain's time-out, or that reports a pod
         # deleted that then stays.
         is_misled = self.fault.retry_after_s or self.fault.status == http.HTTPStatus.NOT_FOUND
-        return (self.reason, errors.Reason.DRAIN_TIMEOUT) if is_misled else (self.reason,)
+        if request.resource == "pods/eviction" and is_misled:
+            return {self.reason, errors.Reason.DRAIN_TIMEOUT}
+        return {self.reason}
 
 
-_MOST_PLAYS = 5
-"""A wait may be over before its n-th poll."""
-
-FAILURES: Mapping[str, Failure] = {
-    "401": Failure(fault=apiserver.Fault(status=401), reason=errors.Reason.FORBIDDEN),
-    "403": Failure(fault=apiserver.Fault(status=403), reason=errors.Reason.FORBIDDEN),
-    "404": Failure(fault=apiserver.Fault(status=404), reason=errors.Reason.API_ERROR),
-    "409": Failure(fault=apiserver.Fault(status=409), reason=errors.Reason.API_ERROR),
-    "410": Failure(fault=apiserver.Fault(status=410), reason=errors.Reason.API_ERROR),
-    "429": Failure(fault=apiserver.Fault(status=429)),
-    "429-retry-after": Failure(fault=apiserver.Fault(status=429, retry_after_s=1)),
-    "429-retry-much-later": Failure(fault=apiserver.Fault(status=429, retry_after_s=60)),
-    "500": Failure(fault=apiserver.Fault(status=500)),
-    "503": Failure(fault=apiserver.Fault(status=503)),
-    "reset": Failure(fault=apiserver.Fault(reset=True)),
-    "reset-when-done": Failure(fault=apiserver.Fault(reset=True, is_carried_out=True)),
-    "500-when-done": Failure(fault=apiserver.Fault(status=500, is_carried_out=True)),
-    "no-answer": Failure(fault=apiserver.Fault(stall=True)),
-    "no-answer-when-done": Failure(fault=apiserver.Fault(stall=True, is_carried_out=True)),
-    "cut-off": Failure(fault=apiserver.Fault(truncate=True)),
-    "garbage": Failure(fault=apiserver.Fault(garbles=True)),
+FAILURES = {
+    "401": Failure(Fault(status=401), errors.Reason.FORBIDDEN),
+    "403": Failure(Fault(status=403), errors.Reason.FORBIDDEN),
+    "404": Failure(Fault(status=404), errors.Reason.API_ERROR),
+    "409": Failure(Fault(status=409), errors.Reason.API_ERROR),
+    "410": Failure(Fault(status=410), errors.Reason.API_ERROR),
+    "429": Failure(Fault(status=429)),
+    "429-retry-after": Failure(Fault(status=429, retry_after_s=1)),
+    "429-retry-much-later": Failure(Fault(status=429, retry_after_s=60)),
+    "500": Failure(Fault(status=500)),
+    "503": Failure(Fault(status=503)),
+    "reset": Failure(Fault(reset=True)),
+    "reset-when-done": Failure(Fault(reset=True, is_carried_out=True)),
+    "500-when-done": Failure(Fault(status=500, is_carried_out=True)),
+    "no-answer": Failure(Fault(stall=True)),
+    "no-answer-when-done": Failure(Fault(stall=True, is_carried_out=True)),
+    "cut-off": Failure(Fault(truncate=True)),
+    "garbage": Failure(Fault(garbles=True)),
 }
-FOLLOWING = (
-    api_node.Request(verb="list", resource="nodes", nth=1),
-    api_node.Request(verb="watch", resource="nodes", nth=1),
-    api_node.Request(verb="get", resource="nodes", nth=1),
-)
+LIST, WATCH, GET = (Request(verb, "nodes", 1) for verb in ("list", "watch", "get"))
 """What an agent asks first: the node, its watch, and what an interrupted run has left."""
 
 
-def requests(stage: api_node.Stage, *, rounds: int = 3) -> list[api_node.Request]:
-    """Return the requests that every reconfiguration makes, however it is scheduled."""
-    common: set[api_node.Request] = set()
-    for number in range(rounds):
+def requests(stage: api_node.Stage) -> list[Request]:
+    """Return the requests that every reconfiguration makes, however it is scheduled.
+
+    Of the many looks at the pods only some.
+    """
+    rounds = []
+    for _ in range(3):
         stage.occupy()
         stage.server.log.clear()
         stage.reconfigure()
-        asked = set(stage.asked())
-        common = common & asked if number else asked
-    stage.heard.take()
-    return sorted((each for each in common if each.nth in chosen(each)), key=str)
+        rounds.append(set(stage.asked()))
+    return sorted(
+        each
+        for each in set.intersection(*rounds)
+        if each[:2] != ("list", "pods") or each.nth in (1, 2, 3, 5, 8, 12)
+    )
 
 
-def chosen(request: api_node.Request) -> Collection[int]:
-    """Return which of its kind to strike: all, but of the many looks at the pods only some."""
-    looks = ("list", "pods")
-    return (1, 2, 3, 5, 8, 12) if (request.verb, request.resource) == looks else range(1, 99)
-
-
-def outcome(stage: api_node.Stage, *passing: errors.Reason) -> str:
+def outcome(stage: api_node.Stage, passing: set[errors.Reason]) -> str:
     """Return in a word how one case ended; ``passing`` are the reasons a run may fail with."""
     ends, lost = stage.heard.take()
     assert stage.taken() == []
     assert ends, "no run has ended"
     assert ends[-1] in GOOD
     bad = [reason for reason in (*ends, *lost) if reason not in GOOD]
-    assert set(bad) <= set(passing)
+    assert set(bad) <= passing
     assert len(bad) <= 1, "one failure may cost one run and no more"
     if not bad:
         return "went on"
     return "outcome unknown, then tried again" if lost else "failed, then tried again"
-
-
-def strike(stage: api_node.Stage, failure: Failure, request: api_node.Request) -> str:
-    """Reconfigure with one request failing; return how it ended, or nothing if none was struck."""
-    stage.occupy()
-    stage.server.inject(failure.at(request))
-    stage.reconfigure()
-    is_struck = stage.server.faults_waiting() == 0
-    stage.server.clear_faults()
-    word = outcome(stage, *failure.reasons(request))
-    return word if is_struck else ""
 
 
 def play(
@@ -141,42 +125,43 @@ def play(
     listen: api_node.Listen = structlog.testing.capture_logs,
 ) -> None:
     failure = FAILURES[name]
-    counts: collections.Counter[str] = collections.Counter()
+    ends: collections.Counter[str] = collections.Counter()
     plays, missed = 0, []
     with api_node.staged(style=style, api_timeout_s=failure.api_timeout_s, listen=listen) as stage:
         tried = requests(stage)[::every]
         for request in tried:
-            word = ""
             for _ in range(_MOST_PLAYS):
                 plays += 1
+                stage.occupy()
+                stage.server.inject(failure.at(request))
                 try:
-                    word = strike(stage, failure, request)
+                    stage.reconfigure()
+                    word = outcome(stage, failure.reasons(request))
                 except (AssertionError, errors.NotReadyError) as error:
                     raise AssertionError(f"{request}: {error}") from error
-                if word:
-                    counts[word] += 1
+                if stage.server.faults_waiting() == 0:
+                    ends[word] += 1
                     break
+                stage.server.clear_faults()
             else:
-                missed.append(str(request))
+                missed.append(request)
             if request.resource == "events" and failure.reason is errors.Reason.FORBIDDEN:
                 # An agent that may not publish Events is quiet for minutes: take a new one.
                 stage.stop_agent()
                 stage.start_agent()
-    struck = counts.total()
     note(
         "API faults" if every == 1 else "API faults, a sample",
         {
             "failure": name,
             "node": style.value,
             "tried": len(tried),
-            "struck": struck,
+            "struck": ends.total(),
             "played again": plays - len(tried),
-            "ends": dict(sorted(counts.items())),
+            "ends": dict(sorted(ends.items())),
         },
     )
     assert missed == []
-    assert tried
-    assert struck == len(tried)
+    assert ends.total() == len(tried) > 0
 
 
 @pytest.mark.slow
@@ -188,11 +173,20 @@ def test_any_request_may_fail_once_in_any_way_and_the_layout_comes_into_force(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["403", "409", "500", "reset-when-done", "no-answer"])
-def test_any_request_may_fail_once_where_a_taint_holds_the_plugin_off(
-    name: str, record_property: Note
+@pytest.mark.parametrize(
+    ("name", "way"),
+    [
+        *(("403", ""), ("no-answer", ""), ("409", "full-disk")),
+        *(("reset-when-done", "closed-pipe"), ("500", "stalled-reader")),
+    ],
+)
+def test_any_request_may_fail_once_where_a_taint_holds_the_plugin_off_and_a_log_is_lost(
+    name: str, way: str, record_property: Note
 ) -> None:
-    play(record_property, name, PLAIN)
+    lost: collections.Counter[str] = collections.Counter()
+    listen = functools.partial(lost_stderr.logging_lost, way, lost)
+    play(record_property, name, PLAIN, listen=listen if way else structlog.testing.capture_logs)
+    assert bool(lost[way]) is bool(way)
 
 
 def test_some_requests_may_fail_once_and_the_layout_comes_into_force(
@@ -202,55 +196,31 @@ def test_some_requests_may_fail_once_and_the_layout_comes_into_force(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "way"),
-    [("409", "full-disk"), ("reset-when-done", "closed-pipe"), ("500", "stalled-reader")],
-)
-def test_any_request_may_fail_once_while_every_log_line_is_lost(
-    name: str, way: str, record_property: Note
+@pytest.mark.parametrize("name", FAILURES)
+def test_a_label_is_served_whatever_becomes_of_the_first_requests_the_watch_and_the_list_after_it(
+    name: str,
 ) -> None:
-    lost: collections.Counter[str] = collections.Counter()
-    listen = functools.partial(lost_stderr.logging_lost, way, lost)
-    play(record_property, name, OPERATOR, listen=listen)
-    assert lost[way] > 0
-
-
-def begin(failure: Failure) -> None:
+    failure = FAILURES[name]
     with api_node.staged(api_timeout_s=failure.api_timeout_s) as stage:
-        for request in FOLLOWING:
+        for request in (LIST, WATCH, GET):
             stage.stop_agent()
             stage.server.inject(failure.at(request))
             stage.start_agent()
             stage.reconfigure()
             assert stage.server.faults_waiting() == 0, request
-            outcome(stage, failure.reason)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", FAILURES)
-def test_an_agent_whose_first_requests_fail_serves_its_node_all_the_same(name: str) -> None:
-    begin(FAILURES[name])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", FAILURES)
-def test_a_label_is_served_whatever_becomes_of_the_watch_and_of_the_list_after_it(
-    name: str,
-) -> None:
-    with api_node.staged(api_timeout_s=FAILURES[name].api_timeout_s) as stage:
-        for again in (api_node.Request(verb="watch", resource="nodes", nth=1), FOLLOWING[0]):
-            expired = apiserver.Fault(token=api_node.TOKEN, verb="watch", status=410)
-            stage.server.inject(expired)
-            stage.server.inject(FAILURES[name].at(again))
+            outcome(stage, {failure.reason})
+        for again in (WATCH, LIST):
+            stage.server.inject(Fault(token=api_node.TOKEN, verb="watch", status=410))
+            stage.server.inject(failure.at(again))
             # The watch is renewed every second or so.
             stage.wait(lambda: stage.server.faults_waiting() == 0, "the faults")
             stage.reconfigure()
-            outcome(stage, FAILURES[name].reason)
+            outcome(stage, {failure.reason})
 
 
 def test_a_label_is_served_after_a_watch_that_went_silent() -> None:
     with api_node.staged() as stage:
-        stage.server.inject(apiserver.Fault(token=api_node.TOKEN, verb="watch", stall=True))
+        stage.server.inject(Fault(token=api_node.TOKEN, verb="watch", stall=True))
         stage.wait(lambda: stage.server.faults_waiting() == 0, "the fault")
         stage.reconfigure()
         assert stage.taken() == []

@@ -44,40 +44,36 @@ def not_a_socket(path: pathlib.Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def refusing(path: pathlib.Path) -> Iterator[None]:
+def refusing(path: pathlib.Path) -> Iterator[socket.socket]:
     with missing(path), socket.socket(socket.AF_UNIX) as left_over:
         left_over.bind(str(path))
-        yield
+        yield left_over
 
 
 @contextlib.contextmanager
-def hanging(path: pathlib.Path) -> Iterator[None]:
-    with missing(path), socket.socket(socket.AF_UNIX) as silent:
-        silent.bind(str(path))
+def hanging(path: pathlib.Path) -> Iterator[socket.socket]:
+    with refusing(path) as silent:
         silent.listen()
-        yield
+        yield silent
 
 
 @contextlib.contextmanager
 def garbage(path: pathlib.Path) -> Iterator[None]:
-    with missing(path), socket.socket(socket.AF_UNIX) as babbler:
-        babbler.bind(str(path))
-        babbler.listen()
-        thread = threading.Thread(target=_babble, args=(babbler,))
+    def babble() -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                connection, _ = babbler.accept()
+                with connection, contextlib.suppress(OSError):
+                    connection.sendall(b"HTTP/1.1 200 OK\r\n\r\nwelcome\r\n")
+
+    with hanging(path) as babbler:
+        thread = threading.Thread(target=babble)
         thread.start()
         try:
             yield
         finally:
             babbler.shutdown(socket.SHUT_RDWR)
             thread.join()
-
-
-def _babble(listening: socket.socket) -> None:
-    with contextlib.suppress(OSError):
-        while True:
-            connection, _ = listening.accept()
-            with connection, contextlib.suppress(OSError):
-                connection.sendall(b"HTTP/1.1 200 OK\r\n\r\nwelcome\r\n")
 
 
 def _answering(code: grpc.StatusCode | None) -> Callable[[pathlib.Path], Any]:
@@ -107,7 +103,7 @@ def _answering(code: grpc.StatusCode | None) -> Callable[[pathlib.Path], Any]:
     return answering
 
 
-FAILURES: Mapping[str, Callable[[pathlib.Path], contextlib.AbstractContextManager[None]]] = {
+FAILURES: Mapping[str, Callable[[pathlib.Path], contextlib.AbstractContextManager[object]]] = {
     "missing": missing,
     "not-a-socket": not_a_socket,
     "refusing": refusing,
@@ -121,34 +117,24 @@ FAILURES: Mapping[str, Callable[[pathlib.Path], contextlib.AbstractContextManage
 
 SILENT = frozenset({"hanging", "garbage", "refusing"})
 """Those where the adapter may wait until its deadline."""
-
-
 _MOST_PLAYS = 5
 """How often a wait asks is a matter of time."""
 
 
 class Flaky:
-    """Asks kubelet through the real adapter; implements ``ports.DeviceAllocations``.
+    """Asks kubelet through the real adapter; the socket is another one during one question."""
 
-    The socket is another one during the question that is to fail.
-    """
-
-    def __init__(self) -> None:
+    def __init__(self, name: str) -> None:
         self.asked = 0
         self.fails_at = 0
-        self.struck = 0
-        """Questions that went wrong since ``arm``."""
-        self.how: Callable[[pathlib.Path], contextlib.AbstractContextManager[None]] = missing
+        """The question that goes wrong; 0: none."""
+        self._how = FAILURES[name]
 
     def wrap(
         self, allocations: ports.DeviceAllocations, path: pathlib.Path
     ) -> ports.DeviceAllocations:
         self._allocations, self._path = allocations, path
         return self
-
-    def arm(self, nth: int) -> None:
-        """Let the nth question from now on fail; 0 for none."""
-        self.asked, self.fails_at, self.struck = 0, nth, 0
 
     def assigned(self) -> tuple[cluster.PodDevices, ...]:
         with self._question():
@@ -158,52 +144,41 @@ class Flaky:
         with self._question():
             return self._allocations.allocatable()
 
-    @contextlib.contextmanager
-    def _question(self) -> Iterator[None]:
+    def _question(self) -> contextlib.AbstractContextManager[object]:
         self.asked += 1
-        if self.asked != self.fails_at:
-            yield
-            return
-        self.struck += 1
-        with self.how(self._path):
-            yield
-
-
-def least_questions(stage: api_node.Stage, flaky: Flaky) -> int:
-    """Return how many questions every reconfiguration asks, however it is scheduled."""
-    counts = []
-    for _ in range(3):
-        stage.occupy()
-        flaky.arm(0)
-        stage.reconfigure()
-        counts.append(flaky.asked)
-    stage.heard.take()
-    return min(counts)
+        is_struck = self.asked == self.fails_at
+        return self._how(self._path) if is_struck else contextlib.nullcontext()
 
 
 def play(note: Note, name: str, *, every: int = 1) -> None:
-    flaky = Flaky()
+    flaky = Flaky(name)
     plays = struck = 0
-    is_silent = name in SILENT
-    timeout_s = api_node.SILENCE_TIMEOUT_S if is_silent else api_node.REQUEST_TIMEOUT_S
+    timeout_s = api_node.SILENCE_TIMEOUT_S if name in SILENT else api_node.REQUEST_TIMEOUT_S
     with api_node.staged(wrap=flaky.wrap, kubelet_timeout_s=timeout_s) as stage:
-        questions = least_questions(stage, flaky)
-        assert questions >= 2
-        flaky.how = FAILURES[name]
-        tried = range(1, questions + 1, every)
+
+        def questions(fails_at: int) -> int:
+            """Reconfigure with one question going wrong; return how many were asked."""
+            stage.occupy()
+            flaky.asked, flaky.fails_at = 0, fails_at
+            stage.reconfigure()
+            return flaky.asked
+
+        # As many as every reconfiguration asks, however it is scheduled.
+        least = min(questions(0) for _ in range(3))
+        stage.heard.take()
+        assert least >= 2
+        tried = range(1, least + 1, every)
         for nth in tried:
             for _ in range(_MOST_PLAYS):
                 plays += 1
-                stage.occupy()
-                flaky.arm(nth)
-                stage.reconfigure()
+                is_struck = questions(nth) >= nth
                 ends, lost = stage.heard.take()
                 # Kubelet's silence makes no run fail: all GPU pods leave, or the question comes
                 # again.
                 end = (set(ends) <= GOOD, lost, stage.taken())
                 assert end == (True, [], []), f"question {nth}"
-                if flaky.struck:
-                    struck += 1
+                struck += is_struck
+                if is_struck:
                     break
     note(
         "kubelet faults" if every == 1 else "kubelet faults, a sample",
