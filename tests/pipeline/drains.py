@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
 from mig_manager import errors
 from mig_manager.agent import drain, settings
 from mig_manager.catalogue import hardware
@@ -76,6 +78,20 @@ def at(rig: NodeRig, when_s: float, act: Callable[[], object]) -> None:
             pending.pop()()
 
     rig.clock.on_wait.append(check)
+
+
+def assert_fails(
+    rig: NodeRig, reason: errors.Reason, text: str = "", **options: Any
+) -> errors.MigManagerError:
+    """Drain until the deadline; check the reason and a text of the message."""
+    begun_s = rig.clock.now_s
+    with pytest.raises(errors.MigManagerError) as caught:
+        drained(rig, **options)
+    assert caught.value.reason is reason
+    assert text in caught.value.message
+    timeout_s = 40 if options.get("policy") is FORCE else 20
+    assert timeout_s <= rig.clock.now_s - begun_s < timeout_s + 5
+    return caught.value
 
 
 def goes(rig: NodeRig, uid: str) -> None:

@@ -8,18 +8,13 @@ from typing import Any
 from mig_manager import errors
 from mig_manager.agent import drift, loop, outcomes, reconcile
 from mig_manager.core import model, ports
-
-
-def outcome(reason: errors.Reason) -> outcomes.Outcome:
-    is_good = reason is errors.Reason.APPLIED
-    state = model.State.SUCCESS if is_good else model.State.FAILED
-    return outcomes.Outcome(state=state, reason=reason, message="")
+from mig_manager.errors import Reason
 
 
 class Pipeline(reconcile.Reconciler):
     """Answers each run from a script; stops the agent after the last answer."""
 
-    def __init__(self, box: loop.Inbox, *script: errors.Reason | Exception) -> None:
+    def __init__(self, box: loop.Inbox, *script: Reason | Exception) -> None:
         self._box = box
         self._script = list(script)
         self.runs: list[tuple[str, int]] = []
@@ -32,7 +27,7 @@ class Pipeline(reconcile.Reconciler):
         self.has_rested = threading.Event()
         self.restless = 0
         """How many times ``rest`` asks to be called again."""
-        self.on_run: Callable[[], None] = lambda: None
+        self.on_run: Callable[[ports.Cancellation], object] = lambda _request: None
 
     def recover(self, name: str | None) -> None:
         self.recovered.append(name)
@@ -47,7 +42,7 @@ class Pipeline(reconcile.Reconciler):
         return self.restless >= 0
 
     def check_drift(self, name: str, ended: outcomes.Outcome) -> drift.Action:
-        assert (name, attempt_of(self.runs)) == self.runs[-1]
+        assert name == self.runs[-1][0]
         assert not ended.should_retry
         self.looks += 1
         action, self.next_action = self.next_action, drift.Action.REST
@@ -57,23 +52,21 @@ class Pipeline(reconcile.Reconciler):
         self.runs.append((name, options["attempt"]))
         self.delays_s.append(options["retry_after_s"])
         self.evicting.append(options["may_evict"])
-        self.on_run()
+        self.on_run(request)
         answer = self._script.pop(0)
         if not self._script:
             self._box.stop()
         if isinstance(answer, Exception):
             raise answer
-        return outcome(answer)
+        is_good = answer is Reason.APPLIED
+        state = model.State.SUCCESS if is_good else model.State.FAILED
+        return outcomes.Outcome(state=state, reason=answer, message="")
 
 
 def labelled(name: str | None) -> loop.Inbox:
     box = loop.Inbox()
     box.put_label(name)
     return box
-
-
-def attempt_of(runs: list[tuple[str, int]]) -> int:
-    return runs[-1][1]
 
 
 def intervals(retry_s: float = 0.01, drift_check_s: float = 0.0) -> loop.Intervals:
@@ -102,9 +95,7 @@ def serve(box: loop.Inbox, pipeline: Pipeline, intervals_: loop.Intervals | None
 
 def test_a_transient_failure_is_tried_again_until_it_succeeds() -> None:
     box = labelled("a")
-    pipeline = Pipeline(
-        box, errors.Reason.IN_USE, errors.Reason.DRIVER_NOT_LOADED, errors.Reason.APPLIED
-    )
+    pipeline = Pipeline(box, Reason.IN_USE, Reason.DRIVER_NOT_LOADED, Reason.APPLIED)
 
     serve(box, pipeline)
 
@@ -115,7 +106,7 @@ def test_a_transient_failure_is_tried_again_until_it_succeeds() -> None:
 
 def test_a_config_file_that_changes_before_the_node_was_read_is_not_a_removed_label() -> None:
     box = loop.Inbox()
-    pipeline = Pipeline(box, errors.Reason.APPLIED)
+    pipeline = Pipeline(box, Reason.APPLIED)
     box.put_file_change()
 
     with serving(box, pipeline, intervals(drift_check_s=0.01)):
@@ -128,8 +119,8 @@ def test_a_config_file_that_changes_before_the_node_was_read_is_not_a_removed_la
 
 def test_a_permanent_failure_waits_for_another_request() -> None:
     box = labelled("a")
-    pipeline = Pipeline(box, errors.Reason.DOES_NOT_FIT, errors.Reason.APPLIED)
-    pipeline.on_run = lambda: box.put_label("b")
+    pipeline = Pipeline(box, Reason.DOES_NOT_FIT, Reason.APPLIED)
+    pipeline.on_run = lambda _request: box.put_label("b")
 
     serve(box, pipeline)
 
@@ -138,8 +129,8 @@ def test_a_permanent_failure_waits_for_another_request() -> None:
 
 def test_an_api_that_does_not_answer_is_recovered_from_before_the_next_try() -> None:
     box = labelled("a")
-    lost = errors.ClusterError("down", reason=errors.Reason.API_UNAVAILABLE)
-    pipeline = Pipeline(box, lost, errors.Reason.APPLIED)
+    lost = errors.ClusterError("down", reason=Reason.API_UNAVAILABLE)
+    pipeline = Pipeline(box, lost, Reason.APPLIED)
 
     serve(box, pipeline)
 
@@ -147,9 +138,38 @@ def test_an_api_that_does_not_answer_is_recovered_from_before_the_next_try() -> 
     assert pipeline.recovered == ["a", "a"]
 
 
+def test_each_check_of_the_request_is_a_sign_of_life_and_the_pause_before_a_retry_needs_none() -> (
+    None
+):
+    now_s = 0.0
+    silences_s: list[float] = []
+    pulse = loop.Pulse(lambda: now_s)
+    box = labelled("a")
+    pipeline = Pipeline(box, Reason.IN_USE, Reason.APPLIED)
+
+    def work(request: ports.Cancellation) -> None:
+        nonlocal now_s
+        assert agent.is_recovered
+        for wait in (request.check, lambda: request.wait(0.001), lambda: request.pause(0.001)):
+            now_s += 20
+            silences_s.append(pulse.silence_s)
+            wait()
+            silences_s.append(pulse.silence_s)
+        now_s += 5
+
+    pipeline.on_run = work
+    agent = loop.Agent(pipeline, box, intervals=intervals(), pulse=pulse)
+    assert not agent.is_recovered
+
+    agent.serve()
+
+    assert silences_s == [20, 0] * 6
+    assert pulse.silence_s == 0
+
+
 def test_a_recovery_that_another_manager_keeps_off_is_tried_again() -> None:
     box = labelled("a")
-    pipeline = Pipeline(box, errors.Reason.APPLIED)
+    pipeline = Pipeline(box, Reason.APPLIED)
     locked = [errors.LockedError("another manager is at work: apply")]
 
     def recover(name: str | None) -> None:
@@ -166,8 +186,8 @@ def test_a_recovery_that_another_manager_keeps_off_is_tried_again() -> None:
 
 def test_a_newer_request_interrupts_the_pause_before_a_retry() -> None:
     box = labelled("a")
-    pipeline = Pipeline(box, errors.Reason.IN_USE, errors.Reason.APPLIED)
-    pipeline.on_run = lambda: threading.Timer(0.05, box.put_label, args=("b",)).start()
+    pipeline = Pipeline(box, Reason.IN_USE, Reason.APPLIED)
+    pipeline.on_run = lambda _request: threading.Timer(0.05, box.put_label, ["b"]).start()
     serve(box, pipeline, intervals(600))
 
     assert pipeline.runs == [("a", 1), ("b", 1)]
@@ -175,7 +195,7 @@ def test_a_newer_request_interrupts_the_pause_before_a_retry() -> None:
 
 def test_a_node_without_a_label_is_retried_until_its_gpus_are_published() -> None:
     box = labelled(None)
-    pipeline = Pipeline(box, errors.Reason.APPLIED)
+    pipeline = Pipeline(box, Reason.APPLIED)
     pipeline.restless = 3
 
     with serving(box, pipeline):
@@ -187,7 +207,7 @@ def test_a_node_without_a_label_is_retried_until_its_gpus_are_published() -> Non
 
 def test_without_a_label_an_interrupted_run_is_undone_and_nothing_is_pending() -> None:
     box = labelled(None)
-    pipeline = Pipeline(box, errors.Reason.APPLIED)
+    pipeline = Pipeline(box, Reason.APPLIED)
 
     with serving(box, pipeline, intervals(1)):
         assert pipeline.has_rested.wait(timeout=20)
@@ -199,7 +219,7 @@ def test_without_a_label_an_interrupted_run_is_undone_and_nothing_is_pending() -
 
 def test_a_drift_check_at_rest_heals_without_evicting() -> None:
     box = labelled("a")
-    pipeline = Pipeline(box, errors.Reason.APPLIED, errors.Reason.APPLIED)
+    pipeline = Pipeline(box, Reason.APPLIED, Reason.APPLIED)
     pipeline.next_action = drift.Action.HEAL
     serve(box, pipeline, intervals(drift_check_s=0.02))
 
@@ -210,9 +230,9 @@ def test_a_drift_check_at_rest_heals_without_evicting() -> None:
 
 def test_a_permanent_failure_is_retried_once_the_hardware_has_changed() -> None:
     box = labelled("a")
-    pipeline = Pipeline(box, errors.Reason.DOES_NOT_FIT, errors.Reason.APPLIED)
+    pipeline = Pipeline(box, Reason.DOES_NOT_FIT, Reason.APPLIED)
     pipeline.next_action = drift.Action.RUN
-    pipeline.on_run = box.put_gpu_change
+    pipeline.on_run = lambda _request: box.put_gpu_change()
     serve(box, pipeline)
 
     assert pipeline.runs == [("a", 1), ("a", 1)]
@@ -221,9 +241,9 @@ def test_a_permanent_failure_is_retried_once_the_hardware_has_changed() -> None:
 
 def test_a_run_is_alone_with_the_driver_and_the_pause_before_a_retry_is_not() -> None:
     box = labelled("a")
-    pipeline = Pipeline(box, errors.Reason.IN_USE, errors.Reason.APPLIED)
+    pipeline = Pipeline(box, Reason.IN_USE, Reason.APPLIED)
     calls: list[str] = []
-    pipeline.on_run = lambda: calls.append("run")
+    pipeline.on_run = lambda _request: calls.append("run")
 
     @contextlib.contextmanager
     def alone() -> Iterator[None]:

@@ -9,6 +9,8 @@ from mig_manager import errors
 from mig_manager.agent import drain
 from mig_manager.core import ports
 from mig_manager.core.node import cluster
+from mig_manager.core.node import policy as policies
+from mig_manager.errors import Reason
 from tests import fake_ports, fakes
 from tests.fakes import NodeRig
 from tests.pipeline.drains import (
@@ -16,6 +18,7 @@ from tests.pipeline.drains import (
     FORCE,
     PASSIVE,
     SILENT,
+    assert_fails,
     at,
     drained,
     empty,
@@ -46,15 +49,15 @@ def test_where_evictions_are_forbidden_the_deadline_names_each_pod_and_the_missi
     gpu_pod(rig, "second")
     rig.refusing = {"workloads.can_evict": FORBIDDEN}
 
-    with pytest.raises(errors.DrainError) as caught:
-        drained(rig)
+    error = assert_fails(
+        rig,
+        Reason.FORBIDDEN,
+        "default/train, default/second (the agent may not evict it (Forbidden)); the API said 403",
+    )
 
-    why = "(the agent may not evict it (Forbidden))"
-    assert caught.value.reason is errors.Reason.FORBIDDEN
-    assert caught.value.pods == ("default/train", "default/second")
-    assert f"default/train, default/second {why}; the API said 403" in caught.value.message
-    assert caught.value.message.count("the API said 403") == 1
-    assert 20 <= rig.clock.now_s < 25
+    assert isinstance(error, errors.DrainError)
+    assert error.pods == ("default/train", "default/second")
+    assert error.message.count("the API said 403") == 1
 
 
 @pytest.mark.parametrize("passing", [FORBIDDEN, SILENT])
@@ -94,22 +97,29 @@ def test_a_right_that_is_taken_away_between_two_evictions_is_waited_for_as_well(
     rig: NodeRig,
 ) -> None:
     second = gpu_pod(rig, "second")
-    ours = new_drain(rig, workloads=Choosy(rig, trial={}, real={"second": FORBIDDEN}))
+    workloads = Choosy(rig, trial={}, real={"second": FORBIDDEN})
 
-    with pytest.raises(errors.DrainError, match=r"1 pod still uses .*: default/second") as caught:
-        run(rig, ours)
+    error = assert_fails(rig, Reason.FORBIDDEN, "1 pod still uses", workloads=workloads)
 
-    assert caught.value.reason is errors.Reason.FORBIDDEN
+    assert ": default/second" in error.message
     assert list(rig.pods) == [second]
     assert not rig.pods[second].is_terminating
 
 
-def test_no_pod_is_evicted_while_another_cannot_be(rig: NodeRig) -> None:
+@pytest.mark.parametrize(
+    ("trial", "text"),
+    [
+        ({"second": FORBIDDEN}, "default/train (waits for the others)"),
+        ({"train": SILENT, "second": FORBIDDEN}, "; the API said 403"),
+    ],
+    ids=["forbidden", "forbidden comes before silent"],
+)
+def test_no_pod_is_evicted_while_another_cannot_be(
+    rig: NodeRig, trial: Mapping[str, Exception], text: str
+) -> None:
     gpu_pod(rig, "second")
-    ours = new_drain(rig, workloads=Choosy(rig, trial={"second": FORBIDDEN}, real={}))
 
-    with pytest.raises(errors.DrainError, match=r"default/train \(waits for the others\)"):
-        run(rig, ours)
+    assert_fails(rig, Reason.FORBIDDEN, text, workloads=Choosy(rig, trial=trial, real={}))
 
     assert "workloads.evict" not in rig.log
 
@@ -121,30 +131,16 @@ def test_a_pod_that_is_leaving_by_itself_is_not_blamed_on_a_missing_right(rig: N
     leaving = dataclasses.replace(rig.pods[uid], is_terminating=True)
     at(rig, 2, lambda: rig.pods.update({uid: leaving}))
 
-    with pytest.raises(errors.DrainError, match="still terminating") as caught:
-        drained(rig)
-
-    assert caught.value.reason is errors.Reason.DRAIN_TIMEOUT
-
-
-def test_a_missing_right_is_reported_before_an_api_that_fails(rig: NodeRig) -> None:
-    gpu_pod(rig, "second")
-    trial = {"train": SILENT, "second": FORBIDDEN}
-    ours = new_drain(rig, workloads=Choosy(rig, trial=trial, real={}))
-
-    with pytest.raises(errors.DrainError, match=r"; the API said 403$") as caught:
-        run(rig, ours)
-
-    assert caught.value.reason is errors.Reason.FORBIDDEN
+    assert_fails(rig, Reason.DRAIN_TIMEOUT, "still terminating")
 
 
 def test_a_request_that_the_api_calls_wrong_ends_the_drain_at_once(rig: NodeRig) -> None:
-    rig.refusing = {"workloads.can_evict": refused(errors.Reason.API_ERROR, 400)}
+    rig.refusing = {"workloads.can_evict": refused(Reason.API_ERROR, 400)}
 
     with pytest.raises(errors.ClusterError) as caught:
         drained(rig)
 
-    assert caught.value.reason is errors.Reason.API_ERROR
+    assert caught.value.reason is Reason.API_ERROR
     assert rig.clock.now_s == 0
 
 
@@ -153,7 +149,7 @@ def test_a_request_that_the_api_calls_wrong_ends_the_drain_at_once(rig: NodeRig)
     [
         ("can_evict", FORBIDDEN, "the agent may not evict it", 5),
         ("can_evict", SILENT, "failed to evict it", 5),
-        ("can_evict", refused(errors.Reason.API_UNAVAILABLE, retry_after_s=15), "failed to", 2),
+        ("can_evict", refused(Reason.API_UNAVAILABLE, retry_after_s=15), "failed to", 2),
         ("delete", FORBIDDEN, "the agent may not delete it", 5),
     ],
     ids=["forbidden", "silent", "longer pause", "forbidden by force"],
@@ -166,13 +162,9 @@ def test_a_refusal_that_stays_is_the_reason_and_is_asked_about_every_few_seconds
         rig.budgets["train"] = "no"
     rig.refusing = {f"workloads.{call}": error}
 
-    with pytest.raises(errors.DrainError, match=why) as caught:
-        drained(rig, policy=FORCE if by_force else None)
+    assert_fails(rig, error.reason, why, policy=FORCE if by_force else None)
 
-    assert caught.value.reason is error.reason
     assert 2 <= rig.log.count(f"workloads.{call}") <= most_calls
-    least_s = 40 if by_force else 20
-    assert least_s <= rig.clock.now_s < least_s + 5
 
 
 def test_force_is_used_where_only_evictions_are_forbidden(rig: NodeRig) -> None:
@@ -202,24 +194,19 @@ def test_an_api_that_stays_silent_ends_the_drain_at_the_deadline_with_its_own_wo
     rig.clock.on_wait.clear()
     at(rig, 0, lambda: rig.refusing.update({"workloads.list": SILENT}))
 
-    with pytest.raises(errors.ClusterError, match="the API said 503") as caught:
-        drained(rig)
-
-    assert caught.value is SILENT
-    assert 20 <= rig.clock.now_s < 25
+    assert assert_fails(rig, Reason.API_UNAVAILABLE) is SILENT
 
 
 def test_a_silent_api_is_not_taken_for_an_empty_node() -> None:
     rig = empty()
-    late: list[str] = []
     before = drain.survey(rig.workloads, rig.allocations)
     rig.refusing = {"workloads.list": SILENT}
-    late.append(gpu_pod(rig, "late"))
+    late = gpu_pod(rig, "late")
     at(rig, 3, rig.refusing.clear)
 
     new_drain(rig).run(before, fakes.FakeRequest(rig.clock))
 
-    assert late[0] not in rig.pods
+    assert late not in rig.pods
 
 
 def test_a_newer_request_ends_a_drain_while_the_api_does_not_answer(rig: NodeRig) -> None:
@@ -232,27 +219,19 @@ def test_a_newer_request_ends_a_drain_while_the_api_does_not_answer(rig: NodeRig
     assert rig.clock.now_s < 1
 
 
-def test_a_drain_that_only_waits_asks_the_api_for_no_pods() -> None:
-    rig = empty()
+@pytest.mark.parametrize(("policy", "lists"), [(PASSIVE, 2), (None, 3)], ids=["waits", "evicts"])
+def test_an_eviction_and_the_end_of_a_drain_rest_on_a_list_and_waiting_on_the_watch(
+    rig: NodeRig, policy: policies.Policy | None, lists: int
+) -> None:
+    (staying,) = rig.pods
     rig.watched = lambda: tuple(rig.pods.values())
-    staying = gpu_pod(rig)
-    at(rig, 15, lambda: goes(rig, staying))
+    if policy:
+        at(rig, 15, lambda: goes(rig, staying))
 
-    assert drained(rig, policy=PASSIVE) == 0
+    drained(rig, policy=policy)
 
-    # The survey, and the list that ends it.
-    assert rig.log.count("workloads.list") == 2
-
-
-def test_an_eviction_and_the_end_of_a_drain_rest_on_a_list() -> None:
-    rig = empty()
-    rig.watched = lambda: tuple(rig.pods.values())
-    gpu_pod(rig)
-
-    assert drained(rig) == 1
-
-    # The survey, the choice, and the list that ends it.
-    assert rig.log.count("workloads.list") == 3
+    # The survey, the choice of whom to evict, and the list that ends it.
+    assert rig.log.count("workloads.list") == lists
 
 
 @pytest.mark.parametrize("shows_all", [True, False])

@@ -5,25 +5,24 @@ import http.client
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import pytest
 
 from mig_manager import errors
 from mig_manager.adapters.host import web_server
-from mig_manager.agent import loop, metrics, outcomes, reconcile
-from mig_manager.core import model, ports
+from mig_manager.agent import loop, metrics
 
 STUCK_AFTER_S = 10.0
 
 
 class Life:
-    """An agent's state that a test sets by hand, and the clock beside it."""
+    """An agent's state that a test sets by hand."""
+
+    now_s = 100.0
+    contact_age_s = 0.0
+    is_recovered = True
 
     def __init__(self) -> None:
-        self.now_s = 100.0
-        self.contact_age_s = 0.0
-        self.is_recovered = True
         self.pulse = loop.Pulse(lambda: self.now_s)
         self.health = metrics.Health(
             self.pulse,
@@ -39,8 +38,13 @@ def life() -> Life:
 
 
 @contextlib.contextmanager
-def serving(life: Life, *, address: str = "127.0.0.1") -> Iterator[int]:
-    with metrics.served(life.health, lambda: b"metric 1\n", address=address, port=0) as port:
+def serving(
+    life: Life,
+    *,
+    address: str = "127.0.0.1",
+    exposition: Callable[[], bytes] = lambda: b"metric 1\n",
+) -> Iterator[int]:
+    with metrics.served(life.health, exposition, address=address, port=0) as port:
         yield port
 
 
@@ -84,129 +88,57 @@ def test_a_worker_is_stuck_that_gives_no_sign_of_life_for_too_long_unless_it_wai
 
 
 @pytest.mark.parametrize(
-    ("age_s", "why"),
+    ("age_s", "is_recovered", "why"),
     [
-        (0.0, ""),
-        (150.0, ""),
-        (200.0, "the Kubernetes API has not been heard of for 200 s"),
-        (1000.0, "the Kubernetes API has not been heard of for 1000 s"),
-        (float("inf"), "the Kubernetes API has not been reached yet"),
+        (150.0, True, ""),
+        (200.0, True, "the Kubernetes API has not been heard of for 200 s"),
+        (float("inf"), True, "the Kubernetes API has not been reached yet"),
+        (0.0, False, "what an earlier run took is not restored yet"),
     ],
 )
-def test_an_agent_is_ready_while_it_hears_of_the_api(life: Life, age_s: float, why: str) -> None:
-    life.contact_age_s = age_s
+def test_an_agent_is_ready_while_it_hears_of_the_api_and_once_an_interrupted_run_is_restored(
+    life: Life, age_s: float, why: str, *, is_recovered: bool
+) -> None:
+    life.contact_age_s, life.is_recovered = age_s, is_recovered
 
     assert life.health.why_unready() == why
-
-
-def test_an_agent_is_not_ready_before_an_interrupted_run_is_restored(life: Life) -> None:
-    life.is_recovered = False
-
-    assert "not restored yet" in life.health.why_unready()
-
-
-# -- the worker -------------------------------------------------------------------------------
-
-
-class Worker(reconcile.Reconciler):
-    """A pipeline that checks its request, and notes the reported health meanwhile."""
-
-    def __init__(self, life: Life, box: loop.Inbox) -> None:
-        self._life = life
-        self._box = box
-        self._served: loop.Agent | None = None
-        self.seen: list[str] = []
-
-    def serve(self) -> None:
-        self._served = loop.Agent(
-            self,
-            self._box,
-            intervals=loop.Intervals(retry_initial_s=0.001, retry_max_s=0.001),
-            pulse=self._life.pulse,
-        )
-        self._served.serve()
-
-    def recover(self, name: str | None) -> None:
-        assert self._served
-        assert name == "a"
-        self.seen.append("recovered" if self._served.is_recovered else "not recovered")
-
-    def stop(self) -> None:
-        """Have nothing to reopen."""
-
-    def run(self, name: str, request: ports.Cancellation, **options: Any) -> outcomes.Outcome:
-        assert self._served
-        assert options["may_evict"]
-        assert options["retry_after_s"] > 0
-        self.seen.append("recovered" if self._served.is_recovered else "not recovered")
-        self._life.now_s += 2 * STUCK_AFTER_S
-        self.seen.append(self._life.health.why_dead())
-        request.check()
-        self.seen.append(self._life.health.why_dead())
-        self._life.now_s += STUCK_AFTER_S / 2
-        request.wait(0.001)
-        self.seen.append(self._life.health.why_dead())
-        if options["attempt"] == 2:
-            self._box.stop()
-        return outcomes.Outcome(state=model.State.FAILED, reason=errors.Reason.IN_USE, message="")
-
-
-def test_each_check_of_the_request_is_a_sign_of_life_and_the_pause_before_a_retry_needs_none(
-    life: Life,
-) -> None:
-    box = loop.Inbox()
-    box.put_label("a")
-    worker = Worker(life, box)
-
-    worker.serve()
-
-    once = ["recovered", "the worker has been stuck for 20 s", "", ""]
-    assert worker.seen == ["not recovered", *once, *once]
 
 
 # -- over HTTP --------------------------------------------------------------------------------
 
 
-def test_a_probe_gets_health_as_status_and_the_reason_as_text(life: Life) -> None:
-    life.contact_age_s = 1000.0
-    with serving(life) as port:
-        alive, ready = ask(port, "/healthz"), ask(port, "/readyz")
-
-    assert alive[:2] == (200, "ok\n")
-    assert ready[:2] == (503, "the Kubernetes API has not been heard of for 1000 s\n")
-
-
 @pytest.mark.parametrize(
-    ("method", "path", "expected", "header"),
+    ("method", "path", "status", "text", "header"),
     [
+        ("GET", "/healthz", 200, "ok\n", None),
+        ("GET", "/readyz", 503, "the Kubernetes API has not been heard of for 1000 s\n", None),
         (
-            "GET",
-            "/metrics?name=x",
-            (200, "metric 1\n"),
+            *("GET", "/metrics?name=x", 200, "metric 1\n"),
             ("Content-Type", "text/plain; version=0.0.4; charset=utf-8"),
         ),
-        ("GET", "/<script>", (404, "no such page\n"), ("Server", "mig-manager")),
-        ("HEAD", "/healthz", (200, ""), ("Content-Length", "3")),
+        ("GET", "/<script>", 404, "no such page\n", ("Server", "mig-manager")),
+        ("HEAD", "/healthz", 200, "", ("Content-Length", "3")),
+        *(
+            (method, "/healthz", 405, None, ("Allow", "GET, HEAD"))
+            for method in ("POST", "PUT", "PATCH", "DELETE", "OPTIONS")
+        ),
     ],
-    ids=["prometheus-text", "other-path-and-no-name-of-the-server", "head-without-text"],
 )
-def test_each_request_gets_its_page_with_its_headers(
-    life: Life, method: str, path: str, expected: tuple[int, str], header: tuple[str, str]
+def test_each_request_gets_its_page_or_a_refusal_with_its_header(
+    life: Life,
+    method: str,
+    path: str,
+    status: int,
+    text: str | None,
+    header: tuple[str, str] | None,
 ) -> None:
+    life.contact_age_s = 1000.0
     with serving(life) as port:
-        status, text, headers = ask(port, path, method=method)
+        found_status, found_text, headers = ask(port, path, method=method)
 
-    assert (status, text) == expected
-    assert headers[header[0]] == header[1]
-
-
-@pytest.mark.parametrize("method", ["POST", "PUT", "PATCH", "DELETE", "OPTIONS"])
-def test_other_methods_are_refused_with_those_that_are_not(life: Life, method: str) -> None:
-    with serving(life) as port:
-        status, _, headers = ask(port, "/healthz", method=method)
-
-    assert status == 405
-    assert headers["Allow"] == "GET, HEAD"
+    assert found_status == status
+    assert text in (found_text, None)
+    assert header is None or headers[header[0]] == header[1]
 
 
 def test_by_default_every_address_is_served(life: Life) -> None:
@@ -255,7 +187,7 @@ def test_a_page_that_fails_closes_only_its_own_connection(life: Life) -> None:
     def broken() -> bytes:
         raise RuntimeError("no metrics today")
 
-    with metrics.served(life.health, broken, address="127.0.0.1", port=0) as port:
+    with serving(life, exposition=broken) as port:
         with pytest.raises(http.client.HTTPException):
             ask(port, "/metrics")
         assert ask(port, "/healthz")[0] == 200

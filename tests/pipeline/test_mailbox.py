@@ -34,40 +34,32 @@ def test_the_newest_request_replaces_older_ones_and_the_same_label_is_none(
     current.check()
 
 
-def test_the_first_check_counts_even_without_a_label() -> None:
-    box = loop.Inbox()
-    box.put_label(None)
-
-    assert taken(box).name is None
-
-
-def test_a_changed_file_is_no_request_before_the_node_was_read() -> None:
+def test_the_first_check_counts_even_without_a_label_and_a_changed_file_before_it_does_not() -> (
+    None
+):
     box = loop.Inbox()
     box.put_file_change()
 
     assert box.next(0, timeout_s=0.01) is None
 
-    box.put_label("a")
-    assert taken(box).name == "a"
-
-
-def test_a_changed_file_makes_the_same_label_a_new_request(box: loop.Inbox) -> None:
-    current = taken(box)
-    box.put_file_change()
-
-    with pytest.raises(errors.Superseded) as end:
-        current.check()
-    assert end.value.is_replaced
-    assert taken(box, current.generation).name == "a"
-
-
-def test_a_removed_label_ends_the_request_without_a_successor(box: loop.Inbox) -> None:
-    current = taken(box)
     box.put_label(None)
+    assert taken(box).name is None
+
+
+@pytest.mark.parametrize("is_removed", [True, False])
+def test_a_changed_file_makes_a_new_request_and_a_removed_label_leaves_none(
+    box: loop.Inbox, *, is_removed: bool
+) -> None:
+    current = taken(box)
+    if is_removed:
+        box.put_label(None)
+    else:
+        box.put_file_change()
 
     with pytest.raises(errors.Superseded) as end:
         current.check()
-    assert not end.value.is_replaced
+    assert end.value.is_replaced is not is_removed
+    assert taken(box, current.generation).name == (None if is_removed else "a")
 
 
 @pytest.mark.parametrize("change", ["label", "file", "stop"])
@@ -84,30 +76,19 @@ def test_a_waiting_run_wakes_at_once_when_its_request_ends(box: loop.Inbox, chan
         current.wait(60)
 
 
-def test_a_wait_that_nothing_ends_just_passes(box: loop.Inbox) -> None:
-    taken(box).wait(0.01)
-
-
-def test_news_end_a_pause_and_no_other_sleep(box: loop.Inbox) -> None:
+@pytest.mark.parametrize("delay_s", [0.0, 0.05])
+def test_news_before_or_during_a_pause_end_it_once_and_no_other_sleep(
+    box: loop.Inbox, delay_s: float
+) -> None:
     current = taken(box)
-    threading.Timer(0.05, box.put_cluster_change).start()
+    threading.Timer(delay_s, box.put_cluster_change).start()
 
     current.pause(60)
 
     began = time.monotonic()
+    current.pause(0.1)
     box.put_cluster_change()
-    current.wait(0.2)
-    assert time.monotonic() - began >= 0.2
-
-
-def test_news_from_before_a_pause_count_once(box: loop.Inbox) -> None:
-    current = taken(box)
-    box.put_cluster_change()
-
-    current.pause(60)
-
-    began = time.monotonic()
-    current.pause(0.2)
+    current.wait(0.1)
     assert time.monotonic() - began >= 0.2
 
 

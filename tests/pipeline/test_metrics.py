@@ -2,6 +2,8 @@
 
 import io
 import sys
+from collections.abc import Mapping
+from typing import Any
 
 import pytest
 import structlog.testing
@@ -15,6 +17,7 @@ from mig_manager.adapters.nvml import hung_call, library
 from mig_manager.agent import metrics
 from mig_manager.catalogue import hardware
 from mig_manager.core import model, profile_name
+from mig_manager.errors import Reason
 from tests import gpu_values
 
 NOW = 1_700_000_000.0
@@ -40,10 +43,6 @@ def series(heard: metrics.Metrics, name: str) -> dict[str, float]:
     }
 
 
-def value(heard: metrics.Metrics, name: str, labels: str = "") -> float:
-    return series(heard, name)[labels]
-
-
 def partitioned(wanted: dict[str, int]) -> model.ObservedGpus:
     gpus = tuple(hardware.template(hardware.find("A100-SXM4-40GB"), i) for i in range(2))
     devices = {profile_name.parse(name): count for name, count in wanted.items()}
@@ -51,28 +50,103 @@ def partitioned(wanted: dict[str, int]) -> model.ObservedGpus:
     return model.ObservedGpus(gpu_values.brought_to(gpus, wanted_each))
 
 
-def test_no_state_is_claimed_before_one_is_published_and_then_one_alone(
+STATES = {"pending": 0, "rebooting": 0, "success": 0, "failed": 0}
+FAILED = (model.State.FAILED, Reason.IN_USE, 12.0)
+APPLIED = (model.State.SUCCESS, Reason.APPLIED, 4.0)
+DRAIN = model.Phase.DRAIN
+CASES: Mapping[str, tuple[list[tuple[Any, ...]], Mapping[str, object]]] = {
+    "no state is claimed before one is published": (
+        [],
+        {
+            "state": STATES,
+            "last_success_timestamp_seconds": {"": 0},
+            "last_outcome_info": {},
+            "layout_info": {},
+            "build_info": {mig_manager.__version__: 1},
+        },
+    ),
+    "the last published state stands alone": (
+        [("state_published", model.State.PENDING), ("state_published", model.State.FAILED)],
+        {"state": STATES | {"failed": 1}},
+    ),
+    "a failure leaves no time of success": (
+        [("run_ended", *FAILED)],
+        {"last_outcome_info": {"InUse,failed": 1}, "last_success_timestamp_seconds": {"": 0}},
+    ),
+    "the last outcome is one series, and success leaves its time": (
+        [("run_ended", *FAILED), ("run_ended", *APPLIED)],
+        {
+            "last_outcome_info": {"Applied,success": 1},
+            "last_success_timestamp_seconds": {"": NOW},
+            "run_duration_seconds_sum": {"failed": 12.0, "success": 4.0},
+        },
+    ),
+    "durations are summed by phase": (
+        [("phase_ended", DRAIN, 2.0), ("phase_ended", DRAIN, 0.5)],
+        {
+            "phase_duration_seconds_sum": {"Drain": 2.5},
+            "phase_duration_seconds_count": {"Drain": 2},
+        },
+    ),
+    "a retry is announced": (
+        [("attempt_began", 1), ("retry_scheduled", 30.0)],
+        {"retry_timestamp_seconds": {"": NOW + 30.0}, "attempt": {"": 1}},
+    ),
+    "a retry is announced until its attempt begins": (
+        [("retry_scheduled", 30.0), ("attempt_began", 2)],
+        {"retry_timestamp_seconds": {"": 0}, "retries_total": {"": 1}, "attempt": {"": 2}},
+    ),
+    "evictions, superseded runs and lost ends are counted": (
+        [("pod_evicted",), ("run_superseded",), ("outcome_lost", Reason.API_UNAVAILABLE)],
+        {
+            "evictions_total": {"": 1},
+            "superseded_runs_total": {"": 1},
+            "lost_outcomes_total": {"ApiUnavailable": 1},
+        },
+    ),
+    "the last layout stands alone": (
+        [("layout_applied", "a", "1"), ("layout_applied", "b", "2")],
+        {"layout_info": {"2,b": 1}},
+    ),
+    "NVML calls are added up by function": (
+        [("nvml_called", "nvmlInit", 1, 0.25), ("nvml_called", "nvmlInit", 2, 0.5)],
+        {"nvml_calls_total": {"nvmlInit": 3}, "nvml_call_seconds_total": {"nvmlInit": 0.75}},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_is_reported_becomes_these_series(heard: metrics.Metrics, case: str) -> None:
+    reports, expected = CASES[case]
+
+    for method, *arguments in reports:
+        getattr(heard, method)(*arguments)
+
+    assert {name: series(heard, name) for name in expected} == expected
+    assert b"_created" not in heard.exposition()
+
+
+def test_the_last_instances_stand_alone_and_operations_are_timed_by_how_they_ended(
     heard: metrics.Metrics,
 ) -> None:
-    none = {"pending": 0, "rebooting": 0, "success": 0, "failed": 0}
-    assert series(heard, "state") == none
-    assert value(heard, "last_success_timestamp_seconds") == 0
-    assert series(heard, "last_outcome_info") == series(heard, "layout_info") == {}
+    for wanted in ({"1g.5gb": 7}, {"3g.20gb": 2}):
+        heard.gpus_observed(partitioned(wanted))
+    heard.gpu_operation_ended("observe", 0.5, is_good=True)
+    heard.gpu_operation_ended("execute", 3.0, is_good=False)
 
-    heard.state_published(model.State.PENDING)
-    heard.state_published(model.State.FAILED)
-
-    assert series(heard, "state") == none | {"failed": 1}
+    assert series(heard, "instances") == {"3g.20gb": 4}
+    durations = series(heard, "gpu_operation_duration_seconds_sum")
+    assert durations == {"observe,ok": 0.5, "execute,error": 3.0}
 
 
 def test_every_reason_is_counted_with_its_state_from_zero_on_so_that_the_first_is_an_increase(
     heard: metrics.Metrics,
 ) -> None:
     before = series(heard, "runs_total")
-    heard.run_ended(model.State.FAILED, errors.Reason.IN_USE, 12.0)
+    heard.run_ended(*FAILED)
 
     kinds = [labels.split(",") for labels in before]
-    assert {reason for reason, _ in kinds} == {reason.value for reason in errors.Reason}
+    assert {reason for reason, _ in kinds} == {reason.value for reason in Reason}
     assert {reason for reason, state in kinds if state == "success"} == {
         "Applied",
         "AlreadyApplied",
@@ -81,86 +155,13 @@ def test_every_reason_is_counted_with_its_state_from_zero_on_so_that_the_first_i
     assert series(heard, "runs_total") == {**before, "InUse,failed": 1}
 
 
-def test_the_last_outcome_is_one_series_and_success_leaves_its_time(
-    heard: metrics.Metrics,
-) -> None:
-    heard.run_ended(model.State.FAILED, errors.Reason.IN_USE, 12.0)
-    assert value(heard, "last_success_timestamp_seconds") == 0
-    heard.run_ended(model.State.SUCCESS, errors.Reason.APPLIED, 4.0)
-
-    assert series(heard, "last_outcome_info") == {"Applied,success": 1}
-    assert value(heard, "last_success_timestamp_seconds") == NOW
-
-
-def test_durations_are_summed_by_state_and_by_phase(heard: metrics.Metrics) -> None:
-    heard.run_ended(model.State.SUCCESS, errors.Reason.APPLIED, 4.0)
-    heard.phase_ended(model.Phase.DRAIN, 2.0)
-    heard.phase_ended(model.Phase.DRAIN, 0.5)
-
-    assert value(heard, "run_duration_seconds_sum", "success") == 4.0
-    assert value(heard, "phase_duration_seconds_sum", "Drain") == 2.5
-    assert value(heard, "phase_duration_seconds_count", "Drain") == 2
-
-
-def test_a_retry_is_announced_until_its_attempt_begins(heard: metrics.Metrics) -> None:
-    heard.attempt_began(1)
-    heard.retry_scheduled(30.0)
-    assert value(heard, "retry_timestamp_seconds") == NOW + 30.0
-    heard.attempt_began(2)
-
-    assert value(heard, "retry_timestamp_seconds") == 0
-    assert value(heard, "retries_total") == 1
-    assert value(heard, "attempt") == 2
-
-
-def test_evictions_superseded_runs_and_lost_ends_are_counted(heard: metrics.Metrics) -> None:
-    heard.pod_evicted()
-    heard.run_superseded()
-    heard.outcome_lost(errors.Reason.API_UNAVAILABLE)
-
-    assert value(heard, "evictions_total") == 1
-    assert value(heard, "superseded_runs_total") == 1
-    assert series(heard, "lost_outcomes_total") == {"ApiUnavailable": 1}
-
-
-def test_instances_and_layout_are_the_last_ones_alone(heard: metrics.Metrics) -> None:
-    heard.gpus_observed(partitioned({"1g.5gb": 7}))
-    heard.gpus_observed(partitioned({"3g.20gb": 2}))
-    heard.layout_applied("a", "1")
-    heard.layout_applied("b", "2")
-
-    assert series(heard, "instances") == {"3g.20gb": 4}
-    assert series(heard, "layout_info") == {"2,b": 1}
-
-
-def test_operations_on_the_gpus_are_timed_by_how_they_ended(heard: metrics.Metrics) -> None:
-    heard.gpu_operation_ended("observe", 0.5, is_good=True)
-    heard.gpu_operation_ended("execute", 3.0, is_good=False)
-
-    durations = series(heard, "gpu_operation_duration_seconds_sum")
-    assert durations == {"observe,ok": 0.5, "execute,error": 3.0}
-
-
-def test_nvml_calls_are_added_up_by_function(heard: metrics.Metrics) -> None:
-    heard.nvml_called("nvmlInit", 1, 0.25)
-    heard.nvml_called("nvmlInit", 2, 0.5)
-
-    assert series(heard, "nvml_calls_total") == {"nvmlInit": 3}
-    assert series(heard, "nvml_call_seconds_total") == {"nvmlInit": 0.75}
-
-
 def test_the_contact_with_the_api_is_asked_for_at_each_scrape(
     heard: metrics.Metrics, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert value(heard, "api_contact_age_seconds") == 3.0
+    assert series(heard, "api_contact_age_seconds") == {"": 3.0}
     monkeypatch.setattr(Contact, "age_s", float("inf"))
 
-    assert value(heard, "api_contact_age_seconds") == float("inf")
-
-
-def test_the_version_is_reported_and_no_series_has_a_creation_time(heard: metrics.Metrics) -> None:
-    assert series(heard, "build_info") == {mig_manager.__version__: 1}
-    assert b"_created" not in heard.exposition()
+    assert series(heard, "api_contact_age_seconds") == {"": float("inf")}
 
 
 def test_phases_evictions_and_operations_are_signs_of_life() -> None:
@@ -179,15 +180,15 @@ def test_two_sets_of_metrics_in_one_process_do_not_disturb_each_other(
     other = metrics.Metrics(contact_age_s=lambda: 0.0)
     other.pod_evicted()
 
-    assert value(heard, "evictions_total") == 0
+    assert series(heard, "evictions_total") == {"": 0}
 
 
 def test_dropped_log_lines_are_counted(heard: metrics.Metrics) -> None:
-    before = value(heard, "log_lines_dropped_total")
+    before = series(heard, "log_lines_dropped_total")[""]
     log.LineWriter(io.StringIO()).drop()
 
-    assert value(heard, "log_lines_dropped_total") - before == 1
-    assert value(heard, "log_lines_dropped_total") - before == 1
+    for _ in range(2):
+        assert series(heard, "log_lines_dropped_total") == {"": before + 1}
 
 
 def test_a_listener_that_fails_costs_a_log_line_and_nothing_else() -> None:

@@ -10,9 +10,10 @@ import pytest
 from mig_manager import errors
 from mig_manager.adapters.host import gpu_reset, programs
 from mig_manager.adapters.nvml import gpus as nvml_gpus
-from mig_manager.agent import outcomes, reconcile, settings
-from mig_manager.core import model, ports
+from mig_manager.agent import outcomes, reconcile
+from mig_manager.core import model
 from mig_manager.core.node import cluster
+from mig_manager.errors import Reason
 from mig_manager.sandbox.driver import library as simulated
 from mig_manager.sandbox.driver import nvidia_smi, states
 from testkit import nvml_faults
@@ -74,37 +75,35 @@ class Node:
 
     def agent(self) -> reconcile.Reconciler:
         """Return an agent that has just started."""
-        rig = self.cluster
-        return reconcile.Reconciler(
-            ports.Dependencies(
-                gpus=self._gpus,
-                node=rig.node,
-                workloads=rig.workloads,
-                allocations=rig.allocations,
-                configs=fakes.FakeConfig(self._layouts),
-                clock=rig.clock,
-                boot_id=self.state.boot_id,
-                reset=self,
-                reboot=self if self.may_reboot else None,
-            ),
-            settings.Limits(drain_timeout_s=20, plugin_timeout_s=20, monitor_timeout_s=5),
+        return scenes.reconciler(
+            self.cluster,
+            self._layouts,
+            gpus=self._gpus,
+            boot_id=self.state.boot_id,
+            reset=self,
+            reboot=self if self.may_reboot else None,
         )
 
-    def run(self, layout: str) -> outcomes.Outcome:
+    def run(self, layout: str, request: fakes.FakeRequest | None = None) -> outcomes.Outcome:
         """Start an agent and let it do its work once."""
         agent = self.agent()
         agent.recover(layout)
-        return agent.run(layout, fakes.FakeRequest(self.cluster.clock))
+        return agent.run(layout, request or fakes.FakeRequest(self.cluster.clock))
+
+    def assert_ends(self, layout: str, reason: Reason, text: str = "") -> None:
+        """Run; check reason and message, and that the node is restored."""
+        outcome = self.run(layout)
+        assert outcome.reason is reason, outcome.message
+        assert text in outcome.message
+        scenes.assert_nothing_taken(self.cluster)
 
     def go_down(self, layout: str) -> None:
         """Run until the signal to end comes with a reboot, and reboot."""
         request = fakes.FakeRequest(self.cluster.clock)
         before = self.reboots
         request.ends_when = lambda: self.reboots > before
-        agent = self.agent()
-        agent.recover(layout)
         with pytest.raises(errors.Superseded):
-            agent.run(layout, request)
+            self.run(layout, request)
         self.restart()
 
     def restart(self) -> None:
@@ -119,8 +118,7 @@ class Node:
         return self._gpus.observe()
 
     def others(self, index: int) -> list[states.GpuState]:
-        gpus = self.state.read().gpus
-        return [gpu for number, gpu in enumerate(gpus) if number != index]
+        return [gpu for at, gpu in enumerate(self.state.read().gpus) if at != index]
 
     @property
     def resets(self) -> list[int]:
@@ -130,10 +128,17 @@ class Node:
     def modes(self) -> list[tuple[bool, bool]]:
         return [(gpu.is_enabled, gpu.is_pending) for gpu in self.state.read().gpus]
 
-    def monitor(self, index: int) -> states.Client:
-        """Have a program outside of pods open a GPU without computing on it, as DCGM does."""
-        uuid = self.state.boards[index].uuid
-        return self.state.add_client(uuid, name="dcgm", kind=states.ClientKind.MONITOR)
+    def open_second_gpu(
+        self, name: str, kind: states.ClientKind = states.ClientKind.COMPUTE
+    ) -> states.Client:
+        """Have a program outside of pods open it."""
+        return self.state.add_client(self.state.boards[1].uuid, name=name, pid=4711, kind=kind)
+
+    def break_calls(self, function: str, *, gpu: int | None = None, first: int = 1) -> None:
+        """Have the driver answer that a GPU needs a reset."""
+        code = states.Code.RESET_REQUIRED
+        fault = nvml_faults.Fault(function=function, gpu=gpu, first=first, count=None, code=code)
+        self.state.add_fault(fault)
 
 
 Boot = Callable[..., Node]
@@ -152,19 +157,17 @@ def boot(tmp_path: pathlib.Path) -> Iterator[Boot]:
 def test_a_gpu_whose_mode_waits_is_reset_and_its_neighbour_is_not(boot: Boot) -> None:
     node = boot(options=ONLY_BY_TOOL)
 
-    outcome = node.run("second")
+    node.assert_ends("second", Reason.APPLIED)
 
-    assert outcome.state is model.State.SUCCESS
     assert node.asked_to_reset == [[1]]
     assert node.resets == [0, 1]
     assert len(node.gpus()[1].mig_uuids) == 2
-    scenes.assert_nothing_taken(node.cluster)
 
 
 @pytest.mark.slow
 def test_a_mode_that_was_pending_before_is_brought_into_force(boot: Boot) -> None:
     node = boot(options=VIRTUAL)
-    assert node.run("all").reason is errors.Reason.REBOOT_REQUIRED
+    assert node.run("all").reason is Reason.REBOOT_REQUIRED
     node.state.set_options(ONLY_BY_TOOL)
 
     assert node.run("all").state is model.State.SUCCESS
@@ -184,30 +187,50 @@ def test_a_reset_switches_mig_on_and_off_whether_or_not_gpus_get_other_device_no
     assert node.resets == [2, 2]
 
 
-def test_a_process_that_starts_before_the_reset_is_named_and_the_mode_is_rolled_back(
-    boot: Boot,
+@pytest.mark.parametrize(
+    ("options", "client", "persistence"),
+    [
+        pytest.param(states.Options(), "dcgm", None, id="monitor"),
+        pytest.param(ONLY_BY_TOOL, "dcgm", None, id="monitor, by nvidia-smi"),
+        pytest.param(ONLY_BY_TOOL, "late", None, id="process that starts before the reset"),
+        *(
+            pytest.param(states.Options(), "train", kind, id=f"process beside {kind.value}")
+            for kind in (
+                states.ClientKind.PERSISTENCE_DAEMON,
+                states.ClientKind.PERSISTENCE_MODE,
+            )
+        ),
+    ],
+)
+def test_a_mode_waits_for_a_client_of_the_gpu_without_a_reset_and_persistence_is_none(
+    options: states.Options, client: str, persistence: states.ClientKind | None, boot: Boot
 ) -> None:
-    node = boot(options=ONLY_BY_TOOL)
-    uuid = node.state.boards[1].uuid
-    late: list[states.Client] = []
-    node.before_reset = lambda: late.append(
-        node.state.add_client(uuid, name="/bin/train", pid=4711)
-    )
+    node = boot(options=options)
+    # With a process that started late, a reboot would be the next thing to try.
+    node.may_reboot = client != "late"
+    clients: list[states.Client] = []
+    if persistence:
+        node.open_second_gpu("nvidia-persistenced", persistence)
+    if client == "late":
+        node.before_reset = lambda: clients.append(node.open_second_gpu("/bin/late"))
+    else:
+        is_monitor = client == "dcgm"
+        kind = states.ClientKind.MONITOR if is_monitor else states.ClientKind.COMPUTE
+        clients.append(node.open_second_gpu(f"/bin/{client}", kind))
 
-    outcome = node.run("second")
+    # NVML does not list monitors.
+    node.assert_ends("second", Reason.IN_USE, "" if client == "dcgm" else f"{client} (pid 4711)")
 
-    assert outcome.reason is errors.Reason.IN_USE
-    assert outcome.should_retry
-    assert "is not reset while it is in use by train (pid 4711)" in outcome.message
-    assert node.resets == [0, 0]
-    assert node.modes == [(False, False), (False, False)]
-    scenes.assert_nothing_taken(node.cluster)
-
+    assert (node.resets, node.reboots) == ([0, 0], 0)
+    assert node.modes == [(False, False)] * 2
     node.before_reset = lambda: None
-    for client in late:
-        node.state.remove_client(client)
-    assert node.run("second").state is model.State.SUCCESS
-    assert node.resets == [0, 1]
+    node.asked_to_reset.clear()
+    node.state.remove_client(*clients)
+    node.assert_ends("second", Reason.APPLIED)
+    is_by_tool = options is ONLY_BY_TOOL or persistence
+    assert (node.asked_to_reset, node.resets[0]) == ([[1]] if is_by_tool else [], 0)
+    remaining = node.state.read().clients_of(node.state.boards[1].uuid)
+    assert [each.kind for each in remaining] == ([persistence] if persistence else [])
 
 
 def test_a_gpu_that_only_resets_with_a_neighbour_is_reset_where_that_waits_too(
@@ -215,79 +238,19 @@ def test_a_gpu_that_only_resets_with_a_neighbour_is_reset_where_that_waits_too(
 ) -> None:
     node = boot(options=dataclasses.replace(ONLY_BY_TOOL, linked_gpus=((0, 1),)))
 
-    outcome = node.run("second")
-
-    assert outcome.reason is errors.Reason.RESET_REQUIRED
-    assert "can only be reset together with 00000000:07:00.0" in outcome.message
+    why = "can only be reset together with 00000000:07:00.0"
+    node.assert_ends("second", Reason.RESET_REQUIRED, why)
     assert node.resets == [0, 0]
-    scenes.assert_nothing_taken(node.cluster)
-    assert node.run("all").state is model.State.SUCCESS
+
+    node.assert_ends("all", Reason.APPLIED)
     assert node.resets == [1, 1]
-
-
-@pytest.mark.parametrize("options", [states.Options(), ONLY_BY_TOOL])
-def test_a_mode_that_clients_keep_from_changing_is_called_off_and_nothing_is_reset(
-    options: states.Options, boot: Boot
-) -> None:
-    node = boot(options=options)
-    dcgm = node.monitor(1)
-
-    outcome = node.run("second")
-
-    assert outcome.reason is errors.Reason.IN_USE
-    assert node.resets == [0, 0]
-    assert node.modes == [(False, False)] * 2
-    scenes.assert_nothing_taken(node.cluster)
-
-    node.state.remove_client(dcgm)
-    assert node.run("second").state is model.State.SUCCESS
-
-
-@pytest.mark.parametrize(
-    "kind", [states.ClientKind.PERSISTENCE_DAEMON, states.ClientKind.PERSISTENCE_MODE]
-)
-def test_persistence_does_not_keep_an_ampere_gpu_from_its_mode_but_a_process_does(
-    kind: states.ClientKind, boot: Boot
-) -> None:
-    node = boot()
-    node.may_reboot = True
-    uuid = node.state.boards[1].uuid
-    before = node.state.add_client(uuid, name="nvidia-persistenced", kind=kind)
-    process = node.state.add_client(uuid, name="/bin/train", pid=4711)
-
-    outcome = node.run("second")
-
-    assert outcome.reason is errors.Reason.IN_USE
-    assert outcome.should_retry
-    assert "train (pid 4711)" in outcome.message
-    assert (node.resets, node.reboots) == ([0, 0], 0)
-    assert node.modes == [(False, False)] * 2
-    scenes.assert_nothing_taken(node.cluster)
-
-    node.state.remove_client(process)
-    node.asked_to_reset.clear()
-    outcome = node.run("second")
-
-    assert outcome.state is model.State.SUCCESS, outcome.message
-    assert node.asked_to_reset == [[1]]
-    assert node.resets == [0, 1]
-    (after,) = node.state.read().clients_of(uuid)
-    assert after.kind is before.kind
 
 
 def test_a_faulty_gpu_reboots_no_node_and_costs_no_pod(boot: Boot) -> None:
     node = boot()
-    assert node.run("all").state is model.State.SUCCESS
+    node.assert_ends("all", Reason.APPLIED)
     node.may_reboot = True
-    node.state.add_fault(
-        nvml_faults.Fault(
-            function="nvmlDeviceGetHandleBy*",
-            gpu=None,
-            first=2,
-            count=None,
-            code=states.Code.RESET_REQUIRED,
-        )
-    )
+    node.break_calls("nvmlDeviceGetHandleBy*", first=2)
     before = set(node.cluster.pods)
 
     node.run("all")
@@ -302,47 +265,33 @@ def test_a_creation_that_a_faulty_gpu_refuses_is_reported_as_that_and_not_retrie
 ) -> None:
     node = boot()
     node.may_reboot = True
-    node.state.add_fault(
-        nvml_faults.Fault(
-            function="nvmlDeviceCreateGpuInstance*",
-            gpu=1,
-            count=None,
-            code=states.Code.RESET_REQUIRED,
-        )
-    )
+    node.break_calls("nvmlDeviceCreateGpuInstance*", gpu=1)
 
     outcome = node.run("second")
 
-    assert outcome.reason is errors.Reason.GPU_NEEDS_RESET
+    assert outcome.reason is Reason.GPU_NEEDS_RESET
     assert not outcome.should_retry
     assert "cannot create GPU instance 3g.20gb" in outcome.message
     assert "every step succeeded" not in outcome.message
-    assert node.asked_to_reset == []
-    assert node.reboots == 0
+    assert (node.asked_to_reset, node.reboots) == ([], 0)
     scenes.assert_nothing_taken(node.cluster)
 
 
 def test_a_virtual_machine_reboots_once_if_allowed_and_gets_its_layout(boot: Boot) -> None:
     node = boot(options=VIRTUAL)
 
-    outcome = node.run("all")
-
-    assert outcome.reason is errors.Reason.REBOOT_REQUIRED
-    assert "passed through to this virtual machine" in outcome.message
+    why = "passed through to this virtual machine"
+    node.assert_ends("all", Reason.REBOOT_REQUIRED, why)
     assert node.asked_to_reset == []
     assert node.modes == [(False, True)] * 2
-    assert not outcome.reason.is_transient
-    scenes.assert_nothing_taken(node.cluster)
 
     node.may_reboot = True
     node.go_down("all")
 
     assert node.cluster.labels[cluster.STATE_LABEL] == "rebooting"
-    assert node.run("all").state is model.State.SUCCESS
-    assert node.reboots == 1
-    assert node.asked_to_reset == []
+    node.assert_ends("all", Reason.APPLIED)
+    assert (node.asked_to_reset, node.reboots) == ([], 1)
     assert all(len(gpu.mig_uuids) == 2 for gpu in node.gpus())
-    scenes.assert_nothing_taken(node.cluster)
 
 
 def test_a_reboot_that_did_not_bring_the_mode_is_never_followed_by_another(boot: Boot) -> None:
@@ -357,9 +306,8 @@ def test_a_reboot_that_did_not_bring_the_mode_is_never_followed_by_another(boot:
     node.state.update(lambda now: (dataclasses.replace(now, gpus=stuck), None))
 
     for _ in range(3):
-        assert node.run("all").reason is errors.Reason.REBOOT_REQUIRED
+        node.assert_ends("all", Reason.REBOOT_REQUIRED)
         assert node.reboots == 1
-        scenes.assert_nothing_taken(node.cluster)
 
 
 @pytest.mark.slow
@@ -381,10 +329,8 @@ def test_a_vgpu_guest_is_refused_before_any_pod_is_evicted(boot: Boot) -> None:
     node.cluster.occupy()
     pods = dict(node.cluster.pods)
 
-    outcome = node.run("all")
+    node.assert_ends("all", Reason.NOT_SUPPORTED, "only its host can partition it")
 
-    assert outcome.reason is errors.Reason.NOT_SUPPORTED
-    assert "only its host can partition it" in outcome.message
     assert node.cluster.pods == pods
 
 
@@ -437,9 +383,8 @@ def test_where_one_gpu_of_eight_changes_mode_the_others_keep_their_instances_and
     staying = {uid for uid, devices in node.cluster.assigned.items() if not devices & fourth}
     clients = [client for client in node.state.read().clients if client.gpu_uuid not in fourth]
 
-    outcome = node.run(after)
+    node.assert_ends(after, Reason.APPLIED)
 
-    assert outcome.state is model.State.SUCCESS
     assert node.others(3) == others
     assert len(staying) == 14
     assert staying == node.cluster.assigned.keys() & staying & node.cluster.pods.keys()
@@ -447,4 +392,3 @@ def test_where_one_gpu_of_eight_changes_mode_the_others_keep_their_instances_and
     calls = nvml_faults.read_calls(node.state.path)
     assert {call.gpu for call in calls if call.function in nvml_codes.CHANGES} == {3}
     assert node.asked_to_reset == ([[3]] if options is ONLY_BY_TOOL else [])
-    scenes.assert_nothing_taken(node.cluster)

@@ -11,6 +11,7 @@ from mig_manager.core import model
 from mig_manager.core.node import cluster
 from mig_manager.core.node import policy as policies
 from mig_manager.core.records import status
+from mig_manager.errors import Reason
 from tests import fakes, scenes
 
 
@@ -24,10 +25,10 @@ class Deployment:
     def __init__(
         self,
         rig: fakes.NodeRig,
-        name: str,
         devices: list[str],
         *,
         room_elsewhere: int,
+        name: str = "serving",
         max_unavailable: int = 1,
         starts: bool = True,
     ) -> None:
@@ -41,66 +42,57 @@ class Deployment:
         """UID of a replica on our node -> its device."""
         for device in devices:
             self._start_here(device)
-        rig.disruption_budgets.append(fakes.FakeBudget(name, name, len(devices), max_unavailable))
+        self.budget = fakes.FakeBudget(name, name, len(devices), max_unavailable)
+        rig.disruption_budgets.append(self.budget)
         rig.clock.on_wait.append(self.live)
 
     def live(self) -> None:
-        """Replace what is gone."""
-        for uid in [uid for uid in self.here if uid not in self.rig.pods]:
+        """Replace what is gone, and place what waits for a node."""
+        for uid in self.here.keys() - self.rig.pods.keys():
             self.killed += 1
-            self._wait_for_a_node(self.here.pop(uid))
+            waiting = self._add(phase="Pending", is_ready=False)
+            self.rig.elsewhere[waiting] = dataclasses.replace(
+                self.rig.pods.pop(waiting),
+                node_name="",
+                node_selector={"device": self.here.pop(uid)},
+            )
         for uid, pod in list(self.rig.elsewhere.items()):
-            if pod.labels.get("app") == self.name and not pod.node_name:
-                self._place(uid, pod)
-
-    def _add(self, name: str, *, devices: frozenset[str] = frozenset(), **fields: object) -> str:
-        labels = {"app": self.name}
-        return self.rig.add_pod(
-            name, devices=devices, labels=labels, owner_kind="ReplicaSet", **fields
-        )
-
-    def _next(self) -> str:
-        self._serial += 1
-        return f"{self.name}-{self._serial}"
+            if pod.labels["app"] != self.name or pod.node_name:
+                continue
+            if self.room_elsewhere:
+                self.room_elsewhere -= 1
+                self.rig.elsewhere[uid] = dataclasses.replace(
+                    pod, node_name="node-b", phase="Running", is_ready=self.starts
+                )
+            elif not is_closed(self.rig):
+                del self.rig.elsewhere[uid]
+                self._start_here(pod.node_selector["device"])
 
     def _start_here(self, device: str) -> None:
-        name = self._next()
-        uid = self._add(name, devices=frozenset({device}))
-        self.here[uid] = device
+        self.here[self._add(devices=frozenset({device}))] = device
 
-    def _wait_for_a_node(self, device: str) -> None:
-        name = self._next()
-        uid = self._add(name, phase="Pending", is_ready=False)
-        pod = self.rig.pods.pop(uid)
-        self.rig.elsewhere[uid] = dataclasses.replace(
-            pod, node_name="", node_selector={"device": device}
+    def _add(self, *, devices: frozenset[str] = frozenset(), **fields: object) -> str:
+        self._serial += 1
+        return self.rig.add_pod(
+            f"{self.name}-{self._serial}",
+            devices=devices,
+            labels={"app": self.name},
+            owner_kind="ReplicaSet",
+            **fields,
         )
 
-    def _place(self, uid: str, pod: cluster.Pod) -> None:
-        if self.room_elsewhere:
-            self.room_elsewhere -= 1
-            self.rig.elsewhere[uid] = dataclasses.replace(
-                pod, node_name="node-b", phase="Running", is_ready=self.starts
-            )
-        elif not (self.rig.is_unschedulable or self.rig.has_hold_taint):
-            del self.rig.elsewhere[uid]
-            self._start_here(pod.node_selector["device"])
+
+def is_closed(rig: fakes.NodeRig) -> bool:
+    return rig.is_unschedulable or rig.has_hold_taint
 
 
 def node_with(
     *, room_elsewhere: int, starts: bool = True, replicas: int = 4
 ) -> tuple[fakes.NodeRig, Deployment]:
-    """A node whose first GPU a deployment fills, whose budget grants one eviction at a time."""
+    """A node with a deployment on its first GPU, whose budget grants one eviction at a time."""
     rig = scenes.node(layout="all-1g.5gb")
-    serving = Deployment(
-        rig, "serving", uuids(rig)[:replicas], room_elsewhere=room_elsewhere, starts=starts
-    )
-    return rig, serving
-
-
-def uuids(rig: fakes.NodeRig) -> list[str]:
-    """Return the MIG devices of the first GPU."""
-    return [ci.uuid for gi in rig.gpus[0].gpu_instances for ci in gi.compute_instances if ci.uuid]
+    devices = list(rig.gpus[0].mig_uuids)[:replicas]
+    return rig, Deployment(rig, devices, room_elsewhere=room_elsewhere, starts=starts)
 
 
 LAYOUT = "one-slice-changed-back"
@@ -126,31 +118,23 @@ class Agent:
 
     def try_once(self, layout: str = LAYOUT) -> outcomes.Outcome:
         self.attempt += 1
-        outcome = self.reconciler.run(
-            layout, fakes.FakeRequest(self.rig.clock), attempt=self.attempt
-        )
+        outcome = scenes.run(self.rig, layout, by=self.reconciler, attempt=self.attempt)
         for _ in range(30):
             self.rig.clock.wait(1)
         return outcome
 
 
-def is_closed(rig: fakes.NodeRig) -> bool:
-    return rig.is_unschedulable or rig.has_hold_taint
-
-
 def test_a_budget_that_grants_a_part_makes_the_drain_go_on_as_successors_are_ready() -> None:
     rig, serving = node_with(room_elsewhere=4)
-    ready_at_least: list[int] = []
-    budget = rig.disruption_budgets[0]
-    rig.clock.on_wait.insert(0, lambda: ready_at_least.append(budget.observed(rig).healthy))
+    healthy: list[int] = []
+    rig.clock.on_wait.insert(0, lambda: healthy.append(serving.budget.observed(rig).healthy))
 
-    outcome = Agent(rig).try_once()
+    assert Agent(rig).try_once().state is model.State.SUCCESS
 
-    assert outcome.state is model.State.SUCCESS
     assert serving.killed == 4
-    assert min(ready_at_least) == 3
+    assert min(healthy) == 3
     assert any("evicting default/serving-1; 3 more" in each for each in rig.statuses)
-    assert not is_closed(rig)
+    scenes.assert_nothing_taken(rig)
 
 
 def test_a_drain_without_room_elsewhere_costs_one_pod_however_often_it_is_tried() -> None:
@@ -164,40 +148,31 @@ def test_a_drain_without_room_elsewhere_costs_one_pod_however_often_it_is_tried(
     assert serving.killed == 1
     assert bare in rig.pods
     assert rig.gpus == before
-    assert {outcome.reason for outcome in outcomes} == {errors.Reason.DRAIN_STALLED}
+    assert {outcome.reason for outcome in outcomes} == {Reason.DRAIN_STALLED}
     assert "no node has room for default/serving-5" in outcomes[0].message
     assert "default/serving-2" in outcomes[0].message
     assert all(outcome.should_retry for outcome in outcomes)
 
 
-def test_the_node_stays_closed_until_the_next_try_which_goes_on_when_there_is_room() -> None:
+@pytest.mark.parametrize("has_room", [True, False])
+def test_the_node_stays_closed_until_the_next_try_which_goes_on_with_more_room_or_budget(
+    *, has_room: bool
+) -> None:
     rig, serving = node_with(room_elsewhere=1)
     agent = Agent(rig)
 
-    assert agent.try_once().reason is errors.Reason.DRAIN_STALLED
+    assert agent.try_once().reason is Reason.DRAIN_STALLED
     assert is_closed(rig)
-    journal = status.Journal.from_json(rig.annotations[cluster.JOURNAL_ANNOTATION])
-    assert journal.draining
+    assert status.Journal.from_json(rig.annotations[cluster.JOURNAL_ANNOTATION]).draining
     assert serving.killed == 2
-    serving.room_elsewhere = 3
-    outcome = agent.try_once()
+    if has_room:
+        serving.room_elsewhere = 3
+    else:
+        serving.budget.max_unavailable = 4
 
-    assert outcome.state is model.State.SUCCESS
+    assert agent.try_once().state is model.State.SUCCESS
     assert serving.killed == 4
-    assert not is_closed(rig)
     scenes.assert_nothing_taken(rig)
-
-
-def test_a_larger_budget_lets_the_next_try_go_on() -> None:
-    rig, serving = node_with(room_elsewhere=0)
-    agent = Agent(rig)
-    agent.try_once()
-
-    rig.disruption_budgets[0].max_unavailable = 4
-    outcome = agent.try_once()
-
-    assert outcome.state is model.State.SUCCESS
-    assert serving.killed == 4
 
 
 def test_an_agent_that_is_restarted_between_two_tries_evicts_no_pod_again() -> None:
@@ -206,9 +181,8 @@ def test_an_agent_that_is_restarted_between_two_tries_evicts_no_pod_again() -> N
 
     successor = Agent(rig)
     successor.reconciler.recover(LAYOUT)
-    outcome = successor.try_once()
 
-    assert outcome.reason is errors.Reason.DRAIN_STALLED
+    assert successor.try_once().reason is Reason.DRAIN_STALLED
     assert is_closed(rig)
     assert serving.killed == 1
 
@@ -218,30 +192,29 @@ def test_successors_that_start_slowly_elsewhere_are_no_stall() -> None:
 
     outcome = Agent(rig).try_once()
 
-    assert outcome.reason is errors.Reason.DRAIN_TIMEOUT
+    assert outcome.reason is Reason.DRAIN_TIMEOUT
     assert "not ready yet elsewhere: default/serving-5" in outcome.message
     assert is_closed(rig)
     assert serving.killed == 1
 
 
-def withdraw(agent: Agent) -> None:
-    agent.reconciler.rest()
-
-
-def stop(agent: Agent) -> None:
-    agent.reconciler.stop()
-
-
-def ask_for_the_former_layout(agent: Agent) -> None:
+def ask_for_another_layout(agent: Agent) -> None:
     assert agent.try_once("all-1g.5gb").state is model.State.SUCCESS
 
 
 def ask_for_what_cannot_be(agent: Agent) -> None:
-    assert agent.try_once("unknown-profile").reason is errors.Reason.UNKNOWN_PROFILE
+    assert agent.try_once("unknown-profile").reason is Reason.UNKNOWN_PROFILE
 
 
 @pytest.mark.parametrize(
-    "end", [withdraw, stop, ask_for_the_former_layout, ask_for_what_cannot_be]
+    "end",
+    [
+        lambda agent: agent.reconciler.rest(),
+        lambda agent: agent.reconciler.stop(),
+        ask_for_another_layout,
+        ask_for_what_cannot_be,
+    ],
+    ids=["label removed", "agent stopped", "another layout", "impossible layout"],
 )
 def test_a_node_closed_between_two_attempts_is_reopened_when_the_layout_is_no_longer_requested(
     end: Callable[[Agent], None],
@@ -266,7 +239,7 @@ def test_the_strategy_whole_evicts_no_pod_while_a_budget_grants_only_a_part() ->
 
     outcome = Agent(rig).try_once()
 
-    assert outcome.reason is errors.Reason.DRAIN_TIMEOUT
+    assert outcome.reason is Reason.DRAIN_TIMEOUT
     assert "PodDisruptionBudget serving allows 1 of 4 evictions" in outcome.message
     assert serving.killed == 0
     assert "workloads.can_evict" not in rig.log
@@ -275,7 +248,7 @@ def test_the_strategy_whole_evicts_no_pod_while_a_budget_grants_only_a_part() ->
 
 def test_what_the_budgets_grant_as_a_whole_goes_at_once() -> None:
     rig, serving = node_with(room_elsewhere=4)
-    rig.disruption_budgets[0].max_unavailable = 4
+    serving.budget.max_unavailable = 4
 
     assert Agent(rig).try_once().state is model.State.SUCCESS
 
@@ -284,33 +257,31 @@ def test_what_the_budgets_grant_as_a_whole_goes_at_once() -> None:
     assert rig.log[first : first + 4] == ["workloads.evict"] * 4
 
 
-def test_no_pod_is_evicted_while_another_budget_grants_nothing() -> None:
+@pytest.mark.parametrize("is_shared", [True, False])
+def test_no_pod_is_evicted_while_another_budget_grants_nothing_or_covers_it_too(
+    *, is_shared: bool
+) -> None:
     rig, serving = node_with(room_elsewhere=4, replicas=2)
-    device = next(uuid for uuid in uuids(rig) if uuid not in serving.here.values())
-    guarded = Deployment(rig, "guarded", [device], room_elsewhere=1, max_unavailable=0)
+    if is_shared:
+        rig.disruption_budgets.append(fakes.FakeBudget("second", "serving", 2, 2))
+        why = "PodDisruptionBudgets second and serving both cover it"
+    else:
+        device = next(uuid for uuid in rig.gpus[0].mig_uuids if uuid not in serving.here.values())
+        Deployment(rig, [device], room_elsewhere=1, name="guarded", max_unavailable=0)
+        why = "PodDisruptionBudget guarded needs 1 healthy pods and has 1"
 
     outcome = Agent(rig).try_once()
 
-    assert outcome.reason is errors.Reason.DRAIN_TIMEOUT
-    assert "PodDisruptionBudget guarded needs 1 healthy pods and has 1" in outcome.message
-    assert (serving.killed, guarded.killed) == (0, 0)
-    assert not is_closed(rig)
-
-
-def test_a_pod_that_two_budgets_cover_keeps_all_others_from_being_evicted() -> None:
-    rig, serving = node_with(room_elsewhere=4, replicas=2)
-    rig.disruption_budgets.append(fakes.FakeBudget("second", "serving", 2, 2))
-
-    outcome = Agent(rig).try_once()
-
-    assert "PodDisruptionBudgets second and serving both cover it" in outcome.message
-    assert serving.killed == 0
+    assert outcome.reason is Reason.DRAIN_TIMEOUT
+    assert why in outcome.message
+    assert "workloads.evict" not in rig.log
+    scenes.assert_nothing_taken(rig)
 
 
 def test_pods_without_a_controller_go_last() -> None:
     rig, _ = node_with(room_elsewhere=4, replicas=2)
     used = frozenset().union(*rig.assigned.values())
-    free = next(uuid for uuid in uuids(rig) if uuid not in used)
+    free = next(uuid for uuid in rig.gpus[0].mig_uuids if uuid not in used)
     bare = rig.add_pod("bare", devices=frozenset({free}))
     order: list[str] = []
     rig.clock.on_wait.insert(
@@ -329,8 +300,8 @@ def test_pods_without_a_controller_go_last() -> None:
 
 
 def test_a_blocked_drain_asks_for_the_budgets_and_not_for_each_pod() -> None:
-    rig, _ = node_with(room_elsewhere=0)
-    rig.disruption_budgets[0].max_unavailable = 0
+    rig, serving = node_with(room_elsewhere=0)
+    serving.budget.max_unavailable = 0
 
     Agent(rig).try_once()
 
@@ -340,7 +311,7 @@ def test_a_blocked_drain_asks_for_the_budgets_and_not_for_each_pod() -> None:
 
 def test_an_agent_that_may_not_list_budgets_drains_as_the_api_lets_it_and_says_so() -> None:
     rig, serving = node_with(room_elsewhere=0)
-    forbidden = errors.ClusterError("no", reason=errors.Reason.FORBIDDEN, status=403)
+    forbidden = errors.ClusterError("no", reason=Reason.FORBIDDEN, status=403)
     rig.refusing = {"workloads.budgets": forbidden}
     agent = Agent(rig)
 
@@ -353,10 +324,10 @@ def test_an_agent_that_may_not_list_budgets_drains_as_the_api_lets_it_and_says_s
 
 def test_an_api_that_fails_to_list_budgets_until_the_deadline_is_the_reason() -> None:
     rig, serving = node_with(room_elsewhere=4)
-    away = errors.ClusterError("away", reason=errors.Reason.API_UNAVAILABLE, status=503)
+    away = errors.ClusterError("away", reason=Reason.API_UNAVAILABLE, status=503)
     rig.refusing = {"workloads.budgets": away}
 
     outcome = Agent(rig).try_once()
 
-    assert outcome.reason is errors.Reason.API_UNAVAILABLE
+    assert outcome.reason is Reason.API_UNAVAILABLE
     assert serving.killed == 0
