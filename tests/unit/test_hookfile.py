@@ -27,32 +27,28 @@ def parse(text: str) -> host_files.Table:
     return host_files.parse_hooks(text, source="h.yaml")
 
 
-def test_two_points_with_two_hooks_each_are_read_in_their_order() -> None:
-    table = parse(TWO_BY_TWO)
-
-    first, second = table.at(Point.PRE_APPLY_MODE)
-    assert (first.command, first.args, first.workdir) == (
-        "/bin/sh",
-        ("-c", "stop dcgm"),
-        "/etc/nvidia-mig-manager",
-    )
-    assert first.envs == {"A": "x", "B": "y"}
-    assert (second.command, second.args, second.envs) == ("stop-kubelet", (), {})
-    assert [hook.command for hook in table.at(Point.APPLY_EXIT)] == ["start-kubelet", "/bin/sh"]
-    assert table.at(Point.APPLY_START) == ()
+def hooks(text: str) -> dict[str, list[tuple[object, ...]]]:
+    return {
+        point.value: [(hook.command, hook.args, hook.envs, hook.workdir) for hook in each]
+        for point, each in parse(text).points.items()
+    }
 
 
-def test_what_is_written_out_and_read_again_is_the_same() -> None:
+def test_two_points_with_two_hooks_each_are_read_in_their_order_and_again_when_written() -> None:
+    read = hooks(TWO_BY_TWO)
+    assert read == {
+        "pre-apply-mode": [
+            ("/bin/sh", ("-c", "stop dcgm"), {"A": "x", "B": "y"}, "/etc/nvidia-mig-manager"),
+            ("stop-kubelet", (), {}, ""),
+        ],
+        "apply-exit": [
+            ("start-kubelet", (), {}, ""),
+            ("/bin/sh", ("-c", "start dcgm"), {}, ""),
+        ],
+    }
+    assert parse(TWO_BY_TWO).at(Point.APPLY_START) == ()
     plain = yaml_tree.plain(yaml_tree.parse(TWO_BY_TWO, source="h.yaml"))
-    again = parse(yaml_tree.dump(plain))
-
-    def bare(table: host_files.Table) -> object:
-        return {
-            point: [(hook.command, hook.args, hook.envs, hook.workdir) for hook in each]
-            for point, each in table.points.items()
-        }
-
-    assert bare(again) == bare(parse(TWO_BY_TWO))
+    assert hooks(yaml_tree.dump(plain)) == read
 
 
 @pytest.mark.parametrize(
@@ -66,22 +62,18 @@ def test_a_file_without_hooks_is_an_empty_table(text: str) -> None:
     assert parse(text).is_empty
 
 
-def test_scalars_become_the_same_texts_as_in_mig_parted() -> None:
-    (hook,) = parse(
+def test_scalars_become_the_texts_and_keys_have_the_cases_of_mig_parted() -> None:
+    scalars = (
         "hooks: {apply-start: [{command: 7z, args: [1, yes, 1.5, 2.0, 'on', 0x10, ],"
         " envs: {A: 1, B: off, C: , 5: no}}]}"
-    ).at(Point.APPLY_START)
-
-    assert hook.args == ("1", "true", "1.5", "2", "on", "16")
-    assert hook.envs == {"A": "1", "B": "false", "C": "", "5": "false"}
-
-
-def test_keys_are_matched_in_any_case_as_in_mig_parted() -> None:
-    (hook,) = parse(
+    )
+    envs = {"A": "1", "B": "false", "C": "", "5": "false"}
+    args = ("1", "true", "1.5", "2", "on", "16")
+    assert hooks(scalars) == {"apply-start": [("7z", args, envs, "")]}
+    capital = (
         "{Version: v1, HOOKS: {apply-exit: [{Command: /x, Args: [a], Envs: {a: B}, WorkDir: /}]}}"
-    ).at(Point.APPLY_EXIT)
-
-    assert (hook.command, hook.args, hook.envs, hook.workdir) == ("/x", ("a",), {"a": "B"}, "/")
+    )
+    assert hooks(capital) == {"apply-exit": [("/x", ("a",), {"a": "B"}, "/")]}
 
 
 def test_a_hook_may_have_a_timeout() -> None:

@@ -20,15 +20,11 @@ def listed(*names: str) -> str:
     return "version: v1\nsystemd-services:\n" + "".join(f"- {name}\n" for name in names)
 
 
-def test_services_are_read_in_the_order_in_which_they_are_to_be_stopped() -> None:
-    text = listed("nvsm.service", "nvidia-dcgm.service", "dcgm-exporter.service")
-
-    assert parse(text) == ("nvsm.service", "nvidia-dcgm.service", "dcgm-exporter.service")
-
-
-def test_sockets_timers_and_paths_are_stopped_and_started_before_services() -> None:
+def test_units_are_in_the_order_of_the_list_sockets_timers_and_paths_before_services() -> None:
+    assert parse(listed("nvsm.service", "nvidia-dcgm.service", "a.service")) == (
+        *("nvsm.service", "nvidia-dcgm.service", "a.service"),
+    )
     names = parse(listed("nvsm.service", "nvsm.socket", "dcgm.service", "dcgm.timer"))
-
     assert names == ("nvsm.socket", "dcgm.timer", "nvsm.service", "dcgm.service")
     assert host_files.start_order(names) == (
         *("dcgm.timer", "nvsm.socket"),
@@ -39,10 +35,6 @@ def test_sockets_timers_and_paths_are_stopped_and_started_before_services() -> N
 @pytest.mark.parametrize("text", ["", "# nothing\n", "~", "version: v1", listed()])
 def test_an_empty_list_has_no_units(text: str) -> None:
     assert parse(text) == ()
-
-
-def test_json_is_read_too() -> None:
-    assert parse('{"version": "v1", "systemd-services": ["a.service"]}') == ("a.service",)
 
 
 @pytest.mark.parametrize(
@@ -58,7 +50,8 @@ def test_json_is_read_too() -> None:
     ],
 )
 def test_a_name_without_a_kind_is_that_of_a_service(written: str, meant: str) -> None:
-    assert parse(listed(written)) == (meant,)
+    json = f'{{"version": "v1", "systemd-services": ["{written}"]}}'
+    assert parse(listed(written)) == parse(json) == (meant,)
 
 
 @pytest.mark.parametrize(

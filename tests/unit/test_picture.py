@@ -9,20 +9,23 @@ from mig_manager.core.planner import planner
 from tests.unit import samples
 
 PLAIN = bar.Style()
-ASCII = bar.Style(unicode=False)
-COLOUR = bar.Style(colour=True)
+OFF, ON = model.MigMode.DISABLED, model.MigMode.ENABLED
 
 BALANCED = ("1g.5gb@0", "1g.5gb@1", "2g.10gb@2", "3g.20gb@4")
 CASES = [
     pytest.param(samples.gpu(samples.A100, *BALANCED), id="a100-balanced"),
     pytest.param(samples.gpu(samples.A100), id="a100-empty"),
-    pytest.param(samples.gpu(samples.A100, mode=model.MigMode.DISABLED), id="a100-off"),
+    pytest.param(samples.gpu(samples.A100, mode=OFF), id="a100-off"),
     pytest.param(samples.gpu(samples.A30, "1g.6gb@0", "2g.12gb@2"), id="a30"),
     pytest.param(samples.gpu(samples.RTX6000, "2g.48gb@0", "1g.24gb+me.all@9"), id="rtx6000"),
     pytest.param(samples.gpu(samples.H100, "1g.10gb+me@6"), id="h100-media"),
     pytest.param(samples.gpu(None, mode=None), id="no-mig"),
-    pytest.param(samples.gpu(None, mode=model.MigMode.DISABLED), id="profiles-unknown"),
+    pytest.param(samples.gpu(None, mode=OFF), id="profiles-unknown"),
 ]
+
+
+def drawn(*gpus: model.Gpu) -> str:
+    return picture.draw_gpus(gpus, style=PLAIN)
 
 
 def planned(gpu: model.Gpu, desired: model.DesiredGpu) -> str:
@@ -33,7 +36,7 @@ def planned(gpu: model.Gpu, desired: model.DesiredGpu) -> str:
 def test_a_balanced_a100_is_drawn_to_scale() -> None:
     slice_ = "─" * 10
 
-    lines = picture.draw_gpus([samples.gpu(samples.A100, *BALANCED)], style=PLAIN).splitlines()
+    lines = drawn(samples.gpu(samples.A100, *BALANCED)).splitlines()
 
     assert lines[:5] == [
         "GPU 0 · Test GPU · MIG on · GPU-0",
@@ -45,108 +48,80 @@ def test_a_balanced_a100_is_drawn_to_scale() -> None:
 
 
 @pytest.mark.parametrize("gpu", CASES)
-@pytest.mark.parametrize("style", [PLAIN, ASCII], ids=["unicode", "ascii"])
-def test_no_line_is_wider_than_the_page(gpu: model.Gpu, style: bar.Style) -> None:
-    assert max(map(len, picture.draw_gpus([gpu], style=style).splitlines())) <= picture.WIDTH
-
-
-@pytest.mark.parametrize("gpu", CASES)
-def test_the_fallback_is_pure_ascii(gpu: model.Gpu) -> None:
-    assert picture.draw_gpus([gpu], style=ASCII).isascii()
-
-
-@pytest.mark.parametrize("gpu", CASES)
-def test_colour_adds_nothing_but_colour(gpu: model.Gpu) -> None:
-    coloured = picture.draw_gpus([gpu], style=COLOUR)
-
-    assert re.sub(r"\x1b\[[0-9]*m", "", coloured) == picture.draw_gpus([gpu], style=PLAIN)
+def test_no_line_is_too_wide_the_fallback_is_ascii_and_colour_adds_only_colour(
+    gpu: model.Gpu,
+) -> None:
+    plain, ascii_ = drawn(gpu), picture.draw_gpus([gpu], style=bar.Style(unicode=False))
+    assert max(map(len, [*plain.splitlines(), *ascii_.splitlines()])) <= picture.WIDTH
+    assert ascii_.isascii()
+    coloured = picture.draw_gpus([gpu], style=bar.Style(colour=True))
+    assert re.sub(r"\x1b\[[0-9]*m", "", coloured) == plain
 
 
 def test_equal_gpus_are_drawn_once() -> None:
     alike = [samples.gpu(samples.A100, *BALANCED, index=index) for index in (0, 1, 2, 5)]
     other = samples.gpu(samples.A100, index=3)
 
-    text = picture.draw_gpus([*alike[:3], other, alike[3]], style=PLAIN)
+    text = drawn(*alike[:3], other, alike[3])
 
     assert "GPU 0-2,5 · Test GPU · MIG on · 4 alike" in text
     assert text.count("3g.20gb  ") == 1
+    modes = drawn(samples.gpu(samples.A100), samples.gpu(samples.A100, index=1, mode=OFF))
+    assert "alike" not in modes
 
 
-def test_gpus_in_different_modes_are_drawn_apart() -> None:
-    gpus = [
-        samples.gpu(samples.A100),
-        samples.gpu(samples.A100, index=1, mode=model.MigMode.DISABLED),
-    ]
-
-    assert picture.draw_gpus(gpus, style=PLAIN).count("GPU ") >= 2 + 2
-
-
-def test_free_slices_are_distinguished_from_unusable_ones() -> None:
-    full = samples.gpu(samples.A100, *[f"1g.5gb@{start}" for start in range(7)])
-    half = samples.gpu(samples.A100, "3g.20gb@0")
-
-    assert "│  no fit  │" in picture.draw_gpus([full], style=PLAIN)
-    assert re.search(r"│·+ free ·+│", picture.draw_gpus([half], style=PLAIN))
-
-
-def test_a_gpu_without_instances_is_one_free_bar() -> None:
-    assert re.search(
-        r"│·{40,} free ·{39,}│", picture.draw_gpus([samples.gpu(samples.A100)], style=PLAIN)
-    )
-
-
-def test_a_gpu_with_mig_off_is_shown_whole() -> None:
-    text = picture.draw_gpus([samples.gpu(samples.A100, mode=model.MigMode.DISABLED)], style=PLAIN)
-
-    assert "MIG off" in text
-    assert "the whole GPU, not partitioned" in text
-
-
-def test_a_pending_mode_is_shown() -> None:
-    gpu = samples.gpu(samples.A100, mode=model.MigMode.DISABLED, pending=model.MigMode.ENABLED)
-
-    assert "MIG off, on after the next reset" in picture.draw_gpus([gpu], style=PLAIN)
-
-
-def test_a_gpu_without_mig_gets_no_bar() -> None:
-    text = picture.draw_gpus([samples.gpu(None, mode=None)], style=PLAIN)
-
-    assert "has no MIG" in text
-    assert "│" not in text
-
-
-def test_missing_profiles_of_the_driver_are_mentioned() -> None:
-    text = picture.draw_gpus([samples.gpu(None, mode=model.MigMode.DISABLED)], style=PLAIN)
-
-    assert "lists its profiles once MIG is on" in text
-
-
-def test_a_gpu_instance_without_a_compute_instance_is_marked_and_explained() -> None:
-    text = picture.draw_gpus([samples.gpu(samples.A100, "2g.10gb@0[]")], style=PLAIN)
-
-    assert "! 2g.10gb" in text
-    assert "it only blocks memory slices" in text
+@pytest.mark.parametrize(
+    ("gpu", "shown"),
+    [
+        pytest.param(
+            samples.gpu(samples.A100, *[f"1g.5gb@{start}" for start in range(7)]),
+            r"│  no fit  │",
+            id="an unusable slice",
+        ),
+        pytest.param(samples.gpu(samples.A100, "3g.20gb@0"), r"│·+ free ·+│", id="free slices"),
+        pytest.param(samples.gpu(samples.A100), r"│·{40,} free ·{39,}│", id="one free bar"),
+        pytest.param(
+            samples.gpu(samples.A100, mode=OFF),
+            r"MIG off(?s:.*)the whole GPU, not partitioned",
+            id="MIG off",
+        ),
+        pytest.param(
+            samples.gpu(samples.A100, mode=OFF, pending=ON),
+            "MIG off, on after the next reset",
+            id="a pending mode",
+        ),
+        pytest.param(samples.gpu(None, mode=None), r"has no MIG[^│]*$", id="no bar without MIG"),
+        pytest.param(
+            samples.gpu(None, mode=OFF), "lists its profiles once MIG is on", id="no profiles"
+        ),
+        pytest.param(
+            samples.gpu(samples.A100, "2g.10gb@0[]"),
+            r"! 2g\.10gb(?s:.*)it only blocks memory slices",
+            id="no compute instance",
+        ),
+        pytest.param(
+            samples.gpu(samples.A100, "4g.20gb@0[1c 1c]"),
+            "│    1c    │    1c    │          ·          │",
+            id="compute instances without a known span in their order",
+        ),
+        pytest.param(
+            samples.gpu(samples.A30),
+            r"PCI 0x20B010DE · offers 1g.6gb 1g.6gb\+me 2g.12gb 2g.12gb\+me 4g.24gb",
+            id="profiles that a layout may request",
+        ),
+    ],
+)
+def test_a_picture_shows(gpu: model.Gpu, shown: str) -> None:
+    assert re.search(shown, drawn(gpu))
 
 
 def test_compute_instances_divide_their_gpu_instance() -> None:
     gpu = samples.gpu(samples.A100, "4g.20gb@0[1c@0 2c@1]")
 
-    lines = picture.draw_gpus([gpu], style=PLAIN).splitlines()
+    lines = drawn(gpu).splitlines()
 
     assert lines[3].startswith("  │    1c    │          2c         │    ·     │")
     assert lines[4].startswith("  └──────────┴─────────────────────┴──────────┴")
-
-
-def test_compute_instances_without_a_known_span_are_drawn_in_their_order() -> None:
-    gpu = samples.gpu(samples.A100, "4g.20gb@0[1c 1c]")
-
-    assert "│    1c    │    1c    │          ·          │" in picture.draw_gpus([gpu], style=PLAIN)
-
-
-def test_status_lists_the_profiles_that_a_layout_may_request() -> None:
-    text = picture.draw_gpus([samples.gpu(samples.A30)], style=PLAIN)
-
-    assert "PCI 0x20B010DE · offers 1g.6gb 1g.6gb+me 2g.12gb 2g.12gb+me 4g.24gb" in text
 
 
 def test_a_change_shows_destroyed_and_created_instances_beside_the_rest() -> None:
@@ -171,32 +146,33 @@ def test_a_kept_gpu_instance_with_new_compute_instances_is_shown_as_changed() ->
     assert "│    1c    │    1c    │    1c    │    1c    │" in text
 
 
-def test_enabling_mig_shows_both_modes_and_the_reset() -> None:
-    gpu = samples.gpu(samples.A100, mode=model.MigMode.DISABLED)
+@pytest.mark.parametrize(
+    ("gpu", "desired", "shown"),
+    [
+        (
+            samples.gpu(samples.A100, mode=OFF),
+            samples.want({"7g.40gb": 1}),
+            r"MIG off → on, resets the GPU(?s:.*)then │ +7g\.40gb +│",
+        ),
+        (
+            samples.gpu(samples.A100, "7g.40gb@0", needs_reset=False),
+            samples.want(mode=OFF),
+            r"MIG on → off ·(?s:.*)then │ +the whole GPU, not partitioned +│",
+        ),
+        (
+            samples.gpu(None, mode=OFF),
+            samples.want({"1g.5gb": 1}),
+            "placements are decided once MIG is on",
+        ),
+    ],
+)
+def test_a_change_of_the_mode_shows_both_and_the_reset(
+    gpu: model.Gpu, desired: model.DesiredGpu, shown: str
+) -> None:
+    assert re.search(shown, planned(gpu, desired))
 
-    text = planned(gpu, samples.want({"7g.40gb": 1}))
 
-    assert "MIG off → on, resets the GPU" in text
-    assert re.search(r"then │ +7g\.40gb +│", text)
-
-
-def test_disabling_mig_shows_the_whole_gpu() -> None:
-    text = planned(
-        samples.gpu(samples.A100, "7g.40gb@0", needs_reset=False),
-        samples.want(mode=model.MigMode.DISABLED),
-    )
-
-    assert "MIG on → off ·" in text
-    assert re.search(r"then │ +the whole GPU, not partitioned +│", text)
-
-
-def test_a_change_without_known_profiles_says_that_placements_come_later() -> None:
-    gpu = samples.gpu(None, mode=model.MigMode.DISABLED)
-
-    assert "placements are decided once MIG is on" in planned(gpu, samples.want({"1g.5gb": 1}))
-
-
-def test_gpus_that_are_right_are_one_line() -> None:
+def test_gpus_that_are_right_or_outside_the_layout_are_mentioned() -> None:
     gpu = samples.gpu(samples.A100, *BALANCED)
 
     text = planned(gpu, samples.want({"1g.5gb": 2, "2g.10gb": 1, "3g.20gb": 1}))
@@ -205,14 +181,8 @@ def test_gpus_that_are_right_are_one_line() -> None:
         "GPU 0 · Test GPU · MIG on · right already · GPU-0",
         "    1x 3g.20gb, 1x 2g.10gb, 2x 1g.5gb",
     ]
-
-
-def test_gpus_outside_the_layout_are_mentioned() -> None:
-    text = picture.draw_change(
-        [samples.gpu(samples.A100)], steps.Plan(gpus=()), selected=(), style=PLAIN
-    )
-
-    assert "not in this layout" in text
+    outside = picture.draw_change([gpu], steps.Plan(gpus=()), selected=(), style=PLAIN)
+    assert "not in this layout" in outside
 
 
 @pytest.mark.parametrize(

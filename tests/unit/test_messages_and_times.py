@@ -1,4 +1,4 @@
-"""Messages that stay short whatever they are about, and times as people write them."""
+"""Short messages, times as people write them, and bursts of events."""
 
 import datetime as dt
 
@@ -6,38 +6,30 @@ import pytest
 
 from mig_manager import errors
 from mig_manager.agent import outcomes
-from mig_manager.core import messages
+from mig_manager.core import messages, timing
 
 NOW = dt.datetime(2026, 3, 1, 12, 0, 0, tzinfo=dt.UTC)
 
 
-def test_a_few_of_many_are_named_and_the_others_counted() -> None:
+def test_a_few_of_many_are_named_and_a_shared_cause_is_mentioned_once() -> None:
     assert messages.listed(["a", "b"]) == "a, b"
-    assert (
-        messages.listed([f"p{number}" for number in range(7)]) == "p0, p1, p2, p3, p4 and 2 more"
-    )
+    assert messages.listed([f"p{n}" for n in range(7)]) == "p0, p1, p2, p3, p4 and 2 more"
+    assert messages.by_cause([("a", "x"), ("b", "y"), ("c", "x")]) == "a, c (x), b (y)"
 
 
-def test_a_shared_cause_is_mentioned_once() -> None:
-    message = messages.by_cause([("a", "x"), ("b", "y"), ("c", "x")])
-
-    assert message == "a, c (x), b (y)"
-
-
-def test_a_message_that_fits_stays_as_it_is() -> None:
-    assert messages.fit("one. two.", 9) == "one. two."
-
-
-def test_a_message_is_cut_at_a_word_by_its_bytes_and_keeps_its_last_sentence() -> None:
-    message = messages.fit("äöü " * 1000 + "end. Raise the timeout.", 200)
-
-    assert len(message.encode()) <= 200
-    assert message.startswith("äöü äöü")
-    assert message.endswith("äöü ... Raise the timeout.")
-
-
-def test_a_message_without_words_or_sentences_is_cut_all_the_same() -> None:
-    assert messages.fit("x" * 5000, 1024) == "x" * 1020 + " ..."
+@pytest.mark.parametrize(
+    ("text", "limit", "cut"),
+    [
+        ("one. two.", 9, "one. two."),
+        ("x" * 5000, 1024, "x" * 1020 + " ..."),
+        ("äöü " * 99 + "end. Raise the timeout.", 40, "äöü äöü ... Raise the timeout."),
+    ],
+)
+def test_a_message_is_cut_at_a_word_by_its_bytes_and_keeps_its_last_sentence(
+    text: str, limit: int, cut: str
+) -> None:
+    assert messages.fit(text, limit) == cut
+    assert len(cut.encode()) <= limit
 
 
 def test_a_failure_that_names_everything_is_bounded_and_keeps_its_remedy() -> None:
@@ -80,3 +72,23 @@ def test_an_age_has_two_of_its_unit_at_least(seconds: int | None, age: str) -> N
     when = None if seconds is None else NOW - dt.timedelta(seconds=seconds)
 
     assert messages.age(when, NOW) == age
+
+
+def burst(*added: float) -> timing.Burst:
+    events = timing.Burst(quiet_s=0.5, longest_s=5.0)
+    for now in added:
+        events.add(now)
+    return events
+
+
+def test_a_burst_ends_after_a_quiet_while_or_its_longest_time() -> None:
+    assert burst().ends_in_s(1000.0) is None
+    quiet = burst(10.0, 10.25)
+    assert [quiet.ends_in_s(now) for now in (10.25, 10.5, 11.0)] == [0.5, 0.25, 0.0]
+    endless = burst(*(tenth / 10 for tenth in range(100, 150)))
+    assert endless.ends_in_s(14.9) == pytest.approx(0.1)
+    assert endless.ends_in_s(15.0) == 0.0
+    quiet.clear()
+    assert quiet.ends_in_s(20.0) is None
+    quiet.add(30.0)
+    assert quiet.ends_in_s(30.0) == 0.5
