@@ -47,8 +47,14 @@ _MESSAGES: dict[str, dict[str, tuple[int, str]]] = {
 """Number and type of each field, in the words of the definition."""
 
 
+def __getattr__(name: str) -> Any:
+    """Return the class of a message."""
+    if name not in _CLASSES:
+        raise AttributeError(name)
+    return _CLASSES[name]
+
+
 def _built() -> dict[str, Any]:
-    """Return the class of each message."""
     file = descriptor_pb2.FileDescriptorProto(
         name="mig_manager/podresources.proto", package=_PACKAGE, syntax="proto3"
     )
@@ -73,13 +79,3 @@ def _built() -> dict[str, Any]:
 
 
 _CLASSES = _built()
-
-ListPodResourcesRequest = _CLASSES["ListPodResourcesRequest"]
-ListPodResourcesResponse = _CLASSES["ListPodResourcesResponse"]
-AllocatableResourcesRequest = _CLASSES["AllocatableResourcesRequest"]
-AllocatableResourcesResponse = _CLASSES["AllocatableResourcesResponse"]
-PodResources = _CLASSES["PodResources"]
-ContainerResources = _CLASSES["ContainerResources"]
-ContainerDevices = _CLASSES["ContainerDevices"]
-DynamicResource = _CLASSES["DynamicResource"]
-ClaimResource = _CLASSES["ClaimResource"]

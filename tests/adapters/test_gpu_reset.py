@@ -19,6 +19,7 @@ from tests.adapters.nvml_rig import OFF, ON, Rig, mode_step
 
 A100 = "a100-sxm4-40gb"
 BUSY = ("InUse", "in use")
+SLOW = pytest.mark.slow
 WAITING = states.Options(resets_itself=False)
 Gpus = Sequence[model.Gpu]
 
@@ -92,6 +93,7 @@ def gpus(machine: Machine) -> Gpus:
     return machine.switch(0)
 
 
+@SLOW
 def test_gpus_with_a_pending_mode_are_reset_one_by_one_and_no_others(boot: Boot) -> None:
     machine = boot(f"3x{A100}")
     gpus = machine.switch(0, 2)
@@ -108,7 +110,7 @@ def test_gpus_with_a_pending_mode_are_reset_one_by_one_and_no_others(boot: Boot)
     assert asked == ["--gpu-reset -i 00000000:07:00.0", "--gpu-reset -i 00000000:17:00.0"]
 
 
-@pytest.mark.slow
+@SLOW
 def test_a_reset_may_change_handles_and_minor_numbers(boot: Boot) -> None:
     machine = boot(A100, dataclasses.replace(WAITING, reattaches=True))
     machine.reset(machine.switch(0))
@@ -191,7 +193,7 @@ def test_an_unprivileged_reset_is_no_permission(machine: Machine, gpus: Gpus) ->
     assert machine.refusal(gpus[:1]).reason is Reason.NO_PERMISSION
 
 
-@pytest.mark.slow
+@SLOW
 def test_a_gpu_with_instances_is_never_reset(boot: Boot) -> None:
     machine = boot(A100, states.Options())
     machine.rig.fill("3g.20gb")
@@ -231,7 +233,7 @@ def test_a_process_with_a_context_or_an_open_node_prevents_every_reset_and_is_na
 
 
 @pytest.mark.parametrize("name", ["nvidia-persiste", "nv-fabricmanage"])
-@pytest.mark.slow
+@SLOW
 def test_daemons_that_release_the_gpu_do_not_block_a_reset(
     name: str, machine: Machine, gpus: Gpus
 ) -> None:
@@ -278,8 +280,8 @@ def test_persistence_mode_is_restored_after_a_refused_reset(machine: Machine) ->
     ("text", "status", "reason", "message"),
     [
         ("GPU 7 is currently in use by another process.", 255, *BUSY),
-        ("Failed:\n  GPU 7: In use by another client", 255, *BUSY),
-        ("because it's being used by some other process", 255, *BUSY),
+        pytest.param("Failed:\n  GPU 7: In use by another client", 255, *BUSY, marks=SLOW),
+        pytest.param("because it's being used by some other process", 255, *BUSY, marks=SLOW),
         ("Resetting GPU 7 is not supported.", 3, "RebootRequired", "GPU 7 is not supported."),
         ("Failed:\n  GPU 7: Not Supported", 255, "RebootRequired", "GPU 7: Not Supported"),
         ("What it says in ten years", 3, "RebootRequired", "What it says in ten years"),

@@ -231,10 +231,9 @@ def _documents(text: str, source: str) -> tuple[_Spec, ...]:
 
 
 def _replace(path: pathlib.Path, text: str) -> None:
-    """Replace a spec atomically, because container runtimes watch its folder."""
     if _read(path) == text:
         return
-    # The runtimes read only files that end in .yaml or .json.
+    # The runtimes watch the folder, and read only files that end in .yaml or .json.
     temporary = path.with_name(f".{path.name}.new")
     try:
         files.replace(path, text, mode=_MODE, temporary=temporary)

@@ -31,7 +31,8 @@ class ConfigWatch:
     Kubelet changes a mounted ConfigMap by swapping the symbolic link ``..data`` beside the file,
     so we watch the directory and compare content. Since inotify can fall silent (the directory
     was replaced), or be unavailable, the file is polled as well. A file that is missing for a
-    while has not changed.
+    while has not changed. It is read once no event has come for ``debounce_s``, and each
+    ``poll_s``. ``on_change`` is called in the watch's thread.
     """
 
     def __init__(
@@ -42,10 +43,6 @@ class ConfigWatch:
         debounce_s: float = 0.2,
         poll_s: float = 30.0,
     ) -> None:
-        """Prepare; the file need not exist, and ``on_change`` is called in the watch's thread.
-
-        The file is read once no event has come for ``debounce_s``, and each ``poll_s``.
-        """
         self._path = pathlib.Path(path)
         self._on_change = on_change
         self._debounce_s = debounce_s

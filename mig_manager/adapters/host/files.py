@@ -33,11 +33,7 @@ class ConfigFile:
         return str(self._path)
 
     def read(self) -> str:
-        """Return the file's text as it is now.
-
-        Raises:
-            ConfigError: It is missing, unreadable, larger than 1 MiB, or not UTF-8.
-        """
+        """Return the file's text as it is now; ConfigError, as for the port."""
         try:
             content = read_bytes(self._path)
         except OSError as error:
@@ -47,7 +43,10 @@ class ConfigFile:
 
 
 class _TextFile:
-    """One text, replaced as a whole; only for the process that has the node's lock."""
+    """One text, replaced as a whole; only for the process that has the node's lock.
+
+    Each method raises ConfigError if it cannot do its work; what was there stays.
+    """
 
     _what: str
     """Its name in errors."""
@@ -56,11 +55,7 @@ class _TextFile:
         self._path = path
 
     def read(self) -> str | None:
-        """Return the text, or None if there is none.
-
-        Raises:
-            ConfigError: The file is unreadable, too large, or not UTF-8.
-        """
+        """Return the text, or None if there is none."""
         with self._errors_translated("read"):
             try:
                 file = os.open(self._path, _READ)
@@ -71,32 +66,20 @@ class _TextFile:
         return _decode(content, f"{self._what} {self._path}")
 
     def write(self, text: str) -> None:
-        """Replace the text; it is on the disk before this returns.
-
-        Raises:
-            ConfigError: It cannot be written; the previous text is still there.
-        """
+        """Replace the text; it is on the disk before this returns."""
         with self._errors_translated("write"):
             self._path.parent.mkdir(mode=_FOLDER_MODE, parents=True, exist_ok=True)
             replace(self._path, text, mode=0o600, temporary=self._beside("new"))
             _sync_folder(self._path.parent)
 
     def clear(self) -> None:
-        """Remove the text, if there is one.
-
-        Raises:
-            ConfigError: It cannot be removed.
-        """
+        """Remove the text, if there is one."""
         with self._errors_translated("remove"), contextlib.suppress(FileNotFoundError):
             self._path.unlink()
             _sync_folder(self._path.parent)
 
     def set_aside(self) -> str:
-        """Rename a text that cannot be parsed; return its new path.
-
-        Raises:
-            ConfigError: It cannot be renamed.
-        """
+        """Rename a text that cannot be parsed; return its new path."""
         kept = self._beside("unreadable")
         with self._errors_translated("set aside"), contextlib.suppress(FileNotFoundError):
             self._path.replace(kept)

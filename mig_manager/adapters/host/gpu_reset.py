@@ -48,7 +48,7 @@ class GpuStatus:
     has_instances: bool
     """Whether it has MIG devices; a GPU instance without compute instances is not shown."""
     processes: Mapping[int, str]
-    """Name and pid in words of each process with a context on the GPU, by pid."""
+    """Name and pid in words, by pid, of each process with a context."""
 
 
 def parse(document: str) -> GpuStatus | None:
@@ -99,10 +99,6 @@ class SmiReset:
         """Reset those of the GPUs whose MIG mode is still pending, one after the other.
 
         GPUs that NVLink connects are reset by one command if all of them are listed.
-
-        Raises:
-            HostError: IN_USE: a process uses one. RESET_REQUIRED: one has instances or was
-                refused. REBOOT_REQUIRED: this machine cannot reset it. NO_PERMISSION.
         """
         for gpu in gpus:
             _require_resettable(gpu)
@@ -150,14 +146,12 @@ class SmiReset:
     def _require_free(self, gpu: model.Gpu, status: GpuStatus) -> None:
         if status.has_instances:
             raise _with_instances(gpu)
-        users = self._users(status, ignore=steps.RELEASING_DAEMONS)
-        if users:
+        if users := self._users(status, ignore=steps.RELEASING_DAEMONS):
             raise errors.HostError(
                 f"{gpu} is not reset while it is in use by {procfs.listed(users)}",
                 reason=errors.Reason.IN_USE,
             )
-        hidden = procfs.hidden(self._proc)
-        if hidden:
+        if hidden := procfs.hidden(self._proc):
             # The tool refuses a GPU that is in use, without naming processes.
             _log.warning("gpu_users_unknown", gpu=gpu.uuid, why=hidden)
 

@@ -47,11 +47,7 @@ class HookPrograms:
         self._timeout_s = timeout_s
 
     def read(self) -> host_files.Table:
-        """Parse the hooks file.
-
-        Raises:
-            ConfigError: The file cannot be read or breaks the format.
-        """
+        """Parse the hooks file; ConfigError if it cannot be read or breaks the format."""
         return host_files.parse_hooks(self._source.read(), source=self._source.name)
 
     def missing(self, hook: host_files.Hook) -> str:
@@ -70,8 +66,7 @@ class HookPrograms:
     ) -> None:
         """Run a hook to its end, and kill the rest of its process group.
 
-        Raises:
-            HostError: HOOK_FAILED; and whatever ``check`` raises.
+        Raises HostError HOOK_FAILED, and whatever ``check`` raises.
         """
         shown = _shown(hook.command)
         name = f"{hook.location}: the {point.value} hook {shown}"

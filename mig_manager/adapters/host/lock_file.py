@@ -21,6 +21,7 @@ from collections.abc import Iterator
 import structlog
 
 from mig_manager import errors
+from mig_manager.adapters.host import procfs
 from mig_manager.core import messages, timing
 
 _MODE = 0o600
@@ -31,20 +32,15 @@ _MAX_BYTES = 4096
 _MOST_OPENINGS = 10
 """How often a file that is removed meanwhile is opened again."""
 _FOLDER_MODE = 0o755
-_PROC = pathlib.Path("/proc")
 
 _log = structlog.get_logger()
 
 
 class LockFile:
-    """Implements ``ports.NodeLock``.
+    """Implements ``ports.NodeLock``; makes the file and its folder.
 
-    Args:
-        path: The file; it and its folder are made.
-        program: Name of this manager, shown to other managers.
-        clock: Dates the lock.
-        is_required: Whether a file that cannot be locked is an error. A pod may lack the mount:
-            its agent then works without the lock, and warns once.
+    Other managers are shown the ``program``. If the lock is not required (a pod may lack the
+    mount), an agent whose file cannot be locked works without, and warns once.
     """
 
     def __init__(
@@ -60,9 +56,7 @@ class LockFile:
     def hold(self, doing: str) -> Iterator[None]:
         """Exclude every other manager, to which ``doing`` is shown, while the context lasts.
 
-        Raises:
-            LockedError: On entering, at once: another manager has the lock; says which.
-            UsageError: On entering: the file cannot be created or locked, and it is required.
+        Raises LockedError at once, UsageError if the file cannot be locked and is required.
         """
         try:
             file = _lock(self._path)
@@ -125,12 +119,7 @@ def owner(path: pathlib.Path) -> str:
 
 
 def _lock(path: pathlib.Path) -> int:
-    """Open the file and lock it.
-
-    Raises:
-        LockedError: Another process has it.
-        OSError: It cannot be created, opened or locked, or is not ours to write to.
-    """
+    """Open the file and lock it; LockedError, or OSError if that is impossible or unsafe."""
     path.parent.mkdir(mode=_FOLDER_MODE, parents=True, exist_ok=True)
     for _ in range(_MOST_OPENINGS):
         file = os.open(path, os.O_RDWR | os.O_CREAT | _CAREFUL, _MODE)
@@ -203,11 +192,7 @@ def _locking_process(found: os.stat_result) -> int:
     file's device in hexadecimal. Lines with an arrow are waiting processes.
     """
     device = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}:{found.st_ino}"
-    try:
-        lines = (_PROC / "locks").read_text(encoding="ascii", errors="replace").splitlines()
-    except OSError:
-        return 0
-    for line in lines:
+    for line in procfs.text(procfs.ROOT / "locks").splitlines():
         _number, kind, *words = [*line.split(), ""]
         if kind == "FLOCK" and words[3:4] == [device] and words[2].isdigit():
             return int(words[2])
@@ -227,18 +212,12 @@ def _who(pid: int, text: bytes) -> str:
         return "{} (pid {} on {}), {}, since {}".format(*values)
     if not pid:
         return "a process that left no description"
-    try:
-        name = messages.printable((_PROC / f"{pid}/comm").read_text(errors="replace").strip(), "?")
-    except OSError:
-        name = "a process"
-    return f"{name} (pid {pid})"
+    name = messages.printable(procfs.text(procfs.ROOT / f"{pid}/comm").strip(), "?")
+    return f"{name or 'a process'} (pid {pid})"
 
 
 def _own_pid(pid: int) -> int:
     """Return a process's PID in its own, the innermost, PID namespace."""
-    try:
-        status = (_PROC / f"{pid}/status").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return pid
+    status = procfs.text(procfs.ROOT / f"{pid}/status")
     named = [line.split() for line in status.splitlines() if line.startswith("NSpid:")]
     return int(named[0][-1]) if named else pid

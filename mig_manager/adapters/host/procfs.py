@@ -114,7 +114,15 @@ def hidden(root: pathlib.Path) -> str:
 
     Those with another user or more capabilities require CAP_SYS_PTRACE (``ptrace(2)``).
     """
-    count = sum(_is_hidden(root / str(pid)) for pid in _pids(root))
+    count = 0
+    for process in (root / str(pid) for pid in _pids(root)):
+        try:
+            os.scandir(process / "fd").close()
+        except PermissionError:
+            # A thread of the kernel opens no device.
+            count += not _stat(process, _FLAGS_FIELD) & _PF_KTHREAD
+        except OSError:
+            continue
     return f"not allowed to look into {count} processes (CAP_SYS_PTRACE)" if count else ""
 
 
@@ -177,10 +185,7 @@ def listed(users: Iterable[object]) -> str:
 
 def boot_id(path: pathlib.Path = _BOOT_ID) -> str:
     """Return the id of this boot; empty if unknown."""
-    try:
-        return path.read_text(encoding="ascii").strip()
-    except (OSError, UnicodeError):
-        return ""
+    return text(path).strip()
 
 
 def own_pod_uid(environ_value: str | None, mountinfo: pathlib.Path) -> str | None:
@@ -297,17 +302,6 @@ def _gpu_process(process: pathlib.Path, pid: int) -> GpuProcess | None:
         caps=frozenset(int(device["cap"]) for device in devices if device["cap"]),
         has_control=any(device["control"] for device in devices),
     )
-
-
-def _is_hidden(process: pathlib.Path) -> bool:
-    try:
-        with os.scandir(process / "fd"):
-            return False
-    except PermissionError:
-        # A thread of the kernel opens no device.
-        return not _stat(process, _FLAGS_FIELD) & _PF_KTHREAD
-    except OSError:
-        return False
 
 
 def _stat(process: pathlib.Path, field: int) -> int:

@@ -305,8 +305,9 @@ def inside(root: pathlib.Path, path: str | pathlib.PurePath) -> pathlib.Path | N
         if part in ("/", "//", ".", ".."):
             place = place[:-1] if part == ".." else place if part == "." else []
             continue
-        target = _link(root.joinpath(*place, part))
-        if target is None:
+        try:
+            target = os.readlink(root.joinpath(*place, part))  # noqa: PTH115 - the text as it is
+        except OSError:
             place.append(part)
             continue
         links += 1
@@ -348,10 +349,3 @@ def _cached(root: pathlib.Path) -> Iterator[str]:
 
 def _text(data: bytes, at: int) -> str:
     return os.fsdecode(data[at : data.index(b"\0", at)])
-
-
-def _link(path: pathlib.Path) -> str | None:
-    try:
-        return os.readlink(path)  # noqa: PTH115 - the text as it is
-    except OSError:
-        return None

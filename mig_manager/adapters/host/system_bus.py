@@ -86,19 +86,11 @@ class Connection:
     def call(
         self, target: Target, method: str, signature: str | None = None, *body: object
     ) -> tuple[Any, ...]:
-        """Call a method and return its answer.
-
-        Raises:
-            Refused: It is an error.
-        """
+        """Call a method and return its answer; Refused if that is an error."""
         return self._answer(jeepney.new_method_call(target, method, signature, body))
 
     def get(self, target: Target, name: str) -> Any:
-        """Return a property.
-
-        Raises:
-            Refused: It does not exist, or we may not read it.
-        """
+        """Return a property; Refused if it does not exist, or we may not read it."""
         ((_, value),) = self._answer(jeepney.Properties(target).get(name))
         return value
 
@@ -163,17 +155,10 @@ class Connection:
 def session(
     address: str, doing: str, *, timeout_s: float, failed: Reason, denied: Reason
 ) -> Iterator[Connection]:
-    """Connect, and translate every error of the body.
+    """Connect, and make every error of the body a HostError about what we were ``doing``.
 
-    Args:
-        address: The bus, as D-Bus writes addresses.
-        doing: What is attempted, for the message.
-        timeout_s: For everything, until the last answer.
-        failed: The reason of any other failure.
-        denied: The reason if permission is missing.
-
-    Raises:
-        HostError: With one of the two reasons.
+    Its reason is ``denied`` if permission is missing, else ``failed``. ``timeout_s`` is for
+    everything, until the last answer.
     """
     try:
         with Connection(address, timeout_s=timeout_s) as connection:

@@ -67,7 +67,11 @@ _log = structlog.get_logger()
 
 
 class Systemd:
-    """Implements ``ports.HostServices``."""
+    """Implements ``ports.HostServices`` on the host's system bus at ``address``.
+
+    A service may take longer than ``stop_timeout_s`` to stop if systemd gives it longer. Without
+    permission each method raises HostError NO_PERMISSION.
+    """
 
     def __init__(
         self,
@@ -77,10 +81,6 @@ class Systemd:
         start_timeout_s: float,
         call_timeout_s: float = _CALL_TIMEOUT_S,
     ) -> None:
-        """Prepare; the first operation connects to the host's system bus at ``address``.
-
-        A service may take longer than ``stop_timeout_s`` to stop if systemd gives it longer.
-        """
         self._address = address
         self._call_timeout_s = call_timeout_s
         self._stop_timeout_s = stop_timeout_s
@@ -89,14 +89,9 @@ class Systemd:
     def running(self, names: Sequence[str]) -> tuple[str, ...]:
         """Return those that are active or starting, and what systemd would stop along with them.
 
-        A masked unit is not among them even while it runs: systemd would not start it again.
-
-        Returns:
-            Units in the order in which to stop them: each after those that depend on it.
-
-        Raises:
-            HostError: HOST_SERVICE_FAILED or NO_PERMISSION: systemd does not answer, or the agent
-                itself or a part of systemd would be stopped as well.
+        A masked unit is not among them even while it runs: systemd would not start it again. Each
+        unit comes after those that depend on it. If the agent itself or a part of systemd would be
+        stopped as well, that is an error.
         """
         if not names:
             return ()
@@ -108,17 +103,13 @@ class Systemd:
         return host_files.stop_order(tuple(running))
 
     def stop(self, name: str) -> None:
-        """Stop a service and wait until it has stopped; nothing to do if it is not running.
-
-        Raises:
-            HostError: HOST_SERVICE_FAILED: it did not stop in time, must not be stopped, or was
-                started again. NO_PERMISSION.
-        """
+        """Stop a service and wait until it has stopped; it is an error if it starts again."""
         with self._session(f"stopping {name}", self._call_timeout_s) as units:
-            if units.find(name) is None:
+            path = units.find(name)
+            if path is None:
                 return
             # systemd kills it after its own time-out and not before, so a shorter one is useless.
-            timeout_s = max(self._stop_timeout_s, units.own_stop_timeout_s(name))
+            timeout_s = max(self._stop_timeout_s, units.own_stop_timeout_s(name, path))
         with self._session(f"stopping {name}", timeout_s + self._call_timeout_s) as units:
             result = units.run_job("StopUnit", name, timeout_s=timeout_s)
             state = units.state(name)
@@ -141,9 +132,6 @@ class Systemd:
         Asked before a unit is started that only a journal names: a writer of the journal must not
         choose what is started as root. The unit itself says what it depends on, because systemd
         forgets the reverse of units that do not run.
-
-        Raises:
-            HostError: HOST_SERVICE_FAILED or NO_PERMISSION: systemd does not answer.
         """
         if name in listed:
             return True
@@ -153,15 +141,7 @@ class Systemd:
             return not units.stopped_with(name).isdisjoint(listed)
 
     def start(self, name: str) -> bool:
-        """Start a service and wait until it runs, or has run to its end.
-
-        Returns:
-            Whether it was not running before.
-
-        Raises:
-            HostError: HOST_SERVICE_FAILED: it failed, with systemd's message, or did not start in
-                time. NO_PERMISSION.
-        """
+        """Start a service, wait until it runs or has run to its end, return if it was down."""
         timeout_s = self._start_timeout_s
         with self._session(f"starting {name}", timeout_s + self._call_timeout_s) as units:
             was_down = units.state(name) != "active"
@@ -190,11 +170,7 @@ class Reboot:
         self._call_timeout_s = call_timeout_s
 
     def request(self, why: str) -> None:
-        """Request a reboot that stops services in order, and return at once.
-
-        Raises:
-            HostError: REBOOT_REQUIRED: it was refused; says by which program.
-        """
+        """Request a reboot that stops services in order; the error names who refused it."""
         by = "systemd-logind"
         with self._session("asking systemd-logind for a reboot") as connection:
             try:
@@ -252,11 +228,7 @@ class _Units:
         return bool(number) and self._job_type(job) in _STARTING_JOBS
 
     def stopped_along(self, name: str) -> tuple[str, ...]:
-        """Return the running units that systemd stops along with one, in that order.
-
-        Raises:
-            HostError: HOST_SERVICE_FAILED: one of them cannot be started again.
-        """
+        """Return the running units that systemd stops along with one, in that order."""
         along: dict[str, None] = {}
         queue = [name]
         while queue:
@@ -296,11 +268,10 @@ class _Units:
                     ]
         return units
 
-    def own_stop_timeout_s(self, name: str) -> float:
+    def own_stop_timeout_s(self, name: str, path: str) -> float:
         """Return how long systemd gives a unit to stop; 0 if unknown or unlimited."""
         interface, prop = _STOP_TIMEOUTS.get(name.rpartition(".")[2], ("", ""))
-        path = self.find(name) if interface else None
-        if path is None:
+        if not interface:
             return 0.0
         timeout_us = int(self._get(path, prop, interface))
         return 0.0 if timeout_us == _NO_LIMIT_US else timeout_us / 1e6 + _KILL_MARGIN_S

@@ -41,9 +41,7 @@ class WebServer(socketserver.ThreadingMixIn, socketserver.TCPServer):
     """Serves pages, each connection in a thread; with too many, the oldest is closed.
 
     Port 0 is any free port; an empty address listens everywhere, IPv6 included where available.
-
-    Raises:
-        OSError: The address cannot be used.
+    OSError if the address cannot be used.
     """
 
     daemon_threads = True

@@ -101,14 +101,8 @@ class WorkerGpus(ports.Standby):
     """Implements ``ports.Gpus``: each call in a process of its own; for one thread at a time.
 
     As ``ports.Standby`` it starts the process of the next call ahead, which imports what it needs
-    and waits without touching the driver.
-
-    Args:
-        command: Starts a worker; the descriptor of its ``LastCalls`` is added.
-        timeout_s: For a call and the start of its process; well above the time for which a worker
-            retries while GPUs are in use.
-        telemetry: Notified of what each call observed and how long it took.
-        proc_root: Where to look for processes that use a GPU on which the driver hangs.
+    and waits without touching the driver. ``timeout_s``, for a call and the start of its process,
+    must be well above the time for which a worker retries while GPUs are in use.
     """
 
     def __init__(
@@ -147,9 +141,7 @@ class WorkerGpus(ports.Standby):
     def observe(self) -> model.ObservedGpus:
         """Return every GPU, ascending by index.
 
-        Raises:
-            HardwareError: NVML refused or failed. NVML_TIMEOUT: the worker did not answer in time.
-                NVML_ERROR: a signal killed the worker.
+        NVML_TIMEOUT: the worker did not answer in time. NVML_ERROR: a signal killed it.
         """
         with self._timed("observe"):
             gpus = self._identified(self._ask(("observe",)))
@@ -158,10 +150,7 @@ class WorkerGpus(ports.Standby):
         return gpus
 
     def execute(self, plan: steps.Plan, seen: Sequence[model.Gpu] = ()) -> model.ObservedGpus:
-        """Execute a plan; return its GPUs afterwards. Raises as ``observe`` does.
-
-        After NVML_TIMEOUT and NVML_ERROR it is unknown which steps were executed.
-        """
+        """Execute a plan; after the errors of ``observe`` it is unknown which steps were done."""
         uuids = {gpu.gpu_uuid for gpu in plan.gpus}
         # Their instances are listed again, so only lasting facts are sent.
         known = tuple(
@@ -251,7 +240,6 @@ class WorkerGpus(ports.Standby):
         return self._left_behind
 
     def _hung(self, worker: _Worker) -> errors.HardwareError:
-        """Return the error for a worker that did not answer in time."""
         fate = "was killed"
         if worker.child.status is None:
             fate = f"(pid {worker.child.pid}) cannot be killed and was left behind"
@@ -286,7 +274,6 @@ class WorkerGpus(ports.Standby):
 
 
 def _died(worker: _Worker, failure: Exception, stderr: str) -> errors.HardwareError:
-    """Return the error for a worker that ended without a valid answer."""
     status = worker.child.status
     is_signal = status is not None and status < 0
     message = "the GPU worker "

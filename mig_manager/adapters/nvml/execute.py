@@ -26,9 +26,6 @@ _MODES = {
     model.MigMode.ENABLED: pynvml.NVML_DEVICE_MIG_ENABLE,
 }
 
-_SlicesAndPlacement = tuple[int, model.Placement]
-"""Of a compute instance."""
-
 _FIRST_RETRY_S = 0.05
 _LONGEST_RETRY_S = 1.0
 
@@ -42,7 +39,6 @@ class Executor:
     """
 
     plan: steps.GpuPlan
-    """Its steps may have been executed before, in part or in whole."""
     known: model.Gpu | None
     """The GPU as observed before."""
     in_use_timeout_s: float
@@ -60,15 +56,15 @@ class Executor:
         default_factory=dict
     )
     """All GPU instances of the profiles that were listed."""
-    _compute: dict[int, list[_SlicesAndPlacement]] = dataclasses.field(default_factory=dict)
-    """All compute instances by the id of their GPU instance."""
+    _compute: dict[int, list[tuple[int, model.Placement]]] = dataclasses.field(
+        default_factory=dict
+    )
+    """Slices and placement of all compute instances, by the id of their GPU instance."""
 
     def run(self) -> model.Gpu:
-        """Execute the steps in order; return the GPU as it is then.
+        """Execute the steps up to the first that fails; return the GPU as it is then.
 
-        Raises:
-            HardwareError: A step failed, and none followed; for IN_USE with the processes that use
-                the GPU or the instance.
+        An IN_USE error names the processes that use the GPU or the instance.
         """
         name = f"GPU {self.plan.gpu_index} ({self.plan.gpu_uuid})"
         with hung_call.RECORDER.on_gpu(self.plan.gpu_index):
@@ -96,7 +92,17 @@ class Executor:
         delay_s = _FIRST_RETRY_S
         while True:
             try:
-                return self._perform(step)
+                match step:
+                    case steps.DestroyComputeInstance():
+                        return self._destroy_compute_instance(step)
+                    case steps.DestroyGpuInstance():
+                        return self._destroy_gpu_instance(step)
+                    case steps.SetMode():
+                        return self._set_mode(step)
+                    case steps.CreateGpuInstance():
+                        return self._create_gpu_instance(step)
+                    case steps.CreateComputeInstance():
+                        return self._create_compute_instance(step)
             except errors.HardwareError as error:
                 self._clear()
                 now_s = self.clock.monotonic()
@@ -107,19 +113,6 @@ class Executor:
                     raise
             self.clock.wait(delay_s)
             delay_s = min(2 * delay_s, _LONGEST_RETRY_S)
-
-    def _perform(self, step: steps.Step) -> None:
-        match step:
-            case steps.DestroyComputeInstance():
-                self._destroy_compute_instance(step)
-            case steps.DestroyGpuInstance():
-                self._destroy_gpu_instance(step)
-            case steps.SetMode():
-                self._set_mode(step)
-            case steps.CreateGpuInstance():
-                self._create_gpu_instance(step)
-            case steps.CreateComputeInstance():
-                self._create_compute_instance(step)
 
     def _add_users(self, step: steps.Step, error: errors.HardwareError) -> None:
         """Add the processes that use the GPU or the instance to an IN_USE error."""

@@ -30,7 +30,7 @@ class NvmlGpus:
     """
 
     library_path: str | None = None
-    """File of the NVML library; None leaves the search to the loader."""
+    """None leaves the search to the loader."""
     driver_roots: Sequence[str] = ()
     """Where to look for the library when the loader does not find the right one."""
     in_use_timeout_s: float = 30.0
@@ -40,11 +40,9 @@ class NvmlGpus:
     """Where to look for processes that use a GPU; None: ask NVML only."""
 
     def observe(self) -> model.ObservedGpus:
-        """Return every GPU, ascending by index, and those that cannot be observed.
+        """Return every GPU, and those that cannot be observed; it is an error if these are all.
 
-        Raises:
-            HardwareError: NVML cannot be loaded, refused or failed; or no GPU at all can be
-                observed. NO_PERMISSION: MIG is on and the caller may not list instances.
+        NO_PERMISSION: MIG is on and the caller may not list instances.
         """
         with library.session(self.library_path, self.driver_roots):
             count = library.call(pynvml.nvmlDeviceGetCount)
@@ -57,18 +55,13 @@ class NvmlGpus:
     def execute(self, plan: steps.Plan, seen: Sequence[model.Gpu] = ()) -> model.ObservedGpus:
         """Execute the plan, GPUs in parallel; return its GPUs as they are in the same session.
 
-        Raises:
-            GpuInUseError: Before the first step: processes use what the plan requires to be idle.
-            StalePlanError: Before the first step of such a plan: what it creates exists already.
-            HardwareError: A step failed; names every such GPU. NOT_SUPPORTED before the first
-                step: the library lacks a function that the plan needs.
+        NOT_SUPPORTED before the first step: the library lacks a function that the plan needs.
         """
         known = {gpu.uuid: gpu for gpu in seen}
         with self._session_for(plan, known):
-            runs = [
-                functools.partial(self._run, gpu, known.get(gpu.gpu_uuid)) for gpu in plan.gpus
-            ]
-            return _observed(_each(runs))
+            return _observed(
+                _each([functools.partial(self._run, g, known.get(g.gpu_uuid)) for g in plan.gpus])
+            )
 
     @contextlib.contextmanager
     def _session_for(self, plan: steps.Plan, known: Mapping[str, model.Gpu]) -> Iterator[None]:
@@ -198,32 +191,31 @@ def _is_unreachable(plan: steps.GpuPlan, error: errors.HardwareError) -> bool:
     return not isinstance(now, model.Gpu) or now.uuid != plan.gpu_uuid
 
 
-def _observed(gpus: Sequence[model.Gpu | model.UnreachableGpu]) -> model.ObservedGpus:
+def _observed(observed: Sequence[model.Gpu | model.UnreachableGpu]) -> model.ObservedGpus:
+    """Have GPUs with equal profiles share them and the compute-instance profiles of any of them.
+
+    Profiles are most of what a worker sends.
+    """
+    gpus = [gpu for gpu in observed if isinstance(gpu, model.Gpu)]
+    shared: dict[tuple[model.GpuInstanceProfile, ...], tuple[model.GpuInstanceProfile, ...]] = {}
+    for gpu in gpus:
+        if gpu.profiles is not None:
+            pairs = zip(shared.get(gpu.profiles, gpu.profiles), gpu.profiles, strict=True)
+            shared[gpu.profiles] = tuple(a if a.compute_profiles else b for a, b in pairs)
     return model.ObservedGpus(
-        _sharing([gpu for gpu in gpus if isinstance(gpu, model.Gpu)]),
-        (gpu for gpu in gpus if isinstance(gpu, model.UnreachableGpu)),
+        (
+            gpu
+            if gpu.profiles is None
+            else dataclasses.replace(gpu, profiles=shared[gpu.profiles])
+            for gpu in gpus
+        ),
+        (gpu for gpu in observed if isinstance(gpu, model.UnreachableGpu)),
     )
 
 
 def _failure(gpu: model.UnreachableGpu) -> errors.HardwareError:
     return errors.HardwareError(
         f"{gpu}: {gpu.message}", reason=gpu.reason, gpu=str(gpu), code=gpu.code
-    )
-
-
-def _sharing(gpus: Sequence[model.Gpu]) -> tuple[model.Gpu, ...]:
-    """Have GPUs with equal profiles share them and the compute-instance profiles of any of them.
-
-    Profiles are most of what a worker sends.
-    """
-    shared: dict[tuple[model.GpuInstanceProfile, ...], tuple[model.GpuInstanceProfile, ...]] = {}
-    for gpu in gpus:
-        if gpu.profiles is not None:
-            pairs = zip(shared.get(gpu.profiles, gpu.profiles), gpu.profiles, strict=True)
-            shared[gpu.profiles] = tuple(a if a.compute_profiles else b for a, b in pairs)
-    return tuple(
-        gpu if gpu.profiles is None else dataclasses.replace(gpu, profiles=shared[gpu.profiles])
-        for gpu in gpus
     )
 
 

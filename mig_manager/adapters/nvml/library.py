@@ -235,7 +235,13 @@ class MigChanges:
         left_out: list[errors.HardwareError] = []
         for index in range(self.of):
             try:
-                self._register(index)
+                handle = call(pynvml.nvmlDeviceGetHandleByIndex, index)
+                # A GPU without MIG refuses this, even where its driver accepts the event.
+                call(pynvml.nvmlDeviceGetMigMode, handle)
+                uuid: str = call(pynvml.nvmlDeviceGetUUID, handle)
+                change = pynvml.nvmlEventMigConfigChange
+                call(pynvml.nvmlDeviceRegisterEvents, handle, change, event_set)
+                self._uuids[_address(handle)] = uuid
             except errors.HardwareError as error:
                 explained = about(f"GPU {index}", error)
                 # A GPU that cannot be watched is left out; a failure of the whole driver is not.
@@ -261,15 +267,6 @@ class MigChanges:
         wait = pynvml.nvmlEventSetWait_v2
         event = call_unless(expected, wait, self._event_set, int(timeout_s * 1000))
         return None if event is None else self._uuids.get(_address(event.device), "unknown")
-
-    def _register(self, index: int) -> None:
-        handle = call(pynvml.nvmlDeviceGetHandleByIndex, index)
-        # A GPU without MIG refuses this, even where its driver accepts the event.
-        call(pynvml.nvmlDeviceGetMigMode, handle)
-        uuid: str = call(pynvml.nvmlDeviceGetUUID, handle)
-        change = pynvml.nvmlEventMigConfigChange
-        call(pynvml.nvmlDeviceRegisterEvents, handle, change, self._event_set)
-        self._uuids[_address(handle)] = uuid
 
 
 def _address(handle: Any) -> int:

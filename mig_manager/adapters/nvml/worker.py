@@ -26,14 +26,6 @@ _BURST_S = 0.1
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Return 0 after an answer, be it an error; 1 without a request, or when listening failed."""
-    arguments = _parser().parse_args(argv)
-    parent = subprocesses.Parent()
-    if arguments.task == "listen":
-        return _listen(arguments, parent)
-    return _serve(arguments, parent)
-
-
-def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="mig_manager.adapters.nvml.worker", description=__doc__)
     parser.add_argument("task", choices=("serve", "listen"))
     parser.add_argument("--library-path", help="file of the NVML library")
@@ -47,7 +39,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--in-use-timeout-s", type=float, default=30.0)
     parser.add_argument("--proc-root", type=pathlib.Path, help="where to look for processes")
     parser.add_argument("--last-calls-fd", type=int, help="inherited memory to note calls in")
-    return parser
+    arguments = parser.parse_args(argv)
+    parent = subprocesses.Parent()
+    return (_listen if arguments.task == "listen" else _serve)(arguments, parent)
 
 
 def _serve(arguments: argparse.Namespace, parent: subprocesses.Parent) -> int:
