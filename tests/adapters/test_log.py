@@ -8,7 +8,7 @@ import pathlib
 import re
 import socket
 import tty
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -174,16 +174,6 @@ def test_a_line_after_a_truncated_one_starts_on_its_own_line() -> None:
     assert rest.splitlines() == ["", "1 lines could not be written before this one", "next"]
 
 
-def test_the_shared_descriptor_stays_blocking_and_has_no_priorities_of_another_stream() -> None:
-    reader, writer = os.pipe()
-    writer_on(writer, journal_stream="1:2").put("one", log.Priority.ERROR)
-
-    assert os.get_blocking(writer)
-    assert taken(reader) == "one\n"
-    os.close(reader)
-    os.close(writer)
-
-
 def test_lines_are_appended_after_those_of_other_writers(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "log"
     with path.open("w", encoding="utf-8") as file:
@@ -195,14 +185,19 @@ def test_lines_are_appended_after_those_of_other_writers(tmp_path: pathlib.Path)
     assert path.read_text(encoding="utf-8") == "one\nof another process\ntwo\n"
 
 
-def test_a_terminal_shows_the_lines() -> None:
-    master, terminal = os.openpty()
-    tty.setraw(terminal)
-    writer_on(terminal).put("one")
+@pytest.mark.parametrize("make", [os.pipe, os.openpty])
+def test_a_pipe_or_terminal_stays_blocking_and_has_no_priorities_of_another_stream(
+    make: Callable[[], tuple[int, int]],
+) -> None:
+    reader, writer = make()
+    if make is os.openpty:
+        tty.setraw(writer)
+    writer_on(writer, journal_stream="1:2").put("one", log.Priority.ERROR)
 
-    assert taken(master) == "one\n"
-    os.close(master)
-    os.close(terminal)
+    assert os.get_blocking(writer)
+    assert taken(reader) == "one\n"
+    os.close(reader)
+    os.close(writer)
 
 
 def test_journald_gets_the_priority_of_each_line() -> None:
