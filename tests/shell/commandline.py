@@ -2,8 +2,10 @@
 
 import dataclasses
 import io
+import json
 import logging
 import pathlib
+from typing import Any
 
 import structlog
 
@@ -18,6 +20,11 @@ class Answer:
     status: int
     out: str
     err: str
+
+    @property
+    def data(self) -> Any:
+        """The answer as JSON."""
+        return json.loads(self.out)
 
 
 class Shell:

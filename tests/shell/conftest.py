@@ -8,6 +8,7 @@ import pytest
 from mig_manager import errors
 from mig_manager.core import model
 from testkit import apiserver
+from tests import programs
 from tests.shell import commandline, doctor_rig
 from tests.shell import plugin_rig as rig
 
@@ -32,7 +33,7 @@ mig-configs:
 @pytest.fixture(scope="module")
 def viewer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[rig.Viewer]:
     """A user of a cluster of five GPU nodes and one other; tests remove what they add."""
-    rig.need_kubectl()
+    programs.needed("kubectl")
     with apiserver.serve() as server:
         for each in [*nodes(), *others()]:
             server.store.create(each)
@@ -45,47 +46,48 @@ def patient(tmp_path: pathlib.Path) -> doctor_rig.Patient:
 
 
 def nodes() -> list[rig.Object]:
+    a100 = "1xA100-SXM4-40GB"
     return [
-        rig.Node(
-            name="gpu-1",
+        rig.node(
+            "gpu-1",
             gpus=rig.gpus("8xA100-SXM4-40GB", "all-balanced"),
             requested="all-balanced",
             labels={"pool": "train"},
-        ).to_object(),
-        rig.Node(
-            name="gpu-2",
+        ),
+        rig.node(
+            "gpu-2",
             gpus=rig.gpus("2xH100-SXM"),
             requested="all-1g.5gb",
             state=model.State.FAILED,
             reason=errors.Reason.UNKNOWN_PROFILE,
             message="GPU 0 has no profile 1g.5gb",
             labels={"pool": "train"},
-        ).to_object(),
-        rig.Node(
-            name="gpu-3",
-            gpus=rig.gpus("1xA100-SXM4-40GB", "all-1g.5gb"),
+        ),
+        rig.node(
+            "gpu-3",
+            gpus=rig.gpus(a100, "all-1g.5gb"),
             requested="all-balanced",
             reported="all-1g.5gb",
             is_ready=False,
-        ).to_object(),
-        rig.Node(
-            name="gpu-4",
-            gpus=rig.gpus("1xA100-SXM4-40GB"),
+        ),
+        rig.node(
+            "gpu-4",
+            gpus=rig.gpus(a100),
             requested="all-1g.5gb",
             state=model.State.PENDING,
             reason=None,
             message="draining",
             minutes=100,
-        ).to_object(),
-        rig.Node(
-            name="gpu-5",
+        ),
+        rig.node(
+            "gpu-5",
             requested="all-balanced",
             state=None,
             labels={
                 "nvidia.com/gpu.product": "NVIDIA-A30-MIG-1g.6gb",
                 "nvidia.com/gpu.count": "4",
             },
-        ).to_object(),
+        ),
         {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "cpu"}},
     ]
 

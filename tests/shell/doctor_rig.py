@@ -84,15 +84,11 @@ class Patient:
 
     def set_modes(self, *, is_enabled: bool, is_pending: bool) -> None:
         """Set the MIG modes of every simulated GPU."""
-
-        def changed(node: states.NodeState) -> states.NodeState:
-            gpus = (
-                dataclasses.replace(gpu, is_enabled=is_enabled, is_pending=is_pending)
-                for gpu in node.gpus
-            )
-            return dataclasses.replace(node, gpus=tuple(gpus))
-
-        self.state.update(lambda node: (changed(node), None))
+        gpus = tuple(
+            dataclasses.replace(gpu, is_enabled=is_enabled, is_pending=is_pending)
+            for gpu in self.state.read().gpus
+        )
+        self.state.update(lambda node: (dataclasses.replace(node, gpus=gpus), None))
 
 
 def gpus(*there: model.Gpu) -> dict[str, object]:

@@ -26,6 +26,7 @@ from mig_manager.kubectl import __main__ as plugin
 from mig_manager.kubectl import arguments, selection
 from testkit import apiserver
 from tests import gpu_values, programs
+from tests.shell import commandline
 
 TIMEOUT_S = 120
 BIN = pathlib.Path(sys.executable).parent
@@ -46,11 +47,6 @@ mig-configs:
 Object = dict[str, Any]
 
 
-def need_kubectl() -> str:
-    """Return kubectl's path."""
-    return programs.needed("kubectl")
-
-
 def ago(**span: float) -> str:
     """Return a time in the past as the API writes it."""
     when = dt.datetime.now(tz=dt.UTC) - dt.timedelta(**span)
@@ -65,82 +61,74 @@ def gpus(spec: str, layout: str | None = None) -> tuple[model.Gpu, ...]:
     )
     if layout is None:
         return idle
-    wanted = config.select(document().layout(layout), idle)
+    wanted = config.select(config.parse(CONFIG, source="config.yaml").layout(layout), idle)
     return tuple(
         gpu_values.brought_to((gpu,), wanted[gpu.uuid])[0] if gpu.uuid in wanted else gpu
         for gpu in idle
     )
 
 
-def document() -> config.Document:
-    """Return the layouts."""
-    return config.parse(CONFIG, source="config.yaml")
+def node(  # noqa: PLR0913 - each is named where it is called
+    name: str,
+    *,
+    gpus: Sequence[model.Gpu] | None = None,
+    requested: str | None = None,
+    reported: str | None = None,
+    state: model.State | None = model.State.SUCCESS,
+    reason: errors.Reason | None = errors.Reason.APPLIED,
+    message: str = "it is applied",
+    minutes: float = 5,
+    is_ready: bool = True,
+    config_hash: str = "",
+    labels: Mapping[str, str] | None = None,
+) -> Object:
+    """Return a Node as its agent leaves it.
 
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Node:
-    """A node as its agent leaves it."""
-
-    name: str
-    gpus: Sequence[model.Gpu] | None = None
-    """None: nothing is published."""
-    requested: str | None = None
-    reported: str | None = None
-    """The layout of the status; None: the requested one."""
-    state: model.State | None = model.State.SUCCESS
-    """None: there is no status."""
-    reason: errors.Reason | None = errors.Reason.APPLIED
-    message: str = "it is applied"
-    minutes: float = 5
-    """How long ago the run began."""
-    labels: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    annotations: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    is_ready: bool = True
-    config_hash: str = ""
-
-    def to_object(self) -> Object:
-        """Return the Node object."""
-        labels = {"nvidia.com/gpu.present": "true", "nvidia.com/mig.strategy": "mixed"}
-        annotations: dict[str, str] = {}
-        if self.requested is not None:
-            labels["nvidia.com/mig.config"] = self.requested
-        if self.gpus is not None:
-            annotations["mig-manager.io/gpus"] = gpu_codec.to_json(self.gpus)
-        if self.requested is not None and self.state is not None:
-            labels["nvidia.com/mig.config.state"] = self.state.value
-            annotations["mig-manager.io/status"] = self._status(self.state).to_json()
-            if self.state is model.State.SUCCESS:
-                labels["mig-manager.io/applied"] = self.reported or self.requested
-        ready = "True" if self.is_ready else "Unknown"
-        return {
-            "apiVersion": "v1",
-            "kind": "Node",
-            "metadata": {
-                "name": self.name,
-                "labels": {**labels, **self.labels},
-                "annotations": {**annotations, **self.annotations},
-            },
-            "status": {"conditions": [{"type": "Ready", "status": ready}]},
-        }
-
-    def _status(self, state: model.State) -> status.Status:
+    ``gpus`` are those that it publishes, ``reported`` is the layout of its status if not the
+    requested one, ``state`` is None without a status, and the run began ``minutes`` ago.
+    """
+    labels = {
+        "nvidia.com/gpu.present": "true",
+        "nvidia.com/mig.strategy": "mixed",
+        **(labels or {}),
+    }
+    annotations: dict[str, str] = {}
+    if gpus is not None:
+        annotations["mig-manager.io/gpus"] = gpu_codec.to_json(gpus)
+    if requested is not None:
+        labels["nvidia.com/mig.config"] = requested
+    if requested is not None and state is not None:
         is_done = state in (model.State.SUCCESS, model.State.FAILED)
-        return status.Status(
-            config=self.reported or str(self.requested),
-            config_hash=self.config_hash,
+        run = status.Status(
+            config=reported or requested,
+            config_hash=config_hash,
             state=state,
             phase=model.Phase.DONE if is_done else model.Phase.DRAIN,
-            reason=self.reason,
-            message=self.message,
+            reason=reason,
+            message=message,
             attempt=1,
-            started_at=ago(minutes=self.minutes),
-            finished_at=ago(minutes=self.minutes) if is_done else None,
+            started_at=ago(minutes=minutes),
+            finished_at=ago(minutes=minutes) if is_done else None,
         )
+        labels["nvidia.com/mig.config.state"] = state.value
+        annotations["mig-manager.io/status"] = run.to_json()
+        if state is model.State.SUCCESS:
+            labels["mig-manager.io/applied"] = reported or requested
+    ready = "True" if is_ready else "Unknown"
+    return {
+        "apiVersion": "v1",
+        "kind": "Node",
+        "metadata": {"name": name, "labels": labels, "annotations": annotations},
+        "status": {"conditions": [{"type": "Ready", "status": ready}]},
+    }
 
 
 def pod(name: str, node: str, **asks: int) -> Object:
     """Return a running pod that requests devices, such as ``mig_1g_5gb=2`` or ``gpu=1``."""
-    limits = {f"nvidia.com/{_resource(what)}": str(count) for what, count in asks.items()}
+    limits = {
+        f"nvidia.com/{what.replace('_', '-', 1).replace('_', '.')}": str(count)
+        for what, count in asks.items()
+    }
     return {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -151,10 +139,6 @@ def pod(name: str, node: str, **asks: int) -> Object:
         },
         "status": {"phase": "Running"},
     }
-
-
-def _resource(word: str) -> str:
-    return word if word == "gpu" else word.replace("_", "-", 1).replace("_", ".")
 
 
 def event(node: str, reason: str, message: str, *, at: str, **members: object) -> Object:
@@ -186,21 +170,7 @@ def config_map(namespace: str, name: str, **data: str) -> Object:
     }
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
-    """What a command wrote."""
-
-    status: int
-    out: str
-    err: str
-
-    @property
-    def data(self) -> Any:
-        """The answer as JSON."""
-        return json.loads(self.out)
-
-
-def run(command: Sequence[str], environment: Mapping[str, str]) -> Answer:
+def run(command: Sequence[str], environment: Mapping[str, str]) -> commandline.Answer:
     """Run a command in an environment of its own."""
     done = subprocess.run(  # noqa: S603 - the arguments are the tests' own
         command,
@@ -211,7 +181,7 @@ def run(command: Sequence[str], environment: Mapping[str, str]) -> Answer:
         timeout=TIMEOUT_S,
         check=False,
     )
-    return Answer(status=done.returncode, out=done.stdout, err=done.stderr)
+    return commandline.Answer(status=done.returncode, out=done.stdout, err=done.stderr)
 
 
 def _get(_kubectl: object, url: str, words: Sequence[str], what: str) -> bytes:
@@ -235,7 +205,7 @@ class Viewer:
     home: pathlib.Path
     path: str
 
-    def kubectl(self, *words: str) -> Answer:
+    def kubectl(self, *words: str) -> commandline.Answer:
         """Run the real kubectl."""
         environment = {
             "HOME": str(self.home),
@@ -243,28 +213,16 @@ class Viewer:
             "PATH": self.path,
             "PYTHONWARNINGS": "error",
         }
-        return run([need_kubectl(), *words], environment)
+        return run([programs.needed("kubectl"), *words], environment)
 
-    def alone(self, *words: str, stdin: str = "") -> Answer:
-        """Run the plugin in this process, without kubectl."""
-        return self._within(plugin.run, words, stdin, direct=True)
-
-    def real(self, *words: str) -> Answer:
-        """Run the plugin in this process, with the real kubectl."""
-        return self._within(plugin.run, words, "", direct=False)
-
-    def complete(self, *words: str) -> Answer:
-        """Complete a line in this process."""
-        return self._within(arguments.complete, words, "", direct="--context" not in words)
-
-    def _within(
+    def alone(
         self,
-        main: Callable[[Sequence[str], console.Console], int],
-        words: Sequence[str],
-        stdin: str,
-        *,
-        direct: bool,
-    ) -> Answer:
+        *words: str,
+        stdin: str = "",
+        main: Callable[[Sequence[str], console.Console], int] = plugin.run,
+        with_kubectl: bool = False,
+    ) -> commandline.Answer:
+        """Run the plugin in this process; without kubectl, which takes its time."""
         out, err = io.StringIO(), io.StringIO()
         terminal = console.Console(
             stdin=io.StringIO(stdin), stdout=out, stderr=err, environ={}, program="kubectl-mig"
@@ -272,21 +230,29 @@ class Viewer:
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("HOME", str(self.home))
             patch.setenv("KUBECONFIG", str(self.home / "kubeconfig"))
-            if direct:
+            if not with_kubectl:
                 patch.setattr(
                     selection.Cluster, "_run", functools.partialmethod(_get, self.server.url)
                 )
             status = main(words, terminal)
-        return Answer(status=status, out=out.getvalue(), err=err.getvalue())
+        return commandline.Answer(status=status, out=out.getvalue(), err=err.getvalue())
 
-    def mig(self, *words: str) -> Answer:
+    def real(self, *words: str) -> commandline.Answer:
+        """Run the plugin in this process, with the real kubectl."""
+        return self.alone(*words, with_kubectl=True)
+
+    def complete(self, *words: str) -> commandline.Answer:
+        """Complete a line in this process."""
+        return self.alone(*words, main=arguments.complete, with_kubectl="--context" in words)
+
+    def mig(self, *words: str) -> commandline.Answer:
         """Run the plugin by kubectl."""
         return self.kubectl("mig", *words)
 
 
-def viewer(server: apiserver.ApiServer, home: pathlib.Path, *, plugins: pathlib.Path = BIN) -> (
-    Viewer
-):  # fmt: skip
+def viewer(
+    server: apiserver.ApiServer, home: pathlib.Path, *, plugins: pathlib.Path = BIN
+) -> Viewer:
     """Return a user with a kubeconfig for this server."""
     server.kubeconfig(home / "kubeconfig")
     path = os.pathsep.join([str(plugins), os.environ["PATH"]])

@@ -9,7 +9,7 @@ import pytest
 
 from mig_manager import errors
 from mig_manager.agent import settings
-from mig_manager.cli import command_settings, console, main, parser
+from mig_manager.cli import console, main, parser
 from mig_manager.core import yaml_tree
 from tests.shell.commandline import Answer, Shell
 
@@ -56,12 +56,12 @@ def test_apply_and_assert_say_what_nvidias_tool_says(shell: Shell, layouts: str)
 def test_the_layout_may_be_the_only_one_of_a_file_and_the_file_the_programs_own(
     shell: Shell, layouts: str
 ) -> None:
-    several = shell("apply", "-f", layouts, *SPEC)
+    several = shell("plan", "-f", layouts, *SPEC)
 
     assert several.status == 2
     assert f"name a layout; {layouts} has one, other" in several.err
-    assert shell("apply", "-f", "-", *SPEC, stdin=ONLY_ONE).status == 0
-    assert shell("apply", "all-disabled", *SPEC).status == 0
+    assert shell("plan", "-f", "-", *SPEC, stdin=ONLY_ONE).status == 0
+    assert shell("plan", "all-disabled", *SPEC).status == 0
 
 
 def test_export_writes_a_document_that_assert_accepts(shell: Shell, layouts: str) -> None:
@@ -85,6 +85,7 @@ def test_export_writes_a_document_that_assert_accepts(shell: Shell, layouts: str
         ("assert", "all-disabled"),
         ("validate", "all-disabled"),
         ("export",),
+        ("generate-config",),
     ],
 )
 def test_every_answer_can_be_had_as_json_and_yaml(shell: Shell, argv: tuple[str, ...]) -> None:
@@ -94,41 +95,47 @@ def test_every_answer_can_be_had_as_json_and_yaml(shell: Shell, argv: tuple[str,
     parsed = yaml_tree.plain(yaml_tree.parse(as_yaml.out, source="out"))
     assert json.loads(as_json.out) == parsed
     assert (as_json.status, as_yaml.status) == (0, 0)
+    if argv[0] in {"export", "generate-config"}:
+        assert as_yaml.out.startswith("version: v1\nmig-configs:\n")
+        assert shell(*argv, *SPEC).out == as_yaml.out
+
+
+@pytest.fixture
+def precious(tmp_path: pathlib.Path) -> dict[str, pathlib.Path]:
+    """A journal and a verified layout, by the name of their option."""
+    files = {name: tmp_path / name for name in ("journal-file", "verified-layout-file")}
+    for file in files.values():
+        file.write_text("precious")
+    return files
 
 
 def test_a_fresh_simulation_leaves_a_journal_that_another_node_may_have(
-    shell: Shell, layouts: str, tmp_path: pathlib.Path
+    shell: Shell, layouts: str, precious: dict[str, pathlib.Path]
 ) -> None:
-    journal, layout = tmp_path / "journal.json", tmp_path / "layout.json"
-    for file in (journal, layout):
-        file.write_text("precious")
-
-    files = ("--journal-file", str(journal), "--verified-layout-file", str(layout))
+    files = [f"--{name}={file}" for name, file in precious.items()]
     shell("apply", "no-such-layout", "-f", layouts, "--fresh", *SPEC, *files)
 
     # An unreadable journal is moved aside, and kept.
-    kept = [*tmp_path.glob("journal.json*"), layout]
+    journal = precious["journal-file"]
+    kept = [*journal.parent.glob(f"{journal.name}*"), precious["verified-layout-file"]]
     assert [file.read_text() for file in kept] == ["precious", "precious"]
 
 
 @pytest.mark.parametrize("command", ["apply", "boot", "restore", "status", "doctor"])
 @pytest.mark.parametrize("flag", [("--fresh",), ()])
 def test_real_gpus_cannot_start_afresh_and_nothing_is_deleted(
-    shell: Shell, tmp_path: pathlib.Path, command: str, flag: tuple[str, ...]
+    shell: Shell, precious: dict[str, pathlib.Path], command: str, flag: tuple[str, ...]
 ) -> None:
-    journal, layout = tmp_path / "journal.json", tmp_path / "layout.json"
-    for file in (journal, layout):
-        file.write_text("precious")
     environ = {
-        "MIG_MANAGER_JOURNAL_FILE": str(journal),
-        "MIG_MANAGER_VERIFIED_LAYOUT_FILE": str(layout),
+        f"MIG_MANAGER_{name.upper().replace('-', '_')}": str(file)
+        for name, file in precious.items()
     }
 
     answer = shell(command, *flag, **environ, **({} if flag else {"MIG_MANAGER_FRESH": "true"}))
 
     assert answer.status == 2
     assert "--fresh resets simulated GPUs; name them with --simulate" in answer.err
-    assert [file.read_text() for file in (journal, layout)] == ["precious", "precious"]
+    assert [file.read_text() for file in precious.values()] == ["precious", "precious"]
 
 
 @pytest.mark.parametrize("command", parser.COMMANDS)
@@ -168,17 +175,14 @@ def test_at_a_shell_our_own_variables_go_before_the_agents(
 ) -> None:
     agents = {"CONFIG_FILE": "/nonexistent"}
 
-    assert shell("apply", "one", *SPEC, "-f", layouts, **agents).status == 0
-    assert shell("apply", "one", *SPEC, MIG_PARTED_CONFIG_FILE=layouts, **agents).status == 0
-    assert shell("apply", "one", *SPEC, MIG_MANAGER_CONFIG_FILE=layouts, **agents).status == 0
+    plan = ("plan", "one", *SPEC)
+    files = [f"--{name}-file={tmp_path / name}" for name in ("journal", "verified-layout")]
+
+    assert shell(*plan, "-f", layouts, **agents).status == 0
+    assert shell(*plan, MIG_PARTED_CONFIG_FILE=layouts, **agents).status == 0
+    assert shell(*plan, MIG_MANAGER_CONFIG_FILE=layouts, **agents).status == 0
     # What a boot restores must not depend on a variable that other programs use as well.
-    journal = (
-        "--journal-file",
-        str(tmp_path / "j"),
-        "--verified-layout-file",
-        str(tmp_path / "p"),
-    )
-    assert shell("boot", *SPEC, *journal, **agents).status == 0
+    assert shell("boot", *SPEC, *files, **agents).status == 0
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b"[]", b"\xff\xfe", b'{"options": 3}'])
@@ -281,51 +285,31 @@ def test_nvidias_agent_options_are_all_understood() -> None:
     assert chosen.host.gpu_clients_file == pathlib.Path("/g")
 
 
-def test_the_demonstration_takes_its_node_and_its_story_from_the_command_line() -> None:
-    options = parser.parse(["demo", "--simulate", "2xA30", "--scenario", "budget", "--keep"])
-
-    chosen = command_settings.demo_settings(options, {})
-
-    assert (chosen.spec, chosen.scenario) == ("2xA30", "budget")
-    assert (chosen.is_kept, chosen.is_real_time) == (True, False)
-
-
 # -- variables -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("variables", "warning"),
-    [
-        (
-            {"MIG_MANAGER_GPU_TIMEOUT": "5", "MIG_MANAGER_NODE_NAME": "n1"},
-            (
-                "warning: MIG_MANAGER_GPU_TIMEOUT is ignored: no option has this variable; "
-                "did you mean MIG_MANAGER_GPU_TIMEOUT_S?"
-            ),
-        ),
-        (
-            # Of Services called mig-manager and mig-manager-metrics, in the pod's namespace.
-            {
-                "MIG_MANAGER_SERVICE_HOST": "10.0.0.1",
-                "MIG_MANAGER_SERVICE_PORT": "9400",
-                "MIG_MANAGER_SERVICE_PORT_METRICS": "9400",
-                "MIG_MANAGER_PORT": "tcp://10.0.0.1:9400",
-                "MIG_MANAGER_METRICS_PORT_9400_TCP": "tcp://10.0.0.1:9400",
-                "MIG_MANAGER_METRICS_PORT_9400_TCP_ADDR": "10.0.0.1",
-            },
-            "",
-        ),
-    ],
-    ids=["a mistake", "of a Service"],
-)
-def test_a_variable_of_ours_that_no_option_has_gives_one_warning(
-    shell: Shell, variables: dict[str, str], warning: str
-) -> None:
-    answer = shell("status", *SPEC, **variables)
+def test_a_variable_of_ours_that_no_option_has_gives_one_warning(shell: Shell) -> None:
+    mistaken = shell("status", *SPEC, MIG_MANAGER_GPU_TIMEOUT="5", MIG_MANAGER_NODE_NAME="n1")
+    # Of Services called mig-manager and mig-manager-metrics, in the pod's namespace.
+    of_services = {
+        "SERVICE_HOST": "10.0.0.1",
+        "SERVICE_PORT": "9400",
+        "SERVICE_PORT_METRICS": "9400",
+        "PORT": "tcp://10.0.0.1:9400",
+        "METRICS_PORT_9400_TCP": "tcp://10.0.0.1:9400",
+        "METRICS_PORT_9400_TCP_ADDR": "10.0.0.1",
+    }
+    quiet = shell(
+        "status", *SPEC, **{f"MIG_MANAGER_{key}": of_services[key] for key in of_services}
+    )
 
-    assert answer.status == 0
-    assert warning in answer.err
-    assert answer.err.count("warning") == bool(warning)
+    assert (mistaken.status, quiet.status) == (0, 0)
+    assert mistaken.err.count("warning") == 1
+    assert (
+        "warning: MIG_MANAGER_GPU_TIMEOUT is ignored: no option has this variable; did you mean "
+        "MIG_MANAGER_GPU_TIMEOUT_S?"
+    ) in mistaken.err
+    assert "warning" not in quiet.err
 
 
 # -- simulated nodes -----------------------------------------------------------------------------

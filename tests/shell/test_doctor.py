@@ -1,6 +1,5 @@
 """``mig-manager doctor`` on nodes that are ill in every way we know."""
 
-import dataclasses
 import json
 import pathlib
 import threading
@@ -12,13 +11,13 @@ import pytest
 from mig_manager.adapters import host
 from mig_manager.adapters.host import lock_file
 from mig_manager.cli import doctor, doctor_checks
-from mig_manager.core import model, profile_name
 from mig_manager.core.records import status
 from mig_manager.sandbox.driver import states
 from testkit import nvml_faults
 from tests.adapters import proc_tree
 from tests.shell.commandline import Shell
 from tests.shell.doctor_rig import FAIL, OK, SKIPPED, WARN, Examination, Patient, a_gpu, gpus
+from tests.unit import samples
 
 ROOT = pathlib.Path(__file__).parents[2]
 POD = "0a1b2c3d-0a1b-0a1b-0a1b-0a1b2c3d4e5f"
@@ -27,10 +26,6 @@ POD = "0a1b2c3d-0a1b-0a1b-0a1b-0a1b2c3d4e5f"
 @pytest.fixture
 def proc(tmp_path: pathlib.Path) -> proc_tree.ProcTree:
     return proc_tree.ProcTree(tmp_path / "proc")
-
-
-def on_machine(proc: proc_tree.ProcTree) -> dict[str, Any]:
-    return {"proc": proc.root, "dev": proc.root / "dev"}
 
 
 # -- as a whole ---------------------------------------------------------------------------
@@ -60,28 +55,30 @@ def test_the_answer_is_for_people_and_for_programs(patient: Patient, shell: Shel
     assert found["counts"]["fail"] == 1
 
 
-def test_a_driver_that_hangs_hides_nothing_else(patient: Patient) -> None:
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        ({"hang_s": 600.0}, "nvmlInit has not returned for"),
+        ({"crashes": True}, ""),
+        ({"code": states.Code.DRIVER_NOT_LOADED}, ""),
+    ],
+    ids=["hangs", "crashes", "is not loaded"],
+)
+def test_a_driver_that_fails_hides_nothing_else(
+    patient: Patient, fault: dict[str, Any], message: str
+) -> None:
     patient.born()
-    patient.state.add_fault(nvml_faults.Fault(function="nvmlInit*", count=None, hang_s=600.0))
+    patient.state.add_fault(nvml_faults.Fault(function="nvmlInit*", count=None, **fault))
     since = time.monotonic()
 
     result = patient.examine("--timeout-s", "4")
 
     assert time.monotonic() - since < 30
     assert result.failing == {"driver", "gpus"}
-    assert "nvmlInit has not returned for" in result.text("driver")
+    assert message in result.text("driver")
+    assert "code" not in fault or "Load the NVIDIA driver" in result.remedies("driver")
     assert result.verdict("instances") is SKIPPED
-    assert result.verdict("config-file") is OK
-
-
-def test_a_driver_that_crashes_hides_nothing_else(patient: Patient) -> None:
-    patient.born()
-    patient.state.add_fault(nvml_faults.Fault(function="nvmlInit*", count=None, crashes=True))
-
-    result = patient.examine()
-
-    assert result.failing == {"driver", "gpus"}
-    assert result.verdict("lock") is OK
+    assert (result.verdict("config-file"), result.verdict("lock")) == (OK, OK)
 
 
 def test_a_check_that_fails_or_hangs_is_a_finding_of_its_own(patient: Patient) -> None:
@@ -121,16 +118,6 @@ def test_the_document_has_every_check_with_its_remedy() -> None:
 # -- GPUs ---------------------------------------------------------------------------------
 
 
-def test_no_driver_fails_with_what_to_do(patient: Patient) -> None:
-    patient.born()
-    patient.path.unlink()
-
-    result = patient.examine()
-
-    assert result.failing == {"driver", "gpus"}
-    assert "Load the NVIDIA driver" in result.remedies("driver")
-
-
 def test_a_pending_mode_is_reported_with_its_remedy_and_the_gpu_processes(
     patient: Patient,
 ) -> None:
@@ -164,21 +151,10 @@ def test_gpus_of_a_virtual_machine_are_explained(
 
 
 def test_a_gpu_instance_without_compute_instances_is_named(patient: Patient) -> None:
-    garbage = model.GpuInstance(
-        instance_id=3,
-        profile=profile_name.parse("1g.5gb"),
-        profile_id=19,
-        placement=model.Placement(4, 1),
-        compute_instances=(),
-    )
-    gpu = dataclasses.replace(
-        a_gpu(), current_mode=model.MigMode.ENABLED, gpu_instances=(garbage,)
-    )
-
-    result = patient.check("instances", gpus(gpu))
+    result = patient.check("instances", gpus(samples.gpu(samples.A100, "1g.5gb@4[]")))
 
     assert result.verdict("instances") is WARN
-    words = "GPU 0: GPU instance 3 (1g.5gb at 4:1) has no compute instance"
+    words = "GPU 0: GPU instance 0 (1g.5gb at 4:1) has no compute instance"
     assert words in result.text("instances")
 
 
@@ -204,19 +180,10 @@ def test_a_node_without_any_gpu_that_has_mig_fails(patient: Patient) -> None:
 
 
 def status_file(proc: proc_tree.ProcTree, *, user: int, rights_hex: str) -> None:
-    (proc.root / "self").mkdir()
+    (proc.root / "self").mkdir(exist_ok=True)
     (proc.root / "self/status").write_text(
         f"Name:\tx\nUid:\t{user}\t{user}\t0\t0\nCapEff:\t{rights_hex}\n"
     )
-
-
-def test_root_with_all_rights_may_change_what_there_is(
-    patient: Patient, proc: proc_tree.ProcTree
-) -> None:
-    status_file(proc, user=0, rights_hex="000001ffffffffff")
-
-    for name in ("privileges", "mig-config-right"):
-        assert patient.check(name, **on_machine(proc)).verdict(name) is OK
 
 
 @pytest.mark.parametrize(
@@ -241,24 +208,30 @@ def test_who_cannot_make_nodes_lacks_nothing_where_the_toolkit_makes_them(
     assert "without MKNOD" in result.text("privileges")
 
 
-def test_a_user_without_rights_needs_the_node_of_the_right(
+def test_a_user_without_rights_needs_the_node_of_the_right_and_root_does_not(
     patient: Patient, proc: proc_tree.ProcTree
 ) -> None:
     status_file(proc, user=1000, rights_hex="0000000000000000")
     proc.add_right("config", 1, mode=0o400)
     nodes = proc.root / "dev/nvidia-caps"
+    machine: dict[str, Any] = {"proc": proc.root, "dev": proc.root / "dev"}
 
-    privileges = patient.check("privileges", **on_machine(proc))
-    without = patient.check("mig-config-right", **on_machine(proc))
+    privileges = patient.check("privileges", **machine)
+    without = patient.check("mig-config-right", **machine)
     nodes.mkdir(parents=True)
     (nodes / "nvidia-cap1").touch()
-    with_node = patient.check("mig-config-right", **on_machine(proc))
+    with_node = patient.check("mig-config-right", **machine)
 
     assert privileges.verdict("privileges") is WARN
     assert "without SYS_ADMIN and MKNOD" in privileges.text("privileges")
     assert without.failing == {"mig-config-right"}
     assert "nvidia-cap1: No such file or directory" in without.text("mig-config-right")
     assert with_node.verdict("mig-config-right") is OK
+
+    (nodes / "nvidia-cap1").unlink()
+    status_file(proc, user=0, rights_hex="000001ffffffffff")
+    for name in ("privileges", "mig-config-right"):
+        assert patient.check(name, **machine).verdict(name) is OK
 
 
 def modules(proc: proc_tree.ProcTree, **users: int) -> None:
@@ -275,16 +248,13 @@ def test_what_may_hold_off_a_reset_is_named(
     modules(proc, nvidia=3, nvidia_uvm=0, nvidia_drm=2)
     proc.add(5, "/dev/nvidia0", name="nvidia-persiste")
 
-    result = patient.check("kernel-modules", gpus(a_gpu(product)), **on_machine(proc))
+    result = patient.check("kernel-modules", gpus(a_gpu(product)), proc=proc.root)
+    modules(proc, ext4=1)
+    without = patient.check("kernel-modules", gpus(a_gpu(product)), proc=proc.root)
 
     assert result.verdict("kernel-modules") is verdict
     assert "nvidia_drm has 2 users; nvidia-persiste (pid 5)" in result.text("kernel-modules")
-
-
-def test_a_kernel_without_the_driver_says_so(patient: Patient, proc: proc_tree.ProcTree) -> None:
-    modules(proc, ext4=1)
-
-    assert patient.check("kernel-modules", gpus(a_gpu()), **on_machine(proc)).failing
+    assert without.failing == {"kernel-modules"}
 
 
 def test_processes_are_reported_with_their_pod(patient: Patient, proc: proc_tree.ProcTree) -> None:

@@ -11,7 +11,6 @@ import yaml
 
 from mig_manager.adapters.kubernetes import api
 from mig_manager.core.node import cluster
-from mig_manager.sandbox.apiserver import request
 from mig_manager.sandbox.node import node_options, sandbox_node
 from testkit import apiserver
 from tests import waiting
@@ -26,14 +25,15 @@ class Cluster:
 
     def __init__(self, patient: Patient, folder: pathlib.Path) -> None:
         self.denied: set[tuple[str, str, str]] = set()
-        self.server = apiserver.ApiServer(authorizer=self._may)
+        # The scenery has no token.
+        self.server = apiserver.ApiServer(
+            authorizer=lambda asked: (
+                not asked.token
+                or (asked.verb, asked.resource, asked.subresource) not in self.denied
+            )
+        )
         self.socket = folder / "pr.sock"
         self.patient = patient
-
-    def _may(self, asked: request.Access) -> bool:
-        # The scenery has no token.
-        what = (asked.verb, asked.resource, asked.subresource)
-        return not asked.token or what not in self.denied
 
     def examine(self) -> Examination:
         kubeconfig = self.server.kubeconfig(self.patient.folder / "kubeconfig")

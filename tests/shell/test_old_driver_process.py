@@ -2,8 +2,6 @@
 
 import pathlib
 
-import pytest
-
 from mig_manager.sandbox.driver import states
 from testkit import nvml_faults
 from tests.shell.shell_node import Node
@@ -17,18 +15,6 @@ def node_without(folder: pathlib.Path, *functions: str) -> Node:
     node = Node(folder, "2xA100-SXM4-40GB", active="small")
     node.set_options(states.Options(absent_functions=functions))
     return node
-
-
-@pytest.mark.slow
-def test_a_driver_without_placements_gets_the_layout(
-    tmp_path: pathlib.Path,
-) -> None:
-    node = node_without(tmp_path, CREATE_WITH_PLACEMENT)
-
-    answer = node.run("apply", "wanted")
-
-    assert answer.returncode == 0, answer.stderr
-    assert node.run("assert", "wanted").returncode == 0
 
 
 def test_a_driver_without_placements_gets_all_instances_back_after_a_failure(

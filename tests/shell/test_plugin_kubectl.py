@@ -68,41 +68,20 @@ def test_a_login_prompt_is_shown_without_control_characters(bin_: pathlib.Path) 
     assert notes == ["open a browser  [2J"]
 
 
+FORBIDDEN, UNAVAILABLE = errors.Reason.FORBIDDEN, errors.Reason.API_UNAVAILABLE
+SERVER = "Error from server"
+
+
 @pytest.mark.parametrize(
     ("stderr", "reason", "status", "message"),
     [
-        (
-            'Error from server (NotFound): nodes "n1" not found',
-            errors.Reason.API_ERROR,
-            404,
-            'nodes "n1" not found',
-        ),
-        (
-            "Error from server (Forbidden): pods is forbidden",
-            errors.Reason.FORBIDDEN,
-            403,
-            "pods is forbidden",
-        ),
-        (
-            "error: You must be logged in to the server (Unauthorized)",
-            errors.Reason.FORBIDDEN,
-            None,
-            "logged in",
-        ),
-        (
-            "Error from server (ServiceUnavailable): wait",
-            errors.Reason.API_UNAVAILABLE,
-            503,
-            "wait",
-        ),
-        ("Error from server: etcd is gone", errors.Reason.API_UNAVAILABLE, None, "etcd is gone"),
-        (
-            "Unable to connect to the server: no such host",
-            errors.Reason.API_UNAVAILABLE,
-            None,
-            "no such host",
-        ),
-        ("", errors.Reason.API_UNAVAILABLE, None, "without a message"),
+        (f'{SERVER} (NotFound): nodes "n1"', errors.Reason.API_ERROR, 404, 'nodes "n1"'),
+        (f"{SERVER} (Forbidden): pods is forbidden", FORBIDDEN, 403, "pods is forbidden"),
+        ("error: You must be logged in (Unauthorized)", FORBIDDEN, None, "logged in"),
+        (f"{SERVER} (ServiceUnavailable): wait", UNAVAILABLE, 503, "wait"),
+        (f"{SERVER}: etcd is gone", UNAVAILABLE, None, "etcd is gone"),
+        ("Unable to connect to the server: no such host", UNAVAILABLE, None, "no such host"),
+        ("", UNAVAILABLE, None, "without a message"),
     ],
 )
 def test_a_refusal_has_a_reason_by_its_kind(

@@ -14,11 +14,6 @@ NASTY = "\x1b]0;owned\x07\x1b[2Jgone\r\u202etxt"
 """Control sequences that name a terminal's window, clear it, and reverse the text after them."""
 
 
-def assert_harmless(answer: rig.Answer) -> None:
-    for text in (answer.out, answer.err):
-        assert all(letter.isprintable() or letter == "\n" for letter in text), repr(text)
-
-
 def rules() -> list[dict[str, list[str]]]:
     """Return what the documentation says is enough."""
     _, _, rest = DOCS.read_text(encoding="utf-8").partition("```yaml\n")
@@ -48,11 +43,8 @@ def without(*kinds: str) -> list[dict[str, list[str]]]:
 
 
 def populated(server: apiserver.ApiServer) -> apiserver.ApiServer:
-    server.store.create(
-        rig.Node(
-            name="n1", gpus=rig.gpus("1xA100-SXM4-40GB", "all-balanced"), requested="all-balanced"
-        ).to_object()
-    )
+    gpus = rig.gpus("1xA100-SXM4-40GB", "all-balanced")
+    server.store.create(rig.node("n1", gpus=gpus, requested="all-balanced"))
     server.store.create(rig.pod("train", "n1", mig_3g_20gb=1))
     data = {"config.yaml": rig.CONFIG}
     server.store.create(rig.config_map("mig-manager", "mig-manager-config", **data))
@@ -63,15 +55,11 @@ def populated(server: apiserver.ApiServer) -> apiserver.ApiServer:
 def test_the_rights_that_the_documentation_lists_are_enough(tmp_path: pathlib.Path) -> None:
     with apiserver.serve(populated(limited(rules()))) as server:
         viewer = rig.viewer(server, tmp_path)
-        answer = [
-            viewer.alone("status", "n1"),
-            viewer.alone("plan", "all-1g.5gb"),
-            viewer.alone("validate"),
-            viewer.alone("history", "n1"),
-        ]
+        lines = ("status n1", "plan all-1g.5gb", "validate", "history n1")
+        answers = [viewer.alone(*line.split()) for line in lines]
 
-    assert [each.status for each in answer] == [0, 0, 0, 0]
-    assert not any("not known" in each.out or "forbidden" in each.err for each in answer)
+    assert [each.status for each in answers] == [0, 0, 0, 0]
+    assert not any("not known" in each.out or "forbidden" in each.err for each in answers)
 
 
 def test_without_rights_to_pods_and_events_the_rest_is_shown(
@@ -79,11 +67,8 @@ def test_without_rights_to_pods_and_events_the_rest_is_shown(
 ) -> None:
     with apiserver.serve(populated(limited(without("pods", "events")))) as server:
         viewer = rig.viewer(server, tmp_path)
-        status, plan, history = (
-            viewer.alone("status", "n1"),
-            viewer.alone("plan", "all-1g.5gb", "n1"),
-            viewer.alone("history", "n1"),
-        )
+        lines = ("status n1", "plan all-1g.5gb n1", "history n1")
+        status, plan, history = (viewer.alone(*line.split()) for line in lines)
 
     assert [status.status, plan.status, history.status] == [0, 0, 0]
     assert "3g.20gb" in status.out
@@ -112,8 +97,7 @@ def test_texts_on_a_node_cannot_control_the_terminal(
     tmp_path: pathlib.Path,
 ) -> None:
     gpus = rig.gpus("1xA100-SXM4-40GB")
-    seen = rig.Node(name="n1", gpus=gpus, requested="all-balanced", reported=NASTY, message=NASTY)
-    thing = seen.to_object()
+    thing = rig.node("n1", gpus=gpus, requested="all-balanced", reported=NASTY, message=NASTY)
     notes = thing["metadata"]["annotations"]
     notes["mig-manager.io/gpus"] = notes["mig-manager.io/gpus"].replace(
         gpus[0].name, json.dumps(NASTY)[1:-1]
@@ -139,5 +123,6 @@ def test_texts_on_a_node_cannot_control_the_terminal(
             ("history", NASTY.replace("\x1b", "")),
         ):
             answer = viewer.alone(*words)
-            assert_harmless(answer)
+            text = answer.out + answer.err
+            assert all(letter.isprintable() or letter == "\n" for letter in text), repr(text)
             assert answer.out or answer.status

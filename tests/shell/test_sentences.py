@@ -10,7 +10,6 @@ from mig_manager.core import bar, model
 from mig_manager.core.fleet import nodes
 from mig_manager.core.layout import config
 from mig_manager.core.node import cluster, resources
-from mig_manager.core.records import gpu_codec
 from mig_manager.kubectl import plan, selection, status
 from tests.shell import plugin_rig as rig
 from tests.unit import samples
@@ -61,7 +60,7 @@ def test_the_meaning_of_a_loss(ending: int, asked: int, text: str) -> None:
 def report(
     gpus: tuple[model.Gpu, ...] = (), *, state: model.State = model.State.SUCCESS
 ) -> nodes.Report:
-    thing = rig.Node(name="n1", gpus=gpus, requested="all-balanced", state=state).to_object()
+    thing = rig.node("n1", gpus=gpus, requested="all-balanced", state=state)
     return nodes.report(nodes.parse(thing), dt.datetime.now(tz=dt.UTC))
 
 
@@ -103,6 +102,10 @@ def moment(minutes: int, what: str, *, is_warning: bool = False) -> selection.Mo
     return selection.Moment(at=at, what=what, message="layout all-balanced", is_warning=is_warning)
 
 
+def history(report: nodes.Report, *moments: selection.Moment) -> status.History:
+    return status.History(report=report, moments=moments, why_no_events="", now=NOW)
+
+
 @pytest.mark.parametrize(
     ("moments", "minutes"),
     [
@@ -117,40 +120,22 @@ def test_a_layout_is_applied_since_its_last_event_without_a_later_warning(
 ) -> None:
     seen = report()
     assert seen.status
-    run = dataclasses.replace(
-        seen.status, finished_at=NOW - dt.timedelta(minutes=5), config="all-balanced"
-    )
-    node = dataclasses.replace(seen.node, status=run)
+    run = dataclasses.replace(seen.status, finished_at=NOW - dt.timedelta(minutes=5))
+    seen = dataclasses.replace(seen, node=dataclasses.replace(seen.node, status=run))
 
-    past = status.History(
-        report=dataclasses.replace(seen, node=node),
-        moments=tuple(moments),
-        why_no_events="",
-        now=NOW,
-    )
-
-    assert past.applied_since == NOW - dt.timedelta(minutes=minutes)
+    assert history(seen, *moments).applied_since == NOW - dt.timedelta(minutes=minutes)
 
 
 def test_a_failed_layout_is_never_applied() -> None:
-    past = status.History(
-        report=report(state=model.State.FAILED), moments=(), why_no_events="", now=NOW
-    )
-
-    assert past.applied_since is None
+    assert history(report(state=model.State.FAILED)).applied_since is None
 
 
-def test_a_node_without_history() -> None:
+def test_a_node_without_history_or_gpu() -> None:
     node = nodes.parse({"metadata": {"name": "n1"}})
-    past = status.History(report=nodes.report(node, NOW), moments=(), why_no_events="", now=NOW)
-
-    assert status.page(past, style=PLAIN).endswith("No history is known.")
-
-
-def test_a_node_without_a_gpu() -> None:
+    past = history(nodes.report(node, NOW))
     shown = status.Status(reports=(report(),), pods=selection.Pods(by_node={}), now=NOW)
 
-    assert gpu_codec.from_json(gpu_codec.to_json(())) == ()
+    assert status.page(past, style=PLAIN).endswith("No history is known.")
     assert "This node has no NVIDIA GPU." in status.pictures(shown, style=PLAIN)
     assert status.slices(()) == "none"
 

@@ -39,7 +39,6 @@ REFUSE_ELSEWHERE = nvml_faults.Fault(
     function=CREATE, gpu=5, first=2, code=states.Code.INSUFFICIENT_RESOURCES
 )
 """Has the change fail, and all GPUs be rolled back; once, so that the rollback succeeds."""
-
 LOSE_AT_ROLLBACK = nvml_faults.Fault(function=CREATE, gpu=LOST, first=8, loses_gpu=True)
 """After the seven creations of the change."""
 
@@ -142,62 +141,41 @@ def test_a_gpu_lost_during_execute_of_a_layout_that_names_it_has_all_others_rest
     assert node.state.boards[LOST].uuid in node.journal.read_text()
 
 
-def lose_it_in_a_rollback(node: shell_node.Node) -> str:
-    """Have a change of all GPUs fail, and lose one in the rollback; return its standard error."""
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("then", "shape"),
+    [("too-much", (True, 2)), ("names-others", (True, 2)), ("sevenths", (True, 0))],
+)
+def test_a_gpu_lost_in_the_rollback_stays_in_the_journal_until_it_is_restored_or_has_a_new_layout(
+    node: shell_node.Node, then: str, shape: tuple[bool, int]
+) -> None:
+    uuid = node.state.boards[LOST].uuid
     node.state.add_fault(REFUSE_ELSEWHERE)
     node.state.add_fault(LOSE_AT_ROLLBACK)
     answer = node.run("apply", "sevenths")
-    assert answer.returncode == 1
     node.state.clear_faults()
-    return answer.stderr
 
-
-@pytest.mark.slow
-def test_a_gpu_lost_in_the_rollback_stays_in_the_journal_and_the_others_are_restored(
-    node: shell_node.Node,
-) -> None:
-    stderr = lose_it_in_a_rollback(node)
-
+    assert answer.returncode == 1
     assert of_others(node.state) == {(True, 2)}
-    uuid = node.state.boards[LOST].uuid
-    assert f"GPU {LOST} ({uuid}" in stderr
-    assert f"to restore once it is back: {uuid}: MIG enabled, 3g.20gb at 0:4" in stderr
-    journal = json.loads(node.journal.read_text())
-    assert [gpu["uuid"] for gpu in journal["snapshot"]] == [uuid]
+    assert f"GPU {LOST} ({uuid}" in answer.stderr
+    assert f"to restore once it is back: {uuid}: MIG enabled, 3g.20gb at 0:4" in answer.stderr
+    for _applied_and_already_applied in range(2 if then == "names-others" else 0):
+        assert node.run("apply", then).returncode == 0
+    if then == "sevenths":
+        # A layout for all GPUs replaces what the journal has.
+        assert node.run("apply", then).returncode == 0
+        assert not node.journal.exists()
+    else:
+        journal = json.loads(node.journal.read_text())
+        assert journal["config"] == "sevenths"
+        assert [gpu["uuid"] for gpu in journal["snapshot"]] == [uuid]
 
-    # With the GPU back, the next failure leads back to what it had before the first one.
+    # With the GPU back, the next change leads back to what it had before the first one.
     node.state.return_gpu(LOST)
     assert shapes(node.state)[LOST] == (True, 0)
-    assert node.run("apply", "too-much").returncode == 1
-    assert set(shapes(node.state)) == {(True, 2)}
-    assert not node.journal.exists()
-
-
-@pytest.mark.slow
-def test_the_journal_keeps_the_lost_gpu_while_layouts_for_other_gpus_are_applied(
-    node: shell_node.Node,
-) -> None:
-    lose_it_in_a_rollback(node)
-
-    for _applied_and_already_applied in range(2):
-        answer = node.run("apply", "names-others")
-        assert answer.returncode == 0, answer.stderr
-        journal = json.loads(node.journal.read_text())
-        assert [gpu["uuid"] for gpu in journal["snapshot"]] == [node.state.boards[LOST].uuid]
-        assert journal["config"] == "sevenths"
-
-    node.state.return_gpu(LOST)
-    assert node.run("apply", "names-others").returncode == 0
-    assert shapes(node.state)[LOST] == (True, 2)
-    assert not node.journal.exists()
-
-
-@pytest.mark.slow
-def test_a_layout_for_all_gpus_clears_the_journal_of_the_lost_one(node: shell_node.Node) -> None:
-    lose_it_in_a_rollback(node)
-
-    assert node.run("apply", "sevenths").returncode == 0
-
+    if then != "sevenths":
+        assert node.run("apply", then).returncode == (1 if then == "too-much" else 0)
+    assert shapes(node.state)[LOST] == shape
     assert not node.journal.exists()
 
 
@@ -238,17 +216,10 @@ def observed() -> Iterator[Observed]:
 
 
 def reaches(stage: stages.Stage, layout: str, state: model.State) -> None:
-    """Wait for the end of a run of the layout."""
+    """Request the layout, and wait for the end of the run."""
+    stage.label(layout)
     stage.wait_for_end(layout)
     assert stage.status()["state"] == state.value, stage.status()["message"]
-
-
-def served(stage: stages.Stage) -> set[tuple[bool, int]]:
-    return of_others(simulated_state(stage))
-
-
-def simulated_state(stage: stages.Stage) -> nvml_faults.SharedState:
-    return nvml_faults.SharedState(stage.state_file)
 
 
 def event_reasons(stage: stages.Stage) -> Mapping[str, str]:
@@ -262,16 +233,14 @@ def event_reasons(stage: stages.Stage) -> Mapping[str, str]:
 def test_the_agent_serves_the_other_seven_reports_the_lost_one_and_includes_it_once_it_is_back(
     observed: Observed,
 ) -> None:
-    stage, state = observed.stage, simulated_state(observed.stage)
-    stage.label("halves")
+    stage, state = observed.stage, nvml_faults.SharedState(observed.stage.state_file)
     reaches(stage, "halves", model.State.SUCCESS)
 
     # Lost at rest: the agent observes again, and then serves another layout without it.
     state.lose_gpu(LOST)
-    stage.label("sevenths")
     reaches(stage, "sevenths", model.State.SUCCESS)
     uuid = state.boards[LOST].uuid
-    assert served(stage) == {(True, 7)}
+    assert of_others(state) == {(True, 7)}
     assert stage.allocatable() == {"nvidia.com/mig-1g.5gb": 49}
     assert f"GPU {LOST} ({uuid}" in stage.status()["message"]
     assert [gpu["uuid"] for gpu in stage.status()["unreachableGpus"]] == [uuid]
@@ -285,12 +254,10 @@ def test_the_agent_serves_the_other_seven_reports_the_lost_one_and_includes_it_o
     assert uuid in event_reasons(stage)["GpuUnreachable"]
 
     # A layout that names it fails, before anything is touched.
-    stage.label("names-it")
     reaches(stage, "names-it", model.State.FAILED)
     assert stage.status()["reason"] == "GpuUnreachable"
-    assert served(stage) == {(True, 7)}
+    assert of_others(state) == {(True, 7)}
 
-    stage.label("sevenths")
     reaches(stage, "sevenths", model.State.SUCCESS)
 
     # Back from the shop, without MIG mode: the layout is applied to it.
@@ -303,24 +270,10 @@ def test_the_agent_serves_the_other_seven_reports_the_lost_one_and_includes_it_o
 
 
 @pytest.mark.slow
-def test_the_agent_finishes_a_change_in_which_a_gpu_is_lost(observed: Observed) -> None:
-    stage, state = observed.stage, simulated_state(observed.stage)
-    state.add_fault(LOSE_AT_CREATION)
-
-    stage.label("sevenths")
-
-    reaches(stage, "sevenths", model.State.SUCCESS)
-    assert served(stage) == {(True, 7)}
-    assert state.boards[LOST].uuid in stage.status()["message"]
-    assert "cannot create GPU instance 1g.5gb" in stage.status()["message"]
-
-
-@pytest.mark.slow
 def test_the_agent_restores_the_others_and_keeps_a_gpu_lost_in_the_rollback_in_the_journal(
     observed: Observed,
 ) -> None:
-    stage, state = observed.stage, simulated_state(observed.stage)
-    stage.label("halves")
+    stage, state = observed.stage, nvml_faults.SharedState(observed.stage.state_file)
     reaches(stage, "halves", model.State.SUCCESS)
     state.add_fault(REFUSE_ELSEWHERE)
     state.add_fault(LOSE_AT_ROLLBACK)
@@ -334,5 +287,5 @@ def test_the_agent_restores_the_others_and_keeps_a_gpu_lost_in_the_rollback_in_t
     assert note in event_reasons(stage)[refused]
     # The next try serves the seven, for the layout does not name the lost one.
     stage.wait(lambda: stage.status().get("state") == "success", "the next try")
-    assert served(stage) == {(True, 7)}
+    assert of_others(state) == {(True, 7)}
     assert uuid in stage.status()["message"]

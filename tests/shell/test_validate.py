@@ -41,16 +41,6 @@ ONE_FOR_ALL_TOO_MUCH_FOR_ONE = f"{SEVEN}}}\n  - {{{EIGHT.replace('all', '[1]')}"
 
 
 @pytest.mark.parametrize(
-    "asked",
-    ["--gpu A30", "--gpu A100-SXM4-40GB", "--gpu H200", "--gpu T4", "--portable"],
-)
-def test_the_layouts_that_come_with_the_program_are_valid_everywhere(
-    shell: Shell, asked: str
-) -> None:
-    assert shell("validate", *asked.split()).status == 0
-
-
-@pytest.mark.parametrize(
     ("asked", "rule", "status", "message"),
     [
         ("A30", SEVEN, 0, "1 layout fits none of these GPUs, but others"),
@@ -61,12 +51,7 @@ def test_the_layouts_that_come_with_the_program_are_valid_everywhere(
         ("A30", FOR_A30, 1, "NVIDIA A30 has no profile 1g.5gb"),
         ("A30", FOR_H100, 0, "selects other GPUs"),
         ("A30", instances("1g.6gb: 4"), 0, "Every layout fits the GPUs that it selects."),
-        (
-            "A30",
-            instances("1g.6gb: 5"),
-            1,
-            "it needs 5 x 1g.6gb and the memory slices have room for 4",
-        ),
+        ("A30", instances("1g.6gb: 5"), 1, "5 x 1g.6gb and the memory slices have room for 4"),
         (
             "A100-SXM4-40GB",
             instances("3g.20gb: 2, 1g.5gb: 1"),
@@ -129,7 +114,6 @@ def test_many_products_are_counted_rather_than_listed(shell: Shell) -> None:
 
 PORTABLE = layouts(x=f'device-filter: "0x20B010DE", {SEVEN}')
 OURS = layouts(x="device-filter: A30, devices: 0, mig-enabled: true, mig-devices: {1g.6gb@3: 1}")
-UNDERSTOOD = "nvidia-mig-parted understands all of it."
 
 
 def test_every_position_that_is_not_portable_is_named(shell: Shell) -> None:
@@ -144,16 +128,12 @@ def test_every_position_that_is_not_portable_is_named(shell: Shell) -> None:
     assert shell("validate", "-f", file, "--gpu", "A30").status == 0
 
 
-@pytest.mark.parametrize(
-    ("text", "asked", "status"), [(PORTABLE, "", 0), (layouts(x=FOR_A30), "--gpu A30", 1)]
-)
-def test_a_portable_document_is_said_to_be_whether_it_fits_or_not(
-    shell: Shell, text: str, asked: str, status: int
-) -> None:
-    answer = shell("validate", "--portable", "-f", shell.file(text), *asked.split())
+def test_a_portable_document_is_said_to_be_whether_it_fits_or_not(shell: Shell) -> None:
+    for text, asked, status in ((PORTABLE, (), 0), (layouts(x=FOR_A30), ("--gpu", "A30"), 1)):
+        answer = shell("validate", "--portable", "-f", shell.file(text), *asked)
 
-    assert answer.status == status
-    assert UNDERSTOOD in answer.out
+        assert answer.status == status
+        assert "nvidia-mig-parted understands all of it." in answer.out
 
 
 def test_all_problems_of_several_files_are_reported(shell: Shell) -> None:
@@ -186,6 +166,7 @@ def test_the_hooks_take_good_documents_and_refuse_bad_ones(
     good = shell.file(PORTABLE, "good.yaml")
     bad = shell.file(OURS.replace("1g.6gb@3", "1g.7gb@3"))
 
+    assert hook["id"] in {"mig-manager-validate", "mig-manager-portable"}
     assert program == "mig-manager"
     assert shell(*command, SHIPPED).status == 0
     assert shell(*command, good, bad).status == 1
@@ -193,10 +174,6 @@ def test_the_hooks_take_good_documents_and_refuse_bad_ones(
     assert hook["language"] == "python"
     named = ("profiles/mig-parted.yaml", "mig-config-h200.yml", "values.yaml")
     assert [bool(re.search(hook["files"], name)) for name in named] == [True, True, False]
-
-
-def test_the_hooks_have_the_names_that_are_documented() -> None:
-    assert [hook["id"] for hook in HOOKS] == ["mig-manager-validate", "mig-manager-portable"]
 
 
 # Leniently
@@ -289,25 +266,22 @@ def test_a_layout_with_placements_is_planned_applied_asserted_and_exported(shell
 
 
 @pytest.mark.parametrize(
-    ("devices", "options", "messages"),
+    ("devices", "options", "message"),
     [
-        (
-            "1g.6gb@3: 1, 2g.12gb@2: 1",
-            (),
-            ("layouts.yaml:4:5: the layout does not fit GPU 0", "they collide in slice 3"),
-        ),
-        ("1g.6gb: 8", ("--lenient",), ("layouts.yaml:4:",)),
+        ("1g.6gb@3: 1, 2g.12gb@2: 1", (), "they collide in slice 3"),
+        ("1g.6gb: 8", ("--lenient",), "layouts.yaml:4:"),
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_is_touched(
-    shell: Shell, devices: str, options: tuple[str, ...], messages: tuple[str, ...]
+    shell: Shell, devices: str, options: tuple[str, ...], message: str
 ) -> None:
     before = shell("status", "-o", "json", *SPEC).out
 
     answer = shell("apply", "-f", shell.file(layouts(x=instances(devices))), *options, *SPEC)
 
     assert answer.status == 1
-    assert all(message in answer.err for message in messages)
+    assert "layouts.yaml:4:" in answer.err
+    assert message in answer.err
     assert shell("status", "-o", "json", *SPEC).out == before
 
 

@@ -127,13 +127,10 @@ def test_a_python_that_is_too_old_can_read_why() -> None:
 
 def test_kubectl_runs_what_krew_installs(installed: pathlib.Path, tmp_path: pathlib.Path) -> None:
     with apiserver.serve() as server:
-        seen = rig.Node(name="n1", gpus=rig.gpus("1xA100-SXM4-40GB", "all-balanced"))
-        server.store.create(seen.to_object())
-        bare = rig.Node(
-            name="n2",
-            labels={"nvidia.com/gpu.product": "NVIDIA-A30", "nvidia.com/gpu.count": "1"},
-        )
-        server.store.create(bare.to_object())
+        gpus = rig.gpus("1xA100-SXM4-40GB", "all-balanced")
+        server.store.create(rig.node("n1", gpus=gpus))
+        product = {"nvidia.com/gpu.product": "NVIDIA-A30", "nvidia.com/gpu.count": "1"}
+        server.store.create(rig.node("n2", labels=product))
         data = {"config.yaml": rig.CONFIG}
         server.store.create(rig.config_map("mig-manager", "mig-manager-config", **data))
         viewer = rig.viewer(server, tmp_path, plugins=installed)
