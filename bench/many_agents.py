@@ -62,7 +62,7 @@ def _run(server: envtest.Server, kubeconfig: str, count: int, folder: pathlib.Pa
     before, cpu, began = _requests(server), _cpu_s(server), time.monotonic()
     for name in names:
         change = {"metadata": {"labels": {cluster.CONFIG_LABEL: _LAYOUT}}}
-        admin.patch(f"/api/v1/nodes/{name}", change, kind=api.PatchType.MERGE)
+        admin.patch(f"/api/v1/nodes/{name}", change)
     labelled = time.monotonic()
     waiting.until(lambda: _applied(admin) == count, "success on every node")
     ended = time.monotonic()

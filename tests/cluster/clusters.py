@@ -191,7 +191,7 @@ class Real:
 
     def count_disruptions(self, kube: api.KubeApi, budget: str, allowed: int = 0) -> None:
         change = {"status": {"observedGeneration": 1, "disruptionsAllowed": allowed}}
-        kube.patch(f"{BUDGETS}/{budget}/status", change, kind=api.PatchType.MERGE)
+        kube.patch(f"{BUDGETS}/{budget}/status", change)
 
     def kubeconfig(self, path: pathlib.Path, account: Account, *, node: str = "") -> pathlib.Path:
         """Write a kubeconfig with the token that kubelet would ask for, for a pod on a node.
@@ -257,7 +257,7 @@ class Real:
                 for group, resource, verb in sorted(granted)
             ]
             path = f"{RBAC}/{where}/{account.name}"
-            self.kube.patch(path, {"rules": rules}, kind=api.PatchType.MERGE)
+            self.kube.patch(path, {"rules": rules})
         waiting.until(functools.partial(self._has_exactly, rights), "the agent's rights")
 
     def _has_exactly(self, rights: Rights) -> bool:

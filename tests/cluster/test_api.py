@@ -42,7 +42,7 @@ def create(kube: api.KubeApi, workloads: pods.KubeWorkloads, name: str = "train"
     spec = {"nodeName": NAME, "containers": [{"name": "main", "image": "app:1"}]}
     kube.post(PODS, {"metadata": {"name": name, "labels": {"app": "train"}}, "spec": spec})
     running = {"status": {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}}
-    kube.patch(f"{PODS}/{name}/status", running, kind=api.PatchType.MERGE)
+    kube.patch(f"{PODS}/{name}/status", running)
     return next(pod for pod in workloads.list() if pod.name == name)
 
 
@@ -126,7 +126,7 @@ def test_budgets_block_the_eviction_of_a_running_pod_and_are_named(
 ) -> None:
     pod = create(kube, workloads)
     change = {"status": {"phase": phase}}
-    kube.patch(f"{PODS}/train/status", change, kind=api.PatchType.MERGE)
+    kube.patch(f"{PODS}/train/status", change)
     for name, allowed in budgets.items():
         add_budget(where, kube, name, at_most(allowed))
 
@@ -198,7 +198,7 @@ def test_the_driver_of_a_pods_claim_is_read(
     kube.post(path, {"metadata": {"name": "claim"}, "spec": {"devices": {"requests": [request]}}})
     result = {"request": "r", "driver": driver, "pool": "p", "device": "d"}
     status = {"status": {"allocation": {"devices": {"results": [result]}}}}
-    kube.patch(f"{path}/claim/status", status, kind=api.PatchType.MERGE)
+    kube.patch(f"{path}/claim/status", status)
     spec = {
         "nodeName": NAME,
         "containers": [{"name": "main", "image": "app:1"}],
@@ -284,7 +284,7 @@ def test_a_refusal_has_the_same_status_and_words(
     calls: dict[str, Callable[..., object]] = {
         "get": kube.get,
         "post": kube.post,
-        "patch": functools.partial(kube.patch, kind=api.PatchType.MERGE),
+        "patch": functools.partial(kube.patch),
     }
     with pytest.raises(responses.ApiError) as raised:
         calls[method](path, body)
@@ -318,7 +318,7 @@ def test_a_patch_that_changes_nothing_makes_no_new_version(kube: api.KubeApi) ->
     path, change = f"{NODES}/{NAME}", {"metadata": {"labels": {"a": "1", "b": None}}}
     before = kube.get(path)["metadata"]["resourceVersion"]
 
-    after = kube.patch(path, change, kind=api.PatchType.MERGE)
+    after = kube.patch(path, change)
 
     assert after["metadata"]["resourceVersion"] == before
 
@@ -328,7 +328,7 @@ def test_a_watch_delivers_what_came_after_its_version_and_only_of_its_node(
 ) -> None:
     begun = kube.get(NODES)["metadata"]["resourceVersion"]
     kube.post(NODES, {"metadata": {"name": "another"}})
-    kube.patch(f"{NODES}/{NAME}", {"metadata": {"labels": {"a": "2"}}}, kind=api.PatchType.MERGE)
+    kube.patch(f"{NODES}/{NAME}", {"metadata": {"labels": {"a": "2"}}})
     kube.delete(f"{NODES}/{NAME}")
     query = {"fieldSelector": f"metadata.name={NAME}", "resourceVersion": begun}
     with kube.watch(NODES, query=query, timeout_s=5, idle_timeout_s=10) as events:
@@ -345,7 +345,7 @@ def test_a_watch_delivers_what_came_after_its_version_and_only_of_its_node(
 def test_two_writers_of_taints_both_get_their_way(kube: api.KubeApi) -> None:
     ours = node.KubeNode(kube, name=NAME, clock=host.SystemClock())
     foreign = {"key": "example.com/flaky", "effect": "PreferNoSchedule"}
-    kube.patch(f"{NODES}/{NAME}", {"spec": {"taints": [foreign]}}, kind=api.PatchType.MERGE)
+    kube.patch(f"{NODES}/{NAME}", {"spec": {"taints": [foreign]}})
 
     ours.update(lambda _view: cluster.NodePatch(hold_taint=True))
     taints = kube.get(f"{NODES}/{NAME}")["spec"]["taints"]

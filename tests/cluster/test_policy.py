@@ -113,7 +113,7 @@ def taints(*values: clusters.Object) -> clusters.Object:
 
 
 def patching(change: clusters.Object, name: str = OWN) -> Act:
-    return lambda scene: scene.agent.patch(f"{NODES}/{name}", change, kind=api.PatchType.MERGE)
+    return lambda scene: scene.agent.patch(f"{NODES}/{name}", change)
 
 
 def evicting(pod: str, **options: object) -> Act:
@@ -260,7 +260,7 @@ def test_the_agent_may_write_and_withdraw_all_that_its_work_needs_on_its_own_nod
 def test_the_agent_may_lift_the_cordon_of_an_older_version_and_none_of_others(
     scene: Scene,
 ) -> None:
-    scene.people.patch(f"{NODES}/{OWN}", CORDON, kind=api.PatchType.MERGE)
+    scene.people.patch(f"{NODES}/{OWN}", CORDON)
     lifted = {"spec": {"unschedulable": None}}
     assert "may not cordon" in clusters.refusal(lambda: patching(lifted)(scene))
 
@@ -282,7 +282,7 @@ def test_the_agent_of_simulated_gpus_offers_what_is_present_and_0_of_what_is_gon
 
 def test_people_are_not_confined(scene: Scene) -> None:
     change = labels(**{"example.com/rack": "8"})
-    assert scene.people.patch(f"{NODES}/{OTHER}", change, kind=api.PatchType.MERGE)
+    assert scene.people.patch(f"{NODES}/{OTHER}", change)
 
 
 def test_the_agent_may_publish_events_of_its_own_node(scene: Scene) -> None:

@@ -214,11 +214,11 @@ def test_writers_of_taints_do_not_lose_each_others_changes(
         while not ended.wait(0.2):
             count += 1
             change = {"metadata": {"annotations": {"example.com/count": str(count)}}}
-            kube.patch(NODE_PATH, change, kind=api.PatchType.MERGE)
+            kube.patch(NODE_PATH, change)
 
     with clusters.stage(where, tmp_path, style=node_options.DeployStyle.PLAIN) as stage:
         change = {"spec": {"taints": [FOREIGN_TAINT]}}
-        stage.api.patch(NODE_PATH, change, kind=api.PatchType.MERGE)
+        stage.api.patch(NODE_PATH, change)
         writer = threading.Thread(target=tag_until_ended, args=(stage.api,))
         writer.start()
         try:

@@ -9,7 +9,6 @@ import signal
 import time
 from collections.abc import Callable, Mapping
 
-from mig_manager.adapters.kubernetes import api
 from mig_manager.core import host_files
 from mig_manager.core.node import cluster, resources
 from mig_manager.sandbox import stages
@@ -204,7 +203,7 @@ class Stage(stages.Stage):
 
     def patch(self, change: Mapping[str, object]) -> None:
         """Merge a change into the node."""
-        self.api.patch(_NODE, change, kind=api.PatchType.MERGE)
+        self.api.patch(_NODE, change)
 
     def reboot(self) -> None:
         """Reboot the machine, which cures whatever was wrong with its GPUs."""

@@ -64,7 +64,7 @@ class Rig:
         return objects.allocatable_devices(self.node())
 
     def patch(self, change: dict[str, object]) -> None:
-        self.api.patch("/api/v1/nodes/n1", change, kind=api.PatchType.MERGE)
+        self.api.patch("/api/v1/nodes/n1", change)
 
     def label(self, key: str, value: str) -> None:
         self.patch({"metadata": {"labels": {key: value}}})

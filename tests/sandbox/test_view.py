@@ -74,9 +74,7 @@ def test_an_answer_that_comes_after_the_end_of_its_object_brings_nothing_back(
     cluster: cluster_view.ClusterView, others: api.KubeApi
 ) -> None:
     cluster.create(cluster_view.Kind.POD, _POD)
-    late = others.patch(
-        f"{_PATH}/p1", {"metadata": {"labels": {"a": "b"}}}, kind=api.PatchType.MERGE
-    )
+    late = others.patch(f"{_PATH}/p1", {"metadata": {"labels": {"a": "b"}}})
     others.delete(f"{_PATH}/p1")
     waiting.until(lambda: not names(cluster))
 

@@ -44,7 +44,7 @@ class Cluster:
 
     def patch(self, change: Mapping[str, object]) -> None:
         with contextlib.closing(api.KubeApi.at(self.server.url)) as kube:
-            kube.patch(f"/api/v1/nodes/{NODE_NAME}", change, kind=api.PatchType.MERGE)
+            kube.patch(f"/api/v1/nodes/{NODE_NAME}", change)
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ server may send. Its retries are off: it would repeat a POST, and could not be i
 
 import contextlib
 import dataclasses
-import enum
 import http
 import math
 import threading
@@ -36,21 +35,12 @@ _LARGEST_BODY = 64 << 20
 """Bytes; a page of 500 nodes with long lists of images has some 30 MiB."""
 _LARGEST_ERROR = 1 << 20
 _SUCCESS = 2
-_UNSENT = urllib3.exceptions.NewConnectionError, urllib3.exceptions.ConnectTimeoutError
 _REQUESTS_PER_S = 20.0
 _BURST = 60
 """A whole reconfiguration takes some forty requests, and must not be slowed down."""
 _ATTEMPTS = 4
 _backoff_s = tenacity.wait_random_exponential(multiplier=0.25, max=2.0)
 """Random, because all nodes of a cluster may be waiting."""
-
-
-class PatchType(enum.Enum):
-    """The media types of PATCH."""
-
-    STRATEGIC = "application/strategic-merge-patch+json"
-    MERGE = "application/merge-patch+json"
-    JSON = "application/json-patch+json"
 
 
 class RateLimit:
@@ -80,9 +70,8 @@ class _Request:
 
     method: str
     path: str
-    body: Mapping[str, Any] | list[Any] | None = None
+    body: Mapping[str, Any] | None = None
     query: Mapping[str, str] | None = None
-    content_type: str = "application/json"
     retry: responses.Retry = responses.Retry.NEVER
 
     def __str__(self) -> str:
@@ -181,17 +170,12 @@ class KubeApi:
         """Delete an object; a retry after a broken connection may find it gone (404)."""
         return self._object(_Request("DELETE", path, body, retry=responses.Retry.IDEMPOTENT))
 
-    def patch(
-        self, path: str, body: Mapping[str, Any] | list[Any], *, kind: PatchType
-    ) -> dict[str, Any]:
-        """Change an object.
+    def patch(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Merge a change into an object (RFC 7386).
 
-        A merge writes absolute values and may be repeated after a broken connection; the
-        operations of a JSON patch may not.
+        It has absolute values, so it may be repeated after a broken connection.
         """
-        is_json = kind is PatchType.JSON
-        retry = responses.Retry.UNSENT if is_json else responses.Retry.IDEMPOTENT
-        return self._object(_Request("PATCH", path, body, content_type=kind.value, retry=retry))
+        return self._object(_Request("PATCH", path, body, retry=responses.Retry.IDEMPOTENT))
 
     def watch(
         self, path: str, *, query: Mapping[str, str], timeout_s: float, idle_timeout_s: float
@@ -288,14 +272,15 @@ class KubeApi:
     def _send(self, request: _Request) -> urllib3.BaseHTTPResponse:
         headers = {"Accept": "application/json", "User-Agent": "mig-manager"}
         if request.body is not None:
-            headers["Content-Type"] = request.content_type
+            is_patch = request.method == "PATCH"
+            headers["Content-Type"] = f"application/{'merge-patch+' if is_patch else ''}json"
         try:
             # This runs the client's refresh, which reads token files and may run a plugin.
             auth = self._configuration.auth_settings().get("BearerToken")
         except Exception as error:
             # Whatever a file provokes, such as OverflowError by a time in year 1.
             detail = f"the credentials cannot be read: {error}"
-            raise responses.no_answer(str(request), detail, was_sent=False) from error
+            raise responses.no_answer(str(request), detail) from error
         if auth is not None and auth["value"]:
             # A stray line end would make http.client quote the whole token in its error.
             headers["Authorization"] = " ".join(auth["value"].split())
@@ -312,10 +297,9 @@ class KubeApi:
             ).response
         except kubernetes.client.exceptions.ApiException as error:
             # How the client reports a failed TLS handshake.
-            raise responses.no_answer(str(request), str(error.reason), was_sent=False) from error
+            raise responses.no_answer(str(request), str(error.reason)) from error
         except (urllib3.exceptions.HTTPError, OSError) as error:
-            was_sent = not isinstance(error, _UNSENT)
-            raise responses.no_answer(str(request), str(error), was_sent=was_sent) from error
+            raise responses.no_answer(str(request), str(error)) from error
         return response
 
     def _read(

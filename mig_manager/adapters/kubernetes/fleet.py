@@ -77,7 +77,7 @@ class Fleet(watch.Watch):
             }
         }
         try:
-            self._kube.patch(node.path(seen.name), change, kind=api.PatchType.MERGE)
+            self._kube.patch(node.path(seen.name), change)
         except errors.ClusterError as error:
             if error.status in (http.HTTPStatus.CONFLICT, http.HTTPStatus.NOT_FOUND):
                 return False

@@ -140,7 +140,7 @@ class KubeNode:
 
     def _patch(self, body: dict[str, Any]) -> cluster.NodeView:
         # A merge patch (RFC 7386) says all of this without depending on merge keys.
-        return self._parse(self._kube.patch(self._path, body, kind=api.PatchType.MERGE)).view
+        return self._parse(self._kube.patch(self._path, body)).view
 
     def _parse(self, node: Mapping[str, Any]) -> "_Node":
         view = cluster.parse_node(node)
@@ -317,4 +317,4 @@ def publish_resources(kube: api.KubeApi, name: str, counts: Mapping[str, int]) -
             key: str(count) for key, count in desired.items() if current.get(key) != count
         }
     if any(change.values()):
-        kube.patch(f"{path(name)}/status", {"status": change}, kind=api.PatchType.MERGE)
+        kube.patch(f"{path(name)}/status", {"status": change})

@@ -17,6 +17,7 @@ from mig_manager.core.node import cluster, policy
 
 _CLAIM_VERSIONS = ("v1", "v1beta2", "v1beta1")
 """Of resource.k8s.io, newest first: Kubernetes 1.34, 1.33 and 1.32."""
+_BLOCKED = (http.HTTPStatus.TOO_MANY_REQUESTS, http.HTTPStatus.CONFLICT)
 _TRUSTED_S = 10.0
 """After the last list. A connection that died unnoticed is as silent as a watch with no events."""
 
@@ -47,7 +48,7 @@ class KubeWorkloads:
         query = {"fieldSelector": f"spec.nodeName={self._node_name}"}
         pods = self._list("/api/v1/pods", query, cluster.parse_pod)
         self._listed_s = self._monotonic()
-        self._claims.forget_all_but(pods)
+        self._claims.forget_all_but({pod.uid for pod in pods})
         return self._with_claims(pods)
 
     def watched(self) -> tuple[cluster.Pod, ...] | None:
@@ -81,9 +82,8 @@ class KubeWorkloads:
         return self._evict(pod, {"dryRun": ["All"]})
 
     def delete(self, pod: cluster.Pod) -> None:
-        options = {"apiVersion": "v1", "kind": "DeleteOptions", **_only_this_uid(pod)}
         try:
-            self._kube.delete(_path(pod), options)
+            self._kube.delete(_path(pod), _only_this_uid(pod))
         except responses.ApiError as error:
             if not _is_gone(error):
                 raise
@@ -100,7 +100,12 @@ class KubeWorkloads:
         except responses.ApiError as error:
             if _is_gone(error):
                 return ports.Verdict(answer=ports.Eviction.GONE)
-            if _is_blocked(error):
+            # Beside 429, which is a budget's refusal, a conflict with another writer passes, and
+            # so may the 500 for a pod with two budgets: the operator can remove one meanwhile.
+            has_two_budgets = error.status == http.HTTPStatus.INTERNAL_SERVER_ERROR and (
+                "poddisruptionbudget" in error.explanation.lower()
+            )
+            if has_two_budgets or error.status in _BLOCKED:
                 return ports.Verdict(
                     answer=ports.Eviction.BLOCKED,
                     why=error.explanation,
@@ -142,8 +147,8 @@ class PodWatch(ports.Standby):
         self._kube = kube
         self._node_name = node_name
         self._on_change = on_change
-        self._may_watch = True
         self._watch: _WatchedPods | None = None
+        self._is_forbidden = False
 
     def pods(self) -> tuple[cluster.Pod, ...] | None:
         """Return the node's pods as last reported; None while the watch is not up to date."""
@@ -155,45 +160,32 @@ class PodWatch(ports.Standby):
 
     def expect_change(self) -> None:
         """Start to watch, unless it does already or the API has forbidden it before."""
-        if self._watch is None and self._may_watch:
-            self._watch = _WatchedPods(
-                self._kube, self._node_name, on_change=self._on_change, on_forbidden=self._disable
-            )
+        if self._watch is None and not self._is_forbidden:
+            self._watch = _WatchedPods(self._kube, self._node_name, self._on_change)
             self._watch.start()
 
     def dismiss(self) -> None:
         """Stop watching; a read that waits for its first byte ends later, unnoticed."""
         ended, self._watch = self._watch, None
         if ended is not None:
+            self._is_forbidden = ended.is_forbidden
             ended.end(timeout_s=0.0)
-
-    def _disable(self) -> None:
-        self._may_watch = False
-        if self._watch is not None:
-            self._watch.end(timeout_s=0.0)
 
 
 class _WatchedPods(watch.Watch):
     """The pods of one watch; each watch has its own, so a dismissed one changes nothing."""
 
-    def __init__(
-        self,
-        kube: api.KubeApi,
-        node_name: str,
-        *,
-        on_change: Callable[[], None],
-        on_forbidden: Callable[[], None],
-    ) -> None:
+    def __init__(self, kube: api.KubeApi, node_name: str, on_change: Callable[[], None]) -> None:
         selector = {"fieldSelector": f"spec.nodeName={node_name}"}
         super().__init__(kube, "/api/v1/pods", selector, name="pod-watch")
         self._on_change = on_change
-        self._on_forbidden = on_forbidden
         self.by_uid: dict[str, cluster.Pod] = {}
         """Replaced and never mutated, because another thread reads it."""
         self.is_current = False
+        self.is_forbidden = False
 
     def listed(self, items: Iterable[Mapping[str, Any]]) -> None:
-        pods = [_parse(item) for item in items]
+        pods = map(_parse, items)
         self.by_uid = {pod.uid: pod for pod in pods}
         self._on_change()
 
@@ -212,7 +204,8 @@ class _WatchedPods(watch.Watch):
             _log.exception("pod_watch_error")
         elif error.reason is errors.Reason.FORBIDDEN:
             _log.info("pods_not_watched", error=error.message)
-            self._on_forbidden()
+            self.is_forbidden = True
+            self.end(timeout_s=0.0)
         else:
             _log.debug("pod_watch_lost", error=error.message)
 
@@ -242,8 +235,7 @@ class _Claims:
             )
         return self._is_for_gpu[pod.uid]
 
-    def forget_all_but(self, pods: Iterable[cluster.Pod]) -> None:
-        uids = {pod.uid for pod in pods}
+    def forget_all_but(self, uids: Collection[str]) -> None:
         self._is_for_gpu = {uid: value for uid, value in self._is_for_gpu.items() if uid in uids}
 
     def _drivers(self, namespace: str, name: str) -> frozenset[str] | None:
@@ -284,7 +276,7 @@ def _quoted(name: str) -> str:
 
 def _only_this_uid(pod: cluster.Pod) -> dict[str, Any]:
     """Return options that exclude a pod of the same name, such as a StatefulSet's next one."""
-    return {"preconditions": {"uid": pod.uid}}
+    return {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": {"uid": pod.uid}}
 
 
 def _is_gone(error: responses.ApiError) -> bool:
@@ -294,14 +286,3 @@ def _is_gone(error: responses.ApiError) -> bool:
     # registry's and the storage's) have these words.
     text = error.explanation.lower()
     return error.status == http.HTTPStatus.CONFLICT and "precondition" in text and "uid" in text
-
-
-def _is_blocked(error: responses.ApiError) -> bool:
-    """Return whether a later eviction may succeed.
-
-    Beside 429, which is a budget's refusal, that is a conflict with another writer, and the 500
-    for a pod with two budgets: the operator can remove one while the drain waits.
-    """
-    if error.status == http.HTTPStatus.INTERNAL_SERVER_ERROR:
-        return "poddisruptionbudget" in error.explanation.lower()
-    return error.status in (http.HTTPStatus.TOO_MANY_REQUESTS, http.HTTPStatus.CONFLICT)

@@ -27,13 +27,7 @@ _MAX_LINE = 8 << 20
 
 
 class ApiError(errors.ClusterError):
-    """A failed request to the Kubernetes API.
-
-    Attributes:
-        explanation: The server's own words, without method and path; empty if it sent none.
-        was_sent: False when the connection failed before the request could have reached the
-            server, so that even a request that must not run twice can be sent again.
-    """
+    """A failed request to the Kubernetes API."""
 
     def __init__(
         self,
@@ -43,11 +37,10 @@ class ApiError(errors.ClusterError):
         status: int | None = None,
         retry_after_s: float | None = None,
         explanation: str = "",
-        was_sent: bool = True,
     ) -> None:
         super().__init__(message, reason=reason, status=status, retry_after_s=retry_after_s)
         self.explanation = explanation
-        self.was_sent = was_sent
+        """The server's own words, without method and path; empty if it sent none."""
 
 
 class Retry(enum.Enum):
@@ -57,8 +50,6 @@ class Retry(enum.Enum):
     """After any failure that may be temporary."""
     IDEMPOTENT = enum.auto()
     """Also after a broken connection: doing it twice is doing it once."""
-    UNSENT = enum.auto()
-    """Only if the server cannot have acted on it."""
     NEVER = enum.auto()
 
     def allows(self, error: BaseException) -> bool:
@@ -67,17 +58,15 @@ class Retry(enum.Enum):
             return False
         if self is Retry.NEVER or (error.retry_after_s or 0.0) > _LONGEST_RETRY_AFTER_S:
             return False
-        if error.status is not None:
-            return error.status in (_READ_RETRIES if self is Retry.READ else _WRITE_RETRIES)
-        return not (self is Retry.UNSENT and error.was_sent)
+        statuses = _READ_RETRIES if self is Retry.READ else _WRITE_RETRIES
+        return error.status is None or error.status in statuses
 
 
-def no_answer(request: str, detail: str, *, was_sent: bool = True) -> ApiError:
+def no_answer(request: str, detail: str) -> ApiError:
     """Return the error for a request without a complete response."""
     return ApiError(
         f"no answer from the Kubernetes API to {request}: {detail}",
         reason=errors.Reason.API_UNAVAILABLE,
-        was_sent=was_sent,
     )
 
 

@@ -176,7 +176,7 @@ class ClusterView:
     ) -> None:
         try:
             with self._writing:
-                answer = self._api.patch(path, change, kind=api.PatchType.MERGE)
+                answer = self._api.patch(path, change)
         except errors.ClusterError as error:
             if error.status != _NOT_FOUND:
                 raise
