@@ -5,6 +5,7 @@ import dataclasses
 import itertools
 import signal
 from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import NamedTuple
 
 from mig_manager.core import model
 from mig_manager.core.node import cluster
@@ -27,17 +28,20 @@ Ends = Collection[tuple[str | None, str | None, Shape]]
 """How a node may be in the end: its state, its applied layout, and its GPUs."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Undisturbed:
+class Undisturbed(NamedTuple):
     """An undisturbed run, and what it left."""
 
     points: tuple[str, ...]
+    """Where its agent is struck, in their order.
+
+    After each call that may change something, and after the first of the looks that follow it.
+    From outside, the moment before a call equals the one after the call that came before.
+    """
     gpus: tuple[states.GpuState, ...]
     serials: stage.Serials
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Recording:
+class Recording(NamedTuple):
     """What a scenario is without a disturbance."""
 
     start: stage.Start
@@ -47,19 +51,8 @@ class Recording:
     cured: Undisturbed
     """Without what makes it fail."""
 
-    @property
-    def points(self) -> tuple[str, ...]:
-        """Where its agent is struck, in their order.
 
-        After each call that may change something, and after the first of the looks that follow
-        it. From outside, the moment before a call equals the one after the call that came
-        before.
-        """
-        return self.own.points
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class Verdict(NamedTuple):
     """What became of one case."""
 
     point: str
@@ -119,12 +112,12 @@ def _undisturbed(scenario: scenarios.Scenario, start: stage.Start) -> Undisturbe
         rig.wait(lambda: agent.has_served, f"the end of {scenario.name}")
         problem = f"{rig.status()}\n{rig.last_words()}"
         assert rig.status()["state"] == scenario.ends.value, problem
-        points = tuple(
-            point
-            for point in agent.points()
-            if point.startswith("after ") and not points_.is_repeated(point)
+        points = (each for each in agent.points() if each.startswith("after "))
+        return Undisturbed(
+            points=tuple(point for point in points if not points_.is_repeated(point)),
+            gpus=rig.state.read().gpus,
+            serials=rig.serials(),
         )
-        return Undisturbed(points=points, gpus=rig.state.read().gpus, serials=rig.serials())
 
 
 def play(
@@ -141,19 +134,19 @@ def play(
     its first poll.
     """
     strike = _kill if strike_with is signal.SIGKILL else _stop
-    plays = 0
-    while True:
-        plays += 1
+    for plays in itertools.count(1):
         with stage.Stage(scenario, recording.start) as rig:
             rig.label(scenario.layout)
-            verdict = strike(rig, point)
-            problems = verdict.problems
-            if verdict.is_struck and not problems:
+            verdict = strike(rig, point)._replace(plays=plays)
+            if verdict.is_struck and not verdict.problems:
                 _let_pass(aftermath, rig)
                 problems = _converged(rig, rig.spawn(), recording, aftermath)
-            log = rig.last_words() if problems else ""
-        if verdict.is_struck or problems or plays == _MOST_PLAYS:
-            return dataclasses.replace(verdict, problems=problems, plays=plays, log=log)
+                verdict = verdict._replace(problems=problems)
+            if verdict.problems:
+                return verdict._replace(log=rig.last_words())
+        if verdict.is_struck or plays == _MOST_PLAYS:
+            return verdict
+    raise AssertionError
 
 
 def _kill(rig: stage.Stage, point: str) -> Verdict:
@@ -161,12 +154,11 @@ def _kill(rig: stage.Stage, point: str) -> Verdict:
     rig.wait(lambda: agent.is_gone() or agent.has_served, f"the end at {point}")
     if not agent.is_gone():
         agent.kill()
-        return Verdict(point=point, is_struck=False)
-    status, last = agent.status, agent.points()[-1:]
-    if (status, last) != (-signal.SIGKILL, [point]):
-        problem = f"it ended with status {status} at {last}, not by our kill"
-        return Verdict(point=point, is_struck=False, problems=(problem,))
-    return Verdict(point=point, is_struck=True, phase=rig.phase())
+        return Verdict(point, is_struck=False)
+    ended = agent.status, agent.points()[-1:]
+    if ended != (-signal.SIGKILL, [point]):
+        return Verdict(point, is_struck=False, problems=(f"not our kill ended it, but {ended}",))
+    return Verdict(point, is_struck=True, phase=rig.phase())
 
 
 def _stop(rig: stage.Stage, point: str) -> Verdict:
@@ -183,7 +175,7 @@ def _stop(rig: stage.Stage, point: str) -> Verdict:
         if objects.labels(rig.node()).get(cluster.STATE_LABEL) == model.State.PENDING.value:
             problems.append("the node says pending")
     agent.kill()
-    return Verdict(point=point, is_struck=is_struck, phase=phase, problems=tuple(problems))
+    return Verdict(point, is_struck=is_struck, phase=phase, problems=tuple(problems))
 
 
 def goes_on(rig: stage.Stage, recording: Recording) -> tuple[str, ...]:
@@ -231,9 +223,10 @@ def _problems(rig: stage.Stage, recording: Recording, aftermath: Aftermath) -> I
     yield from _taken(rig)
     labels, gpus = objects.labels(rig.node()), rig.state.read().gpus
     published = labels.get(cluster.STATE_LABEL), labels.get(cluster.APPLIED_LABEL)
-    seen = {(*published, _exact(gpus)), (*published, _loose(gpus))}
+    exact = _shape(gpus, is_exact=True)
+    seen = {(*published, exact), (*published, _shape(gpus, is_exact=False))}
     if seen.isdisjoint(_ends(rig.scenario, recording, aftermath)):
-        yield f"published {published}, GPUs {_exact(gpus)}, status {dict(rig.status())}"
+        yield f"published {published}, GPUs {exact}, status {dict(rig.status())}"
     if not rig.is_offering():
         yield f"allocatable: {rig.sandbox.devices.allocatable()}, not {sorted(devices(rig.state))}"
     for gpu in gpus:
@@ -266,24 +259,25 @@ def _ends(scenario: scenarios.Scenario, recording: Recording, aftermath: Afterma
     A layout is active wherever its instances lie; a change that failed has left no trace, so that
     they lie where they lay.
     """
-    start, was, success = recording.start.gpus, scenario.was, model.State.SUCCESS.value
+    was, success = scenario.was, model.State.SUCCESS.value
+    before, as_before = (_shape(recording.start.gpus, is_exact=each) for each in (True, False))
+    done = _shape(recording.own.gpus, is_exact=False)
     match aftermath:
         case Aftermath.OTHER_LAYOUT:
             assert recording.other is not None
-            return {(success, scenario.other, _loose(recording.other.gpus))}
+            return {(success, scenario.other, _shape(recording.other.gpus, is_exact=False))}
         case Aftermath.OLD_LAYOUT:
-            return {(success, was, _loose(start))}
+            return {(success, was, as_before)}
         case Aftermath.NO_LAYOUT:
             # What is active but not yet verified has no name once the label is gone.
-            done, undone = _loose(recording.own.gpus), _exact(start)
-            named = ((scenario.layout, done), (None, done), (was or None, undone))
+            named = ((scenario.layout, done), (None, done), (was or None, before))
             return {(s.value, *each) for s, each in itertools.product(_TERMINAL, named)}
         case Aftermath.REBOOT:
-            return {(success, scenario.layout, _loose(recording.cured.gpus))}
+            return {(success, scenario.layout, _shape(recording.cured.gpus, is_exact=False))}
         case Aftermath.RESTART | Aftermath.CORRUPT_JOURNAL:
             if scenario.ends is model.State.SUCCESS:
-                return {(success, scenario.layout, _loose(recording.own.gpus))}
-            return {(model.State.FAILED.value, was or None, _exact(start))}
+                return {(success, scenario.layout, done)}
+            return {(model.State.FAILED.value, was or None, before)}
 
 
 def _hurt(rig: stage.Stage, recording: Recording, aftermath: Aftermath) -> Iterable[str]:
@@ -304,45 +298,35 @@ def _hurt(rig: stage.Stage, recording: Recording, aftermath: Aftermath) -> Itera
             yield f"the instance of {pod.name} was destroyed and made again"
 
 
-def _exact(gpus: Sequence[states.GpuState]) -> Shape:
-    return _shape(gpus, lambda placement: (placement.start,))
+def _shape(gpus: Sequence[states.GpuState], *, is_exact: bool) -> Shape:
+    """Return what is on the GPUs, with or without where the instances lie."""
 
+    def where(placement: model.Placement) -> tuple[int, ...]:
+        return (placement.start,) if is_exact else ()
 
-def _loose(gpus: Sequence[states.GpuState]) -> Shape:
-    """Return the shape without where the instances lie."""
-    return _shape(gpus, lambda _placement: ())
-
-
-def _shape(
-    gpus: Sequence[states.GpuState], where: Callable[[model.Placement], tuple[int, ...]]
-) -> Shape:
     def inside(gi: states.GpuInstance) -> tuple[object, ...]:
         return tuple((ci.profile_id, *where(ci.placement)) for ci in gi.compute_instances)
 
-    return tuple(
-        (
-            gpu.is_enabled,
-            gpu.is_pending,
-            tuple(
-                sorted((gi.profile_id, *where(gi.placement), inside(gi)) for gi in gpu.instances)
-            ),
+    def instances(gpu: states.GpuState) -> tuple[object, ...]:
+        return tuple(
+            sorted((gi.profile_id, *where(gi.placement), inside(gi)) for gi in gpu.instances)
         )
-        for gpu in gpus
-    )
+
+    return tuple((gpu.is_enabled, gpu.is_pending, instances(gpu)) for gpu in gpus)
 
 
 def summary(verdicts: Sequence[Verdict]) -> dict[str, object]:
     """Count what became of the cases, in all and by the phase of each strike."""
-    phases: dict[str, collections.Counter[str]] = {}
+    phases: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
     for verdict in verdicts:
         if verdict.is_struck:
-            counts = phases.setdefault(verdict.phase, collections.Counter())
-            counts["struck"] += 1
-            counts["converged"] += not verdict.problems
+            phases[verdict.phase]["struck"] += 1
+            phases[verdict.phase]["converged"] += not verdict.problems
+    total = sum(phases.values(), collections.Counter[str]())
     return {
         "tried": len(verdicts),
-        "struck": sum(counts["struck"] for counts in phases.values()),
-        "converged": sum(counts["converged"] for counts in phases.values()),
+        "struck": total["struck"],
+        "converged": total["converged"],
         "played again": sum(verdict.plays - 1 for verdict in verdicts),
         "phases": {name: dict(counts) for name, counts in phases.items()},
     }

@@ -8,6 +8,7 @@ import pathlib
 import signal
 import time
 from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 from mig_manager.core import host_files
 from mig_manager.core.node import cluster, resources
@@ -45,8 +46,7 @@ Serials = Mapping[str, tuple[int, int]]
 destroyed and created again, its serial does not."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Start:
+class Start(NamedTuple):
     """What a node has before the scenario begins, as an agent left it."""
 
     gpus: tuple[states.GpuState, ...]
@@ -55,8 +55,7 @@ class Start:
     annotations: Mapping[str, str]
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class PodWithDevices:
+class PodWithDevices(NamedTuple):
     """A pod and what it had before the agent began."""
 
     name: str
@@ -112,7 +111,13 @@ class Stage(stages.Stage):
         if start is not None:
             self._run_workloads()
         if scenario.has_monitor:
-            self.wait(self._has_monitor, "the monitor")
+            self.wait(
+                lambda: any(
+                    objects.annotations(pod).get(objects.MONITORS) and objects.is_ready(pod)
+                    for pod in self.cluster.list(cluster_view.Kind.POD)
+                ),
+                "the monitor",
+            )
         if scenario.is_cordoned:
             self.patch({"spec": {"unschedulable": True}})
         self._deploy_labels_before = self._deploy_labels()
@@ -133,11 +138,9 @@ class Stage(stages.Stage):
         self.run_pods(pods)
         devices = self.devices_by_pod()
         self.pods = tuple(
-            PodWithDevices(name=name, uid=objects.uid(pod), device_ids=devices[name])
+            PodWithDevices(name, objects.uid(pod), devices[name])
             for name, pod in self.ready_pods().items()
         )
-
-    # -- what there is --------------------------------------------------------------------
 
     def node(self) -> objects.JsonObject:
         """Return the Node object as the API has it."""
@@ -176,12 +179,6 @@ class Stage(stages.Stage):
         """Return which pod holds which devices, by name, as kubelet has it."""
         return {pod.name: pod.device_ids for pod in self.sandbox.devices.assigned()}
 
-    def _has_monitor(self) -> bool:
-        return any(
-            objects.annotations(pod).get(objects.MONITORS) and objects.is_ready(pod)
-            for pod in self.cluster.list(cluster_view.Kind.POD)
-        )
-
     def is_offering(self) -> bool:
         """Return whether kubelet and the node offer all that exists, and nothing else."""
         schedulable = self.sandbox.devices.allocatable()
@@ -199,8 +196,6 @@ class Stage(stages.Stage):
             for compute in instance.compute_instances
         }
 
-    # -- what people and machines do --------------------------------------------------------
-
     def patch(self, change: Mapping[str, object]) -> None:
         """Merge a change into the node."""
         self.api.patch(_NODE, change)
@@ -217,8 +212,6 @@ class Stage(stages.Stage):
             spoilt = {cluster.JOURNAL_ANNOTATION: text[: len(text) // 2]}
             self.patch({"metadata": {"annotations": spoilt}})
 
-    # -- the agent ----------------------------------------------------------------------------
-
     def spawn(
         self,
         *,
@@ -228,19 +221,6 @@ class Stage(stages.Stage):
     ) -> "Agent":
         """Start an agent, to be struck at a point if one is given."""
         self._agents += 1
-        order = agent_process.Order(
-            options=self._options_of_agent(),
-            points=str(self.state_file.with_name(f"points-{self._agents}")),
-            log=str(self._log_of(self._agents)),
-            strike_at=strike_at,
-            strike_with=int(strike_with),
-            has_worker=has_worker,
-        )
-        agent = Agent(order)
-        self._exits.callback(agent.kill)
-        return agent
-
-    def _options_of_agent(self) -> dict[str, str]:
         options = {
             "node_name": stages.NODE_NAME,
             "config_file": str(self.config_file),
@@ -257,18 +237,26 @@ class Stage(stages.Stage):
             **dict(self.scenario.options),
         }
         if self.scenario.has_hooks:
-            options["hooks_file"] = str(self._write_hooks())
-        return options
-
-    def _write_hooks(self) -> pathlib.Path:
-        """Have a program at each point note that it ran."""
-        lines = ["hooks:"]
-        for point in host_files.Point:
-            script = f"echo {point.value} >> {self.state_file.with_name('hooked')}"
-            lines.append(f"  {point.value}: [{{command: /bin/sh, args: [-c, {script}]}}]")
-        file = self.state_file.with_name("hooks.yaml")
-        file.write_text("\n".join(lines), encoding="utf-8")
-        return file
+            # A program at each point notes that it ran.
+            log, file = (self.state_file.with_name(name) for name in ("hooked", "hooks.yaml"))
+            lines = [
+                f"  {point.value}: [{{command: /bin/sh, args: [-c, echo {point.value} >> {log}]}}]"
+                for point in host_files.Point
+            ]
+            file.write_text("\n".join(["hooks:", *lines]), encoding="utf-8")
+            options["hooks_file"] = str(file)
+        agent = Agent(
+            agent_process.Order(
+                options=options,
+                points=str(self.state_file.with_name(f"points-{self._agents}")),
+                log=str(self._log_of(self._agents)),
+                strike_at=strike_at,
+                strike_with=int(strike_with),
+                has_worker=has_worker,
+            )
+        )
+        self._exits.callback(agent.kill)
+        return agent
 
     def _log_of(self, number: int) -> pathlib.Path:
         return self.state_file.with_name(f"agent-{number}.log")

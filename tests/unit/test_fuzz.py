@@ -17,7 +17,7 @@ PLACE = errors.Location(source=SOURCE, line=1, column=1)
 EXAMPLES = [
     pytest.param(hypothesis.settings(deadline=None, max_examples=50), id="quick"),
     pytest.param(
-        hypothesis.settings(deadline=None, max_examples=2200),
+        hypothesis.settings(deadline=None, max_examples=1000),
         id="thorough",
         marks=pytest.mark.slow,
     ),
