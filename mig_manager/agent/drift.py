@@ -7,7 +7,7 @@ from collections.abc import Hashable
 import structlog
 
 from mig_manager import errors
-from mig_manager.agent import outcomes, planning
+from mig_manager.agent import planning, record
 from mig_manager.core import messages, model, steps
 
 _log = structlog.get_logger()
@@ -73,11 +73,11 @@ class DriftCheck:
     """Remembers the observations since the last run ended."""
 
     def __init__(self) -> None:
-        self._ended: outcomes.Outcome | None = None
+        self._ended: record.Outcome | None = None
         self._baseline: Hashable = None
         self._is_drifted = False
 
-    def judge(self, ended: outcomes.Outcome, now: Observation) -> Finding:
+    def judge(self, ended: record.Outcome, now: Observation) -> Finding:
         """Compare an observation with the end of the last run and with earlier observations."""
         # What the outcome of a run depends on.
         fingerprint = (now.error, *map(_fingerprint, now.gpus))

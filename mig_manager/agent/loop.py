@@ -14,7 +14,7 @@ from typing import TypeVar
 import structlog
 
 from mig_manager import errors
-from mig_manager.agent import drift, outcomes, reconcile
+from mig_manager.agent import drift, reconcile, record
 from mig_manager.core import ports, timing
 
 _MIN_PAUSE_S = 0.02
@@ -229,7 +229,7 @@ class Agent:
         self.is_recovered = False
         """Whether the agent has taken over from an interrupted run."""
         self._served: Request | None = None
-        self._ended: outcomes.Outcome | None = None
+        self._ended: record.Outcome | None = None
         """How the last run for that request ended; None while it is retried."""
 
     def serve(self) -> None:

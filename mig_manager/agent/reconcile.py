@@ -10,16 +10,7 @@ import dataclasses
 import structlog
 
 from mig_manager import errors
-from mig_manager.agent import (
-    drain,
-    drift,
-    gpu_clients,
-    outcomes,
-    planning,
-    record,
-    recovery,
-    settings,
-)
+from mig_manager.agent import drain, drift, gpu_clients, planning, record, recovery, settings
 from mig_manager.agent import run as pipeline
 from mig_manager.change import local
 from mig_manager.core import model, ports, steps
@@ -96,7 +87,7 @@ class Reconciler:
         attempt: int = 1,
         retry_after_s: float = 0.0,
         may_evict: bool = True,
-    ) -> outcomes.Outcome:
+    ) -> record.Outcome:
         """Apply the layout ``name``, and publish the outcome.
 
         Args:
@@ -128,10 +119,7 @@ class Reconciler:
             if end.is_replaced and not run.reboot.is_under_way:
                 written.abandon()
             elif not run.reboot.is_under_way:
-                reason, state = errors.Reason.INTERRUPTED, written.journal
-                written.finish(
-                    outcomes.failed_run(reason, end.why, journal=state, gpus=written.gpus)
-                )
+                written.finish(written.failed(errors.Reason.INTERRUPTED, end.why))
             self._keep_remaining(written.journal)
             raise
         finally:
@@ -147,7 +135,7 @@ class Reconciler:
             self._save_for_next_boot(written, outcome.gpus)
         return outcome
 
-    def check_drift(self, name: str, ended: outcomes.Outcome) -> drift.Action:
+    def check_drift(self, name: str, ended: record.Outcome) -> drift.Action:
         """Compare the GPUs at rest with the layout, and publish a drift.
 
         Raises:
@@ -174,7 +162,7 @@ class Reconciler:
                 self._deps.telemetry.drift_found(is_drifted=False)
                 reason = errors.Reason.ALREADY_APPLIED
                 written.finish(
-                    outcomes.succeeded(name, reason, "is active again", gpus=written.gpus)
+                    record.succeeded(name, reason, "is active again", gpus=written.gpus)
                 )
                 return drift.Action.REST
             case drift.Finding.DRIFTED | drift.Finding.STILL_DRIFTED:
@@ -262,7 +250,7 @@ class Reconciler:
     def _end_pending(self, why: str) -> None:
         journal = dataclasses.replace(self._left or status.Journal(config=""), config="")
         written = record.Record(self._deps, journal)
-        written.finish(outcomes.failed(errors.Reason.INTERRUPTED, why))
+        written.finish(record.failed(errors.Reason.INTERRUPTED, why))
         self._left = None if written.journal.is_empty else written.journal
 
     def _drifted(
@@ -279,7 +267,7 @@ class Reconciler:
             self._deps.telemetry.drift_found(is_drifted=True)
             _log.warning("drift_found", config=written.config, pods=affected)
             message = drift.drift_message(written.config, affected)
-            written.finish(outcomes.failed(errors.Reason.DRIFTED, message))
+            written.finish(record.failed(errors.Reason.DRIFTED, message))
         return drift.Action.REST
 
     def _save_for_next_boot(self, written: record.Record, gpus: model.ObservedGpus) -> None:

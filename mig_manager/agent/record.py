@@ -1,4 +1,4 @@
-"""Publish a run on its Node: state, phase, reason, and the journal.
+"""How a run ended, and its publication on the Node: state, phase, reason, and the journal.
 
 Labels, annotations and taint travel in one patch, so the journal always matches what it lists: the
 API server takes both or neither. What a phase takes or restores is decided for the node as it is
@@ -12,12 +12,71 @@ from typing import Any
 import structlog
 
 from mig_manager import errors
-from mig_manager.agent import outcomes
-from mig_manager.core import model, ports
+from mig_manager.core import messages, model, ports
 from mig_manager.core.node import cluster
 from mig_manager.core.records import gpu_codec, status
 
 _log = structlog.get_logger()
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """How a run ended."""
+
+    state: model.State
+    reason: errors.Reason
+    message: str
+    """For people, remedy included."""
+    is_unfinished: bool = False
+    """Whether GPUs or host services are still neither as requested nor as before."""
+    keeps_closed: bool = False
+    """Whether the node stays closed until the next attempt, because its drain has begun."""
+    gpus: model.ObservedGpus = model.NO_GPUS
+    """The GPUs as verified; none after a failure. The layout is applied to unreachable ones once
+    they are back."""
+
+    @property
+    def should_retry(self) -> bool:
+        """Whether another attempt may succeed without anything being changed by a person."""
+        return self.state is model.State.FAILED and (
+            self.reason.is_transient or self.is_unfinished
+        )
+
+
+def succeeded(
+    name: str, reason: errors.Reason, what: str, *, gpus: model.ObservedGpus, more: str = ""
+) -> Outcome:
+    """Return the outcome of a layout that is active on all reachable GPUs."""
+    missing = "".join(
+        f" {gpu.sentence}; the layout is applied to it once it is back."
+        for gpu in gpus.unreachable
+    )
+    return Outcome(
+        state=model.State.SUCCESS,
+        reason=reason,
+        message=f"Layout {name} {what}.{more}{missing}",
+        gpus=gpus,
+    )
+
+
+def failed(
+    reason: errors.Reason,
+    message: str,
+    *,
+    is_unfinished: bool = False,
+    keeps_closed: bool = False,
+) -> Outcome:
+    """Return the outcome of a failure, with its remedy."""
+    text = message.rstrip(".") + "."
+    if reason.remedy:
+        text = f"{text} {reason.remedy}"
+    return Outcome(
+        state=model.State.FAILED,
+        reason=reason,
+        message=messages.fit(text, messages.LONGEST_BYTES),
+        is_unfinished=is_unfinished,
+        keeps_closed=keeps_closed,
+    )
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +150,18 @@ class Record:
     def note_journal(self, **facts: Any) -> None:
         """Set fields of the journal for the next patch."""
         self.journal = dataclasses.replace(self.journal, **facts)
+
+    def failed(self, reason: errors.Reason, *parts: str) -> Outcome:
+        """Return the failure of this run, with unreachable GPUs and what remains to restore."""
+        message = "; ".join(filter(None, parts))
+        lost = () if reason is errors.Reason.GPU_UNREACHABLE else self.gpus.unreachable
+        return failed(
+            reason,
+            "; ".join((message, *(gpu.sentence for gpu in lost if gpu.message not in message))),
+            is_unfinished=not self.journal.remaining.is_empty,
+            # Evicted pods must not start here again before the others have left.
+            keeps_closed=self.journal.draining and reason.is_transient,
+        )
 
     def enter(
         self,
@@ -214,7 +285,7 @@ class Record:
             raise
         return frozenset(restored)
 
-    def finish(self, outcome: outcomes.Outcome) -> None:
+    def finish(self, outcome: Outcome) -> None:
         """Publish the outcome, and restore in the same patch what the journal still lists.
 
         Raises:
@@ -264,7 +335,7 @@ class Record:
         self.journal = remaining
         self._telemetry.run_superseded()
 
-    def _report(self, outcome: outcomes.Outcome) -> None:
+    def _report(self, outcome: Outcome) -> None:
         """Log and count the outcome, and emit its Events."""
         seconds = self._clock.monotonic() - self._began
         is_failure = outcome.state is model.State.FAILED

@@ -17,17 +17,7 @@ import dataclasses
 import structlog
 
 from mig_manager import errors
-from mig_manager.agent import (
-    drain,
-    drift,
-    gpu_clients,
-    host,
-    outcomes,
-    planning,
-    record,
-    recovery,
-    settings,
-)
+from mig_manager.agent import drain, drift, gpu_clients, host, planning, record, recovery, settings
 from mig_manager.change import transaction
 from mig_manager.core import messages, model, ports, steps
 from mig_manager.core.layout import config, layouts
@@ -83,7 +73,7 @@ class Run:
         self._hooks = host.RunHooks(deps, written)
         self.reboot = host.Reboot(deps, limits, written)
 
-    def run(self, request: ports.Cancellation) -> outcomes.Outcome:
+    def run(self, request: ports.Cancellation) -> record.Outcome:
         """Apply the layout, or roll back; return the outcome, which is still to be published.
 
         Raises:
@@ -101,15 +91,15 @@ class Run:
                 except errors.MigManagerError as error:
                     if isinstance(error, errors.DrainError):
                         self._record.note_journal(draining=error.keeps_closed)
-                    return self._failed(error.reason, error.message, self.roll_back())
+                    return self._record.failed(error.reason, error.message, self.roll_back())
                 except Exception as error:  # noqa: BLE001 - a bug must not leave the node pending
                     _log.exception("run_crashed")
                     problem = f"{type(error).__name__}: {error}"
-                    return self._failed(errors.Reason.INTERNAL, problem, self.roll_back())
+                    return self._record.failed(errors.Reason.INTERNAL, problem, self.roll_back())
         except (errors.ClusterError, errors.LockedError) as error:
-            return self._failed(error.reason, error.message)
+            return self._record.failed(error.reason, error.message)
 
-    def _pipeline(self, request: ports.Cancellation) -> outcomes.Outcome:
+    def _pipeline(self, request: ports.Cancellation) -> record.Outcome:
         """Go through the steps; see the top of this module."""
         target = self._resolve()
         gpus = self._planning.observe()
@@ -143,7 +133,7 @@ class Run:
         self._prove(paused, gpus, request)
         self._clients.resume_monitors(paused, self._record, request)
         by_force = f" Deleted by force: {', '.join(drainage.forced)}." if drainage.forced else ""
-        return outcomes.succeeded(
+        return record.succeeded(
             self._record.config, errors.Reason.APPLIED, "is active", gpus=gpus, more=by_force
         )
 
@@ -366,7 +356,7 @@ class Run:
 
     def _verify_unchanged(
         self, target: _Target, gpus: model.ObservedGpus, request: ports.Cancellation
-    ) -> outcomes.Outcome:
+    ) -> record.Outcome:
         """Finish what an interrupted run left between change and verification, if anything."""
         journal = recovery.RunJournal(self._record, target.layout)
         interrupted, unrestored = self._record.journal, journal.unrestored(gpus)
@@ -378,7 +368,7 @@ class Run:
             paused = self._resume(paused)
             self._prove(paused, gpus, request)
             self._clients.resume_monitors(paused, self._record, request)
-            return outcomes.succeeded(
+            return record.succeeded(
                 self._record.config, errors.Reason.APPLIED, "is active", gpus=gpus
             )
         if self._record.attempt > 1:
@@ -397,7 +387,7 @@ class Run:
             is_retry = self._record.attempt > 1
             paused = gpu_clients.ANY_PLUGIN if is_retry else self._clients.restart_if_stale(gpus)
             self._clients.wait_schedulable(paused, gpus, request)
-        return outcomes.succeeded(
+        return record.succeeded(
             self._record.config, errors.Reason.ALREADY_APPLIED, "is already active", gpus=gpus
         )
 
@@ -411,9 +401,4 @@ class Run:
             reset=self._deps.reset.reset if self._deps.reset else None,
             device_files=self._deps.device_files,
             idle_wait=idle_wait or transaction.IdleWait(),
-        )
-
-    def _failed(self, reason: errors.Reason, *parts: str) -> outcomes.Outcome:
-        return outcomes.failed_run(
-            reason, *parts, journal=self._record.journal, gpus=self._record.gpus
         )

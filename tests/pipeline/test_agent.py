@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from mig_manager import errors
-from mig_manager.agent import drift, loop, outcomes, reconcile
+from mig_manager.agent import drift, loop, reconcile, record
 from mig_manager.core import model, ports
 from mig_manager.errors import Reason
 
@@ -41,14 +41,14 @@ class Pipeline(reconcile.Reconciler):
             self.has_rested.set()
         return self.restless >= 0
 
-    def check_drift(self, name: str, ended: outcomes.Outcome) -> drift.Action:
+    def check_drift(self, name: str, ended: record.Outcome) -> drift.Action:
         assert name == self.runs[-1][0]
         assert not ended.should_retry
         self.looks += 1
         action, self.next_action = self.next_action, drift.Action.REST
         return action
 
-    def run(self, name: str, request: ports.Cancellation, **options: Any) -> outcomes.Outcome:
+    def run(self, name: str, request: ports.Cancellation, **options: Any) -> record.Outcome:
         self.runs.append((name, options["attempt"]))
         self.delays_s.append(options["retry_after_s"])
         self.evicting.append(options["may_evict"])
@@ -60,7 +60,7 @@ class Pipeline(reconcile.Reconciler):
             raise answer
         is_good = answer is Reason.APPLIED
         state = model.State.SUCCESS if is_good else model.State.FAILED
-        return outcomes.Outcome(state=state, reason=answer, message="")
+        return record.Outcome(state=state, reason=answer, message="")
 
 
 def labelled(name: str | None) -> loop.Inbox:

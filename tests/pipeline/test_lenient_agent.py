@@ -6,7 +6,7 @@ import pytest
 import structlog.testing
 
 from mig_manager import errors
-from mig_manager.agent import outcomes, planning
+from mig_manager.agent import planning, record
 from mig_manager.core import model
 from tests import fakes, scenes
 
@@ -30,7 +30,7 @@ def overlooked(monkeypatch: pytest.MonkeyPatch) -> structlog.testing.LogCapture:
     return captured
 
 
-def play(rig: fakes.NodeRig, layout: str, text: str, *, is_lenient: bool) -> outcomes.Outcome:
+def play(rig: fakes.NodeRig, layout: str, text: str, *, is_lenient: bool) -> record.Outcome:
     request = fakes.FakeRequest(rig.clock)
     return scenes.reconciler(rig, text, is_lenient=is_lenient).run(layout, request)
 

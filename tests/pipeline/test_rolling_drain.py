@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from mig_manager import errors
-from mig_manager.agent import outcomes
+from mig_manager.agent import record
 from mig_manager.core import model
 from mig_manager.core.node import cluster
 from mig_manager.core.node import policy as policies
@@ -116,7 +116,7 @@ class Agent:
         self.reconciler = scenes.reconciler(rig, CONFIG)
         self.attempt = 0
 
-    def try_once(self, layout: str = LAYOUT) -> outcomes.Outcome:
+    def try_once(self, layout: str = LAYOUT) -> record.Outcome:
         self.attempt += 1
         outcome = scenes.run(self.rig, layout, by=self.reconciler, attempt=self.attempt)
         for _ in range(30):
@@ -143,15 +143,15 @@ def test_a_drain_without_room_elsewhere_costs_one_pod_however_often_it_is_tried(
     before = rig.gpus
     agent = Agent(rig)
 
-    outcomes = [agent.try_once() for _ in range(4)]
+    ended = [agent.try_once() for _ in range(4)]
 
     assert serving.killed == 1
     assert bare in rig.pods
     assert rig.gpus == before
-    assert {outcome.reason for outcome in outcomes} == {Reason.DRAIN_STALLED}
-    assert "no node has room for default/serving-5" in outcomes[0].message
-    assert "default/serving-2" in outcomes[0].message
-    assert all(outcome.should_retry for outcome in outcomes)
+    assert {outcome.reason for outcome in ended} == {Reason.DRAIN_STALLED}
+    assert "no node has room for default/serving-5" in ended[0].message
+    assert "default/serving-2" in ended[0].message
+    assert all(outcome.should_retry for outcome in ended)
 
 
 @pytest.mark.parametrize("has_room", [True, False])
@@ -315,10 +315,10 @@ def test_an_agent_that_may_not_list_budgets_drains_as_the_api_lets_it_and_says_s
     rig.refusing = {"workloads.budgets": forbidden}
     agent = Agent(rig)
 
-    outcomes = [agent.try_once() for _ in range(3)]
+    ended = [agent.try_once() for _ in range(3)]
 
     assert serving.killed == 1
-    assert "may not list PodDisruptionBudgets" in outcomes[0].message
+    assert "may not list PodDisruptionBudgets" in ended[0].message
     assert rig.log.count("workloads.budgets") == 3
 
 

@@ -5,7 +5,7 @@ import datetime as dt
 import pytest
 
 from mig_manager import errors
-from mig_manager.agent import outcomes
+from mig_manager.agent import record
 from mig_manager.core import messages, timing
 
 NOW = dt.datetime(2026, 3, 1, 12, 0, 0, tzinfo=dt.UTC)
@@ -35,7 +35,7 @@ def test_a_message_is_cut_at_a_word_by_its_bytes_and_keeps_its_last_sentence(
 def test_a_failure_that_names_everything_is_bounded_and_keeps_its_remedy() -> None:
     remedy = errors.Reason.DRAIN_TIMEOUT.remedy
 
-    message = outcomes.failed(errors.Reason.DRAIN_TIMEOUT, "a-long-word " * 20_000).message
+    message = record.failed(errors.Reason.DRAIN_TIMEOUT, "a-long-word " * 20_000).message
 
     assert len(message.encode()) <= messages.LONGEST_BYTES
     assert message.endswith(remedy)
