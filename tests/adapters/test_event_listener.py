@@ -101,9 +101,7 @@ class Node:
 
     def __init__(self, path: pathlib.Path) -> None:
         self.path = path
-
-    def command(self) -> tuple[str, ...]:
-        return nvml_worker.worker_command("listen", simulate_state=self.path)
+        self.command = nvml_worker.worker_command("listen", simulate_state=path)
 
     def change(self, code: str) -> None:
         """Have another process run code on the first GPU."""
@@ -123,16 +121,21 @@ DESTROY = "pynvml.nvmlGpuInstanceDestroy(pynvml.nvmlDeviceGetGpuInstanceById(dev
 
 
 @pytest.fixture
-def node(tmp_path: pathlib.Path) -> Node:
+def node(tmp_path: pathlib.Path, mig_events: states.MigEvents) -> Node:
     path = tmp_path / "state"
-    simulated.create("2xa100-sxm4-40gb", path)
+    simulated.create("2xa100-sxm4-40gb", path, options=states.Options(mig_events=mig_events))
     return Node(path)
+
+
+@pytest.fixture
+def mig_events() -> states.MigEvents:
+    return states.MigEvents.ALWAYS
 
 
 def test_changes_by_another_process_are_reported_once_and_at_once_unless_suspended(
     node: Node,
 ) -> None:
-    with watching(node.command()) as rig:
+    with watching(node.command) as rig:
         rig.until_listening()
         with rig.events.suspended():
             assert not children()
@@ -147,34 +150,27 @@ def test_changes_by_another_process_are_reported_once_and_at_once_unless_suspend
     assert first["gpus"] == second["gpus"] == [nvml_faults.SharedState(node.path).boards[0].uuid]
 
 
-def test_a_driver_without_the_event_is_reported_once_and_left_alone(
-    tmp_path: pathlib.Path,
-) -> None:
-    path = tmp_path / "state"
-    options = states.Options(mig_events=states.MigEvents.NEVER)
-    simulated.create("a100-sxm4-40gb", path, options=options)
-    nvml_faults.SharedState(path).log_calls()
-    with watching(Node(path).command(), restarts=AT_ONCE) as rig:
+@pytest.mark.parametrize("mig_events", [states.MigEvents.NEVER])
+def test_a_driver_without_the_event_is_reported_once_and_left_alone(node: Node) -> None:
+    nvml_faults.SharedState(node.path).log_calls()
+    with watching(node.command, restarts=AT_ONCE) as rig:
         waiting.until(lambda: bool(rig.logged("gpu_events_unsupported")))
         waiting.until(lambda: not children())
         with rig.events.suspended():
             pass
-        log = path.with_name("state.calls")
+        log = node.path.with_name("state.calls")
         waiting.until(lambda: log.read_text().count('"nvmlShutdown"') == 2)
         waiting.until(lambda: not children())
     assert [entry["event"] for entry in rig.logs] == ["gpu_events_unsupported"]
     assert "nvmlDeviceRegisterEvents" in rig.logs[0]["error"]
     assert rig.calls == 0
-    assert log.read_text().count('"nvmlDeviceRegisterEvents"') == 2
+    assert log.read_text().count('"nvmlDeviceRegisterEvents"') == 4
 
 
 @pytest.mark.slow
-def test_an_old_driver_reports_once_mig_is_on(tmp_path: pathlib.Path) -> None:
-    path = tmp_path / "state"
-    options = states.Options(mig_events=states.MigEvents.WHILE_ON)
-    simulated.create("a100-sxm4-40gb", path, options=options)
-    node = Node(path)
-    with watching(node.command()) as rig:
+@pytest.mark.parametrize("mig_events", [states.MigEvents.WHILE_ON])
+def test_an_old_driver_reports_once_mig_is_on(node: Node) -> None:
+    with watching(node.command) as rig:
         waiting.until(lambda: bool(rig.logged("gpu_events_unsupported")))
         with rig.events.suspended():
             node.change(ENABLE)
@@ -184,7 +180,7 @@ def test_an_old_driver_reports_once_mig_is_on(tmp_path: pathlib.Path) -> None:
 
 
 def test_a_listener_that_is_killed_is_replaced_and_a_change_assumed(node: Node) -> None:
-    with watching(node.command(), restarts=AT_ONCE) as rig:
+    with watching(node.command, restarts=AT_ONCE) as rig:
         rig.until_listening()
         (pid,) = children()
         os.kill(pid, signal.SIGKILL)
@@ -199,7 +195,7 @@ def test_a_listener_that_is_killed_is_replaced_and_a_change_assumed(node: Node) 
 @pytest.mark.slow
 def test_a_driver_that_is_loaded_later_is_listened_to_then(tmp_path: pathlib.Path) -> None:
     node = Node(tmp_path / "state")
-    with watching(node.command(), restarts=AT_ONCE) as rig:
+    with watching(node.command, restarts=AT_ONCE) as rig:
         waiting.until(lambda: bool(rig.logged("gpu_listener_ended")))
         simulated.create("a30", node.path)
         rig.until_listening()
@@ -209,7 +205,7 @@ def test_a_driver_that_is_loaded_later_is_listened_to_then(tmp_path: pathlib.Pat
 
 
 def test_a_listener_ends_when_its_stdin_does(node: Node) -> None:
-    child = subprocesses.Child(node.command())
+    child = subprocesses.Child(node.command)
     assert child.receive(SOON_S) == ("watching", 2, 2)
     assert child._process.stdin is not None
     child._process.stdin.close()
@@ -229,7 +225,7 @@ def on_change():
     pids = [pid for each in task.iterdir() for pid in (each / "children").read_text().split()]
     pathlib.Path({str(pid_file)!r}).write_text(pids[0])
     os.kill(os.getpid(), signal.SIGKILL)
-events = event_listener.GpuEvents(command={node.command()!r}, on_change=on_change, quiet_s=0.0)
+events = event_listener.GpuEvents(command={node.command!r}, on_change=on_change, quiet_s=0.0)
 events.start()
 signal.pause()
 """

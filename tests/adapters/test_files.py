@@ -84,137 +84,139 @@ def test_protect_home_is_named_for_a_missing_file_unless_the_home_is_visible(
         missing.read()
 
 
-class TestConfigFile:
-    def test_read_returns_the_current_text(self, tmp_path: pathlib.Path) -> None:
-        path = tmp_path / "config.yaml"
-        source = files.ConfigFile(path)
-        path.write_text("version: v1 # ü\n", encoding="utf-8")
-        assert source.read() == "version: v1 # ü\n"
-        path.write_text("version: v2\n")
-        assert source.read() == "version: v2\n"
-        assert source.name == str(path)
+def test_read_returns_the_current_text(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "config.yaml"
+    source = files.ConfigFile(path)
+    path.write_text("version: v1 # ü\n", encoding="utf-8")
+    assert source.read() == "version: v1 # ü\n"
+    path.write_text("version: v2\n")
+    assert source.read() == "version: v2\n"
+    assert source.name == str(path)
 
-    @pytest.mark.parametrize(
-        ("name", "why"), [("gone.yaml", r"gone\.yaml: No such file"), ("", "Is a directory")]
-    )
-    def test_a_missing_file_or_a_directory_is_a_config_error_with_its_name(
-        self, tmp_path: pathlib.Path, name: str, why: str
-    ) -> None:
+
+def test_a_missing_file_or_a_directory_is_a_config_error_with_its_name(
+    tmp_path: pathlib.Path,
+) -> None:
+    for name, why in (("gone.yaml", r"gone\.yaml: No such file"), ("", "Is a directory")):
         with pytest.raises(errors.ConfigError, match=why):
             files.ConfigFile(tmp_path / name).read()
 
-    def test_a_file_of_more_than_a_mebibyte_or_not_utf_8_is_refused(
-        self, tmp_path: pathlib.Path
-    ) -> None:
-        path = tmp_path / "config.yaml"
-        path.write_bytes(b"#" * files.MAX_BYTES)
-        assert len(files.ConfigFile(path).read()) == files.MAX_BYTES
-        path.write_bytes(b"#" * (files.MAX_BYTES + 1))
-        with pytest.raises(errors.ConfigError, match="larger than"):
-            files.ConfigFile(path).read()
-        path.write_bytes(b"abc\xff")
-        with pytest.raises(errors.ConfigError, match=r"not UTF-8: .* at byte 3"):
-            files.ConfigFile(path).read()
+
+def test_a_file_of_more_than_a_mebibyte_or_not_utf_8_is_refused(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_bytes(b"#" * files.MAX_BYTES)
+    assert len(files.ConfigFile(path).read()) == files.MAX_BYTES
+    path.write_bytes(b"#" * (files.MAX_BYTES + 1))
+    with pytest.raises(errors.ConfigError, match="larger than"):
+        files.ConfigFile(path).read()
+    path.write_bytes(b"abc\xff")
+    with pytest.raises(errors.ConfigError, match=r"not UTF-8: .* at byte 3"):
+        files.ConfigFile(path).read()
 
 
-class TestConfigWatch:
-    @pytest.mark.parametrize("is_linked", [True, False])
-    def test_kubelets_swap_of_the_data_link_is_a_change_if_the_content_differs(
-        self, mount: Mount, *, is_linked: bool
-    ) -> None:
-        link = mount.directory.with_name("link")
-        link.symlink_to(mount.directory)
-        with watching(link / "config.yaml" if is_linked else mount.file) as changes:
-            for content in ("two", "three"):
-                mount.swap(content)
-                assert changes.get(timeout=_SOON_S) == content
-            mount.swap("three")
-            assert nothing_more(changes)
+@pytest.mark.parametrize("is_linked", [True, False])
+def test_kubelets_swap_of_the_data_link_is_a_change_if_the_content_differs(
+    mount: Mount, *, is_linked: bool
+) -> None:
+    link = mount.directory.with_name("link")
+    link.symlink_to(mount.directory)
+    with watching(link / "config.yaml" if is_linked else mount.file) as changes:
+        for content in ("two", "three"):
+            mount.swap(content)
+            assert changes.get(timeout=_SOON_S) == content
+        mount.swap("three")
+        assert nothing_more(changes)
 
-    @pytest.mark.parametrize(
-        "replace",
-        [
-            pytest.param(lambda path: path.write_text("two"), id="written in place"),
-            pytest.param(lambda path: path.with_suffix(".new").rename(path), id="renamed over it"),
-        ],
-    )
-    def test_an_editors_replacement_of_a_file_is_a_change(
-        self, tmp_path: pathlib.Path, replace: Callable[[pathlib.Path], object]
-    ) -> None:
-        path = tmp_path / "config.yaml"
+
+@pytest.mark.parametrize(
+    "replace",
+    [
+        pytest.param(lambda path: path.write_text("two"), id="written in place"),
+        pytest.param(lambda path: path.with_suffix(".new").rename(path), id="renamed over it"),
+    ],
+)
+def test_an_editors_replacement_of_a_file_is_a_change(
+    tmp_path: pathlib.Path, replace: Callable[[pathlib.Path], object]
+) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text("one")
+    path.with_suffix(".new").write_text("two")
+    with watching(path) as changes:
+        replace(path)
+        assert changes.get(timeout=_SOON_S) == "two"
+
+
+def test_reading_the_file_raises_no_event(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text("one")
+    seen: queue.Queue[str] = queue.Queue()
+    watch = config_watch.DirectoryWatch(tmp_path, lambda: seen.put("event"))
+    try:
+        path.read_text()
+        assert nothing_more(seen)
+        path.write_text("two")
+        assert seen.get(timeout=_SOON_S) == "event"
+    finally:
+        watch.stop()
+
+
+def test_a_file_that_appears_later_is_a_change_and_one_missing_for_a_while_is_not(
+    tmp_path: pathlib.Path,
+) -> None:
+    path = tmp_path / "config.yaml"
+    with watching(path) as changes:
         path.write_text("one")
-        path.with_suffix(".new").write_text("two")
-        with watching(path) as changes:
-            replace(path)
-            assert changes.get(timeout=_SOON_S) == "two"
-
-    def test_reading_the_file_raises_no_event(self, tmp_path: pathlib.Path) -> None:
-        path = tmp_path / "config.yaml"
+        assert changes.get(timeout=_SOON_S) == "one"
+        path.unlink()
+        assert nothing_more(changes)
         path.write_text("one")
-        seen: queue.Queue[str] = queue.Queue()
-        watch = config_watch.DirectoryWatch(tmp_path, lambda: seen.put("event"))
-        try:
-            path.read_text()
-            assert nothing_more(seen)
-            path.write_text("two")
-            assert seen.get(timeout=_SOON_S) == "event"
-        finally:
-            watch.stop()
+        assert nothing_more(changes)
+        path.write_text("two")
+        assert changes.get(timeout=_SOON_S) == "two"
 
-    def test_a_file_that_appears_later_is_a_change_and_one_missing_for_a_while_is_not(
-        self, tmp_path: pathlib.Path
-    ) -> None:
-        path = tmp_path / "config.yaml"
-        with watching(path) as changes:
-            path.write_text("one")
-            assert changes.get(timeout=_SOON_S) == "one"
-            path.unlink()
-            assert nothing_more(changes)
-            path.write_text("one")
-            assert nothing_more(changes)
-            path.write_text("two")
-            assert changes.get(timeout=_SOON_S) == "two"
 
-    def test_the_watch_survives_a_recreated_directory(self, mount: Mount) -> None:
-        with watching(mount.file, poll_s=0.05) as changes:
+@pytest.mark.parametrize("is_there", [True, False])
+def test_a_directory_that_is_created_or_recreated_is_watched(
+    tmp_path: pathlib.Path, *, is_there: bool
+) -> None:
+    mount = Mount(tmp_path / "mount")
+    if not is_there:
+        shutil.rmtree(mount.directory)
+    with watching(mount.file, poll_s=0.05) as changes:
+        if is_there:
             shutil.rmtree(mount.directory)
-            mount.make("two")
-            assert changes.get(timeout=_SOON_S) == "two"
-            mount.swap("three")
-            assert changes.get(timeout=_SOON_S) == "three"
+        mount.make("two")
+        assert changes.get(timeout=_SOON_S) == "two"
+        mount.swap("three")
+        assert changes.get(timeout=_SOON_S) == "three"
 
-    def test_a_directory_created_later_is_watched(self, tmp_path: pathlib.Path) -> None:
-        path = tmp_path / "later" / "config.yaml"
-        with watching(path, poll_s=0.05) as changes:
-            path.parent.mkdir()
-            path.write_text("one")
-            assert changes.get(timeout=_SOON_S) == "one"
 
-    def test_the_file_is_polled_when_inotify_is_exhausted(
-        self, mount: Mount, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        def refuse(*_args: object) -> None:
-            raise OSError(24, "inotify instance limit reached")
+def test_the_file_is_polled_when_inotify_is_exhausted(
+    mount: Mount, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_args: object) -> None:
+        raise OSError(24, "inotify instance limit reached")
 
-        monkeypatch.setattr(config_watch, "DirectoryWatch", refuse)
-        with watching(mount.file, poll_s=0.05) as changes:
-            mount.swap("two")
-            assert changes.get(timeout=_SOON_S) == "two"
+    monkeypatch.setattr(config_watch, "DirectoryWatch", refuse)
+    with watching(mount.file, poll_s=0.05) as changes:
+        mount.swap("two")
+        assert changes.get(timeout=_SOON_S) == "two"
 
-    def test_a_callback_error_does_not_end_the_watch(self, tmp_path: pathlib.Path) -> None:
-        path = tmp_path / "config.yaml"
-        path.write_text("one")
-        heard: queue.Queue[str] = queue.Queue()
 
-        def listen() -> None:
-            heard.put(path.read_text())
-            raise RuntimeError("a bug of the listener's")
+def test_a_callback_error_does_not_end_the_watch(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text("one")
+    heard: queue.Queue[str] = queue.Queue()
 
-        watch = config_watch.ConfigWatch(path, listen, debounce_s=0.02)
-        watch.start()
-        try:
-            for content in ("two", "three"):
-                path.write_text(content)
-                assert heard.get(timeout=_SOON_S) == content
-        finally:
-            watch.stop()
+    def listen() -> None:
+        heard.put(path.read_text())
+        raise RuntimeError("a bug of the listener's")
+
+    watch = config_watch.ConfigWatch(path, listen, debounce_s=0.02)
+    watch.start()
+    try:
+        for content in ("two", "three"):
+            path.write_text(content)
+            assert heard.get(timeout=_SOON_S) == content
+    finally:
+        watch.stop()

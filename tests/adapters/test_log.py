@@ -200,14 +200,13 @@ def test_a_pipe_or_terminal_stays_blocking_and_has_no_priorities_of_another_stre
     os.close(writer)
 
 
-def test_journald_gets_the_priority_of_each_line() -> None:
+def test_journald_gets_the_priority_of_each_line_and_of_each_remark_of_a_command() -> None:
     ours, journald = socket.socketpair()
-    with ours, journald:
+    with ours, journald, open(ours.fileno(), "w", encoding="utf-8", closefd=False) as stderr:
         status = os.fstat(ours.fileno())
         stream = f"{status.st_dev}:{status.st_ino}"
-        log.configure(
-            level="debug", is_json=False, stream=writer_on(ours.fileno(), journal_stream=stream)
-        )
+        lines = writer_on(ours.fileno(), journal_stream=stream)
+        log.configure(level="debug", is_json=False, stream=lines)
         logger = structlog.get_logger()
         for write in (logger.debug, logger.info, logger.warning, logger.error):
             write("line")
@@ -215,29 +214,22 @@ def test_journald_gets_the_priority_of_each_line() -> None:
             int("x")
         except ValueError:
             logger.exception("crashed")
-        lines = journald.recv(1 << 20).decode().splitlines()
-
-    assert [line[:3] for line in lines[:4]] == ["<7>", "<6>", "<4>", "<3>"]
-    assert {line[:3] for line in lines[4:]} == {"<3>"}
-    assert len(lines) > 5
-
-
-def test_errors_and_notices_of_commands_have_their_priority_in_the_journal() -> None:
-    ours, journald = socket.socketpair()
-    with ours, journald, open(ours.fileno(), "w", encoding="utf-8", closefd=False) as stderr:
-        status = os.fstat(ours.fileno())
+        logged = journald.recv(1 << 20).decode().splitlines()
         terminal = console.Console(
             stdin=io.StringIO(),
             stdout=io.StringIO(),
             stderr=stderr,
-            environ={"JOURNAL_STREAM": f"{status.st_dev}:{status.st_ino}"},
+            environ={"JOURNAL_STREAM": stream},
         )
         terminal.note("a remark")
         terminal.note("an error", remedy="mend it", priority=log.Priority.ERROR)
-        lines = journald.recv(1 << 20).decode().splitlines()
+        remarks = journald.recv(1 << 20).decode().splitlines()
 
+    assert [line[:3] for line in logged[:4]] == ["<7>", "<6>", "<4>", "<3>"]
+    assert {line[:3] for line in logged[4:]} == {"<3>"}
+    assert len(logged) > 5
     errors = ["<3>mig-manager: an error", "<3>  remedy: mend it"]
-    assert lines == ["<5>mig-manager: a remark", *errors]
+    assert remarks == ["<5>mig-manager: a remark", *errors]
 
 
 class _Hostile:

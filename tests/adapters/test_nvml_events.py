@@ -1,7 +1,6 @@
 """Which GPUs' MIG changes are heard of, over the simulated NVML."""
 
 import pathlib
-import threading
 
 import pynvml
 import pytest
@@ -29,27 +28,9 @@ def test_a_change_is_reported_with_its_gpu(path: pathlib.Path) -> None:
         assert changes.wait(0.0) is None
 
 
-def test_a_wait_in_one_thread_lets_another_change_the_gpus(path: pathlib.Path) -> None:
-    with nvml_rig.rig(path) as rig, library.listening(None) as changes:
-        heard: list[str | None] = []
-        waiter = threading.Thread(target=lambda: heard.append(changes.wait(SOON_S)))
-        waiter.start()
-        gpu = rig.enable()
-        waiter.join(SOON_S)
-        assert heard == [gpu.uuid]
-
-
 def test_gpus_without_mig_are_passed_over(path: pathlib.Path) -> None:
     with nvml_rig.rig(path, "L40S+A30") as rig, library.listening(None) as changes:
         assert (changes.gpus, changes.of) == ((rig.observe(1).uuid,), 2)
-
-
-def test_an_old_driver_reports_gpus_whose_mig_mode_is_on(path: pathlib.Path) -> None:
-    options = states.Options(mig_events=states.MigEvents.WHILE_ON)
-    with nvml_rig.rig(path, "2xA30", options=options) as rig:
-        gpu = rig.enable(1)
-        with library.listening(None) as changes:
-            assert changes.gpus == (gpu.uuid,)
 
 
 @pytest.mark.parametrize(

@@ -36,40 +36,25 @@ def end_first(gpu: model.Gpu) -> tuple[steps.Step, ...]:
     )
 
 
-def test_a_program_that_nvml_lists_on_a_doomed_instance_is_named(
-    node: Rig, proc: ProcTree
-) -> None:
-    gpu = node.fill("1g.5gb", "1g.5gb")
-    device = gpu.gpu_instances[0].compute_instances[0].uuid or ""
-    client = node.state.add_client(device, name="/opt/train")
-    proc.add(client.pid, "/dev/nvidia0", cgroup=f"0::/kubepods/burstable/pod{UID}/ab")
-
-    with pytest.raises(errors.GpuInUseError) as caught:
-        execute(proc, gpu, *end_first(gpu))
-
-    where = f"GPU instance {gpu.gpu_instances[0].instance_id}, pod {UID}"
-    assert caught.value.message == (
-        f"GPU 0 ({gpu.uuid}) is in use by train (pid {client.pid}, {where})"
-    )
-    assert node.observe() == gpu
-
-
-def test_a_program_that_only_has_the_node_of_a_doomed_instance_open_is_named(
-    node: Rig, proc: ProcTree
-) -> None:
+def test_programs_that_use_a_doomed_instance_are_named(node: Rig, proc: ProcTree) -> None:
     gpu = node.fill("1g.5gb", "1g.5gb")
     doomed, other = (gi.instance_id for gi in gpu.gpu_instances)
+    device = gpu.gpu_instances[0].compute_instances[0].uuid or ""
+    client = node.state.add_client(device, name="/opt/train", pid=87)
+    proc.add(client.pid, "/dev/nvidia0", cgroup=f"0::/kubepods/burstable/pod{UID}/ab")
+    # NVML does not list those that only have the instance's node open.
     proc.add_capabilities(0, {f"gi{doomed}": 30, f"gi{other}": 39})
     unit = "0::/system.slice/nvidia-dcgm.service"
     proc.add(88, "/dev/nvidia0", f"{CAP}30", name="nv-hostengine", cgroup=unit)
-    proc.add(89, "/dev/nvidia0", f"{CAP}39", name="train")
+    proc.add(89, "/dev/nvidia0", f"{CAP}39", name="other")
 
     with pytest.raises(errors.GpuInUseError) as caught:
         execute(proc, gpu, *end_first(gpu))
 
-    assert "nv-hostengine (pid 88, GPU instance" in caught.value.message
-    assert "unit nvidia-dcgm.service" in caught.value.message
-    assert "train" not in caught.value.message
+    assert caught.value.message == (
+        f"GPU 0 ({gpu.uuid}) is in use by train (pid 87, GPU instance {doomed}, pod {UID}), "
+        f"nv-hostengine (pid 88, GPU instance {doomed}, unit nvidia-dcgm.service)"
+    )
     assert node.observe() == gpu
 
 
@@ -114,20 +99,12 @@ def test_of_a_gpu_instance_that_stays_only_the_doomed_compute_instance_counts(
     assert len(remaining) == (2 if used == 0 else 1)
 
 
-def test_a_process_that_has_the_gpu_open_blocks_a_mode_change(node: Rig, proc: ProcTree) -> None:
-    gpu = node.fill("1g.5gb", "1g.5gb")
-    proc.add(88, "/dev/nvidiactl", "/dev/nvidia0", name="nv-hostengine")
-    off = mode_step(gpu, model.MigMode.DISABLED)
-
-    with pytest.raises(errors.GpuInUseError, match=r"nv-hostengine \(pid 88\)"):
-        execute(proc, gpu, *end_steps(gpu), off)
-
-    assert node.observe() == gpu
-
-
-@pytest.mark.parametrize("name", ["nvidia-persiste", "nv-fabricmanage"])
-def test_a_daemon_that_releases_the_gpu_and_our_own_processes_block_no_mode_change(
-    node: Rig, proc: ProcTree, name: str
+@pytest.mark.parametrize(
+    ("name", "is_blocking"),
+    [("nv-hostengine", True), ("nvidia-persiste", False), ("nv-fabricmanage", False)],
+)
+def test_a_process_that_has_the_gpu_open_blocks_a_mode_change_unless_it_releases_it_or_is_ours(
+    node: Rig, proc: ProcTree, name: str, *, is_blocking: bool
 ) -> None:
     gpu = node.fill("1g.5gb", "1g.5gb")
     proc.add(88, "/dev/nvidiactl", "/dev/nvidia0", name=name)
@@ -135,9 +112,13 @@ def test_a_daemon_that_releases_the_gpu_and_our_own_processes_block_no_mode_chan
     proc.add(90, "/dev/nvidia0", parent=os.getpid())
     off = mode_step(gpu, model.MigMode.DISABLED)
 
-    execute(proc, gpu, *end_steps(gpu), off)
-
-    assert node.observe().current_mode is model.MigMode.DISABLED
+    if is_blocking:
+        with pytest.raises(errors.GpuInUseError, match=rf" in use by {name} \(pid 88\)$"):
+            execute(proc, gpu, *end_steps(gpu), off)
+        assert node.observe() == gpu
+    else:
+        execute(proc, gpu, *end_steps(gpu), off)
+        assert node.observe().current_mode is model.MigMode.DISABLED
 
 
 def test_a_gpu_that_does_not_list_its_processes_is_left_to_the_driver(

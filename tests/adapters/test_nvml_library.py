@@ -18,23 +18,9 @@ def _binding_restored() -> Iterator[None]:
     pynvml._nvmlGetFunctionPointer_cache.clear()
 
 
-@pytest.mark.parametrize(
-    ("code", "reason"),
-    [
-        pytest.param(pynvml.NVML_ERROR_DRIVER_NOT_LOADED, errors.Reason.DRIVER_NOT_LOADED),
-        pytest.param(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, errors.Reason.DRIVER_NOT_LOADED),
-        pytest.param(pynvml.NVML_ERROR_UNINITIALIZED, errors.Reason.DRIVER_NOT_LOADED),
-        pytest.param(pynvml.NVML_ERROR_GPU_IS_LOST, errors.Reason.GPU_LOST),
-        pytest.param(pynvml.NVML_ERROR_IN_USE, errors.Reason.IN_USE),
-        pytest.param(pynvml.NVML_ERROR_TIMEOUT, errors.Reason.NVML_TIMEOUT),
-        pytest.param(pynvml.NVML_ERROR_NO_PERMISSION, errors.Reason.NO_PERMISSION),
-        pytest.param(31337, errors.Reason.NVML_ERROR, id="from a newer driver"),
-    ],
-)
-def test_an_answer_means_what_a_person_must_do(code: int, reason: errors.Reason) -> None:
-    error = library.from_code(code, operation="nvmlX")
-    assert error.reason is reason
-    assert error.code == code
+def test_an_answer_of_a_newer_driver_is_an_nvml_error() -> None:
+    error = library.from_code(31337, operation="nvmlX")
+    assert (error.reason, error.code) == (errors.Reason.NVML_ERROR, 31337)
     assert error.operation == "nvmlX"
     assert error.message.startswith("nvmlX answered ")
 

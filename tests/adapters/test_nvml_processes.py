@@ -65,11 +65,6 @@ def test_a_process_that_nvml_lists_is_named_once_and_with_its_pod(
     assert refusal(proc, switching(node)) == f"in use by python3 (pid 4711, pod {UID})"
 
 
-def test_pids_without_a_proc_entry_are_named_as_nvml_knows_them(node: Rig, proc: ProcTree) -> None:
-    node.state.add_client(node.observe().uuid, name="python3", pid=4711)
-    assert refusal(proc, switching(node)) == "in use by python3 (pid 4711)"
-
-
 def test_a_process_on_another_instance_of_the_gpu_is_not_named(node: Rig, proc: ProcTree) -> None:
     gpu = node.fill("1g.5gb", "1g.5gb")
     busy, other = gpu.gpu_instances

@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 
 import grpc
 import pytest
@@ -44,60 +45,66 @@ def test_the_rate_limit_is_waited_out(kubelet: Kubelet) -> None:
     assert kubelet.asked == 4
 
 
-@pytest.mark.parametrize(
-    ("code", "asked"),
-    [(grpc.StatusCode.RESOURCE_EXHAUSTED, 5), (grpc.StatusCode.INTERNAL, 1)],
-    ids=["a rate limit that stays", "another refusal, at once"],
-)
-def test_a_refusal_is_an_error(code: grpc.StatusCode, asked: int, kubelet: Kubelet) -> None:
-    kubelet.refusals, kubelet.code = 1000, code
-    kubelet.start()
-    with pytest.raises(errors.ClusterError, match=f"{code.name}: not now") as caught:
-        ask(kubelet).assigned()
-    assert caught.value.reason is errors.Reason.POD_RESOURCES_UNAVAILABLE
-    assert kubelet.asked == asked
-
-
-def test_an_answer_that_is_no_message_is_an_error_and_no_traceback(
-    kubelet: Kubelet, caplog: pytest.LogCaptureFixture
-) -> None:
+def no_message(kubelet: Kubelet) -> None:
     kubelet.writes = lambda _message: b"\xff\xff\xff\xff"
     kubelet.start()
-    for question in (ask(kubelet).assigned, ask(kubelet).allocatable):
-        with pytest.raises(errors.ClusterError, match="is malformed") as caught:
-            question()
-        assert caught.value.reason is errors.Reason.POD_RESOURCES_UNAVAILABLE
-    assert caplog.text == ""
 
 
-def test_a_file_in_place_of_the_socket_is_an_error(kubelet: Kubelet) -> None:
-    kubelet.path.touch()
-    with pytest.raises(errors.ClusterError, match="not a socket"):
-        ask(kubelet).allocatable()
+def refusing(code: grpc.StatusCode) -> Callable[[Kubelet], None]:
+    def start(kubelet: Kubelet) -> None:
+        kubelet.refusals, kubelet.code = 1000, code
+        kubelet.start()
+
+    return start
 
 
-def test_a_socket_without_a_server_is_an_error_at_once(kubelet: Kubelet) -> None:
-    with socket.socket(socket.AF_UNIX) as left_over:
-        left_over.bind(str(kubelet.path))
-        begun = time.monotonic()
-        with pytest.raises(errors.ClusterError, match="UNAVAILABLE"):
-            ask(kubelet).assigned()
-        assert time.monotonic() - begun < 5
-
-
-def test_a_kubelet_that_hangs_is_given_up_after_the_time_out(kubelet: Kubelet) -> None:
-    with socket.socket(socket.AF_UNIX) as silent:
-        silent.bind(str(kubelet.path))
-        silent.listen()
-        with pytest.raises(errors.ClusterError, match="DEADLINE_EXCEEDED"):
-            ask(kubelet, timeout_s=0.2).assigned()
-
-
-def test_a_kubelet_without_the_allocatable_call_is_an_error(kubelet: Kubelet) -> None:
+def without_the_call(kubelet: Kubelet) -> None:
     kubelet.has_allocatable = False
     kubelet.start()
-    with pytest.raises(errors.ClusterError, match="UNIMPLEMENTED"):
-        ask(kubelet).allocatable()
+
+
+def bound(kubelet: Kubelet, *, listens: bool) -> socket.socket:
+    """Return a socket in kubelet's place, which accepts connections or refuses them."""
+    held = socket.socket(socket.AF_UNIX)
+    held.bind(str(kubelet.path))
+    if listens:
+        held.listen()
+    return held
+
+
+FAILURES: dict[str, tuple[Callable[[Kubelet], object], str, int]] = {
+    "a missing socket": (lambda _: None, r"kubelet\.sock.*No such file", 0),
+    "another file": (lambda kubelet: kubelet.path.touch(), "not a socket", 0),
+    "a socket without a server": (lambda it: bound(it, listens=False), "UNAVAILABLE", 0),
+    "a kubelet that hangs": (lambda it: bound(it, listens=True), "DEADLINE_EXCEEDED", 0),
+    "an answer that is no message": (no_message, "is malformed", 1),
+    "a rate limit that stays": (
+        *(refusing(grpc.StatusCode.RESOURCE_EXHAUSTED), "RESOURCE_EXHAUSTED: not now"),
+        5,
+    ),
+    "another refusal, at once": (refusing(grpc.StatusCode.INTERNAL), "INTERNAL: not now", 1),
+    "a kubelet without the call": (without_the_call, "UNIMPLEMENTED", 0),
+}
+
+
+@pytest.mark.parametrize(("arrange", "why", "asked"), FAILURES.values(), ids=FAILURES)
+def test_a_question_without_an_answer_is_an_error_soon_and_no_traceback(
+    arrange: Callable[[Kubelet], object],
+    why: str,
+    asked: int,
+    kubelet: Kubelet,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    held = arrange(kubelet)
+    begun = time.monotonic()
+    with pytest.raises(errors.ClusterError, match=why) as caught:
+        ask(kubelet, timeout_s=0.2 if "DEADLINE" in why else 10.0).allocatable()
+    assert time.monotonic() - begun < 5
+    assert caught.value.reason is errors.Reason.POD_RESOURCES_UNAVAILABLE
+    assert kubelet.asked == asked
+    assert caplog.text == ""
+    if isinstance(held, socket.socket):
+        held.close()
 
 
 def test_a_kubelet_that_starts_again_is_found_again(kubelet: Kubelet) -> None:
