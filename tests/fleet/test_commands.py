@@ -4,15 +4,14 @@ import dataclasses
 import io
 import json
 import pathlib
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import pytest
 import yaml
 
 from mig_manager.catalogue import hardware
 from mig_manager.cli import console, main
-from mig_manager.core import model
 from mig_manager.core.node import cluster
 from mig_manager.core.records import gpu_codec
 from mig_manager.sandbox.apiserver import resources, store
@@ -32,8 +31,7 @@ class Terminal(io.StringIO):
         return True
 
 
-@dataclasses.dataclass
-class Answer:
+class Answer(NamedTuple):
     status: int
     out: str
     err: str
@@ -72,23 +70,24 @@ class Rig:
         found: str | None = self.metadata(name)["labels"].get(cluster.CONFIG_LABEL)
         return found
 
+    def labels(self) -> dict[str, str | None]:
+        return {name: self.label(name) for name in self.names}
+
     def change(self, name: str, change: Callable[[store.Object], None]) -> None:
         self.server.modify(resources.NODES, name, change)
 
-    def apply_everywhere(self, layout: str) -> None:
-        """Have all nodes in a layout, as a person had it before."""
-        agents.label_all(self.server, self.names, layout)
+    def apply(self, layout: str, names: Sequence[str]) -> None:
+        """Have nodes in a layout, as a person had it before."""
+        agents.label_all(self.server, names, layout)
         waiting.until(
-            lambda: all(agents.is_applied(self.server, name, layout) for name in self.names),
-            "the former layout",
+            lambda: all(agents.is_applied(self.server, name, layout) for name in names), layout
         )
 
-    def publish_gpus(self, name: str, gpus: tuple[model.Gpu, ...]) -> None:
-        def publish(thing: store.Object) -> None:
-            annotations = thing["metadata"].setdefault("annotations", {})
-            annotations[cluster.GPUS_ANNOTATION] = gpu_codec.to_json(gpus)
-
-        self.change(name, publish)
+    def publish_gpus(self, name: str, product: str, count: int = 1) -> None:
+        gpus = [hardware.template(hardware.find(product), index) for index in range(count)]
+        text = gpu_codec.to_json(gpus)
+        change = {cluster.GPUS_ANNOTATION: text}
+        self.change(name, lambda thing: thing["metadata"]["annotations"].update(change))
 
     def serve_config(self) -> None:
         self.server.store.create(
@@ -111,29 +110,22 @@ def rig(tmp_path: pathlib.Path) -> Iterator[Rig]:
             yield Rig(server, server.kubeconfig(tmp_path / "kubeconfig"), names, played)
 
 
-def test_undo_brings_each_node_back_to_what_it_was_asked_for_before(rig: Rig) -> None:
-    rig.apply_everywhere(FORMER)
-    before = {name: rig.label(name) for name in rig.names}
+def test_undo_brings_each_node_back_to_the_label_that_it_had_or_to_none(rig: Rig) -> None:
+    before: dict[str, str | None] = dict.fromkeys(rig.names)
+    before |= dict.fromkeys(rig.names[:3], FORMER)
+    rig.apply(FORMER, rig.names[:3])
     assert rig.roll(LAYOUT).status == 0
+    assert rig.label("other") is None, "it is outside the selector"
     counted = census.Census(rig.server)
 
     answer = rig.roll("undo")
 
     assert (answer.status, answer.data["state"], answer.data["undo"]) == (0, "done", True)
-    assert {name: rig.label(name) for name in rig.names} == before
+    assert rig.labels() == before
     assert counted.most <= 2
     # Undone is undone: to say it twice changes nothing.
     assert rig.roll("undo").data["counts"]["applied"] == 5
-    assert {name: rig.label(name) for name in rig.names} == before
-
-
-def test_undo_takes_the_label_away_where_there_was_none(rig: Rig) -> None:
-    assert rig.roll(LAYOUT).status == 0
-    assert rig.label("other") is None, "it is outside the selector"
-
-    assert rig.roll("undo").status == 0
-
-    assert [rig.label(name) for name in rig.names] == [None] * 5
+    assert rig.labels() == before
 
 
 def test_a_node_on_which_no_agent_has_ever_spoken_is_never_asked(rig: Rig) -> None:
@@ -148,7 +140,7 @@ def test_a_node_on_which_no_agent_has_ever_spoken_is_never_asked(rig: Rig) -> No
 
 
 def test_a_node_whose_agent_is_dead_is_given_up_and_has_its_label_back(rig: Rig) -> None:
-    rig.apply_everywhere(FORMER)
+    rig.apply(FORMER, rig.names)
     rig.played.dead.add("node-001")
 
     answer = rig.roll(LAYOUT, "--silence-timeout-s", "1")
@@ -194,7 +186,7 @@ def test_nodes_that_others_have_cordoned_count_and_the_rollout_says_when_it_cann
     assert answer.data["counts"] | {"applied": 0} == answer.data["counts"]
 
 
-def test_without_a_terminal_each_change_of_a_node_is_a_line(rig: Rig) -> None:
+def test_each_change_of_a_node_is_a_line_but_on_a_terminal_one_table_lives(rig: Rig) -> None:
     answer = rig(LAYOUT, "-l", "gpu=yes", "--max-unavailable", "40%")
 
     assert answer.status == 0
@@ -203,11 +195,16 @@ def test_without_a_terminal_each_change_of_a_node_is_a_line(rig: Rig) -> None:
     assert answer.out.endswith(
         "layout all-1g.5gb: 5 applied; 0 of at most 2 unavailable\nThe rollout is done.\n"
     )
+    drawn = rig(FORMER, "-l", "gpu=yes", is_terminal=True)
+    assert drawn.status == 0
+    assert "\x1b[J" in drawn.out
+    assert drawn.out.endswith("The rollout is done.\n")
 
 
 def test_a_node_whose_layout_is_not_active_on_an_unreachable_gpu_is_marked(rig: Rig) -> None:
     row = {"index": 3, "uuid": "GPU-3", "reason": "GpuLost", "message": "GPU is lost"}
-    rig.played.unreachable["node-003"] = [row]
+    malformed: list[Any] = [None, {}, "GPU 3", [row], [3, {}, [[]], {"index": "3"}]]
+    rig.played.unreachable.update(zip(rig.names, malformed, strict=True))
 
     answer = rig(LAYOUT, "-l", "gpu=yes")
     assert answer.status == 0
@@ -218,24 +215,6 @@ def test_a_node_whose_layout_is_not_active_on_an_unreachable_gpu_is_marked(rig: 
     nodes = {node["name"]: node["unreachable_gpus"] for node in rig.roll(LAYOUT).data["nodes"]}
     assert nodes == {name: [] for name in rig.names} | {"node-003": ["GPU 3 (GPU-3)"]}
     assert yaml.safe_load(rig(LAYOUT, "-l", "gpu=yes", "-o", "yaml").out)["state"] == "done"
-
-
-def test_unreachable_gpus_that_make_no_sense_mark_no_node(rig: Rig) -> None:
-    malformed: list[Any] = [None, {}, "GPU 3", [3, {}, [[]]], [{"index": "3"}]]
-    rig.played.unreachable.update(zip(rig.names, malformed, strict=True))
-
-    answer = rig.roll(LAYOUT)
-
-    assert (answer.status, answer.data["state"]) == (0, "done")
-    assert not any(node["unreachable_gpus"] for node in answer.data["nodes"])
-
-
-def test_on_a_terminal_one_table_lives_and_the_end_stays(rig: Rig) -> None:
-    answer = rig(LAYOUT, "-l", "gpu=yes", is_terminal=True)
-
-    assert answer.status == 0
-    assert "\x1b[J" in answer.out
-    assert answer.out.endswith("The rollout is done.\n")
 
 
 @pytest.mark.parametrize(
@@ -261,23 +240,20 @@ def test_what_makes_no_sense_is_refused_and_nothing_is_changed(
 
     assert answer.status == 2
     assert message in answer.err
-    assert [rig.label(name) for name in rig.names] == [None] * 5
+    assert not any(rig.labels().values())
 
 
-def test_a_layout_that_the_agents_config_lacks_is_requested_of_no_node(rig: Rig) -> None:
+def test_a_layout_that_the_agents_config_lacks_is_requested_of_no_node_if_it_may_be_read(
+    rig: Rig,
+) -> None:
     rig.serve_config()
 
     answer = rig("all-1g.5bg", "-l", "gpu=yes")
 
     assert answer.status == 2
     assert "all-1g.5bg" in answer.err
-    assert [rig.label(name) for name in rig.names] == [None] * 5
-
-
-def test_a_person_who_may_label_but_not_read_the_config_can_roll_out(rig: Rig) -> None:
-    rig.serve_config()
+    assert not any(rig.labels().values())
     rig.server.inject(apiserver.Fault(resource="configmaps", status=403, times=None))
-
     assert rig.roll(LAYOUT).status == 0
 
 
@@ -339,15 +315,12 @@ def test_a_watch_that_breaks_in_the_middle_loses_nothing(rig: Rig) -> None:
 # -- dry runs ---------------------------------------------------------------------------------
 
 
-def bare(count: int = 1) -> tuple[model.Gpu, ...]:
-    product = hardware.find("A100-SXM4-40GB")
-    return tuple(hardware.template(product, index) for index in range(count))
-
-
-def test_a_dry_run_shows_the_plan_of_each_node_and_changes_nothing(rig: Rig) -> None:
+def test_a_dry_run_shows_the_plan_of_each_node_and_changes_nothing(
+    rig: Rig, tmp_path: pathlib.Path
+) -> None:
     rig.serve_config()
-    rig.publish_gpus("node-000", bare(2))
-    rig.publish_gpus("node-001", (hardware.template(hardware.find("A30"), 0),))
+    rig.publish_gpus("node-000", "A100-SXM4-40GB", 2)
+    rig.publish_gpus("node-001", "A30")
     for name in rig.names[2:]:
         rig.change(name, lambda thing: thing["metadata"]["annotations"].clear())
     pod = apirig.a_pod("train", node="node-000")
@@ -364,18 +337,13 @@ def test_a_dry_run_shows_the_plan_of_each_node_and_changes_nothing(rig: Rig) -> 
     assert nodes["node-001"]["verdict"] == "does-not-fit"
     assert nodes["node-001"]["reason"] == "UnknownProfile"
     assert nodes["node-002"]["verdict"] == "unknown"
-    assert [rig.label(name) for name in rig.names] == [None] * 5
+    assert not any(rig.labels().values())
     text = rig(LAYOUT, "-l", "gpu=yes", "--dry-run").out
     assert "layout all-1g.5gb: 0 applied, 1 fits, 1 does not fit, 3 unknown." in text
-
-
-def test_a_dry_run_can_use_a_config_of_ones_own(rig: Rig, tmp_path: pathlib.Path) -> None:
-    for name in rig.names:
-        rig.publish_gpus(name, bare())
     file = tmp_path / "config.yaml"
-    file.write_text(scenes.CONFIG)
-
-    assert rig.roll(LAYOUT, "--dry-run", "-f", str(file)).status == 0
+    file.write_text(scenes.CONFIG.replace(LAYOUT, "own"))
+    own = rig.roll("own", "--dry-run", "-f", str(file))
+    assert [node["verdict"] for node in own.data["nodes"][:2]] == ["fits", "does-not-fit"]
     assert rig.roll("nothing", "--dry-run", "-f", str(file)).status == 2
 
 
