@@ -23,16 +23,12 @@ def answer(parsed: Mapping[str, object], environ: Mapping[str, str]) -> str:
         ConfigError: The document cannot be read.
         UsageError: No shell is named, or one without a script.
     """
-    if parsed.get("layouts"):
-        return _layouts(parsed, environ)
-    shell = parsed.get("shell")
-    if shell not in _SCRIPTS:
+    if not parsed.get("layouts"):
+        shell = parsed.get("shell")
+        if shell in _SCRIPTS:
+            return _SCRIPTS[shell]()
         reason = f"no completion for {shell!r}" if shell else "name a shell"
         raise errors.UsageError(f"{reason}; there is one for {', '.join(_SCRIPTS)}")
-    return _SCRIPTS[shell]()
-
-
-def _layouts(parsed: Mapping[str, object], environ: Mapping[str, str]) -> str:
     from mig_manager.adapters.host import files  # noqa: PLC0415 - only for layouts
     from mig_manager.agent import settings  # noqa: PLC0415 - only for layouts
     from mig_manager.cli import command_settings  # noqa: PLC0415 - only for layouts
@@ -157,32 +153,29 @@ complete -F _mig_manager mig-manager
 
 
 def _bash() -> str:
-    cases = "\n".join(line for command in ("", *parser.COMMANDS) for line in _bash_case(command))
-    return f"_mig_manager_products='{' '.join(hardware.product_names())}'\n\n" + _BASH.replace(
-        "@CASES@", cases
-    )
-
-
-def _bash_case(command: str) -> Iterator[str]:
-    found = parser.flagged(command)
-    operand = f"words:{' '.join(parser.COMMANDS)}"
-    if command:
-        operands = parser.operands_of(command)
-        operand = _offer(operands[0], _IN_BASH) if operands else "nothing"
-    yield f"    {command or _shell_quoted('')})"
-    yield f"        flags='{' '.join(flag for option in found for flag in option.flags)}'"
-    yield f"        want='operand:{operand}'"
-    flags: dict[str, list[str]] = {}
-    for option in found:
-        if option.metavar and not option.is_value_optional:
-            flags.setdefault(_offer(option, _IN_BASH), []).extend(option.flags)
-    if flags:
-        yield "        case $previous in"
-        yield from (
-            f"        {' | '.join(each)}) want='{want}' ;;" for want, each in flags.items()
-        )
-        yield "        esac"
-    yield "        ;;"
+    cases: list[str] = []
+    for command in ("", *parser.COMMANDS):
+        found, operands = parser.flagged(command), parser.operands_of(command)
+        operand = f"words:{' '.join(parser.COMMANDS)}"
+        if command:
+            operand = _offer(operands[0], _IN_BASH) if operands else "nothing"
+        cases += [
+            f"    {command or _shell_quoted('')})",
+            f"        flags='{' '.join(flag for option in found for flag in option.flags)}'",
+            f"        want='operand:{operand}'",
+        ]
+        flags: dict[str, list[str]] = {}
+        for option in found:
+            if option.metavar and not option.is_value_optional:
+                flags.setdefault(_offer(option, _IN_BASH), []).extend(option.flags)
+        if flags:
+            wants = (
+                f"        {' | '.join(each)}) want='{want}' ;;" for want, each in flags.items()
+            )
+            cases += ["        case $previous in", *wants, "        esac"]
+        cases.append("        ;;")
+    products = f"_mig_manager_products='{' '.join(hardware.product_names())}'"
+    return f"{products}\n\n" + _BASH.replace("@CASES@", "\n".join(cases))
 
 
 def _shell_quoted(text: str) -> str:
@@ -264,16 +257,12 @@ def _zsh() -> str:
         + "\n            ;;"
         for name in parser.COMMANDS
     )
-    parts = {
-        "@PRODUCTS@": " ".join(hardware.product_names()),
-        "@COMMANDS@": "\n".join(f"        {each}" for each in summaries),
-        "@PROGRAM@": "\n".join(f"        {spec} \\" for spec in _zsh_specs("")),
-        "@CASES@": "\n".join(cases),
-    }
-    script = _ZSH
-    for mark, part in parts.items():
-        script = script.replace(mark, part)
-    return script
+    return (
+        _ZSH.replace("@PRODUCTS@", " ".join(hardware.product_names()))
+        .replace("@COMMANDS@", "\n".join(f"        {each}" for each in summaries))
+        .replace("@PROGRAM@", "\n".join(f"        {spec} \\" for spec in _zsh_specs("")))
+        .replace("@CASES@", "\n".join(cases))
+    )
 
 
 def _zsh_specs(command: str) -> Iterator[str]:

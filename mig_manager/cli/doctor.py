@@ -8,7 +8,6 @@ import dataclasses
 import enum
 import functools
 import pathlib
-import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -21,7 +20,7 @@ from mig_manager.adapters.kubernetes import api, node, pods
 from mig_manager.adapters.nvml import client as nvml_worker
 from mig_manager.adapters.nvml import hung_call
 from mig_manager.adapters.nvml import processes as nvml_processes
-from mig_manager.cli import command_settings, console
+from mig_manager.cli import command_settings, console, gpu_report
 from mig_manager.core import bar, messages, model, picture
 from mig_manager.core.node import cluster
 
@@ -70,11 +69,6 @@ class Finding:
     """One sentence or less."""
     remedy: str = ""
     """What to do; empty where nothing is wrong, and from a check: the remedy of the check."""
-
-    def with_remedy(self, usual: str) -> "Finding":
-        """Return the finding with its own remedy or the usual one, if anything is wrong."""
-        is_problem = self.verdict in (Verdict.WARN, Verdict.FAIL)
-        return dataclasses.replace(self, remedy=(self.remedy or usual) if is_problem else "")
 
 
 ok = functools.partial(Finding, Verdict.OK)
@@ -151,9 +145,13 @@ def examine(checks: Sequence[Check], facts: "Facts", *, timeout_s: float) -> Rep
             what = f"the check failed: {type(error).__name__}: {error}"
             return (fail(what, errors.Reason.INTERNAL.remedy),)
 
+    def with_remedy(finding: Finding, usual: str) -> Finding:
+        is_problem = finding.verdict in (Verdict.WARN, Verdict.FAIL)
+        return dataclasses.replace(finding, remedy=(finding.remedy or usual) if is_problem else "")
+
     return Report(
         findings=tuple(
-            (check, finding.with_remedy(check.remedy))
+            (check, with_remedy(finding, check.remedy))
             for check in checks
             for finding in findings(check)
         )
@@ -175,23 +173,19 @@ def table(report: Report, *, style: bar.Style) -> str:
     lines = [f"{'CHECK':<{wide}}  VERDICT  FOUND"]
     for check, finding in report.findings:
         parts = [finding.text] + ([f"remedy: {finding.remedy}"] if finding.remedy else [])
-        first, *more = [row for part in parts for row in _wrapped(part, len(margin))]
+        # Names from the API and from processes end up here; they must not drive the terminal.
+        first, *more = [
+            row
+            for part in parts
+            for row in gpu_report.wrapped(
+                messages.printable(part, " "), width=picture.WIDTH - len(margin)
+            ).split("\n")
+        ]
         verdict = style.paint(f"{finding.verdict.value:<7}", _TONES[finding.verdict])
         lines.append(f"{check.name:<{wide}}  {verdict}  {first}")
         lines += [f"{margin}{text}" for text in more]
     counts = [f"{n} {verdict.value}" for verdict in Verdict if (n := report.count(verdict))]
     return "\n".join([*lines, "", ", ".join(counts)])
-
-
-def _wrapped(text: str, margin: int) -> list[str]:
-    # Names from the API and from processes end up here; they must not drive the terminal.
-    return textwrap.wrap(
-        messages.printable(text, " "),
-        picture.WIDTH - margin,
-        subsequent_indent="  ",
-        break_long_words=False,
-        break_on_hyphens=False,
-    ) or [""]
 
 
 # -- facts ---------------------------------------------------------------------------------------
@@ -279,7 +273,16 @@ class Facts:
 
 def facts(chosen: command_settings.DoctorSettings) -> Facts:
     """Prepare the facts of this node; nothing is read yet."""
-    kube = Once(lambda: _connect(chosen), what="the cluster")
+
+    def connect() -> api.KubeApi:
+        path = str(chosen.kubeconfig) if chosen.kubeconfig else None
+        timeout_s = chosen.timeout_s / _ATTEMPTS
+        try:
+            return api.KubeApi.connect(kubeconfig=path, request_timeout_s=timeout_s)
+        except errors.UsageError as error:
+            if chosen.has_cluster:
+                raise
+            raise NotAskedError("no kubeconfig") from error
 
     def api_of_node() -> api.KubeApi:
         connected = kube.needed()
@@ -287,50 +290,35 @@ def facts(chosen: command_settings.DoctorSettings) -> Facts:
             raise NotAskedError("no --node-name")
         return connected
 
-    def read_node() -> cluster.NodeView:
-        connected = api_of_node()
-        return node.KubeNode(connected, name=chosen.node_name, clock=host.SystemClock()).read()
+    def allocatable() -> Mapping[str, frozenset[str]]:
+        socket = chosen.pod_resources_socket
+        is_required = chosen.has_kubelet or (chosen.has_cluster and not chosen.gpus.is_simulated)
+        if not is_required and not socket.parent.is_dir():
+            raise NotAskedError(f"no kubelet: {socket.parent} does not exist")
+        return pod_resources.PodResources(str(socket), timeout_s=chosen.timeout_s).allocatable()
 
-    return Facts(
-        settings=chosen,
-        gpus=Once(lambda: _worker(chosen).observe(), what="the GPUs"),
-        inspection=Once(lambda: _worker(chosen).inspect(), what="the GPU processes"),
-        kube=kube,
-        node=Once(read_node, what="the node"),
-        pods=Once(
-            lambda: pods.KubeWorkloads(api_of_node(), node_name=chosen.node_name).list(),
-            what="the pods of the node",
-        ),
-        allocatable=Once(
-            lambda: _allocatable(chosen), what="the devices that kubelet can schedule"
-        ),
-        own_pod_uid=procfs.own_pod_uid(chosen.own_pod_uid, _MOUNTS),
-    )
-
-
-def _worker(chosen: command_settings.DoctorSettings) -> nvml_worker.WorkerGpus:
     command = nvml_worker.worker_command(
         library_path=chosen.gpus.library_path,
         driver_roots=chosen.gpus.driver_roots,
         simulate_state=chosen.gpus.simulate_state,
         proc_root=chosen.proc,
     )
-    return nvml_worker.WorkerGpus(command=command, timeout_s=chosen.timeout_s)
-
-
-def _connect(chosen: command_settings.DoctorSettings) -> api.KubeApi:
-    path = str(chosen.kubeconfig) if chosen.kubeconfig else None
-    try:
-        return api.KubeApi.connect(kubeconfig=path, request_timeout_s=chosen.timeout_s / _ATTEMPTS)
-    except errors.UsageError as error:
-        if chosen.has_cluster:
-            raise
-        raise NotAskedError("no kubeconfig") from error
-
-
-def _allocatable(chosen: command_settings.DoctorSettings) -> Mapping[str, frozenset[str]]:
-    socket = chosen.pod_resources_socket
-    is_required = chosen.has_kubelet or (chosen.has_cluster and not chosen.gpus.is_simulated)
-    if not is_required and not socket.parent.is_dir():
-        raise NotAskedError(f"no kubelet: {socket.parent} does not exist")
-    return pod_resources.PodResources(str(socket), timeout_s=chosen.timeout_s).allocatable()
+    worker = functools.partial(nvml_worker.WorkerGpus, command=command, timeout_s=chosen.timeout_s)
+    name, clock = chosen.node_name, host.SystemClock()
+    kube = Once(connect, what="the cluster")
+    return Facts(
+        settings=chosen,
+        # Each has a worker of its own: one that hangs must not delay the other.
+        gpus=Once(lambda: worker().observe(), what="the GPUs"),
+        inspection=Once(lambda: worker().inspect(), what="the GPU processes"),
+        kube=kube,
+        node=Once(
+            lambda: node.KubeNode(api_of_node(), name=name, clock=clock).read(), what="the node"
+        ),
+        pods=Once(
+            lambda: pods.KubeWorkloads(api_of_node(), node_name=name).list(),
+            what="the pods of the node",
+        ),
+        allocatable=Once(allocatable, what="the devices that kubelet can schedule"),
+        own_pod_uid=procfs.own_pod_uid(chosen.own_pod_uid, _MOUNTS),
+    )

@@ -7,7 +7,7 @@ Each adapter is imported where it is needed, because most commands need few of t
 import dataclasses
 import functools
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 from mig_manager import errors
 from mig_manager.adapters import host
@@ -15,7 +15,6 @@ from mig_manager.agent import settings
 from mig_manager.change import local
 from mig_manager.cli import command_settings, console
 from mig_manager.core import model, ports, steps
-from mig_manager.core.layout import generator
 
 _PROCESSES_TIMEOUT_S = 5.0
 """How long 'status' may look for GPU processes."""
@@ -123,23 +122,10 @@ class GpuAccess:
                 pods[device_id] = (*pods.get(device_id, ()), pod.key)
         return pods
 
-    def templates(self) -> Sequence[model.Gpu]:
-        """Return one idle GPU of each product named."""
-        from mig_manager.catalogue import hardware
-
-        return hardware.templates(self._chosen.products, warn=self._terminal.note)
-
-    def kinds(self) -> Sequence[generator.Kind]:
-        """Return the kinds of GPU of the products named, or else of this machine.
-
-        Raises:
-            LayoutError: None supports MIG, or the driver does not list their profiles.
-        """
-        if not self._chosen.products:
-            return generator.kinds_of(self.gpus().observe())
-        from mig_manager.catalogue import hardware
-
-        return hardware.kinds(self._chosen.products, warn=self._terminal.note)
+    @functools.cached_property
+    def observed(self) -> model.ObservedGpus:
+        """This machine's GPUs."""
+        return self.gpus().observe()
 
     def processes(self) -> Mapping[str, tuple[steps.GpuProcess, ...]] | None:
         """Return the processes that use each GPU, by its UUID; None if that is not known."""

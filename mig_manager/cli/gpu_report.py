@@ -57,18 +57,11 @@ def status(result: plans.Status, *, is_wide: bool, style: bar.Style) -> str:
     missing = _unreachable(result.gpus, style)
     if not is_wide:
         return "\n\n".join([picture.draw_gpus(result.gpus, style=style), *missing])
-    blocks = [
-        "\n".join(
-            [
-                f"{picture.draw_gpus([gpu], style=style)}\n{_instances(gpu)}".rstrip(),
-                *(
-                    f"    in use by {process}"
-                    for process in (result.processes or {}).get(gpu.uuid, ())
-                ),
-            ]
-        )
-        for gpu in result.gpus
-    ]
+    blocks = []
+    for gpu in result.gpus:
+        lines = [picture.draw_gpus([gpu], style=style), *_instances(gpu)]
+        processes = (result.processes or {}).get(gpu.uuid, ())
+        blocks.append("\n".join([*lines, *(f"    in use by {each}" for each in processes)]))
     return "\n\n".join([*blocks, *missing])
 
 
@@ -100,22 +93,40 @@ def plan(result: plans.Planned, *, is_wide: bool, style: bar.Style) -> str:
             wrapped(f"Not for a device plugin with MIG strategy {strategy.value}: {why}")
             for strategy, why in result.unserved.items()
         ]
-    lines.append(_verdict(result, style))
+    if result.plan.is_empty:
+        verdict = f"Layout {result.layout} is already active: nothing to do."
+        lines.append(style.paint(verdict, bar.Tone.GOOD))
+    else:
+        is_first_part = result.plan.is_provisional
+        later = " so far; the instances are planned once MIG is enabled" if is_first_part else ""
+        verdict = f"Layout {result.layout}: {summary(result)}{later}."
+        lines.append(style.paint(verdict, bar.Tone.STRONG))
     blocks.append("\n".join(filter(None, lines)))
     return "\n\n".join(blocks)
 
 
 def summary(result: plans.Planned) -> str:
     """Return the counts of a change, such as ``2 instances destroyed, 1 created, 5 stay``."""
-    counts = [
-        f"{_count(len(result.destroyed), 'instance')} destroyed",
-        f"{len(result.created)} created",
-        f"{result.staying} {'stays' if result.staying == 1 else 'stay'}",
-    ]
-    sentence = ", ".join(counts)
-    inside = _changed_inside(result)
-    if inside:
-        sentence += f"; {_count(inside, 'instance')} divided differently"
+    sentence = (
+        f"{_count(len(result.destroyed), 'instance')} destroyed, {len(result.created)} created, "
+        f"{result.staying} {'stays' if result.staying == 1 else 'stay'}"
+    )
+    # GPU instances that stay and whose compute instances change.
+    created = {(step.gpu_uuid, step.placement) for step in result.created}
+    destroyed = {(step.gpu_uuid, step.gpu_instance_id) for step in result.destroyed}
+    placements = {
+        (gpu.uuid, gi.instance_id): gi.placement for gpu in result.gpus for gi in gpu.gpu_instances
+    }
+    inside: set[tuple[str, model.Placement]] = set()
+    for step in result.plan.steps:
+        if isinstance(step, steps.CreateComputeInstance):
+            inside.add((step.gpu_uuid, step.gpu_instance_placement))
+        elif isinstance(step, steps.DestroyComputeInstance):
+            key = step.gpu_uuid, step.gpu_instance_id
+            if key not in destroyed and key in placements:
+                inside.add((step.gpu_uuid, placements[key]))
+    if inside - created:
+        sentence += f"; {_count(len(inside - created), 'instance')} divided differently"
     if result.mode_changes:
         sentence += f"; MIG mode of {_count(len(result.mode_changes), 'GPU')} changed"
     resets = sum(gpu_plan.needs_reset for gpu_plan in result.plan.gpus)
@@ -168,11 +179,9 @@ def portability(document: config.Document) -> str:
     """Say where nvidia-mig-parted does not understand a layout file."""
     if not document.extensions:
         return f"{document.source}: nvidia-mig-parted understands all of it."
+    remarks = [wrapped(str(remark)) for remark in document.extensions]
     return "\n".join(
-        [
-            f"{document.source}: nvidia-mig-parted does not understand all of it.",
-            *(wrapped(str(remark)) for remark in document.extensions),
-        ]
+        [f"{document.source}: nvidia-mig-parted does not understand all of it.", *remarks]
     )
 
 
@@ -187,23 +196,21 @@ _FITS = {
 
 
 def _by_product(result: validate.Validated, width: int, style: bar.Style) -> Iterable[str]:
-    columns = [str(number + 1) for number in range(len(result.products))]
-    for number, name in zip(columns, result.products, strict=True):
+    numbers = range(1, len(result.products) + 1)
+    for number, name in zip(numbers, result.products, strict=True):
         yield f"  {number:>2}  {name}"
     yield ""
-    yield " ".join([" " * width, *(f"{column:>3}" for column in columns)])
+    yield " ".join([" " * width, *(f"{number:>3}" for number in numbers)])
     for layout in result.layouts:
         fits = [result.verdicts[layout, product].fit for product in result.products]
-        yield " ".join([layout.ljust(width), *(_glyph(fit, style) for fit in fits)])
+        yield " ".join([layout.ljust(width), *(f"  {_glyph(fit, style)}" for fit in fits)])
 
 
 def _by_layout(result: validate.Validated, width: int, style: bar.Style) -> Iterable[str]:
     """Yield how many products each layout fits, where one line has no room for all."""
     for layout in result.layouts:
         fits = [result.verdicts[layout, product].fit for product in result.products]
-        counts = [
-            f"{_glyph(fit, style).strip()} {fits.count(fit)}" for fit in _FITS if fit in fits
-        ]
+        counts = [f"{_glyph(fit, style)} {fits.count(fit)}" for fit in _FITS if fit in fits]
         yield f"{layout.ljust(width)}  {'  '.join(counts)}"
 
 
@@ -229,29 +236,11 @@ def _summed_up(result: validate.Validated, style: bar.Style) -> str:
 
 def _glyph(fit: validate.Fit, style: bar.Style) -> str:
     glyph, tone, _ = _FITS[fit]
-    return "  " + style.paint(style.plain(glyph), tone)
+    return style.paint(style.plain(glyph), tone)
 
 
 def _count(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
-
-
-def _changed_inside(result: plans.Planned) -> int:
-    """Count GPU instances that stay and whose compute instances change."""
-    created = {(step.gpu_uuid, step.placement) for step in result.created}
-    destroyed = {(step.gpu_uuid, step.gpu_instance_id) for step in result.destroyed}
-    ids = {
-        (gpu.uuid, gi.instance_id): gi.placement for gpu in result.gpus for gi in gpu.gpu_instances
-    }
-    inside: set[tuple[str, model.Placement]] = set()
-    for step in result.plan.steps:
-        if isinstance(step, steps.CreateComputeInstance):
-            inside.add((step.gpu_uuid, step.gpu_instance_placement))
-        elif isinstance(step, steps.DestroyComputeInstance):
-            key = step.gpu_uuid, step.gpu_instance_id
-            if key not in destroyed and key in ids:
-                inside.add((step.gpu_uuid, ids[key]))
-    return len(inside - created)
 
 
 def _affected(result: plans.Planned) -> str:
@@ -271,20 +260,7 @@ def _listing(title: str, names: Sequence[str]) -> str:
     return wrapped(f"{title}: {messages.listed(names, most=_MOST_NAMED)}")
 
 
-def _verdict(result: plans.Planned, style: bar.Style) -> str:
-    if result.plan.is_empty:
-        return style.paint(
-            f"Layout {result.layout} is already active: nothing to do.", bar.Tone.GOOD
-        )
-    later = (
-        " so far; the instances are planned once MIG is enabled"
-        if result.plan.is_provisional
-        else ""
-    )
-    return style.paint(f"Layout {result.layout}: {summary(result)}{later}.", bar.Tone.STRONG)
-
-
-def _instances(gpu: model.Gpu) -> str:
+def _instances(gpu: model.Gpu) -> list[str]:
     """Return a table of instances: what ``-o wide`` adds to the picture."""
     lines = [f"    {gpu.uuid} at {gpu.pci_address}, subsystem 0x{gpu.pci_subsystem_id:08X}"]
     row = "    {:>3} {:>3}  {:<16} {:<9}  {}"
@@ -298,4 +274,4 @@ def _instances(gpu: model.Gpu) -> str:
             row.format(gi.instance_id, ci.instance_id, str(ci.profile), place, ci.uuid or "-")
             for ci in gi.compute_instances
         ]
-    return "\n".join(lines)
+    return lines

@@ -96,10 +96,9 @@ class _Command:
         return console.DONE
 
     def checkpoint(self) -> int:
-        file = self._checkpoint_file()
-        gpus = self._access.gpus().observe()
         from mig_manager.core.records import checkpoint  # noqa: PLC0415 - rarely used
 
+        file, gpus = self._checkpoint_file(), self._access.observed
         files.write_output(pathlib.Path(file), checkpoint.render(gpus))
         self._warn_unreachable(gpus.unreachable, "it is not in the checkpoint")
         self._terminal.say("MIG configuration checkpointed successfully")
@@ -167,26 +166,27 @@ class _Command:
         return console.FAILED
 
     def export(self) -> int:
-        gpus = self._access.gpus().observe()
+        gpus, chosen = self._access.observed, self._chosen
         document = config.export(
-            gpus,
-            label=self._chosen.config_label,
-            has_placements=self._chosen.has_placements,
+            gpus, label=chosen.config_label, has_placements=chosen.has_placements
         )
         self._warn_unreachable(gpus.unreachable, "it is not in the document")
         self._answer(lambda: document, lambda: yaml_tree.dump(document))
         return console.DONE
 
     def generate_config(self) -> int:
-        document = generator.document(
-            self._access.kinds(), has_all_maximal=self._chosen.has_all_maximal
-        )
-        target = self._chosen.output_file
-        if target is None:
+        if self._chosen.products:
+            from mig_manager.catalogue import hardware  # noqa: PLC0415 - only for products
+
+            kinds = hardware.kinds(self._chosen.products, warn=self._terminal.note)
+        else:
+            kinds = generator.kinds_of(self._access.observed)
+        document = generator.document(kinds, has_all_maximal=self._chosen.has_all_maximal)
+        if self._chosen.output_file is None:
             self._answer(lambda: document, lambda: "")
         else:
             text = console.rendered(document, self._chosen.output_format.value)
-            files.write_output(target, text)
+            files.write_output(self._chosen.output_file, text)
         return console.DONE
 
     def validate(self) -> int:
@@ -217,8 +217,10 @@ class _Command:
         for diagnostic in (*document.warnings, *unknown_names(document)):
             self._terminal.note(f"warning: {diagnostic}")
         selected = [document.layout(name) for name in names or document.layouts]
+        from mig_manager.catalogue import hardware  # noqa: PLC0415 - only for products
+
         # Layouts that are named must fit these GPUs, others may be for other known products.
-        others = None if names or self._chosen.must_fit else _known_gpus
+        others = None if names or self._chosen.must_fit else hardware.known_gpus
         source = document.source
         fits = None
         if self._chosen.products:
@@ -227,19 +229,18 @@ class _Command:
             )
         elif not self._chosen.is_portable:
             fits = validate.against_node(
-                selected, source=source, gpus=self._observed, others=others
+                selected, source=source, gpus=self._access.observed, others=others
             )
         return ValidatedFile(
             document=document, fits=fits, checks_portability=self._chosen.is_portable
         )
 
     @functools.cached_property
-    def _observed(self) -> Sequence[model.Gpu]:
-        return self._access.gpus().observe()
-
-    @functools.cached_property
     def _templates(self) -> Sequence[model.Gpu]:
-        return self._access.templates()
+        """Return one idle GPU of each product named."""
+        from mig_manager.catalogue import hardware  # noqa: PLC0415 - only for products
+
+        return hardware.templates(self._chosen.products, warn=self._terminal.note)
 
     def _answer(self, data: Callable[[], Mapping[str, object]], text: Callable[[], str]) -> None:
         self._terminal.answer(self._chosen.output_format.value, data, text)
@@ -302,12 +303,6 @@ class ValidatedFile:
         if self.checks_portability:
             parts.append(gpu_report.portability(self.document))
         return "\n".join(parts)
-
-
-def _known_gpus() -> Sequence[model.Gpu]:
-    from mig_manager.catalogue import hardware  # noqa: PLC0415 - only for products
-
-    return hardware.known_gpus()
 
 
 def unknown_names(source: config.Document) -> Sequence[yaml_tree.Diagnostic]:

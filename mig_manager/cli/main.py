@@ -27,12 +27,22 @@ def main(argv: Sequence[str], terminal: console.Console, *, program: str = parse
         As ``nvidia-mig-parted``, which has no 2, 1 instead of 2.
     """
     error_priority = log.Priority.ERROR
+
+    def report_bug(error: Exception) -> None:
+        if not {"-d", "--debug"}.isdisjoint(argv):
+            traceback.print_exception(error, file=terminal.remarks)
+        terminal.note(
+            f"internal error: {type(error).__name__}: {error}",
+            remedy="This is a bug in mig-manager; please report it, with what --debug shows.",
+            priority=error_priority,
+        )
+
     status = terminal.exit_status(
         lambda: _run(argv, terminal),
         on_error=lambda error: terminal.note(
             error.message, remedy=error.reason.remedy_at_shell, priority=error_priority
         ),
-        on_bug=lambda error: _report_bug(error, argv, terminal),
+        on_bug=report_bug,
         priority=error_priority,
     )
     is_parted = program == _MIG_PARTED and status == console.UNUSABLE
@@ -53,6 +63,11 @@ def _run(argv: Sequence[str], terminal: console.Console) -> int:
             return console.DONE
         case "version":
             terminal.say(f"mig-manager {mig_manager.__version__}")
+            return console.DONE
+        case "completion":
+            from mig_manager.cli import completion
+
+            terminal.say(completion.answer(parsed, terminal.environ))
             return console.DONE
         case command:
             return _RUNNERS.get(str(command), _on_gpus)(parsed, terminal)
@@ -139,20 +154,7 @@ def _rollout(parsed: Mapping[str, object], terminal: console.Console) -> int:
     return rollout.run(chosen, terminal)
 
 
-def _completion(parsed: Mapping[str, object], terminal: console.Console) -> int:
-    from mig_manager.cli import completion
-
-    terminal.say(completion.answer(parsed, terminal.environ))
-    return console.DONE
-
-
-_RUNNERS = {
-    "agent": _agent,
-    "completion": _completion,
-    "demo": _demo,
-    "doctor": _doctor,
-    "rollout": _rollout,
-}
+_RUNNERS = {"agent": _agent, "demo": _demo, "doctor": _doctor, "rollout": _rollout}
 
 
 def _configure_log(
@@ -160,13 +162,3 @@ def _configure_log(
 ) -> None:
     level = settings.LogLevel.DEBUG if is_debug else level
     log.configure(level=level.value, is_json=is_json, stream=terminal.remarks)
-
-
-def _report_bug(error: Exception, argv: Sequence[str], terminal: console.Console) -> None:
-    if not {"-d", "--debug"}.isdisjoint(argv):
-        traceback.print_exception(error, file=terminal.remarks)
-    terminal.note(
-        f"internal error: {type(error).__name__}: {error}",
-        remedy="This is a bug in mig-manager; please report it, with what --debug shows.",
-        priority=log.Priority.ERROR,
-    )

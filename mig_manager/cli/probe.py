@@ -15,7 +15,6 @@ from mig_manager.cli import parser
 from mig_manager.core import options
 
 TIMEOUT_S = 3.0
-_HEALTHY, _UNHEALTHY = 0, 1
 _FIRST_PROCESS = pathlib.Path("/proc/1/cmdline")
 """The container's own program: it has the options that the environment does not have."""
 _PROGRAMS = frozenset({"mig-manager", "nvidia-mig-manager"})
@@ -25,11 +24,7 @@ _MAX_BYTES = 500
 
 
 def main() -> int:
-    """Check the agent of this container.
-
-    Returns:
-        0 when it is alive, or serves no health that could be asked for; 1 when not.
-    """
+    """Check the agent of this container; return 0 if it is alive or serves no health, else 1."""
     try:
         command = _FIRST_PROCESS.read_bytes().decode(errors="replace").split("\0")
         is_alive, message = check(command, settings.process_environ())
@@ -38,7 +33,7 @@ def main() -> int:
     except (OSError, http.client.HTTPException) as error:
         is_alive, message = False, f"the agent does not answer: {type(error).__name__}: {error}"
     sys.stdout.write(f"{message}\n")
-    return _HEALTHY if is_alive else _UNHEALTHY
+    return 0 if is_alive else 1
 
 
 def check(command: Sequence[str], environ: Mapping[str, str]) -> tuple[bool, str]:
@@ -51,8 +46,8 @@ def check(command: Sequence[str], environ: Mapping[str, str]) -> tuple[bool, str
         OSError: The agent does not answer.
         http.client.HTTPException: What answers does not speak HTTP.
     """
-    # Our program may stand behind an interpreter or an init; where another one started it, such
-    # as a shell, only the environment counts.
+    # Our program may stand behind an interpreter or an init. Where a shell started it, only the
+    # environment counts.
     words = [word for word in command if word]
     names = [word.rpartition("/")[2] for word in words]
     where = next((at for at, name in enumerate(names) if name in _PROGRAMS), None)

@@ -56,10 +56,10 @@ _ENDS: Mapping[rollout.Phase, str] = {
     rollout.Phase.FAILED: "failed: not every node has the layout",
     rollout.Phase.PAUSED: "paused, because a node failed; the same command continues it",
     rollout.Phase.STALLED: "stalled: too many nodes are unavailable to start another one",
-    rollout.Phase.ROLLING: "interrupted; agents finish nodes in progress, "
-    "and the same command continues it",
-    rollout.Phase.PAUSING: "interrupted; agents finish nodes in progress, "
-    "and the same command continues it",
+    **dict.fromkeys(
+        (rollout.Phase.ROLLING, rollout.Phase.PAUSING),
+        "interrupted; agents finish nodes in progress, and the same command continues it",
+    ),
 }
 
 
@@ -177,7 +177,8 @@ def _decisions(
     Raises:
         ClusterError: The API refused a request.
     """
-    decider = rollout.Rollout(chosen.goal, chosen.limits)
+    goal = chosen.goal
+    decider = rollout.Rollout(goal, chosen.limits)
     clock = host.SystemClock()
     noted = ""
     while True:
@@ -190,7 +191,7 @@ def _decisions(
             if decision.phase.is_over and not decision.withdraw:
                 return
             try:
-                _act(selected, chosen.goal, decider, decision, seen)
+                _act(selected, goal, decider, decision, seen)
             except errors.ClusterError as error:
                 if error.reason is not errors.Reason.API_UNAVAILABLE:
                     raise
@@ -235,17 +236,15 @@ class _Display:
         self._lines = 0
 
     def show(self, decision: rollout.Decision) -> None:
-        if self._is_text and self._is_live:
-            self._draw(decision)
-        elif self._is_text:
+        if not self._is_text:
+            return
+        if not self._is_live:
             for node in decision.nodes:
                 before = self._before.get(node.name, rollout.NodeState.TO_DO)
                 self._before[node.name] = node.state
                 if node.state is not before:
                     self._terminal.say(_event(node))
-
-    def _draw(self, decision: rollout.Decision) -> None:
-        """Draw the table over the one drawn before."""
+            return
         now_s = self._clock.monotonic()
         if now_s - self._drawn_s < _DRAW_S:
             return
@@ -257,6 +256,7 @@ class _Display:
         self._lines = text.count("\n") + 1
 
     def clear(self) -> None:
+        """Remove the table drawn last: the next one takes its place."""
         if self._lines:
             self._terminal.stdout.write(f"\x1b[{self._lines}A\x1b[J")
         self._lines = 0

@@ -14,7 +14,6 @@ from mig_manager.core.fleet import nodes, rollout
 _AMOUNT = re.compile(r"([1-9][0-9]{0,5})|(100|[1-9]?[0-9])%")
 _LABEL = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
 _CONFIG_MAP = re.compile(r"([a-z0-9.-]+)/([a-z0-9.-]+)")
-_UNDO = "undo"
 
 
 def _amount(text: str) -> str:
@@ -127,7 +126,7 @@ def _goal(operand: str | None, selected: str | None) -> nodes.Goal:
         raise errors.UsageError(
             f"-c names {selected!r} and the command line {operand!r}; name one"
         )
-    if operand == _UNDO and not selected:
+    if operand == "undo" and not selected:
         return nodes.Back()
     name = selected or operand
     if not name:

@@ -229,7 +229,7 @@ def table(plans: Plans, *, style: bar.Style) -> str:
         change, pods = "-", "-"
         if node.planned is not None:
             change = gpu_report.summary(node.planned) if node.is_changed else "nothing"
-            pods = _affected(node.losses)
+            pods = "?" if node.losses is None else _affected(node.losses)
         rows.append((node.name, _FITS[node.fits], change, pods))
         remarks = [*filter(None, [node.why_not]), *node.notes]
         if remarks:
@@ -247,13 +247,9 @@ def table(plans: Plans, *, style: bar.Style) -> str:
     return "\n".join([*lines, "", *notes, gpu_report.wrapped(total)])
 
 
-def _affected(losses: Sequence[resources.Loss] | None) -> str:
-    if losses is None:
-        return "?"
+def _affected(losses: Sequence[resources.Loss]) -> str:
     sure = {pod for loss in losses if loss.is_total for pod in loss.kind.pods}
     maybe = {pod for loss in losses if not loss.is_total for pod in loss.kind.pods} - sure
-    if not (sure or maybe):
-        return "none"
     parts = [f"{len(sure)} evicted"] if sure else []
     parts += [f"up to {len(maybe)} may be evicted"] if maybe else []
-    return ", ".join(parts)
+    return ", ".join(parts) or "none"

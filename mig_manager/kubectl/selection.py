@@ -16,7 +16,6 @@ from typing import Any
 
 from mig_manager import errors
 from mig_manager.core import messages
-from mig_manager.core.fleet import nodes
 from mig_manager.core.fleet import nodes as fleet_nodes
 from mig_manager.core.layout import config
 from mig_manager.core.node import cluster
@@ -57,7 +56,7 @@ _NOT_LOGGED_IN = re.compile(r"error: You must be logged in")
 class Found:
     """The nodes that a command is about."""
 
-    reports: tuple[nodes.Report, ...]
+    reports: tuple[fleet_nodes.Report, ...]
     """By name, never empty."""
     missing: tuple[str, ...]
     """Why nodes that were named are not among them."""

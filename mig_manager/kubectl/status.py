@@ -136,7 +136,10 @@ def table(status: Status, *, style: bar.Style) -> str:
         if why or report.notes:
             text = f"{report.node.name}: {'; '.join([*why, *report.notes])}"
             notes.append(gpu_report.wrapped(text))
-    tones = {(number, 1): _tone(report.state) for number, report in enumerate(status.reports)}
+    tones = {
+        (number, 1): _TONES.get(report.state, bar.Tone.BAD)
+        for number, report in enumerate(status.reports)
+    }
     lines = gpu_report.columns(_HEAD, rows, tones=tones, style=style)
     return "\n".join([*lines, "", *notes] if notes else lines)
 
@@ -158,10 +161,6 @@ def slices(gpus: Iterable[model.Gpu]) -> str:
     return ", ".join(parts) or "none"
 
 
-def _tone(state: nodes.NodeState) -> bar.Tone:
-    return _TONES.get(state, bar.Tone.BAD)
-
-
 def pictures(status: Status, *, style: bar.Style) -> str:
     """Draw every node."""
     blocks = []
@@ -181,7 +180,7 @@ def headline(report: nodes.Report, now: dt.datetime, style: bar.Style) -> str:
     """Return a node's state in one line."""
     node, run = report.node, report.status
     name = style.paint(node.name, bar.Tone.STRONG)
-    state = style.paint(report.state.value, _tone(report.state))
+    state = style.paint(report.state.value, _TONES.get(report.state, bar.Tone.BAD))
     rest = [f"requested {node.requested or 'nothing'}"]
     if node.applied and node.applied != node.requested:
         rest.append(f"applied {node.applied}")
@@ -276,14 +275,7 @@ class History:
             "applied_since": _iso(since),
             "events_not_known": self.why_no_events or None,
             "moments": [
-                {
-                    "at": _iso(moment.at),
-                    "what": moment.what,
-                    "message": moment.message,
-                    "is_warning": moment.is_warning,
-                    "count": moment.count,
-                }
-                for moment in self.moments
+                dataclasses.asdict(moment) | {"at": _iso(moment.at)} for moment in self.moments
             ],
         }
 

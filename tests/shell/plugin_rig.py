@@ -23,7 +23,7 @@ from mig_manager.core import model
 from mig_manager.core.layout import config
 from mig_manager.core.records import gpu_codec, status
 from mig_manager.kubectl import __main__ as plugin
-from mig_manager.kubectl import arguments, selection
+from mig_manager.kubectl import selection
 from testkit import apiserver
 from tests import gpu_values, programs
 from tests.shell import commandline
@@ -243,7 +243,7 @@ class Viewer:
 
     def complete(self, *words: str) -> commandline.Answer:
         """Complete a line in this process."""
-        return self.alone(*words, main=arguments.complete, with_kubectl="--context" in words)
+        return self.alone(*words, main=plugin.answer_completion, with_kubectl="--context" in words)
 
     def mig(self, *words: str) -> commandline.Answer:
         """Run the plugin by kubectl."""

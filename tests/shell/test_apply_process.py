@@ -208,7 +208,9 @@ def test_it_is_refused_before_anything_is_destroyed_and_names_the_program(pair: 
 
 
 @pytest.mark.slow
-def test_only_a_mode_change_minds_a_program_on_an_instance_that_stays(pair: Node) -> None:
+def test_only_a_mode_change_is_refused_beside_a_program_on_an_instance_that_stays(
+    pair: Node,
+) -> None:
     use(pair, "3g.20gb", gpu=0)
     before = pair.shape
 

@@ -75,7 +75,7 @@ def test_every_hook_gets_the_variables_that_mig_parted_sets(hooked: Hooked) -> N
 
 
 @pytest.mark.slow
-def test_what_is_asked_for_by_variables_reaches_the_hooks_like_an_option(
+def test_settings_by_variables_reach_the_hooks_like_options(
     hooked: Hooked, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in (("HOOKS_FILE", str(hooked.file)), ("SKIP_RESET", "1")):
