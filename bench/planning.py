@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from mig_manager.catalogue import hardware
 from mig_manager.core import model
-from mig_manager.core.planner import placement, planner
+from mig_manager.core.planner import packing, placement, planner
 
 NODE_GPUS = 16
 _NODES = 15
@@ -77,11 +77,11 @@ def maximal(gpu: model.Gpu) -> tuple[_Layout, ...]:
             return
         for i in range(chosen[-1] + 1 if chosen else 0, len(spots)):
             spec, place = spots[i]
-            if occupied & placement.mask(place):
+            if occupied & packing.mask(place):
                 continue
             if not (drawn + spec.engines).within(capacity.pool):
                 continue
-            grow((*chosen, i), occupied | placement.mask(place))
+            grow((*chosen, i), occupied | packing.mask(place))
 
     grow((), 0)
     return tuple(found[key] for key in sorted(found))

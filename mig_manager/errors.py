@@ -217,10 +217,12 @@ class Location:
 class MigManagerError(Exception):
     """Base of all errors raised on purpose."""
 
-    def __init__(self, message: str, *, reason: Reason) -> None:
-        super().__init__(message)
-        self.message = message  # one sentence for a person, without the remedy
+    def __init__(self, message: str, *, reason: Reason, location: Location | None = None) -> None:
+        self.message = f"{location}: {message}" if location else message
+        """One sentence for a person, without the remedy."""
+        super().__init__(self.message)
         self.reason = reason
+        self.location = location  # where a document is wrong, or requests what cannot be
 
     def add(self, more: str) -> None:
         """Append to the message."""
@@ -239,19 +241,14 @@ class ConfigError(MigManagerError):
     """A config document that breaks the mig-parted v1 format, or cannot be read (no location)."""
 
     def __init__(self, message: str, *, location: Location | None = None) -> None:
-        super().__init__(
-            f"{location}: {message}" if location else message, reason=Reason.INVALID_CONFIG
-        )
-        self.location = location
+        super().__init__(message, reason=Reason.INVALID_CONFIG, location=location)
 
 
 class CheckpointError(MigManagerError):
     """A checkpoint that breaks its format, or that these GPUs cannot have."""
 
     def __init__(self, message: str, *, location: Location | None = None) -> None:
-        super().__init__(
-            f"{location}: {message}" if location else message, reason=Reason.INVALID_CHECKPOINT
-        )
+        super().__init__(message, reason=Reason.INVALID_CHECKPOINT, location=location)
 
 
 class LayoutError(MigManagerError):
@@ -270,8 +267,7 @@ class LayoutError(MigManagerError):
         gpu_uuid: str = "",
         profile: str = "",
     ) -> None:
-        super().__init__(f"{location}: {message}" if location else message, reason=reason)
-        self.location = location
+        super().__init__(message, reason=reason, location=location)
         self.gpu_uuid = gpu_uuid
         self.profile = profile
 

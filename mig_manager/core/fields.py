@@ -50,11 +50,12 @@ def check_keys(node: yaml_tree.Mapping, known: Collection[str]) -> None:
             )
 
 
-def required(node: yaml_tree.Mapping, key: str, *, example: str) -> yaml_tree.Node:
+def required(node: yaml_tree.Mapping, key: str, *, example: str = "") -> yaml_tree.Node:
     """Return the value of a key; ConfigError with the example if it is missing."""
     value = node.get(key)
     if value is None:
-        fail(node, f"'{key}' is missing; write, for example, '{key}: {example}'")
+        hint = f"; write, for example, '{key}: {example}'" if example else ""
+        fail(node, f"'{key}' is missing{hint}")
     return value
 
 

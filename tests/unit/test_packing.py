@@ -125,6 +125,6 @@ def test_the_room_of_any_layout_equals_exhaustive_search(
 ) -> None:
     gpu = data.draw(layouts.gpus(product, splits=False))
     known = placement.Capacity(gpu.profiles or ())
-    occupied = placement.slices(gi.placement for gi in gpu.gpu_instances)
+    occupied = packing.slices(gi.placement for gi in gpu.gpu_instances)
     drawn = known.drawn(gi.profile for gi in gpu.gpu_instances)
     assert known.room(occupied, drawn) == oracle.room(gpu, oracle.state_of(gpu))

@@ -12,10 +12,9 @@ for a live GPU instance, it chooses among them itself (``adapters.nvml.execute``
 import dataclasses
 import functools
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from mig_manager.core import model, steps
-from mig_manager.core.planner import placement
 
 Counts = tuple[int, ...]
 """How many compute instances of 1, 2, ... slices; as long as the GPU instance has slices."""
@@ -55,6 +54,17 @@ class Option:
     def price(self) -> tuple[int, int]:
         """What to minimise."""
         return self.busy, self.cost
+
+
+@functools.lru_cache(maxsize=1024)
+def mask(place: model.Placement) -> int:
+    """Return the slices of a span as a bit mask, slice 0 lowest."""
+    return ((1 << place.size) - 1) << place.start
+
+
+def slices(spans: Iterable[model.Placement]) -> int:
+    """Return the slices of several spans as one bit mask."""
+    return functools.reduce(lambda total, span: total | mask(span), spans, 0)
 
 
 def count_sizes(devices: Mapping[model.Profile, int], profile: model.Profile) -> Counts:
@@ -101,7 +111,7 @@ def fit(counts: Counts, occupied: int = 0) -> Spans | None:
         return None
 
     def rank(way: Spans) -> tuple[tuple[int, ...], Spans]:
-        return _lost_room(occupied | placement.slices(way), len(counts)), way
+        return _lost_room(occupied | slices(way), len(counts)), way
 
     return min(_ways(tuple(sizes), occupied, len(counts)), key=rank, default=None)
 
@@ -245,7 +255,7 @@ def _kept(occupants: tuple[Occupant, ...], desired: Counts) -> list[_Subset]:
             _Subset(
                 kept=kept,
                 counts=counts,
-                occupied=placement.slices(known) if len(known) == len(kept) else None,
+                occupied=slices(known) if len(known) == len(kept) else None,
                 busy=sum(each.is_busy for i, each in enumerate(occupants) if i not in kept),
             )
         )
@@ -266,7 +276,7 @@ def _cheapest(subsets: Sequence[_Subset], part: Counts, occupants: int) -> _Choi
         added = fit(missing, subset.occupied or 0) if is_known or not any(missing) else None
         if added is None:
             continue
-        occupied = (subset.occupied or 0) | placement.slices(added)
+        occupied = (subset.occupied or 0) | slices(added)
         rank = (*price, _lost_room(occupied, len(part)), added, subset.kept)
         choice = _Choice(
             taken=part,
@@ -285,10 +295,10 @@ def _ways(sizes: tuple[int, ...], occupied: int, slots: int, *, floor: int = 0) 
         yield ()
         return
     for span in spans(sizes[0], slots):
-        if span.start < floor or occupied & placement.mask(span):
+        if span.start < floor or occupied & mask(span):
             continue
         follows = span.end if sizes[1:2] == sizes[:1] else 0
-        taken = occupied | placement.mask(span)
+        taken = occupied | mask(span)
         for tail in _ways(sizes[1:], taken, slots, floor=follows):
             yield (span, *tail)
 
@@ -296,7 +306,7 @@ def _ways(sizes: tuple[int, ...], occupied: int, slots: int, *, floor: int = 0) 
 def _lost_room(occupied: int, slots: int) -> tuple[int, ...]:
     """Return how few compute instances of each size still fit, largest first, negated."""
     return tuple(
-        -sum(not occupied & placement.mask(span) for span in spans(size, slots))
+        -sum(not occupied & mask(span) for span in spans(size, slots))
         for size in range(slots, 0, -1)
         if exists(size, slots)
     )

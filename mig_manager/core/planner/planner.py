@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from mig_manager import errors
 from mig_manager.core import model, steps
-from mig_manager.core.planner import packing, placement, restoring, search
+from mig_manager.core.planner import packing, restoring, search
 from mig_manager.core.records import checkpoint
 
 
@@ -316,7 +316,7 @@ def _staying(gi: model.GpuInstance, stay: search.Stay) -> steps.TargetInstance:
     )
     sizes = [ci.compute_slices for ci in vague]
     counts = tuple(sizes.count(size + 1) for size in range(gi.profile.gpu_slices))
-    assumed = packing.fit(counts, placement.slices(span for _, span in known))
+    assumed = packing.fit(counts, packing.slices(span for _, span in known))
     spans = assumed or tuple(model.Placement(0, size) for size in sizes)
     content = [
         steps.TargetComputeInstance(profile=profile, placement=span)

@@ -214,9 +214,9 @@ def _instances(device: checkpoint.Device, gpu: model.Gpu) -> Iterator[model.GpuI
         if place not in spec.placements:
             known = ", ".join(map(str, spec.placements))
             _refuse(old, f"{name} cannot be at {place} on {gpu}; it can be at {known}")
-        if occupied & placement.mask(place):
+        if occupied & packing.mask(place):
             _refuse(old, f"{name} at {place} overlaps another instance")
-        occupied |= placement.mask(place)
+        occupied |= packing.mask(place)
         yield model.GpuInstance(
             instance_id=number,
             profile=name,
@@ -246,7 +246,7 @@ def _spans(
         if ci.placement and remaining[ci.profile.compute_slices] > 0:
             remaining[ci.profile.compute_slices] -= 1
             kept.append(ci.placement)
-    rest = _packed(remaining, whole, placement.slices(kept))
+    rest = _packed(remaining, whole, packing.slices(kept))
     if rest is None:
         # The rest may fit without the live ones.
         kept, rest = [], _packed(collections.Counter(old.compute_slices), whole, 0)

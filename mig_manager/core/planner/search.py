@@ -23,7 +23,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from mig_manager import errors
 from mig_manager.core import model, steps
-from mig_manager.core.planner import explain, packing, placement
+from mig_manager.core.planner import packing, placement
 
 Pins = Iterable[tuple[model.Pin, int]]
 
@@ -133,7 +133,7 @@ def _decide(gpu: model.Gpu, live: Sequence[LiveInstance], desired: model.Desired
     for profile in desired.counts:
         has_size = packing.exists(profile.compute_slices, profile.gpu_slices)
         if not has_size or capacity.find(profile.gpu_instance) is None:
-            raise explain.unknown_profile(gpu, profile, capacity)
+            raise placement.unknown_profile(gpu, profile, capacity)
     pinned = _place_pins(gpu, capacity, live, desired.pins)
     free = [live[position] for position in pinned.positions]
     kept = [live[stay.position][:2] for stay in pinned.stays]
@@ -149,7 +149,7 @@ def _decide(gpu: model.Gpu, live: Sequence[LiveInstance], desired: model.Desired
         if ways:
             way, candidate = min(ways, key=lambda pair: pair[0].rank)
             return _decision(capacity, candidate, way, free, pinned)
-    raise explain.does_not_fit(gpu, dict(desired.devices), capacity, pinned=(*kept, *new))
+    raise placement.does_not_fit(gpu, dict(desired.devices), capacity, pinned=(*kept, *new))
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,24 +200,24 @@ def _locate(
         spec = capacity.find(profile)
         possible = {place.start: place for place in spec.placements} if spec else {}
         if start not in possible:
-            where = explain.shown_slices(sorted(possible))
+            where = placement.shown_slices(sorted(possible))
             raise refuse(f"{profile} cannot start at memory slice {start}; it can at {where}")
         counts = packing.count_sizes(devices, profile)
         if packing.fit(counts) is None:
-            raise refuse(f"{explain.show(devices)} do not fit into one {profile} together")
+            raise refuse(f"{placement.show(devices)} do not fit into one {profile} together")
         place = possible[start]
         for other, taken in found:
             if place.overlaps(taken):
                 shared = max(place.start, taken.start)
                 both = model.Placement(shared, min(place.end, taken.end) - shared)
                 raise refuse(
-                    f"{other}@{taken.start} needs memory {explain.named(taken)} and "
-                    f"{profile}@{start} {explain.named(place)}; "
-                    f"they collide in {explain.named(both)}"
+                    f"{other}@{taken.start} needs memory {placement.named(taken)} and "
+                    f"{profile}@{start} {placement.named(place)}; "
+                    f"they collide in {placement.named(both)}"
                 )
         found[profile, place] = counts
     profiles = collections.Counter(profile for profile, _ in found)
-    missing_engines = explain.missing_engines(profiles, capacity)
+    missing_engines = placement.missing_engines(profiles, capacity)
     if missing_engines:
         raise refuse("; ".join(missing_engines))
     return found

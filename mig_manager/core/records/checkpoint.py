@@ -112,9 +112,10 @@ def _devices(text: str, source: str) -> Iterator[Device]:
         start = errors.Location(source=source, line=1, column=1)
         raise errors.ConfigError("there is nothing in it", location=start)
     top = _mapping(root, ("Version", "MigState"))
-    fields.check_version(_member(top, "Version"), VERSION, key="Version")
+    fields.check_version(fields.required(top, "Version"), VERSION, key="Version")
     seen: dict[str, errors.Location] = {}
-    for item in _list(_member(_mapping(_member(top, "MigState"), ("Devices",)), "Devices")):
+    state = _mapping(fields.required(top, "MigState"), ("Devices",))
+    for item in fields.items(fields.required(state, "Devices"), "Devices"):
         device = _device(item)
         if device.uuid in seen:
             fields.fail(item, f"GPU {device.uuid} is there twice; first at {seen[device.uuid]}")
@@ -124,16 +125,16 @@ def _devices(text: str, source: str) -> Iterator[Device]:
 
 def _device(node: yaml_tree.Node) -> Device:
     data = _mapping(node, ("UUID", "MigMode", "GpuInstances"))
-    uuid = _member(data, "UUID")
+    uuid = fields.required(data, "UUID")
     if not (isinstance(uuid, yaml_tree.Scalar) and isinstance(uuid.value, str) and uuid.value):
         fields.fail(uuid, f"UUID must be a text, not {fields.shown(uuid)}")
-    mode_node = _member(data, "MigMode")
+    mode_node = fields.required(data, "MigMode")
     number = fields.natural(mode_node, "MigMode")
     mode = next((each for each, known in _MODES.items() if known == number), None)
     if mode is None:
         fields.fail(mode_node, f"MigMode must be 0 or 1, not {fields.shown(mode_node)}")
-    instances_node = _member(data, "GpuInstances")
-    instances = tuple(_instance(item) for item in _list(instances_node))
+    instances_node = fields.required(data, "GpuInstances")
+    instances = tuple(map(_instance, fields.items(instances_node, "GpuInstances")))
     if instances and mode is model.MigMode.DISABLED:
         fields.fail(instances_node, "there are instances where MIG is off")
     return Device(uuid=uuid.value, mode=mode, instances=instances, location=uuid.location)
@@ -141,26 +142,27 @@ def _device(node: yaml_tree.Node) -> Device:
 
 def _instance(node: yaml_tree.Node) -> Instance:
     data = _mapping(node, ("ProfileID", "Placement", "ComputeInstances"))
-    place = _mapping(_member(data, "Placement"), ("Start", "Size"))
-    size_node = _member(place, "Size")
+    place = _mapping(fields.required(data, "Placement"), ("Start", "Size"))
+    size_node = fields.required(place, "Size")
     size = fields.natural(size_node, "Size")
     if size == 0:
         fields.fail(size_node, "Size must be 1 or more")
+    inside = fields.required(data, "ComputeInstances")
     return Instance(
-        enum_index=fields.natural(_member(data, "ProfileID"), "ProfileID"),
-        placement=model.Placement(fields.natural(_member(place, "Start"), "Start"), size),
-        compute_slices=tuple(map(_compute_slices, _list(_member(data, "ComputeInstances")))),
+        enum_index=fields.natural(fields.required(data, "ProfileID"), "ProfileID"),
+        placement=model.Placement(fields.natural(fields.required(place, "Start"), "Start"), size),
+        compute_slices=tuple(map(_compute_slices, fields.items(inside, "ComputeInstances"))),
         location=node.location,
     )
 
 
 def _compute_slices(node: yaml_tree.Node) -> int:
     data = _mapping(node, ("ProfileID", "EngProfileID"))
-    profile = _member(data, "ProfileID")
+    profile = fields.required(data, "ProfileID")
     slices = _SLICES.get(fields.natural(profile, "ProfileID"))
     if slices is None:
         fields.fail(profile, f"there is no compute-instance profile {fields.shown(profile)}")
-    engine = _member(data, "EngProfileID")
+    engine = fields.required(data, "EngProfileID")
     if fields.natural(engine, "EngProfileID"):
         fields.fail(engine, f"there is no engine profile {fields.shown(engine)}, only 0")
     return slices
@@ -171,18 +173,3 @@ def _mapping(node: yaml_tree.Node, known: Sequence[str]) -> yaml_tree.Mapping:
         fields.fail(node, f"expected a mapping with {', '.join(known)}, not {fields.shown(node)}")
     fields.check_keys(node, known)
     return node
-
-
-def _member(node: yaml_tree.Mapping, key: str) -> yaml_tree.Node:
-    value = node.get(key)
-    if value is None:
-        fields.fail(node, f"'{key}' is missing")
-    return value
-
-
-def _list(node: yaml_tree.Node) -> tuple[yaml_tree.Node, ...]:
-    if yaml_tree.is_null(node):
-        return ()
-    if not isinstance(node, yaml_tree.Sequence):
-        fields.fail(node, f"expected a list, not {fields.shown(node)}")
-    return node.items
