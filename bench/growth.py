@@ -30,7 +30,7 @@ from mig_manager.core import model, ports
 from mig_manager.sandbox import stages
 from mig_manager.sandbox.driver import library as simulated
 from mig_manager.sandbox.driver import states
-from mig_manager.sandbox.node import node_options
+from mig_manager.sandbox.node import sandbox_node
 from tests import fakes
 from tests.crash.soak import cluster, script
 
@@ -252,7 +252,7 @@ class _Loop:
 
 def in_a_process(runs: int) -> list[Sample]:
     """Reconfigure through the agent's own process and the embedded API; return samples."""
-    quick = node_options.NodeOptions(
+    quick = sandbox_node.NodeOptions(
         tick_s=0.02, pod_start_s=0.01, pod_stop_s=0.01, plugin_start_s=0.01
     )
     stage = stages.Stage(

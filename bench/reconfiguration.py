@@ -24,7 +24,7 @@ from mig_manager.core.node import cluster
 from mig_manager.core.planner import planner
 from mig_manager.sandbox import stages
 from mig_manager.sandbox.driver import states
-from mig_manager.sandbox.node import cluster_view, node_options, objects
+from mig_manager.sandbox.node import cluster_view, objects, sandbox_node
 
 _SPEC = "8xA100-SXM4-40GB"
 _CONFIG = """
@@ -37,7 +37,7 @@ mig-configs:
 """
 _LAYOUTS = ("all-1g.5gb", "all-3g.20gb")
 _RESOURCES = {"all-1g.5gb": "nvidia.com/mig-1g.5gb", "all-3g.20gb": "nvidia.com/mig-3g.20gb"}
-_NODE = node_options.NodeOptions(tick_s=0.05, pod_start_s=0.2, pod_stop_s=0.1, plugin_start_s=0.3)
+_NODE = sandbox_node.NodeOptions(tick_s=0.05, pod_start_s=0.2, pod_stop_s=0.1, plugin_start_s=0.3)
 _POD = "train"
 
 

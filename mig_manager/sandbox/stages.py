@@ -21,13 +21,13 @@ from mig_manager.core.node import cluster
 from mig_manager.sandbox.apiserver import server as api_server
 from mig_manager.sandbox.driver import library as simulated
 from mig_manager.sandbox.driver import states
-from mig_manager.sandbox.node import cluster_view, node_options, objects, sandbox_node
+from mig_manager.sandbox.node import cluster_view, objects, sandbox_node
 
 NODE_NAME = "sandbox"
 _START_TIMEOUT_S = 30.0
 _STOP_TIMEOUT_S = 15.0
 _POLL_S = 0.5
-_QUICK = node_options.NodeOptions(tick_s=0.25)
+_QUICK = sandbox_node.NodeOptions(tick_s=0.25)
 """A real kubelet's status tick is ten seconds: too long for a demonstration."""
 
 
@@ -63,7 +63,7 @@ class Stage:
         *,
         latency: states.Latency,
         agent_options: Sequence[str] = (),
-        node_options: node_options.NodeOptions = _QUICK,
+        node_options: sandbox_node.NodeOptions = _QUICK,
         credentials: Credentials | None = None,
         server: api_server.ApiServer | None = None,
     ) -> None:

@@ -18,7 +18,7 @@ from mig_manager.core.layout import config
 from mig_manager.core.node import cluster
 from mig_manager.sandbox import scenarios, stages
 from mig_manager.sandbox.driver import states
-from mig_manager.sandbox.node import node_options, objects
+from mig_manager.sandbox.node import objects, sandbox_node
 from testkit import apiserver
 from tests import waiting
 from tests.cluster import envtest
@@ -30,7 +30,7 @@ NODE = stages.NODE_NAME
 OPERATOR_NAMESPACE = "gpu-operator"
 AGENT_TOKEN = "agent"  # noqa: S105 - marks one client of the embedded server, and opens nothing
 IMPATIENT = ("--retry-initial-s", "0.2", "--retry-max-s", "0.5")
-QUICK = node_options.NodeOptions(
+QUICK = sandbox_node.NodeOptions(
     tick_s=0.05, pod_start_s=0.05, pod_stop_s=0.05, plugin_start_s=0.05
 )
 EVENTS = "/api/v1/namespaces/default/events"
@@ -315,7 +315,7 @@ def stage(
     kind: type[stages.Stage] = stages.Stage,
     spec: str = "1xA100-SXM4-40GB",
     rights: Rights = SHIPPED,
-    style: node_options.DeployStyle = node_options.DeployStyle.GPU_OPERATOR,
+    style: objects.DeployStyle = objects.DeployStyle.GPU_OPERATOR,
 ) -> Iterator[stages.Stage]:
     """A node of the cluster with the agent on it, who has these rights and no other."""
     with (

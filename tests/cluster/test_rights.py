@@ -8,7 +8,7 @@ import pytest
 from mig_manager.core import model
 from mig_manager.core.node import cluster
 from mig_manager.sandbox import stages
-from mig_manager.sandbox.node import node_options, objects
+from mig_manager.sandbox.node import objects
 from tests.cluster import clusters
 
 LAYOUT = "all-1g.5gb"
@@ -21,7 +21,7 @@ def test_the_shipped_rights_are_enough_for_a_whole_reconfiguration(
 ) -> None:
     options = clusters.BUDGET_OPTIONS if has_budget else ()
     rights = clusters.BUDGET if has_budget else clusters.SHIPPED
-    style = node_options.DeployStyle.GPU_OPERATOR if has_budget else node_options.DeployStyle.PLAIN
+    style = objects.DeployStyle.GPU_OPERATOR if has_budget else objects.DeployStyle.PLAIN
     with clusters.stage(where, tmp_path, *options, rights=rights, style=style) as stage:
         stage.run_pods(clusters.gpu_pods(["train"]))
         clusters.apply(stage, LAYOUT)
@@ -122,7 +122,7 @@ def test_without_one_of_the_rights_the_agent_cannot_do_its_work_and_says_so(
         *("--drain-timeout-s", "2"),
         *options,
         rights=clusters.BUDGET.without(right),
-        style=node_options.DeployStyle.PLAIN,
+        style=objects.DeployStyle.PLAIN,
     ) as stage:
         stage.run_pods(clusters.gpu_pods(["train"]))
 

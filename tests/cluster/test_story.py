@@ -12,7 +12,7 @@ from mig_manager.catalogue import hardware
 from mig_manager.core import model
 from mig_manager.core.node import cluster
 from mig_manager.sandbox import scenarios, stages
-from mig_manager.sandbox.node import cluster_view, node_options, objects
+from mig_manager.sandbox.node import cluster_view, objects
 from tests.cluster import clusters
 
 NODE_PATH = f"/api/v1/nodes/{clusters.NODE}"
@@ -216,7 +216,7 @@ def test_writers_of_taints_do_not_lose_each_others_changes(
             change = {"metadata": {"annotations": {"example.com/count": str(count)}}}
             kube.patch(NODE_PATH, change)
 
-    with clusters.stage(where, tmp_path, style=node_options.DeployStyle.PLAIN) as stage:
+    with clusters.stage(where, tmp_path, style=objects.DeployStyle.PLAIN) as stage:
         change = {"spec": {"taints": [FOREIGN_TAINT]}}
         stage.api.patch(NODE_PATH, change)
         writer = threading.Thread(target=tag_until_ended, args=(stage.api,))

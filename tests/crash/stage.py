@@ -14,7 +14,7 @@ from mig_manager.core import host_files
 from mig_manager.core.node import cluster, resources
 from mig_manager.sandbox import stages
 from mig_manager.sandbox.driver import states
-from mig_manager.sandbox.node import cluster_view, node_options, objects
+from mig_manager.sandbox.node import cluster_view, objects, sandbox_node
 from testkit import nvml_faults
 from tests import simulated_rig
 from tests.crash import agent_process, scenarios
@@ -23,7 +23,7 @@ from tests.sandbox import monitors
 WAIT_S = 60.0
 _POLL_S = 0.01
 _STOP_S = 10.0
-_QUICK = node_options.NodeOptions(
+_QUICK = sandbox_node.NodeOptions(
     tick_s=0.02, pod_start_s=0.01, pod_stop_s=0.01, plugin_start_s=0.01
 )
 _CLIENT_LABELS = {

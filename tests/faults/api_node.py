@@ -24,7 +24,7 @@ from mig_manager.core import model, ports, timing
 from mig_manager.core.node import cluster
 from mig_manager.sandbox import stages
 from mig_manager.sandbox.driver import states
-from mig_manager.sandbox.node import node_options, objects
+from mig_manager.sandbox.node import objects, sandbox_node
 from testkit import apiserver
 
 TOKEN = "agent"  # noqa: S105 - marks one client of the embedded server, and opens nothing
@@ -41,7 +41,7 @@ mig-configs:
   - {devices: all, mig-enabled: true, mig-devices: {2g.12gb: 2}}
 """
 RESOURCES = {"ones": "nvidia.com/mig-1g.6gb", "twos": "nvidia.com/mig-2g.12gb"}
-QUICK = node_options.NodeOptions(
+QUICK = sandbox_node.NodeOptions(
     tick_s=0.03, pod_start_s=0.02, pod_stop_s=0.02, plugin_start_s=0.02
 )
 REQUEST_TIMEOUT_S = 15.0
@@ -119,7 +119,7 @@ class Stage(stages.Stage):
     def __init__(
         self,
         *,
-        style: node_options.DeployStyle = node_options.DeployStyle.GPU_OPERATOR,
+        style: objects.DeployStyle = objects.DeployStyle.GPU_OPERATOR,
         wrap: Wrap = lambda allocations, _socket: allocations,
         api_timeout_s: float = REQUEST_TIMEOUT_S,
         kubelet_timeout_s: float = REQUEST_TIMEOUT_S,

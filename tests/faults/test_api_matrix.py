@@ -17,7 +17,7 @@ import pytest
 import structlog.testing
 
 from mig_manager import errors
-from mig_manager.sandbox.node import node_options
+from mig_manager.sandbox.node import objects
 from testkit import apiserver
 from tests import lost_stderr
 from tests.faults import api_node
@@ -25,7 +25,7 @@ from tests.faults.api_node import GOOD, Request
 
 Note = Callable[[str, object], None]
 Fault = apiserver.Fault
-OPERATOR, PLAIN = node_options.DeployStyle.GPU_OPERATOR, node_options.DeployStyle.PLAIN
+OPERATOR, PLAIN = objects.DeployStyle.GPU_OPERATOR, objects.DeployStyle.PLAIN
 _MOST_PLAYS = 5
 """A wait may be over before its n-th poll."""
 
@@ -119,7 +119,7 @@ def outcome(stage: api_node.Stage, passing: set[errors.Reason]) -> str:
 def play(
     note: Note,
     name: str,
-    style: node_options.DeployStyle,
+    style: objects.DeployStyle,
     *,
     every: int = 1,
     listen: api_node.Listen = structlog.testing.capture_logs,

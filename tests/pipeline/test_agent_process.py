@@ -11,12 +11,12 @@ from mig_manager.core.layout import config
 from mig_manager.core.node import cluster
 from mig_manager.sandbox import scenarios, stages
 from mig_manager.sandbox.driver import states
-from mig_manager.sandbox.node import node_options, objects
+from mig_manager.sandbox.node import device_plugin, objects, sandbox_node
 from testkit import apiserver
 
 PACKAGED = pathlib.Path(__file__).parents[2] / "profiles" / "mig-parted.yaml"
 IMPATIENT = ("--retry-initial-s", "0.2", "--retry-max-s", "0.5")
-QUICK = node_options.NodeOptions(
+QUICK = sandbox_node.NodeOptions(
     tick_s=0.05, pod_start_s=0.05, pod_stop_s=0.05, plugin_start_s=0.05
 )
 """Each thing still takes a moment of its own, only a shorter one than people like to watch."""
@@ -32,7 +32,7 @@ def new_stage(
     spec: str,
     *agent_options: str,
     text: str | None = None,
-    node_options: node_options.NodeOptions | None = None,
+    node_options: sandbox_node.NodeOptions | None = None,
     server: apiserver.ApiServer | None = None,
 ) -> stages.Stage:
     return stages.Stage(
@@ -84,22 +84,22 @@ def test_every_story_comes_out_as_it_must_on_every_kind_of_node(story: str, spec
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", [node_options.Strategy.SINGLE, node_options.Strategy.NONE])
+@pytest.mark.parametrize("strategy", [device_plugin.Strategy.SINGLE, device_plugin.Strategy.NONE])
 def test_other_strategies_of_the_plugin_are_verified_as_well(
-    strategy: node_options.Strategy,
+    strategy: device_plugin.Strategy,
 ) -> None:
     quick = dataclasses.replace(QUICK, strategy=strategy)
     with new_stage("2xA100-SXM4-40GB", node_options=quick) as stage:
         stage.label("all-1g.5gb")
 
         assert stage.wait_for_end("all-1g.5gb") is model.State.SUCCESS
-        expected = 14 if strategy is node_options.Strategy.SINGLE else 2
+        expected = 14 if strategy is device_plugin.Strategy.SINGLE else 2
         assert stage.allocatable() == {"nvidia.com/gpu": expected}
 
 
 def test_a_layout_over_which_the_plugin_would_exit_fails_before_anything_is_touched() -> None:
     # With mig.strategy=single the plugin refuses GPUs that differ, and exits.
-    quick = dataclasses.replace(QUICK, strategy=node_options.Strategy.SINGLE)
+    quick = dataclasses.replace(QUICK, strategy=device_plugin.Strategy.SINGLE)
     with new_stage("2xA100-SXM4-40GB", "--plugin-timeout-s", "2", node_options=quick) as stage:
         stage.label("all-balanced")
 

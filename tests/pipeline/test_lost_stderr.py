@@ -14,7 +14,7 @@ import pytest
 from mig_manager.core import model
 from mig_manager.sandbox import stages
 from mig_manager.sandbox.driver import states
-from mig_manager.sandbox.node import node_options
+from mig_manager.sandbox.node import sandbox_node
 from testkit import nvml_faults
 from tests import lost_stderr, waiting
 from tests.shell.shell_node import LAYOUTS, Node
@@ -78,7 +78,7 @@ class Stage(stages.Stage):
             LAYOUTS,
             latency=states.Latency(),
             agent_options=("--retry-initial-s", "0.2", "--log-level", "debug"),
-            node_options=node_options.NodeOptions(
+            node_options=sandbox_node.NodeOptions(
                 tick_s=0.05, pod_start_s=0.05, pod_stop_s=0.05, plugin_start_s=0.05
             ),
         )

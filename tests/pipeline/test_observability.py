@@ -14,7 +14,7 @@ from prometheus_client import parser
 from mig_manager.core import model
 from mig_manager.sandbox import stages
 from mig_manager.sandbox.driver import states
-from mig_manager.sandbox.node import node_options
+from mig_manager.sandbox.node import sandbox_node
 
 LAYOUT = "all-1g.5gb"
 CONFIG = (pathlib.Path(__file__).parents[2] / "profiles" / "mig-parted.yaml").read_text("utf-8")
@@ -73,7 +73,7 @@ def observed() -> Iterator[Observed]:
             *("--health-address", "127.0.0.1", "--health-port", str(port)),
             *("--retry-initial-s", "0.2", "--retry-max-s", "0.5"),
         ),
-        node_options=node_options.NodeOptions(tick_s=0.1),
+        node_options=sandbox_node.NodeOptions(tick_s=0.1),
     ) as stage:
         observed = Observed(stage, port)
         stage.wait(lambda: observed.ask("/readyz")[0] == 200, "a ready agent")

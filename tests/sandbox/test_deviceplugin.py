@@ -3,7 +3,7 @@ import dataclasses
 import pytest
 
 from mig_manager.core import model
-from mig_manager.sandbox.node import device_plugin, node_options
+from mig_manager.sandbox.node import device_plugin
 
 _1G = model.Profile(compute_slices=1, gpu_slices=1, memory_gb=5)
 _2G = model.Profile(compute_slices=2, gpu_slices=2, memory_gb=10)
@@ -11,14 +11,14 @@ _ME = dataclasses.replace(_1G, attributes=("me",))
 _PARTIAL = model.Profile(compute_slices=1, gpu_slices=2, memory_gb=10)
 
 NONE, SINGLE, MIXED = (
-    node_options.Strategy.NONE,
-    node_options.Strategy.SINGLE,
-    node_options.Strategy.MIXED,
+    device_plugin.Strategy.NONE,
+    device_plugin.Strategy.SINGLE,
+    device_plugin.Strategy.MIXED,
 )
 
 
-def gpu(index: int, *profiles: model.Profile, enabled: bool = False) -> node_options.SeenGpu:
-    return node_options.SeenGpu(
+def gpu(index: int, *profiles: model.Profile, enabled: bool = False) -> device_plugin.SeenGpu:
+    return device_plugin.SeenGpu(
         index=index,
         uuid=f"GPU-{index}",
         name="NVIDIA A100-SXM4-40GB",
@@ -26,7 +26,7 @@ def gpu(index: int, *profiles: model.Profile, enabled: bool = False) -> node_opt
         is_mig_capable=True,
         is_mig_enabled=enabled or bool(profiles),
         mig_devices=tuple(
-            node_options.MigDevice(uuid=f"MIG-{index}-{place}", profile=profile)
+            device_plugin.MigDevice(uuid=f"MIG-{index}-{place}", profile=profile)
             for place, profile in enumerate(profiles)
         ),
     )
@@ -53,8 +53,8 @@ def gpu(index: int, *profiles: model.Profile, enabled: bool = False) -> node_opt
     ids=["none", "single-without-mig", "single", "mixed", "attribute", "no-gpu"],
 )
 def test_each_strategy_names_the_devices_its_way(
-    strategy: node_options.Strategy,
-    gpus: list[node_options.SeenGpu],
+    strategy: device_plugin.Strategy,
+    gpus: list[device_plugin.SeenGpu],
     expected: dict[str, tuple[str, ...]],
 ) -> None:
     found = device_plugin.enumerate_devices(gpus, strategy)
@@ -74,7 +74,7 @@ def test_each_strategy_names_the_devices_its_way(
     ids=["unequal-modes", "empty", "unequal-profiles", "partial-compute-instance"],
 )
 def test_layouts_that_a_strategy_cannot_name_make_the_plugin_exit(
-    strategy: node_options.Strategy, gpus: list[node_options.SeenGpu], word: str
+    strategy: device_plugin.Strategy, gpus: list[device_plugin.SeenGpu], word: str
 ) -> None:
     with pytest.raises(device_plugin.ExitedError, match=word):
         device_plugin.enumerate_devices(gpus, strategy)

@@ -7,21 +7,21 @@ import pytest
 from mig_manager.sandbox.node import (
     cluster_view,
     device_manager,
-    node_options,
+    device_plugin,
     objects,
     sandbox_node,
 )
-from mig_manager.sandbox.node import device_plugin as programs_
 from testkit import apiserver
 
 _SMALL = "nvidia.com/mig-1g.5gb"
-_OPTIONS = node_options.NodeOptions(
-    name="n1", pod_start_s=1.0, pod_stop_s=2.0, crash_backoff_s=10.0, crash_backoff_max_s=25.0
-)
+_OPTIONS = sandbox_node.NodeOptions(name="n1", pod_start_s=1.0, pod_stop_s=5.0)
+_POD = cluster_view.Kind.POD
 
 
 class Program:
     """Records what happens to it, and fails on request."""
+
+    next_at = None
 
     def __init__(self) -> None:
         self.is_running = False
@@ -29,21 +29,17 @@ class Program:
         self.refuses = False
         self.crashes = False
 
-    @property
-    def next_at(self) -> float | None:
-        return None
-
     def start(self, now: float) -> None:
         if self.refuses:
-            raise programs_.NotStartedError("no such device")
+            raise device_plugin.NotStartedError("no such device")
         self.starts += 1
         self.is_running = True
 
     def poll(self, now: float) -> None:
         if self.crashes:
-            raise programs_.ExitedError("bad layout")
+            raise device_plugin.ExitedError("bad layout")
 
-    def stop(self, now: float) -> None:
+    def stop(self) -> None:
         self.is_running = False
 
 
@@ -52,7 +48,7 @@ class Bench:
 
     def __init__(self, cluster: cluster_view.ClusterView) -> None:
         self.cluster = cluster
-        self.manager = device_manager.DeviceManager(forget_s=300)
+        self.manager = device_manager.DeviceManager()
         self.program = Program()
         self.kubelet = sandbox_node.Kubelet(
             _OPTIONS,
@@ -62,13 +58,13 @@ class Bench:
             node_labels={"kubernetes.io/hostname": "n1"},
         )
 
-    def create(self, *, grace_s: int = 30, stop_s: float | None = None) -> None:
-        pod = objects.gpu_pod("p1", _SMALL, grace_s=grace_s, stop_s=stop_s)
-        pod["spec"]["nodeName"] = "n1"
-        self.cluster.create(cluster_view.Kind.POD, pod)
+    def create(self, *, node: str = "n1", grace_s: int = 30) -> None:
+        pod = objects.gpu_pod("p1", _SMALL, grace_s=grace_s)
+        pod["spec"]["nodeName"] = node
+        self.cluster.create(_POD, pod)
 
     def pod(self) -> objects.JsonObject:
-        return self.cluster.list(cluster_view.Kind.POD)[0]
+        return self.cluster.list(_POD)[0]
 
     def node(self) -> objects.JsonObject:
         found = self.cluster.node("n1")
@@ -79,10 +75,10 @@ class Bench:
         statuses: list[objects.JsonObject] = self.pod()["status"]["containerStatuses"]
         return statuses[0]
 
-    def admit(self, *, grace_s: int = 30, stop_s: float | None = None) -> None:
+    def admit(self, *, grace_s: int = 30) -> None:
         """Give one pod the only device at second 0."""
         self.manager.register({_SMALL: ("MIG-a",)})
-        self.create(grace_s=grace_s, stop_s=stop_s)
+        self.create(grace_s=grace_s)
         self.kubelet.sync(0.0)
 
     def run(self) -> None:
@@ -98,46 +94,40 @@ def bench() -> Iterator[Bench]:
         yield Bench(cluster)
 
 
-def test_a_registered_node_is_ready_after_the_first_tick_and_registered_again_when_deleted(
+def test_a_node_is_ready_after_the_first_tick_and_registered_again_when_deleted(
     bench: Bench,
 ) -> None:
     bench.kubelet.register()
-    bench.kubelet.tick(0.0)
+    bench.kubelet.tick()
 
     assert objects.labels(bench.node()) == {"kubernetes.io/hostname": "n1"}
     assert objects.is_ready(bench.node())
     bench.cluster.delete(cluster_view.Kind.NODE, bench.node())
-    assert bench.cluster.node("n1") is None
-    bench.kubelet.tick(1.0)
+    bench.kubelet.tick()
     assert objects.is_ready(bench.node())
 
 
 def test_registering_again_keeps_the_labels_that_are_there(bench: Bench) -> None:
-    node = objects.node(_OPTIONS, {"kubernetes.io/hostname": "other", "mine": "1"})
+    labels = {"kubernetes.io/hostname": "other", "mine": "1"}
+    node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n1", "labels": labels}}
     bench.cluster.create(cluster_view.Kind.NODE, node)
     bench.kubelet.register()
 
-    assert objects.labels(bench.node()) == {"kubernetes.io/hostname": "other", "mine": "1"}
+    assert objects.labels(bench.node()) == labels
 
 
-def test_new_devices_show_at_the_tick_and_not_before(bench: Bench) -> None:
-    bench.kubelet.register()
-    bench.kubelet.tick(0.0)
+def test_new_devices_show_at_the_tick_and_a_tick_without_news_writes_nothing(
+    bench: Bench,
+) -> None:
+    bench.kubelet.tick()
+    before = objects.version(bench.node())
+    bench.kubelet.tick()
     bench.manager.register({_SMALL: ("MIG-a", "MIG-b")})
     bench.kubelet.sync(1.0)
 
-    assert _SMALL not in bench.node()["status"]["allocatable"]
-    bench.kubelet.tick(2.0)
-
-    assert bench.node()["status"]["allocatable"][_SMALL] == "2"
-
-
-def test_a_tick_without_news_writes_nothing(bench: Bench) -> None:
-    bench.kubelet.tick(0.0)
-    before = objects.version(bench.node())
-    bench.kubelet.tick(1.0)
-
     assert objects.version(bench.node()) == before
+    bench.kubelet.tick()
+    assert bench.node()["status"]["allocatable"][_SMALL] == "2"
 
 
 def test_a_pod_runs_and_is_ready_after_its_start_time(bench: Bench) -> None:
@@ -164,17 +154,13 @@ def test_a_pod_without_devices_for_it_fails_for_good(bench: Bench) -> None:
     assert not bench.program.starts
 
 
-@pytest.mark.parametrize(
-    ("grace_s", "stop_s", "expected_s"),
-    [(30, 5, 5), (3, 5, 3), (30, None, 2)],
-    ids=["own-time", "grace", "default"],
-)
+@pytest.mark.parametrize(("grace_s", "expected_s"), [(30, 5), (3, 3)], ids=["own-time", "grace"])
 def test_a_deleted_pod_stops_for_its_time_but_no_longer_than_its_grace(
-    bench: Bench, grace_s: int, stop_s: float | None, expected_s: float
+    bench: Bench, grace_s: int, expected_s: float
 ) -> None:
-    bench.admit(grace_s=grace_s, stop_s=stop_s)
+    bench.admit(grace_s=grace_s)
     bench.kubelet.sync(1.0)
-    bench.cluster.delete(cluster_view.Kind.POD, bench.pod())
+    bench.cluster.delete(_POD, bench.pod())
     bench.kubelet.sync(10.0)
 
     assert bench.kubelet.next_at() == 10.0 + expected_s
@@ -184,12 +170,12 @@ def test_a_deleted_pod_stops_for_its_time_but_no_longer_than_its_grace(
 
     assert not bench.program.is_running
     assert not bench.manager.assigned()
-    assert not bench.cluster.list(cluster_view.Kind.POD)
+    assert not bench.cluster.list(_POD)
 
 
 def test_a_pod_deleted_without_grace_lets_go_of_its_devices_at_once(bench: Bench) -> None:
     bench.run()
-    bench.cluster.delete(cluster_view.Kind.POD, bench.pod(), now=True)
+    bench.cluster.delete(_POD, bench.pod(), now=True)
     bench.kubelet.sync(2.0)
 
     assert not bench.program.is_running
@@ -198,10 +184,10 @@ def test_a_pod_deleted_without_grace_lets_go_of_its_devices_at_once(bench: Bench
 
 def test_a_pod_that_is_deleted_before_it_started_goes_at_once(bench: Bench) -> None:
     bench.admit()
-    bench.cluster.delete(cluster_view.Kind.POD, bench.pod())
+    bench.cluster.delete(_POD, bench.pod())
     bench.kubelet.sync(0.5)
 
-    assert not bench.cluster.list(cluster_view.Kind.POD)
+    assert not bench.cluster.list(_POD)
     assert not bench.program.starts
 
 
@@ -213,10 +199,8 @@ def test_a_crashing_program_is_started_again_after_ever_longer_pauses_until_it_r
 
     assert not objects.is_ready(bench.pod())
     assert bench.container()["restartCount"] == 1
-    assert bench.container()["state"]["waiting"] == {
-        "reason": "CrashLoopBackOff",
-        "message": "bad layout",
-    }
+    expected = {"reason": "CrashLoopBackOff", "message": "bad layout"}
+    assert bench.container()["state"]["waiting"] == expected
     pauses = []
     for _ in range(3):
         now = bench.kubelet.next_at()
@@ -225,7 +209,7 @@ def test_a_crashing_program_is_started_again_after_ever_longer_pauses_until_it_r
         bench.kubelet.sync(now)
         pauses.append((bench.kubelet.next_at() or 0.0) - now)
 
-    assert pauses == [20.0, 25.0, 25.0]
+    assert pauses == [20.0, 40.0, 80.0]
     assert bench.container()["restartCount"] == 4
     bench.program.crashes = False
     bench.kubelet.sync(bench.kubelet.next_at() or 0.0)
@@ -241,9 +225,7 @@ def test_a_device_that_does_not_exist_keeps_the_container_from_starting(bench: B
 
 
 def test_pods_of_other_nodes_are_left_alone(bench: Bench) -> None:
-    pod = objects.gpu_pod("p1", _SMALL)
-    pod["spec"]["nodeName"] = "n2"
-    bench.cluster.create(cluster_view.Kind.POD, pod)
+    bench.create(node="n2")
     bench.kubelet.sync(0.0)
 
     assert objects.phase(bench.pod()) == "Pending"
@@ -252,7 +234,7 @@ def test_pods_of_other_nodes_are_left_alone(bench: Bench) -> None:
 
 def test_after_a_reboot_a_pod_starts_again_and_is_not_ready_until_it_has(bench: Bench) -> None:
     bench.run()
-    bench.kubelet.stop(2.0)
+    bench.kubelet.stop()
     bench.kubelet.sync(3.0)
 
     assert not objects.is_ready(bench.pod())

@@ -15,7 +15,7 @@ from mig_manager.adapters import pod_resources
 from mig_manager.adapters.kubernetes import api
 from mig_manager.core.node import cluster
 from mig_manager.sandbox.driver import library as simulated
-from mig_manager.sandbox.node import cluster_view, node_options, objects, sandbox_node
+from mig_manager.sandbox.node import device_plugin, objects, sandbox_node
 from testkit import apiserver, nvml_faults
 from tests import waiting
 from tests.sandbox import monitors
@@ -27,15 +27,13 @@ _SMALL_ID = 19
 
 _PLUGIN = f"/apis/apps/v1/namespaces/gpu-operator/daemonsets/{objects.PLUGIN_NAME}"
 _HOLD = {"key": cluster.HOLD_TAINT, "effect": "NoSchedule"}
-_NO_POD: objects.JsonObject = {}
 
-_QUICK = node_options.NodeOptions(
+_QUICK = sandbox_node.NodeOptions(
     name="n1",
     tick_s=0.05,
     pod_start_s=0.02,
     pod_stop_s=0.02,
     plugin_start_s=0.05,
-    crash_backoff_s=0.2,
 )
 
 
@@ -72,9 +70,8 @@ class Rig:
     def taint(self, *taints: dict[str, str]) -> None:
         self.patch({"spec": {"taints": list(taints)}})
 
-    def create(self, name: str, *, stop_s: float | None = None) -> None:
-        pod = objects.gpu_pod(name, _SMALL, stop_s=stop_s)
-        self.api.post("/api/v1/namespaces/default/pods", pod)
+    def create(self, name: str) -> None:
+        self.api.post("/api/v1/namespaces/default/pods", objects.gpu_pod(name, _SMALL))
 
     def delete(self, pod: objects.JsonObject) -> None:
         path = f"/api/v1/namespaces/{objects.namespace(pod)}/pods/{objects.name(pod)}"
@@ -87,7 +84,7 @@ class Rig:
 
     def uuids(self) -> frozenset[str]:
         """Return the MIG devices that exist."""
-        gpus = node_options.SimulatedGpus(self.state_file).observe()
+        gpus = device_plugin.SimulatedGpus(self.state_file).observe()
         return frozenset(device.uuid for gpu in gpus for device in gpu.mig_devices)
 
     def phase(self, name: str) -> str:
@@ -103,7 +100,7 @@ def state_file(tmp_path: pathlib.Path) -> pathlib.Path:
 
 
 @contextlib.contextmanager
-def running(state_file: pathlib.Path, options: node_options.NodeOptions) -> Iterator[Rig]:
+def running(state_file: pathlib.Path, options: sandbox_node.NodeOptions) -> Iterator[Rig]:
     # The socket's path must be short; a test's own directory has too long a name.
     with tempfile.TemporaryDirectory() as folder, apiserver.serve() as server:
         socket = pathlib.Path(folder, "kubelet.sock")
@@ -112,6 +109,7 @@ def running(state_file: pathlib.Path, options: node_options.NodeOptions) -> Iter
             rig = Rig(server.url, state_file, sandbox)
             with contextlib.closing(rig.api):
                 yield rig
+        assert not [t.name for t in threading.enumerate() if t.name.startswith("sandbox-n1")]
 
 
 @pytest.fixture
@@ -124,7 +122,7 @@ def rig(state_file: pathlib.Path) -> Iterator[Rig]:
 @pytest.fixture
 def plain_rig(state_file: pathlib.Path) -> Iterator[Rig]:
     """A node whose plugin came from the static manifest."""
-    options = dataclasses.replace(_QUICK, deploy_style=node_options.DeployStyle.PLAIN)
+    options = dataclasses.replace(_QUICK, deploy_style=objects.DeployStyle.PLAIN)
     with running(state_file, options) as result:
         yield result
 
@@ -144,18 +142,11 @@ def plugin(rig: Rig) -> objects.JsonObject | None:
     return next((pod for pod in pods if objects.is_plugin(pod)), None)
 
 
-def wait_for_plugin(rig: Rig, *, other_than: str = "") -> objects.JsonObject:
-    found: list[objects.JsonObject] = []
-
-    def is_there() -> bool:
-        pod = plugin(rig)
-        if pod is None or objects.uid(pod) == other_than or not objects.is_ready(pod):
-            return False
-        found.append(pod)
-        return True
-
-    waiting.until(is_there)
-    return found[-1]
+def wait_for_plugin(rig: Rig) -> objects.JsonObject:
+    waiting.until(lambda: objects.is_ready(plugin(rig) or {}))
+    found = plugin(rig)
+    assert found is not None
+    return found
 
 
 @contextlib.contextmanager
@@ -238,30 +229,23 @@ def test_the_pause_label_removes_the_plugin_and_true_brings_a_new_one(rig: Rig) 
     rig.label(cluster.PLUGIN_DEPLOY_LABEL, "true")
 
     assert objects.uid(wait_for_plugin(rig)) != objects.uid(old)
+    rig.api.delete(_PLUGIN)
+    waiting.until(lambda: plugin(rig) is None)
 
 
-def test_a_deleted_plain_plugin_comes_back_as_another_pod_also_on_a_cordoned_node(
+def test_the_hold_taint_keeps_a_deleted_plain_plugin_away_and_a_cordon_does_not(
     plain_rig: Rig,
 ) -> None:
-    plain_rig.patch({"spec": {"unschedulable": True}})
-    old = wait_for_plugin(plain_rig)
-    plain_rig.delete(old)
-
-    new = wait_for_plugin(plain_rig, other_than=objects.uid(old))
-
-    assert objects.name(new) != objects.name(old)
-
-
-def test_the_hold_taint_keeps_a_deleted_plain_plugin_away(plain_rig: Rig) -> None:
     old = wait_for_plugin(plain_rig)
     plain_rig.taint(_HOLD)
     assert stays_away(lambda: plugin(plain_rig) is None)
     plain_rig.delete(old)
     waiting.until(lambda: plugin(plain_rig) is None)
     assert stays_away(lambda: plugin(plain_rig) is not None)
-    plain_rig.taint()
+    plain_rig.patch({"spec": {"taints": [], "unschedulable": True}})
 
-    wait_for_plugin(plain_rig)
+    new = wait_for_plugin(plain_rig)
+    assert objects.name(new) != objects.name(old)
 
 
 def test_pods_get_devices_of_their_own_and_one_more_waits_for_a_device_to_be_released(
@@ -287,9 +271,9 @@ def test_a_busy_instance_cannot_be_destroyed_until_its_pod_has_gone(
     state_file: pathlib.Path,
 ) -> None:
     partition(state_file, 0, count=1)
-    with running(state_file, _QUICK) as rig:
+    with running(state_file, dataclasses.replace(_QUICK, pod_stop_s=1.5)) as rig:
         waiting.until(lambda: rig.allocatable().get(_SMALL) == 1)
-        rig.create("p1", stop_s=1.5)
+        rig.create("p1")
         waiting.until(lambda: rig.phase("p1") == "Running")
         (uuid,) = rig.uuids()
         with pytest.raises(pynvml.NVMLError_InUse):
@@ -322,29 +306,6 @@ def test_a_stale_plugin_goes_on_offering_a_dead_device_that_no_container_can_use
         assert rig.pod_resources.allocatable()[_SMALL] == {uuid}
 
 
-def test_strategy_single_crash_loops_over_an_empty_mig_gpu_until_it_has_instances(
-    state_file: pathlib.Path,
-) -> None:
-    partition(state_file, *range(8), count=0)
-    options = dataclasses.replace(_QUICK, strategy=node_options.Strategy.SINGLE)
-    with running(state_file, options) as rig:
-        waiting.until(lambda: (objects.restart_count(plugin(rig) or _NO_POD) or 0) >= 2)
-        waiting.until(lambda: "CrashLoopBackOff" in str(plugin(rig)))
-        assert rig.allocatable() == {}
-        # It may look at any moment and never looks again once content: what it lacks comes last.
-        partition(state_file, *range(7), count=7)
-        partition(state_file, 7, count=1)
-
-        waiting.until(lambda: rig.allocatable() == {_GPU: 50})
-
-
-def test_the_pods_of_a_deleted_daemon_set_go(rig: Rig) -> None:
-    wait_for_plugin(rig)
-    rig.api.delete(_PLUGIN)
-
-    waiting.until(lambda: plugin(rig) is None)
-
-
 def test_a_monitor_watches_every_gpu_while_its_label_lets_it_in(rig: Rig) -> None:
     rig.api.post("/apis/apps/v1/namespaces/gpu-operator/daemonsets", monitors.daemon_set())
     label = f"{cluster.DEPLOY_LABEL_PREFIX}dcgm-exporter"
@@ -353,35 +314,6 @@ def test_a_monitor_watches_every_gpu_while_its_label_lets_it_in(rig: Rig) -> Non
     rig.label(label, cluster.PAUSED_VALUE)
 
     waiting.until(lambda: not rig.clients("dcgm"))
-
-
-def test_light_nodes_share_one_view_and_one_control_plane(state_file: pathlib.Path) -> None:
-    with apiserver.serve() as server, contextlib.ExitStack() as nodes:
-        shared = nodes.enter_context(cluster_view.ClusterView(server.url))
-        for number in range(10):
-            options = dataclasses.replace(_QUICK, name=f"n{number}", is_control_plane=number == 0)
-            nodes.enter_context(
-                sandbox_node.SandboxNode(server.url, state_file, options=options, cluster=shared)
-            )
-        connection = nodes.enter_context(contextlib.closing(api.KubeApi.at(server.url)))
-
-        def offering() -> int:
-            items = connection.get("/api/v1/nodes")["items"]
-            return sum(i.get("status", {}).get("allocatable", {}).get(_GPU) == "8" for i in items)
-
-        waiting.until(lambda: offering() == 10)
-        ours = [t.name for t in threading.enumerate() if t.name.startswith("sandbox-")]
-        assert sum(name.startswith("sandbox-watch-") for name in ours) == 3
-        assert sum(name.startswith("sandbox-n") for name in ours) == 10
-
-
-def test_all_threads_end_promptly(state_file: pathlib.Path) -> None:
-    with running(state_file, _QUICK) as rig:
-        wait_for_plugin(rig)
-        began = time.monotonic()
-
-    assert time.monotonic() - began < 5
-    assert not [t for t in threading.enumerate() if t.name.startswith("sandbox-")]
 
 
 def test_a_reboot_takes_instances_and_the_devices_of_pods_and_brings_the_plugin_back(

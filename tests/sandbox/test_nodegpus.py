@@ -7,7 +7,7 @@ from mig_manager import errors
 from mig_manager.adapters import host
 from mig_manager.adapters.nvml import gpus as nvml_adapter
 from mig_manager.core import model
-from mig_manager.sandbox.node import node_options
+from mig_manager.sandbox.node import device_plugin
 from tests.sandbox import nvml_rig
 
 
@@ -26,7 +26,7 @@ def state_file(start: nvml_rig.Start) -> pathlib.Path:
 def test_programs_see_what_nvml_reports(state_file: pathlib.Path) -> None:
     reported = nvml_adapter.NvmlGpus(clock=host.SystemClock()).observe()
 
-    seen = node_options.SimulatedGpus(state_file).observe()
+    seen = device_plugin.SimulatedGpus(state_file).observe()
 
     assert [(g.index, g.uuid, g.name, g.memory_mib) for g in seen] == [
         (g.index, g.uuid, g.name, g.memory_mib) for g in reported
@@ -45,7 +45,7 @@ def test_programs_see_what_nvml_reports(state_file: pathlib.Path) -> None:
 def test_a_program_that_computes_is_listed_by_nvml_until_it_lets_go(
     state_file: pathlib.Path,
 ) -> None:
-    gpus = node_options.SimulatedGpus(state_file)
+    gpus = device_plugin.SimulatedGpus(state_file)
     uuid = gpus.observe()[1].mig_devices[0].uuid
     let_go = gpus.hold(uuid, process="train", computes=True)
     handle = pynvml.nvmlDeviceGetHandleByIndex(1)
@@ -59,7 +59,7 @@ def test_a_program_that_computes_is_listed_by_nvml_until_it_lets_go(
 def test_a_program_that_watches_is_not_listed_but_holds_the_gpu(
     state_file: pathlib.Path,
 ) -> None:
-    gpus = node_options.SimulatedGpus(state_file)
+    gpus = device_plugin.SimulatedGpus(state_file)
     gpus.hold(gpus.observe()[0].uuid, process="monitor", computes=False)
     device = pynvml.nvmlDeviceGetHandleByIndex(0)
 
@@ -68,4 +68,4 @@ def test_a_program_that_watches_is_not_listed_but_holds_the_gpu(
 
 def test_a_device_that_does_not_exist_cannot_be_used(state_file: pathlib.Path) -> None:
     with pytest.raises(errors.HardwareError, match="MIG-gone"):
-        node_options.SimulatedGpus(state_file).hold("MIG-gone", process="train", computes=True)
+        device_plugin.SimulatedGpus(state_file).hold("MIG-gone", process="train", computes=True)

@@ -154,15 +154,15 @@ def test_compute_instances_share_their_gpu_instance(device: Any) -> None:
 def test_compute_instance_is_created_where_it_is_asked_for(device: Any) -> None:
     instance = pynvml.nvmlDeviceCreateGpuInstance(device, 9)
     count = ctypes.c_uint()
-    places = (pynvml.c_nvmlComputeInstancePlacement_t * 3)()
+    placements = (pynvml.c_nvmlComputeInstancePlacement_t * 3)()
     ask = pynvml.nvmlGpuInstanceGetComputeInstancePossiblePlacements
-    ask(instance, 0, places, ctypes.byref(count))
-    assert [place.start for place in places] == [0, 1, 2]
+    ask(instance, 0, placements, ctypes.byref(count))
+    assert [place.start for place in placements] == [0, 1, 2]
     create = pynvml.nvmlGpuInstanceCreateComputeInstanceWithPlacement
-    info = pynvml.nvmlComputeInstanceGetInfo(create(instance, 0, ctypes.byref(places[1])))
+    info = pynvml.nvmlComputeInstanceGetInfo(create(instance, 0, ctypes.byref(placements[1])))
     assert (info.id, info.placement.start, info.placement.size) == (0, 1, 1)
     assert pynvml.nvmlGpuInstanceGetInfo(info.gpuInstance).profileId == 9
-    again = nvml_rig.refusal(create, instance, 0, ctypes.byref(places[1]))
+    again = nvml_rig.refusal(create, instance, 0, ctypes.byref(placements[1]))
     assert again == "INSUFFICIENT_RESOURCES"
     by_id = pynvml.nvmlGpuInstanceGetComputeInstanceById
     assert pynvml.nvmlComputeInstanceGetInfo(by_id(instance, 0)).placement.start == 1

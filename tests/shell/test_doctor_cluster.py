@@ -11,7 +11,7 @@ import yaml
 
 from mig_manager.adapters.kubernetes import api
 from mig_manager.core.node import cluster
-from mig_manager.sandbox.node import node_options, sandbox_node
+from mig_manager.sandbox.node import sandbox_node
 from testkit import apiserver
 from tests import waiting
 from tests.shell.doctor_rig import FAIL, OK, SKIPPED, WARN, Examination, Patient, a_gpu, gpus
@@ -54,7 +54,7 @@ def cluster_rig(patient: Patient) -> Iterator[Cluster]:
         folder = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory()))
         found = Cluster(patient, folder)
         stack.enter_context(apiserver.serve(found.server))
-        options = node_options.NodeOptions(
+        options = sandbox_node.NodeOptions(
             name=NODE_NAME,
             tick_s=0.02,
             pod_start_s=0.01,

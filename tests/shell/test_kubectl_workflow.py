@@ -10,7 +10,7 @@ import pytest
 from mig_manager.core.node import cluster
 from mig_manager.sandbox import stages
 from mig_manager.sandbox.driver import states
-from mig_manager.sandbox.node import node_options
+from mig_manager.sandbox.node import sandbox_node
 from tests import programs
 from tests.shell import plugin_rig as rig
 
@@ -27,7 +27,7 @@ def stage() -> Iterator[stages.Stage]:
         "2xA100-SXM4-40GB",
         PROFILES.read_text(encoding="utf-8"),
         latency=states.Latency(),
-        node_options=node_options.NodeOptions(tick_s=0.1),
+        node_options=sandbox_node.NodeOptions(tick_s=0.1),
     ) as running:
         running.run_pods([("train", "nvidia.com/gpu", {})])
         yield running

@@ -10,7 +10,7 @@ from mig_manager.core import model
 from mig_manager.core.node import cluster
 from mig_manager.sandbox import stages
 from mig_manager.sandbox.driver import states
-from mig_manager.sandbox.node import node_options, objects
+from mig_manager.sandbox.node import objects, sandbox_node
 from testkit import nvml_faults
 from tests.pipeline.test_observability import Observed, free_port
 from tests.shell import shell_node
@@ -208,7 +208,7 @@ def observed() -> Iterator[Observed]:
             *("--health-address", "127.0.0.1", "--health-port", str(port)),
             *("--retry-initial-s", "0.2", "--retry-max-s", "0.5"),
         ),
-        node_options=node_options.NodeOptions(tick_s=0.1),
+        node_options=sandbox_node.NodeOptions(tick_s=0.1),
     ) as stage:
         observed = Observed(stage, port)
         stage.wait(lambda: observed.ask("/readyz")[0] == 200, "a ready agent")

@@ -9,7 +9,7 @@ from mig_manager.catalogue import hardware
 from mig_manager.core import model, profile_name
 from mig_manager.core.node import cluster, resources
 from mig_manager.core.planner import planner
-from mig_manager.sandbox.node import device_plugin, node_options
+from mig_manager.sandbox.node import device_plugin
 from tests.unit import samples
 from tests.unit.test_clients import balanced
 
@@ -153,7 +153,7 @@ def refusals(*layouts: Mig) -> dict[resources.Strategy, str]:
 def test_a_layout_is_refused_where_the_plugin_exits(strategy: resources.Strategy) -> None:
     for layouts in itertools.product(LAYOUTS, repeat=2):
         gpus = [
-            node_options.SeenGpu(
+            device_plugin.SeenGpu(
                 index=index,
                 uuid=f"GPU-{index}",
                 name="A100",
@@ -161,7 +161,7 @@ def test_a_layout_is_refused_where_the_plugin_exits(strategy: resources.Strategy
                 is_mig_capable=True,
                 is_mig_enabled=names is not None,
                 mig_devices=tuple(
-                    node_options.MigDevice(
+                    device_plugin.MigDevice(
                         uuid=f"MIG-{index}-{number}", profile=profile_name.parse(name)
                     )
                     for number, name in enumerate(names or ())
@@ -170,7 +170,7 @@ def test_a_layout_is_refused_where_the_plugin_exits(strategy: resources.Strategy
             for index, names in enumerate(layouts)
         ]
         try:
-            device_plugin.enumerate_devices(gpus, node_options.Strategy(strategy.value))
+            device_plugin.enumerate_devices(gpus, device_plugin.Strategy(strategy.value))
         except device_plugin.ExitedError:
             assert strategy in refusals(*layouts), layouts
         else:

@@ -164,7 +164,16 @@ def pod_for(daemon_set: objects.JsonObject, node: Mapping[str, Any]) -> objects.
         "namespace": objects.namespace(daemon_set),
         "labels": dict(objects.labels(template)),
         "annotations": dict(objects.annotations(template)),
-        "ownerReferences": [objects.owner_reference(daemon_set)],
+        "ownerReferences": [
+            {
+                "apiVersion": daemon_set["apiVersion"],
+                "kind": daemon_set["kind"],
+                "name": objects.name(daemon_set),
+                "uid": objects.uid(daemon_set),
+                "controller": True,
+                "blockOwnerDeletion": True,
+            }
+        ],
     }
     bound = {"nodeName": objects.name(node), "tolerations": _tolerations(daemon_set)}
     spec = template["spec"] | bound

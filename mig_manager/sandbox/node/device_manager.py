@@ -29,56 +29,44 @@ class Allocation:
 
     namespace: str
     name: str
-    device_ids: frozenset[str]
-    """All devices of the pod, those of ordinary init containers included."""
     containers: Mapping[str, Mapping[str, Sequence[str]]]
-    """Devices by resource by container, as PodResources lists them: containers without devices
-    too, ordinary init containers not."""
+    """Devices by resource by container, containers without devices too."""
 
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class _Endpoint:
-    device_ids: tuple[str, ...]
-    gone_since: float | None = None
+    @property
+    def device_ids(self) -> frozenset[str]:
+        """All devices of the pod."""
+        return frozenset(
+            id_ for listed in self.containers.values() for ids in listed.values() for id_ in ids
+        )
 
 
 class DeviceManager:
-    """Devices of one node; safe to ask from any thread.
+    """Devices of one node; safe to ask from any thread."""
 
-    Args:
-        forget_s: How long a resource keeps its capacity after its plugin has gone, in seconds.
-    """
-
-    def __init__(self, *, forget_s: float) -> None:
-        self._forget_s = forget_s
+    def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._endpoints: dict[str, _Endpoint] = {}
+        self._devices: dict[str, tuple[str, ...]] = {}
+        """By resource, once registered for good: kubelet remembers the names."""
+        self._healthy: set[str] = set()
+        """Resources whose plugin is connected."""
         self._allocations: dict[str, Allocation] = {}
 
     def register(self, resources: Mapping[str, tuple[str, ...]]) -> None:
         """Register a plugin's resources; other resources stay as they are."""
         with self._lock:
-            for resource, device_ids in resources.items():
-                self._endpoints[resource] = _Endpoint(device_ids=device_ids)
+            self._devices.update(resources)
+            self._healthy.update(resources)
 
-    def disconnect(self, resources: Iterable[str], now: float) -> None:
+    def disconnect(self, resources: Iterable[str]) -> None:
         """Mark the resources of a plugin that ended as unhealthy."""
         with self._lock:
-            for resource in resources:
-                self._endpoints[resource] = dataclasses.replace(
-                    self._endpoints[resource], gone_since=now
-                )
+            self._healthy.difference_update(resources)
 
-    def lose_power(self, now: float) -> None:
-        """Note that the machine went down: no plugin is connected, and no pod has a device.
-
-        Kubelet's checkpoint remembers the names of resources, so the node goes on showing them.
-        """
+    def lose_power(self) -> None:
+        """Note that the machine went down: no plugin is connected, and no pod has a device."""
         with self._lock:
             self._allocations.clear()
-            for resource, endpoint in self._endpoints.items():
-                if endpoint.gone_since is None:
-                    self._endpoints[resource] = dataclasses.replace(endpoint, gone_since=now)
+            self._healthy.clear()
 
     def admit(self, pod: Mapping[str, Any]) -> Allocation:
         """Give a pod its devices, once; a second call returns the same ones.
@@ -93,9 +81,22 @@ class DeviceManager:
             taken = frozenset[str]().union(*(a.device_ids for a in self._allocations.values()))
             free = {
                 resource: [id_ for id_ in device_ids if id_ not in taken]
-                for resource, device_ids in self._healthy().items()
+                for resource, device_ids in self._allocatable().items()
             }
-            allocation = _allocate(pod, free)
+            containers: dict[str, dict[str, Sequence[str]]] = {}
+            for container in pod["spec"]["containers"]:
+                listed = containers.setdefault(str(container["name"]), {})
+                for resource, count in objects.gpu_counts(container).items():
+                    available = free.get(resource, [])
+                    if count > len(available):
+                        raise ShortageError(
+                            f"cannot allocate {count} of {resource}: {len(available)} healthy "
+                            "and free"
+                        )
+                    listed[resource], free[resource] = available[:count], available[count:]
+            allocation = Allocation(
+                namespace=objects.namespace(pod), name=objects.name(pod), containers=containers
+            )
             self._allocations[objects.uid(pod)] = allocation
             return allocation
 
@@ -112,68 +113,20 @@ class DeviceManager:
     def allocatable(self) -> dict[str, tuple[str, ...]]:
         """Return the healthy device ids by resource, in use or not."""
         with self._lock:
-            return self._healthy()
+            return self._allocatable()
 
-    def status(self, now: float) -> tuple[dict[str, int], dict[str, int]]:
+    def status(self) -> tuple[dict[str, int], dict[str, int]]:
         """Return (capacity, allocatable) as the node's status shows them.
 
-        A name once registered stays, with 0: kubelet never removes it from the node object.
+        A name once registered stays, with 0: kubelet never removes it from the node object. The
+        capacity stays, too, which kubelet forgets after five minutes.
         """
         with self._lock:
-            capacity = {
-                resource: len(endpoint.device_ids)
-                for resource, endpoint in self._endpoints.items()
-                if endpoint.gone_since is None or now - endpoint.gone_since <= self._forget_s
-            }
-            healthy = self._healthy()
-            return (
-                {resource: capacity.get(resource, 0) for resource in self._endpoints},
-                {resource: len(healthy.get(resource, ())) for resource in self._endpoints},
-            )
+            capacity = {resource: len(ids) for resource, ids in self._devices.items()}
+            return capacity, {r: n if r in self._healthy else 0 for r, n in capacity.items()}
 
-    def _healthy(self) -> dict[str, tuple[str, ...]]:
-        return {
-            resource: endpoint.device_ids
-            for resource, endpoint in self._endpoints.items()
-            if endpoint.gone_since is None
-        }
-
-
-def _allocate(pod: Mapping[str, Any], free: dict[str, list[str]]) -> Allocation:
-    """Hand out from ``free``, which is used up; app containers inherit from init containers."""
-    initial = pod["spec"].get("initContainers") or ()
-    lasting = [*(c for c in initial if objects.is_sidecar(c)), *pod["spec"]["containers"]]
-    inherited: dict[str, list[str]] = {}
-    assigned: set[str] = set()
-    for container in (c for c in initial if not objects.is_sidecar(c)):
-        for resource, count in objects.gpu_counts(container).items():
-            had = inherited.setdefault(resource, [])
-            had += _take(free, resource, count=max(0, count - len(had)))
-            assigned.update(had)
-    containers: dict[str, dict[str, Sequence[str]]] = {}
-    for container in lasting:
-        listed = containers.setdefault(str(container["name"]), {})
-        for resource, count in objects.gpu_counts(container).items():
-            had = inherited.get(resource, [])
-            reused, inherited[resource] = had[:count], had[count:]
-            listed[resource] = reused + _take(free, resource, count=count - len(reused))
-            assigned.update(listed[resource])
-    return Allocation(
-        namespace=objects.namespace(pod),
-        name=objects.name(pod),
-        device_ids=frozenset(assigned),
-        containers=containers,
-    )
-
-
-def _take(free: dict[str, list[str]], resource: str, *, count: int) -> list[str]:
-    available = free.get(resource, [])
-    if count > len(available):
-        raise ShortageError(
-            f"cannot allocate {count} of {resource}: {len(available)} healthy and free"
-        )
-    taken, free[resource] = available[:count], available[count:]
-    return taken
+    def _allocatable(self) -> dict[str, tuple[str, ...]]:
+        return {r: device_ids for r, device_ids in self._devices.items() if r in self._healthy}
 
 
 # -- PodResources -----------------------------------------------------------------------------
@@ -245,10 +198,7 @@ def _handlers(manager: DeviceManager) -> grpc.GenericRpcHandler:
 
     methods = {
         "List": (list_pods, messages.ListPodResourcesRequest),
-        "GetAllocatableResources": (
-            list_allocatable,
-            messages.AllocatableResourcesRequest,
-        ),
+        "GetAllocatableResources": (list_allocatable, messages.AllocatableResourcesRequest),
     }
     return grpc.method_handlers_generic_handler(
         messages.SERVICE,

@@ -7,17 +7,107 @@ every GPU. Some layouts make it exit instead, which kubelet turns into CrashLoop
 
 import contextlib
 import dataclasses
+import enum
+import functools
 import logging
+import pathlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
 from mig_manager import errors
-from mig_manager.core import model
-from mig_manager.sandbox.node import device_manager, node_options
+from mig_manager.core import model, profile_name
+from mig_manager.sandbox.driver import state_file, states, transitions
+from mig_manager.sandbox.node import device_manager
 
 _log = logging.getLogger(__name__)
 
 _GPU = "nvidia.com/gpu"
+
+
+class Strategy(enum.Enum):
+    """``MIG_STRATEGY`` of NVIDIA's device plugin: how GPUs and MIG devices become resources."""
+
+    NONE = "none"
+    SINGLE = "single"
+    MIXED = "mixed"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class MigDevice:
+    """A compute instance as the device plugin sees it."""
+
+    uuid: str
+    profile: model.Profile
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class SeenGpu:
+    """One GPU as the device plugin sees it."""
+
+    index: int
+    uuid: str
+    name: str
+    memory_mib: int
+    is_mig_capable: bool
+    is_mig_enabled: bool
+    mig_devices: tuple[MigDevice, ...]
+    """By GPU instance id, then compute instance id; a bare GPU instance has none."""
+
+
+class SimulatedGpus:
+    """What a device plugin and a CUDA process can do with GPUs, over the simulated NVML's file."""
+
+    def __init__(self, path: pathlib.Path) -> None:
+        self._state = state_file.SharedState(path)
+
+    def observe(self) -> tuple[SeenGpu, ...]:
+        """Return every GPU that is not lost, ascending by index."""
+        node = self._state.read()
+        return tuple(
+            SeenGpu(
+                index=board.index,
+                uuid=board.uuid,
+                name=board.product.name,
+                memory_mib=board.product.memory_mib,
+                is_mig_capable=board.product.is_mig_capable,
+                is_mig_enabled=gpu.is_enabled,
+                mig_devices=tuple(
+                    _mig_device(board, instance, compute)
+                    for instance, compute in transitions.mig_devices(gpu)
+                ),
+            )
+            for board, gpu in zip(self._state.boards, node.gpus, strict=True)
+            if not gpu.is_lost
+        )
+
+    def hold(self, uuid: str, *, process: str, computes: bool) -> Callable[[], None]:
+        """Become a client of a GPU or MIG device; return how to let go, which may be repeated.
+
+        One that computes keeps an instance from being destroyed, one that only watches keeps a
+        GPU from changing its MIG mode.
+
+        Raises:
+            HardwareError: There is no such device.
+        """
+        kind = states.ClientKind.COMPUTE if computes else states.ClientKind.MONITOR
+        try:
+            client = self._state.add_client(uuid, name=process, kind=kind)
+        except LookupError as error:
+            raise errors.HardwareError(str(error), reason=errors.Reason.NVML_ERROR) from error
+        return functools.partial(self._state.remove_client, client)
+
+    def reboot(self) -> None:
+        """Go through a reboot of the machine: no clients, no MIG devices."""
+        self._state.reboot()
+
+
+def _mig_device(
+    board: states.Board, instance: states.GpuInstance, compute: states.ComputeInstance
+) -> MigDevice:
+    row = board.row(instance.profile_id)
+    slices = next(c.slices for c in row.compute if c.profile_id == compute.profile_id)
+    profile = dataclasses.replace(profile_name.parse(row.name), compute_slices=slices)
+    return MigDevice(uuid=board.mig_uuid(instance, compute), profile=profile)
 
 
 class ExitedError(Exception):
@@ -45,7 +135,7 @@ class Program(Protocol):
     def poll(self, now: float) -> None:
         """Let it act. Raises ExitedError: it ended with a failure."""
 
-    def stop(self, now: float) -> None:
+    def stop(self) -> None:
         """End it; done when it does not run."""
 
 
@@ -60,7 +150,7 @@ class DeviceUser:
     def __init__(
         self,
         *,
-        gpus: node_options.SimulatedGpus,
+        gpus: SimulatedGpus,
         name: str,
         device_ids: Callable[[], Iterable[str]],
         computes: bool,
@@ -89,7 +179,7 @@ class DeviceUser:
     def poll(self, now: float) -> None:
         """Do nothing."""
 
-    def stop(self, now: float) -> None:
+    def stop(self) -> None:
         """Close the devices."""
         self._clients.close()
 
@@ -103,9 +193,9 @@ class Plugin:
     def __init__(
         self,
         *,
-        gpus: node_options.SimulatedGpus,
+        gpus: SimulatedGpus,
         manager: device_manager.DeviceManager,
-        strategy: node_options.Strategy,
+        strategy: Strategy,
         start_s: float,
     ) -> None:
         self._gpus = gpus
@@ -145,12 +235,12 @@ class Plugin:
         self._manager.register(found.resources)
         self._registered = tuple(found.resources)
 
-    def stop(self, now: float) -> None:
+    def stop(self) -> None:
         """End: let go of the GPUs and disconnect from kubelet."""
         self.next_at = None
         self._clients.close()
         # Only what is still ours: this may be called again when a successor has registered.
-        self._manager.disconnect(self._registered, now)
+        self._manager.disconnect(self._registered)
         self._registered = ()
 
 
@@ -163,16 +253,14 @@ class Enumeration:
     warnings: tuple[str, ...] = ()
 
 
-def enumerate_devices(
-    gpus: Sequence[node_options.SeenGpu], strategy: node_options.Strategy
-) -> Enumeration:
+def enumerate_devices(gpus: Sequence[SeenGpu], strategy: Strategy) -> Enumeration:
     """Turn GPUs and MIG devices into resources; ExitedError: the plugin exits over them."""
     resources: dict[str, list[str]] = {}
     warnings: list[str] = []
-    if strategy is node_options.Strategy.SINGLE and any(gpu.is_mig_enabled for gpu in gpus):
+    if strategy is Strategy.SINGLE and any(gpu.is_mig_enabled for gpu in gpus):
         _check_single(gpus)
         resources[_GPU] = [device.uuid for gpu in gpus for device in gpu.mig_devices]
-    elif strategy is node_options.Strategy.MIXED:
+    elif strategy is Strategy.MIXED:
         for gpu in gpus:
             if not gpu.is_mig_enabled:
                 resources.setdefault(_GPU, []).append(gpu.uuid)
@@ -186,7 +274,7 @@ def enumerate_devices(
     return Enumeration(resources=filled, warnings=tuple(warnings))
 
 
-def _check_single(gpus: Sequence[node_options.SeenGpu]) -> None:
+def _check_single(gpus: Sequence[SeenGpu]) -> None:
     if not all(gpu.is_mig_enabled for gpu in gpus):
         raise ExitedError("strategy single: MIG is enabled on some GPUs only")
     empty = [str(gpu.index) for gpu in gpus if not gpu.mig_devices]

@@ -1,11 +1,12 @@
 """Kubernetes objects as the API gives them, plain JSON: questions about them, and their makers."""
 
+import collections
 import datetime as dt
-from collections.abc import Iterable, Mapping, Sequence
+import enum
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from mig_manager.core.node import cluster
-from mig_manager.sandbox.node import node_options
 
 JsonObject = dict[str, Any]
 
@@ -14,10 +15,21 @@ STOP_SECONDS = "sandbox.mig-manager.io/stop-seconds"
 """Annotation of a pod: how long its containers need to stop, in seconds."""
 MONITORS = "sandbox.mig-manager.io/monitors-gpus"
 """Annotation of a pod: with ``true`` its process watches every GPU, as DCGM's does."""
+
+
+class DeployStyle(enum.Enum):
+    """How the device plugin came to the cluster, which decides how it can be paused."""
+
+    GPU_OPERATOR = "gpu-operator"
+    """A DaemonSet that the label ``nvidia.com/gpu.deploy.device-plugin=true`` lets in."""
+    PLAIN = "plain"
+    """NVIDIA's static manifest: no label, a toleration for ``nvidia.com/gpu`` and no other."""
+
+
 PLUGIN_NAME = "nvidia-device-plugin-daemonset"
 _PLUGIN_CONTAINERS = {
-    node_options.DeployStyle.GPU_OPERATOR: "nvidia-device-plugin",
-    node_options.DeployStyle.PLAIN: "nvidia-device-plugin-ctr",
+    DeployStyle.GPU_OPERATOR: "nvidia-device-plugin",
+    DeployStyle.PLAIN: "nvidia-device-plugin-ctr",
 }
 """What the plugin's container is called by the GPU operator, and by the static manifest and the
 Helm chart."""
@@ -68,18 +80,6 @@ def controller(obj: Mapping[str, Any]) -> Mapping[str, Any] | None:
     return next((ref for ref in references if ref.get("controller")), None)
 
 
-def owner_reference(owner: Mapping[str, Any]) -> JsonObject:
-    """Return the reference that makes an object the controlling owner of another."""
-    return {
-        "apiVersion": owner["apiVersion"],
-        "kind": owner["kind"],
-        "name": name(owner),
-        "uid": uid(owner),
-        "controller": True,
-        "blockOwnerDeletion": True,
-    }
-
-
 def now_iso() -> str:
     """Return the wall-clock time as Kubernetes writes it."""
     return dt.datetime.now(dt.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
@@ -123,11 +123,6 @@ def restart_count(pod: Mapping[str, Any]) -> int | None:
     return max((int(c["restartCount"]) for c in containers), default=None)
 
 
-def is_sidecar(init_container: Mapping[str, Any]) -> bool:
-    """Return whether an init container keeps running beside the app containers."""
-    return init_container.get("restartPolicy") == "Always"
-
-
 def gpu_counts(container: Mapping[str, Any]) -> dict[str, int]:
     """Return a container's ``nvidia.com/*`` limits; Kubernetes forbids other requests for them."""
     resources = container.get("resources") or {}
@@ -139,18 +134,12 @@ def gpu_counts(container: Mapping[str, Any]) -> dict[str, int]:
     }
 
 
-def gpu_requests(pod: Mapping[str, Any]) -> dict[str, int]:
-    """Return what a pod needs at once: the app containers' sum or the hungriest init container."""
-    total: dict[str, int] = {}
-    peak: dict[str, int] = {}
-    initial = pod["spec"].get("initContainers") or ()
-    for container in [*pod["spec"]["containers"], *(c for c in initial if is_sidecar(c))]:
-        for resource, count in gpu_counts(container).items():
-            total[resource] = total.get(resource, 0) + count
-    for container in initial:
-        for resource, count in gpu_counts(container).items():
-            peak[resource] = max(peak.get(resource, 0), count)
-    return {r: max(total.get(r, 0), peak.get(r, 0)) for r in {*total, *peak}}
+def gpu_requests(pod: Mapping[str, Any]) -> collections.Counter[str]:
+    """Return what the containers of a pod need together."""
+    total: collections.Counter[str] = collections.Counter()
+    for container in pod["spec"]["containers"]:
+        total.update(gpu_counts(container))
+    return total
 
 
 def tolerates(tolerations: Iterable[Mapping[str, Any]], taint: Mapping[str, Any]) -> bool:
@@ -165,36 +154,25 @@ def tolerates(tolerations: Iterable[Mapping[str, Any]], taint: Mapping[str, Any]
     return False
 
 
-def gpu_pod(  # noqa: PLR0913 - each is a plain fact of the pod
-    name: str,
-    resource: str,
-    *,
-    namespace: str = "default",
-    owner: Mapping[str, Any] | None = None,
-    labels: Mapping[str, str] | None = None,
-    grace_s: int = 30,
-    stop_s: float | None = None,
+def gpu_pod(
+    name: str, resource: str, *, labels: Mapping[str, str] | None = None, grace_s: int = 30
 ) -> JsonObject:
-    """Return the manifest of a pod that wants one device of a resource.
-
-    Its container really needs ``stop_s`` to stop; None: as the node's options say.
-    """
-    metadata: JsonObject = {"name": name, "namespace": namespace, "labels": dict(labels or {})}
-    if owner is not None:
-        metadata["ownerReferences"] = [owner_reference(owner)]
-    if stop_s is not None:
-        metadata["annotations"] = {STOP_SECONDS: str(stop_s)}
+    """Return the manifest of a pod that wants one device of a resource."""
     container = {
         "name": "cuda",
         "image": "nvcr.io/nvidia/cuda",
         "resources": {"limits": {resource: "1"}, "requests": {resource: "1"}},
     }
-    spec = {
-        "containers": [container],
-        "terminationGracePeriodSeconds": grace_s,
-        "schedulerName": "default-scheduler",
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, "namespace": "default", "labels": dict(labels or {})},
+        "spec": {
+            "containers": [container],
+            "terminationGracePeriodSeconds": grace_s,
+            "schedulerName": "default-scheduler",
+        },
     }
-    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
 
 
 def running(pod: Mapping[str, Any], *, restarts: int) -> JsonObject:
@@ -253,35 +231,6 @@ def allocatable_devices(node: Mapping[str, Any]) -> dict[str, int]:
     }
 
 
-def node(opts: node_options.NodeOptions, labels: Mapping[str, str]) -> JsonObject:
-    """Return the Node object as kubelet registers it."""
-    metadata = {"name": opts.name, "labels": dict(labels)}
-    return {"apiVersion": "v1", "kind": "Node", "metadata": metadata, "spec": {}}
-
-
-def node_labels(
-    gpus: Sequence[node_options.SeenGpu], opts: node_options.NodeOptions
-) -> dict[str, str]:
-    """Return the labels that kubelet and GPU feature discovery put on a node, and the extra ones.
-
-    Feature discovery follows a change of layout up to a minute late; the labels that depend on
-    the layout are left out.
-    """
-    labels = {"kubernetes.io/hostname": opts.name, "kubernetes.io/os": "linux"}
-    if gpus:
-        labels |= {
-            "nvidia.com/gpu.present": "true",
-            "nvidia.com/gpu.count": str(len(gpus)),
-            "nvidia.com/gpu.product": gpus[0].name.replace(" ", "-"),
-            "nvidia.com/gpu.memory": str(gpus[0].memory_mib),
-            "nvidia.com/mig.capable": str(any(g.is_mig_capable for g in gpus)).lower(),
-            "nvidia.com/mig.strategy": opts.strategy.value,
-        }
-        if opts.deploy_style is node_options.DeployStyle.GPU_OPERATOR:
-            labels[cluster.PLUGIN_DEPLOY_LABEL] = "true"
-    return {**labels, **opts.labels}
-
-
 def node_status(capacity: Mapping[str, int], allocatable: Mapping[str, int]) -> JsonObject:
     """Return a ready node's status; ``allocatable`` counts only healthy devices."""
     base = {"cpu": "64", "memory": "512Gi", "pods": "110"}
@@ -294,9 +243,9 @@ def node_status(capacity: Mapping[str, int], allocatable: Mapping[str, int]) -> 
     }
 
 
-def plugin_daemon_set(style: node_options.DeployStyle) -> JsonObject:
+def plugin_daemon_set(style: DeployStyle) -> JsonObject:
     """Return NVIDIA's device-plugin DaemonSet as that way of deploying it has it."""
-    is_gated = style is node_options.DeployStyle.GPU_OPERATOR
+    is_gated = style is DeployStyle.GPU_OPERATOR
     labels = {"app": PLUGIN_NAME} if is_gated else {"name": "nvidia-device-plugin-ds"}
     volume = {"name": "device-plugins", "hostPath": {"path": "/var/lib/kubelet/device-plugins"}}
     container = {"name": _PLUGIN_CONTAINERS[style], "image": "nvcr.io/nvidia/k8s-device-plugin"}

@@ -1,7 +1,6 @@
 """A GPU node without GPUs: kubelet, device plugin and PodResources, and a tiny control plane.
 
-One thread per node does everything, woken by the watches, by timers and by the status tick.
-Several nodes of one cluster share one ``ClusterView`` and its watches.
+One thread does everything, woken by the watches, by timers and by the status tick.
 """
 
 import contextlib
@@ -12,16 +11,16 @@ import pathlib
 import queue
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Self
 
 from mig_manager import errors
+from mig_manager.core.node import cluster as node_cluster
 from mig_manager.sandbox.node import (
     cluster_view,
     control_plane,
     device_manager,
     device_plugin,
-    node_options,
     objects,
 )
 
@@ -29,6 +28,30 @@ _log = logging.getLogger(__name__)
 
 _RETRY_S = 0.2
 _JOIN_S = 10.0
+_CRASH_BACKOFF_S = 10.0
+"""First pause before a crashed container starts again; it doubles up to the longest. Kubelet's."""
+_CRASH_BACKOFF_MAX_S = 300.0
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class NodeOptions:
+    """How one sandbox node behaves; durations in seconds."""
+
+    name: str = "sandbox-node"
+    strategy: device_plugin.Strategy = device_plugin.Strategy.MIXED
+    deploy_style: objects.DeployStyle = objects.DeployStyle.GPU_OPERATOR
+    tick_s: float = 10.0
+    """How often kubelet writes the node's status; 10 is kubelet's nodeStatusUpdateFrequency."""
+    pod_start_s: float = 0.2
+    """From the binding of a pod to its containers running."""
+    pod_stop_s: float = 0.1
+    """What a pod needs to stop unless its annotation says otherwise."""
+    plugin_start_s: float = 0.3
+    """From the start of the plugin's container to its look at the GPUs and its registration."""
+    pod_resources_socket: pathlib.Path | None = None
+    """Where to serve PodResources; at most 107 bytes. None: do not serve."""
+    labels: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """Node labels beside those of kubelet and GPU feature discovery."""
 
 
 class SandboxNode:
@@ -38,7 +61,7 @@ class SandboxNode:
         server: URL of the API server, or a connection to it, which is closed at the end.
         state_file: Of the simulated NVML.
         options: How the node behaves.
-        cluster: A view of the cluster, to share among nodes; None: one of its own.
+        cluster: A view of the cluster that is open already; None: one of its own.
     """
 
     def __init__(
@@ -46,14 +69,14 @@ class SandboxNode:
         server: cluster_view.Server,
         state_file: pathlib.Path,
         *,
-        options: node_options.NodeOptions,
+        options: NodeOptions,
         cluster: cluster_view.ClusterView | None = None,
     ) -> None:
         self.options = options
-        self.devices = device_manager.DeviceManager(forget_s=options.forget_resource_s)
+        self.devices = device_manager.DeviceManager()
         self._server = server
         self._shared_cluster = cluster
-        self._gpus = node_options.SimulatedGpus(state_file)
+        self._gpus = device_plugin.SimulatedGpus(state_file)
         self._exits = contextlib.ExitStack()
         self._stopping = threading.Event()
         self._wake = threading.Event()
@@ -102,17 +125,16 @@ class SandboxNode:
             cluster=cluster,
             manager=self.devices,
             program_of=self._program_of,
-            node_labels=objects.node_labels(self._gpus.observe(), options),
+            node_labels=_node_labels(self._gpus.observe(), options),
         )
         kubelet.register()
-        if options.is_control_plane:
-            daemon_set = objects.plugin_daemon_set(options.deploy_style)
-            cluster.create(cluster_view.Kind.DAEMON_SET, daemon_set)
+        daemon_set = objects.plugin_daemon_set(options.deploy_style)
+        cluster.create(cluster_view.Kind.DAEMON_SET, daemon_set)
         if options.pod_resources_socket is not None:
             undo.enter_context(
                 device_manager.PodResourcesServer(options.pod_resources_socket, self.devices)
             )
-        undo.callback(cluster.listen(self._notice))
+        undo.callback(cluster.listen(lambda *_: self._wake.set()))
         thread = threading.Thread(
             target=self._run, args=(cluster, kubelet), name=f"sandbox-{options.name}"
         )
@@ -120,15 +142,6 @@ class SandboxNode:
         undo.callback(self._wake.set)
         undo.callback(self._stopping.set)
         thread.start()
-
-    def _notice(self, kind: cluster_view.Kind, obj: objects.JsonObject) -> None:
-        concerned = {
-            cluster_view.Kind.NODE: objects.name,
-            cluster_view.Kind.POD: objects.node_name,
-        }
-        is_ours = kind in concerned and concerned[kind](obj) == self.options.name
-        if is_ours or self.options.is_control_plane:
-            self._wake.set()
 
     def _program_of(
         self, pod: objects.JsonObject, allocation: device_manager.Allocation
@@ -163,18 +176,17 @@ class SandboxNode:
                 now = time.monotonic()
                 if not self._reboots.empty():
                     waiting.append(self._reboots.get())
-                    kubelet.stop(now)
-                    self.devices.lose_power(now)
+                    kubelet.stop()
+                    self.devices.lose_power()
                     self._gpus.reboot()
                     tick_at = now
                 try:
                     if now >= tick_at:
-                        kubelet.tick(now)
+                        kubelet.tick()
                         tick_at = now + self.options.tick_s
-                    if self.options.is_control_plane:
-                        control_plane.sync_nodes(cluster)
-                        control_plane.sync_daemon_sets(cluster)
-                        control_plane.sync_scheduler(cluster)
+                    control_plane.sync_nodes(cluster)
+                    control_plane.sync_daemon_sets(cluster)
+                    control_plane.sync_scheduler(cluster)
                     kubelet.sync(now)
                 except errors.ClusterError as error:
                     _log.warning("sandbox node %s tries again: %s", self.options.name, error)
@@ -185,7 +197,28 @@ class SandboxNode:
                     next_at = min(tick_at, kubelet.next_at() or tick_at)
                     self._wake.wait(max(0.0, next_at - time.monotonic()))
         finally:
-            kubelet.stop(time.monotonic())
+            kubelet.stop()
+
+
+def _node_labels(gpus: Sequence[device_plugin.SeenGpu], options: NodeOptions) -> dict[str, str]:
+    """Return the labels that kubelet and GPU feature discovery put on a node, and the extra ones.
+
+    Feature discovery follows a change of layout up to a minute late; the labels that depend on
+    the layout are left out.
+    """
+    labels = {"kubernetes.io/hostname": options.name, "kubernetes.io/os": "linux"}
+    if gpus:
+        labels |= {
+            "nvidia.com/gpu.present": "true",
+            "nvidia.com/gpu.count": str(len(gpus)),
+            "nvidia.com/gpu.product": gpus[0].name.replace(" ", "-"),
+            "nvidia.com/gpu.memory": str(gpus[0].memory_mib),
+            "nvidia.com/mig.capable": str(any(g.is_mig_capable for g in gpus)).lower(),
+            "nvidia.com/mig.strategy": options.strategy.value,
+        }
+        if options.deploy_style is objects.DeployStyle.GPU_OPERATOR:
+            labels[node_cluster.PLUGIN_DEPLOY_LABEL] = "true"
+    return {**labels, **options.labels}
 
 
 ProgramFactory = Callable[[objects.JsonObject, device_manager.Allocation], device_plugin.Program]
@@ -224,7 +257,7 @@ class Kubelet:
 
     def __init__(
         self,
-        opts: node_options.NodeOptions,
+        opts: NodeOptions,
         *,
         cluster: cluster_view.ClusterView,
         manager: device_manager.DeviceManager,
@@ -246,17 +279,19 @@ class Kubelet:
         kind = cluster_view.Kind.NODE
         node = self._cluster.node(self._opts.name)
         if node is None:
-            self._cluster.create(kind, objects.node(self._opts, self._node_labels))
+            metadata = {"name": self._opts.name, "labels": dict(self._node_labels)}
+            node = {"apiVersion": "v1", "kind": "Node", "metadata": metadata, "spec": {}}
+            self._cluster.create(kind, node)
         elif missing := self._node_labels.keys() - objects.labels(node).keys():
             labels = {key: self._node_labels[key] for key in missing}
             self._cluster.patch(kind, node, {"metadata": {"labels": labels}})
 
-    def tick(self, now: float) -> None:
+    def tick(self) -> None:
         """Write the node's status where it differs; register a node that has gone."""
         if self._cluster.node(self._opts.name) is None:
             self.register()
         node = self._cluster.node(self._opts.name)
-        status = objects.node_status(*self._manager.status(now))
+        status = objects.node_status(*self._manager.status())
         have = (node or {}).get("status") or {}
         if node is not None and any(have.get(key) != value for key, value in status.items()):
             self._cluster.patch_status(cluster_view.Kind.NODE, node, status)
@@ -279,7 +314,7 @@ class Kubelet:
             if objects.node_name(pod) == self._opts.name
         }
         for uid in self._workers.keys() - pods.keys():
-            self._end(self._workers.pop(uid), now)
+            self._end(self._workers.pop(uid))
         for uid, pod in pods.items():
             worker = self._workers.get(uid) or self._admit(pod, now)
             if worker is None:
@@ -289,10 +324,10 @@ class Kubelet:
                 self._cluster.patch_status(cluster_view.Kind.POD, pod, worker.status)
                 worker.status = None
 
-    def stop(self, now: float) -> None:
+    def stop(self) -> None:
         """End every program at once without a write to the API: the machine is powered off."""
         for worker in self._workers.values():
-            self._end(worker, now)
+            self._end(worker)
         self._workers.clear()
 
     def _admit(self, pod: objects.JsonObject, now: float) -> _Worker | None:
@@ -350,11 +385,11 @@ class Kubelet:
     def _back_off(
         self, worker: _Worker, pod: objects.JsonObject, now: float, *, reason: str, message: str
     ) -> None:
-        worker.program.stop(now)
-        delay_s = self._opts.crash_backoff_s * 2.0**worker.restarts
+        worker.program.stop()
+        delay_s = _CRASH_BACKOFF_S * 2.0**worker.restarts
         worker.restarts += 1
         worker.stage = _Stage.WAITING
-        worker.next_at = now + min(delay_s, self._opts.crash_backoff_max_s)
+        worker.next_at = now + min(delay_s, _CRASH_BACKOFF_MAX_S)
         worker.status = objects.waiting(
             pod, reason=reason, message=message, restarts=worker.restarts
         )
@@ -366,20 +401,15 @@ class Kubelet:
             worker.stage = _Stage.STOPPING if is_running else _Stage.STOPPED
         if worker.stage is _Stage.STOPPING:
             # Computed each time: a second deletion may shorten the grace period.
-            worker.next_at = worker.stopping_since + _stop_s(pod, self._opts.pod_stop_s)
+            grace_s = pod["metadata"]["deletionGracePeriodSeconds"]
+            own_s = objects.annotations(pod).get(objects.STOP_SECONDS, self._opts.pod_stop_s)
+            worker.next_at = worker.stopping_since + min(float(own_s), float(grace_s))
             if now < worker.next_at:
                 return
         worker.stage, worker.next_at = _Stage.STOPPED, None
-        self._end(worker, now)
+        self._end(worker)
         self._cluster.delete(cluster_view.Kind.POD, pod, now=True)
 
-    def _end(self, worker: _Worker, now: float) -> None:
-        worker.program.stop(now)
+    def _end(self, worker: _Worker) -> None:
+        worker.program.stop()
         self._manager.release(worker.uid)
-
-
-def _stop_s(pod: objects.JsonObject, default_s: float) -> float:
-    """Return how long a pod takes to stop: its own time, but never more than its grace."""
-    own_s = float(objects.annotations(pod).get(objects.STOP_SECONDS, default_s))
-    grace_s = pod["metadata"].get("deletionGracePeriodSeconds")
-    return own_s if grace_s is None else min(own_s, float(grace_s))
