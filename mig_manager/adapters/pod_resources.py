@@ -243,7 +243,6 @@ class _Worker:
     def __init__(self, command: Sequence[str]) -> None:
         self._lock = threading.Lock()
         self.is_over = False
-        """Whether it has ended and everything is released."""
         self._child = subprocesses.Child(command)
         self._reaper = threading.Thread(target=self._reap, name="kubelet-worker", daemon=True)
         try:

@@ -85,15 +85,3 @@ def a_kubelet() -> Iterator[Kubelet]:
         server = Kubelet(pathlib.Path(directory))
         yield server
         server.stop()
-
-
-def claiming(*drivers: str) -> Any:
-    claimed = [
-        messages.ClaimResource(driver_name=driver, device_name="gpu-0") for driver in drivers
-    ]
-    claim = messages.DynamicResource(claim_name="c", claim_namespace="ns", claim_resources=claimed)
-    return messages.PodResources(
-        name="p",
-        namespace="ns",
-        containers=[messages.ContainerResources(name="c", dynamic_resources=[claim])],
-    )

@@ -319,14 +319,6 @@ def test_device_nodes_are_created_before_the_spec(host: Host) -> None:
     assert host.served.read_text().endswith("# /dev/nvidia-caps/nvidia-cap12\n")
 
 
-def test_a_machine_without_nodes_or_specs_is_unchanged(tmp_path: pathlib.Path) -> None:
-    roots = stand_ins.host_roots(tmp_path)
-
-    device_nodes.DeviceFiles(roots, proc=tmp_path / "proc").refresh()
-
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_programs_are_searched_where_the_driver_has_its_device_nodes(
     tmp_path: pathlib.Path,
 ) -> None:

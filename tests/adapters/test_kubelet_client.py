@@ -11,7 +11,7 @@ import pytest
 from mig_manager import errors
 from mig_manager.adapters import pod_resources
 from tests import waiting
-from tests.adapters.kubelet_rig import GPU, Kubelet, claiming, devices, pod
+from tests.adapters.kubelet_rig import GPU, Kubelet, devices, pod
 from tests.adapters.processes import children, descriptors, is_dead
 
 _TIMEOUT_S = 60.0
@@ -29,20 +29,6 @@ def a_client(kubelet: Kubelet, *command: str) -> pod_resources.WorkerPodResource
     return pod_resources.WorkerPodResources(
         str(kubelet.path), command=command or (sys.executable, "-c", "")
     )
-
-
-def test_kubelets_answers_are_returned(
-    kubelet: Kubelet, client: pod_resources.WorkerPodResources
-) -> None:
-    kubelet.pods = [pod("train", devices(GPU, "MIG-b", "MIG-a")), claiming("gpu.nvidia.com")]
-    kubelet.devices = [devices(GPU, "MIG-a"), devices("nvidia.com/gpu", "GPU-1")]
-    trained, claimed = client.assigned()
-    assert (trained.key, trained.device_ids) == ("ns/train", frozenset({"MIG-a", "MIG-b"}))
-    assert (claimed.device_ids, claimed.claim_drivers) == (
-        frozenset(),
-        frozenset({"gpu.nvidia.com"}),
-    )
-    assert client.allocatable() == {GPU: frozenset({"MIG-a"}), "nvidia.com/gpu": {"GPU-1"}}
 
 
 def test_an_answer_may_be_long(kubelet: Kubelet, client: pod_resources.WorkerPodResources) -> None:

@@ -4,6 +4,7 @@ import collections
 import dataclasses
 import pathlib
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import pytest
 
@@ -49,27 +50,12 @@ def small(transition: matrix.Transition) -> matrix.Transition:
     )
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Played:
+class Played(NamedTuple):
     seen: tuple[model.Gpu, ...]
     wanted: dict[str, model.DesiredGpu]
-    observation: Sequence[nvml_faults.Call]
     change: Sequence[nvml_faults.Call]
     observation_after: Sequence[nvml_faults.Call]
     after: tuple[model.Gpu, ...]
-
-    @property
-    def new_profiles(self) -> int:
-        """How many GPU-instance profiles there are on the first GPU that were not before."""
-        had, has = (
-            {instance.profile_id for instance in gpus[0].gpu_instances}
-            for gpus in (self.seen, self.after)
-        )
-        return len(has - had)
-
-    @property
-    def mode_changes(self) -> bool:
-        return any(call.function == "nvmlDeviceSetMigMode" for call in self.change)
 
 
 def play(transition: matrix.Transition, path: pathlib.Path) -> Played:
@@ -78,7 +64,7 @@ def play(transition: matrix.Transition, path: pathlib.Path) -> Played:
     try:
         gpus = nvml_gpus.NvmlGpus(clock=host.SystemClock())
         seen = gpus.observe()
-        observation = nvml_faults.read_calls(path)
+        first = len(nvml_faults.read_calls(path))
         wanted = transition.wanted(seen)
         changed = {gpu.uuid: gpu for gpu in gpus.execute(planner.plan(seen, wanted), seen)}
         after = gpus.observe()
@@ -88,14 +74,7 @@ def play(transition: matrix.Transition, path: pathlib.Path) -> Played:
     finally:
         simulated.uninstall()
     last = max(i for i, call in enumerate(calls) if call.function == "nvmlInitWithFlags")
-    return Played(
-        seen=seen,
-        wanted=wanted,
-        observation=observation,
-        change=calls[len(observation) : last],
-        observation_after=calls[last:],
-        after=after,
-    )
+    return Played(seen, wanted, calls[first:last], calls[last:], after)
 
 
 def fewest_changes(gpu: model.Gpu, desired: model.DesiredGpu) -> int:
@@ -124,11 +103,15 @@ def test_no_plan_needs_fewer_changes_and_no_query_is_superfluous(
     # Of the GPU that stays as it is, nothing.
     assert {call.gpu for call in played.change if call.gpu is not None} == {0}
     asked_again = {name: count for name, count in counts.items() if name in LASTING}
-    if not played.mode_changes:
+    if "nvmlDeviceSetMigMode" not in counts:
         assert asked_again == {}
     # To see what came of it is to observation at that GPU, and at no other.
     an_observation = sum(call.gpu == 0 for call in played.observation_after)
-    about_profiles = PROFILE_QUESTIONS * played.new_profiles
+    had, has = (
+        {instance.profile_id for instance in gpus[0].gpu_instances}
+        for gpus in (played.seen, played.after)
+    )
+    about_profiles = PROFILE_QUESTIONS * len(has - had)
     beyond = len(played.change) - len(changes)
     assert beyond <= an_observation + INSTANCE_QUESTIONS * len(changes) + about_profiles
 

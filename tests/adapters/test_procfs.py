@@ -178,6 +178,10 @@ def test_a_gpu_instance_is_used_through_its_own_cap_nodes_or_the_gpu_alone(proc:
     assert [process.pid for process in procfs.using_gpu(found, 2, caps=known)] == [41, 42, 43, 45]
 
 
+def test_at_most_eight_processes_are_named() -> None:
+    assert procfs.listed(range(10)) == "0, 1, 2, 3, 4, 5, 6, 7 and 2 more"
+
+
 def test_a_real_process_is_found_with_its_open_device(tmp_path: pathlib.Path) -> None:
     (tmp_path / "dev").mkdir()
     # No simulated node has it: tests beside this one look for users of theirs in the same /proc.

@@ -54,28 +54,6 @@ def test_no_names_cause_no_call() -> None:
 # -- stopping and starting --------------------------------------------------------------------
 
 
-def test_running_units_are_stopped_in_order_and_started_in_reverse(bus: Bus) -> None:
-    units = {NVSM: Unit(), OTHER: Unit(state="inactive"), DCGM: Unit()}
-
-    with standing_in(bus, units) as played:
-        host = services(bus)
-        ran = host.running([NVSM, OTHER, DCGM])
-        for name in ran:
-            host.stop(name)
-        stopped = {name: unit.state for name, unit in units.items()}
-        for name in reversed(ran):
-            host.start(name)
-
-    assert stopped == {NVSM: "inactive", OTHER: "inactive", DCGM: "inactive"}
-    assert units[OTHER].state == "inactive"
-    assert played.calls == [
-        f"StopUnit {NVSM} replace",
-        f"StopUnit {DCGM} replace",
-        f"StartUnit {DCGM} replace",
-        f"StartUnit {NVSM} replace",
-    ]
-
-
 def stop_and_start(host: systemd.Systemd, *names: str) -> tuple[str, ...]:
     """Stop what runs of these units as a change does, and start it again; return what ran."""
     ran = host.running(names)

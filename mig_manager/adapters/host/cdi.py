@@ -102,7 +102,6 @@ class CdiSpecs:
             self._refresh_management()
 
     def _refresh_workloads(self, path: pathlib.Path, variables: Mapping[str, str]) -> None:
-        """Regenerate the spec for workloads, with the device names that it uses now."""
         program = self._host.find(_TOOL)
         if program is None:
             _skip(str(path), f"{_TOOL} is not found on the host")

@@ -49,7 +49,6 @@ class _TextFile:
     """
 
     _what: str
-    """Its name in errors."""
 
     def __init__(self, path: pathlib.Path) -> None:
         self._path = path

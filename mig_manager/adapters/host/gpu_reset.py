@@ -40,9 +40,7 @@ class GpuStatus:
 
     uuid: str
     minor: int | None
-    """The N of its ``/dev/nvidiaN``; None if unknown."""
     is_pending: bool
-    """Whether a change of the MIG mode is pending."""
     is_persistent: bool
     """Whether persistence mode is on: the driver itself then keeps the GPU open."""
     has_instances: bool
@@ -156,7 +154,6 @@ class SmiReset:
             _log.warning("gpu_users_unknown", gpu=gpu.uuid, why=hidden)
 
     def _users(self, status: GpuStatus, *, ignore: Sequence[str] = ()) -> list[str]:
-        """Name the processes that use a GPU, as far as they are visible here."""
         seen = {
             process.pid: str(process)
             for process in procfs.gpu_processes(self._proc, ignore=(os.getpid(),))
@@ -215,7 +212,6 @@ class SmiReset:
             _log.info("persistence_mode_set", gpus=uuids, is_on=is_on)
 
     def _refused(self, chosen: Sequence[model.Gpu], done: programs.Finished) -> errors.HostError:
-        """Return the error for a reset that the tool refused."""
         if _IN_USE.search(done.output):
             users = [user for gpu in chosen for user in self._users(self._query(gpu))]
             names = procfs.listed(dict.fromkeys(users))

@@ -30,7 +30,6 @@ _CAREFUL = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 """No child inherits the lock, no link is followed, and a pipe in its place does not block."""
 _MAX_BYTES = 4096
 _MOST_OPENINGS = 10
-"""How often a file that is removed meanwhile is opened again."""
 _FOLDER_MODE = 0o755
 
 _log = structlog.get_logger()

@@ -41,7 +41,6 @@ _PRIORITIES = {
     "critical": Priority.ERROR,
     "exception": Priority.ERROR,
 }
-"""By the logger's method."""
 
 
 class LineWriter:
@@ -138,7 +137,6 @@ class LineWriter:
                 self._write_some = functools.partial(os.write, own)
 
     def _write_to_stream(self, data: bytes) -> int:
-        """Write to a stream in memory."""
         self._stream.write(data.decode(self._encoding))
         self._stream.flush()
         return len(data)

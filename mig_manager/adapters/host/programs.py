@@ -135,14 +135,11 @@ class Finished:
     """How a program ended; the caller decides whether that is a failure."""
 
     line: str
-    """The program and its arguments."""
     status: int
     """Negative for a signal."""
     stdout: str
     is_cut: bool
-    """Whether ``stdout`` is only the beginning."""
     stderr: str
-    """The end."""
 
     @property
     def output(self) -> str:

@@ -37,7 +37,6 @@ class Keep(NamedTuple):
 
     stdout_bytes: int = _LENGTH.size + _MAX_MESSAGE_BYTES
     keeps_stdout_end: bool = False
-    """Whether the last bytes are kept, not the first."""
     stderr_bytes: int = 16 * 1024
     """Of stderr always the last bytes are kept."""
 
@@ -263,7 +262,6 @@ class Ended(NamedTuple):
     stdout: str
     stderr: str
     is_cut: bool
-    """Whether ``stdout`` is not all that it wrote."""
 
 
 def run(

@@ -121,7 +121,6 @@ class WorkerGpus(ports.Standby):
         self._proc_root = proc_root
         self._left_behind: list[_Worker] = []
         self._seen = model.NO_GPUS
-        """All GPUs as last observed."""
         self._last: dict[int, model.Gpu] = {}
         """Each GPU by index, as it was when it was last reachable."""
         self._ready: _Worker | None = None

@@ -40,7 +40,6 @@ class Executor:
 
     plan: steps.GpuPlan
     known: model.Gpu | None
-    """The GPU as observed before."""
     in_use_timeout_s: float
     """How long steps that fail with IN_USE are repeated, from the first failure of the run on."""
     clock: timing.Clock
@@ -51,7 +50,6 @@ class Executor:
     _give_up_s: float | None = None
     _device: gpu_device.Device | None = None
     _by_id: dict[int, gpu_device.GpuInstanceRef] = dataclasses.field(default_factory=dict)
-    """GPU instances that were looked up by id."""
     _by_profile: dict[int, list[gpu_device.GpuInstanceRef]] = dataclasses.field(
         default_factory=dict
     )
@@ -115,7 +113,6 @@ class Executor:
             delay_s = min(2 * delay_s, _LONGEST_RETRY_S)
 
     def _add_users(self, step: steps.Step, error: errors.HardwareError) -> None:
-        """Add the processes that use the GPU or the instance to an IN_USE error."""
         from mig_manager.adapters.nvml import processes  # noqa: PLC0415 - seldom needed
 
         instance_id = None
@@ -283,7 +280,6 @@ class Executor:
 
 
 def _require_mode(device: gpu_device.Device, mode: model.MigMode, activation: int) -> None:
-    """Check that the mode that was set is the current one and the pending one."""
     modes = device.mig_mode()
     if modes == (mode, mode):
         return

@@ -65,7 +65,6 @@ class NvmlGpus:
 
     @contextlib.contextmanager
     def _session_for(self, plan: steps.Plan, known: Mapping[str, model.Gpu]) -> Iterator[None]:
-        """Open a session and check the preconditions of a plan."""
         require_idle = None
         if plan.requires_idle:
             from mig_manager.adapters.nvml import processes  # noqa: PLC0415 - seldom needed

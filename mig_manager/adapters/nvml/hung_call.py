@@ -81,7 +81,6 @@ class Call:
     """The last call of one of a worker's threads."""
 
     function: str
-    """The NVML function, such as ``nvmlGpuInstanceDestroy``."""
     gpu: str
     """Index and UUID as text, as far as known; empty when no GPU is concerned."""
     minor: int | None
@@ -99,7 +98,6 @@ class LastCalls:
 
     def __init__(self) -> None:
         self.fd = os.memfd_create("nvml-last-calls", os.MFD_CLOEXEC)
-        """For the worker to inherit."""
         try:
             os.ftruncate(self.fd, _SLOTS * _SLOT_BYTES)
             self._memory = mmap.mmap(self.fd, _SLOTS * _SLOT_BYTES)
@@ -210,7 +208,6 @@ class Recorder:
             self.returned()
 
     def _slot(self) -> memoryview | None:
-        """Return the memory of this thread; None if none is attached or left."""
         if self._memory is None:
             return None
         try:

@@ -270,7 +270,6 @@ class MigChanges:
 
 
 def _address(handle: Any) -> int:
-    """Return the value of a handle, which identifies the GPU."""
     return ctypes.cast(handle, ctypes.c_void_p).value or 0
 
 

@@ -163,7 +163,6 @@ def _name(pid: int) -> str:
 
 
 def _of_gpu(index: int, files: OpenFiles) -> tuple[str, tuple[steps.GpuProcess, ...]] | None:
-    """Return UUID and processes of a GPU; None if it does not answer."""
     try:
         handle = library.call(pynvml.nvmlDeviceGetHandleByIndex, index)
         uuid: str = library.call(pynvml.nvmlDeviceGetUUID, handle)

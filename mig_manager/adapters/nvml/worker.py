@@ -19,7 +19,6 @@ from mig_manager.adapters.nvml import hung_call
 
 _PROC = pathlib.Path("/proc")
 _WAIT_S = 60.0
-"""For one call that waits for changes."""
 _BURST_S = 0.1
 """One ``nvidia-smi`` command changes many instances: changes within this time are one message."""
 
