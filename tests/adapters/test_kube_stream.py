@@ -110,4 +110,3 @@ def test_another_thread_can_interrupt_a_blocked_read_more_than_once(server: Serv
         assert list(stream) == []
         stream.interrupt()
     stream.interrupt()
-    stream.close()

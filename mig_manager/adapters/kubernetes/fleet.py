@@ -1,6 +1,7 @@
 """Many nodes at once, for commands: watch them by a selector, and label them.
 
 Level-triggered, like the agent's own watch: after any failure all nodes are listed again.
+Functions and methods raise ``ClusterError`` if the API refuses or does not answer.
 """
 
 import http
@@ -36,11 +37,7 @@ class Fleet(watch.Watch):
         """Why changes of the nodes do not arrive at present; empty if they do."""
 
     def start(self) -> None:
-        """List the nodes, and watch them from now on.
-
-        Raises:
-            ClusterError: The API refused, does not answer, or cannot parse the selector.
-        """
+        """List the nodes, and watch them from now on."""
         self.list()
         super().start()
 
@@ -63,17 +60,14 @@ class Fleet(watch.Watch):
     ) -> bool:
         """Set a node's layout label; return False if the node has changed since, or is gone.
 
-        None removes the label, or the annotation for ``undo`` (``mark``).
-
-        Raises:
-            ClusterError: The API refused or does not answer; the label may have been written.
+        None removes the label, or the annotation for ``undo`` (``mark``). After an error the label
+        may have been written.
         """
-        text = mark.to_json() if mark else None
         change = {
             "metadata": {
                 "resourceVersion": seen.version,
                 "labels": {cluster.CONFIG_LABEL: layout},
-                "annotations": {cluster.ROLLOUT_ANNOTATION: text},
+                "annotations": {cluster.ROLLOUT_ANNOTATION: mark and mark.to_json()},
             }
         }
         try:
@@ -116,29 +110,21 @@ class Fleet(watch.Watch):
 
 
 def pods_by_node(kube: api.KubeApi) -> dict[str, list[cluster.Pod]]:
-    """Return the pods that use GPUs, by the node they are bound to.
+    """Return the pods that use GPUs, by the node they are bound to."""
 
-    Raises:
-        ClusterError: The API refused or does not answer.
-    """
+    def gpu_pod(item: Mapping[str, Any]) -> cluster.Pod | None:
+        pod = cluster.parse_pod(item)
+        is_candidate = pod.node_name and (pod.gpu_resources or pod.has_claims)
+        return pod if is_candidate and not pod.is_finished else None
+
     by_node: dict[str, list[cluster.Pod]] = {}
-    for pod in filter(None, cluster.listed(kube.get, "/api/v1/pods", {}, _gpu_pod)):
+    for pod in filter(None, cluster.listed(kube.get, "/api/v1/pods", {}, gpu_pod)):
         by_node.setdefault(pod.node_name, []).append(pod)
     return by_node
 
 
-def _gpu_pod(item: Mapping[str, Any]) -> cluster.Pod | None:
-    pod = cluster.parse_pod(item)
-    is_candidate = pod.node_name and (pod.gpu_resources or pod.has_claims)
-    return pod if is_candidate and not pod.is_finished else None
-
-
 def config_text(kube: api.KubeApi, *, namespace: str, name: str) -> str | None:
-    """Return the config document in a ConfigMap; None if the ConfigMap does not exist.
-
-    Raises:
-        ClusterError: The API refused or does not answer, or there is no document in it.
-    """
+    """Return the config document in a ConfigMap; None if the ConfigMap does not exist."""
     try:
         config_map = kube.get(f"/api/v1/namespaces/{namespace}/configmaps/{name}")
     except errors.ClusterError as error:

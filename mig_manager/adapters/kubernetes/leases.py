@@ -66,10 +66,8 @@ class LeaseSlots:
         nodes do not all try the same one.
         """
         self._kube = kube
-        self._path = (
-            "/apis/coordination.k8s.io/v1/namespaces/"
-            f"{urllib.parse.quote(namespace, safe='')}/leases"
-        )
+        quoted = urllib.parse.quote(namespace, safe="")
+        self._path = f"/apis/coordination.k8s.io/v1/namespaces/{quoted}/leases"
         self._node = node_name
         self._limit = limit
         self._clock = clock
@@ -153,7 +151,7 @@ class LeaseSlots:
     def _list(self) -> slots.Judgement:
         leases = self._kube.get(self._path)
         with cluster.understood("the list of Leases"):
-            found = [slot for item in leases["items"] or () if (slot := _slot(item)) is not None]
+            found = list(filter(None, map(_slot, leases["items"] or ())))
         now_s = self._clock.monotonic()
         self._seen = slots.remember(self._seen, found, now_s)
         return slots.judge(found, self._seen, now_s, node=self._node, limit=self._limit)

@@ -18,7 +18,6 @@ from mig_manager.core import messages, model, ports, steps, timing
 from mig_manager.core.node import cluster, resources
 
 _COMPONENT = "mig-manager"
-"""The source of our Events."""
 _CONFLICT_ATTEMPTS = 8
 _LONGEST_NODE_NAME = 220
 """Characters; with a dot and 24 hex digits an Event's name stays below the 253 of RFC 1123."""
@@ -55,14 +54,14 @@ class KubeNode:
 
     def patch(self, change: cluster.NodePatch) -> cluster.NodeView:
         self._join_announcement()
-        return self._patch({"metadata": _metadata(change)})
+        return self._patch(change)
 
     def announce(self, change: cluster.NodePatch) -> None:
         self._join_announcement()
 
         def write() -> None:
             try:
-                self._patch({"metadata": _metadata(change)})
+                self._patch(change)
             except errors.ClusterError as error:
                 _log.warning("announcement_not_published", detail=error.message)
 
@@ -81,7 +80,7 @@ class KubeNode:
         for _ in range(_CONFLICT_ATTEMPTS):
             change = decide(node.view)
             try:
-                return self._patch(_versioned_patch(change, node))
+                return self._patch(change, version=node.version, spec=_spec(change, node))
             except errors.ClusterError as error:
                 if error.status != http.HTTPStatus.CONFLICT:
                     raise
@@ -138,8 +137,21 @@ class KubeNode:
     def _get(self) -> "_Node":
         return self._parse(self._kube.get(self._path))
 
-    def _patch(self, body: dict[str, Any]) -> cluster.NodeView:
-        # A merge patch (RFC 7386) says all of this without depending on merge keys.
+    def _patch(
+        self,
+        change: cluster.NodePatch,
+        *,
+        version: str = "",
+        spec: Mapping[str, Any] | None = None,
+    ) -> cluster.NodeView:
+        metadata = {
+            "resourceVersion": version,
+            "labels": dict(change.labels),
+            "annotations": dict(change.annotations),
+        }
+        body: dict[str, Any] = {"metadata": {key: part for key, part in metadata.items() if part}}
+        if spec:
+            body["spec"] = spec
         return self._parse(self._kube.patch(self._path, body)).view
 
     def _parse(self, node: Mapping[str, Any]) -> "_Node":
@@ -215,19 +227,12 @@ class _EventQueue:
                     self._queue.clear()
 
 
-def _metadata(change: cluster.NodePatch) -> dict[str, Any]:
-    parts = {"labels": change.labels, "annotations": change.annotations}
-    return {name: dict(values) for name, values in parts.items() if values}
-
-
-def _versioned_patch(change: cluster.NodePatch, node: _Node) -> dict[str, Any]:
-    """Return the merge patch, valid only for this version of the node.
+def _spec(change: cluster.NodePatch, node: _Node) -> dict[str, Any]:
+    """Return what has to change of the spec of this version of the node.
 
     ``spec.taints`` has no merge key (unlike a container's ports, its declaration in
-    k8s.io/api/core/v1 names no patchStrategy), so a patch replaces the whole list. It is written
-    only where it has to change.
+    k8s.io/api/core/v1 names no patchStrategy), so a patch replaces the whole list.
     """
-    metadata = {"resourceVersion": node.version, **_metadata(change)}
     spec: dict[str, Any] = {}
     if change.unschedulable is not None:
         spec["unschedulable"] = change.unschedulable
@@ -235,7 +240,7 @@ def _versioned_patch(change: cluster.NodePatch, node: _Node) -> dict[str, Any]:
         others = [taint for taint in node.taints if taint["key"] != cluster.HOLD_TAINT]
         own = [{"key": cluster.HOLD_TAINT, "effect": "NoSchedule"}] if change.hold_taint else []
         spec["taints"] = [*others, *own]
-    return {"metadata": metadata, **({"spec": spec} if spec else {})}
+    return spec
 
 
 class AdvertisingGpus:
@@ -253,24 +258,13 @@ class AdvertisingGpus:
         self._name = name
         self._advertised: dict[str, int] | None = None
         self._observed = model.NO_GPUS
-        """All GPUs as last observed."""
 
     def observe(self) -> model.ObservedGpus:
-        """Return every GPU, and advertise them.
-
-        Raises:
-            HardwareError: From the wrapped port.
-        """
         gpus = self._observed = self._gpus.observe()
         self._advertise()
         return gpus
 
     def execute(self, plan: steps.Plan, seen: Sequence[model.Gpu] = ()) -> model.ObservedGpus:
-        """Run the steps of every GPU, and advertise the result.
-
-        Raises:
-            HardwareError: From the wrapped port.
-        """
         changed = self._gpus.execute(plan, seen)
         self._observed = self._observed.updated(changed)
         self._advertise()

@@ -123,7 +123,8 @@ class WatchStream(Iterator[dict[str, Any]]):
         return self
 
     def __exit__(self, *_exc: object) -> None:
-        self.close()
+        # After a partial read the connection cannot serve another request.
+        self._response.close()
 
     def __next__(self) -> dict[str, Any]:
         """Wait for the next event.
@@ -143,10 +144,6 @@ class WatchStream(Iterator[dict[str, Any]]):
         # It may be closed meanwhile.
         with contextlib.suppress(OSError, RuntimeError, ValueError):
             self._response.shutdown()
-
-    def close(self) -> None:
-        """Close the connection: after a partial read it cannot serve another request."""
-        self._response.close()
 
     def _read_line(self) -> bytes | None:
         """Return the next line, or None at the end of the stream."""

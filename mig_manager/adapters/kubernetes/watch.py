@@ -53,13 +53,8 @@ class Watch(abc.ABC):
     by its methods is reported to ``lost``, and the collection is listed again. A read that waits
     for the server's first byte cannot be ended from outside; such a thread is abandoned.
 
-    Args:
-        kube: The API.
-        path: The collection.
-        selector: ``fieldSelector`` or ``labelSelector``.
-        name: The thread's name.
-        stop: Ends the loop before its next request; ``end`` sets it and ends the loop at once.
-        times: Lengths of the watch and its backoff.
+    ``selector`` has a ``fieldSelector`` or ``labelSelector``, ``name`` is the thread's. ``stop``
+    ends the loop before its next request; ``end`` sets it and ends the loop at once.
     """
 
     def __init__(
@@ -138,14 +133,12 @@ class Watch(abc.ABC):
             try:
                 self._list_and_watch()
             except Exception as error:  # noqa: BLE001 - a bug, also of the listener, must not end it
-                is_silence = (
-                    isinstance(error, errors.ClusterError)
-                    and error.status is None
-                    and error.reason is errors.Reason.API_UNAVAILABLE
-                )
-                if not is_silence:
-                    # 410, or an answer that is not understood: our version may be the cause.
-                    self._version = ""
+                match error:
+                    case errors.ClusterError(status=None, reason=errors.Reason.API_UNAVAILABLE):
+                        pass
+                    case _:
+                        # 410, or an answer that is not understood: our version may be the cause.
+                        self._version = ""
                 if not self._stop.is_set():
                     with contextlib.suppress(Exception):
                         self.lost(error)
@@ -188,7 +181,11 @@ class Watch(abc.ABC):
 
 
 class NodeWatch(Watch):
-    """Delivers one node after each change; ``run`` is for a thread of its own."""
+    """Delivers one node after each change; ``run`` is for a thread of its own.
+
+    ``on_node`` is called in the watch's thread with the node after each change and each list, even
+    if it is unchanged, and never after ``stop``, which ends ``run``.
+    """
 
     def __init__(
         self,
@@ -199,11 +196,6 @@ class NodeWatch(Watch):
         stop: threading.Event,
         times: Times | None = None,
     ) -> None:
-        """Prepare, and send nothing yet.
-
-        ``on_node`` is called in the watch's thread with the node after each change and each list,
-        even if it is unchanged, and never after ``stop``, which ends ``run``.
-        """
         selector = {"fieldSelector": f"metadata.name={name}"}
         own = "node-watch-reader"
         super().__init__(kube, "/api/v1/nodes", selector, name=own, stop=stop, times=times)
