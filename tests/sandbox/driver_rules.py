@@ -18,50 +18,33 @@ def check(gpu: model.Gpu, step: steps.Step) -> None:
     Raises:
         ImpossibleStepError: It would refuse.
     """
-    now = _situation(gpu)
     try:
-        match step:
-            case steps.SetMode():
-                _set_mode(now, step)
-            case steps.DestroyComputeInstance():
-                _destroy_compute_instance(now, step)
-            case steps.DestroyGpuInstance():
-                _destroy_gpu_instance(now, step)
-            case steps.CreateGpuInstance():
-                _create_gpu_instance(now, step)
-            case steps.CreateComputeInstance():
-                _create_compute_instance(now, step)
+        _carry_out(_situation(gpu), step)
     except states.Refused as refused:
         raise ImpossibleStepError(f"{refused}: {step} on {gpu}") from refused
 
 
-def _set_mode(now: transitions.Situation, step: steps.SetMode) -> None:
-    _, code = transitions.set_mode(now, int(step.mode is model.MigMode.ENABLED))
-    if code is not states.Code.SUCCESS:
-        raise states.Refused(code)
-
-
-def _destroy_compute_instance(
-    now: transitions.Situation, step: steps.DestroyComputeInstance
-) -> None:
-    for instance in now.gpu.instances:
-        for compute in instance.compute_instances:
-            ids = (instance.instance_id, compute.instance_id)
-            if ids == (step.gpu_instance_id, step.compute_instance_id):
-                transitions.destroy_compute_instance(now, instance, compute)
-
-
-def _destroy_gpu_instance(now: transitions.Situation, step: steps.DestroyGpuInstance) -> None:
-    for instance in now.gpu.instances:
-        if instance.instance_id == step.gpu_instance_id:
-            transitions.destroy_gpu_instance(now, instance)
-
-
-def _create_gpu_instance(now: transitions.Situation, step: steps.CreateGpuInstance) -> None:
-    transitions.create_gpu_instance(now, step.profile_id, step.placement)
-    named = hardware.profile_of(now.board.product, now.board.row(step.profile_id))
-    if named != step.profile:
-        raise states.Refused(states.Code.INVALID_ARGUMENT)
+def _carry_out(now: transitions.Situation, step: steps.Step) -> None:
+    instances = {instance.instance_id: instance for instance in now.gpu.instances}
+    match step:
+        case steps.SetMode():
+            _, code = transitions.set_mode(now, int(step.mode is model.MigMode.ENABLED))
+            if code is not states.Code.SUCCESS:
+                raise states.Refused(code)
+        case steps.DestroyComputeInstance():
+            instance = instances[step.gpu_instance_id]
+            computes = {compute.instance_id: compute for compute in instance.compute_instances}
+            compute = computes[step.compute_instance_id]
+            transitions.destroy_compute_instance(now, instance, compute)
+        case steps.DestroyGpuInstance():
+            transitions.destroy_gpu_instance(now, instances[step.gpu_instance_id])
+        case steps.CreateGpuInstance():
+            transitions.create_gpu_instance(now, step.profile_id, step.placement)
+            row = now.board.row(step.profile_id)
+            if hardware.profile_of(now.board.product, row) != step.profile:
+                raise states.Refused(states.Code.INVALID_ARGUMENT)
+        case steps.CreateComputeInstance():
+            _create_compute_instance(now, step)
 
 
 @functools.cache

@@ -58,12 +58,6 @@ def node(folder: pathlib.Path, **options: object) -> pathlib.Path:
     return path
 
 
-def of_another_version(state: pathlib.Path) -> None:
-    """Have the library find a kernel module of another version than its own."""
-    fault = nvml_faults.Fault(function="nvmlInit*", count=None, code=_MISMATCH)
-    nvml_faults.SharedState(state).add_fault(fault)
-
-
 @pytest.mark.parametrize(
     "folder",
     [
@@ -82,19 +76,11 @@ def test_the_library_is_found_where_distributions_put_it(
     assert list(programs.libraries(tmp_path)) == [file]
 
 
-@pytest.mark.parametrize(
-    ("folder", "arguments"),
-    [
-        ("root/usr/lib/x86_64-linux-gnu/nvidia/current", ("--driver-root", "{}/root")),
-        ("host/usr/lib64", ()),
-    ],
-    ids=["root", "host"],
-)
-def test_commands_find_the_library_below_a_driver_root_or_the_mounted_host(
-    shell: Machine, tmp_path: pathlib.Path, folder: str, arguments: tuple[str, ...]
+def test_commands_find_the_library_below_the_mounted_host(
+    shell: Machine, tmp_path: pathlib.Path
 ) -> None:
-    with library.served(tmp_path / folder, node(tmp_path)):
-        done = shell("status", *(each.format(tmp_path) for each in arguments))
+    with library.served(tmp_path / "host/usr/lib64", node(tmp_path)):
+        done = shell("status")
 
     assert done.returncode == 0, done.stderr
 
@@ -110,7 +96,7 @@ def test_links_of_debians_alternatives_lead_to_paths_below_the_driver_root(
     usual.symlink_to("/etc/alternatives/nvidia--libnvidia-ml.so.1")
     alternative.symlink_to(f"/opt/driver-550/{library.NAME}")
     with library.served(root / "opt/driver-550", node(tmp_path)):
-        answer = shell("apply", "whole", "-f", "-", stdin=_LAYOUT, DRIVER_ROOT_CTR_PATH=str(root))
+        answer = shell("apply", "whole", "-f", "-", "--driver-root", str(root), stdin=_LAYOUT)
 
     assert answer.returncode == 0, answer.stderr
 
@@ -143,35 +129,25 @@ def test_doctor_finds_the_library_that_every_command_finds_by_the_loaders_variab
     assert (verdicts["driver"], verdicts["gpus"]) == ("ok", "ok")
 
 
-def test_the_driver_roots_library_is_used_where_the_loaders_is_of_another_version(
+def test_where_the_loaders_library_is_of_another_version_the_driver_roots_is_used_if_there_is_one(
     shell: Machine, tmp_path: pathlib.Path
 ) -> None:
     stale, current = node(tmp_path / "stale"), node(tmp_path / "current")
-    of_another_version(stale)
+    # The library finds a kernel module of another version than its own.
+    mismatch = nvml_faults.Fault(function="nvmlInit*", count=None, code=_MISMATCH)
+    nvml_faults.SharedState(stale).add_fault(mismatch)
     root = tmp_path / "root"
-    with (
-        library.served(tmp_path / "injected", stale) as file,
-        library.served(root / "usr/lib64", current),
-    ):
+    with library.served(tmp_path / "injected", stale) as file:
         environ = {"LD_LIBRARY_PATH": str(file.parent), "DRIVER_ROOT_CTR_PATH": str(root)}
-        done = shell("status", "-o", "json", **environ)
+        alone = shell("status", **environ)
+        with library.served(root / "usr/lib64", current):
+            both = shell("status", "-o", "json", **environ)
 
-    assert done.returncode == 0, done.stderr
-    assert len(json.loads(done.stdout)["gpus"]) == 1
-
-
-def test_a_library_of_another_version_without_a_right_one_takes_a_restart_of_the_pod(
-    shell: Machine, tmp_path: pathlib.Path
-) -> None:
-    state, root = node(tmp_path), tmp_path / "root"
-    of_another_version(state)
-    with library.served(tmp_path / "injected", state) as file:
-        environ = {"LD_LIBRARY_PATH": str(file.parent), "DRIVER_ROOT_CTR_PATH": str(root)}
-        done = shell("status", **environ)
-
-    assert done.returncode == 1
-    assert "there is no library of the loaded driver's version" in done.stderr
-    assert "remedy: Restart the pod" in done.stderr
+    assert alone.returncode == 1
+    assert "there is no library of the loaded driver's version" in alone.stderr
+    assert "remedy: Restart the pod" in alone.stderr
+    assert both.returncode == 0, both.stderr
+    assert len(json.loads(both.stdout)["gpus"]) == 1
 
 
 def test_nvidia_smi_is_found_on_the_path_where_no_driver_root_has_it(

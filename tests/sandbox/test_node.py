@@ -109,7 +109,8 @@ def running(state_file: pathlib.Path, options: sandbox_node.NodeOptions) -> Iter
             rig = Rig(server.url, state_file, sandbox)
             with contextlib.closing(rig.api):
                 yield rig
-        assert not [t.name for t in threading.enumerate() if t.name.startswith("sandbox-n1")]
+        watched = ("sandbox-n1", "sandbox-watch", "sandbox-podresources")
+        assert not [t.name for t in threading.enumerate() if t.name.startswith(watched)]
 
 
 @pytest.fixture

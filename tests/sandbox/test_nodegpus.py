@@ -42,28 +42,20 @@ def test_programs_see_what_nvml_reports(state_file: pathlib.Path) -> None:
     assert len(seen[1].mig_devices) == 4
 
 
-def test_a_program_that_computes_is_listed_by_nvml_until_it_lets_go(
+def test_a_program_holds_its_device_until_it_lets_go_and_is_listed_if_it_computes(
     state_file: pathlib.Path,
 ) -> None:
     gpus = device_plugin.SimulatedGpus(state_file)
-    uuid = gpus.observe()[1].mig_devices[0].uuid
-    let_go = gpus.hold(uuid, process="train", computes=True)
-    handle = pynvml.nvmlDeviceGetHandleByIndex(1)
-    assert len(pynvml.nvmlDeviceGetComputeRunningProcesses(handle)) == 1
+    whole, partitioned = gpus.observe()
+    let_go = gpus.hold(partitioned.mig_devices[0].uuid, process="train", computes=True)
+    gpus.hold(whole.uuid, process="monitor", computes=False)
+    listed = pynvml.nvmlDeviceGetComputeRunningProcesses
+    assert [len(listed(nvml_rig.gpu(index))) for index in range(2)] == [0, 1]
     let_go()
     let_go()
 
-    assert pynvml.nvmlDeviceGetComputeRunningProcesses(handle) == []
-
-
-def test_a_program_that_watches_is_not_listed_but_holds_the_gpu(
-    state_file: pathlib.Path,
-) -> None:
-    gpus = device_plugin.SimulatedGpus(state_file)
-    gpus.hold(gpus.observe()[0].uuid, process="monitor", computes=False)
-    device = pynvml.nvmlDeviceGetHandleByIndex(0)
-
-    assert pynvml.nvmlDeviceSetMigMode(device, 1) == pynvml.NVML_ERROR_IN_USE
+    assert listed(nvml_rig.gpu(1)) == []
+    assert pynvml.nvmlDeviceSetMigMode(nvml_rig.gpu(0), 1) == pynvml.NVML_ERROR_IN_USE
 
 
 def test_a_device_that_does_not_exist_cannot_be_used(state_file: pathlib.Path) -> None:
