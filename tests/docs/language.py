@@ -1,11 +1,10 @@
 """List words that this project replaces: ``python tests/docs/language.py [PATH...]``.
 
 Identifiers are split at underscores and capitals: ``told_as`` has ``told``. A line of output is
-``file:line: word (say: ...)``; ``--count`` prints one line per file instead.
+``file:line: word (say: ...)``.
 """
 
 import ast
-import collections
 import functools
 import pathlib
 import re
@@ -65,50 +64,35 @@ NAMES = {"said", "given", "told", "held", "mind", "staff"}
 """Names that hide what a thing is: no variable, parameter, function or class has one of these."""
 
 
-class Exempt(NamedTuple):
-    """A use of a word that is right."""
-
-    context: str
-    """Pattern of the words in question, with what surrounds them."""
-    where: str
-    """Pattern of the path below the repository; empty: everywhere."""
-    reason: str
-
-
 EXEMPT = (
-    Exempt(
-        r"\bholders?\b|\bheld\b",
-        r".*(?:slots|leases|lock_?file)",
-        "Kubernetes: a Lease has a holder",
-    ),
-    Exempt(r"\"holders?\"|'holders?'", "", "a JSON key, and a check of doctor"),
-    Exempt(r"\bheld the lock\b", "", "a lock is held"),
-    Exempt(r"\b(?:is|was) due\b|\b(?:reset|rollback) due\b", "", "a time; names of log events"),
-    Exempt(
-        r"\bboards?\b",
-        r"mig_manager/(?:sandbox|catalogue|core|adapters/nvml/worker)|tests/|docs/|testkit/",
-        "hardware",
-    ),
-    Exempt(r"\bexchanges? messages\b", "", "ordinary English"),
-    Exempt(r"\blook (?:idle|the same|alike|the name up)\b", "", "ordinary English"),
-    Exempt(r"\bin \w+ places\b", "", "ordinary English"),
-    Exempt(r"\block\.holder\b|\bholder identity\b", "", "a file on the host; a field of a Lease"),
-    Exempt(r"\bdue to\b", "", "ordinary English"),
-    Exempt(r"\block(?:s)?(?: is| are)?[ ._]held\b|\bheld[ _]locks?\b", "", "a lock is held"),
-    Exempt(r"\bin turn\b", "", "ordinary English"),
-    Exempt(r"\bturn(?:s|ed)?(?: it| them)? (?:on|off)\b", "", "ordinary English"),
-    Exempt(r"\bturn(?:s|ed)?(?: \S+){0,9} into\b", "", "ordinary English"),
-    Exempt(r"\bdecimal places\b", "", "ordinary English"),
-    Exempt(r"\bso peer ?cred\w*|\bpeer (?:certificate|credentials?)\b", "", "names of the system"),
-    Exempt(
-        r"\bexchanges?\b",
-        r"(?:mig_manager|tests)/sandbox/",
-        "HTTP's term for request and response",
-    ),
-    Exempt(r"\bpeer urls\b", "tests/cluster/envtest", "options of etcd"),
-    Exempt(r"\bworld[- ]readable\b", "", "term of file permissions"),
-    Exempt(r"\b(?:tells?|told)(?: \w+){1,4} apart\b|\btell apart\b", "", "ordinary English"),
+    # Ordinary English.
+    r"\bexchanges? messages\b|\blook (?:idle|the same|alike|the name up)\b|\bin \w+ places\b",
+    r"\bdue to\b|\bin turn\b|\bdecimal places\b|\b(?:tells?|told)(?: \w+){0,4} apart\b",
+    r"\bturn(?:s|ed)?(?: it| them)? (?:on|off)\b|\bturn(?:s|ed)?(?: \S+){0,9} into\b",
+    # A JSON key, and a check of doctor; a file on the host; a field of a Lease.
+    r"\"holders?\"|'holders?'|\block\.holder\b|\bholder identity\b",
+    # A lock is held.
+    r"\bheld the lock\b|\block(?:s)?(?: is| are)?[ ._]held\b|\bheld[ _]locks?\b",
+    # A time; names of log events.
+    r"\b(?:is|was) due\b|\b(?:reset|rollback) due\b",
+    # Names of the system; a term of file permissions.
+    r"\bso peer ?cred\w*|\bpeer (?:certificate|credentials?)\b|\bworld[- ]readable\b",
 )
+"""Uses of the words that are right: patterns of the words with what surrounds them."""
+
+EXEMPT_WITHIN = {
+    # Kubernetes: a Lease has a holder.
+    r".*(?:slots|leases|lock_?file)": r"\bholders?\b|\bheld\b",
+    # Hardware.
+    r"mig_manager/(?:sandbox|catalogue|core|adapters/nvml/worker)|tests/|docs/|testkit/": (
+        r"\bboards?\b"
+    ),
+    # HTTP's term for request and response.
+    r"(?:mig_manager|tests)/sandbox/": r"\bexchanges?\b",
+    # Options of etcd.
+    r"tests/cluster/envtest": r"\bpeer urls\b",
+}
+"""The same by the pattern of the path below the repository."""
 
 
 class Finding(NamedTuple):
@@ -138,7 +122,12 @@ def findings(path: pathlib.Path) -> list[Finding]:
     if name in _ABOUT_WORDS:
         return []
     text = path.read_text(encoding="utf-8")
-    plain = _without_exempt(_plain(text), name)
+    # Identifiers become separate words; lines stay lines.
+    words = re.sub(r"([a-z0-9])([A-Z])", r"\1 \2", text)
+    plain = re.sub(r"[_\-#*`]", " ", words).lower()
+    within = (pattern for where, pattern in EXEMPT_WITHIN.items() if re.match(where, name))
+    for exempt in (*EXEMPT, *within):
+        plain = _spaced(exempt).sub(lambda match: re.sub(r"\S", ".", match[0]), plain)
     found = [
         Finding(
             name, plain.count("\n", 0, match.start()) + 1, " ".join(match[0].split()), _say(match)
@@ -148,19 +137,6 @@ def findings(path: pathlib.Path) -> list[Finding]:
     if path.suffix == ".py" and any(each in plain for each in NAMES):
         found += [Finding(name, line, f"name {word}", "what it is") for word, line in _names(text)]
     return sorted(found)
-
-
-def _plain(text: str) -> str:
-    """Return a text in lower case whose identifiers are separate words; lines stay lines."""
-    text = re.sub(r"([a-z0-9])([A-Z])", r"\1 \2", text)
-    return re.sub(r"[_\-#*`]", " ", text).lower()
-
-
-def _without_exempt(text: str, name: str) -> str:
-    for exempt in EXEMPT:
-        if re.match(exempt.where, name):
-            text = _spaced(exempt.context).sub(lambda match: re.sub(r"\S", ".", match[0]), text)
-    return text
 
 
 @functools.cache
@@ -197,17 +173,11 @@ def _names(text: str) -> Iterator[tuple[str, int]]:
 
 def main(arguments: list[str]) -> int:
     """Print the findings below some paths; the exit status is 1 if there are any."""
-    counts_only = "--count" in arguments
-    paths = [pathlib.Path(each) for each in arguments if each != "--count"]
-    found = [
-        each
-        for path in files(paths or [ROOT / name for name in SCANNED if (ROOT / name).exists()])
-        for each in findings(path)
-    ]
-    by_file = collections.Counter(each.path for each in found)
-    lines = (f"{count:5} {path}" for path, count in by_file.most_common())
-    for line in lines if counts_only else map(str, found):
-        sys.stdout.write(f"{line}\n")
+    scanned = [ROOT / name for name in SCANNED if (ROOT / name).exists()]
+    paths = files([pathlib.Path(each) for each in arguments] or scanned)
+    found = [each for path in paths for each in findings(path)]
+    for finding in found:
+        sys.stdout.write(f"{finding}\n")
     sys.stdout.write(f"{len(found)} in all\n")
     return 1 if found else 0
 

@@ -39,7 +39,3 @@ def test_words_are_found_in_identifiers_and_over_lines(
     (tmp_path / "a.py").write_text(text if "=" in text or ":" in text else f'"""{text}"""')
 
     assert [each.word for each in language.findings(tmp_path / "a.py")] == words
-
-
-def test_every_exemption_has_a_reason() -> None:
-    assert all(exempt.reason for exempt in language.EXEMPT)
