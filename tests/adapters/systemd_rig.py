@@ -156,7 +156,8 @@ class StandIn:
         try:
             signature, body = self._result(method, path, message.body)
         except Refusal as refusal:
-            answer = jeepney.new_error(message, refusal.name, "s", (refusal.text,))
+            name, text = refusal.args
+            answer = jeepney.new_error(message, name, "s", (text,))
         else:
             answer = jeepney.new_method_return(message, signature, body)
         self._connection.send(answer)
@@ -250,12 +251,7 @@ class StandIn:
 
 
 class Refusal(Exception):  # noqa: N818 - an answer
-    """What the stand-in answers instead."""
-
-    def __init__(self, name: str, text: str) -> None:
-        super().__init__(text)
-        self.name = name
-        self.text = text
+    """What the stand-in answers instead: name and text of a D-Bus error."""
 
 
 def unit_path(name: str) -> str:

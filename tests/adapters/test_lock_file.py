@@ -79,16 +79,24 @@ def test_the_error_names_the_owner_of_the_lock_and_its_work(path: pathlib.Path) 
     assert caught.value.owner in caught.value.message
 
 
-def test_the_lock_is_free_once_its_owner_is_killed_despite_its_description(
+def test_after_a_kill_the_lock_is_free_and_a_script_that_takes_it_is_named(
     path: pathlib.Path,
 ) -> None:
     with other_process(path) as process:
         process.kill()
-        process.wait()
-        assert "apply all-1g.5gb" in description(path).read_text()
+    assert "apply all-1g.5gb" in description(path).read_text()
+    with path.open("r+b") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
 
-        with lock_at(path).hold("x"):
-            assert '"program": "test"' in description(path).read_text()
+        with pytest.raises(errors.LockedError) as caught, lock_at(path).hold("x"):
+            pass
+        seen = lock_file.owner(path)
+
+    assert caught.value.owner == seen
+    assert f"(pid {os.getpid()})" in seen
+    assert "apply" not in seen
+    with lock_at(path).hold("x"):
+        assert '"program": "test"' in description(path).read_text()
 
 
 def test_threads_of_one_process_exclude_each_other_even_if_the_lock_is_optional(
@@ -105,25 +113,24 @@ def test_threads_of_one_process_exclude_each_other_even_if_the_lock_is_optional(
         assert "first" in pool.submit(message).result()
 
 
-def test_the_lock_is_released_after_the_context_even_on_errors(path: pathlib.Path) -> None:
+def test_the_lock_is_released_after_the_context_even_on_errors_and_beside_a_child(
+    path: pathlib.Path,
+) -> None:
     lock = lock_at(path)
-    with pytest.raises(ValueError, match="work"), lock.hold("x"):
+    children = []
+
+    def fail() -> None:
+        child = subprocess.Popen(["/bin/cat"], stdin=subprocess.PIPE, close_fds=False)
+        children.append(stack.enter_context(child))
+        stack.callback(child.kill)
         raise ValueError("work")
 
-    with lock.hold("y"):
-        pass
-    assert description(path).read_text() == ""
-
-
-def test_a_child_does_not_keep_the_lock(path: pathlib.Path) -> None:
     with contextlib.ExitStack() as stack:
-        with lock_at(path).hold("x"):
-            child = subprocess.Popen(["/bin/cat"], stdin=subprocess.PIPE, close_fds=False)
-            stack.enter_context(child)
-            stack.callback(child.kill)
-
-        with lock_at(path).hold("y"):
-            assert child.poll() is None
+        with pytest.raises(ValueError, match="work"), lock.hold("x"):
+            fail()
+        with lock.hold("y"):
+            assert children[0].poll() is None
+    assert description(path).read_text() == ""
 
 
 @pytest.mark.parametrize("is_open_to_all", [True, False])
@@ -142,24 +149,6 @@ def test_all_users_may_read_the_description_and_only_the_owner_may_lock(
             assert stat.S_IMODE(description(path).stat().st_mode) == 0o644
     finally:
         os.umask(before)
-
-
-def test_a_script_that_has_the_lock_is_named_and_not_the_last_manager(
-    path: pathlib.Path,
-) -> None:
-    with other_process(path) as process:
-        process.kill()
-    assert "apply all-1g.5gb" in description(path).read_text()
-    with path.open("r+b") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-
-        with pytest.raises(errors.LockedError) as caught, lock_at(path).hold("x"):
-            pass
-        seen = lock_file.owner(path)
-
-    assert caught.value.owner == seen
-    assert f"(pid {os.getpid()})" in seen
-    assert "apply" not in seen
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root has other PID namespaces")
