@@ -59,12 +59,8 @@ class GpuProfile:
     copy_engines: int
     engines: model.Engines
     memory_mib: int
-    is_graphics: bool
     placements: tuple[model.Placement, ...]
     compute: tuple[ComputeProfile, ...]
-    inferred: frozenset[str]  # names of the table's fields that no capture backs
-    basis: str  # what the inferred fields rest on; empty when there are none
-    sources: Mapping[str, str]  # table field to key of the table's source glossary
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,21 +72,15 @@ class Product:
     """As NVML reports them; the first is the usual one. Not unique: two H100 share one."""
     pci_device_ids: tuple[int, ...]  # device and vendor packed as NVML does
     generation: str  # ``turing``, ``ampere``, ``ada``, ``hopper`` or ``blackwell``
-    compute_capability: tuple[int, int]
     memory_mib: int
     is_mig_capable: bool
     max_instances: int  # zero without MIG
     grid: Grid | None  # None: no MIG, or the slices are not known
     mode_needs_reset: bool
     mode_persists: bool  # whether MIG mode survives a reboot
-    profile_names: tuple[str, ...]
     profiles: tuple[GpuProfile, ...]
     """Empty without MIG, and for products that cannot be simulated."""
     not_simulatable: str  # why this product cannot be simulated; empty when it can
-    inferred: Mapping[str, str]
-    """Fields of the product that no capture backs, with what they rest on."""
-    sources: Mapping[str, str]
-    note: str
 
     @property
     def name(self) -> str:
@@ -316,49 +306,34 @@ def _names() -> Mapping[str, str]:
 
 @functools.cache
 def _of_key(key: str) -> Product:
-    return _product(_table()[key], _document())
-
-
-@functools.cache
-def _table() -> Mapping[str, Mapping[str, Any]]:
-    return {raw["key"]: raw for raw in _document()["products"]}
-
-
-@functools.cache
-def _document() -> Mapping[str, Any]:
-    # Not importlib.resources, whose import takes as long as all the rest.
-    text = pkgutil.get_data(__package__, "hardware.json")
-    assert text is not None  # noqa: S101 - part of the package
-    document: Mapping[str, Any] = json.loads(text)
-    return document
-
-
-def _product(raw: Mapping[str, Any], document: Mapping[str, Any]) -> Product:
+    raw = _table()[key]
     mode = raw.get("mode", {"needs_reset": False, "persists": False})
     reason = raw.get("not_simulatable", "")
-    major, _, minor = raw["compute_capability"].partition(".")
     return Product(
         key=raw["key"],
         names=tuple(raw["names"]),
         pci_device_ids=tuple(int(text, 16) for text in raw["pci"]),
         generation=raw["architecture"],
-        compute_capability=(int(major), int(minor)),
         memory_mib=raw["memory_total_mib"],
         is_mig_capable=raw["mig_capable"],
         max_instances=raw.get("max_instances", 0),
         grid=Grid(raw["grid"]) if raw.get("grid") else None,
         mode_needs_reset=mode["needs_reset"],
         mode_persists=mode["persists"],
-        profile_names=tuple(row["name"] for row in raw["profiles"]),
-        profiles=() if reason else tuple(_row(row, document) for row in raw["profiles"]),
+        profiles=() if reason else tuple(map(_row, raw["profiles"])),
         not_simulatable=reason,
-        inferred=raw.get("inferred", {}),
-        sources=raw["sources"],
-        note=raw.get("note", ""),
     )
 
 
-def _row(raw: Mapping[str, Any], document: Mapping[str, Any]) -> GpuProfile:
+@functools.cache
+def _table() -> Mapping[str, Mapping[str, Any]]:
+    # Not importlib.resources, whose import takes as long as all the rest.
+    text = pkgutil.get_data(__package__, "hardware.json")
+    assert text is not None  # noqa: S101 - part of the package
+    return {raw["key"]: raw for raw in json.loads(text)["products"]}
+
+
+def _row(raw: Mapping[str, Any]) -> GpuProfile:
     copy_engines, decoders, encoders, jpegs, ofas = raw["engines"]
     return GpuProfile(
         name=raw["name"],
@@ -370,7 +345,6 @@ def _row(raw: Mapping[str, Any], document: Mapping[str, Any]) -> GpuProfile:
         copy_engines=copy_engines,
         engines=model.Engines(decoders=decoders, encoders=encoders, jpegs=jpegs, ofas=ofas),
         memory_mib=raw["memory_mib"],
-        is_graphics=raw.get("gfx", False),
         placements=tuple(
             model.Placement(*map(int, text.split(":"))) for text in raw["placements"].split()
         ),
@@ -384,9 +358,6 @@ def _row(raw: Mapping[str, Any], document: Mapping[str, Any]) -> GpuProfile:
             )
             for profile_id, slices, most, processors, starts in raw["compute"]
         ),
-        inferred=frozenset(raw.get("inferred", ())),
-        basis=document["bases"][raw["basis"]] if "basis" in raw else "",
-        sources=document["source_sets"][raw["sources"]] if "sources" in raw else {},
     )
 
 

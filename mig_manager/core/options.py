@@ -228,22 +228,29 @@ def seconds(meaning: str, *, default: float, least: float = 0.0, **more: Any) ->
     return declared(Option(help=meaning, metavar=SECONDS, parse=parse, default=default, **more))
 
 
-def count(meaning: str, *, default: int = 0, **more: Any) -> Any:
-    """Declare a whole number from 0 to 99999."""
+def count(
+    meaning: str,
+    *,
+    metavar: str = "NUMBER",
+    most: int = 99999,
+    what: str = "whole number",
+    **more: Any,
+) -> Any:
+    """Declare a whole number from 0."""
 
     def parse(value: str) -> int:
-        return _whole_number(value, 99999, "is not a whole number from 0 to 99999")
+        # Checked before the conversion: long numbers take long.
+        is_short = len(value) <= _MAX_DIGITS and value.isascii() and value.isdigit()
+        if not is_short or int(value) > most:
+            raise ValueError(f"is not a {what} from 0 to {most}")
+        return int(value)
 
-    return declared(Option(help=meaning, metavar="NUMBER", parse=parse, default=default, **more))
+    return declared(Option(help=meaning, metavar=metavar, parse=parse, default=0, **more))
 
 
 def port(meaning: str, **more: Any) -> Any:
     """Declare a TCP port; 0 is none."""
-
-    def parse(value: str) -> int:
-        return _whole_number(value, _LAST_PORT, f"is not a port from 0 to {_LAST_PORT}")
-
-    return declared(Option(help=meaning, metavar="PORT", parse=parse, default=0, **more))
+    return count(meaning, metavar="PORT", most=_LAST_PORT, what="port", **more)
 
 
 def path(meaning: str, *, default: pathlib.Path | None = None, **more: Any) -> Any:
@@ -285,11 +292,3 @@ def parse_switch(value: str) -> bool:
     if value in _TRUE or value in _FALSE:
         return value in _TRUE
     raise ValueError("is neither true nor false")
-
-
-def _whole_number(value: str, most: int, problem: str) -> int:
-    # Checked before the conversion: long numbers take long.
-    is_short = len(value) <= _MAX_DIGITS and value.isascii() and value.isdigit()
-    if not is_short or int(value) > most:
-        raise ValueError(problem)
-    return int(value)

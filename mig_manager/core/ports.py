@@ -424,26 +424,17 @@ class Dependencies:
     telemetry: Telemetry = dataclasses.field(default_factory=Telemetry)
     standby: Standby = dataclasses.field(default_factory=Standbys)
     """Prepares worker processes before the GPUs are observed or changed."""
-    lock: NodeLock | None = None
-    """The node's lock; None: no other program changes MIG instances."""
-    boot_id: str = ""
-    """Differs after each reboot."""
-    reset: GpuReset | None = None
-    """None: the agent may not reset GPUs."""
-    reboot: Reboot | None = None
-    """None: the agent may not reboot the node."""
-    services: HostServices | None = None
-    """None: the agent may not stop host services."""
+    lock: NodeLock | None = None  # the node's lock; None: no other program changes MIG instances
+    boot_id: str = ""  # differs after each reboot
+    reset: GpuReset | None = None  # None: the agent may not reset GPUs
+    reboot: Reboot | None = None  # None: the agent may not reboot the node
+    services: HostServices | None = None  # None: the agent may not stop host services
     service_names: Callable[[], tuple[str, ...]] = tuple
     """The host services that use GPUs, in the order in which they are stopped."""
     device_files: DeviceFiles | None = None
     """None: another program writes device nodes and CDI specs."""
-    boot_layout: VerifiedLayouts | None = None
-    """Keeps the layout for the next boot."""
+    boot_layout: VerifiedLayouts | None = None  # keeps the layout for the next boot
     hooks: Hooks | None = None
-    own_pod_uid: str | None = None
-    """None: the agent does not run in a pod."""
-    slots: Slots | None = None
-    """None: no limit on the nodes that change at the same time."""
-    extra_clients: ConfigSource | None = None
-    """The file of GPU clients beside NVIDIA's."""
+    own_pod_uid: str | None = None  # None: the agent does not run in a pod
+    slots: Slots | None = None  # None: no limit on the nodes that change at the same time
+    extra_clients: ConfigSource | None = None  # the file of GPU clients beside NVIDIA's

@@ -3,6 +3,7 @@
 The keys are the contract with users and with NVIDIA's GPU operator; see docs/labels.md.
 """
 
+import collections
 import contextlib
 import dataclasses
 import decimal
@@ -366,33 +367,22 @@ def _gpu_resources(spec: Mapping[str, Any]) -> dict[str, int]:
     restart) before it; then all app containers run beside all sidecars.
     https://kubernetes.io/docs/concepts/workloads/pods/sidecar-containers/
     """
-    sidecars: dict[str, int] = {}
-    peak: dict[str, int] = {}
+    # Of counters ``+`` adds, and ``|`` takes the larger.
+    sidecars: collections.Counter[str] = collections.Counter()
+    peak: collections.Counter[str] = collections.Counter()
     for container in spec.get("initContainers") or ():
-        with_sidecars = _plus(sidecars, _container_resources(container))
-        peak = _larger(peak, with_sidecars)
+        with_sidecars = sidecars + _container_resources(container)
+        peak |= with_sidecars
         if container.get("restartPolicy") == "Always":
             sidecars = with_sidecars
-    running = sidecars
-    for container in spec["containers"]:
-        running = _plus(running, _container_resources(container))
-    return {name: amount for name, amount in _larger(peak, running).items() if amount}
+    running = sum(map(_container_resources, spec["containers"]), sidecars)
+    return dict(peak | running)
 
 
-def _container_resources(container: Mapping[str, Any]) -> dict[str, int]:
+def _container_resources(container: Mapping[str, Any]) -> collections.Counter[str]:
     resources = container.get("resources") or {}
-    return _larger(
-        gpu_resources(resources.get("requests")),
-        gpu_resources(resources.get("limits")),
-    )
-
-
-def _plus(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, int]:
-    return {name: one.get(name, 0) + other.get(name, 0) for name in (*one, *other)}
-
-
-def _larger(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, int]:
-    return {name: max(one.get(name, 0), other.get(name, 0)) for name in (*one, *other)}
+    requests, limits = (gpu_resources(resources.get(kind)) for kind in ("requests", "limits"))
+    return collections.Counter(requests) | collections.Counter(limits)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

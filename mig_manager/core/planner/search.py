@@ -89,22 +89,28 @@ class Search:
         """
         if _is_right(live, desired):
             return Decision(stays=tuple(unchanged(i, gi) for i, gi in enumerate(live)))
-        instances = tuple(self._live_instance(gi) for gi in live)
+        instances = tuple(
+            (
+                gi.profile,
+                gi.placement,
+                tuple(
+                    packing.Occupant(
+                        # Of another GPU-instance profile it never stays.
+                        size=ci.profile.compute_slices
+                        if ci.profile.gpu_instance == gi.profile
+                        else 0,
+                        span=ci.placement,
+                        is_busy=ci.uuid in self._busy,
+                    )
+                    for ci in gi.compute_instances
+                ),
+            )
+            for gi in live
+        )
         key = (gpu.profiles, desired.devices, desired.pins, instances)
         if key not in self._known:
             self._known[key] = _decide(gpu, instances, desired)
         return self._known[key]
-
-    def _live_instance(self, gi: model.GpuInstance) -> LiveInstance:
-        occupants = tuple(
-            packing.Occupant(
-                size=ci.profile.compute_slices if ci.profile.gpu_instance == gi.profile else 0,
-                span=ci.placement,
-                is_busy=ci.uuid in self._busy,
-            )
-            for ci in gi.compute_instances
-        )
-        return gi.profile, gi.placement, occupants
 
 
 def _is_right(live: Sequence[model.GpuInstance], desired: model.DesiredGpu) -> bool:

@@ -13,10 +13,8 @@ from mig_manager import errors
 from mig_manager.core import messages, model, profile_name
 
 VERSION = 1  # of the inventory
-_MOST = 64
-"""GPUs, models, profiles and instances."""
-_MAX_SLICE = 1_000
-"""More than any GPU has: a journal must be readable on GPUs of the future."""
+_MOST = 64  # GPUs, models, profiles and instances
+_MAX_SLICE = 1_000  # more than any GPU has: a journal must be readable on GPUs of the future
 _MOST_SLICES = 16
 """Of the inventory, which is not trusted: the largest GPU has twelve memory slices."""
 _MOST_MEMORY_GB = 10_000

@@ -63,7 +63,16 @@ class Status:
             "finishedAt": self.finished_at,
             "retryAt": self.retry_at,
             "rebooted": self.is_rebooted or None,
-            "gpus": [_summary(gpu) for gpu in self.gpus] or None,
+            "gpus": [
+                {
+                    "index": gpu.index,
+                    "uuid": gpu.uuid,
+                    "mig": gpu.current_mode.value if gpu.current_mode else "unsupported",
+                    "devices": device_counts(gpu),
+                }
+                for gpu in self.gpus
+            ]
+            or None,
             "unreachableGpus": [
                 {
                     "index": gpu.index,
@@ -175,15 +184,6 @@ def _unreachable(rows: object) -> tuple[str, ...]:
         for row in (rows[:_MAX_GPUS] if isinstance(rows, list) else ())
         if isinstance(row, dict) and isinstance(index := row.get("index"), int)
     )
-
-
-def _summary(gpu: model.Gpu) -> dict[str, Any]:
-    return {
-        "index": gpu.index,
-        "uuid": gpu.uuid,
-        "mig": gpu.current_mode.value if gpu.current_mode else "unsupported",
-        "devices": device_counts(gpu),
-    }
 
 
 def device_counts(gpu: model.Gpu) -> dict[str, int]:
