@@ -11,10 +11,12 @@ from mig_manager.core.node import cluster, policy
 from tests import fakes, gpu_values
 
 
-class FakeNode:
+class _Port:
     def __init__(self, rig: "fakes.NodeRig") -> None:
         self._rig = rig
 
+
+class FakeNode(_Port):
     def read(self) -> cluster.NodeView:
         self._rig.called("node.read")
         return self._view()
@@ -98,10 +100,7 @@ def _drop_gated(rig: "fakes.NodeRig") -> None:
             rig.pods[uid] = dataclasses.replace(pod, is_terminating=True)
 
 
-class FakeWorkloads:
-    def __init__(self, rig: "fakes.NodeRig") -> None:
-        self._rig = rig
-
+class FakeWorkloads(_Port):
     def list(self) -> tuple[cluster.Pod, ...]:
         self._rig.called("workloads.list")
         return tuple(self._rig.pods.values())
@@ -155,10 +154,7 @@ class FakeWorkloads:
             self._rig.pods[pod.uid] = dataclasses.replace(pod, is_terminating=True)
 
 
-class FakeAllocations:
-    def __init__(self, rig: "fakes.NodeRig") -> None:
-        self._rig = rig
-
+class FakeAllocations(_Port):
     def assigned(self) -> tuple[cluster.PodDevices, ...]:
         self._answer("allocations.assigned")
         return tuple(
@@ -184,10 +180,7 @@ class FakeAllocations:
             raise errors.ClusterError("no socket", reason=errors.Reason.POD_RESOURCES_UNAVAILABLE)
 
 
-class FakeGpus:
-    def __init__(self, rig: "fakes.NodeRig") -> None:
-        self._rig = rig
-
+class FakeGpus(_Port):
     def observe(self) -> model.ObservedGpus:
         self._rig.called("gpus.observe")
         return gpu_values.seen_of(self._rig.gpus, self._rig.lost)
@@ -233,11 +226,8 @@ class FakeGpus:
             )
 
 
-class FakeHost:
+class FakeHost(_Port):
     """Implements the ports of the machine underneath, all in one."""
-
-    def __init__(self, rig: "fakes.NodeRig") -> None:
-        self._rig = rig
 
     def running(self, names: Sequence[str]) -> tuple[str, ...]:
         self._rig.called("host.running")
@@ -294,13 +284,10 @@ class FakeHost:
         return self._rig.saved[-1] if self._rig.saved else None
 
 
-class FakeHooks:
+class FakeHooks(_Port):
     """Implements ``ports.Hooks``."""
 
     variables: Mapping[str, str] = {"MIG_PARTED_HOOKS_FILE": "hooks.yaml"}
-
-    def __init__(self, rig: "fakes.NodeRig") -> None:
-        self._rig = rig
 
     def read(self) -> host_files.Table:
         self._rig.called("hooks.read")

@@ -108,7 +108,6 @@ class NodeRig:
 
     gpus: tuple[model.Gpu, ...]
     lost: set[str] = dataclasses.field(default_factory=set)
-    """UUIDs of GPUs that have fallen off the bus."""
     clock: FakeClock = dataclasses.field(default_factory=FakeClock)
     labels: dict[str, str] = dataclasses.field(default_factory=dict)
     annotations: dict[str, str] = dataclasses.field(default_factory=dict)
@@ -131,13 +130,10 @@ class NodeRig:
     loose_daemons: set[str] = dataclasses.field(default_factory=set)
     """Names of daemons that only the hold taint keeps away."""
     policy: policies.Policy = dataclasses.field(default_factory=policies.Policy)
-    """What the node's owner wants; tests hand it to the pipeline."""
     extra_clients: str = ""
-    """The owner's table of daemons; tests hand it to the pipeline."""
     messages: list[str] = dataclasses.field(default_factory=list)
     """Of the events."""
     statuses: list[str] = dataclasses.field(default_factory=list)
-    """Messages of the status annotation, in order."""
     schedulable: Mapping[str, frozenset[str]] = dataclasses.field(default_factory=dict)
     unhealthy: Mapping[str, frozenset[str]] = dataclasses.field(default_factory=dict)
     """Devices that the plugin has registered and calls unhealthy."""
@@ -148,7 +144,6 @@ class NodeRig:
     states: list[str] = dataclasses.field(default_factory=list)
     events: list[str] = dataclasses.field(default_factory=list)
     on_call: Callable[[], object] = lambda: None
-    """Called after each port call is logged."""
     failing: dict[int, BaseException] = dataclasses.field(default_factory=dict)
     """Index into ``log`` -> the error that this call raises."""
     refusing: dict[str, Exception] = dataclasses.field(default_factory=dict)
@@ -159,14 +154,12 @@ class NodeRig:
     services: dict[str, bool] = dataclasses.field(default_factory=dict)
     """Name of a service of the host -> whether it runs."""
     broken_services: set[str] = dataclasses.field(default_factory=set)
-    """Those that neither start nor stop."""
     gpu_users: str = ""
     """Who uses what a plan destroys; empty: no process does."""
     mode_waits: bool = False
     """Whether a MIG mode change waits for a reset or a reboot."""
     has_reset: bool = False
     may_reboot: bool = False
-    """What the node's owner allows; tests hand it to the pipeline."""
     reset_only: set[str] = dataclasses.field(default_factory=set)
     """UUIDs that a reset must name, no more and no less; empty: any."""
     reset_refusal: str = ""
@@ -174,19 +167,13 @@ class NodeRig:
     boot_id: str = "boot-1"
     reboot_refusal: str = ""
     reboots: int = 0
-    """How often a reboot was asked for."""
     slots: ports.Slots | None = None
-    """The owner's budget for nodes under change; tests hand it to the pipeline."""
     refreshed: int = 0
-    """How often the device files were brought up to date."""
     saved: list[str] = dataclasses.field(default_factory=list)
     """What was kept for the next boot."""
     hooks: str = ""
-    """The owner's hooks file; tests hand it to the pipeline."""
     missing_hooks: set[str] = dataclasses.field(default_factory=set)
-    """Commands that are not there."""
     broken_hooks: set[str] = dataclasses.field(default_factory=set)
-    """Commands that fail."""
     hooked: list[str] = dataclasses.field(default_factory=list)
     """Commands of the hooks that have run, failed ones included."""
     hook_environment: Mapping[str, str] = dataclasses.field(default_factory=dict)

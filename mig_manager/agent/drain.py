@@ -106,43 +106,32 @@ def survey(workloads: ports.Workloads, allocations: ports.DeviceAllocations) -> 
     return Usage(pods=pods, assigned=tuple(one for one in assigned if one.key not in finished))
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Announcements:
-    """What to call before the steps of a drain that are published."""
-
-    on_round: Callable[[str], None]
-    """Gets a sentence about the next round of a rolling drain."""
-    on_force: Callable[[str], None]
-    """Gets the names of the pods to be deleted by force."""
-
-
+@dataclasses.dataclass(eq=False, slots=True)
 class Drain:
     """One drain: evict, wait, and ask again where a budget refused."""
 
-    def __init__(
-        self,
-        workloads: ports.Workloads,
-        allocations: ports.DeviceAllocations,
-        clock: timing.Clock,
-        *,
-        order: Order,
-        announce: Announcements,
-        telemetry: ports.Telemetry | None = None,
-    ) -> None:
-        self._workloads = workloads
-        self._allocations = allocations
-        self._clock = clock
-        self._order = order
-        self._announce = announce
+    workloads: ports.Workloads
+    allocations: ports.DeviceAllocations
+    clock: timing.Clock
+    _: dataclasses.KW_ONLY
+    order: Order
+    on_round: Callable[[str], None]
+    """Called before the next round of a rolling drain, with a sentence about it."""
+    on_force: Callable[[str], None]
+    """Called before pods are deleted by force, with their names."""
+    telemetry: ports.Telemetry = dataclasses.field(default_factory=ports.Telemetry)
+    _evictions: eviction.Evictions = dataclasses.field(init=False)
+    _deadline: float = dataclasses.field(default=0.0, init=False)
+    _round: int = dataclasses.field(default=0, init=False)
+
+    def __post_init__(self) -> None:
         self._evictions = eviction.Evictions(
-            workloads=workloads,
-            clock=clock,
-            strategy=order.limits.policy.strategy,
-            on_round=announce.on_round,
-            telemetry=telemetry or ports.Telemetry(),
+            workloads=self.workloads,
+            clock=self.clock,
+            strategy=self.order.limits.policy.strategy,
+            on_round=self.on_round,
+            telemetry=self.telemetry,
         )
-        self._deadline = 0.0
-        self._round = 0
 
     @property
     def forced(self) -> tuple[str, ...]:
@@ -162,15 +151,15 @@ class Drain:
             Superseded: Another layout is requested, or the agent stops.
         """
         self._begin(is_forcing=False)
-        while self._order.affected or self._order.is_whole_node:
+        while self.order.affected or self.order.is_whole_node:
             now = None if self._may_wait(usage) else self._observe(usage)
-            remaining = self._order.affected_pods(now) if now else ()
+            remaining = self.order.affected_pods(now) if now else ()
             if now and not remaining:
                 break
             request.check()
             if now:
                 self._act(remaining, now)
-            request.pause(self._order.limits.backoff.delay_s(self._round))
+            request.pause(self.order.limits.backoff.delay_s(self._round))
             self._round += 1
         return self._evictions.evicted
 
@@ -180,29 +169,29 @@ class Drain:
         self._round = 0
 
     def _extend(self) -> None:
-        self._deadline = self._clock.monotonic() + self._order.limits.drain_timeout_s
+        self._deadline = self.clock.monotonic() + self.order.limits.drain_timeout_s
 
     @property
     def _is_late(self) -> bool:
-        return self._clock.monotonic() >= self._deadline
+        return self.clock.monotonic() >= self._deadline
 
     def _may_wait(self, before: Usage) -> bool:
         """Check, with what the watch reported, whether there is nothing to do but wait.
 
         Evictions and the end of a drain need a list, because a watch may lag behind.
         """
-        pods = None if self._is_late else self._workloads.watched()
+        pods = None if self._is_late else self.workloads.watched()
         if pods is None:
             return False
-        remaining = self._order.affected_pods(self._usage(pods, before))
-        if not remaining or self._order.is_passive:
+        remaining = self.order.affected_pods(self._usage(pods, before))
+        if not remaining or self.order.is_passive:
             return bool(remaining)
         return not self._evictions.is_any_ready(remaining)
 
     def _observe(self, before: Usage) -> Usage | None:
         """Return the usage now; None when the API does not answer and there is time left."""
         try:
-            pods = self._workloads.list()
+            pods = self.workloads.list()
         except errors.ClusterError as error:
             if error.reason is not errors.Reason.API_UNAVAILABLE or self._is_late:
                 raise
@@ -215,7 +204,7 @@ class Drain:
             return Usage(pods=pods, assigned=None)
         # Kubelet answered before: if it does not now, the drain waits and affects no more pods.
         try:
-            assigned = self._allocations.assigned()
+            assigned = self.allocations.assigned()
         except errors.ClusterError as error:
             _log.warning("pod_resources_unavailable", error=error.message)
             assigned = before.assigned
@@ -223,7 +212,7 @@ class Drain:
 
     def _act(self, remaining: Sequence[cluster.Pod], now: Usage) -> None:
         """Evict or delete pods; at the deadline go over to force, or fail with ``DrainError``."""
-        if self._order.is_passive:
+        if self.order.is_passive:
             blocked = {pod.key: "--drain-policy none evicts no pod" for pod in remaining}
         else:
             evicted = self._evictions.evicted
@@ -234,13 +223,13 @@ class Drain:
         if not self._is_late:
             return
         is_movable = not any(map(eviction.why_immovable, remaining))
-        may_force = self._order.limits.policy.is_forced and not self._order.is_passive
+        may_force = self.order.limits.policy.is_forced and not self.order.is_passive
         if self._evictions.is_forcing or not (may_force and is_movable):
             raise self._timeout(remaining, blocked, now, is_movable=is_movable)
         self._begin(is_forcing=True)
         names = ", ".join(pod.key for pod in remaining if not pod.is_terminating)
         if names:
-            self._announce.on_force(names)
+            self.on_force(names)
 
     def _timeout(
         self,
@@ -259,10 +248,10 @@ class Drain:
         causes = messages.by_cause(
             (clients.describe_pod(pod, now.assigned), cause(pod)) for pod in remaining
         )
-        has_evicted = self._evictions.evicted > 0 or self._order.has_begun
+        has_evicted = self._evictions.evicted > 0 or self.order.has_begun
         reason, more = self._evictions.why_incomplete(remaining, has_evicted=has_evicted)
         count = "1 pod still uses" if len(remaining) == 1 else f"{len(remaining)} pods still use"
-        timeout_s = self._order.limits.drain_timeout_s
+        timeout_s = self.order.limits.drain_timeout_s
         by_force = ", and as long again by force" if self._evictions.is_forcing else ""
         return errors.DrainError(
             f"{count} devices to be removed after {timeout_s:g} s{by_force}: {causes}"

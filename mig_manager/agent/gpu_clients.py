@@ -153,8 +153,25 @@ class GpuClients:
         warning. A newer request, or an API that fails, ends the wait; the end of the run restores
         the remaining labels.
         """
+        timeout_s = self._limits.monitor_timeout_s
+        labels = written.journal.paused_labels
+        waited_for = [key for key in labels if key in paused.labels_with_pods]
+        others = labels.keys() - waited_for
         try:
-            self._resume_monitors(paused, written, request)
+            for key in waited_for:
+
+                def is_unready(pods: _Pods, key: str = key) -> bool:
+                    placed = clients.gated_by(pods, (key,))
+                    return not placed or any(not p.is_ready or p.is_terminating for p in placed)
+
+                is_ours = key in written.resume({key, *others})
+                others = set()
+                if is_ours and self._wait(is_unready, timeout_s, request):
+                    self._deps.node.emit(
+                        reason="MonitorNotReady",
+                        message=f"{key}: no pod is ready after {timeout_s:g} s",
+                        is_warning=True,
+                    )
         except errors.Superseded as end:
             _log.info("monitors_not_waited_for", why=end.why)
         except errors.ClusterError as error:
@@ -166,28 +183,6 @@ class GpuClients:
                 if clients.is_validator(pod) or (is_old and clients.is_feature_discovery(pod)):
                     with _warn_on_error():
                         self._delete([pod])
-
-    def _resume_monitors(
-        self, paused: Paused, written: record.Record, request: ports.Cancellation
-    ) -> None:
-        timeout_s = self._limits.monitor_timeout_s
-        labels = written.journal.paused_labels
-        waited_for = [key for key in labels if key in paused.labels_with_pods]
-        others = labels.keys() - waited_for
-        for key in waited_for:
-
-            def is_unready(pods: _Pods, key: str = key) -> bool:
-                placed = clients.gated_by(pods, (key,))
-                return not placed or any(not p.is_ready or p.is_terminating for p in placed)
-
-            is_ours = key in written.resume({key, *others})
-            others = set()
-            if is_ours and self._wait(is_unready, timeout_s, request):
-                self._deps.node.emit(
-                    reason="MonitorNotReady",
-                    message=f"{key}: no pod is ready after {timeout_s:g} s",
-                    is_warning=True,
-                )
 
     # -- the device plugin -----------------------------------------------------------------------
 
@@ -212,12 +207,7 @@ class GpuClients:
         *,
         plugin_config: str | None,
     ) -> None:
-        """Return if the plugin's MIG strategy serves a layout, as far as that is known before.
-
-        Args:
-            layouts: What the GPUs will have.
-            pods: The node's pods.
-            plugin_config: The plugin config that belongs to the layout; None: the present one.
+        """Return if the plugin's MIG strategy serves what the GPUs will have, as far as known.
 
         Raises:
             LayoutError: STRATEGY_MISMATCH: the plugin would exit.

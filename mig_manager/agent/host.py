@@ -96,22 +96,12 @@ class RunHooks:
     def __init__(self, deps: ports.Dependencies, written: record.Record) -> None:
         self._has_programs = deps.hooks is not None
         self._record = written
-        self._is_loaded = False
         self._has_tried_exit = False
         self.points = hook_points.HookPoints(
             deps.hooks,
             variables={"MIG_PARTED_SELECTED_CONFIG": written.config},
             telemetry=deps.telemetry,
         )
-
-    def load(self) -> None:
-        """Read the hooks file.
-
-        Raises:
-            ConfigError: The file cannot be read or is invalid.
-        """
-        self.points.load()
-        self._is_loaded = True
 
     def start(self, plan: steps.Plan, request: ports.Cancellation) -> None:
         """Run the ``apply-start`` hooks, if every program that this change would run exists.
@@ -151,8 +141,8 @@ class RunHooks:
         self._has_tried_exit = True
         if not self._has_programs:
             _log.warning("hook_forgotten", point="apply-exit")
-        if not self._is_loaded:
-            self.load()
+        if not self.points.is_loaded:
+            self.points.load()
         self.points.exit()
         self._record.note_journal(exit_hook=False)
 
@@ -169,10 +159,7 @@ class Reboot:
     """The reboot of one run, for a MIG mode that no reset activates: once for a request."""
 
     def __init__(
-        self,
-        deps: ports.Dependencies,
-        limits: settings.Limits,
-        written: record.Record,
+        self, deps: ports.Dependencies, limits: settings.Limits, written: record.Record
     ) -> None:
         self._deps = deps
         self._limits = limits
@@ -181,14 +168,12 @@ class Reboot:
         """Whether the node is about to go down: what is taken stays taken."""
 
     def may_help(self, error: errors.MigManagerError, *, was_rebooted: bool) -> bool:
-        """Check whether a reboot can help, is allowed, and was not done for this request.
+        """Check whether a reboot can help after an error, is allowed, and was not done before.
 
         It helps where a GPU's new MIG mode is pending, and where a process prevents a reset.
-
-        Args:
-            error: Why the run failed.
-            was_rebooted: Whether the status names a reboot for this request; the journal is newer.
+        ``was_rebooted`` is whether the status names a reboot for this request.
         """
+        # The journal is newer than the status.
         before = self._record.journal.rebooted_from
         if before:
             was_rebooted = before != self._deps.boot_id

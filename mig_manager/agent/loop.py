@@ -19,6 +19,9 @@ from mig_manager.core import ports, timing
 
 _MIN_PAUSE_S = 0.02
 """The shortest pause that a change in the cluster ends."""
+_Result = TypeVar("_Result")
+
+_log = structlog.get_logger()
 
 
 class Inbox:
@@ -34,7 +37,7 @@ class Inbox:
         self._is_label_known = False
         self._generation = 0
         self._needs_check = False
-        self._is_stopping = False
+        self.is_stopping = False
         self._has_cluster_changed = False
 
     def put_label(self, name: str | None) -> None:
@@ -74,30 +77,21 @@ class Inbox:
     def stop(self) -> None:
         """End every wait, because the agent stops."""
         with self._changed:
-            self._is_stopping = True
+            self.is_stopping = True
             self._changed.notify_all()
 
-    @property
-    def is_stopping(self) -> bool:
-        """Whether the agent stops."""
-        return self._is_stopping
-
     def next(self, seen: int, *, timeout_s: float | None = None) -> "Request | None":
-        """Wait for a request that is newer than generation ``seen``.
+        """Wait for a request that is newer than ``seen``, the generation of the last one.
 
-        Args:
-            seen: The generation of the last request that was served.
-            timeout_s: When to check for drift; None: only when a GPU changes.
-
-        Returns:
-            The request; None when the agent stops and for a drift check.
+        Returns None when the agent stops and for a drift check: after ``timeout_s``, if given, and
+        when a GPU changes.
         """
         with self._changed:
             self._changed.wait_for(
-                lambda: self._is_stopping or self._generation > seen or self._needs_check,
+                lambda: self.is_stopping or self._generation > seen or self._needs_check,
                 timeout=timeout_s,
             )
-            if self._is_stopping or self._generation <= seen:
+            if self.is_stopping or self._generation <= seen:
                 self._needs_check = False
                 return None
             return Request(self, name=self._name, generation=self._generation)
@@ -105,7 +99,7 @@ class Inbox:
     def end_of(self, generation: int) -> errors.Superseded | None:
         """Return why a request is superseded; None while it is not."""
         with self._changed:
-            if self._is_stopping:
+            if self.is_stopping:
                 return errors.Superseded(
                     "the agent is shutting down", is_replaced=False, is_stopping=True
                 )
@@ -138,7 +132,7 @@ class Inbox:
             self._has_cluster_changed = False
 
     def _is_over(self, generation: int) -> bool:
-        return self._is_stopping or self._generation != generation
+        return self.is_stopping or self._generation != generation
 
 
 class Request:
@@ -164,11 +158,6 @@ class Request:
         """Sleep until the cluster changes; raise ``Superseded`` as ``wait``."""
         self._inbox.pause(self.generation, seconds)
         self.check()
-
-
-_Result = TypeVar("_Result")
-
-_log = structlog.get_logger()
 
 
 class Pulse:

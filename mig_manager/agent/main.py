@@ -114,7 +114,18 @@ class Service:
             deps = dataclasses.replace(deps, standby=standby)
         self.reconciler = reconcile.Reconciler(deps, settings)
         self._node = deps.node
-        self._events = _gpu_events(settings, self._inbox)
+        self._events: event_listener.GpuEvents | None = None
+        if settings.watches_gpu_events:
+            # Only where it is asked for, because of its memory.
+            command = nvml_worker.worker_command(
+                "listen",
+                library_path=settings.gpus.library_path,
+                driver_roots=settings.gpus.driver_roots,
+                simulate_state=settings.gpus.simulate_state,
+            )
+            self._events = event_listener.GpuEvents(
+                command=command, on_change=self._inbox.put_gpu_change
+            )
         self.loop = loop.Agent(
             self.reconciler,
             self._inbox,
@@ -194,21 +205,6 @@ def end_on_signals(stop: Callable[[], None]) -> None:
 
     signal.signal(signal.SIGTERM, end)
     signal.signal(signal.SIGINT, end)
-
-
-def _gpu_events(
-    settings: agent_settings.AgentSettings, inbox: loop.Inbox
-) -> event_listener.GpuEvents | None:
-    """Return the listener for GPU events; None unless the settings ask for it, for its memory."""
-    if not settings.watches_gpu_events:
-        return None
-    command = nvml_worker.worker_command(
-        "listen",
-        library_path=settings.gpus.library_path,
-        driver_roots=settings.gpus.driver_roots,
-        simulate_state=settings.gpus.simulate_state,
-    )
-    return event_listener.GpuEvents(command=command, on_change=inbox.put_gpu_change)
 
 
 def _dependencies(

@@ -28,10 +28,7 @@ class Planning:
     """The first steps of one run."""
 
     def __init__(
-        self,
-        deps: ports.Dependencies,
-        limits: settings.Limits,
-        written: record.Record,
+        self, deps: ports.Dependencies, limits: settings.Limits, written: record.Record
     ) -> None:
         self._deps = deps
         self._is_lenient = limits.is_lenient
@@ -56,8 +53,13 @@ class Planning:
             if denial:
                 _log.warning("slot_not_taken_again", why=denial)
             return
-        if not self._has_changes():
-            return
+        if self._record.journal.is_empty:
+            try:
+                if self.plan(self.resolve(), self.observe()).is_empty:
+                    return
+            except errors.MigManagerError:
+                # The run itself reports the error before it disturbs any pod.
+                return
         published, published_at_s = "", 0.0
         attempt = 0
         while denial := _try_slot(slots):
@@ -124,11 +126,8 @@ class Planning:
     ) -> steps.Plan:
         """Plan the layout.
 
-        Args:
-            layout: The layout.
-            gpus: The GPUs as observed.
-            restoring: What GPUs outside the layout had before an interrupted change of them.
-            busy: UUIDs of devices in use, which are destroyed last.
+        ``restoring`` is what GPUs outside the layout had before an interrupted change of them.
+        Devices whose UUIDs are ``busy`` are destroyed last.
 
         Raises:
             LayoutError: The layout is impossible on these GPUs; has the location in the file.
@@ -148,15 +147,6 @@ class Planning:
         try:
             return not self.plan(layout, remembered).is_empty
         except errors.MigManagerError:
-            return False
-
-    def _has_changes(self) -> bool:
-        if not self._record.journal.is_empty:
-            return True
-        try:
-            return not self.plan(self.resolve(), self.observe()).is_empty
-        except errors.MigManagerError:
-            # The run itself reports the error before it disturbs any pod.
             return False
 
 

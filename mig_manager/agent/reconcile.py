@@ -37,9 +37,8 @@ class Reconciler:
     def recover(self, name: str | None) -> None:
         """Take over from an interrupted run; call before the first run and after a lost one.
 
-        Args:
-            name: The requested layout. If the interrupted run was for it, the next run resumes
-                and must follow at once; otherwise its change is undone here.
+        If that run was for the requested layout ``name``, the next run resumes and must follow at
+        once; otherwise its change is undone here.
 
         Raises:
             ClusterError: The API refused or does not answer.
@@ -90,13 +89,9 @@ class Reconciler:
     ) -> record.Outcome:
         """Apply the layout ``name``, and publish the outcome.
 
-        Args:
-            name: The layout, as the label names it.
-            request: Ends the run early, until GPUs are touched.
-            attempt: The number of the attempt, from 1.
-            retry_after_s: The pause before the next attempt, if this one fails.
-            may_evict: Whether pods may be evicted. None is for a layout that was applied before
-                this process started, because no one has requested it since.
+        ``request`` ends the run early, until GPUs are touched. ``retry_after_s`` is the pause
+        before the next attempt, if this one fails. No pod is evicted for a layout that was applied
+        before this process started, because it was not requested since.
 
         Raises:
             ClusterError: The outcome could not be published; the journal is still there.
@@ -209,12 +204,7 @@ class Reconciler:
         return self._left is not None and self._left.blocks_workloads
 
     def _undo(self, journal: status.Journal) -> None:
-        """Roll back and restore what a journal lists.
-
-        Raises:
-            ClusterError: The API refused or does not answer.
-            LockedError: Another manager is at work; nothing was undone.
-        """
+        """Roll back and restore what a journal lists; raises as ``recover``."""
         written = self._new_record(journal.config, journal)
         run = pipeline.Run(self._deps, self._limits, self._clients, written)
         with self._locked(f"undoing an interrupted change to {journal.config or 'a layout'}"):

@@ -216,14 +216,11 @@ class _Uninterrupted:
         self._telemetry = telemetry
 
     def check(self) -> None:
-        """Return in any case."""
         self._telemetry.still_working()
 
     def wait(self, seconds: float) -> None:
-        """Sleep for all of the time."""
         self._telemetry.still_working()
         self._clock.wait(seconds)
 
     def pause(self, seconds: float) -> None:
-        """Sleep for all of the time."""
         self.wait(seconds)

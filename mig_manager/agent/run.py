@@ -175,7 +175,7 @@ class Run:
             self._record.note(is_rebooted=True)
         extra_clients = self._planning.extra_clients()
         service_names = self._deps.service_names()
-        self._hooks.load()
+        self._hooks.points.load()
         return _Target(
             layout=layout,
             may_evict=may_evict,
@@ -253,16 +253,14 @@ class Run:
             self._deps.allocations,
             self._deps.clock,
             order=order,
-            announce=drain.Announcements(
-                # Written before the first eviction of the round.
-                on_round=lambda message: self._record.enter(
-                    model.Phase.DRAIN,
-                    message,
-                    journal=dataclasses.replace(self._record.journal, draining=True),
-                ),
-                on_force=lambda names: self._announce(
-                    "ForcedDrain", f"deleting by force {names}", is_warning=True
-                ),
+            # Written before the first eviction of the round.
+            on_round=lambda message: self._record.enter(
+                model.Phase.DRAIN,
+                message,
+                journal=dataclasses.replace(self._record.journal, draining=True),
+            ),
+            on_force=lambda names: self._announce(
+                "ForcedDrain", f"deleting by force {names}", is_warning=True
             ),
             telemetry=self._deps.telemetry,
         )

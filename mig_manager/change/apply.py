@@ -44,7 +44,7 @@ def apply(
         name=layout.name,
         content_hash=layout.content_hash,
         covered=lambda gpus: config.select(layout, gpus),
-        plan=lambda gpus: plans.planned(gpus, layout, scope=scope, users={}),
+        plan=lambda gpus: plans.plan(gpus, layout, scope=scope),
         unrestored_elsewhere=lambda gpus, snapshot: layouts.unrestored_elsewhere(
             layout, gpus, snapshot
         ),

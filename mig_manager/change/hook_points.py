@@ -32,6 +32,7 @@ class HookPoints:
         self._table = host_files.Table()
         self._passed: set[host_files.Point] = set()
         self._check: Check = lambda: None
+        self.is_loaded = False
         self.has_run = False
         """Whether any hook has begun."""
 
@@ -48,6 +49,7 @@ class HookPoints:
         """
         if self._programs is not None:
             self._table = self._programs.read()
+        self.is_loaded = True
 
     def require(self, plan: steps.Plan) -> None:
         """Return if every program exists that this change would run.
@@ -57,11 +59,8 @@ class HookPoints:
         """
         if self._programs is None:
             return
-        for point in (
-            host_files.Point.APPLY_START,
-            *_points_of(plan),
-            host_files.Point.APPLY_EXIT,
-        ):
+        start, end = host_files.Point.APPLY_START, host_files.Point.APPLY_EXIT
+        for point in (start, *_points_of(plan), end):
             for hook in self._table.at(point):
                 why = self._programs.missing(hook)
                 if why:

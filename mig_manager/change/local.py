@@ -123,11 +123,7 @@ class Journal:
         """Whether it lists GPUs that a change may have left unfinished."""
 
     def begin(self, before: tuple[model.GpuSnapshot, ...], _plan: steps.Plan) -> None:
-        """Write what a rollback restores.
-
-        Raises:
-            UsageError: It cannot be written.
-        """
+        """Write what a rollback restores; raises as ``write``."""
         self.write(before)
 
     def write(self, before: Sequence[model.GpuSnapshot]) -> None:

@@ -8,7 +8,7 @@ import dataclasses
 import enum
 from collections.abc import Mapping
 
-from mig_manager.core import model, ports, steps, yaml_tree
+from mig_manager.core import model, steps, yaml_tree
 from mig_manager.core.layout import config, layouts
 from mig_manager.core.node import clients, resources
 from mig_manager.core.planner import planner
@@ -33,17 +33,16 @@ class Status:
 
     def to_data(self) -> dict[str, object]:
         """Return plain data for JSON and YAML."""
+        processes = {
+            uuid: [each.to_data() for each in found]
+            for uuid, found in (self.processes or {}).items()
+        }
         return {
             "gpus": [
-                gpu_codec.gpu_data(gpu) | {"holders": self._processes_of(gpu)} for gpu in self.gpus
+                gpu_codec.gpu_data(gpu) | {"holders": processes.get(gpu.uuid)} for gpu in self.gpus
             ],
             "unreachable_gpus": [gpu_codec.unreachable_data(gpu) for gpu in self.gpus.unreachable],
         }
-
-    def _processes_of(self, gpu: model.Gpu) -> list[dict[str, object]] | None:
-        if self.processes is None or gpu.uuid not in self.processes:
-            return None
-        return [each.to_data() for each in self.processes[gpu.uuid]]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,37 +144,12 @@ class Applied:
         }
 
 
-def status(gpus: ports.Gpus) -> Status:
-    """Observe the GPUs.
-
-    Raises:
-        HardwareError: NVML refused or failed.
-    """
-    return Status(gpus=gpus.observe())
-
-
 def plan(
-    gpus: ports.Gpus,
+    observed: model.ObservedGpus,
     layout: config.Layout,
     *,
     scope: Scope = Scope.ALL,
     users: Mapping[str, tuple[str, ...]] | None = None,
-) -> Planned:
-    """Plan a layout.
-
-    Raises:
-        HardwareError: NVML refused or failed.
-        LayoutError: The layout is impossible on these GPUs.
-    """
-    return planned(gpus.observe(), layout, scope=scope, users=users or {})
-
-
-def planned(
-    observed: model.ObservedGpus,
-    layout: config.Layout,
-    *,
-    scope: Scope,
-    users: Mapping[str, tuple[str, ...]],
 ) -> Planned:
     """Plan a layout for GPUs as they were observed.
 
@@ -191,12 +165,12 @@ def planned(
             if modes[uuid] is not desired.mode
         }
     with layouts.located(layout, observed):
-        plan = planner.plan(observed, wanted)
+        changes = planner.plan(observed, wanted)
     return Planned(
         layout=layout.name,
         gpus=observed,
         wanted=wanted,
-        plan=plan,
-        users=users,
+        plan=changes,
+        users=users or {},
         overlooked=layouts.lenient_warnings(layout, observed),
     )

@@ -56,7 +56,7 @@ class _Command:
         self._scope = plans.Scope.MODE_ONLY if chosen.is_mode_only else plans.Scope.ALL
 
     def status(self) -> int:
-        result = plans.status(self._access.gpus())
+        result = plans.Status(gpus=self._access.gpus().observe())
         if self._chosen.output_format is not command_settings.OutputFormat.TEXT:
             result = dataclasses.replace(result, processes=self._access.processes())
         self._answer(
@@ -66,12 +66,9 @@ class _Command:
         return console.DONE
 
     def plan(self) -> int:
-        result = plans.plan(
-            self._access.gpus(),
-            self._layout(),
-            scope=self._scope,
-            users=self._access.pods_by_device(),
-        )
+        layout, users = self._layout(), self._access.pods_by_device()
+        gpus = self._access.gpus().observe()
+        result = plans.plan(gpus, layout, scope=self._scope, users=users)
         self._answer(
             result.to_data,
             lambda: gpu_report.plan(result, is_wide=self._is_wide, style=self._style),
@@ -149,7 +146,7 @@ class _Command:
         if self._chosen.is_valid_config_only:
             self._terminal.say("Selected MIG configuration is valid")
             return console.DONE
-        result = plans.plan(self._access.gpus(), layout, scope=self._scope)
+        result = plans.plan(self._access.gpus().observe(), layout, scope=self._scope)
         self._warn(result.overlooked)
         self._warn_unreachable(result.gpus.unreachable, "it was not compared")
         if result.is_applied:

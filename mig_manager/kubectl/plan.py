@@ -126,7 +126,7 @@ def _of_node(layout: config.Layout, report: nodes.Report, pods: selection.Pods) 
     planned, losses = None, None
     if gpus:
         try:
-            planned = change_plans.planned(gpus, layout, scope=change_plans.Scope.ALL, users={})
+            planned = change_plans.plan(gpus, layout)
         except errors.LayoutError as error:
             why_not, fits = messages.printable(error.message, " "), False
     if planned is not None:

@@ -48,7 +48,8 @@ def test_a_drain_ends_soon_after_its_pod_is_gone_even_if_the_watch_breaks(
             affected=frozenset({gpu_values.mig_uuid("destroyed")}),
             limits=settings.Limits(drain_timeout_s=30),
         ),
-        announce=drain.Announcements(on_round=lambda _message: None, on_force=lambda _names: None),
+        on_round=lambda _message: None,
+        on_force=lambda _names: None,
     )
     assert ours.run(found, fakes.FakeRequest(clock)) == 1
     # At the latest when the last list is too old to trust a silent watch.

@@ -42,8 +42,9 @@ def new_drain(
             limits=settings.Limits(policy=policy or policies.Policy(), drain_timeout_s=20),
             extra_clients=(clients.ExtraClient(labels={"app": "watcher"}),),
         ),
-        announce=drain.Announcements(on_round=rig.statuses.append, on_force=rig.statuses.append),
-        telemetry=telemetry,
+        on_round=rig.statuses.append,
+        on_force=rig.statuses.append,
+        telemetry=telemetry or ports.Telemetry(),
     )
 
 

@@ -1,9 +1,9 @@
 """Which pods a change affects, on a node in memory."""
 
-import dataclasses
-
-from mig_manager.core import model, steps
+from mig_manager.core import steps
+from mig_manager.errors import Reason
 from tests import scenes
+from tests.scenes import assert_ends
 
 SIX = """
 version: v1
@@ -26,9 +26,8 @@ def test_a_finished_pod_that_kubelet_still_lists_does_not_use_its_device() -> No
     # Before 1.34 kubelet lists the devices of finished pods too.
     rig.add_pod("finished", devices=frozenset({uuids[3]}), phase="Succeeded")
 
-    outcome = scenes.run(rig, "six", SIX)
+    assert_ends(rig, Reason.APPLIED, layout="six", text=SIX)
 
-    assert outcome.state is model.State.SUCCESS
     assert running <= rig.pods.keys()
     assert "workloads.evict" not in rig.log
 
@@ -43,19 +42,18 @@ def test_a_pod_with_a_device_id_of_an_unknown_form_leaves_before_instances_are_d
             is_gone.append(trainer not in rig.pods)
 
     rig.step_error = watch
-    outcome = scenes.run(rig, "six", SIX)
+    assert_ends(rig, Reason.APPLIED, layout="six", text=SIX)
 
-    assert outcome.state is model.State.SUCCESS
     assert is_gone == [True]
 
 
 def test_a_pod_that_uses_a_device_of_another_gpu_stays() -> None:
     rig = scenes.node(layout="all-1g.5gb")
     device = scenes.device(rig, 1, "1g.5gb")
-    pod = rig.add_pod("trainer", devices=frozenset({device, "mlx5_0"}))
-    rig.pods[pod] = dataclasses.replace(rig.pods[pod], gpu_resources={"nvidia.com/gpu": 1})
+    devices, resources = frozenset({device, "mlx5_0"}), {"nvidia.com/gpu": 1}
+    pod = rig.add_pod("trainer", devices=devices, gpu_resources=resources)
 
-    assert scenes.run(rig, "six", SIX).state is model.State.SUCCESS
+    assert_ends(rig, Reason.APPLIED, layout="six", text=SIX)
 
     assert pod in rig.pods
 
@@ -72,10 +70,6 @@ def test_an_unhealthy_device_elsewhere_ends_no_run_and_restarts_no_plugin() -> N
     rig.clock.on_wait.append(fail)
     fail()
 
-    again = scenes.run(rig, "all-1g.5gb")
-    restarts = rig.log.count("workloads.delete")
-    changed = scenes.run(rig, "six", SIX)
-
-    assert again.state is model.State.SUCCESS
-    assert restarts == 0
-    assert changed.state is model.State.SUCCESS
+    assert_ends(rig, Reason.ALREADY_APPLIED, layout="all-1g.5gb")
+    assert rig.log.count("workloads.delete") == 0
+    assert_ends(rig, Reason.APPLIED, layout="six", text=SIX)

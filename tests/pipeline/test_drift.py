@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import json
-from collections.abc import Iterator
 
 import pytest
 
@@ -15,6 +14,7 @@ from mig_manager.core.planner import planner
 from mig_manager.errors import Reason
 from tests import fakes, gpu_values, scenes
 from tests.scenes import assert_ends
+from tests.shell import applying_rig
 
 LAYOUT = "all-balanced"
 
@@ -185,36 +185,23 @@ def test_a_failure_for_good_is_worth_another_run_only_when_the_hardware_has_chan
 # -- other managers ------------------------------------------------------------------------------
 
 
-class Busy:
-    """Another manager has the lock for so many more attempts; implements ``ports.NodeLock``."""
-
-    def __init__(self, refusals: int) -> None:
-        self.refusals = refusals
-        self.granted: list[str] = []
-
-    @contextlib.contextmanager
-    def hold(self, doing: str) -> Iterator[None]:
-        if self.refusals:
-            self.refusals -= 1
-            raise errors.LockedError("apply (pid 7) is at work", owner="apply (pid 7)")
-        self.granted.append(doing)
-        yield
-
-
 def test_a_run_waits_until_another_manager_releases_the_lock() -> None:
     rig = scenes.node()
-    other = Busy(refusals=4)
+    other = applying_rig.FakeExclusion(refusals=4)
 
     assert_ends(rig, Reason.APPLIED, layout="all-1g.5gb", by=scenes.reconciler(rig, lock=other))
 
-    assert other.granted == ["applying layout all-1g.5gb"]
+    assert other.descriptions == ["applying layout all-1g.5gb"]
 
 
 def test_a_manager_that_does_not_finish_is_named_and_nothing_is_touched() -> None:
     rig = scenes.busy_node()
 
     outcome = assert_ends(
-        rig, Reason.LOCKED, "pid 7", by=scenes.reconciler(rig, lock=Busy(refusals=10**9))
+        rig,
+        Reason.LOCKED,
+        "another manager is at work",
+        by=scenes.reconciler(rig, lock=applying_rig.FakeExclusion(refusals=10**9)),
     )
 
     assert outcome.should_retry
@@ -223,7 +210,7 @@ def test_a_manager_that_does_not_finish_is_named_and_nothing_is_touched() -> Non
 
 def test_a_newer_request_need_not_wait_for_another_manager() -> None:
     rig = scenes.node()
-    ours = scenes.reconciler(rig, lock=Busy(refusals=10**9))
+    ours = scenes.reconciler(rig, lock=applying_rig.FakeExclusion(refusals=10**9))
 
     with pytest.raises(errors.Superseded):
         scenes.run(rig, by=ours, request=fakes.FakeRequest(rig.clock, ends_at=2))
@@ -233,7 +220,7 @@ def test_a_newer_request_need_not_wait_for_another_manager() -> None:
 
 def test_gpus_that_another_manager_works_on_are_checked_later() -> None:
     rig = scenes.node(layout=LAYOUT)
-    other = Busy(refusals=0)
+    other = applying_rig.FakeExclusion()
     ours = scenes.reconciler(rig, lock=other)
     ended = scenes.run(rig, LAYOUT, by=ours)
     tamper(rig)

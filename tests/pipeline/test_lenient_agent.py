@@ -5,10 +5,11 @@ from collections.abc import Mapping
 import pytest
 import structlog.testing
 
-from mig_manager import errors
-from mig_manager.agent import planning, record
+from mig_manager.agent import planning, reconcile
 from mig_manager.core import model
+from mig_manager.errors import Reason
 from tests import fakes, scenes
+from tests.scenes import assert_ends
 
 TWICE = scenes.CONFIG + "  all-disabled:\n  - {devices: all, mig-enabled: false}\n"
 
@@ -30,29 +31,22 @@ def overlooked(monkeypatch: pytest.MonkeyPatch) -> structlog.testing.LogCapture:
     return captured
 
 
-def play(rig: fakes.NodeRig, layout: str, text: str, *, is_lenient: bool) -> record.Outcome:
-    request = fakes.FakeRequest(rig.clock)
-    return scenes.reconciler(rig, text, is_lenient=is_lenient).run(layout, request)
+def lenient(rig: fakes.NodeRig, text: str = scenes.CONFIG) -> reconcile.Reconciler:
+    return scenes.reconciler(rig, text, is_lenient=True)
 
 
-def test_a_document_that_mig_parted_accepts_is_applied_with_a_warning(
+def test_a_document_that_mig_parted_accepts_is_applied_with_a_warning_and_refused_if_strict(
     overlooked: structlog.testing.LogCapture,
 ) -> None:
     rig = scenes.node()
 
-    outcome = play(rig, "all-1g.5gb", TWICE, is_lenient=True)
+    assert_ends(rig, Reason.INVALID_CONFIG, layout="all-1g.5gb", text=TWICE)
+    assert_ends(rig, Reason.APPLIED, layout="all-1g.5gb", by=lenient(rig, TWICE))
 
-    assert outcome.state is model.State.SUCCESS
     (warning,) = overlooked.entries
     assert warning["log_level"] == "warning"
     assert str(warning["place"]).endswith(":21:3")
     assert "key 'all-disabled' is given twice" in str(warning["problem"])
-
-
-def test_the_same_document_is_refused_by_a_strict_agent() -> None:
-    outcome = play(scenes.node(), "all-1g.5gb", TWICE, is_lenient=False)
-
-    assert outcome.reason is errors.Reason.INVALID_CONFIG
 
 
 def test_a_layout_for_other_gpus_counts_as_active_as_in_mig_parted(
@@ -61,9 +55,8 @@ def test_a_layout_for_other_gpus_counts_as_active_as_in_mig_parted(
     rig = scenes.node(layout="all-balanced")
     gpus = rig.gpus
 
-    outcome = play(rig, "other-gpu", scenes.CONFIG, is_lenient=True)
+    assert_ends(rig, Reason.ALREADY_APPLIED, layout="other-gpu", by=lenient(rig))
 
-    assert outcome.state is model.State.SUCCESS
     assert rig.gpus == gpus
     problems = [str(each["problem"]) for each in overlooked.entries]
     assert any("is about none of this node's GPUs" in each for each in problems)
@@ -74,9 +67,7 @@ def test_what_the_gpus_cannot_have_is_refused_all_the_same(layout: str) -> None:
     rig = scenes.node(layout="all-balanced")
     gpus = rig.gpus
 
-    outcome = play(rig, layout, scenes.CONFIG, is_lenient=True)
-
-    assert outcome.state is model.State.FAILED
+    assert scenes.run(rig, layout, by=lenient(rig)).state is model.State.FAILED
     assert rig.gpus == gpus
 
 
@@ -86,9 +77,8 @@ def test_a_layout_with_placements_is_served_like_any_other() -> None:
     )
     rig = scenes.node()
 
-    outcome = play(rig, "placed", text, is_lenient=False)
+    assert_ends(rig, Reason.APPLIED, layout="placed", text=text)
 
-    assert outcome.state is model.State.SUCCESS
     assert [gi.placement.start for gi in rig.gpus[0].gpu_instances] == [4]
 
 
@@ -100,9 +90,7 @@ def test_a_place_that_cannot_be_fails_before_anything_is_touched() -> None:
     rig = scenes.node(layout="all-balanced")
     gpus = rig.gpus
 
-    outcome = play(rig, "clash", text, is_lenient=False)
+    why = "test.yaml:22:5: the layout does not fit GPU 0"
+    assert_ends(rig, Reason.DOES_NOT_FIT, why, layout="clash", text=text)
 
-    assert outcome.reason is errors.Reason.DOES_NOT_FIT
-    assert "test.yaml:22:5: the layout does not fit GPU 0" in outcome.message
     assert rig.gpus == gpus
-    scenes.assert_nothing_taken(rig)

@@ -245,7 +245,7 @@ class Node:
         )
 
     def has(self, name: str) -> bool:
-        return plans.plan(self.gpus, self.layouts.layout(name)).is_applied
+        return plans.plan(self.gpus.observe(), self.layouts.layout(name)).is_applied
 
     def cut_off(self, name: str, *, at: int) -> bool:
         """Apply a layout and be killed at a step; return whether there was such a step."""

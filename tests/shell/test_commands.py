@@ -79,7 +79,7 @@ def layout(name: str) -> config.Layout:
 
 
 def has(gpus: Gpus, name: str, scope: plans.Scope = plans.Scope.ALL) -> bool:
-    return plans.plan(gpus, layout(name), scope=scope).is_applied
+    return plans.plan(gpus.observe(), layout(name), scope=scope).is_applied
 
 
 def with_layout(name: str, *, count: int = 2) -> Gpus:
@@ -159,8 +159,8 @@ def test_a_plan_names_the_pods_that_use_what_ends_or_else_the_devices() -> None:
     uuids = {name: gi.compute_instances[0].uuid or "" for name, gi in by_profile.items()}
     users = {uuids["2g.10gb"]: ("team/train-0",), uuids["3g.20gb"]: ("team/serve-0",)}
 
-    planned = plans.plan(gpus, layout("small"), users=users)
-    unknown = drawn(plans.plan(gpus, layout("small")))
+    planned = plans.plan(gpus.observe(), layout("small"), users=users)
+    unknown = drawn(plans.plan(gpus.observe(), layout("small")))
 
     assert planned.evicted == ("team/train-0",)
     assert "Pods that would be evicted: team/train-0" in drawn(planned)
@@ -170,8 +170,9 @@ def test_a_plan_names_the_pods_that_use_what_ends_or_else_the_devices() -> None:
 
 
 def test_a_plan_says_which_gpus_must_be_idle_for_a_mode_or_that_there_is_nothing_to_do() -> None:
-    mode = drawn(plans.plan(Gpus(), layout("balanced")))
-    nothing = drawn(plans.plan(with_layout("balanced"), layout("balanced")), is_wide=True)
+    mode = drawn(plans.plan(Gpus().observe(), layout("balanced")))
+    active = with_layout("balanced").observe()
+    nothing = drawn(plans.plan(active, layout("balanced")), is_wide=True)
 
     assert "GPU 0-1 must be idle." in mode
     assert mode.endswith("MIG mode of 2 GPUs changed; 2 GPUs reset.")
@@ -179,7 +180,7 @@ def test_a_plan_says_which_gpus_must_be_idle_for_a_mode_or_that_there_is_nothing
 
 
 def test_a_failed_check_says_how_a_gpu_differs() -> None:
-    checked = plans.plan(with_layout("balanced"), layout("small"))
+    checked = plans.plan(with_layout("balanced").observe(), layout("small"))
 
     assert not checked.is_applied
     assert gpu_report.difference(checked) == (
@@ -189,9 +190,9 @@ def test_a_failed_check_says_how_a_gpu_differs() -> None:
 
 
 def test_plan_and_status_as_data_have_each_step_and_instance_and_other_gpus_stay() -> None:
-    planned = plans.plan(Gpus(), layout("first-only")).to_data()
+    planned = plans.plan(Gpus().observe(), layout("first-only")).to_data()
     gpus = with_layout("first-only")
-    shown = plans.status(gpus).to_data()
+    shown = plans.Status(gpus=gpus.observe()).to_data()
 
     assert planned["instances"] == {"destroyed": 0, "created": 1, "staying": 0}
     assert isinstance(planned["gpus"], list)
