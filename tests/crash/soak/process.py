@@ -1,4 +1,4 @@
-"""One agent process of the soak: what ``service.assemble`` makes, in a thread that takes steps.
+"""One agent process of the soak: the agent's ``Service`` in a thread that takes steps.
 
 The product's own loop serves, retries and rests. Only one of the two threads is ever at work: the
 agent's from the beginning of a step until it rests, waits for its next try, or is no more.
@@ -7,7 +7,7 @@ agent's from the beginning of a step until it rests, waits for its next try, or 
 import dataclasses
 import threading
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import Any, NamedTuple
 
 from mig_manager import errors
 from mig_manager.adapters.kubernetes import api
@@ -34,8 +34,7 @@ _OPTIONS: Mapping[str, object] = {
 }
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class Outcome(NamedTuple):
     """How a run ended."""
 
     state: model.State
@@ -44,8 +43,7 @@ class Outcome:
     should_retry: bool
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class Step(NamedTuple):
     """What became of one step of the agent's loop."""
 
     is_killed: bool = False
@@ -96,10 +94,20 @@ class Process:
                 self._heard.is_lost = False
                 self._go()
                 if not self._heard.is_lost or not self._thread.is_alive():
-                    return self._result()
+                    break
+            else:
+                raise AssertionError("the API answers, and still nothing can be published")
         finally:
             self._rig.script.end()
-        raise AssertionError("the API answers, and still nothing can be published")
+        ended = None if self.box.is_dead else self._heard.ended
+        message = self._rig.statuses[-1] if self._rig.statuses else ""
+        return Step(
+            is_killed=self._is_killed,
+            is_over=self.box.is_dead,
+            outcome=ended and Outcome(*ended, message, should_retry=not self.box.is_resting),
+            names=tuple(self._heard.names),
+            succeeded=tuple(self._heard.succeeded),
+        )
 
     def abandon(self) -> None:
         """Kill it where it rests."""
@@ -133,22 +141,6 @@ class Process:
     def _stop(self, _pick: int) -> bool:
         self.box.stop()
         return True
-
-    def _result(self) -> Step:
-        ended = None if self.box.is_dead else self._heard.ended
-        return Step(
-            is_killed=self._is_killed,
-            is_over=self.box.is_dead,
-            outcome=ended
-            and Outcome(
-                state=ended[0],
-                reason=ended[1],
-                message=self._rig.statuses[-1] if self._rig.statuses else "",
-                should_retry=not self.box.is_resting,
-            ),
-            names=tuple(self._heard.names),
-            succeeded=tuple(self._heard.succeeded),
-        )
 
 
 class _Telemetry(ports.Telemetry):
@@ -263,9 +255,7 @@ def _in_memory(
         "allocations": rig.allocations,
         "configs": configs,
     }
-    heard: dict[str, Any] = {
-        name: cast("Any", script.Port(port, name, rig.script)) for name, port in each.items()
-    }
+    heard: dict[str, Any] = {n: script.Port(port, n, rig.script) for n, port in each.items()}
     return dataclasses.replace(
         own, clock=rig.clock, standby=ports.Standbys(), lock=None, boot_layout=None, **heard
     )

@@ -1,10 +1,9 @@
 """What happens between runs and at their n-th call: kills, faults, and other people's acts."""
 
-import dataclasses
 import enum
 import random
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, NamedTuple
 
 from hypothesis import strategies as st
 
@@ -41,16 +40,16 @@ DEADLY = (Kind.KILL_BEFORE, Kind.KILL_AFTER, Kind.KILL_IN_DRIVER, Kind.KILL_AFTE
 IN_DRIVER = frozenset({Kind.KILL_IN_DRIVER, Kind.KILL_AFTER_CHANGE})
 """Their number is that of a change of a GPU, and not of a call."""
 _AFTER = frozenset({Kind.KILL_AFTER, Kind.FAIL_AFTER})
+_BEFORE = frozenset(Kind) - IN_DRIVER - _AFTER
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Event:
+class Event(NamedTuple):
     """Something that happens once."""
 
     at: int
     """The n-th call of a port, or change of a GPU, of this run; from 1."""
     kind: Kind
-    pick: int = 0
+    pick: int
 
 
 SPECS = (
@@ -90,7 +89,7 @@ def _happenings(seed: bytes, kinds: Sequence[Kind], most: int) -> list[Event]:
         kind = dice.choice(kinds)
         # Many runs are short: most find their layout active.
         last = 14 if kind in IN_DRIVER else dice.choice((8, 25, 55))
-        happens.append(Event(at=dice.randint(1, last), kind=kind, pick=dice.randrange(1000)))
+        happens.append(Event(dice.randint(1, last), kind, dice.randrange(1000)))
     return happens
 
 
@@ -133,51 +132,38 @@ class Script:
         """Count a call of a port; it may never be made."""
         self._live()
         self._calls += 1
-        for event in self._pick(self._calls, is_after=False):
-            self._happen(event, port)
+        self._let_happen(port, self._calls, _BEFORE)
 
     def after(self, port: str) -> None:
         """Let happen what comes after the same call."""
-        for event in self._pick(self._calls, is_after=True):
-            self._happen(event, port)
+        self._let_happen(port, self._calls, _AFTER)
 
     def before_change(self) -> None:
         """Count a change of a GPU."""
         self._live()
         self._changes += 1
-        self._change(Kind.KILL_IN_DRIVER)
+        self._let_happen("gpus", self._changes, {Kind.KILL_IN_DRIVER})
 
     def after_change(self) -> None:
         """Let happen what comes after the same change."""
-        self._change(Kind.KILL_AFTER_CHANGE)
+        self._let_happen("gpus", self._changes, {Kind.KILL_AFTER_CHANGE})
 
-    def _change(self, kind: Kind) -> None:
+    def _let_happen(self, port: str, number: int, kinds: Collection[Kind]) -> None:
         for event in self._events:
-            if event.kind is kind and event.at == self._changes:
-                self._happen(event, "gpus")
-
-    def _pick(self, number: int, *, is_after: bool) -> list[Event]:
-        return [
-            event
-            for event in self._events
-            if event.at == number
-            and event.kind not in IN_DRIVER
-            and (event.kind in _AFTER) is is_after
-        ]
-
-    def _happen(self, event: Event, port: str) -> None:
-        if event.kind in DEADLY:
-            self.happened.append(event.kind)
-            self._is_dead = True
-            self._live()
-        elif event.kind in (Kind.FAIL_BEFORE, Kind.FAIL_AFTER):
-            error = _failure(port, event.pick)
-            if error is not None:
+            if event.at != number or event.kind not in kinds:
+                continue
+            if event.kind in DEADLY:
                 self.happened.append(event.kind)
-                self.failed_ports.add(port.partition(".")[0])
-                raise error
-        elif self.acts[event.kind](event.pick):
-            self.happened.append(event.kind)
+                self._is_dead = True
+                self._live()
+            elif event.kind in (Kind.FAIL_BEFORE, Kind.FAIL_AFTER):
+                error = _failure(port, event.pick)
+                if error is not None:
+                    self.happened.append(event.kind)
+                    self.failed_ports.add(port.partition(".")[0])
+                    raise error
+            elif self.acts[event.kind](event.pick):
+                self.happened.append(event.kind)
 
     def _live(self) -> None:
         # Whatever still runs of a dead process must not reach the rig.
@@ -222,22 +208,19 @@ class Port:
 
         def call(*arguments: Any, **options: Any) -> Any:
             port = f"{self._name}.{name}"
+
+            def decided(view: Any) -> Any:
+                # What comes before the write happens once it is decided, when it is too late.
+                change = arguments[0](view)
+                self._script.before(port)
+                return change
+
             if name == "update":
-                arguments = (self._after_decision(port, *arguments),)
+                answer = target(decided)
             else:
                 self._script.before(port)
-            answer = target(*arguments, **options)
+                answer = target(*arguments, **options)
             self._script.after(port)
             return answer
 
         return call
-
-    def _after_decision(self, port: str, decide: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        """Let happen what comes before the write after it was decided, when it is too late."""
-
-        def decided(view: Any) -> Any:
-            change = decide(view)
-            self._script.before(port)
-            return change
-
-        return decided
