@@ -20,10 +20,6 @@ def container(name: str = "main", *, gpus: int = 0, **fields: Any) -> dict[str, 
     return {"name": name, "resources": {"limits": amounts, "requests": amounts}, **fields}
 
 
-def sidecar(*, gpus: int) -> dict[str, Any]:
-    return container(gpus=gpus, restartPolicy="Always")
-
-
 def make_pod(
     name: str = "p1", *, node: str = "n1", phase: str = "Running", **spec: Any
 ) -> dict[str, Any]:
@@ -84,27 +80,11 @@ def test_a_terminating_bare_pod_is_marked_as_such() -> None:
     assert (pod.is_ready, pod.is_kept) == (False, False)
 
 
-@pytest.mark.parametrize(
-    ("phase", "init", "expected"),
-    [
-        ("Pending", container(gpus=1), True),
-        ("Running", container(gpus=1), False),
-        ("Pending", container(), False),
-        ("Pending", sidecar(gpus=1), False),
-    ],
-)
-def test_an_init_container_may_use_a_gpu_only_while_the_pod_starts(
-    phase: str, init: dict[str, Any], *, expected: bool
-) -> None:
-    pod = cluster.parse_pod(make_pod(phase=phase, initContainers=[init]))
-    assert pod.may_run_gpu_init is expected
-
-
 SINGLE = [{"name": "MIG_STRATEGY", "value": "single"}]
 
 
 @pytest.mark.parametrize(
-    ("fields", "expected"),
+    ("container_fields", "strategy"),
     [
         ({}, ""),
         ({"command": ["nvidia-device-plugin"]}, ""),
@@ -116,40 +96,45 @@ SINGLE = [{"name": "MIG_STRATEGY", "value": "single"}]
     ],
 )
 def test_the_device_plugins_strategy_is_that_of_its_options_or_its_variable(
-    fields: dict[str, Any], expected: str
+    container_fields: dict[str, Any], strategy: str
 ) -> None:
-    pod = cluster.parse_pod(make_pod(containers=[container(**fields)]))
-    assert pod.mig_strategy == expected
+    pod = cluster.parse_pod(make_pod(containers=[container(**container_fields)]))
+    assert pod.mig_strategy == strategy
+
+
+def gpus(*counts: int) -> list[dict[str, Any]]:
+    """Return a container for each count of GPUs; a negative one is a sidecar's."""
+    return [
+        container(gpus=-count, restartPolicy="Always") if count < 0 else container(gpus=count)
+        for count in counts
+    ]
 
 
 @pytest.mark.parametrize(
-    ("containers", "inits", "expected"),
+    ("containers", "inits", "total", "may_init"),
     [
-        pytest.param([container()], [], 0, id="none"),
-        pytest.param([container(gpus=1), container(gpus=2)], [], 3, id="sum"),
+        pytest.param(gpus(0), gpus(0), 0, False, id="none"),
+        pytest.param(gpus(1, 2), [], 3, False, id="sum"),
+        pytest.param(gpus(2), gpus(3, 1), 3, True, id="the hungriest init container"),
+        pytest.param(gpus(2), gpus(-1), 3, False, id="a sidecar adds"),
+        pytest.param(gpus(1), gpus(4, -2, 3), 5, True, id="an init container beside a sidecar"),
         pytest.param(
-            [container(gpus=2)],
-            [container(gpus=3), container(gpus=1)],
-            3,
-            id="the hungriest init container",
-        ),
-        pytest.param([container(gpus=2)], [sidecar(gpus=1)], 3, id="a sidecar adds"),
-        pytest.param(
-            [container(gpus=1)],
-            [container(gpus=4), sidecar(gpus=2), container(gpus=3)],
-            5,
-            id="an init container beside the sidecar before it",
-        ),
-        pytest.param(
-            [{"name": "x", "resources": {"limits": {_GPU: "2"}}}], [], 2, id="limits only"
+            [{"name": "x", "resources": {"limits": {_GPU: "2"}}}], [], 2, False, id="limits only"
         ),
     ],
 )
 def test_a_pods_gpu_resources_are_the_maximum_over_its_phases(
-    containers: list[Any], inits: list[Any], expected: int
+    containers: list[Any],
+    inits: list[Any],
+    total: int,
+    may_init: bool,  # noqa: FBT001 - a column of the table
 ) -> None:
-    pod = cluster.parse_pod(make_pod(containers=containers, initContainers=inits))
-    assert pod.gpu_resources == ({_GPU: expected} if expected else {})
+    """An init container may use them only while the pod starts."""
+    for phase in ("Pending", "Running"):
+        thing = make_pod(phase=phase, containers=containers, initContainers=inits)
+        pod = cluster.parse_pod(thing)
+        assert pod.gpu_resources == ({_GPU: total} if total else {})
+        assert pod.may_run_gpu_init is (may_init and phase == "Pending")
 
 
 # -- over the API -----------------------------------------------------------------------------
@@ -168,21 +153,17 @@ def workloads(server: apiserver.ApiServer) -> Iterator[pods.KubeWorkloads]:
     kube.close()
 
 
-def test_list_returns_the_nodes_pods_in_every_phase(
+def test_list_returns_all_pages_of_the_nodes_pods_in_every_phase(
     server: apiserver.ApiServer, workloads: pods.KubeWorkloads
 ) -> None:
     phases = {"Pending": False, "Running": False, "Succeeded": True, "Failed": True}
-    for phase in phases:
-        server.store.create(make_pod(phase, phase=phase))
-    server.store.create(make_pod("elsewhere", node="n2"))
-    assert {pod.name: pod.is_finished for pod in workloads.list()} == phases
+    for number, (phase, node) in enumerate([*((phase, "n1") for phase in phases), ("x", "n2")]):
+        server.store.create(make_pod(f"a{number}", node=node, phase=phase))
+    assert {pod.phase: pod.is_finished for pod in workloads.list()} == phases
 
-
-def test_list_reads_all_pages_and_restarts_when_the_continue_token_expired(
-    server: apiserver.ApiServer, workloads: pods.KubeWorkloads
-) -> None:
-    for number in range(501):
+    for number in range(497):
         server.store.create(make_pod(f"p{number}"))
+    server.log.clear()
     assert len(workloads.list()) == 501
     assert server.log.count("list", "pods") == 2
     server.inject(apiserver.Fault(path="continue=", status=410))

@@ -39,6 +39,11 @@ _REQUESTS_PER_S = 20.0
 _BURST = 60
 """A whole reconfiguration takes some forty requests, and must not be slowed down."""
 _ATTEMPTS = 4
+_LONGEST_RETRY_AFTER_S = 10.0
+"""A longer delay is left to the caller to plan."""
+_READ_AGAIN = frozenset({429, 500, 502, 503, 504})
+_WRITE_AGAIN = frozenset({429, 503})
+"""The statuses with which a server says that it has not acted."""
 _backoff_s = tenacity.wait_random_exponential(multiplier=0.25, max=2.0)
 """Random, because all nodes of a cluster may be waiting."""
 
@@ -72,7 +77,17 @@ class _Request:
     path: str
     body: Mapping[str, Any] | None = None
     query: Mapping[str, str] | None = None
-    retry: responses.Retry = responses.Retry.NEVER
+    retried: frozenset[int] = frozenset()
+    """The statuses after which it is sent again, as after a broken connection; empty: never."""
+
+    def may_be_repeated(self, error: BaseException) -> bool:
+        """Return whether sending it again may help and does no harm."""
+        return (
+            isinstance(error, responses.ApiError)
+            and bool(self.retried)
+            and (error.status is None or error.status in self.retried)
+            and (error.retry_after_s or 0.0) <= _LONGEST_RETRY_AFTER_S
+        )
 
     def __str__(self) -> str:
         return f"{self.method} {self.path}"
@@ -156,7 +171,7 @@ class KubeApi:
 
     def get(self, path: str, query: Mapping[str, str] | None = None) -> dict[str, Any]:
         """Get an object or a list."""
-        return self._object(_Request("GET", path, query=query, retry=responses.Retry.READ))
+        return self._object(_Request("GET", path, query=query, retried=_READ_AGAIN))
 
     def post(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
         """Create an object; never sent twice."""
@@ -168,14 +183,14 @@ class KubeApi:
 
     def delete(self, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Delete an object; a retry after a broken connection may find it gone (404)."""
-        return self._object(_Request("DELETE", path, body, retry=responses.Retry.IDEMPOTENT))
+        return self._object(_Request("DELETE", path, body, retried=_WRITE_AGAIN))
 
     def patch(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
         """Merge a change into an object (RFC 7386).
 
         It has absolute values, so it may be repeated after a broken connection.
         """
-        return self._object(_Request("PATCH", path, body, retry=responses.Retry.IDEMPOTENT))
+        return self._object(_Request("PATCH", path, body, retried=_WRITE_AGAIN))
 
     def watch(
         self, path: str, *, query: Mapping[str, str], timeout_s: float, idle_timeout_s: float
@@ -241,7 +256,7 @@ class KubeApi:
             return responses.parse(str(request), text)
 
         return tenacity.Retrying(
-            retry=tenacity.retry_if_exception(request.retry.allows),
+            retry=tenacity.retry_if_exception(request.may_be_repeated),
             stop=tenacity.stop_any(
                 tenacity.stop_after_attempt(_ATTEMPTS),
                 tenacity.stop_after_delay(2 * self._timeout_s),

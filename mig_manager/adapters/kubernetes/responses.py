@@ -5,7 +5,6 @@ which HTTP status maps to which reason.
 """
 
 import contextlib
-import enum
 import http
 import json
 import math
@@ -16,11 +15,6 @@ import urllib3
 
 from mig_manager import errors
 
-_LONGEST_RETRY_AFTER_S = 10.0
-"""A longer delay is left to the caller to plan."""
-_READ_RETRIES = frozenset({429, 500, 502, 503, 504})
-_WRITE_RETRIES = frozenset({429, 503})
-"""The statuses with which a server says that it has not acted."""
 _CHUNK = 1 << 16
 _MAX_LINE = 8 << 20
 """Bytes; etcd refuses objects above 1.5 MiB by default, so a longer line is not an event."""
@@ -41,25 +35,6 @@ class ApiError(errors.ClusterError):
         super().__init__(message, reason=reason, status=status, retry_after_s=retry_after_s)
         self.explanation = explanation
         """The server's own words, without method and path; empty if it sent none."""
-
-
-class Retry(enum.Enum):
-    """When a request may be sent again."""
-
-    READ = enum.auto()
-    """After any failure that may be temporary."""
-    IDEMPOTENT = enum.auto()
-    """Also after a broken connection: doing it twice is doing it once."""
-    NEVER = enum.auto()
-
-    def allows(self, error: BaseException) -> bool:
-        """Return whether sending the request again may help and does no harm."""
-        if not isinstance(error, ApiError):
-            return False
-        if self is Retry.NEVER or (error.retry_after_s or 0.0) > _LONGEST_RETRY_AFTER_S:
-            return False
-        statuses = _READ_RETRIES if self is Retry.READ else _WRITE_RETRIES
-        return error.status is None or error.status in statuses
 
 
 def no_answer(request: str, detail: str) -> ApiError:
