@@ -5,7 +5,7 @@ import dataclasses
 import functools
 import http
 import pathlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import yaml
@@ -38,6 +38,9 @@ BUDGETS = "/apis/policy/v1/namespaces/default/poddisruptionbudgets"
 RBAC = "/apis/rbac.authorization.k8s.io/v1"
 PATIENT = ("--retry-initial-s", "600", "--retry-max-s", "600")
 """For tests that look at the end of an attempt, which the next one would write over."""
+
+TRAIN = [("train", "nvidia.com/gpu", {"app": "train"})]
+"""A pod for ``Stage.run_pods`` that uses a whole GPU."""
 
 Object = dict[str, Any]
 Right = tuple[str, str, str]
@@ -301,12 +304,6 @@ def collection(obj: Mapping[str, Any]) -> str:
     return f"{root}/namespaces/{namespace}/{plural}" if namespace else f"{root}/{plural}"
 
 
-def config_text(spec: str) -> str:
-    gpus = [hardware.template(p, i) for i, p in enumerate(hardware.parse_node(spec))]
-    text = PACKAGED.read_text(encoding="utf-8")
-    return text + scenarios.extra_layouts(gpus, config.parse(text, source="packaged"))
-
-
 @contextlib.contextmanager
 def stage(
     where: Cluster,
@@ -318,11 +315,13 @@ def stage(
     style: objects.DeployStyle = objects.DeployStyle.GPU_OPERATOR,
 ) -> Iterator[stages.Stage]:
     """A node of the cluster with the agent on it, who has these rights and no other."""
+    gpus = [hardware.template(p, i) for i, p in enumerate(hardware.parse_node(spec))]
+    text = PACKAGED.read_text(encoding="utf-8")
     with (
         where.admit(folder, rights) as credentials,
         kind(
             spec,
-            config_text(spec),
+            text + scenarios.extra_layouts(gpus, config.parse(text, source="packaged")),
             latency=states.Latency(),
             agent_options=(*IMPATIENT, *agent_options),
             node_options=dataclasses.replace(QUICK, deploy_style=style),
@@ -330,13 +329,6 @@ def stage(
         ) as stage,
     ):
         yield stage
-
-
-def guard(where: Cluster, stage: stages.Stage, labels: Mapping[str, str]) -> None:
-    """Forbid all disruptions of pods with these labels."""
-    spec = {"maxUnavailable": 0, "selector": {"matchLabels": dict(labels)}}
-    stage.api.post(BUDGETS, {"metadata": {"name": "guard"}, "spec": spec})
-    where.count_disruptions(stage.api, "guard")
 
 
 def apply(stage: stages.Stage, layout: str) -> None:
@@ -381,7 +373,3 @@ def assert_nothing_taken(stage: stages.Stage) -> None:
     assert not node["spec"].get("taints")
     assert cluster.PAUSED_VALUE not in objects.labels(node).values()
     assert cluster.JOURNAL_ANNOTATION not in objects.annotations(node)
-
-
-def gpu_pods(names: Sequence[str]) -> list[tuple[str, str, Mapping[str, str]]]:
-    return [(name, "nvidia.com/gpu", {"app": name}) for name in names]

@@ -79,7 +79,7 @@ def test_in_the_operators_place_a_layout_that_must_evict_fails_in_the_end_and_co
         rights=clusters.STOCK_OPERATOR,
         kind=OperatorsStage,
     ) as stage:
-        stage.run_pods(clusters.gpu_pods(["train"]))
+        stage.run_pods(clusters.TRAIN)
         devices, before = stage.devices_by_pod(), stage.gpus.observe()
 
         status = clusters.failure(stage, LAYOUT)
@@ -97,7 +97,7 @@ def test_in_the_operators_place_a_layout_waits_until_the_pods_have_left_by_thems
     with clusters.stage(
         where_in_depth, tmp_path, rights=clusters.STOCK_OPERATOR, kind=OperatorsStage
     ) as stage:
-        stage.run_pods(clusters.gpu_pods(["train"]))
+        stage.run_pods(clusters.TRAIN)
         stage.label(LAYOUT)
         stage.wait(lambda: '"pod_not_moved"' in stage.agent_log.read_text(), "the refusal")
 

@@ -23,7 +23,7 @@ def test_the_shipped_rights_are_enough_for_a_whole_reconfiguration(
     rights = clusters.BUDGET if has_budget else clusters.SHIPPED
     style = objects.DeployStyle.GPU_OPERATOR if has_budget else objects.DeployStyle.PLAIN
     with clusters.stage(where, tmp_path, *options, rights=rights, style=style) as stage:
-        stage.run_pods(clusters.gpu_pods(["train"]))
+        stage.run_pods(clusters.TRAIN)
         clusters.apply(stage, LAYOUT)
 
         assert clusters.event_reasons(stage) == {"Draining", "Applied"}
@@ -124,7 +124,7 @@ def test_without_one_of_the_rights_the_agent_cannot_do_its_work_and_says_so(
         rights=clusters.BUDGET.without(right),
         style=objects.DeployStyle.PLAIN,
     ) as stage:
-        stage.run_pods(clusters.gpu_pods(["train"]))
+        stage.run_pods(clusters.TRAIN)
 
         stage.label(LAYOUT)
 

@@ -54,7 +54,7 @@ def test_an_impossible_layout_touches_nothing(
     where_in_depth: clusters.Cluster, tmp_path: pathlib.Path, layout: str, reason: str
 ) -> None:
     with clusters.stage(where_in_depth, tmp_path) as stage:
-        stage.run_pods(clusters.gpu_pods(["train"]))
+        stage.run_pods(clusters.TRAIN)
         pods = {objects.uid(pod) for pod in stage.cluster.list(cluster_view.Kind.POD)}
         labels = dict(objects.labels(stage.node()))
 
@@ -83,8 +83,10 @@ def test_a_corrected_file_is_served_without_touching_the_label(
 
 def request_guarded(where: clusters.Cluster, stage: stages.Stage) -> None:
     """Request a layout that must evict a pod which a budget keeps."""
-    stage.run_pods(clusters.gpu_pods(["train"]))
-    clusters.guard(where, stage, {"app": "train"})
+    stage.run_pods(clusters.TRAIN)
+    spec = {"maxUnavailable": 0, "selector": {"matchLabels": {"app": "train"}}}
+    stage.api.post(clusters.BUDGETS, {"metadata": {"name": "guard"}, "spec": spec})
+    where.count_disruptions(stage.api, "guard")
     stage.label("all-1g.5gb")
 
 
