@@ -144,11 +144,8 @@ class KubeNode:
         version: str = "",
         spec: Mapping[str, Any] | None = None,
     ) -> cluster.NodeView:
-        metadata = {
-            "resourceVersion": version,
-            "labels": dict(change.labels),
-            "annotations": dict(change.annotations),
-        }
+        parts = {"labels": dict(change.labels), "annotations": dict(change.annotations)}
+        metadata = {"resourceVersion": version, **parts}
         body: dict[str, Any] = {"metadata": {key: part for key, part in metadata.items() if part}}
         if spec:
             body["spec"] = spec

@@ -227,19 +227,17 @@ class _Claims:
         if not (pod.has_claims and pod.claims and self._may_read):
             return pod.has_claims
         if pod.uid not in self._is_for_gpu:
-            drivers = [self._drivers(pod.namespace, name) for name in pod.claims]
-            if None in drivers:
+            answers = [self._is_gpu_claim(pod.namespace, name) for name in pod.claims]
+            if None in answers:
                 return True
-            self._is_for_gpu[pod.uid] = any(
-                cluster.GPU_CLAIM_DRIVER in each for each in drivers if each
-            )
+            self._is_for_gpu[pod.uid] = any(answers)
         return self._is_for_gpu[pod.uid]
 
     def forget_all_but(self, uids: Collection[str]) -> None:
         self._is_for_gpu = {uid: value for uid, value in self._is_for_gpu.items() if uid in uids}
 
-    def _drivers(self, namespace: str, name: str) -> frozenset[str] | None:
-        """Return the drivers of an allocated claim; None if that is not known."""
+    def _is_gpu_claim(self, namespace: str, name: str) -> bool | None:
+        """Return whether a GPU serves an allocated claim; None if that is not known."""
         path = f"namespaces/{_quoted(namespace)}/resourceclaims/{_quoted(name)}"
         for version in _CLAIM_VERSIONS:
             try:
@@ -249,7 +247,7 @@ class _Claims:
                     if allocation is None:
                         return None
                     results = (allocation.get("devices") or {}).get("results") or ()
-                    return frozenset(str(result["driver"]) for result in results)
+                    return any(each["driver"] == cluster.GPU_CLAIM_DRIVER for each in results)
             except errors.ClusterError as error:
                 # The status is the same for an unknown version and an unknown claim.
                 if error.status == http.HTTPStatus.NOT_FOUND and version != _CLAIM_VERSIONS[-1]:
