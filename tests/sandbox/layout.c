@@ -37,9 +37,6 @@ int main(void) {
     F(nvmlComputeInstanceProfileInfo_v2_t, id) F(nvmlComputeInstanceProfileInfo_v2_t, name)
     WHOLE(nvmlComputeInstanceInfo_t) F(nvmlComputeInstanceInfo_t, device) F(nvmlComputeInstanceInfo_t, gpuInstance)
     F(nvmlComputeInstanceInfo_t, id) F(nvmlComputeInstanceInfo_t, profileId) F(nvmlComputeInstanceInfo_t, placement)
-    WHOLE(nvmlDeviceAttributes_t) F(nvmlDeviceAttributes_t, multiprocessorCount)
-    F(nvmlDeviceAttributes_t, sharedCopyEngineCount) F(nvmlDeviceAttributes_t, gpuInstanceSliceCount)
-    F(nvmlDeviceAttributes_t, computeInstanceSliceCount) F(nvmlDeviceAttributes_t, memorySizeMB)
     WHOLE(nvmlEventData_t) F(nvmlEventData_t, device) F(nvmlEventData_t, eventType) F(nvmlEventData_t, eventData)
     F(nvmlEventData_t, gpuInstanceId) F(nvmlEventData_t, computeInstanceId)
 }

@@ -79,11 +79,6 @@ typedef struct {
     nvmlComputeInstancePlacement_t placement;
 } nvmlComputeInstanceInfo_t;
 typedef struct {
-    uint multiprocessorCount, sharedCopyEngineCount, sharedDecoderCount, sharedEncoderCount;
-    uint sharedJpegCount, sharedOfaCount, gpuInstanceSliceCount, computeInstanceSliceCount;
-    ulonglong memorySizeMB;
-} nvmlDeviceAttributes_t;
-typedef struct {
     handle_t device;
     ulonglong eventType, eventData;
     uint gpuInstanceId, computeInstanceId;
@@ -335,7 +330,6 @@ GET(nvmlDeviceGetComputeInstanceId, uint)
 GET(nvmlDeviceGetMaxMigDeviceCount, uint)
 GET_BY(nvmlDeviceGetMigDeviceHandleByIndex, uint, handle_t)
 GET(nvmlDeviceGetDeviceHandleFromMigDeviceHandle, handle_t)
-GET(nvmlDeviceGetAttributes_v2, nvmlDeviceAttributes_t)
 
 /* GPU instances. */
 

@@ -81,8 +81,9 @@ def test_devices_of_pods_that_have_not_finished_are_not_free() -> None:
 def test_selector_and_taints_decide_where_a_daemon_starts_and_stays(
     daemon_set: objects.JsonObject, where: dict[str, Any], starts_and_stays: tuple[bool, bool]
 ) -> None:
-    starts = control_plane.should_start(daemon_set, where)
-    assert (starts, control_plane.should_continue(daemon_set, where)) == starts_and_stays
+    starts = control_plane.takes(daemon_set, where)
+    stays = control_plane.takes(daemon_set, where, is_running=True)
+    assert (starts, stays) == starts_and_stays
 
 
 def test_a_daemon_belongs_to_its_node_and_daemon_set_whose_status_counts_it() -> None:

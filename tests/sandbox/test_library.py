@@ -28,7 +28,6 @@ mig-configs:
 """
 _PYNVML_NAMES = {
     "nvmlPciInfo_t": "nvmlPciInfo_t",
-    "nvmlDeviceAttributes_t": "c_nvmlDeviceAttributes",
     "nvmlProcessInfo_t": "c_nvmlProcessInfo_v3_t",
 }
 """Structs that pynvml calls otherwise than ``c_`` and the header's name."""

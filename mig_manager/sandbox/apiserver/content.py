@@ -21,7 +21,6 @@ from mig_manager.sandbox.apiserver import resources
 Object = resources.Object
 
 _LABEL = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"
-_DNS_LABEL = re.compile(rf"{_LABEL}\Z")
 _DNS_SUBDOMAIN = re.compile(rf"{_LABEL}(\.{_LABEL})*\Z")
 _QUALIFIED_PART = re.compile(r"([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]\Z")
 _PERCENTAGE = re.compile(r"[0-9]+%\Z")
@@ -45,7 +44,7 @@ _MUTABLE_POD_SPEC = (
 def check(resource: resources.Resource, obj: Object, old: Object | None = None) -> None:
     """Check an object that replaces ``old``: 400 for wrong types, 422 with a cause a rule."""
     spec = obj.get("spec") or {}
-    causes = list(_metadata(resource, obj["metadata"]))
+    causes = list(_metadata(obj["metadata"]))
     if resource is resources.NODES:
         causes += _taints(spec)
     elif resource is resources.PODS:
@@ -69,13 +68,9 @@ def _required(field: str) -> Object:
     return resources.cause("FieldValueRequired", "Required value", field=field)
 
 
-def _metadata(resource: resources.Resource, metadata: Object) -> Iterator[Object]:
+def _metadata(metadata: Object) -> Iterator[Object]:
     name = metadata["name"]
-    if resource is resources.NAMESPACES:
-        if len(name) > _MAX_LABEL or not _DNS_LABEL.match(name):
-            yield _wrong("metadata.name", name, "a lowercase RFC 1123 label must consist of "
-                         "lower case alphanumeric characters or '-'")  # fmt: skip
-    elif len(name) > _MAX_NAME or not _DNS_SUBDOMAIN.match(name):
+    if len(name) > _MAX_NAME or not _DNS_SUBDOMAIN.match(name):
         yield _wrong("metadata.name", name, "a lowercase RFC 1123 subdomain must consist of "
                      "lower case alphanumeric characters, '-' or '.'")  # fmt: skip
     for key, value in _strings(metadata, "labels").items():

@@ -4,9 +4,12 @@ Forms: Kubernetes documentation, "Kubernetes API Concepts", section on Tables. C
 wording follow the output of ``kubectl get`` against a real server.
 """
 
+import base64
+import binascii
 import dataclasses
 import datetime as dt
-from collections.abc import Callable, Iterable, Sequence
+import json
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from mig_manager.sandbox.apiserver import request, resources, store
@@ -22,8 +25,8 @@ class Renderer:
 
     resource: resources.Resource
     is_table: bool
-    include: str = "Metadata"
-    """What a table's rows carry of their object: ``None``, ``Metadata`` or ``Object``."""
+    has_objects: bool
+    """Whether a table's rows carry the whole object, and not its metadata only."""
 
     def item(self, obj: Object) -> Object:
         """Return one object; a Status passes as it is."""
@@ -46,9 +49,9 @@ class Renderer:
 
     def bookmark(self, version: int) -> Object:
         """Return the object of a BOOKMARK event: nothing but a resourceVersion."""
-        metadata: Object = {"creationTimestamp": None, "resourceVersion": str(version)}
+        metadata: Object = {"resourceVersion": str(version)}
         if self.is_table:
-            return self._table([], {"resourceVersion": str(version)})
+            return self._table([], metadata)
         kind, api_version = self.resource.kind, self.resource.api_version
         return {"kind": kind, "apiVersion": api_version, "metadata": metadata}
 
@@ -66,8 +69,12 @@ class Renderer:
             }
             for column in columns
         ]
+        partial = {"kind": "PartialObjectMetadata", "apiVersion": _META_VERSION}
         rows = [
-            {"cells": [column.value(obj) for column in columns], "object": self._row_object(obj)}
+            {
+                "cells": [column.value(obj) for column in columns],
+                "object": obj if self.has_objects else partial | {"metadata": obj["metadata"]},
+            }
             for obj in objects
         ]
         return {
@@ -77,16 +84,6 @@ class Renderer:
             "columnDefinitions": definitions,
             "rows": rows,
         }
-
-    def _row_object(self, obj: Object) -> Object | None:
-        match self.include:
-            case "None":
-                return None
-            case "Object":
-                return obj
-            case _:
-                of_kind = {"kind": "PartialObjectMetadata", "apiVersion": _META_VERSION}
-                return of_kind | {"metadata": obj["metadata"]}
 
 
 def accepts_table(accept: str) -> bool:
@@ -107,16 +104,22 @@ def accepts_table(accept: str) -> bool:
 def list_collection(objects: store.Store, info: request.RequestInfo, form: Renderer) -> Object:
     """Return the answer to a list, or a page of it; 410 where the history has forgotten it."""
     selection = request.selection(info)
-    at, after = request.continuation(info.query) or (None, ("", ""))
+    at, after = None, ("", "")
+    if token := info.query.get("continue", ""):
+        try:
+            at, *after = json.loads(base64.urlsafe_b64decode(token))
+        except (binascii.Error, ValueError) as error:
+            raise resources.bad_request("continue key is not valid") from error
     limit = request.number(info.query, "limit")
-    request.version(info.query)
+    request.number(info.query, "resourceVersion")
     with objects.lock:
         found = objects.select(selection.plural, namespace=selection.namespace, at=at)
         version = objects.version if at is None else at
-    found = [each for each in found if selection.matches(each) and _position(each) > after]
+    found = [each for each in found if selection.matches(each) and _position(each) > tuple(after)]
     metadata: Object = {"resourceVersion": str(version)}
     if limit and len(found) > limit:
-        metadata["continue"] = request.continue_token(version, _position(found[limit - 1]))
+        last = json.dumps([version, *_position(found[limit - 1])])
+        metadata["continue"] = base64.urlsafe_b64encode(last.encode()).decode()
         if selection.is_everything:
             metadata["remainingItemCount"] = len(found) - limit
         found = found[:limit]
@@ -152,10 +155,6 @@ def _age(since: str | None) -> str:
         if seconds < limit:
             return f"{seconds // unit}{name}"
     return f"{seconds // day}d"
-
-
-def _joined(words: Iterable[str]) -> str:
-    return ",".join(sorted(words)) or "<none>"
 
 
 def _node_status(node: Object) -> str:
@@ -200,7 +199,7 @@ def _event_object(event: Object) -> str:
 def _node_selector(daemon_set: Object) -> str:
     path = ("spec", "template", "spec", "nodeSelector")
     selector = resources.at(daemon_set, *path, default={})
-    return _joined(f"{key}={value}" for key, value in selector.items())
+    return ",".join(sorted(f"{key}={value}" for key, value in selector.items())) or "<none>"
 
 
 _AGE = _Column("Age", lambda obj: _age(obj["metadata"].get("creationTimestamp")))

@@ -5,10 +5,7 @@ Selectors" and "Field Selectors". ``!=`` and ``notin`` also select objects that 
 Attributes and messages of authorization: "Authorization".
 """
 
-import base64
-import binascii
 import dataclasses
-import json
 import re
 from collections.abc import Callable, Mapping
 
@@ -105,15 +102,6 @@ def _allowed(target: Target) -> tuple[str, ...]:
 # -- parameters -------------------------------------------------------------------------------
 
 
-def version(query: Mapping[str, str]) -> int:
-    """Return the parameter ``resourceVersion``; 0 when it is absent, 400 when malformed."""
-    text = query.get("resourceVersion", "")
-    if text and not text.isdigit():
-        message = f'resourceVersion: Invalid value: "{text}": strconv.ParseUint: invalid syntax'
-        raise resources.bad_request(message)
-    return int(text or 0)
-
-
 def number(query: Mapping[str, str], name: str) -> int:
     """Return a numeric parameter; 0 when it is absent, 400 when malformed."""
     text = query.get(name, "") or "0"
@@ -121,23 +109,6 @@ def number(query: Mapping[str, str], name: str) -> int:
         message = f'strconv.ParseInt: parsing "{text}": invalid syntax ({name})'
         raise resources.bad_request(message)
     return int(text)
-
-
-def continue_token(version: int, after: tuple[str, str]) -> str:
-    """Return the opaque token of a list after a page that ends with this namespace and name."""
-    return base64.urlsafe_b64encode(json.dumps([version, *after]).encode()).decode()
-
-
-def continuation(query: Mapping[str, str]) -> tuple[int, tuple[str, str]] | None:
-    """Return what ``continue_token`` took; None for a first page, 400 for a malformed token."""
-    token = query.get("continue", "")
-    if not token:
-        return None
-    try:
-        at, namespace, name = json.loads(base64.urlsafe_b64decode(token))
-    except (binascii.Error, ValueError) as error:
-        raise resources.bad_request("continue key is not valid") from error
-    return at, (namespace, name)
 
 
 # -- selections -------------------------------------------------------------------------------

@@ -202,7 +202,7 @@ class _Application:
                 renderer = rendering.Renderer(
                     resource=info.target.resource,
                     is_table=rendering.accepts_table(http.headers.get("accept", "")),
-                    include=info.query.get("includeObject", "Metadata"),
+                    has_objects=info.query.get("includeObject") == "Object",
                 )
                 if info.verb == "watch":
                     await self._watch(http, info, renderer, send)
@@ -264,7 +264,7 @@ class _Application:
         renderer: rendering.Renderer,
         send: types.Send,
     ) -> None:
-        selection, since = request.selection(info), request.version(info.query)
+        selection, since = request.selection(info), request.number(info.query, "resourceVersion")
         request.number(info.query, "timeoutSeconds")
         start = {"type": "http.response.start", "status": 200, "headers": _JSON_HEADERS}
         try:

@@ -87,10 +87,6 @@ class Store:
         """Return the stored object itself, which must not be changed, or None."""
         return self._objects.get(key)
 
-    def find(self, resource: resources.Resource, name: str, namespace: str = "") -> bool:
-        """Return whether an object exists."""
-        return (resource.plural, namespace, name) in self._objects
-
     def select(self, plural: str, *, namespace: str = "", at: int | None = None) -> list[Object]:
         """Return the stored objects themselves, by namespace and name, now or ``at`` a version."""
         with self.lock:
@@ -120,7 +116,14 @@ class Store:
             ApiError: 404 for an unknown kind, 409 for an existing name.
         """
         resource = resources.resource_of(obj)
-        obj = stamped(obj, resource)
+        obj = copy.deepcopy(obj)
+        metadata = obj.setdefault("metadata", {})
+        if resource.is_namespaced:
+            metadata.setdefault("namespace", "default")
+        metadata.setdefault("uid", str(uuid.uuid4()))
+        metadata.setdefault("creationTimestamp", timestamp())
+        if resource.has_generation:
+            metadata.setdefault("generation", 1)
         key = key_of(resource, obj)
         with self.lock:
             if key in self._objects:
@@ -178,19 +181,6 @@ class Store:
                     listener(record)
         finally:
             self._is_delivering = False
-
-
-def stamped(obj: Object, resource: resources.Resource) -> Object:
-    """Return a copy with the metadata that the server gives to a new object."""
-    obj = copy.deepcopy(obj)
-    metadata = obj.setdefault("metadata", {})
-    if resource.is_namespaced:
-        metadata.setdefault("namespace", "default")
-    metadata.setdefault("uid", str(uuid.uuid4()))
-    metadata.setdefault("creationTimestamp", timestamp())
-    if resource.has_generation:
-        metadata.setdefault("generation", 1)
-    return obj
 
 
 def key_of(resource: resources.Resource, obj: Object) -> Key:

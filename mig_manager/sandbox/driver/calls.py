@@ -48,11 +48,6 @@ class Function:
     is_change: bool
     needs_session: bool
 
-    def seconds(self, view: "View", arguments: tuple[Any, ...]) -> float:
-        """Return how long a call takes."""
-        field = self.latency if isinstance(self.latency, str) else self.latency(view, *arguments)
-        return float(getattr(view.node.options.latency, field))
-
 
 FUNCTIONS: dict[str, Function] = {}
 """By C name."""
@@ -286,11 +281,8 @@ class Session:
     def handle(self, target: Target) -> int:
         """Return the handle for a target; the same each time."""
         with self._lock:
-            known = self._handles.get(target)
-            if known is not None:
-                return known
-            handle = self._FIRST + self._STEP * len(self._handles)
-            self._handles[target] = handle
+            new = self._FIRST + self._STEP * len(self._handles)
+            handle = self._handles.setdefault(target, new)
             self._targets[handle] = target
             return handle
 

@@ -115,7 +115,9 @@ class SimulatedLibrary:
         if node.is_instrumented:
             importlib.import_module(_INSTRUMENTS).before_call(self.state, attempt)
         view = self._view(node, attempt.target)
-        seconds = function.seconds(view, attempt.rest)
+        latency = function.latency
+        field = latency if isinstance(latency, str) else latency(view, *attempt.rest)
+        seconds = float(getattr(node.options.latency, field))
         if function.is_change:
             self._change(attempt)
         else:

@@ -86,32 +86,6 @@ def _parent_device(view: calls.DeviceView, handle: Any) -> None:
     view.put_handle(handle, view.whole)
 
 
-@calls.function("nvmlDeviceGetAttributes_v2", takes=calls.DEVICE)
-def _attributes(view: calls.DeviceView, attributes: Any) -> None:
-    instance = _mig_instance(view)
-    row = view.parent
-    compute = transitions.compute_row(view.board, instance, view.compute.profile_id)
-    calls.fill(
-        calls.struct(attributes, pynvml.c_nvmlDeviceAttributes),
-        multiprocessorCount=compute.multiprocessors,
-        gpuInstanceSliceCount=row.slices,
-        computeInstanceSliceCount=compute.slices,
-        memorySizeMB=row.memory_mib,
-        **_shared_engines(row),
-    )
-
-
-def _shared_engines(row: hardware.GpuProfile) -> dict[str, int]:
-    """Return the struct fields of the engines that compute instances share: all of them."""
-    return {
-        "sharedCopyEngineCount": row.copy_engines,
-        "sharedDecoderCount": row.engines.decoders,
-        "sharedEncoderCount": row.engines.encoders,
-        "sharedJpegCount": row.engines.jpegs,
-        "sharedOfaCount": row.engines.ofas,
-    }
-
-
 # -- GPU instances ----------------------------------------------------------------------------
 
 
@@ -263,7 +237,11 @@ def _fill_compute(target: Any, parent: hardware.GpuProfile, row: hardware.Comput
         sliceCount=row.slices,
         instanceCount=row.max_instances,
         multiprocessorCount=row.multiprocessors,
-        **_shared_engines(parent),
+        sharedCopyEngineCount=parent.copy_engines,
+        sharedDecoderCount=parent.engines.decoders,
+        sharedEncoderCount=parent.engines.encoders,
+        sharedJpegCount=parent.engines.jpegs,
+        sharedOfaCount=parent.engines.ofas,
     )
 
 

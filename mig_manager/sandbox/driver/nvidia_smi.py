@@ -23,11 +23,6 @@ _STATUSES = {
     states.Code.NOT_FOUND: 6,
     states.Code.DRIVER_NOT_LOADED: 9,
 }
-_VIRTUALIZATIONS = {
-    states.Virtualization.NONE: "None",
-    states.Virtualization.PASSTHROUGH: "Pass-Through",
-    states.Virtualization.VGPU: "VGPU",
-}
 _MODES = {True: "Enabled", False: "Disabled"}
 _PERSISTENT = (states.ClientKind.PERSISTENCE_MODE, states.ClientKind.PERSISTENCE_DAEMON)
 _BUSY = (
@@ -165,8 +160,6 @@ def _query(state: state_file.SharedState, chosen: Sequence[states.Board]) -> str
         if not len(devices):
             devices.text = "None"
         _add(gpu, uuid=board.uuid, minor_number=str(node.minor(board.index)))
-        mode = _VIRTUALIZATIONS[node.options.virtualization]
-        _add(ET.SubElement(gpu, "gpu_virtualization_mode"), virtualization_mode=mode)
         processes = ET.SubElement(gpu, "processes")
         for client in clients:
             if client.kind is states.ClientKind.COMPUTE:

@@ -108,12 +108,8 @@ class SharedState:
         return node
 
     def _keep(self, version: _Version, node: states.NodeState, writes: int) -> None:
-        self._cached = _Cached(
-            version=version,
-            node=node,
-            writes=writes,
-            good_until_s=time.monotonic() + _GOOD_S,
-        )
+        good_s = time.monotonic() + _GOOD_S
+        self._cached = _Cached(version=version, node=node, writes=writes, good_until_s=good_s)
 
     def _count_writes(self) -> int:
         """Return the number of writes, without those whose writer died before counting it."""
@@ -271,8 +267,7 @@ def _decode(raw: dict[str, Any]) -> states.NodeState:
         "swapped_gpus": tuple(raw["options"]["swapped_gpus"]),
         "linked_gpus": tuple(tuple(each) for each in raw["options"]["linked_gpus"]),
         "virtualization": states.Virtualization(raw["options"]["virtualization"]),
-        # Older files lack it.
-        "mig_events": states.MigEvents(raw["options"].get("mig_events", states.MigEvents.ALWAYS)),
+        "mig_events": states.MigEvents(raw["options"]["mig_events"]),
         "absent_functions": tuple(raw["options"]["absent_functions"]),
     }
     gpus = []

@@ -95,7 +95,7 @@ def create_gpu_instance(
         raise states.Refused(states.Code.IN_USE)
     place = _choose(
         row.placements if placement is None else (placement,),
-        _gpu_taken(now.gpu),
+        [each.placement for each in now.gpu.instances],
         [other.placements for other in now.board.product.profiles],
     )
     if place is None or not _has_engines(now, row):
@@ -138,7 +138,7 @@ def create_compute_instance(
         raise states.Refused(states.Code.INVALID_ARGUMENT)
     place = _choose(
         row.placements if placement is None else (placement,),
-        compute_taken(instance),
+        [each.placement for each in instance.compute_instances],
         [other.placements for other in rows],
     )
     if place is None:
@@ -209,15 +209,6 @@ def find_device(
 def compute_name(row: hardware.GpuProfile, slices: int) -> str:
     """Return the name of a compute instance: its GPU instance's, unless it is only a part."""
     return row.name if slices == row.slices else f"{slices}c.{row.name}"
-
-
-def _gpu_taken(gpu: states.GpuState) -> tuple[model.Placement, ...]:
-    return tuple(instance.placement for instance in gpu.instances)
-
-
-def compute_taken(instance: states.GpuInstance) -> tuple[model.Placement, ...]:
-    """Return the compute slices of a GPU instance in use."""
-    return tuple(compute.placement for compute in instance.compute_instances)
 
 
 def require_permission(options: states.Options) -> None:

@@ -104,12 +104,12 @@ def sync_daemon_sets(cluster: cluster_view.ClusterView) -> None:
         mine = owned(daemon_set, pods)
         for node in nodes:
             on_node = [pod for pod in mine if objects.node_name(pod) == objects.name(node)]
-            may_stay = should_continue(daemon_set, node)
+            may_stay = takes(daemon_set, node, is_running=True)
             for pod in on_node:
                 if not may_stay or objects.is_finished(pod):
                     _delete(cluster, pod)
             # A terminating pod still counts: two daemons never share a node.
-            if not on_node and should_start(daemon_set, node):
+            if not on_node and takes(daemon_set, node):
                 cluster.create(Kind.POD, pod_for(daemon_set, node))
         new = status(daemon_set, nodes, mine)
         if not new.items() <= (daemon_set.get("status") or {}).items():
@@ -121,19 +121,11 @@ def _delete(cluster: cluster_view.ClusterView, pod: objects.JsonObject) -> None:
         cluster.delete(Kind.POD, pod)
 
 
-def should_start(daemon_set: Mapping[str, Any], node: Mapping[str, Any]) -> bool:
-    """Return whether a node without a pod of the DaemonSet shall get one."""
-    return _takes(daemon_set, node, effects=("NoSchedule", "NoExecute"))
-
-
-def should_continue(daemon_set: Mapping[str, Any], node: Mapping[str, Any]) -> bool:
-    """Return whether a running pod of the DaemonSet may stay on a node."""
-    return _takes(daemon_set, node, effects=("NoExecute",))
-
-
-def _takes(
-    daemon_set: Mapping[str, Any], node: Mapping[str, Any], *, effects: Sequence[str]
+def takes(
+    daemon_set: Mapping[str, Any], node: Mapping[str, Any], *, is_running: bool = False
 ) -> bool:
+    """Return whether a node gets a pod of the DaemonSet, or keeps the one that is running."""
+    effects = ("NoExecute",) if is_running else ("NoSchedule", "NoExecute")
     tolerations = _tolerations(daemon_set)
     selector = daemon_set["spec"]["template"]["spec"].get("nodeSelector")
     return objects.matches(selector, node) and all(
@@ -186,7 +178,7 @@ def status(
     pods: Sequence[Mapping[str, Any]],
 ) -> objects.JsonObject:
     """Return the status of a DaemonSet that owns ``pods``."""
-    desired = {objects.name(node) for node in nodes if should_start(daemon_set, node)}
+    desired = {objects.name(node) for node in nodes if takes(daemon_set, node)}
     alive = [pod for pod in pods if not objects.is_terminating(pod)]
     right = [pod for pod in alive if objects.node_name(pod) in desired]
     ready = sum(objects.is_ready(pod) for pod in right)

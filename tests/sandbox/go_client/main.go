@@ -59,9 +59,7 @@ func main() {
 			must("device", code)
 			uuid, code := device.GetUUID()
 			must("device uuid", code)
-			attributes, code := device.GetAttributes()
-			must("attributes", code)
-			fmt.Printf("device %s %d slices %d MiB\n", uuid, attributes.GpuInstanceSliceCount, attributes.MemorySizeMB)
+			fmt.Printf("device %s\n", uuid)
 		}
 	}
 	must("shutdown", library.Shutdown())
