@@ -1,8 +1,8 @@
 """Reads the lock files of release/, strictly: what this cannot read has no place in them."""
 
-import dataclasses
 import pathlib
 import re
+from typing import NamedTuple
 
 import packaging.markers
 import packaging.utils
@@ -16,8 +16,7 @@ _PIN = re.compile(
 )
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Pin:
+class Pin(NamedTuple):
     """A package as it is locked."""
 
     name: packaging.utils.NormalizedName

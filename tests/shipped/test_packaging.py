@@ -9,7 +9,6 @@ import shlex
 import sys
 import tomllib
 import zipfile
-from collections.abc import Callable
 
 import packaging.requirements
 import packaging.utils
@@ -22,8 +21,6 @@ from tests.shipped import locks
 
 ROOT = pathlib.Path(__file__).parents[2]
 
-Program = Callable[..., str]
-
 
 @pytest.fixture(scope="module")
 def installed(wheel: pathlib.Path, tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
@@ -33,14 +30,6 @@ def installed(wheel: pathlib.Path, tmp_path_factory: pytest.TempPathFactory) -> 
     command = (sys.executable, "-m", "pip", "install", *options, "--target", str(folder))
     programs.output(*command, wheel, cwd=folder)
     return folder
-
-
-@pytest.fixture
-def program(installed: pathlib.Path, tmp_path: pathlib.Path) -> Program:
-    """The console script, started elsewhere than in the checkout."""
-    script = installed / "bin" / "mig-manager"
-    path = str(installed)
-    return lambda *arguments: programs.output(script, *arguments, cwd=tmp_path, PYTHONPATH=path)
 
 
 def test_the_wheel_has_every_module_the_data_and_its_metadata_and_nothing_beside_the_package(
@@ -75,45 +64,29 @@ def test_the_source_archive_has_what_a_distributor_needs(unpacked: pathlib.Path)
     assert not list(unpacked.rglob("__pycache__"))
 
 
-@pytest.mark.slow
 def test_the_installed_program_is_the_wheels_and_partitions_a_simulated_gpu(
-    program: Program, installed: pathlib.Path, tmp_path: pathlib.Path
-) -> None:
-    where = "import mig_manager; print(mig_manager.__file__)"
-    found = programs.output(sys.executable, "-c", where, cwd=tmp_path, PYTHONPATH=str(installed))
-    assert pathlib.Path(found.strip()).is_relative_to(installed)
-    assert program("--version") == f"mig-manager {mig_manager.__version__}\n"
-    assert all(command in program("--help") for command in parser.COMMANDS)
-
-    program("apply", "all-1g.6gb", "--simulate", "1xA30")
-    status = json.loads(program("status", "--simulate", "1xA30", "-o", "json"))
-
-    assert "NVIDIA A30" in json.dumps(status)
-    assert json.dumps(status).count("1g.6gb") >= 4
-
-
-def test_the_installed_program_validates_its_own_profiles_without_a_gpu(program: Program) -> None:
-    output = program("validate", "all-1g.6gb", "all-balanced", "--gpu", "A30", "-o", "json")
-
-    assert json.loads(output)["is_valid"] is True
-
-
-def test_commands_need_none_of_the_demonstrations_libraries(
     installed: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
+    def output(*command: str | pathlib.Path) -> str:
+        return programs.output(*command, cwd=tmp_path, PYTHONPATH=str(installed))
+
+    # Commands need none of the demonstration's libraries.
     hidden = """
 import sys
 sys.modules.update(dict.fromkeys(("starlette", "uvicorn", "h11", "anyio")))
-from mig_manager import __main__
-__main__.main()
+import mig_manager.__main__
+print(mig_manager.__file__)
+mig_manager.__main__.main()
 """
-    output = programs.output(
-        *(sys.executable, "-c", hidden, "status", "--simulate", "1xA30"),
-        cwd=tmp_path,
-        PYTHONPATH=str(installed),
-    )
+    applied = output(sys.executable, "-c", hidden, "apply", "all-1g.6gb", "--simulate", "1xA30")
+    assert pathlib.Path(applied.splitlines()[0]).is_relative_to(installed)
 
-    assert "NVIDIA A30" in output
+    # The console script, started elsewhere than in the checkout.
+    script = installed / "bin" / "mig-manager"
+    assert output(script, "--version") == f"mig-manager {mig_manager.__version__}\n"
+    status = output(script, "status", "--simulate", "1xA30", "-o", "json")
+    assert "NVIDIA A30" in status
+    assert status.count("1g.6gb") >= 4
 
 
 # -- the image --------------------------------------------------------------------------------
