@@ -1,7 +1,6 @@
 """The process that asks kubelet for the agent, over a real gRPC server on a unix socket."""
 
 import os
-import subprocess
 import sys
 from collections.abc import Iterator
 
@@ -12,9 +11,7 @@ from mig_manager import errors
 from mig_manager.adapters import pod_resources
 from tests import waiting
 from tests.adapters.kubelet_rig import GPU, Kubelet, devices, pod
-from tests.adapters.processes import children, descriptors, is_dead
-
-_TIMEOUT_S = 60.0
+from tests.adapters.processes import children, descriptors
 
 
 @pytest.fixture
@@ -124,25 +121,3 @@ def test_a_process_that_does_not_answer_is_ended(
     with pytest.raises(errors.ClusterError, match="no answer in time"):
         client.assigned()
     assert children() == before
-
-
-def test_the_worker_ends_with_its_parent(kubelet: Kubelet) -> None:
-    kubelet.start()
-    script = (
-        "import os, sys\n"
-        "from mig_manager.adapters import pod_resources\n"
-        "client = pod_resources.WorkerPodResources(sys.argv[1])\n"
-        "client.assigned()\n"
-        "print(client._worker._child.pid, 'grpc' in sys.modules, flush=True)\n"
-        "os.kill(os.getpid(), 9)\n"
-    )
-    ended = subprocess.run(  # noqa: S603 - our own script
-        [sys.executable, "-c", script, os.fspath(kubelet.path)],
-        capture_output=True,
-        text=True,
-        timeout=_TIMEOUT_S,
-        check=False,
-    )
-    worker, has_grpc = ended.stdout.split()
-    assert (has_grpc, ended.stderr) == ("False", "")
-    waiting.until(lambda: is_dead(int(worker)))

@@ -14,17 +14,11 @@ from tests.adapters.nvml_rig import Boot, Rig, ci_step, everything, gi_step, nam
 T = TypeVar("T")
 
 ALL_CODES = {value for name, value in vars(pynvml).items() if name.startswith("NVML_ERROR_")}
-SOME_CODES = (
-    pynvml.NVML_ERROR_NOT_SUPPORTED,
-    pynvml.NVML_ERROR_UNKNOWN,
-)
-each_code = pytest.mark.parametrize(
-    "codes",
-    [
-        pytest.param(SOME_CODES, id="some"),
-        pytest.param(tuple(sorted(ALL_CODES)), id="all", marks=pytest.mark.slow),
-    ],
-)
+
+
+def each_code(*some: int) -> pytest.MarkDecorator:
+    every = pytest.param(tuple(sorted(ALL_CODES)), id="all", marks=pytest.mark.slow)
+    return pytest.mark.parametrize("codes", [pytest.param(some, id="some"), every])
 
 
 def attempt(action: Callable[[], T]) -> tuple[errors.HardwareError | None, T | None]:
@@ -49,7 +43,7 @@ def says_none(function: str, code: int) -> bool:
     return function == "nvmlDeviceGetMigMode" and code in library.UNSUPPORTED
 
 
-@each_code
+@each_code(pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_UNKNOWN)
 def test_any_answer_while_observing_is_an_error_of_ours_or_bearable(
     codes: tuple[int, ...], node: Rig
 ) -> None:
@@ -75,7 +69,7 @@ def test_any_answer_while_observing_is_an_error_of_ours_or_bearable(
         assert pynvml._nvmlLib_refcount == 0 or function == "nvmlShutdown"
 
 
-@each_code
+@each_code(pynvml.NVML_ERROR_NOT_SUPPORTED)
 def test_any_answer_while_changing_is_an_error_of_ours_or_bearable(
     codes: tuple[int, ...], boot: Boot
 ) -> None:
