@@ -6,9 +6,9 @@ import functools
 import json
 import os
 import pathlib
-import re
 import signal
 import sys
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from types import FrameType
 from typing import TYPE_CHECKING, TextIO, TypeVar
@@ -17,7 +17,7 @@ from mig_manager import errors
 from mig_manager.adapters.host import log
 from mig_manager.agent import settings
 from mig_manager.cli import parser
-from mig_manager.core import bar
+from mig_manager.core import bar, messages
 
 if TYPE_CHECKING:
     from mig_manager.core.layout import config
@@ -34,7 +34,6 @@ _INPUT_REASONS = frozenset(
         errors.Reason.UNKNOWN_CONFIG,
     }
 )
-_CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f]+")
 _DRAWN_WITH = "┌─┬│·→✓░"
 
 _Parsed = TypeVar("_Parsed")
@@ -142,9 +141,9 @@ class Console:
     ) -> None:
         """Write a sentence, and below it what to do about it, if anything; never raises."""
         # Names from files and from the API end up here; they must not drive the terminal.
-        lines = [f"{self.program}: {_CONTROLS.sub(' ', text)}"]
+        lines = [f"{self.program}: {messages.printable(text, ' ')}"]
         if remedy:
-            lines.append(f"  remedy: {_CONTROLS.sub(' ', remedy)}")
+            lines.append(f"  remedy: {messages.printable(remedy, ' ')}")
         self.remarks.put("\n".join(lines), priority)
 
     def parsed(self, parse: Callable[[], _Parsed]) -> _Parsed | None:
@@ -160,19 +159,16 @@ class Console:
         self,
         run: Callable[[], int],
         *,
-        on_error: Callable[[errors.MigManagerError], None],
-        on_bug: Callable[[Exception], None],
+        remedy: Callable[[errors.MigManagerError], str],
+        bug_remedy: str,
+        has_traceback: bool,
         priority: log.Priority = log.Priority.NOTICE,
     ) -> int:
-        """Run a command line; return its exit status, also for whatever it raises.
-
-        ``on_error`` reports an error of ours, ``on_bug`` any other exception. ``priority`` is
-        that of the message that an answer could not be written.
-        """
+        """Run a command line; report whatever it raises, and return its exit status."""
         try:
             return run()
         except errors.MigManagerError as error:
-            on_error(error)
+            self.note(error.message, remedy=remedy(error), priority=priority)
             status = UNUSABLE if error.reason in _INPUT_REASONS else FAILED
             return UNKNOWN_COMMAND if isinstance(error, parser.UnknownCommandError) else status
         except KeyboardInterrupt:
@@ -185,7 +181,10 @@ class Console:
             self.forget()
             return FAILED
         except Exception as error:  # noqa: BLE001 - a bug must not end in a bare traceback
-            on_bug(error)
+            what = f"internal error: {type(error).__name__}: {error}"
+            self.note(what, remedy=bug_remedy, priority=priority)
+            if has_traceback:
+                traceback.print_exception(error, file=self.remarks)
             return FAILED
 
     def forget(self) -> None:

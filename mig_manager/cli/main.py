@@ -5,7 +5,6 @@ command at a shell neither Kubernetes nor gRPC.
 """
 # ruff: noqa: PLC0415 - see above
 
-import traceback
 from collections.abc import Mapping, Sequence
 
 import mig_manager
@@ -26,24 +25,12 @@ def main(argv: Sequence[str], terminal: console.Console, *, program: str = parse
         The exit status: 0 done, 1 not applied or failed, 2 unusable input, 3 unknown command.
         As ``nvidia-mig-parted``, which has no 2, 1 instead of 2.
     """
-    error_priority = log.Priority.ERROR
-
-    def report_bug(error: Exception) -> None:
-        if not {"-d", "--debug"}.isdisjoint(argv):
-            traceback.print_exception(error, file=terminal.remarks)
-        terminal.note(
-            f"internal error: {type(error).__name__}: {error}",
-            remedy="This is a bug in mig-manager; please report it, with what --debug shows.",
-            priority=error_priority,
-        )
-
     status = terminal.exit_status(
         lambda: _run(argv, terminal),
-        on_error=lambda error: terminal.note(
-            error.message, remedy=error.reason.remedy_at_shell, priority=error_priority
-        ),
-        on_bug=report_bug,
-        priority=error_priority,
+        remedy=lambda error: error.reason.remedy_at_shell,
+        bug_remedy="This is a bug in mig-manager; please report it, with what --debug shows.",
+        has_traceback=not {"-d", "--debug"}.isdisjoint(argv),
+        priority=log.Priority.ERROR,
     )
     is_parted = program == _MIG_PARTED and status == console.UNUSABLE
     return console.FAILED if is_parted else status

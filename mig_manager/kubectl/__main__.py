@@ -4,7 +4,6 @@ import dataclasses
 import datetime as dt
 import pathlib
 import sys
-import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import mig_manager
@@ -83,20 +82,11 @@ def run(argv: Sequence[str], terminal: console.Console) -> int:
                 is_good = _Command(parsed, terminal).run(str(command))
                 return console.DONE if is_good else console.FAILED
 
-    def report_bug(error: Exception) -> None:
-        terminal.note(
-            f"internal error: {type(error).__name__}: {error}",
-            remedy="This is a bug in kubectl-mig; please report it with these lines:",
-        )
-        traceback.print_exception(error, file=terminal.remarks)
-
     return terminal.exit_status(
         run_parsed,
-        on_error=lambda error: terminal.note(
-            messages.printable(error.message, " "),
-            remedy=_REMEDIES.get(error.reason, error.reason.remedy_at_shell),
-        ),
-        on_bug=report_bug,
+        remedy=lambda error: _REMEDIES.get(error.reason, error.reason.remedy_at_shell),
+        bug_remedy="This is a bug in kubectl-mig; please report it with these lines:",
+        has_traceback=True,
     )
 
 
@@ -203,7 +193,7 @@ class _Command:
                 raise errors.UsageError(f"--config-map {config_map}: write NAMESPACE/NAME")
             document = self._cluster.document((namespace, name))
         for remark in document.warnings:
-            self._terminal.note(f"warning: {messages.printable(str(remark), ' ')}")
+            self._terminal.note(f"warning: {remark}")
         return document
 
 

@@ -51,8 +51,6 @@ class Gpus:
     def __init__(self, product: str = "A100-SXM4-40GB", *, count: int = 2) -> None:
         board = hardware.find(product)
         self.gpus = tuple(hardware.template(board, index) for index in range(count))
-        self.lost: set[str] = set()
-        """UUIDs of GPUs that have fallen off the bus."""
         self.is_driver_loaded = True
         self.steps = 0
         self.killed_at: int | None = None
@@ -95,7 +93,7 @@ class Gpus:
             raise errors.HardwareError(
                 "no driver", reason=errors.Reason.DRIVER_NOT_LOADED, operation="nvmlInit"
             )
-        return gpu_values.seen_of(self.gpus, self.lost)
+        return model.ObservedGpus(self.gpus)
 
     def reboot(self) -> None:
         """Lose all instances, and MIG mode where that needs no reset."""
@@ -119,15 +117,13 @@ class Gpus:
             if self.steps == self.killed_at:
                 raise scenes.Killed
             self.on_step(step)
-            if step.gpu_uuid in self.lost:
-                continue
             if self.fails(step):
                 raise errors.HardwareError("in use", reason=errors.Reason.IN_USE)
             self.gpus = tuple(
                 gpu_values.apply_step(gpu, step) if gpu.uuid == step.gpu_uuid else gpu
                 for gpu in self.gpus
             )
-        return gpu_values.of_plan(self.gpus, plan, self.lost)
+        return gpu_values.of_plan(self.gpus, plan)
 
 
 class FakeExclusion:

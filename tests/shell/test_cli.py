@@ -315,24 +315,20 @@ def test_a_variable_of_ours_that_no_option_has_gives_one_warning(shell: Shell) -
 # -- simulated nodes -----------------------------------------------------------------------------
 
 
-def test_a_simulated_node_is_said_once_and_may_be_mixed(shell: Shell) -> None:
-    answer = shell("status", "--simulate", "1xA100-SXM4-80GB+1xA30")
-
-    assert "NVIDIA A100-SXM4-80GB" in answer.out
-    assert "NVIDIA A30" in answer.out
-    assert answer.err.count("GPUs are simulated") == 1
-    assert "simulated" not in answer.out
-
-
-def test_a_state_file_holds_one_node_and_is_not_made_up(
+def test_a_simulated_node_is_said_once_may_be_mixed_and_is_not_made_up(
     shell: Shell, tmp_path: pathlib.Path
 ) -> None:
     state = ("--simulate-state", str(tmp_path / "state.json"))
     missing = shell("status", *state)
-    shell("status", *state, *SPEC)
+    answer = shell("status", *state, "--simulate", "1xA100-SXM4-80GB+1xA30")
 
     assert missing.status == 2
     assert "create it with --simulate" in missing.err
+    assert "NVIDIA A100-SXM4-80GB" in answer.out
+    assert "NVIDIA A30" in answer.out
+    assert answer.err.count("GPUs are simulated") == 1
+    assert "simulated" not in answer.out
+    # A state file holds one node.
     assert shell("status", *state).status == 0
     assert shell("status", *state, "--simulate", "1xA30").status == 2
 
@@ -353,23 +349,26 @@ def test_names_from_files_cannot_drive_the_terminal(shell: Shell) -> None:
     assert "\x1b" not in answer.err
 
 
-def test_a_terminal_without_box_drawing_gets_ascii(shell: Shell) -> None:
-    written = io.BytesIO()
-    stdout = io.TextIOWrapper(written, encoding="ascii")
-
-    assert main.main(["status", *SPEC], terminal(shell, stdout)) == 0
-    assert "+-----" in written.getvalue().decode("ascii")
-
-
 def test_colour_can_be_forced_and_is_off_in_a_pipe(shell: Shell) -> None:
     assert "\x1b[" not in shell("status", *SPEC).out
     assert "\x1b[" in shell("status", "--color=always", *SPEC).out
 
 
-def terminal(shell: Shell, stdout: TextIO) -> console.Console:
-    return console.Console(
-        stdin=io.StringIO(), stdout=stdout, stderr=io.StringIO(), environ=shell.environ
+def run(shell: Shell, stdout: TextIO, *argv: str) -> tuple[int, str]:
+    """Return status and standard error of a command line."""
+    stderr = io.StringIO()
+    here = console.Console(
+        stdin=io.StringIO(), stdout=stdout, stderr=stderr, environ=shell.environ
     )
+    return main.main(argv, here), stderr.getvalue()
+
+
+def test_a_terminal_without_box_drawing_gets_ascii(shell: Shell) -> None:
+    written = io.BytesIO()
+    stdout = io.TextIOWrapper(written, encoding="ascii")
+
+    assert run(shell, stdout, "status", *SPEC)[0] == 0
+    assert "+-----" in written.getvalue().decode("ascii")
 
 
 class Raising(io.StringIO):
@@ -385,23 +384,20 @@ class Raising(io.StringIO):
 
 @pytest.mark.parametrize("debug", [(), ("--debug",), ("-d",)])
 def test_a_bug_is_confessed_in_two_lines(shell: Shell, debug: tuple[str, ...]) -> None:
-    here = terminal(shell, Raising(LookupError("surprise")))
+    status, err = run(shell, Raising(LookupError("surprise")), *debug, "version")
 
-    assert main.main([*debug, "version"], here) == 1
-
-    err = here.stderr.getvalue()  # type: ignore[attr-defined]
+    assert status == 1
     assert "mig-manager: internal error: LookupError: surprise\n" in err
     assert "please report it" in err
     assert ("Traceback" in err) is bool(debug)
 
 
-def test_an_answer_that_cannot_be_written_is_no_bug(shell: Shell) -> None:
+def test_an_answer_that_cannot_be_written_is_no_bug_and_an_interrupt_has_its_status(
+    shell: Shell,
+) -> None:
     with pathlib.Path("/dev/full").open("w") as full:
-        here = terminal(shell, full)
-        assert main.main(["version"], here) == 1
-    err = here.stderr.getvalue()  # type: ignore[attr-defined]
-    assert err == "mig-manager: cannot write the answer: No space left on device\n"
-
-
-def test_an_interrupt_ends_with_the_status_of_one(shell: Shell) -> None:
-    assert main.main(["version"], terminal(shell, Raising(KeyboardInterrupt()))) == 130
+        assert run(shell, full, "version") == (
+            1,
+            "mig-manager: cannot write the answer: No space left on device\n",
+        )
+    assert run(shell, Raising(KeyboardInterrupt()), "version")[0] == 130

@@ -49,23 +49,40 @@ def test_a_reader_that_leaves_early_gets_no_complaint(tmp_path: pathlib.Path) ->
     assert child.returncode == 141
 
 
+def loaded_by(code: str) -> set[str]:
+    """Return the modules that a process has after this code."""
+    done = subprocess.run(  # noqa: S603 - our own program
+        [sys.executable, "-c", f"import sys\n{code}\nprint('\\nLOADED', *sys.modules)"],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+    )
+    return set(done.stdout.rpartition("LOADED")[2].split())
+
+
 def test_help_version_and_mistakes_load_nothing_slow() -> None:
-    code = (
-        "import runpy, sys\n"
+    loaded = loaded_by(
+        "import runpy\n"
         "for argv in (['--help'], ['version'], ['apply', '--help'], ['frob']):\n"
         "    sys.argv = ['mig-manager', *argv]\n"
         "    try:\n"
         "        runpy.run_module('mig_manager', run_name='__main__')\n"
         "    except SystemExit:\n"
         "        pass\n"
-        "print('\\nLOADED', *sys.modules)\n"
-    )
-    done = subprocess.run(  # noqa: S603 - our own program
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
     )
 
-    loaded = set(done.stdout.rpartition("LOADED")[2].split())
     assert loaded.isdisjoint({"pynvml", "kubernetes", "grpc", "yaml", "structlog"})
+
+
+def test_the_plugin_loads_no_cluster_library_no_driver_and_no_server() -> None:
+    heavy = """
+        google grpc kubernetes prometheus_client pynvml starlette structlog tenacity urllib3
+        uvicorn watchdog mig_manager.adapters.kubernetes.api mig_manager.adapters.nvml.gpus
+        mig_manager.sandbox
+    """
+
+    assert loaded_by("import mig_manager.kubectl.__main__").isdisjoint(heavy.split())
 
 
 def test_apply_loads_nothing_of_the_cluster_and_reaches_its_gpus_in_another_process(

@@ -31,13 +31,8 @@ mig-configs:
   - {devices: [0], mig-enabled: true, mig-devices: {7g.40gb: 1}}
   too-much:
   - {devices: all, device-filter: ["0x20B010DE"], mig-enabled: true, mig-devices: {4g.20gb: 2}}
-  replaced:
-  - {devices: [3], mig-enabled: true, mig-devices: {9g.99gb: 1}}
-  - {devices: all, mig-enabled: false}
   everywhere:
   - {devices: all, mig-enabled: true, mig-devices: {1g.5gb: 7}}
-  none:
-  - {devices: all, mig-enabled: false}
 """
 DOCUMENT = config.parse(LAYOUTS, source="layouts.yaml")
 
@@ -47,30 +42,6 @@ class Stubborn(Gpus):
 
     def execute(self, plan: steps.Plan, seen: Sequence[model.Gpu] = ()) -> model.ObservedGpus:
         self.steps += 1
-        return gpu_values.of_plan(self.gpus, plan)
-
-
-class Reticent(Gpus):
-    """GPUs whose driver lists profiles only while MIG is on."""
-
-    def observe(self) -> model.ObservedGpus:
-        return model.ObservedGpus(
-            gpu
-            if gpu.current_mode is model.MigMode.ENABLED
-            else dataclasses.replace(gpu, profiles=None)
-            for gpu in self.gpus
-        )
-
-
-class Passthrough(Gpus):
-    """A GPU whose new mode waits for a reset that the machine cannot do."""
-
-    def execute(self, plan: steps.Plan, seen: Sequence[model.Gpu] = ()) -> model.ObservedGpus:
-        (step,) = plan.steps
-        assert isinstance(step, steps.SetMode)
-        self.gpus = (dataclasses.replace(self.gpus[0], pending_mode=step.mode),)
-        if step.mode is model.MigMode.ENABLED:
-            raise errors.HardwareError("no reset", reason=errors.Reason.RESET_REQUIRED)
         return gpu_values.of_plan(self.gpus, plan)
 
 
@@ -114,29 +85,6 @@ def test_apply_proves_what_it_claims() -> None:
 
     assert caught.value.reason is errors.Reason.VERIFY_FAILED
     assert gpus.steps == 1
-
-
-def test_apply_plans_again_where_profiles_are_reported_only_with_mig_on() -> None:
-    gpus = Reticent()
-
-    result = applying_rig.apply(gpus, layout("balanced"))
-
-    assert [planned.plan.is_provisional for planned in result.rounds] == [True, False]
-    assert has(gpus, "balanced")
-
-
-def test_a_mode_that_waits_for_a_reboot_is_left_waiting_and_can_be_called_off() -> None:
-    gpus = Passthrough(count=1)
-
-    with pytest.raises(errors.HardwareError) as caught:
-        applying_rig.apply(gpus, layout("first-only"), scope=plans.Scope.MODE_ONLY)
-    assert caught.value.reason is errors.Reason.RESET_REQUIRED
-    (waiting,) = gpus.observe()
-    assert waiting.pending_mode is model.MigMode.ENABLED
-
-    applying_rig.apply(gpus, layout("none"))
-    (called_off,) = gpus.observe()
-    assert called_off.pending_mode is model.MigMode.DISABLED
 
 
 def test_mode_only_switches_mig_and_leaves_instances_alone() -> None:
@@ -208,32 +156,6 @@ def test_plan_and_status_as_data_have_each_step_and_instance_and_other_gpus_stay
         ("7g.40gb", "0:8")
     ]
     assert gpus.gpus[1] == hardware.template(A100, 1)
-
-
-@pytest.mark.parametrize(
-    ("name", "product", "fit"),
-    [
-        ("balanced", A100, validate.Fit.FITS),
-        ("balanced", A30, validate.Fit.NOT_FOR_IT),
-        ("too-much", A100, validate.Fit.DOES_NOT_FIT),
-        ("too-much", A30, validate.Fit.NOT_FOR_IT),
-        ("everywhere", A30, validate.Fit.DOES_NOT_FIT),
-        ("first-only", A100, validate.Fit.FITS),
-        ("replaced", A100, validate.Fit.FITS),
-        ("everywhere", hardware.find("T4"), validate.Fit.DOES_NOT_FIT),
-        ("replaced", hardware.find("T4"), validate.Fit.FITS),
-    ],
-)
-def test_a_layout_is_judged_for_a_product(
-    name: str, product: hardware.Product, fit: validate.Fit
-) -> None:
-    template = hardware.template(product)
-
-    result = validate.against_products([layout(name)], source="f", templates=[template])
-
-    (verdict,) = result.verdicts.values()
-    assert verdict.fit is fit
-    assert bool(result.misfits) is (fit is validate.Fit.DOES_NOT_FIT)
 
 
 def test_products_that_share_a_name_are_reported_apart() -> None:

@@ -117,29 +117,27 @@ def test_what_an_interrupted_run_left_is_named(cluster_rig: Cluster) -> None:
     assert under_way.verdict("interrupted-run") is WARN
 
 
-def test_a_cluster_that_was_asked_for_and_is_not_there_is_a_failure(patient: Patient) -> None:
-    result = patient.born().examine(
+def test_a_cluster_that_is_missing_or_does_not_answer_is_a_failure_and_hides_nothing_else(
+    patient: Patient,
+) -> None:
+    patient.born()
+    missing = patient.examine(
         *("--kubeconfig", str(patient.folder / "none"), "--node-name", NODE_NAME),
         *("--pod-resources-socket", str(patient.folder / "none.sock")),
     )
-
-    assert result.failing == {"api", "pod-resources"}
-    assert result.verdict("rights") is SKIPPED
-    assert result.text("rights") == "not known: the cluster"
-    assert "--kubeconfig" in result.remedies("api")
-
-
-def test_an_api_that_does_not_answer_hides_nothing_else(patient: Patient) -> None:
-    patient.born()
     with socket.create_server(("127.0.0.1", 0)) as mute, apiserver.serve() as server:
         config = server.kubeconfig(patient.folder / "kubeconfig")
         text = config.read_text().replace(server.url, f"http://127.0.0.1:{mute.getsockname()[1]}")
         config.write_text(text)
 
-        result = patient.examine("--timeout-s", "4", "--kubeconfig", str(config))
+        silent = patient.examine("--timeout-s", "4", "--kubeconfig", str(config))
 
-    assert result.failing == {"api", "rights"}
-    assert result.verdict("driver") is OK
+    assert missing.failing == {"api", "pod-resources"}
+    assert missing.verdict("rights") is SKIPPED
+    assert missing.text("rights") == "not known: the cluster"
+    assert "--kubeconfig" in missing.remedies("api")
+    assert silent.failing == {"api", "rights"}
+    assert silent.verdict("driver") is OK
 
 
 def test_missing_and_removed_devices_are_counted(patient: Patient) -> None:
@@ -169,22 +167,16 @@ def a_pod(container: str, *, is_ready: bool = True) -> cluster.Pod:
     )
 
 
-@pytest.mark.parametrize(
-    ("container", "found"),
-    [
+def test_a_plugin_that_is_absent_or_not_ready_fails(patient: Patient) -> None:
+    for container, found in (
         ("other", "no device plugin on this node"),
         ("nvidia-device-plugin-ctr", "gpu/nvidia-device-plugin-ctr is not ready (Running)"),
-    ],
-)
-def test_a_plugin_that_is_absent_or_not_ready_fails(
-    patient: Patient, container: str, found: str
-) -> None:
-    pods = (a_pod(container, is_ready=False),)
+    ):
+        pods = (a_pod(container, is_ready=False),)
+        result = patient.check("device-plugin", {"pods": pods})
 
-    result = patient.check("device-plugin", {"pods": pods})
-
-    assert result.failing == {"device-plugin"}
-    assert result.text("device-plugin") == found
+        assert result.failing == {"device-plugin"}
+        assert result.text("device-plugin") == found
 
 
 def test_another_manager_fails_and_we_ourselves_do_not(patient: Patient) -> None:

@@ -244,9 +244,7 @@ def test_a_variable_that_is_neither_true_nor_false_is_an_error_as_for_mig_parted
 def test_options_go_before_variables_and_these_before_defaults(shell: Shell, layouts: str) -> None:
     environ = {"MIG_PARTED_CONFIG_FILE": "/nonexistent", "MIG_PARTED_SELECTED_CONFIG": "off"}
 
-    answer = shell("assert", "-af", layouts, "-c", "mine", **environ)
-
-    assert (answer.status, answer.out) == (0, VALID)
+    assert shell("assert", "-af", layouts, "-c", "mine", **environ).out == VALID
     assert shell("assert", "-a", "-c", "mine", **environ).status == 2
 
 

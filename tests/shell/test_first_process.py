@@ -49,7 +49,7 @@ def child_of(process: "subprocess.Popen[bytes]") -> int:
     return int(children.read_text().split()[0])
 
 
-@pytest.mark.parametrize("module", ["argparse", "structlog", "tenacity"])
+@pytest.mark.parametrize("module", ["argparse", "tenacity"])
 def test_sigterm_ends_an_agent_that_is_still_importing(
     tmp_path: pathlib.Path, module: str
 ) -> None:

@@ -314,4 +314,5 @@ def test_profiles_that_are_reported_only_with_mig_on_change_nothing_of_the_order
 
     played.change_to("wanted")
 
+    assert played.has("wanted")
     assert played.happened == ["start", "mode", "MODE", "config", "CREATE", "exit"]

@@ -15,9 +15,16 @@ from tests.shell import plugin_rig as rig
 # -- kubectl and the plugin -------------------------------------------------------------------
 
 
-def test_kubectl_lists_the_plugin_and_runs_it(viewer: rig.Viewer) -> None:
+def test_kubectl_lists_the_plugin_runs_it_and_completes_a_line_with_it(
+    viewer: rig.Viewer,
+) -> None:
+    completed = viewer.kubectl("__complete", "mig", "history", "gpu-2")
+
     assert str(rig.BIN / "kubectl-mig") in viewer.kubectl("plugin", "list").out
     assert viewer.mig("version").out == f"kubectl-mig {mig_manager.__version__}\n"
+    assert completed.out.splitlines() == ["gpu-2", ":4"]
+    # Files are left to the shell.
+    assert viewer.complete("plan", "-f", "").out == ":0\n"
 
 
 def test_help_is_given_for_all_and_for_each(viewer: rig.Viewer) -> None:
@@ -337,11 +344,3 @@ def test_a_line_is_completed(
     *found, directive = answer.out.splitlines()
     assert [line.partition("\t")[0] for line in found] == candidates
     assert directive == ":4"
-
-
-def test_kubectl_completes_a_line_with_the_plugin(viewer: rig.Viewer) -> None:
-    answer = viewer.kubectl("__complete", "mig", "history", "gpu-2")
-
-    assert answer.out.splitlines() == ["gpu-2", ":4"]
-    # Files are left to the shell.
-    assert viewer.complete("plan", "-f", "").out == ":0\n"

@@ -97,8 +97,9 @@ def test_the_agent_is_asked_where_it_listens_or_on_this_machine(address: str) ->
 
 
 def test_options_that_make_no_sense_are_refused() -> None:
-    with pytest.raises(errors.UsageError, match="70000"):
-        probe.check((*AGENT, "--health-port", "70000"), {})
+    for port in ("70000", "no port"):
+        with pytest.raises(errors.UsageError, match=port):
+            probe.check((*AGENT, "--health-port", port), {})
 
 
 def run(port: str) -> tuple[int, str]:
@@ -118,12 +119,9 @@ def run(port: str) -> tuple[int, str]:
 def test_the_exit_status_shows_docker_whether_the_agent_is_healthy(unused: int) -> None:
     with agent() as port:
         assert run(str(port)) == (0, "ok\n")
-    with agent(silence_s=60.0) as port:
-        assert run(str(port)) == (1, "the worker has been stuck for 60 s\n")
     status, message = run(str(unused))
     assert status == 1
     assert message.startswith("the agent does not answer: ConnectionRefusedError")
-    assert run("no port")[0] == 1
 
 
 def test_whatever_answers_without_http_is_unhealthy_within_the_deadline() -> None:

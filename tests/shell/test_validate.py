@@ -34,6 +34,7 @@ EIGHT = instances("1g.5gb: 8")
 NOWHERE = instances("1g.7gb: 1")
 FOR_A30 = f'device-filter: "0x20B710DE", {SEVEN}'
 FOR_H100 = f'device-filter: "*H100*", {SEVEN}'
+REPLACED = f"{NOWHERE.replace('all', '[3]')}}}\n  - {{devices: all, mig-enabled: false"
 ONE_FOR_ALL_TOO_MUCH_FOR_ONE = f"{SEVEN}}}\n  - {{{EIGHT.replace('all', '[1]')}"
 
 
@@ -46,6 +47,9 @@ ONE_FOR_ALL_TOO_MUCH_FOR_ONE = f"{SEVEN}}}\n  - {{{EIGHT.replace('all', '[1]')}"
         ("A30", SEVEN, 0, "1 layout fits none of these GPUs, but others"),
         ("A30 x", SEVEN, 1, "NVIDIA A30 has no profile 1g.5gb"),
         ("A30 --must-fit", SEVEN, 1, "NVIDIA A30 has no profile 1g.5gb"),
+        ("T4", SEVEN, 0, "1 layout fits none of these GPUs, but others"),
+        ("T4 x", SEVEN, 1, "T4"),
+        ("T4", REPLACED, 0, "Every layout fits the GPUs that it selects."),
         ("A30", NOWHERE, 1, "NVIDIA A30 has no profile 1g.7gb: did you mean 1g.6gb?"),
         ("A30", EIGHT, 1, "NVIDIA A30 has no profile 1g.5gb"),
         ("A30", FOR_A30, 1, "NVIDIA A30 has no profile 1g.5gb"),

@@ -67,6 +67,9 @@ def test_without_its_mode_a_layout_is_not_applied(
     assert (answer.status, answer.out) == (1, "")
     assert "only the new mode stays pending" in answer.err
     assert [each.is_pending for each in state.read().gpus] == [True, True]
+    # It can be called off.
+    assert shell("apply", "all-disabled", *gpus).status == 0
+    assert [each.is_pending for each in state.read().gpus] == [False, False]
 
 
 def test_what_the_driver_switches_by_itself_needs_no_reset_to_skip(
