@@ -164,17 +164,15 @@ def match(pattern: str) -> tuple[Product, ...]:
 def parse_node(spec: str) -> tuple[Product, ...]:
     """Return the GPUs of a node such as ``8xA100-SXM4-40GB`` or ``4xA100-SXM4-80GB+2xA30``.
 
-    Raises:
-        UsageError: The text is malformed, names an unknown product or one that cannot be
-            simulated, or asks for no GPU or more than ``MAX_GPUS``.
+    UsageError if the text is malformed, names an unknown product or one that cannot be simulated,
+    or asks for no GPU or more than ``MAX_GPUS``.
     """
     gpus: list[Product] = []
     for part in spec.split("+"):
         found = re.fullmatch(r"\s*(?:(\d{1,4})\s*[xX]\s*)?(\S.*?)\s*", part)
         if found is None:
-            raise errors.UsageError(
-                f"bad node {spec!r}: write '8xA100-SXM4-40GB' or '4xH100+2xA30'"
-            )
+            problem = f"bad node {spec!r}: write '8xA100-SXM4-40GB' or '4xH100+2xA30'"
+            raise errors.UsageError(problem)
         count = int(found[1] or 1)
         if not 1 <= len(gpus) + count <= MAX_GPUS or count == 0:
             raise errors.UsageError(f"bad node {spec!r}: a node has 1 to {MAX_GPUS} GPUs")

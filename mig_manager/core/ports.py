@@ -21,9 +21,8 @@ class Gpus(Protocol):
     def observe(self) -> model.ObservedGpus:
         """Return every GPU, ascending by index, and those that cannot be observed.
 
-        Raises:
-            HardwareError: NVML cannot be loaded, refused, failed, or did not answer in time; or no
-                GPU at all can be observed.
+        HardwareError if NVML cannot be loaded, refuses, fails or does not answer in time, or if no
+        GPU at all can be observed.
         """
 
     def execute(self, plan: steps.Plan, seen: Sequence[model.Gpu] = ()) -> model.ObservedGpus:
@@ -104,10 +103,8 @@ class Node(Protocol):
     def update(self, decide: Callable[[cluster.NodeView], cluster.NodePatch]) -> cluster.NodeView:
         """Write labels, annotations, taint and cordon in one patch; return the patched node.
 
-        ``decide`` computes the patch, again with the newer node after a conflicting write.
-
-        Raises:
-            ClusterError: The API refused or does not answer, or every attempt met a conflict.
+        ``decide`` computes the patch, again with the newer node after a conflicting write;
+        ClusterError also if every attempt met a conflict.
         """
 
     def emit(self, *, reason: str, message: str, is_warning: bool) -> None:
@@ -146,10 +143,8 @@ class Workloads(Protocol):
     def watched(self) -> tuple[cluster.Pod, ...] | None:
         """Return the pods from the watch, without a request; they may be slightly old.
 
-        Good enough to poll; decisions that evict or end a wait need ``list``.
-
-        Returns:
-            None if no watch is established, and from time to time to force a ``list``.
+        Good enough to poll; decisions that evict or end a wait need ``list``. None if no watch is
+        established, and from time to time to force a ``list``.
         """
 
     def evict(self, pod: cluster.Pod) -> Verdict:
@@ -201,8 +196,7 @@ class NodeLock(Protocol):
     def hold(self, doing: str) -> contextlib.AbstractContextManager[None]:
         """Keep the lock while the context lasts; other managers read what it is for (``doing``).
 
-        Raises:
-            LockedError: On entering, at once: another manager has it; says which.
+        Entering raises LockedError at once if another manager has it; the error says which.
         """
 
 
@@ -210,21 +204,13 @@ class Slots(Protocol):
     """The cluster's slots for nodes under change; a node takes one before its drain."""
 
     def take(self) -> str:
-        """Take a free slot, and keep it until ``release``.
+        """Take a free slot until ``release``; return why there is none and which nodes have them.
 
-        Returns:
-            Why there is none now and which nodes have them, for people; empty: this node has one.
-
-        Raises:
-            ClusterError: The API refused or does not answer; this node may have one all the same.
+        Empty: this node has one, which it may also have after a ClusterError.
         """
 
     def check(self) -> None:
-        """Return if this node has its slot for at least another half minute.
-
-        Raises:
-            NotReadyError: With SLOTS_TAKEN: another node may take it.
-        """
+        """Raise NotReadyError SLOTS_TAKEN if another node may take the slot within 30 seconds."""
 
     def release(self) -> None:
         """Release the slot of this node; one that the API does not release now expires."""
@@ -267,8 +253,7 @@ class Reboot(Protocol):
     def request(self, why: str) -> None:
         """Request a reboot and return at once; SIGTERM follows soon.
 
-        Raises:
-            HostError: REBOOT_REQUIRED: the init system refused; says why.
+        HostError REBOOT_REQUIRED if the init system refuses; it says why.
         """
 
 
@@ -302,8 +287,7 @@ class DeviceFiles(Protocol):
     def refresh(self) -> None:
         """Update them to the current GPUs; skips what this machine does not have.
 
-        Raises:
-            HostError: DEVICE_FILES_FAILED: a tool failed, with its output.
+        HostError DEVICE_FILES_FAILED, with its output, if a tool fails.
         """
 
 
@@ -315,11 +299,7 @@ class Hooks(Protocol):
         """Environment variables of each hook, beside the layout's name."""
 
     def read(self) -> host_files.Table:
-        """Return the current hooks.
-
-        Raises:
-            ConfigError: The file cannot be read or breaks the format.
-        """
+        """Return the current hooks; ConfigError if the file cannot be read or is invalid."""
 
     def missing(self, hook: host_files.Hook) -> str:
         """Return why a hook's program cannot be run here; empty if nothing speaks against it."""
@@ -334,11 +314,8 @@ class Hooks(Protocol):
     ) -> None:
         """Run a hook to its end, and end every process it leaves behind.
 
-        ``check`` is called repeatedly; an error of it ends the hook.
-
-        Raises:
-            HostError: HOOK_FAILED: it could not be run, failed, or took too long; with its
-                location and last output.
+        ``check`` is called repeatedly; an error of it ends the hook. HostError HOOK_FAILED, with
+        its location and last output, if it cannot be run, fails, or takes too long.
         """
 
 

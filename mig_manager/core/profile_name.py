@@ -67,12 +67,8 @@ def memory_gb(*, instance_mib: int, total_bytes: int) -> int:
     (``pkg/nvlib/device/mig_profile.go``) and nvidia-smi agrees. Integers only: on an H200 the
     exact result is 70.5, which ``round`` would take down to a profile that does not exist.
 
-    Args:
-        instance_mib: ``memorySizeMB`` of the GPU-instance profile.
-        total_bytes: ``nvmlDeviceGetMemoryInfo().total``.
-
-    Raises:
-        ValueError: The total is not positive.
+    ``instance_mib`` is ``memorySizeMB`` of the GPU-instance profile, ``total_bytes`` the total of
+    ``nvmlDeviceGetMemoryInfo``; ValueError if that is not positive.
     """
     if total_bytes <= 0:
         raise ValueError(f"the memory of a GPU cannot be {total_bytes} bytes")
@@ -86,10 +82,8 @@ def from_nvml(*, enum_index: int, slice_count: int, memory_gb: int) -> model.Pro
 
     ``1_SLICE_REV2`` (9) is a plain ``1g`` with more memory. ``3_SLICE_GFX`` (17) is ``3g+gfx``;
     mig-parted stops enumerating at it and then knows no profile at all.
-
-    Raises:
-        ValueError: The enum is newer than this version, so its attributes are unknown; naming
-            the profile without them could mistake it for another.
+    ValueError if the enum is newer than this version: named without its attributes, the profile
+    could be mistaken for another.
     """
     if enum_index not in GPU_INSTANCE_PROFILES:
         raise ValueError(f"GPU-instance profile number {enum_index} is unknown to this version")

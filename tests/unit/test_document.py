@@ -89,17 +89,17 @@ def test_scalars_are_resolved_as_yaml_1_1_does(text: str, expected: object) -> N
     assert type(got) is type(expected) or text == ".nan"
 
 
-def places(node: yaml_tree.Node | None) -> list[object]:
+def locations(node: yaml_tree.Node | None) -> list[object]:
     """Return the locations of a node and of all in it."""
     assert node is not None
     match node:
         case yaml_tree.Mapping():
             inside = [
-                [entry.key, str(entry.location), *places(entry.value)] for entry in node.entries
+                [entry.key, str(entry.location), *locations(entry.value)] for entry in node.entries
             ]
             return [str(node.location), *inside]
         case yaml_tree.Sequence():
-            return [str(node.location), *map(places, node.items)]
+            return [str(node.location), *map(locations, node.items)]
         case yaml_tree.Scalar():
             return [node.text, str(node.location)]
 
@@ -107,7 +107,7 @@ def places(node: yaml_tree.Node | None) -> list[object]:
 def test_every_key_and_value_has_its_location() -> None:
     root = yaml_tree.parse("# top\na:\n  - b: 1\n    c: [2]\n", source="f")
     item = ["f:3:5", ["b", "f:3:5", "1", "f:3:8"], ["c", "f:4:5", "f:4:8", ["2", "f:4:9"]]]
-    assert places(root) == ["f:2:1", ["a", "f:2:1", "f:3:3", item]]
+    assert locations(root) == ["f:2:1", ["a", "f:2:1", "f:3:3", item]]
 
 
 def test_keys_become_texts_as_json_has_them() -> None:
@@ -151,7 +151,7 @@ def test_aliases_and_merges_are_expanded(text: str, expected: object) -> None:
 def test_a_merged_entry_keeps_its_original_location() -> None:
     root = yaml_tree.parse("a: &a\n  p: 1\nb:\n  <<: *a\n", source="f")
     merged = ["b", "f:3:1", "f:4:3", ["p", "f:2:3", "1", "f:2:6"]]
-    assert places(root)[2] == merged
+    assert locations(root)[2] == merged
 
 
 def test_an_alias_bomb_is_refused_before_it_is_expanded() -> None:

@@ -46,18 +46,16 @@ class Kind:
 def kinds_of(gpus: Iterable[model.Gpu]) -> tuple[Kind, ...]:
     """Sort the MIG-capable GPUs of a node by PCI id.
 
-    Raises:
-        LayoutError: None has MIG (NOT_MIG_CAPABLE), or the driver lists no profiles while
-            MIG is off (NOT_SUPPORTED).
+    LayoutError if none has MIG (NOT_MIG_CAPABLE), or the driver lists no profiles while MIG is off
+    (NOT_SUPPORTED).
     """
     known: dict[int, model.Gpu] = {}
     for gpu in gpus:
         if gpu.is_mig_capable and (gpu.pci_device_id not in known or gpu.profiles is not None):
             known[gpu.pci_device_id] = gpu
     if not known:
-        raise errors.LayoutError(
-            "this node has no MIG-capable GPU", reason=errors.Reason.NOT_MIG_CAPABLE
-        )
+        problem = "this node has no MIG-capable GPU"
+        raise errors.LayoutError(problem, reason=errors.Reason.NOT_MIG_CAPABLE)
     for gpu in known.values():
         if not gpu.profiles:
             raise errors.LayoutError(
@@ -147,23 +145,23 @@ class _Rules:
             self._known.add((kind, counts))
 
     def layouts(self) -> dict[str, list[dict[str, object]]]:
-        def fewest_first(
-            item: tuple[tuple[object, Counts | None], list[str]],
-        ) -> tuple[int, list[str]]:
-            (apart, counts), filters = item
-            return (0 if apart else sum(n for _, n in counts or ()), sorted(filters))
-
+        """Return the rules as plain data; of one layout, those of the fewest instances first."""
         found: dict[str, list[dict[str, object]]] = {}
         for name in sorted(self._rules, key=_natural):
-            for (_, counts), filters in sorted(self._rules[name].items(), key=fewest_first):
+            ordered = [
+                (0 if apart else sum(n for _, n in counts or ()), sorted(filters), counts)
+                for (apart, counts), filters in self._rules[name].items()
+            ]
+            for _, filters, counts in sorted(ordered, key=lambda rule: rule[:2]):
                 devices = sorted((counts or ()), key=lambda item: _natural(str(item[0])))
                 rule = {
                     "devices": "all",
                     "mig-enabled": counts is not None,
                     "mig-devices": {str(each): n for each, n in devices},
                 }
-                named = {"device-filter": sorted(filters)} if filters else {}
-                found.setdefault(name, []).append(named | rule)
+                found.setdefault(name, []).append(
+                    ({"device-filter": filters} if filters else {}) | rule
+                )
         return found
 
 

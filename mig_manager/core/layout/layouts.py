@@ -114,8 +114,7 @@ def parse_identity(text: str) -> str | None:
 
 
 def _uint32(text: str) -> int:
-    # Go's ParseUint with base 0: like Python's int, but without signs and spaces, and with the
-    # old octal 017.
+    # Go's ParseUint with base 0: as Python's int, without signs and spaces, with the octal 017.
     if not re.fullmatch(r"[0-9A-Za-z_]+", text):
         raise ValueError(text)
     value = int(text, 8 if re.match(r"0[0-9_]", text) else 0)

@@ -296,7 +296,9 @@ def _what(pod: cluster.Pod, *, knows_ourselves: bool) -> str:
     """Say what a pod is that changes instances; empty when it does not, or may be ourselves."""
     app, name = pod.labels.get("app"), pod.labels.get("app.kubernetes.io/name")
     component = pod.labels.get("app.kubernetes.io/component")
-    containers, images = pod.container_names, _image_names(pod)
+    containers = pod.container_names
+    # The last part of an image's name stays the same in any registry.
+    images = {each.partition("@")[0].rpartition("/")[2].partition(":")[0] for each in pod.images}
     is_operators = app == _OPERATORS or _OPERATORS in containers
     is_nos = (
         (component == "mig-agent" and "mig-agent" in containers)
@@ -315,10 +317,3 @@ def _what(pod: cluster.Pod, *, knows_ourselves: bool) -> str:
         "another mig-manager": knows_ourselves and name == _OURS and _OURS in containers,
     }
     return next((kind for kind, is_it in kinds.items() if is_it), "")
-
-
-def _image_names(pod: cluster.Pod) -> frozenset[str]:
-    """Return the last part of each image's name, which stays the same in any registry."""
-    return frozenset(
-        image.partition("@")[0].rpartition("/")[2].partition(":")[0] for image in pod.images
-    )

@@ -1,14 +1,10 @@
 """The drain policy, device-plugin configs by layout, and what PodDisruptionBudgets grant.
 
-**Time slicing beside MIG.** The device plugin offers each device several times over when its
-config says so, and it picks that config by the node label ``nvidia.com/device-plugin.config``. A
-config that suits one layout is wrong for the next, so the label should change with the layout:
-``--plugin-configs all-1g.5gb=sliced,all-7g.40gb=whole,*=default`` maps names of layouts to names
-of plugin configs, and ``*`` stands for every layout that is not named. Without ``*`` such a
-layout leaves the label as it is.
-
-The label is written together with the plugin's release, so that the new plugin reads the new
-config at its start; a run that does not end in success puts back what was there before.
+**Time slicing beside MIG.** The device plugin picks its config, with the replicas of each device,
+by the node label ``nvidia.com/device-plugin.config``; a config that suits one layout is wrong for
+the next. ``--plugin-configs all-1g.5gb=sliced,*=default`` maps layouts to configs, ``*`` all that
+are not named; without ``*`` these leave the label as it is. The label is written together with the
+plugin's release, and restored by a run that does not succeed.
 
 **Budgets.** The Eviction API answers for one pod at a time, and a dry run does not use up a
 budget: where one covers two pods and allows one disruption, a dry run of each eviction succeeds.

@@ -195,9 +195,9 @@ def expected_devices(gpus: Iterable[model.Gpu]) -> tuple[frozenset[str], frozens
     """Return the device ids of the device plugin: with MIG devices, and with ``none``."""
     known = tuple(gpu for gpu in gpus if gpu.name not in DISPLAYS)
     whole = frozenset(gpu.uuid for gpu in known)
-    enabled = (gpu for gpu in known if gpu.current_mode is model.MigMode.ENABLED)
-    sliced = whole - {gpu.uuid for gpu in known if gpu.current_mode is model.MigMode.ENABLED}
-    return sliced.union(*(gpu.mig_uuids for gpu in enabled)), whole
+    enabled = [gpu for gpu in known if gpu.current_mode is model.MigMode.ENABLED]
+    unsliced = whole - {gpu.uuid for gpu in enabled}
+    return unsliced.union(*(gpu.mig_uuids for gpu in enabled)), whole
 
 
 def why_not_schedulable(

@@ -40,9 +40,8 @@ def plan(
     """
     missing = sorted(wanted.keys() - {gpu.uuid for gpu in gpus})
     if missing:
-        raise errors.LayoutError(
-            f"GPU {missing[0]} is not on this node", reason=errors.Reason.NO_GPU_MATCHES
-        )
+        problem = f"GPU {missing[0]} is not on this node"
+        raise errors.LayoutError(problem, reason=errors.Reason.NO_GPU_MATCHES)
     finder = search.Search(busy)
     plans = [
         _plan_gpu(gpu, wanted[gpu.uuid], finder) for gpu in _by_index(gpus) if gpu.uuid in wanted
@@ -69,9 +68,8 @@ def restore(
     that are gone, and ``unowned_instances`` are not touched. With ``keep_pending`` a pending mode
     may stay pending.
 
-    Raises:
-        errors.LayoutError: The compute instances of a snapshot without their spans cannot be
-            placed (DOES_NOT_FIT), or a GPU has no MIG any more (NOT_MIG_CAPABLE).
+    LayoutError if the compute instances of a snapshot without their spans cannot be placed
+    (DOES_NOT_FIT), or a GPU has no MIG any more (NOT_MIG_CAPABLE).
     """
     before = {gpu.uuid: gpu for gpu in snapshot}
     plans = [
@@ -149,10 +147,8 @@ def restore_checkpoint(
 
     With ``is_mode_only`` GPUs in the right MIG mode keep their instances.
 
-    Raises:
-        CheckpointError: A GPU is missing, has no MIG, or cannot have its instances; with location.
-        LayoutError: NOT_SUPPORTED: a GPU is a vGPU, which only its host can partition;
-            GPU_UNREACHABLE: a GPU cannot be observed.
+    CheckpointError, with location, if a GPU is missing, has no MIG, or cannot have its instances;
+    LayoutError if only its host can partition it (NOT_SUPPORTED), or it cannot be observed.
     """
     snapshots = restoring.snapshots(saved, gpus, is_mode_only=is_mode_only)
     plan = restore(gpus, snapshots)
