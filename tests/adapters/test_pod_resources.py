@@ -65,11 +65,11 @@ def without_the_call(kubelet: Kubelet) -> None:
 
 def bound(kubelet: Kubelet, *, listens: bool) -> socket.socket:
     """Return a socket in kubelet's place, which accepts connections or refuses them."""
-    held = socket.socket(socket.AF_UNIX)
-    held.bind(str(kubelet.path))
+    listening = socket.socket(socket.AF_UNIX)
+    listening.bind(str(kubelet.path))
     if listens:
-        held.listen()
-    return held
+        listening.listen()
+    return listening
 
 
 FAILURES: dict[str, tuple[Callable[[Kubelet], object], str, int]] = {
@@ -95,7 +95,7 @@ def test_a_question_without_an_answer_is_an_error_soon_and_no_traceback(
     kubelet: Kubelet,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    held = arrange(kubelet)
+    arranged = arrange(kubelet)
     begun = time.monotonic()
     with pytest.raises(errors.ClusterError, match=why) as caught:
         ask(kubelet, timeout_s=0.2 if "DEADLINE" in why else 10.0).allocatable()
@@ -103,8 +103,8 @@ def test_a_question_without_an_answer_is_an_error_soon_and_no_traceback(
     assert caught.value.reason is errors.Reason.POD_RESOURCES_UNAVAILABLE
     assert kubelet.asked == asked
     assert caplog.text == ""
-    if isinstance(held, socket.socket):
-        held.close()
+    if isinstance(arranged, socket.socket):
+        arranged.close()
 
 
 def test_a_kubelet_that_starts_again_is_found_again(kubelet: Kubelet) -> None:

@@ -70,15 +70,15 @@ class Server:
         (self._folder / "tokens.csv").write_text(f"{ADMIN_TOKEN},admin,admin,system:masters\n")
         client, member, self._port = free_ports(3)
         self._etcd_url = f"http://127.0.0.1:{client}"
-        peer = f"http://127.0.0.1:{member}"
+        member_url = f"http://127.0.0.1:{member}"
         etcd = self._spawn(
             "etcd",
             f"--data-dir={self._folder / 'etcd'}",
             f"--listen-client-urls={self._etcd_url}",
             f"--advertise-client-urls={self._etcd_url}",
-            f"--listen-peer-urls={peer}",
-            f"--initial-advertise-peer-urls={peer}",
-            f"--initial-cluster=default={peer}",
+            f"--listen-peer-urls={member_url}",
+            f"--initial-advertise-peer-urls={member_url}",
+            f"--initial-cluster=default={member_url}",
             # The data need not survive a power cut.
             "--unsafe-no-fsync",
         )

@@ -95,8 +95,8 @@ def a_node(name: str) -> clusters.Object:
     return {"metadata": metadata, "spec": {"taints": [TAINT]}}
 
 
-def a_lease(name: str, holder: str) -> clusters.Object:
-    spec = {"holderIdentity": holder, "leaseDurationSeconds": 90}
+def a_lease(name: str, identity: str) -> clusters.Object:
+    spec = {"holderIdentity": identity, "leaseDurationSeconds": 90}
     return {"metadata": {"name": name}, "spec": spec}
 
 
@@ -135,8 +135,8 @@ def publishing(kind: str, name: str) -> Act:
     return lambda scene: scene.agent.post(clusters.EVENTS, event)
 
 
-def posting_lease(name: str, holder: str) -> Act:
-    return lambda scene: scene.agent.post(clusters.LEASES, a_lease(name, holder))
+def posting_lease(name: str, identity: str) -> Act:
+    return lambda scene: scene.agent.post(clusters.LEASES, a_lease(name, identity))
 
 
 LABELS_OF_OTHERS = (
