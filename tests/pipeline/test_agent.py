@@ -5,6 +5,8 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import pytest
+
 from mig_manager import errors
 from mig_manager.agent import drift, loop, reconcile, record
 from mig_manager.core import model, ports
@@ -117,16 +119,6 @@ def test_a_config_file_that_changes_before_the_node_was_read_is_not_a_removed_la
     assert pipeline.runs == [("a", 1)]
 
 
-def test_a_permanent_failure_waits_for_another_request() -> None:
-    box = labelled("a")
-    pipeline = Pipeline(box, Reason.DOES_NOT_FIT, Reason.APPLIED)
-    pipeline.on_run = lambda _request: box.put_label("b")
-
-    serve(box, pipeline)
-
-    assert pipeline.runs == [("a", 1), ("b", 1)]
-
-
 def test_an_api_that_does_not_answer_is_recovered_from_before_the_next_try() -> None:
     box = labelled("a")
     lost = errors.ClusterError("down", reason=Reason.API_UNAVAILABLE)
@@ -184,10 +176,18 @@ def test_a_recovery_that_another_manager_keeps_off_is_tried_again() -> None:
     assert pipeline.runs == [("a", 2)]
 
 
-def test_a_newer_request_interrupts_the_pause_before_a_retry() -> None:
+@pytest.mark.parametrize(
+    ("reason", "delay_s"),
+    [(Reason.DOES_NOT_FIT, 0.0), (Reason.IN_USE, 0.05)],
+    ids=["final", "retry"],
+)
+def test_a_newer_request_ends_the_rest_after_a_final_failure_and_the_pause_before_a_retry(
+    reason: Reason, delay_s: float
+) -> None:
     box = labelled("a")
-    pipeline = Pipeline(box, Reason.IN_USE, Reason.APPLIED)
-    pipeline.on_run = lambda _request: threading.Timer(0.05, box.put_label, ["b"]).start()
+    pipeline = Pipeline(box, reason, Reason.APPLIED)
+    pipeline.on_run = lambda _request: threading.Timer(delay_s, box.put_label, ["b"]).start()
+
     serve(box, pipeline, intervals(600))
 
     assert pipeline.runs == [("a", 1), ("b", 1)]
@@ -217,26 +217,25 @@ def test_without_a_label_an_interrupted_run_is_undone_and_nothing_is_pending() -
     assert pipeline.recovered == [None]
 
 
-def test_a_drift_check_at_rest_heals_without_evicting() -> None:
+@pytest.mark.parametrize(
+    ("ended", "action", "evicts"),
+    [(Reason.APPLIED, drift.Action.HEAL, False), (Reason.DOES_NOT_FIT, drift.Action.RUN, True)],
+    ids=["after a while", "after a GPU event"],
+)
+def test_a_drift_check_at_rest_starts_a_run_that_evicts_only_after_a_final_failure(
+    ended: Reason, action: drift.Action, *, evicts: bool
+) -> None:
     box = labelled("a")
-    pipeline = Pipeline(box, Reason.APPLIED, Reason.APPLIED)
-    pipeline.next_action = drift.Action.HEAL
-    serve(box, pipeline, intervals(drift_check_s=0.02))
+    pipeline = Pipeline(box, ended, Reason.APPLIED)
+    pipeline.next_action = action
+    if evicts:
+        pipeline.on_run = lambda _request: box.put_gpu_change()
+
+    serve(box, pipeline, intervals(drift_check_s=0.0 if evicts else 0.02))
 
     assert pipeline.looks == 1
     assert pipeline.runs == [("a", 1), ("a", 1)]
-    assert pipeline.evicting == [True, False]
-
-
-def test_a_permanent_failure_is_retried_once_the_hardware_has_changed() -> None:
-    box = labelled("a")
-    pipeline = Pipeline(box, Reason.DOES_NOT_FIT, Reason.APPLIED)
-    pipeline.next_action = drift.Action.RUN
-    pipeline.on_run = lambda _request: box.put_gpu_change()
-    serve(box, pipeline)
-
-    assert pipeline.runs == [("a", 1), ("a", 1)]
-    assert pipeline.evicting == [True, True]
+    assert pipeline.evicting == [True, evicts]
 
 
 def test_a_run_is_alone_with_the_driver_and_the_pause_before_a_retry_is_not() -> None:

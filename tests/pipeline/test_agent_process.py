@@ -97,18 +97,6 @@ def test_other_strategies_of_the_plugin_are_verified_as_well(
         assert stage.allocatable() == {"nvidia.com/gpu": expected}
 
 
-def test_a_layout_over_which_the_plugin_would_exit_fails_before_anything_is_touched() -> None:
-    # With mig.strategy=single the plugin refuses GPUs that differ, and exits.
-    quick = dataclasses.replace(QUICK, strategy=device_plugin.Strategy.SINGLE)
-    with new_stage("2xA100-SXM4-40GB", "--plugin-timeout-s", "2", node_options=quick) as stage:
-        stage.label("all-balanced")
-
-        assert stage.wait_for_end("all-balanced") is model.State.FAILED
-        assert stage.status()["reason"] == "StrategyMismatch"
-        assert "MIG devices differ: 1g.5gb, 2g.10gb, 3g.20gb" in stage.status()["message"]
-        assert cluster.APPLIED_LABEL not in objects.labels(stage.node())
-
-
 @pytest.mark.slow
 def test_a_change_that_waits_for_pods_watches_them_and_lists_them_a_few_times() -> None:
     # As on a real node: what the agent waits for takes some seconds, of pods and of the plugin.

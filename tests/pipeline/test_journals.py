@@ -10,7 +10,7 @@ from mig_manager.core import model
 from mig_manager.core.node import cluster
 from mig_manager.core.planner import planner
 from mig_manager.core.records import gpu_codec, status
-from tests import fakes, scenes
+from tests import scenes
 
 
 @pytest.mark.parametrize(("layout", "passes"), [("all-1g.5gb", True), ("too-much", False)])
@@ -20,9 +20,8 @@ def test_only_a_failure_that_passes_has_a_next_try_in_the_status(
     rig = scenes.node()
     rig.plugin_is_broken = True
     rig.pods.clear()
-    request = fakes.FakeRequest(rig.clock)
 
-    scenes.reconciler(rig).run(layout, request, attempt=3, retry_after_s=40)
+    scenes.run(rig, layout, attempt=3, retry_after_s=40)
 
     published = json.loads(rig.annotations[cluster.STATUS_ANNOTATION])
     assert published["attempt"] == 3
@@ -147,47 +146,32 @@ def test_a_node_without_a_request_keeps_the_outcome_of_its_last_run_and_does_not
         assert rig.states == rig.statuses == []
 
 
-def test_a_node_without_a_request_reports_its_gpus_once() -> None:
+def test_a_node_without_a_request_reports_its_gpus_once_they_can_be_observed() -> None:
     rig = scenes.node()
-    reconciler = scenes.reconciler(rig)
-
-    reconciler.rest()
-    assert gpu_codec.from_json(rig.annotations[cluster.GPUS_ANNOTATION]) == rig.gpus
-    rig.log.clear()
-    reconciler.rest()
-
-    assert "node.patch" not in rig.log
-
-
-def test_gpus_that_cannot_be_observed_do_not_keep_a_node_from_resting() -> None:
-    rig = scenes.node()
-    rig.refusing["gpus.observe"] = errors.HardwareError(
-        "no driver", reason=errors.Reason.DRIVER_NOT_LOADED
-    )
-
+    why = errors.HardwareError("no driver", reason=errors.Reason.DRIVER_NOT_LOADED)
+    rig.refusing["gpus.observe"] = why
     reconciler = scenes.reconciler(rig)
 
     assert reconciler.rest()
     assert rig.annotations == {}
     rig.refusing.clear()
     assert not reconciler.rest()
-    assert cluster.GPUS_ANNOTATION in rig.annotations
+    assert gpu_codec.from_json(rig.annotations[cluster.GPUS_ANNOTATION]) == rig.gpus
+    rig.log.clear()
+    assert not reconciler.rest()
+    assert "node.patch" not in rig.log
 
 
 def test_an_unfinished_restore_is_retried_after_the_label_is_removed() -> None:
     rig = scenes.hosted_node()
-    rig.broken_services.clear()
-    host_start = "host.start"
-    rig.refusing[host_start] = errors.HostError(
-        "the service did not start", reason=errors.Reason.HOST_SERVICE_FAILED
-    )
+    rig.refusing["host.start"] = scenes.BROKEN["host"]
     reconciler = scenes.reconciler(rig)
-    assert reconciler.run("one-slice-changed", fakes.FakeRequest(rig.clock)).is_unfinished
+    assert scenes.run(rig, by=reconciler).is_unfinished
 
     assert reconciler.rest()
     assert not rig.services["dcgm.service"]
 
-    del rig.refusing[host_start]
+    rig.refusing.clear()
     assert not reconciler.rest()
 
     assert rig.services["dcgm.service"]
@@ -202,9 +186,7 @@ def test_a_retry_that_can_observe_no_gpu_says_which_attempt_it_is() -> None:
             "GPU 0: nvmlDeviceGetHandleByIndex answered 'Unknown Error'",
             reason=errors.Reason.NVML_ERROR,
         )
-        outcome = scenes.reconciler(rig).run(
-            "all-balanced", fakes.FakeRequest(rig.clock), attempt=attempt
-        )
+        outcome = scenes.run(rig, "all-balanced", attempt=attempt)
         assert outcome.should_retry
         messages.append(outcome.message)
 

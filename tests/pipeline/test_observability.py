@@ -146,14 +146,3 @@ def test_all_lines_of_an_attempt_have_its_id_and_each_attempt_has_another(
         for line in lines
         if "attempt_id" in line and line["event"].startswith(("agent_", "node_watch"))
     ]
-
-
-def test_an_agent_whose_port_is_taken_says_so_and_ends(observed: Observed) -> None:
-    observed.stage.stop_agent()
-    with socket.create_server(("127.0.0.1", observed._port)):
-        observed.stage.start_agent()
-        agent = observed.stage._agent
-        assert agent
-        assert agent.wait(30) == 2
-
-    assert "cannot listen on 127.0.0.1" in observed.stage.agent_log.read_text(encoding="utf-8")

@@ -1,7 +1,6 @@
 """The real agent on a node without GPUs: what it simulates the node offers to the scheduler."""
 
 import pathlib
-import subprocess
 import sys
 from collections.abc import Iterator
 
@@ -48,17 +47,3 @@ def test_a_node_without_gpus_offers_the_simulated_ones_as_each_layout_cuts_them(
         "nvidia.com/mig-1g.5gb": "0",
         "nvidia.com/mig-3g.20gb": "16",
     }
-
-
-def test_real_gpus_are_never_advertised_by_the_agent() -> None:
-    command = [sys.executable, "-m", "mig_manager", "agent", "--node-name", "plain"]
-    done = subprocess.run(  # noqa: S603 - our own program and our own arguments
-        [*command, "--advertise-simulated"],
-        capture_output=True,
-        text=True,
-        timeout=plain_node.TIMEOUT_S,
-        check=False,
-    )
-
-    assert done.returncode == 2
-    assert "--advertise-simulated goes with --simulate alone" in done.stderr
