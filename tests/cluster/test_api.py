@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import http
 import itertools
 import pathlib
 from collections.abc import Callable, Iterator, Mapping
@@ -10,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from mig_manager import errors
 from mig_manager.adapters import host
 from mig_manager.adapters.kubernetes import api, leases, node, pods, responses
 from mig_manager.core import ports
@@ -291,24 +289,6 @@ def test_a_refusal_has_the_same_status_and_words(
 
     assert raised.value.status == status
     assert words in raised.value.explanation
-
-
-def test_a_forbidden_request_is_reported_with_verb_and_resource(
-    where: clusters.Cluster, tmp_path: pathlib.Path
-) -> None:
-    lame = clusters.SHIPPED.without(("", "pods", "list"))
-    with where.admit(tmp_path, lame) as credentials:
-        agent = api.KubeApi.connect(kubeconfig=str(credentials.agent))
-        with pytest.raises(responses.ApiError) as raised:
-            agent.get("/api/v1/pods")
-        agent.close()
-
-    assert raised.value.status == http.HTTPStatus.FORBIDDEN
-    assert raised.value.reason is errors.Reason.FORBIDDEN
-    assert raised.value.explanation.startswith('pods is forbidden: User "system:serviceaccount:')
-    assert raised.value.explanation.endswith(
-        'cannot list resource "pods" in API group "" at the cluster scope'
-    )
 
 
 # -- nodes ------------------------------------------------------------------------------------
