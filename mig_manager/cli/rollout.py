@@ -38,7 +38,6 @@ _TONES: Mapping[rollout.NodeState, bar.Tone] = {
 }
 _VERDICTS: Mapping[rollout.Verdict, bar.Tone] = {
     rollout.Verdict.APPLIED: bar.Tone.GOOD,
-    rollout.Verdict.FITS: bar.Tone.PLAIN,
     rollout.Verdict.DOES_NOT_FIT: bar.Tone.BAD,
     rollout.Verdict.UNKNOWN: bar.Tone.WARN,
 }
@@ -351,7 +350,9 @@ def _previewed(previews: Sequence[rollout.Preview], title: str, *, style: bar.St
     wide = max((len(node.name) for node in previews), default=4)
     lines = [f"{'NODE':<{wide}}  {'VERDICT':<12}  KEPT  GONE  NEW  RESET  EVICTED"]
     for node in previews:
-        verdict = style.paint(f"{node.verdict.value:<12}", _VERDICTS[node.verdict])
+        verdict = style.paint(
+            f"{node.verdict.value:<12}", _VERDICTS.get(node.verdict, bar.Tone.PLAIN)
+        )
         reset = ",".join(map(str, node.resets)) or "-"
         evicted = [_named(node.evicted)] if node.evicted else []
         evicted += [f"some of {_named(node.maybe_evicted)}"] if node.maybe_evicted else []

@@ -220,6 +220,9 @@ def test_plan_and_validate_name_the_mig_strategies_that_do_not_serve_a_layout(
     [
         (("frobnicate",), 3, "there is no command 'frobnicate'"),
         (("aply",), 3, "did you mean 'apply'?"),
+        (("help", "aply"), 3, "did you mean 'apply'?"),
+        (("completion",), 2, "there is one for bash, zsh, fish"),
+        (("completion", "tcsh"), 2, "there is one for bash, zsh, fish"),
         (("apply", "--frob"), 2, "--frob"),
         (("apply", "a", "b"), 2, "unrecognized arguments: b"),
         (("apply", "--config-file"), 2, "expected one argument"),

@@ -218,14 +218,6 @@ def test_layouts_are_listed_but_those_that_a_shell_could_take_for_something_else
         assert "all-1g.5gb\n" in shell("completion", "--layouts", *no_file).out
 
 
-@pytest.mark.parametrize("argv", [(), ("tcsh",)])
-def test_there_is_no_script_for_other_shells(shell: Shell, argv: tuple[str, ...]) -> None:
-    answer = shell("completion", *argv)
-
-    assert (answer.status, answer.out) == (2, "")
-    assert "there is one for bash, zsh, fish" in answer.err
-
-
 def test_validate_accepts_every_product_in_the_scripts(shell: Shell) -> None:
     gpus = [word for name in hardware.product_names() for word in ("--gpu", name)]
 

@@ -9,7 +9,6 @@ import subprocess
 
 import pytest
 
-from mig_manager import errors
 from mig_manager.cli import help_pages, parser
 from tests.shell.commandline import Shell
 
@@ -88,8 +87,3 @@ def test_an_example_is_a_command_line_that_the_program_takes(line: str) -> None:
         parser.check_command(words[2])
     else:
         assert parser.parse(words[1:])["command"] == words[1]
-
-
-def test_an_unknown_command_is_no_topic_of_help() -> None:
-    with pytest.raises(errors.UsageError, match="did you mean 'apply'"):
-        parser.parse(["help", "aply"])
