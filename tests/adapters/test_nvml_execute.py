@@ -24,16 +24,10 @@ from tests.adapters.nvml_rig import (
     names,
     plan_of,
 )
+from tests.faults import nvml_codes
 
-CHANGES = (
-    "nvmlDeviceSetMigMode",
-    "nvmlDeviceCreateGpuInstance",
-    "nvmlDeviceCreateGpuInstanceWithPlacement",
-    "nvmlGpuInstanceDestroy",
-    "nvmlGpuInstanceCreateComputeInstance",
-    "nvmlGpuInstanceCreateComputeInstanceWithPlacement",
-    "nvmlComputeInstanceDestroy",
-)
+CREATE = "nvmlDeviceCreateGpuInstance"
+CHANGES = sorted({*nvml_codes.CHANGES, CREATE})
 
 
 def changes(node: Rig) -> int:
@@ -117,8 +111,8 @@ def test_instances_are_created_where_the_plan_wants_them(node: Rig) -> None:
 
 
 def test_a_driver_that_chooses_placements_is_brought_to_each_of_them(boot: Boot) -> None:
-    absent = [f"{each}WithPlacement" for each in CHANGES if f"{each}WithPlacement" in CHANGES]
-    node = boot("2xa100-sxm4-40gb", options=states.Options(absent_functions=tuple(absent)))
+    absent = tuple(each for each in CHANGES if each.endswith("WithPlacement"))
+    node = boot("2xa100-sxm4-40gb", options=states.Options(absent_functions=absent))
     whole = gi_step(node.enable(1), "3g.20gb", 0)
     node.run(whole, ci_step(whole, "1c.3g.20gb", 2), ci_step(whole, "1c.3g.20gb", 1))
     (instance,) = node.observe(1).gpu_instances

@@ -41,10 +41,8 @@ class Executor:
     plan: steps.GpuPlan
     known: model.Gpu | None
     in_use_timeout_s: float
-    """How long steps that fail with IN_USE are repeated, from the first failure of the run on."""
     clock: timing.Clock
     proc_root: pathlib.Path | None
-    """Where to look for processes that use the GPU; None: ask NVML only."""
     driver_roots: Sequence[str]
     """Where the driver's capability files may be, if not there."""
     _give_up_s: float | None = None
