@@ -10,6 +10,7 @@ import pathlib
 import tempfile
 import threading
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from mig_manager.adapters.kubernetes import api, watch
 from mig_manager.agent import main, settings
@@ -62,7 +63,7 @@ class Hosted:
         name: str,
         folder: pathlib.Path,
         *,
-        limit: int,
+        limit: int = 0,
         request_timeout_s: float = 10.0,
     ) -> None:
         self._stopped = threading.Event()
@@ -83,7 +84,6 @@ class Hosted:
             max_concurrent_nodes=str(limit),
             slots_namespace=NAMESPACE,
         )
-        self.reconciler = self._service.reconciler
         self._thread = threading.Thread(target=self._service.serve, daemon=True)
         self._thread.start()
 
@@ -132,24 +132,11 @@ def assembled(
 
 @contextlib.contextmanager
 def hosted(
-    server: apiserver.ApiServer,
-    names: Sequence[str],
-    *,
-    limit: int = 0,
-    request_timeout_s: float = 10.0,
+    server: apiserver.ApiServer, names: Sequence[str], **how: Any
 ) -> Iterator[dict[str, Hosted]]:
-    """Run the agents of these nodes, with a budget if there is a limit."""
+    """Run the agents of these nodes."""
     with tempfile.TemporaryDirectory() as folder:
-        running = {
-            name: Hosted(
-                server,
-                name,
-                pathlib.Path(folder),
-                limit=limit,
-                request_timeout_s=request_timeout_s,
-            )
-            for name in names
-        }
+        running = {name: Hosted(server, name, pathlib.Path(folder), **how) for name in names}
         try:
             yield running
         finally:

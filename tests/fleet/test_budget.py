@@ -1,5 +1,6 @@
 """All nodes are labelled at once, and never more than the budget are under change."""
 
+import contextlib
 import dataclasses
 import functools
 import itertools
@@ -151,24 +152,20 @@ class Contender:
         )
 
     def run(self) -> None:
-        attempt = 0
-        while denial := self._ask():
-            assert "slots for nodes under change" in denial
+        for attempt in itertools.count():
+            with contextlib.suppress(errors.ClusterError):
+                denial = self._slots.take()
+                if not denial:
+                    break
+                assert "slots for nodes under change" in denial
             wait_s = timing.Backoff(first_s=1.0, max_s=5.0).delay_s(attempt)
             self._clock.wait(wait_s * random.uniform(0.5, 1.0))  # noqa: S311 - a spread
-            attempt += 1
         self._slots.check()
         self._mark(is_cordoned=True)
         self._clock.wait(0.05)
         self._mark(is_cordoned=False)
         self._slots.release()
         self._kube.close()
-
-    def _ask(self) -> str:
-        try:
-            return self._slots.take()
-        except errors.ClusterError:
-            return "no answer about slots for nodes under change"
 
     def _mark(self, *, is_cordoned: bool) -> None:
         def change(thing: store.Object) -> None:
