@@ -34,7 +34,7 @@ def test_executing_a_plan_reaches_exactly_the_desired_devices(
 
 
 @hypothesis.given(data=st.data(), seeded=st.randoms(use_true_random=False))
-@hypothesis.settings(deadline=None, max_examples=40)
+@hypothesis.settings(deadline=None, max_examples=25)
 def test_the_order_in_which_things_are_listed_makes_no_difference(
     data: st.DataObject, seeded: random.Random
 ) -> None:

@@ -389,7 +389,7 @@ class Simulation:
             self.nodes[name] = done(name) if is_done else failed(name, is_retried=end == "retried")
 
 
-@hypothesis.settings(max_examples=200, deadline=None)
+@hypothesis.settings(max_examples=120, deadline=None)
 @hypothesis.given(
     ends=st.lists(
         st.sampled_from(["success", "success", "success", "failed", "retried", "dead"]),
