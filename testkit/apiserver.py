@@ -97,10 +97,8 @@ class LoggedRequest:
     """Kubernetes verb; empty for discovery and health."""
     resource: str
     """Such as ``nodes`` or ``pods/eviction``; empty for discovery and health."""
-    user_agent: str
     token: str
     """Bearer token; empty when there is none."""
-    content_type: str
 
 
 class RequestLog:
@@ -444,7 +442,5 @@ def _logged(http: requests.Request) -> LoggedRequest:
         query=dict(http.query_params),
         verb=info.verb if info else "",
         resource=info.target.resource_and_subresource if info else "",
-        user_agent=http.headers.get("user-agent", ""),
         token=server.bearer_token(http),
-        content_type=http.headers.get("content-type", "").partition(";")[0].strip(),
     )

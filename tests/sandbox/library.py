@@ -21,7 +21,7 @@ import struct
 import subprocess
 import tempfile
 import threading
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 
 from mig_manager.sandbox.driver import library as simulated
 from mig_manager.sandbox.driver import states
@@ -64,34 +64,24 @@ def environ(folder: pathlib.Path) -> dict[str, str]:
 
 
 @functools.cache
-def _compiled(absent: frozenset[str]) -> bytes:
+def _compiled() -> bytes:
     with tempfile.TemporaryDirectory() as folder:
         built = pathlib.Path(folder) / NAME
-        hidden = pathlib.Path(folder) / "hidden.map"
-        names = "".join(f"{name}; " for name in sorted(absent))
-        hidden.write_text(f"{{ local: {names}}};" if absent else "{};", "utf-8")
-        linking = f"-Wl,-soname,{NAME},--version-script={hidden}"
+        linking = f"-Wl,-soname,{NAME}"
         run(programs.needed("cc"), *_FLAGS, linking, f"-o{built}", SOURCE, "-lpthread", "-ldl")
         return built.read_bytes()
 
 
-def build(folder: pathlib.Path, *, absent: Collection[str] = ()) -> pathlib.Path:
-    """Put the library into a folder.
-
-    Args:
-        folder: Where; it is made.
-        absent: Functions that this library does not export, like an older driver's.
-    """
+def build(folder: pathlib.Path) -> pathlib.Path:
+    """Put the library into a folder, which is made."""
     folder.mkdir(parents=True, exist_ok=True)
     library = folder / NAME
-    library.write_bytes(_compiled(frozenset(absent)))
+    library.write_bytes(_compiled())
     return library
 
 
 @contextlib.contextmanager
-def served(
-    folder: pathlib.Path, state: pathlib.Path, *, absent: Collection[str] = ()
-) -> Iterator[pathlib.Path]:
+def served(folder: pathlib.Path, state: pathlib.Path) -> Iterator[pathlib.Path]:
     """Put the library into a folder and answer its calls for the body.
 
     Faults of the node that crash the process are not supported: they would end this one.
@@ -99,9 +89,8 @@ def served(
     Args:
         folder: Where the library and its socket are.
         state: The simulated node's state file; until it exists no driver is loaded.
-        absent: Functions that the library does not export.
     """
-    library = build(folder, absent=absent)
+    library = build(folder)
     server = _Server(folder, state)
     try:
         yield library

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from mig_manager.core.node import cluster
+from mig_manager.sandbox.apiserver import store
 from mig_manager.sandbox.node import cluster_view, control_plane, objects
 from testkit import apiserver
 from tests.sandbox import apirig
@@ -91,7 +92,7 @@ def test_a_daemon_belongs_to_its_node_and_daemon_set_whose_status_counts_it() ->
     daemon_set["metadata"]["uid"] = "ds-uid"
     first, leaving = (control_plane.pod_for(daemon_set, node()) for _ in range(2))
     first["status"] = objects.running(first, restarts=0)
-    leaving["metadata"]["deletionTimestamp"] = objects.now_iso()
+    leaving["metadata"]["deletionTimestamp"] = store.timestamp()
 
     status = control_plane.status(daemon_set, [node()], [first, leaving])
 

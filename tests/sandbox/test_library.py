@@ -55,11 +55,6 @@ def loaded(tmp_path: pathlib.Path, state: pathlib.Path) -> Iterator[pathlib.Path
         yield file
 
 
-def python(program: str, *, folder: pathlib.Path) -> str:
-    """Run a program that finds the library as any process does, by the loader."""
-    return library.run(sys.executable, "-c", program, LD_LIBRARY_PATH=str(folder))
-
-
 def fields_of(source: str, folder: pathlib.Path) -> set[tuple[str, str, int, int]]:
     """Return struct, field, offset and size of each struct that a C file declares."""
     program = folder / "layout"
@@ -108,9 +103,10 @@ def test_structs_of_the_library_are_laid_out_as_in_nvidias_header(tmp_path: path
     assert fields_of(str(library.SOURCE), tmp_path) == theirs
 
 
-def test_pynvml_finds_the_library_by_the_loader_and_reads_the_node(loaded: pathlib.Path) -> None:
-    printed = python(
-        """
+def test_pynvml_finds_the_library_by_the_loader_and_reads_the_node_and_its_events(
+    loaded: pathlib.Path,
+) -> None:
+    program = """
 import pynvml
 pynvml.nvmlInit()
 for index in range(pynvml.nvmlDeviceGetCount()):
@@ -120,15 +116,22 @@ try:
     pynvml.nvmlDeviceGetHandleByIndex(2)
 except pynvml.NVMLError_InvalidArgument as error:
     print(error)
+events = pynvml.nvmlEventSetCreate()
+pynvml.nvmlDeviceRegisterEvents(device, pynvml.nvmlEventMigConfigChange, events)
+pynvml.nvmlDeviceSetMigMode(device, 1)
+data = pynvml.nvmlEventSetWait_v2(events, 5000)
+print(pynvml.nvmlDeviceGetIndex(data.device), data.eventType == pynvml.nvmlEventMigConfigChange)
 pynvml.nvmlShutdown()
-""",
-        folder=loaded.parent,
-    )
+"""
+
+    folder = str(loaded.parent)
+    printed = library.run(sys.executable, "-c", program, LD_LIBRARY_PATH=folder)
 
     assert printed.splitlines() == [
         "NVIDIA A100-SXM4-40GB 00000000:07:00.0",
         "NVIDIA A100-SXM4-40GB 00000000:0F:00.0",
         "Invalid Argument",
+        "1 True",
     ]
 
 
@@ -147,45 +150,6 @@ def test_a_layout_is_applied_through_the_library_and_every_command_sees_it(
     assert asserted.status == 0
     assert instances(state) == ["1g.5gb", "1g.5gb", "2g.10gb"]
     assert json.loads(seen.out) == json.loads(simulated.out)
-
-
-def test_a_change_that_another_process_makes_is_heard_through_the_library(
-    loaded: pathlib.Path,
-) -> None:
-    printed = python(
-        """
-import pynvml
-pynvml.nvmlInit()
-device = pynvml.nvmlDeviceGetHandleByIndex(1)
-events = pynvml.nvmlEventSetCreate()
-pynvml.nvmlDeviceRegisterEvents(device, pynvml.nvmlEventMigConfigChange, events)
-pynvml.nvmlDeviceSetMigMode(device, 1)
-data = pynvml.nvmlEventSetWait_v2(events, 5000)
-print(pynvml.nvmlDeviceGetIndex(data.device), data.eventType == pynvml.nvmlEventMigConfigChange)
-""",
-        folder=loaded.parent,
-    )
-
-    assert printed == "1 True\n"
-
-
-def test_a_function_that_the_library_lacks_is_missing_for_the_loader(
-    tmp_path: pathlib.Path, state: pathlib.Path
-) -> None:
-    with library.served(tmp_path / "old", state, absent=["nvmlDeviceGetMigMode"]) as file:
-        printed = python(
-            """
-import pynvml
-pynvml.nvmlInit()
-try:
-    pynvml.nvmlDeviceGetMigMode(pynvml.nvmlDeviceGetHandleByIndex(0))
-except pynvml.NVMLError_FunctionNotFound as error:
-    print(error)
-""",
-            folder=file.parent,
-        )
-
-    assert printed == "Function Not Found\n"
 
 
 def test_without_a_driver_behind_the_library_commands_say_that_none_is_loaded(

@@ -185,12 +185,6 @@ def _pod_status(pod: Object) -> str:
     return str(now.get("reason") or now.get("phase") or "Unknown")
 
 
-def _last_seen(event: Object) -> str:
-    series = event.get("series") or {}
-    moments = (series.get("lastObservedTime"), event.get("lastTimestamp"), event.get("eventTime"))
-    return _age(next((each for each in moments if each), None))
-
-
 def _event_object(event: Object) -> str:
     involved = event.get("involvedObject") or {}
     return f"{involved.get('kind', '').lower()}/{involved.get('name', '')}"
@@ -221,7 +215,7 @@ _COLUMNS: dict[str, tuple[_Column, ...]] = {
         _Column("Node", _at("spec", "nodeName", default="<none>"), is_wide=True),
     ),
     "events": (
-        _Column("Last Seen", _last_seen),
+        _Column("Last Seen", lambda event: _age(event.get("lastTimestamp"))),
         _Column("Type", _at("type")),
         _Column("Reason", _at("reason")),
         _Column("Object", _event_object),

@@ -44,9 +44,6 @@ class ApiServer:
         bookmark_period_s: Seconds between the bookmarks of a watch that allows them.
         history_limit: Number of changes kept for watches and consistent lists.
         middleware: Wraps the ASGI application, for tests.
-
-    Attributes:
-        store: All objects.
     """
 
     def __init__(

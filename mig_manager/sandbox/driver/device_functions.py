@@ -22,14 +22,6 @@ _NO_INSTANCE = 0xFFFF_FFFF
 _POLL_S = 0.02
 """How soon a waiting event set sees a change by another process."""
 
-_ARCHITECTURES: Mapping[str, int] = {
-    "turing": pynvml.NVML_DEVICE_ARCH_TURING,
-    "ampere": pynvml.NVML_DEVICE_ARCH_AMPERE,
-    "ada": pynvml.NVML_DEVICE_ARCH_ADA,
-    "hopper": pynvml.NVML_DEVICE_ARCH_HOPPER,
-    "blackwell": pynvml.NVML_DEVICE_ARCH_BLACKWELL,
-}
-
 _ERROR_TEXTS: Mapping[int, str] = {
     states.Code.SUCCESS: "Success",
     states.Code.UNINITIALIZED: "Uninitialized",
@@ -156,7 +148,9 @@ calls.numbers(
     {
         "nvmlDeviceGetIndex": _index,
         "nvmlDeviceGetMinorNumber": lambda view: view.node.minor(_index(view)),
-        "nvmlDeviceGetArchitecture": lambda view: _ARCHITECTURES[view.board.product.generation],
+        "nvmlDeviceGetArchitecture": lambda view: getattr(
+            pynvml, f"NVML_DEVICE_ARCH_{view.board.product.generation.upper()}"
+        ),
     },
 )
 calls.numbers(

@@ -150,13 +150,8 @@ def _query(state: state_file.SharedState, chosen: Sequence[states.Board]) -> str
             pending_mig=_MODES[now.is_pending] if is_capable else "N/A",
         )
         devices = ET.SubElement(gpu, "mig_devices")
-        for index, (instance, compute) in enumerate(transitions.mig_devices(now)):
-            _add(
-                ET.SubElement(devices, "mig_device"),
-                index=str(index),
-                gpu_instance_id=str(instance.instance_id),
-                compute_instance_id=str(compute.instance_id),
-            )
+        for index in range(len(transitions.mig_devices(now))):
+            _add(ET.SubElement(devices, "mig_device"), index=str(index))
         if not len(devices):
             devices.text = "None"
         _add(gpu, uuid=board.uuid, minor_number=str(node.minor(board.index)))

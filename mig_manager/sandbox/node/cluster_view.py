@@ -39,15 +39,6 @@ class Kind(enum.Enum):
     POD = "/api/v1/pods"
     DAEMON_SET = "/apis/apps/v1/daemonsets"
 
-    @property
-    def type(self) -> objects.JsonObject:
-        """The type of such an object, as it names it itself."""
-        return {
-            Kind.NODE: {"apiVersion": "v1", "kind": "Node"},
-            Kind.POD: {"apiVersion": "v1", "kind": "Pod"},
-            Kind.DAEMON_SET: {"apiVersion": "apps/v1", "kind": "DaemonSet"},
-        }[self]
-
     def collection(self, namespace: str) -> str:
         """Return the path of the collection that objects of a namespace are created in."""
         if self is Kind.NODE:
@@ -60,6 +51,11 @@ class Kind(enum.Enum):
         return f"{self.collection(objects.namespace(obj))}/{objects.name(obj)}"
 
 
+_TYPES = {
+    Kind.NODE: {"apiVersion": "v1", "kind": "Node"},
+    Kind.POD: {"apiVersion": "v1", "kind": "Pod"},
+    Kind.DAEMON_SET: {"apiVersion": "apps/v1", "kind": "DaemonSet"},
+}
 Listener = Callable[[Kind, objects.JsonObject], None]
 Server = str | api.KubeApi
 """Where the API is: the URL of a server that takes every token, or a connection that is ready."""
@@ -219,7 +215,7 @@ class _Collection(watch.Watch):
         # Before the list is requested: what we write meanwhile is not in it.
         before = self._view.list(self._kind)
         # Real API servers leave the type out of a list's items.
-        found = [{**self._kind.type, **item} for item in items]
+        found = [{**_TYPES[self._kind], **item} for item in items]
         present = {objects.uid(obj) for obj in found}
         for obj in before:
             if objects.uid(obj) not in present:

@@ -1,12 +1,12 @@
 """Kubernetes objects as the API gives them, plain JSON: questions about them, and their makers."""
 
 import collections
-import datetime as dt
 import enum
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from mig_manager.core.node import cluster
+from mig_manager.sandbox.apiserver import store
 
 JsonObject = dict[str, Any]
 
@@ -78,11 +78,6 @@ def controller(obj: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """Return the owner reference of the controlling owner; None for a bare object."""
     references = obj["metadata"].get("ownerReferences") or ()
     return next((ref for ref in references if ref.get("controller")), None)
-
-
-def now_iso() -> str:
-    """Return the wall-clock time as Kubernetes writes it."""
-    return dt.datetime.now(dt.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 # -- pods -------------------------------------------------------------------------------------
@@ -177,7 +172,9 @@ def gpu_pod(
 
 def running(pod: Mapping[str, Any], *, restarts: int) -> JsonObject:
     """Return the status of a pod whose containers run."""
-    return _status(pod, phase="Running", state={"running": {"startedAt": now_iso()}}, n=restarts)
+    return _status(
+        pod, phase="Running", state={"running": {"startedAt": store.timestamp()}}, n=restarts
+    )
 
 
 def waiting(pod: Mapping[str, Any], *, reason: str, message: str, restarts: int) -> JsonObject:
@@ -194,7 +191,7 @@ def _status(pod: Mapping[str, Any], *, phase: str, state: Mapping[str, Any], n: 
         {"type": "PodScheduled", "status": "True"},
         {"type": "Initialized", "status": "True"},
         {"type": "ContainersReady", "status": str(is_ready)},
-        {"type": "Ready", "status": str(is_ready), "lastTransitionTime": now_iso()},
+        {"type": "Ready", "status": str(is_ready), "lastTransitionTime": store.timestamp()},
     ]
     common = {"ready": is_ready, "started": is_ready, "restartCount": n, "state": state}
     containers = [{"name": each["name"], **common} for each in pod["spec"]["containers"]]

@@ -16,6 +16,7 @@ from typing import Self
 
 from mig_manager import errors
 from mig_manager.core.node import cluster as node_cluster
+from mig_manager.sandbox.apiserver import store
 from mig_manager.sandbox.node import (
     cluster_view,
     control_plane,
@@ -344,7 +345,7 @@ class Kubelet:
                 "phase": "Failed",
                 "reason": "UnexpectedAdmissionError",
                 "message": f"Pod was rejected: {error}",
-                "startTime": objects.now_iso(),
+                "startTime": store.timestamp(),
             }
             self._cluster.patch_status(cluster_view.Kind.POD, pod, status)
             return None
