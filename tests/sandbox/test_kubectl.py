@@ -68,6 +68,7 @@ def test_objects_are_shown_as_tables_with_all_columns(kubectl: Kubectl) -> None:
         "NAMESPACE", "NAME", "READY", "STATUS", "RESTARTS", "AGE", "IP", "NODE",
     ]  # fmt: skip
     assert line.split()[:5] == ["default", "p1", "1/1", "Running", "2"]
+    assert kubectl("get", "all", "--output=name") == "pod/p1\n"
     assert 'nodes "n2" not found' in kubectl("get", "node", "n2", fails=True)
 
 

@@ -257,6 +257,8 @@ def _resource_list(group: str) -> Object:
             "singularName": resource.kind.lower(),
             "verbs": ["create", "delete", "get", "list", "patch", "update", "watch"],
             "shortNames": list(resource.short_names),
+            # For ``kubectl get all``.
+            "categories": ["all"] if resource in (PODS, DAEMON_SETS) else [],
         }
         entries.append(common | entry)
         # The group and version of an eviction say which Eviction clients may send.
