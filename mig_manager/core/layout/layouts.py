@@ -285,20 +285,6 @@ def current(gpu: model.Gpu, *, has_placements: bool = False) -> model.DesiredGpu
     return model.DesiredGpu.of(model.MigMode.ENABLED, counts)
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class _Problem:
-    """What keeps a layout from meaning what it says on these GPUs."""
-
-    message: str
-    reason: errors.Reason
-    location: errors.Location
-    passes: str  # what becomes of it where it is let pass
-
-    @property
-    def error(self) -> errors.LayoutError:
-        return errors.LayoutError(self.message, reason=self.reason, location=self.location)
-
-
 def select(layout: Layout, gpus: Sequence[model.Gpu]) -> dict[str, model.DesiredGpu]:
     """Return the desired state of each GPU that the layout selects, by UUID.
 
@@ -312,10 +298,11 @@ def select(layout: Layout, gpus: Sequence[model.Gpu]) -> dict[str, model.Desired
             none has (NOT_MIG_CAPABLE), or it cannot be observed (GPU_UNREACHABLE).
     """
     deciding = _deciding(layout, gpus)
-    for problem in _unreachable(layout, gpus):
-        raise problem.error
-    for problem in () if layout.is_lenient else _problems(layout, gpus, deciding):
-        raise problem.error
+    for unreachable in _unreachable(layout, gpus):
+        raise unreachable
+    for problem, location, _ in () if layout.is_lenient else _problems(layout, gpus, deciding):
+        problem.locate(location)
+        raise problem
     return {uuid: rule.wanted for uuid, (gpu, rule) in deciding.items() if gpu.is_mig_capable}
 
 
@@ -350,7 +337,8 @@ def lenient_warnings(
         return ()
     found = _problems(layout, gpus, _deciding(layout, gpus))
     return tuple(
-        yaml_tree.Diagnostic(each.location, f"{each.message} ({each.passes})") for each in found
+        yaml_tree.Diagnostic(location, f"{problem} ({passes})")
+        for problem, location, passes in found
     )
 
 
@@ -366,7 +354,14 @@ def _deciding(layout: Layout, gpus: Sequence[model.Gpu]) -> _Deciding:
 
 def _problems(
     layout: Layout, gpus: Sequence[model.Gpu], deciding: _Deciding
-) -> Iterator[_Problem]:
+) -> Iterator[tuple[errors.LayoutError, errors.Location, str]]:
+    """Yield what keeps a layout from meaning what it says, where, and what it passes as."""
+
+    def problem(
+        message: str, reason: errors.Reason = errors.Reason.NO_GPU_MATCHES
+    ) -> errors.LayoutError:
+        return errors.LayoutError(f"layout '{layout.name}' {message}", reason=reason)
+
     every: list[model.Gpu | model.UnreachableGpu] = [*gpus, *model.unreachable(gpus)]
     has = f"this node has {len(every)}, counted from 0"
     for rule in layout.rules:
@@ -379,35 +374,22 @@ def _problems(
         for what in [f"{each}, and {has}" for each in indices] + [
             f"{each}, and this node has none there" for each in addresses
         ]:
-            yield _Problem(
-                message=f"layout '{layout.name}' names GPU {what}",
-                reason=errors.Reason.NO_GPU_MATCHES,
-                location=rule.location,
-                passes="it matches no GPU",
-            )
+            yield problem(f"names GPU {what}"), rule.location, "it matches no GPU"
     if not deciding:
         models = ", ".join(sorted({f"{gpu.name} (0x{gpu.pci_device_id:08X})" for gpu in gpus}))
-        yield _Problem(
-            message=f"layout '{layout.name}' is about none of this node's GPUs: "
-            f"{models or 'it has none'}",
-            reason=errors.Reason.NO_GPU_MATCHES,
-            location=layout.location,
-            passes="nothing is done",
-        )
+        none = problem(f"is about none of this node's GPUs: {models or 'it has none'}")
+        yield none, layout.location, "nothing is done"
     is_any_capable = any(gpu.is_mig_capable for gpu, _ in deciding.values())
     for gpu, rule in deciding.values():
         is_wanted = rule.wanted.mode is model.MigMode.ENABLED and not gpu.is_mig_capable
         if is_wanted and (rule.indices is not None or not is_any_capable):
-            yield _Problem(
-                message=f"layout '{layout.name}' enables MIG on {gpu}, which has no MIG",
-                reason=errors.Reason.NOT_MIG_CAPABLE,
-                location=rule.location,
-                passes="it is left as it is",
-            )
+            message = f"enables MIG on {gpu}, which has no MIG"
+            not_capable = problem(message, errors.Reason.NOT_MIG_CAPABLE)
+            yield not_capable, rule.location, "it is left as it is"
 
 
-def _unreachable(layout: Layout, gpus: Sequence[model.Gpu]) -> Iterator[_Problem]:
-    """Yield the unreachable GPUs that the layout is about by name, or by nothing else."""
+def _unreachable(layout: Layout, gpus: Sequence[model.Gpu]) -> Iterator[errors.LayoutError]:
+    """Yield an error for each unreachable GPU that is meant by name, or by nothing else."""
     for gpu in model.unreachable(gpus):
         rule = next((each for each in reversed(layout.rules) if _may_match(each, gpu)), None)
         if rule is None:
@@ -423,11 +405,10 @@ def _unreachable(layout: Layout, gpus: Sequence[model.Gpu]) -> Iterator[_Problem
                 continue
         else:
             continue
-        yield _Problem(
-            message=f"layout '{layout.name}' {how} {gpu}, which is unreachable: {gpu.message}",
+        yield errors.LayoutError(
+            f"layout '{layout.name}' {how} {gpu}, which is unreachable: {gpu.message}",
             reason=errors.Reason.GPU_UNREACHABLE,
             location=rule.location,
-            passes="it is left as it is",
         )
 
 
