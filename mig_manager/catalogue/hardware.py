@@ -35,32 +35,26 @@ class Grid(enum.Enum):
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class ComputeProfile:
-    """One compute-instance profile of a GPU-instance profile."""
+class ComputeProfile(model.ComputeInstanceProfile):
+    """One compute-instance profile of a GPU-instance profile.
 
-    profile_id: int  # equals ``NVML_COMPUTE_INSTANCE_PROFILE_*`` on every captured GPU
-    slices: int
-    max_instances: int
-    multiprocessors: int
+    Its id equals ``NVML_COMPUTE_INSTANCE_PROFILE_*`` on every captured GPU.
+    """
+
     placements: tuple[model.Placement, ...]
     """In compute slices of its GPU instance; never captured on hardware."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class GpuProfile:
-    """One GPU-instance profile of a product, as NVML reports it."""
+class GpuProfile(model.GpuInstanceProfile):
+    """One GPU-instance profile of a product, with what only the simulated driver reports."""
 
     name: str
-    enum_index: int
-    profile_id: int
-    slices: int
-    max_instances: int
-    multiprocessors: int
     copy_engines: int
-    engines: model.Engines
-    memory_mib: int
-    placements: tuple[model.Placement, ...]
     compute: tuple[ComputeProfile, ...]
+
+
+_SPEC_FIELDS = [each.name for each in dataclasses.fields(model.GpuInstanceProfile)]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,17 +190,9 @@ def template(product: Product, index: int = 0) -> model.Gpu:
         current_mode=mode,
         pending_mode=mode,
         mode_change_needs_reset=product.mode_needs_reset,
+        # Of the plain type: profiles of different types are never equal.
         profiles=tuple(
-            model.GpuInstanceProfile(
-                profile=profile_of(product, row),
-                enum_index=row.enum_index,
-                profile_id=row.profile_id,
-                memory_mib=row.memory_mib,
-                multiprocessors=row.multiprocessors,
-                max_instances=row.max_instances,
-                engines=row.engines,
-                placements=row.placements,
-            )
+            model.GpuInstanceProfile(**{name: getattr(row, name) for name in _SPEC_FIELDS})
             for row in product.profiles
         ),
         gpu_instances=(),
@@ -219,28 +205,11 @@ def resized(gpu: model.Gpu, *, memory_mib: int) -> model.Gpu:
     def stretched(spec: model.GpuInstanceProfile) -> model.GpuInstanceProfile:
         # Down to whole MiB, or an instance could end up with more than its eighths.
         instance_mib = spec.memory_mib * memory_mib // gpu.memory_mib
-        named = profile_name.from_nvml(
-            enum_index=spec.enum_index,
-            slice_count=spec.profile.gpu_slices,
-            memory_gb=profile_name.memory_gb(
-                instance_mib=instance_mib, total_bytes=memory_mib * 2**20
-            ),
-        )
+        named = _profile(spec.enum_index, spec.profile.gpu_slices, instance_mib, memory_mib)
         return dataclasses.replace(spec, profile=named, memory_mib=instance_mib)
 
     specs = None if gpu.profiles is None else tuple(stretched(spec) for spec in gpu.profiles)
     return dataclasses.replace(gpu, memory_mib=memory_mib, profiles=specs)
-
-
-def profile_of(product: Product, row: GpuProfile) -> model.Profile:
-    """Name a profile by the driver's numbers, through the same rule as for a real GPU."""
-    return profile_name.from_nvml(
-        enum_index=row.enum_index,
-        slice_count=row.slices,
-        memory_gb=profile_name.memory_gb(
-            instance_mib=row.memory_mib, total_bytes=product.memory_mib * 2**20
-        ),
-    )
 
 
 def templates(patterns: Iterable[str], *, warn: Callable[[str], object]) -> tuple[model.Gpu, ...]:
@@ -318,7 +287,9 @@ def _of_key(key: str) -> Product:
         grid=Grid(raw["grid"]) if raw.get("grid") else None,
         mode_needs_reset=mode["needs_reset"],
         mode_persists=mode["persists"],
-        profiles=() if reason else tuple(map(_row, raw["profiles"])),
+        profiles=()
+        if reason
+        else tuple(_row(each, raw["memory_total_mib"]) for each in raw["profiles"]),
         not_simulatable=reason,
     )
 
@@ -331,13 +302,13 @@ def _table() -> Mapping[str, Mapping[str, Any]]:
     return {raw["key"]: raw for raw in json.loads(text)["products"]}
 
 
-def _row(raw: Mapping[str, Any]) -> GpuProfile:
+def _row(raw: Mapping[str, Any], gpu_mib: int) -> GpuProfile:
     copy_engines, decoders, encoders, jpegs, ofas = raw["engines"]
     return GpuProfile(
         name=raw["name"],
+        profile=_profile(raw["enum"], raw["slices"], raw["memory_mib"], gpu_mib),
         enum_index=raw["enum"],
         profile_id=raw["id"],
-        slices=raw["slices"],
         max_instances=raw["max"],
         multiprocessors=raw["sms"],
         copy_engines=copy_engines,
@@ -357,6 +328,12 @@ def _row(raw: Mapping[str, Any]) -> GpuProfile:
             for profile_id, slices, most, processors, starts in raw["compute"]
         ),
     )
+
+
+def _profile(enum_index: int, slices: int, instance_mib: int, gpu_mib: int) -> model.Profile:
+    """Name a profile by the driver's numbers, through the same rule as for a real GPU."""
+    memory_gb = profile_name.memory_gb(instance_mib=instance_mib, total_bytes=gpu_mib * 2**20)
+    return profile_name.from_nvml(enum_index=enum_index, slice_count=slices, memory_gb=memory_gb)
 
 
 def _known() -> list[Product]:

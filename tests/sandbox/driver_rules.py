@@ -40,8 +40,7 @@ def _carry_out(now: transitions.Situation, step: steps.Step) -> None:
             transitions.destroy_gpu_instance(now, instances[step.gpu_instance_id])
         case steps.CreateGpuInstance():
             transitions.create_gpu_instance(now, step.profile_id, step.placement)
-            row = now.board.row(step.profile_id)
-            if hardware.profile_of(now.board.product, row) != step.profile:
+            if now.board.row(step.profile_id).profile != step.profile:
                 raise states.Refused(states.Code.INVALID_ARGUMENT)
         case steps.CreateComputeInstance():
             _create_compute_instance(now, step)

@@ -25,12 +25,12 @@ def test_table_has_34_mig_products_two_without_mig_and_196_profile_names() -> No
 
 
 @pytest.mark.parametrize(
-    ("product", "row"), PROFILES, ids=[f"{p.key}-{row.name}" for p, row in PROFILES]
+    "row", [row for _, row in PROFILES], ids=[f"{p.key}-{row.name}" for p, row in PROFILES]
 )
 def test_name_computed_from_the_drivers_numbers_is_the_published_one(
-    product: hardware.Product, row: hardware.GpuProfile
+    row: hardware.GpuProfile,
 ) -> None:
-    assert str(hardware.profile_of(product, row)) == row.name
+    assert str(row.profile) == row.name
 
 
 @pytest.mark.parametrize("product", PRODUCTS, ids=lambda p: p.key)
@@ -48,10 +48,10 @@ def test_each_profile_fits_its_maximum_count_side_by_side(product: hardware.Prod
 @pytest.mark.parametrize("product", PRODUCTS, ids=lambda p: p.key)
 def test_compute_profiles_stay_within_their_gpu_instance(product: hardware.Product) -> None:
     for row in product.profiles:
-        assert any(compute.slices == row.slices for compute in row.compute), row.name
+        assert any(compute.slices == row.profile.gpu_slices for compute in row.compute), row.name
         for compute in row.compute:
             assert compute.placements
-            assert max(place.end for place in compute.placements) <= row.slices
+            assert max(place.end for place in compute.placements) <= row.profile.gpu_slices
             assert compute.multiprocessors <= row.multiprocessors
 
 

@@ -123,7 +123,7 @@ def _fill_profile(target: Any, row: hardware.GpuProfile) -> None:
         target,
         id=row.profile_id,
         isP2pSupported=0,
-        sliceCount=row.slices,
+        sliceCount=row.profile.gpu_slices,
         instanceCount=row.max_instances,
         multiprocessorCount=row.multiprocessors,
         copyEngineCount=row.copy_engines,

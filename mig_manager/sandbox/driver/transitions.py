@@ -208,7 +208,7 @@ def find_device(
 
 def compute_name(row: hardware.GpuProfile, slices: int) -> str:
     """Return the name of a compute instance: its GPU instance's, unless it is only a part."""
-    return row.name if slices == row.slices else f"{slices}c.{row.name}"
+    return row.name if slices == row.profile.gpu_slices else f"{slices}c.{row.name}"
 
 
 def require_permission(options: states.Options) -> None:
