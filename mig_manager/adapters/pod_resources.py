@@ -281,12 +281,8 @@ def main() -> None:
     parent = subprocesses.Parent()
     # A worker that was started ahead is asked only later; load and set up what it needs then.
     kubelet.open_channel().close()
-    questions: Mapping[str, Callable[[], object]] = {
-        "assigned": kubelet.assigned,
-        "allocatable": kubelet.allocatable,
-    }
     while (question := parent.receive(float(linger_s))) is not None:
-        parent.send(subprocesses.attempt(questions[question]))
+        parent.send(subprocesses.attempt(getattr(kubelet, question)))
 
 
 if __name__ == "__main__":

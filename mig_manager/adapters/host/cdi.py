@@ -232,10 +232,9 @@ def _documents(text: str, source: str) -> tuple[_Spec, ...]:
 def _replace(path: pathlib.Path, text: str) -> None:
     if _read(path) == text:
         return
-    # The runtimes watch the folder, and read only files that end in .yaml or .json.
-    temporary = path.with_name(f".{path.name}.new")
     try:
-        files.replace(path, text, mode=_MODE, temporary=temporary)
+        # The runtimes watch the folder, and read only files that end in .yaml or .json.
+        files.replace(path, text, mode=_MODE)
     except OSError as error:
         why = error.strerror or error
         raise errors.HostError(f"cannot write {path}: {why}", reason=_REASON) from error

@@ -10,18 +10,17 @@ The node of a destroyed instance stays: the driver assigns minor numbers to plac
 may list it. A node with another major number is from before a reload of the driver and is removed.
 """
 
-import contextlib
 import errno
 import os
 import pathlib
 import re
 import stat
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import structlog
 
 from mig_manager import errors
-from mig_manager.adapters.host import cdi, procfs
+from mig_manager.adapters.host import cdi, files, procfs
 from mig_manager.core import host_settings
 
 _MAJOR = re.compile(r"^\s*(\d+) nvidia-caps$", re.MULTILINE)
@@ -130,23 +129,22 @@ def _ensure(dev: pathlib.Path, major: int, minor: int, mode: int) -> bool:
     """Create a node if needed, and return whether it was; link it where there are such links."""
     path = dev / f"nvidia-caps/nvidia-cap{minor}"
     device = os.makedev(major, minor)
-
-    def make(new: pathlib.Path) -> None:
-        os.mknod(new, stat.S_IFCHR | mode, device)
-        # Whatever the umask.
-        new.chmod(mode)
-
     is_missing = _device(path) != device
     if is_missing:
         if not path.parent.is_dir():
             path.parent.mkdir()
             path.parent.chmod(_FOLDER_MODE)
-        _replace(path, make)
+        # Atomically, as below: a process may be opening it.
+        with files.replacing(path) as new:
+            os.mknod(new, stat.S_IFCHR | mode, device)
+            # Whatever the umask.
+            new.chmod(mode)
     link = dev / f"char/{major}:{minor}"
     target = f"../nvidia-caps/{path.name}"
     is_linked = link.is_symlink() and str(link.readlink()) == target
     if link.parent.is_dir() and not is_linked:
-        _replace(link, lambda new: new.symlink_to(target))
+        with files.replacing(link) as new:
+            new.symlink_to(target)
     return is_missing
 
 
@@ -179,16 +177,3 @@ def _device(path: pathlib.Path) -> int | None:
     except FileNotFoundError:
         return None
     return status.st_rdev if stat.S_ISCHR(status.st_mode) else None
-
-
-def _replace(path: pathlib.Path, make: Callable[[pathlib.Path], None]) -> None:
-    """Replace a file atomically: a process may be opening it."""
-    new = path.with_name(f".{path.name}.new")
-    new.unlink(missing_ok=True)
-    try:
-        make(new)
-        new.replace(path)
-    except OSError:
-        with contextlib.suppress(OSError):
-            new.unlink(missing_ok=True)
-        raise

@@ -139,28 +139,40 @@ def write_output(path: pathlib.Path, text: str) -> None:
         raise errors.UsageError(f"cannot write {path}: {error.strerror or error}") from error
 
 
-def replace(path: pathlib.Path, text: str, *, mode: int, temporary: pathlib.Path) -> None:
-    """Replace a file atomically; its content is on the disk before this returns.
+def replace(
+    path: pathlib.Path, text: str, *, mode: int, temporary: pathlib.Path | None = None
+) -> None:
+    """Replace a file as ``replacing`` does; its content is on the disk before this returns.
 
-    It is ``temporary``, in the same folder, until it is renamed; one that a killed writer has left
-    is removed. Its mode does not depend on the umask.
-
-    Raises:
-        OSError: It cannot be written; the previous content is still there.
+    Its mode does not depend on the umask.
     """
-    temporary.unlink(missing_ok=True)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
-    try:
-        file = os.open(temporary, flags, mode)
+    with replacing(path, temporary) as new:
+        file = os.open(new, flags, mode)
         with open(file, "wb") as stream:  # noqa: PTH123 - a descriptor, not a path
             stream.write(text.encode())
             stream.flush()
             os.fchmod(file, mode)
             os.fsync(file)
-        temporary.replace(path)
+
+
+@contextlib.contextmanager
+def replacing(path: pathlib.Path, temporary: pathlib.Path | None = None) -> Iterator[pathlib.Path]:
+    """Replace a file atomically by one that the body makes at the path it is given.
+
+    That is in the same folder until it is renamed; one that a killed writer has left is removed.
+
+    Raises:
+        OSError: It cannot be replaced; the previous file is still there.
+    """
+    new = temporary or path.with_name(f".{path.name}.new")
+    new.unlink(missing_ok=True)
+    try:
+        yield new
+        new.replace(path)
     except BaseException:
         with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
+            new.unlink(missing_ok=True)
         raise
 
 

@@ -210,7 +210,7 @@ class Device:
             handle=handle,
             instance_id=info.id,
             profile_id=info.profileId,
-            placement=_placement(info.placement),
+            placement=placement(info.placement),
         )
 
     def compute_profiles(
@@ -282,7 +282,7 @@ class Device:
             handle=handle,
             instance_id=info.id,
             slices=slices.get(info.profileId, info.placement.size),
-            placement=_placement(info.placement),
+            placement=placement(info.placement),
         )
 
 
@@ -338,10 +338,11 @@ def _placements(
         return ()
     spans = (kind * max(count.value, _MIN_LISTED))()
     library.call(ask, owner, profile_id, spans, ctypes.byref(count))
-    return tuple(sorted(map(_placement, spans[: count.value])))
+    return tuple(sorted(map(placement, spans[: count.value])))
 
 
-def _placement(span: Any) -> model.Placement:
+def placement(span: Any) -> model.Placement:
+    """Return the placement in one of NVML's structs."""
     return model.Placement(start=span.start, size=span.size)
 
 

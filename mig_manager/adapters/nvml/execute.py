@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 import pathlib
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import Any, NamedTuple
 
 import pynvml
 
@@ -212,25 +212,8 @@ class Executor:
         existing = self._gpu_instances(step.profile_id)
         if any(instance.placement == step.placement for instance in existing):
             return
-
-        def create() -> gpu_device.GpuInstanceRef:
-            function = pynvml.nvmlDeviceCreateGpuInstance
-            return device.gpu_instance(library.call(function, device.handle, step.profile_id))
-
-        # By reference, as C takes it: by value the library takes the numbers for an address.
-        at = pynvml.c_nvmlGpuInstancePlacement_t(step.placement.start, step.placement.size)
-        handle = library.call_unless(
-            _CANNOT_PLACE,
-            pynvml.nvmlDeviceCreateGpuInstanceWithPlacement,
-            device.handle,
-            step.profile_id,
-            ctypes.byref(at),
-        )
-        created = (
-            _created_at(step.placement, create, pynvml.nvmlGpuInstanceDestroy)
-            if handle is None
-            else device.gpu_instance(handle)
-        )
+        handle = _create_at(step.placement, _GPU_INSTANCES, device.handle, step.profile_id)
+        created = device.gpu_instance(handle)
         existing.append(created)
         self._compute[created.instance_id] = []
 
@@ -253,13 +236,17 @@ class Executor:
                 step.profile.spans or placement == step.placement
             ):
                 return
-        profile = _compute_profile(device.compute_profiles(instance), step.profile)
-        if step.profile.spans:
-            library.call(
-                pynvml.nvmlGpuInstanceCreateComputeInstance, instance.handle, profile.profile_id
-            )
+        profile_id = _compute_profile(device.compute_profiles(instance), step.profile).profile_id
+        is_up_to_driver = step.profile.spans
+        if not is_up_to_driver:
+            # The plan follows the placement rules of the open kernel modules. If this driver has
+            # others, it chooses, since the layout names no placement.
+            possible = device.compute_placements(instance, profile_id)
+            is_up_to_driver = possible is not None and step.placement not in possible
+        if is_up_to_driver:
+            library.call(_COMPUTE_INSTANCES.create, instance.handle, profile_id)
         else:
-            _create_part(device, instance, profile.profile_id, step.placement)
+            _create_at(step.placement, _COMPUTE_INSTANCES, instance.handle, profile_id)
         existing.append((step.profile.compute_slices, step.placement))
 
     def _gpu_instance_at(self, step: steps.CreateComputeInstance) -> gpu_device.GpuInstanceRef:
@@ -308,41 +295,68 @@ def _require_mode(device: gpu_device.Device, mode: model.MigMode, activation: in
     )
 
 
-_Instance = TypeVar("_Instance", gpu_device.GpuInstanceRef, gpu_device.ComputeInstanceRef)
+class _Kind(NamedTuple):
+    """What NVML calls for GPU instances or for compute instances."""
+
+    placement: Any
+    create_at: Callable[..., Any]
+    create: Callable[..., Any]
+    get_info: Callable[..., Any]
+    destroy: Callable[..., Any]
 
 
-def _created_at(
-    placement: model.Placement,
-    create: Callable[[], _Instance],
-    destroy: Callable[[gpu_device.Handle], None],
-) -> _Instance:
-    """Create an instance at a placement on a driver that chooses the placement itself.
+_GPU_INSTANCES = _Kind(
+    pynvml.c_nvmlGpuInstancePlacement_t,
+    pynvml.nvmlDeviceCreateGpuInstanceWithPlacement,
+    pynvml.nvmlDeviceCreateGpuInstance,
+    pynvml.nvmlGpuInstanceGetInfo,
+    pynvml.nvmlGpuInstanceDestroy,
+)
+_COMPUTE_INSTANCES = _Kind(
+    pynvml.c_nvmlComputeInstancePlacement_t,
+    pynvml.nvmlGpuInstanceCreateComputeInstanceWithPlacement,
+    pynvml.nvmlGpuInstanceCreateComputeInstance,
+    pynvml.nvmlComputeInstanceGetInfo_v2,
+    pynvml.nvmlComputeInstanceDestroy,
+)
 
-    The driver never chooses an occupied placement, so instances elsewhere stay until one fits.
+
+def _create_at(
+    placement: model.Placement, kind: _Kind, owner: gpu_device.Handle, profile_id: int
+) -> gpu_device.Handle:
+    """Create an instance at a placement, also on a driver that chooses the placement itself.
+
+    Such a driver never chooses an occupied one, so instances elsewhere stay until one fits.
 
     Raises:
         HardwareError: The driver refused, or does not choose that placement (NOT_SUPPORTED).
     """
-    elsewhere: list[_Instance] = []
+    # By reference, as C takes it: by value the library takes the numbers for an address.
+    at = ctypes.byref(kind.placement(placement.start, placement.size))
+    handle = library.call_unless(_CANNOT_PLACE, kind.create_at, owner, profile_id, at)
+    if handle is not None:
+        return handle
+    elsewhere: list[tuple[model.Placement, gpu_device.Handle]] = []
     try:
         while True:
             try:
-                created = create()
+                handle = library.call(kind.create, owner, profile_id)
             except errors.HardwareError as error:
                 if elsewhere and error.reason is errors.Reason.INSUFFICIENT_RESOURCES:
-                    chosen = ", ".join(str(each.placement) for each in elsewhere)
+                    others = ", ".join(str(each) for each, _ in elsewhere)
                     raise errors.HardwareError(
-                        f"this driver chooses placements itself: {chosen} and never {placement}; "
+                        f"this driver chooses placements itself: {others} and never {placement}; "
                         "undone",
                         reason=errors.Reason.NOT_SUPPORTED,
                     ) from error
                 raise
-            if created.placement == placement:
-                return created
-            elsewhere.append(created)
+            found = gpu_device.placement(library.call(kind.get_info, handle).placement)
+            if found == placement:
+                return handle
+            elsewhere.append((found, handle))
     finally:
-        for each in reversed(elsewhere):
-            library.call(destroy, each.handle)
+        for _, other in reversed(elsewhere):
+            library.call(kind.destroy, other)
 
 
 def _compute_profile(
@@ -363,32 +377,3 @@ def _compute_profile(
     if name.spans:
         return max(fitting, key=lambda candidate: candidate.multiprocessors)
     return fitting[0]
-
-
-def _create_part(
-    device: gpu_device.Device,
-    instance: gpu_device.GpuInstanceRef,
-    profile_id: int,
-    placement: model.Placement,
-) -> None:
-    def create() -> gpu_device.ComputeInstanceRef:
-        function = pynvml.nvmlGpuInstanceCreateComputeInstance
-        handle = library.call(function, instance.handle, profile_id)
-        return device.compute_instance(instance, handle)
-
-    possible = device.compute_placements(instance, profile_id)
-    if possible is not None and placement not in possible:
-        # The plan follows the placement rules of the open kernel modules, and this driver has
-        # others. The layout names no placement, so the driver chooses.
-        create()
-        return
-    at = pynvml.c_nvmlComputeInstancePlacement_t(placement.start, placement.size)
-    created = library.call_unless(
-        _CANNOT_PLACE,
-        pynvml.nvmlGpuInstanceCreateComputeInstanceWithPlacement,
-        instance.handle,
-        profile_id,
-        ctypes.byref(at),
-    )
-    if created is None:
-        _created_at(placement, create, pynvml.nvmlComputeInstanceDestroy)
