@@ -244,7 +244,7 @@ class GpuClients:
         pods = self._deps.workloads.list()
         found = self._find(pods)
         missing = self._missing(ANY_PLUGIN, gpus, pods)
-        node = resources.NodeDevices.of(self._deps.node.read())
+        node = self._deps.node.read()
         is_starting = missing and missing.reason is errors.Reason.PLUGIN_NOT_READY
         if is_starting or not resources.is_plugin_stale(gpus, self._allocatable(), node):
             return dataclasses.replace(found, plugin_uids=frozenset())
@@ -296,7 +296,7 @@ class GpuClients:
                 f"no new device plugin pod is ready: {names}",
                 reason=errors.Reason.PLUGIN_NOT_READY,
             )
-        node = resources.NodeDevices.of(self._deps.node.read())
+        node = self._deps.node.read()
         why = resources.why_not_schedulable(
             gpus, self._allocatable(), node, changed=paused.changed
         )

@@ -348,11 +348,10 @@ def _pod_resources(facts: Facts) -> Iterator[Finding]:
 def _schedulable_devices(facts: Facts) -> Iterator[Finding]:
     schedulable = facts.allocatable.needed()
     gpus = facts.gpus.needed()
-    node = facts.node.if_known()
     # Without the node, kubelet's devices are counted instead.
     counts = {name: len(ids) for name, ids in schedulable.items() if _is_nvidia(name)}
-    devices = resources.NodeDevices.of(node) if node else resources.NodeDevices(allocatable=counts)
-    why_not = resources.why_not_schedulable(gpus, schedulable, devices)
+    node = facts.node.if_known() or cluster.NodeView(name="", allocatable=counts)
+    why_not = resources.why_not_schedulable(gpus, schedulable, node)
     yield fail(why_not) if why_not else ok("all devices and no others")
 
 

@@ -76,14 +76,14 @@ def run(chosen: rollout_settings.RolloutSettings, terminal: console.Console) -> 
         selected.start()
         with contextlib.closing(selected):
             if not any(map(chosen.goal.includes, selected.nodes())):
-                if isinstance(chosen.goal, fleet_nodes.Back):
+                if chosen.goal.layout is None:
                     raise errors.UsageError(
                         f"no node that {chosen.selector!r} selects has the mark of a rollout"
                     )
                 raise errors.UsageError(f"{chosen.selector!r} selects no node")
             if chosen.is_dry_run:
                 return _preview(chosen, terminal, kube, selected.nodes())
-            if isinstance(chosen.goal, fleet_nodes.Forward):
+            if chosen.goal.layout is not None:
                 # A rollout needs no right to read the agents' layout file.
                 with contextlib.suppress(errors.ClusterError):
                     document = _document(chosen, kube)
@@ -99,7 +99,7 @@ def _preview(
     nodes: Sequence[fleet_nodes.Node],
 ) -> int:
     document = _document(chosen, kube)
-    if document is None or not isinstance(chosen.goal, fleet_nodes.Forward):
+    if document is None or chosen.goal.layout is None:
         where = "/".join(chosen.config_map)
         raise errors.UsageError(
             f"ConfigMap {where} not found; name the agents' one (--config-map), or a file (-f)"
@@ -134,11 +134,8 @@ def _document(
 
 
 def _title(chosen: rollout_settings.RolloutSettings) -> str:
-    match chosen.goal:
-        case fleet_nodes.Forward():
-            return f"layout {chosen.goal.layout}"
-        case fleet_nodes.Back():
-            return "undo of the rollout"
+    layout = chosen.goal.layout
+    return "undo of the rollout" if layout is None else f"layout {layout}"
 
 
 def _roll_out(
@@ -318,8 +315,8 @@ def _ended(decision: rollout.Decision, title: str) -> str:
 def _data(decision: rollout.Decision, goal: fleet_nodes.Goal) -> dict[str, object]:
     """Return the outcome as plain data; the keys are a public contract."""
     return {
-        "layout": goal.layout if isinstance(goal, fleet_nodes.Forward) else None,
-        "undo": isinstance(goal, fleet_nodes.Back),
+        "layout": goal.layout,
+        "undo": goal.layout is None,
         "state": decision.phase.value if decision.phase.is_over else "interrupted",
         "max_unavailable": decision.most,
         "unavailable": list(decision.unavailable),

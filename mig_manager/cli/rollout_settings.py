@@ -104,7 +104,7 @@ def rollout_settings(parsed: Mapping[str, object], environ: Mapping[str, str]) -
     if not values["selector"]:
         raise errors.UsageError("say which nodes: -l SELECTOR, as for kubectl")
     goal = _goal(values["layout_operand"], values["selected_config"])
-    if values["is_dry_run"] and isinstance(goal, nodes.Back):
+    if values["is_dry_run"] and goal.layout is None:
         raise errors.UsageError("a dry run is of a layout, not of undo")
     if values["kubeconfig"] is None:
         if not environ.get("HOME"):
@@ -127,10 +127,10 @@ def _goal(operand: str | None, selected: str | None) -> nodes.Goal:
             f"-c names {selected!r} and the command line {operand!r}; name one"
         )
     if operand == "undo" and not selected:
-        return nodes.Back()
+        return nodes.Goal(layout=None)
     name = selected or operand
     if not name:
         raise errors.UsageError("name a layout, or say undo")
     if not _LABEL.fullmatch(name):
         raise errors.UsageError(f"{name!r} cannot be the value of a label, so no node can have it")
-    return nodes.Forward(layout=name)
+    return nodes.Goal(layout=name)

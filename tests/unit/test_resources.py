@@ -48,9 +48,9 @@ def counted(
     allocatable: dict[str, int],
     capacity: dict[str, int] | None = None,
     labels: dict[str, str] | None = None,
-) -> resources.NodeDevices:
-    return resources.NodeDevices(
-        allocatable=allocatable, capacity=capacity or allocatable, labels=labels or {}
+) -> cluster.NodeView:
+    return cluster.NodeView(
+        name="node", allocatable=allocatable, capacity=capacity or allocatable, labels=labels or {}
     )
 
 

@@ -87,7 +87,7 @@ def rolling(most: str = "1", *, pauses: bool = False) -> rollout.Rollout:
     limits = rollout.Limits(
         max_unavailable=most, pauses=pauses, node_timeout_s=100, silence_timeout_s=10
     )
-    return rollout.Rollout(nodes.Forward(layout=LAYOUT), limits)
+    return rollout.Rollout(nodes.Goal(layout=LAYOUT), limits)
 
 
 def decided(*there: nodes.Node, most: str = "1") -> rollout.Decision:
@@ -305,13 +305,13 @@ UNDONE = nodes.Mark(layout=LAYOUT, before=FORMER, is_undone=True)
 
 def undo(*there: nodes.Node) -> rollout.Decision:
     limits = rollout.Limits(max_unavailable="1")
-    return rollout.Rollout(nodes.Back(), limits).decide(there, 0.0)
+    return rollout.Rollout(nodes.Goal(layout=None), limits).decide(there, 0.0)
 
 
 def test_undo_includes_the_nodes_with_a_rollouts_mark() -> None:
     assert states(undo(done("a"), node("b"))) == {"a": NodeState.TO_DO}
-    assert nodes.Back().target(done("a")) == FORMER
-    assert nodes.Back().mark(done("a")) == UNDONE
+    assert nodes.Goal(layout=None).target(done("a")) == FORMER
+    assert nodes.Goal(layout=None).mark(done("a")) == UNDONE
 
 
 def test_an_interrupted_undo_continues() -> None:
@@ -323,7 +323,7 @@ def test_an_interrupted_undo_continues() -> None:
 def test_undo_of_a_node_that_had_no_label_removes_it() -> None:
     mark = nodes.Mark(layout=LAYOUT, before=None)
     unlabelled = node("a", requested=None, mark=dataclasses.replace(mark, is_undone=True))
-    assert nodes.Back().target(done("a", mark=mark)) is None
+    assert nodes.Goal(layout=None).target(done("a", mark=mark)) is None
     assert undo(unlabelled).phase is Phase.DONE
 
 
@@ -334,14 +334,14 @@ def test_undo_leaves_superseded_nodes_alone() -> None:
 
 
 def test_a_mark_has_the_layout_requested_before_and_survives_the_round_trip() -> None:
-    forward = nodes.Forward(layout=LAYOUT)
+    forward = nodes.Goal(layout=LAYOUT)
     for before, there in (
         (FORMER, node()),
         ("kept", node(requested=None, applied="kept")),
         (None, node(requested=None, applied="")),
     ):
-        mark = forward.mark(there)
-        assert mark == nodes.Mark(layout=LAYOUT, before=before) == nodes.parse_mark(mark.to_json())
+        mark = nodes.Mark(layout=LAYOUT, before=before)
+        assert forward.mark(there) == mark == nodes.parse_mark(mark.to_json())
     assert nodes.parse_mark(UNDONE.to_json()) == UNDONE
 
 

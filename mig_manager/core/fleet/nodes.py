@@ -123,51 +123,34 @@ class Node:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Forward:
-    """Request one layout of every node."""
+class Goal:
+    """What a rollout requests: one layout, or (an undo) of each node what it had before."""
 
-    layout: str
-
-    def target(self, _node: Node) -> str | None:
-        """Return the label's value."""
-        return self.layout
-
-    def mark(self, node: Node) -> Mark:
-        """Return what to write on a node with the request."""
-        return Mark(layout=self.layout, before=node.requested or node.applied or None)
-
-    def is_superseded(self, _node: Node) -> bool:
-        """Return whether another layout was requested since the rollout."""
-        return False
-
-    def includes(self, _node: Node) -> bool:
-        """Return whether the rollout includes a node."""
-        return True
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Back:
-    """Request of every node with a rollout's mark what was requested before."""
+    layout: str | None  # None: an undo, which concerns the nodes with a rollout's mark
 
     def target(self, node: Node) -> str | None:
         """Return the label's value; None: no label."""
+        if self.layout is not None:
+            return self.layout
         return node.mark.before if node.mark else node.requested
 
     def mark(self, node: Node) -> Mark | None:
         """Return what to write on a node with the request."""
+        if self.layout is not None:
+            return Mark(layout=self.layout, before=node.requested or node.applied or None)
         return dataclasses.replace(node.mark, is_undone=True) if node.mark else None
 
     def is_superseded(self, node: Node) -> bool:
-        """Return whether another layout was requested since the rollout."""
-        mark = node.mark
-        return mark is not None and node.requested not in (mark.layout, mark.before)
+        """Return whether an undo finds that another layout was requested since the rollout."""
+        if self.layout is not None or node.mark is None:
+            return False
+        return node.requested not in (node.mark.layout, node.mark.before)
 
     def includes(self, node: Node) -> bool:
-        """Return whether the rollout includes a node: not if it was superseded after an undo."""
+        """Return whether the rollout includes a node; an undo does not if superseded after it."""
+        if self.layout is not None:
+            return True
         return node.mark is not None and not (node.mark.is_undone and self.is_superseded(node))
-
-
-Goal = Forward | Back
 
 
 def parse(item: Mapping[str, Any]) -> Node:

@@ -94,14 +94,15 @@ class NodeView:
     """A Node object."""
 
     name: str
-    uid: str
-    labels: Mapping[str, str]
-    annotations: Mapping[str, str]
-    is_unschedulable: bool
-    taint_keys: frozenset[str]
-    allocatable: Mapping[str, int]  # ``nvidia.com/*`` extended resources only
+    uid: str = ""
+    labels: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    annotations: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    is_unschedulable: bool = False
+    taint_keys: frozenset[str] = frozenset()
+    allocatable: Mapping[str, int]
+    """Healthy ``nvidia.com/*`` extended resources; a shared device counts once per replica."""
     capacity: Mapping[str, int] = dataclasses.field(default_factory=dict)
-    """The same with unhealthy devices, which are not allocatable."""
+    """The same with unhealthy devices, which are not allocatable; empty: not known."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -153,44 +153,6 @@ def _names(profiles: Iterable[model.Profile], strategy: str) -> list[str]:
     return [name for name in map(of_profile, profiles) if name]
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class NodeDevices:
-    """The devices of a Node object."""
-
-    allocatable: Mapping[str, int]
-    """Healthy devices by resource name; a shared one counts once per replica."""
-    capacity: Mapping[str, int] = dataclasses.field(default_factory=dict)
-    """The same with unhealthy ones; empty: not known."""
-    labels: Mapping[str, str] = dataclasses.field(default_factory=dict)
-
-    @staticmethod
-    def of(view: cluster.NodeView) -> "NodeDevices":
-        """Return the devices of a node."""
-        return NodeDevices(
-            allocatable=view.allocatable, capacity=view.capacity, labels=view.labels
-        )
-
-    def matches(self, counts: Mapping[str, int], expected: Mapping[str, int]) -> bool:
-        """Return whether counts are as expected, apart from replicas of shared devices."""
-        bare = {name.removesuffix(_SHARED): (name, n) for name, n in counts.items()}
-        return bare.keys() == expected.keys() and all(
-            n == expected[key] or (n % expected[key] == 0 and self._is_shared(name))
-            for key, (name, n) in bare.items()
-        )
-
-    def _is_shared(self, name: str) -> bool:
-        """Return whether a resource has replicas, by its name or GPU feature discovery's label.
-
-        The label may be of the former layout: replicas change only with the plugin's config.
-        """
-        replicas = [
-            value
-            for key, value in self.labels.items()
-            if is_device_or_shared(key.removesuffix(_REPLICAS)) and key.endswith(_REPLICAS)
-        ]
-        return name.endswith(_SHARED) or any(value not in ("0", "1") for value in replicas)
-
-
 def expected_devices(gpus: Iterable[model.Gpu]) -> tuple[frozenset[str], frozenset[str]]:
     """Return the device ids of the device plugin: with MIG devices, and with ``none``."""
     known = tuple(gpu for gpu in gpus if gpu.name not in DISPLAYS)
@@ -203,7 +165,7 @@ def expected_devices(gpus: Iterable[model.Gpu]) -> tuple[frozenset[str], frozens
 def why_not_schedulable(
     gpus: Iterable[model.Gpu],
     allocatable: Mapping[str, frozenset[str]] | None,
-    node: NodeDevices,
+    node: cluster.NodeView,
     *,
     changed: Collection[str] | None = None,
 ) -> str:
@@ -238,7 +200,9 @@ def why_not_schedulable(
 
 
 def is_plugin_stale(
-    gpus: Sequence[model.Gpu], allocatable: Mapping[str, frozenset[str]] | None, node: NodeDevices
+    gpus: Sequence[model.Gpu],
+    allocatable: Mapping[str, frozenset[str]] | None,
+    node: cluster.NodeView,
 ) -> bool:
     """Return whether the device plugin does not have the current devices."""
     is_partial = bool(model.unreachable(gpus))
@@ -257,7 +221,7 @@ def is_plugin_stale(
 
 
 def _why_not_counted(
-    gpus: Sequence[model.Gpu], node: NodeDevices, changed: Collection[str] | None
+    gpus: Sequence[model.Gpu], node: cluster.NodeView, changed: Collection[str] | None
 ) -> str:
     """Compare the node's counts with what the plugin should register by one of its strategies."""
     sliced, whole = expected_devices(gpus)
@@ -268,14 +232,35 @@ def _why_not_counted(
         return ""
     needed = len(expected_devices(_among(gpus, changed))[0])
     for expected in (counts(seen), {GPU: len(sliced)}, {GPU: len(whole)}):
-        if node.matches(allocatable, expected):
+        if _is_as_expected(allocatable, expected, node.labels):
             return ""
         # Kubelet counts an unhealthy device in the capacity alone.
         capacity = _devices_of(node.capacity).items()
         likely = {name: n for name, n in capacity if name in allocatable}
-        if total >= needed and node.matches(likely, expected):
+        if total >= needed and _is_as_expected(likely, expected, node.labels):
             return ""
     return f"the node's allocatable counts {total} devices, {len(sliced)} are expected"
+
+
+def _is_as_expected(
+    counts: Mapping[str, int], expected: Mapping[str, int], labels: Mapping[str, str]
+) -> bool:
+    """Return whether counts are as expected, apart from replicas of shared devices.
+
+    GPU feature discovery's label for replicas may be of the former layout: replicas change only
+    with the plugin's config.
+    """
+    has_replicas = any(
+        is_device_or_shared(key.removesuffix(_REPLICAS))
+        and key.endswith(_REPLICAS)
+        and value not in ("0", "1")
+        for key, value in labels.items()
+    )
+    bare = {name.removesuffix(_SHARED): (name, n) for name, n in counts.items()}
+    return bare.keys() == expected.keys() and all(
+        n == expected[key] or (n % expected[key] == 0 and (has_replicas or name.endswith(_SHARED)))
+        for key, (name, n) in bare.items()
+    )
 
 
 def _among(gpus: Iterable[model.Gpu], uuids: Collection[str] | None) -> tuple[model.Gpu, ...]:
