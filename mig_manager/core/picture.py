@@ -204,8 +204,7 @@ def _bar_change(gpu: model.Gpu, gpu_plan: steps.GpuPlan, style: bar.Style) -> li
         cells: list[bar.Cell] = []
         for target in gpu_plan.target:
             mark = marks.get(target.placement, _STAYS) if target.kept else _NEW
-            inside = [(ci.profile, ci.placement) for ci in target.compute_instances]
-            cells.append(_cell(target.profile, target.placement, mark, inside))
+            cells.append(_cell(target, mark))
         after = _with_free_room(cells, gpu, slices)
     now = bar.Row(label="now", cells=_cells_now(gpu, slices, marks=marks))
     return bar.draw([now, bar.Row(label="then", cells=after)], slices=slices, style=style)
@@ -239,9 +238,8 @@ def _cells_now(
     cells: list[bar.Cell] = []
     for gi in gpu.gpu_instances:
         mark = marks.get(gi.placement, "")
-        inside = [(ci.profile, ci.placement) for ci in gi.compute_instances]
-        cell = _cell(gi.profile, gi.placement, mark, inside)
-        if not inside:
+        cell = _cell(gi, mark)
+        if not gi.compute_instances:
             tone = cell.tone if mark else bar.Tone.BAD
             cell = dataclasses.replace(
                 cell, title=f"! {gi.profile}", fill="░", tone=tone, parts=()
@@ -254,28 +252,26 @@ def _whole(slices: int, title: str) -> tuple[bar.Cell, ...]:
     return (bar.Cell(start=0, size=slices, title=title, tone=bar.Tone.FAINT),)
 
 
-_Inside = Sequence[tuple[model.Profile, model.Placement | None]]
-"""Compute instances by profile and span."""
-
-
-def _cell(
-    profile: model.Profile, placement: model.Placement, mark: str, inside: _Inside
-) -> bar.Cell:
-    tone = _TONE_OF_SIZE.get(profile.gpu_slices, bar.Tone.BLUE)
+def _cell(instance: model.GpuInstance | steps.TargetInstance, mark: str) -> bar.Cell:
+    tone = _TONE_OF_SIZE.get(instance.profile.gpu_slices, bar.Tone.BLUE)
     tone = _TONE_OF_MARK[mark] if mark else tone
     return bar.Cell(
-        start=placement.start,
-        size=placement.size,
-        title=str(profile),
+        start=instance.placement.start,
+        size=instance.placement.size,
+        title=str(instance.profile),
         tone=tone,
         mark="" if mark == _STAYS else mark,
-        parts=_parts(inside, profile, tone),
+        parts=_parts(instance.compute_instances, instance.profile, tone),
     )
 
 
-def _parts(inside: _Inside, profile: model.Profile, tone: bar.Tone) -> tuple[bar.Part, ...]:
+def _parts(
+    inside: Sequence[model.ComputeInstance | steps.TargetComputeInstance],
+    profile: model.Profile,
+    tone: bar.Tone,
+) -> tuple[bar.Part, ...]:
     """Divide a cell by compute instances; one that spans its GPU instance is no division."""
-    if len(inside) == 1 and inside[0][0].spans:
+    if len(inside) == 1 and inside[0].profile.spans:
         return ()
     total = profile.gpu_slices
     parts: list[bar.Part] = []
@@ -286,12 +282,12 @@ def _parts(inside: _Inside, profile: model.Profile, tone: bar.Tone) -> tuple[bar
 
     reached = 0
     nowhere = model.Placement(start=0, size=0)
-    for instance, placement in sorted(inside, key=lambda item: item[1] or nowhere):
-        start = placement.start if placement else reached
+    for ci in sorted(inside, key=lambda ci: ci.placement or nowhere):
+        start = ci.placement.start if ci.placement else reached
         if start > reached:
             add(reached, start, "", bar.Tone.FAINT)
-        reached = start + instance.compute_slices
-        add(start, reached, f"{instance.compute_slices}c", tone)
+        reached = start + ci.profile.compute_slices
+        add(start, reached, f"{ci.profile.compute_slices}c", tone)
     if reached < total:
         add(reached, total, _FREE, bar.Tone.FAINT)
     return tuple(parts)

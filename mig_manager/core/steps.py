@@ -160,7 +160,7 @@ def describe(step: Step) -> str:
 
 
 RELEASING_DAEMONS = ("nvidia-persiste", "nv-fabricmanage")
-"""Daemons, by the 15 letters that the kernel keeps of a name, which have every GPU open and are
+"""Daemons, by the 15 letters that the kernel keeps of a name, which have every GPU open and
 do not block a reset: the first releases it when nvidia-smi asks (gpu-operator#118), and
 without the second a GPU behind an NVSwitch could not be reset alone (``nvidia-smi(1)``)."""
 

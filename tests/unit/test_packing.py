@@ -106,12 +106,12 @@ def test_compute_instances_of_a_foreign_profile_are_never_kept() -> None:
 def test_the_first_of_two_profiles_with_one_name_is_used() -> None:
     twin = samples.A100[6]
     first = dataclasses.replace(twin, enum_index=1, profile_id=99)
-    assert placement.Capacity([twin, first]).find(twin.profile) == first
+    assert placement.Capacity([twin, first]).by_profile[twin.profile] == first
 
 
 def test_what_the_driver_does_not_list_has_no_room() -> None:
     capacity, other = placement.Capacity(samples.A100), samples.profile("1g.6gb")
-    assert (capacity.find(other), capacity.most(other)) == (None, 0)
+    assert (capacity.by_profile.get(other), capacity.most(other)) == (None, 0)
     assert capacity.drawn([other]) == model.Engines()
     assert placement.Capacity([]).memory_slices == 0
     assert placement.Capacity([]).best([], {}) is not None

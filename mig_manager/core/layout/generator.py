@@ -37,11 +37,6 @@ class Kind:
     """PCI ids, device and vendor packed as NVML does; of one product they may be several."""
     profiles: tuple[model.GpuInstanceProfile, ...]  # what such a GPU offers
 
-    @property
-    def filters(self) -> tuple[str, ...]:
-        """How a ``device-filter`` names these GPUs."""
-        return tuple(str(config.DeviceFilter(device_id=each)) for each in self.device_ids)
-
 
 def kinds_of(gpus: Iterable[model.Gpu]) -> tuple[Kind, ...]:
     """Sort the MIG-capable GPUs of a node by PCI id.
@@ -78,22 +73,34 @@ def document(kinds: Sequence[Kind], *, has_all_maximal: bool = False) -> dict[st
     No PCI id is in two ``kinds``. ``has_all_maximal`` adds every layout to which no instance can
     be added, but those that a standard layout is already.
     """
-    rules = _Rules(kinds)
-    rules.add("all-disabled", None)
-    rules.add("all-enabled", ())
+    rules: dict[str, _Rules] = {
+        "all-disabled": {(None, None): []},
+        "all-enabled": {(None, ()): []},
+    }
+    known: set[tuple[Kind, Counts]] = set()
+
+    def add(name: str, kind: Kind, counts: Counts) -> None:
+        # As mig-parted has it: balanced rules stay apart, equal others are joined.
+        apart = kind if name == _BALANCED_NAME else None
+        filters = rules.setdefault(name, {}).setdefault((apart, counts), [])
+        if len(kinds) > 1:
+            filters += [str(config.DeviceFilter(device_id=each)) for each in kind.device_ids]
+        known.add((kind, counts))
+
     for kind in kinds:
         balanced = _balanced(kind)
         if balanced:
-            rules.add(_BALANCED_NAME, balanced, kind)
+            add(_BALANCED_NAME, kind, balanced)
         capacity = placement.Capacity(kind.profiles)
         for spec in capacity.specs:
-            most: Counts = ((spec.profile, capacity.most(spec.profile)),)
-            rules.add(_label("all-", str(spec.profile)), most, kind)
+            most = capacity.most(spec.profile)
+            add(_label("all-", str(spec.profile)), kind, ((spec.profile, most),))
     for kind in kinds if has_all_maximal else ():
         for counts in maximal(kind.profiles):
-            if not rules.has(counts, kind):
-                rules.add(maximal_name(counts), counts, kind)
-    return {"version": config.VERSION, "mig-configs": rules.layouts()}
+            if (kind, counts) not in known:
+                add(maximal_name(counts), kind, counts)
+    ordered = {name: _ordered(rules[name]) for name in sorted(rules, key=_natural)}
+    return {"version": config.VERSION, "mig-configs": ordered}
 
 
 def maximal(profiles: Iterable[model.GpuInstanceProfile]) -> Iterator[Counts]:
@@ -123,46 +130,28 @@ def maximal_name(counts: Counts) -> str:
     return f"{name[: LONGEST_NAME - _HASH_DIGITS - 1].rstrip('-_.')}_{digest}"
 
 
-class _Rules:
-    """Rules by layout; those that differ in their GPUs alone become one."""
+_Rules = dict[tuple[Kind | None, Counts | None], list[str]]
+"""The filters of each rule of a layout, by the kind that keeps it apart and by what it gives."""
 
-    def __init__(self, kinds: Sequence[Kind]) -> None:
-        self._kinds = kinds
-        self._rules: dict[str, dict[tuple[object, Counts | None], list[str]]] = {}
-        self._known: set[tuple[Kind, Counts]] = set()
 
-    def has(self, counts: Counts, kind: Kind) -> bool:
-        """Return whether some layout gives GPUs of this kind these instances."""
-        return (kind, counts) in self._known
+def _ordered(rules: _Rules) -> list[dict[str, object]]:
+    """Return the rules of a layout as plain data, those of the fewest instances first.
 
-    def add(self, name: str, counts: Counts | None, kind: Kind | None = None) -> None:
-        """Add a rule; without counts it disables MIG, without kind it is about every GPU."""
-        # As mig-parted has it: balanced rules stay apart, equal others are joined.
-        apart = kind if name == _BALANCED_NAME else None
-        filters = self._rules.setdefault(name, {}).setdefault((apart, counts), [])
-        if kind is not None and counts:
-            filters.extend(kind.filters if len(self._kinds) > 1 else ())
-            self._known.add((kind, counts))
-
-    def layouts(self) -> dict[str, list[dict[str, object]]]:
-        """Return the rules as plain data; of one layout, those of the fewest instances first."""
-        found: dict[str, list[dict[str, object]]] = {}
-        for name in sorted(self._rules, key=_natural):
-            ordered = [
-                (0 if apart else sum(n for _, n in counts or ()), sorted(filters), counts)
-                for (apart, counts), filters in self._rules[name].items()
-            ]
-            for _, filters, counts in sorted(ordered, key=lambda rule: rule[:2]):
-                devices = sorted((counts or ()), key=lambda item: _natural(str(item[0])))
-                rule = {
-                    "devices": "all",
-                    "mig-enabled": counts is not None,
-                    "mig-devices": {str(each): n for each, n in devices},
-                }
-                found.setdefault(name, []).append(
-                    ({"device-filter": filters} if filters else {}) | rule
-                )
-        return found
+    Without counts a rule disables MIG, without filters it is about every GPU.
+    """
+    ordered = [
+        (0 if apart else sum(n for _, n in counts or ()), sorted(filters), counts)
+        for (apart, counts), filters in rules.items()
+    ]
+    found: list[dict[str, object]] = []
+    for _, filters, counts in sorted(ordered, key=lambda rule: rule[:2]):
+        devices = sorted(counts or (), key=lambda item: _natural(str(item[0])))
+        rule: dict[str, object] = {"device-filter": filters} if filters else {}
+        rule["devices"] = "all"
+        rule["mig-enabled"] = counts is not None
+        rule["mig-devices"] = {str(each): n for each, n in devices}
+        found.append(rule)
+    return found
 
 
 def _balanced(kind: Kind) -> Counts:

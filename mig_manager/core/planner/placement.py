@@ -51,7 +51,7 @@ class Capacity:
         by_profile: dict[model.Profile, model.GpuInstanceProfile] = {}
         for spec in sorted(profiles, key=lambda spec: spec.enum_index):
             by_profile.setdefault(spec.profile, spec)
-        self._by_profile = by_profile
+        self.by_profile: Mapping[model.Profile, model.GpuInstanceProfile] = by_profile
 
         def largest_first(spec: model.GpuInstanceProfile) -> tuple[object, ...]:
             size = max((place.size for place in spec.placements), default=0)
@@ -64,18 +64,11 @@ class Capacity:
         self.memory_slices = max((p.end for s in self.specs for p in s.placements), default=0)
         self._rooms: dict[tuple[int, model.Engines], tuple[int, ...]] = {}
 
-    def find(self, profile: model.Profile) -> model.GpuInstanceProfile | None:
-        """Return the GPU's description of a profile; None if the GPU lacks the profile."""
-        return self._by_profile.get(profile)
-
-    def __getitem__(self, profile: model.Profile) -> model.GpuInstanceProfile:
-        return self._by_profile[profile]
-
     def drawn(self, profiles: Iterable[model.Profile]) -> model.Engines:
         """Return the media engines that instances of these profiles need together."""
         total = model.Engines()
         for profile in profiles:
-            spec = self._by_profile.get(profile)
+            spec = self.by_profile.get(profile)
             total = total + spec.engines if spec else total
         return total
 
@@ -181,7 +174,7 @@ def unknown_profile(
     gpu: model.Gpu, profile: model.Profile, capacity: Capacity
 ) -> errors.LayoutError:
     """Return the error for a profile that this GPU lacks; it lists the GPU's profiles."""
-    spec = capacity.find(profile.gpu_instance)
+    spec = capacity.by_profile.get(profile.gpu_instance)
     if spec:
         slices = profile.gpu_slices
         sizes = [s for s in range(slices, 0, -1) if packing.exists(s, slices)]
@@ -220,7 +213,7 @@ def does_not_fit(
     crowded = [
         f"it needs {count} x {profile} and the memory slices have room for {room}"
         for profile, count in needed.items()
-        if count > (room := max_instances(capacity[profile], occupied))
+        if count > (room := max_instances(capacity.by_profile[profile], occupied))
     ]
     why = [*crowded, *engines] or [_scattered(needed, capacity, pinned)]
     part = _largest_part(devices, capacity, pinned)
@@ -242,7 +235,7 @@ def missing_engines(counts: Mapping[model.Profile, int], capacity: Capacity) -> 
         wants = sum(
             count * getattr(spec.engines, field)
             for profile, count in counts.items()
-            if (spec := capacity.find(profile))
+            if (spec := capacity.by_profile.get(profile))
         )
         if wants > has:
             found.append(f"it needs {wants} x {name} and the GPU has {has}")
@@ -306,7 +299,7 @@ def _left_over(
 ) -> str:
     """Show the placements of that part, and the first profile that does not fit beside it."""
     short = [p for p in sorted(devices, key=_by_size) if part.get(p, 0) < devices[p]]
-    spec = capacity.find(short[0].gpu_instance) if short else None
+    spec = capacity.by_profile.get(short[0].gpu_instance) if short else None
     way = capacity.best((), instances(part, capacity), pinned=pinned)
     if spec is None or way is None:
         return ""

@@ -19,7 +19,7 @@ One that exists stays, which never costs more than to create it again.
 import collections
 import dataclasses
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from mig_manager import errors
 from mig_manager.core import model, steps
@@ -138,55 +138,55 @@ def _decide(gpu: model.Gpu, live: Sequence[LiveInstance], desired: model.Desired
     capacity = placement.Capacity(gpu.profiles or (), live=[profile for profile, _, _ in live])
     for profile in desired.counts:
         has_size = packing.exists(profile.compute_slices, profile.gpu_slices)
-        if not has_size or capacity.find(profile.gpu_instance) is None:
+        if not has_size or profile.gpu_instance not in capacity.by_profile:
             raise placement.unknown_profile(gpu, profile, capacity)
     pinned = _place_pins(gpu, capacity, live, desired.pins)
-    free = [live[position] for position in pinned.positions]
-    kept = [live[stay.position][:2] for stay in pinned.stays]
+    bound = [stay.position for stay in pinned.stays]
+    free = {position: each for position, each in enumerate(live) if position not in bound}
+    kept = [live[position][:2] for position in bound]
     new = [(instance.profile, instance.placement) for instance in pinned.created]
-    for equals in _by_price(capacity, free, desired):
+    for equals in _by_price(capacity, free.values(), desired):
         ways: list[tuple[placement.Arrangement, Candidate]] = []
         for candidate in equals:
-            fixed = [free[position][:2] for position, _ in _staying(candidate, free)]
-            fresh = {profile: len(option.fresh) for profile, option in candidate}
-            way = capacity.best([*kept, *fixed], fresh, pinned=new)
+            fixed = [live[position][:2] for position, _ in _staying(candidate, free)]
+            needed = {profile: len(option.fresh) for profile, option in candidate}
+            way = capacity.best([*kept, *fixed], needed, pinned=new)
             if way:
                 ways.append((way, candidate))
-        if ways:
-            way, candidate = min(ways, key=lambda pair: pair[0].rank)
-            return _decision(capacity, candidate, way, free, pinned)
+        if not ways:
+            continue
+        way, candidate = min(ways, key=lambda pair: pair[0].rank)
+        stays = [
+            _stay(position, live[position][0], content)
+            for position, content in _staying(candidate, free)
+        ]
+        fresh = {profile: iter(option.fresh) for profile, option in candidate}
+        created = [
+            _created(capacity, profile, place, next(fresh[profile]))
+            for profile, place in way.placed
+        ]
+        return Decision(
+            stays=tuple(sorted([*pinned.stays, *stays], key=lambda stay: stay.position)),
+            created=(*pinned.created, *created),
+        )
     raise placement.does_not_fit(gpu, dict(desired.devices), capacity, pinned=(*kept, *new))
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class _Pinned:
-    """The GPU instances that the pins determine."""
-
-    stays: tuple[Stay, ...]
-    created: tuple[steps.TargetInstance, ...]
-    positions: tuple[int, ...]  # positions of the other live GPU instances
 
 
 def _place_pins(
     gpu: model.Gpu, capacity: placement.Capacity, live: Sequence[LiveInstance], pins: Pins
-) -> _Pinned:
+) -> Decision:
     """Decide which pinned GPU instances stay and which are created."""
     missing = _locate(gpu, pins, capacity)
     stays: list[Stay] = []
-    positions: list[int] = []
     for position, (profile, where, occupants) in enumerate(live):
         counts = missing.pop((profile, where), None)
-        if counts is None:
-            positions.append(position)
-            continue
-        content = packing.cheapest(occupants, counts)
-        added = packing.inside(profile, content.added)
-        stays.append(Stay(position=position, kept=content.kept, added=added))
+        if counts is not None:
+            stays.append(_stay(position, profile, packing.cheapest(occupants, counts)))
     created = (
         _created(capacity, profile, where, packing.fit(counts) or ())
         for (profile, where), counts in missing.items()
     )
-    return _Pinned(stays=tuple(stays), created=tuple(created), positions=tuple(positions))
+    return Decision(stays=tuple(stays), created=tuple(created))
 
 
 def _locate(
@@ -203,7 +203,7 @@ def _locate(
 
     found: dict[placement.Placed, packing.Counts] = {}
     for (profile, start), devices in _by_instance(pins).items():
-        spec = capacity.find(profile)
+        spec = capacity.by_profile.get(profile)
         possible = {place.start: place for place in spec.placements} if spec else {}
         if start not in possible:
             where = placement.shown_slices(sorted(possible))
@@ -230,7 +230,7 @@ def _locate(
 
 
 def _by_price(
-    capacity: placement.Capacity, live: Sequence[LiveInstance], desired: model.DesiredGpu
+    capacity: placement.Capacity, live: Collection[LiveInstance], desired: model.DesiredGpu
 ) -> Iterator[Iterator[Candidate]]:
     """Yield the candidates for the devices that are not pinned, those of one price together."""
     devices = dict(desired.devices)
@@ -255,37 +255,17 @@ def _by_price(
 
 
 def _staying(
-    candidate: Candidate, live: Sequence[LiveInstance]
+    candidate: Candidate, live: Mapping[int, LiveInstance]
 ) -> Iterator[tuple[int, packing.Content]]:
     """Yield the positions of GPU instances that stay, each with its content."""
     for profile, option in candidate:
-        own = [position for position, instance in enumerate(live) if instance[0] == profile]
+        own = [position for position, instance in live.items() if instance[0] == profile]
         yield from ((own[nth], content) for nth, content in option.stays)
 
 
-def _decision(
-    capacity: placement.Capacity,
-    candidate: Candidate,
-    way: placement.Arrangement,
-    live: Sequence[LiveInstance],
-    pinned: _Pinned,
-) -> Decision:
-    stays = [
-        Stay(
-            position=pinned.positions[position],
-            kept=content.kept,
-            added=packing.inside(live[position][0], content.added),
-        )
-        for position, content in _staying(candidate, live)
-    ]
-    fresh = {profile: iter(option.fresh) for profile, option in candidate}
-    created = [
-        _created(capacity, profile, place, next(fresh[profile])) for profile, place in way.placed
-    ]
-    return Decision(
-        stays=tuple(sorted([*pinned.stays, *stays], key=lambda stay: stay.position)),
-        created=(*pinned.created, *created),
-    )
+def _stay(position: int, profile: model.Profile, content: packing.Content) -> Stay:
+    added = packing.inside(profile, content.added)
+    return Stay(position=position, kept=content.kept, added=added)
 
 
 def _created(
@@ -296,7 +276,7 @@ def _created(
 ) -> steps.TargetInstance:
     return steps.TargetInstance(
         profile=profile,
-        profile_id=capacity[profile].profile_id,
+        profile_id=capacity.by_profile[profile].profile_id,
         placement=place,
         compute_instances=packing.inside(profile, content),
         kept=False,
