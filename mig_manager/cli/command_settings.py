@@ -10,8 +10,7 @@ from mig_manager import errors
 from mig_manager.agent import settings
 from mig_manager.core import host_settings, options
 
-OUTPUT = "output"
-"""The heading in help of what concerns the answer."""
+OUTPUT = "output"  # the heading in help of what concerns the answer
 _PROC = pathlib.Path("/proc")
 _STANDARD_OUTPUT = pathlib.Path("-")
 
@@ -221,8 +220,7 @@ class CommandSettings(AnswerSettings, settings.NodeSettings):
         commands="plan",
     )
     gpus: settings.GpuAccess = options.nested(settings.GpuAccess)
-    search_path: str
-    """Where a hook's program is looked for, as in ``PATH``."""
+    search_path: str  # where a hook's program is looked for, as in ``PATH``
     roots: host_settings.HostRoots = options.nested(
         host_settings.RootOptions, "driver-root", group="GPUs"
     )
@@ -253,13 +251,10 @@ class DoctorSettings(AnswerSettings, settings.NodeSettings):
         "UID of this pod", name="pod-uid", variable="POD_UID", has_flag=False
     )
     gpus: settings.GpuAccess = options.nested(settings.GpuAccess)
-    proc: pathlib.Path | None
-    """None: the kernel knows nothing of simulated GPUs."""
+    proc: pathlib.Path | None  # None: the kernel knows nothing of simulated GPUs
     dev: pathlib.Path = options.nested(host_settings.RootOptions, "driver-root", group="GPUs")
-    has_cluster: bool
-    """Whether a missing cluster is a failure."""
-    has_kubelet: bool
-    """Whether a missing kubelet is a failure."""
+    has_cluster: bool  # whether a missing cluster is a failure
+    has_kubelet: bool  # whether a missing kubelet is a failure
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

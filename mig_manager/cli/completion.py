@@ -61,10 +61,8 @@ _OFFERS: Mapping[str, tuple[str, str, str]] = {
     options.SPEC: ("spec", "_mig_manager_spec", "--exclusive --arguments '(__mig_manager_spec)'"),
 }
 """What bash, zsh and fish offer for a value, by its metavar."""
-_WORDS = ("words:{}", "({})", "--exclusive --arguments '{}'")
-"""For a value out of some words."""
-_NOTHING = ("nothing", " ", "--exclusive")
-"""For a value that only the user knows."""
+_WORDS = ("words:{}", "({})", "--exclusive --arguments '{}'")  # for a value out of some words
+_NOTHING = ("nothing", " ", "--exclusive")  # for a value that only the user knows
 _IN_BASH, _IN_ZSH, _IN_FISH = range(3)
 
 

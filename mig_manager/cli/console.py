@@ -51,8 +51,7 @@ class Console:
     stdout: TextIO
     stderr: TextIO
     environ: Mapping[str, str]
-    program: str = "mig-manager"
-    """Stands before each remark."""
+    program: str = "mig-manager"  # stands before each remark
 
     @functools.cached_property
     def remarks(self) -> log.LineWriter:

@@ -53,11 +53,9 @@ class Verdict(enum.Enum):
     """What a finding means."""
 
     OK = "ok"
-    WARN = "warn"
-    """Works, but something may fail later."""
+    WARN = "warn"  # works, but something may fail later
     FAIL = "fail"
-    SKIPPED = "skipped"
-    """Not checked; the finding says why."""
+    SKIPPED = "skipped"  # not checked; the finding says why
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -65,8 +63,7 @@ class Finding:
     """One thing that a check found."""
 
     verdict: Verdict
-    text: str
-    """One sentence or less."""
+    text: str  # one sentence or less
     remedy: str = ""
     """What to do; empty where nothing is wrong, and from a check: the remedy of the check."""
 
@@ -81,14 +78,10 @@ skipped = functools.partial(Finding, Verdict.SKIPPED)
 class Check:
     """A check; its name, meaning and remedy are in docs/doctor.md."""
 
-    name: str
-    """A public contract."""
-    meaning: str
-    """What is true if nothing is found."""
-    remedy: str
-    """What to do if the finding has no remedy of its own."""
-    run: Callable[["Facts"], Iterable[Finding]]
-    """Raises any error, or ``NotAskedError``."""
+    name: str  # a public contract
+    meaning: str  # what is true if nothing is found
+    remedy: str  # what to do if the finding has no remedy of its own
+    run: Callable[["Facts"], Iterable[Finding]]  # raises any error, or ``NotAskedError``
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -253,8 +246,7 @@ class Facts:
     inspection: Once[nvml_processes.Inspection]
     kube: Once[api.KubeApi]
     node: Once[cluster.NodeView]
-    pods: Once[tuple[cluster.Pod, ...]]
-    """Of this node."""
+    pods: Once[tuple[cluster.Pod, ...]]  # of this node
     allocatable: Once[Mapping[str, frozenset[str]]]
     """Device ids that kubelet can schedule, by resource."""
     own_pod_uid: str | None

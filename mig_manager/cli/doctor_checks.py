@@ -26,8 +26,7 @@ _OLDEST_DRIVER = 450
 """The first branch with MIG (NVIDIA MIG User Guide, "Deployment Considerations")."""
 _BLOCKERS = ("nvidia_drm", "nvidia_modeset")
 """Modules whose users prevent a GPU reset (mig-parted#181)."""
-_DAEMON = "nvidia-persiste"
-"""The persistence daemon's name as the kernel cuts it."""
+_DAEMON = "nvidia-persiste"  # the persistence daemon's name as the kernel cuts it
 _OWN_GPUS = {
     model.Virtualization.NONE: "not virtual, according to the driver",
     model.Virtualization.HOST: "shared by this host with its virtual machines",

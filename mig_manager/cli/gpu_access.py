@@ -16,8 +16,7 @@ from mig_manager.change import local
 from mig_manager.cli import command_settings, console
 from mig_manager.core import model, ports, steps
 
-_PROCESSES_TIMEOUT_S = 5.0
-"""How long 'status' may look for GPU processes."""
+_PROCESSES_TIMEOUT_S = 5.0  # how long 'status' may look for GPU processes
 
 
 class GpuAccess:

@@ -1,14 +1,13 @@
 """Answers about GPUs, for people: pictures, tables, and a sentence that sums up."""
 
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 from mig_manager.change import plans, validate
 from mig_manager.core import bar, messages, model, picture, steps
 from mig_manager.core.layout import config
 
-_MOST_NAMED = 8
-"""Devices or pods that a sentence names before it counts the rest."""
+_MOST_NAMED = 8  # devices or pods that a sentence names before it counts the rest
 _MOST_EXPLAINED = 12
 _MOST_COLUMNS = 16
 _GAP = "   "
@@ -28,25 +27,20 @@ def wrapped(text: str, *, indent: str = "", width: int = picture.WIDTH) -> str:
 
 
 def columns(
-    head: Sequence[str],
-    rows: Iterable[Sequence[str]],
-    *,
-    tones: Mapping[tuple[int, int], bar.Tone],
-    style: bar.Style,
+    head: Sequence[str], rows: Iterable[Sequence[str | tuple[str, bar.Tone]]], *, style: bar.Style
 ) -> list[str]:
-    """Return the lines of a table, with the tones of cells by row, from 0, and column."""
-    table = [tuple(head), *map(tuple, rows)]
-    widths = [max(len(row[column]) for row in table) for column in range(len(head))]
+    """Return the lines of a table; a cell is a text, or a text and its tone."""
+    table = [
+        [(cell, bar.Tone.PLAIN) if isinstance(cell, str) else cell for cell in row]
+        for row in (head, *rows)
+    ]
+    widths = [max(len(text) for text, _ in column) for column in zip(*table, strict=True)]
+    widths[-1] = 0  # lines end with their text
     lines = []
-    for number, row in enumerate(table):
-        cells = [
-            style.paint(
-                style.plain(cell.ljust(width) if column < len(head) - 1 else cell),
-                tones.get((number - 1, column), bar.Tone.PLAIN),
-            )
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ]
-        lines.append(_GAP.join(cells).rstrip())
+    for row in table:
+        cells = zip(row, widths, strict=True)
+        painted = [style.paint(style.plain(text.ljust(n)), tone) for (text, tone), n in cells]
+        lines.append(_GAP.join(painted).rstrip())
     return lines
 
 
@@ -88,15 +82,14 @@ def plan(result: plans.Planned, *, is_wide: bool, style: bar.Style) -> str:
         ]
         blocks.append("\n".join(rows))
     lines = [_affected(result)]
-    if not result.plan.is_empty:
-        lines += [
-            wrapped(f"Not for a device plugin with MIG strategy {strategy.value}: {why}")
-            for strategy, why in result.unserved.items()
-        ]
     if result.plan.is_empty:
         verdict = f"Layout {result.layout} is already active: nothing to do."
         lines.append(style.paint(verdict, bar.Tone.GOOD))
     else:
+        lines += [
+            wrapped(f"Not for a device plugin with MIG strategy {strategy.value}: {why}")
+            for strategy, why in result.unserved.items()
+        ]
         is_first_part = result.plan.is_provisional
         later = " so far; the instances are planned once MIG is enabled" if is_first_part else ""
         verdict = f"Layout {result.layout}: {summary(result)}{later}."
@@ -179,10 +172,8 @@ def portability(document: config.Document) -> str:
     """Say where nvidia-mig-parted does not understand a layout file."""
     if not document.extensions:
         return f"{document.source}: nvidia-mig-parted understands all of it."
-    remarks = [wrapped(str(remark)) for remark in document.extensions]
-    return "\n".join(
-        [f"{document.source}: nvidia-mig-parted does not understand all of it.", *remarks]
-    )
+    lines = [f"{document.source}: nvidia-mig-parted does not understand all of it."]
+    return "\n".join([*lines, *(wrapped(str(remark)) for remark in document.extensions)])
 
 
 _FITS = {
@@ -216,11 +207,10 @@ def _by_layout(result: validate.Validated, width: int, style: bar.Style) -> Iter
 
 def _summed_up(result: validate.Validated, style: bar.Style) -> str:
     if result.misfits:
-        names = {verdict.layout for verdict in result.misfits}
+        number = len({verdict.layout for verdict in result.misfits})
         of_all = f"of {_count(len(result.layouts), 'layout')}"
-        return style.paint(
-            f"{len(names)} {of_all} {'does' if len(names) == 1 else 'do'} not fit.", bar.Tone.BAD
-        )
+        verb = "does" if number == 1 else "do"
+        return style.paint(f"{number} {of_all} {verb} not fit.", bar.Tone.BAD)
     layouts = {
         fit: {v.layout for v in result.verdicts.values() if v.fit is fit} for fit in validate.Fit
     }

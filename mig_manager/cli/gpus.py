@@ -16,8 +16,7 @@ from mig_manager.cli import command_settings, console, gpu_access, gpu_report
 from mig_manager.core import bar, messages, model, yaml_tree
 from mig_manager.core.layout import config, generator, layouts
 
-_MOST_NAMED = 6
-"""Layouts that an error names before it counts the rest."""
+_MOST_NAMED = 6  # layouts that an error names before it counts the rest
 
 
 def run(command: str, chosen: command_settings.CommandSettings, terminal: console.Console) -> int:
@@ -275,8 +274,7 @@ class ValidatedFile:
     """The verdicts on one layout file."""
 
     document: config.Document
-    fits: validate.Validated | None
-    """None: it was not compared with any GPU."""
+    fits: validate.Validated | None  # None: it was not compared with any GPU
     checks_portability: bool
 
     @property

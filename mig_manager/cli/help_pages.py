@@ -319,11 +319,9 @@ class Example(NamedTuple):
 class Text(NamedTuple):
     """The text about a command."""
 
-    paragraphs: tuple[str, ...]
-    """The first says in a sentence what the command does."""
+    paragraphs: tuple[str, ...]  # the first says in a sentence what the command does
     examples: tuple[Example, ...]
-    own_statuses: Mapping[str, str]
-    """Exit statuses with a meaning of their own here."""
+    own_statuses: Mapping[str, str]  # exit statuses with a meaning of their own here
 
     @property
     def summary(self) -> str:

@@ -78,8 +78,7 @@ class UnknownCommandError(errors.UsageError):
 class Page(NamedTuple):
     """What help shows around the options."""
 
-    usage: str | None
-    """None: as argparse makes it."""
+    usage: str | None  # None: as argparse makes it
     description: str
     epilog: str
 

@@ -22,8 +22,7 @@ from mig_manager.core.layout import config
 _POLL_S = 0.5
 _DRAW_S = 0.2
 _MOST_NAMED = 8
-_MOST_ROWS = 20
-"""Nodes in a live table, even if the terminal has room for more."""
+_MOST_ROWS = 20  # nodes in a live table, even if the terminal has room for more
 _WIDTH = 100
 
 _TONES: Mapping[rollout.NodeState, bar.Tone] = {

@@ -41,10 +41,8 @@ _REMEDIES = {
     ),
 }
 """Where the remedy on the node is another."""
-_NO_FILES, _FILES = 4, 0
-"""cobra's ShellCompDirectiveNoFileComp and ShellCompDirectiveDefault."""
-_COMPLETION_TIMEOUT_S = 5.0
-"""How long a prompt may hang while a person waits for completion."""
+_NO_FILES, _FILES = 4, 0  # cobra's ShellCompDirectiveNoFileComp and ShellCompDirectiveDefault
+_COMPLETION_TIMEOUT_S = 5.0  # how long a prompt may hang while a person waits for completion
 
 
 def main() -> None:

@@ -23,8 +23,7 @@ _COUNT_LABEL = "nvidia.com/gpu.count"
 _SUFFIX = re.compile(r"-(MIG|SHARED)\b.*")
 """What GPU feature discovery appends for GPUs that are divided or shared."""
 _HEAD = ("NODE", "FITS", "CHANGE", "PODS")
-_FITS = {True: "yes", False: "no", None: "?"}
-_TONES = {True: bar.Tone.GOOD, False: bar.Tone.BAD, None: bar.Tone.WARN}
+_FITS = {True: ("yes", bar.Tone.GOOD), False: ("no", bar.Tone.BAD), None: ("?", bar.Tone.WARN)}
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,10 +32,8 @@ class NodePlan:
 
     name: str
     planned: change_plans.Planned | None
-    why_not: str
-    """Why there is no plan; empty if there is one."""
-    fits: bool | None
-    """None: not known."""
+    why_not: str  # why there is no plan; empty if there is one
+    fits: bool | None  # None: not known
     losses: tuple[resources.Loss, ...] | None
     """Devices that go and that pods request; None if pods are not known."""
     notes: tuple[str, ...]
@@ -97,11 +94,7 @@ class Plans:
 
 
 def plan(
-    layout: config.Layout,
-    reports: Sequence[nodes.Report],
-    *,
-    source: str,
-    pods: selection.Pods,
+    layout: config.Layout, reports: Sequence[nodes.Report], *, source: str, pods: selection.Pods
 ) -> Plans:
     """Plan a layout for nodes."""
     return Plans(
@@ -140,9 +133,7 @@ def _of_node(layout: config.Layout, report: nodes.Report, pods: selection.Pods) 
     )
 
 
-def products(
-    reports: Sequence[nodes.Report],
-) -> tuple[Sequence[model.Gpu], Sequence[str]]:
+def products(reports: Sequence[nodes.Report]) -> tuple[Sequence[model.Gpu], Sequence[str]]:
     """Return one GPU of each product of nodes, not partitioned, and notes on presumed ones."""
     published: dict[tuple[str, int, int], model.Gpu] = {}
     presumed: dict[str, model.Gpu] = {}
@@ -235,8 +226,7 @@ def table(plans: Plans, *, style: bar.Style) -> str:
         if remarks:
             notes.append(gpu_report.wrapped(f"{node.name}: {'; '.join(remarks)}"))
     notes += [_unknown_pods(plans)] if plans.pods_not_known else []
-    tones = {(number, 1): _TONES[node.fits] for number, node in enumerate(plans.nodes)}
-    lines = gpu_report.columns(_HEAD, rows, tones=tones, style=style)
+    lines = gpu_report.columns(_HEAD, rows, style=style)
     changed = sum(node.is_changed for node in plans.nodes)
     without = sum(not node.fits for node in plans.nodes)
     total = (

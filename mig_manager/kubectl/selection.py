@@ -24,8 +24,7 @@ _NODES = "/api/v1/nodes"
 _PODS = "/api/v1/pods"
 _EVENTS = "/api/v1/namespaces/default/events"
 """The API server keeps Events about objects without a namespace here."""
-_MOST_NODE_QUERIES = 10
-"""For more nodes, all pods of the cluster are listed at once."""
+_MOST_NODE_QUERIES = 10  # for more nodes, all pods of the cluster are listed at once
 _COMPONENT = "mig-manager"
 _MAX_MESSAGE = 1024
 _CONFIG_MAPS = (
@@ -56,10 +55,8 @@ _NOT_LOGGED_IN = re.compile(r"error: You must be logged in")
 class Found:
     """The nodes that a command is about."""
 
-    reports: tuple[fleet_nodes.Report, ...]
-    """By name, never empty."""
-    missing: tuple[str, ...]
-    """Why nodes that were named are not among them."""
+    reports: tuple[fleet_nodes.Report, ...]  # by name, never empty
+    missing: tuple[str, ...]  # why nodes that were named are not among them
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -84,8 +81,7 @@ class Moment:
     """Something that happened to a node."""
 
     at: dt.datetime | None
-    what: str
-    """The reason of an Event, or a word of ours in lower case."""
+    what: str  # the reason of an Event, or a word of ours in lower case
     message: str
     is_warning: bool = False
     count: int = 1

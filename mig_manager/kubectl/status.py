@@ -16,8 +16,7 @@ from mig_manager.core.node import resources
 from mig_manager.core.records import gpu_codec
 from mig_manager.kubectl import selection
 
-_MOST_NAMED = 8
-"""Pods that a sentence names before it counts the rest."""
+_MOST_NAMED = 8  # pods that a sentence names before it counts the rest
 _TONES: Mapping[nodes.NodeState, bar.Tone] = {
     nodes.NodeState.APPLIED: bar.Tone.GOOD,
     nodes.NodeState.CHANGING: bar.Tone.WARN,
@@ -36,8 +35,7 @@ class Status:
     """The state of nodes."""
 
     reports: tuple[nodes.Report, ...]
-    pods: selection.Pods
-    """Not read for a table, and then without a reason."""
+    pods: selection.Pods  # not read for a table, and then without a reason
     now: dt.datetime
 
     @property
@@ -121,10 +119,11 @@ def table(status: Status, *, style: bar.Style) -> str:
     rows, notes = [], []
     for report in status.reports:
         run = report.status
+        state = report.state.value + ("" if report.node.is_ready else ",not-ready")
         rows.append(
             (
                 report.node.name,
-                report.state.value + ("" if report.node.is_ready else ",not-ready"),
+                (state, _TONES.get(report.state, bar.Tone.BAD)),
                 (run.reason or run.phase) if run else "-",
                 messages.age(run.at, status.now) if run else "-",
                 report.node.requested or "-",
@@ -136,11 +135,7 @@ def table(status: Status, *, style: bar.Style) -> str:
         if why or report.notes:
             text = f"{report.node.name}: {'; '.join([*why, *report.notes])}"
             notes.append(gpu_report.wrapped(text))
-    tones = {
-        (number, 1): _TONES.get(report.state, bar.Tone.BAD)
-        for number, report in enumerate(status.reports)
-    }
-    lines = gpu_report.columns(_HEAD, rows, tones=tones, style=style)
+    lines = gpu_report.columns(_HEAD, rows, style=style)
     return "\n".join([*lines, "", *notes] if notes else lines)
 
 
@@ -245,10 +240,8 @@ class History:
     """What is known of a node's past."""
 
     report: nodes.Report
-    moments: tuple[selection.Moment, ...]
-    """Ascending by time; those without a time first."""
-    why_no_events: str
-    """Empty if Events could be read."""
+    moments: tuple[selection.Moment, ...]  # ascending by time; those without a time first
+    why_no_events: str  # empty if Events could be read
     now: dt.datetime
 
     @property
@@ -339,21 +332,13 @@ def page(past: History, *, style: bar.Style) -> str:
         age = messages.age(since, past.now)
         lines.append(f"  applied at least since {messages.format_time(since)}, {age} ago")
     lines += [gpu_report.wrapped(note, indent="  ! ") for note in past.report.notes]
-    rows = [
-        (
-            messages.format_time(moment.at) or "-",
-            moment.what + (f" x{moment.count}" if moment.count > 1 else ""),
-            moment.message,
-        )
-        for moment in past.moments
-    ]
-    tones = {
-        (number, 1): bar.Tone.BAD if moment.is_warning else bar.Tone.PLAIN
-        for number, moment in enumerate(past.moments)
-    }
+    rows = []
+    for moment in past.moments:
+        what = moment.what + (f" x{moment.count}" if moment.count > 1 else "")
+        tone = bar.Tone.BAD if moment.is_warning else bar.Tone.PLAIN
+        rows.append((messages.format_time(moment.at) or "-", (what, tone), moment.message))
     if rows:
-        head = ("TIME", "WHAT", "MESSAGE")
-        lines += ["", *gpu_report.columns(head, rows, tones=tones, style=style)]
+        lines += ["", *gpu_report.columns(("TIME", "WHAT", "MESSAGE"), rows, style=style)]
     if past.why_no_events:
         why = f"Only the last run is shown; Events cannot be read: {past.why_no_events}"
         lines += ["", gpu_report.wrapped(why)]
