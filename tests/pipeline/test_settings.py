@@ -1,6 +1,7 @@
 """Command line over environment over default, and which values are refused."""
 
 import dataclasses
+import operator
 import pathlib
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -137,29 +138,6 @@ def test_a_value_of_the_wrong_type_is_refused_with_its_origin(
         settings.agent_settings({"node_name": "n1", variable.lower(): text}, {})
 
 
-@pytest.mark.parametrize(
-    ("parsed", "message"),
-    [
-        ({"node_name": ""}, "--node-name or set NODE_NAME"),
-        ({"drain_policy": "none", "force_drain": True}, "contradicts --drain-policy none"),
-        ({"in_use_timeout_s": "120"}, "must be less than --gpu-timeout-s 120"),
-        ({"advertise_simulated": True}, "goes with --simulate alone"),
-    ],
-)
-def test_an_agent_refuses_settings_that_contradict_each_other(
-    parsed: Mapping[str, object], message: str
-) -> None:
-    with pytest.raises(errors.UsageError, match=re.escape(message)):
-        settings.agent_settings({"node_name": "n1", **parsed}, {})
-
-
-def test_only_a_change_compares_its_retries_with_the_deadline_of_an_operation() -> None:
-    assert agent(in_use_timeout_s="120", gpu_timeout_s="180").in_use_timeout_s == 120
-    assert command("status", gpu_timeout_s="5").gpu_timeout_s == 5
-    with pytest.raises(errors.UsageError, match="less than --gpu-timeout-s 5"):
-        command("apply", gpu_timeout_s="5")
-
-
 def test_each_simulated_node_has_files_of_its_own() -> None:
     simulated = {"MIG_MANAGER_SIMULATE": "1xA30", "MIG_MANAGER_SIMULATE_STATE": "/s/a.json"}
     real, own = command(), command(environ=simulated)
@@ -170,32 +148,6 @@ def test_each_simulated_node_has_files_of_its_own() -> None:
     assert own.lock_file == pathlib.Path("/s/a.json.manager.lock")
     assert own.verified_layout_file == pathlib.Path("/s/a.json.verified-layout")
     assert (explicit.journal_file, explicit.lock_file) == (pathlib.Path("/j"), pathlib.Path("/l"))
-
-
-@pytest.mark.parametrize(("named", "config"), [({}, "/f"), ({"CONFIG_FILE": "/c"}, "/c")])
-def test_the_operators_fallback_config_serves_when_no_other_is_named(
-    named: dict[str, str], config: str
-) -> None:
-    assert agent({"DEFAULT_CONFIG_FILE": "/f", **named}).config_file == pathlib.Path(config)
-
-
-def test_options_of_nvidias_agent_that_change_nothing_are_listed() -> None:
-    chosen = agent({"HOST_NVIDIA_DIR": "/n", "WITH_REBOOT": "false"}, reconfigure_script="/s")
-
-    assert chosen.not_needed == ("reconfigure-script", "host-nvidia-dir")
-
-
-def test_a_reset_can_be_forbidden_and_allowed_again_on_the_command_line() -> None:
-    forbidden = {"MIG_MANAGER_GPU_RESET": "false"}
-    line = ["agent", "-n", "n1"]
-    cases = [([], {}), ([], forbidden), (["--no-gpu-reset"], {}), (["--gpu-reset"], forbidden)]
-
-    found = [
-        settings.agent_settings(parser.parse([*line, *flags]), environ).host.gpu_reset
-        for flags, environ in cases
-    ]
-
-    assert found == [True, False, False, True]
 
 
 @pytest.mark.parametrize(
@@ -268,77 +220,97 @@ def test_kubelets_socket_is_found_below_a_mount_of_the_hosts_root(tmp_path: path
     assert agent(host, pod_resources_socket="/s").pod_resources_socket == pathlib.Path("/s")
 
 
-def test_the_driver_is_looked_for_where_the_container_sees_it_before_where_the_host_does() -> None:
-    both = {"NVIDIA_DRIVER_ROOT": "/run/nvidia/driver", "DRIVER_ROOT_CTR_PATH": "/driver-root"}
-
-    assert agent(both).gpus.driver_roots == ("/driver-root", "/run/nvidia/driver")
-    assert agent({"NVIDIA_DRIVER_ROOT": "/"}, driver_root_ctr_path="/").gpus.driver_roots == ("/",)
-    assert agent().gpus.driver_roots == ("/",)
-    assert agent({"HOST_ROOT_MOUNT": "/mnt"}).gpus.driver_roots == ("/mnt", "/")
-    assert agent({"LD_LIBRARY_PATH": "/nv"}).gpus.loader_variables == {"LD_LIBRARY_PATH": "/nv"}
-    assert agent(both).not_needed == ()
-
-
-def test_debug_overrides_the_log_level() -> None:
-    assert agent(debug=True, log_level="error").log_level is settings.LogLevel.DEBUG
-
-
 @pytest.mark.parametrize(
-    ("environ", "spec", "state"),
+    ("name", "parsed", "message"),
     [
+        ("agent", {"node_name": ""}, "--node-name or set NODE_NAME"),
         (
-            {"XDG_STATE_HOME": "/x"},
-            "4xA100-SXM4-80GB+2xA30",
-            "/x/mig-manager/sim-4xA100-SXM4-80GB+2xA30.json",
+            "agent",
+            {"drain_policy": "none", "force_drain": True},
+            "contradicts --drain-policy none",
         ),
-        ({"HOME": "/h"}, "1xA30", "/h/.local/state/mig-manager/sim-1xA30.json"),
-        ({"HOME": "/h"}, "../../x", "/h/.local/state/mig-manager/sim-.._.._x.json"),
+        ("agent", {"in_use_timeout_s": "120"}, "must be less than --gpu-timeout-s 120"),
+        ("agent", {"advertise_simulated": True}, "goes with --simulate alone"),
+        ("apply", {"gpu_timeout_s": "5"}, "less than --gpu-timeout-s 5"),
+        ("apply", {"simulate": "1xA30"}, "--simulate-state"),
+        ("apply", {"layout": "a", "selected_config": "b"}, "name one"),
     ],
 )
-def test_simulated_gpus_are_kept_where_the_user_keeps_state_whatever_the_spec(
-    environ: dict[str, str], spec: str, state: str
+def test_settings_that_contradict_each_other_or_lack_one_are_refused(
+    name: str, parsed: dict[str, object], message: str
 ) -> None:
-    assert command(environ=environ, simulate=spec).gpus.simulate_state == pathlib.Path(state)
+    with pytest.raises(errors.UsageError, match=re.escape(message)):
+        (agent if name == "agent" else command)(**parsed)
 
 
-def test_without_a_home_the_state_file_must_be_named() -> None:
-    with pytest.raises(errors.UsageError, match="--simulate-state"):
-        command(simulate="1xA30")
-
-    assert command(simulate="1xA30", simulate_state="/s").gpus.simulate_state == pathlib.Path("/s")
-
-
-def test_a_layout_is_named_once_by_position_by_option_or_by_variable() -> None:
-    by_variable = {"MIG_PARTED_SELECTED_CONFIG": "v"}
-
-    assert command(environ=by_variable).layouts == ("v",)
-    assert command(environ=by_variable, selected_config="c").layouts == ("c",)
-    assert command(environ=by_variable, layout="p").layouts == ("p",)
-    assert command(environ=by_variable, selected_config="").layouts == ()
-    assert command("validate", layout=["a", "b"]).layouts == ("a", "b")
-    assert command(layout="a", selected_config="a").layouts == ("a",)
-    with pytest.raises(errors.UsageError, match="name one"):
-        command(layout="a", selected_config="b")
+VARIABLE = {"MIG_PARTED_SELECTED_CONFIG": "v"}
+JSON = {"MIG_PARTED_OUTPUT_FORMAT": "json"}
+NO_RESET = {"MIG_MANAGER_GPU_RESET": "false"}
+FALLBACK = {"DEFAULT_CONFIG_FILE": "/f"}
+UNUSED = {"HOST_NVIDIA_DIR": "/n", "WITH_REBOOT": "false"}
+DRIVER = {"NVIDIA_DRIVER_ROOT": "/run/nvidia/driver", "DRIVER_ROOT_CTR_PATH": "/driver-root"}
+MOUNT = {"HOST_ROOT_MOUNT": "/mnt"}
+XDG = {"XDG_STATE_HOME": "/x"}
+STATES = "/h/.local/state/mig-manager/sim-"
+TWO_KINDS = "4xA100-SXM4-80GB+2xA30"
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "expected"),
-    [("export", "", "yaml"), ("export", "json", "json"), ("status", "json", "text")],
+    ("line", "environ", "attribute", "expected"),
+    [
+        ("agent --debug --log-level error", {}, "log_level", "debug"),
+        ("agent --in-use-timeout-s 120 --gpu-timeout-s 180", {}, "in_use_timeout_s", "120.0"),
+        ("agent", FALLBACK, "config_file", "/f"),
+        ("agent", {**FALLBACK, "CONFIG_FILE": "/c"}, "config_file", "/c"),
+        ("agent", {}, "host.gpu_reset", "True"),
+        ("agent", NO_RESET, "host.gpu_reset", "False"),
+        ("agent --no-gpu-reset", {}, "host.gpu_reset", "False"),
+        ("agent --gpu-reset", NO_RESET, "host.gpu_reset", "True"),
+        # Options of NVIDIA's agent that change nothing.
+        (
+            "agent --reconfigure-script /s",
+            UNUSED,
+            "not_needed",
+            "('reconfigure-script', 'host-nvidia-dir')",
+        ),
+        ("agent", DRIVER, "not_needed", "()"),
+        # The driver is looked for where the container sees it before where the host does.
+        ("agent", {}, "gpus.driver_roots", "('/',)"),
+        ("agent", DRIVER, "gpus.driver_roots", "('/driver-root', '/run/nvidia/driver')"),
+        ("agent -a /", {"NVIDIA_DRIVER_ROOT": "/"}, "gpus.driver_roots", "('/',)"),
+        ("agent", MOUNT, "gpus.driver_roots", "('/mnt', '/')"),
+        ("agent", {"LD_LIBRARY_PATH": "/n"}, "gpus.loader_variables", "{'LD_LIBRARY_PATH': '/n'}"),
+        # Only a change compares its retries with the deadline of an operation.
+        ("status --gpu-timeout-s 5", {}, "gpu_timeout_s", "5.0"),
+        # Simulated GPUs are kept where the user keeps state.
+        ("apply --simulate 1xA30", {}, "gpus.simulate_state", f"{STATES}1xA30.json"),
+        ("apply --simulate ../../x", {}, "gpus.simulate_state", f"{STATES}.._.._x.json"),
+        (
+            *(f"apply --simulate {TWO_KINDS}", XDG, "gpus.simulate_state"),
+            f"/x/mig-manager/sim-{TWO_KINDS}.json",
+        ),
+        ("apply --simulate 1xA30 --simulate-state /s", {}, "gpus.simulate_state", "/s"),
+        # A layout is named once: by position, by option or by variable.
+        ("apply", VARIABLE, "layouts", "('v',)"),
+        ("apply -s c", VARIABLE, "layouts", "('c',)"),
+        ("apply p", VARIABLE, "layouts", "('p',)"),
+        ("apply -s a a", {}, "layouts", "('a',)"),
+        ("validate a b", {}, "layouts", "('a', 'b')"),
+        # Export alone reads the variable of its format.
+        ("export", {}, "output_format", "yaml"),
+        ("export", JSON, "output_format", "json"),
+        ("status", JSON, "output_format", "text"),
+        ("apply", {}, "colour", "auto"),
+        ("apply", {"NO_COLOR": "1"}, "colour", "never"),
+        ("apply", {"TERM": "dumb"}, "colour", "never"),
+        ("apply --color always", {"NO_COLOR": "1"}, "colour", "always"),
+    ],
 )
-def test_export_alone_reads_the_variable_of_its_format_and_writes_yaml_by_default(
-    name: str, text: str, expected: str
+def test_a_command_line_and_its_variables_choose(
+    line: str, environ: Mapping[str, str], attribute: str, expected: str
 ) -> None:
-    environ = {"MIG_PARTED_OUTPUT_FORMAT": text} if text else {}
+    name, *argv = line.split()
 
-    assert command(name, environ).output_format.value == expected
+    found = operator.attrgetter(attribute)(read(name, argv, AGENT | environ))
 
-
-@pytest.mark.parametrize("environ", [{"NO_COLOR": "1"}, {"TERM": "dumb"}])
-def test_a_terminal_without_colour_gets_none_unless_requested(environ: dict[str, str]) -> None:
-    assert command(environ=environ).colour is settings.Colour.NEVER
-    assert command(environ=environ, color="always").colour is settings.Colour.ALWAYS
-    assert command().colour is settings.Colour.AUTO
-
-
-def test_the_config_document_that_comes_with_the_program_exists() -> None:
-    assert settings.packaged_config().is_file()
+    assert str(getattr(found, "value", found)) == expected
