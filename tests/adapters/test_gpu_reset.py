@@ -10,7 +10,6 @@ import pytest
 
 from mig_manager import errors
 from mig_manager.adapters.host import gpu_reset, programs
-from mig_manager.catalogue import hardware
 from mig_manager.core import model
 from mig_manager.errors import Reason
 from mig_manager.sandbox.driver import nvidia_smi, states
@@ -108,17 +107,6 @@ def test_gpus_with_a_pending_mode_are_reset_one_by_one_and_no_others(boot: Boot)
     assert not any(gpu.has_pending_mode for gpu in after)
     asked = [line for line in log.read_text().splitlines() if "reset" in line]
     assert asked == ["--gpu-reset -i 00000000:07:00.0", "--gpu-reset -i 00000000:17:00.0"]
-
-
-@SLOW
-def test_a_reset_may_change_handles_and_minor_numbers(boot: Boot) -> None:
-    machine = boot(A100, dataclasses.replace(WAITING, reattaches=True))
-    machine.reset(machine.switch(0))
-    machine.proc.add(70, "/dev/nvidia0", name="of-another-time")
-
-    machine.reset(machine.switch(0, mode=OFF))
-
-    assert machine.rig.observe().current_mode is OFF
 
 
 def test_a_gpu_reset_by_another_program_and_none_at_all_are_not_reset(
@@ -303,17 +291,6 @@ def test_a_refusal_has_the_reason_that_its_words_mean(
     assert message in error.message
 
 
-def test_a_linked_gpu_is_not_reset_unless_its_mode_is_pending_too(boot: Boot) -> None:
-    machine = boot(f"3x{A100}", dataclasses.replace(WAITING, linked_gpus=((0, 1, 2),)))
-    gpus = machine.switch(0, 2)
-
-    error = machine.refusal([gpus[0], gpus[2]])
-
-    assert error.reason is Reason.RESET_REQUIRED
-    assert "only be reset together with 00000000:0F:00.0, 00000000:17:00.0" in error.message
-    assert "Fabric Manager" in error.message
-
-
 def test_missing_xml_elements_are_unknown_a_later_warning_is_ignored_and_names_are_printable() -> (
     None
 ):
@@ -344,27 +321,3 @@ def test_nvidia_smi_is_searched_first_where_it_sees_the_drivers_daemons() -> Non
 
     assert (order[0], order[-1]) == (driver, here)
     assert gpu_reset.roots(stand_ins.host_roots(here)) == (programs.Root(path=here),)
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="chroot(2) is for root")
-def test_nvidia_smi_is_run_in_the_root_where_it_is_found(tmp_path: pathlib.Path) -> None:
-    root = stand_ins.filesystem(tmp_path / "driver")
-    stand_ins.script(
-        root / "usr/bin/nvidia-smi",
-        'case "$1" in --gpu-reset) echo "$@" > /asked; exit 0;; esac\n'
-        "mode=Enabled; [ -e /asked ] && mode=Disabled\n"
-        "echo '<nvidia_smi_log><gpu><uuid>GPU-1</uuid><mig_mode><current_mig>Disabled"
-        "</current_mig><pending_mig>'$mode'</pending_mig></mig_mode></gpu></nvidia_smi_log>'",
-    )
-    gpu = dataclasses.replace(
-        hardware.template(hardware.find("A100-SXM4-40GB"), 0),
-        uuid="GPU-1",
-        pci_address="00000000:07:00.0",
-        current_mode=OFF,
-        pending_mode=ON,
-    )
-    tools = programs.Programs((programs.Root(path=root),))
-
-    gpu_reset.SmiReset(tools, proc=tmp_path / "no-proc").reset([gpu])
-
-    assert (root / "asked").read_text() == "--gpu-reset -i 00000000:07:00.0\n"

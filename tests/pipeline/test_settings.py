@@ -294,7 +294,7 @@ TWO_KINDS = "4xA100-SXM4-80GB+2xA30"
         ("apply", VARIABLE, "layouts", "('v',)"),
         ("apply -s c", VARIABLE, "layouts", "('c',)"),
         ("apply p", VARIABLE, "layouts", "('p',)"),
-        ("apply -s a a", {}, "layouts", "('a',)"),
+        ("apply a --selected-config a", {}, "layouts", "('a',)"),
         ("validate a b", {}, "layouts", "('a', 'b')"),
         # Export alone reads the variable of its format.
         ("export", {}, "output_format", "yaml"),

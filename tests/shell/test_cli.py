@@ -235,6 +235,8 @@ def test_plan_and_validate_name_the_mig_strategies_that_do_not_serve_a_layout(
         (("checkpoint",), 2, "name the file: -f FILE, or set MIG_PARTED_CHECKPOINT_FILE"),
         (("restore",), 2, "name the file: -f FILE, or set MIG_PARTED_CHECKPOINT_FILE"),
         (("restore", "-f", "/no/checkpoint"), 2, "cannot read /no/checkpoint"),
+        (("restore", "-f", "/dev/null", *SPEC), 2, "/dev/null:1:1: "),
+        (("checkpoint", "-f", "/no/c.json", *SPEC), 2, "cannot write /no/c.json"),
         (("status", "--simulate", "banana"), 2, "banana"),
         (("status", "--simulate", "1xA30", "--library-path", "/x.so"), 2, "one or the other"),
         (("status", "--library-path", "/nonexistent.so"), 1, "/nonexistent.so"),

@@ -114,13 +114,3 @@ def test_with_the_mode_alone_no_instance_is_made() -> None:
     node.restore(CHECKPOINT, scope=plans.Scope.MODE_ONLY)
 
     assert node.shape == [(model.MigMode.ENABLED, [])] * 2
-
-
-def test_another_manager_at_work_keeps_a_restore_off() -> None:
-    node = Node()
-    node.exclusion.refusals = 1_000_000
-
-    with pytest.raises(errors.LockedError):
-        node.restore(CHECKPOINT)
-
-    assert node.gpus.steps == 0
