@@ -307,7 +307,7 @@ TWO_KINDS = "4xA100-SXM4-80GB+2xA30"
     ],
 )
 def test_a_command_line_and_its_variables_choose(
-    line: str, environ: Mapping[str, str], attribute: str, expected: str
+    line: str, environ: dict[str, str], attribute: str, expected: str
 ) -> None:
     name, *argv = line.split()
 
