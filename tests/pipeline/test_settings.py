@@ -237,7 +237,7 @@ def test_kubelets_socket_is_found_below_a_mount_of_the_hosts_root(tmp_path: path
     ],
 )
 def test_settings_that_contradict_each_other_or_lack_one_are_refused(
-    name: str, parsed: dict[str, object], message: str
+    name: str, parsed: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(errors.UsageError, match=re.escape(message)):
         (agent if name == "agent" else command)(**parsed)
