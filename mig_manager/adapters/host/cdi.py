@@ -59,70 +59,58 @@ class _Spec:
     names: tuple[str, ...]
 
 
+@dataclasses.dataclass(eq=False, repr=False, match_args=False)
 class CdiSpecs:
-    """Regenerates the specs that this machine uses.
+    """Regenerates the specs that this machine uses."""
 
-    Args:
-        roots: Where driver, devices and the host's files are.
-        makes_management: Whether to create the spec that the GPU operator's own containers use.
-        timeout_s: For each step of the tool.
-        here: Our own root.
-    """
-
-    def __init__(
-        self,
-        roots: host_settings.HostRoots,
-        *,
-        makes_management: bool,
-        timeout_s: float,
-        here: pathlib.Path = pathlib.Path("/"),
-    ) -> None:
-        self._roots = roots
-        self._makes_management = makes_management
-        self._timeout_s = timeout_s
-        self._here = here
-        self._host = programs.Programs((programs.Root(path=roots.host_here),))
-        self._any = programs.Programs(
-            (programs.Root(path=here), programs.Root(path=roots.host_here))
-        )
+    roots: host_settings.HostRoots
+    """Where driver, devices and the host's files are."""
+    _: dataclasses.KW_ONLY
+    makes_management: bool
+    """Whether to create the spec that the GPU operator's own containers use."""
+    timeout_s: float
+    """For each step of the tool."""
+    here: pathlib.Path = pathlib.Path("/")
+    """Our own root."""
 
     def refresh(self) -> None:
         """Update the specs that this machine has; HostError leaves a spec unchanged."""
         # The variables that the administrator set for the host's own refresh service.
-        file = programs.inside(self._roots.host_here, _VARIABLES_FILE)
+        file = programs.inside(self.roots.host_here, _VARIABLES_FILE)
         lines = _VARIABLE.findall(_read(file) if file else "")
         variables = {name: value.strip("\"'") for name, value in lines}
         served = variables.pop(_OUTPUT_VARIABLE, SPEC)
         empty: Mapping[str, str] = {}
         for name, options in {STATIC_SPEC: empty, served: variables}.items():
-            path = programs.inside(self._roots.host_here, name)
+            path = programs.inside(self.roots.host_here, name)
             if path is not None and path.is_file():
                 self._refresh_workloads(path, options)
-        if self._makes_management:
+        if self.makes_management:
             self._refresh_management()
 
     def _refresh_workloads(self, path: pathlib.Path, variables: Mapping[str, str]) -> None:
-        program = self._host.find(_TOOL)
+        program = programs.Programs((programs.Root(path=self.roots.host_here),)).find(_TOOL)
         if program is None:
             _skip(str(path), f"{_TOOL} is not found on the host")
             return
         program = dataclasses.replace(program, variables={**program.variables, **variables})
         arguments = ["cdi", "generate", *_as_before(path, variables)]
-        if self._roots.driver != pathlib.Path("/") and "NVIDIA_CTK_DRIVER_ROOT" not in variables:
-            arguments += [f"--driver-root={self._roots.driver}", f"--dev-root={self._roots.dev}"]
+        if self.roots.driver != pathlib.Path("/") and "NVIDIA_CTK_DRIVER_ROOT" not in variables:
+            arguments += [f"--driver-root={self.roots.driver}", f"--dev-root={self.roots.dev}"]
         self._make(path, program, [arguments])
 
     def _refresh_management(self) -> None:
         """Regenerate the operator's spec; our own tool must write the host's paths."""
-        folders = (programs.inside(root, _FOLDER) for root in (self._here, self._roots.host_here))
+        places = self.here, self.roots.host_here
+        folders = (programs.inside(root, _FOLDER) for root in places)
         folder = next((each for each in folders if each and each.is_dir()), None)
-        program = self._any.find(_TOOL)
+        program = programs.Programs([programs.Root(path=root) for root in places]).find(_TOOL)
         if folder is None or program is None:
             missing = _TOOL if program is None else _FOLDER
             _skip(_MANAGEMENT_SPEC, f"{missing} is found neither here nor on the host")
             return
-        roots = self._roots
-        is_ours = program.root == self._here
+        roots = self.roots
+        is_ours = program.root == self.here
         driver, dev = (roots.driver_here, roots.dev_here) if is_ours else (roots.driver, roots.dev)
         generate = [
             "cdi",
@@ -157,10 +145,10 @@ class CdiSpecs:
             program = dataclasses.replace(program, variables=scratch)
         text = ""
         for arguments in steps:
-            done = self._any.run(
+            done = programs.Programs().run(
                 program,
                 arguments,
-                timeout_s=self._timeout_s,
+                timeout_s=self.timeout_s,
                 reason=_REASON,
                 max_output_bytes=_MAX_SPEC_BYTES,
                 stdin=text,

@@ -10,6 +10,7 @@ The node of a destroyed instance stays: the driver assigns minor numbers to plac
 may list it. A node with another major number is from before a reload of the driver and is removed.
 """
 
+import dataclasses
 import errno
 import os
 import pathlib
@@ -28,6 +29,7 @@ _FIELD = re.compile(r"^(DeviceFile\w+): (\d+)$", re.MULTILINE)
 _NAME = re.compile(r"nvidia-cap\d+")
 _FOLDER_MODE = 0o755
 _TIMEOUT_S = 60.0
+"""For each step of ``nvidia-ctk``."""
 _CAPABILITIES = (
     "mig/config",
     "mig/monitor",
@@ -39,36 +41,28 @@ _REFUSALS = frozenset({errno.EPERM, errno.EACCES, errno.EROFS})
 _log = structlog.get_logger()
 
 
+@dataclasses.dataclass(eq=False, repr=False, match_args=False)
 class DeviceFiles:
-    """Implements ``ports.DeviceFiles``: device nodes first, then CDI specs, which name them.
+    """Implements ``ports.DeviceFiles``: device nodes first, then CDI specs, which name them."""
 
-    Args:
-        roots: Where driver, devices and the host's files are.
-        is_cdi_enabled: Whether the GPU operator's containers get their GPUs by CDI.
-        timeout_s: For each step of ``nvidia-ctk``.
-        proc: The ``/proc`` with the driver's files.
-    """
-
-    def __init__(
-        self,
-        roots: host_settings.HostRoots,
-        *,
-        is_cdi_enabled: bool = False,
-        timeout_s: float = _TIMEOUT_S,
-        proc: pathlib.Path = procfs.ROOT,
-    ) -> None:
-        self._roots = roots
-        self._proc = proc
-        self._specs = cdi.CdiSpecs(roots, makes_management=is_cdi_enabled, timeout_s=timeout_s)
+    roots: host_settings.HostRoots
+    """Where driver, devices and the host's files are."""
+    _: dataclasses.KW_ONLY
+    is_cdi_enabled: bool = False
+    """Whether the GPU operator's containers get their GPUs by CDI."""
+    proc: pathlib.Path = procfs.ROOT
+    """The ``/proc`` with the driver's files."""
 
     def refresh(self) -> None:
         """Update both and skip what this machine lacks; HostError if one cannot be created."""
         refresh_nodes(
-            proc=self._proc,
-            dev=self._roots.dev_here / "dev",
-            roots=(self._roots.host_here, self._roots.driver_here),
+            proc=self.proc,
+            dev=self.roots.dev_here / "dev",
+            roots=(self.roots.host_here, self.roots.driver_here),
         )
-        self._specs.refresh()
+        cdi.CdiSpecs(
+            self.roots, makes_management=self.is_cdi_enabled, timeout_s=_TIMEOUT_S
+        ).refresh()
 
 
 def refresh_nodes(

@@ -19,7 +19,6 @@ from mig_manager.core import host_settings, messages, model, steps
 _MAX_BYTES = 4 * 2**20
 """A GPU with seven instances and hundreds of processes needs a tenth of it."""
 _TOOL = "nvidia-smi"
-_RESET_TIMEOUT_S = 120.0
 _QUERY_TIMEOUT_S = 60.0
 
 _REASON = errors.Reason.RESET_REQUIRED
@@ -79,19 +78,15 @@ def parse(document: str) -> GpuStatus | None:
     )
 
 
+@dataclasses.dataclass(eq=False, repr=False, match_args=False)
 class SmiReset:
-    """Implements ``ports.GpuReset``; ``timeout_s`` is for each reset."""
+    """Implements ``ports.GpuReset``."""
 
-    def __init__(
-        self,
-        search: programs.Programs,
-        *,
-        timeout_s: float = _RESET_TIMEOUT_S,
-        proc: pathlib.Path = procfs.ROOT,
-    ) -> None:
-        self._tools = search
-        self._timeout_s = timeout_s
-        self._proc = proc
+    tools: programs.Programs
+    _: dataclasses.KW_ONLY
+    timeout_s: float = 120.0
+    """For each reset."""
+    proc: pathlib.Path = procfs.ROOT
 
     def reset(self, gpus: Sequence[model.Gpu]) -> None:
         """Reset those of the GPUs whose MIG mode is still pending, one after the other.
@@ -109,29 +104,24 @@ class SmiReset:
             done = self._reset(pending[:1], pending)
             pending = [gpu for gpu in pending if gpu not in done]
 
-    def _run(
-        self,
-        *arguments: str,
-        timeout_s: float = _QUERY_TIMEOUT_S,
-        max_output_bytes: int = programs.MAX_OUTPUT_BYTES,
-    ) -> programs.Finished:
-        program = self._tools.find(_TOOL)
+    def _run(self, *arguments: str, timeout_s: float = _QUERY_TIMEOUT_S) -> programs.Finished:
+        program = self.tools.find(_TOOL)
         if program is None:
             raise errors.HostError(
                 f"{_TOOL}, which resets GPUs, is found neither with the driver nor on the host",
                 reason=_REASON,
             )
-        return self._tools.run(
+        return self.tools.run(
             program,
             arguments,
             timeout_s=timeout_s,
             reason=_REASON,
-            max_output_bytes=max_output_bytes,
+            max_output_bytes=_MAX_BYTES,
         )
 
     def _query(self, gpu: model.Gpu) -> GpuStatus:
         """Query a GPU, and check that the tool means the same one."""
-        done = self._run("-q", "-x", "-i", _bus_ids([gpu]), max_output_bytes=_MAX_BYTES)
+        done = self._run("-q", "-x", "-i", _bus_ids([gpu]))
         if done.status:
             raise done.refused(_REASON)
         status = parse(done.stdout)
@@ -149,14 +139,14 @@ class SmiReset:
                 f"{gpu} is not reset while it is in use by {procfs.listed(users)}",
                 reason=errors.Reason.IN_USE,
             )
-        if hidden := procfs.hidden(self._proc):
+        if hidden := procfs.hidden(self.proc):
             # The tool refuses a GPU that is in use, without naming processes.
             _log.warning("gpu_users_unknown", gpu=gpu.uuid, why=hidden)
 
     def _users(self, status: GpuStatus, *, ignore: Sequence[str] = ()) -> list[str]:
         seen = {
             process.pid: str(process)
-            for process in procfs.gpu_processes(self._proc, ignore=(os.getpid(),))
+            for process in procfs.gpu_processes(self.proc, ignore=(os.getpid(),))
             if status.minor in process.gpus and process.name not in ignore
         }
         return [name for _, name in sorted({**status.processes, **seen}.items())]
@@ -166,7 +156,7 @@ class SmiReset:
     ) -> Sequence[model.Gpu]:
         """Reset GPUs in one command, with those of ``pending`` connected to them; return which."""
         command = ("--gpu-reset", "-i", _bus_ids(chosen))
-        done = self._run(*command, timeout_s=self._timeout_s)
+        done = self._run(*command, timeout_s=self.timeout_s)
         if done.status and _IN_USE.search(done.output):
             # With persistence mode the driver keeps a GPU open that no process uses
             # (``nvidia-smi(1)``, ``-pm``).
@@ -174,7 +164,7 @@ class SmiReset:
             if persistent:
                 self._set_persistence(persistent, is_on=False)
                 try:
-                    done = self._run(*command, timeout_s=self._timeout_s)
+                    done = self._run(*command, timeout_s=self.timeout_s)
                 finally:
                     self._set_persistence(persistent, is_on=True)
         if done.status == 0:
@@ -219,7 +209,7 @@ class SmiReset:
             error = errors.HostError(
                 f"{done.line}: in use {by} that are not visible here", reason=errors.Reason.IN_USE
             )
-            if hidden := procfs.hidden(self._proc):
+            if hidden := procfs.hidden(self.proc):
                 error.add(hidden)
             return error
         if done.status == _NO_PERMISSION:

@@ -156,44 +156,35 @@ class Finished:
         )
 
 
+@dataclasses.dataclass(eq=False, repr=False, match_args=False)
 class Programs:
-    """Finds and runs programs; for any thread.
+    """Finds and runs programs; for any thread."""
 
-    Args:
-        roots: Where programs are searched, best first.
-        folders: Where in a root programs are, best first.
-        search_path: Folders of this machine to look in last, as in ``PATH``.
-        loader_variables: The environment of a program found there.
-    """
-
-    def __init__(
-        self,
-        roots: Sequence[Root] = (Root(),),
-        *,
-        folders: Sequence[str] = _PROGRAM_FOLDERS,
-        search_path: str = "",
-        loader_variables: Mapping[str, str] | None = None,
-    ) -> None:
-        self._roots = tuple(roots)
-        self._folders = tuple(folders)
-        self._search_path = search_path
-        self._loader_variables = loader_variables or {}
+    roots: Sequence[Root] = (Root(),)
+    """Where programs are searched, best first."""
+    _: dataclasses.KW_ONLY
+    folders: Sequence[str] = _PROGRAM_FOLDERS
+    """Where in a root programs are, best first."""
+    search_path: str = ""
+    """Folders of this machine to look in last, as in ``PATH``."""
+    loader_variables: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """The environment of a program found there."""
 
     def find(self, name: str) -> Program | None:
         """Return the first program with this file name, or None."""
-        for root in self._roots:
-            for folder in self._folders:
+        for root in self.roots:
+            for folder in self.folders:
                 path = pathlib.PurePosixPath("/", folder, name)
                 place = inside(root.driver_here, path)
                 if place is not None and _is_program(place):
                     seen = path if root.is_at_top else _as_seen(root, place)
                     variables = _variables(root, folder)
                     return Program(path=str(seen), root=root.path, variables=variables)
-        for folder in self._search_path.split(":"):
+        for folder in self.search_path.split(":"):
             here = pathlib.Path(folder, name)
             # A relative folder would be another one wherever we are started.
             if here.is_absolute() and _is_program(here):
-                return Program(path=str(here), root=_TOP, variables=self._loader_variables)
+                return Program(path=str(here), root=_TOP, variables=self.loader_variables)
         return None
 
     def run(

@@ -5,6 +5,7 @@ unbounded. Sources: ``org.freedesktop.systemd1(5)``, ``org.freedesktop.login1(5)
 """
 
 import contextlib
+import dataclasses
 import time
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
@@ -66,25 +67,17 @@ _ABSENT = frozenset(
 _log = structlog.get_logger()
 
 
+@dataclasses.dataclass(eq=False, repr=False, match_args=False)
 class Systemd:
-    """Implements ``ports.HostServices`` on the host's system bus at ``address``.
+    """Implements ``ports.HostServices``; without permission each method raises NO_PERMISSION."""
 
-    A service may take longer than ``stop_timeout_s`` to stop if systemd gives it longer. Without
-    permission each method raises HostError NO_PERMISSION.
-    """
-
-    def __init__(
-        self,
-        address: str,
-        *,
-        stop_timeout_s: float,
-        start_timeout_s: float,
-        call_timeout_s: float = _CALL_TIMEOUT_S,
-    ) -> None:
-        self._address = address
-        self._call_timeout_s = call_timeout_s
-        self._stop_timeout_s = stop_timeout_s
-        self._start_timeout_s = start_timeout_s
+    address: str
+    """Of the host's system bus."""
+    _: dataclasses.KW_ONLY
+    stop_timeout_s: float
+    """A service may take longer to stop if systemd gives it longer."""
+    start_timeout_s: float
+    call_timeout_s: float = _CALL_TIMEOUT_S
 
     def running(self, names: Sequence[str]) -> tuple[str, ...]:
         """Return those that are active or starting, and what systemd would stop along with them.
@@ -96,7 +89,7 @@ class Systemd:
         if not names:
             return ()
         running: dict[str, None] = {}
-        with self._session("asking systemd what runs", self._call_timeout_s) as units:
+        with self._session("asking systemd what runs", self.call_timeout_s) as units:
             for name in names:
                 if units.is_running(name):
                     running |= dict.fromkeys((*units.stopped_along(name), name))
@@ -104,13 +97,13 @@ class Systemd:
 
     def stop(self, name: str) -> None:
         """Stop a service and wait until it has stopped; it is an error if it starts again."""
-        with self._session(f"stopping {name}", self._call_timeout_s) as units:
+        with self._session(f"stopping {name}", self.call_timeout_s) as units:
             path = units.find(name)
             if path is None:
                 return
             # systemd kills it after its own time-out and not before, so a shorter one is useless.
-            timeout_s = max(self._stop_timeout_s, units.own_stop_timeout_s(name, path))
-        with self._session(f"stopping {name}", timeout_s + self._call_timeout_s) as units:
+            timeout_s = max(self.stop_timeout_s, units.own_stop_timeout_s(name, path))
+        with self._session(f"stopping {name}", timeout_s + self.call_timeout_s) as units:
             result = units.run_job("StopUnit", name, timeout_s=timeout_s)
             state = units.state(name)
         if state in _DOWN:
@@ -137,13 +130,13 @@ class Systemd:
             return True
         if not host_files.is_stoppable(name):
             return False
-        with self._session(f"asking what {name} depends on", self._call_timeout_s) as units:
+        with self._session(f"asking what {name} depends on", self.call_timeout_s) as units:
             return not units.stopped_with(name).isdisjoint(listed)
 
     def start(self, name: str) -> bool:
         """Start a service, wait until it runs or has run to its end, return if it was down."""
-        timeout_s = self._start_timeout_s
-        with self._session(f"starting {name}", timeout_s + self._call_timeout_s) as units:
+        timeout_s = self.start_timeout_s
+        with self._session(f"starting {name}", timeout_s + self.call_timeout_s) as units:
             was_down = units.state(name) != "active"
             result = units.run_job("StartUnit", name, timeout_s=timeout_s)
             if why := units.why_not_up(name, result, timeout_s):
@@ -153,7 +146,7 @@ class Systemd:
     @contextlib.contextmanager
     def _session(self, doing: str, timeout_s: float) -> Iterator["_Units"]:
         with system_bus.session(
-            self._address,
+            self.address,
             doing,
             timeout_s=timeout_s,
             failed=Reason.HOST_SERVICE_FAILED,
@@ -165,9 +158,8 @@ class Systemd:
 class Reboot:
     """Implements ``ports.Reboot``: through logind, or systemd alone where there is no logind."""
 
-    def __init__(self, address: str, *, call_timeout_s: float = _CALL_TIMEOUT_S) -> None:
-        self._address = address
-        self._call_timeout_s = call_timeout_s
+    def __init__(self, address: str) -> None:
+        self.address = address
 
     def request(self, why: str) -> None:
         """Request a reboot that stops services in order; the error names who refused it."""
@@ -190,7 +182,7 @@ class Reboot:
     def _session(self, doing: str) -> contextlib.AbstractContextManager[system_bus.Connection]:
         refused = Reason.REBOOT_REQUIRED
         return system_bus.session(
-            self._address, doing, timeout_s=self._call_timeout_s, failed=refused, denied=refused
+            self.address, doing, timeout_s=_CALL_TIMEOUT_S, failed=refused, denied=refused
         )
 
 
