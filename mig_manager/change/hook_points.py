@@ -29,7 +29,7 @@ class HookPoints:
         self._programs = programs
         self._variables = variables or {}
         self._telemetry = telemetry or ports.Telemetry()
-        self._table = host_files.Table()
+        self._table: host_files.Table = {}
         self._passed: set[host_files.Point] = set()
         self._check: Check = lambda: None
         self.is_loaded = False
@@ -39,7 +39,7 @@ class HookPoints:
     @property
     def is_empty(self) -> bool:
         """Whether there are no hooks; known after ``load``."""
-        return self._table.is_empty
+        return not self._table
 
     def load(self) -> None:
         """Read the hooks file.
@@ -61,7 +61,7 @@ class HookPoints:
             return
         start, end = host_files.Point.APPLY_START, host_files.Point.APPLY_EXIT
         for point in (start, *_points_of(plan), end):
-            for hook in self._table.at(point):
+            for hook in self._table.get(point, ()):
                 why = self._programs.missing(hook)
                 if why:
                     raise errors.HostError(
@@ -95,7 +95,7 @@ class HookPoints:
         The rest is planned again afterwards.
         """
         point = host_files.Point.PRE_APPLY_CONFIG
-        is_needed = bool(self._table.at(point)) and point not in self._passed
+        is_needed = point in self._table and point not in self._passed
         if not is_needed or not any(gpu.changes_mode for gpu in plan.gpus):
             return plan
         return steps.Plan(gpus=tuple(_to_mode(gpu) for gpu in plan.gpus if gpu.changes_mode))
@@ -150,7 +150,7 @@ class HookPoints:
         if self._programs is None or point in self._passed:
             return
         self._passed.add(point)
-        for hook in self._table.at(point):
+        for hook in self._table.get(point, ()):
             self._report_and_check()
             # Variables of the change override those of the hook, as in mig-parted.
             environment = {**hook.envs, **self._programs.variables, **self._variables}

@@ -44,30 +44,19 @@ class Hook:
     location: errors.Location  # of its command
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Table:
-    """The hooks of each point, in their order."""
-
-    points: Mapping[Point, tuple[Hook, ...]] = dataclasses.field(default_factory=dict)
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether there is no hook at all."""
-        return not any(self.points.values())
-
-    def at(self, point: Point) -> tuple[Hook, ...]:
-        """Return the hooks of a point."""
-        return self.points.get(point, ())
-
+Table = Mapping[Point, tuple[Hook, ...]]  # only points that have hooks
 
 MOST_TIMEOUT_S = 86400.0  # A day
 
 
 def parse_hooks(text: str, *, source: str) -> Table:
-    """Parse a hooks file; an empty one has no hooks. ConfigError says where and what is right."""
+    """Parse a hooks file: the hooks of each point that has any, in their order.
+
+    ConfigError says where it is wrong and what is right.
+    """
     root = yaml_tree.parse(text, source=source)
     if root is None or yaml_tree.is_null(root):
-        return Table()
+        return {}
     what = f"a mapping with 'version: {VERSION}' and 'hooks'"
     _, top = _members(root, ("version", "hooks"), what)
     # mig-parted does not look at it, so a file may well lack it.
@@ -75,16 +64,15 @@ def parse_hooks(text: str, *, source: str) -> Table:
         fields.check_version(top["version"], VERSION)
     points = top.get("hooks")
     if points is None or yaml_tree.is_null(points):
-        return Table()
+        return {}
     if not isinstance(points, yaml_tree.Mapping):
         fields.fail(points, f"hooks must be a mapping of points, not {fields.shown(points)}")
     fields.check_keys(points, [point.value for point in Point])
-    return Table(
-        points={
-            Point(entry.key): tuple(map(_hook, fields.items(entry.value, "the hooks of a point")))
-            for entry in points.entries
-        }
-    )
+    hooks = {
+        Point(entry.key): tuple(map(_hook, fields.items(entry.value, "the hooks of a point")))
+        for entry in points.entries
+    }
+    return {point: listed for point, listed in hooks.items() if listed}
 
 
 def _members(

@@ -30,7 +30,7 @@ def parse(text: str) -> host_files.Table:
 def hooks(text: str) -> dict[str, list[tuple[object, ...]]]:
     return {
         point.value: [(hook.command, hook.args, hook.envs, hook.workdir) for hook in each]
-        for point, each in parse(text).points.items()
+        for point, each in parse(text).items()
     }
 
 
@@ -46,7 +46,7 @@ def test_two_points_with_two_hooks_each_are_read_in_their_order_and_again_when_w
             ("/bin/sh", ("-c", "start dcgm"), {}, ""),
         ],
     }
-    assert parse(TWO_BY_TWO).at(Point.APPLY_START) == ()
+    assert Point.APPLY_START not in parse(TWO_BY_TWO)
     plain = yaml_tree.plain(yaml_tree.parse(TWO_BY_TWO, source="h.yaml"))
     assert hooks(yaml_tree.dump(plain)) == read
 
@@ -59,7 +59,7 @@ def test_two_points_with_two_hooks_each_are_read_in_their_order_and_again_when_w
     ],
 )  # fmt: skip
 def test_a_file_without_hooks_is_an_empty_table(text: str) -> None:
-    assert parse(text).is_empty
+    assert parse(text) == {}
 
 
 def test_scalars_become_the_texts_and_keys_have_the_cases_of_mig_parted() -> None:
@@ -79,7 +79,7 @@ def test_scalars_become_the_texts_and_keys_have_the_cases_of_mig_parted() -> Non
 def test_a_hook_may_have_a_timeout() -> None:
     one, other = parse(
         "hooks: {apply-exit: [{command: /x, timeout-s: 2.5}, {command: /x, timeout-s: }]}"
-    ).at(Point.APPLY_EXIT)
+    )[Point.APPLY_EXIT]
 
     assert (one.timeout_s, other.timeout_s) == (2.5, None)
 
@@ -146,7 +146,7 @@ def test_any_text_is_a_table_or_a_typed_error(text: str) -> None:
     except errors.ConfigError:
         return
     for point in Point:
-        for hook in table.at(point):
+        for hook in table.get(point, ()):
             # Nothing of it can keep a process from being started.
             assert hook.command
             for word in (hook.command, hook.workdir, *hook.args, *hook.envs.values()):

@@ -141,7 +141,7 @@ class CheckpointPlan:
 
 
 def restore_checkpoint(
-    saved: checkpoint.Checkpoint, gpus: Sequence[model.Gpu], *, is_mode_only: bool = False
+    saved: Sequence[checkpoint.Device], gpus: Sequence[model.Gpu], *, is_mode_only: bool = False
 ) -> CheckpointPlan:
     """Find the steps to a checkpoint; GPUs that it lacks are not touched.
 
@@ -155,14 +155,14 @@ def restore_checkpoint(
     refuse_on_vgpus(gpus, plan)
     # Without profiles, only MIG mode can be restored before the next observation.
     blind = set() if is_mode_only else {gpu.uuid for gpu in gpus if gpu.profiles is None}
-    partitioned = {device.uuid for device in saved.devices if device.instances}
+    partitioned = {device.uuid for device in saved if device.instances}
     changes = tuple(
         dataclasses.replace(each, is_provisional=True, target=())
         if each.gpu_uuid in blind & partitioned
         else each
         for each in plan.gpus
     )
-    covered = frozenset(device.uuid for device in saved.devices)
+    covered = frozenset(device.uuid for device in saved)
     return CheckpointPlan(plan=steps.Plan(gpus=changes), covered=covered)
 
 

@@ -162,7 +162,7 @@ def _is_vague(gi: model.GpuInstance) -> bool:
 
 
 def snapshots(
-    saved: checkpoint.Checkpoint, gpus: Sequence[model.Gpu], *, is_mode_only: bool
+    saved: Sequence[checkpoint.Device], gpus: Sequence[model.Gpu], *, is_mode_only: bool
 ) -> list[model.GpuSnapshot]:
     """Return the GPUs of a checkpoint as snapshots.
 
@@ -172,7 +172,7 @@ def snapshots(
     here = {gpu.uuid: gpu for gpu in gpus}
     lost = model.unreachable(gpus)
     found: list[model.GpuSnapshot] = []
-    for device in saved.devices:
+    for device in saved:
         gpu = here.get(device.uuid)
         if gpu is None and any(each.uuid in ("", device.uuid) for each in lost):
             raise errors.LayoutError(

@@ -45,13 +45,6 @@ class Device:
     location: errors.Location
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Checkpoint:
-    """What GPUs had."""
-
-    devices: tuple[Device, ...]
-
-
 def render(gpus: Sequence[model.Gpu]) -> str:
     """Write what GPUs have; LayoutError (UNKNOWN_PROFILE) if the driver lists no such profile."""
     devices = [_device_data(gpu) for gpu in gpus if gpu.current_mode is not None]
@@ -60,10 +53,10 @@ def render(gpus: Sequence[model.Gpu]) -> str:
     return json.dumps(state, separators=(",", ":"))
 
 
-def parse(text: str, *, source: str) -> Checkpoint:
+def parse(text: str, *, source: str) -> tuple[Device, ...]:
     """Parse a checkpoint of ``render`` or mig-parted; CheckpointError says what is wrong."""
     try:
-        return Checkpoint(devices=tuple(_devices(text, source)))
+        return tuple(_devices(text, source))
     except errors.ConfigError as error:
         raise errors.CheckpointError(error.message) from error
 
