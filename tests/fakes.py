@@ -88,11 +88,7 @@ class FakeBudget:
         return policy.Budget(
             namespace="default",
             name=self.name,
-            selector=(
-                policy.Requirement(
-                    key="app", operator=policy.Operator.IN, values=frozenset({self.app})
-                ),
-            ),
+            selector=(policy.Requirement(key="app", values=frozenset({self.app})),),
             allowed=max(0, len(ready) - desired),
             healthy=len(ready),
             desired=desired,

@@ -108,7 +108,7 @@ class Run:
         if plan.is_empty:
             return self._verify_unchanged(target, gpus, request)
         usage = self._survey(target, gpus)
-        busy = clients.busy_uuids(usage.assigned or ())
+        busy = frozenset().union(*(pod.device_ids for pod in usage.assigned or ()))
         plan = self._planning.plan(target.layout, gpus, restoring=older, busy=busy)
         self._hooks.start(plan, request)
         order = drain.order(

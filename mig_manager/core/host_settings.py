@@ -159,7 +159,11 @@ def host_settings(source: options.Source) -> HostSettings:
     """Read the settings for the machine. Raises UsageError: A value cannot be used."""
     values = source.values(HostSettings)
     roots = host_roots(source)
-    values["dbus_address"] = values["dbus_address"] or _bus_address(roots.host_here)
+    if not values["dbus_address"]:
+        mounted = roots.host_here / _BUS_SOCKET
+        path = mounted if _exists(mounted) else _ROOT / _BUS_SOCKET
+        escaped = urllib.parse.quote(str(path), safe=_PLAIN_IN_ADDRESS)
+        values["dbus_address"] = f"unix:path={escaped}"
     return HostSettings(**values, roots=roots)
 
 
@@ -238,10 +242,3 @@ def _exists(path: pathlib.Path) -> bool:
         return path.exists()
     except OSError:
         return False
-
-
-def _bus_address(host: pathlib.Path) -> str:
-    """Return the host's bus below a mount of its root, or where systemd has it."""
-    mounted = host / _BUS_SOCKET
-    path = mounted if _exists(mounted) else _ROOT / _BUS_SOCKET
-    return f"unix:path={urllib.parse.quote(str(path), safe=_PLAIN_IN_ADDRESS)}"

@@ -70,7 +70,7 @@ def test_a_slot_beyond_our_limit_counts_as_held_and_is_never_free() -> None:
 )  # fmt: skip
 def test_leases_of_others_are_no_slots(name: str, index: int | None) -> None:
     assert slots.index_of(name) == index
-    assert index is None or slots.name_of(index) == name
+    assert index is None or slot(index).name == name
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ class Slot:
     @property
     def name(self) -> str:
         """The Lease's name."""
-        return name_of(self.index)
+        return f"{PREFIX}{self.index}"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,11 +72,6 @@ class Denial:
             )
         what = "; ".join(parts) or "others were quicker"
         return f"waiting for one of {self.limit} slots for nodes under change; {what}"
-
-
-def name_of(index: int) -> str:
-    """Return the name of a slot's Lease."""
-    return f"{PREFIX}{index}"
 
 
 def index_of(name: str) -> int | None:

@@ -131,11 +131,6 @@ def affected_ids(plan: steps.Plan, gpus: Iterable[model.Gpu]) -> frozenset[str]:
     return frozenset(ids)
 
 
-def busy_uuids(assigned: Iterable[cluster.PodDevices]) -> frozenset[str]:
-    """Return every device id that a pod uses."""
-    return frozenset(device for pod in assigned for device in pod.device_ids)
-
-
 def affected_pods(
     pods: Iterable[cluster.Pod],
     assigned: Sequence[cluster.PodDevices] | None,

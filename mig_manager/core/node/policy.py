@@ -71,13 +71,13 @@ def parse_plugin_configs(text: str, *, origin: str) -> dict[str, str]:
     return found
 
 
-class Operator(enum.Enum):
-    """How a requirement of a label selector compares."""
-
-    IN = "In"
-    NOT_IN = "NotIn"
-    EXISTS = "Exists"
-    DOES_NOT_EXIST = "DoesNotExist"
+_OPERATORS = {
+    "In": (True, False),
+    "NotIn": (True, True),
+    "Exists": (False, False),
+    "DoesNotExist": (False, True),
+}
+"""Operators of a label selector: whether they have values, and whether they are negated."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,32 +85,19 @@ class Requirement:
     """One requirement of a label selector."""
 
     key: str
-    operator: Operator
-    values: frozenset[str] = frozenset()
+    values: frozenset[str] | None  # what the label may be; None: anything, if it is there
+    is_negated: bool = False
 
     def matches(self, labels: Mapping[str, str]) -> bool:
         """Return whether labels meet it."""
-        match self.operator:
-            case Operator.IN:
-                return labels.get(self.key) in self.values
-            case Operator.NOT_IN:
-                return labels.get(self.key) not in self.values
-            case Operator.EXISTS:
-                return self.key in labels
-            case Operator.DOES_NOT_EXIST:
-                return self.key not in labels
+        is_met = self.key in labels if self.values is None else labels.get(self.key) in self.values
+        return is_met is not self.is_negated
 
     def __str__(self) -> str:
-        values = f"({','.join(sorted(self.values))})"
-        match self.operator:
-            case Operator.IN:
-                return f"{self.key} in {values}"
-            case Operator.NOT_IN:
-                return f"{self.key} notin {values}"
-            case Operator.EXISTS:
-                return self.key
-            case Operator.DOES_NOT_EXIST:
-                return f"!{self.key}"
+        if self.values is None:
+            return f"!{self.key}" if self.is_negated else self.key
+        operator = "notin" if self.is_negated else "in"
+        return f"{self.key} {operator} ({','.join(sorted(self.values))})"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -234,15 +221,11 @@ def _selector(selector: Mapping[str, Any] | None) -> tuple[Requirement, ...] | N
     if selector is None:
         return None
     found = [
-        Requirement(key=str(key), operator=Operator.IN, values=frozenset({str(value)}))
+        Requirement(key=str(key), values=frozenset({str(value)}))
         for key, value in (selector.get("matchLabels") or {}).items()
     ]
-    found += [
-        Requirement(
-            key=str(each["key"]),
-            operator=Operator(each["operator"]),
-            values=frozenset(map(str, each.get("values") or ())),
-        )
-        for each in selector.get("matchExpressions") or ()
-    ]
+    for each in selector.get("matchExpressions") or ():
+        has_values, is_negated = _OPERATORS[each["operator"]]
+        values = frozenset(map(str, each.get("values") or ())) if has_values else None
+        found.append(Requirement(key=str(each["key"]), values=values, is_negated=is_negated))
     return tuple(found)
