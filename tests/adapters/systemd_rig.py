@@ -80,34 +80,21 @@ class Unit:
     starts: Act = dataclasses.field(default_factory=lambda: Act("active"))
 
 
+@dataclasses.dataclass
 class DBusDaemon:
     """A bus."""
 
-    def __init__(self, folder: pathlib.Path, *, mechanism: str, denied: str) -> None:
-        self.socket = folder / "bus"
-        self.address = f"unix:path={self.socket}"
-        config = folder / "bus.conf"
-        config.write_text(
-            _CONFIG.format(socket=self.socket, mechanism=mechanism, denied=denied),
-            encoding="utf-8",
-        )
-        program = programs.needed("dbus-daemon")
-        self._process = subprocess.Popen(  # noqa: S603 - the machine's own bus
-            [program, f"--config-file={config}", "--nofork", "--nopidfile", "--print-address"],
-            stdout=subprocess.PIPE,
-            # Without root's rights it complains of its limits.
-            stderr=subprocess.DEVNULL,
-            text=True,
-        )
-        assert self._process.stdout is not None
-        assert self._process.stdout.readline().startswith("unix:path=")
+    socket: pathlib.Path
+    _process: subprocess.Popen[str]
+
+    @property
+    def address(self) -> str:
+        return f"unix:path={self.socket}"
 
     def kill(self) -> None:
         """End it as a crash would; done when it has ended."""
         self._process.kill()
         self._process.wait()
-        if self._process.stdout:
-            self._process.stdout.close()
 
 
 class StandIn:
@@ -266,18 +253,25 @@ def unit_name(path: str) -> str:
 def a_bus(
     folder: pathlib.Path, *, mechanism: str = "EXTERNAL", denied: str = ""
 ) -> Iterator[DBusDaemon]:
-    """Have a bus for the body.
-
-    Args:
-        folder: Where its socket is.
-        mechanism: How clients say who they are.
-        denied: What its policy forbids, as it writes it.
-    """
-    daemon = DBusDaemon(folder, mechanism=mechanism, denied=denied)
-    try:
-        yield daemon
-    finally:
-        daemon.kill()
+    """Have a bus with a way for clients to say who they are, and what its policy forbids."""
+    socket, config = folder / "bus", folder / "bus.conf"
+    text = _CONFIG.format(socket=socket, mechanism=mechanism, denied=denied)
+    config.write_text(text, encoding="utf-8")
+    program = programs.needed("dbus-daemon")
+    with subprocess.Popen(  # noqa: S603 - the machine's own bus
+        [program, f"--config-file={config}", "--nofork", "--nopidfile", "--print-address"],
+        stdout=subprocess.PIPE,
+        # Without root's rights it complains of its limits.
+        stderr=subprocess.DEVNULL,
+        text=True,
+    ) as process:
+        daemon = DBusDaemon(socket, process)
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline().startswith("unix:path=")
+            yield daemon
+        finally:
+            daemon.kill()
 
 
 @contextlib.contextmanager
@@ -285,11 +279,9 @@ def standing_in(
     daemon: DBusDaemon, units: dict[str, Unit] | None = None, *, has_logind: bool = True
 ) -> Iterator[StandIn]:
     """Run the stand-in for systemd during the body."""
-    played = StandIn(daemon.address, units or {}, has_logind=has_logind)
-    try:
-        yield played
-    finally:
-        played.close()
+    stand_in = StandIn(daemon.address, units or {}, has_logind=has_logind)
+    with contextlib.closing(stand_in):
+        yield stand_in
 
 
 @pytest.fixture

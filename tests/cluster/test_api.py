@@ -322,19 +322,6 @@ def test_a_watch_delivers_what_came_after_its_version_and_only_of_its_node(
     ]
 
 
-def test_two_writers_of_taints_both_get_their_way(kube: api.KubeApi) -> None:
-    ours = node.KubeNode(kube, name=NAME, clock=host.SystemClock())
-    foreign = {"key": "example.com/flaky", "effect": "PreferNoSchedule"}
-    kube.patch(f"{NODES}/{NAME}", {"spec": {"taints": [foreign]}})
-
-    ours.update(lambda _view: cluster.NodePatch(hold_taint=True))
-    taints = kube.get(f"{NODES}/{NAME}")["spec"]["taints"]
-    ours.update(lambda _view: cluster.NodePatch(hold_taint=False))
-
-    assert taints == [foreign, {"key": cluster.HOLD_TAINT, "effect": "NoSchedule"}]
-    assert kube.get(f"{NODES}/{NAME}")["spec"]["taints"] == [foreign]
-
-
 def test_kubectl_describe_node_shows_the_event(kube: api.KubeApi) -> None:
     ours = node.KubeNode(kube, name=NAME, clock=host.SystemClock())
 

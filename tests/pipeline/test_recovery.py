@@ -78,25 +78,10 @@ def test_a_run_killed_at_any_call_is_resumed_without_reopening_the_node_and_succ
     assert resumed > 5
 
 
-@pytest.mark.parametrize("scenario", scenes.SWEPT)
-def test_after_a_kill_a_removed_label_rolls_the_node_back(scenario: str) -> None:
-    make, layout, indices = calls(scenario)
-    for index in indices:
-        rig, before = killed(make, layout, index)
-        was_applied = is_active(rig, layout)
-
-        scenes.undo(rig)
-
-        scenes.assert_nothing_taken(rig)
-        if not was_applied:
-            assert is_as_before(rig, before)
-        assert rig.labels.get(cluster.STATE_LABEL) != "pending"
-        assert_says_the_truth(rig)
-
-
 @pytest.mark.parametrize(
     ("scenario", "wanted"),
     [
+        *(pytest.param(*each.values, None, marks=each.marks) for each in scenes.SWEPT),
         ("one-slice-on-a-busy-node", "too-much"),
         ("first-layout", "all-balanced"),
         pytest.param("first-layout", "too-much", marks=pytest.mark.slow),
@@ -105,23 +90,25 @@ def test_after_a_kill_a_removed_label_rolls_the_node_back(scenario: str) -> None
         pytest.param("one-slice-on-a-busy-node", "all-1g.5gb", marks=pytest.mark.slow),
     ],
 )
-def test_after_a_kill_another_request_starts_from_the_rolled_back_gpus(
-    scenario: str, wanted: str
+def test_after_a_kill_another_request_or_none_starts_from_the_rolled_back_gpus(
+    scenario: str, wanted: str | None
 ) -> None:
     make, layout, indices = calls(scenario)
     for index in indices:
         rig, before = killed(make, layout, index)
-
-        outcome = scenes.resume(rig, wanted)
-
-        scenes.assert_nothing_taken(rig)
-        assert_says_the_truth(rig)
-        if wanted in IMPOSSIBLE:
-            assert outcome.state is model.State.FAILED
+        was_applied = is_active(rig, layout)
+        if wanted is None:
+            scenes.undo(rig)
+            assert was_applied or is_as_before(rig, before)
+            assert rig.labels.get(cluster.STATE_LABEL) != "pending"
+        elif wanted in IMPOSSIBLE:
+            assert scenes.resume(rig, wanted).state is model.State.FAILED
             assert is_active(rig, layout) or is_as_before(rig, before)
         else:
-            assert outcome.state is model.State.SUCCESS
+            assert scenes.resume(rig, wanted).state is model.State.SUCCESS
             assert is_active(rig, wanted)
+        scenes.assert_nothing_taken(rig)
+        assert_says_the_truth(rig)
 
 
 def test_after_a_kill_a_layout_that_has_become_impossible_is_undone_before_it_is_refused() -> None:

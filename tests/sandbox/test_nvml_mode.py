@@ -64,15 +64,6 @@ def test_hopper_gpu_switches_under_monitors_but_not_under_workloads(start: nvml_
     assert pynvml.nvmlDeviceGetMigMode(device) == [1, 1]
 
 
-def test_ampere_gpu_in_a_virtual_machine_waits_for_a_reboot(start: nvml_rig.Start) -> None:
-    library = start("A100", virtualization=states.Virtualization.PASSTHROUGH)
-    device = nvml_rig.gpu()
-    assert pynvml.nvmlDeviceSetMigMode(device, 1) == pynvml.NVML_ERROR_RESET_REQUIRED
-    assert pynvml.nvmlDeviceGetMigMode(device) == [0, 1]
-    library.state.reboot()
-    assert pynvml.nvmlDeviceGetMigMode(device) == [1, 1]
-
-
 @pytest.mark.parametrize(
     ("virtualization", "mode", "code"),
     [

@@ -30,20 +30,6 @@ def gpus_in(text: str) -> list[ET.Element]:
     return ET.fromstring(text).findall("gpu")  # noqa: S314 - of our own making
 
 
-def test_where_the_driver_cannot_reset_a_gpu_nvidia_smi_can(
-    start: nvml_rig.Start, smi: Run
-) -> None:
-    library = start(resets_itself=False)
-    assert pynvml.nvmlDeviceSetMigMode(nvml_rig.gpu(), 1) == pynvml.NVML_ERROR_RESET_REQUIRED
-    assert pynvml.nvmlDeviceGetMigMode(nvml_rig.gpu()) == [0, 1]
-
-    assert smi(library, "--gpu-reset", "-i", FIRST) == (
-        0,
-        f"GPU {FIRST} was successfully reset.\nAll done.\n",
-    )
-    assert pynvml.nvmlDeviceGetMigMode(nvml_rig.gpu()) == [1, 1]
-
-
 @pytest.mark.parametrize("name", ["0", FIRST, FIRST.lower(), FIRST.removeprefix("0000")])
 def test_a_gpu_goes_by_index_or_address(name: str, start: nvml_rig.Start, smi: Run) -> None:
     library = start("2xA100")
@@ -98,12 +84,6 @@ def test_a_reset_is_refused_for_all_named_gpus_as_on_a_real_machine(
 
     assert (ended, text in output) == (status, True)
     assert library.state.read() == before
-
-
-def test_linked_gpus_are_reset_when_all_are_named(start: nvml_rig.Start, smi: Run) -> None:
-    library = start("3xA100", linked_gpus=((0, 1),), serialise_all_gpus=True)
-    assert smi(library, "-r", "-i", f"{FIRST},{SECOND}")[0] == 0
-    assert [each.attachments for each in library.state.read().gpus] == [1, 1, 0]
 
 
 def test_an_unknown_gpu_and_a_missing_driver_have_their_own_statuses(

@@ -262,13 +262,6 @@ def test_a_signal_ends_the_hooks_but_the_last_and_all_is_undone(
     assert played.journal.text is None
 
 
-def test_the_last_hook_is_not_interrupted() -> None:
-    played = Played("off")
-    played.interrupt_after("exit")
-
-    assert played.change_to("wanted").is_changed
-
-
 def test_an_unfinished_change_is_undone_where_a_first_hook_fails() -> None:
     played = Played("before")
     played.owner.hooks = ""

@@ -109,18 +109,6 @@ def test_a_failed_hook_is_reported_with_its_output_which_cannot_drive_a_terminal
     assert hooked.node.shape == hooked.before
 
 
-@pytest.mark.slow
-def test_a_hook_that_takes_too_long_is_killed(hooked: Hooked) -> None:
-    hooked.write(at="pre-apply-config", script="sleep 600")
-
-    answer = hooked.node.run(*hooked.argv, "--hook-timeout-s", "1")
-
-    assert answer.returncode == 1
-    assert "the pre-apply-config hook /bin/sh was killed after 1 s" in answer.stderr
-    assert hooked.ran[-1] == "apply-exit"
-    assert hooked.node.shape == hooked.before
-
-
 @pytest.mark.parametrize(
     ("point", "number"),
     [

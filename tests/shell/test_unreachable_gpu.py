@@ -267,25 +267,3 @@ def test_the_agent_serves_the_other_seven_reports_the_lost_one_and_includes_it_o
     stage.wait(lambda: observed.series("unreachable_gpu") == {}, "no metric")
     stage.wait(lambda: stage.status()["state"] == "success", "the end")
     assert shapes(state)[LOST] == (True, 7)
-
-
-@pytest.mark.slow
-def test_the_agent_restores_the_others_and_keeps_a_gpu_lost_in_the_rollback_in_the_journal(
-    observed: Observed,
-) -> None:
-    stage, state = observed.stage, nvml_faults.SharedState(observed.stage.state_file)
-    reaches(stage, "halves", model.State.SUCCESS)
-    state.add_fault(REFUSE_ELSEWHERE)
-    state.add_fault(LOSE_AT_ROLLBACK)
-
-    stage.label("sevenths")
-    refused = "InsufficientResources"
-    stage.wait(lambda: refused in event_reasons(stage), "the Event of the failure")
-
-    uuid = state.boards[LOST].uuid
-    note = f"to restore once it is back: {uuid}: MIG enabled, 3g.20gb at 0:4"
-    assert note in event_reasons(stage)[refused]
-    # The next try serves the seven, for the layout does not name the lost one.
-    stage.wait(lambda: stage.status().get("state") == "success", "the next try")
-    assert of_others(state) == {(True, 7)}
-    assert uuid in stage.status()["message"]
