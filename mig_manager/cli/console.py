@@ -97,10 +97,7 @@ class Console:
             raise AnswerLostError(f"cannot write the answer: {why}") from error
 
     def answer(
-        self,
-        output_format: str,
-        data: Callable[[], Mapping[str, object]],
-        text: Callable[[], str],
+        self, output_format: str, data: Callable[[], Mapping[str, object]], text: Callable[[], str]
     ) -> None:
         """Write an answer as JSON, as YAML, or else as text.
 
@@ -132,11 +129,7 @@ class Console:
         return config.parse(text, source="<stdin>", is_lenient=is_lenient)
 
     def note(
-        self,
-        text: str,
-        *,
-        remedy: str = "",
-        priority: log.Priority = log.Priority.NOTICE,
+        self, text: str, *, remedy: str = "", priority: log.Priority = log.Priority.NOTICE
     ) -> None:
         """Write a sentence, and below it what to do about it, if anything; never raises."""
         # Names from files and from the API end up here; they must not drive the terminal.

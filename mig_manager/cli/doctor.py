@@ -35,9 +35,7 @@ _Fact = TypeVar("_Fact")
 
 
 def run(
-    checks: Sequence["Check"],
-    chosen: command_settings.DoctorSettings,
-    terminal: console.Console,
+    checks: Sequence["Check"], chosen: command_settings.DoctorSettings, terminal: console.Console
 ) -> bool:
     """Check this node and write what was found; return whether nothing fails."""
     report = examine(checks, facts(chosen), timeout_s=chosen.timeout_s + _MARGIN_S)
@@ -138,17 +136,13 @@ def examine(checks: Sequence[Check], facts: "Facts", *, timeout_s: float) -> Rep
             what = f"the check failed: {type(error).__name__}: {error}"
             return (fail(what, errors.Reason.INTERNAL.remedy),)
 
-    def with_remedy(finding: Finding, usual: str) -> Finding:
-        is_problem = finding.verdict in (Verdict.WARN, Verdict.FAIL)
-        return dataclasses.replace(finding, remedy=(finding.remedy or usual) if is_problem else "")
-
-    return Report(
-        findings=tuple(
-            (check, with_remedy(finding, check.remedy))
-            for check in checks
-            for finding in findings(check)
-        )
-    )
+    found = []
+    for check in checks:
+        for finding in findings(check):
+            is_problem = finding.verdict in (Verdict.WARN, Verdict.FAIL)
+            remedy = (finding.remedy or check.remedy) if is_problem else ""
+            found.append((check, dataclasses.replace(finding, remedy=remedy)))
+    return Report(findings=tuple(found))
 
 
 _TONES: Mapping[Verdict, bar.Tone] = {

@@ -7,16 +7,7 @@ from typing import TypeVar
 
 from mig_manager import errors
 from mig_manager.adapters.host import files, lock_file, procfs
-from mig_manager.cli.doctor import (
-    Check,
-    Facts,
-    Finding,
-    NotAskedError,
-    fail,
-    ok,
-    skipped,
-    warn,
-)
+from mig_manager.cli.doctor import Check, Facts, Finding, NotAskedError, fail, ok, skipped, warn
 from mig_manager.core import model, picture
 from mig_manager.core.layout import config
 from mig_manager.core.node import clients, cluster, resources
@@ -40,11 +31,9 @@ _Record = TypeVar("_Record")
 CHECKS: list[Check] = []
 
 
-def _check(
-    name: str, meaning: str, remedy: str
-) -> Callable[[Callable[[Facts], Iterator[Finding]]], None]:
-    """Add a check to the list."""
-    return lambda run: CHECKS.append(Check(name, meaning, remedy, run))
+def _check(name: str, remedy: str) -> Callable[[Callable[[Facts], Iterator[Finding]]], None]:
+    """Add a check to the list: its docstring is its meaning."""
+    return lambda run: CHECKS.append(Check(name, run.__doc__ or "", remedy, run))
 
 
 # -- the machine ---------------------------------------------------------------------------------
@@ -52,10 +41,10 @@ def _check(
 
 @_check(
     "driver",
-    "NVML's library is found, loads, and reaches the driver.",
     "Load the NVIDIA driver, or say where its library is (--library-path, --driver-root).",
 )
 def _driver(facts: Facts) -> Iterator[Finding]:
+    """NVML's library is found, loads, and reaches the driver."""
     try:
         found = facts.inspection.get()
     except errors.HardwareError as error:
@@ -72,10 +61,10 @@ def _driver(facts: Facts) -> Iterator[Finding]:
 
 @_check(
     "gpus",
-    "Every GPU answers; at least one supports MIG; no change of MIG mode is pending.",
     "Reset the GPU named, or reboot the node; or request a layout with the current MIG mode.",
 )
 def _gpus(facts: Facts) -> Iterator[Finding]:
+    """Every GPU answers; at least one supports MIG; no change of MIG mode is pending."""
     gpus = facts.gpus.get()
     if not any(gpu.is_mig_capable for gpu in gpus):
         what = "no GPU of this node supports MIG" if gpus else "this node has no NVIDIA GPU"
@@ -103,12 +92,9 @@ def _mode(gpu: model.Gpu) -> str:
     return text if gpu.profiles is not None else text + unknown
 
 
-@_check(
-    "virtualization",
-    "The GPUs are not those of a virtual machine that cannot change their MIG mode.",
-    "Change the MIG mode on the host of the virtual machine.",
-)
+@_check("virtualization", "Change the MIG mode on the host of the virtual machine.")
 def _virtualization(facts: Facts) -> Iterator[Finding]:
+    """The GPUs are not those of a virtual machine that cannot change their MIG mode."""
     gpus = facts.gpus.needed()
     if not gpus:
         yield skipped("no GPU")
@@ -131,12 +117,9 @@ def _virtualization(facts: Facts) -> Iterator[Finding]:
             )
 
 
-@_check(
-    "instances",
-    "No GPU instance is without a compute instance.",
-    "Apply a layout ('mig-manager apply'): it removes unusable instances.",
-)
+@_check("instances", "Apply a layout ('mig-manager apply'): it removes unusable instances.")
 def _instances(facts: Facts) -> Iterator[Finding]:
+    """No GPU instance is without a compute instance."""
     found = [(gpu, gi) for gpu in facts.gpus.needed() for gi in gpu.gpu_instances]
     useless = [(gpu, gi) for gpu, gi in found if not gi.compute_instances]
     for gpu, gi in useless:
@@ -148,12 +131,9 @@ def _instances(facts: Facts) -> Iterator[Finding]:
         yield ok(f"{len(found)} GPU instances, each with a compute instance")
 
 
-@_check(
-    "gpu-processes",
-    "No process uses a GPU that waits for a reset; lists the processes of each GPU.",
-    "Stop the process named; a GPU in use cannot be reset.",
-)
+@_check("gpu-processes", "Stop the process named; a GPU in use cannot be reset.")
 def _gpu_processes(facts: Facts) -> Iterator[Finding]:
+    """No process uses a GPU that waits for a reset; lists the processes of each GPU."""
     by_uuid = dict(facts.inspection.needed().processes)
     listed = [gpu for gpu in facts.gpus.needed() if gpu.uuid in by_uuid]
     if not listed:
@@ -169,12 +149,9 @@ def _gpu_processes(facts: Facts) -> Iterator[Finding]:
         yield ok(f"GPU {picture.indices(free)}: no process visible from here")
 
 
-@_check(
-    "privileges",
-    "This user may do what a change of the GPUs needs.",
-    "Run as root, with the capabilities SYS_ADMIN and MKNOD.",
-)
+@_check("privileges", "Run as root, with the capabilities SYS_ADMIN and MKNOD.")
 def _privileges(facts: Facts) -> Iterator[Finding]:
+    """This user may do what a change of the GPUs needs."""
     own = procfs.privileges(facts.proc)
     if own is None:
         raise NotAskedError(f"{facts.proc}/self/status does not list capabilities")
@@ -195,10 +172,10 @@ def _privileges(facts: Facts) -> Iterator[Finding]:
 
 @_check(
     "mig-config-right",
-    "The driver lets this process change MIG instances.",
     "Run as root, or have the container toolkit give NVIDIA_MIG_CONFIG_DEVICES=all.",
 )
 def _mig_config_right(facts: Facts) -> Iterator[Finding]:
+    """The driver lets this process change MIG instances."""
     right = procfs.config_right(facts.proc, facts.settings.dev)
     own = procfs.privileges(facts.proc)
     if own is not None and own.has_sys_admin:
@@ -214,10 +191,10 @@ def _mig_config_right(facts: Facts) -> Iterator[Finding]:
 
 @_check(
     "kernel-modules",
-    "The driver's modules are loaded, and none in use can delay a reset.",
     "Stop users of nvidia_drm (a display server) or the persistence daemon for the change.",
 )
 def _kernel_modules(facts: Facts) -> Iterator[Finding]:
+    """The driver's modules are loaded, and none in use can delay a reset."""
     loaded = procfs.modules(facts.proc)
     if loaded is None:
         raise NotAskedError(f"{facts.proc}/modules cannot be read")
@@ -240,12 +217,9 @@ def _kernel_modules(facts: Facts) -> Iterator[Finding]:
         yield warn(f"{what}: may delay a reset")
 
 
-@_check(
-    "lock",
-    "No other MIG manager is changing this node.",
-    "Wait for the other manager to finish, or stop it.",
-)
+@_check("lock", "Wait for the other manager to finish, or stop it.")
 def _lock(facts: Facts) -> Iterator[Finding]:
+    """No other MIG manager is changing this node."""
     path = facts.settings.lock_file
     try:
         owner = lock_file.owner(path)
@@ -255,12 +229,9 @@ def _lock(facts: Facts) -> Iterator[Finding]:
         yield warn(f"in use by {owner}") if owner else ok(f"{path}: free")
 
 
-@_check(
-    "config-file",
-    "The layout file is valid and has layouts.",
-    "Correct the file at the place named.",
-)
+@_check("config-file", "Correct the file at the place named.")
 def _config_file(facts: Facts) -> Iterator[Finding]:
+    """The layout file is valid and has layouts."""
     path = facts.settings.config_file
     file, is_lenient = files.ConfigFile(path), facts.settings.is_lenient
     document = config.parse(file.read(), source=file.name, is_lenient=is_lenient)
@@ -274,12 +245,9 @@ def _config_file(facts: Facts) -> Iterator[Finding]:
         yield ok(f"{path}: {len(document.layouts)} layouts")
 
 
-@_check(
-    "verified-layout",
-    "The layout kept for the next boot can be read.",
-    "Remove the file; the next 'apply' that succeeds writes it again.",
-)
+@_check("verified-layout", "Remove the file; the next 'apply' that succeeds writes it again.")
 def _verified_layout(facts: Facts) -> Iterator[Finding]:
+    """The layout kept for the next boot can be read."""
     path = facts.settings.verified_layout_file
     layout = _record(path, files.VerifiedLayoutFile(path).read, status.VerifiedLayout.from_json)
     if layout is None:
@@ -290,10 +258,10 @@ def _verified_layout(facts: Facts) -> Iterator[Finding]:
 
 @_check(
     "journal-file",
-    "No 'apply' was interrupted.",
     "Run 'mig-manager apply' or 'mig-manager boot': it first resumes or rolls back.",
 )
 def _journal_file(facts: Facts) -> Iterator[Finding]:
+    """No 'apply' was interrupted."""
     path = facts.settings.journal_file
     journal = _record(path, files.JournalFile(path).read, status.Journal.from_json)
     if journal is None:
@@ -330,21 +298,18 @@ def _grouped(gpus: Iterable[model.Gpu], describe: Callable[[model.Gpu], str]) ->
 
 @_check(
     "pod-resources",
-    "Kubelet answers on its PodResources socket which pod uses which device.",
     "Mount kubelet's pod-resources folder, or name the socket (--pod-resources-socket).",
 )
 def _pod_resources(facts: Facts) -> Iterator[Finding]:
+    """Kubelet answers on its PodResources socket which pod uses which device."""
     devices = sorted(facts.allocatable.get().items())
     counts = [f"{len(ids)} {name}" for name, ids in devices if _is_nvidia(name)]
     yield ok(f"kubelet can schedule {', '.join(counts) or 'no NVIDIA device'}")
 
 
-@_check(
-    "schedulable-devices",
-    "Kubelet can schedule exactly the devices of the GPUs.",
-    "Read the device plugin's log, and restart its pod.",
-)
+@_check("schedulable-devices", "Read the device plugin's log, and restart its pod.")
 def _schedulable_devices(facts: Facts) -> Iterator[Finding]:
+    """Kubelet can schedule exactly the devices of the GPUs."""
     schedulable = facts.allocatable.needed()
     gpus = facts.gpus.needed()
     # Without the node, kubelet's devices are counted instead.
@@ -358,12 +323,9 @@ def _is_nvidia(resource: str) -> bool:
     return resource.startswith(cluster.RESOURCE_PREFIX)
 
 
-@_check(
-    "api",
-    "The Kubernetes API accepts our credentials and has the node.",
-    "Check --kubeconfig, --node-name and the connection to the API.",
-)
+@_check("api", "Check --kubeconfig, --node-name and the connection to the API.")
 def _api(facts: Facts) -> Iterator[Finding]:
+    """The Kubernetes API accepts our credentials and has the node."""
     api = facts.kube.get()
     if not facts.settings.node_name:
         api.is_allowed(cluster.RIGHTS[0])
@@ -375,12 +337,9 @@ def _api(facts: Facts) -> Iterator[Finding]:
     yield ok(f"node {node.name}: {request}, state {state or 'unknown'}")
 
 
-@_check(
-    "rights",
-    "The credentials have every right that the agent needs.",
-    "Grant the agent's ServiceAccount the rules in deploy/base/rbac.yaml.",
-)
+@_check("rights", "Grant the agent's ServiceAccount the rules in deploy/base/rbac.yaml.")
 def _rights(facts: Facts) -> Iterator[Finding]:
+    """The credentials have every right that the agent needs."""
     api = facts.kube.needed()
     is_complete = True
     for right in cluster.RIGHTS:
@@ -393,12 +352,9 @@ def _rights(facts: Facts) -> Iterator[Finding]:
         yield ok(f"all {len(cluster.RIGHTS)} that the agent needs")
 
 
-@_check(
-    "device-plugin",
-    "NVIDIA's device plugin runs on this node and is ready.",
-    "Deploy the device plugin, or check its pod on this node.",
-)
+@_check("device-plugin", "Deploy the device plugin, or check its pod on this node.")
 def _device_plugin(facts: Facts) -> Iterator[Finding]:
+    """NVIDIA's device plugin runs on this node and is ready."""
     pods = facts.pods.needed()
     plugins = [pod for pod in pods if clients.is_device_plugin(pod) and not pod.is_finished]
     if not plugins:
@@ -410,12 +366,9 @@ def _device_plugin(facts: Facts) -> Iterator[Finding]:
             yield fail(f"{pod.key} is not ready ({pod.phase})")
 
 
-@_check(
-    "interrupted-run",
-    "No change was interrupted: nothing is paused, tainted or in the journal.",
-    "Start the agent on this node: it resumes or rolls back the change.",
-)
+@_check("interrupted-run", "Start the agent on this node: it resumes or rolls back the change.")
 def _interrupted_run(facts: Facts) -> Iterator[Finding]:
+    """No change was interrupted: nothing is paused, tainted or in the journal."""
     node = facts.node.needed()
     traces = [f"{key} is paused" for key, v in node.labels.items() if v == cluster.PAUSED_VALUE]
     if cluster.JOURNAL_ANNOTATION in node.annotations:
@@ -438,11 +391,8 @@ def _interrupted_run(facts: Facts) -> Iterator[Finding]:
         )
 
 
-@_check(
-    "other-managers",
-    "No other program manages MIG on this node.",
-    "Use one manager for this node's GPUs: remove the other.",
-)
+@_check("other-managers", "Use one manager for this node's GPUs: remove the other.")
 def _other_managers(facts: Facts) -> Iterator[Finding]:
+    """No other program manages MIG on this node."""
     found = clients.other_managers(facts.pods.needed(), facts.own_pod_uid)
     yield from map(fail, found) if found else [ok("none on this node")]

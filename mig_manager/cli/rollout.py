@@ -140,27 +140,21 @@ def _title(chosen: rollout_settings.RolloutSettings) -> str:
 def _roll_out(
     chosen: rollout_settings.RolloutSettings, terminal: console.Console, selected: fleet.Fleet
 ) -> int:
-    display = _Display(chosen, terminal)
-    last: rollout.Decision | None = None
-    status = console.FAILED
+    display, decisions = _Display(chosen, terminal), _decisions(chosen, terminal, selected)
+    decision = next(decisions)  # before it, an interrupt has no outcome to show
     try:
-        for decision in _decisions(chosen, terminal, selected):
-            last = decision
+        display.show(decision)
+        for decision in decisions:
             display.show(decision)
-            is_done = decision.phase is rollout.Phase.DONE
-            status = console.DONE if is_done else console.FAILED
+        status = console.DONE if decision.phase is rollout.Phase.DONE else console.FAILED
     except KeyboardInterrupt:
-        if last is None:
-            raise
         status = console.INTERRUPTED
     display.clear()
-    if last is not None:
-        ended = last
-        terminal.answer(
-            chosen.output_format.value,
-            lambda: _data(ended, chosen.goal),
-            lambda: _ended(ended, _title(chosen)),
-        )
+    terminal.answer(
+        chosen.output_format.value,
+        lambda: _data(decision, chosen.goal),
+        lambda: _ended(decision, _title(chosen)),
+    )
     return status
 
 
@@ -191,9 +185,9 @@ def _decisions(
                 if error.reason is not errors.Reason.API_UNAVAILABLE:
                     raise
                 trouble = error.message
-        if trouble and trouble != noted:
+        if trouble not in ("", noted):
             terminal.note(trouble)
-        noted = trouble or noted
+            noted = trouble
         selected.wait(_POLL_S)
 
 
@@ -268,11 +262,10 @@ def table(
     room = max(1, min(_MOST_ROWS, rows - 4))
     listed = sorted(decision.of(*_SHOWN), key=lambda node: _SHOWN.index(node.state))
     listed += decision.incomplete
-    lines = [_counts(decision, title)]
+    lines = [_counts(decision, title)[: columns - 1]]
     lines += [_row(node, style=style, columns=columns) for node in listed[:room]]
     if len(listed) > room:
         lines.append(f"  and {len(listed) - room} more")
-    lines[0] = lines[0][: columns - 1]
     return style.plain("\n".join(lines))
 
 
@@ -352,14 +345,13 @@ def _previewed(previews: Sequence[rollout.Preview], title: str, *, style: bar.St
         reset = ",".join(map(str, node.resets)) or "-"
         evicted = [_named(node.evicted)] if node.evicted else []
         evicted += [f"some of {_named(node.maybe_evicted)}"] if node.maybe_evicted else []
-        row = (
-            f"{node.name:<{wide}}  {verdict}  {node.kept:>4}  {node.destroyed:>4}  "
-            f"{node.created:>3}  {reset:>5}  {'; '.join(evicted) or '-'}"
+        rest = (
+            f"{node.kept:>4}  {node.destroyed:>4}  {node.created:>3}  {reset:>5}  "
+            f"{'; '.join(evicted) or '-'}"
         )
         if node.message:
-            why = messages.printable(node.message, " ")
-            row = f"{node.name:<{wide}}  {verdict}  {node.reason}: {why}"
-        lines.append(row.rstrip())
+            rest = f"{node.reason}: {messages.printable(node.message, ' ')}"
+        lines.append(f"{node.name:<{wide}}  {verdict}  {rest}".rstrip())
     totals = [
         f"{sum(node.verdict is verdict for node in previews)} {verdict.value.replace('-', ' ')}"
         for verdict in rollout.Verdict
