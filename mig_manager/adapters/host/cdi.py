@@ -101,10 +101,10 @@ class CdiSpecs:
 
     def _refresh_management(self) -> None:
         """Regenerate the operator's spec; our own tool must write the host's paths."""
-        places = self.here, self.roots.host_here
-        folders = (programs.inside(root, _FOLDER) for root in places)
+        searched = self.here, self.roots.host_here
+        folders = (programs.inside(root, _FOLDER) for root in searched)
         folder = next((each for each in folders if each and each.is_dir()), None)
-        program = programs.Programs([programs.Root(path=root) for root in places]).find(_TOOL)
+        program = programs.Programs([programs.Root(path=root) for root in searched]).find(_TOOL)
         if folder is None or program is None:
             missing = _TOOL if program is None else _FOLDER
             _skip(_MANAGEMENT_SPEC, f"{missing} is found neither here nor on the host")

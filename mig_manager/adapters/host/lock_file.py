@@ -9,6 +9,7 @@ process has the lock is in ``/proc/locks``.
 """
 
 import contextlib
+import dataclasses
 import errno
 import fcntl
 import json
@@ -35,21 +36,19 @@ _FOLDER_MODE = 0o755
 _log = structlog.get_logger()
 
 
+@dataclasses.dataclass(eq=False, repr=False, match_args=False)
 class LockFile:
-    """Implements ``ports.NodeLock``; makes the file and its folder.
+    """Implements ``ports.NodeLock``; makes the file and its folder."""
 
-    Other managers are shown the ``program``. If the lock is not required (a pod may lack the
-    mount), an agent whose file cannot be locked works without, and warns once.
-    """
-
-    def __init__(
-        self, path: pathlib.Path, *, program: str, clock: timing.Clock, is_required: bool
-    ) -> None:
-        self._path = path
-        self._program = program
-        self._clock = clock
-        self._is_required = is_required
-        self._has_warned = False
+    path: pathlib.Path
+    _: dataclasses.KW_ONLY
+    program: str
+    """What other managers are shown."""
+    clock: timing.Clock
+    is_required: bool
+    """If not (a pod may lack the mount), an agent that cannot lock the file works without, and
+    warns once."""
+    _has_warned: bool = False
 
     @contextlib.contextmanager
     def hold(self, doing: str) -> Iterator[None]:
@@ -58,32 +57,32 @@ class LockFile:
         Raises LockedError at once, UsageError if the file cannot be locked and is required.
         """
         try:
-            file = _lock(self._path)
+            file = _lock(self.path)
         except OSError as error:
             why = error.strerror or str(error)
-            if self._is_required:
+            if self.is_required:
                 raise errors.UsageError(
-                    f"cannot lock {self._path}, which excludes a second manager: {why}; "
+                    f"cannot lock {self.path}, which excludes a second manager: {why}; "
                     "run as root, or name another file with --lock-file"
                 ) from error
             if not self._has_warned:
-                _log.warning("lock_unavailable", path=str(self._path), detail=why)
+                _log.warning("lock_unavailable", path=str(self.path), detail=why)
             self._has_warned = True
             file = None
         if file is None:
             yield
             return
         description = {
-            "program": self._program,
+            "program": self.program,
             "pid": os.getpid(),
             "doing": doing,
-            "since": self._clock.now_iso(),
+            "since": self.clock.now_iso(),
             "host": socket.gethostname(),
         }
         try:
-            _describe(self._path, json.dumps(description) + "\n")
+            _describe(self.path, json.dumps(description) + "\n")
             yield
-            _describe(self._path, "")
+            _describe(self.path, "")
         finally:
             # A child that is being started has a copy for a moment; closing ours is not enough.
             fcntl.flock(file, fcntl.LOCK_UN)

@@ -97,39 +97,32 @@ class _Worker:
         return round(time.monotonic() - self.ended_s, 3)
 
 
+@dataclasses.dataclass(kw_only=True, eq=False, repr=False, match_args=False)
 class WorkerGpus(ports.Standby):
     """Implements ``ports.Gpus``: each call in a process of its own; for one thread at a time.
 
     As ``ports.Standby`` it starts the process of the next call ahead, which imports what it needs
-    and waits without touching the driver. ``timeout_s``, for a call and the start of its process,
-    must be well above the time for which a worker retries while GPUs are in use.
+    and waits without touching the driver.
     """
 
-    def __init__(
-        self,
-        *,
-        command: Sequence[str],
-        timeout_s: float,
-        telemetry: ports.Telemetry | None = None,
-        monotonic: Callable[[], float] = time.monotonic,
-        proc_root: pathlib.Path = procfs.ROOT,
-    ) -> None:
-        self._command = tuple(command)
-        self._timeout_s = timeout_s
-        self._telemetry = telemetry or ports.Telemetry()
-        self._monotonic = monotonic
-        self._proc_root = proc_root
-        self._left_behind: list[_Worker] = []
-        self._seen = model.NO_GPUS
-        self._last: dict[int, model.Gpu] = {}
-        """Each GPU by index, as it was when it was last reachable."""
-        self._ready: _Worker | None = None
+    command: Sequence[str]
+    timeout_s: float
+    """For a call and the start of its process; must be well above the time for which a worker
+    retries while GPUs are in use."""
+    telemetry: ports.Telemetry = dataclasses.field(default_factory=ports.Telemetry)
+    monotonic: Callable[[], float] = time.monotonic
+    proc_root: pathlib.Path = procfs.ROOT
+    _left_behind: list[_Worker] = dataclasses.field(default_factory=list)
+    _seen: model.ObservedGpus = model.NO_GPUS
+    _last: dict[int, model.Gpu] = dataclasses.field(default_factory=dict)
+    """Each GPU by index, as it was when it was last reachable."""
+    _ready: _Worker | None = None
 
     def prepare(self) -> None:
         """Start the worker of the next call; a failure shows when the worker is needed."""
         if self._ready is None:
             with contextlib.suppress(errors.HardwareError):
-                self._ready = _Worker(self._command)
+                self._ready = _Worker(self.command)
 
     def dismiss(self) -> None:
         """End the worker that was started ahead."""
@@ -145,7 +138,7 @@ class WorkerGpus(ports.Standby):
         with self._timed("observe"):
             gpus = self._identified(self._ask(("observe",)))
         self._seen = gpus
-        self._telemetry.gpus_observed(gpus)
+        self.telemetry.gpus_observed(gpus)
         return gpus
 
     def execute(self, plan: steps.Plan, seen: Sequence[model.Gpu] = ()) -> model.ObservedGpus:
@@ -158,7 +151,7 @@ class WorkerGpus(ports.Standby):
         with self._timed("execute"):
             gpus: model.ObservedGpus = self._ask(("execute", plan, known))
         self._seen = self._seen.updated(gpus)
-        self._telemetry.gpus_observed(self._seen)
+        self.telemetry.gpus_observed(self._seen)
         return gpus
 
     def inspect(self) -> "processes.Inspection":
@@ -184,14 +177,14 @@ class WorkerGpus(ports.Standby):
 
     @contextlib.contextmanager
     def _timed(self, operation: str) -> Iterator[None]:
-        since = self._monotonic()
+        since = self.monotonic()
         is_good = False
         try:
             yield
             is_good = True
         finally:
-            seconds = self._monotonic() - since
-            self._telemetry.gpu_operation_ended(operation, seconds, is_good=is_good)
+            seconds = self.monotonic() - since
+            self.telemetry.gpu_operation_ended(operation, seconds, is_good=is_good)
 
     def _ask(self, request: tuple[object, ...]) -> Any:
         """Have a worker answer a request; nothing of it is left but what the kernel holds."""
@@ -205,11 +198,11 @@ class WorkerGpus(ports.Standby):
         if self._ready is not None and self._ready.child.status is not None:
             # It died while it waited.
             self.dismiss()
-        worker, self._ready = self._ready or _Worker(self._command), None
+        worker, self._ready = self._ready or _Worker(self.command), None
         answer: Any = None
         failure = None
         try:
-            answer = worker.child.ask(request, timeout_s=self._timeout_s)
+            answer = worker.child.ask(request, timeout_s=self.timeout_s)
         except (TimeoutError, EOFError, ValueError) as error:
             failure = error
         finally:
@@ -221,7 +214,7 @@ class WorkerGpus(ports.Standby):
             case None:
                 outcome, totals = answer
                 for function, count, seconds in totals:
-                    self._telemetry.nvml_called(function, count, seconds)
+                    self.telemetry.nvml_called(function, count, seconds)
                 return subprocesses.result(outcome)
             case TimeoutError():
                 raise self._hung(worker) from failure
@@ -251,13 +244,13 @@ class WorkerGpus(ports.Standby):
             message = names.replace(" for ", " has not returned for ", 1)
             message += f"; the GPU worker {fate}"
         else:
-            message = f"the GPU worker gave no answer within {self._timeout_s:g} s and {fate}"
+            message = f"the GPU worker gave no answer within {self.timeout_s:g} s and {fate}"
             if worker.calls:
                 message += f"; no NVML call was under way, the last was {worker.calls[-1]}"
         error = _error(message, worker, errors.Reason.NVML_TIMEOUT)
         if worker.running and worker.running[0].minor is not None:
             # Files that the driver serves, such as the capabilities, must not be read now.
-            found = procfs.gpu_processes(self._proc_root, ignore=(os.getpid(),))
+            found = procfs.gpu_processes(self.proc_root, ignore=(os.getpid(),))
             if open_in := procfs.listed(procfs.using_gpu(found, worker.running[0].minor)):
                 error.add(
                     f"{error.gpu} is open in {open_in}, "

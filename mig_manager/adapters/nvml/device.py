@@ -6,6 +6,7 @@ instances, with NO_PERMISSION to unprivileged callers.
 
 import ctypes
 import dataclasses
+import functools
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -94,7 +95,6 @@ class Device:
         self, handle: Handle, *, profiles: tuple[model.GpuInstanceProfile, ...] | None = None
     ) -> None:
         self.handle = handle
-        self._memory_bytes: int | None = None
         self._profiles = profiles or None
         self._compute_placements: dict[tuple[int, int], tuple[model.Placement, ...] | None] = {}
         self._compute_profiles = {
@@ -130,14 +130,13 @@ class Device:
         )
         return current, pending
 
+    @functools.cached_property
     def memory_bytes(self) -> int:
-        """Return the memory of the whole GPU; 0 for a GPU that shares the memory of its host."""
-        if self._memory_bytes is None:
-            memory = library.call_unless(
-                library.UNSUPPORTED, pynvml.nvmlDeviceGetMemoryInfo, self.handle
-            )
-            self._memory_bytes = 0 if memory is None else int(memory.total)
-        return self._memory_bytes
+        """The memory of the whole GPU; 0 for a GPU that shares the memory of its host."""
+        memory = library.call_unless(
+            library.UNSUPPORTED, pynvml.nvmlDeviceGetMemoryInfo, self.handle
+        )
+        return 0 if memory is None else int(memory.total)
 
     def profiles(self) -> tuple[model.GpuInstanceProfile, ...]:
         """Return the profiles in enum order; empty while MIG is off on R535 and older."""
@@ -150,7 +149,7 @@ class Device:
             )
             self._profiles = tuple(
                 model.GpuInstanceProfile(
-                    profile=_name(enum_index, info, total_bytes=self.memory_bytes()),
+                    profile=_name(enum_index, info, total_bytes=self.memory_bytes),
                     enum_index=enum_index,
                     profile_id=info.id,
                     memory_mib=info.memorySizeMB,

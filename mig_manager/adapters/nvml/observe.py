@@ -81,7 +81,7 @@ def in_full(index: int, uuid: str, device: gpu_device.Device) -> model.Gpu:
         pci_address=pci.busId.lower() if pci else "",
         pci_device_id=pci.pciDeviceId if pci else 0,
         pci_subsystem_id=pci.pciSubSystemId if pci else 0,
-        memory_mib=device.memory_bytes() // 2**20,
+        memory_mib=device.memory_bytes // 2**20,
         current_mode=current,
         pending_mode=pending,
         mode_change_needs_reset=current is not None and _needs_reset(device, architecture),
