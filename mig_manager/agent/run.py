@@ -155,9 +155,11 @@ class Run:
             self._deps.lock,
             f"applying layout {self._record.config}",
             clock=self._deps.clock,
-            wait=request.wait,
-            timeout_s=self._limits.lock_timeout_s,
-            backoff=self._limits.backoff,
+            wait=transaction.Wait(
+                timeout_s=self._limits.lock_timeout_s,
+                wait=request.wait,
+                backoff=self._limits.backoff,
+            ),
         )
 
     def _resolve(self) -> _Target:
@@ -285,7 +287,7 @@ class Run:
         older, applied = recovery.rollback_target(self._deps, self._record.journal, gpus, applied)
         change = self._transaction(
             recovery.RunJournal(self._record, target.layout, applied),
-            transaction.IdleWait(
+            transaction.Wait(
                 timeout_s=self._limits.in_use_timeout_s,
                 wait=request.wait,
                 on_wait=lambda error: _log.info("gpus_in_use", error=error.message),
@@ -390,7 +392,7 @@ class Run:
         )
 
     def _transaction(
-        self, journal: recovery.RunJournal, idle_wait: transaction.IdleWait | None = None
+        self, journal: recovery.RunJournal, idle_wait: transaction.Wait | None = None
     ) -> transaction.Transaction:
         return transaction.Transaction(
             gpus=self._deps.gpus,
@@ -398,5 +400,5 @@ class Run:
             clock=self._deps.clock,
             reset=self._deps.reset.reset if self._deps.reset else None,
             device_files=self._deps.device_files,
-            idle_wait=idle_wait or transaction.IdleWait(),
+            idle_wait=idle_wait or transaction.Wait(),
         )

@@ -10,13 +10,12 @@ import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from mig_manager import errors
-from mig_manager.change import apply, local, plans
-from mig_manager.core import model, steps, timing
+from mig_manager.change import apply, local, plans, transaction
+from mig_manager.core import model, steps
 from mig_manager.core.layout import config
 from mig_manager.core.planner import planner
 from mig_manager.core.records import status
 
-_BACKOFF = timing.Backoff()
 _APPLY_ONE = "Apply a layout: it is restored at the next boot once it is verified."
 _APPLY_AGAIN = "Apply the layout again, or another one; see 'mig-manager status'."
 
@@ -106,30 +105,17 @@ class _AwaitedGpus:
     def __init__(self, deps: local.Dependencies, timeout_s: float) -> None:
         self._gpus = deps.gpus
         self._clock = deps.clock
-        self._notify = deps.notify
-        self._timeout_s = timeout_s
+        self._wait = local.announced_wait(deps, timeout_s)
 
     def observe(self) -> model.ObservedGpus:
-        until = self._clock.monotonic() + self._timeout_s
-        attempt = 0
-        while True:
-            try:
-                gpus = self._gpus.observe()
-            except errors.HardwareError as error:
-                remaining_s = until - self._clock.monotonic()
-                if error.reason is not errors.Reason.DRIVER_NOT_LOADED or self._timeout_s <= 0:
-                    raise
-                if remaining_s <= 0:
-                    error.add(f"waited {self._timeout_s:g} s for it")
-                    raise
-                if attempt == 0:
-                    self._notify(f"{error.message}; waiting up to {self._timeout_s:g} s")
-                self._clock.wait(min(_BACKOFF.delay_s(attempt), remaining_s))
-                attempt += 1
-            else:
-                # No wait for a driver that is unloaded later, in the middle of a change.
-                self._timeout_s = 0.0
-                return gpus
+        # No wait for a driver that is unloaded later, in the middle of a change.
+        wait, self._wait = self._wait, transaction.Wait()
+        return wait.retry(
+            self._gpus.observe,
+            self._clock,
+            may_pass=lambda error: error.reason is errors.Reason.DRIVER_NOT_LOADED,
+            goal=" for it",
+        )
 
     def execute(self, plan: steps.Plan, seen: Sequence[model.Gpu] = ()) -> model.ObservedGpus:
         return self._gpus.execute(plan, seen)

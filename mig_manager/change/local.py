@@ -69,11 +69,24 @@ def locked(deps: Dependencies, doing: str) -> contextlib.AbstractContextManager[
         deps.lock,
         doing,
         clock=deps.clock,
-        wait=deps.clock.wait,
-        timeout_s=deps.lock_timeout_s,
-        on_wait=lambda error: deps.notify(
-            f"{error.message}; waiting up to {deps.lock_timeout_s:g} s"
-        ),
+        wait=announced_wait(deps, deps.lock_timeout_s),
+    )
+
+
+def announced_wait(
+    deps: Dependencies, timeout_s: float, *, check: Callable[[], object] = lambda: None
+) -> transaction.Wait:
+    """Return a wait that people are told of; what ``check`` raises ends it."""
+
+    def wait(seconds: float) -> None:
+        check()
+        deps.clock.wait(seconds)
+        check()
+
+    return transaction.Wait(
+        timeout_s=timeout_s,
+        wait=wait,
+        on_wait=lambda error: deps.notify(f"{error.message}; waiting up to {timeout_s:g} s"),
     )
 
 
@@ -84,25 +97,13 @@ def new_transaction(
     check: Callable[[], object] = lambda: None,
 ) -> transaction.Transaction:
     """Return a transaction."""
-
-    def wait(seconds: float) -> None:
-        check()
-        deps.clock.wait(seconds)
-        check()
-
     return transaction.Transaction(
         gpus=deps.gpus,
         journal=journal,
         clock=deps.clock,
         reset=deps.reset if deps.may_reset else None,
         device_files=deps.device_files,
-        idle_wait=transaction.IdleWait(
-            timeout_s=deps.idle_timeout_s,
-            wait=wait,
-            on_wait=lambda error: deps.notify(
-                f"{error.message}; waiting up to {deps.idle_timeout_s:g} s"
-            ),
-        ),
+        idle_wait=announced_wait(deps, deps.idle_timeout_s, check=check),
     )
 
 

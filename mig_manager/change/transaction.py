@@ -10,8 +10,8 @@ is named and kept.
 
 import contextlib
 import dataclasses
-import typing
 from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol, TypeVar
 
 import structlog
 
@@ -26,6 +26,7 @@ Observed = model.ObservedGpus
 Snapshot = Sequence[model.GpuSnapshot]
 Reset = Callable[[Sequence[model.Gpu]], None]
 Replan = Callable[[Observed], steps.Plan]
+_Result = TypeVar("_Result")
 
 _MAX_ROUNDS = 3
 """One for the mode, one for the instances where profiles are known only then, one to spare."""
@@ -34,7 +35,7 @@ _ROLLBACK_PAUSE_S = 1.0
 _BACKOFF = timing.Backoff()
 
 
-class Journal(typing.Protocol):
+class Journal(Protocol):
     """The write-ahead record of a change under way; outlives a killed process."""
 
     def begin(self, before: tuple[model.GpuSnapshot, ...], plan: steps.Plan) -> object:
@@ -57,15 +58,49 @@ class Journal(typing.Protocol):
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class IdleWait:
-    """How a transaction waits for processes that use what it is going to destroy."""
+class Wait:
+    """How to wait for what another program uses."""
 
     timeout_s: float = 0.0
     """0: fail at once."""
     wait: Callable[[float], object] = lambda _seconds: None
-    """Sleeps; what it raises ends the change."""
-    on_wait: Callable[[errors.GpuInUseError], object] = lambda _error: None
+    """Sleeps; what it raises ends the wait."""
+    on_wait: Callable[[errors.MigManagerError], object] = lambda _error: None
     """Called once, before the first wait."""
+    backoff: timing.Backoff = _BACKOFF
+
+    def retry(
+        self,
+        attempt: Callable[[], _Result],
+        clock: timing.Clock,
+        *,
+        may_pass: Callable[[errors.MigManagerError], bool],
+        goal: str = "",
+    ) -> _Result:
+        """Attempt something, again while its failure may pass, until the deadline.
+
+        Its last error says how long that took, and for what (``goal``).
+        """
+        until: float | None = None
+        number = 0
+        while True:
+            try:
+                return attempt()
+            except errors.MigManagerError as error:
+                if not may_pass(error):
+                    raise
+                # The time that the first attempt takes is no wait.
+                if until is None:
+                    until = clock.monotonic() + self.timeout_s
+                remaining_s = until - clock.monotonic()
+                if remaining_s <= 0:
+                    if number:
+                        error.add(f"waited {self.timeout_s:g} s{goal}")
+                    raise
+                if number == 0:
+                    self.on_wait(error)
+            self.wait(min(self.backoff.delay_s(number), remaining_s))
+            number += 1
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +128,8 @@ class Transaction:
     """Resets GPUs whose new mode is pending; None: the mode stays pending."""
     device_files: ports.DeviceFiles | None = None
     """Refreshed after each change and each rollback; None: another program writes them."""
-    idle_wait: IdleWait = dataclasses.field(default_factory=IdleWait)
+    idle_wait: Wait = dataclasses.field(default_factory=Wait)
+    """For processes that use what a plan destroys."""
 
     def run(
         self,
@@ -268,31 +304,22 @@ class _Rounds:
 
         The executor checks that in the NVML session of the change: no process starts in between.
         """
-        idle_wait, clock = self.transaction.idle_wait, self.transaction.clock
         guarded = dataclasses.replace(plan, requires_idle=True)
-        until: float | None = None
-        attempt = 0
-        while True:
+
+        def attempt() -> tuple[Observed, bool]:
+            self.is_refused = False
             try:
                 return self.transaction.execute(guarded, seen)
-            except errors.StalePlanError:
-                self.is_refused = self.is_stale = not self.executed
-                raise
-            except errors.GpuInUseError as error:
-                # The time that a worker takes to answer is no wait.
-                if until is None:
-                    until = clock.monotonic() + idle_wait.timeout_s
-                remaining_s = until - clock.monotonic()
+            except (errors.GpuInUseError, errors.StalePlanError) as error:
                 self.is_refused = not self.executed
-                if remaining_s <= 0:
-                    if attempt:
-                        error.add(f"waited {idle_wait.timeout_s:g} s")
-                    raise
-                if attempt == 0:
-                    idle_wait.on_wait(error)
-            idle_wait.wait(min(_BACKOFF.delay_s(attempt), remaining_s))
-            self.is_refused = False
-            attempt += 1
+                self.is_stale = self.is_refused and isinstance(error, errors.StalePlanError)
+                raise
+
+        return self.transaction.idle_wait.retry(
+            attempt,
+            self.transaction.clock,
+            may_pass=lambda error: isinstance(error, errors.GpuInUseError),
+        )
 
 
 @dataclasses.dataclass(slots=True)
@@ -413,16 +440,7 @@ def _described(gpu: model.GpuSnapshot) -> str:
 
 
 @contextlib.contextmanager
-def locked(  # noqa: PLR0913 - each is named where it is called
-    lock: ports.NodeLock,
-    doing: str,
-    *,
-    clock: timing.Clock,
-    wait: Callable[[float], object],
-    timeout_s: float,
-    backoff: timing.Backoff = _BACKOFF,
-    on_wait: Callable[[errors.LockedError], object] = lambda _error: None,
-) -> Iterator[None]:
+def locked(lock: ports.NodeLock, doing: str, *, clock: timing.Clock, wait: Wait) -> Iterator[None]:
     """Wait for the node's lock, and hold it in the context.
 
     Raises:
@@ -430,21 +448,10 @@ def locked(  # noqa: PLR0913 - each is named where it is called
         UsageError: On entering: as ``hold`` of the lock.
     """
     with contextlib.ExitStack() as stack:
-        began = clock.monotonic()
-        attempt = 0
-        while True:
-            try:
-                stack.enter_context(lock.hold(doing))
-                break
-            except errors.LockedError as error:
-                remaining_s = began + timeout_s - clock.monotonic()
-                if remaining_s <= 0:
-                    if attempt:
-                        waited_s = clock.monotonic() - began
-                        error.add(f"waited {waited_s:.3g} s for it to finish")
-                    raise
-                if attempt == 0:
-                    on_wait(error)
-            wait(min(backoff.delay_s(attempt), remaining_s))
-            attempt += 1
+        wait.retry(
+            lambda: stack.enter_context(lock.hold(doing)),
+            clock,
+            may_pass=lambda error: isinstance(error, errors.LockedError),
+            goal=" for it to finish",
+        )
         yield

@@ -256,7 +256,7 @@ def test_a_lock_that_the_work_itself_meets_is_not_waited_for() -> None:
 
     with (
         pytest.raises(errors.LockedError, match=r"^mine$"),
-        transaction.locked(lock, "x", clock=clock, wait=clock.wait, timeout_s=9.0),
+        transaction.locked(lock, "x", clock=clock, wait=transaction.Wait(timeout_s=9.0)),
     ):
         raise errors.LockedError("mine")
 
