@@ -6,7 +6,7 @@ A client with a deploy label is paused by it; any other is deleted while the nod
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 import structlog
@@ -98,7 +98,20 @@ class GpuClients:
         self._expects_successor |= any(pod in pause.loose for pod in pause.plugins)
         for pod in pause.loose:
             self._deps.workloads.delete(pod)
-        self._wait_stopped({pod.uid for pod in (*pause.gated, *pause.loose)}, request)
+        uids = {pod.uid for pod in (*pause.gated, *pause.loose)}
+
+        def running(pods: _Pods) -> _Pods:
+            return tuple(pod for pod in pods if pod.uid in uids and not pod.is_finished)
+
+        timeout_s = self._limits.plugin_timeout_s
+        stuck = self._wait(running, timeout_s, request) if uids else ()
+        if stuck:
+            self._stuck |= {pod.uid for pod in stuck}
+            raise errors.NotReadyError(
+                f"paused daemons did not stop within {timeout_s:g} s: "
+                + ", ".join(pod.key for pod in stuck),
+                reason=errors.Reason.IN_USE,
+            )
         return Paused(
             plugin_uids=frozenset(pod.uid for pod in pause.plugins),
             has_plugin=pause.has_plugin or before.has_plugin or self._expects_successor,
@@ -316,23 +329,6 @@ class GpuClients:
         for pod in pods:
             if not pod.is_terminating:
                 self._deps.workloads.delete(pod)
-
-    def _wait_stopped(self, uids: Collection[str], request: ports.Cancellation) -> None:
-        if not uids:
-            return
-
-        def running(pods: _Pods) -> _Pods:
-            return tuple(pod for pod in pods if pod.uid in uids and not pod.is_finished)
-
-        timeout_s = self._limits.plugin_timeout_s
-        stuck = self._wait(running, timeout_s, request)
-        if stuck:
-            self._stuck |= {pod.uid for pod in stuck}
-            raise errors.NotReadyError(
-                f"paused daemons did not stop within {timeout_s:g} s: "
-                + ", ".join(pod.key for pod in stuck),
-                reason=errors.Reason.IN_USE,
-            )
 
     def _wait(
         self, find: Callable[[_Pods], _Problem], timeout_s: float, request: ports.Cancellation

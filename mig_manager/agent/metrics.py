@@ -11,7 +11,7 @@ import functools
 import math
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import prometheus_client
 import structlog
@@ -65,33 +65,35 @@ class Metrics(ports.Telemetry):
     ) -> None:
         # A creation time beside each counter would double the number of series.
         prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
-        self.registry = prometheus_client.CollectorRegistry()
+        self.registry = own = prometheus_client.CollectorRegistry()
+        name = "mig_manager"
+        gauge = functools.partial(prometheus_client.Gauge, namespace=name, registry=own)
+        counter = functools.partial(prometheus_client.Counter, namespace=name, registry=own)
+        histogram = functools.partial(prometheus_client.Histogram, namespace=name, registry=own)
         self._on_progress = on_progress
         self._now = now
         self._exposing = threading.Lock()
         self._lines_counted = log.LineWriter.dropped
-        self._state = self._gauge("state", "1 for the state of the node, else 0.", "state")
-        self._last_outcome = self._gauge(
-            "last_outcome_info", "How the last run ended; always 1.", "state", "reason"
+        self._state = gauge("state", "1 for the state of the node, else 0.", ("state",))
+        self._last_outcome = gauge(
+            "last_outcome_info", "How the last run ended; always 1.", ("state", "reason")
         )
-        self._runs = self._counter("runs", "Runs that published their end.", "state", "reason")
-        self._run_s = self._histogram(
-            "run_duration_seconds", "How long runs took.", "state", buckets=_WAIT_BUCKETS_S
+        self._runs = counter("runs", "Runs that published their end.", ("state", "reason"))
+        self._run_s = histogram(
+            "run_duration_seconds", "How long runs took.", ("state",), buckets=_WAIT_BUCKETS_S
         )
-        self._phase_s = self._histogram(
-            "phase_duration_seconds", "How long phases took.", "phase", buckets=_WAIT_BUCKETS_S
+        self._phase_s = histogram(
+            "phase_duration_seconds", "How long phases took.", ("phase",), buckets=_WAIT_BUCKETS_S
         )
-        self._superseded = self._counter(
-            "superseded_runs", "Runs that a newer request superseded."
+        self._superseded = counter("superseded_runs", "Runs that a newer request superseded.")
+        self._lost = counter(
+            "lost_outcomes", "Runs whose end the Kubernetes API did not take.", ("reason",)
         )
-        self._lost = self._counter(
-            "lost_outcomes", "Runs whose end the Kubernetes API did not take.", "reason"
-        )
-        self._success_time = self._gauge(
+        self._success_time = gauge(
             "last_success_timestamp_seconds", "When a run last succeeded; 0: not yet."
         )
-        self._evictions = self._counter("evictions", "Pods evicted.")
-        self._lines_dropped = self._counter(
+        self._evictions = counter("evictions", "Pods evicted.")
+        self._lines_dropped = counter(
             "log_lines_dropped", "Log lines that standard error did not take."
         )
         for state in model.State:
@@ -100,45 +102,40 @@ class Metrics(ports.Telemetry):
             # From zero on: increase() does not see the first of what appears as 1.
             state = model.State.SUCCESS if reason in _SUCCESSES else model.State.FAILED
             self._runs.labels(state=state.value, reason=reason.value)
-        self._attempt = self._gauge(
-            "attempt", "Number of the last attempt at the present request."
-        )
-        self._retries = self._counter("retries", "Attempts that are to be repeated.")
-        self._retry_time = self._gauge(
+        self._attempt = gauge("attempt", "Number of the last attempt at the present request.")
+        self._retries = counter("retries", "Attempts that are to be repeated.")
+        self._retry_time = gauge(
             "retry_timestamp_seconds", "When the next attempt begins; 0: none is scheduled."
         )
-        age = self._gauge(
+        age = gauge(
             "api_contact_age_seconds", "Time since the Kubernetes API last sent us anything."
         )
         age.set_function(contact_age_s)
-        self._operation_s = self._histogram(
+        self._operation_s = histogram(
             "gpu_operation_duration_seconds",
             "How long it took to observe all GPUs or to execute a plan.",
-            "operation",
-            "result",
+            ("operation", "result"),
             buckets=_GPU_BUCKETS_S,
         )
-        self._nvml_calls = self._counter("nvml_calls", "Calls of NVML functions.", "function")
-        self._nvml_s = self._counter(
-            "nvml_call_seconds", "Time spent in NVML functions, all GPUs added up.", "function"
+        self._nvml_calls = counter("nvml_calls", "Calls of NVML functions.", ("function",))
+        self._nvml_s = counter(
+            "nvml_call_seconds", "Time spent in NVML functions, all GPUs added up.", ("function",)
         )
-        self._instances = self._gauge(
-            "instances", "Compute instances when the GPUs were last observed.", "profile"
+        self._instances = gauge(
+            "instances", "Compute instances when the GPUs were last observed.", ("profile",)
         )
-        self._unreachable = self._gauge(
+        self._unreachable = gauge(
             "unreachable_gpu",
             "1 for each GPU that the driver counts and that could not be observed.",
-            "index",
-            "uuid",
-            "reason",
+            ("index", "uuid", "reason"),
         )
-        self._drifted = self._gauge(
+        self._drifted = gauge(
             "drifted", "1 while the GPUs do not have the layout last verified, else 0."
         )
-        self._layout = self._gauge(
-            "layout_info", "The layout last verified; always 1.", "layout", "hash"
+        self._layout = gauge(
+            "layout_info", "The layout last verified; always 1.", ("layout", "hash")
         )
-        build = self._gauge("build_info", "The version of the agent; always 1.", "version")
+        build = gauge("build_info", "The version of the agent; always 1.", ("version",))
         build.labels(version=mig_manager.__version__).set(1)
 
     def exposition(self) -> bytes:
@@ -213,21 +210,6 @@ class Metrics(ports.Telemetry):
 
     def drift_found(self, *, is_drifted: bool) -> None:
         self._drifted.set(is_drifted)
-
-    def _gauge(self, name: str, text: str, *labels: str) -> prometheus_client.Gauge:
-        return prometheus_client.Gauge(f"mig_manager_{name}", text, labels, registry=self.registry)
-
-    def _counter(self, name: str, text: str, *labels: str) -> prometheus_client.Counter:
-        return prometheus_client.Counter(
-            f"mig_manager_{name}", text, labels, registry=self.registry
-        )
-
-    def _histogram(
-        self, name: str, text: str, *labels: str, buckets: Iterable[float]
-    ) -> prometheus_client.Histogram:
-        return prometheus_client.Histogram(
-            f"mig_manager_{name}", text, labels, buckets=tuple(buckets), registry=self.registry
-        )
 
 
 def _replace(gauge: prometheus_client.Gauge, values: Mapping[tuple[str, ...], int]) -> None:

@@ -126,8 +126,18 @@ class Reconciler:
         if not (is_drifted or outcome.should_retry):
             self._history = dataclasses.replace(self._history, fulfilled=None)
         self._keep_remaining(written.journal)
-        if outcome.state is model.State.SUCCESS:
-            self._save_for_next_boot(written, outcome.gpus)
+        if outcome.state is model.State.SUCCESS and self._deps.boot_layout is not None:
+            _, content_hash = written.request
+            try:
+                local.save_layout(
+                    self._deps.boot_layout,
+                    outcome.gpus,
+                    config=name,
+                    config_hash=content_hash,
+                    boot_id=self._deps.boot_id,
+                )
+            except errors.ConfigError as error:
+                _log.warning("layout_not_saved", error=error.message)
         return outcome
 
     def check_drift(self, name: str, ended: record.Outcome) -> drift.Action:
@@ -259,21 +269,6 @@ class Reconciler:
             message = drift.drift_message(written.config, affected)
             written.finish(record.failed(errors.Reason.DRIFTED, message))
         return drift.Action.REST
-
-    def _save_for_next_boot(self, written: record.Record, gpus: model.ObservedGpus) -> None:
-        if self._deps.boot_layout is None:
-            return
-        name, content_hash = written.request
-        try:
-            local.save_layout(
-                self._deps.boot_layout,
-                gpus,
-                config=name,
-                config_hash=content_hash,
-                boot_id=self._deps.boot_id,
-            )
-        except errors.ConfigError as error:
-            _log.warning("layout_not_saved", error=error.message)
 
     def _locked(self, doing: str) -> contextlib.AbstractContextManager[None]:
         if self._deps.lock is None:

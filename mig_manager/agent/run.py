@@ -19,7 +19,7 @@ import structlog
 from mig_manager import errors
 from mig_manager.agent import drain, drift, gpu_clients, host, planning, record, recovery, settings
 from mig_manager.change import transaction
-from mig_manager.core import messages, model, ports, steps
+from mig_manager.core import messages, model, ports, steps, timing
 from mig_manager.core.layout import config, layouts
 from mig_manager.core.node import clients, cluster, resources
 
@@ -36,16 +36,6 @@ class History:
     """The request for which the node was rebooted already."""
     gpus: model.ObservedGpus = model.NO_GPUS
     """The GPUs as last observed; none: not yet."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class _Target:
-    """What the run is to apply, and how."""
-
-    layout: layouts.Layout
-    may_evict: bool
-    extra_clients: tuple[clients.ExtraClient, ...]
-    service_names: tuple[str, ...]
 
 
 class Run:
@@ -101,33 +91,36 @@ class Run:
 
     def _pipeline(self, request: ports.Cancellation) -> record.Outcome:
         """Go through the steps; see the top of this module."""
-        target = self._resolve()
+        layout = self._resolve()
+        extra_clients = self._planning.extra_clients()
+        service_names = self._deps.service_names()
+        self._hooks.points.load()
         gpus = self._planning.observe()
-        older = self._outside(target.layout, gpus)
-        plan = self._planning.plan(target.layout, gpus, restoring=older)
+        older = self._outside(layout, gpus)
+        plan = self._planning.plan(layout, gpus, restoring=older)
         if plan.is_empty:
-            return self._verify_unchanged(target, gpus, request)
-        usage = self._survey(target, gpus)
+            return self._verify_unchanged(layout, gpus, request)
+        usage = self._survey(layout, gpus)
         busy = frozenset().union(*(pod.device_ids for pod in usage.assigned or ()))
-        plan = self._planning.plan(target.layout, gpus, restoring=older, busy=busy)
+        plan = self._planning.plan(layout, gpus, restoring=older, busy=busy)
         self._hooks.start(plan, request)
         order = drain.order(
             self._limits,
             plan,
             gpus,
-            may_evict=target.may_evict,
-            extra_clients=target.extra_clients,
+            may_evict=self._may_evict,
+            extra_clients=extra_clients,
             has_begun=self._record.journal.draining,
         )
-        applied_before = self._close(target, order.affected_pods(usage))
+        applied_before = self._close(order.affected_pods(usage))
         drainage = self._drain(order, usage, request)
-        paused = self._clients.pause(plan, self._record, request, target.extra_clients)
+        paused = self._clients.pause(plan, self._record, request, extra_clients)
         # Without a plugin no pod gets a device any more: drain those that got one meanwhile.
         drainage.run(usage, request)
         request.check()
-        self._services.stop(target.service_names, plan)
+        self._services.stop(service_names, plan)
         gpus = self._execute(
-            target, plan, gpus, request, restoring=older, applied=applied_before, paused=paused
+            layout, plan, gpus, request, restoring=older, applied=applied_before, paused=paused
         )
         paused = self._resume(paused)
         self._prove(paused, gpus, request)
@@ -155,19 +148,19 @@ class Run:
             self._deps.lock,
             f"applying layout {self._record.config}",
             clock=self._deps.clock,
-            wait=transaction.Wait(
+            wait=timing.Wait(
                 timeout_s=self._limits.lock_timeout_s,
                 wait=request.wait,
                 backoff=self._limits.backoff,
             ),
         )
 
-    def _resolve(self) -> _Target:
-        """Read the layout and all that belongs to it; publish early where a change is expected."""
+    def _resolve(self) -> layouts.Layout:
+        """Read the layout, and publish early where it is expected to change the GPUs."""
         layout = self._planning.resolve()
-        may_evict = self._may_evict and self._history.fulfilled != self._record.request
+        self._may_evict &= self._history.fulfilled != self._record.request
         if (
-            may_evict
+            self._may_evict
             and self._record.attempt == 1
             and self._planning.expects_change(layout, self._history.gpus)
         ):
@@ -175,15 +168,7 @@ class Run:
         self._deps.standby.prepare()
         if self._was_rebooted or self._record.journal.rebooted_from:
             self._record.note(is_rebooted=True)
-        extra_clients = self._planning.extra_clients()
-        service_names = self._deps.service_names()
-        self._hooks.points.load()
-        return _Target(
-            layout=layout,
-            may_evict=may_evict,
-            extra_clients=extra_clients,
-            service_names=service_names,
-        )
+        return layout
 
     def _outside(
         self, layout: layouts.Layout, gpus: model.ObservedGpus
@@ -195,7 +180,7 @@ class Run:
         others = tuple(gpu for gpu in self._record.journal.snapshot if gpu.uuid not in selected)
         return others if others and recovery.is_possible(self._deps, gpus, others) else ()
 
-    def _survey(self, target: _Target, gpus: model.ObservedGpus) -> drain.Usage:
+    def _survey(self, layout: layouts.Layout, gpus: model.ObservedGpus) -> drain.Usage:
         """Return the usage of devices, if nothing on the node rules the change out."""
         self._deps.standby.expect_change()
         usage = drain.survey(self._deps.workloads, self._deps.allocations)
@@ -205,15 +190,15 @@ class Run:
                 raise clients.other_managers_error(others)
         self._clients.require_none_stuck(usage.pods)
         self._clients.require_strategy(
-            resources.gpu_layouts(gpus, config.select(target.layout, gpus)),
+            resources.gpu_layouts(gpus, config.select(layout, gpus)),
             usage.pods,
             plugin_config=self._plugin_config,
         )
         return usage
 
-    def _close(self, target: _Target, affected: tuple[cluster.Pod, ...]) -> str:
+    def _close(self, affected: tuple[cluster.Pod, ...]) -> str:
         """Taint the node; return the layout that its label named as applied."""
-        if affected and not target.may_evict:
+        if affected and not self._may_evict:
             names = tuple(pod.key for pod in affected)
             raise errors.MigManagerError(
                 drift.drift_message(self._record.config, names), reason=errors.Reason.DRIFTED
@@ -274,7 +259,7 @@ class Run:
 
     def _execute(  # noqa: PLR0913 - what the steps before returned
         self,
-        target: _Target,
+        layout: layouts.Layout,
         plan: steps.Plan,
         gpus: model.ObservedGpus,
         request: ports.Cancellation,
@@ -286,8 +271,8 @@ class Run:
         """Execute and verify the plan, or roll back; reboot where only that helps."""
         older, applied = recovery.rollback_target(self._deps, self._record.journal, gpus, applied)
         change = self._transaction(
-            recovery.RunJournal(self._record, target.layout, applied),
-            transaction.Wait(
+            recovery.RunJournal(self._record, layout, applied),
+            timing.Wait(
                 timeout_s=self._limits.in_use_timeout_s,
                 wait=request.wait,
                 on_wait=lambda error: _log.info("gpus_in_use", error=error.message),
@@ -299,7 +284,7 @@ class Run:
                 seen=gpus,
                 older=older,
                 # A GPU that was lost meanwhile is not verified, unless the layout names it.
-                replan=lambda now: self._planning.plan(target.layout, now, restoring=restoring),
+                replan=lambda now: self._planning.plan(layout, now, restoring=restoring),
                 points=self._hooks.points,
             )
         except errors.MigManagerError as error:
@@ -355,10 +340,10 @@ class Run:
         self._clients.wait_schedulable(paused, gpus, request)
 
     def _verify_unchanged(
-        self, target: _Target, gpus: model.ObservedGpus, request: ports.Cancellation
+        self, layout: layouts.Layout, gpus: model.ObservedGpus, request: ports.Cancellation
     ) -> record.Outcome:
         """Finish what an interrupted run left between change and verification, if anything."""
-        journal = recovery.RunJournal(self._record, target.layout)
+        journal = recovery.RunJournal(self._record, layout)
         interrupted, unrestored = self._record.journal, journal.unrestored(gpus)
         self._record.note_journal(snapshot=unrestored, applied="")
         unverified = tuple(gpu for gpu in interrupted.snapshot if gpu not in unrestored)
@@ -392,7 +377,7 @@ class Run:
         )
 
     def _transaction(
-        self, journal: recovery.RunJournal, idle_wait: transaction.Wait | None = None
+        self, journal: recovery.RunJournal, idle_wait: timing.Wait | None = None
     ) -> transaction.Transaction:
         return transaction.Transaction(
             gpus=self._deps.gpus,
@@ -400,5 +385,5 @@ class Run:
             clock=self._deps.clock,
             reset=self._deps.reset.reset if self._deps.reset else None,
             device_files=self._deps.device_files,
-            idle_wait=idle_wait or transaction.Wait(),
+            idle_wait=idle_wait or timing.Wait(),
         )

@@ -10,8 +10,8 @@ import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from mig_manager import errors
-from mig_manager.change import apply, local, plans, transaction
-from mig_manager.core import model, steps
+from mig_manager.change import apply, local, plans
+from mig_manager.core import model, steps, timing
 from mig_manager.core.layout import config
 from mig_manager.core.planner import planner
 from mig_manager.core.records import status
@@ -109,7 +109,7 @@ class _AwaitedGpus:
 
     def observe(self) -> model.ObservedGpus:
         # No wait for a driver that is unloaded later, in the middle of a change.
-        wait, self._wait = self._wait, transaction.Wait()
+        wait, self._wait = self._wait, timing.Wait()
         return wait.retry(
             self._gpus.observe,
             self._clock,

@@ -75,7 +75,7 @@ def locked(deps: Dependencies, doing: str) -> contextlib.AbstractContextManager[
 
 def announced_wait(
     deps: Dependencies, timeout_s: float, *, check: Callable[[], object] = lambda: None
-) -> transaction.Wait:
+) -> timing.Wait:
     """Return a wait that people are told of; what ``check`` raises ends it."""
 
     def wait(seconds: float) -> None:
@@ -83,7 +83,7 @@ def announced_wait(
         deps.clock.wait(seconds)
         check()
 
-    return transaction.Wait(
+    return timing.Wait(
         timeout_s=timeout_s,
         wait=wait,
         on_wait=lambda error: deps.notify(f"{error.message}; waiting up to {timeout_s:g} s"),

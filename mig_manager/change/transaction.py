@@ -11,7 +11,7 @@ is named and kept.
 import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 import structlog
 
@@ -26,13 +26,11 @@ Observed = model.ObservedGpus
 Snapshot = Sequence[model.GpuSnapshot]
 Reset = Callable[[Sequence[model.Gpu]], None]
 Replan = Callable[[Observed], steps.Plan]
-_Result = TypeVar("_Result")
 
 _MAX_ROUNDS = 3
 """One for the mode, one for the instances where profiles are known only then, one to spare."""
 _ROLLBACK_ATTEMPTS = 3
 _ROLLBACK_PAUSE_S = 1.0
-_BACKOFF = timing.Backoff()
 
 
 class Journal(Protocol):
@@ -55,52 +53,6 @@ class Journal(Protocol):
 
     def done(self, gpus: Observed) -> object:
         """Note that the change is verified, and is not rolled back any more."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Wait:
-    """How to wait for what another program uses."""
-
-    timeout_s: float = 0.0
-    """0: fail at once."""
-    wait: Callable[[float], object] = lambda _seconds: None
-    """Sleeps; what it raises ends the wait."""
-    on_wait: Callable[[errors.MigManagerError], object] = lambda _error: None
-    """Called once, before the first wait."""
-    backoff: timing.Backoff = _BACKOFF
-
-    def retry(
-        self,
-        attempt: Callable[[], _Result],
-        clock: timing.Clock,
-        *,
-        may_pass: Callable[[errors.MigManagerError], bool],
-        goal: str = "",
-    ) -> _Result:
-        """Attempt something, again while its failure may pass, until the deadline.
-
-        Its last error says how long that took, and for what (``goal``).
-        """
-        until: float | None = None
-        number = 0
-        while True:
-            try:
-                return attempt()
-            except errors.MigManagerError as error:
-                if not may_pass(error):
-                    raise
-                # The time that the first attempt takes is no wait.
-                if until is None:
-                    until = clock.monotonic() + self.timeout_s
-                remaining_s = until - clock.monotonic()
-                if remaining_s <= 0:
-                    if number:
-                        error.add(f"waited {self.timeout_s:g} s{goal}")
-                    raise
-                if number == 0:
-                    self.on_wait(error)
-            self.wait(min(self.backoff.delay_s(number), remaining_s))
-            number += 1
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,7 +80,7 @@ class Transaction:
     """Resets GPUs whose new mode is pending; None: the mode stays pending."""
     device_files: ports.DeviceFiles | None = None
     """Refreshed after each change and each rollback; None: another program writes them."""
-    idle_wait: Wait = dataclasses.field(default_factory=Wait)
+    idle_wait: timing.Wait = dataclasses.field(default_factory=timing.Wait)
     """For processes that use what a plan destroys."""
 
     def run(
@@ -235,29 +187,26 @@ class Transaction:
         except errors.GpuInUseError:
             raise
         except errors.HardwareError as error:
-            return self._reset_pending(plan, error), True
-
-    def _reset_pending(self, plan: steps.Plan, error: errors.HardwareError) -> Observed:
-        """Reset the GPUs whose mode is pending, if that is why a plan failed."""
-        is_in_use = error.reason is errors.Reason.IN_USE
-        if self.reset is None or not (is_in_use or error.reason is errors.Reason.RESET_REQUIRED):
-            raise error
-        ours = {gpu_plan.gpu_uuid for gpu_plan in plan.gpus if gpu_plan.changes_mode}
-        pending = tuple(
-            gpu for gpu in self.gpus.observe() if gpu.uuid in ours and gpu.has_pending_mode
-        )
-        if is_in_use and not pending:
-            raise error
-        _log.info("reset_pending", gpus=[gpu.uuid for gpu in pending])
-        try:
-            if pending:
-                self.reset(pending)
-        except errors.HostError as refused:
-            if not is_in_use:
+            is_in_use = error.reason is errors.Reason.IN_USE
+            may_help = is_in_use or error.reason is errors.Reason.RESET_REQUIRED
+            if self.reset is None or not may_help:
                 raise
-            error.add(f"no reset either: {refused.message}")
-            raise error from refused
-        return self.gpus.observe()
+            ours = {gpu_plan.gpu_uuid for gpu_plan in plan.gpus if gpu_plan.changes_mode}
+            pending = tuple(
+                gpu for gpu in self.gpus.observe() if gpu.uuid in ours and gpu.has_pending_mode
+            )
+            if is_in_use and not pending:
+                raise
+            _log.info("reset_pending", gpus=[gpu.uuid for gpu in pending])
+            try:
+                if pending:
+                    self.reset(pending)
+            except errors.HostError as refused:
+                if not is_in_use:
+                    raise
+                error.add(f"no reset either: {refused.message}")
+                raise error from refused
+            return self.gpus.observe(), True
 
 
 @dataclasses.dataclass(slots=True)
@@ -440,7 +389,9 @@ def _described(gpu: model.GpuSnapshot) -> str:
 
 
 @contextlib.contextmanager
-def locked(lock: ports.NodeLock, doing: str, *, clock: timing.Clock, wait: Wait) -> Iterator[None]:
+def locked(
+    lock: ports.NodeLock, doing: str, *, clock: timing.Clock, wait: timing.Wait
+) -> Iterator[None]:
     """Wait for the node's lock, and hold it in the context.
 
     Raises:

@@ -124,7 +124,7 @@ def against_products(
         for layout in layouts
         for label, template in labelled.items()
     ]
-    return _validated(layouts, source, tuple(labelled), _Judge(others), cases)
+    return _validated(layouts, source, tuple(labelled), others, cases)
 
 
 def against_node(
@@ -147,16 +147,17 @@ def against_node(
         for layout in layouts
         for product in products
     ]
-    return _validated(layouts, source, products, _Judge(others), cases)
+    return _validated(layouts, source, products, others, cases)
 
 
 def _validated(
     layouts: Sequence[config.Layout],
     source: str,
     products: tuple[str, ...],
-    judge: "_Judge",
+    others: Others | None,
     cases: Sequence["_Case"],
 ) -> Validated:
+    judge = _Judge(others)
     return Validated(
         source=source,
         layouts=tuple(layout.name for layout in layouts),
@@ -192,28 +193,16 @@ class _Case:
     """All GPUs of the members' node; None: the member is a template."""
 
     @property
+    def rules(self) -> Sequence[config.Rule]:
+        """The rules that can apply to the members."""
+        return [rule for variant in self.variants for rule in variant.rules]
+
+    @property
     def results(self) -> Sequence[resources.GpuLayout]:
         """What the layout makes of the GPUs: the node's, or one template for each rule."""
         if self.node is not None:
             return resources.gpu_layouts(self.node, config.select(self.layout, self.node))
-        return [
-            resources.gpu_layout(f"some {self.product}", rule.wanted)
-            for variant in self.variants
-            for rule in variant.rules
-        ]
-
-    def failing(self) -> Sequence[config.Rule]:
-        """Return the rules that do not fit; all of them where none fails by itself."""
-        rules = [rule for variant in self.variants for rule in variant.rules]
-        found = [
-            rule
-            for rule in rules
-            if any(
-                rule.filters_match(gpu) and _refusal(_alone(self.layout, rule), (gpu,))
-                for gpu in self.members
-            )
-        ]
-        return found or rules
+        return [resources.gpu_layout(f"some {self.product}", rule.wanted) for rule in self.rules]
 
 
 class _Judge:
@@ -241,11 +230,11 @@ class _Judge:
             if not any(rule.filters_match(gpu) for rule in variant.rules for gpu in case.members):
                 continue
             try:
-                is_unknown |= _plan(variant, case.members, case.node).is_provisional
+                plan = _plan(variant, case.members, case.node or case.members)
             except errors.LayoutError as error:
                 return self._misfit(case, error)
-        rules = [rule for variant in case.variants for rule in variant.rules]
-        if not any(rule.matches(gpu) for rule in rules for gpu in case.members):
+            is_unknown |= plan.is_provisional
+        if not any(rule.matches(gpu) for rule in case.rules for gpu in case.members):
             return Fit.NOT_FOR_IT, "it is for other GPUs", None
         if is_unknown:
             return Fit.UNKNOWN, "this driver reports the GPU's profiles only with MIG on", None
@@ -254,13 +243,20 @@ class _Judge:
     def _misfit(
         self, case: _Case, error: errors.LayoutError
     ) -> tuple[Fit, str, errors.Location | None]:
-        failing = case.failing()
-        # The index and UUID of a template mean nothing.
-        why = (
-            error.message
-            if case.node
-            else error.message.replace(str(case.members[0]), case.product)
-        )
+        failing = [
+            rule
+            for rule in case.rules
+            if any(
+                rule.filters_match(gpu) and not _fits(_alone(case.layout, rule), gpu)
+                for gpu in case.members
+            )
+        ]
+        # Rules that fail only together are all meant.
+        failing = failing or list(case.rules)
+        why = error.message
+        if not case.node:
+            # The index and UUID of a template mean nothing.
+            why = why.replace(str(case.members[0]), case.product)
         # A rule with a filter, or with the name of a GPU, is meant for that GPU.
         is_excused = not any(
             rule.filters or any(map(rule.names, case.members)) for rule in failing
@@ -275,23 +271,24 @@ class _Judge:
         key = variant.rules[0]
         if key not in self._known:
             self._known[key] = any(
-                gpu.is_mig_capable and rule.filters_match(gpu) and not _refusal(variant, (gpu,))
+                gpu.is_mig_capable and rule.filters_match(gpu) and _fits(variant, gpu)
                 for gpu in self._others()
             )
         return self._known[key]
 
 
 def _plan(
-    layout: config.Layout, members: Sequence[model.Gpu], node: Sequence[model.Gpu] | None
+    layout: config.Layout, members: Sequence[model.Gpu], node: Sequence[model.Gpu]
 ) -> steps.Plan:
-    uuids = {gpu.uuid for gpu in members}
-    selected = config.select(layout, node or members)
-    return planner.plan(members, {uuid: one for uuid, one in selected.items() if uuid in uuids})
+    selected = config.select(layout, node)
+    return planner.plan(
+        members, {gpu.uuid: selected[gpu.uuid] for gpu in members if gpu.uuid in selected}
+    )
 
 
-def _refusal(layout: config.Layout, members: Sequence[model.Gpu]) -> errors.LayoutError | None:
+def _fits(layout: config.Layout, gpu: model.Gpu) -> bool:
     try:
-        _plan(layout, members, None)
-    except errors.LayoutError as error:
-        return error
-    return None
+        _plan(layout, (gpu,), (gpu,))
+    except errors.LayoutError:
+        return False
+    return True

@@ -1,7 +1,12 @@
 """Time as a port of its own, so that small processes import only this."""
 
 import dataclasses
-from typing import Protocol
+from collections.abc import Callable
+from typing import Protocol, TypeVar
+
+from mig_manager import errors
+
+_Result = TypeVar("_Result")
 
 
 class Clock(Protocol):
@@ -28,6 +33,55 @@ class Backoff:
     def delay_s(self, attempt: int) -> float:
         """Return the pause before an attempt, counted from 0."""
         return min(self.max_s, self.first_s * self.factor ** min(attempt, 64))
+
+
+_BACKOFF = Backoff()
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Wait:
+    """How to wait for what another program uses."""
+
+    timeout_s: float = 0.0
+    """0: fail at once."""
+    wait: Callable[[float], object] = lambda _seconds: None
+    """Sleeps; what it raises ends the wait."""
+    on_wait: Callable[[errors.MigManagerError], object] = lambda _error: None
+    """Called once, before the first wait."""
+    backoff: Backoff = _BACKOFF
+
+    def retry(
+        self,
+        attempt: Callable[[], _Result],
+        clock: Clock,
+        *,
+        may_pass: Callable[[errors.MigManagerError], bool],
+        goal: str = "",
+    ) -> _Result:
+        """Attempt something, again while its failure may pass, until the deadline.
+
+        Its last error says how long that took, and for what (``goal``).
+        """
+        until: float | None = None
+        number = 0
+        while True:
+            try:
+                return attempt()
+            except errors.MigManagerError as error:
+                if not may_pass(error):
+                    raise
+                # The time that the first attempt takes is no wait.
+                if until is None:
+                    until = clock.monotonic() + self.timeout_s
+                remaining_s = until - clock.monotonic()
+                if remaining_s <= 0:
+                    if number:
+                        error.add(f"waited {self.timeout_s:g} s{goal}")
+                    raise
+                if number == 0:
+                    self.on_wait(error)
+            self.wait(min(self.backoff.delay_s(number), remaining_s))
+            number += 1
 
 
 class Burst:

@@ -8,7 +8,7 @@ import pytest
 
 from mig_manager import errors
 from mig_manager.change import transaction
-from mig_manager.core import model, steps
+from mig_manager.core import model, steps, timing
 from mig_manager.core.planner import planner
 from mig_manager.core.records import status
 from tests import fakes, gpu_values
@@ -256,7 +256,7 @@ def test_a_lock_that_the_work_itself_meets_is_not_waited_for() -> None:
 
     with (
         pytest.raises(errors.LockedError, match=r"^mine$"),
-        transaction.locked(lock, "x", clock=clock, wait=transaction.Wait(timeout_s=9.0)),
+        transaction.locked(lock, "x", clock=clock, wait=timing.Wait(timeout_s=9.0)),
     ):
         raise errors.LockedError("mine")
 
