@@ -295,16 +295,15 @@ class _Reader:
 
 def _measure(node: Node) -> tuple[int, int]:
     """Return how many nodes a walk over the tree visits, and how many levels deep it goes."""
-    children: Iterable[Node] = ()
     match node:
         case Scalar():
-            pass
+            return 1, 1
         case Sequence():
             children = node.items
-        case Mapping():
-            children = (entry.value for entry in node.entries)
-    parts = [(1, 0), *map(_measure, children)]
-    return sum(nodes for nodes, _ in parts), 1 + max(height for _, height in parts)
+        case _:
+            children = tuple(entry.value for entry in node.entries)
+    parts = [_measure(child) for child in children]
+    return 1 + sum(nodes for nodes, _ in parts), 1 + max((high for _, high in parts), default=0)
 
 
 def _check_tag(tag: str | None, expected: str, location: errors.Location) -> None:

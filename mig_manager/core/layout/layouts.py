@@ -143,17 +143,23 @@ class Rule:
 
     def matches(self, gpu: model.Gpu) -> bool:
         """Return whether the rule is about this GPU."""
-        return self.filters_match(gpu) and (
-            self.indices is None or gpu.index in self.indices or self.names(gpu)
-        )
+        return self._chooses(gpu) and self.filters_match(gpu)
 
-    def names(self, gpu: model.Gpu) -> bool:
+    def may_match(self, gpu: model.UnreachableGpu) -> bool:
+        """Return whether the rule is about an unreachable GPU, as far as is known of it."""
+        is_possible = not self.filters or any(each.may_match(gpu) for each in self.filters)
+        return self._chooses(gpu) and is_possible
+
+    def names(self, gpu: model.Gpu | model.UnreachableGpu) -> bool:
         """Return whether the rule names this very GPU by UUID or PCI address."""
         return gpu.uuid in self.identities or gpu.pci_address in self.identities
 
     def filters_match(self, gpu: model.Gpu) -> bool:
         """Return whether the rule is about GPUs of this model."""
         return not self.filters or any(each.matches(gpu) for each in self.filters)
+
+    def _chooses(self, gpu: model.Gpu | model.UnreachableGpu) -> bool:
+        return self.indices is None or gpu.index in self.indices or self.names(gpu)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -311,7 +317,7 @@ def unrestored_elsewhere(
 ) -> tuple[model.GpuSnapshot, ...]:
     """Return the snapshots still to restore after a layout that skips unreachable GPUs."""
     lost, rules = gpus.unreachable, layout.rules
-    others = (gpu for gpu in lost if not any(_may_match(rule, gpu) for rule in rules))
+    others = (gpu for gpu in lost if not any(rule.may_match(gpu) for rule in rules))
     return model.ObservedGpus(gpus, others).missing(unrestored)
 
 
@@ -391,7 +397,7 @@ def _problems(
 def _unreachable(layout: Layout, gpus: Sequence[model.Gpu]) -> Iterator[errors.LayoutError]:
     """Yield an error for each unreachable GPU that is meant by name, or by nothing else."""
     for gpu in model.unreachable(gpus):
-        rule = next((each for each in reversed(layout.rules) if _may_match(each, gpu)), None)
+        rule = next((each for each in reversed(layout.rules) if each.may_match(gpu)), None)
         if rule is None:
             continue
         if rule.indices is not None:
@@ -410,13 +416,3 @@ def _unreachable(layout: Layout, gpus: Sequence[model.Gpu]) -> Iterator[errors.L
             reason=errors.Reason.GPU_UNREACHABLE,
             location=rule.location,
         )
-
-
-def _may_match(rule: Rule, gpu: model.UnreachableGpu) -> bool:
-    """Return whether a rule is about an unreachable GPU, as far as is known of it."""
-    is_chosen = (
-        rule.indices is None
-        or gpu.index in rule.indices
-        or bool({gpu.uuid, gpu.pci_address} & set(rule.identities))
-    )
-    return is_chosen and (not rule.filters or any(each.may_match(gpu) for each in rule.filters))

@@ -25,14 +25,9 @@ class Arrangement:
     """One way to place new GPU instances beside those that stay."""
 
     placed: tuple[Placed, ...]  # the new ones, largest profile first, ascending within a profile
-    room: tuple[int, ...]  # how many more of each profile fit, each alone, largest profile first
-    starts: tuple[int, ...]
-    """First slices of all instances, also of those that stay, in the order of ``placed``."""
-
-    @property
-    def rank(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Lower is better: the most room for the largest profiles, then the lowest starts."""
-        return tuple(-count for count in self.room), self.starts
+    rank: tuple[tuple[int, ...], tuple[int, ...]]
+    """Lower is better: how many more of each profile fit, each alone, negated; then the starts of
+    all instances, also of those that stay. Both have the largest profile first."""
 
 
 class Capacity:
@@ -115,12 +110,10 @@ class Capacity:
         occupied = packing.slices(place for _, place in known)
 
         def judged(placed: tuple[Placed, ...]) -> Arrangement:
+            room = self.room(occupied | packing.slices(place for _, place in placed), drawn)
             ranked = sorted((self._rank[p], place.start) for p, place in (*known, *placed))
-            return Arrangement(
-                placed=placed,
-                room=self.room(occupied | packing.slices(place for _, place in placed), drawn),
-                starts=tuple(start for _, start in ranked),
-            )
+            starts = tuple(start for _, start in ranked)
+            return Arrangement(placed=placed, rank=(tuple(-count for count in room), starts))
 
         ways = map(judged, _ways(occupied, specs))
         return min(ways, key=lambda arrangement: arrangement.rank, default=None)
