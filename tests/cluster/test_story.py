@@ -42,29 +42,6 @@ def test_every_story_of_the_demo_comes_out_as_it_must_on_a_mixed_node(
         clusters.assert_nothing_taken(stage)
 
 
-@pytest.mark.parametrize(
-    ("layout", "reason"),
-    [
-        ("all-9g.1gb", "UnknownConfig"),
-        ("all-1g.10gb.me", "UnknownProfile"),
-        (scenarios.TOO_MUCH, "DoesNotFit"),
-    ],
-)
-def test_an_impossible_layout_touches_nothing(
-    where_in_depth: clusters.Cluster, tmp_path: pathlib.Path, layout: str, reason: str
-) -> None:
-    with clusters.stage(where_in_depth, tmp_path) as stage:
-        stage.run_pods(clusters.TRAIN)
-        pods = {objects.uid(pod) for pod in stage.cluster.list(cluster_view.Kind.POD)}
-        labels = dict(objects.labels(stage.node()))
-
-        assert clusters.failure(stage, layout)["reason"] == reason
-
-        assert {objects.uid(pod) for pod in stage.cluster.list(cluster_view.Kind.POD)} == pods
-        ours = {cluster.CONFIG_LABEL: layout, cluster.STATE_LABEL: "failed"}
-        assert dict(objects.labels(stage.node())) == {**labels, **ours}
-
-
 def test_a_corrected_file_is_served_without_touching_the_label(
     where_in_depth: clusters.Cluster, tmp_path: pathlib.Path
 ) -> None:

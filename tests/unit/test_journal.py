@@ -29,17 +29,8 @@ def test_a_journal_reads_back_as_it_was_written(switch: status.PluginConfig | No
     )
 
     assert status.Journal.from_json(journal.to_json()) == journal
-
-
-def test_a_journal_of_the_version_before_and_one_of_the_next_are_read() -> None:
-    before = (
-        '{"version": 1, "config": "a", "cordoned": true, "holdTaint": false, "pausedLabels": {}}'
-    )
-    after = before.replace('"config"', '"novelty": [1], "config"')
-
-    known = status.Journal(config="a", cordoned=True)
-    assert status.Journal.from_json(before) == status.Journal.from_json(after) == known
-    assert "pluginConfig" not in known.to_json()
+    # Where the plugin has one config, a version before this one reads the journal too.
+    assert ("pluginConfig" in journal.to_json()) is (switch is not None)
 
 
 def _paused(key: str, value: str) -> str:
