@@ -6,6 +6,7 @@ between two listeners are found by the agent's slow drift check.
 """
 
 import contextlib
+import dataclasses
 import functools
 import threading
 import time
@@ -20,56 +21,47 @@ from mig_manager.core import timing
 _log = structlog.get_logger()
 
 _LONGEST_BURST_S = 5.0
+_RESTARTS = timing.Backoff(first_s=1.0, max_s=300.0, factor=2.0)
 _STEADY_S = 30.0
 """A listener that lived this long was healthy, and is replaced after a short pause."""
 _END_S = 5.0
 """How long to wait for the end of a listener; one that hangs in the kernel is left behind."""
 
 
+@dataclasses.dataclass(kw_only=True, eq=False, repr=False, match_args=False)
 class GpuEvents:
     """Calls back when another program has changed MIG on a GPU of this node.
 
     A listener that dies is replaced, with a backoff. A driver without MIG events is asked again
     after the next suspension, when MIG may be on, and by the next ``start``.
-
-    Args:
-        command: Starts a listener.
-        on_change: Called after each burst of changes, and after a listener was replaced, since
-            changes may have been missed. In a thread of ours: it must neither block nor call us.
-        quiet_s: How long nothing must happen for a burst to be over.
-        start_timeout_s: Until a new listener listens, or is killed.
-        restarts: Backoff for the replacement of listeners that died.
     """
 
-    def __init__(
-        self,
-        *,
-        command: Sequence[str],
-        on_change: Callable[[], None],
-        quiet_s: float = 0.5,
-        start_timeout_s: float = 60.0,
-        restarts: timing.Backoff | None = None,
-    ) -> None:
-        self._command = tuple(command)
-        self._on_change = on_change
-        self._quiet_s = quiet_s
-        self._start_timeout_s = start_timeout_s
-        self._restarts = restarts or timing.Backoff(first_s=1.0, max_s=300.0, factor=2.0)
-        # Guards the fields below; notified when any of them changes.
-        self._state = threading.Condition()
-        self._thread: threading.Thread | None = None
-        self._is_stopping = False
-        self._suspensions = 0
-        self._generation = 0
-        self._is_busy = False
-        self._child: subprocesses.Child | None = None
-        # Of our thread alone: the present listener, and those that ended by themselves before it.
-        self._listening_since_s: float | None = None
-        self._failures = 0
-        self._missed_changes = False
-        self._logged_failure: str | None = None
-        self._has_logged_unsupported = False
-        self._left_behind: list[subprocesses.Child] = []
+    command: Sequence[str]
+    """Starts a listener."""
+    on_change: Callable[[], None]
+    """Called after each burst of changes, and after a listener was replaced, since changes may
+    have been missed. In a thread of ours: it must neither block nor call us."""
+    quiet_s: float = 0.5
+    """How long nothing must happen for a burst to be over."""
+    start_timeout_s: float = 60.0
+    """Until a new listener listens, or is killed."""
+    restarts: timing.Backoff = _RESTARTS
+    """For the replacement of listeners that died."""
+    # Guards the fields below; notified when any of them changes.
+    _state: threading.Condition = dataclasses.field(default_factory=threading.Condition)
+    _thread: threading.Thread | None = None
+    _is_stopping: bool = False
+    _suspensions: int = 0
+    _generation: int = 0
+    _is_busy: bool = False
+    _child: subprocesses.Child | None = None
+    # Of our thread alone: the present listener, and those that ended by themselves before it.
+    _listening_since_s: float | None = None
+    _failures: int = 0
+    _missed_changes: bool = False
+    _logged_failure: str | None = None
+    _has_logged_unsupported: bool = False
+    _left_behind: list[subprocesses.Child] = dataclasses.field(default_factory=list)
 
     def start(self) -> None:
         """Begin to listen, without waiting until the first listener is ready."""
@@ -144,7 +136,7 @@ class GpuEvents:
             # A driver that hangs would fill the node with processes that cannot be killed.
             return _ended(self._left_behind[0])
         try:
-            child = subprocesses.Child(self._command)
+            child = subprocesses.Child(self.command)
         except OSError as error:
             return _failed(f"the GPU listener cannot be started: {error}")
         with self._state:
@@ -166,8 +158,8 @@ class GpuEvents:
 
     def _receive(self, child: subprocesses.Child, generation: int) -> errors.HardwareError | None:
         """Handle the messages of a listener; return why it failed, None if it has ended."""
-        burst = timing.Burst(quiet_s=self._quiet_s, longest_s=_LONGEST_BURST_S)
-        start_by_s = time.monotonic() + self._start_timeout_s
+        burst = timing.Burst(quiet_s=self.quiet_s, longest_s=_LONGEST_BURST_S)
+        start_by_s = time.monotonic() + self.start_timeout_s
         while True:
             now_s = time.monotonic()
             is_listening = self._listening_since_s is not None
@@ -184,13 +176,13 @@ class GpuEvents:
             now_s = time.monotonic()
             if self._listening_since_s is None and now_s >= start_by_s:
                 return errors.HardwareError(
-                    f"the GPU listener was not ready within {self._start_timeout_s:g} s",
+                    f"the GPU listener was not ready within {self.start_timeout_s:g} s",
                     reason=errors.Reason.NVML_TIMEOUT,
                 )
             if burst.ends_in_s(now_s) == 0:
                 burst.clear()
                 if not self._is_interrupted(generation):
-                    self._on_change()
+                    self.on_change()
 
     def _handle(self, message: object, burst: timing.Burst) -> None:
         now_s = time.monotonic()
@@ -219,7 +211,7 @@ class GpuEvents:
         lasted_s = 0.0 if since_s is None else time.monotonic() - since_s
         if lasted_s >= _STEADY_S:
             self._failures = 0
-        delay_s = self._restarts.delay_s(self._failures)
+        delay_s = self.restarts.delay_s(self._failures)
         self._failures += 1
         self._missed_changes = True
         # A driver that is away for hours is logged once; a listener that worked, each time.
