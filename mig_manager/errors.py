@@ -346,12 +346,10 @@ class DrainError(MigManagerError):
         self,
         message: str,
         *,
-        pods: tuple[str, ...],
         reason: Reason = Reason.DRAIN_TIMEOUT,
         keeps_closed: bool = False,
     ) -> None:
         super().__init__(message, reason=reason)
-        self.pods = pods  # ``namespace/name`` of each pod that stayed
         self.keeps_closed = keeps_closed
 
 
@@ -369,9 +367,8 @@ class HostError(MigManagerError):
 class LockedError(MigManagerError):
     """Another manager has the lock of this node's GPUs."""
 
-    def __init__(self, message: str, *, owner: str = "") -> None:
+    def __init__(self, message: str) -> None:
         super().__init__(message, reason=Reason.LOCKED)
-        self.owner = owner  # and what it does, for people; empty if unknown
 
 
 class Superseded(Exception):  # noqa: N818 - control flow, not a failure

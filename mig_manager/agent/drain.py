@@ -256,7 +256,6 @@ class Drain:
         return errors.DrainError(
             f"{count} devices to be removed after {timeout_s:g} s{by_force}: {causes}"
             + (f"; {more}" if more else ""),
-            pods=tuple(pod.key for pod in remaining),
             reason=reason,
             # A pod that cannot be evicted at all keeps the next attempt from evicting any.
             keeps_closed=has_evicted and is_movable,

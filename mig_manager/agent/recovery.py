@@ -147,9 +147,7 @@ def run(
 def _require_unused(deps: ports.Dependencies, plan: steps.Plan, now: Sequence[model.Gpu]) -> None:
     pods = _affected(deps, plan, now)
     if pods:
-        raise errors.DrainError(
-            f"pods use devices that would be removed: {', '.join(pods)}", pods=pods
-        )
+        raise errors.DrainError(f"pods use devices that would be removed: {', '.join(pods)}")
 
 
 def _affected(

@@ -187,7 +187,10 @@ class Run:
         if not self._limits.allows_foreign_managers:
             others = clients.other_managers(usage.pods, self._deps.own_pod_uid)
             if others:
-                raise clients.other_managers_error(others)
+                raise errors.MigManagerError(
+                    f"another program manages MIG on this node: {', '.join(others)}",
+                    reason=errors.Reason.FOREIGN_MANAGER,
+                )
         self._clients.require_none_stuck(usage.pods)
         self._clients.require_strategy(
             resources.gpu_layouts(gpus, config.select(layout, gpus)),

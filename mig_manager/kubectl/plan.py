@@ -106,7 +106,7 @@ def plan(
 
 
 def _of_node(layout: config.Layout, report: nodes.Report, pods: selection.Pods) -> NodePlan:
-    name, gpus, run = report.node.name, report.gpus, report.status
+    name, gpus, run = report.node.name, report.gpus, report.node.status
     notes = list(report.notes) if gpus is not None else []
     if report.state is nodes.NodeState.CHANGING:
         notes.append("the node is changing right now: plan again when it has finished")

@@ -64,7 +64,7 @@ class Status:
         }
 
     def _node(self, report: nodes.Report) -> dict[str, object]:
-        run, kinds, gpus = report.status, self.kinds(report), report.gpus
+        run, kinds, gpus = report.node.status, self.kinds(report), report.gpus
         return {
             "node": report.node.name,
             "status": report.state.value,
@@ -118,7 +118,7 @@ def table(status: Status, *, style: bar.Style) -> str:
     """Return a line for each node, and below why nodes are not in order."""
     rows, notes = [], []
     for report in status.reports:
-        run = report.status
+        run = report.node.status
         state = report.state.value + ("" if report.node.is_ready else ",not-ready")
         rows.append(
             (
@@ -161,8 +161,8 @@ def pictures(status: Status, *, style: bar.Style) -> str:
     blocks = []
     for report in status.reports:
         lines = [headline(report, status.now, style)]
-        if report.status and report.status.message:
-            lines.append(gpu_report.wrapped(report.status.message, indent="  "))
+        if report.node.status and report.node.status.message:
+            lines.append(gpu_report.wrapped(report.node.status.message, indent="  "))
         lines += [gpu_report.wrapped(note, indent="  ! ") for note in report.notes]
         if report.gpus is not None:
             drawn = picture.draw_gpus(report.gpus, style=style) or gpu_report.NO_GPU
@@ -173,7 +173,7 @@ def pictures(status: Status, *, style: bar.Style) -> str:
 
 def headline(report: nodes.Report, now: dt.datetime, style: bar.Style) -> str:
     """Return a node's state in one line."""
-    node, run = report.node, report.status
+    node, run = report.node, report.node.status
     name = style.paint(node.name, bar.Tone.STRONG)
     state = style.paint(report.state.value, _TONES.get(report.state, bar.Tone.BAD))
     rest = [f"requested {node.requested or 'nothing'}"]
@@ -247,7 +247,7 @@ class History:
     @property
     def applied_since(self) -> dt.datetime | None:
         """Since when the layout has been applied at least; None if it is not, or unknown."""
-        run = self.report.status
+        run = self.report.node.status
         if self.report.state is not nodes.NodeState.APPLIED or run is None:
             return None
         for moment in reversed(self.moments):
@@ -299,7 +299,7 @@ def history(seen: selection.Cluster, report: nodes.Report, *, now: dt.datetime) 
 def _from_node(
     report: nodes.Report, events: Sequence[selection.Moment]
 ) -> Iterable[selection.Moment]:
-    node, run = report.node, report.status
+    node, run = report.node, report.node.status
     if node.requested and node.requested_at:
         yield selection.Moment(
             at=node.requested_at,

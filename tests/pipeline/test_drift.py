@@ -234,14 +234,16 @@ def test_gpus_that_another_manager_works_on_are_checked_later() -> None:
 
 def test_beside_nvidias_own_manager_nothing_is_touched_and_it_is_named() -> None:
     rig = scenes.node()
-    rig.add_pod(
-        "nvidia-mig-manager-x",
-        labels={"app": "nvidia-mig-manager"},
-        container_names=("nvidia-mig-manager",),
-        owner_kind="DaemonSet",
-    )
+    for name in ("first", "second"):
+        rig.add_pod(
+            name,
+            labels={"app": "nvidia-mig-manager"},
+            container_names=("nvidia-mig-manager",),
+            owner_kind="DaemonSet",
+        )
 
-    assert_ends(rig, Reason.FOREIGN_MANAGER, "nvidia-mig-manager-x")
+    kind = "(NVIDIA's mig-manager)"
+    assert_ends(rig, Reason.FOREIGN_MANAGER, f"default/first {kind}, default/second {kind}")
 
     assert rig.executed == []
     assert "retryAt" in json.loads(rig.annotations[cluster.STATUS_ANNOTATION])

@@ -138,7 +138,7 @@ class FakeExclusion:
     def hold(self, doing: str) -> Iterator[None]:
         if self.refusals:
             self.refusals -= 1
-            raise errors.LockedError("another manager is at work: agent", owner="agent")
+            raise errors.LockedError("another manager is at work: agent")
         self.descriptions.append(doing)
         self.is_locked = True
         try:

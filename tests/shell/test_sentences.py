@@ -119,8 +119,8 @@ def test_a_layout_is_applied_since_its_last_event_without_a_later_warning(
     moments: list[selection.Moment], minutes: int
 ) -> None:
     seen = report()
-    assert seen.status
-    run = dataclasses.replace(seen.status, finished_at=NOW - dt.timedelta(minutes=5))
+    assert seen.node.status
+    run = dataclasses.replace(seen.node.status, finished_at=NOW - dt.timedelta(minutes=5))
     seen = dataclasses.replace(seen, node=dataclasses.replace(seen.node, status=run))
 
     assert history(seen, *moments).applied_since == NOW - dt.timedelta(minutes=minutes)

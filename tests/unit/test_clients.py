@@ -369,11 +369,3 @@ def test_an_agent_is_foreign_to_others_but_not_to_itself_nor_to_one_that_may_be_
     )
     unmistakable = [FROM_NVIDIA, DYNAMIC_DRA, manager(**DAS, phase="Pending")]
     assert len(clients.other_managers(unmistakable, None)) == len(unmistakable)
-
-
-def test_the_refusal_names_every_manager_and_is_transient() -> None:
-    both = clients.other_managers([FROM_NVIDIA, DYNAMIC_DRA], OWN)
-    error = clients.other_managers_error(both)
-    assert error.reason is errors.Reason.FOREIGN_MANAGER
-    assert error.reason.is_transient
-    assert f"ns/nvidia-mig-manager-abcde ({NVIDIAS}), ns/nvidia-dra-" in error.message

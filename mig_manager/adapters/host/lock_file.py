@@ -133,7 +133,7 @@ def _lock(path: pathlib.Path) -> int:
             owner = _who(_locking_process(os.fstat(file)), _text(path))
             os.close(file)
             raise errors.LockedError(
-                f"another manager is at work on this node's GPUs: {owner}", owner=owner
+                f"another manager is at work on this node's GPUs: {owner}"
             ) from error
         except BaseException:
             os.close(file)

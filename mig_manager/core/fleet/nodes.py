@@ -239,11 +239,6 @@ class Report:
     gpus: model.ObservedGpus | None  # as published; None if they are missing or cannot be parsed
     notes: tuple[str, ...]  # sentences about what is unusual or unknown
 
-    @property
-    def status(self) -> run_status.PublishedStatus | None:
-        """What the agent published."""
-        return self.node.status
-
 
 def report(node: Node, now: dt.datetime) -> Report:
     """Compare a node's request with its status, and note what is unusual or unknown."""

@@ -16,7 +16,6 @@ import dataclasses
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from mig_manager import errors
 from mig_manager.core import fields, model, steps, yaml_tree
 from mig_manager.core.node import cluster, resources
 
@@ -276,14 +275,6 @@ def other_managers(pods: Iterable[cluster.Pod], own_uid: str | None) -> tuple[st
         if not pod.is_finished
         and pod.uid != own_uid
         and (what := _what(pod, knows_ourselves=own_uid is not None))
-    )
-
-
-def other_managers_error(names: Iterable[str]) -> errors.MigManagerError:
-    """Return the error for a node that other managers serve (FOREIGN_MANAGER)."""
-    return errors.MigManagerError(
-        f"another program manages MIG on this node: {', '.join(names)}",
-        reason=errors.Reason.FOREIGN_MANAGER,
     )
 
 
