@@ -76,7 +76,7 @@ def locked(deps: Dependencies, doing: str) -> contextlib.AbstractContextManager[
 def announced_wait(
     deps: Dependencies, timeout_s: float, *, check: Callable[[], object] = lambda: None
 ) -> timing.Wait:
-    """Return a wait that people are told of; what ``check`` raises ends it."""
+    """Return a wait whose begin is shown to people; what ``check`` raises ends it."""
 
     def wait(seconds: float) -> None:
         check()
