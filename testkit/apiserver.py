@@ -16,9 +16,9 @@ from typing import Any
 from starlette import requests, types
 
 from mig_manager.sandbox.apiserver import request, resources, server
-from testkit import stored_objects
+from testkit import authorization, stored_objects
 
-Access = request.Access
+Access = authorization.Access
 
 _LOG_LIMIT = 10_000
 _HALF_A_LINE = b'{"type":"MODIFIED","object":{"kind":"No'
@@ -146,7 +146,7 @@ class ApiServer(stored_objects.StoredObjects, server.ApiServer):
     def __init__(
         self,
         *,
-        authorizer: request.Authorizer = lambda _access: True,
+        authorizer: authorization.Authorizer = lambda _access: True,
         bookmark_period_s: float = 60,
         history_limit: int = 10_000,
         refuses_expired_watches: bool = False,
@@ -158,10 +158,11 @@ class ApiServer(stored_objects.StoredObjects, server.ApiServer):
         self.closing = asyncio.Event()
         self._watches: set[_OpenWatch] = set()
         super().__init__(
-            authorizer=authorizer,
             bookmark_period_s=bookmark_period_s,
             history_limit=history_limit,
-            middleware=lambda app: _Middleware(app, self, self._watches),
+            middleware=lambda app: _Middleware(
+                authorization.Authorized(app, authorizer), self, self._watches
+            ),
         )
 
     @property
@@ -441,6 +442,6 @@ def _logged(http: requests.Request) -> LoggedRequest:
         path=http.url.path,
         query=dict(http.query_params),
         verb=info.verb if info else "",
-        resource=info.target.resource_and_subresource if info else "",
-        token=server.bearer_token(http),
+        resource=authorization.resource_of(info.target) if info else "",
+        token=authorization.bearer_token(http),
     )

@@ -1,8 +1,7 @@
-"""Parse and authorize a request: its verb, resource and object, selectors and list options.
+"""Parse a request: its verb, resource and object, selectors and list options.
 
 Paths, parameters and grammar: Kubernetes documentation, "Kubernetes API Concepts", "Labels and
 Selectors" and "Field Selectors". ``!=`` and ``notin`` also select objects that lack the key.
-Attributes and messages of authorization: "Authorization".
 """
 
 import dataclasses
@@ -33,12 +32,6 @@ class Target:
     def key(self) -> tuple[str, str, str]:
         """Key of the object in the store."""
         return self.resource.plural, self.namespace, self.name
-
-    @property
-    def resource_and_subresource(self) -> str:
-        """``pods`` or ``pods/eviction``, as RBAC rules name it."""
-        plural = self.resource.plural
-        return f"{plural}/{self.subresource}" if self.subresource else plural
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -246,60 +239,3 @@ def _parse_fields(text: str, plural: str) -> Callable[[Object], bool]:
         return True
 
     return matches
-
-
-# -- authorization ----------------------------------------------------------------------------
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Access:
-    """The attributes of a request by which it is authorized."""
-
-    token: str = ""
-    """Bearer token; empty when there is none."""
-    verb: str = ""
-    group: str = ""
-    resource: str = ""
-    subresource: str = ""
-    namespace: str = ""
-    name: str = ""
-
-
-Authorizer = Callable[[Access], bool]
-
-
-def authorize(authorizer: Authorizer, info: RequestInfo, token: str) -> None:
-    """Return if the request is allowed; else 403 in the words of the real server's RBAC."""
-    target = info.target
-    group, plural, name = target.resource.group, target.resource.plural, target.name
-    access = Access(
-        token=token,
-        verb=info.verb,
-        group=group,
-        resource=plural,
-        subresource=target.subresource,
-        namespace=target.namespace,
-        name=name,
-    )
-    if authorizer(access):
-        return
-    what = f'{target.resource.qualified} "{name}"' if name else target.resource.qualified
-    user = "system:serviceaccount:sandbox:client" if token else "system:anonymous"
-    where = (
-        f'in the namespace "{target.namespace}"' if target.namespace else "at the cluster scope"
-    )
-    raise resources.ApiError(
-        403,
-        f'{what} is forbidden: User "{user}" cannot {info.verb} resource '
-        f'"{target.resource_and_subresource}" in API group "{group}" {where}',
-        details=target.resource.details(name),
-    )
-
-
-def review(body: Object, token: str, authorizer: Authorizer) -> Object:
-    """Answer a ``SelfSubjectAccessReview``."""
-    attributes = (body.get("spec") or {}).get("resourceAttributes") or {}
-    names = {field.name for field in dataclasses.fields(Access)} - {"token"}
-    access = Access(token=token, **{k: v for k, v in attributes.items() if k in names})
-    kind = "SelfSubjectAccessReview"
-    return body | {"kind": kind, "status": {"allowed": authorizer(access)}}
