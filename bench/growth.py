@@ -238,7 +238,7 @@ class _Loop:
     def __exit__(self, *_exc: object) -> None:
         self._box.stop()
         self._thread.join(_TIMEOUT_S)
-        simulated.uninstall()
+        simulated.load(None)
 
     def reconfigure(self, times: int) -> None:
         """Have the layouts applied in turn, and see each come into force."""

@@ -55,7 +55,7 @@ def prepare(transition: Transition, path: pathlib.Path) -> states.NodeState:
         seen = gpus.observe()
         gpus.execute(planner.plan(seen, _wanted(seen, transition.before)), seen)
     finally:
-        simulated.uninstall()
+        simulated.load(None)
     return nvml_faults.SharedState(path).read()
 
 

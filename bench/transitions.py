@@ -185,7 +185,7 @@ def _factor(
     try:
         gpus = nvml_gpus.NvmlGpus(clock=host.SystemClock()).observe()
     finally:
-        simulated.uninstall()
+        simulated.load(None)
     plan = planner.plan(gpus, transition.wanted(gpus))
     return 1.0 if limit_s(plan, states.REALISTIC, is_serial=is_serial) <= 1 else scale
 
@@ -279,7 +279,7 @@ def query_s() -> float:
                         observe.gpu(index)
                     rounds.append(spent / library.counts.total())
         finally:
-            simulated.uninstall()
+            simulated.load(None)
     return min(rounds)
 
 

@@ -53,7 +53,6 @@ class Observation:
     plan: steps.Plan | None
     """What the layout would change; None: the check failed."""
     error: errors.Reason | None = None
-    """Why the check failed."""
 
 
 def observe(plans: planning.Planning) -> Observation:

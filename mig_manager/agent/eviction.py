@@ -44,9 +44,7 @@ class Evictions:
     on_round: Callable[[str], None]
     telemetry: ports.Telemetry
     evicted: int = 0
-    """How many pods were evicted."""
     forced: list[str] = dataclasses.field(default_factory=list)
-    """Names of the pods that were deleted by force."""
     is_forcing: bool = False
     """Whether pods are deleted now, and not evicted."""
     _done: set[str] = dataclasses.field(default_factory=set)
@@ -63,7 +61,6 @@ class Evictions:
     """When the budgets are counted, and evictions tried, again."""
     _may_list_budgets: bool = True
     _budget_failure: errors.ClusterError | None = None
-    """Why the budgets could not be listed last."""
     _spent: tuple[policies.Budget, ...] = ()
     """The budgets that did not grant all evictions when they were last counted."""
 

@@ -356,11 +356,8 @@ class _Pause:
     """Which GPU clients to pause, and how."""
 
     labels: Mapping[str, str]
-    """Deploy labels to pause, with their values."""
     gated: _Pods
-    """Pods that those labels place."""
     loose: _Pods
-    """Pods to delete."""
     plugins: _Pods
     """The device plugin's pods, gated or loose."""
 

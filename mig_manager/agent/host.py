@@ -13,7 +13,6 @@ from mig_manager.core.node import clients
 from mig_manager.core.node import policy as policies
 
 _REBOOT_CHECK_S = 1.0
-"""Pause between two checks for the signal to stop."""
 
 _log = structlog.get_logger()
 

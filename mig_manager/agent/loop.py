@@ -216,7 +216,6 @@ class Agent:
             first_s=intervals.retry_initial_s, max_s=intervals.retry_max_s, factor=2.0
         )
         self.is_recovered = False
-        """Whether the agent has taken over from an interrupted run."""
         self._served: Request | None = None
         self._ended: record.Outcome | None = None
         """How the last run for that request ended; None while it is retried."""

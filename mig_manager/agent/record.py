@@ -119,9 +119,7 @@ class Record:
             finished_at=None,
         )
         self.journal = journal
-        """What the run has taken."""
         self.has_rolled_back = False
-        """Whether a rollback was begun."""
 
     @property
     def config(self) -> str:

@@ -33,7 +33,6 @@ class History:
     fulfilled: tuple[str, str] | None = None
     """The request that was applied when this process started: no pod is evicted for it."""
     rebooted: tuple[str, str] | None = None
-    """The request for which the node was rebooted already."""
     gpus: model.ObservedGpus = model.NO_GPUS
     """The GPUs as last observed; none: not yet."""
 

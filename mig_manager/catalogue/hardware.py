@@ -199,19 +199,6 @@ def template(product: Product, index: int = 0) -> model.Gpu:
     )
 
 
-def resized(gpu: model.Gpu, *, memory_mib: int) -> model.Gpu:
-    """Return the GPU of a product with other memory, cut into the same slices."""
-
-    def stretched(spec: model.GpuInstanceProfile) -> model.GpuInstanceProfile:
-        # Down to whole MiB, or an instance could end up with more than its eighths.
-        instance_mib = spec.memory_mib * memory_mib // gpu.memory_mib
-        named = _profile(spec.enum_index, spec.profile.gpu_slices, instance_mib, memory_mib)
-        return dataclasses.replace(spec, profile=named, memory_mib=instance_mib)
-
-    specs = None if gpu.profiles is None else tuple(stretched(spec) for spec in gpu.profiles)
-    return dataclasses.replace(gpu, memory_mib=memory_mib, profiles=specs)
-
-
 def templates(patterns: Iterable[str], *, warn: Callable[[str], object]) -> tuple[model.Gpu, ...]:
     """Return one idle GPU of each product that names or globs select; warn of each omitted one.
 
@@ -245,9 +232,18 @@ def product_names() -> tuple[str, ...]:
 
 @functools.cache
 def known_gpus() -> Sequence[model.Gpu]:
-    """Return an idle GPU of every product whose profiles are known."""
+    """Return an idle GPU of every product whose profiles are known, and an early GB200."""
     gb200 = template(find("gb200"))
-    early = resized(gb200, memory_mib=_EARLY_GB200_MIB)
+
+    def resized(spec: model.GpuInstanceProfile) -> model.GpuInstanceProfile:
+        # Down to whole MiB, or an instance could end up with more than its eighths.
+        memory_mib = spec.memory_mib * _EARLY_GB200_MIB // gb200.memory_mib
+        slices = spec.profile.gpu_slices
+        named = _profile(spec.enum_index, slices, memory_mib, _EARLY_GB200_MIB)
+        return dataclasses.replace(spec, profile=named, memory_mib=memory_mib)
+
+    profiles = tuple(map(resized, gb200.profiles or ()))
+    early = dataclasses.replace(gb200, memory_mib=_EARLY_GB200_MIB, profiles=profiles)
     return [*map(template, _known()), early]
 
 

@@ -34,7 +34,6 @@ class HookPoints:
         self._check: Check = lambda: None
         self.is_loaded = False
         self.has_run = False
-        """Whether any hook has begun."""
 
     @property
     def is_empty(self) -> bool:

@@ -42,7 +42,6 @@ class Dependencies:
     """Differs after each reboot; empty: unknown."""
     lock_timeout_s: float
     notify: Callable[[str], object]
-    """Shows remarks to people."""
     uninterrupted: Callable[[], contextlib.AbstractContextManager[Callable[[], object] | None]] = (
         contextlib.nullcontext
     )

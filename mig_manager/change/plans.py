@@ -51,7 +51,6 @@ class Planned:
 
     layout: str
     gpus: model.ObservedGpus
-    """All GPUs of the node, as observed."""
     wanted: Mapping[str, model.DesiredGpu]
     """By UUID; without the GPUs outside the layout."""
     plan: steps.Plan
@@ -126,7 +125,6 @@ class Applied:
     gpus: model.ObservedGpus
     """All GPUs of the node afterwards; the layout is not active on the unreachable ones."""
     overlooked: tuple[yaml_tree.Diagnostic, ...] = ()
-    """What passed because the layout was read leniently."""
 
     @property
     def is_changed(self) -> bool:

@@ -183,7 +183,6 @@ _FITS = {
     validate.Fit.NOT_FOR_IT: ("·", bar.Tone.FAINT, "selects other GPUs"),
     validate.Fit.UNKNOWN: ("?", bar.Tone.WARN, "not known"),
 }
-"""The glyph of a verdict, its colour and its meaning."""
 
 
 def _by_product(result: validate.Validated, width: int, style: bar.Style) -> Iterable[str]:

@@ -21,7 +21,6 @@ STATUSES: Mapping[str, str] = {
     "2": "wrong usage, or a file that cannot be read or used; nothing was changed",
     "3": "unknown command",
 }
-"""Exit statuses of every command."""
 
 OTHER_STATUSES = (
     "A command ended by SIGINT or by a closed pipe exits with 130 or 141, as in any shell. Run as "

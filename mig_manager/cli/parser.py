@@ -63,7 +63,6 @@ _GROUPS = (options.OPTIONS, "the change", "GPUs")
 _GO_PREFIX = "MIG_PARTED_"
 _EMPTY = "the value is empty; leave it out for the default"
 _OTHER_VARIABLES = frozenset({"MIG_MANAGER_CALLED"})
-"""Variables that are read and stand for no option."""
 _OF_A_SERVICE = re.compile(
     r"_SERVICE_(HOST|PORT\w*)=|_PORT_[0-9]+_(TCP|UDP|SCTP)\w*=|_PORT=(tcp|udp|sctp)://"
 )

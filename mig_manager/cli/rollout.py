@@ -48,7 +48,6 @@ _SHOWN = (
     rollout.NodeState.IN_PROGRESS,
     rollout.NodeState.SKIPPED,
 )
-"""Listed node by node; the others are counted."""
 _ENDS: Mapping[rollout.Phase, str] = {
     rollout.Phase.DONE: "done",
     rollout.Phase.FAILED: "failed: not every node has the layout",

@@ -42,9 +42,7 @@ class Options:
     scenario: str
     """A key of ``STORIES``."""
     packaged: pathlib.Path
-    """The config document that comes with the program."""
     is_real_time: bool
-    """Whether the simulated driver takes as long as real ones."""
     is_kept: bool
     """Whether the node stays up afterwards, for ``kubectl``, until SIGINT."""
 
@@ -251,9 +249,7 @@ class Story:
 
     title: str
     prepare: Callable[[stages.Stage], None]
-    """Sets up the node before the layout is requested."""
     layout: Callable[[Sequence[model.Gpu]], str]
-    """The layout that a person asks for."""
     play: Callable[[stages.Stage, str, Callable[[str], None]], Checks]
     """From the label on; the last argument prints what a person does."""
     agent_options: tuple[str, ...] = ()
@@ -410,4 +406,3 @@ STORIES: Mapping[str, Story] = {
         agent_options=("--drain-timeout-s", "3", "--retry-initial-s", "1", "--retry-max-s", "2"),
     ),
 }
-"""By the name that ``--scenario`` takes."""

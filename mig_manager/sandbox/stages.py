@@ -106,7 +106,7 @@ class Stage:
             self._spec, self.state_file, options=states.Options(latency=self._latency)
         )
         simulated.install(self.state_file)
-        exits.callback(simulated.uninstall)
+        exits.callback(simulated.load, None)
         scenery = self._reach_server(exits, folder)
         exits.callback(self.api.close)
         self.cluster = exits.enter_context(cluster_view.ClusterView(scenery))

@@ -83,7 +83,7 @@ def rig(
     try:
         yield Rig(library, in_use_timeout_s=in_use_timeout_s)
     finally:
-        simulated.uninstall()
+        simulated.load(None)
 
 
 def plan_of(gpus: Sequence[model.Gpu], *ordered: steps.Step) -> steps.Plan:

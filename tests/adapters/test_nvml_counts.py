@@ -72,7 +72,7 @@ def play(transition: matrix.Transition, path: pathlib.Path) -> Played:
         assert tuple(changed.get(gpu.uuid, gpu) for gpu in seen) == after
         assert planner.plan(after, wanted).is_empty
     finally:
-        simulated.uninstall()
+        simulated.load(None)
     last = max(i for i, call in enumerate(calls) if call.function == "nvmlInitWithFlags")
     return Played(seen, wanted, calls[first:last], calls[last:], after)
 

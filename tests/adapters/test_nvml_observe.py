@@ -283,7 +283,7 @@ def test_what_one_gpu_reports_of_its_profiles_is_known_of_all_like_it_and_there_
         asked = library.counts[ask]
         gpus.execute(planner.plan(seen, MIXED.wanted(seen)), seen)
     finally:
-        simulated.uninstall()
+        simulated.load(None)
 
     assert len(seen) == len(MIXED.before)
     assert len({id(gpu.profiles) for gpu in seen}) == 1

@@ -122,7 +122,7 @@ def node(scenario: str, tmp_path: pathlib.Path) -> Iterator[nvml_node.Node]:
     try:
         yield nvml_node.Node(nvml_node.SCENARIOS[scenario], tmp_path / "state")
     finally:
-        simulated.uninstall()
+        simulated.load(None)
 
 
 def check_reason(site: nvml_node.Site, code: int, ended: nvml_node.Ended) -> None:

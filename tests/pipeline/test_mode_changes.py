@@ -150,7 +150,7 @@ def boot(tmp_path: pathlib.Path) -> Iterator[Boot]:
         return Node(tmp_path, spec, options or states.Options())
 
     with contextlib.ExitStack() as stack:
-        stack.callback(simulated.uninstall)
+        stack.callback(simulated.load, None)
         yield start
 
 

@@ -36,7 +36,7 @@ class Shell:
 @pytest.fixture
 def shell(tmp_path: pathlib.Path) -> Iterator[Shell]:
     yield Shell(tmp_path)
-    simulated.uninstall()
+    simulated.load(None)
 
 
 def test_wide_and_json_status_list_the_processes_that_use_each_gpu(shell: Shell) -> None:

@@ -38,7 +38,7 @@ def node(folder: pathlib.Path) -> Iterator[Start]:
     try:
         yield boot
     finally:
-        simulated.uninstall()
+        simulated.load(None)
 
 
 def refusal(call: Callable[..., object], *arguments: object) -> str:

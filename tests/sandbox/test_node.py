@@ -158,7 +158,7 @@ def driver(state_file: pathlib.Path) -> Iterator[None]:
         yield
     finally:
         pynvml.nvmlShutdown()
-        simulated.uninstall()
+        simulated.load(None)
 
 
 def partition(state_file: pathlib.Path, *gpus: int, count: int = 7) -> None:

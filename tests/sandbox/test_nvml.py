@@ -36,7 +36,7 @@ def test_without_a_node_no_driver_is_loaded_and_uninstalling_ends_the_simulation
     nvml_faults.install(tmp_path / "none" / "node.json")
     assert nvml_rig.refusal(pynvml.nvmlInit) == "DRIVER_NOT_LOADED"
     assert not (tmp_path / "none").exists()
-    simulated.uninstall()
+    simulated.load(None)
     assert nvml_rig.refusal(pynvml.nvmlDeviceGetCount) == "UNINITIALIZED"
 
 

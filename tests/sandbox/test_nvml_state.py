@@ -35,7 +35,7 @@ CREATE = "nvmlDeviceCreateGpuInstance"
 def path(tmp_path: pathlib.Path) -> Iterator[pathlib.Path]:
     """Name a state file in a folder that is still to be made."""
     yield tmp_path / "node" / "state.json"
-    simulated.uninstall()
+    simulated.load(None)
 
 
 def boot(

@@ -57,7 +57,7 @@ class Shell:
 
 def forget() -> None:
     """Undo what a command line does to its process, which is not to last."""
-    simulated.uninstall()
+    simulated.load(None)
     forget_log()
 
 

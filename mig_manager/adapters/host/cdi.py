@@ -64,12 +64,10 @@ class CdiSpecs:
     """Regenerates the specs that this machine uses."""
 
     roots: host_settings.HostRoots
-    """Where driver, devices and the host's files are."""
     _: dataclasses.KW_ONLY
     makes_management: bool
     """Whether to create the spec that the GPU operator's own containers use."""
     timeout_s: float
-    """For each step of the tool."""
     here: pathlib.Path = pathlib.Path("/")
     """Our own root."""
 

@@ -46,12 +46,10 @@ class DeviceFiles:
     """Implements ``ports.DeviceFiles``: device nodes first, then CDI specs, which name them."""
 
     roots: host_settings.HostRoots
-    """Where driver, devices and the host's files are."""
     _: dataclasses.KW_ONLY
     is_cdi_enabled: bool = False
     """Whether the GPU operator's containers get their GPUs by CDI."""
     proc: pathlib.Path = procfs.ROOT
-    """The ``/proc`` with the driver's files."""
 
     def refresh(self) -> None:
         """Update both and skip what this machine lacks; HostError if one cannot be created."""

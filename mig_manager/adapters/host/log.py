@@ -57,7 +57,6 @@ class LineWriter:
     """
 
     dropped = 0
-    """Lines that this process has dropped so far, on all streams."""
 
     def __init__(self, stream: TextIO, *, journal_stream: str = "") -> None:
         self._stream = stream

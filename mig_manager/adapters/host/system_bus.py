@@ -48,7 +48,6 @@ class Refused(Exception):  # noqa: N818 - an answer, and not always a failure
 Target: TypeAlias = jeepney.DBusAddress
 """An interface of an object: the object's path, its program's name on the bus, the interface."""
 Signal = tuple[str, tuple[Any, ...]]
-"""The name and the body of a signal that we subscribed to."""
 BUS = Target("/org/freedesktop/DBus", "org.freedesktop.DBus", "org.freedesktop.DBus")
 
 

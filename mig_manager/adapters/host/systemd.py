@@ -38,7 +38,6 @@ _STOP_PROPERTIES = ("RequiredBy", "BoundBy", "ConsistsOf", "PropagatesStopTo")
 """Units that stop with a unit: the reverse of Requires=, BindsTo= and PartOf=, and
 PropagatesStopTo= itself (``systemd.unit(5)``)."""
 _STOPPED_WITH_PROPERTIES = ("Requires", "BindsTo", "PartOf", "StopPropagatedFrom")
-"""The other direction."""
 _MOST_DEPENDENCIES = 512
 _STOP_TIMEOUTS = {
     "service": ("Service", "TimeoutStopUSec"),
@@ -72,7 +71,6 @@ class Systemd:
     """Implements ``ports.HostServices``; without permission each method raises NO_PERMISSION."""
 
     address: str
-    """Of the host's system bus."""
     _: dataclasses.KW_ONLY
     stop_timeout_s: float
     """A service may take longer to stop if systemd gives it longer."""

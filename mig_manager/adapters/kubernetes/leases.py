@@ -40,7 +40,6 @@ class Times:
     lease_s: int = 90
     """How long a node keeps it without renewing it."""
     renew_s: float = 15.0
-    """Pause between two renewals."""
     fresh_s: float = 45.0
     """How old the last renewal may be when the node is cordoned. The rest of the lease is longer
     than a request with all of its retries, so that no other node can have the slot then."""

@@ -219,7 +219,6 @@ class _Claims:
     def __init__(self, kube: api.KubeApi) -> None:
         self._kube = kube
         self._is_for_gpu: dict[str, bool] = {}
-        """By UID of the pod."""
         self._may_read = True
 
     def may_be_for_gpu(self, pod: cluster.Pod) -> bool:

@@ -115,7 +115,6 @@ class WorkerGpus(ports.Standby):
     _left_behind: list[_Worker] = dataclasses.field(default_factory=list)
     _seen: model.ObservedGpus = model.NO_GPUS
     _last: dict[int, model.Gpu] = dataclasses.field(default_factory=dict)
-    """Each GPU by index, as it was when it was last reachable."""
     _ready: _Worker | None = None
 
     def prepare(self) -> None:

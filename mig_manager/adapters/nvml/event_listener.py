@@ -37,7 +37,6 @@ class GpuEvents:
     """
 
     command: Sequence[str]
-    """Starts a listener."""
     on_change: Callable[[], None]
     """Called after each burst of changes, and after a listener was replaced, since changes may
     have been missed. In a thread of ours: it must neither block nor call us."""

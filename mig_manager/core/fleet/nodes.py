@@ -90,11 +90,6 @@ class Node:
         )
 
     @property
-    def has_agent(self) -> bool:
-        """Whether an agent of ours has ever published; NVIDIA's manager sets only the state."""
-        return self.status is not None or bool(self.gpus)
-
-    @property
     def is_unavailable(self) -> bool:
         """Whether no new pod can be scheduled to it: not ready, cordoned or tainted."""
         return (

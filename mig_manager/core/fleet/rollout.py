@@ -191,7 +191,12 @@ class Rollout:
         if self._failed_before is None:
             self._failed_before = frozenset(failed)
         self._failed |= failed.keys() - self._failed_before
-        is_moving = any(map(self._is_awaited, progress))
+        is_moving = any(
+            p.state is NodeState.IN_PROGRESS
+            or (p.is_retried and p.seconds < self._limits.node_timeout_s)
+            for p in progress
+            if not (self._limits.pauses and p.name in self._failed)
+        )
         has_more = any(p.state is NodeState.TO_DO for p in progress)
         if self._limits.pauses and self._failed and (has_more or is_moving):
             return Phase.PAUSING if is_moving else Phase.PAUSED
@@ -207,12 +212,6 @@ class Rollout:
             self._before = states, now_s
         is_stalled = now_s - self._before[1] >= self._limits.silence_timeout_s
         return Phase.STALLED if is_stalled else Phase.ROLLING
-
-    def _is_awaited(self, node: NodeProgress) -> bool:
-        if self._limits.pauses and node.name in self._failed:
-            return False
-        is_in_time = node.seconds < self._limits.node_timeout_s
-        return node.state is NodeState.IN_PROGRESS or (node.is_retried and is_in_time)
 
     def _progress(self, node: fleet_nodes.Node, now_s: float) -> NodeProgress:
         state, message = self._state(node, now_s)
@@ -252,7 +251,8 @@ class Rollout:
         """Return a node's state, and why if its agent does not say."""
         if node.name in self._withdrawn:
             return NodeState.NO_RESPONSE, "no agent responded; the request is withdrawn"
-        if not node.has_agent:
+        # NVIDIA's manager sets only the state.
+        if node.status is None and not node.gpus:
             return NodeState.SKIPPED, "no agent has ever published its GPUs; is one running there?"
         if node.requested == self._goal.target(node):
             self._requested.discard(node.name)

@@ -135,11 +135,9 @@ class Rule:
     wanted: model.DesiredGpu
     location: errors.Location = dataclasses.field(compare=False)
     profile_locations: Mapping[model.Profile, errors.Location] = dataclasses.field(compare=False)
-    """Where each profile is asked for."""
     filter_locations: Mapping[Filter, errors.Location] = dataclasses.field(
         compare=False, default_factory=dict
     )
-    """Where each filter is written."""
 
     def matches(self, gpu: model.Gpu) -> bool:
         """Return whether the rule is about this GPU."""
@@ -183,7 +181,6 @@ class Document:
     source: str
     layouts: Mapping[str, Layout]
     warnings: tuple[yaml_tree.Diagnostic, ...] = dataclasses.field(default=(), compare=False)
-    """What a lenient reader let pass, in the order of the file."""
     extensions: tuple[yaml_tree.Diagnostic, ...] = dataclasses.field(default=(), compare=False)
     """What mig-parted would not understand, in the order of the file."""
 

@@ -28,7 +28,6 @@ from mig_manager.core.planner import packing, placement
 Pins = Iterable[tuple[model.Pin, int]]
 
 LiveInstance = tuple[model.Profile, model.Placement, tuple[packing.Occupant, ...]]
-"""A live GPU instance and its compute instances."""
 
 Candidate = tuple[tuple[model.Profile, packing.Option], ...]
 """One choice of what stays and how many GPU instances of each profile are new."""

@@ -92,9 +92,6 @@ def _allowed(target: Target) -> tuple[str, ...]:
     return ("get", "create") if is_one_collection else ("get",)
 
 
-# -- parameters -------------------------------------------------------------------------------
-
-
 def number(query: Mapping[str, str], name: str) -> int:
     """Return a numeric parameter; 0 when it is absent, 400 when malformed."""
     text = query.get(name, "") or "0"
@@ -102,9 +99,6 @@ def number(query: Mapping[str, str], name: str) -> int:
         message = f'strconv.ParseInt: parsing "{text}": invalid syntax ({name})'
         raise resources.bad_request(message)
     return int(text)
-
-
-# -- selections -------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

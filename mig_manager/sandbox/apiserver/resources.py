@@ -134,11 +134,6 @@ class Resource:
         message = f'{self.qualified} "{name}" not found'
         return ApiError(404, message, details=self.details(name))
 
-    def already_exists(self, name: str) -> ApiError:
-        """Return 409 for the creation of an existing name."""
-        message = f'{self.qualified} "{name}" already exists'
-        return ApiError(409, message, reason="AlreadyExists", details=self.details(name))
-
     def conflict(self, name: str, *, because: str) -> ApiError:
         """Return 409 for a write whose precondition does not hold."""
         message = f'Operation cannot be fulfilled on {self.qualified} "{name}": {because}'
@@ -210,14 +205,6 @@ def find(group: str, version: str, plural: str) -> Resource | None:
     """Return the resource served at a group, version and plural, or None."""
     key = (group, version, plural)
     return next((r for r in RESOURCES if (r.group, r.version, r.plural) == key), None)
-
-
-def resource_of(obj: Object) -> Resource:
-    """Return the resource that an object belongs to; 404 where none is served."""
-    for resource in RESOURCES:
-        if (resource.api_version, resource.kind) == (obj.get("apiVersion"), obj.get("kind")):
-            return resource
-    raise no_such_path()
 
 
 # -- discovery --------------------------------------------------------------------------------

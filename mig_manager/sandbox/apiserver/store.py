@@ -68,7 +68,6 @@ class Store:
         self._undelivered: collections.deque[Record] = collections.deque()
         self._is_delivering = False
         self.version = 1
-        """Of the newest change."""
         self._oldest = 1
 
     def subscribe(self, listener: Callable[[Record], None]) -> Callable[[], None]:
@@ -115,7 +114,10 @@ class Store:
         Raises:
             ApiError: 404 for an unknown kind, 409 for an existing name.
         """
-        resource = resources.resource_of(obj)
+        kind = obj.get("apiVersion"), obj.get("kind")
+        known = (each for each in resources.RESOURCES if (each.api_version, each.kind) == kind)
+        if (resource := next(known, None)) is None:
+            raise resources.no_such_path()
         obj = copy.deepcopy(obj)
         metadata = obj.setdefault("metadata", {})
         if resource.is_namespaced:
@@ -127,7 +129,9 @@ class Store:
         key = key_of(resource, obj)
         with self.lock:
             if key in self._objects:
-                raise resource.already_exists(key[2])
+                message = f'{resource.qualified} "{key[2]}" already exists'
+                details = resource.details(key[2])
+                raise resources.ApiError(409, message, reason="AlreadyExists", details=details)
             return copy.deepcopy(self.write(key, obj))
 
     def write(self, key: Key, obj: Object) -> Object:

@@ -50,7 +50,6 @@ class Function:
 
 
 FUNCTIONS: dict[str, Function] = {}
-"""By C name."""
 
 
 def function(

@@ -42,13 +42,8 @@ def install(path: pathlib.Path) -> "SimulatedLibrary":
     return simulated
 
 
-def uninstall() -> None:
-    """Make pynvml load the real library again."""
-    load(None)
-
-
 def load(library: "SimulatedLibrary | None") -> None:
-    """Make a library pynvml's; None: none is loaded."""
+    """Make a library pynvml's; None: it loads the real one at its next use."""
     # pynvml caches the function pointers of the first library that it loaded.
     with pynvml.libLoadLock:
         pynvml.nvmlLib = library
@@ -157,7 +152,6 @@ class Attempt:
         self.name = name
         self.function = function
         self.rest = arguments
-        """The arguments after the handle."""
         self.target: calls.Target | None = None
         self.code = int(states.Code.SUCCESS)
         self.started_ns = self.entered_ns = time.monotonic_ns()

@@ -183,7 +183,6 @@ class GpuState:
 
     is_enabled: bool = False
     is_pending: bool = False
-    """MIG mode after the next reset."""
     instances: tuple[GpuInstance, ...] = ()
     attachments: int = 0
     """How often it was reset or switched."""

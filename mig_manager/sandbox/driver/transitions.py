@@ -23,10 +23,8 @@ class Situation:
     board: states.Board
     gpu: states.GpuState
     clients: tuple[states.Client, ...]
-    """Of this GPU and its instances."""
     options: states.Options
     serial: int
-    """For the instance that the call may create."""
 
 
 def set_mode(now: Situation, mode: int) -> tuple[states.GpuState, states.Code]:

@@ -223,7 +223,6 @@ def _node_labels(gpus: Sequence[device_plugin.SeenGpu], options: NodeOptions) ->
 
 
 ProgramFactory = Callable[[objects.JsonObject, device_manager.Allocation], device_plugin.Program]
-"""Gives the program that the containers of a pod run."""
 
 
 class _Stage(enum.Enum):

@@ -250,7 +250,7 @@ class Soak(stateful.RuleBasedStateMachine):
                 self._judge_undisturbed()
         finally:
             self._abandon()
-            simulated.uninstall()
+            simulated.load(None)
             structlog.reset_defaults()
 
     def _judge_undisturbed(self) -> None:
