@@ -67,7 +67,6 @@ DEBUG = options.Option(
     default=False,
 )
 CHANGE = "the change"
-"""The heading in help of what concerns a change of the GPUs."""
 _CHANGES = "apply boot restore"
 _WITH_GPUS = f"status plan {_CHANGES} assert export generate-config checkpoint validate"
 

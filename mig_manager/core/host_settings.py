@@ -18,7 +18,6 @@ _PLAIN_IN_ADDRESS = "/-_.\\*"
 """What a D-Bus address need not escape, beside letters and digits (D-Bus specification)."""
 _MACHINE = "the machine; see also the options of NVIDIA's agent"
 NVIDIAS = "options of NVIDIA's agent"
-"""The heading in help of what ``nvidia-mig-manager`` has, too."""
 _FOLDER: Any = {"metavar": options.FOLDER, "group": NVIDIAS}
 _SWITCH: Any = {"metavar": "BOOL", "is_value_optional": True, "group": NVIDIAS}
 """A switch of NVIDIA's agent may have a value: ``--with-reboot=false``."""

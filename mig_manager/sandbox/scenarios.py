@@ -40,7 +40,6 @@ class Options:
     spec: str
     """The GPUs, such as ``8xA100-SXM4-40GB``."""
     scenario: str
-    """A key of ``STORIES``."""
     packaged: pathlib.Path
     is_real_time: bool
     is_kept: bool

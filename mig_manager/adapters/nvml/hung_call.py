@@ -224,4 +224,3 @@ class Recorder:
 
 
 RECORDER = Recorder()
-"""Of this process, as the NVML session is."""

@@ -22,6 +22,10 @@ _NO_INSTANCE = 0xFFFF_FFFF
 _POLL_S = 0.02
 """How soon a waiting event set sees a change by another process."""
 
+_ARCHITECTURES = {
+    name: getattr(pynvml, f"NVML_DEVICE_ARCH_{name.upper()}")
+    for name in ("turing", "ampere", "ada", "hopper", "blackwell")
+}
 _ERROR_TEXTS: Mapping[int, str] = {
     states.Code.SUCCESS: "Success",
     states.Code.UNINITIALIZED: "Uninitialized",
@@ -148,9 +152,7 @@ calls.numbers(
     {
         "nvmlDeviceGetIndex": _index,
         "nvmlDeviceGetMinorNumber": lambda view: view.node.minor(_index(view)),
-        "nvmlDeviceGetArchitecture": lambda view: getattr(
-            pynvml, f"NVML_DEVICE_ARCH_{view.board.product.generation.upper()}"
-        ),
+        "nvmlDeviceGetArchitecture": lambda view: _ARCHITECTURES[view.board.product.generation],
     },
 )
 calls.numbers(

@@ -52,7 +52,6 @@ class NodeOptions:
     pod_resources_socket: pathlib.Path | None = None
     """Where to serve PodResources; at most 107 bytes. None: do not serve."""
     labels: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    """Node labels beside those of kubelet and GPU feature discovery."""
 
 
 class SandboxNode:
