@@ -285,8 +285,6 @@ class FakeHost(_Port):
 
 
 class FakeHooks(_Port):
-    """Implements ``ports.Hooks``."""
-
     variables: Mapping[str, str] = {"MIG_PARTED_HOOKS_FILE": "hooks.yaml"}
 
     def read(self) -> host_files.Table:

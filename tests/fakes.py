@@ -239,7 +239,6 @@ class NodeRig:
     def add_pod(
         self, name: str, *, devices: frozenset[str] = frozenset(), **fields: object
     ) -> str:
-        """Add a running pod; return its UID."""
         self._serial += 1
         uid = f"uid-{self._serial}"
         pod = samples.pod(
@@ -254,7 +253,6 @@ class NodeRig:
         return uid
 
     def called(self, name: str) -> None:
-        """Log a port call, or fail it."""
         self.log.append(name)
         self.on_call()
         error = self.failing.get(len(self.log) - 1) or self.refusing.get(name)

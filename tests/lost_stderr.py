@@ -15,7 +15,6 @@ from tests.shell import commandline
 
 @contextlib.contextmanager
 def full_disk() -> Iterator[int]:
-    """Give a file on a disk that is full."""
     fd = os.open("/dev/full", os.O_WRONLY)
     try:
         yield fd
@@ -25,7 +24,6 @@ def full_disk() -> Iterator[int]:
 
 @contextlib.contextmanager
 def closed_pipe() -> Iterator[int]:
-    """Give a pipe whose reader is gone."""
     reader, writer = os.pipe()
     os.close(reader)
     try:

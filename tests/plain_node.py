@@ -35,7 +35,6 @@ class PlainNode:
             stop()
 
     def node(self) -> dict[str, Any]:
-        """Return the Node object."""
         return dict(self._cluster.node("plain") or {})
 
     def schedulable(self) -> dict[str, str]:
@@ -45,7 +44,6 @@ class PlainNode:
         return dict(status.get("capacity") or {})
 
     def label(self, layout: str) -> None:
-        """Do what ``kubectl label node`` does."""
         change = {"metadata": {"labels": {cluster.CONFIG_LABEL: layout}}}
         self._cluster.patch(cluster_view.Kind.NODE, self.node(), change)
 
@@ -74,7 +72,6 @@ class PlainNode:
 def running(
     command: list[str], log: pathlib.Path, environ: Mapping[str, str] | None = None
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """Run an agent; it is gone at the end."""
     with (
         log.open("wb") as stream,
         subprocess.Popen(  # noqa: S603 - our own program and our own arguments

@@ -32,7 +32,6 @@ class Rig:
         return self.gpus.observe()[index]
 
     def run(self, *steps: steps.Step) -> None:
-        """Run steps, each on the GPU it names."""
         self.gpus.execute(plan_of(self.gpus.observe(), *steps))
 
     def enable(self, index: int = 0) -> model.Gpu:
@@ -75,7 +74,6 @@ def rig(
     options: states.Options | None = None,
     faults: Sequence[nvml_faults.Fault] = (),
 ) -> Iterator[Rig]:
-    """Play a node for the body."""
     simulated.create(spec, path, options=options)
     library = nvml_faults.install(path)
     for fault in faults:
@@ -140,7 +138,6 @@ def ci_step(
 
 
 def end_steps(gpu: model.Gpu) -> tuple[steps.Step, ...]:
-    """Destroy all instances of a GPU."""
     found: list[steps.Step] = []
     for gi in gpu.gpu_instances:
         found += [

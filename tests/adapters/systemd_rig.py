@@ -59,8 +59,6 @@ class Act:
 
 @dataclasses.dataclass
 class Unit:
-    """A unit and its manners."""
-
     state: str = "active"
     load: str = "loaded"
     sub: str = "running"
@@ -82,8 +80,6 @@ class Unit:
 
 @dataclasses.dataclass
 class DBusDaemon:
-    """A bus."""
-
     socket: pathlib.Path
     _process: subprocess.Popen[str]
 

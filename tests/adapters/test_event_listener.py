@@ -66,8 +66,6 @@ def watching(
     start_timeout_s: float = 60.0,
     on_change: Callable[[], None] = lambda: None,
 ) -> Iterator[Rig]:
-    """Listen for the body."""
-
     def count() -> None:
         rig.calls += 1
         on_change()

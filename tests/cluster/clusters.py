@@ -218,7 +218,6 @@ class Real:
         return self._server.kubeconfig(path, token=answer["status"]["token"])
 
     def clear(self) -> None:
-        """Delete what tests have made."""
         paths = [
             f"/api/v1/namespaces/{namespace}/{plural}"
             for namespace in NAMESPACES

@@ -33,8 +33,6 @@ _LONGEST_PAUSE_S = 0.02
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """What an agent process shall be like."""
-
     options: Mapping[str, str]
     """Of the command line, by name."""
     points: str
@@ -121,13 +119,10 @@ class _Mailbox(loop.Inbox):
 
 
 class _Telemetry(ports.Telemetry):
-    """Notes when a retry is scheduled."""
-
     def __init__(self, points: points_.Points) -> None:
         self._points = points
 
     def retry_scheduled(self, delay_s: float) -> None:
-        """Note it."""
         self._points.come_to(RETRY)
 
 

@@ -53,8 +53,6 @@ class Recording(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """What became of one case."""
-
     point: str
     is_struck: bool
     """Whether our signal met the agent at that point, and nothing else ended it."""

@@ -37,8 +37,6 @@ mig-configs:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
-    """One reconfiguration, undisturbed."""
-
     name: str
     spec: str
     was: str = ""

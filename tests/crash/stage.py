@@ -197,7 +197,6 @@ class Stage(stages.Stage):
         }
 
     def patch(self, change: Mapping[str, object]) -> None:
-        """Merge a change into the node."""
         self.api.patch(_NODE, change)
 
     def reboot(self) -> None:
@@ -262,12 +261,10 @@ class Stage(stages.Stage):
         return self.state_file.with_name(f"agent-{number}.log")
 
     def last_words(self) -> str:
-        """Return what all agents have logged."""
         logs = (self._log_of(number + 1) for number in range(self._agents))
         return "\n--\n".join(log.read_text(errors="replace") for log in logs)
 
     def wait(self, holds: Callable[[], bool], what: str, *, timeout_s: float = WAIT_S) -> None:
-        """Wait until something holds."""
         assert self.comes_true(holds, timeout_s), f"waited in vain for {what}"
 
     def comes_true(self, holds: Callable[[], bool], timeout_s: float) -> bool:

@@ -25,7 +25,6 @@ _CHANGES = (
 
 
 def children_of(pid: int) -> list[int]:
-    """Return the children of a process."""
     tasks = pathlib.Path(f"/proc/{pid}/task").glob("*/children")
     return [int(child) for task in tasks for child in task.read_text().split()]
 

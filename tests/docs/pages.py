@@ -37,7 +37,6 @@ def anchors(page: pathlib.Path) -> set[str]:
 
 
 def slug(heading: str) -> str:
-    """Return the anchor of a heading."""
     text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).lower()
     return re.sub(r"[^\w\- ]", "", text).strip().replace(" ", "-")
 

@@ -110,7 +110,6 @@ class Reader:
             assert may_wait, f"{step.command}: the page shows\n{step.shown}\nit is\n{done.stdout}"
 
     def leave(self) -> None:
-        """Press Ctrl-C."""
         if self._demo is None or self._demo.poll() is not None:
             return
         self._demo.send_signal(signal.SIGINT)

@@ -64,8 +64,6 @@ Listen = Callable[[], contextlib.AbstractContextManager[Sequence[Mapping[str, ob
 
 
 class Request(NamedTuple):
-    """One request of a reconfiguration."""
-
     verb: str
     resource: str
     nth: int
@@ -73,8 +71,6 @@ class Request(NamedTuple):
 
 
 class Heard(ports.Telemetry):
-    """Remembers how runs ended."""
-
     def __init__(self) -> None:
         self.ends: list[errors.Reason] = []
         self.lost: list[errors.Reason] = []

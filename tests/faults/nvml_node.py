@@ -41,8 +41,6 @@ mig-configs:
 
 
 class Scenario(NamedTuple):
-    """A reconfiguration."""
-
     spec: str
     before: str | None
     """The layout that is active; None: a node that was never configured."""
@@ -105,7 +103,6 @@ class Cluster(simulated_rig.SimulatedRig):
         self.live()
 
     def occupy(self) -> None:
-        """Have a pod compute on every device."""
         for number, uuid in enumerate(sorted(simulated_rig.devices(self.state))):
             uid = self.add_pod(f"train-{number}", devices=frozenset({uuid}))
             self.client_of[uid] = self.state.add_client(uuid, name="python")

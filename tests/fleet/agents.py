@@ -32,7 +32,6 @@ def names(count: int) -> list[str]:
 
 
 def populate(server: apiserver.ApiServer, count: int, **labels: str) -> list[str]:
-    """Create nodes and return their names."""
     for name in names(count):
         server.store.create(apirig.a_node(name, **labels))
     return names(count)
@@ -55,8 +54,6 @@ def is_applied(server: apiserver.ApiServer, name: str, layout: str) -> bool:
 
 
 class Hosted:
-    """The agent of one node."""
-
     def __init__(
         self,
         server: apiserver.ApiServer,
@@ -134,7 +131,6 @@ def assembled(
 def hosted(
     server: apiserver.ApiServer, names: Sequence[str], **how: Any
 ) -> Iterator[dict[str, Hosted]]:
-    """Run the agents of these nodes."""
     with tempfile.TemporaryDirectory() as folder:
         running = {name: Hosted(server, name, pathlib.Path(folder), **how) for name in names}
         try:

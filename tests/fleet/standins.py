@@ -32,8 +32,6 @@ class Failure:
 
 
 class StandIns:
-    """The agents of some nodes."""
-
     def __init__(
         self,
         server: apiserver.ApiServer,

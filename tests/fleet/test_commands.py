@@ -25,8 +25,6 @@ FORMER = "all-balanced"
 
 
 class Terminal(io.StringIO):
-    """Standard output at a terminal."""
-
     def isatty(self) -> bool:
         return True
 

@@ -23,8 +23,6 @@ Line = dict[str, Any]
 
 
 class Observed:
-    """A stage, and the pages of its agent."""
-
     def __init__(self, stage: stages.Stage, port: int) -> None:
         self.stage = stage
         self._port = port
@@ -51,7 +49,6 @@ class Observed:
         }
 
     def lines(self) -> list[Line]:
-        """Return what the agent has logged."""
         text = self.stage.agent_log.read_text(encoding="utf-8")
         return [json.loads(line) for line in text.splitlines()]
 

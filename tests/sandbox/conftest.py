@@ -23,7 +23,6 @@ def server(ask: apirig.Client) -> apiserver.ApiServer:
 
 @pytest.fixture
 def start(tmp_path: pathlib.Path) -> Iterator[nvml_rig.Start]:
-    """Boot a node and open NVML on it."""
     with nvml_rig.node(tmp_path) as boot:
         yield boot
 

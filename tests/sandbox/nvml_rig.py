@@ -79,5 +79,4 @@ def placements(device: Any, profile_id: int) -> list[tuple[int, int]]:
 
 
 def at(start_slice: int, size: int) -> Any:
-    """Return a placement by reference."""
     return ctypes.byref(pynvml.c_nvmlGpuInstancePlacement_t(start_slice, size))

@@ -19,8 +19,6 @@ DEADLINE_S = 5
 
 
 class Watch:
-    """An open watch, read line by line."""
-
     def __init__(self, server: apiserver.ApiServer, query: str, path: str, accept: str) -> None:
         address = parse.urlsplit(server.url)
         self._connection = http.client.HTTPConnection(

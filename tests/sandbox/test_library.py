@@ -208,5 +208,4 @@ def instances(state: pathlib.Path) -> list[str]:
 
 
 def go(*arguments: str) -> str:
-    """Run Go in the client's folder."""
     return library.run(programs.needed("go"), *arguments, folder=_HERE / "go_client").strip()

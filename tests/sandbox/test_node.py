@@ -83,7 +83,6 @@ class Rig:
         return [client.kind.value for client in clients if name in client.name]
 
     def uuids(self) -> frozenset[str]:
-        """Return the MIG devices that exist."""
         gpus = device_plugin.SimulatedGpus(self.state_file).observe()
         return frozenset(device.uuid for gpu in gpus for device in gpu.mig_devices)
 

@@ -34,7 +34,6 @@ def read_event(events: Any) -> int:
 
 
 def is_silent(events: Any) -> bool:
-    """Return whether no event is waiting."""
     return nvml_rig.refusal(WAIT, events, 0) == "TIMEOUT"
 
 

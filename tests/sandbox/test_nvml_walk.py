@@ -79,7 +79,6 @@ class Walk:
         return rows[choice % len(rows)]
 
     def check(self) -> None:
-        """Assert what can never be otherwise."""
         gpu = self.gpu
         rows = [self.board.row(instance.profile_id) for instance in gpu.instances]
         pool = model.Engines.pool(row.engines for row in self.board.product.profiles)

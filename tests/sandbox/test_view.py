@@ -22,7 +22,6 @@ def cluster(server: apiserver.ApiServer) -> Iterator[cluster_view.ClusterView]:
 
 @pytest.fixture
 def others(server: apiserver.ApiServer) -> Iterator[api.KubeApi]:
-    """What other clients do."""
     with contextlib.closing(api.KubeApi.at(server.url)) as result:
         yield result
 

@@ -228,7 +228,6 @@ class Node:
         return self.apply(self.layouts.layout(name), **options)
 
     def restore(self, text: str, *, scope: plans.Scope = plans.Scope.ALL) -> plans.Applied:
-        """Return the GPUs to a checkpoint."""
         source = fakes.FakeConfig(text, name="c.json")
         return applying.restore(self._dependencies(), source, scope=scope)
 

@@ -15,15 +15,12 @@ from mig_manager.sandbox.driver import library as simulated
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What a command line came to."""
-
     status: int
     out: str
     err: str
 
     @property
     def data(self) -> Any:
-        """The answer as JSON."""
         return json.loads(self.out)
 
 
@@ -36,7 +33,6 @@ class Shell:
         self.environ = {"HOME": str(home)}
 
     def file(self, text: str, name: str = "layouts.yaml") -> str:
-        """Write a file at home."""
         path = self._home / name
         path.write_text(text)
         return str(path)
@@ -44,7 +40,6 @@ class Shell:
     def __call__(
         self, *argv: str, stdin: str = "", program: str = parser.PROGRAM, **environ: str
     ) -> Answer:
-        """Run a command line."""
         out, err = io.StringIO(), io.StringIO()
         terminal = console.Console(
             stdin=io.StringIO(stdin), stdout=out, stderr=err, environ=self.environ | environ
@@ -62,7 +57,6 @@ def forget() -> None:
 
 
 def forget_log() -> None:
-    """Undo what was configured of the log."""
     structlog.reset_defaults()
     root = logging.getLogger()
     for handler in list(root.handlers):

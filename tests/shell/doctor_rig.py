@@ -29,7 +29,6 @@ class Examination:
             self.findings.setdefault(check.name, []).append(finding)
 
     def verdict(self, check: str) -> doctor.Verdict:
-        """Return the worst verdict of a check."""
         worst = (FAIL, WARN, OK, SKIPPED)
         return min((f.verdict for f in self.findings[check]), key=worst.index)
 
@@ -70,7 +69,6 @@ class Patient:
     def check(
         self, name: str, facts: Mapping[str, object] | None = None, **settings: object
     ) -> Examination:
-        """Run one check on these facts."""
         known = {
             each: doctor.Once(lambda value=value: value, what=each)  # type: ignore[misc]
             if each != "own_pod_uid"

@@ -161,7 +161,6 @@ def event(node: str, reason: str, message: str, *, at: str, **members: object) -
 
 
 def config_map(namespace: str, name: str, **data: str) -> Object:
-    """Return a ConfigMap."""
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
@@ -206,7 +205,6 @@ class Viewer:
     path: str
 
     def kubectl(self, *words: str) -> commandline.Answer:
-        """Run the real kubectl."""
         environment = {
             "HOME": str(self.home),
             "KUBECONFIG": str(self.home / "kubeconfig"),
@@ -242,7 +240,6 @@ class Viewer:
         return self.alone(*words, with_kubectl=True)
 
     def complete(self, *words: str) -> commandline.Answer:
-        """Complete a line in this process."""
         return self.alone(*words, main=plugin.answer_completion, with_kubectl="--context" in words)
 
     def mig(self, *words: str) -> commandline.Answer:

@@ -297,7 +297,6 @@ def test_a_failed_apply_restores_gpus_that_an_older_journal_does_not_name(node: 
 
 
 def once(is_step: Callable[[steps.Step], bool]) -> Callable[[steps.Step], bool]:
-    """Refuse the first step of a kind."""
     remaining = [True]
     return lambda step: bool(remaining) and is_step(step) and remaining.pop()
 

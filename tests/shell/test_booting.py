@@ -20,8 +20,6 @@ PROFILES = {
 
 
 class Notes(list[str]):
-    """Notes that run a callback."""
-
     def __init__(self, act: Callable[[str], None]) -> None:
         super().__init__()
         self._act = act

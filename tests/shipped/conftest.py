@@ -19,7 +19,6 @@ def build(source: pathlib.Path, target: str, to: pathlib.Path) -> pathlib.Path:
 
 @pytest.fixture(scope="session")
 def unpacked(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    """The content of the source archive."""
     sdist = build(ROOT, "sdist", tmp_path_factory.mktemp("sdist"))
     folder = tmp_path_factory.mktemp("unpacked")
     with tarfile.open(sdist) as archive:

@@ -17,8 +17,6 @@ _PIN = re.compile(
 
 
 class Pin(NamedTuple):
-    """A package as it is locked."""
-
     name: packaging.utils.NormalizedName
     version: str
     marker: str | None

@@ -23,8 +23,6 @@ def kustomize(folder: str) -> str:
 
 
 class Overlay:
-    """The objects of a kustomization."""
-
     def __init__(self, folder: str) -> None:
         self.objects: list[Object] = list(yaml.safe_load_all(kustomize(folder)))
         named = [each for each in self.objects if "AdmissionPolicy" not in each["kind"]]
@@ -45,7 +43,6 @@ class Overlay:
 
     @property
     def environ(self) -> Asked:
-        """The variables of the container."""
         fields = {"spec.nodeName": "node-1", "metadata.uid": "uid-1"}
         return Asked(
             {

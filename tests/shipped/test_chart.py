@@ -22,7 +22,6 @@ Object = dict[str, Any]
 
 @pytest.fixture(scope="module")
 def chart(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    """The chart as people get it."""
     programs.needed("kubectl")
     folder = tmp_path_factory.mktemp("charts")
     programs.output(ROOT / "charts" / "assemble", folder)

@@ -133,8 +133,6 @@ def test_a_new_agent_has_few_series_and_a_life_leaves_no_metric_without_one(
 
 
 class Recorder(ports.Telemetry):
-    """Records what runs report."""
-
     def __init__(self) -> None:
         self.states: list[str] = []
         self.phases: dict[str, float] = {}

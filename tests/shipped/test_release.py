@@ -62,7 +62,6 @@ class Release:
         return bill
 
     def only(self, pattern: str) -> pathlib.Path:
-        """Return the one file of that kind."""
         (found,) = self.dist.glob(pattern)
         return found
 

@@ -13,7 +13,6 @@ _STEP_OF_SIZE = {1: 1, 2: 2, 3: 4, 4: 4, 7: 8}
 
 
 def run(gpu: model.Gpu, planned: Iterable[steps.Step]) -> model.Gpu:
-    """Return the GPU after the steps."""
     for step in planned:
         assert step.gpu_uuid == gpu.uuid
         match step:

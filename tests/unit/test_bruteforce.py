@@ -29,7 +29,6 @@ ONE_OF_EACH_GRID = {product.grid: product for product in reversed(PRODUCTS)}.val
 
 
 def template(product: hardware.Product) -> model.Gpu:
-    """An idle GPU of the product, MIG on."""
     return dataclasses.replace(
         hardware.template(product),
         current_mode=model.MigMode.ENABLED,

@@ -20,7 +20,6 @@ Phase = rollout.Phase
 
 
 def run(config: str, state: model.State, **members: Any) -> status.PublishedStatus:
-    """A status of a run for a layout."""
     data = {"config": config, "state": state.value} | members
     return status.read(json.dumps(data))
 
@@ -38,7 +37,6 @@ def node(
     gpus: str = "",
     **changed: Any,
 ) -> nodes.Node:
-    """A node at rest in the former layout."""
     labels = {
         cluster.CONFIG_LABEL: requested,
         cluster.STATE_LABEL: state and state.value,

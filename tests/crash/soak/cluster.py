@@ -110,7 +110,6 @@ class Cluster(simulated_rig.SimulatedRig):
         return True
 
     def end_pod(self, pick: int) -> bool:
-        """Let a workload come to its end."""
         uids = [uid for uid in self.assigned if uid in self.pods]
         if not uids:
             return False
@@ -127,7 +126,6 @@ class Cluster(simulated_rig.SimulatedRig):
         return True
 
     def decide(self, key: str, pick: int) -> bool:
-        """Write a deploy label, paused or not."""
         if key not in self.wanted_labels:
             return False
         value = _VALUES[pick % len(_VALUES)]

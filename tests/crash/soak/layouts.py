@@ -77,12 +77,10 @@ def layout_of(products: Sequence[str], picks: Sequence[int]) -> Layout:
 
 
 def is_feasible(layout: Layout) -> bool:
-    """Return whether the GPUs can have it."""
     return all(choice is None or choice.is_feasible for choice in layout)
 
 
 def document(layouts: Mapping[str, Layout]) -> str:
-    """Return the config file."""
     lines = ["version: v1", "mig-configs:"]
     for name, layout in layouts.items():
         lines.append(f"  {name}:")

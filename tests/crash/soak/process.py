@@ -35,8 +35,6 @@ _OPTIONS: Mapping[str, object] = {
 
 
 class Outcome(NamedTuple):
-    """How a run ended."""
-
     state: model.State
     reason: errors.Reason
     message: str
@@ -225,7 +223,6 @@ class _Mailbox(loop.Inbox):
             self._rig.clock.wait(seconds)
 
     def pause(self, generation: int, seconds: float) -> None:
-        """Let the node live."""
         self._rig.clock.wait(seconds)
 
     def _deliver(self) -> None:
@@ -239,7 +236,6 @@ class _Mailbox(loop.Inbox):
 
 
 def state_of(rig: soak_cluster.Cluster) -> model.State | None:
-    """Return what the node says."""
     text = rig.labels.get(cluster.STATE_LABEL)
     return model.State(text) if text else None
 

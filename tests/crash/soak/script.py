@@ -44,8 +44,6 @@ _BEFORE = frozenset(Kind) - IN_DRIVER - _AFTER
 
 
 class Event(NamedTuple):
-    """Something that happens once."""
-
     at: int
     """The n-th call of a port, or change of a GPU, of this run; from 1."""
     kind: Kind
@@ -116,7 +114,6 @@ class Script:
         self._is_dead = False
 
     def begin(self, events: Sequence[Event]) -> None:
-        """Count from zero again."""
         self._events = events
         self._calls = self._changes = 0
         self._is_dead = False
@@ -124,7 +121,6 @@ class Script:
         self.failed_ports = set()
 
     def end(self) -> None:
-        """Let nothing happen any more."""
         self._events = ()
         self._is_dead = False
 
@@ -139,7 +135,6 @@ class Script:
         self._let_happen(port, self._calls, _AFTER)
 
     def before_change(self) -> None:
-        """Count a change of a GPU."""
         self._live()
         self._changes += 1
         self._let_happen("gpus", self._changes, {Kind.KILL_IN_DRIVER})
