@@ -28,6 +28,7 @@ def test_every_renderer_has_its_place_in_one_page() -> None:
     assert sorted(used) == sorted(reference.RENDERERS)
 
 
+@pytest.mark.slow
 def test_pages_and_pictures_have_what_the_code_has_and_the_phases_are_as_the_pages_describe() -> (
     None
 ):

@@ -230,6 +230,7 @@ def event_reasons(stage: stages.Stage) -> Mapping[str, str]:
     }
 
 
+@pytest.mark.slow
 def test_the_agent_serves_the_other_seven_reports_the_lost_one_and_includes_it_once_it_is_back(
     observed: Observed,
 ) -> None:

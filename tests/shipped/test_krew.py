@@ -125,6 +125,7 @@ def test_a_python_that_is_too_old_can_read_why() -> None:
     ast.parse(runpy.run_path(str(PACK))["MAIN"], feature_version=(3, 4))
 
 
+@pytest.mark.slow
 def test_kubectl_runs_what_krew_installs(installed: pathlib.Path, tmp_path: pathlib.Path) -> None:
     with apiserver.serve() as server:
         gpus = rig.gpus("1xA100-SXM4-40GB", "all-balanced")
