@@ -437,11 +437,14 @@ def _logged(http: requests.Request) -> LoggedRequest:
         info = request.parse(http.method, http.url.path, http.query_params)
     except resources.ApiError:
         info = None
+    target = info.target if info else None
     return LoggedRequest(
         method=http.method,
         path=http.url.path,
         query=dict(http.query_params),
         verb=info.verb if info else "",
-        resource=authorization.resource_of(info.target) if info else "",
+        resource=authorization.full_resource(target.resource.plural, target.subresource)
+        if target
+        else "",
         token=authorization.bearer_token(http),
     )

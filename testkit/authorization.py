@@ -24,6 +24,11 @@ class Access:
     namespace: str = ""
     name: str = ""
 
+    @property
+    def full_resource(self) -> str:
+        """``pods`` or ``pods/eviction``, as RBAC rules name it."""
+        return full_resource(self.resource, self.subresource)
+
 
 Authorizer = Callable[[Access], bool]
 
@@ -82,14 +87,14 @@ class Authorized:
         return resources.ApiError(
             403,
             f'{what} is forbidden: User "{user}" cannot {info.verb} resource '
-            f'"{resource_of(target)}" in API group "{group}" {where}',
+            f'"{access.full_resource}" in API group "{group}" {where}',
             details=target.resource.details(name),
         )
 
 
-def resource_of(target: request.Target) -> str:
+def full_resource(plural: str, subresource: str) -> str:
     """Return ``pods`` or ``pods/eviction``, as RBAC rules name it."""
-    return "/".join(filter(None, (target.resource.plural, target.subresource)))
+    return f"{plural}/{subresource}" if subresource else plural
 
 
 def bearer_token(http: requests.Request) -> str:

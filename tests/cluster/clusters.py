@@ -132,8 +132,7 @@ class Embedded:
         """Give the agent these rights and no other; what came into being goes at the end."""
 
         def authorize(access: apiserver.Access) -> bool:
-            resource = "/".join(filter(None, (access.resource, access.subresource)))
-            right = access.group, resource, access.verb
+            right = access.group, access.full_resource, access.verb
             return access.token != AGENT_TOKEN or rights.allow(right, access.namespace)
 
         with apiserver.serve(apiserver.ApiServer(authorizer=authorize)) as self._server:

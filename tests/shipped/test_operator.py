@@ -35,8 +35,7 @@ class Rights:
     within: frozenset[Right] = frozenset()
 
     def allow(self, access: apiserver.Access) -> bool:
-        resource = "/".join(filter(None, (access.resource, access.subresource)))
-        asked = (access.group, resource, access.verb)
+        asked = (access.group, access.full_resource, access.verb)
         is_within = bool(self.namespace) and access.namespace == self.namespace
         return asked in self.everywhere or (is_within and asked in self.within)
 
