@@ -36,7 +36,7 @@ class Soak(stateful.RuleBasedStateMachine):
         )
         self.process: process.Process | None = None
         self.is_at_rest = False
-        """Whether nothing is under way: neither a run nor one that a kill cut off."""
+        """Whether nothing is under way, nor cut off by a kill or while it was undone."""
         self.step = process.Step()
         self.fired: collections.Counter[int | None] = collections.Counter()
         """How often driver faults had struck before this step, by GPU."""
@@ -294,7 +294,10 @@ class Soak(stateful.RuleBasedStateMachine):
 
     def _end_step(self, step: process.Step) -> None:
         self.step = step
-        self.is_at_rest = not step.is_killed
+        # Where the API refuses what a stopped agent gives back, its next start does it.
+        is_left = "node" in self.rig.script.failed_ports and step.is_over
+        is_left = is_left and cluster.JOURNAL_ANNOTATION in self.rig.annotations
+        self.is_at_rest = not (step.is_killed or is_left)
         COUNTS["runs"] += len(step.names)
         COUNTS["kills"] += step.is_killed
         for kind in self.rig.script.happened:
