@@ -45,6 +45,11 @@ typedef struct {
     nvmlReturn_t nvmlReturn;
     nvmlValue_t value;
 } nvmlFieldValue_t;
+typedef struct {
+    uint multiprocessorCount, sharedCopyEngineCount, sharedDecoderCount, sharedEncoderCount;
+    uint sharedJpegCount, sharedOfaCount, gpuInstanceSliceCount, computeInstanceSliceCount;
+    ulonglong memorySizeMB;
+} nvmlDeviceAttributes_t;
 typedef struct { uint pid; ulonglong usedGpuMemory; uint gpuInstanceId, computeInstanceId; } nvmlProcessInfo_t;
 typedef struct { uint start, size; } nvmlGpuInstancePlacement_t;
 typedef struct { uint start, size; } nvmlComputeInstancePlacement_t;
@@ -272,6 +277,8 @@ API nvmlInitWithFlags(uint flags) { CALL(V(flags)); }
 API nvmlShutdown(void) { return call(__func__, NULL, 0); }
 API nvmlSystemGetDriverVersion(char *text, uint length) { CALL(M(text, length), V(length)); }
 API nvmlSystemGetNVMLVersion(char *text, uint length) { CALL(M(text, length), V(length)); }
+API nvmlSystemGetCudaDriverVersion(int *version) { CALL(M(version, sizeof *version)); }
+API nvmlSystemGetCudaDriverVersion_v2(int *version) { CALL(M(version, sizeof *version)); }
 API nvmlSystemGetProcessName(uint pid, char *text, uint length) { CALL(V(pid), M(text, length), V(length)); }
 
 __attribute__((visibility("default"))) const char *nvmlErrorString(nvmlReturn_t code) {
@@ -305,6 +312,10 @@ GET(nvmlDeviceGetMemoryInfo, nvmlMemory_t)
 GET(nvmlDeviceGetMemoryInfo_v2, nvmlMemory_v2_t)
 GET(nvmlDeviceGetArchitecture, uint)
 GET(nvmlDeviceGetVirtualizationMode, uint)
+GET(nvmlDeviceGetBrand, uint)
+API nvmlDeviceGetCudaComputeCapability(handle_t device, int *major, int *minor) {
+    CALL(V(device), M(major, sizeof *major), M(minor, sizeof *minor));
+}
 API nvmlDeviceGetFieldValues(handle_t device, int count, nvmlFieldValue_t *values) {
     CALL(V(device), V(count), M(values, count * sizeof *values));
 }
@@ -325,6 +336,8 @@ GET_BY(nvmlDeviceGetGpuInstanceProfileInfo, uint, nvmlGpuInstanceProfileInfo_t)
 GET_BY(nvmlDeviceGetGpuInstanceProfileInfoV, uint, nvmlGpuInstanceProfileInfo_v2_t)
 LIST(nvmlDeviceGetGpuInstancePossiblePlacements, nvmlGpuInstancePlacement_t)
 LIST(nvmlDeviceGetGpuInstancePossiblePlacements_v2, nvmlGpuInstancePlacement_t)
+GET(nvmlDeviceIsMigDeviceHandle, uint)
+GET(nvmlDeviceGetAttributes_v2, nvmlDeviceAttributes_t)
 GET(nvmlDeviceGetGpuInstanceId, uint)
 GET(nvmlDeviceGetComputeInstanceId, uint)
 GET(nvmlDeviceGetMaxMigDeviceCount, uint)

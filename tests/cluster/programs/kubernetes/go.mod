@@ -1,4 +1,4 @@
-module mig-manager.io/envtest/kube-apiserver
+module mig-manager.io/envtest/kubernetes
 
 go 1.24.0
 

@@ -1,6 +1,0 @@
-//go:build tools
-
-// Package tools keeps what is built, and not imported, in go.mod.
-package tools
-
-import _ "k8s.io/kubernetes/cmd/kube-apiserver"

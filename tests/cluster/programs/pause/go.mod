@@ -1,0 +1,3 @@
+module mig-manager.io/envtest/pause
+
+go 1.24.0

@@ -1,0 +1,51 @@
+"""What clients asked of the API server, from its audit log."""
+
+import collections
+import json
+import pathlib
+from collections.abc import Iterator
+from typing import Any
+
+Event = dict[str, Any]
+AGENT = "system:serviceaccount:mig-manager:mig-manager"
+
+
+class Log:
+    """The audit log from now on.
+
+    Args:
+        path: The API server's audit log.
+    """
+
+    def __init__(self, path: pathlib.Path) -> None:
+        self._path = path
+        self._start = path.stat().st_size
+
+    def requests(self, user: str = AGENT) -> collections.Counter[str]:
+        """Count a user's requests by verb and resource, such as ``list pods``."""
+        return collections.Counter(
+            f"{event['verb']} {_resource(event)}"
+            for event in self._events()
+            if event["user"]["username"] == user
+        )
+
+    def evicted(self) -> list[str]:
+        """Return the names of the pods whose eviction was granted, whoever asked."""
+        return [
+            event["objectRef"]["name"]
+            for event in self._events()
+            if _resource(event) == "pods/eviction" and event["responseStatus"]["code"] == 201
+        ]
+
+    def _events(self) -> Iterator[Event]:
+        with self._path.open("rb") as log:
+            log.seek(self._start)
+            for line in log:
+                # The API server may be writing the last one.
+                if line.endswith(b"\n"):
+                    yield json.loads(line)
+
+
+def _resource(event: Event) -> str:
+    found = event.get("objectRef", {})
+    return "/".join(filter(None, (found.get("resource", "none"), found.get("subresource"))))

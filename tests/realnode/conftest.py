@@ -1,0 +1,100 @@
+"""One real cluster at a time for the stories; a failure leaves what explains it."""
+
+import contextlib
+import os
+import pathlib
+import re
+from collections.abc import Generator, Iterator
+
+import pytest
+
+from tests.realnode import rig, world
+
+_CACHE = pathlib.Path(os.environ.get("XDG_CACHE_HOME", pathlib.Path.home() / ".cache"))
+_BUNDLES = pathlib.Path(__file__).parents[2] / "realnode-bundles"
+_FAILED = pytest.StashKey[bool]()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item,
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Note which stories failed."""
+    report = yield
+    item.stash[_FAILED] = item.stash.get(_FAILED, False) or report.failed
+    return report
+
+
+class Clusters:
+    """The cluster that runs now; another shape ends it, and so does a story that spoils it."""
+
+    def __init__(self, factory: pytest.TempPathFactory) -> None:
+        self._factory = factory
+        self._running = contextlib.ExitStack()
+        self._current: rig.Cluster | None = None
+        self.is_spoiled = False
+        """Whether the story under way leaves a cluster that no other can take."""
+
+    def of(self, shape: rig.Shape) -> rig.Cluster:
+        """Return a running cluster of a shape, with the agent and without a layout."""
+        if self._current is not None and self._current.shape != shape:
+            self.end()
+        if self._current is None:
+            folder = self._factory.mktemp("realnode")
+            cluster = rig.Cluster(folder, _CACHE / "mig-manager-realnode", shape)
+            try:
+                self._running.enter_context(cluster.up())
+                cluster.install(shape.overlay)
+            except BaseException:
+                cluster.save(_BUNDLES / "start")
+                self._running.close()
+                raise
+            self._current = cluster
+        else:
+            self._current.reset()
+        return self._current
+
+    def end(self) -> None:
+        """End the cluster, if one runs."""
+        self._current, self.is_spoiled = None, False
+        self._running.close()
+
+
+@pytest.fixture(scope="session")
+def clusters(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Clusters]:
+    missing = world.missing()
+    if missing:
+        pytest.skip(missing)
+    before = world.of_the_machine()
+    every = Clusters(tmp_path_factory)
+    with contextlib.closing(contextlib.ExitStack()) as closing:
+        closing.callback(every.end)
+        yield every
+    assert world.of_the_machine() == before
+
+
+@pytest.fixture
+def shape() -> rig.Shape:
+    """The cluster that the stories of a module take; a module may have another."""
+    return rig.Shape()
+
+
+@pytest.fixture
+def cluster(
+    clusters: Clusters, shape: rig.Shape, request: pytest.FixtureRequest
+) -> Iterator[rig.Cluster]:
+    """A cluster at rest; the story after one that failed gets a new one."""
+    current = clusters.of(shape)
+    yield current
+    is_failed = request.node.stash.get(_FAILED, False)
+    if is_failed:
+        current.save(_BUNDLES / re.sub(r"\W+", "-", request.node.name))
+    if is_failed or clusters.is_spoiled:
+        clusters.end()
+
+
+@pytest.fixture
+def spoiled(clusters: Clusters, cluster: rig.Cluster) -> rig.Cluster:
+    """A cluster that no other story gets after this one."""
+    clusters.is_spoiled = True
+    return cluster

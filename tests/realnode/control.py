@@ -1,0 +1,148 @@
+"""etcd, kube-apiserver, controller manager and scheduler, on the network of the control plane."""
+
+import contextlib
+import json
+import pathlib
+import secrets
+import subprocess
+from collections.abc import Iterator, Sequence
+
+import urllib3
+
+from tests import waiting
+from tests.cluster import envtest
+from tests.realnode import world
+
+SERVICE_IP = "10.96.0.1"
+PORT = 6443
+_GROUPS = {"admin": "system:masters"}
+
+
+class ControlPlane:
+    """A cluster's programs, whose logs and audit log lie in one folder."""
+
+    def __init__(self, programs: pathlib.Path, folder: pathlib.Path, nodes: Sequence[str]) -> None:
+        self._programs = programs
+        self.folder = folder
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        users = ["admin", "system:kube-controller-manager", "system:kube-scheduler"]
+        self._groups = dict.fromkeys(users, "") | {"admin": "system:masters"}
+        self._groups |= {f"system:node:{name}": "system:nodes" for name in nodes}
+        self._tokens = {user: secrets.token_hex(16) for user in self._groups}
+
+    @property
+    def certificate(self) -> pathlib.Path:
+        """What the API server signed for itself; it is its own authority."""
+        return self.folder / "certs" / "apiserver.crt"
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        (self.folder / "service-accounts.key").write_text(envtest.new_key())
+        lines = [f'{self._tokens[u]},{u},{u},"{group}"' for u, group in self._groups.items()]
+        (self.folder / "tokens.csv").write_text("\n".join(lines) + "\n")
+        (self.folder / "audit.yaml").write_text(_AUDIT)
+        try:
+            self._start("etcd", *self._etcd_arguments())
+            self.start_api()
+            for name in ("kube-controller-manager", "kube-scheduler"):
+                self._start(name, *self._arguments_of(name))
+            yield
+        finally:
+            for process in self._processes.values():
+                envtest.end(process)
+
+    def start_api(self) -> None:
+        """Start kube-apiserver; return when it is ready."""
+        self._start("kube-apiserver", *self._api_arguments())
+        waiting.until(self._is_ready, "kube-apiserver", within_s=120)
+
+    def kill_api(self) -> None:
+        """End kube-apiserver as a crash would."""
+        envtest.end(self._processes.pop("kube-apiserver"))
+
+    def kubeconfig(self, user: str, path: pathlib.Path | None = None) -> pathlib.Path:
+        path = path or self.folder / f"{user.replace(':', '-')}.kubeconfig"
+        cluster = {
+            "server": f"https://{world.CONTROL_IP}:{PORT}",
+            "certificate-authority": str(self.certificate),
+        }
+        document = {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "clusters": [{"name": "real", "cluster": cluster}],
+            "users": [{"name": "real", "user": {"token": self._tokens[user]}}],
+            "contexts": [{"name": "real", "context": {"cluster": "real", "user": "real"}}],
+            "current-context": "real",
+        }
+        path.write_text(json.dumps(document))
+        path.chmod(0o600)
+        return path
+
+    def _start(self, name: str, *arguments: str) -> None:
+        with (self.folder / f"{name}.log").open("ab") as log:
+            self._processes[name] = subprocess.Popen(
+                ["/bin/bash", "-c", envtest.LEASH, name, str(self._programs / name), *arguments],
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+
+    def _etcd_arguments(self) -> list[str]:
+        return [f"--data-dir={self.folder / 'etcd'}", "--unsafe-no-fsync"]
+
+    def _api_arguments(self) -> list[str]:
+        key = self.folder / "service-accounts.key"
+        return [
+            "--etcd-servers=http://127.0.0.1:2379",
+            f"--bind-address={world.CONTROL_IP}",
+            f"--advertise-address={world.CONTROL_IP}",
+            f"--secure-port={PORT}",
+            f"--cert-dir={self.certificate.parent}",
+            "--service-cluster-ip-range=10.96.0.0/24",
+            "--service-account-issuer=https://kubernetes.default.svc",
+            f"--service-account-key-file={key}",
+            f"--service-account-signing-key-file={key}",
+            f"--token-auth-file={self.folder / 'tokens.csv'}",
+            "--authorization-mode=Node,RBAC",
+            "--enable-admission-plugins=NodeRestriction",
+            "--allow-privileged=true",
+            "--kubelet-preferred-address-types=InternalIP",
+            f"--audit-policy-file={self.folder / 'audit.yaml'}",
+            f"--audit-log-path={self.folder / 'audit.log'}",
+        ]
+
+    def _arguments_of(self, name: str) -> list[str]:
+        config = self.kubeconfig(f"system:{name}")
+        shared = [f"--kubeconfig={config}", "--leader-elect=false", "--bind-address=127.0.0.1"]
+        if name == "kube-scheduler":
+            return shared
+        return [
+            *shared,
+            "--use-service-account-credentials=true",
+            f"--service-account-private-key-file={self.folder / 'service-accounts.key'}",
+            f"--root-ca-file={self.certificate}",
+            "--controllers=*,-bootstrapsigner,-tokencleaner",
+        ]
+
+    def _is_ready(self) -> bool:
+        if self._processes["kube-apiserver"].poll() is not None:
+            raise RuntimeError((self.folder / "kube-apiserver.log").read_text()[-2000:])
+        if not self.certificate.exists():
+            return False
+        with urllib3.PoolManager(ca_certs=str(self.certificate), retries=False) as http:
+            try:
+                headers = {"Authorization": f"Bearer {self._tokens['admin']}"}
+                url = f"https://{world.CONTROL_IP}:{PORT}/readyz"
+                return http.request("GET", url, headers=headers).status == 200
+            except urllib3.exceptions.HTTPError:
+                return False
+
+
+_AUDIT = """
+apiVersion: audit.k8s.io/v1
+kind: Policy
+omitStages: [RequestReceived]
+rules:
+- level: Metadata
+"""

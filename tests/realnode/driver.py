@@ -1,0 +1,125 @@
+"""A node's driver: the simulated one behind the C library, and what containers are given of it.
+
+The container runtime's wrapper (``tests/cluster/programs/wrapper``) asks here, over a socket,
+before a container with GPUs starts and after it has ended: a line of JSON, and a line in answer.
+"""
+
+import contextlib
+import json
+import pathlib
+import socketserver
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+from mig_manager.sandbox.driver import library as simulated
+from mig_manager.sandbox.driver import states
+from testkit import nvml_faults
+from tests import simulated_rig
+from tests.realnode import functions  # noqa: F401 - registers what NVIDIA's programs call
+from tests.sandbox import library
+
+_GPU_INSTANCES, _COMPUTE_INSTANCES = 15, 8
+"""How many per GPU the driver numbers (``nv-caps.c``)."""
+
+
+class Driver:
+    """Simulated GPUs that outlive their node's programs, as real ones do.
+
+    Args:
+        folder: What the node sees as ``/run/nvidia/simulated``.
+        spec: The GPUs, such as ``2xA100-SXM4-40GB``.
+        latency: How long calls take.
+    """
+
+    def __init__(
+        self, folder: pathlib.Path, spec: str, *, latency: states.Latency | None = None
+    ) -> None:
+        self._folder = folder
+        state = folder.parent / "gpus.json"
+        simulated.create(spec, state, options=states.Options(latency=latency or states.Latency()))
+        self.gpus = nvml_faults.SharedState(state)
+        self._clients: dict[str, list[states.Client]] = {}
+        self._write_proc()
+
+    @contextlib.contextmanager
+    def loaded(self) -> Iterator[None]:
+        """Answer the library's calls and the runtime's questions."""
+        with library.served(self._folder, self.gpus.path):
+            server = socketserver.ThreadingUnixStreamServer(
+                str(self._folder / "containers.sock"), self._handler()
+            )
+            server.daemon_threads = True
+            threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+            try:
+                yield
+            finally:
+                server.shutdown()
+                server.server_close()
+
+    def profiles(self) -> list[list[str]]:
+        """Return the names of each GPU's instances, in the order of their placements."""
+        node = self.gpus.read()
+        return [
+            [
+                board.row(instance.profile_id).name
+                for instance in sorted(gpu.instances, key=lambda each: each.placement.start)
+            ]
+            for board, gpu in zip(self.gpus.boards, node.gpus, strict=True)
+        ]
+
+    def instances(self) -> set[int]:
+        """Return the serial numbers of all GPU instances: one that was cut anew has another."""
+        return {each.serial for gpu in self.gpus.read().gpus for each in gpu.instances}
+
+    def devices(self) -> set[str]:
+        """Return the UUIDs of all MIG devices."""
+        return set(simulated_rig.devices(self.gpus))
+
+    def reboot(self) -> None:
+        """Be as after a boot of the machine."""
+        self._clients.clear()
+        self.gpus.reboot()
+
+    def _write_proc(self) -> None:
+        """Write the driver's files below ``/proc/driver``."""
+        proc = self._folder / "proc"
+        for each in ("nvidia-caps", "nvidia/capabilities/mig", "nvidia/params"):
+            (proc / each).parent.mkdir(parents=True, exist_ok=True)
+        (proc / "nvidia-caps").mkdir()
+        names = ["config", "monitor"]
+        for gpu in range(len(self.gpus.boards)):
+            for instance in range(_GPU_INSTANCES):
+                names.append(f"gpu{gpu}/gi{instance}/access")
+                names += [
+                    f"gpu{gpu}/gi{instance}/ci{compute}/access"
+                    for compute in range(_COMPUTE_INSTANCES)
+                ]
+        lines = [f"{name} {minor}\n" for minor, name in enumerate(names, 1)]
+        (proc / "nvidia-caps/mig-minors").write_text("".join(lines))
+
+    def _handler(self) -> type[socketserver.StreamRequestHandler]:
+        driver = self
+
+        class Handler(socketserver.StreamRequestHandler):
+            def handle(self) -> None:
+                answer = driver._answer(json.loads(self.rfile.readline()))
+                self.wfile.write(answer.encode() + b"\n")
+
+        return Handler
+
+    def _answer(self, asked: dict[str, Any]) -> str:
+        """Hold what a container was given, or let go of it; return what is wrong, or nothing."""
+        if asked["status"] == "stopped":
+            for client in self._clients.pop(asked["id"], ()):
+                self.gpus.remove_client(client)
+            return ""
+        held = self._clients.setdefault(asked["id"], [])
+        try:
+            for device in asked["devices"]:
+                held.append(self.gpus.add_client(device, name="workload", pid=asked["pid"]))
+        except LookupError as error:
+            for client in self._clients.pop(asked["id"]):
+                self.gpus.remove_client(client)
+            return str(error)
+        return ""

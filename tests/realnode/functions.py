@@ -1,0 +1,55 @@
+"""NVML functions that NVIDIA's programs call beside those that ours does.
+
+Import it where the simulated driver serves programs that are not ours.
+"""
+
+import ctypes
+from typing import Any
+
+import pynvml
+
+from mig_manager.sandbox.driver import calls, states, transitions
+
+_CUDA_VERSION = 13000
+_CAPABILITIES = {"ampere": (8, 0), "hopper": (9, 0), "blackwell": (10, 0)}
+
+
+@calls.function("nvmlSystemGetCudaDriverVersion", "nvmlSystemGetCudaDriverVersion_v2")
+def _cuda_version(_: calls.View, version: Any) -> None:
+    calls.put(version, ctypes.c_int, _CUDA_VERSION)
+
+
+@calls.function("nvmlDeviceGetCudaComputeCapability", takes=calls.DEVICE)
+def _compute_capability(view: calls.DeviceView, major: Any, minor: Any) -> None:
+    capability = _CAPABILITIES[view.board.product.generation]
+    for number, reference in zip(capability, (major, minor), strict=True):
+        calls.put(reference, ctypes.c_int, number)
+
+
+@calls.function("nvmlDeviceGetAttributes_v2", takes=calls.DEVICE)
+def _attributes(view: calls.DeviceView, attributes: Any) -> None:
+    if view.is_gpu:
+        raise states.Refused(states.Code.NOT_SUPPORTED)
+    row = view.parent
+    compute = transitions.compute_row(view.board, view.instance, view.compute.profile_id)
+    calls.fill(
+        calls.struct(attributes, pynvml.c_nvmlDeviceAttributes),
+        multiprocessorCount=compute.multiprocessors,
+        gpuInstanceSliceCount=row.profile.gpu_slices,
+        computeInstanceSliceCount=compute.slices,
+        memorySizeMB=row.memory_mib,
+        sharedCopyEngineCount=row.copy_engines,
+        sharedDecoderCount=row.engines.decoders,
+        sharedEncoderCount=row.engines.encoders,
+        sharedJpegCount=row.engines.jpegs,
+        sharedOfaCount=row.engines.ofas,
+    )
+
+
+calls.numbers(
+    calls.DEVICE,
+    {
+        "nvmlDeviceIsMigDeviceHandle": lambda view: not view.is_gpu,
+        "nvmlDeviceGetBrand": lambda _: pynvml.NVML_BRAND_NVIDIA,
+    },
+)

@@ -1,0 +1,83 @@
+"""What is applied to the cluster beside our own manifests: NVIDIA's plugin, and workloads."""
+
+from typing import Any
+
+from tests.realnode import images
+
+Object = dict[str, Any]
+
+PLUGIN_FOLDER = "/var/lib/kubelet/device-plugins"
+
+
+def plugin(*, tolerates_all: bool = False, **variables: str) -> Object:
+    """Return NVIDIA's device plugin as its own static manifest has it.
+
+    Args:
+        tolerates_all: Whether it returns at once to a node with any taint.
+        variables: Of its environment, such as ``MIG_STRATEGY``; by default ``mixed``.
+    """
+    environ = {
+        "FAIL_ON_INIT_ERROR": "false",
+        "MIG_STRATEGY": "mixed",
+        "NVIDIA_MIG_MONITOR_DEVICES": "all",
+        "NVIDIA_VISIBLE_DEVICES": "all",
+    } | variables
+    toleration = {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}
+    container = {
+        "name": "nvidia-device-plugin-ctr",
+        "image": images.PLUGIN,
+        "env": [{"name": name, "value": value} for name, value in environ.items()],
+        "securityContext": {"privileged": True},
+        "volumeMounts": [{"name": "device-plugin", "mountPath": PLUGIN_FOLDER}],
+    }
+    pod = {
+        "tolerations": [{"operator": "Exists"} if tolerates_all else toleration],
+        "priorityClassName": "system-node-critical",
+        "containers": [container],
+        "volumes": [{"name": "device-plugin", "hostPath": {"path": PLUGIN_FOLDER}}],
+    }
+    return daemon_set(
+        "nvidia-device-plugin-daemonset", "kube-system", "nvidia-device-plugin-ds", pod
+    )
+
+
+def daemon_set(name: str, namespace: str, label: str, pod: Object) -> Object:
+    """Return a DaemonSet whose pods have the label ``name``."""
+    labels = {"name": label}
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "DaemonSet",
+        "metadata": {"name": name, "namespace": namespace},
+        "spec": {
+            "selector": {"matchLabels": labels},
+            "template": {"metadata": {"labels": labels}, "spec": pod},
+        },
+    }
+
+
+def workload(name: str, resource: str, replicas: int = 1, **spec: Any) -> Object:
+    """Return a Deployment each of whose pods computes on one device.
+
+    Args:
+        name: Its name, and the value of its pods' label ``app``.
+        resource: Of NVIDIA's, such as ``mig-1g.5gb``.
+        replicas: Number of pods.
+        spec: Fields of the pods' ``spec``.
+    """
+    container = {
+        "name": "main",
+        "image": images.PAUSE,
+        "resources": {"limits": {f"nvidia.com/{resource}": 1}},
+    }
+    labels = {"app": name}
+    pod = {"terminationGracePeriodSeconds": 5, "containers": [container]} | spec
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": {"name": name, "namespace": "default"},
+        "spec": {
+            "replicas": replicas,
+            "selector": {"matchLabels": labels},
+            "template": {"metadata": {"labels": labels}, "spec": pod},
+        },
+    }

@@ -1,0 +1,295 @@
+"""A cluster of real programs on this machine, and what its stories ask of it."""
+
+import contextlib
+import dataclasses
+import functools
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator, Mapping
+
+from tests import waiting
+from tests.cluster import clusters, envtest
+from tests.realnode import audit, control, driver, images, manifests, node, world
+
+PROGRAMS = (
+    *("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet"),
+    *("nvidia-device-plugin", "gpu-feature-discovery", "nvidia-container-runtime", "pause"),
+)
+NODE = "node-a"
+_CONFIG, _STATE = "nvidia.com/mig.config", "nvidia.com/mig.config.state"
+_STATUS = "mig-manager.io/status"
+
+Object = manifests.Object
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """What a cluster consists of."""
+
+    nodes: tuple[str, ...] = (NODE,)
+    gpus: str = "2xA100-SXM4-40GB"
+    overlay: str = "unprivileged"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Machine:
+    """One node with its driver."""
+
+    node: node.Node
+    driver: driver.Driver
+
+
+class Cluster:
+    """Control plane, nodes and images; ``kubectl`` speaks to it as its administrator."""
+
+    def __init__(self, folder: pathlib.Path, cache: pathlib.Path, shape: Shape) -> None:
+        self._programs = built(*PROGRAMS)
+        self._archives = images.Images(cache).build(self._programs)
+        self.folder = folder
+        self.shape = shape
+        self.plane = control.ControlPlane(self._programs, folder / "control", shape.nodes)
+        self.machines: dict[str, Machine] = {}
+        self._before: Object = {}
+        """The status before the last request."""
+
+    @property
+    def driver(self) -> driver.Driver:
+        """The driver of the first node."""
+        return self.machines[NODE].driver
+
+    @property
+    def node(self) -> node.Node:
+        """The first node."""
+        return self.machines[NODE].node
+
+    @contextlib.contextmanager
+    def up(self) -> Iterator[None]:
+        """Run the control plane, all nodes and NVIDIA's device plugin on them for the body."""
+        with contextlib.ExitStack() as running:
+            world.own_network()
+            running.enter_context(self.plane.running())
+            group = running.enter_context(world.cgroup(f"mig-manager-nodes-{os.getpid()}"))
+            for number, name in enumerate(self.shape.nodes, 1):
+                home = self.folder / name
+                (home / "driver").mkdir(parents=True)
+                gpus = driver.Driver(home / "driver", self.shape.gpus)
+                running.enter_context(gpus.loaded())
+                each = node.Node(name, number, self._programs, home, group)
+                running.callback(each.halt)
+                each.boot(self.plane)
+                for archive in self._archives:
+                    each.import_image(archive)
+                self.machines[name] = Machine(each, gpus)
+            for name in self.shape.nodes:
+                waiting.until(functools.partial(self.is_ready, name), f"node {name}", within_s=90)
+                labels = ("nvidia.com/mig.capable=true", "nvidia.com/gpu.present=true")
+                self.kubectl("label", "node", name, *labels)
+            self.apply(manifests.plugin())
+            yield
+
+    # -- what people do
+
+    def kubectl(self, *arguments: str, document: Object | str | None = None) -> str:
+        """Run kubectl with a document on its standard input.
+
+        Raises:
+            RuntimeError: It failed; the message has what it said.
+        """
+        if isinstance(document, dict):
+            document = json.dumps(document)
+        done = subprocess.run(
+            [_tool("kubectl"), f"--kubeconfig={self.plane.kubeconfig('admin')}", *arguments],
+            input=document,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=180,
+        )
+        if done.returncode:
+            raise RuntimeError(f"kubectl {' '.join(arguments)}: {done.stderr}")
+        return done.stdout
+
+    def get(self, *arguments: str) -> Object:
+        """Return what ``kubectl get`` prints as JSON."""
+        found: Object = json.loads(self.kubectl("get", "--output=json", *arguments))
+        return found
+
+    def apply(self, *documents: Object) -> None:
+        """Apply objects."""
+        every = {"apiVersion": "v1", "kind": "List", "items": list(documents)}
+        self.kubectl("apply", "--filename=-", document=every)
+
+    def install(self, overlay: str, *patches: Object) -> None:
+        """Install the agent as shipped but for the name of its image.
+
+        Args:
+            overlay: One of ``deploy/overlays``.
+            patches: Strategic merge patches, as an owner would write them.
+        """
+        kustomization = self.folder / "kustomization"
+        kustomization.mkdir(exist_ok=True)
+        repository, _, tag = images.AGENT.partition(":")
+        document = {
+            "apiVersion": "kustomize.config.k8s.io/v1beta1",
+            "kind": "Kustomization",
+            "resources": [os.path.relpath(clusters.DEPLOY / "overlays" / overlay, kustomization)],
+            "images": [{"name": "mig-manager", "newName": repository, "newTag": tag}],
+            "patches": [{"patch": json.dumps(patch)} for patch in patches],
+        }
+        (kustomization / "kustomization.yaml").write_text(json.dumps(document))
+        self.kubectl(
+            "apply", "--filename=-", document=self.kubectl("kustomize", str(kustomization))
+        )
+        self.kubectl("rollout", "status", "-n", "mig-manager", "ds/mig-manager", "--timeout=120s")
+
+    def request(self, layout: str, name: str = NODE) -> None:
+        """Ask for a layout as people do."""
+        self._before = self.status(name)
+        self.kubectl("label", "--overwrite", "node", name, f"{_CONFIG}={layout}")
+
+    def outcome(self, layout: str, name: str = NODE, *, within_s: float = 120.0) -> Object:
+        """Wait until the agent has settled the last request; return its status."""
+
+        def is_settled() -> bool:
+            status = self.status(name)
+            return (
+                status.get("config") == layout
+                and status.get("startedAt") != self._before.get("startedAt")
+                and "finishedAt" in status
+                and "retryAt" not in status
+            )
+
+        waiting.until(is_settled, f"an outcome of {layout}", within_s=within_s)
+        return self.status(name)
+
+    def given(self, layout: str, name: str = NODE) -> None:
+        """Start a story on a node that has a layout."""
+        if self.labels(name).get("nvidia.com/mig.config.applied") == layout:
+            return
+        self.request(layout, name)
+        assert self.outcome(layout, name)["state"] == "success"
+
+    def deploy(
+        self, name: str, resource: str, replicas: int = 1, **spec: object
+    ) -> dict[str, str]:
+        """Run pods that compute on one device each; return their UIDs by name."""
+        self.apply(manifests.workload(name, resource, replicas, **spec))
+        waiting.until(lambda: len(self.running(name)) == replicas, f"{replicas} pods of {name}")
+        return self.running(name)
+
+    def reset(self) -> None:
+        """End what a story before has started, and take the request away."""
+        kinds = "deployments,pods,poddisruptionbudgets"
+        self.kubectl("delete", kinds, "-n", "default", "--all", "--grace-period=1")
+        for name, machine in self.machines.items():
+            machine.driver.gpus.clear_faults()
+            self.kubectl("label", "node", name, f"{_CONFIG}-")
+            waiting.until(functools.partial(self._has_no_state, name), "no state")
+
+    def _has_no_state(self, name: str) -> bool:
+        return _STATE not in self.labels(name)
+
+    # -- what is so
+
+    def status(self, name: str = NODE) -> Object:
+        """Return the status that the agent has published; empty before the first."""
+        annotations = self.get("node", name)["metadata"].get("annotations", {})
+        found: Object = json.loads(annotations.get(_STATUS, "{}"))
+        return found
+
+    def labels(self, name: str = NODE) -> Mapping[str, str]:
+        """Return the node's labels."""
+        found: Mapping[str, str] = self.get("node", name)["metadata"]["labels"]
+        return found
+
+    def taints(self, name: str = NODE) -> list[str]:
+        """Return the keys of the node's taints."""
+        return [taint["key"] for taint in self.get("node", name)["spec"].get("taints", [])]
+
+    def allocatable(self, name: str = NODE) -> dict[str, int]:
+        """Return how many devices of each of NVIDIA's resources pods can be given."""
+        resources = self.get("node", name)["status"]["allocatable"]
+        return {
+            key.removeprefix("nvidia.com/"): int(value)
+            for key, value in resources.items()
+            if key.startswith("nvidia.com/") and value != "0"
+        }
+
+    def is_ready(self, name: str) -> bool:
+        """Check whether kubelet has reported its node as ready."""
+        try:
+            conditions = self.get("node", name)["status"]["conditions"]
+        except RuntimeError:
+            return False
+        return any(c["type"] == "Ready" and c["status"] == "True" for c in conditions)
+
+    def pods(self, namespace: str = "default", **labels: str) -> list[Object]:
+        """Return a namespace's pods with these labels."""
+        selector = ",".join(f"{key}={value}" for key, value in labels.items())
+        items: list[Object] = self.get("pods", "-n", namespace, f"--selector={selector}")["items"]
+        return items
+
+    def running(self, name: str) -> dict[str, str]:
+        """Return the UIDs of a workload's running pods by name."""
+        return {
+            pod["metadata"]["name"]: pod["metadata"]["uid"]
+            for pod in self.pods(app=name)
+            if pod["status"]["phase"] == "Running" and "deletionTimestamp" not in pod["metadata"]
+        }
+
+    def refused(self) -> list[str]:
+        """Return the pods that the scheduler placed and kubelet had no device for."""
+        return [
+            pod["metadata"]["name"]
+            for pod in self.pods()
+            if pod["status"].get("reason") == "UnexpectedAdmissionError"
+        ]
+
+    def listen(self) -> audit.Log:
+        """Begin to note what clients ask of the API server."""
+        return audit.Log(self.plane.folder / "audit.log")
+
+    def reached(self, phase: str, name: str = NODE) -> Callable[[], bool]:
+        """Return a check of whether the run under way is in a phase."""
+
+        def is_there() -> bool:
+            status = self.status(name)
+            is_new = status.get("startedAt") != self._before.get("startedAt")
+            return is_new and status.get("phase") == phase
+
+        return is_there
+
+    # -- what remains of it
+
+    def save(self, target: pathlib.Path) -> None:
+        """Keep what explains a failure: objects, events, logs, the driver's state."""
+        shutil.rmtree(target, ignore_errors=True)
+        target.mkdir(parents=True)
+        for path in self.folder.rglob("*"):
+            is_log = path.suffix in {".log", ".json"} and path.is_file()
+            if is_log and not {"etcd", "containerd", "volumes"} & set(path.parts):
+                name = "-".join(path.relative_to(self.folder).parts)
+                shutil.copy(path, target / name[-200:])
+        for what in ("nodes", "pods", "events", "daemonsets", "configmaps"):
+            with contextlib.suppress(OSError, RuntimeError, subprocess.TimeoutExpired):
+                found = self.kubectl("get", what, "--all-namespaces", "--output=yaml")
+                (target / f"{what}.yaml").write_text(found)
+
+
+def built(*programs: str) -> pathlib.Path:
+    """Build programs, once; return their folder."""
+    done = subprocess.run(
+        [str(envtest.BUILD), *programs], capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        raise RuntimeError(done.stderr)
+    return pathlib.Path(done.stdout.strip())
+
+
+def _tool(name: str) -> str:
+    found = shutil.which(name)
+    assert found, name
+    return found
