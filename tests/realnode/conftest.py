@@ -41,7 +41,7 @@ class Clusters:
             self.end()
         if self._current is None:
             folder = self._factory.mktemp("realnode")
-            cluster = rig.Cluster(folder, _CACHE / "mig-manager-realnode", shape)
+            cluster = rig.Cluster(folder, _CACHE / world.IMAGE_CACHE, shape)
             try:
                 self._running.enter_context(cluster.up())
                 cluster.install(shape.overlay)

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from mig_manager.sandbox.driver import library as simulated
-from mig_manager.sandbox.driver import states
+from mig_manager.sandbox.driver import states, transitions
 from testkit import nvml_faults
 from tests import simulated_rig
 from tests.realnode import functions  # noqa: F401 - registers what NVIDIA's programs call
@@ -71,6 +71,14 @@ class Driver:
     def instances(self) -> set[int]:
         """Return the serial numbers of all GPU instances: one that was cut anew has another."""
         return {each.serial for gpu in self.gpus.read().gpus for each in gpu.instances}
+
+    def serials(self) -> dict[str, int]:
+        """Return the serial number of each MIG device's GPU instance, by the device's UUID."""
+        return {
+            board.mig_uuid(instance, compute): instance.serial
+            for board, gpu in zip(self.gpus.boards, self.gpus.read().gpus, strict=True)
+            for instance, compute in transitions.mig_devices(gpu)
+        }
 
     def devices(self) -> set[str]:
         """Return the UUIDs of all MIG devices."""

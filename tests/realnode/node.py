@@ -110,8 +110,12 @@ class Node:
 
     def kill_container(self, identity: str) -> None:
         """Kill every process of a container."""
+        self.signal(identity, "SIGKILL")
+
+    def signal(self, identity: str, name: str) -> None:
+        """Send every process of a container a signal, such as ``SIGSTOP``."""
         self.spaces.run(
-            *["ctr", "--namespace=k8s.io", "tasks", "kill", "--all", "--signal=SIGKILL"], identity
+            *["ctr", "--namespace=k8s.io", "tasks", "kill", "--all", f"--signal={name}"], identity
         )
 
     def assigned(self) -> dict[str, set[str]]:

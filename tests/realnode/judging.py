@@ -1,0 +1,72 @@
+"""What stories check from outside once a change has ended."""
+
+import dataclasses
+from typing import Any
+
+from tests import waiting
+from tests.realnode import rig
+
+HOLD_TAINT = "mig-manager.io/reconfiguring"
+_JOURNAL = "mig-manager.io/journal"
+_DEPLOY, _PAUSED = "nvidia.com/gpu.deploy.", "paused-for-mig-change"
+_PLUGIN = {"name": "nvidia-device-plugin-ds"}
+_AGENT = {"app.kubernetes.io/name": "mig-manager"}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Use:
+    """What a running pod has; equal for as long as nothing disturbed it."""
+
+    uid: str
+    containers: tuple[tuple[str, int], ...]
+    """Each container's id and count of restarts."""
+    devices: tuple[tuple[str, int], ...]
+    """UUID of each device that kubelet assigned, and the serial number of its GPU instance."""
+
+
+def use(cluster: rig.Cluster, *workloads: str, name: str = rig.NODE) -> dict[str, Use]:
+    """Return what the running pods of some workloads have, by name of the pod."""
+    machine = cluster.machines[name]
+    assigned, serials = machine.node.assigned(), machine.driver.serials()
+    return {
+        pod["metadata"]["name"]: Use(
+            uid=pod["metadata"]["uid"],
+            containers=tuple(
+                (each["containerID"], each["restartCount"])
+                for each in pod["status"]["containerStatuses"]
+            ),
+            devices=tuple(
+                (device, serials[device])
+                for device in sorted(assigned.get(pod["metadata"]["uid"], ()))
+            ),
+        )
+        for workload in workloads
+        for pod in cluster.pods(app=workload)
+        if pod["metadata"]["name"] in cluster.running(workload)
+    }
+
+
+def assert_at_rest(cluster: rig.Cluster, name: str = rig.NODE) -> None:
+    """Check that a node is as its owner wants it, with plugin and agent running."""
+    found = cluster.get("node", name)
+    spec, metadata = found["spec"], found["metadata"]
+    assert HOLD_TAINT not in cluster.taints(name)
+    assert not spec.get("unschedulable", False)
+    assert _JOURNAL not in metadata.get("annotations", {})
+    labels = metadata["labels"].items()
+    assert [key for key, value in labels if key.startswith(_DEPLOY) and value == _PAUSED] == []
+    waiting.until(lambda: is_served(cluster, name), f"plugin and agent of {name}")
+
+
+def is_served(cluster: rig.Cluster, name: str = rig.NODE) -> bool:
+    """Check whether exactly one plugin and one agent run on a node, and both are ready."""
+    return all(
+        [_is_ready(pod) for pod in pods if pod["spec"].get("nodeName") == name] == [True]
+        for pods in (cluster.pods("kube-system", **_PLUGIN), cluster.pods("mig-manager", **_AGENT))
+    )
+
+
+def _is_ready(pod: dict[str, Any]) -> bool:
+    statuses = pod["status"].get("containerStatuses", ())
+    is_ending = "deletionTimestamp" in pod["metadata"]
+    return not is_ending and bool(statuses) and all(each["ready"] for each in statuses)
