@@ -44,7 +44,7 @@ class Clusters:
             cluster = rig.Cluster(folder, _CACHE / world.IMAGE_CACHE, shape)
             try:
                 self._running.enter_context(cluster.up())
-                cluster.install(shape.overlay)
+                cluster.install(shape.overlay, *shape.patches)
             except BaseException:
                 cluster.save(_BUNDLES / "start")
                 self._running.close()

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from tests.cluster import clusters
 from tests.realnode import images
 
 Object = dict[str, Any]
@@ -80,4 +81,40 @@ def workload(name: str, resource: str, replicas: int = 1, **spec: Any) -> Object
             "selector": {"matchLabels": labels},
             "template": {"metadata": {"labels": labels}, "spec": pod},
         },
+    }
+
+
+def budget(name: str) -> Object:
+    """Return a PodDisruptionBudget that lets no pod of a workload go."""
+    return {
+        "apiVersion": "policy/v1",
+        "kind": "PodDisruptionBudget",
+        "metadata": {"name": name, "namespace": "default"},
+        "spec": {"maxUnavailable": 0, "selector": {"matchLabels": {"app": name}}},
+    }
+
+
+def layouts(text: str) -> Object:
+    """Return a patch of the config file.
+
+    Args:
+        text: Layouts to add to the shipped ones, as lines of its ``mig-configs``.
+    """
+    shipped = (clusters.ROOT / "profiles/mig-parted.yaml").read_text()
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {"name": "mig-manager-config", "namespace": "mig-manager"},
+        "data": {"config.yaml": shipped + text},
+    }
+
+
+def settings(**variables: str) -> Object:
+    """Return a patch of the agent's environment."""
+    environ = [{"name": name, "value": value} for name, value in variables.items()]
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "DaemonSet",
+        "metadata": {"name": "mig-manager", "namespace": "mig-manager"},
+        "spec": {"template": {"spec": {"containers": [{"name": "mig-manager", "env": environ}]}}},
     }

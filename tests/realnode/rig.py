@@ -10,6 +10,7 @@ import shutil
 import subprocess
 from collections.abc import Callable, Iterator, Mapping
 
+from mig_manager.sandbox.driver import states
 from tests import waiting
 from tests.cluster import clusters, envtest
 from tests.realnode import audit, control, driver, images, manifests, node, world
@@ -21,6 +22,7 @@ PROGRAMS = (
 NODE = "node-a"
 _CONFIG, _STATE = "nvidia.com/mig.config", "nvidia.com/mig.config.state"
 _STATUS = "mig-manager.io/status"
+_JOURNAL = "mig-manager.io/journal"
 
 Object = manifests.Object
 
@@ -32,6 +34,10 @@ class Shape:
     nodes: tuple[str, ...] = (NODE,)
     gpus: str = "2xA100-SXM4-40GB"
     overlay: str = "unprivileged"
+    patches: tuple[Object, ...] = ()
+    """What an owner changes in the overlay."""
+    latency: states.Latency | None = None
+    """How long the driver's calls take; None: no time."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -75,7 +81,7 @@ class Cluster:
             for number, name in enumerate(self.shape.nodes, 1):
                 home = self.folder / name
                 (home / "driver").mkdir(parents=True)
-                gpus = driver.Driver(home / "driver", self.shape.gpus)
+                gpus = driver.Driver(home / "driver", self.shape.gpus, latency=self.shape.latency)
                 running.enter_context(gpus.loaded())
                 each = node.Node(name, number, self._programs, home, group)
                 running.callback(each.halt)
@@ -167,7 +173,7 @@ class Cluster:
 
     def given(self, layout: str, name: str = NODE) -> None:
         """Start a story on a node that has a layout."""
-        if self.labels(name).get("nvidia.com/mig.config.applied") == layout:
+        if self.labels(name).get("mig-manager.io/applied") == layout:
             return
         self.request(layout, name)
         assert self.outcome(layout, name)["state"] == "success"
@@ -187,10 +193,13 @@ class Cluster:
         for name, machine in self.machines.items():
             machine.driver.gpus.clear_faults()
             self.kubectl("label", "node", name, f"{_CONFIG}-")
-            waiting.until(functools.partial(self._has_no_state, name), "no state")
+            waiting.until(functools.partial(self._is_idle, name), "the end of a run")
 
-    def _has_no_state(self, name: str) -> bool:
-        return _STATE not in self.labels(name)
+    def _is_idle(self, name: str) -> bool:
+        """Check whether no run is under way; the state of the last one stays on the node."""
+        metadata = self.get("node", name)["metadata"]
+        is_pending = metadata["labels"].get(_STATE) in {"pending", "rebooting"}
+        return not is_pending and _JOURNAL not in metadata.get("annotations", {})
 
     # -- what is so
 
