@@ -30,7 +30,10 @@ class FakeNode(_Port):
             annotations=dict(rig.annotations),
             is_unschedulable=rig.is_unschedulable,
             taint_keys=frozenset({cluster.HOLD_TAINT} if rig.has_hold_taint else ()),
-            allocatable={name: len(ids) for name, ids in rig.schedulable.items()},
+            allocatable={
+                name: 0 if rig.schedulable is rig.withdrawn else len(ids)
+                for name, ids in rig.schedulable.items()
+            },
             capacity={
                 name: len(ids | rig.unhealthy.get(name, frozenset()))
                 for name, ids in rig.schedulable.items()
@@ -47,6 +50,10 @@ class FakeNode(_Port):
     def announce(self, change: cluster.NodePatch) -> None:
         with contextlib.suppress(errors.ClusterError):
             self.patch(change)
+
+    def withdraw_devices(self) -> None:
+        self._rig.called("node.withdraw")
+        self._rig.withdrawn = self._rig.schedulable
 
     def update(self, decide: Callable[[cluster.NodeView], cluster.NodePatch]) -> cluster.NodeView:
         view = self._view()

@@ -131,6 +131,8 @@ class NodeRig:
     """Of the events."""
     statuses: list[str] = dataclasses.field(default_factory=list)
     schedulable: Mapping[str, frozenset[str]] = dataclasses.field(default_factory=dict)
+    withdrawn: Mapping[str, frozenset[str]] | None = None
+    """What was schedulable when the agent last withdrew it; kubelet has not reported since."""
     unhealthy: Mapping[str, frozenset[str]] = dataclasses.field(default_factory=dict)
     """Devices that the plugin has registered and calls unhealthy."""
     kubelet_is_silent: bool = False

@@ -107,6 +107,12 @@ class Node(Protocol):
         ClusterError also if every attempt met a conflict.
         """
 
+    def withdraw_devices(self) -> None:
+        """Report that no GPU device is allocatable, until kubelet reports the new ones.
+
+        A refusal is logged, never raised.
+        """
+
     def emit(self, *, reason: str, message: str, is_warning: bool) -> None:
         """Publish an Event on the node, in order and in the background.
 

@@ -197,6 +197,17 @@ def test_a_patch_whose_response_was_lost_is_applied_once(rig: Rig) -> None:
     assert rig.stored()["spec"]["taints"] == [OTHER, HOLD]
 
 
+def test_withdrawn_devices_are_not_allocatable_and_everything_else_of_the_status_stays(
+    rig: Rig,
+) -> None:
+    rig.own.withdraw_devices()
+
+    none = {"nvidia.com/gpu": "0", "nvidia.com/mig-1g.10gb": "0"}
+    assert rig.stored()["status"] == {"allocatable": {"cpu": "63500m"} | none}
+    rig.own.withdraw_devices()
+    assert rig.server.log.count("patch", "nodes/status") == 1
+
+
 def test_announce_does_not_block_and_later_writes_come_after_it(rig: Rig) -> None:
     rig.server.inject(apiserver.Fault(method="PATCH", hang_s=0.5))
 

@@ -108,8 +108,6 @@ SHIPPED = Rights(everywhere=rights_of(*shipped("base/rbac.yaml", "ClusterRole"))
 BUDGET = dataclasses.replace(SHIPPED, within=rights_of(*shipped("budget/slots.yaml", "Role")))
 """With a budget for the cluster."""
 BUDGET_OPTIONS = ("--max-concurrent-nodes", "1", "--slots-namespace", OURS.namespace)
-SIMULATED = Rights(everywhere=SHIPPED.everywhere | to("nodes/status", "patch"))
-"""Those of ``deploy/overlays/simulated``."""
 STOCK_OPERATOR = Rights(
     account=OPERATORS,
     everywhere=to("nodes", "get", "list", "watch", "update", "patch") | to("pods", "list"),
@@ -117,7 +115,7 @@ STOCK_OPERATOR = Rights(
     | to("configmaps", "create", "get", "list", "update", "patch"),
 )
 """What NVIDIA's GPU operator gives its MIG manager."""
-ALL_RIGHTS = SIMULATED.everywhere | BUDGET.within | STOCK_OPERATOR.everywhere
+ALL_RIGHTS = SHIPPED.everywhere | BUDGET.within | STOCK_OPERATOR.everywhere
 ALL_RIGHTS |= STOCK_OPERATOR.within
 
 

@@ -21,7 +21,7 @@ NODES = "/api/v1/nodes"
 PODS = "/api/v1/namespaces/default/pods"
 RIGHTS = dataclasses.replace(
     clusters.BUDGET,
-    everywhere=clusters.SIMULATED.everywhere | clusters.to("nodes", "create", "delete"),
+    everywhere=clusters.SHIPPED.everywhere | clusters.to("nodes", "create", "delete"),
 )
 """All that overlays add, and more: to see what the policy alone forbids."""
 TAINT = {"key": "example.com/flaky", "effect": "NoSchedule"}
@@ -61,6 +61,8 @@ def module_scene(
         scene = Scene(people=people, agent=agent, unbound=unbound)
         for name in (OWN, OTHER):
             people.post(NODES, a_node(name))
+        memory = {"status": {"allocatable": {"memory": "1Gi"}, "capacity": {"memory": "1Gi"}}}
+        people.patch(f"{NODES}/{OWN}/status", memory)
         for place in (OWN, OTHER, None):
             containers = {"containers": [{"name": "main", "image": "app:1"}]}
             spec = {**containers, "nodeName": place} if place else containers
@@ -154,6 +156,7 @@ LABELS_OF_OTHERS = (
 )
 ANNOTATIONS_OF_OTHERS = (("example.com/owner", "me"), ("example.com/owner", None), ("a.b/c", "d"))
 OUR_STATE = labels(**{cluster.STATE_LABEL: "failed"})
+READY = {"type": "Ready", "status": "True"}
 CORDON = {"spec": {"unschedulable": True}}
 AGENT = f"mig-manager of node {OWN}"
 
@@ -187,6 +190,16 @@ AGENT = f"mig-manager of node {OWN}"
                 patching({"spec": {"providerID": "cloud://1"}}),
                 patching({"spec": {"podCIDR": "10.9.0.0/24", "podCIDRs": ["10.9.0.0/24"]}}),
                 patching({"metadata": {"finalizers": ["example.com/keep"]}}),
+            ],
+        ),
+        (
+            "mig-manager may change the resources nvidia.com/* of the node's status",
+            [
+                patching({"status": {"conditions": [READY]}}, f"{OWN}/status"),
+                patching({"status": {"nodeInfo": {"kubeletVersion": "v1"}}}, f"{OWN}/status"),
+                patching({"status": {"capacity": {"cpu": "64"}}}, f"{OWN}/status"),
+                patching({"status": {"allocatable": {"cpu": "64"}}}, f"{OWN}/status"),
+                patching({"status": {"allocatable": {"memory": None}}}, f"{OWN}/status"),
             ],
         ),
         ("may not cordon", [patching(CORDON)]),
@@ -279,7 +292,7 @@ def test_the_agent_of_simulated_gpus_offers_what_is_present_and_0_of_what_is_gon
     node.publish_resources(scene.agent, OWN, {"nvidia.com/mig-1g.5gb": 56})
 
     status = scene.people.get(f"{NODES}/{OWN}")["status"]
-    expected = {"nvidia.com/gpu": "0", "nvidia.com/mig-1g.5gb": "56"}
+    expected = {"memory": "1Gi", "nvidia.com/gpu": "0", "nvidia.com/mig-1g.5gb": "56"}
     assert (status["capacity"], status["allocatable"]) == (expected, expected)
 
 

@@ -89,6 +89,7 @@ WITHOUT: Mapping[clusters.Right, Callable[[stages.Stage, clusters.Right], None]]
     ("", "nodes", "list"): never_begins,
     ("", "nodes", "patch"): never_begins,
     ("", "nodes", "watch"): is_served,
+    ("", "nodes/status", "patch"): is_served,
     ("", "pods", "list"): fails,
     ("", "pods", "watch"): is_served,
     ("", "pods", "delete"): fails,

@@ -75,7 +75,8 @@ EXEMPT = (
     r"\bheld the lock\b|\block(?:s)?(?: is| are)?[ ._]held\b|\bheld[ _]locks?\b",
     # A time; names of log events.
     r"\b(?:is|was) due\b|\b(?:reset|rollback) due\b",
-    # Names of the system; a term of file permissions.
+    # Names of the system, of iproute2 and of Go; a term of file permissions.
+    r"\bveth peer\b|\blook path\b",
     r"\bso peer ?cred\w*|\bpeer (?:certificate|credentials?)\b|\bworld[- ]readable\b",
 )
 """Uses of the words that are right: patterns of the words with what surrounds them."""

@@ -1,4 +1,4 @@
-"""What clients asked of the API server, from its audit log."""
+"""What clients requested from the API server, from its audit log."""
 
 import collections
 import json
@@ -30,7 +30,7 @@ class Log:
         )
 
     def evicted(self) -> list[str]:
-        """Return the names of the pods whose eviction was granted, whoever asked."""
+        """Return the names of the pods whose eviction was granted to anybody."""
         return [
             event["objectRef"]["name"]
             for event in self._events()

@@ -8,7 +8,7 @@ from collections.abc import Generator, Iterator
 
 import pytest
 
-from tests.realnode import rig, world
+from tests.realnode import namespaces, rig
 
 _CACHE = pathlib.Path(os.environ.get("XDG_CACHE_HOME", pathlib.Path.home() / ".cache"))
 _BUNDLES = pathlib.Path(__file__).parents[2] / "realnode-bundles"
@@ -41,7 +41,7 @@ class Clusters:
             self.end()
         if self._current is None:
             folder = self._factory.mktemp("realnode")
-            cluster = rig.Cluster(folder, _CACHE / world.IMAGE_CACHE, shape)
+            cluster = rig.Cluster(folder, _CACHE / namespaces.IMAGE_CACHE, shape)
             try:
                 self._running.enter_context(cluster.up())
                 cluster.install(shape.overlay, *shape.patches)
@@ -62,15 +62,15 @@ class Clusters:
 
 @pytest.fixture(scope="session")
 def clusters(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Clusters]:
-    missing = world.missing()
+    missing = namespaces.missing()
     if missing:
         pytest.skip(missing)
-    before = world.of_the_machine()
+    before = namespaces.of_the_machine()
     every = Clusters(tmp_path_factory)
     with contextlib.closing(contextlib.ExitStack()) as closing:
         closing.callback(every.end)
         yield every
-    assert world.of_the_machine() == before
+    assert namespaces.of_the_machine() == before
 
 
 @pytest.fixture

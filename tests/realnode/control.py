@@ -11,7 +11,7 @@ import urllib3
 
 from tests import waiting
 from tests.cluster import envtest
-from tests.realnode import world
+from tests.realnode import namespaces
 
 SERVICE_IP = "10.96.0.1"
 PORT = 6443
@@ -64,7 +64,7 @@ class ControlPlane:
     def kubeconfig(self, user: str, path: pathlib.Path | None = None) -> pathlib.Path:
         path = path or self.folder / f"{user.replace(':', '-')}.kubeconfig"
         cluster = {
-            "server": f"https://{world.CONTROL_IP}:{PORT}",
+            "server": f"https://{namespaces.CONTROL_IP}:{PORT}",
             "certificate-authority": str(self.certificate),
         }
         document = {
@@ -95,8 +95,8 @@ class ControlPlane:
         key = self.folder / "service-accounts.key"
         return [
             "--etcd-servers=http://127.0.0.1:2379",
-            f"--bind-address={world.CONTROL_IP}",
-            f"--advertise-address={world.CONTROL_IP}",
+            f"--bind-address={namespaces.CONTROL_IP}",
+            f"--advertise-address={namespaces.CONTROL_IP}",
             f"--secure-port={PORT}",
             f"--cert-dir={self.certificate.parent}",
             "--service-cluster-ip-range=10.96.0.0/24",
@@ -133,7 +133,7 @@ class ControlPlane:
         with urllib3.PoolManager(ca_certs=str(self.certificate), retries=False) as http:
             try:
                 headers = {"Authorization": f"Bearer {self._tokens['admin']}"}
-                url = f"https://{world.CONTROL_IP}:{PORT}/readyz"
+                url = f"https://{namespaces.CONTROL_IP}:{PORT}/readyz"
                 return http.request("GET", url, headers=headers).status == 200
             except urllib3.exceptions.HTTPError:
                 return False

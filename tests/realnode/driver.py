@@ -69,7 +69,7 @@ class Driver:
         ]
 
     def instances(self) -> set[int]:
-        """Return the serial numbers of all GPU instances: one that was cut anew has another."""
+        """Return the serial numbers of all GPU instances; a new instance has a new one."""
         return {each.serial for gpu in self.gpus.read().gpus for each in gpu.instances}
 
     def serials(self) -> dict[str, int]:
@@ -122,10 +122,10 @@ class Driver:
             for client in self._clients.pop(asked["id"], ()):
                 self.gpus.remove_client(client)
             return ""
-        held = self._clients.setdefault(asked["id"], [])
+        clients = self._clients.setdefault(asked["id"], [])
         try:
             for device in asked["devices"]:
-                held.append(self.gpus.add_client(device, name="workload", pid=asked["pid"]))
+                clients.append(self.gpus.add_client(device, name="workload", pid=asked["pid"]))
         except LookupError as error:
             for client in self._clients.pop(asked["id"]):
                 self.gpus.remove_client(client)

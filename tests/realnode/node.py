@@ -6,7 +6,7 @@ import subprocess
 import uuid
 
 from tests import waiting
-from tests.realnode import control, images, world
+from tests.realnode import control, images, namespaces
 
 _KUBELET = """
 apiVersion: kubelet.config.k8s.io/v1beta1
@@ -54,11 +54,11 @@ class Node:
         self._programs = programs
         self.folder = folder
         self._cgroup = cgroup
-        self._spaces: world.Namespaces | None = None
+        self._spaces: namespaces.Namespaces | None = None
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
 
     @property
-    def spaces(self) -> world.Namespaces:
+    def spaces(self) -> namespaces.Namespaces:
         assert self._spaces is not None
         return self._spaces
 
@@ -66,12 +66,12 @@ class Node:
         """Start the node; what it had on its disk before is there again."""
         # Each boot has another, which the driver's wrapper shows to containers too.
         (self.folder / "driver/boot_id").write_text(f"{uuid.uuid4()}\n")
-        self._spaces = spaces = world.machine(self.name, self._number, self.folder)
+        self._spaces = spaces = namespaces.machine(self.name, self._number, self.folder)
         self._write_configuration()
         plane.kubeconfig(f"system:node:{self.name}", self.folder / "kubeconfig")
         # What kube-proxy would do for the one Service that is needed.
         for chain in ("PREROUTING", "OUTPUT"):
-            to = f"{world.CONTROL_IP}:{control.PORT}"
+            to = f"{namespaces.CONTROL_IP}:{control.PORT}"
             spaces.run(
                 *f"iptables -t nat -A {chain} -d {control.SERVICE_IP} -p tcp --dport 443".split(),
                 *f"-j DNAT --to-destination {to}".split(),

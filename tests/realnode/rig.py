@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from mig_manager.sandbox.driver import states
 from tests import waiting
 from tests.cluster import clusters, envtest
-from tests.realnode import audit, control, driver, images, manifests, node, world
+from tests.realnode import audit, control, driver, images, manifests, namespaces, node
 
 PROGRAMS = (
     *("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet"),
@@ -75,9 +75,9 @@ class Cluster:
     def up(self) -> Iterator[None]:
         """Run the control plane, all nodes and NVIDIA's device plugin on them for the body."""
         with contextlib.ExitStack() as running:
-            world.own_network()
+            namespaces.own_network()
             running.enter_context(self.plane.running())
-            group = running.enter_context(world.cgroup(f"mig-manager-nodes-{os.getpid()}"))
+            group = running.enter_context(namespaces.cgroup(f"mig-manager-nodes-{os.getpid()}"))
             for number, name in enumerate(self.shape.nodes, 1):
                 home = self.folder / name
                 (home / "driver").mkdir(parents=True)
@@ -157,9 +157,9 @@ class Cluster:
         self.kubectl("label", "--overwrite", "node", name, f"{_CONFIG}={layout}")
 
     def outcome(self, layout: str, name: str = NODE, *, within_s: float = 120.0) -> Object:
-        """Wait until the agent has settled the last request; return its status."""
+        """Wait until the agent has ended the last request; return its status."""
 
-        def is_settled() -> bool:
+        def has_ended() -> bool:
             status = self.status(name)
             return (
                 status.get("config") == layout
@@ -168,10 +168,10 @@ class Cluster:
                 and "retryAt" not in status
             )
 
-        waiting.until(is_settled, f"an outcome of {layout}", within_s=within_s)
+        waiting.until(has_ended, f"an outcome of {layout}", within_s=within_s)
         return self.status(name)
 
-    def given(self, layout: str, name: str = NODE) -> None:
+    def ensure_layout(self, layout: str, name: str = NODE) -> None:
         """Start a story on a node that has a layout."""
         if self.labels(name).get("mig-manager.io/applied") == layout:
             return

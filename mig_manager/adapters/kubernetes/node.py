@@ -93,6 +93,21 @@ class KubeNode:
             reason=errors.Reason.API_UNAVAILABLE,
         )
 
+    def withdraw_devices(self) -> None:
+        # Kubelet's next heartbeat, after up to 10 s, would say the same of a plugin that stopped,
+        # and it writes the whole list then. Until then the scheduler believes in devices that are
+        # gone, and kubelet fails each pod that it binds to them.
+        self._join_announcement()
+        try:
+            allocatable = (self._last or self._get()).view.allocatable
+            stale = [name for name, count in allocatable.items() if count]
+            if stale:
+                body = {"status": {"allocatable": dict.fromkeys(stale, "0")}}
+                self._parse(self._kube.patch(f"{self._path}/status", body))
+        except errors.ClusterError as error:
+            # The stock GPU operator does not grant the right.
+            _log.info("devices_not_withdrawn", reason=error.reason.value, detail=error.message)
+
     def emit(self, *, reason: str, message: str, is_warning: bool) -> None:
         now = self._clock.now_iso()
         event = {

@@ -294,7 +294,7 @@ class Soak(stateful.RuleBasedStateMachine):
 
     def _end_step(self, step: process.Step) -> None:
         self.step = step
-        # Where the API refuses what a stopped agent gives back, its next start does it.
+        # Where the API refuses what a stopped agent restores, its next start does it.
         is_left = "node" in self.rig.script.failed_ports and step.is_over
         is_left = is_left and cluster.JOURNAL_ANNOTATION in self.rig.annotations
         self.is_at_rest = not (step.is_killed or is_left)

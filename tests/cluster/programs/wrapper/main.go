@@ -121,14 +121,14 @@ func hook(name string) error {
 		}
 		return nil
 	case "createRuntime":
-		return tell(object{"status": "starting", "id": state.Id, "pid": state.Pid, "devices": own(spec)})
+		return report(object{"status": "starting", "id": state.Id, "pid": state.Pid, "devices": own(spec)})
 	default:
-		return tell(object{"status": "stopped", "id": state.Id})
+		return report(object{"status": "stopped", "id": state.Id})
 	}
 }
 
-// tell says what happens to a container; the driver's answer is what is wrong with it, if anything.
-func tell(message object) error {
+// report says what happens to a container; the driver's answer is what is wrong with it, if anything.
+func report(message object) error {
 	connection, err := net.Dial("unix", driver+"/containers.sock")
 	if err != nil {
 		return err

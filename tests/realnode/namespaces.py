@@ -152,13 +152,13 @@ def missing() -> str:
 
 
 def of_the_machine() -> Mapping[str, object]:
-    """Return what nodes of this process must leave as it is."""
+    """Return what no node may change."""
     settings = ("vm/overcommit_memory", "vm/panic_on_oom", "kernel/panic", "kernel/panic_on_oops")
     folders = (
         *("/etc/cni", "/run", "/run/containerd", "/var/lib", "/var/lib/kubelet"),
         *("/var/lib/containerd", "/var/lib/cni", "/dev", "/var/log/pods"),
     )
-    groups = {str(path) for path in _CONTROLLERS.rglob(f"mig-manager-nodes-{os.getpid()}")}
+    groups = {str(path) for path in _CONTROLLERS.glob(f"*/mig-manager-nodes-{os.getpid()}")}
     mounts = pathlib.Path("/proc/1/mountinfo").read_text().splitlines()
     return {
         "settings": [pathlib.Path("/proc/sys", name).read_text() for name in settings],
