@@ -30,11 +30,13 @@ class Log:
         )
 
     def evicted(self) -> list[str]:
-        """Return the names of the pods whose eviction was granted to anybody."""
+        """Return the names of the pods whose eviction was granted to anybody, not as a dry run."""
         return [
             event["objectRef"]["name"]
             for event in self._events()
-            if _resource(event) == "pods/eviction" and event["responseStatus"]["code"] == 201
+            if _resource(event) == "pods/eviction"
+            and event["responseStatus"]["code"] == 201
+            and not _is_dry_run(event)
         ]
 
     def _events(self) -> Iterator[Event]:
@@ -44,6 +46,11 @@ class Log:
                 # The API server may be writing the last one.
                 if line.endswith(b"\n"):
                     yield json.loads(line)
+
+
+def _is_dry_run(event: Event) -> bool:
+    options = event.get("requestObject", {}).get("deleteOptions") or {}
+    return bool(options.get("dryRun"))
 
 
 def _resource(event: Event) -> str:

@@ -39,7 +39,14 @@ class Clusters:
         """Return a running cluster of a shape, with the agent and without a layout."""
         if self._current is not None and self._current.shape != shape:
             self.end()
-        if self._current is None:
+        if self._current is not None:
+            try:
+                self._current.reset()
+            except BaseException:
+                self._current.save(_BUNDLES / "reset")
+                self.end()
+                raise
+        else:
             folder = self._factory.mktemp("realnode")
             cluster = rig.Cluster(folder, _CACHE / namespaces.IMAGE_CACHE, shape)
             try:
@@ -50,8 +57,6 @@ class Clusters:
                 self._running.close()
                 raise
             self._current = cluster
-        else:
-            self._current.reset()
         return self._current
 
     def end(self) -> None:

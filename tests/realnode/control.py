@@ -144,5 +144,8 @@ apiVersion: audit.k8s.io/v1
 kind: Policy
 omitStages: [RequestReceived]
 rules:
+# With its body, which says whether it is a dry run.
+- level: Request
+  resources: [{group: "", resources: [pods/eviction]}]
 - level: Metadata
 """

@@ -1,7 +1,7 @@
 """What stories check from outside once a change has ended."""
 
 import dataclasses
-from typing import Any
+from collections.abc import Iterable
 
 from tests import waiting
 from tests.realnode import rig
@@ -9,8 +9,6 @@ from tests.realnode import rig
 HOLD_TAINT = "mig-manager.io/reconfiguring"
 _JOURNAL = "mig-manager.io/journal"
 _DEPLOY, _PAUSED = "nvidia.com/gpu.deploy.", "paused-for-mig-change"
-_PLUGIN = {"name": "nvidia-device-plugin-ds"}
-_AGENT = {"app.kubernetes.io/name": "mig-manager"}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -60,13 +58,39 @@ def assert_at_rest(cluster: rig.Cluster, name: str = rig.NODE) -> None:
 
 def is_served(cluster: rig.Cluster, name: str = rig.NODE) -> bool:
     """Check whether exactly one plugin and one agent run on a node, and both are ready."""
-    return all(
-        [_is_ready(pod) for pod in pods if pod["spec"].get("nodeName") == name] == [True]
-        for pods in (cluster.pods("kube-system", **_PLUGIN), cluster.pods("mig-manager", **_AGENT))
-    )
+    every = (plugins(cluster, name), agents(cluster, name))
+    return all([_is_ready(pod) for pod in pods] == [True] for pods in every)
 
 
-def _is_ready(pod: dict[str, Any]) -> bool:
+def plugins(cluster: rig.Cluster, name: str = rig.NODE) -> list[rig.Object]:
+    """Return the device plugin's pods on a node, those that end included."""
+    return _on(name, cluster.pods("kube-system", name="nvidia-device-plugin-ds"))
+
+
+def agents(cluster: rig.Cluster, name: str = rig.NODE) -> list[rig.Object]:
+    """Return the agent's pods on a node, those that end included."""
+    return _on(name, cluster.pods("mig-manager", **{"app.kubernetes.io/name": "mig-manager"}))
+
+
+def containers(pods: Iterable[rig.Object]) -> list[str]:
+    """Return the ids of the containers of pods that run, as the container runtime has them."""
+    return [
+        each["containerID"].rpartition("/")[2]
+        for pod in pods
+        for each in pod["status"].get("containerStatuses", ())
+        if "running" in each["state"]
+    ]
+
+
+def is_terminating(pod: rig.Object) -> bool:
+    """Check whether a pod was deleted or evicted and has not ended yet."""
+    return "deletionTimestamp" in pod["metadata"]
+
+
+def _on(name: str, pods: Iterable[rig.Object]) -> list[rig.Object]:
+    return [pod for pod in pods if pod["spec"].get("nodeName") == name]
+
+
+def _is_ready(pod: rig.Object) -> bool:
     statuses = pod["status"].get("containerStatuses", ())
-    is_ending = "deletionTimestamp" in pod["metadata"]
-    return not is_ending and bool(statuses) and all(each["ready"] for each in statuses)
+    return not is_terminating(pod) and bool(statuses) and all(one["ready"] for one in statuses)
