@@ -45,6 +45,10 @@ docs:
 docs-serve:
     mkdocs serve
 
+# A cluster of real programs to play on, as root: just realnode up, shell [COMMAND], down
+realnode *ARGS:
+    python -m tests.realnode {{ ARGS }}
+
 # Count the API requests of an agent
 bench:
     python bench/api_requests.py

@@ -1,7 +1,6 @@
 """One real cluster at a time for the stories; a failure leaves what explains it."""
 
 import contextlib
-import os
 import pathlib
 import re
 from collections.abc import Generator, Iterator
@@ -10,7 +9,6 @@ import pytest
 
 from tests.realnode import namespaces, rig
 
-_CACHE = pathlib.Path(os.environ.get("XDG_CACHE_HOME", pathlib.Path.home() / ".cache"))
 _BUNDLES = pathlib.Path(__file__).parents[2] / "realnode-bundles"
 _FAILED = pytest.StashKey[bool]()
 
@@ -48,7 +46,7 @@ class Clusters:
                 raise
         else:
             folder = self._factory.mktemp("realnode")
-            cluster = rig.Cluster(folder, _CACHE / namespaces.IMAGE_CACHE, shape)
+            cluster = rig.Cluster(folder, rig.CACHE, shape)
             try:
                 self._running.enter_context(cluster.up())
                 cluster.install(shape.overlay, *shape.patches)

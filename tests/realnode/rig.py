@@ -20,6 +20,8 @@ PROGRAMS = (
     *("nvidia-device-plugin", "gpu-feature-discovery", "nvidia-container-runtime", "pause"),
 )
 NODE = "node-a"
+CACHE = pathlib.Path(os.environ.get("XDG_CACHE_HOME", pathlib.Path.home() / ".cache"))
+CACHE /= namespaces.IMAGE_CACHE
 _CONFIG, _STATE = "nvidia.com/mig.config", "nvidia.com/mig.config.state"
 _STATUS = "mig-manager.io/status"
 _JOURNAL = "mig-manager.io/journal"
