@@ -68,10 +68,9 @@ def _up() -> int:
 
 def _serve() -> int:
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-    shape = rig.Shape()
-    cluster = rig.Cluster(FOLDER, rig.CACHE, shape)
+    cluster = rig.Cluster(FOLDER, rig.CACHE, rig.Shape())
     with cluster.up():
-        cluster.install(shape.overlay)
+        cluster.install_agent()
         _READY.touch()
         signal.sigwait({signal.SIGTERM})
     return 0

@@ -34,7 +34,7 @@ class Clusters:
         """Whether the story under way leaves a cluster that no other can take."""
 
     def of(self, shape: rig.Shape) -> rig.Cluster:
-        """Return a running cluster of a shape, with the agent and without a layout."""
+        """Return a running cluster of a shape, without a requested layout."""
         if self._current is not None and self._current.shape != shape:
             self.end()
         if self._current is not None:
@@ -49,7 +49,7 @@ class Clusters:
             cluster = rig.Cluster(folder, rig.CACHE, shape)
             try:
                 self._running.enter_context(cluster.up())
-                cluster.install(shape.overlay, *shape.patches)
+                cluster.install_agent()
             except BaseException:
                 cluster.save(_BUNDLES / "start")
                 self._running.close()

@@ -87,7 +87,11 @@ class Driver:
     def reboot(self) -> None:
         """Be as after a boot of the machine."""
         self._clients.clear()
-        self.gpus.reboot()
+        with contextlib.ExitStack() as calls:
+            # A call that hangs holds its GPU, and must not do its work after the boot.
+            for gpu in range(len(self.gpus.boards)):
+                calls.enter_context(self.gpus.gpu_lock(gpu))
+            self.gpus.reboot()
 
     def _write_proc(self) -> None:
         """Write the driver's files below ``/proc/driver``."""

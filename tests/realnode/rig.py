@@ -9,6 +9,7 @@ import pathlib
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator, Mapping
+from typing import IO
 
 from mig_manager.sandbox.driver import states
 from tests import waiting
@@ -35,7 +36,8 @@ class Shape:
 
     nodes: tuple[str, ...] = (NODE,)
     gpus: str = "2xA100-SXM4-40GB"
-    overlay: str = "unprivileged"
+    overlay: str | None = "unprivileged"
+    """Of ``deploy/overlays``; without one neither agent nor device plugin is installed."""
     patches: tuple[Object, ...] = ()
     """What an owner changes in the overlay."""
     latency: states.Latency | None = None
@@ -75,7 +77,7 @@ class Cluster:
 
     @contextlib.contextmanager
     def up(self) -> Iterator[None]:
-        """Run the control plane, all nodes and NVIDIA's device plugin on them for the body."""
+        """Run the control plane, all nodes and what the shape says runs on them for the body."""
         with contextlib.ExitStack() as running:
             namespaces.own_network()
             running.enter_context(self.plane.running())
@@ -95,7 +97,8 @@ class Cluster:
                 waiting.until(functools.partial(self.is_ready, name), f"node {name}", within_s=90)
                 labels = ("nvidia.com/mig.capable=true", "nvidia.com/gpu.present=true")
                 self.kubectl("label", "node", name, *labels)
-            self.apply(manifests.plugin())
+            if self.shape.overlay is not None:
+                self.apply(manifests.plugin())
             yield
 
     # -- what people do
@@ -109,7 +112,7 @@ class Cluster:
         if isinstance(document, dict):
             document = json.dumps(document)
         done = subprocess.run(
-            [_tool("kubectl"), f"--kubeconfig={self.plane.kubeconfig('admin')}", *arguments],
+            self._line(*arguments),
             input=document,
             capture_output=True,
             text=True,
@@ -119,6 +122,18 @@ class Cluster:
         if done.returncode:
             raise RuntimeError(f"kubectl {' '.join(arguments)}: {done.stderr}")
         return done.stdout
+
+    @contextlib.contextmanager
+    def started(self, *arguments: str, output: IO[str]) -> Iterator[None]:
+        """Run kubectl during the body."""
+        with subprocess.Popen(self._line(*arguments), stdout=output) as process:
+            try:
+                yield
+            finally:
+                process.terminate()
+
+    def _line(self, *arguments: str) -> list[str]:
+        return [_tool("kubectl"), f"--kubeconfig={self.plane.kubeconfig('admin')}", *arguments]
 
     def get(self, *arguments: str) -> Object:
         """Return what ``kubectl get`` prints as JSON."""
@@ -130,13 +145,34 @@ class Cluster:
         every = {"apiVersion": "v1", "kind": "List", "items": list(documents)}
         self.kubectl("apply", "--filename=-", document=every)
 
+    def install_agent(self) -> None:
+        """Install the agent as the shape says, if it says so."""
+        if self.shape.overlay is not None:
+            self.install(self.shape.overlay, *self.shape.patches)
+
     def install(self, overlay: str, *patches: Object) -> None:
-        """Install the agent as shipped but for the name of its image.
+        """Install an overlay as shipped but for the name of its image.
 
         Args:
             overlay: One of ``deploy/overlays``.
             patches: Strategic merge patches, as an owner would write them.
         """
+        self.kubectl("apply", "--filename=-", document=self._rendered(overlay, *patches))
+        # The operator starts the agent itself.
+        if overlay != "gpu-operator":
+            self.wait_for_daemons("mig-manager", "mig-manager")
+
+    def wait_for_daemons(self, namespace: str, *names: str) -> None:
+        """Wait until each node of some DaemonSets has a ready pod."""
+        for name in names:
+            self.kubectl("rollout", "status", "-n", namespace, f"ds/{name}", "--timeout=120s")
+
+    def uninstall(self, overlay: str) -> None:
+        """Delete every object of an overlay; return when they are gone."""
+        self.kubectl("delete", "--filename=-", document=self._rendered(overlay))
+
+    def _rendered(self, overlay: str, *patches: Object) -> str:
+        """Return an overlay with our image, as YAML."""
         kustomization = self.folder / "kustomization"
         kustomization.mkdir(exist_ok=True)
         repository, _, tag = images.AGENT.partition(":")
@@ -148,10 +184,14 @@ class Cluster:
             "patches": [{"patch": json.dumps(patch)} for patch in patches],
         }
         (kustomization / "kustomization.yaml").write_text(json.dumps(document))
-        self.kubectl(
-            "apply", "--filename=-", document=self.kubectl("kustomize", str(kustomization))
-        )
-        self.kubectl("rollout", "status", "-n", "mig-manager", "ds/mig-manager", "--timeout=120s")
+        return self.kubectl("kustomize", str(kustomization))
+
+    def reboot(self, name: str = NODE) -> None:
+        """Cut a node's power and start it again; return when its kubelet runs."""
+        machine = self.machines[name]
+        machine.node.halt()
+        machine.driver.reboot()
+        machine.node.boot(self.plane)
 
     def request(self, layout: str, name: str = NODE) -> None:
         """Ask for a layout as people do."""
@@ -194,8 +234,12 @@ class Cluster:
         self.kubectl("delete", kinds, "-n", "default", "--all", "--grace-period=1")
         for name, machine in self.machines.items():
             machine.driver.gpus.clear_faults()
-            self.kubectl("label", "node", name, f"{_CONFIG}-")
-            waiting.until(functools.partial(self._is_idle, name), "the end of a run")
+            self.withdraw(name)
+
+    def withdraw(self, name: str = NODE) -> None:
+        """Take the request for a layout away; return when no run is under way."""
+        self.kubectl("label", "node", name, f"{_CONFIG}-")
+        waiting.until(functools.partial(self._is_idle, name), "the end of a run")
 
     def _is_idle(self, name: str) -> bool:
         """Check whether no run is under way; the state of the last one stays on the node."""

@@ -1,0 +1,112 @@
+"""A node that goes down and comes up again: no MIG instance survives it."""
+
+import contextlib
+import dataclasses
+import pathlib
+from collections.abc import Iterator
+
+import pytest
+
+from mig_manager.sandbox.driver import states
+from testkit import nvml_faults
+from tests import waiting
+from tests.adapters import systemd_rig
+from tests.realnode import judging, manifests, rig
+
+pytestmark = pytest.mark.realnode
+
+BALANCED = [
+    ["1g.5gb", "1g.5gb", "2g.10gb", "3g.20gb"],
+    ["1g.10gb", "1g.10gb", "2g.20gb", "3g.40gb"],
+]
+BUS = "/run/nvidia/simulated/bus"
+
+
+@pytest.fixture
+def shape() -> rig.Shape:
+    return rig.Shape(gpus="1xA100-SXM4-40GB+1xH100-SXM5-80GB")
+
+
+def modes(cluster: rig.Cluster) -> list[bool]:
+    """Return whether MIG mode is on, for each GPU."""
+    return [gpu.is_enabled for gpu in cluster.driver.gpus.read().gpus]
+
+
+def profiles(cluster: rig.Cluster) -> list[list[str]]:
+    return [sorted(each) for each in cluster.driver.profiles()]
+
+
+def assert_usable(cluster: rig.Cluster, workload: str, pods: int) -> None:
+    """Check that a workload's pods run, each on one MIG device that exists."""
+    waiting.until(lambda: len(cluster.running(workload)) == pods, f"{workload}", within_s=90)
+    used = [use.devices for use in judging.use(cluster, workload).values()]
+    assert [len(devices) for devices in used] == [1] * pods
+
+
+def test_a_rebooted_node_has_its_layout_again_without_an_eviction_and_its_workload_runs_on_it(
+    cluster: rig.Cluster,
+) -> None:
+    cluster.request("all-balanced")
+    assert cluster.outcome("all-balanced")["state"] == "success"
+    cluster.deploy("train", "mig-3g.40gb")
+    assert profiles(cluster) == BALANCED
+    log, instances = cluster.listen(), cluster.driver.instances()
+
+    cluster.reboot()
+
+    assert modes(cluster) == [True, False]
+    waiting.until(lambda: profiles(cluster) == BALANCED, "the layout", within_s=90)
+    assert not instances & cluster.driver.instances()
+    assert_usable(cluster, "train", 1)
+    judging.assert_at_rest(cluster)
+    assert log.evicted() == []
+
+
+def test_a_node_that_reboots_while_instances_are_created_ends_with_the_requested_layout(
+    cluster: rig.Cluster,
+) -> None:
+    cluster.ensure_layout("all-balanced")
+    hangs = nvml_faults.Fault(function="nvmlDeviceCreateGpuInstance*", first=3, hang_s=8.0)
+    cluster.driver.gpus.add_fault(hangs)
+    cluster.request("all-1g.10gb")
+    waiting.until(lambda: cluster.driver.gpus.faults()[0].fired > 0, "the change")
+    assert cluster.status()["phase"] == "Execute"
+
+    cluster.reboot()
+
+    assert cluster.outcome("all-1g.10gb")["state"] == "success"
+    assert profiles(cluster) == [["1g.10gb"] * 4, ["1g.10gb"] * 7]
+    cluster.deploy("all", "mig-1g.10gb", 11)
+    judging.assert_at_rest(cluster)
+
+
+@contextlib.contextmanager
+def logind(folder: pathlib.Path) -> Iterator[systemd_rig.StandIn]:
+    """A system bus with a stand-in for systemd-logind."""
+    with systemd_rig.a_bus(folder) as bus, systemd_rig.standing_in(bus) as answering:
+        yield answering
+
+
+def test_an_agent_that_may_reboot_the_node_does_so_once_for_a_mode_that_no_reset_can_set(
+    spoiled: rig.Cluster,
+) -> None:
+    cluster = spoiled
+    cluster.ensure_layout("all-balanced")
+    environ = {"WITH_REBOOT": "true", "DBUS_SYSTEM_BUS_ADDRESS": f"unix:path=/host{BUS}"}
+    with logind(cluster.node.folder / "driver") as host:
+        cluster.install("privileged", manifests.settings(**environ))
+        gpus = cluster.driver.gpus
+        passthrough = states.Virtualization.PASSTHROUGH
+        gpus.set_options(dataclasses.replace(gpus.read().options, virtualization=passthrough))
+        cluster.request("all-disabled")
+        waiting.until(lambda: "Reboot False" in host.calls, "the request for a reboot")
+        assert cluster.labels()["nvidia.com/mig.config.state"] == "rebooting"
+        assert judging.HOLD_TAINT in cluster.taints()
+
+        cluster.reboot()
+
+        assert cluster.outcome("all-disabled")["state"] == "success"
+        assert modes(cluster) == [False, False]
+        waiting.until(lambda: cluster.allocatable() == {"gpu": 2}, "both GPUs")
+        judging.assert_at_rest(cluster)
+        assert host.calls == ["Reboot False"]
