@@ -266,12 +266,7 @@ class Cluster:
 
     def allocatable(self, name: str = NODE) -> dict[str, int]:
         """Return how many devices of each of NVIDIA's resources pods can be given."""
-        resources = self.get("node", name)["status"]["allocatable"]
-        return {
-            key.removeprefix("nvidia.com/"): int(value)
-            for key, value in resources.items()
-            if key.startswith("nvidia.com/") and value != "0"
-        }
+        return devices(self.get("node", name))
 
     def is_ready(self, name: str) -> bool:
         """Check whether kubelet has reported its node as ready."""
@@ -332,6 +327,15 @@ class Cluster:
             with contextlib.suppress(OSError, RuntimeError, subprocess.TimeoutExpired):
                 found = self.kubectl("get", what, "--all-namespaces", "--output=yaml")
                 (target / f"{what}.yaml").write_text(found)
+
+
+def devices(node: Object) -> dict[str, int]:
+    """Return how many devices of each of NVIDIA's resources pods can be given on a node."""
+    return {
+        key.removeprefix("nvidia.com/"): int(value)
+        for key, value in node["status"]["allocatable"].items()
+        if key.startswith("nvidia.com/") and value != "0"
+    }
 
 
 def built(*programs: str) -> pathlib.Path:

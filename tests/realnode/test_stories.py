@@ -1,30 +1,174 @@
 """The shipped manifests and image on a real kubelet, containerd and NVIDIA device plugin."""
 
+import time
+
 import pytest
 
-from tests.realnode import rig
+from testkit import nvml_faults
+from tests import waiting
+from tests.realnode import images, judging, manifests, rig, shapes
 
 pytestmark = pytest.mark.realnode
 
+_SOON_S = 5.0
+"""What it may take on a busy machine to ask, to refuse, and to see that."""
 
-def test_a_first_layout_becomes_schedulable_and_every_device_of_it_can_be_used(
-    spoiled: rig.Cluster,
-) -> None:
-    cluster = spoiled
+
+@pytest.fixture
+def shape() -> rig.Shape:
+    return shapes.CONFIGURED
+
+
+def test_a_first_layout_becomes_schedulable(cluster: rig.Cluster) -> None:
+    cluster.ensure_layout("all-disabled")
     cluster.request("all-1g.5gb")
 
     assert cluster.outcome("all-1g.5gb")["state"] == "success"
     assert cluster.driver.profiles() == [["1g.5gb"] * 7] * 2
     assert cluster.allocatable() == {"mig-1g.5gb": 14}
-    cluster.deploy("all", "mig-1g.5gb", 14)
-    assert len(set().union(*cluster.node.assigned().values())) == 14
+    judging.assert_at_rest(cluster)
 
 
-def test_no_pod_is_given_a_device_of_the_layout_before(cluster: rig.Cluster) -> None:
+@pytest.mark.parametrize(
+    ("layout", "reason"), [("all-1g.5gbb", "UnknownConfig"), ("too-much", "DoesNotFit")]
+)
+def test_an_impossible_layout_fails_at_once_and_touches_nothing(
+    cluster: rig.Cluster, layout: str, reason: str
+) -> None:
     cluster.ensure_layout("all-1g.5gb")
-    cluster.deploy("many", "mig-1g.5gb", 14)
+    cluster.deploy("busy", "mig-1g.5gb")
+    before, instances = judging.use(cluster, "busy"), cluster.driver.instances()
+    log, began = cluster.listen(), time.monotonic()
+    cluster.request(layout)
 
-    cluster.request("all-7g.40gb")
+    outcome = cluster.outcome(layout)
+    assert time.monotonic() - began < _SOON_S
+    assert (outcome["state"], outcome["reason"]) == ("failed", reason)
+    assert cluster.driver.instances() == instances
+    assert judging.use(cluster, "busy") == before
+    # Not even a dry run, a taint or a restart of the plugin.
+    assert log.requests().keys() <= {"patch nodes", "get nodes", "create events"}
+    judging.assert_at_rest(cluster)
 
-    assert cluster.outcome("all-7g.40gb")["state"] == "success"
+
+@pytest.mark.parametrize("newer", ["all-1g.5gb", ""])
+def test_a_request_withdrawn_in_a_blocked_drain_leaves_every_pod(
+    cluster: rig.Cluster, newer: str
+) -> None:
+    cluster.ensure_layout("all-1g.5gb")
+    guarded = cluster.deploy("guarded", "mig-1g.5gb")
+    cluster.deploy("free", "mig-1g.5gb", 2)
+    cluster.kubectl("annotate", "pod", *guarded, "mig-manager.io/do-not-evict=true")
+    before, instances = judging.use(cluster, "guarded", "free"), cluster.driver.instances()
+    log = cluster.listen()
+    cluster.request("all-3g.20gb")
+    waiting.until(cluster.reached("Drain"), "the drain")
+    assert judging.HOLD_TAINT in cluster.taints()
+
+    if newer:
+        cluster.request(newer)
+        assert cluster.outcome(newer)["reason"] == "AlreadyApplied"
+    else:
+        cluster.kubectl("label", "node", rig.NODE, "nvidia.com/mig.config-")
+    waiting.until(lambda: judging.HOLD_TAINT not in cluster.taints(), "an open node")
+    assert log.evicted() == []
+    assert cluster.driver.instances() == instances
+    assert judging.use(cluster, "guarded", "free") == before
+    judging.assert_at_rest(cluster)
+
+
+def test_one_slice_of_a_full_node_changes_and_only_the_pods_on_it_are_evicted(
+    cluster: rig.Cluster,
+) -> None:
+    cluster.ensure_layout("all-1g.5gb")
+    cluster.deploy("busy", "mig-1g.5gb", 14)
+    assert set().union(*cluster.node.assigned().values()) == cluster.driver.devices()
+    before, instances = judging.use(cluster, "busy"), cluster.driver.instances()
+    log = cluster.listen()
+    cluster.request("one-slice")
+
+    assert cluster.outcome("one-slice")["state"] == "success"
+    assert cluster.allocatable() == {"mig-1g.5gb": 12, "mig-2g.10gb": 1}
+    assert len(cluster.driver.instances() & instances) == 12
+    after, devices = judging.use(cluster, "busy"), cluster.driver.devices()
+    gone = {
+        name for name, use in before.items() if not {uuid for uuid, _ in use.devices} & devices
+    }
+    assert len(gone) == 2
+    assert set(log.evicted()) == gone
+    stayed = before.keys() - gone
+    assert {name: after[name] for name in stayed} == {name: before[name] for name in stayed}
+    judging.assert_at_rest(cluster)
+
+
+def test_a_budget_of_one_pod_keeps_all_from_eviction_until_it_is_gone(
+    cluster: rig.Cluster,
+) -> None:
+    cluster.ensure_layout("one-slice")
+    cluster.deploy("guarded", "mig-1g.5gb")
+    cluster.deploy("free", "mig-1g.5gb", 11)
+    cluster.apply(manifests.budget("guarded"))
+    pods, instances = judging.use(cluster, "guarded", "free"), cluster.driver.instances()
+    log = cluster.listen()
+    cluster.request("all-3g.20gb")
+    waiting.until(lambda: log.requests()["list poddisruptionbudgets"] > 0, "a look at budgets")
+    waiting.until(cluster.reached("Drain"), "the drain")
+    assert judging.use(cluster, "guarded", "free") == pods
+
+    assert cluster.driver.instances() == instances
+    assert log.evicted() == []
+    cluster.kubectl("delete", "poddisruptionbudget", "guarded")
+    assert cluster.outcome("all-3g.20gb")["state"] == "success"
+    assert sorted(log.evicted()) == sorted(pods)
+    # Those that replace them are still pending: kubelet had none of the former devices for them.
     assert cluster.refused() == []
+    assert cluster.driver.profiles() == [["3g.20gb"] * 2] * 2
+    judging.assert_at_rest(cluster)
+
+
+def test_a_newer_label_while_gpus_change_waits_for_the_end_of_the_change(
+    cluster: rig.Cluster,
+) -> None:
+    cluster.ensure_layout("all-3g.20gb")
+    cluster.driver.gpus.add_fault(
+        nvml_faults.Fault(function="nvmlGpuInstanceDestroy", gpu=0, hang_s=3)
+    )
+    cluster.request("all-7g.40gb")
+    waiting.until(cluster.reached("Execute"), "the change")
+    cluster.request("all-2g.10gb")
+
+    first, last = [["7g.40gb"]] * 2, [["2g.10gb"] * 3] * 2
+    waiting.until(lambda: cluster.driver.profiles() == first, "the layout asked for first")
+    assert cluster.outcome("all-2g.10gb")["state"] == "success"
+    assert cluster.driver.profiles() == last
+    assert cluster.allocatable() == {"mig-2g.10gb": 6}
+    judging.assert_at_rest(cluster)
+
+
+def test_mig_goes_off_under_a_pod_deaf_to_sigterm_and_what_the_owner_set_stays(
+    cluster: rig.Cluster,
+) -> None:
+    cluster.ensure_layout("all-2g.10gb")
+    # A first process without a handler does not get the signal.
+    deaf = {
+        "name": "main",
+        "image": images.PLUGIN,
+        "command": ["sleep", "infinity"],
+        "resources": {"limits": {"nvidia.com/mig-2g.10gb": 1}},
+    }
+    pods = cluster.deploy("deaf", "mig-2g.10gb", containers=[deaf])
+    opted_out = "nvidia.com/gpu.deploy.dcgm"
+    cluster.kubectl("label", "node", rig.NODE, f"{opted_out}=false")
+    cluster.kubectl("cordon", rig.NODE)
+    log = cluster.listen()
+    cluster.request("all-disabled")
+
+    assert cluster.outcome("all-disabled")["state"] == "success"
+    assert log.evicted() == list(pods)
+    assert cluster.driver.profiles() == [[], []]
+    assert cluster.allocatable() == {"gpu": 2}
+    assert cluster.get("node", rig.NODE)["spec"]["unschedulable"]
+    assert cluster.labels()[opted_out] == "false"
+    cluster.kubectl("uncordon", rig.NODE)
+    cluster.kubectl("label", "node", rig.NODE, f"{opted_out}-")
+    judging.assert_at_rest(cluster)
