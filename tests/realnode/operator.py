@@ -1,0 +1,120 @@
+"""A node of NVIDIA's GPU operator, with our image where its own MIG manager would be."""
+
+from typing import Any
+
+from tests.cluster import clusters
+from tests.realnode import images, manifests
+
+NAMESPACE = clusters.OPERATOR_NAMESPACE
+MANAGER, PLUGIN, DCGM = "nvidia-mig-manager", "nvidia-device-plugin-daemonset", "nvidia-dcgm"
+_DEPLOY = "nvidia.com/gpu.deploy."
+DEPLOY_LABELS = {f"{_DEPLOY}{name}": "true" for name in ("mig-manager", "device-plugin", "dcgm")}
+_HOST = {"/host": "/", "/driver-root": "/run/nvidia/driver", "/sys": "/sys"}
+
+Object = manifests.Object
+
+
+def objects() -> list[Object]:
+    """Return the operator's namespace, its rights for the MIG manager, and three operands."""
+    return [
+        {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}},
+        {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": _named(MANAGER)},
+        _config("gpu-clients", "clients.yaml", "version: v1\nsystemd-services: []\n"),
+        *_rights("ClusterRole", clusters.STOCK_OPERATOR.everywhere),
+        *_rights("Role", clusters.STOCK_OPERATOR.within),
+        _operand(MANAGER, "mig-manager", _manager()),
+        _operand(PLUGIN, "device-plugin", _plugin()),
+        _operand(DCGM, "dcgm", {"containers": [{"name": DCGM, "image": images.PAUSE}]}),
+    ]
+
+
+def _manager() -> Object:
+    environ = {
+        "CONFIG_FILE": "/mig-parted-config/config.yaml",
+        "GPU_CLIENTS_FILE": "/gpu-clients/clients.yaml",
+        "DEFAULT_GPU_CLIENTS_NAMESPACE": NAMESPACE,
+        "DRIVER_ROOT_CTR_PATH": "/host",
+        "WITH_REBOOT": "false",
+        # What values.yaml adds.
+        "MIG_MANAGER_LOCK_FILE": "/host/run/mig-manager/lock",
+        "MIG_MANAGER_VERIFIED_LAYOUT_FILE": "/host/var/lib/mig-manager/verified-layout.json",
+    }
+    fields = {"NODE_NAME": "spec.nodeName", "POD_NAMESPACE": "metadata.namespace"}
+    volumes: list[Object] = [
+        {"name": f"host-{number}", "hostPath": {"path": path, "type": "DirectoryOrCreate"}}
+        for number, path in enumerate(_HOST.values())
+    ]
+    mounts: list[Object] = [
+        {"name": f"host-{number}", "mountPath": path, "mountPropagation": "HostToContainer"}
+        for number, path in enumerate(_HOST)
+    ]
+    for folder, config in {
+        "/mig-parted-config": "mig-manager-config",
+        "/gpu-clients": "gpu-clients",
+    }.items():
+        volumes.append({"name": config, "configMap": {"name": config}})
+        mounts.append({"name": config, "mountPath": folder})
+    container = {
+        "name": MANAGER,
+        "image": images.AGENT,
+        "command": ["sh", "-c", "exec nvidia-mig-manager"],
+        "env": [
+            *({"name": name, "value": value} for name, value in environ.items()),
+            *(
+                {"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}}
+                for name, path in fields.items()
+            ),
+        ],
+        "securityContext": {"privileged": True},
+        "volumeMounts": mounts,
+    }
+    own = {"hostPID": True, "hostIPC": True, "serviceAccountName": MANAGER}
+    return own | {"containers": [container], "volumes": volumes}
+
+
+def _plugin() -> Object:
+    spec: Object = manifests.plugin()["spec"]["template"]["spec"]
+    spec["containers"][0]["name"] = "nvidia-device-plugin"
+    return spec
+
+
+def _operand(name: str, deploy: str, spec: Object) -> Object:
+    """Return a DaemonSet on the nodes where its deploy label is true."""
+    placed = {
+        "nodeSelector": {f"{_DEPLOY}{deploy}": "true"},
+        "tolerations": [
+            {"key": key, "operator": "Exists", "effect": "NoSchedule"}
+            for key in ("nvidia.com/gpu", "mig-manager.io/reconfiguring")
+        ],
+    }
+    daemons = manifests.daemon_set(name, NAMESPACE, name, spec | placed)
+    labels = {"app": name}
+    daemons["spec"]["selector"] = {"matchLabels": labels}
+    daemons["spec"]["template"]["metadata"] = {"labels": labels}
+    return daemons
+
+
+def _rights(kind: str, rights: frozenset[clusters.Right]) -> list[Object]:
+    """Return a role with these rights, and its binding to the MIG manager's account."""
+    version = "rbac.authorization.k8s.io/v1"
+    group = "rbac.authorization.k8s.io"
+    rules = [
+        {"apiGroups": [api], "resources": [resource], "verbs": [verb]}
+        for api, resource, verb in sorted(rights)
+    ]
+    subject = {"kind": "ServiceAccount", "name": MANAGER, "namespace": NAMESPACE}
+    role = {"apiGroup": group, "kind": kind, "name": MANAGER}
+    head: Object = {"apiVersion": version, "metadata": _named(MANAGER)}
+    return [
+        head | {"kind": kind, "rules": rules},
+        head | {"kind": f"{kind}Binding", "roleRef": role, "subjects": [subject]},
+    ]
+
+
+def _config(name: str, file: str, text: str) -> Object:
+    document = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": _named(name)}
+    return document | {"data": {file: text}}
+
+
+def _named(name: str) -> dict[str, Any]:
+    return {"name": name, "namespace": NAMESPACE}

@@ -1,0 +1,131 @@
+"""Each way of installing the agent, from an empty cluster to a layout and back."""
+
+import pathlib
+
+import pytest
+
+from testkit import nvml_faults
+from tests import programs, waiting
+from tests.cluster import clusters
+from tests.realnode import images, judging, manifests, operator, rig
+
+pytestmark = pytest.mark.realnode
+
+SIMULATED = "node-b"
+KINDS = "namespaces,clusterroles,clusterrolebindings,validatingadmissionpolicies"
+
+
+@pytest.fixture
+def shape() -> rig.Shape:
+    return rig.Shape(nodes=(rig.NODE, SIMULATED), overlay=None)
+
+
+@pytest.fixture
+def plugin(cluster: rig.Cluster) -> rig.Cluster:
+    """NVIDIA's device plugin from its static manifest."""
+    daemons = manifests.plugin()
+    daemons["spec"]["template"]["spec"]["nodeName"] = rig.NODE
+    cluster.apply(daemons)
+    return cluster
+
+
+def assert_serves(cluster: rig.Cluster, layout: str, profile: str, count: int) -> None:
+    cluster.request(layout)
+    assert cluster.outcome(layout)["state"] == "success"
+    assert cluster.driver.profiles() == [[profile] * count] * 2
+    assert cluster.allocatable() == {f"mig-{profile}": 2 * count}
+    cluster.deploy("one", f"mig-{profile}")
+    cluster.kubectl("delete", "deployment", "one", "--wait=false")
+
+
+def assert_nothing_is_left(cluster: rig.Cluster, name: str = rig.NODE) -> None:
+    assert "mig-manager" not in cluster.kubectl("get", KINDS, "--output=name")
+    assert cluster.taints(name) == []
+    annotations = cluster.get("node", name)["metadata"]["annotations"]
+    assert "mig-manager.io/journal" not in annotations
+
+
+@pytest.mark.parametrize(
+    ("overlay", "layout", "profile", "count"),
+    [("privileged", "all-1g.5gb", "1g.5gb", 7), ("budget", "all-2g.10gb", "2g.10gb", 3)],
+)
+def test_an_overlay_serves_a_layout_and_leaves_nothing_when_it_is_deleted(
+    plugin: rig.Cluster, overlay: str, layout: str, profile: str, count: int
+) -> None:
+    plugin.install(overlay)
+    assert_serves(plugin, layout, profile, count)
+    judging.assert_at_rest(plugin)
+    leases = plugin.get("leases", "-n", "mig-manager")["items"]
+    owners = [lease["spec"].get("holderIdentity", "") for lease in leases]
+    assert owners == ([""] if overlay == "budget" else [])
+
+    plugin.withdraw()
+    plugin.uninstall(overlay)
+
+    assert_nothing_is_left(plugin)
+    assert plugin.driver.profiles() == [[profile] * count] * 2
+
+
+def test_the_chart_serves_a_layout_and_leaves_nothing_when_it_is_uninstalled(
+    plugin: rig.Cluster, tmp_path: pathlib.Path
+) -> None:
+    helm = programs.needed("helm")
+    programs.output(clusters.ROOT / "charts" / "assemble", tmp_path)
+    repository, _, tag = images.AGENT.partition(":")
+    where = ("--namespace=mig-manager", f"--kubeconfig={plugin.plane.kubeconfig('admin')}")
+    values = f"--set=image.repository={repository},image.tag={tag}"
+    chart = tmp_path / "mig-manager"
+    install = ("install", "mig-manager", chart, "--create-namespace", "--wait", values)
+    programs.output(helm, *install, *where, cwd=tmp_path)
+
+    assert_serves(plugin, "all-3g.20gb", "3g.20gb", 2)
+    judging.assert_at_rest(plugin)
+
+    plugin.withdraw()
+    programs.output(helm, "uninstall", "mig-manager", "--wait", *where, cwd=tmp_path)
+    plugin.kubectl("delete", "namespace", "mig-manager")
+    assert_nothing_is_left(plugin)
+
+
+def test_in_the_operators_place_the_agent_pauses_its_operands_by_their_labels_and_resumes_them(
+    cluster: rig.Cluster,
+) -> None:
+    cluster.kubectl("delete", "-n", "kube-system", "daemonsets", "--all")
+    labels = [f"{key}={value}" for key, value in operator.DEPLOY_LABELS.items()]
+    cluster.kubectl("label", "node", rig.NODE, *labels)
+    cluster.apply(operator.objects()[0])
+    cluster.install("gpu-operator")
+    cluster.apply(*operator.objects())
+    operands = (operator.MANAGER, operator.PLUGIN, operator.DCGM)
+    cluster.wait_for_daemons(operator.NAMESPACE, *operands)
+    before = operands_of(cluster)
+    cluster.driver.gpus.add_fault(
+        nvml_faults.Fault(function="nvmlDeviceCreateGpuInstance*", hang_s=4.0)
+    )
+
+    cluster.request("all-1g.10gb")
+
+    waiting.until(lambda: cluster.driver.gpus.faults()[0].fired > 0, "the change")
+    assert operands_of(cluster).keys() == {operator.MANAGER}
+    assert cluster.outcome("all-1g.10gb")["state"] == "success"
+    assert cluster.driver.profiles() == [["1g.10gb"] * 4] * 2
+    assert cluster.allocatable() == {"mig-1g.10gb": 8}
+    assert operator.DEPLOY_LABELS.items() <= cluster.labels().items()
+    cluster.wait_for_daemons(operator.NAMESPACE, *operands)
+    after = operands_of(cluster)
+    assert {name for name in operands if after[name] == before[name]} == {operator.MANAGER}
+    assert cluster.taints() == []
+
+    cluster.withdraw()
+    cluster.uninstall("gpu-operator")
+    cluster.kubectl("delete", "namespace", operator.NAMESPACE)
+    cluster.kubectl("delete", "clusterrole,clusterrolebinding", operator.MANAGER)
+    assert_nothing_is_left(cluster)
+
+
+def operands_of(cluster: rig.Cluster) -> dict[str, str]:
+    """Return the UIDs of the operator's pods by their label ``app``."""
+    return {
+        pod["metadata"]["labels"]["app"]: pod["metadata"]["uid"]
+        for pod in cluster.pods(operator.NAMESPACE)
+    }
