@@ -116,6 +116,14 @@ def test_the_attempts_end_after_a_few_with_the_last_error(server: Server) -> Non
     assert len(server.pauses) == len(server.seen) - 1
 
 
+def test_a_server_that_starts_may_forbid_at_first(server: Server) -> None:
+    server.script = [reset, refuse(403), answer({"kind": "Node"})]
+    assert server.kube.get("/x") == {"kind": "Node"}
+
+    server.script = [refuse(403)]
+    assert failure(server.kube.get, "/x").reason is errors.Reason.FORBIDDEN
+
+
 def test_a_connection_to_a_missing_server_is_tried_a_few_times() -> None:
     with socket.create_server(("127.0.0.1", 0)) as unused:
         port = unused.getsockname()[1]

@@ -80,14 +80,17 @@ class _Request:
     retried: frozenset[int] = frozenset()
     """The statuses after which it is sent again, as after a broken connection; empty: never."""
 
-    def may_be_repeated(self, error: BaseException) -> bool:
-        """Return whether sending it again may help and does no harm."""
-        return (
-            isinstance(error, responses.ApiError)
-            and bool(self.retried)
-            and (error.status is None or error.status in self.retried)
-            and (error.retry_after_s or 0.0) <= _LONGEST_RETRY_AFTER_S
-        )
+    def may_be_repeated(self, error: BaseException, *, was_silent: bool) -> bool:
+        """Return whether sending it again may help and does no harm.
+
+        ``was_silent`` says whether an earlier attempt got no answer.
+        """
+        if not isinstance(error, responses.ApiError) or not self.retried:
+            return False
+        # A server that starts answers 403 until it has read the cluster's roles.
+        is_starting = was_silent and error.status == http.HTTPStatus.FORBIDDEN
+        may_help = error.status is None or error.status in self.retried or is_starting
+        return may_help and (error.retry_after_s or 0.0) <= _LONGEST_RETRY_AFTER_S
 
     def __str__(self) -> str:
         return f"{self.method} {self.path}"
@@ -242,21 +245,21 @@ class KubeApi:
 
     def _object(self, request: _Request) -> dict[str, Any]:
         """Send a request, and again with backoff where that may help; parse the answer."""
+        was_silent = False
 
         def attempt() -> dict[str, Any]:
-            response = self._open(request)
-            text = self._read(response, request)
-            if len(text) > _LARGEST_BODY:
-                raise responses.ApiError(
-                    f"the Kubernetes API's answer to {request} has more than "
-                    f"{_LARGEST_BODY >> 20} MiB",
-                    reason=errors.Reason.API_ERROR,
-                    status=response.status,
-                )
-            return responses.parse(str(request), text)
+            nonlocal was_silent
+            try:
+                return self._answer(request)
+            except responses.ApiError as error:
+                was_silent |= error.status is None
+                raise
+
+        def may_be_repeated(error: BaseException) -> bool:
+            return request.may_be_repeated(error, was_silent=was_silent)
 
         return tenacity.Retrying(
-            retry=tenacity.retry_if_exception(request.may_be_repeated),
+            retry=tenacity.retry_if_exception(may_be_repeated),
             stop=tenacity.stop_any(
                 tenacity.stop_after_attempt(_ATTEMPTS),
                 tenacity.stop_after_delay(2 * self._timeout_s),
@@ -266,6 +269,19 @@ class KubeApi:
             sleep=self._sleep,
             reraise=True,
         )(attempt)
+
+    def _answer(self, request: _Request) -> dict[str, Any]:
+        """Send a request once, and parse the answer."""
+        response = self._open(request)
+        text = self._read(response, request)
+        if len(text) > _LARGEST_BODY:
+            raise responses.ApiError(
+                f"the Kubernetes API's answer to {request} has more than "
+                f"{_LARGEST_BODY >> 20} MiB",
+                reason=errors.Reason.API_ERROR,
+                status=response.status,
+            )
+        return responses.parse(str(request), text)
 
     def _open(self, request: _Request) -> urllib3.BaseHTTPResponse:
         """Send a request and return the response, unread, if its status is 2xx."""
