@@ -7,6 +7,7 @@ from tests.realnode import images
 
 Object = dict[str, Any]
 
+PLUGIN = "nvidia-device-plugin-daemonset"
 PLUGIN_FOLDER = "/var/lib/kubelet/device-plugins"
 
 
@@ -37,9 +38,7 @@ def plugin(*, tolerates_all: bool = False, **variables: str) -> Object:
         "containers": [container],
         "volumes": [{"name": "device-plugin", "hostPath": {"path": PLUGIN_FOLDER}}],
     }
-    return daemon_set(
-        "nvidia-device-plugin-daemonset", "kube-system", "nvidia-device-plugin-ds", pod
-    )
+    return daemon_set(PLUGIN, "kube-system", "nvidia-device-plugin-ds", pod)
 
 
 def daemon_set(name: str, namespace: str, label: str, pod: Object) -> Object:

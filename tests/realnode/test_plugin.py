@@ -1,0 +1,84 @@
+"""NVIDIA's device plugin as its owners configure it."""
+
+import pytest
+
+from tests import waiting
+from tests.realnode import judging, manifests, rig, shapes
+
+pytestmark = pytest.mark.realnode
+
+
+@pytest.fixture
+def shape() -> rig.Shape:
+    return shapes.CONFIGURED
+
+
+def _serve(cluster: rig.Cluster, *objects: rig.Object) -> None:
+    """Have a plugin serve the node, and wait until it does."""
+    cluster.apply(*objects)
+    cluster.kubectl("rollout", "status", "-n", "kube-system", f"ds/{manifests.PLUGIN}")
+
+
+@pytest.mark.parametrize(
+    ("plugin", "layout", "devices"),
+    [
+        pytest.param(manifests.plugin(MIG_STRATEGY="none"), "all-3g.20gb", {"gpu": 2}, id="none"),
+        pytest.param(
+            manifests.plugin(tolerates_all=True),
+            "all-balanced",
+            {"mig-1g.5gb": 4, "mig-2g.10gb": 2, "mig-3g.20gb": 2},
+            id="tolerates all taints",
+        ),
+        pytest.param(
+            manifests.plugin(MIG_STRATEGY="single"), "all-7g.40gb", {"gpu": 2}, id="single"
+        ),
+    ],
+)
+def test_every_way_to_run_the_plugin_serves_a_new_layout(
+    cluster: rig.Cluster, plugin: rig.Object, layout: str, devices: dict[str, int]
+) -> None:
+    _serve(cluster, plugin)
+    cluster.request(layout)
+
+    assert cluster.outcome(layout)["state"] == "success"
+    assert cluster.allocatable() == devices
+    judging.assert_at_rest(cluster)
+
+
+def test_a_layout_that_would_end_the_plugin_waits_for_another_strategy(
+    cluster: rig.Cluster,
+) -> None:
+    _serve(cluster, manifests.plugin(MIG_STRATEGY="single"))
+    plugins = judging.containers(judging.plugins(cluster))
+    instances = cluster.driver.instances()
+    cluster.request("all-balanced")
+    waiting.until(
+        lambda: cluster.status().get("reason") == "StrategyMismatch", "a refusal", within_s=20
+    )
+
+    assert cluster.driver.instances() == instances
+    assert judging.containers(judging.plugins(cluster)) == plugins
+    judging.assert_at_rest(cluster)
+    cluster.apply(manifests.plugin())
+    assert cluster.outcome("all-balanced")["state"] == "success"
+    assert cluster.allocatable() == {"mig-1g.5gb": 4, "mig-2g.10gb": 2, "mig-3g.20gb": 2}
+    judging.assert_at_rest(cluster)
+
+
+def test_a_plugin_that_does_not_start_is_named_and_the_layout_stays_for_the_next_one(
+    cluster: rig.Cluster,
+) -> None:
+    cluster.apply(manifests.plugin(DEVICE_LIST_STRATEGY="none-of-them"))
+    cluster.request("all-3g.20gb")
+    waiting.until(
+        lambda: cluster.status().get("reason") == "PluginNotReady", "a failure", within_s=60
+    )
+
+    assert f"kube-system/{manifests.PLUGIN}" in cluster.status()["message"]
+    assert cluster.driver.profiles() == [["3g.20gb"] * 2] * 2
+    instances = cluster.driver.instances()
+    cluster.apply(manifests.plugin())
+    assert cluster.outcome("all-3g.20gb")["state"] == "success"
+    assert cluster.driver.instances() == instances
+    assert cluster.allocatable() == {"mig-3g.20gb": 4}
+    judging.assert_at_rest(cluster)
