@@ -64,7 +64,12 @@ class Namespaces:
     def start(self, log: pathlib.Path, *command: str | pathlib.Path) -> subprocess.Popen[bytes]:
         with log.open("ab") as output:
             return subprocess.Popen(
-                self.enter(*command), stdin=subprocess.DEVNULL, stdout=output, stderr=output
+                self.enter(*command),
+                # The root is read-only, and /tmp a part of it.
+                env=os.environ | {"TMPDIR": "/run"},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
             )
 
     def end(self) -> None:

@@ -118,6 +118,11 @@ class Node:
             *["ctr", "--namespace=k8s.io", "tasks", "kill", "--all", f"--signal={name}"], identity
         )
 
+    def containers(self) -> set[str]:
+        """Return the ids of the containers whose first process runs."""
+        lines = self.spaces.run("ctr", "--namespace=k8s.io", "tasks", "list").splitlines()[1:]
+        return {line.split()[0] for line in lines if line.endswith("RUNNING")}
+
     def assigned(self) -> dict[str, set[str]]:
         """Return kubelet's own note of each pod's devices, by its UID."""
         note = self.folder / "var/lib/kubelet/device-plugins/kubelet_internal_checkpoint"
