@@ -6,6 +6,7 @@ import pathlib
 import secrets
 import subprocess
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import urllib3
 
@@ -25,6 +26,7 @@ class ControlPlane:
         self._programs = programs
         self.folder = folder
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._http: urllib3.PoolManager | None = None
         users = ["admin", "system:kube-controller-manager", "system:kube-scheduler"]
         self._groups = dict.fromkeys(users, "") | {"admin": "system:masters"}
         self._groups |= {f"system:node:{name}": "system:nodes" for name in nodes}
@@ -51,6 +53,8 @@ class ControlPlane:
         finally:
             for process in self._processes.values():
                 envtest.end(process)
+            if self._http is not None:
+                self._http.clear()
 
     def start_api(self) -> None:
         """Start kube-apiserver; return when it is ready."""
@@ -60,6 +64,26 @@ class ControlPlane:
     def kill_api(self) -> None:
         """End kube-apiserver as a crash would."""
         envtest.end(self._processes.pop("kube-apiserver"))
+
+    def read(self, path: str) -> dict[str, Any]:
+        """Return what the API server has at a path.
+
+        Raises:
+            RuntimeError: It does not answer, or refuses.
+        """
+        if self._http is None:
+            # Kept: a connection costs more than a request.
+            self._http = urllib3.PoolManager(ca_certs=str(self.certificate), retries=False)
+        headers = {"Authorization": f"Bearer {self._tokens['admin']}"}
+        url = f"https://{namespaces.CONTROL_IP}:{PORT}{path}"
+        try:
+            answer = self._http.request("GET", url, headers=headers, timeout=30)
+        except urllib3.exceptions.HTTPError as error:
+            raise RuntimeError(f"{path}: {error}") from error
+        if answer.status != 200:
+            raise RuntimeError(f"{path}: {answer.status} {answer.data.decode()[:500]}")
+        found: dict[str, Any] = answer.json() if answer.data[:1] == b"{" else {}
+        return found
 
     def kubeconfig(self, user: str, path: pathlib.Path | None = None) -> pathlib.Path:
         path = path or self.folder / f"{user.replace(':', '-')}.kubeconfig"
@@ -130,13 +154,11 @@ class ControlPlane:
             raise RuntimeError((self.folder / "kube-apiserver.log").read_text()[-2000:])
         if not self.certificate.exists():
             return False
-        with urllib3.PoolManager(ca_certs=str(self.certificate), retries=False) as http:
-            try:
-                headers = {"Authorization": f"Bearer {self._tokens['admin']}"}
-                url = f"https://{namespaces.CONTROL_IP}:{PORT}/readyz"
-                return http.request("GET", url, headers=headers).status == 200
-            except urllib3.exceptions.HTTPError:
-                return False
+        try:
+            self.read("/readyz")
+        except RuntimeError:
+            return False
+        return True
 
 
 _AUDIT = """

@@ -137,6 +137,14 @@ class Cluster:
 
     def get(self, *arguments: str) -> Object:
         """Return what ``kubectl get`` prints as JSON."""
+        match arguments:
+            # Stories poll these, and kubectl takes a tenth of a second of a processor.
+            case ["node", name]:
+                return self.plane.read(f"/api/v1/nodes/{name}")
+            case ["pods", "-n", namespace, selector] if selector.startswith("--selector="):
+                query = selector.removeprefix("--selector=")
+                path = f"/api/v1/namespaces/{namespace}/pods?labelSelector={query}"
+                return self.plane.read(path)
         found: Object = json.loads(self.kubectl("get", "--output=json", *arguments))
         return found
 
