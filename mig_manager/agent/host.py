@@ -24,6 +24,14 @@ class HostServices:
         self._deps = deps
         self._record = written
 
+    def require(self, names: Sequence[str], plan: steps.Plan) -> None:
+        """Check that the init system answers, if the plan stops services, before pods are evicted.
+
+        Raises:
+            HostError: HOST_SERVICE_FAILED or NO_PERMISSION.
+        """
+        self._running(names, plan)
+
     def stop(self, names: Sequence[str], plan: steps.Plan) -> None:
         """Stop the running services, if the plan removes devices.
 
@@ -31,11 +39,9 @@ class HostServices:
             ClusterError: The API refused or does not answer; then none was stopped.
             HostError: HOST_SERVICE_FAILED: one did not stop.
         """
-        if self._deps.services is None or not names or not clients.destroys_instances(plan):
-            return
         stopped = self._record.journal.host_services
-        running = tuple(n for n in self._deps.services.running(names) if n not in stopped)
-        if not running:
+        running = tuple(n for n in self._running(names, plan) if n not in stopped)
+        if self._deps.services is None or not running:
             return
         self._record.enter(
             model.Phase.PAUSE,
@@ -46,6 +52,12 @@ class HostServices:
             self._deps.telemetry.still_working()
             self._deps.services.stop(name)
             _log.info("host_service_stopped", service=name)
+
+    def _running(self, names: Sequence[str], plan: steps.Plan) -> tuple[str, ...]:
+        """Return the services to stop for a plan."""
+        if self._deps.services is None or not names or not clients.destroys_instances(plan):
+            return ()
+        return self._deps.services.running(names)
 
     def start(self) -> str:
         """Start the stopped services; one that does not start stays in the journal.

@@ -102,6 +102,7 @@ class Run:
         usage = self._survey(layout, gpus)
         busy = frozenset().union(*(pod.device_ids for pod in usage.assigned or ()))
         plan = self._planning.plan(layout, gpus, restoring=older, busy=busy)
+        self._services.require(service_names, plan)
         self._hooks.start(plan, request)
         order = drain.order(
             self._limits,

@@ -3,6 +3,7 @@
 import pytest
 import structlog.testing
 
+from mig_manager import errors
 from mig_manager.agent import loop
 from mig_manager.core import model, ports, steps
 from mig_manager.core.node import cluster
@@ -58,6 +59,16 @@ def test_a_service_that_does_not_stop_ends_the_run_before_the_gpus_are_touched()
     # One that never stopped is not logged as started.
     started = [line["service"] for line in log if line["event"] == "host_service_started"]
     assert started == ["dcgm.service"]
+
+
+def test_an_init_system_that_does_not_answer_ends_the_run_before_any_pod_is_touched() -> None:
+    rig = scenes.hosted_node()
+    before = dict(rig.pods)
+    rig.refusing["host.running"] = errors.HostError("no bus", reason=Reason.HOST_SERVICE_FAILED)
+
+    assert_ends(rig, Reason.HOST_SERVICE_FAILED, "no bus")
+
+    assert rig.pods == before
 
 
 def test_a_service_that_does_not_start_is_reported_and_retried() -> None:
