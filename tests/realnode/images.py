@@ -3,12 +3,13 @@
 No registry is asked. Bases come from Debian packages and are kept in the user's cache.
 """
 
+import contextlib
 import dataclasses
 import fcntl
 import os
 import pathlib
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from tests import programs
 from tests.cluster import clusters
@@ -16,6 +17,7 @@ from tests.cluster import clusters
 AGENT = "localhost/mig-manager:test"
 PLUGIN = "localhost/nvidia-device-plugin:test"
 PAUSE = "localhost/pause:test"
+OPERATOR = "localhost/gpu-operator:test"
 _BASE = "localhost/python-base:bookworm"
 _PACKAGES = "python3,python3-venv,python3-pip,ca-certificates"
 _CERTIFICATES = pathlib.Path("/etc/ssl/certs/ca-certificates.crt")
@@ -37,10 +39,7 @@ class Images:
         Args:
             built: The folder with the programs that go into images.
         """
-        self.cache.mkdir(parents=True, exist_ok=True)
-        with (self.cache / "lock").open("w") as lock:
-            # Another process would build the same.
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        with self._locked():
             if not self._has(_BASE):
                 self._base()
             self._buildah(
@@ -54,8 +53,37 @@ class Images:
             )
             self._with_files(PAUSE, "scratch", [built / "pause"])
             daemons = [built / "nvidia-device-plugin", built / "gpu-feature-discovery"]
-            self._with_files(PLUGIN, _BASE, daemons)
+            self._with_files(PLUGIN, _BASE, daemons, folder="/usr/bin")
             return [self._archive(image) for image in (PAUSE, PLUGIN, AGENT)]
+
+    def operator(self, program: pathlib.Path, module: pathlib.Path) -> pathlib.Path:
+        """Build the image of NVIDIA's GPU operator as its Dockerfile has it; return its archive.
+
+        Args:
+            program: The operator.
+            module: Its source, with the objects that it creates.
+        """
+        target = "/opt/gpu-operator"
+        copied = {"assets": target, "manifests": f"{target}/manifests"}
+        recipe = [f"COPY --from=module {source} {to}" for source, to in copied.items()]
+        with self._locked():
+            self._with_files(
+                OPERATOR,
+                "scratch",
+                [program],
+                folder="/usr/bin",
+                recipe=["ENV PATH=/usr/bin", *recipe],
+                contexts={"module": module},
+            )
+            return self._archive(OPERATOR)
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Keep other processes from building the same."""
+        self.cache.mkdir(parents=True, exist_ok=True)
+        with (self.cache / "lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
 
     def _base(self) -> None:
         tree = self.cache / "base.tar"
@@ -90,14 +118,37 @@ class Images:
         )
         self._buildah("commit", "--rm", container, _BASE)
 
-    def _with_files(self, image: str, base: str, files: Sequence[pathlib.Path]) -> None:
-        """Build an image that starts the first of some programs."""
-        lines = [f"FROM {base}", *(f"COPY {file.name} /" for file in files)]
-        lines += [f'ENTRYPOINT ["/{files[0].name}"]', ""]
-        recipe = self.cache / "Containerfile"
-        recipe.write_text("\n".join(lines))
+    def _with_files(
+        self,
+        image: str,
+        base: str,
+        files: Sequence[pathlib.Path],
+        *,
+        folder: str = "",
+        recipe: Sequence[str] = (),
+        contexts: Mapping[str, pathlib.Path] | None = None,
+    ) -> None:
+        """Build an image that starts the first of some programs.
+
+        Args:
+            image: Its name.
+            base: The image below it.
+            files: The programs, of one folder.
+            folder: Where they are in the image.
+            recipe: Further lines of the Containerfile.
+            contexts: Folders that those lines name.
+        """
+        lines = [f"FROM {base}", *(f"COPY {file.name} {folder}/" for file in files), *recipe]
+        lines += [f'ENTRYPOINT ["{folder}/{files[0].name}"]', ""]
+        written = self.cache / "Containerfile"
+        written.write_text("\n".join(lines))
         self._buildah(
-            "build", "--layers", f"--file={recipe}", f"--tag={image}", str(files[0].parent)
+            "build",
+            "--layers",
+            *(f"--build-context={name}={path}" for name, path in (contexts or {}).items()),
+            f"--file={written}",
+            f"--tag={image}",
+            str(files[0].parent),
         )
 
     def _archive(self, image: str) -> pathlib.Path:

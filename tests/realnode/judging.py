@@ -46,6 +46,12 @@ def use(cluster: rig.Cluster, *workloads: str, name: str = rig.NODE) -> dict[str
 
 def assert_at_rest(cluster: rig.Cluster, name: str = rig.NODE) -> None:
     """Check that a node is as its owner wants it, with plugin and agent running."""
+    assert_released(cluster, name)
+    waiting.until(lambda: is_served(cluster, name), f"plugin and agent of {name}")
+
+
+def assert_released(cluster: rig.Cluster, name: str = rig.NODE) -> None:
+    """Check that nothing of a change keeps pods or operands from a node."""
     found = cluster.get("node", name)
     spec, metadata = found["spec"], found["metadata"]
     assert HOLD_TAINT not in cluster.taints(name)
@@ -53,7 +59,6 @@ def assert_at_rest(cluster: rig.Cluster, name: str = rig.NODE) -> None:
     assert _JOURNAL not in metadata.get("annotations", {})
     labels = metadata["labels"].items()
     assert [key for key, value in labels if key.startswith(_DEPLOY) and value == _PAUSED] == []
-    waiting.until(lambda: is_served(cluster, name), f"plugin and agent of {name}")
 
 
 def is_served(cluster: rig.Cluster, name: str = rig.NODE) -> bool:

@@ -93,17 +93,19 @@ def budget(name: str) -> Object:
     }
 
 
-def layouts(text: str) -> Object:
-    """Return a patch of the config file.
+def layouts(text: str, name: str = "mig-manager-config", namespace: str = "mig-manager") -> Object:
+    """Return a ConfigMap of layouts, which is also a patch of the shipped one.
 
     Args:
         text: Layouts to add to the shipped ones, as lines of its ``mig-configs``.
+        name: The ConfigMap's.
+        namespace: The ConfigMap's.
     """
     shipped = (clusters.ROOT / "profiles/mig-parted.yaml").read_text()
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
-        "metadata": {"name": "mig-manager-config", "namespace": "mig-manager"},
+        "metadata": {"name": name, "namespace": namespace},
         "data": {"config.yaml": shipped + text},
     }
 

@@ -19,6 +19,7 @@ from tests.realnode import audit, control, driver, images, manifests, namespaces
 PROGRAMS = (
     *("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet"),
     *("nvidia-device-plugin", "gpu-feature-discovery", "nvidia-container-runtime", "pause"),
+    "gpu-operator",
 )
 NODE = "node-a"
 CACHE = pathlib.Path(os.environ.get("XDG_CACHE_HOME", pathlib.Path.home() / ".cache"))
@@ -56,11 +57,13 @@ class Cluster:
     """Control plane, nodes and images; ``kubectl`` speaks to it as its administrator."""
 
     def __init__(self, folder: pathlib.Path, cache: pathlib.Path, shape: Shape) -> None:
-        self._programs = built(*PROGRAMS)
-        self._archives = images.Images(cache).build(self._programs)
+        self.programs = built(*PROGRAMS)
+        """The folder with the programs."""
+        self.images = images.Images(cache)
+        self._archives = self.images.build(self.programs)
         self.folder = folder
         self.shape = shape
-        self.plane = control.ControlPlane(self._programs, folder / "control", shape.nodes)
+        self.plane = control.ControlPlane(self.programs, folder / "control", shape.nodes)
         self.machines: dict[str, Machine] = {}
         self._before: Object = {}
         """The status before the last request."""
@@ -87,7 +90,7 @@ class Cluster:
                 (home / "driver").mkdir(parents=True)
                 gpus = driver.Driver(home / "driver", self.shape.gpus, latency=self.shape.latency)
                 running.enter_context(gpus.loaded())
-                each = node.Node(name, number, self._programs, home, group)
+                each = node.Node(name, number, self.programs, home, group)
                 running.callback(each.halt)
                 each.boot(self.plane)
                 for archive in self._archives:
@@ -242,7 +245,8 @@ class Cluster:
         self.kubectl("delete", kinds, "-n", "default", "--all", "--grace-period=1")
         for name, machine in self.machines.items():
             machine.driver.gpus.clear_faults()
-            self.withdraw(name)
+            if self.shape.overlay is not None:
+                self.withdraw(name)
 
     def withdraw(self, name: str = NODE) -> None:
         """Take the request for a layout away; return when no run is under way."""
