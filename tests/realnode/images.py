@@ -52,8 +52,8 @@ class Images:
                 str(clusters.ROOT),
             )
             self._with_files(PAUSE, "scratch", [built / "pause"])
-            daemons = [built / "nvidia-device-plugin", built / "gpu-feature-discovery"]
-            self._with_files(PLUGIN, _BASE, daemons, folder="/usr/bin")
+            daemons = ("nvidia-device-plugin", "gpu-feature-discovery", "config-manager")
+            self._with_files(PLUGIN, _BASE, [built / name for name in daemons], folder="/usr/bin")
             return [self._archive(image) for image in (PAUSE, PLUGIN, AGENT)]
 
     def operator(self, program: pathlib.Path, module: pathlib.Path) -> pathlib.Path:

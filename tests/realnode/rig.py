@@ -18,7 +18,8 @@ from tests.realnode import audit, control, driver, images, manifests, namespaces
 
 PROGRAMS = (
     *("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet"),
-    *("nvidia-device-plugin", "gpu-feature-discovery", "nvidia-container-runtime", "pause"),
+    *("nvidia-device-plugin", "gpu-feature-discovery", "config-manager"),
+    *("nvidia-container-runtime", "pause"),
     "gpu-operator",
 )
 NODE = "node-a"

@@ -1,9 +1,9 @@
-"""NVIDIA's device plugin as its owners configure it."""
+"""NVIDIA's device plugin and GPU feature discovery, as their owners configure them."""
 
 import pytest
 
 from tests import waiting
-from tests.realnode import judging, manifests, rig, shapes
+from tests.realnode import judging, manifests, nvidia, rig, shapes
 
 pytestmark = pytest.mark.realnode
 
@@ -82,3 +82,43 @@ def test_a_plugin_that_does_not_start_is_named_and_the_layout_stays_for_the_next
     assert cluster.driver.instances() == instances
     assert cluster.allocatable() == {"mig-3g.20gb": 4}
     judging.assert_at_rest(cluster)
+
+
+def test_each_layout_has_the_sharing_of_its_own_plugin_config(cluster: rig.Cluster) -> None:
+    _serve(cluster, *nvidia.plugin_with_configs("mig-1g.10gb", replicas=4))
+    cluster.request("all-1g.10gb")
+    assert cluster.outcome("all-1g.10gb")["state"] == "success"
+    assert cluster.allocatable() == {"mig-1g.10gb": 32}
+
+    pods = cluster.deploy("sharing", "mig-1g.10gb", 7)
+    log = cluster.listen()
+    cluster.request("all-4g.20gb")
+    assert cluster.outcome("all-4g.20gb")["state"] == "success"
+    assert cluster.allocatable() == {"mig-4g.20gb": 2}
+    assert sorted(log.evicted()) == sorted(pods)
+    judging.assert_at_rest(cluster)
+    cluster.kubectl("label", "node", rig.NODE, "nvidia.com/device-plugin.config-")
+
+
+def test_feature_discovery_labels_what_pods_can_be_given(cluster: rig.Cluster) -> None:
+    _serve(cluster, manifests.plugin())
+    cluster.apply(nvidia.feature_discovery())
+    cluster.kubectl("label", "node", rig.NODE, f"{nvidia.DISCOVERY_LABEL}=true")
+    cluster.kubectl("rollout", "status", "-n", "kube-system", f"ds/{nvidia.DISCOVERY}")
+    cluster.request("all-balanced")
+
+    assert cluster.outcome("all-balanced")["state"] == "success"
+    found = nvidia.features(cluster.node)
+    counts = {
+        key.removesuffix(".count"): int(value)
+        for key, value in found.items()
+        if key.startswith("mig-") and key.endswith(".count")
+    }
+    assert counts == cluster.allocatable()
+    assert {found[f"{name}.product"] for name in counts} == {
+        f"NVIDIA-A100-SXM4-40GB-MIG-{name.removeprefix('mig-')}" for name in counts
+    }
+    judging.assert_at_rest(cluster)
+    assert cluster.labels()[nvidia.DISCOVERY_LABEL] == "true"
+    cluster.kubectl("delete", "-n", "kube-system", f"ds/{nvidia.DISCOVERY}")
+    cluster.kubectl("label", "node", rig.NODE, f"{nvidia.DISCOVERY_LABEL}-")
