@@ -4,6 +4,7 @@ import pathlib
 
 import pytest
 
+from mig_manager.sandbox.driver import state_file
 from testkit import nvml_faults
 from tests import programs, waiting
 from tests.cluster import clusters
@@ -129,3 +130,30 @@ def operands_of(cluster: rig.Cluster) -> dict[str, str]:
         pod["metadata"]["labels"]["app"]: pod["metadata"]["uid"]
         for pod in cluster.pods(operator.NAMESPACE)
     }
+
+
+def test_the_simulated_overlay_offers_gpus_on_a_node_without_any(cluster: rig.Cluster) -> None:
+    cluster.kubectl("label", "node", SIMULATED, "mig-manager.io/simulated=true")
+    cluster.install("simulated")
+    waiting.until(lambda: cluster.allocatable(SIMULATED) == {"gpu": 8}, "simulated GPUs")
+    log = cluster.listen()
+    cluster.request("all-3g.20gb", SIMULATED)
+    assert cluster.outcome("all-3g.20gb", SIMULATED)["state"] == "success"
+    assert cluster.allocatable(SIMULATED) == {"mig-3g.20gb": 16}
+    pods = cluster.deploy(
+        "train", "mig-3g.20gb", nodeSelector={"mig-manager.io/simulated": "true"}
+    )
+
+    cluster.request("all-1g.5gb", SIMULATED)
+
+    assert cluster.outcome("all-1g.5gb", SIMULATED)["state"] == "success"
+    assert cluster.allocatable(SIMULATED) == {"mig-1g.5gb": 56}
+    assert log.evicted() == list(pods)
+    state = cluster.machines[SIMULATED].node.folder / "var/lib/mig-manager/gpus.json"
+    gpus = state_file.SharedState(state).read().gpus
+    assert [len(gpu.instances) for gpu in gpus] == [7] * 8
+    assert cluster.machines[SIMULATED].driver.profiles() == [[], []]
+
+    cluster.withdraw(SIMULATED)
+    cluster.uninstall("simulated")
+    assert_nothing_is_left(cluster, SIMULATED)
