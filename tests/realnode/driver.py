@@ -41,6 +41,7 @@ class Driver:
         self.gpus = nvml_faults.SharedState(state)
         self._clients: dict[str, list[states.Client]] = {}
         self._write_proc()
+        self._write_bus()
 
     @contextlib.contextmanager
     def loaded(self) -> Iterator[None]:
@@ -109,6 +110,24 @@ class Driver:
                 ]
         lines = [f"{name} {minor}\n" for minor, name in enumerate(names, 1)]
         (proc / "nvidia-caps/mig-minors").write_text("".join(lines))
+
+    def _write_bus(self) -> None:
+        """Write what the kernel shows of the GPUs on the PCI bus."""
+        for board in self.gpus.boards:
+            # The kernel writes domains with four digits, NVML with eight.
+            device = self._folder / "pci" / board.pci_address[4:].lower()
+            device.mkdir(parents=True)
+            packed = board.product.pci_device_ids[0]
+            files = {
+                "vendor": f"{packed & 0xFFFF:#06x}",
+                "device": f"{packed >> 16:#06x}",
+                "class": "0x030200",
+                "numa_node": "-1",
+                "resource": "0x0 0x0 0x0",
+                "config": "",
+            }
+            for name, content in files.items():
+                (device / name).write_text(f"{content}\n")
 
     def _handler(self) -> type[socketserver.StreamRequestHandler]:
         driver = self

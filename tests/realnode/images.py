@@ -18,6 +18,7 @@ AGENT = "localhost/mig-manager:test"
 PLUGIN = "localhost/nvidia-device-plugin:test"
 PAUSE = "localhost/pause:test"
 OPERATOR = "localhost/gpu-operator:test"
+NVIDIA_MANAGER = "localhost/k8s-mig-manager:v0.13.1"
 _BASE = "localhost/python-base:bookworm"
 _PACKAGES = "python3,python3-venv,python3-pip,ca-certificates"
 _CERTIFICATES = pathlib.Path("/etc/ssl/certs/ca-certificates.crt")
@@ -76,6 +77,18 @@ class Images:
                 contexts={"module": module},
             )
             return self._archive(OPERATOR)
+
+    def nvidia_manager(self, built: pathlib.Path) -> pathlib.Path:
+        """Build the image of NVIDIA's mig-manager as its Dockerfile has it; return its archive.
+
+        Args:
+            built: The folder with NVIDIA's programs.
+        """
+        files = [built / "nvidia-mig-manager", built / "nvidia-mig-parted"]
+        recipe = ["ENV NVIDIA_VISIBLE_DEVICES=all NVIDIA_MIG_CONFIG_DEVICES=all"]
+        with self._locked():
+            self._with_files(NVIDIA_MANAGER, _BASE, files, folder="/usr/bin", recipe=recipe)
+            return self._archive(NVIDIA_MANAGER)
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:

@@ -41,6 +41,15 @@ BinaryName = "%(runtime)s"
 bin_dir = "/usr/lib/cni"
 conf_dir = "%(cni)s"
 """
+_BUS = """
+<busconfig>
+  <listen>unix:path=/run/dbus/system_bus_socket</listen>
+  <auth>EXTERNAL</auth>
+  <policy context="default">
+    <allow user="*"/><allow send_destination="*"/><allow receive_sender="*"/>
+  </policy>
+</busconfig>
+"""
 
 
 class Node:
@@ -102,6 +111,13 @@ class Node:
             f"--node-ip=10.77.0.{10 + self._number}",
             "--v=2",
         )
+
+    def start_bus(self) -> None:
+        """Start the host's D-Bus, without any service on it."""
+        configuration = self.folder / "dbus.conf"
+        configuration.write_text(_BUS)
+        self.spaces.run("mkdir", "-p", "/run/dbus")
+        self._start("dbus", "dbus-daemon", "--nofork", f"--config-file={configuration}")
 
     def kill(self, name: str) -> None:
         """Kill containerd or kubelet; containers go on."""
