@@ -4,12 +4,18 @@ from collections.abc import Iterator
 
 import pytest
 
+from testkit import nvml_faults
 from tests import waiting
-from tests.realnode import gpu_operator, images, judging, rig
+from tests.realnode import gpu_operator, images, judging, manifests, rig
 
 pytestmark = pytest.mark.realnode
 
-MANAGER = gpu_operator.MANAGER
+MANAGER, PLUGIN = gpu_operator.MANAGER, gpu_operator.PLUGIN
+USER = f"system:serviceaccount:{gpu_operator.NAMESPACE}:{MANAGER}"
+HALVES = """
+  halves:
+  - {devices: all, mig-enabled: true, mig-devices: {3g.20gb: 2}}
+"""
 
 
 @pytest.fixture
@@ -44,3 +50,67 @@ def test_a_layout_becomes_schedulable_through_the_operators_own_daemon_set(
     assert cluster.allocatable() == {"mig-1g.5gb": 14}
     assert requests.evicted() == []
     assert operator.awaited(MANAGER, images.AGENT)["uid"] == agent["uid"]
+
+
+def test_another_mig_strategy_and_config_leave_layout_and_pods_alone_and_serve_the_next_request(
+    cluster: rig.Cluster, operator: gpu_operator.Operator
+) -> None:
+    if cluster.driver.profiles() != [["1g.5gb"] * 7] * 2:
+        cluster.request("all-1g.5gb")
+        assert cluster.outcome("all-1g.5gb")["state"] == "success"
+    cluster.deploy("serve", "mig-1g.5gb", 2)
+    before, requests = judging.use(cluster, "serve"), cluster.listen()
+    agent = operator.awaited(MANAGER, images.AGENT)
+    cluster.apply(manifests.layouts(HALVES, "halves", gpu_operator.NAMESPACE))
+
+    operator.upgrade({"mig": {"strategy": "single"}, "migManager": {"config": {"name": "halves"}}})
+
+    operator.awaited(PLUGIN, images.PLUGIN, MIG_STRATEGY="single")
+    assert operator.awaited(MANAGER, images.AGENT)["uid"] != agent["uid"]
+    waiting.until(lambda: cluster.allocatable() == {"gpu": 14}, "strategy single")
+    assert (judging.use(cluster, "serve"), requests.evicted()) == (before, [])
+    cluster.request("halves")
+    assert cluster.outcome("halves")["state"] == "success"
+    assert cluster.allocatable() == {"gpu": 4}
+    assert sorted(requests.evicted()) == sorted(before)
+    assert requests.requests(USER)["create pods/eviction"] >= len(before)
+
+
+def test_nvidias_own_image_returns_during_a_change_and_nothing_of_ours_keeps_the_node(
+    cluster: rig.Cluster, operator: gpu_operator.Operator
+) -> None:
+    labels = operands(cluster)
+    cluster.driver.gpus.add_fault(
+        nvml_faults.Fault(function="nvmlDeviceCreateGpuInstance*", hang_s=5)
+    )
+    cluster.request("all-2g.10gb")
+    waiting.until(cluster.reached("Execute"), "Execute")
+    ours = cluster.pods(gpu_operator.NAMESPACE, app=MANAGER)[0]["metadata"]["uid"]
+
+    operator.use_theirs()
+
+    waiting.until(lambda: operator.image(MANAGER).startswith("nvcr.io/"), "NVIDIA's image")
+    waiting.until(lambda: ours not in uids(cluster), "the end of our agent")
+    judging.assert_released(cluster)
+    assert operands(cluster) == labels
+    operator.awaited(PLUGIN, images.PLUGIN, MIG_STRATEGY="mixed")
+    devices = len(cluster.driver.devices())
+    waiting.until(lambda: sum(cluster.allocatable().values()) == devices, "allocatable devices")
+    operator.use_ours()
+    waiting.until(lambda: cluster.status()["state"] == "success", "the layout that was requested")
+    assert cluster.driver.profiles() == [["2g.10gb"] * 3] * 2
+    assert cluster.allocatable() == {"mig-2g.10gb": 6}
+
+
+def operands(cluster: rig.Cluster) -> dict[str, str]:
+    """Return the labels by which the operator deploys its operands."""
+    return {
+        key: value
+        for key, value in cluster.labels().items()
+        if key.startswith("nvidia.com/gpu.deploy.")
+    }
+
+
+def uids(cluster: rig.Cluster) -> list[str]:
+    """Return the UIDs of the MIG manager's pods."""
+    return [pod["metadata"]["uid"] for pod in cluster.pods(gpu_operator.NAMESPACE, app=MANAGER)]
