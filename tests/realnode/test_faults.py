@@ -1,0 +1,258 @@
+"""Whatever dies during a change: it ends well, and only the affected pods are evicted, once."""
+
+import contextlib
+import dataclasses
+import threading
+from collections.abc import Callable, Iterable, Mapping
+
+import pytest
+
+from testkit import nvml_faults
+from tests import waiting
+from tests.realnode import judging, manifests, rig
+
+pytestmark = pytest.mark.realnode
+
+_LAYOUTS = """
+  test-quarters:
+  - {devices: [0], mig-enabled: true, mig-devices: {2g.10gb: 2, 3g.20gb: 1}}
+  - {devices: [1], mig-enabled: true, mig-devices: {7g.40gb: 1}}
+  test-half:
+  - {devices: [0], mig-enabled: true, mig-devices: {4g.20gb: 1, 3g.20gb: 1}}
+  - {devices: [1], mig-enabled: true, mig-devices: {7g.40gb: 1}}
+"""
+_KEPT = {"beside": "3g.20gb", "elsewhere": "7g.40gb"}
+"""Workloads that no change affects: on the GPU that changes, and on the other."""
+_HANG_S = 6.0
+"""How long the driver takes to create an instance: the change is in Execute meanwhile."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Layout:
+    """One of two layouts that the stories change between."""
+
+    name: str
+    profiles: tuple[str, ...]
+    """Of the first GPU, in the order of their placements."""
+    app: str
+    """The workload that runs on this layout only."""
+    own: str
+    """The profile that it uses, which the other layout lacks."""
+
+    @property
+    def allocatable(self) -> dict[str, int]:
+        """How many devices of each resource the node offers."""
+        every = (*self.profiles, "7g.40gb")
+        return {f"mig-{profile}": every.count(profile) for profile in every}
+
+    @property
+    def count(self) -> int:
+        """How many pods its own workload has."""
+        return self.profiles.count(self.own)
+
+
+_QUARTERS = Layout("test-quarters", ("2g.10gb", "2g.10gb", "3g.20gb"), "quarters", "2g.10gb")
+_HALF = Layout("test-half", ("4g.20gb", "3g.20gb"), "half", "4g.20gb")
+
+
+def _kill_agent(cluster: rig.Cluster) -> None:
+    _kill(cluster, judging.agents)
+
+
+def _delete_agent(cluster: rig.Cluster) -> None:
+    cluster.kubectl("delete", "pods", "-n", "mig-manager", "--all", "--wait=false")
+
+
+def _kill_plugin(cluster: rig.Cluster) -> None:
+    _kill(cluster, judging.plugins)
+
+
+def _kill(cluster: rig.Cluster, pods: Callable[[rig.Cluster], list[rig.Object]]) -> None:
+    for container in _running(cluster, pods):
+        cluster.node.kill_container(container)
+
+
+def _running(cluster: rig.Cluster, pods: Callable[[rig.Cluster], list[rig.Object]]) -> list[str]:
+    """Wait for a running container of some pods; return the ids of all."""
+    waiting.until(lambda: bool(judging.containers(pods(cluster))), "a running container")
+    return judging.containers(pods(cluster))
+
+
+def _kill_kubelet(cluster: rig.Cluster) -> None:
+    cluster.node.kill("kubelet")
+    _stay_down(3.0)
+    cluster.node.start_kubelet()
+
+
+def _kill_containerd(cluster: rig.Cluster) -> None:
+    cluster.node.kill("containerd")
+    _stay_down(3.0)
+    cluster.node.start_containerd()
+
+
+def _kill_api(cluster: rig.Cluster) -> None:
+    cluster.plane.kill_api()
+    _stay_down(4.0)
+    cluster.plane.start_api()
+
+
+def _stay_down(seconds: float) -> None:
+    """Be without a program for as long as its supervisor takes to start it again."""
+    threading.Event().wait(seconds)
+
+
+_DEATHS: Mapping[str, Callable[[rig.Cluster], None]] = {
+    "agent": _kill_agent,
+    "pod of the agent": _delete_agent,
+    "kubelet": _kill_kubelet,
+    "containerd": _kill_containerd,
+    "api": _kill_api,
+    "plugin": _kill_plugin,
+}
+_TOGETHER = (
+    {"Drain": "agent", "Pause": "kubelet", "Execute": "containerd", "Prove": "api"},
+    {"Drain": "kubelet", "Pause": "containerd", "Execute": "pod of the agent", "Prove": "plugin"},
+    {"Drain": "api", "Pause": "plugin", "Execute": "agent", "Prove": "kubelet"},
+)
+"""Four deaths in each change. The API server dies in every other one at most: each time, clients
+of Kubernetes wait longer before they connect again."""
+
+
+def _name(deaths: Mapping[str, str]) -> str:
+    return ", ".join(f"{phase}: {dies}" for phase, dies in deaths.items())
+
+
+@pytest.mark.parametrize("deaths", _TOGETHER, ids=_name)
+def test_a_change_ends_well_whatever_dies_in_whichever_phase(
+    busy: rig.Cluster, deaths: Mapping[str, str]
+) -> None:
+    change = Change(busy)
+    change.play({phase: _DEATHS[dies] for phase, dies in deaths.items()})
+    change.judge()
+
+
+class Change:
+    """A change of a busy node, which pauses in phases for something to die there."""
+
+    def __init__(self, cluster: rig.Cluster) -> None:
+        self._cluster = cluster
+        self._source, self._target = _source_and_target(cluster)
+        self._kept = judging.use(cluster, *_KEPT)
+        self._affected = cluster.running(self._source.app)
+        self._log = cluster.listen()
+
+    def play(self, deaths: Mapping[str, Callable[[rig.Cluster], None]]) -> None:
+        """Request the other layout, and let something die in each of some phases."""
+        cluster, gpus = self._cluster, self._cluster.driver.gpus
+        pods = judging.containers(cluster.pods(app=self._source.app))
+        if "Drain" in deaths:
+            self._signal(pods, "SIGSTOP")
+        if "Execute" in deaths:
+            create = "nvmlDeviceCreateGpuInstance*"
+            gpus.add_fault(nvml_faults.Fault(function=create, hang_s=_HANG_S))
+        cluster.request(self._target.name)
+        if "Drain" in deaths:
+            waiting.until(self._is_draining, "the evictions")
+            deaths["Drain"](cluster)
+        plugin = self._stop_plugin() if "Pause" in deaths else []
+        if "Drain" in deaths:
+            self._signal(pods, "SIGCONT")
+        if "Pause" in deaths:
+            waiting.until(self._is_pausing, "the end of the plugin")
+            deaths["Pause"](cluster)
+            with contextlib.suppress(RuntimeError):
+                # The plugin may be what has died.
+                self._signal(plugin, "SIGCONT")
+        if "Execute" in deaths:
+            waiting.until(lambda: gpus.faults()[0].fired > 0, "the driver to hang")
+            deaths["Execute"](cluster)
+        if "Prove" in deaths:
+            waiting.until(cluster.reached("Prove"), "Prove")
+            deaths["Prove"](cluster)
+
+    def judge(self) -> None:
+        """Check that the change succeeded and disturbed nothing but the affected pods."""
+        cluster, target = self._cluster, self._target
+        waiting.until(self._has_succeeded, "success", within_s=240)
+        assert cluster.allocatable() == target.allocatable
+        assert cluster.driver.profiles() == [[*target.profiles], ["7g.40gb"]]
+        assert sorted(self._log.evicted()) == sorted(self._affected)
+        judging.assert_at_rest(cluster)
+        assert cluster.refused() == []
+        waiting.until(self._is_target_used, "the pods that waited")
+        assert judging.use(cluster, *_KEPT) == self._kept
+
+    def _stop_plugin(self) -> list[str]:
+        """Make the plugin deaf to the signal that ends it."""
+        containers = _running(self._cluster, judging.plugins)
+        self._signal(containers, "SIGSTOP")
+        return containers
+
+    def _is_draining(self) -> bool:
+        pods = self._cluster.pods(app=self._source.app)
+        return all(
+            judging.is_terminating(pod)
+            for pod in pods
+            if pod["metadata"]["name"] in self._affected
+        )
+
+    def _has_succeeded(self) -> bool:
+        """An agent whose pod is deleted publishes a failure, and its successor continues."""
+        status = self._cluster.status()
+        return (status.get("config"), status.get("state")) == (self._target.name, "success")
+
+    def _is_target_used(self) -> bool:
+        return len(self._cluster.running(self._target.app)) == self._target.count
+
+    def _is_pausing(self) -> bool:
+        return any(map(judging.is_terminating, judging.plugins(self._cluster)))
+
+    def _signal(self, containers: Iterable[str], name: str) -> None:
+        for container in containers:
+            self._cluster.node.signal(container, name)
+
+
+@pytest.fixture
+def shape() -> rig.Shape:
+    """A node whose agent knows the two layouts."""
+    return rig.Shape(patches=(manifests.layouts(_LAYOUTS),))
+
+
+@pytest.fixture
+def busy(cluster: rig.Cluster) -> rig.Cluster:
+    """A node with one of the two layouts, all of whose devices are in use."""
+    _renew_agent(cluster)
+    if cluster.labels().get("mig-manager.io/applied") != _HALF.name:
+        cluster.ensure_layout(_QUARTERS.name)
+    source, target = _source_and_target(cluster)
+    counts = dict.fromkeys(_KEPT, 1) | {source.app: source.count}
+    profiles = _KEPT | {source.app: source.own, target.app: target.own}
+    for app, profile in profiles.items():
+        replicas = counts.get(app, target.count)
+        workload = manifests.workload(
+            app, f"mig-{profile}", replicas, terminationGracePeriodSeconds=30
+        )
+        cluster.apply(workload)
+    waiting.until(
+        lambda: all(len(cluster.running(app)) == count for app, count in counts.items()),
+        "pods on all devices",
+    )
+    return cluster
+
+
+def _source_and_target(cluster: rig.Cluster) -> tuple[Layout, Layout]:
+    """Return the layout that the node has, and the other."""
+    applied = cluster.labels()["mig-manager.io/applied"]
+    return (_QUARTERS, _HALF) if applied == _QUARTERS.name else (_HALF, _QUARTERS)
+
+
+def _renew_agent(cluster: rig.Cluster) -> None:
+    """Have an agent that was never restarted: kubelet waits longer after each death of a pod."""
+    restarts = [
+        each["restartCount"]
+        for pod in judging.agents(cluster)
+        for each in pod["status"]["containerStatuses"]
+    ]
+    if any(restarts):
+        cluster.kubectl("delete", "pods", "-n", "mig-manager", "--all")
+        waiting.until(lambda: judging.is_served(cluster), "a new agent")
