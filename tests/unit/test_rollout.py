@@ -126,6 +126,20 @@ def test_nodes_start(there: list[nodes.Node], most: str, start: tuple[str, ...])
     assert decided(*there, most=most).start == start
 
 
+def test_a_failure_from_before_the_request_is_no_answer_to_it() -> None:
+    ended = run(LAYOUT, model.State.FAILED, reason="InUse", startedAt="2026-01-01T00:00:00.5Z")
+    before = node(requested=None, state=model.State.FAILED, status=ended)
+    written = nodes.Goal(layout=LAYOUT).mark(before)
+    assert written is not None
+    mark = nodes.parse_mark(written.to_json())
+    requested = dataclasses.replace(asked(state=model.State.FAILED, status=ended), mark=mark)
+
+    decision = decided(requested, node("b"))
+
+    assert states(decision) == {"a": NodeState.IN_PROGRESS, "b": NodeState.TO_DO}
+    assert decision.start == ()
+
+
 @pytest.mark.parametrize(
     ("most", "count", "expected"),
     [("3", 300, 3), ("10%", 300, 30), ("10%", 39, 3), ("1%", 5, 1), ("100%", 7, 7)],

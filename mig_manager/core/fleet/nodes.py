@@ -29,10 +29,15 @@ class Mark:
     layout: str  # requested by the rollout
     before: str | None  # requested before it; None: nothing
     is_undone: bool = False
+    failed_at: dt.datetime | None = None
+    """Start of a run that had failed for the same layout before this request."""
 
     def to_json(self) -> str:
         """Return the annotation's value."""
-        return json.dumps({"layout": self.layout, "before": self.before, "undone": self.is_undone})
+        data = {"layout": self.layout, "before": self.before, "undone": self.is_undone}
+        if self.failed_at is not None:
+            data["failedAt"] = self.failed_at.isoformat()
+        return json.dumps(data)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,6 +104,15 @@ class Node:
         )
 
     @property
+    def answer(self) -> run_status.PublishedStatus | None:
+        """The status of the requested layout; None: the agent has not reported on the request."""
+        published = self.status
+        if published is None or published.config != self.requested:
+            return None
+        failed_at = self.mark.failed_at if self.mark else None
+        return published if failed_at is None or published.started_at != failed_at else None
+
+    @property
     def is_finished(self) -> bool:
         """Whether its agent has finished with the requested layout and will not retry."""
         if self.requested is None:
@@ -108,13 +122,12 @@ class Node:
         if self.status is None:
             # NVIDIA's manager sets only the state.
             return bool(self.state)
-        return self.status.config == self.requested and not self.status.is_retried
+        return self.answer is not None and not self.answer.is_retried
 
     @property
     def has_responded(self) -> bool:
         """Whether its agent works on the requested layout, or has worked on it."""
-        is_reported = self.status is not None and self.status.config == self.requested
-        return self.state in _CHANGING or is_reported
+        return self.state in _CHANGING or self.answer is not None
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,7 +145,13 @@ class Goal:
     def mark(self, node: Node) -> Mark | None:
         """Return what to write on a node with the request."""
         if self.layout is not None:
-            return Mark(layout=self.layout, before=node.requested or node.applied or None)
+            last = node.status
+            is_failure = last and last.config == self.layout and last.state is model.State.FAILED
+            return Mark(
+                layout=self.layout,
+                before=node.requested or node.applied or None,
+                failed_at=last.started_at if last and is_failure else None,
+            )
         return dataclasses.replace(node.mark, is_undone=True) if node.mark else None
 
     def is_superseded(self, node: Node) -> bool:
@@ -195,6 +214,7 @@ def parse_mark(text: str | None) -> Mark | None:
             layout=str(data["layout"]),
             before=None if before is None else str(before),
             is_undone=data.get("undone") is True,
+            failed_at=messages.parse_time(data.get("failedAt")),
         )
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None

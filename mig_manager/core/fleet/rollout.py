@@ -215,8 +215,7 @@ class Rollout:
 
     def _progress(self, node: fleet_nodes.Node, now_s: float) -> NodeProgress:
         state, message = self._state(node, now_s)
-        is_reported = node.status is not None and node.status.config == node.requested
-        reported = node.status if is_reported else None
+        reported = node.answer
         is_moving = state in (NodeState.IN_PROGRESS, NodeState.TIMED_OUT)
         is_silent = state is NodeState.NO_RESPONSE
         if state in (NodeState.APPLIED, NodeState.TO_DO):
@@ -272,8 +271,8 @@ class Rollout:
         is_success = node.state == model.State.SUCCESS.value and node.applied == node.requested
         if is_success and (node.status is None or node.is_finished):
             return NodeState.APPLIED, ""
-        reported = node.status
-        if reported is None or reported.config != node.requested:
+        reported = node.answer
+        if reported is None:
             return self._state_in_time(node, now_s)
         if reported.phase == model.Phase.WAIT.value:
             self._since_s[node.name] = now_s
