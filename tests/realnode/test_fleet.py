@@ -1,7 +1,13 @@
-"""Three nodes, and the slots that limit how many of them change at once."""
+"""Three nodes: a rollout, and the slots that limit how many of them change at once."""
+
+import json
+import subprocess
+import sys
 
 import pytest
 
+from mig_manager.sandbox.driver import states
+from testkit import nvml_faults
 from tests import waiting
 from tests.realnode import judging, manifests, rig, watching
 
@@ -19,6 +25,60 @@ def shape() -> rig.Shape:
 
 def profiles(cluster: rig.Cluster) -> dict[str, list[str]]:
     return {name: each.driver.profiles()[0] for name, each in cluster.machines.items()}
+
+
+def roll_out(cluster: rig.Cluster, layout: str, *options: str) -> tuple[int, dict[str, str]]:
+    """Roll a layout out to all nodes; return the exit status and what it says of each node."""
+    command = [sys.executable, "-m", "mig_manager", "rollout", layout, "--output-format=json"]
+    where = ["--selector=nvidia.com/gpu.present=true", *options]
+    kubeconfig = f"--kubeconfig={cluster.plane.kubeconfig('admin')}"
+    done = subprocess.run(
+        [*command, *where, kubeconfig], capture_output=True, text=True, check=False, timeout=180
+    )
+    nodes = json.loads(done.stdout)["nodes"]
+    return done.returncode, {each["name"]: each["status"] for each in nodes}
+
+
+def have_published(cluster: rig.Cluster) -> bool:
+    """Check whether every agent has published its GPUs; a rollout skips nodes without an agent."""
+    nodes = [cluster.get("node", name) for name in NODES]
+    return all("mig-manager.io/gpus" in node["metadata"]["annotations"] for node in nodes)
+
+
+def is_changing(node: watching.Version) -> bool:
+    return bool(node.requested) and node.state not in {"success", "failed"}
+
+
+def test_a_rollout_changes_one_node_at_a_time_stops_at_a_failure_and_continues_when_it_is_repeated(
+    cluster: rig.Cluster,
+) -> None:
+    refuses = nvml_faults.Fault(
+        function="nvmlDeviceCreateGpuInstance*", code=states.Code.NO_PERMISSION
+    )
+    cluster.machines["node-b"].driver.gpus.add_fault(refuses)
+    before = profiles(cluster)
+    waiting.until(lambda: have_published(cluster), "what GPUs the nodes have")
+
+    with watching.nodes(cluster) as watch:
+        status, nodes = roll_out(cluster, "all-1g.5gb", "--pause-on-failure")
+
+        assert (status, nodes) == (
+            1,
+            dict(zip(NODES, ("applied", "failed", "to-do"), strict=True)),
+        )
+        assert cluster.status("node-b")["reason"] == "NoPermission"
+        assert profiles(cluster) == before | {"node-a": ["1g.5gb"] * 7}
+        assert "nvidia.com/mig.config" not in cluster.labels("node-c")
+
+        # The agent does not retry a failure of this kind by itself.
+        cluster.withdraw("node-b")
+        assert roll_out(cluster, "all-1g.5gb") == (0, dict.fromkeys(NODES, "applied"))
+
+        assert watch.most_at_once(is_changing) == 1
+        assert watch.most_at_once(lambda node: node.is_tainted) == 1
+    assert profiles(cluster) == dict.fromkeys(NODES, ["1g.5gb"] * 7)
+    for name in NODES:
+        judging.assert_at_rest(cluster, name)
 
 
 def test_agents_change_no_more_nodes_at_once_than_there_are_slots_when_all_are_labelled_together(
