@@ -16,7 +16,6 @@ from mig_manager.sandbox.driver import library as simulated
 from mig_manager.sandbox.driver import states, transitions
 from testkit import nvml_faults
 from tests import simulated_rig
-from tests.realnode import functions  # noqa: F401 - registers what NVIDIA's programs call
 from tests.sandbox import library
 
 _GPU_INSTANCES, _COMPUTE_INSTANCES = 15, 8

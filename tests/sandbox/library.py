@@ -27,6 +27,7 @@ from mig_manager.sandbox.driver import library as simulated
 from mig_manager.sandbox.driver import states
 from testkit import nvml_faults
 from tests import programs
+from tests.sandbox import nvidia_functions  # noqa: F401 - registers what NVIDIA's programs call
 
 NAME = "libnvidia-ml.so.1"
 SOURCE = pathlib.Path(__file__).with_name("nvml.c")

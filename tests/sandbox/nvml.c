@@ -313,6 +313,10 @@ GET(nvmlDeviceGetMemoryInfo_v2, nvmlMemory_v2_t)
 GET(nvmlDeviceGetArchitecture, uint)
 GET(nvmlDeviceGetVirtualizationMode, uint)
 GET(nvmlDeviceGetBrand, uint)
+API nvmlDeviceGetTopologyCommonAncestor(handle_t one, handle_t other, uint *level) {
+    CALL(V(one), V(other), M(level, sizeof *level));
+}
+GET_BY(nvmlDeviceGetNvLinkState, uint, uint)
 API nvmlDeviceGetCudaComputeCapability(handle_t device, int *major, int *minor) {
     CALL(V(device), M(major, sizeof *major), M(minor, sizeof *minor));
 }

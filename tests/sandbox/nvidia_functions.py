@@ -1,6 +1,6 @@
 """NVML functions that NVIDIA's programs call beside those that ours does.
 
-Import it where the simulated driver serves programs that are not ours.
+Its import registers them, for the C library: any program may load that.
 """
 
 import ctypes
@@ -44,6 +44,16 @@ def _attributes(view: calls.DeviceView, attributes: Any) -> None:
         sharedJpegCount=row.engines.jpegs,
         sharedOfaCount=row.engines.ofas,
     )
+
+
+@calls.function("nvmlDeviceGetTopologyCommonAncestor", takes=calls.GPU)
+def _common_ancestor(_: calls.DeviceView, __: Any, level: Any) -> None:
+    calls.put(level, ctypes.c_uint, pynvml.NVML_TOPOLOGY_SYSTEM)
+
+
+@calls.function("nvmlDeviceGetNvLinkState", takes=calls.GPU)
+def _no_link(*_: Any) -> None:
+    raise states.Refused(states.Code.NOT_SUPPORTED)
 
 
 calls.numbers(
