@@ -6,6 +6,8 @@ import pathlib
 from collections.abc import Iterator
 from typing import Any
 
+from testkit import authorization
+
 Event = dict[str, Any]
 AGENT = "system:serviceaccount:mig-manager:mig-manager"
 
@@ -55,4 +57,4 @@ def _is_dry_run(event: Event) -> bool:
 
 def _resource(event: Event) -> str:
     found = event.get("objectRef", {})
-    return "/".join(filter(None, (found.get("resource", "none"), found.get("subresource"))))
+    return authorization.full_resource(found.get("resource", "none"), found.get("subresource", ""))

@@ -70,9 +70,10 @@ def clusters(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Clusters]:
         pytest.skip(missing)
     before = namespaces.of_the_machine()
     every = Clusters(tmp_path_factory)
-    with contextlib.closing(contextlib.ExitStack()) as closing:
-        closing.callback(every.end)
+    try:
         yield every
+    finally:
+        every.end()
     assert namespaces.of_the_machine() == before
 
 

@@ -16,7 +16,6 @@ from tests.realnode import namespaces
 
 SERVICE_IP = "10.96.0.1"
 PORT = 6443
-_GROUPS = {"admin": "system:masters"}
 
 
 class ControlPlane:

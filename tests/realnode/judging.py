@@ -40,7 +40,7 @@ def use(cluster: rig.Cluster, *workloads: str, name: str = rig.NODE) -> dict[str
         )
         for workload in workloads
         for pod in cluster.pods(app=workload)
-        if pod["metadata"]["name"] in cluster.running(workload)
+        if rig.is_running(pod)
     }
 
 
@@ -54,7 +54,7 @@ def assert_released(cluster: rig.Cluster, name: str = rig.NODE) -> None:
     """Check that nothing of a change keeps pods or operands from a node."""
     found = cluster.get("node", name)
     spec, metadata = found["spec"], found["metadata"]
-    assert HOLD_TAINT not in cluster.taints(name)
+    assert HOLD_TAINT not in [taint["key"] for taint in spec.get("taints", [])]
     assert not spec.get("unschedulable", False)
     assert _JOURNAL not in metadata.get("annotations", {})
     labels = metadata["labels"].items()

@@ -1,5 +1,6 @@
 """What is applied to the cluster beside our own manifests: NVIDIA's plugin, and workloads."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from tests.cluster import clusters
@@ -38,12 +39,11 @@ def plugin(*, tolerates_all: bool = False, **variables: str) -> Object:
         "containers": [container],
         "volumes": [{"name": "device-plugin", "hostPath": {"path": PLUGIN_FOLDER}}],
     }
-    return daemon_set(PLUGIN, "kube-system", "nvidia-device-plugin-ds", pod)
+    return daemon_set(PLUGIN, "kube-system", {"name": "nvidia-device-plugin-ds"}, pod)
 
 
-def daemon_set(name: str, namespace: str, label: str, pod: Object) -> Object:
-    """Return a DaemonSet whose pods have the label ``name``."""
-    labels = {"name": label}
+def daemon_set(name: str, namespace: str, labels: Mapping[str, str], pod: Object) -> Object:
+    """Return a DaemonSet whose pods have these labels."""
     return {
         "apiVersion": "apps/v1",
         "kind": "DaemonSet",

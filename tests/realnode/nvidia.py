@@ -77,7 +77,7 @@ def feature_discovery() -> Object:
             }
         ],
     }
-    return manifests.daemon_set(DISCOVERY, "kube-system", DISCOVERY, pod)
+    return manifests.daemon_set(DISCOVERY, "kube-system", {"name": DISCOVERY}, pod)
 
 
 def features(of: node.Node) -> dict[str, str]:

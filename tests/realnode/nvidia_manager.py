@@ -7,17 +7,11 @@ The DaemonSet is that of the operator with a driver container: NVIDIA's manager 
 from typing import Any
 
 from tests import programs, waiting
-from tests.realnode import images, manifests, rig
+from tests.realnode import images, operator, rig
 
 Object = dict[str, Any]
 
-NAMESPACE = "gpu-operator"
-NAME = "nvidia-mig-manager"
-USER = f"system:serviceaccount:{NAMESPACE}:{NAME}"
-PLUGIN = "nvidia-device-plugin-daemonset"
-DEPLOY = "nvidia.com/gpu.deploy."
-OPERANDS = ("device-plugin", "gpu-feature-discovery", "dcgm", "dcgm-exporter", "nvsm")
-"""Those that NVIDIA's manager pauses."""
+NAME, NAMESPACE, PLUGIN = operator.MANAGER, operator.NAMESPACE, operator.PLUGIN
 _LAYOUTS = "mig-parted-config"
 _PROGRAMS = ("nvidia-mig-manager", "nvidia-mig-parted")
 _START = """
@@ -38,27 +32,17 @@ os.execvp('nvidia-mig-manager', ['nvidia-mig-manager'])
 def install_plugin(cluster: rig.Cluster) -> None:
     """Replace the device plugin by one that the operator's deploy label starts and stops."""
     cluster.kubectl("delete", "daemonset", "-n", "kube-system", PLUGIN, "--ignore-not-found")
-    cluster.kubectl("label", "--overwrite", "node", rig.NODE, f"{DEPLOY}device-plugin=true")
-    plugin = manifests.plugin()
-    plugin["metadata"]["namespace"] = NAMESPACE
-    spec, template = plugin["spec"], plugin["spec"]["template"]
-    spec["selector"]["matchLabels"] = template["metadata"]["labels"] = {"app": PLUGIN}
-    template["spec"]["nodeSelector"] = {f"{DEPLOY}device-plugin": "true"}
-    # As values.yaml of our overlay for the operator has it.
-    template["spec"]["tolerations"] += [
-        {"key": "mig-manager.io/reconfiguring", "operator": "Exists", "effect": "NoSchedule"}
-    ]
-    cluster.apply(_namespace(NAMESPACE), plugin)
+    label = f"{operator.DEPLOY}device-plugin=true"
+    cluster.kubectl("label", "--overwrite", "node", rig.NODE, label)
+    plugin = operator.operand(PLUGIN, "device-plugin", operator.plugin())
+    cluster.apply(_namespace(), plugin)
     waiting.until(lambda: plugin_runs(cluster), "the operator's device plugin")
 
 
 def plugin_runs(cluster: rig.Cluster) -> bool:
     """Check whether the operator's device plugin runs, and none of its pods is ending."""
     pods = cluster.pods(NAMESPACE, app=PLUGIN)
-    return bool(pods) and all(
-        pod["status"]["phase"] == "Running" and "deletionTimestamp" not in pod["metadata"]
-        for pod in pods
-    )
+    return bool(pods) and all(map(rig.is_running, pods))
 
 
 def install(cluster: rig.Cluster, layouts: str) -> None:
@@ -72,9 +56,9 @@ def install(cluster: rig.Cluster, layouts: str) -> None:
     archive = cluster.images.nvidia_manager(rig.built(*_PROGRAMS))
     cluster.node.import_image(archive)
     cluster.node.start_bus()
-    cluster.kubectl("label", "--overwrite", "node", rig.NODE, f"{DEPLOY}mig-manager=true")
-    cluster.apply(_namespace(NAMESPACE), config_map(layouts, NAMESPACE), *_rights(), _daemon_set())
-    cluster.kubectl("rollout", "status", "-n", NAMESPACE, f"ds/{NAME}", "--timeout=120s")
+    cluster.kubectl("label", "--overwrite", "node", rig.NODE, f"{operator.DEPLOY}mig-manager=true")
+    cluster.apply(_namespace(), _config_map(layouts), *operator.account(), _daemon_set())
+    cluster.wait_for_daemons(NAMESPACE, NAME)
 
 
 def remove(cluster: rig.Cluster) -> None:
@@ -88,57 +72,22 @@ def log(cluster: rig.Cluster) -> str:
     return cluster.kubectl("logs", "-n", NAMESPACE, f"ds/{NAME}", "--tail=-1")
 
 
-def config_map(layouts: str, namespace: str) -> Object:
-    """Return a ConfigMap with layouts, for either manager."""
+def _config_map(layouts: str) -> Object:
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
-        "metadata": {"name": _LAYOUTS, "namespace": namespace},
+        "metadata": {"name": _LAYOUTS, "namespace": NAMESPACE},
         "data": {"config.yaml": layouts},
     }
 
 
-def serving(layouts: str, cluster: rig.Cluster) -> Object:
-    """Create layouts for our agent; return the patch by which it serves them."""
-    cluster.apply(_namespace("mig-manager"), config_map(layouts, "mig-manager"))
-    volume = {"name": "config", "configMap": {"name": _LAYOUTS}}
-    return {
-        "apiVersion": "apps/v1",
-        "kind": "DaemonSet",
-        "metadata": {"name": "mig-manager", "namespace": "mig-manager"},
-        "spec": {"template": {"spec": {"volumes": [volume]}}},
-    }
-
-
-def _namespace(name: str) -> Object:
+def _namespace() -> Object:
     labels = {"pod-security.kubernetes.io/enforce": "privileged"}
     return {
         "apiVersion": "v1",
         "kind": "Namespace",
-        "metadata": {"name": name, "labels": labels},
+        "metadata": {"name": NAMESPACE, "labels": labels},
     }
-
-
-def _rights() -> list[Object]:
-    """Return the operator's ServiceAccount and roles of NVIDIA's manager."""
-    own, pods = {"name": NAME, "namespace": NAMESPACE}, {"apiGroups": [""], "resources": ["pods"]}
-    nodes = {"apiGroups": [""], "resources": ["nodes"]}
-    group = "rbac.authorization.k8s.io"
-    written = ["get", "list", "watch", "update", "patch"]
-    subjects = [{"kind": "ServiceAccount", **own}]
-    roles = {
-        "Role": [pods | {"verbs": ["get", "list", "watch", "delete"]}],
-        "ClusterRole": [nodes | {"verbs": written}, pods | {"verbs": ["list"]}],
-    }
-    found: list[Object] = [{"apiVersion": "v1", "kind": "ServiceAccount", "metadata": own}]
-    for kind, rules in roles.items():
-        shared = {"apiVersion": f"{group}/v1", "metadata": own}
-        reference = {"apiGroup": group, "kind": kind, "name": NAME}
-        found += [
-            shared | {"kind": kind, "rules": rules},
-            shared | {"kind": f"{kind}Binding", "roleRef": reference, "subjects": subjects},
-        ]
-    return found
 
 
 def _daemon_set() -> Object:
@@ -161,8 +110,6 @@ def _daemon_set() -> Object:
         ],
     }
     pod = {
-        "nodeSelector": {f"{DEPLOY}mig-manager": "true"},
-        "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}],
         "priorityClassName": "system-node-critical",
         "serviceAccountName": NAME,
         "hostPID": True,
@@ -173,7 +120,4 @@ def _daemon_set() -> Object:
             *({"name": name, "hostPath": {"path": path}} for name, (path, _) in folders.items()),
         ],
     }
-    found = manifests.daemon_set(NAME, NAMESPACE, NAME, pod)
-    spec = found["spec"]
-    spec["selector"]["matchLabels"] = spec["template"]["metadata"]["labels"] = {"app": NAME}
-    return found
+    return operator.operand(NAME, "mig-manager", pod)

@@ -7,8 +7,8 @@ from tests.realnode import images, manifests
 
 NAMESPACE = clusters.OPERATOR_NAMESPACE
 MANAGER, PLUGIN, DCGM = "nvidia-mig-manager", "nvidia-device-plugin-daemonset", "nvidia-dcgm"
-_DEPLOY = "nvidia.com/gpu.deploy."
-DEPLOY_LABELS = {f"{_DEPLOY}{name}": "true" for name in ("mig-manager", "device-plugin", "dcgm")}
+DEPLOY = "nvidia.com/gpu.deploy."
+DEPLOY_LABELS = {f"{DEPLOY}{name}": "true" for name in ("mig-manager", "device-plugin", "dcgm")}
 _HOST = {"/host": "/", "/driver-root": "/run/nvidia/driver", "/sys": "/sys"}
 
 Object = manifests.Object
@@ -18,13 +18,11 @@ def objects() -> list[Object]:
     """Return the operator's namespace, its rights for the MIG manager, and three operands."""
     return [
         {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}},
-        {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": _named(MANAGER)},
+        *account(),
         _config("gpu-clients", "clients.yaml", "version: v1\nsystemd-services: []\n"),
-        *_rights("ClusterRole", clusters.STOCK_OPERATOR.everywhere),
-        *_rights("Role", clusters.STOCK_OPERATOR.within),
-        _operand(MANAGER, "mig-manager", _manager()),
-        _operand(PLUGIN, "device-plugin", _plugin()),
-        _operand(DCGM, "dcgm", {"containers": [{"name": DCGM, "image": images.PAUSE}]}),
+        operand(MANAGER, "mig-manager", _manager()),
+        operand(PLUGIN, "device-plugin", plugin()),
+        operand(DCGM, "dcgm", {"containers": [{"name": DCGM, "image": images.PAUSE}]}),
     ]
 
 
@@ -72,26 +70,32 @@ def _manager() -> Object:
     return own | {"containers": [container], "volumes": volumes}
 
 
-def _plugin() -> Object:
+def account() -> list[Object]:
+    """Return the account of the MIG manager, with the rights that the operator gives it."""
+    return [
+        {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": _named(MANAGER)},
+        *_rights("ClusterRole", clusters.STOCK_OPERATOR.everywhere),
+        *_rights("Role", clusters.STOCK_OPERATOR.within),
+    ]
+
+
+def plugin() -> Object:
+    """Return the pod of the device plugin."""
     spec: Object = manifests.plugin()["spec"]["template"]["spec"]
     spec["containers"][0]["name"] = "nvidia-device-plugin"
     return spec
 
 
-def _operand(name: str, deploy: str, spec: Object) -> Object:
+def operand(name: str, deploy: str, spec: Object) -> Object:
     """Return a DaemonSet on the nodes where its deploy label is true."""
     placed = {
-        "nodeSelector": {f"{_DEPLOY}{deploy}": "true"},
+        "nodeSelector": {f"{DEPLOY}{deploy}": "true"},
         "tolerations": [
             {"key": key, "operator": "Exists", "effect": "NoSchedule"}
             for key in ("nvidia.com/gpu", "mig-manager.io/reconfiguring")
         ],
     }
-    daemons = manifests.daemon_set(name, NAMESPACE, name, spec | placed)
-    labels = {"app": name}
-    daemons["spec"]["selector"] = {"matchLabels": labels}
-    daemons["spec"]["template"]["metadata"] = {"labels": labels}
-    return daemons
+    return manifests.daemon_set(name, NAMESPACE, {"app": name}, spec | placed)
 
 
 def _rights(kind: str, rights: frozenset[clusters.Right]) -> list[Object]:

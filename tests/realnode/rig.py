@@ -300,7 +300,7 @@ class Cluster:
         return {
             pod["metadata"]["name"]: pod["metadata"]["uid"]
             for pod in self.pods(app=name)
-            if pod["status"]["phase"] == "Running" and "deletionTimestamp" not in pod["metadata"]
+            if is_running(pod)
         }
 
     def refused(self) -> list[str]:
@@ -340,6 +340,11 @@ class Cluster:
             with contextlib.suppress(OSError, RuntimeError, subprocess.TimeoutExpired):
                 found = self.kubectl("get", what, "--all-namespaces", "--output=yaml")
                 (target / f"{what}.yaml").write_text(found)
+
+
+def is_running(pod: Object) -> bool:
+    """Check whether a pod runs and was neither deleted nor evicted."""
+    return pod["status"]["phase"] == "Running" and "deletionTimestamp" not in pod["metadata"]
 
 
 def devices(node: Object) -> dict[str, int]:

@@ -3,7 +3,7 @@
 import pytest
 
 from tests import waiting
-from tests.realnode import nvidia_manager, rig
+from tests.realnode import nvidia_manager, operator, rig
 
 pytestmark = [pytest.mark.realnode, pytest.mark.slow]
 
@@ -16,7 +16,7 @@ mig-configs:
   - {devices: all, mig-enabled: true, mig-devices: {2g.10gb: 3}}
 """
 _TOUCHES = {"create pods/eviction", "delete pods"}
-_PLUGIN_LABEL = f"{nvidia_manager.DEPLOY}device-plugin"
+_PLUGIN_LABEL = f"{operator.DEPLOY}device-plugin"
 
 
 def test_our_agent_touches_nothing_beside_nvidias_manager_and_takes_over_what_it_left_paused(

@@ -16,7 +16,7 @@ def shape() -> rig.Shape:
 def _serve(cluster: rig.Cluster, *objects: rig.Object) -> None:
     """Have a plugin serve the node, and wait until it does."""
     cluster.apply(*objects)
-    cluster.kubectl("rollout", "status", "-n", "kube-system", f"ds/{manifests.PLUGIN}")
+    cluster.wait_for_daemons("kube-system", manifests.PLUGIN)
 
 
 @pytest.mark.parametrize(

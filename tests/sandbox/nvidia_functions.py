@@ -8,7 +8,7 @@ from typing import Any
 
 import pynvml
 
-from mig_manager.sandbox.driver import calls, states, transitions
+from mig_manager.sandbox.driver import calls, mig_functions, states, transitions
 
 _CUDA_VERSION = 13000
 _CAPABILITIES = {"ampere": (8, 0), "hopper": (9, 0), "blackwell": (10, 0)}
@@ -38,11 +38,7 @@ def _attributes(view: calls.DeviceView, attributes: Any) -> None:
         gpuInstanceSliceCount=row.profile.gpu_slices,
         computeInstanceSliceCount=compute.slices,
         memorySizeMB=row.memory_mib,
-        sharedCopyEngineCount=row.copy_engines,
-        sharedDecoderCount=row.engines.decoders,
-        sharedEncoderCount=row.engines.encoders,
-        sharedJpegCount=row.engines.jpegs,
-        sharedOfaCount=row.engines.ofas,
+        **mig_functions.shared_engines(row),
     )
 
 

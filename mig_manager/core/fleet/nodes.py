@@ -145,13 +145,11 @@ class Goal:
     def mark(self, node: Node) -> Mark | None:
         """Return what to write on a node with the request."""
         if self.layout is not None:
-            last = node.status
-            is_failure = last and last.config == self.layout and last.state is model.State.FAILED
-            return Mark(
-                layout=self.layout,
-                before=node.requested or node.applied or None,
-                failed_at=last.started_at if last and is_failure else None,
-            )
+            failed_at, last = None, node.status
+            if last and last.config == self.layout and last.state is model.State.FAILED:
+                failed_at = last.started_at
+            before = node.requested or node.applied or None
+            return Mark(layout=self.layout, before=before, failed_at=failed_at)
         return dataclasses.replace(node.mark, is_undone=True) if node.mark else None
 
     def is_superseded(self, node: Node) -> bool:

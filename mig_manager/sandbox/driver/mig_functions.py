@@ -230,6 +230,17 @@ def _compute_row(
     return transitions.compute_row(view.board, view.instance, calls.number(profile_id))
 
 
+def shared_engines(parent: hardware.GpuProfile) -> dict[str, int]:
+    """Return the struct fields of the engines that compute instances share: all of them."""
+    return {
+        "sharedCopyEngineCount": parent.copy_engines,
+        "sharedDecoderCount": parent.engines.decoders,
+        "sharedEncoderCount": parent.engines.encoders,
+        "sharedJpegCount": parent.engines.jpegs,
+        "sharedOfaCount": parent.engines.ofas,
+    }
+
+
 def _fill_compute(target: Any, parent: hardware.GpuProfile, row: hardware.ComputeProfile) -> None:
     calls.fill(
         target,
@@ -237,11 +248,7 @@ def _fill_compute(target: Any, parent: hardware.GpuProfile, row: hardware.Comput
         sliceCount=row.slices,
         instanceCount=row.max_instances,
         multiprocessorCount=row.multiprocessors,
-        sharedCopyEngineCount=parent.copy_engines,
-        sharedDecoderCount=parent.engines.decoders,
-        sharedEncoderCount=parent.engines.encoders,
-        sharedJpegCount=parent.engines.jpegs,
-        sharedOfaCount=parent.engines.ofas,
+        **shared_engines(parent),
     )
 
 
