@@ -107,6 +107,8 @@ def test_in_the_operators_place_the_agent_pauses_its_operands_by_their_labels_an
     cluster.request("all-1g.10gb")
 
     waiting.until(lambda: cluster.driver.gpus.faults()[0].fired > 0, "the change")
+    # The agent waits until their containers have ended; kubelet deletes the pods right after.
+    waiting.until(lambda: len(operands_of(cluster)) == 1, "the operands' pods to go", within_s=3)
     assert operands_of(cluster).keys() == {operator.MANAGER}
     assert cluster.outcome("all-1g.10gb")["state"] == "success"
     assert cluster.driver.profiles() == [["1g.10gb"] * 4] * 2
