@@ -17,7 +17,7 @@ from tests import programs, waiting
 from tests.cluster import clusters, envtest
 from tests.realnode import images, rig
 
-NAMESPACE = "gpu-operator"
+NAMESPACE = PROGRAM = "gpu-operator"
 MANAGER = "nvidia-mig-manager"
 PLUGIN = "nvidia-device-plugin-daemonset"
 _SHIPPED = clusters.DEPLOY / "overlays/gpu-operator/values.yaml"
@@ -44,7 +44,7 @@ class Operator:
     def install(self) -> None:
         """Install it with its own defaults but for what the node cannot have."""
         cluster = self._cluster
-        program = cluster.programs / "gpu-operator"
+        program = rig.built(PROGRAM) / PROGRAM
         cluster.node.import_image(cluster.images.operator(program, _module()))
         spaces = cluster.node.spaces
         spaces.run("mkdir", "-p", _VALIDATIONS)

@@ -13,7 +13,7 @@ Object = dict[str, Any]
 
 NAME, NAMESPACE, PLUGIN = operator.MANAGER, operator.NAMESPACE, operator.PLUGIN
 _LAYOUTS = "mig-parted-config"
-_PROGRAMS = ("nvidia-mig-manager", "nvidia-mig-parted")
+PROGRAMS = ("nvidia-mig-manager", "nvidia-mig-parted")
 _START = """
 import ctypes, os
 MS_BIND, MS_REC = 4096, 16384
@@ -53,7 +53,7 @@ def install(cluster: rig.Cluster, layouts: str) -> None:
         layouts: Its config document.
     """
     programs.needed("dbus-daemon")
-    archive = cluster.images.nvidia_manager(rig.built(*_PROGRAMS))
+    archive = cluster.images.nvidia_manager(rig.built(*PROGRAMS))
     cluster.node.import_image(archive)
     cluster.node.start_bus()
     cluster.kubectl("label", "--overwrite", "node", rig.NODE, f"{operator.DEPLOY}mig-manager=true")

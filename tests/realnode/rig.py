@@ -20,8 +20,8 @@ PROGRAMS = (
     *("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet"),
     *("nvidia-device-plugin", "gpu-feature-discovery", "config-manager"),
     *("nvidia-container-runtime", "pause"),
-    "gpu-operator",
 )
+"""What every cluster runs."""
 NODE = "node-a"
 CACHE = pathlib.Path(os.environ.get("XDG_CACHE_HOME", pathlib.Path.home() / ".cache"))
 CACHE /= namespaces.IMAGE_CACHE
