@@ -338,7 +338,7 @@ class ClusterError(MigManagerError):
 class DrainError(MigManagerError):
     """Affected pods were not evicted before the deadline.
 
-    DRAIN_STALLED means that evicted pods have no room elsewhere. The node stays cordoned until the
+    DRAIN_STALLED means that evicted pods have no room elsewhere. The node stays tainted until the
     next attempt (``keeps_closed``) if pods were evicted, whose successors would start here.
     """
 

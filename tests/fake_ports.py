@@ -43,7 +43,6 @@ class FakeNode(_Port):
     def patch(self, change: cluster.NodePatch) -> cluster.NodeView:
         # As over HTTP: what depends on the node is written only for the node that was decided for.
         assert change.hold_taint is None
-        assert change.unschedulable is None
         self._rig.called("node.patch")
         return self._write(change)
 
@@ -69,8 +68,6 @@ class FakeNode(_Port):
         rig = self._rig
         _merge(rig.labels, change.labels)
         _merge(rig.annotations, change.annotations)
-        if change.unschedulable is not None:
-            rig.is_unschedulable = change.unschedulable
         if change.hold_taint is not None:
             rig.has_hold_taint = change.hold_taint
         text = change.annotations.get(cluster.STATUS_ANNOTATION)

@@ -153,7 +153,7 @@ class GpuClients:
         before = written.journal
         if paused.has_plugin:
             self._deps.node.withdraw_devices()
-        if key in before.paused_labels or before.hold_taint or before.cordoned or plugin_config:
+        if key in before.paused_labels or before.hold_taint or plugin_config:
             written.resume({key}, what="restarting the device plugin", plugin_config=plugin_config)
         self._delete(early)
         stale = paused.plugin_uids | {pod.uid for pod in early}

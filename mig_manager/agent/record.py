@@ -268,10 +268,11 @@ class Record:
                     before,
                     paused_labels={k: v for k, v in before.paused_labels.items() if k not in keys},
                     hold_taint=False,
-                    cordoned=False,
                     plugin_config=changed or before.plugin_config,
                 ),
-                change=dataclasses.replace(_reopening(ours), labels=labels),
+                change=cluster.NodePatch(
+                    labels=labels, hold_taint=False if ours.hold_taint else None
+                ),
             )
 
         try:
@@ -313,7 +314,7 @@ class Record:
         kept = taken.remaining
         if outcome.keeps_closed:
             kept = taken.closed
-            taken = dataclasses.replace(taken, cordoned=False, hold_taint=False)
+            taken = dataclasses.replace(taken, hold_taint=False)
         annotations = self._annotations(kept)
         self._node.update(lambda view: _merge(_restoring(taken, view), labels, annotations))
         self.journal = kept
@@ -404,16 +405,7 @@ def _restoring(journal: status.Journal, view: cluster.NodeView) -> cluster.NodeP
         labels[cluster.PLUGIN_CONFIG_LABEL] = journal.plugin_config.before
     if journal.applied and not journal.snapshot:
         labels[cluster.APPLIED_LABEL] = journal.applied
-    return dataclasses.replace(_reopening(journal), labels=labels)
-
-
-def _reopening(journal: status.Journal) -> cluster.NodePatch:
-    """Return the patch that removes the taint; ``cordoned`` is from agents of older versions."""
-    return cluster.NodePatch(
-        annotations={cluster.CORDON_ANNOTATION: None} if journal.cordoned else {},
-        unschedulable=False if journal.cordoned else None,
-        hold_taint=False if journal.hold_taint else None,
-    )
+    return cluster.NodePatch(labels=labels, hold_taint=False if journal.hold_taint else None)
 
 
 def without_foreign_labels(journal: status.Journal, view: cluster.NodeView) -> status.Journal:

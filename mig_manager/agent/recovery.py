@@ -59,7 +59,6 @@ def find_journal(node: ports.Node, view: cluster.NodeView) -> status.Journal | N
             )
     marked = status.Journal(
         config="",
-        cordoned=view.is_unschedulable and cluster.CORDON_ANNOTATION in view.annotations,
         hold_taint=cluster.HOLD_TAINT in view.taint_keys,
         paused_labels={
             key: "true"

@@ -373,8 +373,6 @@ def _interrupted_run(facts: Facts) -> Iterator[Finding]:
     traces = [f"{key} is paused" for key, v in node.labels.items() if v == cluster.PAUSED_VALUE]
     if cluster.JOURNAL_ANNOTATION in node.annotations:
         traces.append("there is a journal")
-    if cluster.CORDON_ANNOTATION in node.annotations:
-        traces.append("an older version of the agent cordoned the node")
     if cluster.HOLD_TAINT in node.taint_keys:
         traces.append(f"the node has the taint {cluster.HOLD_TAINT}")
     is_unreadable = cluster.UNREADABLE_JOURNAL_ANNOTATION in node.annotations

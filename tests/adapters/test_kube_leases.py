@@ -164,7 +164,7 @@ def test_the_slot_of_a_dead_disrupted_node_is_reported_and_stays_until_the_node_
     rig: Rig,
 ) -> None:
     def disrupt(node: store.Object) -> None:
-        node["metadata"]["annotations"] = {cluster.CORDON_ANNOTATION: "layout"}
+        node["metadata"]["annotations"] = {cluster.JOURNAL_ANNOTATION: "{}"}
 
     rig.taken("a")
     rig.server.modify(resources.NODES, "a", disrupt)

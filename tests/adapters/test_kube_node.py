@@ -135,13 +135,12 @@ def test_an_update_sends_one_request_for_a_node_that_was_read_and_none_of_what_i
         lambda view: cluster.NodePatch(
             labels={cluster.STATE_LABEL: view.labels[cluster.CONFIG_LABEL]},
             annotations={"a": None},
-            unschedulable=False,
             hold_taint=True,
         )
     )
     assert seen.labels[cluster.STATE_LABEL] == "all-1g.10gb"
     assert seen.annotations == {}
-    assert not seen.is_unschedulable
+    assert seen.is_unschedulable
     assert seen.taint_keys == {"dedicated", cluster.HOLD_TAINT}
     assert len(rig.server.log.requests()) == 2
 

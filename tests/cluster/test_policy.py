@@ -273,16 +273,10 @@ def test_the_agent_may_write_and_withdraw_all_that_its_work_needs_on_its_own_nod
     assert cluster.UNREADABLE_JOURNAL_ANNOTATION not in seen["metadata"]["annotations"]
 
 
-def test_the_agent_may_lift_the_cordon_of_an_older_version_and_none_of_others(
-    scene: Scene,
-) -> None:
+def test_the_agent_may_lift_no_cordon(scene: Scene) -> None:
     scene.people.patch(f"{NODES}/{OWN}", CORDON)
     lifted = {"spec": {"unschedulable": None}}
     assert "may not cordon" in clusters.refusal(lambda: patching(lifted)(scene))
-
-    patching(annotations(**{cluster.CORDON_ANNOTATION: "all-disabled"}))(scene)
-    after = patching({**annotations(**{cluster.CORDON_ANNOTATION: None}), **lifted})(scene)
-    assert not after["spec"].get("unschedulable")
 
 
 def test_the_agent_of_simulated_gpus_offers_what_is_present_and_0_of_what_is_gone(

@@ -117,15 +117,15 @@ def test_an_agent_that_comes_back_to_an_interrupted_change_takes_its_own_slot_ag
     with apiserver.serve() as server:
         (name,) = agents.populate(server, 1)
         kube = api.KubeApi.at(server.url)
-        # As an agent leaves it that was killed after the cordon.
+        # As an agent leaves it that was killed before the drain.
         killed = leases.LeaseSlots(
             kube, namespace=NAMESPACE, node_name=name, limit=1, clock=host.SystemClock()
         )
         assert killed.take() == ""
-        journal = status.Journal(config=LAYOUT, cordoned=True)
+        journal = status.Journal(config=LAYOUT, hold_taint=True)
 
         def leave(thing: store.Object) -> None:
-            thing["spec"] = {"unschedulable": True}
+            thing["spec"] = {"taints": [{"key": cluster.HOLD_TAINT, "effect": "NoSchedule"}]}
             thing["metadata"]["annotations"] = {cluster.JOURNAL_ANNOTATION: journal.to_json()}
             thing["metadata"]["labels"][cluster.CONFIG_LABEL] = LAYOUT
 
@@ -136,7 +136,7 @@ def test_an_agent_that_comes_back_to_an_interrupted_change_takes_its_own_slot_ag
         node = server.get(resources.NODES, name)
         kube.close()
 
-    assert not node["spec"].get("unschedulable")
+    assert not node["spec"].get("taints")
 
 
 class Contender:

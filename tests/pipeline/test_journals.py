@@ -29,7 +29,7 @@ def test_only_a_failure_that_passes_has_a_next_try_in_the_status(
 
 
 V1 = (
-    '{"version": 1, "config": "all-1g.5gb", "cordoned": true, "holdTaint": true, '
+    '{"version": 1, "config": "all-1g.5gb", "holdTaint": true, '
     '"pausedLabels": {"nvidia.com/gpu.deploy.device-plugin": "true"}}'
 )
 
@@ -39,7 +39,7 @@ def test_the_journal_of_the_version_before_is_restored() -> None:
     rig = scenes.node()
     rig.annotations[cluster.JOURNAL_ANNOTATION] = V1
     rig.labels[cluster.PLUGIN_DEPLOY_LABEL] = cluster.PAUSED_VALUE
-    rig.is_unschedulable = rig.has_hold_taint = True
+    rig.has_hold_taint = True
 
     scenes.reconciler(rig).recover(None)
 
@@ -60,24 +60,18 @@ NONSENSE = [
 
 
 @pytest.mark.parametrize("text", NONSENSE, ids=range(len(NONSENSE)))
-@pytest.mark.parametrize("is_ours", [True, False])
-def test_an_invalid_journal_is_set_aside_and_marked_labels_are_restored(
-    text: str, *, is_ours: bool
-) -> None:
+def test_an_invalid_journal_is_set_aside_and_marked_labels_are_restored(text: str) -> None:
     rig = scenes.node()
     rig.annotations[cluster.JOURNAL_ANNOTATION] = text
     rig.labels[cluster.PLUGIN_DEPLOY_LABEL] = cluster.PAUSED_VALUE
     rig.is_unschedulable = rig.has_hold_taint = True
-    if is_ours:
-        rig.annotations[cluster.CORDON_ANNOTATION] = "all-1g.5gb"
 
     scenes.reconciler(rig).recover("all-1g.5gb")
 
     assert rig.labels[cluster.PLUGIN_DEPLOY_LABEL] == "true"
     assert not rig.has_hold_taint
-    assert rig.is_unschedulable is not is_ours
+    assert rig.is_unschedulable
     assert cluster.JOURNAL_ANNOTATION not in rig.annotations
-    assert cluster.CORDON_ANNOTATION not in rig.annotations
     kept = rig.annotations[cluster.UNREADABLE_JOURNAL_ANNOTATION]
     assert text.startswith(kept)
     assert len(kept) == min(len(text), 16 * 1024)

@@ -337,7 +337,7 @@ def test_an_instance_that_the_interrupted_change_did_not_create_is_named_and_kep
     assert any(f"at {place} on GPU 0 was not there before" in text for text in rig.messages)
     journal = status.Journal.from_json(rig.annotations[cluster.JOURNAL_ANNOTATION])
     assert journal.snapshot
-    assert not journal.cordoned
+    assert not journal.hold_taint
     assert successor.rest()
 
     instances = tuple(gi for gi in rig.gpus[0].gpu_instances if gi.placement != place)

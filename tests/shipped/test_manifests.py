@@ -242,7 +242,6 @@ def test_the_guide_to_crashes_has_every_phase_and_the_keys_and_times_that_count(
     )
     keys = (
         cluster.APPLIED_LABEL,
-        cluster.CORDON_ANNOTATION,
         cluster.JOURNAL_ANNOTATION,
         cluster.STATUS_ANNOTATION,
         cluster.UNREADABLE_JOURNAL_ANNOTATION,

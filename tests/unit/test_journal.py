@@ -22,7 +22,6 @@ from tests.unit import samples
 def test_a_journal_reads_back_as_it_was_written(switch: status.PluginConfig | None) -> None:
     journal = status.Journal(
         config="a",
-        cordoned=True,
         hold_taint=True,
         paused_labels={cluster.PLUGIN_DEPLOY_LABEL: "true"},
         plugin_config=switch,
@@ -49,9 +48,9 @@ def _switched(value: object) -> str:
         "[]",
         "{}",
         '{"version": 2}',
-        '{"version": 1, "config": "a", "cordoned": 1, "holdTaint": false, "pausedLabels": {}}',
-        '{"version": 1, "config": "a", "cordoned": true, "holdTaint": false, "pausedLabels": 3}',
-        '{"version":1,"config":"a","cordoned":true,"holdTaint":true,"pausedLabels":{"a":1}}',
+        '{"version": 1, "config": "a", "holdTaint": 1, "pausedLabels": {}}',
+        '{"version": 1, "config": "a", "holdTaint": false, "pausedLabels": 3}',
+        '{"version":1,"config":"a","holdTaint":true,"pausedLabels":{"a":1}}',
         _paused("kubernetes.io/hostname", "true"),
         _paused("nvidia.com/gpu.deploy.not a key", "true"),
         _paused("nvidia.com/gpu.deploy.dcgm", "not a label value"),

@@ -77,7 +77,6 @@ def test_leases_of_others_are_no_slots(name: str, index: int | None) -> None:
     "mark",
     [
         {"annotations": {cluster.JOURNAL_ANNOTATION: "{}"}},
-        {"annotations": {cluster.CORDON_ANNOTATION: "x"}},
         {"taint_keys": frozenset({cluster.HOLD_TAINT})},
         {"labels": {cluster.PLUGIN_DEPLOY_LABEL: cluster.PAUSED_VALUE}},
     ],

@@ -246,8 +246,6 @@ def _spec(change: cluster.NodePatch, node: _Node) -> dict[str, Any]:
     k8s.io/api/core/v1 names no patchStrategy), so a patch replaces the whole list.
     """
     spec: dict[str, Any] = {}
-    if change.unschedulable is not None:
-        spec["unschedulable"] = change.unschedulable
     if change.hold_taint not in (None, cluster.HOLD_TAINT in node.view.taint_keys):
         others = [taint for taint in node.taints if taint["key"] != cluster.HOLD_TAINT]
         own = [{"key": cluster.HOLD_TAINT, "effect": "NoSchedule"}] if change.hold_taint else []

@@ -117,9 +117,8 @@ def judge(
 
 def is_disrupted(view: cluster.NodeView) -> bool:
     """Return whether a node has the marks of a change, also of an interrupted one."""
-    marks = (cluster.JOURNAL_ANNOTATION, cluster.CORDON_ANNOTATION)
     return (
-        any(view.annotations.get(mark) for mark in marks)
+        bool(view.annotations.get(cluster.JOURNAL_ANNOTATION))
         or cluster.HOLD_TAINT in view.taint_keys
         or cluster.PAUSED_VALUE in view.labels.values()
     )

@@ -24,8 +24,6 @@ ROLLOUT_ANNOTATION = "mig-manager.io/rollout"
 JOURNAL_ANNOTATION = "mig-manager.io/journal"
 UNREADABLE_JOURNAL_ANNOTATION = "mig-manager.io/journal-unreadable"
 """Keeps an invalid journal for inspection."""
-CORDON_ANNOTATION = "mig-manager.io/cordoned-for"
-"""On a node that an agent of an older version cordoned: the layout it was cordoned for."""
 DEPLOY_LABEL_PREFIX = "nvidia.com/gpu.deploy."
 PLUGIN_DEPLOY_LABEL = "nvidia.com/gpu.deploy.device-plugin"
 PAUSED_VALUE = "paused-for-mig-change"
@@ -111,8 +109,6 @@ class NodePatch:
 
     labels: Mapping[str, str | None] = dataclasses.field(default_factory=dict)
     annotations: Mapping[str, str | None] = dataclasses.field(default_factory=dict)
-    unschedulable: bool | None = None
-    """False undoes the cordon of an older version's agent; None leaves ``spec`` as it is."""
     hold_taint: bool | None = None
     """True adds, False removes ``HOLD_TAINT``; None leaves it as it is."""
 
@@ -121,7 +117,6 @@ class NodePatch:
         return (
             all(view.labels.get(key) == value for key, value in self.labels.items())
             and all(view.annotations.get(key) == value for key, value in self.annotations.items())
-            and self.unschedulable in (None, view.is_unschedulable)
             and self.hold_taint in (None, HOLD_TAINT in view.taint_keys)
         )
 

@@ -245,8 +245,6 @@ class Journal:
     """What must be restored, written before it is changed."""
 
     config: str
-    cordoned: bool = False
-    """Whether an agent of an older version cordoned the node; ours sets the taint instead."""
     hold_taint: bool = False  # whether the node has ``cluster.HOLD_TAINT``
     paused_labels: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """Deploy label -> its value before we paused it, in the order of the resume."""
@@ -284,8 +282,7 @@ class Journal:
     @property
     def blocks_workloads(self) -> bool:
         """Whether workloads cannot use the node, or its devices are not verified yet."""
-        is_closed = self.cordoned or self.hold_taint
-        return bool(is_closed or self.paused_labels or self.has_plugin or self.rebooted_from)
+        return bool(self.hold_taint or self.paused_labels or self.has_plugin or self.rebooted_from)
 
     @property
     def remaining(self) -> "Journal":
@@ -301,17 +298,14 @@ class Journal:
 
     @property
     def closed(self) -> "Journal":
-        """The journal after that, if the node stays cordoned for the next attempt of a drain."""
-        return dataclasses.replace(
-            self.remaining, cordoned=self.cordoned, hold_taint=self.hold_taint, draining=True
-        )
+        """The journal after that, if the node stays tainted for the next attempt of a drain."""
+        return dataclasses.replace(self.remaining, hold_taint=self.hold_taint, draining=True)
 
     def to_json(self) -> str:
         """Return the annotation's value; older versions ignore members they do not know."""
         data: dict[str, Any] = {
             "version": JOURNAL_VERSION,
             "config": self.config,
-            "cordoned": self.cordoned,
             "holdTaint": self.hold_taint,
             "pausedLabels": dict(self.paused_labels),
             "hostServices": list(self.host_services),
@@ -339,9 +333,9 @@ class Journal:
             _is_deploy_label(key, value) for key, value in paused.items()
         ):
             raise ValueError("pausedLabels is not a map of deploy labels")
-        cordoned, hold, name = data.get("cordoned"), data.get("holdTaint"), data.get("config")
-        if not (isinstance(cordoned, bool) and isinstance(hold, bool) and isinstance(name, str)):
-            raise ValueError("bad type of cordoned, holdTaint or config")  # noqa: TRY004 - content
+        hold, name = data.get("holdTaint"), data.get("config")
+        if not (isinstance(hold, bool) and isinstance(name, str)):
+            raise ValueError("bad type of holdTaint or config")  # noqa: TRY004 - content
         if not _is_label_value(data.get("applied", "")):
             raise ValueError("applied is not a label's value")
         services = data.get("hostServices", [])
@@ -351,7 +345,6 @@ class Journal:
             raise ValueError(f"hostServices has {len(services)} names")
         return Journal(
             config=name,
-            cordoned=cordoned,
             hold_taint=hold,
             paused_labels=paused,
             plugin_config=_plugin_config(data.get("pluginConfig")),
