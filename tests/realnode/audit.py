@@ -28,7 +28,7 @@ class Log:
         return collections.Counter(
             f"{event['verb']} {_resource(event)}"
             for event in self._events()
-            if event["user"]["username"] == user
+            if event["user"]["username"] == user and not _ends_watch(event)
         )
 
     def evicted(self) -> list[str]:
@@ -48,6 +48,12 @@ class Log:
                 # The API server may be writing the last one.
                 if line.endswith(b"\n"):
                     yield json.loads(line)
+
+
+def _ends_watch(event: Event) -> bool:
+    """Check whether an event is the end of a watch, whose start is one of its own."""
+    end = ("watch", "ResponseComplete", 200)
+    return (event["verb"], event["stage"], event["responseStatus"]["code"]) == end
 
 
 def _is_dry_run(event: Event) -> bool:

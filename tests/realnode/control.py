@@ -70,19 +70,35 @@ class ControlPlane:
         Raises:
             RuntimeError: It does not answer, or refuses.
         """
+        answer = self._get(path, timeout=30)
+        if answer.status != 200:
+            raise RuntimeError(f"{path}: {answer.status} {answer.data.decode()[:500]}")
+        found: dict[str, Any] = answer.json() if answer.data[:1] == b"{" else {}
+        return found
+
+    def watch(self, path: str) -> Iterator[dict[str, Any]]:
+        """Return each event of a watch until the API server ends it.
+
+        Raises:
+            RuntimeError: It does not answer, or ends the watch in the middle.
+        """
+        answer = self._get(f"{path}?watch=true", preload_content=False)
+        try:
+            for line in answer:
+                yield json.loads(line)
+        except (urllib3.exceptions.HTTPError, ValueError) as error:
+            raise RuntimeError(f"{path}: {error}") from error
+
+    def _get(self, path: str, **options: Any) -> urllib3.BaseHTTPResponse:
         if self._http is None:
             # Kept: a connection costs more than a request.
             self._http = urllib3.PoolManager(ca_certs=str(self.certificate), retries=False)
         headers = {"Authorization": f"Bearer {self._tokens['admin']}"}
         url = f"https://{namespaces.CONTROL_IP}:{PORT}{path}"
         try:
-            answer = self._http.request("GET", url, headers=headers, timeout=30)
+            return self._http.request("GET", url, headers=headers, **options)
         except urllib3.exceptions.HTTPError as error:
             raise RuntimeError(f"{path}: {error}") from error
-        if answer.status != 200:
-            raise RuntimeError(f"{path}: {answer.status} {answer.data.decode()[:500]}")
-        found: dict[str, Any] = answer.json() if answer.data[:1] == b"{" else {}
-        return found
 
     def kubeconfig(self, user: str, path: pathlib.Path | None = None) -> pathlib.Path:
         path = path or self.folder / f"{user.replace(':', '-')}.kubeconfig"

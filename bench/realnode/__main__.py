@@ -1,0 +1,228 @@
+"""Our agent and NVIDIA's mig-manager on the same real node, story by story.
+
+    python -m bench.realnode [--runs 3] [--only STORY ...] [--manager ours|nvidia ...]
+                             [--idle-s 120] [--logs FOLDER]
+
+kubelet, containerd, the API server and NVIDIA's device plugin are real and built from source
+(``tests/realnode``; as root, no GPU). Only the driver is simulated, with the latencies of
+``bench.speed``. It refuses to destroy an instance that a container uses, as a real one does.
+
+Both managers read the same layouts, beside a device plugin as the GPU operator deploys it. One
+plays all stories, then the other. All figures are seen from outside: on the node object, in
+kubelet's note of devices, in the driver, in the API server's audit log. Figures of
+docs/migration.md, docs/api-load.md and docs/performance.md come from here.
+"""
+
+import argparse
+import collections
+import contextlib
+import os
+import pathlib
+import statistics
+import sys
+import tempfile
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from bench import matrix
+from bench.realnode import node
+from mig_manager.sandbox.driver import states
+from testkit import nvml_faults
+from tests.realnode import manifests, namespaces, nvidia_manager, rig
+
+_PRODUCT = "A100-SXM4-40GB"
+_LAYOUTS = """
+version: v1
+mig-configs:
+  all-1g.5gb:
+  - {devices: all, mig-enabled: true, mig-devices: {1g.5gb: 7}}
+  all-2g.10gb:
+  - {devices: all, mig-enabled: true, mig-devices: {2g.10gb: 3}}
+  eight-slices:
+  - {devices: all, mig-enabled: true, mig-devices: {1g.5gb: 8}}
+"""
+_SEVEN: matrix.Devices = {"1g.5gb": 7}
+_FULL = (_SEVEN, _SEVEN)
+_STORIES = (
+    node.Story(name="first layout, idle node", before=(None, None), layout="all-1g.5gb"),
+    node.Story(
+        name="one instance is added beside 13 busy pods",
+        before=(_SEVEN, {"1g.5gb": 6}),
+        layout="all-1g.5gb",
+        pods=13,
+    ),
+    node.Story(
+        name="layout already applied, 14 busy pods", before=_FULL, layout="all-1g.5gb", pods=14
+    ),
+    node.Story(name="layout does not fit", before=_FULL, layout="eight-slices"),
+    node.Story(name="a pod uses a device that goes", before=_FULL, layout="all-2g.10gb", pods=1),
+    node.Story(
+        name="the same, with a PodDisruptionBudget of 0",
+        before=_FULL,
+        layout="all-2g.10gb",
+        pods=1,
+        has_budget=True,
+    ),
+    node.Story(
+        name="the driver fails the fourth of six creations, once",
+        before=_FULL,
+        layout="all-2g.10gb",
+        fails_creation=4,
+    ),
+    node.Story(
+        name="the manager is killed while GPUs change",
+        before=_FULL,
+        layout="all-2g.10gb",
+        is_killed=True,
+    ),
+)
+
+
+@contextlib.contextmanager
+def _ours(cluster: rig.Cluster) -> Iterator[None]:
+    layouts = manifests.layouts("") | {"data": {"config.yaml": _LAYOUTS}}
+    cluster.install("unprivileged", layouts)
+    yield
+    cluster.uninstall("unprivileged")
+
+
+@contextlib.contextmanager
+def _nvidias(cluster: rig.Cluster) -> Iterator[None]:
+    nvidia_manager.install(cluster, _LAYOUTS)
+    yield
+    nvidia_manager.remove(cluster)
+
+
+_MANAGERS: Mapping[str, node.Manager] = {
+    "ours": node.Manager(
+        title="mig-manager",
+        installed=_ours,
+        namespace="mig-manager",
+        name="mig-manager",
+        labels={"app.kubernetes.io/name": "mig-manager"},
+    ),
+    "nvidia": node.Manager(
+        title="NVIDIA's",
+        installed=_nvidias,
+        namespace=nvidia_manager.NAMESPACE,
+        name=nvidia_manager.NAME,
+        labels={"app": nvidia_manager.NAME},
+    ),
+}
+
+
+class Results:
+    """What was seen so far, which is printed also when the benchmark fails."""
+
+    def __init__(self) -> None:
+        self._seen: dict[tuple[str, str], list[node.Seen]] = collections.defaultdict(list)
+        self._at_rest: dict[str, tuple[collections.Counter[str], float]] = {}
+
+    def add(self, story: str, manager: str, seen: node.Seen) -> None:
+        """Keep one run of a story."""
+        self._seen[story, manager].append(seen)
+        print(f"load {os.getloadavg()[0]:.1f}; {story}, {manager}: {seen}", flush=True)
+
+    def rested(self, manager: str, requests: collections.Counter[str], seconds: float) -> None:
+        """Keep the requests of a manager at rest."""
+        self._at_rest[manager] = (requests, seconds)
+
+    def report(self) -> None:
+        """Print the table in Markdown, and the requests by verb and resource."""
+        columns = (
+            *("story", "manager", "state", "until the state", "until schedulable", "evicted"),
+            *("other pods ended", "pods on missing devices", "API requests", "afterwards"),
+        )
+        print(f"\n| {' | '.join(columns)} |\n{'|---' * len(columns)}|")
+        played = [story.name for story in _STORIES]
+        for (story, manager), every in sorted(
+            self._seen.items(), key=lambda item: played.index(item[0][0])
+        ):
+            print(f"| {story} | {manager} | {' | '.join(_cells(every))} |")
+        print()
+        for (story, manager), every in self._seen.items():
+            middle = sorted(every, key=lambda seen: seen.requests.total())[len(every) // 2]
+            print(f"{story}, {manager}: {_kinds(middle.requests)}")
+        for manager, (requests, seconds) in self._at_rest.items():
+            per_minute = requests.total() * 60 / seconds
+            print(f"{manager} at rest, {per_minute:.1f} a minute: {_kinds(requests)}")
+
+
+def _cells(every: Sequence[node.Seen]) -> list[str]:
+    return [
+        _each(f"`{seen.state}`" for seen in every),
+        _seconds([seen.state_s for seen in every]),
+        _seconds([seen.schedulable_s for seen in every]),
+        _each(str(seen.evicted) for seen in every),
+        _each(str(seen.ended) for seen in every),
+        _each(str(seen.on_missing_devices) for seen in every),
+        f"{statistics.median(seen.requests.total() for seen in every):.0f}",
+        _each(seen.afterwards for seen in every),
+    ]
+
+
+def _seconds(times: Sequence[float | None]) -> str:
+    known = [each for each in times if each is not None]
+    if not known:
+        return "-"
+    return f"{statistics.median(known):.1f} s ({min(known):.1f} to {max(known):.1f})"
+
+
+def _each(values: Iterable[str]) -> str:
+    """Return a value, or all that were seen."""
+    return " or ".join(dict.fromkeys(values))
+
+
+def _kinds(requests: collections.Counter[str]) -> str:
+    kinds = [f"{count} {kind}" for kind, count in requests.most_common()]
+    return f"{requests.total()} requests: {', '.join(kinds) or 'none'}"
+
+
+def main() -> None:
+    """Play the stories, and print what was seen."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--runs", type=int, default=3, help="of each story (default: 3)")
+    parser.add_argument("--only", nargs="+", default=[""], help="parts of the names of stories")
+    parser.add_argument("--manager", nargs="+", choices=_MANAGERS, default=[*_MANAGERS])
+    parser.add_argument("--idle-s", type=float, default=120.0, help="seconds at rest; 0: none")
+    parser.add_argument("--logs", type=pathlib.Path, help="keep what explains the outcomes here")
+    chosen = parser.parse_args()
+    if missing := namespaces.missing():
+        sys.exit(missing)
+    results = Results()
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as ending:
+        ending.callback(results.report)
+        _measure(results, chosen, pathlib.Path(folder))
+
+
+def _measure(results: Results, chosen: argparse.Namespace, folder: pathlib.Path) -> None:
+    stories = [each for each in _STORIES if any(part in each.name for part in chosen.only)]
+    starts = [_start(each, folder / f"{number}.json") for number, each in enumerate(stories)]
+    shape = rig.Shape(gpus=f"2x{_PRODUCT}", overlay=None, latency=states.REALISTIC)
+    cluster = rig.Cluster(folder / "cluster", rig.CACHE, shape)
+    with cluster.up(), contextlib.ExitStack() as ending:
+        if chosen.logs:
+            ending.callback(cluster.save, chosen.logs)
+        versions = node.watched(cluster)
+        nvidia_manager.install_plugin(cluster)
+        for manager in (_MANAGERS[each] for each in chosen.manager):
+            with manager.installed(cluster):
+                served = node.Node(cluster, manager, versions)
+                for story, start in zip(stories, starts, strict=True):
+                    for _ in range(chosen.runs):
+                        results.add(story.name, manager.title, served.play(story, start))
+                if chosen.idle_s:
+                    log = cluster.listen()
+                    threading.Event().wait(chosen.idle_s)
+                    results.rested(manager.title, log.requests(manager.user), chosen.idle_s)
+
+
+def _start(story: node.Story, path: pathlib.Path) -> nvml_faults.SharedState:
+    """Return GPUs as they are at the start of a story."""
+    into = matrix.Transition(product=_PRODUCT, before=story.before, after=story.before)
+    matrix.prepare(into, path)
+    return nvml_faults.SharedState(path)
+
+
+if __name__ == "__main__":
+    main()
