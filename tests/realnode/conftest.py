@@ -3,13 +3,27 @@
 import contextlib
 import pathlib
 import re
+import shutil
 from collections.abc import Generator, Iterator
 
 import pytest
 
-from tests.realnode import namespaces, rig
+from tests.realnode import manifests, namespaces, rig
 
 _BUNDLES = pathlib.Path(__file__).parents[2] / "realnode-bundles"
+_LAYOUTS = """
+  one-slice:
+  - devices: [0]
+    mig-enabled: true
+    mig-devices: {1g.5gb: 5, 2g.10gb: 1}
+  - devices: [1]
+    mig-enabled: true
+    mig-devices: {1g.5gb: 7}
+  too-much:
+  - devices: all
+    mig-enabled: true
+    mig-devices: {3g.20gb: 3}
+"""
 _FAILED = pytest.StashKey[bool]()
 
 
@@ -46,6 +60,8 @@ class Clusters:
                 raise
         else:
             folder = self._factory.mktemp("realnode")
+            # A node's disk has hundreds of megabytes, and pytest keeps folders of earlier runs.
+            self._running.callback(shutil.rmtree, folder)
             cluster = rig.Cluster(folder, rig.CACHE, shape)
             try:
                 self._running.enter_context(cluster.up())
@@ -79,8 +95,15 @@ def clusters(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Clusters]:
 
 @pytest.fixture
 def shape() -> rig.Shape:
-    """The cluster that the stories of a module take; a module may have another."""
-    return rig.Shape()
+    """The cluster that the stories of a module take; a module may have another.
+
+    By default it is one node with layouts and settings of its owner.
+    """
+    settings = manifests.settings(
+        MIG_MANAGER_PLUGIN_TIMEOUT_S="30",
+        MIG_MANAGER_PLUGIN_CONFIGS="all-1g.10gb=shared,all-4g.20gb=whole",
+    )
+    return rig.Shape(patches=(manifests.layouts(_LAYOUTS), settings))
 
 
 @pytest.fixture

@@ -61,7 +61,7 @@ class Cluster:
         self.programs = built(*PROGRAMS)
         """The folder with the programs."""
         self.images = images.Images(cache)
-        self._archives = self.images.build(self.programs)
+        self._disk = self.images.disk(self.programs)
         self.folder = folder
         self.shape = shape
         self.plane = control.ControlPlane(self.programs, folder / "control", shape.nodes)
@@ -93,9 +93,8 @@ class Cluster:
                 running.enter_context(gpus.loaded())
                 each = node.Node(name, number, self.programs, home, group)
                 running.callback(each.halt)
+                each.install(self._disk)
                 each.boot(self.plane)
-                for archive in self._archives:
-                    each.import_image(archive)
                 self.machines[name] = Machine(each, gpus)
             for name in self.shape.nodes:
                 waiting.until(functools.partial(self.is_ready, name), f"node {name}", within_s=90)

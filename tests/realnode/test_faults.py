@@ -11,7 +11,7 @@ from testkit import nvml_faults
 from tests import waiting
 from tests.realnode import judging, manifests, rig
 
-pytestmark = pytest.mark.realnode
+pytestmark = [pytest.mark.realnode, pytest.mark.xdist_group("faults")]
 
 _LAYOUTS = """
   test-quarters:

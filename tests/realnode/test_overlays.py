@@ -10,7 +10,7 @@ from tests import programs, waiting
 from tests.cluster import clusters
 from tests.realnode import images, judging, manifests, operator, rig
 
-pytestmark = pytest.mark.realnode
+pytestmark = [pytest.mark.realnode, pytest.mark.xdist_group("installations")]
 
 SIMULATED = "node-b"
 KINDS = "namespaces,clusterroles,clusterrolebindings,validatingadmissionpolicies"

@@ -3,14 +3,9 @@
 import pytest
 
 from tests import waiting
-from tests.realnode import judging, manifests, nvidia, rig, shapes
+from tests.realnode import judging, manifests, nvidia, rig
 
-pytestmark = pytest.mark.realnode
-
-
-@pytest.fixture
-def shape() -> rig.Shape:
-    return shapes.CONFIGURED
+pytestmark = [pytest.mark.realnode, pytest.mark.xdist_group("stories")]
 
 
 def _serve(cluster: rig.Cluster, *objects: rig.Object) -> None:

@@ -4,14 +4,9 @@ import pytest
 
 from testkit import nvml_faults
 from tests import waiting
-from tests.realnode import images, judging, manifests, rig, shapes
+from tests.realnode import images, judging, manifests, rig
 
-pytestmark = pytest.mark.realnode
-
-
-@pytest.fixture
-def shape() -> rig.Shape:
-    return shapes.CONFIGURED
+pytestmark = [pytest.mark.realnode, pytest.mark.xdist_group("stories")]
 
 
 def test_a_first_layout_becomes_schedulable(cluster: rig.Cluster) -> None:

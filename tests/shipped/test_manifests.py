@@ -110,6 +110,16 @@ def test_the_container_is_not_privileged_and_has_the_one_power_that_mig_needs(
     assert {"hostPID", "hostIPC", "hostNetwork", "securityContext"}.isdisjoint(shipped.pod)
 
 
+@every_agent
+def test_the_agent_is_not_the_first_process_of_a_namespace_which_misses_an_early_sigterm(
+    name: str,
+) -> None:
+    pod = overlay(name).pod
+
+    # The API server refuses both together.
+    assert pod.get("hostPID", False) is not pod.get("shareProcessNamespace", False)
+
+
 def test_the_privileged_container_has_the_hosts_devices_files_and_processes() -> None:
     privileged = overlay("privileged")
 
