@@ -6,6 +6,7 @@ processes of a node end with its first, which ends when its standard input close
 
 import contextlib
 import ctypes
+import functools
 import os
 import pathlib
 import shutil
@@ -76,7 +77,7 @@ class Namespaces:
         """End every process in the namespaces."""
         assert self._first.stdin is not None
         self._first.stdin.close()
-        self._first.wait(20)
+        self._first.wait(60)
 
 
 def own_network() -> None:
@@ -140,9 +141,19 @@ def cgroup(name: str) -> Iterator[str]:
         yield f"/{name}"
     finally:
         for hierarchy in hierarchies:
-            for path, _, _ in os.walk(hierarchy / name, topdown=False):
-                with contextlib.suppress(OSError):
-                    pathlib.Path(path).rmdir()
+            group = hierarchy / name
+            waiting.until(functools.partial(_is_removed, group), f"the end of {group}")
+
+
+def _is_removed(group: pathlib.Path) -> bool:
+    """Remove a group with those in it; return whether it is gone.
+
+    A group may be busy for a moment after its last process has ended.
+    """
+    for path, _, _ in os.walk(group, topdown=False):
+        with contextlib.suppress(OSError):
+            pathlib.Path(path).rmdir()
+    return not group.exists()
 
 
 def missing() -> str:
@@ -163,7 +174,6 @@ def of_the_machine() -> Mapping[str, object]:
         *("/etc/cni", "/run", "/run/containerd", "/var/lib", "/var/lib/kubelet"),
         *("/var/lib/containerd", "/var/lib/cni", "/dev", "/var/log/pods"),
     )
-    groups = {str(path) for path in _CONTROLLERS.glob(f"*/mig-manager-nodes-{os.getpid()}")}
     mounts = pathlib.Path("/proc/1/mountinfo").read_text().splitlines()
     return {
         "settings": [pathlib.Path("/proc/sys", name).read_text() for name in settings],
@@ -171,7 +181,6 @@ def of_the_machine() -> Mapping[str, object]:
         "mounts": [line for line in mounts if IMAGE_CACHE not in line],
         "links": pathlib.Path("/proc/1/net/dev").read_text().count(":"),
         "files": {folder: _names(pathlib.Path(folder)) for folder in folders},
-        "groups": groups,
     }
 
 
