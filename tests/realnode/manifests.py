@@ -113,9 +113,14 @@ def layouts(text: str, name: str = "mig-manager-config", namespace: str = "mig-m
 def settings(**variables: str) -> Object:
     """Return a patch of the agent's environment."""
     environ = [{"name": name, "value": value} for name, value in variables.items()]
+    return agent({"containers": [{"name": "mig-manager", "env": environ}]})
+
+
+def agent(pod: Object) -> Object:
+    """Return a patch of the agent's pods."""
     return {
         "apiVersion": "apps/v1",
         "kind": "DaemonSet",
         "metadata": {"name": "mig-manager", "namespace": "mig-manager"},
-        "spec": {"template": {"spec": {"containers": [{"name": "mig-manager", "env": environ}]}}},
+        "spec": {"template": {"spec": pod}},
     }

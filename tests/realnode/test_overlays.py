@@ -13,7 +13,15 @@ from tests.realnode import images, judging, manifests, operator, rig
 pytestmark = [pytest.mark.realnode, pytest.mark.xdist_group("installations")]
 
 SIMULATED = "node-b"
+LIBRARIES = "/usr/lib/x86_64-linux-gnu"
 KINDS = "namespaces,clusterroles,clusterrolebindings,validatingadmissionpolicies"
+RUNC = {
+    "apiVersion": "node.k8s.io/v1",
+    "kind": "RuntimeClass",
+    "metadata": {"name": "runc"},
+    "handler": "runc",
+}
+"""For pods that get nothing from NVIDIA's container runtime, which is the default."""
 
 
 @pytest.fixture
@@ -65,6 +73,25 @@ def test_an_overlay_serves_a_layout_and_leaves_nothing_when_it_is_deleted(
 
     assert_nothing_is_left(plugin)
     assert plugin.driver.profiles() == [[profile] * count] * 2
+
+
+def test_the_privileged_overlay_uses_the_hosts_driver_without_nvidias_runtime(
+    plugin: rig.Cluster,
+) -> None:
+    plugin.apply(RUNC)
+    plugin.install("privileged", manifests.agent({"runtimeClassName": "runc"}))
+    inside = ("exec", "-n", "mig-manager", "ds/mig-manager", "--", "ls")
+    library = "libnvidia-ml.so.1"
+    assert library not in plugin.kubectl(*inside, LIBRARIES)
+    assert library in plugin.kubectl(*inside, f"/host{LIBRARIES}")
+
+    assert_serves(plugin, "all-1g.10gb", "1g.10gb", 4)
+    judging.assert_at_rest(plugin)
+
+    plugin.withdraw()
+    plugin.uninstall("privileged")
+    plugin.kubectl("delete", "runtimeclass", "runc")
+    assert_nothing_is_left(plugin)
 
 
 def test_the_chart_serves_a_layout_and_leaves_nothing_when_it_is_uninstalled(
