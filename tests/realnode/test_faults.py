@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import itertools
 import threading
 from collections.abc import Callable, Iterable, Mapping
 
@@ -68,8 +69,13 @@ def _kill_plugin(cluster: rig.Cluster) -> None:
 
 
 def _kill(cluster: rig.Cluster, pods: Callable[[rig.Cluster], list[rig.Object]]) -> None:
-    for container in _running(cluster, pods):
+    """Kill the containers of some pods; return when kubelet has reported their end."""
+    killed = _running(cluster, pods)
+    for container in killed:
         cluster.node.kill_container(container)
+    waiting.until(
+        lambda: not {*killed} & {*judging.containers(pods(cluster))}, "the end of a container"
+    )
 
 
 def _running(cluster: rig.Cluster, pods: Callable[[rig.Cluster], list[rig.Object]]) -> list[str]:
@@ -81,6 +87,13 @@ def _running(cluster: rig.Cluster, pods: Callable[[rig.Cluster], list[rig.Object
 def _kill_kubelet(cluster: rig.Cluster) -> None:
     cluster.node.kill("kubelet")
     _stay_down(3.0)
+    cluster.node.start_kubelet()
+
+
+def _stop_kubelet(cluster: rig.Cluster) -> None:
+    """Kill kubelet, and start it once the control plane has noted that its node is not ready."""
+    cluster.node.kill("kubelet")
+    waiting.until(lambda: not cluster.is_ready(rig.NODE), "a node that is not ready", within_s=90)
     cluster.node.start_kubelet()
 
 
@@ -111,11 +124,21 @@ _DEATHS: Mapping[str, Callable[[rig.Cluster], None]] = {
 }
 _TOGETHER = (
     {"Drain": "agent", "Pause": "kubelet", "Execute": "containerd", "Prove": "api"},
-    {"Drain": "kubelet", "Pause": "containerd", "Execute": "pod of the agent", "Prove": "plugin"},
+    {"Drain": "plugin", "Pause": "agent", "Execute": "kubelet", "Prove": "containerd"},
     {"Drain": "api", "Pause": "plugin", "Execute": "agent", "Prove": "kubelet"},
+    {"Drain": "kubelet", "Pause": "containerd", "Execute": "api", "Prove": "plugin"},
+    {"Drain": "containerd", "Pause": "api", "Execute": "pod of the agent", "Prove": "agent"},
 )
-"""Four deaths in each change. The API server dies in every other one at most: each time, clients
-of Kubernetes wait longer before they connect again."""
+"""Four deaths in each change."""
+_PROGRAMS = ("agent", "kubelet", "containerd", "api", "plugin")
+_PHASES = ("Drain", "Pause", "Execute", "Prove")
+_NOT_RUNNING = {("plugin", "Execute")}
+"""A change ends the plugin in Pause, and starts it after Execute."""
+
+
+def test_each_program_dies_in_each_phase_that_it_runs_in() -> None:
+    played = {(dies, phase) for deaths in _TOGETHER for phase, dies in deaths.items()}
+    assert played >= {*itertools.product(_PROGRAMS, _PHASES)} - _NOT_RUNNING
 
 
 def _name(deaths: Mapping[str, str]) -> str:
@@ -128,6 +151,16 @@ def test_a_change_ends_well_whatever_dies_in_whichever_phase(
 ) -> None:
     change = Change(busy)
     change.play({phase: _DEATHS[dies] for phase, dies in deaths.items()})
+    change.judge()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("phase", ["Drain", "Execute"])
+def test_a_change_ends_well_if_kubelet_is_down_until_its_node_is_not_ready(
+    busy: rig.Cluster, phase: str
+) -> None:
+    change = Change(busy)
+    change.play({phase: _stop_kubelet})
     change.judge()
 
 
