@@ -149,14 +149,16 @@ def _image(reference: str) -> Object:
 @functools.cache
 def _module() -> pathlib.Path:
     """Return the folder with the operator's source."""
+    # The proxy has its source and not what "go mod download" asks besides.
+    package = f"{_MODULE}/cmd/gpu-operator"
     done = subprocess.run(
-        [programs.needed("go"), "mod", "download", "-json", _MODULE],
+        [programs.needed("go"), "list", "-f", "{{.Module.Dir}}", package],
         cwd=envtest.BUILD.parent / "gpu-operator",
         capture_output=True,
         text=True,
         check=True,
     )
-    return pathlib.Path(json.loads(done.stdout)["Dir"])
+    return pathlib.Path(done.stdout.strip())
 
 
 _VALUES: Object = {

@@ -15,23 +15,36 @@ def _serve(cluster: rig.Cluster, *objects: rig.Object) -> None:
 
 
 @pytest.mark.parametrize(
-    ("plugin", "layout", "devices"),
+    ("plugin", "before", "layout", "devices"),
     [
-        pytest.param(manifests.plugin(MIG_STRATEGY="none"), "all-3g.20gb", {"gpu": 2}, id="none"),
         pytest.param(
             manifests.plugin(tolerates_all=True),
+            "all-7g.40gb",
             "all-balanced",
             {"mig-1g.5gb": 4, "mig-2g.10gb": 2, "mig-3g.20gb": 2},
             id="tolerates all taints",
         ),
         pytest.param(
-            manifests.plugin(MIG_STRATEGY="single"), "all-7g.40gb", {"gpu": 2}, id="single"
+            manifests.plugin(MIG_STRATEGY="none"),
+            "all-balanced",
+            "all-3g.20gb",
+            {"gpu": 2},
+            id="none",
+        ),
+        pytest.param(
+            manifests.plugin(MIG_STRATEGY="single"),
+            # The plugin would end on GPUs with different instances.
+            "all-3g.20gb",
+            "all-7g.40gb",
+            {"gpu": 2},
+            id="single",
         ),
     ],
 )
 def test_every_way_to_run_the_plugin_serves_a_new_layout(
-    cluster: rig.Cluster, plugin: rig.Object, layout: str, devices: dict[str, int]
+    cluster: rig.Cluster, plugin: rig.Object, before: str, layout: str, devices: dict[str, int]
 ) -> None:
+    cluster.ensure_layout(before)
     _serve(cluster, plugin)
     cluster.request(layout)
 
@@ -43,6 +56,7 @@ def test_every_way_to_run_the_plugin_serves_a_new_layout(
 def test_a_layout_that_would_end_the_plugin_waits_for_another_strategy(
     cluster: rig.Cluster,
 ) -> None:
+    cluster.ensure_layout("all-7g.40gb")
     _serve(cluster, manifests.plugin(MIG_STRATEGY="single"))
     plugins = judging.containers(judging.plugins(cluster))
     instances = cluster.driver.instances()
