@@ -121,7 +121,21 @@ def test_a_server_that_starts_may_forbid_at_first(server: Server) -> None:
     assert server.kube.get("/x") == {"kind": "Node"}
 
     server.script = [refuse(403)]
-    assert failure(server.kube.get, "/x").reason is errors.Reason.FORBIDDEN
+    assert failure(server.kube.get, "/x").reason is FORBIDDEN
+
+
+def test_a_server_that_starts_is_unavailable_to_every_request_until_it_grants_one(
+    server: Server,
+) -> None:
+    server.script = [reset] * 4
+    assert failure(server.kube.get, "/x").reason is UNAVAILABLE
+    server.script = [refuse(403)] * 5
+    assert failure(server.kube.get, "/x").reason is UNAVAILABLE
+    assert failure(server.kube.post, "/x", {}).reason is UNAVAILABLE
+
+    server.script = [answer(), refuse(403)]
+    server.kube.get("/x")
+    assert failure(server.kube.get, "/x").reason is FORBIDDEN
 
 
 def test_a_connection_to_a_missing_server_is_tried_a_few_times() -> None:

@@ -41,6 +41,8 @@ _BURST = 60
 _ATTEMPTS = 4
 _LONGEST_RETRY_AFTER_S = 10.0
 """A longer delay is left to the caller to plan."""
+_LONGEST_START_S = 30.0
+"""How long a server may take between its last silence and the first request that it grants."""
 _READ_AGAIN = frozenset({429, 500, 502, 503, 504})
 _WRITE_AGAIN = frozenset({429, 503})
 """The statuses with which a server says that it has not acted."""
@@ -80,15 +82,14 @@ class _Request:
     retried: frozenset[int] = frozenset()
     """The statuses after which it is sent again, as after a broken connection; empty: never."""
 
-    def may_be_repeated(self, error: BaseException, *, was_silent: bool) -> bool:
-        """Return whether sending it again may help and does no harm.
-
-        ``was_silent`` says whether an earlier attempt got no answer.
-        """
+    def may_be_repeated(self, error: BaseException) -> bool:
+        """Return whether sending it again may help and does no harm."""
         if not isinstance(error, responses.ApiError) or not self.retried:
             return False
-        # A server that starts answers 403 until it has read the cluster's roles.
-        is_starting = was_silent and error.status == http.HTTPStatus.FORBIDDEN
+        is_starting = (
+            error.status == http.HTTPStatus.FORBIDDEN
+            and error.reason is errors.Reason.API_UNAVAILABLE
+        )
         may_help = error.status is None or error.status in self.retried or is_starting
         return may_help and (error.retry_after_s or 0.0) <= _LONGEST_RETRY_AFTER_S
 
@@ -101,7 +102,8 @@ class KubeApi:
 
     Every method raises ``errors.ClusterError`` (in fact its subclass ``ApiError``) and nothing
     else: FORBIDDEN for 401 and 403, API_UNAVAILABLE for 429, 5xx and no answer, API_ERROR for all
-    others, which ``status`` distinguishes.
+    others, which ``status`` distinguishes. A 403 of a server that may have just started is
+    API_UNAVAILABLE.
     """
 
     def __init__(
@@ -129,6 +131,8 @@ class KubeApi:
         self._closed = threading.Event()
         self._sleep: Callable[[float], Any] = sleep or self._closed.wait
         self._limit = limit
+        self._silent_s = -math.inf
+        """When a request last got no answer; none since the last one that was granted: -inf."""
 
     @classmethod
     def connect(cls, *, kubeconfig: str | None, request_timeout_s: float = 10.0) -> Self:
@@ -245,21 +249,8 @@ class KubeApi:
 
     def _object(self, request: _Request) -> dict[str, Any]:
         """Send a request, and again with backoff where that may help; parse the answer."""
-        was_silent = False
-
-        def attempt() -> dict[str, Any]:
-            nonlocal was_silent
-            try:
-                return self._answer(request)
-            except responses.ApiError as error:
-                was_silent |= error.status is None
-                raise
-
-        def may_be_repeated(error: BaseException) -> bool:
-            return request.may_be_repeated(error, was_silent=was_silent)
-
         return tenacity.Retrying(
-            retry=tenacity.retry_if_exception(may_be_repeated),
+            retry=tenacity.retry_if_exception(request.may_be_repeated),
             stop=tenacity.stop_any(
                 tenacity.stop_after_attempt(_ATTEMPTS),
                 tenacity.stop_after_delay(2 * self._timeout_s),
@@ -268,7 +259,7 @@ class KubeApi:
             wait=_pause_s,
             sleep=self._sleep,
             reraise=True,
-        )(attempt)
+        )(self._answer, request)
 
     def _answer(self, request: _Request) -> dict[str, Any]:
         """Send a request once, and parse the answer."""
@@ -297,7 +288,13 @@ class KubeApi:
             text = self._read(response, request, limit=_LARGEST_ERROR)
             if len(text) > _LARGEST_ERROR:
                 text = b"(a body that is too large)"
-            raise responses.refusal(str(request), response.status, response.headers, text)
+            error = responses.refusal(str(request), response.status, response.headers, text)
+            # A server that starts answers 403 until it has read the cluster's roles.
+            is_starting = time.monotonic() - self._silent_s < _LONGEST_START_S
+            if response.status == http.HTTPStatus.FORBIDDEN and is_starting:
+                error.reason = errors.Reason.API_UNAVAILABLE
+            raise error
+        self._silent_s = -math.inf
         return response
 
     def _send(self, request: _Request) -> urllib3.BaseHTTPResponse:
@@ -328,10 +325,14 @@ class KubeApi:
             ).response
         except kubernetes.client.exceptions.ApiException as error:
             # How the client reports a failed TLS handshake.
-            raise responses.no_answer(str(request), str(error.reason)) from error
+            raise self._no_answer(request, str(error.reason)) from error
         except (urllib3.exceptions.HTTPError, OSError) as error:
-            raise responses.no_answer(str(request), str(error)) from error
+            raise self._no_answer(request, str(error)) from error
         return response
+
+    def _no_answer(self, request: _Request, detail: str) -> responses.ApiError:
+        self._silent_s = time.monotonic()
+        return responses.no_answer(str(request), detail)
 
     def _read(
         self, response: urllib3.BaseHTTPResponse, request: _Request, *, limit: int = _LARGEST_BODY
@@ -347,9 +348,9 @@ class KubeApi:
             while len(body) <= limit and (chunk := response.read1(_CHUNK, decode_content=False)):
                 body += chunk
                 if time.monotonic() > deadline_s:
-                    raise responses.no_answer(str(request), "the answer does not end")
+                    raise self._no_answer(request, "the answer does not end")
         except (urllib3.exceptions.HTTPError, OSError) as error:
-            raise responses.no_answer(str(request), str(error)) from error
+            raise self._no_answer(request, str(error)) from error
         else:
             if len(body) <= limit:
                 response.release_conn()
