@@ -208,7 +208,12 @@ class Drain:
         except errors.ClusterError as error:
             _log.warning("pod_resources_unavailable", error=error.message)
             assigned = before.assigned
-        return Usage(pods=pods, assigned=assigned)
+        # A kubelet that has just started lists no pods for a moment. A pod keeps its devices.
+        known = {pod.uid for pod in before.pods}
+        unlisted = {pod.key for pod in pods if pod.uid in known}
+        unlisted -= {one.key for one in assigned if one.device_ids}
+        kept = (one for one in before.assigned if one.key in unlisted)
+        return Usage(pods=pods, assigned=(*assigned, *kept))
 
     def _act(self, remaining: Sequence[cluster.Pod], now: Usage) -> None:
         """Evict or delete pods; at the deadline go over to force, or fail with ``DrainError``."""

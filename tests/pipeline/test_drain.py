@@ -174,6 +174,14 @@ def test_a_kubelet_that_falls_silent_during_the_drain_widens_nothing(rig: NodeRi
     assert other in rig.pods
 
 
+def test_a_kubelet_that_lists_no_pods_as_it_starts_widens_nothing(rig: NodeRig) -> None:
+    other = rig.add_pod("other", devices=frozenset({gpu_values.mig_uuid("other")}))
+    rig.clock.on_wait.append(rig.assigned.clear)
+
+    assert drained(rig) == 1
+    assert other in rig.pods
+
+
 class Ear(ports.Telemetry):
     heard = 0
 
