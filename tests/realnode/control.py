@@ -16,6 +16,7 @@ from tests.realnode import namespaces
 
 SERVICE_IP = "10.96.0.1"
 PORT = 6443
+_CLIENTS = ("kube-controller-manager", "kube-scheduler")
 
 
 class ControlPlane:
@@ -46,7 +47,7 @@ class ControlPlane:
         try:
             self._start("etcd", *self._etcd_arguments())
             self.start_api()
-            for name in ("kube-controller-manager", "kube-scheduler"):
+            for name in _CLIENTS:
                 self._start(name, *self._arguments_of(name))
             yield
         finally:
@@ -63,6 +64,12 @@ class ControlPlane:
     def kill_api(self) -> None:
         """End kube-apiserver as a crash would."""
         envtest.end(self._processes.pop("kube-apiserver"))
+
+    def restart_clients(self) -> None:
+        """Restart the controller manager and the scheduler."""
+        for name in _CLIENTS:
+            envtest.end(self._processes.pop(name))
+            self._start(name, *self._arguments_of(name))
 
     def read(self, path: str) -> dict[str, Any]:
         """Return what the API server has at a path.
