@@ -28,6 +28,14 @@ class Usage:
     assigned: tuple[cluster.PodDevices, ...] | None
     """None: kubelet does not answer, so every GPU pod counts."""
 
+    @property
+    def lacks_all_pods(self) -> bool:
+        """Whether kubelet lists no running pod with a GPU: after its start it first has none."""
+        if self.assigned is None:
+            return False
+        running = {pod.key for pod in self.pods if pod.phase == "Running" and pod.gpu_resources}
+        return bool(running) and running.isdisjoint(one.key for one in self.assigned)
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Order:

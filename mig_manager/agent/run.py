@@ -25,6 +25,10 @@ from mig_manager.core.node import clients, cluster, resources
 
 _log = structlog.get_logger()
 
+_KUBELET_STARTS_WITHIN_S = 20.0
+"""How long a kubelet that has just started may take to list its pods: without them, every pod with
+a GPU would be evicted. It waits for their list from the API server, for some seconds."""
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class History:
@@ -99,7 +103,7 @@ class Run:
         plan = self._planning.plan(layout, gpus, restoring=older)
         if plan.is_empty:
             return self._verify_unchanged(layout, gpus, request)
-        usage = self._survey(layout, gpus)
+        usage = self._survey(layout, gpus, request)
         busy = frozenset().union(*(pod.device_ids for pod in usage.assigned or ()))
         plan = self._planning.plan(layout, gpus, restoring=older, busy=busy)
         self._services.require(service_names, plan)
@@ -180,10 +184,17 @@ class Run:
         others = tuple(gpu for gpu in self._record.journal.snapshot if gpu.uuid not in selected)
         return others if others and recovery.is_possible(self._deps, gpus, others) else ()
 
-    def _survey(self, layout: layouts.Layout, gpus: model.ObservedGpus) -> drain.Usage:
+    def _survey(
+        self, layout: layouts.Layout, gpus: model.ObservedGpus, request: ports.Cancellation
+    ) -> drain.Usage:
         """Return the usage of devices, if nothing on the node rules the change out."""
         self._deps.standby.expect_change()
-        usage = drain.survey(self._deps.workloads, self._deps.allocations)
+        until_s = self._deps.clock.monotonic() + _KUBELET_STARTS_WITHIN_S
+        while True:
+            usage = drain.survey(self._deps.workloads, self._deps.allocations)
+            if not usage.lacks_all_pods or self._deps.clock.monotonic() >= until_s:
+                break
+            request.wait(1.0)
         if not self._limits.allows_foreign_managers:
             others = clients.other_managers(usage.pods, self._deps.own_pod_uid)
             if others:

@@ -138,6 +138,27 @@ def test_only_pods_on_destroyed_instances_are_evicted_and_the_others_keep_their_
     assert frozenset().union(*spared.values()) <= {u for gpu in rig.gpus for u in gpu.mig_uuids}
 
 
+def test_a_kubelet_that_has_just_started_gets_time_to_list_its_pods() -> None:
+    rig = busy_node()
+    assigned = dict(rig.assigned)
+    rig.assigned.clear()
+    rig.clock.on_wait.append(lambda: rig.assigned.update(assigned))
+
+    assert_ends(rig, Reason.APPLIED)
+
+    assert rig.log.count("workloads.evict") == 1
+    assert "affected" not in rig.pod_names
+
+
+def test_a_kubelet_that_lists_no_pod_for_long_counts_as_silent() -> None:
+    rig = busy_node()
+    rig.assigned.clear()
+
+    assert_ends(rig, Reason.APPLIED)
+
+    assert {"affected", "spared"}.isdisjoint(rig.pod_names)
+
+
 def test_without_kubelet_every_gpu_pod_leaves_because_any_may_hold_what_goes() -> None:
     rig = busy_node()
     rig.add_pod("cpu")
