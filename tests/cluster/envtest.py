@@ -24,8 +24,9 @@ BUILD = pathlib.Path(__file__).parent / "programs" / "build"
 ASSETS_VARIABLE = "KUBEBUILDER_ASSETS"
 PROGRAMS = ("etcd", "kube-apiserver")
 STOP_TIMEOUT_S = 20.0
-LEASH = 'exec 3<&0; "$@" & cat <&3 >/dev/null & wait -n; kill -9 $(jobs -p)'
-"""Runs a program for as long as its standard input is open: ours closes however we end."""
+LEASH = 'exec 3<&0; "$@" & cat <&3 >/dev/null & wait -n; kill -9 $(jobs -p); wait'
+"""Runs a program for as long as its standard input is open, which closes however we end. When it
+returns, the program is gone and its port is free."""
 ADMIN_TOKEN = secrets.token_hex(16)
 
 

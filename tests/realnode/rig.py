@@ -176,7 +176,14 @@ class Cluster:
     def wait_for_daemons(self, namespace: str, *names: str) -> None:
         """Wait until each node of some DaemonSets has a ready pod."""
         for name in names:
+            # kubectl is content with none, until the controller knows the nodes' labels.
+            wants_pods = functools.partial(self._wants_pods, namespace, name)
+            waiting.until(wants_pods, f"pods of {name}")
             self.kubectl("rollout", "status", "-n", namespace, f"ds/{name}", "--timeout=120s")
+
+    def _wants_pods(self, namespace: str, name: str) -> bool:
+        status = self.get("daemonset", "-n", namespace, name)["status"]
+        return bool(status["desiredNumberScheduled"])
 
     def uninstall(self, overlay: str) -> None:
         """Delete every object of an overlay; return when they are gone."""

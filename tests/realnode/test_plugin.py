@@ -113,7 +113,7 @@ def test_feature_discovery_labels_what_pods_can_be_given(cluster: rig.Cluster) -
     _serve(cluster, manifests.plugin())
     cluster.apply(nvidia.feature_discovery())
     cluster.kubectl("label", "node", rig.NODE, f"{nvidia.DISCOVERY_LABEL}=true")
-    cluster.kubectl("rollout", "status", "-n", "kube-system", f"ds/{nvidia.DISCOVERY}")
+    cluster.wait_for_daemons("kube-system", nvidia.DISCOVERY)
     cluster.request("all-balanced")
 
     assert cluster.outcome("all-balanced")["state"] == "success"
