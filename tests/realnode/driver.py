@@ -87,11 +87,17 @@ class Driver:
     def reboot(self) -> None:
         """Be as after a boot of the machine."""
         self._clients.clear()
+        # A call that hangs must not do its work after the boot.
+        with self._without_calls():
+            self.gpus.reboot()
+
+    @contextlib.contextmanager
+    def _without_calls(self) -> Iterator[None]:
+        """Wait for the ends of all calls that change a GPU, and let none begin."""
         with contextlib.ExitStack() as calls:
-            # A call that hangs holds its GPU, and must not do its work after the boot.
             for gpu in range(len(self.gpus.boards)):
                 calls.enter_context(self.gpus.gpu_lock(gpu))
-            self.gpus.reboot()
+            yield
 
     def _write_proc(self) -> None:
         """Write the driver's files below ``/proc/driver``."""
@@ -141,6 +147,9 @@ class Driver:
     def _answer(self, asked: dict[str, Any]) -> str:
         """Hold what a container was given, or let go of it; return what is wrong, or nothing."""
         if asked["status"] == "stopped":
+            # The kernel ends no process before the driver has returned from its call.
+            with self._without_calls():
+                pass
             for client in self._clients.pop(asked["id"], ()):
                 self.gpus.remove_client(client)
             return ""
