@@ -31,16 +31,6 @@ from testkit import nvml_faults
 from tests.realnode import manifests, namespaces, nvidia_manager, rig
 
 _PRODUCT = "A100-SXM4-40GB"
-_LAYOUTS = """
-version: v1
-mig-configs:
-  all-1g.5gb:
-  - {devices: all, mig-enabled: true, mig-devices: {1g.5gb: 7}}
-  all-2g.10gb:
-  - {devices: all, mig-enabled: true, mig-devices: {2g.10gb: 3}}
-  eight-slices:
-  - {devices: all, mig-enabled: true, mig-devices: {1g.5gb: 8}}
-"""
 _SEVEN: matrix.Devices = {"1g.5gb": 7}
 _FULL = (_SEVEN, _SEVEN)
 _STORIES = (
@@ -80,7 +70,7 @@ _STORIES = (
 
 @contextlib.contextmanager
 def _ours(cluster: rig.Cluster) -> Iterator[None]:
-    layouts = manifests.layouts("") | {"data": {"config.yaml": _LAYOUTS}}
+    layouts = manifests.layouts("") | {"data": {"config.yaml": nvidia_manager.LAYOUTS}}
     cluster.install("unprivileged", layouts)
     yield
     cluster.uninstall("unprivileged")
@@ -88,7 +78,7 @@ def _ours(cluster: rig.Cluster) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _nvidias(cluster: rig.Cluster) -> Iterator[None]:
-    nvidia_manager.install(cluster, _LAYOUTS)
+    nvidia_manager.install(cluster)
     yield
     nvidia_manager.remove(cluster)
 

@@ -12,7 +12,18 @@ from tests.realnode import images, operator, rig
 Object = dict[str, Any]
 
 NAME, NAMESPACE, PLUGIN = operator.MANAGER, operator.NAMESPACE, operator.PLUGIN
-_LAYOUTS = "mig-parted-config"
+_CONFIG_MAP = "mig-parted-config"
+LAYOUTS = """
+version: v1
+mig-configs:
+  all-1g.5gb:
+  - {devices: all, mig-enabled: true, mig-devices: {1g.5gb: 7}}
+  all-2g.10gb:
+  - {devices: all, mig-enabled: true, mig-devices: {2g.10gb: 3}}
+  eight-slices:
+  - {devices: all, mig-enabled: true, mig-devices: {1g.5gb: 8}}
+"""
+"""Its config document."""
 PROGRAMS = ("nvidia-mig-manager", "nvidia-mig-parted")
 _START = """
 import ctypes, os
@@ -45,19 +56,14 @@ def plugin_runs(cluster: rig.Cluster) -> bool:
     return bool(pods) and all(map(rig.is_running, pods))
 
 
-def install(cluster: rig.Cluster, layouts: str) -> None:
-    """Install NVIDIA's manager and wait until it runs.
-
-    Args:
-        cluster: Where.
-        layouts: Its config document.
-    """
+def install(cluster: rig.Cluster) -> None:
+    """Install NVIDIA's manager and wait until it runs."""
     programs.needed("dbus-daemon")
     archive = cluster.images.nvidia_manager(rig.built(*PROGRAMS))
     cluster.node.import_image(archive)
     cluster.node.start_bus()
     cluster.kubectl("label", "--overwrite", "node", rig.NODE, f"{operator.DEPLOY}mig-manager=true")
-    cluster.apply(_namespace(), _config_map(layouts), *operator.account(), _daemon_set())
+    cluster.apply(_namespace(), _config_map(), *operator.account(), _daemon_set())
     cluster.wait_for_daemons(NAMESPACE, NAME)
 
 
@@ -72,12 +78,12 @@ def log(cluster: rig.Cluster) -> str:
     return cluster.kubectl("logs", "-n", NAMESPACE, f"ds/{NAME}", "--tail=-1")
 
 
-def _config_map(layouts: str) -> Object:
+def _config_map() -> Object:
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
-        "metadata": {"name": _LAYOUTS, "namespace": NAMESPACE},
-        "data": {"config.yaml": layouts},
+        "metadata": {"name": _CONFIG_MAP, "namespace": NAMESPACE},
+        "data": {"config.yaml": LAYOUTS},
     }
 
 
@@ -116,7 +122,7 @@ def _daemon_set() -> Object:
         "hostIPC": True,
         "containers": [container],
         "volumes": [
-            {"name": "mig-parted-config", "configMap": {"name": _LAYOUTS}},
+            {"name": "mig-parted-config", "configMap": {"name": _CONFIG_MAP}},
             *({"name": name, "hostPath": {"path": path}} for name, (path, _) in folders.items()),
         ],
     }

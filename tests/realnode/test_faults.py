@@ -25,11 +25,7 @@ _LAYOUTS = """
 _KEPT = {"beside": "3g.20gb", "elsewhere": "7g.40gb"}
 """Workloads that no change affects: on the GPU that changes, and on the other."""
 _HANG_S = 3.0
-"""How long the driver takes to create an instance: the change is in Execute meanwhile.
-
-The call of an agent that dies has to end before the next agent reads the GPUs, because reads do
-not wait for it as they do with a real driver.
-"""
+"""How long the driver takes to create an instance: the change is in Execute meanwhile."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

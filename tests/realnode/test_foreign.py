@@ -7,14 +7,6 @@ from tests.realnode import nvidia_manager, operator, rig
 
 pytestmark = [pytest.mark.realnode, pytest.mark.slow, pytest.mark.xdist_group("faults")]
 
-_LAYOUTS = """
-version: v1
-mig-configs:
-  all-1g.5gb:
-  - {devices: all, mig-enabled: true, mig-devices: {1g.5gb: 7}}
-  all-2g.10gb:
-  - {devices: all, mig-enabled: true, mig-devices: {2g.10gb: 3}}
-"""
 _TOUCHES = {"create pods/eviction", "delete pods"}
 _PLUGIN_LABEL = f"{operator.DEPLOY}device-plugin"
 
@@ -24,7 +16,7 @@ def test_our_agent_touches_nothing_beside_nvidias_manager_and_takes_over_what_it
 ) -> None:
     cluster, log = spoiled, spoiled.listen()
     nvidia_manager.install_plugin(cluster)
-    nvidia_manager.install(cluster, _LAYOUTS)
+    nvidia_manager.install(cluster)
     cluster.request("all-1g.5gb")
     waiting.until(lambda: _is_refused(cluster, "all-1g.5gb"), "our agent's refusal")
     _until_logged(cluster, "Successfully updated to MIG config: all-1g.5gb")
