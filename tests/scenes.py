@@ -162,7 +162,7 @@ def assert_superseded(
     request.ends_when = when
     with pytest.raises(errors.Superseded):
         run(rig, layout, request=request)
-    assert_nothing_taken(rig)
+    assert_nothing_taken(rig, is_stopped=not options.get("replaced"))
 
 
 def resume(rig: fakes.NodeRig, layout: str, text: str = CONFIG) -> record.Outcome:
@@ -204,21 +204,23 @@ def device(rig: fakes.NodeRig, gpu: int, profile: str) -> str:
     )
 
 
-def assert_nothing_taken(rig: fakes.NodeRig) -> None:
-    """Also the plugin's config is what it was, unless the layout that it goes with succeeded."""
+def assert_nothing_taken(rig: fakes.NodeRig, *, is_stopped: bool = False) -> None:
+    """Also the plugin's config is what it was, unless the layout that it goes with succeeded.
+
+    ``is_stopped``: a stopped agent may have left the proof of the plugin's devices to the next.
+    """
     is_applied = rig.labels.get(cluster.APPLIED_LABEL) == "one-slice-changed"
     plugin_config = rig.labels.get(cluster.PLUGIN_CONFIG_LABEL)
     assert plugin_config in ((None, "sliced") if is_applied else (None, "whole"))
     assert not rig.is_unschedulable
     assert not rig.has_hold_taint
     assert cluster.PAUSED_VALUE not in rig.labels.values()
-    journal = rig.annotations.get(cluster.JOURNAL_ANNOTATION)
+    text = rig.annotations.get(cluster.JOURNAL_ANNOTATION)
+    journal = status.Journal.from_json(text) if text else status.Journal(config="")
     # An exit hook that failed stays pending, and runs again at the next attempt.
-    assert (
-        journal is None
-        or dataclasses.replace(status.Journal.from_json(journal), exit_hook=False).is_empty
-    )
-    assert rig.owes_exit is (journal is not None)
+    assert rig.owes_exit is journal.exit_hook
+    has_plugin = journal.has_plugin and not is_stopped
+    assert dataclasses.replace(journal, exit_hook=False, has_plugin=has_plugin).is_empty
     assert all(is_on is (name != "off.service") for name, is_on in rig.services.items())
 
 

@@ -57,6 +57,10 @@ class GpuClients:
         self._expects_successor = False
         """Whether a plugin pod without a deploy label was deleted, and has no successor yet."""
 
+    def expect_plugin(self) -> None:
+        """Wait for a new device plugin, because an earlier agent ended the old one."""
+        self._expects_successor = True
+
     def pause(
         self,
         plan: steps.Plan,

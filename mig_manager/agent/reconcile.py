@@ -61,6 +61,8 @@ class Reconciler:
             self._left = journal
             return
         self._history = dataclasses.replace(self._history, fulfilled=None)
+        if journal.has_plugin:
+            self._clients.expect_plugin()
         is_resumed = journal.config == name
         _log.warning(
             "interrupted_run_found",
@@ -211,7 +213,7 @@ class Reconciler:
     @property
     def _is_closed(self) -> bool:
         """Whether the last run left the node closed."""
-        return self._left is not None and self._left.blocks_workloads
+        return self._left is not None and self._left.is_closed
 
     def _undo(self, journal: status.Journal) -> None:
         """Roll back and restore what a journal lists; raises as ``recover``."""

@@ -312,6 +312,9 @@ class Record:
             labels[cluster.APPLIED_LABEL] = None
         taken = self.journal
         kept = taken.remaining
+        if outcome.reason is errors.Reason.INTERRUPTED:
+            # The next agent must not take a plugin that has no new pod yet for none.
+            kept = dataclasses.replace(kept, has_plugin=taken.has_plugin)
         if outcome.keeps_closed:
             kept = taken.closed
             taken = dataclasses.replace(taken, hold_taint=False)

@@ -219,4 +219,4 @@ def test_the_node_is_restored_whenever_a_request_is_superseded(
         is_undone = "restoring the instances from before" in rig.statuses
         is_executed = "gpus.execute" in rig.log and not is_undone
         assert rig.gpus == (after if is_executed else before)
-        assert_nothing_taken(rig)
+        assert_nothing_taken(rig, is_stopped=not replaced)

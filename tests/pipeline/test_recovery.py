@@ -1,6 +1,7 @@
 """What a killed run leaves, and how its successor takes over."""
 
 import dataclasses
+import itertools
 import json
 from collections.abc import Callable
 
@@ -10,7 +11,7 @@ from mig_manager import errors
 from mig_manager.agent import drift
 from mig_manager.core import model, steps
 from mig_manager.core.layout import config
-from mig_manager.core.node import cluster
+from mig_manager.core.node import cluster, resources
 from mig_manager.core.planner import planner
 from mig_manager.core.records import status
 from mig_manager.errors import Reason
@@ -241,6 +242,31 @@ def test_a_stopped_run_names_what_an_older_change_still_has_to_restore() -> None
         scenes.run(rig, by=ours, request=stopped)
 
     assert "the interrupted change could not be rolled back: no pods" in rig.statuses[-1]
+
+
+@pytest.mark.parametrize("gated", [True, False])
+@pytest.mark.parametrize("requested", [LAYOUT, "all-1g.5gb"])
+def test_an_agent_after_one_that_was_stopped_waits_for_the_plugin_that_this_one_ended(
+    requested: str, *, gated: bool
+) -> None:
+    """Although the new pod of the plugin is not there yet, and no label says that one is due."""
+    unfinished = 0
+    for number in itertools.count(1):
+        rig = scenes.node(layout="all-balanced", gated=gated)
+        try:
+            scenes.run(rig, request=fakes.FakeRequest(rig.clock, ends_at=number))
+        except errors.Superseded:
+            unfinished += is_active(rig, LAYOUT)
+        else:
+            break
+        rig.pods = {uid: pod for uid, pod in rig.pods.items() if not pod.is_terminating}
+
+        outcome = scenes.resume(rig, requested)
+
+        assert outcome.state is model.State.SUCCESS, number
+        assert rig.schedulable == {"nvidia.com/gpu": resources.expected_devices(rig.gpus)[0]}
+        scenes.assert_nothing_taken(rig)
+    assert unfinished > 0
 
 
 def test_a_rollback_that_would_destroy_a_pods_device_does_not_run() -> None:

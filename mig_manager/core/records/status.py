@@ -282,7 +282,12 @@ class Journal:
     @property
     def blocks_workloads(self) -> bool:
         """Whether workloads cannot use the node, or its devices are not verified yet."""
-        return bool(self.hold_taint or self.paused_labels or self.has_plugin or self.rebooted_from)
+        return self.is_closed or self.has_plugin or bool(self.rebooted_from)
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the node has our taint, or paused labels."""
+        return self.hold_taint or bool(self.paused_labels)
 
     @property
     def remaining(self) -> "Journal":
@@ -299,7 +304,12 @@ class Journal:
     @property
     def closed(self) -> "Journal":
         """The journal after that, if the node stays tainted for the next attempt of a drain."""
-        return dataclasses.replace(self.remaining, hold_taint=self.hold_taint, draining=True)
+        return dataclasses.replace(
+            self.remaining,
+            hold_taint=self.hold_taint,
+            has_plugin=self.has_plugin,
+            draining=True,
+        )
 
     def to_json(self) -> str:
         """Return the annotation's value; older versions ignore members they do not know."""
