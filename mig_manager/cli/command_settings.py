@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from mig_manager import errors
-from mig_manager.agent import settings
+from mig_manager.agent import node_settings, settings
 from mig_manager.core import host_settings, options
 
 OUTPUT = "output"  # the heading in help of what concerns the answer
@@ -72,14 +72,14 @@ _SELECTED_CONFIG = options.Option(
 class TerminalSettings:
     """What every command has that people type."""
 
-    colour: settings.Colour = options.choice(
+    colour: node_settings.Colour = options.choice(
         "auto, always or never; auto is never where NO_COLOR is set",
         name="color",
         metavar="WHEN",
-        default=settings.Colour.AUTO,
+        default=node_settings.Colour.AUTO,
         group=OUTPUT,
     )
-    is_debug: bool = options.declared(dataclasses.replace(settings.DEBUG, group=OUTPUT))
+    is_debug: bool = options.declared(dataclasses.replace(node_settings.DEBUG, group=OUTPUT))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -99,7 +99,7 @@ class AnswerSettings(TerminalSettings):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class CommandSettings(AnswerSettings, settings.NodeSettings):
+class CommandSettings(AnswerSettings, node_settings.NodeSettings):
     """Settings of a command on this machine's GPUs; each command reads what concerns it."""
 
     layouts: tuple[str, ...] = options.nested((*_LAYOUT, _SELECTED_CONFIG))
@@ -210,7 +210,7 @@ class CommandSettings(AnswerSettings, settings.NodeSettings):
         "destroyed",
         name="wait-for-idle",
         default=0.0,
-        group=settings.CHANGE,
+        group=node_settings.CHANGE,
         commands="apply restore",
     )
     pod_resources_socket: pathlib.Path | None = options.path(
@@ -219,7 +219,7 @@ class CommandSettings(AnswerSettings, settings.NodeSettings):
         default_text="kubelet is not asked",
         commands="plan",
     )
-    gpus: settings.GpuAccess = options.nested(settings.GpuAccess)
+    gpus: node_settings.GpuAccess = options.nested(node_settings.GpuAccess)
     search_path: str  # where a hook's program is looked for, as in ``PATH``
     roots: host_settings.HostRoots = options.nested(
         host_settings.RootOptions, "driver-root", group="GPUs"
@@ -227,7 +227,7 @@ class CommandSettings(AnswerSettings, settings.NodeSettings):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class DoctorSettings(AnswerSettings, settings.NodeSettings):
+class DoctorSettings(AnswerSettings, node_settings.NodeSettings):
     """What ``doctor`` checks."""
 
     node_name: str = options.text(
@@ -250,7 +250,7 @@ class DoctorSettings(AnswerSettings, settings.NodeSettings):
     own_pod_uid: str | None = options.text(
         "UID of this pod", name="pod-uid", variable="POD_UID", has_flag=False
     )
-    gpus: settings.GpuAccess = options.nested(settings.GpuAccess)
+    gpus: node_settings.GpuAccess = options.nested(node_settings.GpuAccess)
     proc: pathlib.Path | None  # None: the kernel knows nothing of simulated GPUs
     dev: pathlib.Path = options.nested(host_settings.RootOptions, "driver-root", group="GPUs")
     has_cluster: bool  # whether a missing cluster is a failure
@@ -285,8 +285,8 @@ def command_settings(parsed: Mapping[str, object], environ: Mapping[str, str]) -
     """
     source = options.Source(parsed, environ)
     values = source.values(CommandSettings)
-    gpus = settings.gpu_access(source)
-    values |= settings.node_files(source, gpus) | {"colour": colour(source)}
+    gpus = node_settings.gpu_access(source)
+    values |= node_settings.node_files(source, gpus) | {"colour": colour(source)}
     match source.command:
         case "boot":
             # No person is there at boot to start it again.
@@ -295,7 +295,7 @@ def command_settings(parsed: Mapping[str, object], environ: Mapping[str, str]) -
             pass
         case _:
             values["in_use_timeout_s"] = 0.0  # only a change retries
-    settings.check_gpu_timeouts(values["in_use_timeout_s"], values["gpu_timeout_s"])
+    node_settings.check_gpu_timeouts(values["in_use_timeout_s"], values["gpu_timeout_s"])
     if values["config_file"] is None and source.command != "boot":
         # A boot must not depend on a variable that other programs have.
         values["config_file"] = settings.agent_config_variable(environ) or None
@@ -319,7 +319,7 @@ def hook_variables(command: str, chosen: CommandSettings) -> Mapping[str, str]:
     if command == "restore":
         return variables | {"MIG_PARTED_CHECKPOINT_FILE": chosen.checkpoint_file or ""}
     return variables | {
-        "MIG_PARTED_CONFIG_FILE": chosen.config_file or str(settings.packaged_config()),
+        "MIG_PARTED_CONFIG_FILE": chosen.config_file or str(node_settings.packaged_config()),
         "MIG_PARTED_SKIP_RESET": str(chosen.is_reset_skipped).lower(),
     }
 
@@ -332,9 +332,9 @@ def doctor_settings(parsed: Mapping[str, object], environ: Mapping[str, str]) ->
     """
     source = options.Source(parsed, environ, command="doctor")
     values = source.values(DoctorSettings)
-    gpus = settings.gpu_access(source)
+    gpus = node_settings.gpu_access(source)
     has_kubelet = values["pod_resources_socket"] is not None
-    values |= settings.node_files(source, gpus) | {"colour": colour(source)}
+    values |= node_settings.node_files(source, gpus) | {"colour": colour(source)}
     values["config_file"] = settings.agent_config_file(source)
     values["pod_resources_socket"] = values[
         "pod_resources_socket"
@@ -355,14 +355,14 @@ def demo_settings(parsed: Mapping[str, object], environ: Mapping[str, str]) -> D
     return DemoSettings(**source.values(DemoSettings) | {"colour": colour(source)})
 
 
-def colour(source: options.Source) -> settings.Colour:
+def colour(source: options.Source) -> node_settings.Colour:
     """Return when to use colours; by default never where the terminal shows none."""
     (option,) = (each for each in options.of(TerminalSettings) if each.name == "color")
     environ = source.environ
     if source.is_set(option) or not (environ.get("NO_COLOR") or environ.get("TERM") == "dumb"):
-        found: settings.Colour = source.get(option)
+        found: node_settings.Colour = source.get(option)
         return found
-    return settings.Colour.NEVER
+    return node_settings.Colour.NEVER
 
 
 def _layouts(source: options.Source) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, TextIO, TypeVar
 
 from mig_manager import errors
 from mig_manager.adapters.host import log
-from mig_manager.agent import settings
+from mig_manager.agent import node_settings
 from mig_manager.cli import parser
 from mig_manager.core import bar, messages
 
@@ -66,14 +66,14 @@ class Console:
             stdin=sys.stdin or nowhere.open(),
             stdout=sys.stdout or nowhere.open("w"),
             stderr=sys.stderr or nowhere.open("w"),
-            environ=settings.process_environ(),
+            environ=node_settings.process_environ(),
             program=program,
         )
 
-    def style(self, colour: settings.Colour) -> bar.Style:
+    def style(self, colour: node_settings.Colour) -> bar.Style:
         """Return what standard output can show."""
-        is_coloured = colour is settings.Colour.ALWAYS or (
-            colour is settings.Colour.AUTO and self.stdout.isatty()
+        is_coloured = colour is node_settings.Colour.ALWAYS or (
+            colour is node_settings.Colour.AUTO and self.stdout.isatty()
         )
         return bar.Style(
             colour=is_coloured, unicode=_encodable(self.stdout, _DRAWN_WITH) == _DRAWN_WITH

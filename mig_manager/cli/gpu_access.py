@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 
 from mig_manager import errors
 from mig_manager.adapters import host
-from mig_manager.agent import settings
+from mig_manager.agent import node_settings
 from mig_manager.change import local
 from mig_manager.cli import command_settings, console
 from mig_manager.core import model, ports, steps
@@ -147,7 +147,7 @@ class GpuAccess:
             return None
 
 
-def prepare_simulation(access: settings.GpuAccess, note: Callable[[str], object]) -> None:
+def prepare_simulation(access: node_settings.GpuAccess, note: Callable[[str], object]) -> None:
     """Create the state file of simulated GPUs if it is missing, or if a fresh start is requested.
 
     Does nothing for real GPUs. ``note`` is called with a sentence that the GPUs are simulated.
@@ -168,7 +168,7 @@ def prepare_simulation(access: settings.GpuAccess, note: Callable[[str], object]
                 # A mistyped path must not remove a file that is not ours.
                 state.read()
                 path.unlink()
-            for suffix in (settings.JOURNAL_SUFFIX, settings.LAYOUT_SUFFIX):
+            for suffix in (node_settings.JOURNAL_SUFFIX, node_settings.LAYOUT_SUFFIX):
                 path.with_name(f"{path.name}.{suffix}").unlink(missing_ok=True)
         if access.simulate_spec:
             state.create(access.simulate_spec, states.Options())
@@ -186,7 +186,7 @@ def prepare_simulation(access: settings.GpuAccess, note: Callable[[str], object]
     note(f"GPUs are simulated, in {path}")
 
 
-def boot_id(access: settings.GpuAccess) -> str:
+def boot_id(access: node_settings.GpuAccess) -> str:
     """Return the boot id of the simulated node, or else of this machine."""
     if access.simulate_state is None:
         from mig_manager.adapters.host import procfs

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from mig_manager import errors
 from mig_manager.adapters.host import files, log
-from mig_manager.agent import settings
+from mig_manager.agent import node_settings
 from mig_manager.change import apply, boot, plans, validate
 from mig_manager.cli import command_settings, console, gpu_access, gpu_report
 from mig_manager.core import bar, messages, model, yaml_tree
@@ -252,7 +252,7 @@ class _Command:
         raise errors.UsageError(f"name a layout; {source.source} has {names or 'none'}")
 
     def _read(self, file: str | None) -> config.Document:
-        name = file or str(settings.packaged_config())
+        name = file or str(node_settings.packaged_config())
         return self._terminal.layout_file(name, is_lenient=self._chosen.is_lenient)
 
     def _note_changes(self, rounds: Sequence[plans.Planned]) -> None:

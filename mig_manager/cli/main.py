@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 import mig_manager
 from mig_manager import errors
 from mig_manager.adapters.host import log
-from mig_manager.agent import settings
+from mig_manager.agent import node_settings, settings
 from mig_manager.cli import console, parser
 
 _MIG_PARTED = "nvidia-mig-parted"
@@ -64,7 +64,7 @@ def _on_gpus(parsed: Mapping[str, object], terminal: console.Console) -> int:
     from mig_manager.cli import command_settings, gpus
 
     chosen = command_settings.command_settings(parsed, terminal.environ)
-    _configure_log(terminal, settings.LogLevel.WARNING, is_debug=chosen.is_debug)
+    _configure_log(terminal, node_settings.LogLevel.WARNING, is_debug=chosen.is_debug)
     return gpus.run(str(parsed["command"]), chosen, terminal)
 
 
@@ -75,7 +75,7 @@ def _agent(parsed: Mapping[str, object], terminal: console.Console) -> int:
     from mig_manager.adapters.host import procfs
     from mig_manager.agent import main
 
-    is_json = chosen.log_format is settings.LogFormat.JSON
+    is_json = chosen.log_format is node_settings.LogFormat.JSON
     _configure_log(terminal, chosen.log_level, is_debug=chosen.is_debug, is_json=is_json)
     logger = structlog.get_logger()
     if chosen.not_needed:
@@ -98,7 +98,7 @@ def _doctor(parsed: Mapping[str, object], terminal: console.Console) -> int:
     from mig_manager.cli import command_settings, doctor, doctor_checks, gpu_access
 
     chosen = command_settings.doctor_settings(parsed, terminal.environ)
-    _configure_log(terminal, settings.LogLevel.ERROR, is_debug=chosen.is_debug)
+    _configure_log(terminal, node_settings.LogLevel.ERROR, is_debug=chosen.is_debug)
     gpu_access.prepare_simulation(chosen.gpus, terminal.note)
     is_good = doctor.run(doctor_checks.CHECKS, chosen, terminal)
     return console.DONE if is_good else console.FAILED
@@ -117,12 +117,12 @@ def _demo(parsed: Mapping[str, object], terminal: console.Console) -> int:
     if chosen.scenario not in scenarios.STORIES:
         known = ", ".join(scenarios.STORIES)
         raise errors.UsageError(f"there is no scenario {chosen.scenario!r}; there are {known}")
-    _configure_log(terminal, settings.LogLevel.WARNING, is_debug=chosen.is_debug)
+    _configure_log(terminal, node_settings.LogLevel.WARNING, is_debug=chosen.is_debug)
     return scenarios.run(
         scenarios.Options(
             spec=chosen.spec,
             scenario=chosen.scenario,
-            packaged=settings.packaged_config(),
+            packaged=node_settings.packaged_config(),
             is_real_time=chosen.is_real_time,
             is_kept=chosen.is_kept,
         ),
@@ -137,7 +137,7 @@ def _rollout(parsed: Mapping[str, object], terminal: console.Console) -> int:
     chosen = rollout_settings.rollout_settings(parsed, terminal.environ)
     from mig_manager.cli import rollout
 
-    _configure_log(terminal, settings.LogLevel.ERROR, is_debug=chosen.is_debug)
+    _configure_log(terminal, node_settings.LogLevel.ERROR, is_debug=chosen.is_debug)
     return rollout.run(chosen, terminal)
 
 
@@ -145,7 +145,11 @@ _RUNNERS = {"agent": _agent, "demo": _demo, "doctor": _doctor, "rollout": _rollo
 
 
 def _configure_log(
-    terminal: console.Console, level: settings.LogLevel, *, is_debug: bool, is_json: bool = False
+    terminal: console.Console,
+    level: node_settings.LogLevel,
+    *,
+    is_debug: bool,
+    is_json: bool = False,
 ) -> None:
-    level = settings.LogLevel.DEBUG if is_debug else level
+    level = node_settings.LogLevel.DEBUG if is_debug else level
     log.configure(level=level.value, is_json=is_json, stream=terminal.remarks)

@@ -239,10 +239,14 @@ def flagged(command: str) -> tuple[options.Option, ...]:
 
 
 def _declared(command: str) -> tuple[options.Option, ...]:
-    from mig_manager.agent import settings  # noqa: PLC0415 - each command loads its own
+    from mig_manager.agent import node_settings, settings  # noqa: PLC0415 - each command loads its own
 
     if command in {"", "agent", "help", "version"}:
-        own = {"": (VERSION, settings.DEBUG), "help": (_TOPIC,), "version": (settings.DEBUG,)}
+        own = {
+            "": (VERSION, node_settings.DEBUG),
+            "help": (_TOPIC,),
+            "version": (node_settings.DEBUG,),
+        }
         return own.get(command) or options.of(settings.AgentSettings, command)
     if command == "rollout":
         from mig_manager.cli import rollout_settings  # noqa: PLC0415 - as above
@@ -252,7 +256,7 @@ def _declared(command: str) -> tuple[options.Option, ...]:
 
     if command == "completion":
         found = options.of(command_settings.CommandSettings, command)
-        return (_SHELL, _LAYOUTS, *(each for each in found if each.commands), settings.DEBUG)
+        return (_SHELL, _LAYOUTS, *(each for each in found if each.commands), node_settings.DEBUG)
     classes: dict[str, type] = {
         "doctor": command_settings.DoctorSettings,
         "demo": command_settings.DemoSettings,

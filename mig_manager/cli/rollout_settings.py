@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 
 from mig_manager import errors
-from mig_manager.agent import settings
+from mig_manager.agent import node_settings
 from mig_manager.cli import command_settings
 from mig_manager.core import options
 from mig_manager.core.fleet import nodes, rollout
@@ -30,7 +30,7 @@ def _config_map(text: str) -> tuple[str, ...]:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class RolloutSettings(command_settings.AnswerSettings, settings.DocumentSettings):
+class RolloutSettings(command_settings.AnswerSettings, node_settings.DocumentSettings):
     """Settings of one rollout."""
 
     layout_operand: str | None = options.text(

@@ -1,0 +1,234 @@
+"""Settings that the agent and the commands on a node share: the GPUs, files, and logs.
+
+The only reader of the environment.
+"""
+
+import dataclasses
+import enum
+import os
+import pathlib
+import re
+from collections.abc import Mapping
+
+from mig_manager import errors
+from mig_manager.core import host_settings, options
+
+_PACKAGE = pathlib.Path(__file__).parents[1]
+_LOCK_FILE = pathlib.Path("/run/mig-manager/lock")
+"""On a file system that a reboot empties: no lock survives a reboot."""
+# On a disk: they are for the time after a reboot or a loss of power.
+_LAYOUT_FILE = pathlib.Path("/var/lib/mig-manager/verified-layout.json")
+_JOURNAL_FILE = pathlib.Path("/var/lib/mig-manager/journal.json")
+JOURNAL_SUFFIX = _JOURNAL_FILE.stem
+LAYOUT_SUFFIX = _LAYOUT_FILE.stem
+"""Of the files that a simulated node has beside its state."""
+_LOADER_VARIABLES = ("LD_LIBRARY_PATH", "LD_PRELOAD")  # of ld.so(8)
+_GPUS = "GPUs"
+DEBUG = options.Option(
+    name="debug",
+    short="d",
+    help="log everything",
+    variable="MIG_PARTED_DEBUG",
+    parse=options.parse_switch,
+    default=False,
+)
+CHANGE = "the change"
+_CHANGES = "apply boot restore"
+_WITH_GPUS = f"status plan {_CHANGES} assert export generate-config checkpoint validate"
+
+
+class Colour(enum.Enum):
+    """When to use ANSI colours."""
+
+    AUTO = "auto"
+    ALWAYS = "always"
+    NEVER = "never"
+
+
+class LogFormat(enum.Enum):
+    """The format of log lines."""
+
+    JSON = "json"
+    CONSOLE = "console"
+
+
+class LogLevel(enum.Enum):
+    """The least severe lines that are written."""
+
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class GpuAccess:
+    """How to reach the GPUs, real or simulated."""
+
+    simulate_spec: str | None = options.text(
+        "simulate GPUs, such as 8xA100-SXM4-40GB or 4xA100-SXM4-80GB+2xA30",
+        name="simulate",
+        metavar=options.SPEC,
+        group=_GPUS,
+    )
+    """None with a state file: the GPUs of that file."""
+    simulate_state: pathlib.Path | None = options.path(
+        "file that keeps the simulated GPUs between commands",
+        default_text="one for each SPEC in the user's state directory",
+        group=_GPUS,
+    )
+    """None: the GPUs are real."""
+    is_fresh: bool = options.switch(
+        "reset the simulated GPUs to MIG off", name="fresh", group=_GPUS
+    )
+    library_path: str | None = options.text(
+        "NVML's library", metavar=options.FILE, default_text="libnvidia-ml.so.1", group=_GPUS
+    )
+    driver_roots: tuple[str, ...] = ()
+    """Where to look for the library when the loader does not find the right one."""
+    loader_variables: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """Variables of ``ld.so(8)``, which child processes and the driver's programs need, too."""
+
+    @property
+    def is_simulated(self) -> bool:
+        """Whether no hardware is touched."""
+        return self.simulate_state is not None
+
+    def beside_state(self, suffix: str) -> pathlib.Path | None:
+        """Return a file that belongs to the simulated node; None when the GPUs are real."""
+        state = self.simulate_state
+        return state.with_name(f"{state.name}.{suffix}") if state else None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DocumentSettings:
+    """How to read a config document."""
+
+    is_lenient: bool = options.switch(
+        "warn instead of failing where nvidia-mig-parted says nothing: duplicate keys, filters "
+        "and indices that match nothing",
+        name="lenient",
+        commands="agent doctor rollout plan apply assert boot validate completion",
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class NodeSettings(DocumentSettings):
+    """Settings that the agent and commands on a node share; durations in seconds."""
+
+    hook_timeout_s: float = options.seconds(
+        "how long a hook may take that has no time-out of its own",
+        default=300.0,
+        least=options.LEAST_PAUSE_S,
+        commands="agent apply restore",
+    )
+    in_use_timeout_s: float = options.seconds(
+        "how long to retry GPUs and instances that are in use",
+        default=30.0,
+        group=CHANGE,
+        commands=f"agent {_CHANGES}",
+    )
+    lock_timeout_s: float = options.seconds(
+        "how long to wait while another manager changes the GPUs; 0: not at all",
+        default=30.0,
+        group=CHANGE,
+        commands=f"agent {_CHANGES}",
+    )
+    lock_file: pathlib.Path = options.path(
+        "lock that keeps two managers from changing one node's GPUs",
+        default_text=str(_LOCK_FILE),
+        group=CHANGE,
+        commands=f"agent doctor {_CHANGES}",
+    )
+    journal_file: pathlib.Path = options.path(
+        "journal of a change, for the next command if this one is killed",
+        default_text=str(_JOURNAL_FILE),
+        group=CHANGE,
+        commands=f"doctor {_CHANGES}",
+    )
+    verified_layout_file: pathlib.Path = options.path(
+        "keeps the last verified layout for the next boot",
+        default_text=str(_LAYOUT_FILE),
+        group=CHANGE,
+        commands=f"agent doctor {_CHANGES}",
+    )
+    gpu_timeout_s: float = options.seconds(
+        "how long one operation on the GPUs may take",
+        default=120.0,
+        least=options.LEAST_PAUSE_S,
+        group=_GPUS,
+        commands=f"agent {_WITH_GPUS}",
+    )
+
+
+def process_environ() -> Mapping[str, str]:
+    """Return the environment of this process."""
+    return os.environ
+
+
+def packaged_config() -> pathlib.Path:
+    """Return the config document that comes with the program.
+
+    A wheel carries it inside the package; a source checkout has it beside the package.
+    """
+    inside = _PACKAGE / "profiles" / "mig-parted.yaml"
+    return inside if inside.exists() else _PACKAGE.parent / "profiles" / "mig-parted.yaml"
+
+
+def gpu_access(source: options.Source) -> GpuAccess:
+    """Read how to reach the GPUs.
+
+    Raises:
+        UsageError: They are real and simulated at once, no file can keep the simulated ones, or
+            real ones are to be reset.
+    """
+    values, environ = source.values(GpuAccess), source.environ
+    spec, state = values["simulate_spec"], values["simulate_state"]
+    if values["library_path"] and (spec or state):
+        raise errors.UsageError("simulated GPUs need no --library-path; give one or the other")
+    if spec and state is None:
+        state = values["simulate_state"] = _default_state(spec, environ)
+    if values["is_fresh"] and state is None:
+        raise errors.UsageError(
+            "--fresh resets simulated GPUs; name them with --simulate or --simulate-state"
+        )
+    return GpuAccess(
+        **values,
+        driver_roots=() if state else host_settings.library_roots(source),
+        loader_variables={name: environ[name] for name in _LOADER_VARIABLES if environ.get(name)},
+    )
+
+
+def check_gpu_timeouts(in_use_timeout_s: float, gpu_timeout_s: float) -> None:
+    """Raise ``UsageError`` if an operation would be killed while it retries."""
+    if in_use_timeout_s >= gpu_timeout_s:
+        raise errors.UsageError(
+            f"--in-use-timeout-s {in_use_timeout_s:g} must be less than --gpu-timeout-s "
+            f"{gpu_timeout_s:g}, after which the operation is killed"
+        )
+
+
+def node_files(source: options.Source, gpus: GpuAccess) -> dict[str, pathlib.Path]:
+    """Return lock, journal and last verified layout; simulated GPUs have theirs beside them."""
+    usual = {
+        "lock_file": ("manager.lock", _LOCK_FILE),
+        "journal_file": (JOURNAL_SUFFIX, _JOURNAL_FILE),
+        "verified_layout_file": (LAYOUT_SUFFIX, _LAYOUT_FILE),
+    }
+    return {
+        name: source.field(NodeSettings, name) or gpus.beside_state(suffix) or default
+        for name, (suffix, default) in usual.items()
+    }
+
+
+def _default_state(spec: str, environ: Mapping[str, str]) -> pathlib.Path:
+    """Return a file of the user's own, one for each simulated node."""
+    base, home = environ.get("XDG_STATE_HOME"), environ.get("HOME")
+    if not base and not home:
+        raise errors.UsageError(
+            "neither XDG_STATE_HOME nor HOME says where to keep simulated GPUs; "
+            "give --simulate-state"
+        )
+    root = pathlib.Path(base) if base else pathlib.Path(str(home)) / ".local" / "state"
+    name = re.sub(r"[^A-Za-z0-9.+_-]+", "_", spec)
+    return root / "mig-manager" / f"sim-{name}.json"
