@@ -28,7 +28,10 @@ _KEPT_S = 24 * 3600.0
 """How long unpacked images stay that no cluster has used."""
 _UNPACK = """
 root=$1; shift
+mount --bind "$root" "$root"
 mount -t tmpfs tmpfs /run
+# It makes folders in /etc and /var/lib, too.
+mount -o remount,bind,ro /
 containerd --root "$root" >/run/log 2>&1 &
 until ctr version >/dev/null 2>&1; do
     kill -0 $! || { cat /run/log >&2; exit 1; }

@@ -170,6 +170,8 @@ def missing() -> str:
 def of_the_machine() -> Mapping[str, object]:
     """Return what no node may change."""
     settings = ("vm/overcommit_memory", "vm/panic_on_oom", "kernel/panic", "kernel/panic_on_oops")
+    # An image is built with buildah, which caches what it knows of layers, and mount(8).
+    of_builds = {"/var/lib": {"containers"}, "/run": {"mount"}}
     folders = (
         *("/etc/cni", "/run", "/run/containerd", "/var/lib", "/var/lib/kubelet"),
         *("/var/lib/containerd", "/var/lib/cni", "/dev", "/var/log/pods"),
@@ -180,9 +182,10 @@ def of_the_machine() -> Mapping[str, object]:
         # Another test process may be building its images.
         "mounts": [line for line in mounts if IMAGE_CACHE not in line],
         "links": pathlib.Path("/proc/1/net/dev").read_text().count(":"),
-        "files": {folder: _names(pathlib.Path(folder)) for folder in folders},
+        "files": {each: _names(each) - of_builds.get(each, set()) for each in folders},
     }
 
 
-def _names(folder: pathlib.Path) -> list[str]:
-    return sorted(each.name for each in folder.iterdir()) if folder.is_dir() else []
+def _names(folder: str) -> set[str]:
+    path = pathlib.Path(folder)
+    return {each.name for each in path.iterdir()} if path.is_dir() else set()
