@@ -11,7 +11,7 @@ import os
 import pathlib
 import shutil
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 from tests import waiting
 
@@ -167,25 +167,28 @@ def missing() -> str:
     return "namespaces cannot be made here" if done.returncode else ""
 
 
-def of_the_machine() -> Mapping[str, object]:
-    """Return what no node may change."""
+def of_the_machine() -> frozenset[tuple[str, str]]:
+    """Return what no node may change: settings, mounts, network devices, names of files."""
     settings = ("vm/overcommit_memory", "vm/panic_on_oom", "kernel/panic", "kernel/panic_on_oops")
     # An image is built with buildah, which caches what it knows of layers, and mount(8).
-    of_builds = {"/var/lib": {"containers"}, "/run": {"mount"}}
+    of_builds = {("/var/lib", "containers"), ("/run", "mount")}
     folders = (
         *("/etc/cni", "/run", "/run/containerd", "/var/lib", "/var/lib/kubelet"),
         *("/var/lib/containerd", "/var/lib/cni", "/dev", "/var/log/pods"),
     )
     mounts = pathlib.Path("/proc/1/mountinfo").read_text().splitlines()
-    return {
-        "settings": [pathlib.Path("/proc/sys", name).read_text() for name in settings],
-        # Another test process may be building its images.
-        "mounts": [line for line in mounts if IMAGE_CACHE not in line],
-        "links": pathlib.Path("/proc/1/net/dev").read_text().count(":"),
-        "files": {each: _names(each) - of_builds.get(each, set()) for each in folders},
-    }
+    links = pathlib.Path("/proc/1/net/dev").read_text().splitlines()
+    files = {(each, file.name) for each in folders for file in _files(pathlib.Path(each))}
+    return frozenset(
+        {
+            *((name, pathlib.Path("/proc/sys", name).read_text()) for name in settings),
+            # Another test process may be building its images.
+            *(("mount", line) for line in mounts if IMAGE_CACHE not in line),
+            *(("link", line.partition(":")[0].strip()) for line in links if ":" in line),
+            *(files - of_builds),
+        }
+    )
 
 
-def _names(folder: str) -> set[str]:
-    path = pathlib.Path(folder)
-    return {each.name for each in path.iterdir()} if path.is_dir() else set()
+def _files(folder: pathlib.Path) -> list[pathlib.Path]:
+    return [*folder.iterdir()] if folder.is_dir() else []
