@@ -170,8 +170,8 @@ def missing() -> str:
 def of_the_machine() -> frozenset[tuple[str, str]]:
     """Return what no node may change: settings, mounts, network devices, names of files."""
     settings = ("vm/overcommit_memory", "vm/panic_on_oom", "kernel/panic", "kernel/panic_on_oops")
-    # An image is built with buildah, which caches what it knows of layers, and mount(8).
-    of_builds = {("/var/lib", "containers"), ("/run", "mount")}
+    # Images are built with buildah, which has a cache and a folder for networks, and mount(8).
+    of_builds = {("/var/lib", "containers"), ("/etc/cni", "net.d"), ("/run", "mount")}
     folders = (
         *("/etc/cni", "/run", "/run/containerd", "/var/lib", "/var/lib/kubelet"),
         *("/var/lib/containerd", "/var/lib/cni", "/dev", "/var/log/pods"),

@@ -6,7 +6,7 @@ from testkit import nvml_faults
 from tests import waiting
 from tests.realnode import judging, rig
 
-pytestmark = [pytest.mark.realnode, pytest.mark.xdist_group("stories")]
+pytestmark = pytest.mark.realnode
 
 _IN_POD = ("exec", "-n", "mig-manager", "ds/mig-manager", "--", "mig-manager")
 

@@ -12,7 +12,7 @@ from testkit import nvml_faults
 from tests import waiting
 from tests.realnode import judging, manifests, rig
 
-pytestmark = [pytest.mark.realnode, pytest.mark.xdist_group("faults")]
+pytestmark = pytest.mark.realnode
 
 _LAYOUTS = """
   test-quarters:

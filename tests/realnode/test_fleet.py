@@ -11,7 +11,7 @@ from testkit import nvml_faults
 from tests import waiting
 from tests.realnode import judging, manifests, rig, watching
 
-pytestmark = [pytest.mark.realnode, pytest.mark.xdist_group("nodes")]
+pytestmark = pytest.mark.realnode
 
 NODES = ("node-a", "node-b", "node-c")
 SLOTS = 2

@@ -5,7 +5,7 @@ import pytest
 from tests import waiting
 from tests.realnode import nvidia_manager, operator, rig
 
-pytestmark = [pytest.mark.realnode, pytest.mark.slow, pytest.mark.xdist_group("faults")]
+pytestmark = [pytest.mark.realnode, pytest.mark.slow]
 
 _TOUCHES = {"create pods/eviction", "delete pods"}
 _PLUGIN_LABEL = f"{operator.DEPLOY}device-plugin"

@@ -8,7 +8,7 @@ import pytest
 from tests import waiting
 from tests.realnode import judging, rig
 
-pytestmark = [pytest.mark.realnode, pytest.mark.xdist_group("stories")]
+pytestmark = pytest.mark.realnode
 
 MOUNT = "volumes/kubernetes.io~configmap/config/config.yaml"
 

@@ -8,7 +8,7 @@ from testkit import nvml_faults
 from tests import waiting
 from tests.realnode import gpu_operator, images, judging, manifests, rig
 
-pytestmark = [pytest.mark.realnode, pytest.mark.xdist_group("installations")]
+pytestmark = pytest.mark.realnode
 
 MANAGER, PLUGIN = gpu_operator.MANAGER, gpu_operator.PLUGIN
 USER = f"system:serviceaccount:{gpu_operator.NAMESPACE}:{MANAGER}"

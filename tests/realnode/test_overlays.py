@@ -10,7 +10,7 @@ from tests import programs, waiting
 from tests.cluster import clusters
 from tests.realnode import images, judging, manifests, operator, rig
 
-pytestmark = [pytest.mark.realnode, pytest.mark.xdist_group("installations")]
+pytestmark = pytest.mark.realnode
 
 SIMULATED = "node-b"
 LIBRARIES = "/usr/lib/x86_64-linux-gnu"

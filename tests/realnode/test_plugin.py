@@ -5,7 +5,7 @@ import pytest
 from tests import waiting
 from tests.realnode import judging, manifests, nvidia, rig
 
-pytestmark = [pytest.mark.realnode, pytest.mark.xdist_group("stories")]
+pytestmark = pytest.mark.realnode
 
 
 def _serve(cluster: rig.Cluster, *objects: rig.Object) -> None:

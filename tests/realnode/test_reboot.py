@@ -13,7 +13,7 @@ from tests import waiting
 from tests.adapters import systemd_rig
 from tests.realnode import judging, manifests, rig
 
-pytestmark = [pytest.mark.realnode, pytest.mark.xdist_group("nodes")]
+pytestmark = pytest.mark.realnode
 
 BALANCED = [
     ["1g.5gb", "1g.5gb", "2g.10gb", "3g.20gb"],

@@ -6,7 +6,7 @@ from testkit import nvml_faults
 from tests import waiting
 from tests.realnode import images, judging, manifests, rig
 
-pytestmark = [pytest.mark.realnode, pytest.mark.xdist_group("stories")]
+pytestmark = pytest.mark.realnode
 
 
 def test_a_first_layout_becomes_schedulable(cluster: rig.Cluster) -> None:
