@@ -196,7 +196,9 @@ class Run:
                 break
             request.wait(1.0)
         if not self._limits.allows_foreign_managers:
-            others = clients.other_managers(usage.pods, self._deps.own_pod_uid)
+            has_mode = any(map(clients.is_vgpu_plugin, usage.pods))
+            annotations = self._deps.node.read().annotations if has_mode else {}
+            others = clients.other_managers(usage.pods, self._deps.own_pod_uid, annotations)
             if others:
                 raise errors.MigManagerError(
                     f"another program manages MIG on this node: {', '.join(others)}",

@@ -392,5 +392,7 @@ def _interrupted_run(facts: Facts) -> Iterator[Finding]:
 @_check("other-managers", "Use one manager for this node's GPUs: remove the other.")
 def _other_managers(facts: Facts) -> Iterator[Finding]:
     """No other program manages MIG on this node."""
-    found = clients.other_managers(facts.pods.needed(), facts.own_pod_uid)
+    pods = facts.pods.needed()
+    annotations = facts.node.needed().annotations if any(map(clients.is_vgpu_plugin, pods)) else {}
+    found = clients.other_managers(pods, facts.own_pod_uid, annotations)
     yield from map(fail, found) if found else [ok("none on this node")]

@@ -247,3 +247,18 @@ def test_beside_nvidias_own_manager_nothing_is_touched_and_it_is_named() -> None
 
     assert rig.executed == []
     assert "retryAt" in json.loads(rig.annotations[cluster.STATUS_ANNOTATION])
+
+
+def test_beside_hami_nothing_is_touched_if_it_manages_the_instances_of_the_node() -> None:
+    for mode in ("mig", "hami-core"):
+        rig = scenes.node()
+        labels = {"app.kubernetes.io/component": "hami-device-plugin"}
+        rig.add_pod("hami", labels=labels, owner_kind="DaemonSet")
+        registered = json.dumps([{"id": "GPU-1", "mode": mode}])
+        rig.annotations["hami.io/node-nvidia-register"] = registered
+
+        if mode == "mig":
+            assert_ends(rig, Reason.FOREIGN_MANAGER, "default/hami (HAMi in MIG mode)")
+            assert rig.executed == []
+        else:
+            assert_ends(rig, Reason.APPLIED)

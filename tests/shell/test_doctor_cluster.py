@@ -1,6 +1,7 @@
 """``mig-manager doctor`` on nodes whose cluster, kubelet or device plugin is ill."""
 
 import contextlib
+import dataclasses
 import pathlib
 import socket
 import tempfile
@@ -184,6 +185,17 @@ def test_another_manager_fails_and_we_ourselves_do_not(patient: Patient) -> None
 
     for own_pod_uid, verdict in (("uid-of-ours", FAIL), (manager.uid, OK)):
         facts = {"pods": (manager,), "own_pod_uid": own_pod_uid}
+        assert patient.check("other-managers", facts).verdict("other-managers") is verdict
+
+
+def test_a_vgpu_plugin_fails_only_where_it_manages_the_instances(patient: Patient) -> None:
+    labels = {"name": "volcano-device-plugin"}
+    plugin = dataclasses.replace(a_pod("volcano-device-plugin"), labels=labels)
+
+    for mode, verdict in (("mig", FAIL), ("hami-core", OK)):
+        annotations = {"volcano.sh/node-vgpu-register": f"GPU-1,10,1,NVIDIA-A30,true,{mode}:"}
+        node = cluster.NodeView(name="n", annotations=annotations, allocatable={})
+        facts = {"pods": (plugin,), "node": node, "own_pod_uid": "ours"}
         assert patient.check("other-managers", facts).verdict("other-managers") is verdict
 
 

@@ -1,6 +1,7 @@
 """The pods that a plan affects, the daemons it pauses, and other managers, from values alone."""
 
 import collections
+import dataclasses
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -369,3 +370,48 @@ def test_an_agent_is_foreign_to_others_but_not_to_itself_nor_to_one_that_may_be_
     )
     unmistakable = [FROM_NVIDIA, DYNAMIC_DRA, manager(**DAS, phase="Pending")]
     assert len(clients.other_managers(unmistakable, None)) == len(unmistakable)
+
+
+HAMI = manager("hami-abcde", labels={COMPONENT: "hami-device-plugin"})
+VOLCANO = manager("volcano-abcde", labels={"name": "volcano-device-plugin"})
+HAMIS, VOLCANOS = "hami.io/node-nvidia-register", "volcano.sh/node-vgpu-register"
+REGISTERED = {
+    # ``MarshalNodeDevices``, and ``EncodeNodeDevices`` before HAMi 2.8 and of volcano's.
+    "json": '[{{"id":"GPU-1","count":7,"type":"NVIDIA-A30","mode":"{0}","health":true}}]',
+    "fields": "GPU-1,10,40960,100,NVIDIA-A30,0,true,0,hami-core:GPU-2,1,9,100,A,0,true,1,{0}:",
+    "volcano": "GPU-1,10,40960,NVIDIA-A30,true,{0}:",
+}
+
+
+@pytest.mark.parametrize("encoding", REGISTERED.values(), ids=REGISTERED)
+@pytest.mark.parametrize(
+    ("plugin", "key", "kind"),
+    [
+        (HAMI, HAMIS, "HAMi in MIG mode"),
+        (VOLCANO, VOLCANOS, "volcano's vGPU device plugin in MIG mode"),
+    ],
+    ids=["HAMi", "volcano"],
+)
+def test_a_vgpu_plugin_is_a_foreign_manager_only_where_its_node_is_in_mig_mode(
+    plugin: cluster.Pod, key: str, kind: str, encoding: str
+) -> None:
+    in_mig_mode = {key: encoding.format("mig")}
+    named = (f"ns/{plugin.name} ({kind})",)
+
+    assert clients.other_managers([manager(), plugin], OWN, in_mig_mode) == named
+    assert clients.is_vgpu_plugin(plugin)
+
+    for other_mode in ("hami-core", "mps", "mig2", ""):
+        registered = {key: encoding.format(other_mode)}
+        assert clients.other_managers([plugin], OWN, registered) == ()
+    other_key = ({HAMIS, VOLCANOS} - {key}).pop()
+    for annotations in ({}, {other_key: encoding.format("mig")}, {key: "["}):
+        assert clients.other_managers([plugin], OWN, annotations) == ()
+
+
+def test_an_annotation_that_outlives_its_vgpu_plugin_is_no_foreign_manager() -> None:
+    left_behind = {HAMIS: REGISTERED["json"].format("mig")}
+    gone = dataclasses.replace(HAMI, phase="Succeeded")
+
+    assert clients.other_managers([manager(), VOLCANO, gone], OWN, left_behind) == ()
+    assert not clients.is_vgpu_plugin(manager())

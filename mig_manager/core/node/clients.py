@@ -263,19 +263,76 @@ _OPERATORS = "nvidia-mig-manager"
 _OURS = "mig-manager"
 
 
-def other_managers(pods: Iterable[cluster.Pod], own_uid: str | None) -> tuple[str, ...]:
+def other_managers(
+    pods: Iterable[cluster.Pod],
+    own_uid: str | None,
+    annotations: Mapping[str, str] | None = None,
+) -> tuple[str, ...]:
     """Return the pods of this node that change MIG instances too, as ``namespace/name (kind)``.
 
     A pod that has not started yet counts, because it may at any moment; a finished one does not.
     If ``own_uid``, the UID of our pod, is None, nothing counts that could be ourselves.
+    ``annotations`` are the node's; only ``is_vgpu_plugin`` pods need them.
     """
     return tuple(
         f"{pod.key} ({what})"
         for pod in pods
         if not pod.is_finished
         and pod.uid != own_uid
-        and (what := _what(pod, knows_ourselves=own_uid is not None))
+        and (
+            what := _what(pod, knows_ourselves=own_uid is not None)
+            or _vgpu_manager(pod, annotations or {})
+        )
     )
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _VgpuPlugin:
+    """A device plugin that shares GPUs in one of several modes, and publishes the mode."""
+
+    kind: str
+    label: tuple[str, str]  # of its pods
+    register_annotation: str  # of the node
+
+
+_VGPU_PLUGINS = (
+    # Project-HAMi/HAMi: charts/hami/templates/device-plugin/daemonsetnvidia.yaml,
+    # pkg/device/nvidia/device.go.
+    _VgpuPlugin(
+        "HAMi in MIG mode",
+        ("app.kubernetes.io/component", "hami-device-plugin"),
+        "hami.io/node-nvidia-register",
+    ),
+    # Project-HAMi/volcano-vgpu-device-plugin: deployments/, pkg/util/types.go.
+    _VgpuPlugin(
+        "volcano's vGPU device plugin in MIG mode",
+        ("name", "volcano-device-plugin"),
+        "volcano.sh/node-vgpu-register",
+    ),
+)
+
+_REGISTERED_IN_MIG_MODE = re.compile(r'"mode"\s*:\s*"mig"|,mig(?::|$)')
+"""A GPU in MIG mode, as the plugins register it: in JSON (HAMi since 2.8), or as fields between
+commas, mode last, one GPU before each colon (``EncodeNodeDevices`` of both)."""
+
+
+def is_vgpu_plugin(pod: cluster.Pod) -> bool:
+    """Return whether a pod is HAMi's or volcano's; the node's annotations have its mode."""
+    return any(plugin.label in pod.labels.items() for plugin in _VGPU_PLUGINS)
+
+
+def _vgpu_manager(pod: cluster.Pod, annotations: Mapping[str, str]) -> str:
+    """Say which plugin in MIG mode a pod is; empty in its other modes, which change no instance.
+
+    Neither sign is enough: the pod is the same in every mode, and the annotation outlives it.
+    """
+    kinds = (
+        plugin.kind
+        for plugin in _VGPU_PLUGINS
+        if plugin.label in pod.labels.items()
+        and _REGISTERED_IN_MIG_MODE.search(annotations.get(plugin.register_annotation, ""))
+    )
+    return next(kinds, "")
 
 
 def _what(pod: cluster.Pod, *, knows_ourselves: bool) -> str:
