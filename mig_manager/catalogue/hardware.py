@@ -20,9 +20,6 @@ from mig_manager.core import model, profile_name
 from mig_manager.core.layout import generator
 
 MAX_GPUS = 16  # GPUs of one simulated node; no machine in the field has more
-_EARLY_GB200_MIB = 189 * 1024
-"""Pre-production units, whose profiles NVIDIA's default layouts still name
-(``all-7g.189gb`` in gpu-operator's ``default-mig-parted-config``)."""
 
 
 class Grid(enum.Enum):
@@ -66,7 +63,7 @@ class Product:
     """As NVML reports them; the first is the usual one. Not unique: two H100 share one."""
     pci_device_ids: tuple[int, ...]  # device and vendor packed as NVML does
     generation: str  # ``turing``, ``ampere``, ``ada``, ``hopper`` or ``blackwell``
-    memory_mib: int
+    memory_mib: int  # zero: the memory of the host, or not known
     is_mig_capable: bool
     max_instances: int  # zero without MIG
     grid: Grid | None  # None: no MIG, or the slices are not known
@@ -145,14 +142,21 @@ def find(name: str) -> Product:
 
 
 def match(pattern: str) -> tuple[Product, ...]:
-    """Return the products that a name (as for ``find``) or a glob selects; UsageError if none."""
+    """Return the products that a name (as for ``find``) or a glob selects; UsageError if none.
+
+    Of products with the same PCI id a glob selects the first: others are rare and named in full.
+    """
     if not set("*?[") & set(pattern):
         return (find(pattern),)
     wanted = _normal(pattern)
     found = {key for name, key in _names().items() if fnmatch.fnmatchcase(name, wanted)}
     if not found:
         raise errors.UsageError(f"no known GPU matches {pattern!r}")
-    return tuple(_of_key(key) for key in _table() if key in found)
+    first: dict[tuple[int, ...], Product] = {}
+    for product in products().values():
+        if product.key in found:
+            first.setdefault(product.pci_device_ids, product)
+    return tuple(first.values())
 
 
 def parse_node(spec: str) -> tuple[Product, ...]:
@@ -176,7 +180,10 @@ def parse_node(spec: str) -> tuple[Product, ...]:
 
 def template(product: Product, index: int = 0) -> model.Gpu:
     """Return an idle GPU of this product, all profiles known; UsageError if they are not."""
-    _simulatable(product)
+    return _idle(_simulatable(product), product.profiles, index)
+
+
+def _idle(product: Product, rows: Iterable[model.GpuInstanceProfile], index: int = 0) -> model.Gpu:
     mode = model.MigMode.DISABLED if product.is_mig_capable else None
     return model.Gpu(
         index=index,
@@ -193,7 +200,7 @@ def template(product: Product, index: int = 0) -> model.Gpu:
         # Of the plain type: profiles of different types are never equal.
         profiles=tuple(
             model.GpuInstanceProfile(**{name: getattr(row, name) for name in _SPEC_FIELDS})
-            for row in product.profiles
+            for row in rows
         ),
         gpu_instances=(),
     )
@@ -208,13 +215,21 @@ def templates(patterns: Iterable[str], *, warn: Callable[[str], object]) -> tupl
 
 
 def kinds(patterns: Iterable[str], *, warn: Callable[[str], object]) -> tuple[generator.Kind, ...]:
-    """Return the kind of each product with MIG, as ``templates``; LayoutError if none has it."""
+    """Return the kind of each product with MIG, as ``templates``; LayoutError if none has it.
+
+    Of products with the same PCI id only the first: a layout's filter cannot tell them apart.
+    """
     products = _chosen(patterns, warn)
+    by_ids: dict[tuple[int, ...], Product] = {}
+    for product in products:
+        first = by_ids.setdefault(product.pci_device_ids, product)
+        if product.is_mig_capable and first is not product:
+            warn(f"{product.key} is left out: it has the PCI id of {first.key}")
     found = tuple(
         generator.Kind(
             device_ids=product.pci_device_ids, profiles=template(product).profiles or ()
         )
-        for product in products
+        for product in by_ids.values()
         if product.is_mig_capable
     )
     if not found:
@@ -226,25 +241,39 @@ def kinds(patterns: Iterable[str], *, warn: Callable[[str], object]) -> tuple[ge
 
 
 def product_names() -> tuple[str, ...]:
-    """Return the short name of every product with MIG whose slices are known."""
-    return tuple(product.key for product in _known())
+    """Return the short names, as help writes them, of products with MIG and known slices."""
+    return tuple(product.key.upper() for product in _known())
 
 
 @functools.cache
 def known_gpus() -> Sequence[model.Gpu]:
-    """Return an idle GPU of every product whose profiles are known, and an early GB200."""
-    gb200 = template(find("gb200"))
+    """Return an idle GPU of every product whose profiles are known or published."""
+    unplaced = [each for each in products().values() if each.not_simulatable]
+    return [
+        *map(template, _known()),
+        *(_idle(each, map(_published, _table()[each.key]["profiles"])) for each in unplaced),
+    ]
 
-    def resized(spec: model.GpuInstanceProfile) -> model.GpuInstanceProfile:
-        # Down to whole MiB, or an instance could end up with more than its eighths.
-        memory_mib = spec.memory_mib * _EARLY_GB200_MIB // gb200.memory_mib
-        slices = spec.profile.gpu_slices
-        named = _profile(spec.enum_index, slices, memory_mib, _EARLY_GB200_MIB)
-        return dataclasses.replace(spec, profile=named, memory_mib=memory_mib)
 
-    profiles = tuple(map(resized, gb200.profiles or ()))
-    early = dataclasses.replace(gb200, memory_mib=_EARLY_GB200_MIB, profiles=profiles)
-    return [*map(template, _known()), early]
+def _published(raw: Mapping[str, Any]) -> model.GpuInstanceProfile:
+    """Return a profile from its published name and count, which is enough to check layouts.
+
+    Without published placements they follow one another. Other unknown numbers are zero.
+    """
+    profile = profile_name.parse(raw["name"])
+    size = profile.gpu_slices
+    return model.GpuInstanceProfile(
+        profile=profile,
+        enum_index=raw["enum"],
+        profile_id=raw["id"] or 0,
+        max_instances=raw["max"],
+        multiprocessors=raw["sms"] or 0,
+        engines=model.Engines(),
+        memory_mib=raw["memory_mib"] or 0,
+        placements=_placements(raw["placements"])
+        if raw["placements"]
+        else tuple(model.Placement(nth * size, size) for nth in range(raw["max"])),
+    )
 
 
 def _simulatable(product: Product) -> Product:
@@ -277,7 +306,7 @@ def _of_key(key: str) -> Product:
         names=tuple(raw["names"]),
         pci_device_ids=tuple(int(text, 16) for text in raw["pci"]),
         generation=raw["architecture"],
-        memory_mib=raw["memory_total_mib"],
+        memory_mib=raw["memory_total_mib"] or 0,
         is_mig_capable=raw["mig_capable"],
         max_instances=raw.get("max_instances", 0),
         grid=Grid(raw["grid"]) if raw.get("grid") else None,
@@ -310,9 +339,7 @@ def _row(raw: Mapping[str, Any], gpu_mib: int) -> GpuProfile:
         copy_engines=copy_engines,
         engines=model.Engines(decoders=decoders, encoders=encoders, jpegs=jpegs, ofas=ofas),
         memory_mib=raw["memory_mib"],
-        placements=tuple(
-            model.Placement(*map(int, text.split(":"))) for text in raw["placements"].split()
-        ),
+        placements=_placements(raw["placements"]),
         compute=tuple(
             ComputeProfile(
                 profile_id=profile_id,
@@ -324,6 +351,10 @@ def _row(raw: Mapping[str, Any], gpu_mib: int) -> GpuProfile:
             for profile_id, slices, most, processors, starts in raw["compute"]
         ),
     )
+
+
+def _placements(text: str) -> tuple[model.Placement, ...]:
+    return tuple(model.Placement(*map(int, each.split(":"))) for each in text.split())
 
 
 def _profile(enum_index: int, slices: int, instance_mib: int, gpu_mib: int) -> model.Profile:

@@ -102,6 +102,14 @@ _mig_manager_offer() {
     done
 }
 
+_mig_manager_products() {
+    local lead=$1 value
+    # Products in any case become what the help writes.
+    while IFS= read -r value; do
+        [[ ${lead,,}${value,,} != "${current,,}"* ]] || COMPREPLY+=("$lead$value")
+    done <<<"${_mig_manager_products// /$'\\n'}"
+}
+
 _mig_manager_files() {
     local value
     while IFS= read -r value; do
@@ -133,10 +141,10 @@ _mig_manager() {
     fi
     case ${want#operand:} in
     layouts) _mig_manager_offer "" < <(_mig_manager_layouts) ;;
-    products) _mig_manager_offer "" <<<"${_mig_manager_products// /$'\\n'}" ;;
+    products) _mig_manager_products "" ;;
     spec)
-        [[ $current =~ ^(.*\\+)?([0-9]+x)? ]]
-        _mig_manager_offer "${BASH_REMATCH[0]}" <<<"${_mig_manager_products// /$'\\n'}"
+        [[ $current =~ ^(.*\\+)?([0-9]+[xX])? ]]
+        _mig_manager_products "${BASH_REMATCH[0]}"
         ;;
     file | directory) _mig_manager_files "${want#operand:}" ;;
     words:*)
@@ -205,14 +213,15 @@ _mig_manager_layouts() {
 }
 
 _mig_manager_products() {
-    compadd -a mig_manager_products
+    # Products in any case become what the help writes.
+    compadd -M 'm:{a-zA-Z}={A-Za-z}' -a mig_manager_products
 }
 
 _mig_manager_spec() {
     # What may stand before a product: others and a plus, and how many of it there are.
     compset -P '*+'
-    compset -P '[0-9]##x'
-    compadd -a mig_manager_products
+    compset -P '[0-9]##[xX]'
+    _mig_manager_products
 }
 
 _mig_manager() {
@@ -319,7 +328,7 @@ end
 
 function __mig_manager_spec --description 'Simulated GPUs, such as 8xPRODUCT+2xPRODUCT'
     set --local begun (commandline --current-token)
-    set --local lead (string match --regex -- '^(?:.*\\+)?(?:[0-9]+x)?' $begun)
+    set --local lead (string match --regex -- '^(?:.*\\+)?(?:[0-9]+[xX])?' $begun)
     printf "$lead%s\\n" $__mig_manager_products
 end
 

@@ -9,19 +9,25 @@ import pytest
 
 from mig_manager import errors
 from mig_manager.catalogue import hardware
-from mig_manager.core import model
+from mig_manager.core import model, profile_name
 
 PRODUCTS = tuple(hardware.products().values())
 TABLE = json.loads(pathlib.Path(hardware.__file__).with_name("hardware.json").read_bytes())
 PROFILES = tuple((product, row) for product in PRODUCTS for row in product.profiles)
 
 
-def test_table_has_34_mig_products_two_without_mig_and_196_profile_names() -> None:
-    assert sum(product.is_mig_capable for product in PRODUCTS) == 34
+def test_table_has_38_mig_products_two_without_mig_and_203_profile_names() -> None:
+    assert sum(product.is_mig_capable for product in PRODUCTS) == 38
     assert {p.key for p in PRODUCTS if not p.is_mig_capable} == {"l40s", "t4"}
-    not_simulatable = {"rtx-pro-5000-blackwell", "rtx-pro-4500-blackwell"}
+    not_simulatable = {
+        "h20-nvl16",
+        "jetson-thor",
+        "rtx-pro-4500-blackwell",
+        "rtx-pro-4500-blackwell-server",
+        "rtx-pro-5000-blackwell",
+    }
     assert {p.key for p in PRODUCTS if p.not_simulatable} == not_simulatable
-    assert len(PROFILES) >= 196
+    assert len(PROFILES) >= 203
 
 
 @pytest.mark.parametrize(
@@ -87,6 +93,12 @@ def test_inferred_fields_say_what_they_rest_on_and_the_rest_names_a_source(
         ("RTX-PRO-6000", "rtx-pro-6000-blackwell-server"),
         ("NVIDIA GH200 120GB", "gh200-96gb"),
         ("T4", "t4"),
+        ("GB200", "gb200"),
+        ("nvidia thor", "jetson-thor"),
+        ("Jetson-Thor", "jetson-thor"),
+        ("H20", "h20-96gb"),
+        ("NVIDIA H20 NVL16", "h20-nvl16"),
+        ("RTX PRO 4500 Blackwell Server Edition", "rtx-pro-4500-blackwell-server"),
     ],
 )
 def test_product_is_found_by_the_names_people_use(name: str, key: str) -> None:
@@ -114,6 +126,26 @@ def test_glob_selects_several_products_in_table_order_and_a_name_one() -> None:
     keys = [product.key for product in hardware.match("NVIDIA A100*80GB*")]
     assert keys == ["a100-sxm4-80gb", "a100-80gb-pcie"]
     assert hardware.match("H100") == (hardware.find("H100"),)
+
+
+def test_jetson_thor_has_the_published_ids_and_null_where_nothing_is() -> None:
+    thor = next(raw for raw in TABLE["products"] if raw["key"] == "jetson-thor")
+    ids = {row["name"]: row["id"] for row in thor["profiles"]}
+    published = {"1g.0gb+me": 78, "1g.0gb": 80, "1g.0gb+gfx": 81, "2g.0gb": 82, "2g.0gb+gfx": 83}
+    assert ids == published | {"3g.0gb": None, "3g.0gb+gfx": None}
+    for row in thor["profiles"]:
+        named = profile_name.from_nvml(
+            enum_index=row["enum"], slice_count=row["slices"], memory_gb=row["memory_mib"]
+        )
+        assert str(named) == row["name"]
+
+
+def test_a_document_has_one_kind_for_each_pci_id() -> None:
+    notes: list[object] = []
+    assert hardware.match("GB200*") == (hardware.find("GB200"),)
+    kinds = hardware.kinds(["GB200", "GB200-pre-production"], warn=notes.append)
+    assert [kind.device_ids for kind in kinds] == [(0x294110DE,)]
+    assert notes == ["gb200-pre-production is left out: it has the PCI id of gb200"]
 
 
 def test_node_can_mix_products() -> None:

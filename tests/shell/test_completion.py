@@ -44,10 +44,18 @@ LINES = {
     "mig-manager plan -f lay": "outs.yaml",
     "mig-manager status -o wi": "de",
     "mig-manager status --output-format=js": "on",
-    "mig-manager validate --gpu h100-nv": "l",
-    "mig-manager status --simulate 8xh100-nv": "l",
-    "mig-manager status --simulate 4xa30+2xh100-nv": "l",
+    "mig-manager validate --gpu H100-NV": "L",
+    "mig-manager status --simulate 8xH100-NV": "L",
+    "mig-manager status --simulate 4xA30+2xH100-NV": "L",
     "mig-manager agent --drain-policy aff": "ected",
+}
+IN_LOWER_CASE = {
+    # Products in any case: what is typed, and what becomes of it.
+    "mig-manager validate --gpu h100-nv": "mig-manager validate --gpu H100-NVL",
+    "mig-manager status --simulate 8Xh100-nv": "mig-manager status --simulate 8XH100-NVL",
+    "mig-manager status --simulate 4xa30+2xh100-nv": (
+        "mig-manager status --simulate 4xa30+2xH100-NVL"
+    ),
 }
 # What makes a shell complete like at a new account, and one key report the line so far.
 SET_UP = {
@@ -156,9 +164,9 @@ def terminal(shell: str, home: pathlib.Path) -> Iterator[Terminal]:
 )
 def test_a_shell_completes_what_was_begun(shell: str, home: pathlib.Path) -> None:
     with terminal(shell, home) as user:
-        completed = {line: user.typed(line).rstrip(" =") for line in LINES}
+        completed = {line: user.typed(line).rstrip(" =") for line in LINES | IN_LOWER_CASE}
 
-    assert completed == {line: line + rest for line, rest in LINES.items()}
+    assert completed == {line: line + rest for line, rest in LINES.items()} | IN_LOWER_CASE
 
 
 @pytest.mark.slow
@@ -171,7 +179,7 @@ def test_fish_completes_what_was_begun(home: pathlib.Path) -> None:
     """
 
     answer = subprocess.run(  # noqa: S603 - our own command
-        [programs.needed("fish"), "--no-config", "-c", code, *LINES],
+        [programs.needed("fish"), "--no-config", "-c", code, *LINES, *IN_LOWER_CASE],
         cwd=home,
         env=environ(home),
         capture_output=True,
@@ -180,7 +188,8 @@ def test_fish_completes_what_was_begun(home: pathlib.Path) -> None:
         timeout=DEADLINE_S,
     )
 
-    last_words = [(line + rest).rpartition(" ")[2] for line, rest in LINES.items()]
+    lines = [*(line + rest for line, rest in LINES.items()), *IN_LOWER_CASE.values()]
+    last_words = [line.rpartition(" ")[2] for line in lines]
     assert answer.stdout.splitlines() == last_words
     assert answer.stderr == ""
 

@@ -1,9 +1,11 @@
 """The layouts that we ship are right for every GPU that we know."""
 
 import dataclasses
+import json
 import pathlib
 import re
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -36,8 +38,17 @@ UPSTREAM = (
 )  # fmt: skip
 """The 81 names that NVIDIA's GPU operator ships (``default-mig-parted-config``, August 2026)."""
 
-PRE_PRODUCTION = {"all-3g.95gb", "all-4g.95gb", "all-7g.189gb"}
-"""For a GB200 that no table describes."""
+PRE_PRODUCTION = "gb200-pre-production"
+"""Early units with the PCI id of the product: no filter can select them."""
+
+UNPLACED = [
+    product
+    for product in json.loads(
+        pathlib.Path(hardware.__file__).with_name("hardware.json").read_text("utf-8")
+    )["products"]
+    if "not_simulatable" in product and product["profiles"]
+]
+"""Products with published names and numbers of profiles, and without published placements."""
 
 LABEL_VALUE = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
 
@@ -45,7 +56,7 @@ LABEL_VALUE = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
 def gpus() -> Iterator[model.Gpu]:
     """One idle GPU for every PCI id of every product whose slices are known."""
     for product in hardware.products().values():
-        if product.not_simulatable:
+        if product.not_simulatable or product.key == PRE_PRODUCTION:
             continue
         for device_id in product.pci_device_ids:
             yield dataclasses.replace(hardware.template(product), pci_device_id=device_id)
@@ -117,14 +128,44 @@ def test_balanced_takes_every_compute_slice_of_every_gpu(gpu: model.Gpu) -> None
 
 
 def test_every_layout_is_for_some_gpu_that_we_know() -> None:
+    early = hardware.template(hardware.find(PRE_PRODUCTION))
+    known = [*gpus(), early]
+    rows = (row for product in UNPLACED for row in product["profiles"])
+    published = {f"all-{row['name']}".replace("+", ".") for row in rows}
     useless = {
         layout.name
         for layout in DOCUMENT.layouts.values()
         if not any(
-            is_for(rule, gpu) for rule in layout.rules for gpu in gpus() if rule.matches(gpu)
+            is_for(rule, gpu) for rule in layout.rules for gpu in known if rule.matches(gpu)
         )
     }
-    assert useless == PRE_PRODUCTION
+    assert useless <= published
+
+
+@pytest.mark.parametrize("name", ["all-3g.95gb", "all-4g.95gb", "all-7g.189gb", "all-2g.47gb"])
+def test_the_layouts_of_pre_production_units_fit_them(name: str) -> None:
+    early = hardware.template(hardware.find(PRE_PRODUCTION))
+    wanted = config.select(DOCUMENT.layout(name), [early])[early.uuid]
+    assert carry_out(early, wanted) == wanted
+
+
+@pytest.mark.parametrize("product", UNPLACED, ids=lambda each: each["key"])
+def test_layouts_of_products_without_known_placements_have_the_published_number(
+    product: dict[str, Any],
+) -> None:
+    most = {row["name"]: row["max"] for row in product["profiles"]}
+    like = hardware.template(hardware.find("A30"))
+    gpu = dataclasses.replace(like, pci_device_id=int(product["pci"][0], 16))
+    for profile, count in most.items():
+        name = f"all-{profile}".replace("+", ".")
+        # Jetson Thor creates this one only beside another: all-balanced.
+        if profile != "1g.0gb+me":
+            wanted = config.select(DOCUMENT.layout(name), [gpu])[gpu.uuid]
+            assert {str(each): n for each, n in wanted.devices} == {profile: count}, name
+    balanced = config.select(DOCUMENT.layout("all-balanced"), [gpu])[gpu.uuid].devices
+    assert all(n <= most[str(each)] for each, n in balanced)
+    slices = max(row["slices"] for row in product["profiles"])
+    assert sum(each.gpu_slices * n for each, n in balanced) == slices
 
 
 def test_no_filter_names_a_gpu_that_we_do_not_know_or_one_twice() -> None:

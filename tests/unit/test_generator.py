@@ -234,9 +234,8 @@ def test_a_name_that_is_too_long_is_cut_and_stays_unique() -> None:
 
 
 def test_a_document_for_every_product_at_once_can_still_be_read() -> None:
-    text = yaml_tree.dump(
-        generator.document(kinds(*hardware.product_names()), has_all_maximal=True)
-    )
+    every = hardware.kinds(hardware.product_names(), warn=lambda _: None)
+    text = yaml_tree.dump(generator.document(every, has_all_maximal=True))
 
     assert len(config.parse(text, source="generated").layouts) > 500
 
