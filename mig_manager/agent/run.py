@@ -22,6 +22,7 @@ from mig_manager.change import transaction
 from mig_manager.core import messages, model, ports, steps, timing
 from mig_manager.core.layout import config, layouts
 from mig_manager.core.node import clients, cluster, resources
+from mig_manager.core.planner import planner
 
 _log = structlog.get_logger()
 
@@ -129,9 +130,10 @@ class Run:
         paused = self._resume(paused)
         self._prove(paused, gpus, request)
         self._clients.resume_monitors(paused, self._record, request)
-        by_force = f" Deleted by force: {', '.join(drainage.forced)}." if drainage.forced else ""
+        more = [f" Deleted by force: {', '.join(drainage.forced)}."] if drainage.forced else []
+        more += [f" Note: {warning}." for warning in planner.vgpu_host_warnings(gpus, plan)]
         return record.succeeded(
-            self._record.config, errors.Reason.APPLIED, "is active", gpus=gpus, more=by_force
+            self._record.config, errors.Reason.APPLIED, "is active", gpus=gpus, more="".join(more)
         )
 
     def roll_back(self) -> str:

@@ -90,6 +90,12 @@ class Planned:
         return resources.strategy_refusals(resources.gpu_layouts(self.gpus, self.wanted))
 
     @property
+    def warnings(self) -> tuple[str, ...]:
+        """What lenient parsing accepts, and what the change costs virtual machines."""
+        remarks = (str(remark) for remark in self.overlooked)
+        return (*remarks, *planner.vgpu_host_warnings(self.gpus, self.plan))
+
+    @property
     def evicted(self) -> tuple[str, ...]:
         """Pods that use what is destroyed, as far as known."""
         affected = clients.affected_ids(self.plan, self.gpus)
@@ -109,7 +115,7 @@ class Planned:
             "destroyed_uuids": sorted(self.plan.destroyed_uuids),
             "evicted_pods": list(self.evicted),
             "unserved_mig_strategies": {one.value: why for one, why in self.unserved.items()},
-            "warnings": [str(remark) for remark in self.overlooked],
+            "warnings": list(self.warnings),
             "gpus": [steps.plan_data(gpu_plan) for gpu_plan in self.plan.gpus if gpu_plan.steps],
             "unreachable_gpus": [gpu_codec.unreachable_data(gpu) for gpu in self.gpus.unreachable],
         }

@@ -132,6 +132,8 @@ class Transaction:
             keep_pending = error.reason.means_mode_waits
             result = self._give_up(rounds, older, keep_pending=keep_pending)
             error.add(result.message)
+            for warning in planner.vgpu_host_warnings(seen, first):
+                error.add(warning)
             if result.foreign and not keep_pending:
                 raise errors.HardwareError(
                     error.message, reason=errors.Reason.VERIFY_FAILED

@@ -20,7 +20,6 @@ _BLOCKERS = ("nvidia_drm", "nvidia_modeset")
 _DAEMON = "nvidia-persiste"  # the persistence daemon's name as the kernel cuts it
 _OWN_GPUS = {
     model.Virtualization.NONE: "not virtual, according to the driver",
-    model.Virtualization.HOST: "shared by this host with its virtual machines",
     model.Virtualization.PASSTHROUGH: "passed through; a change of MIG mode needs no reset",
 }
 """GPUs about whose MIG mode this machine alone decides."""
@@ -94,14 +93,14 @@ def _mode(gpu: model.Gpu) -> str:
 
 @_check("virtualization", "Change the MIG mode on the host of the virtual machine.")
 def _virtualization(facts: Facts) -> Iterator[Finding]:
-    """The GPUs are not those of a virtual machine that cannot change their MIG mode."""
+    """No GPU is of a virtual machine that cannot change its MIG mode, or shared with some."""
     gpus = facts.gpus.needed()
     if not gpus:
         yield skipped("no GPU")
     bound = [
         gpu
         for gpu in gpus
-        if gpu.virtualization is model.Virtualization.VGPU
+        if gpu.virtualization in (model.Virtualization.VGPU, model.Virtualization.HOST)
         or (gpu.virtualization is model.Virtualization.PASSTHROUGH and gpu.mode_change_needs_reset)
     ]
     own = (gpu for gpu in gpus if gpu not in bound)
@@ -109,6 +108,13 @@ def _virtualization(facts: Facts) -> Iterator[Finding]:
     for gpu in bound:
         if gpu.virtualization is model.Virtualization.VGPU:
             yield fail(f"GPU {gpu.index} is a vGPU: its host decides about MIG")
+        elif gpu.virtualization is model.Virtualization.HOST:
+            yield warn(
+                f"GPU {gpu.index} is shared with virtual machines (vGPU host): a reset or another "
+                "MIG mode ends its virtual functions and vGPUs, and the driver restores neither",
+                "Stop the virtual machines before a change. Afterwards run 'sriov-manage -e "
+                f"{gpu.pci_address[-12:]}' and create the vGPUs, for example in a hook.",
+            )
         else:
             yield warn(
                 f"GPU {gpu.index} is passed through to this virtual machine, which cannot "

@@ -15,6 +15,7 @@ from mig_manager.change import apply, boot, plans, validate
 from mig_manager.cli import command_settings, console, gpu_access, gpu_report
 from mig_manager.core import bar, messages, model, yaml_tree
 from mig_manager.core.layout import config, generator, layouts
+from mig_manager.core.planner import planner
 
 _MOST_NAMED = 6  # layouts that an error names before it counts the rest
 
@@ -72,7 +73,7 @@ class _Command:
             result.to_data,
             lambda: gpu_report.plan(result, is_wide=self._is_wide, style=self._style),
         )
-        self._warn(result.overlooked)
+        self._warn(result.warnings)
         return console.DONE
 
     def apply(self) -> int:
@@ -258,8 +259,9 @@ class _Command:
     def _note_changes(self, rounds: Sequence[plans.Planned]) -> None:
         for planned in rounds:
             self._terminal.note(gpu_report.summary(planned))
+            self._warn(planner.vgpu_host_warnings(planned.gpus, planned.plan))
 
-    def _warn(self, diagnostics: Sequence[yaml_tree.Diagnostic]) -> None:
+    def _warn(self, diagnostics: Sequence[yaml_tree.Diagnostic | str]) -> None:
         for diagnostic in diagnostics:
             self._terminal.note(f"warning: {diagnostic}", priority=log.Priority.WARNING)
 

@@ -334,6 +334,21 @@ def test_a_vgpu_guest_is_refused_before_any_pod_is_evicted(boot: Boot) -> None:
     assert node.cluster.pods == pods
 
 
+def test_a_change_on_a_vgpu_host_ends_with_what_its_virtual_machines_need(boot: Boot) -> None:
+    node = boot(options=states.Options(virtualization=states.Virtualization.HOST_VGPU))
+
+    node.assert_ends(
+        "all", Reason.APPLIED, "('sriov-manage -e ADDRESS' for 0000:07:00.0, 0000:0f:00.0)"
+    )
+
+
+def test_a_failure_on_a_vgpu_host_names_the_virtual_machines_as_possible_users(boot: Boot) -> None:
+    node = boot(options=states.Options(virtualization=states.Virtualization.HOST_VGPU))
+    node.state.add_client(node.state.boards[0].uuid, name="nvidia-vgpu-mgr", pid=4711)
+
+    node.assert_ends("all", Reason.IN_USE, "stop the machines with vGPUs")
+
+
 @pytest.mark.parametrize(
     ("spec", "layout", "is_kept"),
     [("2xa100-sxm4-40gb", "all", True), ("2xh100-sxm5-80gb", "hopper", False)],

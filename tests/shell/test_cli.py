@@ -11,6 +11,8 @@ from mig_manager import errors
 from mig_manager.agent import settings
 from mig_manager.cli import console, main, parser
 from mig_manager.core import yaml_tree
+from mig_manager.sandbox.driver import library as simulated
+from mig_manager.sandbox.driver import states
 from tests.shell.commandline import Answer, Shell
 
 SPEC = ("--simulate", "2xA100-SXM4-40GB")
@@ -406,3 +408,21 @@ def test_an_answer_that_cannot_be_written_is_no_bug_and_an_interrupt_has_its_sta
             "mig-manager: cannot write the answer: No space left on device\n",
         )
     assert run(shell, Raising(KeyboardInterrupt()), "version")[0] == 130
+
+
+def test_plan_and_apply_on_a_vgpu_host_name_what_restores_its_virtual_functions(
+    shell: Shell, tmp_path: pathlib.Path
+) -> None:
+    path = tmp_path / "gpus.json"
+    host = states.Options(virtualization=states.Virtualization.HOST_VGPU)
+    simulated.create("2xA100-SXM4-40GB", path, options=host)
+    remedy = "GPU 0-1; stop the machines with vGPUs"
+
+    planned = shell("plan", "all-1g.5gb", "--simulate-state", str(path))
+    data = shell("plan", "all-1g.5gb", "-o", "json", "--simulate-state", str(path)).data
+    applied = shell("apply", "all-1g.5gb", "--simulate-state", str(path))
+    again = shell("apply", "all-1g.5gb", "--simulate-state", str(path))
+
+    assert [remedy in answer.err for answer in (planned, applied, again)] == [True, True, False]
+    assert [remedy in warning for warning in data["warnings"]] == [True]
+    assert applied.status == 0

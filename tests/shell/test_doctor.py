@@ -139,6 +139,7 @@ def test_a_pending_mode_is_reported_with_its_remedy_and_the_gpu_processes(
     [
         (states.Virtualization.VGPU, FAIL, "GPU 0 is a vGPU"),
         (states.Virtualization.PASSTHROUGH, WARN, "GPU 0 is passed through"),
+        (states.Virtualization.HOST_VGPU, WARN, "GPU 0 is shared with virtual machines"),
     ],
 )
 def test_gpus_of_a_virtual_machine_are_explained(

@@ -215,6 +215,22 @@ def test_whole_gpus_are_planned_with_any_virtualization(
     assert plan_to(gpu, {"7g.40gb": 1}).gpus[0].changes_mode
 
 
+def test_a_plan_for_a_vgpu_host_says_how_its_virtual_machines_get_their_vgpus_back() -> None:
+    host = dataclasses.replace(guest("3g.20gb@0"), virtualization=model.Virtualization.HOST)
+    off = dataclasses.replace(guest(mode=OFF), virtualization=model.Virtualization.HOST)
+
+    (new_instances,) = planner.vgpu_host_warnings([host], plan_to(host, {"7g.40gb": 1}))
+    (new_mode,) = planner.vgpu_host_warnings([off], plan_to(off, {"7g.40gb": 1}))
+
+    assert "create the vGPUs of the new instances" in new_instances
+    assert "sriov-manage" not in new_instances
+    assert f"'sriov-manage -e ADDRESS' for {off.pci_address[4:]}" in new_mode
+    assert "create their vGPUs" in new_mode
+    assert planner.vgpu_host_warnings([host], plan_to(host, {"3g.20gb": 1})) == ()
+    plain = dataclasses.replace(host, virtualization=model.Virtualization.NONE)
+    assert planner.vgpu_host_warnings([plain], plan_to(plain, {"7g.40gb": 1})) == ()
+
+
 # Refusals
 
 

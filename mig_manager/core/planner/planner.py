@@ -15,7 +15,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 
 from mig_manager import errors
-from mig_manager.core import model, steps
+from mig_manager.core import messages, model, steps
 from mig_manager.core.planner import packing, restoring, search
 from mig_manager.core.records import checkpoint
 
@@ -182,6 +182,35 @@ def refuse_on_vgpus(gpus: Sequence[model.Gpu], plan: steps.Plan) -> None:
                 f"{vgpus[each.gpu_uuid]} is a vGPU: only its host can partition it",
                 reason=errors.Reason.NOT_SUPPORTED,
             )
+
+
+def vgpu_host_warnings(gpus: Sequence[model.Gpu], plan: steps.Plan) -> tuple[str, ...]:
+    """Say what a plan costs the virtual machines of a vGPU host, and what to do about it.
+
+    A reset, and on some GPUs a new mode, ends the SR-IOV virtual functions and the vGPUs on them;
+    the driver creates neither again (NVIDIA vGPU user guide; gpu-operator#2600).
+    """
+    hosts = {gpu.uuid: gpu for gpu in gpus if gpu.virtualization is model.Virtualization.HOST}
+    changed = [each for each in plan.gpus if each.steps and each.gpu_uuid in hosts]
+    warnings = []
+    for has_new_mode in (True, False):
+        found = [hosts[each.gpu_uuid] for each in changed if each.changes_mode is has_new_mode]
+        if not found:
+            continue
+        then = "create the vGPUs of the new instances afterwards"
+        if has_new_mode:
+            # sysfs and sriov-manage write the domain with four digits.
+            addresses = ", ".join(gpu.pci_address[-12:] for gpu in found)
+            then = (
+                "afterwards restore their virtual functions ('sriov-manage -e ADDRESS' for "
+                f"{addresses}) and create their vGPUs"
+            )
+        numbers = ", ".join(messages.ranges(gpu.index for gpu in found))
+        warnings.append(
+            f"shared with virtual machines: GPU {numbers}; "
+            f"stop the machines with vGPUs, and {then}"
+        )
+    return tuple(warnings)
 
 
 def _plan_gpu(

@@ -63,6 +63,8 @@ class Virtualization(enum.Enum):
     """A VM with whole GPUs: an Ampere GPU cannot be reset from inside."""
     VGPU = 2
     """A vGPU guest: MIG cannot be configured at all."""
+    HOST_VGPU = 3
+    """A host with the vGPU manager, which can configure MIG like any other."""
 
 
 class MigEvents(enum.Enum):

@@ -280,7 +280,8 @@ def _refusal(node: states.NodeState, board: states.Board) -> states.Code:
         return states.Code.GPU_IS_LOST
     if not node.options.permitted:
         return states.Code.NO_PERMISSION
-    if node.options.virtualization is not states.Virtualization.NONE:
+    own = (states.Virtualization.NONE, states.Virtualization.HOST_VGPU)
+    if node.options.virtualization not in own:
         return states.Code.NOT_SUPPORTED
     if any(client.kind is not daemon for client in node.clients_of(board.uuid)):
         return states.Code.IN_USE
