@@ -1,0 +1,111 @@
+"""The agent on a host without systemd, such as Talos, where nothing answers on the bus's socket.
+
+Talos has the socket nevertheless, and NVIDIA's manager hangs on it (mig-parted#356, #431).
+"""
+
+import contextlib
+import json
+import pathlib
+import socket
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from mig_manager.core.node import cluster
+from mig_manager.sandbox import stages
+from mig_manager.sandbox.driver import states
+from mig_manager.sandbox.node import objects
+from tests.pipeline import test_agent_process as processes
+from tests.sandbox import library
+
+SPEC, LAYOUT = "2xH100-SXM5-80GB", "all-1g.10gb"
+
+
+class Bus:
+    """The socket of a system bus on which no program answers: it closes each connection."""
+
+    def __init__(self, path: pathlib.Path) -> None:
+        path.parent.mkdir(parents=True)
+        self.connections = 0
+        self._socket = socket.socket(socket.AF_UNIX)
+        self._socket.bind(str(path))
+        self._socket.listen()
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def _serve(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                connection, _ = self._socket.accept()
+                self.connections += 1
+                connection.close()
+
+    def close(self) -> None:
+        self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+
+
+class Stage(stages.Stage):
+    """A node whose agent has the library of a real driver, so that it may change the host."""
+
+    def start_agent(self) -> None:
+        folder = self.state_file.parent
+        self.exits = contextlib.ExitStack()
+        self.exits.enter_context(library.served(folder / "driver", self.state_file))
+        super().start_agent()
+
+    def agent_arguments(self) -> list[str]:
+        arguments = super().agent_arguments()
+        at = arguments.index("--simulate-state")
+        del arguments[at : at + 2]
+        driver = self.state_file.parent / "driver" / library.NAME
+        return [*arguments, "--library-path", str(driver)]
+
+    def stop_agent(self, *_: int) -> int:
+        status = super().stop_agent()
+        self.exits.close()
+        return status
+
+
+@pytest.fixture
+def bus(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bus]:
+    for name, value in library.environ(tmp_path).items():
+        monkeypatch.setenv(name, value)
+    made = Bus(tmp_path / "host/run/dbus/system_bus_socket")
+    yield made
+    made.close()
+
+
+def run(*options: str) -> str:
+    """Have an agent with these options request a layout once; return the reason it ends with."""
+    with Stage(
+        SPEC,
+        processes.config_text(SPEC),
+        latency=states.Latency(),
+        agent_options=options,
+        node_options=processes.QUICK,
+    ) as stage:
+        stage.label(LAYOUT)
+        stage.wait_for_end(LAYOUT)
+        status = json.loads(objects.annotations(stage.node())[cluster.STATUS_ANNOTATION])
+        return str(status["reason"])
+
+
+def with_host_services(folder: pathlib.Path, listed: str) -> tuple[str, ...]:
+    """Return what NVIDIA's operator sets where the driver is the host's, with a list of ours."""
+    file = folder / "clients.yaml"
+    file.write_text(f"version: v1\nsystemd-services: {listed}\n", encoding="utf-8")
+    return "--with-shutdown-host-gpu-clients", "--gpu-clients-file", str(file)
+
+
+@pytest.mark.parametrize("listed", [None, "[]"], ids=["off", "an empty list"])
+def test_a_change_touches_no_bus(bus: Bus, tmp_path: pathlib.Path, listed: str | None) -> None:
+    assert run(*(with_host_services(tmp_path, listed) if listed else ())) == "Applied"
+    assert bus.connections == 0
+
+
+def test_only_host_services_bring_the_agent_to_the_bus_and_it_fails_instead_of_hanging(
+    bus: Bus, tmp_path: pathlib.Path
+) -> None:
+    assert run(*with_host_services(tmp_path, "[nvsm.service]")) == "HostServiceFailed"
+    assert bus.connections > 0
