@@ -129,8 +129,10 @@ _REMEDIES = {
     Reason.HOOK_FAILED: (
         "Read the hook's output in the log, or correct the hooks file at the named line."
     ),
-    Reason.PLUGIN_NOT_READY: "Check the device plugin's pod on this node.",
-    Reason.NOT_ALLOCATABLE: ("Read the device plugin's log; the new devices are not allocatable."),
+    Reason.PLUGIN_NOT_READY: "Check the pod of the device plugin, or DRA driver, on this node.",
+    Reason.NOT_ALLOCATABLE: (
+        "Read the log of the device plugin, or DRA driver; the new devices are not allocatable."
+    ),
     Reason.STRATEGY_MISMATCH: (
         "Request a layout that fits the device plugin's MIG strategy, or change the strategy."
     ),

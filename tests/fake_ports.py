@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 from mig_manager import errors
 from mig_manager.core import host_files, model, ports, steps
-from mig_manager.core.node import cluster, policy
+from mig_manager.core.node import claims, cluster, policy
 from tests import fakes, gpu_values
 
 
@@ -182,6 +182,16 @@ class FakeAllocations(_Port):
         self._rig.called(name)
         if self._rig.kubelet_is_silent:
             raise errors.ClusterError("no socket", reason=errors.Reason.POD_RESOURCES_UNAVAILABLE)
+
+
+class FakeSlices(_Port):
+    def list(self) -> tuple[claims.Slice, ...] | None:
+        self._rig.called("slices.list")
+        return self._rig.slices
+
+    def withdraw(self) -> None:
+        self._rig.called("slices.withdraw")
+        self._rig.slices = ()
 
 
 class FakeGpus(_Port):

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 
 from mig_manager import errors
 from mig_manager.core import model, ports, steps
+from mig_manager.core.node import claims as dra
 from mig_manager.core.node import clients, cluster, policy, resources
 from mig_manager.core.node import policy as policies
 from tests import fake_ports
@@ -138,6 +139,11 @@ class NodeRig:
     kubelet_is_silent: bool = False
     plugin_is_broken: bool = False
     plugin_is_gated: bool = True
+    has_dra_driver: bool = False
+    dra_is_gated: bool = True
+    dra_is_broken: bool = False
+    slices: tuple[dra.Slice, ...] | None = ()
+    """What the DRA driver has published; None: the API does not list it."""
     log: list[str] = dataclasses.field(default_factory=list)
     states: list[str] = dataclasses.field(default_factory=list)
     events: list[str] = dataclasses.field(default_factory=list)
@@ -188,12 +194,18 @@ class NodeRig:
 
     def live(self) -> None:
         """Let terminating pods go, and the DaemonSet controller and the plugin do their work."""
-        for uid in [uid for uid, pod in self.pods.items() if pod.is_terminating]:
-            del self.pods[uid]
-            self.assigned.pop(uid, None)
+        for uid, pod in list(self.pods.items()):
+            # Kubelet ends a pod with claims only once the driver has unprepared them.
+            has_let_go = pod.claimed_ids is None or self.driver_runs
+            if pod.is_terminating and has_let_go:
+                del self.pods[uid]
+                self.assigned.pop(uid, None)
         self._start_daemons()
         if self._plugin_is_wanted() and not self._plugins():
             self.start_plugin()
+        is_selected = self.labels.get(dra.DEPLOY_LABEL) == "true" or not self.dra_is_gated
+        if self.has_dra_driver and is_selected and not (self.has_hold_taint or self.drivers):
+            self.start_driver()
 
     def _start_daemons(self) -> None:
         names = self.pod_names
@@ -209,6 +221,8 @@ class NodeRig:
                     node_selector={key: "true"},
                     owner_kind="DaemonSet",
                     is_ready=is_ready,
+                    # Monitors of a DRA cluster have every GPU by a claim with admin access.
+                    claimed_ids=frozenset() if name.endswith("-dra") else None,
                 )
         for name in self.loose_daemons - names:
             self.add_pod(name, labels={"app": name}, owner_kind="DaemonSet")
@@ -233,6 +247,38 @@ class NodeRig:
         )
         if not self.plugin_is_broken:
             self.schedulable = {"nvidia.com/gpu": resources.expected_devices(self.gpus)[0]}
+
+    @property
+    def drivers(self) -> list[cluster.Pod]:
+        return [pod for pod in self.pods.values() if dra.is_driver(pod)]
+
+    @property
+    def driver_runs(self) -> bool:
+        return any(pod.is_ready and not pod.is_terminating for pod in self.drivers)
+
+    def start_driver(self) -> None:
+        """Start a DRA driver: it publishes the GPUs as they are now, and never again."""
+        self.add_pod(
+            "nvidia-dra-driver-kubelet-plugin",
+            container_names=("gpus",),
+            node_selector={dra.DEPLOY_LABEL: "true"} if self.dra_is_gated else {},
+            owner_kind="DaemonSet",
+            mounts_driver_sockets=True,
+            is_ready=not self.dra_is_broken,
+        )
+        if self.dra_is_broken:
+            return
+        uuids = sorted(resources.expected_devices(self.gpus)[0])
+        self.slices = (
+            dra.Slice(
+                name=f"node-a-gpu.nvidia.com-{self._serial}",
+                pool="node-a",
+                generation=self._serial,
+                count=1,
+                uuids={f"gpu-{number}": uuid for number, uuid in enumerate(uuids)},
+                for_machines=frozenset(),
+            ),
+        )
 
     @property
     def pod_names(self) -> set[str]:
@@ -274,6 +320,10 @@ class NodeRig:
     @property
     def allocations(self) -> "fake_ports.FakeAllocations":
         return fake_ports.FakeAllocations(self)
+
+    @property
+    def published(self) -> "fake_ports.FakeSlices | None":
+        return fake_ports.FakeSlices(self) if self.has_dra_driver else None
 
     def restart_machine(self) -> None:
         """Reboot: pending modes are active, and no instance is left on the GPUs."""

@@ -12,7 +12,7 @@ from mig_manager import errors
 from mig_manager.agent import reconcile, record, settings
 from mig_manager.catalogue import hardware
 from mig_manager.core import model, ports, steps
-from mig_manager.core.node import cluster
+from mig_manager.core.node import claims, cluster
 from mig_manager.core.node import policy as policies
 from mig_manager.core.records import status
 from tests import fakes
@@ -86,6 +86,7 @@ def reconciler(
         node=rig.node,
         workloads=rig.workloads,
         allocations=rig.allocations,
+        slices=rig.published,
         configs=fakes.FakeConfig(text),
         clock=rig.clock,
         extra_clients=fakes.FakeConfig(rig.extra_clients) if rig.extra_clients else None,
@@ -219,8 +220,13 @@ def assert_nothing_taken(rig: fakes.NodeRig, *, is_stopped: bool = False) -> Non
     journal = status.Journal.from_json(text) if text else status.Journal(config="")
     # An exit hook that failed stays pending, and runs again at the next attempt.
     assert rig.owes_exit is journal.exit_hook
-    has_plugin = journal.has_plugin and not is_stopped
-    assert dataclasses.replace(journal, exit_hook=False, has_plugin=has_plugin).is_empty
+    remaining = dataclasses.replace(
+        journal,
+        exit_hook=False,
+        has_plugin=journal.has_plugin and not is_stopped,
+        has_dra_driver=journal.has_dra_driver and not is_stopped,
+    )
+    assert remaining.is_empty
     assert all(is_on is (name != "off.service") for name, is_on in rig.services.items())
 
 
@@ -244,6 +250,7 @@ BROKEN = {
     "node": errors.ClusterError("broken", reason=errors.Reason.API_UNAVAILABLE, status=503),
     "workloads": errors.ClusterError("broken", reason=errors.Reason.FORBIDDEN, status=403),
     "allocations": errors.ClusterError("broken", reason=errors.Reason.POD_RESOURCES_UNAVAILABLE),
+    "slices": errors.ClusterError("broken", reason=errors.Reason.API_UNAVAILABLE, status=503),
 }
 
 
@@ -252,6 +259,33 @@ def busy_node() -> fakes.NodeRig:
     rig.add_pod("affected", devices=frozenset({device(rig, 0, "2g.10gb")}))
     rig.add_pod("spared", devices=frozenset({device(rig, 1, "3g.20gb")}))
     return rig
+
+
+DRA_MONITORS = tuple(
+    cluster.DEPLOY_LABEL_PREFIX + name for name in ("dcgm-dra", "dcgm-exporter-dra")
+)
+
+
+def dra_node(*, gated: bool = True) -> fakes.NodeRig:
+    """The DRA driver serves the node, and two pods have a device of GPU 0 by a claim."""
+    rig = node(layout="all-1g.5gb")
+    rig.pods.clear()
+    rig.schedulable = {}
+    del rig.labels[cluster.PLUGIN_DEPLOY_LABEL]
+    rig.has_dra_driver, rig.dra_is_gated = True, gated
+    if gated:
+        rig.labels |= dict.fromkeys((claims.DEPLOY_LABEL, *DRA_MONITORS), "true")
+        rig.deploy_daemons |= dict.fromkeys(DRA_MONITORS, True)
+    rig.live()
+    for name, start in (("low", 0), ("high", 6)):
+        rig.add_pod(name, has_claims=True, claimed_ids=frozenset({device_at(rig, start)}))
+    return rig
+
+
+def device_at(rig: fakes.NodeRig, start: int) -> str:
+    """UUID of the MIG device of GPU 0 that begins at a memory slice."""
+    (found,) = (gi for gi in rig.gpus[0].gpu_instances if gi.placement.start == start)
+    return found.compute_instances[0].uuid or ""
 
 
 def calls(make: Callable[[], fakes.NodeRig], layout: str) -> list[str]:
@@ -372,7 +406,13 @@ def hooked(rig: fakes.NodeRig) -> fakes.NodeRig:
     return rig
 
 
-_SWEPT_BY_DEFAULT = ("first-layout", "one-slice-on-a-busy-node", "host-services", "hooks")
+_SWEPT_BY_DEFAULT = (
+    "first-layout",
+    "one-slice-on-a-busy-node",
+    "host-services",
+    "hooks",
+    "dra-driver",
+)
 
 SCENARIOS: dict[str, tuple[Callable[[], fakes.NodeRig], str]] = {
     "first-layout": (node, "all-1g.5gb"),
@@ -389,6 +429,8 @@ SCENARIOS: dict[str, tuple[Callable[[], fakes.NodeRig], str]] = {
     "hooks-of-the-mode": (lambda: hooked(node()), "all-1g.5gb"),
     "reset": (resetting_node, "all-1g.5gb"),
     "plugin-config": (sharing_node, "one-slice-changed"),
+    "dra-driver": (dra_node, "all-balanced"),
+    "dra-driver-ungated": (lambda: dra_node(gated=False), "all-balanced"),
 }
 
 

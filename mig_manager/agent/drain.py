@@ -29,6 +29,13 @@ class Usage:
     """None: kubelet does not answer, so every GPU pod counts."""
 
     @property
+    def device_ids(self) -> frozenset[str]:
+        """The devices that pods are known to have."""
+        by_kubelet = (one.device_ids for one in self.assigned or ())
+        by_claim = (pod.claimed_ids or () for pod in self.pods if not pod.is_finished)
+        return frozenset().union(*by_kubelet, *by_claim)
+
+    @property
     def lacks_all_pods(self) -> bool:
         """Whether kubelet lists no running pod with a GPU: after its start it first has none."""
         if self.assigned is None:

@@ -1,20 +1,23 @@
-"""Pause the node's GPU clients before a change, resume them after it, verify the device plugin.
+"""Pause the node's GPU clients before a change, resume them after it, verify the devices.
 
-GPU clients are the device plugin, the operator's other operands, and those that the owner lists.
-A client with a deploy label is paused by it; any other is deleted while the node has our taint.
+GPU clients are device plugin and DRA driver, the operator's other operands, and those that the
+owner lists. A client with a deploy label is paused by it; any other is deleted while the node has
+our taint. The DRA driver is paused last and resumed first: a pod with a ResourceClaim starts and
+ends only while the driver runs.
 """
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 import structlog
 
 from mig_manager import errors
-from mig_manager.agent import record, settings
+from mig_manager.agent import advertisers, record, settings
 from mig_manager.core import model, ports, steps
-from mig_manager.core.node import clients, cluster, resources
+from mig_manager.core.node import claims, clients, cluster, resources
 from mig_manager.core.records import status
 
 _log = structlog.get_logger()
@@ -27,19 +30,12 @@ _Problem = TypeVar("_Problem")
 class Paused:
     """The GPU clients that were paused."""
 
-    plugin_uids: frozenset[str]
-    """Device-plugin pods from before the change: the devices that they offer are stale."""
-    has_plugin: bool
-    """False: no device plugin serves this node, so there is nothing to restart or to verify."""
+    advertisers: advertisers.Advertisers
     labels_with_pods: frozenset[str] = frozenset()
     """Deploy labels that placed a pod here, whose successor is worth a wait."""
     extra_clients: tuple[clients.ExtraClient, ...] = ()
     changed: frozenset[str] = frozenset()
     """UUIDs of the changed GPUs: all of their devices must be schedulable."""
-
-
-ANY_PLUGIN = Paused(plugin_uids=frozenset(), has_plugin=True)
-"""Any plugin pod will do."""
 
 
 class GpuClients:
@@ -54,12 +50,11 @@ class GpuClients:
         self._limits = limits
         self._stuck: set[str] = set()
         """UIDs of pods that did not stop before the deadline of an earlier pause."""
-        self._expects_successor = False
-        """Whether a plugin pod without a deploy label was deleted, and has no successor yet."""
+        self._advertising = advertisers.Advertising(deps)
 
-    def expect_plugin(self) -> None:
-        """Wait for a new device plugin, because an earlier agent ended the old one."""
-        self._expects_successor = True
+    def expect_advertisers(self, journal: status.Journal) -> None:
+        """Wait for a new device plugin or DRA driver, where an earlier agent ended the old one."""
+        self._advertising.expect(plugin=journal.has_plugin, dra_driver=journal.has_dra_driver)
 
     def pause(
         self,
@@ -75,12 +70,35 @@ class GpuClients:
             Superseded: Another layout is requested, or the agent stops.
         """
         pods = tuple(pod for pod in self._deps.workloads.list() if not pod.is_finished)
+        clients_of = functools.partial(_Pause.of, pods, plan, extra_clients)
+        view = self._deps.node.read()
+        first = self._pause(clients_of, view, written, request, is_driver=False)
+        last = self._pause(clients_of, view, written, request, is_driver=True)
+        return Paused(
+            advertisers=self._advertising.paused(written.journal, pods),
+            labels_with_pods=frozenset(
+                key for key in (*first.labels, *last.labels) if clients.gated_by(pods, (key,))
+            ),
+            extra_clients=extra_clients,
+            changed=frozenset(one.gpu_uuid for one in plan.gpus if one.steps),
+        )
+
+    def _pause(
+        self,
+        clients_of: Callable[[cluster.NodeView], "_Pause"],
+        view: cluster.NodeView,
+        written: record.Record,
+        request: ports.Cancellation,
+        *,
+        is_driver: bool,
+    ) -> "_Pause":
+        """Pause the DRA driver, or all others; raises as ``pause``."""
         before = written.journal
-        pause = _Pause.of(self._deps.node.read(), pods, plan, extra_clients)
+        pause = clients_of(view).part(is_driver=is_driver)
 
         def decide(view: cluster.NodeView) -> record.Step:
             nonlocal pause
-            pause = _Pause.of(view, pods, plan, extra_clients)
+            pause = clients_of(view).part(is_driver=is_driver)
             names = [key.removeprefix(cluster.DEPLOY_LABEL_PREFIX) for key in pause.labels]
             names += [pod.key for pod in pause.loose]
             return record.Step(
@@ -90,6 +108,7 @@ class GpuClients:
                     paused_labels={**pause.labels, **before.paused_labels},
                     hold_taint=bool(pause.loose) or before.hold_taint,
                     has_plugin=pause.has_plugin or before.has_plugin,
+                    has_dra_driver=pause.has_dra_driver or before.has_dra_driver,
                 ),
                 change=cluster.NodePatch(
                     labels=dict.fromkeys(pause.labels, cluster.PAUSED_VALUE),
@@ -99,10 +118,17 @@ class GpuClients:
 
         if pause.labels or pause.loose:
             written.take(model.Phase.PAUSE, decide)
-        self._expects_successor |= any(pod in pause.loose for pod in pause.plugins)
+        self._advertising.expect(
+            plugin=any(map(clients.is_device_plugin, pause.loose)),
+            dra_driver=any(map(claims.is_driver, pause.loose)),
+        )
         for pod in pause.loose:
             self._deps.workloads.delete(pod)
-        uids = {pod.uid for pod in (*pause.gated, *pause.loose)}
+        self._wait_stopped((*pause.gated, *pause.loose), request)
+        return pause
+
+    def _wait_stopped(self, paused: _Pods, request: ports.Cancellation) -> None:
+        uids = {pod.uid for pod in paused}
 
         def running(pods: _Pods) -> _Pods:
             return tuple(pod for pod in pods if pod.uid in uids and not pod.is_finished)
@@ -116,15 +142,6 @@ class GpuClients:
                 + ", ".join(pod.key for pod in stuck),
                 reason=errors.Reason.IN_USE,
             )
-        return Paused(
-            plugin_uids=frozenset(pod.uid for pod in pause.plugins),
-            has_plugin=pause.has_plugin or before.has_plugin or self._expects_successor,
-            labels_with_pods=frozenset(
-                key for key in pause.labels if clients.gated_by(pods, (key,))
-            ),
-            extra_clients=extra_clients,
-            changed=frozenset(one.gpu_uuid for one in plan.gpus if one.steps),
-        )
 
     def require_none_stuck(self, pods: Iterable[cluster.Pod]) -> None:
         """Fail while a pod is there that did not stop before the deadline of an earlier pause.
@@ -142,26 +159,29 @@ class GpuClients:
     def resume_plugin(
         self, paused: Paused, written: record.Record, *, plugin_config: str | None = None
     ) -> Paused:
-        """Resume the device plugin with new pods, and with the layout's plugin config, if any.
+        """Resume device plugin and DRA driver with new pods, and with the layout's plugin config.
 
         Returns:
-            ``paused`` with every plugin pod that may have seen less than the whole change.
+            ``paused`` with each of their pods that may have seen less than the whole change.
         """
         # One that tolerates every taint came back during the change, and is as stale as the old.
         pods = self._deps.workloads.list()
         early = (
-            *(pod for pod in pods if clients.is_device_plugin(pod)),
+            *filter(advertisers.is_advertiser, pods),
             *clients.members(pods, paused.extra_clients),
         )
-        key = cluster.PLUGIN_DEPLOY_LABEL
+        keys = advertisers.DEPLOY_LABELS
         before = written.journal
-        if paused.has_plugin:
-            self._deps.node.withdraw_devices()
-        if key in before.paused_labels or before.hold_taint or plugin_config:
-            written.resume({key}, what="restarting the device plugin", plugin_config=plugin_config)
+        self._advertising.withdraw(paused.advertisers)
+        is_paused = not before.paused_labels.keys().isdisjoint(keys)
+        if is_paused or before.hold_taint or plugin_config:
+            what = f"restarting {paused.advertisers.names or 'the device plugin'}"
+            written.resume(keys, what=what, plugin_config=plugin_config)
         self._delete(early)
-        stale = paused.plugin_uids | {pod.uid for pod in early}
-        return dataclasses.replace(paused, plugin_uids=stale)
+        old = paused.advertisers.old_uids | {pod.uid for pod in early}
+        return dataclasses.replace(
+            paused, advertisers=dataclasses.replace(paused.advertisers, old_uids=old)
+        )
 
     def resume_monitors(
         self, paused: Paused, written: record.Record, request: ports.Cancellation
@@ -206,11 +226,14 @@ class GpuClients:
     # -- the device plugin -----------------------------------------------------------------------
 
     def find_plugin(self, journal: status.Journal) -> Paused:
-        """Return the plugin's pods and what the journal lists, as if they had been paused."""
-        found = self._find(self._deps.workloads.list())
-        return dataclasses.replace(
-            found,
-            has_plugin=found.has_plugin or journal.has_plugin,
+        """Return the advertisers, with those in the journal, as if they had been paused."""
+        found = self._advertising.find(self._deps.workloads.list())
+        return Paused(
+            advertisers=dataclasses.replace(
+                found,
+                has_plugin=found.has_plugin or journal.has_plugin,
+                has_dra_driver=found.has_dra_driver or journal.has_dra_driver,
+            ),
             changed=frozenset(gpu.uuid for gpu in journal.snapshot),
         )
 
@@ -226,108 +249,57 @@ class GpuClients:
         *,
         plugin_config: str | None,
     ) -> None:
-        """Return if the plugin's MIG strategy serves what the GPUs will have, as far as known.
+        """Return if device plugin and DRA driver serve what the GPUs will have, as far as known.
 
         Raises:
-            LayoutError: STRATEGY_MISMATCH: the plugin would exit.
+            LayoutError: STRATEGY_MISMATCH: one would exit.
         """
-        refusals = resources.strategy_refusals(layouts)
-        if not refusals:
-            return
-        labels = self._deps.node.read().labels
-        if plugin_config not in (None, labels.get(cluster.PLUGIN_CONFIG_LABEL)):
-            # The new config may set another strategy.
-            return
-        plugins = [pod for pod in pods if clients.is_device_plugin(pod)]
-        strategy = resources.plugin_strategy(plugins, labels)
-        if strategy and strategy in refusals:
-            raise errors.LayoutError(
-                f"the device plugin has MIG strategy {strategy.value} and would not start: "
-                f"{refusals[strategy]}",
-                reason=errors.Reason.STRATEGY_MISMATCH,
-            )
+        self._advertising.require_served(layouts, pods, plugin_config=plugin_config)
 
     def is_schedulable(self, gpus: Sequence[model.Gpu]) -> bool:
         """Check, without a wait, whether the node offers the devices that the GPUs have."""
         pods = self._deps.workloads.list()
-        return not self._find(pods).has_plugin or not self._missing(ANY_PLUGIN, gpus, pods)
+        found = dataclasses.replace(self._advertising.find(pods), old_uids=frozenset())
+        return not found.is_any or not self._advertising.missing(found, gpus, pods)
 
-    def restart_if_stale(self, gpus: Sequence[model.Gpu]) -> Paused:
-        """Delete the plugin's pods if they are ready and do not know the GPUs' devices.
-
-        An unhealthy device is no reason: a new plugin would report it again.
+    def find_stale(self, gpus: Sequence[model.Gpu], *, is_restarted: bool) -> Paused:
+        """Find the advertisers that do not know the GPUs' devices, and restart those if asked.
 
         Returns:
-            What ``wait_schedulable`` waits for: a new plugin, or the one that is starting.
+            What ``wait_schedulable`` waits for: new pods of them, or those that are starting.
         """
         pods = self._deps.workloads.list()
-        found = self._find(pods)
-        missing = self._missing(ANY_PLUGIN, gpus, pods)
-        node = self._deps.node.read()
-        is_starting = missing and missing.reason is errors.Reason.PLUGIN_NOT_READY
-        if is_starting or not resources.is_plugin_stale(gpus, self._allocatable(), node):
-            return dataclasses.replace(found, plugin_uids=frozenset())
-        self._delete(pod for pod in pods if pod.uid in found.plugin_uids)
-        return found
+        found = self._advertising.find(pods)
+        stale = self._advertising.stale_pods(found, gpus, pods) if is_restarted else ()
+        self._delete(stale)
+        old = frozenset(pod.uid for pod in stale)
+        return Paused(advertisers=dataclasses.replace(found, old_uids=old))
 
     def wait_schedulable(
         self, paused: Paused, gpus: Sequence[model.Gpu], request: ports.Cancellation
     ) -> None:
-        """Wait until a new plugin pod is ready and the node offers the GPUs' devices.
+        """Wait until device plugin and DRA driver are ready and offer the GPUs' devices.
 
         Raises:
             NotReadyError: PLUGIN_NOT_READY or NOT_ALLOCATABLE, with what is missing.
             Superseded: Another layout is requested; the next run verifies this change.
         """
-        if not paused.has_plugin:
+        who = paused.advertisers
+        if not who.is_any:
             _log.info("no_device_plugin_found")
             return
         timeout_s = self._limits.plugin_timeout_s
-        missing = self._wait(lambda pods: self._missing(paused, gpus, pods), timeout_s, request)
-        # After the deadline its owner may have removed it.
-        self._expects_successor = False
-        if missing:
-            is_unready = missing.reason is errors.Reason.PLUGIN_NOT_READY
-            causes = _possible_causes(gpus) if is_unready else ""
-            raise errors.NotReadyError(
-                f"{missing.message}{causes} (waited {timeout_s:g} s)", reason=missing.reason
-            )
-
-    def _find(self, pods: Iterable[cluster.Pod]) -> Paused:
-        plugins = tuple(pod for pod in pods if clients.is_device_plugin(pod))
-        # Any value but "true" is another program's decision to keep it away, and no failure.
-        deploy = self._deps.node.read().labels.get(cluster.PLUGIN_DEPLOY_LABEL)
-        has_plugin = bool(plugins) or deploy == "true" or self._expects_successor
-        return Paused(plugin_uids=frozenset(p.uid for p in plugins), has_plugin=has_plugin)
-
-    def _missing(
-        self, paused: Paused, gpus: Sequence[model.Gpu], pods: Iterable[cluster.Pod]
-    ) -> errors.NotReadyError | None:
-        """Return what keeps pods from getting the GPUs' devices; None where nothing does."""
-        plugins = [
-            pod
-            for pod in pods
-            if clients.is_device_plugin(pod) and pod.uid not in paused.plugin_uids
-        ]
-        if not any(pod.is_ready and not pod.is_terminating for pod in plugins):
-            names = ", ".join(pod.key for pod in plugins) or "none has started"
-            return errors.NotReadyError(
-                f"no new device plugin pod is ready: {names}",
-                reason=errors.Reason.PLUGIN_NOT_READY,
-            )
-        node = self._deps.node.read()
-        why = resources.why_not_schedulable(
-            gpus, self._allocatable(), node, changed=paused.changed
+        missing = self._wait(
+            lambda pods: self._advertising.missing(who, gpus, pods, changed=paused.changed),
+            timeout_s,
+            request,
         )
-        return errors.NotReadyError(why, reason=errors.Reason.NOT_ALLOCATABLE) if why else None
-
-    def _allocatable(self) -> Mapping[str, frozenset[str]] | None:
-        """Return the healthy devices; None where kubelet does not answer."""
-        try:
-            return self._deps.allocations.allocatable()
-        except errors.ClusterError as error:
-            _log.info("pod_resources_unavailable", error=error.message)
-            return None
+        # After the deadline its owner may have removed it.
+        self._advertising.expect_none()
+        if missing:
+            raise errors.NotReadyError(
+                f"{missing.message} (waited {timeout_s:g} s)", reason=missing.reason
+            )
 
     # -- pods ------------------------------------------------------------------------------------
 
@@ -364,44 +336,54 @@ class _Pause:
     labels: Mapping[str, str]
     gated: _Pods
     loose: _Pods
-    plugins: _Pods
-    """The device plugin's pods, gated or loose."""
 
     @staticmethod
     def of(
-        view: cluster.NodeView,
         pods: _Pods,
         plan: steps.Plan,
         extra_clients: tuple[clients.ExtraClient, ...],
+        view: cluster.NodeView,
     ) -> "_Pause":
         labels = clients.labels_to_pause(view.labels, plan, extra_clients)
         gated = clients.gated_by(pods, labels)
-        plugins = tuple(pod for pod in pods if clients.is_device_plugin(pod))
-        every = {pod.uid: pod for pod in (*plugins, *clients.members(pods, extra_clients))}
+        chosen = (
+            *filter(advertisers.is_advertiser, pods),
+            *clients.members(pods, extra_clients),
+        )
+        every = {pod.uid: pod for pod in chosen}
         return _Pause(
             labels=labels,
             gated=gated,
             loose=tuple(pod for pod in every.values() if pod not in gated),
-            plugins=plugins,
+        )
+
+    def part(self, *, is_driver: bool) -> "_Pause":
+        """Return what of this is about the DRA driver, or about all others."""
+
+        def is_in_part(pod: cluster.Pod) -> bool:
+            return claims.is_driver(pod) is is_driver
+
+        return _Pause(
+            labels={
+                key: value
+                for key, value in self.labels.items()
+                if (key == claims.DEPLOY_LABEL) is is_driver
+            },
+            gated=tuple(filter(is_in_part, self.gated)),
+            loose=tuple(filter(is_in_part, self.loose)),
         )
 
     @property
     def has_plugin(self) -> bool:
         """Whether a device plugin serves the node, or would if it were not paused."""
-        return bool(self.plugins) or cluster.PLUGIN_DEPLOY_LABEL in self.labels
+        is_there = any(map(clients.is_device_plugin, (*self.gated, *self.loose)))
+        return is_there or cluster.PLUGIN_DEPLOY_LABEL in self.labels
 
-
-def _possible_causes(gpus: Iterable[model.Gpu]) -> str:
-    """Return what of the layout may keep a device plugin from starting."""
-    layouts = resources.gpu_layouts(gpus, {})
-    causes = [
-        f"with MIG strategy {strategy.value} it does not start: {why}"
-        for strategy, why in resources.strategy_refusals(layouts).items()
-    ]
-    empty = resources.without_devices(layouts)
-    if empty:
-        causes.append(f"with mixed older ones do not start: no MIG device on {empty}")
-    return "".join(f"; {cause}" for cause in causes)
+    @property
+    def has_dra_driver(self) -> bool:
+        """Whether the DRA driver serves the node, or would if it were not paused."""
+        is_there = any(map(claims.is_driver, (*self.gated, *self.loose)))
+        return is_there or claims.DEPLOY_LABEL in self.labels
 
 
 @contextlib.contextmanager

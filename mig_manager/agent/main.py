@@ -20,7 +20,7 @@ from mig_manager.adapters.host import (
     procfs,
     programs,
 )
-from mig_manager.adapters.kubernetes import api, node, pods
+from mig_manager.adapters.kubernetes import api, claims, node, pods
 from mig_manager.adapters.kubernetes import watch as watching
 from mig_manager.adapters.nvml import client as nvml_worker
 from mig_manager.adapters.nvml import event_listener
@@ -250,6 +250,7 @@ def _dependencies(
         node=node.KubeNode(kube, name=settings.node_name, clock=system),
         workloads=pods.KubeWorkloads(kube, node_name=settings.node_name, watch=pod_watch),
         allocations=kubelet,
+        slices=claims.KubeSlices(kube, node_name=settings.node_name),
         configs=files.ConfigFile(settings.config_file),
         extra_clients=files.ConfigFile(extra_clients) if extra_clients else None,
         clock=system,

@@ -61,8 +61,7 @@ class Reconciler:
             self._left = journal
             return
         self._history = dataclasses.replace(self._history, fulfilled=None)
-        if journal.has_plugin:
-            self._clients.expect_plugin()
+        self._clients.expect_advertisers(journal)
         is_resumed = journal.config == name
         _log.warning(
             "interrupted_run_found",

@@ -105,8 +105,7 @@ class Run:
         if plan.is_empty:
             return self._verify_unchanged(layout, gpus, request)
         usage = self._survey(layout, gpus, request)
-        busy = frozenset().union(*(pod.device_ids for pod in usage.assigned or ()))
-        plan = self._planning.plan(layout, gpus, restoring=older, busy=busy)
+        plan = self._planning.plan(layout, gpus, restoring=older, busy=usage.device_ids)
         self._services.require(service_names, plan)
         self._hooks.start(plan, request)
         order = drain.order(
@@ -388,7 +387,7 @@ class Run:
             self._record.enter(model.Phase.PROVE, "waiting for the devices to be schedulable")
             # Restarted once, and not at every retry.
             is_retry = self._record.attempt > 1
-            paused = gpu_clients.ANY_PLUGIN if is_retry else self._clients.restart_if_stale(gpus)
+            paused = self._clients.find_stale(gpus, is_restarted=not is_retry)
             self._clients.wait_schedulable(paused, gpus, request)
         return record.succeeded(
             self._record.config, errors.Reason.ALREADY_APPLIED, "is already active", gpus=gpus

@@ -10,7 +10,7 @@ from mig_manager.adapters.host import files, lock_file, procfs
 from mig_manager.cli.doctor import Check, Facts, Finding, NotAskedError, fail, ok, skipped, warn
 from mig_manager.core import model, picture
 from mig_manager.core.layout import config
-from mig_manager.core.node import clients, cluster, resources
+from mig_manager.core.node import claims, clients, cluster, resources
 from mig_manager.core.records import status
 
 _OLDEST_DRIVER = 450
@@ -358,18 +358,22 @@ def _rights(facts: Facts) -> Iterator[Finding]:
         yield ok(f"all {len(cluster.RIGHTS)} that the agent needs")
 
 
-@_check("device-plugin", "Deploy the device plugin, or check its pod on this node.")
+@_check("device-plugin", "Deploy the device plugin or DRA driver, or check its pod on this node.")
 def _device_plugin(facts: Facts) -> Iterator[Finding]:
-    """NVIDIA's device plugin runs on this node and is ready."""
+    """NVIDIA's device plugin or DRA driver runs on this node and is ready."""
     pods = facts.pods.needed()
-    plugins = [pod for pod in pods if clients.is_device_plugin(pod) and not pod.is_finished]
+    plugins = [pod for pod in pods if _advertises(pod) and not pod.is_finished]
     if not plugins:
-        yield fail("no device plugin on this node")
+        yield fail("no device plugin and no DRA driver on this node")
     for pod in plugins:
         if pod.is_ready and not pod.is_terminating:
             yield ok(f"{pod.key} is ready")
         else:
             yield fail(f"{pod.key} is not ready ({pod.phase})")
+
+
+def _advertises(pod: cluster.Pod) -> bool:
+    return clients.is_device_plugin(pod) or claims.is_driver(pod)
 
 
 @_check("interrupted-run", "Start the agent on this node: it resumes or rolls back the change.")

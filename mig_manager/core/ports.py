@@ -12,7 +12,7 @@ from typing import Protocol
 
 from mig_manager import errors
 from mig_manager.core import host_files, model, steps, timing
-from mig_manager.core.node import cluster, policy
+from mig_manager.core.node import claims, cluster, policy
 
 
 class Gpus(Protocol):
@@ -183,6 +183,22 @@ class DeviceAllocations(Protocol):
 
     def allocatable(self) -> Mapping[str, frozenset[str]]:
         """Return the healthy device ids by resource name, in use or not."""
+
+
+class ResourceSlices(Protocol):
+    """What NVIDIA's DRA driver advertises of our node.
+
+    A method raises ClusterError if the API refuses or does not answer.
+    """
+
+    def list(self) -> tuple[claims.Slice, ...] | None:
+        """Return the driver's slices; None if the API has none or forbids to list them."""
+
+    def withdraw(self) -> None:
+        """Delete the slices, until a new driver pod publishes others.
+
+        A refusal is logged, never raised.
+        """
 
 
 class ConfigSource(Protocol):
@@ -419,5 +435,6 @@ class Dependencies:
     boot_layout: VerifiedLayouts | None = None  # keeps the layout for the next boot
     hooks: Hooks | None = None
     own_pod_uid: str | None = None  # None: the agent does not run in a pod
+    slices: ResourceSlices | None = None  # None: what a DRA driver advertises is not known
     slots: Slots | None = None  # None: no limit on the nodes that change at the same time
     extra_clients: ConfigSource | None = None  # the file of GPU clients beside NVIDIA's

@@ -8,7 +8,7 @@ import pytest
 
 from mig_manager import errors
 from mig_manager.adapters.kubernetes import api, node
-from mig_manager.core.node import cluster
+from mig_manager.core.node import cluster, quantity
 from mig_manager.sandbox.apiserver import resources
 from testkit import apiserver
 from tests import fakes
@@ -275,7 +275,7 @@ def test_a_quantity_is_a_whole_number_rounded_up() -> None:
         "2Ki": 2048,
     }
     values |= {"1500m": 2, "0.5": 1, "3E": 3 * 10**18}
-    assert {text: cluster.quantity(text) for text in values} == values
+    assert {text: quantity.parse(text) for text in values} == values
 
 
 @pytest.mark.parametrize(
@@ -284,4 +284,4 @@ def test_a_quantity_is_a_whole_number_rounded_up() -> None:
 )
 def test_an_invalid_quantity_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="not a quantity"):
-        cluster.quantity(text)
+        quantity.parse(text)

@@ -9,7 +9,6 @@ from mig_manager import errors
 from mig_manager.adapters.kubernetes import api, pods
 from mig_manager.core import ports
 from mig_manager.core.node import cluster
-from mig_manager.sandbox.apiserver import resources
 from testkit import apiserver
 
 _GPU = "nvidia.com/mig-1g.10gb"
@@ -183,40 +182,6 @@ def test_a_malformed_pod_is_an_error(
     server.store.create(make_pod(**spec))
     with pytest.raises(errors.ClusterError, match="makes no sense"):
         workloads.list()
-
-
-@pytest.mark.parametrize(
-    ("driver", "version", "expected"),
-    [
-        ("nic.example.com", "v1", False),
-        ("gpu.nvidia.com", "v1", True),
-        (None, "v1", True),
-        ("nic.example.com", "v1beta1", True),
-    ],
-)
-def test_the_driver_of_a_claim_is_read_once_and_decides_whether_it_is_for_a_gpu(
-    server: apiserver.ApiServer,
-    workloads: pods.KubeWorkloads,
-    driver: str | None,
-    version: str,
-    *,
-    expected: bool,
-) -> None:
-    thing = make_pod(resourceClaims=[{"name": "a", "resourceClaimTemplateName": "t"}])
-    thing["status"]["resourceClaimStatuses"] = [{"name": "a", "resourceClaimName": "p1-a"}]
-    server.store.create(thing)
-    name = "p1-a" if version == "v1" else "another"
-    results = [{"driver": driver}]
-    claim = {
-        "apiVersion": "resource.k8s.io/v1",
-        "kind": "ResourceClaim",
-        "metadata": {"name": name, "namespace": "ns"},
-        "status": {"allocation": {"devices": {"results": results}}} if driver else {},
-    }
-    server.store.create(claim)
-    assert [pod.has_claims for pod in workloads.list()] == [expected]
-    server.delete(resources.CLAIMS, name, "ns")
-    assert [pod.has_claims for pod in workloads.list()] == [expected]
 
 
 @pytest.fixture

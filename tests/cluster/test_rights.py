@@ -55,8 +55,8 @@ def is_served(stage: stages.Stage, right: clusters.Right) -> None:
     assert complains(stage, right)
 
 
-def is_not_asked_without_claims(stage: stages.Stage, right: clusters.Right) -> None:
-    """No pod of this node has a ResourceClaim; ``test_api`` has one that does."""
+def is_not_asked_without_dra(stage: stages.Stage, right: clusters.Right) -> None:
+    """No pod of this node has a ResourceClaim; ``test_dra`` has those that do."""
     assert stage.wait_for_end(LAYOUT) is model.State.SUCCESS
     assert not complains(stage, right)
 
@@ -100,7 +100,9 @@ WITHOUT: Mapping[clusters.Right, Callable[[stages.Stage, clusters.Right], None]]
     ("", "pods", "delete"): fails,
     ("", "pods/eviction", "create"): fails,
     ("policy", "poddisruptionbudgets", "list"): is_served,
-    ("resource.k8s.io", "resourceclaims", "get"): is_not_asked_without_claims,
+    ("resource.k8s.io", "resourceclaims", "get"): is_not_asked_without_dra,
+    ("resource.k8s.io", "resourceslices", "list"): is_not_asked_without_dra,
+    ("resource.k8s.io", "resourceslices", "delete"): is_not_asked_without_dra,
     ("", "events", "create"): is_served_in_silence,
     (COORDINATION, "leases", "list"): fails,
     (COORDINATION, "leases", "create"): fails,

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from mig_manager import errors
+from mig_manager.agent import advertisers
 from mig_manager.core import model, steps
 from mig_manager.core.node import clients, cluster
 from mig_manager.core.planner import planner
@@ -161,9 +162,11 @@ def test_after_any_call_fails_once_the_node_is_restored_and_the_retry_succeeds(
         rig.failing = {}
         assert run(rig, layout, by=ours).state is model.State.SUCCESS, index
         assert_nothing_taken(rig)
-        deploy = "true" if rig.plugin_is_gated else None
-        assert rig.labels.get(cluster.PLUGIN_DEPLOY_LABEL) == deploy
-        assert any(clients.is_device_plugin(pod) for pod in rig.pods.values()), index
+        for key in advertisers.DEPLOY_LABELS:
+            assert rig.labels.get(key) == make().labels.get(key)
+        assert rig.driver_runs is rig.has_dra_driver, index
+        has_plugin = any(clients.is_device_plugin(pod) for pod in rig.pods.values())
+        assert has_plugin is not rig.has_dra_driver, index
 
 
 @pytest.mark.parametrize("scenario", ["first-layout-ungated", "monitors", "plugin-config"])

@@ -1,6 +1,5 @@
 """The pods on our node: list, watch, evict, delete."""
 
-import dataclasses
 import http
 import math
 import time
@@ -11,12 +10,10 @@ from typing import Any, TypeVar
 import structlog
 
 from mig_manager import errors
-from mig_manager.adapters.kubernetes import api, responses, watch
+from mig_manager.adapters.kubernetes import api, claims, responses, watch
 from mig_manager.core import ports
 from mig_manager.core.node import cluster, policy
 
-_CLAIM_VERSIONS = ("v1", "v1beta2", "v1beta1")
-"""Of resource.k8s.io, newest first: Kubernetes 1.34, 1.33 and 1.32."""
 _BLOCKED = (http.HTTPStatus.TOO_MANY_REQUESTS, http.HTTPStatus.CONFLICT)
 _TRUSTED_S = 10.0
 """After the last list. A connection that died unnoticed is as silent as a watch with no events."""
@@ -39,7 +36,7 @@ class KubeWorkloads:
     ) -> None:
         self._kube = kube
         self._node_name = node_name
-        self._claims = _Claims(kube)
+        self._claims = claims.PodClaims(kube, node_name=node_name)
         self._watch = watch
         self._monotonic = monotonic
         self._listed_s = -math.inf
@@ -49,13 +46,13 @@ class KubeWorkloads:
         pods = self._list("/api/v1/pods", query, cluster.parse_pod)
         self._listed_s = self._monotonic()
         self._claims.forget_all_but({pod.uid for pod in pods})
-        return self._with_claims(pods)
+        return self._claims.resolve(pods)
 
     def watched(self) -> tuple[cluster.Pod, ...] | None:
         if self._watch is None or self._monotonic() - self._listed_s >= _TRUSTED_S:
             return None
         pods = self._watch.pods()
-        return None if pods is None else self._with_claims(pods)
+        return None if pods is None else self._claims.resolve(pods)
 
     def budgets(self, namespaces: Collection[str]) -> tuple[policy.Budget, ...]:
         return tuple(
@@ -113,14 +110,6 @@ class KubeWorkloads:
                 )
             raise
         return ports.Verdict(answer=ports.Eviction.ACCEPTED)
-
-    def _with_claims(self, pods: tuple[cluster.Pod, ...]) -> tuple[cluster.Pod, ...]:
-        return tuple(
-            dataclasses.replace(pod, has_claims=self._claims.may_be_for_gpu(pod))
-            if pod.has_claims and not pod.is_finished
-            else pod
-            for pod in pods
-        )
 
     def _list(
         self, path: str, query: Mapping[str, str], parse: Callable[[Mapping[str, Any]], _Item]
@@ -208,54 +197,6 @@ class _WatchedPods(watch.Watch):
             self.end(timeout_s=0.0)
         else:
             _log.debug("pod_watch_lost", error=error.message)
-
-
-class _Claims:
-    """Looks up which DRA drivers serve the claims of pods, once for each pod.
-
-    The allocation of a claim in use does not change.
-    """
-
-    def __init__(self, kube: api.KubeApi) -> None:
-        self._kube = kube
-        self._is_for_gpu: dict[str, bool] = {}
-        self._may_read = True
-
-    def may_be_for_gpu(self, pod: cluster.Pod) -> bool:
-        """Return whether a ResourceClaim of a pod is for a GPU, or may be."""
-        if not (pod.has_claims and pod.claims and self._may_read):
-            return pod.has_claims
-        if pod.uid not in self._is_for_gpu:
-            answers = [self._is_gpu_claim(pod.namespace, name) for name in pod.claims]
-            if None in answers:
-                return True
-            self._is_for_gpu[pod.uid] = any(answers)
-        return self._is_for_gpu[pod.uid]
-
-    def forget_all_but(self, uids: Collection[str]) -> None:
-        self._is_for_gpu = {uid: value for uid, value in self._is_for_gpu.items() if uid in uids}
-
-    def _is_gpu_claim(self, namespace: str, name: str) -> bool | None:
-        """Return whether a GPU serves an allocated claim; None if that is not known."""
-        path = f"namespaces/{_quoted(namespace)}/resourceclaims/{_quoted(name)}"
-        for version in _CLAIM_VERSIONS:
-            try:
-                claim = self._kube.get(f"/apis/resource.k8s.io/{version}/{path}")
-                with cluster.understood("a ResourceClaim"):
-                    allocation = (claim.get("status") or {}).get("allocation")
-                    if allocation is None:
-                        return None
-                    results = (allocation.get("devices") or {}).get("results") or ()
-                    return any(each["driver"] == cluster.GPU_CLAIM_DRIVER for each in results)
-            except errors.ClusterError as error:
-                # The status is the same for an unknown version and an unknown claim.
-                if error.status == http.HTTPStatus.NOT_FOUND and version != _CLAIM_VERSIONS[-1]:
-                    continue
-                if error.reason is errors.Reason.FORBIDDEN:
-                    self._may_read = False
-                _log.info("claim_not_read", claim=f"{namespace}/{name}", error=error.message)
-                break
-        return None
 
 
 def _parse(item: Mapping[str, Any]) -> cluster.Pod:

@@ -104,8 +104,17 @@ _DEVICE_UUID = re.compile(rf"(?:GPU|MIG)-{_UUID}|MIG-GPU-{_UUID}/\d+/\d+", re.IG
 """Device ids of NVIDIA's plugin are UUIDs; before driver 470 MIG devices had the longer form."""
 
 
-_ENUMERATE_AT_START = ("device-plugin", "gpu-feature-discovery", "dcgm", "dcgm-exporter")
+_ENUMERATE_AT_START = (
+    *("device-plugin", "dra-driver", "gpu-feature-discovery"),
+    *("dcgm", "dcgm-exporter", "dcgm-dra", "dcgm-exporter-dra"),
+)
 """Operands of the GPU operator that list the instances only when they start."""
+
+_MONITORS = frozenset(
+    cluster.DEPLOY_LABEL_PREFIX + operand
+    for operand in ("dcgm-dra", "dcgm-exporter-dra", "dra-validator")
+)
+"""Deploy labels of operands that have every GPU by a ResourceClaim with admin access."""
 
 _HOLD_DEVICES = ("nvsm", "client")  # operands to pause only if the plan destroys an instance
 
@@ -146,9 +155,10 @@ def affected_pods(
     ``daemons`` are paused or deleted later.
 
     A pod that requests a GPU and has no device in ``assigned`` counts too: kubelet does not list
-    devices of ordinary init containers (PodResources v1). So does a pod with a ResourceClaim for a
-    GPU, or for something that an old kubelet does not report. Other device plugins do not use
-    UUIDs as device ids (GKE: ``nvidia0/gi7``): a pod with a GPU of theirs may use any device.
+    devices of ordinary init containers (PodResources v1). A pod with ResourceClaims counts if they
+    have an affected device, or may have one because their devices are not known. Other device
+    plugins do not use UUIDs as device ids (GKE: ``nvidia0/gi7``): a pod with a GPU of theirs may
+    use any device.
     """
     if not (affected or is_whole_node):
         return ()
@@ -160,6 +170,7 @@ def affected_pods(
         if not pod.is_finished
         and not is_device_plugin(pod)
         and not any(daemon.matches(pod) for daemon in daemons)
+        and not gated_by((pod,), _MONITORS)
         and _may_use(pod, allocations.get(pod.key), wanted)
     )
 
@@ -169,6 +180,9 @@ def _may_use(
 ) -> bool:
     """Return whether a pod has, or may have, one of the devices; ``affected`` None means any."""
     if _may_claim_gpu(pod, found):
+        return True
+    claimed = pod.claimed_ids or frozenset()
+    if claimed and (affected is None or not claimed.isdisjoint(affected)):
         return True
     has_gpu = any(map(resources.is_device_or_shared, pod.gpu_resources))
     if found is None or not found.device_ids or pod.may_run_gpu_init or affected is None:
@@ -180,6 +194,9 @@ def _may_use(
 
 
 def _may_claim_gpu(pod: cluster.Pod, found: cluster.PodDevices | None) -> bool:
+    """Return whether a pod has ResourceClaims whose devices are not known and may be GPUs."""
+    if pod.claimed_ids is not None:
+        return False
     if found is not None and found.claim_drivers:
         return cluster.GPU_CLAIM_DRIVER in found.claim_drivers
     return pod.has_claims

@@ -6,12 +6,12 @@ The keys are the contract with users and with NVIDIA's GPU operator; see docs/la
 import collections
 import contextlib
 import dataclasses
-import decimal
 import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
 from mig_manager import errors
+from mig_manager.core.node import quantity
 
 CONFIG_LABEL = "nvidia.com/mig.config"
 STATE_LABEL = "nvidia.com/mig.config.state"
@@ -66,15 +66,19 @@ class Pod:
     has_claims: bool = False  # whether it has ResourceClaims for GPUs, or for what is not known
     claims: tuple[str, ...] = ()
     """Names of its ResourceClaims in its namespace, as far as they exist."""
+    claimed_ids: frozenset[str] | None = None
+    """UUIDs of the GPUs and MIG devices of its ResourceClaims; None: not known."""
     may_run_gpu_init: bool = False
     """Whether an ordinary init container with a GPU may be running: kubelet hides its devices."""
     mounts_plugin_sockets: bool = False
     """Whether it mounts the directory of the host where device plugins register with kubelet."""
+    mounts_driver_sockets: bool = False
+    """Whether it mounts the directory of the host where DRA drivers register with kubelet."""
     images: tuple[str, ...] = ()  # as its author wrote them, in the order of ``container_names``
     mig_strategy: str = ""
     """What a container's variable ``MIG_STRATEGY`` or option ``--mig-strategy`` says."""
     feature_gates: Mapping[str, bool] = dataclasses.field(default_factory=dict)
-    """What its containers' variable ``FEATURE_GATES`` switches on and off."""
+    """What its containers' ``FEATURE_GATES`` or ``--feature-gates`` switch on and off."""
 
     @property
     def key(self) -> str:
@@ -137,18 +141,8 @@ class PodDevices:
         return f"{self.namespace}/{self.name}"
 
 
-_QUANTITY = re.compile(r"([+-]?[0-9.]+)(?:([eE][+-]?[0-9]+)|([KMGTPE]i|[numkMGTPE]))?")
-_LARGEST = 2**63 - 1
 _TRUE = frozenset({"1", "t", "T", "true", "True", "TRUE"})
 """What Go takes for true (``strconv.ParseBool``)."""
-# https://kubernetes.io/docs/reference/kubernetes-api/common-definitions/quantity/
-_SUFFIXES = {
-    **{
-        suffix: decimal.Decimal(1000) ** power
-        for power, suffix in enumerate(("n", "u", "m", "", "k", "M", "G", "T", "P", "E"), -3)
-    },
-    **{f"{suffix}i": decimal.Decimal(1024) ** power for power, suffix in enumerate("KMGTPE", 1)},
-}
 
 
 @contextlib.contextmanager
@@ -210,25 +204,10 @@ def listed(
     return items
 
 
-def quantity(text: str | float) -> int:
-    """Return a Kubernetes quantity, rounded up as the scheduler does; ValueError for others."""
-    match = _QUANTITY.fullmatch(str(text))
-    if match is None:
-        raise ValueError(f"{text!r} is not a quantity")
-    number, exponent, suffix = match.groups()
-    try:
-        value = decimal.Decimal(number + (exponent or "")) * _SUFFIXES[suffix or ""]
-    except ArithmeticError as err:
-        raise ValueError(f"{text!r} is not a quantity") from err
-    if abs(value) > _LARGEST:
-        raise ValueError(f"{text!r} is not a quantity: it is too large")
-    return int(value.to_integral_value(rounding=decimal.ROUND_CEILING))
-
-
 def gpu_resources(resources: Mapping[str, Any] | None) -> dict[str, int]:
     """Return the ``nvidia.com/*`` entries of a resource list."""
     return {
-        name: quantity(amount)
+        name: quantity.parse(amount)
         for name, amount in (resources or {}).items()
         if name.startswith(RESOURCE_PREFIX)
     }
@@ -265,6 +244,7 @@ def parse_node(node: Mapping[str, Any]) -> NodeView:
 
 _MIRROR_ANNOTATION = "kubernetes.io/config.mirror"
 """Set by kubelet on the pod that shows a static pod in the API."""
+_GATES_OPTION = re.compile(r"--feature-gates[= ]+[\"']?([^\s\"']+)")
 _DEFAULT_GRACE_S = 30  # what the API server writes where the pod's author says nothing
 
 
@@ -281,10 +261,11 @@ def parse_pod(item: Mapping[str, Any]) -> Pod:
         container.get("restartPolicy") != "Always" and _container_resources(container)
         for container in spec.get("initContainers") or ()
     )
-    paths = [
-        str((volume.get("hostPath") or {}).get("path") or "")
+    # The last part of a path: k0s, MicroK8s and ``--root-dir`` change what stands before it.
+    mounts = {
+        str((volume.get("hostPath") or {}).get("path") or "").rstrip("/").rpartition("/")[2]
         for volume in spec.get("volumes") or ()
-    ]
+    }
     return Pod(
         namespace=str(metadata["namespace"]),
         name=str(metadata["name"]),
@@ -307,14 +288,15 @@ def parse_pod(item: Mapping[str, Any]) -> Pod:
         has_claims=bool(spec.get("resourceClaims")),
         claims=_claims(spec, status),
         may_run_gpu_init=phase == "Pending" and has_gpu_init,
-        # ``DevicePluginPath`` of k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1 ends so; k0s,
-        # MicroK8s and ``--root-dir`` change what stands before it.
-        mounts_plugin_sockets=any(path.rstrip("/").endswith("/device-plugins") for path in paths),
+        # ``DevicePluginPath`` of k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1, and
+        # ``DefaultKubeletPluginsRegistrationDirName`` of k8s.io/kubernetes/pkg/kubelet/config.
+        mounts_plugin_sockets="device-plugins" in mounts,
+        mounts_driver_sockets="plugins_registry" in mounts,
         images=tuple(str(container.get("image") or "") for container in spec["containers"]),
         mig_strategy=_mig_strategy(spec),
         feature_gates={
             gate: is_on
-            for value in _variables(spec, "FEATURE_GATES")
+            for value in (*_variables(spec, "FEATURE_GATES"), *_gate_options(spec))
             for gate, is_on in switches(value).items()
         },
     )
@@ -344,11 +326,21 @@ def _claims(spec: Mapping[str, Any], status: Mapping[str, Any]) -> tuple[str, ..
     return tuple(names) if all(names) else ()
 
 
+def _words(container: Mapping[str, Any]) -> list[str]:
+    """Return a container's command line."""
+    return [*map(str, container.get("command") or ()), *map(str, container.get("args") or ())]
+
+
+def _gate_options(spec: Mapping[str, Any]) -> list[str]:
+    """Return the feature gates in command lines, which may be scripts of a shell."""
+    texts = (" ".join(_words(container)) for container in spec["containers"])
+    return [gates for text in texts for gates in _GATES_OPTION.findall(text)]
+
+
 def _mig_strategy(spec: Mapping[str, Any]) -> str:
     """Return the device plugin's MIG strategy; its options precede its variables."""
     for container in spec["containers"]:
-        words = [str(each) for each in (container.get("command") or ())]
-        words += [str(each) for each in (container.get("args") or ())]
+        words = _words(container)
         for word, following in zip(words, [*words[1:], ""], strict=False):
             flag, equals, value = word.partition("=")
             if flag == "--mig-strategy":
@@ -432,7 +424,21 @@ RIGHTS = (
         "resource.k8s.io",
         "resourceclaims",
         "get",
-        "recognise pods with a ResourceClaim for a GPU",
+        "find which devices the ResourceClaims of pods have",
+        is_needed=False,
+    ),
+    Right(
+        "resource.k8s.io",
+        "resourceslices",
+        "list",
+        "verify what the DRA driver advertises",
+        is_needed=False,
+    ),
+    Right(
+        "resource.k8s.io",
+        "resourceslices",
+        "delete",
+        "keep ResourceClaims from devices that are gone",
         is_needed=False,
     ),
     Right("", "events", "create", "say on the Node what happened", is_needed=False),

@@ -260,6 +260,7 @@ class Journal:
     has_plugin: bool = False
     """Whether a device plugin served the node before it was paused: one must run again, and the
     journal stays until its devices are verified."""
+    has_dra_driver: bool = False  # the same of NVIDIA's DRA driver
     applied: str = ""
     """The layout that was active before the change: its label is restored if the change is
     undone."""
@@ -282,7 +283,8 @@ class Journal:
     @property
     def blocks_workloads(self) -> bool:
         """Whether workloads cannot use the node, or its devices are not verified yet."""
-        return self.is_closed or self.has_plugin or bool(self.rebooted_from)
+        has_paused = self.has_plugin or self.has_dra_driver
+        return self.is_closed or has_paused or bool(self.rebooted_from)
 
     @property
     def is_closed(self) -> bool:
@@ -308,6 +310,7 @@ class Journal:
             self.remaining,
             hold_taint=self.hold_taint,
             has_plugin=self.has_plugin,
+            has_dra_driver=self.has_dra_driver,
             draining=True,
         )
 
@@ -323,6 +326,7 @@ class Journal:
             "rebootedFrom": self.rebooted_from,
             "draining": self.draining,
             "hasPlugin": self.has_plugin,
+            "hasDraDriver": self.has_dra_driver,
             "applied": self.applied,
             "bootId": self.boot_id,
         }
@@ -363,6 +367,7 @@ class Journal:
             rebooted_from=str(data.get("rebootedFrom", "")),
             draining=data.get("draining") is True,
             has_plugin=data.get("hasPlugin") is True,
+            has_dra_driver=data.get("hasDraDriver") is True,
             applied=data.get("applied", ""),
             boot_id=str(data.get("bootId", "")),
             snapshot=gpu_codec.from_data(data.get("snapshot", [])),

@@ -197,6 +197,7 @@ def compile_selector(selector: Object | None) -> LabelMatcher:
 _FIELDS: Mapping[str, tuple[str, ...]] = {
     "pods": ("spec.nodeName", "spec.schedulerName", "spec.serviceAccountName", "status.phase"),
     "nodes": ("spec.unschedulable",),
+    "resourceslices": ("spec.driver", "spec.nodeName"),
     "namespaces": ("status.phase",),
     "events": (
         *("involvedObject.kind", "involvedObject.namespace", "involvedObject.name"),

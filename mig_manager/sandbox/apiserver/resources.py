@@ -191,10 +191,16 @@ CLAIMS = Resource(
     kind="ResourceClaim",
     subresources=_STATUS,
 )
+SLICES = Resource(
+    group="resource.k8s.io",
+    plural="resourceslices",
+    kind="ResourceSlice",
+    is_namespaced=False,
+)
 
 RESOURCES = (
     *(NAMESPACES, NODES, PODS, EVENTS, CONFIG_MAPS),
-    *(DAEMON_SETS, LEASES, BUDGETS, CLAIMS),
+    *(DAEMON_SETS, LEASES, BUDGETS, CLAIMS, SLICES),
 )
 
 REVIEW = ("authorization.k8s.io", "selfsubjectaccessreviews")

@@ -1,0 +1,219 @@
+"""Who advertises a node's devices, and whether they advertise what the GPUs have.
+
+NVIDIA's device plugin registers devices with kubelet, and NVIDIA's DRA driver publishes
+ResourceSlices. Each lists the devices only when it starts. A node may have either, or both.
+"""
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+
+import structlog
+
+from mig_manager import errors
+from mig_manager.core import model, ports
+from mig_manager.core.node import claims, clients, cluster, resources
+from mig_manager.core.records import status
+
+DEPLOY_LABELS = (cluster.PLUGIN_DEPLOY_LABEL, claims.DEPLOY_LABEL)
+
+_log = structlog.get_logger()
+
+_Pods = tuple[cluster.Pod, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Advertisers:
+    """What advertises the devices of one node; neither: there is nothing to restart or verify."""
+
+    has_plugin: bool
+    has_dra_driver: bool
+    old_uids: frozenset[str] = frozenset()
+    """Pods from before the change: the devices that they advertise are stale."""
+
+    @property
+    def is_any(self) -> bool:
+        """Whether there is one."""
+        return self.has_plugin or self.has_dra_driver
+
+    @property
+    def names(self) -> str:
+        """Their names in a sentence."""
+        known = {"device plugin": self.has_plugin, "DRA driver": self.has_dra_driver}
+        return " and ".join(f"the {name}" for name, has in known.items() if has)
+
+
+def is_advertiser(pod: cluster.Pod) -> bool:
+    """Return whether a pod is the device plugin or the DRA driver."""
+    return clients.is_device_plugin(pod) or claims.is_driver(pod)
+
+
+class Advertising:
+    """What device plugin and DRA driver advertise of one node.
+
+    Raises:
+        ClusterError: From each method, where the API refuses or does not answer.
+    """
+
+    def __init__(self, deps: ports.Dependencies) -> None:
+        self._deps = deps
+        self._expects_plugin = False
+        """Whether a plugin pod without a deploy label was deleted, and has no successor yet."""
+        self._expects_driver = False  # the same of the DRA driver
+
+    def expect(self, *, plugin: bool = False, dra_driver: bool = False) -> None:
+        """Expect new pods of them, because their old ones were ended."""
+        self._expects_plugin |= plugin
+        self._expects_driver |= dra_driver
+
+    def expect_none(self) -> None:
+        """Expect no pod that is not there: its owner may have removed it."""
+        self._expects_plugin = self._expects_driver = False
+
+    def find(self, pods: Iterable[cluster.Pod]) -> Advertisers:
+        """Return who advertises the node's devices, with their present pods as old ones."""
+        known = tuple(pods)
+        # Any value but "true" is another program's decision to keep it away, and no failure.
+        labels = self._deps.node.read().labels
+        wanted = {key for key in DEPLOY_LABELS if labels.get(key) == "true"}
+        has_plugin = any(map(clients.is_device_plugin, known)) or self._expects_plugin
+        has_driver = any(map(claims.is_driver, known)) or self._expects_driver
+        return Advertisers(
+            has_plugin=has_plugin or cluster.PLUGIN_DEPLOY_LABEL in wanted,
+            has_dra_driver=has_driver or claims.DEPLOY_LABEL in wanted,
+            old_uids=frozenset(pod.uid for pod in known if is_advertiser(pod)),
+        )
+
+    def paused(self, journal: status.Journal, pods: Iterable[cluster.Pod]) -> Advertisers:
+        """Return those that a pause ended, according to the journal; ``pods`` are from before."""
+        return Advertisers(
+            has_plugin=journal.has_plugin or self._expects_plugin,
+            has_dra_driver=journal.has_dra_driver or self._expects_driver,
+            old_uids=frozenset(pod.uid for pod in pods if is_advertiser(pod)),
+        )
+
+    def missing(
+        self,
+        who: Advertisers,
+        gpus: Sequence[model.Gpu],
+        pods: Iterable[cluster.Pod],
+        *,
+        changed: frozenset[str] = frozenset(),
+    ) -> errors.NotReadyError | None:
+        """Return what keeps pods from getting the GPUs' devices; None where nothing does.
+
+        ``changed`` are the UUIDs of the GPUs all of whose devices must be healthy.
+        """
+        new = tuple(pod for pod in pods if pod.uid not in who.old_uids)
+        plugins = tuple(filter(clients.is_device_plugin, new))
+        drivers = tuple(filter(claims.is_driver, new))
+        if who.has_plugin and not _is_any_ready(plugins):
+            return _not_ready("device plugin", plugins, _possible_causes(gpus))
+        if who.has_dra_driver and not _is_any_ready(drivers):
+            return _not_ready("DRA driver", drivers)
+        why = self._why_not_in_kubelet(gpus, changed) if who.has_plugin else ""
+        why = why or (self._why_not_in_slices(gpus) if who.has_dra_driver else "")
+        return errors.NotReadyError(why, reason=errors.Reason.NOT_ALLOCATABLE) if why else None
+
+    def stale_pods(
+        self, who: Advertisers, gpus: Sequence[model.Gpu], pods: Iterable[cluster.Pod]
+    ) -> _Pods:
+        """Return the pods of those that are ready and do not know the GPUs' devices.
+
+        An unhealthy device is no reason: a new plugin would report it again.
+        """
+        known = tuple(pods)
+        plugins = tuple(filter(clients.is_device_plugin, known))
+        drivers = tuple(filter(claims.is_driver, known))
+        stale: _Pods = ()
+        if _is_any_ready(plugins):
+            node = self._deps.node.read()
+            if resources.is_plugin_stale(gpus, self._allocatable(), node):
+                stale += plugins
+        if who.has_dra_driver and _is_any_ready(drivers) and self._why_not_in_slices(gpus):
+            stale += drivers
+        return stale
+
+    def withdraw(self, who: Advertisers) -> None:
+        """Keep pods from stale devices until new ones are advertised."""
+        if who.has_plugin:
+            self._deps.node.withdraw_devices()
+        if who.has_dra_driver and self._deps.slices is not None:
+            self._deps.slices.withdraw()
+
+    def require_served(
+        self,
+        layouts: Sequence[resources.GpuLayout],
+        pods: Iterable[cluster.Pod],
+        *,
+        plugin_config: str | None,
+    ) -> None:
+        """Return if neither exits over what the GPUs will have, as far as known.
+
+        Raises:
+            LayoutError: STRATEGY_MISMATCH: one would exit.
+        """
+        refusals = resources.strategy_refusals(layouts)
+        if not refusals:
+            return
+        known = tuple(pods)
+        why = claims.why_not_served(layouts)
+        if why and any(map(claims.is_driver, known)):
+            raise errors.LayoutError(
+                f"the DRA driver would not start: {why}", reason=errors.Reason.STRATEGY_MISMATCH
+            )
+        labels = self._deps.node.read().labels
+        if plugin_config not in (None, labels.get(cluster.PLUGIN_CONFIG_LABEL)):
+            # The new config may set another strategy.
+            return
+        plugins = [pod for pod in known if clients.is_device_plugin(pod)]
+        strategy = resources.plugin_strategy(plugins, labels)
+        if strategy and strategy in refusals:
+            raise errors.LayoutError(
+                f"the device plugin has MIG strategy {strategy.value} and would not start: "
+                f"{refusals[strategy]}",
+                reason=errors.Reason.STRATEGY_MISMATCH,
+            )
+
+    def _why_not_in_kubelet(self, gpus: Sequence[model.Gpu], changed: frozenset[str]) -> str:
+        node = self._deps.node.read()
+        return resources.why_not_schedulable(gpus, self._allocatable(), node, changed=changed)
+
+    def _why_not_in_slices(self, gpus: Sequence[model.Gpu]) -> str:
+        """Return why the ResourceSlices do not match; empty also where they cannot be listed."""
+        slices = self._deps.slices.list() if self._deps.slices else None
+        if slices is None:
+            _log.warning("resource_slices_not_verified")
+            return ""
+        return claims.why_not_advertised(gpus, slices)
+
+    def _allocatable(self) -> Mapping[str, frozenset[str]] | None:
+        """Return the healthy devices; None where kubelet does not answer."""
+        try:
+            return self._deps.allocations.allocatable()
+        except errors.ClusterError as error:
+            _log.info("pod_resources_unavailable", error=error.message)
+            return None
+
+
+def _is_any_ready(pods: Iterable[cluster.Pod]) -> bool:
+    return any(pod.is_ready and not pod.is_terminating for pod in pods)
+
+
+def _not_ready(name: str, pods: _Pods, causes: str = "") -> errors.NotReadyError:
+    names = ", ".join(pod.key for pod in pods) or "none has started"
+    return errors.NotReadyError(
+        f"no new {name} pod is ready: {names}{causes}", reason=errors.Reason.PLUGIN_NOT_READY
+    )
+
+
+def _possible_causes(gpus: Iterable[model.Gpu]) -> str:
+    """Return what of the layout may keep a device plugin from starting."""
+    layouts = resources.gpu_layouts(gpus, {})
+    causes = [
+        f"with MIG strategy {strategy.value} it does not start: {why}"
+        for strategy, why in resources.strategy_refusals(layouts).items()
+    ]
+    empty = resources.without_devices(layouts)
+    if empty:
+        causes.append(f"with mixed older ones do not start: no MIG device on {empty}")
+    return "".join(f"; {cause}" for cause in causes)

@@ -1,0 +1,149 @@
+"""ResourceClaims and ResourceSlices: which devices NVIDIA's DRA driver advertises and pods have.
+
+The driver lists a node's GPUs and MIG devices once, when it starts, in ResourceSlices whose pool
+has the node's name. A claim's allocation names devices of that pool, and the slice has the UUID of
+each (dra-driver-nvidia-gpu v0.5: ``cmd/gpu-kubelet-plugin/deviceinfo.go`` and ``driver.go``).
+"""
+
+import collections
+import dataclasses
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from mig_manager.core import model
+from mig_manager.core.node import cluster, resources
+
+DEPLOY_LABEL = cluster.DEPLOY_LABEL_PREFIX + "dra-driver"
+"""Node label by which the GPU operator's GPUCluster deploys the driver."""
+
+_PASSTHROUGH = "vfio"
+"""Attribute ``type`` of GPUs for virtual machines, which NVML does not see."""
+
+Device = tuple[str, str]
+"""Pool and name of a device."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Slice:
+    """A ResourceSlice of the driver on our node."""
+
+    name: str
+    pool: str
+    generation: int
+    """Slices of an older generation than the newest of their pool are outdated."""
+    count: int  # how many slices its pool has in this generation
+    uuids: Mapping[str, str]
+    """Name of a device -> its UUID; empty: it has none, because it does not exist yet."""
+    for_machines: frozenset[str]
+    """Names of the devices for virtual machines."""
+
+
+def is_driver(pod: cluster.Pod) -> bool:
+    """Return whether a pod is the part of NVIDIA's DRA driver that advertises a node's GPUs.
+
+    The container decides, because the labels follow the name of the Helm release. The driver for
+    ComputeDomains alone has another container. As with the device plugin, the pod must also be of
+    a DaemonSet and mount the directory where drivers register with kubelet.
+    """
+    is_called_so = "gpus" in pod.container_names
+    return is_called_so and pod.owner_kind == "DaemonSet" and pod.mounts_driver_sockets
+
+
+def parse_slice(item: Mapping[str, Any]) -> Slice:
+    """Parse a ResourceSlice; see ``cluster.understood`` for its exceptions."""
+    spec = item["spec"]
+    # In v1beta1 they are one level down.
+    devices = {
+        str(each["name"]): (each.get("basic") or each).get("attributes") or {}
+        for each in spec.get("devices") or ()
+    }
+    return Slice(
+        name=str(item["metadata"]["name"]),
+        pool=str(spec["pool"]["name"]),
+        generation=int(spec["pool"].get("generation") or 0),
+        count=int(spec["pool"]["resourceSliceCount"]),
+        uuids={name: _text(attributes, "uuid") for name, attributes in devices.items()},
+        for_machines=frozenset(
+            name
+            for name, attributes in devices.items()
+            if _text(attributes, "type") == _PASSTHROUGH
+        ),
+    )
+
+
+def _text(attributes: Mapping[str, Any], name: str) -> str:
+    return str((attributes.get(name) or {}).get("string") or "")
+
+
+def parse_claim(item: Mapping[str, Any]) -> frozenset[Device] | None:
+    """Return the driver's devices that a ResourceClaim has; None if it is not allocated.
+
+    A device with admin access is left out: it is for monitors, and others may have it too.
+    """
+    allocation = (item.get("status") or {}).get("allocation")
+    if allocation is None:
+        return None
+    return frozenset(
+        (str(each["pool"]), str(each["device"]))
+        for each in (allocation.get("devices") or {}).get("results") or ()
+        if each["driver"] == cluster.GPU_CLAIM_DRIVER and not each.get("adminAccess")
+    )
+
+
+def resolve(devices: Iterable[Device], slices: Iterable[Slice]) -> frozenset[str] | None:
+    """Return the UUIDs of claimed devices; None if one is unknown."""
+    known = {
+        (each.pool, name): uuid
+        for each in _newest(slices)
+        for name, uuid in each.uuids.items()
+        if uuid
+    }
+    wanted = frozenset(devices)
+    return frozenset(known[each] for each in wanted) if wanted <= known.keys() else None
+
+
+def why_not_advertised(gpus: Iterable[model.Gpu], slices: Iterable[Slice]) -> str:
+    """Explain what the slices of our node lack or have too much; empty if they match the GPUs."""
+    newest = _newest(slices)
+    found = collections.Counter(each.pool for each in newest)
+    for each in newest:
+        if found[each.pool] < each.count:
+            have = f"{found[each.pool]} of {each.count}"
+            return f"the DRA driver has published {have} ResourceSlices"
+    # The driver may have devices of unreachable GPUs too.
+    is_partial = bool(model.unreachable(gpus))
+    expected, _ = resources.expected_devices(gpus)
+    listed = [
+        uuid
+        for each in newest
+        for name, uuid in each.uuids.items()
+        if name not in each.for_machines
+    ]
+    uuids = frozenset(filter(None, listed))
+    missing_uuid = listed.count("")
+    if not missing_uuid and (uuids == expected or (is_partial and expected <= uuids)):
+        return ""
+    without = f", {missing_uuid} have no UUID (see DynamicMIG)" if missing_uuid else ""
+    return (
+        f"the DRA driver's ResourceSlices list {len(listed)} devices: "
+        f"{len(uuids & expected)} exist, {len(expected)} are expected{without}"
+    )
+
+
+def why_not_served(layouts: Iterable[resources.GpuLayout]) -> str:
+    """Return why the driver exits over a layout; empty if it does not.
+
+    It knows only devices that span their GPU instance, and fails at its start if there is another
+    (``getGpuInfo`` and ``getMigDevices`` of ``cmd/gpu-kubelet-plugin/nvlib.go``).
+    """
+    parts = {str(p) for gpu in layouts if gpu.is_enabled for p in gpu.profiles if not p.spans}
+    return f"it knows no part of a GPU instance: {', '.join(sorted(parts))}" if parts else ""
+
+
+def _newest(slices: Iterable[Slice]) -> tuple[Slice, ...]:
+    """Return the slices of the newest generation of each pool."""
+    known = tuple(slices)
+    newest: dict[str, int] = {}
+    for each in known:
+        newest[each.pool] = max(each.generation, newest.get(each.pool, 0))
+    return tuple(each for each in known if each.generation == newest[each.pool])

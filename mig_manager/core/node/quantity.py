@@ -1,0 +1,30 @@
+"""Kubernetes quantities, such as ``100m`` and ``2Ki``."""
+
+import decimal
+import re
+
+_QUANTITY = re.compile(r"([+-]?[0-9.]+)(?:([eE][+-]?[0-9]+)|([KMGTPE]i|[numkMGTPE]))?")
+_LARGEST = 2**63 - 1
+# https://kubernetes.io/docs/reference/kubernetes-api/common-definitions/quantity/
+_SUFFIXES = {
+    **{
+        suffix: decimal.Decimal(1000) ** power
+        for power, suffix in enumerate(("n", "u", "m", "", "k", "M", "G", "T", "P", "E"), -3)
+    },
+    **{f"{suffix}i": decimal.Decimal(1024) ** power for power, suffix in enumerate("KMGTPE", 1)},
+}
+
+
+def parse(text: str | float) -> int:
+    """Return a Kubernetes quantity, rounded up as the scheduler does; ValueError for others."""
+    match = _QUANTITY.fullmatch(str(text))
+    if match is None:
+        raise ValueError(f"{text!r} is not a quantity")
+    number, exponent, suffix = match.groups()
+    try:
+        value = decimal.Decimal(number + (exponent or "")) * _SUFFIXES[suffix or ""]
+    except ArithmeticError as err:
+        raise ValueError(f"{text!r} is not a quantity") from err
+    if abs(value) > _LARGEST:
+        raise ValueError(f"{text!r} is not a quantity: it is too large")
+    return int(value.to_integral_value(rounding=decimal.ROUND_CEILING))

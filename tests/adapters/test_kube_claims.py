@@ -1,0 +1,217 @@
+"""ResourceClaims and ResourceSlices on the embedded API server, and the requests they cost."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from mig_manager import errors
+from mig_manager.adapters.kubernetes import api, claims, pods
+from mig_manager.core.node import cluster
+from mig_manager.sandbox.apiserver import resources
+from testkit import apiserver
+from tests.adapters import kube_rig
+from tests.adapters.kube_rig import answer, refuse
+from tests.adapters.test_kube_pods import make_pod
+from tests.unit.test_claims import a_device
+
+DRIVER = cluster.GPU_CLAIM_DRIVER
+ONE = frozenset({"MIG-0"})
+
+
+@pytest.fixture
+def server() -> Iterator[apiserver.ApiServer]:
+    with apiserver.serve() as running:
+        yield running
+
+
+@pytest.fixture
+def kube(server: apiserver.ApiServer) -> Iterator[api.KubeApi]:
+    kube = api.KubeApi.at(server.url, sleep=lambda _seconds: None)
+    yield kube
+    kube.close()
+
+
+@pytest.fixture
+def workloads(kube: api.KubeApi) -> pods.KubeWorkloads:
+    return pods.KubeWorkloads(kube, node_name="n1")
+
+
+def claiming(name: str, *results: dict[str, Any] | None) -> list[dict[str, Any]]:
+    """Return a pod and its claims, with an allocation each."""
+    thing = make_pod(
+        name,
+        resourceClaims=[{"name": str(number)} for number, _ in enumerate(results)],
+    )
+    thing["status"]["resourceClaimStatuses"] = [
+        {"name": str(number), "resourceClaimName": f"{name}-{number}"}
+        for number, _ in enumerate(results)
+    ]
+    made = [
+        {
+            "apiVersion": "resource.k8s.io/v1",
+            "kind": "ResourceClaim",
+            "metadata": {"name": f"{name}-{number}", "namespace": "ns"},
+            "status": {"allocation": {"devices": {"results": [result]}}} if result else {},
+        }
+        for number, result in enumerate(results)
+    ]
+    return [thing, *made]
+
+
+def on(device: str, *, driver: str = DRIVER, **more: Any) -> dict[str, Any]:
+    return {"driver": driver, "pool": "n1", "device": device, **more}
+
+
+def a_slice(*devices: dict[str, Any], node: str = "n1", driver: str = DRIVER) -> dict[str, Any]:
+    return {
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "ResourceSlice",
+        "metadata": {"name": f"{node}-{driver}-x"},
+        "spec": {
+            "driver": driver,
+            "nodeName": node,
+            "pool": {"name": node, "generation": 1, "resourceSliceCount": 1},
+            "devices": list(devices),
+        },
+    }
+
+
+@pytest.mark.parametrize(
+    ("results", "claimed"),
+    [
+        ([on("d0")], {"MIG-0"}),
+        ([on("d0"), on("d1"), on("x", driver="nic.example.com")], {"MIG-0", "MIG-1"}),
+        ([on("x", driver="nic.example.com")], set()),
+        ([on("d0", adminAccess=True)], set()),
+        ([on("d0"), on("unlisted")], None),
+        ([on("d0"), None], None),
+    ],
+)
+def test_a_pod_has_the_devices_of_its_claims_if_all_are_known(
+    server: apiserver.ApiServer,
+    workloads: pods.KubeWorkloads,
+    results: list[dict[str, Any] | None],
+    claimed: set[str] | None,
+) -> None:
+    others = a_slice(a_device("unlisted", uuid="MIG-9"), node="n2")
+    for each in (
+        *claiming("p1", *results),
+        a_slice(a_device("d0", uuid="MIG-0"), a_device("d1", uuid="MIG-1")),
+        others,
+        a_slice(a_device("unlisted", uuid="MIG-9"), driver="other.example.com"),
+    ):
+        server.store.create(each)
+
+    for _ in range(2):
+        (pod,) = workloads.list()
+        assert pod.claimed_ids == claimed
+        assert pod.has_claims is (claimed is None or bool(claimed))
+
+
+def test_claims_are_read_once_for_each_pod_and_slices_once_for_all(
+    server: apiserver.ApiServer, workloads: pods.KubeWorkloads
+) -> None:
+    for name, device in (("p1", "d0"), ("p2", "d1")):
+        for each in claiming(name, on(device)):
+            server.store.create(each)
+    server.store.create(a_slice(a_device("d0", uuid="MIG-0"), a_device("d1", uuid="MIG-1")))
+
+    for _ in range(3):
+        assert [pod.claimed_ids for pod in workloads.list()] == [ONE, frozenset({"MIG-1"})]
+
+    assert server.log.count("get", "resourceclaims") == 2
+    assert server.log.count("list", "resourceslices") == 1
+
+
+def test_a_claim_for_a_gpu_is_remembered_when_it_is_gone(
+    server: apiserver.ApiServer, workloads: pods.KubeWorkloads
+) -> None:
+    for each in (*claiming("p1", on("d0")), a_slice(a_device("d0", uuid="MIG-0"))):
+        server.store.create(each)
+    assert [pod.claimed_ids for pod in workloads.list()] == [ONE]
+    server.delete(resources.CLAIMS, "p1-0", "ns")
+    assert [pod.claimed_ids for pod in workloads.list()] == [ONE]
+
+
+@pytest.mark.parametrize("missing", ["claim", "version"])
+def test_a_claim_that_cannot_be_read_may_be_for_a_gpu(
+    server: apiserver.ApiServer, workloads: pods.KubeWorkloads, missing: str
+) -> None:
+    pod, claim = claiming("p1", on("x", driver="nic.example.com"))
+    server.store.create(pod)
+    if missing == "version":
+        server.store.create(claim)
+        fault = apiserver.Fault(path="/apis/resource.k8s.io/", status=404, times=3)
+        server.inject(fault)
+    (found,) = workloads.list()
+    assert (found.has_claims, found.claimed_ids) == (True, None)
+
+
+def test_an_older_version_of_the_api_is_found_once_and_again_after_an_upgrade() -> None:
+    found, gone = (
+        {"items": [a_slice(a_device("d0", version="v1beta1", uuid="MIG-0"))]},
+        refuse(404),
+    )
+    with kube_rig.Server() as server:
+        server.script = [gone, gone, answer(found), answer(found), gone, answer(found)]
+        slices = claims.KubeSlices(server.kube, node_name="n1")
+
+        for _ in range(3):
+            assert [each.uuids for each in slices.list() or ()] == [{"d0": "MIG-0"}]
+
+        versions = [path.split("/")[3] for _, path, _, _ in server.seen]
+        assert versions == ["v1", "v1beta2", *["v1beta1"] * 3, "v1"]
+
+
+def test_without_claims_the_api_is_not_asked_about_them(
+    server: apiserver.ApiServer, workloads: pods.KubeWorkloads
+) -> None:
+    server.store.create(make_pod())
+    workloads.list()
+    assert server.log.count("list", "resourceslices") == 0
+    assert server.log.count("get", "resourceclaims") == 0
+
+
+@pytest.mark.parametrize("status", [403, 404])
+def test_slices_are_unknown_where_the_api_has_or_grants_none(
+    server: apiserver.ApiServer, kube: api.KubeApi, status: int
+) -> None:
+    server.inject(apiserver.Fault(path="/resourceslices", status=status, times=3))
+    assert claims.KubeSlices(kube, node_name="n1").list() is None
+
+
+@pytest.mark.parametrize("spec", [{}, {"pool": {"name": "n1", "resourceSliceCount": "many"}}])
+def test_a_malformed_slice_is_an_error_and_its_devices_are_unknown(
+    server: apiserver.ApiServer,
+    kube: api.KubeApi,
+    workloads: pods.KubeWorkloads,
+    spec: dict[str, Any],
+) -> None:
+    thing = a_slice()
+    thing["spec"] = {"driver": DRIVER, "nodeName": "n1", **spec}
+    for each in (*claiming("p1", on("d0")), thing):
+        server.store.create(each)
+    with pytest.raises(errors.ClusterError, match="makes no sense"):
+        claims.KubeSlices(kube, node_name="n1").list()
+    assert [pod.claimed_ids for pod in workloads.list()] == [None]
+
+
+def test_the_slices_of_the_driver_on_this_node_are_withdrawn_and_no_others(
+    server: apiserver.ApiServer, kube: api.KubeApi
+) -> None:
+    for thing in (a_slice(), a_slice(node="n2"), a_slice(driver="other.example.com")):
+        server.store.create(thing)
+    claims.KubeSlices(kube, node_name="n1").withdraw()
+    names = {each["metadata"]["name"] for each in server.objects(resources.SLICES)}
+    assert names == {"n2-gpu.nvidia.com-x", "n1-other.example.com-x"}
+
+
+def test_slices_that_may_not_be_withdrawn_stay(
+    server: apiserver.ApiServer, kube: api.KubeApi
+) -> None:
+    server.store.create(a_slice())
+    server.inject(apiserver.Fault(method="DELETE", path="/resourceslices", status=403))
+    slices = claims.KubeSlices(kube, node_name="n1")
+    slices.withdraw()
+    assert len(slices.list() or ()) == 1

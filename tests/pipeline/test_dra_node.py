@@ -1,0 +1,226 @@
+"""A node whose devices NVIDIA's DRA driver advertises, in ResourceSlices."""
+
+import dataclasses
+import itertools
+
+import pytest
+
+from mig_manager import errors
+from mig_manager.core import model
+from mig_manager.core.node import claims, cluster
+from mig_manager.errors import Reason
+from tests import fakes
+from tests.scenes import (
+    DRA_MONITORS,
+    assert_ends,
+    assert_nothing_taken,
+    device_at,
+    dra_node,
+    kill_at,
+    reconciler,
+    resume,
+    run,
+)
+
+KEEP_ONE = """
+version: v1
+mig-configs:
+  all-1g.5gb:
+  - {devices: all, mig-enabled: true, mig-devices: {1g.5gb: 7}}
+  most-in-one:
+  - {devices: [0], mig-enabled: true, mig-devices: {3g.20gb: 1, 2g.10gb: 1, 1g.5gb: 1}}
+  - {devices: [1], mig-enabled: true, mig-devices: {1g.5gb: 7}}
+  parts:
+  - {devices: all, mig-enabled: true, mig-devices: {1c.2g.10gb: 2}}
+"""
+"""Layout ``most-in-one`` has room for one of two pods whose instances are far apart."""
+
+
+def starts(rig: fakes.NodeRig) -> list[str]:
+    """Note the UID of each driver pod that the node ever has."""
+    seen: list[str] = []
+
+    def look() -> None:
+        seen.extend(pod.uid for pod in rig.drivers if pod.uid not in seen)
+
+    look()
+    rig.clock.on_wait.append(look)
+    return seen
+
+
+def published(rig: fakes.NodeRig) -> frozenset[str]:
+    return frozenset(uuid for each in rig.slices or () for uuid in each.uuids.values())
+
+
+def devices(rig: fakes.NodeRig) -> frozenset[str]:
+    return frozenset(uuid for gpu in rig.gpus for uuid in gpu.mig_uuids)
+
+
+@pytest.mark.parametrize("gated", [True, False])
+def test_one_of_two_pods_with_claims_leaves_and_the_driver_restarts_once(*, gated: bool) -> None:
+    rig = dra_node(gated=gated)
+    seen = starts(rig)
+    claimed = {device_at(rig, 0), device_at(rig, 6)}
+
+    outcome = run(rig, "most-in-one", KEEP_ONE)
+
+    assert (outcome.state, outcome.reason) == (model.State.SUCCESS, Reason.APPLIED)
+    assert rig.log.count("workloads.evict") == 1
+    (kept,) = rig.pod_names & {"low", "high"}
+    (pod,) = (each for each in rig.pods.values() if each.name == kept)
+    assert len(claimed & devices(rig)) == 1
+    assert pod.claimed_ids == devices(rig) & claimed
+    assert published(rig) == devices(rig)
+    assert len(seen) == 2
+    assert_nothing_taken(rig)
+
+
+def test_the_driver_stops_after_the_pods_with_claims_and_starts_before_them() -> None:
+    rig = dra_node()
+
+    assert run(rig, "most-in-one", KEEP_ONE).state is model.State.SUCCESS
+
+    pauses = [each for each in rig.statuses if each.startswith("pausing")]
+    assert pauses == ["pausing dcgm-dra, dcgm-exporter-dra", "pausing dra-driver"]
+    resumed = [each for each in rig.statuses if each.startswith(("restarting", "resuming"))]
+    assert resumed[0] == "restarting the DRA driver"
+    assert {rig.labels[key] for key in (claims.DEPLOY_LABEL, *DRA_MONITORS)} == {"true"}
+
+
+def test_stale_slices_are_withdrawn_before_pods_may_be_scheduled_again() -> None:
+    rig = dra_node()
+    open_with: list[frozenset[str]] = []
+
+    def look() -> None:
+        if "gpus.execute" in rig.log and not rig.has_hold_taint and not rig.drivers:
+            open_with.append(published(rig))
+
+    rig.on_call = look
+    assert run(rig, "most-in-one", KEEP_ONE).state is model.State.SUCCESS
+    assert set(open_with) == {frozenset()}
+
+
+def test_a_claim_whose_devices_are_not_known_may_stand_for_any_gpu() -> None:
+    rig = dra_node()
+    rig.add_pod("unknown", has_claims=True)
+
+    assert run(rig, "most-in-one", KEEP_ONE).state is model.State.SUCCESS
+
+    assert "unknown" not in rig.pod_names
+    assert "default/unknown [its ResourceClaim may stand for any GPU]" in " ".join(rig.messages)
+
+
+def test_a_monitor_whose_claims_cannot_be_read_is_paused_and_not_evicted() -> None:
+    rig = dra_node()
+    (uid,) = (uid for uid, pod in rig.pods.items() if pod.name == "dcgm-dra")
+    unread = dataclasses.replace(rig.pods[uid], has_claims=True, claimed_ids=None)
+    rig.pods[uid] = unread
+
+    assert run(rig, "most-in-one", KEEP_ONE).state is model.State.SUCCESS
+
+    assert rig.log.count("workloads.evict") == 1
+
+
+def test_slices_that_do_not_match_the_gpus_fail_the_change_and_a_later_run_verifies_it() -> None:
+    rig = dra_node()
+    stale = rig.slices
+    rig.clock.on_wait.append(lambda: vars(rig).update(slices=stale))
+
+    why = "the DRA driver's ResourceSlices list 14 devices: 8 exist, 10 are expected"
+    outcome = run(rig, "most-in-one", KEEP_ONE)
+    assert outcome.reason is Reason.NOT_ALLOCATABLE
+    assert why in outcome.message
+
+    rig.clock.on_wait.pop()
+    rig.pods = {uid: pod for uid, pod in rig.pods.items() if not claims.is_driver(pod)}
+    assert run(rig, "most-in-one", KEEP_ONE).state is model.State.SUCCESS
+
+
+def test_a_driver_that_does_not_come_back_is_named() -> None:
+    rig = dra_node()
+    rig.dra_is_broken = True
+    outcome = run(rig, "most-in-one", KEEP_ONE)
+    assert outcome.reason is Reason.PLUGIN_NOT_READY
+    assert "no new DRA driver pod is ready: default/nvidia-dra-driver" in outcome.message
+
+
+def test_slices_that_the_api_does_not_list_are_not_waited_for() -> None:
+    rig = dra_node()
+    rig.clock.on_wait.append(lambda: vars(rig).update(slices=None))
+    assert run(rig, "most-in-one", KEEP_ONE).state is model.State.SUCCESS
+
+
+def test_an_active_layout_that_the_driver_does_not_know_restarts_it_once() -> None:
+    rig = dra_node()
+    seen = starts(rig)
+    rig.slices = ()
+
+    assert_ends(rig, Reason.ALREADY_APPLIED, layout="all-1g.5gb")
+
+    assert len(seen) == 2
+    assert {"low", "high"} <= rig.pod_names
+
+
+def test_parts_of_gpu_instances_are_refused_before_a_pod_is_touched() -> None:
+    rig = dra_node()
+    outcome = run(rig, "parts", KEEP_ONE)
+    assert outcome.reason is Reason.STRATEGY_MISMATCH
+    why = "the DRA driver would not start: it knows no part of a GPU instance: 1c.2g.10gb"
+    assert why in outcome.message
+    assert {"low", "high"} <= rig.pod_names
+    assert "gpus.execute" not in rig.log
+
+
+def test_a_node_with_device_plugin_and_driver_waits_for_both() -> None:
+    rig = dra_node()
+    rig.labels[cluster.PLUGIN_DEPLOY_LABEL] = "true"
+    rig.live()
+
+    assert run(rig, "most-in-one", KEEP_ONE).state is model.State.SUCCESS
+
+    assert "restarting the device plugin and the DRA driver" in rig.statuses
+    uuids = devices(rig)
+    assert rig.schedulable == {"nvidia.com/gpu": uuids}
+    assert published(rig) == uuids
+
+
+@pytest.mark.parametrize("gated", [True, False])
+@pytest.mark.parametrize("step", [1, 4])
+def test_the_agent_after_a_killed_one_waits_for_the_driver(step: int, *, gated: bool) -> None:
+    rig = dra_node(gated=gated)
+    seen = starts(rig)
+    kill_at(rig, step, "all-balanced")
+    assert not rig.drivers
+
+    assert resume(rig, "all-balanced").state is model.State.SUCCESS
+
+    assert len(seen) == 2
+    assert published(rig) == devices(rig)
+    assert_nothing_taken(rig)
+
+
+@pytest.mark.parametrize("gated", [True, False])
+@pytest.mark.parametrize("requested", ["all-balanced", "all-1g.5gb"])
+@pytest.mark.parametrize("is_stopped", [True, False])
+def test_the_run_after_an_ended_one_waits_for_the_driver_that_this_one_ended(
+    requested: str, *, gated: bool, is_stopped: bool
+) -> None:
+    for number in itertools.count(1):
+        rig = dra_node(gated=gated)
+        ours = reconciler(rig)
+        request = fakes.FakeRequest(rig.clock, ends_at=number, replaced=not is_stopped)
+        try:
+            run(rig, "all-balanced", by=ours, request=request)
+        except errors.Superseded:
+            pass
+        else:
+            break
+        rig.pods = {uid: pod for uid, pod in rig.pods.items() if not pod.is_terminating}
+
+        outcome = resume(rig, requested) if is_stopped else run(rig, requested, by=ours)
+
+        assert outcome.state is model.State.SUCCESS, number
+        assert rig.driver_runs, number
+        assert published(rig) == devices(rig)
+        assert_nothing_taken(rig)
+    assert number > 5

@@ -1,0 +1,241 @@
+"""ResourceClaims and ResourceSlices, from values alone."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mig_manager.core import model
+from mig_manager.core.node import claims, clients, cluster, resources
+from tests import gpu_values
+from tests.unit import samples
+from tests.unit.test_clients import balanced
+
+DRIVER = cluster.GPU_CLAIM_DRIVER
+ONE, OTHER = frozenset({gpu_values.mig_uuid("1")}), frozenset({gpu_values.mig_uuid("2")})
+OF_DRIVER: dict[str, Any] = {
+    "container_names": ("compute-domains", "gpus"),
+    "owner_kind": "DaemonSet",
+    "mounts_driver_sockets": True,
+}
+
+
+def a_device(name: str, *, version: str = "v1", **attributes: str) -> dict[str, Any]:
+    found = {"attributes": {key: {"string": value} for key, value in attributes.items()}}
+    return {"name": name, "basic": found} if version == "v1beta1" else {"name": name, **found}
+
+
+def a_slice(*devices: Mapping[str, Any], pool: str = "n1", **of_pool: int) -> dict[str, Any]:
+    of_pool = {"generation": 1, "resourceSliceCount": 1} | of_pool
+    return {
+        "metadata": {"name": f"{pool}-gpu.nvidia.com-x"},
+        "spec": {"driver": DRIVER, "pool": {"name": pool, **of_pool}, "devices": list(devices)},
+    }
+
+
+def of_gpus(gpus: tuple[model.Gpu, ...]) -> tuple[claims.Slice, ...]:
+    uuids, _ = resources.expected_devices(gpus)
+    devices = [a_device(f"d{n}", uuid=uuid) for n, uuid in enumerate(sorted(uuids))]
+    return (claims.parse_slice(a_slice(*devices)),)
+
+
+def a_claim(*results: Mapping[str, Any]) -> dict[str, Any]:
+    return {"status": {"allocation": {"devices": {"results": list(results)}}}}
+
+
+# Claims
+
+
+@pytest.mark.parametrize(
+    ("result", "devices"),
+    [
+        ({"driver": DRIVER}, {("n1", "d0")}),
+        ({"driver": DRIVER, "adminAccess": False}, {("n1", "d0")}),
+        ({"driver": DRIVER, "adminAccess": True}, set()),
+        ({"driver": "nic.example.com"}, set()),
+    ],
+)
+def test_a_claim_has_the_devices_of_the_driver_without_those_of_monitors(
+    result: Mapping[str, Any], devices: set[claims.Device]
+) -> None:
+    claim = a_claim({"pool": "n1", "device": "d0", **result})
+    assert claims.parse_claim(claim) == frozenset(devices)
+
+
+@pytest.mark.parametrize("claim", [{}, {"status": {}}, {"status": {"allocation": None}}])
+def test_a_claim_without_an_allocation_has_no_known_devices(claim: Mapping[str, Any]) -> None:
+    assert claims.parse_claim(claim) is None
+
+
+@pytest.mark.parametrize("version", ["v1", "v1beta1"])
+def test_a_device_has_the_uuid_that_the_newest_slices_of_its_pool_give(version: str) -> None:
+    old, new = (
+        claims.parse_slice(a_slice(a_device("d0", version=version, uuid=uuid), generation=number))
+        for number, uuid in enumerate(("MIG-old", "MIG-new"))
+    )
+    for slices in ((old, new), (new, old)):
+        assert claims.resolve({("n1", "d0")}, slices) == frozenset({"MIG-new"})
+        assert claims.resolve((), slices) == frozenset()
+
+
+@pytest.mark.parametrize("device", [("n1", "d1"), ("n2", "d0"), ("n1", "abstract")])
+def test_devices_are_unknown_where_one_has_no_uuid_in_a_slice(device: claims.Device) -> None:
+    item = a_slice(a_device("d0", uuid="MIG-1"), a_device("abstract", type="mig"))
+    slices = (claims.parse_slice(item),)
+    assert claims.resolve({("n1", "d0"), device}, slices) is None
+
+
+# Affected pods
+
+
+@pytest.mark.parametrize(
+    ("claimed", "leaves", "whole"),
+    [(ONE, True, True), (ONE | OTHER, True, True), (OTHER, False, True), ((), False, False)],
+)
+def test_a_pod_counts_for_the_devices_of_its_claims_whatever_kubelet_reports(
+    claimed: frozenset[str], *, leaves: bool, whole: bool
+) -> None:
+    known = samples.pod(gpu_resources={}, claimed_ids=frozenset(claimed), has_claims=bool(claimed))
+    for drivers in ((), (DRIVER,)):
+        reported = cluster.PodDevices(
+            namespace="default",
+            name="p",
+            device_ids=frozenset(),
+            claim_drivers=frozenset(drivers),
+        )
+        for assigned in (None, (), (reported,)):
+            assert bool(clients.affected_pods([known], assigned, ONE)) is leaves
+            everything = clients.affected_pods([known], assigned, (), is_whole_node=True)
+            assert bool(everything) is whole
+            assert clients.describe_pod(known, assigned) == "default/p"
+
+
+@given(
+    st.frozensets(st.sampled_from("abcdefg")),
+    st.frozensets(st.sampled_from("abcdefg"), min_size=1),
+)
+def test_exactly_the_pods_with_a_claim_on_a_doomed_device_leave(
+    claimed: frozenset[str], doomed: frozenset[str]
+) -> None:
+    pods = [
+        samples.pod(one, gpu_resources={}, has_claims=True, claimed_ids=frozenset({one}))
+        for one in sorted(claimed)
+    ]
+    leaving = {pod.name for pod in clients.affected_pods(pods, None, doomed)}
+    assert leaving == claimed & doomed
+
+
+# The driver and its slices
+
+
+@pytest.mark.parametrize(
+    ("changed", "is_driver"),
+    [
+        ({}, True),
+        ({"container_names": ("gpus",)}, True),
+        ({"container_names": ("compute-domains",)}, False),
+        ({"owner_kind": None}, False),
+        ({"mounts_driver_sockets": False}, False),
+    ],
+)
+def test_the_driver_is_a_daemon_set_with_its_container_and_kubelets_sockets(
+    changed: Mapping[str, Any], *, is_driver: bool
+) -> None:
+    pod = samples.pod(**{**OF_DRIVER, **changed})
+    assert claims.is_driver(pod) is is_driver
+    assert not clients.is_device_plugin(pod)
+
+
+@pytest.mark.parametrize(
+    ("path", "is_seen"),
+    [
+        ("/var/lib/kubelet/plugins_registry", True),
+        ("/var/snap/microk8s/common/var/lib/kubelet/plugins_registry/", True),
+        ("/var/lib/kubelet/plugins", False),
+    ],
+)
+def test_the_folder_of_kubelets_drivers_is_known_by_its_name(path: str, *, is_seen: bool) -> None:
+    item = a_driver_pod({"name": "gpus"})
+    item["spec"]["volumes"] = [{"name": "x", "hostPath": {"path": path}}]
+    assert cluster.parse_pod(item).mounts_driver_sockets is is_seen
+
+
+def a_driver_pod(container: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "metadata": {"namespace": "gpu", "name": "dra", "uid": "1"},
+        "spec": {"containers": [container]},
+    }
+
+
+@pytest.mark.parametrize(
+    ("container", "is_dynamic"),
+    [
+        ({"env": [{"name": "FEATURE_GATES", "value": "MPSSupport=false,DynamicMIG=true,"}]}, True),
+        ({"args": ["gpu-kubelet-plugin", "--feature-gates=DynamicMIG=true"]}, True),
+        ({"command": ["sh", "-c", 'x --feature-gates "A=false,DynamicMIG=true" -v 4']}, True),
+        ({"args": ["--feature-gates", "DynamicMIG=false"]}, False),
+        ({"env": [{"name": "FEATURE_GATES", "value": "MPSSupport=true"}]}, False),
+    ],
+)
+def test_a_driver_with_dynamic_mig_is_refused_and_named_and_no_other(
+    container: Mapping[str, Any], *, is_dynamic: bool
+) -> None:
+    pod = cluster.parse_pod(a_driver_pod({"name": "gpus", **container}))
+    why = ("gpu/dra (NVIDIA's DRA driver with DynamicMIG)",) if is_dynamic else ()
+    assert clients.other_managers([pod], "own") == why
+
+
+def test_slices_with_exactly_the_gpus_devices_are_right() -> None:
+    gpus = (*balanced(), samples.gpu(samples.A100, mode=model.MigMode.DISABLED))
+    assert claims.why_not_advertised(gpus, of_gpus(gpus)) == ""
+
+
+def test_a_gpu_for_virtual_machines_is_no_device_of_nvmls() -> None:
+    item = a_slice(a_device("gpu-vfio-0", uuid="a-uuid-of-its-own", type="vfio"))
+    passed = dataclasses.replace(claims.parse_slice(item), pool="n2")
+    gpus = balanced()
+    assert claims.why_not_advertised(gpus, (*of_gpus(gpus), passed)) == ""
+    assert claims.resolve({("n2", "gpu-vfio-0")}, (passed,)) == frozenset({"a-uuid-of-its-own"})
+
+
+@given(st.frozensets(st.sampled_from(range(4))), st.booleans())
+def test_any_device_too_few_or_too_many_is_explained(missing: frozenset[int], more: bool) -> None:  # noqa: FBT001 - drawn
+    gpus = balanced()
+    (whole,) = of_gpus(gpus)
+    uuids = {name: uuid for name, uuid in whole.uuids.items() if int(name[1:]) not in missing}
+    uuids |= {"extra": "MIG-of-yesterday"} if more else {}
+    why = claims.why_not_advertised(gpus, (dataclasses.replace(whole, uuids=uuids),))
+    assert bool(why) is bool(missing or more)
+    if why:
+        assert f"{4 - len(missing)} exist, 4 are expected" in why
+
+
+def test_slices_with_devices_that_do_not_exist_yet_name_dynamic_mig() -> None:
+    gpus = balanced()
+    (whole,) = of_gpus(gpus)
+    more = dataclasses.replace(whole, uuids={**whole.uuids, "gpu-0-mig-7g40gb-0-0": ""})
+    assert "5 devices: 4 exist, 4 are expected, 1 have no UUID (see DynamicMIG)" in (
+        claims.why_not_advertised(gpus, (more,))
+    )
+
+
+def test_slices_of_a_generation_that_is_not_complete_are_waited_for() -> None:
+    gpus = balanced()
+    (whole,) = of_gpus(gpus)
+    first = dataclasses.replace(whole, generation=2, count=2)
+    why = "the DRA driver has published 1 of 2 ResourceSlices"
+    assert claims.why_not_advertised(gpus, (whole, first)) == why
+    assert "list 0 devices" in claims.why_not_advertised(gpus, ())
+
+
+def test_slices_may_have_devices_of_unreachable_gpus() -> None:
+    gpus = tuple(
+        dataclasses.replace(gpu, index=number, uuid=f"GPU-{number}")
+        for number, gpu in enumerate([samples.gpu(samples.A100, mode=model.MigMode.DISABLED)] * 2)
+    )
+    partial = gpu_values.seen_of(gpus, {"GPU-1"})
+    assert claims.why_not_advertised(partial, of_gpus(gpus)) == ""
+    assert claims.why_not_advertised(partial, of_gpus(gpus[1:])) != ""
