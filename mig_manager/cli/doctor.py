@@ -17,12 +17,13 @@ from mig_manager import errors
 from mig_manager.adapters import host, pod_resources
 from mig_manager.adapters.host import procfs
 from mig_manager.adapters.kubernetes import api, node, pods
+from mig_manager.adapters.kubernetes import claims as kube_claims
 from mig_manager.adapters.nvml import client as nvml_worker
 from mig_manager.adapters.nvml import hung_call
 from mig_manager.adapters.nvml import processes as nvml_processes
 from mig_manager.cli import command_settings, console, gpu_report
 from mig_manager.core import bar, messages, model, picture
-from mig_manager.core.node import cluster
+from mig_manager.core.node import claims, cluster
 
 _ATTEMPTS = 3
 """How often a request to the API may be sent within a check's time, pauses included."""
@@ -243,6 +244,8 @@ class Facts:
     pods: Once[tuple[cluster.Pod, ...]]  # of this node
     allocatable: Once[Mapping[str, frozenset[str]]]
     """Device ids that kubelet can schedule, by resource."""
+    slices: Once[tuple[claims.Slice, ...] | None]
+    """The DRA driver's ResourceSlices; None: not listed here."""
     own_pod_uid: str | None
 
     @property
@@ -306,5 +309,9 @@ def facts(chosen: command_settings.DoctorSettings) -> Facts:
             what="the pods of the node",
         ),
         allocatable=Once(allocatable, what="the devices that kubelet can schedule"),
+        slices=Once(
+            lambda: kube_claims.KubeSlices(api_of_node(), node_name=name).list(),
+            what="the ResourceSlices of the node",
+        ),
         own_pod_uid=procfs.own_pod_uid(chosen.own_pod_uid, _MOUNTS),
     )

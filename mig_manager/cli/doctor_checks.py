@@ -313,9 +313,14 @@ def _pod_resources(facts: Facts) -> Iterator[Finding]:
     yield ok(f"kubelet can schedule {', '.join(counts) or 'no NVIDIA device'}")
 
 
-@_check("schedulable-devices", "Read the device plugin's log, and restart its pod.")
+@_check("schedulable-devices", "Read the log of the device plugin or DRA driver; restart its pod.")
 def _schedulable_devices(facts: Facts) -> Iterator[Finding]:
-    """Kubelet can schedule exactly the devices of the GPUs."""
+    """Kubelet, or the DRA driver's ResourceSlices, have exactly the devices of the GPUs."""
+    advertisers = tuple(filter(_advertises, facts.pods.if_known() or ()))
+    if any(map(claims.is_driver, advertisers)):
+        yield _published_devices(facts)
+        if not any(map(clients.is_device_plugin, advertisers)):
+            return
     schedulable = facts.allocatable.needed()
     gpus = facts.gpus.needed()
     # Without the node, kubelet's devices are counted instead.
@@ -323,6 +328,14 @@ def _schedulable_devices(facts: Facts) -> Iterator[Finding]:
     node = facts.node.if_known() or cluster.NodeView(name="", allocatable=counts)
     why_not = resources.why_not_schedulable(gpus, schedulable, node)
     yield fail(why_not) if why_not else ok("all devices and no others")
+
+
+def _published_devices(facts: Facts) -> Finding:
+    slices = facts.slices.needed()
+    if slices is None:
+        return warn("the ResourceSlices of the DRA driver cannot be listed")
+    why_not = claims.why_not_advertised(facts.gpus.needed(), slices)
+    return fail(why_not) if why_not else ok("the DRA driver has all devices and no others")
 
 
 def _is_nvidia(resource: str) -> bool:

@@ -134,6 +134,22 @@ def test_a_claim_for_a_gpu_is_remembered_when_it_is_gone(
     assert [pod.claimed_ids for pod in workloads.list()] == [ONE]
 
 
+@pytest.mark.parametrize(("phase", "now"), [("Pending", "MIG-new"), ("Running", "MIG-0")])
+def test_a_pod_that_has_not_started_has_the_device_of_the_newest_slice(
+    server: apiserver.ApiServer, workloads: pods.KubeWorkloads, phase: str, now: str
+) -> None:
+    thing, claim = claiming("p1", on("d0"))
+    thing["status"]["phase"] = phase
+    for each in (thing, claim, a_slice(a_device("d0", uuid="MIG-0"))):
+        server.store.create(each)
+    assert [pod.claimed_ids for pod in workloads.list()] == [ONE]
+
+    server.delete(resources.SLICES, f"n1-{DRIVER}-x", "")
+    assert [pod.claimed_ids for pod in workloads.list()] == [ONE]
+    server.store.create(a_slice(a_device("d0", uuid="MIG-new")))
+    assert [pod.claimed_ids for pod in workloads.list()] == [frozenset({now})]
+
+
 @pytest.mark.parametrize("missing", ["claim", "version"])
 def test_a_claim_that_cannot_be_read_may_be_for_a_gpu(
     server: apiserver.ApiServer, workloads: pods.KubeWorkloads, missing: str

@@ -9,11 +9,12 @@ from mig_manager import errors
 from mig_manager.core import model
 from mig_manager.core.node import claims, cluster
 from mig_manager.errors import Reason
-from tests import fakes
+from tests import fake_ports, fakes
 from tests.scenes import (
     DRA_MONITORS,
     assert_ends,
     assert_nothing_taken,
+    busy_node,
     device_at,
     dra_node,
     kill_at,
@@ -40,11 +41,11 @@ def starts(rig: fakes.NodeRig) -> list[str]:
     """Note the UID of each driver pod that the node ever has."""
     seen: list[str] = []
 
-    def look() -> None:
+    def note() -> None:
         seen.extend(pod.uid for pod in rig.drivers if pod.uid not in seen)
 
-    look()
-    rig.clock.on_wait.append(look)
+    note()
+    rig.clock.on_wait.append(note)
     return seen
 
 
@@ -91,11 +92,11 @@ def test_stale_slices_are_withdrawn_before_pods_may_be_scheduled_again() -> None
     rig = dra_node()
     open_with: list[frozenset[str]] = []
 
-    def look() -> None:
+    def note() -> None:
         if "gpus.execute" in rig.log and not rig.has_hold_taint and not rig.drivers:
             open_with.append(published(rig))
 
-    rig.on_call = look
+    rig.on_call = note
     assert run(rig, "most-in-one", KEEP_ONE).state is model.State.SUCCESS
     assert set(open_with) == {frozenset()}
 
@@ -148,6 +149,14 @@ def test_slices_that_the_api_does_not_list_are_not_waited_for() -> None:
     rig = dra_node()
     rig.clock.on_wait.append(lambda: vars(rig).update(slices=None))
     assert run(rig, "most-in-one", KEEP_ONE).state is model.State.SUCCESS
+
+
+def test_a_node_without_the_driver_costs_no_request_for_slices() -> None:
+    rig = busy_node()
+    ours = reconciler(rig, slices=fake_ports.FakeSlices(rig))
+    assert run(rig, by=ours).state is model.State.SUCCESS
+    assert run(rig, by=ours).reason is Reason.ALREADY_APPLIED
+    assert not [call for call in rig.log if call.startswith("slices")]
 
 
 def test_an_active_layout_that_the_driver_does_not_know_restarts_it_once() -> None:

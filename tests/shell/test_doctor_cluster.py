@@ -11,7 +11,8 @@ import pytest
 import yaml
 
 from mig_manager.adapters.kubernetes import api
-from mig_manager.core.node import cluster
+from mig_manager.cli import doctor
+from mig_manager.core.node import claims, cluster
 from mig_manager.sandbox.node import sandbox_node
 from testkit import apiserver
 from tests import waiting
@@ -165,12 +166,49 @@ def a_pod(container: str, *, is_ready: bool = True) -> cluster.Pod:
         gpu_resources={},
         container_names=(container,),
         mounts_plugin_sockets=True,
+        mounts_driver_sockets=True,
     )
+
+
+@pytest.mark.parametrize(
+    ("uuids", "verdict", "found"),
+    [
+        ([a_gpu().uuid], OK, "the DRA driver has all devices and no others"),
+        ([], FAIL, "list 0 devices: 0 exist, 1 are expected"),
+        (None, WARN, "the ResourceSlices of the DRA driver cannot be listed"),
+    ],
+)
+def test_the_slices_of_a_dra_driver_are_compared_with_the_gpus(
+    patient: Patient, uuids: list[str] | None, verdict: doctor.Verdict, found: str
+) -> None:
+    published = claims.Slice(
+        name="s",
+        pool="n",
+        generation=1,
+        count=1,
+        uuids={uuid: uuid for uuid in uuids or ()},
+        for_machines=frozenset(),
+    )
+    known = {
+        "pods": (a_pod("gpus"),),
+        "slices": None if uuids is None else (published,),
+        "allocatable": {},
+        **gpus(a_gpu()),
+    }
+    result = patient.check("schedulable-devices", known)
+    assert result.verdict("schedulable-devices") is verdict
+    assert found in result.text("schedulable-devices")
+
+    both = patient.check(
+        "schedulable-devices", known | {"pods": (a_pod("gpus"), a_pod("nvidia-device-plugin"))}
+    )
+    assert "kubelet has 0 allocatable devices" in both.text("schedulable-devices")
 
 
 def test_a_plugin_that_is_absent_or_not_ready_fails(patient: Patient) -> None:
     for container, found in (
-        ("other", "no device plugin on this node"),
+        ("other", "no device plugin and no DRA driver on this node"),
+        ("gpus", "gpu/gpus is not ready (Running)"),
         ("nvidia-device-plugin-ctr", "gpu/nvidia-device-plugin-ctr is not ready (Running)"),
     ):
         pods = (a_pod(container, is_ready=False),)

@@ -53,9 +53,10 @@ class KubeSlices:
 
 
 class PodClaims:
-    """Finds the devices of the ResourceClaims of pods, once for each pod.
+    """Finds the devices of the ResourceClaims of pods, once for each pod that runs.
 
-    The allocation of a claim in use does not change.
+    The allocation of a claim in use does not change. A pod that has not started may have been
+    allocated a device from an outdated slice.
     """
 
     def __init__(self, kube: api.KubeApi, *, node_name: str) -> None:
@@ -84,7 +85,8 @@ class PodClaims:
         claimed = {
             pod.uid: devices
             for pod in pods
-            if pod.uid not in self._devices and (devices := self._claimed(pod)) is not None
+            if (pod.uid not in self._devices or pod.phase == "Pending")
+            and (devices := self._claimed(pod)) is not None
         }
         slices = self._list_slices() if any(claimed.values()) else ()
         for uid, devices in claimed.items():
@@ -148,7 +150,7 @@ class _Resources:
         return answer
 
     def delete(self, path: str) -> None:
-        """Delete an object of which ``get`` knows the version; done when it is gone."""
+        """Delete an object that ``get`` has just listed; done when it is gone."""
         try:
             self._kube.delete(f"/apis/resource.k8s.io/{self._versions[0]}/{path}")
         except errors.ClusterError as error:
