@@ -3,7 +3,7 @@
 GPU clients are device plugin and DRA driver, the operator's other operands, and those that the
 owner lists. A client with a deploy label is paused by it; any other is deleted while the node has
 our taint. The DRA driver is paused last and resumed first: a pod with a ResourceClaim starts and
-ends only while the driver runs.
+ends only while the driver runs (gpu-operator, ``controllers/nodelabeling_controller.go``).
 """
 
 import contextlib

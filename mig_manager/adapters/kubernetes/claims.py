@@ -42,9 +42,10 @@ class KubeSlices:
             return None
 
     def withdraw(self) -> None:
-        # Kubelet would delete them 30 s after the driver stopped. Until then, or until the new
-        # driver has published its own, the scheduler allocates devices that are gone to claims,
-        # and the pods of those claims never start.
+        # Kubelet deletes them 30 s after the driver stopped (``defaultWipingDelay`` in
+        # k8s.io/kubernetes/pkg/kubelet/cm/dra). Until then, or until the new driver has published
+        # its own, the scheduler allocates devices that are gone to claims, and the pods of those
+        # claims never start.
         try:
             for each in self.list() or ():
                 self._resources.delete(f"resourceslices/{_quoted(each.name)}")
