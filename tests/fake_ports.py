@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from mig_manager import errors
 from mig_manager.core import host_files, model, ports, steps
 from mig_manager.core.node import claims, cluster, policy
+from mig_manager.core.records import readiness
 from tests import fakes, gpu_values
 
 
@@ -29,7 +30,7 @@ class FakeNode(_Port):
             labels=dict(rig.labels),
             annotations=dict(rig.annotations),
             is_unschedulable=rig.is_unschedulable,
-            taint_keys=frozenset({cluster.HOLD_TAINT} if rig.has_hold_taint else ()),
+            taint_keys=frozenset({cluster.HOLD_TAINT} if rig.has_hold_taint else ()) | rig.taints,
             allocatable={
                 name: 0 if rig.schedulable is rig.withdrawn else len(ids)
                 for name, ids in rig.schedulable.items()
@@ -43,6 +44,7 @@ class FakeNode(_Port):
     def patch(self, change: cluster.NodePatch) -> cluster.NodeView:
         # As over HTTP: what depends on the node is written only for the node that was decided for.
         assert change.hold_taint is None
+        assert not change.removed_taints
         self._rig.called("node.patch")
         return self._write(change)
 
@@ -70,6 +72,7 @@ class FakeNode(_Port):
         _merge(rig.annotations, change.annotations)
         if change.hold_taint is not None:
             rig.has_hold_taint = change.hold_taint
+        rig.taints -= change.removed_taints
         text = change.annotations.get(cluster.STATUS_ANNOTATION)
         if text:
             rig.statuses.append(str(json.loads(text)["message"]))
@@ -81,6 +84,15 @@ class FakeNode(_Port):
         if lost is not None:
             raise lost
         return self._view()
+
+    def set_condition(self, condition: readiness.Condition) -> None:
+        entry = condition.entry(self._rig.condition, self._rig.clock.now_iso())
+        if entry is not None:
+            self._rig.condition = entry
+            self._rig.conditions.append(entry["reason"])
+
+    def retry_condition(self) -> None:
+        """Nothing is refused here."""
 
     def emit(self, *, reason: str, message: str, is_warning: bool) -> None:
         self._rig.events.append(reason)

@@ -110,6 +110,12 @@ class NodeRig:
     annotations: dict[str, str] = dataclasses.field(default_factory=dict)
     is_unschedulable: bool = False
     has_hold_taint: bool = False
+    taints: set[str] = dataclasses.field(default_factory=set)
+    """Keys of other taints."""
+    condition: dict[str, str] | None = None
+    """``MigReady`` as the node has it."""
+    conditions: list[str] = dataclasses.field(default_factory=list)
+    """Its reasons, one for each write."""
     pods: dict[str, cluster.Pod] = dataclasses.field(default_factory=dict)
     watched: Callable[[], tuple[cluster.Pod, ...] | None] = lambda: None
     """The pods as a watch reports them; None: there is no watch."""

@@ -15,7 +15,7 @@ from mig_manager.agent import run as pipeline
 from mig_manager.change import local
 from mig_manager.core import model, ports, steps
 from mig_manager.core.node import cluster
-from mig_manager.core.records import gpu_codec, status
+from mig_manager.core.records import gpu_codec, readiness, status
 
 _UNDER_WAY = (model.State.PENDING.value, model.State.REBOOTING.value)
 
@@ -147,6 +147,7 @@ class Reconciler:
         Raises:
             ClusterError: The API refused or does not answer.
         """
+        self._deps.node.retry_condition()
         written = self._new_record(name, self._left)
         try:
             with self._locked(f"checking layout {name}"):
@@ -195,6 +196,8 @@ class Reconciler:
         view = self._deps.node.read()
         if self._is_closed or view.labels.get(cluster.STATE_LABEL) in _UNDER_WAY:
             self._end_pending("the label was removed")
+        if self._left is None:
+            self._release(view)
         if self._deps.slots is not None:
             self._deps.slots.release()
         must_retry = self._publish_gpus(view)
@@ -231,6 +234,13 @@ class Reconciler:
             "taken" + (f"; {result}" if result else ""),
             is_warning=False,
         )
+
+    def _release(self, view: cluster.NodeView) -> None:
+        """Let workloads start on a node without a request: no layout will come before them."""
+        self._deps.node.set_condition(readiness.NO_LAYOUT_REQUESTED)
+        taints = self._limits.policy.startup_taints & view.taint_keys
+        if taints:
+            self._deps.node.update(lambda _view: cluster.NodePatch(removed_taints=taints))
 
     def _publish_gpus(self, view: cluster.NodeView) -> bool:
         """Publish the GPUs, for rollouts that are planned before a label is set.
@@ -296,4 +306,10 @@ class Reconciler:
             boot_id=self._deps.boot_id,
             draining=journal.draining and journal.config == name,
         )
-        return record.Record(self._deps, resumed, attempt=attempt, retry_after_s=retry_after_s)
+        return record.Record(
+            self._deps,
+            resumed,
+            attempt=attempt,
+            retry_after_s=retry_after_s,
+            startup_taints=self._limits.policy.startup_taints,
+        )

@@ -14,7 +14,7 @@ import structlog
 from mig_manager import errors
 from mig_manager.core import messages, model, ports
 from mig_manager.core.node import cluster
-from mig_manager.core.records import gpu_codec, status
+from mig_manager.core.records import gpu_codec, readiness, status
 
 _log = structlog.get_logger()
 
@@ -100,8 +100,10 @@ class Record:
         *,
         attempt: int = 1,
         retry_after_s: float = 0.0,
+        startup_taints: frozenset[str] = frozenset(),
     ) -> None:
         self._node = deps.node
+        self._startup_taints = startup_taints
         self._clock = deps.clock
         self._telemetry = deps.telemetry
         self._began = self._phase_began = deps.clock.monotonic()
@@ -252,7 +254,7 @@ class Record:
         restored: dict[str, str] = {}
 
         def decide(view: cluster.NodeView) -> Step:
-            ours = without_foreign_labels(before, view)
+            ours = status.without_foreign_labels(before, view)
             restored.clear()
             restored.update({k: v for k, v in ours.paused_labels.items() if k in keys})
             labels: dict[str, str | None] = dict(restored)
@@ -321,9 +323,15 @@ class Record:
             kept = taken.closed
             taken = dataclasses.replace(taken, hold_taint=False)
         annotations = self._annotations(kept)
-        self._node.update(lambda view: _merge(_restoring(taken, view), labels, annotations))
+        removed = self._startup_taints if is_success else frozenset()
+        self._node.update(
+            lambda view: dataclasses.replace(
+                _merge(status.restoring(taken, view), labels, annotations), removed_taints=removed
+            )
+        )
         self.journal = kept
         self._published_gpus = self._status.gpus
+        self._node.set_condition(readiness.condition(self._status))
         self._report(outcome)
 
     def abandon(self) -> None:
@@ -335,7 +343,9 @@ class Record:
         self._end_phase()
         remaining = self.journal.remaining
         annotations = {cluster.JOURNAL_ANNOTATION: _text(remaining)}
-        self._node.update(lambda view: _merge(_restoring(self.journal, view), {}, annotations))
+        self._node.update(
+            lambda view: _merge(status.restoring(self.journal, view), {}, annotations)
+        )
         self.journal = remaining
         self._telemetry.run_superseded()
 
@@ -383,6 +393,7 @@ class Record:
 
     def _published(self, state: model.State) -> None:
         self._published_gpus = self._status.gpus
+        self._node.set_condition(readiness.condition(self._status))
         self._telemetry.state_published(state)
 
     @property
@@ -400,31 +411,6 @@ class Record:
 
 def _text(journal: status.Journal) -> str | None:
     return None if journal.is_empty else journal.to_json()
-
-
-def _restoring(journal: status.Journal, view: cluster.NodeView) -> cluster.NodePatch:
-    """Return the patch that restores everything of ours that a journal lists."""
-    journal = without_foreign_labels(journal, view)
-    labels: dict[str, str | None] = dict(journal.paused_labels)
-    if journal.plugin_config:
-        labels[cluster.PLUGIN_CONFIG_LABEL] = journal.plugin_config.before
-    if journal.applied and not journal.snapshot:
-        labels[cluster.APPLIED_LABEL] = journal.applied
-    return cluster.NodePatch(labels=labels, hold_taint=False if journal.hold_taint else None)
-
-
-def without_foreign_labels(journal: status.Journal, view: cluster.NodeView) -> status.Journal:
-    """Return the journal without the labels that another program wrote since."""
-    paused = {
-        key: value
-        for key, value in journal.paused_labels.items()
-        if view.labels.get(key) == cluster.PAUSED_VALUE
-    }
-    changed = journal.plugin_config
-    is_ours = changed and view.labels.get(cluster.PLUGIN_CONFIG_LABEL) == changed.now
-    return dataclasses.replace(
-        journal, paused_labels=paused, plugin_config=changed if is_ours else None
-    )
 
 
 def _merge(

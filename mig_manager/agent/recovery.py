@@ -39,7 +39,7 @@ def find_journal(node: ports.Node, view: cluster.NodeView) -> status.Journal | N
     text = view.annotations.get(cluster.JOURNAL_ANNOTATION)
     if text is not None:
         try:
-            return record.without_foreign_labels(status.Journal.from_json(text), view)
+            return status.without_foreign_labels(status.Journal.from_json(text), view)
         except ValueError as error:
             _log.warning("journal_unreadable", error=str(error))
             node.patch(

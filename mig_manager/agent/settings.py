@@ -114,6 +114,16 @@ class AgentSettings(node_settings.NodeSettings, Limits):
         default="",
         default_text="unchanged",
     )
+    startup_taints: tuple[str, ...] = options.declared(
+        options.Option(
+            name="startup-taint",
+            help="key of a taint to remove once the layout is verified; repeatable",
+            metavar="KEY",
+            parse=policies.parse_startup_taint,
+            default=(),
+            is_repeatable=True,
+        )
+    )
     hooks_file: pathlib.Path | None = options.path(
         "programs to run around each change, in nvidia-mig-parted's format", default_text="none"
     )
@@ -206,6 +216,7 @@ def agent_settings(parsed: Mapping[str, object], environ: Mapping[str, str]) -> 
             plugin_configs=policies.parse_plugin_configs(
                 values["plugin_configs"], origin="--plugin-configs"
             ),
+            startup_taints=frozenset(values["startup_taints"]),
         ),
         not_needed=tuple(each.name for each in _NOT_NEEDED if source.is_set(each)),
     )

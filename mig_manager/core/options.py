@@ -110,17 +110,18 @@ class Source:
         self.command = command or str(parsed.get("command") or "")
 
     def get(self, option: Option) -> Any:
-        """Return an option's value; UsageError if malformed. An empty variable is absent."""
+        """Return an option's value; UsageError if malformed. An empty variable is absent.
+
+        A variable separates the values of a repeatable option with commas.
+        """
         value = self.parsed.get(option.key)
-        if option.is_repeatable:
-            return tuple(map(str, value)) if isinstance(value, list) else option.default
         text, origin = self._find(option)
-        if not text:
+        if not (text or isinstance(value, list)):
             return option.default
-        try:
-            return option.parse(text)
-        except ValueError as error:
-            raise errors.UsageError(f"{origin}: {text!r} {error}") from error
+        if not option.is_repeatable:
+            return _parsed(option, text, origin)
+        each = map(str, value) if isinstance(value, list) else text.split(",")
+        return tuple(_parsed(option, one, origin) for one in each)
 
     def is_set(self, option: Option) -> bool:
         """Return whether the command line or a variable has a value."""
@@ -155,6 +156,13 @@ class Source:
             if self.environ.get(variable):
                 return self.environ[variable], variable
         return "", f"--{option.name}"
+
+
+def _parsed(option: Option, text: str, origin: str) -> Any:
+    try:
+        return option.parse(text)
+    except ValueError as error:
+        raise errors.UsageError(f"{origin}: {text!r} {error}") from error
 
 
 def of(settings: type, command: str = "") -> tuple[Option, ...]:

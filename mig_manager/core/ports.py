@@ -13,6 +13,7 @@ from typing import Protocol
 from mig_manager import errors
 from mig_manager.core import host_files, model, steps, timing
 from mig_manager.core.node import claims, cluster, policy
+from mig_manager.core.records import readiness
 
 
 class Gpus(Protocol):
@@ -112,6 +113,15 @@ class Node(Protocol):
 
         A refusal is logged, never raised.
         """
+
+    def set_condition(self, condition: readiness.Condition) -> None:
+        """Write the condition ``MigReady``, if the node has another one.
+
+        A refusal is logged, never raised; ``retry_condition`` writes what failed otherwise.
+        """
+
+    def retry_condition(self) -> None:
+        """Write the condition that could not be written, if any; as ``set_condition``."""
 
     def emit(self, *, reason: str, message: str, is_warning: bool) -> None:
         """Publish an Event on the node, in order and in the background.

@@ -5,10 +5,12 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+import structlog.testing
 
 from mig_manager import errors
 from mig_manager.adapters.kubernetes import api, node
 from mig_manager.core.node import cluster, quantity
+from mig_manager.core.records import readiness
 from mig_manager.sandbox.apiserver import resources
 from testkit import apiserver
 from tests import fakes
@@ -31,9 +33,12 @@ NODE = {
 }
 
 
+NOW = "2026-01-02T03:04:05Z"
+
+
 class Clock(fakes.FakeClock):
     def now_iso(self, *, after_s: float = 0.0) -> str:
-        return "2026-01-02T03:04:05Z"
+        return NOW
 
 
 class Contended(api.KubeApi):
@@ -205,6 +210,94 @@ def test_withdrawn_devices_are_not_allocatable_and_everything_else_of_the_status
     assert rig.stored()["status"] == {"allocatable": {"cpu": "63500m"} | none}
     rig.own.withdraw_devices()
     assert rig.server.log.count("patch", "nodes/status") == 1
+
+
+READY = readiness.Condition(is_ready=True, reason="LayoutVerified", message="yes")
+NOT_READY = readiness.Condition(is_ready=False, reason="InUse", message="no")
+KUBELETS = {"type": "Ready", "status": "True", "reason": "KubeletReady"}
+
+
+def has_condition(rig: Rig, condition: readiness.Condition, since: str = NOW) -> bool:
+    said = {"reason": condition.reason, "message": condition.message}
+    times = {"lastHeartbeatTime": NOW, "lastTransitionTime": since}
+    ours = {"type": "MigReady", "status": str(condition.is_ready), **said, **times}
+    conditions = rig.stored()["status"]["conditions"]
+    return bool(conditions == [KUBELETS, ours])
+
+
+def test_the_condition_is_written_beside_those_of_others_and_only_when_it_changes(
+    rig: Rig,
+) -> None:
+    rig.server.modify(
+        resources.NODES, "n1", lambda thing: thing["status"].update(conditions=[KUBELETS])
+    )
+
+    for condition in (READY, READY, NOT_READY, NOT_READY):
+        rig.own.set_condition(condition)
+        assert has_condition(rig, condition)
+
+    assert rig.server.log.count("patch", "nodes/status") == 2
+
+
+def test_another_agent_of_the_node_keeps_the_time_of_the_last_transition(rig: Rig) -> None:
+    old = {"type": "MigReady", "status": "False", "lastTransitionTime": "2025-01-01T00:00:00Z"}
+    conditions = [KUBELETS, old]
+    rig.server.modify(
+        resources.NODES, "n1", lambda thing: thing["status"].update(conditions=conditions)
+    )
+
+    rig.own.set_condition(NOT_READY)
+
+    assert has_condition(rig, NOT_READY, "2025-01-01T00:00:00Z")
+
+
+def test_without_the_right_the_condition_is_not_written_and_that_is_logged_once(rig: Rig) -> None:
+    rig.server.inject(apiserver.Fault(method="PATCH", path="/status", status=403, times=None))
+    with structlog.testing.capture_logs() as logs:
+        for _ in range(3):
+            rig.own.set_condition(READY)
+            rig.own.retry_condition()
+        rig.clock.now_s += 601
+        rig.own.set_condition(READY)
+
+    assert [entry["event"] for entry in logs] == ["condition_forbidden"]
+    assert rig.server.log.count("patch", "nodes/status") == 2
+    assert rig.own.patch(cluster.NodePatch(labels={"x": "y"})).labels["x"] == "y"
+
+
+def test_a_condition_that_could_not_be_written_is_written_later_unless_it_is_outdated(
+    rig: Rig,
+) -> None:
+    rig.own.retry_condition()
+    assert rig.patches() == rig.server.log.count("patch", "nodes/status") == 0
+    for condition in (NOT_READY, READY):
+        rig.server.inject(apiserver.Fault(method="PATCH", path="/status", status=500))
+        rig.own.set_condition(condition)
+    rig.server.modify(
+        resources.NODES, "n1", lambda thing: thing["status"].update(conditions=[KUBELETS])
+    )
+
+    rig.own.retry_condition()
+    rig.own.retry_condition()
+
+    assert has_condition(rig, READY)
+    assert rig.server.log.count("patch", "nodes/status") == 3
+
+
+def test_startup_taints_go_in_the_patch_of_the_rest_whatever_their_effect(rig: Rig) -> None:
+    twice = [{"key": "a.b/c", "effect": effect} for effect in ("NoSchedule", "NoExecute")]
+    rig.server.modify(
+        resources.NODES, "n1", lambda thing: thing["spec"].update(taints=[*twice, OTHER, HOLD])
+    )
+
+    rig.own.update(
+        lambda _view: cluster.NodePatch(
+            labels={"x": "y"}, hold_taint=False, removed_taints=frozenset({"a.b/c", "not/there"})
+        )
+    )
+
+    assert rig.stored()["spec"]["taints"] == [OTHER]
+    assert rig.patches() == 1
 
 
 def test_announce_does_not_block_and_later_writes_come_after_it(rig: Rig) -> None:

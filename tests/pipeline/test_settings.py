@@ -122,6 +122,7 @@ NOT_SECONDS = ("soon", "-1", "nan", "inf", "1e999", "1e300")
         *(("DRAIN_TIMEOUT_S", text, "is not a number of seconds from 0") for text in NOT_SECONDS),
         ("POLL_INTERVAL_S", "0", "is not a number of seconds from 0.001"),
         ("SERVICE_STOP_TIMEOUT_S", "0", "is not a number of seconds from 0.1"),
+        ("STARTUP_TAINT", "a/b/c", "is not the key of a taint"),
         ("LOG_LEVEL", "loud", "is not one of debug, info, warning, error"),
         ("SIMULATE_STATE", "~no-such-user/state.json", "names no home directory"),
     ],
@@ -135,7 +136,17 @@ def test_a_value_of_the_wrong_type_is_refused_with_its_origin(
         agent({name: text})
     flag = "--" + variable.lower().replace("_", "-")
     with pytest.raises(errors.UsageError, match=rf"^{flag}: {re.escape(repr(text))} {message}"):
-        settings.agent_settings({"node_name": "n1", variable.lower(): text}, {})
+        agent(**{variable.lower(): [text] if variable == "STARTUP_TAINT" else text})
+
+
+def test_an_option_that_is_repeatable_is_a_list_with_commas_in_its_variable() -> None:
+    both = frozenset({"a.b/c", "d"})
+    variable = {"MIG_MANAGER_STARTUP_TAINT": "a.b/c, d"}
+    parsed = parser.parse(["agent", "--startup-taint", "a.b/c", "--startup-taint=d"])
+
+    assert agent(variable).policy.startup_taints == both
+    assert settings.agent_settings(parsed, AGENT).policy.startup_taints == both
+    assert agent(variable, startup_taint=["e"]).policy.startup_taints == {"e"}
 
 
 def test_each_simulated_node_has_files_of_its_own() -> None:

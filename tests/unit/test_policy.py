@@ -25,3 +25,37 @@ def test_without_a_star_the_label_of_other_layouts_is_left_alone() -> None:
 def test_an_invalid_map_is_refused_with_its_origin(text: str) -> None:
     with pytest.raises(errors.UsageError, match="--x: "):
         policy.parse_plugin_configs(text, origin="--x")
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "mig-not-ready",
+        "example.com/mig-not-ready",
+        "startup-taint.cluster-autoscaler.kubernetes.io/mig",
+        " a.b/c ",
+    ],
+)
+def test_a_startup_taint_may_have_any_key_of_the_owner(key: str) -> None:
+    assert policy.parse_startup_taint(key) == key.strip()
+
+
+@pytest.mark.parametrize(
+    ("key", "why"),
+    [
+        ("", "is not the key"),
+        ("a/b/c", "is not the key"),
+        ("a=b:NoSchedule", "is not the key"),
+        ("Example.com/a", "is not the key"),
+        ("a" * 64, "is not the key"),
+        ("mig-manager.io/reconfiguring", "agent's own"),
+        ("node.kubernetes.io/not-ready", "of Kubernetes"),
+        ("node.cloudprovider.kubernetes.io/uninitialized", "of Kubernetes"),
+        ("readiness.k8s.io/mig", "of Kubernetes"),
+    ],
+)
+def test_what_is_no_key_or_the_taint_of_a_controller_is_no_startup_taint(
+    key: str, why: str
+) -> None:
+    with pytest.raises(ValueError, match=why):
+        policy.parse_startup_taint(key)

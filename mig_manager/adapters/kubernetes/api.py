@@ -79,6 +79,7 @@ class _Request:
     path: str
     body: Mapping[str, Any] | None = None
     query: Mapping[str, str] | None = None
+    content: str = "json"  # the body's media type, without ``application/``
     retried: frozenset[int] = frozenset()
     """The statuses after which it is sent again, as after a broken connection; empty: never."""
 
@@ -197,7 +198,13 @@ class KubeApi:
 
         It has absolute values, so it may be repeated after a broken connection.
         """
-        return self._object(_Request("PATCH", path, body, retried=_WRITE_AGAIN))
+        content = "merge-patch+json"
+        return self._object(_Request("PATCH", path, body, content=content, retried=_WRITE_AGAIN))
+
+    def patch_lists(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Merge as ``patch``, and merge lists by the keys that the API declares for them."""
+        content = "strategic-merge-patch+json"
+        return self._object(_Request("PATCH", path, body, content=content, retried=_WRITE_AGAIN))
 
     def watch(
         self, path: str, *, query: Mapping[str, str], timeout_s: float, idle_timeout_s: float
@@ -300,8 +307,7 @@ class KubeApi:
     def _send(self, request: _Request) -> urllib3.BaseHTTPResponse:
         headers = {"Accept": "application/json", "User-Agent": "mig-manager"}
         if request.body is not None:
-            is_patch = request.method == "PATCH"
-            headers["Content-Type"] = f"application/{'merge-patch+' if is_patch else ''}json"
+            headers["Content-Type"] = f"application/{request.content}"
         try:
             # This runs the client's refresh, which reads token files and may run a plugin.
             auth = self._configuration.auth_settings().get("BearerToken")

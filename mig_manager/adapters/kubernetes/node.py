@@ -3,6 +3,7 @@
 import collections
 import dataclasses
 import http
+import math
 import secrets
 import threading
 import time
@@ -16,6 +17,7 @@ from mig_manager import errors
 from mig_manager.adapters.kubernetes import api
 from mig_manager.core import messages, model, ports, steps, timing
 from mig_manager.core.node import cluster, resources
+from mig_manager.core.records import readiness
 
 _COMPONENT = "mig-manager"
 _CONFLICT_ATTEMPTS = 8
@@ -47,6 +49,9 @@ class KubeNode:
         self._events = _EventQueue(kube, clock)
         self._announcing: threading.Thread | None = None
         self._last: _Node | None = None
+        self._unwritten: readiness.Condition | None = None
+        self._forbidden_until_s = -math.inf
+        self._has_logged_refusal = False
 
     def read(self) -> cluster.NodeView:
         self._join_announcement()
@@ -107,6 +112,32 @@ class KubeNode:
         except errors.ClusterError as error:
             # The stock GPU operator does not grant the right.
             _log.info("devices_not_withdrawn", reason=error.reason.value, detail=error.message)
+
+    def set_condition(self, condition: readiness.Condition) -> None:
+        self._unwritten = None
+        if self._clock.monotonic() < self._forbidden_until_s:
+            return
+        self._join_announcement()
+        try:
+            present = (self._last or self._get()).condition
+            entry = condition.entry(present, self._clock.now_iso())
+            if entry is not None:
+                body = {"status": {"conditions": [entry]}}
+                self._parse(self._kube.patch_lists(f"{self._path}/status", body))
+        except errors.ClusterError as error:
+            if error.reason is not errors.Reason.FORBIDDEN:
+                self._unwritten = condition
+                _log.warning("condition_not_written", detail=error.message)
+                return
+            # The stock GPU operator does not grant the right.
+            self._forbidden_until_s = self._clock.monotonic() + _FORBIDDEN_PAUSE_S
+            if not self._has_logged_refusal:
+                self._has_logged_refusal = True
+                _log.info("condition_forbidden", detail=error.message)
+
+    def retry_condition(self) -> None:
+        if self._unwritten is not None:
+            self.set_condition(self._unwritten)
 
     def emit(self, *, reason: str, message: str, is_warning: bool) -> None:
         now = self._clock.now_iso()
@@ -169,10 +200,13 @@ class KubeNode:
     def _parse(self, node: Mapping[str, Any]) -> "_Node":
         view = cluster.parse_node(node)
         with cluster.understood(f"node {self._name}"):
+            conditions = (node.get("status") or {}).get("conditions") or ()
+            ours = (dict(each) for each in conditions if each["type"] == readiness.CONDITION)
             self._last = _Node(
                 view=view,
                 version=str(node["metadata"].get("resourceVersion") or ""),
                 taints=tuple((node.get("spec") or {}).get("taints") or ()),
+                condition=next(ours, None),
             )
         return self._last
 
@@ -184,6 +218,7 @@ class _Node:
     view: cluster.NodeView
     version: str
     taints: tuple[Mapping[str, Any], ...]
+    condition: Mapping[str, Any] | None  # ``MigReady``
 
 
 class _EventQueue:
@@ -245,12 +280,12 @@ def _spec(change: cluster.NodePatch, node: _Node) -> dict[str, Any]:
     ``spec.taints`` has no merge key (unlike a container's ports, its declaration in
     k8s.io/api/core/v1 names no patchStrategy), so a patch replaces the whole list.
     """
-    spec: dict[str, Any] = {}
-    if change.hold_taint not in (None, cluster.HOLD_TAINT in node.view.taint_keys):
-        others = [taint for taint in node.taints if taint["key"] != cluster.HOLD_TAINT]
-        own = [{"key": cluster.HOLD_TAINT, "effect": "NoSchedule"}] if change.hold_taint else []
-        spec["taints"] = [*others, *own]
-    return spec
+    present, removed = node.view.taint_keys, change.removed_taints
+    taints = [taint for taint in node.taints if taint["key"] not in removed]
+    if change.hold_taint not in (None, cluster.HOLD_TAINT in present):
+        taints = [taint for taint in taints if taint["key"] != cluster.HOLD_TAINT]
+        taints += [{"key": cluster.HOLD_TAINT, "effect": "NoSchedule"}] * change.hold_taint
+    return {} if taints == list(node.taints) else {"taints": taints}
 
 
 class AdvertisingGpus:

@@ -115,6 +115,7 @@ class NodePatch:
     annotations: Mapping[str, str | None] = dataclasses.field(default_factory=dict)
     hold_taint: bool | None = None
     """True adds, False removes ``HOLD_TAINT``; None leaves it as it is."""
+    removed_taints: frozenset[str] = frozenset()  # keys of taints to remove, other programs' too
 
     def is_in(self, view: NodeView) -> bool:
         """Return whether the node has everything that the patch writes."""
@@ -122,6 +123,7 @@ class NodePatch:
             all(view.labels.get(key) == value for key, value in self.labels.items())
             and all(view.annotations.get(key) == value for key, value in self.annotations.items())
             and self.hold_taint in (None, HOLD_TAINT in view.taint_keys)
+            and not self.removed_taints & view.taint_keys
         )
 
 
@@ -399,7 +401,7 @@ RIGHTS = (
         "",
         "nodes",
         "patch",
-        "keep pods from devices that are gone",
+        "keep pods from devices that are gone, and write the condition MigReady",
         subresource="status",
         is_needed=False,
     ),

@@ -51,6 +51,8 @@ class Policy:
     """Whether pods that are still there at the deadline are deleted, budgets or not."""
     plugin_configs: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """Name of a layout, or ``*``, to the name of a device-plugin config."""
+    startup_taints: frozenset[str] = frozenset()
+    """Keys of taints that the agent removes once a layout is verified, and never adds."""
 
     def plugin_config(self, layout: str) -> str | None:
         """Return the plugin config that goes with a layout; None: leave it as it is."""
@@ -69,6 +71,26 @@ def parse_plugin_configs(text: str, *, origin: str) -> dict[str, str]:
             raise errors.UsageError(f"{origin}: layout {layout!r} is named twice")
         found[layout] = config
     return found
+
+
+_TAINT_KEY = re.compile(
+    rf"(?:(?P<domain>[a-z0-9](?:[a-z0-9.-]{{0,251}}[a-z0-9])?)/)?{_LABEL_VALUE.pattern}"
+)
+_KUBERNETES_OWN = ("node.kubernetes.io", "node.cloudprovider.kubernetes.io", "readiness.k8s.io")
+"""Domains of the taints that Kubernetes' controllers add and remove themselves."""
+
+
+def parse_startup_taint(text: str) -> str:
+    """Return the key of a startup taint; ValueError if none can have it, or it is another's."""
+    key = text.strip()
+    found = _TAINT_KEY.fullmatch(key)
+    if found is None:
+        raise ValueError("is not the key of a taint; write DOMAIN/NAME, without value and effect")
+    if key == cluster.HOLD_TAINT:
+        raise ValueError("is the agent's own taint during a change")
+    if found["domain"] in _KUBERNETES_OWN:
+        raise ValueError("is a taint of Kubernetes: only its controller removes it")
+    return key
 
 
 _OPERATORS = {

@@ -374,6 +374,31 @@ class Journal:
         )
 
 
+def restoring(journal: Journal, view: cluster.NodeView) -> cluster.NodePatch:
+    """Return the patch that restores everything of ours that a journal lists."""
+    journal = without_foreign_labels(journal, view)
+    labels: dict[str, str | None] = dict(journal.paused_labels)
+    if journal.plugin_config:
+        labels[cluster.PLUGIN_CONFIG_LABEL] = journal.plugin_config.before
+    if journal.applied and not journal.snapshot:
+        labels[cluster.APPLIED_LABEL] = journal.applied
+    return cluster.NodePatch(labels=labels, hold_taint=False if journal.hold_taint else None)
+
+
+def without_foreign_labels(journal: Journal, view: cluster.NodeView) -> Journal:
+    """Return the journal without the labels that another program wrote since."""
+    paused = {
+        key: value
+        for key, value in journal.paused_labels.items()
+        if view.labels.get(key) == cluster.PAUSED_VALUE
+    }
+    changed = journal.plugin_config
+    is_ours = changed and view.labels.get(cluster.PLUGIN_CONFIG_LABEL) == changed.now
+    return dataclasses.replace(
+        journal, paused_labels=paused, plugin_config=changed if is_ours else None
+    )
+
+
 def _plugin_config(data: object) -> PluginConfig | None:
     if data is None:
         return None

@@ -1,0 +1,85 @@
+"""The Node condition ``MigReady``: whether the node has the layout that its label requests.
+
+Controllers that know conditions and no labels of ours use it, such as the Node Readiness
+Controller. The state label remains the contract of a run; the condition follows it.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from mig_manager.core import model
+from mig_manager.core.node import cluster
+from mig_manager.core.records import status
+
+CONDITION = "MigReady"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Condition:
+    """What the condition says."""
+
+    is_ready: bool
+    reason: str  # in CamelCase, for programs
+    message: str
+
+    def entry(self, present: Mapping[str, Any] | None, now: str) -> dict[str, str] | None:
+        """Return the entry of ``status.conditions`` to write at the time ``now``.
+
+        Args:
+            present: The entry that the node has; None: it has none.
+            now: The time of the write. A status that stays keeps its ``lastTransitionTime``.
+
+        Returns:
+            The entry; None if the present one says the same.
+        """
+        old = present or {}
+        said = {
+            "status": str(self.is_ready),
+            "reason": self.reason,
+            "message": self.message,
+        }
+        if all(old.get(key) == value for key, value in said.items()):
+            return None
+        since = old.get("lastTransitionTime") if old.get("status") == said["status"] else None
+        return {
+            "type": CONDITION,
+            **said,
+            "lastHeartbeatTime": now,
+            "lastTransitionTime": str(since or now),
+        }
+
+
+NO_LAYOUT_REQUESTED = Condition(
+    is_ready=True,
+    reason="NoLayoutRequested",
+    message=f"The label {cluster.CONFIG_LABEL} is not set.",
+)
+"""Of a node whose GPUs may be as they are: only a missing layout makes a node unready."""
+
+
+def condition(published: status.Status) -> Condition:
+    """Return what the condition says once a status is published.
+
+    It does not name the phase of a run: each change of a condition is a request of its own, and
+    the status annotation has the phase.
+    """
+    match published.state:
+        case model.State.SUCCESS:
+            # The same words whether this run applied the layout or found it applied.
+            unreachable = "".join(f" {gpu.sentence}." for gpu in published.gpus.unreachable)
+            message = f"Layout {published.config} is active and verified.{unreachable}"
+            return Condition(is_ready=True, reason="LayoutVerified", message=message)
+        case model.State.FAILED:
+            reason = published.reason.value if published.reason else "Failed"
+            return Condition(is_ready=False, reason=reason, message=published.message)
+        case model.State.REBOOTING:
+            message = f"The node reboots for layout {published.config}."
+            return Condition(is_ready=False, reason="Rebooting", message=message)
+        case model.State.PENDING:
+            message = (
+                f"Layout {published.config} is being applied."
+                if published.config
+                else "An interrupted change is being undone."
+            )
+            return Condition(is_ready=False, reason="Pending", message=message)

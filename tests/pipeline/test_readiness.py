@@ -1,0 +1,170 @@
+"""The condition MigReady and the owner's startup taints, from the agent's start to its end."""
+
+import dataclasses
+
+import pytest
+
+from mig_manager import errors
+from mig_manager.agent import drift
+from mig_manager.core import ports
+from mig_manager.core.node import cluster, policy
+from tests import fakes, scenes
+
+LAYOUT = "all-balanced"
+STARTUP = "example.com/mig-not-ready"
+OTHER = "dedicated"
+
+
+def new_node(layout: str | None = None) -> fakes.NodeRig:
+    """Return a node that has just joined, with the owner's taints."""
+    rig = scenes.node(layout=layout)
+    rig.policy = policy.Policy(startup_taints=frozenset({STARTUP}))
+    rig.taints = {STARTUP, OTHER}
+    rig.condition, rig.conditions = None, []
+    return rig
+
+
+def is_ready(rig: fakes.NodeRig) -> bool | None:
+    return None if rig.condition is None else rig.condition["status"] == "True"
+
+
+def test_a_node_is_not_ready_from_the_first_phase_to_the_proof_at_the_cost_of_two_writes() -> None:
+    rig = new_node()
+    seen: list[tuple[str, bool | None, bool]] = []
+    rig.on_call = lambda: seen.append((rig.log[-1], is_ready(rig), STARTUP in rig.taints))
+
+    scenes.assert_ends(rig, errors.Reason.APPLIED, layout=LAYOUT)
+
+    assert rig.conditions == ["Pending", "LayoutVerified"]
+    assert is_ready(rig)
+    assert rig.taints == {OTHER}
+    during = [entry for entry in seen if entry[0] in {"gpus.execute", "workloads.delete"}]
+    assert {entry[1:] for entry in during} == {(False, True)}
+
+
+def test_an_applied_layout_stays_ready_and_nothing_is_written_again() -> None:
+    rig = new_node()
+    scenes.run(rig, LAYOUT)
+    rig.conditions.clear()
+
+    scenes.assert_ends(rig, errors.Reason.ALREADY_APPLIED, layout=LAYOUT)
+
+    assert rig.conditions == []
+    assert is_ready(rig)
+
+
+def test_a_new_agent_on_a_node_with_its_layout_removes_the_startup_taint() -> None:
+    rig = new_node(LAYOUT)
+
+    scenes.assert_ends(rig, errors.Reason.ALREADY_APPLIED, layout=LAYOUT)
+
+    assert (rig.taints, rig.conditions) == ({OTHER}, ["LayoutVerified"])
+
+
+@pytest.mark.parametrize("layout", ["no-such-layout", "too-much"])
+def test_a_failed_layout_keeps_the_startup_taint_and_the_condition_says_why(layout: str) -> None:
+    rig = new_node()
+
+    outcome = scenes.run(rig, layout)
+
+    assert rig.taints == {STARTUP, OTHER}
+    assert rig.condition is not None
+    assert (is_ready(rig), rig.condition["reason"]) == (False, outcome.reason.value)
+    assert rig.condition["message"] == outcome.message
+
+
+def test_a_drift_ends_readiness_and_its_end_restores_it() -> None:
+    rig = new_node(LAYOUT)
+    ours = scenes.reconciler(rig)
+    ended = scenes.run(rig, LAYOUT, by=ours)
+    since = rig.condition and rig.condition["lastTransitionTime"]
+    before = rig.gpus
+    first, *others = before
+    rig.gpus = (dataclasses.replace(first, gpu_instances=first.gpu_instances[1:]), *others)
+    rig.clock.now_s += 60
+
+    assert ours.check_drift(LAYOUT, ended) is drift.Action.REST
+    assert is_ready(rig) is False
+    rig.gpus = before
+    ours.check_drift(LAYOUT, ended)
+
+    assert rig.conditions == ["LayoutVerified", "Drifted", "LayoutVerified"]
+    assert rig.condition is not None
+    assert rig.condition["lastTransitionTime"] not in (None, since)
+
+
+def test_a_reboot_is_a_reason_of_its_own() -> None:
+    rig = new_node()
+    rig.mode_waits = rig.may_reboot = True
+    request = fakes.FakeRequest(rig.clock)
+    request.ends_when = lambda: rig.reboots > 0
+
+    with pytest.raises(errors.Superseded):
+        scenes.run(rig, request=request)
+
+    assert rig.conditions[-1] == "Rebooting"
+    assert STARTUP in rig.taints
+
+
+def test_a_stopped_agent_leaves_a_node_without_its_layout_unready() -> None:
+    rig = new_node()
+
+    scenes.assert_superseded(rig, LAYOUT, when=lambda: "workloads.list" in rig.log)
+
+    assert (is_ready(rig), rig.conditions[-1]) == (False, "Interrupted")
+    assert STARTUP in rig.taints
+
+
+def test_a_node_without_a_request_is_ready_and_loses_its_startup_taint() -> None:
+    rig = new_node()
+
+    assert not scenes.undo(rig)
+    assert not scenes.undo(rig)
+
+    assert (is_ready(rig), rig.conditions) == (True, ["NoLayoutRequested"])
+    assert rig.taints == {OTHER}
+    assert rig.log.count("node.patch") == 2, "the taint, and the GPUs"
+
+
+def test_a_change_that_cannot_be_undone_keeps_a_node_without_a_request_unready() -> None:
+    rig = new_node(LAYOUT)
+    scenes.kill_at(rig, 2, "all-1g.5gb")
+    rig.refusing["gpus.execute"] = errors.HardwareError("no", reason=errors.Reason.NVML_ERROR)
+
+    assert scenes.undo(rig)
+
+    assert (is_ready(rig), STARTUP in rig.taints) == (False, True)
+
+    rig.refusing.clear()
+    assert not scenes.undo(rig)
+    assert (is_ready(rig), STARTUP in rig.taints) == (True, False)
+
+
+def test_a_startup_taint_that_comes_back_goes_with_the_next_success_and_is_never_added() -> None:
+    rig = new_node(LAYOUT)
+    rig.taints = {OTHER}
+
+    scenes.run(rig, LAYOUT)
+    assert rig.taints == {OTHER}
+    rig.taints.add(STARTUP)
+    scenes.run(rig, LAYOUT)
+
+    assert rig.taints == {OTHER}
+
+
+def test_the_drift_check_writes_what_could_not_be_written() -> None:
+    rig = new_node(LAYOUT)
+    retried: list[bool] = []
+
+    class Node(type(rig.node)):  # type: ignore[misc]
+        def retry_condition(self) -> None:
+            retried.append(True)
+
+    own: ports.Node = Node(rig)
+    ours = scenes.reconciler(rig, node=own)
+    ended = scenes.run(rig, LAYOUT, by=ours)
+
+    ours.check_drift(LAYOUT, ended)
+
+    assert retried == [True]
+    assert cluster.APPLIED_LABEL in rig.labels

@@ -1,0 +1,107 @@
+"""The condition MigReady: what it says of a status, and when it is written."""
+
+import dataclasses
+
+import hypothesis
+import pytest
+from hypothesis import strategies as st
+
+from mig_manager import errors
+from mig_manager.core import model
+from mig_manager.core.records import readiness, status
+
+PUBLISHED = status.Status(
+    config="all-1g.5gb",
+    config_hash="h",
+    state=model.State.PENDING,
+    phase=model.Phase.RESOLVE,
+    reason=None,
+    message="looking at the GPUs",
+    attempt=1,
+    started_at="T0",
+    finished_at=None,
+)
+CONDITIONS = st.builds(
+    readiness.Condition,
+    is_ready=st.booleans(),
+    reason=st.sampled_from(["Pending", "InUse"]),
+    message=st.sampled_from(["a", "b"]),
+)
+
+
+@hypothesis.given(st.lists(CONDITIONS, max_size=8))
+def test_a_condition_is_written_when_it_says_something_else_and_keeps_the_time_of_its_status(
+    conditions: list[readiness.Condition],
+) -> None:
+    present: dict[str, str] | None = None
+    before, since = None, ""
+    for number, condition in enumerate(conditions):
+        now = f"T{number}"
+        entry = condition.entry(present, now)
+        if condition == before:
+            assert entry is None
+            continue
+        if before is None or before.is_ready is not condition.is_ready:
+            since = now
+        assert entry == {
+            "type": "MigReady",
+            "status": "True" if condition.is_ready else "False",
+            "reason": condition.reason,
+            "message": condition.message,
+            "lastHeartbeatTime": now,
+            "lastTransitionTime": since,
+        }
+        present, before = entry, condition
+
+
+@pytest.mark.parametrize("phase", model.Phase)
+def test_no_phase_of_a_run_changes_the_condition(phase: model.Phase) -> None:
+    found = readiness.condition(dataclasses.replace(PUBLISHED, phase=phase, message=phase.value))
+
+    assert found == readiness.condition(PUBLISHED)
+    assert not found.is_ready
+
+
+@pytest.mark.parametrize("reason", [errors.Reason.APPLIED, errors.Reason.ALREADY_APPLIED])
+def test_a_layout_is_verified_whichever_run_applied_it_and_lost_gpus_are_named(
+    reason: errors.Reason,
+) -> None:
+    lost = model.UnreachableGpu(
+        index=3,
+        uuid="GPU-3",
+        reason=errors.Reason.GPU_UNREACHABLE,
+        code=None,
+        message="it fell off the bus",
+    )
+    ended = dataclasses.replace(
+        PUBLISHED,
+        state=model.State.SUCCESS,
+        reason=reason,
+        message=reason.value,
+        gpus=model.ObservedGpus((), unreachable=(lost,)),
+    )
+
+    assert readiness.condition(ended) == readiness.Condition(
+        is_ready=True,
+        reason="LayoutVerified",
+        message="Layout all-1g.5gb is active and verified. GPU 3 (GPU-3) is unreachable: it fell "
+        "off the bus.",
+    )
+
+
+@pytest.mark.parametrize("reason", errors.Reason)
+def test_a_failure_is_not_ready_for_the_reason_and_message_of_the_status(
+    reason: errors.Reason,
+) -> None:
+    ended = dataclasses.replace(PUBLISHED, state=model.State.FAILED, reason=reason, message="why")
+
+    assert readiness.condition(ended) == readiness.Condition(
+        is_ready=False, reason=reason.value, message="why"
+    )
+
+
+def test_only_a_success_is_ready() -> None:
+    found = {s: readiness.condition(dataclasses.replace(PUBLISHED, state=s)) for s in model.State}
+
+    assert [state for state, each in found.items() if each.is_ready] == [model.State.SUCCESS]
+    assert len({each.reason for each in found.values()}) == len(model.State)
