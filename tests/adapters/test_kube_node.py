@@ -218,9 +218,9 @@ KUBELETS = {"type": "Ready", "status": "True", "reason": "KubeletReady"}
 
 
 def has_condition(rig: Rig, condition: readiness.Condition, since: str = NOW) -> bool:
-    said = {"reason": condition.reason, "message": condition.message}
+    facts = {"reason": condition.reason, "message": condition.message}
     times = {"lastHeartbeatTime": NOW, "lastTransitionTime": since}
-    ours = {"type": "MigReady", "status": str(condition.is_ready), **said, **times}
+    ours = {"type": "MigReady", "status": str(condition.is_ready), **facts, **times}
     conditions = rig.stored()["status"]["conditions"]
     return bool(conditions == [KUBELETS, ours])
 

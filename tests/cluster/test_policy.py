@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 
 from mig_manager import errors
+from mig_manager.adapters import host
 from mig_manager.adapters.kubernetes import api, node
 from mig_manager.core.node import cluster
+from mig_manager.core.records import readiness
 from tests import waiting
 from tests.cluster import clusters
 
@@ -24,6 +26,15 @@ RIGHTS = dataclasses.replace(
     everywhere=clusters.SHIPPED.everywhere | clusters.to("nodes", "create", "delete"),
 )
 """All that overlays add, and more: to see what the policy alone forbids."""
+KUBERNETES = tuple(
+    {"key": key, "effect": "NoSchedule"}
+    for key in (
+        "node.kubernetes.io/memory-pressure",
+        "node.cloudprovider.kubernetes.io/uninitialized",
+        "readiness.k8s.io/gpu",
+    )
+)
+"""Taints that controllers of Kubernetes add and remove."""
 TAINT = {"key": "example.com/flaky", "effect": "NoSchedule"}
 HOLD = {"key": cluster.HOLD_TAINT, "effect": "NoSchedule"}
 LABELS = {
@@ -63,6 +74,8 @@ def module_scene(
             people.post(NODES, a_node(name))
         memory = {"status": {"allocatable": {"memory": "1Gi"}, "capacity": {"memory": "1Gi"}}}
         people.patch(f"{NODES}/{OWN}/status", memory)
+        kubelets = {"status": {"conditions": [{"type": "Ready", "status": "Unknown"}]}}
+        people.patch_lists(f"{NODES}/{OWN}/status", kubelets)
         for place in (OWN, OTHER, None):
             containers = {"containers": [{"name": "main", "image": "app:1"}]}
             spec = {**containers, "nodeName": place} if place else containers
@@ -97,7 +110,7 @@ def scene(module_scene: Scene) -> Scene:
 
 def a_node(name: str) -> clusters.Object:
     metadata = {"name": name, "labels": LABELS, "annotations": {"example.com/owner": "team-a"}}
-    return {"metadata": metadata, "spec": {"taints": [TAINT]}}
+    return {"metadata": metadata, "spec": {"taints": [TAINT, *KUBERNETES]}}
 
 
 def a_lease(name: str, identity: str) -> clusters.Object:
@@ -119,6 +132,11 @@ def taints(*values: clusters.Object) -> clusters.Object:
 
 def patching(change: clusters.Object, name: str = OWN) -> Act:
     return lambda scene: scene.agent.patch(f"{NODES}/{name}", change)
+
+
+def with_conditions(*conditions: clusters.Object) -> Act:
+    body = {"status": {"conditions": list(conditions)}}
+    return lambda scene: scene.agent.patch_lists(f"{NODES}/{OWN}/status", body)
 
 
 def evicting(pod: str, **options: object) -> Act:
@@ -156,7 +174,10 @@ LABELS_OF_OTHERS = (
 )
 ANNOTATIONS_OF_OTHERS = (("example.com/owner", "me"), ("example.com/owner", None), ("a.b/c", "d"))
 OUR_STATE = labels(**{cluster.STATE_LABEL: "failed"})
-READY = {"type": "Ready", "status": "True"}
+READY = {"type": "Ready", "status": "True", "reason": "Pretended"}
+MIG_READY = {"type": readiness.CONDITION, "status": "True"}
+PENDING = readiness.Condition(is_ready=False, reason="Pending", message="soon")
+VERIFIED = readiness.Condition(is_ready=True, reason="LayoutVerified", message="now")
 CORDON = {"spec": {"unschedulable": True}}
 AGENT = f"mig-manager of node {OWN}"
 
@@ -176,12 +197,18 @@ AGENT = f"mig-manager of node {OWN}"
             for key, value in ANNOTATIONS_OF_OTHERS
         ),
         (
-            "mig-manager may not change taints of others",
+            "mig-manager may not add or change taints of others",
             [
-                patching(taints()),
-                patching(taints(HOLD)),
-                patching(taints(TAINT, TAINT | {"effect": "NoExecute"})),
-                patching(taints(TAINT | {"value": "x"})),
+                patching(taints(*KUBERNETES, TAINT, TAINT | {"effect": "NoExecute"})),
+                patching(taints(*KUBERNETES, TAINT | {"value": "x"})),
+                patching(taints(*KUBERNETES, TAINT, TAINT | {"key": "example.com/new"}, HOLD)),
+            ],
+        ),
+        (
+            "mig-manager may not remove taints of Kubernetes",
+            [
+                patching(taints(TAINT, *(each for each in KUBERNETES if each is not removed)))
+                for removed in KUBERNETES
             ],
         ),
         (
@@ -193,9 +220,11 @@ AGENT = f"mig-manager of node {OWN}"
             ],
         ),
         (
-            "mig-manager may change the resources nvidia.com/* of the node's status",
+            "mig-manager may change the resources nvidia.com/* and the condition MigReady",
             [
-                patching({"status": {"conditions": [READY]}}, f"{OWN}/status"),
+                with_conditions(READY),
+                with_conditions(READY | {"status": "False"}, MIG_READY),
+                with_conditions({"type": "Ready", "$patch": "delete"}),
                 patching({"status": {"nodeInfo": {"kubeletVersion": "v1"}}}, f"{OWN}/status"),
                 patching({"status": {"capacity": {"cpu": "64"}}}, f"{OWN}/status"),
                 patching({"status": {"allocatable": {"cpu": "64"}}}, f"{OWN}/status"),
@@ -261,16 +290,40 @@ def test_the_agent_may_write_and_withdraw_all_that_its_work_needs_on_its_own_nod
         cluster.UNREADABLE_JOURNAL_ANNOTATION: "nonsense",
     }
     status = {cluster.STATUS_ANNOTATION: "{}", cluster.JOURNAL_ANNOTATION: "{}"}
-    changes = [labels(**published, **paused), annotations(**status), taints(TAINT, HOLD)]
-    changes += [annotations(**spoilt), labels(**resumed), taints(TAINT)]
+    kept = (TAINT, *KUBERNETES)
+    changes = [labels(**published, **paused), annotations(**status), taints(*kept, HOLD)]
+    changes += [annotations(**spoilt), labels(**resumed), taints(*kept)]
     seen = [patching(change)(scene) for change in changes][-1]
 
-    assert seen["spec"]["taints"] == [TAINT]
+    assert seen["spec"]["taints"] == list(kept)
     assert seen["metadata"]["labels"] == LABELS | published
     patching(labels(**{cluster.APPLIED_LABEL: None}))(scene)
     seen = patching(annotations(**{cluster.UNREADABLE_JOURNAL_ANNOTATION: None}))(scene)
     assert cluster.APPLIED_LABEL not in seen["metadata"]["labels"]
     assert cluster.UNREADABLE_JOURNAL_ANNOTATION not in seen["metadata"]["annotations"]
+
+
+def test_the_agent_may_remove_a_taint_of_the_owner_with_success_and_write_its_condition(
+    scene: Scene,
+) -> None:
+    own = node.KubeNode(scene.agent, name=OWN, clock=host.SystemClock())
+    for condition in (PENDING, VERIFIED):
+        own.set_condition(condition)
+        seen = scene.people.get(f"{NODES}/{OWN}")
+        conditions = {each["type"]: each for each in seen["status"]["conditions"]}
+        assert conditions.keys() == {"Ready", readiness.CONDITION}
+        assert conditions["Ready"]["status"] == "Unknown"
+        assert condition.entry(conditions[readiness.CONDITION], "now") is None
+
+    own.update(
+        lambda _view: cluster.NodePatch(
+            labels={cluster.STATE_LABEL: "success"}, removed_taints=frozenset({TAINT["key"]})
+        )
+    )
+
+    seen = scene.people.get(f"{NODES}/{OWN}")
+    assert seen["spec"]["taints"] == list(KUBERNETES)
+    assert seen["metadata"]["labels"][cluster.STATE_LABEL] == "success"
 
 
 def test_the_agent_may_lift_no_cordon(scene: Scene) -> None:

@@ -61,11 +61,6 @@ def is_not_asked_without_dra(stage: stages.Stage, right: clusters.Right) -> None
     assert not complains(stage, right)
 
 
-def becomes_active(stage: stages.Stage, _right: clusters.Right) -> None:
-    """This kubelet is mostly the first to report the devices as gone; a real one is late."""
-    assert stage.wait_for_end(LAYOUT) is model.State.SUCCESS
-
-
 def is_served_in_silence(stage: stages.Stage, right: clusters.Right) -> None:
     """The layout becomes active, no Event appears, and the agent says why."""
     assert stage.wait_for_end(LAYOUT) is model.State.SUCCESS
@@ -94,7 +89,7 @@ WITHOUT: Mapping[clusters.Right, Callable[[stages.Stage, clusters.Right], None]]
     ("", "nodes", "list"): never_begins,
     ("", "nodes", "patch"): never_begins,
     ("", "nodes", "watch"): is_served,
-    ("", "nodes/status", "patch"): becomes_active,
+    ("", "nodes/status", "patch"): is_served,
     ("", "pods", "list"): fails,
     ("", "pods", "watch"): is_served,
     ("", "pods", "delete"): fails,

@@ -58,6 +58,34 @@ def test_a_corrected_file_is_served_without_touching_the_label(
         assert stage.allocatable() == {"nvidia.com/mig-1g.5gb": 7}
 
 
+STARTUP = "example.com/mig-not-ready"
+
+
+def test_a_new_node_is_not_ready_and_tainted_until_its_layout_is_verified(
+    where: clusters.Cluster, tmp_path: pathlib.Path
+) -> None:
+    def ready(stage: stages.Stage) -> clusters.Object:
+        conditions = stage.node()["status"].get("conditions") or ()
+        return next((dict(each) for each in conditions if each["type"] == "MigReady"), {})
+
+    with clusters.stage(where, tmp_path, "--startup-taint", STARTUP) as stage:
+        # The device plugin of this node tolerates no other effect.
+        taints = [FOREIGN_TAINT, {"key": STARTUP, "effect": "PreferNoSchedule"}]
+        stage.wait(lambda: ready(stage).get("reason") == "NoLayoutRequested", "the condition")
+        stage.api.patch(NODE_PATH, {"spec": {"taints": taints}})
+
+        clusters.failure(stage, "no-such-layout")
+        stage.wait(lambda: ready(stage).get("reason") == "UnknownConfig", "the condition")
+        assert ready(stage)["status"] == "False"
+        assert {each["key"] for each in stage.node()["spec"]["taints"]} >= {STARTUP}
+
+        clusters.apply(stage, "all-1g.5gb")
+
+        stage.wait(lambda: ready(stage)["reason"] == "LayoutVerified", "the condition")
+        assert ready(stage)["status"] == "True"
+        assert stage.node()["spec"]["taints"] == [FOREIGN_TAINT]
+
+
 def request_guarded(where: clusters.Cluster, stage: stages.Stage) -> None:
     """Request a layout that must evict a pod which a budget keeps."""
     stage.run_pods(clusters.TRAIN)

@@ -135,8 +135,9 @@ def test_a_value_of_the_wrong_type_is_refused_with_its_origin(
     with pytest.raises(errors.UsageError, match=rf"^{name}: {re.escape(repr(text))} {message}"):
         agent({name: text})
     flag = "--" + variable.lower().replace("_", "-")
+    value = [text] if variable == "STARTUP_TAINT" else text
     with pytest.raises(errors.UsageError, match=rf"^{flag}: {re.escape(repr(text))} {message}"):
-        agent(**{variable.lower(): [text] if variable == "STARTUP_TAINT" else text})
+        settings.agent_settings({"node_name": "n1", variable.lower(): value}, {})
 
 
 def test_an_option_that_is_repeatable_is_a_list_with_commas_in_its_variable() -> None:

@@ -133,6 +133,16 @@ def test_with_a_budget_the_agents_have_its_settings_and_its_rights(chart: pathli
     assert made == shipped
 
 
+def test_startup_taints_are_tolerated_and_removed_by_the_agent(chart: pathlib.Path) -> None:
+    shipped = pod_template(render(chart))["spec"]
+    changed = pod_template(render(chart, startupTaints=["a.b/c", "d"]))["spec"]
+
+    added = [{"key": key, "operator": "Exists"} for key in ("a.b/c", "d")]
+    assert changed["tolerations"] == [*shipped["tolerations"], *added]
+    variable = {"name": "MIG_MANAGER_STARTUP_TAINT", "value": "a.b/c,d"}
+    assert changed["containers"][0]["env"] == [*shipped["containers"][0]["env"], variable]
+
+
 def test_a_config_document_of_ones_own_replaces_the_shipped_one(chart: pathlib.Path) -> None:
     document = "version: v1\nmig-configs:\n  none:\n  - {devices: all, mig-enabled: false}\n"
     objects = by_name(render(chart, config=document))
@@ -151,6 +161,8 @@ def test_a_config_document_of_ones_own_replaces_the_shipped_one(chart: pathlib.P
         {"maxConcurrentNodes": "10"},
         {"maxConcurrentNodes": -1},
         {"tolerations": [{"kee": "x"}]},
+        {"startupTaints": "a.b/c"},
+        {"startupTaints": ["a.b/c=true:NoSchedule"]},
     ],
 )
 def test_values_that_mean_nothing_are_refused(chart: pathlib.Path, values: Object) -> None:

@@ -22,6 +22,13 @@
 {{- with $values.tolerations }}
 {{- $_ := set $pod "tolerations" (concat $pod.tolerations .) }}
 {{- end }}
+{{- range $key := $values.startupTaints }}
+{{- $_ := set $pod "tolerations" (append $pod.tolerations (dict "key" $key "operator" "Exists")) }}
+{{- end }}
+{{- with $values.startupTaints }}
+{{- $keys := dict "name" "MIG_MANAGER_STARTUP_TAINT" "value" (join "," .) }}
+{{- $_ := set $container "env" (append $container.env $keys) }}
+{{- end }}
 {{- with $values.podAnnotations }}
 {{- $_ := set $.template.metadata "annotations" (merge . ($.template.metadata.annotations | default dict)) }}
 {{- end }}

@@ -34,17 +34,17 @@ class Condition:
             The entry; None if the present one says the same.
         """
         old = present or {}
-        said = {
+        facts = {
             "status": str(self.is_ready),
             "reason": self.reason,
             "message": self.message,
         }
-        if all(old.get(key) == value for key, value in said.items()):
+        if all(old.get(key) == value for key, value in facts.items()):
             return None
-        since = old.get("lastTransitionTime") if old.get("status") == said["status"] else None
+        since = old.get("lastTransitionTime") if old.get("status") == facts["status"] else None
         return {
             "type": CONDITION,
-            **said,
+            **facts,
             "lastHeartbeatTime": now,
             "lastTransitionTime": str(since or now),
         }

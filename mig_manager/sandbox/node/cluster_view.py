@@ -124,11 +124,15 @@ class ClusterView:
 
     def patch(self, kind: Kind, obj: objects.JsonObject, change: Mapping[str, Any]) -> None:
         """Merge a change into an object; done when the object has gone."""
-        self._merge(kind, obj, kind.path(obj), change)
+        self._merge(kind, obj, lambda: self._api.patch(kind.path(obj), change))
 
     def patch_status(self, kind: Kind, obj: objects.JsonObject, status: Mapping[str, Any]) -> None:
-        """Merge a change into an object's status; done when the object has gone."""
-        self._merge(kind, obj, f"{kind.path(obj)}/status", {"status": status})
+        """Merge a change into an object's status, as kubelet does: conditions by their type.
+
+        Done when the object has gone.
+        """
+        path = f"{kind.path(obj)}/status"
+        self._merge(kind, obj, lambda: self._api.patch_lists(path, {"status": status}))
 
     def bind(self, pod: objects.JsonObject, node_name: str) -> None:
         """Bind a pod to a node; done when it is bound already."""
@@ -168,11 +172,11 @@ class ClusterView:
         self._remove(kind, obj)
 
     def _merge(
-        self, kind: Kind, obj: objects.JsonObject, path: str, change: Mapping[str, Any]
+        self, kind: Kind, obj: objects.JsonObject, patch: Callable[[], objects.JsonObject]
     ) -> None:
         try:
             with self._writing:
-                answer = self._api.patch(path, change)
+                answer = patch()
         except errors.ClusterError as error:
             if error.status != _NOT_FOUND:
                 raise

@@ -292,6 +292,11 @@ class Kubelet:
         node = self._cluster.node(self._opts.name)
         status = objects.node_status(*self._manager.status())
         have = (node or {}).get("status") or {}
+        # Others write conditions, too, and the API server adds times to ours.
+        (ready,), conditions = status["conditions"], have.get("conditions") or ()
+        have = have | {
+            "conditions": [ready for each in conditions if ready.items() <= each.items()]
+        }
         if node is not None and any(have.get(key) != value for key, value in status.items()):
             self._cluster.patch_status(cluster_view.Kind.NODE, node, status)
 
