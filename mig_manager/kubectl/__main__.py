@@ -12,7 +12,7 @@ from mig_manager.change import validate
 from mig_manager.cli import command_settings, console, gpu_report, parser
 from mig_manager.core import messages, options
 from mig_manager.core.layout import config
-from mig_manager.kubectl import plan, selection, status
+from mig_manager.kubectl import autoscaler, plan, selection, status
 
 PROGRAM = "kubectl mig"
 COMMANDS: Mapping[str, str] = {
@@ -20,6 +20,7 @@ COMMANDS: Mapping[str, str] = {
     "plan": "show what a layout would change on nodes, and change nothing",
     "validate": "check layouts against the GPUs that the nodes have",
     "history": "show what happened to a node's layout lately",
+    "autoscaler-tags": "print the tags of a node group that scales from zero",
     "version": "print the version",
 }
 _EPILOG = """\
@@ -106,6 +107,7 @@ class _Command:
             "plan": self._plan,
             "validate": self._validate,
             "history": self._history,
+            "autoscaler-tags": self._autoscaler_tags,
         }
         return commands[command]()
 
@@ -157,6 +159,12 @@ class _Command:
         (report,) = self._cluster.find([name], None, now=self._now).reports
         result = status.history(self._cluster, report, now=self._now)
         self._answer(result.to_data, lambda: status.page(result, style=self._style))
+        return True
+
+    def _autoscaler_tags(self) -> bool:
+        layout = self._document().layout(str(self._parsed["layout"]))
+        result = autoscaler.tags(_printable(layout), self._parsed)
+        self._answer(result.to_data, lambda: autoscaler.text(result))
         return True
 
     def _answer(self, data: Callable[[], Mapping[str, object]], text: Callable[[], str]) -> None:
@@ -238,7 +246,7 @@ class PluginOptions:
         options.Option(
             help="name of the layout",
             metavar=options.LAYOUT,
-            commands="plan",
+            commands="plan autoscaler-tags",
             is_operand=True,
             is_required=True,
         ),
@@ -276,13 +284,13 @@ class PluginOptions:
         "config document, '-' for standard input",
         short="f",
         metavar=options.FILE,
-        commands="plan validate",
+        commands="plan validate autoscaler-tags",
     )
     config_map: str = options.text(
         "ConfigMap with the config document",
         metavar="NAMESPACE/NAME",
         default_text="that of mig-manager, then that of the GPU operator",
-        commands="plan validate",
+        commands="plan validate autoscaler-tags",
     )
     output: command_settings.OutputFormat = options.choice(
         "text|wide|json|yaml",
@@ -290,8 +298,9 @@ class PluginOptions:
         metavar="FORMAT",
         default=command_settings.OutputFormat.TEXT,
         default_text="text; wide draws every node, json and yaml have everything",
-        commands="status plan validate history",
+        commands="status plan validate history autoscaler-tags",
     )
+    autoscaler: str = options.nested(autoscaler.OPTIONS)
     colour: str = options.nested(command_settings.TerminalSettings, "color")
     cluster: str = options.nested(_CLUSTER)
 
@@ -326,7 +335,7 @@ def parse(argv: Sequence[str]) -> dict[str, object]:
 def build(command: str = "") -> parser.Parser:
     """Return the parser of a command; of the program without one."""
     summary = COMMANDS.get(command, "see the MIG layouts of a cluster's nodes; nothing is changed")
-    commands = "\n".join(f"  {name:<10} {text}" for name, text in COMMANDS.items())
+    commands = "\n".join(f"  {name:<15} {text}" for name, text in COMMANDS.items())
     page = parser.Page(
         usage=None if command else f"{PROGRAM} [OPTION]... COMMAND",
         description=f"{summary[0].upper()}{summary[1:]}.",
@@ -393,10 +402,10 @@ def _candidates(before: Sequence[str], option: options.Option | None, word: str)
         return [flag for each in options_of(command) for flag in each.flags]
     rest = before[list(before).index(command) + 1 :]
     named = [each for each in rest if not each.startswith("-")]
-    if command == "validate" or (command == "plan" and not named):
+    if command == "validate" or (command in ("plan", "autoscaler-tags") and not named):
         # The author of a document must not control the terminal.
         return [name for name in _cluster(before).document(None).layouts if name.isprintable()]
-    if command == "version":
+    if command in ("version", "autoscaler-tags"):
         return ()
     return [node.name for node in _cluster(before).selected(None) if node.name not in named]
 

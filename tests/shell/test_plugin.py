@@ -321,13 +321,15 @@ def test_a_history_names_the_writer_of_the_request(viewer: rig.Viewer) -> None:
     ("words", "candidates"),
     [
         (("st",), ["status"]),
-        (("",), ["status", "plan", "validate", "history", "version"]),
+        (("",), ["status", "plan", "validate", "history", "autoscaler-tags", "version"]),
         (("status", "gpu-"), ["gpu-1", "gpu-2", "gpu-3", "gpu-4", "gpu-5"]),
         (("status", "gpu-1", "gpu-1"), []),
         (("plan", "all-1"), ["all-1g.5gb", "all-1g.10gb"]),
         (("plan", "all-disabled", "gpu-1"), ["gpu-1"]),
         (("validate", "all-b"), ["all-balanced"]),
         (("history", "gpu-2"), ["gpu-2"]),
+        (("autoscaler-tags", "all-b"), ["all-balanced"]),
+        (("autoscaler-tags", "all-balanced", ""), []),
         (("status", "--conte"), ["--context"]),
         (("status", "--context", ""), ["sandbox"]),
         (("status", "-o", "y"), ["yaml"]),
@@ -344,3 +346,64 @@ def test_a_line_is_completed(
     *found, directive = answer.out.splitlines()
     assert [line.partition("\t")[0] for line in found] == candidates
     assert directive == ":4"
+
+
+# -- autoscaler-tags --------------------------------------------------------------------------
+
+AWS = "k8s.io/cluster-autoscaler/node-template"
+GCE = "nvidia.com/gpu=0,nvidia.com/mig-3g.20gb=8,nvidia.com/mig-2g.10gb=8,nvidia.com/mig-1g.5gb=16"
+AZURE = "k8s.io_cluster-autoscaler_node-template"
+
+
+def test_the_tags_of_a_group_are_the_devices_that_its_nodes_will_have_for_each_autoscaler(
+    viewer: rig.Viewer,
+) -> None:
+    answer = viewer.alone("autoscaler-tags", "all-balanced", "--gpu", "8xA100-SXM4-40GB")
+
+    lines = [line.strip() for line in answer.out.splitlines()]
+    assert answer.status == 0
+    assert lines[0] == "8xA100-SXM4-40GB with layout all-balanced, MIG strategy mixed"
+    for each in (
+        f"{AWS}/label/nvidia.com/mig.config=all-balanced",
+        f"{AWS}/resources/nvidia.com/gpu=0",
+        f"{AWS}/resources/nvidia.com/mig-1g.5gb=16",
+        f"{AZURE}_label_nvidia.com_mig.config=all-balanced",
+        f"{AZURE}_resources_nvidia.com_mig-3g.20gb=8",
+        f"node_labels=nvidia.com/mig.config=all-balanced;extended_resources={GCE}",
+        'nvidia.com/mig-2g.10gb: "8"',
+    ):
+        assert each in lines
+
+
+def test_with_the_strategy_single_the_tags_count_gpus(viewer: rig.Viewer) -> None:
+    command = ("autoscaler-tags", "all-1g.5gb", "--gpu", "2xa100", "--strategy", "single")
+
+    found = yaml.safe_load(viewer.alone(*command, "-o", "yaml").out)
+
+    assert found["resources"] == {"nvidia.com/gpu": 14}
+    assert found["aws_tags"] == {
+        f"{AWS}/label/nvidia.com/mig.config": "all-1g.5gb",
+        f"{AWS}/resources/nvidia.com/gpu": "14",
+    }
+    assert found["karpenter_capacity"] == {"nvidia.com/gpu": "14"}
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "message"),
+    [
+        (("all-balanced",), 2, "--gpu is missing"),
+        (("all-balanced", "--gpu", "A100", "--strategy", "none"), 2, "not one of mixed, single"),
+        (("all-balanced", "--gpu", "A100", "--strategy", "single"), 2, "MIG devices differ"),
+        (("all-balanced", "--gpu", "B9000"), 2, "unknown GPU 'B9000'"),
+        (("all-balanced", "--gpu", "A30"), 1, "has no profile 3g.20gb"),
+        (("all-balanced", "--gpu", "T4"), 1, "which has no MIG"),
+        (("--gpu", "A30"), 2, "LAYOUT"),
+    ],
+)
+def test_no_tags_are_printed_that_no_node_would_have(
+    viewer: rig.Viewer, words: tuple[str, ...], status: int, message: str
+) -> None:
+    answer = viewer.alone("autoscaler-tags", *words)
+
+    assert (answer.status, answer.out) == (status, "")
+    assert message in answer.err

@@ -10,6 +10,7 @@ from mig_manager.core import model, profile_name
 from mig_manager.core.node import cluster, resources
 from mig_manager.core.planner import planner
 from mig_manager.sandbox.node import device_plugin
+from tests import gpu_values
 from tests.unit import samples
 from tests.unit.test_clients import balanced
 
@@ -288,3 +289,35 @@ def test_a_loss_is_total_or_has_a_least_number_of_devices_in_use(
         loss.kind.resource.removeprefix("nvidia.com/"): (loss.ending, loss.is_total, loss.least)
         for loss in losses
     } == lost
+
+
+@pytest.mark.parametrize("product", ["a100-sxm4-40gb", "a30", "h100-sxm5-80gb"])
+def test_the_devices_of_a_layout_are_known_before_a_node_has_it(product: str) -> None:
+    first, changed, last = (hardware.template(hardware.find(product), i) for i in range(3))
+    profiles = [spec.profile for spec in first.profiles or ()]
+    for devices in ({}, *({profile: 1} for profile in profiles)):
+        wanted = model.DesiredGpu.of(model.MigMode.ENABLED, devices)
+        (after,) = gpu_values.brought_to((changed,), wanted)
+
+        mixed, single = (
+            resources.desired_counts((first, changed, last), {changed.uuid: wanted}, strategy)
+            for strategy in (resources.Strategy.MIXED, resources.Strategy.SINGLE)
+        )
+
+        assert mixed == resources.counts((first, after, last))
+        assert single == {"nvidia.com/gpu": 2 + len(devices)}
+
+
+def test_whole_gpus_are_counted_where_a_layout_leaves_none_and_displays_are_not() -> None:
+    gpu = hardware.template(hardware.find("a100-sxm4-40gb"))
+    display = dataclasses.replace(gpu, uuid="GPU-display", name="DGX Display")
+    seven = model.DesiredGpu.of(model.MigMode.ENABLED, {profile_name.parse("1g.5gb"): 7})
+    part = model.DesiredGpu.of(model.MigMode.ENABLED, {profile_name.parse("1c.2g.10gb"): 2})
+
+    def count(wanted: model.DesiredGpu | None) -> dict[str, int]:
+        desired = {gpu.uuid: wanted} if wanted else {}
+        return resources.desired_counts((gpu, display), desired, resources.Strategy.MIXED)
+
+    assert count(None) == {"nvidia.com/gpu": 1}
+    assert count(seven) == {"nvidia.com/gpu": 0, "nvidia.com/mig-1g.5gb": 7}
+    assert count(part) == {"nvidia.com/gpu": 0}

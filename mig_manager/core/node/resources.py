@@ -43,6 +43,28 @@ def counts(gpus: Iterable[model.Gpu]) -> dict[str, int]:
     return dict(found)
 
 
+def desired_counts(
+    gpus: Iterable[model.Gpu], wanted: Mapping[str, model.DesiredGpu], strategy: "Strategy"
+) -> dict[str, int]:
+    """Count the devices of each resource once desired GPUs, by UUID, are applied.
+
+    Whole GPUs are counted even if there is none.
+    """
+    found = collections.Counter({GPU: 0})
+    for gpu in gpus:
+        desired = wanted.get(gpu.uuid)
+        if gpu.name in DISPLAYS:
+            continue
+        if desired is None or desired.mode is not model.MigMode.ENABLED:
+            found[GPU] += 1
+            continue
+        for profile, count in desired.counts.items():
+            name = GPU if strategy is Strategy.SINGLE else of_profile(profile)
+            found[name or ""] += count
+    found.pop("", None)
+    return dict(found)
+
+
 def is_device(name: str) -> bool:
     """Return whether a resource is a GPU or a MIG device."""
     return name == GPU or name.startswith(_MIG_PREFIX)

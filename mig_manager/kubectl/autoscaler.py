@@ -1,0 +1,158 @@
+"""``kubectl mig autoscaler-tags``: what an autoscaler must know of a node group without a node.
+
+It computes from a catalogue product and a layout what the device plugin of a new node will
+advertise, and writes that as each autoscaler reads it:
+
+- Cluster Autoscaler on AWS: tags of the Auto Scaling group
+  (kubernetes/autoscaler, cluster-autoscaler/cloudprovider/aws/README.md).
+- Cluster Autoscaler on Azure: tags of the scale set, with ``_`` for ``/``
+  (cloudprovider/azure/azure_template.go).
+- Cluster Autoscaler on GCE: a part of ``AUTOSCALER_ENV_VARS`` in the instance template's
+  ``kube-env`` (cloudprovider/gce/templates.go).
+- Karpenter: ``spec.capacity`` of a NodeOverlay, which adds resources and replaces none
+  (kubernetes-sigs/karpenter, pkg/apis/v1alpha1/nodeoverlay.go).
+"""
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+
+from mig_manager import errors
+from mig_manager.core import messages, options
+from mig_manager.core.layout import config
+from mig_manager.core.node import cluster, resources
+from mig_manager.core.planner import planner
+
+_LABELS, _RESOURCES = "label", "resources"
+_GPUS = options.Option(
+    name="gpu",
+    help="the GPUs of a node, such as 8xA100-SXM4-40GB (required)",
+    metavar=options.SPEC,
+    commands="autoscaler-tags",
+    has_variable=False,
+)
+_STRATEGY = options.choosing(
+    "the device plugin's MIG strategy: mixed or single",
+    name="strategy",
+    metavar="STRATEGY",
+    default=resources.Strategy.MIXED,
+    words="mixed single",
+    commands="autoscaler-tags",
+    has_variable=False,
+)
+OPTIONS = (_GPUS, _STRATEGY)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Tags:
+    """What a node with these GPUs and this layout will advertise."""
+
+    layout: str
+    gpus: str  # as the user wrote them
+    strategy: resources.Strategy
+    devices: Mapping[str, int]  # by resource; whole GPUs even if there is none
+
+    @property
+    def aws(self) -> dict[str, str]:
+        """Tags of an Auto Scaling group."""
+        return {
+            f"k8s.io/cluster-autoscaler/node-template/{kind}/{key}": value
+            for kind, key, value in self._facts()
+        }
+
+    @property
+    def azure(self) -> dict[str, str]:
+        """Tags of a scale set. No key has ``_``, which Azure's tags would write as ``~2``."""
+        return {key.replace("/", "_"): value for key, value in self.aws.items()}
+
+    @property
+    def gce(self) -> str:
+        """Entries of ``AUTOSCALER_ENV_VARS``."""
+        variables = {_LABELS: "node_labels", _RESOURCES: "extended_resources"}
+        return ";".join(
+            f"{variable}="
+            + ",".join(f"{key}={value}" for own, key, value in self._facts() if own == kind)
+            for kind, variable in variables.items()
+        )
+
+    @property
+    def karpenter(self) -> dict[str, str]:
+        """``spec.capacity`` of a NodeOverlay."""
+        return {name: str(count) for name, count in self.devices.items() if count}
+
+    def _facts(self) -> Iterator[tuple[str, str, str]]:
+        yield _LABELS, cluster.CONFIG_LABEL, self.layout
+        for name, count in self.devices.items():
+            # Also 0: the instance type alone has whole GPUs.
+            yield _RESOURCES, name, str(count)
+
+    def to_data(self) -> dict[str, object]:
+        """Return plain data for JSON and YAML."""
+        return {
+            "layout": self.layout,
+            "gpus": self.gpus,
+            "strategy": self.strategy.value,
+            "resources": dict(self.devices),
+            "aws_tags": self.aws,
+            "azure_tags": self.azure,
+            "gce_autoscaler_env_vars": self.gce,
+            "karpenter_capacity": self.karpenter,
+        }
+
+
+def tags(layout: config.Layout, parsed: Mapping[str, object]) -> Tags:
+    """Compute what a node will advertise.
+
+    Raises:
+        LayoutError: The layout does not fit the GPUs.
+        UsageError: The GPUs are missing or unknown, or the device plugin cannot serve the layout
+            with this strategy.
+    """
+    from mig_manager.catalogue import hardware  # noqa: PLC0415 - reads the table of products
+
+    spec = str(parsed.get("gpu") or "")
+    if not spec:
+        raise errors.UsageError("--gpu is missing: name the GPUs of a node")
+    strategy = options.Source(parsed, {}).get(_STRATEGY)
+    gpus = [
+        hardware.template(product, index)
+        for index, product in enumerate(hardware.parse_node(spec))
+    ]
+    wanted = config.select(layout, gpus)
+    # Only for its errors.
+    planner.plan(gpus, wanted)
+    why_not = resources.strategy_refusals(resources.gpu_layouts(gpus, wanted)).get(strategy)
+    if why_not:
+        raise errors.UsageError(
+            f"with the MIG strategy {strategy.value} the device plugin exits: {why_not}"
+        )
+    return Tags(
+        layout=layout.name,
+        gpus=messages.printable(spec),
+        strategy=strategy,
+        devices=resources.desired_counts(gpus, wanted, strategy),
+    )
+
+
+def text(found: Tags) -> str:
+    """Return the tags as text for people."""
+    return "\n".join(
+        (
+            f"{found.gpus} with layout {found.layout}, MIG strategy {found.strategy.value}",
+            "",
+            "Cluster Autoscaler on AWS, tags of the Auto Scaling group:",
+            *_lines(found.aws),
+            "",
+            "Cluster Autoscaler on Azure, tags of the scale set:",
+            *_lines(found.azure),
+            "",
+            "Cluster Autoscaler on GCE, in AUTOSCALER_ENV_VARS of the template's kube-env:",
+            f"  {found.gce}",
+            "",
+            "Karpenter, spec.capacity of a NodeOverlay:",
+            *(f'  {name}: "{count}"' for name, count in found.karpenter.items()),
+        )
+    )
+
+
+def _lines(tagged: Mapping[str, str]) -> Iterator[str]:
+    return (f"  {key}={value}" for key, value in tagged.items())
