@@ -8,11 +8,15 @@ counts the agent's requests in the server's own log.
 
 import argparse
 import collections
+import functools
 import pathlib
 import threading
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from mig_manager.catalogue import hardware
 from mig_manager.core.layout import config
+from mig_manager.core.node import cluster
 from mig_manager.sandbox import scenarios, stages
 from mig_manager.sandbox.driver import states
 from testkit import apiserver
@@ -38,11 +42,21 @@ def main() -> None:
             server.log.clear()
             checks = story.play(stage, story.layout(gpus), lambda _text: None)
             assert all(checks.values()), name  # noqa: S101 - a bench of nonsense
+            # The last request of a run comes after the state that the story waits for.
+            stage.wait(functools.partial(_has_ended, stage.node), "the condition")
             _report(name, server.log.requests())
             if name == "does-not-fit":
                 server.log.clear()
                 threading.Event().wait(idle_s)
                 _report(f"{idle_s:g} s at rest", server.log.requests())
+
+
+def _has_ended(node: Callable[[], Mapping[str, Any]]) -> bool:
+    conditions = node()["status"]["conditions"]
+    return any(
+        each["type"] == cluster.READY_CONDITION and each["reason"] != "Pending"
+        for each in conditions
+    )
 
 
 def _report(title: str, asked: list[apiserver.LoggedRequest]) -> None:

@@ -95,6 +95,7 @@ def node_keys() -> dict[str, str]:
         "LABEL": "label",
         "ANNOTATION": "annotation",
         "TAINT": "taint",
+        "CONDITION": "Node condition",
         "PREFIX": "labels",
     }
     found: dict[str, str] = {}

@@ -175,7 +175,7 @@ LABELS_OF_OTHERS = (
 ANNOTATIONS_OF_OTHERS = (("example.com/owner", "me"), ("example.com/owner", None), ("a.b/c", "d"))
 OUR_STATE = labels(**{cluster.STATE_LABEL: "failed"})
 READY = {"type": "Ready", "status": "True", "reason": "Pretended"}
-MIG_READY = {"type": readiness.CONDITION, "status": "True"}
+MIG_READY = {"type": cluster.READY_CONDITION, "status": "True"}
 PENDING = readiness.Condition(is_ready=False, reason="Pending", message="soon")
 VERIFIED = readiness.Condition(is_ready=True, reason="LayoutVerified", message="now")
 CORDON = {"spec": {"unschedulable": True}}
@@ -311,9 +311,9 @@ def test_the_agent_may_remove_a_taint_of_the_owner_with_success_and_write_its_co
         own.set_condition(condition)
         seen = scene.people.get(f"{NODES}/{OWN}")
         conditions = {each["type"]: each for each in seen["status"]["conditions"]}
-        assert conditions.keys() == {"Ready", readiness.CONDITION}
+        assert conditions.keys() == {"Ready", cluster.READY_CONDITION}
         assert conditions["Ready"]["status"] == "Unknown"
-        assert condition.entry(conditions[readiness.CONDITION], "now") is None
+        assert condition.entry(conditions[cluster.READY_CONDITION], "now") is None
 
     own.update(
         lambda _view: cluster.NodePatch(

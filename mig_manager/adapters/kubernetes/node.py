@@ -201,7 +201,7 @@ class KubeNode:
         view = cluster.parse_node(node)
         with cluster.understood(f"node {self._name}"):
             conditions = (node.get("status") or {}).get("conditions") or ()
-            ours = (dict(each) for each in conditions if each["type"] == readiness.CONDITION)
+            ours = (dict(each) for each in conditions if each["type"] == cluster.READY_CONDITION)
             self._last = _Node(
                 view=view,
                 version=str(node["metadata"].get("resourceVersion") or ""),

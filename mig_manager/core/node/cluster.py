@@ -34,6 +34,7 @@ The scheduler and the DaemonSet controller honour it, and it evicts no pod. A co
 people: ``kubectl drain`` does not change a cordoned node, and a manager that uncordons it
 afterwards undoes that drain.
 """
+READY_CONDITION = "MigReady"
 RESOURCE_PREFIX = "nvidia.com/"
 PLUGIN_CONFIG_LABEL = "nvidia.com/device-plugin.config"
 """Names the entry of the device plugin's ConfigMap that this node's plugin reads."""

@@ -12,8 +12,6 @@ from mig_manager.core import model
 from mig_manager.core.node import cluster
 from mig_manager.core.records import status
 
-CONDITION = "MigReady"
-
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Condition:
@@ -43,7 +41,7 @@ class Condition:
             return None
         since = old.get("lastTransitionTime") if old.get("status") == facts["status"] else None
         return {
-            "type": CONDITION,
+            "type": cluster.READY_CONDITION,
             **facts,
             "lastHeartbeatTime": now,
             "lastTransitionTime": str(since or now),
