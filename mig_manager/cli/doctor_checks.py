@@ -10,7 +10,7 @@ from mig_manager.adapters.host import files, lock_file, procfs
 from mig_manager.cli.doctor import Check, Facts, Finding, NotAskedError, fail, ok, skipped, warn
 from mig_manager.core import model, picture
 from mig_manager.core.layout import config
-from mig_manager.core.node import claims, clients, cluster, resources
+from mig_manager.core.node import claims, clients, cluster, resources, rights
 from mig_manager.core.records import status
 
 _OLDEST_DRIVER = 450
@@ -347,7 +347,7 @@ def _api(facts: Facts) -> Iterator[Finding]:
     """The Kubernetes API accepts our credentials and has the node."""
     api = facts.kube.get()
     if not facts.settings.node_name:
-        api.is_allowed(cluster.RIGHTS[0])
+        api.is_allowed(rights.RIGHTS[0])
         yield ok("the API answers; the node is not checked without --node-name")
         return
     node = facts.node.get()
@@ -361,14 +361,14 @@ def _rights(facts: Facts) -> Iterator[Finding]:
     """The credentials have every right that the agent needs."""
     api = facts.kube.needed()
     is_complete = True
-    for right in cluster.RIGHTS:
+    for right in rights.RIGHTS:
         is_one_node = right.resource == "nodes" and right.verb in ("get", "patch")
         name = facts.settings.node_name if is_one_node else ""
         if not api.is_allowed(right, name=name):
             is_complete = False
             yield (fail if right.is_needed else warn)(f"may not {right}: {right.purpose}")
     if is_complete:
-        yield ok(f"all {len(cluster.RIGHTS)} that the agent needs")
+        yield ok(f"all {len(rights.RIGHTS)} that the agent needs")
 
 
 @_check("device-plugin", "Deploy the device plugin or DRA driver, or check its pod on this node.")

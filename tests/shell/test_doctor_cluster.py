@@ -12,7 +12,7 @@ import yaml
 
 from mig_manager.adapters.kubernetes import api
 from mig_manager.cli import doctor
-from mig_manager.core.node import claims, cluster
+from mig_manager.core.node import claims, cluster, rights
 from mig_manager.sandbox.node import sandbox_node
 from testkit import apiserver
 from tests import waiting
@@ -85,7 +85,7 @@ def test_a_node_that_is_served_has_nothing_to_fix(cluster_rig: Cluster) -> None:
 
     assert not result.failing, result.findings
     assert result.text("pod-resources") == "kubelet can schedule 2 nvidia.com/gpu"
-    assert result.text("rights") == f"all {len(cluster.RIGHTS)} that the agent needs"
+    assert result.text("rights") == f"all {len(rights.RIGHTS)} that the agent needs"
     assert "is ready" in result.text("device-plugin")
 
 
@@ -250,6 +250,6 @@ def test_the_rights_are_those_of_the_manifest() -> None:
 
     assert granted == {
         (r.group, "/".join(filter(None, (r.resource, r.subresource))), r.verb)
-        for r in cluster.RIGHTS
+        for r in rights.RIGHTS
     }
-    assert len(granted) == len(cluster.RIGHTS)
+    assert len(granted) == len(rights.RIGHTS)

@@ -25,7 +25,7 @@ import urllib3
 
 from mig_manager import errors
 from mig_manager.adapters.kubernetes import kube_config, responses
-from mig_manager.core.node import cluster
+from mig_manager.core.node import cluster, rights
 
 Configuration = kubernetes.client.configuration.Configuration
 
@@ -227,7 +227,7 @@ class KubeApi:
             socket.settimeout(idle_timeout_s)
         return responses.WatchStream(response, request=f"watch {path}")
 
-    def is_allowed(self, right: cluster.Right, *, name: str = "") -> bool:
+    def is_allowed(self, right: rights.Right, *, name: str = "") -> bool:
         """Ask by a SelfSubjectAccessReview whether we have a right in all namespaces.
 
         An empty ``name`` asks for any object.

@@ -1,0 +1,76 @@
+"""The rights that the agent needs, as ``deploy/base/rbac.yaml`` grants them."""
+
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Right:
+    """One verb on one kind of object, as RBAC grants it."""
+
+    group: str  # API group; empty for the core group
+    resource: str
+    verb: str
+    purpose: str  # what the agent cannot do without it
+    _: dataclasses.KW_ONLY
+    subresource: str = ""
+    is_needed: bool = True  # whether changes fail without it
+
+    def __str__(self) -> str:
+        sub = f"/{self.subresource}" if self.subresource else ""
+        return f"{self.verb} {self.resource}{sub}"
+
+
+RIGHTS = (
+    Right("", "nodes", "get", "read its node"),
+    Right("", "nodes", "list", "follow its node"),
+    Right("", "nodes", "watch", "follow its node"),
+    Right("", "nodes", "patch", "write state, journal and taint"),
+    Right(
+        "",
+        "nodes",
+        "patch",
+        "keep pods from devices that are gone, and write the condition MigReady",
+        subresource="status",
+        is_needed=False,
+    ),
+    Right("", "pods", "list", "find the pods of its node"),
+    Right("", "pods", "watch", "see at once that a pod has gone or come", is_needed=False),
+    Right("", "pods", "delete", "restart the device plugin"),
+    Right(
+        "",
+        "pods",
+        "create",
+        "evict pods that use what a change destroys",
+        subresource="eviction",
+    ),
+    Right(
+        "policy",
+        "poddisruptionbudgets",
+        "list",
+        "count what PodDisruptionBudgets grant before the first eviction",
+        is_needed=False,
+    ),
+    Right(
+        "resource.k8s.io",
+        "resourceclaims",
+        "get",
+        "find which devices the ResourceClaims of pods have",
+        is_needed=False,
+    ),
+    Right(
+        "resource.k8s.io",
+        "resourceslices",
+        "list",
+        "verify what the DRA driver advertises",
+        is_needed=False,
+    ),
+    Right(
+        "resource.k8s.io",
+        "resourceslices",
+        "delete",
+        "keep ResourceClaims from devices that are gone",
+        is_needed=False,
+    ),
+    Right("", "events", "create", "say on the Node what happened", is_needed=False),
+)
+"""The agent works without those that are not needed, and says what it could not do."""
