@@ -300,6 +300,17 @@ def test_startup_taints_go_in_the_patch_of_the_rest_whatever_their_effect(rig: R
     assert rig.patches() == 1
 
 
+def test_a_startup_taint_goes_although_another_writer_was_first(rig: Rig) -> None:
+    rig.own.read()
+    rig.kube.before_patch = lambda: rig.server.modify(
+        resources.NODES, "n1", lambda thing: thing["spec"]["taints"].append(RIVAL)
+    )
+
+    rig.own.update(lambda _view: cluster.NodePatch(removed_taints=frozenset({OTHER["key"]})))
+
+    assert rig.stored()["spec"]["taints"] == [RIVAL]
+
+
 def test_announce_does_not_block_and_later_writes_come_after_it(rig: Rig) -> None:
     rig.server.inject(apiserver.Fault(method="PATCH", hang_s=0.5))
 
