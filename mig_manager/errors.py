@@ -92,7 +92,9 @@ class Reason(enum.Enum):
 
 _REMEDIES = {
     Reason.INVALID_CONFIG: "Correct the config file at the named line; the agent reads it again.",
-    Reason.UNKNOWN_CONFIG: "Request a layout of the config file, or add this layout to the file.",
+    Reason.UNKNOWN_CONFIG: (
+        "Request a layout that 'kubectl mig layouts' lists, or add this one to the config file."
+    ),
     Reason.UNKNOWN_PROFILE: "Use a profile of this GPU; 'mig-manager status' lists them.",
     Reason.NO_GPU_MATCHES: (
         "Correct the layout's device-filter or devices; 'mig-manager status' shows PCI ids."
@@ -167,6 +169,7 @@ _REMEDIES = {
 
 _REMEDIES_AT_SHELL = {
     Reason.INVALID_CONFIG: "Correct the config file at the named line.",
+    Reason.UNKNOWN_CONFIG: "Name a layout of the config file, or add this one to the file.",
     Reason.IN_USE: "Stop the processes that use the GPU, then run the command again.",
     Reason.REBOOT_REQUIRED: "Reboot the node; the pending MIG mode is kept.",
     Reason.DRIVER_NOT_LOADED: "Load the NVIDIA driver, then run the command again.",
@@ -206,14 +209,14 @@ _TRANSIENT = frozenset(
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Location:
-    """A place in a text; lines and columns count from 1."""
+    """A place in a text; lines and columns count from 1. Line 0: the source is no text."""
 
     source: str  # file name as the user gave it, or ``<stdin>``
     line: int
     column: int
 
     def __str__(self) -> str:
-        return f"{self.source}:{self.line}:{self.column}"
+        return f"{self.source}:{self.line}:{self.column}" if self.line else self.source
 
 
 class MigManagerError(Exception):

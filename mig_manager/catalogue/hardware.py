@@ -227,7 +227,9 @@ def kinds(patterns: Iterable[str], *, warn: Callable[[str], object]) -> tuple[ge
             warn(f"{product.key} is left out: it has the PCI id of {first.key}")
     found = tuple(
         generator.Kind(
-            device_ids=product.pci_device_ids, profiles=template(product).profiles or ()
+            device_ids=product.pci_device_ids,
+            name=product.name,
+            profiles=template(product).profiles or (),
         )
         for product in by_ids.values()
         if product.is_mig_capable

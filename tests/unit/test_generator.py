@@ -12,6 +12,7 @@ from mig_manager import errors
 from mig_manager.catalogue import hardware
 from mig_manager.core import model, profile_name, yaml_tree
 from mig_manager.core.layout import config, generator
+from mig_manager.core.layout import layouts as layouts_module
 from mig_manager.core.planner import planner
 from tests.unit import test_bruteforce
 
@@ -252,3 +253,57 @@ def test_gpus_of_a_node_are_distinguished_by_their_pci_ids_and_must_list_profile
     with pytest.raises(errors.LayoutError) as caught:
         generator.kinds_of([t4])
     assert caught.value.reason is errors.Reason.NOT_MIG_CAPABLE
+
+
+def test_generated_layouts_are_those_of_the_document_with_their_hashes() -> None:
+    nodes = [[name] for name in hardware.product_names()] + [[A100_80, H100, A30], [A100_40, RTX]]
+    for names in nodes:
+        document = yaml_tree.dump(generator.document(kinds(*names)))
+
+        expected = config.parse(document, source="generated").layouts
+        made = generator.layouts_of(kinds(*names))
+
+        assert list(made) == list(expected)
+        assert made == expected
+
+
+@pytest.mark.parametrize("spec", ["a100-sxm4-80gb+a30", "a30+t4", "h200+rtx-pro-6000+a30"])
+def test_a_generated_layout_fits_every_gpu_that_it_selects(spec: str) -> None:
+    node = [
+        hardware.template(product, index)
+        for index, product in enumerate(hardware.find(name) for name in spec.split("+"))
+    ]
+
+    for layout in generator.layouts_of(generator.kinds_of(node)).values():
+        # Raises where anything does not fit.
+        planner.plan(node, config.select(layout, node))
+
+
+def test_gpus_of_one_pci_id_with_other_profiles_are_distinguished_by_their_subsystem() -> None:
+    whole = hardware.template(hardware.find(A100_40))
+    less = dataclasses.replace(
+        whole,
+        index=1,
+        uuid="GPU-1",
+        pci_subsystem_id=0x147610DE,
+        profiles=tuple(each for each in whole.profiles or () if each.profile.gpu_slices < 7),
+    )
+    same = dataclasses.replace(less, index=2, uuid="GPU-2", pci_subsystem_id=0)
+
+    made = generator.layouts_of(generator.kinds_of([whole, less]))
+    assert set(config.select(made["all-7g.40gb"], [whole, less])) == {whole.uuid}
+    assert set(config.select(made["all-1g.5gb"], [whole, less])) == {whole.uuid, less.uuid}
+
+    # Where no filter distinguishes them, only what all of them offer counts.
+    assert "all-7g.40gb" not in generator.layouts_of(generator.kinds_of([whole, same]))
+
+
+def test_an_error_about_a_generated_layout_names_its_origin() -> None:
+    a100, a30 = (hardware.template(hardware.find(name)) for name in (A100_40, A30))
+    layout = generator.layouts_of(generator.kinds_of([a100]))["all-3g.20gb"]
+
+    with pytest.raises(errors.LayoutError) as caught, layouts_module.located(layout, [a30]):
+        planner.plan([a30], config.select(layout, [a30]))
+
+    assert layout.origin == "generated for NVIDIA A100-SXM4-40GB"
+    assert caught.value.message.startswith(f"{layout.origin}: ")

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from mig_manager import errors
 from mig_manager.core import model
-from mig_manager.core.layout import config
+from mig_manager.core.layout import config, layouts
 from mig_manager.core.planner import placement
 
 Counts = tuple[tuple[model.Profile, int], ...]
@@ -35,33 +35,73 @@ class Kind:
 
     device_ids: tuple[int, ...]
     """PCI ids, device and vendor packed as NVML does; of one product they may be several."""
+    subsystem_id: int | None = None
+    """Where GPUs of one PCI id offer different profiles; None: all of these PCI ids are alike."""
+    name: str = ""  # of the product
     profiles: tuple[model.GpuInstanceProfile, ...]  # what such a GPU offers
+
+    @property
+    def filters(self) -> tuple[config.DeviceFilter, ...]:
+        """The filters that select these GPUs."""
+        return tuple(
+            config.DeviceFilter(device_id=each, subsystem_id=self.subsystem_id)
+            for each in self.device_ids
+        )
 
 
 def kinds_of(gpus: Iterable[model.Gpu]) -> tuple[Kind, ...]:
-    """Sort the MIG-capable GPUs of a node by PCI id.
+    """Sort the MIG-capable GPUs of a node by PCI id, and by subsystem where that matters.
 
     LayoutError if none has MIG (NOT_MIG_CAPABLE), or the driver lists no profiles while MIG is off
     (NOT_SUPPORTED).
     """
-    known: dict[int, model.Gpu] = {}
+    capable: dict[int, list[model.Gpu]] = {}
     for gpu in gpus:
-        if gpu.is_mig_capable and (gpu.pci_device_id not in known or gpu.profiles is not None):
-            known[gpu.pci_device_id] = gpu
-    if not known:
+        if gpu.is_mig_capable:
+            capable.setdefault(gpu.pci_device_id, []).append(gpu)
+    if not capable:
         problem = "this node has no MIG-capable GPU"
         raise errors.LayoutError(problem, reason=errors.Reason.NOT_MIG_CAPABLE)
-    for gpu in known.values():
-        if not gpu.profiles:
+    found: list[Kind] = []
+    for device_id, alike in sorted(capable.items()):
+        boards: dict[int | None, list[model.Gpu]] = {}
+        for gpu in alike:
+            if gpu.profiles:
+                boards.setdefault(gpu.pci_subsystem_id, []).append(gpu)
+        if not boards:
             raise errors.LayoutError(
-                f"this driver lists the profiles of {gpu} only once MIG is on: apply "
+                f"this driver lists the profiles of {alike[0]} only once MIG is on: apply "
                 "'all-enabled' first, or name the product with --gpu",
                 reason=errors.Reason.NOT_SUPPORTED,
             )
-    return tuple(
-        Kind(device_ids=(device_id,), profiles=gpu.profiles or ())
-        for device_id, gpu in sorted(known.items())
-    )
+        if len({_offer(gpu) for members in boards.values() for gpu in members}) == 1:
+            boards = {None: alike}
+        for subsystem_id, members in boards.items():
+            found.append(
+                Kind(
+                    device_ids=(device_id,),
+                    subsystem_id=subsystem_id,
+                    name=members[0].name,
+                    profiles=_common(members),
+                )
+            )
+    return tuple(found)
+
+
+def _common(gpus: Iterable[model.Gpu]) -> tuple[model.GpuInstanceProfile, ...]:
+    """Return the profiles that all GPUs offer that list any."""
+    listing = [gpu for gpu in gpus if gpu.profiles]
+    shared = frozenset.intersection(*map(_offer, listing))
+    return tuple(spec for spec in listing[0].profiles or () if _facts(spec) in shared)
+
+
+def _offer(gpu: model.Gpu) -> frozenset[object]:
+    return frozenset(map(_facts, gpu.profiles or ()))
+
+
+def _facts(spec: model.GpuInstanceProfile) -> object:
+    """Return what a generated layout depends on."""
+    return spec.profile, spec.placements, spec.engines
 
 
 def document(kinds: Sequence[Kind], *, has_all_maximal: bool = False) -> dict[str, object]:
@@ -73,34 +113,50 @@ def document(kinds: Sequence[Kind], *, has_all_maximal: bool = False) -> dict[st
     No PCI id is in two ``kinds``. ``has_all_maximal`` adds every layout to which no instance can
     be added, but those that a standard layout is already.
     """
-    rules: dict[str, _Rules] = {
-        "all-disabled": {(None, None): []},
-        "all-enabled": {(None, ()): []},
-    }
-    known: set[tuple[Kind, Counts]] = set()
-
-    def add(name: str, kind: Kind, counts: Counts) -> None:
-        # As mig-parted has it: balanced rules stay apart, equal others are joined.
-        apart = kind if name == _BALANCED_NAME else None
-        filters = rules.setdefault(name, {}).setdefault((apart, counts), [])
-        if len(kinds) > 1:
-            filters += [str(config.DeviceFilter(device_id=each)) for each in kind.device_ids]
-        known.add((kind, counts))
-
-    for kind in kinds:
-        balanced = _balanced(kind)
-        if balanced:
-            add(_BALANCED_NAME, kind, balanced)
-        capacity = placement.Capacity(kind.profiles)
-        for spec in capacity.specs:
-            most = capacity.most(spec.profile)
-            add(_label("all-", str(spec.profile)), kind, ((spec.profile, most),))
+    rules = _standard(kinds)
+    known = {(kind, n) for each in rules.values() for (_, n), of in each.items() for kind in of}
     for kind in kinds if has_all_maximal else ():
         for counts in maximal(kind.profiles):
             if (kind, counts) not in known:
-                add(maximal_name(counts), kind, counts)
-    ordered = {name: _ordered(rules[name]) for name in sorted(rules, key=_natural)}
-    return {"version": config.VERSION, "mig-configs": ordered}
+                rules.setdefault(maximal_name(counts), {}).setdefault((None, counts), [])
+                rules[maximal_name(counts)][None, counts].append(kind)
+    configs = {
+        name: [_plain(filters, counts) for filters, counts in _ordered(rules[name], kinds)]
+        for name in sorted(rules, key=_natural)
+    }
+    return {"version": config.VERSION, "mig-configs": configs}
+
+
+def layouts_of(kinds: Sequence[Kind]) -> dict[str, config.Layout]:
+    """Return the standard layouts for nodes with these GPUs, equal to those of ``document``.
+
+    The location of each names the products that it is for.
+    """
+    rules = _standard(kinds)
+    return {name: _layout(name, rules[name], kinds) for name in sorted(rules, key=_natural)}
+
+
+def _layout(name: str, rules: "_Rules", kinds: Sequence[Kind]) -> config.Layout:
+    products = dict.fromkeys(
+        kind.name for kind in kinds if any(kind in of for of in rules.values())
+    )
+    location = errors.Location(source=f"generated for {', '.join(products)}", line=0, column=0)
+    ordered = tuple(
+        config.Rule(
+            filters=tuple(sorted(filters, key=str)),
+            indices=None,
+            wanted=model.DesiredGpu.of(
+                model.MigMode.DISABLED if counts is None else model.MigMode.ENABLED,
+                dict(counts or ()),
+            ),
+            location=location,
+            profile_locations={},
+        )
+        for filters, counts in _ordered(rules, kinds)
+    )
+    return config.Layout(
+        name=name, rules=ordered, content_hash=layouts.content_hash(ordered), location=location
+    )
 
 
 def maximal(profiles: Iterable[model.GpuInstanceProfile]) -> Iterator[Counts]:
@@ -130,28 +186,58 @@ def maximal_name(counts: Counts) -> str:
     return f"{name[: LONGEST_NAME - _HASH_DIGITS - 1].rstrip('-_.')}_{digest}"
 
 
-_Rules = dict[tuple[Kind | None, Counts | None], list[str]]
-"""The filters of each rule of a layout, by the kind that keeps it apart and by what it gives."""
+_Rules = dict[tuple[Kind | None, Counts | None], list[Kind]]
+"""The GPUs of each rule of a layout, by the kind that keeps it apart and by what it gives: without
+counts it disables MIG."""
 
 
-def _ordered(rules: _Rules) -> list[dict[str, object]]:
-    """Return the rules of a layout as plain data, those of the fewest instances first.
+def _standard(kinds: Sequence[Kind]) -> dict[str, _Rules]:
+    """Return the rules of the standard layouts."""
+    rules: dict[str, _Rules] = {
+        "all-disabled": {(None, None): list(kinds)},
+        "all-enabled": {(None, ()): list(kinds)},
+    }
+    for kind in kinds:
+        if balanced := _balanced(kind):
+            # As mig-parted has it: balanced rules stay apart, equal others are joined.
+            rules.setdefault(_BALANCED_NAME, {})[kind, balanced] = [kind]
+        capacity = placement.Capacity(kind.profiles)
+        for spec in capacity.specs:
+            counts = ((spec.profile, capacity.most(spec.profile)),)
+            name = _label("all-", str(spec.profile))
+            rules.setdefault(name, {}).setdefault((None, counts), []).append(kind)
+    return rules
 
-    Without counts a rule disables MIG, without filters it is about every GPU.
+
+def _ordered(
+    rules: _Rules, kinds: Sequence[Kind]
+) -> list[tuple[list[config.DeviceFilter], Counts | None]]:
+    """Return the rules of a layout, those of the fewest instances first.
+
+    A rule without filters is about every GPU.
     """
     ordered = [
-        (0 if apart else sum(n for _, n in counts or ()), sorted(filters), counts)
-        for (apart, counts), filters in rules.items()
+        (
+            0 if apart else sum(n for _, n in counts or ()),
+            # What needs no instance fits every GPU.
+            sorted((f for kind in of for f in kind.filters), key=str)
+            if counts and len(kinds) > 1
+            else [],
+            counts,
+        )
+        for (apart, counts), of in rules.items()
     ]
-    found: list[dict[str, object]] = []
-    for _, filters, counts in sorted(ordered, key=lambda rule: rule[:2]):
-        devices = sorted(counts or (), key=lambda item: _natural(str(item[0])))
-        rule: dict[str, object] = {"device-filter": filters} if filters else {}
-        rule["devices"] = "all"
-        rule["mig-enabled"] = counts is not None
-        rule["mig-devices"] = {str(each): n for each, n in devices}
-        found.append(rule)
-    return found
+    ordered.sort(key=lambda rule: (rule[0], list(map(str, rule[1]))))
+    return [(filters, counts) for _, filters, counts in ordered]
+
+
+def _plain(filters: Sequence[config.DeviceFilter], counts: Counts | None) -> dict[str, object]:
+    devices = sorted(counts or (), key=lambda item: _natural(str(item[0])))
+    rule: dict[str, object] = {"device-filter": [str(each) for each in filters]} if filters else {}
+    rule["devices"] = "all"
+    rule["mig-enabled"] = counts is not None
+    rule["mig-devices"] = {str(each): n for each, n in devices}
+    return rule
 
 
 def _balanced(kind: Kind) -> Counts:

@@ -173,6 +173,12 @@ class Layout:
     """Whether what matches no GPU passes, as mig-parted lets it."""
     location: errors.Location = dataclasses.field(compare=False)
 
+    @property
+    def origin(self) -> str:
+        """``config.yaml:12``, or ``generated for NVIDIA A30``."""
+        place = self.location
+        return f"{place.source}:{place.line}" if place.line else place.source
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Document:

@@ -1,0 +1,139 @@
+"""The layouts that can be requested of a node: those of a config file, and generated ones.
+
+An owner's file precedes generated layouts, name by name. The default file, which comes with the
+program or with NVIDIA's operator, follows them: it was written without knowledge of this node.
+"""
+
+import dataclasses
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from mig_manager import errors
+from mig_manager.core import messages, model, steps
+from mig_manager.core.layout import generator, layouts
+from mig_manager.core.planner import planner
+from mig_manager.core.records import gpu_codec
+
+_VERSION = 1
+_MOST_BYTES = 64 << 10  # of the annotation
+_MOST = 1000  # layouts to read from it
+_MOST_LETTERS = 200  # of a name or an origin
+
+
+def generated(gpus: Iterable[model.Gpu]) -> dict[str, layouts.Layout]:
+    """Return the standard layouts of a node's GPUs; none if the driver lists no profiles."""
+    try:
+        return generator.layouts_of(generator.kinds_of(gpus))
+    except errors.LayoutError:
+        return {}
+
+
+def merged(
+    file: layouts.Document, made: Mapping[str, layouts.Layout], *, is_default: bool
+) -> layouts.Document:
+    """Return the layouts of a file, filled up with generated ones; of a default file those win."""
+    if not made:
+        return file
+    both = {**made, **file.layouts, **(made if is_default else {})}
+    return dataclasses.replace(
+        file, source=f"{file.source}, with the layouts generated for this node,", layouts=both
+    )
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Fit:
+    """A layout that GPUs can have."""
+
+    layout: layouts.Layout
+    gpus: tuple[model.Gpu, ...]
+    """Those that it selects, with its instances where an otherwise empty GPU has them. A GPU that
+    lists its profiles only with MIG on has no instances here."""
+
+
+def fitting(candidates: Iterable[layouts.Layout], gpus: Iterable[model.Gpu]) -> Iterator[Fit]:
+    """Yield the layouts that these GPUs can have, whatever instances they have now."""
+    idle = [gpu_codec.idle(gpu) for gpu in gpus]
+    for layout in candidates:
+        try:
+            wanted = layouts.select(layout, idle)
+            plan = planner.plan(idle, wanted)
+        except errors.LayoutError:
+            continue
+        targets = {each.gpu_uuid: each.target for each in plan.gpus}
+        selected = (gpu for gpu in idle if gpu.uuid in wanted)
+        yield Fit(
+            layout=layout,
+            gpus=tuple(
+                _with(gpu, wanted[gpu.uuid].mode, targets.get(gpu.uuid, ())) for gpu in selected
+            ),
+        )
+
+
+def _with(
+    gpu: model.Gpu, mode: model.MigMode, target: Iterable[steps.TargetInstance]
+) -> model.Gpu:
+    instances = tuple(
+        model.GpuInstance(
+            instance_id=number,
+            profile=each.profile,
+            profile_id=each.profile_id,
+            placement=each.placement,
+            compute_instances=tuple(
+                model.ComputeInstance(
+                    instance_id=inner, profile=ci.profile, placement=ci.placement, uuid=None
+                )
+                for inner, ci in enumerate(each.compute_instances)
+            ),
+        )
+        for number, each in enumerate(target)
+    )
+    return dataclasses.replace(gpu, current_mode=mode, pending_mode=mode, gpu_instances=instances)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """One layout in a node's list."""
+
+    name: str
+    content_hash: str
+    origin: str
+
+    @staticmethod
+    def of(layout: layouts.Layout) -> "Entry":
+        """Return the entry of a layout."""
+        return Entry(name=layout.name, content_hash=layout.content_hash, origin=layout.origin)
+
+
+def to_json(entries: Iterable[Entry]) -> str:
+    """Return the value of the annotation that lists a node's layouts, as far as it has room.
+
+    The API server refuses a node with more than 256 KiB of annotations
+    (``TotalAnnotationSizeLimitB`` of ``k8s.io/apimachinery``), and with it the end of a run.
+    """
+    rows: dict[str, dict[str, str]] = {}
+    left = _MOST_BYTES
+    for each in entries:
+        row = {"hash": each.content_hash, "origin": each.origin}
+        left -= len(json.dumps({each.name: row}))
+        if left < 0:
+            break
+        rows[each.name] = row
+    return json.dumps({"version": _VERSION, "layouts": rows})
+
+
+def from_json(text: str) -> tuple[Entry, ...]:
+    """Parse that annotation, with texts made safe to print; ValueError if it is none."""
+    try:
+        data: Any = json.loads(text)
+        rows = list(data["layouts"].items())[:_MOST]
+        return tuple(
+            Entry(name=_word(name), content_hash=_word(row["hash"]), origin=_word(row["origin"]))
+            for name, row in rows
+        )
+    except (AttributeError, LookupError, RecursionError, TypeError) as error:
+        raise ValueError("not a list of layouts") from error
+
+
+def _word(value: object) -> str:
+    return messages.printable(str(value)[:_MOST_LETTERS])

@@ -1,0 +1,102 @@
+"""Which layouts a node serves, and the list of them that it publishes."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mig_manager import errors
+from mig_manager.catalogue import hardware
+from mig_manager.core import model
+from mig_manager.core.layout import config, generator, served
+from mig_manager.core.records import status
+
+A100 = hardware.template(hardware.find("A100-SXM4-40GB"))
+MADE = served.generated([A100])
+SOURCE = "own.yaml"
+
+names = st.sets(st.sampled_from([*MADE, "team-a", "team-b"]))
+
+
+def document(layout_names: set[str]) -> config.Document:
+    rules = "[{devices: all, mig-enabled: true, mig-devices: {1g.5gb: 3}}]"
+    lines = [f"  {name}: {rules}" for name in sorted(layout_names)]
+    text = "\n".join(["version: v1", *(["mig-configs:", *lines] if lines else [])])
+    return config.parse(text, source=SOURCE)
+
+
+@given(own=names, is_default=st.booleans())
+def test_every_name_is_served_once_and_the_right_one_wins(
+    *, own: set[str], is_default: bool
+) -> None:
+    found = served.merged(document(own), MADE, is_default=is_default).layouts
+
+    assert found.keys() == own | MADE.keys()
+    for name, layout in found.items():
+        is_own = name in own and not (is_default and name in MADE)
+        assert layout.location.source == (SOURCE if is_own else "generated for " + A100.name)
+
+
+@given(names)
+def test_where_nothing_is_generated_the_file_counts_alone(own: set[str]) -> None:
+    assert served.merged(document(own), {}, is_default=True) == document(own)
+
+
+@pytest.mark.parametrize("name", hardware.product_names())
+def test_every_generated_layout_fits_and_is_shown_with_its_instances(name: str) -> None:
+    gpu = hardware.template(hardware.find(name))
+    made = served.generated([gpu])
+
+    fits = {fit.layout.name: fit.gpus for fit in served.fitting(made.values(), [gpu])}
+
+    assert fits.keys() == made.keys()
+    for layout, (shown,) in fits.items():
+        (rule,) = made[layout].rules
+        expected = {str(profile): count for profile, count in rule.wanted.devices}
+        assert status.device_counts(shown) == expected
+        assert shown.current_mode is rule.wanted.mode
+
+
+def test_no_layout_is_generated_for_gpus_without_mig() -> None:
+    assert served.generated([hardware.template(hardware.find("T4"))]) == {}
+
+
+@given(
+    st.lists(
+        st.builds(
+            served.Entry,
+            name=st.from_regex(r"[a-z0-9.-]{1,63}", fullmatch=True),
+            content_hash=st.from_regex(r"[0-9a-f]{12}", fullmatch=True),
+            origin=st.from_regex(r"[ -~]{1,200}", fullmatch=True),
+        ),
+        unique_by=lambda each: each.name,
+    )
+)
+def test_the_list_is_read_as_it_was_written(entries: list[served.Entry]) -> None:
+    assert served.from_json(served.to_json(entries)) == tuple(entries)
+
+
+def test_a_list_that_is_too_long_for_an_annotation_is_cut() -> None:
+    entries = [
+        served.Entry(name=f"layout-{number}", content_hash="0" * 12, origin="x" * 100)
+        for number in range(10_000)
+    ]
+
+    text = served.to_json(entries)
+
+    assert len(text) < 80_000
+    read = served.from_json(text)
+    assert read == tuple(entries[: len(read)])
+    assert len(read) > 300
+
+
+def test_a_layout_that_gpus_cannot_have_is_left_out() -> None:
+    own = document({"team-a"})
+    a30 = hardware.template(hardware.find("A30"))
+
+    assert list(served.fitting(own.layouts.values(), [a30])) == []
+    (fit,) = served.fitting(own.layouts.values(), [A100])
+    assert [gpu.current_mode for gpu in fit.gpus] == [model.MigMode.ENABLED]
+    with pytest.raises(errors.LayoutError):
+        served.merged(
+            own, generator.layouts_of(generator.kinds_of([a30])), is_default=False
+        ).layout("all-1g.5gb")
