@@ -3,7 +3,7 @@
 import copy
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
@@ -70,7 +70,7 @@ def _node(*, layout: str | None, gated: bool) -> fakes.NodeRig:
     return rig
 
 
-def reconciler(
+def reconciler(  # noqa: PLR0913 - each is named where it is called
     rig: fakes.NodeRig,
     text: str = CONFIG,
     *,
@@ -78,9 +78,13 @@ def reconciler(
     heals_drift: bool = False,
     is_lenient: bool = False,
     telemetry: ports.Telemetry | None = None,
+    limits: Mapping[str, Any] | None = None,
     **replaced: Any,
 ) -> reconcile.Reconciler:
-    """Return an agent's reconciler; ``replaced`` are dependencies other than the node's own."""
+    """Return an agent's reconciler.
+
+    ``limits`` are further ones, ``replaced`` are dependencies other than the node's own.
+    """
     deps = ports.Dependencies(
         gpus=rig.hardware,
         node=rig.node,
@@ -113,6 +117,7 @@ def reconciler(
             heals_drift=heals_drift,
             is_lenient=is_lenient,
             policy=rig.policy,
+            **(limits or {}),
         ),
     )
 

@@ -242,6 +242,18 @@ def _dependencies(
             limit=settings.max_concurrent_nodes,
             clock=system,
         )
+    write_layouts: Callable[[str], bool] | None = None
+    if settings.pod_name and settings.pod_namespace:
+        # Only where NVIDIA's operator, or a manifest like its, names the pod.
+        from mig_manager.adapters.kubernetes import node_layouts  # noqa: PLC0415
+
+        write_layouts = node_layouts.KubeNodeLayouts(
+            kube,
+            node_name=settings.node_name,
+            namespace=settings.pod_namespace,
+            pod_name=settings.pod_name,
+            pod_uid=settings.own_pod_uid,
+        ).write
     kubelet = pod_resources.WorkerPodResources(str(settings.pod_resources_socket))
     extra_clients = settings.extra_clients_file
     deps = ports.Dependencies(
@@ -265,6 +277,7 @@ def _dependencies(
         boot_id=boot_id,
         own_pod_uid=procfs.own_pod_uid(settings.own_pod_uid, _MOUNTS),
         boot_layout=files.VerifiedLayoutFile(settings.verified_layout_file),
+        write_layouts=write_layouts,
         slots=slots,
     )
     if settings.hooks_file:

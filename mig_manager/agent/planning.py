@@ -1,13 +1,12 @@
 """Wait for a slot, resolve the requested layout, observe the GPUs, and plan the steps between."""
 
-import functools
 import random
 from collections.abc import Sequence
 
 import structlog
 
 from mig_manager import errors
-from mig_manager.agent import record, settings
+from mig_manager.agent import record, served_layouts, settings
 from mig_manager.core import model, ports, steps, timing, yaml_tree
 from mig_manager.core.layout import config, layouts
 from mig_manager.core.node import clients
@@ -20,9 +19,6 @@ _PUBLISH_AGAIN_S = 60.0
 
 _log = structlog.get_logger()
 
-_parsed = functools.lru_cache(maxsize=1)(config.parse)
-"""The file seldom changes, and parsing it would take half of the time until ``pending``."""
-
 
 class Planning:
     """The first steps of one run."""
@@ -31,8 +27,10 @@ class Planning:
         self, deps: ports.Dependencies, limits: settings.Limits, written: record.Record
     ) -> None:
         self._deps = deps
-        self._is_lenient = limits.is_lenient
+        self._limits = limits
         self._record = written
+        self._observed: model.ObservedGpus | None = None
+        """The GPUs as observed to generate a layout, for the step that observes them."""
         self._warnings: tuple[yaml_tree.Diagnostic, ...] = ()
 
     def wait_for_slot(self, request: ports.Cancellation) -> None:
@@ -78,13 +76,19 @@ class Planning:
 
         Raises:
             ConfigError: The file cannot be read or is invalid.
-            LayoutError: The file has no such layout.
+            HardwareError: The layout must be generated, and no GPU can be observed.
+            LayoutError: There is no such layout.
         """
-        source = self._deps.configs
-        document = _parsed(source.read(), source=source.name, is_lenient=self._is_lenient)
-        layout = document.layout(self._record.config)
-        self._warnings = document.warnings
-        self._record.note(config_hash=layout.content_hash)
+
+        def observe() -> model.ObservedGpus:
+            self._observed = None
+            self._observed = self.observe()
+            return self._observed
+
+        layout, self._warnings = served_layouts.find(
+            self._record.config, self._deps.configs, self._limits, observe
+        )
+        self._record.note(config_hash=layout.content_hash, origin=layout.origin)
         return layout
 
     def extra_clients(self) -> tuple[clients.ExtraClient, ...]:
@@ -102,6 +106,9 @@ class Planning:
         Raises:
             HardwareError: No GPU can be observed; from the second attempt on the message says so.
         """
+        if self._observed is not None:
+            gpus, self._observed = self._observed, None
+            return gpus
         try:
             gpus = self._deps.gpus.observe()
         except errors.HardwareError as error:

@@ -10,7 +10,16 @@ import dataclasses
 import structlog
 
 from mig_manager import errors
-from mig_manager.agent import drain, drift, gpu_clients, planning, record, recovery, settings
+from mig_manager.agent import (
+    drain,
+    drift,
+    gpu_clients,
+    planning,
+    record,
+    recovery,
+    served_layouts,
+    settings,
+)
 from mig_manager.agent import run as pipeline
 from mig_manager.change import local
 from mig_manager.core import model, ports, steps
@@ -33,6 +42,7 @@ class Reconciler:
         self._left: status.Journal | None = None
         """What earlier runs took and have not restored; the next run resumes with it."""
         self._history = pipeline.History()
+        self._layout_list = served_layouts.LayoutList(deps, limits)
 
     def recover(self, name: str | None) -> None:
         """Take over from an interrupted run; call before the first run and after a lost one.
@@ -122,7 +132,8 @@ class Reconciler:
             self._history = dataclasses.replace(self._history, gpus=written.gpus)
         is_drifted = outcome.reason is errors.Reason.DRIFTED
         self._deps.telemetry.drift_found(is_drifted=is_drifted)
-        written.finish(outcome)
+        written.finish(outcome, self._layout_list.annotations(written.gpus))
+        self._layout_list.published()
         # A failure that is retried decides nothing: the retry serves the same request.
         if not (is_drifted or outcome.should_retry):
             self._history = dataclasses.replace(self._history, fulfilled=None)
@@ -243,19 +254,22 @@ class Reconciler:
             self._deps.node.update(lambda _view: cluster.NodePatch(removed_taints=taints))
 
     def _publish_gpus(self, view: cluster.NodeView) -> bool:
-        """Publish the GPUs, for rollouts that are planned before a label is set.
+        """Publish the GPUs and their layouts, for requests that are planned before a label is set.
 
         Returns:
             Whether that failed and may succeed later.
         """
         try:
             with self._locked("looking at the GPUs"):
-                gpus = gpu_codec.to_json(self._deps.gpus.observe())
+                gpus = self._deps.gpus.observe()
         except (errors.HardwareError, errors.LockedError) as error:
             _log.info("gpus_not_published", reason=error.reason.value, error=error.message)
             return error.reason.is_transient
-        if view.annotations.get(cluster.GPUS_ANNOTATION) != gpus:
-            self._deps.node.patch(cluster.NodePatch(annotations={cluster.GPUS_ANNOTATION: gpus}))
+        inventory = {cluster.GPUS_ANNOTATION: gpu_codec.to_json(gpus)}
+        change = cluster.NodePatch(annotations=inventory | self._layout_list.annotations(gpus))
+        if not change.is_in(view):
+            self._deps.node.patch(change)
+        self._layout_list.published()
         return False
 
     def _end_pending(self, why: str) -> None:

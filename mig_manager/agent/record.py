@@ -286,8 +286,12 @@ class Record:
             raise
         return frozenset(restored)
 
-    def finish(self, outcome: Outcome) -> None:
+    def finish(
+        self, outcome: Outcome, annotations: Mapping[str, str | None] | None = None
+    ) -> None:
         """Publish the outcome, and restore in the same patch what the journal still lists.
+
+        ``annotations`` are further ones for this patch.
 
         Raises:
             ClusterError: The API refused or does not answer; the journal stays for the next run.
@@ -322,11 +326,11 @@ class Record:
         if outcome.keeps_closed:
             kept = taken.closed
             taken = dataclasses.replace(taken, hold_taint=False)
-        annotations = self._annotations(kept)
+        written = {**(annotations or {}), **self._annotations(kept)}
         removed = self._startup_taints if is_success else frozenset()
         self._node.update(
             lambda view: dataclasses.replace(
-                _merge(status.restoring(taken, view), labels, annotations), removed_taints=removed
+                _merge(status.restoring(taken, view), labels, written), removed_taints=removed
             )
         )
         self.journal = kept

@@ -5,6 +5,7 @@ that their manifests and scripts keep working.
 """
 
 import dataclasses
+import enum
 import pathlib
 from collections.abc import Mapping
 
@@ -12,6 +13,16 @@ from mig_manager import errors
 from mig_manager.agent import node_settings
 from mig_manager.core import host_settings, options, timing
 from mig_manager.core.node import policy as policies
+
+
+class GeneratedLayouts(enum.Enum):
+    """What the layouts generated from the GPUs do."""
+
+    MERGE = "merge"
+    """Fill up an owner's config file, and precede the default one."""
+    ONLY = "only"
+    """Replace the config file; the default one is served where the driver lists no profiles."""
+    OFF = "off"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -34,6 +45,13 @@ class Limits:
     heals_drift: bool = options.switch(
         "restore the layout after another program changed it", name="heal-drift"
     )
+    generated_layouts: GeneratedLayouts = options.choice(
+        "layouts generated from the GPUs: merge fills up the config file, only replaces it, off",
+        metavar="HOW",
+        default=GeneratedLayouts.MERGE,
+    )
+    has_default_layouts: bool = False
+    """Whether the config file is the default one, which generated layouts precede."""
     reboot_timeout_s: float = 600.0
     """How long the node may take to go down after a reboot was requested."""
     lock_timeout_s: float = 30.0
@@ -160,6 +178,12 @@ class AgentSettings(node_settings.NodeSettings, Limits):
         "with --simulate: advertise the simulated GPUs to the scheduler, as a device plugin does",
         name="advertise-simulated",
     )
+    pod_name: str | None = options.text(
+        "name of the agent's own pod, which owns the ConfigMap NODE-mig-config; set by NVIDIA's "
+        "operator",
+        variable="POD_NAME",
+        has_flag=False,
+    )
     own_pod_uid: str | None = options.text(
         "UID of the agent's own pod, to distinguish it from another manager; set by the manifests",
         name="pod-uid",
@@ -170,6 +194,8 @@ class AgentSettings(node_settings.NodeSettings, Limits):
     host: host_settings.HostSettings = options.nested(host_settings.HostSettings)
     search_path: str
     """Where a hook's program is looked for, as in ``PATH``."""
+    pod_namespace: str
+    """Of the pod ``pod_name``, as in ``POD_NAMESPACE``; empty if unknown."""
     not_needed: tuple[str, ...] = options.nested(_NOT_NEEDED)
     """Options of NVIDIA's agent that were set and change nothing."""
 
@@ -191,7 +217,9 @@ def agent_settings(parsed: Mapping[str, object], environ: Mapping[str, str]) -> 
         )
     node_settings.check_gpu_timeouts(values["in_use_timeout_s"], values["gpu_timeout_s"])
     values |= node_settings.node_files(source, gpus)
-    values["config_file"] = agent_config_file(source)
+    is_only = values["generated_layouts"] is GeneratedLayouts.ONLY
+    values["has_default_layouts"] = is_only or values["config_file"] is None
+    values["config_file"] = _default_config_file(source) if is_only else agent_config_file(source)
     values["pod_resources_socket"] = values[
         "pod_resources_socket"
     ] or host_settings.pod_resources_socket(source)
@@ -209,6 +237,7 @@ def agent_settings(parsed: Mapping[str, object], environ: Mapping[str, str]) -> 
         reboot_timeout_s=host.reboot_timeout_s,
         backoff=timing.Backoff(max_s=values["poll_interval_s"]),
         search_path=environ.get("PATH", ""),
+        pod_namespace=environ.get("POD_NAMESPACE", "") if values["pod_name"] else "",
         policy=policies.Policy(
             drain=values["drain_policy"],
             strategy=values["drain_strategy"],
@@ -224,9 +253,12 @@ def agent_settings(parsed: Mapping[str, object], environ: Mapping[str, str]) -> 
 
 def agent_config_file(source: options.Source) -> pathlib.Path:
     """Return the config document of the agent."""
-    named: pathlib.Path | None = source.field(AgentSettings, "config_file")
-    fallback = agent_config_variable(source.environ)
-    return named or (pathlib.Path(fallback) if fallback else node_settings.packaged_config())
+    return source.field(AgentSettings, "config_file") or _default_config_file(source)
+
+
+def _default_config_file(source: options.Source) -> pathlib.Path:
+    fallback = source.environ.get("DEFAULT_CONFIG_FILE")
+    return pathlib.Path(fallback) if fallback else node_settings.packaged_config()
 
 
 def agent_config_variable(environ: Mapping[str, str]) -> str:

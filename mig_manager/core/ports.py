@@ -446,5 +446,7 @@ class Dependencies:
     hooks: Hooks | None = None
     own_pod_uid: str | None = None  # None: the agent does not run in a pod
     slices: ResourceSlices | None = None  # None: what a DRA driver advertises is not known
+    write_layouts: Callable[[str], bool] | None = None
+    """Publishes the document of the node's layouts; None: only an annotation lists them."""
     slots: Slots | None = None  # None: no limit on the nodes that change at the same time
     extra_clients: ConfigSource | None = None  # the file of GPU clients beside NVIDIA's

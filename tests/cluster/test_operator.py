@@ -5,10 +5,13 @@ import pathlib
 import pytest
 
 from mig_manager.core import model
+from mig_manager.core.layout import config
 from mig_manager.sandbox import stages
 from tests.cluster import clusters
 
 LAYOUT = "all-1g.5gb"
+LAYOUTS = f"{clusters.NODE}-mig-config"
+"""The ConfigMap that NVIDIA's agent writes, too."""
 OPERATORS_ENVIRONMENT = {
     "NODE_NAME": clusters.NODE,
     "POD_NAME": "nvidia-mig-manager-x7k2p",
@@ -61,8 +64,29 @@ def test_with_the_operators_rights_a_layout_that_evicts_no_pod_succeeds_without_
     with clusters.stage(
         where_in_depth, tmp_path, rights=clusters.STOCK_OPERATOR, kind=kind
     ) as stage:
+        namespace = f"/api/v1/namespaces/{clusters.OPERATOR_NAMESPACE}"
+        name = OPERATORS_ENVIRONMENT["POD_NAME"]
+        containers = [{"name": "nvidia-mig-manager", "image": "mig-manager"}]
+        # On no node, where the agent would take it for another manager.
+        pod = stage.api.post(
+            f"{namespace}/pods", {"metadata": {"name": name}, "spec": {"containers": containers}}
+        )
+
         clusters.apply(stage, LAYOUT)
 
+        config_maps = f"{namespace}/configmaps"
+
+        def written() -> list[clusters.Object]:
+            """Return the ConfigMaps of the node's layouts."""
+            items = stage.api.get(config_maps)["items"]
+            return [each for each in items if each["metadata"]["name"] == LAYOUTS]
+
+        stage.wait(lambda: bool(written()), "the ConfigMap of the layouts")
+        (found,) = written()
+        assert found["metadata"]["ownerReferences"][0]["uid"] == pod["metadata"]["uid"]
+        assert LAYOUT in config.parse(found["data"]["config.yaml"], source=LAYOUTS).layouts
+        stage.api.delete(f"{namespace}/pods/{name}", {"gracePeriodSeconds": 0})
+        stage.api.delete(f"{config_maps}/{LAYOUTS}")
         assert stage.allocatable() == {"nvidia.com/mig-1g.5gb": 7}
         assert clusters.event_reasons(stage) == set()
         assert stage.agent_log.read_text().count('"events_forbidden"') == 1

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from mig_manager import errors
-from mig_manager.agent import settings
+from mig_manager.agent import node_settings, settings
 from mig_manager.cli import command_settings, parser, rollout_settings
 from mig_manager.core import options
 from mig_manager.core.node import policy
@@ -326,3 +326,29 @@ def test_a_command_line_and_its_variables_choose(
     found = operator.attrgetter(attribute)(read(name, argv, AGENT | environ))
 
     assert str(getattr(found, "value", found)) == expected
+
+
+@pytest.mark.parametrize(
+    ("environ", "file", "is_default"),
+    [
+        ({"CONFIG_FILE": "/own"}, "/own", False),
+        ({"DEFAULT_CONFIG_FILE": "/default"}, "/default", True),
+        ({"CONFIG_FILE": "/own", "DEFAULT_CONFIG_FILE": "/default"}, "/own", False),
+        (
+            {
+                "CONFIG_FILE": "/own",
+                "DEFAULT_CONFIG_FILE": "/default",
+                "MIG_MANAGER_GENERATED_LAYOUTS": "only",
+            },
+            "/default",
+            True,
+        ),
+        ({}, str(node_settings.packaged_config()), True),
+    ],
+)
+def test_generated_layouts_precede_every_file_but_the_owners(
+    environ: dict[str, str], file: str, *, is_default: bool
+) -> None:
+    found = settings.agent_settings({}, environ | {"NODE_NAME": "n"})
+
+    assert (str(found.config_file), found.has_default_layouts) == (file, is_default)

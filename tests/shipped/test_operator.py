@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import json
 import os
 import pathlib
 import re
@@ -13,6 +14,10 @@ import pytest
 import yaml
 
 import mig_manager
+from mig_manager.core.layout import config
+from mig_manager.core.node import cluster
+from mig_manager.sandbox.apiserver import resources
+from mig_manager.sandbox.node import objects
 from testkit import apiserver
 from tests import plain_node, programs
 from tests.shipped.overlays import OVERLAYS, ROOT, Object, overlay
@@ -183,19 +188,30 @@ def image_commands(folder: pathlib.Path) -> None:
         (folder / name).chmod(0o755)
 
 
+AGENTS_POD = {
+    "apiVersion": "v1",
+    "kind": "Pod",
+    "metadata": {"name": OPERATOR_ENVIRON["POD_NAME"], "namespace": OPERATOR_NAMESPACE},
+    "spec": {"containers": [{"name": "nvidia-mig-manager", "image": "mig-manager"}]},
+}
+
+
+@pytest.mark.parametrize("variable", ["CONFIG_FILE", "DEFAULT_CONFIG_FILE"])
 def test_the_image_serves_layouts_when_the_operators_entrypoint_starts_it(
-    tmp_path: pathlib.Path,
+    variable: str, tmp_path: pathlib.Path
 ) -> None:
     ready = "".join(f"{name}={value}\n" for name, value in DRIVER_READY["container"].items())
     (tmp_path / "driver-ready").write_text(ready, encoding="utf-8")
     (tmp_path / "bin").mkdir()
     image_commands(tmp_path / "bin")
     with alone(STOCK_OPERATOR, tmp_path) as (server, kubeconfig):
+        pod = server.store.create(AGENTS_POD)
         environ = OPERATOR_ENVIRON | {
+            "CONFIG_FILE": "",
             "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}",
             "VALIDATIONS": str(tmp_path),
             "KUBECONFIG": kubeconfig,
-            "CONFIG_FILE": str(ROOT / "profiles" / "mig-parted.yaml"),
+            variable: str(ROOT / "profiles" / "mig-parted.yaml"),
             "MIG_MANAGER_SIMULATE": "1xA30",
             "MIG_MANAGER_SIMULATE_STATE": str(tmp_path / "gpus.json"),
         }
@@ -206,6 +222,18 @@ def test_the_image_serves_layouts_when_the_operators_entrypoint_starts_it(
             node.label("all-1g.6gb")
 
             assert node.wait_for_end("all-1g.6gb") == "success"
+            status = json.loads(objects.annotations(node.node())[cluster.STATUS_ANNOTATION])
+            node.wait(lambda: bool(server.objects(resources.CONFIG_MAPS, OPERATOR_NAMESPACE)))
+    is_default = variable == "DEFAULT_CONFIG_FILE"
+    assert (status["origin"] == "generated for NVIDIA A30") is is_default
+    (written,) = server.objects(resources.CONFIG_MAPS, OPERATOR_NAMESPACE)
+    assert written["metadata"]["name"] == "plain-mig-config"
+    assert written["metadata"]["ownerReferences"][0]["uid"] == pod["metadata"]["uid"]
+    layouts = config.parse(written["data"]["config.yaml"], source="ConfigMap").layouts
+    assert sorted(layouts) == [
+        "all-1g.6gb", "all-1g.6gb.me", "all-2g.12gb", "all-2g.12gb.me", "all-4g.24gb",
+        "all-balanced", "all-disabled", "all-enabled",
+    ]  # fmt: skip
 
 
 def test_the_operators_account_gets_our_rights_and_its_agent_our_layouts() -> None:

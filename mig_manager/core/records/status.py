@@ -36,6 +36,7 @@ class Status:
 
     config: str
     config_hash: str  # hash of the layout's meaning; empty while the layout is not resolved
+    origin: str = ""  # of the layout: its place in a file, or for which GPUs it was generated
     state: model.State
     phase: model.Phase
     reason: errors.Reason | None
@@ -54,6 +55,7 @@ class Status:
         data = {
             "config": self.config,
             "configHash": self.config_hash,
+            "origin": self.origin,
             "state": self.state.value,
             "phase": self.phase.value,
             "reason": self.reason.value if self.reason else None,
@@ -105,6 +107,7 @@ class PublishedStatus:
     is_retried: bool  # whether the agent retries without a change
     is_rebooted: bool
     unreachable: tuple[str, ...]  # unreachable GPUs, in words
+    origin: str = ""  # of the layout
 
     @property
     def at(self) -> dt.datetime | None:
@@ -135,6 +138,7 @@ def read(text: str) -> PublishedStatus:
         is_retried="retryAt" in data,
         is_rebooted=data.get("rebooted") is True,
         unreachable=_unreachable(data.get("unreachableGpus")),
+        origin=messages.printable(str(data.get("origin", ""))[:_MAX_MESSAGE]),
     )
 
 

@@ -1,0 +1,88 @@
+"""The ConfigMap ``NODE-mig-config`` with the layouts of one node.
+
+Name, labels, key and owner are those of NVIDIA's agent (mig-parted v0.15,
+``cmd/nvidia-mig-manager/main.go``): the agent's pod owns it, so that it goes with the pod.
+"""
+
+import http
+import urllib.parse
+
+import structlog
+
+from mig_manager import errors
+from mig_manager.adapters.kubernetes import api
+from mig_manager.core.node import cluster
+
+_KEY = "config.yaml"
+_HEADER = "# Written by mig-manager: the layouts that can be requested of this node.\n"
+
+_log = structlog.get_logger()
+
+
+class KubeNodeLayouts:
+    """Writes the ConfigMap of one node; after a refusal for lack of rights it writes no more."""
+
+    def __init__(
+        self,
+        kube: api.KubeApi,
+        *,
+        node_name: str,
+        namespace: str,
+        pod_name: str,
+        pod_uid: str | None,
+    ) -> None:
+        """Name the ConfigMap's node and owner; without ``pod_uid`` the API is asked for it."""
+        self._kube = kube
+        self._node = node_name
+        self._path = f"/api/v1/namespaces/{urllib.parse.quote(namespace, safe='')}"
+        self._pod_name = pod_name
+        self._pod_uid = pod_uid
+        self._is_forbidden = False
+
+    def write(self, document: str) -> bool:
+        """Replace the document; return whether that succeeded. A refusal is logged, not raised."""
+        if self._is_forbidden:
+            return False
+        try:
+            self._write(document)
+        except errors.ClusterError as error:
+            self._is_forbidden = error.reason is errors.Reason.FORBIDDEN
+            _log.info("node_layouts_not_written", reason=error.reason.value, detail=error.message)
+            return False
+        return True
+
+    def _write(self, document: str) -> None:
+        name = f"{self._node}-mig-config"
+        owner = {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "name": self._pod_name,
+            "uid": self._uid(),
+        }
+        content = {
+            "metadata": {
+                "name": name,
+                "labels": {
+                    "app.kubernetes.io/component": "nvidia-mig-manager",
+                    "nvidia.com/node-name": self._node,
+                },
+                "ownerReferences": [owner],
+            },
+            "data": {_KEY: f"{_HEADER}{document}"},
+        }
+        config_maps = f"{self._path}/configmaps"
+        try:
+            self._kube.post(config_maps, {"apiVersion": "v1", "kind": "ConfigMap", **content})
+        except errors.ClusterError as error:
+            if error.status != http.HTTPStatus.CONFLICT:
+                raise
+            self._kube.patch(f"{config_maps}/{urllib.parse.quote(name, safe='')}", content)
+
+    def _uid(self) -> str:
+        if self._pod_uid is None:
+            pod = self._kube.get(
+                f"{self._path}/pods/{urllib.parse.quote(self._pod_name, safe='')}"
+            )
+            with cluster.understood("our own pod"):
+                self._pod_uid = str(pod["metadata"]["uid"])
+        return self._pod_uid

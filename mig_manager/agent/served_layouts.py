@@ -1,0 +1,99 @@
+"""Find a requested layout, and publish which layouts can be requested of the node."""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+
+import structlog
+
+from mig_manager import errors
+from mig_manager.agent import settings
+from mig_manager.core import model, ports, yaml_tree
+from mig_manager.core.layout import config, layouts, served
+from mig_manager.core.node import cluster
+
+_log = structlog.get_logger()
+
+_parsed = functools.lru_cache(maxsize=1)(config.parse)
+"""The file seldom changes, and parsing it would take half of the time until ``pending``."""
+
+
+def find(
+    name: str,
+    source: ports.ConfigSource,
+    limits: settings.Limits,
+    observe: Callable[[], model.ObservedGpus],
+) -> tuple[config.Layout, tuple[yaml_tree.Diagnostic, ...]]:
+    """Return a layout and the warnings about the file; an owner's layout needs no observation.
+
+    Raises:
+        ConfigError: The file cannot be read or is invalid.
+        HardwareError: ``observe`` raised it.
+        LayoutError: There is no such layout.
+    """
+    has_generated = limits.generated_layouts is not settings.GeneratedLayouts.OFF
+    if not (has_generated and limits.has_default_layouts):
+        file = _read(source, limits)
+        if name in file.layouts or not has_generated:
+            return file.layout(name), file.warnings
+    document = _served(source, limits, observe())
+    return document.layout(name), document.warnings
+
+
+def _served(
+    source: ports.ConfigSource, limits: settings.Limits, gpus: model.ObservedGpus
+) -> config.Document:
+    """Return every layout of the file and of the GPUs."""
+    has_generated = limits.generated_layouts is not settings.GeneratedLayouts.OFF
+    made = served.generated(gpus) if has_generated else {}
+    try:
+        file = _read(source, limits)
+    except errors.ConfigError as error:
+        if not (made and limits.has_default_layouts):
+            raise
+        _log.warning("default_layouts_not_read", error=error.message)
+        file = config.Document(source=source.name, layouts={})
+    if made and limits.generated_layouts is settings.GeneratedLayouts.ONLY:
+        file = dataclasses.replace(file, layouts={})
+    return served.merged(file, made, is_default=limits.has_default_layouts)
+
+
+def _read(source: ports.ConfigSource, limits: settings.Limits) -> config.Document:
+    return _parsed(source.read(), source=source.name, is_lenient=limits.is_lenient)
+
+
+class LayoutList:
+    """The published list of the layouts that fit the node's GPUs."""
+
+    def __init__(self, deps: ports.Dependencies, limits: settings.Limits) -> None:
+        self._deps = deps
+        self._limits = limits
+        self._published = ""
+        self._draft = ""
+        self._written = ""
+        self._fitting: tuple[config.Layout, ...] = ()
+
+    def annotations(self, gpus: model.ObservedGpus) -> dict[str, str | None]:
+        """Return the annotation to write; none if it is published, or nothing is known."""
+        if not gpus:
+            return {}
+        try:
+            document = _served(self._deps.configs, self._limits, gpus)
+        except errors.ConfigError as error:
+            _log.info("layouts_not_listed", error=error.message)
+            return {}
+        self._fitting = tuple(
+            fit.layout for fit in served.fitting(document.layouts.values(), gpus)
+        )
+        self._draft = served.to_json(map(served.Entry.of, self._fitting))
+        return {} if self._draft == self._published else {cluster.LAYOUTS_ANNOTATION: self._draft}
+
+    def published(self) -> None:
+        """Note that the annotation is written, and write the document of a new list."""
+        self._published = self._draft
+        if self._deps.write_layouts is None or self._draft == self._written:
+            return
+        named = {layout.name: layout for layout in self._fitting}
+        document = layouts.render(config.Document(source="", layouts=named))
+        if self._deps.write_layouts(yaml_tree.dump(document)):
+            self._written = self._draft

@@ -1,0 +1,99 @@
+"""The ConfigMap with the layouts of one node, on the embedded API server."""
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import structlog.testing
+
+from mig_manager.adapters.kubernetes import api, node_layouts
+from mig_manager.sandbox.apiserver import resources
+from testkit import apiserver
+
+NAMESPACE = "gpu-operator"
+POD = {
+    "apiVersion": "v1",
+    "kind": "Pod",
+    "metadata": {"name": "agent-1", "namespace": NAMESPACE},
+    "spec": {"containers": [{"name": "agent", "image": "agent"}]},
+}
+
+
+@dataclasses.dataclass
+class Rig:
+    server: apiserver.ApiServer
+    kube: api.KubeApi
+
+    def agent(self, pod: str, uid: str | None = None) -> node_layouts.KubeNodeLayouts:
+        return node_layouts.KubeNodeLayouts(
+            self.kube, node_name="node-a", namespace=NAMESPACE, pod_name=pod, pod_uid=uid
+        )
+
+    def config_maps(self) -> list[dict[str, Any]]:
+        return list(self.server.objects(resources.CONFIG_MAPS, NAMESPACE))
+
+    def count(self) -> int:
+        return self.server.log.count("create", "configmaps")
+
+
+@contextlib.contextmanager
+def cluster(*, forbidden: str = "") -> Iterator[Rig]:
+    server = apiserver.ApiServer(authorizer=lambda access: access.resource != forbidden)
+    with apiserver.serve(server):
+        kube = api.KubeApi.at(server.url, sleep=lambda _seconds: None)
+        with contextlib.closing(kube):
+            yield Rig(server, kube)
+
+
+def test_the_layouts_are_in_a_config_map_as_nvidias_agent_names_and_owns_it() -> None:
+    with cluster() as rig:
+        uid = rig.server.store.create(POD)["metadata"]["uid"]
+
+        rig.agent("agent-1").write("version: v1\n")
+
+        (found,) = rig.config_maps()
+        metadata = found["metadata"]
+        assert metadata["name"] == "node-a-mig-config"
+        assert metadata["labels"] == {
+            "app.kubernetes.io/component": "nvidia-mig-manager",
+            "nvidia.com/node-name": "node-a",
+        }
+        owner = {"apiVersion": "v1", "kind": "Pod", "name": "agent-1", "uid": uid}
+        assert metadata["ownerReferences"] == [owner]
+        assert found["data"].keys() == {"config.yaml"}
+        header, text = found["data"]["config.yaml"].splitlines()
+        assert header.startswith("#")
+        assert text == "version: v1"
+
+
+def test_an_agent_takes_over_the_config_map_of_the_one_before() -> None:
+    with cluster() as rig:
+        rig.agent("agent-1", "uid-1").write("version: v1\n")
+
+        rig.agent("agent-2", "uid-2").write("version: v1  # changed\n")
+
+        (found,) = rig.config_maps()
+        assert [each["uid"] for each in found["metadata"]["ownerReferences"]] == ["uid-2"]
+        assert "changed" in found["data"]["config.yaml"]
+
+
+def test_a_missing_right_is_logged_once_and_no_request_repeats_it() -> None:
+    for forbidden in ("pods", "configmaps"):
+        with cluster(forbidden=forbidden) as rig, structlog.testing.capture_logs() as logs:
+            agent = rig.agent("agent-1", None if forbidden == "pods" else "uid-1")
+            assert [agent.write(text) for text in ("a", "b")] == [False, False]
+
+            assert [each["event"] for each in logs] == ["node_layouts_not_written"]
+            assert rig.count() == (0 if forbidden == "pods" else 1)
+
+
+def test_a_write_that_fails_otherwise_is_logged_and_the_next_one_is_tried() -> None:
+    with cluster() as rig, structlog.testing.capture_logs() as logs:
+        agent = rig.agent("agent-1")
+        assert not agent.write("a"), "there is no such pod"
+        rig.server.store.create(POD)
+        assert agent.write("b")
+
+        assert [each["event"] for each in logs] == ["node_layouts_not_written"]
+        assert len(rig.config_maps()) == 1

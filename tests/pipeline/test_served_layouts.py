@@ -1,0 +1,204 @@
+"""The layouts that an agent serves: its file's, and those generated from the GPUs."""
+
+import dataclasses
+import json
+from typing import Any
+
+import pytest
+
+from mig_manager import errors
+from mig_manager.agent import settings
+from mig_manager.catalogue import hardware
+from mig_manager.core.layout import config, served
+from mig_manager.core.node import cluster
+from tests import fakes, scenes
+
+OWN = """
+version: v1
+mig-configs:
+  team-a:
+  - {devices: [0], mig-enabled: true, mig-devices: {4g.20gb: 1}}
+  all-balanced:
+  - {devices: all, mig-enabled: true, mig-devices: {3g.20gb: 2}}
+  for-another-product:
+  - {devices: all, mig-enabled: true, mig-devices: {1g.6gb: 4}}
+"""
+GENERATED = "generated for NVIDIA A100-SXM4-40GB"
+DEFAULT: dict[str, Any] = {"has_default_layouts": True}
+
+
+@pytest.fixture
+def rig() -> fakes.NodeRig:
+    return scenes.node()
+
+
+def apply(
+    rig: fakes.NodeRig, layout: str, text: str = OWN, **limits: Any
+) -> tuple[errors.Reason, str]:
+    """Apply a layout with an agent of its own; return the reason and the origin of the layout."""
+    ours = scenes.reconciler(rig, text, limits=limits)
+    outcome = scenes.run(rig, layout, by=ours)
+    return outcome.reason, json.loads(rig.annotations[cluster.STATUS_ANNOTATION]).get("origin", "")
+
+
+def listed(rig: fakes.NodeRig) -> dict[str, str]:
+    """Return the published layouts and their origins."""
+    entries = served.from_json(rig.annotations[cluster.LAYOUTS_ANNOTATION])
+    return {each.name: each.origin for each in entries}
+
+
+def devices(rig: fakes.NodeRig) -> list[dict[str, int]]:
+    return [
+        gpu["devices"] for gpu in json.loads(rig.annotations[cluster.STATUS_ANNOTATION])["gpus"]
+    ]
+
+
+def test_layouts_of_three_origins_are_served_and_a_changed_file_loses_no_generated_one(
+    rig: fakes.NodeRig,
+) -> None:
+    source = fakes.FakeConfig(OWN)
+    ours = scenes.reconciler(rig, configs=source)
+
+    def origin(layout: str) -> str:
+        assert scenes.run(rig, layout, by=ours).reason is errors.Reason.APPLIED
+        return str(json.loads(rig.annotations[cluster.STATUS_ANNOTATION])["origin"])
+
+    assert origin("team-a") == "test.yaml:4"
+    assert origin("all-balanced") == "test.yaml:6"
+    assert devices(rig) == [{"3g.20gb": 2}] * 2
+    assert origin("all-1g.5gb") == GENERATED
+    assert devices(rig) == [{"1g.5gb": 7}] * 2
+    before = listed(rig)
+    assert before["all-balanced"] == "test.yaml:6"
+    assert before["all-1g.10gb"] == GENERATED
+
+    source.text = OWN.replace("3g.20gb: 2", "2g.10gb: 3").replace("team-a", "team-b")
+
+    assert origin("all-balanced") == "test.yaml:6"
+    assert devices(rig) == [{"2g.10gb": 3}] * 2
+    assert origin("all-1g.5gb") == GENERATED
+    assert listed(rig).keys() == before.keys() - {"team-a"} | {"team-b"}
+
+
+def test_only_layouts_that_fit_the_gpus_are_listed_with_the_hash_of_their_content(
+    rig: fakes.NodeRig,
+) -> None:
+    apply(rig, "team-a")
+
+    text = rig.annotations[cluster.LAYOUTS_ANNOTATION]
+    assert "for-another-product" not in listed(rig)
+    for entry in served.from_json(text):
+        assert apply(rig, entry.name)[0] in (errors.Reason.APPLIED, errors.Reason.ALREADY_APPLIED)
+        status = json.loads(rig.annotations[cluster.STATUS_ANNOTATION])
+        assert (status["configHash"], status["origin"]) == (entry.content_hash, entry.origin)
+    assert rig.annotations[cluster.LAYOUTS_ANNOTATION] == text
+
+
+def test_generated_layouts_precede_the_default_file_which_fills_up(rig: fakes.NodeRig) -> None:
+    assert apply(rig, "all-balanced", **DEFAULT) == (errors.Reason.APPLIED, GENERATED)
+    assert devices(rig) == [scenes.BALANCED] * 2
+    assert apply(rig, "team-a", **DEFAULT) == (errors.Reason.APPLIED, "test.yaml:4")
+
+
+def test_a_default_file_that_cannot_be_read_costs_no_generated_layout(
+    rig: fakes.NodeRig,
+) -> None:
+    broken = "version: v2"
+
+    assert apply(rig, "all-1g.5gb", broken, **DEFAULT) == (errors.Reason.APPLIED, GENERATED)
+    # Of an owner's file it is not known which layouts it overrides.
+    assert apply(rig, "all-1g.5gb", broken)[0] is errors.Reason.INVALID_CONFIG
+
+
+def test_without_generated_layouts_the_file_alone_counts(rig: fakes.NodeRig) -> None:
+    off: dict[str, Any] = {"generated_layouts": settings.GeneratedLayouts.OFF}
+
+    assert apply(rig, "all-1g.5gb", **off)[0] is errors.Reason.UNKNOWN_CONFIG
+    assert apply(rig, "team-a", **off) == (errors.Reason.APPLIED, "test.yaml:4")
+    assert listed(rig) == {"team-a": "test.yaml:4", "all-balanced": "test.yaml:6"}
+
+
+def test_generated_layouts_can_replace_the_file(rig: fakes.NodeRig) -> None:
+    only = DEFAULT | {"generated_layouts": settings.GeneratedLayouts.ONLY}
+
+    assert apply(rig, "team-a", **only)[0] is errors.Reason.UNKNOWN_CONFIG
+    assert apply(rig, "all-balanced", **only) == (errors.Reason.APPLIED, GENERATED)
+    assert set(listed(rig).values()) == {GENERATED}
+
+
+@pytest.mark.parametrize(
+    "generated", [settings.GeneratedLayouts.MERGE, settings.GeneratedLayouts.ONLY]
+)
+def test_where_the_driver_lists_no_profiles_the_default_file_is_served(
+    rig: fakes.NodeRig, generated: settings.GeneratedLayouts
+) -> None:
+    rig.gpus = tuple(dataclasses.replace(gpu, profiles=None) for gpu in rig.gpus)
+    limits = DEFAULT | {"generated_layouts": generated}
+
+    assert apply(rig, "all-1g.5gb", **limits)[0] is errors.Reason.UNKNOWN_CONFIG
+    assert set(listed(rig)) == {"team-a", "all-balanced", "for-another-product"}
+
+
+def test_on_a_node_of_two_products_a_layout_selects_only_gpus_that_it_is_for() -> None:
+    products = [hardware.find(name) for name in ("A100-SXM4-80GB", "A30", "A100-SXM4-80GB")]
+    rig = scenes.node()
+    rig.gpus = tuple(hardware.template(each, index) for index, each in enumerate(products))
+
+    assert apply(rig, "all-2g.12gb", "", **DEFAULT) == (
+        errors.Reason.APPLIED,
+        "generated for NVIDIA A30",
+    )
+    assert [gpu.get("2g.12gb", 0) for gpu in devices(rig)] == [0, 2, 0]
+    reason, origin = apply(rig, "all-balanced", "", **DEFAULT)
+    assert reason is errors.Reason.APPLIED
+    assert origin == "generated for NVIDIA A100-SXM4-80GB, NVIDIA A30"
+    assert devices(rig)[1] == {"2g.12gb": 1, "1g.6gb": 2}
+
+
+def test_an_unknown_layout_is_compared_with_generated_ones_too(rig: fakes.NodeRig) -> None:
+    outcome = scenes.run(rig, "all-1g.5gB", OWN)
+
+    assert outcome.reason is errors.Reason.UNKNOWN_CONFIG
+    assert "did you mean 'all-1g.5gb'" in outcome.message
+    assert "test.yaml, with the layouts generated for this node," in outcome.message
+
+
+def test_an_owners_layout_is_found_without_asking_the_gpus_and_another_asks_once(
+    rig: fakes.NodeRig,
+) -> None:
+    assert scenes.calls(scenes.node, "all-balanced").count("gpus.observe") == (
+        calls_of(rig, "all-2g.10gb").count("gpus.observe")
+    )
+
+
+def calls_of(rig: fakes.NodeRig, layout: str) -> list[str]:
+    assert scenes.run(rig, layout, OWN).reason is errors.Reason.APPLIED
+    return rig.log
+
+
+def test_without_a_label_the_layouts_are_listed_and_written_until_that_succeeds(
+    rig: fakes.NodeRig,
+) -> None:
+    written: list[str] = []
+    answers = [False, True]
+
+    def write(document: str) -> bool:
+        written.append(document)
+        return answers[len(written) - 1]
+
+    ours = scenes.reconciler(rig, OWN, write_layouts=write)
+    for _ in range(2):
+        ours.rest()
+    scenes.run(rig, "team-a", by=ours)
+
+    refused, document = written
+    assert refused == document
+    entries = config.parse(document, source="ConfigMap").layouts.values()
+    assert (
+        served.to_json(
+            dataclasses.replace(served.Entry.of(each), origin=listed(rig)[each.name])
+            for each in entries
+        )
+        == rig.annotations[cluster.LAYOUTS_ANNOTATION]
+    )
+    assert listed(rig)["all-7g.40gb"] == GENERATED

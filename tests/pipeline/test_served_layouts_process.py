@@ -1,0 +1,131 @@
+"""Generated layouts with the real agent process: a product that no table knows, and hot reload."""
+
+import contextlib
+import dataclasses
+import pathlib
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from mig_manager.catalogue import hardware
+from mig_manager.core import model
+from mig_manager.core.layout import served
+from mig_manager.core.node import cluster
+from mig_manager.sandbox import stages
+from mig_manager.sandbox.driver import states
+from mig_manager.sandbox.node import objects
+from tests.pipeline import test_agent_process
+from tests.sandbox import library
+
+UNKNOWN = "NVIDIA Q900-SXM9-120GB"
+GENERATED = "generated for NVIDIA A100-SXM4-40GB"
+OWN = """\
+version: v1
+mig-configs:
+  team-a:
+  - {devices: all, mig-enabled: true, mig-devices: {4g.20gb: 1}}
+  all-balanced:
+  - {devices: all, mig-enabled: true, mig-devices: {3g.20gb: 2}}
+"""
+
+
+def tripled() -> hardware.Product:
+    """Make up a product with the slices of an A100 and three times its memory."""
+    product = hardware.find("A100-SXM4-40GB")
+
+    def row(of: hardware.GpuProfile) -> hardware.GpuProfile:
+        profile = dataclasses.replace(of.profile, memory_gb=3 * of.profile.memory_gb)
+        return dataclasses.replace(
+            of, name=str(profile), profile=profile, memory_mib=3 * of.memory_mib
+        )
+
+    return dataclasses.replace(
+        product,
+        key="q900",
+        names=(UNKNOWN,),
+        pci_device_ids=(0x9999_10DE,),
+        memory_mib=3 * product.memory_mib,
+        profiles=tuple(map(row, product.profiles)),
+    )
+
+
+class UnknownStage(stages.Stage):
+    """A stage whose agent has no config file, and finds its GPUs in a driver's library."""
+
+    folder: pathlib.Path
+    """Where the library is put."""
+    exits: contextlib.ExitStack
+
+    def start_agent(self) -> None:
+        self.library = self.exits.enter_context(library.served(self.folder, self.state_file))
+        super().start_agent()
+
+    def agent_arguments(self) -> list[str]:
+        return [
+            *("--node-name", stages.NODE_NAME),
+            *("--kubeconfig", str(self.kubeconfig)),
+            *("--pod-resources-socket", str(self.socket)),
+            *("--library-path", str(self.library)),
+            *("--poll-interval-s", "0.2"),
+        ]
+
+
+@pytest.fixture
+def unknown(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[UnknownStage]:
+    product = tripled()
+    monkeypatch.setattr(hardware, "parse_node", lambda _spec: (product, product))
+    for name, value in library.environ(tmp_path).items():
+        monkeypatch.setenv(name, value)
+    stage = UnknownStage(
+        f"2x{product.key}", "", latency=states.Latency(), node_options=test_agent_process.QUICK
+    )
+    stage.folder = tmp_path / "library"
+    with contextlib.ExitStack() as stage.exits, stage:
+        yield stage
+
+
+def listed(stage: stages.Stage) -> dict[str, str]:
+    text = objects.annotations(stage.node()).get(cluster.LAYOUTS_ANNOTATION)
+    return {each.name: each.origin for each in served.from_json(text)} if text else {}
+
+
+def test_a_product_in_no_table_has_the_usual_layouts_without_any_file(
+    unknown: UnknownStage,
+) -> None:
+    command = [sys.executable, "-m", "mig_manager", "plan", "all-1g.15gb"]
+    planned = library.run(*command, "--library-path", str(unknown.library))
+    assert f"Origin: generated for {UNKNOWN}" in planned
+
+    unknown.label("all-1g.15gb")
+
+    assert unknown.wait_for_end("all-1g.15gb") is model.State.SUCCESS
+    assert unknown.allocatable() == {"nvidia.com/mig-1g.15gb": 14}
+    assert unknown.status()["origin"] == f"generated for {UNKNOWN}"
+    assert {"all-balanced", "all-disabled", "all-enabled", "all-7g.120gb"} <= listed(
+        unknown
+    ).keys()
+
+
+def test_a_file_that_is_edited_is_served_and_no_generated_layout_is_lost() -> None:
+    with test_agent_process.new_stage("1xA100-SXM4-40GB", text=OWN) as stage:
+        origins = {}
+        for layout in ("all-balanced", "all-2g.10gb", "team-a"):
+            stage.label(layout)
+            assert stage.wait_for_end(layout) is model.State.SUCCESS
+            origins[layout] = stage.status()["origin"]
+        before = listed(stage)
+        file = str(stage.config_file)
+        assert origins == {
+            "all-balanced": f"{file}:5", "all-2g.10gb": GENERATED, "team-a": f"{file}:3",
+        }  # fmt: skip
+        assert {name: before[name] for name in origins} == origins
+
+        stage.config_file.write_text(OWN.replace("4g.20gb: 1", "7g.40gb: 1"))
+
+        stage.wait(lambda: stage.allocatable() == {"nvidia.com/mig-7g.40gb": 1}, "the new layout")
+        assert stage.wait_for_end("team-a") is model.State.SUCCESS
+        assert listed(stage) == before
+        stage.label("all-2g.10gb")
+        assert stage.wait_for_end("all-2g.10gb") is model.State.SUCCESS
+        assert stage.status()["origin"] == GENERATED
