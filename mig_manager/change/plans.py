@@ -58,6 +58,8 @@ class Planned:
     """Pods by the UUID of the MIG device or GPU that they use, as far as known."""
     overlooked: tuple[yaml_tree.Diagnostic, ...] = ()
     """What passed because the layout was read leniently."""
+    origin: str = ""
+    """Where the layout comes from; empty for one that a boot restores."""
 
     @property
     def is_applied(self) -> bool:
@@ -105,6 +107,7 @@ class Planned:
         """Return plain data for JSON and YAML."""
         return {
             "layout": self.layout,
+            "origin": self.origin or None,
             "is_applied": self.is_applied,
             "is_provisional": self.plan.is_provisional,
             "instances": {
@@ -177,4 +180,5 @@ def plan(
         plan=changes,
         users=users or {},
         overlooked=layouts.lenient_warnings(layout, observed),
+        origin=layout.origin,
     )

@@ -41,6 +41,8 @@ class Verdict:
     """Empty when it fits."""
     location: errors.Location | None = None
     """Of the rule that does not fit; None when there is none."""
+    origin: str = ""
+    """Where the layout comes from."""
     unserved: Mapping[resources.Strategy, str] = dataclasses.field(default_factory=dict)
     """MIG strategies with which the device plugin would exit where it fits, and why."""
 
@@ -78,6 +80,7 @@ class Validated:
             "verdicts": [
                 {
                     "layout": v.layout,
+                    "origin": v.origin,
                     "product": v.product,
                     "fit": v.fit.value,
                     "why": v.why,
@@ -221,6 +224,7 @@ class _Judge:
             fit=fit,
             why=why,
             location=location,
+            origin=case.layout.origin,
             unserved=resources.strategy_refusals(case.results) if fit is Fit.FITS else {},
         )
 

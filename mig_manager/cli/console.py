@@ -108,8 +108,10 @@ class Console:
         is_data = output_format in ("json", "yaml")
         self.say(rendered(data(), output_format) if is_data else text())
 
-    def layout_file(self, name: str, *, is_lenient: bool = False) -> "config.Document":
-        """Parse a layout file, or standard input for ``-``.
+    def layout_file(
+        self, name: str, *, source: str = "", is_lenient: bool = False
+    ) -> "config.Document":
+        """Parse a layout file, or standard input for ``-``; messages call it ``source``.
 
         Raises:
             ConfigError: It cannot be read, or is invalid.
@@ -120,7 +122,7 @@ class Console:
 
         if name != "-":
             file = files.ConfigFile(name)
-            return config.parse(file.read(), source=file.name, is_lenient=is_lenient)
+            return config.parse(file.read(), source=source or name, is_lenient=is_lenient)
         try:
             # One character too many, so that a file that is too long is refused.
             text = self.stdin.read(yaml_tree.MAX_CHARACTERS + 1)

@@ -81,7 +81,10 @@ def plan(result: plans.Planned, *, is_wide: bool, style: bar.Style) -> str:
             for step in gpu_plan.steps
         ]
         blocks.append("\n".join(rows))
-    lines = [_affected(result)]
+    lines = [
+        _affected(result),
+        style.paint(wrapped(f"Origin: {result.origin}"), bar.Tone.FAINT) if result.origin else "",
+    ]
     if result.plan.is_empty:
         verdict = f"Layout {result.layout} is already active: nothing to do."
         lines.append(style.paint(verdict, bar.Tone.GOOD))

@@ -14,7 +14,7 @@ from mig_manager.agent import node_settings
 from mig_manager.change import apply, boot, plans, validate
 from mig_manager.cli import command_settings, console, gpu_access, gpu_report
 from mig_manager.core import bar, messages, model, yaml_tree
-from mig_manager.core.layout import config, generator, layouts
+from mig_manager.core.layout import config, generator, layouts, served
 from mig_manager.core.planner import planner
 
 _MOST_NAMED = 6  # layouts that an error names before it counts the rest
@@ -246,15 +246,30 @@ class _Command:
         source = self._read(self._chosen.config_file)
         self._warn(source.warnings)
         if self._chosen.layouts:
-            return source.layout(self._chosen.layouts[0])
+            name = self._chosen.layouts[0]
+            if self._chosen.config_file is None and name not in source.layouts:
+                source = self._filled(source)
+            return source.layout(name)
         if len(source.layouts) == 1:
             return next(iter(source.layouts.values()))
         names = messages.listed(list(source.layouts), most=_MOST_NAMED)
         raise errors.UsageError(f"name a layout; {source.source} has {names or 'none'}")
 
+    def _filled(self, source: config.Document) -> config.Document:
+        """Return the built-in layouts with those generated for this machine's GPUs."""
+        try:
+            made = served.generated(self._access.observed)
+        except errors.HardwareError:
+            return source
+        return served.merged(source, made, is_default=False)
+
     def _read(self, file: str | None) -> config.Document:
-        name = file or str(node_settings.packaged_config())
-        return self._terminal.layout_file(name, is_lenient=self._chosen.is_lenient)
+        packaged = node_settings.packaged_config()
+        return self._terminal.layout_file(
+            file or str(packaged),
+            source=file or f"built-in {packaged.name}",
+            is_lenient=self._chosen.is_lenient,
+        )
 
     def _note_changes(self, rounds: Sequence[plans.Planned]) -> None:
         for planned in rounds:

@@ -86,7 +86,7 @@ def run(chosen: rollout_settings.RolloutSettings, terminal: console.Console) -> 
                 with contextlib.suppress(errors.ClusterError):
                     document = _document(chosen, kube)
                     if document is not None:
-                        document.layout(chosen.goal.layout)
+                        fleet_nodes.require_layout(selected.nodes(), document, chosen.goal.layout)
             return _roll_out(chosen, terminal, selected)
 
 
@@ -102,15 +102,16 @@ def _preview(
         raise errors.UsageError(
             f"ConfigMap {where} not found; name the agents' one (--config-map), or a file (-f)"
         )
-    layout = document.layout(chosen.goal.layout)
+    layout = chosen.goal.layout
+    fleet_nodes.require_layout(nodes, document, layout)
     pods = fleet.pods_by_node(kube)
     previews = [
-        rollout.preview(node, layout, pods.get(node.name, ()))
+        rollout.preview(node, document, layout, pods.get(node.name, ()))
         for node in sorted(nodes, key=lambda node: node.name)
     ]
     terminal.answer(
         chosen.output_format.value,
-        lambda: {"layout": layout.name, "nodes": [each.to_data() for each in previews]},
+        lambda: {"layout": layout, "nodes": [each.to_data() for each in previews]},
         lambda: _previewed(previews, _title(chosen), style=terminal.style(chosen.colour)),
     )
     return console.DONE if all(each.verdict.is_good for each in previews) else console.FAILED

@@ -30,10 +30,11 @@ _TONE_OF_SIZE = {
 }
 
 
-def draw_gpus(gpus: Sequence[model.Gpu], *, style: bar.Style) -> str:
+def draw_gpus(gpus: Sequence[model.Gpu], *, style: bar.Style, has_offer: bool = True) -> str:
     """Draw every GPU with its instances in lines of at most ``WIDTH`` columns.
 
-    Equal GPUs, which are ascending by index, are drawn once.
+    Equal GPUs, which are ascending by index, are drawn once. ``has_offer`` adds what a layout for
+    them may name.
     """
     blocks: list[str] = []
     for alike in _fold(gpus, _appearance):
@@ -42,7 +43,7 @@ def draw_gpus(gpus: Sequence[model.Gpu], *, style: bar.Style) -> str:
         if slices := _slices(gpu):
             row = bar.Row(cells=_cells_now(gpu, slices, marks={}))
             lines += bar.draw([row], slices=slices, style=style)
-        blocks.append("\n".join([*lines, *_offer(gpu, style)]))
+        blocks.append("\n".join([*lines, *(_offer(gpu, style) if has_offer else ())]))
     if any(not gi.compute_instances for gpu in gpus for gi in gpu.gpu_instances):
         legend = (
             "! GPU instance without a compute instance: it only blocks memory slices; "

@@ -11,14 +11,16 @@ from mig_manager import errors
 from mig_manager.change import validate
 from mig_manager.cli import command_settings, console, gpu_report, parser
 from mig_manager.core import messages, options
+from mig_manager.core.fleet import nodes
 from mig_manager.core.layout import config
-from mig_manager.kubectl import autoscaler, plan, selection, status
+from mig_manager.kubectl import autoscaler, layouts, plan, selection, status
 
 PROGRAM = "kubectl mig"
 COMMANDS: Mapping[str, str] = {
     "status": "show the layouts and slices of nodes",
     "plan": "show what a layout would change on nodes, and change nothing",
     "validate": "check layouts against the GPUs that the nodes have",
+    "layouts": "show the layouts that a node can be asked for",
     "history": "show what happened to a node's layout lately",
     "autoscaler-tags": "print the tags of a node group that scales from zero",
     "version": "print the version",
@@ -106,6 +108,7 @@ class _Command:
             "status": self._status,
             "plan": self._plan,
             "validate": self._validate,
+            "layouts": self._layouts,
             "history": self._history,
             "autoscaler-tags": self._autoscaler_tags,
         }
@@ -125,13 +128,13 @@ class _Command:
 
     def _plan(self) -> bool:
         document = self._document()
-        layout = _printable(document.layout(str(self._parsed["layout"])))
-        nodes = self._nodes()
-        pods = self._cluster.pods(nodes.names)
-        result = plan.plan(layout, nodes.reports, source=document.source, pods=pods)
-        draw = plan.pictures if self._is_drawn(nodes) else plan.table
+        found = self._nodes()
+        pods = self._cluster.pods(found.names)
+        name = str(self._parsed["layout"])
+        result = plan.plan(name, found.reports, document=document, pods=pods)
+        draw = plan.pictures if self._is_drawn(found) else plan.table
         self._answer(result.to_data, lambda: draw(result, style=self._style))
-        return result.is_good and not nodes.missing
+        return result.is_good and not found.missing
 
     def _validate(self) -> bool:
         document = self._document()
@@ -154,9 +157,20 @@ class _Command:
         self._answer(result.to_data, lambda: gpu_report.validated(result, style=self._style))
         return not result.misfits
 
+    def _layouts(self) -> bool:
+        report = self._node()
+        own = selection.OPERATOR_NAMESPACE, f"{report.node.name}-mig-config"
+        if self._parsed.get("filename") or self._parsed.get("config_map"):
+            document = self._document()
+            result = layouts.layouts(report, [lambda: document])
+        else:
+            usual = [self._document, lambda: self._cluster.document(own)]
+            result = layouts.layouts(report, usual)
+        self._answer(result.to_data, lambda: layouts.pictures(result, style=self._style))
+        return bool(result.layouts)
+
     def _history(self) -> bool:
-        name = str(self._parsed["node"])
-        (report,) = self._cluster.find([name], None, now=self._now).reports
+        report = self._node()
         result = status.history(self._cluster, report, now=self._now)
         self._answer(result.to_data, lambda: status.page(result, style=self._style))
         return True
@@ -181,6 +195,10 @@ class _Command:
         for message in found.missing:
             self._terminal.note(message)
         return found
+
+    def _node(self) -> nodes.Report:
+        (report,) = self._cluster.find([str(self._parsed["node"])], None, now=self._now).reports
+        return report
 
     def _is_drawn(self, nodes: selection.Found) -> bool:
         return len(nodes.reports) == 1 or self._format == "wide"
@@ -269,7 +287,7 @@ class PluginOptions:
         options.Option(
             help="the node",
             metavar="NODE",
-            commands="history",
+            commands="layouts history",
             is_operand=True,
             is_required=True,
         ),
@@ -284,13 +302,13 @@ class PluginOptions:
         "config document, '-' for standard input",
         short="f",
         metavar=options.FILE,
-        commands="plan validate autoscaler-tags",
+        commands="plan validate layouts autoscaler-tags",
     )
     config_map: str = options.text(
         "ConfigMap with the config document",
         metavar="NAMESPACE/NAME",
         default_text="that of mig-manager, then that of the GPU operator",
-        commands="plan validate autoscaler-tags",
+        commands="plan validate layouts autoscaler-tags",
     )
     output: command_settings.OutputFormat = options.choice(
         "text|wide|json|yaml",
@@ -298,7 +316,7 @@ class PluginOptions:
         metavar="FORMAT",
         default=command_settings.OutputFormat.TEXT,
         default_text="text; wide draws every node, json and yaml have everything",
-        commands="status plan validate history autoscaler-tags",
+        commands="status plan validate layouts history autoscaler-tags",
     )
     autoscaler: str = options.nested(autoscaler.OPTIONS)
     colour: str = options.nested(command_settings.TerminalSettings, "color")

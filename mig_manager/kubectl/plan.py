@@ -94,24 +94,32 @@ class Plans:
 
 
 def plan(
-    layout: config.Layout, reports: Sequence[nodes.Report], *, source: str, pods: selection.Pods
+    name: str,
+    reports: Sequence[nodes.Report],
+    *,
+    document: config.Document,
+    pods: selection.Pods,
 ) -> Plans:
-    """Plan a layout for nodes."""
+    """Plan a layout for nodes, of the document or generated for a node's GPUs.
+
+    LayoutError (UNKNOWN_CONFIG) if there is no such layout.
+    """
+    nodes.require_layout([report.node for report in reports], document, name)
     return Plans(
-        layout=layout.name,
-        source=source,
-        nodes=tuple(_of_node(layout, report, pods) for report in reports),
+        layout=messages.printable(name),
+        source=document.source,
+        nodes=tuple(_of_node(name, report, document, pods) for report in reports),
         pods_not_known=pods.why_not,
     )
 
 
-def _of_node(layout: config.Layout, report: nodes.Report, pods: selection.Pods) -> NodePlan:
+def _of_node(
+    layout_name: str, report: nodes.Report, document: config.Document, pods: selection.Pods
+) -> NodePlan:
     name, gpus, run = report.node.name, report.gpus, report.node.status
     notes = list(report.notes) if gpus is not None else []
     if report.state is nodes.NodeState.CHANGING:
         notes.append("the node is changing right now: plan again when it has finished")
-    if run and run.config == layout.name and run.config_hash not in ("", layout.content_hash):
-        notes.append(f"its agent last used another layout named {layout.name}")
     why_not, fits = "it has no GPU", None if gpus is None else False
     if gpus is None:
         gpus, why_not = presumed_gpus(report)
@@ -119,7 +127,15 @@ def _of_node(layout: config.Layout, report: nodes.Report, pods: selection.Pods) 
     planned, losses = None, None
     if gpus:
         try:
-            planned = change_plans.plan(gpus, layout)
+            layout = nodes.layout_of(report.node, gpus, document, layout_name)
+            if (
+                run
+                and run.config == layout_name
+                and run.config_hash not in ("", layout.content_hash)
+            ):
+                notes.append(f"its agent last used another layout named {run.config}")
+            printable = dataclasses.replace(layout, name=messages.printable(layout.name))
+            planned = change_plans.plan(gpus, printable)
         except errors.LayoutError as error:
             why_not, fits = messages.printable(error.message, " "), False
     if planned is not None:

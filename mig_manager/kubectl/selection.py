@@ -27,10 +27,11 @@ _EVENTS = "/api/v1/namespaces/default/events"
 _MOST_NODE_QUERIES = 10  # for more nodes, all pods of the cluster are listed at once
 _COMPONENT = "mig-manager"
 _MAX_MESSAGE = 1024
+OPERATOR_NAMESPACE = "gpu-operator"
 _CONFIG_MAPS = (
     ("mig-manager", "mig-manager-config"),
-    ("gpu-operator", "mig-manager-config"),
-    ("gpu-operator", "default-mig-parted-config"),
+    (OPERATOR_NAMESPACE, "mig-manager-config"),
+    (OPERATOR_NAMESPACE, "default-mig-parted-config"),
 )
 """Of our manifests, of ours with the GPU operator, and the operator's own."""
 _DOCUMENT_KEY = "config.yaml"

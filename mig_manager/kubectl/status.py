@@ -72,6 +72,7 @@ class Status:
             "is_ready": report.node.is_ready,
             "requested": report.node.requested,
             "applied": report.node.applied or None,
+            "origin": (run.origin or None) if run else None,
             "state": run.state.value if run else None,
             "phase": run.phase if run else None,
             "reason": run.reason if run else None,

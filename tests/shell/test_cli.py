@@ -204,6 +204,18 @@ def test_a_state_file_of_something_else_is_refused_and_kept(
     assert path.read_bytes() == content
 
 
+def test_plan_and_validate_say_where_a_layout_comes_from(shell: Shell, layouts: str) -> None:
+    line = pathlib.Path(layouts).read_text().splitlines().index("  one:") + 1
+
+    plan = shell("plan", "one", "-f", layouts, *SPEC)
+    data = shell("plan", "one", "-f", layouts, "-o", "json", *SPEC).data
+    checked = shell("validate", "one", "-f", layouts, "-o", "json", *SPEC).data
+
+    assert f"Origin: {layouts}:{line}" in plan.out.replace("\n  ", " ")
+    assert data["origin"] == f"{layouts}:{line}"
+    assert [each["origin"] for each in checked["verdicts"]] == [f"{layouts}:{line}"]
+
+
 def test_plan_and_validate_name_the_mig_strategies_that_do_not_serve_a_layout(
     shell: Shell, layouts: str
 ) -> None:

@@ -321,7 +321,10 @@ def test_a_history_names_the_writer_of_the_request(viewer: rig.Viewer) -> None:
     ("words", "candidates"),
     [
         (("st",), ["status"]),
-        (("",), ["status", "plan", "validate", "history", "autoscaler-tags", "version"]),
+        (
+            ("",),
+            ["status", "plan", "validate", "layouts", "history", "autoscaler-tags", "version"],
+        ),
         (("status", "gpu-"), ["gpu-1", "gpu-2", "gpu-3", "gpu-4", "gpu-5"]),
         (("status", "gpu-1", "gpu-1"), []),
         (("plan", "all-1"), ["all-1g.5gb", "all-1g.10gb"]),

@@ -69,9 +69,9 @@ def test_a_plan_without_known_profiles_is_provisional() -> None:
     document = config.parse(rig.CONFIG, source="f")
 
     result = plan.plan(
-        document.layout("all-balanced"),
+        "all-balanced",
         [report((blind,))],
-        source="f",
+        document=document,
         pods=selection.Pods(by_node={}),
     )
 

@@ -4,10 +4,11 @@ import dataclasses
 
 import pytest
 
+from mig_manager import errors
 from mig_manager.catalogue import hardware
 from mig_manager.core import model, profile_name
 from mig_manager.core.fleet import nodes, rollout
-from mig_manager.core.layout import config
+from mig_manager.core.layout import config, served
 from mig_manager.core.node import cluster
 from mig_manager.core.records import gpu_codec
 from tests import gpu_values, scenes
@@ -47,7 +48,7 @@ def pod(name: str, resource: str, **changed: object) -> cluster.Pod:
 
 
 def previewed(there: nodes.Node, layout: str, *pods: cluster.Pod) -> rollout.Preview:
-    return rollout.preview(there, DOCUMENT.layout(layout), pods)
+    return rollout.preview(there, DOCUMENT, layout, pods)
 
 
 def test_an_active_layout_changes_nothing() -> None:
@@ -86,9 +87,27 @@ def test_with_resources_by_profile_certain_and_possible_evictions_are_known() ->
     only_gpu = node(gpus(scenes.BALANCED, count=1), **MIXED)
     layout = DOCUMENT.layout("one-slice-changed")
     alone = dataclasses.replace(layout, rules=layout.rules[:1])
-    assert rollout.preview(
-        only_gpu, alone, [pod("gone", "nvidia.com/mig-2g.10gb"), pod("p", "nvidia.com/mig-1g.5gb")]
-    ).evicted == ("default/gone",)
+    document = dataclasses.replace(DOCUMENT, layouts={layout.name: alone})
+    pods = [pod("gone", "nvidia.com/mig-2g.10gb"), pod("p", "nvidia.com/mig-1g.5gb")]
+    found = rollout.preview(only_gpu, document, layout.name, pods)
+    assert found.evicted == ("default/gone",)
+
+
+def test_a_layout_that_a_node_lists_as_generated_is_previewed_without_a_file() -> None:
+    there = node(gpus())
+    made = served.generated(gpus())["all-7g.40gb"]
+    text = served.to_json([served.Entry.of(made)])
+    annotations = {**there.view.annotations, cluster.LAYOUTS_ANNOTATION: text}
+    listing = dataclasses.replace(
+        there, view=dataclasses.replace(there.view, annotations=annotations)
+    )
+
+    nodes.require_layout([there, listing], DOCUMENT, "all-7g.40gb")
+    with pytest.raises(errors.LayoutError, match=r"no layout 'all-7g\.40gb'"):
+        nodes.require_layout([there], DOCUMENT, "all-7g.40gb")
+    assert previewed(listing, "all-7g.40gb").created == 2
+    found = previewed(there, "all-7g.40gb")
+    assert (found.verdict, found.reason) == (Verdict.DOES_NOT_FIT, "UnknownConfig")
 
 
 def test_if_all_devices_are_plain_gpus_any_pod_may_be_evicted() -> None:

@@ -8,11 +8,12 @@ import dataclasses
 import datetime as dt
 import enum
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from mig_manager import errors
 from mig_manager.core import messages, model
+from mig_manager.core.layout import config, served
 from mig_manager.core.node import cluster
 from mig_manager.core.records import gpu_codec
 from mig_manager.core.records import status as run_status
@@ -84,6 +85,14 @@ class Node:
     def gpus(self) -> str | None:
         """The published GPUs, for ``gpu_codec``."""
         return self.view.annotations.get(cluster.GPUS_ANNOTATION)
+
+    @property
+    def layouts(self) -> tuple[served.Entry, ...]:
+        """The layouts that its agent lists; empty if there is no valid list."""
+        try:
+            return served.from_json(self.view.annotations.get(cluster.LAYOUTS_ANNOTATION, ""))
+        except ValueError:
+            return ()
 
     @property
     def has_gpus(self) -> bool:
@@ -201,6 +210,27 @@ def _writer(metadata: Mapping[str, Any]) -> tuple[str, dt.datetime | None]:
             manager = messages.printable(str(entry.get("manager") or ""))
             return manager, messages.parse_time(entry.get("time"))
     return "", None
+
+
+def require_layout(nodes: Iterable[Node], document: config.Document, name: str) -> None:
+    """Raise LayoutError (UNKNOWN_CONFIG) if neither document nor any node has such a layout."""
+    if not any(name == entry.name for node in nodes for entry in node.layouts):
+        document.layout(name)
+
+
+def layout_of(
+    node: Node, gpus: Iterable[model.Gpu], document: config.Document, name: str
+) -> config.Layout:
+    """Return the layout that a node with these GPUs serves under a name.
+
+    That is one of the document, unless the node lists it with the content of a generated one.
+    LayoutError (UNKNOWN_CONFIG) if it is in neither.
+    """
+    listed = next((each for each in node.layouts if each.name == name), None)
+    made = served.generated(gpus).get(name) if listed else None
+    if made and listed and made.content_hash == listed.content_hash:
+        return made
+    return document.layout(name)
 
 
 def parse_mark(text: str | None) -> Mark | None:

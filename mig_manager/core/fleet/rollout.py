@@ -361,9 +361,9 @@ class Preview:
 
 
 def preview(
-    node: fleet_nodes.Node, layout: config.Layout, pods: Sequence[cluster.Pod] = ()
+    node: fleet_nodes.Node, document: config.Document, name: str, pods: Sequence[cluster.Pod] = ()
 ) -> Preview:
-    """Plan a layout for a node; ``pods`` are those on it that request GPUs."""
+    """Plan a layout of a document or of the node; ``pods`` are those on it that request GPUs."""
     gpus: model.ObservedGpus | None = None
     why = "no agent has published its GPUs; is one running there?"
     try:
@@ -373,6 +373,7 @@ def preview(
     if gpus is None:
         return Preview(name=node.name, verdict=Verdict.UNKNOWN, reason="NotPublished", message=why)
     try:
+        layout = fleet_nodes.layout_of(node, gpus, document, name)
         plan = planner.plan(gpus, config.select(layout, gpus))
     except errors.LayoutError as error:
         return Preview(

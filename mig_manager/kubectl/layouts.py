@@ -1,0 +1,157 @@
+"""``kubectl mig layouts``: what a node can be asked for, with a picture of each layout.
+
+A node publishes names, origins and hashes. The content of a generated layout follows from the
+published GPUs, and that of another one is in a layout file; the hash shows whether it is the same.
+"""
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+from mig_manager import errors
+from mig_manager.cli import gpu_report
+from mig_manager.core import bar, model, picture
+from mig_manager.core.fleet import nodes
+from mig_manager.core.layout import config, served
+from mig_manager.core.node import cluster
+from mig_manager.core.records import status
+from mig_manager.kubectl import plan
+
+Document = Callable[[], config.Document]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Listed:
+    """One layout of a node."""
+
+    entry: served.Entry
+    gpus: tuple[model.Gpu, ...] | None
+    """Those that it selects, with its instances; None: its content is not known."""
+    is_requested: bool
+    is_applied: bool
+
+    def to_data(self) -> dict[str, object]:
+        """Return plain data for JSON and YAML."""
+        return {
+            "layout": self.entry.name,
+            "origin": self.entry.origin,
+            "hash": self.entry.content_hash,
+            "is_requested": self.is_requested,
+            "is_applied": self.is_applied,
+            "gpus": None
+            if self.gpus is None
+            else [
+                {
+                    "index": gpu.index,
+                    "name": gpu.name,
+                    "is_mig_enabled": gpu.current_mode is model.MigMode.ENABLED,
+                    "devices": status.device_counts(gpu),
+                }
+                for gpu in self.gpus
+            ],
+        }
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Layouts:
+    """The layouts that a node can be asked for."""
+
+    node: str
+    layouts: tuple[Listed, ...]
+    notes: tuple[str, ...]
+
+    def to_data(self) -> dict[str, object]:
+        """Return plain data for JSON and YAML."""
+        return {
+            "node": self.node,
+            "notes": list(self.notes),
+            "layouts": [each.to_data() for each in self.layouts],
+        }
+
+
+def layouts(report: nodes.Report, documents: Iterable[Document]) -> Layouts:
+    """Return the layouts of a node; each document is read until all contents are known."""
+    node, notes = report.node, list(report.notes)
+    gpus = report.gpus
+    if gpus is None:
+        gpus, note = plan.presumed_gpus(report)
+        notes.append(note)
+    known = _contents(served.generated(gpus).values())
+    entries, note = _entries(node, known)
+    notes += [note] if note else []
+    for document in documents:
+        if all(_key(entry) in known for entry in entries):
+            break
+        # Without it, only pictures are missing.
+        with contextlib.suppress(errors.MigManagerError):
+            known |= _contents(document().layouts.values())
+    contents = (known[_key(entry)] for entry in entries if _key(entry) in known)
+    drawn = {fit.layout.name: fit.gpus for fit in served.fitting(contents, gpus)}
+    return Layouts(
+        node=node.name,
+        layouts=tuple(
+            Listed(
+                entry=entry,
+                gpus=drawn.get(entry.name),
+                is_requested=entry.name == node.requested,
+                is_applied=entry.name == node.applied,
+            )
+            for entry in entries
+        ),
+        notes=tuple(notes),
+    )
+
+
+_Key = tuple[str, str]  # name and content hash
+
+
+def _key(entry: served.Entry) -> _Key:
+    return entry.name, entry.content_hash
+
+
+def _contents(found: Iterable[config.Layout]) -> dict[_Key, config.Layout]:
+    return {(layout.name, layout.content_hash): layout for layout in found}
+
+
+def _entries(
+    node: nodes.Node, generated: Mapping[_Key, config.Layout]
+) -> tuple[Sequence[served.Entry], str]:
+    """Return the published list, or else that of the layouts that can be generated, and a note."""
+    text = node.view.annotations.get(cluster.LAYOUTS_ANNOTATION)
+    if text is not None:
+        try:
+            return served.from_json(text), ""
+        except ValueError as error:
+            why = f"its agent's list of layouts cannot be read ({error})"
+    else:
+        why = "its agent has published no layouts"
+    return [served.Entry.of(layout) for layout in generated.values()], (
+        f"{why}: these are the ones that can be generated for its GPUs"
+    )
+
+
+def pictures(result: Layouts, *, style: bar.Style) -> str:
+    """Draw each layout on the node's GPUs."""
+    count = len(result.layouts)
+    what = f"{count} layout{'' if count == 1 else 's'} can be requested"
+    lines = [style.paint(f"{result.node}: {what}", bar.Tone.STRONG)]
+    lines += [gpu_report.wrapped(note, indent="  ! ") for note in result.notes]
+    return "\n\n".join(["\n".join(lines), *(_picture(each, style) for each in result.layouts)])
+
+
+def _picture(listed: Listed, style: bar.Style) -> str:
+    words = [listed.entry.origin, *_marks(listed)]
+    title = style.paint(listed.entry.name, bar.Tone.STRONG)
+    lines = [title + style.plain(f" · {' · '.join(words)}")]
+    if listed.gpus is None:
+        lines.append("    its content is in none of the layout files found; name one with -f")
+    else:
+        lines.append(picture.draw_gpus(listed.gpus, style=style, has_offer=False))
+    return "\n".join(lines)
+
+
+def _marks(listed: Listed) -> Iterator[str]:
+    if listed.is_applied:
+        yield "active"
+    if listed.is_requested and not listed.is_applied:
+        yield "requested"

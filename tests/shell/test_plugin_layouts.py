@@ -1,0 +1,158 @@
+"""``kubectl mig layouts`` against the embedded API server."""
+
+import json
+import pathlib
+from collections.abc import Iterator
+
+import pytest
+
+from mig_manager.core import picture
+from mig_manager.core.layout import config, generator, served
+from testkit import apiserver
+from tests.shell import plugin_rig as rig
+
+SPEC = "2xA100-SXM4-40GB"
+OWN = """\
+version: v1
+mig-configs:
+  team-a:
+    - {devices: [0], mig-enabled: true, mig-devices: {4g.20gb: 1}}
+"""
+
+
+def entries(text: str = OWN) -> list[served.Entry]:
+    """Return what an agent with this file lists for these GPUs."""
+    own = config.parse(text, source="/etc/mig-manager/config.yaml").layouts
+    made = generator.layouts_of(generator.kinds_of(rig.gpus(SPEC)))
+    return [served.Entry.of(layout) for layout in {**made, **own}.values()]
+
+
+@pytest.fixture
+def server() -> Iterator[apiserver.ApiServer]:
+    with apiserver.serve() as server:
+        yield server
+
+
+def add_node(server: apiserver.ApiServer, listed: str | None, requested: str = "team-a") -> None:
+    node = rig.node("gpu-1", gpus=rig.gpus(SPEC), requested=requested)
+    if listed is not None:
+        node["metadata"]["annotations"]["mig-manager.io/layouts"] = listed
+    server.store.create(node)
+
+
+def test_each_layout_is_drawn_with_its_origin(
+    server: apiserver.ApiServer, tmp_path: pathlib.Path
+) -> None:
+    add_node(server, served.to_json(entries()))
+    server.store.create(
+        rig.config_map("mig-manager", "mig-manager-config", **{"config.yaml": OWN})
+    )
+
+    answer = rig.viewer(server, tmp_path).alone("layouts", "gpu-1")
+
+    assert (answer.status, answer.err) == (0, "")
+    parts = answer.out.split("\n\n")
+    blocks = {part.split(" · ")[0]: part for part in parts if " · " in part}
+    assert answer.out.startswith("gpu-1: 11 layouts can be requested\n")
+    assert blocks["team-a"].startswith("team-a · /etc/mig-manager/config.yaml:3 · active\nGPU 0 ·")
+    assert "4g.20gb" in blocks["team-a"]
+    generated = blocks["all-1g.5gb"]
+    assert generated.startswith("all-1g.5gb · generated for NVIDIA A100-SXM4-40GB\nGPU 0-1 ·")
+    assert generated.count("│ 1g.5gb ") + generated.count("│  1g.5gb ") == 7
+    assert picture.WHOLE in blocks["all-disabled"]
+    assert "offers" not in answer.out
+    assert max(map(len, answer.out.splitlines())) <= picture.WIDTH
+
+
+def test_a_layout_whose_content_is_elsewhere_is_listed_without_a_picture(
+    server: apiserver.ApiServer, tmp_path: pathlib.Path
+) -> None:
+    add_node(server, served.to_json(entries()))
+    viewer = rig.viewer(server, tmp_path)
+    # The file has another content under the same name.
+    server.store.create(
+        rig.config_map(
+            "mig-manager", "mig-manager-config", **{"config.yaml": OWN.replace("4g", "3g")}
+        )
+    )
+    own = tmp_path / "own.yaml"
+    own.write_text(OWN)
+
+    assert "team-a · /etc/mig-manager/config.yaml:3 · active\n    its content is in none" in (
+        viewer.alone("layouts", "gpu-1").out
+    )
+    named = json.loads(viewer.alone("layouts", "gpu-1", "-f", str(own), "-o", "json").out)
+    (layout,) = [each for each in named["layouts"] if each["layout"] == "team-a"]
+    gpu = {"index": 0, "name": "NVIDIA A100-SXM4-40GB", "is_mig_enabled": True}
+    assert layout["gpus"] == [gpu | {"devices": {"4g.20gb": 1}}]
+    assert layout["is_requested"]
+    assert viewer.alone("layouts", "gpu-1", "-f", "missing.yaml").status == 2
+
+
+def test_the_config_map_of_the_node_has_what_the_operators_agent_serves(
+    server: apiserver.ApiServer, tmp_path: pathlib.Path
+) -> None:
+    add_node(server, served.to_json(entries()))
+    server.store.create(rig.config_map("gpu-operator", "gpu-1-mig-config", **{"config.yaml": OWN}))
+
+    out = rig.viewer(server, tmp_path).alone("layouts", "gpu-1", "-o", "json").out
+
+    assert all(each["gpus"] for each in json.loads(out)["layouts"])
+
+
+def test_a_generated_layout_that_the_node_lists_can_be_planned(
+    server: apiserver.ApiServer, tmp_path: pathlib.Path
+) -> None:
+    add_node(server, served.to_json(entries()))
+    server.store.create(
+        rig.config_map("mig-manager", "mig-manager-config", **{"config.yaml": OWN})
+    )
+    viewer = rig.viewer(server, tmp_path)
+
+    answer = viewer.alone("plan", "all-7g.40gb", "gpu-1")
+
+    assert (answer.status, answer.err) == (0, "")
+    assert "Origin: generated for NVIDIA A100-SXM4-40GB" in answer.out
+    assert viewer.alone("plan", "all-7g.80gb", "gpu-1").status == 2
+
+
+@pytest.mark.parametrize("listed", [None, "{", '{"layouts": 1}', '{"layouts": {"a": []}}', "[[]]"])
+def test_without_a_valid_list_those_are_shown_that_can_be_generated(
+    listed: str | None, server: apiserver.ApiServer, tmp_path: pathlib.Path
+) -> None:
+    add_node(server, listed, requested="all-balanced")
+
+    answer = rig.viewer(server, tmp_path).alone("layouts", "gpu-1")
+
+    assert (answer.status, answer.err) == (0, "")
+    lines = answer.out.splitlines()
+    assert lines[0] == "gpu-1: 10 layouts can be requested"
+    why = "no layouts" if listed is None else "cannot be read"
+    assert why in lines[1]
+    assert "all-balanced · generated for NVIDIA A100-SXM4-40GB · active" in lines
+
+
+def test_what_a_node_lists_cannot_control_the_terminal(
+    server: apiserver.ApiServer, tmp_path: pathlib.Path
+) -> None:
+    evil = served.Entry(name="a\x1b[2J", content_hash="\r", origin="x\n" * 500)
+    add_node(server, served.to_json([evil]))
+
+    answer = rig.viewer(server, tmp_path).alone("layouts", "gpu-1")
+
+    assert answer.status == 0
+    assert "\x1b" not in answer.out
+    assert len(answer.out.splitlines()) < 20
+
+
+def test_a_node_that_is_missing_or_without_gpus_fails_in_a_line(
+    server: apiserver.ApiServer, tmp_path: pathlib.Path
+) -> None:
+    server.store.create(rig.node("plain"))
+    viewer = rig.viewer(server, tmp_path)
+
+    assert viewer.alone("layouts", "gpu-9").status == 1
+    answer = viewer.alone("layouts", "plain")
+    assert answer.status == 1
+    assert answer.out.startswith("plain: 0 layouts")
+    assert viewer.complete("layouts", "").out.splitlines()[0] == "plain"
