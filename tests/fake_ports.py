@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from mig_manager import errors
-from mig_manager.core import host_files, model, ports, steps
+from mig_manager.core import host_files, model, steps
 from mig_manager.core.node import claims, cluster, policy
 from mig_manager.core.records import readiness
 from tests import fakes, gpu_values
@@ -124,16 +124,16 @@ class FakeWorkloads(_Port):
     def watched(self) -> tuple[cluster.Pod, ...] | None:
         return self._rig.watched()
 
-    def evict(self, pod: cluster.Pod) -> ports.Verdict:
+    def evict(self, pod: cluster.Pod) -> policy.Verdict:
         self._rig.called("workloads.evict")
         if pod.uid not in self._rig.pods:
-            return ports.Verdict(answer=ports.Eviction.GONE)
+            return policy.Verdict(answer=policy.Eviction.GONE)
         verdict = self._verdict(pod)
-        if verdict.answer is ports.Eviction.ACCEPTED:
+        if verdict.answer is policy.Eviction.ACCEPTED:
             self._end(pod)
         return verdict
 
-    def can_evict(self, pod: cluster.Pod) -> ports.Verdict:
+    def can_evict(self, pod: cluster.Pod) -> policy.Verdict:
         self._rig.called("workloads.can_evict")
         return self._verdict(pod)
 
@@ -148,7 +148,7 @@ class FakeWorkloads(_Port):
         pods = (*self._rig.pods.values(), *self._rig.elsewhere.values())
         return tuple(pod for pod in pods if ours.covers(pod))
 
-    def _verdict(self, pod: cluster.Pod) -> ports.Verdict:
+    def _verdict(self, pod: cluster.Pod) -> policy.Verdict:
         why = self._rig.budgets.get(pod.name, "")
         guards = [one for one in self._rig.disruption_budgets if one.covers(pod)]
         if len(guards) > 1:
@@ -156,9 +156,9 @@ class FakeWorkloads(_Port):
         elif guards and not guards[0].observed(self._rig).allowed:
             why = f"budget {guards[0].name} is used up"
         if not why:
-            return ports.Verdict(answer=ports.Eviction.ACCEPTED)
-        return ports.Verdict(
-            answer=ports.Eviction.BLOCKED, why=why, retry_after_s=self._rig.retry_after_s
+            return policy.Verdict(answer=policy.Eviction.ACCEPTED)
+        return policy.Verdict(
+            answer=policy.Eviction.BLOCKED, why=why, retry_after_s=self._rig.retry_after_s
         )
 
     def delete(self, pod: cluster.Pod) -> None:

@@ -189,7 +189,7 @@ class Evictions:
         return errors.Reason.DRAIN_STALLED, f"no pod replaces those evicted (budgets: {keys})"
 
     def _try_each(
-        self, pods: Iterable[cluster.Pod], act: Callable[[cluster.Pod], ports.Verdict]
+        self, pods: Iterable[cluster.Pod], act: Callable[[cluster.Pod], policies.Verdict]
     ) -> dict[str, str]:
         """Return why some pods stay; an API that forbids, or fails, refuses for now."""
         blocked: dict[str, str] = {}
@@ -201,7 +201,7 @@ class Evictions:
             try:
                 verdict = act(pod)
                 why, pause_s = verdict.why, verdict.retry_after_s
-                if verdict.answer is not ports.Eviction.BLOCKED:
+                if verdict.answer is not policies.Eviction.BLOCKED:
                     continue
             except errors.ClusterError as error:
                 if error.reason not in _TRANSIENT:
@@ -223,24 +223,24 @@ class Evictions:
         not_before, why = self._refused.get(pod.uid, (0.0, ""))
         return why if self.clock.monotonic() < not_before else None
 
-    def _evict(self, pod: cluster.Pod) -> ports.Verdict:
+    def _evict(self, pod: cluster.Pod) -> policies.Verdict:
         verdict = self.workloads.evict(pod)
-        if verdict.answer is not ports.Eviction.BLOCKED:
+        if verdict.answer is not policies.Eviction.BLOCKED:
             self._done.add(pod.uid)
             _log.info("pod_evicted", pod=pod.key, answer=verdict.answer.value)
-        if verdict.answer is ports.Eviction.ACCEPTED:
+        if verdict.answer is policies.Eviction.ACCEPTED:
             self.evicted += 1
             self.telemetry.pod_evicted()
         return verdict
 
-    def _delete(self, pod: cluster.Pod) -> ports.Verdict:
+    def _delete(self, pod: cluster.Pod) -> policies.Verdict:
         self.workloads.delete(pod)
         self._done.add(pod.uid)
         if pod.key not in self.forced:
             self.forced.append(pod.key)
         _log.warning("pod_deleted_by_force", pod=pod.key)
         self.telemetry.pod_evicted()
-        return ports.Verdict(answer=ports.Eviction.ACCEPTED)
+        return policies.Verdict(answer=policies.Eviction.ACCEPTED)
 
 
 def why_immovable(pod: cluster.Pod) -> str:

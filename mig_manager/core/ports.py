@@ -6,7 +6,6 @@ Every method may block until a deadline from the adapter's settings. It raises o
 
 import contextlib
 import dataclasses
-import enum
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Protocol
 
@@ -133,23 +132,6 @@ class Node(Protocol):
         """Wait until Events are published or refused; return False at the time-out."""
 
 
-class Eviction(enum.Enum):
-    """What the Eviction API answered."""
-
-    ACCEPTED = "accepted"
-    GONE = "gone"
-    BLOCKED = "blocked"  # 429: a PodDisruptionBudget does not allow it now
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
-    """The API server's answer to an eviction."""
-
-    answer: Eviction
-    why: str = ""  # the server's explanation when it is BLOCKED
-    retry_after_s: float = 0.0  # how long the server asks to wait before the next attempt
-
-
 class Workloads(Protocol):
     """The pods on our node; a method raises ClusterError if the API refuses or does not answer."""
 
@@ -163,10 +145,10 @@ class Workloads(Protocol):
         established, and from time to time to force a ``list``.
         """
 
-    def evict(self, pod: cluster.Pod) -> Verdict:
+    def evict(self, pod: cluster.Pod) -> policy.Verdict:
         """Evict a pod with its own grace period, guarded by its UID."""
 
-    def can_evict(self, pod: cluster.Pod) -> Verdict:
+    def can_evict(self, pod: cluster.Pod) -> policy.Verdict:
         """Return what ``evict`` would answer now (a dry run)."""
 
     def budgets(self, namespaces: Collection[str]) -> tuple[policy.Budget, ...]:

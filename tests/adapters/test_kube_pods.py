@@ -7,8 +7,7 @@ import pytest
 
 from mig_manager import errors
 from mig_manager.adapters.kubernetes import api, pods
-from mig_manager.core import ports
-from mig_manager.core.node import cluster
+from mig_manager.core.node import cluster, policy
 from testkit import apiserver
 
 _GPU = "nvidia.com/mig-1g.10gb"
@@ -205,7 +204,7 @@ def test_an_eviction_refused_for_now_is_blocked_with_the_servers_retry_after(
         apiserver.Fault(path="/eviction", status=status, message=message, retry_after_s=after_s)
     )
     verdict = workloads.evict(pod)
-    assert (verdict.answer, verdict.retry_after_s) == (ports.Eviction.BLOCKED, after_s or 0.0)
+    assert (verdict.answer, verdict.retry_after_s) == (policy.Eviction.BLOCKED, after_s or 0.0)
 
 
 @pytest.mark.parametrize("status", [403, 500, 400])

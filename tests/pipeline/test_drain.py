@@ -221,9 +221,9 @@ def test_a_pod_that_had_gone_before_its_eviction_is_neither_counted_nor_asked_fo
     class Late(fake_ports.FakeWorkloads):
         """The pod goes between the list and the eviction; kubelet is slow to let go."""
 
-        def evict(self, pod: cluster.Pod) -> ports.Verdict:
+        def evict(self, pod: cluster.Pod) -> policies.Verdict:
             super().evict(pod)
-            return ports.Verdict(answer=ports.Eviction.GONE)
+            return policies.Verdict(answer=policies.Eviction.GONE)
 
     ear = Ear()
     ours = new_drain(rig, telemetry=ear, workloads=Late(rig))

@@ -7,7 +7,6 @@ import pytest
 
 from mig_manager import errors
 from mig_manager.agent import drain
-from mig_manager.core import ports
 from mig_manager.core.node import cluster
 from mig_manager.core.node import policy as policies
 from mig_manager.errors import Reason
@@ -81,12 +80,12 @@ class Choosy(fake_ports.FakeWorkloads):
         super().__init__(rig)
         self._trial, self._real = trial, real
 
-    def can_evict(self, pod: cluster.Pod) -> ports.Verdict:
+    def can_evict(self, pod: cluster.Pod) -> policies.Verdict:
         if pod.name in self._trial:
             raise self._trial[pod.name]
         return super().can_evict(pod)
 
-    def evict(self, pod: cluster.Pod) -> ports.Verdict:
+    def evict(self, pod: cluster.Pod) -> policies.Verdict:
         if pod.name in self._real:
             raise self._real[pod.name]
         return super().evict(pod)

@@ -1,4 +1,4 @@
-"""The drain policy, device-plugin configs by layout, and what PodDisruptionBudgets grant.
+"""The drain policy, what the Eviction API answers, device-plugin configs by layout, and budgets.
 
 **Time slicing beside MIG.** The device plugin picks its config, with the replicas of each device,
 by the node label ``nvidia.com/device-plugin.config``; a config that suits one layout is wrong for
@@ -23,6 +23,23 @@ from mig_manager.core.node import cluster
 
 _ANY_LAYOUT = "*"
 _LABEL_VALUE = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
+
+
+class Eviction(enum.Enum):
+    """What the Eviction API answered."""
+
+    ACCEPTED = "accepted"
+    GONE = "gone"
+    BLOCKED = "blocked"  # 429: a PodDisruptionBudget does not allow it now
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """The API server's answer to an eviction."""
+
+    answer: Eviction
+    why: str = ""  # the server's explanation when it is BLOCKED
+    retry_after_s: float = 0.0  # how long the server asks to wait before the next attempt
 
 
 class Drain(enum.Enum):

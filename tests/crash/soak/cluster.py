@@ -3,8 +3,7 @@
 import dataclasses
 from collections.abc import Mapping
 
-from mig_manager.core import ports
-from mig_manager.core.node import clients, cluster
+from mig_manager.core.node import clients, cluster, policy
 from mig_manager.sandbox.driver import library as simulated
 from mig_manager.sandbox.driver import states
 from testkit import nvml_faults
@@ -170,9 +169,9 @@ class Workloads(fake_ports.FakeWorkloads):
         super().__init__(rig)
         self._cluster = rig
 
-    def evict(self, pod: cluster.Pod) -> ports.Verdict:
+    def evict(self, pod: cluster.Pod) -> policy.Verdict:
         verdict = super().evict(pod)
-        if verdict.answer is ports.Eviction.ACCEPTED:
+        if verdict.answer is policy.Eviction.ACCEPTED:
             self._cluster.evicted[pod.uid] = self._cluster.assigned.get(pod.uid, frozenset())
         return verdict
 
