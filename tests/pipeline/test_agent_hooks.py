@@ -66,10 +66,11 @@ def test_the_agent_runs_every_point_and_a_new_content_of_the_file_is_served(hook
         assert_nothing_taken(rig)
 
         hooks.write(at="apply-start", script="echo new content >> log")
+        # A changed file causes a check, and runs no hook.
+        rig.wait(lambda: rig.status()["reason"] == "AlreadyApplied", "the check")
         rig.label("all-balanced")
 
         assert rig.wait_for_end("all-balanced") is model.State.SUCCESS
-        # A changed file causes a check, and runs no hook.
         assert hooks.ran[len(POINTS) :] == [
             *("apply-start", "new", "pre-apply-config", "apply-exit")
         ]
