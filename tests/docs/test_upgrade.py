@@ -1,0 +1,109 @@
+"""The commands that remove the agent's traces from nodes, and the reasons with a command."""
+
+import pathlib
+import re
+
+import pytest
+
+from mig_manager import errors
+from mig_manager.core.node import cluster
+from mig_manager.sandbox.apiserver import resources
+from testkit import apiserver
+from tests import programs
+from tests.docs import pages
+
+UPGRADE = (pages.ROOT / "docs" / "upgrade.md").read_text(encoding="utf-8")
+FAILED = (pages.ROOT / "docs" / "failed.md").read_text(encoding="utf-8")
+AT_REST = {
+    cluster.STATUS_ANNOTATION,
+    cluster.GPUS_ANNOTATION,
+    cluster.LAYOUTS_ANNOTATION,
+    cluster.ROLLOUT_ANNOTATION,
+}
+INTERRUPTED = {cluster.JOURNAL_ANNOTATION, cluster.UNREADABLE_JOURNAL_ANNOTATION}
+GOOD = {errors.Reason.APPLIED, errors.Reason.ALREADY_APPLIED}
+SHELL_ONLY = {errors.Reason.USAGE, errors.Reason.INVALID_CHECKPOINT}
+
+
+def commands(before: str) -> str:
+    """Return the block of commands that follows some words of the page."""
+    found = re.search(rf"{re.escape(before)}\n+```\n(.*?)^```$", UPGRADE, re.DOTALL | re.MULTILINE)
+    assert found is not None
+    return found[1]
+
+
+def test_the_table_of_what_stays_names_every_key_that_the_agent_writes_to_a_node() -> None:
+    own = {
+        value
+        for value in vars(cluster).values()
+        if isinstance(value, str) and value.startswith("mig-manager.io/")
+    }
+    rows = {line for line in UPGRADE.splitlines() if line.startswith("| ")}
+    named = {name for row in rows for name in re.findall(r"`([^`]+)`", row.split("|")[1])}
+
+    assert own >= AT_REST | INTERRUPTED | {cluster.APPLIED_LABEL, cluster.HOLD_TAINT}
+    assert own - named == set()
+    assert {cluster.STATE_LABEL, cluster.READY_CONDITION, cluster.PLUGIN_CONFIG_LABEL} <= named
+
+
+@pytest.mark.parametrize("is_interrupted", [False, True])
+def test_the_commands_remove_what_the_agent_leaves_and_nothing_else(
+    tmp_path: pathlib.Path, *, is_interrupted: bool
+) -> None:
+    programs.needed("kubectl")
+    keys = AT_REST | ({cluster.JOURNAL_ANNOTATION} if is_interrupted else set())
+    foreign = {"key": "example.com/mine", "value": "x", "effect": "NoSchedule"}
+    ours = [{"key": cluster.HOLD_TAINT, "effect": "NoSchedule"}] if is_interrupted else []
+    kept = {"nvidia.com/gpu.present": "true", "nvidia.com/gpu.deploy.device-plugin": "true"}
+    used = {
+        "apiVersion": "v1",
+        "kind": "Node",
+        "metadata": {
+            "name": "used",
+            "labels": kept | {cluster.APPLIED_LABEL: "a", cluster.STATE_LABEL: "success"},
+            "annotations": {"example.com/a": "b"} | dict.fromkeys(keys, "{}"),
+        },
+        "spec": {"taints": [foreign, *ours]},
+        "status": {
+            "conditions": [
+                {"type": "Ready", "status": "True"},
+                {"type": cluster.READY_CONDITION, "status": "True"},
+            ]
+        },
+    }
+    other = {
+        "apiVersion": "v1",
+        "kind": "Node",
+        "metadata": {"name": "other"},
+        "status": {"conditions": [{"type": "Ready", "status": "True"}]},
+    }
+    script = commands("<!-- run: by tests/docs/test_upgrade.py -->")
+    if is_interrupted:
+        script += commands("An interrupted change that no agent resumes:").replace("NODE", "used")
+
+    with apiserver.serve() as server:
+        server.store.create(used)
+        server.store.create(other)
+        kubeconfig = server.kubeconfig(tmp_path / "kubeconfig")
+        programs.output("/bin/sh", "-euc", script, cwd=tmp_path, KUBECONFIG=str(kubeconfig))
+        nodes = {name: server.get(resources.NODES, name) for name in ("used", "other")}
+
+    metadata = nodes["used"]["metadata"]
+    assert metadata["labels"] == kept
+    assert metadata["annotations"] == {"example.com/a": "b"}
+    assert nodes["used"]["spec"]["taints"] == [foreign]
+    for node in nodes.values():
+        assert node["status"]["conditions"] == [{"type": "Ready", "status": "True"}]
+
+
+def test_every_reason_of_a_failed_node_has_one_row_with_a_command() -> None:
+    _, _, after = FAILED.partition("## One command for each reason")
+    rows = re.findall(
+        r"^\| (`[A-Z][^|]*) \| [^|]+ \| ([^|]*) \|$", after.partition("\n## ")[0], re.MULTILINE
+    )
+    named = [reason for reasons, _ in rows for reason in re.findall(r"`(\w+)`", reasons)]
+
+    assert sorted(named) == sorted(
+        reason.value for reason in errors.Reason if reason not in GOOD | SHELL_ONLY
+    )
+    assert all(command.count("`") == 2 for _, command in rows)
