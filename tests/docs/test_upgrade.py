@@ -1,9 +1,13 @@
-"""The commands that remove the agent's traces from nodes, and the reasons with a command."""
+"""Commands to install, upgrade and remove the agent, and the reasons with a command."""
 
 import pathlib
 import re
+import shutil
+import textwrap
+from typing import Any
 
 import pytest
+import yaml
 
 from mig_manager import errors
 from mig_manager.core.node import cluster
@@ -13,6 +17,7 @@ from tests import programs
 from tests.docs import pages
 
 UPGRADE = (pages.ROOT / "docs" / "upgrade.md").read_text(encoding="utf-8")
+README = (pages.ROOT / "README.md").read_text(encoding="utf-8")
 FAILED = (pages.ROOT / "docs" / "failed.md").read_text(encoding="utf-8")
 AT_REST = {
     cluster.STATUS_ANNOTATION,
@@ -107,3 +112,44 @@ def test_every_reason_of_a_failed_node_has_one_row_with_a_command() -> None:
         reason.value for reason in errors.Reason if reason not in GOOD | SHELL_ONLY
     )
     assert all(command.count("`") == 2 for _, command in rows)
+
+
+def daemon_set(documents: str) -> dict[str, Any]:
+    """Return the agent's DaemonSet among some manifests."""
+    (found,) = (each for each in yaml.safe_load_all(documents) if each["kind"] == "DaemonSet")
+    return dict(found)
+
+
+def image(documents: str) -> str:
+    (container,) = daemon_set(documents)["spec"]["template"]["spec"]["containers"]
+    return str(container["image"])
+
+
+def test_the_readme_installs_the_image_that_it_has_pushed() -> None:
+    programs.needed("kubectl")
+    (pushed,) = re.findall(r"docker push (\S+)$", README, re.MULTILINE)
+    (command,) = re.findall(
+        r"^(kubectl kustomize .*) \| kubectl apply -f -$", README, re.MULTILINE
+    )
+
+    assert image(programs.output("/bin/sh", "-euc", command, cwd=pages.ROOT)) == pushed
+
+
+def test_an_overlay_as_the_page_shows_it_has_its_own_image_and_layouts(
+    tmp_path: pathlib.Path,
+) -> None:
+    kubectl = programs.needed("kubectl")
+    (example,) = re.findall(r"^    ```yaml\n(.*?)^    ```$", UPGRADE, re.DOTALL | re.MULTILINE)
+    for folder in ("deploy", "profiles"):
+        shutil.copytree(pages.ROOT / folder, tmp_path / folder)
+    (tmp_path / "kustomization.yaml").write_text(textwrap.dedent(example), "utf-8")
+    (tmp_path / "config.yaml").write_text("mine", "utf-8")
+
+    documents = programs.output(kubectl, "kustomize", ".", cwd=tmp_path)
+
+    assert image(documents).startswith("registry.example.com/mig-manager:")
+    objects = list(yaml.safe_load_all(documents))
+    (layouts,) = (each for each in objects if each["kind"] == "ConfigMap")
+    assert layouts["data"] == {"config.yaml": "mine"}
+    mounted = daemon_set(documents)["spec"]["template"]["spec"]["volumes"]
+    assert {"configMap": {"name": layouts["metadata"]["name"]}, "name": "config"} in mounted
