@@ -266,7 +266,8 @@ _TEXTS = {
         Show a reconfiguration from label to success on a simulated node.
 
         An embedded Kubernetes API, a node with its daemons, simulated GPUs and the real agent.
-        Needs neither GPU nor cluster.
+        Needs neither GPU nor cluster. Ends with the GPUs before and after, and three commands to
+        try next. A signal or a closed terminal ends it and everything that it has started.
 
         $ mig-manager demo
         The first layout of a node in use.

@@ -125,10 +125,22 @@ def _demo(parsed: Mapping[str, object], terminal: console.Console) -> int:
             packaged=node_settings.packaged_config(),
             is_real_time=chosen.is_real_time,
             is_kept=chosen.is_kept,
+            exports=_path_exports(terminal.environ),
         ),
         say=terminal.say,
         style=terminal.style(chosen.colour),
     )
+
+
+def _path_exports(environ: Mapping[str, str]) -> Sequence[str]:
+    """Return what a shell needs to find the commands, such as those of a virtual environment."""
+    import shlex
+    import shutil
+    import sysconfig
+
+    if shutil.which(parser.PROGRAM, path=environ.get("PATH", "")):
+        return ()
+    return (f'export PATH={shlex.quote(sysconfig.get_path("scripts"))}:"$PATH"',)
 
 
 def _rollout(parsed: Mapping[str, object], terminal: console.Console) -> int:

@@ -98,6 +98,34 @@ def draw_change(
     return "\n\n".join(blocks)
 
 
+def draw_outcome(
+    before: Sequence[model.Gpu], after: Sequence[model.Gpu], *, style: bar.Style
+) -> str:
+    """Draw what became of each GPU, its previous state above the current one.
+
+    Both have the same GPUs, ascending by index. Lines have at most ``WIDTH`` columns.
+    """
+    now_by_uuid = {gpu.uuid: gpu for gpu in after}
+    blocks: list[str] = []
+    for alike in _fold(before, lambda gpu: (_appearance(gpu), _appearance(now_by_uuid[gpu.uuid]))):
+        was, now = alike[0], now_by_uuid[alike[0].uuid]
+        slices = max(_slices(was), _slices(now))
+        mode = " → ".join(dict.fromkeys((_mode_text(was), _mode_text(now))))
+        if is_same := _appearance(was) == _appearance(now):
+            mode += " · unchanged"
+        if is_same or not slices:
+            header = _header(alike, mode, style)
+            blocks.append(f"{header}\n    {style.plain(summarise(now))}")
+            continue
+        rows = [
+            bar.Row(label=label, cells=_cells_now(gpu, slices, marks={}))
+            for label, gpu in (("before", was), ("after", now))
+        ]
+        lines = bar.draw(rows, slices=slices, style=style)
+        blocks.append("\n".join([_header(alike, mode, style), *lines]))
+    return "\n\n".join(blocks)
+
+
 def summarise(gpu: model.Gpu) -> str:
     """Return the instances of a GPU in a few words, such as ``1x 3g.20gb, 2x 1g.5gb``."""
     if gpu.current_mode is not model.MigMode.ENABLED:

@@ -2,35 +2,32 @@
 
 import collections
 import dataclasses
-import json
+import math
 import pathlib
-import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import shlex
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from mig_manager.adapters import host
 from mig_manager.catalogue import hardware
-from mig_manager.core import bar, model, picture, timing, yaml_tree
+from mig_manager.core import bar, model, picture, yaml_tree
 from mig_manager.core.layout import config
 from mig_manager.core.node import cluster
-from mig_manager.sandbox import stages
+from mig_manager.sandbox import ending, stages, timeline
+from mig_manager.sandbox.apiserver import store
 from mig_manager.sandbox.driver import states
 from mig_manager.sandbox.node import cluster_view, objects
 
 ONE_SLICE = "demo-one-slice-changed"
 TOO_MUCH = "demo-too-much"
 _BALANCED = "all-balanced"
+_DISABLED = "all-disabled"
 _BUDGET_PATH = "/apis/policy/v1/namespaces/default/poddisruptionbudgets"
+_CONFIG_MAP = ("mig-manager", "mig-manager-config")
+"""Namespace and name of the agents' layout file, as in the shipped manifests."""
+_CONFIG_KEY = "config.yaml"
 
 _HURRY = 0.25
 """The simulated driver takes a quarter of what real ones take, for impatient readers."""
-_WHO_TONES = {
-    "you": bar.Tone.STRONG,
-    "agent": bar.Tone.CYAN,
-    "pods": bar.Tone.WARN,
-    "plugin": bar.Tone.MAGENTA,
-    "kubelet": bar.Tone.BLUE,
-}
-_STATE_TONES = {"success": bar.Tone.GOOD, "failed": bar.Tone.BAD}
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +40,9 @@ class Options:
     packaged: pathlib.Path
     is_real_time: bool
     is_kept: bool
-    """Whether the node stays up afterwards, for ``kubectl``, until SIGINT."""
+    """Whether the node stays up afterwards, for ``kubectl``, until a signal."""
+    exports: Sequence[str] = ()
+    """Lines for a shell that does not find the commands."""
 
 
 def run(options: Options, *, say: Callable[[str], None], style: bar.Style) -> int:
@@ -52,33 +51,90 @@ def run(options: Options, *, say: Callable[[str], None], style: bar.Style) -> in
     Raises:
         UsageError: The spec is no node.
         NotReadyError: A part of the stage did not come up.
+        Exception: What ``say`` raised.
     """
     story = STORIES[options.scenario]
     products = hardware.parse_node(options.spec)
     gpus = [hardware.template(product, index) for index, product in enumerate(products)]
     text = options.packaged.read_text(encoding="utf-8")
     document = config.parse(text, source=options.packaged.name)
+    layout = story.layout(gpus)
     factor = 1.0 if options.is_real_time else _HURRY
     real = dataclasses.asdict(states.REALISTIC)
     stage = stages.Stage(
         options.spec,
-        text + extra_layouts(gpus, document),
+        text + extra_layouts(gpus, document, names=(layout,)),
         latency=states.Latency(**{name: seconds * factor for name, seconds in real.items()}),
         agent_options=story.agent_options,
     )
     say(style.paint(f"{story.title}, on {options.spec} (simulated)", bar.Tone.STRONG))
-    with stage:
+    with ending.on_signals(stage.fail), stage:
+        _publish(stage)
         story.prepare(stage)
-        is_good = _show(stage, story, story.layout(gpus), say=say, style=style)
+        is_good = _show(stage, story, layout, say=say, style=style)
+        where = ", in another terminal" if options.is_kept else ""
+        say(f"\n{style.paint(f'Try next{where}', bar.Tone.STRONG)}\n")
         if options.is_kept:
-            label = f"kubectl label node {stages.NODE_NAME} {cluster.CONFIG_LABEL}=all-disabled"
-            say("\nThe node stays up until you press Ctrl-C. In another terminal:")
             say(f"  export KUBECONFIG={stage.kubeconfig}")
-            say(f"  kubectl describe node {stages.NODE_NAME}")
-            say(f"  {label} --overwrite")
-            say(f"  mig-manager status --simulate-state {stage.state_file}")
-            threading.Event().wait()
+        for line in options.exports:
+            say(f"  {line}")
+        for purpose, command in _suggestions(options, _other_layout(gpus, layout)):
+            say(f"  {purpose}:\n    {command}")
+        if options.is_kept:
+            say("\nThe node stays up until you press Ctrl-C.")
+            stage.wait(lambda: False, "Ctrl-C", timeout_s=math.inf)
     return 0 if is_good else 1
+
+
+def _publish(stage: stages.Stage) -> None:
+    """Create the ConfigMap of the agent's layout file, and mount it as kubelet does."""
+    namespace, name = _CONFIG_MAP
+
+    def mount(record: store.Record) -> None:
+        content = record.obj.get("data") or {}
+        if record.key == ("configmaps", namespace, name) and _CONFIG_KEY in content:
+            new = stage.config_file.with_suffix(".new")
+            new.write_text(content[_CONFIG_KEY], encoding="utf-8")
+            new.replace(stage.config_file)
+
+    stage.server.store.subscribe(mount)
+    text = stage.config_file.read_text(encoding="utf-8")
+    stage.api.post(
+        f"/api/v1/namespaces/{namespace}/configmaps",
+        {
+            "apiVersion": "v1",
+            "kind": "ConfigMap",
+            "metadata": {"namespace": namespace, "name": name},
+            "data": {_CONFIG_KEY: text},
+        },
+    )
+
+
+def _suggestions(options: Options, layout: str) -> Sequence[tuple[str, str]]:
+    """Return three commands to go on with, each after its purpose."""
+    if options.is_kept:
+        nodes = f"-l kubernetes.io/hostname={stages.NODE_NAME}"
+        label = f"kubectl label node {stages.NODE_NAME} {cluster.CONFIG_LABEL}={layout}"
+        return (
+            ("the layouts of this node", f"kubectl mig layouts {stages.NODE_NAME}"),
+            ("what another layout costs", f"mig-manager rollout {layout} {nodes} --dry-run"),
+            ("change to it", f"{label} --overwrite"),
+        )
+    names = list(STORIES)
+    scenario = names[(names.index(options.scenario) + 1) % len(names)]
+    simulated = f"--simulate {shlex.quote(options.spec)}"
+    kept = f"mig-manager demo --keep --scenario {options.scenario} {simulated}"
+    return (
+        (STORIES[scenario].title, f"mig-manager demo --scenario {scenario} {simulated}"),
+        ("what a layout makes of such GPUs", f"mig-manager plan {layout} {simulated}"),
+        ("this node once more, and keep it for kubectl", kept),
+    )
+
+
+def _other_layout(gpus: Sequence[model.Gpu], layout: str) -> str:
+    return next(
+        each for each in (_smallest_everywhere(gpus), _BALANCED, _DISABLED) if each != layout
+    )
 
 
 def _show(
@@ -89,12 +145,12 @@ def _show(
     say: Callable[[str], None],
     style: bar.Style,
 ) -> bool:
-    lines = _Timeline(say, style, host.SystemClock())
+    lines = timeline.Timeline(say, style, host.SystemClock(), fail=stage.fail)
     stop = stage.cluster.listen(lines.hear)
     for kind in cluster_view.Kind:
         for obj in stage.cluster.list(kind):
             lines.hear(kind, obj)
-    say(f"\nbefore\n{picture.draw_gpus(stage.gpus.observe(), style=style)}")
+    before = stage.gpus.observe()
     say("")
     lines.begin()
     lines.add(
@@ -103,106 +159,43 @@ def _show(
     checks = story.play(stage, layout, lambda text: lines.add("you", text))
     lines.end()
     stop()
-    say(f"\nafter\n{picture.draw_gpus(stage.gpus.observe(), style=style)}")
     say("")
     for text, holds in checks.items():
         mark, tone = ("✓", bar.Tone.GOOD) if holds else ("✗", bar.Tone.BAD)
         say(f"{style.paint(style.plain(mark), tone)} {style.plain(text)}")
+    outcome = picture.draw_outcome(before, stage.gpus.observe(), style=style)
+    say(f"\n{style.paint('The GPUs before and after', bar.Tone.STRONG)}\n\n{outcome}")
     return all(checks.values())
-
-
-class _Timeline:
-    """Turns changes of API objects into lines; hears of them on the watches' threads."""
-
-    def __init__(self, say: Callable[[str], None], style: bar.Style, clock: timing.Clock) -> None:
-        self._say = say
-        self._style = style
-        self._clock = clock
-        self._lock = threading.RLock()
-        self._began_s: float | None = None
-        self._last: dict[str, str] = {}
-
-    def begin(self) -> None:
-        """Start the clock and the lines; what is true now is not news."""
-        with self._lock:
-            self._began_s = self._clock.monotonic()
-
-    def end(self) -> None:
-        with self._lock:
-            self._began_s = None
-
-    def add(self, who: str, text: str, tone: bar.Tone = bar.Tone.PLAIN) -> None:
-        """Write one line."""
-        with self._lock:
-            if self._began_s is None:
-                return
-            at = f"{self._clock.monotonic() - self._began_s:7.2f} s"
-            name = self._style.paint(f"{who:<8}", _WHO_TONES[who])
-            line = self._style.paint(self._style.plain(text), tone)
-            self._say(f"{self._style.paint(at, bar.Tone.FAINT)}  {name} {line}")
-
-    def hear(self, kind: cluster_view.Kind, obj: objects.JsonObject) -> None:
-        """Take over one object that appeared, changed or went."""
-        with self._lock:
-            if kind is cluster_view.Kind.NODE:
-                self._hear_node(obj)
-            elif kind is cluster_view.Kind.POD:
-                self._hear_pod(obj)
-
-    def _hear_node(self, node: objects.JsonObject) -> None:
-        is_closed = any(taint["key"] == cluster.HOLD_TAINT for taint in objects.taints(node))
-        if self._is_news("taint", str(is_closed), unless="False"):
-            verb = "taints the node: no new pods" if is_closed else "takes the taint away"
-            self.add("agent", verb)
-        if text := objects.annotations(node).get(cluster.STATUS_ANNOTATION):
-            status = json.loads(text)
-            state = str(status["state"])
-            reason = f" ({status['reason']})" if "reason" in status else ""
-            message = f"{state}{reason}: {status.get('message', '')}"
-            if self._is_news("status", message):
-                self.add("agent", message, _STATE_TONES.get(state, bar.Tone.PLAIN))
-        for key, value in sorted(objects.labels(node).items()):
-            is_gate = key.startswith(cluster.DEPLOY_LABEL_PREFIX)
-            if is_gate and self._is_news(key, value, unless="true"):
-                self.add("agent", f"sets {key}={value}")
-        allocatable = objects.allocatable_devices(node)
-        listed = ", ".join(f"{name}: {n}" for name, n in sorted(allocatable.items()) if n)
-        if self._is_news("allocatable", listed):
-            self.add("kubelet", f"allocatable: {listed or 'no GPU resources'}")
-
-    def _hear_pod(self, pod: objects.JsonObject) -> None:
-        if objects.is_terminating(pod):
-            message = "terminates"
-        elif objects.is_ready(pod):
-            message = "runs"
-        else:
-            return
-        if self._is_news(objects.uid(pod), message):
-            who = "plugin" if objects.is_plugin(pod) else "pods"
-            self.add(who, f"{objects.namespace(pod)}/{objects.name(pod)} {message}")
-
-    def _is_news(self, key: str, value: str, *, unless: str = "") -> bool:
-        """Return whether a value has changed; ``unless`` is what it is taken to have been."""
-        known = self._last.get(key, unless)
-        self._last[key] = value
-        return known != value
 
 
 # -- layouts ----------------------------------------------------------------------------------
 
 
-def extra_layouts(gpus: Sequence[model.Gpu], packaged: config.Document) -> str:
-    """Return layouts for these very GPUs as text that continues the packaged document."""
-    balanced = config.select(packaged.layout(_BALANCED), gpus)
-    changed = {uuid: dict(layout.devices) for uuid, layout in balanced.items()}
-    first = next(gpu for gpu in gpus if gpu.uuid in changed)
-    two, one = _smallest(first, 2).profile, _smallest(first, 1).profile
-    changed[first.uuid][two] -= 1
-    changed[first.uuid][one] = changed[first.uuid].get(one, 0) + 2
-    smallest = {gpu.uuid: _smallest(gpu, 1) for gpu in gpus if gpu.profiles}
-    too_much = {uuid: {row.profile: 1 + len(row.placements)} for uuid, row in smallest.items()}
-    layouts = {ONE_SLICE: _rules(gpus, changed), TOO_MUCH: _rules(gpus, too_much)}
-    return "".join(f"  {line}\n" for line in yaml_tree.dump(layouts).splitlines())
+def extra_layouts(
+    gpus: Sequence[model.Gpu],
+    packaged: config.Document,
+    *,
+    names: Collection[str] = (ONE_SLICE, TOO_MUCH),
+) -> str:
+    """Return layouts for these very GPUs as text that continues the packaged document.
+
+    ``names`` may include layouts of that document, which are left out.
+    """
+    layouts: dict[str, object] = {}
+    if ONE_SLICE in names:
+        balanced = config.select(packaged.layout(_BALANCED), gpus)
+        changed = {uuid: dict(layout.devices) for uuid, layout in balanced.items()}
+        first = next(gpu for gpu in gpus if gpu.uuid in changed)
+        two, one = _smallest(first, 2).profile, _smallest(first, 1).profile
+        changed[first.uuid][two] -= 1
+        changed[first.uuid][one] = changed[first.uuid].get(one, 0) + 2
+        layouts[ONE_SLICE] = _rules(gpus, changed)
+    if TOO_MUCH in names:
+        smallest = {gpu.uuid: _smallest(gpu, 1) for gpu in gpus if gpu.profiles}
+        too_much = {uuid: {row.profile: 1 + len(row.placements)} for uuid, row in smallest.items()}
+        layouts[TOO_MUCH] = _rules(gpus, too_much)
+    text = yaml_tree.dump(layouts) if layouts else ""
+    return "".join(f"  {line}\n" for line in text.splitlines())
 
 
 def _rules(

@@ -78,6 +78,7 @@ class Stage:
         self._exits = contextlib.ExitStack()
         self._changed = threading.Event()
         self._agent: subprocess.Popen[bytes] | None = None
+        self._failure: Exception | None = None
         self.gpus = nvml_gpus.NvmlGpus(clock=host.SystemClock())
 
     def __enter__(self) -> Self:
@@ -180,25 +181,35 @@ class Stage:
 
         Raises:
             NotReadyError: It did not in time; the message names ``what``.
+            Exception: What ``fail`` was called with.
         """
         now = host.SystemClock().monotonic
         deadline = now() + timeout_s
         while True:
             # Cleared before the check: a change during the check asks for another one.
             self._changed.clear()
+            if self._failure is not None:
+                raise self._failure
             if holds():
                 return
-            if now() >= deadline or (self._agent and self._agent.poll() is not None):
+            has_ended = self._agent is not None and self._agent.poll() is not None
+            if has_ended or now() >= deadline:
                 logged = "the agent has not been started"
                 if self._agent is not None:
                     lines = self.agent_log.read_text(errors="replace").splitlines()
                     logged = "the agent has logged nothing"
                     if lines:
                         logged = f"the agent's last log line: {lines[-1]}"
+                when = "before the agent ended" if has_ended else f"within {timeout_s:g} s"
                 raise errors.NotReadyError(
-                    f"no {what} within {timeout_s:g} s; {logged}", reason=errors.Reason.INTERNAL
+                    f"no {what} {when}; {logged}", reason=errors.Reason.INTERNAL
                 )
             self._changed.wait(min(_POLL_S, deadline - now()))
+
+    def fail(self, error: Exception) -> None:
+        """Have ``wait`` raise an error of another thread, now or at its next call."""
+        self._failure = self._failure or error
+        self._changed.set()
 
     # -- what there is -------------------------------------------------------------------
 

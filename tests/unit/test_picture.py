@@ -1,5 +1,6 @@
 """What people see of GPUs and plans."""
 
+import dataclasses
 import re
 
 import pytest
@@ -68,6 +69,38 @@ def test_equal_gpus_are_drawn_once() -> None:
     assert text.count("3g.20gb  ") == 1
     modes = drawn(samples.gpu(samples.A100), samples.gpu(samples.A100, index=1, mode=OFF))
     assert "alike" not in modes
+
+
+def test_an_outcome_shows_the_previous_state_above_the_current_one() -> None:
+    off = samples.gpu(samples.A100, mode=OFF)
+    idle = [samples.gpu(samples.A100, *BALANCED, index=index) for index in (1, 2)]
+    before, after = (off, *idle), (samples.gpu(samples.A100, *BALANCED), *idle)
+
+    changed, _, same = picture.draw_outcome(before, after, style=PLAIN).partition("\n\n")
+
+    header, _, was, _, now, *_ = changed.splitlines()
+    assert header == "GPU 0 · Test GPU · MIG off → MIG on · GPU-0"
+    assert was.startswith(" before │   ")
+    assert picture.WHOLE in was
+    assert now.startswith("  after │  1g.5gb  │  1g.5gb  │")
+    assert same.splitlines() == [
+        "GPU 1-2 · Test GPU · MIG on · unchanged · 2 alike",
+        "    1x 3g.20gb, 1x 2g.10gb, 2x 1g.5gb",
+    ]
+
+
+@pytest.mark.parametrize("after", CASES)
+@pytest.mark.parametrize("before", CASES)
+def test_no_outcome_is_too_wide_and_only_equal_gpus_are_unchanged(
+    before: model.Gpu, after: model.Gpu
+) -> None:
+    text = picture.draw_outcome([before], [after], style=bar.Style(unicode=False))
+
+    assert text.isascii()
+    assert max(map(len, text.splitlines())) <= picture.WIDTH
+    # A list of profiles that the driver shows only with MIG on is no change.
+    states = {dataclasses.replace(gpu, profiles=None) for gpu in (before, after)}
+    assert ("unchanged" in text) is (len(states) == 1)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,45 @@
+"""Signals that end the demo early, and leave nothing of it behind."""
+
+import contextlib
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from types import FrameType
+
+
+class EndedBySignal(Exception):  # noqa: N818 - no error
+    """A signal asks for the end."""
+
+
+@contextlib.contextmanager
+def on_signals(end: Callable[[EndedBySignal], None]) -> Iterator[None]:
+    """Call ``end`` at the first signal, and let the signal take effect after the body.
+
+    Further signals do not interrupt the body, which removes what it has started within its own
+    deadlines. A closed terminal sends SIGHUP twice: the kernel does, and the shell for its jobs.
+
+    Args:
+        end: Makes the body end; called in a thread of its own.
+    """
+    received: list[int] = []
+
+    def receive(number: int, _frame: FrameType | None) -> None:
+        received.append(number)
+        if len(received) == 1:
+            # The main thread, which runs this, may hold a lock that ``end`` needs.
+            threading.Thread(target=end, args=(EndedBySignal(),), name="end").start()
+
+    # What nohup or a background job ignores stays ignored.
+    handlers = {
+        number: signal.signal(number, receive)
+        for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
+        if signal.getsignal(number) is not signal.SIG_IGN
+    }
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        if received:
+            # It ends the process, or as KeyboardInterrupt replaces what the body has raised.
+            signal.raise_signal(received[0])

@@ -1,0 +1,114 @@
+"""The lines of the demo: who did what, and when."""
+
+import json
+import threading
+from collections.abc import Callable
+
+from mig_manager.core import bar, timing
+from mig_manager.core.node import cluster
+from mig_manager.sandbox.node import cluster_view, objects
+
+_WHO_TONES = {
+    "you": bar.Tone.STRONG,
+    "agent": bar.Tone.CYAN,
+    "pods": bar.Tone.WARN,
+    "plugin": bar.Tone.MAGENTA,
+    "kubelet": bar.Tone.BLUE,
+}
+_STATE_TONES = {"success": bar.Tone.GOOD, "failed": bar.Tone.BAD}
+
+
+class Timeline:
+    """Turns changes of API objects into lines; hears of them on the watches' threads.
+
+    Args:
+        say: Writes a line.
+        style: What the output can show.
+        clock: For the times.
+        fail: Called on a watch's thread with what ``say`` raised there.
+    """
+
+    def __init__(
+        self,
+        say: Callable[[str], None],
+        style: bar.Style,
+        clock: timing.Clock,
+        *,
+        fail: Callable[[Exception], None],
+    ) -> None:
+        self._say = say
+        self._fail = fail
+        self._style = style
+        self._clock = clock
+        self._lock = threading.RLock()
+        self._began_s: float | None = None
+        self._last: dict[str, str] = {}
+
+    def begin(self) -> None:
+        """Start the clock and the lines; what is true now is not news."""
+        with self._lock:
+            self._began_s = self._clock.monotonic()
+
+    def end(self) -> None:
+        """Write no more lines."""
+        with self._lock:
+            self._began_s = None
+
+    def add(self, who: str, text: str, tone: bar.Tone = bar.Tone.PLAIN) -> None:
+        """Write one line."""
+        with self._lock:
+            if self._began_s is None:
+                return
+            at = f"{self._clock.monotonic() - self._began_s:7.2f} s"
+            name = self._style.paint(f"{who:<8}", _WHO_TONES[who])
+            line = self._style.paint(self._style.plain(text), tone)
+            self._say(f"{self._style.paint(at, bar.Tone.FAINT)}  {name} {line}")
+
+    def hear(self, kind: cluster_view.Kind, obj: objects.JsonObject) -> None:
+        """Take over one object that appeared, changed or went; raises nothing."""
+        try:
+            with self._lock:
+                if kind is cluster_view.Kind.NODE:
+                    self._hear_node(obj)
+                elif kind is cluster_view.Kind.POD:
+                    self._hear_pod(obj)
+        except Exception as error:  # noqa: BLE001 - the main thread raises it
+            self._fail(error)
+
+    def _hear_node(self, node: objects.JsonObject) -> None:
+        is_closed = any(taint["key"] == cluster.HOLD_TAINT for taint in objects.taints(node))
+        if self._is_news("taint", str(is_closed), unless="False"):
+            verb = "taints the node: no new pods" if is_closed else "takes the taint away"
+            self.add("agent", verb)
+        if text := objects.annotations(node).get(cluster.STATUS_ANNOTATION):
+            status = json.loads(text)
+            state = str(status["state"])
+            reason = f" ({status['reason']})" if "reason" in status else ""
+            message = f"{state}{reason}: {status.get('message', '')}"
+            if self._is_news("status", message):
+                self.add("agent", message, _STATE_TONES.get(state, bar.Tone.PLAIN))
+        for key, value in sorted(objects.labels(node).items()):
+            is_gate = key.startswith(cluster.DEPLOY_LABEL_PREFIX)
+            if is_gate and self._is_news(key, value, unless="true"):
+                self.add("agent", f"sets {key}={value}")
+        allocatable = objects.allocatable_devices(node)
+        listed = ", ".join(f"{name}: {n}" for name, n in sorted(allocatable.items()) if n)
+        if self._is_news("allocatable", listed):
+            self.add("kubelet", f"allocatable: {listed or 'no GPU resources'}")
+
+    def _hear_pod(self, pod: objects.JsonObject) -> None:
+        if objects.is_terminating(pod):
+            message = "terminates"
+        elif objects.is_ready(pod):
+            message = "runs"
+        else:
+            return
+        if self._is_news(objects.uid(pod), message):
+            who = "plugin" if objects.is_plugin(pod) else "pods"
+            self.add(who, f"{objects.namespace(pod)}/{objects.name(pod)} {message}")
+
+    def _is_news(self, key: str, value: str, *, unless: str = "") -> bool:
+        """Return whether a value has changed; ``unless`` is what it is taken to have been."""
+        known = self._last.get(key, unless)
+        self._last[key] = value
+        return known != value

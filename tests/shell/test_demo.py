@@ -1,0 +1,259 @@
+"""``mig-manager demo`` as a process: what it shows at its end, and what it leaves behind."""
+
+import contextlib
+import json
+import os
+import pathlib
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+
+import pytest
+
+from mig_manager.cli import main
+from mig_manager.sandbox import ending
+from tests import programs, waiting
+from tests.shell import plugin_rig
+
+SPEC = "2xA100-SXM4-40GB"
+DEMO = (sys.executable, "-m", "mig_manager", "demo", "--simulate", SPEC)
+KEPT = "until you press Ctrl-C"
+ON_A_TERMINAL = """
+import fcntl, os, sys, termios
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+os.execv(sys.argv[1], sys.argv[1:])
+"""
+APPLIED = (
+    r"kubectl wait node sandbox --timeout=60s "
+    r"--for=jsonpath='{{.metadata.labels.mig-manager\.io/applied}}'={}"
+)
+TIMEOUT_S = 120
+
+
+class Demo:
+    """A demo in a session of its own, with its own home and temporary folder."""
+
+    def __init__(self, folder: pathlib.Path) -> None:
+        self.home, self.temporary = folder / "home", folder / "tmp"
+        self.home.mkdir()
+        self.temporary.mkdir()
+        self.log = folder / "output.txt"
+        self.errors = folder / "errors.txt"
+        self.environ = {
+            "HOME": str(self.home),
+            "PATH": os.environ["PATH"],
+            "PYTHONUTF8": "1",
+            "TMPDIR": str(self.temporary),
+        }
+        self._exits = contextlib.ExitStack()
+
+    def start(self, command: Sequence[str], *, stdin: int, stdout: int) -> "subprocess.Popen[str]":
+        """Start a command; the streams that are not given here go to files."""
+        with self.errors.open("wb") as stderr:
+            process = self._exits.enter_context(
+                subprocess.Popen(  # noqa: S603 - our own program
+                    command,
+                    env=self.environ,
+                    stdin=stdin,
+                    stdout=stdout,
+                    stderr=stderr,
+                    text=True,
+                    start_new_session=True,
+                )
+            )
+        self._exits.callback(self._kill)
+        self.session = process.pid
+        return process
+
+    def started(self, *command: str) -> "subprocess.Popen[str]":
+        """Start a command that writes to the log."""
+        with self.log.open("wb") as log:
+            return self.start(command, stdin=subprocess.DEVNULL, stdout=log.fileno())
+
+    def wait_for(self, words: str) -> None:
+        waiting.until(lambda: words in self.output(), words, within_s=TIMEOUT_S)
+
+    def output(self) -> str:
+        return self.log.read_text(encoding="utf-8")
+
+    def members(self) -> list[int]:
+        """Return the processes of the demo's session that have not ended."""
+        found = []
+        for stat in pathlib.Path("/proc").glob("[0-9]*/stat"):
+            with contextlib.suppress(OSError):
+                state, _, _, session, *_ = stat.read_text().rpartition(")")[2].split()
+                if int(session) == self.session and state != "Z":
+                    found.append(int(stat.parent.name))
+        return found
+
+    def assert_nothing_left(self) -> None:
+        assert self.members() == []
+        assert list(self.temporary.iterdir()) == []
+        assert list(self.home.iterdir()) == []
+        assert self.errors.read_text() == ""
+
+    def close(self) -> None:
+        self._exits.close()
+
+    def _kill(self) -> None:
+        for pid in self.members():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+@pytest.fixture
+def demo(tmp_path: pathlib.Path) -> Iterator[Demo]:
+    demo = Demo(tmp_path)
+    with contextlib.closing(demo):
+        yield demo
+
+
+def commands(output: str) -> list[str]:
+    """Return the lines for a shell, from the heading on."""
+    _, _, end = output.partition("Try next")
+    return re.findall(r"^ +((?:export|kubectl|mig-manager) .*)$", end, re.MULTILINE)
+
+
+def shell(demo: Demo, *lines: str) -> str:
+    done = subprocess.run(  # noqa: S603 - what the demo has printed
+        ["/bin/bash", "-euc", "\n".join(lines)],
+        env=demo.environ,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+    assert done.returncode == 0, (lines, done.stderr)
+    return done.stdout
+
+
+def test_the_demo_ends_with_the_gpus_before_and_after_and_three_commands_that_work(
+    demo: Demo,
+) -> None:
+    # Without the folder of the console scripts, as for a reader who named the program's path.
+    demo.environ["PATH"] = os.defpath
+    process = demo.started(*DEMO)
+    assert process.wait(TIMEOUT_S) == 0
+    demo.assert_nothing_left()
+
+    _, _, end = demo.output().partition("success (Applied)")
+    assert re.search(r"✓.*GPUs before and after\n.*before │.*after │.*Try next", end, re.DOTALL)
+    assert "demo-" not in demo.output()
+    export, other_story, plan, kept = commands(demo.output())
+    assert "success (Applied)" in shell(demo, export, other_story)
+    assert "2g.10gb" in shell(demo, export, plan)
+    process = demo.started("/bin/bash", "-euc", f"{export}\nexec {kept}")
+    demo.wait_for(KEPT)
+    process.terminate()
+
+
+def test_the_kept_node_has_the_layouts_of_its_agent_where_commands_look_for_them(
+    demo: Demo,
+) -> None:
+    programs.needed("kubectl")
+    demo.environ["PATH"] = os.pathsep.join([str(plugin_rig.BIN), os.environ["PATH"]])
+    demo.started(*DEMO, "--keep")
+    demo.wait_for(KEPT)
+    kubeconfig, layouts, rollout, label = commands(demo.output())
+    assert kubeconfig.startswith(f"export KUBECONFIG={demo.temporary}")
+
+    listed = shell(demo, kubeconfig, layouts)
+    assert "all-balanced · " in listed
+    assert "its content is in none" not in listed
+    assert "demo-" not in listed
+    assert re.search(r"sandbox.*(fits|instances)", shell(demo, kubeconfig, rollout), re.DOTALL)
+    assert "2g.10gb" in shell(demo, kubeconfig, "kubectl mig plan all-balanced")
+    assert "labeled" in shell(demo, kubeconfig, label)
+    shell(demo, kubeconfig, APPLIED.format("all-balanced"))
+
+
+def test_an_edit_of_the_kept_nodes_config_map_reaches_its_agent(demo: Demo) -> None:
+    programs.needed("kubectl")
+    demo.started(*DEMO, "--keep")
+    demo.wait_for(KEPT)
+    kubeconfig, *_ = commands(demo.output())
+
+    rules = [{"devices": "all", "mig-enabled": False}]
+    text = json.dumps({"version": "v1", "mig-configs": {"my-own": rules}})
+    patch = shlex.quote(json.dumps({"data": {"config.yaml": text}}))
+    shell(
+        demo,
+        kubeconfig,
+        f"kubectl -n mig-manager patch configmap mig-manager-config --type=merge -p {patch}",
+        "kubectl label node sandbox nvidia.com/mig.config=my-own --overwrite",
+        APPLIED.format("my-own"),
+    )
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_reader_that_leaves_early_ends_the_demo_quietly(demo: Demo, count: int) -> None:
+    process = demo.start(DEMO, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    for _ in range(count):
+        process.stdout.readline()
+    process.stdout.close()
+
+    assert process.wait(TIMEOUT_S) == 128 + signal.SIGPIPE
+    demo.assert_nothing_left()
+
+
+@pytest.mark.parametrize("moment", ["kubectl label node", KEPT], ids=["change", "kept"])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_the_demo_and_everything_that_it_started(
+    demo: Demo, number: signal.Signals, moment: str
+) -> None:
+    process = demo.started(*DEMO, "--keep")
+    demo.wait_for(moment)
+    assert len(demo.members()) > 1
+
+    process.send_signal(number)
+
+    assert process.wait(TIMEOUT_S) == -number
+    demo.assert_nothing_left()
+
+
+def test_a_closed_terminal_ends_the_demo_and_everything_that_it_started(demo: Demo) -> None:
+    window, terminal = os.openpty()
+    command = [sys.executable, "-c", ON_A_TERMINAL, *DEMO, "--keep"]
+    process = demo.start(command, stdin=terminal, stdout=terminal)
+    os.close(terminal)
+    shown = b""
+    while KEPT.encode() not in shown:
+        shown += os.read(window, 4096)
+
+    os.close(window)
+
+    assert process.wait(TIMEOUT_S) == -signal.SIGHUP
+    demo.assert_nothing_left()
+
+
+def test_further_signals_do_not_interrupt_the_removal() -> None:
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    has_ended = threading.Event()
+    removed: list[bool] = []
+
+    def play() -> None:
+        with ending.on_signals(lambda _error: has_ended.set()):
+            signal.raise_signal(signal.SIGINT)
+            assert has_ended.wait(TIMEOUT_S)
+            signal.raise_signal(signal.SIGHUP)
+            signal.raise_signal(signal.SIGINT)
+            removed.append(True)
+
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            play()
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert removed == [True]
+
+
+def test_a_shell_that_finds_the_program_needs_no_path() -> None:
+    assert main._path_exports({"PATH": str(plugin_rig.BIN)}) == ()
+    (export,) = main._path_exports({"PATH": "/nowhere"})
+    assert str(plugin_rig.BIN) in export
