@@ -247,7 +247,7 @@ class Drain:
         if self._evictions.is_forcing or not (may_force and is_movable):
             raise self._timeout(remaining, blocked, now, is_movable=is_movable)
         self._begin(is_forcing=True)
-        names = ", ".join(pod.key for pod in remaining if not pod.is_terminating)
+        names = messages.listed([pod.key for pod in remaining if not pod.is_terminating])
         if names:
             self.on_force(names)
 
@@ -260,14 +260,13 @@ class Drain:
         is_movable: bool,
     ) -> errors.DrainError:
         def cause(pod: cluster.Pod) -> str:
-            ending = f"still terminating; it may take {pod.grace_s} s"
-            return blocked.get(pod.key) or (
+            ending = f"still terminating, which may take {pod.grace_s} s"
+            why = blocked.get(pod.key) or (
                 ending if pod.is_terminating else "waits for the others"
             )
+            return ", ".join(filter(None, (why, clients.why_uncertain(pod, now.assigned))))
 
-        causes = messages.by_cause(
-            (clients.describe_pod(pod, now.assigned), cause(pod)) for pod in remaining
-        )
+        causes = messages.by_cause((pod.key, cause(pod)) for pod in remaining)
         has_evicted = self._evictions.evicted > 0 or self.order.has_begun
         reason, more = self._evictions.why_incomplete(remaining, has_evicted=has_evicted)
         count = "1 pod still uses" if len(remaining) == 1 else f"{len(remaining)} pods still use"

@@ -16,7 +16,7 @@ import structlog
 
 from mig_manager import errors
 from mig_manager.agent import advertisers, record, settings
-from mig_manager.core import model, ports, steps
+from mig_manager.core import messages, model, ports, steps
 from mig_manager.core.node import claims, clients, cluster, resources
 from mig_manager.core.records import status
 
@@ -139,7 +139,7 @@ class GpuClients:
             self._stuck |= {pod.uid for pod in stuck}
             raise errors.NotReadyError(
                 f"paused daemons did not stop within {timeout_s:g} s: "
-                + ", ".join(pod.key for pod in stuck),
+                + messages.listed([pod.key for pod in stuck]),
                 reason=errors.Reason.IN_USE,
             )
 

@@ -67,9 +67,7 @@ def failed(
     keeps_closed: bool = False,
 ) -> Outcome:
     """Return the outcome of a failure, with its remedy."""
-    text = message.rstrip(".") + "."
-    if reason.remedy:
-        text = f"{text} {reason.remedy}"
+    text = f"{messages.ended(message)} {reason.remedy}".rstrip()
     return Outcome(
         state=model.State.FAILED,
         reason=reason,
@@ -153,11 +151,13 @@ class Record:
 
     def failed(self, reason: errors.Reason, *parts: str) -> Outcome:
         """Return the failure of this run, with unreachable GPUs and what remains to restore."""
-        message = "; ".join(filter(None, parts))
+        message = messages.joined(*parts)
         lost = () if reason is errors.Reason.GPU_UNREACHABLE else self.gpus.unreachable
         return failed(
             reason,
-            "; ".join((message, *(gpu.sentence for gpu in lost if gpu.message not in message))),
+            messages.joined(
+                message, *(gpu.sentence for gpu in lost if gpu.message not in message)
+            ),
             is_unfinished=not self.journal.remaining.is_empty,
             # Evicted pods must not start here again before the others have left.
             keeps_closed=self.journal.draining and reason.is_transient,
@@ -372,10 +372,10 @@ class Record:
             reason=outcome.reason.value, message=outcome.message, is_warning=is_failure
         )
         if outcome.gpus.unreachable:
-            sentences = (gpu.sentence for gpu in outcome.gpus.unreachable)
+            sentences = (messages.ended(gpu.sentence) for gpu in outcome.gpus.unreachable)
             self._node.emit(
                 reason=errors.Reason.GPU_UNREACHABLE.value,
-                message=". ".join((*sentences, errors.Reason.GPU_UNREACHABLE.remedy)),
+                message=" ".join((*sentences, errors.Reason.GPU_UNREACHABLE.remedy)),
                 is_warning=True,
             )
 

@@ -129,8 +129,13 @@ class Run:
         paused = self._resume(paused)
         self._prove(paused, gpus, request)
         self._clients.resume_monitors(paused, self._record, request)
-        more = [f" Deleted by force: {', '.join(drainage.forced)}."] if drainage.forced else []
-        more += [f" Note: {warning}." for warning in planner.vgpu_host_warnings(gpus, plan)]
+        more = (
+            [f" Deleted by force: {messages.listed(drainage.forced)}."] if drainage.forced else []
+        )
+        more += [
+            f" Note: {messages.ended(warning)}"
+            for warning in planner.vgpu_host_warnings(gpus, plan)
+        ]
         return record.succeeded(
             self._record.config, errors.Reason.APPLIED, "is active", gpus=gpus, more="".join(more)
         )
@@ -144,7 +149,7 @@ class Run:
             change = self._transaction(recovery.RunJournal(self._record))
             result = recovery.run(self._deps, change, self._clients, self._record)
         services = self._services.start()
-        return "; ".join(filter(None, (result, services, self._hooks.try_exit())))
+        return messages.joined(result, services, self._hooks.try_exit())
 
     def _locked(self, request: ports.Cancellation) -> contextlib.AbstractContextManager[None]:
         if self._deps.lock is None:
@@ -241,8 +246,8 @@ class Run:
     ) -> drain.Drain:
         affected = order.affected_pods(usage)
         if affected:
-            names = messages.listed(
-                [clients.describe_pod(pod, usage.assigned) for pod in affected]
+            names = messages.by_cause(
+                (pod.key, clients.why_uncertain(pod, usage.assigned)) for pod in affected
             )
             pods = "1 pod" if len(affected) == 1 else f"{len(affected)} pods"
             self._announce("Draining", f"{pods} to evict: {names}", is_warning=False)

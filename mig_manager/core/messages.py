@@ -14,6 +14,7 @@ LONGEST_EVENT_BYTES = 1024
 """What the API server takes as the ``note`` of events.k8s.io/v1; it counts bytes."""
 _MOST_NAMED = 5
 _ELLIPSIS = " ... "
+_END_MARKS = (".", "?", "!")
 
 
 def listed(names: Sequence[str], *, most: int = _MOST_NAMED) -> str:
@@ -34,21 +35,39 @@ def ranges(numbers: Iterable[int]) -> list[str]:
 
 
 def by_cause(causes: Iterable[tuple[str, str]]) -> str:
-    """Name things, each with its cause; a cause that they share is mentioned once."""
+    """Name things by their cause, which may be empty; count the things of further causes."""
     names: dict[str, list[str]] = {}
     for name, cause in causes:
         names.setdefault(cause, []).append(name)
-    return listed([f"{listed(each)} ({cause})" for cause, each in names.items()])
+    groups = [listed(each) + (f" ({cause})" if cause else "") for cause, each in names.items()]
+    more = sum(map(len, list(names.values())[_MOST_NAMED:]))
+    return "; ".join(groups[:_MOST_NAMED]) + (f"; {more} more" if more else "")
+
+
+def ended(text: str) -> str:
+    """Return a sentence with a full stop, unless it has an end mark."""
+    return text if text.endswith(_END_MARKS) else f"{text}."
+
+
+def joined(*parts: str) -> str:
+    """Join the parts that are not empty by semicolons, but not after an end mark."""
+    whole = ""
+    for part in filter(None, parts):
+        link = " " if whole.endswith(_END_MARKS) else "; "
+        whole = f"{whole}{link}{part}" if whole else part
+    return whole
 
 
 def fit(text: str, limit: int) -> str:
     """Cut a message at a word to some bytes of UTF-8; its last sentence, the remedy, stays."""
     if len(text.encode()) <= limit:
         return text
-    head, dot, last = text.rpartition(". ")
-    tail = _ELLIPSIS + last if dot and len(last.encode()) < limit // 2 else _ELLIPSIS.rstrip()
+    begin = 1 + max(text.rfind(f"{mark} ") for mark in _END_MARKS)
+    last = text[begin:].lstrip()
+    keeps_last = begin > 0 and len(last.encode()) < limit // 2
+    tail = _ELLIPSIS + last if keeps_last else _ELLIPSIS.rstrip()
     room = limit - len(tail.encode())
-    start = (head if dot else text).encode()[:room].decode(errors="ignore")
+    start = (text[:begin] or text).encode()[:room].decode(errors="ignore")
     return (start.rpartition(" ")[0] or start) + tail
 
 

@@ -238,9 +238,8 @@ def table(plans: Plans, *, style: bar.Style) -> str:
             change = gpu_report.summary(node.planned) if node.is_changed else "nothing"
             pods = "?" if node.losses is None else _affected(node.losses)
         rows.append((node.name, _FITS[node.fits], change, pods))
-        remarks = [*filter(None, [node.why_not]), *node.notes]
-        if remarks:
-            notes.append(gpu_report.wrapped(f"{node.name}: {'; '.join(remarks)}"))
+        if remarks := messages.joined(node.why_not, *node.notes):
+            notes.append(gpu_report.wrapped(f"{node.name}: {remarks}"))
     notes += [_unknown_pods(plans)] if plans.pods_not_known else []
     lines = gpu_report.columns(_HEAD, rows, style=style)
     changed = sum(node.is_changed for node in plans.nodes)

@@ -26,7 +26,6 @@ _EVENTS = "/api/v1/namespaces/default/events"
 """The API server keeps Events about objects without a namespace here."""
 _MOST_NODE_QUERIES = 10  # for more nodes, all pods of the cluster are listed at once
 _COMPONENT = "mig-manager"
-_MAX_MESSAGE = 1024
 OPERATOR_NAMESPACE = "gpu-operator"
 _CONFIG_MAPS = (
     ("mig-manager", "mig-manager-config"),
@@ -286,7 +285,9 @@ def _event(item: Mapping[str, Any]) -> Moment | None:
     return Moment(
         at=next(filter(None, map(messages.parse_time, moments)), None),
         what=messages.printable(str(item.get("reason") or "")),
-        message=messages.printable(str(item.get("message") or "")[:_MAX_MESSAGE], " "),
+        message=messages.fit(
+            messages.printable(str(item.get("message") or ""), " "), messages.LONGEST_EVENT_BYTES
+        ),
         is_warning=item.get("type") == "Warning",
         count=int(series.get("count") or item.get("count") or 1),
     )

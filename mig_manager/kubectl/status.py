@@ -132,10 +132,9 @@ def table(status: Status, *, style: bar.Style) -> str:
                 "-" if report.gpus is None else slices(report.gpus),
             )
         )
-        why = [run.message] if run and run.message and not report.state.is_good else []
-        if why or report.notes:
-            text = f"{report.node.name}: {'; '.join([*why, *report.notes])}"
-            notes.append(gpu_report.wrapped(text))
+        why = run.message if run and not report.state.is_good else ""
+        if remarks := messages.joined(why, *report.notes):
+            notes.append(gpu_report.wrapped(f"{report.node.name}: {remarks}"))
     lines = gpu_report.columns(_HEAD, rows, style=style)
     return "\n".join([*lines, "", *notes] if notes else lines)
 

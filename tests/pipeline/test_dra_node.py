@@ -108,7 +108,7 @@ def test_a_claim_whose_devices_are_not_known_may_stand_for_any_gpu() -> None:
     assert run(rig, "most-in-one", KEEP_ONE).state is model.State.SUCCESS
 
     assert "unknown" not in rig.pod_names
-    assert "default/unknown [its ResourceClaim may stand for any GPU]" in " ".join(rig.messages)
+    assert "default/unknown (its ResourceClaim may stand for any GPU)" in " ".join(rig.messages)
 
 
 def test_a_monitor_whose_claims_cannot_be_read_is_paused_and_not_evicted() -> None:

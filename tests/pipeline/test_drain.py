@@ -78,7 +78,7 @@ def test_at_the_deadline_the_message_has_the_grace_period_of_a_terminating_pod()
     uid = gpu_pod(rig, grace_s=600)
     rig.clock.on_wait.clear()
 
-    assert_fails(rig, Reason.DRAIN_TIMEOUT, "still terminating; it may take 600 s")
+    assert_fails(rig, Reason.DRAIN_TIMEOUT, "still terminating, which may take 600 s")
 
     assert rig.pods[uid].is_terminating
     assert rig.log.count("workloads.evict") == 1
@@ -127,6 +127,19 @@ def test_force_waits_for_the_deadline_and_then_leaves_each_pod_its_grace_period(
     assert ours.forced == ("default/train",)
     assert rig.statuses == ["default/train"]
     assert rig.log.count("workloads.delete") == 1
+
+
+def test_the_many_pods_that_force_deletes_are_counted() -> None:
+    rig = empty()
+    for number in range(7):
+        rig.budgets[f"p{number}"] = "no"
+        gpu_pod(rig, f"p{number}")
+
+    drained(rig, policy=FORCE)
+
+    assert rig.statuses == [
+        "default/p0, default/p1, default/p2, default/p3, default/p4 and 2 more"
+    ]
 
 
 def test_a_pod_that_even_force_does_not_move_in_time_fails_the_drain(rig: NodeRig) -> None:

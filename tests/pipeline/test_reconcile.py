@@ -338,15 +338,16 @@ def test_force_is_reported_in_an_event_and_in_the_message() -> None:
     assert "workloads.evict" not in rig.log
 
 
-def test_a_claim_on_a_gpu_makes_a_pod_leave_and_the_event_says_why() -> None:
+def test_claims_on_gpus_make_pods_leave_and_the_event_says_why_once() -> None:
     rig = busy_node()
-    rig.claims.add(rig.add_pod("claimant"))
+    rig.claims |= {rig.add_pod("claimant"), rig.add_pod("another")}
 
     run(rig)
 
-    assert "claimant" not in rig.pod_names
+    assert rig.pod_names.isdisjoint({"claimant", "another"})
     drained = rig.messages[rig.events.index("Draining")]
-    assert "default/claimant [its ResourceClaim may stand for any GPU]" in drained
+    why = "default/claimant, default/another (its ResourceClaim may stand for any GPU)"
+    assert f"default/affected; {why}" in drained
 
 
 def test_a_run_publishes_the_gpus_and_one_that_sees_none_leaves_what_is_published() -> None:

@@ -81,6 +81,17 @@ def test_a_plan_without_known_profiles_is_provisional() -> None:
     assert plan.table(result, style=PLAIN).splitlines()[1].split()[1] == "?"
 
 
+def test_a_note_after_a_message_follows_its_end_mark() -> None:
+    seen = report(state=model.State.FAILED)
+    assert seen.node.status
+    run = dataclasses.replace(seen.node.status, message="It failed. Is it up?")
+    node = dataclasses.replace(seen.node, status=run)
+    seen = dataclasses.replace(seen, node=node, notes=("a note", "another"))
+    shown = status.Status(reports=(seen,), pods=selection.Pods(by_node={}), now=NOW)
+
+    assert "n1: It failed. Is it up? a note; another" in status.table(shown, style=PLAIN)
+
+
 def test_pods_with_claims_are_named_separately() -> None:
     item = rig.pod("dra", "n1")
     item["metadata"]["uid"] = "u"

@@ -110,7 +110,7 @@ def test_a_pod_counts_for_the_devices_of_its_claims_whatever_kubelet_reports(
             assert bool(clients.affected_pods([known], assigned, ONE)) is leaves
             everything = clients.affected_pods([known], assigned, (), is_whole_node=True)
             assert bool(everything) is whole
-            assert clients.describe_pod(known, assigned) == "default/p"
+            assert not clients.why_uncertain(known, assigned)
 
 
 @given(

@@ -111,7 +111,7 @@ def test_a_pod_whose_init_container_may_use_a_gpu_counts_whatever_else_it_uses()
     assert clients.affected_pods([starting], (using(OTHER),), ONE) == (starting,)
 
 
-def test_a_pod_with_a_claim_that_may_be_for_a_gpu_counts_and_its_name_says_why() -> None:
+def test_a_pod_with_a_claim_that_may_be_for_a_gpu_counts_and_it_is_known_why() -> None:
     claimant, unlisted = pod(gpu_resources={}), pod(gpu_resources={}, has_claims=True)
     gpu, nic = using((), "nic.example.com", "gpu.nvidia.com"), using((), "nic.example.com")
     for each, known in (
@@ -122,10 +122,10 @@ def test_a_pod_with_a_claim_that_may_be_for_a_gpu_counts_and_its_name_says_why()
     ):
         assert clients.affected_pods([each], known, ONE) == (each,)
         assert clients.affected_pods([each], known, frozenset()) == ()
-        assert "ResourceClaim" in clients.describe_pod(each, known)
+        assert "ResourceClaim" in clients.why_uncertain(each, known)
     assert clients.affected_pods([unlisted], (nic,), ONE) == ()
     for unknown in ((), None):
-        assert clients.describe_pod(claimant, unknown) == "default/p"
+        assert not clients.why_uncertain(claimant, unknown)
 
 
 def test_a_whole_node_change_affects_only_pods_that_use_or_request_a_gpu() -> None:

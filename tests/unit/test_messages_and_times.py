@@ -3,6 +3,8 @@
 import datetime as dt
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from mig_manager import errors
 from mig_manager.agent import record
@@ -14,7 +16,10 @@ NOW = dt.datetime(2026, 3, 1, 12, 0, 0, tzinfo=dt.UTC)
 def test_a_few_of_many_are_named_and_a_shared_cause_is_mentioned_once() -> None:
     assert messages.listed(["a", "b"]) == "a, b"
     assert messages.listed([f"p{n}" for n in range(7)]) == "p0, p1, p2, p3, p4 and 2 more"
-    assert messages.by_cause([("a", "x"), ("b", "y"), ("c", "x")]) == "a, c (x), b (y)"
+    assert messages.by_cause([("a", "x"), ("b", "y"), ("c", "x")]) == "a, c (x); b (y)"
+    assert messages.by_cause([("a", ""), ("b", "y"), ("c", "")]) == "a, c; b (y)"
+    many = [(f"p{n}", f"x{n // 2}") for n in range(14)]
+    assert messages.by_cause(many).endswith("p8, p9 (x4); 4 more")
 
 
 @pytest.mark.parametrize(
@@ -23,6 +28,7 @@ def test_a_few_of_many_are_named_and_a_shared_cause_is_mentioned_once() -> None:
         ("one. two.", 9, "one. two."),
         ("x" * 5000, 1024, "x" * 1020 + " ..."),
         ("äöü " * 99 + "end. Raise the timeout.", 40, "äöü äöü ... Raise the timeout."),
+        ("long " * 99 + "Is it up? Look there.", 40, "long long long long ... Look there."),
     ],
 )
 def test_a_message_is_cut_at_a_word_by_its_bytes_and_keeps_its_last_sentence(
@@ -30,6 +36,31 @@ def test_a_message_is_cut_at_a_word_by_its_bytes_and_keeps_its_last_sentence(
 ) -> None:
     assert messages.fit(text, limit) == cut
     assert len(cut.encode()) <= limit
+
+
+@given(
+    reason=st.sampled_from([reason for reason in errors.Reason if reason.remedy]),
+    message=st.text(max_size=40).map(lambda text: f"{text} " * 150) | st.text(),
+    end=st.sampled_from(["", ".", "?", "!"]),
+)
+def test_an_event_of_any_failure_is_short_and_ends_with_the_remedy(
+    reason: errors.Reason, message: str, end: str
+) -> None:
+    published = record.failed(reason, message + end).message
+    event = messages.fit(published, messages.LONGEST_EVENT_BYTES)
+
+    assert len(event.encode()) <= 1024
+    assert event.endswith(reason.remedy)
+
+
+def test_a_sentence_that_has_an_end_mark_gets_no_other() -> None:
+    reason = errors.Reason.UNKNOWN_CONFIG
+
+    assert [messages.ended(text) for text in ("a", "a.", "a?", "a!")] == ["a.", "a.", "a?", "a!"]
+    assert messages.joined("a", "", "b?", "c.", "d") == "a; b? c. d"
+    assert (
+        record.failed(reason, "did you mean 'x'?").message == f"did you mean 'x'? {reason.remedy}"
+    )
 
 
 def test_a_failure_that_names_everything_is_bounded_and_keeps_its_remedy() -> None:

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mig_manager import errors
-from mig_manager.core import model
+from mig_manager.agent import record
+from mig_manager.core import messages, model
 from mig_manager.core.fleet import nodes
 from mig_manager.core.node import cluster
 from mig_manager.core.records import gpu_codec
@@ -158,6 +159,16 @@ def test_texts_of_a_status_are_printable(members: dict[str, str]) -> None:
 
     assert (parsed.config + parsed.reason + parsed.phase + parsed.message).isprintable()
     assert model.State.SUCCESS is parsed.state
+
+
+def test_the_longest_message_of_an_agent_is_read_with_its_remedy() -> None:
+    outcome = record.failed(errors.Reason.DRAIN_TIMEOUT, "a-long-word " * 2_000)
+
+    assert records.read(status(message=outcome.message)).message == outcome.message
+    # Of any other writer, a message is bounded.
+    read = records.read(status(message="word " * 20_000 + "end. Read the log."))
+    assert len(read.message) <= messages.LONGEST_BYTES
+    assert read.message.endswith(" ... Read the log.")
 
 
 @given(st.recursive(st.none() | st.integers() | st.text(), st.lists, max_leaves=5))

@@ -202,11 +202,10 @@ def _may_claim_gpu(pod: cluster.Pod, found: cluster.PodDevices | None) -> bool:
     return pod.has_claims
 
 
-def describe_pod(pod: cluster.Pod, assigned: Iterable[cluster.PodDevices] | None) -> str:
-    """Return a pod's name, and why it counts if its devices do not show it."""
-    if _may_claim_gpu(pod, next((one for one in assigned or () if one.key == pod.key), None)):
-        return f"{pod.key} [its ResourceClaim may stand for any GPU]"
-    return pod.key
+def why_uncertain(pod: cluster.Pod, assigned: Iterable[cluster.PodDevices] | None) -> str:
+    """Return why an affected pod may use none of the devices; empty where it surely does."""
+    found = next((one for one in assigned or () if one.key == pod.key), None)
+    return "its ResourceClaim may stand for any GPU" if _may_claim_gpu(pod, found) else ""
 
 
 def is_device_plugin(pod: cluster.Pod) -> bool:

@@ -8,7 +8,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from mig_manager.core import model
+from mig_manager.core import messages, model
 from mig_manager.core.node import cluster
 from mig_manager.core.records import status
 
@@ -65,7 +65,9 @@ def condition(published: status.Status) -> Condition:
     match published.state:
         case model.State.SUCCESS:
             # The same words whether this run applied the layout or found it applied.
-            unreachable = "".join(f" {gpu.sentence}." for gpu in published.gpus.unreachable)
+            unreachable = "".join(
+                f" {messages.ended(gpu.sentence)}" for gpu in published.gpus.unreachable
+            )
             message = f"Layout {published.config} is active and verified.{unreachable}"
             return Condition(is_ready=True, reason="LayoutVerified", message=message)
         case model.State.FAILED:

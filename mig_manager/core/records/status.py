@@ -21,7 +21,7 @@ _READABLE = range(JOURNAL_VERSION - 1, JOURNAL_VERSION + 2)
 """One version back and one ahead, for upgrade and downgrade: a version may add members and may
 not change what those of the version before it mean."""
 
-_MAX_MESSAGE = 2000
+_MAX_ORIGIN = 2000
 _MAX_WORD = 80
 _MAX_GPUS = 64
 _MOST_SERVICES = 256  # of the host: what a list can name, and what systemd may stop along with it
@@ -130,7 +130,9 @@ def read(text: str) -> PublishedStatus:
         state=model.State(data.get("state")),
         phase=_word(data.get("phase", "")),
         reason=_word(data.get("reason", "")),
-        message=messages.printable(str(data.get("message", ""))[:_MAX_MESSAGE], " "),
+        message=messages.fit(
+            messages.printable(str(data.get("message", "")), " "), messages.LONGEST_BYTES
+        ),
         attempt=attempt if isinstance(attempt, int) and 0 <= attempt < 2**31 else 1,
         started_at=messages.parse_time(data.get("startedAt")),
         finished_at=messages.parse_time(data.get("finishedAt")),
@@ -138,7 +140,7 @@ def read(text: str) -> PublishedStatus:
         is_retried="retryAt" in data,
         is_rebooted=data.get("rebooted") is True,
         unreachable=_unreachable(data.get("unreachableGpus")),
-        origin=messages.printable(str(data.get("origin", ""))[:_MAX_MESSAGE]),
+        origin=messages.printable(str(data.get("origin", ""))[:_MAX_ORIGIN]),
     )
 
 
