@@ -39,6 +39,8 @@ class Verdict:
     fit: Fit
     why: str
     """Empty when it fits."""
+    brief: str = ""
+    """The cause in a few words; empty when it fits, or selects other GPUs."""
     location: errors.Location | None = None
     """Of the rule that does not fit; None when there is none."""
     origin: str = ""
@@ -207,6 +209,15 @@ class _Case:
             return resources.gpu_layouts(self.node, config.select(self.layout, self.node))
         return [resources.gpu_layout(f"some {self.product}", rule.wanted) for rule in self.rules]
 
+    def verdict(self, fit: Fit, why: str = "") -> Verdict:
+        return Verdict(
+            layout=self.layout.name,
+            product=self.product,
+            fit=fit,
+            why=why,
+            origin=self.layout.origin,
+        )
+
 
 class _Judge:
     """Reaches verdicts; remembers what fits elsewhere."""
@@ -217,18 +228,6 @@ class _Judge:
 
     def verdict(self, case: _Case) -> Verdict:
         """Plan each variant for the members, as parts of their node."""
-        fit, why, location = self._find(case)
-        return Verdict(
-            layout=case.layout.name,
-            product=case.product,
-            fit=fit,
-            why=why,
-            location=location,
-            origin=case.layout.origin,
-            unserved=resources.strategy_refusals(case.results) if fit is Fit.FITS else {},
-        )
-
-    def _find(self, case: _Case) -> tuple[Fit, str, errors.Location | None]:
         is_unknown = False
         for variant in case.variants:
             if not any(rule.filters_match(gpu) for rule in variant.rules for gpu in case.members):
@@ -239,14 +238,14 @@ class _Judge:
                 return self._misfit(case, error)
             is_unknown |= plan.is_provisional
         if not any(rule.matches(gpu) for rule in case.rules for gpu in case.members):
-            return Fit.NOT_FOR_IT, "it is for other GPUs", None
+            return case.verdict(Fit.NOT_FOR_IT, "it is for other GPUs")
         if is_unknown:
-            return Fit.UNKNOWN, "this driver reports the GPU's profiles only with MIG on", None
-        return Fit.FITS, "", None
+            why = "this driver reports the GPU's profiles only with MIG on"
+            return case.verdict(Fit.UNKNOWN, why)
+        unserved = resources.strategy_refusals(case.results)
+        return dataclasses.replace(case.verdict(Fit.FITS), unserved=unserved)
 
-    def _misfit(
-        self, case: _Case, error: errors.LayoutError
-    ) -> tuple[Fit, str, errors.Location | None]:
+    def _misfit(self, case: _Case, error: errors.LayoutError) -> Verdict:
         failing = [
             rule
             for rule in case.rules
@@ -265,8 +264,10 @@ class _Judge:
         is_excused = not any(
             rule.filters or any(map(rule.names, case.members)) for rule in failing
         ) and all(self._fits_elsewhere(case.layout, rule) for rule in failing)
-        place = error.location or failing[0].location
-        return (Fit.ELSEWHERE if is_excused else Fit.DOES_NOT_FIT), why, place
+        verdict = case.verdict(Fit.ELSEWHERE if is_excused else Fit.DOES_NOT_FIT, why)
+        return dataclasses.replace(
+            verdict, brief=_brief(error), location=error.location or failing[0].location
+        )
 
     def _fits_elsewhere(self, layout: config.Layout, rule: config.Rule) -> bool:
         if self._others is None:
@@ -288,6 +289,18 @@ def _plan(
     return planner.plan(
         members, {gpu.uuid: selected[gpu.uuid] for gpu in members if gpu.uuid in selected}
     )
+
+
+def _brief(error: errors.LayoutError) -> str:
+    match error.reason:
+        case errors.Reason.UNKNOWN_PROFILE if error.profile:
+            return f"no profile {error.profile}"
+        case errors.Reason.NOT_MIG_CAPABLE:
+            return "no MIG"
+        case errors.Reason.DOES_NOT_FIT:
+            return "no room for all its instances"
+        case _:
+            return error.message
 
 
 def _fits(layout: config.Layout, gpu: model.Gpu) -> bool:

@@ -107,6 +107,30 @@ def test_a_filter_by_a_name_that_no_product_has_is_pointed_at(shell: Shell) -> N
         assert not gpus.unknown_names(document)
 
 
+def test_the_table_is_followed_by_why_layouts_fit_other_gpus_only(shell: Shell) -> None:
+    file = shell.file(layouts(seven=SEVEN, too=SEVEN, ten=instances("1g.10gb: 7")))
+    products = ("A30", "A100-SXM4-40GB", "A100-PCIE-40GB", "T4")
+
+    text = shell("validate", "-f", file, *(f"--gpu={each}" for each in products)).out
+
+    assert [line for line in text.splitlines() if line.startswith("- ")] == [
+        "- NVIDIA A30: seven, too (no profile 1g.5gb); ten (no profile 1g.10gb)",
+        "- NVIDIA A100-SXM4-40GB, NVIDIA A100-PCIE-40GB: ten (no room for all its instances)",
+        "- Tesla T4: seven, too, ten (no MIG)",
+    ]
+
+
+def test_why_many_layouts_fit_other_gpus_only_stays_short(shell: Shell) -> None:
+    text = shell("validate", "-f", SHIPPED, "--gpu", "A30", "--gpu", "H100").out
+
+    shown = re.sub(r"\s+", " ", text)
+    assert re.search(r"- NVIDIA A30: all-1g.5gb[^;]* \(no profile 1g.5gb\);.*; \d+ more -", shown)
+    assert "-o json explains them all" in shown
+    every = shell("validate", "-f", shell.file(layouts(x=SEVEN)), "--gpu", "*").out
+    assert "(no profile 1g.5gb)" in every
+    assert len(every.splitlines()) < 12
+
+
 def test_many_products_are_counted_rather_than_listed(shell: Shell) -> None:
     answer = shell("validate", "-f", shell.file(layouts(seven=SEVEN)), "--gpu", "*")
 
