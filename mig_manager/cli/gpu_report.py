@@ -156,9 +156,9 @@ def validated(result: validate.Validated, *, style: bar.Style) -> str:
     fits = {verdict.fit for verdict in result.verdicts.values()}
     legend = [f"{glyph} {text}" for fit, (glyph, _, text) in _FITS.items() if fit in fits]
     lines += [style.plain("   ".join(legend))] if legend else []
-    lines += _elsewhere(result)
     unknown = [v for v in result.verdicts.values() if v.fit is validate.Fit.UNKNOWN]
     explained = result.misfits or unknown
+    lines += _elsewhere(result)
     for verdict in explained[:_MOST_EXPLAINED]:
         place = f" [{verdict.location}]" if verdict.location else ""
         lines.append(wrapped(f"{verdict.layout}: {verdict.why}{place}"))
@@ -170,20 +170,6 @@ def validated(result: validate.Validated, *, style: bar.Style) -> str:
     ]
     lines.append(_summed_up(result, style))
     return "\n".join(lines)
-
-
-def _elsewhere(result: validate.Validated) -> Iterable[str]:
-    """Yield why layouts fit other GPUs only: a line for all products with the same causes."""
-    products: dict[str, list[str]] = {}
-    for product in result.products:
-        verdicts = [result.verdicts[layout, product] for layout in result.layouts]
-        causes = [(v.layout, v.brief) for v in verdicts if v.fit is validate.Fit.ELSEWHERE]
-        if causes:
-            products.setdefault(messages.by_cause(causes), []).append(product)
-    for text, names in list(products.items())[:_MOST_EXPLAINED]:
-        yield wrapped(f"- {messages.listed(names)}: {text}")
-    if products:
-        yield "-o json explains them all"
 
 
 def portability(document: config.Document) -> str:
@@ -201,6 +187,20 @@ _FITS = {
     validate.Fit.NOT_FOR_IT: ("·", bar.Tone.FAINT, "selects other GPUs"),
     validate.Fit.UNKNOWN: ("?", bar.Tone.WARN, "not known"),
 }
+
+
+def _elsewhere(result: validate.Validated) -> Iterable[str]:
+    """Yield why layouts fit other GPUs only: a line for all products with the same causes."""
+    products: dict[str, list[str]] = {}
+    for product in result.products:
+        verdicts = [result.verdicts[layout, product] for layout in result.layouts]
+        causes = [(v.layout, v.brief) for v in verdicts if v.fit is validate.Fit.ELSEWHERE]
+        if causes:
+            products.setdefault(messages.by_cause(causes), []).append(product)
+    for text, names in list(products.items())[:_MOST_EXPLAINED]:
+        yield wrapped(f"- {messages.listed(names)}: {text}")
+    if products:
+        yield "-o json explains them all"
 
 
 def _by_product(result: validate.Validated, width: int, style: bar.Style) -> Iterable[str]:

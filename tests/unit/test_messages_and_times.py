@@ -28,7 +28,7 @@ def test_a_few_of_many_are_named_and_a_shared_cause_is_mentioned_once() -> None:
         ("one. two.", 9, "one. two."),
         ("x" * 5000, 1024, "x" * 1020 + " ..."),
         ("äöü " * 99 + "end. Raise the timeout.", 40, "äöü äöü ... Raise the timeout."),
-        ("long " * 99 + "Is it up? Look there.", 40, "long long long long ... Look there."),
+        ("long " * 99 + "Is it up? Read the log.", 40, "long long long long ... Read the log."),
     ],
 )
 def test_a_message_is_cut_at_a_word_by_its_bytes_and_keeps_its_last_sentence(
