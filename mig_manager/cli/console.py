@@ -34,6 +34,7 @@ _INPUT_REASONS = frozenset(
         errors.Reason.UNKNOWN_CONFIG,
     }
 )
+_MOST_DIGITS = 5  # of COLUMNS
 _DRAWN_WITH = "┌─┬│·→✓░"
 
 _Parsed = TypeVar("_Parsed")
@@ -76,8 +77,23 @@ class Console:
             colour is node_settings.Colour.AUTO and self.stdout.isatty()
         )
         return bar.Style(
-            colour=is_coloured, unicode=_encodable(self.stdout, _DRAWN_WITH) == _DRAWN_WITH
+            colour=is_coloured,
+            unicode=_encodable(self.stdout, _DRAWN_WITH) == _DRAWN_WITH,
+            columns=self._columns(),
         )
+
+    def _columns(self) -> int | None:
+        """Return the width of the terminal, or COLUMNS; None where nothing limits a line."""
+        text = self.environ.get("COLUMNS", "")
+        if text.isascii() and text.isdecimal() and int(text[:_MOST_DIGITS]):
+            return int(text[:_MOST_DIGITS])
+        if not self.stdout.isatty():
+            return None
+        try:
+            # 0 is what a terminal has whose size nobody set.
+            return os.get_terminal_size(self.stdout.fileno()).columns or None
+        except (OSError, ValueError):
+            return None
 
     def say(self, text: str) -> None:
         """Write an answer.

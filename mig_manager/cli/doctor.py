@@ -21,8 +21,8 @@ from mig_manager.adapters.kubernetes import claims as kube_claims
 from mig_manager.adapters.nvml import client as nvml_worker
 from mig_manager.adapters.nvml import hung_call
 from mig_manager.adapters.nvml import processes as nvml_processes
-from mig_manager.cli import command_settings, console, gpu_report
-from mig_manager.core import bar, messages, model, picture
+from mig_manager.cli import command_settings, console
+from mig_manager.core import bar, messages, model
 from mig_manager.core.node import claims, cluster
 
 _ATTEMPTS = 3
@@ -165,9 +165,7 @@ def table(report: Report, *, style: bar.Style) -> str:
         first, *more = [
             row
             for part in parts
-            for row in gpu_report.wrapped(
-                messages.printable(part, " "), width=picture.WIDTH - len(margin)
-            ).split("\n")
+            for row in style.wrapped(messages.printable(part, " "), margin=len(margin)).split("\n")
         ]
         verdict = style.paint(f"{finding.verdict.value:<7}", _TONES[finding.verdict])
         lines.append(f"{check.name:<{wide}}  {verdict}  {first}")

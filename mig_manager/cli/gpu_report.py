@@ -1,5 +1,6 @@
 """Answers about GPUs, for people: pictures, tables, and a sentence that sums up."""
 
+import itertools
 import textwrap
 from collections.abc import Iterable, Sequence
 
@@ -10,38 +11,43 @@ from mig_manager.core.layout import config
 _MOST_NAMED = 8  # devices or pods that a sentence names before it counts the rest
 _MOST_EXPLAINED = 12
 _MOST_COLUMNS = 16
-_GAP = "   "
+_GLYPH_COUNT = 6  # characters of a glyph and a count, with the gap before it
+_PRODUCT_COLUMN = 4  # characters, with the gap before it
+_GAP, _NARROW_GAP = "   ", "  "
 NO_GPU = "This node has no NVIDIA GPU."
-
-
-def wrapped(text: str, *, indent: str = "", width: int = picture.WIDTH) -> str:
-    """Return a sentence in lines that fit the page."""
-    return textwrap.fill(
-        text,
-        width,
-        initial_indent=indent,
-        subsequent_indent=f"{indent}  ",
-        break_on_hyphens=False,
-        break_long_words=False,
-    )
 
 
 def columns(
     head: Sequence[str], rows: Iterable[Sequence[str | tuple[str, bar.Tone]]], *, style: bar.Style
 ) -> list[str]:
-    """Return the lines of a table; a cell is a text, or a text and its tone."""
+    """Return the lines of a table; a cell is a text, or a text and its tone.
+
+    Where the table is wider than the terminal, its widest columns are wrapped.
+    """
     table = [
         [(cell, bar.Tone.PLAIN) if isinstance(cell, str) else cell for cell in row]
         for row in (head, *rows)
     ]
     widths = [max(len(text) for text, _ in column) for column in zip(*table, strict=True)]
-    widths[-1] = 0  # lines end with their text
+    gap, room = _GAP, style.table_width
+    if room is not None and sum(widths) + len(gap) * (len(widths) - 1) > room:
+        gap = _NARROW_GAP
+        while sum(widths) + len(gap) * (len(widths) - 1) > room:
+            widths[widths.index(max(widths))] -= 1
     lines = []
     for row in table:
-        cells = zip(row, widths, strict=True)
-        painted = [style.paint(style.plain(text.ljust(n)), tone) for (text, tone), n in cells]
-        lines.append(_GAP.join(painted).rstrip())
+        cells = [_cell_lines(text, width) for (text, _), width in zip(row, widths, strict=True)]
+        for texts in itertools.zip_longest(*cells, fillvalue=""):
+            painted = [
+                style.paint(style.plain(text.ljust(0 if text is texts[-1] else width)), tone)
+                for text, width, (_, tone) in zip(texts, widths, row, strict=True)
+            ]
+            lines.append(gap.join(painted).rstrip())
     return lines
+
+
+def _cell_lines(text: str, width: int) -> list[str]:
+    return [text] if len(text) <= width else textwrap.wrap(text, width)
 
 
 def status(result: plans.Status, *, is_wide: bool, style: bar.Style) -> str:
@@ -53,16 +59,26 @@ def status(result: plans.Status, *, is_wide: bool, style: bar.Style) -> str:
         return "\n\n".join([picture.draw_gpus(result.gpus, style=style), *missing])
     blocks = []
     for gpu in result.gpus:
-        lines = [picture.draw_gpus([gpu], style=style), *_instances(gpu)]
+        lines = [picture.draw_gpus([gpu], style=style), *_instances(gpu, style)]
         processes = (result.processes or {}).get(gpu.uuid, ())
-        blocks.append("\n".join([*lines, *(f"    in use by {each}" for each in processes)]))
+        blocks.append(
+            "\n".join(
+                [
+                    *lines,
+                    *(
+                        style.fitted(f"    in use by {each}", further="      ")
+                        for each in processes
+                    ),
+                ]
+            )
+        )
     return "\n\n".join([*blocks, *missing])
 
 
 def _unreachable(gpus: model.ObservedGpus, style: bar.Style) -> list[str]:
     """Return a block about the unreachable GPUs, if there are any."""
     lines = [
-        style.paint(wrapped(messages.printable(gpu.sentence, " ")), bar.Tone.BAD)
+        style.paint(style.wrapped(messages.printable(gpu.sentence, " ")), bar.Tone.BAD)
         for gpu in gpus.unreachable
     ]
     return ["\n".join(lines)] if lines else []
@@ -76,27 +92,29 @@ def plan(result: plans.Planned, *, is_wide: bool, style: bar.Style) -> str:
     blocks += _unreachable(result.gpus, style)
     if is_wide and not result.plan.is_empty:
         rows = [
-            f"GPU {gpu_plan.gpu_index}  {steps.describe(step)}"
+            style.fitted(f"GPU {gpu_plan.gpu_index}  {steps.describe(step)}")
             for gpu_plan in result.plan.gpus
             for step in gpu_plan.steps
         ]
         blocks.append("\n".join(rows))
     lines = [
-        _affected(result),
-        style.paint(wrapped(f"Origin: {result.origin}"), bar.Tone.FAINT) if result.origin else "",
+        _affected(result, style),
+        style.paint(style.wrapped(f"Origin: {result.origin}"), bar.Tone.FAINT)
+        if result.origin
+        else "",
     ]
     if result.plan.is_empty:
         verdict = f"Layout {result.layout} is already active: nothing to do."
-        lines.append(style.paint(verdict, bar.Tone.GOOD))
+        lines.append(style.paint(style.fitted(verdict), bar.Tone.GOOD))
     else:
         lines += [
-            wrapped(f"Not for a device plugin with MIG strategy {strategy.value}: {why}")
+            style.wrapped(f"Not for a device plugin with MIG strategy {strategy.value}: {why}")
             for strategy, why in result.unserved.items()
         ]
         is_first_part = result.plan.is_provisional
         later = " so far; the instances are planned once MIG is enabled" if is_first_part else ""
         verdict = f"Layout {result.layout}: {summary(result)}{later}."
-        lines.append(style.paint(verdict, bar.Tone.STRONG))
+        lines.append(style.paint(style.fitted(verdict, further="  "), bar.Tone.STRONG))
     blocks.append("\n".join(filter(None, lines)))
     return "\n\n".join(blocks)
 
@@ -151,33 +169,45 @@ def difference(result: plans.Planned) -> str:
 def validated(result: validate.Validated, *, style: bar.Style) -> str:
     """Return a table of layouts and products, and why layouts do not fit."""
     width = max((len(name) for name in result.layouts), default=0)
-    table = _by_layout if len(result.products) > _MOST_COLUMNS else _by_product
+    most = _MOST_COLUMNS
+    if style.table_width is not None:
+        most = min(most, (style.table_width - width) // _PRODUCT_COLUMN)
+    table = _by_layout if len(result.products) > most else _by_product
     lines = [*table(result, width, style), ""]
     fits = {verdict.fit for verdict in result.verdicts.values()}
-    legend = [f"{glyph} {text}" for fit, (glyph, _, text) in _FITS.items() if fit in fits]
-    lines += [style.plain("   ".join(legend))] if legend else []
+    # A no-break space keeps a glyph beside its meaning.
+    legend = [
+        f"{glyph} {text}".replace(" ", "\xa0")
+        for fit, (glyph, _, text) in _FITS.items()
+        if fit in fits
+    ]
+    lines += (
+        [style.plain(style.fitted("   ".join(legend), further="").replace("\xa0", " "))]
+        if legend
+        else []
+    )
     unknown = [v for v in result.verdicts.values() if v.fit is validate.Fit.UNKNOWN]
     explained = result.misfits or unknown
-    lines += _elsewhere(result)
+    lines += _elsewhere(result, style)
     for verdict in explained[:_MOST_EXPLAINED]:
         place = f" [{verdict.location}]" if verdict.location else ""
-        lines.append(wrapped(f"{verdict.layout}: {verdict.why}{place}"))
+        lines.append(style.wrapped(f"{verdict.layout}: {verdict.why}{place}"))
     if len(explained) > _MOST_EXPLAINED:
         lines.append(f"{len(explained) - _MOST_EXPLAINED} more; -o json explains them all")
     lines += [
-        _listing(f"Not for MIG strategy {strategy.value}", names)
+        _listing(f"Not for MIG strategy {strategy.value}", names, style)
         for strategy, names in result.unserved.items()
     ]
     lines.append(_summed_up(result, style))
     return "\n".join(lines)
 
 
-def portability(document: config.Document) -> str:
+def portability(document: config.Document, *, style: bar.Style) -> str:
     """Say where nvidia-mig-parted does not understand a layout file."""
     if not document.extensions:
-        return f"{document.source}: nvidia-mig-parted understands all of it."
-    lines = [f"{document.source}: nvidia-mig-parted does not understand all of it."]
-    return "\n".join([*lines, *(wrapped(str(remark)) for remark in document.extensions)])
+        return style.fitted(f"{document.source}: nvidia-mig-parted understands all of it.")
+    lines = [style.fitted(f"{document.source}: nvidia-mig-parted does not understand all of it.")]
+    return "\n".join([*lines, *(style.wrapped(str(remark)) for remark in document.extensions)])
 
 
 _FITS = {
@@ -189,7 +219,7 @@ _FITS = {
 }
 
 
-def _elsewhere(result: validate.Validated) -> Iterable[str]:
+def _elsewhere(result: validate.Validated, style: bar.Style) -> Iterable[str]:
     """Yield why layouts fit other GPUs only: a line for all products with the same causes."""
     products: dict[str, list[str]] = {}
     for product in result.products:
@@ -198,7 +228,7 @@ def _elsewhere(result: validate.Validated) -> Iterable[str]:
         if causes:
             products.setdefault(messages.by_cause(causes), []).append(product)
     for text, names in list(products.items())[:_MOST_EXPLAINED]:
-        yield wrapped(f"- {messages.listed(names)}: {text}")
+        yield style.wrapped(f"- {messages.listed(names)}: {text}")
     if products:
         yield "-o json explains them all"
 
@@ -206,7 +236,7 @@ def _elsewhere(result: validate.Validated) -> Iterable[str]:
 def _by_product(result: validate.Validated, width: int, style: bar.Style) -> Iterable[str]:
     numbers = range(1, len(result.products) + 1)
     for number, name in zip(numbers, result.products, strict=True):
-        yield f"  {number:>2}  {name}"
+        yield style.fitted(f"  {number:>2}  {name}")
     yield ""
     yield " ".join([" " * width, *(f"{number:>3}" for number in numbers)])
     for layout in result.layouts:
@@ -219,7 +249,12 @@ def _by_layout(result: validate.Validated, width: int, style: bar.Style) -> Iter
     for layout in result.layouts:
         fits = [result.verdicts[layout, product].fit for product in result.products]
         counts = [f"{_glyph(fit, style)} {fits.count(fit)}" for fit in _FITS if fit in fits]
-        yield f"{layout.ljust(width)}  {'  '.join(counts)}"
+        name = layout.ljust(width)
+        room = _GLYPH_COUNT * len(counts)
+        if style.table_width is not None and width + room > style.table_width:
+            # Painted text cannot be wrapped: the counts get a line of their own.
+            name = f"{style.fitted(layout)}\n "
+        yield f"{name}  {'  '.join(counts)}"
 
 
 def _summed_up(result: validate.Validated, style: bar.Style) -> str:
@@ -234,9 +269,10 @@ def _summed_up(result: validate.Validated, style: bar.Style) -> str:
     elsewhere = layouts[validate.Fit.ELSEWHERE] - layouts[validate.Fit.FITS]
     if elsewhere:
         verb = "fits" if len(elsewhere) == 1 else "fit"
-        return (
+        return style.fitted(
             f"{_count(len(elsewhere), 'layout')} {verb} none of these GPUs, but others; name them "
-            "or give --must-fit to insist."
+            "or give --must-fit to insist.",
+            further="  ",
         )
     return style.paint("Every layout fits the GPUs that it selects.", bar.Tone.GOOD)
 
@@ -250,27 +286,29 @@ def _count(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
-def _affected(result: plans.Planned) -> str:
+def _affected(result: plans.Planned, style: bar.Style) -> str:
     """Say which pods would be evicted, or else which devices must be idle."""
     if result.evicted:
-        return _listing("Pods that would be evicted", result.evicted)
+        return _listing("Pods that would be evicted", result.evicted, style)
     changed = {step.gpu_uuid for step in result.mode_changes}
     whole = [gpu for gpu in result.gpus if gpu.uuid in changed]
     parts = {uuid for gpu in whole for uuid in gpu.mig_uuids}
     devices = sorted(result.plan.destroyed_uuids - changed - parts)
-    lines = [f"GPU {picture.indices(whole)} must be idle."] if whole else []
-    lines += [_listing("MIG devices that must be idle", devices)] if devices else []
+    lines = [style.fitted(f"GPU {picture.indices(whole)} must be idle.")] if whole else []
+    lines += [_listing("MIG devices that must be idle", devices, style)] if devices else []
     return "\n".join(lines)
 
 
-def _listing(title: str, names: Sequence[str]) -> str:
-    return wrapped(f"{title}: {messages.listed(names, most=_MOST_NAMED)}")
+def _listing(title: str, names: Sequence[str], style: bar.Style) -> str:
+    return style.wrapped(f"{title}: {messages.listed(names, most=_MOST_NAMED)}")
 
 
-def _instances(gpu: model.Gpu) -> list[str]:
+def _instances(gpu: model.Gpu, style: bar.Style) -> list[str]:
     """Return a table of instances: what ``-o wide`` adds to the picture."""
     lines = [f"    {gpu.uuid} at {gpu.pci_address}, subsystem 0x{gpu.pci_subsystem_id:08X}"]
-    row = "    {:>3} {:>3}  {:<16} {:<9}  {}"
+    # A terminal of 80 columns has room for a UUID if the profiles are short.
+    wide = 16 if style.columns is None else 12
+    row = f"    {{:>3}} {{:>3}}  {{:<{wide}}} {{:<9}}  {{}}"
     if gpu.gpu_instances:
         lines.append(row.format("GI", "CI", "profile", "placement", "MIG UUID"))
     for gi in gpu.gpu_instances:
@@ -281,4 +319,4 @@ def _instances(gpu: model.Gpu) -> list[str]:
             row.format(gi.instance_id, ci.instance_id, str(ci.profile), place, ci.uuid or "-")
             for ci in gi.compute_instances
         ]
-    return lines
+    return [style.fitted(line, further="              ") for line in lines]

@@ -204,7 +204,8 @@ class _Command:
         self._answer(
             lambda: {"is_valid": is_good, "files": [each.to_data() for each in results]},
             lambda: "\n\n".join(
-                f"{each.document.source}\n{each.text(self._style)}" for each in results
+                f"{self._style.fitted(each.document.source)}\n{each.text(self._style)}"
+                for each in results
             ),
         )
         return console.DONE if is_good else console.FAILED
@@ -313,7 +314,7 @@ class ValidatedFile:
         """Return the verdicts for people."""
         parts = [gpu_report.validated(self.fits, style=style)] if self.fits else []
         if self.checks_portability:
-            parts.append(gpu_report.portability(self.document))
+            parts.append(gpu_report.portability(self.document, style=style))
         return "\n".join(parts)
 
 

@@ -6,6 +6,7 @@ of its own, and every other block a paragraph. The first one is the summary.
 """
 
 import functools
+import shutil
 import textwrap
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -34,7 +35,7 @@ ENVIRONMENT = (
     "as MIG_MANAGER_LOCK_FILE for --lock-file. A switch takes 1, t, true, 0, f or false. The "
     "command line overrides the variables, the variable in brackets overrides the other, and both "
     "override the default. An empty variable counts as unset; an empty value of an option is an "
-    "error. SECONDS may have a fraction: 0.5."
+    "error. SECONDS may have a fraction: 0.5. Answers fit the terminal; COLUMNS sets another width."
 )
 
 _OPERANDS = {"": "COMMAND", "rollout": "LAYOUT|undo"}
@@ -365,32 +366,35 @@ def page(command: str) -> parser.Page:
     """Return what help shows around the options of a command."""
     own = text(command)
     examples = [
-        f"{_INDENT}{each.line}\n{_wrapped(each.meaning, _INDENT * 3)}" for each in own.examples
+        f"{_INDENT}{each.line}\n{wrapped(each.meaning, _INDENT * 3)}" for each in own.examples
     ]
     meanings = [
-        _wrapped(f"{status}  {meaning}", _INDENT, further=_INDENT * 2 + " ")
+        wrapped(f"{status}  {meaning}", _INDENT, further=_INDENT * 2 + " ")
         for status, meaning in statuses(command).items()
     ]
     if not command:
-        meanings.append(_wrapped(OTHER_STATUSES, _INDENT))
-    commands = [f"  {name:<17} {text(name).summary}" for name in parser.COMMANDS]
+        meanings.append(wrapped(OTHER_STATUSES, _INDENT))
+    commands = [
+        wrapped(f"  {name:<17} {text(name).summary}", further=" " * 20) for name in parser.COMMANDS
+    ]
     blocks = [
         *([] if command else ["commands:\n" + "\n".join(commands)]),
         "examples:\n" + "\n".join(examples),
-        "environment:\n" + _wrapped(ENVIRONMENT, _INDENT),
+        "environment:\n" + wrapped(ENVIRONMENT, _INDENT),
         "exit status:\n" + "\n".join(meanings),
     ]
     return parser.Page(
         usage=usage(command),
-        description="\n\n".join(map(_wrapped, own.paragraphs)),
+        description="\n\n".join(map(wrapped, own.paragraphs)),
         epilog="\n\n".join(blocks),
     )
 
 
-def _wrapped(paragraph: str, indent: str = "", *, further: str | None = None) -> str:
+def wrapped(paragraph: str, indent: str = "", *, further: str | None = None) -> str:
+    """Return a paragraph in lines that fit the terminal and are at most 79 columns wide."""
     return textwrap.fill(
         paragraph,
-        _WIDTH,
+        min(_WIDTH, shutil.get_terminal_size().columns),
         initial_indent=indent,
         subsequent_indent=indent if further is None else further,
         break_on_hyphens=False,

@@ -6,7 +6,6 @@ live table or a line for each change, and the outcome.
 
 import contextlib
 import shutil
-import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 
 from mig_manager import errors
@@ -23,7 +22,6 @@ _POLL_S = 0.5
 _DRAW_S = 0.2
 _MOST_NAMED = 8
 _MOST_ROWS = 20  # nodes in a live table, even if the terminal has room for more
-_WIDTH = 100
 
 _TONES: Mapping[rollout.NodeState, bar.Tone] = {
     rollout.NodeState.APPLIED: bar.Tone.GOOD,
@@ -112,7 +110,7 @@ def _preview(
     terminal.answer(
         chosen.output_format.value,
         lambda: {"layout": layout, "nodes": [each.to_data() for each in previews]},
-        lambda: _previewed(previews, _title(chosen), style=terminal.style(chosen.colour)),
+        lambda: previewed(previews, _title(chosen), style=terminal.style(chosen.colour)),
     )
     return console.DONE if all(each.verdict.is_good for each in previews) else console.FAILED
 
@@ -153,7 +151,7 @@ def _roll_out(
     terminal.answer(
         chosen.output_format.value,
         lambda: _data(decision, chosen.goal),
-        lambda: _ended(decision, _title(chosen)),
+        lambda: _ended(decision, _title(chosen), style=terminal.style(chosen.colour)),
     )
     return status
 
@@ -232,7 +230,7 @@ class _Display:
                 before = self._before.get(node.name, rollout.NodeState.TO_DO)
                 self._before[node.name] = node.state
                 if node.state is not before:
-                    self._terminal.say(_event(node))
+                    self._terminal.say(self._style.fitted(_event(node)))
             return
         now_s = self._clock.monotonic()
         if now_s - self._drawn_s < _DRAW_S:
@@ -288,10 +286,10 @@ def _event(node: rollout.NodeProgress) -> str:
     return f"{node.name}: {state}" + (f": {why}" if why else "")
 
 
-def _ended(decision: rollout.Decision, title: str) -> str:
+def _ended(decision: rollout.Decision, title: str, *, style: bar.Style) -> str:
     """Return the outcome: every node on which the layout is not active on all GPUs."""
     lines = [
-        textwrap.fill(_event(node), _WIDTH, initial_indent="  ", subsequent_indent="    ")
+        style.wrapped(_event(node), indent="  ")
         for node in (
             *decision.failures,
             *decision.of(rollout.NodeState.SKIPPED),
@@ -299,8 +297,8 @@ def _ended(decision: rollout.Decision, title: str) -> str:
         )
     ]
     if decision.phase is rollout.Phase.STALLED:
-        lines.append(f"  unavailable: {_named(decision.unavailable)}")
-    head = [_counts(decision, title), f"The rollout is {_ENDS[decision.phase]}."]
+        lines.append(style.fitted(f"  unavailable: {_named(decision.unavailable)}"))
+    head = [style.fitted(_counts(decision, title)), f"The rollout is {_ENDS[decision.phase]}."]
     return "\n".join([*head, *lines])
 
 
@@ -334,14 +332,12 @@ def _data(decision: rollout.Decision, goal: fleet_nodes.Goal) -> dict[str, objec
     }
 
 
-def _previewed(previews: Sequence[rollout.Preview], title: str, *, style: bar.Style) -> str:
+def previewed(previews: Sequence[rollout.Preview], title: str, *, style: bar.Style) -> str:
     """Return the previews of a dry run, node by node."""
     wide = max((len(node.name) for node in previews), default=4)
-    lines = [f"{'NODE':<{wide}}  {'VERDICT':<12}  KEPT  GONE  NEW  RESET  EVICTED"]
+    head = f"{'NODE':<{wide}}  {'VERDICT':<12}  KEPT  GONE  NEW  RESET  EVICTED"
+    lines = [style.fitted(head)]
     for node in previews:
-        verdict = style.paint(
-            f"{node.verdict.value:<12}", _VERDICTS.get(node.verdict, bar.Tone.PLAIN)
-        )
         reset = ",".join(map(str, node.resets)) or "-"
         evicted = [_named(node.evicted)] if node.evicted else []
         evicted += [f"some of {_named(node.maybe_evicted)}"] if node.maybe_evicted else []
@@ -351,12 +347,18 @@ def _previewed(previews: Sequence[rollout.Preview], title: str, *, style: bar.St
         )
         if node.message:
             rest = f"{node.reason}: {messages.printable(node.message, ' ')}"
-        lines.append(f"{node.name:<{wide}}  {verdict}  {rest}".rstrip())
+        verdict = f"{node.verdict.value:<12}"
+        start = f"{node.name:<{wide}}  "
+        line = style.fitted(f"{start}{verdict}  {rest}".rstrip())
+        painted = style.paint(verdict, _VERDICTS.get(node.verdict, bar.Tone.PLAIN))
+        # A line that is wrapped before the verdict stays without its colour.
+        lines.append(line.replace(f"{start}{verdict}", f"{start}{painted}", 1))
     totals = [
         f"{sum(node.verdict is verdict for node in previews)} {verdict.value.replace('-', ' ')}"
         for verdict in rollout.Verdict
     ]
-    return "\n".join([*lines, "", f"{title}: {', '.join(totals)}. Nothing was changed."])
+    total = style.fitted(f"{title}: {', '.join(totals)}. Nothing was changed.")
+    return "\n".join([*lines, "", total])
 
 
 def _row(node: rollout.NodeProgress, *, style: bar.Style, columns: int) -> str:

@@ -7,10 +7,15 @@ that a boundary which stays is one unbroken line and one that moves shows as a s
 import dataclasses
 import enum
 import itertools
+import textwrap
 from collections.abc import Iterable, Sequence
 
-INNER_WIDTH = 88
-"""Columns for the slices of one bar: 8, 4 and 12 slices give 11, 22 and 7 columns each."""
+WIDTH = 100
+"""Columns of pictures and sentences outside a terminal."""
+_LEAST_WIDTH, _MOST_WIDTH = 60, 120
+"""Pictures break below the least; eyes lose the line above the most."""
+_OUTSIDE = 12
+"""Columns of a picture beside its slices: labels and borders."""
 
 
 class Tone(enum.Enum):
@@ -35,6 +40,36 @@ class Style:
 
     colour: bool = False  # whether ANSI colours are wanted; nothing is said by colour alone
     unicode: bool = True  # whether box-drawing characters can be encoded
+    columns: int | None = None  # of the terminal; None where nothing limits a line, as in a file
+
+    @property
+    def width(self) -> int:
+        """Columns of pictures and sentences."""
+        return WIDTH if self.columns is None else min(self.table_width or WIDTH, _MOST_WIDTH)
+
+    @property
+    def table_width(self) -> int | None:
+        """Columns of tables; None where nothing limits them."""
+        return None if self.columns is None else max(self.columns, _LEAST_WIDTH)
+
+    def wrapped(self, text: str, *, indent: str = "", further: str = "", margin: int = 0) -> str:
+        """Return a sentence in lines that fit the page, beside a margin of so many columns."""
+        return textwrap.fill(
+            text,
+            self.width - margin,
+            initial_indent=indent,
+            subsequent_indent=f"{indent}{further or '  '}",
+            break_on_hyphens=False,
+            break_long_words=self.columns is not None,
+        )
+
+    def fitted(self, line: str, *, further: str = "    ") -> str:
+        """Return a line that programs may parse: wrapped at a terminal only."""
+        if self.table_width is None or len(line) <= self.table_width:
+            return line
+        return textwrap.fill(
+            line, self.table_width, subsequent_indent=further, break_on_hyphens=False
+        )
 
     def paint(self, text: str, tone: Tone) -> str:
         """Return the text in the colour of the tone, or as it is."""
@@ -93,6 +128,7 @@ class Cell:
     start: int
     size: int
     title: str
+    short: str = ""  # title where the room is too narrow
     tone: Tone = Tone.PLAIN
     fill: str = " "  # character that stands for the room around the title
     mark: str = ""  # A word for the outer border next to the cell
@@ -120,7 +156,7 @@ def draw(rows: Sequence[Row], *, slices: int, style: Style) -> list[str]:
 
     Marks appear above the first and below the last row.
     """
-    pitch = INNER_WIDTH // slices
+    pitch = (style.width - _OUTSIDE) // slices
     width = slices * pitch + 1
     indent = max(len(row.label) for row in rows) + 2
     margin = " " * indent
@@ -178,7 +214,10 @@ def _put_title(
     line: _Line, cell: Cell | Part, column: int, width: int, *, fill: str = " "
 ) -> None:
     room = width - 1
-    title = cell.title if len(cell.title) <= room else cell.title[: max(room - 1, 0)] + "…"
+    title = cell.title
+    if len(title) > room and isinstance(cell, Cell):
+        title = cell.short or title
+    title = title if len(title) <= room else title[: max(room - 1, 0)] + "…"
     if title and fill != " " and len(title) + 2 <= room:
         title = f" {title} "
     _put(line, column + 1, title.center(room, fill)[:room], cell.tone)
@@ -186,9 +225,10 @@ def _put_title(
 
 def _put_marks(border: _Line, cells: Iterable[Cell], pitch: int) -> None:
     for cell in cells:
-        word = f" {cell.mark} "
         room = cell.size * pitch - 1
-        if cell.mark and len(word) <= room:
+        word = f" {cell.mark} " if len(cell.mark) + 2 <= room else cell.mark
+        word = word if len(word) <= room else word[: room - 1] + "…"
+        if cell.mark:
             _put(border, cell.start * pitch + 1 + (room - len(word)) // 2, word, cell.tone)
 
 

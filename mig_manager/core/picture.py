@@ -4,12 +4,10 @@ Equal GPUs are drawn once. Colour only repeats what the characters show.
 """
 
 import dataclasses
-import textwrap
 from collections.abc import Callable, Container, Hashable, Iterable, Mapping, Sequence
 
 from mig_manager.core import bar, messages, model, steps
 
-WIDTH = 100  # columns that a picture stays within
 WHOLE = "the whole GPU, not partitioned"  # how a GPU with MIG off is called
 
 _FREE_ROOM, _NO_FIT = "free", "no fit"
@@ -31,7 +29,7 @@ _TONE_OF_SIZE = {
 
 
 def draw_gpus(gpus: Sequence[model.Gpu], *, style: bar.Style, has_offer: bool = True) -> str:
-    """Draw every GPU with its instances in lines of at most ``WIDTH`` columns.
+    """Draw every GPU with its instances in lines that fit the style's width.
 
     Equal GPUs, which are ascending by index, are drawn once. ``has_offer`` adds what a layout for
     them may name.
@@ -49,7 +47,7 @@ def draw_gpus(gpus: Sequence[model.Gpu], *, style: bar.Style, has_offer: bool = 
             "! GPU instance without a compute instance: it only blocks memory slices; "
             "'apply' removes it."
         )
-        blocks.append(style.paint(legend, bar.Tone.BAD))
+        blocks.append(style.paint(style.wrapped(legend), bar.Tone.BAD))
     return "\n\n".join(blocks)
 
 
@@ -62,8 +60,8 @@ def draw_change(
 ) -> str:
     """Draw what a plan makes of each GPU, the current state above the planned one.
 
-    ``gpus`` are ascending by index, ``selected`` are the UUIDs of the layout's GPUs. Lines have at
-    most ``WIDTH`` columns.
+    ``gpus`` are ascending by index, ``selected`` are the UUIDs of the layout's GPUs. Lines fit
+    the style's width.
     """
     plans = {gpu_plan.gpu_uuid: gpu_plan for gpu_plan in plan.gpus if gpu_plan.steps}
 
@@ -86,7 +84,8 @@ def draw_change(
         if gpu_plan is None:
             note = "right already" if gpu.uuid in selected else "not in this layout"
             header = _header(alike, f"{_mode_text(gpu)} · {note}", style)
-            blocks.append(f"{header}\n    {style.plain(summarise(gpu))}")
+            summary = style.fitted(f"    {summarise(gpu)}", further="      ")
+            blocks.append(f"{header}\n{style.plain(summary)}")
             continue
         mode = _mode_text(gpu)
         if gpu_plan.changes_mode:
@@ -175,8 +174,9 @@ def _header(alike: Sequence[model.Gpu], note: str, style: bar.Style) -> str:
     # What distinguishes GPUs of one node: ``GPU-`` and the first group of digits.
     short = "-".join(first.uuid.split("-")[:2])
     who = f"{len(alike)} alike" if len(alike) > 1 else short
-    title = style.paint(f"GPU {indices(alike)}", bar.Tone.STRONG)
-    return title + style.plain(f" · {first.name} · {note} · {who}")
+    title = f"GPU {indices(alike)}"
+    line = style.fitted(f"{title} · {first.name} · {note} · {who}")
+    return style.plain(line).replace(title, style.paint(title, bar.Tone.STRONG), 1)
 
 
 def _mode_text(gpu: model.Gpu) -> str:
@@ -207,9 +207,7 @@ def _offer(gpu: model.Gpu, style: bar.Style) -> list[str]:
         text += f" · offers {names}"
     elif gpu.is_mig_capable:
         text += " · lists its profiles once MIG is on"
-    lines = textwrap.wrap(
-        text, WIDTH, initial_indent="    ", subsequent_indent="      ", break_on_hyphens=False
-    )
+    lines = style.wrapped(text, indent="    ").split("\n")
     return [style.paint(style.plain(line), bar.Tone.FAINT) for line in lines]
 
 
@@ -271,7 +269,12 @@ def _cells_now(
         if not gi.compute_instances:
             tone = cell.tone if mark else bar.Tone.BAD
             cell = dataclasses.replace(
-                cell, title=f"! {gi.profile}", fill="░", tone=tone, parts=()
+                cell,
+                title=f"! {gi.profile}",
+                short=f"! {cell.short}",
+                fill="░",
+                tone=tone,
+                parts=(),
             )
         cells.append(cell)
     return _with_free_room(cells, gpu, slices)
@@ -288,6 +291,7 @@ def _cell(instance: model.GpuInstance | steps.TargetInstance, mark: str) -> bar.
         start=instance.placement.start,
         size=instance.placement.size,
         title=str(instance.profile),
+        short=str(instance.profile).replace(f".{instance.profile.memory_gb}gb", ""),
         tone=tone,
         mark="" if mark == _STAYS else mark,
         parts=_parts(instance.compute_instances, instance.profile, tone),

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import mig_manager
 from mig_manager import errors
 from mig_manager.change import validate
-from mig_manager.cli import command_settings, console, gpu_report, parser
+from mig_manager.cli import command_settings, console, gpu_report, help_pages, parser
 from mig_manager.core import messages, options
 from mig_manager.core.fleet import nodes
 from mig_manager.core.layout import config
@@ -25,10 +25,10 @@ COMMANDS: Mapping[str, str] = {
     "autoscaler-tags": "print the tags of a node group that scales from zero",
     "version": "print the version",
 }
-_EPILOG = """\
-Exit status: 0 all is as it should be, 1 something is not or failed, 2 unusable input,
-3 unknown command.
-"""
+_EPILOG = (
+    "Exit status: 0 all is as it should be, 1 something is not or failed, 2 unusable input, "
+    "3 unknown command."
+)
 _COMPLETER = "kubectl_complete-mig"
 """What kubectl looks for on the PATH to complete the arguments of the plugin ``mig``."""
 _REMEDIES = {
@@ -97,8 +97,8 @@ class _Command:
     def __init__(self, parsed: Mapping[str, object], terminal: console.Console) -> None:
         self._parsed = parsed
         self._terminal = terminal
-        colour = command_settings.colour(options.Source(parsed, terminal.environ))
-        self._style = terminal.style(colour)
+        source = options.Source(parsed, terminal.environ)
+        self._style = terminal.style(command_settings.colour(source))
         self._format = str(parsed.get("output"))
         self._now = dt.datetime.now(tz=dt.UTC)
         self._cluster = selection.Cluster(kubectl_options(parsed), note=terminal.note)
@@ -353,17 +353,22 @@ def parse(argv: Sequence[str]) -> dict[str, object]:
 def build(command: str = "") -> parser.Parser:
     """Return the parser of a command; of the program without one."""
     summary = COMMANDS.get(command, "see the MIG layouts of a cluster's nodes; nothing is changed")
-    commands = "\n".join(f"  {name:<15} {text}" for name, text in COMMANDS.items())
-    page = parser.Page(
-        usage=None if command else f"{PROGRAM} [OPTION]... COMMAND",
-        description=f"{summary[0].upper()}{summary[1:]}.",
-        epilog="" if command else f"commands:\n{commands}\n\n{_EPILOG}",
-    )
+
+    def page() -> parser.Page:
+        commands = "\n".join(
+            help_pages.wrapped(f"  {name:<15} {text}", further=" " * 18)
+            for name, text in COMMANDS.items()
+        )
+        epilog = f"commands:\n{commands}\n\n{help_pages.wrapped(_EPILOG)}"
+        description = help_pages.wrapped(f"{summary[0].upper()}{summary[1:]}.")
+        usage = f"{PROGRAM} [OPTION]... COMMAND"
+        return parser.Page(*((None, description, "") if command else (usage, description, epilog)))
+
     return parser.Parser(
         PROGRAM,
         command,
         options_of(command),
-        lambda: page,
+        page,
         version=f"kubectl-mig {mig_manager.__version__}",
     )
 

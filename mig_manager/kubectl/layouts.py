@@ -9,7 +9,6 @@ import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from mig_manager import errors
-from mig_manager.cli import gpu_report
 from mig_manager.core import bar, model, picture
 from mig_manager.core.fleet import nodes
 from mig_manager.core.layout import config, served
@@ -134,17 +133,19 @@ def pictures(result: Layouts, *, style: bar.Style) -> str:
     """Draw each layout on the node's GPUs."""
     count = len(result.layouts)
     what = f"{count} layout{'' if count == 1 else 's'} can be requested"
-    lines = [style.paint(f"{result.node}: {what}", bar.Tone.STRONG)]
-    lines += [gpu_report.wrapped(note, indent="  ! ") for note in result.notes]
+    lines = [style.paint(style.fitted(f"{result.node}: {what}"), bar.Tone.STRONG)]
+    lines += [style.wrapped(note, indent="  ! ") for note in result.notes]
     return "\n\n".join(["\n".join(lines), *(_picture(each, style) for each in result.layouts)])
 
 
 def _picture(listed: Listed, style: bar.Style) -> str:
     words = [listed.entry.origin, *_marks(listed)]
-    title = style.paint(listed.entry.name, bar.Tone.STRONG)
-    lines = [title + style.plain(f" · {' · '.join(words)}")]
+    name = listed.entry.name
+    title = style.plain(style.fitted(" · ".join([name, *words])))
+    lines = [title.replace(name, style.paint(name, bar.Tone.STRONG), 1)]
     if listed.gpus is None:
-        lines.append("    its content is in none of the layout files found; name one with -f")
+        why = "    its content is in none of the layout files found; name one with -f"
+        lines.append(style.fitted(why))
     else:
         lines.append(picture.draw_gpus(listed.gpus, style=style, has_offer=False))
     return "\n".join(lines)

@@ -200,22 +200,23 @@ def pictures(plans: Plans, *, style: bar.Style) -> str:
     """Draw the change of every node."""
     blocks = []
     for node in plans.nodes:
-        lines = [style.paint(f"{node.name}: {plans.layout} of {plans.source}", bar.Tone.STRONG)]
-        lines += [gpu_report.wrapped(note, indent="  ! ") for note in node.notes]
+        title = style.fitted(f"{node.name}: {plans.layout} of {plans.source}")
+        lines = [style.paint(title, bar.Tone.STRONG)]
+        lines += [style.wrapped(note, indent="  ! ") for note in node.notes]
         if node.planned is None:
             verdict = "not known" if node.fits is None else "does not fit"
-            lines.append(gpu_report.wrapped(f"{verdict}: {node.why_not}", indent="  "))
+            lines.append(style.wrapped(f"{verdict}: {node.why_not}", indent="  "))
         else:
             lines += ["", gpu_report.plan(node.planned, is_wide=False, style=style)]
             if node.losses is None:
-                lines.append(_unknown_pods(plans))
-            lines += [gpu_report.wrapped(loss_text(loss)) for loss in node.losses or ()]
+                lines.append(_unknown_pods(plans, style))
+            lines += [style.wrapped(loss_text(loss)) for loss in node.losses or ()]
         blocks.append("\n".join(lines))
     return "\n\n".join(blocks)
 
 
-def _unknown_pods(plans: Plans) -> str:
-    return gpu_report.wrapped(f"The affected pods are not known: {plans.pods_not_known}")
+def _unknown_pods(plans: Plans, style: bar.Style) -> str:
+    return style.wrapped(f"The affected pods are not known: {plans.pods_not_known}")
 
 
 def loss_text(loss: resources.Loss) -> str:
@@ -239,8 +240,8 @@ def table(plans: Plans, *, style: bar.Style) -> str:
             pods = "?" if node.losses is None else _affected(node.losses)
         rows.append((node.name, _FITS[node.fits], change, pods))
         if remarks := messages.joined(node.why_not, *node.notes):
-            notes.append(gpu_report.wrapped(f"{node.name}: {remarks}"))
-    notes += [_unknown_pods(plans)] if plans.pods_not_known else []
+            notes.append(style.wrapped(f"{node.name}: {remarks}"))
+    notes += [_unknown_pods(plans, style)] if plans.pods_not_known else []
     lines = gpu_report.columns(_HEAD, rows, style=style)
     changed = sum(node.is_changed for node in plans.nodes)
     without = sum(not node.fits for node in plans.nodes)
@@ -249,7 +250,7 @@ def table(plans: Plans, *, style: bar.Style) -> str:
         f"{len(plans.nodes) - changed - without} have it already, {without} cannot have it or "
         "are not known."
     )
-    return "\n".join([*lines, "", *notes, gpu_report.wrapped(total)])
+    return "\n".join([*lines, "", *notes, style.wrapped(total)])
 
 
 def _affected(losses: Sequence[resources.Loss]) -> str:

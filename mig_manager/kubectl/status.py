@@ -134,7 +134,7 @@ def table(status: Status, *, style: bar.Style) -> str:
         )
         why = run.message if run and not report.state.is_good else ""
         if remarks := messages.joined(why, *report.notes):
-            notes.append(gpu_report.wrapped(f"{report.node.name}: {remarks}"))
+            notes.append(style.wrapped(f"{report.node.name}: {remarks}"))
     lines = gpu_report.columns(_HEAD, rows, style=style)
     return "\n".join([*lines, "", *notes] if notes else lines)
 
@@ -162,11 +162,11 @@ def pictures(status: Status, *, style: bar.Style) -> str:
     for report in status.reports:
         lines = [headline(report, status.now, style)]
         if report.node.status and report.node.status.message:
-            lines.append(gpu_report.wrapped(report.node.status.message, indent="  "))
-        lines += [gpu_report.wrapped(note, indent="  ! ") for note in report.notes]
+            lines.append(style.wrapped(report.node.status.message, indent="  "))
+        lines += [style.wrapped(note, indent="  ! ") for note in report.notes]
         if report.gpus is not None:
             drawn = picture.draw_gpus(report.gpus, style=style) or gpu_report.NO_GPU
-            lines += ["", drawn, "", *_users(status, report)]
+            lines += ["", drawn, "", *_users(status, report, style)]
         blocks.append("\n".join(lines).rstrip())
     return "\n\n".join(blocks)
 
@@ -174,8 +174,6 @@ def pictures(status: Status, *, style: bar.Style) -> str:
 def headline(report: nodes.Report, now: dt.datetime, style: bar.Style) -> str:
     """Return a node's state in one line."""
     node, run = report.node, report.node.status
-    name = style.paint(node.name, bar.Tone.STRONG)
-    state = style.paint(report.state.value, _TONES.get(report.state, bar.Tone.BAD))
     rest = [f"requested {node.requested or 'nothing'}"]
     if node.applied and node.applied != node.requested:
         rest.append(f"applied {node.applied}")
@@ -185,24 +183,28 @@ def headline(report: nodes.Report, now: dt.datetime, style: bar.Style) -> str:
         rest.append(f"since {messages.format_time(run.at)}, {messages.age(run.at, now)} ago")
     if run and run.attempt > 1:
         rest.append(f"attempt {run.attempt}")
-    return style.plain(f"{name} · {state} · {' · '.join(rest)}")
+    line = style.fitted(" · ".join([node.name, report.state.value, *rest]))
+    name = style.paint(node.name, bar.Tone.STRONG)
+    state = style.paint(report.state.value, _TONES.get(report.state, bar.Tone.BAD))
+    start = f"{node.name} · {report.state.value}"
+    return style.plain(line.replace(start, f"{name} · {state}", 1))
 
 
-def _users(status: Status, report: nodes.Report) -> Iterable[str]:
+def _users(status: Status, report: nodes.Report, style: bar.Style) -> Iterable[str]:
     kinds = status.kinds(report)
     if kinds is None:
-        yield gpu_report.wrapped(f"The pods using the GPUs are not known: {status.pods.why_not}")
+        yield style.wrapped(f"The pods using the GPUs are not known: {status.pods.why_not}")
         return
     width = max((len(kind_name(kind.resource)) for kind in kinds), default=0)
     for kind in kinds:
         name = kind_name(kind.resource).ljust(width)
-        yield gpu_report.wrapped(f"{name}  {used(kind)}", indent="  ")
+        yield style.wrapped(f"{name}  {used(kind)}", indent="  ")
     claiming = status.claiming(report)
     if claiming:
         names = named_pods(dict.fromkeys(claiming, 1))
-        yield gpu_report.wrapped(f"Pods with ResourceClaims, for these GPUs or others: {names}")
+        yield style.wrapped(f"Pods with ResourceClaims, for these GPUs or others: {names}")
     if any(0 < kind.requested < kind.count for kind in kinds):
-        yield gpu_report.wrapped(_ONLY_KUBELET)
+        yield style.wrapped(_ONLY_KUBELET)
 
 
 def kind_name(resource: str) -> str:
@@ -331,7 +333,7 @@ def page(past: History, *, style: bar.Style) -> str:
     if since:
         age = messages.age(since, past.now)
         lines.append(f"  applied at least since {messages.format_time(since)}, {age} ago")
-    lines += [gpu_report.wrapped(note, indent="  ! ") for note in past.report.notes]
+    lines += [style.wrapped(note, indent="  ! ") for note in past.report.notes]
     rows = []
     for moment in past.moments:
         what = moment.what + (f" x{moment.count}" if moment.count > 1 else "")
@@ -341,7 +343,7 @@ def page(past: History, *, style: bar.Style) -> str:
         lines += ["", *gpu_report.columns(("TIME", "WHAT", "MESSAGE"), rows, style=style)]
     if past.why_no_events:
         why = f"Only the last run is shown; Events cannot be read: {past.why_no_events}"
-        lines += ["", gpu_report.wrapped(why)]
+        lines += ["", style.wrapped(why)]
     elif not rows:
         lines += ["", "No history is known."]
     return "\n".join(lines)

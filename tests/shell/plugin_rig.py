@@ -219,11 +219,16 @@ class Viewer:
         stdin: str = "",
         main: Callable[[Sequence[str], console.Console], int] = plugin.run,
         with_kubectl: bool = False,
+        **environ: str,
     ) -> commandline.Answer:
         """Run the plugin in this process; without kubectl, which takes its time."""
         out, err = io.StringIO(), io.StringIO()
         terminal = console.Console(
-            stdin=io.StringIO(stdin), stdout=out, stderr=err, environ={}, program="kubectl-mig"
+            stdin=io.StringIO(stdin),
+            stdout=out,
+            stderr=err,
+            environ=environ,
+            program="kubectl-mig",
         )
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("HOME", str(self.home))

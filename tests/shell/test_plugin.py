@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 import mig_manager
-from mig_manager.core import picture
+from mig_manager.core import bar
 from testkit import apiserver
 from tests.shell import plugin_rig as rig
 
@@ -107,7 +107,7 @@ def test_one_node_is_drawn_with_the_pods_that_use_it(viewer: rig.Viewer) -> None
     assert "  2g.10gb  8 free" in lines
     assert "  3g.20gb  1 of 8 in use by ml/train" in lines
     assert "only kubelet knows" in lines[-1]
-    assert max(map(len, lines)) <= picture.WIDTH
+    assert max(map(len, lines)) <= bar.WIDTH
 
 
 def test_many_nodes_are_a_line_each_with_explanations_below(viewer: rig.Viewer) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from mig_manager.core import picture
+from mig_manager.core import bar, picture
 from mig_manager.core.layout import config, generator, served
 from testkit import apiserver
 from tests.shell import plugin_rig as rig
@@ -61,7 +61,7 @@ def test_each_layout_is_drawn_with_its_origin(
     assert generated.count("│ 1g.5gb ") + generated.count("│  1g.5gb ") == 7
     assert picture.WHOLE in blocks["all-disabled"]
     assert "offers" not in answer.out
-    assert max(map(len, answer.out.splitlines())) <= picture.WIDTH
+    assert max(map(len, answer.out.splitlines())) <= bar.WIDTH
 
 
 def test_a_layout_whose_content_is_elsewhere_is_listed_without_a_picture(

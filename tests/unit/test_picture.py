@@ -53,7 +53,7 @@ def test_no_line_is_too_wide_the_fallback_is_ascii_and_colour_adds_only_colour(
     gpu: model.Gpu,
 ) -> None:
     plain, ascii_ = drawn(gpu), picture.draw_gpus([gpu], style=bar.Style(unicode=False))
-    assert max(map(len, [*plain.splitlines(), *ascii_.splitlines()])) <= picture.WIDTH
+    assert max(map(len, [*plain.splitlines(), *ascii_.splitlines()])) <= bar.WIDTH
     assert ascii_.isascii()
     coloured = picture.draw_gpus([gpu], style=bar.Style(colour=True))
     assert re.sub(r"\x1b\[[0-9]*m", "", coloured) == plain

@@ -1,0 +1,139 @@
+"""Answers at the widths of terminals: from COLUMNS, and in a real pseudo-terminal."""
+
+import fcntl
+import os
+import pathlib
+import re
+import struct
+import subprocess
+import sys
+import termios
+
+import pytest
+
+from mig_manager.cli import rollout
+from mig_manager.core import bar
+from mig_manager.core.fleet import rollout as core_rollout
+from tests.shell import commandline
+from tests.shell import plugin_rig as rig
+
+_WIDTHS = (60, 80, 120, 200)
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+_H100 = ("--simulate", "2xH100-80GB-HBM3")
+_ANSWERS = (
+    ("status", *_H100),
+    ("status", "-o", "wide", *_H100),
+    ("plan", "all-disabled", "-o", "wide", *_H100),
+    ("plan", "all-1g.10gb", "-o", "wide", *_H100),
+    ("validate", *(word for name in ("H100-80GB-HBM3", "A30") for word in ("--gpu", name))),
+    ("validate", "--gpu", "*"),
+    ("doctor", "--simulate", "1xA30"),
+)
+
+
+@pytest.mark.parametrize("columns", _WIDTHS)
+@pytest.mark.parametrize("argv", _ANSWERS, ids=" ".join)
+def test_no_line_of_an_answer_is_wider_than_the_terminal(
+    shell: commandline.Shell, argv: tuple[str, ...], columns: int
+) -> None:
+    shell("apply", "all-balanced", *_H100)
+
+    answer = shell(*argv, COLUMNS=str(columns))
+
+    assert answer.out
+    assert max(map(len, answer.out.splitlines())) <= columns
+
+
+@pytest.mark.parametrize("columns", _WIDTHS)
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("status",),
+        ("status", "gpu-1"),
+        ("plan", "all-disabled"),
+        ("plan", "all-disabled", "gpu-1"),
+        ("validate",),
+        ("layouts", "gpu-1"),
+        ("history", "gpu-1"),
+    ],
+    ids=" ".join,
+)
+def test_no_line_of_the_plugin_is_wider_than_the_terminal(
+    viewer: rig.Viewer, words: tuple[str, ...], columns: int
+) -> None:
+    answer = viewer.alone(*words, COLUMNS=str(columns))
+
+    assert answer.out
+    assert max(map(len, answer.out.splitlines())) <= columns
+
+
+@pytest.mark.parametrize("columns", _WIDTHS)
+def test_the_preview_of_a_rollout_fits_the_terminal(columns: int) -> None:
+    pods = tuple(f"training/worker-{number}" for number in range(9))
+    previews = [
+        core_rollout.Preview(
+            name="gpu-node-1.example.org", verdict=core_rollout.Verdict.FITS, evicted=pods
+        ),
+        core_rollout.Preview(
+            name="b",
+            verdict=core_rollout.Verdict.DOES_NOT_FIT,
+            reason="NoFit",
+            message="too small " * 20,
+        ),
+    ]
+
+    shown = rollout.previewed(previews, "Layout x", style=bar.Style(columns=columns))
+
+    assert max(map(len, shown.splitlines())) <= columns
+    assert "training/worker-0" in shown
+
+
+@pytest.mark.parametrize("columns", _WIDTHS)
+def test_an_answer_fits_a_real_terminal(tmp_path: pathlib.Path, columns: int) -> None:
+    environ = {"HOME": str(tmp_path), "PATH": os.environ["PATH"], "LANG": "C.UTF-8"}
+    out = _in_terminal(["plan", "all-balanced", *_H100], columns=columns, environ=environ)
+
+    lines = [line.rstrip("\r") for line in _COLOUR.sub("", out).splitlines()]
+    (border,) = (line for line in lines if "┌" in line)
+    assert max(map(len, lines)) <= columns
+    assert len(border) > min(columns, 120) - 20
+
+
+@pytest.mark.parametrize("columns", ["0", "", "-5", "wide"])
+def test_an_unusable_width_counts_as_none(shell: commandline.Shell, columns: str) -> None:
+    argv = ("status", "--simulate", "1xA30")
+    assert shell(*argv, COLUMNS=columns).out == shell(*argv).out
+
+
+@pytest.mark.parametrize("command", ["", "apply", "rollout"])
+def test_the_sentences_of_help_fit_a_narrow_terminal(
+    shell: commandline.Shell, command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+
+    lines = shell(*filter(None, [command]), "--help").out.splitlines()
+
+    # Examples stay whole: people copy them.
+    wide = [line for line in lines if len(line) > 60]
+    assert all(line.startswith("  mig-manager ") for line in wide), wide
+
+
+def _in_terminal(argv: list[str], *, columns: int, environ: dict[str, str]) -> str:
+    """Run the program in a terminal of that width; return what it wrote."""
+    ours, its = os.openpty()
+    fcntl.ioctl(its, termios.TIOCSWINSZ, struct.pack("HHHH", 50, columns, 0, 0))
+    command = [sys.executable, "-m", "mig_manager", *argv]
+    with subprocess.Popen(  # noqa: S603 - our own program
+        command, stdin=its, stdout=its, stderr=subprocess.DEVNULL, env=environ
+    ) as process:
+        os.close(its)
+        found = b""
+        try:
+            while chunk := os.read(ours, 65536):
+                found += chunk
+        except OSError:
+            pass  # Linux reports EIO once the other side is closed
+        finally:
+            os.close(ours)
+        assert process.wait(60) == 0
+    return found.decode()

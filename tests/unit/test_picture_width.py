@@ -1,0 +1,106 @@
+"""Pictures and tables at the widths of terminals."""
+
+import itertools
+
+import hypothesis
+import pytest
+from hypothesis import strategies as st
+
+from mig_manager.cli import gpu_report
+from mig_manager.core import bar, model, picture
+from mig_manager.core.planner import planner
+from tests.unit import samples
+
+_DOWN, _UP = set("│┼┬┌┐├┤"), set("│┼┴└┘├┤")
+_BORDER = set("─┼┴┬┌┐└┘├┤")
+WIDTHS = st.one_of(st.sampled_from((60, 80, 120, 200)), st.integers(60, 220))
+
+
+@st.composite
+def layouts(draw: st.DrawFn) -> tuple[str, list[str]]:
+    """Draw a product, and instances that do not overlap, some without a compute instance."""
+    name = draw(st.sampled_from(sorted(samples.PRODUCTS)))
+    places = [(info.profile, at) for info in samples.PRODUCTS[name] for at in info.placements]
+    taken: set[int] = set()
+    found = []
+    for profile, at in draw(st.permutations(places)):
+        slices = set(range(at.start, at.end))
+        if taken.isdisjoint(slices) and draw(st.booleans()):
+            taken |= slices
+            inside = draw(st.sampled_from(("", "[]")))
+            found.append((at.start, f"{profile}@{at.start}{inside}"))
+    return name, [text for _, text in sorted(found)]
+
+
+def pictures(layout: tuple[str, list[str]], columns: int) -> str:
+    """Return a GPU as it is, and on its way to two other states."""
+    name, instances = layout
+    gpu = samples.gpu(samples.PRODUCTS[name], *instances)
+    style = bar.Style(columns=columns)
+    blocks = [picture.draw_gpus([gpu], style=style)]
+    smallest = str(samples.PRODUCTS[name][0].profile)
+    for desired in (samples.want({smallest: 1}), samples.want(mode=model.MigMode.DISABLED)):
+        plan = planner.plan([gpu], {gpu.uuid: desired})
+        blocks.append(picture.draw_change([gpu], plan, selected={gpu.uuid}, style=style))
+    return "\n".join(blocks)
+
+
+@hypothesis.given(layout=layouts(), columns=WIDTHS)
+def test_every_picture_fits_the_terminal_and_its_borders_meet(
+    layout: tuple[str, list[str]], columns: int
+) -> None:
+    lines = pictures(layout, columns).splitlines()
+
+    assert max(map(len, lines)) <= columns
+    for above, below in itertools.pairwise(lines):
+        for upper, lower in itertools.zip_longest(above, below, fillvalue=" "):
+            # A mark, such as "goes", stands over the outer border.
+            if upper in _BORDER | {"│"} and lower in _BORDER | {"│"}:
+                assert (upper in _DOWN) == (lower in _UP), f"{above}\n{below}"
+
+
+@pytest.mark.parametrize("columns", [60, 80, 120, 200])
+def test_slices_are_to_scale_at_every_width(columns: int) -> None:
+    gpu = samples.gpu(samples.H100, "1g.10gb@0", "1g.10gb@1", "2g.20gb@2", "3g.40gb@4")
+
+    border = picture.draw_gpus([gpu], style=bar.Style(columns=columns)).splitlines()[1]
+
+    small, same, double, *four = (len(cell) + 1 for cell in border.strip(" ┌┐").split("┬"))
+    assert (same, double, four) == (small, 2 * small, [4 * small])
+
+
+def test_a_narrow_slice_drops_the_memory_from_its_title_and_keeps_its_mark() -> None:
+    shown = pictures(("H100", ["1g.10gb+me@0", "2g.20gb@2"]), 60)
+
+    assert "│ 1g+me " in shown or "│1g+me│" in shown
+    assert "│  2g.20gb  │" in shown
+    assert "goes" in shown
+
+
+def test_a_picture_without_a_terminal_is_100_columns_wide() -> None:
+    gpu = samples.gpu(samples.A100, "3g.20gb@4")
+    at_100 = picture.draw_gpus([gpu], style=bar.Style(columns=100))
+    assert picture.draw_gpus([gpu], style=bar.Style()) == at_100
+
+
+_WORDS = st.text("abc -,:", min_size=1, max_size=70).map(str.strip).filter(bool)
+
+
+@hypothesis.given(
+    rows=st.lists(st.lists(_WORDS, min_size=5, max_size=5), max_size=4), columns=WIDTHS
+)
+def test_a_table_fits_the_terminal_and_loses_no_character(
+    rows: list[list[str]], columns: int
+) -> None:
+    head = ("NODE", "STATE", "REASON", "AGE", "SLICES")
+
+    lines = gpu_report.columns(head, rows, style=bar.Style(columns=columns))
+
+    assert max(map(len, lines)) <= columns
+    shown, expected = "".join(lines), "".join(map("".join, [head, *rows]))
+    assert sorted(shown.replace(" ", "")) == sorted(expected.replace(" ", ""))
+
+
+def test_a_table_is_as_wide_as_its_text_without_a_terminal() -> None:
+    row = ["x" * 90, "y" * 90]
+    assert gpu_report.columns(("A", "B"), [row], style=bar.Style())[1] == f"{'   '.join(row)}"
