@@ -128,6 +128,11 @@ class CommandSettings(AnswerSettings, node_settings.NodeSettings):
         variable="MIG_PARTED_SKIP_RESET",
         commands="apply",
     )
+    is_dry_run: bool = options.switch(
+        "show what would change, as 'plan' does, and change nothing",
+        name="dry-run",
+        commands="apply",
+    )
     is_valid_config_only: bool = options.switch(
         "only check that the file is valid and has the layout",
         name="valid-config",

@@ -77,6 +77,10 @@ class _Command:
         return console.DONE
 
     def apply(self) -> int:
+        if self._chosen.is_dry_run:
+            if self._chosen.is_reset_skipped:
+                raise errors.UsageError("--dry-run shows no effect of --skip-reset; give one")
+            return self.plan()
         result = apply.apply(
             dataclasses.replace(
                 self._access.dependencies(), may_reset=not self._chosen.is_reset_skipped

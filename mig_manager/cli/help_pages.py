@@ -35,7 +35,8 @@ ENVIRONMENT = (
     "as MIG_MANAGER_LOCK_FILE for --lock-file. A switch takes 1, t, true, 0, f or false. The "
     "command line overrides the variables, the variable in brackets overrides the other, and both "
     "override the default. An empty variable counts as unset; an empty value of an option is an "
-    "error. SECONDS may have a fraction: 0.5. Answers fit the terminal; COLUMNS sets another width."
+    "error. SECONDS may have a fraction: 0.5. Answers fit the terminal; COLUMNS sets another "
+    "width."
 )
 
 _OPERANDS = {"": "COMMAND", "rollout": "LAYOUT|undo"}

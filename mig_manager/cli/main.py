@@ -14,6 +14,8 @@ from mig_manager.agent import node_settings, settings
 from mig_manager.cli import console, parser
 
 _MIG_PARTED = "nvidia-mig-parted"
+_READING = frozenset({"status", "plan"})
+_EXAMPLE = "1xA100-SXM4-40GB"
 _WARNING_OF_VARIABLES = frozenset(parser.COMMANDS) - {"agent", "completion", "help", "version"}
 """The agent logs its warning."""
 
@@ -27,13 +29,21 @@ def main(argv: Sequence[str], terminal: console.Console, *, program: str = parse
     """
     status = terminal.exit_status(
         lambda: _run(argv, terminal),
-        remedy=lambda error: error.reason.remedy_at_shell,
+        remedy=lambda error: _remedy(error, argv),
         bug_remedy="This is a bug in mig-manager; please report it, with what --debug shows.",
         has_traceback=not {"-d", "--debug"}.isdisjoint(argv),
         priority=log.Priority.ERROR,
     )
     is_parted = program == _MIG_PARTED and status == console.UNUSABLE
     return console.FAILED if is_parted else status
+
+
+def _remedy(error: errors.MigManagerError, argv: Sequence[str]) -> str:
+    usage = parser.usage_remedy(error, parser.PROGRAM, argv, parser.COMMANDS)
+    remedy = usage or error.reason.remedy_at_shell
+    if error.reason is errors.Reason.DRIVER_NOT_LOADED and not _READING.isdisjoint(argv[:1]):
+        remedy += f" To try it without a GPU, add --simulate {_EXAMPLE}."
+    return remedy
 
 
 def _run(argv: Sequence[str], terminal: console.Console) -> int:

@@ -61,6 +61,7 @@ _TOPIC = options.Option(
 _GROUPS = (options.OPTIONS, "the change", "GPUs")
 """The headings that come first in help; that of the output comes last."""
 _GO_PREFIX = "MIG_PARTED_"
+_UNRECOGNIZED = "unrecognized arguments: "  # how argparse begins
 _EMPTY = "the value is empty; leave it out for the default"
 _OTHER_VARIABLES = frozenset({"MIG_MANAGER_CALLED"})
 _OF_A_SERVICE = re.compile(
@@ -116,6 +117,12 @@ class Parser(argparse.ArgumentParser):
         Raises:
             UsageError: Always.
         """
+        # The flag may have a value behind it or after it: --sort=x, --sort x.
+        flag = message.removeprefix(_UNRECOGNIZED).split()[0].partition("=")[0]
+        if message.startswith(_UNRECOGNIZED) and flag.startswith("--"):
+            names = [each[2:] for each in self._option_string_actions if each.startswith("--")]
+            # Without the dashes, which would make any two short flags similar.
+            message += _did_you_mean(flag[2:], names, prefix="--")
         raise errors.UsageError(f"{self._command}: {message}" if self._command else message)
 
     def format_help(self) -> str:
@@ -191,11 +198,25 @@ def check_command(name: str, known: Collection[str] = COMMANDS) -> None:
         UnknownCommandError: It does not.
     """
     if name not in known:
-        import difflib  # noqa: PLC0415 - only for mistakes
+        raise UnknownCommandError(f"there is no command {name!r}{_did_you_mean(name, known)}")
 
-        close = difflib.get_close_matches(name, known, n=1)
-        hint = f"; did you mean {close[0]!r}?" if close else ""
-        raise UnknownCommandError(f"there is no command {name!r}{hint}")
+
+def _did_you_mean(word: str, known: Collection[str], *, prefix: str = "") -> str:
+    import difflib  # noqa: PLC0415 - only for mistakes
+
+    close = difflib.get_close_matches(word, known, n=1)
+    return f"; did you mean '{prefix}{close[0]}'?" if close else ""
+
+
+def usage_remedy(
+    error: errors.MigManagerError, program: str, argv: Sequence[str], commands: Collection[str]
+) -> str:
+    """Return where the help on wrong usage is: the command's own; empty for other errors."""
+    if error.reason is not errors.Reason.USAGE:
+        return ""
+    is_known = not isinstance(error, UnknownCommandError)
+    command = next((word for word in argv if is_known and word in commands), "")
+    return f"See '{' '.join(filter(None, (program, command, '--help')))}'."
 
 
 def build(command: str = "") -> Parser:

@@ -25,14 +25,10 @@ COMMANDS: Mapping[str, str] = {
     "autoscaler-tags": "print the tags of a node group that scales from zero",
     "version": "print the version",
 }
-_EPILOG = (
-    "Exit status: 0 all is as it should be, 1 something is not or failed, 2 unusable input, "
-    "3 unknown command."
-)
+_EPILOG = "Exit status: 0 in order, 1 not in order or failed, 2 unusable input, 3 unknown command."
 _COMPLETER = "kubectl_complete-mig"
 """What kubectl looks for on the PATH to complete the arguments of the plugin ``mig``."""
 _REMEDIES = {
-    errors.Reason.USAGE: f"See '{PROGRAM} --help'.",
     errors.Reason.FORBIDDEN: (
         "Ask the cluster's owner for the rights of a viewer; docs/kubectl-plugin.md lists them."
     ),
@@ -85,7 +81,10 @@ def run(argv: Sequence[str], terminal: console.Console) -> int:
 
     return terminal.exit_status(
         run_parsed,
-        remedy=lambda error: _REMEDIES.get(error.reason, error.reason.remedy_at_shell),
+        remedy=lambda error: (
+            parser.usage_remedy(error, PROGRAM, argv, COMMANDS)
+            or _REMEDIES.get(error.reason, error.reason.remedy_at_shell)
+        ),
         bug_remedy="This is a bug in kubectl-mig; please report it with these lines:",
         has_traceback=True,
     )

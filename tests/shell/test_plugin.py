@@ -39,6 +39,8 @@ def test_help_is_given_for_all_and_for_each(viewer: rig.Viewer) -> None:
     [
         (("stat",), 3, "did you mean 'status'"),
         (("status", "--sort"), 2, "--sort"),
+        (("status", "--sort"), 2, "See 'kubectl mig status --help'."),
+        (("plan", "x", "--config-mp", "a/b"), 2, "did you mean '--config-map'?"),
         (("status", "gpu-1", "-l", "a=b"), 2, "not both"),
         (("status", "-o", "table"), 2, "not one of text, wide, json, yaml"),
         (("plan",), 2, "LAYOUT"),

@@ -1,0 +1,53 @@
+"""What the command line says of wrong usage, and ``apply --dry-run``."""
+
+import pytest
+
+from tests.shell import commandline
+
+
+@pytest.mark.parametrize("rest", [(), ("-o", "json")])
+def test_a_dry_run_of_apply_is_plan_and_changes_nothing(
+    shell: commandline.Shell, rest: tuple[str, ...]
+) -> None:
+    argv = ("all-balanced", "--simulate", "1xA30", *rest)
+    before = shell("status", "--simulate", "1xA30").out
+
+    dry, plan = shell("apply", "--dry-run", *argv), shell("plan", *argv)
+
+    assert (dry.status, dry.out) == (plan.status, plan.out)
+    assert "all-balanced" in dry.out
+    assert shell("status", "--simulate", "1xA30").out == before
+
+
+@pytest.mark.parametrize(
+    ("argv", "status", "message"),
+    [
+        (("apply", "--frob"), 2, "--frob\n  remedy: See 'mig-manager apply --help'."),
+        (("apply", "--skip-rest"), 2, "--skip-rest; did you mean '--skip-reset'?"),
+        (("status", "--simulat=1xA30"), 2, "--simulat=1xA30; did you mean '--simulate'?"),
+        (("rollout", "--max-unavailible", "2"), 2, "did you mean '--max-unavailable'?"),
+        (("frobnicate", "status"), 3, "remedy: See 'mig-manager --help'."),
+        (("apply", "x", "--dry-run", "--skip-reset"), 2, "--dry-run shows no effect"),
+    ],
+)
+def test_wrong_usage_names_the_flag_that_was_meant_and_the_help_of_its_command(
+    shell: commandline.Shell, argv: tuple[str, ...], status: int, message: str
+) -> None:
+    answer = shell(*argv)
+
+    assert (answer.status, answer.out) == (status, "")
+    assert message in answer.err
+
+
+@pytest.mark.parametrize(
+    ("argv", "is_offered"),
+    [(("status",), True), (("plan", "all-disabled"), True), (("apply", "all-disabled"), False)],
+)
+def test_without_a_driver_a_command_that_reads_offers_simulated_gpus(
+    shell: commandline.Shell, argv: tuple[str, ...], *, is_offered: bool
+) -> None:
+    answer = shell(*argv, "--library-path", "/nonexistent.so")
+
+    assert answer.status == 1
+    assert "Load the NVIDIA driver" in answer.err
+    assert ("add --simulate 1xA100-SXM4-40GB." in answer.err) is is_offered
