@@ -87,13 +87,7 @@ class Console:
         text = self.environ.get("COLUMNS", "")
         if text.isascii() and text.isdecimal() and int(text[:_MOST_DIGITS]):
             return int(text[:_MOST_DIGITS])
-        if not self.stdout.isatty():
-            return None
-        try:
-            # 0 is what a terminal has whose size nobody set.
-            return os.get_terminal_size(self.stdout.fileno()).columns or None
-        except (OSError, ValueError):
-            return None
+        return _columns_of(self.stdout)
 
     def say(self, text: str) -> None:
         """Write an answer.
@@ -150,10 +144,12 @@ class Console:
         self, text: str, *, remedy: str = "", priority: log.Priority = log.Priority.NOTICE
     ) -> None:
         """Write a sentence, and below it what to do about it, if anything; never raises."""
+        style = bar.Style(columns=_columns_of(self.stderr))
         # Names from files and from the API end up here; they must not drive the terminal.
-        lines = [f"{self.program}: {messages.printable(text, ' ')}"]
+        line = f"{self.program}: {messages.printable(text, ' ')}"
+        lines = [style.fitted(line)]
         if remedy:
-            lines.append(f"  remedy: {messages.printable(remedy, ' ')}")
+            lines.append(style.fitted(f"  remedy: {messages.printable(remedy, ' ')}"))
         self.remarks.put("\n".join(lines), priority)
 
     def parsed(self, parse: Callable[[], _Parsed]) -> _Parsed | None:
@@ -203,6 +199,14 @@ class Console:
             nowhere = os.open(os.devnull, os.O_WRONLY)
             os.dup2(nowhere, self.stdout.fileno())
             os.close(nowhere)
+
+
+def _columns_of(stream: TextIO) -> int | None:
+    """Return the width of the terminal that a stream is; None if it is none, or has no size."""
+    try:
+        return os.get_terminal_size(stream.fileno()).columns or None
+    except (OSError, ValueError):
+        return None
 
 
 def _encodable(stream: TextIO, text: str) -> str:

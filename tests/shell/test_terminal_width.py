@@ -99,6 +99,20 @@ def test_an_answer_fits_a_real_terminal(tmp_path: pathlib.Path, columns: int) ->
     assert len(border) > min(columns, 120) - 20
 
 
+@pytest.mark.parametrize("columns", _WIDTHS)
+def test_an_error_and_its_remedy_fit_a_real_terminal(tmp_path: pathlib.Path, columns: int) -> None:
+    environ = {"HOME": str(tmp_path), "PATH": os.environ["PATH"], "LANG": "C.UTF-8"}
+    out = _in_terminal(
+        ["status", "--library-path", "/nonexistent.so"],
+        columns=columns,
+        environ=environ,
+        status=1,
+    )
+
+    assert max(len(line.rstrip("\r")) for line in out.splitlines()) <= columns
+    assert "To try it without a GPU, add --simulate" in " ".join(out.split())
+
+
 @pytest.mark.parametrize("columns", ["0", "", "-5", "wide"])
 def test_an_unusable_width_counts_as_none(shell: commandline.Shell, columns: str) -> None:
     argv = ("status", "--simulate", "1xA30")
@@ -118,13 +132,15 @@ def test_the_sentences_of_help_fit_a_narrow_terminal(
     assert all(line.startswith("  mig-manager ") for line in wide), wide
 
 
-def _in_terminal(argv: list[str], *, columns: int, environ: dict[str, str]) -> str:
+def _in_terminal(
+    argv: list[str], *, columns: int, environ: dict[str, str], status: int = 0
+) -> str:
     """Run the program in a terminal of that width; return what it wrote."""
     ours, its = os.openpty()
     fcntl.ioctl(its, termios.TIOCSWINSZ, struct.pack("HHHH", 50, columns, 0, 0))
     command = [sys.executable, "-m", "mig_manager", *argv]
     with subprocess.Popen(  # noqa: S603 - our own program
-        command, stdin=its, stdout=its, stderr=subprocess.DEVNULL, env=environ
+        command, stdin=its, stdout=its, stderr=its, env=environ
     ) as process:
         os.close(its)
         found = b""
@@ -135,5 +151,5 @@ def _in_terminal(argv: list[str], *, columns: int, environ: dict[str, str]) -> s
             pass  # Linux reports EIO once the other side is closed
         finally:
             os.close(ours)
-        assert process.wait(60) == 0
+        assert process.wait(60) == status
     return found.decode()

@@ -40,14 +40,14 @@ def test_wrong_usage_names_the_flag_that_was_meant_and_the_help_of_its_command(
 
 
 @pytest.mark.parametrize(
-    ("argv", "is_offered"),
+    ("argv", "is_named"),
     [(("status",), True), (("plan", "all-disabled"), True), (("apply", "all-disabled"), False)],
 )
-def test_without_a_driver_a_command_that_reads_offers_simulated_gpus(
-    shell: commandline.Shell, argv: tuple[str, ...], *, is_offered: bool
+def test_without_a_driver_a_command_that_reads_names_simulated_gpus(
+    shell: commandline.Shell, argv: tuple[str, ...], *, is_named: bool
 ) -> None:
     answer = shell(*argv, "--library-path", "/nonexistent.so")
 
     assert answer.status == 1
     assert "Load the NVIDIA driver" in answer.err
-    assert ("add --simulate 1xA100-SXM4-40GB." in answer.err) is is_offered
+    assert ("add --simulate 1xA100-SXM4-40GB." in answer.err) is is_named

@@ -97,7 +97,7 @@ def test_no_outcome_is_too_wide_and_only_equal_gpus_are_unchanged(
     text = picture.draw_outcome([before], [after], style=bar.Style(unicode=False))
 
     assert text.isascii()
-    assert max(map(len, text.splitlines())) <= picture.WIDTH
+    assert max(map(len, text.splitlines())) <= bar.WIDTH
     # A list of profiles that the driver shows only with MIG on is no change.
     states = {dataclasses.replace(gpu, profiles=None) for gpu in (before, after)}
     assert ("unchanged" in text) is (len(states) == 1)

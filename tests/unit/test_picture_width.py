@@ -20,10 +20,10 @@ WIDTHS = st.one_of(st.sampled_from((60, 80, 120, 200)), st.integers(60, 220))
 def layouts(draw: st.DrawFn) -> tuple[str, list[str]]:
     """Draw a product, and instances that do not overlap, some without a compute instance."""
     name = draw(st.sampled_from(sorted(samples.PRODUCTS)))
-    places = [(info.profile, at) for info in samples.PRODUCTS[name] for at in info.placements]
+    placements = [(info.profile, at) for info in samples.PRODUCTS[name] for at in info.placements]
     taken: set[int] = set()
     found = []
-    for profile, at in draw(st.permutations(places)):
+    for profile, at in draw(st.permutations(placements)):
         slices = set(range(at.start, at.end))
         if taken.isdisjoint(slices) and draw(st.booleans()):
             taken |= slices
