@@ -32,8 +32,7 @@ def columns(
     gap, room = _GAP, style.table_width
     if room is not None and sum(widths) + len(gap) * (len(widths) - 1) > room:
         gap = _NARROW_GAP
-        while sum(widths) + len(gap) * (len(widths) - 1) > room:
-            widths[widths.index(max(widths))] -= 1
+        widths = _narrowed(table, room - len(gap) * (len(widths) - 1))
     lines = []
     for row in table:
         cells = [_cell_lines(text, width) for (text, _), width in zip(row, widths, strict=True)]
@@ -46,8 +45,24 @@ def columns(
     return lines
 
 
-def _cell_lines(text: str, width: int) -> list[str]:
-    return [text] if len(text) <= width else textwrap.wrap(text, width)
+def _narrowed(table: Sequence[Sequence[tuple[str, bar.Tone]]], room: int) -> list[int]:
+    """Return widths of columns that fit the room; words are broken only if nothing else helps."""
+    texts = [[text for text, _ in column] for column in zip(*table, strict=True)]
+    widths = [max(map(len, column)) for column in texts]
+    words = [
+        max(len(word) for text in column for word in _cell_lines(text, 1, breaks_words=False))
+        for column in texts
+    ]
+    while sum(widths) > room:
+        spare = [width if width > word else 0 for width, word in zip(widths, words, strict=True)]
+        best = spare if any(spare) else widths
+        widths[best.index(max(best))] -= 1
+    return widths
+
+
+def _cell_lines(text: str, width: int, *, breaks_words: bool = True) -> list[str]:
+    fits = len(text) <= width
+    return [text] if fits else textwrap.wrap(text, width, break_long_words=breaks_words)
 
 
 def status(result: plans.Status, *, is_wide: bool, style: bar.Style) -> str:
@@ -305,7 +320,8 @@ def _listing(title: str, names: Sequence[str], style: bar.Style) -> str:
 
 def _instances(gpu: model.Gpu, style: bar.Style) -> list[str]:
     """Return a table of instances: what ``-o wide`` adds to the picture."""
-    lines = [f"    {gpu.uuid} at {gpu.pci_address}, subsystem 0x{gpu.pci_subsystem_id:08X}"]
+    head = f"    {gpu.uuid} at {gpu.pci_address}, subsystem 0x{gpu.pci_subsystem_id:08X}"
+    lines = [style.fitted(head, further="      ")]
     # A terminal of 80 columns has room for a UUID if the profiles are short.
     wide = 16 if style.columns is None else 12
     row = f"    {{:>3}} {{:>3}}  {{:<{wide}}} {{:<9}}  {{}}"

@@ -101,6 +101,18 @@ def test_a_table_fits_the_terminal_and_loses_no_character(
     assert sorted(shown.replace(" ", "")) == sorted(expected.replace(" ", ""))
 
 
+def test_a_table_at_80_columns_breaks_no_word_of_a_cluster() -> None:
+    head = ("NODE", "STATE", "REASON", "AGE", "REQUESTED", "APPLIED", "SLICES")
+    row = ("gpu-1.compute.internal", "applied", "AlreadyApplied", "5m", *2 * ["all-balanced"])
+
+    lines = gpu_report.columns(
+        head, [[*row, "16x 1g.10gb, 8x 2g.20gb"]], style=bar.Style(columns=80)
+    )
+
+    assert lines[0].split() == list(head)
+    assert {"applied", "AlreadyApplied", "1g.10gb,"} <= set(" ".join(lines).split())
+
+
 def test_a_table_is_as_wide_as_its_text_without_a_terminal() -> None:
     row = ["x" * 90, "y" * 90]
     assert gpu_report.columns(("A", "B"), [row], style=bar.Style())[1] == f"{'   '.join(row)}"
