@@ -33,13 +33,14 @@ def columns(
     if room is not None and sum(widths) + len(gap) * (len(widths) - 1) > room:
         gap = _NARROW_GAP
         widths = _narrowed(table, room - len(gap) * (len(widths) - 1))
+    padded = [*widths[:-1], 0]  # lines end with their text
     lines = []
     for row in table:
         cells = [_cell_lines(text, width) for (text, _), width in zip(row, widths, strict=True)]
         for texts in itertools.zip_longest(*cells, fillvalue=""):
             painted = [
-                style.paint(style.plain(text.ljust(0 if text is texts[-1] else width)), tone)
-                for text, width, (_, tone) in zip(texts, widths, row, strict=True)
+                style.paint(style.plain(text.ljust(width)), tone)
+                for text, width, (_, tone) in zip(texts, padded, row, strict=True)
             ]
             lines.append(gap.join(painted).rstrip())
     return lines

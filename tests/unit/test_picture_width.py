@@ -113,6 +113,15 @@ def test_a_table_at_80_columns_breaks_no_word_of_a_cluster() -> None:
     assert {"applied", "AlreadyApplied", "1g.10gb,"} <= set(" ".join(lines).split())
 
 
+def test_the_columns_of_a_table_stay_aligned_where_one_is_wrapped_or_two_are_equal() -> None:
+    rows = [["a", "-", "-"], ["b", "word " * 20, "end"]]
+
+    lines = gpu_report.columns(("NAME", "TEXT", "LAST"), rows, style=bar.Style(columns=60))
+
+    assert lines[1].index("-") == lines[2].index("word") == lines[3].index("word")
+    assert lines[1].rindex("-") == lines[2].index("end") == lines[0].index("LAST")
+
+
 def test_a_table_is_as_wide_as_its_text_without_a_terminal() -> None:
     row = ["x" * 90, "y" * 90]
     assert gpu_report.columns(("A", "B"), [row], style=bar.Style())[1] == f"{'   '.join(row)}"
