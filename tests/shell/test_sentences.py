@@ -117,6 +117,16 @@ def history(report: nodes.Report, *moments: selection.Moment) -> status.History:
     return status.History(report=report, moments=moments, why_no_events="", now=NOW)
 
 
+def test_long_messages_of_a_history_are_wrapped_in_their_column() -> None:
+    long = dataclasses.replace(moment(5, "DrainTimeout"), message="word " * 60 + "end")
+
+    lines = status.page(history(report(), long), style=bar.Style(columns=80)).splitlines()
+
+    column = lines[-2].index("word")
+    assert max(map(len, lines)) <= 80
+    assert len([line for line in lines if line.find("word") == column]) > 5
+
+
 @pytest.mark.parametrize(
     ("moments", "minutes"),
     [

@@ -1,5 +1,7 @@
 """What the command line says of wrong usage, and ``apply --dry-run``."""
 
+import pathlib
+
 import pytest
 
 from tests.shell import commandline
@@ -44,9 +46,12 @@ def test_wrong_usage_names_the_flag_that_was_meant_and_the_help_of_its_command(
     [(("status",), True), (("plan", "all-disabled"), True), (("apply", "all-disabled"), False)],
 )
 def test_without_a_driver_a_command_that_reads_names_simulated_gpus(
-    shell: commandline.Shell, argv: tuple[str, ...], *, is_named: bool
+    shell: commandline.Shell, tmp_path: pathlib.Path, argv: tuple[str, ...], *, is_named: bool
 ) -> None:
-    answer = shell(*argv, "--library-path", "/nonexistent.so")
+    # Not the machine's own.
+    files = {f"MIG_MANAGER_{name}_FILE": str(tmp_path / name) for name in ("LOCK", "JOURNAL")}
+
+    answer = shell(*argv, "--library-path", "/nonexistent.so", **files)
 
     assert answer.status == 1
     assert "Load the NVIDIA driver" in answer.err
