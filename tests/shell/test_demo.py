@@ -108,8 +108,13 @@ class Demo:
 @pytest.fixture
 def demo(tmp_path: pathlib.Path) -> Iterator[Demo]:
     demo = Demo(tmp_path)
-    with contextlib.closing(demo):
-        yield demo
+    # nohup, or who runs these tests, may ignore it, and children inherit that.
+    handler = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    try:
+        with contextlib.closing(demo):
+            yield demo
+    finally:
+        signal.signal(signal.SIGHUP, handler)
 
 
 def commands(output: str) -> list[str]:
