@@ -85,6 +85,8 @@ class FakeNode(_Port):
             raise lost
         return self._view()
 
+    has_unwritten_condition = False
+
     def set_condition(self, condition: readiness.Condition) -> None:
         entry = condition.entry(self._rig.condition, self._rig.clock.now_iso())
         if entry is not None:

@@ -113,14 +113,21 @@ class Node(Protocol):
         A refusal is logged, never raised.
         """
 
+    @property
+    def has_unwritten_condition(self) -> bool:
+        """Whether the newest condition could not be written yet."""
+
     def set_condition(self, condition: readiness.Condition) -> None:
         """Write the condition ``MigReady``, if the node has another one.
 
-        A refusal is logged, never raised; ``retry_condition`` writes what failed otherwise.
+        A failure is logged, never raised; ``retry_condition`` tries again.
         """
 
     def retry_condition(self) -> None:
-        """Write the condition that could not be written, if any; as ``set_condition``."""
+        """Write the condition that could not be written, if any; as ``set_condition``.
+
+        Soon after a refusal it asks the API for nothing.
+        """
 
     def emit(self, *, reason: str, message: str, is_warning: bool) -> None:
         """Publish an Event on the node, in order and in the background.

@@ -265,6 +265,27 @@ def test_without_the_right_the_condition_is_not_written_and_that_is_logged_once(
     assert rig.own.patch(cluster.NodePatch(labels={"x": "y"})).labels["x"] == "y"
 
 
+@pytest.mark.parametrize("status", [401, 403])
+def test_the_newest_condition_is_written_once_a_refusal_has_passed(rig: Rig, status: int) -> None:
+    rig.server.modify(
+        resources.NODES, "n1", lambda thing: thing["status"].update(conditions=[KUBELETS])
+    )
+    assert not rig.own.has_unwritten_condition
+    rig.server.inject(apiserver.Fault(method="PATCH", path="/status", status=status, times=None))
+    rig.own.set_condition(NOT_READY)
+    rig.server.clear_faults()
+    rig.own.set_condition(READY)
+    rig.own.retry_condition()
+    assert rig.own.has_unwritten_condition
+    assert rig.stored()["status"]["conditions"] == [KUBELETS]
+
+    rig.clock.now_s += 601
+    rig.own.retry_condition()
+
+    assert has_condition(rig, READY)
+    assert not rig.own.has_unwritten_condition
+
+
 def test_a_condition_that_could_not_be_written_is_written_later_unless_it_is_outdated(
     rig: Rig,
 ) -> None:

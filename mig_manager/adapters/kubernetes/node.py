@@ -113,8 +113,12 @@ class KubeNode:
             # The stock GPU operator does not grant the right.
             _log.info("devices_not_withdrawn", reason=error.reason.value, detail=error.message)
 
+    @property
+    def has_unwritten_condition(self) -> bool:
+        return self._unwritten is not None
+
     def set_condition(self, condition: readiness.Condition) -> None:
-        self._unwritten = None
+        self._unwritten = condition
         if self._clock.monotonic() < self._forbidden_until_s:
             return
         self._join_announcement()
@@ -124,9 +128,9 @@ class KubeNode:
             if entry is not None:
                 body = {"status": {"conditions": [entry]}}
                 self._parse(self._kube.patch_lists(f"{self._path}/status", body))
+            self._unwritten = None
         except errors.ClusterError as error:
             if error.reason is not errors.Reason.FORBIDDEN:
-                self._unwritten = condition
                 _log.warning("condition_not_written", detail=error.message)
                 return
             # The stock GPU operator does not grant the right.
