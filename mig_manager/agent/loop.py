@@ -87,14 +87,19 @@ class Inbox:
         when a GPU changes.
         """
         with self._changed:
-            self._changed.wait_for(
-                lambda: self.is_stopping or self._generation > seen or self._needs_check,
-                timeout=timeout_s,
-            )
+            self.has_news(seen, timeout_s=timeout_s)
             if self.is_stopping or self._generation <= seen:
                 self._needs_check = False
                 return None
             return Request(self, name=self._name, generation=self._generation)
+
+    def has_news(self, seen: int, *, timeout_s: float | None = None) -> bool:
+        """Wait until ``next`` returns at once; return False at the time-out."""
+        with self._changed:
+            return self._changed.wait_for(
+                lambda: self.is_stopping or self._generation > seen or self._needs_check,
+                timeout=timeout_s,
+            )
 
     def end_of(self, generation: int) -> errors.Superseded | None:
         """Return why a request is superseded; None while it is not."""
@@ -224,9 +229,7 @@ class Agent:
         """Serve requests until the inbox stops."""
         seen = 0
         while True:
-            request = self._rest(
-                functools.partial(self._inbox.next, seen, timeout_s=self._next_check_s)
-            )
+            request = self._next(seen)
             if request is None and self._inbox.is_stopping:
                 try:
                     self._pipeline.stop()
@@ -245,6 +248,20 @@ class Agent:
                 _log.info("request_superseded", why=end.why)
             finally:
                 structlog.contextvars.unbind_contextvars("attempt_id")
+
+    def _next(self, seen: int) -> Request | None:
+        """Wait as ``Inbox.next``, and write meanwhile a condition that could not be written."""
+        remaining_s = self._next_check_s or math.inf
+        attempt = 0
+        while self._pipeline.has_unwritten_condition and remaining_s > 0:
+            pause_s = min(remaining_s, self._backoff.delay_s(attempt))
+            if self._rest(functools.partial(self._inbox.has_news, seen, timeout_s=pause_s)):
+                break
+            self._pipeline.retry_condition()
+            remaining_s -= pause_s
+            attempt += 1
+        timeout_s = remaining_s if math.isfinite(remaining_s) else None
+        return self._rest(functools.partial(self._inbox.next, seen, timeout_s=timeout_s))
 
     def _serve(self, request: Request, *, may_evict: bool = True) -> None:
         """Run the pipeline until the outcome is final, with backoff between the attempts."""

@@ -158,7 +158,6 @@ class Reconciler:
         Raises:
             ClusterError: The API refused or does not answer.
         """
-        self._deps.node.retry_condition()
         written = self._new_record(name, self._left)
         try:
             with self._locked(f"checking layout {name}"):
@@ -222,6 +221,15 @@ class Reconciler:
         """
         if self._is_closed:
             self._end_pending("the agent stopped during a drain")
+
+    @property
+    def has_unwritten_condition(self) -> bool:
+        """Whether the condition ``MigReady`` could not be written; ``retry_condition`` does."""
+        return self._deps.node.has_unwritten_condition
+
+    def retry_condition(self) -> None:
+        """Write the condition that could not be written; a failure is logged."""
+        self._deps.node.retry_condition()
 
     @property
     def _is_closed(self) -> bool:

@@ -29,6 +29,9 @@ class Pipeline(reconcile.Reconciler):
         self.has_rested = threading.Event()
         self.restless = 0
         """How many times ``rest`` asks to be called again."""
+        self.refusals = 0
+        """How many attempts to write the condition still fail."""
+        self.has_condition = threading.Event()
         self.on_run: Callable[[ports.Cancellation], object] = lambda _request: None
 
     def recover(self, name: str | None) -> None:
@@ -42,6 +45,15 @@ class Pipeline(reconcile.Reconciler):
         if self.restless < 0:
             self.has_rested.set()
         return self.restless >= 0
+
+    @property
+    def has_unwritten_condition(self) -> bool:
+        return self.refusals > 0
+
+    def retry_condition(self) -> None:
+        self.refusals -= 1
+        if not self.refusals:
+            self.has_condition.set()
 
     def check_drift(self, name: str, ended: record.Outcome) -> drift.Action:
         assert name == self.runs[-1][0]
@@ -203,6 +215,45 @@ def test_a_node_without_a_label_is_retried_until_its_gpus_are_published() -> Non
         box.stop()
 
     assert pipeline.restless == -1
+
+
+@pytest.mark.parametrize("name", [None, "a"])
+def test_a_condition_that_could_not_be_written_is_retried_at_rest_without_a_drift_check(
+    name: str | None,
+) -> None:
+    box = labelled(name)
+    pipeline = Pipeline(box, Reason.APPLIED, Reason.APPLIED)
+    pipeline.refusals = 3
+
+    with serving(box, pipeline):
+        assert pipeline.has_condition.wait(20)
+        box.stop()
+
+    assert (pipeline.refusals, pipeline.looks) == (0, 0)
+
+
+def test_a_drift_check_takes_place_although_the_condition_cannot_be_written() -> None:
+    box = labelled("a")
+    pipeline = Pipeline(box, Reason.APPLIED, Reason.APPLIED)
+    pipeline.next_action = drift.Action.RUN
+    pipeline.refusals = 1_000_000
+
+    serve(box, pipeline, intervals(0.01, drift_check_s=0.05))
+
+    assert pipeline.looks == 1
+    assert pipeline.refusals < 1_000_000
+
+
+def test_a_new_request_is_served_at_once_although_the_condition_cannot_be_written() -> None:
+    box = labelled("a")
+    pipeline = Pipeline(box, Reason.APPLIED, Reason.APPLIED)
+    pipeline.refusals = 1_000_000
+    pipeline.on_run = lambda _request: threading.Timer(0.05, box.put_label, ["b"]).start()
+
+    serve(box, pipeline, intervals(600))
+
+    assert pipeline.runs == [("a", 1), ("b", 1)]
+    assert pipeline.refusals == 1_000_000
 
 
 def test_without_a_label_an_interrupted_run_is_undone_and_nothing_is_pending() -> None:

@@ -6,8 +6,7 @@ import pytest
 
 from mig_manager import errors
 from mig_manager.agent import drift
-from mig_manager.core import ports
-from mig_manager.core.node import cluster, policy
+from mig_manager.core.node import policy
 from tests import fakes, scenes
 
 LAYOUT = "all-balanced"
@@ -150,21 +149,3 @@ def test_a_startup_taint_that_comes_back_goes_with_the_next_success_and_is_never
     scenes.run(rig, LAYOUT)
 
     assert rig.taints == {OTHER}
-
-
-def test_the_drift_check_writes_what_could_not_be_written() -> None:
-    rig = new_node(LAYOUT)
-    retried: list[bool] = []
-
-    class Node(type(rig.node)):  # type: ignore[misc]
-        def retry_condition(self) -> None:
-            retried.append(True)
-
-    own: ports.Node = Node(rig)
-    ours = scenes.reconciler(rig, node=own)
-    ended = scenes.run(rig, LAYOUT, by=ours)
-
-    ours.check_drift(LAYOUT, ended)
-
-    assert retried == [True]
-    assert cluster.APPLIED_LABEL in rig.labels
