@@ -47,6 +47,16 @@ class PlainNode:
         change = {"metadata": {"labels": {cluster.CONFIG_LABEL: layout}}}
         self._cluster.patch(cluster_view.Kind.NODE, self.node(), change)
 
+    def register_again(self, *, layout: str, taint: str) -> None:
+        """Delete the Node and create it again, as ``kubectl delete node`` and kubelet do."""
+        labels = {cluster.CONFIG_LABEL: layout}
+        taints = [{"key": taint, "effect": "NoSchedule"}]
+        self._cluster.delete(cluster_view.Kind.NODE, self.node())
+        self._cluster.create(
+            cluster_view.Kind.NODE,
+            {**NODE, "metadata": {"name": "plain", "labels": labels}, "spec": {"taints": taints}},
+        )
+
     def wait_for_end(self, layout: str) -> str:
         """Return the state in which the run for a layout ended."""
 

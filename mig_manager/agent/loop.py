@@ -15,7 +15,7 @@ import structlog
 
 from mig_manager import errors
 from mig_manager.agent import drift, reconcile, record
-from mig_manager.core import ports, timing
+from mig_manager.core import model, ports, timing
 
 _MIN_PAUSE_S = 0.02
 """The shortest pause that a change in the cluster ends."""
@@ -28,27 +28,34 @@ class Inbox:
     """Keeps the newest request; an older one that was not served is dropped.
 
     A request is the label's value, or None without a label, together with a generation that grows
-    whenever label or layout file changes.
+    whenever label, layout file or Node object changes.
     """
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._name: str | None = None
+        self._node_uid = ""
         self._is_label_known = False
         self._generation = 0
+        self._since = 0
         self._needs_check = False
         self.is_stopping = False
         self._has_cluster_changed = False
 
-    def put_label(self, name: str | None) -> None:
+    def put_label(self, name: str | None, *, node_uid: str = "") -> None:
         """Set the label's value; the same value again is no new request.
 
         The first value counts even without a label, because a killed run may have left a journal.
+        The same value on another Node object is served again: kubelet has registered the node
+        again after its deletion, and the new object lacks everything that was published.
         """
         with self._changed:
+            known, self._node_uid = self._node_uid, node_uid or self._node_uid
             if name != self._name or not self._is_label_known:
                 self._name = name
                 self._is_label_known = True
+                self._renew()
+            elif known and known != self._node_uid:
                 self._generation += 1
                 self._changed.notify_all()
 
@@ -59,8 +66,7 @@ class Inbox:
         """
         with self._changed:
             if self._is_label_known:
-                self._generation += 1
-                self._changed.notify_all()
+                self._renew()
 
     def put_gpu_change(self) -> None:
         """Ask for a drift check, because another program has changed the GPUs."""
@@ -91,7 +97,13 @@ class Inbox:
             if self.is_stopping or self._generation <= seen:
                 self._needs_check = False
                 return None
-            return Request(self, name=self._name, generation=self._generation)
+            return Request(
+                self,
+                name=self._name,
+                generation=self._generation,
+                since=self._since,
+                node_uid=self._node_uid,
+            )
 
     def has_news(self, seen: int, *, timeout_s: float | None = None) -> bool:
         """Wait until ``next`` returns at once; return False at the time-out."""
@@ -113,7 +125,8 @@ class Inbox:
             if self._name is None:
                 return errors.Superseded("the label was removed", is_replaced=False)
             return errors.Superseded(
-                f"label or config file changed; {self._name} is requested now", is_replaced=True
+                f"label, config file or Node object changed; {self._name} is requested now",
+                is_replaced=True,
             )
 
     def wait(self, generation: int, seconds: float) -> None:
@@ -136,6 +149,11 @@ class Inbox:
             )
             self._has_cluster_changed = False
 
+    def _renew(self) -> None:
+        self._generation += 1
+        self._since = self._generation
+        self._changed.notify_all()
+
     def _is_over(self, generation: int) -> bool:
         return self.is_stopping or self._generation != generation
 
@@ -143,10 +161,16 @@ class Inbox:
 class Request:
     """One request of the label; implements ``ports.Cancellation``."""
 
-    def __init__(self, inbox: Inbox, *, name: str | None, generation: int) -> None:
+    def __init__(
+        self, inbox: Inbox, *, name: str | None, generation: int, since: int, node_uid: str
+    ) -> None:
         self._inbox = inbox
         self.name = name
         self.generation = generation
+        self.since = since
+        """The generation that brought this label and these files; later ones are only new Node
+        objects."""
+        self.node_uid = node_uid
 
     def check(self) -> None:
         """Raise ``Superseded`` if a newer request exists or the agent stops."""
@@ -224,6 +248,8 @@ class Agent:
         self._served: Request | None = None
         self._ended: record.Outcome | None = None
         """How the last run for that request ended; None while it is retried."""
+        self._was_active = False
+        """Whether the layout has been active since label and files are as they are."""
 
     def serve(self) -> None:
         """Serve requests until the inbox stops."""
@@ -241,9 +267,9 @@ class Agent:
                 if request is None:
                     self._check_drift()
                 else:
-                    seen = request.generation
-                    self._served = request
-                    self._serve(request)
+                    is_repeated, seen = request.since <= seen, request.generation
+                    self._begin(request, is_repeated=is_repeated)
+                    self._serve(request, may_evict=not self._was_active)
             except errors.Superseded as end:
                 _log.info("request_superseded", why=end.why)
             finally:
@@ -262,6 +288,14 @@ class Agent:
             attempt += 1
         timeout_s = remaining_s if math.isfinite(remaining_s) else None
         return self._rest(functools.partial(self._inbox.next, seen, timeout_s=timeout_s))
+
+    def _begin(self, request: Request, *, is_repeated: bool) -> None:
+        """Note what a request is about, before it is served."""
+        if self._served is not None and self._served.node_uid != request.node_uid:
+            self._pipeline.forget_node()
+        self._served = request
+        # A node that is only registered again is no request to evict pods for a drifted layout.
+        self._was_active &= is_repeated
 
     def _serve(self, request: Request, *, may_evict: bool = True) -> None:
         """Run the pipeline until the outcome is final, with backoff between the attempts."""
@@ -309,6 +343,7 @@ class Agent:
             return True
         if not outcome.should_retry:
             self._ended = outcome
+        self._was_active |= outcome.state is model.State.SUCCESS
         return outcome.should_retry
 
     @property

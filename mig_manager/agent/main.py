@@ -174,7 +174,8 @@ class Service:
         self._inbox.stop()
 
     def _take(self, view: cluster.NodeView) -> None:
-        self._inbox.put_label(view.labels.get(cluster.CONFIG_LABEL) or None)
+        name = view.labels.get(cluster.CONFIG_LABEL) or None
+        self._inbox.put_label(name, node_uid=view.uid)
         # A run may wait for what has just changed.
         self._inbox.put_cluster_change()
 

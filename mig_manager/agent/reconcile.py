@@ -222,6 +222,10 @@ class Reconciler:
         if self._is_closed:
             self._end_pending("the agent stopped during a drain")
 
+    def forget_node(self) -> None:
+        """Publish everything again; call where the Node was deleted and registered again."""
+        self._layout_list = served_layouts.LayoutList(self._deps, self._limits)
+
     @property
     def has_unwritten_condition(self) -> bool:
         """Whether the condition ``MigReady`` could not be written; ``retry_condition`` does."""

@@ -78,6 +78,16 @@ def test_the_node_advertises_the_devices_of_each_observation_once_and_zeroes_rem
         assert changed.items() <= rig.status()[field].items()
 
 
+def test_a_node_that_was_registered_again_gets_its_devices_again(rig: Rig) -> None:
+    rig.gpus.observe()
+    rig.server.delete(resources.NODES, "n1")
+    rig.server.store.create(NODE)
+
+    rig.gpus.observe()
+
+    assert rig.status()["allocatable"]["nvidia.com/gpu"] == "1"
+
+
 def test_a_refused_advertisement_is_retried_and_does_not_fail_the_observation(rig: Rig) -> None:
     rig.server.inject(apiserver.Fault(verb="patch", status=403, times=1))
 

@@ -32,6 +32,7 @@ class Pipeline(reconcile.Reconciler):
         self.refusals = 0
         """How many attempts to write the condition still fail."""
         self.has_condition = threading.Event()
+        self.forgotten = 0
         self.on_run: Callable[[ports.Cancellation], object] = lambda _request: None
 
     def recover(self, name: str | None) -> None:
@@ -54,6 +55,9 @@ class Pipeline(reconcile.Reconciler):
         self.refusals -= 1
         if not self.refusals:
             self.has_condition.set()
+
+    def forget_node(self) -> None:
+        self.forgotten += 1
 
     def check_drift(self, name: str, ended: record.Outcome) -> drift.Action:
         assert name == self.runs[-1][0]
@@ -254,6 +258,66 @@ def test_a_new_request_is_served_at_once_although_the_condition_cannot_be_writte
 
     assert pipeline.runs == [("a", 1), ("b", 1)]
     assert pipeline.refusals == 1_000_000
+
+
+def on_node(node_uid: str, name: str = "a") -> Callable[[loop.Inbox], None]:
+    return lambda box: box.put_label(name, node_uid=node_uid)
+
+
+@pytest.mark.parametrize(
+    ("ended", "then", "forgotten", "evicts"),
+    [
+        ((Reason.APPLIED,), [on_node("u2")], 1, False),
+        ((Reason.APPLIED,), [on_node("u2"), on_node("u2", "b")], 1, True),
+        ((Reason.APPLIED,), [on_node("u2"), loop.Inbox.put_file_change], 1, True),
+        ((Reason.APPLIED,), [loop.Inbox.put_file_change], 0, True),
+        ((Reason.DOES_NOT_FIT,), [on_node("u2")], 1, True),
+        ((Reason.IN_USE, Reason.APPLIED), [on_node("u2")], 1, False),
+    ],
+    ids=["same", "another label", "another file", "same node", "failed", "retried"],
+)
+def test_a_node_that_is_registered_again_is_served_again_and_no_pod_evicted_for_an_active_layout(
+    ended: tuple[Reason, ...],
+    then: list[Callable[[loop.Inbox], None]],
+    forgotten: int,
+    *,
+    evicts: bool,
+) -> None:
+    box = loop.Inbox()
+    box.put_label("a", node_uid="u1")
+    pipeline = Pipeline(box, *ended, Reason.APPLIED)
+
+    def register(_request: ports.Cancellation) -> None:
+        # At the end of the last run before: what comes while it runs is served after it.
+        if len(pipeline.runs) == len(ended):
+            for act in then:
+                act(box)
+
+    pipeline.on_run = register
+
+    serve(box, pipeline)
+
+    assert len(pipeline.runs) == len(ended) + 1
+    assert (pipeline.forgotten, pipeline.evicting[-1]) == (forgotten, evicts)
+
+
+def test_the_second_new_node_in_a_row_evicts_no_pod_either() -> None:
+    box = loop.Inbox()
+    box.put_label("a", node_uid="u1")
+    lost = errors.ClusterError("the Node is gone", reason=Reason.API_ERROR)
+    pipeline = Pipeline(box, Reason.APPLIED, lost, Reason.APPLIED)
+    uids = ["u3", "u2"]
+
+    def register(_request: ports.Cancellation) -> None:
+        if uids:
+            box.put_label("a", node_uid=uids.pop())
+
+    pipeline.on_run = register
+
+    serve(box, pipeline, intervals(600))
+
+    assert pipeline.evicting == [True, False, False]
+    assert pipeline.forgotten == 2
 
 
 def test_without_a_label_an_interrupted_run_is_undone_and_nothing_is_pending() -> None:

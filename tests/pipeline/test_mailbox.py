@@ -34,6 +34,37 @@ def test_the_newest_request_replaces_older_ones_and_the_same_label_is_none(
     current.check()
 
 
+def test_another_node_object_is_served_again_and_an_unknown_one_is_not(box: loop.Inbox) -> None:
+    box.put_label("a", node_uid="u1")
+    current = taken(box)
+    for node_uid in ("u1", ""):
+        box.put_label("a", node_uid=node_uid)
+    current.check()
+
+    box.put_label("a", node_uid="u2")
+
+    with pytest.raises(errors.Superseded) as end:
+        current.check()
+    assert end.value.is_replaced
+    again = taken(box, current.generation)
+    assert (again.name, again.node_uid) == ("a", "u2")
+    assert again.since <= current.generation < again.generation
+
+
+def test_a_label_that_changes_with_the_node_object_is_a_request_of_its_own(
+    box: loop.Inbox,
+) -> None:
+    box.put_label("a", node_uid="u1")
+    current = taken(box)
+
+    box.put_label("b", node_uid="u2")
+    box.put_label("b", node_uid="u3")
+
+    again = taken(box, current.generation)
+    assert (again.name, again.node_uid) == ("b", "u3")
+    assert current.generation < again.since < again.generation
+
+
 def test_the_first_check_counts_even_without_a_label_and_a_changed_file_before_it_does_not() -> (
     None
 ):

@@ -176,6 +176,36 @@ def calls_of(rig: fakes.NodeRig, layout: str) -> list[str]:
     return rig.log
 
 
+@pytest.mark.parametrize("layout", [None, "all-balanced"])
+def test_a_node_that_was_registered_again_gets_everything_published_again(
+    rig: fakes.NodeRig, layout: str | None
+) -> None:
+    ours = scenes.reconciler(rig)
+
+    def serve() -> None:
+        if layout is None:
+            assert not ours.rest()
+        else:
+            scenes.run(rig, layout, by=ours)
+
+    serve()
+    published = set(rig.annotations)
+    assert cluster.LAYOUTS_ANNOTATION in published
+    before, rig.condition = rig.gpus, None
+    rig.annotations.clear()
+    rig.labels.pop(cluster.STATE_LABEL, None)
+    rig.labels.pop(cluster.APPLIED_LABEL, None)
+    rig.executed.clear()
+
+    ours.forget_node()
+    serve()
+
+    assert set(rig.annotations) == published
+    assert rig.condition is not None
+    assert rig.labels.get(cluster.APPLIED_LABEL) == layout
+    assert (rig.executed, rig.gpus) == ([], before)
+
+
 def test_without_a_label_the_layouts_are_listed_and_written_until_that_succeeds(
     rig: fakes.NodeRig,
 ) -> None:

@@ -6,8 +6,12 @@ from collections.abc import Iterator
 
 import pytest
 
+from mig_manager.core.node import cluster
+from mig_manager.sandbox.node import objects
 from testkit import apiserver
 from tests import plain_node
+
+STARTUP = "example.com/mig-not-ready"
 
 
 @pytest.fixture
@@ -20,6 +24,7 @@ def rig(tmp_path: pathlib.Path) -> Iterator[plain_node.PlainNode]:
             *("--pod-resources-socket", str(tmp_path / "none.sock")),
             *("--simulate", "8xA100-SXM4-40GB", "--simulate-state", str(tmp_path / "gpus.json")),
             *("--advertise-simulated", "--poll-interval-s", "0.2"),
+            *("--startup-taint", STARTUP),
         ]
         log = tmp_path / "agent.log"
         with (
@@ -47,3 +52,31 @@ def test_a_node_without_gpus_offers_the_simulated_ones_as_each_layout_cuts_them(
         "nvidia.com/mig-1g.5gb": "0",
         "nvidia.com/mig-3g.20gb": "16",
     }
+
+
+def test_a_node_that_is_deleted_and_registered_again_gets_everything_published_again(
+    rig: plain_node.PlainNode,
+) -> None:
+    rig.label("all-1g.5gb")
+    assert rig.wait_for_end("all-1g.5gb") == "success"
+    rig.wait(lambda: condition(rig) == "LayoutVerified")
+    before, devices = rig.node()["metadata"], rig.schedulable()
+
+    rig.register_again(layout="all-1g.5gb", taint=STARTUP)
+    rig.wait(lambda: rig.node().get("metadata", before)["uid"] != before["uid"])
+
+    assert rig.wait_for_end("all-1g.5gb") == "success"
+    rig.wait(lambda: condition(rig) == "LayoutVerified")
+    after = rig.node()
+    assert rig.schedulable() == {name: n for name, n in devices.items() if n != "0"}
+    assert not after["spec"].get("taints")
+    assert after["metadata"]["labels"] == before["labels"]
+    assert set(after["metadata"]["annotations"]) == set(before["annotations"])
+    assert "AlreadyApplied" in objects.annotations(after)[cluster.STATUS_ANNOTATION]
+
+
+def condition(rig: plain_node.PlainNode) -> str | None:
+    """Return the reason of ``MigReady``."""
+    conditions = (rig.node().get("status") or {}).get("conditions") or ()
+    ours = (each["reason"] for each in conditions if each["type"] == cluster.READY_CONDITION)
+    return next(ours, None)

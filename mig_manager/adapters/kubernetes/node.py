@@ -305,7 +305,8 @@ class AdvertisingGpus:
         self._gpus = gpus
         self._kube = kube
         self._name = name
-        self._advertised: dict[str, int] | None = None
+        self._advertised: tuple[str, dict[str, int]] | None = None
+        """UID of the Node, which kubelet may register again, and the devices."""
         self._observed = model.NO_GPUS
 
     def observe(self) -> model.ObservedGpus:
@@ -328,15 +329,16 @@ class AdvertisingGpus:
 
     def _advertise(self) -> None:
         counts = resources.counts(self._observed)
-        if counts == self._advertised:
-            return
         try:
+            uid = cluster.parse_node(self._kube.get(path(self._name))).uid
+            if (uid, counts) == self._advertised:
+                return
             publish_resources(self._kube, self._name, counts)
         except errors.ClusterError as error:
             self._advertised = None
             _log.warning("gpus_not_advertised", reason=error.reason.value, error=error.message)
         else:
-            self._advertised = counts
+            self._advertised = uid, counts
             _log.info("gpus_advertised", resources=counts)
 
 
