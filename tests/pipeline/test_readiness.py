@@ -1,13 +1,17 @@
 """The condition MigReady and the owner's startup taints, from the agent's start to its end."""
 
 import dataclasses
+import threading
 
 import pytest
 
 from mig_manager import errors
-from mig_manager.agent import drift
+from mig_manager.adapters.kubernetes import api, node
+from mig_manager.agent import drift, loop
 from mig_manager.core.node import policy
-from tests import fakes, scenes
+from mig_manager.sandbox.apiserver import resources
+from testkit import apiserver
+from tests import fakes, scenes, waiting
 
 LAYOUT = "all-balanced"
 STARTUP = "example.com/mig-not-ready"
@@ -149,3 +153,28 @@ def test_a_startup_taint_that_comes_back_goes_with_the_next_success_and_is_never
     scenes.run(rig, LAYOUT)
 
     assert rig.taints == {OTHER}
+
+
+def test_without_a_label_and_drift_checks_a_lost_write_is_repeated_until_the_node_is_ready() -> (
+    None
+):
+    rig, box = new_node(), loop.Inbox()
+    box.put_label(None)
+    times = loop.Intervals(retry_initial_s=0.01, retry_max_s=0.02)
+    with apiserver.serve() as server:
+        server.store.create({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n1"}})
+        server.inject(apiserver.Fault(method="PATCH", path="/status", status=500, times=2))
+        kube = api.KubeApi.at(server.url, sleep=lambda _seconds: None)
+        own = node.KubeNode(kube, name="n1", clock=rig.clock)
+        agent = loop.Agent(scenes.reconciler(rig, node=own), box, intervals=times)
+        thread = threading.Thread(target=agent.serve, daemon=True)
+        thread.start()
+
+        waiting.until(lambda: "conditions" in server.get(resources.NODES, "n1").get("status", {}))
+
+        box.stop()
+        thread.join()
+        kube.close()
+        (condition,) = server.get(resources.NODES, "n1")["status"]["conditions"]
+    assert (condition["status"], condition["reason"]) == ("True", "NoLayoutRequested")
+    assert rig.log.count("gpus.observe") == 1
