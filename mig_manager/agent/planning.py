@@ -88,7 +88,7 @@ class Planning:
         layout, self._warnings = served_layouts.find(
             self._record.config, self._deps.configs, self._limits, observe
         )
-        self._record.note(config_hash=layout.content_hash, origin=layout.origin)
+        self._record.note_layout(layout)
         return layout
 
     def extra_clients(self) -> tuple[clients.ExtraClient, ...]:

@@ -338,4 +338,5 @@ class Reconciler:
             attempt=attempt,
             retry_after_s=retry_after_s,
             startup_taints=self._limits.policy.startup_taints,
+            rebooted=self._history.rebooted,
         )

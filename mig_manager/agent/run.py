@@ -176,8 +176,6 @@ class Run:
         ):
             self._record.enter(model.Phase.RESOLVE, "looking at the GPUs")
         self._deps.standby.prepare()
-        if self._was_rebooted or self._record.journal.rebooted_from:
-            self._record.note(is_rebooted=True)
         return layout
 
     def _outside(
@@ -310,7 +308,7 @@ class Run:
                 points=self._hooks.points,
             )
         except errors.MigManagerError as error:
-            if not self.reboot.may_help(error, was_rebooted=self._was_rebooted):
+            if not self.reboot.may_help(error, was_rebooted=self._record.was_rebooted):
                 self._resume_after_failure(paused, error)
                 raise
             why = self.reboot.request(
@@ -326,11 +324,6 @@ class Run:
                 f"{error.message}; no reboot: {why}", reason=errors.Reason.REBOOT_REQUIRED
             ) from error
         return after
-
-    @property
-    def _was_rebooted(self) -> bool:
-        """Whether the node was rebooted for this request already."""
-        return self._history.rebooted == self._record.request
 
     def _resume_after_failure(
         self, paused: gpu_clients.Paused, error: errors.MigManagerError

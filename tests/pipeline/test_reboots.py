@@ -1,5 +1,6 @@
 """Reboots where a MIG mode becomes active in no other way."""
 
+import dataclasses
 import json
 
 import pytest
@@ -33,6 +34,13 @@ def go_down(
     patient.ends_when = lambda: rig.reboots > before
     with pytest.raises(errors.Superseded):
         scenes.run(rig, layout, by=by, request=patient)
+
+
+def restart_without_the_mode(rig: fakes.NodeRig) -> None:
+    """Restart the machine, which does not activate the pending mode."""
+    rig.restart_machine()
+    off = model.MigMode.DISABLED
+    rig.gpus = tuple(dataclasses.replace(gpu, current_mode=off) for gpu in rig.gpus)
 
 
 def test_where_only_a_reboot_helps_the_node_reboots_once_and_gets_its_layout() -> None:
@@ -76,6 +84,56 @@ def test_an_agent_that_starts_before_the_machine_went_down_asks_for_the_reboot_a
 
     assert rig.reboots == 2
     assert rig.labels[cluster.STATE_LABEL] == "rebooting"
+
+
+@pytest.mark.parametrize(
+    ("reason", "has_default_layouts"),
+    [
+        (Reason.DRIVER_NOT_LOADED, True),
+        (Reason.DRIVER_NOT_LOADED, False),
+        (Reason.INVALID_CONFIG, False),
+    ],
+)
+def test_a_run_that_fails_before_it_has_the_layout_leads_to_no_second_reboot(
+    reason: Reason, *, has_default_layouts: bool
+) -> None:
+    rig = rebooting_node()
+
+    def successor(text: str = scenes.CONFIG) -> reconcile.Reconciler:
+        ours = scenes.reconciler(rig, text, limits={"has_default_layouts": has_default_layouts})
+        ours.recover(LAYOUT)
+        return ours
+
+    go_down(rig, by=successor())
+    before = json.loads(rig.annotations[cluster.STATUS_ANNOTATION])
+    restart_without_the_mode(rig)
+    if reason is Reason.INVALID_CONFIG:
+        outcome = scenes.run(rig, LAYOUT, by=successor("version: v2"))
+    else:
+        # The agent comes up before the driver.
+        rig.refusing["gpus.observe"] = errors.HardwareError("no driver", reason=reason)
+        outcome = scenes.run(rig, LAYOUT, by=successor())
+        rig.refusing.clear()
+    assert outcome.reason is reason
+    after = json.loads(rig.annotations[cluster.STATUS_ANNOTATION])
+    assert (after["rebooted"], after["configHash"]) == (True, before["configHash"])
+
+    assert scenes.run(rig, LAYOUT, by=successor()).reason is Reason.RESET_REQUIRED
+    assert rig.reboots == 1
+
+
+def test_an_owners_layout_with_new_content_is_a_new_request_for_a_reboot() -> None:
+    rig = rebooting_node()
+    go_down(rig)
+    restart_without_the_mode(rig)
+    text = scenes.CONFIG.replace("{1g.5gb: 7}", "{1g.5gb: 6}")
+    scenes.resume(rig, LAYOUT, "version: v2")
+    successor = scenes.reconciler(rig, text)
+    successor.recover(LAYOUT)
+
+    go_down(rig, by=successor)
+
+    assert rig.reboots == 2
 
 
 @pytest.mark.parametrize("is_guarded", [True, False])
