@@ -32,6 +32,7 @@ class Planning:
         self._observed: model.ObservedGpus | None = None
         """The GPUs as observed to generate a layout, for the step that observes them."""
         self._warnings: tuple[yaml_tree.Diagnostic, ...] = ()
+        self._is_owners = False
 
     def wait_for_slot(self, request: ports.Cancellation) -> None:
         """Take a slot where their number is limited; before the lock, because it may take long.
@@ -88,8 +89,22 @@ class Planning:
         layout, self._warnings = served_layouts.find(
             self._record.config, self._deps.configs, self._limits, observe
         )
-        self._record.note_layout(layout)
+        self._is_owners = not (layout.is_generated or self._limits.has_default_layouts)
+        before = self._record.request
+        self._record.note(config_hash=layout.content_hash, origin=layout.origin)
+        if not (self.is_for(before) or self._record.journal.rebooted_from):
+            self._record.note(is_rebooted=False)
         return layout
+
+    def is_for(self, earlier: tuple[str, str]) -> bool:
+        """Check whether an earlier request, as name and hash, is that of the resolved layout.
+
+        Content counts only if the owner wrote it. Other content changes without a request: with
+        the program, the driver, and the GPUs that are reachable.
+        """
+        name, content_hash = self._record.request
+        is_same = not self._is_owners or earlier[1] in ("", content_hash)
+        return earlier[0] == name and is_same
 
     def extra_clients(self) -> tuple[clients.ExtraClient, ...]:
         """Return the GPU clients beside NVIDIA's.

@@ -332,11 +332,17 @@ class Reconciler:
             boot_id=self._deps.boot_id,
             draining=journal.draining and journal.config == name,
         )
-        return record.Record(
+        written = record.Record(
             self._deps,
             resumed,
             attempt=attempt,
             retry_after_s=retry_after_s,
             startup_taints=self._limits.policy.startup_taints,
-            rebooted=self._history.rebooted,
         )
+        # Whatever fails before the layout is resolved must not lead to a second reboot.
+        rebooted = self._history.rebooted
+        if rebooted and rebooted[0] == name:
+            written.note(config_hash=rebooted[1], is_rebooted=True)
+        elif journal.rebooted_from:
+            written.note(is_rebooted=True)
+        return written

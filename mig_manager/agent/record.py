@@ -13,7 +13,6 @@ import structlog
 
 from mig_manager import errors
 from mig_manager.core import messages, model, ports
-from mig_manager.core.layout import layouts
 from mig_manager.core.node import cluster
 from mig_manager.core.records import gpu_codec, readiness, status
 
@@ -100,10 +99,8 @@ class Record:
         attempt: int = 1,
         retry_after_s: float = 0.0,
         startup_taints: frozenset[str] = frozenset(),
-        rebooted: tuple[str, str] | None = None,
     ) -> None:
         self._node = deps.node
-        self._rebooted = rebooted
         self._startup_taints = startup_taints
         self._clock = deps.clock
         self._telemetry = deps.telemetry
@@ -123,10 +120,6 @@ class Record:
         )
         self.journal = journal
         self.has_rolled_back = False
-        if rebooted and rebooted[0] == journal.config:
-            # Whatever fails before the layout is resolved must not lead to a second reboot.
-            self.note(config_hash=rebooted[1])
-        self._note_reboot()
 
     @property
     def config(self) -> str:
@@ -139,9 +132,9 @@ class Record:
         return self._status.config, self._status.config_hash
 
     @property
-    def was_rebooted(self) -> bool:
+    def is_rebooted(self) -> bool:
         """Whether the node was rebooted for this request already."""
-        return self._rebooted == self.request
+        return self._status.is_rebooted
 
     @property
     def attempt(self) -> int:
@@ -156,14 +149,6 @@ class Record:
     def note(self, **facts: Any) -> None:
         """Set fields of the status for the next patch."""
         self._status = dataclasses.replace(self._status, **facts)
-
-    def note_layout(self, layout: layouts.Layout) -> None:
-        """Set the requested layout, as resolved."""
-        self.note(config_hash=layout.content_hash, origin=layout.origin)
-        self._note_reboot()
-
-    def _note_reboot(self) -> None:
-        self.note(is_rebooted=self.was_rebooted or bool(self.journal.rebooted_from))
 
     def note_journal(self, **facts: Any) -> None:
         """Set fields of the journal for the next patch."""

@@ -33,7 +33,7 @@ a GPU would be evicted. It waits for their list from the API server, for some se
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class History:
-    """What earlier runs know; name and hash stand for a request."""
+    """What earlier runs know; name and hash stand for a request, see ``Planning.is_for``."""
 
     fulfilled: tuple[str, str] | None = None
     """The request that was applied when this process started: no pod is evicted for it."""
@@ -168,7 +168,8 @@ class Run:
     def _resolve(self) -> layouts.Layout:
         """Read the layout, and publish early where it is expected to change the GPUs."""
         layout = self._planning.resolve()
-        self._may_evict &= self._history.fulfilled != self._record.request
+        fulfilled = self._history.fulfilled
+        self._may_evict &= not (fulfilled and self._planning.is_for(fulfilled))
         if (
             self._may_evict
             and self._record.attempt == 1
@@ -308,7 +309,7 @@ class Run:
                 points=self._hooks.points,
             )
         except errors.MigManagerError as error:
-            if not self.reboot.may_help(error, was_rebooted=self._record.was_rebooted):
+            if not self.reboot.may_help(error, was_rebooted=self._record.is_rebooted):
                 self._resume_after_failure(paused, error)
                 raise
             why = self.reboot.request(

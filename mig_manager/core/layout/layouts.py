@@ -177,7 +177,12 @@ class Layout:
     def origin(self) -> str:
         """``config.yaml:12``, or ``generated for NVIDIA A30``."""
         place = self.location
-        return f"{place.source}:{place.line}" if place.line else place.source
+        return place.source if self.is_generated else f"{place.source}:{place.line}"
+
+    @property
+    def is_generated(self) -> bool:
+        """Whether it is from no file."""
+        return not self.location.line
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
