@@ -57,14 +57,13 @@ class Observation:
 
 def observe(plans: planning.Planning) -> Observation:
     """Observe the GPUs, and plan the layout of a run without executing anything."""
-    gpus: model.ObservedGpus = model.NO_GPUS
     try:
         layout = plans.resolve()
         gpus = plans.observe()
         plan = plans.plan(layout, gpus)
     except errors.MigManagerError as error:
         _log.info("drift_check_failed", reason=error.reason.value, error=error.message)
-        return Observation(gpus=gpus, plan=None, error=error.reason)
+        return Observation(gpus=plans.gpus, plan=None, error=error.reason)
     return Observation(gpus=gpus, plan=plan)
 
 

@@ -34,6 +34,11 @@ class Planning:
         self._warnings: tuple[yaml_tree.Diagnostic, ...] = ()
         self._is_owners = False
 
+    @property
+    def gpus(self) -> model.ObservedGpus:
+        """The GPUs as observed; none before."""
+        return self._record.gpus
+
     def wait_for_slot(self, request: ports.Cancellation) -> None:
         """Take a slot where their number is limited; before the lock, because it may take long.
 

@@ -29,14 +29,23 @@ def find(
     Raises:
         ConfigError: The file cannot be read or is invalid.
         HardwareError: ``observe`` raised it.
-        LayoutError: There is no such layout.
+        LayoutError: There is no such layout, or it may be one of an unreachable GPU
+            (GPU_UNREACHABLE).
     """
     has_generated = limits.generated_layouts is not settings.GeneratedLayouts.OFF
     if not (has_generated and limits.has_default_layouts):
         file = _read(source, limits)
         if name in file.layouts or not has_generated:
             return file.layout(name), file.warnings
-    document = _served(source, limits, observe())
+    gpus = observe()
+    document = _served(source, limits, gpus)
+    lost = served.ungenerated(gpus) if name not in document.layouts else ()
+    if lost:
+        raise errors.LayoutError(
+            f"layout '{name}' can only be one of an unreachable GPU: "
+            + "; ".join(gpu.sentence for gpu in lost),
+            reason=errors.Reason.GPU_UNREACHABLE,
+        )
     return document.layout(name), document.warnings
 
 

@@ -10,7 +10,7 @@ from mig_manager.agent import settings
 from mig_manager.catalogue import hardware
 from mig_manager.core import model
 from mig_manager.errors import Reason
-from tests import fake_ports, fakes, scenes
+from tests import fake_ports, fakes, gpu_values, scenes
 
 FILE = """
 version: v1
@@ -47,14 +47,12 @@ def start(
 
 def repartition(rig: fakes.NodeRig) -> None:
     """Let another program repartition GPU 0, and a pod use every device there."""
-    other = scenes.node()
-    other.gpus = rig.gpus
-    scenes.run(other, "other", OTHER)
-    rig.gpus = (other.gpus[0], *rig.gpus[1:])
+    first, *others = rig.gpus
+    profile = max(first.profiles or (), key=lambda each: len(each.placements)).profile
+    wanted = model.DesiredGpu.of(model.MigMode.ENABLED, {profile: 4})
+    rig.gpus = (*gpu_values.brought_to((first,), wanted), *others)
     rig.live()
-    instances = rig.gpus[0].gpu_instances
-    uuids = [ci.uuid for gi in instances for ci in gi.compute_instances if ci.uuid]
-    rig.add_pod("training", devices=frozenset(uuids))
+    rig.add_pod("training", devices=frozenset(rig.gpus[0].mig_uuids))
 
 
 @pytest.mark.parametrize(
@@ -77,17 +75,55 @@ def test_content_that_changed_without_the_owner_is_no_new_request(
     assert "training" in rig.pod_names
 
 
-def test_a_layout_generated_without_an_unreachable_gpu_is_no_new_request() -> None:
+def node_of(*names: str) -> fakes.NodeRig:
     rig = scenes.node()
-    products = [hardware.find(name) for name in ("A100-SXM4-40GB", "A30")]
+    products = [hardware.find(name) for name in names]
     rig.gpus = tuple(hardware.template(each, index) for index, each in enumerate(products))
     rig.live()
+    return rig
+
+
+def test_a_layout_generated_without_an_unreachable_gpu_is_no_new_request() -> None:
+    rig = node_of("A100-SXM4-40GB", "A30")
     assert start(rig, OTHER) is Reason.APPLIED
     repartition(rig)
     rig.lost.add(rig.gpus[1].uuid)
 
     assert start(rig, OTHER) is Reason.DRIFTED
     assert "training" in rig.pod_names
+
+
+@pytest.mark.parametrize(
+    "products", [("A30", "A100-SXM4-40GB"), ("A30",)], ids=["among others", "alone"]
+)
+def test_a_layout_of_an_unreachable_gpu_is_not_unknown_and_stays_the_same_request(
+    products: tuple[str, ...],
+) -> None:
+    layout = "all-2g.12gb"
+    rig = node_of(*products)
+    assert start(rig, OTHER, layout=layout) is Reason.APPLIED
+    lost = rig.gpus[0]
+    rig.lost.add(lost.uuid)
+    ours = scenes.reconciler(rig, OTHER)
+    ours.recover(layout)
+
+    outcome = scenes.run(rig, layout, by=ours)
+
+    assert outcome.reason is Reason.GPU_UNREACHABLE
+    assert outcome.should_retry
+    assert f"'{layout}'" in outcome.message
+    assert lost.uuid in outcome.message
+    rig.lost.clear()
+    repartition(rig)
+    assert scenes.run(rig, layout, by=ours, attempt=2).reason is Reason.DRIFTED
+    assert "training" in rig.pod_names
+
+
+def test_an_unknown_layout_is_final_if_the_unreachable_gpus_product_has_none_of_its_name() -> None:
+    rig = node_of("A100-SXM4-40GB", "A100-SXM4-40GB")
+    rig.lost.add(rig.gpus[1].uuid)
+
+    assert start(rig, OTHER, layout="all-2g.12gb") is Reason.UNKNOWN_CONFIG
 
 
 class OldDriver(fake_ports.FakeGpus):

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from mig_manager import errors
-from mig_manager.agent import settings
+from mig_manager.agent import drift, settings
 from mig_manager.catalogue import hardware
 from mig_manager.core.layout import config, served
 from mig_manager.core.node import cluster
@@ -153,6 +153,19 @@ def test_on_a_node_of_two_products_a_layout_selects_only_gpus_that_it_is_for() -
     assert reason is errors.Reason.APPLIED
     assert origin == "generated for NVIDIA A100-SXM4-80GB, NVIDIA A30"
     assert devices(rig)[1] == {"2g.12gb": 1, "1g.6gb": 2}
+
+
+def test_the_loss_of_the_only_gpu_of_a_generated_layout_is_found_at_rest() -> None:
+    products = [hardware.find(name) for name in ("A100-SXM4-80GB", "A30")]
+    rig = scenes.node()
+    rig.gpus = tuple(hardware.template(each, index) for index, each in enumerate(products))
+    ours = scenes.reconciler(rig, OWN)
+    ended = scenes.run(rig, "all-2g.12gb", by=ours)
+    assert ours.check_drift("all-2g.12gb", ended) is drift.Action.REST
+
+    rig.lost.add(rig.gpus[1].uuid)
+
+    assert ours.check_drift("all-2g.12gb", ended) is drift.Action.HEAL
 
 
 def test_an_unknown_layout_is_compared_with_generated_ones_too(rig: fakes.NodeRig) -> None:

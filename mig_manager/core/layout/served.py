@@ -29,6 +29,12 @@ def generated(gpus: Iterable[model.Gpu]) -> dict[str, layouts.Layout]:
         return {}
 
 
+def ungenerated(gpus: model.ObservedGpus) -> tuple[model.UnreachableGpu, ...]:
+    """Return the unreachable GPUs whose layouts are unknown: no other GPU is of their model."""
+    models = {gpu.pci_device_id for gpu in gpus}
+    return tuple(gpu for gpu in gpus.unreachable if gpu.pci_device_id not in models)
+
+
 def merged(
     file: layouts.Document, made: Mapping[str, layouts.Layout], *, is_default: bool
 ) -> layouts.Document:
