@@ -71,19 +71,24 @@ def _read(source: ports.ConfigSource, limits: settings.Limits) -> config.Documen
     return _parsed(source.read(), source=source.name, is_lenient=limits.is_lenient)
 
 
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class _List:
+    text: str = ""  # of the annotation
+    layouts: tuple[config.Layout, ...] = dataclasses.field(default=(), compare=False)
+
+
 class LayoutList:
     """The published list of the layouts that fit the node's GPUs."""
 
     def __init__(self, deps: ports.Dependencies, limits: settings.Limits) -> None:
         self._deps = deps
         self._limits = limits
-        self._published = ""
-        self._draft = ""
-        self._written = ""
-        self._fitting: tuple[config.Layout, ...] = ()
+        self._published = self._draft = self._written = _List()
 
     def annotations(self, gpus: model.ObservedGpus) -> dict[str, str | None]:
         """Return the annotation to write; none if it is published, or nothing is known."""
+        # The draft before may not have been published.
+        self._draft = self._published
         if not gpus:
             return {}
         try:
@@ -91,18 +96,20 @@ class LayoutList:
         except errors.ConfigError as error:
             _log.info("layouts_not_listed", error=error.message)
             return {}
-        self._fitting = tuple(
-            fit.layout for fit in served.fitting(document.layouts.values(), gpus)
-        )
-        self._draft = served.to_json(map(served.Entry.of, self._fitting))
-        return {} if self._draft == self._published else {cluster.LAYOUTS_ANNOTATION: self._draft}
+        fits = served.fitting(document.layouts.values(), gpus)
+        fitting = tuple(fit.layout for fit in fits)
+        draft = _List(text=served.to_json(map(served.Entry.of, fitting)), layouts=fitting)
+        if draft == self._published:
+            return {}
+        self._draft = draft
+        return {cluster.LAYOUTS_ANNOTATION: draft.text}
 
     def published(self) -> None:
         """Note that the annotation is written, and write the document of a new list."""
         self._published = self._draft
         if self._deps.write_layouts is None or self._draft == self._written:
             return
-        named = {layout.name: layout for layout in self._fitting}
+        named = {layout.name: layout for layout in self._draft.layouts}
         document = layouts.render(config.Document(source="", layouts=named))
         if self._deps.write_layouts(yaml_tree.dump(document)):
             self._written = self._draft

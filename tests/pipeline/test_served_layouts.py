@@ -245,3 +245,29 @@ def test_without_a_label_the_layouts_are_listed_and_written_until_that_succeeds(
         == rig.annotations[cluster.LAYOUTS_ANNOTATION]
     )
     assert listed(rig)["all-7g.40gb"] == GENERATED
+
+
+def test_a_list_that_could_not_be_published_is_published_later(rig: fakes.NodeRig) -> None:
+    undisturbed = calls_of(scenes.node(), "team-a")
+    at = len(undisturbed) - undisturbed[::-1].index("node.patch") - 1
+    rig.failing[at] = scenes.BROKEN["node"]
+    written: list[str] = []
+
+    def write(document: str) -> bool:
+        written.append(document)
+        return True
+
+    ours = scenes.reconciler(rig, OWN, write_layouts=write)
+    with pytest.raises(errors.ClusterError):
+        scenes.run(rig, "team-a", by=ours)
+    rig.refusing["gpus.observe"] = scenes.BROKEN["gpus"]
+    ours.recover("team-a")
+    assert scenes.run(rig, "team-a", by=ours).reason is errors.Reason.NVML_ERROR
+    rig.refusing.clear()
+    assert cluster.LAYOUTS_ANNOTATION not in rig.annotations
+    assert not written
+
+    scenes.run(rig, "team-a", by=ours)
+
+    assert "team-a" in listed(rig)
+    assert len(written) == 1
