@@ -133,7 +133,6 @@ class Reconciler:
         is_drifted = outcome.reason is errors.Reason.DRIFTED
         self._deps.telemetry.drift_found(is_drifted=is_drifted)
         written.finish(outcome, self._layout_list.annotations(written.gpus))
-        self._layout_list.published()
         # A failure that is retried decides nothing: the retry serves the same request.
         if not (is_drifted or outcome.should_retry):
             self._history = dataclasses.replace(self._history, fulfilled=None)
@@ -150,6 +149,8 @@ class Reconciler:
                 )
             except errors.ConfigError as error:
                 _log.warning("layout_not_saved", error=error.message)
+        # Last, because it may take several requests, and other nodes wait for the slot.
+        self._layout_list.published()
         return outcome
 
     def check_drift(self, name: str, ended: record.Outcome) -> drift.Action:

@@ -60,6 +60,22 @@ def test_the_slot_is_taken_before_the_node_is_closed_and_released_after_it_is_re
     assert [call for call in log if call != "host.save"][-2:] == ["node.patch", "slots.release"]
 
 
+def test_the_layouts_are_written_once_the_slot_is_released_and_the_boot_layout_saved(
+    slots: FakeSlots,
+) -> None:
+    log = slots.rig.log
+
+    def write(_document: str) -> bool:
+        log.append("layouts.write")
+        return True
+
+    scenes.assert_ends(
+        slots.rig, Reason.APPLIED, by=scenes.reconciler(slots.rig, write_layouts=write)
+    )
+
+    assert log[-3:] == ["slots.release", "host.save", "layouts.write"]
+
+
 @pytest.mark.parametrize(
     ("layout", "reason"),
     [("all-balanced", Reason.ALREADY_APPLIED), ("too-much", Reason.DOES_NOT_FIT)],
