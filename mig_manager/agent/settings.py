@@ -217,9 +217,7 @@ def agent_settings(parsed: Mapping[str, object], environ: Mapping[str, str]) -> 
         )
     node_settings.check_gpu_timeouts(values["in_use_timeout_s"], values["gpu_timeout_s"])
     values |= node_settings.node_files(source, gpus)
-    is_only = values["generated_layouts"] is GeneratedLayouts.ONLY
-    values["has_default_layouts"] = is_only or values["config_file"] is None
-    values["config_file"] = _default_config_file(source) if is_only else agent_config_file(source)
+    values["config_file"], values["has_default_layouts"] = _served_file(source)
     values["pod_resources_socket"] = values[
         "pod_resources_socket"
     ] or host_settings.pod_resources_socket(source)
@@ -261,6 +259,23 @@ def _default_config_file(source: options.Source) -> pathlib.Path:
     return pathlib.Path(fallback) if fallback else node_settings.packaged_config()
 
 
-def agent_config_variable(environ: Mapping[str, str]) -> str:
-    """Return the config document that the manifest or NVIDIA's operator names, if any."""
-    return environ.get("CONFIG_FILE") or environ.get("DEFAULT_CONFIG_FILE") or ""
+def _served_file(source: options.Source) -> tuple[pathlib.Path, bool]:
+    """Return the config document that the agent serves, and whether it is the default one."""
+    is_only = source.field(Limits, "generated_layouts") is GeneratedLayouts.ONLY
+    named = None if is_only else source.field(AgentSettings, "config_file")
+    return named or _default_config_file(source), named is None
+
+
+def layouts_of_pod(source: options.Source, *, is_lenient: bool) -> tuple[str, Limits] | None:
+    """Return the config document of the agent whose variables these are, and how it is served.
+
+    None: neither the manifest nor NVIDIA's operator names one.
+    """
+    if not (source.environ.get("CONFIG_FILE") or source.environ.get("DEFAULT_CONFIG_FILE")):
+        return None
+    path, is_default = _served_file(source)
+    return str(path), Limits(
+        generated_layouts=source.field(Limits, "generated_layouts"),
+        has_default_layouts=is_default,
+        is_lenient=is_lenient,
+    )

@@ -113,6 +113,8 @@ class CommandSettings(AnswerSettings, node_settings.NodeSettings):
         commands="plan apply assert boot validate completion",
     )
     """None: the built-in one."""
+    pods_layouts: settings.Limits | None = None
+    """How the agent of this pod serves its document; None: the document is not the agent's."""
     is_mode_only: bool = options.switch(
         "only MIG mode, no instances",
         name="mode-only",
@@ -303,7 +305,9 @@ def command_settings(parsed: Mapping[str, object], environ: Mapping[str, str]) -
     node_settings.check_gpu_timeouts(values["in_use_timeout_s"], values["gpu_timeout_s"])
     if values["config_file"] is None and source.command != "boot":
         # A boot must not depend on a variable that other programs have.
-        values["config_file"] = settings.agent_config_variable(environ) or None
+        of_pod = settings.layouts_of_pod(source, is_lenient=values["is_lenient"])
+        if of_pod:
+            values["config_file"], values["pods_layouts"] = of_pod
     if values["output_file"] == _STANDARD_OUTPUT:
         values["output_file"] = None
     return CommandSettings(

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from mig_manager import errors
 from mig_manager.adapters.host import files, log
-from mig_manager.agent import node_settings
+from mig_manager.agent import node_settings, served_layouts
 from mig_manager.change import apply, boot, plans, validate
 from mig_manager.cli import command_settings, console, gpu_access, gpu_report
 from mig_manager.core import bar, messages, model, yaml_tree
@@ -248,6 +248,15 @@ class _Command:
         self._terminal.answer(self._chosen.output_format.value, data, text)
 
     def _layout(self) -> config.Layout:
+        if self._chosen.pods_layouts and self._chosen.layouts:
+            layout, warnings = served_layouts.find(
+                self._chosen.layouts[0],
+                files.ConfigFile(str(self._chosen.config_file)),
+                self._chosen.pods_layouts,
+                lambda: self._access.observed,
+            )
+            self._warn(warnings)
+            return layout
         source = self._read(self._chosen.config_file)
         self._warn(source.warnings)
         if self._chosen.layouts:

@@ -169,7 +169,61 @@ def test_in_the_agents_pod_the_commands_read_the_agents_document(
 ) -> None:
     answer = shell(command, "no-such", *SPEC, **{variable: layouts})
 
-    assert f"{layouts} has no layout 'no-such'" in answer.err
+    assert layouts in answer.err
+    assert "has no layout 'no-such'" in answer.err
+
+
+@pytest.mark.parametrize(
+    ("name", "variables", "origin"),
+    [
+        ("all-1g.5gb", {"CONFIG_FILE": "layouts"}, "generated for NVIDIA A100-SXM4-40GB"),
+        ("all-balanced", {"CONFIG_FILE": "layouts"}, "layouts:"),
+        (
+            "all-balanced",
+            {"DEFAULT_CONFIG_FILE": "layouts"},
+            "generated for NVIDIA A100-SXM4-40GB",
+        ),
+        ("one", {"DEFAULT_CONFIG_FILE": "layouts"}, "layouts:"),
+        (
+            "all-balanced",
+            {"CONFIG_FILE": "layouts", "MIG_MANAGER_GENERATED_LAYOUTS": "only"},
+            "generated for NVIDIA A100-SXM4-40GB",
+        ),
+        ("one", {"CONFIG_FILE": "layouts", "MIG_MANAGER_GENERATED_LAYOUTS": "only"}, None),
+        ("all-1g.5gb", {"CONFIG_FILE": "layouts", "MIG_MANAGER_GENERATED_LAYOUTS": "off"}, None),
+    ],
+)
+def test_in_the_agents_pod_a_layout_is_the_one_that_the_agent_serves(
+    shell: Shell, tmp_path: pathlib.Path, name: str, variables: dict[str, str], origin: str | None
+) -> None:
+    layouts = tmp_path / "layouts"
+    layouts.write_text(
+        "version: v1\n"
+        "mig-configs:\n"
+        "  all-balanced: [{devices: all, mig-enabled: true, mig-devices: {3g.20gb: 2}}]\n"
+        "  one: [{devices: all, mig-enabled: true, mig-devices: {1g.5gb: 1}}]\n"
+    )
+    environ = {key: value.replace("layouts", str(layouts)) for key, value in variables.items()}
+
+    answer = shell("plan", name, "-o", "json", "--simulate", "1xA100-SXM4-40GB", **environ)
+
+    if origin is None:
+        assert f"has no layout '{name}'" in answer.err
+    else:
+        assert answer.data["origin"].startswith(origin.replace("layouts", str(layouts)))
+
+
+@pytest.mark.parametrize("command", ["apply", "assert"])
+def test_in_the_agents_pod_generated_layouts_can_be_applied_and_asserted(
+    shell: Shell, layouts: str, tmp_path: pathlib.Path, command: str
+) -> None:
+    machine = ("--simulate", "1xA100-SXM4-40GB", "--simulate-state", str(tmp_path / "gpus"))
+    files = (f"--journal-file={tmp_path / 'journal'}",) if command == "apply" else ()
+
+    answer = shell(command, "all-2g.10gb", *files, *machine, CONFIG_FILE=layouts)
+
+    assert "has no layout" not in answer.err
+    assert answer.status == (0 if command == "apply" else 1)
 
 
 def test_at_a_shell_our_own_variables_go_before_the_agents(
