@@ -94,13 +94,14 @@ def _preview(
     kube: api.KubeApi,
     nodes: Sequence[fleet_nodes.Node],
 ) -> int:
-    document = _document(chosen, kube)
-    if document is None or chosen.goal.layout is None:
+    document, layout = _document(chosen, kube), chosen.goal.layout
+    if document is None and layout is not None and fleet_nodes.is_listed(nodes, layout):
+        document = fleet_nodes.NO_FILE
+    if document is None or layout is None:
         where = "/".join(chosen.config_map)
         raise errors.UsageError(
             f"ConfigMap {where} not found; name the agents' one (--config-map), or a file (-f)"
         )
-    layout = chosen.goal.layout
     fleet_nodes.require_layout(nodes, document, layout)
     pods = fleet.pods_by_node(kube)
     previews = [

@@ -126,10 +126,10 @@ class _Command:
         return result.is_good and not nodes.missing
 
     def _plan(self) -> bool:
-        document = self._document()
-        found = self._nodes()
+        name, found = str(self._parsed["layout"]), self._nodes()
+        is_listed = nodes.is_listed((each.node for each in found.reports), name)
+        document = self._document(nodes.NO_FILE if is_listed else None)
         pods = self._cluster.pods(found.names)
-        name = str(self._parsed["layout"])
         result = plan.plan(name, found.reports, document=document, pods=pods)
         draw = plan.pictures if self._is_drawn(found) else plan.table
         self._answer(result.to_data, lambda: draw(result, style=self._style))
@@ -202,14 +202,14 @@ class _Command:
     def _is_drawn(self, nodes: selection.Found) -> bool:
         return len(nodes.reports) == 1 or self._format == "wide"
 
-    def _document(self) -> config.Document:
+    def _document(self, default: config.Document | None = None) -> config.Document:
         file, config_map = self._parsed.get("filename"), self._parsed.get("config_map")
         if file is not None and config_map is not None:
             raise errors.UsageError("name a file or a ConfigMap with layouts, not both")
         if file is not None:
             document = self._terminal.layout_file(str(file))
         elif config_map is None:
-            document = self._cluster.document(None)
+            document = self._cluster.document(None, default)
         else:
             namespace, slash, name = str(config_map).partition("/")
             if not (namespace and slash and name):

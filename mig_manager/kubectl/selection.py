@@ -177,16 +177,19 @@ class Cluster:
         query = {"fieldSelector": f"involvedObject.kind=Node,involvedObject.name={node_name}"}
         return tuple(filter(None, cluster.listed(self.get, _EVENTS, query, _event)))
 
-    def document(self, config_map: tuple[str, str] | None) -> config.Document:
+    def document(
+        self, config_map: tuple[str, str] | None, default: config.Document | None = None
+    ) -> config.Document:
         """Return the layouts.
 
         Args:
             config_map: Namespace and name of the ConfigMap; None: the first of the usual ones.
+            default: The layouts if none of those exists.
 
         Raises:
             ClusterError: As each request.
             ConfigError: The ConfigMap's layout file is invalid.
-            UsageError: None of the usual ones exists.
+            UsageError: None of the usual ones exists, and there is no ``default``.
         """
         for namespace, name in (config_map,) if config_map else _CONFIG_MAPS:
             source = f"ConfigMap {namespace}/{name}"
@@ -203,6 +206,8 @@ class Cluster:
                 raise errors.ConfigError(f"{source} has no entry {_DOCUMENT_KEY}")
             text = data.get(_DOCUMENT_KEY, next(iter(data.values())))
             return config.parse(text, source=source)
+        if default is not None:
+            return default
         tried = ", ".join("/".join(each) for each in _CONFIG_MAPS)
         raise errors.UsageError(
             f"no ConfigMap with layouts found ({tried}); name one with --config-map, or a file "

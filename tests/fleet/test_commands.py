@@ -12,6 +12,7 @@ import yaml
 
 from mig_manager.catalogue import hardware
 from mig_manager.cli import console, main
+from mig_manager.core.layout import served
 from mig_manager.core.node import cluster
 from mig_manager.core.records import gpu_codec
 from mig_manager.sandbox.apiserver import resources, store
@@ -343,6 +344,23 @@ def test_a_dry_run_shows_the_plan_of_each_node_and_changes_nothing(
     own = rig.roll("own", "--dry-run", "-f", str(file))
     assert [node["verdict"] for node in own.data["nodes"][:2]] == ["fits", "does-not-fit"]
     assert rig.roll("nothing", "--dry-run", "-f", str(file)).status == 2
+
+
+def test_a_dry_run_of_a_layout_that_a_node_lists_needs_no_config_map(rig: Rig) -> None:
+    rig.publish_gpus("node-000", "A100-SXM4-40GB")
+    gpus = gpu_codec.from_json(rig.metadata("node-000")["annotations"][cluster.GPUS_ANNOTATION])
+    listed = {
+        cluster.LAYOUTS_ANNOTATION: served.to_json(
+            map(served.Entry.of, served.generated(gpus).values())
+        )
+    }
+    rig.change("node-000", lambda thing: thing["metadata"]["annotations"].update(listed))
+
+    answer = rig.roll(LAYOUT, "--dry-run")
+
+    verdicts = {node["name"]: node["verdict"] for node in answer.data["nodes"]}
+    assert verdicts["node-000"] == "fits"
+    assert rig.roll("own", "--dry-run").status == 2
 
 
 def test_a_dry_run_works_with_what_a_real_agent_publishes(rig: Rig) -> None:

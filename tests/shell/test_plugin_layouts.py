@@ -116,6 +116,24 @@ def test_a_generated_layout_that_the_node_lists_can_be_planned(
     assert viewer.alone("plan", "all-7g.80gb", "gpu-1").status == 2
 
 
+def test_a_layout_that_a_node_lists_is_planned_without_a_config_map(
+    server: apiserver.ApiServer, tmp_path: pathlib.Path
+) -> None:
+    add_node(server, served.to_json(entries()))
+    viewer = rig.viewer(server, tmp_path)
+
+    answer = viewer.alone("plan", "all-7g.40gb", "gpu-1")
+
+    assert (answer.status, answer.err) == (0, "")
+    assert "Origin: generated for NVIDIA A100-SXM4-40GB" in answer.out
+    owners = viewer.alone("plan", "team-a", "gpu-1")
+    assert owners.status == 1
+    assert "has no content of layout 'team-a'" in owners.out
+    assert "no ConfigMap with layouts found" in viewer.alone("plan", "all-7g.80gb", "gpu-1").err
+    named = viewer.alone("plan", "all-7g.40gb", "gpu-1", "--config-map", "default/none")
+    assert (named.status, named.out) == (1, "")
+
+
 @pytest.mark.parametrize("listed", [None, "{", '{"layouts": 1}', '{"layouts": {"a": []}}', "[[]]"])
 def test_without_a_valid_list_those_are_shown_that_can_be_generated(
     listed: str | None, server: apiserver.ApiServer, tmp_path: pathlib.Path

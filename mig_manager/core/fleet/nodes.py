@@ -212,9 +212,18 @@ def _writer(metadata: Mapping[str, Any]) -> tuple[str, dt.datetime | None]:
     return "", None
 
 
+NO_FILE = config.Document(source="the node's list", layouts={})
+"""Stands for a layout file that is missing: what a node lists as generated needs none."""
+
+
+def is_listed(nodes: Iterable[Node], name: str) -> bool:
+    """Return whether any node lists a layout of that name."""
+    return any(name == entry.name for node in nodes for entry in node.layouts)
+
+
 def require_layout(nodes: Iterable[Node], document: config.Document, name: str) -> None:
     """Raise LayoutError (UNKNOWN_CONFIG) if neither document nor any node has such a layout."""
-    if not any(name == entry.name for node in nodes for entry in node.layouts):
+    if not is_listed(nodes, name):
         document.layout(name)
 
 
@@ -230,6 +239,11 @@ def layout_of(
     made = served.generated(gpus).get(name) if listed else None
     if made and listed and made.content_hash == listed.content_hash:
         return made
+    if listed and name not in document.layouts:
+        raise errors.LayoutError(
+            f"{document.source} has no content of layout '{name}' ({listed.origin})",
+            reason=errors.Reason.UNKNOWN_CONFIG,
+        )
     return document.layout(name)
 
 
