@@ -78,6 +78,18 @@ def test_an_agent_takes_over_the_config_map_of_the_one_before() -> None:
         assert "changed" in found["data"]["config.yaml"]
 
 
+def test_a_config_map_that_is_gone_before_it_is_taken_over_is_created_again() -> None:
+    with cluster() as rig:
+        # It was there, and the garbage collector removes it with the pod before.
+        rig.server.inject(apiserver.Fault(path="/configmaps", verb="create", status=409, times=1))
+
+        assert rig.agent("agent-2", "uid-2").write("version: v1\n")
+
+        (found,) = rig.config_maps()
+        assert [each["uid"] for each in found["metadata"]["ownerReferences"]] == ["uid-2"]
+        assert rig.count() == 2
+
+
 def test_a_missing_right_is_logged_once_and_no_request_repeats_it() -> None:
     for forbidden in ("pods", "configmaps"):
         with cluster(forbidden=forbidden) as rig, structlog.testing.capture_logs() as logs:

@@ -59,7 +59,9 @@ class KubeNodeLayouts:
             "name": self._pod_name,
             "uid": self._uid(),
         }
-        content = {
+        config_map = {
+            "apiVersion": "v1",
+            "kind": "ConfigMap",
             "metadata": {
                 "name": name,
                 "labels": {
@@ -72,11 +74,18 @@ class KubeNodeLayouts:
         }
         config_maps = f"{self._path}/configmaps"
         try:
-            self._kube.post(config_maps, {"apiVersion": "v1", "kind": "ConfigMap", **content})
-        except errors.ClusterError as error:
-            if error.status != http.HTTPStatus.CONFLICT:
+            self._kube.post(config_maps, config_map)
+        except errors.ClusterError as exists:
+            if exists.status != http.HTTPStatus.CONFLICT:
                 raise
-            self._kube.patch(f"{config_maps}/{urllib.parse.quote(name, safe='')}", content)
+            try:
+                path = f"{config_maps}/{urllib.parse.quote(name, safe='')}"
+                self._kube.patch(path, config_map)
+            except errors.ClusterError as gone:
+                if gone.status != http.HTTPStatus.NOT_FOUND:
+                    raise
+                # The garbage collector has removed it, because the agent's pod before is gone.
+                self._kube.post(config_maps, config_map)
 
     def _uid(self) -> str:
         if self._pod_uid is None:
