@@ -8,7 +8,7 @@ import structlog
 
 from mig_manager import errors
 from mig_manager.agent import settings
-from mig_manager.core import model, ports, yaml_tree
+from mig_manager.core import messages, model, ports, yaml_tree
 from mig_manager.core.layout import config, layouts, served
 from mig_manager.core.node import cluster
 
@@ -39,14 +39,16 @@ def find(
             return file.layout(name), file.warnings
     gpus = observe()
     document = _served(source, limits, gpus)
-    lost = served.ungenerated(gpus) if name not in document.layouts else ()
-    if lost:
+    try:
+        return document.layout(name), document.warnings
+    except errors.LayoutError as error:
+        lost = "; ".join(gpu.sentence for gpu in served.ungenerated(gpus))
+        if not lost:
+            raise
         raise errors.LayoutError(
-            f"layout '{name}' can only be one of an unreachable GPU: "
-            + "; ".join(gpu.sentence for gpu in lost),
+            f"{messages.ended(error.message)} It may be one of an unreachable GPU: {lost}",
             reason=errors.Reason.GPU_UNREACHABLE,
-        )
-    return document.layout(name), document.warnings
+        ) from error
 
 
 def _served(
