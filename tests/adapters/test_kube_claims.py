@@ -63,11 +63,13 @@ def on(device: str, *, driver: str = DRIVER, **more: Any) -> dict[str, Any]:
     return {"driver": driver, "pool": "n1", "device": device, **more}
 
 
-def a_slice(*devices: dict[str, Any], node: str = "n1", driver: str = DRIVER) -> dict[str, Any]:
+def a_slice(
+    *devices: dict[str, Any], node: str = "n1", driver: str = DRIVER, suffix: str = "x"
+) -> dict[str, Any]:
     return {
         "apiVersion": "resource.k8s.io/v1",
         "kind": "ResourceSlice",
-        "metadata": {"name": f"{node}-{driver}-x"},
+        "metadata": {"name": f"{node}-{driver}-{suffix}"},
         "spec": {
             "driver": driver,
             "nodeName": node,
@@ -231,3 +233,67 @@ def test_slices_that_may_not_be_withdrawn_stay(
     slices = claims.KubeSlices(kube, node_name="n1")
     slices.withdraw()
     assert len(slices.list() or ()) == 1
+
+
+def test_one_slice_that_is_not_deleted_keeps_no_other(
+    server: apiserver.ApiServer, kube: api.KubeApi
+) -> None:
+    for suffix in "abc":
+        server.store.create(a_slice(suffix=suffix))
+    server.inject(apiserver.Fault(method="DELETE", path="/resourceslices", status=403, times=1))
+    slices = claims.KubeSlices(kube, node_name="n1")
+    slices.withdraw()
+    assert len(slices.list() or ()) == 1
+
+
+def test_a_refusal_of_a_server_that_is_starting_does_not_stand_for_a_missing_right() -> None:
+    with kube_rig.Server() as server:
+        server.script = [kube_rig.reset, *[refuse(403)] * 3]
+        error = kube_rig.failure(claims.KubeSlices(server.kube, node_name="n1").list)
+        assert error.reason is errors.Reason.API_UNAVAILABLE
+
+
+@pytest.mark.parametrize("path", ["/resourceclaims", "/resourceslices"])
+@pytest.mark.parametrize("status", [401, 503])
+def test_an_api_that_fails_says_nothing_of_a_claim_and_the_next_list_reads_it(
+    server: apiserver.ApiServer, workloads: pods.KubeWorkloads, path: str, status: int
+) -> None:
+    for each in (*claiming("p1", on("d0")), a_slice(a_device("d0", uuid="MIG-0"))):
+        server.store.create(each)
+    server.inject(apiserver.Fault(path=path, status=status, times=4 if status == 503 else 1))
+    with pytest.raises(errors.ClusterError):
+        workloads.list()
+    assert [pod.claimed_ids for pod in workloads.list()] == [ONE]
+
+
+def test_claims_are_read_again_some_minutes_after_the_api_forbade_it(
+    server: apiserver.ApiServer, kube: api.KubeApi
+) -> None:
+    now_s = [0.0]
+    workloads = pods.KubeWorkloads(kube, node_name="n1", monotonic=lambda: now_s[0])
+    for each in (
+        *claiming("p1", on("d0")),
+        *claiming("p2", on("d0")),
+        a_slice(a_device("d0", uuid="MIG-0")),
+    ):
+        server.store.create(each)
+    server.inject(apiserver.Fault(path="/resourceclaims", status=403, times=1))
+    for at_s, claimed in ((0.0, None), (299.0, None), (300.0, ONE)):
+        now_s[0] = at_s
+        assert [pod.claimed_ids for pod in workloads.list()] == [claimed, claimed], at_s
+    assert server.log.count("get", "resourceclaims") == 3
+
+
+def test_pods_that_have_not_started_cost_one_request_a_list_once_their_claims_are_read(
+    server: apiserver.ApiServer, workloads: pods.KubeWorkloads
+) -> None:
+    for number in range(5):
+        thing, claim = claiming(f"p{number}", on("d0"))
+        thing["status"]["phase"] = "Pending"
+        server.store.create(thing)
+        server.store.create(claim)
+    server.store.create(a_slice(a_device("d0", uuid="MIG-0")))
+    for _ in range(3):
+        assert {pod.claimed_ids for pod in workloads.list()} == {ONE}
+    assert server.log.count("get", "resourceclaims") == 5
+    assert server.log.count("list", "resourceslices") == 3

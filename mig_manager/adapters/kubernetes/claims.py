@@ -3,10 +3,13 @@
 A request goes out only for a pod with a ResourceClaim, or on a node with the DRA driver.
 """
 
+import contextlib
 import dataclasses
 import http
+import math
+import time
 import urllib.parse
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import structlog
@@ -17,7 +20,8 @@ from mig_manager.core.node import claims, cluster
 
 _VERSIONS = ("v1", "v1beta2", "v1beta1")
 """Of resource.k8s.io, newest first: Kubernetes 1.34, 1.33 and 1.32."""
-_UNAVAILABLE = (http.HTTPStatus.NOT_FOUND, http.HTTPStatus.FORBIDDEN)
+_FORBIDDEN_S = 300.0
+"""How long a refusal to read claims stands: the right may be granted meanwhile."""
 
 _log = structlog.get_logger()
 
@@ -36,7 +40,7 @@ class KubeSlices:
         try:
             return tuple(cluster.listed(get, "resourceslices", self._query, claims.parse_slice))
         except errors.ClusterError as error:
-            if error.status not in _UNAVAILABLE:
+            if not _is_unavailable(error):
                 raise
             _log.info("resource_slices_not_listed", error=error.message)
             return None
@@ -46,40 +50,59 @@ class KubeSlices:
         # k8s.io/kubernetes/pkg/kubelet/cm/dra). Until then, or until the new driver has published
         # its own, the scheduler allocates devices that are gone to claims, and the pods of those
         # claims never start.
-        try:
+        with _warn_on_error():
             for each in self.list() or ():
-                self._resources.delete(f"resourceslices/{_quoted(each.name)}")
-        except errors.ClusterError as error:
-            _log.warning("resource_slices_not_withdrawn", error=error.message)
+                with _warn_on_error():
+                    self._resources.delete(f"resourceslices/{_quoted(each.name)}")
 
 
 class PodClaims:
-    """Finds the devices of the ResourceClaims of pods, once for each pod that runs.
+    """Finds the devices of the ResourceClaims of pods.
 
-    The allocation of a claim in use does not change. A pod that has not started may have been
-    allocated a device from an outdated slice.
+    The allocation of a claim that a pod on a node uses does not change: it is read once. A pod
+    that has not started may have been allocated a device from an outdated slice, so its devices
+    are looked up again in the slices.
     """
 
-    def __init__(self, kube: api.KubeApi, *, node_name: str) -> None:
+    def __init__(
+        self,
+        kube: api.KubeApi,
+        *,
+        node_name: str,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._resources = _Resources(kube)
         self._slices = KubeSlices(kube, node_name=node_name)
+        self._monotonic = monotonic
+        self._allocated: dict[str, frozenset[claims.Device]] = {}
+        """UID of a pod -> what its claims were allocated."""
         self._devices: dict[str, frozenset[str]] = {}
         """UID of a pod -> the UUIDs of its devices."""
-        self._may_read = True
+        self._forbidden_s = -math.inf
+        """When the API last refused to read a claim."""
 
     def resolve(self, pods: Iterable[cluster.Pod]) -> tuple[cluster.Pod, ...]:
-        """Return pods with the devices of their claims, where all devices of a pod are known."""
-        known = tuple(pods)
-        self._find(pod for pod in known if pod.has_claims and not pod.is_finished)
+        """Return pods with the devices of their claims, where all devices of a pod are known.
+
+        Raises:
+            ClusterError: The API failed. A missing right, claim or version is no error.
+        """
+        listed = tuple(pods)
+        self._find(pod for pod in listed if pod.has_claims and not pod.is_finished)
+        return self.known(listed)
+
+    def known(self, pods: Iterable[cluster.Pod]) -> tuple[cluster.Pod, ...]:
+        """Return the same without a request, with what is known already."""
         return tuple(
             dataclasses.replace(pod, has_claims=bool(uuids), claimed_ids=uuids)
             if (uuids := self._devices.get(pod.uid)) is not None
             else pod
-            for pod in known
+            for pod in pods
         )
 
     def forget_all_but(self, uids: Collection[str]) -> None:
         """Forget the pods that are gone."""
+        self._allocated = {uid: each for uid, each in self._allocated.items() if uid in uids}
         self._devices = {uid: found for uid, found in self._devices.items() if uid in uids}
 
     def _find(self, pods: Iterable[cluster.Pod]) -> None:
@@ -89,6 +112,7 @@ class PodClaims:
             if (pod.uid not in self._devices or pod.phase == "Pending")
             and (devices := self._claimed(pod)) is not None
         }
+        self._allocated |= claimed
         slices = self._list_slices() if any(claimed.values()) else ()
         for uid, devices in claimed.items():
             uuids = claims.resolve(devices, slices)
@@ -97,7 +121,9 @@ class PodClaims:
 
     def _claimed(self, pod: cluster.Pod) -> frozenset[claims.Device] | None:
         """Return the pod's devices of NVIDIA's driver; None if they are not known."""
-        if not (pod.claims and self._may_read):
+        if pod.uid in self._allocated:
+            return self._allocated[pod.uid]
+        if not pod.claims or self._monotonic() - self._forbidden_s < _FORBIDDEN_S:
             return None
         devices: set[claims.Device] = set()
         for name in pod.claims:
@@ -107,8 +133,9 @@ class PodClaims:
                 with cluster.understood("a ResourceClaim"):
                     found = claims.parse_claim(claim)
             except errors.ClusterError as error:
-                if error.reason is errors.Reason.FORBIDDEN:
-                    self._may_read = False
+                _raise_if_transient(error)
+                if error.status == http.HTTPStatus.FORBIDDEN:
+                    self._forbidden_s = self._monotonic()
                 key = f"{pod.namespace}/{name}"
                 _log.info("claim_not_read", claim=key, error=error.message)
                 return None
@@ -121,6 +148,7 @@ class PodClaims:
         try:
             return self._slices.list() or ()
         except errors.ClusterError as error:
+            _raise_if_transient(error)
             _log.info("resource_slices_not_listed", error=error.message)
             return ()
 
@@ -157,6 +185,29 @@ class _Resources:
         except errors.ClusterError as error:
             if error.status != http.HTTPStatus.NOT_FOUND:
                 raise
+
+
+def _is_unavailable(error: errors.ClusterError) -> bool:
+    """Return whether the API has no such resource, or forbids it; not while it is starting."""
+    is_forbidden = error.reason is errors.Reason.FORBIDDEN
+    return error.status == http.HTTPStatus.NOT_FOUND or (
+        is_forbidden and error.status == http.HTTPStatus.FORBIDDEN
+    )
+
+
+def _raise_if_transient(error: errors.ClusterError) -> None:
+    """Raise an error that says nothing of claims: no answer, or refused credentials."""
+    is_unauthorized = error.status == http.HTTPStatus.UNAUTHORIZED
+    if is_unauthorized or error.reason is errors.Reason.API_UNAVAILABLE:
+        raise error
+
+
+@contextlib.contextmanager
+def _warn_on_error() -> Iterator[None]:
+    try:
+        yield
+    except errors.ClusterError as error:
+        _log.warning("resource_slices_not_withdrawn", error=error.message)
 
 
 def _quoted(name: str) -> str:

@@ -36,7 +36,7 @@ class KubeWorkloads:
     ) -> None:
         self._kube = kube
         self._node_name = node_name
-        self._claims = claims.PodClaims(kube, node_name=node_name)
+        self._claims = claims.PodClaims(kube, node_name=node_name, monotonic=monotonic)
         self._watch = watch
         self._monotonic = monotonic
         self._listed_s = -math.inf
@@ -52,7 +52,8 @@ class KubeWorkloads:
         if self._watch is None or self._monotonic() - self._listed_s >= _TRUSTED_S:
             return None
         pods = self._watch.pods()
-        return None if pods is None else self._claims.resolve(pods)
+        # A pod whose claims were not read yet counts until the next list reads them.
+        return None if pods is None else self._claims.known(pods)
 
     def budgets(self, namespaces: Collection[str]) -> tuple[policy.Budget, ...]:
         return tuple(
