@@ -29,6 +29,8 @@ class Advertisers:
     has_dra_driver: bool
     old_uids: frozenset[str] = frozenset()
     """Pods from before the change: the devices that they advertise are stale."""
+    kept_uids: frozenset[str] = frozenset()
+    """DRA driver pods that are not restarted: they advertise what the GPUs have."""
 
     @property
     def is_any(self) -> bool:
@@ -37,8 +39,9 @@ class Advertisers:
 
     @property
     def names(self) -> str:
-        """Their names in a sentence."""
-        known = {"device plugin": self.has_plugin, "DRA driver": self.has_dra_driver}
+        """The names of those that are restarted, in a sentence."""
+        restarts_driver = self.has_dra_driver and not self.kept_uids
+        known = {"device plugin": self.has_plugin, "DRA driver": restarts_driver}
         return " and ".join(f"the {name}" for name, has in known.items() if has)
 
 
@@ -68,6 +71,35 @@ class Advertising:
     def expect_none(self) -> None:
         """Expect no pod that is not there: its owner may have removed it."""
         self._expects_plugin = self._expects_driver = False
+
+    def expects_driver(self, journal: status.Journal, pods: Iterable[cluster.Pod]) -> bool:
+        """Return whether a DRA driver belongs on the node, although it may have no pod now.
+
+        A device by a ResourceClaim shows it too: only a driver hands one out.
+        """
+        if self._expects_driver or journal.has_dra_driver:
+            return True
+        return any(pod.claimed_ids or claims.is_driver(pod) for pod in pods) or _has_label(
+            self._deps.node.read().labels
+        )
+
+    def current_drivers(
+        self, gpus: Sequence[model.Gpu], pods: Iterable[cluster.Pod]
+    ) -> frozenset[str]:
+        """Return the UIDs of the DRA driver's pods, if one is ready and the slices match."""
+        drivers = tuple(filter(claims.is_driver, pods))
+        if not _is_any_ready(drivers) or self._deps.slices is None:
+            return frozenset()
+        slices = self._deps.slices.list()
+        if slices is None or claims.why_not_advertised(gpus, slices):
+            return frozenset()
+        return frozenset(pod.uid for pod in drivers if not pod.is_terminating)
+
+    def lacks_driver(
+        self, pods: Iterable[cluster.Pod], *, gpus: Sequence[model.Gpu], needs_slices: bool
+    ) -> bool:
+        """Return whether no DRA driver pod is ready, or the slices are needed and do not match."""
+        return not has_ready_driver(pods) or (needs_slices and bool(self._why_not_in_slices(gpus)))
 
     def find(self, pods: Iterable[cluster.Pod]) -> Advertisers:
         """Return who advertises the node's devices, with their present pods as old ones."""
@@ -137,7 +169,7 @@ class Advertising:
         """Keep pods from stale devices until new ones are advertised."""
         if who.has_plugin:
             self._deps.node.withdraw_devices()
-        if who.has_dra_driver and self._deps.slices is not None:
+        if who.has_dra_driver and not who.kept_uids and self._deps.slices is not None:
             self._deps.slices.withdraw()
 
     def require_served(
@@ -152,16 +184,15 @@ class Advertising:
         Raises:
             LayoutError: STRATEGY_MISMATCH: one would exit.
         """
-        refusals = resources.strategy_refusals(layouts)
-        if not refusals:
+        why, refusals = claims.why_not_served(layouts), resources.strategy_refusals(layouts)
+        if not (why or refusals):
             return
-        known = tuple(pods)
-        why = claims.why_not_served(layouts)
-        if why and any(map(claims.is_driver, known)):
+        known, labels = tuple(pods), self._deps.node.read().labels
+        has_driver = self._expects_driver or _has_label(labels)
+        if why and (has_driver or any(map(claims.is_driver, known))):
             raise errors.LayoutError(
                 f"the DRA driver would not start: {why}", reason=errors.Reason.STRATEGY_MISMATCH
             )
-        labels = self._deps.node.read().labels
         if plugin_config not in (None, labels.get(cluster.PLUGIN_CONFIG_LABEL)):
             # The new config may set another strategy.
             return
@@ -193,6 +224,16 @@ class Advertising:
         except errors.ClusterError as error:
             _log.info("pod_resources_unavailable", error=error.message)
             return None
+
+
+def _has_label(labels: Mapping[str, str]) -> bool:
+    """Return whether a label deploys the DRA driver, or did before it was paused."""
+    return labels.get(claims.DEPLOY_LABEL) in ("true", cluster.PAUSED_VALUE)
+
+
+def has_ready_driver(pods: Iterable[cluster.Pod]) -> bool:
+    """Return whether a DRA driver pod is ready, without which no pod with a claim can end."""
+    return _is_any_ready(filter(claims.is_driver, pods))
 
 
 def _is_any_ready(pods: Iterable[cluster.Pod]) -> bool:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 import structlog
 
 from mig_manager import errors
-from mig_manager.agent import eviction, settings
+from mig_manager.agent import advertisers, eviction, settings
 from mig_manager.core import messages, model, ports, steps, timing
 from mig_manager.core.node import clients, cluster
 from mig_manager.core.node import policy as policies
@@ -178,6 +178,18 @@ class Drain:
             self._round += 1
         return self._evictions.evicted
 
+    def require_done(self, usage: Usage) -> None:
+        """Fail if a pod uses an affected device again; evict none.
+
+        Raises:
+            DrainError: Names the pods; the node is not kept closed.
+            ClusterError: The API refused or does not answer.
+        """
+        pods = self.order.affected_pods(self._usage(self.workloads.list(), usage))
+        if pods:
+            names = messages.listed([pod.key for pod in pods])
+            raise errors.DrainError(f"pods got devices to be removed after the drain: {names}")
+
     def _begin(self, *, is_forcing: bool) -> None:
         self._evictions.begin(is_forcing=is_forcing)
         self._extend()
@@ -272,10 +284,14 @@ class Drain:
         count = "1 pod still uses" if len(remaining) == 1 else f"{len(remaining)} pods still use"
         timeout_s = self.order.limits.drain_timeout_s
         by_force = ", and as long again by force" if self._evictions.is_forcing else ""
+        lacks_driver = any(pod.may_claim for pod in remaining) and not (
+            advertisers.has_ready_driver(now.pods)
+        )
         return errors.DrainError(
             f"{count} devices to be removed after {timeout_s:g} s{by_force}: {causes}"
             + (f"; {more}" if more else ""),
             reason=reason,
-            # A pod that cannot be evicted at all keeps the next attempt from evicting any.
-            keeps_closed=has_evicted and is_movable,
+            # A pod that cannot be evicted at all keeps the next attempt from evicting any. A DRA
+            # driver that is gone comes back only to a node without the taint.
+            keeps_closed=has_evicted and is_movable and not lacks_driver,
         )

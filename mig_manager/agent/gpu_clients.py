@@ -62,8 +62,12 @@ class GpuClients:
         written: record.Record,
         request: ports.Cancellation,
         extra_clients: tuple[clients.ExtraClient, ...] = (),
+        *,
+        drain_late: Callable[[], object] = lambda: None,
     ) -> Paused:
         """Pause the clients that must not see the change, and wait until they have stopped.
+
+        ``drain_late`` is called before the DRA driver is paused, while pods with claims can end.
 
         Raises:
             NotReadyError: IN_USE: paused pods did not stop before the deadline.
@@ -73,6 +77,7 @@ class GpuClients:
         clients_of = functools.partial(_Pause.of, pods, plan, extra_clients)
         view = self._deps.node.read()
         first = self._pause(clients_of, view, written, request, is_driver=False)
+        drain_late()
         last = self._pause(clients_of, view, written, request, is_driver=True)
         return Paused(
             advertisers=self._advertising.paused(written.journal, pods),
@@ -166,10 +171,11 @@ class GpuClients:
         """
         # One that tolerates every taint came back during the change, and is as stale as the old.
         pods = self._deps.workloads.list()
-        early = (
+        found = (
             *filter(advertisers.is_advertiser, pods),
             *clients.members(pods, paused.extra_clients),
         )
+        early = tuple(pod for pod in found if pod.uid not in paused.advertisers.kept_uids)
         keys = advertisers.DEPLOY_LABELS
         before = written.journal
         self._advertising.withdraw(paused.advertisers)
@@ -225,12 +231,61 @@ class GpuClients:
 
     # -- the device plugin -----------------------------------------------------------------------
 
-    def find_plugin(self, journal: status.Journal) -> Paused:
-        """Return the advertisers, with those in the journal, as if they had been paused."""
-        found = self._advertising.find(self._deps.workloads.list())
+    def await_driver(
+        self,
+        affected: _Pods,
+        pods: _Pods,
+        gpus: Sequence[model.Gpu],
+        written: record.Record,
+        request: ports.Cancellation,
+    ) -> bool:
+        """Wait for a DRA driver, without which affected pods with ResourceClaims cannot end.
+
+        Where a claim's devices are not known, wait for the driver's slices too. A node that was
+        left closed is reopened first. Returns whether it waited.
+
+        Raises:
+            NotReadyError: PLUGIN_NOT_READY; no pod was evicted.
+            Superseded: Another layout is requested, or the agent stops.
+        """
+        claiming = [pod for pod in affected if pod.may_claim]
+        if not claiming or not self._advertising.expects_driver(written.journal, pods):
+            return False
+        needs_slices = not all(pod.claimed_ids for pod in claiming)
+        advertising = self._advertising
+        lacks = functools.partial(advertising.lacks_driver, gpus=gpus, needs_slices=needs_slices)
+        if not lacks(pods):
+            return False
+        if written.journal.is_closed and not advertisers.has_ready_driver(pods):
+            # Evicted pods may come back, so the drain of an earlier attempt begins again.
+            written.note_journal(draining=False)
+            self.resume_plugin(self.find_plugin(written.journal, gpus), written)
+        written.enter(model.Phase.RESOLVE, "waiting for the DRA driver, which ends pods' claims")
+        timeout_s = self._limits.plugin_timeout_s
+        # Slices that do not match in time are no failure: a claim then stands for any GPU.
+        if self._wait(lacks, timeout_s, request) and not advertisers.has_ready_driver(
+            self._deps.workloads.list()
+        ):
+            raise errors.NotReadyError(
+                f"no DRA driver pod is ready after {timeout_s:g} s, and without it pods with "
+                "ResourceClaims cannot end: " + messages.listed([pod.key for pod in claiming]),
+                reason=errors.Reason.PLUGIN_NOT_READY,
+            )
+        return True
+
+    def find_plugin(self, journal: status.Journal, gpus: Sequence[model.Gpu]) -> Paused:
+        """Return the advertisers, with those in the journal, as if they had been paused.
+
+        A DRA driver that advertises what the GPUs have is kept: its restart changes nothing.
+        """
+        pods = self._deps.workloads.list()
+        found = self._advertising.find(pods)
+        kept = self._advertising.current_drivers(gpus, pods)
         return Paused(
             advertisers=dataclasses.replace(
                 found,
+                kept_uids=kept,
+                old_uids=found.old_uids - kept,
                 has_plugin=found.has_plugin or journal.has_plugin,
                 has_dra_driver=found.has_dra_driver or journal.has_dra_driver,
             ),

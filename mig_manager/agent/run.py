@@ -106,21 +106,26 @@ class Run:
             return self._verify_unchanged(layout, gpus, request)
         usage = self._survey(layout, gpus, request)
         plan = self._planning.plan(layout, gpus, restoring=older, busy=usage.device_ids)
+        affected = self._order(plan, gpus, extra_clients).affected_pods(usage)
+        if self._clients.await_driver(affected, usage.pods, gpus, self._record, request):
+            usage = self._survey(layout, gpus, request)
+            plan = self._planning.plan(layout, gpus, restoring=older, busy=usage.device_ids)
         self._services.require(service_names, plan)
         self._hooks.start(plan, request)
-        order = drain.order(
-            self._limits,
-            plan,
-            gpus,
-            may_evict=self._may_evict,
-            extra_clients=extra_clients,
-            has_begun=self._record.journal.draining,
-        )
+        order = self._order(plan, gpus, extra_clients)
         applied_before = self._close(order.affected_pods(usage))
         drainage = self._drain(order, usage, request)
-        paused = self._clients.pause(plan, self._record, request, extra_clients)
-        # Without a plugin no pod gets a device any more: drain those that got one meanwhile.
-        drainage.run(usage, request)
+        paused = self._clients.pause(
+            plan,
+            self._record,
+            request,
+            extra_clients,
+            # Without a plugin no pod gets a device any more: drain those that got one meanwhile.
+            drain_late=lambda: drainage.run(usage, request),
+        )
+        if paused.advertisers.has_dra_driver:
+            # It hands out devices until it is paused, and a pod that has one cannot end now.
+            drainage.require_done(usage)
         request.check()
         self._services.stop(service_names, plan)
         gpus = self._execute(
@@ -216,6 +221,21 @@ class Run:
             plugin_config=self._plugin_config,
         )
         return usage
+
+    def _order(
+        self,
+        plan: steps.Plan,
+        gpus: model.ObservedGpus,
+        extra_clients: tuple[clients.ExtraClient, ...],
+    ) -> drain.Order:
+        return drain.order(
+            self._limits,
+            plan,
+            gpus,
+            may_evict=self._may_evict,
+            extra_clients=extra_clients,
+            has_begun=self._record.journal.draining,
+        )
 
     def _close(self, affected: tuple[cluster.Pod, ...]) -> str:
         """Taint the node; return the layout that its label named as applied."""
@@ -314,10 +334,7 @@ class Run:
                 raise
             why = self.reboot.request(
                 error,
-                # Every pod with a GPU, whatever the policy is otherwise.
-                lambda: self._new_drain(drain.whole_node(self._limits)).run(
-                    drain.survey(self._deps.workloads, self._deps.allocations), request
-                ),
+                lambda: self._drain_whole_node(paused, request),
                 request,
             )
             self._resume_after_failure(paused, error)
@@ -325,6 +342,18 @@ class Run:
                 f"{error.message}; no reboot: {why}", reason=errors.Reason.REBOOT_REQUIRED
             ) from error
         return after
+
+    def _drain_whole_node(self, paused: gpu_clients.Paused, request: ports.Cancellation) -> None:
+        """Evict every pod with a GPU, whatever the policy is otherwise."""
+        order = drain.whole_node(self._limits)
+        usage = drain.survey(self._deps.workloads, self._deps.allocations)
+        names = [pod.key for pod in order.affected_pods(usage) if pod.may_claim]
+        if names and paused.advertisers.has_dra_driver:
+            raise errors.DrainError(
+                "while the DRA driver is paused, these pods with ResourceClaims cannot end: "
+                f"{messages.listed(names)}; drain the node and reboot it"
+            )
+        self._new_drain(order).run(usage, request)
 
     def _resume_after_failure(
         self, paused: gpu_clients.Paused, error: errors.MigManagerError
@@ -364,7 +393,7 @@ class Run:
         self._record.note_journal(snapshot=unrestored, applied="")
         unverified = tuple(gpu for gpu in interrupted.snapshot if gpu not in unrestored)
         if not dataclasses.replace(interrupted, snapshot=unverified).is_empty:
-            paused = self._clients.find_plugin(interrupted)
+            paused = self._clients.find_plugin(interrupted, gpus)
             self._transaction(journal).refresh()
             paused = self._resume(paused)
             self._prove(paused, gpus, request)
@@ -377,7 +406,7 @@ class Run:
             self._transaction(journal).refresh()
         if not self._clients.has_config(self._plugin_config):
             paused = self._clients.resume_plugin(
-                self._clients.find_plugin(self._record.journal),
+                self._clients.find_plugin(self._record.journal, gpus),
                 self._record,
                 plugin_config=self._plugin_config,
             )

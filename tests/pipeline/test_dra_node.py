@@ -7,11 +7,13 @@ import pytest
 
 from mig_manager import errors
 from mig_manager.core import model
-from mig_manager.core.node import claims, cluster
+from mig_manager.core.node import claims, cluster, resources
+from mig_manager.core.node import policy as policies
 from mig_manager.errors import Reason
-from tests import fake_ports, fakes
+from tests import fake_ports, fakes, gpu_values
 from tests.scenes import (
     DRA_MONITORS,
+    Killed,
     assert_ends,
     assert_nothing_taken,
     busy_node,
@@ -51,6 +53,18 @@ def starts(rig: fakes.NodeRig) -> list[str]:
 
 def published(rig: fakes.NodeRig) -> frozenset[str]:
     return frozenset(uuid for each in rig.slices or () for uuid in each.uuids.values())
+
+
+def without_driver(rig: fakes.NodeRig) -> fakes.NodeRig:
+    """Take the driver's pod away, as a rolling update does."""
+    rig.pods = {uid: pod for uid, pod in rig.pods.items() if not claims.is_driver(pod)}
+    return rig
+
+
+def without_pods(rig: fakes.NodeRig) -> fakes.NodeRig:
+    """Take the pods with claims for a device away."""
+    rig.pods = {uid: pod for uid, pod in rig.pods.items() if not pod.claimed_ids}
+    return rig
 
 
 def devices(rig: fakes.NodeRig) -> frozenset[str]:
@@ -133,8 +147,7 @@ def test_slices_that_do_not_match_the_gpus_fail_the_change_and_a_later_run_verif
     assert why in outcome.message
 
     rig.clock.on_wait.pop()
-    rig.pods = {uid: pod for uid, pod in rig.pods.items() if not claims.is_driver(pod)}
-    assert run(rig, "most-in-one", KEEP_ONE).state is model.State.SUCCESS
+    assert run(without_driver(rig), "most-in-one", KEEP_ONE).state is model.State.SUCCESS
 
 
 def test_a_driver_that_does_not_come_back_is_named() -> None:
@@ -209,7 +222,7 @@ def test_the_agent_after_a_killed_one_waits_for_the_driver(step: int, *, gated: 
 
 
 @pytest.mark.parametrize("gated", [True, False])
-@pytest.mark.parametrize("requested", ["all-balanced", "all-1g.5gb"])
+@pytest.mark.parametrize("requested", ["all-balanced", "all-1g.5gb", "all-disabled"])
 @pytest.mark.parametrize("is_stopped", [True, False])
 def test_the_run_after_an_ended_one_waits_for_the_driver_that_this_one_ended(
     requested: str, *, gated: bool, is_stopped: bool
@@ -230,6 +243,180 @@ def test_the_run_after_an_ended_one_waits_for_the_driver_that_this_one_ended(
 
         assert outcome.state is model.State.SUCCESS, number
         assert rig.driver_runs, number
-        assert published(rig) == devices(rig)
+        assert published(rig) == resources.expected_devices(rig.gpus)[0]
         assert_nothing_taken(rig)
     assert number > 5
+
+
+@pytest.mark.parametrize("gated", [True, False])
+def test_a_driver_between_two_pods_is_waited_for_before_a_pod_with_a_claim_is_evicted(
+    *, gated: bool
+) -> None:
+    rig = without_driver(dra_node(gated=gated))
+    assert_ends(rig, Reason.APPLIED, layout="all-disabled")
+    assert not {"low", "high"} & rig.pod_names
+    assert published(rig) == {gpu.uuid for gpu in rig.gpus}
+
+
+@pytest.mark.parametrize("layout", ["all-balanced", "all-disabled"])
+@pytest.mark.parametrize("gated", [True, False])
+def test_a_pod_with_a_claim_is_not_evicted_while_no_driver_gets_ready(
+    layout: str, *, gated: bool
+) -> None:
+    rig = without_driver(dra_node(gated=gated))
+    rig.dra_is_broken = True
+    why = "no DRA driver pod is ready after 20 s"
+    assert_ends(rig, Reason.PLUGIN_NOT_READY, why, "default/high", layout=layout)
+    assert {"low", "high"} <= rig.pod_names
+    rig.dra_is_broken = False
+    assert run(without_driver(rig), layout).state is model.State.SUCCESS
+
+
+def test_a_broken_driver_does_not_keep_a_change_that_affects_no_claim() -> None:
+    rig = without_driver(without_pods(dra_node(gated=False)))
+    assert_ends(rig, Reason.APPLIED, layout="all-balanced")
+
+
+@pytest.mark.parametrize("gated", [True, False])
+def test_a_drain_reopens_the_node_for_a_driver_that_vanished_meanwhile(*, gated: bool) -> None:
+    rig = dra_node(gated=gated)
+    ours = reconciler(rig)
+
+    def strike() -> None:
+        if any(pod.is_terminating for pod in rig.pods.values()):
+            rig.on_call = lambda: None
+            without_driver(rig)
+
+    rig.on_call = strike
+    assert_ends(rig, Reason.DRAIN_TIMEOUT, layout="all-disabled", by=ours)
+    assert_ends(rig, Reason.APPLIED, layout="all-disabled", by=ours, attempt=2)
+
+
+@pytest.mark.parametrize("gated", [True, False])
+@pytest.mark.parametrize("ended", ["all-balanced", "all-disabled"])
+def test_after_a_kill_the_agent_reopens_the_node_for_the_driver_before_it_drains_more(
+    ended: str, *, gated: bool
+) -> None:
+    rig = dra_node(gated=gated)
+    kill_at(rig, 1, ended)
+    rig.add_pod("late", has_claims=True, claimed_ids=frozenset({min(rig.gpus[1].mig_uuids)}))
+
+    assert resume(rig, "all-disabled").state is model.State.SUCCESS
+
+    assert "late" not in rig.pod_names
+    assert_nothing_taken(rig)
+
+
+def test_claims_that_are_not_known_without_slices_are_resolved_before_a_pod_is_evicted() -> None:
+    rig = dra_node()
+    known = dict(rig.pods)
+    for uid, pod in rig.pods.items():
+        if pod.claimed_ids:
+            rig.pods[uid] = dataclasses.replace(pod, claimed_ids=None)
+    without_driver(rig)
+    rig.slices = ()
+
+    def learn() -> None:
+        for uid in rig.pods.keys() & known.keys() if rig.slices else ():
+            rig.pods[uid] = dataclasses.replace(rig.pods[uid], claimed_ids=known[uid].claimed_ids)
+
+    rig.clock.on_wait.append(learn)
+    assert run(rig, "most-in-one", KEEP_ONE).state is model.State.SUCCESS
+    assert rig.log.count("workloads.evict") == 1
+
+
+@pytest.mark.parametrize("gated", [True, False])
+@pytest.mark.parametrize("is_before", [True, False])
+def test_a_pod_that_gets_a_device_during_the_pause_leaves_only_while_the_driver_runs(
+    *, gated: bool, is_before: bool
+) -> None:
+    probe = dra_node(gated=gated)
+    before = devices(probe)
+    run(probe, "all-balanced")
+    rig = dra_node(gated=gated)
+    late = min(before - devices(probe) - {device_at(rig, 0), device_at(rig, 6)})
+    ours = reconciler(rig)
+
+    def strike() -> None:
+        pauses = [each for each in rig.statuses if each.startswith("pausing")]
+        is_last = bool(pauses) and "dra-driver" in pauses[-1]
+        if rig.has_hold_taint and (is_last or (is_before and pauses)):
+            rig.on_call = lambda: None
+            rig.add_pod("late", has_claims=True, claimed_ids=frozenset({late}))
+
+    rig.on_call = strike
+    outcome = run(rig, "all-balanced", by=ours)
+
+    is_late = not (is_before and gated)
+    assert (outcome.reason is Reason.DRAIN_TIMEOUT) is is_late, outcome.message
+    assert ("late" in rig.pod_names) is is_late
+    assert_nothing_taken(rig)
+    assert_ends(
+        rig,
+        Reason.APPLIED if is_late else Reason.ALREADY_APPLIED,
+        layout="all-balanced",
+        by=ours,
+        attempt=2,
+    )
+
+
+@pytest.mark.parametrize("gated", [True, False])
+def test_a_reboot_is_refused_while_a_pod_with_a_claim_remains_and_no_pod_is_evicted(
+    *, gated: bool
+) -> None:
+    rig = without_pods(dra_node(gated=gated))
+    rig.mode_waits = rig.may_reboot = True
+    off = gpu_values.brought_to(rig.gpus[:1], model.DesiredGpu(mode=model.MigMode.DISABLED))
+    claimed = sorted(rig.gpus[1].mig_uuids)
+    rig.gpus = (*off, rig.gpus[1])
+    rig.add_pod("claiming", has_claims=True, claimed_ids=frozenset(claimed[:1]))
+    rig.add_pod("other", devices=frozenset(claimed[1:2]))
+
+    why = "these pods with ResourceClaims cannot end: default/claiming; drain the node and reboot"
+    assert_ends(rig, Reason.REBOOT_REQUIRED, why, layout="all-1g.5gb")
+
+    assert rig.reboots == 0
+    assert {"claiming", "other"} <= rig.pod_names
+    rig.clock.wait(1)
+    assert rig.driver_runs
+
+
+def test_another_config_of_the_plugin_does_not_restart_the_driver() -> None:
+    rig = dra_node()
+    rig.labels |= {cluster.PLUGIN_DEPLOY_LABEL: "true", cluster.PLUGIN_CONFIG_LABEL: "whole"}
+    rig.live()
+    rig.policy = policies.Policy(plugin_configs={"all-1g.5gb": "sliced"})
+    seen = starts(rig)
+    assert run(rig, "all-1g.5gb").state is model.State.SUCCESS
+    assert rig.labels[cluster.PLUGIN_CONFIG_LABEL] == "sliced"
+    assert len(seen) == 1
+    assert "slices.withdraw" not in rig.log
+
+
+@pytest.mark.parametrize("gated", [True, False])
+def test_an_agent_killed_while_it_verifies_leaves_a_right_driver_that_is_not_restarted(
+    *, gated: bool
+) -> None:
+    rig = dra_node(gated=gated)
+    seen = starts(rig)
+
+    def kill() -> None:
+        if "waiting for the new devices to be schedulable" in rig.statuses and rig.driver_runs:
+            raise Killed
+
+    rig.on_call = kill
+    with pytest.raises(Killed):
+        run(rig, "all-balanced")
+    rig.on_call = lambda: None
+    withdrawn = rig.log.count("slices.withdraw")
+
+    assert resume(rig, "all-balanced").state is model.State.SUCCESS
+
+    assert len(seen) == 2
+    assert rig.log.count("slices.withdraw") == withdrawn
+    assert_nothing_taken(rig)
+
+
+def test_parts_are_refused_while_the_driver_is_between_two_pods() -> None:
+    rig = without_driver(without_pods(dra_node()))
+    assert run(rig, "parts", KEEP_ONE).reason is Reason.STRATEGY_MISMATCH

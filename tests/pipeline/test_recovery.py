@@ -85,6 +85,8 @@ def test_a_run_killed_at_any_call_is_resumed_without_reopening_the_node_and_succ
         *(pytest.param(*each.values, None, marks=each.marks) for each in scenes.SWEPT),
         ("one-slice-on-a-busy-node", "too-much"),
         ("first-layout", "all-balanced"),
+        ("dra-driver", "all-disabled"),
+        pytest.param("dra-driver-ungated", "all-disabled", marks=pytest.mark.slow),
         pytest.param("first-layout", "too-much", marks=pytest.mark.slow),
         pytest.param("mode-off", "all-1g.5gb", marks=pytest.mark.slow),
         pytest.param("mode-off", "too-much", marks=pytest.mark.slow),

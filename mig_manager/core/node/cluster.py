@@ -89,6 +89,11 @@ class Pod:
         return f"{self.namespace}/{self.name}"
 
     @property
+    def may_claim(self) -> bool:
+        """Whether it has a GPU by a ResourceClaim, or may have: only a DRA driver ends it."""
+        return self.has_claims or bool(self.claimed_ids)
+
+    @property
     def is_finished(self) -> bool:
         """Whether its containers have ended for good and hold nothing."""
         return self.phase in ("Succeeded", "Failed")
