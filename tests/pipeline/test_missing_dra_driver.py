@@ -1,0 +1,176 @@
+"""A DRA driver that has no ready pod: without it no pod with a claim ends."""
+
+import dataclasses
+import functools
+
+import pytest
+
+from mig_manager.core import model
+from mig_manager.core.node import cluster
+from mig_manager.errors import Reason
+from tests import fake_ports, fakes
+from tests.pipeline.test_dra_node import (
+    KEEP_ONE,
+    published,
+    without_driver,
+    without_pods,
+)
+from tests.scenes import (
+    Killed,
+    assert_ends,
+    assert_nothing_taken,
+    calls,
+    dra_node,
+    kill_at,
+    reconciler,
+    resume,
+    run,
+)
+
+
+@pytest.mark.parametrize("gated", [True, False])
+def test_a_driver_between_two_pods_is_waited_for_before_a_pod_with_a_claim_is_evicted(
+    *, gated: bool
+) -> None:
+    rig = without_driver(dra_node(gated=gated))
+    assert_ends(rig, Reason.APPLIED, layout="all-disabled")
+    assert not {"low", "high"} & rig.pod_names
+    assert published(rig) == {gpu.uuid for gpu in rig.gpus}
+
+
+@pytest.mark.parametrize("layout", ["all-balanced", "all-disabled"])
+@pytest.mark.parametrize("gated", [True, False])
+def test_a_pod_with_a_claim_is_not_evicted_while_no_driver_gets_ready(
+    layout: str, *, gated: bool
+) -> None:
+    rig = without_driver(dra_node(gated=gated))
+    rig.dra_is_broken = True
+    why = "no DRA driver pod is ready after 20 s"
+    assert_ends(rig, Reason.PLUGIN_NOT_READY, why, "default/high", layout=layout)
+    assert {"low", "high"} <= rig.pod_names
+    rig.dra_is_broken = False
+    assert run(without_driver(rig), layout).state is model.State.SUCCESS
+
+
+def test_a_broken_driver_does_not_keep_a_change_that_affects_no_claim() -> None:
+    rig = without_driver(without_pods(dra_node(gated=False)))
+    assert_ends(rig, Reason.APPLIED, layout="all-balanced")
+
+
+@pytest.mark.parametrize("gated", [True, False])
+def test_a_drain_reopens_the_node_for_a_driver_that_vanished_meanwhile(*, gated: bool) -> None:
+    rig = dra_node(gated=gated)
+    ours = reconciler(rig)
+
+    def strike() -> None:
+        if any(pod.is_terminating for pod in rig.pods.values()):
+            rig.on_call = lambda: None
+            without_driver(rig)
+
+    rig.on_call = strike
+    assert_ends(rig, Reason.DRAIN_TIMEOUT, layout="all-disabled", by=ours)
+    assert_ends(rig, Reason.APPLIED, layout="all-disabled", by=ours, attempt=2)
+
+
+@pytest.mark.parametrize("gated", [True, False])
+@pytest.mark.parametrize("ended", ["all-balanced", "all-disabled"])
+def test_after_a_kill_the_agent_reopens_the_node_for_the_driver_before_it_drains_more(
+    ended: str, *, gated: bool
+) -> None:
+    rig = dra_node(gated=gated)
+    kill_at(rig, 1, ended)
+    rig.add_pod("late", has_claims=True, claimed_ids=frozenset({min(rig.gpus[1].mig_uuids)}))
+
+    assert resume(rig, "all-disabled").state is model.State.SUCCESS
+
+    assert "late" not in rig.pod_names
+    assert_nothing_taken(rig)
+
+
+def test_claims_that_are_not_known_without_slices_are_resolved_before_a_pod_is_evicted() -> None:
+    rig = dra_node()
+    known = dict(rig.pods)
+    for uid, pod in rig.pods.items():
+        if pod.claimed_ids:
+            rig.pods[uid] = dataclasses.replace(pod, claimed_ids=None)
+    without_driver(rig)
+    rig.slices = ()
+
+    def learn() -> None:
+        for uid in rig.pods.keys() & known.keys() if rig.slices else ():
+            rig.pods[uid] = dataclasses.replace(rig.pods[uid], claimed_ids=known[uid].claimed_ids)
+
+    rig.clock.on_wait.append(learn)
+    assert run(rig, "most-in-one", KEEP_ONE).state is model.State.SUCCESS
+    assert rig.log.count("workloads.evict") == 1
+
+
+class NewWorkloads(fake_ports.FakeWorkloads):
+    """The pods as a new agent sees them: it knows a claim's devices only from the slices."""
+
+    def __init__(self, rig: fakes.NodeRig) -> None:
+        super().__init__(rig)
+        self._known: set[str] = set()
+
+    def list(self) -> tuple[cluster.Pod, ...]:
+        pods, listed = super().list(), published(self._rig)
+        self._known |= {pod.uid for pod in pods if (pod.claimed_ids or frozenset()) <= listed}
+        return tuple(
+            pod if pod.uid in self._known else dataclasses.replace(pod, claimed_ids=None)
+            for pod in pods
+        )
+
+
+@pytest.mark.parametrize("gated", [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("requested", "kept"), [("all-balanced", 1), ("all-disabled", 0)])
+def test_an_agent_after_a_kill_at_any_call_evicts_only_pods_that_the_layout_does_not_keep(
+    requested: str, kept: int, *, gated: bool
+) -> None:
+    make = functools.partial(dra_node, gated=gated)
+    waits = 0
+    for index in range(len(calls(make, "all-balanced"))):
+        rig = make()
+        rig.failing = {index: Killed()}
+        with pytest.raises(Killed):
+            run(rig, "all-balanced")
+        rig.failing = {}
+        if not rig.driver_runs:
+            rig.slices = ()
+        ours = reconciler(rig, workloads=NewWorkloads(rig))
+        ours.recover(requested)
+
+        assert run(rig, requested, by=ours).state is model.State.SUCCESS, index
+
+        assert len({"low", "high"} & rig.pod_names) == kept, index
+        assert_nothing_taken(rig)
+        waits += any("waiting for the DRA driver" in each for each in rig.statuses)
+    assert waits > 5
+
+
+@pytest.mark.parametrize("gated", [True, pytest.param(False, marks=pytest.mark.slow)])
+def test_after_the_driver_vanishes_at_any_call_a_retry_succeeds(*, gated: bool) -> None:
+    make = functools.partial(dra_node, gated=gated)
+    failed = 0
+    for index in range(len(calls(make, "all-disabled"))):
+        rig = make()
+        ours = reconciler(rig)
+        rig.on_call = functools.partial(vanish_at, rig, index)
+
+        outcome = run(rig, "all-disabled", by=ours)
+        if outcome.state is not model.State.SUCCESS:
+            failed += 1
+            assert outcome.should_retry, index
+            assert_nothing_taken(rig)
+            # The driver comes back, and then the pods end that wait for it.
+            rig.clock.wait(5)
+            rig.clock.wait(5)
+            outcome = run(rig, "all-disabled", by=ours, attempt=2)
+
+        assert outcome.state is model.State.SUCCESS, (index, outcome.message)
+        assert_nothing_taken(rig)
+    assert failed > 0
+
+
+def vanish_at(rig: fakes.NodeRig, index: int) -> None:
+    if len(rig.log) == index + 1:
+        without_driver(rig)
