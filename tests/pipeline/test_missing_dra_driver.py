@@ -2,9 +2,11 @@
 
 import dataclasses
 import functools
+import itertools
 
 import pytest
 
+from mig_manager import errors
 from mig_manager.core import model
 from mig_manager.core.node import cluster
 from mig_manager.errors import Reason
@@ -174,3 +176,29 @@ def test_after_the_driver_vanishes_at_any_call_a_retry_succeeds(*, gated: bool) 
 def vanish_at(rig: fakes.NodeRig, index: int) -> None:
     if len(rig.log) == index + 1:
         without_driver(rig)
+
+
+@pytest.mark.parametrize("is_stopped", [True, False])
+def test_a_request_that_ends_while_the_driver_is_waited_for_restores_the_node(
+    *, is_stopped: bool
+) -> None:
+    for number in itertools.count(1):
+        rig = dra_node()
+        kill_at(rig, 1, "all-disabled")
+        rig.add_pod("late", has_claims=True, claimed_ids=frozenset({min(rig.gpus[1].mig_uuids)}))
+        ours = reconciler(rig)
+        ours.recover("all-disabled")
+        request = fakes.FakeRequest(rig.clock, ends_at=number, replaced=not is_stopped)
+        try:
+            run(rig, "all-disabled", by=ours, request=request)
+        except errors.Superseded:
+            pass
+        else:
+            break
+        assert_nothing_taken(rig, is_stopped=is_stopped)
+
+        outcome = resume(rig, "all-disabled") if is_stopped else run(rig, "all-disabled", by=ours)
+
+        assert outcome.state is model.State.SUCCESS, number
+        assert_nothing_taken(rig)
+    assert number > 5
