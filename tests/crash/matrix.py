@@ -11,6 +11,7 @@ from mig_manager.core import model
 from mig_manager.core.node import cluster
 from mig_manager.sandbox.driver import states
 from mig_manager.sandbox.node import objects
+from tests import journals
 from tests.crash import points as points_
 from tests.crash import scenarios, stage
 from tests.simulated_rig import devices
@@ -169,7 +170,7 @@ def _stop(rig: stage.Stage, point: str) -> Verdict:
     elif is_struck:
         if status := agent.status:
             problems.append(f"exit status {status}")
-        problems += _taken(rig)
+        problems += _taken(rig, is_stopped=True)
         if objects.labels(rig.node()).get(cluster.STATE_LABEL) == model.State.PENDING.value:
             problems.append("the node says pending")
     agent.kill()
@@ -235,7 +236,7 @@ def _problems(rig: stage.Stage, recording: Recording, aftermath: Aftermath) -> I
         yield from _hurt(rig, recording, aftermath)
 
 
-def _taken(rig: stage.Stage) -> list[str]:
+def _taken(rig: stage.Stage, *, is_stopped: bool = False) -> list[str]:
     node = rig.node()
     problems = []
     if not rig.are_deploy_labels_as_before():
@@ -246,7 +247,8 @@ def _taken(rig: stage.Stage) -> list[str]:
         problems.append("the hold taint is there")
     if rig.owes_hooks():
         problems.append("the hooks of the end are owed")
-    if journal := objects.annotations(node).get(cluster.JOURNAL_ANNOTATION):
+    journal = objects.annotations(node).get(cluster.JOURNAL_ANNOTATION)
+    if not journals.lists_nothing(journal, is_stopped=is_stopped):
         problems.append(f"a journal: {journal}")
     return problems
 

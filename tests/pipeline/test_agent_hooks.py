@@ -103,7 +103,7 @@ def test_sigterm_during_a_hook_ends_it_and_restores_the_node(hooks: Hooks, point
 
         assert hooks.ran[-1] == "apply-exit"
         assert {gpu.current_mode for gpu in rig.gpus.observe()} == {model.MigMode.DISABLED}
-        assert_nothing_taken(rig)
+        assert_nothing_taken(rig, is_stopped=True)
         assert objects.labels(rig.node())[cluster.STATE_LABEL] == "failed"
 
 

@@ -13,6 +13,7 @@ from mig_manager.sandbox import scenarios, stages
 from mig_manager.sandbox.driver import states
 from mig_manager.sandbox.node import device_plugin, objects, sandbox_node
 from testkit import apiserver
+from tests import journals
 
 PACKAGED = pathlib.Path(__file__).parents[2] / "profiles" / "mig-parted.yaml"
 IMPATIENT = ("--retry-initial-s", "0.2", "--retry-max-s", "0.5")
@@ -45,12 +46,13 @@ def new_stage(
     )
 
 
-def assert_nothing_taken(stage: stages.Stage) -> None:
+def assert_nothing_taken(stage: stages.Stage, *, is_stopped: bool = False) -> None:
     node = stage.node()
     assert not (node["spec"] or {}).get("unschedulable")
     assert not (node["spec"] or {}).get("taints")
     assert cluster.PAUSED_VALUE not in objects.labels(node).values()
-    assert cluster.JOURNAL_ANNOTATION not in objects.annotations(node)
+    journal = objects.annotations(node).get(cluster.JOURNAL_ANNOTATION)
+    assert journals.lists_nothing(journal, is_stopped=is_stopped)
 
 
 def play(story: str, spec: str) -> None:

@@ -96,7 +96,8 @@ def test_structs_of_the_library_are_laid_out_as_pynvml_lays_them_out(
 
 @pytest.mark.slow
 def test_structs_of_the_library_are_laid_out_as_in_nvidias_header(tmp_path: pathlib.Path) -> None:
-    folder = go("list", "-m", "-f", "{{.Dir}}", "github.com/NVIDIA/go-nvml")
+    # Unlike ``go list`` it says where the module is only once it is there.
+    folder = json.loads(go("mod", "download", "-json", "github.com/NVIDIA/go-nvml"))["Dir"]
 
     theirs = fields_of(f"{folder}/pkg/nvml/nvml.h", tmp_path)
 
