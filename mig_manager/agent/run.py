@@ -347,11 +347,15 @@ class Run:
         """Evict every pod with a GPU, whatever the policy is otherwise."""
         order = drain.whole_node(self._limits)
         usage = drain.survey(self._deps.workloads, self._deps.allocations)
-        names = [pod.key for pod in order.affected_pods(usage) if pod.may_claim]
-        if names and paused.advertisers.has_dra_driver:
+        affected = order.affected_pods(usage)
+        if affected and not self._may_evict:
+            names = messages.listed([pod.key for pod in affected])
+            raise errors.DrainError(f"pods use the GPUs, and no change was requested: {names}")
+        claiming = [pod.key for pod in affected if pod.may_claim]
+        if claiming and paused.advertisers.has_dra_driver:
             raise errors.DrainError(
                 "while the DRA driver is paused, these pods with ResourceClaims cannot end: "
-                f"{messages.listed(names)}; drain the node and reboot it"
+                f"{messages.listed(claiming)}; drain the node and reboot it"
             )
         self._new_drain(order).run(usage, request)
 

@@ -201,6 +201,24 @@ def test_a_request_superseded_before_the_reboot_restores_the_node(*, replaced: b
     assert rig.reboots == 0
 
 
+def test_no_pod_is_evicted_to_reboot_for_a_layout_that_was_active_before_the_agent() -> None:
+    rig = scenes.node(layout="all-balanced")
+    first, second = rig.gpus
+    off = model.MigMode.DISABLED
+    changed = dataclasses.replace(first, current_mode=off, pending_mode=off, gpu_instances=())
+    rig.gpus = (changed, second)
+    rig.live()
+    rig.add_pod("elsewhere", devices=frozenset({scenes.device(rig, 1, "3g.20gb")}))
+    rig.mode_waits = rig.may_reboot = True
+    ours = scenes.reconciler(rig)
+    ours.recover("all-balanced")
+
+    assert_ends(rig, Reason.REBOOT_REQUIRED, "elsewhere", layout="all-balanced", by=ours)
+
+    assert rig.reboots == 0
+    assert "elsewhere" in rig.pod_names
+
+
 def test_policy_none_forbids_a_reboot() -> None:
     rig = rebooting_node()
     rig.policy = policies.Policy(drain=policies.Drain.NONE)
