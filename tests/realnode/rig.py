@@ -262,9 +262,9 @@ class Cluster:
     def withdraw(self, name: str = NODE) -> None:
         """Take the request for a layout away; return when no run is under way."""
         self.kubectl("label", "node", name, f"{_CONFIG}-")
-        waiting.until(functools.partial(self._is_idle, name), "the end of a run")
+        waiting.until(functools.partial(self.is_idle, name), "the end of a run")
 
-    def _is_idle(self, name: str) -> bool:
+    def is_idle(self, name: str) -> bool:
         """Check whether no run is under way; the state of the last one stays on the node."""
         metadata = self.get("node", name)["metadata"]
         is_pending = metadata["labels"].get(_STATE) in {"pending", "rebooting"}

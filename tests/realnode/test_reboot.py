@@ -58,6 +58,8 @@ def test_a_rebooted_node_has_its_layout_again_without_an_eviction_and_its_worklo
     waiting.until(lambda: profiles(cluster) == BALANCED, "the layout", within_s=90)
     assert not instances & cluster.driver.instances()
     assert_usable(cluster, "train", 1)
+    # The pod may run before the agent has seen that all devices are schedulable.
+    waiting.until(lambda: cluster.is_idle(rig.NODE), "the end of the run")
     judging.assert_at_rest(cluster)
     assert log.evicted() == []
 
