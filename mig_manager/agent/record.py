@@ -325,9 +325,7 @@ class Record:
         kept = taken.remaining
         if outcome.reason is errors.Reason.INTERRUPTED:
             # The next agent must not take a plugin that has no new pod yet for none.
-            kept = dataclasses.replace(
-                kept, has_plugin=taken.has_plugin, has_dra_driver=taken.has_dra_driver
-            )
+            kept = taken.unverified
         if outcome.keeps_closed:
             kept = taken.closed
             taken = dataclasses.replace(taken, hold_taint=False)

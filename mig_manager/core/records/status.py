@@ -310,15 +310,16 @@ class Journal:
         )
 
     @property
-    def closed(self) -> "Journal":
-        """The journal after that, if the node stays tainted for the next attempt of a drain."""
+    def unverified(self) -> "Journal":
+        """The journal after that, if the next run must still verify the devices."""
         return dataclasses.replace(
-            self.remaining,
-            hold_taint=self.hold_taint,
-            has_plugin=self.has_plugin,
-            has_dra_driver=self.has_dra_driver,
-            draining=True,
+            self.remaining, has_plugin=self.has_plugin, has_dra_driver=self.has_dra_driver
         )
+
+    @property
+    def closed(self) -> "Journal":
+        """The same, if the node stays tainted for the next attempt of a drain."""
+        return dataclasses.replace(self.unverified, hold_taint=self.hold_taint, draining=True)
 
     def to_json(self) -> str:
         """Return the annotation's value; older versions ignore members they do not know."""
