@@ -61,13 +61,15 @@ def test_a_corrected_file_is_served_without_touching_the_label(
 STARTUP = "example.com/mig-not-ready"
 
 
+def ready(stage: stages.Stage) -> clusters.Object:
+    """Return the condition of the node; empty if the agent has written none."""
+    conditions = stage.node()["status"].get("conditions") or ()
+    return next((dict(each) for each in conditions if each["type"] == "MigReady"), {})
+
+
 def test_a_new_node_is_not_ready_and_tainted_until_its_layout_is_verified(
     where: clusters.Cluster, tmp_path: pathlib.Path
 ) -> None:
-    def ready(stage: stages.Stage) -> clusters.Object:
-        conditions = stage.node()["status"].get("conditions") or ()
-        return next((dict(each) for each in conditions if each["type"] == "MigReady"), {})
-
     with clusters.stage(where, tmp_path, "--startup-taint", STARTUP) as stage:
         # The device plugin of this node tolerates no other effect.
         taints = [FOREIGN_TAINT, {"key": STARTUP, "effect": "PreferNoSchedule"}]
@@ -188,6 +190,9 @@ def test_a_label_that_changes_after_the_watch_was_lost_for_good_is_served(
 ) -> None:
     with clusters.stage(where_in_depth, tmp_path) as stage:
         clusters.apply(stage, "all-1g.5gb")
+        # A later write of the agent would be newer than the versions that expire. The condition
+        # is its last one.
+        stage.wait(lambda: ready(stage).get("status") == "True", "a node that is ready")
 
         where_in_depth.expire_watches()
         clusters.apply(stage, "all-2g.10gb")
