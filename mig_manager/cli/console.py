@@ -89,6 +89,11 @@ class Console:
             return int(text[:_MOST_DIGITS])
         return _columns_of(self.stdout)
 
+    @property
+    def remark_columns(self) -> int | None:
+        """The width of the terminal that shows the remarks; None if it is none."""
+        return _columns_of(self.stderr)
+
     def say(self, text: str) -> None:
         """Write an answer.
 
@@ -144,7 +149,7 @@ class Console:
         self, text: str, *, remedy: str = "", priority: log.Priority = log.Priority.NOTICE
     ) -> None:
         """Write a sentence, and below it what to do about it, if anything; never raises."""
-        style = bar.Style(columns=_columns_of(self.stderr))
+        style = bar.Style(columns=self.remark_columns)
         # Names from files and from the API end up here; they must not drive the terminal.
         line = f"{self.program}: {messages.printable(text, ' ')}"
         lines = [style.fitted(line)]

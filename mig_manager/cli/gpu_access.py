@@ -13,7 +13,7 @@ from mig_manager import errors
 from mig_manager.adapters import host
 from mig_manager.agent import node_settings
 from mig_manager.change import local
-from mig_manager.cli import command_settings, console
+from mig_manager.cli import command_settings, console, progress
 from mig_manager.core import model, ports, steps
 
 _PROCESSES_TIMEOUT_S = 5.0  # how long 'status' may look for GPU processes
@@ -56,15 +56,18 @@ class GpuAccess:
         prepare_simulation(self._chosen.gpus, self._terminal.note)
         chosen = self._chosen
         state = chosen.gpus.simulate_state
+        command = nvml_worker.worker_command(
+            library_path=chosen.gpus.library_path,
+            driver_roots=chosen.gpus.driver_roots,
+            simulate_state=str(state) if state else None,
+            in_use_timeout_s=chosen.in_use_timeout_s,
+        )
+        columns = self._terminal.remark_columns
         dependencies = local.Dependencies(
             gpus=nvml_worker.WorkerGpus(
-                command=nvml_worker.worker_command(
-                    library_path=chosen.gpus.library_path,
-                    driver_roots=chosen.gpus.driver_roots,
-                    simulate_state=str(state) if state else None,
-                    in_use_timeout_s=chosen.in_use_timeout_s,
-                ),
+                command=(*command, nvml_worker.REPORTS_STEPS) if columns else command,
                 timeout_s=chosen.gpu_timeout_s,
+                telemetry=progress.Progress(self._terminal.remarks, columns or 0),
             ),
             lock=lock_file.LockFile(
                 chosen.lock_file,

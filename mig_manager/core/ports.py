@@ -399,6 +399,12 @@ class Telemetry:
     def gpu_operation_ended(self, name: str, seconds: float, *, is_good: bool) -> None:
         """All GPUs were observed, or a plan was executed."""
 
+    def steps_began(self, plan: steps.Plan) -> None:
+        """The steps of a plan are about to be executed, of all GPUs at the same time."""
+
+    def step_ended(self, gpu_index: int) -> None:
+        """A step of a GPU succeeded."""
+
     def nvml_called(self, function: str, calls: int, seconds: float) -> None:
         """An NVML function was called ``calls`` times."""
 

@@ -1,20 +1,15 @@
 """Answers at the widths of terminals: from COLUMNS, and in a real pseudo-terminal."""
 
-import fcntl
 import os
 import pathlib
 import re
-import struct
-import subprocess
-import sys
-import termios
 
 import pytest
 
 from mig_manager.cli import rollout
 from mig_manager.core import bar
 from mig_manager.core.fleet import rollout as core_rollout
-from tests.shell import commandline
+from tests.shell import commandline, terminal
 from tests.shell import plugin_rig as rig
 
 _WIDTHS = (60, 80, 120, 200)
@@ -91,7 +86,7 @@ def test_the_preview_of_a_rollout_fits_the_terminal(columns: int) -> None:
 @pytest.mark.parametrize("columns", _WIDTHS)
 def test_an_answer_fits_a_real_terminal(tmp_path: pathlib.Path, columns: int) -> None:
     environ = {"HOME": str(tmp_path), "PATH": os.environ["PATH"], "LANG": "C.UTF-8"}
-    out = _in_terminal(["plan", "all-balanced", *_H100], columns=columns, environ=environ)
+    out = terminal.run(["plan", "all-balanced", *_H100], columns=columns, environ=environ)
 
     lines = [line.rstrip("\r") for line in _COLOUR.sub("", out).splitlines()]
     (border,) = (line for line in lines if "┌" in line)
@@ -102,7 +97,7 @@ def test_an_answer_fits_a_real_terminal(tmp_path: pathlib.Path, columns: int) ->
 @pytest.mark.parametrize("columns", _WIDTHS)
 def test_an_error_and_its_remedy_fit_a_real_terminal(tmp_path: pathlib.Path, columns: int) -> None:
     environ = {"HOME": str(tmp_path), "PATH": os.environ["PATH"], "LANG": "C.UTF-8"}
-    out = _in_terminal(
+    out = terminal.run(
         ["status", "--library-path", "/nonexistent.so"],
         columns=columns,
         environ=environ,
@@ -130,26 +125,3 @@ def test_the_sentences_of_help_fit_a_narrow_terminal(
     # Examples stay whole: people copy them.
     wide = [line for line in lines if len(line) > 60]
     assert all(line.startswith("  mig-manager ") for line in wide), wide
-
-
-def _in_terminal(
-    argv: list[str], *, columns: int, environ: dict[str, str], status: int = 0
-) -> str:
-    """Run the program in a terminal of that width; return what it wrote."""
-    ours, its = os.openpty()
-    fcntl.ioctl(its, termios.TIOCSWINSZ, struct.pack("HHHH", 50, columns, 0, 0))
-    command = [sys.executable, "-m", "mig_manager", *argv]
-    with subprocess.Popen(  # noqa: S603 - our own program
-        command, stdin=its, stdout=its, stderr=its, env=environ
-    ) as process:
-        os.close(its)
-        found = b""
-        try:
-            while chunk := os.read(ours, 65536):
-                found += chunk
-        except OSError:
-            pass  # Linux reports EIO once the other side is closed
-        finally:
-            os.close(ours)
-        assert process.wait(60) == status
-    return found.decode()

@@ -21,6 +21,7 @@ _CHUNK = select.PIPE_BUF
 """Bytes that a writable pipe takes as a whole (pipe(7)); poll(2) reports no smaller room."""
 _REOPENED = stat.S_IFIFO, stat.S_IFCHR
 _FORWARDER = "mig-manager"
+_ERASED = "\r\x1b[K"  # the cursor's line is empty, and the cursor at its start (ECMA-48: EL)
 
 
 class Priority(enum.IntEnum):
@@ -65,6 +66,7 @@ class LineWriter:
         self._lock = threading.RLock()
         self._unreported = 0
         self._is_torn = False
+        self._is_shown = False
         self._is_journal = False
         self._write_some = self._write_to_stream
         self.notice: Callable[[int], str] = "{} lines could not be written before this one".format
@@ -85,6 +87,20 @@ class LineWriter:
             if self._unreported or not self._put(text, priority):
                 self.drop()
 
+    def show(self, text: str) -> None:
+        """Write a line over the last one shown, on a terminal; the next ``put`` removes it.
+
+        Args:
+            text: Less than a terminal's line; empty: only remove the last one.
+        """
+        with self._lock:
+            if self._unreported or not (text or self._is_shown):
+                return
+            self._is_shown = bool(text)
+            with contextlib.suppress(OSError, ValueError, RuntimeError):
+                data = f"{_ERASED}{text}".encode(self._encoding, "backslashreplace")
+                self._write_some(data)
+
     def write(self, text: str) -> int:
         """Write text as a file does, for ``print``."""
         if text := text.removesuffix("\n"):
@@ -100,7 +116,9 @@ class LineWriter:
             lines = [f"<{priority.value}>{line}" for line in lines]
         # Ends the rest of a truncated line.
         lead = [""] if self._is_torn else []
-        data = "\n".join([*lead, *lines, ""]).encode(self._encoding, "backslashreplace")
+        erased = _ERASED * self._is_shown
+        self._is_shown = False
+        data = (erased + "\n".join([*lead, *lines, ""])).encode(self._encoding, "backslashreplace")
         written = 0
         try:
             while written < len(data):

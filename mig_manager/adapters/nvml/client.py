@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from mig_manager.adapters.nvml import processes
 
 _MODULE = "mig_manager.adapters.nvml.worker"
+REPORTS_STEPS = "--reports-steps"
+"""Of ``worker_command``: the telemetry is told of each step."""
 _MOST_NAMED = 8
 
 _log = structlog.get_logger()
@@ -147,6 +149,7 @@ class WorkerGpus(ports.Standby):
         known = tuple(
             dataclasses.replace(gpu, gpu_instances=()) for gpu in seen if gpu.uuid in uuids
         )
+        self.telemetry.steps_began(plan)
         with self._timed("execute"):
             gpus: model.ObservedGpus = self._ask(("execute", plan, known))
         self._seen = self._seen.updated(gpus)
@@ -201,7 +204,7 @@ class WorkerGpus(ports.Standby):
         answer: Any = None
         failure = None
         try:
-            answer = worker.child.ask(request, timeout_s=self.timeout_s)
+            answer = self._answer(worker.child, request)
         except (TimeoutError, EOFError, ValueError) as error:
             failure = error
         finally:
@@ -219,6 +222,15 @@ class WorkerGpus(ports.Standby):
                 raise self._hung(worker) from failure
             case _:
                 raise _died(worker, failure, stderr) from failure
+
+    def _answer(self, child: subprocesses.Child, request: tuple[object, ...]) -> Any:
+        """Return a worker's answer, and pass on which steps ended until then."""
+        deadline_s = self.monotonic() + self.timeout_s
+        message = child.ask(request, timeout_s=self.timeout_s)
+        while message[0] == "step":
+            self.telemetry.step_ended(message[1])
+            message = child.receive(max(0.0, deadline_s - self.monotonic()))
+        return message
 
     def _end(self, worker: _Worker) -> None:
         if not worker.end():

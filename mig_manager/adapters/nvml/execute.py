@@ -45,6 +45,8 @@ class Executor:
     proc_root: pathlib.Path | None
     driver_roots: Sequence[str]
     """Where the driver's capability files may be, if not there."""
+    on_step: Callable[[int], None] | None = None
+    """Called with the GPU's index after each step."""
     _give_up_s: float | None = None
     _device: gpu_device.Device | None = None
     _by_id: dict[int, gpu_device.GpuInstanceRef] = dataclasses.field(default_factory=dict)
@@ -72,6 +74,8 @@ class Executor:
                         self._add_users(step, error)
                     doing = f"cannot {steps.describe(step)}"
                     raise library.about(name, error, doing=doing) from error
+                if self.on_step is not None:
+                    self.on_step(self.plan.gpu_index)
             try:
                 if self.known is not None:
                     return observe.update(self.known, self._open())

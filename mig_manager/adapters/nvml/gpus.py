@@ -38,6 +38,8 @@ class NvmlGpus:
     clock: timing.Clock
     proc_root: pathlib.Path | None = None
     """Where to look for processes that use a GPU; None: ask NVML only."""
+    on_step: Callable[[int], None] | None = None
+    """Called with the index of a GPU after each of its steps, in the thread of that GPU."""
 
     def observe(self) -> model.ObservedGpus:
         """Return every GPU, and those that cannot be observed; it is an error if these are all.
@@ -96,6 +98,7 @@ class NvmlGpus:
             clock=self.clock,
             proc_root=self.proc_root,
             driver_roots=self.driver_roots,
+            on_step=self.on_step,
         )
         try:
             return executor.run()

@@ -10,8 +10,9 @@ import gc
 import os
 import pathlib
 import sys
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from mig_manager import errors
 from mig_manager.adapters.host import subprocesses
@@ -37,6 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--simulate-state", help="state file of a simulated node")
     parser.add_argument("--in-use-timeout-s", type=float, default=30.0)
     parser.add_argument("--proc-root", type=pathlib.Path, help="where to look for processes")
+    parser.add_argument("--reports-steps", action="store_true", help="send each step that ended")
     parser.add_argument("--last-calls-fd", type=int, help="inherited memory to note calls in")
     arguments = parser.parse_args(argv)
     parent = subprocesses.Parent()
@@ -65,6 +67,7 @@ def _serve(arguments: argparse.Namespace, parent: subprocesses.Parent) -> int:
         in_use_timeout_s=arguments.in_use_timeout_s,
         clock=host.SystemClock(),
         proc_root=proc_root,
+        on_step=_step_reporter(parent) if arguments.reports_steps else None,
     )
 
     def answer() -> object:
@@ -92,6 +95,17 @@ def _serve(arguments: argparse.Namespace, parent: subprocesses.Parent) -> int:
     outcome = subprocesses.attempt(answer)
     parent.send((outcome, hung_call.RECORDER.take_totals()))
     return 0
+
+
+def _step_reporter(parent: subprocesses.Parent) -> Callable[[int], None]:
+    """Return what sends ``("step", INDEX)``, from any thread."""
+    lock = threading.Lock()
+
+    def report(gpu_index: int) -> None:
+        with lock, contextlib.suppress(BrokenPipeError):
+            parent.send(("step", gpu_index))
+
+    return report
 
 
 def _listen(arguments: argparse.Namespace, parent: subprocesses.Parent) -> int:

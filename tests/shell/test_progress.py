@@ -1,0 +1,85 @@
+"""The line that shows how far a change of the GPUs is."""
+
+import io
+import os
+import pathlib
+import re
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mig_manager.adapters.host import log
+from mig_manager.cli import progress
+from mig_manager.core import model, steps
+from tests.shell import terminal
+from tests.shell.shell_node import Node
+
+_FRAME = re.compile(r"\r\x1b\[K([^\r\n]*)")
+_STEP = steps.SetMode(gpu_uuid="GPU-0", mode=model.MigMode.ENABLED, needs_reset=False)
+
+
+def shown_by(node: Node, *argv: str, columns: int = 80) -> list[str]:
+    """Return what stood in the line, one after the other, each as it was erased by the next."""
+    written = terminal.run(node.arguments(*argv), columns=columns, environ=dict(os.environ))
+    return _FRAME.findall(written)
+
+
+def test_apply_shows_each_step_and_leaves_no_line_of_it(tmp_path: pathlib.Path) -> None:
+    node = Node(tmp_path, "2xA100-SXM4-40GB", active="before")
+
+    frames = shown_by(node, "apply", "wanted")
+
+    counted = [frame for frame in frames if " of " in frame]
+    total = int(counted[0].split()[2])
+    assert [int(frame.split()[0]) for frame in counted] == list(range(total + 1))
+    assert " of " not in frames[-1]
+    assert max(map(len, frames)) < 80
+
+
+def test_restore_shows_its_steps(tmp_path: pathlib.Path) -> None:
+    node = Node(tmp_path, "1xA100-SXM4-40GB", active="before")
+    file = str(tmp_path / "checkpoint.json")
+    assert node.run("checkpoint", "-f", file).returncode == 0
+    assert node.run("apply", "wanted").returncode == 0
+
+    assert any("GPU 0 1/" in frame for frame in shown_by(node, "restore", "-f", file))
+
+
+def test_a_pipe_gets_no_progress(tmp_path: pathlib.Path) -> None:
+    answer = Node(tmp_path, "1xA100-SXM4-40GB", active="before").run_process("apply", "wanted")
+
+    assert answer.returncode == 0
+    assert "\x1b" not in answer.stderr
+    assert " of " not in answer.stderr
+
+
+@given(
+    columns=st.integers(1, 250),
+    totals=st.lists(st.integers(1, 40), max_size=16),
+    done=st.lists(st.integers(0, 15), max_size=40),
+)
+def test_the_line_is_shorter_than_any_terminal(
+    columns: int, totals: list[int], done: list[int]
+) -> None:
+    shown = progress.Progress(log.LineWriter(io.StringIO()), columns)
+    plans = (
+        steps.GpuPlan(gpu_uuid=f"GPU-{i}", gpu_index=i, steps=(_STEP,) * total, target=())
+        for i, total in enumerate(totals)
+    )
+    shown.steps_began(steps.Plan(gpus=tuple(plans)))
+    for index in done:
+        if index < len(totals):
+            shown.step_ended(index)
+
+        assert len(shown.line) < columns
+
+
+def test_a_remark_replaces_the_line_shown() -> None:
+    stream = io.StringIO()
+    remarks = log.LineWriter(stream)
+
+    remarks.show("1 of 2 steps")
+    remarks.put("warning")
+    remarks.put("another")
+
+    assert stream.getvalue() == "\r\x1b[K1 of 2 steps\r\x1b[Kwarning\nanother\n"
