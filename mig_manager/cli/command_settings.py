@@ -135,6 +135,12 @@ class CommandSettings(AnswerSettings, node_settings.NodeSettings):
         name="dry-run",
         commands="apply",
     )
+    is_watched: bool = options.switch(
+        "show it again and again until q is typed; in a pipe, a line for each change",
+        name="watch",
+        short="w",
+        commands="status",
+    )
     is_valid_config_only: bool = options.switch(
         "only check that the file is valid and has the layout",
         name="valid-config",
@@ -221,10 +227,10 @@ class CommandSettings(AnswerSettings, node_settings.NodeSettings):
         commands="apply restore",
     )
     pod_resources_socket: pathlib.Path | None = options.path(
-        "ask this kubelet which pods use what would be destroyed, such as "
+        "ask this kubelet which pods use the devices, such as "
         "/var/lib/kubelet/pod-resources/kubelet.sock",
-        default_text="kubelet is not asked",
-        commands="plan",
+        default_text="kubelet is not asked; 'status' asks it with --watch",
+        commands="plan status",
     )
     gpus: node_settings.GpuAccess = options.nested(node_settings.GpuAccess)
     search_path: str  # where a hook's program is looked for, as in ``PATH``

@@ -101,9 +101,12 @@ class Console:
             AnswerLostError: It cannot be written.
             BrokenPipeError: The reader has ended.
         """
-        line = text if text.endswith("\n") else f"{text}\n"
+        self.write(text if text.endswith("\n") else f"{text}\n")
+
+    def write(self, text: str) -> None:
+        """Write an answer as it is; raises as ``say``."""
         try:
-            self.stdout.write(_encodable(self.stdout, line))
+            self.stdout.write(_encodable(self.stdout, text))
             self.stdout.flush()
         except BrokenPipeError:
             raise

@@ -1,8 +1,9 @@
 """Answers about GPUs, for people: pictures, tables, and a sentence that sums up."""
 
+import collections
 import itertools
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from mig_manager.change import plans, validate
 from mig_manager.core import bar, messages, model, picture, steps
@@ -89,6 +90,58 @@ def status(result: plans.Status, *, is_wide: bool, style: bar.Style) -> str:
             )
         )
     return "\n\n".join([*blocks, *missing])
+
+
+def slices(gpus: Iterable[model.Gpu]) -> str:
+    """Return what GPUs are divided into, all together."""
+    counts: collections.Counter[model.Profile] = collections.Counter()
+    whole = empty = 0
+    for gpu in gpus:
+        found = [ci.profile for gi in gpu.gpu_instances for ci in gi.compute_instances]
+        counts.update(found)
+        if gpu.current_mode is not model.MigMode.ENABLED:
+            whole += 1
+        elif not found:
+            empty += 1
+    parts = [picture.counted(counts)] if counts else []
+    parts += [f"{whole}x whole GPU"] if whole else []
+    parts += [f"{empty}x empty GPU"] if empty else []
+    return ", ".join(parts) or "none"
+
+
+def live_status(
+    seen: plans.Status,
+    *,
+    pods: Mapping[str, Sequence[str]],
+    changed_by: str,
+    is_wide: bool,
+    style: bar.Style,
+) -> tuple[str, Mapping[str, str]]:
+    """Draw every GPU, with who uses it and who changes it now.
+
+    Args:
+        seen: The GPUs and their processes.
+        pods: The pods that kubelet knows, by the UUID of their device.
+        changed_by: Who changes the GPUs; empty: no process does.
+        is_wide: Whether to draw ids, UUIDs and each process.
+        style: What the terminal can show.
+
+    Returns:
+        The picture, and a line for each GPU and for the change.
+    """
+    doing = f"{changed_by} is changing the GPUs" if changed_by else "no change is under way"
+    lines, blocks = {"change": doing}, [style.fitted(f"{doing[0].upper()}{doing[1:]}."), ""]
+    blocks += [status(seen, is_wide=is_wide, style=style), ""]
+    for gpu in seen.gpus:
+        devices = (gpu.uuid, *gpu.mig_uuids)
+        found = [pod for device in devices for pod in pods.get(device, ())]
+        found += [str(each) for each in (seen.processes or {}).get(gpu.uuid, ())]
+        users = messages.listed(list(dict.fromkeys(found)), most=_MOST_NAMED)
+        name = f"GPU {gpu.index}"
+        lines[name] = f"{name}: {slices([gpu])}, " + (f"in use by {users}" if users else "idle")
+        if users:
+            blocks.append(style.fitted(f"{name} in use by {users}"))
+    return "\n".join(blocks).rstrip(), lines
 
 
 def _unreachable(gpus: model.ObservedGpus, style: bar.Style) -> list[str]:

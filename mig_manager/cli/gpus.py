@@ -56,6 +56,8 @@ class _Command:
         self._scope = plans.Scope.MODE_ONLY if chosen.is_mode_only else plans.Scope.ALL
 
     def status(self) -> int:
+        if self._chosen.is_watched:
+            return self._watch()
         result = plans.Status(gpus=self._access.gpus().observe())
         if self._chosen.output_format is not command_settings.OutputFormat.TEXT:
             result = dataclasses.replace(result, processes=self._access.processes())
@@ -64,6 +66,28 @@ class _Command:
             lambda: gpu_report.status(result, is_wide=self._is_wide, style=self._style),
         )
         return console.DONE
+
+    def _watch(self) -> int:
+        from mig_manager.adapters.host import lock_file  # noqa: PLC0415 - rarely used
+        from mig_manager.cli import live  # noqa: PLC0415 - rarely used
+
+        if self._chosen.output_format.value in ("json", "yaml"):
+            raise errors.UsageError("--watch shows text; repeat the command for data")
+
+        gpus = self._access.gpus()
+
+        def refresh() -> live.View:
+            seen = plans.Status(gpus=gpus.observe(), processes=self._access.processes())
+            text, lines = gpu_report.live_status(
+                seen,
+                pods=self._access.pods_by_device() or {},
+                changed_by=lock_file.owner(self._chosen.lock_file),
+                is_wide=self._is_wide,
+                style=self._terminal.style(self._chosen.colour),
+            )
+            return live.View(text, lines)
+
+        return live.run(self._terminal, refresh)
 
     def plan(self) -> int:
         layout, users = self._layout(), self._access.pods_by_device()

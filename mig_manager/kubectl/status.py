@@ -3,14 +3,13 @@
 Kubernetes keeps Events for an hour by default; the last run stays in the status.
 """
 
-import collections
 import dataclasses
 import datetime as dt
 from collections.abc import Iterable, Mapping, Sequence
 
 from mig_manager import errors
 from mig_manager.cli import gpu_report
-from mig_manager.core import bar, messages, model, picture
+from mig_manager.core import bar, messages, picture
 from mig_manager.core.fleet import nodes
 from mig_manager.core.node import resources
 from mig_manager.core.records import gpu_codec
@@ -129,7 +128,7 @@ def table(status: Status, *, style: bar.Style) -> str:
                 messages.age(run.at, status.now) if run else "-",
                 report.node.requested or "-",
                 report.node.applied or "-",
-                "-" if report.gpus is None else slices(report.gpus),
+                "-" if report.gpus is None else gpu_report.slices(report.gpus),
             )
         )
         why = run.message if run and not report.state.is_good else ""
@@ -137,23 +136,6 @@ def table(status: Status, *, style: bar.Style) -> str:
             notes.append(style.wrapped(f"{report.node.name}: {remarks}"))
     lines = gpu_report.columns(_HEAD, rows, style=style)
     return "\n".join([*lines, "", *notes] if notes else lines)
-
-
-def slices(gpus: Iterable[model.Gpu]) -> str:
-    """Return what GPUs are divided into, all together."""
-    counts: collections.Counter[model.Profile] = collections.Counter()
-    whole = empty = 0
-    for gpu in gpus:
-        found = [ci.profile for gi in gpu.gpu_instances for ci in gi.compute_instances]
-        counts.update(found)
-        if gpu.current_mode is not model.MigMode.ENABLED:
-            whole += 1
-        elif not found:
-            empty += 1
-    parts = [picture.counted(counts)] if counts else []
-    parts += [f"{whole}x whole GPU"] if whole else []
-    parts += [f"{empty}x empty GPU"] if empty else []
-    return ", ".join(parts) or "none"
 
 
 def pictures(status: Status, *, style: bar.Style) -> str:

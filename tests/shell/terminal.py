@@ -1,29 +1,81 @@
 """The program in a pseudo-terminal."""
 
+import contextlib
 import fcntl
 import os
+import re
+import select
 import struct
 import subprocess
 import sys
 import termios
+import time
+from collections.abc import Iterator, Mapping, Sequence
+
+_DEADLINE_S = 60.0
 
 
-def run(argv: list[str], *, columns: int, environ: dict[str, str], status: int = 0) -> str:
-    """Run the program in a terminal of that width; return what it wrote."""
+class Session:
+    """A program that runs in a terminal; ``shown`` is everything that it wrote."""
+
+    def __init__(self, process: "subprocess.Popen[bytes]", fd: int) -> None:
+        self.process = process
+        self.fd = fd
+        self._shown = b""
+
+    @property
+    def shown(self) -> str:
+        return self._shown.decode()
+
+    def read(self) -> bool:
+        """Read what there is, waiting for it; return whether more may follow."""
+        ready, _, _ = select.select([self.fd], [], [], _DEADLINE_S)
+        assert ready, self.shown
+        try:
+            chunk = os.read(self.fd, 65536)
+        except OSError:
+            return False  # Linux reports EIO once the other side is closed
+        self._shown += chunk
+        return bool(chunk)
+
+    def read_until(self, pattern: str) -> None:
+        """Read until what is new matches."""
+        start, deadline = len(self._shown), time.monotonic() + _DEADLINE_S
+        while not re.search(pattern, self._shown[start:].decode(errors="replace")):
+            assert time.monotonic() < deadline, self.shown
+            assert self.read(), self.shown
+
+    def type(self, keys: str) -> None:
+        os.write(self.fd, keys.encode())
+
+    def end(self) -> int:
+        """Read the rest; return the exit status."""
+        while self.read():
+            pass
+        return self.process.wait(_DEADLINE_S)
+
+
+@contextlib.contextmanager
+def started(
+    argv: Sequence[str], *, columns: int, environ: Mapping[str, str], rows: int = 50
+) -> Iterator[Session]:
+    """Start the program in a terminal of that size."""
     ours, its = os.openpty()
-    fcntl.ioctl(its, termios.TIOCSWINSZ, struct.pack("HHHH", 50, columns, 0, 0))
+    fcntl.ioctl(its, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
     command = [sys.executable, "-m", "mig_manager", *argv]
     with subprocess.Popen(  # noqa: S603 - our own program
         command, stdin=its, stdout=its, stderr=its, env=environ
     ) as process:
         os.close(its)
-        found = b""
         try:
-            while chunk := os.read(ours, 65536):
-                found += chunk
-        except OSError:
-            pass  # Linux reports EIO once the other side is closed
+            yield Session(process, ours)
         finally:
             os.close(ours)
-        assert process.wait(60) == status
-    return found.decode()
+            process.kill()
+
+
+def run(argv: Sequence[str], *, columns: int, environ: Mapping[str, str], status: int = 0) -> str:
+    """Run the program to its end in a terminal of that width; return what it wrote."""
+    with started(argv, columns=columns, environ=environ) as session:
+        assert session.end() == status
+        return session.shown

@@ -6,6 +6,7 @@ import datetime as dt
 import pytest
 
 from mig_manager import errors
+from mig_manager.cli import gpu_report
 from mig_manager.core import bar, model
 from mig_manager.core.fleet import nodes
 from mig_manager.core.layout import config
@@ -158,7 +159,7 @@ def test_a_node_without_history_or_gpu() -> None:
 
     assert status.page(past, style=PLAIN).endswith("No history is known.")
     assert "This node has no NVIDIA GPU." in status.pictures(shown, style=PLAIN)
-    assert status.slices(()) == "none"
+    assert gpu_report.slices(()) == "none"
 
 
 def test_a_malformed_node_is_a_cluster_error() -> None:

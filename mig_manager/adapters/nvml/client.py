@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _MODULE = "mig_manager.adapters.nvml.worker"
 REPORTS_STEPS = "--reports-steps"
-"""Of ``worker_command``: the telemetry is told of each step."""
+"""Of ``worker_command``: the worker reports each step."""
 _MOST_NAMED = 8
 
 _log = structlog.get_logger()

@@ -1,0 +1,148 @@
+"""A view that is drawn again and again, until its reader has seen enough."""
+
+import contextlib
+import os
+import select
+import signal
+import termios
+import tty
+from collections.abc import Callable, Iterator, Mapping
+from types import FrameType
+from typing import NamedTuple
+
+from mig_manager import errors
+from mig_manager.adapters import host
+from mig_manager.cli import console
+from mig_manager.core import messages
+
+_INTERVAL_S = 2.0
+_ROWS = 24  # of a terminal without a known size
+_BEGIN, _END = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
+"""The other screen of the terminal, without a cursor, and back (xterm's control sequences)."""
+_HOME, _REST_OF_LINE, _REST = "\x1b[H", "\x1b[K", "\x1b[J"
+
+
+class View(NamedTuple):
+    """What is to be seen now."""
+
+    text: str
+    lines: Mapping[str, str]
+    """For a reader that is no terminal: a line for each thing, written when it is another."""
+
+
+def run(terminal: console.Console, refresh: Callable[[], View]) -> int:
+    """Show what ``refresh`` returns until ``q`` is typed; in a pipe write the lines that change.
+
+    Returns:
+        The exit status.
+
+    Raises:
+        AnswerLostError: Standard output cannot be written.
+        BrokenPipeError: The reader has ended.
+        MigManagerError: The first ``refresh`` failed. Later failures are shown.
+    """
+    view, trouble, written = refresh(), "", dict[str, str]()
+    is_terminal = terminal.stdout.isatty()
+    with (_screen if is_terminal else _pipe)(terminal) as wait:
+        while True:
+            if is_terminal:
+                _draw(terminal, view.text, trouble)
+            else:
+                written = _write_changes(terminal, {**view.lines, "": trouble}, written)
+            if wait():
+                return console.DONE
+            try:
+                view, trouble = refresh(), ""
+            except errors.MigManagerError as error:
+                trouble = f"not up to date: {error.message}"
+
+
+def _write_changes(
+    terminal: console.Console, lines: Mapping[str, str], before: Mapping[str, str]
+) -> dict[str, str]:
+    now = host.SystemClock().now_iso()
+    gone = {name: f"{name} is gone" for name in before.keys() - lines.keys()}
+    for name, line in {**lines, **gone}.items():
+        if line and line != before.get(name):
+            terminal.say(f"{now} {line}")
+    return dict(lines)
+
+
+@contextlib.contextmanager
+def _pipe(terminal: console.Console) -> Iterator[Callable[[], bool]]:
+    """Give a wait for the next refresh, which notices that the reader has ended."""
+    reader = select.poll()
+    with contextlib.suppress(OSError, ValueError):
+        reader.register(terminal.stdout.fileno(), 0)
+
+    def wait() -> bool:
+        if any(events & select.POLLERR for _, events in reader.poll(_INTERVAL_S * 1000)):
+            raise BrokenPipeError
+        return False
+
+    yield wait
+
+
+@contextlib.contextmanager
+def _screen(terminal: console.Console) -> Iterator[Callable[[], bool]]:
+    """Give a wait for the next refresh, which returns whether ``q`` was typed.
+
+    The terminal is as before afterwards, also after SIGTERM and SIGHUP, which then take effect.
+    """
+    received: list[int] = []
+    woken, wake = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+
+    def receive(number: int, _frame: FrameType | None) -> None:
+        if number != signal.SIGWINCH:
+            received.append(number)
+
+    handlers = {
+        number: signal.signal(number, receive)
+        for number in (signal.SIGWINCH, signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
+        if signal.getsignal(number) is not signal.SIG_IGN
+    }
+    before_fd = signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+    keyboard = terminal.stdin.fileno() if terminal.stdin.isatty() else None
+    settings = None if keyboard is None else termios.tcgetattr(keyboard)
+
+    def wait() -> bool:
+        sources = [woken] if keyboard is None else [woken, keyboard]
+        ready, _, _ = select.select(sources, [], [], _INTERVAL_S)
+        if woken in ready:
+            os.read(woken, 256)
+        typed = os.read(keyboard, 256) if keyboard in ready and keyboard is not None else b" "
+        return bool(received) or not typed or b"q" in typed.lower()
+
+    try:
+        if keyboard is not None:
+            # One key at a time, and Ctrl-C as ever.
+            tty.setcbreak(keyboard)
+        terminal.write(_BEGIN)
+        yield wait
+    finally:
+        with contextlib.suppress(OSError, console.AnswerLostError):
+            terminal.write(_END)
+        if keyboard is not None and settings is not None:
+            with contextlib.suppress(termios.error):
+                termios.tcsetattr(keyboard, termios.TCSADRAIN, settings)
+        signal.set_wakeup_fd(before_fd)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        os.close(woken)
+        os.close(wake)
+    if received:
+        signal.raise_signal(received[0])
+
+
+def _draw(terminal: console.Console, text: str, trouble: str) -> None:
+    """Draw as many lines as the terminal has, and below them what else there is to say."""
+    columns, rows = os.get_terminal_size(terminal.stdout.fileno())
+    lines = text.splitlines()
+    shown = lines[: max(1, (rows or _ROWS) - 2)]
+    hint = f"{host.SystemClock().now_iso()}  q quits"
+    if len(shown) < len(lines):
+        hint += f"  {len(lines) - len(shown)} more lines"
+    last = messages.printable(trouble, " ") or hint
+    drawn = f"{_REST_OF_LINE}\r\n".join([*shown, last[: columns - 1 if columns else None]])
+    # Without a newline at the end, which would scroll.
+    terminal.write(f"{_HOME}{drawn}{_REST_OF_LINE}{_REST}")

@@ -1,0 +1,94 @@
+"""``status --watch`` in a terminal and in a pipe."""
+
+import os
+import pathlib
+import re
+import signal
+import termios
+
+import pytest
+
+from tests import waiting
+from tests.shell import terminal
+from tests.shell.shell_node import Node
+
+_SCREEN = "\x1b[?1049h"
+# The workers of pytest set COLUMNS, which stands for the terminal's width.
+ENVIRON = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
+_BACK = "\x1b[?25h\x1b[?1049l"
+
+
+@pytest.fixture
+def node(tmp_path: pathlib.Path) -> Node:
+    return Node(tmp_path, "2xA100-SXM4-40GB", active="before")
+
+
+def test_a_change_of_the_gpus_is_drawn_and_q_quits(node: Node) -> None:
+    argv = node.arguments("status", "--watch")
+    with terminal.started(argv, columns=100, environ=ENVIRON) as session:
+        before = termios.tcgetattr(session.fd)
+        session.read_until("q quits")
+        assert node.run("apply", "off").returncode == 0
+
+        session.read_until(r"MIG off[\s\S]*q quits")
+        session.type("q")
+
+        assert session.end() == 0
+        assert termios.tcgetattr(session.fd) == before
+        assert session.shown.count(_SCREEN) == 1
+        assert session.shown.rstrip().endswith(_BACK)
+
+
+@pytest.mark.parametrize(
+    ("number", "status"),
+    [(signal.SIGTERM, -signal.SIGTERM), (signal.SIGHUP, -signal.SIGHUP), (signal.SIGINT, 130)],
+)
+def test_a_signal_ends_the_view_and_leaves_the_terminal_as_it_was(
+    node: Node, number: int, status: int
+) -> None:
+    argv = node.arguments("status", "-w")
+    with terminal.started(argv, columns=80, environ=ENVIRON) as session:
+        before = termios.tcgetattr(session.fd)
+        session.read_until("q quits")
+
+        session.process.send_signal(number)
+
+        assert session.end() == status
+        assert termios.tcgetattr(session.fd) == before
+        assert session.shown.rstrip().endswith(_BACK)
+
+
+def test_a_low_and_narrow_terminal_gets_as_many_lines_as_it_has(node: Node) -> None:
+    with terminal.started(
+        node.arguments("status", "-w"), columns=60, rows=8, environ=ENVIRON
+    ) as session:
+        session.read_until("q quits +[0-9]+ more lines")
+        session.type("q")
+
+        assert session.end() == 0
+        frame = session.shown.partition("\x1b[H")[2].partition(_BACK)[0]
+        lines = re.sub(r"\x1b\[[0-9;]*[A-Za-z]", "", frame.partition("\x1b[H")[0]).split("\r\n")
+        assert len(lines) < 8
+        assert max(map(len, lines)) <= 60
+
+
+def test_a_pipe_gets_a_line_for_each_change_until_its_reader_ends(node: Node) -> None:
+    with node.started("status", "--watch") as process:
+        assert process.stdout is not None
+        first = [process.stdout.readline() for _ in range(3)]
+        assert node.run("apply", "off").returncode == 0
+
+        changed = {process.stdout.readline().split(" ", 1)[1] for _ in range(2)}
+        process.stdout.close()
+        waiting.until(lambda: process.poll() is not None, "the end of the view")
+
+        assert first[0].endswith(" no change is under way\n")
+        assert changed == {"GPU 0: 1x whole GPU, idle\n", "GPU 1: 1x whole GPU, idle\n"}
+        assert process.returncode == 141
+
+
+def test_data_is_not_watched(node: Node) -> None:
+    answer = node.run("status", "--watch", "-o", "json")
+
+    assert answer.returncode == 2
+    assert "--watch shows text" in answer.stderr
