@@ -11,26 +11,31 @@ ENV PIP_DISABLE_PIP_VERSION_CHECK=1 \
     PYTHONDONTWRITEBYTECODE=1 \
     PYTHONHASHSEED=0
 WORKDIR /src
-# Dependencies first: they change rarely. Only locked wheels, verified by hash.
+# Dependencies first: they change rarely. Only locked wheels, verified by hash. The agent works with
+# plain JSON: typed calls and models of the Kubernetes client, and their copy for asyncio, are never
+# imported, and would be a third of the image.
 COPY release/build.txt release/image.txt release/
 RUN python -m venv --without-pip /opt/mig-manager \
  && python -m pip --python /opt/mig-manager/bin/python install --no-cache-dir --no-compile \
     --no-deps --only-binary :all: --require-hashes --requirement release/image.txt \
+ && find /opt/mig-manager/lib -regextype egrep ! -name __init__.py -type f \
+    -regex '.*/kubernetes/(aio|client/(api|models))/.*' -delete \
  && python -m venv /opt/builder \
  && /opt/builder/bin/pip install --no-cache-dir --no-deps --only-binary :all: --require-hashes \
     --requirement release/build.txt
 COPY pyproject.toml README.md LICENSE ./
 COPY mig_manager mig_manager
 COPY profiles profiles
+COPY docs/man docs/man
+COPY systemd systemd
 # A read-only root cannot store bytecode at run time. Without it, the agent starts five times slower
-# and uses half as much memory again. The models of the Kubernetes client stay uncompiled: the agent
-# never loads them, and they would be most of the image. Unchecked hashes instead of file times keep
-# builds reproducible.
+# and uses half as much memory again. Unchecked hashes instead of file times keep builds
+# reproducible.
 RUN /opt/builder/bin/python -m hatchling build --target wheel --directory /wheel \
  && python -m pip --python /opt/mig-manager/bin/python install --no-cache-dir --no-compile \
     --no-deps --no-index /wheel/*.whl \
  && python -m compileall -q --invalidation-mode unchecked-hash \
-    -x '/kubernetes/(aio|client/(api|models))/(?!__init__)' /opt/mig-manager/lib
+    /opt/mig-manager/lib
 # The GPU operator starts nvidia-mig-manager; people call nvidia-mig-parted.
 RUN printf '#!/bin/sh\nexec mig-manager agent "$@"\n' > /opt/mig-manager/bin/nvidia-mig-manager \
  && chmod 755 /opt/mig-manager/bin/nvidia-mig-manager \

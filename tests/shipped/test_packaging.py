@@ -46,7 +46,11 @@ def test_the_wheel_has_every_module_the_data_and_its_metadata_and_nothing_beside
     assert profiles == (ROOT / "profiles" / "mig-parted.yaml").read_bytes()
     assert {"mig_manager/py.typed", "mig_manager/catalogue/hardware.json"} <= names
     assert {name for name in names if name.endswith(".py")} == modules
-    assert {name.partition("/")[0] for name in names} == {"mig_manager", about}
+    data = f"mig_manager-{mig_manager.__version__}.data/data/share"
+    assert f"{data}/man/man1/mig-manager-apply.1" in names
+    assert f"{data}/mig-manager/systemd/mig-manager-boot.service" in names
+    rest = {name for name in names if not name.startswith(f"{data}/")}
+    assert {name.partition("/")[0] for name in rest} == {"mig_manager", about}
     assert metadata["Version"] == mig_manager.__version__
     assert metadata["License-Expression"] == "Apache-2.0"
     assert licence == (ROOT / "LICENSE").read_bytes()
@@ -194,3 +198,20 @@ def test_lock_files_that_meet_in_one_place_agree_on_versions() -> None:
 
     assert versions["image"] < versions["demo"]
     assert versions["build"] < versions["tools"]
+
+
+def test_no_module_of_ours_imports_what_the_image_lacks_of_the_kubernetes_client() -> None:
+    program = """
+import importlib, pkgutil, sys, mig_manager
+for found in pkgutil.walk_packages(mig_manager.__path__, "mig_manager."):
+    if not found.name.endswith("__main__"):
+        importlib.import_module(found.name)
+import kubernetes.config.kube_config
+print(*sys.modules)
+"""
+    omitted = re.compile(r"kubernetes\.(aio|client\.(api|models))\.")
+
+    imported = programs.output(sys.executable, "-c", program).split()
+
+    assert "kubernetes.client.rest" in imported
+    assert not [name for name in imported if omitted.match(name)]
