@@ -271,6 +271,26 @@ class DoctorSettings(AnswerSettings, node_settings.NodeSettings):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class BundleSettings(TerminalSettings):
+    """What ``support-bundle`` collects, and where it writes it."""
+
+    output_file: pathlib.Path | None = options.path(
+        "archive to write, '-' for standard output",
+        short="o",
+        default_text="mig-manager-support-NODE-TIME.tar.gz in this folder",
+    )
+    doctor: DoctorSettings = options.nested(
+        tuple(
+            # Without the commands that have them: this one has them all.
+            dataclasses.replace(each, commands="")
+            for each in options.of(DoctorSettings, "doctor")
+            if each not in options.of(AnswerSettings)
+        )
+    )
+    roots: host_settings.HostRoots  # where the machine's programs are
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class DemoSettings(TerminalSettings):
     """Settings of the demonstration."""
 
@@ -362,6 +382,22 @@ def doctor_settings(parsed: Mapping[str, object], environ: Mapping[str, str]) ->
         has_cluster=bool(parsed.get("node_name") or parsed.get("kubeconfig")),
         has_kubelet=has_kubelet,
     )
+
+
+def bundle_settings(parsed: Mapping[str, object], environ: Mapping[str, str]) -> BundleSettings:
+    """Read the settings of ``support-bundle``.
+
+    Raises:
+        UsageError: A value cannot be used.
+    """
+    source = options.Source(parsed, environ, command="support-bundle")
+    values = source.values(BundleSettings) | {"colour": colour(source)}
+    doctor = doctor_settings(parsed, environ)
+    home, is_in_pod = environ.get("HOME"), "KUBERNETES_SERVICE_HOST" in environ
+    if doctor.node_name and doctor.kubeconfig is None and home and not is_in_pod:
+        usual = pathlib.Path(home) / ".kube" / "config"
+        doctor = dataclasses.replace(doctor, kubeconfig=usual)
+    return BundleSettings(**values, doctor=doctor, roots=host_settings.host_roots(source))
 
 
 def demo_settings(parsed: Mapping[str, object], environ: Mapping[str, str]) -> DemoSettings:

@@ -103,10 +103,13 @@ class Console:
         """
         self.write(text if text.endswith("\n") else f"{text}\n")
 
-    def write(self, text: str) -> None:
+    def write(self, content: str | bytes) -> None:
         """Write an answer as it is; raises as ``say``."""
         try:
-            self.stdout.write(_encodable(self.stdout, text))
+            if isinstance(content, str):
+                self.stdout.write(_encodable(self.stdout, content))
+            else:
+                self.stdout.buffer.write(content)
             self.stdout.flush()
         except BrokenPipeError:
             raise

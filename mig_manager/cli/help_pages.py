@@ -228,6 +228,26 @@ _TEXTS = {
 
         exit 1: something has to be fixed
         """,
+    "support-bundle": """
+        Write an archive about this node, to attach to a report.
+
+        It has versions, status, doctor's answer, settings, layouts, journal and logs; with
+        credentials also the node's labels, annotations and Events, and its agent's log. Each
+        source has a deadline; manifest.json lists what is missing, and why. Credentials are
+        removed, and other programs' variables, labels and annotations are not read; names of
+        nodes, pods and processes stay. Nothing is changed.
+
+        $ mig-manager support-bundle
+        On the node, as root.
+
+        $ mig-manager support-bundle -n node-1
+        From elsewhere, with your kubeconfig: what the agent has published, and its log.
+
+        $ mig-manager support-bundle -o - > bundle.tar.gz
+        In the agent's pod, by 'kubectl exec': with its rights, and without a file there.
+
+        exit 0: the archive is written, even if something is missing in it
+        """,
     "agent": """
         Serve this Kubernetes node.
 

@@ -114,6 +114,15 @@ def _doctor(parsed: Mapping[str, object], terminal: console.Console) -> int:
     return console.DONE if is_good else console.FAILED
 
 
+def _support_bundle(parsed: Mapping[str, object], terminal: console.Console) -> int:
+    from mig_manager.cli import command_settings, gpu_access, support_bundle
+
+    chosen = command_settings.bundle_settings(parsed, terminal.environ)
+    _configure_log(terminal, node_settings.LogLevel.ERROR, is_debug=chosen.is_debug)
+    gpu_access.prepare_simulation(chosen.doctor.gpus, terminal.note)
+    return support_bundle.run(chosen, terminal)
+
+
 def _demo(parsed: Mapping[str, object], terminal: console.Console) -> int:
     from mig_manager.cli import command_settings
 
@@ -163,7 +172,13 @@ def _rollout(parsed: Mapping[str, object], terminal: console.Console) -> int:
     return rollout.run(chosen, terminal)
 
 
-_RUNNERS = {"agent": _agent, "demo": _demo, "doctor": _doctor, "rollout": _rollout}
+_RUNNERS = {
+    "agent": _agent,
+    "demo": _demo,
+    "doctor": _doctor,
+    "rollout": _rollout,
+    "support-bundle": _support_bundle,
+}
 
 
 def _configure_log(

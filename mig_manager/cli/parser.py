@@ -26,6 +26,7 @@ COMMANDS = (
     "restore",
     "validate",
     "doctor",
+    "support-bundle",
     "agent",
     "rollout",
     "demo",
@@ -281,6 +282,7 @@ def _declared(command: str) -> tuple[options.Option, ...]:
     classes: dict[str, type] = {
         "doctor": command_settings.DoctorSettings,
         "demo": command_settings.DemoSettings,
+        "support-bundle": command_settings.BundleSettings,
     }
     return options.of(classes.get(command, command_settings.CommandSettings), command)
 

@@ -127,6 +127,11 @@ class Source:
         """Return whether the command line or a variable has a value."""
         return bool(self._find(option)[0])
 
+    def effective(self, option: Option) -> tuple[str, str]:
+        """Return an option's value as text, and its origin: flag, variable or ``default``."""
+        text, origin = self._find(option)
+        return (text, origin) if text else (option.shown_default, "default")
+
     def field(self, settings: type, name: str) -> Any:
         """Return the value of one field of a settings class."""
         (declared,) = (each for each in dataclasses.fields(settings) if each.name == name)

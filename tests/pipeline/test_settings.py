@@ -26,6 +26,7 @@ READERS: Mapping[str, Callable[[Mapping[str, object], Mapping[str, str]], Any]] 
     "demo": command_settings.demo_settings,
     "doctor": command_settings.doctor_settings,
     "rollout": rollout_settings.rollout_settings,
+    "support-bundle": command_settings.bundle_settings,
 }
 EXAMPLES = {
     "BOOL": "true",
@@ -65,6 +66,9 @@ def read(name: str, argv: list[str], environ: Mapping[str, str]) -> Any:
     parsed = parser.parse([name, *argv])
     found = READERS.get(name, command_settings.command_settings)(parsed, {"HOME": "/h", **environ})
     # A flag of doctor also demands that there is a cluster.
+    if name == "support-bundle":
+        doctor = dataclasses.replace(found.doctor, has_cluster=False)
+        return dataclasses.replace(found, doctor=doctor)
     return dataclasses.replace(found, has_cluster=False) if name == "doctor" else found
 
 

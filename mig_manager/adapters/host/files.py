@@ -111,36 +111,38 @@ class VerifiedLayoutFile(_TextFile):
     save = _TextFile.write
 
 
-def write_output(path: pathlib.Path, text: str) -> None:
+def write_output(path: pathlib.Path, content: str | bytes, *, mode: int | None = None) -> None:
     """Write a file that the user named, in a folder that exists.
 
-    A link is followed, the mode of an existing file stays, and a pipe or device is written to and
-    not replaced.
+    A link is followed, the mode of an existing file stays unless one is named, and a pipe or
+    device is written to and not replaced.
 
     Raises:
         UsageError: It cannot be written; the previous content is still there.
     """
+    data = content.encode() if isinstance(content, str) else content
     try:
         try:
-            mode = path.stat().st_mode
+            old_mode = path.stat().st_mode
         except FileNotFoundError:
             umask = os.umask(0)
             os.umask(umask)
-            mode = stat.S_IFREG | (0o666 & ~umask)
-        if not stat.S_ISREG(mode):
+            old_mode = stat.S_IFREG | (0o666 & ~umask)
+        if not stat.S_ISREG(old_mode):
             # By its own name: the target of /dev/stdout may have none that can be opened.
-            path.write_text(text, encoding="utf-8")
+            path.write_bytes(data)
             return
         target = path.resolve(strict=False)
         # Random, because the folder may be shared with others.
         temporary = target.with_name(f".{target.name}.{secrets.token_hex(8)}")
-        replace(target, text, mode=stat.S_IMODE(mode), temporary=temporary)
+        new_mode = stat.S_IMODE(old_mode) if mode is None else mode
+        replace(target, data, mode=new_mode, temporary=temporary)
     except OSError as error:
         raise errors.UsageError(f"cannot write {path}: {error.strerror or error}") from error
 
 
 def replace(
-    path: pathlib.Path, text: str, *, mode: int, temporary: pathlib.Path | None = None
+    path: pathlib.Path, content: str | bytes, *, mode: int, temporary: pathlib.Path | None = None
 ) -> None:
     """Replace a file as ``replacing`` does; its content is on the disk before this returns.
 
@@ -150,7 +152,7 @@ def replace(
     with replacing(path, temporary) as new:
         file = os.open(new, flags, mode)
         with open(file, "wb") as stream:  # noqa: PTH123 - a descriptor, not a path
-            stream.write(text.encode())
+            stream.write(content.encode() if isinstance(content, str) else content)
             stream.flush()
             os.fchmod(file, mode)
             os.fsync(file)

@@ -181,6 +181,10 @@ class KubeApi:
         """Get an object or a list."""
         return self._object(_Request("GET", path, query=query, retried=_READ_AGAIN))
 
+    def text(self, path: str, query: Mapping[str, str]) -> str:
+        """Get a text, such as a container's log; never sent twice."""
+        return self._body(_Request("GET", path, query=query)).decode(errors="replace")
+
     def post(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
         """Create an object; never sent twice."""
         return self._object(_Request("POST", path, body))
@@ -270,6 +274,10 @@ class KubeApi:
 
     def _answer(self, request: _Request) -> dict[str, Any]:
         """Send a request once, and parse the answer."""
+        return responses.parse(str(request), self._body(request))
+
+    def _body(self, request: _Request) -> bytes:
+        """Send a request once, and return the body of the answer."""
         response = self._open(request)
         text = self._read(response, request)
         if len(text) > _LARGEST_BODY:
@@ -279,7 +287,7 @@ class KubeApi:
                 reason=errors.Reason.API_ERROR,
                 status=response.status,
             )
-        return responses.parse(str(request), text)
+        return text
 
     def _open(self, request: _Request) -> urllib3.BaseHTTPResponse:
         """Send a request and return the response, unread, if its status is 2xx."""

@@ -302,6 +302,12 @@ def other_managers(
     )
 
 
+def is_mig_manager(pod: cluster.Pod) -> bool:
+    """Return whether a pod is an agent of this program or of NVIDIA's mig-manager."""
+    names = {pod.labels.get("app"), pod.labels.get("app.kubernetes.io/name"), *pod.container_names}
+    return not names.isdisjoint((_OURS, _OPERATORS))
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class _VgpuPlugin:
     """A device plugin that shares GPUs in one of several modes, and publishes the mode."""

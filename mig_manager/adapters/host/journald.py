@@ -1,0 +1,27 @@
+"""What journald has: the log of our units, and the kernel's messages of the NVIDIA driver."""
+
+from mig_manager import errors
+from mig_manager.adapters.host import programs
+
+OF_UNITS = ("-u", "mig-manager.service", "-u", "mig-manager-boot.service")
+OF_DRIVER = ("-k", "-g", "NVRM")
+_MOST_LINES = 2000
+_MAX_BYTES = 4 << 20
+
+
+def read(found: programs.Programs, selection: tuple[str, ...], *, timeout_s: float) -> str:
+    """Return the last lines of a selection; HostError if there is no journald, or it refuses."""
+    program = found.find("journalctl")
+    if program is None:
+        raise errors.HostError("journalctl is not found", reason=errors.Reason.INTERNAL)
+    ended = found.run(
+        program,
+        ("--no-pager", "--quiet", "-o", "short-iso", "-n", str(_MOST_LINES), *selection),
+        timeout_s=timeout_s,
+        reason=errors.Reason.INTERNAL,
+        max_output_bytes=_MAX_BYTES,
+    )
+    # It also ends with 1 where nothing matches.
+    if ended.status and ended.stderr.strip():
+        raise ended.refused(errors.Reason.INTERNAL)
+    return ended.stdout

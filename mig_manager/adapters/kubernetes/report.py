@@ -1,0 +1,139 @@
+"""What the API knows of a node and its agent, for a report: our part of each object, and logs.
+
+Every function raises ``ClusterError`` if the API refuses, does not answer, or answers nonsense.
+"""
+
+import json
+import urllib.parse
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from mig_manager import errors
+from mig_manager.adapters.kubernetes import api, fleet, node
+from mig_manager.core.node import clients, cluster
+
+_EVENTS = "/api/v1/namespaces/default/events"
+_COMPONENT = "mig-manager"
+_OUR_KEYS = ("nvidia.com/", "mig-manager.io/")
+_LOG = {"tailLines": "3000", "limitBytes": str(4 << 20), "timestamps": "true"}  # PodLogOptions
+
+Object = Mapping[str, Any]
+
+
+def of_node(kube: api.KubeApi, name: str) -> dict[str, Any]:
+    """Return our labels, annotations and devices of a node, its taints, conditions and versions.
+
+    Annotations with JSON are unpacked.
+    """
+    found = kube.get(node.path(name))
+    with cluster.understood(f"node {name}"):
+        meta, spec, status = (found.get(key) or {} for key in ("metadata", "spec", "status"))
+        annotations = _ours(meta.get("annotations"))
+        return {
+            "name": name,
+            "labels": _ours(meta.get("labels")),
+            "annotations": {key: _unpacked(value) for key, value in annotations.items()},
+            "unschedulable": bool(spec.get("unschedulable")),
+            "taints": [_part(each, "key effect") for each in spec.get("taints") or ()],
+            "capacity": _ours(status.get("capacity")),
+            "allocatable": _ours(status.get("allocatable")),
+            "conditions": status.get("conditions") or [],
+            "nodeInfo": _part(
+                status.get("nodeInfo") or {},
+                "kernelVersion osImage containerRuntimeVersion kubeletVersion architecture",
+            ),
+        }
+
+
+def events(kube: api.KubeApi, node_name: str) -> list[dict[str, Any]]:
+    """Return our Events about a node."""
+    query = {"fieldSelector": f"involvedObject.kind=Node,involvedObject.name={node_name}"}
+    words = "type reason message count firstTimestamp lastTimestamp eventTime"
+
+    def ours(item: Object) -> dict[str, Any]:
+        sources = (item.get("source") or {}).get("component"), item.get("reportingComponent")
+        return _part(item, words) if _COMPONENT in sources else {}
+
+    return [each for each in cluster.listed(kube.get, _EVENTS, query, ours) if each]
+
+
+def agents(kube: api.KubeApi, node_name: str) -> tuple[Object, ...]:
+    """Return the pods of MIG managers on a node, as the API has them."""
+    query = {"fieldSelector": f"spec.nodeName={node_name}"}
+
+    def manager(item: Object) -> Object:
+        return item if clients.is_mig_manager(cluster.parse_pod(item)) else {}
+
+    return tuple(filter(None, cluster.listed(kube.get, "/api/v1/pods", query, manager)))
+
+
+def of_agents(pods: Iterable[Object]) -> list[dict[str, Any]]:
+    """Return the images of these pods, their restarts, and how they ended."""
+    words = "name image imageID ready restartCount state lastState"
+    with cluster.understood("the agent's pod"):
+        return [
+            _part(pod["metadata"], "namespace name labels creationTimestamp")
+            | {"containers": [_part(each, words) for each in _statuses(pod)]}
+            for pod in pods
+        ]
+
+
+def command(pods: Sequence[Object]) -> tuple[list[str], dict[str, str]]:
+    """Return the command line and the literal variables of the first pod's first container."""
+    with cluster.understood("the agent's pod"):
+        main = pods[0]["spec"]["containers"][0]
+        variables = {each["name"]: each.get("value") or "" for each in main.get("env") or ()}
+        return [*(main.get("command") or ()), *(main.get("args") or ())], variables
+
+
+def logs(kube: api.KubeApi, pods: Iterable[Object], **more: str) -> str:
+    """Return the last lines of these pods' containers; ``previous="true"``: of those before.
+
+    A container without a log is left out, unless all are.
+    """
+    parts: list[str] = []
+    refusal = None
+    for pod in pods:
+        with cluster.understood("the agent's pod"):
+            namespace, name = (pod["metadata"][key] for key in ("namespace", "name"))
+            containers = [each["name"] for each in pod["spec"]["containers"]]
+        place = [urllib.parse.quote(each, safe="") for each in (namespace, name)]
+        path = "/api/v1/namespaces/{}/pods/{}/log".format(*place)
+        for container in containers:
+            try:
+                text = kube.text(path, {**_LOG, **more, "container": container})
+            except errors.ClusterError as error:
+                refusal = error
+            else:
+                parts.append(f"==> {namespace}/{name} {container} <==\n{text}")
+    if refusal and not parts:
+        raise refusal
+    return "\n".join(parts)
+
+
+def layout_file(kube: api.KubeApi, pods: Sequence[Object]) -> str:
+    """Return the layout file in the first ConfigMap that the first pod mounts."""
+    with cluster.understood("the agent's pod"):
+        volumes = pods[0]["spec"].get("volumes") or ()
+        name = next(each["configMap"]["name"] for each in volumes if "configMap" in each)
+        namespace = pods[0]["metadata"]["namespace"]
+    return fleet.config_text(kube, namespace=namespace, name=name) or ""
+
+
+def _statuses(pod: Object) -> Sequence[Object]:
+    return (pod.get("status") or {}).get("containerStatuses") or ()
+
+
+def _ours(values: Mapping[str, str] | None) -> dict[str, str]:
+    return {key: each for key, each in (values or {}).items() if key.startswith(_OUR_KEYS)}
+
+
+def _unpacked(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+
+
+def _part(item: Object, words: str) -> dict[str, Any]:
+    return {key: item[key] for key in words.split() if item.get(key) is not None}

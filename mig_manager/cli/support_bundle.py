@@ -1,0 +1,242 @@
+"""``mig-manager support-bundle``: one archive with what a person on call attaches to a report.
+
+Each source is read in a thread of its own until one deadline. A source that fails costs its file
+only, and the manifest says why. Everything is redacted before it is written.
+"""
+
+import contextlib
+import datetime as dt
+import gzip
+import io
+import json
+import pathlib
+import platform
+import tarfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+import mig_manager
+from mig_manager import errors
+from mig_manager.adapters.host import files, journald, programs
+from mig_manager.adapters.kubernetes import api, report
+from mig_manager.adapters.nvml import hung_call
+from mig_manager.agent import settings
+from mig_manager.change import plans
+from mig_manager.cli import command_settings, console, doctor, doctor_checks, gpu_report, parser
+from mig_manager.core import bar, messages, options, redaction
+
+MANIFEST = "manifest.json"
+_MAX_BYTES = 4 << 20  # of each file; of a longer one the end is kept
+_MARGIN_S = 5.0
+"""For doctor, whose checks have the same time-out, to end those that hang."""
+_PLAIN = bar.Style()
+_VARIABLES = pathlib.Path("/etc/mig-manager/mig-manager.env")  # of our units
+_STANDARD_OUTPUT = pathlib.Path("-")
+
+_Read = Callable[[], str]
+
+
+def run(chosen: command_settings.BundleSettings, terminal: console.Console) -> int:
+    """Collect, write the archive, and say what it has.
+
+    Raises:
+        UsageError: The archive cannot be written.
+    """
+    now = dt.datetime.now(tz=dt.UTC)
+    # The name is not checked yet: a slash would lead out of the folder.
+    node = (chosen.doctor.node_name or platform.node()).replace("/", "_")
+    name = f"mig-manager-support-{node}-{now:%Y%m%dT%H%M%SZ}"
+    members, missing = collect(chosen, terminal.environ, now=now)
+    content = archive(members, folder=name, now=now)
+    path, say = chosen.output_file or pathlib.Path(f"{name}.tar.gz"), terminal.say
+    if path == _STANDARD_OUTPUT:
+        say = terminal.note
+        terminal.write(content)
+    else:
+        files.write_output(path, content, mode=0o600)
+    lines = [f"{path}: {len(members)} files, {len(content) / 1024:.0f} KiB"]
+    if missing:
+        lines.append(f"not in it: {messages.by_cause(missing.items())}")
+    lines.append("It has names of nodes and pods. Look into it before you pass it on.")
+    style = terminal.style(chosen.colour)
+    for line in lines:
+        say(style.wrapped(messages.printable(line, " ")))
+    return console.DONE
+
+
+def collect(
+    chosen: command_settings.BundleSettings, environ: Mapping[str, str], *, now: dt.datetime
+) -> tuple[dict[str, str], dict[str, str]]:
+    """Return the files of the bundle, redacted, and why others are missing; the manifest first."""
+    timeout_s = chosen.doctor.timeout_s + 2 * _MARGIN_S
+    deadline_s = time.monotonic() + timeout_s
+    secrets = _secrets(chosen, environ)
+    threads = {
+        name: hung_call.CallThread(read) for name, read in _sources(chosen, environ).items()
+    }
+    members: dict[str, str] = {}
+    missing: dict[str, str] = {}
+    for name, thread in threads.items():
+        try:
+            text = thread.result(max(0.0, deadline_s - time.monotonic()))
+        except TimeoutError:
+            missing[name] = f"no answer within {timeout_s:g} s"
+        except errors.MigManagerError as error:
+            missing[name] = redaction.redacted(error.message, secrets)
+        except doctor.NotAskedError as error:
+            missing[name] = str(error)
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - one source must not end all
+            why = f"{type(error).__name__}: {error}"
+            missing[name] = redaction.redacted(why, secrets)
+        else:
+            clean = redaction.redacted(text, secrets).encode()
+            members[name] = clean[-_MAX_BYTES:].decode(errors="ignore")
+            if len(clean) > _MAX_BYTES:
+                missing[f"the start of {name}"] = f"longer than {_MAX_BYTES >> 20} MiB"
+    manifest = {
+        "version": 1,
+        "mig_manager": mig_manager.__version__,
+        "collected_at": now.isoformat(timespec="seconds"),
+        "collected_on": platform.node(),
+        "node": chosen.doctor.node_name or None,
+        "is_simulated": chosen.doctor.gpus.is_simulated,
+        "files": {name: len(text.encode()) for name, text in members.items()},
+        "missing": missing,
+    }
+    return {MANIFEST: _json(manifest), **members}, missing
+
+
+def archive(members: Mapping[str, str], *, folder: str, now: dt.datetime) -> bytes:
+    """Return a ``.tar.gz`` of these files in one folder."""
+    packed, at_s = io.BytesIO(), int(now.timestamp())
+    with (
+        gzip.GzipFile(fileobj=packed, mode="wb", mtime=at_s) as stream,
+        tarfile.open(fileobj=stream, mode="w") as tar,
+    ):
+        for name, text in members.items():
+            content = text.encode()
+            entry = tarfile.TarInfo(f"{folder}/{name}")
+            entry.size, entry.mode, entry.mtime = len(content), 0o600, at_s
+            tar.addfile(entry, io.BytesIO(content))
+    return packed.getvalue()
+
+
+def _sources(
+    chosen: command_settings.BundleSettings, environ: Mapping[str, str]
+) -> Mapping[str, _Read]:
+    """Return how to read each file."""
+    asked, name = chosen.doctor, chosen.doctor.node_name
+    facts, checks_s = doctor.facts(asked), asked.timeout_s + _MARGIN_S
+    examined = doctor.Once(
+        lambda: doctor.examine(doctor_checks.CHECKS, facts, timeout_s=checks_s), what="doctor"
+    )
+    agents = doctor.Once(lambda: report.agents(kube(), name), what="the agent's pod")
+    found = programs.Programs(programs.roots(chosen.roots), search_path=environ.get("PATH", ""))
+    journal, layout = asked.journal_file, asked.verified_layout_file
+
+    def kube() -> api.KubeApi:
+        connected = facts.kube.get()
+        if not name:
+            raise doctor.NotAskedError("no --node-name")
+        return connected
+
+    def pods() -> Sequence[report.Object]:
+        if not (listed := agents.get()):
+            raise doctor.NotAskedError(f"no pod of an agent on node {name}")
+        return listed
+
+    def status() -> plans.Status:
+        inspection = facts.inspection.if_known()
+        processes = dict(inspection.processes) if inspection else None
+        return plans.Status(gpus=facts.gpus.get(), processes=processes)
+
+    def journal_of(selection: tuple[str, ...]) -> str:
+        if asked.gpus.is_simulated:
+            raise doctor.NotAskedError("the GPUs are simulated")
+        return journald.read(found, selection, timeout_s=asked.timeout_s)
+
+    return {
+        "versions.json": lambda: _json(_versions(facts)),
+        "status.json": lambda: _json(status().to_data()),
+        "status.txt": lambda: gpu_report.status(status(), is_wide=True, style=_PLAIN),
+        "doctor.json": lambda: _json(examined.get().to_data()),
+        "doctor.txt": lambda: doctor.table(examined.get(), style=_PLAIN),
+        "settings.json": lambda: _json(_settings(agents.if_known(), environ)),
+        "layouts.yaml": files.ConfigFile(asked.config_file).read,
+        "journal.json": lambda: _kept(files.JournalFile(journal).read, journal),
+        "verified-layout.json": lambda: _kept(files.VerifiedLayoutFile(layout).read, layout),
+        "node.json": lambda: _json(report.of_node(kube(), name)),
+        "events.json": lambda: _json(report.events(kube(), name)),
+        "agent.json": lambda: _json(report.of_agents(pods())),
+        "agent.log": lambda: report.logs(kube(), pods()),
+        "agent-previous.log": lambda: report.logs(kube(), pods(), previous="true"),
+        "agent-layouts.yaml": lambda: report.layout_file(kube(), pods()),
+        "units.log": lambda: journal_of(journald.OF_UNITS),
+        "kernel.log": lambda: journal_of(journald.OF_DRIVER),
+    }
+
+
+def _versions(facts: doctor.Facts) -> dict[str, object]:
+    driver, server = facts.inspection.if_known(), None
+    if kube := facts.kube.if_known():
+        with contextlib.suppress(errors.ClusterError):
+            server = kube.get("/version").get("gitVersion")
+    return {
+        "mig_manager": mig_manager.__version__,
+        "python": platform.python_version(),
+        "kernel": platform.release(),
+        "driver": driver.driver_version if driver else None,
+        "nvml": driver.nvml_version if driver else None,
+        "kubernetes": server,
+    }
+
+
+def _settings(
+    pods: Sequence[report.Object] | None, environ: Mapping[str, str]
+) -> dict[str, object]:
+    """Return the agent's options with value and origin: of its pod, or else of this machine."""
+    parsed: Mapping[str, object] = {}
+    place, variables = "the variables here", {**_unit_variables(), **environ}
+    if pods:
+        words, variables = report.command(pods)
+        after = words[words.index("agent") + 1 :] if "agent" in words else words
+        place, parsed = "the agent's pod", parser.parse(["agent", *after])
+    source = options.Source(parsed, variables, command="agent")
+    return {
+        "read_from": place,
+        "options": {
+            each.name: dict(zip(("value", "origin"), source.effective(each), strict=True))
+            for each in options.of(settings.AgentSettings, "agent")
+        },
+    }
+
+
+def _unit_variables() -> dict[str, str]:
+    try:
+        lines = files.ConfigFile(_VARIABLES).read().splitlines()
+    except errors.ConfigError:
+        return {}
+    pairs = (line.partition("=") for line in lines)
+    return {name: value.strip("\"'") for name, _, value in pairs}
+
+
+def _kept(read: Callable[[], str | None], path: pathlib.Path) -> str:
+    text = read()
+    if text is None:
+        raise doctor.NotAskedError(f"{path} does not exist")
+    return text
+
+
+def _secrets(
+    chosen: command_settings.BundleSettings, environ: Mapping[str, str]
+) -> tuple[str, ...]:
+    """Return the secrets known here: of the kubeconfig, and in variables that are called so."""
+    found = [value for name, value in environ.items() if redaction.is_secret(name)]
+    if chosen.doctor.kubeconfig:
+        with contextlib.suppress(errors.ConfigError):
+            found += redaction.values(files.ConfigFile(chosen.doctor.kubeconfig).read())
+    return tuple(found)
+
+
+def _json(data: object) -> str:
+    return json.dumps(data, indent=2) + "\n"

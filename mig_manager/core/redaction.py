@@ -1,0 +1,61 @@
+"""Remove credentials from text that people attach to reports."""
+
+import json
+import re
+from collections.abc import Iterable
+
+REMOVED = "[removed]"
+
+_WORD = (
+    r"(?:token|passw(?:or)?d|secret|(?:api|access|private)[_-]?key|credential|authorization"
+    r"|client-key-data|client-certificate-data)"
+)
+_NAMED = re.compile(
+    rf"""(?P<before> {_WORD} [\w.-]{{0,60}} (?P<mark>\\*["'])? \s*[:=]\s* )
+    (?P<value>
+      "(?:[^"\\\n]|\\.)*" | '[^'\n]*'  # a text of JSON, YAML or a shell
+      | \\+".*?\\+"  # of JSON within a text of JSON
+      | (?:(?:bearer|basic)\s+)? \\*["']?[^\s,;{{}}\[\]()"'\\]+
+    )""",
+    re.VERBOSE | re.IGNORECASE,
+)
+_QUOTE = re.compile(r"""\\*["']""")
+_UNNAMED = (
+    # A key or certificate in PEM; of one that is cut off, what looks like Base64.
+    re.compile(r'-----BEGIN [^-\n]+-----(?:[^"]*?-----END [^-\n]+-----|(?:[\w+/=\s]|\\[nr])*)'),
+    re.compile(r"(?<=://)[^/:\s@\"']*:[^\s@\"']+(?=@)"),  # user and password in a URL
+    re.compile(r"\beyJ[\w-]+\.[\w-]+\.[\w-]*"),  # a JSON Web Token
+    re.compile(r"(?<=\bbearer )[\w.~+/=-]+", re.IGNORECASE),
+)
+_LEAST = 6
+"""Characters of a known secret: a shorter one would remove what only looks like it."""
+
+
+def redacted(text: str, secrets: Iterable[str] = ()) -> str:
+    """Replace known secrets and what looks like a credential; JSON stays JSON."""
+    # Longest first: one secret may be part of another.
+    for secret in sorted(set(secrets), key=len, reverse=True):
+        if len(secret) >= _LEAST:
+            for form in (json.dumps(secret)[1:-1], secret):
+                text = text.replace(form, REMOVED)
+    text = _NAMED.sub(_replacement, text)
+    for pattern in _UNNAMED:
+        text = pattern.sub(REMOVED, text)
+    return text
+
+
+def _replacement(found: re.Match[str]) -> str:
+    # A number or a word behind a quoted key: JSON needs quotes around what replaces it.
+    opening = _QUOTE.match(found["value"])
+    quote = opening[0] if opening else found["mark"] or ""
+    return f"{found['before']}{quote}{REMOVED}{quote}"
+
+
+def values(text: str) -> tuple[str, ...]:
+    """Return the secrets that a text names, such as the token in a kubeconfig."""
+    return tuple(found["value"].strip("\"'") for found in _NAMED.finditer(text))
+
+
+def is_secret(name: str) -> bool:
+    """Return whether a variable of this name has a secret."""
+    return re.search(_WORD, name, re.IGNORECASE) is not None

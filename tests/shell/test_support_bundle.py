@@ -1,0 +1,371 @@
+"""``mig-manager support-bundle``: what is in the archive, what never is, and what goes missing."""
+
+import io
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import tarfile
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import hypothesis
+import hypothesis.strategies as st
+import pytest
+from starlette import requests, responses, types
+
+from mig_manager.sandbox.apiserver import server
+from tests.shell import commandline
+
+SPEC = ("--simulate", "1xA30")
+ALWAYS = {
+    *("manifest.json", "versions.json", "status.json", "status.txt"),
+    *("doctor.json", "doctor.txt", "settings.json", "layouts.yaml"),
+}
+OF_CLUSTER = {"node.json", "events.json", "agent.json", "agent.log", "agent-layouts.yaml"}
+LAYOUTS = "version: v1\nmig-configs:\n  mine: [{devices: all, mig-enabled: false}]\n"
+
+
+class Cluster:
+    """A cluster of a node, its agent's pod, and what kubelet has of the agent's log."""
+
+    def __init__(self, kubeconfig: pathlib.Path) -> None:
+        self.log = "2026-01-01T00:00:00Z started\n"
+        self.silent = ""  # part of the paths that are never answered
+        self.server = server.ApiServer(middleware=self._middleware)
+        self.kubeconfig = kubeconfig
+
+    def _middleware(self, app: types.ASGIApp) -> types.ASGIApp:
+        async def call(scope: types.Scope, receive: types.Receive, send: types.Send) -> None:
+            http = requests.Request(scope, receive)
+            if self.silent and self.silent in http.url.path:
+                while (await receive())["type"] != "http.disconnect":
+                    pass
+            elif not http.url.path.endswith("/log"):
+                await app(scope, receive, send)
+            elif "previous" in http.query_params:
+                refusal = {"kind": "Status", "message": "previous terminated container not found"}
+                await responses.JSONResponse(refusal, 400)(scope, receive, send)
+            else:
+                await responses.PlainTextResponse(self.log)(scope, receive, send)
+
+        return call
+
+    def fill(self, *, secret: str = "") -> None:
+        """Create the objects; foreign parts of them have the secret."""
+        status = {"state": "failed", "message": f"the hook said: token={secret}"}
+        metadata = {
+            "name": "n1",
+            "labels": {"nvidia.com/mig.config": "mine", "example.com/team": "other"},
+            "annotations": {
+                "mig-manager.io/status": json.dumps(status),
+                "example.com/login": secret,
+            },
+        }
+        spec = {"taints": [{"key": "example.com/x", "effect": "NoSchedule"}]}
+        self._create({"apiVersion": "v1", "kind": "Node", "metadata": metadata, "spec": spec})
+        environ = [
+            {"name": "DRAIN_POLICY", "value": "none"},
+            {"name": "MIG_MANAGER_DRAIN_TIMEOUT_S", "value": "7"},
+            {"name": "SOME_VARIABLE", "value": secret},
+        ]
+        container = {"name": "mig-manager", "image": "mig-manager", "env": environ}
+        self._create(
+            {
+                "apiVersion": "v1",
+                "kind": "Pod",
+                "metadata": {
+                    "name": "mig-manager-x",
+                    "namespace": "default",
+                    "labels": {"app.kubernetes.io/name": "mig-manager"},
+                },
+                "spec": {
+                    "nodeName": "n1",
+                    "containers": [container | {"args": ["agent", "--drain-policy=none"]}],
+                    "volumes": [{"name": "config", "configMap": {"name": "mig-manager-config"}}],
+                },
+            }
+        )
+        self._create(
+            {
+                "apiVersion": "v1",
+                "kind": "ConfigMap",
+                "metadata": {"name": "mig-manager-config", "namespace": "default"},
+                "data": {"config.yaml": f"# password: {secret}\n{LAYOUTS}"},
+            }
+        )
+        for component, reason in (("mig-manager", "Applied"), ("kubelet", "Rebooted")):
+            self._create(
+                {
+                    "apiVersion": "v1",
+                    "kind": "Event",
+                    "metadata": {"name": f"n1.{reason.lower()}", "namespace": "default"},
+                    "involvedObject": {"kind": "Node", "name": "n1"},
+                    "reason": reason,
+                    "message": f"Bearer {secret}",
+                    "source": {"component": component},
+                }
+            )
+
+    def _create(self, obj: dict[str, Any]) -> None:
+        self.server.store.remove(
+            (
+                f"{obj['kind'].lower()}s",
+                obj["metadata"].get("namespace", ""),
+                obj["metadata"]["name"],
+            )
+        )
+        self.server.store.create(obj)
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    found = Cluster(tmp_path_factory.mktemp("cluster") / "kubeconfig")
+    with server.serve(found.server):
+        found.fill()
+        found.server.kubeconfig(found.kubeconfig)
+        yield found
+
+
+def bundle(
+    shell: commandline.Shell, folder: pathlib.Path, *argv: str, **environ: str
+) -> Mapping[str, str]:
+    path = folder / "bundle.tar.gz"
+    answer = shell("support-bundle", *SPEC, "-o", str(path), *argv, **environ)
+    assert answer.status == 0
+    return unpacked(path.read_bytes())
+
+
+def of_node(
+    cluster: Cluster, shell: commandline.Shell, folder: pathlib.Path, *argv: str, **environ: str
+) -> Mapping[str, str]:
+    options = ("-n", "n1", "--kubeconfig", str(cluster.kubeconfig))
+    return bundle(shell, folder, *options, *argv, **environ)
+
+
+def unpacked(content: bytes) -> Mapping[str, str]:
+    """Return the files by name without their one folder."""
+    with tarfile.open(fileobj=io.BytesIO(content)) as tar:
+        entries = tar.getmembers()
+        assert len({each.name.partition("/")[0] for each in entries}) == 1
+        assert {(each.mode, each.uid, each.isfile()) for each in entries} == {(0o600, 0, True)}
+        return {
+            each.name.partition("/")[2]: (tar.extractfile(each) or io.BytesIO()).read().decode()
+            for each in entries
+        }
+
+
+def missing(files: Mapping[str, str]) -> Mapping[str, str]:
+    found: Mapping[str, str] = json.loads(files["manifest.json"])["missing"]
+    return found
+
+
+def test_a_machine_without_a_cluster_has_gpus_checks_settings_and_layouts(
+    shell: commandline.Shell, tmp_path: pathlib.Path
+) -> None:
+    files = bundle(shell, tmp_path)
+    manifest = json.loads(files["manifest.json"])
+
+    assert set(files) == ALWAYS
+    assert next(iter(files)) == "manifest.json"
+    assert manifest["files"] == {
+        name: len(text.encode()) for name, text in files.items() if name != "manifest.json"
+    }
+    assert manifest["is_simulated"] is True
+    assert json.loads(files["status.json"])["gpus"][0]["name"] == "NVIDIA A30"
+    assert "NVIDIA A30" in files["status.txt"]
+    assert json.loads(files["doctor.json"])["is_good"] is True
+    assert files["doctor.txt"].startswith("CHECK ")
+    assert json.loads(files["versions.json"])["driver"]
+    assert missing(files)["node.json"] == "no kubeconfig"
+    assert missing(files)["units.log"] == "the GPUs are simulated"
+
+
+def test_a_node_of_a_cluster_also_has_our_part_of_the_node_events_and_the_agents_log(
+    cluster: Cluster, shell: commandline.Shell, tmp_path: pathlib.Path
+) -> None:
+    files = of_node(cluster, shell, tmp_path)
+    node = json.loads(files["node.json"])
+
+    assert set(files) == ALWAYS | OF_CLUSTER
+    assert node["labels"] == {"nvidia.com/mig.config": "mine"}
+    assert node["annotations"].keys() == {"mig-manager.io/status"}
+    assert node["annotations"]["mig-manager.io/status"]["state"] == "failed"
+    assert node["taints"] == [{"key": "example.com/x", "effect": "NoSchedule"}]
+    assert [each["reason"] for each in json.loads(files["events.json"])] == ["Applied"]
+    assert json.loads(files["agent.json"])[0]["name"] == "mig-manager-x"
+    assert files["agent.log"] == f"==> default/mig-manager-x mig-manager <==\n{cluster.log}"
+    assert "mine" in files["agent-layouts.yaml"]
+    assert "previous terminated container" in missing(files)["agent-previous.log"]
+
+
+def test_the_settings_are_those_of_the_agents_pod_with_their_origin(
+    cluster: Cluster, shell: commandline.Shell, tmp_path: pathlib.Path
+) -> None:
+    settings = json.loads(of_node(cluster, shell, tmp_path)["settings.json"])
+    chosen = settings["options"]
+
+    assert settings["read_from"] == "the agent's pod"
+    assert chosen["drain-policy"] == {"value": "none", "origin": "--drain-policy"}
+    assert chosen["drain-timeout-s"] == {"value": "7", "origin": "MIG_MANAGER_DRAIN_TIMEOUT_S"}
+    assert chosen["lock-timeout-s"] == {"value": "30", "origin": "default"}
+
+
+def test_without_a_pod_the_settings_are_those_of_the_variables_here(
+    shell: commandline.Shell, tmp_path: pathlib.Path
+) -> None:
+    files = bundle(shell, tmp_path, MIG_MANAGER_DRAIN_TIMEOUT_S="8")
+    settings = json.loads(files["settings.json"])
+
+    assert settings["read_from"] == "the variables here"
+    assert settings["options"]["drain-timeout-s"] == {
+        "value": "8",
+        "origin": "MIG_MANAGER_DRAIN_TIMEOUT_S",
+    }
+
+
+def test_an_interrupted_change_is_there_with_its_journal(
+    shell: commandline.Shell, tmp_path: pathlib.Path
+) -> None:
+    journal = tmp_path / "journal.json"
+    journal.write_text('{"version": 2}')
+
+    files = bundle(shell, tmp_path, "--journal-file", str(journal))
+
+    assert files["journal.json"] == '{"version": 2}'
+    assert "journal-file" in files["doctor.txt"]
+
+
+def test_a_source_that_does_not_answer_costs_its_file_and_not_the_bundle(
+    cluster: Cluster,
+    shell: commandline.Shell,
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(cluster, "silent", "/log")
+    files = of_node(cluster, shell, tmp_path, "--timeout-s", "1")
+
+    assert set(files) == ALWAYS | OF_CLUSTER - {"agent.log"}
+    assert "agent.log" in missing(files)
+
+
+def test_an_api_that_refuses_costs_its_files_and_not_the_bundle(
+    shell: commandline.Shell, tmp_path: pathlib.Path
+) -> None:
+    files = bundle(shell, tmp_path, "-n", "n1", "--kubeconfig", "/nonexistent")
+
+    assert set(files) == ALWAYS
+    assert "/nonexistent" in missing(files)["node.json"]
+
+
+def test_of_a_log_that_is_too_long_the_end_is_kept(
+    cluster: Cluster,
+    shell: commandline.Shell,
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(cluster, "log", "line\n" * (1 << 20) + "the last one\n")
+    files = of_node(cluster, shell, tmp_path)
+
+    assert len(files["agent.log"]) == 4 << 20
+    assert files["agent.log"].endswith("line\nthe last one\n")
+    assert missing(files)["the start of agent.log"] == "longer than 4 MiB"
+
+
+def test_only_its_owner_may_read_the_archive_whatever_was_there(
+    shell: commandline.Shell, tmp_path: pathlib.Path
+) -> None:
+    path = tmp_path / "bundle.tar.gz"
+    path.write_text("old")
+    path.chmod(0o644)
+
+    bundle(shell, tmp_path)
+
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_the_default_name_has_the_node_and_the_time(
+    shell: commandline.Shell, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    answer = shell("support-bundle", *SPEC, NODE_NAME="n1")
+    (path,) = tmp_path.glob("mig-manager-support-n1-*Z.tar.gz")
+
+    assert answer.out.startswith(f"{path.name}: 8 files, ")
+    assert "not in it: journal.json" in answer.out
+    assert unpacked(path.read_bytes()).keys() == ALWAYS
+
+
+def test_a_folder_that_is_missing_is_wrong_usage(
+    shell: commandline.Shell, tmp_path: pathlib.Path
+) -> None:
+    answer = shell("support-bundle", *SPEC, "-o", str(tmp_path / "none" / "x"))
+
+    assert answer.status == 2
+    assert "cannot write" in answer.err
+
+
+@pytest.mark.parametrize("is_file", [True, False], ids=["file", "pipe"])
+def test_on_standard_output_is_the_archive_alone(tmp_path: pathlib.Path, *, is_file: bool) -> None:
+    path = tmp_path / "redirected"
+    with path.open("wb") as file:
+        done = subprocess.run(  # noqa: S603 - our own program
+            [sys.executable, "-m", "mig_manager", "support-bundle", *SPEC, "-o", "-"],
+            env={"HOME": str(tmp_path), "PATH": os.environ["PATH"]},
+            stdout=file if is_file else subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            check=True,
+        )
+
+    files = unpacked(path.read_bytes() if is_file else done.stdout)
+
+    assert files.keys() == ALWAYS
+    assert b"8 files" in done.stderr
+
+
+# -- secrets -------------------------------------------------------------------------------------
+
+_SECRETS = st.text(
+    "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/=_~.-", min_size=12
+).filter(lambda text: text[0].isalnum())
+
+
+@hypothesis.settings(
+    max_examples=8,
+    deadline=None,
+    suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture],
+)
+@hypothesis.given(secret=_SECRETS)
+def test_a_planted_secret_never_gets_in(
+    secret: str, cluster: Cluster, shell: commandline.Shell, tmp_path: pathlib.Path
+) -> None:
+    known, other = f"{secret}KNOWN", f"{secret}OTHER"
+    cluster.server.kubeconfig(cluster.kubeconfig, token=known)
+    cluster.fill(secret=other)
+    cluster.log = (
+        f"sent {known}\nAuthorization: Bearer {other}\nMY_TOKEN={other}\n"
+        f"https://user:{other}@example.com/\n"
+    )
+    layouts = tmp_path / "layouts.yaml"
+    layouts.write_text(f"# api_key: '{other}'\n{LAYOUTS}")
+    journal = tmp_path / "journal.json"
+    journal.write_text(json.dumps({"client-key-data": other, "message": known}))
+
+    files = of_node(
+        *(cluster, shell, tmp_path, "-f", str(layouts), "--journal-file", str(journal)),
+        SOMEBODYS_PASSWORD=known,
+        SOMETHING_ELSE=other,
+    )
+
+    assert set(files) == ALWAYS | OF_CLUSTER | {"journal.json"}
+    assert not [name for name, text in files.items() if known in text or other in text]
+    assert not [name for name in files if name.endswith(".json") and not json.loads(files[name])]
+
+
+def test_what_can_be_in_a_bundle_is_documented() -> None:
+    page = (pathlib.Path(__file__).parents[2] / "docs" / "failed.md").read_text(encoding="utf-8")
+    rare = {"agent-previous.log", "journal.json", "verified-layout.json", "units.log"}
+    names = {*ALWAYS, *OF_CLUSTER, *rare, "kernel.log"}
+
+    assert {name for name in names if f"`{name}`" not in page} == set()

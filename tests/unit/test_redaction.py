@@ -1,0 +1,117 @@
+"""Credentials leave no trace in a report, and everything else stays."""
+
+import json
+
+import hypothesis
+import hypothesis.strategies as st
+import pytest
+
+from mig_manager.core import redaction
+
+BARE = st.text(
+    "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/=_~.-", min_size=8
+).filter(lambda text: text[0].isalnum())
+PHRASES = st.text(st.characters(codec="utf-8", categories=("L", "N", "P", "Zs")), min_size=8)
+NAMES = st.sampled_from(
+    ("token", "PASSWORD", "passwd", "client-key-data", "aws_secret_access_key", "api-key")
+)
+FORMS = (
+    "Authorization: Bearer {}",
+    "Authorization: Basic {}",
+    "curl -H 'authorization: bearer {}' https://example.com",
+    "DB_PASSWORD={} other=1",
+    "token: {}",
+    "--token={}",
+    "postgres://user:{}@host/db",
+    "    client-certificate-data: {}\n",
+)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@hypothesis.given(secret=BARE)
+def test_a_credential_in_a_usual_form_is_removed_and_the_rest_stays(
+    form: str, secret: str
+) -> None:
+    secret += "SECRET"
+    text = f"before\n{form.format(secret)}\nafter"
+
+    clean = redaction.redacted(text)
+
+    assert secret not in clean
+    assert clean.startswith("before\n")
+    assert clean.endswith("\nafter")
+    assert redaction.REMOVED in clean
+
+
+@hypothesis.given(name=NAMES, secret=PHRASES, inner=BARE)
+def test_json_stays_json_and_loses_its_secrets_also_inside_a_text(
+    name: str, secret: str, inner: str
+) -> None:
+    text = json.dumps({"plain": 1, name: secret, "annotation": json.dumps({name: inner})})
+
+    data = json.loads(redaction.redacted(text))
+
+    assert data[name] == redaction.REMOVED
+    assert json.loads(data["annotation"]) == {name: redaction.REMOVED}
+    assert data["plain"] == 1
+    assert redaction.redacted(json.dumps({"other": [1]})) == '{"other": [1]}'
+
+
+@hypothesis.given(secret=PHRASES, before=st.text(), after=st.text())
+def test_a_known_secret_is_removed_wherever_it_is(secret: str, before: str, after: str) -> None:
+    text = f"{before}{secret}{after} {json.dumps(secret)}"
+
+    assert secret not in redaction.redacted(text, [secret]).replace(redaction.REMOVED, "")
+
+
+@pytest.mark.parametrize("value", [True, None, 12345678])
+def test_json_stays_json_where_a_secret_is_no_text(value: object) -> None:
+    clean = redaction.redacted(json.dumps({"has_token": value, "next": 1}))
+
+    assert json.loads(clean) == {"has_token": redaction.REMOVED, "next": 1}
+
+
+@pytest.mark.parametrize("end", ["\n-----END PRIVATE KEY-----\n", ""])
+def test_a_key_in_pem_is_removed_also_if_its_end_is_missing(end: str) -> None:
+    text = f"x\n-----BEGIN PRIVATE KEY-----\nMIIEvQ+/\nIBADANB==\n{end}"
+
+    clean = redaction.redacted(text)
+
+    assert clean.startswith("x\n[removed]")
+    assert "MIIE" not in clean
+    assert "ANB" not in clean
+
+
+def test_a_token_is_removed_by_its_looks() -> None:
+    looks = "eyJhbGciOiJSUzI1NiJ9.eyJzdWIiOiJ4In0.c2lnbmF0dXJl"
+
+    assert redaction.redacted(f"sent {looks}, and") == "sent [removed], and"
+
+
+def test_the_secrets_of_a_kubeconfig_are_found_and_its_names_are_not() -> None:
+    text = """\
+    users:
+    - name: me
+      user: {token: abcdef, client-key-data: "Zm9v"}
+      password: 'a b'
+    """
+
+    assert redaction.values(text) == ("abcdef", "Zm9v", "a b")
+
+
+@pytest.mark.parametrize(
+    ("name", "is_secret"),
+    [("GITHUB_TOKEN", True), ("AWS_SECRET_ACCESS_KEY", True), ("NODE_NAME", False)],
+)
+def test_a_variable_is_a_secret_by_its_name(name: str, *, is_secret: bool) -> None:
+    assert redaction.is_secret(name) is is_secret
+
+
+def test_what_a_report_is_about_stays() -> None:
+    text = (
+        'node/n1 failed (DrainTimeout): pod "team/train-0" did not end; budget team/keep-large\n'
+        "GPU-0a1b2c3d-0000-0000-0000-000000000000 MIG 1g.5gb at 0; nvidia.com/mig.config=all-1g\n"
+        "https://example.com:8080/path?x=1 registry.example.com/mig-manager@sha256:0123"
+    )
+
+    assert redaction.redacted(text) == text
