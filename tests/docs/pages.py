@@ -1,6 +1,7 @@
 """Parse the pages: links, anchors, and the commands that they show."""
 
 import dataclasses
+import difflib
 import pathlib
 import re
 import urllib.parse
@@ -70,7 +71,7 @@ class Step:
     """The page's remark about how to run the block; empty if it has none."""
     command: str
     shown: str
-    """The expected output; ``...`` matches anything; empty: any output."""
+    """The expected output."""
 
 
 def steps(page: pathlib.Path) -> list[Step]:
@@ -95,10 +96,47 @@ def _commands(text: str, how: str) -> Iterator[Step]:
         yield Step(how=how, command="\n".join(command), shown="\n".join(shown))
 
 
-def is_as_shown(shown: str, output: str) -> bool:
-    """Return whether an output is what a page shows, up to white space and ``...``."""
-    pieces = [
-        r"\s+".join(re.escape(word) for word in piece.split()) for piece in shown.split("...")
-    ]
-    pattern = r"\s*.*?\s*".join(pieces)
-    return re.fullmatch(rf"\s*{pattern}\s*", output, re.DOTALL) is not None
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """What differs from one reader to the next, and what stands for it in a comparison."""
+
+    name: str
+    pattern: re.Pattern[str]
+    instead: str
+
+
+RULES = (
+    Rule(
+        name="kubectl's column AGE, as wide as its values",
+        pattern=re.compile(r"(?<= {3})(?:AGE|(?:\d+[smhd])+)(?: +(?=\S)|$)", re.MULTILINE),
+        instead="<age> ",
+    ),
+    Rule(
+        name="the folder of the demonstration",
+        pattern=re.compile(r"/tmp/mig-(?:…|[a-z0-9_]{8})(?=/)"),  # noqa: S108 - not used here
+        instead="/tmp/mig-…",  # noqa: S108 - as above
+    ),
+    Rule(
+        name="the reader's home",
+        pattern=re.compile(r"(?<= )(?:~|/\S+)(?=/\.local/state/mig-manager/)"),
+        instead="~",
+    ),
+    Rule(
+        name="the namespace that newer versions of kubectl name",
+        pattern=re.compile(r'(?<=" deleted) from \S+ namespace$', re.MULTILINE),
+        instead="",
+    ),
+)
+"""All that a page may show otherwise than the reader sees it."""
+
+
+def differences(shown: str, output: str) -> list[str]:
+    """Return how an output differs from what a page shows, to the character but for ``RULES``."""
+    expected, found = _comparable(shown), _comparable(output)
+    return [] if expected == found else list(difflib.ndiff(expected, found))
+
+
+def _comparable(text: str) -> list[str]:
+    for rule in RULES:
+        text = rule.pattern.sub(rule.instead, text)
+    return text.splitlines()
