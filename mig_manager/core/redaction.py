@@ -20,10 +20,14 @@ _NAMED = re.compile(
     re.VERBOSE | re.IGNORECASE,
 )
 _QUOTE = re.compile(r"""\\*["']""")
+# Each takes linear time, because hostile text must not keep the command busy.
 _UNNAMED = (
     # A key or certificate in PEM; of one that is cut off, what looks like Base64.
-    re.compile(r'-----BEGIN [^-\n]+-----(?:[^"]*?-----END [^-\n]+-----|(?:[\w+/=\s]|\\[nr])*)'),
-    re.compile(r"(?<=://)[^/:\s@\"']*:[^\s@\"']+(?=@)"),  # user and password in a URL
+    re.compile(
+        r"-----BEGIN [^-\n]+-----"
+        r"(?:(?:[^\"-]|-(?!----))*-----END [^-\n]+-----|(?:[\w+/=\s]|\\[nr])*)"
+    ),
+    re.compile(r"(?<=://)[^/:\s@\"']{0,200}:[^\s@\"']{1,400}(?=@)"),  # user and password in a URL
     re.compile(r"\beyJ[\w-]+\.[\w-]+\.[\w-]*"),  # a JSON Web Token
     re.compile(r"(?<=\bbearer )[\w.~+/=-]+", re.IGNORECASE),
 )

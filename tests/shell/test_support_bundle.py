@@ -15,6 +15,7 @@ import hypothesis.strategies as st
 import pytest
 from starlette import requests, responses, types
 
+from mig_manager.cli import support_bundle
 from mig_manager.sandbox.apiserver import server
 from tests.shell import commandline
 
@@ -248,6 +249,21 @@ def test_a_source_that_does_not_answer_costs_its_file_and_not_the_bundle(
 
     assert set(files) == ALWAYS | OF_CLUSTER - {"agent.log"}
     assert "agent.log" in missing(files)
+
+
+def test_a_source_that_hangs_is_given_up_at_the_deadline(
+    shell: commandline.Shell, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pipe = tmp_path / "layouts.yaml"
+    os.mkfifo(pipe)
+    monkeypatch.setattr(support_bundle, "_MARGIN_S", 1.0)
+
+    files = bundle(shell, tmp_path, "-f", str(pipe), "--timeout-s", "1")
+
+    pipe.write_text("")  # ends the threads that read it
+    assert set(files) == ALWAYS - {"layouts.yaml"}
+    assert missing(files)["layouts.yaml"] == "no answer within 3 s"
+    assert "no answer within 2 s" in files["doctor.txt"]
 
 
 def test_an_api_that_refuses_costs_its_files_and_not_the_bundle(
