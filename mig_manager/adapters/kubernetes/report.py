@@ -69,13 +69,11 @@ def agents(kube: api.KubeApi, node_name: str) -> tuple[Object, ...]:
 
 def of_agents(pods: Iterable[Object]) -> list[dict[str, Any]]:
     """Return the images of these pods, their restarts, and how they ended."""
-    words = "name image imageID ready restartCount state lastState"
-    with cluster.understood("the agent's pod"):
-        return [
-            _part(pod["metadata"], "namespace name labels creationTimestamp")
-            | {"containers": [_part(each, words) for each in _statuses(pod)]}
-            for pod in pods
-        ]
+    words = "phase startTime containerStatuses"
+    return [
+        _part(pod["metadata"], "namespace name labels") | _part(pod.get("status") or {}, words)
+        for pod in pods
+    ]
 
 
 def command(pods: Sequence[Object]) -> tuple[list[str], dict[str, str]]:
@@ -118,10 +116,6 @@ def layout_file(kube: api.KubeApi, pods: Sequence[Object]) -> str:
         name = next(each["configMap"]["name"] for each in volumes if "configMap" in each)
         namespace = pods[0]["metadata"]["namespace"]
     return fleet.config_text(kube, namespace=namespace, name=name) or ""
-
-
-def _statuses(pod: Object) -> Sequence[Object]:
-    return (pod.get("status") or {}).get("containerStatuses") or ()
 
 
 def _ours(values: Mapping[str, str] | None) -> dict[str, str]:
