@@ -30,6 +30,8 @@ class Reason(enum.Enum):
     ALREADY_APPLIED = "AlreadyApplied"
     INVALID_CONFIG = "InvalidConfig"
     UNKNOWN_CONFIG = "UnknownConfig"
+    NO_CUSTOM_LAYOUT = "NoCustomLayout"
+    CUSTOM_LAYOUTS_OFF = "CustomLayoutsOff"
     UNKNOWN_PROFILE = "UnknownProfile"
     NO_GPU_MATCHES = "NoGpuMatches"
     NOT_MIG_CAPABLE = "NotMigCapable"
@@ -91,9 +93,17 @@ class Reason(enum.Enum):
 
 
 _REMEDIES = {
-    Reason.INVALID_CONFIG: "Correct the config file at the named line; the agent reads it again.",
+    Reason.INVALID_CONFIG: (
+        "Correct the config document at the named line; the agent reads it again."
+    ),
     Reason.UNKNOWN_CONFIG: (
         "Request a layout that 'kubectl mig layouts' lists, or add this one to the config file."
+    ),
+    Reason.NO_CUSTOM_LAYOUT: (
+        "Write annotation and label in one patch, as 'kubectl mig apply' does."
+    ),
+    Reason.CUSTOM_LAYOUTS_OFF: (
+        "Switch them on (--custom-layouts), or request a layout that 'kubectl mig layouts' lists."
     ),
     Reason.UNKNOWN_PROFILE: "Use a profile of this GPU; 'mig-manager status' lists them.",
     Reason.NO_GPU_MATCHES: (

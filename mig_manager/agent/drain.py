@@ -179,16 +179,23 @@ class Drain:
         return self._evictions.evicted
 
     def require_done(self, usage: Usage) -> None:
-        """Fail if a pod uses an affected device again; evict none.
+        """Fail if a pod uses an affected device again; evict none; raises as ``remaining``.
 
         Raises:
             DrainError: Names the pods; the node is not kept closed.
-            ClusterError: The API refused or does not answer.
         """
-        pods = self.order.affected_pods(self._usage(self.workloads.list(), usage))
+        pods = self.remaining(usage)
         if pods:
             names = messages.listed([pod.key for pod in pods])
             raise errors.DrainError(f"pods got devices to be removed after the drain: {names}")
+
+    def remaining(self, usage: Usage) -> tuple[cluster.Pod, ...]:
+        """Return the pods that use an affected device now.
+
+        Raises:
+            ClusterError: The API refused or does not answer.
+        """
+        return self.order.affected_pods(self._usage(self.workloads.list(), usage))
 
     def _begin(self, *, is_forcing: bool) -> None:
         self._evictions.begin(is_forcing=is_forcing)

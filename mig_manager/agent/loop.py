@@ -16,6 +16,7 @@ import structlog
 from mig_manager import errors
 from mig_manager.agent import drift, reconcile, record
 from mig_manager.core import model, ports, timing
+from mig_manager.core.layout import custom as customs
 
 _MIN_PAUSE_S = 0.02
 """The shortest pause that a change in the cluster ends."""
@@ -27,13 +28,14 @@ _log = structlog.get_logger()
 class Inbox:
     """Keeps the newest request; an older one that was not served is dropped.
 
-    A request is the label's value, or None without a label, together with a generation that grows
-    whenever label, layout file or Node object changes.
+    A request is the label's value, or None without a label, with what ``custom`` stands for, and
+    with a generation that grows whenever one of them, a file or the Node object changes.
     """
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._name: str | None = None
+        self._custom: customs.Custom | None = None
         self._node_uid = ""
         self._is_label_known = False
         self._generation = 0
@@ -42,8 +44,10 @@ class Inbox:
         self.is_stopping = False
         self._has_cluster_changed = False
 
-    def put_label(self, name: str | None, *, node_uid: str = "") -> None:
-        """Set the label's value; the same value again is no new request.
+    def put_label(
+        self, name: str | None, *, node_uid: str = "", custom: customs.Custom | None = None
+    ) -> None:
+        """Set the label's value, and what ``custom`` stands for; the same is no new request.
 
         The first value counts even without a label, because a killed run may have left a journal.
         The same value on another Node object is served again: kubelet has registered the node
@@ -51,8 +55,8 @@ class Inbox:
         """
         with self._changed:
             known, self._node_uid = self._node_uid, node_uid or self._node_uid
-            if name != self._name or not self._is_label_known:
-                self._name = name
+            if (name, custom) != (self._name, self._custom) or not self._is_label_known:
+                self._name, self._custom = name, custom
                 self._is_label_known = True
                 self._renew()
             elif known and known != self._node_uid:
@@ -100,6 +104,7 @@ class Inbox:
             return Request(
                 self,
                 name=self._name,
+                custom=self._custom,
                 generation=self._generation,
                 since=self._since,
                 node_uid=self._node_uid,
@@ -125,7 +130,7 @@ class Inbox:
             if self._name is None:
                 return errors.Superseded("the label was removed", is_replaced=False)
             return errors.Superseded(
-                f"label, config file or Node object changed; {self._name} is requested now",
+                f"label, layout or Node object changed; {self._name} is requested now",
                 is_replaced=True,
             )
 
@@ -162,10 +167,18 @@ class Request:
     """One request of the label; implements ``ports.Cancellation``."""
 
     def __init__(
-        self, inbox: Inbox, *, name: str | None, generation: int, since: int, node_uid: str
+        self,
+        inbox: Inbox,
+        *,
+        name: str | None,
+        custom: customs.Custom | None,
+        generation: int,
+        since: int,
+        node_uid: str,
     ) -> None:
         self._inbox = inbox
         self.name = name
+        self.custom = custom  # what ``custom`` stands for; None: the name is of another source
         self.generation = generation
         self.since = since
         """The generation that brought this label and these files; later ones are only new Node
@@ -321,13 +334,14 @@ class Agent:
         self._telemetry.attempt_began(attempt)
         try:
             if not self.is_recovered:
-                self._pipeline.recover(request.name)
+                self._pipeline.recover(request.name, request.custom)
                 self.is_recovered = True
             if request.name is None:
                 return self._pipeline.rest()
             outcome = self._pipeline.run(
                 request.name,
                 _Watched(request, self._pulse),
+                custom=request.custom,
                 attempt=attempt,
                 retry_after_s=retry_after_s,
                 may_evict=may_evict,
@@ -359,7 +373,7 @@ class Agent:
         if request is None or request.name is None or ended is None:
             return
         try:
-            action = self._pipeline.check_drift(request.name, ended)
+            action = self._pipeline.check_drift(request.name, ended, request.custom)
         except errors.ClusterError as error:
             _log.warning("drift_not_published", reason=error.reason.value, error=error.message)
             return

@@ -27,6 +27,7 @@ from mig_manager.adapters.nvml import event_listener
 from mig_manager.agent import loop, reconcile
 from mig_manager.agent import settings as agent_settings
 from mig_manager.core import host_files, ports
+from mig_manager.core.layout import custom as customs
 from mig_manager.core.node import cluster
 
 _MOUNTS = pathlib.Path("/proc/self/mountinfo")
@@ -175,7 +176,9 @@ class Service:
 
     def _take(self, view: cluster.NodeView) -> None:
         name = view.labels.get(cluster.CONFIG_LABEL) or None
-        self._inbox.put_label(name, node_uid=view.uid)
+        is_custom = self._settings.has_custom_layouts and name == cluster.CUSTOM_LAYOUT
+        custom = customs.Custom.of(view) if is_custom else None
+        self._inbox.put_label(name, node_uid=view.uid, custom=custom)
         # A run may wait for what has just changed.
         self._inbox.put_cluster_change()
 

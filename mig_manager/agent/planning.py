@@ -81,9 +81,9 @@ class Planning:
         """Return the requested layout.
 
         Raises:
-            ConfigError: The file cannot be read or is invalid.
+            ConfigError: The file or annotation cannot be read or is invalid.
             HardwareError: The layout must be generated, and no GPU can be observed.
-            LayoutError: There is no such layout.
+            LayoutError: There is no such layout, or annotation.
         """
 
         def observe() -> model.ObservedGpus:
@@ -91,10 +91,14 @@ class Planning:
             self._observed = self.observe()
             return self._observed
 
-        layout, self._warnings = served_layouts.find(
-            self._record.config, self._deps.configs, self._limits, observe
-        )
-        self._is_owners = not (layout.is_generated or self._limits.has_default_layouts)
+        if custom := self._record.custom:
+            layout, self._warnings = custom.layout(is_lenient=self._limits.is_lenient)
+            self._is_owners = True
+        else:
+            layout, self._warnings = served_layouts.find(
+                self._record.config, self._deps.configs, self._limits, observe
+            )
+            self._is_owners = not (layout.is_generated or self._limits.has_default_layouts)
         before = self._record.request
         self._record.note(config_hash=layout.content_hash, origin=layout.origin)
         if not (self.is_for(before) or self._record.journal.rebooted_from):

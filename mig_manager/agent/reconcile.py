@@ -23,6 +23,7 @@ from mig_manager.agent import (
 from mig_manager.agent import run as pipeline
 from mig_manager.change import local
 from mig_manager.core import model, ports, steps
+from mig_manager.core.layout import custom as customs
 from mig_manager.core.node import cluster
 from mig_manager.core.records import gpu_codec, readiness, status
 
@@ -44,11 +45,12 @@ class Reconciler:
         self._history = pipeline.History()
         self._layout_list = served_layouts.LayoutList(deps, limits)
 
-    def recover(self, name: str | None) -> None:
+    def recover(self, name: str | None, custom: customs.Custom | None = None) -> None:
         """Take over from an interrupted run; call before the first run and after a lost one.
 
-        If that run was for the requested layout ``name``, the next run resumes and must follow at
-        once; otherwise its change is undone here.
+        If that run was for the requested layout ``name``, with the same content if that is
+        ``custom``, the next run resumes and must follow at once; otherwise its change is undone
+        here.
 
         Raises:
             ClusterError: The API refused or does not answer.
@@ -72,7 +74,7 @@ class Reconciler:
             return
         self._history = dataclasses.replace(self._history, fulfilled=None)
         self._clients.expect_advertisers(journal)
-        is_resumed = journal.config == name
+        is_resumed = journal.request == (name, custom.annotation_hash if custom else "")
         _log.warning(
             "interrupted_run_found",
             config=journal.config,
@@ -94,11 +96,12 @@ class Reconciler:
         name: str,
         request: ports.Cancellation,
         *,
+        custom: customs.Custom | None = None,
         attempt: int = 1,
         retry_after_s: float = 0.0,
         may_evict: bool = True,
     ) -> record.Outcome:
-        """Apply the layout ``name``, and publish the outcome.
+        """Apply the layout ``name``, or what ``custom`` stands for, and publish the outcome.
 
         ``request`` ends the run early, until GPUs are touched. ``retry_after_s`` is the pause
         before the next attempt, if this one fails. No pod is evicted for a layout that was applied
@@ -109,7 +112,9 @@ class Reconciler:
             Superseded: Another layout is requested, or the agent stops; all is restored.
         """
         journal, self._left = self._left, None
-        written = self._new_record(name, journal, attempt=attempt, retry_after_s=retry_after_s)
+        written = self._new_record(
+            name, journal, custom, attempt=attempt, retry_after_s=retry_after_s
+        )
         run = pipeline.Run(
             self._deps,
             self._limits,
@@ -153,13 +158,15 @@ class Reconciler:
         self._layout_list.published()
         return outcome
 
-    def check_drift(self, name: str, ended: record.Outcome) -> drift.Action:
+    def check_drift(
+        self, name: str, ended: record.Outcome, custom: customs.Custom | None = None
+    ) -> drift.Action:
         """Compare the GPUs at rest with the layout, and publish a drift.
 
         Raises:
             ClusterError: The API refused or does not answer.
         """
-        written = self._new_record(name, self._left)
+        written = self._new_record(name, self._left, custom)
         try:
             with self._locked(f"checking layout {name}"):
                 now = drift.observe(planning.Planning(self._deps, self._limits, written))
@@ -179,9 +186,7 @@ class Reconciler:
             case drift.Finding.BACK:
                 self._deps.telemetry.drift_found(is_drifted=False)
                 reason = errors.Reason.ALREADY_APPLIED
-                written.finish(
-                    record.succeeded(name, reason, "is active again", gpus=written.gpus)
-                )
+                written.finish(written.succeeded(reason, "is active again", gpus=written.gpus))
                 return drift.Action.REST
             case drift.Finding.DRIFTED | drift.Finding.STILL_DRIFTED:
                 return self._drifted(written, now, is_new=finding is drift.Finding.DRIFTED)
@@ -304,7 +309,7 @@ class Reconciler:
         if is_new:
             self._deps.telemetry.drift_found(is_drifted=True)
             _log.warning("drift_found", config=written.config, pods=affected)
-            message = drift.drift_message(written.config, affected)
+            message = drift.drift_message(written.title, affected)
             written.finish(record.failed(errors.Reason.DRIFTED, message))
         return drift.Action.REST
 
@@ -322,20 +327,24 @@ class Reconciler:
         self,
         name: str,
         journal: status.Journal | None,
+        custom: customs.Custom | None = None,
         *,
         attempt: int = 1,
         retry_after_s: float = 0.0,
     ) -> record.Record:
         journal = journal or status.Journal(config=name)
+        annotation_hash = custom.annotation_hash if custom else ""
         resumed = dataclasses.replace(
             journal,
             config=name,
+            annotation_hash=annotation_hash,
             boot_id=self._deps.boot_id,
-            draining=journal.draining and journal.config == name,
+            draining=journal.draining and journal.request == (name, annotation_hash),
         )
         written = record.Record(
             self._deps,
             resumed,
+            custom=custom,
             attempt=attempt,
             retry_after_s=retry_after_s,
             startup_taints=self._limits.policy.startup_taints,

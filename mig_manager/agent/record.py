@@ -13,6 +13,7 @@ import structlog
 
 from mig_manager import errors
 from mig_manager.core import messages, model, ports
+from mig_manager.core.layout import custom as customs
 from mig_manager.core.node import cluster
 from mig_manager.core.records import gpu_codec, readiness, status
 
@@ -34,29 +35,14 @@ class Outcome:
     gpus: model.ObservedGpus = model.NO_GPUS
     """The GPUs as verified; none after a failure. The layout is applied to unreachable ones once
     they are back."""
+    is_final: bool = False  # whether not even a reason that may pass is retried
 
     @property
     def should_retry(self) -> bool:
         """Whether another attempt may succeed without anything being changed by a person."""
         return self.state is model.State.FAILED and (
-            self.reason.is_transient or self.is_unfinished
+            (self.reason.is_transient and not self.is_final) or self.is_unfinished
         )
-
-
-def succeeded(
-    name: str, reason: errors.Reason, what: str, *, gpus: model.ObservedGpus, more: str = ""
-) -> Outcome:
-    """Return the outcome of a layout that is active on all reachable GPUs."""
-    missing = "".join(
-        f" {gpu.sentence}; the layout is applied to it once it is back."
-        for gpu in gpus.unreachable
-    )
-    return Outcome(
-        state=model.State.SUCCESS,
-        reason=reason,
-        message=f"Layout {name} {what}.{more}{missing}",
-        gpus=gpus,
-    )
 
 
 def failed(
@@ -65,15 +51,20 @@ def failed(
     *,
     is_unfinished: bool = False,
     keeps_closed: bool = False,
+    is_final: bool = False,
 ) -> Outcome:
     """Return the outcome of a failure, with its remedy."""
-    text = f"{messages.ended(message)} {reason.remedy}".rstrip()
+    remedy = reason.remedy
+    if is_final:
+        remedy = "Request a layout that keeps what is in use; the agent does not retry."
+    text = f"{messages.ended(message)} {remedy}".rstrip()
     return Outcome(
         state=model.State.FAILED,
         reason=reason,
         message=messages.fit(text, messages.LONGEST_BYTES),
         is_unfinished=is_unfinished,
         keeps_closed=keeps_closed,
+        is_final=is_final,
     )
 
 
@@ -96,6 +87,7 @@ class Record:
         deps: ports.Dependencies,
         journal: status.Journal,
         *,
+        custom: customs.Custom | None = None,
         attempt: int = 1,
         retry_after_s: float = 0.0,
         startup_taints: frozenset[str] = frozenset(),
@@ -117,7 +109,10 @@ class Record:
             attempt=attempt,
             started_at=deps.clock.now_iso(),
             finished_at=None,
+            annotation_hash=journal.annotation_hash,
         )
+        self.custom = custom  # what is requested as ``custom``; None: the layout is not that
+        self.is_on_demand = custom is not None and custom.is_on_demand
         self.journal = journal
         self.has_rolled_back = False
 
@@ -125,6 +120,12 @@ class Record:
     def config(self) -> str:
         """Name of the requested layout."""
         return self._status.config
+
+    @property
+    def title(self) -> str:
+        """The name, with the hash where many layouts have the same name."""
+        name, content_hash = self.request
+        return f"{name} ({content_hash})" if self.custom and content_hash else name
 
     @property
     def request(self) -> tuple[str, str]:
@@ -154,6 +155,21 @@ class Record:
         """Set fields of the journal for the next patch."""
         self.journal = dataclasses.replace(self.journal, **facts)
 
+    def succeeded(
+        self, reason: errors.Reason, what: str, *, gpus: model.ObservedGpus, more: str = ""
+    ) -> Outcome:
+        """Return the outcome of a layout that is active on all reachable GPUs."""
+        missing = "".join(
+            f" {gpu.sentence}; the layout is applied to it once it is back."
+            for gpu in gpus.unreachable
+        )
+        return Outcome(
+            state=model.State.SUCCESS,
+            reason=reason,
+            message=f"Layout {self.title} {what}.{more}{missing}",
+            gpus=gpus,
+        )
+
     def failed(self, reason: errors.Reason, *parts: str) -> Outcome:
         """Return the failure of this run, with unreachable GPUs and what remains to restore."""
         message = messages.joined(*parts)
@@ -166,6 +182,8 @@ class Record:
             is_unfinished=not self.journal.remaining.is_empty,
             # Evicted pods must not start here again before the others have left.
             keeps_closed=self.journal.draining and reason.is_transient,
+            # The program that chose the layout chooses another one.
+            is_final=self.is_on_demand and reason is errors.Reason.IN_USE,
         )
 
     def enter(

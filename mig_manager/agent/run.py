@@ -17,7 +17,17 @@ import dataclasses
 import structlog
 
 from mig_manager import errors
-from mig_manager.agent import drain, drift, gpu_clients, host, planning, record, recovery, settings
+from mig_manager.agent import (
+    drain,
+    drift,
+    gpu_clients,
+    host,
+    on_demand,
+    planning,
+    record,
+    recovery,
+    settings,
+)
 from mig_manager.change import transaction
 from mig_manager.core import messages, model, ports, steps, timing
 from mig_manager.core.layout import config, layouts
@@ -61,6 +71,7 @@ class Run:
         self._record = written
         self._history = history or History()
         self._may_evict = may_evict
+        self._on_demand = on_demand.OnDemand(deps.gpus, is_active=written.is_on_demand)
         self._plugin_config = limits.policy.plugin_config(written.config)
         self._planning = planning.Planning(deps, limits, written)
         self._services = host.HostServices(deps, written)
@@ -107,6 +118,8 @@ class Run:
         usage = self._survey(layout, gpus, request)
         plan = self._planning.plan(layout, gpus, restoring=older, busy=usage.device_ids)
         affected = self._order(plan, gpus, extra_clients).affected_pods(usage)
+        if self._may_evict:
+            self._on_demand.require_unused(plan, affected, gpus)
         if self._clients.await_driver(affected, usage.pods, gpus, self._record, request):
             usage = self._survey(layout, gpus, request)
             plan = self._planning.plan(layout, gpus, restoring=older, busy=usage.device_ids)
@@ -121,7 +134,7 @@ class Run:
             request,
             extra_clients,
             # Without a plugin no pod gets a device any more: drain those that got one meanwhile.
-            drain_late=lambda: drainage.run(usage, request),
+            drain_late=lambda: self._on_demand.drain(drainage, usage, request),
         )
         if paused.advertisers.has_dra_driver:
             # It hands out devices until it is paused, and a pod that has one cannot end now.
@@ -141,8 +154,8 @@ class Run:
             f" Note: {messages.ended(warning)}"
             for warning in planner.vgpu_host_warnings(gpus, plan)
         ]
-        return record.succeeded(
-            self._record.config, errors.Reason.APPLIED, "is active", gpus=gpus, more="".join(more)
+        return self._record.succeeded(
+            errors.Reason.APPLIED, "is active", gpus=gpus, more="".join(more)
         )
 
     def roll_back(self) -> str:
@@ -232,7 +245,7 @@ class Run:
             self._limits,
             plan,
             gpus,
-            may_evict=self._may_evict,
+            may_evict=self._may_evict and not self._on_demand.is_active,
             extra_clients=extra_clients,
             has_begun=self._record.journal.draining,
         )
@@ -242,7 +255,7 @@ class Run:
         if affected and not self._may_evict:
             names = tuple(pod.key for pod in affected)
             raise errors.MigManagerError(
-                drift.drift_message(self._record.config, names), reason=errors.Reason.DRIFTED
+                drift.drift_message(self._record.title, names), reason=errors.Reason.DRIFTED
             )
         if self._deps.slots is not None and not self._record.journal.blocks_workloads:
             self._deps.slots.check()
@@ -252,7 +265,7 @@ class Run:
             nonlocal applied
             applied = view.labels.get(cluster.APPLIED_LABEL, "")
             return record.Step(
-                message=f"applying {self._record.config}",
+                message=f"applying {self._record.title}",
                 journal=dataclasses.replace(self._record.journal, hold_taint=True),
                 change=cluster.NodePatch(hold_taint=True),
             )
@@ -271,7 +284,7 @@ class Run:
             pods = "1 pod" if len(affected) == 1 else f"{len(affected)} pods"
             self._announce("Draining", f"{pods} to evict: {names}", is_warning=False)
         drainage = self._new_drain(order)
-        drainage.run(usage, request)
+        self._on_demand.drain(drainage, usage, request)
         self._record.note_journal(draining=False)
         return drainage
 
@@ -295,7 +308,7 @@ class Run:
 
     def _announce(self, reason: str, message: str, *, is_warning: bool) -> None:
         self._record.enter(model.Phase.DRAIN, message)
-        text = f"{self._record.config}: {message}"
+        text = f"{self._record.title}: {message}"
         self._deps.node.emit(reason=reason, message=text, is_warning=is_warning)
 
     def _execute(  # noqa: PLR0913 - what the steps before returned
@@ -314,7 +327,7 @@ class Run:
         change = self._transaction(
             recovery.RunJournal(self._record, layout, applied),
             timing.Wait(
-                timeout_s=self._limits.in_use_timeout_s,
+                timeout_s=0.0 if self._on_demand.is_active else self._limits.in_use_timeout_s,
                 wait=request.wait,
                 on_wait=lambda error: _log.info("gpus_in_use", error=error.message),
             ),
@@ -345,6 +358,7 @@ class Run:
 
     def _drain_whole_node(self, paused: gpu_clients.Paused, request: ports.Cancellation) -> None:
         """Evict every pod with a GPU, whatever the policy is otherwise."""
+        self._on_demand.require_reboot_allowed()
         order = drain.whole_node(self._limits)
         usage = drain.survey(self._deps.workloads, self._deps.allocations)
         affected = order.affected_pods(usage)
@@ -402,9 +416,7 @@ class Run:
             paused = self._resume(paused)
             self._prove(paused, gpus, request)
             self._clients.resume_monitors(paused, self._record, request)
-            return record.succeeded(
-                self._record.config, errors.Reason.APPLIED, "is active", gpus=gpus
-            )
+            return self._record.succeeded(errors.Reason.APPLIED, "is active", gpus=gpus)
         if self._record.attempt > 1:
             # An earlier attempt may have failed at the files alone.
             self._transaction(journal).refresh()
@@ -421,9 +433,8 @@ class Run:
             is_retry = self._record.attempt > 1
             paused = self._clients.find_stale(gpus, is_restarted=not is_retry)
             self._clients.wait_schedulable(paused, gpus, request)
-        return record.succeeded(
-            self._record.config, errors.Reason.ALREADY_APPLIED, "is already active", gpus=gpus
-        )
+        reason = errors.Reason.ALREADY_APPLIED
+        return self._record.succeeded(reason, "is already active", gpus=gpus)
 
     def _transaction(
         self, journal: recovery.RunJournal, idle_wait: timing.Wait | None = None

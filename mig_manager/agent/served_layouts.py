@@ -30,8 +30,26 @@ def find(
         ConfigError: The file cannot be read or is invalid.
         HardwareError: ``observe`` raised it.
         LayoutError: There is no such layout, or it may be one of an unreachable GPU
-            (GPU_UNREACHABLE).
+            (GPU_UNREACHABLE), or it would be in the node's annotation (CUSTOM_LAYOUTS_OFF).
     """
+    try:
+        return _found(name, source, limits, observe)
+    except errors.LayoutError as error:
+        if name != cluster.CUSTOM_LAYOUT:
+            raise
+        raise errors.LayoutError(
+            f"{error.message}; this agent takes none from the annotation "
+            f"{cluster.LAYOUT_ANNOTATION}, because custom layouts are switched off",
+            reason=errors.Reason.CUSTOM_LAYOUTS_OFF,
+        ) from error
+
+
+def _found(
+    name: str,
+    source: ports.ConfigSource,
+    limits: settings.Limits,
+    observe: Callable[[], model.ObservedGpus],
+) -> tuple[config.Layout, tuple[yaml_tree.Diagnostic, ...]]:
     has_generated = limits.generated_layouts is not settings.GeneratedLayouts.OFF
     if not (has_generated and limits.has_default_layouts):
         file = _read(source, limits)
@@ -66,7 +84,12 @@ def _served(
         file = config.Document(source=source.name, layouts={})
     if made and limits.generated_layouts is settings.GeneratedLayouts.ONLY:
         file = dataclasses.replace(file, layouts={})
-    return served.merged(file, made, is_default=limits.has_default_layouts)
+    document = served.merged(file, made, is_default=limits.has_default_layouts)
+    if not limits.has_custom_layouts:
+        return document
+    # One of the file cannot be requested: the name stands for the node's annotation.
+    others = {k: v for k, v in document.layouts.items() if k != cluster.CUSTOM_LAYOUT}
+    return dataclasses.replace(document, layouts=others)
 
 
 def _read(source: ports.ConfigSource, limits: settings.Limits) -> config.Document:
@@ -100,7 +123,9 @@ class LayoutList:
             return {}
         fits = served.fitting(document.layouts.values(), gpus)
         fitting = tuple(fit.layout for fit in fits)
-        draft = _List(text=served.to_json(map(served.Entry.of, fitting)), layouts=fitting)
+        entries = map(served.Entry.of, fitting)
+        text = served.to_json(entries, takes_custom=self._limits.has_custom_layouts)
+        draft = _List(text=text, layouts=fitting)
         if draft == self._published:
             return {}
         self._draft = draft

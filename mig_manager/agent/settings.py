@@ -50,6 +50,10 @@ class Limits:
         metavar="HOW",
         default=GeneratedLayouts.MERGE,
     )
+    has_custom_layouts: bool = options.switch(
+        "take layout 'custom' from the node's annotation mig-manager.io/layout",
+        name="custom-layouts",
+    )
     has_default_layouts: bool = False
     """Whether the config file is the default one, which generated layouts precede."""
     reboot_timeout_s: float = 600.0

@@ -36,8 +36,8 @@ class Gpus(Protocol):
             seen: GPUs as last observed; constant facts of GPUs that keep their mode are reused.
 
         Returns:
-            The GPUs of the plan after it, in its order. The message of an unreachable one names
-            the step.
+            The GPUs of the plan after it, in its order; none after a rehearsal. The message of an
+            unreachable one names the step.
 
         Raises:
             StalePlanError: Before the first step of a plan that requires idle GPUs: a GPU instance

@@ -13,12 +13,13 @@ from mig_manager.cli import command_settings, console, gpu_report, help_pages, p
 from mig_manager.core import messages, options
 from mig_manager.core.fleet import nodes
 from mig_manager.core.layout import config
-from mig_manager.kubectl import autoscaler, layouts, plan, selection, status
+from mig_manager.kubectl import apply, autoscaler, layouts, plan, selection, status
 
 PROGRAM = "kubectl mig"
 COMMANDS: Mapping[str, str] = {
     "status": "show the layouts and slices of nodes",
     "plan": "show what a layout would change on nodes, and change nothing",
+    "apply": "request a layout of your own of one node",
     "validate": "check layouts against the GPUs that the nodes have",
     "layouts": "show the layouts that a node can be asked for",
     "history": "show what happened to a node's layout lately",
@@ -100,12 +101,13 @@ class _Command:
         self._style = terminal.style(command_settings.colour(source))
         self._format = str(parsed.get("output"))
         self._now = dt.datetime.now(tz=dt.UTC)
-        self._cluster = selection.Cluster(kubectl_options(parsed), note=terminal.note)
+        self._cluster = selection.Cluster(selection.kubectl_options(parsed), note=terminal.note)
 
     def run(self, command: str) -> bool:
         commands = {
             "status": self._status,
             "plan": self._plan,
+            "apply": self._apply,
             "validate": self._validate,
             "layouts": self._layouts,
             "history": self._history,
@@ -134,6 +136,16 @@ class _Command:
         draw = plan.pictures if self._is_drawn(found) else plan.table
         self._answer(result.to_data, lambda: draw(result, style=self._style))
         return result.is_good and not found.missing
+
+    def _apply(self) -> bool:
+        if self._parsed.get("filename") is None:
+            raise errors.UsageError("name the file with the layout: -f FILE")
+        name, now = self._parsed.get("layout"), self._now
+        layout = apply.chosen(self._document(), None if name is None else str(name))
+        is_dry_run = bool(self._parsed.get("dry_run"))
+        result = apply.apply(self._cluster, self._node(), layout, is_dry_run=is_dry_run, now=now)
+        self._answer(result.to_data, lambda: apply.text(result, style=self._style))
+        return result.is_good
 
     def _validate(self) -> bool:
         document = self._document()
@@ -227,32 +239,9 @@ def _printable(layout: config.Layout) -> config.Layout:
 
 # -- the command line ----------------------------------------------------------------------------
 
-_CLUSTER = tuple(
-    options.Option(
-        name=name,
-        metavar=metavar,
-        help=meaning,
-        short="s" if name == "server" else "",
-        default_text="30s" if name == "request-timeout" else "",
-        is_repeatable=name == "as-group",
-        group="the cluster, as kubectl's own options",
-        has_variable=False,
-    )
-    for name, metavar, meaning in (
-        ("kubeconfig", options.FILE, "kubeconfig file"),
-        ("context", "CONTEXT", "context of the kubeconfig"),
-        ("cluster", options.NAME, "cluster of the kubeconfig"),
-        ("user", options.NAME, "user of the kubeconfig"),
-        ("as", options.NAME, "user to impersonate"),
-        ("as-group", options.NAME, "group to impersonate; repeatable"),
-        ("server", "ADDRESS", "address of the API server"),
-        ("token", "TOKEN", "bearer token"),
-        ("request-timeout", "TIME", "how long one request may take"),
-        ("insecure-skip-tls-verify", "", "do not check the API server's certificate"),
-    )
+_CLUSTER_PARSER = parser.Parser(
+    PROGRAM, "", selection.KUBECTL_OPTIONS, lambda: parser.Page(None, "", "")
 )
-"""Options of kubectl's own, which are passed to it and may stand anywhere, as with kubectl."""
-_CLUSTER_PARSER = parser.Parser(PROGRAM, "", _CLUSTER, lambda: parser.Page(None, "", ""))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -274,6 +263,9 @@ class PluginOptions:
             is_operand=True,
             is_repeatable=True,
         ),
+        options.Option(
+            help="which layout of a file with several", metavar=options.LAYOUT, commands="apply"
+        ),
     )
     node: str = options.declared(
         options.Option(
@@ -286,7 +278,7 @@ class PluginOptions:
         options.Option(
             help="the node",
             metavar="NODE",
-            commands="layouts history",
+            commands="apply layouts history",
             is_operand=True,
             is_required=True,
         ),
@@ -301,7 +293,13 @@ class PluginOptions:
         "config document, '-' for standard input",
         short="f",
         metavar=options.FILE,
-        commands="plan validate layouts autoscaler-tags",
+        commands="plan apply validate layouts autoscaler-tags",
+    )
+    is_dry_run: bool = options.switch(
+        "show what would change, and request nothing",
+        name="dry-run",
+        commands="apply",
+        has_variable=False,
     )
     config_map: str = options.text(
         "ConfigMap with the config document",
@@ -315,11 +313,11 @@ class PluginOptions:
         metavar="FORMAT",
         default=command_settings.OutputFormat.TEXT,
         default_text="text; wide draws every node, json and yaml have everything",
-        commands="status plan validate layouts history autoscaler-tags",
+        commands="status plan apply validate layouts history autoscaler-tags",
     )
     autoscaler: str = options.nested(autoscaler.OPTIONS)
     colour: str = options.nested(command_settings.TerminalSettings, "color")
-    cluster: str = options.nested(_CLUSTER)
+    cluster: str = options.nested(selection.KUBECTL_OPTIONS)
 
 
 def parse(argv: Sequence[str]) -> dict[str, object]:
@@ -351,7 +349,7 @@ def parse(argv: Sequence[str]) -> dict[str, object]:
 
 def build(command: str = "") -> parser.Parser:
     """Return the parser of a command; of the program without one."""
-    summary = COMMANDS.get(command, "see the MIG layouts of a cluster's nodes; nothing is changed")
+    summary = COMMANDS.get(command, "see and request the MIG layouts of a cluster's nodes")
 
     def page() -> parser.Page:
         commands = "\n".join(
@@ -377,21 +375,6 @@ def options_of(command: str) -> tuple[options.Option, ...]:
     if not command:
         return (parser.HELP, parser.VERSION)
     return (parser.HELP, *(options.of(PluginOptions, command) if command != "version" else ()))
-
-
-def kubectl_options(parsed: Mapping[str, object]) -> tuple[str, ...]:
-    """Return the options that are kubectl's own, as it takes them."""
-    found: list[str] = []
-    for option in _CLUSTER:
-        value = parsed.get(option.key)
-        if not option.metavar:
-            found += [f"--{option.name}"] if value else []
-            continue
-        values = value if isinstance(value, list) else [value]
-        found += [f"--{option.name}={each}" for each in values if each is not None]
-    if parsed.get("request_timeout") is None:
-        found.append("--request-timeout=30s")
-    return tuple(found)
 
 
 # -- completion ----------------------------------------------------------------------------------
@@ -439,7 +422,7 @@ def _cluster(before: Sequence[str]) -> selection.Cluster:
         cluster = {}  # the value of the last option is not typed yet
     timeout = cluster.get("request_timeout") or f"{_COMPLETION_TIMEOUT_S:g}s"
     return selection.Cluster(
-        kubectl_options(cluster | {"request_timeout": timeout}),
+        selection.kubectl_options(cluster | {"request_timeout": timeout}),
         note=lambda _: None,
         timeout_s=_COMPLETION_TIMEOUT_S,
     )

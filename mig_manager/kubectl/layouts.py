@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from mig_manager import errors
 from mig_manager.core import bar, model, picture
 from mig_manager.core.fleet import nodes
-from mig_manager.core.layout import config, served
+from mig_manager.core.layout import config, custom, served
 from mig_manager.core.node import cluster
 from mig_manager.core.records import status
 from mig_manager.kubectl import plan
@@ -77,6 +77,12 @@ def layouts(report: nodes.Report, documents: Iterable[Document]) -> Layouts:
         notes.append(note)
     known = _contents(served.generated(gpus).values())
     entries, note = _entries(node, known)
+    if node.takes_custom:
+        # Without a valid annotation there is nothing to list.
+        with contextlib.suppress(errors.MigManagerError):
+            own, _ = custom.Custom.of(node.view).layout()
+            entries = [*entries, served.Entry.of(own)]
+            known |= _contents([own])
     notes += [note] if note else []
     for document in documents:
         if all(_key(entry) in known for entry in entries):

@@ -14,7 +14,7 @@ from mig_manager.cli import gpu_report
 from mig_manager.core import bar, messages, model
 from mig_manager.core.fleet import nodes
 from mig_manager.core.layout import config
-from mig_manager.core.node import resources
+from mig_manager.core.node import cluster, resources
 from mig_manager.core.records import gpu_codec
 from mig_manager.kubectl import selection, status
 
@@ -99,22 +99,29 @@ def plan(
     *,
     document: config.Document,
     pods: selection.Pods,
+    layout: config.Layout | None = None,
 ) -> Plans:
-    """Plan a layout for nodes, of the document or generated for a node's GPUs.
+    """Plan a layout for nodes: ``layout`` itself, or one of the document or the node.
 
     LayoutError (UNKNOWN_CONFIG) if there is no such layout.
     """
-    nodes.require_layout([report.node for report in reports], document, name)
+    if layout is None:
+        nodes.require_layout([report.node for report in reports], document, name)
+    is_custom = name == cluster.CUSTOM_LAYOUT and any(each.node.takes_custom for each in reports)
     return Plans(
         layout=messages.printable(name),
-        source=document.source,
-        nodes=tuple(_of_node(name, report, document, pods) for report in reports),
+        source="the node's annotation" if is_custom and layout is None else document.source,
+        nodes=tuple(_of_node(name, report, document, pods, layout) for report in reports),
         pods_not_known=pods.why_not,
     )
 
 
 def _of_node(
-    layout_name: str, report: nodes.Report, document: config.Document, pods: selection.Pods
+    layout_name: str,
+    report: nodes.Report,
+    document: config.Document,
+    pods: selection.Pods,
+    given: config.Layout | None,
 ) -> NodePlan:
     name, gpus, run = report.node.name, report.gpus, report.node.status
     notes = list(report.notes) if gpus is not None else []
@@ -127,16 +134,17 @@ def _of_node(
     planned, losses = None, None
     if gpus:
         try:
-            layout = nodes.layout_of(report.node, gpus, document, layout_name)
+            layout = given or nodes.layout_of(report.node, gpus, document, layout_name)
             if (
                 run
+                and given is None
                 and run.config == layout_name
                 and run.config_hash not in ("", layout.content_hash)
             ):
                 notes.append(f"its agent last used another layout named {run.config}")
             printable = dataclasses.replace(layout, name=messages.printable(layout.name))
             planned = change_plans.plan(gpus, printable)
-        except errors.LayoutError as error:
+        except (errors.ConfigError, errors.LayoutError) as error:
             why_not, fits = messages.printable(error.message, " "), False
     if planned is not None:
         why_not, fits = "", None if planned.plan.is_provisional else True

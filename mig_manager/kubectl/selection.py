@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from mig_manager import errors
-from mig_manager.core import messages
+from mig_manager.core import messages, options
 from mig_manager.core.fleet import nodes as fleet_nodes
 from mig_manager.core.layout import config
 from mig_manager.core.node import cluster
@@ -41,6 +41,7 @@ _TIMEOUT_S = 300.0
 _REFUSAL = re.compile(r"Error from server(?: \((?P<reason>[A-Za-z]+)\))?: (?P<message>.*)")
 _REFUSALS = {
     "NotFound": (http.HTTPStatus.NOT_FOUND, errors.Reason.API_ERROR),
+    "Conflict": (http.HTTPStatus.CONFLICT, errors.Reason.API_ERROR),
     "Expired": (http.HTTPStatus.GONE, errors.Reason.API_ERROR),
     "Forbidden": (http.HTTPStatus.FORBIDDEN, errors.Reason.FORBIDDEN),
     "Unauthorized": (http.HTTPStatus.UNAUTHORIZED, errors.Reason.FORBIDDEN),
@@ -85,6 +86,48 @@ class Moment:
     message: str
     is_warning: bool = False
     count: int = 1
+
+
+KUBECTL_OPTIONS = tuple(
+    options.Option(
+        name=name,
+        metavar=metavar,
+        help=meaning,
+        short="s" if name == "server" else "",
+        default_text="30s" if name == "request-timeout" else "",
+        is_repeatable=name == "as-group",
+        group="the cluster, as kubectl's own options",
+        has_variable=False,
+    )
+    for name, metavar, meaning in (
+        ("kubeconfig", options.FILE, "kubeconfig file"),
+        ("context", "CONTEXT", "context of the kubeconfig"),
+        ("cluster", options.NAME, "cluster of the kubeconfig"),
+        ("user", options.NAME, "user of the kubeconfig"),
+        ("as", options.NAME, "user to impersonate"),
+        ("as-group", options.NAME, "group to impersonate; repeatable"),
+        ("server", "ADDRESS", "address of the API server"),
+        ("token", "TOKEN", "bearer token"),
+        ("request-timeout", "TIME", "how long one request may take"),
+        ("insecure-skip-tls-verify", "", "do not check the API server's certificate"),
+    )
+)
+"""Options of kubectl's own, which are passed to it and may stand anywhere, as with kubectl."""
+
+
+def kubectl_options(parsed: Mapping[str, object]) -> tuple[str, ...]:
+    """Return the options that are kubectl's own, as it takes them."""
+    found: list[str] = []
+    for option in KUBECTL_OPTIONS:
+        value = parsed.get(option.key)
+        if not option.metavar:
+            found += [f"--{option.name}"] if value else []
+            continue
+        values = value if isinstance(value, list) else [value]
+        found += [f"--{option.name}={each}" for each in values if each is not None]
+    if parsed.get("request_timeout") is None:
+        found.append("--request-timeout=30s")
+    return tuple(found)
 
 
 class Cluster:
@@ -234,6 +277,11 @@ class Cluster:
         raise errors.ClusterError(
             f"the answer to GET {path} is not {kind}", reason=errors.Reason.API_ERROR
         )
+
+    def patch_node(self, name: str, change: Mapping[str, object]) -> None:
+        """Merge a change into a node; status 409: it has not the ``resourceVersion`` of that."""
+        patch = ["--type=merge", f"--patch={json.dumps(change)}", "--field-manager=kubectl-mig"]
+        self._run(["patch", "node", name, *patch, "--output=name"], f"patching node {name}")
 
     def _run(self, arguments: Sequence[str], what: str) -> bytes:
         lines: list[str] = []

@@ -13,6 +13,7 @@ from mig_manager.core import bar, messages, picture
 from mig_manager.core.fleet import nodes
 from mig_manager.core.node import resources
 from mig_manager.core.records import gpu_codec
+from mig_manager.core.records import status as run_status
 from mig_manager.kubectl import selection
 
 _MOST_NAMED = 8  # pods that a sentence names before it counts the rest
@@ -237,7 +238,9 @@ class History:
         for moment in reversed(self.moments):
             if moment.what == errors.Reason.ALREADY_APPLIED.value or moment.at is None:
                 continue
-            if moment.what == errors.Reason.APPLIED.value and run.config in moment.message:
+            if moment.what == errors.Reason.APPLIED.value:
+                if f"Layout {_title(run)} " not in moment.message:
+                    break
                 return min(filter(None, (moment.at, run.at)), default=None)
             if moment.is_warning:
                 break
@@ -255,6 +258,11 @@ class History:
                 dataclasses.asdict(moment) | {"at": _iso(moment.at)} for moment in self.moments
             ],
         }
+
+
+def _title(run: run_status.PublishedStatus) -> str:
+    """Return what Events call the layout of a run."""
+    return f"{run.config} ({run.config_hash})" if run.annotation_hash else run.config
 
 
 def history(seen: selection.Cluster, report: nodes.Report, *, now: dt.datetime) -> History:

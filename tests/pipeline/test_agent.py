@@ -10,6 +10,7 @@ import pytest
 from mig_manager import errors
 from mig_manager.agent import drift, loop, reconcile, record
 from mig_manager.core import model, ports
+from mig_manager.core.layout import custom
 from mig_manager.errors import Reason
 
 
@@ -35,7 +36,7 @@ class Pipeline(reconcile.Reconciler):
         self.forgotten = 0
         self.on_run: Callable[[ports.Cancellation], object] = lambda _request: None
 
-    def recover(self, name: str | None) -> None:
+    def recover(self, name: str | None, _custom: custom.Custom | None = None) -> None:
         self.recovered.append(name)
 
     def stop(self) -> None:
@@ -59,7 +60,9 @@ class Pipeline(reconcile.Reconciler):
     def forget_node(self) -> None:
         self.forgotten += 1
 
-    def check_drift(self, name: str, ended: record.Outcome) -> drift.Action:
+    def check_drift(
+        self, name: str, ended: record.Outcome, _custom: custom.Custom | None = None
+    ) -> drift.Action:
         assert name == self.runs[-1][0]
         assert not ended.should_retry
         self.looks += 1
@@ -180,7 +183,7 @@ def test_a_recovery_that_another_manager_keeps_off_is_tried_again() -> None:
     pipeline = Pipeline(box, Reason.APPLIED)
     locked = [errors.LockedError("another manager is at work: apply")]
 
-    def recover(name: str | None) -> None:
+    def recover(name: str | None, _custom: custom.Custom | None = None) -> None:
         pipeline.recovered.append(name)
         if locked:
             raise locked.pop()

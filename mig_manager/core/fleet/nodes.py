@@ -13,7 +13,7 @@ from typing import Any
 
 from mig_manager import errors
 from mig_manager.core import messages, model
-from mig_manager.core.layout import config, served
+from mig_manager.core.layout import config, custom, served
 from mig_manager.core.node import cluster
 from mig_manager.core.records import gpu_codec
 from mig_manager.core.records import status as run_status
@@ -95,6 +95,19 @@ class Node:
             return ()
 
     @property
+    def takes_custom(self) -> bool | None:
+        """Whether its agent takes custom layouts; None if it has published no valid list."""
+        return served.takes_custom(self.view.annotations.get(cluster.LAYOUTS_ANNOTATION, ""))
+
+    @property
+    def is_reported(self) -> bool:
+        """Whether the status is about the request: its name and, if it is custom, its content."""
+        if self.status is None or self.status.config != self.requested:
+            return False
+        expected = custom.Custom.of(self.view).annotation_hash
+        return self.status.annotation_hash in ("", expected)
+
+    @property
     def has_gpus(self) -> bool:
         """Whether a label, a resource or an annotation indicates NVIDIA GPUs."""
         return (
@@ -116,7 +129,7 @@ class Node:
     def answer(self) -> run_status.PublishedStatus | None:
         """The status of the requested layout; None: the agent has not reported on the request."""
         published = self.status
-        if published is None or published.config != self.requested:
+        if published is None or not self.is_reported:
             return None
         failed_at = self.mark.failed_at if self.mark else None
         return published if failed_at is None or published.started_at != failed_at else None
@@ -217,8 +230,12 @@ NO_FILE = config.Document(source="the node's list", layouts={})
 
 
 def is_listed(nodes: Iterable[Node], name: str) -> bool:
-    """Return whether any node lists a layout of that name."""
-    return any(name == entry.name for node in nodes for entry in node.layouts)
+    """Return whether any node lists a layout of that name, or takes it from its annotation."""
+    return any(
+        (name == cluster.CUSTOM_LAYOUT and node.takes_custom)
+        or any(name == entry.name for entry in node.layouts)
+        for node in nodes
+    )
 
 
 def require_layout(nodes: Iterable[Node], document: config.Document, name: str) -> None:
@@ -232,9 +249,12 @@ def layout_of(
 ) -> config.Layout:
     """Return the layout that a node with these GPUs serves under a name.
 
-    That is one of the document, unless the node lists it with the content of a generated one.
-    LayoutError (UNKNOWN_CONFIG) if it is in neither.
+    That is one of the document, unless the node lists it with the content of a generated one, or
+    takes it from its annotation. LayoutError (UNKNOWN_CONFIG) if it is in neither; ConfigError or
+    LayoutError (NO_CUSTOM_LAYOUT) about the annotation.
     """
+    if name == cluster.CUSTOM_LAYOUT and node.takes_custom:
+        return custom.Custom.of(node.view).layout()[0]
     listed = next((each for each in node.layouts if each.name == name), None)
     made = served.generated(gpus).get(name) if listed else None
     if made and listed and made.content_hash == listed.content_hash:
@@ -323,7 +343,7 @@ def _state(node: Node, now: dt.datetime) -> NodeState:
         return NodeState.NO_REQUEST
     if published is None:
         return NodeState.NO_AGENT
-    if published.config != node.requested:
+    if not node.is_reported:
         return NodeState.WAITING
     return _state_of_run(published, now)
 
@@ -355,7 +375,8 @@ def _notes(node: Node, state: NodeState, now: dt.datetime) -> Iterator[str]:
         case NodeState.NO_REQUEST:
             yield f"the status is of layout {published.config}, which is no longer requested"
         case NodeState.WAITING:
-            yield f"the agent last reported layout {published.config}, not {node.requested}"
+            other = "another layout" if published.config == node.requested else "layout"
+            yield f"the agent last reported {other} {published.config}, not {node.requested}"
         case NodeState.STALE:
             since = messages.format_time(published.started_at) or "some time"
             yield f"no report since {since}: check that the agent runs"

@@ -375,7 +375,7 @@ def preview(
     try:
         layout = fleet_nodes.layout_of(node, gpus, document, name)
         plan = planner.plan(gpus, config.select(layout, gpus))
-    except errors.LayoutError as error:
+    except (errors.ConfigError, errors.LayoutError) as error:
         return Preview(
             name=node.name,
             verdict=Verdict.DOES_NOT_FIT,

@@ -111,8 +111,10 @@ class Entry:
         return Entry(name=layout.name, content_hash=layout.content_hash, origin=layout.origin)
 
 
-def to_json(entries: Iterable[Entry]) -> str:
+def to_json(entries: Iterable[Entry], *, takes_custom: bool = False) -> str:
     """Return the value of the annotation that lists a node's layouts, as far as it has room.
+
+    ``takes_custom``: whether the node also takes a layout from its annotation.
 
     The API server refuses a node with more than 256 KiB of annotations
     (``TotalAnnotationSizeLimitB`` of ``k8s.io/apimachinery``), and with it the end of a run.
@@ -125,7 +127,8 @@ def to_json(entries: Iterable[Entry]) -> str:
         if left < 0:
             break
         rows[each.name] = row
-    return json.dumps({"version": _VERSION, "layouts": rows})
+    custom = {"custom": True} if takes_custom else {}
+    return json.dumps({"version": _VERSION, **custom, "layouts": rows})
 
 
 def from_json(text: str) -> tuple[Entry, ...]:
@@ -139,6 +142,15 @@ def from_json(text: str) -> tuple[Entry, ...]:
         )
     except (AttributeError, LookupError, RecursionError, TypeError) as error:
         raise ValueError("not a list of layouts") from error
+
+
+def takes_custom(text: str) -> bool | None:
+    """Return whether the node of such a list takes custom layouts; None if it is no list."""
+    try:
+        data = json.loads(text)
+    except (RecursionError, ValueError):
+        return None
+    return data.get("custom") is True if isinstance(data, dict) else None
 
 
 def _word(value: object) -> str:

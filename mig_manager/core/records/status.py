@@ -48,6 +48,8 @@ class Status:
     """When the agent retries the same request; None: only after a change."""
     is_rebooted: bool = False
     """Whether the machine was rebooted for this request, which happens once."""
+    annotation_hash: str = ""
+    """Of the annotation that the layout is from; empty: it is from another source."""
     gpus: model.ObservedGpus = model.NO_GPUS  # as last observed; empty if observation failed
 
     def to_json(self) -> str:
@@ -55,6 +57,7 @@ class Status:
         data = {
             "config": self.config,
             "configHash": self.config_hash,
+            "annotationHash": self.annotation_hash,
             "origin": self.origin,
             "state": self.state.value,
             "phase": self.phase.value,
@@ -108,6 +111,7 @@ class PublishedStatus:
     is_rebooted: bool
     unreachable: tuple[str, ...]  # unreachable GPUs, in words
     origin: str = ""  # of the layout
+    annotation_hash: str = ""  # of the annotation that the layout is from; empty for others
 
     @property
     def at(self) -> dt.datetime | None:
@@ -141,6 +145,7 @@ def read(text: str) -> PublishedStatus:
         is_rebooted=data.get("rebooted") is True,
         unreachable=_unreachable(data.get("unreachableGpus")),
         origin=messages.printable(str(data.get("origin", ""))[:_MAX_ORIGIN]),
+        annotation_hash=_word(data.get("annotationHash", "")),
     )
 
 
@@ -251,6 +256,7 @@ class Journal:
     """What must be restored, written before it is changed."""
 
     config: str
+    annotation_hash: str = ""  # as in ``Status``
     hold_taint: bool = False  # whether the node has ``cluster.HOLD_TAINT``
     paused_labels: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """Deploy label -> its value before we paused it, in the order of the resume."""
@@ -274,6 +280,11 @@ class Journal:
     snapshot: tuple[model.GpuSnapshot, ...] = ()
     """The GPUs before the change under way, for the rollback. Empty before the change and once it
     is verified or undone."""
+
+    @property
+    def request(self) -> tuple[str, str]:
+        """Name of the layout, and hash of the annotation that it is from."""
+        return self.config, self.annotation_hash
 
     @property
     def is_empty(self) -> bool:
@@ -302,6 +313,7 @@ class Journal:
         """The journal after everything is restored that a write to the Node restores."""
         return Journal(
             config=self.config,
+            annotation_hash=self.annotation_hash,
             applied=self.applied if self.snapshot else "",
             boot_id=self.boot_id,
             snapshot=self.snapshot,
@@ -326,6 +338,7 @@ class Journal:
         data: dict[str, Any] = {
             "version": JOURNAL_VERSION,
             "config": self.config,
+            "annotationHash": self.annotation_hash,
             "holdTaint": self.hold_taint,
             "pausedLabels": dict(self.paused_labels),
             "hostServices": list(self.host_services),
@@ -366,6 +379,7 @@ class Journal:
             raise ValueError(f"hostServices has {len(services)} names")
         return Journal(
             config=name,
+            annotation_hash=str(data.get("annotationHash", "")),
             hold_taint=hold,
             paused_labels=paused,
             plugin_config=_plugin_config(data.get("pluginConfig")),

@@ -1,0 +1,79 @@
+"""The layout in a node's annotation, for which the request ``custom`` stands on that node."""
+
+import dataclasses
+import hashlib
+
+from mig_manager import errors
+from mig_manager.core import yaml_tree
+from mig_manager.core.layout import config
+from mig_manager.core.node import cluster
+
+MOST_BYTES = 32 << 10
+"""Of the annotation. The API server allows a node 256 KiB of annotations, and the agent's own
+must have room."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Custom:
+    """A request for ``custom``; what differs in any member is another request."""
+
+    node_name: str
+    text: str | None  # of the annotation; None: it is missing or empty
+    is_on_demand: bool = False
+    """Whether programs repartition the node: then no pod is evicted, and none is waited for."""
+
+    @staticmethod
+    def of(view: cluster.NodeView) -> "Custom":
+        """Return what ``custom`` stands for on a node."""
+        return Custom(
+            node_name=view.name,
+            text=view.annotations.get(cluster.LAYOUT_ANNOTATION) or None,
+            is_on_demand=view.labels.get(cluster.PARTITIONING_LABEL) == cluster.ON_DEMAND,
+        )
+
+    @property
+    def annotation_hash(self) -> str:
+        """12 hexadecimal digits that change with the annotation, valid or not."""
+        text = (self.text or "").encode(errors="surrogatepass")
+        return hashlib.sha256(text).hexdigest()[:12]
+
+    def layout(
+        self, *, is_lenient: bool = False
+    ) -> tuple[config.Layout, tuple[yaml_tree.Diagnostic, ...]]:
+        """Return the layout, under the name ``custom``, and the warnings about it.
+
+        Raises:
+            ConfigError: The annotation is invalid, too long, or has not exactly one layout.
+            LayoutError: The annotation is missing (NO_CUSTOM_LAYOUT).
+        """
+        if self.text is None:
+            raise errors.LayoutError(
+                f"node {self.node_name} has no annotation {cluster.LAYOUT_ANNOTATION}, from which "
+                f"layout '{cluster.CUSTOM_LAYOUT}' is taken",
+                reason=errors.Reason.NO_CUSTOM_LAYOUT,
+            )
+        source = f"annotation {cluster.LAYOUT_ANNOTATION} of node {self.node_name}"
+        return single(self.text, source=source, is_lenient=is_lenient)
+
+
+def single(
+    text: str, *, source: str, is_lenient: bool = False
+) -> tuple[config.Layout, tuple[yaml_tree.Diagnostic, ...]]:
+    """Parse a document with one layout; return it under the name ``custom``, and the warnings.
+
+    Raises:
+        ConfigError: It is invalid, too long, or has not exactly one layout.
+    """
+    size = len(text.encode(errors="surrogatepass"))
+    if size > MOST_BYTES:
+        raise errors.ConfigError(f"{source} has {size} bytes, more than {MOST_BYTES}")
+    document = config.parse(text, source=source, is_lenient=is_lenient)
+    first, *others = document.layouts.values() or (None,)
+    if first is None:
+        raise errors.ConfigError(f"{source} has no layout; write exactly one below mig-configs")
+    if others:
+        raise errors.ConfigError(
+            f"layout '{others[0].name}' is one too many: write exactly one",
+            location=others[0].location,
+        )
+    return dataclasses.replace(first, name=cluster.CUSTOM_LAYOUT), document.warnings

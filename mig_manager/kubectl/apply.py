@@ -1,0 +1,155 @@
+"""``kubectl mig apply``: request a layout of one node that is in no layout file of its agent.
+
+Label and annotation are written in one patch, which applies only to the version of the Node that
+the layout was planned for, or to one that differs in nothing that matters to the plan.
+"""
+
+import dataclasses
+import datetime as dt
+import http
+
+from mig_manager import errors
+from mig_manager.core import bar, yaml_tree
+from mig_manager.core.fleet import nodes
+from mig_manager.core.layout import config, custom, layouts
+from mig_manager.core.node import cluster
+from mig_manager.kubectl import plan, selection
+
+_ATTEMPTS = 5  # kubelet writes to the Node too, every few seconds at its start
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Applied:
+    """What a layout changes on a node, and whether it is requested now."""
+
+    plans: plan.Plans
+    is_requested: bool
+    outcome: str  # a sentence
+
+    @property
+    def is_good(self) -> bool:
+        """Whether nothing speaks against the layout."""
+        return self.plans.is_good or self.is_requested
+
+    def to_data(self) -> dict[str, object]:
+        """Return plain data for JSON and YAML."""
+        return {**self.plans.to_data(), "is_requested": self.is_requested}
+
+
+def chosen(document: config.Document, name: str | None) -> config.Layout:
+    """Return the layout to apply: the one that is named, or the only one.
+
+    Raises:
+        LayoutError: There is no layout of that name (UNKNOWN_CONFIG).
+        UsageError: The document has none, or several and none is named.
+    """
+    if name is not None:
+        return document.layout(name)
+    if len(document.layouts) != 1:
+        names = ", ".join(map(repr, document.layouts)) or "none"
+        raise errors.UsageError(
+            f"{document.source} has {len(document.layouts)} layouts ({names}); choose one with "
+            "--layout"
+        )
+    (only,) = document.layouts.values()
+    return only
+
+
+def apply(
+    seen: selection.Cluster,
+    report: nodes.Report,
+    layout: config.Layout,
+    *,
+    is_dry_run: bool,
+    now: dt.datetime,
+) -> Applied:
+    """Plan a layout for a node's published GPUs, and request it unless they cannot have it.
+
+    Raises:
+        ClusterError: The API refused, or the node has changed since it was planned for.
+        ConfigError: The layout is too long for an annotation.
+        UsageError: No agent has published the GPUs.
+    """
+    if report.gpus is None and not is_dry_run:
+        raise errors.UsageError(f"no agent has published the GPUs of node {report.node.name}")
+    text = annotation(layout, now)
+    custom.single(text, source=layout.location.source)
+    plans = plan.plan(
+        cluster.CUSTOM_LAYOUT,
+        [report],
+        document=config.Document(source=layout.origin, layouts={}),
+        pods=seen.pods([report.node.name]),
+        layout=layout,
+    )
+    notes = (*plans.nodes[0].notes, *_notes(report.node))
+    plans = dataclasses.replace(plans, nodes=(dataclasses.replace(plans.nodes[0], notes=notes),))
+    if plans.nodes[0].fits is False:
+        return Applied(plans=plans, is_requested=False, outcome="Nothing was requested.")
+    if is_dry_run:
+        outcome = "Nothing was requested (--dry-run)."
+        return Applied(plans=plans, is_requested=False, outcome=outcome)
+    _request(seen, report, text, now=now)
+    return Applied(
+        plans=plans,
+        is_requested=True,
+        outcome=f"Requested as layout {cluster.CUSTOM_LAYOUT}; 'kubectl mig status "
+        f"{report.node.name}' shows the outcome.",
+    )
+
+
+def annotation(layout: config.Layout, now: dt.datetime) -> str:
+    """Return a document with this layout alone; the time makes each request a new one."""
+    named = {cluster.CUSTOM_LAYOUT: dataclasses.replace(layout, name=cluster.CUSTOM_LAYOUT)}
+    document = layouts.render(config.Document(source="", layouts=named))
+    return f"# kubectl mig apply, {now.isoformat()}\n{yaml_tree.dump(document)}"
+
+
+def _notes(node: nodes.Node) -> list[str]:
+    notes = []
+    if node.takes_custom is False:
+        notes.append(
+            "its agent takes no custom layouts and the request would fail; switch them on with "
+            "--custom-layouts"
+        )
+    if custom.Custom.of(node.view).is_on_demand:
+        notes.append(
+            "it is partitioned on demand: this layout evicts no pod and fails at once if one is "
+            "in its way, and the partitioner may replace it"
+        )
+    return notes
+
+
+def _request(
+    seen: selection.Cluster, report: nodes.Report, text: str, *, now: dt.datetime
+) -> None:
+    node = report.node
+    for _ in range(_ATTEMPTS):
+        metadata = {
+            "resourceVersion": node.version,
+            "labels": {cluster.CONFIG_LABEL: cluster.CUSTOM_LAYOUT},
+            "annotations": {cluster.LAYOUT_ANNOTATION: text},
+        }
+        try:
+            seen.patch_node(node.name, {"metadata": metadata})
+        except errors.ClusterError as error:
+            if error.status != http.HTTPStatus.CONFLICT:
+                raise
+        else:
+            return
+        node = seen.find([node.name], None, now=now).reports[0].node
+        if _basis(node) != _basis(report.node):
+            break
+    raise errors.ClusterError(
+        f"node {node.name} has changed since the layout was planned for it: run the command again",
+        reason=errors.Reason.API_ERROR,
+    )
+
+
+def _basis(node: nodes.Node) -> tuple[object, ...]:
+    """Return what a plan and its notes depend on."""
+    return node.view.uid, node.requested, node.gpus, custom.Custom.of(node.view)
+
+
+def text(result: Applied, *, style: bar.Style) -> str:
+    """Draw what the layout changes, and say whether it is requested."""
+    return f"{plan.pictures(result.plans, style=style)}\n\n{style.wrapped(result.outcome)}"
