@@ -238,11 +238,11 @@ class History:
         for moment in reversed(self.moments):
             if moment.what == errors.Reason.ALREADY_APPLIED.value or moment.at is None:
                 continue
-            if moment.what == errors.Reason.APPLIED.value:
-                if f"Layout {_title(run)} " not in moment.message:
-                    break
+            is_applied = moment.what == errors.Reason.APPLIED.value
+            if is_applied and _title(run) in moment.message:
                 return min(filter(None, (moment.at, run.at)), default=None)
-            if moment.is_warning:
+            # Every custom layout has the same name, and the one before had another content.
+            if moment.is_warning or (is_applied and run.annotation_hash):
                 break
         return run.at
 

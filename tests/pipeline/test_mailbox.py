@@ -7,6 +7,7 @@ import pytest
 
 from mig_manager import errors
 from mig_manager.agent import loop
+from mig_manager.core.layout import custom
 
 
 @pytest.fixture
@@ -137,3 +138,32 @@ def test_a_stop_ends_the_queue_for_good(box: loop.Inbox) -> None:
 
     assert box.next(0) is None
     assert box.is_stopping
+
+
+def wish(text: str | None, *, is_on_demand: bool = False) -> custom.Custom:
+    return custom.Custom(node_name="node-a", text=text, is_on_demand=is_on_demand)
+
+
+def test_another_annotation_is_a_request_of_its_own_and_the_same_is_none(box: loop.Inbox) -> None:
+    box.put_label("custom", custom=wish("one"))
+    current = taken(box)
+    box.put_label("custom", custom=wish("one"))
+    current.check()
+
+    box.put_label("custom", custom=wish("two"))
+
+    with pytest.raises(errors.Superseded) as end:
+        current.check()
+    assert end.value.is_replaced
+    again = taken(box, current.generation)
+    assert (again.name, again.custom) == ("custom", wish("two"))
+
+
+def test_a_node_that_becomes_on_demand_ends_a_run_that_may_evict(box: loop.Inbox) -> None:
+    box.put_label("custom", custom=wish("one"))
+    current = taken(box)
+
+    box.put_label("custom", custom=wish("one", is_on_demand=True))
+
+    with pytest.raises(errors.Superseded):
+        current.check()

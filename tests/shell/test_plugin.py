@@ -325,7 +325,10 @@ def test_a_history_names_the_writer_of_the_request(viewer: rig.Viewer) -> None:
         (("st",), ["status"]),
         (
             ("",),
-            ["status", "plan", "validate", "layouts", "history", "autoscaler-tags", "version"],
+            [
+                *("status", "plan", "apply", "validate", "layouts", "history"),
+                *("autoscaler-tags", "version"),
+            ],
         ),
         (("status", "gpu-"), ["gpu-1", "gpu-2", "gpu-3", "gpu-4", "gpu-5"]),
         (("status", "gpu-1", "gpu-1"), []),

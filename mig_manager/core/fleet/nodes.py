@@ -375,8 +375,10 @@ def _notes(node: Node, state: NodeState, now: dt.datetime) -> Iterator[str]:
         case NodeState.NO_REQUEST:
             yield f"the status is of layout {published.config}, which is no longer requested"
         case NodeState.WAITING:
-            other = "another layout" if published.config == node.requested else "layout"
-            yield f"the agent last reported {other} {published.config}, not {node.requested}"
+            is_same = published.config == node.requested
+            earlier = f"an earlier annotation {cluster.LAYOUT_ANNOTATION}"
+            other = f"layout {published.config}, not {node.requested}"
+            yield f"the agent last reported {earlier if is_same else other}"
         case NodeState.STALE:
             since = messages.format_time(published.started_at) or "some time"
             yield f"no report since {since}: check that the agent runs"

@@ -1,0 +1,331 @@
+"""``kubectl mig apply``, and what the other commands show of custom layouts."""
+
+import copy
+import json
+import pathlib
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from mig_manager import errors
+from mig_manager.core import model
+from mig_manager.core.layout import custom, served
+from mig_manager.core.node import cluster
+from mig_manager.kubectl import selection
+from testkit import apiserver
+from tests.shell import commandline
+from tests.shell import plugin_rig as rig
+
+SPEC = "2xA100-SXM4-40GB"
+KEY = ("nodes", "", "gpu-1")
+MINE = """\
+version: v1
+mig-configs:
+  mine:
+    - {devices: [0], mig-enabled: true, mig-devices: {1g.5gb@4: 1, 2g.10gb: 1}}
+"""
+OTHER = """\
+version: v1
+mig-configs:
+  custom:
+    - {devices: [1], mig-enabled: true, mig-devices: {3g.20gb: 2}}
+"""
+SEVERAL = MINE + "  whole:\n    - {devices: all, mig-enabled: false}\n"
+LISTED = served.to_json([], takes_custom=True)
+
+
+@pytest.fixture
+def server() -> Iterator[apiserver.ApiServer]:
+    with apiserver.serve() as server:
+        yield server
+
+
+@pytest.fixture
+def viewer(server: apiserver.ApiServer, tmp_path: pathlib.Path) -> rig.Viewer:
+    return rig.viewer(server, tmp_path)
+
+
+def add_node(
+    server: apiserver.ApiServer,
+    *,
+    listed: str = LISTED,
+    labels: dict[str, str] | None = None,
+    annotations: dict[str, str] | None = None,
+    **fields: Any,
+) -> None:
+    fields = {"gpus": rig.gpus(SPEC), "requested": "all-balanced", **fields}
+    node = rig.node("gpu-1", labels=labels, **fields)
+    found = node["metadata"]["annotations"]
+    if fields["gpus"] is not None:
+        found["mig-manager.io/layouts"] = listed
+    found.update(annotations or {})
+    server.store.create(node)
+
+
+def stored(server: apiserver.ApiServer) -> rig.Object:
+    """Return a copy of the node."""
+    return copy.deepcopy(server.store.peek(KEY) or {})
+
+
+def metadata(server: apiserver.ApiServer) -> dict[str, Any]:
+    found: dict[str, Any] = stored(server)["metadata"]
+    return found
+
+
+def apply(viewer: rig.Viewer, *words: str, text: str = MINE) -> commandline.Answer:
+    return viewer.alone("apply", "gpu-1", "-f", "-", *words, stdin=text)
+
+
+def assert_nothing_requested(server: apiserver.ApiServer) -> None:
+    assert metadata(server)["labels"][cluster.CONFIG_LABEL] == "all-balanced"
+    assert cluster.LAYOUT_ANNOTATION not in metadata(server)["annotations"]
+
+
+def test_apply_writes_label_and_annotation_together_and_draws_the_change(
+    server: apiserver.ApiServer, viewer: rig.Viewer
+) -> None:
+    add_node(server)
+    watched = server.store.version
+
+    answer = apply(viewer)
+
+    assert (answer.status, answer.err) == (0, "")
+    assert "GPU 0" in answer.out
+    assert "Requested as layout custom" in answer.out
+    assert metadata(server)["labels"][cluster.CONFIG_LABEL] == "custom"
+    text = metadata(server)["annotations"][cluster.LAYOUT_ANNOTATION]
+    written, _ = custom.single(text, source="annotation")
+    meant, _ = custom.single(MINE, source="file")
+    assert written.content_hash == meant.content_hash
+    assert server.store.version == watched + 1
+
+
+def test_a_second_request_of_the_same_layout_is_a_new_one(
+    server: apiserver.ApiServer, viewer: rig.Viewer
+) -> None:
+    add_node(server)
+    texts = set()
+    for _ in range(2):
+        assert apply(viewer).status == 0
+        texts.add(metadata(server)["annotations"][cluster.LAYOUT_ANNOTATION])
+    assert len(texts) == 2
+
+
+def test_a_dry_run_shows_the_change_and_writes_nothing(
+    server: apiserver.ApiServer, viewer: rig.Viewer
+) -> None:
+    add_node(server)
+    before = server.store.version
+
+    answer = apply(viewer, "--dry-run", "-o", "json")
+
+    assert answer.status == 0
+    assert answer.data["is_requested"] is False
+    assert answer.data["nodes"][0]["fits"] is True
+    assert "Nothing was requested (--dry-run)." in apply(viewer, "--dry-run").out
+    assert server.store.version == before
+    assert_nothing_requested(server)
+
+
+@pytest.mark.parametrize(
+    ("words", "text", "status", "message"),
+    [
+        ((), SEVERAL, 2, "has 2 layouts ('mine', 'whole'); choose one with --layout"),
+        ((), "version: v1\n", 2, "has 0 layouts (none)"),
+        (("--layout", "mien"), SEVERAL, 2, "did you mean 'mine'?"),
+        ((), "nonsense", 2, "<stdin>:1:1"),
+    ],
+)
+def test_an_unusable_document_is_refused(  # noqa: PLR0913 - fixtures and the case
+    server: apiserver.ApiServer,
+    viewer: rig.Viewer,
+    words: tuple[str, ...],
+    text: str,
+    status: int,
+    message: str,
+) -> None:
+    add_node(server)
+    answer = apply(viewer, *words, text=text)
+    assert answer.status == status
+    assert message in answer.err
+    assert_nothing_requested(server)
+
+
+def test_one_layout_of_several_is_named(server: apiserver.ApiServer, viewer: rig.Viewer) -> None:
+    add_node(server)
+    assert apply(viewer, "--layout", "whole", text=SEVERAL).status == 0
+    text = metadata(server)["annotations"][cluster.LAYOUT_ANNOTATION]
+    layout, _ = custom.single(text, source="annotation")
+    assert layout.rules[0].wanted.mode is model.MigMode.DISABLED
+
+
+def test_without_a_file_the_command_says_what_it_needs(viewer: rig.Viewer) -> None:
+    answer = viewer.alone("apply", "gpu-1")
+    assert answer.status == 2
+    assert "-f FILE" in answer.err
+
+
+def test_a_layout_that_does_not_fit_is_not_requested(
+    server: apiserver.ApiServer, viewer: rig.Viewer
+) -> None:
+    add_node(server)
+    answer = apply(viewer, text=MINE.replace("2g.10gb: 1", "7g.40gb: 1"))
+    assert answer.status == 1
+    assert "does not fit" in answer.out
+    assert "Nothing was requested." in answer.out
+    assert_nothing_requested(server)
+
+
+def test_a_node_without_published_gpus_is_only_planned_for(
+    server: apiserver.ApiServer, viewer: rig.Viewer
+) -> None:
+    product = {"nvidia.com/gpu.product": "NVIDIA-A100-SXM4-40GB"}
+    add_node(server, gpus=None, labels=product)
+    assert apply(viewer, "--dry-run").status == 0
+    answer = apply(viewer)
+    assert answer.status == 2
+    assert "no agent has published the GPUs" in answer.err
+    assert_nothing_requested(server)
+
+
+@pytest.mark.parametrize(
+    ("listed", "is_noted"), [(served.to_json([]), True), (LISTED, False), ("nonsense", False)]
+)
+def test_a_node_that_takes_no_custom_layouts_is_noted(
+    server: apiserver.ApiServer, viewer: rig.Viewer, listed: str, *, is_noted: bool
+) -> None:
+    add_node(server, listed=listed)
+    answer = apply(viewer)
+    assert ("takes no custom layouts" in answer.out) is is_noted
+    assert metadata(server)["labels"][cluster.CONFIG_LABEL] == "custom"
+
+
+def test_a_node_that_is_partitioned_on_demand_is_noted(
+    server: apiserver.ApiServer, viewer: rig.Viewer
+) -> None:
+    add_node(server, labels={cluster.PARTITIONING_LABEL: cluster.ON_DEMAND})
+    assert "on demand" in apply(viewer).out
+
+
+@pytest.mark.parametrize("matters", [True, False])
+def test_a_node_that_changes_in_between_is_read_again_and_refused_if_that_matters(
+    server: apiserver.ApiServer,
+    viewer: rig.Viewer,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    matters: bool,
+) -> None:
+    add_node(server)
+    patch_node = selection.Cluster.patch_node
+
+    def patch(self: selection.Cluster, name: str, change: Any) -> None:
+        monkeypatch.undo()
+        node = stored(server)
+        key = cluster.CONFIG_LABEL if matters else "example.com/rack"
+        node["metadata"]["labels"][key] = "all-disabled"
+        server.store.write(KEY, node)
+        patch_node(self, name, change)
+
+    monkeypatch.setattr(selection.Cluster, "patch_node", patch)
+    answer = apply(viewer)
+
+    assert answer.status == int(matters)
+    wanted = "all-disabled" if matters else "custom"
+    assert metadata(server)["labels"][cluster.CONFIG_LABEL] == wanted
+    assert ("has changed since" in answer.err) is matters
+
+
+def test_kubectl_itself_writes_the_request(
+    server: apiserver.ApiServer, viewer: rig.Viewer, tmp_path: pathlib.Path
+) -> None:
+    add_node(server)
+    (tmp_path / "mine.yaml").write_text(MINE)
+    answer = viewer.real("apply", "gpu-1", "-f", str(tmp_path / "mine.yaml"))
+    assert answer.status == 0, answer.err
+    assert metadata(server)["labels"][cluster.CONFIG_LABEL] == "custom"
+
+
+# -- what other commands show --------------------------------------------------------------------
+
+
+def add_custom(server: apiserver.ApiServer, text: str | None, *, reported: str = MINE) -> None:
+    """Add a node that asks for the layout of ``text``, whose agent has applied ``reported``."""
+    layout, _ = custom.single(reported, source="annotation")
+    add_node(
+        server,
+        requested="custom",
+        config_hash=layout.content_hash,
+        annotations={} if text is None else {cluster.LAYOUT_ANNOTATION: text},
+    )
+    node = stored(server)
+    found = node["metadata"]["annotations"]
+    run = json.loads(found[cluster.STATUS_ANNOTATION])
+    run["annotationHash"] = custom.Custom(node_name="gpu-1", text=reported).annotation_hash
+    found[cluster.STATUS_ANNOTATION] = json.dumps(run)
+    server.store.write(KEY, node)
+
+
+def test_status_tells_one_custom_layout_from_the_next(
+    server: apiserver.ApiServer, viewer: rig.Viewer
+) -> None:
+    add_custom(server, MINE)
+    assert viewer.alone("status", "gpu-1", "-o", "json").data["nodes"][0]["status"] == "applied"
+
+    node = stored(server)
+    node["metadata"]["annotations"][cluster.LAYOUT_ANNOTATION] = OTHER
+    server.store.write(KEY, node)
+
+    answer = viewer.alone("status", "gpu-1", "-o", "json").data["nodes"][0]
+    assert answer["status"] == "waiting"
+    assert "an earlier annotation" in " ".join(answer["notes"])
+
+
+def test_a_custom_layout_is_planned_from_the_nodes_annotation(
+    server: apiserver.ApiServer, viewer: rig.Viewer
+) -> None:
+    add_custom(server, OTHER)
+    answer = viewer.alone("plan", "custom", "gpu-1")
+    assert answer.status == 0, answer.err
+    assert "custom of the node's annotation" in answer.out
+    assert "3g.20gb" in answer.out
+
+
+@pytest.mark.parametrize(
+    ("text", "message"), [(None, "has no annotation"), ("nonsense", "of node gpu-1:1:1")]
+)
+def test_a_plan_says_why_there_is_no_custom_layout(
+    server: apiserver.ApiServer, viewer: rig.Viewer, text: str | None, message: str
+) -> None:
+    add_custom(server, text)
+    answer = viewer.alone("plan", "custom", "gpu-1", "-o", "json")
+    assert answer.status == 1
+    assert message in answer.data["nodes"][0]["why_not"]
+
+
+def test_the_list_of_layouts_has_the_custom_one(
+    server: apiserver.ApiServer, viewer: rig.Viewer
+) -> None:
+    add_custom(server, MINE)
+    listed = viewer.alone("layouts", "gpu-1", "-o", "json").data["layouts"]
+    (own,) = (each for each in listed if each["layout"] == "custom")
+    assert own["is_requested"]
+    assert own["is_applied"]
+    assert own["gpus"][0]["devices"] == {"1g.5gb": 1, "2g.10gb": 1}
+
+
+def test_a_history_does_not_take_another_custom_layout_for_this_one(
+    server: apiserver.ApiServer, viewer: rig.Viewer
+) -> None:
+    add_custom(server, OTHER, reported=OTHER)
+    other, _ = custom.single(OTHER, source="annotation")
+    applied = errors.Reason.APPLIED.value
+    for hours, content_hash in ((9, other.content_hash), (8, "0123456789ab")):
+        message = f"Layout custom ({content_hash}) is active."
+        at = rig.ago(hours=hours)
+        server.store.create(rig.event("gpu-1", applied, message, at=at))
+
+    since = viewer.alone("history", "gpu-1", "-o", "json").data["applied_since"]
+
+    status = viewer.alone("status", "gpu-1", "-o", "json").data["nodes"][0]
+    assert since == status["finished_at"]
