@@ -176,8 +176,7 @@ class Service:
 
     def _take(self, view: cluster.NodeView) -> None:
         name = view.labels.get(cluster.CONFIG_LABEL) or None
-        is_custom = self._settings.has_custom_layouts and name == cluster.CUSTOM_LAYOUT
-        custom = customs.Custom.of(view) if is_custom else None
+        custom = customs.requested(view) if self._settings.has_custom_layouts else None
         self._inbox.put_label(name, node_uid=view.uid, custom=custom)
         # A run may wait for what has just changed.
         self._inbox.put_cluster_change()

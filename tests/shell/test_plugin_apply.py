@@ -137,7 +137,7 @@ def test_a_dry_run_shows_the_change_and_writes_nothing(
         ((), "nonsense", 2, "<stdin>:1:1"),
     ],
 )
-def test_an_unusable_document_is_refused(  # noqa: PLR0913 - fixtures and the case
+def test_an_unusable_document_is_refused(
     server: apiserver.ApiServer,
     viewer: rig.Viewer,
     words: tuple[str, ...],

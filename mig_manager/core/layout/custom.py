@@ -56,6 +56,12 @@ class Custom:
         return single(self.text, source=source, is_lenient=is_lenient)
 
 
+def requested(view: cluster.NodeView) -> Custom | None:
+    """Return what a node's request stands for; None: another layout is requested, or none."""
+    is_custom = view.labels.get(cluster.CONFIG_LABEL) == cluster.CUSTOM_LAYOUT
+    return Custom.of(view) if is_custom else None
+
+
 def single(
     text: str, *, source: str, is_lenient: bool = False
 ) -> tuple[config.Layout, tuple[yaml_tree.Diagnostic, ...]]:

@@ -1,0 +1,134 @@
+"""The layout in a node's annotation: what is a request, and what is one layout."""
+
+import datetime as dt
+
+import hypothesis
+import pytest
+from hypothesis import strategies as st
+
+from mig_manager import errors
+from mig_manager.core.layout import config, custom, served
+from mig_manager.core.node import cluster
+from mig_manager.core.records import status
+from mig_manager.kubectl import apply
+from tests.unit import test_fuzz
+
+RULE = "  - {devices: all, mig-enabled: false}\n"
+ONE = f"version: v1\nmig-configs:\n  mine:\n{RULE}"
+
+
+def view(label: str | None, text: str | None, **labels: str) -> cluster.NodeView:
+    found = {} if label is None else {cluster.CONFIG_LABEL: label}
+    return cluster.NodeView(
+        name="n1",
+        labels={**found, **labels},
+        annotations={} if text is None else {cluster.LAYOUT_ANNOTATION: text},
+        allocatable={},
+    )
+
+
+TEXTS = st.none() | st.text(max_size=20)
+
+
+@hypothesis.given(label=st.sampled_from([None, "", "all-disabled", "customs"]), text=TEXTS)
+def test_the_annotation_is_no_part_of_another_request(label: str | None, text: str | None) -> None:
+    assert custom.requested(view(label, text)) is None
+
+
+@hypothesis.given(first=TEXTS, second=TEXTS)
+def test_requests_and_their_hashes_differ_exactly_if_the_annotations_do(
+    first: str | None, second: str | None
+) -> None:
+    one, other = (custom.Custom.of(view("custom", text)) for text in (first, second))
+    is_same = (first or "") == (second or "")
+    assert (one == other) is is_same
+    assert (one.annotation_hash == other.annotation_hash) is is_same
+    assert custom.requested(view("custom", first)) == one
+
+
+def test_only_the_label_of_the_node_makes_it_on_demand() -> None:
+    key = cluster.PARTITIONING_LABEL
+    for value, is_on_demand in (("on-demand", True), ("off", False), ("", False)):
+        assert custom.Custom.of(view("custom", ONE, **{key: value})).is_on_demand is is_on_demand
+    assert not custom.Custom.of(view("custom", ONE)).is_on_demand
+
+
+@pytest.mark.parametrize("examples", test_fuzz.EXAMPLES)
+def test_any_annotation_is_one_layout_or_an_error_that_names_it(
+    examples: hypothesis.settings,
+) -> None:
+    @examples
+    @hypothesis.given(text=st.one_of(st.text(max_size=60), test_fuzz.mutated()))
+    def check(text: str) -> None:
+        asked = custom.Custom.of(view("custom", text))
+        try:
+            layout, _ = asked.layout()
+        except errors.LayoutError as error:
+            assert not text
+            assert error.reason is errors.Reason.NO_CUSTOM_LAYOUT  # noqa: PT017 - as above
+        except errors.ConfigError as error:
+            assert "annotation mig-manager.io/layout of node n1" in error.message  # noqa: PT017
+        else:
+            assert layout.name == cluster.CUSTOM_LAYOUT
+            (only,) = config.parse(text, source="s").layouts.values()
+            assert only.content_hash == layout.content_hash
+
+    check()
+
+
+@pytest.mark.parametrize("examples", test_fuzz.EXAMPLES)
+def test_what_kubectl_writes_means_what_the_file_says(examples: hypothesis.settings) -> None:
+    @examples
+    @hypothesis.given(test_fuzz.documents())
+    def check(document: config.Document) -> None:
+        for layout in document.layouts.values():
+            written = apply.annotation(layout, dt.datetime.now(tz=dt.UTC))
+            again, _ = custom.single(written, source="annotation")
+            assert (again.rules, again.content_hash) == (layout.rules, layout.content_hash)
+
+    check()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (f"{ONE}  more:\n{RULE}", "a:5:3: layout 'more' is one too many: write exactly one"),
+        ("version: v1\n", "a has no layout; write exactly one below mig-configs"),
+        ("# nothing\n", "a has no layout; write exactly one below mig-configs"),
+        (
+            ONE + "#" * custom.MOST_BYTES,
+            f"a has {len(ONE) + custom.MOST_BYTES} bytes, more than {custom.MOST_BYTES}",
+        ),
+        (ONE + "# é" * (custom.MOST_BYTES // 4), "bytes, more than"),
+    ],
+)
+def test_a_document_without_exactly_one_layout_is_refused(text: str, message: str) -> None:
+    with pytest.raises(errors.ConfigError) as refused:
+        custom.single(text, source="a")
+    assert message in refused.value.message
+
+
+def test_lenient_parsing_passes_what_it_passes_in_a_file() -> None:
+    text = ONE.replace("all", "[-1]")
+    with pytest.raises(errors.ConfigError):
+        custom.single(text, source="a")
+    layout, warnings = custom.single(text, source="a", is_lenient=True)
+    assert layout.is_lenient
+    assert warnings
+
+
+@pytest.mark.parametrize("text", ["", "null", "[]", "1", "{", "[" * 100_000])
+def test_a_list_that_is_none_does_not_say_whether_custom_layouts_are_taken(text: str) -> None:
+    assert served.takes_custom(text) is None
+
+
+@hypothesis.given(st.booleans())
+def test_a_list_says_whether_custom_layouts_are_taken(is_taken: bool) -> None:  # noqa: FBT001
+    text = served.to_json([], takes_custom=is_taken)
+    assert served.takes_custom(text) is is_taken
+    assert served.from_json(text) == ()
+
+
+def test_the_status_of_a_layout_from_a_file_has_no_hash_of_an_annotation() -> None:
+    read = status.read('{"state": "success", "config": "a"}')
+    assert read.annotation_hash == ""
