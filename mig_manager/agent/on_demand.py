@@ -1,8 +1,8 @@
 """The rules for a custom layout on a node that a program repartitions.
 
-It evicts no pod, waits for none, and is refused at once if anything that uses the GPUs is in its
-way. Use is checked before anything is taken from the node, again once no pod can be scheduled to
-it, again once no pod can get a device, and a last time in the session of the change.
+It evicts no pod and waits for none: it is refused at once if anything uses what it would destroy.
+Use is checked before anything is taken from the node, again once no pod can be scheduled to it,
+again once no pod can get a device, and a last time in the session of the change.
 """
 
 import dataclasses

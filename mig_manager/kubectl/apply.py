@@ -113,8 +113,8 @@ def _notes(node: nodes.Node) -> list[str]:
         )
     if custom.Custom.of(node.view).is_on_demand:
         notes.append(
-            "it is partitioned on demand: this layout evicts no pod and fails at once if one is "
-            "in its way, and the partitioner may replace it"
+            "it is partitioned on demand: this layout fails at once where it would evict a pod, "
+            "and the partitioner may replace it"
         )
     return notes
 

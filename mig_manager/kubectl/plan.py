@@ -121,7 +121,7 @@ def _of_node(
     report: nodes.Report,
     document: config.Document,
     pods: selection.Pods,
-    given: config.Layout | None,
+    chosen: config.Layout | None,
 ) -> NodePlan:
     name, gpus, run = report.node.name, report.gpus, report.node.status
     notes = list(report.notes) if gpus is not None else []
@@ -134,10 +134,10 @@ def _of_node(
     planned, losses = None, None
     if gpus:
         try:
-            layout = given or nodes.layout_of(report.node, gpus, document, layout_name)
+            layout = chosen or nodes.layout_of(report.node, gpus, document, layout_name)
             if (
                 run
-                and given is None
+                and chosen is None
                 and run.config == layout_name
                 and run.config_hash not in ("", layout.content_hash)
             ):

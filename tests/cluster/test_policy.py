@@ -170,9 +170,25 @@ LABELS_OF_OTHERS = (
     ("example.com/new", "1"),
     ("node-role.kubernetes.io/control-plane", ""),
     (f"{cluster.DEPLOY_LABEL_PREFIX}new", "true"),
+    (cluster.PARTITIONING_LABEL, cluster.ON_DEMAND),
+    ("mig-manager.io/simulated", "true"),
     (cluster.PLUGIN_DEPLOY_LABEL, None),
 )
-ANNOTATIONS_OF_OTHERS = (("example.com/owner", "me"), ("example.com/owner", None), ("a.b/c", "d"))
+ANNOTATIONS_OF_OTHERS = (
+    ("example.com/owner", "me"),
+    ("example.com/owner", None),
+    ("a.b/c", "d"),
+    (cluster.LAYOUT_ANNOTATION, "version: v1"),
+    (cluster.ROLLOUT_ANNOTATION, "{}"),
+)
+OUR_ANNOTATIONS = (
+    cluster.STATUS_ANNOTATION,
+    cluster.GPUS_ANNOTATION,
+    cluster.LAYOUTS_ANNOTATION,
+    cluster.CAPACITY_ANNOTATION,
+    cluster.JOURNAL_ANNOTATION,
+    cluster.UNREADABLE_JOURNAL_ANNOTATION,
+)
 OUR_STATE = labels(**{cluster.STATE_LABEL: "failed"})
 READY = {"type": "Ready", "status": "True", "reason": "Pretended"}
 MIG_READY = {"type": cluster.READY_CONDITION, "status": "True"}
@@ -289,7 +305,7 @@ def test_the_agent_may_write_and_withdraw_all_that_its_work_needs_on_its_own_nod
         cluster.JOURNAL_ANNOTATION: None,
         cluster.UNREADABLE_JOURNAL_ANNOTATION: "nonsense",
     }
-    status = {cluster.STATUS_ANNOTATION: "{}", cluster.JOURNAL_ANNOTATION: "{}"}
+    status = dict.fromkeys(OUR_ANNOTATIONS, "{}")
     kept = (TAINT, *KUBERNETES)
     changes = [labels(**published, **paused), annotations(**status), taints(*kept, HOLD)]
     changes += [annotations(**spoilt), labels(**resumed), taints(*kept)]

@@ -140,30 +140,30 @@ def test_a_stop_ends_the_queue_for_good(box: loop.Inbox) -> None:
     assert box.is_stopping
 
 
-def wish(text: str | None, *, is_on_demand: bool = False) -> custom.Custom:
+def requested(text: str | None, *, is_on_demand: bool = False) -> custom.Custom:
     return custom.Custom(node_name="node-a", text=text, is_on_demand=is_on_demand)
 
 
 def test_another_annotation_is_a_request_of_its_own_and_the_same_is_none(box: loop.Inbox) -> None:
-    box.put_label("custom", custom=wish("one"))
+    box.put_label("custom", custom=requested("one"))
     current = taken(box)
-    box.put_label("custom", custom=wish("one"))
+    box.put_label("custom", custom=requested("one"))
     current.check()
 
-    box.put_label("custom", custom=wish("two"))
+    box.put_label("custom", custom=requested("two"))
 
     with pytest.raises(errors.Superseded) as end:
         current.check()
     assert end.value.is_replaced
     again = taken(box, current.generation)
-    assert (again.name, again.custom) == ("custom", wish("two"))
+    assert (again.name, again.custom) == ("custom", requested("two"))
 
 
 def test_a_node_that_becomes_on_demand_ends_a_run_that_may_evict(box: loop.Inbox) -> None:
-    box.put_label("custom", custom=wish("one"))
+    box.put_label("custom", custom=requested("one"))
     current = taken(box)
 
-    box.put_label("custom", custom=wish("one", is_on_demand=True))
+    box.put_label("custom", custom=requested("one", is_on_demand=True))
 
     with pytest.raises(errors.Superseded):
         current.check()

@@ -187,10 +187,10 @@ def _get(_kubectl: object, url: str, words: Sequence[str], what: str) -> bytes:
     """Answer ``get --raw PATH`` and ``patch node NAME`` as kubectl does."""
     asked = urllib.request.Request(url + words[2])  # noqa: S310 - our own server
     if words[0] == "patch":
-        body = words[4].removeprefix("--patch=").encode()
+        patch = words[4].removeprefix("--patch=").encode()
         kind = {"Content-Type": "application/merge-patch+json"}
         asked = urllib.request.Request(  # noqa: S310 - as above
-            f"{url}/api/v1/nodes/{words[2]}", data=body, headers=kind, method="PATCH"
+            f"{url}/api/v1/nodes/{words[2]}", data=patch, headers=kind, method="PATCH"
         )
     else:
         assert words[:2] == ["get", "--raw"]

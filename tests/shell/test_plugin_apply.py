@@ -266,7 +266,7 @@ def add_custom(server: apiserver.ApiServer, text: str | None, *, reported: str =
     server.store.write(KEY, node)
 
 
-def test_status_tells_one_custom_layout_from_the_next(
+def test_status_distinguishes_one_custom_layout_from_the_next(
     server: apiserver.ApiServer, viewer: rig.Viewer
 ) -> None:
     add_custom(server, MINE)

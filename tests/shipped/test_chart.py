@@ -143,6 +143,15 @@ def test_startup_taints_are_tolerated_and_removed_by_the_agent(chart: pathlib.Pa
     assert changed["containers"][0]["env"] == [*shipped["containers"][0]["env"], variable]
 
 
+def test_custom_layouts_are_switched_on_by_a_value(chart: pathlib.Path) -> None:
+    def environ(**values: Any) -> list[Object]:
+        found: list[Object] = pod_template(render(chart, **values))["spec"]["containers"][0]["env"]
+        return found
+
+    variable = {"name": "MIG_MANAGER_CUSTOM_LAYOUTS", "value": "true"}
+    assert environ(customLayouts=True) == [*environ(), variable]
+
+
 def test_a_config_document_of_ones_own_replaces_the_shipped_one(chart: pathlib.Path) -> None:
     document = "version: v1\nmig-configs:\n  none:\n  - {devices: all, mig-enabled: false}\n"
     objects = by_name(render(chart, config=document))
@@ -161,6 +170,7 @@ def test_a_config_document_of_ones_own_replaces_the_shipped_one(chart: pathlib.P
         {"maxConcurrentNodes": "10"},
         {"maxConcurrentNodes": -1},
         {"tolerations": [{"kee": "x"}]},
+        {"customLayouts": "true"},
         {"startupTaints": "a.b/c"},
         {"startupTaints": ["a.b/c=true:NoSchedule"]},
     ],

@@ -29,6 +29,10 @@
 {{- $keys := dict "name" "MIG_MANAGER_STARTUP_TAINT" "value" (join "," .) }}
 {{- $_ := set $container "env" (append $container.env $keys) }}
 {{- end }}
+{{- if $values.customLayouts }}
+{{- $custom := dict "name" "MIG_MANAGER_CUSTOM_LAYOUTS" "value" "true" }}
+{{- $_ := set $container "env" (append $container.env $custom) }}
+{{- end }}
 {{- with $values.podAnnotations }}
 {{- $_ := set $.template.metadata "annotations" (merge . ($.template.metadata.annotations | default dict)) }}
 {{- end }}

@@ -1,0 +1,194 @@
+"""Custom layouts on a node that a program repartitions: no pod is evicted, none is waited for."""
+
+from typing import Any
+
+import pytest
+
+from mig_manager import errors
+from mig_manager.core.node import cluster
+from mig_manager.core.node import policy as policies
+from mig_manager.errors import Reason
+from tests import fakes, scenes
+from tests.pipeline.test_custom_layouts import ON, published, requested, run
+
+ON_DEMAND = requested(is_on_demand=True)
+
+
+def idle_node() -> fakes.NodeRig:
+    """No pod uses the device that goes."""
+    rig = scenes.node(layout="all-balanced")
+    rig.add_pod("spared", devices=frozenset({scenes.device(rig, 1, "3g.20gb")}))
+    return rig
+
+
+def assert_refused(rig: fakes.NodeRig, *texts: str, **options: Any) -> None:
+    """Request the layout on demand; check that nothing has happened beside the state."""
+    before, pods = rig.gpus, set(rig.pods)
+    rig.on_call = lambda: taken.append(rig.has_hold_taint)
+    taken: list[bool] = []
+    started_s = rig.clock.now_s
+    outcome = run(rig, ON_DEMAND, **options)
+    assert outcome.reason is Reason.IN_USE, outcome.message
+    assert not outcome.should_retry
+    for text in (*texts, "the agent does not retry"):
+        assert text in outcome.message
+    assert rig.gpus == before
+    assert not rig.executed
+    assert set(rig.pods) == pods
+    assert rig.labels[cluster.STATE_LABEL] == "failed"
+    assert published(rig).reason == "InUse"
+    assert published(rig).retry_at is None
+    assert rig.labels.get(cluster.APPLIED_LABEL) != "custom"
+    assert rig.clock.now_s == started_s
+    assert not any(taken)
+    scenes.assert_nothing_taken(rig)
+
+
+def test_on_demand_idle_instances_are_exchanged() -> None:
+    rig = idle_node()
+    outcome = run(rig, ON_DEMAND)
+    assert outcome.reason is Reason.APPLIED
+    assert "spared" in rig.pod_names
+    scenes.assert_nothing_taken(rig)
+
+
+@pytest.mark.parametrize("drain", list(policies.Drain))
+@pytest.mark.parametrize("is_forced", [True, False])
+def test_on_demand_an_affected_pod_ends_the_run_at_once_whatever_the_policy(
+    drain: policies.Drain, *, is_forced: bool
+) -> None:
+    rig = scenes.busy_node()
+    rig.policy = policies.Policy(drain=drain, is_forced=is_forced)
+
+    assert_refused(rig, "default/affected")
+
+    assert "spared" not in rig.messages[-1]
+
+
+def test_on_demand_a_pod_that_is_bound_and_has_no_device_yet_may_get_one() -> None:
+    rig = idle_node()
+    rig.add_pod("starting", gpu_resources={"nvidia.com/mig-2g.10gb": 1}, phase="Pending")
+    assert_refused(rig, "default/starting")
+
+
+def test_on_demand_a_process_ends_the_run_before_the_plugin_is_paused() -> None:
+    rig = idle_node()
+    rig.gpu_users = "python (pid 7)"
+    assert_refused(rig, "python (pid 7)")
+    assert "gpus.execute" not in rig.log
+
+
+def test_on_demand_a_pod_that_arrives_late_keeps_its_device() -> None:
+    """Until the plugin is paused: then no pod gets a device."""
+    undisturbed = idle_node()
+    run(undisturbed, ON_DEMAND)
+    changed = undisturbed.log.index("gpus.execute")
+    last = max(i for i in range(changed) if undisturbed.log[i] == "workloads.list")
+    first = undisturbed.log.index("gpus.rehearse")
+    assert last - first > 3
+    for index in range(first, last + 1):
+        rig = idle_node()
+        before = rig.gpus
+        device = scenes.device(rig, 0, "2g.10gb")
+
+        def arrive(rig: fakes.NodeRig = rig, device: str = device, index: int = index) -> None:
+            if len(rig.log) == index + 1:
+                rig.on_call = lambda: None
+                rig.add_pod("late", devices=frozenset({device}))
+
+        rig.on_call = arrive
+        outcome = run(rig, ON_DEMAND)
+
+        assert outcome.reason is Reason.IN_USE, (index, outcome.message)
+        assert not outcome.should_retry
+        assert {"late", "spared"} <= rig.pod_names
+        assert rig.gpus == before
+        scenes.assert_nothing_taken(rig)
+
+
+def test_on_demand_a_process_that_starts_during_the_pause_ends_the_run_without_a_wait() -> None:
+    rig = idle_node()
+
+    def start() -> None:
+        if rig.log[-1] == "gpus.execute":
+            rig.gpu_users = "python (pid 7)"
+
+    rig.on_call = start
+    outcome = run(rig, ON_DEMAND)
+    assert outcome.reason is Reason.IN_USE
+    assert not outcome.should_retry
+    assert rig.log.count("gpus.execute") == 1
+    scenes.assert_nothing_taken(rig)
+
+
+def test_on_demand_another_layout_drains_the_node_as_everywhere() -> None:
+    rig = scenes.busy_node()
+    rig.labels[cluster.PARTITIONING_LABEL] = cluster.ON_DEMAND
+    assert scenes.run(rig, "one-slice-changed").reason is Reason.APPLIED
+    assert "affected" not in rig.pod_names
+
+
+def test_on_demand_a_machine_is_not_rebooted() -> None:
+    rig = scenes.node()
+    rig.mode_waits = rig.may_reboot = True
+    outcome = run(rig, ON_DEMAND)
+    assert outcome.reason is Reason.REBOOT_REQUIRED
+    assert "does not reboot" in outcome.message
+    assert not rig.reboots
+
+
+def test_on_demand_other_failures_are_retried() -> None:
+    rig = idle_node()
+    rig.plugin_is_broken = True
+    assert run(rig, ON_DEMAND).should_retry
+
+
+@pytest.mark.parametrize("make", [idle_node, scenes.busy_node])
+@pytest.mark.parametrize("is_on_demand", [True, False])
+def test_after_any_call_fails_once_with_a_custom_layout_the_node_is_restored(
+    make: Any, *, is_on_demand: bool
+) -> None:
+    wanted = requested(is_on_demand=is_on_demand)
+    undisturbed = make()
+    end = run(undisturbed, wanted)
+    for index, call in enumerate(undisturbed.log):
+        rig = make()
+        ours = scenes.reconciler(rig, limits=ON)
+        rig.failing = {index: scenes.broken(call)}
+        try:
+            run(rig, wanted, by=ours)
+        except errors.ClusterError:
+            rig.failing = {}
+            ours.recover("custom", wanted)
+        else:
+            assert rig.labels[cluster.STATE_LABEL] in ("success", "failed"), index
+            scenes.assert_nothing_taken(rig)
+        rig.failing = {}
+
+        again = run(rig, wanted, by=ours)
+
+        assert again.state is end.state, (index, again.message)
+        if is_on_demand:
+            assert set(make().pod_names) <= rig.pod_names, index
+        scenes.assert_nothing_taken(rig)
+
+
+@pytest.mark.parametrize("make", [idle_node, scenes.busy_node])
+@pytest.mark.parametrize("is_on_demand", [True, False])
+@pytest.mark.parametrize("replaced", [True, False])
+def test_the_node_is_restored_whenever_a_custom_request_is_superseded(
+    make: Any, *, is_on_demand: bool, replaced: bool
+) -> None:
+    wanted = requested(is_on_demand=is_on_demand)
+    patient_rig = make()
+    patient = fakes.FakeRequest(patient_rig.clock, replaced=replaced)
+    run(patient_rig, wanted, request=patient)
+    for ends_at in range(1, patient.asked + 1):
+        rig = make()
+        before = rig.gpus
+        request = fakes.FakeRequest(rig.clock, ends_at=ends_at, replaced=replaced)
+        with pytest.raises(errors.Superseded):
+            run(rig, wanted, request=request)
+        if "gpus.execute" not in rig.log:
+            assert rig.gpus == before
+        scenes.assert_nothing_taken(rig, is_stopped=not replaced)
