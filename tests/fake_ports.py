@@ -214,11 +214,9 @@ class FakeGpus(_Port):
         return gpu_values.seen_of(self._rig.gpus, self._rig.lost)
 
     def execute(self, plan: steps.Plan, seen: Sequence[model.Gpu] = ()) -> model.ObservedGpus:
-        self._rig.called("gpus.rehearse" if plan.is_rehearsal else "gpus.execute")
+        self._rig.called("gpus.execute")
         if plan.requires_idle and self._rig.gpu_users:
             raise errors.GpuInUseError(f"GPU 0 is in use by {self._rig.gpu_users}")
-        if plan.is_rehearsal:
-            return model.NO_GPUS
         failed: list[Exception] = []
         for gpu_plan in plan.gpus:
             try:

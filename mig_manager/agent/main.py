@@ -265,6 +265,7 @@ def _dependencies(
         node=node.KubeNode(kube, name=settings.node_name, clock=system),
         workloads=pods.KubeWorkloads(kube, node_name=settings.node_name, watch=pod_watch),
         allocations=kubelet,
+        processes=workers.processes,
         slices=claims.KubeSlices(kube, node_name=settings.node_name),
         configs=files.ConfigFile(settings.config_file),
         extra_clients=files.ConfigFile(extra_clients) if extra_clients else None,

@@ -6,34 +6,56 @@ again once no pod can get a device, and a last time in the session of the change
 """
 
 import dataclasses
+from collections.abc import Collection, Sequence
 
 from mig_manager import errors
 from mig_manager.agent import drain
-from mig_manager.core import messages, model, ports, steps
-from mig_manager.core.node import cluster
+from mig_manager.core import messages, ports, steps
+from mig_manager.core.node import claims, clients, cluster
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class OnDemand:
     """Refuses what such a layout may not do; does nothing for other layouts and nodes."""
 
-    gpus: ports.Gpus
+    deps: ports.Dependencies
     _: dataclasses.KW_ONLY
     is_active: bool  # whether the rules apply to this run
 
     def require_unused(
-        self, plan: steps.Plan, affected: tuple[cluster.Pod, ...], gpus: model.ObservedGpus
+        self,
+        plan: steps.Plan,
+        order: drain.Order,
+        usage: drain.Usage,
+        services: Collection[str],
     ) -> None:
         """Refuse a plan before anything is taken from the node.
 
+        Processes of GPU clients do not count, which are paused before the change; nor do those
+        that belong to no known pod or unit, because they may be such. The session of the change
+        checks them all.
+
         Raises:
-            HardwareError: IN_USE: processes use what the plan destroys; or NVML failed.
+            HardwareError: The driver does not list the processes; IN_USE: some use what the plan
+                destroys.
             MigManagerError: IN_USE: pods do.
         """
-        if self.is_active:
-            _require_none(affected)
-            rehearsal = dataclasses.replace(plan, requires_idle=True, is_rehearsal=True)
-            self.gpus.execute(rehearsal, gpus)
+        if not self.is_active:
+            return
+        _require_none(order.affected_pods(usage))
+        if self.deps.processes is None:
+            return
+        users = self.deps.processes()
+        paused = {"", *_paused(usage.pods, order.extra_clients)}
+        paused |= {f"unit {name}" for name in services}
+        blocking = [
+            f"GPU {gpu.gpu_index} ({gpu.gpu_uuid}) is in use by {user}"
+            for gpu in plan.gpus
+            for user in steps.blocking(gpu, users.get(gpu.gpu_uuid, ()))
+            if user.home not in paused
+        ]
+        if blocking:
+            raise errors.GpuInUseError("; ".join(blocking))
 
     def drain(
         self, drainage: drain.Drain, usage: drain.Usage, request: ports.Cancellation
@@ -64,3 +86,22 @@ def _require_none(affected: tuple[cluster.Pod, ...]) -> None:
             f"be removed, or may get them: {names}",
             reason=errors.Reason.IN_USE,
         )
+
+
+def _paused(
+    pods: Sequence[cluster.Pod], daemons: tuple[clients.ExtraClient, ...]
+) -> frozenset[str]:
+    """Return the homes, as ``steps.GpuProcess`` has them, of pods that may be GPU clients."""
+
+    def is_client(pod: cluster.Pod) -> bool:
+        has_deploy_label = any(
+            key.startswith(cluster.DEPLOY_LABEL_PREFIX) for key in pod.node_selector
+        )
+        return (
+            clients.is_device_plugin(pod)
+            or claims.is_driver(pod)
+            or bool(clients.members((pod,), daemons))
+            or (pod.owner_kind == "DaemonSet" and has_deploy_label)
+        )
+
+    return frozenset(f"pod {pod.uid}" for pod in pods if is_client(pod))

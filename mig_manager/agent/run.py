@@ -71,7 +71,7 @@ class Run:
         self._record = written
         self._history = history or History()
         self._may_evict = may_evict
-        self._on_demand = on_demand.OnDemand(deps.gpus, is_active=written.is_on_demand)
+        self._on_demand = on_demand.OnDemand(deps, is_active=written.is_on_demand)
         self._plugin_config = limits.policy.plugin_config(written.config)
         self._planning = planning.Planning(deps, limits, written)
         self._services = host.HostServices(deps, written)
@@ -117,9 +117,10 @@ class Run:
             return self._verify_unchanged(layout, gpus, request)
         usage = self._survey(layout, gpus, request)
         plan = self._planning.plan(layout, gpus, restoring=older, busy=usage.device_ids)
-        affected = self._order(plan, gpus, extra_clients).affected_pods(usage)
+        order = self._order(plan, gpus, extra_clients)
+        affected = order.affected_pods(usage)
         if self._may_evict:
-            self._on_demand.require_unused(plan, affected, gpus)
+            self._on_demand.require_unused(plan, order, usage, service_names)
         if self._clients.await_driver(affected, usage.pods, gpus, self._record, request):
             usage = self._survey(layout, gpus, request)
             plan = self._planning.plan(layout, gpus, restoring=older, busy=usage.device_ids)

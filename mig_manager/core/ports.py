@@ -36,8 +36,8 @@ class Gpus(Protocol):
             seen: GPUs as last observed; constant facts of GPUs that keep their mode are reused.
 
         Returns:
-            The GPUs of the plan after it, in its order; none after a rehearsal. The message of an
-            unreachable one names the step.
+            The GPUs of the plan after it, in its order. The message of an unreachable one names
+            the step.
 
         Raises:
             StalePlanError: Before the first step of a plan that requires idle GPUs: a GPU instance
@@ -445,3 +445,5 @@ class Dependencies:
     """Publishes the document of the node's layouts; None: only an annotation lists them."""
     slots: Slots | None = None  # None: no limit on the nodes that change at the same time
     extra_clients: ConfigSource | None = None  # the file of GPU clients beside NVIDIA's
+    processes: Callable[[], Mapping[str, Sequence[steps.GpuProcess]]] | None = None
+    """Returns the GPU processes by UUID, or raises HardwareError; None: they are not known."""

@@ -115,8 +115,6 @@ class Plan:
     requires_idle: bool = False
     """Whether the executor refuses it, before the first step, if a process uses an instance that
     it destroys or a GPU whose mode it changes, or if a GPU instance that it creates exists."""
-    is_rehearsal: bool = False
-    """Whether the executor ends before the first step."""
 
     @property
     def is_empty(self) -> bool:

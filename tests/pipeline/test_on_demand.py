@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from mig_manager import errors
+from mig_manager.core import steps
 from mig_manager.core.node import cluster
 from mig_manager.core.node import policy as policies
 from mig_manager.errors import Reason
@@ -71,11 +72,51 @@ def test_on_demand_a_pod_that_is_bound_and_has_no_device_yet_may_get_one() -> No
     assert_refused(rig, "default/starting")
 
 
-def test_on_demand_a_process_ends_the_run_before_the_plugin_is_paused() -> None:
+def used_by(rig: fakes.NodeRig, home: str, *, profile: str = "2g.10gb") -> dict[str, Any]:
+    """Return the GPU processes of a node: one uses an instance of GPU 0."""
+    gpu = rig.gpus[0]
+    (used,) = (gi for gi in gpu.gpu_instances if str(gi.profile) == profile)
+    ids = (used.instance_id,)
+    return {gpu.uuid: (steps.GpuProcess(pid=7, name="python", home=home, gpu_instances=ids),)}
+
+
+def add_monitor(rig: fakes.NodeRig) -> str:
+    selector = {scenes.DCGM: "true"}
+    return rig.add_pod("dcgm", node_selector=selector, owner_kind="DaemonSet", is_ready=True)
+
+
+@pytest.mark.parametrize("home", ["pod uid-of-another", "unit train.service"])
+def test_on_demand_a_process_ends_the_run_before_the_node_is_tainted(home: str) -> None:
     rig = idle_node()
-    rig.gpu_users = "python (pid 7)"
-    assert_refused(rig, "python (pid 7)")
-    assert "gpus.execute" not in rig.log
+    ours = scenes.reconciler(rig, limits=ON, processes=lambda: used_by(rig, home))
+    assert_refused(rig, f"is in use by python (pid 7, GPU instance 2, {home})", by=ours)
+
+
+def test_on_demand_processes_of_gpu_clients_and_of_other_instances_are_not_counted() -> None:
+    for home, profile in (
+        ("monitor", "2g.10gb"),
+        ("unit dcgm.service", "2g.10gb"),
+        ("", "2g.10gb"),
+        ("pod uid-of-another", "3g.20gb"),
+    ):
+        rig = idle_node()
+        rig.services["dcgm.service"] = True
+        place = f"pod {add_monitor(rig)}" if home == "monitor" else home
+        found = used_by(rig, place, profile=profile)
+        ours = scenes.reconciler(rig, limits=ON, processes=lambda found=found: found)
+        assert run(rig, ON_DEMAND, by=ours).reason is Reason.APPLIED, home
+
+
+def test_on_demand_a_driver_that_does_not_list_processes_is_asked_again() -> None:
+    rig = idle_node()
+
+    def fail() -> dict[str, Any]:
+        raise errors.HardwareError("no answer", reason=Reason.NVML_TIMEOUT)
+
+    outcome = run(rig, ON_DEMAND, by=scenes.reconciler(rig, limits=ON, processes=fail))
+    assert outcome.reason is Reason.NVML_TIMEOUT
+    assert outcome.should_retry
+    scenes.assert_nothing_taken(rig)
 
 
 def test_on_demand_a_pod_that_arrives_late_keeps_its_device() -> None:
@@ -84,7 +125,7 @@ def test_on_demand_a_pod_that_arrives_late_keeps_its_device() -> None:
     run(undisturbed, ON_DEMAND)
     changed = undisturbed.log.index("gpus.execute")
     last = max(i for i in range(changed) if undisturbed.log[i] == "workloads.list")
-    first = undisturbed.log.index("gpus.rehearse")
+    first = undisturbed.log.index("allocations.assigned")
     assert last - first > 3
     for index in range(first, last + 1):
         rig = idle_node()

@@ -292,7 +292,12 @@ def test_a_custom_layout_is_planned_from_the_nodes_annotation(
 
 
 @pytest.mark.parametrize(
-    ("text", "message"), [(None, "has no annotation"), ("nonsense", "of node gpu-1:1:1")]
+    ("text", "message"),
+    [
+        (None, "has no annotation"),
+        ("nonsense", "of node gpu-1:1:1"),
+        (OTHER.replace("custom", '"\\e[2J"') + '  "\\e[3J": []', "of node gpu-1:5:"),
+    ],
 )
 def test_a_plan_says_why_there_is_no_custom_layout(
     server: apiserver.ApiServer, viewer: rig.Viewer, text: str | None, message: str
@@ -301,6 +306,7 @@ def test_a_plan_says_why_there_is_no_custom_layout(
     answer = viewer.alone("plan", "custom", "gpu-1", "-o", "json")
     assert answer.status == 1
     assert message in answer.data["nodes"][0]["why_not"]
+    assert "\x1b" not in viewer.alone("plan", "custom", "gpu-1").out
 
 
 def test_the_list_of_layouts_has_the_custom_one(

@@ -62,6 +62,18 @@ def test_the_rights_that_the_documentation_lists_are_enough(tmp_path: pathlib.Pa
     assert not any("not known" in each.out or "forbidden" in each.err for each in answers)
 
 
+def test_a_viewer_may_try_out_a_layout_and_not_request_it(tmp_path: pathlib.Path) -> None:
+    layout = "version: v1\nmig-configs:\n  a:\n  - {devices: all, mig-enabled: false}\n"
+    with apiserver.serve(populated(limited(rules()))) as server:
+        viewer = rig.viewer(server, tmp_path)
+        tried = viewer.alone("apply", "n1", "-f", "-", "--dry-run", stdin=layout)
+        requested = viewer.alone("apply", "n1", "-f", "-", stdin=layout)
+
+    assert (tried.status, requested.status) == (0, 1)
+    assert "forbidden" in requested.err
+    assert "docs/kubectl-plugin.md" in requested.err
+
+
 def test_without_rights_to_pods_and_events_the_rest_is_shown(
     tmp_path: pathlib.Path,
 ) -> None:

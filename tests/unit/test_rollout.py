@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from mig_manager.cli import rollout as cli_rollout
 from mig_manager.core import bar, model
 from mig_manager.core.fleet import nodes, rollout
+from mig_manager.core.layout import custom
 from mig_manager.core.node import cluster
 from mig_manager.core.records import status
 
@@ -430,3 +431,40 @@ def test_no_more_nodes_are_unavailable_than_allowed_and_every_rollout_ends(
     assert phases[-1].is_over
     if phases[-1] is Phase.DONE:
         assert all(each.applied == LAYOUT for each in played.nodes.values())
+
+
+def with_custom(text: str, *, reported: str, label: str = "custom") -> nodes.Node:
+    """A node whose annotation holds ``text``, and whose agent has applied ``reported``."""
+    ended = run(
+        "custom",
+        model.State.SUCCESS,
+        phase="Done",
+        annotationHash=custom.Custom(node_name="a", text=reported).annotation_hash,
+    )
+    plain = node(requested=label, applied="custom", status=ended)
+    annotated = dataclasses.replace(plain.view, annotations={cluster.LAYOUT_ANNOTATION: text})
+    return dataclasses.replace(plain, view=annotated)
+
+
+@hypothesis.given(text=st.text(min_size=1), reported=st.text(min_size=1))
+def test_the_status_of_one_custom_layout_is_no_answer_to_the_next(
+    text: str, reported: str
+) -> None:
+    there = with_custom(text, reported=reported)
+    is_same = text == reported
+    assert (there.answer is not None) is is_same
+    assert there.is_finished is is_same
+    assert there.has_responded is is_same
+
+
+def test_an_undo_waits_for_the_custom_layout_that_the_annotation_holds_now() -> None:
+    mark = nodes.Mark(layout=LAYOUT, before="custom", is_undone=True)
+    undo = rollout.Rollout(
+        nodes.Goal(layout=None),
+        rollout.Limits(
+            max_unavailable="1", pauses=False, node_timeout_s=100, silence_timeout_s=10
+        ),
+    )
+    for reported, state in (("one", NodeState.IN_PROGRESS), ("two", NodeState.APPLIED)):
+        there = dataclasses.replace(with_custom("two", reported=reported), mark=mark)
+        assert states(undo.decide([there], 0.0)) == {"a": state}

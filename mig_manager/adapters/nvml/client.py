@@ -161,6 +161,10 @@ class WorkerGpus(ports.Standby):
         inspection: processes.Inspection = self._ask(("inspect",))
         return inspection
 
+    def processes(self) -> dict[str, tuple[steps.GpuProcess, ...]]:
+        """Return the processes of each GPU that answers, by UUID; raises as ``observe`` does."""
+        return dict(self.inspect().processes)
+
     def _identified(self, observed: model.ObservedGpus) -> model.ObservedGpus:
         """Complete unreachable GPUs with facts from the last observation of each."""
         reachable = {gpu.uuid for gpu in observed}

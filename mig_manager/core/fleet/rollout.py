@@ -13,7 +13,7 @@ import math
 from collections.abc import Sequence
 
 from mig_manager import errors
-from mig_manager.core import model, steps
+from mig_manager.core import messages, model, steps
 from mig_manager.core.fleet import nodes as fleet_nodes
 from mig_manager.core.layout import config
 from mig_manager.core.node import clients, cluster, resources
@@ -380,7 +380,7 @@ def preview(
             name=node.name,
             verdict=Verdict.DOES_NOT_FIT,
             reason=error.reason.value,
-            message=error.message,
+            message=messages.printable(error.message, " "),
         )
     destroyed = sum(isinstance(step, steps.DestroyGpuInstance) for step in plan.steps)
     evicted, maybe_evicted = _evicted(node, gpus, plan, pods)
