@@ -10,7 +10,7 @@ from mig_manager.core.node import cluster
 from mig_manager.core.node import policy as policies
 from mig_manager.errors import Reason
 from tests import fakes, scenes
-from tests.pipeline.test_custom_layouts import ON, published, requested, run
+from tests.pipeline.test_custom_layouts import BALANCED, ON, published, requested, run
 
 ON_DEMAND = requested(is_on_demand=True)
 
@@ -233,3 +233,28 @@ def test_the_node_is_restored_whenever_a_custom_request_is_superseded(
         if "gpus.execute" not in rig.log:
             assert rig.gpus == before
         scenes.assert_nothing_taken(rig, is_stopped=not replaced)
+
+
+@pytest.mark.parametrize("is_same", [True, False])
+def test_on_demand_no_pod_loses_a_device_after_a_kill_whatever_is_requested_next(
+    *, is_same: bool
+) -> None:
+    undisturbed = idle_node()
+    run(undisturbed, ON_DEMAND)
+    for index in range(len(undisturbed.log)):
+        rig = idle_node()
+        rig.failing = {index: scenes.Killed()}
+        with pytest.raises(scenes.Killed):
+            run(rig, ON_DEMAND)
+        rig.failing = {}
+        # Nothing keeps a pod from a device while no agent runs.
+        devices = rig.gpus[0].mig_uuids
+        rig.add_pod("late", devices=frozenset(devices))
+        wanted = ON_DEMAND if is_same else requested(BALANCED, is_on_demand=True)
+
+        successor = scenes.reconciler(rig, limits=ON)
+        successor.recover("custom", wanted)
+        outcome = run(rig, wanted, by=successor)
+
+        assert {"late", "spared"} <= rig.pod_names, index
+        assert set(devices) <= set(rig.gpus[0].mig_uuids), (index, outcome.message)
