@@ -229,11 +229,12 @@ class WorkerGpus(ports.Standby):
 
     def _answer(self, child: subprocesses.Child, request: tuple[object, ...]) -> Any:
         """Return a worker's answer, and pass on which steps ended until then."""
-        deadline_s = self.monotonic() + self.timeout_s
+        # By the clock of ``Child``; the injected one measures.
+        deadline_s = time.monotonic() + self.timeout_s
         message = child.ask(request, timeout_s=self.timeout_s)
         while message[0] == "step":
             self.telemetry.step_ended(message[1])
-            message = child.receive(max(0.0, deadline_s - self.monotonic()))
+            message = child.receive(max(0.0, deadline_s - time.monotonic()))
         return message
 
     def _end(self, worker: _Worker) -> None:
