@@ -9,7 +9,7 @@ from mig_manager import errors
 from mig_manager.core import host_files, model, steps
 from mig_manager.core.node import claims, cluster, policy
 from mig_manager.core.records import readiness
-from tests import fakes, gpu_values
+from tests import contract, fakes, gpu_values
 
 
 class _Port:
@@ -70,6 +70,8 @@ class FakeNode(_Port):
         rig = self._rig
         _merge(rig.labels, change.labels)
         _merge(rig.annotations, change.annotations)
+        for key, value in change.annotations.items():
+            contract.check_annotation(key, value)
         if change.hold_taint is not None:
             rig.has_hold_taint = change.hold_taint
         rig.taints -= change.removed_taints

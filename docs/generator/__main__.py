@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 import structlog
 
-from docs.generator import blocks, diagram, phases, pictures, reference
+from docs.generator import blocks, diagram, phases, pictures, reference, schemas
 
 ROOT = pathlib.Path(__file__).parents[2]
 PICTURES = ROOT / "docs" / "pictures"
@@ -28,6 +28,7 @@ def files(*, with_demo: bool) -> Iterator[tuple[pathlib.Path, str]]:
     Raises:
         MissingWordsError: A person has to write something; the message says what.
     """
+    yield from schemas.files()
     for page in sorted((ROOT / "docs").rglob("*.md")):
         text = page.read_text(encoding="utf-8")
         if blocks.names(text):

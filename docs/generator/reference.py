@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable, Iterable, Mapping
 
-from docs.generator import blocks, facts, phases, results
+from docs.generator import blocks, facts, phases, results, schemas
 from mig_manager import errors
 from mig_manager.cli import parser
 from mig_manager.core import model, options
@@ -151,6 +151,17 @@ def phases_table(body: str) -> str:
     return blocks.table(head, rows)
 
 
+def schemas_table(_body: str) -> str:
+    """Return the schemas, and what each is of."""
+    return blocks.table(
+        ("Schema", "What it describes"),
+        (
+            (f"`{name}`", re.sub(r"'([^']+)'", r"`\1`", schema["description"]))
+            for name, schema in schemas.schemas().items()
+        ),
+    )
+
+
 def _some(seen: Iterable[phases.Marks], asked: Callable[[phases.Marks], bool]) -> str:
     answers = {asked(marks) for marks in seen}
     if not answers:
@@ -166,6 +177,7 @@ RENDERERS: Mapping[str, blocks.Renderer] = {
     "phases": phases_table,
     "reasons": reasons_table,
     "reasons-in-full": reasons_in_full,
+    "schemas": schemas_table,
     "settings": settings_tables,
     **results.RENDERERS,
 }

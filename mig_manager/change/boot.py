@@ -8,6 +8,7 @@ from being restored: a node with seven GPUs is better than a node with none.
 
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from mig_manager import errors
 from mig_manager.change import apply, local, plans
@@ -15,6 +16,9 @@ from mig_manager.core import model, steps, timing
 from mig_manager.core.layout import config
 from mig_manager.core.planner import planner
 from mig_manager.core.records import status
+
+if TYPE_CHECKING:
+    from mig_manager.core import answers
 
 _APPLY_ONE = "Apply a layout: it is restored at the next boot once it is verified."
 _APPLY_AGAIN = "Apply the layout again, or another one; see 'mig-manager status'."
@@ -38,9 +42,10 @@ class Restored:
     """The plans that were executed; empty when nothing had to be done."""
     problems: tuple[Problem, ...]
 
-    def to_data(self) -> dict[str, object]:
+    def to_data(self) -> "answers.Boot":
         """Return plain data for JSON and YAML."""
         return {
+            "kind": "Boot",
             "layout": self.layout,
             "is_changed": bool(self.rounds),
             "plans": [planned.to_data() for planned in self.rounds],

@@ -7,12 +7,16 @@ They and ``apply`` use the same planner, so ``plan``, ``apply`` and ``assert`` a
 import dataclasses
 import enum
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from mig_manager.core import model, steps, yaml_tree
 from mig_manager.core.layout import config, layouts
 from mig_manager.core.node import clients, resources
 from mig_manager.core.planner import planner
 from mig_manager.core.records import gpu_codec
+
+if TYPE_CHECKING:
+    from mig_manager.core import answers
 
 
 class Scope(enum.Enum):
@@ -31,15 +35,17 @@ class Status:
     processes: Mapping[str, tuple[steps.GpuProcess, ...]] | None = None
     """The processes that use each GPU, by its UUID; None: unknown."""
 
-    def to_data(self) -> dict[str, object]:
+    def to_data(self) -> "answers.Status":
         """Return plain data for JSON and YAML."""
         processes = {
             uuid: [each.to_data() for each in found]
             for uuid, found in (self.processes or {}).items()
         }
         return {
+            "kind": "Status",
             "gpus": [
-                gpu_codec.gpu_data(gpu) | {"holders": processes.get(gpu.uuid)} for gpu in self.gpus
+                {**gpu_codec.gpu_data(gpu), "processes": processes.get(gpu.uuid)}
+                for gpu in self.gpus
             ],
             "unreachable_gpus": [gpu_codec.unreachable_data(gpu) for gpu in self.gpus.unreachable],
         }
@@ -103,9 +109,10 @@ class Planned:
         affected = clients.affected_ids(self.plan, self.gpus)
         return tuple(sorted({pod for uuid in affected for pod in self.users.get(uuid, ())}))
 
-    def to_data(self) -> dict[str, object]:
+    def to_data(self) -> "answers.Plan":
         """Return plain data for JSON and YAML."""
         return {
+            "kind": "Plan",
             "layout": self.layout,
             "origin": self.origin or None,
             "is_applied": self.is_applied,
@@ -140,9 +147,10 @@ class Applied:
         """Whether anything had to be done."""
         return bool(self.rounds)
 
-    def to_data(self) -> dict[str, object]:
+    def to_data(self) -> "answers.Change":
         """Return plain data for JSON and YAML."""
         return {
+            "kind": "Change",
             "layout": self.layout,
             "is_changed": self.is_changed,
             "warnings": [str(remark) for remark in self.overlooked],

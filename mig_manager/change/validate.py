@@ -9,12 +9,16 @@ another known GPU, unless the layout was named: then it is meant for these GPUs.
 import dataclasses
 import enum
 from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from mig_manager import errors
 from mig_manager.core import model, steps
 from mig_manager.core.layout import config
 from mig_manager.core.node import resources
 from mig_manager.core.planner import planner
+
+if TYPE_CHECKING:
+    from mig_manager.core import answers
 
 
 class Fit(enum.Enum):
@@ -74,9 +78,10 @@ class Validated:
                 found[strategy] = list(dict.fromkeys(names))
         return found
 
-    def to_data(self) -> dict[str, object]:
+    def to_data(self) -> "answers.Validation":
         """Return plain data for JSON and YAML."""
         return {
+            "kind": "Validation",
             "source": self.source,
             "is_valid": not self.misfits,
             "verdicts": [

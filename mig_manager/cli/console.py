@@ -22,6 +22,7 @@ from mig_manager.core import bar, messages
 if TYPE_CHECKING:
     from mig_manager.core.layout import config
 
+API_VERSION = "mig-manager.io/v1"  # of answers; docs/json.md has its promise
 DONE, FAILED, UNUSABLE, UNKNOWN_COMMAND = 0, 1, 2, 3
 INTERRUPTED = 128 + 2
 _BROKEN_PIPE = 128 + 13
@@ -127,7 +128,10 @@ class Console:
             BrokenPipeError: The reader has ended.
         """
         is_data = output_format in ("json", "yaml")
-        self.say(rendered(data(), output_format) if is_data else text())
+        if is_data:
+            self.say(rendered({"apiVersion": API_VERSION, **data()}, output_format))
+        else:
+            self.say(text())
 
     def layout_file(
         self, name: str, *, source: str = "", is_lenient: bool = False

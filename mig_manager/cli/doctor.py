@@ -11,7 +11,7 @@ import pathlib
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from mig_manager import errors
 from mig_manager.adapters import host, pod_resources
@@ -24,6 +24,9 @@ from mig_manager.adapters.nvml import processes as nvml_processes
 from mig_manager.cli import command_settings, console
 from mig_manager.core import bar, messages, model
 from mig_manager.core.node import claims, cluster
+
+if TYPE_CHECKING:
+    from mig_manager.core import answers
 
 _ATTEMPTS = 3
 """How often a request to the API may be sent within a check's time, pauses included."""
@@ -98,9 +101,10 @@ class Report:
         """Return how many findings have this verdict."""
         return sum(finding.verdict is verdict for _, finding in self.findings)
 
-    def to_data(self) -> dict[str, object]:
+    def to_data(self) -> "answers.Doctor":
         """Return plain data for JSON and YAML."""
         return {
+            "kind": "Doctor",
             "is_good": self.is_good,
             "counts": {verdict.value: self.count(verdict) for verdict in Verdict},
             "findings": [

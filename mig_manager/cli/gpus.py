@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from mig_manager import errors
 from mig_manager.adapters.host import files, log
@@ -16,6 +17,9 @@ from mig_manager.cli import command_settings, console, gpu_access, gpu_report
 from mig_manager.core import bar, messages, model, yaml_tree
 from mig_manager.core.layout import config, generator, layouts, served
 from mig_manager.core.planner import planner
+
+if TYPE_CHECKING:
+    from mig_manager.core import answers
 
 _MOST_NAMED = 6  # layouts that an error names before it counts the rest
 
@@ -196,7 +200,7 @@ class _Command:
             gpus, label=chosen.config_label, has_placements=chosen.has_placements
         )
         self._warn_unreachable(gpus.unreachable, "it is not in the document")
-        self._answer(lambda: document, lambda: yaml_tree.dump(document))
+        self._terminal.say(console.rendered(document, chosen.output_format.value))
         return console.DONE
 
     def generate_config(self) -> int:
@@ -207,10 +211,10 @@ class _Command:
         else:
             kinds = generator.kinds_of(self._access.observed)
         document = generator.document(kinds, has_all_maximal=self._chosen.has_all_maximal)
+        text = console.rendered(document, self._chosen.output_format.value)
         if self._chosen.output_file is None:
-            self._answer(lambda: document, lambda: "")
+            self._terminal.say(text)
         else:
-            text = console.rendered(document, self._chosen.output_format.value)
             files.write_output(self._chosen.output_file, text)
         return console.DONE
 
@@ -230,7 +234,11 @@ class _Command:
                 self._terminal.note(error.message)
         is_good = len(results) == len(self._chosen.layouts) and all(r.is_good for r in results)
         self._answer(
-            lambda: {"is_valid": is_good, "files": [each.to_data() for each in results]},
+            lambda: {
+                "kind": "Validations",
+                "is_valid": is_good,
+                "files": [each.to_data() for each in results],
+            },
             lambda: "\n\n".join(
                 f"{self._style.fitted(each.document.source)}\n{each.text(self._style)}"
                 for each in results
@@ -338,10 +346,12 @@ class ValidatedFile:
         is_portable = not (self.checks_portability and self.document.extensions)
         return is_portable and not (self.fits and self.fits.misfits)
 
-    def to_data(self) -> dict[str, object]:
+    def to_data(self) -> "answers.Validation":
         """Return plain data for JSON and YAML."""
-        data = self.fits.to_data() if self.fits else {"source": self.document.source}
-        return data | {
+        return {
+            "kind": "Validation",
+            "source": self.document.source,
+            "verdicts": self.fits.to_data()["verdicts"] if self.fits else [],
             "is_valid": self.is_good,
             "not_portable": [str(diagnostic) for diagnostic in self.document.extensions],
             "warnings": [str(diagnostic) for diagnostic in self.document.warnings],

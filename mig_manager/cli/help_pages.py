@@ -297,6 +297,22 @@ _TEXTS = {
         $ mig-manager demo --scenario budget --keep
         A PodDisruptionBudget blocks the drain; the node stays up for kubectl.
         """,
+    "schema": """
+        Print the JSON Schema of an answer, of an annotation, or of layout files.
+
+        Each answer of '-o json' and '-o yaml' has its schema's name in 'kind', those of 'kubectl
+        mig' included. Annotations of the node have names such as StatusAnnotation. Within an
+        'apiVersion' or 'version' keys are only added.
+
+        $ mig-manager schema
+        The names.
+
+        $ mig-manager schema LayoutFile > layout-file.json
+        For an editor: docs/config-file.md.
+
+        $ mig-manager schema Plan > plan.json
+        For a program that reads 'mig-manager plan -o json'.
+        """,
     "completion": """
         Write a script that completes command lines in a shell.
 

@@ -16,7 +16,13 @@ from mig_manager.cli import console, parser
 _MIG_PARTED = "nvidia-mig-parted"
 _READING = frozenset({"status", "plan"})
 _EXAMPLE = "1xA100-SXM4-40GB"
-_WARNING_OF_VARIABLES = frozenset(parser.COMMANDS) - {"agent", "completion", "help", "version"}
+_WARNING_OF_VARIABLES = frozenset(parser.COMMANDS) - {
+    "agent",
+    "completion",
+    "help",
+    "schema",
+    "version",
+}
 """The agent logs its warning."""
 
 
@@ -61,6 +67,9 @@ def _run(argv: Sequence[str], terminal: console.Console) -> int:
         case "version":
             terminal.say(f"mig-manager {mig_manager.__version__}")
             return console.DONE
+        case "schema":
+            terminal.say(_schema(parsed["schema"]))
+            return console.DONE
         case "completion":
             from mig_manager.cli import completion
 
@@ -68,6 +77,22 @@ def _run(argv: Sequence[str], terminal: console.Console) -> int:
             return console.DONE
         case command:
             return _RUNNERS.get(str(command), _on_gpus)(parsed, terminal)
+
+
+def _schema(name: object) -> str:
+    """Return a JSON Schema; the names of all without a name."""
+    known = parser.SCHEMA.words
+    if name is None:
+        return "\n".join(known)
+    if name not in known:
+        from mig_manager.core import fields
+
+        raise errors.UsageError(
+            f"there is no schema {name!r}{fields.did_you_mean(str(name), known)}"
+        )
+    import pkgutil
+
+    return (pkgutil.get_data("mig_manager", f"schemas/{name}.json") or b"").decode()
 
 
 def _on_gpus(parsed: Mapping[str, object], terminal: console.Console) -> int:

@@ -30,6 +30,7 @@ COMMANDS = (
     "agent",
     "rollout",
     "demo",
+    "schema",
     "completion",
     "help",
     "version",
@@ -43,6 +44,19 @@ _SHELL = options.Option(
     help="bash, zsh or fish",
     metavar="SHELL",
     words=("bash", "zsh", "fish"),
+    has_variable=False,
+    is_operand=True,
+)
+SCHEMA = options.Option(
+    name="schema",
+    help="the kind of an answer, an annotation, or LayoutFile (default: list them)",
+    metavar="KIND",
+    words=(
+        *("AutoscalerTags", "Boot", "CapacityAnnotation", "Change", "ClusterPlan"),
+        *("ClusterStatus", "Doctor", "GpusAnnotation", "JournalAnnotation", "LayoutFile"),
+        *("LayoutsAnnotation", "NodeHistory", "NodeLayouts", "Plan", "Rollout", "RolloutPreview"),
+        *("Status", "StatusAnnotation", "Validation", "Validations"),
+    ),
     has_variable=False,
     is_operand=True,
 )
@@ -263,10 +277,11 @@ def flagged(command: str) -> tuple[options.Option, ...]:
 def _declared(command: str) -> tuple[options.Option, ...]:
     from mig_manager.agent import node_settings, settings  # noqa: PLC0415 - each command loads its own
 
-    if command in {"", "agent", "help", "version"}:
+    if command in {"", "agent", "help", "schema", "version"}:
         own = {
             "": (VERSION, node_settings.DEBUG),
             "help": (_TOPIC,),
+            "schema": (SCHEMA, node_settings.DEBUG),
             "version": (node_settings.DEBUG,),
         }
         return own.get(command) or options.of(settings.AgentSettings, command)

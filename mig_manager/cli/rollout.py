@@ -7,6 +7,7 @@ live table or a line for each change, and the outcome.
 import contextlib
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from mig_manager import errors
 from mig_manager.adapters import host
@@ -17,6 +18,9 @@ from mig_manager.core import bar, messages
 from mig_manager.core.fleet import nodes as fleet_nodes
 from mig_manager.core.fleet import rollout
 from mig_manager.core.layout import config
+
+if TYPE_CHECKING:
+    from mig_manager.core import answers
 
 _POLL_S = 0.5
 _DRAW_S = 0.2
@@ -110,7 +114,11 @@ def _preview(
     ]
     terminal.answer(
         chosen.output_format.value,
-        lambda: {"layout": layout, "nodes": [each.to_data() for each in previews]},
+        lambda: {
+            "kind": "RolloutPreview",
+            "layout": layout,
+            "nodes": [each.to_data() for each in previews],
+        },
         lambda: previewed(previews, _title(chosen), style=terminal.style(chosen.colour)),
     )
     return console.DONE if all(each.verdict.is_good for each in previews) else console.FAILED
@@ -303,9 +311,10 @@ def _ended(decision: rollout.Decision, title: str, *, style: bar.Style) -> str:
     return "\n".join([*head, *lines])
 
 
-def _data(decision: rollout.Decision, goal: fleet_nodes.Goal) -> dict[str, object]:
-    """Return the outcome as plain data; the keys are a public contract."""
+def _data(decision: rollout.Decision, goal: fleet_nodes.Goal) -> "answers.Rollout":
+    """Return the outcome for JSON and YAML."""
     return {
+        "kind": "Rollout",
         "layout": goal.layout,
         "undo": goal.layout is None,
         "state": decision.phase.value if decision.phase.is_over else "interrupted",

@@ -20,11 +20,11 @@ GPU_INSTANCE_PROFILES = range(18)
 MAX_SUGGESTIONS = 3
 
 # 18 digits always fit the 64 bits that mig-parted reads numbers into.
-_PROFILE = re.compile(
+PROFILE = re.compile(
     r"(?:(?P<compute>[0-9]{1,18})c\.)?(?P<gpu>[0-9]{1,18})g\.(?P<memory>[0-9]{1,18})gb"
     r"(?:(?P<sign>[+-])(?P<attributes>[A-Za-z0-9.,]+))?"
 )
-_ATTRIBUTE = re.compile(r"[A-Za-z](?:[A-Za-z0-9.]*[A-Za-z0-9])?")
+ATTRIBUTE = re.compile(r"[A-Za-z](?:[A-Za-z0-9.]*[A-Za-z0-9])?")
 
 _ADDED_BY_ENUM = {
     7: ("me",),  # 1_SLICE_REV1
@@ -41,12 +41,12 @@ _REMOVED_BY_ENUM = {13: ("me",), 14: ("me",)}  # 1_SLICE_NO_ME, 2_SLICE_NO_ME
 
 def parse(text: str) -> model.Profile:
     """Read a profile name; ValueError with a sentence for a person."""
-    match = _PROFILE.fullmatch(text)
+    match = PROFILE.fullmatch(text)
     if match is None:
         raise ValueError(_explain(text))
     attributes = tuple(sorted((match["attributes"] or "").split(","))) if match["sign"] else ()
     for attribute in attributes:
-        if not _ATTRIBUTE.fullmatch(attribute):
+        if not ATTRIBUTE.fullmatch(attribute):
             raise ValueError(_explain(text))
         if attributes.count(attribute) > 1:
             raise ValueError(f"profile {_shorten(text)} names the attribute '{attribute}' twice")
@@ -128,7 +128,7 @@ def _explain(text: str) -> str:
     spelled = re.sub(r"gb\.(?=[a-z])", "gb+", plain, count=1)
     advice = (
         f"did you mean '{spelled}'?"
-        if _PROFILE.fullmatch(spelled)
+        if PROFILE.fullmatch(spelled)
         else "profiles look like 1g.5gb, 1g.5gb+me or, for a part of an instance, 1c.2g.10gb"
     )
     return f"{_shorten(text)} is not a MIG profile; {advice}"

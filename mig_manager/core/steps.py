@@ -2,8 +2,12 @@
 
 import dataclasses
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from mig_manager.core import model
+
+if TYPE_CHECKING:
+    from mig_manager.core import answers
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,7 +193,7 @@ class GpuProcess:
         details = ", ".join(filter(None, (f"pid {self.pid}", where, self.home)))
         return f"{self.name} ({details})"
 
-    def to_data(self) -> dict[str, object]:
+    def to_data(self) -> "answers.Process":
         """Return plain data for JSON and YAML."""
         kind, _, name = self.home.partition(" ")
         return {
@@ -224,8 +228,8 @@ def blocking(plan: GpuPlan, users: Iterable[GpuProcess]) -> tuple[GpuProcess, ..
     )
 
 
-def plan_data(plan: GpuPlan) -> dict[str, object]:
-    """Return the plan of one GPU for JSON and YAML; the keys are a public contract."""
+def plan_data(plan: GpuPlan) -> "answers.GpuPlan":
+    """Return the plan of one GPU for JSON and YAML."""
     return {
         "index": plan.gpu_index,
         "uuid": plan.gpu_uuid,
@@ -245,7 +249,7 @@ def plan_data(plan: GpuPlan) -> dict[str, object]:
     }
 
 
-_ACTIONS = {
+ACTIONS = {
     DestroyComputeInstance: "destroy_compute_instance",
     DestroyGpuInstance: "destroy_gpu_instance",
     SetMode: "set_mode",
@@ -261,7 +265,7 @@ def _step_data(step: Step) -> dict[str, object]:
         return value.value if isinstance(value, model.MigMode) else value
 
     names = [each.name for each in dataclasses.fields(step)]
-    return {"action": _ACTIONS[type(step)]} | {
+    return {"action": ACTIONS[type(step)]} | {
         name: plain(getattr(step, name))
         for name in names
         if name not in ("gpu_uuid", "profile_id")

@@ -15,12 +15,16 @@ advertise, and writes that as each autoscaler reads it:
 
 import dataclasses
 from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
 
 from mig_manager import errors
 from mig_manager.core import messages, options
 from mig_manager.core.layout import config
 from mig_manager.core.node import cluster, resources
 from mig_manager.core.planner import planner
+
+if TYPE_CHECKING:
+    from mig_manager.core import answers
 
 _LABELS, _RESOURCES = "label", "resources"
 _GPUS = options.Option(
@@ -85,9 +89,10 @@ class Tags:
             # Also 0: the instance type alone has whole GPUs.
             yield _RESOURCES, name, str(count)
 
-    def to_data(self) -> dict[str, object]:
+    def to_data(self) -> "answers.AutoscalerTags":
         """Return plain data for JSON and YAML."""
         return {
+            "kind": "AutoscalerTags",
             "layout": self.layout,
             "gpus": self.gpus,
             "strategy": self.strategy.value,

@@ -7,6 +7,7 @@ published GPUs, and that of another one is in a layout file; the hash shows whet
 import contextlib
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from mig_manager import errors
 from mig_manager.core import bar, model, picture
@@ -15,6 +16,9 @@ from mig_manager.core.layout import config, custom, served
 from mig_manager.core.node import cluster
 from mig_manager.core.records import status
 from mig_manager.kubectl import plan
+
+if TYPE_CHECKING:
+    from mig_manager.core import answers
 
 Document = Callable[[], config.Document]
 
@@ -29,7 +33,7 @@ class Listed:
     is_requested: bool
     is_applied: bool
 
-    def to_data(self) -> dict[str, object]:
+    def to_data(self) -> "answers.ListedLayout":
         """Return plain data for JSON and YAML."""
         return {
             "layout": self.entry.name,
@@ -59,9 +63,10 @@ class Layouts:
     layouts: tuple[Listed, ...]
     notes: tuple[str, ...]
 
-    def to_data(self) -> dict[str, object]:
+    def to_data(self) -> "answers.NodeLayouts":
         """Return plain data for JSON and YAML."""
         return {
+            "kind": "NodeLayouts",
             "node": self.node,
             "notes": list(self.notes),
             "layouts": [each.to_data() for each in self.layouts],

@@ -6,7 +6,8 @@ those, and so may choose other instances of the same kind to destroy.
 
 import dataclasses
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, cast
 
 from mig_manager import errors
 from mig_manager.change import plans as change_plans
@@ -18,11 +19,16 @@ from mig_manager.core.node import cluster, resources
 from mig_manager.core.records import gpu_codec
 from mig_manager.kubectl import selection, status
 
+if TYPE_CHECKING:
+    from mig_manager.core import answers
+
 _PRODUCT_LABEL = "nvidia.com/gpu.product"
 _COUNT_LABEL = "nvidia.com/gpu.count"
 _SUFFIX = re.compile(r"-(MIG|SHARED)\b.*")
 """What GPU feature discovery appends for GPUs that are divided or shared."""
 _HEAD = ("NODE", "FITS", "CHANGE", "PODS")
+_NOT_KNOWN = ("kind", "destroyed_uuids", "evicted_pods")
+"""UUIDs are not published, and evicted pods are known only as far as ``losses`` shows."""
 _FITS = {True: ("yes", bar.Tone.GOOD), False: ("no", bar.Tone.BAD), None: ("?", bar.Tone.WARN)}
 
 
@@ -43,11 +49,10 @@ class NodePlan:
         """Whether the plan has steps."""
         return self.planned is not None and not self.planned.plan.is_empty
 
-    def to_data(self) -> dict[str, object]:
+    def to_data(self) -> "answers.NodePlan":
         """Return plain data for JSON and YAML."""
-        planned = self.planned.to_data() if self.planned else {}
-        # UUIDs are not published, and evicted pods are known only as far as `losses` shows.
-        known = {k: v for k, v in planned.items() if k not in ("destroyed_uuids", "evicted_pods")}
+        data: Mapping[str, object] = self.planned.to_data() if self.planned else {}
+        known = {key: value for key, value in data.items() if key not in _NOT_KNOWN}
         return {
             "node": self.name,
             "fits": self.fits,
@@ -65,7 +70,7 @@ class NodePlan:
                 }
                 for loss in self.losses
             ],
-            "plan": status.without_ids(known) or None,
+            "plan": cast("answers.PublishedPlan", status.without_ids(known)) or None,
         }
 
 
@@ -83,9 +88,10 @@ class Plans:
         """Whether every node can have the layout."""
         return all(node.fits for node in self.nodes)
 
-    def to_data(self) -> dict[str, object]:
+    def to_data(self) -> "answers.ClusterPlan":
         """Return plain data for JSON and YAML."""
         return {
+            "kind": "ClusterPlan",
             "layout": self.layout,
             "is_good": self.is_good,
             "pods_not_known": self.pods_not_known or None,

@@ -6,6 +6,7 @@ Kubernetes keeps Events for an hour by default; the last run stays in the status
 import dataclasses
 import datetime as dt
 from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, cast
 
 from mig_manager import errors
 from mig_manager.cli import gpu_report
@@ -15,6 +16,9 @@ from mig_manager.core.node import resources
 from mig_manager.core.records import gpu_codec
 from mig_manager.core.records import status as run_status
 from mig_manager.kubectl import selection
+
+if TYPE_CHECKING:
+    from mig_manager.core import answers
 
 _MOST_NAMED = 8  # pods that a sentence names before it counts the rest
 _TONES: Mapping[nodes.NodeState, bar.Tone] = {
@@ -26,7 +30,7 @@ _TONES: Mapping[nodes.NodeState, bar.Tone] = {
 _HEAD = ("NODE", "STATE", "REASON", "AGE", "REQUESTED", "APPLIED", "SLICES")
 _REQUESTED, _STARTED, _RETRY = _FIRST = ("requested", "started", "retry")
 """Moments that an Event does not show, in the order in which they can have happened."""
-_LOCAL_IDS = frozenset({"id", "gpu_instance_id", "compute_instance_id"})
+LOCAL_IDS = frozenset({"id", "gpu_instance_id", "compute_instance_id"})
 _ONLY_KUBELET = "The API does not show which device a pod got; only kubelet knows."
 
 
@@ -55,15 +59,16 @@ class Status:
         found = self.pods.of(report.node.name) or ()
         return tuple(pod.key for pod in found if pod.has_claims and not pod.is_finished)
 
-    def to_data(self) -> dict[str, object]:
+    def to_data(self) -> "answers.ClusterStatus":
         """Return plain data for JSON and YAML."""
         return {
+            "kind": "ClusterStatus",
             "is_good": self.is_good,
             "pods_not_known": self.pods.why_not or None,
             "nodes": [self._node(report) for report in self.reports],
         }
 
-    def _node(self, report: nodes.Report) -> dict[str, object]:
+    def _node(self, report: nodes.Report) -> "answers.NodeStatus":
         run, kinds, gpus = report.node.status, self.kinds(report), report.gpus
         return {
             "node": report.node.name,
@@ -84,7 +89,9 @@ class Status:
             "notes": list(report.notes),
             "gpus": None
             if gpus is None
-            else [without_ids(gpu_codec.gpu_data(gpu)) for gpu in gpus],
+            else cast(
+                "list[answers.PublishedGpu]", without_ids(list(map(gpu_codec.gpu_data, gpus)))
+            ),
             "unreachable_gpus": None
             if gpus is None
             else [gpu_codec.unreachable_data(gpu) for gpu in gpus.unreachable],
@@ -110,7 +117,7 @@ def without_ids(data: object) -> object:
         return {
             key: without_ids(value)
             for key, value in data.items()
-            if key not in _LOCAL_IDS and not (key == "uuid" and value is None)
+            if key not in LOCAL_IDS and not (key == "uuid" and value is None)
         }
     return data
 
@@ -246,10 +253,11 @@ class History:
                 break
         return run.at
 
-    def to_data(self) -> dict[str, object]:
+    def to_data(self) -> "answers.NodeHistory":
         """Return plain data for JSON and YAML."""
         since = self.applied_since
         return {
+            "kind": "NodeHistory",
             "node": self.report.node.name,
             "status": self.report.state.value,
             "applied_since": _iso(since),

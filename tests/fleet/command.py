@@ -9,6 +9,8 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
+from tests import contract
+
 TIMEOUT_S = 240
 
 
@@ -50,4 +52,5 @@ def finished(process: subprocess.Popen[str]) -> tuple[int, dict[str, Any]]:
     out, err = process.communicate(timeout=TIMEOUT_S)
     assert out, err
     assert "Traceback" not in err
+    contract.check_output(out)
     return process.returncode, json.loads(out)

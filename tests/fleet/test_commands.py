@@ -17,7 +17,7 @@ from mig_manager.core.node import cluster
 from mig_manager.core.records import gpu_codec
 from mig_manager.sandbox.apiserver import resources, store
 from testkit import apiserver
-from tests import fakes, scenes, waiting
+from tests import contract, fakes, scenes, waiting
 from tests.docs import pages
 from tests.fleet import agents, census, standins
 from tests.sandbox import apirig
@@ -57,6 +57,7 @@ class Rig:
         )
         options = ["rollout", *argv, "--kubeconfig", str(self.kubeconfig)]
         status = main.main(options, terminal)
+        contract.check_output(out.getvalue())
         return Answer(status, out.getvalue(), err.getvalue())
 
     def roll(self, *argv: str) -> Answer:

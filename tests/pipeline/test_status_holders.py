@@ -44,8 +44,8 @@ def test_wide_and_json_status_list_the_processes_that_use_each_gpu(shell: Shell)
 
     free, used = json.loads(shell("status", "-o", "json"))["gpus"]
 
-    assert free["holders"] == []
-    assert used["holders"] == [
+    assert free["processes"] == []
+    assert used["processes"] == [
         {"pid": 77, "name": "train", "gpu_instances": [], "pod_uid": None, "unit": None}
     ]
     assert "in use by train (pid 77)" in shell("status", "-o", "wide")
@@ -58,7 +58,7 @@ def test_a_process_is_listed_with_the_instance_that_it_uses(shell: Shell) -> Non
     instance = gpu["gpu_instances"][2]
     shell.state.add_client(instance["compute_instances"][0]["uuid"], name="train", pid=78)
 
-    (process,) = json.loads(shell("status", "-o", "json"))["gpus"][0]["holders"]
+    (process,) = json.loads(shell("status", "-o", "json"))["gpus"][0]["processes"]
 
     assert (process["pid"], process["gpu_instances"]) == (78, [instance["id"]])
 
@@ -71,7 +71,7 @@ def test_status_works_where_the_driver_cannot_list_processes(shell: Shell) -> No
 
     found = json.loads(shell("status", "-o", "json"))["gpus"]
 
-    assert [gpu["holders"] for gpu in found] == [None, None]
+    assert [gpu["processes"] for gpu in found] == [None, None]
 
 
 def test_a_process_is_named_with_its_pod_or_its_unit() -> None:

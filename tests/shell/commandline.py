@@ -11,6 +11,7 @@ import structlog
 
 from mig_manager.cli import console, main, parser
 from mig_manager.sandbox.driver import library as simulated
+from tests import contract
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,6 +19,10 @@ class Answer:
     status: int
     out: str
     err: str
+
+    def __post_init__(self) -> None:
+        """Hold each answer in JSON to its schema."""
+        contract.check_output(self.out)
 
     @property
     def data(self) -> Any:

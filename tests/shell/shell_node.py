@@ -13,7 +13,7 @@ from mig_manager.cli import console, main
 from mig_manager.sandbox.driver import library as simulated
 from mig_manager.sandbox.driver import states
 from testkit import nvml_faults
-from tests import waiting
+from tests import contract, waiting
 from tests.shell import commandline
 
 LAYOUTS = """
@@ -98,6 +98,7 @@ class Node:
         finally:
             commandline.forget()
         assert "Traceback" not in err.getvalue()
+        contract.check_output(out.getvalue())
         return subprocess.CompletedProcess(arguments, status, out.getvalue(), err.getvalue())
 
     def run_process(self, *argv: str) -> "subprocess.CompletedProcess[str]":

@@ -46,6 +46,8 @@ def test_the_wheel_has_every_module_the_data_and_its_metadata_and_nothing_beside
     assert profiles == (ROOT / "profiles" / "mig-parted.yaml").read_bytes()
     assert {"mig_manager/py.typed", "mig_manager/catalogue/hardware.json"} <= names
     assert {name for name in names if name.endswith(".py")} == modules
+    schemas = {str(path.relative_to(ROOT)) for path in (ROOT / "mig_manager").rglob("*.json")}
+    assert {name for name in names if name.endswith(".json")} == schemas
     data = f"mig_manager-{mig_manager.__version__}.data/data/share"
     assert f"{data}/man/man1/mig-manager-apply.1" in names
     assert f"{data}/mig-manager/systemd/mig-manager-boot.service" in names

@@ -4,11 +4,13 @@ Rows about mig-parted are those of its own tests (``api/spec/v1/spec_test.go``) 
 binary.
 """
 
+import jsonschema
 import pytest
 
 from mig_manager import errors
-from mig_manager.core import model, profile_name
+from mig_manager.core import model, profile_name, yaml_tree
 from mig_manager.core.layout import config
+from tests import contract
 from tests.unit import samples
 
 ENABLED = model.MigMode.ENABLED
@@ -21,6 +23,7 @@ def parse(text: str) -> config.Document:
     lenient = config.parse(text, source="f.yaml", is_lenient=True)
     assert lenient == document
     assert lenient.warnings == ()
+    contract.check("LayoutFile", yaml_tree.plain(yaml_tree.parse(text, source="f.yaml")))
     return document
 
 
@@ -184,6 +187,21 @@ def test_an_error_that_mig_parted_ignores_is_refused_and_a_warning_if_lenient(
         assert str(caught.value.location) == place.replace("f", "f.yaml")
         assert complaint in caught.value.message
         assert complaint in warning.message
+
+
+UNSEEN_BY_SCHEMA = ("not readable as YAML", "given twice", "a second document")
+"""What an editor reports by itself, or what its values no longer show."""
+
+
+@pytest.mark.parametrize(
+    ("complaint", "text"), [*REFUSED, *((complaint, text) for text, _, complaint in PASSED_OVER)]
+)
+def test_the_schema_for_editors_refuses_what_the_parser_refuses(complaint: str, text: str) -> None:
+    if not complaint or any(each in complaint for each in UNSEEN_BY_SCHEMA):
+        return
+    data = yaml_tree.plain(yaml_tree.parse(text, source="f"))
+    with pytest.raises(jsonschema.ValidationError):
+        contract.check("LayoutFile", data)
 
 
 def lenient_rule(text: str) -> config.Rule:

@@ -1,4 +1,7 @@
-"""Any text is a document or an error with its place, and what is written reads as it was."""
+"""Any text is a document that the schema admits, or an error with its place.
+
+What is written reads as it was.
+"""
 
 import json
 
@@ -9,6 +12,7 @@ from hypothesis import strategies as st
 from mig_manager import errors
 from mig_manager.core import model, yaml_tree
 from mig_manager.core.layout import config, layouts
+from tests import contract
 
 SOURCE = "f.yaml"
 PLACE = errors.Location(source=SOURCE, line=1, column=1)
@@ -68,6 +72,8 @@ def check(text: str) -> None:
         else:
             again = config.parse(written(read), source=SOURCE)
             assert again == read
+            if not is_lenient:
+                contract.check("LayoutFile", yaml_tree.plain(yaml_tree.parse(text, source=SOURCE)))
 
 
 def written(read: config.Document) -> str:
@@ -214,5 +220,48 @@ def test_a_document_that_is_written_reads_as_it_was(examples: hypothesis.setting
     def round_trip(read: config.Document) -> None:
         assert config.parse(written(read), source=SOURCE) == read
         assert config.parse(json.dumps(layouts.render(read)), source=SOURCE) == read
+        if read.layouts:
+            contract.check("LayoutFile", layouts.render(read))
 
     round_trip()
+
+
+# Texts whose grammar the schema has as a pattern
+
+NOT_CONTROL = st.characters(max_codepoint=0xFFFF, exclude_categories=["Cc", "Cs"])
+FILTER_TEXTS = st.text(st.sampled_from("01279aAfFbBgGoOxX_:*?[]()!./ -\u212a\u017f") | NOT_CONTROL)
+PROFILE_TEXTS = st.text(st.sampled_from("0123459cg.b+-,@me "), max_size=14) | st.builds(
+    "{}g.{}gb{}{}".format,
+    st.integers(0, 10**18),
+    st.integers(0, 10**18),
+    st.sampled_from(["", "+me", "-me", "+me.all,gfx", "+a.", "+,", "+"]),
+    st.sampled_from(["", "@", "@4", "@0123", "@x"]),
+)
+
+
+def has_error(rule: dict[str, object]) -> bool:
+    """Parse a document of one rule strictly; the schema must admit it if the parser does."""
+    data = {"version": "v1", "mig-configs": {"x": [{"mig-enabled": False, "devices": 0, **rule}]}}
+    try:
+        config.parse(json.dumps(data), source=SOURCE)
+    except errors.ConfigError:
+        return True
+    contract.check("LayoutFile", data)
+    return False
+
+
+@pytest.mark.parametrize("examples", EXAMPLES)
+def test_the_schema_admits_every_filter_and_profile_that_the_parser_reads(
+    examples: hypothesis.settings,
+) -> None:
+    @examples
+    @hypothesis.given(FILTER_TEXTS, PROFILE_TEXTS)
+    def check_both(text: str, name: str) -> None:
+        has_error({"device-filter": text})
+        has_error({"mig-enabled": True, "mig-devices": {name: 1}})
+
+    check_both()
+    for text in ("0b1", "017", "4294967295:0x_f", "0x0_00020B010DE", "NVIDIA \u212a", "a"):
+        assert not has_error({"device-filter": text})
+    for name in ("1g.5gb-me", "1g.5gb+me.all,gfx@4"):
+        assert not has_error({"mig-enabled": True, "mig-devices": {name: 1}})

@@ -11,6 +11,7 @@ import dataclasses
 import enum
 import math
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from mig_manager import errors
 from mig_manager.core import messages, model, steps
@@ -19,6 +20,9 @@ from mig_manager.core.layout import config
 from mig_manager.core.node import clients, cluster, resources
 from mig_manager.core.planner import planner
 from mig_manager.core.records import gpu_codec
+
+if TYPE_CHECKING:
+    from mig_manager.core import answers
 
 
 class NodeState(enum.Enum):
@@ -340,8 +344,8 @@ class Preview:
     maybe_evicted: tuple[str, ...] = ()  # pods; some of them are evicted
     is_provisional: bool = False  # whether the instances are not known before MIG is enabled
 
-    def to_data(self) -> dict[str, object]:
-        """Return plain data; the keys are a public contract."""
+    def to_data(self) -> "answers.Preview":
+        """Return plain data for JSON and YAML."""
         return {
             "name": self.name,
             "verdict": self.verdict.value,

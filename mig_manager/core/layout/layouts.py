@@ -16,8 +16,8 @@ FILTER_HELP = (
     '":0xSSSSVVVV" for the subsystem, or a product name or glob such as "*A100*"'
 )
 
-_UUID = re.compile(r"GPU-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
-_ADDRESS = re.compile(
+UUID = re.compile(r"GPU-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
+ADDRESS = re.compile(
     r"(?:(?P<domain>[0-9a-f]{4}|[0-9a-f]{8}):)?(?P<rest>[0-9a-f]{2}:[0-9a-f]{2}\.[0-7])",
     re.IGNORECASE,
 )
@@ -105,9 +105,9 @@ def canonical_name(name: str) -> str:
 
 def parse_identity(text: str) -> str | None:
     """Return a GPU's UUID or PCI address as ``model.Gpu`` has it; None if it is neither."""
-    if _UUID.fullmatch(text):
+    if UUID.fullmatch(text):
         return "GPU-" + text[4:].lower()
-    address = _ADDRESS.fullmatch(text)
+    address = ADDRESS.fullmatch(text)
     if address:
         return f"{(address['domain'] or '').rjust(8, '0')}:{address['rest']}".lower()
     return None

@@ -7,10 +7,13 @@ are omitted: they cannot be restored.
 import dataclasses
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mig_manager import errors
 from mig_manager.core import messages, model, profile_name
+
+if TYPE_CHECKING:
+    from mig_manager.core import answers
 
 VERSION = 1  # of the inventory
 _MOST = 64  # GPUs, models, profiles and instances
@@ -305,8 +308,8 @@ def _list(value: object, *, length: int | None = None) -> list[Any]:
 # -- output of the commands ----------------------------------------------------------------------
 
 
-def gpu_data(observed: model.Gpu) -> dict[str, object]:
-    """Return an observed GPU for JSON and YAML; the keys are a public contract."""
+def gpu_data(observed: model.Gpu) -> "answers.Gpu":
+    """Return an observed GPU for JSON and YAML."""
     return {
         "index": observed.index,
         "uuid": observed.uuid,
@@ -347,7 +350,7 @@ def gpu_data(observed: model.Gpu) -> dict[str, object]:
     }
 
 
-def unreachable_data(gpu: model.UnreachableGpu) -> dict[str, object]:
+def unreachable_data(gpu: model.UnreachableGpu) -> "answers.UnreachableGpu":
     """Return a GPU that could not be observed; what is not known of it is null."""
     return {
         "index": gpu.index,

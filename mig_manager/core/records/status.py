@@ -16,6 +16,7 @@ from mig_manager.core import messages, model
 from mig_manager.core.node import cluster
 from mig_manager.core.records import gpu_codec
 
+STATUS_VERSION = 1
 JOURNAL_VERSION = 2  # 1 had neither boot id nor snapshot
 _READABLE = range(JOURNAL_VERSION - 1, JOURNAL_VERSION + 2)
 """One version back and one ahead, for upgrade and downgrade: a version may add members and may
@@ -55,6 +56,7 @@ class Status:
     def to_json(self) -> str:
         """Return the annotation's value: one line, stable keys, no null members."""
         data = {
+            "version": STATUS_VERSION,
             "config": self.config,
             "configHash": self.config_hash,
             "annotationHash": self.annotation_hash,

@@ -1,0 +1,432 @@
+"""The contract for programs: the types of every ``-o json`` answer.
+
+``docs/generator/schemas.py`` makes the JSON Schemas of ``mig-manager schema`` of these types, and
+mypy compares them with the code that writes the answers. Within an ``apiVersion`` keys are only
+added, as ``NotRequired``: an older program with the same ``apiVersion`` does not write them.
+A comment behind a key becomes its description. A quoted name in ``Annotated`` names the enum, or
+the module's constant, with the possible values: this module imports none of them.
+"""
+
+from typing import Annotated, Literal, NotRequired, TypedDict
+
+Fit = Annotated[str, "change.validate.Fit"]
+MigMode = Annotated[str, "core.model.MigMode"]
+NodeState = Annotated[str, "core.fleet.nodes.NodeState"]
+Phase = Annotated[str, "core.model.Phase"]
+Reason = Annotated[str, "errors.Reason"]
+State = Annotated[str, "core.model.State"]
+Strategy = Annotated[str, "core.node.resources.Strategy"]
+Step = Annotated[dict[str, object], "core.steps.ACTIONS"]
+PublishedStep = Annotated[dict[str, object], "core.steps.ACTIONS", "kubectl.status.LOCAL_IDS"]
+Moment = Annotated[dict[str, object], "kubectl.selection.Moment"]
+
+
+# -- GPUs ----------------------------------------------------------------------------------------
+
+
+class Process(TypedDict):
+    """A process that uses a GPU."""
+
+    pid: int
+    name: str  # its command line, as far as known
+    gpu_instances: list[int]  # ids of the GPU instances that it uses; empty: the GPU itself
+    pod_uid: str | None
+    unit: str | None  # of systemd
+
+
+class UnreachableGpu(TypedDict):
+    """A GPU that could not be observed; what is not known of it is null."""
+
+    index: int
+    uuid: str | None
+    pci_address: str | None
+    reason: Reason
+    code: int | None  # of NVML
+    message: str
+
+
+class _PublishedComputeInstance(TypedDict):
+    profile: str
+    placement: str | None  # compute slices, such as 0-1; null: the driver does not report it
+
+
+class _ComputeInstance(_PublishedComputeInstance):
+    id: int
+    uuid: str | None  # of the MIG device
+
+
+class _InstanceFacts(TypedDict):
+    profile: str
+    profile_id: int
+    placement: str  # memory slices, such as 4-7
+
+
+class _PublishedGpuInstance(_InstanceFacts):
+    compute_instances: list[_PublishedComputeInstance]
+
+
+class _GpuInstance(_InstanceFacts):
+    id: int
+    compute_instances: list[_ComputeInstance]
+
+
+class _GpuFacts(TypedDict):
+    index: int
+    uuid: str
+    name: str
+    architecture: Annotated[str, "core.model.Architecture"]
+    pci_address: str
+    pci_device_id: str  # device, then vendor, as a device-filter has it
+    pci_subsystem_id: str
+    memory_mib: int
+    mig_mode: MigMode | None  # null: the GPU has no MIG
+    pending_mig_mode: MigMode | None  # the mode after the next reset
+    mode_change_needs_reset: bool
+    virtualization: Annotated[str, "core.model.Virtualization"]
+    profiles: dict[str, list[str]] | None  # placements by profile; null: the driver lists none
+
+
+class PublishedGpu(_GpuFacts):
+    """A GPU as its agent publishes it."""
+
+    gpu_instances: list[_PublishedGpuInstance]
+
+
+class Gpu(_GpuFacts):
+    """A GPU as the driver reports it."""
+
+    gpu_instances: list[_GpuInstance]
+
+
+class _StatusGpu(Gpu):
+    processes: list[Process] | None  # those using it; null: not known
+
+
+class Status(TypedDict):
+    """Answer of 'mig-manager status'."""
+
+    kind: Literal["Status"]
+    gpus: list[_StatusGpu]
+    unreachable_gpus: list[UnreachableGpu]
+
+
+# -- changes -------------------------------------------------------------------------------------
+
+
+class _Target(TypedDict):
+    profile: str
+    placement: str
+    compute_instances: list[str]  # their profiles
+    kept: bool  # whether it exists already
+
+
+class _GpuPlanFacts(TypedDict):
+    index: int
+    uuid: str
+    changes_mode: bool
+    needs_reset: bool
+    is_provisional: bool  # whether the instances are not known before MIG is enabled
+    target: list[_Target]  # empty while is_provisional
+
+
+class GpuPlan(_GpuPlanFacts):
+    """The change of one GPU."""
+
+    steps: list[Step]  # in the order in which they run
+
+
+class _PublishedGpuPlan(_GpuPlanFacts):
+    steps: list[PublishedStep]  # in the order in which they run
+
+
+class _Counts(TypedDict):
+    destroyed: int
+    created: int
+    staying: int
+
+
+class _PlanFacts(TypedDict):
+    layout: str
+    origin: str | None  # where the layout comes from, such as config.yaml:12
+    is_applied: bool  # whether there is nothing to do
+    is_provisional: bool
+    instances: _Counts
+    unserved_mig_strategies: dict[Strategy, str]  # why the device plugin would exit
+    warnings: list[str]
+    unreachable_gpus: list[UnreachableGpu]
+
+
+class PublishedPlan(_PlanFacts):
+    """What a layout changes on a node, as far as its annotations show."""
+
+    gpus: list[_PublishedGpuPlan]  # those that change
+
+
+class Plan(_PlanFacts):
+    """Answer of 'mig-manager plan', 'apply --dry-run' and 'assert'."""
+
+    kind: Literal["Plan"]
+    destroyed_uuids: list[str]  # MIG devices that are destroyed, GPUs whose mode changes
+    evicted_pods: list[str]  # pods using those, as far as known
+    gpus: list[GpuPlan]  # those that change
+
+
+class Change(TypedDict):
+    """Answer of 'mig-manager apply' and 'restore'."""
+
+    kind: Literal["Change"]
+    layout: str
+    is_changed: bool
+    warnings: list[str]
+    plans: list[Plan]  # those that were executed
+    unreachable_gpus: list[UnreachableGpu]
+
+
+class Boot(TypedDict):
+    """Answer of 'mig-manager boot'."""
+
+    kind: Literal["Boot"]
+    layout: str  # empty: there was none to restore
+    is_changed: bool
+    plans: list[Plan]  # those that were executed
+    problems: list[str]
+
+
+# -- validate, doctor ----------------------------------------------------------------------------
+
+
+class _LayoutVerdict(TypedDict):
+    layout: str
+    origin: str
+    product: str
+    fit: Fit
+    why: str
+    place: str | None  # of the rule that does not fit
+    unserved_mig_strategies: dict[Strategy, str]  # why the device plugin would exit
+
+
+class Validation(TypedDict):
+    """Answer of 'mig-manager validate' and 'kubectl mig validate'."""
+
+    kind: Literal["Validation"]
+    source: str
+    is_valid: bool
+    verdicts: list[_LayoutVerdict]  # none of '--portable', which compares no GPUs
+    not_portable: NotRequired[list[str]]  # not of kubectl: what nvidia-mig-parted cannot read
+    warnings: NotRequired[list[str]]  # not of kubectl
+
+
+class Validations(TypedDict):
+    """Answer of 'mig-manager validate --files'."""
+
+    kind: Literal["Validations"]
+    is_valid: bool
+    files: list[Validation]  # those that could be read
+
+
+DoctorVerdict = Annotated[str, "cli.doctor.Verdict"]
+
+
+class _Finding(TypedDict):
+    check: str
+    verdict: DoctorVerdict
+    found: str
+    remedy: str
+
+
+class Doctor(TypedDict):
+    """Answer of 'mig-manager doctor'."""
+
+    kind: Literal["Doctor"]
+    is_good: bool
+    counts: dict[DoctorVerdict, int]
+    findings: list[_Finding]
+
+
+# -- many nodes ----------------------------------------------------------------------------------
+
+
+class _Failure(TypedDict):
+    name: str
+    reason: str
+    message: str
+
+
+class _RolloutNode(TypedDict):
+    name: str
+    status: Annotated[str, "core.fleet.rollout.NodeState"]
+    phase: str
+    reason: str
+    message: str
+    is_retried: bool
+    is_unavailable: bool
+    before: str | None  # the layout that 'undo' requests
+    unreachable_gpus: list[str]
+
+
+class Rollout(TypedDict):
+    """Answer of 'mig-manager rollout'."""
+
+    kind: Literal["Rollout"]
+    layout: str | None  # null: undo
+    undo: bool
+    state: Annotated[str, "core.fleet.rollout.Phase", "interrupted"]
+    max_unavailable: int
+    unavailable: list[str]
+    counts: dict[str, int]  # nodes by status
+    failures: list[_Failure]
+    nodes: list[_RolloutNode]
+
+
+class _PreviewCounts(TypedDict):
+    kept: int
+    destroyed: int
+    created: int
+
+
+class Preview(TypedDict):
+    """What a layout would change on one node."""
+
+    name: str
+    verdict: Annotated[str, "core.fleet.rollout.Verdict"]
+    reason: str
+    message: str
+    instances: _PreviewCounts
+    mode_changes: list[int]  # indices of GPUs
+    resets: list[int]  # indices of GPUs
+    evicted_pods: list[str]
+    maybe_evicted_pods: list[str]  # some of them are evicted
+    is_provisional: bool  # whether the instances are not known before MIG is enabled
+
+
+class RolloutPreview(TypedDict):
+    """Answer of 'mig-manager rollout --dry-run'."""
+
+    kind: Literal["RolloutPreview"]
+    layout: str
+    nodes: list[Preview]
+
+
+# -- kubectl mig ---------------------------------------------------------------------------------
+
+
+class _DeviceRequests(TypedDict):
+    resource: str
+    devices: int
+    pods: dict[str, int]
+
+
+class NodeStatus(TypedDict):
+    """The state of one node."""
+
+    node: str
+    status: NodeState
+    is_good: bool
+    is_ready: bool
+    requested: str | None
+    applied: str | None
+    origin: str | None  # of the layout
+    state: State | None  # this and what follows: of the last run
+    phase: str | None
+    reason: str | None
+    message: str | None
+    attempt: int | None
+    started_at: str | None
+    finished_at: str | None
+    retry_at: str | None
+    notes: list[str]
+    gpus: list[PublishedGpu] | None  # null: not published
+    unreachable_gpus: list[UnreachableGpu] | None
+    device_requests: list[_DeviceRequests] | None  # null: not known
+    pods_with_claims: list[str]
+
+
+class ClusterStatus(TypedDict):
+    """Answer of 'kubectl mig status'."""
+
+    kind: Literal["ClusterStatus"]
+    is_good: bool
+    pods_not_known: str | None  # why
+    nodes: list[NodeStatus]
+
+
+class _Loss(TypedDict):
+    resource: str
+    devices: int
+    ending: int
+    in_use_ending_at_least: int
+    pods: dict[str, int]
+
+
+class NodePlan(TypedDict):
+    """What a layout would change on one node."""
+
+    node: str
+    fits: bool | None  # null: not known
+    why_not: str | None
+    notes: list[str]
+    losses: list[_Loss] | None  # null: the pods are not known
+    plan: PublishedPlan | None
+
+
+class ClusterPlan(TypedDict):
+    """Answer of 'kubectl mig plan' and 'apply'."""
+
+    kind: Literal["ClusterPlan"]
+    is_requested: NotRequired[bool]  # of 'apply'
+    layout: str
+    is_good: bool
+    pods_not_known: str | None  # why
+    nodes: list[NodePlan]
+
+
+class _LayoutGpu(TypedDict):
+    index: int
+    name: str
+    is_mig_enabled: bool
+    devices: dict[str, int]  # by profile
+
+
+class ListedLayout(TypedDict):
+    """One layout of a node."""
+
+    layout: str
+    origin: str
+    hash: str
+    is_requested: bool
+    is_applied: bool
+    gpus: list[_LayoutGpu] | None  # null: the layout's content is not known
+
+
+class NodeLayouts(TypedDict):
+    """Answer of 'kubectl mig layouts'."""
+
+    kind: Literal["NodeLayouts"]
+    node: str
+    notes: list[str]
+    layouts: list[ListedLayout]
+
+
+class NodeHistory(TypedDict):
+    """Answer of 'kubectl mig history'."""
+
+    kind: Literal["NodeHistory"]
+    node: str
+    status: NodeState
+    applied_since: str | None
+    events_not_known: str | None  # why
+    moments: list[Moment]
+
+
+class AutoscalerTags(TypedDict):
+    """Answer of 'kubectl mig autoscaler-tags'."""
+
+    kind: Literal["AutoscalerTags"]
+    layout: str
+    gpus: str
+    strategy: Strategy
+    resources: dict[str, int]
+    aws_tags: dict[str, str]
+    azure_tags: dict[str, str]
+    gce_autoscaler_env_vars: str
+    karpenter_capacity: dict[str, str]
