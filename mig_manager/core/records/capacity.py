@@ -1,15 +1,18 @@
 """Which GPU instances of a node are in use, as its agent publishes it.
 
 The instances themselves are in the published GPUs (``gpu_codec``); only the node knows which of
-them a pod or a process uses. ``layout.room`` computes from both what could still be created.
+them a pod or a process uses. ``planner.room`` measures from both what could still be created; the
+agent publishes that beside them, for programs without a planner.
 """
 
 import dataclasses
 import datetime as dt
 import json
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from mig_manager.core import messages, model
+from mig_manager.core.planner import room
 
 VERSION = 1
 _MOST = 64  # GPUs, and instances of each
@@ -21,7 +24,8 @@ class GpuUse:
 
     uuid: str
     in_use: frozenset[model.Placement]
-    """GPU instances of which a pod or a process uses at least one compute instance."""
+    """GPU instances with a compute instance that a pod or a process uses. A span that is none of the
+    GPU's instances, such as all slices of a GPU without MIG: the GPU as a whole is in use."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +40,37 @@ class NodeUse:
         return next((gpu.in_use for gpu in self.gpus if gpu.uuid == uuid), None)
 
 
+def to_json(
+    gpus: Iterable[model.Gpu], in_use: Mapping[str, Collection[model.Placement]], *, at: str
+) -> str:
+    """Return the annotation's value; apart from ``at`` the same for the same facts.
+
+    ``in_use`` has the instances in use by the UUID of their GPU; a GPU that it lacks is omitted,
+    because its use is not known. ``at`` is the time of the observation, as RFC 3339.
+    """
+    rows = [_row(gpu, in_use[gpu.uuid]) for gpu in gpus if gpu.uuid in in_use]
+    return json.dumps({"version": VERSION, "at": at, "gpus": rows}, separators=(",", ":"))
+
+
+def _row(gpu: model.Gpu, in_use: Collection[model.Placement]) -> dict[str, Any]:
+    # A use of the whole GPU is of no instance: there is no room then.
+    found = room.room(gpu, in_use) or room.NONE
+    return {
+        "uuid": gpu.uuid,
+        "inUse": [[place.start, place.size] for place in sorted(in_use)],
+        "free": found.free,
+        "room": {str(profile): count for profile, count in found.profiles.items() if count},
+        "stranded": found.stranded,
+        "fragmentation": round(found.fragmentation, 2),
+    }
+
+
+def has_same_facts(text: str, other: str) -> bool:
+    """Return whether two values differ at most in the time of the observation."""
+    one, two = (json.loads(each) | {"at": ""} for each in (text, other))
+    return bool(one == two)
+
+
 def from_json(text: str) -> NodeUse:
     """Parse the annotation ``mig-manager.io/capacity``; ValueError if it is malformed."""
     try:
@@ -46,7 +81,7 @@ def from_json(text: str) -> NodeUse:
         if at is None:
             raise ValueError("it has no time")
         return NodeUse(at=at, gpus=tuple(_gpu(row) for row in data["gpus"][:_MOST]))
-    except (AttributeError, LookupError, RecursionError, TypeError) as error:
+    except (AttributeError, LookupError, OverflowError, RecursionError, TypeError) as error:
         raise ValueError(f"not the use of GPUs: {error!r}") from error
 
 

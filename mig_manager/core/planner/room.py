@@ -1,0 +1,68 @@
+"""Measure the room on a GPU: what could be created without touching an instance in use.
+
+All figures are of the moment after every idle GPU instance is destroyed. They count memory slices
+and media engines as the planner does (``placement``), so a plan for what they promise succeeds.
+"""
+
+import dataclasses
+from collections.abc import Collection, Mapping
+
+from mig_manager.core import model
+from mig_manager.core.planner import packing, placement
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Room:
+    """The room on one GPU."""
+
+    free: int
+    """Memory slices outside the instances in use; those under idle instances are free."""
+    profiles: Mapping[model.Profile, int]
+    """How many more of each profile fit, each alone: largest first, zeros included."""
+    stranded: int
+    """Free memory slices that no possible instance would cover."""
+    largest: int
+    """Memory slices of the largest possible instance; 0 if none is possible."""
+
+    @property
+    def fragmentation(self) -> float:
+        """The share of the free slices outside the largest possible instance, 0 to 1.
+
+        This is the external fragmentation of memory allocators. 0: the free slices fit one
+        instance, or none is free; 1: no instance is possible in them.
+        """
+        return 1 - self.largest / self.free if self.free else 0.0
+
+
+NONE = Room(free=0, profiles={}, stranded=0, largest=0)
+
+
+def room(gpu: model.Gpu, in_use: Collection[model.Placement]) -> Room | None:
+    """Measure the room on a GPU whose GPU instances at these placements are in use.
+
+    None if the GPU has no instance at one of them: use and GPU are not of the same moment. There
+    is no room on a GPU whose MIG mode is disabled or pending, because a change of the mode
+    affects the whole GPU.
+    """
+    used = [gi for gi in gpu.gpu_instances if gi.placement in in_use]
+    if len(used) != len(set(in_use)):
+        return None
+    if gpu.current_mode is not model.MigMode.ENABLED or gpu.has_pending_mode:
+        return NONE
+    live = [gi.profile for gi in gpu.gpu_instances]
+    capacity = placement.Capacity(gpu.profiles or (), live=live)
+    occupied = packing.slices(gi.placement for gi in used)
+    counts = capacity.room(occupied, capacity.drawn(gi.profile for gi in used))
+    possible = [
+        place
+        for spec, count in zip(capacity.specs, counts, strict=True)
+        for place in spec.placements
+        if count and not occupied & packing.mask(place)
+    ]
+    free = ((1 << capacity.memory_slices) - 1) & ~occupied
+    return Room(
+        free=free.bit_count(),
+        profiles={spec.profile: n for spec, n in zip(capacity.specs, counts, strict=True)},
+        stranded=(free & ~packing.slices(possible)).bit_count(),
+        largest=max((place.size for place in possible), default=0),
+    )

@@ -1,0 +1,191 @@
+"""What could still be created on a GPU, against everything that could be put there."""
+
+import dataclasses
+
+import hypothesis
+import pytest
+from hypothesis import strategies as st
+
+from mig_manager.catalogue import hardware
+from mig_manager.core import model
+from mig_manager.core.planner import planner, room
+from tests.unit import machine, oracle, samples
+
+PRODUCTS = [
+    product
+    for product in hardware.products().values()
+    if product.is_mig_capable and not product.not_simulatable
+]
+
+
+def placements(*texts: str) -> frozenset[model.Placement]:
+    return frozenset(model.Placement(*map(int, text.split(":"))) for text in texts)
+
+
+def measured(gpu: model.Gpu, *in_use: str) -> room.Room:
+    found = room.room(gpu, placements(*in_use))
+    assert found is not None
+    return found
+
+
+def named(found: room.Room) -> dict[str, int]:
+    return {str(profile): count for profile, count in found.profiles.items() if count}
+
+
+@st.composite
+def divided(draw: st.DrawFn) -> tuple[model.Gpu, frozenset[model.Placement]]:
+    """Draw a GPU of any product with instances, and which of them are in use."""
+    empty = dataclasses.replace(
+        hardware.template(draw(st.sampled_from(PRODUCTS))),
+        current_mode=model.MigMode.ENABLED,
+        pending_mode=model.MigMode.ENABLED,
+    )
+    spots = [(spec, place) for spec in empty.profiles or () for place in spec.placements]
+    instances: list[model.GpuInstance] = []
+    for spec, place in draw(st.permutations(spots))[: draw(st.integers(0, 12))]:
+        profiles = [spec.profile, *(gi.profile for gi in instances)]
+        is_free = not any(place.overlaps(gi.placement) for gi in instances)
+        if is_free and machine.pool_allows(empty, profiles):
+            instances.append(
+                model.GpuInstance(
+                    instance_id=len(instances),
+                    profile=spec.profile,
+                    profile_id=spec.profile_id,
+                    placement=place,
+                    compute_instances=(),
+                )
+            )
+    used = [gi.placement for gi in instances if draw(st.booleans())]
+    ordered = tuple(sorted(instances, key=lambda gi: gi.placement))
+    return dataclasses.replace(empty, gpu_instances=ordered), frozenset(used)
+
+
+@hypothesis.given(divided())
+@hypothesis.settings(deadline=None, max_examples=150)
+def test_the_room_of_every_product_is_what_trying_everything_finds(
+    drawn: tuple[model.Gpu, frozenset[model.Placement]],
+) -> None:
+    gpu, in_use = drawn
+    kept = {
+        (gi.profile, gi.placement.start): frozenset[tuple[int, int]]()
+        for gi in gpu.gpu_instances
+        if gi.placement in in_use
+    }
+    taken = {each for place in in_use for each in range(place.start, place.end)}
+    every = {
+        each
+        for spec in gpu.profiles or ()
+        for place in spec.placements
+        for each in range(place.start, place.end)
+    }
+    possible = [
+        set(range(place.start, place.end))
+        for spec in gpu.profiles or ()
+        for place in spec.placements
+        if not taken.intersection(range(place.start, place.end))
+        and machine.pool_allows(gpu, [spec.profile, *(profile for profile, _ in kept)])
+    ]
+
+    found = room.room(gpu, in_use)
+
+    assert found is not None
+    expected = dict(
+        zip((s.profile for s in oracle.by_size(gpu)), oracle.room(gpu, kept), strict=True)
+    )
+    assert found.profiles == expected
+    assert found.free == len(every - taken)
+    assert found.stranded == len(every - taken - set[int]().union(*possible))
+    assert found.largest == max(map(len, possible), default=0)
+    assert 0 <= found.fragmentation <= 1
+
+
+@hypothesis.given(divided())
+@hypothesis.settings(deadline=None, max_examples=60)
+def test_the_planner_creates_what_the_room_promises_and_destroys_nothing_in_use(
+    drawn: tuple[model.Gpu, frozenset[model.Placement]],
+) -> None:
+    gpu, in_use = drawn
+    # Only an instance with a compute instance can be wanted, and so be kept.
+    gpu = dataclasses.replace(
+        gpu,
+        gpu_instances=tuple(
+            dataclasses.replace(
+                gi,
+                compute_instances=(
+                    model.ComputeInstance(
+                        instance_id=0,
+                        profile=gi.profile,
+                        placement=None,
+                        uuid=f"MIG-{gi.instance_id}",
+                    ),
+                ),
+            )
+            for gi in gpu.gpu_instances
+        ),
+    )
+    kept = [gi for gi in gpu.gpu_instances if gi.placement in in_use]
+    pins = {model.Pin(profile=gi.profile, start=gi.placement.start): 1 for gi in kept}
+    found = room.room(gpu, in_use)
+
+    assert found is not None
+    for profile, count in found.profiles.items():
+        desired = model.DesiredGpu.of(model.MigMode.ENABLED, {profile: count}, pins)
+        plan = planner.plan([gpu], {gpu.uuid: desired})
+        ended = plan.destroyed_uuids
+        assert ended.isdisjoint(f"MIG-{gi.instance_id}" for gi in kept)
+
+
+def test_idle_instances_leave_their_slices_and_instances_in_use_keep_theirs() -> None:
+    gpu = samples.gpu(samples.A100, "3g.20gb@0", "2g.10gb@4", "1g.5gb@6")
+
+    found = measured(gpu, "4:2")
+
+    assert named(found) == {
+        "4g.20gb": 1,
+        "3g.20gb": 1,
+        "2g.10gb": 2,
+        "1g.10gb": 3,
+        "1g.5gb+me": 1,
+        "1g.5gb": 5,
+    }
+    assert (found.free, found.stranded, found.largest) == (6, 0, 4)
+    assert round(found.fragmentation, 2) == 0.33
+
+
+def test_slices_that_no_profile_can_use_are_stranded() -> None:
+    gpu = samples.gpu(samples.A100, *(f"1g.5gb@{start}" for start in range(7)))
+
+    found = measured(gpu, *(f"{start}:1" for start in range(7)))
+
+    assert named(found) == {}
+    assert (found.free, found.stranded, found.fragmentation) == (1, 1, 1.0)
+
+
+def test_media_engines_in_use_leave_no_room_for_a_second_instance_that_needs_them() -> None:
+    found = measured(samples.gpu(samples.A100, "1g.5gb+me@0"), "0:1")
+
+    assert found.profiles[samples.profile("1g.5gb+me")] == 0
+    assert found.profiles[samples.profile("1g.5gb")] == 6
+
+
+def test_an_empty_gpu_is_not_fragmented_and_neither_is_one_without_a_free_slice() -> None:
+    assert measured(samples.gpu(samples.A100)).fragmentation == 0
+    assert measured(samples.gpu(samples.A100, "7g.40gb@0"), "0:8").fragmentation == 0
+
+
+def test_use_of_an_instance_that_the_gpu_lacks_says_nothing_about_its_room() -> None:
+    assert room.room(samples.gpu(samples.A100, "2g.10gb@0"), placements("0:1")) is None
+    assert room.room(samples.gpu(samples.A100), placements("0:8")) is None
+
+
+@pytest.mark.parametrize(
+    "gpu",
+    [
+        samples.gpu(samples.A100, mode=model.MigMode.DISABLED),
+        samples.gpu(samples.A100, pending=model.MigMode.DISABLED),
+        samples.gpu(None),
+    ],
+    ids=["disabled", "pending", "unknown profiles"],
+)
+def test_there_is_no_room_without_mig_mode_or_known_profiles(gpu: model.Gpu) -> None:
+    assert measured(gpu) == room.NONE
