@@ -26,7 +26,7 @@ from mig_manager.adapters.kubernetes import api
 from mig_manager.adapters.nvml import gpus as nvml_gpus
 from mig_manager.agent import loop, settings
 from mig_manager.agent import main as agent_main
-from mig_manager.core import model, ports
+from mig_manager.core import model, ports, standbys
 from mig_manager.sandbox import stages
 from mig_manager.sandbox.driver import library as simulated
 from mig_manager.sandbox.driver import states
@@ -225,7 +225,7 @@ class _Loop:
             allocations=rig.allocations,
             configs=fakes.FakeConfig(_SHORT),
             clock=rig.clock,
-            standby=ports.Standbys(),
+            standby=standbys.Standbys(),
             lock=None,
             boot_layout=None,
         )

@@ -128,6 +128,10 @@ class FakeWorkloads(_Port):
     def watched(self) -> tuple[cluster.Pod, ...] | None:
         return self._rig.watched()
 
+    def present(self) -> tuple[cluster.Pod, ...]:
+        watched = self._rig.watched()
+        return self.list() if watched is None else watched
+
     def evict(self, pod: cluster.Pod) -> policy.Verdict:
         self._rig.called("workloads.evict")
         if pod.uid not in self._rig.pods:

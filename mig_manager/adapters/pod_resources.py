@@ -167,7 +167,7 @@ def worker_command(
 
 
 class WorkerPodResources:
-    """Implements ``ports.DeviceAllocations`` and ``ports.Standby``; for one thread at a time.
+    """Implements ``ports.DeviceAllocations`` and ``standbys.Standby``; for one thread at a time.
 
     As a standby it starts the worker ahead, which imports what it needs and waits.
     """

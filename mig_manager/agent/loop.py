@@ -9,12 +9,13 @@ import secrets
 import threading
 import time
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import structlog
 
 from mig_manager import errors
 from mig_manager.agent import drift, reconcile, record
+from mig_manager.agent import pulse as pulses
 from mig_manager.core import model, ports, timing
 from mig_manager.core.layout import custom as customs
 
@@ -23,6 +24,10 @@ _MIN_PAUSE_S = 0.02
 _Result = TypeVar("_Result")
 
 _log = structlog.get_logger()
+
+
+class _Wait(Protocol):
+    def __call__(self, *, timeout_s: float | None) -> bool: ...
 
 
 class Inbox:
@@ -43,6 +48,8 @@ class Inbox:
         self._needs_check = False
         self.is_stopping = False
         self._has_cluster_changed = False
+        self.is_on_demand = False
+        self._has_use_changed = False
 
     def put_label(
         self, name: str | None, *, node_uid: str = "", custom: customs.Custom | None = None
@@ -84,6 +91,24 @@ class Inbox:
             self._has_cluster_changed = True
             self._changed.notify_all()
 
+    def put_on_demand(self, *, is_on_demand: bool) -> None:
+        """Set whether the node has on-demand partitioning."""
+        if is_on_demand is not self.is_on_demand:
+            self.is_on_demand = is_on_demand
+            self.put_use_change()
+
+    def put_use_change(self) -> None:
+        """Note that GPUs may be in other use."""
+        with self._changed:
+            self._has_use_changed = True
+            self._changed.notify_all()
+
+    def take_use_change(self) -> bool:
+        """Return whether GPUs may be in other use since the last call."""
+        with self._changed:
+            has_changed, self._has_use_changed = self._has_use_changed, False
+            return has_changed
+
     def stop(self) -> None:
         """End every wait, because the agent stops."""
         with self._changed:
@@ -97,7 +122,7 @@ class Inbox:
         when a GPU changes.
         """
         with self._changed:
-            self.has_news(seen, timeout_s=timeout_s)
+            self._changed.wait_for(lambda: self._is_news(seen), timeout=timeout_s)
             if self.is_stopping or self._generation <= seen:
                 self._needs_check = False
                 return None
@@ -111,12 +136,20 @@ class Inbox:
             )
 
     def has_news(self, seen: int, *, timeout_s: float | None = None) -> bool:
-        """Wait until ``next`` returns at once; return False at the time-out."""
+        """Wait until ``next`` returns at once; return False at the time-out or a change of use."""
         with self._changed:
-            return self._changed.wait_for(
-                lambda: self.is_stopping or self._generation > seen or self._needs_check,
-                timeout=timeout_s,
+            self._changed.wait_for(
+                lambda: self._is_news(seen) or self._has_use_changed, timeout=timeout_s
             )
+            return self._is_news(seen)
+
+    def is_over(self, generation: int, *, timeout_s: float | None = None) -> bool:
+        """Wait as ``has_news``, until ``generation`` is superseded."""
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._is_over(generation) or self._has_use_changed, timeout=timeout_s
+            )
+            return self._is_over(generation)
 
     def end_of(self, generation: int) -> errors.Superseded | None:
         """Return why a request is superseded; None while it is not."""
@@ -153,6 +186,9 @@ class Inbox:
                 timeout=seconds - first_s,
             )
             self._has_cluster_changed = False
+
+    def _is_news(self, seen: int) -> bool:
+        return self.is_stopping or self._generation > seen or self._needs_check
 
     def _renew(self) -> None:
         self._generation += 1
@@ -202,27 +238,6 @@ class Request:
         self.check()
 
 
-class Pulse:
-    """When the loop last reported that it is alive; for any thread."""
-
-    def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
-        self._monotonic = monotonic
-        self._last = math.inf
-
-    def beat(self) -> None:
-        """Report that the loop is alive; the next report must come within a bound."""
-        self._last = self._monotonic()
-
-    def rest(self) -> None:
-        """Begin a wait that may never end; no report is expected before the next ``beat``."""
-        self._last = math.inf
-
-    @property
-    def silence_s(self) -> float:
-        """How long a report has been overdue; 0 while none is expected."""
-        return max(0.0, self._monotonic() - self._last)
-
-
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Intervals:
     """Pauses of the loop; seconds."""
@@ -236,21 +251,23 @@ class Intervals:
 class Agent:
     """Serves the requests of one node, one at a time."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - each is named where it is called
         self,
         pipeline: reconcile.Reconciler,
         inbox: Inbox,
         *,
         intervals: Intervals,
         telemetry: ports.Telemetry | None = None,
-        pulse: Pulse | None = None,
+        pulse: pulses.Pulse | None = None,
         alone: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._pipeline = pipeline
         self._inbox = inbox
         self._telemetry = telemetry or ports.Telemetry()
-        self._pulse = pulse or Pulse()
+        self._pulse = pulse or pulses.Pulse()
         self._alone = alone
+        self._monotonic = monotonic
         self._drift_check_s = intervals.drift_check_s or None
         self._retry_max_s = intervals.retry_max_s
         self._retry_initial_s = intervals.retry_initial_s
@@ -289,18 +306,32 @@ class Agent:
                 structlog.contextvars.unbind_contextvars("attempt_id")
 
     def _next(self, seen: int) -> Request | None:
-        """Wait as ``Inbox.next``, and write meanwhile a condition that could not be written."""
-        remaining_s = self._next_check_s or math.inf
-        attempt = 0
-        while self._pipeline.has_unwritten_condition and remaining_s > 0:
-            pause_s = min(remaining_s, self._backoff.delay_s(attempt))
-            if self._rest(functools.partial(self._inbox.has_news, seen, timeout_s=pause_s)):
-                break
-            self._pipeline.retry_condition()
-            remaining_s -= pause_s
-            attempt += 1
-        timeout_s = remaining_s if math.isfinite(remaining_s) else None
-        return self._rest(functools.partial(self._inbox.next, seen, timeout_s=timeout_s))
+        """Wait as ``Inbox.next``, with the next drift check as the time-out."""
+        self._idle(self._next_check_s or math.inf, functools.partial(self._inbox.has_news, seen))
+        return self._inbox.next(seen, timeout_s=0)
+
+    def _idle(self, limit_s: float, is_over: _Wait) -> None:
+        """Wait; meanwhile write a condition that could not be written, and publish the use."""
+        pipeline, capacity, attempt = self._pipeline, self._pipeline.capacity, 0
+        until_s = self._monotonic() + limit_s
+        write_at_s = self._monotonic() + self._backoff.delay_s(0)
+        while True:
+            capacity.follow(
+                is_on_demand=self._inbox.is_on_demand, has_changed=self._inbox.take_use_change()
+            )
+            next_s = min(until_s, write_at_s if pipeline.has_unwritten_condition else math.inf)
+            pause_s = min(max(0.0, next_s - self._monotonic()), capacity.next_in_s)
+            timeout_s = pause_s if math.isfinite(pause_s) else None
+            if self._rest(functools.partial(is_over, timeout_s=timeout_s)):
+                return
+            if capacity.next_in_s <= 0:
+                capacity.refresh()
+            if self._monotonic() >= until_s:
+                return
+            if pipeline.has_unwritten_condition and self._monotonic() >= write_at_s:
+                pipeline.retry_condition()
+                attempt += 1
+                write_at_s = self._monotonic() + self._backoff.delay_s(attempt)
 
     def _begin(self, request: Request, *, is_repeated: bool) -> None:
         """Note what a request is about, before it is served."""
@@ -324,7 +355,8 @@ class Agent:
                     return
             _log.info("retry_scheduled", attempt=attempt, delay_s=round(delay_s, 2))
             self._telemetry.retry_scheduled(delay_s)
-            self._rest(functools.partial(request.wait, delay_s))
+            self._idle(delay_s, functools.partial(self._inbox.is_over, request.generation))
+            request.check()
 
     def _try(
         self, request: Request, attempt: int, retry_after_s: float, *, may_evict: bool
@@ -397,7 +429,7 @@ class Agent:
 class _Watched:
     """Implements ``ports.Cancellation``: each check reports that the loop is alive."""
 
-    def __init__(self, request: ports.Cancellation, pulse: Pulse) -> None:
+    def __init__(self, request: ports.Cancellation, pulse: pulses.Pulse) -> None:
         self._request = request
         self._pulse = pulse
 

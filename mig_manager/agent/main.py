@@ -25,8 +25,9 @@ from mig_manager.adapters.kubernetes import watch as watching
 from mig_manager.adapters.nvml import client as nvml_worker
 from mig_manager.adapters.nvml import event_listener
 from mig_manager.agent import loop, reconcile
+from mig_manager.agent import pulse as pulses
 from mig_manager.agent import settings as agent_settings
-from mig_manager.core import host_files, ports
+from mig_manager.core import host_files, ports, standbys
 from mig_manager.core.layout import custom as customs
 from mig_manager.core.node import cluster
 
@@ -48,7 +49,7 @@ class Overrides:
     replace_ports: Callable[[ports.Dependencies], ports.Dependencies] = lambda own: own
     """From the ports that the settings ask for to the ports that are used."""
     telemetry: ports.Telemetry | None = None
-    pulse: loop.Pulse = dataclasses.field(default_factory=loop.Pulse)
+    pulse: pulses.Pulse = dataclasses.field(default_factory=pulses.Pulse)
     inbox: loop.Inbox = dataclasses.field(default_factory=loop.Inbox)
     watch_times: watching.Times | None = None
     watches_files: bool = True
@@ -107,12 +108,15 @@ class Service:
                 port=settings.health_port,
             )
         pod_watch = pods.PodWatch(
-            kube, node_name=settings.node_name, on_change=self._inbox.put_cluster_change
+            kube,
+            node_name=settings.node_name,
+            on_change=self._inbox.put_cluster_change,
+            on_use=self._inbox.put_use_change,
         )
         deps = own.replace_ports(_dependencies(settings, kube, telemetry, boot_id, pod_watch))
         if own.watches_pods:
-            standby = ports.Standbys(deps.standby, pod_watch)
-            deps = dataclasses.replace(deps, standby=standby)
+            standby = standbys.Standbys(deps.standby, pod_watch)
+            deps = dataclasses.replace(deps, standby=standby, pod_watch=pod_watch)
         self.reconciler = reconcile.Reconciler(deps, settings)
         self._node = deps.node
         self._events: event_listener.GpuEvents | None = None
@@ -176,6 +180,8 @@ class Service:
 
     def _take(self, view: cluster.NodeView) -> None:
         name = view.labels.get(cluster.CONFIG_LABEL) or None
+        is_on_demand = view.labels.get(cluster.PARTITIONING_LABEL) == cluster.ON_DEMAND
+        self._inbox.put_on_demand(is_on_demand=is_on_demand)
         custom = customs.requested(view) if self._settings.has_custom_layouts else None
         self._inbox.put_label(name, node_uid=view.uid, custom=custom)
         # A run may wait for what has just changed.
@@ -261,7 +267,7 @@ def _dependencies(
     extra_clients = settings.extra_clients_file
     deps = ports.Dependencies(
         gpus=gpus,
-        standby=ports.Standbys(workers, kubelet),
+        standby=standbys.Standbys(workers, kubelet),
         node=node.KubeNode(kube, name=settings.node_name, clock=system),
         workloads=pods.KubeWorkloads(kube, node_name=settings.node_name, watch=pod_watch),
         allocations=kubelet,

@@ -19,8 +19,9 @@ import structlog
 import mig_manager
 from mig_manager import errors
 from mig_manager.adapters.host import log, web_server
-from mig_manager.agent import loop
+from mig_manager.agent import pulse as pulses
 from mig_manager.core import model, ports
+from mig_manager.core.planner import room
 
 CONTACT_WITHIN_S = 180.0
 """An idle watch of the node gets a bookmark each minute; a dead one is noticed within 90 s."""
@@ -129,6 +130,7 @@ class Metrics(ports.Telemetry):
             "1 for each GPU that the driver counts and that could not be observed.",
             ("index", "uuid", "reason"),
         )
+        self._use = _UseMetrics(gauge)
         self._drifted = gauge(
             "drifted", "1 while the GPUs do not have the layout last verified, else 0."
         )
@@ -201,6 +203,11 @@ class Metrics(ports.Telemetry):
         self._operation_s.labels(operation=name, result=result).observe(seconds)
         self._on_progress()
 
+    def use_observed(
+        self, gpus: model.ObservedGpus, in_use: Mapping[str, frozenset[model.Placement]]
+    ) -> None:
+        self._use.observed(gpus, in_use, at_s=self._now())
+
     def nvml_called(self, function: str, calls: int, seconds: float) -> None:
         self._nvml_calls.labels(function=function).inc(calls)
         self._nvml_s.labels(function=function).inc(seconds)
@@ -212,7 +219,65 @@ class Metrics(ports.Telemetry):
         self._drifted.set(is_drifted)
 
 
-def _replace(gauge: prometheus_client.Gauge, values: Mapping[tuple[str, ...], int]) -> None:
+class _UseMetrics:
+    """The use of the GPUs, and the room that it leaves."""
+
+    def __init__(self, gauge: Callable[..., prometheus_client.Gauge]) -> None:
+        per_gpu = functools.partial(gauge, labelnames=("index", "uuid"))
+        self._free = per_gpu(
+            "free_memory_slices", "Memory slices outside the GPU instances in use."
+        )
+        self._stranded = per_gpu(
+            "stranded_memory_slices", "Free memory slices that no possible instance would cover."
+        )
+        self._fragmentation = per_gpu(
+            "fragmentation_ratio",
+            "Share of the free memory slices outside the largest possible instance.",
+        )
+        self._room = gauge(
+            "room",
+            "GPU instances that could be created on all GPUs beside those in use, each profile "
+            "alone.",
+            ("profile",),
+        )
+        self._in_use = gauge("instances_in_use", "GPU instances in use.", ("profile",))
+        self._time = gauge(
+            "use_timestamp_seconds",
+            "When it was last found which GPU instances are in use; 0: not yet.",
+        )
+
+    def observed(
+        self,
+        gpus: model.ObservedGpus,
+        in_use: Mapping[str, frozenset[model.Placement]],
+        *,
+        at_s: float,
+    ) -> None:
+        rooms = {
+            (str(gpu.index), gpu.uuid): room.room(gpu, in_use[gpu.uuid]) or room.NONE
+            for gpu in gpus
+            if gpu.uuid in in_use
+        }
+        _replace(self._free, {labels: found.free for labels, found in rooms.items()})
+        _replace(self._stranded, {labels: found.stranded for labels, found in rooms.items()})
+        _replace(
+            self._fragmentation, {labels: found.fragmentation for labels, found in rooms.items()}
+        )
+        fitting: collections.Counter[tuple[str, ...]] = collections.Counter()
+        for found in rooms.values():
+            fitting.update({(str(profile),): count for profile, count in found.profiles.items()})
+        _replace(self._room, fitting)
+        used: collections.Counter[tuple[str, ...]] = collections.Counter(
+            (str(gi.profile),)
+            for gpu in gpus
+            for gi in gpu.gpu_instances
+            if gi.placement in in_use.get(gpu.uuid, ())
+        )
+        _replace(self._in_use, used)
+        self._time.set(at_s)
+
+
+def _replace(gauge: prometheus_client.Gauge, values: Mapping[tuple[str, ...], float]) -> None:
     """Set these series of a gauge and have no others."""
     gauge.clear()
     for labels, value in values.items():
@@ -223,7 +288,7 @@ def _replace(gauge: prometheus_client.Gauge, values: Mapping[tuple[str, ...], in
 class Health:
     """Answers kubelet's probes."""
 
-    pulse: loop.Pulse
+    pulse: pulses.Pulse
     stuck_after_s: float
     contact_age_s: Callable[[], float]
     is_recovered: Callable[[], bool]

@@ -11,6 +11,7 @@ import structlog
 
 from mig_manager import errors
 from mig_manager.agent import (
+    capacity,
     drain,
     drift,
     gpu_clients,
@@ -44,6 +45,7 @@ class Reconciler:
         """What earlier runs took and have not restored; the next run resumes with it."""
         self._history = pipeline.History()
         self._layout_list = served_layouts.LayoutList(deps, limits)
+        self.capacity = capacity.CapacityReport(deps)
 
     def recover(self, name: str | None, custom: customs.Custom | None = None) -> None:
         """Take over from an interrupted run; call before the first run and after a lost one.
@@ -135,9 +137,15 @@ class Reconciler:
             raise
         finally:
             self._history = dataclasses.replace(self._history, gpus=written.gpus)
+            self.capacity.note_gpus(written.gpus, are_published=True)
         is_drifted = outcome.reason is errors.Reason.DRIFTED
         self._deps.telemetry.drift_found(is_drifted=is_drifted)
-        written.finish(outcome, self._layout_list.annotations(written.gpus))
+        annotations = self._layout_list.annotations(written.gpus)
+        if not outcome.should_retry:
+            annotations |= self.capacity.annotations(written.gpus)
+        written.finish(outcome, annotations)
+        if not outcome.should_retry:
+            self.capacity.published()
         # A failure that is retried decides nothing: the retry serves the same request.
         if not (is_drifted or outcome.should_retry):
             self._history = dataclasses.replace(self._history, fulfilled=None)
@@ -171,6 +179,7 @@ class Reconciler:
             with self._locked(f"checking layout {name}"):
                 now = drift.observe(planning.Planning(self._deps, self._limits, written))
             self._history = dataclasses.replace(self._history, gpus=written.gpus)
+            self.capacity.note_gpus(written.gpus, are_published=False)
         except errors.LockedError:
             # The next check finds what the other manager does to the GPUs.
             return drift.Action.REST
@@ -231,6 +240,7 @@ class Reconciler:
     def forget_node(self) -> None:
         """Publish everything again; call where the Node was deleted and registered again."""
         self._layout_list = served_layouts.LayoutList(self._deps, self._limits)
+        self.capacity.forget_node()
 
     @property
     def has_unwritten_condition(self) -> bool:
@@ -284,9 +294,12 @@ class Reconciler:
             _log.info("gpus_not_published", reason=error.reason.value, error=error.message)
             return error.reason.is_transient
         inventory = {cluster.GPUS_ANNOTATION: gpu_codec.to_json(gpus)}
-        change = cluster.NodePatch(annotations=inventory | self._layout_list.annotations(gpus))
+        lists = self._layout_list.annotations(gpus)
+        capacity = self.capacity.annotations(gpus, view.annotations)
+        change = cluster.NodePatch(annotations=inventory | lists | capacity)
         if not change.is_in(view):
             self._deps.node.patch(change)
+        self.capacity.published()
         self._layout_list.published()
         return False
 

@@ -10,8 +10,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Protocol
 
 from mig_manager import errors
-from mig_manager.core import host_files, model, steps, timing
-from mig_manager.core.node import claims, cluster, policy
+from mig_manager.core import host_files, model, standbys, steps, timing
+from mig_manager.core.node import claims, cluster, gpu_use, policy
 from mig_manager.core.records import readiness
 
 
@@ -47,42 +47,6 @@ class Gpus(Protocol):
             HardwareError: A step failed on a GPU that can be observed; the message names each such
                 GPU, operation and code (for IN_USE also the processes NVML knows of).
         """
-
-
-class Standby(Protocol):
-    """Prepares the next call of another port."""
-
-    def prepare(self) -> None:
-        """Start to set up what the next call needs, in the background."""
-
-    def expect_change(self) -> None:
-        """Prepare for a change of GPUs, not only for an observation."""
-        self.prepare()
-
-    def dismiss(self) -> None:
-        """Release what was set up and not used."""
-
-
-class Standbys(Standby):
-    """Several standbys as one, or none."""
-
-    def __init__(self, *each: Standby) -> None:
-        self._each = each
-
-    def prepare(self) -> None:
-        """Prepare each."""
-        for standby in self._each:
-            standby.prepare()
-
-    def expect_change(self) -> None:
-        """Prepare each for a change."""
-        for standby in self._each:
-            standby.expect_change()
-
-    def dismiss(self) -> None:
-        """Release each."""
-        for standby in self._each:
-            standby.dismiss()
 
 
 class Node(Protocol):
@@ -152,6 +116,12 @@ class Workloads(Protocol):
         established, and from time to time to force a ``list``.
         """
 
+    def present(self) -> tuple[cluster.Pod, ...]:
+        """Return all pods bound to our node, from the watch while one is established.
+
+        Good enough to publish; it asks the API only for what the watch does not show.
+        """
+
     def evict(self, pod: cluster.Pod) -> policy.Verdict:
         """Evict a pod with its own grace period, guarded by its UID."""
 
@@ -169,6 +139,16 @@ class Workloads(Protocol):
 
         Budgets do not apply: for daemons, and for workloads only with a forced drain.
         """
+
+
+class PodWatch(Protocol):
+    """The watch of our node's pods beyond a change."""
+
+    def keep(self) -> None:
+        """Watch until ``release``, whether a change is under way or not."""
+
+    def release(self) -> None:
+        """Watch only during a change, as before ``keep``."""
 
 
 class DeviceAllocations(Protocol):
@@ -414,6 +394,11 @@ class Telemetry:
     def drift_found(self, *, is_drifted: bool) -> None:
         """The GPUs were compared with the layout that was applied."""
 
+    def use_observed(
+        self, gpus: model.ObservedGpus, in_use: Mapping[str, frozenset[model.Placement]]
+    ) -> None:
+        """It was found which instances are in use, by UUID of the GPU, as far as it is known."""
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Dependencies:
@@ -426,7 +411,7 @@ class Dependencies:
     configs: ConfigSource
     clock: timing.Clock
     telemetry: Telemetry = dataclasses.field(default_factory=Telemetry)
-    standby: Standby = dataclasses.field(default_factory=Standbys)
+    standby: standbys.Standby = dataclasses.field(default_factory=standbys.Standbys)
     """Prepares worker processes before the GPUs are observed or changed."""
     lock: NodeLock | None = None  # the node's lock; None: no other program changes MIG instances
     boot_id: str = ""  # differs after each reboot
@@ -445,5 +430,6 @@ class Dependencies:
     """Publishes the document of the node's layouts; None: only an annotation lists them."""
     slots: Slots | None = None  # None: no limit on the nodes that change at the same time
     extra_clients: ConfigSource | None = None  # the file of GPU clients beside NVIDIA's
-    processes: Callable[[], Mapping[str, Sequence[steps.GpuProcess]]] | None = None
+    pod_watch: PodWatch | None = None  # None: pods are not watched
+    processes: Callable[[], gpu_use.Processes] | None = None
     """Returns the GPU processes by UUID, or raises HardwareError; None: they are not known."""

@@ -205,13 +205,18 @@ class GpuProcess:
         }
 
 
+def is_releasing_daemon(user: GpuProcess) -> bool:
+    """Return whether a process is one of ``RELEASING_DAEMONS``."""
+    return user.name[:_COMM] in RELEASING_DAEMONS
+
+
 def blocking(plan: GpuPlan, users: Iterable[GpuProcess]) -> tuple[GpuProcess, ...]:
     """Return the users of a GPU that use what its plan destroys.
 
     A change of MIG mode affects every process with the GPU open, except ``RELEASING_DAEMONS``.
     """
     if plan.changes_mode:
-        return tuple(user for user in users if user.name[:_COMM] not in RELEASING_DAEMONS)
+        return tuple(user for user in users if not is_releasing_daemon(user))
     gpu_instances = {
         step.gpu_instance_id for step in plan.steps if isinstance(step, DestroyGpuInstance)
     }

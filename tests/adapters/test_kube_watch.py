@@ -246,6 +246,68 @@ def test_pods_are_returned_while_the_watch_is_up_to_date_and_again_after_it_has_
     assert of_pods.names() is None
 
 
+def test_a_kept_watch_outlives_the_end_of_a_run_and_is_one_until_it_is_released(
+    server: apiserver.ApiServer, of_pods: PodFollower
+) -> None:
+    of_pods.watch.keep()
+    of_pods.watch.expect_change()
+    wait_for_watch(server)
+    of_pods.watch.dismiss()
+    server.store.create(apirig.a_pod("here"))
+    waiting.until(lambda: of_pods.names() == {"here"})
+    assert server.watch_count == 1
+
+    of_pods.watch.release()
+    waiting.until(lambda: server.watch_count == 0)
+    assert of_pods.names() is None
+
+
+def test_only_a_change_of_a_pod_that_may_use_a_gpu_is_reported_as_a_change_of_use(
+    server: apiserver.ApiServer, kube: FaultyApi
+) -> None:
+    used = threading.Semaphore(0)
+    pod_watch = pods.PodWatch(kube, node_name="n1", on_change=lambda: None, on_use=used.release)
+    follower = PodFollower(pod_watch, used)
+    with_gpu = test_kube_pods.make_pod("a", containers=[test_kube_pods.container(gpus=1)])
+
+    pod_watch.keep()
+    assert follower.hears()
+    server.store.create(test_kube_pods.make_pod("plain"))
+    waiting.until(lambda: follower.names() == {"plain"})
+    assert not used.acquire(blocking=False)
+    server.store.create(with_gpu)
+    assert follower.hears()
+    server.delete(resources.PODS, "plain", "ns")
+    waiting.until(lambda: follower.names() == {"a"})
+    assert not used.acquire(blocking=False)
+    server.delete(resources.PODS, "a", "ns")
+    assert follower.hears()
+
+    pod_watch.release()
+    waiting.until(lambda: not pod_watches())
+
+
+def test_the_present_pods_cost_no_request_while_they_are_watched(
+    server: apiserver.ApiServer, of_pods: PodFollower, kube: api.KubeApi
+) -> None:
+    workloads = pods.KubeWorkloads(kube, node_name="n1", watch=of_pods.watch)
+    server.store.create(apirig.a_pod("here"))
+
+    assert [pod.name for pod in workloads.present()] == ["here"]
+    assert server.log.count("list", "pods") == 1
+    of_pods.watch.keep()
+    waiting.until(lambda: of_pods.names() == {"here"})
+    lists = server.log.count("list", "pods")
+    assert [pod.name for pod in workloads.present()] == ["here"]
+    assert server.log.count("list", "pods") == lists
+    # Which devices a claim stands for is not in the pod.
+    server.store.create(test_kube_pods.make_pod("claiming", resourceClaims=[{"name": "gpu"}]))
+    waiting.until(lambda: of_pods.names() == {"here", "claiming"})
+    assert {pod.name for pod in workloads.present()} == {"here", "claiming"}
+    assert server.log.count("list", "pods") == lists + 1
+    of_pods.watch.release()
+
+
 @pytest.mark.parametrize("how", [None, *apiserver.Break])
 def test_a_drain_ends_soon_after_its_pod_is_gone_even_if_the_watch_breaks(
     server: apiserver.ApiServer, kube: api.KubeApi, how: apiserver.Break | None

@@ -18,7 +18,7 @@ from mig_manager.adapters.host import log
 from mig_manager.adapters.kubernetes import api
 from mig_manager.adapters.nvml import gpus as nvml_gpus
 from mig_manager.agent import loop, main, settings
-from mig_manager.core import ports
+from mig_manager.core import ports, standbys
 from mig_manager.sandbox.driver import library as simulated
 from testkit import nvml_faults
 from tests.crash import points as points_
@@ -90,7 +90,7 @@ def _within_process(
         own,
         gpus=nvml_gpus.NvmlGpus(clock=_Clock(), in_use_timeout_s=wanted.in_use_timeout_s),
         allocations=pod_resources.PodResources(str(wanted.pod_resources_socket)),
-        standby=ports.Standbys(),
+        standby=standbys.Standbys(),
     )
 
 
@@ -112,10 +112,10 @@ class _Mailbox(loop.Inbox):
         super().__init__()
         self._points = points
 
-    def next(self, seen: int, *, timeout_s: float | None = None) -> loop.Request | None:
+    def has_news(self, seen: int, *, timeout_s: float | None = None) -> bool:
         """Note that the agent is idle, and wait."""
         self._points.come_to(IDLE)
-        return super().next(seen, timeout_s=timeout_s)
+        return super().has_news(seen, timeout_s=timeout_s)
 
 
 class _Telemetry(ports.Telemetry):

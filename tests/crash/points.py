@@ -18,7 +18,7 @@ from typing import Any
 _LOOKS = frozenset(
     (
         *("allocations.allocatable", "allocations.assigned", "gpus.observe", "node.read"),
-        *("workloads.list", "workloads.can_evict", "workloads.watched"),
+        *("workloads.list", "workloads.can_evict", "workloads.present", "workloads.watched"),
     )
 )
 """Calls that change nothing and that waits repeat."""

@@ -19,8 +19,9 @@ from mig_manager import errors
 from mig_manager.adapters import host, pod_resources
 from mig_manager.adapters.kubernetes import api, watch
 from mig_manager.adapters.nvml import gpus as nvml_gpus
-from mig_manager.agent import loop, main, settings
-from mig_manager.core import model, ports, timing
+from mig_manager.agent import main, settings
+from mig_manager.agent import pulse as pulses
+from mig_manager.core import model, ports, standbys, timing
 from mig_manager.core.node import cluster
 from mig_manager.sandbox import stages
 from mig_manager.sandbox.driver import states
@@ -89,7 +90,7 @@ class Heard(ports.Telemetry):
         return taken
 
 
-class _Pulse(loop.Pulse):
+class _Pulse(pulses.Pulse):
     """Knows whether the agent waits for something that may never come."""
 
     def __init__(self, on_rest: Callable[[], None]) -> None:
@@ -184,7 +185,7 @@ class Stage(stages.Stage):
             own,
             gpus=nvml_gpus.NvmlGpus(clock=host.SystemClock()),
             allocations=self._wrap(kubelet, self.socket),
-            standby=ports.Standbys(),
+            standby=standbys.Standbys(),
         )
 
     def applied(self) -> str | None:

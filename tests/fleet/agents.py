@@ -15,7 +15,7 @@ from typing import Any
 from mig_manager.adapters.kubernetes import api, watch
 from mig_manager.agent import main, settings
 from mig_manager.catalogue import hardware
-from mig_manager.core import model, ports
+from mig_manager.core import model, ports, standbys
 from mig_manager.core.node import cluster
 from mig_manager.sandbox.apiserver import resources, store
 from testkit import apiserver
@@ -113,7 +113,7 @@ def assembled(
             gpus=rig.hardware,
             allocations=rig.allocations,
             configs=fakes.FakeConfig(scenes.CONFIG),
-            standby=ports.Standbys(),
+            standby=standbys.Standbys(),
         )
 
     state = folder / f"{name}.json"

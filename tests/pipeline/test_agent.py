@@ -1,6 +1,7 @@
 """The agent's loop over a pipeline in memory; test_agent_process runs the whole process."""
 
 import contextlib
+import math
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -8,10 +9,35 @@ from typing import Any
 import pytest
 
 from mig_manager import errors
-from mig_manager.agent import drift, loop, reconcile, record
+from mig_manager.agent import capacity, drift, loop, reconcile, record
+from mig_manager.agent import pulse as pulses
 from mig_manager.core import model, ports
 from mig_manager.core.layout import custom
 from mig_manager.errors import Reason
+from tests import waiting
+
+
+class Capacity(capacity.CapacityReport):
+    """Observes after each change of use on a node with on-demand partitioning."""
+
+    def __init__(self) -> None:
+        self.is_followed = False
+        self.changes = 0
+        self.is_pending = False
+        self.has_observed = threading.Event()
+
+    def follow(self, *, is_on_demand: bool, has_changed: bool) -> None:
+        self.is_followed = is_on_demand
+        self.changes += has_changed
+        self.is_pending |= is_on_demand and has_changed
+
+    @property
+    def next_in_s(self) -> float:
+        return 0.0 if self.is_pending else math.inf
+
+    def refresh(self) -> None:
+        self.is_pending = False
+        self.has_observed.set()
 
 
 class Pipeline(reconcile.Reconciler):
@@ -35,6 +61,7 @@ class Pipeline(reconcile.Reconciler):
         self.has_condition = threading.Event()
         self.forgotten = 0
         self.on_run: Callable[[ports.Cancellation], object] = lambda _request: None
+        self.capacity = self.reported = Capacity()
 
     def recover(self, name: str | None, _custom: custom.Custom | None = None) -> None:
         self.recovered.append(name)
@@ -154,7 +181,7 @@ def test_each_check_of_the_request_is_a_sign_of_life_and_the_pause_before_a_retr
 ):
     now_s = 0.0
     silences_s: list[float] = []
-    pulse = loop.Pulse(lambda: now_s)
+    pulse = pulses.Pulse(lambda: now_s)
     box = labelled("a")
     pipeline = Pipeline(box, Reason.IN_USE, Reason.APPLIED)
 
@@ -371,3 +398,42 @@ def test_a_run_is_alone_with_the_driver_and_the_pause_before_a_retry_is_not() ->
     loop.Agent(pipeline, box, intervals=intervals(), alone=alone).serve()
 
     assert calls == ["alone", "run", "not alone"] * 2
+
+
+def test_a_change_of_use_is_observed_in_any_pause_while_the_node_is_on_demand() -> None:
+    box = labelled("a")
+    pipeline = Pipeline(box, Reason.IN_USE, Reason.APPLIED)
+    looks: list[bool] = []
+
+    def note_change(_request: ports.Cancellation) -> None:
+        # Noted during a run, and observed in the pause before the retry.
+        box.put_use_change()
+        looks.append(pipeline.reported.has_observed.is_set())
+
+    pipeline.on_run = note_change
+    box.put_on_demand(is_on_demand=True)
+
+    serve(box, pipeline)
+
+    assert pipeline.runs == [("a", 1), ("a", 2)]
+    assert looks == [False, True]
+
+
+def test_the_on_demand_label_is_followed_at_rest_as_it_comes_and_goes() -> None:
+    box = labelled(None)
+    pipeline = Pipeline(box)
+
+    with serving(box, pipeline):
+        assert pipeline.has_rested.wait(20)
+        box.put_use_change()
+        box.put_on_demand(is_on_demand=True)
+        assert pipeline.reported.has_observed.wait(20)
+        box.put_on_demand(is_on_demand=False)
+        waiting.until(lambda: not pipeline.reported.is_followed)
+        pipeline.reported.has_observed.clear()
+        changes = pipeline.reported.changes
+        box.put_use_change()
+        waiting.until(lambda: pipeline.reported.changes > changes)
+        box.stop()
+
+    assert not pipeline.reported.has_observed.is_set()

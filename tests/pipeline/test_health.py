@@ -10,7 +10,8 @@ import pytest
 
 from mig_manager import errors
 from mig_manager.adapters.host import web_server
-from mig_manager.agent import loop, metrics
+from mig_manager.agent import metrics
+from mig_manager.agent import pulse as pulses
 
 STUCK_AFTER_S = 10.0
 
@@ -23,7 +24,7 @@ class Life:
     is_recovered = True
 
     def __init__(self) -> None:
-        self.pulse = loop.Pulse(lambda: self.now_s)
+        self.pulse = pulses.Pulse(lambda: self.now_s)
         self.health = metrics.Health(
             self.pulse,
             stuck_after_s=STUCK_AFTER_S,
@@ -61,7 +62,7 @@ def ask(port: int, path: str, *, method: str = "GET") -> tuple[int, str, http.cl
 # -- the checks -------------------------------------------------------------------------------
 
 
-BEAT, REST = loop.Pulse.beat, loop.Pulse.rest
+BEAT, REST = pulses.Pulse.beat, pulses.Pulse.rest
 STUCK = "the worker has been stuck for 10 s"
 
 
@@ -76,7 +77,7 @@ STUCK = "the worker has been stuck for 10 s"
     ],
 )
 def test_a_worker_is_stuck_that_gives_no_sign_of_life_for_too_long_unless_it_waits(
-    life: Life, signs: list[float | Callable[[loop.Pulse], None]], why: str
+    life: Life, signs: list[float | Callable[[pulses.Pulse], None]], why: str
 ) -> None:
     for sign in signs:
         if isinstance(sign, float | int):

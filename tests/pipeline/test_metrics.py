@@ -139,6 +139,29 @@ def test_the_last_instances_stand_alone_and_operations_are_timed_by_how_they_end
     assert durations == {"observe,ok": 0.5, "execute,error": 3.0}
 
 
+def test_the_room_beside_what_is_in_use_replaces_what_was_measured_before(
+    heard: metrics.Metrics,
+) -> None:
+    gpus = partitioned({"1g.5gb": 1, "3g.20gb": 1})
+    first, second = gpus
+    places = {str(gi.profile): gi.placement for gi in first.gpu_instances}
+    heard.use_observed(
+        gpus, {first.uuid: frozenset(), second.uuid: frozenset({places["3g.20gb"]})}
+    )
+    assert series(heard, "room")["7g.40gb"] == 1
+
+    heard.use_observed(gpus, {first.uuid: frozenset(places.values())})
+
+    here = f"0,{first.uuid}"
+    assert series(heard, "free_memory_slices") == {here: 3}
+    assert series(heard, "stranded_memory_slices") == {here: 0}
+    assert series(heard, "fragmentation_ratio") == {here: pytest.approx(1 / 3)}
+    room = series(heard, "room")
+    assert (room["1g.5gb"], room["2g.10gb"], room["7g.40gb"]) == (3, 1, 0)
+    assert series(heard, "instances_in_use") == {"1g.5gb": 1, "3g.20gb": 1}
+    assert series(heard, "use_timestamp_seconds") == {"": NOW}
+
+
 def test_every_reason_is_counted_with_its_state_from_zero_on_so_that_the_first_is_an_increase(
     heard: metrics.Metrics,
 ) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from mig_manager.agent import reconcile
-from mig_manager.core import model, ports, steps
+from mig_manager.core import model, standbys, steps
 from mig_manager.core.node import cluster
 from mig_manager.core.node import policy as policies
 from mig_manager.core.records import gpu_codec, status
@@ -102,7 +102,7 @@ def test_what_was_foreseen_decides_nothing() -> None:
 def test_standby_is_called_before_a_check_before_a_change_and_at_the_end() -> None:
     rig = node()
 
-    class Readiness(ports.Standby):
+    class Readiness(standbys.Standby):
         def prepare(self) -> None:
             rig.log.append("prepare")
 

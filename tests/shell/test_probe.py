@@ -10,7 +10,8 @@ from collections.abc import Iterator
 import pytest
 
 from mig_manager import errors
-from mig_manager.agent import loop, metrics
+from mig_manager.agent import metrics
+from mig_manager.agent import pulse as pulses
 from mig_manager.cli import probe
 
 STUCK_AFTER_S = 10.0
@@ -21,7 +22,7 @@ AGENT = ("/opt/bin/python", "/opt/bin/mig-manager", "agent")
 def agent(*, silence_s: float = 0.0, address: str = "127.0.0.1") -> Iterator[int]:
     """Serve health as an agent does whose worker has been silent that long; yield the port."""
     now_s = 0.0
-    pulse = loop.Pulse(lambda: now_s)
+    pulse = pulses.Pulse(lambda: now_s)
     pulse.beat()
     now_s = silence_s
     checks = metrics.Health(

@@ -14,7 +14,8 @@ from prometheus_client import parser
 
 from mig_manager import errors
 from mig_manager.adapters.nvml import client as nvml_worker
-from mig_manager.agent import loop, metrics, reconcile, settings
+from mig_manager.agent import metrics, reconcile, settings
+from mig_manager.agent import pulse as pulses
 from mig_manager.catalogue import hardware
 from mig_manager.core import model, ports, profile_name
 from mig_manager.core.node import cluster
@@ -100,7 +101,7 @@ def scrape(tmp_path_factory: pytest.TempPathFactory) -> Scrape:
     heard = metrics.Metrics(contact_age_s=lambda: 1.0)
     live(heard, tmp_path_factory.mktemp("scrape") / "gpus.json")
     checks = metrics.Health(
-        loop.Pulse(), stuck_after_s=1.0, contact_age_s=lambda: 1.0, is_recovered=lambda: True
+        pulses.Pulse(), stuck_after_s=1.0, contact_age_s=lambda: 1.0, is_recovered=lambda: True
     )
     with (
         metrics.served(checks, heard.exposition, address="127.0.0.1", port=0) as port,

@@ -68,6 +68,7 @@ def test_the_time_of_an_observation_is_no_new_fact() -> None:
     assert text != later
     assert capacity.has_same_facts(text, later)
     assert not capacity.has_same_facts(text, other)
+    assert not any(capacity.has_same_facts(text, damaged) for damaged in ("", "[]", "[" * 100_000))
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,8 @@ import structlog
 
 from mig_manager import errors
 from mig_manager.adapters.kubernetes import api, claims, responses, watch
-from mig_manager.core import ports
-from mig_manager.core.node import cluster, policy
+from mig_manager.core import standbys
+from mig_manager.core.node import cluster, gpu_use, policy
 
 _BLOCKED = (http.HTTPStatus.TOO_MANY_REQUESTS, http.HTTPStatus.CONFLICT)
 _TRUSTED_S = 10.0
@@ -54,6 +54,13 @@ class KubeWorkloads:
         pods = self._watch.pods()
         # A pod whose claims were not read yet counts until the next list reads them.
         return None if pods is None else self._claims.known(pods)
+
+    def present(self) -> tuple[cluster.Pod, ...]:
+        watched = self._watch.pods() if self._watch else None
+        if watched is None:
+            return self.list()
+        pods = self._claims.known(watched)
+        return self.list() if any(pod.has_claims and not pod.is_finished for pod in pods) else pods
 
     def budgets(self, namespaces: Collection[str]) -> tuple[policy.Budget, ...]:
         return tuple(
@@ -124,21 +131,29 @@ class KubeWorkloads:
         return tuple(cluster.listed(self._kube.get, path, query, parse))
 
 
-class PodWatch(ports.Standby):
-    """Watches the pods of one node while a change waits for them.
+class PodWatch(standbys.Standby):
+    """Watches the pods of one node while a change waits for them, or for longer if asked to.
 
     It ends waits early and saves the API most of its polls. Nothing depends on it: waits end on a
-    poll as well, and query the API before they act. ``on_change`` is called in the watch's thread.
+    poll as well, and query the API before they act. Both callbacks are called in the watch's
+    thread: ``on_change`` after every change of a pod, ``on_use`` if GPUs may be in other use.
     """
 
     def __init__(
-        self, kube: api.KubeApi, *, node_name: str, on_change: Callable[[], None]
+        self,
+        kube: api.KubeApi,
+        *,
+        node_name: str,
+        on_change: Callable[[], None],
+        on_use: Callable[[], None] = lambda: None,
     ) -> None:
         self._kube = kube
         self._node_name = node_name
         self._on_change = on_change
+        self._on_use = on_use
         self._watch: _WatchedPods | None = None
         self._is_forbidden = False
+        self._is_kept = False
 
     def pods(self) -> tuple[cluster.Pod, ...] | None:
         """Return the node's pods as last reported; None while the watch is not up to date."""
@@ -151,11 +166,25 @@ class PodWatch(ports.Standby):
     def expect_change(self) -> None:
         """Start to watch, unless it does already or the API has forbidden it before."""
         if self._watch is None and not self._is_forbidden:
-            self._watch = _WatchedPods(self._kube, self._node_name, self._on_change)
+            self._watch = _WatchedPods(
+                self._kube, self._node_name, self._on_change, on_use=self._on_use
+            )
             self._watch.start()
 
+    def keep(self) -> None:
+        """Watch as ``expect_change``, until ``release``."""
+        self._is_kept = True
+        self.expect_change()
+
+    def release(self) -> None:
+        """Let ``dismiss`` end the watch again, and call it."""
+        self._is_kept = False
+        self.dismiss()
+
     def dismiss(self) -> None:
-        """Stop watching; a read that waits for its first byte ends later, unnoticed."""
+        """Stop watching, unless it is kept; a read that waits ends later, unnoticed."""
+        if self._is_kept:
+            return
         ended, self._watch = self._watch, None
         if ended is not None:
             self._is_forbidden = ended.is_forbidden
@@ -165,10 +194,19 @@ class PodWatch(ports.Standby):
 class _WatchedPods(watch.Watch):
     """The pods of one watch; each watch has its own, so a dismissed one changes nothing."""
 
-    def __init__(self, kube: api.KubeApi, node_name: str, on_change: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        kube: api.KubeApi,
+        node_name: str,
+        on_change: Callable[[], None],
+        *,
+        on_use: Callable[[], None],
+    ) -> None:
         selector = {"fieldSelector": f"spec.nodeName={node_name}"}
         super().__init__(kube, "/api/v1/pods", selector, name="pod-watch")
         self._on_change = on_change
+        self._on_use = on_use
+        self._use: frozenset[tuple[object, ...]] | None = None
         self.by_uid: dict[str, cluster.Pod] = {}
         """Replaced and never mutated, because another thread reads it."""
         self.is_current = False
@@ -176,14 +214,19 @@ class _WatchedPods(watch.Watch):
 
     def listed(self, items: Iterable[Mapping[str, Any]]) -> None:
         pods = map(_parse, items)
-        self.by_uid = {pod.uid: pod for pod in pods}
-        self._on_change()
+        self._take({pod.uid: pod for pod in pods})
 
     def changed(self, kind: str, item: Mapping[str, Any]) -> None:
         pod = _parse(item)
         others = {uid: other for uid, other in self.by_uid.items() if uid != pod.uid}
-        self.by_uid = others if kind == "DELETED" else {**others, pod.uid: pod}
+        self._take(others if kind == "DELETED" else {**others, pod.uid: pod})
+
+    def _take(self, by_uid: dict[str, cluster.Pod]) -> None:
+        self.by_uid = by_uid
+        before, self._use = self._use, gpu_use.relevant(by_uid.values())
         self._on_change()
+        if self._use != before:
+            self._on_use()
 
     def opened(self) -> None:
         self.is_current = True

@@ -18,7 +18,7 @@ import structlog
 from mig_manager import errors
 from mig_manager.adapters.host import procfs, subprocesses
 from mig_manager.adapters.nvml import hung_call
-from mig_manager.core import messages, model, ports, steps
+from mig_manager.core import messages, model, ports, standbys, steps
 
 if TYPE_CHECKING:
     from mig_manager.adapters.nvml import processes
@@ -100,11 +100,11 @@ class _Worker:
 
 
 @dataclasses.dataclass(kw_only=True, eq=False, repr=False, match_args=False)
-class WorkerGpus(ports.Standby):
+class WorkerGpus(standbys.Standby):
     """Implements ``ports.Gpus``: each call in a process of its own; for one thread at a time.
 
-    As ``ports.Standby`` it starts the process of the next call ahead, which imports what it needs
-    and waits without touching the driver.
+    As ``standbys.Standby`` it starts the process of the next call ahead, which imports what it
+    needs and waits without touching the driver.
     """
 
     command: Sequence[str]

@@ -24,8 +24,8 @@ class GpuUse:
 
     uuid: str
     in_use: frozenset[model.Placement]
-    """GPU instances with a compute instance that a pod or a process uses. A span that is none of the
-    GPU's instances, such as all slices of a GPU without MIG: the GPU as a whole is in use."""
+    """GPU instances with a compute instance that a pod or a process uses. A span that is none of
+    the GPU's instances, such as all slices of a GPU without MIG: the whole GPU is in use."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +67,10 @@ def _row(gpu: model.Gpu, in_use: Collection[model.Placement]) -> dict[str, Any]:
 
 def has_same_facts(text: str, other: str) -> bool:
     """Return whether two values differ at most in the time of the observation."""
-    one, two = (json.loads(each) | {"at": ""} for each in (text, other))
+    try:
+        one, two = (json.loads(each) | {"at": ""} for each in (text, other))
+    except (RecursionError, TypeError, ValueError):
+        return False
     return bool(one == two)
 
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from mig_manager import errors
 from mig_manager.adapters.kubernetes import api
 from mig_manager.agent import loop, main, settings
-from mig_manager.core import model, ports
+from mig_manager.core import model, ports, standbys
 from mig_manager.core.node import cluster
 from mig_manager.sandbox.driver import library as simulated
 from tests import fakes
@@ -152,7 +152,6 @@ class _Telemetry(ports.Telemetry):
         self.succeeded: list[str] = []
         self.ended: tuple[model.State, errors.Reason] | None = None
         self.is_lost = False
-        self.is_retry_waiting = False
 
     def begin(self) -> None:
         """Forget the step before."""
@@ -174,9 +173,6 @@ class _Telemetry(ports.Telemetry):
     def outcome_lost(self, reason: errors.Reason) -> None:
         self.is_lost = True
 
-    def retry_scheduled(self, delay_s: float) -> None:
-        self.is_retry_waiting = True
-
 
 class _Mailbox(loop.Inbox):
     """Passes time by the node's clock, and ends a step where the agent has nothing to do.
@@ -196,15 +192,18 @@ class _Mailbox(loop.Inbox):
         self.served: str | None = None
         """The layout that is served, or was last."""
 
-    def next(self, seen: int, *, timeout_s: float | None = None) -> loop.Request | None:
-        """Return what is newer; end the step first where nothing is."""
+    def has_news(self, seen: int, *, timeout_s: float | None = None) -> bool:
+        """End the step where nothing is newer, and wait no longer."""
         self._deliver()
-        if not (self.is_stopping or self._generation > seen or self._needs_check):
+        if not self._is_news(seen):
             self.is_resting = True
             self._end_step()
             self.is_resting = False
             self._deliver()
-        request = super().next(seen, timeout_s=0.0)
+        return True
+
+    def next(self, seen: int, *, timeout_s: float | None = None) -> loop.Request | None:
+        request = super().next(seen, timeout_s=timeout_s)
         if request is not None:
             self.served = request.name
         return request
@@ -214,13 +213,13 @@ class _Mailbox(loop.Inbox):
         self._deliver()
         return super().end_of(generation)
 
+    def is_over(self, generation: int, *, timeout_s: float | None = None) -> bool:
+        """End the step before the next try of a request, and wait no longer."""
+        self._end_step()
+        return True
+
     def wait(self, generation: int, seconds: float) -> None:
-        """Let the node live; before the next try of a request, end the step."""
-        if self._heard.is_retry_waiting:
-            self._heard.is_retry_waiting = False
-            self._end_step()
-        else:
-            self._rig.clock.wait(seconds)
+        self._rig.clock.wait(seconds)
 
     def pause(self, generation: int, seconds: float) -> None:
         self._rig.clock.wait(seconds)
@@ -253,5 +252,5 @@ def _in_memory(
     }
     heard: dict[str, Any] = {n: script.Port(port, n, rig.script) for n, port in each.items()}
     return dataclasses.replace(
-        own, clock=rig.clock, standby=ports.Standbys(), lock=None, boot_layout=None, **heard
+        own, clock=rig.clock, standby=standbys.Standbys(), lock=None, boot_layout=None, **heard
     )

@@ -1,0 +1,165 @@
+"""Publish which GPU instances are in use, and what could still be created beside them.
+
+That happens at the end of each run. On a node with on-demand partitioning it happens as well
+whenever the use changes: the node's pods are watched, and after a change of one that may use a GPU
+the agent asks kubelet and the driver once. Between two changes it asks nothing.
+"""
+
+import math
+from collections.abc import Mapping
+
+import structlog
+
+from mig_manager import errors
+from mig_manager.core import model, ports, timing
+from mig_manager.core.node import clients, cluster, gpu_use
+from mig_manager.core.records import capacity, gpu_codec
+
+_QUIET_S, _LONGEST_S = 1.0, 5.0
+"""Pods often come and go together, and get their devices shortly after they are bound."""
+_BACKOFF = timing.Backoff(first_s=1.0, max_s=60.0, factor=2.0)
+
+_log = structlog.get_logger()
+
+
+class CapacityReport:
+    """The published use of the node's GPU instances; for the loop's thread."""
+
+    def __init__(self, deps: ports.Dependencies) -> None:
+        self._deps = deps
+        self._gpus = model.NO_GPUS
+        self._published_gpus = ""
+        """The annotation's value; empty: not known."""
+        self._published = self._draft = ""
+        """The annotation's value; empty: not known, or there is none."""
+        self._is_followed = False
+        self._burst = timing.Burst(quiet_s=_QUIET_S, longest_s=_LONGEST_S)
+        self._retry_at_s = math.inf
+        self._attempt = 0
+
+    # -- at the end of a run ----------------------------------------------------------------------
+
+    def annotations(
+        self, gpus: model.ObservedGpus, present: Mapping[str, str] | None = None
+    ) -> dict[str, str | None]:
+        """Observe the use, and return the annotation to write with these GPUs.
+
+        A use that cannot be found removes it; without GPUs it stays. ``present`` are the node's
+        annotations: one with the same facts stays.
+        """
+        self._draft = self._published
+        if not gpus:
+            return {}
+        self.note_gpus(gpus, are_published=True)
+        try:
+            self._draft = self._observe_use(gpus)
+            self._burst.clear()
+        except errors.MigManagerError as error:
+            _log.info("use_not_found", reason=error.reason.value, error=error.message)
+            self._draft = ""
+            self._repeat()
+        old = (present or {}).get(cluster.CAPACITY_ANNOTATION, "")
+        if capacity.has_same_facts(old, self._draft):
+            self._draft = old
+        return {cluster.CAPACITY_ANNOTATION: self._draft or None}
+
+    def published(self) -> None:
+        """Note that the annotation is written."""
+        self._published = self._draft
+
+    # -- at rest ----------------------------------------------------------------------------------
+
+    def follow(self, *, is_on_demand: bool, has_changed: bool) -> None:
+        """Follow the use, or stop to, as the node's label says; note a change of it."""
+        if is_on_demand is not self._is_followed:
+            self._is_followed = has_changed = is_on_demand
+            self._retry_at_s = math.inf
+            self._burst.clear()
+            if self._deps.pod_watch is not None:
+                (self._deps.pod_watch.keep if is_on_demand else self._deps.pod_watch.release)()
+        if has_changed:
+            self._expect()
+
+    def note_gpus(self, gpus: model.ObservedGpus, *, are_published: bool) -> None:
+        """Take a newer observation of the GPUs, which may have other instances."""
+        if not gpus:
+            return
+        if gpus != self._gpus:
+            self._gpus = gpus
+            self._expect()
+        if are_published:
+            self._published_gpus = gpu_codec.to_json(gpus)
+
+    def forget_node(self) -> None:
+        """Publish again: the Node was deleted and registered again."""
+        self._published = self._published_gpus = ""
+        self._expect()
+
+    @property
+    def next_in_s(self) -> float:
+        """How long to wait before the next ``refresh``; inf until something changes."""
+        now = self._deps.clock.monotonic()
+        burst_s = self._burst.ends_in_s(now)
+        retry_s = max(0.0, self._retry_at_s - now)
+        return retry_s if burst_s is None else min(burst_s, retry_s)
+
+    def refresh(self) -> None:
+        """Observe the use, and publish what has changed; a failure is logged and retried."""
+        self._burst.clear()
+        self._retry_at_s = math.inf
+        is_stable = False
+        try:
+            is_stable = self._refresh()
+        except errors.MigManagerError as error:
+            _log.warning("use_not_published", reason=error.reason.value, error=error.message)
+        except Exception:  # noqa: BLE001 - a bug in a report must not end the agent
+            _log.exception("use_not_published")
+        if is_stable:
+            self._attempt = 0
+        elif self._retry_at_s == math.inf:
+            self._repeat()
+
+    def _refresh(self) -> bool:
+        """Observe and publish; return whether only an event of a pod can change the use."""
+        change: dict[str, str | None] = {}
+        self._gpus = self._gpus or self._deps.gpus.observe()
+        text, gpus = self._observe_use(self._gpus), gpu_codec.to_json(self._gpus)
+        if not capacity.has_same_facts(text, self._published):
+            change[cluster.CAPACITY_ANNOTATION] = text
+        if gpus != self._published_gpus:
+            change[cluster.GPUS_ANNOTATION] = gpus
+        if change:
+            self._deps.node.patch(cluster.NodePatch(annotations=change))
+            self._published, self._published_gpus = text, gpus
+        return math.isinf(self._retry_at_s)
+
+    def _observe_use(self, gpus: model.ObservedGpus) -> str:
+        """Return the annotation's value; observe again later if the use may end unseen."""
+        deps = self._deps
+        listed = deps.extra_clients
+        daemons = clients.parse(listed.read(), source=listed.name) if listed else ()
+        assigned, why_not = None, ""
+        try:
+            assigned = deps.allocations.assigned()
+        except errors.ClusterError as error:
+            why_not = error.message
+        # After kubelet's answer: a pod that it still lists may have finished.
+        pods = deps.workloads.present()
+        processes = deps.processes() if deps.processes and self._is_followed else None
+        use = gpu_use.find(gpus, pods, assigned, processes, daemons=daemons)
+        if use is None:
+            raise errors.ClusterError(why_not, reason=errors.Reason.POD_RESOURCES_UNAVAILABLE)
+        if not use.is_stable:
+            self._repeat()
+        deps.telemetry.use_observed(gpus, use.in_use)
+        return capacity.to_json(gpus, use.in_use, at=deps.clock.now_iso())
+
+    def _expect(self) -> None:
+        if self._is_followed:
+            self._burst.add(self._deps.clock.monotonic())
+
+    def _repeat(self) -> None:
+        if self._is_followed:
+            delay_s = _BACKOFF.delay_s(self._attempt)
+            self._retry_at_s = self._deps.clock.monotonic() + delay_s
+            self._attempt += 1

@@ -1,0 +1,295 @@
+"""What the agent publishes about the use of the node's instances, after runs and at rest."""
+
+import dataclasses
+import json
+import math
+from typing import Any
+
+import pytest
+
+from mig_manager import errors
+from mig_manager.agent import reconcile
+from mig_manager.core import model, ports, steps
+from mig_manager.core.node import cluster
+from mig_manager.core.records import gpu_codec
+from tests import fakes, scenes
+
+GPU_0 = 0
+
+
+class PodWatch:
+    def __init__(self) -> None:
+        self.is_kept = False
+
+    def keep(self) -> None:
+        self.is_kept = True
+
+    def release(self) -> None:
+        self.is_kept = False
+
+
+class Observed(ports.Telemetry):
+    def __init__(self) -> None:
+        self.in_use: dict[str, frozenset[model.Placement]] = {}
+
+    def use_observed(self, gpus: model.ObservedGpus, in_use: Any) -> None:
+        self.in_use = dict(in_use)
+
+
+@pytest.fixture
+def rig() -> fakes.NodeRig:
+    """A node with ``all-balanced``: pods use slices 0-1 of the first GPU, 4-7 of the second."""
+    return scenes.busy_node()
+
+
+def published(rig: fakes.NodeRig) -> list[list[list[int]]]:
+    """Return the published spans in use, GPU by GPU."""
+    data = json.loads(rig.annotations[cluster.CAPACITY_ANNOTATION])
+    return [gpu["inUse"] for gpu in data["gpus"]]
+
+
+def on_demand(rig: fakes.NodeRig, **replaced: Any) -> reconcile.Reconciler:
+    """Return the reconciler of a node with on-demand partitioning that has just started."""
+    ours = scenes.reconciler(rig, **replaced)
+    scenes.run(rig, "all-balanced", by=ours)
+    ours.capacity.follow(is_on_demand=True, has_changed=False)
+    return ours
+
+
+def catch_up(rig: fakes.NodeRig, ours: reconcile.Reconciler, most: int = 10) -> list[float]:
+    """Wait and observe as the loop does, until nothing is left to do; return the pauses."""
+    pauses: list[float] = []
+    while math.isfinite(ours.capacity.next_in_s) and len(pauses) < most:
+        pauses.append(round(ours.capacity.next_in_s, 2))
+        rig.clock.wait(ours.capacity.next_in_s)
+        if not ours.capacity.next_in_s:
+            ours.capacity.refresh()
+    return pauses
+
+
+def use_changed(ours: reconcile.Reconciler) -> None:
+    ours.capacity.follow(is_on_demand=True, has_changed=True)
+
+
+def patches(rig: fakes.NodeRig) -> int:
+    return rig.log.count("node.patch")
+
+
+def test_a_run_publishes_the_use_in_the_patch_that_ends_it_with_the_room_beside_it(
+    rig: fakes.NodeRig,
+) -> None:
+    telemetry = Observed()
+
+    scenes.run(rig, "all-balanced", by=scenes.reconciler(rig, telemetry=telemetry))
+
+    first, second = json.loads(rig.annotations[cluster.CAPACITY_ANNOTATION])["gpus"]
+    assert first["inUse"] == [[0, 2]]
+    assert second["inUse"] == [[4, 4]]
+    assert first["room"]["3g.20gb"] == 1
+    assert second["free"] == 4
+    assert telemetry.in_use[first["uuid"]] == {model.Placement(0, 2)}
+    assert patches(rig) == 1
+
+
+def test_the_use_after_a_change_is_of_the_new_instances(rig: fakes.NodeRig) -> None:
+    scenes.run(rig)
+
+    assert published(rig) == [[], [[4, 4]]]
+
+
+def test_a_node_without_a_request_publishes_the_use_once(rig: fakes.NodeRig) -> None:
+    for _ in range(2):
+        rig.clock.wait(5)
+        assert not scenes.reconciler(rig).rest()
+
+    assert published(rig) == [[[0, 2]], [[4, 4]]]
+    assert patches(rig) == 1
+
+
+def test_nothing_happens_at_rest_on_a_node_without_on_demand_partitioning(
+    rig: fakes.NodeRig,
+) -> None:
+    watch = PodWatch()
+    ours = scenes.reconciler(rig, pod_watch=watch)
+    scenes.run(rig, "all-balanced", by=ours)
+
+    ours.capacity.follow(is_on_demand=False, has_changed=True)
+
+    assert math.isinf(ours.capacity.next_in_s)
+    assert not watch.is_kept
+
+
+def test_at_rest_a_change_of_use_is_published_after_a_quiet_time_in_one_patch(
+    rig: fakes.NodeRig,
+) -> None:
+    ours = on_demand(rig)
+    catch_up(rig, ours)
+    rig.log.clear()
+    rig.add_pod("new", devices=frozenset({scenes.device(rig, GPU_0, "3g.20gb")}))
+
+    use_changed(ours)
+    rig.clock.wait(0.5)
+    use_changed(ours)
+
+    assert catch_up(rig, ours) == [1.0]
+    assert published(rig) == [[[0, 2], [4, 4]], [[4, 4]]]
+    assert patches(rig) == 1
+    assert "gpus.observe" not in rig.log
+
+
+def test_changes_without_an_end_are_published_nevertheless(rig: fakes.NodeRig) -> None:
+    ours = on_demand(rig)
+    catch_up(rig, ours)
+    for _ in range(9):
+        use_changed(ours)
+        rig.clock.wait(0.6)
+
+    assert ours.capacity.next_in_s == 0
+
+
+def test_an_unchanged_use_is_not_written_again(rig: fakes.NodeRig) -> None:
+    ours = on_demand(rig)
+    catch_up(rig, ours)
+    rig.log.clear()
+
+    use_changed(ours)
+
+    assert catch_up(rig, ours) == [1.0]
+    assert "allocations.assigned" in rig.log
+    assert patches(rig) == 0
+
+
+def test_the_watch_of_the_pods_comes_and_goes_with_the_label(rig: fakes.NodeRig) -> None:
+    watch = PodWatch()
+    ours = on_demand(rig, pod_watch=watch)
+    assert watch.is_kept
+    assert catch_up(rig, ours) == [1.0]
+    use_changed(ours)
+
+    ours.capacity.follow(is_on_demand=False, has_changed=True)
+
+    assert not watch.is_kept
+    assert math.isinf(ours.capacity.next_in_s)
+
+
+@pytest.mark.parametrize("call", ["allocations.assigned", "workloads.list", "node.patch"])
+def test_an_observation_that_fails_is_repeated_with_backoff_and_published_once_it_succeeds(
+    rig: fakes.NodeRig, call: str
+) -> None:
+    ours = on_demand(rig)
+    catch_up(rig, ours)
+    rig.add_pod("new", devices=frozenset({scenes.device(rig, GPU_0, "3g.20gb")}))
+    rig.refusing[call] = errors.ClusterError("no", reason=errors.Reason.API_UNAVAILABLE)
+
+    use_changed(ours)
+
+    assert catch_up(rig, ours, most=9) == [1.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0]
+    assert published(rig) == [[[0, 2]], [[4, 4]]]
+    rig.refusing.clear()
+    catch_up(rig, ours)
+    assert published(rig) == [[[0, 2], [4, 4]], [[4, 4]]]
+
+
+def test_a_bug_in_an_observation_does_not_end_the_agent(rig: fakes.NodeRig) -> None:
+    ours = on_demand(rig)
+    rig.refusing["allocations.assigned"] = KeyError("bug")
+
+    assert catch_up(rig, ours, most=2) == [1.0, 1.0]
+
+
+def test_a_process_is_looked_for_on_demand_only_and_until_it_has_ended(
+    rig: fakes.NodeRig,
+) -> None:
+    gpu = rig.gpus[0]
+    (small, *_) = (gi for gi in gpu.gpu_instances if str(gi.profile) == "1g.5gb")
+    user = steps.GpuProcess(pid=7, name="a", home="", gpu_instances=(small.instance_id,))
+    processes: dict[str, tuple[steps.GpuProcess, ...]] = {each.uuid: () for each in rig.gpus}
+    processes[gpu.uuid] = (user,)
+    asked: list[bool] = []
+
+    def listed() -> dict[str, tuple[steps.GpuProcess, ...]]:
+        asked.append(True)
+        return processes
+
+    ours = scenes.reconciler(rig, processes=listed)
+    scenes.run(rig, "all-balanced", by=ours)
+    assert not asked
+    ours.capacity.follow(is_on_demand=True, has_changed=False)
+
+    assert catch_up(rig, ours, most=3) == [1.0, 1.0, 2.0]
+    start, size = small.placement.start, small.placement.size
+    assert [start, size] in published(rig)[0]
+    processes[gpu.uuid] = ()
+    assert catch_up(rig, ours) == [4.0]
+    assert published(rig)[0] == [[0, 2]]
+
+
+def test_a_use_that_cannot_be_found_after_a_run_is_removed_and_looked_for_on_demand(
+    rig: fakes.NodeRig,
+) -> None:
+    ours = on_demand(rig)
+    catch_up(rig, ours)
+    rig.kubelet_is_silent = True
+
+    scenes.run(rig, "all-balanced", by=ours)
+
+    assert cluster.CAPACITY_ANNOTATION not in rig.annotations
+    rig.kubelet_is_silent = False
+    catch_up(rig, ours)
+    assert published(rig) == [[[0, 2]], [[4, 4]]]
+
+
+def test_other_instances_that_a_drift_check_sees_are_published_with_their_use(
+    rig: fakes.NodeRig,
+) -> None:
+    ours = scenes.reconciler(rig)
+    ended = scenes.run(rig, "all-balanced", by=ours)
+    ours.capacity.follow(is_on_demand=True, has_changed=False)
+    catch_up(rig, ours)
+    first = rig.gpus[0]
+    kept = tuple(gi for gi in first.gpu_instances if str(gi.profile) != "3g.20gb")
+    rig.gpus = (dataclasses.replace(first, gpu_instances=kept), *rig.gpus[1:])
+
+    ours.check_drift("all-balanced", ended)
+    catch_up(rig, ours)
+
+    inventory = gpu_codec.from_json(rig.annotations[cluster.GPUS_ANNOTATION])
+    assert len(inventory[0].gpu_instances) == len(kept)
+    assert published(rig) == [[[0, 2]], [[4, 4]]]
+
+
+def test_an_agent_that_has_not_seen_the_gpus_observes_them_for_its_first_report(
+    rig: fakes.NodeRig,
+) -> None:
+    rig.annotations.clear()
+    ours = scenes.reconciler(rig)
+
+    ours.capacity.follow(is_on_demand=True, has_changed=False)
+    catch_up(rig, ours)
+
+    assert rig.log.count("gpus.observe") == 1
+    assert {cluster.CAPACITY_ANNOTATION, cluster.GPUS_ANNOTATION} == set(rig.annotations)
+    assert patches(rig) == 1
+
+
+def test_a_node_that_is_registered_again_gets_everything_again(rig: fakes.NodeRig) -> None:
+    ours = on_demand(rig)
+    catch_up(rig, ours)
+    before = dict(rig.annotations)
+    rig.annotations.clear()
+
+    ours.forget_node()
+    catch_up(rig, ours)
+
+    for key in (cluster.CAPACITY_ANNOTATION, cluster.GPUS_ANNOTATION):
+        assert json.loads(rig.annotations[key])["gpus"] == json.loads(before[key])["gpus"]
+
+
+def test_an_attempt_that_is_retried_observes_no_use(rig: fakes.NodeRig) -> None:
+    del rig.annotations[cluster.CAPACITY_ANNOTATION]
+    rig.budgets["affected"] = "budget 'pdb-a' allows no disruption"
+
+    outcome = scenes.run(rig)
+
+    assert outcome.should_retry
+    assert cluster.CAPACITY_ANNOTATION not in rig.annotations
