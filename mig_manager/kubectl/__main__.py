@@ -8,18 +8,18 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import mig_manager
 from mig_manager import errors
-from mig_manager.change import validate
 from mig_manager.cli import command_settings, console, gpu_report, help_pages, parser
-from mig_manager.core import messages, options
+from mig_manager.core import options
 from mig_manager.core.fleet import nodes
 from mig_manager.core.layout import config
-from mig_manager.kubectl import apply, autoscaler, layouts, plan, selection, status
+from mig_manager.kubectl import apply, autoscaler, capacity, layouts, plan, selection, status
 
 PROGRAM = "kubectl mig"
 COMMANDS: Mapping[str, str] = {
     "status": "show the layouts and slices of nodes",
     "plan": "show what a layout would change on nodes, and change nothing",
     "apply": "request a layout of your own of one node",
+    "capacity": "show which instances are idle, and what could be created instead",
     "validate": "check layouts against the GPUs that the nodes have",
     "layouts": "show the layouts that a node can be asked for",
     "history": "show what happened to a node's layout lately",
@@ -108,6 +108,7 @@ class _Command:
             "status": self._status,
             "plan": self._plan,
             "apply": self._apply,
+            "capacity": self._capacity,
             "validate": self._validate,
             "layouts": self._layouts,
             "history": self._history,
@@ -147,24 +148,15 @@ class _Command:
         self._answer(result.to_data, lambda: apply.text(result, style=self._style))
         return result.is_good
 
-    def _validate(self) -> bool:
-        document = self._document()
-        names = self._names("layout")
-        layouts = [document.layout(name) for name in names or document.layouts]
-        templates, notes = plan.products(self._nodes().reports)
-        for note in notes:
-            self._terminal.note(note)
-        if not templates:
-            raise errors.UsageError("the GPUs of these nodes are not known: nothing to validate")
-        from mig_manager.catalogue import hardware  # noqa: PLC0415 - reads the table of products
+    def _capacity(self) -> bool:
+        found = self._nodes()
+        result = capacity.capacity(found.reports, now=self._now)
+        self._answer(result.to_data, lambda: capacity.table(result, style=self._style))
+        return result.is_good and not found.missing
 
-        result = validate.against_products(
-            list(map(_printable, layouts)),
-            source=document.source,
-            templates=templates,
-            # A layout that is named is meant for these nodes.
-            others=None if names else hardware.known_gpus,
-        )
+    def _validate(self) -> bool:
+        document, names = self._document(), self._names("layout")
+        result = plan.validated(document, names, self._nodes().reports, note=self._terminal.note)
         self._answer(result.to_data, lambda: gpu_report.validated(result, style=self._style))
         return not result.misfits
 
@@ -188,7 +180,7 @@ class _Command:
 
     def _autoscaler_tags(self) -> bool:
         layout = self._document().layout(str(self._parsed["layout"]))
-        result = autoscaler.tags(_printable(layout), self._parsed)
+        result = autoscaler.tags(plan.printable(layout), self._parsed)
         self._answer(result.to_data, lambda: autoscaler.text(result))
         return True
 
@@ -232,11 +224,6 @@ class _Command:
         return document
 
 
-def _printable(layout: config.Layout) -> config.Layout:
-    """Return a layout whose name can be printed."""
-    return dataclasses.replace(layout, name=messages.printable(layout.name))
-
-
 # -- the command line ----------------------------------------------------------------------------
 
 _CLUSTER_PARSER = parser.Parser(
@@ -271,7 +258,7 @@ class PluginOptions:
         options.Option(
             help="nodes (default: all with NVIDIA GPUs)",
             metavar="NODE",
-            commands="status plan",
+            commands="status plan capacity",
             is_operand=True,
             is_repeatable=True,
         ),
@@ -287,7 +274,7 @@ class PluginOptions:
         "nodes with these labels, as kubectl's",
         short="l",
         metavar="SELECTOR",
-        commands="status plan validate",
+        commands="status plan capacity validate",
     )
     filename: str = options.text(
         "config document, '-' for standard input",
@@ -313,7 +300,7 @@ class PluginOptions:
         metavar="FORMAT",
         default=command_settings.OutputFormat.TEXT,
         default_text="text; wide draws every node, json and yaml have everything",
-        commands="status plan apply validate layouts history autoscaler-tags",
+        commands="status plan apply capacity validate layouts history autoscaler-tags",
     )
     autoscaler: str = options.nested(autoscaler.OPTIONS)
     colour: str = options.nested(command_settings.TerminalSettings, "color")

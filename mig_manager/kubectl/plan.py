@@ -6,11 +6,12 @@ those, and so may choose other instances of the same kind to destroy.
 
 import dataclasses
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, cast
 
 from mig_manager import errors
 from mig_manager.change import plans as change_plans
+from mig_manager.change import validate
 from mig_manager.cli import gpu_report
 from mig_manager.core import bar, messages, model
 from mig_manager.core.fleet import nodes
@@ -184,6 +185,41 @@ def products(reports: Sequence[nodes.Report]) -> tuple[Sequence[model.Gpu], Sequ
         [*published.values(), *others], key=lambda gpu: (gpu.name, gpu.pci_device_id)
     )
     return templates, notes
+
+
+def validated(
+    document: config.Document,
+    names: Sequence[str],
+    reports: Sequence[nodes.Report],
+    *,
+    note: Callable[[str], object],
+) -> validate.Validated:
+    """Check the layouts named, or all, against the products that the nodes have.
+
+    Raises:
+        LayoutError: The document has no layout of a name.
+        UsageError: The products are not known.
+    """
+    layouts = [document.layout(name) for name in names or document.layouts]
+    templates, notes = products(reports)
+    for each in notes:
+        note(each)
+    if not templates:
+        raise errors.UsageError("the GPUs of these nodes are not known: nothing to validate")
+    from mig_manager.catalogue import hardware  # noqa: PLC0415 - reads the table of products
+
+    return validate.against_products(
+        list(map(printable, layouts)),
+        source=document.source,
+        templates=templates,
+        # A layout that is named is meant for these nodes.
+        others=None if names else hardware.known_gpus,
+    )
+
+
+def printable(layout: config.Layout) -> config.Layout:
+    """Return a layout whose name can be printed."""
+    return dataclasses.replace(layout, name=messages.printable(layout.name))
 
 
 def presumed_gpus(report: nodes.Report) -> tuple[model.ObservedGpus, str]:

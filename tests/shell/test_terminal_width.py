@@ -50,6 +50,7 @@ def test_no_line_of_an_answer_is_wider_than_the_terminal(
         ("validate",),
         ("layouts", "gpu-1"),
         ("history", "gpu-1"),
+        ("capacity",),
     ],
     ids=" ".join,
 )

@@ -1,0 +1,230 @@
+"""``kubectl mig capacity``: which devices are idle, and what else could be created instead.
+
+It measures the room as the agents do (``planner.room``), from the GPUs and the use that they have
+published. An agent publishes the use at the end of a run; only on nodes with on-demand
+partitioning it does so whenever the use changes.
+"""
+
+import collections
+import dataclasses
+import datetime as dt
+from collections.abc import Iterable, Mapping, Sequence
+
+from mig_manager.cli import gpu_report
+from mig_manager.core import bar, messages, model, picture
+from mig_manager.core.fleet import nodes
+from mig_manager.core.node import cluster
+from mig_manager.core.planner import room
+from mig_manager.core.records import capacity as records
+
+_HEAD = ("NODE", "OBSERVED", "IDLE NOW", "ROOM", "FREE", "STRANDED")
+_NOT_PUBLISHED = (
+    "its agent has not published which instances are in use: it is too old, has not finished a "
+    "run, or kubelet did not answer it"
+)
+_LEGEND = (
+    "IDLE NOW: devices that no pod has. ROOM: what fits once idle instances are destroyed, each "
+    "profile alone. FREE: memory slices outside the instances in use. STRANDED: free ones that no "
+    "instance would cover."
+)
+_OLD = (
+    f"Nodes without the label {cluster.PARTITIONING_LABEL}={cluster.ON_DEMAND} publish the use "
+    "only at the end of a run: pods may have come and gone since."
+)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class GpuCapacity:
+    """The capacity of one GPU whose use is known."""
+
+    gpu: model.Gpu
+    in_use: frozenset[model.Placement]
+    room: room.Room
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether pods get the GPU as a whole, because it has no MIG mode or a disabled one."""
+        return self.gpu.current_mode is not model.MigMode.ENABLED
+
+    @property
+    def idle(self) -> Sequence[model.GpuInstance]:
+        """The GPU instances that are not in use."""
+        return [gi for gi in self.gpu.gpu_instances if gi.placement not in self.in_use]
+
+    def to_data(self) -> dict[str, object]:
+        """Return plain data for JSON and YAML."""
+        return {
+            "index": self.gpu.index,
+            "uuid": self.gpu.uuid,
+            "name": self.gpu.name,
+            "in_use": [str(place) for place in sorted(self.in_use)],
+            "idle": [str(gi.placement) for gi in self.idle],
+            "room": _named(self.room.profiles),
+            "free_slices": self.room.free,
+            "stranded_slices": self.room.stranded,
+            "fragmentation": round(self.room.fragmentation, 2),
+        }
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class NodeCapacity:
+    """The capacity of a node, or of several together."""
+
+    name: str
+    at: dt.datetime | None  # of the observation; None: nothing is known
+    gpus: tuple[GpuCapacity, ...]
+    is_on_demand: bool = False
+    notes: tuple[str, ...] = ()
+
+    @property
+    def devices(self) -> collections.Counter[model.Profile]:
+        """The devices in instances that are not in use, by profile."""
+        return collections.Counter(
+            ci.profile for each in self.gpus for gi in each.idle for ci in gi.compute_instances
+        )
+
+    @property
+    def whole_gpus(self) -> int:
+        """How many GPUs without MIG no pod and no process has."""
+        return sum(each.is_whole and not each.in_use for each in self.gpus)
+
+    @property
+    def room(self) -> collections.Counter[model.Profile]:
+        """How many more of each profile fit on all GPUs, each alone."""
+        total: collections.Counter[model.Profile] = collections.Counter()
+        for each in self.gpus:
+            total.update({profile: n for profile, n in each.room.profiles.items() if n})
+        return total
+
+    @property
+    def free(self) -> int:
+        """Memory slices outside the instances in use."""
+        return sum(each.room.free for each in self.gpus)
+
+    @property
+    def stranded(self) -> int:
+        """Free memory slices that no possible instance would cover."""
+        return sum(each.room.stranded for each in self.gpus)
+
+    def to_data(self) -> dict[str, object]:
+        """Return plain data for JSON and YAML."""
+        return {
+            "node": self.name,
+            "observed_at": self.at.isoformat() if self.at else None,
+            "is_on_demand": self.is_on_demand,
+            "notes": list(self.notes),
+            **_totals(self),
+            "gpus": [each.to_data() for each in self.gpus],
+        }
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Capacity:
+    """The capacity of nodes."""
+
+    nodes: tuple[NodeCapacity, ...]
+    now: dt.datetime
+
+    @property
+    def is_good(self) -> bool:
+        """Whether the capacity of every node is known."""
+        return all(node.at for node in self.nodes)
+
+    @property
+    def total(self) -> NodeCapacity:
+        """All nodes together."""
+        gpus = tuple(gpu for node in self.nodes for gpu in node.gpus)
+        return NodeCapacity(name="all", at=None, gpus=gpus)
+
+    def to_data(self) -> dict[str, object]:
+        """Return plain data for JSON and YAML."""
+        return {
+            "is_good": self.is_good,
+            "total": _totals(self.total),
+            "nodes": [node.to_data() for node in self.nodes],
+        }
+
+
+def _totals(node: NodeCapacity) -> dict[str, object]:
+    return {
+        "idle_devices": _named(node.devices),
+        "idle_whole_gpus": node.whole_gpus,
+        "room": _named(node.room),
+        "free_slices": node.free,
+        "stranded_slices": node.stranded,
+    }
+
+
+def _named(counts: Mapping[model.Profile, int]) -> dict[str, int]:
+    ordered = sorted(counts.items(), key=lambda item: item[0].sort_key)
+    return {str(profile): count for profile, count in ordered if count}
+
+
+def capacity(reports: Iterable[nodes.Report], *, now: dt.datetime) -> Capacity:
+    """Measure the capacity of nodes from what their agents have published."""
+    return Capacity(nodes=tuple(map(_of_node, reports)), now=now)
+
+
+def _of_node(report: nodes.Report) -> NodeCapacity:
+    node, notes = report.node, list(report.notes)
+    if node.is_ready and node.is_unavailable:
+        notes.append("no new pod is scheduled to it: it is cordoned or under change")
+    is_on_demand = node.view.labels.get(cluster.PARTITIONING_LABEL) == cluster.ON_DEMAND
+    text = node.view.annotations.get(cluster.CAPACITY_ANNOTATION)
+    use: records.NodeUse | None = None
+    try:
+        use = records.from_json(text) if text else None
+        notes += [] if text else [_NOT_PUBLISHED]
+    except ValueError as error:
+        notes.append(f"the published use cannot be read: {messages.fit(str(error), 80)}")
+    found = []
+    for gpu in report.gpus or () if use else ():
+        in_use = use.on(gpu.uuid) if use else None
+        measured = None if in_use is None else _of_gpu(gpu, in_use)
+        if measured:
+            found.append(measured)
+        else:
+            notes.append(f"the use of GPU {gpu.index} is not known, or of other instances")
+    is_known = use is not None and report.gpus is not None
+    return NodeCapacity(
+        name=node.name,
+        at=use.at if use and is_known else None,
+        gpus=tuple(found),
+        is_on_demand=is_on_demand,
+        notes=tuple(notes),
+    )
+
+
+def _of_gpu(gpu: model.Gpu, in_use: frozenset[model.Placement]) -> GpuCapacity | None:
+    # A GPU without MIG has no instances, and is in use as a whole.
+    is_whole = gpu.current_mode is not model.MigMode.ENABLED
+    measured = room.NONE if is_whole else room.room(gpu, in_use)
+    return None if measured is None else GpuCapacity(gpu=gpu, in_use=in_use, room=measured)
+
+
+def table(result: Capacity, *, style: bar.Style) -> str:
+    """Return a line for each node and one for all, and what the columns mean."""
+    rows = [_row(node, messages.age(node.at, result.now)) for node in result.nodes]
+    if len(rows) > 1:
+        rows.append(_row(result.total, ""))
+    lines = gpu_report.columns(_HEAD, rows, style=style)
+    remarks = [
+        style.wrapped(f"{node.name}: {messages.joined(*node.notes)}")
+        for node in result.nodes
+        if node.notes
+    ]
+    remarks.append(style.wrapped(_LEGEND))
+    if any(node.at and not node.is_on_demand for node in result.nodes):
+        remarks.append(style.wrapped(_OLD))
+    return "\n".join([*lines, "", *remarks])
+
+
+def _row(node: NodeCapacity, age: str) -> tuple[str, ...]:
+    if not node.gpus:
+        return node.name, age, "-", "-", "-", "-"
+    parts = [picture.counted(node.devices)] if node.devices else []
+    parts += [f"{node.whole_gpus}x whole GPU"] if node.whole_gpus else []
+    # Variants with other media engines need the same slices; JSON has them.
+    plain = {p: n for p, n in node.room.items() if not (p.attributes or p.negated_attributes)}
+    fits = picture.counted(plain) if plain else "none"
+    return node.name, age, ", ".join(parts) or "none", fits, str(node.free), str(node.stranded)

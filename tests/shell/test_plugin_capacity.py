@@ -1,0 +1,134 @@
+"""``kubectl mig capacity`` over nodes as agents leave them."""
+
+import json
+import pathlib
+from collections.abc import Iterator, Mapping, Sequence
+
+import pytest
+
+from mig_manager.core import model
+from mig_manager.core.node import cluster
+from mig_manager.core.records import capacity
+from testkit import apiserver
+from tests.shell import plugin_rig as rig
+
+ON_DEMAND = {cluster.PARTITIONING_LABEL: cluster.ON_DEMAND}
+A100 = "A100-SXM4-40GB"
+
+
+def node(
+    name: str,
+    gpus: Sequence[model.Gpu],
+    in_use: Mapping[str, set[model.Placement]] | None,
+    labels: Mapping[str, str] | None = None,
+) -> rig.Object:
+    made = rig.node(name, gpus=gpus, requested="all-balanced", labels=labels)
+    if in_use is not None:
+        text = capacity.to_json(gpus, in_use, at=rig.ago(minutes=7))
+        made["metadata"]["annotations"][cluster.CAPACITY_ANNOTATION] = text
+    return made
+
+
+def nodes() -> list[rig.Object]:
+    balanced = rig.gpus(f"2x{A100}", "all-balanced")
+    one, two = (gpu.uuid for gpu in balanced)
+    first = next(gi for gi in balanced[0].gpu_instances if str(gi.profile) == "2g.10gb")
+    whole = rig.gpus(A100)
+    damaged = node("damaged", balanced, {})
+    damaged["metadata"]["annotations"][cluster.CAPACITY_ANNOTATION] = "[]"
+    cordoned = node("whole", whole, {whole[0].uuid: set()}, ON_DEMAND)
+    cordoned["spec"] = {"unschedulable": True}
+    return [
+        node("busy", balanced, {one: {first.placement}, two: set()}, ON_DEMAND),
+        node("changed", balanced, {one: {model.Placement(0, 8)}}),
+        damaged,
+        node("silent", balanced, None),
+        cordoned,
+    ]
+
+
+@pytest.fixture
+def viewer(tmp_path: pathlib.Path) -> Iterator[rig.Viewer]:
+    with apiserver.serve() as server:
+        for each in nodes():
+            server.store.create(each)
+        yield rig.viewer(server, tmp_path)
+
+
+def rows(text: str) -> dict[str, list[str]]:
+    """Return the cells of each row of the table by the node's name."""
+    table = text.partition("\n\n")[0].splitlines()[1:]
+    return {
+        line.split("  ")[0]: [each.strip() for each in line.split("  ") if each] for line in table
+    }
+
+
+def test_what_is_idle_what_could_be_created_and_what_is_stranded_is_shown_for_all_nodes(
+    viewer: rig.Viewer,
+) -> None:
+    answer = viewer.alone("capacity")
+
+    shown = rows(answer.out)
+    assert shown["busy"] == [
+        "busy",
+        "7m",
+        "2x 3g.20gb, 1x 2g.10gb, 4x 1g.5gb",
+        "1x 7g.40gb, 1x 4g.20gb, 3x 3g.20gb, 5x 2g.10gb, 7x 1g.10gb, 12x 1g.5gb",
+        "14",
+        "0",
+    ]
+    assert shown["whole"][2:] == ["1x whole GPU", "none", "0", "0"]
+    assert shown["silent"] == ["silent", "-", "-", "-", "-", "-"]
+    assert shown["all"][1:] == [
+        "2x 3g.20gb, 1x 2g.10gb, 4x 1g.5gb, 1x whole GPU",
+        *shown["busy"][3:],
+    ]
+    # What is not known of some nodes is no good answer.
+    assert answer.status == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("silent", "its agent has not published which instances are in use"),
+        ("damaged", "the published use cannot be read"),
+        ("changed", "the use of GPU 0 is not known, or of other instances"),
+        ("changed", "pods may have come and gone since"),
+        ("whole", "no new pod is scheduled to it"),
+    ],
+)
+def test_a_node_says_what_is_not_known_of_it_and_why(
+    viewer: rig.Viewer, name: str, why: str
+) -> None:
+    answer = viewer.alone("capacity", name)
+
+    assert why in " ".join(answer.out.split())
+
+
+def test_a_single_node_with_a_known_use_is_in_order(viewer: rig.Viewer) -> None:
+    answer = viewer.alone("capacity", "busy")
+
+    assert (answer.status, answer.err) == (0, "")
+    assert list(rows(answer.out)) == ["busy"]
+    assert "come and gone" not in answer.out
+
+
+def test_json_has_every_gpu_with_its_fragmentation(viewer: rig.Viewer) -> None:
+    data = json.loads(viewer.alone("capacity", "-o", "json").out)
+
+    busy = data["nodes"][0]
+    assert busy["is_on_demand"]
+    assert busy["idle_devices"] == {"3g.20gb": 2, "2g.10gb": 1, "1g.5gb": 4}
+    first, second = busy["gpus"]
+    assert (first["in_use"], first["free_slices"], first["fragmentation"]) == (["0:2"], 6, 0.33)
+    assert first["room"]["1g.5gb+me"] == 1
+    assert (second["in_use"], second["fragmentation"]) == ([], 0.0)
+    assert data["total"]["idle_whole_gpus"] == 1
+    assert not data["is_good"]
+
+
+@pytest.mark.parametrize("columns", [60, 80, 120, 200])
+def test_no_line_is_wider_than_the_terminal(viewer: rig.Viewer, columns: int) -> None:
+    answer = viewer.alone("capacity", COLUMNS=str(columns))
+
+    assert max(map(len, answer.out.splitlines())) <= columns
