@@ -113,7 +113,7 @@ class CapacityReport:
         except errors.MigManagerError as error:
             _log.warning("use_not_published", reason=error.reason.value, error=error.message)
         except Exception:  # noqa: BLE001 - a bug in a report must not end the agent
-            _log.exception("use_not_published")
+            _log.exception("capacity_error")
         if is_stable:
             self._attempt = 0
         elif self._retry_at_s == math.inf:

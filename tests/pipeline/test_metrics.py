@@ -139,18 +139,18 @@ def test_the_last_instances_stand_alone_and_operations_are_timed_by_how_they_end
     assert durations == {"observe,ok": 0.5, "execute,error": 3.0}
 
 
-def test_the_room_beside_what_is_in_use_replaces_what_was_measured_before(
+def test_the_room_beside_what_is_in_use_respans_what_was_measured_before(
     heard: metrics.Metrics,
 ) -> None:
     gpus = partitioned({"1g.5gb": 1, "3g.20gb": 1})
     first, second = gpus
-    places = {str(gi.profile): gi.placement for gi in first.gpu_instances}
+    spans = {str(gi.profile): gi.placement for gi in first.gpu_instances}
     heard.use_observed(
-        gpus, {first.uuid: frozenset(), second.uuid: frozenset({places["3g.20gb"]})}
+        gpus, {first.uuid: frozenset(), second.uuid: frozenset({spans["3g.20gb"]})}
     )
     assert series(heard, "room")["7g.40gb"] == 1
 
-    heard.use_observed(gpus, {first.uuid: frozenset(places.values())})
+    heard.use_observed(gpus, {first.uuid: frozenset(spans.values())})
 
     here = f"0,{first.uuid}"
     assert series(heard, "free_memory_slices") == {here: 3}

@@ -82,6 +82,8 @@ def live(heard: metrics.Metrics, state: pathlib.Path) -> None:
     heard.outcome_lost(errors.Reason.API_UNAVAILABLE)
     done = pipeline.run("all-1g.5gb", fakes.FakeRequest(node.clock))
     assert done.state is model.State.SUCCESS
+    node.add_pod("infer", devices=frozenset(node.gpus[0].mig_uuids[:1]))
+    pipeline.run("all-1g.5gb", fakes.FakeRequest(node.clock))
     with pytest.raises(errors.Superseded):
         pipeline.run("all-disabled", fakes.FakeRequest(node.clock, ends_at=1, replaced=True))
     simulated.create("2xA100-SXM4-40GB", state)
