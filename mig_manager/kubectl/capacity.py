@@ -19,13 +19,13 @@ from mig_manager.core.records import capacity as records
 
 _HEAD = ("NODE", "OBSERVED", "IDLE NOW", "ROOM", "FREE", "STRANDED")
 _NOT_PUBLISHED = (
-    "its agent has not published which instances are in use: it is too old, has not finished a "
-    "run, or kubelet did not answer it"
+    "its agent has not published which instances are in use: it is an older one, has not finished "
+    "a run, or kubelet did not answer it"
 )
 _LEGEND = (
-    "IDLE NOW: devices that no pod has. ROOM: what fits once idle instances are destroyed, each "
-    "profile alone. FREE: memory slices outside the instances in use. STRANDED: free ones that no "
-    "instance would cover."
+    "IDLE NOW: devices that a pod can get at once. ROOM: what fits once idle instances are "
+    "destroyed, each profile alone. FREE: memory slices outside the instances in use. STRANDED: "
+    "free ones that no instance would cover."
 )
 _OLD = (
     f"Nodes without the label {cluster.PARTITIONING_LABEL}={cluster.ON_DEMAND} publish the use "
@@ -85,7 +85,7 @@ class NodeCapacity:
 
     @property
     def whole_gpus(self) -> int:
-        """How many GPUs without MIG no pod and no process has."""
+        """How many GPUs without MIG are not in use."""
         return sum(each.is_whole and not each.in_use for each in self.gpus)
 
     @property
@@ -177,14 +177,17 @@ def _of_node(report: nodes.Report) -> NodeCapacity:
         notes += [] if text else [_NOT_PUBLISHED]
     except ValueError as error:
         notes.append(f"the published use cannot be read: {messages.fit(str(error), 80)}")
-    found = []
+    found, unknown = [], []
     for gpu in report.gpus or () if use else ():
         in_use = use.on(gpu.uuid) if use else None
         measured = None if in_use is None else _of_gpu(gpu, in_use)
         if measured:
             found.append(measured)
         else:
-            notes.append(f"the use of GPU {gpu.index} is not known, or of other instances")
+            unknown.append(gpu)
+    if unknown:
+        which = picture.indices(unknown)
+        notes.append(f"the use of GPU {which} is not known, or is that of other instances")
     is_known = use is not None and report.gpus is not None
     return NodeCapacity(
         name=node.name,

@@ -145,9 +145,7 @@ def test_the_room_beside_what_is_in_use_respans_what_was_measured_before(
     gpus = partitioned({"1g.5gb": 1, "3g.20gb": 1})
     first, second = gpus
     spans = {str(gi.profile): gi.placement for gi in first.gpu_instances}
-    heard.use_observed(
-        gpus, {first.uuid: frozenset(), second.uuid: frozenset({spans["3g.20gb"]})}
-    )
+    heard.use_observed(gpus, {first.uuid: frozenset(), second.uuid: frozenset({spans["3g.20gb"]})})
     assert series(heard, "room")["7g.40gb"] == 1
 
     heard.use_observed(gpus, {first.uuid: frozenset(spans.values())})

@@ -326,7 +326,7 @@ def test_a_history_names_the_writer_of_the_request(viewer: rig.Viewer) -> None:
         (
             ("",),
             [
-                *("status", "plan", "apply", "validate", "layouts", "history"),
+                *("status", "plan", "apply", "capacity", "validate", "layouts", "history"),
                 *("autoscaler-tags", "version"),
             ],
         ),
@@ -336,6 +336,7 @@ def test_a_history_names_the_writer_of_the_request(viewer: rig.Viewer) -> None:
         (("plan", "all-disabled", "gpu-1"), ["gpu-1"]),
         (("validate", "all-b"), ["all-balanced"]),
         (("history", "gpu-2"), ["gpu-2"]),
+        (("capacity", "gpu-2"), ["gpu-2"]),
         (("autoscaler-tags", "all-b"), ["all-balanced"]),
         (("autoscaler-tags", "all-balanced", ""), []),
         (("status", "--conte"), ["--context"]),

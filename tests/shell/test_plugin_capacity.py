@@ -92,7 +92,7 @@ def test_what_is_idle_what_could_be_created_and_what_is_stranded_is_shown_for_al
     [
         ("silent", "its agent has not published which instances are in use"),
         ("damaged", "the published use cannot be read"),
-        ("changed", "the use of GPU 0 is not known, or of other instances"),
+        ("changed", "the use of GPU 0-1 is not known, or is that of other instances"),
         ("changed", "pods may have come and gone since"),
         ("whole", "no new pod is scheduled to it"),
     ],
