@@ -6,12 +6,12 @@ again once no pod can get a device, and a last time in the session of the change
 """
 
 import dataclasses
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 
 from mig_manager import errors
 from mig_manager.agent import drain
 from mig_manager.core import messages, ports, steps
-from mig_manager.core.node import claims, clients, cluster
+from mig_manager.core.node import cluster, gpu_use
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class OnDemand:
         if self.deps.processes is None:
             return
         users = self.deps.processes()
-        paused = {"", *_paused(usage.pods, order.extra_clients)}
+        paused = {"", *gpu_use.paused_homes(usage.pods, order.extra_clients)}
         paused |= {f"unit {name}" for name in services}
         blocking = [
             f"GPU {gpu.gpu_index} ({gpu.gpu_uuid}) is in use by {user}"
@@ -86,22 +86,3 @@ def _require_none(affected: tuple[cluster.Pod, ...]) -> None:
             f"be removed, or may get them: {names}",
             reason=errors.Reason.IN_USE,
         )
-
-
-def _paused(
-    pods: Sequence[cluster.Pod], daemons: tuple[clients.ExtraClient, ...]
-) -> frozenset[str]:
-    """Return the homes, as ``steps.GpuProcess`` has them, of pods that may be GPU clients."""
-
-    def is_client(pod: cluster.Pod) -> bool:
-        has_deploy_label = any(
-            key.startswith(cluster.DEPLOY_LABEL_PREFIX) for key in pod.node_selector
-        )
-        return (
-            clients.is_device_plugin(pod)
-            or claims.is_driver(pod)
-            or bool(clients.members((pod,), daemons))
-            or (pod.owner_kind == "DaemonSet" and has_deploy_label)
-        )
-
-    return frozenset(f"pod {pod.uid}" for pod in pods if is_client(pod))

@@ -8,7 +8,7 @@ import dataclasses
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from mig_manager.core import model, steps
-from mig_manager.core.node import clients, cluster
+from mig_manager.core.node import claims, clients, cluster
 from mig_manager.core.planner import placement
 
 Processes = Mapping[str, Sequence[steps.GpuProcess]]
@@ -53,7 +53,7 @@ def find(
     known = {pod.key for pod in pods}
     # Kubelet has not ended them yet, or the API does not show them yet.
     unknown = frozenset[str]().union(*(one.device_ids for one in listed if one.key not in known))
-    paused = {f"pod {pod.uid}" for pod in pods if _is_paused(pod, daemons)}
+    paused = paused_homes(pods, daemons)
     in_use: dict[str, frozenset[model.Placement]] = {}
     is_stable = not any_device
     for gpu in gpus:
@@ -70,6 +70,25 @@ def find(
                 is_stable = False
         in_use[gpu.uuid] = frozenset(used)
     return GpuUse(in_use=in_use, is_stable=is_stable)
+
+
+def paused_homes(
+    pods: Iterable[cluster.Pod], daemons: Sequence[clients.ExtraClient]
+) -> frozenset[str]:
+    """Return the homes, as ``steps.GpuProcess`` has them, of pods that may be GPU clients."""
+
+    def is_client(pod: cluster.Pod) -> bool:
+        has_deploy_label = any(
+            key.startswith(cluster.DEPLOY_LABEL_PREFIX) for key in pod.node_selector
+        )
+        return (
+            clients.is_device_plugin(pod)
+            or claims.is_driver(pod)
+            or bool(clients.members((pod,), daemons))
+            or (pod.owner_kind == "DaemonSet" and has_deploy_label)
+        )
+
+    return frozenset(f"pod {pod.uid}" for pod in pods if is_client(pod))
 
 
 def relevant(pods: Iterable[cluster.Pod]) -> frozenset[tuple[object, ...]]:
@@ -98,13 +117,3 @@ def _instances(
     slices = placement.Capacity(gpu.profiles or ()).memory_slices
     is_used = any(not steps.is_releasing_daemon(user) for user in users)
     yield model.Placement(0, max(1, slices)), {gpu.uuid}, is_used
-
-
-def _is_paused(pod: cluster.Pod, daemons: Sequence[clients.ExtraClient]) -> bool:
-    """Return whether the agent pauses a pod's daemon for a change, or it is gated by a label."""
-    is_gated = any(key.startswith(cluster.DEPLOY_LABEL_PREFIX) for key in pod.node_selector)
-    return (
-        clients.is_device_plugin(pod)
-        or bool(clients.members((pod,), daemons))
-        or (pod.owner_kind == "DaemonSet" and is_gated)
-    )
