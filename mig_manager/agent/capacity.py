@@ -51,13 +51,16 @@ class CapacityReport:
         if not gpus:
             return {}
         self.note_gpus(gpus, are_published=True)
+        self._burst.clear()
+        self._retry_at_s = math.inf
+        self._draft = ""
         try:
             self._draft = self._observe_use(gpus)
-            self._burst.clear()
         except errors.MigManagerError as error:
             _log.info("use_not_found", reason=error.reason.value, error=error.message)
-            self._draft = ""
             self._repeat()
+        except Exception:  # noqa: BLE001 - a bug in a report must not fail a run
+            _log.exception("capacity_error")
         old = (present or {}).get(cluster.CAPACITY_ANNOTATION, "")
         if capacity.has_same_facts(old, self._draft):
             self._draft = old

@@ -197,6 +197,18 @@ def test_a_bug_in_an_observation_does_not_end_the_agent(rig: fakes.NodeRig) -> N
     assert catch_up(rig, ours, most=2) == [1.0, 1.0]
 
 
+def test_a_bug_in_an_observation_fails_no_run(rig: fakes.NodeRig) -> None:
+    def listed() -> dict[str, tuple[steps.GpuProcess, ...]]:
+        raise KeyError("bug")
+
+    ours = on_demand(rig, processes=listed)
+
+    outcome = scenes.run(rig, "all-balanced", by=ours)
+
+    assert outcome.state is model.State.SUCCESS
+    assert cluster.CAPACITY_ANNOTATION not in rig.annotations
+
+
 def test_a_process_is_looked_for_on_demand_only_and_until_it_has_ended(
     rig: fakes.NodeRig,
 ) -> None:
