@@ -130,7 +130,7 @@ class GpuCapacity(TypedDict):
 
     uuid: str
     inUse: list[Span]  # GPU instances that a pod or a process uses
-    free: int  # memory slices without an instance in use
+    free: int  # memory slices outside the instances in use
     room: dict[str, int]  # how many more of each profile, were idle instances destroyed
     stranded: int  # free memory slices that no profile can use
     fragmentation: float  # 0 to 1

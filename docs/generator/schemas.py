@@ -20,7 +20,7 @@ from typing import Any
 import mig_manager
 from docs.generator import annotations, layout_schema
 from mig_manager.cli import console
-from mig_manager.core import answers, model
+from mig_manager.core import answers, capacity_answers, model
 
 FOLDER = pathlib.Path(mig_manager.__file__).parent / "schemas"
 DRAFT = "https://json-schema.org/draft/2020-12/schema"
@@ -50,7 +50,7 @@ def files() -> Iterator[tuple[pathlib.Path, str]]:
 def schemas() -> dict[str, Schema]:
     """Return every schema by its name: the ``kind`` of an answer, or the annotation."""
     found = {}
-    for module in (answers, annotations):
+    for module in (answers, capacity_answers, annotations):
         for name, each in inspect.getmembers(module, typing.is_typeddict):
             is_whole = "kind" in each.__annotations__ or name.endswith("Annotation")
             if is_whole and each.__module__ == module.__name__:

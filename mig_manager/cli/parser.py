@@ -52,7 +52,8 @@ SCHEMA = options.Option(
     help="the kind of an answer, an annotation, or LayoutFile (default: list them)",
     metavar="KIND",
     words=(
-        *("AutoscalerTags", "Boot", "CapacityAnnotation", "Change", "ClusterPlan"),
+        *("AutoscalerTags", "Boot", "CapacityAnnotation", "Change"),
+        *("ClusterCapacity", "ClusterPlan"),
         *("ClusterStatus", "Doctor", "GpusAnnotation", "JournalAnnotation", "LayoutFile"),
         *("LayoutsAnnotation", "NodeHistory", "NodeLayouts", "Plan", "Rollout", "RolloutPreview"),
         *("Status", "StatusAnnotation", "Validation", "Validations"),

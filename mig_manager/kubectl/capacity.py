@@ -9,6 +9,7 @@ import collections
 import dataclasses
 import datetime as dt
 from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from mig_manager.cli import gpu_report
 from mig_manager.core import bar, messages, model, picture
@@ -16,6 +17,9 @@ from mig_manager.core.fleet import nodes
 from mig_manager.core.node import cluster
 from mig_manager.core.planner import room
 from mig_manager.core.records import capacity as records
+
+if TYPE_CHECKING:
+    from mig_manager.core import capacity_answers as answers
 
 _HEAD = ("NODE", "OBSERVED", "IDLE NOW", "ROOM", "FREE", "STRANDED")
 _NOT_PUBLISHED = (
@@ -51,7 +55,7 @@ class GpuCapacity:
         """The GPU instances that are not in use."""
         return [gi for gi in self.gpu.gpu_instances if gi.placement not in self.in_use]
 
-    def to_data(self) -> dict[str, object]:
+    def to_data(self) -> "answers.GpuCapacity":
         """Return plain data for JSON and YAML."""
         return {
             "index": self.gpu.index,
@@ -106,7 +110,7 @@ class NodeCapacity:
         """Free memory slices that no possible instance would cover."""
         return sum(each.room.stranded for each in self.gpus)
 
-    def to_data(self) -> dict[str, object]:
+    def to_data(self) -> "answers.NodeCapacity":
         """Return plain data for JSON and YAML."""
         return {
             "node": self.name,
@@ -136,16 +140,17 @@ class Capacity:
         gpus = tuple(gpu for node in self.nodes for gpu in node.gpus)
         return NodeCapacity(name="all", at=None, gpus=gpus)
 
-    def to_data(self) -> dict[str, object]:
+    def to_data(self) -> "answers.ClusterCapacity":
         """Return plain data for JSON and YAML."""
         return {
+            "kind": "ClusterCapacity",
             "is_good": self.is_good,
             "total": _totals(self.total),
             "nodes": [node.to_data() for node in self.nodes],
         }
 
 
-def _totals(node: NodeCapacity) -> dict[str, object]:
+def _totals(node: NodeCapacity) -> "answers.TotalCapacity":
     return {
         "idle_devices": _named(node.devices),
         "idle_whole_gpus": node.whole_gpus,
