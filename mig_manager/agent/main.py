@@ -3,10 +3,8 @@
 import contextlib
 import dataclasses
 import pathlib
-import signal
 import threading
 from collections.abc import Callable
-from types import FrameType
 
 import structlog
 
@@ -85,6 +83,7 @@ class Service:
         self._pages: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
         if settings.health_port:
             # Its libraries cost memory on every node.
+            from mig_manager.adapters.host import web_server  # noqa: PLC0415
             from mig_manager.agent import metrics  # noqa: PLC0415
 
             counts = metrics.Metrics(
@@ -101,7 +100,7 @@ class Service:
                 contact_age_s=lambda: self._watch.last_contact_s,
                 is_recovered=lambda: self.loop.is_recovered,
             )
-            self._pages = metrics.served(
+            self._pages = web_server.served(
                 checks,
                 counts.exposition,
                 address=settings.health_address,
@@ -199,21 +198,9 @@ def run(settings: agent_settings.AgentSettings, *, boot_id: str) -> int:
     )
     with contextlib.closing(kube):
         service = Service(settings, kube, boot_id=boot_id)
-        end_on_signals(service.stop)
+        host.end_on_signals(service.stop)
         service.serve()
     return 0
-
-
-def end_on_signals(stop: Callable[[], None]) -> None:
-    """Have SIGTERM and SIGINT call ``stop``, in a thread of its own."""
-
-    def end(_number: int, _frame: FrameType | None) -> None:
-        # A handler runs between two bytecodes of the main thread, which may hold the inbox's
-        # lock; another thread can wait for it.
-        threading.Thread(target=stop, name="stop").start()
-
-    signal.signal(signal.SIGTERM, end)
-    signal.signal(signal.SIGINT, end)
 
 
 def _dependencies(

@@ -5,20 +5,19 @@ and the one layout that this node has.
 """
 
 import collections
-import contextlib
 import dataclasses
 import functools
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 
 import prometheus_client
 import structlog
 
 import mig_manager
 from mig_manager import errors
-from mig_manager.adapters.host import log, web_server
+from mig_manager.adapters.host import log
 from mig_manager.agent import pulse as pulses
 from mig_manager.core import model, ports
 from mig_manager.core.planner import room
@@ -310,32 +309,3 @@ class Health:
         if not self.is_recovered():
             return "what an earlier run took is not restored yet"
         return self.why_dead()
-
-
-@contextlib.contextmanager
-def served(
-    health: Health, exposition: Callable[[], bytes], *, address: str, port: int
-) -> Iterator[int]:
-    """Serve ``/healthz``, ``/readyz`` and ``/metrics``; yield the port (0: any free one).
-
-    Raises:
-        UsageError: The port is taken, or not permitted.
-    """
-
-    def page(why: str) -> web_server.Page:
-        return web_server.Page(body=f"{why or 'ok'}\n".encode(), is_good=not why)
-
-    pages = {
-        "/healthz": lambda: page(health.why_dead()),
-        "/readyz": lambda: page(health.why_unready()),
-        "/metrics": lambda: web_server.Page(body=exposition(), content_type=web_server.METRICS),
-    }
-    try:
-        server = web_server.WebServer(pages, address=address, port=port)
-    except OSError as error:
-        raise errors.UsageError(
-            f"cannot listen on {address or '*'}:{port}: {error.strerror or error}"
-        ) from error
-    with server.running():
-        _log.info("health_served", address=address or "*", port=server.port)
-        yield server.port

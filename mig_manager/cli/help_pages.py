@@ -284,6 +284,20 @@ _TEXTS = {
 
         exit 1: not every node has it, or can have it
         """,
+    "partitioner": """
+        Repartition nodes for the MIG devices that pending pods ask for.
+
+        One Deployment for the cluster. It watches pods that wait for nvidia.com/mig-* resources,
+        and requests layouts of nodes with the label mig-manager.io/partitioning=on-demand. It
+        touches no instance in use: the node's agent, which needs --custom-layouts, has the last
+        word. By default it only recommends, in Events and metrics.
+
+        $ mig-manager partitioner --kubeconfig ~/.kube/config
+        Report what it would do; change nothing.
+
+        $ mig-manager partitioner --mode act --reserve 1g.5gb=2 --max-unavailable 10%
+        Do it, on a tenth of the opted-in nodes at a time, and leave two 1g.5gb on each.
+        """,
     "demo": """
         Show a reconfiguration from label to success on a simulated node.
 

@@ -197,10 +197,22 @@ def _rollout(parsed: Mapping[str, object], terminal: console.Console) -> int:
     return rollout.run(chosen, terminal)
 
 
+def _partitioner(parsed: Mapping[str, object], terminal: console.Console) -> int:
+    from mig_manager.partitioner import settings as partitioner_settings
+
+    chosen = partitioner_settings.partitioner_settings(parsed, terminal.environ)
+    from mig_manager.partitioner import main
+
+    is_json = chosen.log_format is node_settings.LogFormat.JSON
+    _configure_log(terminal, chosen.log_level, is_debug=chosen.is_debug, is_json=is_json)
+    return main.run(chosen)
+
+
 _RUNNERS = {
     "agent": _agent,
     "demo": _demo,
     "doctor": _doctor,
+    "partitioner": _partitioner,
     "rollout": _rollout,
     "support-bundle": _support_bundle,
 }

@@ -29,6 +29,7 @@ COMMANDS = (
     "support-bundle",
     "agent",
     "rollout",
+    "partitioner",
     "demo",
     "schema",
     "completion",
@@ -290,6 +291,10 @@ def _declared(command: str) -> tuple[options.Option, ...]:
         from mig_manager.cli import rollout_settings  # noqa: PLC0415 - as above
 
         return options.of(rollout_settings.RolloutSettings, command)
+    if command == "partitioner":
+        from mig_manager.partitioner import settings as partitioner  # noqa: PLC0415 - as above
+
+        return options.of(partitioner.PartitionerSettings, command)
     from mig_manager.cli import command_settings  # noqa: PLC0415 - as above
 
     if command == "completion":

@@ -112,3 +112,25 @@ class Burst:
     def clear(self) -> None:
         """Wait for the next burst."""
         self._first = None
+
+
+class Allowance:
+    """A number of acts at once, and one more after each pause.
+
+    Times are seconds of any one clock.
+    """
+
+    def __init__(self, *, burst: int, pause_s: float) -> None:
+        self._burst_s = burst * pause_s
+        self._pause_s = pause_s
+        self._spent: float | None = None
+        """The acts gained up to this time are spent."""
+
+    def take(self, now: float) -> bool:
+        """Take one act; return False if there is none now."""
+        spent = now - self._burst_s if self._spent is None else self._spent
+        spent = max(spent, now - self._burst_s) + self._pause_s
+        if spent > now:
+            return False
+        self._spent = spent
+        return True

@@ -72,7 +72,7 @@ def serve(order: Order) -> int:
             inbox=_Mailbox(points),
         ),
     )
-    main.end_on_signals(agent.stop)
+    host.end_on_signals(agent.stop)
     agent.serve()
     kube.close()
     return 0

@@ -45,7 +45,7 @@ def serving(
     address: str = "127.0.0.1",
     exposition: Callable[[], bytes] = lambda: b"metric 1\n",
 ) -> Iterator[int]:
-    with metrics.served(life.health, exposition, address=address, port=0) as port:
+    with web_server.served(life.health, exposition, address=address, port=0) as port:
         yield port
 
 
@@ -155,7 +155,7 @@ def test_a_port_in_use_and_an_address_of_others_are_usage_errors_that_name_it(
     life: Life, address: str
 ) -> None:
     with serving(life) as port:
-        again = metrics.served(life.health, bytes, address=address, port=port)
+        again = web_server.served(life.health, bytes, address=address, port=port)
         with pytest.raises(errors.UsageError, match=rf"^cannot listen on {address}:{port}: "):
             again.__enter__()
 

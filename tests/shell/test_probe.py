@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from mig_manager import errors
+from mig_manager.adapters.host import web_server
 from mig_manager.agent import metrics
 from mig_manager.agent import pulse as pulses
 from mig_manager.cli import probe
@@ -31,7 +32,7 @@ def agent(*, silence_s: float = 0.0, address: str = "127.0.0.1") -> Iterator[int
         contact_age_s=lambda: 0.0,
         is_recovered=lambda: False,
     )
-    with metrics.served(checks, bytes, address=address, port=0) as port:
+    with web_server.served(checks, bytes, address=address, port=0) as port:
         yield port
 
 

@@ -13,6 +13,7 @@ import yaml
 from prometheus_client import parser
 
 from mig_manager import errors
+from mig_manager.adapters.host import web_server
 from mig_manager.adapters.nvml import client as nvml_worker
 from mig_manager.agent import metrics, reconcile, settings
 from mig_manager.agent import pulse as pulses
@@ -106,7 +107,7 @@ def scrape(tmp_path_factory: pytest.TempPathFactory) -> Scrape:
         pulses.Pulse(), stuck_after_s=1.0, contact_age_s=lambda: 1.0, is_recovered=lambda: True
     )
     with (
-        metrics.served(checks, heard.exposition, address="127.0.0.1", port=0) as port,
+        web_server.served(checks, heard.exposition, address="127.0.0.1", port=0) as port,
         urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=20) as answer,
     ):
         text = answer.read().decode()

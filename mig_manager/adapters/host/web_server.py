@@ -9,9 +9,11 @@ import socketserver
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import structlog
+
+from mig_manager import errors
 
 TEXT = "text/plain; charset=utf-8"
 METRICS = "text/plain; version=0.0.4; charset=utf-8"
@@ -120,6 +122,45 @@ class WebServer(socketserver.ThreadingMixIn, socketserver.TCPServer):
                 if must_close(since):
                     with contextlib.suppress(OSError):
                         connection.shutdown(socket.SHUT_RDWR)
+
+
+class Probed(Protocol):
+    """A program that kubelet probes."""
+
+    def why_dead(self) -> str:
+        """Return why only a restart helps; empty: it is alive."""
+
+    def why_unready(self) -> str:
+        """Return why requests are not served now; empty: they are."""
+
+
+@contextlib.contextmanager
+def served(
+    health: Probed, exposition: Callable[[], bytes], *, address: str, port: int
+) -> Iterator[int]:
+    """Serve ``/healthz``, ``/readyz`` and ``/metrics``; yield the port (0: any free one).
+
+    Raises:
+        UsageError: The port is taken, or not permitted.
+    """
+
+    def page(why: str) -> Page:
+        return Page(body=f"{why or 'ok'}\n".encode(), is_good=not why)
+
+    pages = {
+        "/healthz": lambda: page(health.why_dead()),
+        "/readyz": lambda: page(health.why_unready()),
+        "/metrics": lambda: Page(body=exposition(), content_type=METRICS),
+    }
+    try:
+        server = WebServer(pages, address=address, port=port)
+    except OSError as error:
+        raise errors.UsageError(
+            f"cannot listen on {address or '*'}:{port}: {error.strerror or error}"
+        ) from error
+    with server.running():
+        _log.info("health_served", address=address or "*", port=server.port)
+        yield server.port
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):

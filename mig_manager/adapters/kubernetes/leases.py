@@ -65,8 +65,7 @@ class LeaseSlots:
         nodes do not all try the same one.
         """
         self._kube = kube
-        quoted = urllib.parse.quote(namespace, safe="")
-        self._path = f"/apis/coordination.k8s.io/v1/namespaces/{quoted}/leases"
+        self._path = path(namespace)
         self._node = node_name
         self._limit = limit
         self._clock = clock
@@ -192,21 +191,13 @@ class LeaseSlots:
         return True
 
     def _lease(self, slot: slots.Slot, *, holder: str) -> dict[str, Any]:
-        metadata: dict[str, Any] = {"name": slot.name, "labels": {_LABEL: "mig-manager"}}
-        if slot.version:
-            metadata["resourceVersion"] = slot.version
-        now = dt.datetime.now(tz=dt.UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-        return {
-            "apiVersion": "coordination.k8s.io/v1",
-            "kind": "Lease",
-            "metadata": metadata,
-            "spec": {
-                "holderIdentity": holder,
-                "leaseDurationSeconds": self._times.lease_s,
-                "renewTime": now,
-                "leaseTransitions": slot.transitions + (holder not in ("", slot.holder)),
-            },
-        }
+        return lease(
+            slot.name,
+            slot.version,
+            holder=holder,
+            duration_s=self._times.lease_s,
+            transitions=slot.transitions + (holder not in ("", slot.holder)),
+        )
 
     def _renew_until(self, stop: threading.Event) -> None:
         while not stop.wait(self._times.renew_s):
@@ -226,6 +217,36 @@ class LeaseSlots:
                     )
                 except Exception:  # noqa: BLE001 - a bug must be logged and not end the renewal
                     _log.exception("slot_renewal_error")
+
+
+def path(namespace: str) -> str:
+    """Return the path of the Leases in a namespace."""
+    quoted = urllib.parse.quote(namespace, safe="")
+    return f"/apis/coordination.k8s.io/v1/namespaces/{quoted}/leases"
+
+
+def lease(
+    name: str, version: str, *, holder: str, duration_s: int, transitions: int
+) -> dict[str, Any]:
+    """Return a Lease renewed now; ``version`` is that of the one to replace, empty for a new one.
+
+    The time in it is for people only: nothing here compares the clocks of two machines.
+    """
+    metadata: dict[str, Any] = {"name": name, "labels": {_LABEL: "mig-manager"}}
+    if version:
+        metadata["resourceVersion"] = version
+    now = dt.datetime.now(tz=dt.UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    return {
+        "apiVersion": "coordination.k8s.io/v1",
+        "kind": "Lease",
+        "metadata": metadata,
+        "spec": {
+            "holderIdentity": holder,
+            "leaseDurationSeconds": duration_s,
+            "renewTime": now,
+            "leaseTransitions": transitions,
+        },
+    }
 
 
 def _slot(item: dict[str, Any]) -> slots.Slot | None:

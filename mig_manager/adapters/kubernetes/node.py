@@ -14,17 +14,12 @@ from typing import Any
 import structlog
 
 from mig_manager import errors
-from mig_manager.adapters.kubernetes import api
-from mig_manager.core import messages, model, ports, steps, timing
+from mig_manager.adapters.kubernetes import api, events
+from mig_manager.core import model, ports, steps, timing
 from mig_manager.core.node import cluster, resources
 from mig_manager.core.records import readiness
 
-_COMPONENT = "mig-manager"
 _CONFLICT_ATTEMPTS = 8
-_LONGEST_NODE_NAME = 220
-"""Characters; with a dot and 24 hex digits an Event's name stays below the 253 of RFC 1123."""
-_EVENTS_PATH = "/api/v1/namespaces/default/events"
-"""Events about objects without a namespace live here, by validation of the API server."""
 _EVENT_QUEUE = 64
 """A change publishes about ten."""
 _FORBIDDEN_PAUSE_S = 600.0
@@ -144,36 +139,12 @@ class KubeNode:
             self.set_condition(self._unwritten)
 
     def emit(self, *, reason: str, message: str, is_warning: bool) -> None:
+        about = events.Subject.node(self._name)
+        event = events.Event(subject=about, reason=reason, message=message, is_warning=is_warning)
+        # Sorts by time: kubectl shows events of one second by name.
+        unique = f"{time.time_ns():016x}{secrets.token_hex(4)}"
         now = self._clock.now_iso()
-        event = {
-            "apiVersion": "v1",
-            "kind": "Event",
-            "metadata": {
-                # Sorts by time: kubectl shows events of one second by name.
-                "name": f"{self._name[:_LONGEST_NODE_NAME]}"
-                f".{time.time_ns():016x}{secrets.token_hex(4)}",
-                "namespace": "default",
-            },
-            # 'kubectl describe node' looks for events whose involvedObject.uid is the node's
-            # name, as kubelet writes them (newer versions look for the real uid as well), and
-            # whose involvedObject.namespace is empty.
-            "involvedObject": {
-                "apiVersion": "v1",
-                "kind": "Node",
-                "name": self._name,
-                "uid": self._name,
-            },
-            "reason": reason,
-            "message": messages.fit(message, messages.LONGEST_EVENT_BYTES),
-            "type": "Warning" if is_warning else "Normal",
-            "source": {"component": _COMPONENT, "host": self._name},
-            "reportingComponent": _COMPONENT,
-            "reportingInstance": self._name,
-            "firstTimestamp": now,
-            "lastTimestamp": now,
-            "count": 1,
-        }
-        self._events.put(event)
+        self._events.put(event.body(unique, now=now, host=self._name))
 
     def flush_events(self, timeout_s: float) -> bool:
         return self._events.flush(timeout_s)
@@ -264,7 +235,7 @@ class _EventQueue:
                     return
                 event = self._queue.popleft()
             try:
-                self._kube.post(_EVENTS_PATH, event)
+                self._kube.post(events.path(event), event)
             except errors.ClusterError as error:
                 if error.reason is not errors.Reason.FORBIDDEN:
                     _log.warning(

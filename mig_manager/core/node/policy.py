@@ -139,6 +139,35 @@ class Requirement:
         return f"{self.key} {operator} ({','.join(sorted(self.values))})"
 
 
+_BETWEEN = re.compile(r",(?![^(]*\))")  # commas outside of parentheses
+_KEY = r"(?P<key>[A-Za-z0-9](?:[A-Za-z0-9._/-]*[A-Za-z0-9])?)"
+_FORMS = (
+    re.compile(rf"{_KEY}\s*(?P<negated>!?)==?\s*(?P<values>[A-Za-z0-9._-]*)"),
+    re.compile(rf"{_KEY}\s+(?P<negated>not|)in\s*\((?P<values>[A-Za-z0-9._,\s-]*)\)"),
+    re.compile(rf"(?P<negated>!?)\s*{_KEY}"),
+)
+
+
+def parse_selector(text: str) -> tuple[Requirement, ...]:
+    """Parse a label selector as ``kubectl -l`` takes it; ValueError if it is none."""
+    found = []
+    for part in _BETWEEN.split(text) if text.strip() else ():
+        match = next(filter(None, (form.fullmatch(part.strip()) for form in _FORMS)), None)
+        if match is None:
+            raise ValueError("is not a label selector, such as pool=a100,zone in (a,b)")
+        values = match.groupdict().get("values")
+        found.append(
+            Requirement(
+                key=match["key"],
+                values=None
+                if values is None
+                else frozenset(each.strip() for each in values.split(",")),
+                is_negated=bool(match["negated"]),
+            )
+        )
+    return tuple(found)
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
     """A PodDisruptionBudget with the status that the disruption controller gave it."""

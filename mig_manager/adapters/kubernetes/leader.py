@@ -1,0 +1,168 @@
+"""Leadership among the replicas of one program, by one Lease (``coordination.k8s.io/v1``).
+
+A Lease that was not seen to change for its whole duration may be taken. The time counts on the
+clock of the process that saw it, so the clocks of two machines need not agree. A leader writes
+only while its last renewal is so recent that a request, with all of its retries, ends before any
+other replica may take the Lease.
+"""
+
+import http
+import math
+
+import structlog
+
+from mig_manager import errors
+from mig_manager.adapters.kubernetes import api, leases
+from mig_manager.core import timing
+from mig_manager.core.node import cluster
+
+LONGEST_WRITE_S = 30.0
+"""A write takes no longer, with its retries, for a client whose ``request_timeout_s`` is at most
+``REQUEST_TIMEOUT_S``: 2 such times of attempts, 10 s that the server may ask to wait, and the time
+of a last attempt."""
+REQUEST_TIMEOUT_S = 5.0
+LEAST_DURATION_S = 45.0
+_RENEWALS = 6
+"""In the duration of a Lease."""
+_RELEASE_ATTEMPTS = 3
+
+_log = structlog.get_logger()
+
+
+class Leader:
+    """One replica; for one thread, which calls ``campaign`` again when ``due_in_s`` is over."""
+
+    def __init__(
+        self,
+        kube: api.KubeApi,
+        *,
+        namespace: str,
+        name: str,
+        identity: str,
+        duration_s: float,
+        clock: timing.Clock,
+    ) -> None:
+        """Prepare, and send nothing yet; no other replica may have the same identity."""
+        self._kube = kube
+        self._collection = leases.path(namespace)
+        self._path = f"{self._collection}/{name}"
+        self._name = name
+        self._identity = identity
+        self._duration_s = duration_s
+        self._clock = clock
+        self._version = ""
+        """Of the Lease as last seen; empty: there is none."""
+        self._seen_s = math.inf
+        """Since when it is unchanged."""
+        self._renewed_s = -math.inf
+        """When the last request that made it ours began; -inf: it is not ours."""
+        self._asked_s = -math.inf
+        self._transitions = 0
+
+    @property
+    def may_write(self) -> bool:
+        """Whether a write that begins now ends before another replica may take the Lease."""
+        age_s = self._clock.monotonic() - self._renewed_s
+        return age_s < self._duration_s - LONGEST_WRITE_S
+
+    @property
+    def due_in_s(self) -> float:
+        """How long ``campaign`` has nothing to do."""
+        pause_s = self._duration_s / _RENEWALS
+        return max(0.0, self._asked_s + pause_s - self._clock.monotonic())
+
+    def campaign(self) -> bool:
+        """Renew the Lease, or take it if it may be taken; return whether this replica leads."""
+        if self.due_in_s > 0:
+            return self.may_write
+        self._asked_s = self._clock.monotonic()
+        was_leader = self._renewed_s > -math.inf
+        try:
+            if not (was_leader and self._write(self._identity)):
+                self._renewed_s = -math.inf
+                self._look()
+        except errors.ClusterError as error:
+            _log.warning("lease_not_renewed", reason=error.reason.value, detail=error.message)
+        if was_leader and self._renewed_s == -math.inf:
+            _log.warning("leadership_lost", identity=self._identity)
+        return self.may_write
+
+    def release(self) -> None:
+        """Let another replica take the Lease at once; it expires if that fails."""
+        if self._renewed_s == -math.inf:
+            return
+        self._renewed_s = -math.inf
+        for _ in range(_RELEASE_ATTEMPTS):
+            try:
+                if self._write(""):
+                    _log.info("leadership_released", identity=self._identity)
+                    return
+                # A renewal without an answer may have been carried out.
+                if not self._is_ours():
+                    return
+            except errors.ClusterError as error:
+                _log.warning("lease_not_released", detail=error.message)
+
+    def _look(self) -> None:
+        """Take the Lease if it is free, ours, or unchanged for its duration."""
+        began_s = self._clock.monotonic()
+        try:
+            lease = self._kube.get(self._path)
+        except errors.ClusterError as error:
+            if error.status != http.HTTPStatus.NOT_FOUND:
+                raise
+            self._version = ""
+            self._write(self._identity)
+            return
+        with cluster.understood("the leader's Lease"):
+            spec = lease.get("spec") or {}
+            holder = str(spec.get("holderIdentity") or "")
+            version = str(lease["metadata"]["resourceVersion"])
+            self._transitions = int(spec.get("leaseTransitions") or 0)
+            # What its holder counts on may be longer than ours.
+            duration_s = max(self._duration_s, float(spec.get("leaseDurationSeconds") or 0))
+        if version != self._version or self._seen_s == math.inf:
+            self._version, self._seen_s = version, self._clock.monotonic()
+        is_silent = began_s - self._seen_s >= duration_s
+        if holder in ("", self._identity) or is_silent:
+            self._transitions += holder != self._identity
+            if self._write(self._identity):
+                _log.info("leadership_taken", identity=self._identity, before=holder or None)
+
+    def _write(self, holder: str) -> bool:
+        """Write a holder into the Lease as last seen; return False if it has changed since.
+
+        Raises:
+            ClusterError: The API refused or does not answer; it may have been written.
+        """
+        began_s = self._clock.monotonic()
+        body = leases.lease(
+            self._name,
+            self._version,
+            holder=holder,
+            duration_s=round(self._duration_s),
+            transitions=self._transitions,
+        )
+        try:
+            if self._version:
+                lease = self._kube.put(self._path, body)
+            else:
+                lease = self._kube.post(self._collection, body)
+        except errors.ClusterError as error:
+            if error.status in (http.HTTPStatus.CONFLICT, http.HTTPStatus.NOT_FOUND):
+                return False
+            raise
+        with cluster.understood("the leader's Lease"):
+            self._version = str(lease["metadata"]["resourceVersion"])
+        self._seen_s = self._clock.monotonic()
+        if holder:
+            # From before the request: no other replica can have seen it change earlier.
+            self._renewed_s = began_s
+        return True
+
+    def _is_ours(self) -> bool:
+        """Read the Lease again; return whether it has our name."""
+        lease = self._kube.get(self._path)
+        with cluster.understood("the leader's Lease"):
+            self._version = str(lease["metadata"]["resourceVersion"])
+            return bool((lease.get("spec") or {}).get("holderIdentity") == self._identity)

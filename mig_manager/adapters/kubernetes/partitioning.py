@@ -1,0 +1,219 @@
+"""The whole cluster as the partitioner sees it: all nodes, all pods, one write, and Events.
+
+Watches keep of each object what the decision needs, and nothing of most. Nothing is trusted longer
+than its watch: while one is lost, ``current`` says so.
+"""
+
+import dataclasses
+import hashlib
+import http
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Generic, TypeVar
+
+import structlog
+
+from mig_manager import errors
+from mig_manager.adapters.kubernetes import api, events, node, watch
+from mig_manager.core import timing
+from mig_manager.core.fleet import demand, partitioning
+from mig_manager.core.node import cluster
+
+_Item = TypeVar("_Item")
+_NAME_DIGITS = 24
+
+_log = structlog.get_logger()
+
+
+class Collection(watch.Watch, Generic[_Item]):
+    """All objects of one kind, each as ``parse`` makes it; those that become None are left out.
+
+    ``on_change`` is called in the watch's thread with what an object was and what it is now; None
+    for one that was or is left out.
+    """
+
+    def __init__(
+        self,
+        kube: api.KubeApi,
+        plural: str,
+        parse: Callable[[Mapping[str, Any]], _Item | None],
+        on_change: Callable[[_Item | None, _Item | None], None],
+        *,
+        times: watch.Times | None = None,
+    ) -> None:
+        super().__init__(kube, f"/api/v1/{plural}", {}, name=f"{plural}-watch", times=times)
+        self._parse = parse
+        self._on_change = on_change
+        self._lock = threading.Lock()
+        self._kept: dict[tuple[str, str], _Item] = {}
+        self.is_current = False
+
+    def items(self) -> tuple[_Item, ...]:
+        """Return the objects as last reported."""
+        with self._lock:
+            return tuple(self._kept.values())
+
+    def listed(self, items: Iterable[Mapping[str, Any]]) -> None:
+        parsed = ((_key(item), self._parse(item)) for item in items)
+        found = {key: item for key, item in parsed if item is not None}
+        with self._lock:
+            before, self._kept = self._kept, found
+        for key in before.keys() | found.keys():
+            self._report(before.get(key), found.get(key))
+
+    def changed(self, kind: str, item: Mapping[str, Any]) -> None:
+        now = None if kind == "DELETED" else self._parse(item)
+        with self._lock:
+            before = self._kept.pop(_key(item), None)
+            if now is not None:
+                self._kept[_key(item)] = now
+        self._report(before, now)
+
+    def opened(self) -> None:
+        self.is_current = True
+
+    def lost(self, error: Exception) -> None:
+        self.is_current = False
+        if not isinstance(error, errors.ClusterError):
+            _log.exception("collection_watch_error")
+        elif error.status != http.HTTPStatus.GONE:
+            _log.warning("collection_watch_lost", of=self._plural, detail=error.message)
+
+    def _report(self, before: _Item | None, now: _Item | None) -> None:
+        if before != now:
+            self._on_change(before, now)
+
+
+class Cluster:
+    """What the partitioner reads and writes; its methods are for one thread.
+
+    ``on_demand`` is called in a watch's thread when pods wait for something else than before, or
+    when a node with MIG devices has changed.
+    """
+
+    def __init__(
+        self,
+        kube: api.KubeApi,
+        *,
+        clock: timing.Clock,
+        reporter: str,
+        on_demand: Callable[[], None],
+        times: watch.Times | None = None,
+    ) -> None:
+        """Prepare, and send nothing yet; Events name the ``reporter``."""
+        self._kube = kube
+        self._clock = clock
+        self._reporter = reporter
+        self._on_demand = on_demand
+        self._nodes: Collection[partitioning.PartitionedNode] = Collection(
+            kube, "nodes", partitioning.parse_node, self._node_changed, times=times
+        )
+        self._pods: Collection[demand.Pending | demand.Bound] = Collection(
+            kube, "pods", demand.parse, self._pod_changed, times=times
+        )
+        self._written: dict[str, tuple[str, partitioning.PartitionedNode]] = {}
+        """By name: the version that a node had before our last write, and the node after it."""
+
+    def start(self) -> None:
+        """List and watch from now on."""
+        self._nodes.start()
+        self._pods.start()
+
+    def close(self) -> None:
+        """Stop watching."""
+        self._nodes.end(timeout_s=0.0)
+        self._pods.end(timeout_s=0.0)
+
+    @property
+    def is_current(self) -> bool:
+        """Whether changes of nodes and pods arrive."""
+        return self._nodes.is_current and self._pods.is_current
+
+    @property
+    def last_contact_s(self) -> float:
+        """How long ago the API server last sent anything of nodes, or of pods."""
+        return max(self._nodes.last_contact_s, self._pods.last_contact_s)
+
+    def nodes(self) -> tuple[partitioning.PartitionedNode, ...]:
+        """Return the nodes as last reported, or as our own write made them."""
+        nodes = {each.name: each for each in self._nodes.items()}
+        # A write requires the version that was seen, so the next version seen is at least its.
+        self._written = {
+            name: (before, after)
+            for name, (before, after) in self._written.items()
+            if name in nodes and nodes[name].version == before
+        }
+        return tuple(
+            (nodes | {name: after for name, (_, after) in self._written.items()}).values()
+        )
+
+    def pods(self) -> tuple[demand.Pending | demand.Bound, ...]:
+        """Return the pods that wait for MIG devices, and those that have a node."""
+        return self._pods.items()
+
+    def request(self, change: partitioning.Change) -> bool:
+        """Request a layout of a node; return False if the node has changed since, or is gone.
+
+        Raises:
+            ClusterError: The API refused or does not answer; the layout may have been requested.
+        """
+        body = {
+            "metadata": {
+                "resourceVersion": change.version,
+                "labels": {cluster.CONFIG_LABEL: cluster.CUSTOM_LAYOUT},
+                "annotations": {cluster.LAYOUT_ANNOTATION: change.layout},
+            }
+        }
+        try:
+            item = self._kube.patch(node.path(change.node), body)
+        except errors.ClusterError as error:
+            if error.status in (http.HTTPStatus.CONFLICT, http.HTTPStatus.NOT_FOUND):
+                return False
+            raise
+        after = partitioning.parse_node(item)
+        if after is not None and after.version != change.version:
+            self._written[change.node] = change.version, after
+        return True
+
+    def publish(self, event: events.Event, *, about: str) -> None:
+        """Publish an Event, unless this or another replica has published one ``about`` the same.
+
+        Raises:
+            ClusterError: The API refused or does not answer; it may have been published.
+        """
+        parts = (event.subject.uid, event.reason, about)
+        unique = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:_NAME_DIGITS]
+        body = event.body(unique, now=self._clock.now_iso(), host=self._reporter)
+        try:
+            self._kube.post(events.path(body), body)
+        except errors.ClusterError as error:
+            if error.status != http.HTTPStatus.CONFLICT:
+                raise
+
+    def _node_changed(
+        self,
+        before: partitioning.PartitionedNode | None,
+        now: partitioning.PartitionedNode | None,
+    ) -> None:
+        # Kubelet writes a node every few minutes with nothing new in it.
+        if (
+            before is None
+            or now is None
+            or before != dataclasses.replace(now, version=before.version)
+        ):
+            self._on_demand()
+
+    def _pod_changed(
+        self,
+        before: demand.Pending | demand.Bound | None,
+        now: demand.Pending | demand.Bound | None,
+    ) -> None:
+        # That a pod has got a node, or has ended, is no new demand.
+        if isinstance(now, demand.Pending):
+            self._on_demand()
+
+
+def _key(item: Mapping[str, Any]) -> tuple[str, str]:
+    with cluster.understood("an object of a watch"):
+        metadata = item["metadata"]
+        return str(metadata.get("namespace") or ""), str(metadata["name"])

@@ -1,0 +1,107 @@
+"""Compose the partitioner, and run it until a signal stops it."""
+
+import contextlib
+import secrets
+import socket
+
+import structlog
+
+from mig_manager.adapters import host
+from mig_manager.adapters.host import files, web_server
+from mig_manager.adapters.kubernetes import api, leader, partitioning
+from mig_manager.core import timing
+from mig_manager.core.layout import config
+from mig_manager.partitioner import loop, metrics
+from mig_manager.partitioner import settings as partitioner_settings
+
+_log = structlog.get_logger()
+
+
+class Service:
+    """One replica, assembled and not yet started."""
+
+    def __init__(
+        self,
+        settings: partitioner_settings.PartitionerSettings,
+        kube: api.KubeApi,
+        *,
+        identity: str,
+        clock: timing.Clock,
+    ) -> None:
+        """Assemble; no other replica may have the same identity."""
+        self._settings = settings
+        self.signal = loop.Signal(
+            quiet_s=settings.quiet_s, longest_s=settings.longest_wait_s, clock=clock
+        )
+        self.cluster = partitioning.Cluster(
+            kube, clock=clock, reporter=identity, on_demand=self.signal.changed
+        )
+        self.leader = leader.Leader(
+            kube,
+            namespace=settings.lease_namespace,
+            name=settings.lease_name,
+            identity=identity,
+            duration_s=settings.lease_duration_s,
+            clock=clock,
+        )
+        self.metrics = metrics.Metrics(contact_age_s=lambda: self.cluster.last_contact_s)
+        self.loop = loop.Partitioner(
+            self.cluster,
+            self.leader,
+            settings,
+            clock=clock,
+            signal=self.signal,
+            telemetry=self.metrics,
+            document=_document(settings),
+        )
+
+    def serve(self) -> None:
+        """Follow the cluster, and decide while this replica leads, until ``stop``."""
+        health = metrics.Health(lambda: self.loop.silence_s, lambda: self.cluster.last_contact_s)
+        with contextlib.ExitStack() as stack:
+            if self._settings.health_port:
+                pages = web_server.served(
+                    health,
+                    self.metrics.exposition,
+                    address=self._settings.health_address,
+                    port=self._settings.health_port,
+                )
+                stack.enter_context(pages)
+            self.cluster.start()
+            stack.callback(self.cluster.close)
+            _log.info("partitioner_started", mode=self._settings.mode.value)
+            self.loop.run()
+        _log.info("partitioner_stopped")
+
+    def stop(self) -> None:
+        """End ``serve`` soon; call from another thread."""
+        self.signal.end()
+
+
+def run(settings: partitioner_settings.PartitionerSettings) -> int:
+    """Run one replica until SIGTERM or SIGINT.
+
+    Raises:
+        MigManagerError: It cannot start, for example without credentials for the API.
+    """
+    kube = api.KubeApi.connect(
+        kubeconfig=str(settings.kubeconfig) if settings.kubeconfig else None,
+        request_timeout_s=leader.REQUEST_TIMEOUT_S,
+    )
+    # A container that is started again in its pod has another identity: the one before it may
+    # not have ended.
+    identity = f"{settings.pod_name or socket.gethostname()}_{secrets.token_hex(4)}"
+    with contextlib.closing(kube):
+        service = Service(settings, kube, identity=identity, clock=host.SystemClock())
+        host.end_on_signals(service.stop)
+        service.serve()
+    return 0
+
+
+def _document(settings: partitioner_settings.PartitionerSettings) -> config.Document | None:
+    if settings.config_file is None or settings.base_layout is None:
+        return None
+    file = files.ConfigFile(settings.config_file)
+    document = config.parse(file.read(), source=file.name)
+    document.layout(settings.base_layout)
+    return document

@@ -1,0 +1,107 @@
+"""The partitioner's Prometheus metrics; docs/partitioner.md explains each."""
+
+import collections
+import dataclasses
+import enum
+import functools
+import math
+from collections.abc import Callable
+
+import prometheus_client
+
+import mig_manager
+from mig_manager.core.fleet import partitioning
+
+CONTACT_WITHIN_S = 180.0
+"""An idle watch gets a bookmark each minute; a dead one is noticed within 90 s."""
+_STUCK_AFTER_S = 300.0
+_BUCKETS_S = (1.0, 2.5, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0)
+
+
+class Result(enum.Enum):
+    """What became of a decision to change a node."""
+
+    REQUESTED = "requested"
+    RECOMMENDED = "recommended"
+    CONFLICT = "conflict"  # the node had changed since it was seen
+    REFUSED = "refused"  # the API does not permit it
+    FAILED = "failed"  # the API does not answer
+
+
+class Metrics:
+    """Counts what is reported, in its own registry."""
+
+    def __init__(self, *, contact_age_s: Callable[[], float]) -> None:
+        prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
+        self.registry = own = prometheus_client.CollectorRegistry()
+        name = "mig_manager_partitioner"
+        gauge = functools.partial(prometheus_client.Gauge, namespace=name, registry=own)
+        counter = functools.partial(prometheus_client.Counter, namespace=name, registry=own)
+        histogram = functools.partial(prometheus_client.Histogram, namespace=name, registry=own)
+        self._leader = gauge("leader", "1 while this replica decides and acts, else 0.")
+        self._decisions = counter("decisions", "Decisions about the pending pods.")
+        self._changes = counter("changes", "Changes of nodes decided on.", ("result",))
+        self._pending = gauge(
+            "pending_pods", "Pods that wait for MIG devices, by what they wait for.", ("reason",)
+        )
+        self._withheld = gauge("withheld_events", "Pods without room that have no Event yet.")
+        self._wait_s = histogram(
+            "wait_seconds",
+            "How long pods waited for which a node was changed, until they got a node.",
+            buckets=_BUCKETS_S,
+        )
+        age = gauge("api_contact_age_seconds", "Time since the API last sent us anything.")
+        age.set_function(contact_age_s)
+        build = gauge("build_info", "The version of the partitioner; always 1.", ("version",))
+        build.labels(version=mig_manager.__version__).set(1)
+        for result in Result:
+            # From zero on: increase() does not see the first of what appears as 1.
+            self._changes.labels(result=result.value)
+
+    def exposition(self) -> bytes:
+        """Return all metrics in the text format 0.0.4."""
+        return prometheus_client.generate_latest(self.registry)
+
+    def leading(self, *, is_leader: bool) -> None:
+        """Take whether this replica leads."""
+        self._leader.set(is_leader)
+
+    def decided(self, decision: partitioning.Decision, *, withheld: int) -> None:
+        """Take a decision, and how many of its pods are not told yet that there is no room."""
+        self._decisions.inc()
+        counts = collections.Counter(each.reason.value for each in decision.waiting)
+        counts["change"] = sum(len(change.pods) for change in decision.changes)
+        counts["no-room-possible"] = len(decision.unmet)
+        for reason in (*(each.value for each in partitioning.Wait), "change", "no-room-possible"):
+            self._pending.labels(reason=reason).set(counts[reason])
+        self._withheld.set(withheld)
+
+    def asked(self, result: Result) -> None:
+        """Count a change by what became of it."""
+        self._changes.labels(result=result.value).inc()
+
+    def pod_placed(self, seconds: float) -> None:
+        """Take how long a pod waited for which a node was changed."""
+        self._wait_s.observe(seconds)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Health:
+    """Answers kubelet's probes."""
+
+    silence_s: Callable[[], float]
+    contact_age_s: Callable[[], float]
+
+    def why_dead(self) -> str:
+        """Return why only a restart helps; empty: the loop is alive."""
+        silence = self.silence_s()
+        return f"the loop has been stuck for {silence:.0f} s" if silence > _STUCK_AFTER_S else ""
+
+    def why_unready(self) -> str:
+        """Return why pods are not served now; empty: they are, by this replica or the leader."""
+        age = self.contact_age_s()
+        if math.isinf(age):
+            return "the Kubernetes API has not been reached yet"
+        if age >= CONTACT_WITHIN_S:
+            return f"the Kubernetes API has not been heard of for {age:.0f} s"
+        return self.why_dead()

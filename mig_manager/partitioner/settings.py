@@ -1,0 +1,179 @@
+"""Settings of the partitioner."""
+
+import dataclasses
+import enum
+import pathlib
+import re
+from collections.abc import Mapping
+
+from mig_manager import errors
+from mig_manager.adapters.kubernetes import leader
+from mig_manager.agent import node_settings
+from mig_manager.core import model, options, profile_name
+from mig_manager.core.fleet import partitioning
+from mig_manager.core.node import policy
+
+_AMOUNT = re.compile(r"([1-9][0-9]{0,5})|(100|[1-9]?[0-9])%")
+_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
+_MOST_RESERVED = 99999
+_LEASE = "leader election"
+
+
+class Mode(enum.Enum):
+    """What the partitioner does with its decisions."""
+
+    RECOMMEND = "recommend"
+    """Report them in Events and metrics; change nothing."""
+    ACT = "act"
+    """Request the layouts."""
+
+
+def _amount(text: str) -> str:
+    if not _AMOUNT.fullmatch(text):
+        raise ValueError("is neither a number of nodes nor a percentage")
+    return text
+
+
+def _reserve(text: str) -> tuple[model.Profile, int]:
+    name, equals, number = text.partition("=")
+    count = int(number) if number.isascii() and number.isdigit() and len(number) <= 5 else 0  # noqa: PLR2004
+    if not equals or not 1 <= count <= _MOST_RESERVED:
+        raise ValueError("is not PROFILE=COUNT, such as 1g.5gb=2")
+    try:
+        return profile_name.parse(name), count
+    except ValueError as error:
+        raise ValueError(f"is not PROFILE=COUNT: {error}") from error
+
+
+def _object_name(text: str) -> str:
+    if not _NAME.fullmatch(text):
+        raise ValueError("is not the name of an object")
+    return text
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PartitionerSettings:
+    """Settings of the partitioner; durations in seconds."""
+
+    mode: Mode = options.choice(
+        "recommend reports what it would do in Events and metrics, act does it",
+        metavar="MODE",
+        default=Mode.RECOMMEND,
+    )
+    node_selector: tuple[policy.Requirement, ...] = options.declared(
+        options.Option(
+            name="node-selector",
+            help="only nodes with these labels, beside mig-manager.io/partitioning=on-demand",
+            metavar="SELECTOR",
+            parse=policy.parse_selector,
+            default=(),
+            default_text="every opted-in node",
+        )
+    )
+    max_unavailable: str = options.text(
+        "how many opted-in nodes, or which percentage of them, may be under change at once",
+        metavar="NUMBER",
+        default="1",
+        parse=_amount,
+    )
+    cooldown_s: float = options.seconds("least time between two changes of a node", default=60.0)
+    quiet_s: float = options.seconds(
+        "how long demand must be unchanged before a decision", default=2.0, least=0.01
+    )
+    longest_wait_s: float = options.seconds(
+        "longest time to wait for demand to be unchanged", default=15.0, least=0.01
+    )
+    reserved: tuple[tuple[model.Profile, int], ...] = options.declared(
+        options.Option(
+            name="reserve",
+            help="devices of a profile that a change leaves on every node; repeatable",
+            metavar="PROFILE=COUNT",
+            parse=_reserve,
+            default=(),
+            is_repeatable=True,
+        )
+    )
+    base_layout: str | None = options.text(
+        "layout that idle instances are merged back to", metavar=options.LAYOUT
+    )
+    merge_back_after_s: float = options.seconds(
+        "how long a node is without demand before its idle instances return to the base layout; "
+        "0: never",
+        default=0.0,
+    )
+    config_file: pathlib.Path | None = options.path(
+        "config document with the base layout",
+        short="f",
+        variable="CONFIG_FILE",
+        default_text="the layouts generated from each node's GPUs",
+    )
+    kubeconfig: pathlib.Path | None = options.path(
+        "credentials", variable="KUBECONFIG", default_text="the pod's ServiceAccount"
+    )
+    lease_namespace: str = options.text(
+        "namespace of the Lease that the leader holds",
+        variable="POD_NAMESPACE",
+        default="mig-manager",
+        parse=_object_name,
+        group=_LEASE,
+    )
+    lease_name: str = options.text(
+        "name of that Lease", default="mig-manager-partitioner", parse=_object_name, group=_LEASE
+    )
+    lease_duration_s: float = options.seconds(
+        "how long a leader that was killed keeps others waiting",
+        default=60.0,
+        least=leader.LEAST_DURATION_S,
+        group=_LEASE,
+    )
+    health_port: int = options.port(
+        "serve /metrics, /healthz and /readyz on this port", default_text="nowhere"
+    )
+    health_address: str = options.text(
+        "address to serve them on", metavar="ADDRESS", default="", default_text="all addresses"
+    )
+    log_level: node_settings.LogLevel = options.choice(
+        "debug, info, warning or error", metavar="LEVEL", default=node_settings.LogLevel.INFO
+    )
+    log_format: node_settings.LogFormat = options.choice(
+        "json or console", metavar="FORMAT", default=node_settings.LogFormat.JSON
+    )
+    is_debug: bool = options.declared(dataclasses.replace(node_settings.DEBUG, short=""))
+    pod_name: str | None = options.text(
+        "name of the partitioner's own pod; set by the manifests",
+        variable="POD_NAME",
+        has_flag=False,
+    )
+    limits: partitioning.Limits
+
+    def selects(self, node: partitioning.PartitionedNode) -> bool:
+        """Return whether the selector has a node."""
+        return all(each.matches(node.labels) for each in self.node_selector)
+
+
+def partitioner_settings(
+    parsed: Mapping[str, object], environ: Mapping[str, str]
+) -> PartitionerSettings:
+    """Read the settings of the partitioner.
+
+    Raises:
+        UsageError: A value cannot be used, or two contradict each other.
+    """
+    source = options.Source(parsed, environ, command="partitioner")
+    values = source.values(PartitionerSettings)
+    if values["longest_wait_s"] < values["quiet_s"]:
+        raise errors.UsageError("--longest-wait-s must not be less than --quiet-s")
+    if bool(values["base_layout"]) is not bool(values["merge_back_after_s"]):
+        raise errors.UsageError("--base-layout and --merge-back-after-s go together")
+    reserved = dict(values["reserved"])
+    if len(reserved) != len(values["reserved"]):
+        raise errors.UsageError("--reserve names a profile twice")
+    if values["is_debug"]:
+        values["log_level"] = node_settings.LogLevel.DEBUG
+    limits = partitioning.Limits(
+        max_unavailable=values["max_unavailable"],
+        cooldown_s=values["cooldown_s"],
+        reserved=reserved,
+        merge_back_after_s=values["merge_back_after_s"],
+    )
+    return PartitionerSettings(**values, limits=limits)
