@@ -1,0 +1,255 @@
+"""Leadership by one Lease, on the embedded API server."""
+
+import dataclasses
+import itertools
+from collections.abc import Iterator
+
+import pytest
+import structlog.testing
+
+from mig_manager.adapters.kubernetes import api, leader
+from mig_manager.sandbox.apiserver import resources
+from testkit import apiserver
+from tests import fakes
+
+NAMESPACE = "mig-manager"
+LEASE = "mig-manager-partitioner"
+DURATION_S = 60.0
+FRESH_S = DURATION_S - leader.LONGEST_WRITE_S
+RENEW_S = 10.0
+
+
+class Killed(BaseException):
+    """The process ends here."""
+
+
+class MortalApi(api.KubeApi):
+    """A client whose process is killed at its n-th request: before it is sent, or after."""
+
+    kill_at: int | None = None
+    is_sent = False
+    count = 0
+
+    def _answer(self, request: api._Request) -> dict[str, object]:
+        self.count += 1
+        if self.kill_at is not None and self.count >= self.kill_at:
+            if self.is_sent and self.count == self.kill_at:
+                super()._answer(request)
+            raise Killed
+        return super()._answer(request)
+
+
+class Rig:
+    """Replicas of one program; they share a clock that only tests move."""
+
+    def __init__(self, server: apiserver.ApiServer) -> None:
+        self.server = server
+        self.clock = fakes.FakeClock()
+        self.clients: list[MortalApi] = []
+
+    def replica(self, name: str, *, duration_s: float = DURATION_S) -> leader.Leader:
+        kube = MortalApi.at(
+            self.server.url, token=name, request_timeout_s=0.4, sleep=lambda _seconds: None
+        )
+        self.clients.append(kube)
+        return leader.Leader(
+            kube,
+            namespace=NAMESPACE,
+            name=LEASE,
+            identity=name,
+            duration_s=duration_s,
+            clock=self.clock,
+        )
+
+    def holder(self) -> str:
+        lease = self.server.get(resources.LEASES, LEASE, NAMESPACE)
+        return str(lease["spec"]["holderIdentity"])
+
+    def pass_time(self, seconds: float, *replicas: leader.Leader) -> None:
+        """Let time pass in steps of a second, in which these replicas campaign."""
+        for _ in range(round(seconds)):
+            self.clock.now_s += 1
+            for each in replicas:
+                each.campaign()
+
+
+@pytest.fixture
+def rig() -> Iterator[Rig]:
+    with apiserver.serve() as server:
+        rig = Rig(server)
+        yield rig
+        for kube in rig.clients:
+            kube.close()
+
+
+def test_one_replica_leads_as_long_as_it_renews(rig: Rig) -> None:
+    first, second = rig.replica("a"), rig.replica("b")
+
+    assert first.campaign()
+    assert not second.campaign()
+    rig.pass_time(10 * DURATION_S, first, second)
+
+    assert (first.may_write, second.may_write) == (True, False)
+    assert rig.holder() == "a"
+
+
+def test_at_rest_a_replica_sends_one_request_in_each_sixth_of_the_duration(rig: Rig) -> None:
+    first, second = rig.replica("a"), rig.replica("b")
+    rig.pass_time(1, first, second)
+    rig.server.log.clear()
+
+    rig.pass_time(DURATION_S, first, second)
+
+    assert rig.server.log.count("update", "leases") == 6
+    assert rig.server.log.count("get", "leases") == 6
+    assert len(rig.server.log.requests()) == 12
+
+
+def test_a_released_lease_is_taken_by_the_next_campaign(rig: Rig) -> None:
+    first, second = rig.replica("a"), rig.replica("b")
+    rig.pass_time(1, first, second)
+
+    first.release()
+
+    assert not first.may_write
+    assert rig.holder() == ""
+    rig.pass_time(RENEW_S, second)
+    assert second.may_write
+
+
+def test_a_replica_that_does_not_lead_releases_nothing(rig: Rig) -> None:
+    first, second = rig.replica("a"), rig.replica("b")
+    rig.pass_time(1, first, second)
+    rig.server.log.clear()
+
+    second.release()
+
+    assert rig.server.log.requests() == []
+
+
+def test_the_lease_of_a_killed_leader_is_taken_once_it_was_silent_for_its_duration(
+    rig: Rig,
+) -> None:
+    first, second = rig.replica("a"), rig.replica("b")
+    rig.pass_time(1, first, second)
+
+    rig.pass_time(DURATION_S - 1, second)
+    assert not second.may_write
+    rig.pass_time(RENEW_S + 1, second)
+
+    assert second.may_write
+    lease = rig.server.get(resources.LEASES, LEASE, NAMESPACE)
+    assert lease["spec"]["leaseTransitions"] == 1
+
+
+def test_the_duration_in_the_lease_counts_if_it_is_longer_than_ones_own(rig: Rig) -> None:
+    first, second = rig.replica("a", duration_s=600), rig.replica("b")
+    rig.pass_time(1, first, second)
+
+    rig.pass_time(599, second)
+    assert not second.may_write
+    rig.pass_time(RENEW_S + 1, second)
+
+    assert second.may_write
+
+
+def test_a_leader_that_cannot_renew_stops_writing_before_another_one_may_begin(rig: Rig) -> None:
+    first, second = rig.replica("a"), rig.replica("b")
+    rig.pass_time(1, first, second)
+    rig.server.inject(apiserver.Fault(token="a", status=503, times=None))  # noqa: S106
+    stopped_s = taken_s = None
+
+    with structlog.testing.capture_logs():
+        while taken_s is None:
+            rig.pass_time(1, first, second)
+            assert not (first.may_write and second.may_write)
+            if stopped_s is None and not first.may_write:
+                stopped_s = rig.clock.now_s
+            if second.may_write:
+                taken_s = rig.clock.now_s
+
+    assert stopped_s is not None
+    assert taken_s - stopped_s >= leader.LONGEST_WRITE_S
+    rig.server.clear_faults()
+    with structlog.testing.capture_logs() as logs:
+        rig.pass_time(RENEW_S, first)
+    assert [each["event"] for each in logs] == ["leadership_lost"]
+    assert not first.may_write
+
+
+FAULTS = {
+    "409": apiserver.Fault(status=409),
+    "409 when done": apiserver.Fault(status=409, is_carried_out=True),
+    "500": apiserver.Fault(status=500),
+    "500 when done": apiserver.Fault(status=500, is_carried_out=True),
+    "429": apiserver.Fault(status=429, retry_after_s=1),
+    "403": apiserver.Fault(status=403),
+    "no answer when done": apiserver.Fault(stall=True, is_carried_out=True),
+    "garbage": apiserver.Fault(garbles=True),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
+def test_one_failed_request_neither_loses_the_lease_nor_makes_two_leaders(
+    rig: Rig, fault: apiserver.Fault
+) -> None:
+    for verb, skip in itertools.product(("get", "create", "update"), (0, 1)):
+        first, second = rig.replica("a"), rig.replica("b")
+        rig.server.inject(dataclasses.replace(fault, verb=verb, resource="leases", skip=skip))
+
+        with structlog.testing.capture_logs():
+            for _ in range(3 * round(RENEW_S)):
+                rig.pass_time(1, first, second)
+                assert not (first.may_write and second.may_write)
+            leading = [each for each in (first, second) if each.may_write]
+            assert len(leading) == 1
+            rig.server.clear_faults()
+            leading[0].release()
+
+        assert rig.holder() == ""
+
+
+def test_a_lease_that_was_deleted_is_made_again(rig: Rig) -> None:
+    first = rig.replica("a")
+    first.campaign()
+
+    rig.server.delete(resources.LEASES, LEASE, NAMESPACE)
+    rig.pass_time(RENEW_S, first)
+
+    assert first.may_write
+    assert rig.holder() == "a"
+
+
+def test_a_lease_that_a_person_gave_to_another_is_not_taken_back(rig: Rig) -> None:
+    def give(lease: dict[str, object]) -> None:
+        lease["spec"] = {"holderIdentity": "b", "leaseDurationSeconds": 60}
+
+    first = rig.replica("a")
+    first.campaign()
+    rig.server.modify(resources.LEASES, LEASE, give, namespace=NAMESPACE)
+
+    with structlog.testing.capture_logs():
+        rig.pass_time(RENEW_S, first)
+
+    assert not first.may_write
+    assert rig.holder() == "b"
+
+
+@pytest.mark.parametrize("is_sent", [False, True], ids=["before it is sent", "after"])
+def test_a_replica_killed_at_any_request_leaves_a_lease_that_another_one_can_take(
+    rig: Rig, *, is_sent: bool
+) -> None:
+    for kill_at in range(1, 6):
+        first, second = rig.replica("a"), rig.replica("b")
+        mortal = rig.clients[-2]
+        mortal.kill_at, mortal.is_sent = kill_at, is_sent
+        with structlog.testing.capture_logs(), pytest.raises(Killed):
+            while True:
+                rig.pass_time(1, first)
+                if mortal.count == kill_at - 1 and kill_at > 3:
+                    first.release()
+
+        rig.pass_time(DURATION_S + 2 * RENEW_S, second)
+
+        assert second.may_write
+        second.release()
