@@ -10,13 +10,14 @@ import prometheus_client
 import mig_manager
 from mig_manager.agent import metrics
 from mig_manager.core.node import cluster
+from mig_manager.partitioner import metrics as partitioner
 
 PACKAGE = pathlib.Path(mig_manager.__file__).parent
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Metric:
-    """One metric of the agent."""
+    """One metric."""
 
     name: str
     kind: str
@@ -25,7 +26,15 @@ class Metric:
 
 def agent_metrics() -> list[Metric]:
     """Return the agent's metrics by name."""
-    registry = metrics.Metrics(contact_age_s=lambda: 0.0).registry
+    return _metrics(metrics.Metrics(contact_age_s=lambda: 0.0).registry)
+
+
+def partitioner_metrics() -> list[Metric]:
+    """Return the partitioner's metrics by name."""
+    return _metrics(partitioner.Metrics(contact_age_s=lambda: 0.0).registry)
+
+
+def _metrics(registry: prometheus_client.CollectorRegistry) -> list[Metric]:
     collectors = registry._collector_to_names  # noqa: SLF001 - the library has no other way
     return sorted(
         (

@@ -1,5 +1,6 @@
 """Facts as tables and sections."""
 
+import functools
 import re
 from collections.abc import Callable, Iterable, Mapping
 
@@ -17,10 +18,10 @@ def _code(names: Iterable[str]) -> str:
     return ", ".join(f"`{name}`" for name in names)
 
 
-def settings_tables(_body: str) -> str:
-    """Return the agent's settings, a table for each heading of its help."""
+def settings_tables(_body: str, *, command: str = "agent") -> str:
+    """Return the settings of a command, a table for each heading of its help."""
     groups: dict[str, list[options.Option]] = {}
-    for option in parser.options_of("agent"):
+    for option in parser.options_of(command):
         if option is not parser.HELP:
             group = option.group if option.flags else "variables without an option"
             groups.setdefault(group, []).append(option)
@@ -43,12 +44,12 @@ def _setting(option: options.Option) -> tuple[str, ...]:
     return _code(option.flags), _code(filter(None, [option.variable])), default, meaning
 
 
-def metrics_table(body: str) -> str:
-    """Return all metrics."""
+def metrics_table(body: str, *, of: Callable[[], list[facts.Metric]]) -> str:
+    """Return all metrics of a program."""
     known = blocks.kept(body)
     rows = (
         (f"`{each.name}`", each.kind, _code(each.labels), blocks.words(known, f"`{each.name}`"))
-        for each in facts.agent_metrics()
+        for each in of()
     )
     return blocks.table(("Name", "Type", "Labels", "Meaning"), rows)
 
@@ -172,8 +173,10 @@ def _some(seen: Iterable[phases.Marks], asked: Callable[[phases.Marks], bool]) -
 RENDERERS: Mapping[str, blocks.Renderer] = {
     "events": events_table,
     "log-lines": log_table,
-    "metrics": metrics_table,
+    "metrics": functools.partial(metrics_table, of=facts.agent_metrics),
     "node-keys": keys_table,
+    "partitioner-metrics": functools.partial(metrics_table, of=facts.partitioner_metrics),
+    "partitioner-settings": functools.partial(settings_tables, command="partitioner"),
     "phases": phases_table,
     "reasons": reasons_table,
     "reasons-in-full": reasons_in_full,

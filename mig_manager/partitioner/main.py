@@ -8,7 +8,7 @@ import structlog
 
 from mig_manager.adapters import host
 from mig_manager.adapters.host import files, web_server
-from mig_manager.adapters.kubernetes import api, leader, partitioning
+from mig_manager.adapters.kubernetes import api, leader, partitioning, watch
 from mig_manager.core import timing
 from mig_manager.core.layout import config
 from mig_manager.partitioner import loop, metrics
@@ -27,6 +27,7 @@ class Service:
         *,
         identity: str,
         clock: timing.Clock,
+        watch_times: watch.Times | None = None,
     ) -> None:
         """Assemble; no other replica may have the same identity."""
         self._settings = settings
@@ -34,7 +35,11 @@ class Service:
             quiet_s=settings.quiet_s, longest_s=settings.longest_wait_s, clock=clock
         )
         self.cluster = partitioning.Cluster(
-            kube, clock=clock, reporter=identity, on_demand=self.signal.changed
+            kube,
+            clock=clock,
+            reporter=identity,
+            on_demand=self.signal.changed,
+            times=watch_times,
         )
         self.leader = leader.Leader(
             kube,

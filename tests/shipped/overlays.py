@@ -14,7 +14,7 @@ ROOT = pathlib.Path(__file__).parents[2]
 Object = dict[str, Any]
 AGENTS = ("unprivileged", "privileged", "simulated")
 """The overlays that start an agent."""
-OVERLAYS = (*AGENTS, "budget", "gpu-operator")
+OVERLAYS = (*AGENTS, "budget", "gpu-operator", "partitioner")
 
 
 def kustomize(folder: str) -> str:
@@ -25,9 +25,14 @@ def kustomize(folder: str) -> str:
 class Overlay:
     def __init__(self, folder: str) -> None:
         self.objects: list[Object] = list(yaml.safe_load_all(kustomize(folder)))
-        named = [each for each in self.objects if "AdmissionPolicy" not in each["kind"]]
+        named = [
+            each
+            for each in self.objects
+            if "AdmissionPolicy" not in each["kind"]
+            and each["metadata"]["name"] != "mig-manager-partitioner"
+        ]
         self.by_kind: dict[str, Object] = {each["kind"]: each for each in named}
-        """All but the policies; each kind is there once."""
+        """All but the policies and the partitioner; each kind is there once."""
         assert len(self.by_kind) == len(named)
 
     @property

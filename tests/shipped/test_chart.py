@@ -133,6 +133,45 @@ def test_with_a_budget_the_agents_have_its_settings_and_its_rights(chart: pathli
     assert made == shipped
 
 
+def test_with_the_partitioner_the_chart_is_its_overlay_and_agents_take_custom_layouts(
+    chart: pathlib.Path,
+) -> None:
+    made = by_name(render(chart, partitioner={"enabled": True}))
+    shipped = by_name(kustomized("partitioner"))
+
+    def environ(objects: dict[tuple[str, str], Object], kind: str) -> dict[str, Object]:
+        (found,) = (objects.pop(key) for key in list(objects) if key[0] == kind)
+        (container,) = found["spec"]["template"]["spec"].pop("containers")
+        env = {each["name"]: each for each in container.pop("env")}
+        return {**env, "": (found, container)}
+
+    for kind in ("DaemonSet", "Deployment"):
+        assert environ(made, kind) == environ(shipped, kind)
+    assert made == shipped
+
+
+def test_the_partitioner_has_settings_and_a_place_of_its_own(chart: pathlib.Path) -> None:
+    own = {
+        "enabled": True,
+        "mode": "act",
+        "env": {"MIG_MANAGER_RESERVE": "1g.5gb=2"},
+        "nodeSelector": {"pool": "system"},
+        "tolerations": [{"key": "system", "operator": "Exists"}],
+        "resources": {"limits": {"memory": "1Gi"}},
+    }
+    objects = by_name(render(chart, partitioner=own, image={"repository": "example.com/mig"}))
+    pod = objects["Deployment", "mig-manager-partitioner"]["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    environ = {each["name"]: each.get("value") for each in container["env"]}
+
+    assert container["image"] == f"example.com/mig:{mig_manager.__version__}"
+    assert environ["MIG_MANAGER_MODE"] == "act"
+    assert environ["MIG_MANAGER_RESERVE"] == "1g.5gb=2"
+    assert len(environ) == len(container["env"])
+    assert (pod["nodeSelector"], pod["tolerations"]) == (own["nodeSelector"], own["tolerations"])
+    assert container["resources"] == own["resources"]
+
+
 def test_startup_taints_are_tolerated_and_removed_by_the_agent(chart: pathlib.Path) -> None:
     shipped = pod_template(render(chart))["spec"]
     changed = pod_template(render(chart, startupTaints=["a.b/c", "d"]))["spec"]
@@ -173,6 +212,8 @@ def test_a_config_document_of_ones_own_replaces_the_shipped_one(chart: pathlib.P
         {"customLayouts": "true"},
         {"startupTaints": "a.b/c"},
         {"startupTaints": ["a.b/c=true:NoSchedule"]},
+        {"partitioner": {"mode": "perhaps"}},
+        {"partitioner": {"enabled": "yes"}},
     ],
 )
 def test_values_that_mean_nothing_are_refused(chart: pathlib.Path, values: Object) -> None:
@@ -188,7 +229,8 @@ def test_every_value_is_in_the_schema_and_every_property_has_a_default() -> None
 
     # Helm itself adds "global".
     assert schema["properties"].keys() - {"global"} == values.keys()
-    assert schema["properties"]["image"]["properties"].keys() == values["image"].keys()
+    for name in ("image", "partitioner"):
+        assert schema["properties"][name]["properties"].keys() == values[name].keys()
 
 
 def test_the_source_alone_says_how_to_make_a_chart_of_it(tmp_path: pathlib.Path) -> None:

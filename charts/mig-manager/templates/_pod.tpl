@@ -1,5 +1,5 @@
-{{- /* Change a pod template in place; writes nothing. */ -}}
-{{- define "mig-manager.adapt" -}}
+{{- /* Set where the image of a pod comes from, in place; writes nothing. */ -}}
+{{- define "mig-manager.image" -}}
 {{- $values := .values }}
 {{- $pod := .template.spec }}
 {{- $container := first $pod.containers }}
@@ -13,6 +13,14 @@
 {{- with $values.imagePullSecrets }}
 {{- $_ := set $pod "imagePullSecrets" . }}
 {{- end }}
+{{- end }}
+
+{{- /* Change the agents' pod template in place; writes nothing. */ -}}
+{{- define "mig-manager.adapt" -}}
+{{- include "mig-manager.image" . }}
+{{- $values := .values }}
+{{- $pod := .template.spec }}
+{{- $container := first $pod.containers }}
 {{- with $values.resources }}
 {{- $_ := set $container "resources" . }}
 {{- end }}
@@ -29,7 +37,7 @@
 {{- $keys := dict "name" "MIG_MANAGER_STARTUP_TAINT" "value" (join "," .) }}
 {{- $_ := set $container "env" (append $container.env $keys) }}
 {{- end }}
-{{- if $values.customLayouts }}
+{{- if or $values.customLayouts $values.partitioner.enabled }}
 {{- $custom := dict "name" "MIG_MANAGER_CUSTOM_LAYOUTS" "value" "true" }}
 {{- $_ := set $container "env" (append $container.env $custom) }}
 {{- end }}
@@ -45,14 +53,39 @@
 {{- $namespace := dict "name" "POD_NAMESPACE" "valueFrom" $field }}
 {{- $_ := set $container "env" (concat $container.env (list $limit $namespace)) }}
 {{- end }}
-{{- if $values.env }}
+{{- include "mig-manager.env" (dict "container" $container "env" $values.env) }}
+{{- end }}
+
+{{- /* Change the partitioner's pod template in place; writes nothing. */ -}}
+{{- define "mig-manager.adapt-partitioner" -}}
+{{- include "mig-manager.image" . }}
+{{- $own := .values.partitioner }}
+{{- $pod := .template.spec }}
+{{- $container := first $pod.containers }}
+{{- with $own.resources }}
+{{- $_ := set $container "resources" . }}
+{{- end }}
+{{- with $own.nodeSelector }}
+{{- $_ := set $pod "nodeSelector" . }}
+{{- end }}
+{{- with $own.tolerations }}
+{{- $_ := set $pod "tolerations" . }}
+{{- end }}
+{{- $env := merge (dict "MIG_MANAGER_MODE" $own.mode) $own.env }}
+{{- include "mig-manager.env" (dict "container" $container "env" $env) }}
+{{- end }}
+
+{{- /* Set variables of a container in place, over those that it has; writes nothing. */ -}}
+{{- define "mig-manager.env" -}}
+{{- $container := .container }}
+{{- if .env }}
 {{- $env := list }}
 {{- range $variable := $container.env }}
-{{- if not (hasKey $values.env $variable.name) }}
+{{- if not (hasKey $.env $variable.name) }}
 {{- $env = append $env $variable }}
 {{- end }}
 {{- end }}
-{{- range $key, $value := $values.env }}
+{{- range $key, $value := .env }}
 {{- $env = append $env (dict "name" $key "value" $value) }}
 {{- end }}
 {{- $_ := set $container "env" $env }}

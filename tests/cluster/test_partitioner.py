@@ -1,0 +1,175 @@
+"""What the partitioner's token is worth on a real API server: a label, an annotation, a Lease."""
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from mig_manager.adapters import host
+from mig_manager.adapters.kubernetes import api, leader
+from mig_manager.core.node import cluster
+from tests import waiting
+from tests.cluster import clusters
+
+pytestmark = pytest.mark.cluster
+
+NAME = "mig-manager-partitioner"
+ACCOUNT = clusters.Account(namespace="mig-manager", name=NAME)
+NODES = "/api/v1/nodes"
+PODS = "/api/v1/namespaces/default/pods"
+OPTED_IN, OTHER = "opted-in", "other"
+LAYOUT = "{version: v1, mig-configs: {custom: [{devices: [0], mig-devices: {1g.5gb: 7}}]}}"
+REQUEST = {
+    "metadata": {
+        "labels": {cluster.CONFIG_LABEL: cluster.CUSTOM_LAYOUT},
+        "annotations": {cluster.LAYOUT_ANNOTATION: LAYOUT},
+    }
+}
+
+Act = Callable[[api.KubeApi], Any]
+
+
+@pytest.fixture(scope="module")
+def kube(
+    real_cluster: clusters.Real, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[api.KubeApi]:
+    """The API as the partitioner's account has it, with the shipped rights and policy."""
+    folder = tmp_path_factory.mktemp("partitioner")
+    people = real_cluster.kube
+    shipped = clusters.shipped("partitioner/partitioner.yaml")
+    made = [each for each in shipped if each["kind"] != "Deployment"]
+    for obj in made:
+        people.post(clusters.collection(obj), obj)
+    for name, labels in ((OPTED_IN, {cluster.PARTITIONING_LABEL: cluster.ON_DEMAND}), (OTHER, {})):
+        people.post(NODES, {"metadata": {"name": name, "labels": labels}})
+    path = real_cluster.kubeconfig(folder / "kubeconfig", ACCOUNT)
+    with contextlib.closing(api.KubeApi.connect(kubeconfig=str(path))) as own:
+        # Roles and policies become active a moment after their creation.
+        waiting.until(lambda: is_admitted(own, patching(REQUEST)), "the partitioner's rights")
+        waiting.until(
+            lambda: bool(clusters.refusal(lambda: patching({}, OTHER)(own))), "the policy"
+        )
+        yield own
+    real_cluster.clear()
+    for obj in made:
+        people.delete(f"{clusters.collection(obj)}/{NAME}")
+
+
+def is_admitted(kube: api.KubeApi, act: Act) -> bool:
+    with contextlib.suppress(Exception):
+        act(kube)
+        return True
+    return False
+
+
+def patching(change: clusters.Object, name: str = OPTED_IN) -> Act:
+    return lambda kube: kube.patch(f"{NODES}/{name}", change)
+
+
+def labels(**values: str | None) -> clusters.Object:
+    return {"metadata": {"labels": values}}
+
+
+def annotations(**values: str | None) -> clusters.Object:
+    return {"metadata": {"annotations": values}}
+
+
+def publishing(kind: str) -> Act:
+    event = {
+        "metadata": {"generateName": "test-"},
+        "involvedObject": {"apiVersion": "v1", "kind": kind, "name": "x", "namespace": "default"},
+        "reason": "Test",
+    }
+    return lambda kube: kube.post(clusters.EVENTS, event)
+
+
+def test_the_shipped_rights_are_enough_for_its_work(kube: api.KubeApi) -> None:
+    for plural in ("nodes", "pods"):
+        assert kube.get(f"/api/v1/{plural}")["items"] is not None
+        query: dict[str, str] = {}
+        kube.watch(f"/api/v1/{plural}", query=query, timeout_s=1, idle_timeout_s=5).__exit__()
+    seen = patching(REQUEST)(kube)
+    assert seen["metadata"]["labels"][cluster.CONFIG_LABEL] == cluster.CUSTOM_LAYOUT
+    assert seen["metadata"]["annotations"][cluster.LAYOUT_ANNOTATION] == LAYOUT
+    assert publishing("Pod")(kube)["reason"] == "Test"
+    own = leader.Leader(
+        kube,
+        namespace=ACCOUNT.namespace,
+        name=NAME,
+        identity="a",
+        duration_s=60,
+        clock=host.SystemClock(),
+    )
+    assert own.campaign()
+    own.release()
+    lease = kube.get(f"{clusters.LEASES}/{NAME}")
+    assert not lease["spec"].get("holderIdentity")
+
+
+@pytest.mark.parametrize(
+    ("words", "acts"),
+    [
+        (
+            "only nodes with the label mig-manager.io/partitioning=on-demand",
+            [patching(REQUEST, OTHER), patching(annotations(**{"a.b/c": "d"}), OTHER)],
+        ),
+        (
+            "may set nvidia.com/mig.config to custom",
+            [
+                patching(labels(**{cluster.CONFIG_LABEL: "all-1g.5gb"})),
+                patching(labels(**{cluster.CONFIG_LABEL: None})),
+                patching(labels(**{cluster.STATE_LABEL: "success"})),
+                patching(labels(**{cluster.PARTITIONING_LABEL: None})),
+                patching(labels(**{"example.com/rack": "7"})),
+            ],
+        ),
+        (
+            "may set mig-manager.io/layout",
+            [
+                patching(annotations(**{cluster.LAYOUT_ANNOTATION: None})),
+                patching(annotations(**{cluster.JOURNAL_ANNOTATION: "{}"})),
+                patching(annotations(**{"example.com/owner": "me"})),
+            ],
+        ),
+        (
+            "one label and one annotation of a node, and nothing else",
+            [
+                patching({"spec": {"unschedulable": True}}),
+                patching({"spec": {"taints": [{"key": "a", "effect": "NoExecute"}]}}),
+                patching({"spec": {"providerID": "cloud://1"}}),
+                patching({"metadata": {"finalizers": ["example.com/keep"]}}),
+            ],
+        ),
+        ("writes Events about nodes and pods alone", [publishing("Namespace")]),
+        (
+            "writes its own Lease alone",
+            [lambda kube: kube.post(clusters.LEASES, {"metadata": {"name": "other"}})],
+        ),
+    ],
+)
+def test_the_policy_refuses_all_but_the_request_for_a_custom_layout(
+    kube: api.KubeApi, words: str, acts: list[Act]
+) -> None:
+    patching(REQUEST)(kube)
+    for act in acts:
+        assert words in clusters.refusal(functools.partial(act, kube))
+
+
+@pytest.mark.parametrize(
+    "act",
+    [
+        lambda kube: kube.get(f"{NODES}/{OPTED_IN}"),
+        lambda kube: kube.delete(f"{NODES}/{OPTED_IN}"),
+        lambda kube: kube.patch(f"{NODES}/{OPTED_IN}/status", {"status": {}}),
+        lambda kube: kube.get("/api/v1/namespaces/default/secrets"),
+        lambda kube: kube.post(f"{PODS}/x/eviction", {"metadata": {"name": "x"}}),
+        lambda kube: kube.delete(f"{PODS}/x"),
+        lambda kube: kube.get(clusters.LEASES),
+        lambda kube: kube.get(f"{clusters.LEASES}/other"),
+    ],
+)
+def test_its_role_gives_it_nothing_else(kube: api.KubeApi, act: Act) -> None:
+    with pytest.raises(Exception, match="403"):
+        act(kube)

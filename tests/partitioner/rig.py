@@ -1,0 +1,298 @@
+"""Replicas of the partitioner on the embedded API server, with nodes whose agents are played."""
+
+import contextlib
+import dataclasses
+import datetime as dt
+import json
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from mig_manager import errors
+from mig_manager.adapters.kubernetes import api, watch
+from mig_manager.catalogue import hardware
+from mig_manager.core import model
+from mig_manager.core.layout import config
+from mig_manager.core.node import cluster, resources
+from mig_manager.core.planner import planner
+from mig_manager.core.records import capacity, gpu_codec
+from mig_manager.partitioner import main, settings
+from mig_manager.sandbox.apiserver import resources as kinds
+from testkit import apiserver
+from tests import fakes, gpu_values, waiting
+from tests.sandbox import apirig
+from tests.unit import samples
+
+BRISK = watch.Times(watch_s=300, steady_s=0.0, first_wait_s=0.01, longest_wait_s=0.05)
+BEGAN = dt.datetime(2026, 3, 1, tzinfo=dt.UTC)
+TERM_S = 70.0
+"""After so long the Lease of a killed leader is taken, and nodes are out of their cooldown."""
+QUIET_S = 2.0
+
+Object = dict[str, Any]
+
+
+class Clock(fakes.FakeClock):
+    """Time that only tests move; its wall clock can be put forward and back."""
+
+    jump_s = 0.0
+
+    def now_iso(self, *, after_s: float = 0.0) -> str:
+        return (BEGAN + dt.timedelta(seconds=self.now_s + self.jump_s + after_s)).isoformat()
+
+
+class Killed(BaseException):
+    """The process ends here."""
+
+
+class MortalApi(api.KubeApi):
+    """A client whose process is killed at its n-th request, before it is sent or after.
+
+    Requests of the watches do not count.
+    """
+
+    kill_at: int | None = None
+    is_sent = False
+    count = 0
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.patches: list[Mapping[str, Any]] = []
+        """The bodies of the patches that were sent."""
+
+    def _answer(self, request: api._Request) -> dict[str, object]:
+        if threading.current_thread().name.endswith("-watch"):
+            return super()._answer(request)
+        self.count += 1
+        if request.method == "PATCH":
+            assert request.body is not None
+            self.patches.append(request.body)
+        if self.kill_at is not None and self.count >= self.kill_at:
+            if self.is_sent and self.count == self.kill_at:
+                super()._answer(request)
+            raise Killed
+        return super()._answer(request)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Replica:
+    """One replica; tests call its steps."""
+
+    service: main.Service
+    kube: MortalApi
+
+    @property
+    def leads(self) -> bool:
+        return self.service.leader.may_write
+
+
+class Rig:
+    """A cluster with nodes of A100 GPUs, and replicas of the partitioner."""
+
+    def __init__(self, server: apiserver.ApiServer) -> None:
+        self.server = server
+        self.clock = Clock()
+        self.replicas: list[Replica] = []
+        self.gpus: dict[str, tuple[model.Gpu, ...]] = {}
+        self.in_use: dict[str, dict[str, frozenset[model.Placement]]] = {}
+
+    # -- the cluster -----------------------------------------------------------------------------
+
+    def add_node(
+        self,
+        name: str = "n1",
+        *,
+        gpus: int = 1,
+        layout: str = "7g.40gb",
+        labels: Mapping[str, str] | None = None,
+    ) -> None:
+        """Add an opted-in node at rest, each of whose GPUs has one idle instance."""
+        mig = [self._gpu(index, layout) for index in range(gpus)]
+        self.gpus[name] = tuple(mig)
+        self.in_use[name] = {gpu.uuid: frozenset() for gpu in mig}
+        node = apirig.a_node(name)
+        node["metadata"]["labels"] |= {
+            cluster.PARTITIONING_LABEL: cluster.ON_DEMAND,
+            cluster.CONFIG_LABEL: "all-7g.40gb",
+            cluster.STATE_LABEL: "success",
+            "nvidia.com/mig.strategy": "mixed",
+            **(labels or {}),
+        }
+        node["metadata"]["annotations"] = self._published(name, "all-7g.40gb", "")
+        node["status"] |= self._status(name)
+        self.server.store.create(node)
+
+    def _gpu(self, index: int, layout: str) -> model.Gpu:
+        bare = hardware.template(hardware.find("A100-SXM4-40GB"), index)
+        on = dataclasses.replace(
+            bare, current_mode=model.MigMode.ENABLED, pending_mode=model.MigMode.ENABLED
+        )
+        (gpu,) = gpu_values.brought_to((on,), samples.want({layout: 1}))
+        return gpu
+
+    def _published(
+        self, name: str, layout: str, content_hash: str, reason: str = "Applied"
+    ) -> dict[str, str]:
+        now = self.clock.now_iso()
+        gpus = self.gpus[name]
+        status = {
+            "config": layout,
+            "configHash": content_hash,
+            "state": "success" if reason == "Applied" else "failed",
+            "phase": "Done",
+            "reason": reason,
+            "message": "",
+            "startedAt": now,
+            "finishedAt": now,
+        }
+        return {
+            cluster.GPUS_ANNOTATION: gpu_codec.to_json(gpus),
+            cluster.CAPACITY_ANNOTATION: capacity.to_json(gpus, self.in_use[name], at=now),
+            cluster.STATUS_ANNOTATION: json.dumps(status),
+        }
+
+    def _status(self, name: str) -> Object:
+        amounts = {key: str(count) for key, count in resources.counts(self.gpus[name]).items()}
+        amounts |= {"cpu": "64", "memory": "512Gi", "pods": "500"}
+        return {"allocatable": amounts, "capacity": amounts}
+
+    def add_pods(self, *names: str, profile: str = "1g.5gb", **labels: str) -> None:
+        """Add pods that the scheduler has found no node for."""
+        for name in names:
+            pod = apirig.a_pod(name, node="", phase="Pending", **labels)
+            (container,) = pod["spec"]["containers"]
+            container["resources"] = {"limits": {f"nvidia.com/mig-{profile}": "1"}}
+            pod["status"] = {
+                "phase": "Pending",
+                "conditions": [
+                    {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
+                ],
+            }
+            self.server.store.create(pod)
+
+    def bind(self, pod: str, node: str) -> None:
+        def change(obj: Object) -> None:
+            obj["spec"]["nodeName"] = node
+            obj["status"] = {"phase": "Running"}
+
+        self.server.modify(kinds.PODS, pod, change, namespace="default")
+
+    def answer(self, name: str, *, reason: errors.Reason = errors.Reason.APPLIED) -> None:
+        """Play the agent: apply the custom layout that is requested, or fail."""
+        text = self.node(name)["metadata"]["annotations"][cluster.LAYOUT_ANNOTATION]
+        (layout,) = config.parse(text, source="annotation").layouts.values()
+        gpus = self.gpus[name]
+        if reason is errors.Reason.APPLIED:
+            for step in planner.plan(gpus, config.select(layout, gpus)).steps:
+                gpus = tuple(
+                    gpu_values.apply_step(gpu, step) if gpu.uuid == step.gpu_uuid else gpu
+                    for gpu in gpus
+                )
+            self.gpus[name] = gpus
+        published = self._published(name, cluster.CUSTOM_LAYOUT, layout.content_hash, reason.value)
+
+        def change(obj: Object) -> None:
+            obj["metadata"]["annotations"] |= published
+            state = "success" if reason is errors.Reason.APPLIED else "failed"
+            obj["metadata"]["labels"][cluster.STATE_LABEL] = state
+            obj["status"] |= self._status(name)
+
+        self.server.modify(kinds.NODES, name, change)
+
+    def touch(self, name: str) -> None:
+        """Write something to a node that does not matter, as kubelet does."""
+
+        def change(obj: Object) -> None:
+            obj["metadata"]["annotations"]["example.com/beat"] = str(self.clock.now_s)
+
+        self.server.modify(kinds.NODES, name, change)
+
+    # -- the partitioner -------------------------------------------------------------------------
+
+    def replica(self, name: str = "a", **options: str) -> Replica:
+        """Start a replica that steps only when told to."""
+        kube = MortalApi.at(
+            self.server.url, token=name, request_timeout_s=2.0, sleep=lambda _seconds: None
+        )
+        chosen = settings.partitioner_settings(
+            {"command": "partitioner", "mode": "act", "quiet_s": str(QUIET_S)} | options, {}
+        )
+        service = main.Service(chosen, kube, identity=name, clock=self.clock, watch_times=BRISK)
+        service.cluster.start()
+        replica = Replica(service=service, kube=kube)
+        self.replicas.append(replica)
+        return replica
+
+    def kill(self, replica: Replica) -> None:
+        """End a replica without a word."""
+        self.replicas.remove(replica)
+        replica.service.cluster.close()
+        replica.kube.close()
+
+    def settle(self, *replicas: Replica) -> None:
+        """Wait until replicas have seen the cluster as it is."""
+        for each in replicas:
+            waiting.until(lambda: self._is_up_to_date(each), "a replica's watches")  # noqa: B023
+
+    def _is_up_to_date(self, replica: Replica) -> bool:
+        seen = replica.service.cluster
+        versions = {node.name: node.version for node in seen._nodes.items()}
+        there = {
+            each["metadata"]["name"]: each["metadata"]["resourceVersion"]
+            for each in self.server.objects(kinds.NODES)
+        }
+        pods = {each["metadata"]["uid"] for each in self.server.objects(kinds.PODS)}
+        return seen.is_current and versions == there and {pod.uid for pod in seen.pods()} == pods
+
+    def pass_time(self, seconds: float, *replicas: Replica) -> None:
+        """Let time pass in steps of a second, in which these replicas see and do what is due."""
+        for _ in range(round(seconds)):
+            self.clock.now_s += 1
+            for each in replicas:
+                self.settle(each)
+                each.service.loop.step()
+            assert sum(each.leads for each in self.replicas) <= 1
+
+    # -- what can be seen ------------------------------------------------------------------------
+
+    def node(self, name: str = "n1") -> Object:
+        return self.server.get(kinds.NODES, name)
+
+    def requested(self, name: str = "n1") -> str | None:
+        """Return the layout in a node's annotation."""
+        found: str | None = self.node(name)["metadata"]["annotations"].get(
+            cluster.LAYOUT_ANNOTATION
+        )
+        return found
+
+    def patches(self) -> list[apiserver.LoggedRequest]:
+        return self.server.log.requests(verb="patch")
+
+    def events(self, reason: str = "") -> list[Object]:
+        found = self.server.objects(kinds.EVENTS)
+        return [each for each in found if reason in ("", each["reason"])]
+
+    def metric(self, replica: Replica, name: str, **labels: str) -> float:
+        """Return the value of a metric, without the namespace in its name."""
+        registry = replica.service.metrics.registry
+        value = registry.get_sample_value(f"mig_manager_partitioner_{name}", labels)
+        assert value is not None, name
+        return value
+
+
+@contextlib.contextmanager
+def serving(server: apiserver.ApiServer | None = None) -> Iterator[Rig]:
+    """A rig whose replicas end with the block."""
+    with apiserver.serve(server or apiserver.ApiServer(bookmark_period_s=0.05)) as running:
+        rig = Rig(running)
+        try:
+            yield rig
+        finally:
+            running.clear_faults()
+            for each in list(rig.replicas):
+                rig.kill(each)
+
+
+def counts(gpus: Iterable[model.Gpu]) -> Mapping[str, int]:
+    """Return the devices of GPUs by resource."""
+    return resources.counts(gpus)

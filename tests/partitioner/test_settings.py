@@ -1,0 +1,103 @@
+"""The settings of the partitioner."""
+
+from typing import Any
+
+import pytest
+
+from mig_manager import errors
+from mig_manager.cli import parser
+from mig_manager.core.fleet import partitioning
+from mig_manager.core.node import policy
+from mig_manager.partitioner import settings
+from tests.unit import samples
+
+
+def read(*words: str, **environ: str) -> settings.PartitionerSettings:
+    return settings.partitioner_settings(parser.parse(["partitioner", *words]), environ)
+
+
+def test_by_default_it_recommends_on_all_opted_in_nodes_one_at_a_time() -> None:
+    found = read()
+
+    assert found.mode is settings.Mode.RECOMMEND
+    assert found.node_selector == ()
+    assert found.limits == partitioning.Limits(max_unavailable="1", cooldown_s=60.0)
+    assert (found.lease_namespace, found.lease_name) == ("mig-manager", "mig-manager-partitioner")
+
+
+def test_options_and_variables_set_the_limits() -> None:
+    found = read(
+        *("--mode", "act", "--max-unavailable", "10%", "--cooldown-s", "5"),
+        *("--reserve", "1g.5gb=2", "--reserve", "3g.20gb=1"),
+        *("--base-layout", "all-balanced", "--merge-back-after-s", "600"),
+        POD_NAMESPACE="gpus",
+    )
+
+    assert found.mode is settings.Mode.ACT
+    assert found.lease_namespace == "gpus"
+    assert found.limits == partitioning.Limits(
+        max_unavailable="10%",
+        cooldown_s=5.0,
+        reserved={samples.profile("1g.5gb"): 2, samples.profile("3g.20gb"): 1},
+        merge_back_after_s=600.0,
+    )
+    assert read(MIG_MANAGER_RESERVE="1g.5gb=2,2g.10gb=1").reserved == (
+        (samples.profile("1g.5gb"), 2),
+        (samples.profile("2g.10gb"), 1),
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--mode", "perhaps"), "is not one of recommend, act"),
+        (("--reserve", "1g.5gb"), "is not PROFILE=COUNT, such as 1g.5gb=2"),
+        (("--reserve", "1g.5gb=0"), "is not PROFILE=COUNT"),
+        (("--reserve", "small=1"), "is not PROFILE=COUNT: "),
+        (("--reserve", "1g.5gb=1", "--reserve", "1g.5gb=2"), "names a profile twice"),
+        (("--node-selector", "a=("), "is not a label selector"),
+        (("--max-unavailable", "0"), "is neither a number of nodes nor a percentage"),
+        (("--base-layout", "all-balanced"), "go together"),
+        (("--merge-back-after-s", "60"), "go together"),
+        (("--quiet-s", "20"), "--longest-wait-s must not be less than --quiet-s"),
+        (("--lease-duration-s", "10"), "is not a number of seconds from 45"),
+        (("--lease-name", "a/b"), "is not the name of an object"),
+    ],
+)
+def test_a_value_that_cannot_be_used_is_named(words: tuple[str, ...], message: str) -> None:
+    with pytest.raises(errors.UsageError, match=message.replace("(", r"\(")):
+        read(*words)
+
+
+@pytest.mark.parametrize(
+    ("text", "labels", "is_selected"),
+    [
+        ("", {}, True),
+        ("pool=a", {"pool": "a"}, True),
+        ("pool == a,zone!=x", {"pool": "a"}, True),
+        ("pool=a", {"pool": "b"}, False),
+        ("pool=a", {}, False),
+        ("pool!=a", {"pool": "a"}, False),
+        ("pool in (a, b),!spot", {"pool": "b"}, True),
+        ("pool in (a,b),!spot", {"pool": "b", "spot": ""}, False),
+        ("example.com/pool notin (a)", {}, True),
+        ("example.com/pool notin (a)", {"example.com/pool": "a"}, False),
+        ("spot", {"spot": ""}, True),
+        ("spot", {}, False),
+        ("pool=", {"pool": ""}, True),
+    ],
+)
+def test_a_node_selector_means_what_it_means_to_kubectl(
+    text: str,
+    labels: dict[str, Any],
+    is_selected: bool,  # noqa: FBT001 - a row of the table
+) -> None:
+    found = policy.parse_selector(text)
+
+    assert all(each.matches(labels) for each in found) is is_selected
+
+
+@pytest.mark.parametrize("text", ["=a", "a b", "a=b,", "a in b", "a=(", "in (a)", "!!a"])
+def test_what_is_no_selector_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="is not a label selector"):
+        policy.parse_selector(text)

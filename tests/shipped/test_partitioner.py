@@ -1,0 +1,117 @@
+"""The partitioner's manifests agree with its settings, and give it little."""
+
+import json
+from typing import Any
+
+import kubernetes.client
+import pytest
+import yaml
+
+import mig_manager
+from mig_manager.adapters.kubernetes import leader
+from mig_manager.cli import parser
+from mig_manager.partitioner import settings
+from tests.shipped.overlays import kustomize, overlay
+from tests.shipped.unit_files import Asked
+
+NAME = "mig-manager-partitioner"
+Object = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def objects() -> dict[str, Object]:
+    """The objects of ``deploy/partitioner`` by kind."""
+    found = list(yaml.safe_load_all(kustomize("deploy/partitioner")))
+    assert {each["metadata"]["name"] for each in found} == {NAME}
+    return {each["kind"]: each for each in found}
+
+
+@pytest.fixture(scope="module")
+def pod(objects: dict[str, Object]) -> Object:
+    spec: Object = objects["Deployment"]["spec"]["template"]["spec"]
+    return spec
+
+
+def read(pod: Object) -> tuple[settings.PartitionerSettings, Asked]:
+    """Return the settings that the container has, and its environment."""
+    (container,) = pod["containers"]
+    fields = {"metadata.name": "pod-1", "metadata.namespace": "mig-manager"}
+    environ = Asked(
+        {
+            each["name"]: each["value"]
+            if "value" in each
+            else fields[each["valueFrom"]["fieldRef"]["fieldPath"]]
+            for each in container["env"]
+        }
+    )
+    parsed = parser.parse(container["args"])
+    assert parsed["command"] == "partitioner"
+    return settings.partitioner_settings(parsed, environ), environ
+
+
+def test_every_object_is_what_the_api_defines_and_has_no_field_that_it_would_ignore(
+    objects: dict[str, Object],
+) -> None:
+    with kubernetes.client.ApiClient() as client:
+        for kind, thing in objects.items():
+            typed = client.deserialize(json.dumps(thing), f"V1{kind}", "application/json")
+
+            assert client.sanitize_for_serialization(typed) == thing
+
+
+def test_it_recommends_by_default_and_knows_its_pod_and_namespace(pod: Object) -> None:
+    found, environ = read(pod)
+
+    assert found.mode is settings.Mode.RECOMMEND
+    assert (found.pod_name, found.lease_namespace) == ("pod-1", "mig-manager")
+    assert environ.keys() - environ.names == {"NVIDIA_VISIBLE_DEVICES"}
+    (container,) = pod["containers"]
+    assert container["ports"] == [{"name": "metrics", "containerPort": found.health_port}]
+    assert container["image"] == f"mig-manager:{mig_manager.__version__}"
+    assert found.lease_duration_s > leader.LONGEST_WRITE_S
+
+
+def test_two_replicas_meet_the_pod_security_standard_restricted_and_get_no_gpu(
+    objects: dict[str, Object], pod: Object
+) -> None:
+    (container,) = pod["containers"]
+
+    assert objects["Deployment"]["spec"]["replicas"] == 2
+    assert container["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+    assert pod["securityContext"]["runAsNonRoot"]
+    assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert {"hostPID", "hostIPC", "hostNetwork", "volumes"}.isdisjoint(pod)
+    assert {"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"} in container["env"]
+    assert "resources" in container
+    assert not any(name.startswith("nvidia.com/") for name in container["resources"]["limits"])
+
+
+def test_its_rights_are_those_of_its_work(objects: dict[str, Object]) -> None:
+    def granted(kind: str) -> dict[tuple[str, ...], list[str]]:
+        return {
+            (*rule["resources"], *rule.get("resourceNames", ())): rule["verbs"]
+            for rule in objects[kind]["rules"]
+        }
+
+    assert granted("ClusterRole") == {
+        ("nodes",): ["list", "watch", "patch"],
+        ("pods",): ["list", "watch"],
+        ("events",): ["create"],
+    }
+    assert granted("Role") == {("leases",): ["create"], ("leases", NAME): ["get", "update"]}
+    for kind in ("ClusterRoleBinding", "RoleBinding"):
+        (subject,) = objects[kind]["subjects"]
+        assert (subject["name"], objects[kind]["roleRef"]["name"]) == (NAME, NAME)
+
+
+def test_the_overlay_adds_it_to_agents_that_take_custom_layouts() -> None:
+    plain, made = overlay("unprivileged"), overlay("partitioner")
+    own = list(yaml.safe_load_all(kustomize("deploy/partitioner")))
+
+    assert {"name": "MIG_MANAGER_CUSTOM_LAYOUTS", "value": "true"} in made.container["env"]
+    for thing in (*own, *(each for each in plain.objects if each["kind"] != "DaemonSet")):
+        assert thing in made.objects
