@@ -1,21 +1,33 @@
 """What pods ask for, what they take, and which nodes they can run on, from the API's Pod objects.
 
 It computes what the scheduler computes about one pod and one node, so that "only MIG devices are
-missing" is known and not guessed: node name, selector and required affinity, taints, cordon, and
-all resources. What depends on other pods or on storage is left to the scheduler: pod affinity,
+missing" is known and not guessed: node selector, required node affinity, taints, cordon and all
+resources. What depends on other pods or on storage is left to the scheduler: pod affinity,
 topology spread, host ports, volumes, ResourceClaims. A pod that only they keep off a node may be
 given room there in vain, once (``partitioning.History``).
+
+The rules are those of k8s.io/component-helpers/scheduling/corev1 (``nodeaffinity``,
+``helpers.go``) and k8s.io/component-helpers/resource (``PodRequests``).
 """
 
+import collections
 import dataclasses
 import datetime as dt
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from mig_manager.core import model
+from mig_manager.core import messages, model
+from mig_manager.core.node import cluster, quantity, resources
 
 Amounts = tuple[tuple[str, int], ...]
 """Resources by name, sorted, none of them zero: ``cpu`` in thousandths, the others in units."""
+
+_CPU = "cpu"
+_PODS = "pods"
+OFF = "off"
+"""Value of ``PARTITIONING_LABEL`` on a pod, as a label or an annotation."""
+_BLOCKING = ("NoSchedule", "NoExecute")
+_CORDON = "node.kubernetes.io/unschedulable"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +38,10 @@ class Requirement:
     operator: str  # In, NotIn, Exists, DoesNotExist, Gt, Lt
     values: tuple[str, ...] = ()
     is_field: bool = False  # whether the key is a field of the node, which is its name
+
+    def __str__(self) -> str:
+        values = f" {', '.join(self.values)}" if self.values else ""
+        return f"{self.key} {self.operator}{values}"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +62,14 @@ class Toleration:
     value: str
     effect: str
 
+    def tolerates(self, taint: Taint) -> bool:
+        """Return whether a pod with it may be scheduled in spite of the taint."""
+        if self.effect not in ("", taint.effect) or self.key not in ("", taint.key):
+            return False
+        if self.operator == "Exists":
+            return True
+        return bool(self.key) and self.operator == "Equal" and self.value == taint.value
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Needs:
@@ -60,7 +84,19 @@ class Needs:
     @property
     def profiles(self) -> dict[model.Profile, int]:
         """The MIG devices it asks for, by profile; names that are no profile's are left out."""
-        raise NotImplementedError
+        found = ((resources.profile_of(name), count) for name, count in self.amounts)
+        return {profile: count for profile, count in found if profile}
+
+    @property
+    def unknown(self) -> tuple[str, ...]:
+        """The MIG resources it asks for that are no profile's: misspelled, or with replicas."""
+        names = (name for name, _ in self.amounts)
+        return tuple(n for n in names if resources.is_mig(n) and not resources.profile_of(n))
+
+    @property
+    def others(self) -> Amounts:
+        """What it asks for beside MIG devices."""
+        return tuple(item for item in self.amounts if not resources.is_mig(item[0]))
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,4 +134,192 @@ def parse(item: Mapping[str, Any]) -> Pending | Bound | None:
     unschedulable, it asks for ``nvidia.com/mig-*``, and neither a label nor an annotation
     ``mig-manager.io/partitioning: off`` excludes it. Raises ClusterError: It is malformed.
     """
-    raise NotImplementedError
+    with cluster.understood("a pod"):
+        metadata, spec = item["metadata"], item["spec"]
+        status = item.get("status") or {}
+        namespace, name = str(metadata["namespace"]), str(metadata["name"])
+        uid = str(metadata["uid"])
+        if status.get("phase") in ("Succeeded", "Failed"):
+            return None
+        if node_name := str(spec.get("nodeName") or ""):
+            return Bound(
+                namespace=namespace,
+                name=name,
+                uid=uid,
+                node_name=node_name,
+                amounts=_amounts(spec),
+            )
+        is_gone = bool(metadata.get("deletionTimestamp") or spec.get("schedulingGates"))
+        if is_gone or _is_excluded(metadata) or not _is_unschedulable(status):
+            return None
+        needs = parse_needs(spec)
+        if not any(resources.is_mig(resource) for resource, _ in needs.amounts):
+            return None
+        return Pending(
+            namespace=namespace,
+            name=name,
+            uid=uid,
+            needs=needs,
+            priority=int(spec.get("priority") or 0),
+            created_at=messages.parse_time(metadata.get("creationTimestamp")),
+        )
+
+
+def parse_needs(spec: Mapping[str, Any]) -> Needs:
+    """Parse a PodSpec; see ``cluster.understood`` for its exceptions."""
+    node_affinity = (spec.get("affinity") or {}).get("nodeAffinity") or {}
+    required = node_affinity.get("requiredDuringSchedulingIgnoredDuringExecution")
+    terms = None if required is None else required.get("nodeSelectorTerms") or ()
+    return Needs(
+        amounts=_amounts(spec),
+        selector=tuple(sorted(cluster.strings(spec.get("nodeSelector")).items())),
+        affinity=None if terms is None else tuple(map(_term, terms)),
+        tolerations=tuple(
+            Toleration(
+                key=str(each.get("key") or ""),
+                operator=str(each.get("operator") or "Equal"),
+                value=str(each.get("value") or ""),
+                effect=str(each.get("effect") or ""),
+            )
+            for each in spec.get("tolerations") or ()
+        ),
+    )
+
+
+def parse_taints(spec: Mapping[str, Any]) -> tuple[Taint, ...]:
+    """Parse the taints of a NodeSpec that keep pods off, a cordon among them.
+
+    The taint of our own changes is left out: it ends with the change.
+    """
+    found = [
+        Taint(
+            key=str(each["key"]),
+            value=str(each.get("value") or ""),
+            effect=str(each.get("effect") or ""),
+        )
+        for each in spec.get("taints") or ()
+        if each["key"] != cluster.HOLD_TAINT
+    ]
+    if spec.get("unschedulable"):
+        # The node controller adds it a moment after the field.
+        found.append(Taint(key=_CORDON, value="", effect="NoSchedule"))
+    return tuple(dict.fromkeys(each for each in found if each.effect in _BLOCKING))
+
+
+def amounts(named: Mapping[str, Any] | None) -> Amounts:
+    """Parse a resource list."""
+    return to_amounts(_counter(named))
+
+
+def to_amounts(counts: Mapping[str, int]) -> Amounts:
+    """Return counted resources in canonical form."""
+    return tuple(sorted((name, count) for name, count in counts.items() if count))
+
+
+def why_excluded(
+    needs: Needs, name: str, labels: Mapping[str, str], taints: Iterable[Taint]
+) -> str:
+    """Say why a pod can never run on a node as it is, resources aside; empty if it can."""
+    for key, value in needs.selector:
+        if labels.get(key) != value:
+            return f"its node selector wants {key}={value}"
+    if needs.affinity is not None and not any(
+        term and all(_holds(each, name, labels) for each in term) for term in needs.affinity
+    ):
+        terms = [" and ".join(map(str, term)) for term in needs.affinity]
+        return f"its node affinity wants {messages.listed(terms, most=2)}"
+    for taint in taints:
+        if not any(each.tolerates(taint) for each in needs.tolerations):
+            if taint.key == _CORDON:
+                return "the node is cordoned"
+            value = f"={taint.value}" if taint.value else ""
+            return f"it does not tolerate taint {taint.key}{value}:{taint.effect}"
+    return ""
+
+
+def why_short(needs: Amounts, available: Mapping[str, int]) -> str:
+    """Name the resources of which too little is left; empty if there is enough."""
+    short = [name for name, count in needs if count > available.get(name, 0)]
+    return f"too little {messages.listed(short)} is left" if short else ""
+
+
+def _is_excluded(metadata: Mapping[str, Any]) -> bool:
+    return any(
+        (metadata.get(kind) or {}).get(cluster.PARTITIONING_LABEL) == OFF
+        for kind in ("labels", "annotations")
+    )
+
+
+def _is_unschedulable(status: Mapping[str, Any]) -> bool:
+    return any(
+        (each.get("type"), each.get("status"), each.get("reason"))
+        == ("PodScheduled", "False", "Unschedulable")
+        for each in status.get("conditions") or ()
+    )
+
+
+def _amounts(spec: Mapping[str, Any]) -> Amounts:
+    # Requests of the whole pod replace the sums of its containers.
+    total = collections.Counter({**cluster.peak(spec, _of_container), **_requests(spec)})
+    total.update(_counter(spec.get("overhead")))
+    total[_PODS] += 1
+    return to_amounts(total)
+
+
+def _of_container(container: Mapping[str, Any]) -> "collections.Counter[str]":
+    return collections.Counter(_requests(container))
+
+
+def _requests(holder: Mapping[str, Any]) -> dict[str, int]:
+    """Return the requests; the API server has set a missing one to the limit."""
+    named = holder.get("resources") or {}
+    return {**_counter(named.get("limits")), **_counter(named.get("requests"))}
+
+
+def _counter(named: Mapping[str, Any] | None) -> dict[str, int]:
+    return {
+        str(name): quantity.parse(amount, parts=1000 if name == _CPU else 1)
+        for name, amount in (named or {}).items()
+    }
+
+
+def _term(term: Mapping[str, Any]) -> tuple[Requirement, ...]:
+    return tuple(
+        Requirement(
+            key=str(each["key"]),
+            operator=str(each["operator"]),
+            values=tuple(map(str, each.get("values") or ())),
+            is_field=is_field,
+        )
+        for kind, is_field in (("matchExpressions", False), ("matchFields", True))
+        for each in term.get(kind) or ()
+    )
+
+
+def _holds(wanted: Requirement, name: str, labels: Mapping[str, str]) -> bool:
+    if wanted.is_field:
+        value = name if wanted.key == "metadata.name" else None
+    else:
+        value = labels.get(wanted.key)
+    match wanted.operator:
+        case "In":
+            return value in wanted.values
+        case "NotIn":
+            return value not in wanted.values
+        case "Exists":
+            return value is not None
+        case "DoesNotExist":
+            return value is None
+        case "Gt" | "Lt":
+            return _compares(wanted, value)
+        case _:
+            return False
+
+
+def _compares(wanted: Requirement, value: str | None) -> bool:
+    try:
+        (bound,) = map(int, wanted.values)
+        has = int(value or "")
+    except ValueError:
+        return False
+    return has > bound if wanted.operator == "Gt" else has < bound

@@ -1,18 +1,35 @@
 """Decide which nodes to repartition so that pending pods find the MIG devices they ask for.
 
-Pure: nodes and pods in, the layouts to request out. An instance in use is never touched, a GPU
-whose use is unknown is never named. The agent has the last word (``disruption: none``).
+Nodes and pods in, the layouts to request out. An instance in use is never touched, a GPU whose
+use is unknown is never named. The agent has the last word (``disruption: none``).
+
+Pods are served by priority, then by age. Idle instances that serve a pod as they are stay for it.
+For the others one node after the other is chosen: the one that serves the first pod that any node
+can serve, then the one that serves most pods, then the one that destroys the fewest instances.
+
+No pod waits for ever behind others. A small pod that is older than a large one is served first. A
+large pod for which no GPU is idle enough cannot stop the scheduler from placing small pods on
+instances that exist, but after ``hold_after_s`` one GPU gets no new instances for pods behind it.
 """
 
+import collections
 import dataclasses
 import datetime as dt
-import enum
-from collections.abc import Iterable, Mapping
-from typing import Any
+import json
+from collections.abc import Iterable, Iterator, Mapping
 
-from mig_manager.core import model
-from mig_manager.core.fleet import demand
-from mig_manager.core.node import cluster
+from mig_manager import errors
+from mig_manager.core import messages, model, steps
+from mig_manager.core.fleet import batch, demand, node_room, partitioned, rollout, waiting
+from mig_manager.core.layout import layouts
+from mig_manager.core.node import cluster, resources
+from mig_manager.core.planner import placement, planner
+
+PartitionedNode = partitioned.PartitionedNode
+parse_node = partitioned.parse
+with_pods = partitioned.with_pods
+Wait = waiting.Wait
+_NOWHERE = errors.Location(source="partitioner", line=0, column=0)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,37 +51,6 @@ class Limits:
     hold_after_s: float = 600.0
     """How long the first pod in order waits before other pods get no new room on one GPU that can
     serve it once idle."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class PartitionedNode:
-    """A node with MIG devices, or one that is opted in, as the API shows it."""
-
-    name: str
-    version: str  # ``resourceVersion``
-    labels: Mapping[str, str]
-    taints: tuple[demand.Taint, ...]
-    is_cordoned: bool
-    allocatable: demand.Amounts
-    taken: demand.Amounts = ()  # by the pods bound to it; see ``with_pods``
-    is_opted_in: bool
-    unusable: str = ""
-    """Why it cannot be repartitioned now, whatever pods ask for; empty if it can."""
-    is_changing: bool = False  # counts against the budget
-    gpus: tuple[model.Gpu, ...] = ()  # with known use, MIG enabled and no pending mode
-    in_use: Mapping[str, frozenset[model.Placement]] = dataclasses.field(default_factory=dict)
-    """By UUID of ``gpus``."""
-    changed_at: dt.datetime | None = None  # end of its agent's last run
-
-
-class Wait(enum.Enum):
-    """Why a pod waits; the values are a public contract."""
-
-    SCHEDULER = "scheduler"  # a node has what it asks for, or is being changed for it
-    CHANGING = "changing"  # nodes that could have room are under change, or in their cooldown
-    LIMITED = "limited"  # by the budget of nodes under change
-    IN_USE = "in-use"  # what it asks for is in use by others
-    NOT_SCHEDULED = "not-scheduled"  # it had room, and the scheduler did not place it
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,6 +91,8 @@ class Decision:
     changes: tuple[Change, ...] = ()
     unmet: tuple[Unmet, ...] = ()
     waiting: tuple[Waiting, ...] = ()
+    given: Mapping[str, Mapping[str, dt.datetime]] = dataclasses.field(default_factory=dict)
+    """For the next ``History``, without what the changes give."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,21 +105,8 @@ class History:
     """By node: when a pod last asked for a device there, or this process first saw the node."""
     given: Mapping[str, Mapping[str, dt.datetime]] = dataclasses.field(default_factory=dict)
     """By UID of a pod that is still pending, by node: since when the node has room for it."""
-
-
-def parse_node(item: Mapping[str, Any]) -> PartitionedNode | None:
-    """Parse a Node object; None if it neither has MIG devices nor is opted in.
-
-    Raises ClusterError: It is malformed.
-    """
-    raise NotImplementedError
-
-
-def with_pods(
-    nodes: Iterable[PartitionedNode], bound: Iterable[demand.Bound]
-) -> tuple[PartitionedNode, ...]:
-    """Return the nodes with what these pods take on them."""
-    raise NotImplementedError
+    taken: Mapping[str, demand.Amounts] = dataclasses.field(default_factory=dict)
+    """By node: the MIG devices that its pods took at the last decision."""
 
 
 def decide(
@@ -148,7 +123,11 @@ def decide(
     ``nodes`` are with their pods (``with_pods``). ``base`` has, by node and UUID, what to merge
     idle instances back to. The order of nodes and pods does not matter.
     """
-    raise NotImplementedError
+    decider = _Decider(batch.Batch(nodes, pending, limits.reserved), limits, now, history)
+    decider.leave_to_scheduler()
+    decider.make_room()
+    decider.merge_back(base or {})
+    return decider.decision()
 
 
 def remember(
@@ -163,9 +142,291 @@ def remember(
 
     Nodes that are gone and pods that are not pending any more are forgotten.
     """
-    raise NotImplementedError
+    waiting = {pod.uid for pod in pending}
+    given = {uid: dict(since) for uid, since in decision.given.items() if uid in waiting}
+    for change in decision.changes:
+        for pod in change.pods:
+            given.setdefault(pod.uid, {})[change.node] = now
+    asked = {name for since in given.values() for name in since}
+    taken = {
+        node.name: tuple(item for item in node.taken if resources.is_mig(item[0]))
+        for node in nodes
+    }
+    changed = {change.node: now for change in decision.changes}
+    return History(
+        changed_at={
+            name: when for name, when in {**history.changed_at, **changed}.items() if name in taken
+        },
+        demand_at={
+            name: history.demand_at.get(name, now)
+            if name not in asked and history.taken.get(name) == amounts
+            else now
+            for name, amounts in taken.items()
+        },
+        given=given,
+        taken=taken,
+    )
 
 
-def is_opted_in(labels: Mapping[str, str]) -> bool:
-    """Return whether a node's label lets the partitioner change it."""
-    return labels.get(cluster.PARTITIONING_LABEL) == cluster.ON_DEMAND
+class _Decider:
+    """One decision in the making."""
+
+    def __init__(
+        self, pods: batch.Batch, limits: Limits, now: dt.datetime, history: History
+    ) -> None:
+        self._batch = pods
+        self._limits = limits
+        self._now = now
+        self._history = history
+        self._nodes = {node.name: node for node in pods.nodes}
+        own = [node for node in pods.nodes if node.is_opted_in]
+        self._own = own
+        most = rollout.Limits(max_unavailable=limits.max_unavailable).most(len(own))
+        self._most = most
+        self._budget = most - sum(node.is_changing for node in own)
+        self._remaining = list(range(len(pods.pods)))
+        self._changes: list[Change] = []
+        self._waiting: list[Waiting] = []
+        self._given: dict[str, dict[str, dt.datetime]] = {}
+        self._refused = frozenset(self._refusals())
+        self._causes = waiting.Causes(pods, self._why_not_now)
+
+    def decision(self) -> Decision:
+        """Return the decision, with the reasons of all pods that are not served."""
+        unmet: list[Unmet] = []
+        for rank in self._remaining:
+            pod = self._batch.pods[rank]
+            refused = frozenset(name for uid, name in self._refused if uid == pod.uid)
+            reason, message = self._causes.why(rank, refused)
+            if reason is None:
+                unmet.append(Unmet(pod=pod, message=message))
+            else:
+                self._waiting.append(Waiting(pod=pod, reason=reason, message=message))
+        return Decision(
+            changes=tuple(self._changes),
+            unmet=tuple(unmet),
+            waiting=tuple(self._waiting),
+            given=self._given,
+        )
+
+    # -- pods that need no change --------------------------------------------------------------
+
+    def leave_to_scheduler(self) -> None:
+        """Keep what nodes have for pods, and wait for changes that were made for them."""
+        self._remaining = [rank for rank in self._remaining if not self._is_left(rank)]
+
+    def _is_left(self, rank: int) -> bool:
+        pod, group = self._batch.pods[rank], self._batch.group[rank]
+        since = self._history.given.get(pod.uid, {})
+        for name, when in since.items():
+            node = self._nodes.get(name)
+            if node and node.is_changing and self._is_patient(when):
+                message = f"node {name} is being changed for it"
+                self._wait_at(rank, node, when, message)
+                return True
+        for node in sorted(
+            self._batch.nodes, key=lambda node: (node.name not in since, node.is_opted_in)
+        ):
+            if (pod.uid, node.name) in self._refused or not self._batch.has_room(group, node):
+                continue
+            self._batch.claim(group, node)
+            kept = since.get(node.name)
+            when = kept if kept and self._is_patient(kept) else self._now
+            message = f"node {node.name} has what it asks for: the scheduler is to place it"
+            self._wait_at(rank, node, when, message)
+            return True
+        return False
+
+    def _wait_at(self, rank: int, node: PartitionedNode, since: dt.datetime, message: str) -> None:
+        pod = self._batch.pods[rank]
+        self._given.setdefault(pod.uid, {})[node.name] = since
+        self._waiting.append(
+            Waiting(pod=pod, reason=Wait.SCHEDULER, message=message, node=node.name)
+        )
+
+    def _is_patient(self, since: dt.datetime) -> bool:
+        return (self._now - since).total_seconds() <= self._limits.patience_s
+
+    def _refusals(self) -> Iterator[tuple[str, str]]:
+        """Yield pods with the nodes that had room for them in vain, and note those."""
+        for pod in self._batch.pods:
+            for name, since in self._history.given.get(pod.uid, {}).items():
+                age_s = (self._now - since).total_seconds()
+                if self._limits.patience_s < age_s <= 2 * self._limits.patience_s:
+                    self._given.setdefault(pod.uid, {})[name] = since
+                    yield pod.uid, name
+
+    # -- changes -------------------------------------------------------------------------------
+
+    def make_room(self) -> None:
+        """Choose one node after the other, as long as any serves a pod."""
+        candidates = [node for node in self._own if not self._why_not_now(node)[1]]
+        hold = self._hold()
+        while self._budget > 0 and self._remaining and candidates:
+            offers = (
+                self._batch.offer(node, self._remaining, hold=hold, refused=self._refused)
+                for node in candidates
+            )
+            best = min(filter(None, offers), key=lambda offer: offer.rank, default=None)
+            if best is None:
+                return
+            candidates.remove(best.node)
+            pods = tuple(self._batch.pods[rank] for rank in best.pods)
+            wanted = {
+                gpu.uuid: batch.desired(gpu, state.fixed, best.room.ways[gpu.index].content)
+                for gpu, state in self._batch.states(best.node)
+                if gpu.index in best.room.ways
+            }
+            if self._change(best.node, wanted, pods, f"room for {waiting.pods(len(pods))}"):
+                self._remaining = [rank for rank in self._remaining if rank not in best.pods]
+
+    def _change(
+        self,
+        node: PartitionedNode,
+        wanted: Mapping[str, model.DesiredGpu],
+        pods: tuple[demand.Pending, ...],
+        why: str,
+    ) -> bool:
+        """Add a change, unless its agent has failed this very layout at last."""
+        try:
+            plan = planner.plan(node.gpus, wanted)
+        except errors.LayoutError:
+            return False
+        rules = _rules(wanted)
+        is_safe = not any(
+            isinstance(step, steps.DestroyGpuInstance)
+            and step.placement in node.in_use[step.gpu_uuid]
+            for step in plan.steps
+        )
+        if plan.is_empty or layouts.content_hash(rules) == node.refused or not is_safe:
+            return False
+        self._budget -= 1
+        gpus = messages.ranges(gpu.gpu_index for gpu in plan.gpus)
+        created = (s.profile for s in plan.steps if isinstance(s, steps.CreateGpuInstance))
+        ended = (s.profile for s in plan.steps if isinstance(s, steps.DestroyGpuInstance))
+        self._changes.append(
+            Change(
+                node=node.name,
+                version=node.version,
+                layout=_text(rules),
+                pods=pods,
+                created=dict(collections.Counter(created)),
+                destroyed=dict(collections.Counter(ended)),
+                why=f"{why} on GPU {', '.join(gpus)}",
+            )
+        )
+        return True
+
+    def _hold(self) -> batch.Hold | None:
+        """Return the GPU to hold for the first pod that has waited long and has no room."""
+        usable = [node for node in self._own if not node.unusable]
+        blocked: set[int] = set()
+        for rank in self._remaining:
+            pod, group = self._batch.pods[rank], self._batch.group[rank]
+            if group in blocked:
+                continue
+            blocked.add(group)
+            age_s = (self._now - pod.created_at).total_seconds() if pod.created_at else 0.0
+            able = [node for node in usable if not self._causes.why_never(group, node)]
+            if age_s < self._limits.hold_after_s or not able:
+                continue
+            if not any(self._batch.offer(node, [rank]) for node in able):
+                return self._batch.held(rank, able)
+        return None
+
+    def _why_not_now(self, node: PartitionedNode) -> tuple[Wait | None, str]:
+        """Say why a node cannot be changed now; empty if it can."""
+        if any(change.node == node.name for change in self._changes):
+            return Wait.CHANGING, "it is being changed for other pods"
+        if node.unusable:
+            return Wait.CHANGING if node.is_changing else Wait.UNUSABLE, node.unusable
+        times = (node.changed_at, self._history.changed_at.get(node.name))
+        latest = max(filter(None, times), default=None)
+        if latest and (self._now - latest).total_seconds() < self._limits.cooldown_s:
+            return Wait.CHANGING, f"it was changed less than {self._limits.cooldown_s:g} s ago"
+        return None, ""
+
+    # -- idle instances without demand ---------------------------------------------------------
+
+    def merge_back(self, base: Mapping[str, Mapping[str, model.DesiredGpu]]) -> None:
+        """Return idle instances to the base layout where nothing has been asked for long."""
+        changed = {change.node for change in self._changes}
+        for node in self._own if self._limits.merge_back_after_s else ():
+            since = self._history.demand_at.get(node.name)
+            is_due = since and (
+                (self._now - since).total_seconds() >= self._limits.merge_back_after_s
+            )
+            is_busy = node.name in changed or self._batch.is_claimed(node)
+            if self._budget <= 0 or not is_due or is_busy or self._why_not_now(node)[1]:
+                continue
+            wanted = self._merged(node, base.get(node.name, {}))
+            if self._keeps_reserved(node, wanted):
+                self._change(node, wanted, (), "no pod has asked for its idle instances")
+
+    def _merged(
+        self, node: PartitionedNode, base: Mapping[str, model.DesiredGpu]
+    ) -> dict[str, model.DesiredGpu]:
+        wanted = {}
+        for gpu, state in self._batch.states(node):
+            goal = base.get(gpu.uuid)
+            if goal is None or goal.mode is not model.MigMode.ENABLED:
+                continue
+            if not state.fixed:
+                wanted[gpu.uuid] = goal
+                continue
+            capacity = placement.Capacity(gpu.profiles or ())
+            rest = collections.Counter(goal.counts)
+            rest.subtract(profile for profile, _ in state.fixed)
+            content: collections.Counter[model.Profile] = collections.Counter()
+            for profile, count in node_room.devices(rest):
+                for _ in range(count if profile.spans else 0):
+                    if capacity.fits(content + collections.Counter([profile]), pinned=state.fixed):
+                        content[profile] += 1
+            wanted[gpu.uuid] = batch.desired(gpu, state.fixed, node_room.devices(content))
+        return wanted
+
+    def _keeps_reserved(
+        self, node: PartitionedNode, wanted: Mapping[str, model.DesiredGpu]
+    ) -> bool:
+        before = self._batch.devices(node)
+        after = self._batch.devices(
+            dataclasses.replace(
+                node, gpus=tuple(gpu for gpu in node.gpus if gpu.uuid not in wanted)
+            )
+        )
+        for goal in wanted.values():
+            after.update(goal.counts)
+        return all(
+            after[profile] >= min(count, before[profile])
+            for profile, count in self._limits.reserved.items()
+        )
+
+
+def _rules(wanted: Mapping[str, model.DesiredGpu]) -> tuple[layouts.Rule, ...]:
+    """Return one rule for the GPUs that get the same."""
+    alike: dict[model.DesiredGpu, list[str]] = {}
+    for uuid, goal in wanted.items():
+        alike.setdefault(goal, []).append(uuid)
+    return tuple(
+        layouts.Rule(
+            filters=(),
+            indices=(),
+            identities=tuple(sorted(uuids)),
+            wanted=goal,
+            location=_NOWHERE,
+            profile_locations={},
+        )
+        for goal, uuids in sorted(alike.items(), key=lambda item: min(item[1]))
+    )
+
+
+def _text(rules: tuple[layouts.Rule, ...]) -> str:
+    """Return the document with these rules as its layout."""
+    layout = layouts.Layout(
+        name=cluster.CUSTOM_LAYOUT,
+        rules=rules,
+        content_hash=layouts.content_hash(rules),
+        location=_NOWHERE,
+    )
+    document = layouts.Document(source=_NOWHERE.source, layouts={layout.name: layout})
+    return json.dumps(layouts.render(document))

@@ -368,7 +368,15 @@ def _mig_strategy(spec: Mapping[str, Any]) -> str:
 
 
 def _gpu_resources(spec: Mapping[str, Any]) -> dict[str, int]:
+    return peak(spec, _container_resources)
+
+
+def peak(
+    spec: Mapping[str, Any], needs: Callable[[Mapping[str, Any]], "collections.Counter[str]"]
+) -> dict[str, int]:
     """Return what a pod needs at its hungriest moment, by the scheduler's rule.
+
+    ``needs`` returns what one container needs.
 
     Init containers run one after the other, each beside the sidecars (init containers that
     restart) before it; then all app containers run beside all sidecars.
@@ -378,11 +386,11 @@ def _gpu_resources(spec: Mapping[str, Any]) -> dict[str, int]:
     sidecars: collections.Counter[str] = collections.Counter()
     peak: collections.Counter[str] = collections.Counter()
     for container in spec.get("initContainers") or ():
-        with_sidecars = sidecars + _container_resources(container)
+        with_sidecars = sidecars + needs(container)
         peak |= with_sidecars
         if container.get("restartPolicy") == "Always":
             sidecars = with_sidecars
-    running = sum(map(_container_resources, spec["containers"]), sidecars)
+    running = sum(map(needs, spec["containers"]), sidecars)
     return dict(peak | running)
 
 

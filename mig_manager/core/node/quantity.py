@@ -15,14 +15,17 @@ _SUFFIXES = {
 }
 
 
-def parse(text: str | float) -> int:
-    """Return a Kubernetes quantity, rounded up as the scheduler does; ValueError for others."""
+def parse(text: str | float, *, parts: int = 1) -> int:
+    """Return a Kubernetes quantity, rounded up as the scheduler does; ValueError for others.
+
+    ``parts`` is into how many parts a unit is divided: 1000 for ``cpu``, as the scheduler has it.
+    """
     match = _QUANTITY.fullmatch(str(text))
     if match is None:
         raise ValueError(f"{text!r} is not a quantity")
     number, exponent, suffix = match.groups()
     try:
-        value = decimal.Decimal(number + (exponent or "")) * _SUFFIXES[suffix or ""]
+        value = decimal.Decimal(number + (exponent or "")) * _SUFFIXES[suffix or ""] * parts
     except ArithmeticError as err:
         raise ValueError(f"{text!r} is not a quantity") from err
     if abs(value) > _LARGEST:

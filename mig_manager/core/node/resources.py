@@ -9,7 +9,7 @@ import dataclasses
 import enum
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from mig_manager.core import model, steps
+from mig_manager.core import model, profile_name, steps
 from mig_manager.core.node import cluster
 
 GPU = f"{cluster.RESOURCE_PREFIX}gpu"  # A whole GPU
@@ -24,6 +24,17 @@ def of_profile(profile: model.Profile) -> str | None:
     """
     # Resource names may not contain a plus sign.
     return f"{_MIG_PREFIX}{profile}".replace("+", ".") if profile.spans else None
+
+
+def profile_of(resource: str) -> model.Profile | None:
+    """Return the profile of a MIG resource; None for another name, replicas included."""
+    name = resource.removeprefix(_MIG_PREFIX).replace("gb.", "gb+", 1)
+    try:
+        profile = profile_name.parse(name)
+    except ValueError:
+        return None
+    is_shared = resource.endswith(_SHARED)
+    return profile if of_profile(profile) == resource and not is_shared else None
 
 
 def counts(gpus: Iterable[model.Gpu]) -> dict[str, int]:
@@ -67,7 +78,12 @@ def desired_counts(
 
 def is_device(name: str) -> bool:
     """Return whether a resource is a GPU or a MIG device."""
-    return name == GPU or name.startswith(_MIG_PREFIX)
+    return name == GPU or is_mig(name)
+
+
+def is_mig(name: str) -> bool:
+    """Return whether a resource is a kind of MIG device."""
+    return name.startswith(_MIG_PREFIX)
 
 
 def is_device_or_shared(name: str) -> bool:

@@ -1,0 +1,224 @@
+"""The pending pods of one decision, in their order, and what the nodes have for them."""
+
+import collections
+import dataclasses
+import datetime as dt
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from mig_manager.core import model
+from mig_manager.core.fleet import demand, node_room, partitioned
+from mig_manager.core.node import resources
+from mig_manager.core.planner import placement
+
+_LAST = dt.datetime.max.replace(tzinfo=dt.UTC)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Hold:
+    """A GPU on which only pods up to a rank get new room, so that a large pod is served."""
+
+    rank: int
+    node: str
+    index: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Offer:
+    """The pods that a change of a node would make room for."""
+
+    node: partitioned.PartitionedNode
+    pods: tuple[int, ...]  # ranks, ascending
+    room: node_room.Room
+
+    @property
+    def rank(self) -> tuple[object, ...]:
+        """Lower is better: the first pod in order, then most pods, then least destruction."""
+        return self.pods[0], -len(self.pods), self.room.destroyed, self.node.name
+
+
+class Batch:
+    """Pods by rank, alike ones grouped, and what is left for them on each node."""
+
+    def __init__(
+        self,
+        nodes: Iterable[partitioned.PartitionedNode],
+        pending: Iterable[demand.Pending],
+        reserved: Mapping[model.Profile, int],
+    ) -> None:
+        """Sort both, so that their order does not matter."""
+        self.nodes = sorted(nodes, key=lambda node: node.name)
+        self.pods = sorted(
+            pending, key=lambda pod: (-pod.priority, pod.created_at or _LAST, pod.uid)
+        )
+        self._reserved = reserved
+        groups: dict[demand.Needs, int] = {}
+        self.group = [groups.setdefault(pod.needs, len(groups)) for pod in self.pods]
+        self.needs = list(groups)
+        self.profiles = [needs.profiles for needs in self.needs]
+        self._others = [needs.others for needs in self.needs]
+        self._is_known = [not needs.unknown for needs in self.needs]
+        self.left = {node.name: node.left for node in self.nodes}
+        self._claims: dict[str, collections.Counter[model.Profile]] = {}
+        self._excluded: dict[tuple[int, str], str] = {}
+        self._possible: dict[tuple[object, ...], bool] = {}
+        self.search = node_room.Search()
+        self._states = {node.name: self._states_of(node) for node in self.nodes}
+
+    def why_excluded(self, group: int, node: partitioned.PartitionedNode) -> str:
+        """Say why pods of a group cannot run on a node at all; empty if they can."""
+        key = group, node.name
+        if key not in self._excluded:
+            self._excluded[key] = demand.why_excluded(
+                self.needs[group], node.name, node.labels, node.taints
+            )
+        return self._excluded[key]
+
+    def has_room(self, group: int, node: partitioned.PartitionedNode) -> bool:
+        """Return whether the scheduler can place a pod of a group on a node as it is."""
+        if not node.is_ready or self.why_excluded(group, node):
+            return False
+        left = self.left[node.name]
+        return all(left[name] >= count for name, count in self.needs[group].amounts)
+
+    def claim(self, group: int, node: partitioned.PartitionedNode) -> None:
+        """Keep for a pod what the node has for it."""
+        self.left[node.name].subtract(dict(self.needs[group].amounts))
+        claims = self._claims.setdefault(node.name, collections.Counter())
+        claims.update(self.profiles[group])
+
+    def is_claimed(self, node: partitioned.PartitionedNode) -> bool:
+        """Return whether a pod is going to be placed there."""
+        return node.name in self._claims
+
+    def room(self, node: partitioned.PartitionedNode) -> node_room.Room:
+        """Return the room of a node beside what is claimed."""
+        states = self._states[node.name]
+        claims = self._claims.get(node.name, collections.Counter())
+        total = self.devices(node)
+        idle = collections.Counter(p for state in states.values() for p, _ in state.idle)
+        offered = collections.Counter(claims)
+        for profile in total:
+            offered[profile] += max(0, self.left[node.name][resources.of_profile(profile) or ""])
+        floor = {
+            profile: min(count, total[profile]) - (total[profile] - idle[profile])
+            for profile, count in self._reserved.items()
+        }
+        return node_room.Room(
+            self.search,
+            states,
+            offered=offered,
+            taken=claims,
+            floor=dict(node_room.devices(floor)),
+        )
+
+    def devices(self, node: partitioned.PartitionedNode) -> "collections.Counter[model.Profile]":
+        """Count the devices of the node's GPUs that MIG divides."""
+        return collections.Counter(
+            ci.profile
+            for gpu in node.gpus
+            for gi in gpu.gpu_instances
+            for ci in gi.compute_instances
+        )
+
+    def states(
+        self, node: partitioned.PartitionedNode
+    ) -> Iterator[tuple[model.Gpu, node_room.GpuState]]:
+        """Yield the GPUs that may be changed."""
+        for gpu in node.gpus:
+            if gpu.index in self._states[node.name]:
+                yield gpu, self._states[node.name][gpu.index]
+
+    def offer(
+        self,
+        node: partitioned.PartitionedNode,
+        ranks: Sequence[int],
+        *,
+        hold: Hold | None = None,
+        refused: frozenset[tuple[str, str]] = frozenset(),
+    ) -> Offer | None:
+        """Return which of these pods a change of the node can serve; None for none of them.
+
+        ``refused`` are pairs of a pod's UID and a node that is not to be tried for it.
+        """
+        room, left = self.room(node), collections.Counter(self.left[node.name])
+        failed: set[int] = set()
+        served = []
+        for rank in ranks:
+            group = self.group[rank]
+            if group in failed or (self.pods[rank].uid, node.name) in refused:
+                continue
+            is_held = hold is not None and hold.node == node.name and rank > hold.rank
+            without = frozenset([hold.index]) if hold and is_held else frozenset()
+            if (
+                self._is_known[group]
+                and not self.why_excluded(group, node)
+                and all(left[name] >= count for name, count in self._others[group])
+                and room.add(self.profiles[group], without=without)
+            ):
+                served.append(rank)
+                left.subtract(dict(self._others[group]))
+            else:
+                failed.add(group)
+        return Offer(node=node, pods=tuple(served), room=room) if served else None
+
+    def is_possible(self, group: int, node: partitioned.PartitionedNode) -> bool:
+        """Return whether a node's GPUs could have the devices if everything were idle."""
+        empty = {gpu.index: self.search.empty(gpu) for gpu in node.gpus}
+        key = group, tuple(state.kind for state in empty.values())
+        if key not in self._possible:
+            room = node_room.Room(self.search, empty, offered={}, taken={}, floor={})
+            self._possible[key] = self._is_known[group] and room.add(self.profiles[group])
+        return self._possible[key]
+
+    def most(self, node: partitioned.PartitionedNode, profile: model.Profile) -> int:
+        """Return how many devices of a profile all its GPUs together could have."""
+        return sum(self.search.most(self.search.empty(gpu), profile) for gpu in node.gpus)
+
+    def held(self, rank: int, nodes: Iterable[partitioned.PartitionedNode]) -> Hold | None:
+        """Return the GPU with the least in use among those that can serve a pod once idle."""
+        profiles = self.profiles[self.group[rank]]
+        if not profiles:
+            return None
+        largest = min(profiles, key=lambda profile: profile.sort_key)
+        found = [
+            (sum(place.size for _, place in state.fixed), node.name, gpu.index)
+            for node in nodes
+            for gpu, state in self.states(node)
+            if self.search.most(state, largest)
+        ]
+        if not found:
+            return None
+        _, name, index = min(found)
+        return Hold(rank=rank, node=name, index=index)
+
+    def _states_of(self, node: partitioned.PartitionedNode) -> dict[int, node_room.GpuState]:
+        in_use = collections.Counter(
+            ci.profile
+            for gpu in node.gpus
+            for gi in gpu.gpu_instances
+            if gi.placement in node.in_use.get(gpu.uuid, ())
+            for ci in gi.compute_instances
+        )
+        taken = ((resources.profile_of(name), count) for name, count in node.taken)
+        # Of these some idle instance has been given to a pod that has not started yet.
+        given = frozenset(p for p, count in taken if p and count > in_use[p])
+        return {
+            gpu.index: state
+            for gpu in node.gpus
+            if gpu.uuid in node.in_use
+            and (state := self.search.state(gpu, node.in_use[gpu.uuid], given))
+        }
+
+
+def desired(
+    gpu: model.Gpu, fixed: Iterable[placement.Placed], content: node_room.Devices
+) -> model.DesiredGpu:
+    """Return a GPU with its fixed instances as they are, and this beside them."""
+    places = {place for _, place in fixed}
+    pins = collections.Counter(
+        model.Pin(profile=ci.profile, start=gi.placement.start)
+        for gi in gpu.gpu_instances
+        if gi.placement in places
+        for ci in gi.compute_instances
+    )
+    return model.DesiredGpu.of(model.MigMode.ENABLED, dict(content), pins)

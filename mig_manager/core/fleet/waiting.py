@@ -1,0 +1,126 @@
+"""Say why pods have no room: what they wait for, or what no opted-in node could ever give them."""
+
+import enum
+from collections.abc import Callable
+
+from mig_manager.core import messages
+from mig_manager.core.fleet import batch, demand, partitioned
+from mig_manager.core.node import cluster
+from mig_manager.core.planner import placement
+
+
+class Wait(enum.Enum):
+    """Why a pod waits; the values are a public contract."""
+
+    SCHEDULER = "scheduler"  # a node has what it asks for, or is being changed for it
+    LIMITED = "limited"  # by the budget of nodes under change
+    CHANGING = "changing"  # nodes that could have room are under change, or in their cooldown
+    NOT_SCHEDULED = "not-scheduled"  # it had room, and the scheduler did not place it
+    IN_USE = "in-use"  # what it asks for is in use by others
+    UNUSABLE = "unusable"  # nodes that could have room are not ready, or not known well enough
+
+
+_ORDER = tuple(Wait)
+Cause = tuple[Wait | None, str]
+"""Without a reason, no change could help."""
+
+
+class Causes:
+    """The reasons of the pods of one batch; alike pods share them."""
+
+    def __init__(
+        self, pods: batch.Batch, why_not_now: Callable[[partitioned.PartitionedNode], Cause]
+    ) -> None:
+        """Build it; ``why_not_now`` says why a node cannot be changed now, empty if it can."""
+        self._batch = pods
+        self._why_not_now = why_not_now
+        self._known: dict[tuple[int, frozenset[str]], Cause] = {}
+
+    def why(self, rank: int, refused: frozenset[str]) -> Cause:
+        """Say why a pod is not served; on the ``refused`` nodes it had room in vain."""
+        key = self._batch.group[rank], refused
+        if key not in self._known:
+            self._known[key] = self._why(rank, refused)
+        return self._known[key]
+
+    def _why(self, rank: int, refused: frozenset[str]) -> Cause:
+        group, own = self._batch.group[rank], []
+        possible: list[tuple[Wait, str, str]] = []
+        for node in self._batch.nodes:
+            reason, text = self._cause(rank, node, refused)
+            if reason:
+                possible.append((reason, node.name, text))
+            elif node.is_opted_in:
+                own.append((node.name, text))
+        if possible:
+            possible.sort(key=lambda each: (_ORDER.index(each[0]), each[1]))
+            causes = messages.by_cause((name, text) for _, name, text in possible)
+            return possible[0][0], f"it waits for {causes}"
+        wanted = placement.show(self._batch.profiles[group])
+        needed = f"it needs a node with room for {wanted}" if wanted else ""
+        if unknown := self._batch.needs[group].unknown:
+            return None, f"no MIG profile is called {messages.listed(unknown)}"
+        if not own:
+            label = f"{cluster.PARTITIONING_LABEL}={cluster.ON_DEMAND}"
+            return None, f"{needed}, and no node has the label {label}"
+        why = messages.by_cause(own)
+        return None, f"{needed}, and no opted-in node has that even if idle: {why}"
+
+    def _cause(
+        self, rank: int, node: partitioned.PartitionedNode, refused: frozenset[str]
+    ) -> Cause:
+        group = self._batch.group[rank]
+        never = self.why_never(group, node)
+        if never or not node.is_opted_in:
+            is_served = self._is_served(group, node)
+            return (Wait.IN_USE, "what it has is in use") if is_served else (None, never)
+        if not node.is_published:
+            return Wait.UNUSABLE, node.unusable
+        if node.name in refused:
+            return Wait.NOT_SCHEDULED, "it had room, and the scheduler did not place the pod"
+        reason, text = self._why_not_now(node)
+        if text:
+            return reason, text
+        if self._batch.offer(node, [rank]):
+            return Wait.LIMITED, "as many nodes as allowed are under change"
+        left = self._batch.left[node.name]
+        short = demand.why_short(self._batch.needs[group].others, left)
+        return Wait.IN_USE, short or "too much of its GPUs is in use"
+
+    def why_never(self, group: int, node: partitioned.PartitionedNode) -> str:
+        """Say why an opted-in node could not serve pods of a group, even idle; empty if it could.
+
+        A node whose GPUs are not known could.
+        """
+        if not node.is_opted_in:
+            return "it is not opted in"
+        needs = self._batch.needs[group]
+        if excluded := self._batch.why_excluded(group, node):
+            return excluded
+        if short := demand.why_short(needs.others, dict(node.allocatable)):
+            return short.replace(" is left", "")
+        if not node.is_published or self._batch.is_possible(group, node):
+            return ""
+        if not node.gpus:
+            return node.unusable
+        return self._what_lacks(group, node)
+
+    def _is_served(self, group: int, node: partitioned.PartitionedNode) -> bool:
+        """Return whether a node could serve pods of a group as it is, once others have ended."""
+        amounts = self._batch.needs[group].amounts
+        is_enough = not demand.why_short(amounts, dict(node.allocatable))
+        return is_enough and not self._batch.why_excluded(group, node)
+
+    def _what_lacks(self, group: int, node: partitioned.PartitionedNode) -> str:
+        for profile, count in self._batch.profiles[group].items():
+            most = self._batch.most(node, profile)
+            if not most:
+                return f"its GPUs have no profile {profile}"
+            if most < count:
+                return f"its GPUs can have at most {most} x {profile}"
+        return "its GPUs cannot have all of it together"
+
+
+def pods(count: int) -> str:
+    """Return a number of pods in words."""
+    return f"{count} pod" if count == 1 else f"{count} pods"
