@@ -172,7 +172,7 @@ class Partitioner:
         # Steps of the wall clock do not matter: it is read once.
         now = self._began + dt.timedelta(seconds=began_s - self._began_s)
         self._signal.clear()
-        nodes, pending = self._seen(began_s)
+        nodes, pending = self._seen(began_s, now)
         decision = partitioning.decide(
             nodes,
             pending,
@@ -197,7 +197,7 @@ class Partitioner:
         self._recheck_s = self._clock.monotonic() + pause_s
 
     def _seen(
-        self, now_s: float
+        self, now_s: float, now: dt.datetime
     ) -> tuple[tuple[partitioning.PartitionedNode, ...], tuple[demand.Pending, ...]]:
         """Return the nodes with what pods take on them, and the pods that wait."""
         pods = self._cluster.pods()
@@ -211,10 +211,16 @@ class Partitioner:
         }
         self._served &= self._pending_since_s.keys()
         self._refused = {name: end for name, end in self._refused.items() if end > now_s}
-        nodes = map(self._permitted, self._cluster.nodes())
+        nodes = (self._permitted(node, now) for node in self._cluster.nodes())
         return partitioning.with_pods(nodes, bound), pending
 
-    def _permitted(self, node: partitioning.PartitionedNode) -> partitioning.PartitionedNode:
+    def _permitted(
+        self, node: partitioning.PartitionedNode, now: dt.datetime
+    ) -> partitioning.PartitionedNode:
+        """Return a node without what the partitioner may not do there, or cannot believe."""
+        if node.changed_at is not None and node.changed_at > now:
+            # Its clock is ahead of ours; a cooldown would last until we have caught up.
+            node = dataclasses.replace(node, changed_at=None)
         if node.is_opted_in and not self._settings.selects(node):
             return dataclasses.replace(node, is_opted_in=False)
         if node.name in self._refused:
@@ -356,5 +362,5 @@ def _summary(change: partitioning.Change) -> str:
             amounts = (f"{count}x {profile}" for profile, count in counts.items())
             parts.append(f"{verb} {', '.join(amounts)}")
     if change.pods:
-        parts.append(f"for {messages.listed([pod.key for pod in change.pods])}")
+        parts.append(f"for {messages.listed(sorted(pod.key for pod in change.pods))}")
     return messages.ended(messages.joined(*parts))

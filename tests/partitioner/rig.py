@@ -12,6 +12,7 @@ from mig_manager import errors
 from mig_manager.adapters.kubernetes import api, watch
 from mig_manager.catalogue import hardware
 from mig_manager.core import model
+from mig_manager.core.fleet import demand
 from mig_manager.core.layout import config
 from mig_manager.core.node import cluster, resources
 from mig_manager.core.planner import planner
@@ -118,7 +119,7 @@ class Rig:
             "nvidia.com/mig.strategy": "mixed",
             **(labels or {}),
         }
-        node["metadata"]["annotations"] = self._published(name, "all-7g.40gb", "")
+        node["metadata"]["annotations"] = self._published(name, "all-7g.40gb", "", ago_s=3600)
         node["status"] |= self._status(name)
         self.server.store.create(node)
 
@@ -131,9 +132,9 @@ class Rig:
         return gpu
 
     def _published(
-        self, name: str, layout: str, content_hash: str, reason: str = "Applied"
+        self, name: str, layout: str, content_hash: str, reason: str = "Applied", ago_s: float = 0
     ) -> dict[str, str]:
-        now = self.clock.now_iso()
+        now = self.clock.now_iso(after_s=-ago_s)
         gpus = self.gpus[name]
         status = {
             "config": layout,
@@ -241,8 +242,8 @@ class Rig:
             each["metadata"]["name"]: each["metadata"]["resourceVersion"]
             for each in self.server.objects(kinds.NODES)
         }
-        pods = {each["metadata"]["uid"] for each in self.server.objects(kinds.PODS)}
-        return seen.is_current and versions == there and {pod.uid for pod in seen.pods()} == pods
+        pods = set(filter(None, map(demand.parse, self.server.objects(kinds.PODS))))
+        return seen.is_current and versions == there and set(seen.pods()) == pods
 
     def pass_time(self, seconds: float, *replicas: Replica) -> None:
         """Let time pass in steps of a second, in which these replicas see and do what is due."""
