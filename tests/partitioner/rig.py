@@ -148,7 +148,16 @@ class Rig:
         }
         return {
             cluster.GPUS_ANNOTATION: gpu_codec.to_json(gpus),
-            cluster.CAPACITY_ANNOTATION: capacity.to_json(gpus, self.in_use[name], at=now),
+            cluster.CAPACITY_ANNOTATION: json.dumps(
+                {
+                    "version": capacity.VERSION,
+                    "at": now,
+                    "gpus": [
+                        {"uuid": uuid, "inUse": [[span.start, span.size] for span in spans]}
+                        for uuid, spans in self.in_use[name].items()
+                    ],
+                }
+            ),
             cluster.STATUS_ANNOTATION: json.dumps(status),
         }
 
