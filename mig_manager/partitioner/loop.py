@@ -44,7 +44,7 @@ _log = structlog.get_logger()
 
 
 class Signal:
-    """Tells the loop that demand has changed, or that it must end; for any thread."""
+    """Wakes the loop when demand has changed, or when it must end; for any thread."""
 
     def __init__(self, *, quiet_s: float, longest_s: float, clock: timing.Clock) -> None:
         self._burst = timing.Burst(quiet_s=quiet_s, longest_s=longest_s)
@@ -124,18 +124,18 @@ class Partitioner:
             self._leader.release()
 
     def step(self) -> float:
-        """Do what is due; return the seconds until the next step without a signal."""
+        """Decide if it is time; return the seconds until the next step without a signal."""
         self._beat_s = self._clock.monotonic()
         is_leader = self._leader.campaign()
         self._telemetry.leading(is_leader=is_leader)
         if not is_leader:
             if self._was_leader:
                 self._forget()
-            return max(_LEAST_PAUSE_S, self._leader.due_in_s)
+            return max(_LEAST_PAUSE_S, self._leader.next_in_s)
         self._was_leader = True
-        if self._due_in_s() <= 0:
+        if self._next_in_s() <= 0:
             self._decide()
-        return max(_LEAST_PAUSE_S, min(self._leader.due_in_s, self._due_in_s()))
+        return max(_LEAST_PAUSE_S, min(self._leader.next_in_s, self._next_in_s()))
 
     def _forget(self) -> None:
         """Become a replica that knows nothing of what a leader did before."""
@@ -148,7 +148,7 @@ class Partitioner:
         self._pause_s = _FIRST_PAUSE_S
         self._refused: dict[str, float] = {}
         """By node: until when it is left alone."""
-        self._told: dict[str, tuple[str, float]] = {}
+        self._reported: dict[str, tuple[str, float]] = {}
         """By UID of a pod: the message of its last Event, and when it was published."""
         self._recommended: dict[str, str] = {}
         """By node: the layout last recommended."""
@@ -159,13 +159,13 @@ class Partitioner:
         """UIDs of pending pods for which a node was changed."""
         self._telemetry.decided(partitioning.Decision(), withheld=0)
 
-    def _due_in_s(self) -> float:
+    def _next_in_s(self) -> float:
         if not self._cluster.is_current:
             return _RECHECK_S
         now_s = self._clock.monotonic()
         quiet_in_s = self._signal.ends_in_s()
-        due_in_s = self._recheck_s - now_s if quiet_in_s is None else quiet_in_s
-        return max(due_in_s, self._resume_s - now_s)
+        next_in_s = self._recheck_s - now_s if quiet_in_s is None else quiet_in_s
+        return max(next_in_s, self._resume_s - now_s)
 
     def _decide(self) -> None:
         began_s = self._clock.monotonic()
@@ -190,8 +190,10 @@ class Partitioner:
             dataclasses.replace(decision, changes=requested),
             now=now,
         )
-        self._telemetry.decided(decision, withheld=self._tell(decision.unmet))
-        self._told = {pod.uid: self._told[pod.uid] for pod in pending if pod.uid in self._told}
+        self._telemetry.decided(decision, withheld=self._report_unmet(decision.unmet))
+        self._reported = {
+            pod.uid: self._reported[pod.uid] for pod in pending if pod.uid in self._reported
+        }
         is_at_rest = not (pending or self._settings.limits.merge_back_after_s)
         pause_s = math.inf if is_at_rest else max(_RECHECK_S, _RECHECK_SHARE * took_s)
         self._recheck_s = self._clock.monotonic() + pause_s
@@ -287,13 +289,13 @@ class Partitioner:
     def _is_pausing(self) -> bool:
         return self._clock.monotonic() < self._resume_s
 
-    def _tell(self, unmet: tuple[partitioning.Unmet, ...]) -> int:
-        """Say on pods why no node can serve them; return how many are not told yet."""
+    def _report_unmet(self, unmet: tuple[partitioning.Unmet, ...]) -> int:
+        """Publish on pods why no node can serve them; return how many have no Event yet."""
         withheld = 0
         for each in unmet:
             pod, now_s = each.pod, self._clock.monotonic()
-            message, told_s = self._told.get(pod.uid, ("", -math.inf))
-            if message == each.message or now_s - told_s < _REPEAT_AFTER_S:
+            message, reported_s = self._reported.get(pod.uid, ("", -math.inf))
+            if message == each.message or now_s - reported_s < _REPEAT_AFTER_S:
                 continue
             is_published = (
                 not self._is_pausing
@@ -310,7 +312,7 @@ class Partitioner:
                 )
             )
             if is_published:
-                self._told[pod.uid] = each.message, now_s
+                self._reported[pod.uid] = each.message, now_s
             withheld += not is_published
         return withheld
 

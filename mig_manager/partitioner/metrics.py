@@ -67,7 +67,7 @@ class Metrics:
         self._leader.set(is_leader)
 
     def decided(self, decision: partitioning.Decision, *, withheld: int) -> None:
-        """Take a decision, and how many of its pods are not told yet that there is no room."""
+        """Take a decision, and how many pods without possible room have no Event yet."""
         self._decisions.inc()
         counts = collections.Counter(each.reason.value for each in decision.waiting)
         counts["change"] = sum(len(change.pods) for change in decision.changes)

@@ -220,7 +220,7 @@ def test_a_lease_that_was_deleted_is_made_again(rig: Rig) -> None:
     assert rig.holder() == "a"
 
 
-def test_a_lease_that_a_person_gave_to_another_is_not_taken_back(rig: Rig) -> None:
+def test_a_lease_that_a_person_gave_to_another_stays_there(rig: Rig) -> None:
     def give(lease: dict[str, object]) -> None:
         lease["spec"] = {"holderIdentity": "b", "leaseDurationSeconds": 60}
 

@@ -220,7 +220,7 @@ class Rig:
     # -- the partitioner -------------------------------------------------------------------------
 
     def replica(self, name: str = "a", **options: str) -> Replica:
-        """Start a replica that steps only when told to."""
+        """Start a replica that steps only when a test says so."""
         kube = MortalApi.at(
             self.server.url, token=name, request_timeout_s=2.0, sleep=lambda _seconds: None
         )
@@ -239,7 +239,7 @@ class Rig:
         replica.service.cluster.close()
         replica.kube.close()
 
-    def settle(self, *replicas: Replica) -> None:
+    def sync(self, *replicas: Replica) -> None:
         """Wait until replicas have seen the cluster as it is."""
         for each in replicas:
             waiting.until(lambda: self._is_up_to_date(each), "a replica's watches")  # noqa: B023
@@ -255,11 +255,11 @@ class Rig:
         return seen.is_current and versions == there and set(seen.pods()) == pods
 
     def pass_time(self, seconds: float, *replicas: Replica) -> None:
-        """Let time pass in steps of a second, in which these replicas see and do what is due."""
+        """Let time pass in steps of a second, in which these replicas see the cluster and step."""
         for _ in range(round(seconds)):
             self.clock.now_s += 1
             for each in replicas:
-                self.settle(each)
+                self.sync(each)
                 each.service.loop.step()
             assert sum(each.leads for each in self.replicas) <= 1
 

@@ -259,7 +259,7 @@ def test_a_storm_of_pods_costs_few_requests_and_few_events(rig: Rig) -> None:
     assert len(rig.server.log.requests()) <= 1 + 1 + 31 + 7
 
 
-def test_pods_that_can_never_fit_are_told_so_once_each_though_others_come_and_go(rig: Rig) -> None:
+def test_pods_that_can_never_fit_get_one_event_each_though_others_come_and_go(rig: Rig) -> None:
     rig.add_node("n1")
     rig.add_pods("big1", "big2", profile="9g.99gb")
     own = rig.replica()
@@ -269,8 +269,8 @@ def test_pods_that_can_never_fit_are_told_so_once_each_though_others_come_and_go
         rig.pass_time(20, own)
         rig.server.delete(kinds.PODS, f"other{number}", "default")
 
-    told = [each["involvedObject"]["name"] for each in rig.events("NoRoomPossible")]
-    assert sorted(told) == ["big1", "big2", *(f"other{number}" for number in range(5))]
+    names = [each["involvedObject"]["name"] for each in rig.events("NoRoomPossible")]
+    assert sorted(names) == ["big1", "big2", *(f"other{number}" for number in range(5))]
 
 
 # -- failures ------------------------------------------------------------------------------------

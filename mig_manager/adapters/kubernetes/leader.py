@@ -30,7 +30,7 @@ _log = structlog.get_logger()
 
 
 class Leader:
-    """One replica; for one thread, which calls ``campaign`` again when ``due_in_s`` is over."""
+    """One replica; for one thread, which calls ``campaign`` again after ``next_in_s``."""
 
     def __init__(
         self,
@@ -66,21 +66,21 @@ class Leader:
         return age_s < self._duration_s - LONGEST_WRITE_S
 
     @property
-    def due_in_s(self) -> float:
+    def next_in_s(self) -> float:
         """How long ``campaign`` has nothing to do."""
         pause_s = self._duration_s / _RENEWALS
         return max(0.0, self._asked_s + pause_s - self._clock.monotonic())
 
     def campaign(self) -> bool:
         """Renew the Lease, or take it if it may be taken; return whether this replica leads."""
-        if self.due_in_s > 0:
+        if self.next_in_s > 0:
             return self.may_write
         self._asked_s = self._clock.monotonic()
         was_leader = self._renewed_s > -math.inf
         try:
             if not (was_leader and self._write(self._identity)):
                 self._renewed_s = -math.inf
-                self._look()
+                self._take_if_free()
         except errors.ClusterError as error:
             _log.warning("lease_not_renewed", reason=error.reason.value, detail=error.message)
         if was_leader and self._renewed_s == -math.inf:
@@ -103,7 +103,7 @@ class Leader:
             except errors.ClusterError as error:
                 _log.warning("lease_not_released", detail=error.message)
 
-    def _look(self) -> None:
+    def _take_if_free(self) -> None:
         """Take the Lease if it is free, ours, or unchanged for its duration."""
         began_s = self._clock.monotonic()
         try:
