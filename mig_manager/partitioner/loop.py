@@ -14,19 +14,14 @@ from collections.abc import Mapping
 import structlog
 
 from mig_manager import errors
-from mig_manager.adapters.kubernetes import events, leader
+from mig_manager.adapters.kubernetes import leader
 from mig_manager.adapters.kubernetes import partitioning as kubernetes
 from mig_manager.core import messages, model, timing
 from mig_manager.core.fleet import demand, partitioning
 from mig_manager.core.layout import config, served
-from mig_manager.partitioner import metrics
+from mig_manager.partitioner import announcer, metrics
 from mig_manager.partitioner import settings as partitioner_settings
 
-_EVENTS_AT_ONCE = 20
-_EVENT_PAUSE_S = 6.0
-"""After a burst ten Events a minute, whatever the number of pods."""
-_REPEAT_AFTER_S = 600.0
-"""Least time between two Events about one pod; the second one has another message."""
 _RECHECK_S = 5.0
 """Between two decisions about the same pods: cooldowns end, and pods that end leave room."""
 _RECHECK_SHARE = 10.0
@@ -39,6 +34,8 @@ _LEAST_PAUSE_S = 0.01
 
 Base = Mapping[str, model.DesiredGpu]
 """Instances of a node's GPUs, by UUID."""
+
+Result = metrics.Result
 
 _log = structlog.get_logger()
 
@@ -148,16 +145,17 @@ class Partitioner:
         self._pause_s = _FIRST_PAUSE_S
         self._refused: dict[str, float] = {}
         """By node: until when it is left alone."""
-        self._reported: dict[str, tuple[str, float]] = {}
-        """By UID of a pod: the message of its last Event, and when it was published."""
-        self._recommended: dict[str, str] = {}
-        """By node: the layout last recommended."""
-        self._allowance = timing.Allowance(burst=_EVENTS_AT_ONCE, pause_s=_EVENT_PAUSE_S)
+        self._announcer = announcer.Announcer(self._cluster, self._leader, self._clock)
         self._pending_since_s: dict[str, float] = {}
         """By UID of a pending pod."""
         self._served: set[str] = set()
         """UIDs of pending pods for which a node was changed."""
-        self._telemetry.decided(partitioning.Decision(), withheld=0)
+        self._answering: set[str] = set()
+        """Nodes of which a layout was requested, and whose agents have not reported on it yet."""
+        self._inherited: set[str] | None = None
+        """Nodes under change for which a former leader has asked; None: not known yet."""
+        self._leads_since_s = self._clock.monotonic()
+        self._telemetry.pods(partitioning.Decision(), withheld=0)
 
     def _next_in_s(self) -> float:
         if not self._cluster.is_current:
@@ -182,18 +180,19 @@ class Partitioner:
             base=self._base_of(nodes),
         )
         took_s = self._clock.monotonic() - began_s
-        requested = tuple(change for change in decision.changes if self._carry_out(change))
-        self._history = partitioning.remember(
-            self._history,
-            nodes,
-            pending,
-            dataclasses.replace(decision, changes=requested),
-            now=now,
-        )
-        self._telemetry.decided(decision, withheld=self._report_unmet(decision.unmet))
-        self._reported = {
-            pod.uid: self._reported[pod.uid] for pod in pending if pod.uid in self._reported
-        }
+        self._telemetry.decided()
+        self._follow(nodes)
+        outcomes = [(each, self._carry_out(each)) for each in self._acceptable(decision)]
+        requested = tuple(each for each, result in outcomes if result is Result.REQUESTED)
+        given = {uid: dict(since) for uid, since in decision.given.items()}
+        for change, result in outcomes:
+            # It may have been requested all the same: its pods need no room elsewhere then.
+            for pod in change.pods if result in (Result.FAILED, Result.CONFLICT) else ():
+                given.setdefault(pod.uid, {})[change.node] = now
+        done = dataclasses.replace(decision, changes=requested, given=given)
+        self._history = partitioning.remember(self._history, nodes, pending, done, now=now)
+        withheld = self._announcer.unmet(decision.unmet, pending)
+        self._telemetry.pods(decision, withheld=withheld)
         is_at_rest = not (pending or self._settings.limits.merge_back_after_s)
         pause_s = math.inf if is_at_rest else max(_RECHECK_S, _RECHECK_SHARE * took_s)
         self._recheck_s = self._clock.monotonic() + pause_s
@@ -229,108 +228,64 @@ class Partitioner:
             return dataclasses.replace(node, unusable="the API refused to change it")
         return node
 
-    def _carry_out(self, change: partitioning.Change) -> bool:
-        """Request a change; return whether it was requested."""
+    def _follow(self, nodes: tuple[partitioning.PartitionedNode, ...]) -> None:
+        """Count what agents have made of requests, and follow those of a former leader."""
+        changing = {node.name for node in nodes if node.is_opted_in and node.is_changing}
+        for node in nodes:
+            if node.name in self._answering - changing:
+                self._telemetry.answered(is_good=not node.refused)
+        self._answering &= changing
+        if self._inherited is None:
+            self._inherited, self._leads_since_s = changing, self._clock.monotonic()
+        self._inherited &= changing
+
+    def _acceptable(self, decision: partitioning.Decision) -> tuple[partitioning.Change, ...]:
+        """Return the changes to make now: none until those of a former leader have ended.
+
+        Which pods they make room for only that leader knew.
+        """
+        age_s = self._clock.monotonic() - self._leads_since_s
+        is_waiting = self._inherited and age_s < self._settings.limits.patience_s
+        return () if is_waiting else decision.changes
+
+    def _carry_out(self, change: partitioning.Change) -> Result | None:
+        """Request a change, or recommend it; return what became of it, None for nothing yet."""
+        result = None
         if self._settings.mode is partitioner_settings.Mode.RECOMMEND:
-            self._recommend(change)
-            return False
-        if self._is_pausing or not self._leader.campaign():
-            return False
+            if self._announcer.recommended(change):
+                _log.info("layout_recommended", node=change.node, why=change.why)
+                result = Result.RECOMMENDED
+        elif self._clock.monotonic() >= self._resume_s and self._leader.campaign():
+            result = self._request(change)
+        if result is not None:
+            self._telemetry.asked(result)
+        return result
+
+    def _request(self, change: partitioning.Change) -> Result:
         try:
             is_requested = self._cluster.request(change)
         except errors.ClusterError as error:
-            self._not_requested(change, error)
-            return False
+            return self._not_requested(change, error)
         if not is_requested:
             # The watch brings what has changed.
-            self._telemetry.asked(metrics.Result.CONFLICT)
             self._signal.changed()
-            return False
+            return Result.CONFLICT
         self._pause_s = _FIRST_PAUSE_S
-        self._telemetry.asked(metrics.Result.REQUESTED)
+        self._answering.add(change.node)
         self._served.update(pod.uid for pod in change.pods)
         _log.info("layout_requested", node=change.node, why=change.why)
-        self.emit(
-            events.Subject.node(change.node),
-            reason="RepartitioningRequested",
-            message=_summary(change),
-            is_warning=False,
-            about=change.version,
-        )
-        return True
+        self._announcer.requested(change)
+        return Result.REQUESTED
 
-    def _recommend(self, change: partitioning.Change) -> None:
-        if self._recommended.get(change.node) == change.layout:
-            return
-        is_published = self._leader.campaign() and self.emit(
-            events.Subject.node(change.node),
-            reason="RepartitioningRecommended",
-            message=_summary(change),
-            is_warning=False,
-            about=change.layout,
-        )
-        if is_published:
-            self._recommended[change.node] = change.layout
-            self._telemetry.asked(metrics.Result.RECOMMENDED)
-            _log.info("layout_recommended", node=change.node, why=change.why)
-
-    def _not_requested(self, change: partitioning.Change, error: errors.ClusterError) -> None:
+    def _not_requested(self, change: partitioning.Change, error: errors.ClusterError) -> Result:
         now_s = self._clock.monotonic()
         _log.warning("layout_not_requested", node=change.node, detail=error.message)
         if error.reason is errors.Reason.API_UNAVAILABLE:
-            self._telemetry.asked(metrics.Result.FAILED)
             self._resume_s = now_s + max(self._pause_s, error.retry_after_s or 0.0)
             self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
-        else:
-            self._telemetry.asked(metrics.Result.REFUSED)
-            self._refused[change.node] = now_s + _REFUSED_S
-
-    @property
-    def _is_pausing(self) -> bool:
-        return self._clock.monotonic() < self._resume_s
-
-    def _report_unmet(self, unmet: tuple[partitioning.Unmet, ...]) -> int:
-        """Publish on pods why no node can serve them; return how many have no Event yet."""
-        withheld = 0
-        for each in unmet:
-            pod, now_s = each.pod, self._clock.monotonic()
-            message, reported_s = self._reported.get(pod.uid, ("", -math.inf))
-            if message == each.message or now_s - reported_s < _REPEAT_AFTER_S:
-                continue
-            is_published = (
-                not self._is_pausing
-                and self._leader.campaign()
-                and self._allowance.take(now_s)
-                and self.emit(
-                    events.Subject(
-                        kind="Pod", name=pod.name, namespace=pod.namespace, uid=pod.uid
-                    ),
-                    reason="NoRoomPossible",
-                    message=each.message,
-                    is_warning=True,
-                    about=each.message,
-                )
-            )
-            if is_published:
-                self._reported[pod.uid] = each.message, now_s
-            withheld += not is_published
-        return withheld
-
-    def emit(
-        self, subject: events.Subject, *, reason: str, message: str, is_warning: bool, about: str
-    ) -> bool:
-        """Publish an Event; return False if it should be tried again."""
-        event = events.Event(
-            subject=subject, reason=reason, message=message, is_warning=is_warning
-        )
-        try:
-            self._cluster.publish(event, about=about)
-        except errors.ClusterError as error:
-            _log.warning("event_not_published", event_reason=reason, detail=error.message)
-            if error.reason is errors.Reason.API_UNAVAILABLE:
-                self._resume_s = self._clock.monotonic() + (error.retry_after_s or self._pause_s)
-                return False
-        return True
+            return Result.FAILED
+        self._refused[change.node] = now_s + _REFUSED_S
+        return Result.REFUSED
 
     def _base_of(self, nodes: tuple[partitioning.PartitionedNode, ...]) -> Mapping[str, Base]:
         """Return the base layout on each opted-in node; empty where it does not fit."""
@@ -354,15 +309,3 @@ class Partitioner:
         except errors.LayoutError as error:
             _log.warning("base_layout_does_not_fit", node=node.name, detail=error.message)
             return {}
-
-
-def _summary(change: partitioning.Change) -> str:
-    """Return a change in words: why, what it costs, and for which pods."""
-    parts = [change.why]
-    for verb, counts in (("creates", change.created), ("destroys idle", change.destroyed)):
-        if counts:
-            amounts = (f"{count}x {profile}" for profile, count in counts.items())
-            parts.append(f"{verb} {', '.join(amounts)}")
-    if change.pods:
-        parts.append(f"for {messages.listed(sorted(pod.key for pod in change.pods))}")
-    return messages.ended(messages.joined(*parts))

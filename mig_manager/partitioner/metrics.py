@@ -41,6 +41,7 @@ class Metrics:
         self._leader = gauge("leader", "1 while this replica decides and acts, else 0.")
         self._decisions = counter("decisions", "Decisions about the pending pods.")
         self._changes = counter("changes", "Changes of nodes decided on.", ("result",))
+        self._answers = counter("answers", "Requests on which agents have reported.", ("result",))
         self._pending = gauge(
             "pending_pods", "Pods that wait for MIG devices, by what they wait for.", ("reason",)
         )
@@ -57,6 +58,8 @@ class Metrics:
         for result in Result:
             # From zero on: increase() does not see the first of what appears as 1.
             self._changes.labels(result=result.value)
+        for answer in ("applied", "failed"):
+            self._answers.labels(result=answer)
 
     def exposition(self) -> bytes:
         """Return all metrics in the text format 0.0.4."""
@@ -66,9 +69,12 @@ class Metrics:
         """Take whether this replica leads."""
         self._leader.set(is_leader)
 
-    def decided(self, decision: partitioning.Decision, *, withheld: int) -> None:
-        """Take a decision, and how many pods without possible room have no Event yet."""
+    def decided(self) -> None:
+        """Count a decision."""
         self._decisions.inc()
+
+    def pods(self, decision: partitioning.Decision, *, withheld: int) -> None:
+        """Take what pods wait for, and how many without possible room have no Event yet."""
         counts = collections.Counter(each.reason.value for each in decision.waiting)
         counts["change"] = sum(len(change.pods) for change in decision.changes)
         counts["no-room-possible"] = len(decision.unmet)
@@ -79,6 +85,10 @@ class Metrics:
     def asked(self, result: Result) -> None:
         """Count a change by what became of it."""
         self._changes.labels(result=result.value).inc()
+
+    def answered(self, *, is_good: bool) -> None:
+        """Count a request by what the node's agent made of it."""
+        self._answers.labels(result="applied" if is_good else "failed").inc()
 
     def pod_placed(self, seconds: float) -> None:
         """Take how long a pod waited for which a node was changed."""

@@ -1,0 +1,123 @@
+"""Events of the partitioner: what it asks of nodes, and why no node can serve a pod.
+
+An Event about the same fact has the same name, so that a new leader repeats none. A storm of pods
+cannot make a storm of Events: 20 at once, ten a minute.
+"""
+
+import math
+
+import structlog
+
+from mig_manager import errors
+from mig_manager.adapters.kubernetes import events, leader
+from mig_manager.adapters.kubernetes import partitioning as kubernetes
+from mig_manager.core import messages, timing
+from mig_manager.core.fleet import demand, partitioning
+
+_AT_ONCE = 20
+_PAUSE_S = 6.0
+_REPEAT_AFTER_S = 600.0
+"""Least time between two Events about one pod; the second one has another message."""
+_RETRY_S = 10.0
+
+_log = structlog.get_logger()
+
+
+class Announcer:
+    """Publishes Events while its replica leads."""
+
+    def __init__(
+        self, cluster: kubernetes.Cluster, leadership: leader.Leader, clock: timing.Clock
+    ) -> None:
+        self._cluster = cluster
+        self._leader = leadership
+        self._clock = clock
+        self._allowance = timing.Allowance(burst=_AT_ONCE, pause_s=_PAUSE_S)
+        self._resume_s = -math.inf
+        """When to publish again after a failure of the API."""
+        self._published: dict[str, tuple[str, float]] = {}
+        """By UID of a pending pod: the message of its last Event, and when it was published."""
+        self._recommended: dict[str, str] = {}
+        """By node: the layout last recommended."""
+
+    def requested(self, change: partitioning.Change) -> None:
+        """Publish on a node that a layout was requested of it."""
+        self._emit(
+            events.Subject.node(change.node),
+            reason="RepartitioningRequested",
+            message=_summary(change),
+            is_warning=False,
+            about=change.version,
+        )
+
+    def recommended(self, change: partitioning.Change) -> bool:
+        """Publish on a node what would be requested; return False if that is known or failed."""
+        if self._recommended.get(change.node) == change.layout:
+            return False
+        if not self._emit(
+            events.Subject.node(change.node),
+            reason="RepartitioningRecommended",
+            message=_summary(change),
+            is_warning=False,
+            about=change.layout,
+        ):
+            return False
+        self._recommended[change.node] = change.layout
+        return True
+
+    def unmet(
+        self, unmet: tuple[partitioning.Unmet, ...], pending: tuple[demand.Pending, ...]
+    ) -> int:
+        """Publish on pods why no node can serve them; return how many have no Event yet."""
+        withheld = 0
+        for each in unmet:
+            pod, now_s = each.pod, self._clock.monotonic()
+            message, published_s = self._published.get(pod.uid, ("", -math.inf))
+            if message == each.message or now_s - published_s < _REPEAT_AFTER_S:
+                continue
+            subject = events.Subject(
+                kind="Pod", name=pod.name, namespace=pod.namespace, uid=pod.uid
+            )
+            if self._allowance.take(now_s) and self._emit(
+                subject,
+                reason="NoRoomPossible",
+                message=each.message,
+                is_warning=True,
+                about=each.message,
+            ):
+                self._published[pod.uid] = each.message, now_s
+            else:
+                withheld += 1
+        uids = {pod.uid for pod in pending}
+        self._published = {uid: last for uid, last in self._published.items() if uid in uids}
+        return withheld
+
+    def _emit(
+        self, subject: events.Subject, *, reason: str, message: str, is_warning: bool, about: str
+    ) -> bool:
+        """Publish an Event; return False if it should be tried again."""
+        if self._clock.monotonic() < self._resume_s or not self._leader.campaign():
+            return False
+        event = events.Event(
+            subject=subject, reason=reason, message=message, is_warning=is_warning
+        )
+        try:
+            self._cluster.publish(event, about=about)
+        except errors.ClusterError as error:
+            _log.warning("event_not_published", event_reason=reason, detail=error.message)
+            if error.reason is errors.Reason.API_UNAVAILABLE:
+                self._resume_s = self._clock.monotonic() + (error.retry_after_s or _RETRY_S)
+                return False
+        return True
+
+
+def _summary(change: partitioning.Change) -> str:
+    """Return a change in words: why, what it costs, and for which pods."""
+    parts = [change.why]
+    for verb, counts in (("creates", change.created), ("destroys idle", change.destroyed)):
+        if counts:
+            amounts = (f"{count}x {profile}" for profile, count in counts.items())
+            parts.append(f"{verb} {', '.join(amounts)}")
+    if change.pods:
+        parts.append(f"for {messages.listed(sorted(pod.key for pod in change.pods))}")
+    return messages.ended(messages.joined(*parts))
