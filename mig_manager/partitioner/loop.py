@@ -28,6 +28,8 @@ _RECHECK_SHARE = 10.0
 """The pause is at least so many times what a decision takes."""
 _REFUSED_S = 300.0
 """How long a node is left alone after the API refused to change it."""
+_INHERITED_S = 300.0
+"""How long a new leader waits for changes that a former one asked for."""
 _FIRST_PAUSE_S = 2.0
 _LONGEST_PAUSE_S = 60.0
 _LEAST_PAUSE_S = 0.01
@@ -151,7 +153,7 @@ class Partitioner:
         self._served: set[str] = set()
         """UIDs of pending pods for which a node was changed."""
         self._answering: set[str] = set()
-        """Nodes of which a layout was requested, and whose agents have not reported on it yet."""
+        """Nodes whose agents have not reported on our request yet."""
         self._inherited: set[str] | None = None
         """Nodes under change for which a former leader has asked; None: not known yet."""
         self._leads_since_s = self._clock.monotonic()
@@ -184,12 +186,12 @@ class Partitioner:
         self._follow(nodes)
         outcomes = [(each, self._carry_out(each)) for each in self._acceptable(decision)]
         requested = tuple(each for each, result in outcomes if result is Result.REQUESTED)
-        given = {uid: dict(since) for uid, since in decision.given.items()}
+        room = {uid: dict(since) for uid, since in decision.given.items()}
         for change, result in outcomes:
             # It may have been requested all the same: its pods need no room elsewhere then.
             for pod in change.pods if result in (Result.FAILED, Result.CONFLICT) else ():
-                given.setdefault(pod.uid, {})[change.node] = now
-        done = dataclasses.replace(decision, changes=requested, given=given)
+                room.setdefault(pod.uid, {})[change.node] = now
+        done = dataclasses.replace(decision, changes=requested, given=room)
         self._history = partitioning.remember(self._history, nodes, pending, done, now=now)
         withheld = self._announcer.unmet(decision.unmet, pending)
         self._telemetry.pods(decision, withheld=withheld)
@@ -245,7 +247,7 @@ class Partitioner:
         Which pods they make room for only that leader knew.
         """
         age_s = self._clock.monotonic() - self._leads_since_s
-        is_waiting = self._inherited and age_s < self._settings.limits.patience_s
+        is_waiting = self._inherited and age_s < _INHERITED_S
         return () if is_waiting else decision.changes
 
     def _carry_out(self, change: partitioning.Change) -> Result | None:

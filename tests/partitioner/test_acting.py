@@ -136,6 +136,33 @@ def test_a_pod_that_opts_out_gets_neither_room_nor_an_event(rig: Rig) -> None:
     assert rig.events() == []
 
 
+def test_idle_instances_return_to_the_base_layout_once_nothing_was_asked_for_long(
+    rig: Rig,
+) -> None:
+    rig.add_node(layout="1g.5gb")
+    own = rig.replica(base_layout="all-7g.40gb", merge_back_after_s="300")
+
+    rig.pass_time(290, own)
+    assert own.kube.patches == []
+    rig.pass_time(30, own)
+    assert len(own.kube.patches) == 1
+    rig.answer("n1")
+    rig.pass_time(400, own)
+
+    assert rigs.counts(rig.gpus["n1"]) == {"nvidia.com/mig-7g.40gb": 1}
+    assert len(own.kube.patches) == 1
+
+
+@pytest.mark.parametrize("layout", ["no-such-layout", "all-9g.99gb"])
+def test_a_base_layout_that_a_node_cannot_have_leaves_its_instances(rig: Rig, layout: str) -> None:
+    rig.add_node(layout="1g.5gb")
+    own = rig.replica(base_layout=layout, merge_back_after_s="60")
+
+    rig.pass_time(200, own)
+
+    assert own.kube.patches == []
+
+
 # -- recommend -----------------------------------------------------------------------------------
 
 
@@ -188,6 +215,32 @@ def test_of_two_replicas_one_acts_and_after_its_end_the_other_one_asks_nothing_t
     assert second.leads
     assert second.kube.patches == []
     assert rig.events() == events
+
+
+def test_a_new_leader_asks_nothing_more_until_a_change_of_the_former_one_has_ended(
+    rig: Rig,
+) -> None:
+    rig.add_node("n1")
+    rig.add_node("n2")
+    rig.add_pods("p1")
+    first, second = (rig.replica(name, max_unavailable="2") for name in "ab")
+    rig.pass_time(SOON_S, first, second)
+    first.service.leader.release()
+    rig.kill(first)
+
+    rig.pass_time(TERM_S, second)
+    assert second.leads
+    assert second.kube.patches == []
+    (asked,) = (name for name in ("n1", "n2") if rig.requested(name))
+    rig.answer(asked)
+    rig.bind("p1", asked)
+    rig.add_pods("p2", profile="7g.40gb")
+    rig.pass_time(TERM_S, second)
+
+    assert second.kube.patches == []
+    rig.add_pods("p3", profile="3g.20gb")
+    rig.pass_time(TERM_S, second)
+    assert len(second.kube.patches) == 1
 
 
 @pytest.mark.parametrize("is_sent", [False, True], ids=["before it is sent", "after"])

@@ -1,0 +1,67 @@
+"""The partitioner as a process, its pages, and its pauses."""
+
+import pathlib
+import signal
+import subprocess
+import sys
+
+from mig_manager.core import timing
+from mig_manager.partitioner import metrics
+from mig_manager.sandbox.apiserver import resources as kinds
+from testkit import apiserver
+from tests import waiting
+from tests.partitioner import rig as rigs
+
+
+def test_the_command_acts_on_a_cluster_and_ends_on_a_signal_without_its_lease(
+    tmp_path: pathlib.Path,
+) -> None:
+    with rigs.serving(apiserver.ApiServer()) as rig:
+        rig.add_node()
+        rig.add_pods("p1")
+        kubeconfig = str(rig.server.kubeconfig(tmp_path / "kubeconfig"))
+        command = (sys.executable, "-m", "mig_manager", "partitioner", "--kubeconfig", kubeconfig)
+        own = ("--mode", "act", "--quiet-s", "0.1", "--lease-namespace", "default")
+        with subprocess.Popen((*command, *own), stderr=subprocess.PIPE, text=True) as process:  # noqa: S603 - our own
+            waiting.until(lambda: bool(rig.events("RepartitioningRequested")), "an Event")
+            process.send_signal(signal.SIGTERM)
+            _, log = process.communicate(timeout=60)
+
+        assert process.returncode == 0, log
+        assert rig.requested()
+        lease = rig.server.get(kinds.LEASES, "mig-manager-partitioner", "default")
+        assert lease["spec"]["holderIdentity"] == ""
+        assert '"layout_requested"' in log
+
+
+def test_it_is_dead_when_its_loop_is_stuck_and_not_ready_without_the_api() -> None:
+    age_s, silence_s = float("inf"), 0.0
+    health = metrics.Health(lambda: silence_s, lambda: age_s)
+
+    assert health.why_dead() == ""
+    assert health.why_unready() == "the Kubernetes API has not been reached yet"
+    age_s = 200.0
+    assert health.why_unready() == "the Kubernetes API has not been heard of for 200 s"
+    age_s = 5.0
+    assert health.why_unready() == ""
+    silence_s = 301.0
+    assert health.why_dead() == health.why_unready() == "the loop has been stuck for 301 s"
+
+
+def test_the_exposition_has_every_result_from_zero_on() -> None:
+    own = metrics.Metrics(contact_age_s=lambda: 1.5)
+    lines = own.exposition().decode().splitlines()
+
+    for result in metrics.Result:
+        name = f'mig_manager_partitioner_changes_total{{result="{result.value}"}}'
+        assert f"{name} 0.0" in lines
+    assert "mig_manager_partitioner_api_contact_age_seconds 1.5" in lines
+
+
+def test_an_allowance_permits_a_burst_and_then_one_act_after_each_pause() -> None:
+    allowance = timing.Allowance(burst=3, pause_s=6.0)
+
+    assert [allowance.take(100.0) for _ in range(4)] == [True, True, True, False]
+    assert not allowance.take(105.0)
+    assert [allowance.take(106.0) for _ in range(2)] == [True, False]
+    assert [allowance.take(1000.0) for _ in range(4)] == [True, True, True, False]
