@@ -159,7 +159,22 @@ class Batch:
                 left.subtract(dict(self._others[group]))
             else:
                 failed.add(group)
+                if len(failed) == len(self.needs):
+                    break
         return Offer(node=node, pods=tuple(served), room=room) if served else None
+
+    def alike(
+        self, node: partitioned.PartitionedNode, refused: frozenset[tuple[str, str]]
+    ) -> object:
+        """Return what decides about a node's ``offer``: equal for nodes that offer the same."""
+        return (
+            tuple(sorted((index, id(state)) for index, state in self._states[node.name].items())),
+            demand.to_amounts(self.left[node.name]),
+            demand.to_amounts({str(p): n for p, n in self._claims.get(node.name, {}).items()}),
+            tuple(not self.why_excluded(group, node) for group in range(len(self.needs))),
+            frozenset(uid for uid, name in refused if name == node.name),
+            tuple(sorted((str(p), n) for p, n in self.devices(node).items())),
+        )
 
     def is_possible(self, group: int, node: partitioned.PartitionedNode) -> bool:
         """Return whether a node's GPUs could have the devices if everything were idle."""

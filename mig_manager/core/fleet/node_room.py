@@ -26,13 +26,22 @@ def devices(counts: Mapping[model.Profile, int]) -> Devices:
     return tuple(sorted(positive, key=lambda item: item[0].sort_key))
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class GpuState:
-    """What decides whether devices fit a GPU; equal GPUs have equal states."""
+    """What decides whether devices fit a GPU; equal GPUs have the same one of a ``Search``."""
 
     kind: int  # number of its set of profiles
     fixed: tuple[placement.Placed, ...]  # GPU instances that stay, in placement order
     idle: tuple[placement.Placed, ...]  # those that may go, largest first
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class New:
+    """New devices of one GPU; equal ones are the same one of a ``Search``."""
+
+    devices: Devices
+    following: "dict[model.Profile, New]" = dataclasses.field(default_factory=dict)
+    """With one device more, as far as that was asked."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -52,7 +61,19 @@ class Search:
         """Start without knowledge."""
         self._kinds: dict[tuple[model.GpuInstanceProfile, ...], int] = {}
         self._capacities: list[placement.Capacity] = []
-        self._ways: dict[tuple[GpuState, Devices, Devices], Way | None] = {}
+        self._states: dict[tuple[object, ...], GpuState] = {}
+        self.nothing = New(())
+        self._news: dict[Devices, New] = {(): self.nothing}
+        self._ways: dict[tuple[GpuState, New, Devices], Way | None] = {}
+
+    def plus(self, new: New, profile: model.Profile) -> New:
+        """Return new devices and one more."""
+        if profile not in new.following:
+            counts = collections.Counter(dict(new.devices))
+            counts[profile] += 1
+            more = devices(counts)
+            new.following[profile] = self._news.setdefault(more, New(more))
+        return new.following[profile]
 
     @property
     def count(self) -> int:
@@ -87,13 +108,13 @@ class Search:
                 return None
             fixed.append((gi.profile, gi.placement))
         idle.sort(key=lambda item: (item[0].sort_key, item[1]))
-        return GpuState(kind, tuple(fixed), tuple(idle))
+        return self._state(kind, tuple(fixed), tuple(idle))
 
     def empty(self, gpu: model.Gpu) -> GpuState:
         """Return the state that a GPU would have without instances."""
-        return GpuState(self._kind(gpu), (), ())
+        return self._state(self._kind(gpu), (), ())
 
-    def way(self, state: GpuState, new: Devices, spare: Devices) -> Way | None:
+    def way(self, state: GpuState, new: New, spare: Devices) -> Way | None:
         """Return how new devices fit a GPU; None if they do not.
 
         ``spare`` says how many idle devices of each profile the node can lose; of the others as
@@ -101,12 +122,17 @@ class Search:
         """
         key = state, new, spare
         if key not in self._ways:
-            self._ways[key] = next(self._found(state, new, dict(spare)), None)
+            self._ways[key] = next(self._found(state, new.devices, dict(spare)), None)
         return self._ways[key]
 
     def most(self, state: GpuState, profile: model.Profile) -> int:
         """Return how many devices of a profile fit the GPU if it is empty."""
         return self._capacities[state.kind].most(profile)
+
+    def _state(
+        self, kind: int, fixed: tuple[placement.Placed, ...], idle: tuple[placement.Placed, ...]
+    ) -> GpuState:
+        return self._states.setdefault((kind, fixed, idle), GpuState(kind, fixed, idle))
 
     def _kind(self, gpu: model.Gpu) -> int:
         profiles = gpu.profiles or ()
@@ -161,7 +187,7 @@ class Room:
         self._offered = collections.Counter(offered)
         self._floor = collections.Counter(floor)
         self._taken = collections.Counter(taken)
-        self._new: dict[int, Devices] = {}
+        self._new: dict[int, New] = {}
         self.ways: dict[int, Way] = {}
         """By index of the GPUs that change."""
 
@@ -206,28 +232,29 @@ class Room:
             self._restore(index, *before)
         return False
 
-    def _restore(self, index: int, new: Devices | None, way: Way | None) -> None:
+    def _restore(self, index: int, new: New | None, way: Way | None) -> None:
         del self._new[index], self.ways[index]
         if new is not None and way is not None:
             self._new[index], self.ways[index] = new, way
 
     def _candidates(
         self, item: model.Profile, indices: Iterable[int], looks: Iterator[int]
-    ) -> list[tuple[int, Devices, Way]]:
+    ) -> list[tuple[int, New, Way]]:
         """List the GPUs where a device fits: least loss first, then the fullest GPU."""
-        found: dict[tuple[GpuState, Devices], tuple[tuple[int, int, int], int, Devices, Way]] = {}
+        found: dict[tuple[GpuState, New], tuple[tuple[int, int, int], int, New, Way] | None] = {}
         for index in indices:
-            state, had = self._states[index], self._new.get(index, ())
+            state, had = self._states[index], self._new.get(index, self._search.nothing)
             if (state, had) in found or next(looks) > _MOST_LOOKS:
                 continue
-            new = devices(collections.Counter(dict(had)) + collections.Counter([item]))
-            way = self._search.way(state, new, self._spare(index))
+            new = self._search.plus(had, item)
+            way = self._search.way(state, new, self._spare(index) if state.idle else ())
+            found[state, had] = None
             if way is not None:
                 old = self.ways[index].destroyed if index in self.ways else 0
-                fill = sum(place.size for _, place in state.fixed) + sum(dict(had).values())
-                rank = way.destroyed - old, -fill, index
-                found[state, had] = rank, index, new, way
-        ordered = sorted(found.values(), key=lambda each: each[0])
+                fill = sum(place.size for _, place in state.fixed)
+                fill += sum(count for _, count in had.devices)
+                found[state, had] = (way.destroyed - old, -fill, index), index, new, way
+        ordered = sorted(filter(None, found.values()), key=lambda each: each[0])
         return [(index, new, way) for _, index, new, way in ordered]
 
     def _lost(self, besides: int | None = None) -> "collections.Counter[model.Profile]":

@@ -189,6 +189,7 @@ class _Decider:
         self._waiting: list[Waiting] = []
         self._given: dict[str, dict[str, dt.datetime]] = {}
         self._refused = frozenset(self._refusals())
+        self._alike: dict[str, object] = {}
         self._causes = waiting.Causes(pods, self._why_not_now)
 
     def decision(self) -> Decision:
@@ -261,16 +262,20 @@ class _Decider:
     def make_room(self) -> None:
         """Choose one node after the other, as long as any serves a pod."""
         candidates = [node for node in self._own if not self._why_not_now(node)[1]]
+        self._alike = {node.name: self._batch.alike(node, self._refused) for node in candidates}
         hold = self._hold()
+        known: dict[object, batch.Offer | None] = {}
         while self._budget > 0 and self._remaining and candidates:
-            offers = (
-                self._batch.offer(node, self._remaining, hold=hold, refused=self._refused)
-                for node in candidates
-            )
+            offers = [self._offer(node, hold, known) for node in candidates]
             best = min(filter(None, offers), key=lambda offer: offer.rank, default=None)
             if best is None:
                 return
             candidates.remove(best.node)
+            known = {
+                key: offer
+                for key, offer in known.items()
+                if offer is None or not {*offer.pods} & {*best.pods}
+            }
             pods = tuple(self._batch.pods[rank] for rank in best.pods)
             wanted = {
                 gpu.uuid: batch.desired(gpu, state.fixed, best.room.ways[gpu.index].content)
@@ -279,6 +284,19 @@ class _Decider:
             }
             if self._change(best.node, wanted, pods, f"room for {waiting.pods(len(pods))}"):
                 self._remaining = [rank for rank in self._remaining if rank not in best.pods]
+
+    def _offer(
+        self,
+        node: PartitionedNode,
+        hold: batch.Hold | None,
+        known: dict[object, batch.Offer | None],
+    ) -> batch.Offer | None:
+        """Return a node's offer; ``known`` has those that are still right, of nodes alike."""
+        key = self._alike[node.name], hold is not None and hold.node == node.name
+        if key not in known:
+            known[key] = self._batch.offer(node, self._remaining, hold=hold, refused=self._refused)
+        offer = known[key]
+        return offer and dataclasses.replace(offer, node=node)
 
     def _change(
         self,

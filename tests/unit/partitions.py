@@ -1,0 +1,210 @@
+"""Nodes and pods of the API for the partitioner, in a notation that a test can read.
+
+An instance of ``samples.gpu`` with ``*`` behind it is in use.
+"""
+
+import collections
+import dataclasses
+import datetime as dt
+import json
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from mig_manager.core import model
+from mig_manager.core.fleet import demand, partitioning
+from mig_manager.core.layout import config
+from mig_manager.core.node import cluster, resources
+from mig_manager.core.planner import planner
+from mig_manager.core.records import gpu_codec
+from tests.unit import machine, samples
+
+NOW = dt.datetime(2026, 3, 1, 12, tzinfo=dt.UTC)
+EMPTY: tuple[str, ...] = ()
+SMALL = tuple(f"1g.5gb@{start}" for start in range(7))  # all-1g.5gb
+
+
+def gpus(node: str, *instances: Sequence[str], table: Any = samples.A100) -> model.ObservedGpus:
+    """Build the GPUs of a node; the UUIDs are of the form that NVIDIA's have."""
+    return model.ObservedGpus(
+        dataclasses.replace(
+            samples.gpu(table, *(text.rstrip("*") for text in texts), index=index),
+            uuid=f"GPU-{uuid.uuid5(uuid.NAMESPACE_OID, f'{node}-{index}')}",
+        )
+        for index, texts in enumerate(instances)
+    )
+
+
+def used(every: Iterable[model.Gpu], *instances: Sequence[str]) -> dict[str, list[list[int]]]:
+    """Return the spans in use by UUID, from the same notation."""
+    return {
+        gpu.uuid: [
+            [gi.placement.start, gi.placement.size]
+            for gi, text in zip(gpu.gpu_instances, texts, strict=True)
+            if text.endswith("*")
+        ]
+        for gpu, texts in zip(every, instances, strict=True)
+    }
+
+
+def item(  # noqa: PLR0913 - each is something that a node can have
+    name: str,
+    every: model.ObservedGpus,
+    in_use: Mapping[str, Any] | None,
+    *,
+    labels: Mapping[str, str] | None = None,
+    annotations: Mapping[str, str] | None = None,
+    spec: Mapping[str, Any] | None = None,
+    allocatable: Mapping[str, Any] | None = None,
+    is_ready: bool = True,
+) -> dict[str, Any]:
+    """Build a Node object of an agent at rest; without ``in_use`` it has not published it."""
+    capacity = {
+        "version": 1,
+        "at": NOW.isoformat(),
+        "gpus": [{"uuid": uuid, "inUse": spans} for uuid, spans in (in_use or {}).items()],
+    }
+    counts = collections.Counter(
+        resources.of_profile(ci.profile) or ""
+        for gpu in every
+        for gi in gpu.gpu_instances
+        for ci in gi.compute_instances
+    )
+    counts.pop("", None)
+    return {
+        "metadata": {
+            "name": name,
+            "uid": name,
+            "resourceVersion": "7",
+            "labels": {cluster.PARTITIONING_LABEL: cluster.ON_DEMAND, **(labels or {})},
+            "annotations": {
+                cluster.GPUS_ANNOTATION: gpu_codec.to_json(every),
+                **({} if in_use is None else {cluster.CAPACITY_ANNOTATION: json.dumps(capacity)}),
+                **(annotations or {}),
+            },
+        },
+        "spec": dict(spec or {}),
+        "status": {
+            "allocatable": {
+                "cpu": "64",
+                "memory": "512Gi",
+                "pods": "110",
+                **{resource: str(count) for resource, count in counts.items()},
+                **(allocatable or {}),
+            },
+            "conditions": [{"type": "Ready", "status": "True" if is_ready else "False"}],
+        },
+    }
+
+
+def node(name: str, *instances: Sequence[str], **changed: Any) -> dict[str, Any]:
+    """Build a Node object from the notation of its GPUs' instances."""
+    every = gpus(name, *instances)
+    return item(name, every, used(every, *instances), **changed)
+
+
+def pod(
+    name: str,
+    *asked: str,
+    node: str = "",
+    age_s: float = 60.0,
+    spec: Mapping[str, Any] | None = None,
+    requests: Mapping[str, str] | None = None,
+    metadata: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Build a Pod object that asks for MIG devices, ``2x1g.5gb``; with a node it is bound."""
+    limits = {}
+    for each in asked:
+        count, _, profile = each.rpartition("x")
+        limits[resources.of_profile(samples.profile(profile)) or ""] = count or "1"
+    container = {
+        "name": "main",
+        "resources": {"limits": limits, "requests": {**limits, **(requests or {})}},
+    }
+    unschedulable = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
+    created = NOW - dt.timedelta(seconds=age_s)
+    return {
+        "metadata": {
+            "namespace": "ml",
+            "name": name,
+            "uid": f"uid-{name}",
+            "creationTimestamp": created.isoformat(),
+            **(metadata or {}),
+        },
+        "spec": {
+            "containers": [container],
+            **({"nodeName": node} if node else {}),
+            **(spec or {}),
+        },
+        "status": {"phase": "Running"}
+        if node
+        else {"phase": "Pending", "conditions": [unschedulable]},
+    }
+
+
+def decided(
+    nodes: Iterable[Mapping[str, Any]],
+    pods: Iterable[Mapping[str, Any]],
+    *,
+    now: dt.datetime = NOW,
+    history: partitioning.History | None = None,
+    base: Mapping[str, Mapping[str, model.DesiredGpu]] | None = None,
+    **limits: Any,
+) -> partitioning.Decision:
+    """Parse both and decide; by default as many nodes as there are may change."""
+    found, pending = seen(nodes, pods)
+    return partitioning.decide(
+        found,
+        pending,
+        partitioning.Limits(**{"max_unavailable": "100%", **limits}),
+        now=now,
+        history=history or partitioning.History(),
+        base=base,
+    )
+
+
+def seen(
+    nodes: Iterable[Mapping[str, Any]], pods: Iterable[Mapping[str, Any]]
+) -> tuple[tuple[partitioning.PartitionedNode, ...], tuple[demand.Pending, ...]]:
+    """Parse nodes, with what bound pods take on them, and pending pods.
+
+    Each instance in use is in use by a bound pod.
+    """
+    parsed = [each for each in map(demand.parse, pods) if each]
+    known = [each for each in map(partitioning.parse_node, nodes) if each]
+    bound = [each for each in parsed if isinstance(each, demand.Bound)]
+    bound += [
+        demand.Bound(
+            namespace="ml",
+            name="user",
+            uid="user",
+            node_name=node.name,
+            amounts=((resources.of_profile(ci.profile) or "", 1),),
+        )
+        for node in known
+        for gpu in node.gpus
+        for gi in gpu.gpu_instances
+        for ci in gi.compute_instances
+        if gi.placement in node.in_use.get(gpu.uuid, ()) and ci.profile.spans
+    ]
+    pending = tuple(each for each in parsed if isinstance(each, demand.Pending))
+    return partitioning.with_pods(known, bound), pending
+
+
+def wanted(change: partitioning.Change, every: Sequence[model.Gpu]) -> dict[str, model.DesiredGpu]:
+    """Return what the text of a change asks of each GPU."""
+    document = config.parse(change.layout, source="annotation")
+    (layout,) = document.layouts.values()
+    return config.select(layout, every)
+
+
+def after(
+    change: partitioning.Change, every: Sequence[model.Gpu]
+) -> tuple[tuple[model.Gpu, ...], frozenset[tuple[str, model.Placement]]]:
+    """Return the GPUs after a change, and the instances that it destroys, by UUID."""
+    plan = planner.plan(every, wanted(change, every))
+    own = {each.gpu_uuid: each.steps for each in plan.gpus}
+    now = tuple(machine.run(gpu, own.get(gpu.uuid, ())) for gpu in every)
+    kept = {(gpu.uuid, gi.placement) for gpu in now for gi in gpu.gpu_instances}
+    gone = {(gpu.uuid, gi.placement) for gpu in every for gi in gpu.gpu_instances} - kept
+    return now, frozenset(gone)

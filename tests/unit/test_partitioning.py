@@ -1,0 +1,340 @@
+"""Which nodes are repartitioned for which pods, and what is left alone."""
+
+import dataclasses
+import datetime as dt
+import json
+from typing import Any
+
+import pytest
+
+from mig_manager.core.fleet import partitioning
+from mig_manager.core.layout import layouts
+from mig_manager.core.node import cluster
+from tests.unit import partitions, samples
+from tests.unit.partitions import EMPTY, NOW, SMALL, decided, node, pod
+
+Wait = partitioning.Wait
+LATER = NOW + dt.timedelta(seconds=400)
+
+
+def text(counts: Any) -> str:
+    return ", ".join(f"{count}x {profile}" for profile, count in sorted(counts.items(), key=str))
+
+
+def only(decision: partitioning.Decision) -> partitioning.Change:
+    (change,) = decision.changes
+    return change
+
+
+def why(decision: partitioning.Decision) -> tuple[Wait, str]:
+    (waiting,) = decision.waiting
+    return waiting.reason, waiting.message
+
+
+def asked(name: str) -> dict[str, str]:
+    """Labels and annotations of a node whose agent has done the custom layout of that text."""
+    return {cluster.CONFIG_LABEL: name}
+
+
+def test_makes_room_on_the_node_that_serves_most_pods_for_the_fewest_instances() -> None:
+    nodes = [
+        node("a", ["3g.20gb@0*", "1g.5gb@4", "1g.5gb@5", "1g.5gb@6"]),
+        node("b", ["3g.20gb@0*", "3g.20gb@4"]),
+    ]
+    change = only(decided(nodes, [pod("p", "2g.10gb")], max_unavailable="1"))
+    assert (change.node, change.version) == ("b", "7")
+    assert (text(change.created), text(change.destroyed)) == ("1x 2g.10gb", "1x 3g.20gb")
+    assert [each.key for each in change.pods] == ["ml/p"]
+    assert change.why == "room for 1 pod on GPU 0"
+
+
+def test_pins_what_is_in_use_and_keeps_the_idle_instances_that_are_in_nobodys_way() -> None:
+    every = partitions.gpus("a", ["2g.10gb@0", "1g.5gb@2", "1g.5gb@3", "3g.20gb@4"])
+    use = partitions.used(every, ["2g.10gb@0*", "1g.5gb@2", "1g.5gb@3", "3g.20gb@4"])
+    change = only(decided([partitions.item("a", every, use)], [pod("p", "2g.10gb")]))
+    assert text(change.destroyed) == "1x 3g.20gb"
+    assert partitions.wanted(change, every) == {
+        every[0].uuid: samples.want({"2g.10gb@0": 1, "2g.10gb": 1, "1g.5gb": 2})
+    }
+
+
+def test_destroys_an_idle_instance_only_where_free_slices_do_not_do() -> None:
+    change = only(
+        decided([node("a", ["3g.20gb@0"], ["3g.20gb@0"])], [pod("p", "3g.20gb", "4g.20gb")])
+    )
+    assert (text(change.created), text(change.destroyed)) == ("1x 4g.20gb", "1x 3g.20gb")
+
+
+def test_idle_instances_that_serve_a_pod_need_no_change_and_stay_for_it() -> None:
+    nodes = [node("a", SMALL)]
+    decision = decided(nodes, [pod("small", "7x1g.5gb"), pod("large", "7g.40gb", age_s=30)])
+    reasons = {each.pod.name: (each.reason, each.node) for each in decision.waiting}
+    assert not decision.changes
+    assert reasons == {"small": (Wait.SCHEDULER, "a"), "large": (Wait.IN_USE, "")}
+
+
+def test_an_instance_that_the_scheduler_has_just_given_away_is_not_destroyed() -> None:
+    bound = pod("new", "1g.5gb", node="a")
+    decision = decided([node("a", SMALL)], [bound, pod("large", "7g.40gb")])
+    assert not decision.changes
+    assert why(decision) == (Wait.IN_USE, "it waits for a (too much of its GPUs is in use)")
+
+
+def test_a_pod_gets_all_its_devices_on_one_node() -> None:
+    half = ["3g.20gb@0*"]
+    assert not decided([node("a", half), node("b", half)], [pod("p", "2x3g.20gb")]).changes
+    change = only(decided([node("a", half), node("b", half, half)], [pod("p", "2x3g.20gb")]))
+    assert (change.node, text(change.created)) == ("b", "2x 3g.20gb")
+
+
+def test_the_first_in_order_is_served_though_another_node_could_serve_more() -> None:
+    pods = [
+        pod("a", "4g.20gb", age_s=90),
+        *(pod(f"b{n}", "1g.5gb", spec={"nodeSelector": {"pool": "x"}}) for n in range(7)),
+    ]
+    nodes = [node("one", EMPTY), node("two", EMPTY, labels={"pool": "x"})]
+    decision = decided(nodes, pods, max_unavailable="1")
+    change = only(decision)
+    assert change.pods[0].name == "a"
+
+
+def test_priority_precedes_age() -> None:
+    urgent = pod("urgent", "7g.40gb", age_s=1, spec={"priority": 10})
+    change = only(decided([node("a", EMPTY)], [pod("old", "7g.40gb", age_s=900), urgent]))
+    assert [each.name for each in change.pods] == ["urgent"]
+
+
+def test_never_goes_below_the_reserved_devices_and_creates_none_of_them() -> None:
+    reserved = {samples.profile("1g.5gb"): 2}
+    change = only(decided([node("a", SMALL)], [pod("p", "4g.20gb")], reserved=reserved))
+    assert text(change.created) == "1x 4g.20gb"
+    decision = decided([node("a", SMALL)], [pod("p", "7g.40gb")], reserved=reserved)
+    assert not decision.changes
+    assert only(decided([node("a", EMPTY)], [pod("p", "7g.40gb")], reserved=reserved)).created
+
+
+def test_moves_a_reserved_device_that_is_in_the_way() -> None:
+    reserved = {samples.profile("1g.5gb"): 1}
+    change = only(decided([node("a", ["1g.5gb@0"])], [pod("p", "4g.20gb")], reserved=reserved))
+    assert (text(change.created), text(change.destroyed)) == (
+        "1x 1g.5gb, 1x 4g.20gb",
+        "1x 1g.5gb",
+    )
+
+
+def test_no_more_nodes_change_than_the_budget_allows() -> None:
+    nodes = [node(name, EMPTY) for name in "abc"]
+    pods = [pod(f"p{n}", "7g.40gb", age_s=90 - n) for n in range(3)]
+    decision = decided(nodes, pods, max_unavailable="67%")
+    assert [change.node for change in decision.changes] == ["a", "b"]
+    assert why(decision)[0] is Wait.LIMITED
+    changing = node("a", EMPTY, labels={cluster.STATE_LABEL: "pending", cluster.CONFIG_LABEL: "x"})
+    decision = decided([changing, *nodes[1:]], pods, max_unavailable="1")
+    assert not decision.changes
+
+
+def test_a_node_rests_between_two_changes() -> None:
+    history = partitioning.History(changed_at={"a": NOW - dt.timedelta(seconds=59)})
+    decision = decided([node("a", EMPTY)], [pod("p", "1g.5gb")], history=history)
+    assert why(decision) == (
+        Wait.CHANGING,
+        "it waits for a (it was changed less than 60 s ago)",
+    )
+    later = NOW + dt.timedelta(seconds=2)
+    assert decided([node("a", EMPTY)], [pod("p", "1g.5gb")], history=history, now=later).changes
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"is_ready": False}, "it is not ready"),
+        ({"spec": {"unschedulable": True}}, "the node is cordoned"),
+        ({"labels": {"nvidia.com/mig.strategy": "single"}}, "has MIG strategy single, not mixed"),
+        ({"annotations": {cluster.CAPACITY_ANNOTATION: "{"}}, "which instances are in use"),
+        ({"annotations": {cluster.GPUS_ANNOTATION: "{"}}, "has published no GPUs"),
+        ({"allocatable": {"nvidia.com/mig-1g.5gb": "6"}}, "does not offer the published"),
+        ({"labels": {cluster.STATE_LABEL: "pending"}}, "its agent works on layout"),
+        ({"annotations": {cluster.JOURNAL_ANNOTATION: "{}"}}, "interrupted"),
+        ({"labels": {cluster.PARTITIONING_LABEL: "off"}}, "no node has the label"),
+    ],
+)
+def test_a_node_that_is_not_fit_for_a_change_is_left_alone(
+    changed: dict[str, Any], message: str
+) -> None:
+    decision = decided([node("a", SMALL, **changed)], [pod("p", "7g.40gb")])
+    (said,) = [each.message for each in (*decision.waiting, *decision.unmet)]
+    assert not decision.changes
+    assert message in said
+
+
+def test_a_gpu_of_unknown_use_or_without_mig_is_not_named() -> None:
+    every = partitions.gpus("a", EMPTY, EMPTY)
+    use = {every[1].uuid: []}
+    change = only(decided([partitions.item("a", every, use)], [pod("p", "1g.5gb")]))
+    assert list(partitions.wanted(change, every)) == [every[1].uuid]
+    # Spans that the GPU lacks are of another moment.
+    stale = {every[0].uuid: [[0, 4]], every[1].uuid: [[0, 1]]}
+    decision = decided([partitions.item("a", every, stale)], [pod("p", "1g.5gb")])
+    assert why(decision)[0] is Wait.UNUSABLE
+
+
+def test_what_no_node_can_have_is_unmet_with_what_would_be_needed() -> None:
+    nodes = [node("a", ["7g.40gb@0*"]), node("b", ["7g.40gb@0*"], spec={"unschedulable": True})]
+    pods = [pod("x", "7g.80gb"), pod("y", "3x3g.20gb"), pod("z", "7g.40gb", "1g.5gb")]
+    decision = decided(nodes, pods)
+    assert {each.pod.name: each.message for each in decision.unmet} == {
+        "x": "it needs a node with room for 1 x 7g.80gb, and no opted-in node has that even if "
+        "idle: a (its GPUs have no profile 7g.80gb); b (the node is cordoned)",
+        "y": "it needs a node with room for 3 x 3g.20gb, and no opted-in node has that even if "
+        "idle: a (its GPUs can have at most 2 x 3g.20gb); b (the node is cordoned)",
+        "z": "it needs a node with room for 1 x 7g.40gb + 1 x 1g.5gb, and no opted-in node has "
+        "that even if idle: a (its GPUs cannot have all of it together); b (the node is cordoned)",
+    }
+
+
+def test_only_missing_mig_devices_are_made_room_for() -> None:
+    hungry = pod("p", "1g.5gb", requests={"cpu": "60"})
+    decision = decided([node("a", EMPTY)], [hungry, pod("q", node="a", requests={"cpu": "8"})])
+    assert why(decision) == (Wait.IN_USE, "it waits for a (too little cpu is left)")
+    decision = decided([node("a", EMPTY)], [pod("p", "1g.5gb", requests={"cpu": "65"})])
+    assert "a (too little cpu)" in decision.unmet[0].message
+
+
+def test_a_pod_that_a_node_of_others_serves_is_not_unmet() -> None:
+    fixed = node("fixed", ["7g.40gb@0"], labels={cluster.PARTITIONING_LABEL: ""})
+    decision = decided([fixed], [pod("p", "7g.40gb"), pod("q", "7g.40gb", age_s=1)])
+    assert [(each.pod.name, each.reason) for each in decision.waiting] == [
+        ("p", Wait.SCHEDULER),
+        ("q", Wait.IN_USE),
+    ]
+
+
+def requested(name: str, change: partitioning.Change, **status: str) -> dict[str, Any]:
+    """Return a node as it is after a request, with an agent that reports so."""
+    (layout,) = partitions.config.parse(change.layout, source="x").layouts.values()
+    report = {"config": "custom", "configHash": layout.content_hash, **status}
+    return node(
+        name,
+        EMPTY,
+        labels={cluster.CONFIG_LABEL: "custom", cluster.STATE_LABEL: status.get("state", "")},
+        annotations={
+            cluster.LAYOUT_ANNOTATION: change.layout,
+            **({cluster.STATUS_ANNOTATION: json.dumps(report)} if status else {}),
+        },
+    )
+
+
+def test_a_pod_waits_for_the_node_that_is_being_changed_for_it() -> None:
+    before = [node("a", EMPTY), node("b", EMPTY)]
+    pods = [pod("p", "7g.40gb")]
+    decision = decided(before, pods)
+    history = partitioning.remember(
+        partitioning.History(), *partitions.seen(before, pods), decision, now=NOW
+    )
+    during = [requested("a", only(decision)), node("b", EMPTY)]
+    following = decided(during, pods, history=history, now=NOW + dt.timedelta(seconds=9))
+    assert not following.changes
+    assert why(following) == (Wait.SCHEDULER, "node a is being changed for it")
+
+
+def test_a_layout_that_the_agent_has_just_failed_is_not_requested_again() -> None:
+    change = only(decided([node("a", EMPTY)], [pod("p", "7g.40gb")]))
+    failed = requested("a", change, state="failed", finishedAt="2026-03-01T00:00:00+00:00")
+    decision = decided([failed], [pod("p", "7g.40gb")])
+    assert not decision.changes
+    assert decided([failed], [pod("p", "3g.20gb")]).changes
+
+
+def test_room_that_the_scheduler_does_not_use_is_not_kept_for_ever() -> None:
+    nodes, pods = [node("a", ["7g.40gb@0"])], [pod("p", "7g.40gb"), pod("q", "1g.5gb", age_s=5)]
+    first = decided(nodes, pods)
+    history = partitioning.remember(
+        partitioning.History(), *partitions.seen(nodes, pods), first, now=NOW
+    )
+    assert not first.changes
+    second = decided(nodes, pods, history=history, now=LATER)
+    assert [each.name for each in only(second).pods] == ["q"]
+    assert why(second)[0] is Wait.NOT_SCHEDULED
+    history = partitioning.remember(history, *partitions.seen(nodes, pods), second, now=LATER)
+    third = decided(nodes, pods, history=history, now=LATER + dt.timedelta(seconds=300))
+    assert not third.changes
+
+
+def test_one_gpu_is_held_for_a_large_pod_that_has_waited_long() -> None:
+    nodes = [node("a", ["3g.20gb@0*"], ["1g.5gb@0*"])]
+    small = [pod(f"s{n}", "3g.20gb") for n in range(2)]
+    served = only(decided(nodes, [pod("large", "7g.40gb", age_s=500), *small])).pods
+    assert [each.name for each in served] == ["s0", "s1"]
+    decision = decided(nodes, [pod("large", "7g.40gb", age_s=700), *small])
+    assert [each.name for each in only(decision).pods] == ["s0"]
+    assert partitions.wanted(only(decision), partitions.gpus("a", ["3g.20gb@0"], ["1g.5gb@0"]))
+    older = [pod(f"s{n}", "3g.20gb", age_s=800) for n in range(2)]
+    assert len(only(decided(nodes, [pod("large", "7g.40gb", age_s=700), *older])).pods) == 2
+
+
+def test_idle_instances_return_to_the_base_layout_without_demand() -> None:
+    busy = ["1g.5gb@0*", "1g.5gb@1", "1g.5gb@2"]
+    nodes = [node("a", busy, ["7g.40gb@0"])]
+    every = partitions.gpus("a", busy, ["7g.40gb@0"])
+    base = {
+        "a": {gpu.uuid: samples.want({"3g.20gb": 1, "2g.10gb": 1, "1g.5gb": 2}) for gpu in every}
+    }
+    seen = partitions.seen(nodes, [])
+    history = partitioning.remember(
+        partitioning.History(), *seen, partitioning.Decision(), now=NOW
+    )
+    later = {"history": history, "now": LATER, "base": base}
+    assert not decided(nodes, [], **later).changes
+    assert not decided(nodes, [], **later, merge_back_after_s=500).changes
+    change = only(decided(nodes, [], **later, merge_back_after_s=300))
+    assert partitions.wanted(change, every) == {
+        every[0].uuid: samples.want({"1g.5gb@0": 1, "3g.20gb": 1, "2g.10gb": 1, "1g.5gb": 1}),
+        every[1].uuid: samples.want({"3g.20gb": 1, "2g.10gb": 1, "1g.5gb": 2}),
+    }
+    reserved = {samples.profile("7g.40gb"): 1}
+    assert not decided(nodes, [], **later, merge_back_after_s=300, reserved=reserved).changes
+
+
+def test_demand_postpones_the_return_to_the_base_layout() -> None:
+    nodes, pods = [node("a", SMALL)], [pod("p", "1g.5gb")]
+    seen = partitions.seen(nodes, pods)
+    start = partitioning.remember(partitioning.History(), *seen, partitioning.Decision(), now=NOW)
+    asked = partitioning.remember(start, *seen, decided(nodes, pods), now=LATER)
+    assert asked.demand_at == {"a": LATER}
+    gone = partitioning.remember(asked, seen[0], (), partitioning.Decision(), now=LATER)
+    assert gone.given == {}
+    bound = partitions.seen(nodes, [pod("p", "1g.5gb", node="a")])
+    end = LATER + dt.timedelta(seconds=1)
+    assert partitioning.remember(gone, *bound, partitioning.Decision(), now=end).demand_at == {
+        "a": end
+    }
+
+
+def test_the_layout_is_one_document_that_names_gpus_by_uuid() -> None:
+    every = partitions.gpus("a", EMPTY, EMPTY)
+    change = only(decided([node("a", EMPTY, EMPTY)], [pod("p", "2x7g.40gb")]))
+    document = partitions.config.parse(change.layout, source="annotation")
+    assert list(document.layouts) == ["custom"]
+    assert not document.warnings
+    assert layouts.render(document) == json.loads(change.layout)
+    assert len(document.layouts["custom"].rules) == 1
+    assert set(partitions.wanted(change, every)) == {gpu.uuid for gpu in every}
+
+
+def test_a_storm_of_pods_is_decided_with_few_questions() -> None:
+    nodes = [node(f"n{n:03}", *(EMPTY for _ in range(8))) for n in range(100)]
+    profiles = ("1g.5gb", "2g.10gb", "3g.20gb", "7g.40gb", "7g.80gb")
+    pods = [pod(f"p{n:03}", profiles[n % 5], age_s=n) for n in range(500)]
+    found, pending = partitions.seen(nodes, pods)
+    decider = partitioning.batch.Batch(found, pending, {})
+    assert len(decider.needs) == 5
+    ranks = list(range(500))
+    for each in decider.nodes:
+        decider.offer(each, ranks)
+    assert decider.search.count < 60
+
+
+def test_alike_nodes_are_dataclasses_without_the_objects_of_the_api() -> None:
+    (found,), _ = partitions.seen([node("a", EMPTY)], [])
+    assert dataclasses.replace(found, version="8") != found
+    assert found.labels == {cluster.PARTITIONING_LABEL: cluster.ON_DEMAND}

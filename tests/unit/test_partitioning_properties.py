@@ -1,0 +1,257 @@
+"""What holds of every decision of the partitioner, whatever nodes and pods there are."""
+
+import collections
+import dataclasses
+import datetime as dt
+import itertools
+import random
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import hypothesis
+from hypothesis import strategies as st
+
+from mig_manager.core import model
+from mig_manager.core.fleet import demand, partitioning
+from mig_manager.core.node import resources
+from tests.unit import machine, partitions, samples
+
+_STARTS = {"1g.5gb": range(7), "1g.10gb": (0, 2, 4, 6), "2g.10gb": (0, 2, 4), "3g.20gb": (0, 4)}
+_SPOTS = [f"{name}@{start}" for name, starts in _STARTS.items() for start in starts]
+_SPOTS += ["4g.20gb@0", "7g.40gb@0", "1g.5gb+me@3", "2g.10gb@2[1c@0 1c@1]", "3g.20gb@4[]"]
+_PROFILES = ("1g.5gb", "1g.5gb+me", "1g.10gb", "2g.10gb", "3g.20gb", "4g.20gb", "7g.40gb")
+_SPECS = {spec.profile: spec for spec in samples.A100}
+
+
+def spot(text: str) -> tuple[model.Profile, model.Placement]:
+    name, _, rest = text.rstrip("*").partition("@")
+    profile, start = samples.profile(name), int(rest.partition("[")[0])
+    return profile, next(p for p in _SPECS[profile].placements if p.start == start)
+
+
+def fits(places: Sequence[tuple[model.Profile, model.Placement]]) -> bool:
+    gpu = samples.gpu(samples.A100)
+    apart = not any(a.overlaps(b) for (_, a), (_, b) in itertools.combinations(places, 2))
+    return apart and machine.pool_allows(gpu, [profile for profile, _ in places])
+
+
+@st.composite
+def instances(draw: st.DrawFn) -> tuple[str, ...]:
+    """Instances of one GPU, each in use or not; one without compute instances is not."""
+    chosen: list[str] = []
+    for text in draw(st.lists(st.sampled_from(_SPOTS), max_size=6)):
+        if fits([spot(each) for each in (*chosen, text)]):
+            chosen.append(text)
+    chosen.sort(key=lambda text: spot(text)[1])
+    return tuple(
+        text + "*" if not text.endswith("[]") and draw(st.booleans()) else text for text in chosen
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class World:
+    """Nodes by name with their GPUs and their API objects, and pods."""
+
+    gpus: dict[str, model.ObservedGpus]
+    in_use: dict[str, dict[str, Any]]  # by node and UUID; a GPU of unknown use is missing
+    pods: tuple[dict[str, Any], ...]
+    limits: dict[str, Any]
+
+    @property
+    def nodes(self) -> list[dict[str, Any]]:
+        return [partitions.item(name, self.gpus[name], self.in_use[name]) for name in self.gpus]
+
+    def spans(self, name: str) -> set[tuple[str, model.Placement]]:
+        return {
+            (uuid, model.Placement(*span))
+            for uuid, spans in self.in_use[name].items()
+            for span in spans
+        }
+
+
+@st.composite
+def worlds(draw: st.DrawFn) -> World:
+    gpus, in_use = {}, {}
+    for name in "abc"[: draw(st.integers(1, 3))]:
+        every = draw(st.lists(instances(), min_size=1, max_size=2))
+        gpus[name] = partitions.gpus(name, *every)
+        in_use[name] = partitions.used(gpus[name], *every)
+        if draw(st.sampled_from([False, False, False, True])):
+            del in_use[name][gpus[name][0].uuid]
+    asked = draw(
+        st.lists(st.lists(st.sampled_from(_PROFILES), min_size=1, max_size=3), max_size=5)
+    )
+    pods = tuple(
+        partitions.pod(
+            f"p{number}",
+            *(f"{profiles.count(each)}x{each}" for each in dict.fromkeys(profiles)),
+            age_s=draw(st.integers(0, 1000)),
+            spec={"priority": draw(st.integers(0, 1))},
+        )
+        for number, profiles in enumerate(asked)
+    )
+    reserved = draw(st.dictionaries(st.sampled_from(_PROFILES), st.integers(1, 3), max_size=2))
+    limits = {
+        "max_unavailable": draw(st.sampled_from(["1", "2", "100%"])),
+        "reserved": {samples.profile(name): count for name, count in reserved.items()},
+        "cooldown_s": 0.0,
+    }
+    return World(gpus, in_use, pods, limits)
+
+
+def decided(world: World) -> partitioning.Decision:
+    return partitions.decided(world.nodes, world.pods, **world.limits)
+
+
+def counts(gpus: Sequence[model.Gpu]) -> "collections.Counter[model.Profile]":
+    return sum(
+        (collections.Counter(samples.devices_of(gpu)) for gpu in gpus), collections.Counter()
+    )
+
+
+def asked_of(pods: Sequence[demand.Pending]) -> "collections.Counter[model.Profile]":
+    return sum((collections.Counter(pod.needs.profiles) for pod in pods), collections.Counter())
+
+
+@hypothesis.given(worlds())
+def test_no_change_touches_an_instance_in_use_or_a_gpu_of_unknown_use(world: World) -> None:
+    for change in decided(world).changes:
+        every = world.gpus[change.node]
+        assert partitions.wanted(change, every).keys() <= world.in_use[change.node].keys()
+        _, gone = partitions.after(change, every)
+        assert not gone & world.spans(change.node)
+
+
+@hypothesis.given(worlds())
+def test_after_a_change_its_pods_and_those_left_to_the_scheduler_fit(world: World) -> None:
+    decision = decided(world)
+    for change in decision.changes:
+        now, _ = partitions.after(change, world.gpus[change.node])
+        left = [each.pod for each in decision.waiting if each.node == change.node]
+        used = world.spans(change.node)
+        idle = counts(
+            [
+                dataclasses.replace(
+                    gpu,
+                    gpu_instances=tuple(
+                        gi for gi in gpu.gpu_instances if (gpu.uuid, gi.placement) not in used
+                    ),
+                )
+                for gpu in now
+            ]
+        )
+        assert change.pods
+        assert asked_of([*change.pods, *left]) <= idle
+
+
+@hypothesis.given(worlds())
+def test_a_change_leaves_the_reserved_devices_that_there_were(world: World) -> None:
+    for change in decided(world).changes:
+        before = counts(world.gpus[change.node])
+        now, _ = partitions.after(change, world.gpus[change.node])
+        for profile, count in world.limits["reserved"].items():
+            assert counts(now)[profile] >= min(count, before[profile])
+
+
+@hypothesis.given(worlds())
+def test_no_more_nodes_change_than_the_budget_allows_and_each_once(world: World) -> None:
+    names = [change.node for change in decided(world).changes]
+    most = {"1": 1, "2": 2, "100%": len(world.gpus)}[world.limits["max_unavailable"]]
+    assert len(set(names)) == len(names) <= most
+
+
+@hypothesis.given(worlds())
+def test_each_pod_gets_exactly_one_answer(world: World) -> None:
+    decision = decided(world)
+    answered = [pod.uid for change in decision.changes for pod in change.pods]
+    answered += [each.pod.uid for each in (*decision.unmet, *decision.waiting)]
+    assert sorted(answered) == sorted(pod["metadata"]["uid"] for pod in world.pods)
+
+
+@hypothesis.given(worlds(), st.randoms(use_true_random=False))
+def test_the_order_of_nodes_and_pods_does_not_matter(world: World, chance: random.Random) -> None:
+    nodes, pods = world.nodes, list(world.pods)
+    chance.shuffle(nodes)
+    chance.shuffle(pods)
+    assert partitions.decided(nodes, pods, **world.limits) == decided(world)
+
+
+@hypothesis.given(worlds())
+def test_deciding_again_after_the_changes_wants_nothing(world: World) -> None:
+    world = dataclasses.replace(world, limits={**world.limits, "max_unavailable": "100%"})
+    decision = decided(world)
+    history = partitioning.remember(
+        partitioning.History(),
+        *partitions.seen(world.nodes, world.pods),
+        decision,
+        now=partitions.NOW,
+    )
+    gpus = dict(world.gpus)
+    for change in decision.changes:
+        gpus[change.node] = model.ObservedGpus(partitions.after(change, gpus[change.node])[0])
+    again = partitions.decided(
+        dataclasses.replace(world, gpus=gpus).nodes,
+        world.pods,
+        history=history,
+        now=partitions.NOW + dt.timedelta(seconds=1),
+        **world.limits,
+    )
+    served = {pod.uid for change in decision.changes for pod in change.pods}
+    placed = {each.pod.uid for each in again.waiting if each.reason is partitioning.Wait.SCHEDULER}
+    assert served <= placed
+    assert not again.changes
+
+
+def ways(
+    asked: Sequence[model.Profile], beside: list[tuple[model.Profile, model.Placement]]
+) -> Iterator[bool]:
+    """Try every placement of every device."""
+    if not asked:
+        yield True
+        return
+    for place in _SPECS[asked[0]].placements:
+        there = [*beside, (asked[0], place)]
+        if fits(there):
+            yield from ways(asked[1:], there)
+
+
+@hypothesis.given(
+    instances().filter(lambda texts: not any("[" in text for text in texts)),
+    st.lists(st.sampled_from(_PROFILES), min_size=1, max_size=4),
+)
+def test_on_one_gpu_it_serves_a_pod_whenever_that_is_possible_for_the_fewest_instances(
+    texts: tuple[str, ...], names: list[str]
+) -> None:
+    asked = collections.Counter(samples.profile(name) for name in names)
+    idle = [spot(text) for text in texts if not text.endswith("*")]
+    fixed = [spot(text) for text in texts if text.endswith("*")]
+    free = collections.Counter(profile for profile, _ in idle)
+    missing = asked - free
+    costs = []
+    for size in range(len(idle), -1, -1):
+        for stay in itertools.combinations(idle, size):
+            # What of the idle devices serves the pod as it is must be there afterwards too.
+            again = (asked & free) - collections.Counter(profile for profile, _ in stay)
+            new = list((missing + again).elements())
+            if next(ways(new, [*fixed, *stay]), False):
+                costs.append(len(idle) - size)
+        if costs:
+            break
+    spec = [f"{count}x{profile}" for profile, count in asked.items()]
+    decision = partitions.decided([partitions.node("a", texts)], [partitions.pod("p", *spec)])
+    is_left = any(each.node for each in decision.waiting)
+    assert is_left is (not missing)
+    if missing:
+        assert len(decision.changes) == bool(costs)
+        for change in decision.changes:
+            assert sum(change.destroyed.values()) == costs[0]
+
+
+def test_the_names_of_resources_and_profiles_belong_together() -> None:
+    for name in (*_PROFILES, "1g.24gb+me.all", "2g.48gb-me", "1g.12gb+gfx"):
+        profile = samples.profile(name)
+        resource = resources.of_profile(profile) or ""
+        assert resources.profile_of(resource) == profile
+    assert resources.profile_of("nvidia.com/mig-1g.5gb.shared") is None
+    assert resources.profile_of("nvidia.com/gpu") is None
+    assert resources.profile_of("nvidia.com/mig-1c.2g.10gb") is None
