@@ -1,0 +1,209 @@
+"""What pods ask for and take, and which nodes they can run on."""
+
+from typing import Any
+
+import pytest
+
+from mig_manager import errors
+from mig_manager.core.fleet import demand
+from mig_manager.core.node import cluster, quantity
+from tests.unit import partitions, samples
+from tests.unit.partitions import pod
+
+
+def parsed(item: dict[str, Any]) -> demand.Pending | demand.Bound | None:
+    return demand.parse(item)
+
+
+def pending(item: dict[str, Any]) -> demand.Pending:
+    found = demand.parse(item)
+    assert isinstance(found, demand.Pending)
+    return found
+
+
+def excluded(spec: dict[str, Any], labels: dict[str, str] | None = None, *taints: Any) -> str:
+    needs = pending(pod("p", "1g.5gb", spec=spec)).needs
+    return demand.why_excluded(
+        needs, "a", labels or {}, demand.parse_taints({"taints": list(taints)})
+    )
+
+
+def affinity(*terms: dict[str, Any]) -> dict[str, Any]:
+    required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}
+    return {"affinity": {"nodeAffinity": required}}
+
+
+def expression(operator: str, *values: str, key: str = "tier") -> dict[str, Any]:
+    return {"matchExpressions": [{"key": key, "operator": operator, "values": list(values)}]}
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"metadata": {"deletionTimestamp": "2026-03-01T12:00:00Z"}},
+        {"metadata": {"labels": {cluster.PARTITIONING_LABEL: "off"}}},
+        {"metadata": {"annotations": {cluster.PARTITIONING_LABEL: "off"}}},
+        {"spec": {"schedulingGates": [{"name": "kueue"}]}},
+    ],
+)
+def test_a_pod_that_is_deleted_gated_or_opted_out_does_not_count(changed: Any) -> None:
+    assert demand.parse(pod("p", "1g.5gb", **changed)) is None
+
+
+def test_only_a_pod_counts_that_the_scheduler_could_not_place_and_that_asks_for_mig() -> None:
+    assert isinstance(parsed(pod("p", "1g.5gb")), demand.Pending)
+    assert parsed(pod("p")) is None
+    for conditions in (
+        [],
+        [{"type": "PodScheduled", "status": "False", "reason": "SchedulingGated"}],
+        [{"type": "PodScheduled", "status": "True"}],
+    ):
+        item = pod("p", "1g.5gb")
+        item["status"]["conditions"] = conditions
+        assert parsed(item) is None
+
+
+def test_a_bound_pod_takes_its_requests_until_it_has_ended() -> None:
+    item = pod("p", "1g.5gb", node="a", requests={"cpu": "100m", "memory": "1Gi"})
+    found = parsed(item)
+    assert isinstance(found, demand.Bound)
+    assert found.node_name == "a"
+    assert dict(found.amounts) == {
+        "cpu": 100,
+        "memory": 2**30,
+        "nvidia.com/mig-1g.5gb": 1,
+        "pods": 1,
+    }
+    terminating = pod("p", node="a", metadata={"deletionTimestamp": "2026-03-01T12:00:00Z"})
+    assert isinstance(parsed(terminating), demand.Bound)
+    item["status"]["phase"] = "Succeeded"
+    assert parsed(item) is None
+
+
+def test_counts_init_containers_sidecars_overhead_and_requests_of_the_whole_pod() -> None:
+    def container(cpu: str, **more: Any) -> dict[str, Any]:
+        return {"name": "x", "resources": {"requests": {"cpu": cpu}}, **more}
+
+    spec: dict[str, Any] = {
+        "initContainers": [
+            container("3"),
+            container("1", restartPolicy="Always"),
+            container("4"),
+        ],
+        "containers": [container("2"), container("1500m")],
+        "overhead": {"cpu": "250m", "memory": "1Mi"},
+    }
+    assert dict(demand.parse_needs(spec).amounts) == {"cpu": 5250, "memory": 2**20, "pods": 1}
+    spec["resources"] = {"requests": {"cpu": "2"}}
+    assert dict(demand.parse_needs(spec).amounts)["cpu"] == 2250
+
+
+def test_knows_the_profiles_it_asks_for_and_the_names_that_are_none() -> None:
+    needs = demand.Needs(
+        amounts=demand.to_amounts(
+            {
+                "nvidia.com/mig-1g.5gb.me": 2,
+                "nvidia.com/mig-1g.5gb.shared": 1,
+                "nvidia.com/mig-big": 1,
+                "cpu": 5,
+            }
+        )
+    )
+    assert needs.profiles == {samples.profile("1g.5gb+me"): 2}
+    assert needs.unknown == ("nvidia.com/mig-1g.5gb.shared", "nvidia.com/mig-big")
+    assert needs.others == (("cpu", 5),)
+
+
+@pytest.mark.parametrize(
+    ("term", "tiers"),
+    [
+        (expression("In", "1", "2"), {"1", "2"}),
+        (expression("NotIn", "1"), {"2", "x", ""}),
+        (expression("Exists"), {"1", "2", "x"}),
+        (expression("DoesNotExist"), {""}),
+        (expression("Gt", "1"), {"2"}),
+        (expression("Lt", "2"), {"1"}),
+        (expression("Gt", "x"), set()),
+        (expression("Near", "1"), set()),
+        ({}, set()),
+        (
+            {"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["a"]}]},
+            {"1", "2", "x", ""},
+        ),
+        ({"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["b"]}]}, set()),
+    ],
+)
+def test_matches_node_affinity_as_the_scheduler_does(term: Any, tiers: set[str]) -> None:
+    matching = {
+        tier
+        for tier in ("1", "2", "x", "")
+        if not excluded(affinity(term), {"tier": tier} if tier else {})
+    }
+    assert matching == tiers
+    assert not excluded(affinity(term, expression("DoesNotExist", key="other")))
+
+
+def test_all_lines_of_a_term_must_hold() -> None:
+    both = {"matchExpressions": [*expression("In", "1")["matchExpressions"]] * 1}
+    both["matchExpressions"] += expression("Exists", key="pool")["matchExpressions"]
+    assert excluded(affinity(both), {"tier": "1"}) == (
+        "its node affinity wants tier In 1 and pool Exists"
+    )
+    assert not excluded(affinity(both), {"tier": "1", "pool": ""})
+
+
+def test_says_which_selector_excludes_a_node() -> None:
+    selector = {"nodeSelector": {"pool": "a"}}
+    assert excluded(selector, {"pool": "b"}) == "its node selector wants pool=a"
+    assert not excluded(selector, {"pool": "a"})
+
+
+@pytest.mark.parametrize(
+    ("toleration", "is_tolerated"),
+    [
+        ({"key": "gpu", "operator": "Exists"}, True),
+        ({"operator": "Exists"}, True),
+        ({"key": "gpu", "value": "yes"}, True),
+        ({"key": "gpu", "value": "yes", "effect": "NoSchedule"}, True),
+        ({"key": "gpu", "value": "no"}, False),
+        ({"key": "gpu", "operator": "Exists", "effect": "NoExecute"}, False),
+        ({"key": "cpu", "operator": "Exists"}, False),
+        ({"value": "yes"}, False),
+    ],
+)
+def test_tolerates_as_the_scheduler_does(toleration: Any, is_tolerated: bool) -> None:  # noqa: FBT001 - a case
+    taint = {"key": "gpu", "value": "yes", "effect": "NoSchedule"}
+    message = excluded({"tolerations": [toleration]}, {}, taint)
+    assert message == ("" if is_tolerated else "it does not tolerate taint gpu=yes:NoSchedule")
+
+
+def test_neither_our_own_taint_nor_a_preference_excludes_a_node_and_a_startup_taint_does() -> None:
+    ours = {"key": cluster.HOLD_TAINT, "effect": "NoSchedule"}
+    soft = {"key": "soft", "effect": "PreferNoSchedule"}
+    assert not excluded({}, {}, ours, soft)
+    startup = {"key": "mig-manager.io/not-ready", "effect": "NoSchedule"}
+    assert excluded({}, {}, startup)
+
+
+def test_a_cordon_excludes_pods_that_do_not_tolerate_it() -> None:
+    taints = demand.parse_taints({"unschedulable": True})
+    key = "node.kubernetes.io/unschedulable"
+    assert taints == demand.parse_taints(
+        {"unschedulable": True, "taints": [{"key": key, "effect": "NoSchedule"}]}
+    )
+    tolerant = {"tolerations": [{"key": key, "operator": "Exists"}]}
+    for spec, message in (({}, "the node is cordoned"), (tolerant, "")):
+        needs = pending(pod("p", "1g.5gb", spec=spec)).needs
+        assert demand.why_excluded(needs, "a", {}, taints) == message
+
+
+def test_a_malformed_pod_is_an_error_of_the_cluster() -> None:
+    broken = pod("p", "1g.5gb", requests={"cpu": "much"})
+    with pytest.raises(errors.ClusterError, match="makes no sense"):
+        demand.parse(broken)
+    with pytest.raises(errors.ClusterError):
+        partitions.partitioning.parse_node({"metadata": {"name": "a"}, "spec": {"taints": [{}]}})
+
+
+def test_a_quantity_can_be_counted_in_parts() -> None:
+    assert [quantity.parse(text, parts=1000) for text in ("100m", "1", "0.0001")] == [100, 1000, 1]
