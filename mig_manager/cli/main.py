@@ -16,6 +16,7 @@ from mig_manager.cli import console, parser
 _MIG_PARTED = "nvidia-mig-parted"
 _READING = frozenset({"status", "plan"})
 _EXAMPLE = "1xA100-SXM4-40GB"
+_MOST_BYTES = 1 << 30  # of a file with the objects of a cluster
 _WARNING_OF_VARIABLES = frozenset(parser.COMMANDS) - {
     "agent",
     "completion",
@@ -201,6 +202,23 @@ def _partitioner(parsed: Mapping[str, object], terminal: console.Console) -> int
     from mig_manager.partitioner import settings as partitioner_settings
 
     chosen = partitioner_settings.partitioner_settings(parsed, terminal.environ)
+    if chosen.simulated_nodes and chosen.simulated_pods:
+        import datetime as dt
+
+        from mig_manager.adapters.host import files
+        from mig_manager.partitioner import simulation
+
+        report = simulation.simulate(
+            files.ConfigFile(chosen.simulated_nodes, most_bytes=_MOST_BYTES).read(),
+            files.ConfigFile(chosen.simulated_pods, most_bytes=_MOST_BYTES).read(),
+            chosen.limits,
+            now=dt.datetime.now(dt.UTC),
+            is_mix=chosen.is_mix,
+            selects=chosen.selects,
+        )
+        style = terminal.style(chosen.colour)
+        terminal.answer(chosen.output_format.value, report.to_data, lambda: report.text(style))
+        return console.DONE
     from mig_manager.partitioner import main
 
     is_json = chosen.log_format is node_settings.LogFormat.JSON

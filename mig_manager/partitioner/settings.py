@@ -17,6 +17,7 @@ _AMOUNT = re.compile(r"([1-9][0-9]{0,5})|(100|[1-9]?[0-9])%")
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 _MOST_RESERVED = 99999
 _LEASE = "leader election"
+_OFFLINE = "offline"
 
 
 class Mode(enum.Enum):
@@ -26,6 +27,14 @@ class Mode(enum.Enum):
     """Report them in Events and metrics; change nothing."""
     ACT = "act"
     """Request the layouts."""
+
+
+class Output(enum.Enum):
+    """How a simulation answers."""
+
+    TEXT = "text"
+    JSON = "json"
+    YAML = "yaml"
 
 
 def _amount(text: str) -> str:
@@ -144,6 +153,51 @@ class PartitionerSettings:
         variable="POD_NAME",
         has_flag=False,
     )
+    simulated_nodes: pathlib.Path | None = options.declared(
+        options.Option(
+            name="simulate",
+            help="decide once about the nodes in this file and the pods in PODS, and print it; "
+            "both are from 'kubectl get -o json'",
+            metavar=options.FILE,
+            parse=pathlib.Path,
+            group=_OFFLINE,
+            has_variable=False,
+        )
+    )
+    simulated_pods: pathlib.Path | None = options.declared(
+        options.Option(
+            name="pods",
+            help="file with the pods, for --simulate",
+            metavar="PODS",
+            parse=pathlib.Path,
+            group=_OFFLINE,
+            is_operand=True,
+            has_variable=False,
+        )
+    )
+    is_mix: bool = options.switch(
+        "with --simulate: compare which fixed layouts would have served all pods of the file best",
+        name="mix",
+        group=_OFFLINE,
+        has_variable=False,
+    )
+    output_format: Output = options.choice(
+        "text, json or yaml",
+        name="output-format",
+        short="o",
+        metavar="FORMAT",
+        default=Output.TEXT,
+        group=_OFFLINE,
+        has_variable=False,
+    )
+    colour: node_settings.Colour = options.choice(
+        "auto, always or never; auto is never where NO_COLOR is set",
+        name="color",
+        metavar="WHEN",
+        default=node_settings.Colour.AUTO,
+        group=_OFFLINE,
+        has_variable=False,
+    )
     limits: partitioning.Limits
 
     def selects(self, node: partitioning.PartitionedNode) -> bool:
@@ -165,6 +219,10 @@ def partitioner_settings(
         raise errors.UsageError("--longest-wait-s must not be less than --quiet-s")
     if bool(values["base_layout"]) is not bool(values["merge_back_after_s"]):
         raise errors.UsageError("--base-layout and --merge-back-after-s go together")
+    if (values["simulated_nodes"] is None) is not (values["simulated_pods"] is None):
+        raise errors.UsageError("--simulate needs two files: --simulate NODES PODS")
+    if values["is_mix"] and values["simulated_nodes"] is None:
+        raise errors.UsageError("--mix needs --simulate NODES PODS")
     reserved = dict(values["reserved"])
     if len(reserved) != len(values["reserved"]):
         raise errors.UsageError("--reserve names a profile twice")

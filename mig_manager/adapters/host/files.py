@@ -24,8 +24,9 @@ _READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 class ConfigFile:
     """A config document in a file; implements ``ports.ConfigSource``."""
 
-    def __init__(self, path: str | pathlib.Path) -> None:
+    def __init__(self, path: str | pathlib.Path, *, most_bytes: int = MAX_BYTES) -> None:
         self._path = pathlib.Path(path)
+        self._most = most_bytes
 
     @property
     def name(self) -> str:
@@ -35,11 +36,11 @@ class ConfigFile:
     def read(self) -> str:
         """Return the file's text as it is now; ConfigError, as for the port."""
         try:
-            content = read_bytes(self._path)
+            content = read_bytes(self._path, most=self._most)
         except OSError as error:
             why = f"{error.strerror or error}{_home_hint(self._path)}"
             raise errors.ConfigError(f"cannot read {self._path}: {why}") from error
-        return _decode(content, str(self._path))
+        return _decode(content, str(self._path), most=self._most)
 
 
 class _TextFile:
@@ -178,15 +179,15 @@ def replacing(path: pathlib.Path, temporary: pathlib.Path | None = None) -> Iter
         raise
 
 
-def read_bytes(path: pathlib.Path) -> bytes:
-    """Return a file's content, up to one byte more than ``MAX_BYTES``."""
+def read_bytes(path: pathlib.Path, *, most: int = MAX_BYTES) -> bytes:
+    """Return a file's content, up to one byte more than the most that is allowed."""
     with path.open("rb") as file:
-        return file.read(MAX_BYTES + 1)
+        return file.read(most + 1)
 
 
-def _decode(content: bytes, name: str) -> str:
-    if len(content) > MAX_BYTES:
-        raise errors.ConfigError(f"{name} is larger than {MAX_BYTES} bytes")
+def _decode(content: bytes, name: str, *, most: int = MAX_BYTES) -> str:
+    if len(content) > most:
+        raise errors.ConfigError(f"{name} is larger than {most} bytes")
     try:
         return content.decode()
     except UnicodeDecodeError as error:
