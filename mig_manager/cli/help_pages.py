@@ -297,6 +297,9 @@ _TEXTS = {
 
         $ mig-manager partitioner --mode act --reserve 1g.5gb=2 --max-unavailable 10%
         Do it, on a tenth of the opted-in nodes at a time, and leave two 1g.5gb on each.
+
+        $ mig-manager partitioner --simulate nodes.json pods.json
+        Print what it would do, for files from 'kubectl get -o json'; --mix compares fixed layouts.
         """,
     "demo": """
         Show a reconfiguration from label to success on a simulated node.

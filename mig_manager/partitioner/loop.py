@@ -186,12 +186,12 @@ class Partitioner:
         self._follow(nodes)
         outcomes = [(each, self._carry_out(each)) for each in self._acceptable(decision)]
         requested = tuple(each for each, result in outcomes if result is Result.REQUESTED)
-        room = {uid: dict(since) for uid, since in decision.given.items()}
+        room = {uid: dict(since) for uid, since in decision.room_since.items()}
         for change, result in outcomes:
             # It may have been requested all the same: its pods need no room elsewhere then.
             for pod in change.pods if result in (Result.FAILED, Result.CONFLICT) else ():
                 room.setdefault(pod.uid, {})[change.node] = now
-        done = dataclasses.replace(decision, changes=requested, given=room)
+        done = dataclasses.replace(decision, changes=requested, room_since=room)
         self._history = partitioning.remember(self._history, nodes, pending, done, now=now)
         withheld = self._announcer.unmet(decision.unmet, pending)
         self._telemetry.pods(decision, withheld=withheld)

@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from mig_manager import errors
-from mig_manager.core.fleet import demand
+from mig_manager.core.fleet import demand, partitioning
 from mig_manager.core.node import cluster, quantity
-from tests.unit import partitions, samples
+from tests.unit import samples
 from tests.unit.partitions import pod
 
 
@@ -202,7 +202,7 @@ def test_a_malformed_pod_is_an_error_of_the_cluster() -> None:
     with pytest.raises(errors.ClusterError, match="makes no sense"):
         demand.parse(broken)
     with pytest.raises(errors.ClusterError):
-        partitions.partitioning.parse_node({"metadata": {"name": "a"}, "spec": {"taints": [{}]}})
+        partitioning.parse_node({"metadata": {"name": "a"}, "spec": {"taints": [{}]}})
 
 
 def test_a_quantity_can_be_counted_in_parts() -> None:

@@ -1,4 +1,4 @@
-"""Which nodes are repartitioned for which pods, and what is left alone."""
+"""Which nodes are repartitioned for which pods, and what stays as it is."""
 
 import dataclasses
 import datetime as dt
@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from mig_manager.core.fleet import partitioning
-from mig_manager.core.layout import layouts
+from mig_manager.core.fleet import batch, partitioning
+from mig_manager.core.layout import config, layouts
 from mig_manager.core.node import cluster
 from tests.unit import partitions, samples
 from tests.unit.partitions import EMPTY, NOW, SMALL, decided, node, pod
@@ -29,11 +29,6 @@ def only(decision: partitioning.Decision) -> partitioning.Change:
 def why(decision: partitioning.Decision) -> tuple[Wait, str]:
     (waiting,) = decision.waiting
     return waiting.reason, waiting.message
-
-
-def asked(name: str) -> dict[str, str]:
-    """Labels and annotations of a node whose agent has done the custom layout of that text."""
-    return {cluster.CONFIG_LABEL: name}
 
 
 def test_makes_room_on_the_node_that_serves_most_pods_for_the_fewest_instances() -> None:
@@ -113,7 +108,7 @@ def test_never_goes_below_the_reserved_devices_and_creates_none_of_them() -> Non
     assert only(decided([node("a", EMPTY)], [pod("p", "7g.40gb")], reserved=reserved)).created
 
 
-def test_moves_a_reserved_device_that_is_in_the_way() -> None:
+def test_moves_a_reserved_device_that_takes_the_slices() -> None:
     reserved = {samples.profile("1g.5gb"): 1}
     change = only(decided([node("a", ["1g.5gb@0"])], [pod("p", "4g.20gb")], reserved=reserved))
     assert (text(change.created), text(change.destroyed)) == (
@@ -162,14 +157,15 @@ def test_a_node_that_is_not_fit_for_a_change_is_left_alone(
     changed: dict[str, Any], message: str
 ) -> None:
     decision = decided([node("a", SMALL, **changed)], [pod("p", "7g.40gb")])
-    (said,) = [each.message for each in (*decision.waiting, *decision.unmet)]
+    waiting = [each.message for each in decision.waiting]
+    (reason,) = [*waiting, *(each.message for each in decision.unmet)]
     assert not decision.changes
-    assert message in said
+    assert message in reason
 
 
 def test_a_gpu_of_unknown_use_or_without_mig_is_not_named() -> None:
     every = partitions.gpus("a", EMPTY, EMPTY)
-    use = {every[1].uuid: []}
+    use: dict[str, list[list[int]]] = {every[1].uuid: []}
     change = only(decided([partitions.item("a", every, use)], [pod("p", "1g.5gb")]))
     assert list(partitions.wanted(change, every)) == [every[1].uuid]
     # Spans that the GPU lacks are of another moment.
@@ -211,7 +207,7 @@ def test_a_pod_that_a_node_of_others_serves_is_not_unmet() -> None:
 
 def requested(name: str, change: partitioning.Change, **status: str) -> dict[str, Any]:
     """Return a node as it is after a request, with an agent that reports so."""
-    (layout,) = partitions.config.parse(change.layout, source="x").layouts.values()
+    (layout,) = config.parse(change.layout, source="x").layouts.values()
     report = {"config": "custom", "configHash": layout.content_hash, **status}
     return node(
         name,
@@ -260,7 +256,7 @@ def test_room_that_the_scheduler_does_not_use_is_not_kept_for_ever() -> None:
     assert not third.changes
 
 
-def test_one_gpu_is_held_for_a_large_pod_that_has_waited_long() -> None:
+def test_one_gpu_is_kept_for_a_large_pod_that_has_waited_long() -> None:
     nodes = [node("a", ["3g.20gb@0*"], ["1g.5gb@0*"])]
     small = [pod(f"s{n}", "3g.20gb") for n in range(2)]
     served = only(decided(nodes, [pod("large", "7g.40gb", age_s=500), *small])).pods
@@ -283,7 +279,7 @@ def test_idle_instances_return_to_the_base_layout_without_demand() -> None:
     history = partitioning.remember(
         partitioning.History(), *seen, partitioning.Decision(), now=NOW
     )
-    later = {"history": history, "now": LATER, "base": base}
+    later: dict[str, Any] = {"history": history, "now": LATER, "base": base}
     assert not decided(nodes, [], **later).changes
     assert not decided(nodes, [], **later, merge_back_after_s=500).changes
     change = only(decided(nodes, [], **later, merge_back_after_s=300))
@@ -302,7 +298,7 @@ def test_demand_postpones_the_return_to_the_base_layout() -> None:
     asked = partitioning.remember(start, *seen, decided(nodes, pods), now=LATER)
     assert asked.demand_at == {"a": LATER}
     gone = partitioning.remember(asked, seen[0], (), partitioning.Decision(), now=LATER)
-    assert gone.given == {}
+    assert gone.room_since == {}
     bound = partitions.seen(nodes, [pod("p", "1g.5gb", node="a")])
     end = LATER + dt.timedelta(seconds=1)
     assert partitioning.remember(gone, *bound, partitioning.Decision(), now=end).demand_at == {
@@ -313,7 +309,7 @@ def test_demand_postpones_the_return_to_the_base_layout() -> None:
 def test_the_layout_is_one_document_that_names_gpus_by_uuid() -> None:
     every = partitions.gpus("a", EMPTY, EMPTY)
     change = only(decided([node("a", EMPTY, EMPTY)], [pod("p", "2x7g.40gb")]))
-    document = partitions.config.parse(change.layout, source="annotation")
+    document = config.parse(change.layout, source="annotation")
     assert list(document.layouts) == ["custom"]
     assert not document.warnings
     assert layouts.render(document) == json.loads(change.layout)
@@ -326,7 +322,7 @@ def test_a_storm_of_pods_is_decided_with_few_questions() -> None:
     profiles = ("1g.5gb", "2g.10gb", "3g.20gb", "7g.40gb", "7g.80gb")
     pods = [pod(f"p{n:03}", profiles[n % 5], age_s=n) for n in range(500)]
     found, pending = partitions.seen(nodes, pods)
-    decider = partitioning.batch.Batch(found, pending, {})
+    decider = batch.Batch(found, pending, {})
     assert len(decider.needs) == 5
     ranks = list(range(500))
     for each in decider.nodes:

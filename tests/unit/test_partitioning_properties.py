@@ -29,10 +29,10 @@ def spot(text: str) -> tuple[model.Profile, model.Placement]:
     return profile, next(p for p in _SPECS[profile].placements if p.start == start)
 
 
-def fits(places: Sequence[tuple[model.Profile, model.Placement]]) -> bool:
+def fits(spots: Sequence[tuple[model.Profile, model.Placement]]) -> bool:
     gpu = samples.gpu(samples.A100)
-    apart = not any(a.overlaps(b) for (_, a), (_, b) in itertools.combinations(places, 2))
-    return apart and machine.pool_allows(gpu, [profile for profile, _ in places])
+    apart = not any(a.overlaps(b) for (_, a), (_, b) in itertools.combinations(spots, 2))
+    return apart and machine.pool_allows(gpu, [profile for profile, _ in spots])
 
 
 @st.composite
@@ -49,7 +49,7 @@ def instances(draw: st.DrawFn) -> tuple[str, ...]:
 
 
 @dataclasses.dataclass(frozen=True)
-class World:
+class Cluster:
     """Nodes by name with their GPUs and their API objects, and pods."""
 
     gpus: dict[str, model.ObservedGpus]
@@ -70,7 +70,7 @@ class World:
 
 
 @st.composite
-def worlds(draw: st.DrawFn) -> World:
+def clusters(draw: st.DrawFn) -> Cluster:
     gpus, in_use = {}, {}
     for name in "abc"[: draw(st.integers(1, 3))]:
         every = draw(st.lists(instances(), min_size=1, max_size=2))
@@ -96,11 +96,11 @@ def worlds(draw: st.DrawFn) -> World:
         "reserved": {samples.profile(name): count for name, count in reserved.items()},
         "cooldown_s": 0.0,
     }
-    return World(gpus, in_use, pods, limits)
+    return Cluster(gpus, in_use, pods, limits)
 
 
-def decided(world: World) -> partitioning.Decision:
-    return partitions.decided(world.nodes, world.pods, **world.limits)
+def decided(found: Cluster) -> partitioning.Decision:
+    return partitions.decided(found.nodes, found.pods, **found.limits)
 
 
 def counts(gpus: Sequence[model.Gpu]) -> "collections.Counter[model.Profile]":
@@ -109,26 +109,26 @@ def counts(gpus: Sequence[model.Gpu]) -> "collections.Counter[model.Profile]":
     )
 
 
-def asked_of(pods: Sequence[demand.Pending]) -> "collections.Counter[model.Profile]":
+def devices_for(pods: Sequence[demand.Pending]) -> "collections.Counter[model.Profile]":
     return sum((collections.Counter(pod.needs.profiles) for pod in pods), collections.Counter())
 
 
-@hypothesis.given(worlds())
-def test_no_change_touches_an_instance_in_use_or_a_gpu_of_unknown_use(world: World) -> None:
-    for change in decided(world).changes:
-        every = world.gpus[change.node]
-        assert partitions.wanted(change, every).keys() <= world.in_use[change.node].keys()
+@hypothesis.given(clusters())
+def test_no_change_touches_an_instance_in_use_or_a_gpu_of_unknown_use(found: Cluster) -> None:
+    for change in decided(found).changes:
+        every = found.gpus[change.node]
+        assert partitions.wanted(change, every).keys() <= found.in_use[change.node].keys()
         _, gone = partitions.after(change, every)
-        assert not gone & world.spans(change.node)
+        assert not gone & found.spans(change.node)
 
 
-@hypothesis.given(worlds())
-def test_after_a_change_its_pods_and_those_left_to_the_scheduler_fit(world: World) -> None:
-    decision = decided(world)
+@hypothesis.given(clusters())
+def test_after_a_change_its_pods_and_those_left_to_the_scheduler_fit(found: Cluster) -> None:
+    decision = decided(found)
     for change in decision.changes:
-        now, _ = partitions.after(change, world.gpus[change.node])
+        now, _ = partitions.after(change, found.gpus[change.node])
         left = [each.pod for each in decision.waiting if each.node == change.node]
-        used = world.spans(change.node)
+        used = found.spans(change.node)
         idle = counts(
             [
                 dataclasses.replace(
@@ -141,60 +141,63 @@ def test_after_a_change_its_pods_and_those_left_to_the_scheduler_fit(world: Worl
             ]
         )
         assert change.pods
-        assert asked_of([*change.pods, *left]) <= idle
+        assert devices_for([*change.pods, *left]) <= idle
 
 
-@hypothesis.given(worlds())
-def test_a_change_leaves_the_reserved_devices_that_there_were(world: World) -> None:
-    for change in decided(world).changes:
-        before = counts(world.gpus[change.node])
-        now, _ = partitions.after(change, world.gpus[change.node])
-        for profile, count in world.limits["reserved"].items():
+@hypothesis.given(clusters())
+def test_a_change_leaves_the_reserved_devices_that_there_were(found: Cluster) -> None:
+    for change in decided(found).changes:
+        before = counts(found.gpus[change.node])
+        now, _ = partitions.after(change, found.gpus[change.node])
+        for profile, count in found.limits["reserved"].items():
             assert counts(now)[profile] >= min(count, before[profile])
 
 
-@hypothesis.given(worlds())
-def test_no_more_nodes_change_than_the_budget_allows_and_each_once(world: World) -> None:
-    names = [change.node for change in decided(world).changes]
-    most = {"1": 1, "2": 2, "100%": len(world.gpus)}[world.limits["max_unavailable"]]
+@hypothesis.given(clusters())
+def test_no_more_nodes_change_than_the_budget_allows_and_each_once(found: Cluster) -> None:
+    names = [change.node for change in decided(found).changes]
+    most = {"1": 1, "2": 2, "100%": len(found.gpus)}[found.limits["max_unavailable"]]
     assert len(set(names)) == len(names) <= most
 
 
-@hypothesis.given(worlds())
-def test_each_pod_gets_exactly_one_answer(world: World) -> None:
-    decision = decided(world)
+@hypothesis.given(clusters())
+def test_each_pod_gets_exactly_one_answer(found: Cluster) -> None:
+    decision = decided(found)
     answered = [pod.uid for change in decision.changes for pod in change.pods]
-    answered += [each.pod.uid for each in (*decision.unmet, *decision.waiting)]
-    assert sorted(answered) == sorted(pod["metadata"]["uid"] for pod in world.pods)
+    answered += [each.pod.uid for each in decision.unmet]
+    answered += [each.pod.uid for each in decision.waiting]
+    assert sorted(answered) == sorted(pod["metadata"]["uid"] for pod in found.pods)
 
 
-@hypothesis.given(worlds(), st.randoms(use_true_random=False))
-def test_the_order_of_nodes_and_pods_does_not_matter(world: World, chance: random.Random) -> None:
-    nodes, pods = world.nodes, list(world.pods)
+@hypothesis.given(clusters(), st.randoms(use_true_random=False))
+def test_the_order_of_nodes_and_pods_does_not_matter(
+    found: Cluster, chance: random.Random
+) -> None:
+    nodes, pods = found.nodes, list(found.pods)
     chance.shuffle(nodes)
     chance.shuffle(pods)
-    assert partitions.decided(nodes, pods, **world.limits) == decided(world)
+    assert partitions.decided(nodes, pods, **found.limits) == decided(found)
 
 
-@hypothesis.given(worlds())
-def test_deciding_again_after_the_changes_wants_nothing(world: World) -> None:
-    world = dataclasses.replace(world, limits={**world.limits, "max_unavailable": "100%"})
-    decision = decided(world)
+@hypothesis.given(clusters())
+def test_deciding_again_after_the_changes_wants_nothing(found: Cluster) -> None:
+    found = dataclasses.replace(found, limits={**found.limits, "max_unavailable": "100%"})
+    decision = decided(found)
     history = partitioning.remember(
         partitioning.History(),
-        *partitions.seen(world.nodes, world.pods),
+        *partitions.seen(found.nodes, found.pods),
         decision,
         now=partitions.NOW,
     )
-    gpus = dict(world.gpus)
+    gpus = dict(found.gpus)
     for change in decision.changes:
         gpus[change.node] = model.ObservedGpus(partitions.after(change, gpus[change.node])[0])
     again = partitions.decided(
-        dataclasses.replace(world, gpus=gpus).nodes,
-        world.pods,
+        dataclasses.replace(found, gpus=gpus).nodes,
+        found.pods,
         history=history,
         now=partitions.NOW + dt.timedelta(seconds=1),
-        **world.limits,
+        **found.limits,
     )
     served = {pod.uid for change in decision.changes for pod in change.pods}
     placed = {each.pod.uid for each in again.waiting if each.reason is partitioning.Wait.SCHEDULER}

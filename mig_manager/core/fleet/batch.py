@@ -37,7 +37,7 @@ class Offer:
 
 
 class Batch:
-    """Pods by rank, alike ones grouped, and what is left for them on each node."""
+    """Pods by rank, alike ones grouped, and the room for them on each node."""
 
     def __init__(
         self,
@@ -96,9 +96,11 @@ class Batch:
         claims = self._claims.get(node.name, collections.Counter())
         total = self.devices(node)
         idle = collections.Counter(p for state in states.values() for p, _ in state.idle)
-        offered = collections.Counter(claims)
+        schedulable = collections.Counter(claims)
         for profile in total:
-            offered[profile] += max(0, self.left[node.name][resources.of_profile(profile) or ""])
+            schedulable[profile] += max(
+                0, self.left[node.name][resources.of_profile(profile) or ""]
+            )
         floor = {
             profile: min(count, total[profile]) - (total[profile] - idle[profile])
             for profile, count in self._reserved.items()
@@ -106,7 +108,7 @@ class Batch:
         return node_room.Room(
             self.search,
             states,
-            offered=offered,
+            schedulable=schedulable,
             taken=claims,
             floor=dict(node_room.devices(floor)),
         )
@@ -147,8 +149,8 @@ class Batch:
             group = self.group[rank]
             if group in failed or (self.pods[rank].uid, node.name) in refused:
                 continue
-            is_held = hold is not None and hold.node == node.name and rank > hold.rank
-            without = frozenset([hold.index]) if hold and is_held else frozenset()
+            is_behind = hold is not None and hold.node == node.name and rank > hold.rank
+            without = frozenset([hold.index]) if hold and is_behind else frozenset()
             if (
                 self._is_known[group]
                 and not self.why_excluded(group, node)
@@ -181,7 +183,7 @@ class Batch:
         empty = {gpu.index: self.search.empty(gpu) for gpu in node.gpus}
         key = group, tuple(state.kind for state in empty.values())
         if key not in self._possible:
-            room = node_room.Room(self.search, empty, offered={}, taken={}, floor={})
+            room = node_room.Room(self.search, empty, schedulable={}, taken={}, floor={})
             self._possible[key] = self._is_known[group] and room.add(self.profiles[group])
         return self._possible[key]
 
@@ -189,8 +191,8 @@ class Batch:
         """Return how many devices of a profile all its GPUs together could have."""
         return sum(self.search.most(self.search.empty(gpu), profile) for gpu in node.gpus)
 
-    def held(self, rank: int, nodes: Iterable[partitioned.PartitionedNode]) -> Hold | None:
-        """Return the GPU with the least in use among those that can serve a pod once idle."""
+    def hold_for(self, rank: int, nodes: Iterable[partitioned.PartitionedNode]) -> Hold | None:
+        """Return the GPU with the least in use that can serve a pod once it is idle."""
         profiles = self.profiles[self.group[rank]]
         if not profiles:
             return None
@@ -216,12 +218,12 @@ class Batch:
         )
         taken = ((resources.profile_of(name), count) for name, count in node.taken)
         # Of these some idle instance has been given to a pod that has not started yet.
-        given = frozenset(p for p, count in taken if p and count > in_use[p])
+        allocated = frozenset(p for p, count in taken if p and count > in_use[p])
         return {
             gpu.index: state
             for gpu in node.gpus
             if gpu.uuid in node.in_use
-            and (state := self.search.state(gpu, node.in_use[gpu.uuid], given))
+            and (state := self.search.state(gpu, node.in_use[gpu.uuid], allocated))
         }
 
 
@@ -229,11 +231,11 @@ def desired(
     gpu: model.Gpu, fixed: Iterable[placement.Placed], content: node_room.Devices
 ) -> model.DesiredGpu:
     """Return a GPU with its fixed instances as they are, and this beside them."""
-    places = {place for _, place in fixed}
+    spans = {span for _, span in fixed}
     pins = collections.Counter(
         model.Pin(profile=ci.profile, start=gi.placement.start)
         for gi in gpu.gpu_instances
-        if gi.placement in places
+        if gi.placement in spans
         for ci in gi.compute_instances
     )
     return model.DesiredGpu.of(model.MigMode.ENABLED, dict(content), pins)

@@ -78,7 +78,7 @@ class Needs:
     amounts: Amounts  # at its hungriest moment, overhead included
     selector: tuple[tuple[str, str], ...] = ()  # nodeSelector, sorted
     affinity: tuple[tuple[Requirement, ...], ...] | None = None
-    """Terms of which one must hold, each with all its requirements; None: no required affinity."""
+    """One of these terms must hold, with all its requirements; None: no required affinity."""
     tolerations: tuple[Toleration, ...] = ()
 
     @property
@@ -238,7 +238,7 @@ def why_excluded(
 
 
 def why_short(needs: Amounts, available: Mapping[str, int]) -> str:
-    """Name the resources of which too little is left; empty if there is enough."""
+    """Name the resources that are short; empty if there is enough."""
     short = [name for name, count in needs if count > available.get(name, 0)]
     return f"too little {messages.listed(short)} is left" if short else ""
 
@@ -270,9 +270,9 @@ def _of_container(container: Mapping[str, Any]) -> "collections.Counter[str]":
     return collections.Counter(_requests(container))
 
 
-def _requests(holder: Mapping[str, Any]) -> dict[str, int]:
-    """Return the requests; the API server has set a missing one to the limit."""
-    named = holder.get("resources") or {}
+def _requests(part: Mapping[str, Any]) -> dict[str, int]:
+    """Return what a pod or container requests; the API server defaults it to the limit."""
+    named = part.get("resources") or {}
     return {**_counter(named.get("limits")), **_counter(named.get("requests"))}
 
 

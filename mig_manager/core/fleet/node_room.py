@@ -89,7 +89,7 @@ class Search:
         """Return the state of a GPU; None if it should be left alone: it is not understood.
 
         Idle instances of the ``kept`` profiles stay too, and so do those with compute instances
-        that no pod can ask for: somebody else created them.
+        that no pod can ask for: another program created them.
         """
         kind = self._kind(gpu)
         capacity = self._capacities[kind]
@@ -170,21 +170,21 @@ class Room:
         search: Search,
         states: Mapping[int, GpuState],
         *,
-        offered: Mapping[model.Profile, int],
+        schedulable: Mapping[model.Profile, int],
         taken: Mapping[model.Profile, int],
         floor: Mapping[model.Profile, int],
     ) -> None:
         """Build it from the states of its GPUs, by index.
 
-        ``offered`` are the idle devices that the scheduler gives to pods, ``taken`` those of them
-        that it is going to; ``floor`` is how many idle ones must be left.
+        ``schedulable`` are the idle devices that the scheduler can give to pods, ``taken`` those
+        that it is going to give; ``floor`` is how many idle ones must stay.
         """
         self._search = search
         self._states = dict(sorted(states.items()))
         self._had = collections.Counter(
             profile for state in states.values() for profile, _ in state.idle
         )
-        self._offered = collections.Counter(offered)
+        self._schedulable = collections.Counter(schedulable)
         self._floor = collections.Counter(floor)
         self._taken = collections.Counter(taken)
         self._new: dict[int, New] = {}
@@ -203,7 +203,7 @@ class Room:
 
         On the GPUs ``without`` nothing is created.
         """
-        free = self._offered - self._taken - self._lost()
+        free = self._schedulable - self._taken - self._lost()
         taken = {profile: min(count, free[profile]) for profile, count in profiles.items()}
         items = [
             profile for profile, count in devices(profiles) for _ in range(count - taken[profile])

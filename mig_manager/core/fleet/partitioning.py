@@ -45,7 +45,7 @@ class Limits:
     merge_back_after_s: float = 0.0
     """How long a node is without demand before its idle instances return to the base layout; 0:
     never."""
-    patience_s: float = 300.0
+    room_timeout_s: float = 300.0
     """How long room is kept for a pod that the scheduler does not place, and for how long after
     that it gets none on the same node."""
     hold_after_s: float = 600.0
@@ -91,7 +91,7 @@ class Decision:
     changes: tuple[Change, ...] = ()
     unmet: tuple[Unmet, ...] = ()
     waiting: tuple[Waiting, ...] = ()
-    given: Mapping[str, Mapping[str, dt.datetime]] = dataclasses.field(default_factory=dict)
+    room_since: Mapping[str, Mapping[str, dt.datetime]] = dataclasses.field(default_factory=dict)
     """For the next ``History``, without what the changes give."""
 
 
@@ -103,7 +103,7 @@ class History:
     """By node: when the last change of it was requested."""
     demand_at: Mapping[str, dt.datetime] = dataclasses.field(default_factory=dict)
     """By node: when a pod last asked for a device there, or this process first saw the node."""
-    given: Mapping[str, Mapping[str, dt.datetime]] = dataclasses.field(default_factory=dict)
+    room_since: Mapping[str, Mapping[str, dt.datetime]] = dataclasses.field(default_factory=dict)
     """By UID of a pod that is still pending, by node: since when the node has room for it."""
     taken: Mapping[str, demand.Amounts] = dataclasses.field(default_factory=dict)
     """By node: the MIG devices that its pods took at the last decision."""
@@ -143,11 +143,11 @@ def remember(
     Nodes that are gone and pods that are not pending any more are forgotten.
     """
     waiting = {pod.uid for pod in pending}
-    given = {uid: dict(since) for uid, since in decision.given.items() if uid in waiting}
+    room_since = {uid: dict(since) for uid, since in decision.room_since.items() if uid in waiting}
     for change in decision.changes:
         for pod in change.pods:
-            given.setdefault(pod.uid, {})[change.node] = now
-    asked = {name for since in given.values() for name in since}
+            room_since.setdefault(pod.uid, {})[change.node] = now
+    asked = {name for since in room_since.values() for name in since}
     taken = {
         node.name: tuple(item for item in node.taken if resources.is_mig(item[0]))
         for node in nodes
@@ -163,7 +163,7 @@ def remember(
             else now
             for name, amounts in taken.items()
         },
-        given=given,
+        room_since=room_since,
         taken=taken,
     )
 
@@ -187,7 +187,7 @@ class _Decider:
         self._remaining = list(range(len(pods.pods)))
         self._changes: list[Change] = []
         self._waiting: list[Waiting] = []
-        self._given: dict[str, dict[str, dt.datetime]] = {}
+        self._room_since: dict[str, dict[str, dt.datetime]] = {}
         self._refused = frozenset(self._refusals())
         self._alike: dict[str, object] = {}
         self._causes = waiting.Causes(pods, self._why_not_now)
@@ -207,7 +207,7 @@ class _Decider:
             changes=tuple(self._changes),
             unmet=tuple(unmet),
             waiting=tuple(self._waiting),
-            given=self._given,
+            room_since=self._room_since,
         )
 
     # -- pods that need no change --------------------------------------------------------------
@@ -218,10 +218,10 @@ class _Decider:
 
     def _is_left(self, rank: int) -> bool:
         pod, group = self._batch.pods[rank], self._batch.group[rank]
-        since = self._history.given.get(pod.uid, {})
+        since = self._history.room_since.get(pod.uid, {})
         for name, when in since.items():
             node = self._nodes.get(name)
-            if node and node.is_changing and self._is_patient(when):
+            if node and node.is_changing and self._keeps_room(when):
                 message = f"node {name} is being changed for it"
                 self._wait_at(rank, node, when, message)
                 return True
@@ -232,7 +232,7 @@ class _Decider:
                 continue
             self._batch.claim(group, node)
             kept = since.get(node.name)
-            when = kept if kept and self._is_patient(kept) else self._now
+            when = kept if kept and self._keeps_room(kept) else self._now
             message = f"node {node.name} has what it asks for: the scheduler is to place it"
             self._wait_at(rank, node, when, message)
             return True
@@ -240,21 +240,21 @@ class _Decider:
 
     def _wait_at(self, rank: int, node: PartitionedNode, since: dt.datetime, message: str) -> None:
         pod = self._batch.pods[rank]
-        self._given.setdefault(pod.uid, {})[node.name] = since
+        self._room_since.setdefault(pod.uid, {})[node.name] = since
         self._waiting.append(
             Waiting(pod=pod, reason=Wait.SCHEDULER, message=message, node=node.name)
         )
 
-    def _is_patient(self, since: dt.datetime) -> bool:
-        return (self._now - since).total_seconds() <= self._limits.patience_s
+    def _keeps_room(self, since: dt.datetime) -> bool:
+        return (self._now - since).total_seconds() <= self._limits.room_timeout_s
 
     def _refusals(self) -> Iterator[tuple[str, str]]:
         """Yield pods with the nodes that had room for them in vain, and note those."""
         for pod in self._batch.pods:
-            for name, since in self._history.given.get(pod.uid, {}).items():
+            for name, since in self._history.room_since.get(pod.uid, {}).items():
                 age_s = (self._now - since).total_seconds()
-                if self._limits.patience_s < age_s <= 2 * self._limits.patience_s:
-                    self._given.setdefault(pod.uid, {})[name] = since
+                if self._limits.room_timeout_s < age_s <= 2 * self._limits.room_timeout_s:
+                    self._room_since.setdefault(pod.uid, {})[name] = since
                     yield pod.uid, name
 
     # -- changes -------------------------------------------------------------------------------
@@ -349,7 +349,7 @@ class _Decider:
             if age_s < self._limits.hold_after_s or not able:
                 continue
             if not any(self._batch.offer(node, [rank]) for node in able):
-                return self._batch.held(rank, able)
+                return self._batch.hold_for(rank, able)
         return None
 
     def _why_not_now(self, node: PartitionedNode) -> tuple[Wait | None, str]:
