@@ -1,6 +1,5 @@
 """Which nodes are repartitioned for which pods, and what stays as it is."""
 
-import dataclasses
 import datetime as dt
 import json
 from typing import Any
@@ -126,6 +125,32 @@ def test_no_more_nodes_change_than_the_budget_allows() -> None:
     changing = node("a", EMPTY, labels={cluster.STATE_LABEL: "pending", cluster.CONFIG_LABEL: "x"})
     decision = decided([changing, *nodes[1:]], pods, max_unavailable="1")
     assert not decision.changes
+
+
+def test_an_agent_that_is_silent_for_long_does_not_use_up_the_budget() -> None:
+    silent = node("a", EMPTY, labels={cluster.CONFIG_LABEL: "x"})
+    written: dict[str, Any] = {"f:metadata": {"f:labels": {f"f:{cluster.CONFIG_LABEL}": {}}}}
+    silent["metadata"]["managedFields"] = [
+        {"manager": "kubectl", "time": NOW.isoformat(), "fieldsV1": written}
+    ]
+    nodes, pods = [silent, node("b", EMPTY)], [pod("p", "1g.5gb")]
+    assert not decided(nodes, pods, max_unavailable="1").changes
+    decision = decided(nodes, pods, max_unavailable="1", now=LATER)
+    assert [change.node for change in decision.changes] == ["b"]
+
+
+def test_a_node_whose_agent_will_retry_is_left_alone_and_uses_no_budget() -> None:
+    report = {"config": "x", "state": "failed", "retryAt": NOW.isoformat()}
+    retried = node(
+        "a",
+        EMPTY,
+        labels={cluster.CONFIG_LABEL: "x", cluster.STATE_LABEL: "failed"},
+        annotations={cluster.STATUS_ANNOTATION: json.dumps(report)},
+    )
+    decision = decided([retried], [pod("p", "1g.5gb")])
+    assert why(decision) == (Wait.UNUSABLE, "it waits for a (its agent retries layout x)")
+    both = decided([retried, node("b", EMPTY)], [pod("p", "1g.5gb")], max_unavailable="1")
+    assert [change.node for change in both.changes] == ["b"]
 
 
 def test_a_node_rests_between_two_changes() -> None:
@@ -317,20 +342,18 @@ def test_the_layout_is_one_document_that_names_gpus_by_uuid() -> None:
     assert set(partitions.wanted(change, every)) == {gpu.uuid for gpu in every}
 
 
-def test_a_storm_of_pods_is_decided_with_few_questions() -> None:
+@pytest.mark.parametrize("are_alike", [True, False])
+def test_a_storm_of_pods_is_decided_with_few_questions(are_alike: bool) -> None:  # noqa: FBT001 - a case
     nodes = [node(f"n{n:03}", *(EMPTY for _ in range(8))) for n in range(100)]
     profiles = ("1g.5gb", "2g.10gb", "3g.20gb", "7g.40gb", "7g.80gb")
-    pods = [pod(f"p{n:03}", profiles[n % 5], age_s=n) for n in range(500)]
-    found, pending = partitions.seen(nodes, pods)
-    decider = batch.Batch(found, pending, {})
-    assert len(decider.needs) == 5
-    ranks = list(range(500))
-    for each in decider.nodes:
-        decider.offer(each, ranks)
-    assert decider.search.count < 60
-
-
-def test_alike_nodes_are_dataclasses_without_the_objects_of_the_api() -> None:
-    (found,), _ = partitions.seen([node("a", EMPTY)], [])
-    assert dataclasses.replace(found, version="8") != found
-    assert found.labels == {cluster.PARTITIONING_LABEL: cluster.ON_DEMAND}
+    pods = [
+        pod(f"p{n:03}", profiles[n % 5], requests={"cpu": "1m" if are_alike else f"{n}m"})
+        for n in range(500)
+    ]
+    storm = batch.Batch(*partitions.seen(nodes, pods), {})
+    assert len(storm.needs) == (5 if are_alike else 500)
+    for each in storm.nodes:
+        offer = storm.offer(each, range(500))
+        assert offer is not None
+        assert len(offer.pods) == 19
+    assert storm.search.count < 60

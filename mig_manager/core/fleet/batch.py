@@ -55,6 +55,11 @@ class Batch:
         self.group = [groups.setdefault(pod.needs, len(groups)) for pod in self.pods]
         self.needs = list(groups)
         self.profiles = [needs.profiles for needs in self.needs]
+        kinds: dict[node_room.Devices, int] = {}
+        self.kind = [
+            kinds.setdefault(node_room.devices(profiles), len(kinds)) for profiles in self.profiles
+        ]
+        """Number of the devices that a group asks for; groups may differ in other needs only."""
         self._others = [needs.others for needs in self.needs]
         self._is_known = [not needs.unknown for needs in self.needs]
         self.left = {node.name: node.left for node in self.nodes}
@@ -62,6 +67,10 @@ class Batch:
         self._excluded: dict[tuple[int, str], str] = {}
         self._possible: dict[tuple[object, ...], bool] = {}
         self.search = node_room.Search()
+        self._empty = {
+            node.name: {gpu.index: self.search.empty(gpu) for gpu in node.gpus}
+            for node in self.nodes
+        }
         self._states = {node.name: self._states_of(node) for node in self.nodes}
 
     def why_excluded(self, group: int, node: partitioned.PartitionedNode) -> str:
@@ -144,6 +153,7 @@ class Batch:
         """
         room, left = self.room(node), collections.Counter(self.left[node.name])
         failed: set[int] = set()
+        full: set[int] = set()  # kinds
         served = []
         for rank in ranks:
             group = self.group[rank]
@@ -152,17 +162,19 @@ class Batch:
             is_behind = hold is not None and hold.node == node.name and rank > hold.rank
             without = frozenset([hold.index]) if hold and is_behind else frozenset()
             if (
-                self._is_known[group]
-                and not self.why_excluded(group, node)
-                and all(left[name] >= count for name, count in self._others[group])
-                and room.add(self.profiles[group], without=without)
+                self.kind[group] in full
+                or not self._is_known[group]
+                or self.why_excluded(group, node)
+                or any(left[name] < count for name, count in self._others[group])
             ):
+                failed.add(group)
+            elif room.add(self.profiles[group], without=without):
                 served.append(rank)
                 left.subtract(dict(self._others[group]))
             else:
-                failed.add(group)
-                if len(failed) == len(self.needs):
-                    break
+                full.add(self.kind[group])
+            if len(failed) == len(self.needs):
+                break
         return Offer(node=node, pods=tuple(served), room=room) if served else None
 
     def alike(
@@ -180,16 +192,16 @@ class Batch:
 
     def is_possible(self, group: int, node: partitioned.PartitionedNode) -> bool:
         """Return whether a node's GPUs could have the devices if everything were idle."""
-        empty = {gpu.index: self.search.empty(gpu) for gpu in node.gpus}
-        key = group, tuple(state.kind for state in empty.values())
+        empty = self._empty[node.name]
+        key = self.kind[group], tuple(state.kind for state in empty.values())
         if key not in self._possible:
             room = node_room.Room(self.search, empty, schedulable={}, taken={}, floor={})
-            self._possible[key] = self._is_known[group] and room.add(self.profiles[group])
-        return self._possible[key]
+            self._possible[key] = room.add(self.profiles[group])
+        return self._is_known[group] and self._possible[key]
 
     def most(self, node: partitioned.PartitionedNode, profile: model.Profile) -> int:
         """Return how many devices of a profile all its GPUs together could have."""
-        return sum(self.search.most(self.search.empty(gpu), profile) for gpu in node.gpus)
+        return sum(self.search.most(state, profile) for state in self._empty[node.name].values())
 
     def hold_for(self, rank: int, nodes: Iterable[partitioned.PartitionedNode]) -> Hold | None:
         """Return the GPU with the least in use that can serve a pod once it is idle."""

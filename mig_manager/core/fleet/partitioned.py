@@ -31,7 +31,10 @@ class PartitionedNode:
     is_opted_in: bool
     unusable: str = ""
     """Why it cannot be repartitioned now, whatever pods ask for; empty if it can."""
-    is_changing: bool = False  # counts against the budget
+    is_changing: bool = False  # whether its agent works, or is to work, on a request
+    asked_at: dt.datetime | None = None
+    """When something was requested that its agent has not responded to; None: it has, or the
+    time is unknown."""
     is_published: bool = True  # whether its GPUs are known
     gpus: tuple[model.Gpu, ...] = ()  # with MIG enabled and no pending mode
     in_use: Mapping[str, frozenset[model.Placement]] = dataclasses.field(default_factory=dict)
@@ -73,8 +76,11 @@ def parse(item: Mapping[str, Any]) -> PartitionedNode | None:
         is_ready=node.is_ready,
         allocatable=allocatable,
         is_opted_in=is_opted_in,
-        unusable=changing or next(_why_unusable(node, every, known, dict(allocatable)), ""),
+        unusable=changing
+        or why_retrying(node)
+        or next(_why_unusable(node, every, known, dict(allocatable)), ""),
         is_changing=bool(changing),
+        asked_at=None if node.has_responded else node.requested_at,
         is_published=bool(every),
         gpus=tuple(gpu for gpu in every if _is_divisible(gpu)),
         in_use=known or {},
@@ -98,16 +104,20 @@ def with_pods(
 
 def why_changing(node: fleet_nodes.Node) -> str:
     """Say why an agent is not at rest; empty if it is."""
-    if not node.is_finished or node.state in (
-        model.State.PENDING.value,
-        model.State.REBOOTING.value,
-    ):
+    if node.state in (model.State.PENDING.value, model.State.REBOOTING.value):
         return f"its agent works on layout {node.requested}"
-    if node.requested == cluster.CUSTOM_LAYOUT and not _is_answered(node):
-        return "its agent has not reported on the layout in its annotation"
+    is_answered = node.requested != cluster.CUSTOM_LAYOUT or _is_answered(node)
+    if not (node.is_finished or why_retrying(node)) or not is_answered:
+        return f"its agent has not reported on layout {node.requested}"
     if slots.is_disrupted(node.view):
         return "a change of it was interrupted"
     return ""
+
+
+def why_retrying(node: fleet_nodes.Node) -> str:
+    """Say that an agent will retry what it has failed; empty if it will not."""
+    is_retried = node.answer is not None and node.answer.is_retried
+    return f"its agent retries layout {node.requested}" if is_retried else ""
 
 
 def _is_answered(node: fleet_nodes.Node) -> bool:

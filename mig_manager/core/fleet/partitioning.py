@@ -29,6 +29,7 @@ PartitionedNode = partitioned.PartitionedNode
 parse_node = partitioned.parse
 with_pods = partitioned.with_pods
 Wait = waiting.Wait
+_SILENCE_S = 300.0
 _NOWHERE = errors.Location(source="partitioner", line=0, column=0)
 
 
@@ -183,7 +184,7 @@ class _Decider:
         self._own = own
         most = rollout.Limits(max_unavailable=limits.max_unavailable).most(len(own))
         self._most = most
-        self._budget = most - sum(node.is_changing for node in own)
+        self._budget = most - sum(map(self._counts, own))
         self._remaining = list(range(len(pods.pods)))
         self._changes: list[Change] = []
         self._waiting: list[Waiting] = []
@@ -209,6 +210,14 @@ class _Decider:
             waiting=tuple(self._waiting),
             room_since=self._room_since,
         )
+
+    def _counts(self, node: PartitionedNode) -> bool:
+        """Return whether a node counts against the budget: its agent works, or soon will.
+
+        One that has been silent for long would keep all other nodes from a change.
+        """
+        is_silent = node.asked_at and (self._now - node.asked_at).total_seconds() > _SILENCE_S
+        return node.is_changing and not is_silent
 
     # -- pods that need no change --------------------------------------------------------------
 

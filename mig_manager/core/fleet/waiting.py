@@ -35,6 +35,7 @@ class Causes:
         self._batch = pods
         self._why_not_now = why_not_now
         self._known: dict[tuple[int, frozenset[str]], Cause] = {}
+        self._has_room: dict[tuple[int, str], bool] = {}
 
     def why(self, rank: int, refused: frozenset[str]) -> Cause:
         """Say why a pod is not served; on the ``refused`` nodes it had room in vain."""
@@ -70,8 +71,7 @@ class Causes:
         self, rank: int, node: partitioned.PartitionedNode, refused: frozenset[str]
     ) -> Cause:
         group = self._batch.group[rank]
-        never = self.why_never(group, node)
-        if never or not node.is_opted_in:
+        if never := self.why_never(group, node):
             is_served = self._is_served(group, node)
             return (Wait.IN_USE, "what it has is in use") if is_served else (None, never)
         if not node.is_published:
@@ -79,13 +79,19 @@ class Causes:
         if node.name in refused:
             return Wait.NOT_SCHEDULED, "it had room, and the scheduler did not place the pod"
         reason, text = self._why_not_now(node)
-        if text:
-            return reason, text
-        if self._batch.offer(node, [rank]):
-            return Wait.LIMITED, "as many nodes as allowed are under change"
+        return (reason, text) if text else self._why_no_room(rank, node)
+
+    def _why_no_room(self, rank: int, node: partitioned.PartitionedNode) -> Cause:
+        group = self._batch.group[rank]
         left = self._batch.left[node.name]
-        short = demand.why_short(self._batch.needs[group].others, left)
-        return Wait.IN_USE, short or "too much of its GPUs is in use"
+        if short := demand.why_short(self._batch.needs[group].others, left):
+            return Wait.IN_USE, short
+        key = self._batch.kind[group], node.name
+        if key not in self._has_room:
+            self._has_room[key] = self._batch.offer(node, [rank]) is not None
+        if self._has_room[key]:
+            return Wait.LIMITED, "as many nodes as allowed are under change"
+        return Wait.IN_USE, "too much of its GPUs is in use"
 
     def why_never(self, group: int, node: partitioned.PartitionedNode) -> str:
         """Say why an opted-in node could not serve pods of a group, even idle; empty if it could.
