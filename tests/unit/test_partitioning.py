@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from mig_manager.core.fleet import batch, partitioning
-from mig_manager.core.layout import config, layouts
+from mig_manager.core.layout import config, custom, layouts
 from mig_manager.core.node import cluster
 from tests.unit import partitions, samples
 from tests.unit.partitions import EMPTY, NOW, SMALL, decided, node, pod
@@ -174,6 +174,10 @@ def test_a_node_rests_between_two_changes() -> None:
         ({"annotations": {cluster.GPUS_ANNOTATION: "{"}}, "has published no GPUs"),
         ({"allocatable": {"nvidia.com/mig-1g.5gb": "6"}}, "does not offer the published"),
         ({"labels": {cluster.STATE_LABEL: "pending"}}, "its agent works on layout"),
+        (
+            {"annotations": {cluster.LAYOUTS_ANNOTATION: '{"version": 1, "layouts": {}}'}},
+            "its agent takes no custom layouts",
+        ),
         ({"annotations": {cluster.JOURNAL_ANNOTATION: "{}"}}, "interrupted"),
         ({"labels": {cluster.PARTITIONING_LABEL: "off"}}, "no node has the label"),
     ],
@@ -233,7 +237,13 @@ def test_a_pod_that_a_node_of_others_serves_is_not_unmet() -> None:
 def requested(name: str, change: partitioning.Change, **status: str) -> dict[str, Any]:
     """Return a node as it is after a request, with an agent that reports so."""
     (layout,) = config.parse(change.layout, source="x").layouts.values()
-    report = {"config": "custom", "configHash": layout.content_hash, **status}
+    asked = custom.Custom(node_name=name, text=change.layout)
+    report = {
+        "config": "custom",
+        "configHash": layout.content_hash,
+        "annotationHash": asked.annotation_hash,
+        **status,
+    }
     return node(
         name,
         EMPTY,

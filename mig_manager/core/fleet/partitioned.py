@@ -6,11 +6,10 @@ import datetime as dt
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from mig_manager import errors
 from mig_manager.core import messages, model
 from mig_manager.core.fleet import demand, slots
 from mig_manager.core.fleet import nodes as fleet_nodes
-from mig_manager.core.layout import config, layouts
+from mig_manager.core.layout import layouts
 from mig_manager.core.node import cluster, resources
 from mig_manager.core.records import capacity, gpu_codec
 
@@ -106,8 +105,7 @@ def why_changing(node: fleet_nodes.Node) -> str:
     """Say why an agent is not at rest; empty if it is."""
     if node.state in (model.State.PENDING.value, model.State.REBOOTING.value):
         return f"its agent works on layout {node.requested}"
-    is_answered = node.requested != cluster.CUSTOM_LAYOUT or _is_answered(node)
-    if not (node.is_finished or why_retrying(node)) or not is_answered:
+    if not (node.is_finished or why_retrying(node)):
         return f"its agent has not reported on layout {node.requested}"
     if slots.is_disrupted(node.view):
         return "a change of it was interrupted"
@@ -118,19 +116,6 @@ def why_retrying(node: fleet_nodes.Node) -> str:
     """Say that an agent will retry what it has failed; empty if it will not."""
     is_retried = node.answer is not None and node.answer.is_retried
     return f"its agent retries layout {node.requested}" if is_retried else ""
-
-
-def _is_answered(node: fleet_nodes.Node) -> bool:
-    """Return whether the last run was of the content that the annotation has now."""
-    text = node.view.annotations.get(cluster.LAYOUT_ANNOTATION)
-    if node.answer is None or text is None:
-        return node.answer is not None
-    try:
-        requested = config.parse(text, source=cluster.LAYOUT_ANNOTATION)
-    except errors.ConfigError:
-        return True
-    hashes = {layout.content_hash for layout in requested.layouts.values()}
-    return not node.answer.config_hash or node.answer.config_hash in hashes
 
 
 def _gpus(text: str | None) -> model.ObservedGpus | None:
@@ -179,6 +164,8 @@ def _why_unusable(
         yield "it is cordoned"
     if not gpus:
         yield "its agent has published no GPUs that can be read"
+    if node.takes_custom is False:
+        yield "its agent takes no custom layouts (--custom-layouts)"
     if in_use is None:
         yield "its agent has not published which instances are in use"
     if node.strategy not in ("", _MIXED):
