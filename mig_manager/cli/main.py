@@ -25,6 +25,7 @@ _WARNING_OF_VARIABLES = frozenset(parser.COMMANDS) - {
     "version",
 }
 """The agent logs its warning."""
+_MOST_BYTES = 1 << 30  # of a file with the objects of a cluster
 
 
 def main(argv: Sequence[str], terminal: console.Console, *, program: str = parser.PROGRAM) -> int:

@@ -57,7 +57,7 @@ SCHEMA = options.Option(
         *("ClusterCapacity", "ClusterPlan"),
         *("ClusterStatus", "Doctor", "GpusAnnotation", "JournalAnnotation", "LayoutFile"),
         *("LayoutsAnnotation", "NodeHistory", "NodeLayouts", "Plan", "Rollout", "RolloutPreview"),
-        *("Status", "StatusAnnotation", "Validation", "Validations"),
+        *("Simulation", "Status", "StatusAnnotation", "Validation", "Validations"),
     ),
     has_variable=False,
     is_operand=True,

@@ -307,6 +307,48 @@ class RolloutPreview(TypedDict):
     nodes: list[Preview]
 
 
+class SimulatedNode(TypedDict):
+    """What the partitioner would do to one opted-in node."""
+
+    node: str
+    unusable: str | None  # why it cannot be repartitioned now
+    why: str | None  # null: it stays as it is
+    pods: list[str]  # that get room
+    layout: str | None  # the text of annotation mig-manager.io/layout
+    steps: list[GpuPlan]
+
+
+class _UnmetPod(TypedDict):
+    pod: str
+    message: str
+
+
+class _WaitingPod(TypedDict):
+    pod: str
+    reason: Annotated[str, "core.fleet.waiting.Wait"]
+    message: str
+
+
+class Mix(TypedDict):
+    """How the pods of the file would have fared with fixed layouts."""
+
+    name: str
+    served: int  # pods that got their devices
+    of: int  # pods of the file that asked for MIG devices
+    waited_s: int  # together
+    gpus: dict[str, int]  # how many GPUs have which devices
+
+
+class Simulation(TypedDict):
+    """Answer of 'mig-manager partitioner --simulate'."""
+
+    kind: Literal["Simulation"]
+    nodes: list[SimulatedNode]
+    unmet: list[_UnmetPod]  # no node can serve them
+    waiting: list[_WaitingPod]
+    mixes: list[Mix]  # best first; empty without --mix
+
+
 # -- kubectl mig ---------------------------------------------------------------------------------
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from mig_manager import errors
-from mig_manager.core import bar, messages, model, picture, steps
+from mig_manager.core import answers, bar, messages, model, picture, steps
 from mig_manager.core.fleet import demand, mixes, partitioning
 from mig_manager.core.layout import config
 from mig_manager.core.planner import planner
@@ -23,15 +23,15 @@ class NodeResult:
     change: partitioning.Change | None
     plan: steps.Plan | None
 
-    def to_data(self) -> dict[str, object]:
-        """Return plain data for JSON and YAML."""
+    def to_data(self) -> answers.SimulatedNode:
+        """Return it for JSON and YAML."""
         change, plan = self.change, self.plan
         return {
             "node": self.node.name,
             "unusable": self.node.unusable or None,
             "why": change.why if change else None,
             "pods": [pod.key for pod in change.pods] if change else [],
-            "layout": json.loads(change.layout) if change else None,
+            "layout": change.layout if change else None,
             "steps": [steps.plan_data(gpu) for gpu in plan.gpus] if plan else [],
         }
 
@@ -46,10 +46,11 @@ class Report:
     jobs: int = 0  # pods of the comparison
     scores: tuple[mixes.Score, ...] = ()  # best first; empty: not asked for
 
-    def to_data(self) -> dict[str, object]:
-        """Return plain data for JSON and YAML."""
+    def to_data(self) -> answers.Simulation:
+        """Return it for JSON and YAML."""
         decision = self.decision
         return {
+            "kind": "Simulation",
             "nodes": [each.to_data() for each in self.nodes],
             "unmet": [{"pod": each.pod.key, "message": each.message} for each in decision.unmet],
             "waiting": [
