@@ -7,7 +7,6 @@ import re
 from collections.abc import Mapping
 
 from mig_manager import errors
-from mig_manager.adapters.kubernetes import leader
 from mig_manager.agent import node_settings
 from mig_manager.core import model, options, profile_name
 from mig_manager.core.fleet import partitioning
@@ -17,6 +16,7 @@ _AMOUNT = re.compile(r"([1-9][0-9]{0,5})|(100|[1-9]?[0-9])%")
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 _MOST_RESERVED = 99999
 _LEASE = "leader election"
+_LEAST_LEASE_S = 45.0  # a write, with all its retries, takes up to 30 of them
 _OFFLINE = "offline"
 
 
@@ -132,7 +132,7 @@ class PartitionerSettings:
     lease_duration_s: float = options.seconds(
         "how long a leader that was killed keeps others waiting",
         default=60.0,
-        least=leader.LEAST_DURATION_S,
+        least=_LEAST_LEASE_S,
         group=_LEASE,
     )
     health_port: int = options.port(

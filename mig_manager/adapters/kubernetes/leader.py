@@ -21,7 +21,6 @@ LONGEST_WRITE_S = 30.0
 ``REQUEST_TIMEOUT_S``: 2 such times of attempts, 10 s that the server may ask to wait, and the time
 of a last attempt."""
 REQUEST_TIMEOUT_S = 5.0
-LEAST_DURATION_S = 45.0
 _RENEWALS = 6
 """In the duration of a Lease."""
 _RELEASE_ATTEMPTS = 3
