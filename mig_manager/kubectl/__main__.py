@@ -98,7 +98,8 @@ class _Command:
         self._parsed = parsed
         self._terminal = terminal
         source = options.Source(parsed, terminal.environ)
-        self._style = terminal.style(command_settings.colour(source))
+        self._colour = command_settings.colour(source)
+        self._style = terminal.style(self._colour)
         self._format = str(parsed.get("output"))
         self._now = dt.datetime.now(tz=dt.UTC)
         self._cluster = selection.Cluster(selection.kubectl_options(parsed), note=terminal.note)
@@ -117,16 +118,38 @@ class _Command:
         return commands[command]()
 
     def _status(self) -> bool:
-        nodes = self._nodes()
-        is_drawn = self._is_drawn(nodes)
-        pods = selection.Pods(by_node=None)
-        # A table has no room for the pods of many nodes, and listing them is slow.
-        if is_drawn or self._format != "text":
-            pods = self._cluster.pods(nodes.names)
-        result = status.Status(reports=nodes.reports, pods=pods, now=self._now)
-        draw = status.pictures if is_drawn else status.table
+        if self._parsed.get("is_watched"):
+            return self._watch()
+        found, result = self._seen()
+        draw = status.pictures if self._is_drawn(found) else status.table
         self._answer(result.to_data, lambda: draw(result, style=self._style))
-        return result.is_good and not nodes.missing
+        return result.is_good and not found.missing
+
+    def _seen(self) -> tuple[selection.Found, status.Status]:
+        found, pods = self._nodes(), selection.Pods(by_node=None)
+        # A table has no room for the pods of many nodes, and listing them is slow.
+        if self._is_drawn(found) or self._format != "text":
+            pods = self._cluster.pods(found.names)
+        return found, status.Status(reports=found.reports, pods=pods, now=self._now)
+
+    def _watch(self) -> bool:
+        if self._format in ("json", "yaml"):
+            raise errors.UsageError("--watch shows text; repeat the command for data")
+        from mig_manager.cli import live  # noqa: PLC0415 - rarely used
+
+        def refresh() -> live.View:
+            self._now = dt.datetime.now(tz=dt.UTC)
+            self._style = self._terminal.style(self._colour)
+            found, result = self._seen()
+            is_drawn = self._is_drawn(found)
+            blocks = [(status.pictures if is_drawn else status.table)(result, style=self._style)]
+            for report in found.reports if is_drawn else ():
+                past = status.history(self._cluster, report, now=self._now)
+                blocks += status.last_run(past, style=self._style)
+            lines = {report.node.name: status.line(report) for report in found.reports}
+            return live.View("\n\n".join(blocks), lines)
+
+        return live.run(self._terminal, refresh) == console.DONE
 
     def _plan(self) -> bool:
         name, found = str(self._parsed["layout"]), self._nodes()
@@ -275,6 +298,12 @@ class PluginOptions:
         short="l",
         metavar="SELECTOR",
         commands="status plan capacity validate",
+    )
+    is_watched: bool = options.switch(
+        "show it again and again until q is typed; in a pipe, a line for each change",
+        name="watch",
+        short="w",
+        commands="status",
     )
     filename: str = options.text(
         "config document, '-' for standard input",

@@ -28,6 +28,7 @@ _TONES: Mapping[nodes.NodeState, bar.Tone] = {
     nodes.NodeState.NO_REQUEST: bar.Tone.FAINT,
 }
 _HEAD = ("NODE", "STATE", "REASON", "AGE", "REQUESTED", "APPLIED", "SLICES")
+_MOMENTS = ("TIME", "WHAT", "MESSAGE")
 _REQUESTED, _STARTED, _RETRY = _FIRST = ("requested", "started", "retry")
 """Moments that an Event does not show, in the order in which they can have happened."""
 LOCAL_IDS = frozenset({"id", "gpu_instance_id", "compute_instance_id"})
@@ -324,6 +325,32 @@ def _from_node(
         yield selection.Moment(at=run.retry_at, what=_RETRY, message="the next retry is scheduled")
 
 
+def last_run(past: History, *, style: bar.Style) -> list[str]:
+    """Return a table of what happened since the last run began, as a block; none before a run."""
+    run = past.report.node.status
+    began = run.started_at if run else None
+    if began is None:
+        return []
+    moments = [moment for moment in past.moments if moment.at and moment.at >= began]
+    table = gpu_report.columns(_MOMENTS, map(_row, moments), style=style)
+    return ["\n".join(table)] if moments else []
+
+
+def line(report: nodes.Report) -> str:
+    """Return the state of a node for a log."""
+    node, run = report.node, report.node.status
+    words = [node.name, report.state.value, (run.reason or run.phase) if run else ""]
+    words += [f"requested {node.requested or 'nothing'}", f"applied {node.applied or 'nothing'}"]
+    words.append("" if report.gpus is None else gpu_report.slices(report.gpus))
+    return ", ".join(filter(None, words))
+
+
+def _row(moment: selection.Moment) -> tuple[str | tuple[str, bar.Tone], ...]:
+    what = moment.what + (f" x{moment.count}" if moment.count > 1 else "")
+    tone = bar.Tone.BAD if moment.is_warning else bar.Tone.PLAIN
+    return messages.format_time(moment.at) or "-", (what, tone), moment.message
+
+
 def page(past: History, *, style: bar.Style) -> str:
     """Return a node's past, one line for each moment."""
     lines = [headline(past.report, past.now, style)]
@@ -332,16 +359,12 @@ def page(past: History, *, style: bar.Style) -> str:
         age = messages.age(since, past.now)
         lines.append(f"  applied at least since {messages.format_time(since)}, {age} ago")
     lines += [style.wrapped(note, indent="  ! ") for note in past.report.notes]
-    rows = []
-    for moment in past.moments:
-        what = moment.what + (f" x{moment.count}" if moment.count > 1 else "")
-        tone = bar.Tone.BAD if moment.is_warning else bar.Tone.PLAIN
-        rows.append((messages.format_time(moment.at) or "-", (what, tone), moment.message))
-    if rows:
-        lines += ["", *gpu_report.columns(("TIME", "WHAT", "MESSAGE"), rows, style=style)]
+    if past.moments:
+        rows = map(_row, past.moments)
+        lines += ["", *gpu_report.columns(_MOMENTS, rows, style=style)]
     if past.why_no_events:
         why = f"Only the last run is shown; Events cannot be read: {past.why_no_events}"
         lines += ["", style.wrapped(why)]
-    elif not rows:
+    elif not past.moments:
         lines += ["", "No history is known."]
     return "\n".join(lines)
