@@ -118,7 +118,7 @@ class _Command:
         return commands[command]()
 
     def _status(self) -> bool:
-        if self._parsed.get("is_watched"):
+        if self._parsed.get("watch"):
             return self._watch()
         found, result = self._seen()
         draw = status.pictures if self._is_drawn(found) else status.table

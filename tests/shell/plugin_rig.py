@@ -212,14 +212,17 @@ class Viewer:
     home: pathlib.Path
     path: str
 
-    def kubectl(self, *words: str) -> commandline.Answer:
-        environment = {
+    @property
+    def environment(self) -> dict[str, str]:
+        return {
             "HOME": str(self.home),
             "KUBECONFIG": str(self.home / "kubeconfig"),
             "PATH": self.path,
             "PYTHONWARNINGS": "error",
         }
-        return run([programs.needed("kubectl"), *words], environment)
+
+    def kubectl(self, *words: str) -> commandline.Answer:
+        return run([programs.needed("kubectl"), *words], self.environment)
 
     def alone(
         self,

@@ -57,12 +57,17 @@ class Session:
 
 @contextlib.contextmanager
 def started(
-    argv: Sequence[str], *, columns: int, environ: Mapping[str, str], rows: int = 50
+    argv: Sequence[str],
+    *,
+    columns: int,
+    environ: Mapping[str, str],
+    rows: int = 50,
+    module: str = "mig_manager",
 ) -> Iterator[Session]:
     """Start the program in a terminal of that size."""
     ours, its = os.openpty()
     fcntl.ioctl(its, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
-    command = [sys.executable, "-m", "mig_manager", *argv]
+    command = [sys.executable, "-m", module, *argv]
     with subprocess.Popen(  # noqa: S603 - our own program
         command, stdin=its, stdout=its, stderr=its, env=environ
     ) as process:
