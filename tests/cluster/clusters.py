@@ -171,7 +171,7 @@ class Real:
 
     @contextlib.contextmanager
     def admit(self, folder: pathlib.Path, rights: Rights) -> Iterator[stages.Credentials]:
-        self._grant(rights)
+        self.grant(rights)
         try:
             agent = self.kubeconfig(folder / "agent", rights.account, node=NODE)
             yield stages.Credentials(people=self._people, agent=agent)
@@ -245,7 +245,8 @@ class Real:
             self._create(f"{plural}s", metadata)
             self._create(f"{plural}bindings", {**metadata, "roleRef": role, "subjects": [subject]})
 
-    def _grant(self, rights: Rights) -> None:
+    def grant(self, rights: Rights) -> None:
+        """Give an account these rights and no other; return when the server knows."""
         account = rights.account
         for where, granted in (
             ("clusterroles", rights.everywhere),

@@ -1,4 +1,4 @@
-"""A real kube-apiserver with its etcd, for as long as the tests run.
+"""A real kube-apiserver with its etcd, and a kube-scheduler, for as long as the tests run.
 
 ``KUBEBUILDER_ASSETS`` names the folder that has both programs, as envtest of Kubernetes'
 controller-runtime would have it; without it ``tests/cluster/programs/build`` builds them, once.
@@ -28,6 +28,18 @@ LEASH = 'exec 3<&0; "$@" & cat <&3 >/dev/null & wait -n; kill -9 $(jobs -p); wai
 """Runs a program for as long as its standard input is open, which closes however we end. When it
 returns, the program is gone and its port is free."""
 ADMIN_TOKEN = secrets.token_hex(16)
+SCHEDULER = "kube-scheduler"
+_SCHEDULER_TOKEN = secrets.token_hex(16)
+AUDIT_POLICY = """
+apiVersion: audit.k8s.io/v1
+kind: Policy
+omitStages: [RequestReceived]
+rules:
+# With its body, which says whether it is a dry run.
+- level: Request
+  resources: [{group: "", resources: [pods/eviction]}]
+- level: Metadata
+"""
 
 
 def assets() -> pathlib.Path:
@@ -36,15 +48,19 @@ def assets() -> pathlib.Path:
     if not folder:
         if shutil.which("go") is None:
             pytest.skip(f"{ASSETS_VARIABLE} is not set, and no Go is here to build the servers")
-        done = subprocess.run(  # noqa: S603 - our own script
-            [str(BUILD)], capture_output=True, text=True, check=False
-        )
-        assert done.returncode == 0, done.stderr
-        folder = done.stdout.strip()
+        folder = str(_built())
     missing = [name for name in PROGRAMS if not (pathlib.Path(folder) / name).is_file()]
     if missing:
         pytest.fail(f"{folder} has no {' and no '.join(missing)}")
     return pathlib.Path(folder)
+
+
+def _built(*programs: str) -> pathlib.Path:
+    done = subprocess.run(  # noqa: S603 - our own script
+        [str(BUILD), *programs], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return pathlib.Path(done.stdout.strip())
 
 
 class Server:
@@ -65,10 +81,18 @@ class Server:
         """What the server signed for itself; it is its own authority."""
         return self._folder / "certs" / "apiserver.crt"
 
+    @property
+    def audit_log(self) -> pathlib.Path:
+        return self._folder / "audit.log"
+
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
         (self._folder / "service-accounts.key").write_text(new_key())
-        (self._folder / "tokens.csv").write_text(f"{ADMIN_TOKEN},admin,admin,system:masters\n")
+        (self._folder / "tokens.csv").write_text(
+            f"{ADMIN_TOKEN},admin,admin,system:masters\n"
+            f"{_SCHEDULER_TOKEN},system:kube-scheduler,system:kube-scheduler\n"
+        )
+        (self._folder / "audit.yaml").write_text(AUDIT_POLICY)
         client, member, self._port = free_ports(3)
         self._etcd_url = f"http://127.0.0.1:{client}"
         member_url = f"http://127.0.0.1:{member}"
@@ -90,6 +114,23 @@ class Server:
             self.kill()
             end(etcd)
 
+    @contextlib.contextmanager
+    def scheduling(self) -> Iterator[None]:
+        """Run kube-scheduler, which is built where the assets of envtest lack it."""
+        config = self.kubeconfig(self._folder / SCHEDULER, token=_SCHEDULER_TOKEN)
+        has_it = (self._programs / SCHEDULER).is_file()
+        scheduler = self._spawn(
+            SCHEDULER,
+            f"--kubeconfig={config}",
+            "--leader-elect=false",
+            "--secure-port=0",
+            folder=self._programs if has_it else _built(SCHEDULER),
+        )
+        try:
+            yield
+        finally:
+            end(scheduler)
+
     def start(self) -> None:
         """Start kube-apiserver on the port it had before; return when it is ready."""
         key = self._folder / "service-accounts.key"
@@ -107,6 +148,8 @@ class Server:
             "--authorization-mode=Node,RBAC",
             # One client at a time needs no fairness; its start takes seconds.
             "--enable-priority-and-fairness=false",
+            f"--audit-policy-file={self._folder / 'audit.yaml'}",
+            f"--audit-log-path={self.audit_log}",
         )
         waiting.until(self._is_ready, "kube-apiserver", within_s=120)
 
@@ -131,10 +174,19 @@ class Server:
         path.chmod(0o600)
         return path
 
-    def _spawn(self, program: str, *arguments: str) -> subprocess.Popen[bytes]:
+    def _spawn(
+        self, program: str, *arguments: str, folder: pathlib.Path | None = None
+    ) -> subprocess.Popen[bytes]:
         with (self._folder / f"{program}.log").open("ab") as log:
             return subprocess.Popen(  # noqa: S603 - the program is what these tests are about
-                ["/bin/bash", "-c", LEASH, program, str(self._programs / program), *arguments],
+                [
+                    "/bin/bash",
+                    "-c",
+                    LEASH,
+                    program,
+                    str((folder or self._programs) / program),
+                    *arguments,
+                ],
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=subprocess.STDOUT,

@@ -43,7 +43,7 @@ class ControlPlane:
         (self.folder / "service-accounts.key").write_text(envtest.new_key())
         lines = [f'{self._tokens[u]},{u},{u},"{group}"' for u, group in self._groups.items()]
         (self.folder / "tokens.csv").write_text("\n".join(lines) + "\n")
-        (self.folder / "audit.yaml").write_text(_AUDIT)
+        (self.folder / "audit.yaml").write_text(envtest.AUDIT_POLICY)
         try:
             self._start("etcd", *self._etcd_arguments())
             self.start_api()
@@ -181,15 +181,3 @@ class ControlPlane:
         except RuntimeError:
             return False
         return True
-
-
-_AUDIT = """
-apiVersion: audit.k8s.io/v1
-kind: Policy
-omitStages: [RequestReceived]
-rules:
-# With its body, which says whether it is a dry run.
-- level: Request
-  resources: [{group: "", resources: [pods/eviction]}]
-- level: Metadata
-"""

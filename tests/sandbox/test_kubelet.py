@@ -107,6 +107,27 @@ def test_a_node_is_ready_after_the_first_tick_and_registered_again_when_deleted(
     assert objects.is_ready(bench.node())
 
 
+def test_a_pod_with_a_run_time_succeeds_when_it_is_over_and_releases_its_device(
+    bench: Bench,
+) -> None:
+    bench.manager.register({_SMALL: ("MIG-a",)})
+    pod = objects.gpu_pod("p1", _SMALL)
+    pod["spec"]["nodeName"] = "n1"
+    pod["metadata"]["annotations"] = {objects.RUN_SECONDS: "5"}
+    bench.cluster.create(_POD, pod)
+    for now in (0.0, 1.0):
+        bench.kubelet.sync(now)
+    assert bench.kubelet.next_at() == 6.0
+    assert objects.phase(bench.pod()) == "Running"
+
+    bench.kubelet.sync(6.0)
+
+    assert objects.phase(bench.pod()) == "Succeeded"
+    assert not bench.program.is_running
+    assert bench.manager.assigned() == ()
+    assert bench.kubelet.next_at() is None
+
+
 def test_registering_again_keeps_the_labels_that_are_there(bench: Bench) -> None:
     labels = {"kubernetes.io/hostname": "other", "mine": "1"}
     node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n1", "labels": labels}}

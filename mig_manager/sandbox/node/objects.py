@@ -13,6 +13,8 @@ JsonObject = dict[str, Any]
 UNSCHEDULABLE_TAINT = "node.kubernetes.io/unschedulable"
 STOP_SECONDS = "sandbox.mig-manager.io/stop-seconds"
 """Annotation of a pod: how long its containers need to stop, in seconds."""
+RUN_SECONDS = "sandbox.mig-manager.io/run-seconds"
+"""Annotation of a pod: how long its containers run until they succeed, in seconds."""
 MONITORS = "sandbox.mig-manager.io/monitors-gpus"
 """Annotation of a pod: with ``true`` its process watches every GPU, as DCGM's does."""
 
@@ -177,6 +179,12 @@ def running(pod: Mapping[str, Any], *, restarts: int) -> JsonObject:
     )
 
 
+def succeeded(pod: Mapping[str, Any]) -> JsonObject:
+    """Return the status of a pod whose containers have ended by themselves, with success."""
+    ended = {"exitCode": 0, "reason": "Completed", "finishedAt": store.timestamp()}
+    return _status(pod, phase="Succeeded", state={"terminated": ended}, n=0)
+
+
 def waiting(pod: Mapping[str, Any], *, reason: str, message: str, restarts: int) -> JsonObject:
     """Return the status of a pod whose containers wait to be started again."""
     # A container that has run before leaves its pod in phase Running while it waits.
@@ -231,7 +239,8 @@ def allocatable_devices(node: Mapping[str, Any]) -> dict[str, int]:
 def node_status(capacity: Mapping[str, int], allocatable: Mapping[str, int]) -> JsonObject:
     """Return a ready node's status; ``allocatable`` counts only healthy devices."""
     base = {"cpu": "64", "memory": "512Gi", "pods": "110"}
-    ready = {"type": "Ready", "status": "True", "reason": "KubeletReady", "message": ""}
+    message = "kubelet is posting ready status"
+    ready = {"type": "Ready", "status": "True", "reason": "KubeletReady", "message": message}
     return {
         "capacity": {**base, **{r: str(n) for r, n in capacity.items()}},
         "allocatable": {**base, **{r: str(n) for r, n in allocatable.items()}},

@@ -52,6 +52,12 @@ class NodeOptions:
     pod_resources_socket: pathlib.Path | None = None
     """Where to serve PodResources; at most 107 bytes. None: do not serve."""
     labels: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    controllers: Sequence[Callable[[cluster_view.ClusterView], None]] = (
+        control_plane.sync_nodes,
+        control_plane.sync_daemon_sets,
+        control_plane.sync_scheduler,
+    )
+    """Those that run beside kubelet; in a cluster of several nodes each runs on one of them."""
 
 
 class SandboxNode:
@@ -184,9 +190,8 @@ class SandboxNode:
                     if now >= tick_at:
                         kubelet.tick()
                         tick_at = now + self.options.tick_s
-                    control_plane.sync_nodes(cluster)
-                    control_plane.sync_daemon_sets(cluster)
-                    control_plane.sync_scheduler(cluster)
+                    for sync in self.options.controllers:
+                        sync(cluster)
                     kubelet.sync(now)
                 except errors.ClusterError as error:
                     _log.warning("sandbox node %s tries again: %s", self.options.name, error)
@@ -292,10 +297,12 @@ class Kubelet:
         node = self._cluster.node(self._opts.name)
         status = objects.node_status(*self._manager.status())
         have = (node or {}).get("status") or {}
-        # Others write conditions, too, and the API server adds times to ours.
+        # Others write conditions, too, and the API server adds times to ours and empty fields.
         (ready,), conditions = status["conditions"], have.get("conditions") or ()
+        info, had = status["nodeInfo"], have.get("nodeInfo") or {}
         have = have | {
-            "conditions": [ready for each in conditions if ready.items() <= each.items()]
+            "conditions": [ready for each in conditions if ready.items() <= each.items()],
+            "nodeInfo": {key: had.get(key) for key in info},
         }
         if node is not None and any(have.get(key) != value for key, value in status.items()):
             self._cluster.patch_status(cluster_view.Kind.NODE, node, status)
@@ -372,19 +379,30 @@ class Kubelet:
             return
         try:
             if worker.stage is _Stage.RUNNING:
-                worker.program.poll(now)
+                if worker.next_at is not None and now >= worker.next_at:
+                    self._complete(worker, pod)
+                else:
+                    worker.program.poll(now)
             elif (
                 worker.stage is _Stage.WAITING
                 and worker.next_at is not None
                 and now >= worker.next_at
             ):
                 worker.program.start(now)
-                worker.stage, worker.next_at = _Stage.RUNNING, None
+                run_s = objects.annotations(pod).get(objects.RUN_SECONDS)
+                worker.stage = _Stage.RUNNING
+                worker.next_at = None if run_s is None else now + float(run_s)
                 worker.status = objects.running(pod, restarts=worker.restarts)
         except device_plugin.NotStartedError as error:
             self._back_off(worker, pod, now, reason="RunContainerError", message=str(error))
         except device_plugin.ExitedError as error:
             self._back_off(worker, pod, now, reason="CrashLoopBackOff", message=str(error))
+
+    def _complete(self, worker: _Worker, pod: objects.JsonObject) -> None:
+        worker.program.stop()
+        self._cluster.patch_status(cluster_view.Kind.POD, pod, objects.succeeded(pod))
+        worker.stage, worker.next_at = _Stage.STOPPED, None
+        self._end(worker)
 
     def _back_off(
         self, worker: _Worker, pod: objects.JsonObject, now: float, *, reason: str, message: str

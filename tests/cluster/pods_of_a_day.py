@@ -1,0 +1,95 @@
+"""Pods that come, ask for one MIG device, run for a while, and end by themselves."""
+
+import dataclasses
+import threading
+import time
+from collections.abc import Callable, Iterable
+
+from mig_manager.sandbox.node import cluster_view, objects
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """A pod of a day; seconds since its begin."""
+
+    name: str
+    profile: str
+    at_s: float
+    run_s: float
+
+    def pod(self) -> objects.JsonObject:
+        """Return the manifest."""
+        pod = objects.gpu_pod(self.name, f"nvidia.com/mig-{self.profile}")
+        pod["metadata"]["annotations"] = {objects.RUN_SECONDS: f"{self.run_s:.3f}"}
+        pod["spec"]["restartPolicy"] = "Never"
+        return pod
+
+
+@dataclasses.dataclass(slots=True, kw_only=True)
+class Fate:
+    """What became of a pod; monotonic seconds, None: not yet."""
+
+    job: Job
+    created_s: float
+    bound_s: float | None = None
+    started_s: float | None = None
+    ended_s: float | None = None
+    end: str = ""
+    """Why it failed or was deleted; empty for a pod that runs, or has succeeded."""
+
+    @property
+    def wait_s(self) -> float | None:
+        """From its creation to its node."""
+        return None if self.bound_s is None else self.bound_s - self.created_s
+
+
+class Day:
+    """The pods of a day, from ``play`` on."""
+
+    def __init__(self, view: cluster_view.ClusterView) -> None:
+        self._view = view
+        self._lock = threading.Lock()
+        self.fates: dict[str, Fate] = {}
+
+    def play(self, jobs: Iterable[Job], *, end_s: float) -> None:
+        """Create each pod at its time; return at the end of the day."""
+        pause, begin = threading.Event(), time.monotonic()
+        stop = self._view.listen(self._notice)
+        try:
+            for job in sorted(jobs, key=lambda job: job.at_s):
+                pause.wait(max(0.0, begin + job.at_s - time.monotonic()))
+                with self._lock:
+                    self.fates[job.name] = Fate(job=job, created_s=time.monotonic())
+                self._view.create(cluster_view.Kind.POD, job.pod())
+            pause.wait(max(0.0, begin + end_s - time.monotonic()))
+        finally:
+            stop()
+
+    def has(self, holds: Callable[[Fate], bool]) -> bool:
+        """Return whether something holds for every pod that has been created."""
+        with self._lock:
+            return all(map(holds, self.fates.values()))
+
+    def _notice(self, kind: cluster_view.Kind, item: objects.JsonObject) -> None:
+        if kind is not cluster_view.Kind.POD:
+            return
+        now = time.monotonic()
+        with self._lock:
+            fate = self.fates.get(objects.name(item))
+            if fate is None:
+                return
+            if fate.bound_s is None and objects.node_name(item):
+                fate.bound_s = now
+            phase = objects.phase(item)
+            if fate.started_s is None and phase == "Running":
+                fate.started_s = now
+            if fate.ended_s is None and (
+                phase in ("Succeeded", "Failed") or objects.is_terminating(item)
+            ):
+                fate.ended_s = now
+                fate.end = "" if phase == "Succeeded" else _why(item)
+
+
+def _why(pod: objects.JsonObject) -> str:
+    status = pod.get("status") or {}
+    return str(status.get("message") or status.get("reason") or "deleted")

@@ -1,0 +1,174 @@
+"""Sandbox nodes with real agents on the real API server, whose pods the real scheduler binds."""
+
+import contextlib
+import dataclasses
+import functools
+import json
+import pathlib
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from mig_manager.adapters.kubernetes import api
+from mig_manager.core import model
+from mig_manager.core.node import cluster
+from mig_manager.sandbox.driver import library, states
+from mig_manager.sandbox.node import cluster_view, control_plane, objects, sandbox_node
+from tests import waiting
+from tests.cluster import clusters, envtest
+
+_STOP_TIMEOUT_S = 15.0
+_CONTROLLERS = control_plane.sync_nodes, control_plane.sync_daemon_sets
+"""The scheduler is the real one."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """What the nodes are like."""
+
+    names: Sequence[str]
+    spec: str = "8xA100-SXM4-40GB"
+    layouts: str
+    """The config document that the agents serve."""
+    latency: states.Latency = states.REALISTIC
+    options: sandbox_node.NodeOptions = dataclasses.field(
+        default_factory=lambda: sandbox_node.NodeOptions(tick_s=0.25)
+    )
+    agent_options: Sequence[str] = ()
+
+
+class Machine:
+    """One node, and the agent on it."""
+
+    def __init__(self, name: str, folder: pathlib.Path, shape: Shape) -> None:
+        self.name = name
+        self._shape = shape
+        self.state_file = folder / f"{name}.json"
+        self.log = folder / f"{name}.log"
+        self._config = folder / "layouts.yaml"
+        self._socket = folder / f"{name}.sock"
+        self._exits = contextlib.ExitStack()
+
+    def sandbox(
+        self, view: cluster_view.ClusterView, connection: api.KubeApi, *, is_first: bool
+    ) -> sandbox_node.SandboxNode:
+        """Make its GPUs; return the node that is to be started."""
+        seed = states.Options(latency=self._shape.latency, seed=self.name)
+        library.create(self._shape.spec, self.state_file, options=seed)
+        options = dataclasses.replace(
+            self._shape.options,
+            name=self.name,
+            pod_resources_socket=self._socket,
+            # For the nodes together, so on one of them.
+            controllers=_CONTROLLERS if is_first else (),
+        )
+        return sandbox_node.SandboxNode(connection, self.state_file, options=options, cluster=view)
+
+    def agent(self, kubeconfig: pathlib.Path) -> "Process":
+        """Start its agent."""
+        self._config.write_text(self._shape.layouts, encoding="utf-8")
+        return Process(
+            "agent",
+            *("--node-name", self.name),
+            *("--config-file", str(self._config)),
+            *("--kubeconfig", str(kubeconfig)),
+            *("--pod-resources-socket", str(self._socket)),
+            *("--simulate-state", str(self.state_file)),
+            *self._shape.agent_options,
+            log=self.log,
+        )
+
+
+class Process:
+    """One of our programs."""
+
+    def __init__(self, *arguments: str, log: pathlib.Path) -> None:
+        with log.open("ab") as stream:
+            self._process = subprocess.Popen(  # noqa: S603 - our own program and arguments
+                [sys.executable, "-m", "mig_manager", *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=stream,
+                stderr=subprocess.STDOUT,
+            )
+
+    @property
+    def is_running(self) -> bool:
+        return self._process.poll() is None
+
+    def end(self, signal_number: int = signal.SIGTERM) -> None:
+        """End it; SIGKILL follows if it lingers."""
+        self._process.send_signal(signal_number)
+        try:
+            self._process.wait(_STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
+class Nodes:
+    """The nodes of a cluster; use ``running``."""
+
+    def __init__(self, shape: Shape, view: cluster_view.ClusterView, folder: pathlib.Path) -> None:
+        self.view = view
+        self.folder = folder
+        self.machines = [Machine(name, folder, shape) for name in shape.names]
+        self.sandboxes: dict[str, sandbox_node.SandboxNode] = {}
+
+    def label(self, labels: Mapping[str, Mapping[str, str]]) -> None:
+        """Set labels of nodes, by node."""
+        for name, changed in labels.items():
+            node = self.view.node(name)
+            assert node is not None
+            self.view.patch(cluster_view.Kind.NODE, node, {"metadata": {"labels": changed}})
+
+    def apply(self, layouts: Mapping[str, str], *, within_s: float = 120.0) -> None:
+        """Request a layout of each node; return when all are active and schedulable."""
+        self.label({name: {cluster.CONFIG_LABEL: layout} for name, layout in layouts.items()})
+        for name, layout in layouts.items():
+            is_active = functools.partial(self._is_active, name, layout)
+            waiting.until(is_active, f"{layout} on {name}", within_s=within_s)
+
+    def status(self, name: str) -> Mapping[str, Any]:
+        """Return the status that the agent of a node has published; empty before the first."""
+        node = self.view.node(name)
+        text = objects.annotations(node).get(cluster.STATUS_ANNOTATION) if node else None
+        return json.loads(text) if text else {}
+
+    def _is_active(self, name: str, layout: str) -> bool:
+        node = self.view.node(name)
+        labels = objects.labels(node) if node else {}
+        assert labels.get(cluster.STATE_LABEL) != model.State.FAILED.value, self.status(name)
+        is_applied = labels.get(cluster.APPLIED_LABEL) == layout
+        return is_applied and labels.get(cluster.STATE_LABEL) == model.State.SUCCESS.value
+
+
+@contextlib.contextmanager
+def running(real: clusters.Real, server: envtest.Server, shape: Shape) -> Iterator[Nodes]:
+    """Run nodes, agents and kube-scheduler; at the end the cluster is cleared."""
+    with contextlib.ExitStack() as exits:
+        # Sockets have short paths.
+        folder = pathlib.Path(exits.enter_context(tempfile.TemporaryDirectory(prefix="mig-")))
+        exits.callback(real.clear)
+        real.grant(clusters.SHIPPED)
+        people = server.kubeconfig(folder / "people", token=envtest.ADMIN_TOKEN)
+        connection = api.KubeApi.connect(kubeconfig=str(people))
+        view = exits.enter_context(cluster_view.ClusterView(connection))
+        nodes = Nodes(shape, view, folder)
+        for machine in nodes.machines:
+            node = machine.sandbox(view, connection, is_first=not nodes.sandboxes)
+            nodes.sandboxes[machine.name] = exits.enter_context(node)
+        for machine in nodes.machines:
+            has_devices = functools.partial(_has_devices, view, machine.name)
+            waiting.until(has_devices, f"the devices of {machine.name}")
+            config = real.kubeconfig(folder / machine.name, clusters.OURS, node=machine.name)
+            exits.callback(machine.agent(config).end)
+        exits.enter_context(server.scheduling())
+        yield nodes
+
+
+def _has_devices(view: cluster_view.ClusterView, name: str) -> bool:
+    node = view.node(name)
+    return node is not None and sum(objects.allocatable_devices(node).values()) > 0
