@@ -152,7 +152,7 @@ class Real:
     """A real API server; it is cleared between tests, not replaced."""
 
     def __init__(self, server: envtest.Server, folder: pathlib.Path) -> None:
-        self._server = server
+        self.server = server
         self._people = server.kubeconfig(folder / "people", token=envtest.ADMIN_TOKEN)
         self.kube = api.KubeApi.connect(kubeconfig=str(self._people))
         for namespace in NAMESPACES:
@@ -186,8 +186,8 @@ class Real:
             "metadata": {"generateName": "later-"},
         }
         self.kube.post(EVENTS, later)
-        self._server.kill()
-        self._server.start()
+        self.server.kill()
+        self.server.start()
 
     def count_disruptions(self, kube: api.KubeApi, budget: str, allowed: int = 0) -> None:
         change = {"status": {"observedGeneration": 1, "disruptionsAllowed": allowed}}
@@ -212,7 +212,7 @@ class Real:
             named = {"name": objects.name(pod), "uid": objects.uid(pod)}
             request["boundObjectRef"] = {"apiVersion": "v1", "kind": "Pod", **named}
         answer = self.kube.post(f"{account.path}/token", {"spec": request})
-        return self._server.kubeconfig(path, token=answer["status"]["token"])
+        return self.server.kubeconfig(path, token=answer["status"]["token"])
 
     def clear(self) -> None:
         paths = [

@@ -1,9 +1,11 @@
 """Pods that come, ask for one MIG device, run for a while, and end by themselves."""
 
+import contextlib
 import dataclasses
 import threading
 import time
 from collections.abc import Callable, Iterable
+from typing import Self
 
 from mig_manager.sandbox.node import cluster_view, objects
 
@@ -42,28 +44,41 @@ class Fate:
         """From its creation to its node."""
         return None if self.bound_s is None else self.bound_s - self.created_s
 
+    def ran_s(self, now_s: float) -> float:
+        """Return for how long it has run."""
+        if self.started_s is None:
+            return 0.0
+        return (now_s if self.ended_s is None else self.ended_s) - self.started_s
+
 
 class Day:
-    """The pods of a day, from ``play`` on."""
+    """The pods of a day, followed from ``with`` to its end."""
 
     def __init__(self, view: cluster_view.ClusterView) -> None:
         self._view = view
         self._lock = threading.Lock()
+        self._exits = contextlib.ExitStack()
         self.fates: dict[str, Fate] = {}
+        self.end_s = 0.0
+        """When it was over, in monotonic seconds."""
+
+    def __enter__(self) -> Self:
+        self._exits.callback(self._view.listen(self._notice))
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self._exits.close()
+        self.end_s = time.monotonic()
 
     def play(self, jobs: Iterable[Job], *, end_s: float) -> None:
-        """Create each pod at its time; return at the end of the day."""
+        """Create each pod at its time; return when it is so late."""
         pause, begin = threading.Event(), time.monotonic()
-        stop = self._view.listen(self._notice)
-        try:
-            for job in sorted(jobs, key=lambda job: job.at_s):
-                pause.wait(max(0.0, begin + job.at_s - time.monotonic()))
-                with self._lock:
-                    self.fates[job.name] = Fate(job=job, created_s=time.monotonic())
-                self._view.create(cluster_view.Kind.POD, job.pod())
-            pause.wait(max(0.0, begin + end_s - time.monotonic()))
-        finally:
-            stop()
+        for job in sorted(jobs, key=lambda job: job.at_s):
+            pause.wait(max(0.0, begin + job.at_s - time.monotonic()))
+            with self._lock:
+                self.fates[job.name] = Fate(job=job, created_s=time.monotonic())
+            self._view.create(cluster_view.Kind.POD, job.pod())
+        pause.wait(max(0.0, begin + end_s - time.monotonic()))
 
     def has(self, holds: Callable[[Fate], bool]) -> bool:
         """Return whether something holds for every pod that has been created."""

@@ -1,5 +1,6 @@
 """Sandbox nodes with real agents on the real API server, whose pods the real scheduler binds."""
 
+import collections
 import contextlib
 import dataclasses
 import functools
@@ -20,6 +21,8 @@ from mig_manager.sandbox.node import cluster_view, control_plane, objects, sandb
 from tests import waiting
 from tests.cluster import clusters, envtest
 
+PARTITIONER = clusters.Account(namespace="mig-manager", name="mig-manager-partitioner")
+PARTITIONER_USER = f"system:serviceaccount:{PARTITIONER.namespace}:{PARTITIONER.name}"
 _STOP_TIMEOUT_S = 15.0
 _CONTROLLERS = control_plane.sync_nodes, control_plane.sync_daemon_sets
 """The scheduler is the real one."""
@@ -38,6 +41,8 @@ class Shape:
         default_factory=lambda: sandbox_node.NodeOptions(tick_s=0.25)
     )
     agent_options: Sequence[str] = ()
+    folder: pathlib.Path | None = None
+    """Where the logs stay; None: they go with the nodes."""
 
 
 class Machine:
@@ -47,7 +52,7 @@ class Machine:
         self.name = name
         self._shape = shape
         self.state_file = folder / f"{name}.json"
-        self.log = folder / f"{name}.log"
+        self.log = (shape.folder or folder) / f"{name}.log"
         self._config = folder / "layouts.yaml"
         self._socket = folder / f"{name}.sock"
         self._exits = contextlib.ExitStack()
@@ -111,9 +116,17 @@ class Process:
 class Nodes:
     """The nodes of a cluster; use ``running``."""
 
-    def __init__(self, shape: Shape, view: cluster_view.ClusterView, folder: pathlib.Path) -> None:
+    def __init__(
+        self,
+        shape: Shape,
+        view: cluster_view.ClusterView,
+        folder: pathlib.Path,
+        real: clusters.Real,
+    ) -> None:
         self.view = view
-        self.folder = folder
+        self._folder = folder
+        self.partitioner_log = (shape.folder or folder) / "partitioner.log"
+        self._real = real
         self.machines = [Machine(name, folder, shape) for name in shape.names]
         self.sandboxes: dict[str, sandbox_node.SandboxNode] = {}
 
@@ -137,6 +150,28 @@ class Nodes:
         text = objects.annotations(node).get(cluster.STATUS_ANNOTATION) if node else None
         return json.loads(text) if text else {}
 
+    def runs(self) -> collections.Counter[str]:
+        """Return how the agents' runs have ended so far: how many with which reason."""
+        lines = (
+            json.loads(line)
+            for machine in self.machines
+            for line in machine.log.read_text(encoding="utf-8").splitlines()
+            if '"run_finished"' in line
+        )
+        return collections.Counter(str(line["reason"]) for line in lines)
+
+    def partitioner(self, *options: str) -> Process:
+        """Start a replica of the partitioner."""
+        config = self._real.kubeconfig(self._folder / "partitioner", PARTITIONER)
+        return Process(
+            "partitioner", "--kubeconfig", str(config), *options, log=self.partitioner_log
+        )
+
+    def opt_in(self) -> None:
+        """Let the partitioner change all nodes."""
+        opted_in = {cluster.PARTITIONING_LABEL: cluster.ON_DEMAND}
+        self.label({machine.name: opted_in for machine in self.machines})
+
     def _is_active(self, name: str, layout: str) -> bool:
         node = self.view.node(name)
         labels = objects.labels(node) if node else {}
@@ -146,17 +181,17 @@ class Nodes:
 
 
 @contextlib.contextmanager
-def running(real: clusters.Real, server: envtest.Server, shape: Shape) -> Iterator[Nodes]:
+def running(real: clusters.Real, shape: Shape) -> Iterator[Nodes]:
     """Run nodes, agents and kube-scheduler; at the end the cluster is cleared."""
     with contextlib.ExitStack() as exits:
         # Sockets have short paths.
         folder = pathlib.Path(exits.enter_context(tempfile.TemporaryDirectory(prefix="mig-")))
         exits.callback(real.clear)
         real.grant(clusters.SHIPPED)
-        people = server.kubeconfig(folder / "people", token=envtest.ADMIN_TOKEN)
+        people = real.server.kubeconfig(folder / "people", token=envtest.ADMIN_TOKEN)
         connection = api.KubeApi.connect(kubeconfig=str(people))
         view = exits.enter_context(cluster_view.ClusterView(connection))
-        nodes = Nodes(shape, view, folder)
+        nodes = Nodes(shape, view, folder, real)
         for machine in nodes.machines:
             node = machine.sandbox(view, connection, is_first=not nodes.sandboxes)
             nodes.sandboxes[machine.name] = exits.enter_context(node)
@@ -165,7 +200,7 @@ def running(real: clusters.Real, server: envtest.Server, shape: Shape) -> Iterat
             waiting.until(has_devices, f"the devices of {machine.name}")
             config = real.kubeconfig(folder / machine.name, clusters.OURS, node=machine.name)
             exits.callback(machine.agent(config).end)
-        exits.enter_context(server.scheduling())
+        exits.enter_context(real.server.scheduling())
         yield nodes
 
 

@@ -1,0 +1,302 @@
+"""A day of pods that ask for MIG devices, and what could be done for them at best: no I/O.
+
+All times are seconds of the day as it is played, which is compressed.
+"""
+
+import bisect
+import collections
+import dataclasses
+import functools
+import heapq
+import math
+import random
+from collections.abc import Iterable, Mapping, Sequence
+
+from mig_manager.catalogue import hardware
+from mig_manager.core import model, profile_name
+from mig_manager.core.layout import generator
+from mig_manager.core.planner import placement
+from tests.cluster import pods_of_a_day
+
+Job = pods_of_a_day.Job
+Waits = Mapping[str, float | None]
+"""From a pod's creation to its node, by name; None: not by the end of the day."""
+
+PRODUCT = "A100-SXM4-40GB"
+_MIXES: Mapping[float, Mapping[str, float]] = {
+    0.0: {"1g.5gb": 0.20, "2g.10gb": 0.20, "3g.20gb": 0.35, "7g.40gb": 0.25},
+    7.0: {"1g.5gb": 0.20, "2g.10gb": 0.20, "3g.20gb": 0.35, "7g.40gb": 0.25},
+    10.0: {"1g.5gb": 0.65, "2g.10gb": 0.22, "3g.20gb": 0.10, "7g.40gb": 0.03},
+    16.0: {"1g.5gb": 0.65, "2g.10gb": 0.22, "3g.20gb": 0.10, "7g.40gb": 0.03},
+    19.0: {"1g.5gb": 0.20, "2g.10gb": 0.55, "3g.20gb": 0.20, "7g.40gb": 0.05},
+    24.0: {"1g.5gb": 0.20, "2g.10gb": 0.20, "3g.20gb": 0.35, "7g.40gb": 0.25},
+}
+"""What pods ask for at an hour: training by night, notebooks by day, inference in the evening;
+between the hours the shares change evenly."""
+_SPREAD = 1.0
+"""Standard deviation of the logarithm of a life: one pod in twenty lives five times the median."""
+_HOURS = 24.0
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Size:
+    """What a profile takes of a GPU."""
+
+    compute: int
+    memory: int
+    most: int
+    """How many of it alone fit a GPU."""
+
+
+@functools.cache
+def capacity() -> placement.Capacity:
+    """Return the profiles and placements of the GPUs."""
+    return placement.Capacity(hardware.template(hardware.find(PRODUCT)).profiles or ())
+
+
+def sizes() -> dict[str, Size]:
+    """Return the profiles of the day."""
+    found = {}
+    for name in _MIXES[0.0]:
+        profile = profile_name.parse(name)
+        spec = capacity().by_profile[profile]
+        found[name] = Size(
+            compute=profile.gpu_slices,
+            memory=spec.placements[0].size,
+            most=capacity().most(profile),
+        )
+    return found
+
+
+def jobs(*, seed: int, pods: int, day_s: float, gpus: int, load: float) -> list[Job]:
+    """Draw the pods of a day.
+
+    Args:
+        seed: The same seed gives the same day, however long it is played.
+        pods: How many; the last one comes an hour before the end.
+        day_s: How long the day is played.
+        gpus: Of the cluster.
+        load: Which share of all GPUs the pods would keep if none waited, where a pod takes the
+            share of a GPU that its profile leaves no other of its kind.
+    """
+    draw = random.Random(seed)  # noqa: S311 - a bench, no secret
+    rows = []
+    for hour in sorted(draw.uniform(0.0, _HOURS - 1.0) for _ in range(pods)):
+        mix = _mix(hour)
+        (name,) = draw.choices(list(mix), list(mix.values()))
+        rows.append((hour, name, draw.lognormvariate(0.0, _SPREAD)))
+    sized = sizes()
+
+    def kept(factor: float) -> float:
+        spans = ((min(run * factor, _HOURS - hour), name) for hour, name, run in rows)
+        return sum(span / sized[name].most for span, name in spans) / (gpus * _HOURS)
+
+    # Lives are cut at the end of the day, so the factor must be searched.
+    low, high = 0.0, _HOURS
+    for _ in range(50):
+        middle = (low + high) / 2
+        low, high = (middle, high) if kept(middle) < load else (low, middle)
+    scale = day_s / _HOURS
+    return [
+        Job(name=f"pod-{number:03}", profile=name, at_s=hour * scale, run_s=run * low * scale)
+        for number, (hour, name, run) in enumerate(rows)
+    ]
+
+
+def _mix(hour: float) -> dict[str, float]:
+    hours = list(_MIXES)
+    after = max(1, bisect.bisect_left(hours, hour))
+    first, last = hours[after - 1], hours[after]
+    part = (hour - first) / (last - first)
+    return {
+        name: share * (1 - part) + _MIXES[last][name] * part
+        for name, share in _MIXES[first].items()
+    }
+
+
+# -- fixed layouts ----------------------------------------------------------------------------
+
+
+def fixed(
+    day: Iterable[Job], devices: Mapping[str, int], *, end_s: float
+) -> dict[str, float | None]:
+    """Return how long pods wait for the devices of a fixed layout, first come, first served."""
+    waits: dict[str, float | None] = {}
+    free = {name: [0.0] * count for name, count in devices.items()}
+    for job in sorted(day, key=lambda job: job.at_s):
+        heap = free.get(job.profile)
+        start = max(job.at_s, heap[0]) if heap else math.inf
+        waits[job.name] = start - job.at_s if start <= end_s else None
+        if heap and start <= end_s:
+            heapq.heapreplace(heap, start + job.run_s)
+    return waits
+
+
+Counts = tuple[tuple[str, int], ...]
+"""The devices of a GPU, by profile."""
+
+
+def layouts() -> list[Counts]:
+    """Return every way to fill a GPU with the profiles of the day."""
+    by_name = {name: capacity().by_profile[profile_name.parse(name)] for name in sizes()}
+    return [
+        tuple((str(profile), count) for profile, count in counts)
+        for counts in generator.maximal(by_name.values())
+    ]
+
+
+def best_fixed(day: Sequence[Job], *, gpus: int, end_s: float) -> dict[Counts, int]:
+    """Return for how many GPUs each layout is best, by one who knows the day.
+
+    Fewest pods without a device first, then the least waiting. From each layout for all GPUs it
+    changes one GPU at a time for as long as that is better, and takes the best of all ends.
+    """
+    by_profile = {name: [job for job in day if job.profile == name] for name in sizes()}
+
+    @functools.cache
+    def price(name: str, count: int) -> tuple[int, float]:
+        waits = fixed(by_profile[name], {name: count}, end_s=end_s)
+        late = sum(end_s - job.at_s for job in by_profile[name] if waits[job.name] is None)
+        known = [wait for wait in waits.values() if wait is not None]
+        return len(waits) - len(known), late + sum(known)
+
+    def judged(chosen: Mapping[Counts, int]) -> tuple[int, float]:
+        total = devices(chosen)
+        prices = [price(name, total.get(name, 0)) for name in by_profile]
+        return sum(p[0] for p in prices), sum(p[1] for p in prices)
+
+    known = layouts()
+    ends = []
+    for start in known:
+        chosen, now = {start: gpus}, (len(day) + 1, 0.0)
+        while judged(chosen) < now:
+            now = judged(chosen)
+            chosen = min((chosen, *_neighbours(chosen, known)), key=judged)
+        ends.append(chosen)
+    return min(ends, key=judged)
+
+
+def _neighbours(
+    chosen: Mapping[Counts, int], known: Iterable[Counts]
+) -> Iterable[dict[Counts, int]]:
+    for new in known:
+        for old in chosen:
+            moved = collections.Counter(chosen)
+            moved[old] -= 1
+            moved[new] += 1
+            yield {counts: number for counts, number in moved.items() if number}
+
+
+def devices(chosen: Mapping[Counts, int]) -> dict[str, int]:
+    """Return the devices of all GPUs by profile."""
+    total: collections.Counter[str] = collections.Counter()
+    for counts, number in chosen.items():
+        for name, count in counts:
+            total[name] += count * number
+    return dict(total)
+
+
+# -- bounds -----------------------------------------------------------------------------------
+
+
+def instant(day: Iterable[Job], *, gpus: int, end_s: float) -> dict[str, float | None]:
+    """Return how long pods wait where GPUs are repartitioned at once, for nothing.
+
+    No pod in use is moved, and the future is unknown: the oldest pod first, on the fullest GPU
+    that has room, where it leaves the most. What repartitioning really costs comes on top.
+    """
+    waits: dict[str, float | None] = {}
+    running: list[tuple[float, int, placement.Placed]] = []
+    used: list[list[placement.Placed]] = [[] for _ in range(gpus)]
+    pending: list[Job] = []
+    comings = collections.deque(sorted(day, key=lambda job: job.at_s))
+    while comings or (pending and running):
+        now = min(comings[0].at_s if comings else math.inf, running[0][0] if running else math.inf)
+        if now > end_s:
+            break
+        while running and running[0][0] <= now:
+            _, gpu, placed = heapq.heappop(running)
+            used[gpu].remove(placed)
+        while comings and comings[0].at_s <= now:
+            pending.append(comings.popleft())
+        still = []
+        for job in pending:
+            found = _room(job.profile, used)
+            if found is None:
+                still.append(job)
+                continue
+            waits[job.name] = now - job.at_s
+            gpu, placed = found
+            used[gpu].append(placed)
+            heapq.heappush(running, (now + job.run_s, gpu, placed))
+        pending = still
+    return waits | {job.name: None for job in (*pending, *comings)}
+
+
+def _room(
+    name: str, used: Sequence[Sequence[placement.Placed]]
+) -> tuple[int, placement.Placed] | None:
+    profile = profile_name.parse(name)
+    by_fill = sorted(range(len(used)), key=lambda gpu: -sum(p.size for _, p in used[gpu]))
+    for gpu in by_fill:
+        placed = _best(frozenset(used[gpu]), profile)
+        if placed is not None:
+            return gpu, placed
+    return None
+
+
+@functools.cache
+def _best(used: frozenset[placement.Placed], profile: model.Profile) -> placement.Placed | None:
+    found = capacity().best(sorted(used, key=lambda each: each[1]), {profile: 1})
+    return found.placed[0] if found else None
+
+
+def least_wait(day: Sequence[Job], share: float, *, gpus: int, end_s: float) -> float:
+    """Return a time that no scheduler can beat: so long waits the pod at this share of all.
+
+    It may know the whole day, move running pods, split them over GPUs and repartition for
+    nothing: all that must hold is that running pods take no more compute slices and no more memory
+    slices than there are. A pod that waits at most W surely runs from W after its creation to the
+    end of its life; where the pods that surely run at one moment take more than there is, some
+    must wait longer, at least as many as it takes of the largest.
+    """
+    most = len(day) - math.ceil(share * len(day))
+    low, high = 0.0, end_s
+    if _late(day, 0.0, gpus=gpus) <= most:
+        return 0.0
+    for _ in range(30):
+        middle = (low + high) / 2
+        low, high = (middle, high) if _late(day, middle, gpus=gpus) > most else (low, middle)
+    return low
+
+
+def _late(day: Sequence[Job], wait_s: float, *, gpus: int) -> int:
+    """Return how many pods at least wait longer."""
+    sized = sizes()
+    spans = [(job.at_s + wait_s, job.at_s + job.run_s, sized[job.profile]) for job in day]
+    worst = 0
+    for now, end, _ in spans:
+        if now < end:
+            sure = [size for start, stop, size in spans if start <= now < stop]
+            for taken, pool in (
+                ([size.compute for size in sure], 7 * gpus),
+                ([size.memory for size in sure], 8 * gpus),
+            ):
+                worst = max(worst, _surplus(taken, pool))
+    return worst
+
+
+def _surplus(taken: Iterable[int], pool: int) -> int:
+    """Return how many of the largest must go until the others fit."""
+    largest = sorted(taken, reverse=True)
+    over, count = sum(largest) - pool, 0
+    while over > 0:
+        over -= largest[count]
+        count += 1
+    return count
+
+
+def quantile(waits: Waits, share: float) -> float:
+    """Return how long the pod at this share of all waits; infinite if it has got no node."""
+    ordered = sorted(math.inf if wait is None else wait for wait in waits.values())
+    return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
