@@ -151,6 +151,7 @@ def _played(name: str, plan: Plan, folder: pathlib.Path) -> Entry:
                 nodes.apply(requested)
                 with contextlib.ExitStack() as exits:
                     if name == _ON_DEMAND:
+                        exits.enter_context(sandbox_nodes.installed_partitioner(real))
                         nodes.opt_in()
                         exits.callback(nodes.partitioner(*_PARTITIONER, *_TIMES).end)
                     watch = exits.enter_context(device_watch.watching(nodes))

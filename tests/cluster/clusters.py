@@ -263,13 +263,14 @@ class Real:
     def _has_exactly(self, rights: Rights) -> bool:
         """Return whether the authorizer, which hears of roles a moment later, knows them."""
         return all(
-            self._may(rights.account, right, namespace) is rights.allow(right, namespace)
+            self.may(rights.account, right, namespace) is rights.allow(right, namespace)
             for right in ALL_RIGHTS | rights.everywhere
             for namespace in ("default", rights.account.namespace)
             if right[1] != "nodes" or namespace == "default"
         )
 
-    def _may(self, account: Account, right: Right, namespace: str) -> bool:
+    def may(self, account: Account, right: Right, namespace: str) -> bool:
+        """Return whether the authorizer grants an account a right."""
         group, resource, verb = right
         plural, _, subresource = resource.partition("/")
         asked = {"group": group, "resource": plural, "subresource": subresource, "verb": verb}

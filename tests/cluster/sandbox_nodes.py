@@ -181,6 +181,22 @@ class Nodes:
 
 
 @contextlib.contextmanager
+def installed_partitioner(real: clusters.Real) -> Iterator[None]:
+    """Give the partitioner what its manifests give it, its Deployment aside."""
+    manifest = clusters.shipped("partitioner/partitioner.yaml")
+    made = [obj for obj in manifest if obj["kind"] != "Deployment"]
+    for obj in made:
+        real.kube.post(clusters.collection(obj), obj)
+    try:
+        right = "coordination.k8s.io", "leases", "create"
+        waiting.until(lambda: real.may(PARTITIONER, right, PARTITIONER.namespace), "its rights")
+        yield
+    finally:
+        for obj in made:
+            real.kube.delete(f"{clusters.collection(obj)}/{PARTITIONER.name}")
+
+
+@contextlib.contextmanager
 def running(real: clusters.Real, shape: Shape) -> Iterator[Nodes]:
     """Run nodes, agents and kube-scheduler; at the end the cluster is cleared."""
     with contextlib.ExitStack() as exits:

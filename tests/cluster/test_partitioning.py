@@ -56,6 +56,7 @@ def test_every_pod_that_fits_is_placed_though_a_leader_is_killed_and_none_loses_
     with contextlib.ExitStack() as exits:
         nodes = exits.enter_context(sandbox_nodes.running(real_cluster, shape))
         nodes.apply(dict.fromkeys(shape.names, "all-balanced"))
+        exits.enter_context(sandbox_nodes.installed_partitioner(real_cluster))
         nodes.opt_in()
         leader = nodes.partitioner(*_OPTIONS)
         exits.callback(leader.end)
