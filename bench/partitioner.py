@@ -190,12 +190,23 @@ def _judged(
         placed,
         {share: day.quantile(waits, share) for share in _SHARES},
         utilisation=round(used / (_SLICES * plan.gpus * plan.day_s), 3),
+        longest_s=_longest(played),
         runs=dict(ends),
         lost=len(watch.losses),
         failed=len(failed),
         evicted=len(requests.evicted()),
         **{f"{who}_requests_per_pod": round(n / max(1, placed), 2) for who, n in asked.items()},
     )
+
+
+def _longest(played: pods_of_a_day.Day) -> dict[str, float]:
+    """Return the longest wait of each profile, until the end of the day if it lasts so long."""
+    longest: dict[str, float] = {}
+    for fate in played.fates.values():
+        wait_s = played.end_s - fate.created_s if fate.wait_s is None else fate.wait_s
+        name = fate.job.profile
+        longest[name] = max(longest.get(name, 0.0), round(wait_s, 1))
+    return longest
 
 
 _ON_DEMAND = "on-demand"
