@@ -108,18 +108,35 @@ def _computed(plan: Plan) -> Iterator[Entry]:
     hour_s = _DAY_S / 24 * plan.day_s / _DAY_S
     print(f"one hour takes {hour_s:.1f} s")
     bound = {share: day.least_wait(plan.jobs, share, gpus=gpus, end_s=end_s) for share in _SHARES}
-    yield _entry("bound", placed=len(plan.jobs), waits=bound)
-    yield _simulated("instant", day.instant(plan.jobs, gpus=gpus, end_s=end_s))
+    most = _utilisation(plan, {job.name: end_s - job.at_s for job in plan.jobs})
+    yield _entry("bound", placed=len(plan.jobs), waits=bound, utilisation=most)
+    yield _simulated("instant", plan, day.instant(plan.jobs, gpus=gpus, end_s=end_s))
     devices = day.devices(day.best_fixed(plan.jobs, gpus=gpus, end_s=end_s))
-    yield _simulated("best fixed, computed", day.fixed(plan.jobs, devices, end_s=end_s))
+    yield _simulated("best fixed, computed", plan, day.fixed(plan.jobs, devices, end_s=end_s))
 
 
 _SHARES = (0.5, 0.9, 1.0)
 
 
-def _simulated(name: str, waits: day.Waits) -> Entry:
+def _simulated(name: str, plan: Plan, waits: day.Waits) -> Entry:
     placed = sum(wait is not None for wait in waits.values())
-    return _entry(name, placed, {share: day.quantile(waits, share) for share in _SHARES})
+    left_s = {
+        job.name: plan.day_s - job.at_s - wait
+        for job in plan.jobs
+        if (wait := waits[job.name]) is not None
+    }
+    quantiles = {share: day.quantile(waits, share) for share in _SHARES}
+    return _entry(name, placed, quantiles, utilisation=_utilisation(plan, left_s))
+
+
+def _utilisation(plan: Plan, left_s: Mapping[str, float]) -> float:
+    """Return the share of the compute slices in use, where pods run until the end at most."""
+    slices = day.sizes()
+    used = sum(
+        min(job.run_s, left_s.get(job.name, 0.0)) * slices[job.profile].compute
+        for job in plan.jobs
+    )
+    return round(used / (_SLICES * plan.gpus * plan.day_s), 3)
 
 
 def _entry(name: str, placed: int, waits: Mapping[float, float], **more: object) -> Entry:
@@ -176,8 +193,7 @@ def _judged(
     fates = list(played.fates.values())
     waits = {fate.job.name: fate.wait_s for fate in fates}
     placed = sum(wait is not None for wait in waits.values())
-    slices = day.sizes()
-    used = sum(fate.ran_s(played.end_s) * slices[fate.job.profile].compute for fate in fates)
+    ran_s = {fate.job.name: fate.ran_s(played.end_s) for fate in fates}
     failed = [f"{fate.job.name}: {fate.end}" for fate in fates if fate.end]
     for line in (*failed, *sorted(watch.losses)):
         print(f"  {name}: {line}")
@@ -189,7 +205,7 @@ def _judged(
         name,
         placed,
         {share: day.quantile(waits, share) for share in _SHARES},
-        utilisation=round(used / (_SLICES * plan.gpus * plan.day_s), 3),
+        utilisation=_utilisation(plan, ran_s),
         longest_s=_longest(played),
         runs=dict(ends),
         lost=len(watch.losses),

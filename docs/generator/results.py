@@ -79,9 +79,55 @@ def soak_table(_body: str) -> str:
     return blocks.table(("Count", "Number"), rows)
 
 
+_VARIANTS = {
+    "bound": "a bound that no scheduler can beat",
+    "instant": "repartitioning that takes no time, computed",
+    "on-demand": "**partitioner**",
+    "best fixed": "the best fixed layout of each GPU, chosen by one who knows the day",
+    "all-balanced": "`all-balanced`",
+}
+
+
+def day_table(_body: str) -> str:
+    """Return how the pods of a day fared, a row for each way to partition the GPUs."""
+    found = entries("partitioner")
+    if not found:
+        return _NOTHING
+    about, *rows = found
+    by_name = {row["variant"]: row for row in rows}
+    waits = "Median wait", "90 % wait at most", "Longest"
+    head = ("GPUs", "Pods placed", *waits, "Slices used", "Changes", "Requests for each pod")
+    cells = (
+        (what, *_fared(by_name[name], about))
+        for name, what in _VARIANTS.items()
+        if name in by_name
+    )
+    hour_s = about["day_s"] / 24
+    return (
+        f"{about['nodes']} nodes with 8 A100 each, {about['pods']} pods, seed {about['seed']}, "
+        f"load {about['load']:.0%}. The day took {about['day_s']:g} s, an hour {hour_s:g} s.\n\n"
+        f"{blocks.table(head, cells)}"
+    )
+
+
+def _fared(row: Entry, about: Entry) -> Iterable[str]:
+    yield f"{row['placed']} of {about['pods']}"
+    for key in ("p50_s", "p90_s", "p100_s"):
+        yield "not placed" if row[key] is None else f"{row[key]:.1f} s"
+    yield f"{row['utilisation']:.0%}"
+    if "runs" not in row:
+        yield from ("", "")
+        return
+    refused = row["runs"].get("InUse", 0)
+    changed = row["runs"].get("Applied", 0)
+    yield f"{changed}, {refused} refused" if refused else str(changed)
+    yield f"{row['partitioner_requests_per_pod'] + row['agents_requests_per_pod']:.1f}"
+
+
 RENDERERS: Mapping[str, blocks.Renderer] = {
     "fault-matrices": fault_table,
     "kill-matrix": kill_table,
+    "partitioner-day": day_table,
     "soak": soak_table,
 }
 """By the name that a block has in its page."""

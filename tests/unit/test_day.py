@@ -1,0 +1,92 @@
+"""The day that the partitioner's bench plays, and what it is compared with."""
+
+import collections
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bench import day
+
+GPUS = 2
+DAY_S = 240.0
+
+small_days = st.builds(
+    lambda seed, pods, load: day.jobs(seed=seed, pods=pods, day_s=DAY_S, gpus=GPUS, load=load),
+    st.integers(0, 1000),
+    st.integers(1, 20),
+    st.sampled_from([0.3, 0.8, 1.5]),
+)
+
+
+def job(name: str, profile: str, at_s: float, run_s: float) -> day.Job:
+    return day.Job(name=name, profile=profile, at_s=at_s, run_s=run_s)
+
+
+def test_a_day_is_the_same_each_time_and_however_long_it_is_played() -> None:
+    short, long = (
+        day.jobs(seed=1, pods=50, day_s=seconds, gpus=8, load=0.7) for seconds in (60.0, 600.0)
+    )
+
+    assert [each.profile for each in short] == [each.profile for each in long]
+    assert [each.run_s * 10 for each in short] == pytest.approx([each.run_s for each in long])
+    assert day.jobs(seed=2, pods=50, day_s=60.0, gpus=8, load=0.7) != short
+
+
+def test_the_pods_of_a_day_keep_the_share_of_the_gpus_that_is_asked_for() -> None:
+    jobs = day.jobs(seed=1, pods=400, day_s=DAY_S, gpus=32, load=0.7)
+
+    sizes = day.sizes()
+    kept = sum(min(j.run_s, DAY_S - j.at_s) / sizes[j.profile].most for j in jobs)
+    assert kept / (32 * DAY_S) == pytest.approx(0.7, abs=0.01)
+
+
+def test_a_fixed_layout_serves_each_profile_in_the_order_of_the_pods() -> None:
+    jobs = [job("a", "1g.5gb", 0, 10), job("b", "1g.5gb", 1, 5), job("c", "7g.40gb", 2, 1)]
+
+    waits = day.fixed(jobs, {"1g.5gb": 1}, end_s=100)
+
+    assert waits == {"a": 0.0, "b": 9.0, "c": None}
+
+
+def test_instant_repartitioning_waits_only_for_what_is_in_use() -> None:
+    jobs = [job("a", "1g.5gb", 0, 10), job("b", "7g.40gb", 1, 5), job("c", "3g.20gb", 2, 1)]
+
+    waits = day.instant(jobs, gpus=1, end_s=100)
+
+    assert waits == {"a": 0.0, "b": 9.0, "c": 0.0}
+
+
+def test_no_pod_is_said_to_be_late_where_all_fit_and_the_surplus_is_where_they_do_not() -> None:
+    jobs = [job(str(n), "7g.40gb", 0, 10) for n in range(3)]
+
+    assert day.least_wait(jobs, 1.0, gpus=3, end_s=100) == 0.0
+    assert day.least_wait(jobs, 1.0, gpus=2, end_s=100) == pytest.approx(10.0, abs=0.01)
+    assert day.least_wait(jobs, 0.6, gpus=2, end_s=100) == 0.0
+
+
+@settings(deadline=None, max_examples=50)
+@given(small_days)
+def test_nothing_that_is_computed_beats_the_bound(jobs: list[day.Job]) -> None:
+    best = day.devices(day.best_fixed(jobs, gpus=GPUS, end_s=DAY_S))
+    computed = (
+        day.instant(jobs, gpus=GPUS, end_s=DAY_S),
+        day.fixed(jobs, best, end_s=DAY_S),
+    )
+    for share in (0.5, 0.9, 1.0):
+        bound = day.least_wait(jobs, share, gpus=GPUS, end_s=DAY_S)
+        assert all(bound <= day.quantile(waits, share) + 1e-6 for waits in computed)
+
+
+@settings(deadline=None, max_examples=25)
+@given(small_days)
+def test_the_best_fixed_layout_is_no_worse_than_one_layout_for_all_gpus(
+    jobs: list[day.Job],
+) -> None:
+    def unplaced(layout: collections.Counter[day.Counts]) -> int:
+        waits = day.fixed(jobs, day.devices(layout), end_s=DAY_S)
+        return sum(wait is None for wait in waits.values())
+
+    best = unplaced(collections.Counter(day.best_fixed(jobs, gpus=GPUS, end_s=DAY_S)))
+    same = [unplaced(collections.Counter({counts: GPUS})) for counts in day.layouts()]
+    assert best <= min(same)
