@@ -1,39 +1,59 @@
 """Watch at the simulated drivers that no pod loses its device."""
 
 import contextlib
+import dataclasses
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
-from mig_manager.sandbox.node import device_plugin, sandbox_node
-from tests.cluster import sandbox_nodes
+from mig_manager.sandbox.node import device_manager, device_plugin
 
 _PERIOD_S = 0.02
 """The driver takes longer to create an instance again where one has been destroyed."""
 
 
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """What there is on a node, and what its kubelet has given to pods."""
+
+    name: str
+    gpus: device_plugin.SimulatedGpus
+    kubelet: device_manager.DeviceManager
+
+
 class DeviceWatch:
     """What has been seen since the start."""
 
-    def __init__(self) -> None:
+    def __init__(self, nodes: Collection[Node]) -> None:
+        self._nodes = nodes
         self.looks = 0
         self.losses: set[str] = set()
         """Pod, node and device of each pod that kubelet had given a device which then was gone."""
 
+    def look(self) -> None:
+        """Compare the devices of pods with those of the drivers."""
+        for node in self._nodes:
+            before = _devices(node.kubelet)
+            seen = node.gpus.observe()
+            there = {gpu.uuid for gpu in seen}
+            there |= {device.uuid for gpu in seen for device in gpu.mig_devices}
+            # Without those that came or went meanwhile.
+            after = _devices(node.kubelet)
+            for pod in before.keys() & after.keys():
+                for device in (before[pod] & after[pod]) - there:
+                    self.losses.add(f"{pod} on {node.name}: {device}")
+        self.looks += 1
+
 
 @contextlib.contextmanager
-def watching(nodes: sandbox_nodes.Nodes) -> Iterator[DeviceWatch]:
-    """Compare the devices of pods with those of the drivers, again and again."""
-    watch, ended = DeviceWatch(), threading.Event()
-    gpus = {
-        machine.name: device_plugin.SimulatedGpus(machine.state_file) for machine in nodes.machines
-    }
+def watching(nodes: Collection[Node]) -> Iterator[DeviceWatch]:
+    """Look again and again."""
+    watch, ended = DeviceWatch(nodes), threading.Event()
 
-    def watch_until_ended() -> None:
+    def look_until_ended() -> None:
         while not ended.wait(_PERIOD_S):
-            for name, sandbox in nodes.sandboxes.items():
-                _compare(watch, name, gpus[name], sandbox)
+            watch.look()
 
-    thread = threading.Thread(target=watch_until_ended, name="device-watch")
+    thread = threading.Thread(target=look_until_ended, name="device-watch")
     thread.start()
     try:
         yield watch
@@ -42,22 +62,5 @@ def watching(nodes: sandbox_nodes.Nodes) -> Iterator[DeviceWatch]:
         thread.join()
 
 
-def _compare(
-    watch: DeviceWatch,
-    node: str,
-    gpus: device_plugin.SimulatedGpus,
-    sandbox: sandbox_node.SandboxNode,
-) -> None:
-    before = _devices(sandbox)
-    seen = gpus.observe()
-    there = {gpu.uuid for gpu in seen}
-    there |= {device.uuid for gpu in seen for device in gpu.mig_devices}
-    after = _devices(sandbox)
-    watch.looks += 1
-    for pod in before.keys() & after.keys():
-        for device in before[pod] - there:
-            watch.losses.add(f"{pod} on {node}: {device}")
-
-
-def _devices(sandbox: sandbox_node.SandboxNode) -> Mapping[str, frozenset[str]]:
-    return {pod.name: pod.device_ids for pod in sandbox.devices.assigned()}
+def _devices(kubelet: device_manager.DeviceManager) -> Mapping[str, frozenset[str]]:
+    return {pod.name: pod.device_ids for pod in kubelet.assigned()}

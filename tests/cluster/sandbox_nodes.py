@@ -17,9 +17,15 @@ from mig_manager.adapters.kubernetes import api
 from mig_manager.core import model
 from mig_manager.core.node import cluster
 from mig_manager.sandbox.driver import library, states
-from mig_manager.sandbox.node import cluster_view, control_plane, objects, sandbox_node
+from mig_manager.sandbox.node import (
+    cluster_view,
+    control_plane,
+    device_plugin,
+    objects,
+    sandbox_node,
+)
 from tests import waiting
-from tests.cluster import clusters, envtest
+from tests.cluster import clusters, device_watch, envtest
 
 PARTITIONER = clusters.Account(namespace="mig-manager", name="mig-manager-partitioner")
 PARTITIONER_USER = f"system:serviceaccount:{PARTITIONER.namespace}:{PARTITIONER.name}"
@@ -129,6 +135,17 @@ class Nodes:
         self._real = real
         self.machines = [Machine(name, folder, shape) for name in shape.names]
         self.sandboxes: dict[str, sandbox_node.SandboxNode] = {}
+
+    def watched(self) -> list[device_watch.Node]:
+        """Return the nodes for a watch of their devices."""
+        return [
+            device_watch.Node(
+                name=machine.name,
+                gpus=device_plugin.SimulatedGpus(machine.state_file),
+                kubelet=self.sandboxes[machine.name].devices,
+            )
+            for machine in self.machines
+        ]
 
     def label(self, labels: Mapping[str, Mapping[str, str]]) -> None:
         """Set labels of nodes, by node."""

@@ -64,7 +64,7 @@ def test_every_pod_that_fits_is_placed_though_a_leader_is_killed_and_none_loses_
         waiting.until(lambda: leases(real_cluster) != [], "a leader")
         other = nodes.partitioner(*_OPTIONS)
         exits.callback(other.end)
-        watch = exits.enter_context(device_watch.watching(nodes))
+        watch = exits.enter_context(device_watch.watching(nodes.watched()))
         requests = audit.Log(real_cluster.server.audit_log)
         day = exits.enter_context(pods_of_a_day.Day(nodes.view))
 
