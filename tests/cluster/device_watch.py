@@ -25,11 +25,11 @@ class DeviceWatch:
 
     def __init__(self, nodes: Collection[Node]) -> None:
         self._nodes = nodes
-        self.looks = 0
+        self.checks = 0
         self.losses: set[str] = set()
         """Pod, node and device of each pod that kubelet had given a device which then was gone."""
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Compare the devices of pods with those of the drivers."""
         for node in self._nodes:
             before = _devices(node.kubelet)
@@ -41,19 +41,19 @@ class DeviceWatch:
             for pod in before.keys() & after.keys():
                 for device in (before[pod] & after[pod]) - there:
                     self.losses.add(f"{pod} on {node.name}: {device}")
-        self.looks += 1
+        self.checks += 1
 
 
 @contextlib.contextmanager
 def watching(nodes: Collection[Node]) -> Iterator[DeviceWatch]:
-    """Look again and again."""
+    """Check again and again."""
     watch, ended = DeviceWatch(nodes), threading.Event()
 
-    def look_until_ended() -> None:
+    def check_until_ended() -> None:
         while not ended.wait(_PERIOD_S):
-            watch.look()
+            watch.check()
 
-    thread = threading.Thread(target=look_until_ended, name="device-watch")
+    thread = threading.Thread(target=check_until_ended, name="device-watch")
     thread.start()
     try:
         yield watch

@@ -22,7 +22,7 @@ def test_a_pod_whose_device_is_not_on_the_node_is_a_loss_and_any_other_is_none(
         pod["metadata"]["uid"] = name
         kubelet.admit(pod)
 
-    watch.look()
+    watch.check()
 
     assert watch.losses == {"small on n1: MIG-gone"}
-    assert watch.looks == 1
+    assert watch.checks == 1

@@ -84,7 +84,7 @@ def test_every_pod_that_fits_is_placed_though_a_leader_is_killed_and_none_loses_
 
     assert {name: fate.end for name, fate in day.fates.items() if fate.end} == {}
     assert day.fates[_NEVER.name].bound_s is None
-    assert watch.looks > 0
+    assert watch.checks > 0
     assert watch.losses == set()
     assert requests.evicted() == []
     assert asked["patch nodes"] > 0
