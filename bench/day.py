@@ -10,6 +10,7 @@ import functools
 import heapq
 import math
 import random
+import statistics
 from collections.abc import Iterable, Mapping, Sequence
 
 from mig_manager.catalogue import hardware
@@ -300,3 +301,9 @@ def quantile(waits: Waits, share: float) -> float:
     """Return how long the pod at this share of all waits; infinite if it has got no node."""
     ordered = sorted(math.inf if wait is None else wait for wait in waits.values())
     return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
+
+
+def mean(day: Iterable[Job], waits: Waits, *, end_s: float) -> float:
+    """Return the mean wait, where a pod without a node has waited until the end of the day."""
+    each = ((waits[job.name], end_s - job.at_s) for job in day)
+    return statistics.fmean(late_s if wait is None else wait for wait, late_s in each)

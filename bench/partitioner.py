@@ -115,7 +115,7 @@ def _computed(plan: Plan) -> Iterator[Entry]:
     yield _simulated("best fixed, computed", plan, day.fixed(plan.jobs, devices, end_s=end_s))
 
 
-_SHARES = (0.5, 0.9, 1.0)
+_SHARES = (0.5, 0.9, 0.95, 1.0)
 
 
 def _simulated(name: str, plan: Plan, waits: day.Waits) -> Entry:
@@ -126,7 +126,9 @@ def _simulated(name: str, plan: Plan, waits: day.Waits) -> Entry:
         if (wait := waits[job.name]) is not None
     }
     quantiles = {share: day.quantile(waits, share) for share in _SHARES}
-    return _entry(name, placed, quantiles, utilisation=_utilisation(plan, left_s))
+    mean_s = round(day.mean(plan.jobs, waits, end_s=plan.day_s), 2)
+    utilisation = _utilisation(plan, left_s)
+    return _entry(name, placed, quantiles, mean_s=mean_s, utilisation=utilisation)
 
 
 def _utilisation(plan: Plan, left_s: Mapping[str, float]) -> float:
@@ -205,6 +207,7 @@ def _judged(
         name,
         placed,
         {share: day.quantile(waits, share) for share in _SHARES},
+        mean_s=round(day.mean(plan.jobs, waits, end_s=plan.day_s), 2),
         utilisation=_utilisation(plan, ran_s),
         longest_s=_longest(played),
         runs=dict(ends),
