@@ -47,6 +47,7 @@ def test_a_fixed_layout_serves_each_profile_in_the_order_of_the_pods() -> None:
     waits = day.fixed(jobs, {"1g.5gb": 1}, end_s=100)
 
     assert waits == {"a": 0.0, "b": 9.0, "c": None}
+    assert day.mean(jobs, waits, end_s=101) == pytest.approx((0.0 + 9.0 + 99.0) / 3)
 
 
 def test_instant_repartitioning_waits_only_for_what_is_in_use() -> None:
