@@ -156,10 +156,13 @@ class Nodes:
 
     def apply(self, layouts: Mapping[str, str], *, within_s: float = 120.0) -> None:
         """Request a layout of each node; return when all are active and schedulable."""
+        runs = self.runs().total() + len(layouts)
         self.label({name: {cluster.CONFIG_LABEL: layout} for name, layout in layouts.items()})
         for name, layout in layouts.items():
             is_active = functools.partial(self._is_active, name, layout)
             waiting.until(is_active, f"{layout} on {name}", within_s=within_s)
+        # An agent logs the end of a run after it has published it.
+        waiting.until(lambda: self.runs().total() >= runs, "the end of the runs")
 
     def status(self, name: str) -> Mapping[str, Any]:
         """Return the status that the agent of a node has published; empty before the first."""
