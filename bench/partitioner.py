@@ -211,6 +211,7 @@ def _judged(
         utilisation=_utilisation(plan, ran_s),
         longest_s=_longest(played),
         runs=dict(ends),
+        device_checks=watch.checks,
         lost=len(watch.losses),
         failed=len(failed),
         evicted=len(requests.evicted()),
