@@ -195,7 +195,8 @@ class Partitioner:
         self._history = partitioning.remember(self._history, nodes, pending, done, now=now)
         withheld = self._announcer.unmet(decision.unmet, pending)
         self._telemetry.pods(decision, withheld=withheld)
-        is_at_rest = not (pending or self._settings.limits.merge_back_after_s)
+        has_refused = any(node.refused for node in nodes)
+        is_at_rest = not (pending or has_refused or self._settings.limits.merge_back_after_s)
         pause_s = math.inf if is_at_rest else max(_RECHECK_S, _RECHECK_SHARE * took_s)
         self._recheck_s = self._clock.monotonic() + pause_s
 

@@ -276,6 +276,45 @@ def test_a_layout_that_the_agent_has_just_failed_is_not_requested_again() -> Non
     assert decided([failed], [pod("p", "3g.20gb")]).changes
 
 
+def test_a_refused_request_is_withdrawn_once_no_pod_needs_it() -> None:
+    before, pods = [node("a", EMPTY)], [pod("p", "7g.40gb")]
+    change = only(decided(before, pods))
+    history = partitioning.remember(
+        partitioning.History(), *partitions.seen(before, pods), decided(before, pods), now=NOW
+    )
+    failed = requested("a", change, state="failed", finishedAt="2026-03-01T00:00:00+00:00")
+
+    soon = NOW + dt.timedelta(seconds=100)
+    assert not decided([failed], pods, history=history, now=soon).changes
+    withdrawal = only(decided([failed], [], history=history, now=LATER))
+
+    every = partitions.gpus("a", EMPTY)
+    assert partitions.wanted(withdrawal, every) == {every[0].uuid: samples.want({})}
+    assert (withdrawal.created, withdrawal.destroyed, withdrawal.pods) == ({}, {}, ())
+    assert withdrawal.why == "the request that it refused is not needed any more"
+
+
+def test_a_persons_refused_request_is_left_alone() -> None:
+    change = only(decided([node("a", EMPTY)], [pod("p", "7g.40gb")]))
+    failed = requested("a", change, state="failed", finishedAt="2026-03-01T00:00:00+00:00")
+    other = partitioning.History(changed_at={"a": NOW}, requested={"a": "another"})
+
+    assert not decided([failed], [], history=other, now=LATER).changes
+
+
+def test_a_change_names_the_gpus_that_stay_too_for_a_reboot_destroys_the_others() -> None:
+    instances = (["3g.20gb@4*", "1g.5gb@0"], EMPTY, ["2g.10gb@0"])
+    every = partitions.gpus("a", *instances)
+    change = only(decided([node("a", *instances)], [pod("p", "7g.40gb")]))
+
+    assert partitions.wanted(change, every) == {
+        every[0].uuid: samples.want({"3g.20gb@4": 1, "1g.5gb": 1}),
+        every[1].uuid: samples.want({"7g.40gb": 1}),
+        every[2].uuid: samples.want({"2g.10gb": 1}),
+    }
+    assert change.why == "room for 1 pod on GPU 1"
+
+
 def test_room_that_the_scheduler_does_not_use_is_not_kept_for_ever() -> None:
     nodes, pods = [node("a", ["7g.40gb@0"])], [pod("p", "7g.40gb"), pod("q", "1g.5gb", age_s=5)]
     first = decided(nodes, pods)

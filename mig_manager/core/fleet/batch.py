@@ -139,6 +139,38 @@ class Batch:
             if gpu.index in self._states[node.name]:
                 yield gpu, self._states[node.name][gpu.index]
 
+    def present(self, node: partitioned.PartitionedNode) -> dict[str, model.DesiredGpu]:
+        """Return the layout of those GPUs as they are, by UUID; what is fixed has its place."""
+        return {
+            gpu.uuid: desired(
+                gpu, state.fixed, node_room.devices(collections.Counter(p for p, _ in state.idle))
+            )
+            for gpu, state in self.states(node)
+        }
+
+    def merged(
+        self, node: partitioned.PartitionedNode, base: Mapping[str, model.DesiredGpu]
+    ) -> dict[str, model.DesiredGpu]:
+        """Return those GPUs with as much of their base layout as fits beside what is fixed."""
+        wanted = self.present(node)
+        for gpu, state in self.states(node):
+            goal = base.get(gpu.uuid)
+            if goal is None or goal.mode is not model.MigMode.ENABLED:
+                continue
+            if not state.fixed:
+                wanted[gpu.uuid] = goal
+                continue
+            capacity = placement.Capacity(gpu.profiles or ())
+            rest = collections.Counter(goal.counts)
+            rest.subtract(profile for profile, _ in state.fixed)
+            content: collections.Counter[model.Profile] = collections.Counter()
+            for profile, count in node_room.devices(rest):
+                for _ in range(count if profile.spans else 0):
+                    if capacity.fits(content + collections.Counter([profile]), pinned=state.fixed):
+                        content[profile] += 1
+            wanted[gpu.uuid] = desired(gpu, state.fixed, node_room.devices(content))
+        return wanted
+
     def offer(
         self,
         node: partitioned.PartitionedNode,

@@ -15,22 +15,20 @@ instances that exist, but after ``hold_after_s`` one GPU gets no new instances f
 import collections
 import dataclasses
 import datetime as dt
-import json
 from collections.abc import Iterable, Iterator, Mapping
 
 from mig_manager import errors
 from mig_manager.core import messages, model, steps
-from mig_manager.core.fleet import batch, demand, node_room, partitioned, rollout, waiting
-from mig_manager.core.layout import layouts
-from mig_manager.core.node import cluster, resources
-from mig_manager.core.planner import placement, planner
+from mig_manager.core.fleet import batch, demand, partitioned, rollout, waiting
+from mig_manager.core.layout import custom
+from mig_manager.core.node import resources
+from mig_manager.core.planner import planner
 
 PartitionedNode = partitioned.PartitionedNode
 parse_node = partitioned.parse
 with_pods = partitioned.with_pods
 Wait = waiting.Wait
 _SILENCE_S = 300.0
-_NOWHERE = errors.Location(source="partitioner", line=0, column=0)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +59,9 @@ class Change:
     node: str
     version: str  # ``resourceVersion`` of the node as it was seen: the write's precondition
     layout: str  # the text of the annotation ``mig-manager.io/layout``
-    pods: tuple[demand.Pending, ...]  # that it makes room for; none: a merge back
+    content_hash: str  # of the layout, as in the agent's status
+    pods: tuple[demand.Pending, ...]
+    """Those that it makes room for; none: a merge back, or a refused request is withdrawn."""
     created: Mapping[model.Profile, int]
     destroyed: Mapping[model.Profile, int]
     why: str  # a sentence
@@ -102,6 +102,8 @@ class History:
 
     changed_at: Mapping[str, dt.datetime] = dataclasses.field(default_factory=dict)
     """By node: when the last change of it was requested."""
+    requested: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """By node: the content hash of the last layout that this process requested."""
     demand_at: Mapping[str, dt.datetime] = dataclasses.field(default_factory=dict)
     """By node: when a pod last asked for a device there, or this process first saw the node."""
     room_since: Mapping[str, Mapping[str, dt.datetime]] = dataclasses.field(default_factory=dict)
@@ -127,6 +129,7 @@ def decide(
     decider = _Decider(batch.Batch(nodes, pending, limits.reserved), limits, now, history)
     decider.leave_to_scheduler()
     decider.make_room()
+    decider.withdraw()
     decider.merge_back(base or {})
     return decider.decision()
 
@@ -154,9 +157,15 @@ def remember(
         for node in nodes
     }
     changed = {change.node: now for change in decision.changes}
+    requested = {change.node: change.content_hash for change in decision.changes}
     return History(
         changed_at={
             name: when for name, when in {**history.changed_at, **changed}.items() if name in taken
+        },
+        requested={
+            name: each
+            for name, each in {**history.requested, **requested}.items()
+            if name in taken
         },
         demand_at={
             name: history.demand_at.get(name, now)
@@ -191,6 +200,8 @@ class _Decider:
         self._room_since: dict[str, dict[str, dt.datetime]] = {}
         self._refused = frozenset(self._refusals())
         self._alike: dict[str, object] = {}
+        self._wanted_again: set[str] = set()
+        """Nodes of which the request that they refused would be made again."""
         self._causes = waiting.Causes(pods, self._why_not_now)
 
     def decision(self) -> Decision:
@@ -286,7 +297,9 @@ class _Decider:
                 if offer is None or not {*offer.pods} & {*best.pods}
             }
             pods = tuple(self._batch.pods[rank] for rank in best.pods)
-            wanted = {
+            # All GPUs, also those that stay: a reboot destroys what the layout does not name.
+            wanted = self._batch.present(best.node)
+            wanted |= {
                 gpu.uuid: batch.desired(gpu, state.fixed, best.room.ways[gpu.index].content)
                 for gpu, state in self._batch.states(best.node)
                 if gpu.index in best.room.ways
@@ -313,33 +326,40 @@ class _Decider:
         wanted: Mapping[str, model.DesiredGpu],
         pods: tuple[demand.Pending, ...],
         why: str,
+        *,
+        is_withdrawal: bool = False,
     ) -> bool:
         """Add a change, unless its agent has failed this very layout at last."""
         try:
             plan = planner.plan(node.gpus, wanted)
         except errors.LayoutError:
             return False
-        rules = _rules(wanted)
+        document = custom.written(wanted)
         is_safe = not any(
             isinstance(step, steps.DestroyGpuInstance)
             and step.placement in node.in_use[step.gpu_uuid]
             for step in plan.steps
         )
-        if plan.is_empty or layouts.content_hash(rules) == node.refused or not is_safe:
+        if document.content_hash == node.refused:
+            self._wanted_again.add(node.name)
+            return False
+        if plan.is_empty is not is_withdrawal or not is_safe:
             return False
         self._budget -= 1
         gpus = messages.ranges(gpu.gpu_index for gpu in plan.gpus)
+        where = f" on GPU {', '.join(gpus)}" if gpus else ""
         created = (s.profile for s in plan.steps if isinstance(s, steps.CreateGpuInstance))
         ended = (s.profile for s in plan.steps if isinstance(s, steps.DestroyGpuInstance))
         self._changes.append(
             Change(
                 node=node.name,
                 version=node.version,
-                layout=_text(rules),
+                layout=document.text,
+                content_hash=document.content_hash,
                 pods=pods,
                 created=dict(collections.Counter(created)),
                 destroyed=dict(collections.Counter(ended)),
-                why=f"{why} on GPU {', '.join(gpus)}",
+                why=f"{why}{where}",
             )
         )
         return True
@@ -373,6 +393,20 @@ class _Decider:
             return Wait.CHANGING, f"it was changed less than {self._limits.cooldown_s:g} s ago"
         return None, ""
 
+    def withdraw(self) -> None:
+        """Replace requests of this process that were refused and that no pod needs any more.
+
+        A later agent would serve them, and until then the node would count as failed.
+        """
+        changed = {change.node for change in self._changes}
+        for node in self._own:
+            is_stale = node.refused and node.refused == self._history.requested.get(node.name)
+            if not is_stale or node.name in changed | self._wanted_again:
+                continue
+            if self._budget > 0 and not self._why_not_now(node)[1]:
+                why = "the request that it refused is not needed any more"
+                self._change(node, self._batch.present(node), (), why, is_withdrawal=True)
+
     # -- idle instances without demand ---------------------------------------------------------
 
     def merge_back(self, base: Mapping[str, Mapping[str, model.DesiredGpu]]) -> None:
@@ -386,31 +420,9 @@ class _Decider:
             is_busy = node.name in changed or self._batch.is_claimed(node)
             if self._budget <= 0 or not is_due or is_busy or self._why_not_now(node)[1]:
                 continue
-            wanted = self._merged(node, base.get(node.name, {}))
+            wanted = self._batch.merged(node, base.get(node.name, {}))
             if self._keeps_reserved(node, wanted):
                 self._change(node, wanted, (), "no pod has asked for its idle instances")
-
-    def _merged(
-        self, node: PartitionedNode, base: Mapping[str, model.DesiredGpu]
-    ) -> dict[str, model.DesiredGpu]:
-        wanted = {}
-        for gpu, state in self._batch.states(node):
-            goal = base.get(gpu.uuid)
-            if goal is None or goal.mode is not model.MigMode.ENABLED:
-                continue
-            if not state.fixed:
-                wanted[gpu.uuid] = goal
-                continue
-            capacity = placement.Capacity(gpu.profiles or ())
-            rest = collections.Counter(goal.counts)
-            rest.subtract(profile for profile, _ in state.fixed)
-            content: collections.Counter[model.Profile] = collections.Counter()
-            for profile, count in node_room.devices(rest):
-                for _ in range(count if profile.spans else 0):
-                    if capacity.fits(content + collections.Counter([profile]), pinned=state.fixed):
-                        content[profile] += 1
-            wanted[gpu.uuid] = batch.desired(gpu, state.fixed, node_room.devices(content))
-        return wanted
 
     def _keeps_reserved(
         self, node: PartitionedNode, wanted: Mapping[str, model.DesiredGpu]
@@ -427,33 +439,3 @@ class _Decider:
             after[profile] >= min(count, before[profile])
             for profile, count in self._limits.reserved.items()
         )
-
-
-def _rules(wanted: Mapping[str, model.DesiredGpu]) -> tuple[layouts.Rule, ...]:
-    """Return one rule for the GPUs that get the same."""
-    alike: dict[model.DesiredGpu, list[str]] = {}
-    for uuid, goal in wanted.items():
-        alike.setdefault(goal, []).append(uuid)
-    return tuple(
-        layouts.Rule(
-            filters=(),
-            indices=(),
-            identities=tuple(sorted(uuids)),
-            wanted=goal,
-            location=_NOWHERE,
-            profile_locations={},
-        )
-        for goal, uuids in sorted(alike.items(), key=lambda item: min(item[1]))
-    )
-
-
-def _text(rules: tuple[layouts.Rule, ...]) -> str:
-    """Return the document with these rules as its layout."""
-    layout = layouts.Layout(
-        name=cluster.CUSTOM_LAYOUT,
-        rules=rules,
-        content_hash=layouts.content_hash(rules),
-        location=_NOWHERE,
-    )
-    document = layouts.Document(source=_NOWHERE.source, layouts={layout.name: layout})
-    return json.dumps(layouts.render(document))

@@ -2,10 +2,12 @@
 
 import dataclasses
 import hashlib
+import json
+from collections.abc import Mapping
 
 from mig_manager import errors
-from mig_manager.core import yaml_tree
-from mig_manager.core.layout import config
+from mig_manager.core import model, yaml_tree
+from mig_manager.core.layout import config, layouts
 from mig_manager.core.node import cluster
 
 MOST_BYTES = 32 << 10
@@ -54,6 +56,38 @@ class Custom:
             )
         source = f"annotation {cluster.LAYOUT_ANNOTATION} of node {self.node_name}"
         return single(self.text, source=source, is_lenient=is_lenient)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Written:
+    """A document for the annotation."""
+
+    text: str
+    content_hash: str  # of its layout, as in the agent's status
+
+
+def written(wanted: Mapping[str, model.DesiredGpu]) -> Written:
+    """Return the document that requests this of GPUs by UUID, one rule for those alike."""
+    alike: dict[model.DesiredGpu, list[str]] = {}
+    for uuid, goal in wanted.items():
+        alike.setdefault(goal, []).append(uuid)
+    nowhere = errors.Location(source="partitioner", line=0, column=0)
+    rules = tuple(
+        config.Rule(
+            filters=(),
+            indices=(),
+            identities=tuple(sorted(uuids)),
+            wanted=goal,
+            location=nowhere,
+            profile_locations={},
+        )
+        for goal, uuids in sorted(alike.items(), key=lambda item: min(item[1]))
+    )
+    content_hash = layouts.content_hash(rules)
+    name = cluster.CUSTOM_LAYOUT
+    layout = config.Layout(name=name, rules=rules, content_hash=content_hash, location=nowhere)
+    document = config.Document(source=nowhere.source, layouts={name: layout})
+    return Written(text=json.dumps(layouts.render(document)), content_hash=content_hash)
 
 
 def requested(view: cluster.NodeView) -> Custom | None:
