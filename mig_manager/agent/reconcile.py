@@ -347,12 +347,15 @@ class Reconciler:
     ) -> record.Record:
         journal = journal or status.Journal(config=name)
         annotation_hash = custom.annotation_hash if custom else ""
+        # On demand no pod is to leave, so the node does not stay closed until all have left.
+        is_on_demand = custom is not None and custom.is_on_demand
+        is_same = journal.request == (name, annotation_hash)
         resumed = dataclasses.replace(
             journal,
             config=name,
             annotation_hash=annotation_hash,
             boot_id=self._deps.boot_id,
-            draining=journal.draining and journal.request == (name, annotation_hash),
+            draining=journal.draining and is_same and not is_on_demand,
         )
         written = record.Record(
             self._deps,

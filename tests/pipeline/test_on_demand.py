@@ -119,6 +119,26 @@ def test_on_demand_a_driver_that_does_not_list_processes_is_asked_again() -> Non
     scenes.assert_nothing_taken(rig)
 
 
+@pytest.mark.parametrize("is_restarted", [True, False])
+def test_a_node_that_a_drain_left_closed_is_reopened_if_it_is_partitioned_on_demand_then(
+    *, is_restarted: bool
+) -> None:
+    rig = scenes.busy_node()
+    rig.clock.on_wait.clear()  # the evicted pod does not end
+    ours = scenes.reconciler(rig, limits=ON)
+    assert run(rig, requested(), by=ours).keeps_closed
+    assert rig.has_hold_taint
+    if is_restarted:
+        ours = scenes.reconciler(rig, limits=ON)
+        ours.recover("custom", ON_DEMAND)
+
+    outcome = run(rig, ON_DEMAND, by=ours)
+
+    assert outcome.reason is Reason.IN_USE
+    assert not outcome.should_retry
+    scenes.assert_nothing_taken(rig)
+
+
 def test_on_demand_a_pod_that_arrives_late_keeps_its_device() -> None:
     """Until the plugin is paused: then no pod gets a device."""
     undisturbed = idle_node()
