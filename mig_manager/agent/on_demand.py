@@ -11,6 +11,7 @@ from collections.abc import Collection
 from mig_manager import errors
 from mig_manager.agent import drain
 from mig_manager.core import messages, ports, steps
+from mig_manager.core.layout import custom as customs
 from mig_manager.core.node import cluster, gpu_use
 
 
@@ -19,8 +20,21 @@ class OnDemand:
     """Refuses what such a layout may not do; does nothing for other layouts and nodes."""
 
     deps: ports.Dependencies
-    _: dataclasses.KW_ONLY
-    is_active: bool  # whether the rules apply to this run
+    custom: customs.Custom | None  # what is requested; None: the layout is not custom
+
+    @property
+    def is_active(self) -> bool:
+        """Whether the rules apply to this run."""
+        return self.custom is not None and self.custom.is_on_demand
+
+    def is_final(self, error: errors.MigManagerError) -> bool:
+        """Check whether a run is not retried after an error that may pass.
+
+        The program that chose the layout chooses another one if something uses what goes. A GPU
+        client that does not stop in time says nothing about the layout.
+        """
+        is_client = isinstance(error, errors.NotReadyError)
+        return self.is_active and error.reason is errors.Reason.IN_USE and not is_client
 
     def require_unused(
         self,
@@ -38,11 +52,19 @@ class OnDemand:
         Raises:
             HardwareError: The driver does not list the processes; IN_USE: some use what the plan
                 destroys.
-            MigManagerError: IN_USE: pods do.
+            MigManagerError: IN_USE: pods do; POD_RESOURCES_UNAVAILABLE: they may, and kubelet does
+                not say.
         """
         if not self.is_active:
             return
-        _require_none(order.affected_pods(usage))
+        affected = order.affected_pods(usage)
+        if affected and usage.assigned is None:
+            names = messages.listed([pod.key for pod in affected])
+            raise errors.MigManagerError(
+                f"kubelet does not say whether these pods use devices to be removed: {names}",
+                reason=errors.Reason.POD_RESOURCES_UNAVAILABLE,
+            )
+        _require_none(affected)
         if self.deps.processes is None:
             return
         users = self.deps.processes()
@@ -56,6 +78,17 @@ class OnDemand:
         ]
         if blocking:
             raise errors.GpuInUseError("; ".join(blocking))
+
+    def require_done(self, drainage: drain.Drain, usage: drain.Usage) -> None:
+        """Fail if a pod uses an affected device again; evict none.
+
+        Raises:
+            MigManagerError: As ``Drain.require_done``; IN_USE: pods use what the plan destroys.
+        """
+        if self.is_active:
+            _require_none(drainage.remaining(usage))
+        else:
+            drainage.require_done(usage)
 
     def drain(
         self, drainage: drain.Drain, usage: drain.Usage, request: ports.Cancellation

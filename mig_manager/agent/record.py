@@ -112,7 +112,7 @@ class Record:
             annotation_hash=journal.annotation_hash,
         )
         self.custom = custom  # what is requested as ``custom``; None: the layout is not that
-        self.is_on_demand = custom is not None and custom.is_on_demand
+        self.is_final = False  # as in ``Outcome``
         self.journal = journal
         self.has_rolled_back = False
 
@@ -182,8 +182,7 @@ class Record:
             is_unfinished=not self.journal.remaining.is_empty,
             # Evicted pods must not start here again before the others have left.
             keeps_closed=self.journal.draining and reason.is_transient,
-            # The program that chose the layout chooses another one.
-            is_final=self.is_on_demand and reason is errors.Reason.IN_USE,
+            is_final=self.is_final and self.journal.remaining.is_empty,
         )
 
     def enter(

@@ -71,7 +71,7 @@ class Run:
         self._record = written
         self._history = history or History()
         self._may_evict = may_evict
-        self._on_demand = on_demand.OnDemand(deps, is_active=written.is_on_demand)
+        self._on_demand = on_demand.OnDemand(deps, written.custom)
         self._plugin_config = limits.policy.plugin_config(written.config)
         self._planning = planning.Planning(deps, limits, written)
         self._services = host.HostServices(deps, written)
@@ -96,6 +96,7 @@ class Run:
                 except errors.MigManagerError as error:
                     if isinstance(error, errors.DrainError):
                         self._record.note_journal(draining=error.keeps_closed)
+                    self._record.is_final = self._on_demand.is_final(error)
                     return self._record.failed(error.reason, error.message, self.roll_back())
                 except Exception as error:  # noqa: BLE001 - a bug must not leave the node pending
                     _log.exception("run_crashed")
@@ -139,7 +140,7 @@ class Run:
         )
         if paused.advertisers.has_dra_driver:
             # It hands out devices until it is paused, and a pod that has one cannot end now.
-            drainage.require_done(usage)
+            self._on_demand.require_done(drainage, usage)
         request.check()
         self._services.stop(service_names, plan)
         gpus = self._execute(
@@ -347,9 +348,7 @@ class Run:
                 self._resume_after_failure(paused, error)
                 raise
             why = self.reboot.request(
-                error,
-                lambda: self._drain_whole_node(paused, request),
-                request,
+                error, lambda: self._drain_whole_node(paused, request), request
             )
             self._resume_after_failure(paused, error)
             raise errors.MigManagerError(

@@ -10,7 +10,7 @@ from mig_manager.core.node import cluster
 from mig_manager.core.node import policy as policies
 from mig_manager.errors import Reason
 from tests import fakes, scenes
-from tests.pipeline.test_custom_layouts import BALANCED, ON, published, requested, run
+from tests.pipeline.test_custom_layouts import BALANCED, ON, document, published, requested, run
 
 ON_DEMAND = requested(is_on_demand=True)
 
@@ -278,3 +278,87 @@ def test_on_demand_no_pod_loses_a_device_after_a_kill_whatever_is_requested_next
 
         assert {"late", "spared"} <= rig.pod_names, index
         assert set(devices) <= set(rig.gpus[0].mig_uuids), (index, outcome.message)
+
+
+def test_on_demand_a_pod_that_gets_a_claim_while_the_node_is_closed_ends_the_run() -> None:
+    """A DRA driver hands out devices until it is paused, which is last."""
+    wanted = requested(
+        document("  - {devices: [1], mig-enabled: true, mig-devices: {2g.10gb: 3}}\n"),
+        is_on_demand=True,
+    )
+    undisturbed = scenes.dra_node()
+    run(undisturbed, wanted)
+    first = undisturbed.log.index("allocations.assigned")
+    late_at = 0
+    for index in range(first, undisturbed.log.index("gpus.execute")):
+        rig = scenes.dra_node()
+        before = rig.gpus
+        device = rig.gpus[1].gpu_instances[0].compute_instances[0].uuid or ""
+
+        def arrive(rig: fakes.NodeRig = rig, device: str = device, index: int = index) -> None:
+            if len(rig.log) == index + 1 and rig.driver_runs:
+                rig.on_call = lambda: None
+                rig.add_pod("late", has_claims=True, claimed_ids=frozenset({device}))
+
+        rig.on_call = arrive
+        outcome = run(rig, wanted)
+
+        if "late" in rig.pod_names:
+            late_at = index
+            assert outcome.reason is Reason.IN_USE, (index, outcome.message)
+            assert not outcome.should_retry
+            assert rig.gpus == before
+        scenes.assert_nothing_taken(rig)
+    assert "workloads.delete" not in undisturbed.log[:late_at]
+    assert late_at > undisturbed.log.index("node.patch")
+
+
+def test_on_demand_a_plugin_that_does_not_stop_is_no_reason_to_choose_another_layout() -> None:
+    rig = idle_node()
+    rig.clock.on_wait.clear()
+    outcome = run(rig, ON_DEMAND)
+    assert outcome.reason is Reason.IN_USE
+    assert "default/nvidia-device-plugin" in outcome.message
+    assert outcome.message.endswith("the agent retries.")
+    assert outcome.should_retry
+    scenes.assert_nothing_taken(rig)
+
+
+def test_on_demand_a_kubelet_that_does_not_answer_is_asked_again() -> None:
+    rig = idle_node()
+    before = rig.gpus
+    rig.refusing = {"allocations.assigned": scenes.BROKEN["allocations"]}
+    outcome = run(rig, ON_DEMAND)
+    assert outcome.reason is Reason.POD_RESOURCES_UNAVAILABLE
+    assert "default/spared" in outcome.message
+    assert outcome.should_retry
+    assert rig.gpus == before
+    assert "spared" in rig.pod_names
+    scenes.assert_nothing_taken(rig)
+
+
+def test_on_demand_a_retry_of_what_could_not_be_rolled_back_is_announced() -> None:
+    retried = 0
+    for index in range(1, 7):
+        rig = idle_node()
+        seen: list[steps.Step] = []
+
+        def kill(step: steps.Step, seen: list[steps.Step] = seen, index: int = index) -> None:
+            seen.append(step)
+            if len(seen) == index:
+                raise scenes.Killed
+
+        rig.step_error = kill
+        with pytest.raises(scenes.Killed):
+            run(rig, ON_DEMAND)
+        rig.step_error = lambda _step: None
+        rig.add_pod("late", devices=frozenset(rig.gpus[0].mig_uuids))
+        wanted = requested(BALANCED, is_on_demand=True)
+        successor = scenes.reconciler(rig, limits=ON)
+        successor.recover("custom", wanted)
+
+        outcome = run(rig, wanted, by=successor)
+
+        retried += outcome.should_retry
+        assert not (outcome.should_retry and "does not retry" in outcome.message)
+    assert retried
