@@ -415,7 +415,7 @@ class Agent:
             case drift.Action.HEAL:
                 self._serve(request, may_evict=False)
             case drift.Action.RUN:
-                self._serve(request)
+                self._serve(request, may_evict=not self._was_active)
 
     def _rest(self, wait: Callable[[], _Result]) -> _Result:
         """Wait for something that may never come."""

@@ -383,6 +383,24 @@ def test_a_drift_check_at_rest_starts_a_run_that_evicts_only_after_a_final_failu
     assert pipeline.evicting == [True, evicts]
 
 
+def test_no_pod_is_evicted_for_an_active_layout_after_its_drift_could_not_be_healed() -> None:
+    """The hardware has changed since the healing failed, so another run may succeed."""
+    box = labelled("a")
+    pipeline = Pipeline(box, Reason.APPLIED, Reason.NO_PERMISSION, Reason.APPLIED)
+    actions = [drift.Action.RUN, drift.Action.HEAL]
+
+    def change(_request: ports.Cancellation) -> None:
+        if actions:
+            pipeline.next_action = actions.pop()
+            box.put_gpu_change()
+
+    pipeline.on_run = change
+
+    serve(box, pipeline)
+
+    assert pipeline.evicting == [True, False, False]
+
+
 def test_a_run_is_alone_with_the_driver_and_the_pause_before_a_retry_is_not() -> None:
     box = labelled("a")
     pipeline = Pipeline(box, Reason.IN_USE, Reason.APPLIED)
