@@ -19,6 +19,7 @@ _INTERVAL_S = 2.0
 _ROWS = 24  # of a terminal without a known size
 _BEGIN, _END = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
 """The other screen of the terminal, without a cursor, and back (xterm's control sequences)."""
+_ENDING = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM)
 _HOME, _REST_OF_LINE, _REST = "\x1b[H", "\x1b[K", "\x1b[J"
 
 
@@ -43,7 +44,7 @@ def run(terminal: console.Console, refresh: Callable[[], View]) -> int:
     """
     view, trouble, written = refresh(), "", dict[str, str]()
     is_terminal = terminal.stdout.isatty()
-    with (_screen if is_terminal else _pipe)(terminal) as wait:
+    with (_drawn if is_terminal else _pipe)(terminal) as wait:
         while True:
             if is_terminal:
                 _draw(terminal, view.text, trouble)
@@ -83,11 +84,36 @@ def _pipe(terminal: console.Console) -> Iterator[Callable[[], bool]]:
     yield wait
 
 
+class _Screen:
+    """The other screen of a terminal, and its keyboard."""
+
+    def __init__(self, terminal: console.Console) -> None:
+        self._terminal = terminal
+        self.keyboard = terminal.stdin.fileno() if terminal.stdin.isatty() else None
+        self._before = None if self.keyboard is None else termios.tcgetattr(self.keyboard)
+
+    def begin(self) -> None:
+        """Show it."""
+        if self.keyboard is not None:
+            # One key at a time, and Ctrl-C as ever.
+            tty.setcbreak(self.keyboard)
+        self._terminal.write(_BEGIN)
+
+    def end(self) -> None:
+        """Leave the terminal as it was."""
+        with contextlib.suppress(OSError, console.AnswerLostError):
+            self._terminal.write(_END)
+        if self.keyboard is not None and self._before is not None:
+            with contextlib.suppress(termios.error):
+                termios.tcsetattr(self.keyboard, termios.TCSADRAIN, self._before)
+
+
 @contextlib.contextmanager
-def _screen(terminal: console.Console) -> Iterator[Callable[[], bool]]:
+def _drawn(terminal: console.Console) -> Iterator[Callable[[], bool]]:
     """Give a wait for the next refresh, which returns whether ``q`` was typed.
 
-    The terminal is as before afterwards, also after SIGTERM and SIGHUP, which then take effect.
+    The terminal is as before afterwards, also after a signal that ends the program, which then
+    takes effect, and while the program is stopped (Ctrl-Z).
     """
     received: list[int] = []
     woken, wake = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -98,33 +124,31 @@ def _screen(terminal: console.Console) -> Iterator[Callable[[], bool]]:
 
     handlers = {
         number: signal.signal(number, receive)
-        for number in (signal.SIGWINCH, signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
+        for number in (signal.SIGWINCH, signal.SIGTSTP, *_ENDING)
         if signal.getsignal(number) is not signal.SIG_IGN
     }
     before_fd = signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
-    keyboard = terminal.stdin.fileno() if terminal.stdin.isatty() else None
-    settings = None if keyboard is None else termios.tcgetattr(keyboard)
+    screen = _Screen(terminal)
 
     def wait() -> bool:
+        keyboard = screen.keyboard
         sources = [woken] if keyboard is None else [woken, keyboard]
         ready, _, _ = select.select(sources, [], [], _INTERVAL_S)
         if woken in ready:
             os.read(woken, 256)
         typed = os.read(keyboard, 256) if keyboard in ready and keyboard is not None else b" "
+        while signal.SIGTSTP in received:
+            received.remove(signal.SIGTSTP)
+            screen.end()
+            signal.raise_signal(signal.SIGSTOP)
+            screen.begin()
         return bool(received) or not typed or b"q" in typed.lower()
 
     try:
-        if keyboard is not None:
-            # One key at a time, and Ctrl-C as ever.
-            tty.setcbreak(keyboard)
-        terminal.write(_BEGIN)
+        screen.begin()
         yield wait
     finally:
-        with contextlib.suppress(OSError, console.AnswerLostError):
-            terminal.write(_END)
-        if keyboard is not None and settings is not None:
-            with contextlib.suppress(termios.error):
-                termios.tcsetattr(keyboard, termios.TCSADRAIN, settings)
+        screen.end()
         signal.set_wakeup_fd(before_fd)
         for number, handler in handlers.items():
             signal.signal(number, handler)

@@ -41,7 +41,12 @@ def test_a_change_of_the_gpus_is_drawn_and_q_quits(node: Node) -> None:
 
 @pytest.mark.parametrize(
     ("number", "status"),
-    [(signal.SIGTERM, -signal.SIGTERM), (signal.SIGHUP, -signal.SIGHUP), (signal.SIGINT, 130)],
+    [
+        (signal.SIGTERM, -signal.SIGTERM),
+        (signal.SIGHUP, -signal.SIGHUP),
+        (signal.SIGQUIT, -signal.SIGQUIT),
+        (signal.SIGINT, 130),
+    ],
 )
 def test_a_signal_ends_the_view_and_leaves_the_terminal_as_it_was(
     node: Node, number: int, status: int
@@ -54,6 +59,29 @@ def test_a_signal_ends_the_view_and_leaves_the_terminal_as_it_was(
         session.process.send_signal(number)
 
         assert session.end() == status
+        assert termios.tcgetattr(session.fd) == before
+        assert session.shown.rstrip().endswith(_BACK)
+
+
+def test_a_view_that_is_stopped_gives_the_terminal_back_and_is_drawn_again_later(
+    node: Node,
+) -> None:
+    argv = node.arguments("status", "-w")
+    with terminal.started(argv, columns=80, environ=ENVIRON) as session:
+        before = termios.tcgetattr(session.fd)
+        session.read_until("q quits")
+
+        session.process.send_signal(signal.SIGTSTP)
+        session.read_until(re.escape(_BACK))
+        stat = pathlib.Path(f"/proc/{session.process.pid}/stat")
+        waiting.until(lambda: stat.read_text().rpartition(")")[2].split()[0] == "T", "the stop")
+        assert termios.tcgetattr(session.fd) == before
+
+        session.process.send_signal(signal.SIGCONT)
+        session.read_until(re.escape(_SCREEN) + r"[\s\S]*q quits")
+        session.type("q")
+
+        assert session.end() == 0
         assert termios.tcgetattr(session.fd) == before
         assert session.shown.rstrip().endswith(_BACK)
 
