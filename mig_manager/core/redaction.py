@@ -10,12 +10,22 @@ _WORD = (
     r"(?:token|passw(?:or)?d|secret|(?:api|access|private)[_-]?key|credential|authorization"
     r"|client-key-data|client-certificate-data)"
 )
+_NAME = rf"[\w.-]{{0,60}}{_WORD}[\w.-]{{0,60}}"
+_MARK = r"""\\{0,9}["']?"""  # around a text of JSON, which may be within another
 _NAMED = re.compile(
-    rf"""(?P<before> {_WORD} [\w.-]{{0,60}} (?P<mark>\\*["'])? \s*[:=]\s* )
+    rf"""(?P<before>
+      {_WORD} [\w.-]{{0,60}} (?P<mark>\\*["'])? \s*[:=]\s*
+      | (?<![\w-])--{_NAME} (?:\\*["'],)? \s+  # an argument of its own
+      # As a pod's variables are listed.
+      | \bname{_MARK}\s*:\s*{_MARK}{_NAME}{_MARK},?\s*
+        {_MARK}value(?P<quote>\\{{0,9}}["'])?\s*:\s*
+    )
     (?P<value>
-      "(?:[^"\\\n]|\\.)*" | '[^'\n]*'  # a text of JSON, YAML or a shell
+      [|>][-+\d]{{0,2}}[^\S\n]*\n (?P<indent>[ ]+)[^\n]*  # a block of YAML
+        (?:\n(?:(?P=indent)[^\n]*|[ ]*(?=\n)))*
+      | "(?:[^"\\\n]|\\.)*" | '[^'\n]*'  # a text of JSON, YAML or a shell
       | \\+".*?\\+"  # of JSON within a text of JSON
-      | (?:(?:bearer|basic)\s+)? \\*["']?[^\s,;{{}}\[\]()"'\\]+
+      | (?:(?:bearer|basic|digest|negotiate|token)\s+)? \\*["']?[^\s,;{{}}\[\]()"'\\]+
     )""",
     re.VERBOSE | re.IGNORECASE,
 )
@@ -51,7 +61,7 @@ def redacted(text: str, secrets: Iterable[str] = ()) -> str:
 def _replacement(found: re.Match[str]) -> str:
     # A number or a word behind a quoted key: JSON needs quotes around what replaces it.
     opening = _QUOTE.match(found["value"])
-    quote = opening[0] if opening else found["mark"] or ""
+    quote = opening[0] if opening else found["mark"] or found["quote"] or ""
     return f"{found['before']}{quote}{REMOVED}{quote}"
 
 

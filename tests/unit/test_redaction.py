@@ -24,6 +24,14 @@ FORMS = (
     "--token={}",
     "postgres://user:{}@host/db",
     "    client-certificate-data: {}\n",
+    "Authorization: Token {}",
+    "tool --api-token {} --other",
+    '["--token", "{}"]',
+    "token: |\n  {0}\n\n  {0}",
+    "password: >-\n    {}",
+    "- name: DB_PASSWORD\n  value: {}",
+    '{{"name": "API_TOKEN", "value": "{}"}}',
+    '"env": "{{\\"name\\":\\"API_TOKEN\\",\\"value\\":\\"{}\\"}}"',
 )
 
 
@@ -69,6 +77,8 @@ def test_json_stays_json_where_a_secret_is_no_text(value: object) -> None:
     clean = redaction.redacted(json.dumps({"has_token": value, "next": 1}))
 
     assert json.loads(clean) == {"has_token": redaction.REMOVED, "next": 1}
+    listed = redaction.redacted(json.dumps([{"name": "A_TOKEN", "value": value}, 1]))
+    assert json.loads(listed) == [{"name": "A_TOKEN", "value": redaction.REMOVED}, 1]
 
 
 @pytest.mark.parametrize("end", ["\n-----END PRIVATE KEY-----\n", ""])
