@@ -96,7 +96,7 @@ class Run:
                 except errors.MigManagerError as error:
                     if isinstance(error, errors.DrainError):
                         self._record.note_journal(draining=error.keeps_closed)
-                    self._record.is_final = self._on_demand.is_final(error)
+                    self._record.is_final = self._may_evict and self._on_demand.is_final(error)
                     return self._record.failed(error.reason, error.message, self.roll_back())
                 except Exception as error:  # noqa: BLE001 - a bug must not leave the node pending
                     _log.exception("run_crashed")

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from mig_manager import errors
+from mig_manager.agent import drift
 from mig_manager.core import steps
 from mig_manager.core.node import cluster
 from mig_manager.core.node import policy as policies
@@ -362,3 +363,21 @@ def test_on_demand_a_retry_of_what_could_not_be_rolled_back_is_announced() -> No
         retried += outcome.should_retry
         assert not (outcome.should_retry and "does not retry" in outcome.message)
     assert retried
+
+
+def test_on_demand_a_drift_is_healed_once_no_process_uses_what_goes() -> None:
+    rig = idle_node()
+    ours = scenes.reconciler(rig, limits=ON, heals_drift=True)
+    ended = run(rig, ON_DEMAND, by=ours)
+    scenes.run(rig, "all-1g.5gb")
+    rig.pods = {uid: pod for uid, pod in rig.pods.items() if pod.name != "spared"}
+    assert ours.check_drift("custom", ended, ON_DEMAND) is drift.Action.HEAL
+    rig.gpu_users = "python (pid 7)"
+
+    outcome = run(rig, ON_DEMAND, by=ours, may_evict=False)
+
+    assert outcome.reason is Reason.IN_USE
+    assert outcome.should_retry  # nobody will choose another layout: none was requested
+    rig.gpu_users = ""
+    assert run(rig, ON_DEMAND, by=ours, attempt=2, may_evict=False).reason is Reason.APPLIED
+    scenes.assert_nothing_taken(rig)
