@@ -14,10 +14,16 @@ from mig_manager.agent import node_settings, settings
 from mig_manager.cli import command_settings, parser, rollout_settings
 from mig_manager.core import options
 from mig_manager.core.node import policy
+from mig_manager.partitioner import settings as partitioner
 
 AGENT = {"NODE_NAME": "n1"}
 NEEDED = {
     "agent": {"node-name": "n1"},
+    "partitioner": {
+        "base-layout": "all-1g.5gb",
+        "longest-wait-s": "100",
+        "merge-back-after-s": "60",
+    },
     "rollout": {"selector": "a=b", "selected-config": "all-1g.5gb"},
 }
 """Without these a command has no settings."""
@@ -25,6 +31,7 @@ READERS: Mapping[str, Callable[[Mapping[str, object], Mapping[str, str]], Any]] 
     "agent": settings.agent_settings,
     "demo": command_settings.demo_settings,
     "doctor": command_settings.doctor_settings,
+    "partitioner": partitioner.partitioner_settings,
     "rollout": rollout_settings.rollout_settings,
     "support-bundle": command_settings.bundle_settings,
 }
@@ -34,6 +41,7 @@ EXAMPLES = {
     "NAMESPACE/NAME": "a/b",
     "NUMBER": "3",
     "PORT": "9465",
+    "PROFILE=COUNT": "1g.5gb=2",
     options.FILE: "/x",
     options.FOLDER: "/x",
     options.LAYOUT: "all-7g.40gb",
