@@ -443,3 +443,32 @@ def test_a_wall_clock_that_jumps_changes_nothing(rig: Rig, jump_s: float) -> Non
 
     assert own.leads
     assert len(own.kube.patches) == 1
+
+
+def test_a_pod_or_node_that_cannot_be_understood_is_left_out_and_the_others_are_served(
+    rig: Rig,
+) -> None:
+    rig.add_node("n1")
+    rig.add_node("n2")
+    rig.add_pods("p1", "absurd")
+
+    def ask_for_much(pod: rigs.Object) -> None:
+        (container,) = pod["spec"]["containers"]
+        container["resources"]["limits"]["cpu"] = "10P"
+
+    def offer_much(node: rigs.Object) -> None:
+        node["status"]["allocatable"]["cpu"] = "10P"
+
+    rig.server.modify(kinds.PODS, "absurd", ask_for_much, namespace="default")
+    own = rig.replica()
+    with structlog.testing.capture_logs() as logs:
+        waiting.until(lambda: own.service.cluster.is_current, "the watches")
+        rig.server.modify(kinds.NODES, "n2", offer_much)
+        waiting.until(lambda: len(own.service.cluster.nodes()) == 1, "n2 to be left out")
+        for _ in range(round(SOON_S)):
+            rig.clock.now_s += 1
+            own.service.loop.step()
+
+    assert rig.requested("n1")
+    left_out = [each["name"] for each in logs if each["event"] == "object_left_out"]
+    assert left_out == ["default/absurd", "n2"]

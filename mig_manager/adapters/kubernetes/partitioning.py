@@ -8,7 +8,7 @@ import dataclasses
 import hashlib
 import http
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from typing import Any, Generic, TypeVar
 
 import structlog
@@ -28,6 +28,9 @@ _log = structlog.get_logger()
 class Collection(watch.Watch, Generic[_Item]):
     """All objects of one kind, each as ``parse`` makes it; those that become None are left out.
 
+    So is one that cannot be understood: a single pod with an absurd request must not stop the work
+    for all others.
+
     ``on_change`` is called in the watch's thread with what an object was and what it is now; None
     for one that was or is left out.
     """
@@ -46,6 +49,8 @@ class Collection(watch.Watch, Generic[_Item]):
         self._on_change = on_change
         self._lock = threading.Lock()
         self._kept: dict[tuple[str, str], _Item] = {}
+        self._strange: set[tuple[str, str]] = set()
+        """Keys of objects that cannot be understood: each is logged once."""
         self.is_current = False
 
     def items(self) -> tuple[_Item, ...]:
@@ -54,7 +59,8 @@ class Collection(watch.Watch, Generic[_Item]):
             return tuple(self._kept.values())
 
     def listed(self, items: Iterable[Mapping[str, Any]]) -> None:
-        parsed = ((_key(item), self._parse(item)) for item in items)
+        strange, self._strange = self._strange, set()
+        parsed = ((key := _key(item), self._parsed(key, item, strange)) for item in items)
         found = {key: item for key, item in parsed if item is not None}
         with self._lock:
             before, self._kept = self._kept, found
@@ -62,11 +68,14 @@ class Collection(watch.Watch, Generic[_Item]):
             self._report(before.get(key), found.get(key))
 
     def changed(self, kind: str, item: Mapping[str, Any]) -> None:
-        now = None if kind == "DELETED" else self._parse(item)
+        key = _key(item)
+        strange = self._strange & {key}
+        self._strange.discard(key)
+        now = None if kind == "DELETED" else self._parsed(key, item, strange)
         with self._lock:
-            before = self._kept.pop(_key(item), None)
+            before = self._kept.pop(key, None)
             if now is not None:
-                self._kept[_key(item)] = now
+                self._kept[key] = now
         self._report(before, now)
 
     def opened(self) -> None:
@@ -78,6 +87,19 @@ class Collection(watch.Watch, Generic[_Item]):
             _log.exception("collection_watch_error")
         elif error.status != http.HTTPStatus.GONE:
             _log.warning("collection_watch_lost", of=self._plural, detail=error.message)
+
+    def _parsed(
+        self, key: tuple[str, str], item: Mapping[str, Any], known: Container[tuple[str, str]]
+    ) -> _Item | None:
+        try:
+            return self._parse(item)
+        except errors.ClusterError as error:
+            if key not in known:
+                _log.warning(
+                    "object_left_out", name="/".join(filter(None, key)), detail=error.message
+                )
+            self._strange.add(key)
+            return None
 
     def _report(self, before: _Item | None, now: _Item | None) -> None:
         if before != now:
