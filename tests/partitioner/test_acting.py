@@ -89,6 +89,26 @@ def test_an_agent_that_finds_an_instance_in_use_is_not_asked_the_same_again_at_o
     assert rig.metric(own, "answers_total", result="failed") == 1
 
 
+def test_what_an_agent_found_in_use_is_asked_again_after_minutes_in_another_text(rig: Rig) -> None:
+    rig.add_node()
+    rig.add_pods("p1")
+    own = rig.replica()
+    rig.pass_time(SOON_S, own)
+    rig.answer("n1", reason=errors.Reason.IN_USE)
+    refused = rig.requested()
+
+    rig.pass_time(290, own)
+    assert len(own.kube.patches) == 1
+    rig.pass_time(20, own)
+
+    assert len(own.kube.patches) == 2
+    assert rig.requested() != refused
+    rig.answer("n1")
+    rig.pass_time(TERM_S, own)
+    assert rigs.counts(rig.gpus["n1"])["nvidia.com/mig-1g.5gb"]
+    assert len(own.kube.patches) == 2
+
+
 def test_demand_that_keeps_changing_is_decided_on_after_the_longest_wait(rig: Rig) -> None:
     rig.add_node()
     own = rig.replica(longest_wait_s="5")

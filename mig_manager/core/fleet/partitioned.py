@@ -6,6 +6,7 @@ import datetime as dt
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from mig_manager import errors
 from mig_manager.core import messages, model
 from mig_manager.core.fleet import demand, slots
 from mig_manager.core.fleet import nodes as fleet_nodes
@@ -40,6 +41,7 @@ class PartitionedNode:
     """By UUID; a GPU whose use is unknown is missing."""
     changed_at: dt.datetime | None = None  # end of its agent's last run
     refused: str = ""  # content hash of the custom layout that its agent has failed at last
+    was_in_use: bool = False  # whether it failed because of an instance in use, which may end
 
     @property
     def left(self) -> "collections.Counter[str]":
@@ -85,6 +87,7 @@ def parse(item: Mapping[str, Any]) -> PartitionedNode | None:
         in_use=known or {},
         changed_at=published.finished_at if published else None,
         refused=published.config_hash if published and has_failed and is_custom else "",
+        was_in_use=published is not None and published.reason == errors.Reason.IN_USE.value,
     )
 
 

@@ -329,7 +329,11 @@ class _Decider:
         *,
         is_withdrawal: bool = False,
     ) -> bool:
-        """Add a change, unless its agent has failed this very layout at last."""
+        """Add a change, unless its agent has failed this very layout at last.
+
+        What was in use then may be idle again: after ``room_timeout_s`` it is requested again,
+        in another text, or the annotation would be the same and the agent would not notice.
+        """
         try:
             plan = planner.plan(node.gpus, wanted)
         except errors.LayoutError:
@@ -341,8 +345,10 @@ class _Decider:
             for step in plan.steps
         )
         if document.content_hash == node.refused:
-            self._wanted_again.add(node.name)
-            return False
+            if not self._may_ask_again(node):
+                self._wanted_again.add(node.name)
+                return False
+            document = custom.written(wanted, addition=f"after {node.changed_at}")
         if plan.is_empty is not is_withdrawal or not is_safe:
             return False
         self._budget -= 1
@@ -363,6 +369,10 @@ class _Decider:
             )
         )
         return True
+
+    def _may_ask_again(self, node: PartitionedNode) -> bool:
+        ended_at = node.changed_at
+        return node.was_in_use and ended_at is not None and not self._keeps_room(ended_at)
 
     def _hold(self) -> batch.Hold | None:
         """Return the GPU to hold for the first pod that has waited long and has no room."""

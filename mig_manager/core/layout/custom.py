@@ -66,8 +66,11 @@ class Written:
     content_hash: str  # of its layout, as in the agent's status
 
 
-def written(wanted: Mapping[str, model.DesiredGpu]) -> Written:
-    """Return the document that requests this of GPUs by UUID, one rule for those alike."""
+def written(wanted: Mapping[str, model.DesiredGpu], *, addition: str = "") -> Written:
+    """Return the document that requests this of GPUs by UUID, one rule for those alike.
+
+    An ``addition`` to the layout's name makes it another request for the same.
+    """
     alike: dict[model.DesiredGpu, list[str]] = {}
     for uuid, goal in wanted.items():
         alike.setdefault(goal, []).append(uuid)
@@ -84,7 +87,7 @@ def written(wanted: Mapping[str, model.DesiredGpu]) -> Written:
         for goal, uuids in sorted(alike.items(), key=lambda item: min(item[1]))
     )
     content_hash = layouts.content_hash(rules)
-    name = cluster.CUSTOM_LAYOUT
+    name = " ".join(filter(None, (cluster.CUSTOM_LAYOUT, addition)))
     layout = config.Layout(name=name, rules=rules, content_hash=content_hash, location=nowhere)
     document = config.Document(source=nowhere.source, layouts={name: layout})
     return Written(text=json.dumps(layouts.render(document)), content_hash=content_hash)
