@@ -150,6 +150,8 @@ class Partitioner:
         self._announcer = announcer.Announcer(self._cluster, self._leader, self._clock)
         self._pending_since_s: dict[str, float] = {}
         """By UID of a pending pod."""
+        self._unusable: dict[str, str] = {}
+        """By opted-in node: why it was unusable at the last decision."""
         self._served: set[str] = set()
         """UIDs of pending pods for which a node was changed."""
         self._answering: set[str] = set()
@@ -183,6 +185,7 @@ class Partitioner:
         )
         took_s = self._clock.monotonic() - began_s
         self._telemetry.decided()
+        self._tell_unusable(nodes)
         self._follow(nodes)
         outcomes = [(each, self._carry_out(each)) for each in self._acceptable(decision)]
         requested = tuple(each for each, result in outcomes if result is Result.REQUESTED)
@@ -230,6 +233,18 @@ class Partitioner:
         if node.name in self._refused:
             return dataclasses.replace(node, unusable="the API refused to change it")
         return node
+
+    def _tell_unusable(self, nodes: tuple[partitioning.PartitionedNode, ...]) -> None:
+        """Log why opted-in nodes cannot be used, when that changes: pods get no Event about it."""
+        found = {
+            node.name: node.unusable
+            for node in nodes
+            if node.is_opted_in and node.unusable and not node.is_changing
+        }
+        for name, why in found.items():
+            if self._unusable.get(name) != why:
+                _log.warning("node_unusable", node=name, why=why)
+        self._unusable = found
 
     def _follow(self, nodes: tuple[partitioning.PartitionedNode, ...]) -> None:
         """Count what agents have made of requests, and follow those of a former leader."""

@@ -1,6 +1,7 @@
 """What the partitioner writes, and when: one patch for one decision, by one replica."""
 
 import json
+import math
 import threading
 from collections.abc import Iterator
 
@@ -492,3 +493,41 @@ def test_a_pod_or_node_that_cannot_be_understood_is_left_out_and_the_others_are_
     assert rig.requested("n1")
     left_out = [each["name"] for each in logs if each["event"] == "object_left_out"]
     assert left_out == ["default/absurd", "n2"]
+
+
+def test_a_replica_whose_watch_is_refused_is_not_ready_though_it_can_list(rig: Rig) -> None:
+    rig.add_node()
+    refusal = apiserver.Fault(verb="watch", resource="pods", status=403, times=None)
+    rig.server.inject(refusal)
+
+    with structlog.testing.capture_logs():
+        own = rig.replica()
+        waiting.until(lambda: rig.server.log.count("list", "pods") > 2, "some lists")
+        assert own.service.cluster.last_contact_s == math.inf
+        rig.server.clear_faults()
+        rig.sync(own)
+
+    assert own.service.cluster.last_contact_s < math.inf
+
+
+def test_why_an_opted_in_node_cannot_be_used_is_logged_once(rig: Rig) -> None:
+    rig.add_node("n1")
+    rig.add_node("n2")
+    rig.add_node("n3", labels={cluster.PARTITIONING_LABEL: "no"})
+
+    def forget(node: rigs.Object) -> None:
+        del node["metadata"]["annotations"][cluster.CAPACITY_ANNOTATION]
+
+    for name in ("n1", "n3"):
+        rig.server.modify(kinds.NODES, name, forget)
+    rig.add_pods("p1", "p2")
+    own = rig.replica()
+
+    with structlog.testing.capture_logs() as logs:
+        rig.pass_time(TERM_S, own)
+
+    (line,) = (each for each in logs if each["event"] == "node_unusable")
+    assert (line["node"], line["why"]) == (
+        "n1",
+        "its agent has not published which instances are in use",
+    )

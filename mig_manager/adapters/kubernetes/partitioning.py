@@ -7,7 +7,9 @@ than its watch: while one is lost, ``current`` says so.
 import dataclasses
 import hashlib
 import http
+import math
 import threading
+import time
 from collections.abc import Callable, Container, Iterable, Mapping
 from typing import Any, Generic, TypeVar
 
@@ -52,6 +54,17 @@ class Collection(watch.Watch, Generic[_Item]):
         self._strange: set[tuple[str, str]] = set()
         """Keys of objects that cannot be understood: each is logged once."""
         self.is_current = False
+        self._lost_s = -math.inf
+        """Since when changes do not arrive; -inf: they never did."""
+
+    @property
+    def last_contact_s(self) -> float:
+        """How many seconds ago the API server last sent a change; inf if it never did.
+
+        Lists do not count: a watch that is refused again and again lists each time.
+        """
+        now_s = time.monotonic()
+        return super().last_contact_s if self.is_current else now_s - self._lost_s
 
     def items(self) -> tuple[_Item, ...]:
         """Return the objects as last reported."""
@@ -82,6 +95,8 @@ class Collection(watch.Watch, Generic[_Item]):
         self.is_current = True
 
     def lost(self, error: Exception) -> None:
+        if self.is_current:
+            self._lost_s = time.monotonic()
         self.is_current = False
         if not isinstance(error, errors.ClusterError):
             _log.exception("collection_watch_error")
