@@ -62,6 +62,9 @@ class Inbox:
         """
         with self._changed:
             known, self._node_uid = self._node_uid, node_uid or self._node_uid
+            if custom and self._custom == dataclasses.replace(custom, is_on_demand=True):
+                # Its owner takes the node back: what was to evict no pod does not begin to.
+                custom = self._custom
             if (name, custom) != (self._name, self._custom) or not self._is_label_known:
                 self._name, self._custom = name, custom
                 self._is_label_known = True

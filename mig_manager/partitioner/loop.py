@@ -185,7 +185,7 @@ class Partitioner:
         )
         took_s = self._clock.monotonic() - began_s
         self._telemetry.decided()
-        self._tell_unusable(nodes)
+        self._log_unusable(nodes)
         self._follow(nodes)
         outcomes = [(each, self._carry_out(each)) for each in self._acceptable(decision)]
         requested = tuple(each for each, result in outcomes if result is Result.REQUESTED)
@@ -234,7 +234,7 @@ class Partitioner:
             return dataclasses.replace(node, unusable="the API refused to change it")
         return node
 
-    def _tell_unusable(self, nodes: tuple[partitioning.PartitionedNode, ...]) -> None:
+    def _log_unusable(self, nodes: tuple[partitioning.PartitionedNode, ...]) -> None:
         """Log why opted-in nodes cannot be used, when that changes: pods get no Event about it."""
         found = {
             node.name: node.unusable

@@ -1,6 +1,7 @@
 """The agent's loop over a pipeline in memory; test_agent_process runs the whole process."""
 
 import contextlib
+import dataclasses
 import math
 import threading
 from collections.abc import Callable, Iterator
@@ -416,6 +417,24 @@ def test_a_run_is_alone_with_the_driver_and_the_pause_before_a_retry_is_not() ->
     loop.Agent(pipeline, box, intervals=intervals(), alone=alone).serve()
 
     assert calls == ["alone", "run", "not alone"] * 2
+
+
+def test_a_custom_layout_that_may_evict_no_pod_is_no_new_request_when_the_node_is_taken_back() -> (
+    None
+):
+    own = custom.Custom(node_name="n", text="x", is_on_demand=True)
+    box = loop.Inbox()
+    box.put_label("custom", custom=own)
+    request = box.next(0)
+    assert request
+
+    box.put_label("custom", custom=dataclasses.replace(own, is_on_demand=False))
+    request.check()
+    box.put_label("custom", custom=dataclasses.replace(own, text="y", is_on_demand=False))
+
+    following = box.next(request.generation)
+    assert following
+    assert following.custom == custom.Custom(node_name="n", text="y", is_on_demand=False)
 
 
 def test_a_change_of_use_is_observed_in_any_pause_while_the_node_is_on_demand() -> None:
