@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from mig_manager.adapters import host
-from mig_manager.adapters.kubernetes import api, leader
+from mig_manager.adapters.kubernetes import api, events, leader, partitioning
 from mig_manager.core.node import cluster
 from tests import waiting
 from tests.cluster import clusters
@@ -106,6 +106,23 @@ def test_the_shipped_rights_are_enough_for_its_work(kube: api.KubeApi) -> None:
     own.release()
     lease = kube.get(f"{clusters.LEASES}/{NAME}")
     assert not lease["spec"].get("holderIdentity")
+
+
+@pytest.mark.parametrize("last", ["-", ".", "b"])
+def test_events_about_pods_with_the_longest_names_are_accepted(
+    kube: api.KubeApi, last: str
+) -> None:
+    name = f"{'a' * 219}{last}{'c' * 33}"
+    subject = events.Subject(kind="Pod", name=name, namespace="default", uid="u")
+    event = events.Event(
+        subject=subject, reason="NoRoomPossible", message="é" * 4000, is_warning=True
+    )
+    own = partitioning.Cluster(
+        kube, clock=host.SystemClock(), reporter="p" * 253 + "_0", on_demand=lambda: None
+    )
+
+    for _ in range(2):
+        own.publish(event, about=last)
 
 
 @pytest.mark.parametrize(

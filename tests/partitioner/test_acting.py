@@ -531,3 +531,39 @@ def test_why_an_opted_in_node_cannot_be_used_is_logged_once(rig: Rig) -> None:
         "n1",
         "its agent has not published which instances are in use",
     )
+
+
+def test_the_budget_counts_a_node_under_change_though_our_clock_is_a_day_ahead(rig: Rig) -> None:
+    rig.add_node("n1")
+    rig.add_node("n2")
+    rig.add_pods("p1", "p2", profile="3g.20gb")
+    rig.add_pods("p3", profile="4g.20gb")
+    asked_at = rig.clock.now_iso()
+    rig.clock.jump_s = 86400.0
+    own = rig.replica()
+    rig.pass_time(SOON_S, own)
+    (asked,) = (name for name in ("n1", "n2") if rig.requested(name))
+
+    def stamp(node: rigs.Object) -> None:
+        labels: rigs.Object = {"f:metadata": {"f:labels": {f"f:{cluster.CONFIG_LABEL}": {}}}}
+        entry = {"manager": "x", "operation": "Update", "time": asked_at, "fieldsV1": labels}
+        node["metadata"]["managedFields"] = [entry]
+
+    rig.server.modify(kinds.NODES, asked, stamp)
+    rig.pass_time(TERM_S, own)
+    assert len(own.kube.patches) == 1
+    rig.pass_time(5 * TERM_S, own)
+
+    assert len(own.kube.patches) == 2
+
+
+def test_a_lease_whose_namespace_is_missing_is_logged(rig: Rig) -> None:
+    path = "/namespaces/mig-manager/leases"
+    rig.server.inject(apiserver.Fault(path=path, status=404, times=None))
+    own = rig.replica()
+
+    with structlog.testing.capture_logs() as logs:
+        rig.pass_time(SOON_S, own)
+
+    assert not own.leads
+    assert {each["event"] for each in logs} == {"lease_not_renewed"}

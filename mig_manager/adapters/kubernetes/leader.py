@@ -148,7 +148,9 @@ class Leader:
             else:
                 lease = self._kube.post(self._collection, body)
         except errors.ClusterError as error:
-            if error.status in (http.HTTPStatus.CONFLICT, http.HTTPStatus.NOT_FOUND):
+            # A new one that is not found lacks its namespace: nobody would ever lead.
+            is_gone = bool(self._version) and error.status == http.HTTPStatus.NOT_FOUND
+            if error.status == http.HTTPStatus.CONFLICT or is_gone:
                 return False
             raise
         with cluster.understood("the leader's Lease"):
