@@ -5,6 +5,7 @@ cannot make a storm of Events: 20 at once, ten a minute.
 """
 
 import math
+from collections.abc import Container
 
 import structlog
 
@@ -64,6 +65,12 @@ class Announcer:
             return False
         self._recommended[change.node] = change.layout
         return True
+
+    def forget_all_but(self, nodes: Container[str]) -> None:
+        """Forget nodes that are gone: a cluster with an autoscaler has ever new ones."""
+        self._recommended = {
+            name: layout for name, layout in self._recommended.items() if name in nodes
+        }
 
     def unmet(
         self, unmet: tuple[partitioning.Unmet, ...], pending: tuple[demand.Pending, ...]

@@ -188,6 +188,7 @@ class Partitioner:
         took_s = self._clock.monotonic() - began_s
         self._telemetry.decided()
         self._log_unusable(nodes)
+        self._announcer.forget_all_but({node.name for node in nodes})
         self._follow(nodes)
         outcomes = [(each, self._carry_out(each)) for each in self._acceptable(decision)]
         requested = tuple(each for each, result in outcomes if result is Result.REQUESTED)

@@ -1,7 +1,6 @@
 """What the partitioner writes, and when: one patch for one decision, by one replica."""
 
 import json
-import math
 import threading
 from collections.abc import Iterator
 
@@ -88,26 +87,6 @@ def test_an_agent_that_finds_an_instance_in_use_is_not_asked_the_same_again_at_o
 
     assert len(own.kube.patches) == 1
     assert rig.metric(own, "answers_total", result="failed") == 1
-
-
-def test_what_an_agent_found_in_use_is_asked_again_after_minutes_in_another_text(rig: Rig) -> None:
-    rig.add_node()
-    rig.add_pods("p1")
-    own = rig.replica()
-    rig.pass_time(SOON_S, own)
-    rig.answer("n1", reason=errors.Reason.IN_USE)
-    refused = rig.requested()
-
-    rig.pass_time(290, own)
-    assert len(own.kube.patches) == 1
-    rig.pass_time(20, own)
-
-    assert len(own.kube.patches) == 2
-    assert rig.requested() != refused
-    rig.answer("n1")
-    rig.pass_time(TERM_S, own)
-    assert rigs.counts(rig.gpus["n1"])["nvidia.com/mig-1g.5gb"]
-    assert len(own.kube.patches) == 2
 
 
 def test_demand_that_keeps_changing_is_decided_on_after_the_longest_wait(rig: Rig) -> None:
@@ -464,106 +443,3 @@ def test_a_wall_clock_that_jumps_changes_nothing(rig: Rig, jump_s: float) -> Non
 
     assert own.leads
     assert len(own.kube.patches) == 1
-
-
-def test_a_pod_or_node_that_cannot_be_understood_is_left_out_and_the_others_are_served(
-    rig: Rig,
-) -> None:
-    rig.add_node("n1")
-    rig.add_node("n2")
-    rig.add_pods("p1", "absurd")
-
-    def ask_for_much(pod: rigs.Object) -> None:
-        (container,) = pod["spec"]["containers"]
-        container["resources"]["limits"]["cpu"] = "10P"
-
-    def offer_much(node: rigs.Object) -> None:
-        node["status"]["allocatable"]["cpu"] = "10P"
-
-    rig.server.modify(kinds.PODS, "absurd", ask_for_much, namespace="default")
-    own = rig.replica()
-    with structlog.testing.capture_logs() as logs:
-        waiting.until(lambda: own.service.cluster.is_current, "the watches")
-        rig.server.modify(kinds.NODES, "n2", offer_much)
-        waiting.until(lambda: len(own.service.cluster.nodes()) == 1, "n2 to be left out")
-        for _ in range(round(SOON_S)):
-            rig.clock.now_s += 1
-            own.service.loop.step()
-
-    assert rig.requested("n1")
-    left_out = [each["name"] for each in logs if each["event"] == "object_left_out"]
-    assert left_out == ["default/absurd", "n2"]
-
-
-def test_a_replica_whose_watch_is_refused_is_not_ready_though_it_can_list(rig: Rig) -> None:
-    rig.add_node()
-    refusal = apiserver.Fault(verb="watch", resource="pods", status=403, times=None)
-    rig.server.inject(refusal)
-
-    with structlog.testing.capture_logs():
-        own = rig.replica()
-        waiting.until(lambda: rig.server.log.count("list", "pods") > 2, "some lists")
-        assert own.service.cluster.last_contact_s == math.inf
-        rig.server.clear_faults()
-        rig.sync(own)
-
-    assert own.service.cluster.last_contact_s < math.inf
-
-
-def test_why_an_opted_in_node_cannot_be_used_is_logged_once(rig: Rig) -> None:
-    rig.add_node("n1")
-    rig.add_node("n2")
-    rig.add_node("n3", labels={cluster.PARTITIONING_LABEL: "no"})
-
-    def forget(node: rigs.Object) -> None:
-        del node["metadata"]["annotations"][cluster.CAPACITY_ANNOTATION]
-
-    for name in ("n1", "n3"):
-        rig.server.modify(kinds.NODES, name, forget)
-    rig.add_pods("p1", "p2")
-    own = rig.replica()
-
-    with structlog.testing.capture_logs() as logs:
-        rig.pass_time(TERM_S, own)
-
-    (line,) = (each for each in logs if each["event"] == "node_unusable")
-    assert (line["node"], line["why"]) == (
-        "n1",
-        "its agent has not published which instances are in use",
-    )
-
-
-def test_the_budget_counts_a_node_under_change_though_our_clock_is_a_day_ahead(rig: Rig) -> None:
-    rig.add_node("n1")
-    rig.add_node("n2")
-    rig.add_pods("p1", "p2", profile="3g.20gb")
-    rig.add_pods("p3", profile="4g.20gb")
-    asked_at = rig.clock.now_iso()
-    rig.clock.jump_s = 86400.0
-    own = rig.replica()
-    rig.pass_time(SOON_S, own)
-    (asked,) = (name for name in ("n1", "n2") if rig.requested(name))
-
-    def stamp(node: rigs.Object) -> None:
-        labels: rigs.Object = {"f:metadata": {"f:labels": {f"f:{cluster.CONFIG_LABEL}": {}}}}
-        entry = {"manager": "x", "operation": "Update", "time": asked_at, "fieldsV1": labels}
-        node["metadata"]["managedFields"] = [entry]
-
-    rig.server.modify(kinds.NODES, asked, stamp)
-    rig.pass_time(TERM_S, own)
-    assert len(own.kube.patches) == 1
-    rig.pass_time(5 * TERM_S, own)
-
-    assert len(own.kube.patches) == 2
-
-
-def test_a_lease_whose_namespace_is_missing_is_logged(rig: Rig) -> None:
-    path = "/namespaces/mig-manager/leases"
-    rig.server.inject(apiserver.Fault(path=path, status=404, times=None))
-    own = rig.replica()
-
-    with structlog.testing.capture_logs() as logs:
-        rig.pass_time(SOON_S, own)
-
-    assert not own.leads
-    assert {each["event"] for each in logs} == {"lease_not_renewed"}

@@ -419,7 +419,7 @@ def test_a_run_is_alone_with_the_driver_and_the_pause_before_a_retry_is_not() ->
     assert calls == ["alone", "run", "not alone"] * 2
 
 
-def test_a_custom_layout_that_may_evict_no_pod_is_no_new_request_when_the_node_is_taken_back() -> (
+def test_a_custom_layout_that_may_evict_no_pod_is_no_new_request_after_the_opt_in_has_ended() -> (
     None
 ):
     own = custom.Custom(node_name="n", text="x", is_on_demand=True)

@@ -148,7 +148,7 @@ class Leader:
             else:
                 lease = self._kube.post(self._collection, body)
         except errors.ClusterError as error:
-            # A new one that is not found lacks its namespace: nobody would ever lead.
+            # A new one that is not found lacks its namespace: no replica would ever lead.
             is_gone = bool(self._version) and error.status == http.HTTPStatus.NOT_FOUND
             if error.status == http.HTTPStatus.CONFLICT or is_gone:
                 return False

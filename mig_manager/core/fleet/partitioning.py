@@ -345,10 +345,11 @@ class _Decider:
             for step in plan.steps
         )
         if document.content_hash == node.refused:
-            if not self._may_ask_again(node):
+            ended_at = node.changed_at if node.was_in_use else None
+            if ended_at is None or self._keeps_room(ended_at):
                 self._wanted_again.add(node.name)
                 return False
-            document = custom.written(wanted, addition=f"after {node.changed_at}")
+            document = custom.written(wanted, addition=f"after {ended_at}")
         if plan.is_empty is not is_withdrawal or not is_safe:
             return False
         self._budget -= 1
@@ -369,10 +370,6 @@ class _Decider:
             )
         )
         return True
-
-    def _may_ask_again(self, node: PartitionedNode) -> bool:
-        ended_at = node.changed_at
-        return node.was_in_use and ended_at is not None and not self._keeps_room(ended_at)
 
     def _hold(self) -> batch.Hold | None:
         """Return the GPU to hold for the first pod that has waited long and has no room."""

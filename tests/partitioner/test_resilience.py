@@ -1,0 +1,158 @@
+"""What must neither stop the partitioner nor its service to a pod, and what it says about it."""
+
+import math
+from collections.abc import Iterator
+
+import pytest
+import structlog.testing
+
+from mig_manager import errors
+from mig_manager.core.node import cluster
+from mig_manager.sandbox.apiserver import resources as kinds
+from testkit import apiserver
+from tests import waiting
+from tests.partitioner import rig as rigs
+from tests.partitioner.rig import QUIET_S, TERM_S, Rig
+
+SOON_S = QUIET_S + 1
+
+
+@pytest.fixture
+def rig() -> Iterator[Rig]:
+    with rigs.serving() as rig:
+        yield rig
+
+
+def test_what_an_agent_found_in_use_is_asked_again_after_minutes_in_another_text(rig: Rig) -> None:
+    rig.add_node()
+    rig.add_pods("p1")
+    own = rig.replica()
+    rig.pass_time(SOON_S, own)
+    rig.answer("n1", reason=errors.Reason.IN_USE)
+    refused = rig.requested()
+
+    rig.pass_time(290, own)
+    assert len(own.kube.patches) == 1
+    rig.pass_time(20, own)
+
+    assert len(own.kube.patches) == 2
+    assert rig.requested() != refused
+    rig.answer("n1")
+    rig.pass_time(TERM_S, own)
+    assert rigs.counts(rig.gpus["n1"])["nvidia.com/mig-1g.5gb"]
+    assert len(own.kube.patches) == 2
+
+
+def test_a_pod_or_node_that_cannot_be_understood_is_left_out_and_the_others_are_served(
+    rig: Rig,
+) -> None:
+    rig.add_node("n1")
+    rig.add_node("n2")
+    rig.add_pods("p1", "absurd")
+
+    def ask_for_much(pod: rigs.Object) -> None:
+        (container,) = pod["spec"]["containers"]
+        container["resources"]["limits"]["cpu"] = "10P"
+
+    def offer_much(node: rigs.Object) -> None:
+        node["status"]["allocatable"]["cpu"] = "10P"
+
+    rig.server.modify(kinds.PODS, "absurd", ask_for_much, namespace="default")
+    own = rig.replica()
+    with structlog.testing.capture_logs() as logs:
+        waiting.until(lambda: own.service.cluster.is_current, "the watches")
+        rig.server.modify(kinds.NODES, "n2", offer_much)
+        waiting.until(lambda: len(own.service.cluster.nodes()) == 1, "n2 to be left out")
+        for _ in range(round(SOON_S)):
+            rig.clock.now_s += 1
+            own.service.loop.step()
+
+    assert rig.requested("n1")
+    left_out = [each["name"] for each in logs if each["event"] == "object_left_out"]
+    assert left_out == ["default/absurd", "n2"]
+
+
+def test_a_replica_whose_watch_is_refused_is_not_ready_though_it_can_list(rig: Rig) -> None:
+    rig.add_node()
+    refusal = apiserver.Fault(verb="watch", resource="pods", status=403, times=None)
+    rig.server.inject(refusal)
+
+    with structlog.testing.capture_logs():
+        own = rig.replica()
+        waiting.until(lambda: rig.server.log.count("list", "pods") > 2, "some lists")
+        assert own.service.cluster.last_contact_s == math.inf
+        rig.server.clear_faults()
+        rig.sync(own)
+
+    assert own.service.cluster.last_contact_s < math.inf
+
+
+def test_why_an_opted_in_node_cannot_be_used_is_logged_once(rig: Rig) -> None:
+    rig.add_node("n1")
+    rig.add_node("n2")
+    rig.add_node("n3", labels={cluster.PARTITIONING_LABEL: "no"})
+
+    def forget(node: rigs.Object) -> None:
+        del node["metadata"]["annotations"][cluster.CAPACITY_ANNOTATION]
+
+    for name in ("n1", "n3"):
+        rig.server.modify(kinds.NODES, name, forget)
+    rig.add_pods("p1", "p2")
+    own = rig.replica()
+
+    with structlog.testing.capture_logs() as logs:
+        rig.pass_time(TERM_S, own)
+
+    (line,) = (each for each in logs if each["event"] == "node_unusable")
+    assert (line["node"], line["why"]) == (
+        "n1",
+        "its agent has not published which instances are in use",
+    )
+
+
+def test_the_budget_counts_a_node_under_change_though_our_clock_is_a_day_ahead(rig: Rig) -> None:
+    rig.add_node("n1")
+    rig.add_node("n2")
+    rig.add_pods("p1", "p2", profile="3g.20gb")
+    rig.add_pods("p3", profile="4g.20gb")
+    asked_at = rig.clock.now_iso()
+    rig.clock.jump_s = 86400.0
+    own = rig.replica()
+    rig.pass_time(SOON_S, own)
+    (asked,) = (name for name in ("n1", "n2") if rig.requested(name))
+
+    def stamp(node: rigs.Object) -> None:
+        labels: rigs.Object = {"f:metadata": {"f:labels": {f"f:{cluster.CONFIG_LABEL}": {}}}}
+        entry = {"manager": "x", "operation": "Update", "time": asked_at, "fieldsV1": labels}
+        node["metadata"]["managedFields"] = [entry]
+
+    rig.server.modify(kinds.NODES, asked, stamp)
+    rig.pass_time(TERM_S, own)
+    assert len(own.kube.patches) == 1
+    rig.pass_time(5 * TERM_S, own)
+
+    assert len(own.kube.patches) == 2
+
+
+def test_a_lease_whose_namespace_is_missing_is_logged(rig: Rig) -> None:
+    path = "/namespaces/mig-manager/leases"
+    rig.server.inject(apiserver.Fault(path=path, status=404, times=None))
+    own = rig.replica()
+
+    with structlog.testing.capture_logs() as logs:
+        rig.pass_time(SOON_S, own)
+
+    assert not own.leads
+    assert {each["event"] for each in logs} == {"lease_not_renewed"}
+
+
+def test_a_recommendation_for_a_node_that_is_registered_again_counts_again(rig: Rig) -> None:
+    own = rig.replica(mode="recommend")
+    rig.add_pods("p1")
+    for _ in range(2):
+        rig.add_node("n1")
+        rig.pass_time(10, own)
+        rig.server.delete(kinds.NODES, "n1")
+        rig.pass_time(10, own)
+
+    assert rig.metric(own, "changes_total", result="recommended") == 2
