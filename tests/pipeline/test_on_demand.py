@@ -377,7 +377,7 @@ def test_on_demand_a_drift_is_healed_once_no_process_uses_what_goes() -> None:
     outcome = run(rig, ON_DEMAND, by=ours, may_evict=False)
 
     assert outcome.reason is Reason.IN_USE
-    assert outcome.should_retry  # nobody will choose another layout: none was requested
+    assert outcome.should_retry  # no program chooses another layout: none was requested
     rig.gpu_users = ""
     assert run(rig, ON_DEMAND, by=ours, attempt=2, may_evict=False).reason is Reason.APPLIED
     scenes.assert_nothing_taken(rig)

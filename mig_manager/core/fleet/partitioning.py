@@ -201,7 +201,7 @@ class _Decider:
         self._refused = frozenset(self._refusals())
         self._alike: dict[str, object] = {}
         self._wanted_again: set[str] = set()
-        """Nodes of which the request that they refused would be made again."""
+        """Nodes whose refused request would be made again."""
         self._causes = waiting.Causes(pods, self._why_not_now)
 
     def decision(self) -> Decision:
