@@ -225,6 +225,12 @@ def test_only_missing_mig_devices_are_made_room_for() -> None:
     assert "a (too little cpu)" in decision.unmet[0].message
 
 
+def test_a_pod_that_asks_for_an_absurd_number_of_devices_costs_nothing() -> None:
+    decision = decided([node("a", EMPTY)], [pod("p", f"{2**62}x1g.5gb"), pod("q", "7g.40gb")])
+    assert [each.name for each in only(decision).pods] == ["q"]
+    assert "at most 7 x 1g.5gb" in decision.unmet[0].message
+
+
 def test_a_pod_that_a_node_of_others_serves_is_not_unmet() -> None:
     fixed = node("fixed", ["7g.40gb@0"], labels={cluster.PARTITIONING_LABEL: ""})
     decision = decided([fixed], [pod("p", "7g.40gb"), pod("q", "7g.40gb", age_s=1)])

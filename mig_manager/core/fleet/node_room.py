@@ -205,6 +205,10 @@ class Room:
         """
         free = self._schedulable - self._taken - self._lost()
         taken = {profile: min(count, free[profile]) for profile, count in profiles.items()}
+        if any(
+            count - taken[profile] > self._most(profile) for profile, count in profiles.items()
+        ):
+            return False  # A pod may ask for any number.
         items = [
             profile for profile, count in devices(profiles) for _ in range(count - taken[profile])
         ]
@@ -216,6 +220,9 @@ class Room:
             return True
         self._taken, self._new, self.ways = before
         return False
+
+    def _most(self, profile: model.Profile) -> int:
+        return sum(self._search.most(state, profile) for state in self._states.values())
 
     def _placed(
         self, items: Sequence[model.Profile], indices: Sequence[int], looks: Iterator[int]
