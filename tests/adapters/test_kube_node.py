@@ -399,7 +399,7 @@ def test_a_quantity_is_a_whole_number_rounded_up() -> None:
         "1E3": 1000,
         "2Ki": 2048,
     }
-    values |= {"1500m": 2, "0.5": 1, "3E": 3 * 10**18}
+    values |= {"1500m": 2, "0.5": 1, "3E": 3 * 10**18, "100E": 2**63 - 1, "-1e30": 1 - 2**63}
     assert {text: quantity.parse(text) for text in values} == values
 
 

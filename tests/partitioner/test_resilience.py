@@ -48,20 +48,20 @@ def test_a_pod_or_node_that_cannot_be_understood_is_left_out_and_the_others_are_
 ) -> None:
     rig.add_node("n1")
     rig.add_node("n2")
-    rig.add_pods("p1", "absurd")
+    rig.add_pods("p1", "strange")
 
-    def ask_for_much(pod: rigs.Object) -> None:
+    def break_pod(pod: rigs.Object) -> None:
         (container,) = pod["spec"]["containers"]
-        container["resources"]["limits"]["cpu"] = "10P"
+        container["resources"]["limits"]["cpu"] = "many"
 
-    def offer_much(node: rigs.Object) -> None:
-        node["status"]["allocatable"]["cpu"] = "10P"
+    def break_node(node: rigs.Object) -> None:
+        node["status"]["allocatable"]["cpu"] = "many"
 
-    rig.server.modify(kinds.PODS, "absurd", ask_for_much, namespace="default")
+    rig.server.modify(kinds.PODS, "strange", break_pod, namespace="default")
     own = rig.replica()
     with structlog.testing.capture_logs() as logs:
         waiting.until(lambda: own.service.cluster.is_current, "the watches")
-        rig.server.modify(kinds.NODES, "n2", offer_much)
+        rig.server.modify(kinds.NODES, "n2", break_node)
         waiting.until(lambda: len(own.service.cluster.nodes()) == 1, "n2 to be left out")
         for _ in range(round(SOON_S)):
             rig.clock.now_s += 1
@@ -69,7 +69,7 @@ def test_a_pod_or_node_that_cannot_be_understood_is_left_out_and_the_others_are_
 
     assert rig.requested("n1")
     left_out = [each["name"] for each in logs if each["event"] == "object_left_out"]
-    assert left_out == ["default/absurd", "n2"]
+    assert left_out == ["default/strange", "n2"]
 
 
 def test_a_replica_whose_watch_is_refused_is_not_ready_though_it_can_list(rig: Rig) -> None:

@@ -207,3 +207,8 @@ def test_a_malformed_pod_is_an_error_of_the_cluster() -> None:
 
 def test_a_quantity_can_be_counted_in_parts() -> None:
     assert [quantity.parse(text, parts=1000) for text in ("100m", "1", "0.0001")] == [100, 1000, 1]
+
+
+def test_a_pod_may_ask_for_more_than_any_node_can_have() -> None:
+    found = pending(pod("p", "1g.5gb", requests={"cpu": "9E", "memory": "9E"}))
+    assert dict(found.needs.amounts)["cpu"] == 2**63 - 1

@@ -18,6 +18,7 @@ _SUFFIXES = {
 def parse(text: str | float, *, parts: int = 1) -> int:
     """Return a Kubernetes quantity, rounded up as the scheduler does; ValueError for others.
 
+    One beyond 64 bits counts as the largest, as for the API server, which accepts it in pods.
     ``parts`` is into how many parts a unit is divided: 1000 for ``cpu``, as the scheduler has it.
     """
     match = _QUANTITY.fullmatch(str(text))
@@ -28,6 +29,5 @@ def parse(text: str | float, *, parts: int = 1) -> int:
         value = decimal.Decimal(number + (exponent or "")) * _SUFFIXES[suffix or ""] * parts
     except ArithmeticError as err:
         raise ValueError(f"{text!r} is not a quantity") from err
-    if abs(value) > _LARGEST:
-        raise ValueError(f"{text!r} is not a quantity: it is too large")
+    value = max(min(value, decimal.Decimal(_LARGEST)), decimal.Decimal(-_LARGEST))
     return int(value.to_integral_value(rounding=decimal.ROUND_CEILING))
