@@ -274,12 +274,26 @@ def test_a_pod_waits_for_the_node_that_is_being_changed_for_it() -> None:
     assert why(following) == (Wait.SCHEDULER, "node a is being changed for it")
 
 
-def test_a_layout_that_the_agent_has_just_failed_is_not_requested_again() -> None:
+def test_a_layout_that_the_agent_has_just_failed_is_not_requested_again_at_once() -> None:
     change = only(decided([node("a", EMPTY)], [pod("p", "7g.40gb")]))
-    failed = requested("a", change, state="failed", finishedAt="2026-03-01T00:00:00+00:00")
-    decision = decided([failed], [pod("p", "7g.40gb")])
+    failed = requested("a", change, state="failed", finishedAt=NOW.isoformat())
+    soon = NOW + dt.timedelta(seconds=290)
+    decision = decided([failed], [pod("p", "7g.40gb")], now=soon)
     assert not decision.changes
-    assert decided([failed], [pod("p", "3g.20gb")]).changes
+    assert why(decision) == (
+        Wait.UNUSABLE,
+        "it waits for a (its agent has failed the layout for it)",
+    )
+    assert decided([failed], [pod("p", "3g.20gb")], now=soon).changes
+
+
+def test_a_layout_that_the_agent_has_just_failed_keeps_no_other_pod_waiting() -> None:
+    pods = [pod("p", "7g.40gb"), pod("q", "1g.5gb", age_s=5)]
+    change = only(decided([node("a", EMPTY)], pods))
+    failed = requested("a", change, state="failed", finishedAt=NOW.isoformat())
+    decision = decided([failed], pods, now=NOW + dt.timedelta(seconds=290))
+    assert [each.name for each in only(decision).pods] == ["q"]
+    assert [each.pod.name for each in decision.waiting] == ["p"]
 
 
 def test_a_refused_request_is_withdrawn_once_no_pod_needs_it() -> None:

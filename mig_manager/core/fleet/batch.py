@@ -171,6 +171,20 @@ class Batch:
             wanted[gpu.uuid] = desired(gpu, state.fixed, node_room.devices(content))
         return wanted
 
+    def keeps_reserved(
+        self, node: partitioned.PartitionedNode, wanted: Mapping[str, model.DesiredGpu]
+    ) -> bool:
+        """Return whether a node whose GPUs become so, by UUID, has what is reserved."""
+        before = self.devices(node)
+        others = tuple(gpu for gpu in node.gpus if gpu.uuid not in wanted)
+        after = self.devices(dataclasses.replace(node, gpus=others))
+        for goal in wanted.values():
+            after.update(goal.counts)
+        return all(
+            after[profile] >= min(count, before[profile])
+            for profile, count in self._reserved.items()
+        )
+
     def offer(
         self,
         node: partitioned.PartitionedNode,

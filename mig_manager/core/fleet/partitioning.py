@@ -15,6 +15,7 @@ instances that exist, but after ``hold_after_s`` one GPU gets no new instances f
 import collections
 import dataclasses
 import datetime as dt
+import math
 from collections.abc import Iterable, Iterator, Mapping
 
 from mig_manager import errors
@@ -46,7 +47,7 @@ class Limits:
     never."""
     room_timeout_s: float = 300.0
     """How long room is kept for a pod that the scheduler does not place, and for how long after
-    that it gets none on the same node."""
+    that it gets none on the same node; also when to ask an agent again for what it failed."""
     hold_after_s: float = 600.0
     """How long the first pod in order waits before other pods get no new room on one GPU that can
     serve it once idle."""
@@ -199,6 +200,8 @@ class _Decider:
         self._waiting: list[Waiting] = []
         self._room_since: dict[str, dict[str, dt.datetime]] = {}
         self._refused = frozenset(self._refusals())
+        self._passed = self._refused
+        """Pairs as in ``Batch.offer``."""
         self._alike: dict[str, object] = {}
         self._wanted_again: set[str] = set()
         """Nodes whose refused request would be made again."""
@@ -306,6 +309,11 @@ class _Decider:
             }
             if self._change(best.node, wanted, pods, f"room for {waiting.pods(len(pods))}"):
                 self._remaining = [rank for rank in self._remaining if rank not in best.pods]
+            elif best.node.name in self._wanted_again:
+                # Its agent has failed that: the node may still serve the pods behind the first.
+                self._passed |= {(pods[0].uid, best.node.name)}
+                self._alike[best.node.name] = self._batch.alike(best.node, self._passed)
+                candidates.append(best.node)
 
     def _offer(
         self,
@@ -316,7 +324,7 @@ class _Decider:
         """Return a node's offer; ``known`` has those that are still right, of nodes alike."""
         key = self._alike[node.name], hold is not None and hold.node == node.name
         if key not in known:
-            known[key] = self._batch.offer(node, self._remaining, hold=hold, refused=self._refused)
+            known[key] = self._batch.offer(node, self._remaining, hold=hold, refused=self._passed)
         offer = known[key]
         return offer and dataclasses.replace(offer, node=node)
 
@@ -394,11 +402,16 @@ class _Decider:
             return Wait.CHANGING, "it is being changed for other pods"
         if node.unusable:
             return Wait.CHANGING if node.is_changing else Wait.UNUSABLE, node.unusable
-        times = (node.changed_at, self._history.changed_at.get(node.name))
-        latest = max(filter(None, times), default=None)
-        if latest and (self._now - latest).total_seconds() < self._limits.cooldown_s:
+        if self._idle_s(node) < self._limits.cooldown_s:
             return Wait.CHANGING, f"it was changed less than {self._limits.cooldown_s:g} s ago"
+        if node.name in self._wanted_again:
+            return Wait.UNUSABLE, "its agent has failed the layout for it"
         return None, ""
+
+    def _idle_s(self, node: PartitionedNode) -> float:
+        """Return the time since the last change of a node; inf if none is known."""
+        times = filter(None, (node.changed_at, self._history.changed_at.get(node.name)))
+        return min(((self._now - each).total_seconds() for each in times), default=math.inf)
 
     def withdraw(self) -> None:
         """Replace requests of this process that were refused and that no pod needs any more.
@@ -428,21 +441,5 @@ class _Decider:
             if self._budget <= 0 or not is_due or is_busy or self._why_not_now(node)[1]:
                 continue
             wanted = self._batch.merged(node, base.get(node.name, {}))
-            if self._keeps_reserved(node, wanted):
+            if self._batch.keeps_reserved(node, wanted):
                 self._change(node, wanted, (), "no pod has asked for its idle instances")
-
-    def _keeps_reserved(
-        self, node: PartitionedNode, wanted: Mapping[str, model.DesiredGpu]
-    ) -> bool:
-        before = self._batch.devices(node)
-        after = self._batch.devices(
-            dataclasses.replace(
-                node, gpus=tuple(gpu for gpu in node.gpus if gpu.uuid not in wanted)
-            )
-        )
-        for goal in wanted.values():
-            after.update(goal.counts)
-        return all(
-            after[profile] >= min(count, before[profile])
-            for profile, count in self._limits.reserved.items()
-        )
