@@ -130,6 +130,8 @@ def test_knows_the_profiles_it_asks_for_and_the_names_that_are_none() -> None:
             {"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["a"]}]},
             {"1", "2", "x", ""},
         ),
+        (expression("Gt", "0_1"), set()),
+        (expression("Lt", "9" * 5000), set()),
         ({"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["b"]}]}, set()),
     ],
 )
@@ -169,12 +171,29 @@ def test_says_which_selector_excludes_a_node() -> None:
         ({"key": "gpu", "operator": "Exists", "effect": "NoExecute"}, False),
         ({"key": "cpu", "operator": "Exists"}, False),
         ({"value": "yes"}, False),
+        ({"key": "gpu", "operator": "Near", "value": "yes"}, False),
     ],
 )
 def test_tolerates_as_the_scheduler_does(toleration: Any, is_tolerated: bool) -> None:  # noqa: FBT001 - a case
     taint = {"key": "gpu", "value": "yes", "effect": "NoSchedule"}
     message = excluded({"tolerations": [toleration]}, {}, taint)
     assert message == ("" if is_tolerated else "it does not tolerate taint gpu=yes:NoSchedule")
+
+
+@pytest.mark.parametrize(
+    ("operator", "value", "is_tolerated"),
+    [
+        ("Gt", "750", True),
+        ("Gt", "950", False),
+        ("Lt", "951", True),
+        ("Lt", "750", False),
+        ("Lt", "many", False),
+    ],
+)
+def test_tolerates_a_taint_by_comparison(operator: str, value: str, is_tolerated: bool) -> None:  # noqa: FBT001 - a case
+    toleration = {"key": "sla", "operator": operator, "value": value}
+    taint = {"key": "sla", "value": "950", "effect": "NoSchedule"}
+    assert (not excluded({"tolerations": [toleration]}, {}, taint)) == is_tolerated
 
 
 def test_neither_our_own_taint_nor_a_preference_excludes_a_node_and_a_startup_taint_does() -> None:

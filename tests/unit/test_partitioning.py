@@ -231,6 +231,18 @@ def test_a_pod_that_asks_for_an_absurd_number_of_devices_costs_nothing() -> None
     assert "at most 7 x 1g.5gb" in decision.unmet[0].message
 
 
+def test_a_node_that_is_not_ready_is_waited_for_in_spite_of_its_taints() -> None:
+    taints = [
+        {"key": f"node.kubernetes.io/{why}", "effect": effect}
+        for why in ("not-ready", "unreachable")
+        for effect in ("NoSchedule", "NoExecute")
+    ]
+    decision = decided(
+        [node("a", EMPTY, is_ready=False, spec={"taints": taints})], [pod("p", "7g.40gb")]
+    )
+    assert why(decision) == (Wait.UNUSABLE, "it waits for a (it is not ready)")
+
+
 def test_a_pod_that_a_node_of_others_serves_is_not_unmet() -> None:
     fixed = node("fixed", ["7g.40gb@0"], labels={cluster.PARTITIONING_LABEL: ""})
     decision = decided([fixed], [pod("p", "7g.40gb"), pod("q", "7g.40gb", age_s=1)])

@@ -13,6 +13,7 @@ The rules are those of k8s.io/component-helpers/scheduling/corev1 (``nodeaffinit
 import collections
 import dataclasses
 import datetime as dt
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -28,6 +29,8 @@ OFF = "off"
 """Value of ``PARTITIONING_LABEL`` on a pod, as a label or an annotation."""
 _BLOCKING = ("NoSchedule", "NoExecute")
 _CORDON = "node.kubernetes.io/unschedulable"
+_UNREADY = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
+_INTEGER = re.compile(r"[+-]?[0-9]{1,18}")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +61,7 @@ class Toleration:
     """A toleration of a pod; empty key: of every taint, empty effect: of every effect."""
 
     key: str
-    operator: str  # Equal, Exists
+    operator: str  # Equal, Exists, Gt, Lt
     value: str
     effect: str
 
@@ -66,9 +69,13 @@ class Toleration:
         """Return whether a pod with it may be scheduled in spite of the taint."""
         if self.effect not in ("", taint.effect) or self.key not in ("", taint.key):
             return False
-        if self.operator == "Exists":
-            return True
-        return bool(self.key) and self.operator == "Equal" and self.value == taint.value
+        match self.operator:
+            case "Exists":
+                return True
+            case "Equal":
+                return bool(self.key) and self.value == taint.value
+            case _:
+                return _compares(self.operator, taint.value, self.value)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,7 +196,8 @@ def parse_needs(spec: Mapping[str, Any]) -> Needs:
 def parse_taints(spec: Mapping[str, Any]) -> tuple[Taint, ...]:
     """Parse the taints of a NodeSpec that keep pods off, a cordon among them.
 
-    The taint of our own changes is left out: it ends with the change.
+    Left out are those that end by themselves: that of our own changes, and those of a node that is
+    not ready, which its condition says as well.
     """
     found = [
         Taint(
@@ -198,7 +206,7 @@ def parse_taints(spec: Mapping[str, Any]) -> tuple[Taint, ...]:
             effect=str(each.get("effect") or ""),
         )
         for each in spec.get("taints") or ()
-        if each["key"] != cluster.HOLD_TAINT
+        if each["key"] not in (cluster.HOLD_TAINT, *_UNREADY)
     ]
     if spec.get("unschedulable"):
         # The node controller adds it a moment after the field.
@@ -310,16 +318,13 @@ def _holds(wanted: Requirement, name: str, labels: Mapping[str, str]) -> bool:
             return value is not None
         case "DoesNotExist":
             return value is None
-        case "Gt" | "Lt":
-            return _compares(wanted, value)
-        case _:
-            return False
+        case operator:
+            return len(wanted.values) == 1 and _compares(operator, value, wanted.values[0])
 
 
-def _compares(wanted: Requirement, value: str | None) -> bool:
-    try:
-        (bound,) = map(int, wanted.values)
-        has = int(value or "")
-    except ValueError:
+def _compares(operator: str, value: str | None, bound: str) -> bool:
+    """Return whether a value is a whole number greater, ``Gt``, or less, ``Lt``, than another."""
+    if not (_INTEGER.fullmatch(value or "") and _INTEGER.fullmatch(bound)):
         return False
-    return has > bound if wanted.operator == "Gt" else has < bound
+    difference = int(value or "") - int(bound)
+    return (operator == "Gt" and difference > 0) or (operator == "Lt" and difference < 0)
