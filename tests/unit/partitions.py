@@ -191,6 +191,12 @@ def seen(
     return partitioning.with_pods(known, bound), pending
 
 
+def why(decision: partitioning.Decision) -> tuple[partitioning.Wait, str]:
+    """Return why the only pod waits that does."""
+    (waiting,) = decision.waiting
+    return waiting.reason, waiting.message
+
+
 def wanted(change: partitioning.Change, every: Sequence[model.Gpu]) -> dict[str, model.DesiredGpu]:
     """Return what the text of a change asks of each GPU."""
     document = config.parse(change.layout, source="annotation")

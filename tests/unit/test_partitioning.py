@@ -10,7 +10,7 @@ from mig_manager.core.fleet import batch, partitioning
 from mig_manager.core.layout import config, custom, layouts
 from mig_manager.core.node import cluster
 from tests.unit import partitions, samples
-from tests.unit.partitions import EMPTY, NOW, SMALL, decided, node, pod
+from tests.unit.partitions import EMPTY, NOW, SMALL, decided, node, pod, why
 
 Wait = partitioning.Wait
 LATER = NOW + dt.timedelta(seconds=400)
@@ -23,11 +23,6 @@ def text(counts: Any) -> str:
 def only(decision: partitioning.Decision) -> partitioning.Change:
     (change,) = decision.changes
     return change
-
-
-def why(decision: partitioning.Decision) -> tuple[Wait, str]:
-    (waiting,) = decision.waiting
-    return waiting.reason, waiting.message
 
 
 def test_makes_room_on_the_node_that_serves_most_pods_for_the_fewest_instances() -> None:
@@ -114,43 +109,6 @@ def test_moves_a_reserved_device_that_takes_the_slices() -> None:
         "1x 1g.5gb, 1x 4g.20gb",
         "1x 1g.5gb",
     )
-
-
-def test_no_more_nodes_change_than_the_budget_allows() -> None:
-    nodes = [node(name, EMPTY) for name in "abc"]
-    pods = [pod(f"p{n}", "7g.40gb", age_s=90 - n) for n in range(3)]
-    decision = decided(nodes, pods, max_unavailable="67%")
-    assert [change.node for change in decision.changes] == ["a", "b"]
-    assert why(decision)[0] is Wait.LIMITED
-    changing = node("a", EMPTY, labels={cluster.STATE_LABEL: "pending", cluster.CONFIG_LABEL: "x"})
-    decision = decided([changing, *nodes[1:]], pods, max_unavailable="1")
-    assert not decision.changes
-
-
-def test_an_agent_that_is_silent_for_long_does_not_use_up_the_budget() -> None:
-    silent = node("a", EMPTY, labels={cluster.CONFIG_LABEL: "x"})
-    written: dict[str, Any] = {"f:metadata": {"f:labels": {f"f:{cluster.CONFIG_LABEL}": {}}}}
-    silent["metadata"]["managedFields"] = [
-        {"manager": "kubectl", "time": NOW.isoformat(), "fieldsV1": written}
-    ]
-    nodes, pods = [silent, node("b", EMPTY)], [pod("p", "1g.5gb")]
-    assert not decided(nodes, pods, max_unavailable="1").changes
-    decision = decided(nodes, pods, max_unavailable="1", now=LATER)
-    assert [change.node for change in decision.changes] == ["b"]
-
-
-def test_a_node_whose_agent_will_retry_is_left_alone_and_uses_no_budget() -> None:
-    report = {"config": "x", "state": "failed", "retryAt": NOW.isoformat()}
-    retried = node(
-        "a",
-        EMPTY,
-        labels={cluster.CONFIG_LABEL: "x", cluster.STATE_LABEL: "failed"},
-        annotations={cluster.STATUS_ANNOTATION: json.dumps(report)},
-    )
-    decision = decided([retried], [pod("p", "1g.5gb")])
-    assert why(decision) == (Wait.UNUSABLE, "it waits for a (its agent retries layout x)")
-    both = decided([retried, node("b", EMPTY)], [pod("p", "1g.5gb")], max_unavailable="1")
-    assert [change.node for change in both.changes] == ["b"]
 
 
 def test_a_node_rests_between_two_changes() -> None:

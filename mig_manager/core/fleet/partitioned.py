@@ -35,6 +35,7 @@ class PartitionedNode:
     asked_at: dt.datetime | None = None
     """When something was requested that its agent has not responded to; None: it has, or the
     time is unknown."""
+    began_at: dt.datetime | None = None  # when its agent began the last run
     is_published: bool = True  # whether its GPUs are known
     gpus: tuple[model.Gpu, ...] = ()  # with MIG enabled and no pending mode
     in_use: Mapping[str, frozenset[model.Placement]] = dataclasses.field(default_factory=dict)
@@ -82,6 +83,7 @@ def parse(item: Mapping[str, Any]) -> PartitionedNode | None:
         or next(_why_unusable(node, every, known, dict(allocatable)), ""),
         is_changing=bool(changing),
         asked_at=None if node.has_responded else node.requested_at,
+        began_at=published.started_at if published else None,
         is_published=bool(every),
         gpus=tuple(gpu for gpu in every if _is_divisible(gpu)),
         in_use=known or {},

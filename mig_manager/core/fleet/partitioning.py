@@ -9,7 +9,8 @@ can serve, then the one that serves most pods, then the one that destroys the fe
 
 No pod waits for ever behind others. A small pod that is older than a large one is served first. A
 large pod for which no GPU is idle enough cannot stop the scheduler from placing small pods on
-instances that exist, but after ``hold_after_s`` one GPU gets no new instances for pods behind it.
+instances that exist, but after ``hold_after_s`` as many GPUs as it needs get no new instances for
+pods behind it.
 """
 
 import collections
@@ -30,6 +31,7 @@ parse_node = partitioned.parse
 with_pods = partitioned.with_pods
 Wait = waiting.Wait
 _SILENCE_S = 300.0
+_LONGEST_RUN_S = 3600.0  # The deadlines of a run end well before.
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,8 +51,8 @@ class Limits:
     """How long room is kept for a pod that the scheduler does not place, and for how long after
     that it gets none on the same node; also when to ask an agent again for what it failed."""
     hold_after_s: float = 600.0
-    """How long the first pod in order waits before other pods get no new room on one GPU that can
-    serve it once idle."""
+    """How long the first pod in order waits before other pods get no new room on the GPUs that
+    can serve it once idle."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -230,7 +232,10 @@ class _Decider:
 
         One that has been silent for long would keep all other nodes from a change.
         """
-        is_silent = node.asked_at and (self._now - node.asked_at).total_seconds() > _SILENCE_S
+        since, longest_s = node.asked_at, _SILENCE_S
+        if since is None:
+            since, longest_s = node.began_at, _LONGEST_RUN_S
+        is_silent = since and (self._now - since).total_seconds() > longest_s
         return node.is_changing and not is_silent
 
     # -- pods that need no change --------------------------------------------------------------
@@ -380,7 +385,7 @@ class _Decider:
         return True
 
     def _hold(self) -> batch.Hold | None:
-        """Return the GPU to hold for the first pod that has waited long and has no room."""
+        """Return the GPUs to hold for the first pod that has waited long and has no room."""
         usable = [node for node in self._own if not node.unusable]
         blocked: set[int] = set()
         for rank in self._remaining:

@@ -1,0 +1,65 @@
+"""Which nodes count against the budget of nodes under change."""
+
+import datetime as dt
+import json
+from typing import Any
+
+from mig_manager.core.fleet import partitioning
+from mig_manager.core.node import cluster
+from tests.unit.partitions import EMPTY, NOW, decided, node, pod, why
+
+Wait = partitioning.Wait
+LATER = NOW + dt.timedelta(seconds=400)
+
+
+def test_no_more_nodes_change_than_the_budget_allows() -> None:
+    nodes = [node(name, EMPTY) for name in "abc"]
+    pods = [pod(f"p{n}", "7g.40gb", age_s=90 - n) for n in range(3)]
+    decision = decided(nodes, pods, max_unavailable="67%")
+    assert [change.node for change in decision.changes] == ["a", "b"]
+    assert why(decision)[0] is Wait.LIMITED
+    changing = node("a", EMPTY, labels={cluster.STATE_LABEL: "pending", cluster.CONFIG_LABEL: "x"})
+    decision = decided([changing, *nodes[1:]], pods, max_unavailable="1")
+    assert not decision.changes
+
+
+def test_an_agent_that_is_silent_for_long_does_not_use_up_the_budget() -> None:
+    silent = node("a", EMPTY, labels={cluster.CONFIG_LABEL: "x"})
+    written: dict[str, Any] = {"f:metadata": {"f:labels": {f"f:{cluster.CONFIG_LABEL}": {}}}}
+    silent["metadata"]["managedFields"] = [
+        {"manager": "kubectl", "time": NOW.isoformat(), "fieldsV1": written}
+    ]
+    nodes, pods = [silent, node("b", EMPTY)], [pod("p", "1g.5gb")]
+    assert not decided(nodes, pods, max_unavailable="1").changes
+    decision = decided(nodes, pods, max_unavailable="1", now=LATER)
+    assert [change.node for change in decision.changes] == ["b"]
+
+
+def test_a_node_whose_agent_will_retry_is_left_alone_and_uses_no_budget() -> None:
+    report = {"config": "x", "state": "failed", "retryAt": NOW.isoformat()}
+    retried = node(
+        "a",
+        EMPTY,
+        labels={cluster.CONFIG_LABEL: "x", cluster.STATE_LABEL: "failed"},
+        annotations={cluster.STATUS_ANNOTATION: json.dumps(report)},
+    )
+    decision = decided([retried], [pod("p", "1g.5gb")])
+    assert why(decision) == (Wait.UNUSABLE, "it waits for a (its agent retries layout x)")
+    both = decided([retried, node("b", EMPTY)], [pod("p", "1g.5gb")], max_unavailable="1")
+    assert [change.node for change in both.changes] == ["b"]
+
+
+def test_an_agent_that_died_in_a_run_does_not_keep_other_nodes_from_a_change() -> None:
+    def served(age_s: float) -> bool:
+        began = (NOW - dt.timedelta(seconds=age_s)).isoformat()
+        report = {"config": "custom", "state": "pending", "startedAt": began}
+        working = node(
+            "a",
+            EMPTY,
+            labels={cluster.CONFIG_LABEL: "custom", cluster.STATE_LABEL: "pending"},
+            annotations={cluster.STATUS_ANNOTATION: json.dumps(report)},
+        )
+        pods = [pod("p", "7g.40gb")]
+        return bool(decided([working, node("b", EMPTY)], pods, max_unavailable="1").changes)
+
+    assert [served(age_s) for age_s in (10, 3500, 4000)] == [False, False, True]
