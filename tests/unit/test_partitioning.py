@@ -332,6 +332,14 @@ def test_one_gpu_is_kept_for_a_large_pod_that_has_waited_long() -> None:
     assert len(only(decided(nodes, [pod("large", "7g.40gb", age_s=700), *older])).pods) == 2
 
 
+def test_as_many_gpus_are_kept_for_a_pod_as_it_asks_for() -> None:
+    nodes = [node("a", ["1g.5gb@0*"], ["1g.5gb@0*"], ["1g.5gb@0*", "3g.20gb@4*"])]
+    pods = [pod("large", "2x7g.40gb", age_s=700), pod("small", "3g.20gb")]
+    assert not decided(nodes, pods).changes
+    more = [node("a", *(["1g.5gb@0*"] for _ in range(3)))]
+    assert [each.name for each in only(decided(more, pods)).pods] == ["small"]
+
+
 def test_idle_instances_return_to_the_base_layout_without_demand() -> None:
     busy = ["1g.5gb@0*", "1g.5gb@1", "1g.5gb@2"]
     nodes = [node("a", busy, ["7g.40gb@0"])]

@@ -15,11 +15,11 @@ _LAST = dt.datetime.max.replace(tzinfo=dt.UTC)
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Hold:
-    """A GPU on which only pods up to a rank get new room, so that a large pod is served."""
+    """GPUs on which only pods up to a rank get new room, so that a large pod is served."""
 
     rank: int
     node: str
-    index: int
+    indices: frozenset[int]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,7 +206,7 @@ class Batch:
             if group in failed or (self.pods[rank].uid, node.name) in refused:
                 continue
             is_behind = hold is not None and hold.node == node.name and rank > hold.rank
-            without = frozenset([hold.index]) if hold and is_behind else frozenset()
+            without = hold.indices if hold and is_behind else frozenset()
             if (
                 self.kind[group] in full
                 or not self._is_known[group]
@@ -250,21 +250,28 @@ class Batch:
         return sum(self.search.most(state, profile) for state in self._empty[node.name].values())
 
     def hold_for(self, rank: int, nodes: Iterable[partitioned.PartitionedNode]) -> Hold | None:
-        """Return the GPU with the least in use that can serve a pod once it is idle."""
+        """Return the GPUs with the least in use that can serve a pod once they are idle."""
         profiles = self.profiles[self.group[rank]]
         if not profiles:
             return None
         largest = min(profiles, key=lambda profile: profile.sort_key)
-        found = [
-            (sum(place.size for _, place in state.fixed), node.name, gpu.index)
-            for node in nodes
-            for gpu, state in self.states(node)
-            if self.search.most(state, largest)
-        ]
+        found = []
+        for node in nodes:
+            indices, in_use, missing = [], 0, profiles[largest]
+            for used, index, most in sorted(
+                (sum(place.size for _, place in state.fixed), gpu.index, most)
+                for gpu, state in self.states(node)
+                if (most := self.search.most(state, largest))
+            ):
+                if missing > 0:
+                    indices.append(index)
+                    in_use, missing = in_use + used, missing - most
+            if indices and missing <= 0:
+                found.append((in_use, node.name, frozenset(indices)))
         if not found:
             return None
-        _, name, index = min(found)
-        return Hold(rank=rank, node=name, index=index)
+        _, name, kept = min(found, key=lambda each: each[:2])
+        return Hold(rank=rank, node=name, indices=kept)
 
     def _states_of(self, node: partitioned.PartitionedNode) -> dict[int, node_room.GpuState]:
         in_use = collections.Counter(
