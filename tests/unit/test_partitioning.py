@@ -284,6 +284,15 @@ def test_a_refused_request_is_withdrawn_once_no_pod_needs_it() -> None:
     assert withdrawal.why == "the request that it refused is not needed any more"
 
 
+def test_one_decision_makes_few_changes_so_that_it_ends_before_its_lease() -> None:
+    nodes = [node(f"n{number}", EMPTY) for number in range(20)]
+    pods = [pod(f"p{number}", "7g.40gb") for number in range(20)]
+    decision = decided(nodes, pods)
+
+    assert len(decision.changes) == 8
+    assert {each.reason for each in decision.waiting} == {Wait.LIMITED}
+
+
 def test_a_persons_refused_request_is_left_alone() -> None:
     change = only(decided([node("a", EMPTY)], [pod("p", "7g.40gb")]))
     failed = requested("a", change, state="failed", finishedAt="2026-03-01T00:00:00+00:00")

@@ -30,6 +30,7 @@ PartitionedNode = partitioned.PartitionedNode
 parse_node = partitioned.parse
 with_pods = partitioned.with_pods
 Wait = waiting.Wait
+_MOST_CHANGES = 8  # of one decision; the next one follows soon
 _SILENCE_S = 300.0
 _LONGEST_RUN_S = 3600.0  # The deadlines of a run end well before.
 
@@ -192,11 +193,10 @@ class _Decider:
         self._now = now
         self._history = history
         self._nodes = {node.name: node for node in pods.nodes}
-        own = [node for node in pods.nodes if node.is_opted_in]
-        self._own = own
+        own = self._own = [node for node in pods.nodes if node.is_opted_in]
         most = rollout.Limits(max_unavailable=limits.max_unavailable).most(len(own))
-        self._most = most
-        self._budget = most - sum(map(self._counts, own))
+        # Each change costs a look at all nodes, and a leader has to renew its Lease meanwhile.
+        self._budget = min(_MOST_CHANGES, most - sum(map(self._counts, own)))
         self._remaining = list(range(len(pods.pods)))
         self._changes: list[Change] = []
         self._waiting: list[Waiting] = []
