@@ -65,7 +65,7 @@ def run(options: Options, *, say: Callable[[str], None], style: bar.Style) -> in
         options.spec,
         text + extra_layouts(gpus, document, names=(layout,)),
         latency=states.Latency(**{name: seconds * factor for name, seconds in real.items()}),
-        agent_options=story.agent_options,
+        agent_options=("--custom-layouts", *story.agent_options),
     )
     say(style.paint(f"{story.title}, on {options.spec} (simulated)", bar.Tone.STRONG))
     with ending.on_signals(stage.fail), stage:
