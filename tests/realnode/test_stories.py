@@ -37,7 +37,8 @@ def test_an_impossible_layout_fails_and_touches_nothing(
     assert judging.use(cluster, "busy") == before
     # Not even a dry run, a taint or a restart of the plugin.
     published = {"patch nodes", "patch nodes/status", "get nodes", "create events"}
-    assert log.requests().keys() <= published
+    # The list shows which instances are in use, for the published capacity.
+    assert log.requests().keys() <= published | {"list pods"}
     judging.assert_at_rest(cluster)
 
 
