@@ -7,7 +7,6 @@ and the one layout that this node has.
 import collections
 import dataclasses
 import functools
-import math
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -21,9 +20,6 @@ from mig_manager.adapters.host import log
 from mig_manager.agent import pulse as pulses
 from mig_manager.core import model, ports
 from mig_manager.core.planner import room
-
-CONTACT_WITHIN_S = 180.0
-"""An idle watch of the node gets a bookmark each minute; a dead one is noticed within 90 s."""
 
 _SUCCESSES = frozenset({errors.Reason.APPLIED, errors.Reason.ALREADY_APPLIED})
 _WAIT_BUCKETS_S = (0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
@@ -301,11 +297,8 @@ class Health:
 
     def why_unready(self) -> str:
         """Return why requests are not served now; empty: they are."""
-        age = self.contact_age_s()
-        if math.isinf(age):
-            return "the Kubernetes API has not been reached yet"
-        if age >= CONTACT_WITHIN_S:
-            return f"the Kubernetes API has not been heard of for {age:.0f} s"
+        if lost := pulses.why_no_contact(self.contact_age_s()):
+            return lost
         if not self.is_recovered():
             return "what an earlier run took is not restored yet"
         return self.why_dead()

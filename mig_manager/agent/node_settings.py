@@ -61,6 +61,25 @@ class LogLevel(enum.Enum):
     ERROR = "error"
 
 
+COLOUR = options.choosing(
+    "auto, always or never; auto is never where NO_COLOR is set",
+    name="color",
+    metavar="WHEN",
+    default=Colour.AUTO,
+)
+HEALTH_ADDRESS = options.Option(
+    help="address to serve them on",
+    metavar="ADDRESS",
+    default="",
+    default_text="all addresses",
+)
+LOG_LEVEL = options.choosing(
+    "debug, info, warning or error", metavar="LEVEL", default=LogLevel.INFO
+)
+LOG_FORMAT = options.choosing("json or console", metavar="FORMAT", default=LogFormat.JSON)
+"""What the services and the commands that start them have in common."""
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class GpuAccess:
     """How to reach the GPUs, real or simulated."""

@@ -1,8 +1,11 @@
-"""Report that the loop is alive, for kubelet's probe."""
+"""Whether a loop is alive and the API is reached, for kubelet's probes."""
 
 import math
 import time
 from collections.abc import Callable
+
+_CONTACT_WITHIN_S = 180.0
+"""An idle watch gets a bookmark each minute; a dead one is noticed within 90 s."""
 
 
 class Pulse:
@@ -24,3 +27,15 @@ class Pulse:
     def silence_s(self) -> float:
         """How long a report has been overdue; 0 while none is expected."""
         return max(0.0, self._monotonic() - self._last)
+
+
+def why_no_contact(age_s: float) -> str:
+    """Return why the API counts as lost ``age_s`` after it sent anything; empty: it does not.
+
+    The age is infinite before the first contact.
+    """
+    if math.isinf(age_s):
+        return "the Kubernetes API has not been reached yet"
+    if age_s >= _CONTACT_WITHIN_S:
+        return f"the Kubernetes API has not been heard of for {age_s:.0f} s"
+    return ""

@@ -169,15 +169,9 @@ class AgentSettings(node_settings.NodeSettings, Limits):
     health_port: int = options.port(
         "serve /metrics, /healthz and /readyz on this port", default_text="nowhere"
     )
-    health_address: str = options.text(
-        "address to serve them on", metavar="ADDRESS", default="", default_text="all addresses"
-    )
-    log_level: node_settings.LogLevel = options.choice(
-        "debug, info, warning or error", metavar="LEVEL", default=node_settings.LogLevel.INFO
-    )
-    log_format: node_settings.LogFormat = options.choice(
-        "json or console", metavar="FORMAT", default=node_settings.LogFormat.JSON
-    )
+    health_address: str = options.declared(node_settings.HEALTH_ADDRESS)
+    log_level: node_settings.LogLevel = options.declared(node_settings.LOG_LEVEL)
+    log_format: node_settings.LogFormat = options.declared(node_settings.LOG_FORMAT)
     advertises_simulated: bool = options.switch(
         "with --simulate: advertise the simulated GPUs to the scheduler, as a device plugin does",
         name="advertise-simulated",

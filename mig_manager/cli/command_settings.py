@@ -58,6 +58,14 @@ _LAYOUT = (
         is_repeatable=True,
     ),
 )
+WATCH = options.Option(
+    name="watch",
+    help="show it again and again until q is typed; in a pipe, a line for each change",
+    short="w",
+    parse=options.parse_switch,
+    default=False,
+    commands="status",
+)
 _SELECTED_CONFIG = options.Option(
     name="selected-config",
     help="name of the layout; for 'boot' only if none was applied before",
@@ -72,12 +80,8 @@ _SELECTED_CONFIG = options.Option(
 class TerminalSettings:
     """What every command has that people type."""
 
-    colour: node_settings.Colour = options.choice(
-        "auto, always or never; auto is never where NO_COLOR is set",
-        name="color",
-        metavar="WHEN",
-        default=node_settings.Colour.AUTO,
-        group=OUTPUT,
+    colour: node_settings.Colour = options.declared(
+        dataclasses.replace(node_settings.COLOUR, group=OUTPUT)
     )
     is_debug: bool = options.declared(dataclasses.replace(node_settings.DEBUG, group=OUTPUT))
 
@@ -135,12 +139,7 @@ class CommandSettings(AnswerSettings, node_settings.NodeSettings):
         name="dry-run",
         commands="apply",
     )
-    is_watched: bool = options.switch(
-        "show it again and again until q is typed; in a pipe, a line for each change",
-        name="watch",
-        short="w",
-        commands="status",
-    )
+    is_watched: bool = options.declared(WATCH)
     is_valid_config_only: bool = options.switch(
         "only check that the file is valid and has the layout",
         name="valid-config",

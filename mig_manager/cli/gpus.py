@@ -75,9 +75,7 @@ class _Command:
         from mig_manager.adapters.host import lock_file  # noqa: PLC0415 - rarely used
         from mig_manager.cli import live  # noqa: PLC0415 - rarely used
 
-        if self._chosen.output_format.value in ("json", "yaml"):
-            raise errors.UsageError("--watch shows text; repeat the command for data")
-
+        live.require_text(self._chosen.output_format.value)
         gpus = self._access.gpus()
 
         def refresh() -> live.View:

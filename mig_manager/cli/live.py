@@ -31,6 +31,12 @@ class View(NamedTuple):
     """For a reader that is no terminal: a line for each thing, written when it is another."""
 
 
+def require_text(output_format: str) -> None:
+    """Raise UsageError if an output format is for programs."""
+    if output_format in ("json", "yaml"):
+        raise errors.UsageError("--watch shows text; repeat the command for data")
+
+
 def run(terminal: console.Console, refresh: Callable[[], View]) -> int:
     """Show what ``refresh`` returns until ``q`` is typed; in a pipe write the lines that change.
 

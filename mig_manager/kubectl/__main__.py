@@ -133,9 +133,9 @@ class _Command:
         return found, status.Status(reports=found.reports, pods=pods, now=self._now)
 
     def _watch(self) -> bool:
-        if self._format in ("json", "yaml"):
-            raise errors.UsageError("--watch shows text; repeat the command for data")
         from mig_manager.cli import live  # noqa: PLC0415 - rarely used
+
+        live.require_text(self._format)
 
         def refresh() -> live.View:
             self._now = dt.datetime.now(tz=dt.UTC)
@@ -299,12 +299,7 @@ class PluginOptions:
         metavar="SELECTOR",
         commands="status plan capacity validate",
     )
-    is_watched: bool = options.switch(
-        "show it again and again until q is typed; in a pipe, a line for each change",
-        name="watch",
-        short="w",
-        commands="status",
-    )
+    is_watched: bool = options.declared(command_settings.WATCH)
     filename: str = options.text(
         "config document, '-' for standard input",
         short="f",

@@ -4,16 +4,14 @@ import collections
 import dataclasses
 import enum
 import functools
-import math
 from collections.abc import Callable
 
 import prometheus_client
 
 import mig_manager
+from mig_manager.agent import pulse
 from mig_manager.core.fleet import partitioning
 
-CONTACT_WITHIN_S = 180.0
-"""An idle watch gets a bookmark each minute; a dead one is noticed within 90 s."""
 _STUCK_AFTER_S = 300.0
 _BUCKETS_S = (1.0, 2.5, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0)
 
@@ -109,9 +107,4 @@ class Health:
 
     def why_unready(self) -> str:
         """Return why pods are not served now; empty: they are, by this replica or the leader."""
-        age = self.contact_age_s()
-        if math.isinf(age):
-            return "the Kubernetes API has not been reached yet"
-        if age >= CONTACT_WITHIN_S:
-            return f"the Kubernetes API has not been heard of for {age:.0f} s"
-        return self.why_dead()
+        return pulse.why_no_contact(self.contact_age_s()) or self.why_dead()

@@ -138,15 +138,9 @@ class PartitionerSettings:
     health_port: int = options.port(
         "serve /metrics, /healthz and /readyz on this port", default_text="nowhere"
     )
-    health_address: str = options.text(
-        "address to serve them on", metavar="ADDRESS", default="", default_text="all addresses"
-    )
-    log_level: node_settings.LogLevel = options.choice(
-        "debug, info, warning or error", metavar="LEVEL", default=node_settings.LogLevel.INFO
-    )
-    log_format: node_settings.LogFormat = options.choice(
-        "json or console", metavar="FORMAT", default=node_settings.LogFormat.JSON
-    )
+    health_address: str = options.declared(node_settings.HEALTH_ADDRESS)
+    log_level: node_settings.LogLevel = options.declared(node_settings.LOG_LEVEL)
+    log_format: node_settings.LogFormat = options.declared(node_settings.LOG_FORMAT)
     is_debug: bool = options.declared(dataclasses.replace(node_settings.DEBUG, short=""))
     pod_name: str | None = options.text(
         "name of the partitioner's own pod; set by the manifests",
@@ -190,13 +184,8 @@ class PartitionerSettings:
         group=_OFFLINE,
         has_variable=False,
     )
-    colour: node_settings.Colour = options.choice(
-        "auto, always or never; auto is never where NO_COLOR is set",
-        name="color",
-        metavar="WHEN",
-        default=node_settings.Colour.AUTO,
-        group=_OFFLINE,
-        has_variable=False,
+    colour: node_settings.Colour = options.declared(
+        dataclasses.replace(node_settings.COLOUR, group=_OFFLINE, has_variable=False)
     )
     limits: partitioning.Limits
 
