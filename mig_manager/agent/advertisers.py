@@ -105,20 +105,23 @@ class Advertising:
         """Return who advertises the node's devices, with their present pods as old ones."""
         known = tuple(pods)
         # Any value but "true" is another program's decision to keep it away, and no failure.
-        labels = self._deps.node.read().labels
-        wanted = {key for key in DEPLOY_LABELS if labels.get(key) == "true"}
+        node = self._deps.node.read()
+        wanted = {key for key in DEPLOY_LABELS if node.labels.get(key) == "true"}
         has_plugin = any(map(clients.is_device_plugin, known)) or self._expects_plugin
         has_driver = any(map(claims.is_driver, known)) or self._expects_driver
         return Advertisers(
-            has_plugin=has_plugin or cluster.PLUGIN_DEPLOY_LABEL in wanted,
+            has_plugin=has_plugin
+            or cluster.PLUGIN_DEPLOY_LABEL in wanted
+            or self._lost_its_plugin(node),
             has_dra_driver=has_driver or claims.DEPLOY_LABEL in wanted,
             old_uids=frozenset(pod.uid for pod in known if is_advertiser(pod)),
         )
 
     def paused(self, journal: status.Journal, pods: Iterable[cluster.Pod]) -> Advertisers:
         """Return those that a pause ended, according to the journal; ``pods`` are from before."""
+        has_plugin = journal.has_plugin or self._expects_plugin
         return Advertisers(
-            has_plugin=journal.has_plugin or self._expects_plugin,
+            has_plugin=has_plugin or self._lost_its_plugin(self._deps.node.read()),
             has_dra_driver=journal.has_dra_driver or self._expects_driver,
             old_uids=frozenset(pod.uid for pod in pods if is_advertiser(pod)),
         )
@@ -204,6 +207,18 @@ class Advertising:
                 f"{refusals[strategy]}",
                 reason=errors.Reason.STRATEGY_MISMATCH,
             )
+
+    def _lost_its_plugin(self, node: cluster.NodeView) -> bool:
+        """Return whether a plugin was there just now: its DaemonSet may be replacing its pod.
+
+        Kubelet keeps the devices of a plugin that ended for five minutes, all of them unhealthy
+        (``endpointStopGracePeriod`` of its device manager). A deploy label that keeps the plugin
+        away says more.
+        """
+        if cluster.PLUGIN_DEPLOY_LABEL in node.labels or not any(node.capacity.values()):
+            return False
+        healthy = self._allocatable()
+        return healthy is not None and not any(healthy.values())
 
     def _why_not_in_kubelet(self, gpus: Sequence[model.Gpu], changed: frozenset[str]) -> str:
         node = self._deps.node.read()

@@ -113,6 +113,34 @@ def test_a_change_whose_plugin_does_not_come_back_fails_and_is_verified_by_a_lat
     assert run(rig, "all-balanced").state is model.State.SUCCESS
 
 
+@pytest.mark.parametrize("comes", ["during the change", "after it", "never"])
+def test_a_plugin_between_two_pods_of_its_daemonset_is_waited_for(comes: str) -> None:
+    rig = node(layout="all-balanced")
+    rig.plugin_is_gated = False
+    rig.labels.pop(cluster.PLUGIN_DEPLOY_LABEL, None)
+    rig.pods.clear()
+    # What kubelet keeps of a plugin whose socket is gone.
+    rig.unhealthy, rig.schedulable = rig.schedulable, dict.fromkeys(rig.schedulable, frozenset())
+
+    def start() -> None:
+        if not plugins(rig) and "gpus.execute" in rig.log:
+            rig.unhealthy = {}
+            rig.start_plugin()
+
+    match comes:
+        case "during the change":
+            rig.step_error = lambda _step: start()
+        case "after it":
+            rig.clock.on_wait = [start]
+        case _:
+            rig.clock.on_wait = []
+
+    reason = Reason.PLUGIN_NOT_READY if comes == "never" else Reason.APPLIED
+    assert_ends(rig, reason)
+    expected = resources.expected_devices(rig.gpus)[0]
+    assert comes == "never" or rig.schedulable == {"nvidia.com/gpu": expected}
+
+
 def test_monitors_resume_one_by_one_after_the_change_is_verified() -> None:
     rig = monitored_node()
     has_gfd: list[bool] = []
