@@ -215,7 +215,9 @@ class Advertising:
         (``endpointStopGracePeriod`` of its device manager). A deploy label that keeps the plugin
         away says more.
         """
-        if cluster.PLUGIN_DEPLOY_LABEL in node.labels or not any(node.capacity.values()):
+        if self._deps.is_advertiser or cluster.PLUGIN_DEPLOY_LABEL in node.labels:
+            return False
+        if not any(node.capacity.values()):
             return False
         healthy = self._allocatable()
         return healthy is not None and not any(healthy.values())

