@@ -426,7 +426,7 @@ class Dependencies:
     hooks: Hooks | None = None
     own_pod_uid: str | None = None  # None: the agent does not run in a pod
     is_advertiser: bool = False
-    """Whether ``gpus`` advertises the devices on the node, of which kubelet knows nothing."""
+    """Whether ``gpus`` advertises the devices on the node; kubelet does not know them."""
     slices: ResourceSlices | None = None  # None: what a DRA driver advertises is not known
     write_layouts: Callable[[str], bool] | None = None
     """Publishes the document of the node's layouts; None: only an annotation lists them."""
