@@ -1,12 +1,13 @@
-"""Write the manual from the program's own declarations: docs/commands.md and docs/man.
+"""Write the manual from the program's own declarations: two pages about commands, and docs/man.
 
 python docs/generate.py [FOLDER]      FOLDER: where to write (default: the one of this file)
 """
 
 import argparse
+import collections
 import pathlib
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import mig_manager
 from mig_manager.cli import help_pages, parser
@@ -15,13 +16,17 @@ from mig_manager.core import options
 HERE = pathlib.Path(__file__).parent
 PROGRAM = parser.PROGRAM
 WIDTH = 125
+REFERENCE = "command-reference.md"
+COMMON = "Options of several commands"
+SERVICES = {"agent": "settings of the agent", "partitioner": "settings of the partitioner"}
+"""Commands whose options docs/settings.md lists, under a heading with these words."""
 MADE_BY = "Made by docs/generate.py from the program's own declarations; change those."
 
 
 def pages() -> Mapping[str, str]:
     """Return the text of every page by its path below this folder; "" is the program itself."""
     manual = {f"man/{_title(each)}.1": _man(each) for each in ("", *parser.COMMANDS)}
-    return {"commands.md": _markdown(), **manual}
+    return {"commands.md": _overview(), "command-reference.md": _reference(), **manual}
 
 
 def write(folder: pathlib.Path) -> None:
@@ -48,11 +53,19 @@ def _meaning(option: options.Option) -> str:
     return f"{option.help}{default}"
 
 
+def _listed(command: str) -> list[options.Option]:
+    """Return the options with a flag that a page about a command lists."""
+    return [each for each in parser.flagged(command) if not (command and each is parser.HELP)]
+
+
 def _groups(command: str) -> Mapping[str, list[options.Option]]:
+    return _by_group(_listed(command))
+
+
+def _by_group(listed: Iterable[options.Option]) -> Mapping[str, list[options.Option]]:
     found: dict[str, list[options.Option]] = {}
-    for option in parser.flagged(command):
-        if not (command and option is parser.HELP):
-            found.setdefault(option.group, []).append(option)
+    for option in listed:
+        found.setdefault(option.group, []).append(option)
     return found
 
 
@@ -63,7 +76,7 @@ def _sentence(text: str) -> str:
 # -- Markdown ------------------------------------------------------------------------------------
 
 
-def _markdown() -> str:
+def _overview() -> str:
     program = help_pages.text("")
     blocks = [
         f"<!-- {MADE_BY} -->",
@@ -71,9 +84,13 @@ def _markdown() -> str:
         *map(_wrapped, program.paragraphs),
         _table(
             ("command", "what it does"),
-            ((f"[`{each}`](#{each})", help_pages.text(each).summary) for each in parser.COMMANDS),
+            (
+                (f"[`{each}`]({REFERENCE}#{each})", help_pages.text(each).summary)
+                for each in parser.COMMANDS
+            ),
         ),
         _examples(program),
+        f"Each command is in the [reference]({REFERENCE}), in its manual page, and in its help.",
         "## Options and variables",
         _wrapped(help_pages.ENVIRONMENT),
         "These stand before a command:",
@@ -81,12 +98,37 @@ def _markdown() -> str:
         "## Exit status",
         _status_table(help_pages.STATUSES),
         _wrapped(help_pages.OTHER_STATUSES),
-        *(block for each in parser.COMMANDS for block in _section(each)),
     ]
     return "\n\n".join(blocks) + "\n"
 
 
-def _section(command: str) -> Iterator[str]:
+def _reference() -> str:
+    common = _common()
+    blocks = [
+        f"<!-- {MADE_BY} -->",
+        "# Command reference",
+        "[Commands](commands.md) has the variables and exit statuses that all commands share.",
+        f"## {COMMON}",
+        *_group_tables(_by_group(common)),
+        *(block for each in parser.COMMANDS for block in _section(each, common)),
+    ]
+    return "\n\n".join(blocks) + "\n"
+
+
+def _common() -> list[options.Option]:
+    """Return the options that at least three commands declare alike, of each name one."""
+    count = collections.Counter(
+        option
+        for command in parser.COMMANDS
+        if command not in SERVICES
+        for option in _listed(command)
+    )
+    found = {option.name: option for option, n in reversed(count.most_common()) if n > 2}
+    common = [option for option in count if found.get(option.name) is option]
+    return sorted(common, key=lambda option: option.group != options.OPTIONS)
+
+
+def _section(command: str, common: Sequence[options.Option]) -> Iterator[str]:
     text = help_pages.text(command)
     yield f"## {command}"
     yield f"```\n{help_pages.usage(command)}\n```"
@@ -95,13 +137,25 @@ def _section(command: str) -> Iterator[str]:
     operands = [f"- `{each.metavar}`: {_cell(each.help)}" for each in parser.operands_of(command)]
     if operands:
         yield "\n".join(operands)
-    for group, found in _groups(command).items():
-        if group != options.OPTIONS:
-            yield f"{_sentence(group)}:"
-        yield _option_table(found)
+    if command in SERVICES:
+        yield f"Options: [{SERVICES[command]}](settings.md#{SERVICES[command].replace(' ', '-')})."
+    else:
+        yield from _group_tables(
+            _by_group(each for each in _listed(command) if each not in common)
+        )
+        shared = ", ".join(f"`{each.flags[-1]}`" for each in _listed(command) if each in common)
+        if shared:
+            yield _wrapped(f"As [other commands](#{COMMON.lower().replace(' ', '-')}): {shared}.")
     if text.own_statuses:
         yield "Exit status:"
         yield _status_table(text.own_statuses)
+
+
+def _group_tables(groups: Mapping[str, list[options.Option]]) -> Iterator[str]:
+    for group, found in groups.items():
+        if group != options.OPTIONS:
+            yield f"{_sentence(group)}:"
+        yield _option_table(found)
 
 
 def _examples(text: help_pages.Text) -> str:

@@ -22,7 +22,7 @@ def settings_tables(_body: str, *, command: str = "agent") -> str:
     """Return the settings of a command, a table for each heading of its help."""
     groups: dict[str, list[options.Option]] = {}
     for option in parser.options_of(command):
-        if option is not parser.HELP:
+        if option is not parser.HELP and not option.is_operand:
             group = option.group if option.flags else "variables without an option"
             groups.setdefault(group, []).append(option)
     sections = []
@@ -52,14 +52,6 @@ def metrics_table(body: str, *, of: Callable[[], list[facts.Metric]]) -> str:
         for each in of()
     )
     return blocks.table(("Name", "Type", "Labels", "Meaning"), rows)
-
-
-def reasons_table(_body: str) -> str:
-    """Return all reasons with their remedies."""
-    return blocks.table(
-        ("Reason", "Tried again", "What to do"),
-        ((f"`{each.value}`", _yes(each.is_transient), each.remedy) for each in errors.Reason),
-    )
 
 
 def reasons_in_full(body: str) -> str:
@@ -178,7 +170,6 @@ RENDERERS: Mapping[str, blocks.Renderer] = {
     "partitioner-metrics": functools.partial(metrics_table, of=facts.partitioner_metrics),
     "partitioner-settings": functools.partial(settings_tables, command="partitioner"),
     "phases": phases_table,
-    "reasons": reasons_table,
     "reasons-in-full": reasons_in_full,
     "schemas": schemas_table,
     "settings": settings_tables,

@@ -1,4 +1,4 @@
-"""The agent's Prometheus metrics; docs/observability.md explains each.
+"""The agent's Prometheus metrics; docs/metrics.md explains each.
 
 Series are few: labels take values from enumerations, from NVML's functions and from the profiles
 and the one layout that this node has.

@@ -1,4 +1,4 @@
-"""The partitioner's Prometheus metrics; docs/partitioner.md explains each."""
+"""The partitioner's Prometheus metrics; docs/metrics.md explains each."""
 
 import collections
 import dataclasses

@@ -28,7 +28,7 @@ from tests.shipped.overlays import kustomize
 
 ROOT = pathlib.Path(__file__).parents[2]
 MONITORING = ROOT / "deploy" / "monitoring"
-DOCUMENT = (ROOT / "docs" / "observability.md").read_text(encoding="utf-8")
+DOCS = ROOT / "docs"
 TARGET_LABELS = frozenset({"node", "job"})
 """Which the scrape adds; PodMonitor and Prometheus' operator see to them."""
 CONFIG = """
@@ -297,8 +297,8 @@ def test_every_alert_says_what_it_is_how_bad_and_where_the_remedy_stands() -> No
     for rule in ALERTS:
         assert rule["labels"]["severity"] in ("warning", "critical")
         assert "{{ $labels.node }}" in rule["annotations"]["summary"]
-        assert "docs/observability.md" in rule["annotations"]["description"]
-        assert f"| `{rule['alert']}` |" in DOCUMENT
+        assert "docs/reasons.md" in rule["annotations"]["description"]
+        assert rule["alert"] in table("observability.md", "Alerts", "Alert")
 
 
 def test_monitor_and_probes_use_the_port_of_the_daemon_set() -> None:
@@ -331,19 +331,20 @@ def test_one_command_applies_the_monitor_the_rules_and_the_dashboard() -> None:
     assert json.loads(by_kind["ConfigMap"]["data"]["dashboard.json"]) == DASHBOARD
 
 
-# -- the document -----------------------------------------------------------------------------
+# -- the pages --------------------------------------------------------------------------------
 
 
-def table(heading: str, first: str) -> dict[str, list[str]]:
-    """Return the rows of a table by their first cell."""
-    section = DOCUMENT.split(f"\n## {heading}\n")[1].split("\n## ")[0]
+def table(page: str, heading: str, first: str) -> dict[str, list[str]]:
+    """Return the rows of a page's table by their first cell."""
+    text = (DOCS / page).read_text(encoding="utf-8")
+    section = text.split(f"# {heading}\n")[1].split("\n## ")[0]
     rows = section.split(f"| {first} |", 1)[1].split("\n\n")[0].splitlines()[2:]
     cells = [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
     return {row[0].strip("`"): row[1:] for row in cells}
 
 
-def test_dashboard_and_document_have_every_metric_with_its_type_and_labels(scrape: Scrape) -> None:
-    rows = table("Metrics", "Name")
+def test_dashboard_and_page_have_every_metric_with_its_type_and_labels(scrape: Scrape) -> None:
+    rows = table("metrics.md", "Of the agent", "Name")
     used = {family(use.metric) for _, expression, _ in shown() for use in uses(expression)}
 
     assert set(scrape.types) <= used
@@ -353,9 +354,14 @@ def test_dashboard_and_document_have_every_metric_with_its_type_and_labels(scrap
         assert set(re.findall(r"`(\w+)`", labels)) == scrape.labels[sample]
 
 
-def test_the_document_has_every_reason_with_its_remedy() -> None:
-    assert table("Reasons", "Reason") == {
-        reason.value: ["yes" if reason.is_transient else "no", reason.remedy]
+def test_the_page_of_reasons_has_each_with_its_remedy_and_whether_it_is_tried_again() -> None:
+    text = (DOCS / "reasons.md").read_text(encoding="utf-8")
+    again = "Tried again by itself. "
+    remedies = dict(re.findall(r"^### (\w+)\n\n\*(.*)\*\n\n", text, re.MULTILINE))
+
+    assert remedies == {
+        reason.value: f"{again if reason.is_transient else ''}"
+        f"{reason.remedy or 'Nothing is to be done.'}"
         for reason in errors.Reason
     }
 
@@ -387,15 +393,15 @@ def logged() -> dict[str, set[str]]:
     return found
 
 
-def test_the_document_has_every_log_line_with_its_fields() -> None:
-    rows = table("Log lines", "Event")
+def test_the_page_has_every_log_line_with_its_fields() -> None:
+    rows = table("log-lines.md", "Log lines", "Event")
 
     assert {
         event: set(re.findall(r"`(\w+)`", fields)) for event, (fields, _) in rows.items()
     } == logged()
 
 
-def test_the_document_has_every_event_that_is_not_an_end() -> None:
+def test_the_page_has_every_event_that_is_not_an_end() -> None:
     reasons = {
         value
         for name, call in code()
@@ -404,4 +410,4 @@ def test_the_document_has_every_event_that_is_not_an_end() -> None:
         if isinstance(node, ast.Constant) and isinstance(value := node.value, str)
     }
 
-    assert set(table("Events", "Reason")) == reasons
+    assert set(table("observability.md", "Events", "Reason")) == reasons
