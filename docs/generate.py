@@ -18,6 +18,7 @@ PROGRAM = parser.PROGRAM
 WIDTH = 125
 REFERENCE = "command-reference.md"
 COMMON = "Options of several commands"
+LEAST_COMMON = 3  # commands
 SERVICES = {"agent": "settings of the agent", "partitioner": "settings of the partitioner"}
 """Commands whose options docs/settings.md lists, under a heading with these words."""
 MADE_BY = "Made by docs/generate.py from the program's own declarations; change those."
@@ -123,7 +124,7 @@ def _common() -> list[options.Option]:
         if command not in SERVICES
         for option in _listed(command)
     )
-    found = {option.name: option for option, n in reversed(count.most_common()) if n > 2}
+    found = {o.name: o for o, n in reversed(count.most_common()) if n >= LEAST_COMMON}
     common = [option for option in count if found.get(option.name) is option]
     return sorted(common, key=lambda option: option.group != options.OPTIONS)
 

@@ -1,7 +1,9 @@
 """Tables of what the matrices counted: the JSON that ``pytest --results docs/results`` writes."""
 
+import collections
 import json
 import pathlib
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -10,6 +12,7 @@ from docs.generator import blocks
 FOLDER = pathlib.Path(__file__).parents[1] / "results"
 
 Entry = Mapping[str, Any]
+_WIDTH = 140
 _NOTHING = "No run is kept in `docs/results`."
 
 
@@ -21,33 +24,28 @@ def entries(matrix: str) -> Sequence[Entry]:
 
 
 def kill_table(_body: str) -> str:
-    """Return the strikes of the kill matrix: a row for each scenario, a column for each kind."""
+    """Return the strikes of the kill matrix: a row for each kind, and the phases in which."""
     found = entries("kill matrix")
     if not found:
         return _NOTHING
-    kinds = list(dict.fromkeys(entry["what"] for entry in found))
-    scenarios = list(dict.fromkeys(entry["scenario"] for entry in found))
-    cells = {(entry["scenario"], entry["what"]): entry for entry in found}
-    rows = ((name, *(_struck(cells.get((name, kind))) for kind in kinds)) for name in scenarios)
-    table = blocks.table(("Scenario", *kinds), rows)
+    kinds = dict.fromkeys(entry["what"] for entry in found)
+    rows = ((kind, *_sums([entry for entry in found if entry["what"] == kind])) for kind in kinds)
+    table = blocks.table(("Kill", "Scenarios", "Tried", "Struck", "Converged"), rows)
     return f"{table}\n\n{_kill_phases(found)}"
 
 
-def _struck(entry: Entry | None) -> str:
-    if entry is None:
-        return ""
-    return f"{entry['tried']}, {entry['struck']}, {entry['converged']}"
+def _sums(found: Sequence[Entry]) -> Iterable[str]:
+    yield str(len(found))
+    for key in ("tried", "struck", "converged"):
+        yield str(sum(entry[key] for entry in found))
 
 
 def _kill_phases(found: Iterable[Entry]) -> str:
-    phases: dict[str, list[int]] = {}
+    struck: collections.Counter[str] = collections.Counter()
     for entry in found:
-        for name, counts in entry["phases"].items():
-            total = phases.setdefault(name, [0, 0])
-            total[0] += counts["struck"]
-            total[1] += counts["converged"]
-    rows = ((f"`{name}`", str(a), str(b)) for name, (a, b) in sorted(phases.items()))
-    return blocks.table(("Phase that the node was in", "Struck", "Converged"), rows)
+        struck.update({name: counts["struck"] for name, counts in entry["phases"].items()})
+    listed = ", ".join(f"`{name}` {struck[name]}" for name in sorted(struck))
+    return textwrap.fill(f"Struck by the phase that the node was in: {listed}.", _WIDTH)
 
 
 _FAULTS = {
@@ -70,12 +68,18 @@ def fault_table(_body: str) -> str:
     return blocks.table(("Fault", "Variants", "Tried", "Struck"), rows)
 
 
+_SOAK_ROWS = (
+    *("seed", "nodes", "pods", "runs", "Applied", "AlreadyApplied", "kills", "reboots"),
+    *("driver faults struck", "not undone, as reported"),
+)
+
+
 def soak_table(_body: str) -> str:
-    """Return what one pass of the soak came to, and the seed that plays it again."""
+    """Return the main counts of one pass of the soak, and the seed that plays it again."""
     found = entries("soak")
     if not found:
         return _NOTHING
-    rows = ((key, str(value)) for entry in found for key, value in entry.items())
+    rows = ((key, str(entry[key])) for entry in found for key in _SOAK_ROWS if key in entry)
     return blocks.table(("Count", "Number"), rows)
 
 
