@@ -1,6 +1,7 @@
 """Facts as tables and sections."""
 
 import functools
+import pathlib
 import re
 from collections.abc import Callable, Iterable, Mapping
 
@@ -8,6 +9,8 @@ from docs.generator import blocks, facts, phases, results, schemas
 from mig_manager import errors
 from mig_manager.cli import parser
 from mig_manager.core import model, options
+
+README = pathlib.Path(__file__).parents[2] / "README.md"
 
 
 def _yes(is_so: bool) -> str:  # noqa: FBT001 - one word
@@ -144,6 +147,12 @@ def phases_table(body: str) -> str:
     return blocks.table(head, rows)
 
 
+def readme(_body: str) -> str:
+    """Return what the README says before it comes to the installation, with links from here."""
+    text = README.read_text(encoding="utf-8").partition("\n\n")[2]
+    return text.partition("\n## Install\n")[0].replace("](docs/", "](")
+
+
 def schemas_table(_body: str) -> str:
     """Return the schemas, and what each is of."""
     return blocks.table(
@@ -170,6 +179,7 @@ RENDERERS: Mapping[str, blocks.Renderer] = {
     "partitioner-metrics": functools.partial(metrics_table, of=facts.partitioner_metrics),
     "partitioner-settings": functools.partial(settings_tables, command="partitioner"),
     "phases": phases_table,
+    "readme": readme,
     "reasons-in-full": reasons_in_full,
     "schemas": schemas_table,
     "settings": settings_tables,
