@@ -2,6 +2,7 @@
 
 import collections
 import itertools
+import re
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -15,6 +16,8 @@ _MOST_COLUMNS = 16
 _GLYPH_COUNT = 6  # characters of a glyph and a count, with the gap before it
 _PRODUCT_COLUMN = 4  # characters, with the gap before it
 _GAP, _NARROW_GAP = "   ", "  "
+_COUNT, _JOINT = re.compile(r"\b([0-9]+x) "), "\N{NO-BREAK SPACE}"
+"""The count of a profile, as in ``16x 3g.20gb``, and what keeps both in one line."""
 NO_GPU = "This node has no NVIDIA GPU."
 
 
@@ -63,8 +66,13 @@ def _narrowed(table: Sequence[Sequence[tuple[str, bar.Tone]]], room: int) -> lis
 
 
 def _cell_lines(text: str, width: int, *, breaks_words: bool = True) -> list[str]:
-    fits = len(text) <= width
-    return [text] if fits else textwrap.wrap(text, width, break_long_words=breaks_words)
+    if len(text) <= width:
+        return [text]
+    counted = _COUNT.sub(f"\\1{_JOINT}", text)
+    whole = textwrap.wrap(counted, width, break_on_hyphens=False, break_long_words=False)
+    if breaks_words and max(map(len, whole), default=0) <= width:
+        return [line.replace(_JOINT, " ") for line in whole]
+    return textwrap.wrap(text, width, break_long_words=breaks_words)
 
 
 def status(result: plans.Status, *, is_wide: bool, style: bar.Style) -> str:

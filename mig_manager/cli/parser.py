@@ -100,6 +100,15 @@ class Page(NamedTuple):
     epilog: str
 
 
+class _Formatter(argparse.RawDescriptionHelpFormatter):
+    """Breaks no path, label or option at its hyphens."""
+
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        import textwrap  # noqa: PLC0415 - only for help
+
+        return textwrap.wrap(" ".join(text.split()), width, break_on_hyphens=False)
+
+
 class Parser(argparse.ArgumentParser):
     """Raises instead of printing and exiting, so that all errors have one form."""
 
@@ -115,7 +124,7 @@ class Parser(argparse.ArgumentParser):
         """Take the options; ``page`` loads what help shows, which most never ask for."""
         super().__init__(
             prog=f"{program} {command}".strip(),
-            formatter_class=argparse.RawDescriptionHelpFormatter,
+            formatter_class=_Formatter,
             allow_abbrev=False,
             add_help=False,
         )

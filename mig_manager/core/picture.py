@@ -10,7 +10,7 @@ from mig_manager.core import bar, messages, model, steps
 
 WHOLE = "the whole GPU, not partitioned"  # how a GPU with MIG off is called
 
-_FREE_ROOM, _NO_FIT = "free", "no fit"
+_FREE_ROOM, _NO_FIT, _NO_FIT_SHORT = "free", "no fit", "none"
 """Room that some profile can still take, and room between instances that none can."""
 _FREE, _UNUSABLE = "·", " "
 _GOES, _NEW, _CHANGES, _STAYS = "goes", "new", "changes", "stays"
@@ -341,12 +341,20 @@ def _with_free_room(
     }
     room = [slice_ for slice_ in range(slices) if slice_ not in taken]
     for slice_ in room:
-        title, fill = (_FREE_ROOM, _FREE) if slice_ in usable else (_NO_FIT, _UNUSABLE)
+        is_usable = slice_ in usable
+        title, fill = (_FREE_ROOM, _FREE) if is_usable else (_NO_FIT, _UNUSABLE)
         last = drawn[-1] if drawn else None
         if last and last.start in room and (last.end, last.title) == (slice_, title):
             drawn[-1] = dataclasses.replace(last, size=last.size + 1)
         else:
             drawn.append(
-                bar.Cell(start=slice_, size=1, title=title, tone=bar.Tone.FAINT, fill=fill)
+                bar.Cell(
+                    start=slice_,
+                    size=1,
+                    title=title,
+                    short="" if is_usable else _NO_FIT_SHORT,
+                    tone=bar.Tone.FAINT,
+                    fill=fill,
+                )
             )
     return tuple(sorted(drawn, key=lambda cell: cell.start))

@@ -67,7 +67,8 @@ def run(options: Options, *, say: Callable[[str], None], style: bar.Style) -> in
         latency=states.Latency(**{name: seconds * factor for name, seconds in real.items()}),
         agent_options=("--custom-layouts", *story.agent_options),
     )
-    say(style.paint(f"{story.title}, on {options.spec} (simulated)", bar.Tone.STRONG))
+    title = style.fitted(f"{story.title}, on {options.spec} (simulated)")
+    say(style.paint(title, bar.Tone.STRONG))
     with ending.on_signals(stage.fail), stage:
         _publish(stage)
         story.prepare(stage)
@@ -162,7 +163,8 @@ def _show(
     say("")
     for text, holds in checks.items():
         mark, tone = ("✓", bar.Tone.GOOD) if holds else ("✗", bar.Tone.BAD)
-        say(f"{style.paint(style.plain(mark), tone)} {style.plain(text)}")
+        line = style.plain(style.fitted(f"{mark} {text}", further="  "))
+        say(f"{style.paint(line[0], tone)}{line[1:]}")
     outcome = picture.draw_outcome(before, stage.gpus.observe(), style=style)
     say(f"\n{style.paint('The GPUs before and after', bar.Tone.STRONG)}\n\n{outcome}")
     return all(checks.values())

@@ -61,7 +61,10 @@ class Timeline:
                 return
             at = f"{self._clock.monotonic() - self._began_s:7.2f} s"
             name = self._style.paint(f"{who:<8}", _WHO_TONES[who])
-            line = self._style.paint(self._style.plain(text), tone)
+            columns = len(f"{at}  {who:<8} ")
+            # Instead of the start, whose colours have no width and whose spaces would be dropped.
+            lines = self._style.fitted("x" * columns + text, further=" " * columns)
+            line = self._style.paint(self._style.plain(lines[columns:]), tone)
             self._say(f"{self._style.paint(at, bar.Tone.FAINT)}  {name} {line}")
 
     def hear(self, kind: cluster_view.Kind, obj: objects.JsonObject) -> None:

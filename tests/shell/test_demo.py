@@ -157,6 +157,17 @@ def test_the_demo_ends_with_the_gpus_before_and_after_and_three_commands_that_wo
     process.terminate()
 
 
+def test_only_commands_to_copy_are_wider_than_the_terminal(demo: Demo) -> None:
+    demo.environ["COLUMNS"] = "60"
+    process = demo.started(*DEMO, "--scenario", "does-not-fit")
+    assert process.wait(TIMEOUT_S) == 0
+
+    story, _, _ = demo.output().partition("Try next")
+    assert max(map(len, story.splitlines())) <= 60
+    assert re.search(r"^ +[0-9.]+ s  agent    failed .*\n {20}\S", story, re.MULTILINE)
+    assert len(commands(demo.output())) == 3
+
+
 def test_the_kept_node_has_the_layouts_of_its_agent_where_commands_look_for_them(
     demo: Demo,
 ) -> None:

@@ -126,3 +126,4 @@ def test_the_sentences_of_help_fit_a_narrow_terminal(
     # Examples stay whole: people copy them.
     wide = [line for line in lines if len(line) > 60]
     assert all(line.startswith("  mig-manager ") for line in wide), wide
+    assert not [line for line in lines if re.search(r"\w-$", line)]  # names stay whole, too

@@ -77,6 +77,10 @@ def test_a_narrow_slice_drops_the_memory_from_its_title_and_keeps_its_mark() -> 
     assert "goes" in shown
 
 
+def test_a_narrow_slice_that_nothing_fits_has_a_whole_word() -> None:
+    assert "│none│" in pictures(("A100", ["1g.5gb@6"]), 60).replace(" ", "")
+
+
 def test_a_picture_without_a_terminal_is_100_columns_wide() -> None:
     gpu = samples.gpu(samples.A100, "3g.20gb@4")
     at_100 = picture.draw_gpus([gpu], style=bar.Style(columns=100))
@@ -111,6 +115,22 @@ def test_a_table_at_80_columns_breaks_no_word_of_a_cluster() -> None:
 
     assert lines[0].split() == list(head)
     assert {"applied", "AlreadyApplied", "1g.10gb,"} <= set(" ".join(lines).split())
+
+
+def test_a_table_breaks_a_word_at_a_hyphen_only_where_it_has_no_line_for_it() -> None:
+    row = ["node", "no layout 'all-balancd' among its 99; did you mean 'all-balanced'?"]
+
+    shown = " ".join(gpu_report.columns(("NAME", "TEXT"), [row], style=bar.Style(columns=60)))
+
+    assert {"'all-balancd'", "'all-balanced'?"} <= set(shown.split())
+
+
+def test_the_count_of_a_profile_stays_in_its_line() -> None:
+    row = ["8x 7g.40gb, 8x 4g.20gb, 16x 3g.20gb, 24x 2g.10gb, 32x 1g.10gb, 56x 1g.5gb"]
+
+    for columns in range(60, 90):
+        lines = gpu_report.columns(("ROOM",), [row], style=bar.Style(columns=columns))
+        assert not [line for line in lines if line.endswith("x")]
 
 
 def test_the_columns_of_a_table_stay_aligned_where_one_is_wrapped_or_two_are_equal() -> None:
