@@ -137,7 +137,7 @@ def find(name: str) -> Product:
     import difflib  # noqa: PLC0415 - for mistakes alone
 
     close = difflib.get_close_matches(wanted, known, n=3, cutoff=0.5)
-    hint = f"; did you mean {', '.join(close)}?" if close else ""
+    hint = f"; did you mean {' or '.join(map(repr, close))}?" if close else ""
     raise errors.UsageError(f"unknown GPU {name!r}{hint}")
 
 

@@ -184,7 +184,8 @@ def prepare_simulation(access: node_settings.GpuAccess, note: Callable[[str], ob
         ) from error
     except OSError as error:
         raise errors.UsageError(
-            f"cannot keep simulated GPUs in {path}: {error.strerror or error}"
+            f"cannot keep simulated GPUs in {path}: {error.strerror or error}; "
+            f"name another --simulate-state"
         ) from error
     note(f"GPUs are simulated, in {path}")
 

@@ -35,7 +35,6 @@ _REMEDIES = {
     ),
     errors.Reason.API_UNAVAILABLE: "Check that 'kubectl get nodes' works with these options.",
     errors.Reason.API_ERROR: "",
-    errors.Reason.INVALID_CONFIG: "Correct the layout file at the place named.",
     errors.Reason.UNKNOWN_CONFIG: (
         "Name a layout of this file, or another file with -f or --config-map."
     ),

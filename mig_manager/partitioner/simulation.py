@@ -109,7 +109,7 @@ def simulate(
     With ``is_mix`` fixed layouts are compared for all pods of the file as well.
 
     Raises:
-        ConfigError: A text is not such a list.
+        UsageError: A text is not such a list.
         ClusterError: An object in it is malformed.
     """
     items, pods = _items(nodes_text, "Node"), _items(pods_text, "Pod")
@@ -144,14 +144,14 @@ def _items(text: str, kind: str) -> Sequence[Mapping[str, Any]]:
         data = json.loads(text)
     except (ValueError, RecursionError) as error:
         place = f", line {error.lineno}" if isinstance(error, json.JSONDecodeError) else ""
-        raise errors.ConfigError(
+        raise errors.UsageError(
             f"the file with {kind.lower()}s is not JSON{place}; write it with '{command}'"
         ) from error
     items = data.get("items", [data]) if isinstance(data, dict) else None
     if not isinstance(items, list) or not all(
         isinstance(each, dict) and each.get("kind", kind) == kind for each in items
     ):
-        raise errors.ConfigError(
+        raise errors.UsageError(
             f"the file with {kind.lower()}s is no list of {kind} objects; "
             f"write it with '{command}'"
         )

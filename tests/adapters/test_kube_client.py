@@ -228,11 +228,14 @@ def test_a_missing_or_malformed_kubeconfig_is_a_usage_error(
     path = tmp_path / "config"
     if text is not None:
         path.write_text(text)
-    with pytest.raises(errors.UsageError, match=str(path)):
+    with pytest.raises(errors.UsageError, match=str(path)) as malformed:
         api.KubeApi.connect(kubeconfig=str(path))
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
-    with pytest.raises(errors.UsageError, match="not in a pod"):
+    with pytest.raises(errors.UsageError, match="not in a pod") as nowhere:
         api.KubeApi.connect(kubeconfig=None)
+    for message in (malformed.value.message, nowhere.value.message):
+        assert message.endswith("; name a kubeconfig with --kubeconfig or KUBECONFIG")
+        assert message == " ".join(message.split())
 
 
 def test_the_environments_proxy_is_used_but_for_hosts_in_no_proxy(

@@ -115,6 +115,7 @@ def test_a_file_that_is_something_else_is_refused(
         (["--simulate", "a.json"], "--simulate needs two files: --simulate NODES PODS"),
         (["--mix"], "--mix needs --simulate NODES PODS"),
         (["--simulate", "a.json", "b.json"], "cannot read a.json"),
+        (["--simulate", "/dev/null", "/dev/null"], "See 'mig-manager partitioner --help'"),
     ],
 )
 def test_a_simulation_needs_both_files(

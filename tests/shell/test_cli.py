@@ -310,7 +310,9 @@ def test_plan_and_validate_name_the_mig_strategies_that_do_not_serve_a_layout(
         (("status", "--library-path", "/nonexistent.so"), 1, "/nonexistent.so"),
         (("status", "-o", "xml"), 2, "one of text, wide, json, yaml"),
         (("status", "--color", "pink"), 2, "auto, always, never"),
+        (("status", *SPEC, "--simulate-state", "/proc/x"), 2, "name another --simulate-state"),
         (("validate", "--gpu", "banana"), 2, "unknown GPU 'banana'"),
+        (("validate", "--gpu", "A10"), 2, "unknown GPU 'A10'; did you mean 'a30' or"),
         (("demo", "--scenario", "x"), 2, "there are first-layout, "),
         (("agent",), 2, "--node-name"),
         (("agent", "-n", "n", "--drain-timeout-s", "soon"), 2, "--drain-timeout-s: 'soon'"),
@@ -331,6 +333,10 @@ def test_bad_input_gets_a_message_a_remedy_and_a_status(
     assert message in lines[-2]
     assert lines[-2].startswith("mig-manager: ")
     assert lines[-1].startswith("  remedy: ")
+
+
+def test_the_remedy_for_a_layout_file_that_cannot_be_read_is_another_file(shell: Shell) -> None:
+    assert "or name another file" in shell("apply", "x", "-f", "/").err
 
 
 def test_hooks_that_come_from_the_environment_are_read_and_can_be_switched_off(

@@ -116,6 +116,19 @@ def test_a_generated_layout_that_the_node_lists_can_be_planned(
     assert viewer.alone("plan", "all-7g.80gb", "gpu-1").status == 2
 
 
+def test_a_layout_that_the_config_map_has_too_is_planned_from_there(
+    server: apiserver.ApiServer, tmp_path: pathlib.Path
+) -> None:
+    add_node(server, served.to_json(entries()))
+    same = "  all-7g.40gb: [{devices: all, mig-enabled: true, mig-devices: {7g.40gb: 1}}]\n"
+    document = {"config.yaml": f"version: v1\nmig-configs:\n{same}"}
+    server.store.create(rig.config_map("mig-manager", "mig-manager-config", **document))
+
+    answer = rig.viewer(server, tmp_path).alone("plan", "all-7g.40gb", "gpu-1")
+
+    assert "Origin: ConfigMap mig-manager/mig-manager-config:3" in answer.out
+
+
 def test_a_layout_that_a_node_lists_is_planned_without_a_config_map(
     server: apiserver.ApiServer, tmp_path: pathlib.Path
 ) -> None:

@@ -154,7 +154,11 @@ class KubeApi:
                     )
             except Exception as error:  # noqa: BLE001 - the loader lets out what a bad file provokes
                 where = f"kubeconfig {kubeconfig}" if kubeconfig else "not in a pod of a cluster"
-                raise errors.UsageError(f"no way to a Kubernetes API: {where}: {error}") from None
+                why = " ".join(str(error).split()).rstrip(".")
+                raise errors.UsageError(
+                    f"no credentials for a Kubernetes API: {where}: {why}; "
+                    f"name a kubeconfig with --kubeconfig or KUBECONFIG"
+                ) from None
 
         load()
         limit = RateLimit(per_s=_REQUESTS_PER_S, burst=_BURST)

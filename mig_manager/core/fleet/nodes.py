@@ -256,10 +256,12 @@ def layout_of(
     if name == cluster.CUSTOM_LAYOUT and node.takes_custom:
         return custom.Custom.of(node.view).layout()[0]
     listed = next((each for each in node.layouts if each.name == name), None)
-    made = served.generated(gpus).get(name) if listed else None
-    if made and listed and made.content_hash == listed.content_hash:
-        return made
-    if listed and name not in document.layouts:
+    own = document.layouts.get(name)
+    if listed and (own is None or own.content_hash != listed.content_hash):
+        made = served.generated(gpus).get(name)
+        if made and made.content_hash == listed.content_hash:
+            return made
+    if listed and own is None:
         raise errors.LayoutError(
             f"{document.source} has no content of layout '{name}' ({listed.origin})",
             reason=errors.Reason.UNKNOWN_CONFIG,
