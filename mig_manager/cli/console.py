@@ -248,7 +248,7 @@ def signals_deferred(note: Callable[[str], object]) -> Iterator[Callable[[], Non
     finishes within its deadlines, if need be by a rollback.
 
     Args:
-        note: Called with a sentence for the user when a signal arrives.
+        note: Called with a sentence for the user when a signal arrives, and with the outcome.
 
     Yields:
         A function that raises ``Superseded`` after a signal, where the change can still be given
@@ -280,12 +280,14 @@ def signals_deferred(note: Callable[[str], object]) -> Iterator[Callable[[], Non
     }
     try:
         yield check
-    except errors.Superseded:
+    except errors.Superseded as error:
         restore()
         if received:
+            note(error.why)
             signal.raise_signal(received[0])
         raise
     finally:
         restore()
     if received:
+        note("the change has finished")
         signal.raise_signal(received[0])

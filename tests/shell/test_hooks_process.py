@@ -131,6 +131,7 @@ def test_a_signal_ends_the_running_hook_and_rolls_back(
     # As a shell has it: ended by the signal, which for Ctrl-C is a status of ours.
     assert process.returncode == (130 if number is signal.SIGINT else -number), stderr
     assert "Traceback" not in stderr
+    assert f"mig-manager: ended by {number.name}" in stderr
     assert hooked.ran[-1] == "apply-exit"
     assert hooked.node.shape == hooked.before
     assert not hooked.node.journal.exists()
@@ -144,9 +145,10 @@ def test_a_signal_in_the_last_hook_lets_it_finish(hooked: Hooked) -> None:
         waiting.until(lambda: hooked.ran[-1:] == ["apply-exit"])
         process.send_signal(signal.SIGTERM)
         (hooked.folder / "go").touch()
-        process.communicate(timeout=120)
+        _, stderr = process.communicate(timeout=120)
 
     assert process.returncode == -signal.SIGTERM
+    assert stderr.endswith("mig-manager: the change has finished\n")
     assert hooked.ran[-1] == "done"
     assert hooked.node.run("assert", "wanted").returncode == 0
 
