@@ -381,7 +381,8 @@ def _row(node: rollout.NodeProgress, *, style: bar.Style, columns: int) -> str:
     rest = f"{time:>6}  {why}"
     # Cut before it is painted: a line that the terminal wraps would spoil the drawing.
     room = max(0, columns - 1 - len(f"  {name}  {state}  "))
-    return f"  {name}  {style.paint(state, _TONES[node.state])}  {rest[:room]}"
+    rest = rest if len(rest) <= room else f"{rest[: max(0, room - 1)]}…"
+    return f"  {name}  {style.paint(state, _TONES[node.state])}  {rest}"
 
 
 def _without(node: rollout.NodeProgress) -> str:

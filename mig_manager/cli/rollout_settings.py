@@ -108,9 +108,7 @@ def rollout_settings(parsed: Mapping[str, object], environ: Mapping[str, str]) -
         raise errors.UsageError("a dry run is of a layout, not of undo")
     if values["kubeconfig"] is None:
         if not environ.get("HOME"):
-            raise errors.UsageError(
-                "neither --kubeconfig nor KUBECONFIG nor HOME says how to get in"
-            )
+            raise errors.UsageError("no kubeconfig: name one with --kubeconfig or KUBECONFIG")
         values["kubeconfig"] = pathlib.Path(environ["HOME"]) / ".kube" / "config"
     limits = rollout.Limits(
         max_unavailable=values["max_unavailable"],

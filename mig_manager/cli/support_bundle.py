@@ -48,19 +48,23 @@ def run(chosen: command_settings.BundleSettings, terminal: console.Console) -> i
     name = f"mig-manager-support-{node}-{now:%Y%m%dT%H%M%SZ}"
     members, missing = collect(chosen, terminal.environ, now=now)
     content = archive(members, folder=name, now=now)
-    path, say = chosen.output_file or pathlib.Path(f"{name}.tar.gz"), terminal.say
-    if path == _STANDARD_OUTPUT:
-        say = terminal.note
+    path = chosen.output_file or pathlib.Path(f"{name}.tar.gz")
+    is_written = path == _STANDARD_OUTPUT
+    if is_written:
         terminal.write(content)
     else:
         files.write_output(path, content, mode=0o600)
-    lines = [f"{path}: {len(members)} files, {len(content) / 1024:.0f} KiB"]
+    where = "standard output" if is_written else path
+    lines = [f"{where}: {len(members)} files, {len(content) / 1024:.0f} KiB"]
     if missing:
         lines.append(f"not in it: {messages.by_cause(missing.items())}")
     lines.append("It has names of nodes and pods. Look into it before you pass it on.")
     style = terminal.style(chosen.colour)
     for line in lines:
-        say(style.wrapped(messages.printable(line, " ")))
+        if is_written:
+            terminal.note(line)
+        else:
+            terminal.say(style.wrapped(messages.printable(line, " ")))
     return console.DONE
 
 

@@ -337,7 +337,8 @@ def test_on_standard_output_is_the_archive_alone(tmp_path: pathlib.Path, *, is_f
     files = unpacked(path.read_bytes() if is_file else done.stdout)
 
     assert files.keys() == ALWAYS
-    assert b"8 files" in done.stderr
+    assert b"mig-manager: standard output: 8 files" in done.stderr
+    assert b"  " not in done.stderr  # each sentence is one line
 
 
 # -- secrets -------------------------------------------------------------------------------------

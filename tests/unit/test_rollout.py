@@ -208,6 +208,19 @@ def test_the_live_table_lists_a_node_with_unreachable_gpus() -> None:
     assert "without unreachable GPU 3" in shown
 
 
+def test_the_live_table_marks_where_it_cuts_a_line() -> None:
+    decision = decided(busy("a"))
+
+    wide, narrow = (
+        cli_rollout.table(decision, "t", style=bar.Style(), size=(columns, 24)).splitlines()[1]
+        for columns in (100, 44)
+    )
+
+    assert "…" not in wide
+    assert len(narrow) == 43
+    assert narrow.endswith("…")
+
+
 def test_a_failure_pauses_the_others_once_nodes_in_progress_have_ended() -> None:
     pausing = rolling("2", pauses=True)
     pausing.decide([busy("a"), busy("b"), node("c")], 0.0)
