@@ -16,8 +16,8 @@ _MOST_COLUMNS = 16
 _GLYPH_COUNT = 6  # characters of a glyph and a count, with the gap before it
 _PRODUCT_COLUMN = 4  # characters, with the gap before it
 _GAP, _NARROW_GAP = "   ", "  "
-_COUNT, _JOINT = re.compile(r"\b([0-9]+x) "), "\N{NO-BREAK SPACE}"
-"""The count of a profile, as in ``16x 3g.20gb``, and what keeps both in one line."""
+_FIRST_HALF, _JOINT = re.compile(r"\b([0-9]+x|[0-9-]{10}) "), "\N{NO-BREAK SPACE}"
+"""The count of a profile, as in ``16x 3g.20gb``, or a date, and what keeps both in one line."""
 NO_GPU = "This node has no NVIDIA GPU."
 
 
@@ -29,8 +29,11 @@ def columns(
     Where the table is wider than the terminal, its widest columns are wrapped.
     """
     table = [
-        [(cell, bar.Tone.PLAIN) if isinstance(cell, str) else cell for cell in row]
-        for row in (head, *rows)
+        [(_FIRST_HALF.sub(rf"\1{_JOINT}", text), tone) for text, tone in cells]
+        for cells in (
+            [(cell, bar.Tone.PLAIN) if isinstance(cell, str) else cell for cell in row]
+            for row in (head, *rows)
+        )
     ]
     widths = [max(len(text) for text, _ in column) for column in zip(*table, strict=True)]
     gap, room = _GAP, style.table_width
@@ -46,7 +49,7 @@ def columns(
                 style.paint(style.plain(text.ljust(width)), tone)
                 for text, width, (_, tone) in zip(texts, padded, row, strict=True)
             ]
-            lines.append(gap.join(painted).rstrip())
+            lines.append(gap.join(painted).rstrip().replace(_JOINT, " "))
     return lines
 
 
@@ -68,10 +71,9 @@ def _narrowed(table: Sequence[Sequence[tuple[str, bar.Tone]]], room: int) -> lis
 def _cell_lines(text: str, width: int, *, breaks_words: bool = True) -> list[str]:
     if len(text) <= width:
         return [text]
-    counted = _COUNT.sub(f"\\1{_JOINT}", text)
-    whole = textwrap.wrap(counted, width, break_on_hyphens=False, break_long_words=False)
+    whole = textwrap.wrap(text, width, break_on_hyphens=False, break_long_words=False)
     if breaks_words and max(map(len, whole), default=0) <= width:
-        return [line.replace(_JOINT, " ") for line in whole]
+        return whole
     return textwrap.wrap(text, width, break_long_words=breaks_words)
 
 

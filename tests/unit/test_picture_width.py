@@ -125,6 +125,14 @@ def test_a_table_breaks_a_word_at_a_hyphen_only_where_it_has_no_line_for_it() ->
     assert {"'all-balancd'", "'all-balanced'?"} <= set(shown.split())
 
 
+def test_a_time_stays_in_its_line_beside_a_word_that_does_not_fit() -> None:
+    row = ("2026-11-23 14:16:12Z", "RepartitioningRequested", f"{'x' * 40} is new")
+
+    lines = gpu_report.columns(("TIME", "WHAT", "MESSAGE"), [row], style=bar.Style(columns=80))
+
+    assert lines[1].startswith("2026-11-23 14:16:12Z  RepartitioningRequested  xxx")
+
+
 def test_the_count_of_a_profile_stays_in_its_line() -> None:
     row = ["8x 7g.40gb, 8x 4g.20gb, 16x 3g.20gb, 24x 2g.10gb, 32x 1g.10gb, 56x 1g.5gb"]
 
