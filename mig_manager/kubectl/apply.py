@@ -71,7 +71,9 @@ def apply(
         UsageError: No agent has published the GPUs.
     """
     if report.gpus is None and not is_dry_run:
-        raise errors.UsageError(f"no agent has published the GPUs of node {report.node.name}")
+        raise errors.UsageError(
+            f"no agent has published the GPUs of node {report.node.name}; is one running there?"
+        )
     text = annotation(layout, now)
     custom.single(text, source=layout.location.source)
     plans = plan.plan(

@@ -174,6 +174,8 @@ def headline(report: nodes.Report, now: dt.datetime, style: bar.Style) -> str:
         rest.append(f"since {messages.format_time(run.at)}, {messages.age(run.at, now)} ago")
     if run and run.attempt > 1:
         rest.append(f"attempt {run.attempt}")
+    if run and run.retry_at and run.retry_at > now:
+        rest.append(f"next attempt in {messages.age(now, run.retry_at)}")
     line = style.fitted(" · ".join([node.name, report.state.value, *rest]))
     name = style.paint(node.name, bar.Tone.STRONG)
     state = style.paint(report.state.value, _TONES.get(report.state, bar.Tone.BAD))

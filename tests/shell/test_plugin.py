@@ -8,7 +8,8 @@ import pytest
 import yaml
 
 import mig_manager
-from mig_manager.core import bar
+from mig_manager import errors
+from mig_manager.core import bar, model
 from testkit import apiserver
 from tests.shell import plugin_rig as rig
 
@@ -92,6 +93,23 @@ def test_more_nodes_than_a_page_holds_are_all_shown(tmp_path: pathlib.Path) -> N
         answer = rig.viewer(server, tmp_path).alone("status")
 
     assert len(re.findall(r"^n\d+ .*no-request", answer.out, re.MULTILINE)) == 501
+
+
+def test_a_failed_node_says_when_its_agent_tries_again(tmp_path: pathlib.Path) -> None:
+    failed = rig.node("n1", requested="a", state=model.State.FAILED, reason=errors.Reason.IN_USE)
+    run = json.loads(failed["metadata"]["annotations"]["mig-manager.io/status"])
+    with apiserver.serve() as server:
+        for name, when in (("soon", rig.ago(minutes=-10.2)), ("over", rig.ago(minutes=10))):
+            failed["metadata"]["name"] = name
+            text = json.dumps(run | {"retryAt": when})
+            failed["metadata"]["annotations"]["mig-manager.io/status"] = text
+            server.store.create(failed)
+        soon, over = (
+            rig.viewer(server, tmp_path).alone("status", name).out for name in ("soon", "over")
+        )
+
+    assert " ago · next attempt in 10m\n" in soon
+    assert "next attempt" not in over
 
 
 # -- status -----------------------------------------------------------------------------------
