@@ -44,7 +44,7 @@ def run(chosen: command_settings.BundleSettings, terminal: console.Console) -> i
     """
     now = dt.datetime.now(tz=dt.UTC)
     # The name is not checked yet: a slash would lead out of the folder.
-    node = (chosen.doctor.node_name or platform.node()).replace("/", "_")
+    node = messages.printable(chosen.doctor.node_name or platform.node(), "_").replace("/", "_")
     name = f"mig-manager-support-{node}-{now:%Y%m%dT%H%M%SZ}"
     members, missing = collect(chosen, terminal.environ, now=now)
     content = archive(members, folder=name, now=now)
@@ -93,7 +93,7 @@ def collect(
             why = f"{type(error).__name__}: {error}"
             missing[name] = redaction.redacted(why, secrets)
         else:
-            clean = redaction.redacted(text, secrets).encode()
+            clean = redaction.redacted(text, secrets).encode(errors="backslashreplace")
             members[name] = clean[-_MAX_BYTES:].decode(errors="ignore")
             if len(clean) > _MAX_BYTES:
                 missing[f"the start of {name}"] = f"longer than {_MAX_BYTES >> 20} MiB"

@@ -53,14 +53,14 @@ class Cluster:
 
         return call
 
-    def fill(self, *, secret: str = "") -> None:
+    def fill(self, *, secret: str = "", status: str = "", layouts: str = LAYOUTS) -> None:
         """Create the objects; foreign parts of them have the secret."""
-        status = {"state": "failed", "message": f"the hook said: token={secret}"}
+        failed = {"state": "failed", "message": f"the hook said: token={secret}"}
         metadata = {
             "name": "n1",
             "labels": {"nvidia.com/mig.config": "mine", "example.com/team": "other"},
             "annotations": {
-                "mig-manager.io/status": json.dumps(status),
+                "mig-manager.io/status": status or json.dumps(failed),
                 "example.com/login": secret,
             },
         }
@@ -93,7 +93,7 @@ class Cluster:
                 "apiVersion": "v1",
                 "kind": "ConfigMap",
                 "metadata": {"name": "mig-manager-config", "namespace": "default"},
-                "data": {"config.yaml": f"# password: {secret}\n{LAYOUTS}"},
+                "data": {"config.yaml": f"# password: {secret}\n{layouts}"},
             }
         )
         for component, reason in (("mig-manager", "Applied"), ("kubelet", "Rebooted")):
@@ -339,6 +339,41 @@ def test_on_standard_output_is_the_archive_alone(tmp_path: pathlib.Path, *, is_f
     assert files.keys() == ALWAYS
     assert b"mig-manager: standard output: 8 files" in done.stderr
     assert b"  " not in done.stderr  # each sentence is one line
+
+
+def test_a_name_that_could_drive_a_terminal_stays_out_of_the_archives_name(
+    shell: commandline.Shell, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    assert shell("support-bundle", *SPEC, "-n", "../a\x1b[2J\nb").status == 0
+    assert [path.name.rpartition("-")[0] for path in tmp_path.glob("*.tar.gz")] == [
+        "mig-manager-support-.._a_[2J_b"
+    ]
+
+
+def test_what_is_no_unicode_does_not_cost_the_bundle(
+    cluster: Cluster, shell: commandline.Shell, tmp_path: pathlib.Path
+) -> None:
+    cluster.fill(layouts="# \ud800")
+
+    files = of_node(cluster, shell, tmp_path)
+
+    cluster.fill()
+    assert set(files) == ALWAYS | OF_CLUSTER
+    assert files["agent-layouts.yaml"].endswith(r" \ud800")
+
+
+def test_numbers_that_json_does_not_have_stay_text(
+    cluster: Cluster, shell: commandline.Shell, tmp_path: pathlib.Path
+) -> None:
+    cluster.fill(status='{"attempt": NaN, "other": [1e999, Infinity]}')
+
+    files = of_node(cluster, shell, tmp_path)
+
+    cluster.fill()
+    status = json.loads(files["node.json"], parse_constant=pytest.fail)["annotations"]
+    assert status["mig-manager.io/status"] == '{"attempt": NaN, "other": [1e999, Infinity]}'
 
 
 # -- secrets -------------------------------------------------------------------------------------

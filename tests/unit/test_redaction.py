@@ -1,6 +1,8 @@
 """Credentials leave no trace in a report, and everything else stays."""
 
+import base64
 import json
+import urllib.parse
 
 import hypothesis
 import hypothesis.strategies as st
@@ -31,6 +33,17 @@ FORMS = (
     "password: >-\n    {}",
     "- name: DB_PASSWORD\n  value: {}",
     '{{"name": "API_TOKEN", "value": "{}"}}',
+    '{{"auths": {{"example.com": {{"auth": "{}"}}}}}}',
+    "mysql pwd={} other",
+    "Cookie: session={}; csrf={}; theme=dark",
+    "curl -H 'cookie: session={}; other={}' -u user:{} https://example.com",
+    "('Authorization', '{}')",
+    "# password: correct horse {}",
+    "password=a,{}",
+    "AccountKey={}",
+    "https://example.com/x?X-Amz-Signature={}&other=1",
+    '"PASSWORDS": ["{}", "{}"]',
+    "LS0tLS1CRUdJTi{}",
     '"env": "{{\\"name\\":\\"API_TOKEN\\",\\"value\\":\\"{}\\"}}"',
 )
 
@@ -41,7 +54,7 @@ def test_a_credential_in_a_usual_form_is_removed_and_the_rest_stays(
     form: str, secret: str
 ) -> None:
     secret += "SECRET"
-    text = f"before\n{form.format(secret)}\nafter"
+    text = f"before\n{form.format(*[secret] * 3)}\nafter"
 
     clean = redaction.redacted(text)
 
@@ -51,11 +64,14 @@ def test_a_credential_in_a_usual_form_is_removed_and_the_rest_stays(
     assert redaction.REMOVED in clean
 
 
-@hypothesis.given(name=NAMES, secret=PHRASES, inner=BARE)
+@hypothesis.given(
+    name=NAMES, secret=PHRASES, inner=BARE, separators=st.sampled_from([(",", ":"), (", ", ": ")])
+)
 def test_json_stays_json_and_loses_its_secrets_also_inside_a_text(
-    name: str, secret: str, inner: str
+    name: str, secret: str, inner: str, separators: tuple[str, str]
 ) -> None:
-    text = json.dumps({"plain": 1, name: secret, "annotation": json.dumps({name: inner})})
+    annotation = json.dumps({name: inner}, separators=separators)
+    text = json.dumps({"plain": 1, name: secret, "annotation": annotation}, separators=separators)
 
     data = json.loads(redaction.redacted(text))
 
@@ -70,6 +86,30 @@ def test_a_known_secret_is_removed_wherever_it_is(secret: str, before: str, afte
     text = f"{before}{secret}{after} {json.dumps(secret)}"
 
     assert secret not in redaction.redacted(text, [secret]).replace(redaction.REMOVED, "")
+
+
+@hypothesis.given(name=NAMES, secrets=st.lists(st.text(), min_size=1), inner=BARE)
+def test_json_stays_json_where_secrets_are_in_a_list(
+    name: str, secrets: list[str], inner: str
+) -> None:
+    text = json.dumps({name: secrets, "annotation": json.dumps({name: [inner, inner]})})
+
+    data = json.loads(redaction.redacted(text))
+
+    assert data.keys() == {name, "annotation"}
+    assert json.loads(data["annotation"]) == {name: redaction.REMOVED}
+
+
+@hypothesis.given(secret=PHRASES, value=st.sampled_from(("base64", "URL")))
+def test_a_known_secret_is_removed_also_where_it_is_encoded(secret: str, value: str) -> None:
+    encoded = {
+        "base64": base64.b64encode(secret.encode()).decode(),
+        "URL": urllib.parse.quote(secret, safe=""),
+    }[value]
+
+    clean = redaction.redacted(f"x {encoded}", [secret])
+
+    assert encoded.rstrip("=") not in clean
 
 
 @pytest.mark.parametrize("value", [True, None, 12345678])
@@ -92,10 +132,17 @@ def test_a_key_in_pem_is_removed_also_if_its_end_is_missing(end: str) -> None:
     assert "ANB" not in clean
 
 
-def test_a_token_is_removed_by_its_looks() -> None:
-    looks = "eyJhbGciOiJSUzI1NiJ9.eyJzdWIiOiJ4In0.c2lnbmF0dXJl"
-
-    assert redaction.redacted(f"sent {looks}, and") == "sent [removed], and"
+@pytest.mark.parametrize(
+    ("before", "looks", "after"),
+    [
+        ("sent ", "eyJhbGciOiJSUzI1NiJ9.eyJzdWIiOiJ4In0.c2lnbmF0dXJl", ", and"),
+        ("pull with ", "nvapi-0123456789abcdef-_", "."),
+        ("'", "ghp_0123456789abcdef", "'"),
+        ("https://", "0123456789abcdef", "@example.com/x"),
+    ],
+)
+def test_a_token_is_removed_by_its_looks(before: str, looks: str, after: str) -> None:
+    assert redaction.redacted(before + looks + after) == f"{before}[removed]{after}"
 
 
 def test_the_secrets_of_a_kubeconfig_are_found_and_its_names_are_not() -> None:
@@ -111,7 +158,13 @@ def test_the_secrets_of_a_kubeconfig_are_found_and_its_names_are_not() -> None:
 
 @pytest.mark.parametrize(
     ("name", "is_secret"),
-    [("GITHUB_TOKEN", True), ("AWS_SECRET_ACCESS_KEY", True), ("NODE_NAME", False)],
+    [
+        ("GITHUB_TOKEN", True),
+        ("AWS_SECRET_ACCESS_KEY", True),
+        ("DB_PWD", True),
+        ("NODE_NAME", False),
+        ("PWD", False),
+    ],
 )
 def test_a_variable_is_a_secret_by_its_name(name: str, *, is_secret: bool) -> None:
     assert redaction.is_secret(name) is is_secret
@@ -121,7 +174,9 @@ def test_what_a_report_is_about_stays() -> None:
     text = (
         'node/n1 failed (DrainTimeout): pod "team/train-0" did not end; budget team/keep-large\n'
         "GPU-0a1b2c3d-0000-0000-0000-000000000000 MIG 1g.5gb at 0; nvidia.com/mig.config=all-1g\n"
-        "https://example.com:8080/path?x=1 registry.example.com/mig-manager@sha256:0123"
+        "https://example.com:8080/path?x=1 registry.example.com/mig-manager@sha256:0123\n"
+        "docker-pullable://example.com:5000/mig-manager@sha256:0123 docker://nginx@sha256:0123\n"
+        "author: me, passed: 3, bypass=1, compass: n, signal: 15, authentic=1"
     )
 
     assert redaction.redacted(text) == text

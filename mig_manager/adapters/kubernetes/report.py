@@ -124,9 +124,12 @@ def _ours(values: Mapping[str, str] | None) -> dict[str, str]:
 
 def _unpacked(text: str) -> Any:
     try:
-        return json.loads(text)
+        data = json.loads(text)
+        # Python also parses and writes NaN, and infinity for 1e999.
+        json.dumps(data, allow_nan=False)
     except (ValueError, RecursionError):
         return text
+    return data
 
 
 def _part(item: Object, words: str) -> dict[str, Any]:
