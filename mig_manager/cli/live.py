@@ -97,21 +97,38 @@ class _Screen:
         self._terminal = terminal
         self.keyboard = terminal.stdin.fileno() if terminal.stdin.isatty() else None
         self._before = None if self.keyboard is None else termios.tcgetattr(self.keyboard)
+        self.received: list[int] = []
+        """Signals that end the program."""
 
     def begin(self) -> None:
         """Show it."""
         if self.keyboard is not None:
             # One key at a time, and Ctrl-C as ever.
             tty.setcbreak(self.keyboard)
-        self._terminal.write(_BEGIN)
+        self._write(_BEGIN)
 
     def end(self) -> None:
         """Leave the terminal as it was."""
-        with contextlib.suppress(OSError, console.AnswerLostError):
-            self._terminal.write(_END)
+        self._write(_END)
         if self.keyboard is not None and self._before is not None:
             with contextlib.suppress(termios.error):
                 termios.tcsetattr(self.keyboard, termios.TCSADRAIN, self._before)
+
+    def receive(self, number: int, _frame: FrameType | None) -> None:
+        """Stop, or end by KeyboardInterrupt, at once: a refresh may hang."""
+        if number == signal.SIGTSTP:
+            self.end()
+            signal.raise_signal(signal.SIGSTOP)
+            self.begin()
+        elif number != signal.SIGWINCH:
+            self.received.append(number)
+            if len(self.received) == 1:
+                raise KeyboardInterrupt
+
+    def _write(self, sequence: str) -> None:
+        # A signal may have interrupted a write to the stream, which allows no second one.
+        with contextlib.suppress(OSError):
+            os.write(self._terminal.stdout.fileno(), sequence.encode())
 
 
 @contextlib.contextmanager
@@ -121,20 +138,14 @@ def _drawn(terminal: console.Console) -> Iterator[Callable[[], bool]]:
     The terminal is as before afterwards, also after a signal that ends the program, which then
     takes effect, and while the program is stopped (Ctrl-Z).
     """
-    received: list[int] = []
     woken, wake = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-
-    def receive(number: int, _frame: FrameType | None) -> None:
-        if number != signal.SIGWINCH:
-            received.append(number)
-
+    screen = _Screen(terminal)
     handlers = {
-        number: signal.signal(number, receive)
+        number: handler
         for number in (signal.SIGWINCH, signal.SIGTSTP, *_ENDING)
-        if signal.getsignal(number) is not signal.SIG_IGN
+        if (handler := signal.getsignal(number)) is not signal.SIG_IGN
     }
     before_fd = signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
-    screen = _Screen(terminal)
 
     def wait() -> bool:
         keyboard = screen.keyboard
@@ -143,14 +154,11 @@ def _drawn(terminal: console.Console) -> Iterator[Callable[[], bool]]:
         if woken in ready:
             os.read(woken, 256)
         typed = os.read(keyboard, 256) if keyboard in ready and keyboard is not None else b" "
-        while signal.SIGTSTP in received:
-            received.remove(signal.SIGTSTP)
-            screen.end()
-            signal.raise_signal(signal.SIGSTOP)
-            screen.begin()
-        return bool(received) or not typed or b"q" in typed.lower()
+        return bool(screen.received) or not typed or b"q" in typed.lower()
 
     try:
+        for number in handlers:
+            signal.signal(number, screen.receive)
         screen.begin()
         yield wait
     finally:
@@ -160,8 +168,8 @@ def _drawn(terminal: console.Console) -> Iterator[Callable[[], bool]]:
             signal.signal(number, handler)
         os.close(woken)
         os.close(wake)
-    if received:
-        signal.raise_signal(received[0])
+        if screen.received:
+            signal.raise_signal(screen.received[0])
 
 
 def _draw(terminal: console.Console, text: str, trouble: str) -> None:
@@ -169,7 +177,8 @@ def _draw(terminal: console.Console, text: str, trouble: str) -> None:
     columns, rows = os.get_terminal_size(terminal.stdout.fileno())
     lines = text.splitlines()
     shown = lines[: max(1, (rows or _ROWS) - 2)]
-    hint = f"{host.SystemClock().now_iso()}  q quits"
+    key = "q" if terminal.stdin.isatty() else "Ctrl-C"
+    hint = f"{host.SystemClock().now_iso()}  {key} quits"
     if len(shown) < len(lines):
         hint += f"  {len(lines) - len(shown)} more lines"
     last = messages.printable(trouble, " ") or hint

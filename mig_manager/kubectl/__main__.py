@@ -119,17 +119,18 @@ class _Command:
     def _status(self) -> bool:
         if self._parsed.get("watch"):
             return self._watch()
-        found, result = self._seen()
+        found = self._nodes()
+        result = self._seen(found)
         draw = status.pictures if self._is_drawn(found) else status.table
         self._answer(result.to_data, lambda: draw(result, style=self._style))
         return result.is_good and not found.missing
 
-    def _seen(self) -> tuple[selection.Found, status.Status]:
-        found, pods = self._nodes(), selection.Pods(by_node=None)
+    def _seen(self, found: selection.Found) -> status.Status:
+        pods = selection.Pods(by_node=None)
         # A table has no room for the pods of many nodes, and listing them is slow.
         if self._is_drawn(found) or self._format != "text":
             pods = self._cluster.pods(found.names)
-        return found, status.Status(reports=found.reports, pods=pods, now=self._now)
+        return status.Status(reports=found.reports, pods=pods, now=self._now)
 
     def _watch(self) -> bool:
         from mig_manager.cli import live  # noqa: PLC0415 - rarely used
@@ -139,13 +140,16 @@ class _Command:
         def refresh() -> live.View:
             self._now = dt.datetime.now(tz=dt.UTC)
             self._style = self._terminal.style(self._colour)
-            found, result = self._seen()
+            found = self._found()
+            result = self._seen(found)
             is_drawn = self._is_drawn(found)
             blocks = [(status.pictures if is_drawn else status.table)(result, style=self._style)]
             for report in found.reports if is_drawn else ():
                 past = status.history(self._cluster, report, now=self._now)
                 blocks += status.last_run(past, style=self._style)
+            blocks += [self._style.wrapped(message) for message in found.missing]
             lines = {report.node.name: status.line(report) for report in found.reports}
+            lines |= {message: message for message in found.missing}
             return live.View("\n\n".join(blocks), lines)
 
         return live.run(self._terminal, refresh) == console.DONE
@@ -214,12 +218,15 @@ class _Command:
         return tuple(map(str, names)) if isinstance(names, list) else ()
 
     def _nodes(self) -> selection.Found:
-        selector = self._parsed.get("selector")
-        text = None if selector is None else str(selector)
-        found = self._cluster.find(self._names("node"), text, now=self._now)
+        found = self._found()
         for message in found.missing:
             self._terminal.note(message)
         return found
+
+    def _found(self) -> selection.Found:
+        selector = self._parsed.get("selector")
+        text = None if selector is None else str(selector)
+        return self._cluster.find(self._names("node"), text, now=self._now)
 
     def _node(self) -> nodes.Report:
         (report,) = self._cluster.find([str(self._parsed["node"])], None, now=self._now).reports

@@ -1,8 +1,16 @@
 """``kubectl mig status --watch``, with the real kubectl."""
 
+import contextlib
+import os
+import pathlib
+import re
+import shlex
+import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 
+from tests import programs, waiting
 from tests.shell import plugin_rig as rig
 from tests.shell import terminal
 
@@ -47,6 +55,72 @@ def test_a_pipe_gets_a_line_for_each_node_that_changes(viewer: rig.Viewer) -> No
 
     assert "gpu-1, applied, Applied, requested all-balanced" in first[0]
     assert "gpu-1, waiting, Applied, requested other, applied all-balanced" in changed
+
+
+def test_a_node_that_is_deleted_is_named_and_the_others_stay(viewer: rig.Viewer) -> None:
+    viewer.server.store.create(rig.node("gpu-9"))
+    command = [sys.executable, "-m", _MODULE, "status", "-w", "gpu-1", "gpu-9"]
+    with subprocess.Popen(  # noqa: S603 - our own program
+        command, env=viewer.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        for _ in range(2):
+            process.stdout.readline()
+        viewer.server.store.remove(("nodes", "", "gpu-9"))
+
+        after = {process.stdout.readline().split(" ", 1)[1] for _ in range(2)}
+        process.kill()
+
+        assert after == {"gpu-9 is gone\n", 'nodes "gpu-9" not found\n'}
+        assert process.stderr.read() == ""
+
+
+@contextlib.contextmanager
+def _hanging(viewer: rig.Viewer, home: pathlib.Path) -> Iterator[terminal.Session]:
+    """Show a view whose kubectl does not answer any more."""
+    hangs, folder = home / "hangs", home / "bin"
+    folder.mkdir()
+    kubectl = folder / "kubectl"
+    real = shlex.quote(programs.needed("kubectl"))
+    kubectl.write_text(
+        f"#!/bin/sh\nif test -e {hangs}; then : > {hangs}.now; exec sleep 999; fi\n"
+        f'exec {real} "$@"\n'
+    )
+    kubectl.chmod(0o755)
+    environ = viewer.environment | {"PATH": f"{folder}{os.pathsep}{viewer.path}"}
+    argv = ["status", "-w", "gpu-1"]
+    with terminal.started(argv, columns=80, environ=environ, module=_MODULE) as session:
+        session.read_until("q quits")
+        hangs.touch()
+        waiting.until(pathlib.Path(f"{hangs}.now").exists, "a refresh that hangs")
+        yield session
+
+
+def test_a_signal_ends_a_view_whose_refresh_hangs(
+    viewer: rig.Viewer, tmp_path: pathlib.Path
+) -> None:
+    with _hanging(viewer, tmp_path) as session:
+        session.process.send_signal(signal.SIGTERM)
+
+        assert session.end() == -signal.SIGTERM
+        assert session.shown.rstrip().endswith("\x1b[?25h\x1b[?1049l")
+
+
+def test_a_view_whose_refresh_hangs_can_be_stopped_too(
+    viewer: rig.Viewer, tmp_path: pathlib.Path
+) -> None:
+    with _hanging(viewer, tmp_path) as session:
+        session.process.send_signal(signal.SIGTSTP)
+        session.read_until(re.escape("\x1b[?1049l"))
+        stat = pathlib.Path(f"/proc/{session.process.pid}/stat")
+        waiting.until(lambda: stat.read_text().rpartition(")")[2].split()[0] == "T", "the stop")
+
+        session.process.send_signal(signal.SIGCONT)
+        session.read_until(re.escape("\x1b[?1049h"))
+        session.process.send_signal(signal.SIGINT)
+
+        assert session.end() == 130
 
 
 def test_data_is_not_watched(viewer: rig.Viewer) -> None:
