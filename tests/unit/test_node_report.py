@@ -175,3 +175,8 @@ def test_the_longest_message_of_an_agent_is_read_with_its_remedy() -> None:
 def test_members_of_any_type_raise_nothing(value: object) -> None:
     for name in ("config", "state", "phase", "attempt", "startedAt", "retryAt", "message"):
         report(status(**{name: value}))
+
+
+@pytest.mark.parametrize("attempt", [True, -1, 2**31, 1.5, "2", None])
+def test_an_attempt_that_is_no_number_counts_as_the_first(attempt: object) -> None:
+    assert repr(records.read(status(attempt=attempt)).attempt) == "1"

@@ -139,7 +139,8 @@ def read(text: str) -> PublishedStatus:
         message=messages.fit(
             messages.printable(str(data.get("message", "")), " "), messages.LONGEST_BYTES
         ),
-        attempt=attempt if isinstance(attempt, int) and 0 <= attempt < 2**31 else 1,
+        # To Python, true is a number.
+        attempt=attempt if type(attempt) is int and 0 <= attempt < 2**31 else 1,
         started_at=messages.parse_time(data.get("startedAt")),
         finished_at=messages.parse_time(data.get("finishedAt")),
         retry_at=messages.parse_time(data.get("retryAt")),
