@@ -86,10 +86,16 @@ class Stage:
 
         Raises:
             NotReadyError: Something did not start in time.
-            UsageError: The spec is no node.
+            UsageError: The spec is no node, or its files cannot be written.
         """
         with contextlib.ExitStack() as exits:
-            self._start(exits)
+            try:
+                self._start(exits)
+            except OSError as error:
+                why = error.strerror or str(error)
+                raise errors.UsageError(
+                    f"cannot set up the simulated node: {why}; TMPDIR can name a folder with room"
+                ) from error
             self._exits = exits.pop_all()
         return self
 

@@ -269,6 +269,14 @@ def test_further_signals_do_not_interrupt_the_removal() -> None:
     assert removed == [True]
 
 
+def test_files_that_cannot_be_written_are_no_bug(demo: Demo) -> None:
+    limited = ("sh", "-c", 'ulimit -f 4; exec "$@"', "sh", *DEMO)
+
+    assert demo.started(*limited).wait(TIMEOUT_S) == 2
+    assert "File too large; TMPDIR can name a folder with room" in demo.errors.read_text()
+    assert not list(demo.temporary.iterdir())
+
+
 def test_a_shell_that_finds_the_program_needs_no_path() -> None:
     assert main._path_exports({"PATH": str(plugin_rig.BIN)}) == ()
     (export,) = main._path_exports({"PATH": "/nowhere"})
