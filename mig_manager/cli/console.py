@@ -131,7 +131,7 @@ class Console:
         if is_data:
             self.say(rendered({"apiVersion": API_VERSION, **data()}, output_format))
         else:
-            self.say(text())
+            self.say(bar.harmless(text()))
 
     def layout_file(
         self, name: str, *, source: str = "", is_lenient: bool = False

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from mig_manager import errors
 from mig_manager.adapters import host
 from mig_manager.cli import console
-from mig_manager.core import messages
+from mig_manager.core import bar, messages
 
 _INTERVAL_S = 2.0
 _ROWS = 24  # of a terminal without a known size
@@ -71,7 +71,7 @@ def _write_changes(
     gone = {name: f"{name} is gone" for name in before.keys() - lines.keys()}
     for name, line in {**lines, **gone}.items():
         if line and line != before.get(name):
-            terminal.say(f"{now} {line}")
+            terminal.say(f"{now} {messages.printable(line, ' ')}")
     return dict(lines)
 
 
@@ -175,7 +175,7 @@ def _drawn(terminal: console.Console) -> Iterator[Callable[[], bool]]:
 def _draw(terminal: console.Console, text: str, trouble: str) -> None:
     """Draw as many lines as the terminal has, and below them what else there is to say."""
     columns, rows = os.get_terminal_size(terminal.stdout.fileno())
-    lines = text.splitlines()
+    lines = bar.harmless(text).split("\n")
     shown = lines[: max(1, (rows or _ROWS) - 2)]
     key = "q" if terminal.stdin.isatty() else "Ctrl-C"
     hint = f"{host.SystemClock().now_iso()}  {key} quits"

@@ -7,8 +7,11 @@ that a boundary which stays is one unbroken line and one that moves shows as a s
 import dataclasses
 import enum
 import itertools
+import re
 import textwrap
 from collections.abc import Iterable, Sequence
+
+from mig_manager.core import messages
 
 WIDTH = 100
 """Columns of pictures and sentences outside a terminal."""
@@ -80,6 +83,19 @@ class Style:
     def plain(self, text: str) -> str:
         """Return the text with typographic characters replaced when they cannot be encoded."""
         return text if self.unicode else text.translate(_ASCII)
+
+
+_PAINTED = re.compile(rf"(\x1b\[(?:0|{'|'.join(tone.value for tone in Tone if tone.value)})m)")
+
+
+def harmless(text: str) -> str:
+    """Replace what could control the reader's terminal, other than our colours and newlines.
+
+    Names come from files, nodes and processes.
+    """
+    parts = _PAINTED.split(text)
+    parts[::2] = ["\n".join(map(messages.printable, part.split("\n"))) for part in parts[::2]]
+    return "".join(parts)
 
 
 _ASCII = str.maketrans(

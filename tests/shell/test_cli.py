@@ -1,15 +1,12 @@
 """The command line as people, scripts and NVIDIA's units use it, over simulated GPUs."""
 
-import io
 import json
 import pathlib
-from typing import TextIO
 
 import pytest
 
-from mig_manager import errors
 from mig_manager.agent import settings
-from mig_manager.cli import console, main, parser
+from mig_manager.cli import parser
 from mig_manager.core import yaml_tree
 from mig_manager.sandbox.driver import library as simulated
 from mig_manager.sandbox.driver import states
@@ -140,107 +137,6 @@ def test_real_gpus_cannot_start_afresh_and_nothing_is_deleted(
     assert [file.read_text() for file in precious.values()] == ["precious", "precious"]
 
 
-@pytest.mark.parametrize("command", parser.COMMANDS)
-def test_an_unset_variable_of_a_script_is_not_taken_for_the_default(
-    shell: Shell, command: str
-) -> None:
-    for option in parser.options_of(command):
-        for flag in option.flags if option.metavar else ():
-            answer = shell(command, flag, "")
-
-            assert answer.status == 2
-            assert flag in answer.err
-            assert "the value is empty" in answer.err
-
-
-def test_the_agent_logs_a_variable_of_ours_that_no_option_has(shell: Shell) -> None:
-    answer = shell("agent", "-n", "n1", MIG_MANAGER_DRAIN_TIMEOUT="5")
-
-    logged = json.loads(answer.err.splitlines()[0])
-    assert logged["event"] == "variable_unknown"
-    assert logged["name"] == "MIG_MANAGER_DRAIN_TIMEOUT"
-    assert logged["did_you_mean"] == "MIG_MANAGER_DRAIN_TIMEOUT_S"
-
-
-@pytest.mark.parametrize("variable", ["CONFIG_FILE", "DEFAULT_CONFIG_FILE"])
-@pytest.mark.parametrize("command", ["plan", "apply", "assert", "validate"])
-def test_in_the_agents_pod_the_commands_read_the_agents_document(
-    shell: Shell, layouts: str, command: str, variable: str
-) -> None:
-    answer = shell(command, "no-such", *SPEC, **{variable: layouts})
-
-    assert layouts in answer.err
-    assert "has no layout 'no-such'" in answer.err
-
-
-@pytest.mark.parametrize(
-    ("name", "variables", "origin"),
-    [
-        ("all-1g.5gb", {"CONFIG_FILE": "layouts"}, "generated for NVIDIA A100-SXM4-40GB"),
-        ("all-balanced", {"CONFIG_FILE": "layouts"}, "layouts:"),
-        (
-            "all-balanced",
-            {"DEFAULT_CONFIG_FILE": "layouts"},
-            "generated for NVIDIA A100-SXM4-40GB",
-        ),
-        ("one", {"DEFAULT_CONFIG_FILE": "layouts"}, "layouts:"),
-        (
-            "all-balanced",
-            {"CONFIG_FILE": "layouts", "MIG_MANAGER_GENERATED_LAYOUTS": "only"},
-            "generated for NVIDIA A100-SXM4-40GB",
-        ),
-        ("one", {"CONFIG_FILE": "layouts", "MIG_MANAGER_GENERATED_LAYOUTS": "only"}, None),
-        ("all-1g.5gb", {"CONFIG_FILE": "layouts", "MIG_MANAGER_GENERATED_LAYOUTS": "off"}, None),
-    ],
-)
-def test_in_the_agents_pod_a_layout_is_the_one_that_the_agent_serves(
-    shell: Shell, tmp_path: pathlib.Path, name: str, variables: dict[str, str], origin: str | None
-) -> None:
-    layouts = tmp_path / "layouts"
-    layouts.write_text(
-        "version: v1\n"
-        "mig-configs:\n"
-        "  all-balanced: [{devices: all, mig-enabled: true, mig-devices: {3g.20gb: 2}}]\n"
-        "  one: [{devices: all, mig-enabled: true, mig-devices: {1g.5gb: 1}}]\n"
-    )
-    environ = {key: value.replace("layouts", str(layouts)) for key, value in variables.items()}
-
-    answer = shell("plan", name, "-o", "json", "--simulate", "1xA100-SXM4-40GB", **environ)
-
-    if origin is None:
-        assert f"has no layout '{name}'" in answer.err
-    else:
-        assert answer.data["origin"].startswith(origin.replace("layouts", str(layouts)))
-
-
-@pytest.mark.parametrize("command", ["apply", "assert"])
-def test_in_the_agents_pod_generated_layouts_can_be_applied_and_asserted(
-    shell: Shell, layouts: str, tmp_path: pathlib.Path, command: str
-) -> None:
-    machine = ("--simulate", "1xA100-SXM4-40GB", "--simulate-state", str(tmp_path / "gpus"))
-    files = (f"--journal-file={tmp_path / 'journal'}",) if command == "apply" else ()
-
-    answer = shell(command, "all-2g.10gb", *files, *machine, CONFIG_FILE=layouts)
-
-    assert "has no layout" not in answer.err
-    assert answer.status == (0 if command == "apply" else 1)
-
-
-def test_at_a_shell_our_own_variables_go_before_the_agents(
-    shell: Shell, layouts: str, tmp_path: pathlib.Path
-) -> None:
-    agents = {"CONFIG_FILE": "/nonexistent"}
-
-    plan = ("plan", "one", *SPEC)
-    files = [f"--{name}-file={tmp_path / name}" for name in ("journal", "verified-layout")]
-
-    assert shell(*plan, "-f", layouts, **agents).status == 0
-    assert shell(*plan, MIG_PARTED_CONFIG_FILE=layouts, **agents).status == 0
-    assert shell(*plan, MIG_MANAGER_CONFIG_FILE=layouts, **agents).status == 0
-    # What a boot restores must not depend on a variable that other programs use as well.
-    assert shell("boot", *SPEC, *files, **agents).status == 0
-
-
 @pytest.mark.parametrize("content", [b"", b"{}", b"[]", b"\xff\xfe", b'{"options": 3}'])
 @pytest.mark.parametrize(
     "options", [(), ("--simulate", "1xA30"), ("--simulate", "1xA30", "--fresh")]
@@ -364,33 +260,6 @@ def test_nvidias_agent_options_are_all_understood() -> None:
     assert chosen.host.gpu_clients_file == pathlib.Path("/g")
 
 
-# -- variables -----------------------------------------------------------------------------------
-
-
-def test_a_variable_of_ours_that_no_option_has_gives_one_warning(shell: Shell) -> None:
-    mistaken = shell("status", *SPEC, MIG_MANAGER_GPU_TIMEOUT="5", MIG_MANAGER_NODE_NAME="n1")
-    # Of Services called mig-manager and mig-manager-metrics, in the pod's namespace.
-    of_services = {
-        "SERVICE_HOST": "10.0.0.1",
-        "SERVICE_PORT": "9400",
-        "SERVICE_PORT_METRICS": "9400",
-        "PORT": "tcp://10.0.0.1:9400",
-        "METRICS_PORT_9400_TCP": "tcp://10.0.0.1:9400",
-        "METRICS_PORT_9400_TCP_ADDR": "10.0.0.1",
-    }
-    quiet = shell(
-        "status", *SPEC, **{f"MIG_MANAGER_{key}": of_services[key] for key in of_services}
-    )
-
-    assert (mistaken.status, quiet.status) == (0, 0)
-    assert mistaken.err.count("warning") == 1
-    assert (
-        "warning: MIG_MANAGER_GPU_TIMEOUT is ignored: no option has this variable; did you mean "
-        "MIG_MANAGER_GPU_TIMEOUT_S?"
-    ) in mistaken.err
-    assert "warning" not in quiet.err
-
-
 # -- simulated nodes -----------------------------------------------------------------------------
 
 
@@ -410,76 +279,6 @@ def test_a_simulated_node_is_said_once_may_be_mixed_and_is_not_made_up(
     # A state file holds one node.
     assert shell("status", *state).status == 0
     assert shell("status", *state, "--simulate", "1xA30").status == 2
-
-
-# -- help and terminal ---------------------------------------------------------------------------
-
-
-def test_no_remedy_of_a_command_speaks_of_an_agent_that_tries_again() -> None:
-    remedies = [reason.remedy_at_shell for reason in errors.Reason]
-
-    assert not [each for each in remedies if "the agent tries" in each or "agent re-reads" in each]
-
-
-def test_names_from_files_cannot_drive_the_terminal(shell: Shell) -> None:
-    answer = shell("apply", "a\x1b[31mb", "-f", "-", *SPEC, stdin=ONLY_ONE)
-
-    assert answer.status == 2
-    assert "\x1b" not in answer.err
-
-
-def test_colour_can_be_forced_and_is_off_in_a_pipe(shell: Shell) -> None:
-    assert "\x1b[" not in shell("status", *SPEC).out
-    assert "\x1b[" in shell("status", "--color=always", *SPEC).out
-
-
-def run(shell: Shell, stdout: TextIO, *argv: str) -> tuple[int, str]:
-    """Return status and standard error of a command line."""
-    stderr = io.StringIO()
-    here = console.Console(
-        stdin=io.StringIO(), stdout=stdout, stderr=stderr, environ=shell.environ
-    )
-    return main.main(argv, here), stderr.getvalue()
-
-
-def test_a_terminal_without_box_drawing_gets_ascii(shell: Shell) -> None:
-    written = io.BytesIO()
-    stdout = io.TextIOWrapper(written, encoding="ascii")
-
-    assert run(shell, stdout, "status", *SPEC)[0] == 0
-    assert "+-----" in written.getvalue().decode("ascii")
-
-
-class Raising(io.StringIO):
-    """A stream that raises at every write."""
-
-    def __init__(self, error: BaseException) -> None:
-        super().__init__()
-        self._error = error
-
-    def write(self, _text: str) -> int:
-        raise self._error
-
-
-@pytest.mark.parametrize("debug", [(), ("--debug",), ("-d",)])
-def test_a_bug_is_confessed_in_two_lines(shell: Shell, debug: tuple[str, ...]) -> None:
-    status, err = run(shell, Raising(LookupError("surprise")), *debug, "version")
-
-    assert status == 1
-    assert "mig-manager: internal error: LookupError: surprise\n" in err
-    assert "please report it" in err
-    assert ("Traceback" in err) is bool(debug)
-
-
-def test_an_answer_that_cannot_be_written_is_no_bug_and_an_interrupt_has_its_status(
-    shell: Shell,
-) -> None:
-    with pathlib.Path("/dev/full").open("w") as full:
-        assert run(shell, full, "version") == (
-            1,
-            "mig-manager: cannot write the answer: No space left on device\n",
-        )
-    assert run(shell, Raising(KeyboardInterrupt()), "version")[0] == 130
 
 
 def test_plan_and_apply_on_a_vgpu_host_name_what_restores_its_virtual_functions(

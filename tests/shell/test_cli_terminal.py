@@ -1,0 +1,95 @@
+"""What the command line writes to a terminal, and where it cannot write."""
+
+import io
+import json
+import pathlib
+from typing import TextIO
+
+import pytest
+
+from mig_manager import errors
+from mig_manager.cli import console, main
+from tests.shell.commandline import Shell
+
+SPEC = ("--simulate", "2xA100-SXM4-40GB")
+NASTY = "a\x1b]0;owned\x07\x1b[2J\x1b[8m\u202eb"
+"""Control sequences that name a terminal's window, clear it, hide and reverse the text after."""
+
+
+def test_no_remedy_of_a_command_speaks_of_an_agent_that_tries_again() -> None:
+    remedies = [reason.remedy_at_shell for reason in errors.Reason]
+
+    assert not [each for each in remedies if "the agent tries" in each or "agent re-reads" in each]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("plan", NASTY), ("apply", NASTY), ("assert", NASTY), ("plan", "none"), ("validate",)],
+)
+@pytest.mark.parametrize("mode", ["true", "false"])
+def test_names_from_files_cannot_drive_the_terminal(
+    shell: Shell, tmp_path: pathlib.Path, words: tuple[str, ...], mode: str
+) -> None:
+    file = shell.file(
+        f"version: v1\nmig-configs:\n  {json.dumps(NASTY)}: "
+        f"[{{devices: all, mig-enabled: {mode}, mig-devices: {{1g.5gb: 7}}}}]\n"
+    )
+    state = ("--simulate-state", str(tmp_path / "gpus"))
+
+    answer = shell(*words, "-f", file, *SPEC, *state)
+
+    assert all(letter.isprintable() or letter == "\n" for letter in answer.out + answer.err)
+
+
+def test_colour_can_be_forced_and_is_off_in_a_pipe(shell: Shell) -> None:
+    assert "\x1b[" not in shell("status", *SPEC).out
+    assert "\x1b[" in shell("status", "--color=always", *SPEC).out
+
+
+def run(shell: Shell, stdout: TextIO, *argv: str) -> tuple[int, str]:
+    """Return status and standard error of a command line."""
+    stderr = io.StringIO()
+    here = console.Console(
+        stdin=io.StringIO(), stdout=stdout, stderr=stderr, environ=shell.environ
+    )
+    return main.main(argv, here), stderr.getvalue()
+
+
+def test_a_terminal_without_box_drawing_gets_ascii(shell: Shell) -> None:
+    written = io.BytesIO()
+    stdout = io.TextIOWrapper(written, encoding="ascii")
+
+    assert run(shell, stdout, "status", *SPEC)[0] == 0
+    assert "+-----" in written.getvalue().decode("ascii")
+
+
+class Raising(io.StringIO):
+    """A stream that raises at every write."""
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__()
+        self._error = error
+
+    def write(self, _text: str) -> int:
+        raise self._error
+
+
+@pytest.mark.parametrize("debug", [(), ("--debug",), ("-d",)])
+def test_a_bug_is_confessed_in_two_lines(shell: Shell, debug: tuple[str, ...]) -> None:
+    status, err = run(shell, Raising(LookupError("surprise")), *debug, "version")
+
+    assert status == 1
+    assert "mig-manager: internal error: LookupError: surprise\n" in err
+    assert "please report it" in err
+    assert ("Traceback" in err) is bool(debug)
+
+
+def test_an_answer_that_cannot_be_written_is_no_bug_and_an_interrupt_has_its_status(
+    shell: Shell,
+) -> None:
+    with pathlib.Path("/dev/full").open("w") as full:
+        assert run(shell, full, "version") == (
+            1,
+            "mig-manager: cannot write the answer: No space left on device\n",
+        )
+    assert run(shell, Raising(KeyboardInterrupt()), "version")[0] == 130
