@@ -17,8 +17,10 @@ from mig_manager.core import bar, messages
 
 _INTERVAL_S = 2.0
 _ROWS = 24  # of a terminal without a known size
-_BEGIN, _END = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
-"""The other screen of the terminal, without a cursor, and back (xterm's control sequences)."""
+_BEGIN, _END = "\x1b[?1049h\x1b[?25l\x1b[?7l", "\x1b[?7h\x1b[?25h\x1b[?1049l"
+"""The other screen of the terminal, without a cursor, and back (xterm's control sequences).
+
+There the end of a long line is cut off: wrapped, it would scroll the view on a narrow terminal."""
 _ENDING = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM)
 _HOME, _REST_OF_LINE, _REST = "\x1b[H", "\x1b[K", "\x1b[J"
 
@@ -174,7 +176,7 @@ def _drawn(terminal: console.Console) -> Iterator[Callable[[], bool]]:
 
 def _draw(terminal: console.Console, text: str, trouble: str) -> None:
     """Draw as many lines as the terminal has, and below them what else there is to say."""
-    columns, rows = os.get_terminal_size(terminal.stdout.fileno())
+    rows = os.get_terminal_size(terminal.stdout.fileno()).lines
     lines = bar.harmless(text).split("\n")
     shown = lines[: max(1, (rows or _ROWS) - 2)]
     key = "q" if terminal.stdin.isatty() else "Ctrl-C"
@@ -182,6 +184,6 @@ def _draw(terminal: console.Console, text: str, trouble: str) -> None:
     if len(shown) < len(lines):
         hint += f"  {len(lines) - len(shown)} more lines"
     last = messages.printable(trouble, " ") or hint
-    drawn = f"{_REST_OF_LINE}\r\n".join([*shown, last[: columns - 1 if columns else None]])
+    drawn = f"{_REST_OF_LINE}\r\n".join([*shown, last])
     # Without a newline at the end, which would scroll.
     terminal.write(f"{_HOME}{drawn}{_REST_OF_LINE}{_REST}")

@@ -13,6 +13,7 @@ from tests.shell import terminal
 from tests.shell.shell_node import Node
 
 _SCREEN = "\x1b[?1049h"
+_CUT_LINES, _WRAP_LINES = "\x1b[?7l", "\x1b[?7h"
 # The workers of pytest set COLUMNS, which stands for the terminal's width.
 ENVIRON = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
 _BACK = "\x1b[?25h\x1b[?1049l"
@@ -98,6 +99,19 @@ def test_a_low_and_narrow_terminal_gets_as_many_lines_as_it_has(node: Node) -> N
         lines = re.sub(r"\x1b\[[0-9;]*[A-Za-z]", "", frame.partition("\x1b[H")[0]).split("\r\n")
         assert len(lines) < 8
         assert max(map(len, lines)) <= 60
+
+
+def test_on_a_terminal_too_narrow_for_pictures_lines_are_cut_until_the_end(node: Node) -> None:
+    with terminal.started(
+        node.arguments("status", "-w"), columns=30, rows=8, environ=ENVIRON
+    ) as session:
+        session.read_until("q quits")
+        session.type("q")
+
+        assert session.end() == 0
+        before, _, view = session.shown.partition(_CUT_LINES)
+        assert before.endswith("\x1b[?25l")
+        assert view.endswith(f"{_WRAP_LINES}{_BACK}")
 
 
 def test_a_pipe_gets_a_line_for_each_change_until_its_reader_ends(node: Node) -> None:
