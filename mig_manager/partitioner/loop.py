@@ -16,6 +16,7 @@ import structlog
 from mig_manager import errors
 from mig_manager.adapters.kubernetes import leader
 from mig_manager.adapters.kubernetes import partitioning as kubernetes
+from mig_manager.agent import pulse as pulses
 from mig_manager.core import messages, model, timing
 from mig_manager.core.fleet import demand, partitioning
 from mig_manager.core.layout import config, served
@@ -103,16 +104,12 @@ class Partitioner:
         self._document = document
         self._began = messages.parse_time(clock.now_iso()) or dt.datetime.now(tz=dt.UTC)
         self._began_s = clock.monotonic()
-        self._beat_s = self._began_s
+        self.pulse = pulses.Pulse(clock.monotonic)
+        self.pulse.beat()
         self._bases: dict[str, tuple[tuple[str, ...], Base]] = {}
         """By node: the UUIDs of its GPUs, and what the base layout is on them."""
         self._was_leader = True
         self._forget()
-
-    @property
-    def silence_s(self) -> float:
-        """How long ago the loop last began a step."""
-        return self._clock.monotonic() - self._beat_s
 
     def run(self) -> None:
         """Step until the signal ends it, then let another replica lead at once."""
@@ -124,7 +121,7 @@ class Partitioner:
 
     def step(self) -> float:
         """Decide if it is time; return the seconds until the next step without a signal."""
-        self._beat_s = self._clock.monotonic()
+        self.pulse.beat()
         is_leader = self._leader.campaign()
         self._telemetry.leading(is_leader=is_leader)
         if not is_leader:

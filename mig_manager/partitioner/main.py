@@ -62,7 +62,7 @@ class Service:
 
     def serve(self) -> None:
         """Follow the cluster, and decide while this replica leads, until ``stop``."""
-        health = metrics.Health(lambda: self.loop.silence_s, lambda: self.cluster.last_contact_s)
+        health = metrics.Health(self.loop.pulse, lambda: self.cluster.last_contact_s)
         with contextlib.ExitStack() as stack:
             if self._settings.health_port:
                 pages = web_server.served(

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import prometheus_client
 
 import mig_manager
-from mig_manager.agent import pulse
+from mig_manager.agent import pulse as pulses
 from mig_manager.core.fleet import partitioning
 
 _STUCK_AFTER_S = 300.0
@@ -97,14 +97,14 @@ class Metrics:
 class Health:
     """Answers kubelet's probes."""
 
-    silence_s: Callable[[], float]
+    pulse: pulses.Pulse
     contact_age_s: Callable[[], float]
 
     def why_dead(self) -> str:
         """Return why only a restart helps; empty: the loop is alive."""
-        silence = self.silence_s()
+        silence = self.pulse.silence_s
         return f"the loop has been stuck for {silence:.0f} s" if silence > _STUCK_AFTER_S else ""
 
     def why_unready(self) -> str:
         """Return why pods are not served now; empty: they are, by this replica or the leader."""
-        return pulse.why_no_contact(self.contact_age_s()) or self.why_dead()
+        return pulses.why_no_contact(self.contact_age_s()) or self.why_dead()

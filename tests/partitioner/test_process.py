@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 
+from mig_manager.agent import pulse as pulses
 from mig_manager.core import timing
 from mig_manager.partitioner import metrics
 from mig_manager.sandbox.apiserver import resources as kinds
@@ -35,8 +36,10 @@ def test_the_command_acts_on_a_cluster_and_ends_on_a_signal_without_its_lease(
 
 
 def test_it_is_dead_when_its_loop_is_stuck_and_not_ready_without_the_api() -> None:
-    age_s, silence_s = float("inf"), 0.0
-    health = metrics.Health(lambda: silence_s, lambda: age_s)
+    age_s, now_s = float("inf"), 0.0
+    pulse = pulses.Pulse(lambda: now_s)
+    pulse.beat()
+    health = metrics.Health(pulse, lambda: age_s)
 
     assert health.why_dead() == ""
     assert health.why_unready() == "the Kubernetes API has not been reached yet"
@@ -44,7 +47,7 @@ def test_it_is_dead_when_its_loop_is_stuck_and_not_ready_without_the_api() -> No
     assert health.why_unready() == "the Kubernetes API has not been heard of for 200 s"
     age_s = 5.0
     assert health.why_unready() == ""
-    silence_s = 301.0
+    now_s = 301.0
     assert health.why_dead() == health.why_unready() == "the loop has been stuck for 301 s"
 
 
