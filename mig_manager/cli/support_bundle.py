@@ -40,8 +40,10 @@ def run(chosen: command_settings.BundleSettings, terminal: console.Console) -> i
     """Collect, write the archive, and say what it has.
 
     Raises:
-        UsageError: The archive cannot be written.
+        UsageError: The archive cannot be written, or would be written to a terminal.
     """
+    if chosen.output_file == _STANDARD_OUTPUT and terminal.stdout.isatty():
+        raise errors.UsageError("the archive is not for a terminal: redirect it to a file")
     now = dt.datetime.now(tz=dt.UTC)
     # The name is not checked yet: a slash would lead out of the folder.
     node = messages.printable(chosen.doctor.node_name or platform.node(), "_").replace("/", "_")
@@ -161,9 +163,9 @@ def _sources(
 
     return {
         "versions.json": lambda: _json(_versions(facts)),
-        "status.json": lambda: _json(status().to_data()),
+        "status.json": lambda: _answer(status().to_data()),
         "status.txt": lambda: gpu_report.status(status(), is_wide=True, style=_PLAIN),
-        "doctor.json": lambda: _json(examined.get().to_data()),
+        "doctor.json": lambda: _answer(examined.get().to_data()),
         "doctor.txt": lambda: doctor.table(examined.get(), style=_PLAIN),
         "settings.json": lambda: _json(_settings(agents.if_known(), environ)),
         "layouts.yaml": files.ConfigFile(asked.config_file).read,
@@ -240,6 +242,10 @@ def _secrets(
         with contextlib.suppress(errors.ConfigError):
             found += redaction.values(files.ConfigFile(chosen.doctor.kubeconfig).read())
     return tuple(found)
+
+
+def _answer(data: Mapping[str, object]) -> str:
+    return console.rendered({"apiVersion": console.API_VERSION, **data}, "json")
 
 
 def _json(data: object) -> str:

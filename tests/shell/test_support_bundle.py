@@ -17,7 +17,8 @@ from starlette import requests, responses, types
 
 from mig_manager.cli import support_bundle
 from mig_manager.sandbox.apiserver import server
-from tests.shell import commandline
+from tests import contract
+from tests.shell import commandline, terminal
 
 SPEC = ("--simulate", "1xA30")
 ALWAYS = {
@@ -174,6 +175,8 @@ def test_a_machine_without_a_cluster_has_gpus_checks_settings_and_layouts(
         name: len(text.encode()) for name, text in files.items() if name != "manifest.json"
     }
     assert manifest["is_simulated"] is True
+    contract.check("Status", json.loads(files["status.json"]))
+    contract.check("Doctor", json.loads(files["doctor.json"]))
     assert json.loads(files["status.json"])["gpus"][0]["name"] == "NVIDIA A30"
     assert "NVIDIA A30" in files["status.txt"]
     assert json.loads(files["doctor.json"])["is_good"] is True
@@ -339,6 +342,15 @@ def test_on_standard_output_is_the_archive_alone(tmp_path: pathlib.Path, *, is_f
     assert files.keys() == ALWAYS
     assert b"mig-manager: standard output: 8 files" in done.stderr
     assert b"  " not in done.stderr  # each sentence is one line
+
+
+def test_a_terminal_gets_no_archive(tmp_path: pathlib.Path) -> None:
+    environ = {"HOME": str(tmp_path), "PATH": os.environ["PATH"]}
+    argv = ("support-bundle", *SPEC, "-o", "-")
+
+    shown = terminal.run(argv, columns=80, environ=environ, status=2)
+
+    assert "redirect it to a file" in shown
 
 
 def test_a_name_that_could_drive_a_terminal_stays_out_of_the_archives_name(
