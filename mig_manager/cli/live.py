@@ -50,7 +50,8 @@ def run(terminal: console.Console, refresh: Callable[[], View]) -> int:
         BrokenPipeError: The reader has ended.
         MigManagerError: The first ``refresh`` failed. Later failures are shown.
     """
-    view, trouble, written = refresh(), "", dict[str, str]()
+    now_iso = host.SystemClock().now_iso
+    view, seen_at, trouble, written = refresh(), now_iso(), "", dict[str, str]()
     is_terminal = terminal.stdout.isatty()
     with (_drawn if is_terminal else _pipe)(terminal) as wait:
         while True:
@@ -61,9 +62,9 @@ def run(terminal: console.Console, refresh: Callable[[], View]) -> int:
             if wait():
                 return console.DONE
             try:
-                view, trouble = refresh(), ""
+                view, seen_at, trouble = refresh(), now_iso(), ""
             except errors.MigManagerError as error:
-                trouble = f"not up to date: {error.message}"
+                trouble = f"not up to date since {seen_at}: {error.message}"
 
 
 def _write_changes(

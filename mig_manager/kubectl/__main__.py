@@ -142,10 +142,11 @@ class _Command:
             self._style = self._terminal.style(self._colour)
             found = self._found()
             result = self._seen(found)
-            is_drawn = self._is_drawn(found)
-            blocks = [(status.pictures if is_drawn else status.table)(result, style=self._style)]
-            for report in found.reports if is_drawn else ():
-                past = status.history(self._cluster, report, now=self._now)
+            draw = status.pictures if self._is_drawn(found) else status.table
+            blocks = [draw(result, style=self._style)]
+            # Events cost a request for each node, and the table does not name it.
+            if len(found.reports) == 1:
+                past = status.history(self._cluster, found.reports[0], now=self._now)
                 blocks += status.last_run(past, style=self._style)
             blocks += [self._style.wrapped(message) for message in found.missing]
             lines = {report.node.name: status.line(report) for report in found.reports}
@@ -224,9 +225,8 @@ class _Command:
         return found
 
     def _found(self) -> selection.Found:
-        selector = self._parsed.get("selector")
-        text = None if selector is None else str(selector)
-        return self._cluster.find(self._names("node"), text, now=self._now)
+        selector = str(self._parsed.get("selector") or "") or None
+        return self._cluster.find(self._names("node"), selector, now=self._now)
 
     def _node(self) -> nodes.Report:
         (report,) = self._cluster.find([str(self._parsed["node"])], None, now=self._now).reports

@@ -38,6 +38,18 @@ def test_many_nodes_stay_a_line_each(viewer: rig.Viewer) -> None:
         assert session.end() == 0
 
 
+def test_many_nodes_are_drawn_without_what_happened_on_each(viewer: rig.Viewer) -> None:
+    argv = ["status", "-w", "-o", "wide", "gpu-1", "gpu-2"]
+    with terminal.started(
+        argv, columns=120, rows=500, environ=viewer.environment, module=_MODULE
+    ) as session:
+        session.read_until(r"gpu-1[\s\S]*gpu-2[\s\S]*q quits")
+        session.type("q")
+
+        assert session.end() == 0
+        assert "WHAT" not in session.shown
+
+
 def test_a_pipe_gets_a_line_for_each_node_that_changes(viewer: rig.Viewer) -> None:
     command = [sys.executable, "-m", _MODULE, "status", "-w", "gpu-1", "gpu-2"]
     with subprocess.Popen(  # noqa: S603 - our own program
@@ -74,6 +86,21 @@ def test_a_node_that_is_deleted_is_named_and_the_others_stay(viewer: rig.Viewer)
 
         assert after == {"gpu-9 is gone\n", 'nodes "gpu-9" not found\n'}
         assert process.stderr.read() == ""
+
+
+def test_a_view_that_cannot_be_renewed_says_since_when_and_why(viewer: rig.Viewer) -> None:
+    viewer.server.store.create(rig.node("gpu-9"))
+    command = [sys.executable, "-m", _MODULE, "status", "-w", "gpu-9"]
+    with subprocess.Popen(  # noqa: S603 - our own program
+        command, env=viewer.environment, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        viewer.server.store.remove(("nodes", "", "gpu-9"))
+        lost = process.stdout.readline()
+        process.kill()
+
+    assert re.search(r' not up to date since \S+Z: nodes "gpu-9" not found$', lost)
 
 
 @contextlib.contextmanager
