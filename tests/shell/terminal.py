@@ -80,15 +80,20 @@ def started(
     environ: Mapping[str, str],
     rows: int = 50,
     module: str = "mig_manager",
+    has_keyboard: bool = True,
 ) -> Iterator[Session]:
-    """Start the program in a terminal of that size."""
+    """Start the program in a terminal of that size; without a keyboard its input is empty."""
     ours, its = os.openpty()
     fcntl.ioctl(its, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
     command = [sys.executable, "-m", module, *argv]
     with (
         _unignored_signals(),
         subprocess.Popen(  # noqa: S603 - our own program
-            command, stdin=its, stdout=its, stderr=its, env=environ
+            command,
+            stdin=its if has_keyboard else subprocess.DEVNULL,
+            stdout=its,
+            stderr=its,
+            env=environ,
         ) as process,
     ):
         os.close(its)

@@ -114,6 +114,16 @@ def test_on_a_terminal_too_narrow_for_pictures_lines_are_cut_until_the_end(node:
         assert view.endswith(f"{_WRAP_LINES}{_BACK}")
 
 
+def test_without_a_keyboard_the_view_stays_until_a_signal(node: Node) -> None:
+    with terminal.started(
+        node.arguments("status", "-w"), columns=100, environ=ENVIRON, has_keyboard=False
+    ) as session:
+        session.read_until("Ctrl-C quits")
+        session.process.send_signal(signal.SIGINT)
+
+        assert session.end() == 130
+
+
 def test_a_pipe_gets_a_line_for_each_change_until_its_reader_ends(node: Node) -> None:
     with node.started("status", "--watch") as process:
         assert process.stdout is not None
