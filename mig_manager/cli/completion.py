@@ -4,16 +4,12 @@ The scripts are made of the declarations of the options. What only a file knows,
 ask the program for at the moment they are needed.
 """
 
-import re
 from collections.abc import Iterator, Mapping
 
 from mig_manager import errors
 from mig_manager.catalogue import hardware
 from mig_manager.cli import help_pages, parser
 from mig_manager.core import options
-
-_SAFE = re.compile(r"[A-Za-z0-9._-]+")
-"""Names that no shell takes for anything else, and Kubernetes takes as label values."""
 
 
 def answer(parsed: Mapping[str, object], environ: Mapping[str, str]) -> str:
@@ -38,7 +34,7 @@ def answer(parsed: Mapping[str, object], environ: Mapping[str, str]) -> str:
     # Standard input is the user's, who is still typing.
     source = files.ConfigFile(node_settings.packaged_config() if name in (None, "-") else name)
     found = config.parse(source.read(), source=source.name).layouts
-    return "".join(f"{each}\n" for each in found if _SAFE.fullmatch(each))
+    return "".join(f"{each}\n" for each in found if parser.SAFE_WORD.fullmatch(each))
 
 
 _OFFERS: Mapping[str, tuple[str, str, str]] = {

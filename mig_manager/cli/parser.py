@@ -75,6 +75,8 @@ _TOPIC = options.Option(
     has_variable=False,
     is_operand=True,
 )
+SAFE_WORD = re.compile(r"[A-Za-z0-9._-]+")
+"""Names that no shell takes for anything else, and Kubernetes takes as label values."""
 _GROUPS = (options.OPTIONS, "the change", "GPUs")
 """The headings that come first in help; that of the output comes last."""
 _GO_PREFIX = "MIG_PARTED_"

@@ -425,8 +425,8 @@ def _candidates(before: Sequence[str], option: options.Option | None, word: str)
     rest = before[list(before).index(command) + 1 :]
     named = [each for each in rest if not each.startswith("-")]
     if command == "validate" or (command in ("plan", "autoscaler-tags") and not named):
-        # The author of a document must not control the terminal.
-        return [name for name in _cluster(before).document(None).layouts if name.isprintable()]
+        # The author of a document must control neither the terminal nor the shell.
+        return filter(parser.SAFE_WORD.fullmatch, _cluster(before).document(None).layouts)
     if command in ("version", "autoscaler-tags"):
         return ()
     return [node.name for node in _cluster(before).selected(None) if node.name not in named]

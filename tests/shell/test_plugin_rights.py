@@ -138,3 +138,17 @@ def test_texts_on_a_node_cannot_control_the_terminal(
             text = answer.out + answer.err
             assert all(letter.isprintable() or letter == "\n" for letter in text), repr(text)
             assert answer.out or answer.status
+
+
+def test_a_name_that_a_shell_takes_for_something_else_is_not_completed(
+    tmp_path: pathlib.Path,
+) -> None:
+    names = ["fine", "a;id", "$(id)", "a b", NASTY]
+    layouts = {name: [{"devices": "all", "mig-enabled": False}] for name in names}
+    text = json.dumps({"version": "v1", "mig-configs": layouts})
+    with apiserver.serve() as server:
+        config = {"config.yaml": text}
+        server.store.create(rig.config_map("mig-manager", "mig-manager-config", **config))
+        answer = rig.viewer(server, tmp_path).complete("plan", "")
+
+    assert answer.out == "fine\n:4\n"
