@@ -19,8 +19,9 @@ STATE=/var/lib/mig-manager
 UNITS="mig-manager.service mig-manager-boot.service"
 # Files that belong to the administrator once they are changed.
 EDITABLE="mig-manager.env config.yaml"
-# Marks our program: another one of the same name does not have it.
-MARK="# Made by mig-manager's installer."
+# Marks our program: another one of the same name does not have it, nor has that of a package.
+PACKAGE_MARK="# Made by mig-manager's package."
+MARK=${MARK:-"# Made by mig-manager's installer."}
 
 fail() {
     printf '%s: %s\n' "${0##*/}" "$1" >&2

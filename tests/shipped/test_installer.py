@@ -211,6 +211,18 @@ def test_a_program_of_the_same_name_is_neither_replaced_nor_removed(machine: Mac
     assert set(machine.files()) == {"usr/local/bin/mig-manager"}
 
 
+def test_the_installer_refuses_where_the_package_is_installed(machine: Machine) -> None:
+    package = machine.path("usr/bin/mig-manager")
+    package.parent.mkdir(parents=True)
+    package.write_text("#!/bin/sh\n# Made by mig-manager's package.\n")
+
+    refused = machine.install()
+
+    assert refused.returncode == 1
+    assert "the package mig-manager is installed: upgrade it, or first remove it" in refused.stderr
+    assert set(machine.files()) == {"usr/bin/mig-manager"}
+
+
 @pytest.mark.slow
 def test_another_prefix_and_other_settings_are_found_by_units_and_uninstaller(
     machine: Machine,
@@ -236,7 +248,7 @@ def test_an_interpreter_that_is_too_old_is_named_before_anything_is_written(
 
 
 def test_the_scripts_are_clean() -> None:
-    names = ("install", "uninstall", "paths.sh")
+    names = ("install", "omit-unused", "uninstall", "paths.sh")
     checked = run(programs.needed("shellcheck"), "-x", *(SYSTEMD / name for name in names))
 
     assert checked.returncode == 0, checked.stdout

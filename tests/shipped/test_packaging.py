@@ -202,7 +202,7 @@ def test_lock_files_that_meet_in_one_place_agree_on_versions() -> None:
     assert versions["build"] < versions["tools"]
 
 
-def test_no_module_of_ours_imports_what_the_image_lacks_of_the_kubernetes_client() -> None:
+def test_no_module_of_ours_imports_what_image_and_installer_omit_of_the_libraries() -> None:
     program = """
 import importlib, pkgutil, sys, mig_manager
 for found in pkgutil.walk_packages(mig_manager.__path__, "mig_manager."):
@@ -211,9 +211,13 @@ for found in pkgutil.walk_packages(mig_manager.__path__, "mig_manager."):
 import kubernetes.config.kube_config
 print(*sys.modules)
 """
-    omitted = re.compile(r"kubernetes\.(aio|client\.(api|models))\.")
+    text = (ROOT / "systemd" / "omit-unused").read_text(encoding="utf-8")
+    (packages,) = re.findall(r"^for name in (.*); do$", text, re.MULTILINE)
+    unused = "|".join(["kubernetes\\.(aio|client\\.(api|models))\\..*", *packages.split()])
+    omitted = re.compile(rf"({unused})(\..*)?")
 
     imported = programs.output(sys.executable, "-c", program).split()
 
     assert "kubernetes.client.rest" in imported
-    assert not [name for name in imported if omitted.match(name)]
+    assert omitted.fullmatch("aiohttp.client")
+    assert not [name for name in imported if omitted.fullmatch(name)]
