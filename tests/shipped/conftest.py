@@ -1,12 +1,15 @@
 """What is built of the source once, and installed by several tests."""
 
+import os
 import pathlib
+import shutil
 import sys
 import tarfile
 
 import pytest
 
 from tests import programs
+from tests.shipped import building
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -31,3 +34,23 @@ def unpacked(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 def wheel(unpacked: pathlib.Path, tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     """The wheel as pip makes it from the source archive."""
     return build(unpacked, "wheel", tmp_path_factory.mktemp("wheel"))
+
+
+@pytest.fixture(scope="session")
+def packages(wheel: pathlib.Path, tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """A folder with what release/packages builds; with the variable DIST it is there, too."""
+    folder = tmp_path_factory.mktemp("packages")
+    build_packages(wheel, folder)
+    if dist := os.environ.get("DIST"):
+        pathlib.Path(dist).mkdir(exist_ok=True)
+        for package in folder.glob("mig-manager[_-]*"):
+            shutil.copy(package, dist)
+    return folder
+
+
+def build_packages(wheel: pathlib.Path, folder: pathlib.Path, **environ: str) -> None:
+    building.uv()
+    programs.needed("nfpm")
+    shutil.copy(wheel, folder)
+    settings = {"SOURCE_DATE_EPOCH": building.EPOCH} | environ
+    building.run(ROOT / "release" / "packages", folder, cwd=folder, fails=False, **settings)

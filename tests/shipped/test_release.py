@@ -10,7 +10,6 @@ import os
 import pathlib
 import re
 import shutil
-import subprocess
 import sys
 import tarfile
 from typing import Any
@@ -19,14 +18,12 @@ import packaging.utils
 import pytest
 
 import mig_manager
-from tests import programs
 from tests.shipped import locks
+from tests.shipped.building import EPOCH, run, uv
 
 pytestmark = pytest.mark.release
 
 ROOT = pathlib.Path(__file__).parents[2]
-TIMEOUT_S = 600
-EPOCH = "1700000000"
 SUITE = (
     "tests/unit/test_config.py",
     "tests/shell/test_applying.py",
@@ -36,9 +33,6 @@ SUITE = (
     "tests/shipped/test_shipped_profiles.py",
 )
 """Quick tests of each kind: pure ones, at the shell, of processes, of shipped data."""
-
-_KEPT = ("PATH", "SSL_CERT_", "UV_")
-"""Of the environment only what leads to programs and to the package index."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,36 +58,6 @@ class Release:
     def only(self, pattern: str) -> pathlib.Path:
         (found,) = self.dist.glob(pattern)
         return found
-
-
-def run(
-    *command: str | pathlib.Path, cwd: pathlib.Path, fails: bool = False, **environ: str
-) -> str:
-    """Run a command that knows of no checkout and no environment but by its arguments."""
-    kept = {name: text for name, text in os.environ.items() if name.startswith(_KEPT)}
-    done = subprocess.run(  # noqa: S603 - the arguments are this file's own
-        [str(word) for word in command],
-        cwd=cwd,
-        env=kept | {"HOME": str(cwd), "UV_CACHE_DIR": str(cache())} | environ,
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-        check=False,
-    )
-    assert (done.returncode != 0) is fails, done.stdout + done.stderr
-    return done.stdout + done.stderr
-
-
-def cache() -> pathlib.Path:
-    """Return where uv keeps what it has downloaded, so that nothing is downloaded twice."""
-    output = subprocess.run(  # noqa: S603 - the arguments are this file's own
-        (uv(), "cache", "dir", "--color", "never"), capture_output=True, text=True, check=True
-    )
-    return pathlib.Path(output.stdout.strip())
-
-
-def uv() -> str:
-    return programs.needed("uv")
 
 
 @pytest.fixture(scope="module")

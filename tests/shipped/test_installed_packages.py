@@ -1,0 +1,126 @@
+"""The .deb on machines with systemd: installed, rebooted, upgraded, removed, purged."""
+
+import pathlib
+import shutil
+from collections.abc import Iterator
+
+import pytest
+
+import mig_manager
+from mig_manager.sandbox.driver import state_file
+from tests.shipped import guest
+from tests.shipped.unit_files import BOOT, SYSTEMD, UNITS
+
+pytestmark = pytest.mark.release
+
+AGENT = "mig-manager.service"
+GPUS = "1xA100-SXM4-40GB+1xH100-SXM5-80GB"
+STATE = "/var/lib/mig-manager/gpus.json"
+PACKAGE = "/root/mig-manager.deb"
+SETTINGS = "/etc/mig-manager/mig-manager.env"
+DROP_IN = f"/etc/systemd/system/{AGENT}.d/override.conf"
+
+
+@pytest.fixture
+def machine(packages: pathlib.Path, request: pytest.FixtureRequest) -> Iterator[guest.Guest]:
+    """A machine that has the package's file, and a checkout's installer: a Debian 12, or other."""
+    if missing := guest.missing():
+        pytest.skip(missing)
+    with guest.booted(getattr(request, "param", "bookworm")) as booted:
+        (package,) = packages.glob("*_amd64.deb")
+        shutil.copy(package, f"{booted.root}{PACKAGE}")
+        shutil.copytree(SYSTEMD, booted.root / "root" / "systemd")
+        yield booted
+
+
+def write(machine: guest.Guest, path: str, text: str) -> None:
+    file = machine.root / path.removeprefix("/")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text, encoding="utf-8")
+
+
+def checkpoint(machine: guest.Guest) -> str:
+    """Return the MIG mode and all instances, with their placements."""
+    machine.run("mig-manager", "checkpoint", "-f", "/run/now", "--simulate-state", STATE)
+    return machine.run("cat", "/run/now")
+
+
+def reboot(machine: guest.Guest) -> None:
+    """Reboot machine and GPUs: instances are lost, and from Hopper on the MIG mode."""
+    gpus = state_file.SharedState(machine.root / STATE.removeprefix("/"))
+    machine.shut_down()
+    gpus.reboot()
+    assert [gpu.instances for gpu in gpus.read().gpus] == [(), ()]
+    assert [gpu.is_enabled for gpu in gpus.read().gpus] == [True, False]
+    machine.reboot()
+
+
+@pytest.mark.parametrize("machine", ["bookworm", "trixie"], indirect=True)
+def test_a_machine_has_its_layout_again_after_a_reboot_and_nothing_of_ours_after_a_purge(
+    machine: guest.Guest,
+) -> None:
+    before = machine.files()
+
+    machine.run("dpkg", "-i", PACKAGE)
+    assert machine.run("mig-manager", "version") == f"mig-manager {mig_manager.__version__}\n"
+    for unit in UNITS:
+        assert machine.run("systemctl", "is-enabled", unit, status=1) == "disabled\n"
+    assert machine.run("systemd-analyze", "verify", *UNITS) == ""
+
+    settings = f"MIG_MANAGER_SIMULATE={GPUS}\nMIG_MANAGER_SIMULATE_STATE={STATE}\n"
+    write(machine, SETTINGS, settings)
+    machine.run("systemctl", "enable", BOOT)
+    machine.run(
+        "mig-manager", "apply", "all-balanced", "--simulate", GPUS, "--simulate-state", STATE
+    )
+    applied = checkpoint(machine)
+    reboot(machine)
+    assert machine.state_of(BOOT) == "active", machine.run("journalctl", "-u", BOOT)
+    assert checkpoint(machine) == applied
+
+    # No cluster is here, so something else runs in the agent's place.
+    write(machine, DROP_IN, "[Service]\nExecStart=\nExecStart=/bin/sleep infinity\n")
+    machine.run("systemctl", "daemon-reload")
+    machine.run("systemctl", "enable", "--now", AGENT)
+    agent = machine.state_of(AGENT, "MainPID")
+    machine.run("dpkg", "-i", PACKAGE)
+    assert machine.state_of(AGENT) == "active"
+    assert machine.state_of(AGENT, "MainPID") != agent
+    assert machine.run("cat", SETTINGS) == settings
+    assert checkpoint(machine) == applied
+
+    machine.run("dpkg", "--remove", "mig-manager")
+    assert machine.state_of(AGENT) == machine.state_of(BOOT) == "inactive"
+    ours = {path for path in machine.files() - before if "mig" in path}
+    assert not [path for path in ours if path.startswith(("/usr", "/etc/systemd/system/multi"))]
+    assert SETTINGS in ours
+
+    machine.run("dpkg", "--purge", "mig-manager")
+    assert machine.files() == before
+    assert machine.run("ls", "/run/mig-manager", status=2)
+
+
+def test_package_and_installer_refuse_to_be_beside_each_other_and_a_lock_in_use_stays(
+    machine: guest.Guest,
+) -> None:
+    uninstall = "/usr/local/share/mig-manager/uninstall"
+    write(machine, uninstall, "")
+    refused = machine.run("dpkg", "-i", PACKAGE, status=1)
+    assert f"installed without a package; first run {uninstall}" in refused
+    assert not (machine.root / "usr/bin/mig-manager").exists()
+    (machine.root / uninstall.removeprefix("/")).unlink()
+
+    machine.run("dpkg", "-i", PACKAGE)
+    before = machine.files()
+    refused = machine.run("/root/systemd/install", status=1)
+    assert "the package mig-manager is installed: upgrade it, or first remove it" in refused
+    refused = machine.run("env", "PREFIX=/usr", "/root/systemd/uninstall", status=1)
+    assert "/usr/bin/mig-manager is not ours; nothing was removed" in refused
+    assert machine.files() == before
+
+    # As a container with the folder of the lock does.
+    machine.run("mkdir", "/run/container")
+    machine.run("mount", "--bind", "/run/mig-manager", "/run/container")
+    left = machine.run("dpkg", "--purge", "mig-manager")
+    assert "left, because a container uses them: /run/mig-manager, /var/lib/mig-manager" in left
+    machine.run("test", "-d", "/run/mig-manager", "-a", "-d", "/var/lib/mig-manager")
