@@ -16,6 +16,7 @@ pytestmark = pytest.mark.release
 AGENT = "mig-manager.service"
 GPUS = "1xA100-SXM4-40GB+1xH100-SXM5-80GB"
 STATE = "/var/lib/mig-manager/gpus.json"
+LIBRARIES = "/usr/lib/mig-manager/lib/python3/site-packages"
 PACKAGE = "/root/mig-manager.deb"
 SETTINGS = "/etc/mig-manager/mig-manager.env"
 DROP_IN = f"/etc/systemd/system/{AGENT}.d/override.conf"
@@ -59,7 +60,7 @@ def reboot(machine: guest.Guest) -> None:
 def test_a_machine_has_its_layout_again_after_a_reboot_and_nothing_of_ours_after_a_purge(
     machine: guest.Guest,
 ) -> None:
-    before = machine.files()
+    before = machine.files() | {"/var/log/dpkg.log"}
 
     machine.run("dpkg", "-i", PACKAGE)
     assert machine.run("mig-manager", "version") == f"mig-manager {mig_manager.__version__}\n"
@@ -82,6 +83,9 @@ def test_a_machine_has_its_layout_again_after_a_reboot_and_nothing_of_ours_after
     write(machine, DROP_IN, "[Service]\nExecStart=\nExecStart=/bin/sleep infinity\n")
     machine.run("systemctl", "daemon-reload")
     machine.run("systemctl", "enable", "--now", AGENT)
+    # As systemctl edit --full has it, and docs/drop-in.md.
+    machine.run("cp", f"/usr/lib/systemd/system/{BOOT}", "/etc/systemd/system")
+    machine.run("ln", "-s", "/usr/bin/mig-manager", "/usr/local/bin/nvidia-mig-parted")
     agent = machine.state_of(AGENT, "MainPID")
     machine.run("dpkg", "-i", PACKAGE)
     assert machine.state_of(AGENT) == "active"
@@ -100,7 +104,7 @@ def test_a_machine_has_its_layout_again_after_a_reboot_and_nothing_of_ours_after
     assert machine.run("ls", "/run/mig-manager", status=2)
 
 
-def test_package_and_installer_refuse_to_be_beside_each_other_and_a_lock_in_use_stays(
+def test_a_package_refuses_the_installer_beside_it_follows_python_and_keeps_a_lock_in_use(
     machine: guest.Guest,
 ) -> None:
     uninstall = "/usr/local/share/mig-manager/uninstall"
@@ -111,6 +115,12 @@ def test_package_and_installer_refuse_to_be_beside_each_other_and_a_lock_in_use_
     (machine.root / uninstall.removeprefix("/")).unlink()
 
     machine.run("dpkg", "-i", PACKAGE)
+    # As an upgrade of Python does.
+    machine.run("find", LIBRARIES, "-name", "__pycache__", "-exec", "rm", "-r", "{}", "+")
+    machine.run("dpkg-trigger", "--by-package=mig-manager", "/usr/bin/python3")
+    machine.run("dpkg", "--triggers-only", "--pending")
+    machine.run("test", "-d", f"{LIBRARIES}/mig_manager/__pycache__")
+
     before = machine.files()
     refused = machine.run("/root/systemd/install", status=1)
     assert "the package mig-manager is installed: upgrade it, or first remove it" in refused
