@@ -24,6 +24,7 @@ RUN python -m venv --without-pip /opt/mig-manager \
  && /opt/builder/bin/pip install --no-cache-dir --no-deps --only-binary :all: --require-hashes \
     --requirement release/build.txt
 COPY pyproject.toml README.md LICENSE ./
+COPY release/project_urls.py release/
 COPY mig_manager mig_manager
 COPY profiles profiles
 COPY docs/man docs/man

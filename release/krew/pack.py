@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 """Packs the plugin for krew: one file that Python runs, in an archive, and krew's manifest.
 
-    PYTHON release/krew/pack.py FOLDER [URL]
+    PYTHON release/krew/pack.py FOLDER
 
 PYTHON is that of an environment with the program and what it needs; what is packed is what the
-plugin imports and nothing else, all of it Python source. URL is where the archive will be. The
-same files give the same bytes.
+plugin imports and nothing else, all of it Python source. The variable PROJECT_URL is the address
+of the repository, whose release will have the archive. The same files give the same bytes.
 """
 
 import gzip
@@ -24,7 +24,8 @@ import zipfile
 
 HERE = pathlib.Path(__file__).parent
 ENTRY = "mig_manager.kubectl.__main__"
-HOMEPAGE = "https://example.com/mig-manager"
+PLACEHOLDER = "https://example.com/OWNER/mig-manager"
+"""For a manifest that is installed with ``--archive``, which krew reads without any address."""
 DATA = {"mig_manager.catalogue.hardware": "hardware.json"}
 """What a module reads beside itself."""
 DISPENSABLE = frozenset({"yaml._yaml"})
@@ -50,16 +51,17 @@ def main() -> None:
     """Pack into the folder given."""
     folder = pathlib.Path(sys.argv[1])
     version = importlib.metadata.version("mig-manager")
-    url = sys.argv[2] if len(sys.argv) > 2 else f"{HOMEPAGE}/releases/v{version}"  # noqa: PLR2004
-    epoch = int(os.environ.get("SOURCE_DATE_EPOCH") or _FIRST_ZIP_TIME)  # noqa: TID251 - a script
+    environ = os.environ  # noqa: TID251 - a script
+    homepage = (environ.get("PROJECT_URL") or PLACEHOLDER).rstrip("/")
+    epoch = int(environ.get("SOURCE_DATE_EPOCH") or _FIRST_ZIP_TIME)
     folder.mkdir(parents=True, exist_ok=True)
     archive = folder / f"kubectl-mig-{version}.tar.gz"
     archive.write_bytes(packed({"kubectl-mig": program(epoch), **licences()}, epoch))
     template = string.Template((HERE / "mig.yaml.template").read_text(encoding="utf-8"))
     manifest = template.substitute(
         version=version,
-        homepage=HOMEPAGE,
-        url=url,
+        homepage=homepage,
+        url=f"{homepage}/releases/download/v{version}",
         archive=archive.name,
         sha256=hashlib.sha256(archive.read_bytes()).hexdigest(),
     )

@@ -15,7 +15,8 @@ ROOT = pathlib.Path(__file__).parents[2]
 
 
 def build(source: pathlib.Path, target: str, to: pathlib.Path) -> pathlib.Path:
-    programs.output(sys.executable, "-m", "hatchling", "build", "-t", target, "-d", to, cwd=source)
+    command = (sys.executable, "-B", "-m", "hatchling", "build", "-t", target, "-d", to)
+    programs.output(*command, cwd=source)
     (built,) = to.iterdir()
     return built
 

@@ -25,7 +25,7 @@ from tests.shell import plugin_rig as rig
 
 ROOT = pathlib.Path(__file__).parents[2]
 PACK = ROOT / "release" / "krew" / "pack.py"
-URL = "https://files.example.com/v1"
+URL = "https://example.com/owner/fork"
 MANIFEST_KEYS = {
     "version", "homepage", "shortDescription", "description", "caveats", "platforms",
 }  # fmt: skip
@@ -33,7 +33,7 @@ PLATFORM_KEYS = {"selector", "uri", "sha256", "bin", "files"}
 
 
 def pack(folder: pathlib.Path) -> pathlib.Path:
-    programs.output(sys.executable, PACK, folder, URL, SOURCE_DATE_EPOCH="1700000000")
+    programs.output(sys.executable, PACK, folder, SOURCE_DATE_EPOCH="1700000000", PROJECT_URL=URL)
     return folder
 
 
@@ -97,7 +97,8 @@ def test_the_manifest_names_the_archive_whose_bytes_another_packing_repeats(
     again = pack(tmp_path)
     (platform,) = manifest["spec"]["platforms"]
 
-    assert platform["uri"] == f"{URL}/{archive.name}"
+    assert platform["uri"] == f"{URL}/releases/download/v{mig_manager.__version__}/{archive.name}"
+    assert manifest["spec"]["homepage"] == URL
     assert platform["sha256"] == hashlib.sha256(archive.read_bytes()).hexdigest()
     with tarfile.open(archive) as opened:
         modes = {member.name: member.mode for member in opened}
