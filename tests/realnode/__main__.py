@@ -1,7 +1,8 @@
 """A cluster of real programs to play on: ``just realnode up``, ``shell``, ``down``.
 
 It runs in the background, on a network of its own: ``shell`` starts a shell there, in which
-``kubectl`` speaks to it; ``shell COMMAND...`` runs one command.
+``kubectl`` speaks to it; ``shell COMMAND...`` runs one command. ``image`` builds the agent's image
+alone, and prints its size.
 """
 
 import os
@@ -13,7 +14,7 @@ import sys
 from collections.abc import Sequence
 
 from tests import waiting
-from tests.realnode import namespaces, rig
+from tests.realnode import images, namespaces, rig
 
 FOLDER = rig.CACHE / "play"
 _LOG, _PID, _READY = FOLDER / "log", FOLDER / "pid", FOLDER / "ready"
@@ -36,6 +37,8 @@ def main(arguments: Sequence[str]) -> int:
             return _shell(command)
         case ["down"]:
             return _down()
+        case ["image"]:
+            return _image()
         case _:
             print(__doc__)
             return 2
@@ -93,6 +96,14 @@ def _down() -> int:
     os.kill(int(_PID.read_text()), signal.SIGTERM)
     waiting.until(lambda: not _is_running(), "the end of the cluster")
     shutil.rmtree(FOLDER)
+    return 0
+
+
+def _image() -> int:
+    every = images.Images(rig.CACHE)
+    every.agent()
+    size = every.size()
+    print(f"The image has {size.total_mb:.0f} MB: base {size.base_mb:.0f}, ours {size.own_mb:.0f}")
     return 0
 
 

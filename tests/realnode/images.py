@@ -8,6 +8,7 @@ import dataclasses
 import fcntl
 import functools
 import hashlib
+import json
 import os
 import pathlib
 import shutil
@@ -44,6 +45,30 @@ wait $! || true
 _CERTIFICATES = pathlib.Path("/etc/ssl/certs/ca-certificates.crt")
 
 
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Size:
+    """Megabytes of an image, unpacked."""
+
+    total_mb: float
+    base_mb: float
+    """Of the image that it is built on."""
+
+    @property
+    def own_mb(self) -> float:
+        """What our layers add."""
+        return self.total_mb - self.base_mb
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Mounted:
+    """A container that does not run yet."""
+
+    root: pathlib.Path
+    command: list[str]
+    """The image's entrypoint and default command."""
+    environ: list[str]
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Images:
     """Builds images in a store of our own.
@@ -77,7 +102,33 @@ class Images:
                     shutil.rmtree(other)
         return disk
 
+    def agent(self) -> None:
+        """Build the image of the agent alone."""
+        with self._locked():
+            self._build_agent()
+
+    def size(self) -> Size:
+        """Return the size of the agent's image, which must be there."""
+        return Size(total_mb=self._size_mb(AGENT), base_mb=self._size_mb(_BASE))
+
+    @contextlib.contextmanager
+    def mounted(self) -> Iterator[Mounted]:
+        """Mount a new container of the agent's image for the body."""
+        about = json.loads(self._buildah("inspect", "--type=image", AGENT))["OCIv1"]["config"]
+        container = self._buildah("from", "--pull-never", AGENT).strip()
+        try:
+            root = pathlib.Path(self._buildah("mount", container).strip())
+            yield Mounted(root, [*about["Entrypoint"], *about["Cmd"]], about["Env"])
+        finally:
+            self._buildah("rm", container)
+
     def _build(self, built: pathlib.Path) -> None:
+        self._build_agent()
+        self._with_files(PAUSE, "scratch", [built / "pause"])
+        daemons = ("nvidia-device-plugin", "gpu-feature-discovery", "config-manager")
+        self._with_files(PLUGIN, _BASE, [built / name for name in daemons], folder="/usr/bin")
+
+    def _build_agent(self) -> None:
         if not self._has(_BASE):
             self._base()
         self._buildah(
@@ -89,9 +140,6 @@ class Images:
             f"--tag={AGENT}",
             str(clusters.ROOT),
         )
-        self._with_files(PAUSE, "scratch", [built / "pause"])
-        daemons = ("nvidia-device-plugin", "gpu-feature-discovery", "config-manager")
-        self._with_files(PLUGIN, _BASE, [built / name for name in daemons], folder="/usr/bin")
 
     def _unpack(self, disk: pathlib.Path, every: Sequence[str]) -> None:
         """Have a containerd of its own unpack some images."""
@@ -223,6 +271,10 @@ class Images:
     def _identity(self, image: str) -> str:
         found = self._buildah("images", "--quiet", "--no-trunc", image)
         return found.strip().rpartition(":")[2]
+
+    def _size_mb(self, image: str) -> float:
+        number, unit = self._buildah("images", "--format={{.Size}}", image).split()
+        return float(number) * {"MB": 1, "GB": 1000}[unit]
 
     def _has(self, image: str) -> bool:
         return bool(self._buildah("images", "--quiet", "--filter", f"reference={image}"))

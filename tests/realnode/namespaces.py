@@ -94,6 +94,19 @@ def own_network() -> None:
         subprocess.run(command.split(), check=True)
 
 
+@contextlib.contextmanager
+def another_network() -> Iterator[None]:
+    """Have an own network for the body alone: a cluster may be running in this thread's."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    with pathlib.Path("/proc/thread-self/ns/net").open() as before:
+        own_network()
+        try:
+            yield
+        finally:
+            if libc.setns(before.fileno(), _CLONE_NEWNET):
+                raise OSError(ctypes.get_errno(), "setns")
+
+
 def machine(name: str, number: int, folder: pathlib.Path) -> Namespaces:
     """Start the namespaces of a node and join them to the control plane's network."""
     folder.mkdir(parents=True, exist_ok=True)

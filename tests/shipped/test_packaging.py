@@ -18,6 +18,7 @@ import mig_manager
 from mig_manager.cli import parser
 from tests import programs
 from tests.shipped import locks
+from tests.shipped.dockerfile import instructions
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -96,12 +97,6 @@ mig_manager.__main__.main()
 
 
 # -- the image --------------------------------------------------------------------------------
-
-
-def instructions(name: str) -> list[str]:
-    """Return what follows an instruction in the Dockerfile, each time it stands there."""
-    text = (ROOT / "Dockerfile").read_text(encoding="utf-8")
-    return re.findall(rf"^{name} (.*)$", text.replace("\\\n", " "), re.MULTILINE)
 
 
 def test_all_that_the_image_is_built_from_exists_and_reaches_the_builder() -> None:
