@@ -144,11 +144,15 @@ def cgroup(name: str) -> Iterator[str]:
         for each in _CONTROLLERS.iterdir()
         if (each / "cgroup.procs").exists() and each.is_dir()
     ]
+    # Of version 2 there is one, and the folders in it are groups (cgroups(7), "Cgroups v2").
+    if (_CONTROLLERS / "cgroup.controllers").exists():
+        hierarchies = [_CONTROLLERS]
     for hierarchy in hierarchies:
         group = hierarchy / name
         group.mkdir(exist_ok=True)
         for setting in ("cpuset.cpus", "cpuset.mems"):
-            if (group / setting).exists():
+            # The root of version 2 has none, and a group without a value has the root's.
+            if (hierarchy / setting).exists():
                 (group / setting).write_text((hierarchy / setting).read_text())
     try:
         yield f"/{name}"
