@@ -1,0 +1,249 @@
+"""What a release runs beside its build: its notes, files, chart, image, and the project's URLs."""
+
+import email
+import hashlib
+import itertools
+import json
+import os
+import pathlib
+import re
+import shutil
+import sys
+import tarfile
+import zipfile
+
+import pytest
+
+import mig_manager
+from tests import programs
+
+ROOT = pathlib.Path(__file__).parents[2]
+RELEASE = ROOT / "release"
+VERSION = mig_manager.__version__
+ADDRESS = "https://example.com/owner/fork"
+DIGEST = f"sha256:{'ab' * 32}"
+
+
+# -- the tag and the notes --------------------------------------------------------------------
+
+
+@pytest.fixture
+def checkout(tmp_path: pathlib.Path) -> pathlib.Path:
+    """A repository whose changelog has a release of this version."""
+    (tmp_path / "release").mkdir()
+    shutil.copy(RELEASE / "notes.py", tmp_path / "release")
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    text = f"# Changelog\n\n## Unreleased\n\nNext.\n\n## {VERSION} - 2026-11-23\n\nThis one.\n\n"
+    (tmp_path / "CHANGELOG.md").write_text(f"{text}## 0.0.1 - 2026-01-01\n\nThe last.\n")
+    return tmp_path
+
+
+def test_the_notes_of_a_tag_are_its_section_of_the_changelog(checkout: pathlib.Path) -> None:
+    notes = checkout / "release" / "notes.py"
+
+    assert programs.output(sys.executable, notes, f"v{VERSION}") == "This one.\n"
+    assert programs.output(sys.executable, notes) == "Next.\n"
+    assert programs.output(sys.executable, RELEASE / "notes.py")
+
+
+@pytest.mark.parametrize("tag", [VERSION, f"v{VERSION}.1", f"v{VERSION}-rc1", "v", "latest"])
+def test_a_tag_of_another_version_is_refused(checkout: pathlib.Path, tag: str) -> None:
+    done = programs.run(sys.executable, checkout / "release" / "notes.py", tag)
+
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith(f"The tag {tag} is not of version {VERSION}")
+
+
+def test_a_version_that_the_changelog_does_not_describe_is_refused(
+    checkout: pathlib.Path,
+) -> None:
+    changelog = checkout / "CHANGELOG.md"
+    changelog.write_text(changelog.read_text().replace("This one.\n", ""))
+
+    done = programs.run(sys.executable, checkout / "release" / "notes.py", f"v{VERSION}")
+
+    assert done.returncode == 1
+    assert f"## {VERSION} - YYYY-MM-DD" in done.stderr
+
+
+# -- the files --------------------------------------------------------------------------------
+
+
+def test_every_file_of_a_release_has_a_checksum_that_sha256sum_finds_correct(
+    tmp_path: pathlib.Path,
+) -> None:
+    dist, assets = tmp_path / "dist", tmp_path / "assets"
+    (dist / "krew").mkdir(parents=True)
+    names = {"a.whl", "b b.deb", "krew/mig.yaml"}
+    for name in names:
+        (dist / name).write_text(name)
+
+    programs.output(RELEASE / "assets", dist, assets)
+
+    lines = (assets / "SHA256SUMS").read_text().splitlines()
+    sums = {name: digest for digest, name in (line.split("  ", 1) for line in lines)}
+    assert sums == {
+        pathlib.Path(name).name: hashlib.sha256(name.encode()).hexdigest() for name in names
+    }
+    assert {each.name for each in assets.iterdir()} == {*sums, "SHA256SUMS"}
+    programs.output("sha256sum", "--check", "--strict", "SHA256SUMS", cwd=assets)
+
+
+def test_files_that_a_page_cannot_have_side_by_side_are_refused(tmp_path: pathlib.Path) -> None:
+    dist = tmp_path / "dist"
+    for name in ("mig.yaml", "krew/mig.yaml"):
+        (dist / name).parent.mkdir(parents=True, exist_ok=True)
+        (dist / name).write_text(name)
+
+    done = programs.run(RELEASE / "assets", dist, tmp_path / "assets")
+    again = programs.run(RELEASE / "assets", dist, tmp_path / "assets")
+    (tmp_path / "empty").mkdir()
+    empty = programs.run(RELEASE / "assets", tmp_path / "empty", tmp_path / "other")
+
+    assert (done.returncode, done.stderr) == (1, "two files are named mig.yaml\n")
+    assert again.returncode == 1
+    assert "exists already" in again.stderr
+    assert empty.returncode == 1
+    assert not (tmp_path / "other" / "SHA256SUMS").exists()
+
+
+# -- the chart --------------------------------------------------------------------------------
+
+
+def test_the_packed_chart_has_the_released_image_and_the_same_bytes_each_time(
+    tmp_path: pathlib.Path,
+) -> None:
+    programs.needed("kubectl")
+    image = "ghcr.io/owner/mig-manager"
+    for folder in ("one", "two"):
+        command = (RELEASE / "chart", tmp_path / folder, image)
+        programs.output(*command, PROJECT_URL=ADDRESS, SOURCE_DATE_EPOCH="1700000000")
+
+    name = f"mig-manager-{VERSION}.tgz"
+    packed = tmp_path / "one" / name
+    assert packed.read_bytes() == (tmp_path / "two" / name).read_bytes()
+    with tarfile.open(packed) as archive:
+        assert {(each.mtime, each.uid, each.gid) for each in archive} == {(1700000000, 0, 0)}
+    helm = programs.needed("helm")
+    rendered = programs.output(
+        helm, "template", "mig", packed, "--kube-version=1.34.0", cwd=tmp_path
+    )
+    assert re.findall(r"image: (\S+)", rendered) == [f"{image}:{VERSION}"]
+    about = programs.output(helm, "show", "chart", packed, cwd=tmp_path)
+    assert f"home: {ADDRESS}\n" in about
+    assert f"sources:\n- {ADDRESS}\n" in about
+
+
+# -- the image --------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def docker(tmp_path: pathlib.Path) -> pathlib.Path:
+    """A folder for PATH whose docker writes what it is asked and answers as BuildKit does."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    program = folder / "docker"
+    program.write_text(f"""#!{sys.executable}
+import json, pathlib, sys
+if sys.argv[2] == "imagetools":
+    is_page = sys.argv[-1].startswith("{{{{.Manifest")
+    print("Name: python" if is_page else {DIGEST!r})
+else:
+    file = sys.argv[sys.argv.index("--metadata-file") + 1]
+    pathlib.Path(file).write_text(json.dumps({{"containerimage.digest": {DIGEST!r}}}))
+    pathlib.Path({str(tmp_path / "asked")!r}).write_text(json.dumps(sys.argv[1:]))
+""")
+    program.chmod(0o755)
+    (folder / "git").write_text("#!/bin/sh\necho commit\n")
+    (folder / "git").chmod(0o755)
+    return folder
+
+
+def asked(docker: pathlib.Path, *arguments: str, **environ: str) -> list[str]:
+    """Run release/image; return the words of its call of BuildKit."""
+    path = f"{docker}:{os.environ['PATH']}"
+    output = programs.output(RELEASE / "image", *arguments, cwd=ROOT, PATH=path, **environ)
+    assert output == f"{DIGEST}\n"
+    words: list[str] = json.loads((docker.parent / "asked").read_text())
+    return words
+
+
+def test_the_pushed_image_is_of_both_machines_a_pinned_base_and_has_attestations(
+    docker: pathlib.Path,
+) -> None:
+    words = asked(docker, "push", "ghcr.io/owner/mig-manager", PROJECT_URL=ADDRESS)
+
+    options = list(itertools.pairwise(words))
+    assert ("--platform", "linux/amd64,linux/arm64") in options
+    (base,) = (value for _, value in options if value.startswith("PYTHON_IMAGE="))
+    assert re.fullmatch(rf"PYTHON_IMAGE=python:3\.\d+-slim@{DIGEST}", base)
+    assert {"--provenance=mode=max", "--sbom=true"} <= set(words)
+    assert ("--tag", f"ghcr.io/owner/mig-manager:{VERSION}") in options
+    assert ("--output", "type=image,push=true,rewrite-timestamp=true") in options
+    assert ("--label", f"org.opencontainers.image.source={ADDRESS}") in options
+
+
+def test_a_rehearsal_pushes_nothing_and_a_build_without_an_address_claims_none(
+    docker: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    words = asked(docker, "build", str(tmp_path / "image.tar"))
+
+    assert words[words.index("--output") + 1].startswith(f"type=oci,dest={tmp_path}/image.tar,")
+    assert "--tag" not in words
+    assert "--label" not in words
+    assert "push" not in words[words.index("--output") + 1].rpartition("/")[2]
+
+
+# -- the project's URLs -----------------------------------------------------------------------
+
+
+def urls(wheel: pathlib.Path) -> list[str]:
+    """Return the project's URLs in a wheel."""
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = (each for each in archive.namelist() if each.endswith("/METADATA"))
+        return email.message_from_bytes(archive.read(name)).get_all("Project-URL", [])
+
+
+def build(source: pathlib.Path, target: str, to: pathlib.Path, address: str) -> pathlib.Path:
+    command = (sys.executable, "-m", "hatchling", "build", "-t", target, "-d", to)
+    programs.output(*command, cwd=source, PROJECT_URL=address)
+    (built,) = to.iterdir()
+    return built
+
+
+def test_a_wheel_built_without_an_address_claims_none(wheel: pathlib.Path) -> None:
+    assert urls(wheel) == []
+
+
+def test_the_wheel_has_the_urls_of_the_repository_that_its_source_archive_was_made_of(
+    tmp_path: pathlib.Path,
+) -> None:
+    archive = build(ROOT, "sdist", tmp_path / "sdist", f"{ADDRESS}/")
+    with tarfile.open(archive) as opened:
+        opened.extractall(tmp_path / "unpacked", filter="data")
+    (source,) = (tmp_path / "unpacked").iterdir()
+
+    plain = build(source, "wheel", tmp_path / "plain", "")
+    moved = build(source, "wheel", tmp_path / "moved", "https://example.com/else/where")
+
+    assert urls(plain) == [
+        f"Source, {ADDRESS}",
+        f"Documentation, {ADDRESS}/tree/v{VERSION}/docs",
+        f"Changelog, {ADDRESS}/blob/v{VERSION}/CHANGELOG.md",
+        f"Issues, {ADDRESS}/issues",
+        f"Releases, {ADDRESS}/releases",
+    ]
+    assert moved.read_bytes() == plain.read_bytes()
+
+
+@pytest.mark.parametrize("address", ["example.com/a/b", "http://example.com/a", "https://a.b"])
+def test_what_is_no_address_of_a_repository_ends_the_build(
+    address: str, tmp_path: pathlib.Path
+) -> None:
+    command = (sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", tmp_path)
+
+    done = programs.run(*command, cwd=ROOT, PROJECT_URL=address)
+
+    assert done.returncode != 0
+    assert "PROJECT_URL must be https://HOST/OWNER/REPOSITORY" in done.stderr
+    assert list(tmp_path.iterdir()) == []
