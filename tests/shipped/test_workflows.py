@@ -114,6 +114,15 @@ def test_only_jobs_that_a_pushed_tag_starts_may_write_and_they_wait_for_ci() -> 
     assert waits_for("pypi") == jobs.keys() - {"pypi"}
 
 
+def test_the_release_packs_with_the_version_of_nfpm_that_ci_tests_with() -> None:
+    installs = [
+        re.findall(r"nfpm/v2/cmd/nfpm@\S+", path.read_text(encoding="utf-8"))
+        for path in (ROOT / ".ci" / "run", FOLDER / "release.yml")
+    ]
+
+    assert installs[0] == installs[1] != []
+
+
 def test_a_rehearsal_builds_all_that_a_tag_publishes() -> None:
     jobs = workflow("release.yml")["jobs"]
     commands = {
@@ -122,7 +131,7 @@ def test_a_rehearsal_builds_all_that_a_tag_publishes() -> None:
         if "if" not in job
     }
 
-    assert {"build", "chart", "assets"} <= set(
+    assert {"build", "packages", "chart", "assets"} <= set(
         re.findall(r"^release/(\S+)", commands["build"], re.MULTILINE)
     )
     assert "release/image build" in commands["image"]
