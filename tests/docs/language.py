@@ -71,6 +71,8 @@ EXEMPT = (
     r"\bturn(?:s|ed)?(?: it| them)? (?:on|off)\b|\bturn(?:s|ed)?(?: \S+){0,9} into\b",
     # A JSON key, and a check of doctor; a file on the host; a field of a Lease.
     r"\"holders?\"|'holders?'|\block\.holder\b|\bholder identity\b",
+    # A licence.
+    r"\bcopyright holders\b",
     # A lock is held.
     r"\bheld the lock\b|\block(?:s)?(?: is| are)?[ ._]held\b|\bheld[ _]locks?\b",
     # A time; names of log events.
