@@ -24,8 +24,8 @@ _COLOURS = {
     "34": "#79c0ff",
     "35": "#d2a8ff",
     "36": "#76e3ea",
-    "92": "#aff5b4",
-    "93": "#f2cc60",
+    "94": "#9cb8ff",
+    "95": "#ffb3e6",
 }
 """By ANSI attribute."""
 _ARMS = {

@@ -22,7 +22,10 @@ _OUTSIDE = 12
 
 
 class Tone(enum.Enum):
-    """What a stretch of text wants to say; the value is its ANSI attribute."""
+    """What a stretch of text wants to say; the value is its ANSI attribute.
+
+    Light green and light yellow are missing: they cannot be read on white.
+    """
 
     PLAIN = ""
     STRONG = "1"
@@ -33,8 +36,8 @@ class Tone(enum.Enum):
     BLUE = "34"
     MAGENTA = "35"
     CYAN = "36"
-    LIGHT_GREEN = "92"
-    LIGHT_YELLOW = "93"
+    LIGHT_BLUE = "94"
+    LIGHT_MAGENTA = "95"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

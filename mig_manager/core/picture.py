@@ -22,9 +22,9 @@ _TONE_OF_MARK = {
 }
 _TONE_OF_SIZE = {
     1: bar.Tone.CYAN,
-    2: bar.Tone.LIGHT_GREEN,
-    3: bar.Tone.LIGHT_YELLOW,
-    4: bar.Tone.MAGENTA,
+    2: bar.Tone.LIGHT_BLUE,
+    3: bar.Tone.MAGENTA,
+    4: bar.Tone.LIGHT_MAGENTA,
 }
 
 

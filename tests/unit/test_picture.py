@@ -224,3 +224,9 @@ def test_gpus_that_are_right_or_outside_the_layout_are_mentioned() -> None:
 )
 def test_indices_are_written_as_people_write_them(numbers: tuple[int, ...], expected: str) -> None:
     assert picture.indices(samples.gpu(None, index=number) for number in numbers) == expected
+
+
+def test_no_colour_is_a_light_one_that_cannot_be_read_on_white() -> None:
+    light_green_yellow_cyan_white = {"92", "93", "96", "97"}
+
+    assert {tone.value for tone in bar.Tone}.isdisjoint(light_green_yellow_cyan_white)
