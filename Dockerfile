@@ -11,15 +11,13 @@ ENV PIP_DISABLE_PIP_VERSION_CHECK=1 \
     PYTHONDONTWRITEBYTECODE=1 \
     PYTHONHASHSEED=0
 WORKDIR /src
-# Dependencies first: they change rarely. Only locked wheels, verified by hash. The agent works with
-# plain JSON: typed calls and models of the Kubernetes client, and their copy for asyncio, are never
-# imported, and would be a third of the image.
+# Dependencies first: they change rarely. Only locked wheels, verified by hash.
 COPY release/build.txt release/image.txt release/
+COPY systemd/omit-unused systemd/
 RUN python -m venv --without-pip /opt/mig-manager \
  && python -m pip --python /opt/mig-manager/bin/python install --no-cache-dir --no-compile \
     --no-deps --only-binary :all: --require-hashes --requirement release/image.txt \
- && find /opt/mig-manager/lib -regextype egrep ! -name __init__.py -type f \
-    -regex '.*/kubernetes/(aio|client/(api|models))/.*' -delete \
+ && systemd/omit-unused /opt/mig-manager/lib \
  && python -m venv /opt/builder \
  && /opt/builder/bin/pip install --no-cache-dir --no-deps --only-binary :all: --require-hashes \
     --requirement release/build.txt

@@ -14,6 +14,7 @@ esac
 PROGRAM=$PREFIX/bin/mig-manager
 LIBRARY=$PREFIX/lib/mig-manager
 SHARE=$PREFIX/share/mig-manager
+MANUAL=$PREFIX/share/man/man1
 CONFIG=$SYSCONFDIR/mig-manager
 STATE=/var/lib/mig-manager
 UNITS="mig-manager.service mig-manager-boot.service"

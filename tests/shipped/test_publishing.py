@@ -114,7 +114,7 @@ def test_the_packed_chart_has_the_released_image_and_the_same_bytes_each_time(
     tmp_path: pathlib.Path,
 ) -> None:
     programs.needed("kubectl")
-    image = "ghcr.io/owner/mig-manager"
+    image = "registry.example.com/owner/mig-manager"
     for folder in ("one", "two"):
         command = (RELEASE / "chart", tmp_path / folder, image)
         programs.output(*command, PROJECT_URL=ADDRESS, SOURCE_DATE_EPOCH="1700000000")
@@ -171,14 +171,14 @@ def asked(docker: pathlib.Path, *arguments: str, **environ: str) -> list[str]:
 def test_the_pushed_image_is_of_both_machines_a_pinned_base_and_has_attestations(
     docker: pathlib.Path,
 ) -> None:
-    words = asked(docker, "push", "ghcr.io/owner/mig-manager", PROJECT_URL=ADDRESS)
+    words = asked(docker, "push", "registry.example.com/owner/mig-manager", PROJECT_URL=ADDRESS)
 
     options = list(itertools.pairwise(words))
     assert ("--platform", "linux/amd64,linux/arm64") in options
     (base,) = (value for _, value in options if value.startswith("PYTHON_IMAGE="))
     assert re.fullmatch(rf"PYTHON_IMAGE=python:3\.\d+-slim@{DIGEST}", base)
     assert {"--provenance=mode=max", "--sbom=true"} <= set(words)
-    assert ("--tag", f"ghcr.io/owner/mig-manager:{VERSION}") in options
+    assert ("--tag", f"registry.example.com/owner/mig-manager:{VERSION}") in options
     assert ("--output", "type=image,push=true,rewrite-timestamp=true") in options
     assert ("--label", f"org.opencontainers.image.source={ADDRESS}") in options
 

@@ -154,7 +154,7 @@ def test_the_pages_verify_with_the_identity_and_issuer_that_the_release_signs_wi
     }
 
     assert signed == {"sign", "sign-blob"}
-    for verb in ("cosign verify ghcr.io", "cosign verify-blob", "gh attestation verify"):
+    for verb in ("cosign verify REGISTRY", "cosign verify-blob", "gh attestation verify"):
         assert [command for command in commands if command.startswith(verb)], verb
     for command in commands:
         if command.startswith("cosign"):
