@@ -157,6 +157,7 @@ def test_the_demo_ends_with_the_gpus_before_and_after_and_three_commands_that_wo
     process.terminate()
 
 
+@pytest.mark.slow
 def test_only_commands_to_copy_are_wider_than_the_terminal(demo: Demo) -> None:
     demo.environ["COLUMNS"] = "60"
     process = demo.started(*DEMO, "--scenario", "does-not-fit")
@@ -168,6 +169,7 @@ def test_only_commands_to_copy_are_wider_than_the_terminal(demo: Demo) -> None:
     assert len(commands(demo.output())) == 3
 
 
+@pytest.mark.slow
 def test_the_kept_node_has_the_layouts_of_its_agent_where_commands_look_for_them(
     demo: Demo,
 ) -> None:
@@ -188,6 +190,7 @@ def test_the_kept_node_has_the_layouts_of_its_agent_where_commands_look_for_them
     shell(demo, kubeconfig, APPLIED.format("all-balanced"))
 
 
+@pytest.mark.slow
 def test_an_edit_of_the_kept_nodes_config_map_reaches_its_agent(demo: Demo) -> None:
     programs.needed("kubectl")
     demo.started(*DEMO, "--keep")

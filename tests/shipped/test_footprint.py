@@ -82,6 +82,7 @@ def test_an_agent_at_rest_has_loaded_nothing_that_only_runs_or_others_need(
     assert loaded & _UNWANTED == set()
 
 
+@pytest.mark.slow
 def test_nothing_but_the_agent_is_left_of_a_run(rested: stages.Stage) -> None:
     children = pathlib.Path(f"/proc/{agent(rested)}/task/{agent(rested)}/children")
     rested.wait(lambda: not children.read_text().split(), "the end of the agent's workers")
