@@ -150,6 +150,17 @@ def test_a_node_that_is_not_fit_for_a_change_is_left_alone(
     assert message in reason
 
 
+def test_a_free_device_of_a_gpu_of_unknown_use_serves_a_pod_that_also_needs_a_new_one() -> None:
+    whole = ["7g.40gb@0"]
+    every = partitions.gpus("a", whole, whole)
+    use = partitions.used(every, whole, whole)
+    del use[every[0].uuid]
+    pods = [pod("both", "7g.40gb", "1g.5gb"), pod("small", "1g.5gb", age_s=30)]
+    change = only(decided([partitions.item("a", every, use)], pods))
+    assert [each.name for each in change.pods] == ["both", "small"]
+    assert (text(change.created), text(change.destroyed)) == ("2x 1g.5gb", "1x 7g.40gb")
+
+
 def test_a_gpu_of_unknown_use_or_without_mig_is_not_named() -> None:
     every = partitions.gpus("a", EMPTY, EMPTY)
     use: dict[str, list[list[int]]] = {every[1].uuid: []}

@@ -273,7 +273,13 @@ class Room:
         return lost
 
     def _spare(self, index: int) -> Devices:
-        """Return how many idle devices of each profile a GPU can lose."""
+        """Return how many idle devices of each profile a GPU can lose.
+
+        The scheduler may also give those of GPUs that are left alone.
+        """
         here = collections.Counter(profile for profile, _ in self._states[index].idle)
-        spare = self._had - self._lost(index) - (self._taken | self._floor)
+        lost = self._lost(index)
+        spare = (self._had - lost - self._floor) & (
+            (self._had | self._schedulable) - lost - self._taken
+        )
         return devices(spare & here)
