@@ -36,3 +36,13 @@ def output(*command: str | pathlib.Path, cwd: pathlib.Path | None = None, **envi
     done = run(*command, cwd=cwd, **environ)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
+
+
+def unpacked(archive: pathlib.Path, folder: pathlib.Path) -> pathlib.Path:
+    """Unpack an archive into a folder, and return this.
+
+    ``tarfile`` has its filters from Python 3.11.4 on, and Debian 12 has 3.11.2.
+    """
+    folder.mkdir(exist_ok=True)
+    output("tar", "--extract", "--no-same-owner", f"--file={archive}", f"--directory={folder}")
+    return folder

@@ -4,7 +4,6 @@ import os
 import pathlib
 import shutil
 import sys
-import tarfile
 
 import pytest
 
@@ -24,10 +23,7 @@ def build(source: pathlib.Path, target: str, to: pathlib.Path) -> pathlib.Path:
 @pytest.fixture(scope="session")
 def unpacked(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     sdist = build(ROOT, "sdist", tmp_path_factory.mktemp("sdist"))
-    folder = tmp_path_factory.mktemp("unpacked")
-    with tarfile.open(sdist) as archive:
-        archive.extractall(folder, filter="data")
-    (root,) = folder.iterdir()
+    (root,) = programs.unpacked(sdist, tmp_path_factory.mktemp("unpacked")).iterdir()
     return root
 
 

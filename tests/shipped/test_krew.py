@@ -60,8 +60,7 @@ def installed(
 ) -> pathlib.Path:
     """A folder on the PATH as krew leaves it, and a Python without any package."""
     store, folder = tmp_path_factory.mktemp("store"), tmp_path_factory.mktemp("bin")
-    with tarfile.open(archive) as opened:
-        opened.extractall(store, filter="data")
+    programs.unpacked(archive, store)
     program = store / manifest["spec"]["platforms"][0]["bin"]
     for name in ("kubectl-mig", "kubectl_complete-mig"):
         (folder / name).symlink_to(program)

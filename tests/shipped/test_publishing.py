@@ -219,9 +219,7 @@ def test_the_wheel_has_the_urls_of_the_repository_that_its_source_archive_was_ma
     tmp_path: pathlib.Path,
 ) -> None:
     archive = build(ROOT, "sdist", tmp_path / "sdist", f"{ADDRESS}/")
-    with tarfile.open(archive) as opened:
-        opened.extractall(tmp_path / "unpacked", filter="data")
-    (source,) = (tmp_path / "unpacked").iterdir()
+    (source,) = programs.unpacked(archive, tmp_path / "unpacked").iterdir()
 
     plain = build(source, "wheel", tmp_path / "plain", "")
     moved = build(source, "wheel", tmp_path / "moved", "https://example.com/else/where")

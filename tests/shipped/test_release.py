@@ -18,6 +18,7 @@ import packaging.utils
 import pytest
 
 import mig_manager
+from tests import programs
 from tests.shipped import locks
 from tests.shipped.building import EPOCH, run, uv
 
@@ -72,10 +73,7 @@ def release(tmp_path_factory: pytest.TempPathFactory) -> Release:
 @pytest.fixture(scope="module")
 def unpacked(release: Release, tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     """What the source archive holds, with times and rights that differ from the checkout's."""
-    folder = tmp_path_factory.mktemp("unpacked")
-    with tarfile.open(release.sdist) as archive:
-        archive.extractall(folder, filter="data")
-    (root,) = folder.iterdir()
+    (root,) = programs.unpacked(release.sdist, tmp_path_factory.mktemp("unpacked")).iterdir()
     for path in root.rglob("*"):
         path.chmod(path.stat().st_mode & 0o700)
         os.utime(path, (0, 0))
@@ -115,8 +113,7 @@ def test_the_plugin_is_packed_from_what_was_built_and_runs_by_itself(
     release: Release, tmp_path: pathlib.Path
 ) -> None:
     folder = release.dist / "krew"
-    with tarfile.open(next(folder.glob("*.tar.gz"))) as archive:
-        archive.extractall(tmp_path, filter="data")
+    programs.unpacked(next(folder.glob("*.tar.gz")), tmp_path)
 
     output = run(sys.executable, "-S", tmp_path / "kubectl-mig", "version", cwd=tmp_path)
 
