@@ -47,7 +47,7 @@ _STORIES = (
     node.Story(name="layout does not fit", before=_FULL, layout="eight-slices"),
     node.Story(name="a pod uses a device that goes", before=_FULL, layout="all-2g.10gb", pods=1),
     node.Story(
-        name="the same, with a PodDisruptionBudget of 0",
+        name="the same, with a budget of 0",
         before=_FULL,
         layout="all-2g.10gb",
         pods=1,

@@ -99,7 +99,7 @@ def day_table(_body: str) -> str:
         return _NOTHING
     about, *rows = found
     by_name = {row["variant"]: row for row in rows}
-    waits = "Mean wait", "Median", "90 % at most", "95 % at most", "Longest"
+    waits = "Mean wait", "90 % at most", "95 % at most", "Longest"
     head = ("GPUs", "Pods placed", *waits, "Slices used", "Changes", "Requests for each pod")
     cells = (
         (what, *_fared(by_name[name], about))
@@ -117,7 +117,7 @@ def day_table(_body: str) -> str:
 def _fared(row: Entry, about: Entry) -> Iterable[str]:
     yield f"{row['placed']} of {about['pods']}"
     yield f"{row['mean_s']:.1f} s" if "mean_s" in row else ""
-    for key in ("p50_s", "p90_s", "p95_s", "p100_s"):
+    for key in ("p90_s", "p95_s", "p100_s"):
         yield "not placed" if row[key] is None else f"{row[key]:.1f} s"
     yield f"{row['utilisation']:.0%}"
     if "runs" not in row:

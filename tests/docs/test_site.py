@@ -108,6 +108,12 @@ def test_a_page_that_does_not_fit_is_found(
     assert complaint in "\n".join(page.evaluate(LAYOUT))
 
 
+def test_a_table_that_scrolls_on_a_desk_is_found(page: browser.Page, site: pathlib.Path) -> None:
+    show(page, site, "reconfiguration", width=DESK)
+    page.evaluate("document.querySelector('tbody tr').style.whiteSpace = 'nowrap'")
+    assert "is wider than the text" in "\n".join(page.evaluate(LAYOUT))
+
+
 def test_an_error_and_a_request_to_another_host_are_found(
     page: browser.Page, site: pathlib.Path
 ) -> None:
