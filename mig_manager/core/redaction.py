@@ -18,7 +18,7 @@ _NAME = rf"[\w.-]{{0,60}}{_WORD}[\w.-]{{0,60}}"
 _MARK = r"""\\{0,9}["']?"""  # around a text of JSON, which may be within another
 _LINE = re.compile(
     rf"""(?P<before>
-      (?P<yaml>^[ \t\#-]{{0,99}}{_NAME}:[ \t]+(?![|>"'\[{{]))  # a text without quotes
+      (?P<yaml>^[ \t\#-]{{0,99}}+{_NAME}:[ \t]+(?![|>"'\[{{]))  # a text without quotes
       | (?:authorization|cookie):[ \t]*
     )
     (?P<value>(?(yaml)[^\n]+|[^\n"'\\]+))""",
@@ -39,7 +39,7 @@ _NAMED = re.compile(
         (?:\n(?:(?P=indent)[^\n]*|[ ]*(?=\n)))*
       | "(?:[^"\\\n]|\\.)*" | '[^'\n]*'  # a text of JSON, YAML or a shell
       | \[\s*(?:\\*["'][^"'\\\[\]]*\\*["'][\s,]*)+\]
-      | \\+".*?\\+"  # of JSON within a text of JSON
+      | \\+".*?\\{{1,9}}"  # of JSON within a text of JSON
       | (?:(?:bearer|basic|digest|negotiate|token)\s+)?
         \\*["']?(?:[^\s,;{{}}\[\]()"'\\]|[,;](?![\s,;{{}}\[\]()"'\\]|$))+
     )""",
@@ -59,7 +59,8 @@ _UNNAMED = (
     re.compile(r"(?:(?<=\s-u\s)|(?<=\s--user[\s=]))[^\s:\"']{1,200}:[^\s\"']+"),  # of curl
     # Tokens of GitHub, GitLab, Slack and NVIDIA.
     re.compile(r"\b(?:gh[a-z]_|github_pat_|glpat-|xox[a-z]-|nvapi-)[\w-]{10,}"),
-    re.compile(r"\beyJ[\w-]+\.[\w-]+\.[\w-]*"),  # a JSON Web Token
+    # A JSON Web Token, with what it is joined to.
+    re.compile(r"(?<![\w-])(?=[\w-]+\.[\w-]+\.)[\w-]*?\beyJ[\w-]+\.[\w-]+\.[\w-]*"),
     re.compile(r"(?<=\bbearer )[\w.~+/=-]+", re.IGNORECASE),
 )
 _LEAST = 6

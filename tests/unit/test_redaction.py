@@ -2,6 +2,7 @@
 
 import base64
 import json
+import signal
 import urllib.parse
 
 import hypothesis
@@ -180,3 +181,20 @@ def test_what_a_report_is_about_stays() -> None:
     )
 
     assert redaction.redacted(text) == text
+
+
+@pytest.mark.parametrize(("begin", "repeated"), [("", "eyJ-"), ('token:\\"', "\\")])
+def test_hostile_text_does_not_keep_the_command_busy(begin: str, repeated: str) -> None:
+    """The limit is of the processor's time, and many times what it takes."""
+
+    def interrupt(*_: object) -> None:
+        raise TimeoutError
+
+    text = begin + repeated * (300_000 // len(repeated))
+    before = signal.signal(signal.SIGVTALRM, interrupt)
+    signal.setitimer(signal.ITIMER_VIRTUAL, 15)
+    try:
+        assert redaction.redacted(text) in (text, f'token:\\"{redaction.REMOVED}\\"')
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.signal(signal.SIGVTALRM, before)
