@@ -3,7 +3,8 @@
 
     release/notes.py [TAG]
 
-Without a tag it prints the section Unreleased: what a release of this commit would say.
+Without a tag it prints what a release of this commit would say: the section Unreleased, or where
+that is empty, as just before the tag, the version's.
 """
 
 import pathlib
@@ -24,13 +25,14 @@ def main(arguments: list[str]) -> str:
     tag = arguments[0] if arguments else ""
     if tag and tag != f"v{version}":
         sys.exit(f"The tag {tag} is not of version {version}: tag v{version}, or set the version.")
-    heading = rf"{re.escape(version)} - \d{{4}}-\d\d-\d\d" if tag else "Unreleased"
     changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
-    found = re.search(rf"^## {heading}\n(.*?)(?=^## |\Z)", changelog, re.MULTILINE | re.DOTALL)
-    if found is None or not found[1].strip():
-        named = f"{version} - YYYY-MM-DD" if tag else "Unreleased"
-        sys.exit(f'CHANGELOG.md has no text below "## {named}": write there what has changed.')
-    return found[1].strip()
+    of_version = rf"{re.escape(version)} - \d{{4}}-\d\d-\d\d"
+    for heading in (of_version,) if tag else ("Unreleased", of_version):
+        found = re.search(rf"^## {heading}\n(.*?)(?=^## |\Z)", changelog, re.MULTILINE | re.DOTALL)
+        if found and (text := found[1].strip()):
+            return text
+    named = f"{version} - YYYY-MM-DD" if tag else "Unreleased"
+    sys.exit(f'CHANGELOG.md has no text below "## {named}": write there what has changed.')
 
 
 if __name__ == "__main__":

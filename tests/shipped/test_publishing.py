@@ -46,6 +46,17 @@ def test_the_notes_of_a_tag_are_its_section_of_the_changelog(checkout: pathlib.P
     assert programs.output(sys.executable, RELEASE / "notes.py")
 
 
+def test_a_rehearsal_of_the_commit_that_will_be_tagged_has_the_notes_of_its_version(
+    checkout: pathlib.Path,
+) -> None:
+    changelog = checkout / "CHANGELOG.md"
+    changelog.write_text(changelog.read_text().replace("Next.\n\n", ""))
+
+    output = programs.output(sys.executable, checkout / "release" / "notes.py")
+
+    assert output == "This one.\n"
+
+
 @pytest.mark.parametrize("tag", [VERSION, f"v{VERSION}.1", f"v{VERSION}-rc1", "v", "latest"])
 def test_a_tag_of_another_version_is_refused(checkout: pathlib.Path, tag: str) -> None:
     done = programs.run(sys.executable, checkout / "release" / "notes.py", tag)
