@@ -205,6 +205,19 @@ def test_the_libraries_run_under_each_python(
     assert "applied successfully" in output
 
 
+@pytest.mark.parametrize("reason", ["remove", "upgrade", "0"])
+def test_a_package_whose_library_is_gone_can_be_removed(
+    tmp_path: pathlib.Path, reason: str
+) -> None:
+    script = (ROOT / "release" / "native" / "preremove").read_text(encoding="utf-8")
+    here = script.replace("/usr/lib/mig-manager", str(tmp_path / "none"))
+    systemctl = tmp_path / "systemctl"
+    systemctl.write_text("#!/bin/sh\n")
+    systemctl.chmod(0o755)
+
+    programs.output("sh", "-c", here, "sh", reason, PATH=f"{tmp_path}:{os.environ['PATH']}")
+
+
 # -- the .rpm in a root -----------------------------------------------------------------------
 
 
