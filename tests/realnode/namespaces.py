@@ -99,8 +99,8 @@ def another_network() -> Iterator[None]:
     """Have an own network for the body alone: a cluster may be running in this thread's."""
     libc = ctypes.CDLL(None, use_errno=True)
     with pathlib.Path("/proc/thread-self/ns/net").open() as before:
-        own_network()
         try:
+            own_network()
             yield
         finally:
             if libc.setns(before.fileno(), _CLONE_NEWNET):
