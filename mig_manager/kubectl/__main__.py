@@ -150,7 +150,8 @@ class _Command:
                 blocks += status.last_run(past, style=self._style)
             blocks += [self._style.wrapped(message) for message in found.missing]
             lines = {report.node.name: status.line(report) for report in found.reports}
-            lines |= {message: message for message in found.missing}
+            # Under one name, which stays: what is not missing any more is not gone.
+            lines["not found"] = "; ".join(found.missing)
             return live.View("\n\n".join(blocks), lines)
 
         return live.run(self._terminal, refresh) == console.DONE

@@ -69,7 +69,9 @@ def test_a_pipe_gets_a_line_for_each_node_that_changes(viewer: rig.Viewer) -> No
     assert "gpu-1, waiting, Applied, requested other, applied all-balanced" in changed
 
 
-def test_a_node_that_is_deleted_is_named_and_the_others_stay(viewer: rig.Viewer) -> None:
+def test_a_node_that_is_deleted_is_named_until_it_is_there_again_and_the_others_stay(
+    viewer: rig.Viewer,
+) -> None:
     viewer.server.store.create(rig.node("gpu-9"))
     command = [sys.executable, "-m", _MODULE, "status", "-w", "gpu-1", "gpu-9"]
     with subprocess.Popen(  # noqa: S603 - our own program
@@ -82,8 +84,12 @@ def test_a_node_that_is_deleted_is_named_and_the_others_stay(viewer: rig.Viewer)
         viewer.server.store.remove(("nodes", "", "gpu-9"))
 
         after = {process.stdout.readline().split(" ", 1)[1] for _ in range(2)}
+        viewer.server.store.create(rig.node("gpu-9"))
+        again = process.stdout.readline().split(" ", 1)[1]
         process.kill()
 
+        assert again.startswith("gpu-9, ")
+        assert "is gone" not in process.stdout.read()
         assert after == {"gpu-9 is gone\n", 'nodes "gpu-9" not found\n'}
         assert process.stderr.read() == ""
 
