@@ -70,18 +70,20 @@ def _kill_plugin(cluster: rig.Cluster) -> None:
 
 def _kill(cluster: rig.Cluster, pods: Callable[[rig.Cluster], list[rig.Object]]) -> None:
     """Kill the containers of some pods; return when kubelet has reported their end."""
-    killed = _running(cluster, pods)
-    for container in killed:
-        cluster.node.kill_container(container)
+    killed: set[str] = set()
+
+    def has_killed() -> bool:
+        for container in judging.containers(pods(cluster)):
+            # One that was told to end may be gone before kubelet reports it.
+            with contextlib.suppress(RuntimeError):
+                cluster.node.kill_container(container)
+                killed.add(container)
+        return bool(killed)
+
+    waiting.until(has_killed, "a running container")
     waiting.until(
-        lambda: not {*killed} & {*judging.containers(pods(cluster))}, "the end of a container"
+        lambda: killed.isdisjoint(judging.containers(pods(cluster))), "the end of a container"
     )
-
-
-def _running(cluster: rig.Cluster, pods: Callable[[rig.Cluster], list[rig.Object]]) -> list[str]:
-    """Wait for a running container of some pods; return the ids of all."""
-    waiting.until(lambda: bool(judging.containers(pods(cluster))), "a running container")
-    return judging.containers(pods(cluster))
 
 
 def _kill_kubelet(cluster: rig.Cluster) -> None:
@@ -218,7 +220,9 @@ class Change:
 
     def _stop_plugin(self) -> list[str]:
         """Make the plugin deaf to the signal that ends it."""
-        containers = _running(self._cluster, judging.plugins)
+        cluster = self._cluster
+        waiting.until(lambda: bool(judging.containers(judging.plugins(cluster))), "a plugin")
+        containers = judging.containers(judging.plugins(cluster))
         self._signal(containers, "SIGSTOP")
         return containers
 
