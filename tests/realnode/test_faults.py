@@ -74,7 +74,7 @@ def _kill(cluster: rig.Cluster, pods: Callable[[rig.Cluster], list[rig.Object]])
 
     def has_killed() -> bool:
         for container in judging.containers(pods(cluster)):
-            # One that was told to end may be gone before kubelet reports it.
+            # One that is ending may be gone before kubelet reports it.
             with contextlib.suppress(RuntimeError):
                 cluster.node.kill_container(container)
                 killed.add(container)

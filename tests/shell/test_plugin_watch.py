@@ -10,6 +10,8 @@ import subprocess
 import sys
 from collections.abc import Iterator
 
+import pytest
+
 from tests import programs, waiting
 from tests.shell import plugin_rig as rig
 from tests.shell import terminal
@@ -69,10 +71,18 @@ def test_a_pipe_gets_a_line_for_each_node_that_changes(viewer: rig.Viewer) -> No
     assert "gpu-1, waiting, Applied, requested other, applied all-balanced" in changed
 
 
+@pytest.fixture
+def another_node(viewer: rig.Viewer) -> Iterator[None]:
+    """The node ``gpu-9`` for one test, which may remove it."""
+    viewer.server.store.create(rig.node("gpu-9"))
+    yield
+    viewer.server.store.remove(("nodes", "", "gpu-9"))
+
+
+@pytest.mark.usefixtures("another_node")
 def test_a_node_that_is_deleted_is_named_until_it_is_there_again_and_the_others_stay(
     viewer: rig.Viewer,
 ) -> None:
-    viewer.server.store.create(rig.node("gpu-9"))
     command = [sys.executable, "-m", _MODULE, "status", "-w", "gpu-1", "gpu-9"]
     with subprocess.Popen(  # noqa: S603 - our own program
         command, env=viewer.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -94,8 +104,8 @@ def test_a_node_that_is_deleted_is_named_until_it_is_there_again_and_the_others_
         assert process.stderr.read() == ""
 
 
+@pytest.mark.usefixtures("another_node")
 def test_a_view_that_cannot_be_renewed_says_since_when_and_why(viewer: rig.Viewer) -> None:
-    viewer.server.store.create(rig.node("gpu-9"))
     command = [sys.executable, "-m", _MODULE, "status", "-w", "gpu-9"]
     with subprocess.Popen(  # noqa: S603 - our own program
         command, env=viewer.environment, stdout=subprocess.PIPE, text=True
