@@ -127,7 +127,8 @@ def _hanging(viewer: rig.Viewer, home: pathlib.Path) -> Iterator[terminal.Sessio
     kubectl = folder / "kubectl"
     real = shlex.quote(programs.needed("kubectl"))
     kubectl.write_text(
-        f"#!/bin/sh\nif test -e {hangs}; then : > {hangs}.now; exec sleep 999; fi\n"
+        # After a second its parent waits for it: an interrupted Popen does not end its child.
+        f"#!/bin/sh\nif test -e {hangs}; then sleep 1; : > {hangs}.now; exec sleep 999; fi\n"
         f'exec {real} "$@"\n'
     )
     kubectl.chmod(0o755)
