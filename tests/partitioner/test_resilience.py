@@ -58,8 +58,8 @@ def test_a_pod_or_node_that_cannot_be_understood_is_left_out_and_the_others_are_
         node["status"]["allocatable"]["cpu"] = "many"
 
     rig.server.modify(kinds.PODS, "strange", break_pod, namespace="default")
-    own = rig.replica()
     with structlog.testing.capture_logs() as logs:
+        own = rig.replica()
         waiting.until(lambda: own.service.cluster.is_current, "the watches")
         rig.server.modify(kinds.NODES, "n2", break_node)
         waiting.until(lambda: len(own.service.cluster.nodes()) == 1, "n2 to be left out")
