@@ -22,7 +22,7 @@ UNITS="mig-manager.service mig-manager-boot.service"
 EDITABLE="mig-manager.env config.yaml"
 # Marks our program: another one of the same name does not have it, nor has that of a package.
 PACKAGE_MARK="# Made by mig-manager's package."
-MARK=${MARK:-"# Made by mig-manager's installer."}
+MARK="# Made by mig-manager's installer."
 
 fail() {
     printf '%s: %s\n' "${0##*/}" "$1" >&2

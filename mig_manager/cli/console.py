@@ -129,7 +129,7 @@ class Console:
         """
         is_data = output_format in ("json", "yaml")
         if is_data:
-            self.say(rendered({"apiVersion": API_VERSION, **data()}, output_format))
+            self.say(answered(data(), output_format))
         else:
             self.say(bar.harmless(text()))
 
@@ -228,6 +228,11 @@ def _encodable(stream: TextIO, text: str) -> str:
     """Return the text with escapes for what the stream cannot encode."""
     encoding = stream.encoding or "utf-8"
     return text.encode(encoding, "backslashreplace").decode(encoding)
+
+
+def answered(data: Mapping[str, object], output_format: str) -> str:
+    """Return an answer for machines, with the version of its schema."""
+    return rendered({"apiVersion": API_VERSION, **data}, output_format)
 
 
 def rendered(data: Mapping[str, object], output_format: str) -> str:

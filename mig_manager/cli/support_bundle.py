@@ -163,9 +163,9 @@ def _sources(
 
     return {
         "versions.json": lambda: _json(_versions(facts)),
-        "status.json": lambda: _answer(status().to_data()),
+        "status.json": lambda: console.answered(status().to_data(), "json"),
         "status.txt": lambda: gpu_report.status(status(), is_wide=True, style=_PLAIN),
-        "doctor.json": lambda: _answer(examined.get().to_data()),
+        "doctor.json": lambda: console.answered(examined.get().to_data(), "json"),
         "doctor.txt": lambda: doctor.table(examined.get(), style=_PLAIN),
         "settings.json": lambda: _json(_settings(agents.if_known(), environ)),
         "layouts.yaml": files.ConfigFile(asked.config_file).read,
@@ -242,10 +242,6 @@ def _secrets(
         with contextlib.suppress(errors.ConfigError):
             found += redaction.values(files.ConfigFile(chosen.doctor.kubeconfig).read())
     return tuple(found)
-
-
-def _answer(data: Mapping[str, object]) -> str:
-    return console.rendered({"apiVersion": console.API_VERSION, **data}, "json")
 
 
 def _json(data: object) -> str:

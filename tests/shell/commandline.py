@@ -13,6 +13,16 @@ from mig_manager.cli import console, main, parser
 from mig_manager.sandbox.driver import library as simulated
 from tests import contract
 
+SPEC = ("--simulate", "2xA100-SXM4-40GB")
+ONE_LAYOUT = """
+version: v1
+mig-configs:
+  one:
+  - devices: all
+    mig-enabled: true
+    mig-devices: {3g.20gb: 1, 1g.5gb: 4}
+"""
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:

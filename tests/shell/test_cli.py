@@ -10,21 +10,13 @@ from mig_manager.cli import parser
 from mig_manager.core import yaml_tree
 from mig_manager.sandbox.driver import library as simulated
 from mig_manager.sandbox.driver import states
-from tests.shell.commandline import Answer, Shell
+from tests.shell.commandline import ONE_LAYOUT, SPEC, Answer, Shell
 
-SPEC = ("--simulate", "2xA100-SXM4-40GB")
-LAYOUTS = """
-version: v1
-mig-configs:
-  one:
-  - devices: all
-    mig-enabled: true
-    mig-devices: {3g.20gb: 1, 1g.5gb: 4}
+LAYOUTS = f"""{ONE_LAYOUT}\
   other:
   - devices: all
     mig-enabled: false
 """
-ONLY_ONE = LAYOUTS[: LAYOUTS.index("  other")]
 
 
 @pytest.fixture
@@ -59,7 +51,7 @@ def test_the_layout_may_be_the_only_one_of_a_file_and_the_file_the_programs_own(
 
     assert several.status == 2
     assert f"name a layout; {layouts} has one, other" in several.err
-    assert shell("plan", "-f", "-", *SPEC, stdin=ONLY_ONE).status == 0
+    assert shell("plan", "-f", "-", *SPEC, stdin=ONE_LAYOUT).status == 0
     assert shell("plan", "all-disabled", *SPEC).status == 0
 
 

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 import pytest
 
 from mig_manager.cli import console
+from tests.shell.commandline import SPEC
 
 PROGRAM = (sys.executable, "-m", "mig_manager")
-SPEC = ("--simulate", "2xA100-SXM4-40GB")
 
 
 def program(*argv: str, folder: pathlib.Path) -> "subprocess.Popen[str]":

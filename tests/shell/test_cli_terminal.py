@@ -9,9 +9,8 @@ import pytest
 
 from mig_manager import errors
 from mig_manager.cli import console, main
-from tests.shell.commandline import Shell
+from tests.shell.commandline import SPEC, Shell
 
-SPEC = ("--simulate", "2xA100-SXM4-40GB")
 NASTY = "a\x1b]0;owned\x07\x1b[2J\x1b[8m\u202eb"
 """Control sequences that name a terminal's window, clear it, hide and reverse the text after."""
 

@@ -6,22 +6,12 @@ import pathlib
 import pytest
 
 from mig_manager.cli import parser
-from tests.shell.commandline import Shell
-
-SPEC = ("--simulate", "2xA100-SXM4-40GB")
-LAYOUTS = """
-version: v1
-mig-configs:
-  one:
-  - devices: all
-    mig-enabled: true
-    mig-devices: {3g.20gb: 1, 1g.5gb: 4}
-"""
+from tests.shell.commandline import ONE_LAYOUT, SPEC, Shell
 
 
 @pytest.fixture
 def layouts(shell: Shell) -> str:
-    return shell.file(LAYOUTS)
+    return shell.file(ONE_LAYOUT)
 
 
 @pytest.mark.parametrize("command", parser.COMMANDS)
