@@ -1,16 +1,21 @@
 """What holds for every test."""
 
 import collections
+import datetime as dt
+import faulthandler
 import json
 import os
 import pathlib
+import signal
 import sys
-from collections.abc import Generator, Mapping, Sequence
-from typing import TypeVar
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from typing import Protocol, TypeVar
 
 import hypothesis
 import pytest
 import structlog
+
+from tests import programs
 
 _Report = TypeVar("_Report", pytest.TestReport, pytest.CollectReport)
 
@@ -18,14 +23,81 @@ _Report = TypeVar("_Report", pytest.TestReport, pytest.CollectReport)
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
-# A slow machine is no bug.
-hypothesis.settings.register_profile(
-    "patient",
-    hypothesis.settings(),
-    deadline=None,
-    suppress_health_check=[hypothesis.HealthCheck.too_slow],
-)
-hypothesis.settings.load_profile("patient")
+# A shell starts a job in the background deaf to both, and so all that it starts; tests send them.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGQUIT) is signal.SIG_IGN:
+    signal.signal(signal.SIGQUIT, signal.SIG_DFL)
+
+# A slow machine is no bug. A change is judged by the same examples as the one before it, by more
+# of them in CI. Others are tried by hand, with --hypothesis-profile random.
+for _profile, _examples in {"fixed": 50, "thorough": 400, "random": 400}.items():
+    hypothesis.settings.register_profile(
+        _profile,
+        hypothesis.settings(),
+        deadline=None,
+        derandomize=_profile != "random",
+        max_examples=_examples,
+        suppress_health_check=[hypothesis.HealthCheck.too_slow],
+    )
+hypothesis.settings.load_profile("fixed")
+
+# What hangs must fail. pyproject.toml has the limit of the other tests, far above what they take
+# on a machine with other work.
+_LIMITS_S = {"slow": 1800, "release": 1800, "cluster": 3600, "realnode": 3600}
+_STDERR = pytest.StashKey[int]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Keep the standard error that no test captures."""
+    config.stash[_STDERR] = os.dup(2)
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Close it."""
+    os.close(config.stash[_STDERR])
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Give long tests more time; the first one of a cluster may also build Kubernetes."""
+    for item in items:
+        limits = [_LIMITS_S.get(mark.name, 0) for mark in item.iter_markers()]
+        if any(limits):
+            item.add_marker(pytest.mark.timeout(max(limits)))
+
+
+class _Limit(Protocol):
+    timeout: float
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_timeout_set_timer(
+    item: pytest.Item, settings: _Limit
+) -> Generator[None, object, object]:
+    """End this process with all stacks if the test has not ended long after its time limit.
+
+    A signal makes the test fail at its limit. It cannot interrupt a library, nor a clean-up that
+    hangs afterwards.
+    """
+    if sys.gettrace() is None:  # no debugger
+        faulthandler.dump_traceback_later(
+            2 * settings.timeout, exit=True, file=item.config.stash[_STDERR]
+        )
+    return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol() -> Generator[None, object, object]:
+    """End that limit with the test."""
+    try:
+        return (yield)
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+
+
+def pytest_enter_pdb() -> None:
+    """Let a person take their time."""
+    faulthandler.cancel_dump_traceback_later()
 
 
 @pytest.fixture(autouse=True)
@@ -82,6 +154,7 @@ def pytest_terminal_summary(
         folder.mkdir(parents=True, exist_ok=True)
         for name, entries in counted.items():
             _write(folder / f"{name.replace(' ', '-')}.json", entries)
+        _stamp(folder / "runs.json", counted)
 
 
 def _counted(terminalreporter: pytest.TerminalReporter) -> Mapping[str, Sequence[object]]:
@@ -99,3 +172,14 @@ def _write(path: pathlib.Path, entries: Sequence[object]) -> None:
     """Write the results of one matrix, an entry a line, so that two runs are easy to compare."""
     lines = sorted(json.dumps(entry) for entry in entries)
     path.write_text("[\n" + ",\n".join(lines) + "\n]\n", encoding="utf-8")
+
+
+def _stamp(path: pathlib.Path, names: Iterable[str]) -> None:
+    """Note the commit and the day of the run for each of its matrices."""
+    commit = programs.output(
+        "git", "describe", "--always", "--dirty", "--exclude=*", cwd=pathlib.Path(__file__).parent
+    )
+    run = {"commit": commit.strip(), "date": dt.datetime.now(dt.UTC).date().isoformat()}
+    runs = json.loads(path.read_text("utf-8")) if path.exists() else {}
+    runs |= dict.fromkeys(names, run)
+    path.write_text(json.dumps(runs, indent=1, sort_keys=True) + "\n", encoding="utf-8")

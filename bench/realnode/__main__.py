@@ -189,6 +189,8 @@ def _measure(results: Results, chosen: argparse.Namespace, folder: pathlib.Path)
     stories = [each for each in _STORIES if any(part in each.name for part in chosen.only)]
     starts = [_start(each, folder / f"{number}.json") for number, each in enumerate(stories)]
     shape = rig.Shape(gpus=f"2x{_PRODUCT}", overlay=None, latency=states.REALISTIC)
+    if "nvidia" in chosen.manager:
+        nvidia_manager.prepare()
     cluster = rig.Cluster(folder / "cluster", rig.CACHE, shape)
     with cluster.up(), contextlib.ExitStack() as ending:
         if chosen.logs:

@@ -161,7 +161,8 @@ class Real:
             path = f"/api/v1/namespaces/{namespace}/serviceaccounts"
             self._create(path, {"metadata": {"name": "default"}})
         policies = [obj for obj in shipped("budget/slots.yaml") if "Policy" in obj["kind"]]
-        for obj in (*shipped("base/rbac.yaml"), *shipped("policy/policy.yaml"), *policies):
+        policies += [*shipped("policy/policy.yaml"), *shipped("evictions/evictions.yaml")]
+        for obj in (*shipped("base/rbac.yaml"), *policies):
             self._create(collection(obj), obj)
         self._introduce(OURS)
         self._introduce(OPERATORS)

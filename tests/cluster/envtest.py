@@ -216,14 +216,20 @@ def end(process: subprocess.Popen[bytes]) -> None:
 
 
 def free_ports(count: int) -> list[int]:
-    """Return ports that the kernel gives to no client: one could take a restarting server's."""
+    """Return ports that the kernel gives to no client: one could take a restarting server's.
+
+    Other test processes have others: a server listens seconds after its port was found free.
+    """
     lowest = int(pathlib.Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    span = lowest // 2 // 16
+    first = lowest // 2 + worker % 16 * span
     with contextlib.ExitStack() as exits:
         ports: list[int] = []
         while len(ports) < count:
             each = exits.enter_context(socket.socket())
             with contextlib.suppress(OSError):
-                each.bind(("127.0.0.1", lowest // 2 + secrets.randbelow(lowest // 2)))
+                each.bind(("127.0.0.1", first + secrets.randbelow(span)))
                 ports.append(each.getsockname()[1])
         return ports
 

@@ -14,10 +14,11 @@ import sys
 from collections.abc import Sequence
 
 from tests import waiting
-from tests.realnode import images, namespaces, rig
+from tests.realnode import images, namespaces, progress, rig
 
 FOLDER = rig.CACHE / "play"
 _LOG, _PID, _READY = FOLDER / "log", FOLDER / "pid", FOLDER / "ready"
+_FIRST_START_S = 2 * 3600.0
 _HINTS = """The cluster is up. Try:
   just realnode shell kubectl label node node-a nvidia.com/mig.config=all-1g.5gb
   just realnode shell kubectl get node node-a --show-labels
@@ -60,8 +61,10 @@ def _up() -> int:
             start_new_session=True,
         )
     _PID.write_text(str(serving.pid))
-    print("Building and starting; the first time this takes some minutes.", flush=True)
-    waiting.until(lambda: _READY.exists() or serving.poll() is not None, within_s=3600)
+    print(f"Building and starting; the first time this takes long. Everything: {_LOG}", flush=True)
+    progress.follow(
+        _LOG, lambda: _READY.exists() or serving.poll() is not None, within_s=_FIRST_START_S
+    )
     if serving.poll() is not None:
         print(f"{_LOG.read_text()[-3000:]}\nThe cluster has not come up; see {FOLDER}.")
         return 1

@@ -9,7 +9,7 @@ from collections.abc import Generator, Iterator
 import pytest
 
 from tests import waiting
-from tests.realnode import manifests, namespaces, rig
+from tests.realnode import gpu_operator, manifests, namespaces, nvidia_manager, rig
 
 _BUNDLES = pathlib.Path(__file__).parents[2] / "realnode-bundles"
 _LAYOUTS = """
@@ -81,10 +81,17 @@ class Clusters:
 
 
 @pytest.fixture(scope="session")
-def clusters(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Clusters]:
+def clusters(
+    tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> Iterator[Clusters]:
     missing = namespaces.missing()
     if missing:
         pytest.skip(missing)
+    modules = {item.path.stem for item in request.session.items}
+    if "test_foreign" in modules:
+        nvidia_manager.prepare()
+    if "test_operator" in modules:
+        gpu_operator.prepare()
     before = namespaces.of_the_machine()
     every = Clusters(tmp_path_factory)
     try:

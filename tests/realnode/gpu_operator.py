@@ -35,6 +35,12 @@ _LABELS = {
 Object = dict[str, Any]
 
 
+def prepare() -> None:
+    """Build the operator; before a cluster starts, because then there is no network."""
+    rig.built(PROGRAM)
+    _module()
+
+
 class Operator:
     """The operator of a cluster, as its owner uses it."""
 

@@ -17,6 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from tests import programs
 from tests.cluster import clusters
+from tests.realnode import progress
 
 AGENT = "localhost/mig-manager:test"
 PLUGIN = "localhost/nvidia-device-plugin:test"
@@ -94,6 +95,7 @@ class Images:
             identities = "".join(map(self._identity, every))
             disk = self.cache / "disks" / hashlib.sha256(identities.encode()).hexdigest()
             if not disk.exists():
+                progress.note("building containerd's folder with the images of a node")
                 self._unpack(disk.with_suffix(".part"), every)
                 disk.with_suffix(".part").rename(disk)
             disk.touch()
@@ -130,7 +132,9 @@ class Images:
 
     def _build_agent(self) -> None:
         if not self._has(_BASE):
+            progress.note("building the base image from Debian packages")
             self._base()
+        progress.note("building the agent's image")
         self._buildah(
             "build",
             "--isolation=chroot",

@@ -40,6 +40,11 @@ os.execvp('nvidia-mig-manager', ['nvidia-mig-manager'])
 """Starts it where ``/proc/modules`` has the driver's module, as on a machine with a GPU."""
 
 
+def prepare() -> None:
+    """Build NVIDIA's programs; before a cluster starts, because then there is no network."""
+    rig.built(*PROGRAMS)
+
+
 def install_plugin(cluster: rig.Cluster) -> None:
     """Replace the device plugin by one that the operator's deploy label starts and stops."""
     cluster.kubectl("delete", "daemonset", "-n", "kube-system", PLUGIN, "--ignore-not-found")

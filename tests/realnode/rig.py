@@ -14,7 +14,16 @@ from typing import IO
 from mig_manager.sandbox.driver import states
 from tests import waiting
 from tests.cluster import clusters, envtest
-from tests.realnode import audit, control, driver, images, manifests, namespaces, node
+from tests.realnode import (
+    audit,
+    control,
+    driver,
+    images,
+    manifests,
+    namespaces,
+    node,
+    progress,
+)
 
 PROGRAMS = (
     *("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet"),
@@ -84,9 +93,11 @@ class Cluster:
         """Run the control plane, all nodes and what the shape says runs on them for the body."""
         with contextlib.ExitStack() as running:
             namespaces.own_network()
+            progress.note("starting the control plane")
             running.enter_context(self.plane.running())
             group = running.enter_context(namespaces.cgroup(f"mig-manager-nodes-{os.getpid()}"))
             for number, name in enumerate(self.shape.nodes, 1):
+                progress.note(f"starting {name}")
                 home = self.folder / name
                 (home / "driver").mkdir(parents=True)
                 gpus = driver.Driver(home / "driver", self.shape.gpus, latency=self.shape.latency)
@@ -159,6 +170,7 @@ class Cluster:
     def install_agent(self) -> None:
         """Install the agent as the shape says, if it says so."""
         if self.shape.overlay is not None:
+            progress.note("installing the agent")
             self.install(self.shape.overlay, *self.shape.patches)
 
     def install(self, overlay: str, *patches: Object) -> None:
@@ -358,21 +370,37 @@ def is_running(pod: Object) -> bool:
 
 def devices(node: Object) -> dict[str, int]:
     """Return how many devices of each of NVIDIA's resources pods can be given on a node."""
+    return _counts(node["status"]["allocatable"])
+
+
+def capacity(node: Object) -> dict[str, int]:
+    """Return how many devices of each of NVIDIA's resources a node has, unhealthy ones too."""
+    return _counts(node["status"]["capacity"])
+
+
+def _counts(quantities: Mapping[str, str]) -> dict[str, int]:
     return {
         key.removeprefix("nvidia.com/"): int(value)
-        for key, value in node["status"]["allocatable"].items()
+        for key, value in quantities.items()
         if key.startswith("nvidia.com/") and value != "0"
     }
 
 
 def built(*programs: str) -> pathlib.Path:
     """Build programs, once; return their folder."""
-    done = subprocess.run(
-        [str(envtest.BUILD), *programs], capture_output=True, text=True, check=False
-    )
-    if done.returncode:
-        raise RuntimeError(done.stderr)
-    return pathlib.Path(done.stdout.strip())
+    command = [str(envtest.BUILD), *programs]
+    output: list[str] = []
+    with subprocess.Popen(command, stdout=-1, stderr=-1, text=True) as building:
+        assert building.stdout is not None
+        assert building.stderr is not None
+        for line in building.stderr:
+            output.append(line)
+            if progress.is_note(line):
+                progress.note(line.strip())
+        folder = building.stdout.read().strip()
+    if building.returncode:
+        raise RuntimeError("".join(output))
+    return pathlib.Path(folder)
 
 
 def _tool(name: str) -> str:
