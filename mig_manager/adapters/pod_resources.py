@@ -74,6 +74,12 @@ class PodResources:
                     for claim in container.dynamic_resources
                     for device in claim.claim_resources
                 ),
+                gpu_resources=frozenset(
+                    entry.resource_name
+                    for container in pod.containers
+                    for entry in container.devices
+                    if entry.resource_name.startswith(cluster.RESOURCE_PREFIX)
+                ),
             )
             for pod in answer.pod_resources
         )

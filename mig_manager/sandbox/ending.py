@@ -6,6 +6,8 @@ import threading
 from collections.abc import Callable, Iterator
 from types import FrameType
 
+from mig_manager.adapters import host
+
 
 class EndedBySignal(Exception):  # noqa: N818 - no error
     """A signal asks for the end."""
@@ -32,7 +34,7 @@ def on_signals(end: Callable[[EndedBySignal], None]) -> Iterator[None]:
     # What nohup or a background job ignores stays ignored.
     handlers = {
         number: signal.signal(number, receive)
-        for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
+        for number in host.ENDING_SIGNALS
         if signal.getsignal(number) is not signal.SIG_IGN
     }
     try:

@@ -1,9 +1,12 @@
 """ConfigFile and ConfigWatch against real files, inotify and kubelet's way of changing a mount."""
 
 import contextlib
+import os
 import pathlib
 import queue
 import shutil
+import subprocess
+import threading
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -100,6 +103,24 @@ def test_a_missing_file_or_a_directory_is_a_config_error_with_its_name(
     for name, why in (("gone.yaml", r"gone\.yaml: No such file"), ("", "Is a directory")):
         with pytest.raises(errors.ConfigError, match=why):
             files.ConfigFile(tmp_path / name).read()
+
+
+def test_a_named_pipe_is_refused_and_a_shells_pipe_is_read(tmp_path: pathlib.Path) -> None:
+    named = tmp_path / "layouts.yaml"
+    os.mkfifo(named)
+    with pytest.raises(errors.ConfigError, match="it is a named pipe, not a file"):
+        files.ConfigFile(named).read()
+
+    # It writes while it is read.
+    script = "echo one; until [ -e go ]; do :; done; echo two"
+    with subprocess.Popen(  # noqa: S603 - our own script
+        ["/bin/sh", "-c", script], cwd=tmp_path, stdout=subprocess.PIPE
+    ) as writer:
+        assert writer.stdout is not None
+        timer = threading.Timer(0.05, (tmp_path / "go").touch)
+        timer.start()
+        assert files.ConfigFile(f"/dev/fd/{writer.stdout.fileno()}").read() == "one\ntwo\n"
+        timer.join()
 
 
 def test_a_file_of_more_than_a_mebibyte_or_not_utf_8_is_refused(tmp_path: pathlib.Path) -> None:

@@ -31,6 +31,8 @@ class Machine:
         self.state = rig.state
         self.tool = folder / "bin/nvidia-smi"
         self.proc = proc_tree.ProcTree(folder / "proc")
+        self.noted: list[tuple[tuple[str, ...], bool]] = []
+        """GPUs about to be without persistence mode, and whether one has it then."""
         nvidia_smi.install(self.tool.parent, rig.state.path)
 
     def switch(self, *indices: int, mode: model.MigMode = ON) -> tuple[model.Gpu, ...]:
@@ -42,7 +44,12 @@ class Machine:
 
     def reset(self, gpus: Gpus, *, timeout_s: float = 60.0) -> None:
         found = programs.Programs(folders=[str(self.tool.parent)])
-        gpu_reset.SmiReset(found, timeout_s=timeout_s, proc=self.proc.root).reset(gpus)
+        smi = gpu_reset.SmiReset(found, timeout_s=timeout_s, proc=self.proc.root)
+        smi.reset(gpus, self._note)
+
+    def _note(self, uuids: tuple[str, ...]) -> None:
+        kinds = {client.kind for client in self.state.read().clients}
+        self.noted.append((uuids, states.ClientKind.PERSISTENCE_MODE in kinds))
 
     def refusal(self, gpus: Gpus, *, timeout_s: float = 60.0) -> errors.HostError:
         """Return the error of a reset that must reset no GPU."""
@@ -92,12 +99,31 @@ def gpus(machine: Machine) -> Gpus:
     return machine.switch(0)
 
 
-@SLOW
-def test_gpus_with_a_pending_mode_are_reset_one_by_one_and_no_others(boot: Boot) -> None:
+TOGETHER = "--gpu-reset -i 00000000:07:00.0,00000000:17:00.0"
+
+
+@pytest.mark.parametrize(
+    ("refused", "resets"),
+    [
+        ("none", [TOGETHER]),
+        (
+            "*,*",
+            [
+                TOGETHER,
+                "--gpu-reset -i 00000000:07:00.0",
+                "--gpu-reset -i 00000000:17:00.0",
+            ],
+        ),
+    ],
+)
+def test_gpus_with_a_pending_mode_are_reset_by_one_command_unless_refused(
+    boot: Boot, refused: str, resets: list[str]
+) -> None:
     machine = boot(f"3x{A100}")
     gpus = machine.switch(0, 2)
     log = machine.tool.with_name("log")
-    machine.wrap(f'echo "$@" >> "{log}"')
+    refusal = f'case "$1 $3" in --gpu-reset*{refused}) exit 255;; esac'
+    machine.wrap(f'echo "$@" >> "{log}"; {refusal}')
 
     machine.reset([gpus[0], gpus[2]])
 
@@ -105,8 +131,20 @@ def test_gpus_with_a_pending_mode_are_reset_one_by_one_and_no_others(boot: Boot)
     after = machine.rig.gpus.observe()
     assert [gpu.current_mode for gpu in after] == [ON, OFF, ON]
     assert not any(gpu.has_pending_mode for gpu in after)
-    asked = [line for line in log.read_text().splitlines() if "reset" in line]
-    assert asked == ["--gpu-reset -i 00000000:07:00.0", "--gpu-reset -i 00000000:17:00.0"]
+    commands = log.read_text().splitlines()
+    assert [line for line in commands if "reset" in line] == resets
+    assert len(commands) == 2 * len(resets) + 1
+
+
+@SLOW
+def test_a_gpu_that_is_in_use_does_not_keep_another_one_from_its_reset(machine: Machine) -> None:
+    gpus = machine.switch(0, 1)
+    machine.state.add_client(gpus[1].uuid, name="daemon", kind=states.ClientKind.MONITOR)
+
+    with pytest.raises(errors.HostError, match="in use by processes"):
+        machine.reset(gpus)
+
+    assert machine.resets == [1, 0]
 
 
 def test_a_gpu_reset_by_another_program_and_none_at_all_are_not_reset(
@@ -259,6 +297,7 @@ def test_persistence_mode_is_restored_after_a_refused_reset(machine: Machine) ->
 
     kinds = {client.kind for client in machine.state.read().clients}
     assert kinds == {states.ClientKind.PERSISTENCE_MODE, states.ClientKind.MONITOR}
+    assert machine.noted == [((uuid,), True), ((), True)]
 
 
 # What the tool answers.
@@ -276,7 +315,7 @@ def test_persistence_mode_is_restored_after_a_refused_reset(machine: Machine) ->
         pytest.param("Denied", 4, "NoPermission", "ended with status 4: Denied", marks=SLOW),
         pytest.param("Failed", 255, "ResetRequired", "ended with status 255: Failed", marks=SLOW),
         pytest.param("", 15, "ResetRequired", "ended with status 15", marks=SLOW),
-        ("was successfully reset", 0, "ResetRequired", "yet its MIG mode is still pending"),
+        ("was successfully reset", 0, "ResetRequired", "yet their MIG mode is still pending"),
         ("$(sleep 60)", 0, "ResetRequired", "did not end within 0.5 s and was killed"),
     ],
 )
@@ -301,7 +340,8 @@ def test_missing_xml_elements_are_unknown_a_later_warning_is_ignored_and_names_a
     )
     text = f"<gpu><uuid>GPU-1</uuid><processes>{named}</processes></gpu></nvidia_smi_log>"
 
-    assert gpu_reset.parse(f"<nvidia_smi_log>{text}\nWARNING: infoROM\n") == gpu_reset.GpuStatus(
+    (status,) = gpu_reset.parse(f"<nvidia_smi_log>{text}\nWARNING: infoROM\n")
+    assert status == gpu_reset.GpuStatus(
         uuid="GPU-1",
         minor=None,
         is_pending=False,

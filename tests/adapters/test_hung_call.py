@@ -109,11 +109,11 @@ def test_memory_that_was_overwritten_can_still_be_read(memory: hung_call.LastCal
 
 def test_a_note_costs_microseconds(recorder: hung_call.Recorder) -> None:
     rounds = 10_000
-    since = time.perf_counter()
+    since = time.thread_time()
     for _ in range(rounds):
         recorder.began("nvmlGpuInstanceGetComputeInstanceProfileInfo", 1.0)
         recorder.returned()
-    assert (time.perf_counter() - since) / rounds < 50e-6
+    assert (time.thread_time() - since) / rounds < 50e-6
 
 
 # Calls in a thread.

@@ -59,6 +59,23 @@ def test_nothing_is_left_of_a_process_without_further_questions(kubelet: Kubelet
     client.dismiss()
 
 
+def test_dismissal_signals_no_process_that_is_reaped(
+    kubelet: Kubelet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killpg(group: int, number: int) -> None:
+        signalled.append(group)
+        kill(group, number)
+
+    kill, signalled = os.killpg, list[int]()
+    kubelet.start()
+    client, before, files = a_client(kubelet), children(), descriptors()
+    client.prepare()
+    waiting.until(lambda: children() == before and descriptors() == files)
+    monkeypatch.setattr(os, "killpg", killpg)
+    client.dismiss()
+    assert signalled == []
+
+
 def test_a_process_that_was_killed_is_replaced(
     kubelet: Kubelet, client: pod_resources.WorkerPodResources
 ) -> None:

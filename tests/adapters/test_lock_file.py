@@ -17,6 +17,7 @@ import structlog.testing
 from mig_manager import errors
 from mig_manager.adapters import host
 from mig_manager.adapters.host import lock_file
+from tests import fakes
 
 HOLDER = """
 import pathlib, sys
@@ -98,6 +99,23 @@ def test_after_a_kill_the_lock_is_free_and_a_script_that_takes_it_is_named(
         assert '"program": "test"' in description(path).read_text()
 
 
+def test_a_probe_of_the_lock_by_another_program_is_waited_for(path: pathlib.Path) -> None:
+    clock = fakes.FakeClock()
+    lock = lock_file.LockFile(path, program="test", clock=clock, is_required=True)
+    with lock.hold("x"):
+        pass
+
+    with path.open("rb") as probe:
+        fcntl.flock(probe, fcntl.LOCK_SH)
+        with pytest.raises(errors.LockedError), lock.hold("x"):
+            pass
+        assert clock.now_s < 1
+
+        clock.on_wait.append(lambda: fcntl.flock(probe, fcntl.LOCK_UN))
+        with lock.hold("x"):
+            assert '"doing": "x"' in description(path).read_text()
+
+
 def test_threads_of_one_process_exclude_each_other_even_if_the_lock_is_optional(
     path: pathlib.Path,
 ) -> None:
@@ -127,6 +145,7 @@ def test_the_lock_is_released_after_the_context_even_on_errors_and_beside_a_chil
     with contextlib.ExitStack() as stack:
         with pytest.raises(ValueError, match="work"), lock.hold("x"):
             fail()
+        assert description(path).read_text() == ""
         with lock.hold("y"):
             assert children[0].poll() is None
     assert description(path).read_text() == ""

@@ -175,7 +175,10 @@ def test_devices_and_claims_of_pods_are_read_from_what_kubelet_writes(kubelet: K
 
     assert pods == (
         cluster.PodDevices(
-            namespace="team-a", name="train-0", device_ids=frozenset({"MIG-1", "MIG-2"})
+            namespace="team-a",
+            name="train-0",
+            device_ids=frozenset({"MIG-1", "MIG-2"}),
+            gpu_resources=frozenset({"nvidia.com/mig-1g.5gb"}),
         ),
         cluster.PodDevices(
             namespace="team-b",

@@ -187,7 +187,7 @@ def test_a_real_process_is_found_with_its_open_device(tmp_path: pathlib.Path) ->
     # No simulated node has it: tests beside this one look for users of theirs in the same /proc.
     device = tmp_path / "dev/nvidia98"
     device.write_text("")
-    script = "import os, sys; os.open(sys.argv[1], os.O_RDONLY); print(); sys.stdin.read()"
+    script = "import os, sys; os.open(sys.argv[1], 0); print(flush=True); sys.stdin.read()"
     with subprocess.Popen(  # noqa: S603 - our own interpreter
         [sys.executable, "-c", script, str(device)],
         stdin=subprocess.PIPE,

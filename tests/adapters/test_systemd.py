@@ -1,5 +1,6 @@
 """systemd over a real D-Bus: who runs, stopping, starting, and all that goes wrong."""
 
+import dataclasses
 import pathlib
 
 import pytest
@@ -218,6 +219,18 @@ def test_a_unit_that_does_not_stop_or_start_is_reported_with_systemds_words(
             host = services(bus, stop_timeout_s=timeout_s, start_timeout_s=timeout_s)
             with fails(Reason.HOST_SERVICE_FAILED, rf"{name} .*{why}"):
                 getattr(host, method)(name)
+
+
+def test_a_unit_that_is_still_stopping_is_not_waited_for_to_start(bus: Bus) -> None:
+    stuck = Unit(state="deactivating", starts=Act("active", takes_s=60.0))
+    host = dataclasses.replace(services(bus, start_timeout_s=60.0), stopping_timeout_s=0.2)
+
+    with standing_in(bus, {NVSM: stuck}) as played:
+        with fails(
+            Reason.HOST_SERVICE_FAILED, r"^nvsm\.service is still stopping; systemd starts"
+        ):
+            host.start(NVSM)
+        assert played.calls == ["StartUnit nvsm.service replace"]
 
 
 def test_a_unit_that_ran_to_its_end_has_started_and_a_missing_one_is_an_error(bus: Bus) -> None:

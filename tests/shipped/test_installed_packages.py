@@ -8,6 +8,7 @@ import pytest
 
 import mig_manager
 from mig_manager.sandbox.driver import state_file
+from tests import waiting
 from tests.shipped import guest
 from tests.shipped.unit_files import BOOT, SYSTEMD, UNITS
 
@@ -17,6 +18,7 @@ AGENT = "mig-manager.service"
 GPUS = "1xA100-SXM4-40GB+1xH100-SXM5-80GB"
 STATE = "/var/lib/mig-manager/gpus.json"
 LIBRARIES = "/usr/lib/mig-manager/lib/python3/site-packages"
+LOCK = "/run/mig-manager/lock"
 PACKAGE = "/root/mig-manager.deb"
 SETTINGS = "/etc/mig-manager/mig-manager.env"
 DROP_IN = f"/etc/systemd/system/{AGENT}.d/override.conf"
@@ -102,6 +104,30 @@ def test_a_machine_has_its_layout_again_after_a_reboot_and_nothing_of_ours_after
     machine.run("dpkg", "--purge", "mig-manager")
     assert machine.files() == before
     assert machine.run("ls", "/run/mig-manager", status=2)
+
+
+def test_the_agent_starts_again_after_a_signal_and_removal_waits_for_an_apply(
+    machine: guest.Guest,
+) -> None:
+    machine.run("dpkg", "-i", PACKAGE)
+    machine.run("systemctl", "start", AGENT)
+    waiting.until(lambda: machine.state_of(AGENT) == "failed")
+    restarts, status = (machine.state_of(AGENT, name) for name in ("NRestarts", "ExecMainStatus"))
+    assert (restarts, status) == ("0", "2"), "it has no kubeconfig"
+
+    write(machine, DROP_IN, "[Service]\nExecStart=\nExecStart=/bin/sleep infinity\n")
+    machine.run("systemctl", "daemon-reload")
+    machine.run("systemctl", "start", AGENT)
+    machine.run("systemctl", "kill", "--signal=HUP", AGENT)
+    waiting.until(lambda: machine.state_of(AGENT, "NRestarts") == "1")
+    waiting.until(lambda: machine.state_of(AGENT) == "active")
+
+    machine.run("systemd-run", "--unit=apply", "flock", LOCK, "sleep", "infinity")
+    waiting.until(lambda: "FLOCK" in machine.run("cat", "/proc/locks"))
+    machine.run("env", "LOCK_WAIT_S=1", "dpkg", "--remove", "mig-manager", status=1)
+    machine.run("mig-manager", "version")
+    machine.run("systemctl", "stop", "apply")
+    machine.run("dpkg", "--remove", "mig-manager")
 
 
 def test_a_package_refuses_the_installer_beside_it_follows_python_and_keeps_a_lock_in_use(

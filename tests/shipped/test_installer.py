@@ -1,5 +1,6 @@
 """The installer of the units: the files on disk, and what an administrator made of them."""
 
+import fcntl
 import os
 import pathlib
 import shutil
@@ -36,8 +37,11 @@ class Machine:
         }
         return run(self.systemd / "install", self.wheel, cwd=None, **folders | environ)
 
-    def uninstall(self) -> subprocess.CompletedProcess[str]:
-        return run(self.path("usr/local/share/mig-manager/uninstall"), DESTDIR=str(self.root))
+    def uninstall(self, **environ: str) -> subprocess.CompletedProcess[str]:
+        program = self.path("usr/local/share/mig-manager/uninstall")
+        return run(
+            "env", f"DESTDIR={self.root}", *(f"{k}={v}" for k, v in environ.items()), program
+        )
 
     def path(self, name: str) -> pathlib.Path:
         return self.root / name
@@ -58,6 +62,26 @@ def machine(tmp_path: pathlib.Path, wheel: pathlib.Path) -> Machine:
     made = Machine(tmp_path / "root", wheel, systemd)
     made.root.mkdir()
     return made
+
+
+def test_uninstall_removes_nothing_while_another_manager_works(machine: Machine) -> None:
+    uninstall = machine.path("usr/local/share/mig-manager/uninstall")
+    lock = machine.path("run/mig-manager/lock")
+    for folder in (uninstall.parent, lock.parent):
+        folder.mkdir(parents=True)
+    for name in ("uninstall", "paths.sh"):
+        shutil.copy(machine.systemd / name, uninstall.parent)
+    lock.with_name("lock.holder").write_text("mig-manager apply all-1g.5gb")
+    before = machine.files()
+    with lock.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+
+        refused = machine.uninstall(LOCK_WAIT_S="0")
+
+    assert refused.returncode == 1
+    assert refused.stderr.endswith("nothing was removed: mig-manager apply all-1g.5gb\n")
+    assert machine.files().keys() == {*before, "run/mig-manager/lock"}
+    assert machine.uninstall(LOCK_WAIT_S="0").returncode == 0
 
 
 @pytest.mark.slow

@@ -112,6 +112,21 @@ def test_the_lock_outlives_the_unit_and_only_its_main_process_is_stopped(unit: s
     assert pathlib.Path("/var/lib", state) == at_a_shell.verified_layout_file.parent
 
 
+def test_the_agents_unit_restarts_unless_its_input_is_unusable(tmp_path: pathlib.Path) -> None:
+    section = directives(UNITS[0])
+    command = (sys.executable, "-m", "mig_manager", *unit_command_line())
+    simulated = ("--simulate", "1xA100-SXM4-40GB", "--simulate-state", tmp_path / "gpus.json")
+    variables = unit_environ() | {"KUBECONFIG": str(tmp_path / "missing")}
+
+    ended = run(
+        "env", *(f"{name}={value}" for name, value in variables.items()), *command, *simulated
+    )
+
+    assert "no credentials for a Kubernetes API" in ended.stderr
+    assert section["RestartPreventExitStatus"] == [str(ended.returncode)]
+    assert section["Restart"] == ["always"]
+
+
 def test_agent_apply_and_boot_share_lock_and_kept_layout() -> None:
     agent = agent_settings(unit_command_line(), unit_environ())
     boot = boot_settings({})

@@ -23,13 +23,26 @@ class SystemClock:
         threading.Event().wait(max(0.0, seconds))
 
 
+ENDING_SIGNALS = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM)
+"""Signals by which people and systemd end a program, and which let it clean up first."""
+
+
 def end_on_signals(stop: Callable[[], None]) -> None:
-    """Have SIGTERM and SIGINT call ``stop``, in a thread of its own."""
+    """Have each of ``ENDING_SIGNALS`` call ``stop``, in a thread of its own.
+
+    There is nothing to reload on SIGHUP: a service manager starts the program again. SIGUSR1 and
+    SIGUSR2, which log rotation sends to some programs, have no effect.
+    """
 
     def end(_number: int, _frame: FrameType | None) -> None:
         # A handler runs between two bytecodes of the main thread, which may hold the inbox's
         # lock; another thread can wait for it.
         threading.Thread(target=stop, name="stop").start()
 
-    signal.signal(signal.SIGTERM, end)
-    signal.signal(signal.SIGINT, end)
+    for number in ENDING_SIGNALS:
+        # What nohup or a background job ignores stays ignored.
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, end)
+    for number in (signal.SIGUSR1, signal.SIGUSR2):
+        # Unlike SIG_IGN, programs that we start do not inherit a handler.
+        signal.signal(number, lambda _number, _frame: None)

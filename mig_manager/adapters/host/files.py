@@ -4,6 +4,7 @@ What must survive a loss of power is on the disk before anything relies on it.
 """
 
 import contextlib
+import errno
 import os
 import pathlib
 import secrets
@@ -105,9 +106,20 @@ class JournalFile(_TextFile):
 
 
 class VerifiedLayoutFile(_TextFile):
-    """Implements ``ports.VerifiedLayouts``."""
+    """Implements ``ports.KeptText``."""
 
     _what = "the layout kept for the next boot"
+
+    save = _TextFile.write
+
+
+class RequestFile(_TextFile):
+    """Implements ``ports.KeptText`` beside the verified layout."""
+
+    _what = "the record of the request"
+
+    def __init__(self, verified_layout: pathlib.Path) -> None:
+        super().__init__(verified_layout.with_suffix(".request.json"))
 
     save = _TextFile.write
 
@@ -180,9 +192,21 @@ def replacing(path: pathlib.Path, temporary: pathlib.Path | None = None) -> Iter
 
 
 def read_bytes(path: pathlib.Path, *, most: int = MAX_BYTES) -> bytes:
-    """Return a file's content, up to one byte more than the most that is allowed."""
-    with path.open("rb") as file:
-        return file.read(most + 1)
+    """Return a file's content, up to one byte more than the most that is allowed.
+
+    A named pipe is refused, because a writer may never come. The pipe of ``/dev/stdin`` or of a
+    shell's ``<(...)`` has one, and no name.
+    """
+    with open(path, "rb", opener=_open_without_waiting) as stream:
+        if stat.S_ISFIFO(os.fstat(stream.fileno()).st_mode):
+            if os.path.exists(os.path.realpath(path)):  # noqa: PTH110 - as the kernel resolves it
+                raise OSError(errno.EINVAL, "it is a named pipe, not a file")
+            os.set_blocking(stream.fileno(), True)
+        return stream.read(most + 1)
+
+
+def _open_without_waiting(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def _decode(content: bytes, name: str, *, most: int = MAX_BYTES) -> str:

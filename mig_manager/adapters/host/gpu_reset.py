@@ -8,7 +8,7 @@ import os
 import pathlib
 import re
 import xml.etree.ElementTree as ET
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import structlog
 
@@ -30,6 +30,9 @@ _IN_USE = re.compile(r"in use by another|being used by", re.IGNORECASE)
 _UNSUPPORTED = re.compile(r"not supported", re.IGNORECASE)
 _ADDRESS = re.compile(r"\b([0-9a-f]{4,8}):([0-9a-f]{2}):([0-9a-f]{2})\.([0-7])\b", re.IGNORECASE)
 
+Note = Callable[[tuple[str, ...]], object]
+"""As ``note_persistence_off`` of ``ports.GpuReset``."""
+
 _log = structlog.get_logger()
 
 
@@ -48,19 +51,22 @@ class GpuStatus:
     """Name and pid in words, by pid, of each process with a context."""
 
 
-def parse(document: str) -> GpuStatus | None:
-    """Parse the XML of one GPU; None if it is malformed or has not exactly one."""
-
-    def text(element: ET.Element, path: str) -> str:
-        return (element.findtext(path) or "").strip()
-
+def parse(document: str) -> tuple[GpuStatus, ...]:
+    """Parse the XML of some GPUs; none if it is malformed."""
     # Warnings, such as that of a corrupt infoROM, follow the document.
     document, end, _ = document.partition(_END)
     try:
         # Of the driver's own tool, whose output is bounded; expat bounds what entities make of it.
-        (gpu,) = ET.fromstring(document + end).findall("gpu")  # noqa: S314
-    except (ET.ParseError, ValueError):
-        return None
+        root = ET.fromstring(document + end)  # noqa: S314
+    except ET.ParseError:
+        return ()
+    return tuple(map(_status, root.findall("gpu")))
+
+
+def _status(gpu: ET.Element) -> GpuStatus:
+    def text(element: ET.Element, path: str) -> str:
+        return (element.findtext(path) or "").strip()
+
     current, pending = (text(gpu, f"mig_mode/{which}_mig") for which in ("current", "pending"))
     minor = text(gpu, "minor_number")
     processes = {}
@@ -85,23 +91,39 @@ class SmiReset:
     tools: programs.Programs
     _: dataclasses.KW_ONLY
     timeout_s: float = 120.0
-    """For each reset."""
+    """For each command that resets."""
     proc: pathlib.Path = procfs.ROOT
 
-    def reset(self, gpus: Sequence[model.Gpu]) -> None:
-        """Reset those of the GPUs whose MIG mode is still pending, one after the other.
+    def restore_persistence(self, gpus: Sequence[model.Gpu]) -> None:
+        """Switch persistence mode on; a failure is only logged."""
+        if gpus:
+            self._set_persistence(gpus, is_on=True)
 
-        GPUs that NVLink connects are reset by one command if all of them are listed.
+    def reset(self, gpus: Sequence[model.Gpu], note_persistence_off: Note) -> None:
+        """Reset those of the GPUs whose MIG mode is still pending.
+
+        One command resets them all, which takes a fraction of the time; where it is refused, each
+        is reset by a command of its own, with those that NVLink connects to it.
         """
         for gpu in gpus:
             _require_resettable(gpu)
-        statuses = [(gpu, self._query(gpu)) for gpu in gpus]
-        pending = [gpu for gpu, status in statuses if status.is_pending]
-        for gpu, status in statuses:
-            if status.is_pending:
-                self._require_free(gpu, status)
+        statuses = self._query(gpus)
+        pending = [gpu for gpu in gpus if statuses[gpu.uuid].is_pending]
+        for gpu in pending:
+            self._require_free(gpu, statuses[gpu.uuid])
+        if len(pending) > 1:
+            answer = self._try_reset(pending, note_persistence_off)
+            after = self._query(pending)
+            pending = [gpu for gpu in pending if after[gpu.uuid].is_pending]
+            if pending:
+                _log.warning(
+                    "gpus_reset_one_by_one",
+                    gpus=[gpu.uuid for gpu in pending],
+                    status=answer.status,
+                    output=answer.output,
+                )
         while pending:
-            done = self._reset(pending[:1], pending)
+            done = self._reset(pending[:1], pending, note_persistence_off)
             pending = [gpu for gpu in pending if gpu not in done]
 
     def _run(self, *arguments: str, timeout_s: float = _QUERY_TIMEOUT_S) -> programs.Finished:
@@ -119,17 +141,19 @@ class SmiReset:
             max_output_bytes=_MAX_BYTES,
         )
 
-    def _query(self, gpu: model.Gpu) -> GpuStatus:
-        """Query a GPU, and check that the tool means the same one."""
-        done = self._run("-q", "-x", "-i", _bus_ids([gpu]))
+    def _query(self, gpus: Sequence[model.Gpu]) -> Mapping[str, GpuStatus]:
+        """Query GPUs, by UUID, and check that the tool means the same ones."""
+        if not gpus:
+            return {}
+        done = self._run("-q", "-x", "-i", _bus_ids(gpus))
         if done.status:
             raise done.refused(_REASON)
-        status = parse(done.stdout)
-        if status is None or status.uuid != gpu.uuid:
+        statuses = {status.uuid: status for status in parse(done.stdout)}
+        if missing := [str(gpu) for gpu in gpus if gpu.uuid not in statuses]:
             raise errors.HostError(
-                f"{done.line} does not show {gpu}; it is not reset", reason=_REASON
+                f"{done.line} does not show {', '.join(missing)}; no GPU is reset", reason=_REASON
             )
-        return status
+        return statuses
 
     def _require_free(self, gpu: model.Gpu, status: GpuStatus) -> None:
         if status.has_instances:
@@ -152,28 +176,18 @@ class SmiReset:
         return [name for _, name in sorted({**status.processes, **seen}.items())]
 
     def _reset(
-        self, chosen: Sequence[model.Gpu], pending: Sequence[model.Gpu]
+        self, chosen: Sequence[model.Gpu], pending: Sequence[model.Gpu], note: Note
     ) -> Sequence[model.Gpu]:
         """Reset GPUs in one command, with those of ``pending`` connected to them; return which."""
-        command = ("--gpu-reset", "-i", _bus_ids(chosen))
-        done = self._run(*command, timeout_s=self.timeout_s)
-        if done.status and _IN_USE.search(done.output):
-            # With persistence mode the driver keeps a GPU open that no process uses
-            # (``nvidia-smi(1)``, ``-pm``).
-            persistent = [gpu for gpu in chosen if self._query(gpu).is_persistent]
-            if persistent:
-                self._set_persistence(persistent, is_on=False)
-                try:
-                    done = self._run(*command, timeout_s=self.timeout_s)
-                finally:
-                    self._set_persistence(persistent, is_on=True)
+        done = self._try_reset(chosen, note)
         if done.status == 0:
-            for gpu in chosen:
-                if self._query(gpu).is_pending:
-                    raise errors.HostError(
-                        f"{_TOOL} says that it reset {gpu}, yet its MIG mode is still pending",
-                        reason=_REASON,
-                    )
+            statuses = self._query(chosen)
+            if waiting := [str(gpu) for gpu in chosen if statuses[gpu.uuid].is_pending]:
+                raise errors.HostError(
+                    f"{_TOOL} says that it reset {', '.join(waiting)}, yet their MIG mode is "
+                    "still pending",
+                    reason=_REASON,
+                )
             return chosen
         tied = _addresses(done.output).difference(*(_addresses(gpu.pci_address) for gpu in chosen))
         if not tied:
@@ -187,7 +201,26 @@ class SmiReset:
                 "Manager, with which GPUs are reset one by one, or reboot",
                 reason=_REASON,
             )
-        return self._reset([*chosen, *more], pending)
+        return self._reset([*chosen, *more], pending, note)
+
+    def _try_reset(self, gpus: Sequence[model.Gpu], note: Note) -> programs.Finished:
+        """Run one command that resets GPUs, without persistence mode where that keeps one open."""
+        command = ("--gpu-reset", "-i", _bus_ids(gpus))
+        done = self._run(*command, timeout_s=self.timeout_s)
+        if done.status and _IN_USE.search(done.output):
+            # With persistence mode the driver keeps a GPU open that no process uses
+            # (``nvidia-smi(1)``, ``-pm``).
+            statuses = self._query(gpus)
+            persistent = [gpu for gpu in gpus if statuses[gpu.uuid].is_persistent]
+            if persistent:
+                note(tuple(gpu.uuid for gpu in persistent))
+                self._set_persistence(persistent, is_on=False)
+                try:
+                    done = self._run(*command, timeout_s=self.timeout_s)
+                finally:
+                    self._set_persistence(persistent, is_on=True)
+                    note(())
+        return done
 
     def _set_persistence(self, gpus: Sequence[model.Gpu], *, is_on: bool) -> None:
         """Set persistence mode; only log a failure, because the reset shows whether it matters."""
@@ -203,7 +236,8 @@ class SmiReset:
 
     def _refused(self, chosen: Sequence[model.Gpu], done: programs.Finished) -> errors.HostError:
         if _IN_USE.search(done.output):
-            users = [user for gpu in chosen for user in self._users(self._query(gpu))]
+            statuses = self._query(chosen)
+            users = [user for gpu in chosen for user in self._users(statuses[gpu.uuid])]
             names = procfs.listed(dict.fromkeys(users))
             by = f"by {names}, and maybe by other processes" if names else "by processes"
             error = errors.HostError(

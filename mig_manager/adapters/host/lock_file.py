@@ -17,7 +17,7 @@ import os
 import pathlib
 import socket
 import stat
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 import structlog
 
@@ -30,6 +30,8 @@ _HOLDER_MODE = 0o644
 _CAREFUL = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 """No child inherits the lock, no link is followed, and a pipe in its place does not block."""
 _MAX_BYTES = 4096
+_PROBE_PAUSES = 5
+_PROBE_PAUSE_S = 0.01
 _MOST_OPENINGS = 10
 _FOLDER_MODE = 0o755
 
@@ -57,7 +59,7 @@ class LockFile:
         Raises LockedError at once, UsageError if the file cannot be locked and is required.
         """
         try:
-            file = _lock(self.path)
+            file = self._lock_unless_probed()
         except OSError as error:
             why = error.strerror or str(error)
             if self.is_required:
@@ -82,11 +84,23 @@ class LockFile:
         try:
             _describe(self.path, json.dumps(description) + "\n")
             yield
-            _describe(self.path, "")
         finally:
+            _describe(self.path, "")
             # A child that is being started has a copy for a moment; closing ours is not enough.
             fcntl.flock(file, fcntl.LOCK_UN)
             os.close(file)
+
+    def _lock_unless_probed(self) -> int:
+        """Lock the file, even while ``owner`` of another process tries the lock for a moment."""
+        for _ in range(_PROBE_PAUSES):
+            try:
+                return _lock(self.path)
+            except errors.LockedError:
+                # Other PID namespaces are not visible: a lock of theirs may be such a probe.
+                if _locking_process(self.path.stat(), kinds=("WRITE",)):
+                    raise
+            self.clock.wait(_PROBE_PAUSE_S)
+        return _lock(self.path)
 
 
 def owner(path: pathlib.Path) -> str:
@@ -183,7 +197,7 @@ def _opened(path: pathlib.Path, flags: int) -> Iterator[int]:
         os.close(file)
 
 
-def _locking_process(found: os.stat_result) -> int:
+def _locking_process(found: os.stat_result, *, kinds: Collection[str] = ("READ", "WRITE")) -> int:
     """Return the process that has the lock on a file; 0 if this PID namespace has none.
 
     A line is ``1: FLOCK  ADVISORY  WRITE 16076 fe:00:10011606 0 EOF`` (proc_locks(5)), with the
@@ -192,7 +206,8 @@ def _locking_process(found: os.stat_result) -> int:
     device = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}:{found.st_ino}"
     for line in procfs.text(procfs.ROOT / "locks").splitlines():
         _number, kind, *words = [*line.split(), ""]
-        if kind == "FLOCK" and words[3:4] == [device] and words[2].isdigit():
+        is_here = kind == "FLOCK" and words[3:4] == [device] and words[1] in kinds
+        if is_here and words[2].isdigit():
             return int(words[2])
     return 0
 

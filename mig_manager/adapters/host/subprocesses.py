@@ -82,6 +82,7 @@ class Child:
             start_new_session=True,
         )
         self.pid = self._process.pid
+        self._reaping = threading.Lock()
         keep = keep or Keep()
         self.stdout = Output(
             self._process.stdout, keep.stdout_bytes, keeps_end=keep.keeps_stdout_end
@@ -99,7 +100,8 @@ class Child:
     @property
     def status(self) -> int | None:
         """Exit status, negative for a signal; None while it runs."""
-        return self._process.poll()
+        with self._reaping:
+            return self._process.poll()
 
     def ask(self, request: object, *, timeout_s: float) -> Any:
         """Send a message and return the next one that the child sends; see ``receive``."""
@@ -143,23 +145,24 @@ class Child:
         return True
 
     def kill(self) -> None:
-        """Kill the child and its process group; from any thread, before ``end``."""
-        # Until end() or wait() reaped it, no other process has its number.
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.pid, signal.SIGKILL)
+        """Kill the child and its process group; from any thread, at any time."""
+        # Once it is reaped, another process may have its number.
+        with self._reaping, contextlib.suppress(ProcessLookupError, PermissionError):
+            if self._process.returncode is None:
+                os.killpg(self.pid, signal.SIGKILL)
 
     def wait(self) -> None:
-        """Wait until the child ended."""
-        self._process.wait()
+        """Wait until the child ended; ``end`` reaps it."""
+        with contextlib.suppress(ChildProcessError):
+            os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
 
     def end(self) -> bool:
         """Kill its process group and release everything; False if the kernel keeps it alive."""
         import subprocess  # noqa: PLC0415 - as above
 
-        if self._process.returncode is None:
-            self.kill()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(_REAP_TIMEOUT_S)
+        self.kill()
+        with self._reaping, contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_REAP_TIMEOUT_S)
         if self._pidfd is not None:
             self._poller.unregister(self._pidfd)
             os.close(self._pidfd)

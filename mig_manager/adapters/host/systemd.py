@@ -76,6 +76,9 @@ class Systemd:
     """A service may take longer to stop if systemd gives it longer."""
     start_timeout_s: float
     call_timeout_s: float = _CALL_TIMEOUT_S
+    stopping_timeout_s: float = 5.0
+    """How long a unit that is still stopping is waited for before it can start: it may never end,
+    and others wait to be started."""
 
     def running(self, names: Sequence[str]) -> tuple[str, ...]:
         """Return those that are active or starting, and what systemd would stop along with them.
@@ -135,11 +138,16 @@ class Systemd:
         """Start a service, wait until it runs or has run to its end, return if it was down."""
         timeout_s = self.start_timeout_s
         with self._session(f"starting {name}", timeout_s + self.call_timeout_s) as units:
-            was_down = units.state(name) != "active"
+            before = units.state(name)
+            is_stopping = before == "deactivating"
+            if is_stopping:
+                timeout_s = min(timeout_s, self.stopping_timeout_s)
             result = units.run_job("StartUnit", name, timeout_s=timeout_s)
             if why := units.why_not_up(name, result, timeout_s):
+                if is_stopping and result is None:
+                    why = "is still stopping; systemd starts it once it has stopped"
                 raise _failure(name, why)
-        return was_down
+        return before != "active"
 
     @contextlib.contextmanager
     def _session(self, doing: str, timeout_s: float) -> Iterator["_Units"]:
