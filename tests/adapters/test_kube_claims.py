@@ -7,7 +7,7 @@ import pytest
 
 from mig_manager import errors
 from mig_manager.adapters.kubernetes import api, claims, pods
-from mig_manager.core.node import cluster
+from mig_manager.core.node import cluster, gpu_use
 from mig_manager.sandbox.apiserver import resources
 from testkit import apiserver
 from tests.adapters import kube_rig
@@ -109,6 +109,41 @@ def test_a_pod_has_the_devices_of_its_claims_if_all_are_known(
         (pod,) = workloads.list()
         assert pod.claimed_ids == claimed
         assert pod.has_claims is (claimed is None or bool(claimed))
+
+
+def test_an_extended_resource_has_the_device_of_the_schedulers_claim(
+    server: apiserver.ApiServer, workloads: pods.KubeWorkloads
+) -> None:
+    thing, claim = claiming("p1", on("d0"))
+    del thing["spec"]["resourceClaims"], thing["status"]["resourceClaimStatuses"]
+    container = {"name": "main", "resources": {"limits": {"nvidia.com/gpu": "1"}}}
+    thing["spec"]["containers"] = [container]
+    thing["status"]["extendedResourceClaimStatus"] = {
+        "resourceClaimName": "p1-0",
+        "requestMappings": [
+            {
+                "containerName": "main",
+                "requestName": "container-0-request-0",
+                "resourceName": "nvidia.com/gpu",
+            }
+        ],
+    }
+    other = a_device("d1", uuid="MIG-1")
+    for each in (thing, claim, a_slice(a_device("d0", uuid="MIG-0"), other)):
+        server.store.create(each)
+
+    listed = workloads.list()
+
+    # Kubelet shows the driver, and no device.
+    by_kubelet = cluster.PodDevices(
+        namespace="ns",
+        name="p1",
+        device_ids=frozenset(),
+        claim_drivers=frozenset({DRIVER}),
+    )
+    usage = gpu_use.Usage(pods=listed, assigned=(by_kubelet,))
+    assert usage.users(ONE) == listed
+    assert usage.users(frozenset({"MIG-1"})) == ()
 
 
 def test_claims_are_read_once_for_each_pod_and_slices_once_for_all(

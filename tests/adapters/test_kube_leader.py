@@ -8,6 +8,7 @@ import pytest
 import structlog.testing
 
 from mig_manager.adapters.kubernetes import api, leader
+from mig_manager.core import timing
 from mig_manager.sandbox.apiserver import resources
 from testkit import apiserver
 from tests import fakes
@@ -207,6 +208,55 @@ def test_one_failed_request_neither_loses_the_lease_nor_makes_two_leaders(
             leading[0].release()
 
         assert rig.holder() == ""
+
+
+def test_a_leader_releases_its_lease_after_a_renewal_without_an_answer(rig: Rig) -> None:
+    first = rig.replica("a")
+    first.campaign()
+    rig.server.inject(apiserver.Fault(verb="update", status=403, is_carried_out=True))
+    with structlog.testing.capture_logs():
+        rig.pass_time(RENEW_S, first)
+
+        first.release()
+
+    assert rig.holder() == ""
+
+
+@pytest.mark.parametrize("status", [403, 500])
+def test_a_lease_that_cannot_be_read_is_not_taken_for_missing(rig: Rig, status: int) -> None:
+    first = rig.replica("a")
+    rig.server.inject(apiserver.Fault(verb="get", status=status, times=None))
+
+    with structlog.testing.capture_logs() as logs:
+        assert not first.campaign()
+
+    assert [each["event"] for each in logs] == ["lease_not_renewed"]
+    assert rig.server.log.count("create", "leases") == 0
+
+
+def test_a_lease_without_end_is_taken_after_an_hour_and_its_owner_is_logged(rig: Rig) -> None:
+    second = rig.replica("b")
+    foreign = {"holderIdentity": "other", "leaseDurationSeconds": 2**31 - 1}
+    rig.server.store.create(
+        {
+            "apiVersion": "coordination.k8s.io/v1",
+            "kind": "Lease",
+            "metadata": {"name": LEASE, "namespace": NAMESPACE},
+            "spec": foreign,
+        }
+    )
+
+    with structlog.testing.capture_logs() as logs:
+        second.campaign()
+        rig.clock.now_s += timing.LONGEST_LEASE_S - 1
+        assert not second.campaign()
+        rig.pass_time(RENEW_S, second)
+
+    assert second.may_write
+    warning, taken = logs
+    assert (warning["event"], warning["owner"]) == ("lease_too_long", "other")
+    assert LEASE in warning["hint"]
+    assert taken["event"] == "leadership_taken"
 
 
 def test_a_lease_that_was_deleted_is_made_again(rig: Rig) -> None:

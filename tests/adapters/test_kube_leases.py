@@ -10,6 +10,7 @@ import structlog.testing
 
 from mig_manager import errors
 from mig_manager.adapters.kubernetes import api, leases
+from mig_manager.core import timing
 from mig_manager.core.node import cluster
 from mig_manager.sandbox.apiserver import resources, store
 from testkit import apiserver
@@ -96,6 +97,29 @@ def test_the_limit_of_nodes_get_slots_and_the_next_is_denied_with_their_names(ri
         "waiting for one of 2 slots for nodes under change; under change now: a, b"
     )
     assert rig.holders() == {LEASE: "a", "mig-manager-slot-1": "b"}
+
+
+def test_a_slot_leased_without_end_is_free_after_an_hour(rig: Rig) -> None:
+    spec = {"holderIdentity": "other", "leaseDurationSeconds": 2**31 - 1}
+    rig.server.store.create(
+        {
+            "apiVersion": "coordination.k8s.io/v1",
+            "kind": "Lease",
+            "metadata": {"name": LEASE, "namespace": NAMESPACE},
+            "spec": spec,
+        }
+    )
+    own = rig.of("a")
+
+    with structlog.testing.capture_logs() as logs:
+        assert "other" in own.take()
+        rig.clock.now_s += timing.LONGEST_LEASE_S
+        assert own.take() == ""
+
+    warning, taken = logs
+    assert (warning["event"], warning["owner"]) == ("lease_too_long", "other")
+    assert LEASE in warning["hint"]
+    assert taken["event"] == "slot_taken"
 
 
 def test_a_node_takes_one_slot_and_releases_it_once_whatever_else_is_in_the_namespace(

@@ -1,6 +1,7 @@
 """KubeNode against the embedded API server."""
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -179,13 +180,31 @@ def test_a_concurrent_write_leads_to_a_new_decision_and_is_kept(rig: Rig) -> Non
     assert rig.stored()["spec"]["taints"] == [OTHER, RIVAL, HOLD]
 
 
+def test_an_update_outlasts_a_storm_of_other_writes(rig: Rig) -> None:
+    writes = itertools.count()
+
+    def storm() -> None:
+        written = {"labels": {"storm": str(next(writes))}}
+        rig.server.modify(resources.NODES, "n1", lambda thing: thing["metadata"].update(written))
+        if rig.clock.now_s < 3:
+            rig.kube.before_patch = storm
+
+    rig.kube.before_patch = storm
+
+    rig.own.update(lambda _view: cluster.NodePatch(hold_taint=True))
+
+    assert rig.stored()["spec"]["taints"] == [OTHER, HOLD]
+    assert rig.patches() < 20
+
+
 def test_a_node_that_always_conflicts_is_an_error_in_the_end(rig: Rig) -> None:
     rig.server.inject(apiserver.Fault(method="PATCH", status=409, times=None))
     with pytest.raises(errors.ClusterError, match="changes faster") as caught:
         rig.own.update(lambda _view: cluster.NodePatch(hold_taint=True))
     assert caught.value.reason is errors.Reason.API_UNAVAILABLE
     assert caught.value.may_be_done
-    assert rig.patches() < 20
+    assert rig.patches() < 40
+    assert rig.clock.now_s < 15
 
 
 def test_a_patch_whose_response_was_lost_is_applied_once(rig: Rig) -> None:
@@ -210,6 +229,17 @@ def test_withdrawn_devices_are_not_allocatable_and_everything_else_of_the_status
     assert rig.stored()["status"] == {"allocatable": {"cpu": "63500m"} | none}
     rig.own.withdraw_devices()
     assert rig.server.log.count("patch", "nodes/status") == 1
+
+
+def test_removed_resources_are_neither_in_capacity_nor_allocatable(rig: Rig) -> None:
+    both = {"cpu": "64", "nvidia.com/mig-1g.10gb": "7", "nvidia.com/mig-3g.20gb": "4"}
+    status = {"capacity": both, "allocatable": dict(both)}
+    rig.server.modify(resources.NODES, "n1", lambda thing: thing.update(status=status))
+
+    seen = rig.own.remove_resources(["nvidia.com/mig-3g.20gb"])
+
+    assert seen.capacity == seen.allocatable == {"nvidia.com/mig-1g.10gb": 7}
+    assert rig.stored()["status"]["capacity"] == {"cpu": "64", "nvidia.com/mig-1g.10gb": "7"}
 
 
 READY = readiness.Condition(is_ready=True, reason="LayoutVerified", message="yes")
@@ -340,6 +370,16 @@ def test_announce_does_not_block_and_later_writes_come_after_it(rig: Rig) -> Non
     assert "phase" not in rig.stored()["metadata"]["labels"]
     assert rig.own.patch(cluster.NodePatch(labels={"phase": "second"})).labels["phase"] == "second"
     assert rig.patches() == 2
+
+
+def test_an_announcement_waits_for_the_one_before(rig: Rig) -> None:
+    rig.server.inject(apiserver.Fault(method="PATCH", hang_s=0.5))
+
+    rig.own.announce(cluster.NodePatch(labels={"first": "yes"}))
+    rig.own.announce(cluster.NodePatch(labels={"second": "yes"}))
+
+    assert "first" in rig.stored()["metadata"]["labels"]
+    assert "second" in rig.own.read().labels
 
 
 def test_a_failed_announcement_does_not_fail_later_writes(rig: Rig) -> None:

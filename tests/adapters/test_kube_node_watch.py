@@ -234,11 +234,11 @@ def test_run_ends_soon_during(server: apiserver.ApiServer, fault: apiserver.Faul
     if fault:
         server.inject(fault)
     times = watch.Times(first_wait_s=600, longest_wait_s=600)
-    with following(server, times=times, request_timeout_s=5) as follower:
+    with following(server, times=times, request_timeout_s=600) as follower:
         waiting.until(lambda: server.log.count("list", "nodes") == 1)
         if not fault:
             wait_for_watch(server)
         ended_s = time.monotonic()
-    assert time.monotonic() - ended_s < 2.0
+    assert time.monotonic() - ended_s < 60
     # No thread is left that could deliver anything.
     assert fault or not follower.watch._thread.is_alive()

@@ -78,6 +78,23 @@ def test_a_terminating_bare_pod_is_marked_as_such() -> None:
     assert (pod.is_ready, pod.is_kept) == (False, False)
 
 
+@pytest.mark.parametrize(
+    ("reason", "expected"),
+    [
+        ("ErrImagePull", cluster.Waiting(reason="ErrImagePull", message="no such image")),
+        ("ContainerCreating", None),
+    ],
+)
+@pytest.mark.parametrize("kind", ["initContainerStatuses", "containerStatuses"])
+def test_a_pod_has_the_reason_why_kubelet_cannot_start_it(
+    reason: str, expected: cluster.Waiting | None, kind: str
+) -> None:
+    thing = make_pod()
+    waiting = {"reason": reason, "message": "no such\nimage"}
+    thing["status"][kind] = [{"state": {"running": {}}}, {"state": {"waiting": waiting}}]
+    assert cluster.parse_pod(thing).waiting == expected
+
+
 SINGLE = [{"name": "MIG_STRATEGY", "value": "single"}]
 
 

@@ -210,17 +210,14 @@ def test_only_changes_of_pods_on_the_node_are_reported_and_only_until_the_end_of
     assert of_pods.hears()
 
 
-def test_a_forbidden_pod_watch_is_logged_once_and_not_retried(
+def test_a_forbidden_pod_watch_is_logged_once_and_opened_again(
     server: apiserver.ApiServer, of_pods: PodFollower
 ) -> None:
-    server.inject(apiserver.Fault(verb="watch", resource="pods", status=403, times=None))
+    server.inject(apiserver.Fault(verb="watch", resource="pods", status=403, times=2))
     with structlog.testing.capture_logs() as logs:
         of_pods.watch.expect_change()
-        waiting.until(lambda: not pod_watches())
-        of_pods.watch.dismiss()
-        of_pods.watch.expect_change()
+        waiting.until(lambda: of_pods.names() == set())
     assert [entry["event"] for entry in logs] == ["pods_not_watched"]
-    assert pod_watches() == []
 
 
 @pytest.mark.parametrize("how", [apiserver.Break.EXPIRE, apiserver.Break.RESET])

@@ -29,6 +29,8 @@ from mig_manager.core.node import cluster, rights
 
 Configuration = kubernetes.client.configuration.Configuration
 
+LABELS = {"app.kubernetes.io/name": "mig-manager"}
+"""Of the objects that we create; policies know our evictions by it (``deploy/evictions``)."""
 _CONNECT_TIMEOUT_S = 5.0
 _CHUNK = 1 << 18
 _LARGEST_BODY = 64 << 20
@@ -256,6 +258,13 @@ class KubeApi:
         )
         with cluster.understood("the review of our rights"):
             return answer["status"]["allowed"] is True
+
+    def user(self) -> str:
+        """Ask by a SelfSubjectReview for the name of our user."""
+        review = {"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview"}
+        answer = self.post("/apis/authentication.k8s.io/v1/selfsubjectreviews", review)
+        with cluster.understood("the review of our user"):
+            return str(answer["status"]["userInfo"]["username"])
 
     def close(self) -> None:
         """Close the connections and end every wait between attempts."""

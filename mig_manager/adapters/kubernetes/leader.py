@@ -48,6 +48,7 @@ class Leader:
         self._name = name
         self._identity = identity
         self._duration_s = duration_s
+        self._durations = leases.Durations()
         self._clock = clock
         self._version = ""
         """Of the Lease as last seen; empty: there is none."""
@@ -119,7 +120,7 @@ class Leader:
             version = str(lease["metadata"]["resourceVersion"])
             self._transitions = int(spec.get("leaseTransitions") or 0)
             # What its holder counts on may be longer than ours.
-            duration_s = max(self._duration_s, float(spec.get("leaseDurationSeconds") or 0))
+            duration_s = max(self._duration_s, self._durations.parse(lease))
         if version != self._version or self._seen_s == math.inf:
             self._version, self._seen_s = version, self._clock.monotonic()
         is_silent = began_s - self._seen_s >= duration_s

@@ -15,7 +15,7 @@ import http
 import random
 import threading
 import urllib.parse
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import structlog
@@ -28,7 +28,6 @@ from mig_manager.core.node import cluster
 
 _RELEASE_ATTEMPTS = 3
 _RELEASE_PAUSE_S = 0.5
-_LABEL = "app.kubernetes.io/name"
 
 _log = structlog.get_logger()
 
@@ -43,6 +42,30 @@ class Times:
     fresh_s: float = 45.0
     """How old the last renewal may be when the node is cordoned. The rest of the lease is longer
     than a request with all of its retries, so that no other node can have the slot then."""
+
+
+class Durations:
+    """Parses the durations of Leases; it logs once what it cuts to ``LONGEST_LEASE_S``."""
+
+    def __init__(self) -> None:
+        self._logged: set[tuple[str, str]] = set()
+
+    def parse(self, lease: Mapping[str, Any]) -> float:
+        """Return after how many seconds without a change another program may take a Lease."""
+        metadata, spec = lease["metadata"], lease.get("spec") or {}
+        duration_s = float(spec.get("leaseDurationSeconds") or 0)
+        name, owner = str(metadata["name"]), str(spec.get("holderIdentity") or "")
+        if duration_s > timing.LONGEST_LEASE_S and owner and (name, owner) not in self._logged:
+            self._logged.add((name, owner))
+            _log.warning(
+                "lease_too_long",
+                lease=name,
+                owner=owner,
+                duration_s=duration_s,
+                counts_as_s=timing.LONGEST_LEASE_S,
+                hint=f"if {owner} is not a program of mig-manager, delete the Lease {name}",
+            )
+        return min(duration_s, timing.LONGEST_LEASE_S)
 
 
 class LeaseSlots:
@@ -70,6 +93,7 @@ class LeaseSlots:
         self._limit = limit
         self._clock = clock
         self._times = times or Times()
+        self._durations = Durations()
         self._pick = pick
         self._lock = threading.RLock()
         self._seen: dict[int, slots.Seen] = {}
@@ -149,7 +173,7 @@ class LeaseSlots:
     def _list(self) -> slots.Judgement:
         leases = self._kube.get(self._path)
         with cluster.understood("the list of Leases"):
-            found = list(filter(None, map(_slot, leases["items"] or ())))
+            found = list(filter(None, map(self._slot, leases["items"] or ())))
         now_s = self._clock.monotonic()
         self._seen = slots.remember(self._seen, found, now_s)
         return slots.judge(found, self._seen, now_s, node=self._node, limit=self._limit)
@@ -183,7 +207,7 @@ class LeaseSlots:
                 return False
             raise
         with cluster.understood("a Lease"):
-            self._own = _slot(lease)
+            self._own = self._slot(lease)
         if slot.holder != self._node:
             _log.info("slot_taken", slot=slot.name, before=slot.holder or None)
         # From before the request: no other node can have seen it change earlier.
@@ -197,6 +221,19 @@ class LeaseSlots:
             holder=holder,
             duration_s=self._times.lease_s,
             transitions=slot.transitions + (holder not in ("", slot.holder)),
+        )
+
+    def _slot(self, item: Mapping[str, Any]) -> slots.Slot | None:
+        metadata, spec = item["metadata"], item.get("spec") or {}
+        index = slots.index_of(str(metadata["name"]))
+        if index is None:
+            return None
+        return slots.Slot(
+            index=index,
+            holder=str(spec.get("holderIdentity") or ""),
+            version=str(metadata["resourceVersion"]),
+            duration_s=self._durations.parse(item),
+            transitions=int(spec.get("leaseTransitions") or 0),
         )
 
     def _renew_until(self, stop: threading.Event) -> None:
@@ -232,7 +269,7 @@ def lease(
 
     The time in it is for people only: nothing here compares the clocks of two machines.
     """
-    metadata: dict[str, Any] = {"name": name, "labels": {_LABEL: "mig-manager"}}
+    metadata: dict[str, Any] = {"name": name, "labels": dict(api.LABELS)}
     if version:
         metadata["resourceVersion"] = version
     now = dt.datetime.now(tz=dt.UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
@@ -247,17 +284,3 @@ def lease(
             "leaseTransitions": transitions,
         },
     }
-
-
-def _slot(item: dict[str, Any]) -> slots.Slot | None:
-    metadata, spec = item["metadata"], item.get("spec") or {}
-    index = slots.index_of(str(metadata["name"]))
-    if index is None:
-        return None
-    return slots.Slot(
-        index=index,
-        holder=str(spec.get("holderIdentity") or ""),
-        version=str(metadata["resourceVersion"]),
-        duration_s=float(spec.get("leaseDurationSeconds") or 0),
-        transitions=int(spec.get("leaseTransitions") or 0),
-    )

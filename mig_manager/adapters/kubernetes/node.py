@@ -3,12 +3,14 @@
 import collections
 import dataclasses
 import http
+import itertools
 import math
+import random
 import secrets
 import threading
 import time
 import urllib.parse
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import structlog
@@ -19,11 +21,15 @@ from mig_manager.core import model, ports, steps, timing
 from mig_manager.core.node import cluster, resources
 from mig_manager.core.records import readiness
 
-_CONFLICT_ATTEMPTS = 8
+_CONFLICTS_S = 10.0
+"""For how long an update that met another write is tried again. With a request of ordinary length
+it ends within the rest of a slot's Lease (``leases.Times.fresh_s``)."""
+_CONFLICT_PAUSES = timing.Backoff(first_s=0.02, max_s=1.0)
 _EVENT_QUEUE = 64
 """A change publishes about ten."""
 _FORBIDDEN_PAUSE_S = 600.0
 """A missing right may be granted, and a refused token renewed, while we run."""
+_chance = random.random
 
 _log = structlog.get_logger()
 
@@ -73,21 +79,27 @@ class KubeNode:
 
         The request carries the ``resourceVersion`` of the node that it was decided for, so the
         API server answers 409 if anything else has written since. The first attempt uses the node
-        as last seen: if that is outdated, it costs one request.
+        as last seen: if that is outdated, it costs one request. Pauses between attempts, in part
+        random, let several writers of one node pass each other.
         """
         self._join_announcement()
         node = self._last or self._get()
-        for _ in range(_CONFLICT_ATTEMPTS):
+        until_s = self._clock.monotonic() + _CONFLICTS_S
+        for attempt in itertools.count():
             change = decide(node.view)
             try:
                 return self._patch(change, version=node.version, spec=_spec(change, node))
             except errors.ClusterError as error:
                 if error.status != http.HTTPStatus.CONFLICT:
                     raise
+            self._clock.wait(_CONFLICT_PAUSES.delay_s(attempt) * (1 + _chance()) / 2)
+            # Read after the pause: the time until the next attempt is as short as it can be.
             node = self._get()
             # The other write may be our own: its answer was lost, and it was sent again.
             if change.is_in(node.view):
                 return node.view
+            if self._clock.monotonic() >= until_s:
+                break
         raise errors.ClusterError(
             f"node {self._name} changes faster than it can be written",
             reason=errors.Reason.API_UNAVAILABLE,
@@ -107,6 +119,12 @@ class KubeNode:
         except errors.ClusterError as error:
             # The stock GPU operator does not grant the right.
             _log.info("devices_not_withdrawn", reason=error.reason.value, detail=error.message)
+
+    def remove_resources(self, names: Collection[str]) -> cluster.NodeView:
+        self._join_announcement()
+        gone = dict.fromkeys(names)
+        body = {"status": {"capacity": gone, "allocatable": gone}}
+        return self._parse(self._kube.patch(f"{self._path}/status", body)).view
 
     @property
     def has_unwritten_condition(self) -> bool:

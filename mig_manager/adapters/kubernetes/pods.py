@@ -97,7 +97,7 @@ class KubeWorkloads:
         eviction = {
             "apiVersion": "policy/v1",
             "kind": "Eviction",
-            "metadata": {"name": pod.name, "namespace": pod.namespace},
+            "metadata": {"name": pod.name, "namespace": pod.namespace, "labels": api.LABELS},
             "deleteOptions": {**_only_this_uid(pod), **options},
         }
         try:
@@ -152,7 +152,6 @@ class PodWatch(standbys.Standby):
         self._on_change = on_change
         self._on_use = on_use
         self._watch: _WatchedPods | None = None
-        self._is_forbidden = False
         self._is_kept = False
 
     def pods(self) -> tuple[cluster.Pod, ...] | None:
@@ -164,8 +163,8 @@ class PodWatch(standbys.Standby):
         """Do nothing: observing GPUs waits for no pod."""
 
     def expect_change(self) -> None:
-        """Start to watch, unless it does already or the API has forbidden it before."""
-        if self._watch is None and not self._is_forbidden:
+        """Start to watch, unless it does already."""
+        if self._watch is None:
             self._watch = _WatchedPods(
                 self._kube, self._node_name, self._on_change, on_use=self._on_use
             )
@@ -187,7 +186,6 @@ class PodWatch(standbys.Standby):
             return
         ended, self._watch = self._watch, None
         if ended is not None:
-            self._is_forbidden = ended.is_forbidden
             ended.end(timeout_s=0.0)
 
 
@@ -210,7 +208,7 @@ class _WatchedPods(watch.Watch):
         self.by_uid: dict[str, cluster.Pod] = {}
         """Replaced and never mutated, because another thread reads it."""
         self.is_current = False
-        self.is_forbidden = False
+        self._is_refused = False
 
     def listed(self, items: Iterable[Mapping[str, Any]]) -> None:
         pods = map(_parse, items)
@@ -230,15 +228,18 @@ class _WatchedPods(watch.Watch):
 
     def opened(self) -> None:
         self.is_current = True
+        self._is_refused = False
 
     def lost(self, error: Exception) -> None:
         self.is_current = False
         if not isinstance(error, errors.ClusterError):
             _log.exception("pod_watch_error")
         elif error.reason is errors.Reason.FORBIDDEN:
-            _log.info("pods_not_watched", error=error.message)
-            self.is_forbidden = True
-            self.end(timeout_s=0.0)
+            # The right may come back: roles are applied again, and an API server that has just
+            # started may refuse what it does not know yet.
+            if not self._is_refused:
+                self._is_refused = True
+                _log.info("pods_not_watched", error=error.message)
         else:
             _log.debug("pod_watch_lost", error=error.message)
 

@@ -157,6 +157,10 @@ class ApiServer:
         for transport in self.transports():
             transport.close()
         await asyncio.sleep(0)
+        # What a client has not read yet keeps its connection open.
+        for transport in self.transports():
+            transport.abort()
+        await asyncio.sleep(0)
 
 
 @contextlib.contextmanager
