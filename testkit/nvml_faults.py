@@ -192,7 +192,7 @@ class SharedState(state_file.SharedState):
     def _instrument(self) -> None:
         self._edit_node(
             lambda node: (
-                node if node.is_instrumented else dataclasses.replace(node, is_instrumented=True)
+                node if node.instruments else dataclasses.replace(node, instruments=__name__)
             )
         )
 

@@ -114,8 +114,8 @@ def products() -> Mapping[str, Product]:
 def find(name: str) -> Product:
     """Return the product that ``name`` means; UsageError if none, or more than one, is called so.
 
-    It is a key or an NVML name, in any case, with or without ``NVIDIA``; an unambiguous beginning
-    of one, such as ``H100-SXM``; or a family such as ``A100``: its most common product.
+    It is a key or an NVML name, in any case, with or without ``NVIDIA``; the first words of one
+    product alone, such as ``B300``; or a family such as ``A100``: its most common product.
     """
     wanted = _normal(name)
     known = _names()
@@ -123,35 +123,45 @@ def find(name: str) -> Product:
         return _of_key(_DEFAULTS[wanted])
     if wanted in known:
         return _of_key(known[wanted])
-    family = wanted.partition("-")[0]
-    # The family must be complete, or "L4" and "A10", which are other GPUs, would find a match.
-    begun = {
-        key
-        for name, key in known.items()
-        if name.startswith(wanted) and name.partition("-")[0] == family
-    }
-    if wanted and len(begun) == 1:
+    begun = _beginning_with(wanted)
+    if len(begun) == 1:
         return _of_key(*begun)
-    if wanted and begun:
+    if begun:
         raise errors.UsageError(f"GPU {name!r} is ambiguous: {', '.join(sorted(begun))}")
     import difflib  # noqa: PLC0415 - for mistakes alone
 
-    close = difflib.get_close_matches(wanted, known, n=3, cutoff=0.5)
+    longer = sorted(key for each, key in known.items() if "-" in wanted and wanted in each)
+    close = [*dict.fromkeys(longer)][:3] or difflib.get_close_matches(
+        wanted, known, n=3, cutoff=0.5
+    )
     hint = f"; did you mean {' or '.join(map(repr, close))}?" if close else ""
     raise errors.UsageError(f"unknown GPU {name!r}{hint}")
 
 
-def match(pattern: str) -> tuple[Product, ...]:
-    """Return the products that a name (as for ``find``) or a glob selects; UsageError if none.
+def _beginning_with(words: str) -> set[str]:
+    """Return the keys of the products whose names begin with these words, normalised.
 
-    Of products with the same PCI id a glob selects the first: others are rare and named in full.
+    Whole words: ``L4`` and ``A10`` are other GPUs than those whose names begin with the letters.
     """
-    if not set("*?[") & set(pattern):
-        return (find(pattern),)
+    return {key for name, key in _names().items() if words and name.startswith(f"{words}-")}
+
+
+def match(pattern: str) -> tuple[Product, ...]:
+    """Return the products that a name or a glob selects; UsageError if none.
+
+    A family selects all its products. Of products with the same PCI id a family or a glob selects
+    the first: others are rare and named in full.
+    """
     wanted = _normal(pattern)
-    found = {key for name, key in _names().items() if fnmatch.fnmatchcase(name, wanted)}
-    if not found:
-        raise errors.UsageError(f"no known GPU matches {pattern!r}")
+    if set("*?[") & set(pattern):
+        found = {key for name, key in _names().items() if fnmatch.fnmatchcase(name, wanted)}
+        if not found:
+            raise errors.UsageError(f"no known GPU matches {pattern!r}")
+    else:
+        is_one = wanted in _names() and wanted not in _DEFAULTS
+        found = set() if is_one else _beginning_with(wanted)
+        if not found:
+            return (find(pattern),)
     first: dict[tuple[int, ...], Product] = {}
     for product in products().values():
         if product.key in found:
@@ -168,7 +178,7 @@ def parse_node(spec: str) -> tuple[Product, ...]:
     gpus: list[Product] = []
     for part in spec.split("+"):
         found = re.fullmatch(r"\s*(?:(\d{1,4})\s*[xX]\s*)?(\S.*?)\s*", part)
-        if found is None:
+        if found is None or "*" in found[2]:
             problem = f"bad node {spec!r}: write '8xA100-SXM4-40GB' or '4xH100+2xA30'"
             raise errors.UsageError(problem)
         count = int(found[1] or 1)
@@ -371,7 +381,12 @@ def _known() -> list[Product]:
 
 
 def _chosen(patterns: Iterable[str], warn: Callable[[str], object]) -> Sequence[Product]:
-    found = {product.key: product for pattern in patterns for product in match(pattern)}
+    found: dict[str, Product] = {}
+    for pattern in patterns:
+        matching = match(pattern)
+        if len(matching) > 1 and _normal(pattern) in _DEFAULTS:
+            warn(f"{pattern} means {', '.join(product.key.upper() for product in matching)}")
+        found |= {product.key: product for product in matching}
     known = [product for product in found.values() if not product.not_simulatable]
     for product in found.values():
         if known and product not in known:

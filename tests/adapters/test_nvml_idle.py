@@ -8,11 +8,13 @@ import pytest
 from mig_manager import errors
 from mig_manager.adapters.nvml import gpus as nvml_gpus
 from mig_manager.core import model, steps
+from mig_manager.core.planner import planner
 from mig_manager.sandbox.driver import states
 from testkit import nvml_faults
 from tests import fakes
 from tests.adapters.nvml_rig import Rig, ci_step, end_steps, gi_step, mode_step, plan_of
 from tests.adapters.proc_tree import ProcTree
+from tests.unit import samples
 
 UID = "8a3f6c1e-0b2d-4c5e-9f70-1a2b3c4d5e6f"
 CAP = "/dev/nvidia-caps/nvidia-cap"
@@ -69,6 +71,35 @@ def test_programs_on_the_gpu_itself_and_on_other_instances_block_no_plan(
     execute(proc, gpu, *end_first(gpu))
 
     assert len(node.observe().gpu_instances) == 1
+
+
+@pytest.mark.parametrize("kind", [states.ClientKind.COMPUTE, states.ClientKind.MONITOR])
+def test_a_gpu_is_not_emptied_beside_a_process_that_keeps_the_first_instance_out(
+    node: Rig, proc: ProcTree, kind: states.ClientKind
+) -> None:
+    gpu = node.fill("3g.20gb")
+    node.state.add_client(gpu.uuid, name="/opt/train", pid=87, kind=kind)
+    proc.add(87, "/dev/nvidia0", name="train")
+    plan = planner.plan([gpu], {gpu.uuid: samples.want({"7g.40gb": 1})})
+
+    if kind is states.ClientKind.COMPUTE:
+        with pytest.raises(errors.GpuInUseError, match=r"train \(pid 87\)"):
+            execute(proc, gpu, *plan.steps)
+        assert node.observe() == gpu
+    else:
+        execute(proc, gpu, *plan.steps)
+        assert [str(gi.profile) for gi in node.observe().gpu_instances] == ["7g.40gb"]
+
+
+def test_instances_that_cannot_be_listed_before_a_creation_are_a_typed_error(
+    node: Rig, proc: ProcTree
+) -> None:
+    gpu = node.enable()
+    node.fault("nvmlDeviceGetGpuInstances", code=states.Code.NO_PERMISSION)
+    with pytest.raises(errors.HardwareError, match="cannot list its GPU instances") as caught:
+        execute(proc, gpu, gi_step(gpu, "1g.5gb"))
+    assert caught.value.reason is errors.Reason.NO_PERMISSION
+    assert node.observe() == gpu
 
 
 @pytest.mark.parametrize("used", [0, 1])

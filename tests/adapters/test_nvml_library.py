@@ -8,6 +8,8 @@ import pytest
 
 from mig_manager import errors
 from mig_manager.adapters.nvml import library
+from mig_manager.sandbox.driver import states
+from tests.adapters.nvml_rig import ON, Rig
 
 
 @pytest.fixture
@@ -47,6 +49,15 @@ def test_what_the_binding_raises_is_an_error_with_the_function_that_gave_it(
 
 
 @pytest.mark.usefixtures("_binding_restored")
+def test_a_session_that_cannot_be_closed_is_a_warning(
+    node: Rig, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = node.observe()
+    node.fault("nvmlShutdown", code=states.Code.UNKNOWN)
+    assert node.enable().current_mode is ON is not before.current_mode
+    assert "not closed: nvmlShutdown answered 'Unknown Error'" in capsys.readouterr().err
+
+
 def test_a_library_that_cannot_be_loaded_means_that_there_is_no_driver() -> None:
     with (
         pytest.raises(errors.HardwareError, match="/does/not/exist") as caught,

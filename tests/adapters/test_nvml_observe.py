@@ -2,6 +2,7 @@
 
 import dataclasses
 import pathlib
+from typing import Any
 
 import pynvml
 import pytest
@@ -227,6 +228,27 @@ def test_every_gpu_unreachable_is_an_error_that_names_each(boot: Boot) -> None:
     assert caught.value.reason.is_transient
     assert caught.value.gpu.startswith("GPU 0")
     assert caught.value.code == states.Code.GPU_IS_LOST
+
+
+class OneUuid(simulated.SimulatedLibrary):
+    """A library that reports one UUID for every GPU."""
+
+    def __getattr__(self, name: str) -> simulated.EntryPoint:
+        if name != "nvmlDeviceGetUUID":
+            return super().__getattr__(name)
+
+        def write(arguments: tuple[Any, ...]) -> int:
+            arguments[1].value = b"GPU-00000000-0000-0000-0000-000000000000"
+            return int(states.Code.SUCCESS)
+
+        return simulated.EntryPoint(write)
+
+
+def test_gpus_with_one_uuid_are_an_error_that_names_both(boot: Boot) -> None:
+    node = boot("3xa100-sxm4-40gb")
+    simulated.load(OneUuid(node.state))
+    with pytest.raises(errors.HardwareError, match="GPU 0 and GPU 1 report the same UUID"):
+        node.gpus.observe()
 
 
 def test_profiles_that_cannot_be_named_are_an_error(node: Rig) -> None:

@@ -161,7 +161,7 @@ def hang(node: Node, act: Act = observe, **fault: object) -> errors.HardwareErro
         since = time.monotonic()
         with pytest.raises(errors.HardwareError) as caught:
             act(node, node.gpus(timeout_s=timeout_s))
-        assert time.monotonic() - since < timeout_s + 5.0
+        assert time.monotonic() - since < timeout_s + 60.0
         is_reached = [armed.fired for armed in node.state.faults()] == [hanging.count]
         node.state.clear_faults()
         # An error that was caught may keep a simulated node of ours, which has a descriptor.

@@ -53,6 +53,8 @@ believe(
     "nvmlDeviceGetHandleByIndex_v2 nvmlDeviceGetMinorNumber nvmlDeviceGetUUID "
     "nvmlSystemGetProcessName"
 )
+# What was done in a session stays done if the session cannot be closed.
+believe("nvmlShutdown")
 # The GPU has no MIG; another one of the node may have.
 believe("nvmlDeviceGetMigMode", [NOT_SUPPORTED], Reason.NOT_MIG_CAPABLE, Reason.NOT_ALLOCATABLE)
 # The generation of the GPU shows as well whether it must be reset.

@@ -84,7 +84,6 @@ def test_inferred_fields_say_what_they_rest_on_and_the_rest_names_a_source(
         ("NVIDIA A100 80GB PCIe", "a100-80gb-pcie"),
         ("h100", "h100-sxm5-80gb"),
         ("NVIDIA H100 80GB HBM3", "h100-sxm5-80gb"),
-        ("H100-SXM", "h100-sxm5-80gb"),
         ("H100_NVL", "h100-nvl"),
         ("H200", "h200"),
         ("B200", "b200"),
@@ -112,7 +111,9 @@ def test_product_is_found_by_the_names_people_use(name: str, key: str) -> None:
         ("L4", "unknown GPU"),
         ("A10", "unknown GPU"),
         ("", "unknown GPU"),
-        ("A100-SXM", "ambiguous"),
+        ("A100-SXM4", "ambiguous"),
+        ("A100-SXM4-40G", "did you mean 'a100-sxm4-40gb'"),
+        ("H100-SXM", "did you mean 'h100-sxm5-80gb'"),
     ],
 )
 def test_unknown_and_ambiguous_names_are_usage_errors(name: str, says: str) -> None:
@@ -122,10 +123,13 @@ def test_unknown_and_ambiguous_names_are_usage_errors(name: str, says: str) -> N
         hardware.match("X*")
 
 
-def test_glob_selects_several_products_in_table_order_and_a_name_one() -> None:
+def test_a_glob_and_a_family_select_several_products_and_a_name_one() -> None:
     keys = [product.key for product in hardware.match("NVIDIA A100*80GB*")]
     assert keys == ["a100-sxm4-80gb", "a100-80gb-pcie"]
-    assert hardware.match("H100") == (hardware.find("H100"),)
+    keys = [product.key for product in hardware.match("A100")]
+    assert keys == [product.key for product in hardware.match("A100-*")]
+    assert len(keys) > 3
+    assert hardware.match("A100-SXM4-40GB") == (hardware.find("A100"),)
 
 
 def test_jetson_thor_has_the_published_ids_and_null_where_nothing_is() -> None:

@@ -80,7 +80,7 @@ def test_a_wait_ends_at_its_time_out_or_when_its_set_is_freed(start: nvml_rig.St
     events = watching(0)
     since = time.monotonic()
     assert nvml_rig.refusal(WAIT, events, 150) == "TIMEOUT"
-    assert 0.15 <= time.monotonic() - since < 2.0
+    assert time.monotonic() - since >= 0.15
     codes: list[str] = []
     waiter = threading.Thread(
         target=lambda: codes.append(nvml_rig.refusal(WAIT, events, 10 * SOON_MS))

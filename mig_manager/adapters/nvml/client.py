@@ -11,7 +11,7 @@ import os
 import pathlib
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import structlog
 
@@ -19,9 +19,6 @@ from mig_manager import errors
 from mig_manager.adapters.host import procfs, subprocesses
 from mig_manager.adapters.nvml import hung_call
 from mig_manager.core import messages, model, ports, standbys, steps
-
-if TYPE_CHECKING:
-    from mig_manager.adapters.nvml import processes
 
 _MODULE = "mig_manager.adapters.nvml.worker"
 REPORTS_STEPS = "--reports-steps"
@@ -156,9 +153,9 @@ class WorkerGpus(standbys.Standby):
         self.telemetry.gpus_observed(self._seen)
         return gpus
 
-    def inspect(self) -> "processes.Inspection":
+    def inspect(self) -> steps.Inspection:
         """Return the driver's versions and the GPU processes; raises as ``observe`` does."""
-        inspection: processes.Inspection = self._ask(("inspect",))
+        inspection: steps.Inspection = self._ask(("inspect",))
         return inspection
 
     def processes(self) -> dict[str, tuple[steps.GpuProcess, ...]]:

@@ -52,6 +52,7 @@ class NvmlGpus:
             observed = _observed(_each([functools.partial(one, i) for i in range(count)]))
         if observed.unreachable and not observed:
             raise _joined([_failure(gpu) for gpu in observed.unreachable])
+        _require_distinct(observed)
         return observed
 
     def execute(self, plan: steps.Plan, seen: Sequence[model.Gpu] = ()) -> model.ObservedGpus:
@@ -60,9 +61,13 @@ class NvmlGpus:
         NOT_SUPPORTED before the first step: the library lacks a function that the plan needs.
         """
         known = {gpu.uuid: gpu for gpu in seen}
+        longest_s = self.in_use_timeout_s
+        if plan.in_use_timeout_s is not None:
+            longest_s = min(longest_s, plan.in_use_timeout_s)
+        run = functools.partial(self._run, in_use_timeout_s=longest_s)
         with self._session_for(plan, known):
             return _observed(
-                _each([functools.partial(self._run, g, known.get(g.gpu_uuid)) for g in plan.gpus])
+                _each([functools.partial(run, g, known.get(g.gpu_uuid)) for g in plan.gpus])
             )
 
     @contextlib.contextmanager
@@ -89,12 +94,12 @@ class NvmlGpus:
             yield
 
     def _run(
-        self, plan: steps.GpuPlan, known: model.Gpu | None
+        self, plan: steps.GpuPlan, known: model.Gpu | None, *, in_use_timeout_s: float
     ) -> model.Gpu | model.UnreachableGpu:
         executor = execute.Executor(
             plan=plan,
             known=known,
-            in_use_timeout_s=self.in_use_timeout_s,
+            in_use_timeout_s=in_use_timeout_s,
             clock=self.clock,
             proc_root=self.proc_root,
             driver_roots=self.driver_roots,
@@ -213,6 +218,20 @@ def _observed(observed: Sequence[model.Gpu | model.UnreachableGpu]) -> model.Obs
         ),
         (gpu for gpu in observed if isinstance(gpu, model.UnreachableGpu)),
     )
+
+
+def _require_distinct(gpus: model.ObservedGpus) -> None:
+    """Refuse GPUs that report one UUID: by it they are planned, changed and verified."""
+    by_uuid: dict[str, int] = {}
+    for gpu in gpus:
+        first = by_uuid.setdefault(gpu.uuid, gpu.index)
+        if first != gpu.index:
+            raise errors.HardwareError(
+                f"GPU {first} and GPU {gpu.index} report the same UUID, {gpu.uuid}",
+                reason=errors.Reason.NVML_ERROR,
+                operation="nvmlDeviceGetUUID",
+                gpu=str(gpu),
+            )
 
 
 def _failure(gpu: model.UnreachableGpu) -> errors.HardwareError:

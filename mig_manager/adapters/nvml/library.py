@@ -6,6 +6,7 @@ The only place that knows how ``pynvml`` finds its library. Each error names its
 import contextlib
 import ctypes
 import pathlib
+import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any
@@ -72,8 +73,9 @@ def session(library_path: str | None, driver_roots: Sequence[str] = ()) -> Itera
     or one of another version than the loaded driver.
 
     Raises:
-        HardwareError: The library cannot be loaded, or NVML cannot be initialised or shut down;
-            DRIVER_LIBRARY_MISMATCH: no library has the loaded driver's version.
+        HardwareError: The library cannot be loaded, or NVML cannot be initialised;
+            DRIVER_LIBRARY_MISMATCH: no library has the loaded driver's version. That it cannot be
+            shut down is a warning on stderr: what was done in the session is done.
     """
     path = library_path or find(driver_roots)
     if path is not None:
@@ -91,7 +93,10 @@ def session(library_path: str | None, driver_roots: Sequence[str] = ()) -> Itera
         with contextlib.suppress(errors.HardwareError):
             call(pynvml.nvmlShutdown)
         raise
-    call(pynvml.nvmlShutdown)
+    try:
+        call(pynvml.nvmlShutdown)
+    except errors.HardwareError as error:
+        sys.stderr.write(f"the NVML session is not closed: {error.message}\n")
 
 
 def call(function: Callable[..., Any], *args: object) -> Any:

@@ -21,16 +21,6 @@ _NONE = (None, _NO_INSTANCE)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Inspection:
-    """Versions and GPU processes, as the driver reports them."""
-
-    driver_version: str
-    nvml_version: str
-    processes: tuple[tuple[str, tuple[steps.GpuProcess, ...]], ...]
-    """For each GPU its UUID and the processes that use it, ascending by pid."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class OpenFiles:
     """The processes that have device nodes of GPUs open."""
 
@@ -61,12 +51,12 @@ def inspect(
     driver_roots: Sequence[str] = (),
     proc_root: pathlib.Path | None,
     exclude: tuple[int, ...] = (),
-) -> Inspection:
+) -> steps.Inspection:
     """Return versions and processes, in a session of its own; skip GPUs that do not answer."""
     files = OpenFiles.find(proc_root, driver_roots, exclude=exclude)
     with library.session(library_path, driver_roots):
         count = library.call(pynvml.nvmlDeviceGetCount)
-        return Inspection(
+        return steps.Inspection(
             driver_version=library.call(pynvml.nvmlSystemGetDriverVersion),
             nvml_version=library.call(pynvml.nvmlSystemGetNVMLVersion),
             processes=tuple(
@@ -76,7 +66,7 @@ def inspect(
 
 
 def require_idle(plan: steps.Plan, files: OpenFiles) -> None:
-    """Raise GpuInUseError if a process uses what a plan destroys; call within a session.
+    """Raise GpuInUseError if a process blocks a plan; call within a session.
 
     The driver itself refuses for processes that are hidden from us and GPUs that do not answer.
     """
@@ -174,7 +164,8 @@ def _of_gpu(index: int, files: OpenFiles) -> tuple[str, tuple[steps.GpuProcess, 
         if process.gpuInstanceId not in _NONE:
             inside = process.computeInstanceId
             instances.add((process.gpuInstanceId, None if inside == _NO_INSTANCE else inside))
-    names = {pid: messages.printable(_name(pid)) for pid in used}
+    running = frozenset(used)
+    names = {pid: messages.printable(_name(pid)) for pid in running}
     minor = gpu_device.Device(handle).minor()
     if minor is not None:
         caps = files.capabilities(minor)
@@ -191,6 +182,7 @@ def _of_gpu(index: int, files: OpenFiles) -> tuple[str, tuple[steps.GpuProcess, 
             compute_instances=tuple(
                 sorted((one, two) for one, two in used[pid] if two is not None)
             ),
+            is_running=pid in running,
         )
         for pid in sorted(used)
     )

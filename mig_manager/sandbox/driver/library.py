@@ -17,9 +17,6 @@ import pynvml
 from mig_manager.sandbox.driver import calls, device_functions, state_file, states
 from mig_manager.sandbox.driver import mig_functions as _mig_functions  # noqa: F401 - registers
 
-_INSTRUMENTS = "testkit.nvml_faults"
-"""Not shipped. Tests make a node instrumented; its calls then pass through this module."""
-
 
 def create(spec: str, path: pathlib.Path, *, options: states.Options | None = None) -> None:
     """Create a freshly booted node such as ``4xH100+2xA30``, unless the file holds it already.
@@ -98,8 +95,8 @@ class SimulatedLibrary:
             attempt.code = int(refused.code)
         except FileNotFoundError:
             return states.Code.DRIVER_NOT_LOADED
-        if self.state.read().is_instrumented:
-            importlib.import_module(_INSTRUMENTS).after_call(self.state, attempt)
+        if instruments := self.state.read().instruments:
+            importlib.import_module(instruments).after_call(self.state, attempt)
         return attempt.code
 
     def _run(self, attempt: "Attempt") -> None:
@@ -107,8 +104,8 @@ class SimulatedLibrary:
         attempt.entered_ns = time.monotonic_ns()
         # A new session must see whatever happened to the node before.
         node = self.state.read() if function.needs_session else self.state.read_uncached()
-        if node.is_instrumented:
-            importlib.import_module(_INSTRUMENTS).before_call(self.state, attempt)
+        if node.instruments:
+            importlib.import_module(node.instruments).before_call(self.state, attempt)
         view = self._view(node, attempt.target)
         latency = function.latency
         field = latency if isinstance(latency, str) else latency(view, *attempt.rest)

@@ -262,6 +262,7 @@ def _encode(value: Any) -> Any:
 
 def _decode(raw: dict[str, Any]) -> states.NodeState:
     """Return the node that ``_encode`` wrote."""
+    raw.pop("is_instrumented", None)  # from before ``instruments``; never set where nothing tests
     options = raw["options"] | {
         "latency": states.Latency(**raw["options"]["latency"]),
         "swapped_gpus": tuple(raw["options"]["swapped_gpus"]),
