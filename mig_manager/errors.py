@@ -49,6 +49,7 @@ class Reason(enum.Enum):
     HOOK_FAILED = "HookFailed"
     PLUGIN_NOT_READY = "PluginNotReady"
     NOT_ALLOCATABLE = "NotAllocatable"
+    PHANTOM_DEVICES = "PhantomDevices"
     STRATEGY_MISMATCH = "StrategyMismatch"
     VERIFY_FAILED = "VerifyFailed"
     INSUFFICIENT_RESOURCES = "InsufficientResources"
@@ -145,6 +146,10 @@ _REMEDIES = {
     Reason.NOT_ALLOCATABLE: (
         "Read the log of the device plugin, or DRA driver; the new devices are not allocatable."
     ),
+    Reason.PHANTOM_DEVICES: (
+        "Grant the agent patch on nodes/status, or remove the resources with the kubectl command "
+        "in the message."
+    ),
     Reason.STRATEGY_MISMATCH: (
         "Request a layout that fits the device plugin's MIG strategy, or change the strategy."
     ),
@@ -197,6 +202,7 @@ _TRANSIENT = frozenset(
         Reason.HOOK_FAILED,
         Reason.PLUGIN_NOT_READY,
         Reason.NOT_ALLOCATABLE,
+        Reason.PHANTOM_DEVICES,
         Reason.STRATEGY_MISMATCH,
         Reason.VERIFY_FAILED,
         Reason.INSUFFICIENT_RESOURCES,
@@ -238,6 +244,7 @@ class MigManagerError(Exception):
         super().__init__(self.message)
         self.reason = reason
         self.location = location  # where a document is wrong, or requests what cannot be
+        self.own_remedy = ""  # for the user of a command, where it is not that of the reason
 
     def add(self, more: str) -> None:
         """Append to the message."""
@@ -248,15 +255,20 @@ class MigManagerError(Exception):
 class UsageError(MigManagerError):
     """A command line, setting or environment variable that cannot be used."""
 
-    def __init__(self, message: str) -> None:
+    def __init__(self, message: str, *, remedy: str = "") -> None:
         super().__init__(message, reason=Reason.USAGE)
+        self.own_remedy = remedy
 
 
 class ConfigError(MigManagerError):
     """A config document that breaks the mig-parted v1 format, or cannot be read (no location)."""
 
-    def __init__(self, message: str, *, location: Location | None = None) -> None:
+    def __init__(
+        self, message: str, *, location: Location | None = None, remedy: str = ""
+    ) -> None:
         super().__init__(message, reason=Reason.INVALID_CONFIG, location=location)
+        unreadable = "" if location else "Check the file's path and rights, or name another file."
+        self.own_remedy = remedy or unreadable
 
 
 class CheckpointError(MigManagerError):

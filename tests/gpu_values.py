@@ -97,6 +97,28 @@ def _with(
     return dataclasses.replace(gi, compute_instances=(*gi.compute_instances, created))
 
 
+def geometry(gpus: Iterable[model.Gpu | model.GpuSnapshot]) -> dict[str, tuple[object, ...]]:
+    """Return modes, instances and placements by UUID, without what the driver gives at will.
+
+    Tests compare these, and not what the planner would still do, which they test.
+    """
+    return {
+        gpu.uuid: (
+            gpu.current_mode,
+            gpu.pending_mode,
+            *sorted(
+                (
+                    gi.placement,
+                    str(gi.profile),
+                    sorted((ci.placement, str(ci.profile)) for ci in gi.compute_instances),
+                )
+                for gi in gpu.gpu_instances
+            ),
+        )
+        for gpu in gpus
+    }
+
+
 def mig_uuid(name: str) -> str:
     """Return the UUID of a MIG device, the same one for the same name."""
     return f"MIG-{uuid.uuid5(uuid.NAMESPACE_OID, name)}"

@@ -106,6 +106,8 @@ class StatusAnnotation(TypedDict):
     finishedAt: NotRequired[str]
     retryAt: NotRequired[str]
     rebooted: NotRequired[bool]
+    configProblem: NotRequired[str]  # why the file cannot be used
+    keepsRequest: NotRequired[bool]  # whether the agent keeps a record of the request
     gpus: NotRequired[list[GpuSummary]]
     unreachableGpus: NotRequired[list[UnreachableSummary]]
 
@@ -144,6 +146,27 @@ class CapacityAnnotation(TypedDict):
     gpus: list[GpuCapacity]
 
 
+class VerifiedRequest(TypedDict):
+    """What was verified for a request."""
+
+    configHash: str
+    bootId: str
+    owners: bool
+    gpus: str  # fingerprint of the instances
+
+
+class RequestAnnotation(TypedDict):
+    """Value of the annotation 'mig-manager.io/request': what decides whether a run may evict."""
+
+    version: Literal[1]
+    config: str
+    annotationHash: NotRequired[str]  # of the annotation that a custom layout is from
+    origin: Annotated[str, "core.records.requests.Origin"]
+    mayEvict: bool
+    verified: NotRequired[VerifiedRequest]
+    rebootedHash: NotRequired[str]  # of the layout that the machine was rebooted for
+
+
 class PluginConfigChange(TypedDict):
     """A change of the label that names the device plugin's config."""
 
@@ -168,9 +191,16 @@ class JournalAnnotation(TypedDict):
     applied: NotRequired[str]
     bootId: NotRequired[str]
     snapshot: NotRequired[list[_Snapshot]]
+    staleFiles: NotRequired[bool]
+    persistentGpus: NotRequired[list[str]]
     pluginConfig: NotRequired[PluginConfigChange]
 
 
 Annotation = (
-    CapacityAnnotation | GpusAnnotation | JournalAnnotation | LayoutsAnnotation | StatusAnnotation
+    CapacityAnnotation
+    | GpusAnnotation
+    | JournalAnnotation
+    | LayoutsAnnotation
+    | RequestAnnotation
+    | StatusAnnotation
 )

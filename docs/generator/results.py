@@ -23,6 +23,12 @@ def entries(matrix: str) -> Sequence[Entry]:
     return found
 
 
+def _stamp(matrix: str) -> str:
+    """Return the commit and the day of the published run."""
+    runs: Mapping[str, Mapping[str, str]] = json.loads((FOLDER / "runs.json").read_text("utf-8"))
+    return f"Counted at commit `{runs[matrix]['commit']}` on {runs[matrix]['date']}."
+
+
 def kill_table(_body: str) -> str:
     """Return the strikes of the kill matrix: a row for each kind, and the phases in which."""
     found = entries("kill matrix")
@@ -31,7 +37,7 @@ def kill_table(_body: str) -> str:
     kinds = dict.fromkeys(entry["what"] for entry in found)
     rows = ((kind, *_sums([entry for entry in found if entry["what"] == kind])) for kind in kinds)
     table = blocks.table(("Kill", "Scenarios", "Tried", "Struck", "Converged"), rows)
-    return f"{table}\n\n{_kill_phases(found)}"
+    return f"{table}\n\n{_kill_phases(found)}\n\n{_stamp('kill matrix')}"
 
 
 def _sums(found: Sequence[Entry]) -> Iterable[str]:
@@ -46,6 +52,17 @@ def _kill_phases(found: Iterable[Entry]) -> str:
         struck.update({name: counts["struck"] for name, counts in entry["phases"].items()})
     listed = ", ".join(f"`{name}` {struck[name]}" for name in sorted(struck))
     return textwrap.fill(f"Struck by the phase that the node was in: {listed}.", _WIDTH)
+
+
+def double_table(_body: str) -> str:
+    """Return what struck a change and then its recovery, a row for each change."""
+    found = entries("double strikes")
+    if not found:
+        return _NOTHING
+    keys = ("kills", "writes", "struck", "judged", "converged", "CPU seconds")
+    rows = ((entry["change"], *(str(entry[key]) for key in keys)) for entry in found)
+    head = ("Change", "Kills", "Writes", "Struck", "Judged", "Converged", "CPU seconds")
+    return f"{blocks.table(head, rows)}\n\n{_stamp('double strikes')}"
 
 
 _FAULTS = {
@@ -130,6 +147,7 @@ def _fared(row: Entry, about: Entry) -> Iterable[str]:
 
 
 RENDERERS: Mapping[str, blocks.Renderer] = {
+    "double-strikes": double_table,
     "fault-matrices": fault_table,
     "kill-matrix": kill_table,
     "partitioner-day": day_table,

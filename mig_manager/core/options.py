@@ -226,16 +226,18 @@ def switch(meaning: str, *, default: bool = False, **more: Any) -> Any:
     return declared(Option(help=meaning, parse=parse_switch, default=default, **more))
 
 
-def seconds(meaning: str, *, default: float, least: float = 0.0, **more: Any) -> Any:
-    """Declare a duration in seconds, up to a year."""
+def seconds(
+    meaning: str, *, default: float, least: float = 0.0, most: float = _MAX_S, **more: Any
+) -> Any:
+    """Declare a duration in seconds, by default up to a year."""
 
     def parse(value: str) -> float:
         try:
             seconds = float(value)
         except ValueError:
             seconds = math.nan
-        if not least <= seconds <= _MAX_S:
-            raise ValueError(f"is not a number of seconds from {least:g} to {_MAX_S:g}")
+        if not least <= seconds <= most:
+            raise ValueError(f"is not a number of seconds from {least:g} to {most:g}")
         return seconds
 
     return declared(Option(help=meaning, metavar=SECONDS, parse=parse, default=default, **more))

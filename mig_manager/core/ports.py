@@ -77,6 +77,12 @@ class Node(Protocol):
         A refusal is logged, never raised.
         """
 
+    def remove_resources(self, names: Collection[str]) -> cluster.NodeView:
+        """Remove resources from the node's capacity and allocatable; return the patched node.
+
+        Kubelet writes those of a running device plugin again with its next status update.
+        """
+
     @property
     def has_unwritten_condition(self) -> bool:
         """Whether the newest condition could not be written yet."""
@@ -239,13 +245,21 @@ class JournalStore(Protocol):
 class GpuReset(Protocol):
     """Resets GPUs whose new MIG mode is pending."""
 
-    def reset(self, gpus: Sequence[model.Gpu]) -> None:
+    def reset(
+        self, gpus: Sequence[model.Gpu], note_persistence_off: Callable[[tuple[str, ...]], object]
+    ) -> None:
         """Reset exactly these GPUs, and wait until it is done.
+
+        ``note_persistence_off`` is called with the UUIDs of GPUs before their persistence mode is
+        switched off, and with none once it is on again.
 
         Raises:
             HostError: IN_USE: processes use one, named as far as they are known; RESET_REQUIRED:
                 one was refused for another reason; REBOOT_REQUIRED: this machine cannot reset it.
         """
+
+    def restore_persistence(self, gpus: Sequence[model.Gpu]) -> None:
+        """Switch persistence mode on; a failure is only logged."""
 
 
 class Reboot(Protocol):
@@ -320,14 +334,14 @@ class Hooks(Protocol):
         """
 
 
-class VerifiedLayouts(Protocol):
-    """The last verified layout, kept over a reboot; ConfigError if the file cannot be accessed."""
+class KeptText(Protocol):
+    """A text that the host keeps over a reboot; ConfigError if the file cannot be accessed."""
 
     def save(self, text: str) -> None:
         """Replace it; on the disk before this returns."""
 
     def read(self) -> str | None:
-        """Return it; None if no layout was ever verified."""
+        """Return it; None if there is none."""
 
 
 class Cancellation(Protocol):
@@ -391,8 +405,14 @@ class Telemetry:
     def layout_applied(self, name: str, content_hash: str) -> None:
         """A layout is active and verified."""
 
+    def config_read(self, *, is_usable: bool) -> None:
+        """The layout file was read for the requested layout."""
+
     def drift_found(self, *, is_drifted: bool) -> None:
         """The GPUs were compared with the layout that was applied."""
+
+    def phantoms_found(self, advertised: Mapping[str, int], *, are_removed: bool) -> None:
+        """The node was checked for devices that no GPU has: their number by resource."""
 
     def use_observed(
         self, gpus: model.ObservedGpus, in_use: Mapping[str, frozenset[model.Placement]]
@@ -422,7 +442,9 @@ class Dependencies:
     """The host services that use GPUs, in the order in which they are stopped."""
     device_files: DeviceFiles | None = None
     """None: another program writes device nodes and CDI specs."""
-    boot_layout: VerifiedLayouts | None = None  # keeps the layout for the next boot
+    boot_layout: KeptText | None = None  # keeps the verified layout for the next boot
+    request_file: KeptText | None = None
+    """Keeps a copy of the request's record; None: only the Node has it."""
     hooks: Hooks | None = None
     own_pod_uid: str | None = None  # None: the agent does not run in a pod
     is_advertiser: bool = False

@@ -1,4 +1,8 @@
-"""Remove credentials from text that people attach to reports."""
+"""Remove credentials from text that people attach to reports: by their names and by their looks.
+
+No pattern finds every credential. Each takes linear time, because hostile text must not keep the
+command busy.
+"""
 
 import base64
 import json
@@ -10,43 +14,83 @@ REMOVED = "[removed]"
 _FOLDERS = ("PWD", "OLDPWD")  # of a shell
 
 _WORD = (
-    r"(?:token|passw(?:or)?d|passphrase|secret|credential|authorization|bearer|cookie|signature"
-    r"|(?:api|access|account|encryption|private|shared|signing)[_-]?key|tls\.key|dockerconfigjson"
-    r"|client-key-data|client-certificate-data|(?<![a-z])(?:auth|pass|pwd|sessionid|sig)(?![a-z]))"
+    r"(?:token(?<!max[_-]token)(?<!automountserviceaccounttoken)(?!iz)"
+    r"|passw(?:or)?d|passphrase|passcode"
+    r"|secret|credential|authorization|bearer|cookie|signature|bindpw|requirepass"
+    r"|(?:api|access|account|encryption|license|private|shared|signing)[_-]?key|tls\.key"
+    r"|dockerconfigjson|client-key-data|client-certificate-data"
+    r"|(?<![a-z])(?:auth|pass|pwd|pw|sessionid|sig)(?![a-z])"
+    r"|(?<![a-z])(?:admin|db|ftp|ldap|mysql|pg|redis|root|smtp|ssh|sudo|user)(?:pass|pwd)(?![a-z]))"
 )
-_NAME = rf"[\w.-]{{0,60}}{_WORD}[\w.-]{{0,60}}"
+_ABOUT = ("dir", "file", "mode", "name", "namespace", "path", "provider", "ref", "seconds", "url")
+_REST = rf"[\w.-]{{0,60}}{''.join(f'(?<!{each})' for each in _ABOUT)}"
+"""Of a name behind its word. A file, name or lifetime of a credential is none."""
+_NAME = rf"[\w.-]{{0,60}}{_WORD}{_REST}"
 _MARK = r"""\\{0,9}["']?"""  # around a text of JSON, which may be within another
+_NEXT = r"""(?:\\*["']\s*,\s*|[^\S\n]+(?:\\\n\s*)?)"""  # between arguments, also of a list
+_KEY = r"[^\n]*:(?:\s|\Z)"  # of a mapping in YAML
+_FOLDED = r"\\?\n(?=[ \t\n])"  # a text goes on in a line of YAML that is indented or empty
+_QUOTED = r"""
+      "(?:[^"\\\n]|\\[^\n])*+" | '(?:[^'"\\\n]|\\[^"\n]|'')*+' | '[^'\n]*'
+      | \\+".*?\\{1,9}"  # of JSON within a text of JSON
+      | ["'](?=\w)[^"'\n]*(?=\n|\Z)  # cut off
+"""
 _LINE = re.compile(
     rf"""(?P<before>
-      (?P<yaml>^[ \t\#-]{{0,99}}+{_NAME}:[ \t]+(?![|>"'\[{{]))  # a text without quotes
+      (?P<yaml>^(?P<lead>[ \t]{{0,99}}+)[ \t\#-]{{0,9}}+(?=[\w.-]+:[ \t]){_NAME}:
+        [ \t]+(?![|>\[{{]))
       | (?:authorization|cookie):[ \t]*
     )
-    (?P<value>(?(yaml)[^\n]+|[^\n"'\\]+))""",
+    (?P<value>(?(yaml)(?:
+      "(?:[^"\\\n]|\\[^\n]|{_FOLDED})*+" | '(?:[^'\n]|''|{_FOLDED})*+'
+      | (?!["'])[^\n]+ (?:\n(?P=lead)[ \t]+(?!{_KEY})[^\n]+)*  # a text without quotes
+    ) | [^\n"'\\]+))""",
     re.VERBOSE | re.IGNORECASE | re.MULTILINE,
 )
 """Where a value may have several words."""
 _NAMED = re.compile(
     rf"""(?P<before>
-      {_WORD} [\w.-]{{0,60}} (?P<mark>\\*["'])? \s*[:=]\s*
+      {_WORD}{_REST} (?P<mark>\\*["'])? (?:
+        \s*[:=][^\S\n]*
+        | :[^\S\n]*\n[^\S\n]+(?!-[ ]|{_KEY})
+      )
       | (?:authorization|cookie)["'],[ ]?(?=["'])  # a header of Python's
-      | (?<![\w-])--{_NAME} (?:\\*["'],)? \s+  # an argument of its own
+      | (?<![\w-])--{_NAME}{_NEXT}  # an argument of its own
       # As a pod's variables are listed.
       | \bname{_MARK}\s*:\s*{_MARK}{_NAME}{_MARK},?\s*
         {_MARK}value(?P<quote>\\{{0,9}}["'])?\s*:\s*
+      # In sentences, and in files whose settings have no sign between name and value.
+      | \b(?:password|passphrase)[ ](?=["'])
+      | \b(?:password|passphrase|token|secret|key)[ ](?:is|was)[ ](?=\S*\d)
+      | \b(?:bindpw|requirepass|login[ ]+\S{{1,99}}[ ]+password)[ ]+
     )
     (?P<value>
       [|>][-+\d]{{0,2}}[^\S\n]*\n (?P<indent>[ ]+)[^\n]*  # a block of YAML
         (?:\n(?:(?P=indent)[^\n]*|[ ]*(?=\n)))*
-      | "(?:[^"\\\n]|\\.)*" | '[^'\n]*'  # a text of JSON, YAML or a shell
+      | (?:\n[ ]*-[ ]+(?!{_KEY})[^\n]+)+  # a list of YAML
+      | {_QUOTED}
       | \[\s*(?:\\*["'][^"'\\\[\]]*\\*["'][\s,]*)+\]
-      | \\+".*?\\{{1,9}}"  # of JSON within a text of JSON
       | (?:(?:bearer|basic|digest|negotiate|token)\s+)?
         \\*["']?(?:[^\s,;{{}}\[\]()"'\\]|[,;](?![\s,;{{}}\[\]()"'\\]|$))+
     )""",
     re.VERBOSE | re.IGNORECASE,
 )
+_ARGUMENT = re.compile(
+    rf"""(?P<before>
+      # User and password of curl; but not numbers of a user and a group.
+      (?<![^\s"'])(?:--(?:proxy-)?user(?:=|{_NEXT})|-u{_NEXT}?)
+        (?=\\*["']?(?!\d+:\d+(?![^\s"'\\]))[^\s:"'\\]{{1,200}}:)
+      | (?<![^\s"'])-U{_NEXT}(?=\\*["']?[^\s:"'\\%]{{1,200}}%)  # of Samba
+      | \bsshpass{_NEXT}\\*["']?-p{_NEXT}?
+      | \b(?:mysql|mysqladmin|mysqldump|mariadb)\b[^\n|;&]{{0,200}}?(?<=[\s"'])-p(?=[^\s"'\\-])
+      | \blogin\b[^\n|;&]{{0,200}}?(?<=[\s"'])-p{_NEXT}
+      | \bredis-cli\b[^\n|;&]{{0,200}}?(?<=[\s"'])-a{_NEXT}
+      | \bldap[a-z]+\b[^\n|;&]{{0,200}}?(?<=[\s"'])-w{_NEXT}
+    )
+    (?P<value>{_QUOTED} | [^\s"'\\]+)""",
+    re.VERBOSE,
+)
 _QUOTE = re.compile(r"""\\*["']""")
-# Each takes linear time, because hostile text must not keep the command busy.
 _UNNAMED = (
     # A key or certificate in PEM; of one that is cut off, what looks like Base64.
     re.compile(
@@ -54,11 +98,25 @@ _UNNAMED = (
         r"(?:(?:[^\"-]|-(?!----))*-----END [^-\n]+-----|(?:[\w+/=\s]|\\[nr])*)"
     ),
     re.compile(r"LS0tLS1CRUdJTi[\w+/=]*"),  # the same once more in Base64, as in a Secret
-    # User and password, or a token, in a URL; but not the name of an image.
-    re.compile(r"(?<=://)[^/:\s@\"']{0,100}(?::[^\s@\"']{1,300})?(?=@(?!sha))"),
-    re.compile(r"(?:(?<=\s-u\s)|(?<=\s--user[\s=]))[^\s:\"']{1,200}:[^\s\"']+"),  # of curl
-    # Tokens of GitHub, GitLab, Slack and NVIDIA.
-    re.compile(r"\b(?:gh[a-z]_|github_pat_|glpat-|xox[a-z]-|nvapi-)[\w-]{10,}"),
+    # User and password in a URL. The password may have "@" or "/".
+    re.compile(
+        r"(?<=://)(?:[^/\s@:\"'?#]{0,100}:[^/\s\"'?#]{1,300}"
+        r"|[^/\s@:\"'?#]{0,100}:[^\s@\"']{1,300})(?=@(?!sha\d{3}:))"
+    ),
+    re.compile(r"(?<=://)[^/\s@:\"'?#]{1,300}(?=@(?!sha\d{3}:))"),  # a token in a URL
+    # Tokens of GitHub, GitLab, Slack, NVIDIA, Docker, DigitalOcean, Grafana, Google, Stripe and
+    # PyPI. Each has a prefix of its own.
+    re.compile(
+        r"\b(?:gh[a-z]_|github_pat_|gl(?:pat|rt|dt|ft|ptt|cbt)-|xox[a-z]-|xapp-|nvapi-|dckr_pat_"
+        r"|do[opr]_v1_|glsa_|glc_|ya29\.|AIza|GOCSPX-|[rs]k_(?:live|test)_|pypi-AgE)[\w-]{10,}"
+    ),
+    # Of Hugging Face, npm, OpenAI, Anthropic, Vault, Databricks, age, AWS and SendGrid: as long as
+    # they are, these prefixes begin words.
+    re.compile(r"\b(?:hf_|npm_)[A-Za-z\d]{20,}"),
+    re.compile(r"\bsk-(?=[A-Za-z_-]{0,60}\d)[\w-]{20,}"),
+    re.compile(r"\b(?:hv[bsr]\.[\w-]{20,}|dapi[\da-f]{32}|AGE-SECRET-KEY-1[A-Z\d]{20,})"),
+    re.compile(r"\b(?:A(?:KI|SI|BI|CC)A[A-Z2-7]{16}\b|SG\.[\w-]{16,99}\.[\w-]{16,99})"),
+    re.compile(r"(?<=//hooks\.slack\.com/services/)[\w/]+"),  # who knows it may write there
     # A JSON Web Token, with what it is joined to.
     re.compile(r"(?<![\w-])(?=[\w-]+\.[\w-]+\.)[\w-]*?\beyJ[\w-]+\.[\w-]+\.[\w-]*"),
     re.compile(r"(?<=\bbearer )[\w.~+/=-]+", re.IGNORECASE),
@@ -76,7 +134,8 @@ def redacted(text: str, secrets: Iterable[str] = ()) -> str:
             in_url = urllib.parse.quote(secret, safe="", errors="surrogateescape")
             for form in (json.dumps(secret)[1:-1], secret, in_base64.rstrip("="), in_url):
                 text = text.replace(form, REMOVED)
-    text = _NAMED.sub(_replacement, _LINE.sub(_replacement, text))
+    for named in (_LINE, _NAMED, _ARGUMENT):
+        text = named.sub(_replacement, text)
     for pattern in _UNNAMED:
         text = pattern.sub(REMOVED, text)
     return text
@@ -87,7 +146,8 @@ def _replacement(found: re.Match[str]) -> str:
     opening = _QUOTE.match(found["value"])
     groups = found.groupdict("")
     quote = opening[0] if opening else groups.get("mark") or groups.get("quote") or ""
-    return f"{found['before']}{quote}{REMOVED}{quote}"
+    space = " " if found["value"].startswith("\n") else ""
+    return f"{found['before']}{space}{quote}{REMOVED}{quote}"
 
 
 def values(text: str) -> tuple[str, ...]:
@@ -98,4 +158,4 @@ def values(text: str) -> tuple[str, ...]:
 
 def is_secret(name: str) -> bool:
     """Return whether a variable of this name has a secret."""
-    return name not in _FOLDERS and re.search(_WORD, name, re.IGNORECASE) is not None
+    return name not in _FOLDERS and re.fullmatch(_NAME, name, re.IGNORECASE) is not None

@@ -119,6 +119,9 @@ class Plan:
     requires_idle: bool = False
     """Whether the executor refuses it, before the first step, if a process uses an instance that
     it destroys or a GPU whose mode it changes, or if a GPU instance that it creates exists."""
+    in_use_timeout_s: float | None = None
+    """How long the executor retries a step that the driver refuses as in use; at most as long as
+    the executor's own limit, which None stands for."""
 
     @property
     def is_empty(self) -> bool:
@@ -187,6 +190,8 @@ class GpuProcess:
     """Ids of the GPU instances that it uses; empty if it uses the GPU itself."""
     compute_instances: tuple[tuple[int, int], ...] = ()
     """Ids of GPU instance and compute instance, as far as they are known."""
+    is_running: bool = False
+    """Whether NVML lists it: it computes or draws, and does not only have files open."""
 
     def __str__(self) -> str:
         where = ", ".join(f"GPU instance {each}" for each in self.gpu_instances)
@@ -205,18 +210,33 @@ class GpuProcess:
         }
 
 
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Inspection:
+    """Versions and GPU processes, as the driver reports them.
+
+    It is here because an agent at rest receives it and must not load NVML.
+    """
+
+    driver_version: str
+    nvml_version: str
+    processes: tuple[tuple[str, tuple[GpuProcess, ...]], ...]
+    """For each GPU its UUID and the processes that use it, ascending by pid."""
+
+
 def is_releasing_daemon(user: GpuProcess) -> bool:
     """Return whether a process is one of ``RELEASING_DAEMONS``."""
     return user.name[:_COMM] in RELEASING_DAEMONS
 
 
 def blocking(plan: GpuPlan, users: Iterable[GpuProcess]) -> tuple[GpuProcess, ...]:
-    """Return the users of a GPU that use what its plan destroys.
+    """Return the users of a GPU that use what its plan destroys, or are ``keeping_out``.
 
     A change of MIG mode affects every process with the GPU open, except ``RELEASING_DAEMONS``.
     """
+    users = tuple(users)
     if plan.changes_mode:
         return tuple(user for user in users if not is_releasing_daemon(user))
+    kept_out_by = keeping_out(plan, users)
     gpu_instances = {
         step.gpu_instance_id for step in plan.steps if isinstance(step, DestroyGpuInstance)
     }
@@ -230,7 +250,20 @@ def blocking(plan: GpuPlan, users: Iterable[GpuProcess]) -> tuple[GpuProcess, ..
         for user in users
         if gpu_instances.intersection(user.gpu_instances)
         or compute_instances.intersection(user.compute_instances)
+        or user in kept_out_by
     )
+
+
+def keeping_out(plan: GpuPlan, users: Iterable[GpuProcess]) -> tuple[GpuProcess, ...]:
+    """Return the users with which the driver refuses the first GPU instance of an empty GPU.
+
+    They run on the GPU itself, in no instance. Nothing must be destroyed then, because a rollback
+    would be refused as well.
+    """
+    creates = any(isinstance(step, CreateGpuInstance) for step in plan.steps)
+    if plan.changes_mode or not creates or any(target.kept for target in plan.target):
+        return ()
+    return tuple(user for user in users if user.is_running and not user.gpu_instances)
 
 
 def plan_data(plan: GpuPlan) -> "answers.GpuPlan":

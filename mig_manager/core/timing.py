@@ -8,6 +8,10 @@ from mig_manager import errors
 
 _Result = TypeVar("_Result")
 
+LONGEST_LEASE_S = 3600.0
+"""A longer duration in a Lease counts as this. The API allows 68 years, and one Lease of another
+program could stop those that wait for it as long."""
+
 
 class Clock(Protocol):
     """Time as an argument, so that tests need not spend it."""

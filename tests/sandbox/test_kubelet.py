@@ -48,7 +48,8 @@ class Bench:
 
     def __init__(self, cluster: cluster_view.ClusterView) -> None:
         self.cluster = cluster
-        self.manager = device_manager.DeviceManager()
+        self.now_s = 0.0
+        self.manager = device_manager.DeviceManager(lambda: self.now_s)
         self.program = Program()
         self.kubelet = sandbox_node.Kubelet(
             _OPTIONS,
@@ -149,6 +150,32 @@ def test_new_devices_show_at_the_tick_and_a_tick_without_news_writes_nothing(
     assert objects.version(bench.node()) == before
     bench.kubelet.tick()
     assert bench.node()["status"]["allocatable"][_SMALL] == "2"
+
+
+@pytest.mark.parametrize(
+    ("is_lost", "advertised"), [(False, "0"), (True, "1")], ids=["reported", "update lost"]
+)
+def test_a_resource_of_an_ended_plugin_is_forgotten_with_one_update(
+    bench: Bench, *, is_lost: bool, advertised: str
+) -> None:
+    bench.manager.register({_SMALL: ("MIG-a",)})
+    bench.kubelet.tick()
+    bench.manager.disconnect([_SMALL])
+    bench.kubelet.tick()
+    status = bench.node()["status"]
+    assert (status["capacity"][_SMALL], status["allocatable"][_SMALL]) == ("1", "0")
+
+    bench.now_s = device_manager.FORGET_S
+    if is_lost:
+        bench.manager.status()
+    bench.kubelet.tick()
+
+    assert bench.node()["status"]["allocatable"][_SMALL] == advertised
+    bench.create()
+    bench.kubelet.sync(0.0)
+    bench.kubelet.sync(1.0)
+    assert objects.phase(bench.pod()) == "Running"
+    assert not bench.manager.assigned()[0].device_ids
 
 
 def test_a_pod_runs_and_is_ready_after_its_start_time(bench: Bench) -> None:

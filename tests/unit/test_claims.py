@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mig_manager.core import model
-from mig_manager.core.node import claims, clients, cluster, resources
+from mig_manager.core.node import claims, clients, cluster, gpu_use, resources
 from tests import gpu_values
 from tests.unit import samples
 from tests.unit.test_clients import balanced
@@ -107,10 +107,10 @@ def test_a_pod_counts_for_the_devices_of_its_claims_whatever_kubelet_reports(
             claim_drivers=frozenset(drivers),
         )
         for assigned in (None, (), (reported,)):
-            assert bool(clients.affected_pods([known], assigned, ONE)) is leaves
-            everything = clients.affected_pods([known], assigned, (), is_whole_node=True)
-            assert bool(everything) is whole
-            assert not clients.why_uncertain(known, assigned)
+            usage = gpu_use.Usage(pods=(known,), assigned=assigned)
+            assert bool(usage.users(ONE)) is leaves
+            assert bool(usage.users(None)) is whole
+            assert leaves is False or not usage.why_uncertain(known)
 
 
 @given(
@@ -124,7 +124,8 @@ def test_exactly_the_pods_with_a_claim_on_a_doomed_device_leave(
         samples.pod(one, gpu_resources={}, has_claims=True, claimed_ids=frozenset({one}))
         for one in sorted(claimed)
     ]
-    leaving = {pod.name for pod in clients.affected_pods(pods, None, doomed)}
+    usage = gpu_use.Usage(pods=tuple(pods), assigned=None)
+    leaving = {pod.name for pod in usage.users(doomed)}
     assert leaving == claimed & doomed
 
 

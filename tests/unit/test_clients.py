@@ -10,7 +10,7 @@ import pytest
 from mig_manager import errors
 from mig_manager.catalogue import hardware
 from mig_manager.core import model, steps
-from mig_manager.core.node import clients, cluster
+from mig_manager.core.node import clients, cluster, gpu_use
 from mig_manager.core.planner import planner
 from tests import gpu_values
 from tests.unit import samples
@@ -57,81 +57,11 @@ def test_a_plan_affects_what_it_destroys_with_the_whole_mig_gpu_or_every_device(
     only_creates = plan_to(fewer, "1g.5gb", "2g.10gb", "3g.20gb")
     assert only_creates.steps
     assert clients.affected_ids(only_creates, fewer) == frozenset()
-    assert clients.affected_pods([pod()], None, frozenset()) == ()
+    assert gpu_use.Usage(pods=(pod(),), assigned=None).users(frozenset()) == ()
 
     assert gpus[0].uuid in clients.affected_ids(plan_to(gpus, *LESS), gpus)
     off = planner.plan(gpus, {gpus[0].uuid: model.DesiredGpu(mode=model.MigMode.DISABLED)})
     assert clients.affected_ids(off, gpus) == {gpus[0].uuid, *gpus[0].mig_uuids}
-
-
-@pytest.mark.parametrize(
-    ("change", "leaves"),
-    [
-        ({}, True),
-        ({"phase": "Succeeded"}, False),
-        ({"gpu_resources": {}}, False),
-        ({"gpu_resources": {"nvidia.com/gpu.shared": 1}}, True),
-        ({"gpu_resources": {"nvidia.com/mig-1g.5gb.shared": 1}}, True),
-        ({"gpu_resources": {"nvidia.com/hostdev": 1}}, False),
-        ({"owner_kind": "DaemonSet"}, True),
-        ({"labels": PLUGIN_LABELS}, True),
-        ({"labels": PLUGIN_LABELS, **OF_PLUGIN}, False),
-    ],
-)
-def test_a_pod_whose_devices_kubelet_does_not_list_counts_by_its_request(
-    change: dict[str, Any], *, leaves: bool
-) -> None:
-    assert bool(clients.affected_pods([pod(**change)], (), ONE)) is leaves
-
-
-@pytest.mark.parametrize(
-    ("ids", "leaves"),
-    [
-        # Kubelet lists every pod, but not the devices of a plain init container.
-        (set(), True),
-        (ONE, True),
-        (OTHER, False),
-        ({"nvidia0/gi7"}, True),
-        ({"GPU-00000000-0000-0000-0000-000000000000-3"}, True),
-        ({"0000:3b:00.1"}, True),
-        ({*OTHER, "mlx5_0"}, False),
-        ({"MIG-GPU-00000000-0000-0000-0000-000000000000/7/0"}, False),
-    ],
-)
-def test_a_pod_counts_for_its_devices_and_for_a_gpu_whose_id_is_no_uuid(
-    ids: Collection[str], *, leaves: bool
-) -> None:
-    assert bool(clients.affected_pods([pod()], (using(ids),), ONE)) is leaves
-    without_gpu, uses_it = pod(gpu_resources={}), bool(ONE & frozenset(ids))
-    assert bool(clients.affected_pods([without_gpu], (using(ids),), ONE)) is uses_it
-
-
-def test_a_pod_whose_init_container_may_use_a_gpu_counts_whatever_else_it_uses() -> None:
-    starting = pod(phase="Pending", may_run_gpu_init=True)
-    assert clients.affected_pods([starting], (using(OTHER),), ONE) == (starting,)
-
-
-def test_a_pod_with_a_claim_that_may_be_for_a_gpu_counts_and_it_is_known_why() -> None:
-    claimant, unlisted = pod(gpu_resources={}), pod(gpu_resources={}, has_claims=True)
-    gpu, nic = using((), "nic.example.com", "gpu.nvidia.com"), using((), "nic.example.com")
-    for each, known in (
-        (claimant, (gpu,)),
-        (unlisted, None),
-        (unlisted, ()),
-        (unlisted, (using(),)),
-    ):
-        assert clients.affected_pods([each], known, ONE) == (each,)
-        assert clients.affected_pods([each], known, frozenset()) == ()
-        assert "ResourceClaim" in clients.why_uncertain(each, known)
-    assert clients.affected_pods([unlisted], (nic,), ONE) == ()
-    for unknown in ((), None):
-        assert not clients.why_uncertain(claimant, unknown)
-
-
-def test_a_whole_node_change_affects_only_pods_that_use_or_request_a_gpu() -> None:
-    pods = [pod(), pod("idle", gpu_resources={})]
-    affected = clients.affected_pods(pods, (using(OTHER),), frozenset(), is_whole_node=True)
-    assert affected == (pod(),)
 
 
 # Daemons
@@ -141,7 +71,8 @@ def test_the_owners_daemons_are_paused_and_not_evicted() -> None:
     daemon = clients.ExtraClient(labels={"app": "watcher"}, deploy_label=SAMPLER)
     watcher = pod(labels={"app": "watcher"}, owner_kind="DaemonSet")
     plan = plan_to(balanced(), *LESS)
-    assert clients.affected_pods([watcher], None, ONE, daemons=(daemon,)) == ()
+    usage = gpu_use.Usage(pods=(watcher,), assigned=None)
+    assert usage.users(ONE, daemons=(daemon,)) == ()
     assert clients.labels_to_pause({SAMPLER: "true"}, plan, (daemon,)) == {SAMPLER: "true"}
     assert clients.labels_to_pause({SAMPLER: "false"}, plan, (daemon,)) == {}
 

@@ -1,10 +1,12 @@
 """Which GPU instances are in use, from values alone."""
 
 import dataclasses
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import pytest
 
+from mig_manager import errors
 from mig_manager.core import model, steps
 from mig_manager.core.node import clients, cluster, gpu_use
 from tests import gpu_values
@@ -56,7 +58,12 @@ def found(
 ) -> tuple[str, bool]:
     """Return the placements in use as text, and whether that is stable."""
     here = of or gpu()
-    use = gpu_use.find([here], pods, assigned, {here.uuid: processes}, **options)
+    usage = gpu_use.Usage(
+        pods=tuple(pods),
+        assigned=None if assigned is None else tuple(assigned),
+        processes={here.uuid: processes},
+    )
+    use = gpu_use.find([here], usage, **options)
     assert use is not None
     return " ".join(map(str, sorted(use.in_use[here.uuid]))), use.is_stable
 
@@ -97,7 +104,8 @@ def test_a_device_that_kubelet_gave_a_pod_that_the_api_does_not_show_is_in_use_f
 
 
 def test_without_kubelet_only_a_node_without_gpu_pods_is_known() -> None:
-    assert gpu_use.find([gpu()], [pod("a")], None) is None
+    silent = gpu_use.Usage(pods=(pod("a"),), assigned=None)
+    assert gpu_use.find([gpu()], silent) is None
     assert found([pod("a", gpu_resources={})], None) == (NONE, True)
 
 
@@ -124,7 +132,8 @@ def test_a_gpu_without_mig_is_in_use_as_a_whole_by_a_pod_or_a_process_but_for_da
 
 
 def test_a_gpu_that_does_not_answer_is_not_known_and_observed_again() -> None:
-    use = gpu_use.find([gpu(), dataclasses.replace(PLAIN, uuid="GPU-9")], [], [], {"GPU-9": ()})
+    usage = gpu_use.Usage(pods=(), assigned=(), processes={"GPU-9": ()})
+    use = gpu_use.find([gpu(), dataclasses.replace(PLAIN, uuid="GPU-9")], usage)
 
     assert use == gpu_use.GpuUse(in_use={"GPU-9": frozenset()}, is_stable=False)
 
@@ -140,3 +149,182 @@ def test_only_changes_that_concern_gpus_are_relevant() -> None:
         [pod("a"), pod("d", gpu_resources={}, has_claims=True)],
     ):
         assert before != gpu_use.relevant(changed)
+
+
+# Users
+
+ONE, OTHER = frozenset({MIG[LOW]}), frozenset({MIG[HIGH]})
+PLUGIN_LABELS = {"app": "nvidia-device-plugin-daemonset"}
+OF_PLUGIN: dict[str, Any] = {"owner_kind": "DaemonSet", "mounts_plugin_sockets": True}
+"""What a pod of the device plugin is beside its name."""
+
+
+def using(ids: Collection[str] = (), *drivers: str, **fields: Any) -> cluster.PodDevices:
+    return cluster.PodDevices(
+        namespace="default",
+        name="p",
+        device_ids=frozenset(ids),
+        claim_drivers=frozenset(drivers),
+        **fields,
+    )
+
+
+def users(
+    pods: Sequence[cluster.Pod],
+    assigned: tuple[cluster.PodDevices, ...] | None,
+    affected: frozenset[str] | None,
+    **fields: Any,
+) -> tuple[cluster.Pod, ...]:
+    return gpu_use.Usage(pods=tuple(pods), assigned=assigned, **fields).users(affected)
+
+
+def why_uncertain(of: cluster.Pod, assigned: tuple[cluster.PodDevices, ...] | None) -> str:
+    return gpu_use.Usage(pods=(of,), assigned=assigned).why_uncertain(of)
+
+
+@pytest.mark.parametrize(
+    ("change", "leaves"),
+    [
+        ({}, True),
+        ({"phase": "Succeeded"}, False),
+        ({"gpu_resources": {}}, False),
+        ({"gpu_resources": {"nvidia.com/gpu.shared": 1}}, True),
+        ({"gpu_resources": {"nvidia.com/mig-1g.5gb.shared": 1}}, True),
+        ({"gpu_resources": {"nvidia.com/hostdev": 1}}, False),
+        ({"owner_kind": "DaemonSet"}, True),
+        ({"labels": PLUGIN_LABELS}, True),
+        ({"labels": PLUGIN_LABELS, **OF_PLUGIN}, False),
+    ],
+)
+def test_a_pod_whose_devices_kubelet_does_not_list_counts_by_its_request(
+    change: dict[str, Any], *, leaves: bool
+) -> None:
+    assert bool(users([pod(**change)], (), ONE)) is leaves
+
+
+@pytest.mark.parametrize(
+    ("ids", "leaves"),
+    [
+        # Kubelet lists every pod, but not the devices of a plain init container.
+        (set(), True),
+        (ONE, True),
+        (OTHER, False),
+        ({"nvidia0/gi7"}, True),
+        ({"GPU-00000000-0000-0000-0000-000000000000-3"}, True),
+        ({"0000:3b:00.1"}, True),
+        ({*OTHER, "mlx5_0"}, False),
+        ({"MIG-GPU-00000000-0000-0000-0000-000000000000/7/0"}, False),
+    ],
+)
+def test_a_pod_counts_for_its_devices_and_for_a_gpu_whose_id_is_no_uuid(
+    ids: Collection[str], *, leaves: bool
+) -> None:
+    assert bool(users([pod()], (using(ids),), ONE)) is leaves
+    without_gpu, uses_it = pod(gpu_resources={}), bool(ONE & frozenset(ids))
+    assert bool(users([without_gpu], (using(ids),), ONE)) is uses_it
+
+
+def test_a_pod_whose_init_container_may_use_a_gpu_counts_whatever_else_it_uses() -> None:
+    starting = pod(phase="Pending", may_run_gpu_init=True)
+    assert users([starting], (using(OTHER),), ONE) == (starting,)
+
+
+def test_a_pod_with_a_claim_that_may_be_for_a_gpu_counts_and_it_is_known_why() -> None:
+    claimant, unlisted = pod(gpu_resources={}), pod(gpu_resources={}, has_claims=True)
+    gpu, nic = using((), "nic.example.com", "gpu.nvidia.com"), using((), "nic.example.com")
+    for each, known in (
+        (claimant, (gpu,)),
+        (unlisted, None),
+        (unlisted, ()),
+        (unlisted, (using(),)),
+    ):
+        assert users([each], known, ONE) == (each,)
+        assert users([each], known, frozenset()) == ()
+        assert "ResourceClaim" in why_uncertain(each, known)
+    assert users([unlisted], (nic,), ONE) == ()
+
+
+def test_a_whole_node_change_affects_only_pods_that_use_or_request_a_gpu() -> None:
+    pods = [pod(), pod("idle", gpu_resources={})]
+    affected = users(pods, (using(OTHER),), None)
+    assert affected == (pod(),)
+
+
+@pytest.mark.parametrize(
+    ("fields", "is_user"),
+    [
+        ({"ids": ONE}, True),
+        ({"ids": OTHER}, False),
+        ({"drivers": (cluster.GPU_CLAIM_DRIVER,)}, True),
+        ({"drivers": ("nic.example.com",)}, False),
+        ({"ids": {"mlx5_0"}}, False),
+        ({"ids": {"nvidia0/gi7"}, "gpu_resources": frozenset({"nvidia.com/gpu"})}, True),
+    ],
+)
+def test_users_has_a_pod_that_only_kubelet_lists(fields: dict[str, Any], *, is_user: bool) -> None:
+    ids, drivers = fields.pop("ids", ()), fields.pop("drivers", ())
+    found = users([], (using(ids, *drivers, **fields),), ONE)
+    assert [(each.key, each.is_unlisted) for each in found] == [("default/p", True)] * is_user
+
+
+def test_users_joins_the_devices_of_pods_with_one_name() -> None:
+    for both in ((using(ONE), using(OTHER)), (using(OTHER), using(ONE))):
+        assert users([pod()], both, ONE) == (pod(),)
+
+
+GONE = frozenset({gpu_values.mig_uuid("gone")})
+
+
+@pytest.mark.parametrize(
+    ("known_ids", "homes", "is_user"),
+    [
+        (ONE | OTHER, None, True),
+        (ONE | OTHER, ["pod p"], True),
+        (ONE | OTHER, [""], True),  # it may be of any pod
+        (ONE | OTHER, ["pod another", "unit train.service"], False),
+        (ONE | OTHER, [], False),
+        (ONE | OTHER | GONE, None, False),
+        (None, None, False),
+    ],
+)
+def test_users_has_a_pod_whose_device_no_gpu_has_unless_it_has_no_process(
+    known_ids: frozenset[str] | None, homes: list[str] | None, *, is_user: bool
+) -> None:
+    processes = None if homes is None else {GPU: [process(home=home) for home in homes]}
+    state: dict[str, Any] = {"known_ids": known_ids, "processes": processes}
+    claiming = pod(gpu_resources={}, claimed_ids=GONE)
+    assert bool(users([pod()], (using(GONE),), ONE, **state)) is is_user
+    assert bool(users([claiming], (), ONE, **state)) is is_user
+    usage = gpu_use.Usage(pods=(claiming,), assigned=(), **state)
+    assert is_user <= bool(usage.why_uncertain(claiming))
+
+
+def test_device_ids_are_unknown_with_a_gpu_that_cannot_be_observed() -> None:
+    assert gpu_use.device_ids((gpu(),)) == frozenset({GPU, *MIG.values()})
+    lost = model.UnreachableGpu(
+        index=1, uuid="", reason=errors.Reason.GPU_LOST, code=None, message="lost"
+    )
+    assert gpu_use.device_ids(model.ObservedGpus((gpu(),), (lost,))) is None
+
+
+@pytest.mark.parametrize(
+    ("changed", "affected", "is_undecided"),
+    [
+        ({}, ONE, True),
+        ({}, frozenset(), False),
+        ({}, ONE | OTHER | {GPU}, False),  # every device goes
+        ({"gpu_resources": {}}, ONE, False),
+        ({"gpu_resources": {}, "has_claims": True}, ONE, True),
+        ({"gpu_resources": {}, "claimed_ids": ONE}, ONE, False),
+        ({"claimed_ids": ONE}, ONE, True),  # it has a device of the plugin, too
+        ({"claimed_ids": ONE, "claimed_resources": frozenset({"nvidia.com/gpu"})}, ONE, False),
+    ],
+)
+def test_undecided_are_the_pods_whose_devices_only_a_silent_kubelet_knows(
+    changed: dict[str, Any], affected: frozenset[str], *, is_undecided: bool
+) -> None:
+    usage = gpu_use.Usage(
+        pods=(pod(**changed),), assigned=None, known_ids=frozenset({GPU, *MIG.values()})
+    )
+    assert bool(usage.undecided(affected)) is is_undecided
+    assert not dataclasses.replace(usage, assigned=(using(ONE),)).undecided(affected)

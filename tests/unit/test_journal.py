@@ -32,8 +32,17 @@ def test_a_journal_reads_back_as_it_was_written(switch: status.PluginConfig | No
     assert ("pluginConfig" in journal.to_json()) is (switch is not None)
 
 
+GPU = samples.gpu(samples.A100, "1g.5gb@0", "1g.5gb@1", "2g.10gb@2", "3g.20gb@4")
+
+
 def _paused(key: str, value: str) -> str:
     return status.Journal(config="a", paused_labels={key: value}).to_json()
+
+
+def _of_gpu(**changed: object) -> str:
+    data = json.loads(status.Journal(config="a", snapshot=(GPU.snapshot,)).to_json())
+    data["snapshot"][0] |= changed
+    return json.dumps(data)
 
 
 def _switched(value: object) -> str:
@@ -54,6 +63,9 @@ def _switched(value: object) -> str:
         _paused("kubernetes.io/hostname", "true"),
         _paused("nvidia.com/gpu.deploy.not a key", "true"),
         _paused("nvidia.com/gpu.deploy.dcgm", "not a label value"),
+        _of_gpu(uuid=3),
+        _of_gpu(uuid=None),
+        _of_gpu(mode="maybe"),
         _switched(3),
         _switched({}),
         _switched({"before": 1, "now": "a"}),
@@ -64,9 +76,6 @@ def _switched(value: object) -> str:
 def test_a_journal_that_is_not_ours_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r".+"):
         status.Journal.from_json(text)
-
-
-GPU = samples.gpu(samples.A100, "1g.5gb@0", "1g.5gb@1", "2g.10gb@2", "3g.20gb@4")
 
 
 def test_the_status_annotation_has_layout_reason_and_devices() -> None:

@@ -402,10 +402,10 @@ def test_the_layout_is_one_document_that_names_gpus_by_uuid() -> None:
     every = partitions.gpus("a", EMPTY, EMPTY)
     change = only(decided([node("a", EMPTY, EMPTY)], [pod("p", "2x7g.40gb")]))
     document = config.parse(change.layout, source="annotation")
-    assert list(document.layouts) == ["custom"]
+    assert list(document.layouts) == ["on-demand"]
     assert not document.warnings
     assert layouts.render(document) == json.loads(change.layout)
-    assert len(document.layouts["custom"].rules) == 1
+    assert len(document.layouts["on-demand"].rules) == 1
     assert set(partitions.wanted(change, every)) == {gpu.uuid for gpu in every}
 
 

@@ -162,7 +162,10 @@ def test_a_node_without_readable_gpus_is_unknown(text: str, message: str) -> Non
     assert message in found.message
 
 
-def test_without_known_profiles_the_plan_is_provisional() -> None:
+def test_without_known_profiles_nothing_is_said_to_fit() -> None:
     blind = tuple(dataclasses.replace(gpu, profiles=None) for gpu in gpus())
 
-    assert previewed(node(blind), "all-1g.5gb").is_provisional
+    found = [previewed(node(blind), name) for name in ("all-1g.5gb", "too-much")]
+
+    assert all(each.is_provisional for each in found)
+    assert {(each.verdict, each.reason) for each in found} == {(Verdict.UNKNOWN, "MigDisabled")}

@@ -154,7 +154,7 @@ def test_the_secrets_of_a_kubeconfig_are_found_and_its_names_are_not() -> None:
       password: 'a b'
     """
 
-    assert redaction.values(text) == ("abcdef", "Zm9v", "a b")
+    assert sorted(redaction.values(text)) == ["Zm9v", "a b", "abcdef"]
 
 
 @pytest.mark.parametrize(
@@ -183,7 +183,10 @@ def test_what_a_report_is_about_stays() -> None:
     assert redaction.redacted(text) == text
 
 
-@pytest.mark.parametrize(("begin", "repeated"), [("", "eyJ-"), ('token:\\"', "\\")])
+@pytest.mark.parametrize(
+    ("begin", "repeated"),
+    [("", "eyJ-"), ('token:\\"', "\\"), ("", "login "), ("", "token"), ("", "sk-")],
+)
 def test_hostile_text_does_not_keep_the_command_busy(begin: str, repeated: str) -> None:
     """The limit is of the processor's time, and many times what it takes."""
 

@@ -175,6 +175,29 @@ def test_an_older_snapshot_takes_precedence_and_no_gpu_is_lost() -> None:
     assert {each.uuid for each in kept} == {first.uuid, second.uuid}
 
 
+def test_a_gpu_that_is_gone_takes_no_other_from_the_baseline() -> None:
+    gone, here = a100("2g.10gb@0"), a100("7g.40gb@0", index=1)
+    both = planner.plan([gone, here], dict.fromkeys((gone.uuid, here.uuid), samples.want({})))
+    assert [each.uuid for each in planner.baseline(both, [here])] == [here.uuid]
+
+
+def test_the_journal_stays_readable_over_many_interrupted_changes() -> None:
+    gpu = a100()
+    before: tuple[model.GpuSnapshot, ...] = ()
+    parts = ("1c.2g.10gb", "1c.3g.20gb", "2c.3g.20gb", "1c.4g.20gb", "2c.4g.20gb", "1c.7g.40gb")
+    for row in gpu.profiles or ():
+        own = [each for each in parts if each.endswith(str(row.profile))]
+        for place in row.placements:
+            for name in (str(row.profile), *own):
+                count = row.profile.gpu_slices // int(name[0])
+                plan = plan_to(gpu, {f"{name}@{place.start}": count})
+                before = planner.baseline(plan, [gpu], before)
+                gpu = machine.run(gpu, plan.steps)
+                (read,) = gpu_codec.from_data(gpu_codec.to_data(before))
+                assert read.created == before[0].created
+    assert placements(restored(gpu, before)) == set()
+
+
 def test_the_journal_keeps_what_a_change_creates() -> None:
     gpu = a100("2g.10gb@0")
     (before,) = planner.baseline(plan_to(gpu, {"1c.3g.20gb": 2}), [gpu])

@@ -240,8 +240,10 @@ def is_listed(nodes: Iterable[Node], name: str) -> bool:
 
 def require_layout(nodes: Iterable[Node], document: config.Document, name: str) -> None:
     """Raise LayoutError (UNKNOWN_CONFIG) if neither document nor any node has such a layout."""
-    if not is_listed(nodes, name):
-        document.layout(name)
+    every = tuple(nodes)
+    if not is_listed(every, name):
+        known = (_published_gpus(node) for node in every)
+        document.layout(name, [gpus for gpus in known if gpus])
 
 
 def layout_of(
@@ -307,6 +309,13 @@ class NodeState(enum.Enum):
     def is_good(self) -> bool:
         """Whether the requested layout is applied, or none is requested."""
         return self in (NodeState.APPLIED, NodeState.NO_REQUEST)
+
+
+def _published_gpus(node: Node) -> model.ObservedGpus | None:
+    try:
+        return gpu_codec.from_json(node.gpus or "")
+    except ValueError:
+        return None
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

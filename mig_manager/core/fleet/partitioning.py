@@ -21,7 +21,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from mig_manager import errors
 from mig_manager.core import messages, model, steps
-from mig_manager.core.fleet import batch, demand, partitioned, rollout, waiting
+from mig_manager.core.fleet import batch, demand, partitioned, rollout, sightings, waiting
 from mig_manager.core.layout import custom
 from mig_manager.core.node import resources
 from mig_manager.core.planner import planner
@@ -29,6 +29,7 @@ from mig_manager.core.planner import planner
 PartitionedNode = partitioned.PartitionedNode
 parse_node = partitioned.parse
 with_pods = partitioned.with_pods
+Sightings = sightings.Sightings
 Wait = waiting.Wait
 _MOST_CHANGES = 8  # of one decision; the next one follows soon
 _SILENCE_S = 300.0
@@ -127,8 +128,9 @@ def decide(
 ) -> Decision:
     """Decide which nodes to repartition for these pods.
 
-    ``nodes`` are with their pods (``with_pods``). ``base`` has, by node and UUID, what to merge
-    idle instances back to. The order of nodes and pods does not matter.
+    ``nodes`` have their pods (``with_pods``), and times by the clock of ``now`` (``Sightings``).
+    ``base`` has, by node and UUID, what to merge idle instances back to. The order of nodes and
+    pods does not matter.
     """
     decider = _Decider(batch.Batch(nodes, pending, limits.reserved), limits, now, history)
     decider.leave_to_scheduler()

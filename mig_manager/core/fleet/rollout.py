@@ -319,7 +319,7 @@ class Verdict(enum.Enum):
     APPLIED = "applied"
     FITS = "fits"
     DOES_NOT_FIT = "does-not-fit"
-    UNKNOWN = "unknown"  # its GPUs are not known
+    UNKNOWN = "unknown"  # its GPUs, or their profiles, are not known
 
     @property
     def is_good(self) -> bool:
@@ -388,9 +388,15 @@ def preview(
         )
     destroyed = sum(isinstance(step, steps.DestroyGpuInstance) for step in plan.steps)
     evicted, maybe_evicted = _evicted(node, gpus, plan, pods)
+    verdict, reason, message = Verdict.APPLIED if plan.is_empty else Verdict.FITS, "", ""
+    if plan.is_provisional:
+        verdict, reason = Verdict.UNKNOWN, "MigDisabled"
+        message = "which profiles its GPUs have is not known before MIG is enabled"
     return Preview(
         name=node.name,
-        verdict=Verdict.APPLIED if plan.is_empty else Verdict.FITS,
+        verdict=verdict,
+        reason=reason,
+        message=message,
         kept=sum(len(gpu.gpu_instances) for gpu in gpus) - destroyed,
         destroyed=destroyed,
         created=sum(isinstance(step, steps.CreateGpuInstance) for step in plan.steps),

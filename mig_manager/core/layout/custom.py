@@ -1,6 +1,7 @@
 """The layout in a node's annotation, for which the request ``custom`` stands on that node."""
 
 import dataclasses
+import functools
 import hashlib
 import json
 from collections.abc import Mapping
@@ -10,6 +11,8 @@ from mig_manager.core import model, yaml_tree
 from mig_manager.core.layout import config, layouts
 from mig_manager.core.node import cluster
 
+_MARK = f"{cluster.ON_DEMAND} "
+"""How the name of a layout begins that evicts no pod, whatever the node's label says later."""
 MOST_BYTES = 32 << 10
 """Of the annotation. The API server allows a node 256 KiB of annotations, and the agent's own
 must have room."""
@@ -32,6 +35,11 @@ class Custom:
             text=view.annotations.get(cluster.LAYOUT_ANNOTATION) or None,
             is_on_demand=view.labels.get(cluster.PARTITIONING_LABEL) == cluster.ON_DEMAND,
         )
+
+    @property
+    def never_evicts(self) -> bool:
+        """Whether it evicts no pod, by the node's label or by the document's own mark."""
+        return self.is_on_demand or is_marked(self.text or "")
 
     @property
     def annotation_hash(self) -> str:
@@ -67,7 +75,9 @@ class Written:
 
 
 def written(wanted: Mapping[str, model.DesiredGpu], *, addition: str = "") -> Written:
-    """Return the document that requests this of GPUs by UUID, one rule for those alike.
+    """Return the document that requests this of GPUs by UUID and evicts no pod.
+
+    It has one rule for GPUs alike.
 
     An ``addition`` to the layout's name makes it another request for the same.
     """
@@ -87,10 +97,23 @@ def written(wanted: Mapping[str, model.DesiredGpu], *, addition: str = "") -> Wr
         for goal, uuids in sorted(alike.items(), key=lambda item: min(item[1]))
     )
     content_hash = layouts.content_hash(rules)
-    name = " ".join(filter(None, (cluster.CUSTOM_LAYOUT, addition)))
+    name = " ".join(filter(None, (cluster.ON_DEMAND, addition)))
     layout = config.Layout(name=name, rules=rules, content_hash=content_hash, location=nowhere)
     document = config.Document(source=nowhere.source, layouts={name: layout})
     return Written(text=json.dumps(layouts.render(document)), content_hash=content_hash)
+
+
+@functools.lru_cache(maxsize=1)
+def is_marked(text: str) -> bool:
+    """Check whether a document says that it evicts no pod; False if it is invalid.
+
+    The mark is the layout's name, because agents that do not know the mark accept any name.
+    """
+    try:
+        layout, _ = _only(text, source="", is_lenient=True)
+    except errors.ConfigError:
+        return False
+    return f"{layout.name} ".startswith(_MARK)
 
 
 def requested(view: cluster.NodeView) -> Custom | None:
@@ -107,6 +130,13 @@ def single(
     Raises:
         ConfigError: It is invalid, too long, or has not exactly one layout.
     """
+    layout, warnings = _only(text, source=source, is_lenient=is_lenient)
+    return dataclasses.replace(layout, name=cluster.CUSTOM_LAYOUT), warnings
+
+
+def _only(
+    text: str, *, source: str, is_lenient: bool
+) -> tuple[config.Layout, tuple[yaml_tree.Diagnostic, ...]]:
     size = len(text.encode(errors="surrogatepass"))
     if size > MOST_BYTES:
         raise errors.ConfigError(f"{source} has {size} bytes, more than {MOST_BYTES}")
@@ -119,4 +149,4 @@ def single(
             f"layout '{others[0].name}' is one too many: write exactly one",
             location=others[0].location,
         )
-    return dataclasses.replace(first, name=cluster.CUSTOM_LAYOUT), document.warnings
+    return first, document.warnings

@@ -195,13 +195,21 @@ class Document:
     extensions: tuple[yaml_tree.Diagnostic, ...] = dataclasses.field(default=(), compare=False)
     """What mig-parted would not understand, in the order of the file."""
 
-    def layout(self, name: str) -> Layout:
-        """Return the layout of that name; LayoutError (UNKNOWN_CONFIG) names close matches."""
+    def layout(self, name: str, nodes: Sequence[Sequence[model.Gpu]] = ()) -> Layout:
+        """Return the layout of that name; LayoutError (UNKNOWN_CONFIG) names close matches.
+
+        With the GPUs of ``nodes`` only such as one of these nodes has the profiles for.
+        """
         if name in self.layouts:
             return self.layouts[name]
+        possible = [
+            each.name
+            for each in self.layouts.values()
+            if not nodes or any(_has_profiles(gpus, each) for gpus in nodes)
+        ]
         raise errors.LayoutError(
             f"{self.source} has no layout '{name}' among its {len(self.layouts)}"
-            f"{fields.did_you_mean(name, self.layouts)}",
+            f"{fields.did_you_mean(name, possible)}",
             reason=errors.Reason.UNKNOWN_CONFIG,
         )
 
@@ -327,6 +335,21 @@ def unrestored_elsewhere(
     lost, rules = gpus.unreachable, layout.rules
     others = (gpu for gpu in lost if not any(rule.may_match(gpu) for rule in rules))
     return model.ObservedGpus(gpus, others).missing(unrestored)
+
+
+def _has_profiles(gpus: Sequence[model.Gpu], layout: Layout) -> bool:
+    try:
+        selected = select(layout, gpus)
+    except errors.LayoutError:
+        return False
+    return bool(selected) and all(
+        gpu.profiles is None
+        or {spec.profile for spec in gpu.profiles}.issuperset(
+            profile.gpu_instance for profile in selected[gpu.uuid].counts
+        )
+        for gpu in gpus
+        if gpu.uuid in selected
+    )
 
 
 @contextlib.contextmanager

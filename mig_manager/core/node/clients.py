@@ -17,7 +17,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from mig_manager.core import fields, model, steps, yaml_tree
-from mig_manager.core.node import cluster, resources
+from mig_manager.core.node import cluster
 
 VERSION = "v1"
 
@@ -99,18 +99,13 @@ _VALIDATORS = frozenset(
 )
 """Pods that validated the former layout; the operator runs them again."""
 
-_UUID = r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
-_DEVICE_UUID = re.compile(rf"(?:GPU|MIG)-{_UUID}|MIG-GPU-{_UUID}/\d+/\d+", re.IGNORECASE)
-"""Device ids of NVIDIA's plugin are UUIDs; before driver 470 MIG devices had the longer form."""
-
-
 _ENUMERATE_AT_START = (
     *("device-plugin", "dra-driver", "gpu-feature-discovery"),
     *("dcgm", "dcgm-exporter", "dcgm-dra", "dcgm-exporter-dra"),
 )
 """Operands of the GPU operator that list the instances only when they start."""
 
-_MONITORS = frozenset(
+MONITORS = frozenset(
     cluster.DEPLOY_LABEL_PREFIX + operand
     for operand in ("dcgm-dra", "dcgm-exporter-dra", "dra-validator")
 )
@@ -137,75 +132,6 @@ def affected_ids(plan: steps.Plan, gpus: Iterable[model.Gpu]) -> frozenset[str]:
         if gpu_plan.changes_mode:
             ids.update(by_uuid[gpu_plan.gpu_uuid].mig_uuids)
     return frozenset(ids)
-
-
-def affected_pods(
-    pods: Iterable[cluster.Pod],
-    assigned: Sequence[cluster.PodDevices] | None,
-    affected: Collection[str],
-    *,
-    is_whole_node: bool = False,
-    daemons: Sequence[ExtraClient] = (),
-) -> tuple[cluster.Pod, ...]:
-    """Return the pods to evict, in the order of ``pods``, which are all pods of the node.
-
-    ``assigned`` are kubelet's allocations; None if kubelet does not answer: then every pod that
-    requests a GPU counts. ``affected`` are the device ids that the plan destroys; if empty, no pod
-    is evicted unless ``is_whole_node``: then every pod that has or requests a GPU counts.
-    ``daemons`` are paused or deleted later.
-
-    A pod that requests a GPU and has no device in ``assigned`` counts too: kubelet does not list
-    devices of ordinary init containers (PodResources v1). A pod with ResourceClaims counts if they
-    have an affected device, or may have one because their devices are not known. Other device
-    plugins do not use UUIDs as device ids (GKE: ``nvidia0/gi7``): a pod with a GPU of theirs may
-    use any device.
-    """
-    if not (affected or is_whole_node):
-        return ()
-    allocations = {pod.key: pod for pod in assigned or ()}
-    wanted = None if is_whole_node else affected
-    return tuple(
-        pod
-        for pod in pods
-        if not pod.is_finished
-        and not is_device_plugin(pod)
-        and not any(daemon.matches(pod) for daemon in daemons)
-        and not gated_by((pod,), _MONITORS)
-        and _may_use(pod, allocations.get(pod.key), wanted)
-    )
-
-
-def _may_use(
-    pod: cluster.Pod, found: cluster.PodDevices | None, affected: Collection[str] | None
-) -> bool:
-    """Return whether a pod has, or may have, one of the devices; ``affected`` None means any."""
-    if _may_claim_gpu(pod, found):
-        return True
-    claimed = pod.claimed_ids or frozenset()
-    if claimed and (affected is None or not claimed.isdisjoint(affected)):
-        return True
-    has_gpu = any(map(resources.is_device_or_shared, pod.gpu_resources))
-    if found is None or not found.device_ids or pod.may_run_gpu_init or affected is None:
-        return has_gpu
-    if not found.device_ids.isdisjoint(affected):
-        return True
-    # The ids of one pod can belong to several plugins, such as one for network cards.
-    return has_gpu and not any(map(_DEVICE_UUID.fullmatch, found.device_ids))
-
-
-def _may_claim_gpu(pod: cluster.Pod, found: cluster.PodDevices | None) -> bool:
-    """Return whether a pod has ResourceClaims whose devices are not known and may be GPUs."""
-    if pod.claimed_ids is not None:
-        return False
-    if found is not None and found.claim_drivers:
-        return cluster.GPU_CLAIM_DRIVER in found.claim_drivers
-    return pod.has_claims
-
-
-def why_uncertain(pod: cluster.Pod, assigned: Iterable[cluster.PodDevices] | None) -> str:
-    """Return why an affected pod may use none of the devices; empty where it surely does."""
-    found = next((one for one in assigned or () if one.key == pod.key), None)
-    return "its ResourceClaim may stand for any GPU" if _may_claim_gpu(pod, found) else ""
 
 
 def is_device_plugin(pod: cluster.Pod) -> bool:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
 from mig_manager import errors
+from mig_manager.core import messages
 from mig_manager.core.node import quantity
 
 CONFIG_LABEL = "nvidia.com/mig.config"
@@ -32,6 +33,8 @@ PARTITIONING_LABEL = "mig-manager.io/partitioning"
 ON_DEMAND = "on-demand"
 ROLLOUT_ANNOTATION = "mig-manager.io/rollout"
 """Written by ``mig-manager rollout``: the requested layout, and the one requested before."""
+REQUEST_ANNOTATION = "mig-manager.io/request"
+"""The request as first seen and what was verified for it; see ``records.requests``."""
 JOURNAL_ANNOTATION = "mig-manager.io/journal"
 UNREADABLE_JOURNAL_ANNOTATION = "mig-manager.io/journal-unreadable"
 """Keeps an invalid journal for inspection."""
@@ -52,6 +55,17 @@ PLUGIN_CONFIG_LABEL = "nvidia.com/device-plugin.config"
 KEEP_ANNOTATION = "mig-manager.io/do-not-evict"  # ``"true"`` on a pod: it is never evicted
 GPU_CLAIM_DRIVER = "gpu.nvidia.com"
 """The DRA driver that hands out GPUs and MIG devices by ResourceClaim."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Waiting:
+    """Why kubelet cannot start a container."""
+
+    reason: str  # such as ``ImagePullBackOff``
+    message: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.reason}: {self.message}" if self.message else self.reason
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +94,8 @@ class Pod:
     """Names of its ResourceClaims in its namespace, as far as they exist."""
     claimed_ids: frozenset[str] | None = None
     """UUIDs of the GPUs and MIG devices of its ResourceClaims; None: not known."""
+    claimed_resources: frozenset[str] = frozenset()
+    """Those of ``gpu_resources`` that a ResourceClaim provides, and no device plugin."""
     may_run_gpu_init: bool = False
     """Whether an ordinary init container with a GPU may be running: kubelet hides its devices."""
     mounts_plugin_sockets: bool = False
@@ -91,6 +107,9 @@ class Pod:
     """What a container's variable ``MIG_STRATEGY`` or option ``--mig-strategy`` says."""
     feature_gates: Mapping[str, bool] = dataclasses.field(default_factory=dict)
     """What its containers' ``FEATURE_GATES`` or ``--feature-gates`` switch on and off."""
+    waiting: Waiting | None = None  # of its first container that cannot start
+    is_unlisted: bool = False
+    """Whether kubelet lists it and the API does not, so that it cannot be evicted."""
 
     @property
     def key(self) -> str:
@@ -153,6 +172,8 @@ class PodDevices:
     device_ids: frozenset[str]  # without the ``::n`` of shared devices
     claim_drivers: frozenset[str] = frozenset()
     """DRA drivers of its ResourceClaims; kubelet gives such a device a name, but no UUID."""
+    gpu_resources: frozenset[str] = frozenset()
+    """The ``nvidia.com/*`` resources among those of ``device_ids``."""
 
     @property
     def key(self) -> str:
@@ -190,7 +211,9 @@ def pages(
 ) -> Iterator[Mapping[str, Any]]:
     """Yield each page of a list: an object with ``items`` and ``metadata``.
 
-    Without ``resourceVersion`` in the query the API server reads etcd and not a stale cache.
+    Without ``resourceVersion`` in the query the list is as new as etcd's at the time of the
+    request: the API server reads etcd or, since 1.31, its watch cache once that has caught up
+    (KEP-2340).
     ``what`` names the list in a ClusterError about a malformed page or a repeated one.
     """
     token = ""
@@ -276,6 +299,10 @@ def parse_pod(item: Mapping[str, Any]) -> Pod:
     phase = str(status.get("phase") or "Pending")
     grace = spec.get("terminationGracePeriodSeconds")
     owners = metadata.get("ownerReferences") or ()
+    extended = status.get("extendedResourceClaimStatus") or {}
+    claimed = frozenset(
+        str(each["resourceName"]) for each in extended.get("requestMappings") or ()
+    )
     has_gpu_init = any(
         container.get("restartPolicy") != "Always" and _container_resources(container)
         for container in spec.get("initContainers") or ()
@@ -304,8 +331,9 @@ def parse_pod(item: Mapping[str, Any]) -> Pod:
         node_name=str(spec.get("nodeName") or ""),
         is_kept=annotations.get(KEEP_ANNOTATION) == "true",
         grace_s=_DEFAULT_GRACE_S if grace is None else int(grace),
-        has_claims=bool(spec.get("resourceClaims")),
+        has_claims=bool(spec.get("resourceClaims") or extended),
         claims=_claims(spec, status),
+        claimed_resources=claimed,
         may_run_gpu_init=phase == "Pending" and has_gpu_init,
         # ``DevicePluginPath`` of k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1, and
         # ``DefaultKubeletPluginsRegistrationDirName`` of k8s.io/kubernetes/pkg/kubelet/config.
@@ -318,7 +346,25 @@ def parse_pod(item: Mapping[str, Any]) -> Pod:
             for value in (*_variables(spec, "FEATURE_GATES"), *_gate_options(spec))
             for gate, is_on in switches(value).items()
         },
+        waiting=_waiting(status),
     )
+
+
+_STARTING = frozenset({"", "ContainerCreating", "PodInitializing"})
+"""Reasons of containers that wait for nothing in particular."""
+_LONGEST_WAITING = 300
+
+
+def _waiting(status: Mapping[str, Any]) -> Waiting | None:
+    """Return why the first container that cannot start waits."""
+    for kind in ("initContainerStatuses", "containerStatuses"):
+        for container in status.get(kind) or ():
+            state = (container.get("state") or {}).get("waiting") or {}
+            reason = str(state.get("reason") or "")
+            if reason not in _STARTING:
+                text = messages.printable(str(state.get("message") or ""), instead=" ")
+                return Waiting(reason=reason, message=messages.fit(text, _LONGEST_WAITING))
+    return None
 
 
 def _variables(spec: Mapping[str, Any], name: str) -> list[str]:
@@ -332,7 +378,10 @@ def _variables(spec: Mapping[str, Any], name: str) -> list[str]:
 
 
 def _claims(spec: Mapping[str, Any], status: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the names of a pod's claims; those made from a template are in its status."""
+    """Return the names of a pod's claims; those made from a template are in its status.
+
+    So is the one that the scheduler made for extended resources (KEP-5004, Kubernetes 1.34).
+    """
     made = {
         str(each["name"]): str(each.get("resourceClaimName") or "")
         for each in status.get("resourceClaimStatuses") or ()
@@ -341,6 +390,8 @@ def _claims(spec: Mapping[str, Any], status: Mapping[str, Any]) -> tuple[str, ..
         str(each.get("resourceClaimName") or made.get(str(each["name"]), ""))
         for each in spec.get("resourceClaims") or ()
     ]
+    if extended := status.get("extendedResourceClaimStatus"):
+        names.append(str(extended.get("resourceClaimName") or ""))
     # One that is not known by name may be for a GPU, whatever the others are for.
     return tuple(names) if all(names) else ()
 

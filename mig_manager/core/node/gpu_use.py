@@ -1,18 +1,277 @@
-"""Find which GPU instances of a node are in use, from its pods, kubelet and GPU processes.
+"""Who uses the GPUs of a node, from its pods, kubelet, ResourceClaims and GPU processes.
+
+``Usage`` is the only definition of "in use": the published capacity, the planner, the drain, a
+custom layout on demand and a rollback all ask it.
 
 What may be in use counts as in use: kubelet does not show the devices of a pod that starts, or of
 a running init container, and such a pod may have any.
 """
 
 import dataclasses
+import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from mig_manager.core import model, steps
-from mig_manager.core.node import claims, clients, cluster
+from mig_manager.core import messages, model, steps
+from mig_manager.core.node import claims, clients, cluster, resources
 from mig_manager.core.planner import placement
 
 Processes = Mapping[str, Sequence[steps.GpuProcess]]
 """The processes that use GPUs, by UUID; a GPU that does not answer is missing."""
+
+_UUID = r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
+_DEVICE_UUID = re.compile(rf"(?:GPU|MIG)-{_UUID}|MIG-GPU-{_UUID}/\d+/\d+", re.IGNORECASE)
+"""Device ids of NVIDIA's plugin are UUIDs; before driver 470 MIG devices had the longer form.
+Other device plugins have other ids (GKE: ``nvidia0/gi7``)."""
+
+
+def device_ids(gpus: Iterable[model.Gpu]) -> frozenset[str] | None:
+    """Return the ids of all devices that the GPUs of a node have; None if not all are known.
+
+    A device that no observed GPU has may then be one of an unreachable GPU, which no plan changes.
+    """
+    uuids = [uuid for gpu in gpus for uuid in (gpu.uuid, *_mig_uuids(gpu))]
+    if model.unreachable(gpus) or None in uuids:
+        return None
+    return frozenset(uuid for uuid in uuids if uuid)
+
+
+def _mig_uuids(gpu: model.Gpu) -> Iterable[str | None]:
+    return (ci.uuid for gi in gpu.gpu_instances for ci in gi.compute_instances)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Usage:
+    """The pods of a node, the devices that they use, and the processes that use its GPUs."""
+
+    pods: tuple[cluster.Pod, ...]
+    """All pods of the node, as the API lists them."""
+    assigned: tuple[cluster.PodDevices, ...] | None
+    """Kubelet's allocations; None: kubelet does not answer."""
+    no_answer: str = ""
+    """Why kubelet does not answer."""
+    known_ids: frozenset[str] | None = None
+    """See ``device_ids``."""
+    processes: Processes | None = None
+    """None: not known."""
+
+    def users(
+        self,
+        affected: Collection[str] | None,
+        *,
+        daemons: Sequence[clients.ExtraClient] = (),
+    ) -> tuple[cluster.Pod, ...]:
+        """Return the pods that use, or may use, one of the devices; None: any GPU.
+
+        ``daemons`` are paused or deleted for a change, and do not count.
+
+        A pod that requests a GPU and has no device in ``assigned`` counts: kubelet does not list
+        devices of ordinary init containers (PodResources v1). So does every pod that requests a
+        GPU where kubelet does not answer, and one whose device's id is unknown or no UUID. A pod
+        with ResourceClaims counts if they have such a device, or may have one because their
+        devices are not known. A pod that only kubelet knows counts as ``is_unlisted``: it was
+        deleted by force, or is static and has no mirror.
+        """
+        if affected is not None and not affected:
+            return ()
+        allocations = self._allocations()
+        listed = {pod.key for pod in self.pods}
+        unlisted = (one for key, one in allocations.items() if key not in listed)
+        return tuple(
+            pod
+            for pod in (*self.pods, *map(_unlisted_pod, unlisted))
+            if not pod.is_finished
+            and not clients.is_device_plugin(pod)
+            and not any(daemon.matches(pod) for daemon in daemons)
+            and not clients.gated_by((pod,), clients.MONITORS)
+            and self._may_use(pod, allocations.get(pod.key), affected)
+        )
+
+    def undecided(
+        self, affected: Collection[str], *, daemons: Sequence[clients.ExtraClient] = ()
+    ) -> tuple[cluster.Pod, ...]:
+        """Return the pods that are users or not, as only a silent kubelet knows.
+
+        Empty if all devices are affected: then every pod with a GPU is a user.
+        """
+        if not self.is_incomplete or self.covers_all(affected):
+            return ()
+        users = self.users(affected, daemons=daemons)
+        return tuple(pod for pod in users if self.why_uncertain(pod))
+
+    def covers_all(self, affected: Collection[str]) -> bool:
+        """Return whether these are all devices of the node."""
+        return self.known_ids is not None and self.known_ids <= frozenset(affected)
+
+    @property
+    def is_incomplete(self) -> bool:
+        """Whether kubelet does not answer, or lists no running pod with a GPU.
+
+        After its start it first lists none.
+        """
+        if self.assigned is None:
+            return True
+        running = {pod.key for pod in self.pods if pod.phase == "Running" and _of_plugin(pod)}
+        return bool(running) and running.isdisjoint(one.key for one in self.assigned)
+
+    @property
+    def device_ids(self) -> frozenset[str]:
+        """The devices that pods are known to have."""
+        by_kubelet = (one.device_ids for one in self._allocations().values())
+        by_claim = (pod.claimed_ids or () for pod in self.pods if not pod.is_finished)
+        return frozenset().union(*by_kubelet, *by_claim)
+
+    @property
+    def has_unknown_ids(self) -> bool:
+        """Whether a pod has a device that no GPU has, so that only its processes show its use."""
+        return any(map(self._is_unknown, self.device_ids))
+
+    def why_uncertain(self, pod: cluster.Pod) -> str:
+        """Return why an affected pod may use none of the devices; empty where it surely does."""
+        found = self._allocations().get(pod.key)
+        if self._may_claim_gpu(pod, found):
+            return "its ResourceClaim may stand for any GPU"
+        ids = (pod.claimed_ids or frozenset()) | (found.device_ids if found else frozenset())
+        if any(map(self._is_unknown, ids)):
+            return "no GPU has its device, so it may use any"
+        if pod.claimed_ids and not _of_plugin(pod):
+            return ""
+        if found is None or not found.device_ids:
+            is_silent = self.assigned is None
+            return f"kubelet {'does not answer' if is_silent else 'lists no device of it yet'}"
+        if pod.may_run_gpu_init:
+            return "its init container may use any GPU"
+        is_named = any(map(_DEVICE_UUID.fullmatch, found.device_ids))
+        return "" if is_named else "its device ids are no UUIDs"
+
+    def named(self, users: Iterable[cluster.Pod]) -> str:
+        """Name pods; beside an uncertain user stands why it may use none of the devices."""
+        return messages.by_cause((pod.key, self.why_uncertain(pod)) for pod in users)
+
+    def blocking(
+        self,
+        plan: steps.Plan,
+        *,
+        leaving: Iterable[cluster.Pod] = (),
+        services: Iterable[str] = (),
+        daemons: Sequence[clients.ExtraClient] = (),
+    ) -> tuple[str, ...]:
+        """Say which processes block a plan, and will not end before it.
+
+        Those of pods that are drained, of GPU clients and of ``services`` do not count, because
+        they end before the change. Nor do those of no known pod or unit, which may be such, unless
+        they keep the first instance out. The session of the change checks them all.
+        """
+        names = {f"pod {pod.uid}": f"pod {pod.key}" for pod in self.pods}
+        ending = {f"pod {pod.uid}" for pod in leaving} | paused_homes(self.pods, daemons)
+        ending |= {f"unit {name}" for name in services}
+
+        def stays(gpu: steps.GpuPlan, user: steps.GpuProcess) -> bool:
+            is_known = bool(user.home) or user in steps.keeping_out(gpu, (user,))
+            return is_known and user.home not in ending
+
+        return tuple(
+            f"GPU {gpu.gpu_index} ({gpu.gpu_uuid}) is in use by "
+            f"{dataclasses.replace(user, home=names.get(user.home, user.home))}"
+            for gpu in plan.gpus
+            for user in steps.blocking(gpu, (self.processes or {}).get(gpu.gpu_uuid, ()))
+            if stays(gpu, user)
+        )
+
+    def _allocations(self) -> Mapping[str, cluster.PodDevices]:
+        """Return kubelet's allocations to pods that have not finished, by the pods' keys.
+
+        Kubelet before 1.34 lists the devices of finished pods (kubernetes/kubernetes#132028). A
+        pod that was deleted by force and its successor may have the same name.
+        """
+        finished = {pod.key for pod in self.pods if pod.is_finished}
+        by_key: dict[str, cluster.PodDevices] = {}
+        for one in self.assigned or ():
+            if one.key not in finished:
+                other = by_key.get(one.key)
+                by_key[one.key] = one if other is None else _joined(other, one)
+        return by_key
+
+    def _may_use(
+        self, pod: cluster.Pod, found: cluster.PodDevices | None, affected: Collection[str] | None
+    ) -> bool:
+        """Return whether a pod has, or may have, one of the devices; None: any GPU."""
+        if self._may_claim_gpu(pod, found):
+            return True
+        claimed = pod.claimed_ids or frozenset()
+        if claimed and (affected is None or not claimed.isdisjoint(affected)):
+            return True
+        ids = found.device_ids if found else frozenset[str]()
+        if any(map(self._is_unknown, claimed | ids)) and self._may_run(pod):
+            return True
+        has_gpu = any(map(resources.is_device_or_shared, _of_plugin(pod)))
+        if not ids or pod.may_run_gpu_init or affected is None:
+            return has_gpu
+        if not ids.isdisjoint(affected):
+            return True
+        # The ids of one pod can belong to several plugins, such as one for network cards.
+        return has_gpu and not any(map(_DEVICE_UUID.fullmatch, ids))
+
+    def _may_claim_gpu(self, pod: cluster.Pod, found: cluster.PodDevices | None) -> bool:
+        """Return whether a pod has ResourceClaims whose devices are not known and may be GPUs."""
+        if pod.claimed_ids is not None:
+            return False
+        if found is not None and found.claim_drivers:
+            return cluster.GPU_CLAIM_DRIVER in found.claim_drivers
+        return pod.has_claims
+
+    def _is_unknown(self, device_id: str) -> bool:
+        """Return whether a device is one of NVIDIA's that no GPU has.
+
+        Another program destroyed its instance, or the DRA driver's ResourceSlices are outdated.
+        """
+        is_uuid = _DEVICE_UUID.fullmatch(device_id) is not None
+        return is_uuid and self.known_ids is not None and device_id not in self.known_ids
+
+    def _may_run(self, pod: cluster.Pod) -> bool:
+        """Return whether a process on a GPU may be of this pod.
+
+        After a reboot kubelet lists pods for a moment whose devices are gone with the instances.
+        """
+        if self.processes is None:
+            return True
+        users = (user for each in self.processes.values() for user in each)
+        homes = {user.home for user in users if not steps.is_releasing_daemon(user)}
+        return not homes.isdisjoint(("", f"pod {pod.uid}"))
+
+
+def _of_plugin(pod: cluster.Pod) -> frozenset[str]:
+    """Return the ``nvidia.com/*`` resources that a device plugin provides to a pod."""
+    return frozenset(pod.gpu_resources.keys() - pod.claimed_resources)
+
+
+def _joined(one: cluster.PodDevices, other: cluster.PodDevices) -> cluster.PodDevices:
+    """Return the devices of two pods with the same name."""
+    return dataclasses.replace(
+        one,
+        device_ids=one.device_ids | other.device_ids,
+        claim_drivers=one.claim_drivers | other.claim_drivers,
+        gpu_resources=one.gpu_resources | other.gpu_resources,
+    )
+
+
+def _unlisted_pod(found: cluster.PodDevices) -> cluster.Pod:
+    """Return a pod that only kubelet lists, as far as it is known."""
+    return cluster.Pod(
+        namespace=found.namespace,
+        name=found.name,
+        uid="",
+        phase="Running",
+        labels={},
+        node_selector={},
+        owner_kind=None,
+        is_mirror=False,
+        is_ready=False,
+        is_terminating=False,
+        gpu_resources=dict.fromkeys(found.gpu_resources, 1),
+        container_names=(),
+        has_claims=cluster.GPU_CLAIM_DRIVER in found.claim_drivers,
+        is_unlisted=True,
+    )
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,46 +287,37 @@ class GpuUse:
 
 def find(
     gpus: Iterable[model.Gpu],
-    pods: Sequence[cluster.Pod],
-    assigned: Sequence[cluster.PodDevices] | None,
-    processes: Processes | None = None,
+    usage: Usage,
     *,
     daemons: Sequence[clients.ExtraClient] = (),
 ) -> GpuUse | None:
-    """Find what is in use; None if that is not known.
+    """Find which instances are in use; None if only kubelet knows that, and does not answer.
 
     Args:
         gpus: The node's GPUs.
-        pods: All pods of the node.
-        assigned: Kubelet's allocations; None if kubelet does not answer: then only a node without
-            a pod that may use a GPU is known.
-        processes: None: not looked for.
+        usage: Of these GPUs.
         daemons: GPU clients that the agent pauses for a change; they do not count.
     """
     # An id that no device has: only a pod that may have any device uses it.
-    any_device = clients.affected_pods(pods, assigned, {""}, daemons=daemons)
-    if assigned is None and any_device:
+    any_device = usage.users({""}, daemons=daemons)
+    if usage.assigned is None and any_device:
         return None
-    finished = {pod.key for pod in pods if pod.is_finished}
-    listed = [one for one in assigned or () if one.key not in finished]
-    known = {pod.key for pod in pods}
-    # Kubelet has not ended them yet, or the API does not show them yet.
-    unknown = frozenset[str]().union(*(one.device_ids for one in listed if one.key not in known))
-    paused = paused_homes(pods, daemons)
+    paused = paused_homes(usage.pods, daemons)
     in_use: dict[str, frozenset[model.Placement]] = {}
     is_stable = not any_device
     for gpu in gpus:
-        if processes is not None and gpu.uuid not in processes:
+        if usage.processes is not None and gpu.uuid not in usage.processes:
             is_stable = False
             continue
-        users = [each for each in (processes or {}).get(gpu.uuid, ()) if each.home not in paused]
+        listed = (usage.processes or {}).get(gpu.uuid, ())
+        running = [each for each in listed if each.home not in paused]
         used = set()
-        for place, ids, is_used in _instances(gpu, users):
-            if clients.affected_pods(pods, listed, ids, daemons=daemons):
+        for place, ids, is_used in _instances(gpu, running):
+            users = usage.users(ids, daemons=daemons)
+            if users or is_used:
                 used.add(place)
-            elif is_used or not unknown.isdisjoint(ids):
-                used.add(place)
-                is_stable = False
+                # Kubelet has not ended an unlisted pod yet, or the API does not show it yet.
+                is_stable &= any(not pod.is_unlisted for pod in users)
         in_use[gpu.uuid] = frozenset(used)
     return GpuUse(in_use=in_use, is_stable=is_stable)
 

@@ -88,7 +88,23 @@ def is_mig(name: str) -> bool:
 
 def is_device_or_shared(name: str) -> bool:
     """Return whether a resource is a GPU or a MIG device, with replicas or without."""
-    return is_device(name.removesuffix(_SHARED))
+    return is_device(base(name))
+
+
+def base(name: str) -> str:
+    """Return the resource that has replicas under a name, or the name."""
+    return name.removesuffix(_SHARED)
+
+
+def supplied(gpus: Iterable[model.Gpu], strategy: "Strategy | None") -> frozenset[str]:
+    """Return the resources that a device plugin may have for these GPUs, replicas aside.
+
+    ``strategy`` None: it is not known.
+    """
+    if strategy in (Strategy.NONE, Strategy.SINGLE):
+        return frozenset({GPU})
+    named = frozenset(counts(gpu for gpu in gpus if gpu.name not in DISPLAYS))
+    return named if strategy is Strategy.MIXED else named | {GPU}
 
 
 _SHARED = ".shared"  # suffix of the device plugin for a resource with replicas, if configured
@@ -226,7 +242,7 @@ def why_not_schedulable(
     for expected, needed in zip(
         expected_devices(known), expected_devices(_among(known, changed)), strict=True
     ):
-        is_registered = sum(_devices_of(node.capacity).values()) >= len(expected)
+        is_registered = _registered(known, node.capacity) >= len(expected)
         is_known = is_partial or ids <= expected
         if ids == expected or (ids and is_registered and is_known and needed <= ids):
             return _compare_counts(devices, _devices_of(node.allocatable))
@@ -252,7 +268,7 @@ def is_plugin_stale(
         return True
     if allocatable is None:
         return bool(why_not_schedulable(gpus, None, node, changed=()))
-    registered = sum(_devices_of(node.capacity or node.allocatable).values())
+    registered = _registered(gpus, node.capacity or node.allocatable)
     # Only devices that are in one of the two show the plugin's strategy.
     likely = [expected for expected in (sliced, whole) if ids & (expected - (sliced & whole))]
     return registered < min(map(len, likely or (sliced, whole)))
@@ -307,6 +323,12 @@ def _among(gpus: Iterable[model.Gpu], uuids: Collection[str] | None) -> tuple[mo
 
 def _devices_of(counts: Mapping[str, int]) -> dict[str, int]:
     return {name: n for name, n in counts.items() if is_device_or_shared(name)}
+
+
+def _registered(gpus: Iterable[model.Gpu], counts: Mapping[str, int]) -> int:
+    """Count devices of the present GPUs: kubelet keeps the capacity of a former layout a while."""
+    names = supplied(gpus, None)
+    return sum(n for name, n in _devices_of(counts).items() if base(name) in names)
 
 
 def _compare_counts(devices: Mapping[str, frozenset[str]], counts: Mapping[str, int]) -> str:
@@ -384,8 +406,16 @@ def without_devices(gpus: Iterable[GpuLayout]) -> str:
 def plugin_strategy(plugins: Sequence[cluster.Pod], labels: Mapping[str, str]) -> Strategy | None:
     """Return the strategy of a node's device plugin; None if unknown."""
     configured = filter(None, (pod.mig_strategy for pod in plugins))
-    known = next(configured, labels.get(STRATEGY_LABEL) if plugins else None)
-    return next((strategy for strategy in Strategy if strategy.value == known), None)
+    return _strategy(next(configured, labels.get(STRATEGY_LABEL) if plugins else None))
+
+
+def labelled_strategy(labels: Mapping[str, str]) -> Strategy | None:
+    """Return the strategy that GPU feature discovery last found; None if unknown."""
+    return _strategy(labels.get(STRATEGY_LABEL))
+
+
+def _strategy(name: str | None) -> Strategy | None:
+    return next((strategy for strategy in Strategy if strategy.value == name), None)
 
 
 def _single_refusal(gpus: Sequence[GpuLayout]) -> str:

@@ -114,7 +114,9 @@ def baseline(
         else:
             before = dataclasses.replace(gpu.snapshot, created=())
         if before.created is not None:
-            created = dict.fromkeys((*before.created, *_creations(each)))
+            # Without the others a journal does not grow over interrupted runs.
+            present = restoring.present(gpu, before.created)
+            created = dict.fromkeys((*present, *_creations(each)))
             before = dataclasses.replace(before, created=tuple(created))
         known[gpu.uuid] = before
     return tuple(known.values())

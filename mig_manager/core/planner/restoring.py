@@ -82,6 +82,22 @@ def adopted(gpu: model.Gpu, before: model.GpuSnapshot) -> model.GpuSnapshot:
     )
 
 
+def present(gpu: model.Gpu, created: Sequence[model.Creation]) -> Iterator[model.Creation]:
+    """Yield the creations whose instances exist on a GPU."""
+    for each in created:
+        for gi in gpu.gpu_instances:
+            if gi.placement != each.gpu_instance:
+                continue
+            inside = {(ci.profile, ci.placement) for ci in gi.compute_instances}
+            is_there = (
+                gi.profile == each.profile
+                if each.span is None
+                else (_is_vague(gi) or (each.profile, each.span) in inside)
+            )
+            if is_there:
+                yield each
+
+
 def _unowned(gpu: model.Gpu, before: model.GpuSnapshot) -> Iterator[model.GpuInstance]:
     if before.created is None:
         return

@@ -68,6 +68,9 @@ def condition(published: status.Status) -> Condition:
             unreachable = "".join(
                 f" {messages.ended(gpu.sentence)}" for gpu in published.gpus.unreachable
             )
+            if published.config_problem:
+                problem = messages.ended(published.config_problem)
+                unreachable += f" The layout file cannot be used: {problem}"
             message = f"Layout {published.config} is active and verified.{unreachable}"
             return Condition(is_ready=True, reason="LayoutVerified", message=message)
         case model.State.FAILED:

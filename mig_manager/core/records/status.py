@@ -52,6 +52,8 @@ class Status:
     annotation_hash: str = ""
     """Of the annotation that the layout is from; empty: it is from another source."""
     gpus: model.ObservedGpus = model.NO_GPUS  # as last observed; empty if observation failed
+    config_problem: str = ""
+    """Why the file cannot be used for this layout, which is active nevertheless."""
 
     def to_json(self) -> str:
         """Return the annotation's value: one line, stable keys, no null members."""
@@ -70,6 +72,9 @@ class Status:
             "finishedAt": self.finished_at,
             "retryAt": self.retry_at,
             "rebooted": self.is_rebooted or None,
+            "configProblem": self.config_problem,
+            # Agents before it kept no record of the request.
+            "keepsRequest": True,
             "gpus": [
                 {
                     "index": gpu.index,
@@ -114,6 +119,7 @@ class PublishedStatus:
     unreachable: tuple[str, ...]  # unreachable GPUs, in words
     origin: str = ""  # of the layout
     annotation_hash: str = ""  # of the annotation that the layout is from; empty for others
+    keeps_request: bool = False  # whether its agent writes a record of the request beside it
 
     @property
     def at(self) -> dt.datetime | None:
@@ -149,6 +155,7 @@ def read(text: str) -> PublishedStatus:
         unreachable=_unreachable(data.get("unreachableGpus")),
         origin=messages.printable(str(data.get("origin", ""))[:_MAX_ORIGIN]),
         annotation_hash=_word(data.get("annotationHash", "")),
+        keeps_request=data.get("keepsRequest") is True,
     )
 
 
@@ -176,16 +183,21 @@ def rebooted_layout(text: str | None) -> tuple[str, str] | None:
     return published.layout if published and published.is_rebooted else None
 
 
-def applied_layout(text: str | None) -> tuple[str, str] | None:
-    """Return name and hash of the layout that was active when a status was written.
+_REASONS_AFTER_SUCCESS = frozenset(
+    {errors.Reason.DRIFTED.value, errors.Reason.PHANTOM_DEVICES.value}
+)
 
-    A layout that has drifted since counts: it had been applied, and no other was requested.
+
+def was_active(published: PublishedStatus | None) -> bool:
+    """Return whether a layout was active when a status was written, or before it drifted.
+
+    So was one beside which the node offers phantom devices.
     """
-    published = read_or_none(text)
-    if published is None or not published.config:
-        return None
-    is_drifted = published.reason == errors.Reason.DRIFTED.value
-    return published.layout if published.state is model.State.SUCCESS or is_drifted else None
+    return (
+        published is not None
+        and bool(published.config)
+        and (published.state is model.State.SUCCESS or published.reason in _REASONS_AFTER_SUCCESS)
+    )
 
 
 def _word(value: object) -> str:
@@ -283,6 +295,11 @@ class Journal:
     snapshot: tuple[model.GpuSnapshot, ...] = ()
     """The GPUs before the change under way, for the rollback. Empty before the change and once it
     is verified or undone."""
+    stale_files: bool = False
+    """Whether device nodes and CDI specs may be those of before the change. Where there is a
+    snapshot they may be, too."""
+    persistent_gpus: tuple[str, ...] = ()
+    """UUIDs of GPUs whose persistence mode was switched off for a reset, until it is on again."""
 
     @property
     def request(self) -> tuple[str, str]:
@@ -291,7 +308,12 @@ class Journal:
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is nothing to restore."""
+        """Whether there is nothing to restore, and nothing to refresh."""
+        return self.is_restored and not (self.stale_files or self.persistent_gpus)
+
+    @property
+    def is_restored(self) -> bool:
+        """Whether there is nothing to restore: no run was interrupted."""
         return not (
             self.blocks_workloads
             or self.plugin_config
@@ -322,6 +344,8 @@ class Journal:
             snapshot=self.snapshot,
             host_services=self.host_services,
             exit_hook=self.exit_hook,
+            stale_files=self.stale_files,
+            persistent_gpus=self.persistent_gpus,
         )
 
     @property
@@ -355,6 +379,10 @@ class Journal:
         }
         if self.snapshot:
             data["snapshot"] = gpu_codec.to_data(self.snapshot)
+        if self.stale_files:
+            data["staleFiles"] = True
+        if self.persistent_gpus:
+            data["persistentGpus"] = list(self.persistent_gpus)
         if self.plugin_config:
             data["pluginConfig"] = dataclasses.asdict(self.plugin_config)
         return json.dumps(data)
@@ -395,6 +423,8 @@ class Journal:
             applied=data.get("applied", ""),
             boot_id=str(data.get("bootId", "")),
             snapshot=gpu_codec.from_data(data.get("snapshot", [])),
+            stale_files=data.get("staleFiles") is True,
+            persistent_gpus=_uuids(data.get("persistentGpus", [])),
         )
 
 
@@ -421,6 +451,13 @@ def without_foreign_labels(journal: Journal, view: cluster.NodeView) -> Journal:
     return dataclasses.replace(
         journal, paused_labels=paused, plugin_config=changed if is_ours else None
     )
+
+
+def _uuids(data: object) -> tuple[str, ...]:
+    """Only UUIDs of observed GPUs have an effect, so what else it lists is harmless."""
+    if not isinstance(data, list) or len(data) > _MAX_GPUS:
+        raise ValueError("persistentGpus is not a list of GPUs")
+    return tuple(map(str, data))
 
 
 def _plugin_config(data: object) -> PluginConfig | None:

@@ -8,8 +8,9 @@ import contextlib
 import dataclasses
 import pathlib
 import threading
+import time
 import urllib.parse
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Self
 
 import grpc
@@ -40,13 +41,22 @@ class Allocation:
         )
 
 
+FORGET_S = 300.0
+"""How long kubelet remembers the resources of a plugin that ended (``endpointStopGracePeriod`` in
+``pkg/kubelet/cm/devicemanager/types.go``)."""
+
+
 class DeviceManager:
     """Devices of one node; safe to ask from any thread."""
 
-    def __init__(self) -> None:
+    def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._lock = threading.Lock()
+        self._monotonic = monotonic
         self._devices: dict[str, tuple[str, ...]] = {}
-        """By resource, once registered for good: kubelet remembers the names."""
+        """By resource, of each plugin that has not ended long ago."""
+        self._ended_at: dict[str, float] = {}
+        """When the plugin of a resource ended."""
+        self._forgotten: set[str] = set()
         self._healthy: set[str] = set()
         """Resources whose plugin is connected."""
         self._allocations: dict[str, Allocation] = {}
@@ -56,20 +66,25 @@ class DeviceManager:
         with self._lock:
             self._devices.update(resources)
             self._healthy.update(resources)
+            self._forgotten.difference_update(resources)
+            for resource in resources:
+                self._ended_at.pop(resource, None)
 
     def disconnect(self, resources: Iterable[str]) -> None:
         """Mark the resources of a plugin that ended as unhealthy."""
         with self._lock:
-            self._healthy.difference_update(resources)
+            self._end(set(resources))
 
     def lose_power(self) -> None:
         """Note that the machine went down: no plugin is connected, and no pod has a device."""
         with self._lock:
             self._allocations.clear()
-            self._healthy.clear()
+            self._end(self._healthy)
 
     def admit(self, pod: Mapping[str, Any]) -> Allocation:
         """Give a pod its devices, once; a second call returns the same ones.
+
+        A pod gets no device of a resource that was forgotten, and runs nevertheless.
 
         Raises:
             ShortageError: Too few devices are healthy and free; nothing has been assigned.
@@ -87,6 +102,8 @@ class DeviceManager:
             for container in pod["spec"]["containers"]:
                 listed = containers.setdefault(str(container["name"]), {})
                 for resource, count in objects.gpu_counts(container).items():
+                    if resource in self._forgotten:
+                        continue
                     available = free.get(resource, [])
                     if count > len(available):
                         raise ShortageError(
@@ -115,15 +132,30 @@ class DeviceManager:
         with self._lock:
             return self._allocatable()
 
-    def status(self) -> tuple[dict[str, int], dict[str, int]]:
-        """Return (capacity, allocatable) as the node's status shows them.
+    def status(
+        self, present: Mapping[str, int] | None = None
+    ) -> tuple[dict[str, int], dict[str, int]]:
+        """Return (capacity, allocatable) of the node's next status.
 
-        A name once registered stays, with 0: kubelet never removes it from the node object. The
-        capacity stays, too, which kubelet forgets after five minutes.
+        Kubelet reports once, with 0, that it forgets a resource. After that it knows no more of it
+        than the ``present`` capacity, which it copies into allocatable.
         """
         with self._lock:
-            capacity = {resource: len(ids) for resource, ids in self._devices.items()}
-            return capacity, {r: n if r in self._healthy else 0 for r, n in capacity.items()}
+            now = self._monotonic()
+            expired = {r for r, ended_at in self._ended_at.items() if now - ended_at >= FORGET_S}
+            for resource in expired:
+                del self._devices[resource], self._ended_at[resource]
+            self._forgotten |= expired
+            known = {resource: len(ids) for resource, ids in self._devices.items()}
+            capacity = {**(present or {}), **dict.fromkeys(expired, 0), **known}
+            healthy = {r: n if r in self._healthy else 0 for r, n in known.items()}
+            return capacity, {**capacity, **healthy}
+
+    def _end(self, resources: set[str]) -> None:
+        """Note that the plugin of some resources has ended; those without a plugin stay so."""
+        for resource in resources & self._healthy:
+            self._ended_at[resource] = self._monotonic()
+        self._healthy -= resources
 
     def _allocatable(self) -> dict[str, tuple[str, ...]]:
         return {r: device_ids for r, device_ids in self._devices.items() if r in self._healthy}

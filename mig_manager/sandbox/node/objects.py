@@ -228,11 +228,18 @@ def taints(node: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
 
 def allocatable_devices(node: Mapping[str, Any]) -> dict[str, int]:
     """Return how many healthy devices of each GPU resource a node's status shows."""
-    allocatable = (node.get("status") or {}).get("allocatable") or {}
+    return _devices(node, "allocatable")
+
+
+def capacity(node: Mapping[str, Any]) -> dict[str, int]:
+    """Return how many devices of each GPU resource a node's status shows, unhealthy ones too."""
+    return _devices(node, "capacity")
+
+
+def _devices(node: Mapping[str, Any], field: str) -> dict[str, int]:
+    counts = (node.get("status") or {}).get(field) or {}
     return {
-        key: int(value)
-        for key, value in allocatable.items()
-        if key.startswith(cluster.RESOURCE_PREFIX)
+        key: int(value) for key, value in counts.items() if key.startswith(cluster.RESOURCE_PREFIX)
     }
 
 

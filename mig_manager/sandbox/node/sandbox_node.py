@@ -295,7 +295,7 @@ class Kubelet:
         if self._cluster.node(self._opts.name) is None:
             self.register()
         node = self._cluster.node(self._opts.name)
-        status = objects.node_status(*self._manager.status())
+        status = objects.node_status(*self._manager.status(objects.capacity(node or {})))
         have = (node or {}).get("status") or {}
         # Others write conditions, too, and the API server adds times to ours and empty fields.
         (ready,), conditions = status["conditions"], have.get("conditions") or ()

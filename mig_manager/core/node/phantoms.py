@@ -1,0 +1,96 @@
+"""Phantom devices: GPU resources that a node offers although no GPU has such devices.
+
+Five minutes after a device plugin stops, kubelet forgets its resources and reports that once
+(kubernetes, ``endpointStopGracePeriod`` in ``pkg/kubelet/cm/devicemanager/types.go``). If the API
+server is away then, the update is lost: the Node keeps their capacity, and kubelet copies capacity
+without a plugin into allocatable with each update (``MachineInfo`` in
+``pkg/kubelet/nodestatus/setters.go``). Kubelet starts a pod that requests such a device without
+one, because it takes the resource for one that needs no allocation.
+"""
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from mig_manager.core import model
+from mig_manager.core.node import cluster, resources
+
+_Devices = Mapping[str, frozenset[str]]
+
+
+def find(
+    gpus: Sequence[model.Gpu],
+    node: cluster.NodeView,
+    strategy: resources.Strategy | None,
+    kubelet: Callable[[], _Devices | None],
+) -> dict[str, int]:
+    """Return the phantom devices that a node offers: their number by resource.
+
+    A resource with another name of its owner's choice is not recognised. No resource is judged
+    while a GPU is unreachable, because it may be of that one.
+
+    Args:
+        gpus: The node's GPUs.
+        node: What it offers.
+        strategy: How the device plugin names MIG devices; None: unknown.
+        kubelet: Returns the healthy devices by resource, None if kubelet does not answer. Called
+            only if something is in doubt.
+    """
+    if not is_possible(gpus, node, strategy):
+        return {}
+    advertised = _advertised(node)
+    registered = {name for name, ids in (kubelet() or {}).items() if ids}
+    if any(map(resources.is_mig, registered)):
+        strategy = resources.Strategy.MIXED
+    supplied = _supplied(gpus, advertised, strategy) | registered
+    if not any(map(resources.is_device_or_shared, registered)):
+        # The plugin may be restarting, and a name that is no profile may be one of its own.
+        supplied |= {name for name in advertised if not _is_standard(name)}
+    return {name: count for name, count in sorted(advertised.items()) if name not in supplied}
+
+
+def is_possible(
+    gpus: Sequence[model.Gpu], node: cluster.NodeView, strategy: resources.Strategy | None
+) -> bool:
+    """Return whether a node may have phantom devices, as far as it and the GPUs show."""
+    if not gpus or model.unreachable(gpus):
+        return False
+    advertised = _advertised(node).keys()
+    return not advertised <= _supplied(gpus, advertised, strategy or resources.Strategy.MIXED)
+
+
+def message(advertised: Mapping[str, int]) -> str:
+    """Say which phantom devices a node offers."""
+    return f"the node offers {listed(advertised)}, which no GPU has"
+
+
+def listed(advertised: Mapping[str, int]) -> str:
+    """Name resources with their numbers."""
+    return ", ".join(f"{count} {name}" for name, count in advertised.items())
+
+
+def remedy(node_name: str, names: Iterable[str]) -> str:
+    """Return the command that removes resources from a node for good."""
+    patch = json.dumps({"status": {"capacity": dict.fromkeys(names)}}, separators=(",", ":"))
+    return f"kubectl patch node {node_name} --subresource=status --type=merge -p '{patch}'"
+
+
+def _advertised(node: cluster.NodeView) -> dict[str, int]:
+    return {
+        name: count
+        for name, count in node.allocatable.items()
+        if count and resources.is_device_or_shared(name)
+    }
+
+
+def _supplied(
+    gpus: Iterable[model.Gpu], advertised: Iterable[str], strategy: resources.Strategy | None
+) -> set[str]:
+    """Return the advertised resources that a device plugin with this strategy may have."""
+    return {
+        name for name in advertised if resources.base(name) in resources.supplied(gpus, strategy)
+    }
+
+
+def _is_standard(name: str) -> bool:
+    base = resources.base(name)
+    return base == resources.GPU or resources.profile_of(base) is not None

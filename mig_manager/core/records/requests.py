@@ -1,0 +1,151 @@
+"""The record of an agent's request: who asked, whether it may evict, and what was verified for it.
+
+A status says how the last run ended, and the next failure overwrites it. This record changes only
+with the request and with ``success``. Whether a run may evict pods is decided from it, also after
+a restart.
+"""
+
+import dataclasses
+import enum
+import hashlib
+import json
+from collections.abc import Iterable
+from typing import Any
+
+from mig_manager.core import model
+from mig_manager.core.records import gpu_codec, status
+
+VERSION = 1
+_HASH_DIGITS = 12
+
+
+class Origin(enum.Enum):
+    """Who asked for a layout."""
+
+    LABEL = "label"
+    """The node's label names a layout of the file, or a generated one."""
+    CUSTOM = "custom"
+    """The node's annotation has the layout."""
+    PARTITIONER = "partitioner"
+    """The same, and its document is marked as a program's."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Verified:
+    """What was verified for a request."""
+
+    config_hash: str  # of the layout; empty: not known, so any content counts as the same
+    boot_id: str = ""
+    is_owners: bool = False  # whether the owner is known to have written the layout
+    gpus: str = ""
+    """Fingerprint of the instances on all GPUs; empty: not known."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """A request as first seen, and what it has reached since."""
+
+    config: str
+    annotation_hash: str = ""  # of the annotation that the layout is from; empty for others
+    origin: Origin = Origin.LABEL
+    may_evict: bool = True
+    verified: Verified | None = None
+    """None: no layout was verified since this was requested."""
+    rebooted_hash: str = ""
+    """Content hash of the layout that the machine was rebooted for; empty: it was not."""
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """Name of the layout, and hash of the annotation that it is from."""
+        return self.config, self.annotation_hash
+
+    def to_json(self) -> str:
+        """Return the text to keep; older versions ignore members they do not know."""
+        verified = self.verified
+        data = {
+            "version": VERSION,
+            "config": self.config,
+            "annotationHash": self.annotation_hash or None,
+            "origin": self.origin.value,
+            "mayEvict": self.may_evict,
+            "verified": verified
+            and {
+                "configHash": verified.config_hash,
+                "bootId": verified.boot_id,
+                "owners": verified.is_owners,
+                "gpus": verified.gpus,
+            },
+            "rebootedHash": self.rebooted_hash or None,
+        }
+        return json.dumps({key: value for key, value in data.items() if value is not None})
+
+    @staticmethod
+    def from_json(text: str) -> "Request":
+        """Parse a kept text; ValueError if it is invalid, or of an unknown version."""
+        try:
+            data: Any = json.loads(text)
+            if data["version"] != VERSION:
+                raise ValueError("not a request kept by a version this agent knows")
+            verified = data.get("verified")
+            return Request(
+                config=str(data["config"]),
+                annotation_hash=str(data.get("annotationHash", "")),
+                origin=Origin(data["origin"]),
+                # Only the word itself allows evictions.
+                may_evict=data["mayEvict"] is True,
+                verified=verified
+                and Verified(
+                    config_hash=str(verified["configHash"]),
+                    boot_id=str(verified["bootId"]),
+                    is_owners=verified["owners"] is True,
+                    gpus=str(verified["gpus"]),
+                ),
+                rebooted_hash=str(data.get("rebootedHash", "")),
+            )
+        except (AttributeError, LookupError, RecursionError, TypeError) as error:
+            raise ValueError("not a request kept by an agent") from error
+
+
+def fingerprint(gpus: Iterable[model.Gpu]) -> str:
+    """Return 12 hexadecimal digits that change with the MIG modes and instances of GPUs."""
+    rows = gpu_codec.to_data([gpu.snapshot for gpu in gpus])
+    for row in rows:
+        row["instances"].sort(key=json.dumps)
+    rows.sort(key=lambda row: str(row["uuid"]))
+    return hashlib.sha256(json.dumps(rows).encode()).hexdigest()[:_HASH_DIGITS]
+
+
+def of_status(
+    published: status.PublishedStatus | None, journal: status.Journal | None, applied: str
+) -> Request | None:
+    """Return the request that a status stands for; None: no layout can be inferred from it.
+
+    For a node whose agent kept no record. In doubt the request evicts no pod: no pod is evicted by
+    an upgrade.
+
+    Args:
+        published: The status.
+        journal: What an interrupted run has taken; None if there was none.
+        applied: The label of the applied layout.
+    """
+    if published is None or not published.config:
+        return None
+    is_drained = published.phase == model.Phase.DRAIN.value or (journal and journal.draining)
+    has_failed_early = (
+        published.state is model.State.FAILED
+        and published.phase == model.Phase.RESOLVE.value
+        and published.config == applied
+    )
+    is_verified = status.was_active(published) or has_failed_early
+    if journal and not dataclasses.replace(journal, snapshot=()).is_restored:
+        is_verified = False
+    is_custom = bool(published.annotation_hash)
+    return Request(
+        config=published.config,
+        annotation_hash=published.annotation_hash,
+        origin=Origin.CUSTOM if is_custom else Origin.LABEL,
+        # Whether a program asked is not in the status.
+        may_evict=not is_custom or bool(is_drained),
+        verified=Verified(config_hash=published.config_hash) if is_verified else None,
+        rebooted_hash=published.config_hash if published.is_rebooted else "",
+    )

@@ -1,0 +1,68 @@
+"""Which resources of a node no GPU can supply, by the plugin's strategy and what kubelet has."""
+
+import json
+
+import pytest
+
+from mig_manager import errors
+from mig_manager.core import model
+from mig_manager.core.node import cluster, phantoms
+from mig_manager.core.node.resources import Strategy
+from tests.unit import samples
+
+GPU, SMALL, LARGE = "nvidia.com/gpu", "nvidia.com/mig-1g.5gb", "nvidia.com/mig-3g.20gb"
+OWN_NAME, SHARED = "nvidia.com/mig-quarter", f"{LARGE}.shared"
+DIVIDED = samples.gpu(samples.A100, "1g.5gb@0", "1g.5gb@1")
+
+
+@pytest.mark.parametrize(
+    ("strategy", "registered", "allocatable", "expected"),
+    [
+        (Strategy.MIXED, {SMALL}, {SMALL: 2}, set()),
+        (Strategy.MIXED, {SMALL}, {SMALL: 2, LARGE: 4}, {LARGE}),
+        (Strategy.MIXED, {SMALL}, {SMALL: 2, GPU: 1}, {GPU}),
+        (Strategy.MIXED, {SMALL}, {SMALL: 2, LARGE: 0}, set()),
+        (Strategy.MIXED, {SMALL, LARGE}, {SMALL: 2, LARGE: 4}, set()),
+        (Strategy.MIXED, {f"{SMALL}.shared"}, {f"{SMALL}.shared": 8, SHARED: 8}, {SHARED}),
+        (Strategy.MIXED, {SMALL}, {SMALL: 2, "nvidia.com/hostdev": 3}, set()),
+        (
+            Strategy.MIXED,
+            {SMALL},
+            {SMALL: 2, OWN_NAME: 3},
+            {OWN_NAME},
+        ),
+        (Strategy.MIXED, set(), {OWN_NAME: 3}, set()),
+        (Strategy.MIXED, None, {LARGE: 4}, {LARGE}),
+        (Strategy.SINGLE, {GPU}, {GPU: 2, SMALL: 2}, {SMALL}),
+        (Strategy.SINGLE, {SMALL}, {SMALL: 2}, set()),
+        (Strategy.NONE, set(), {GPU: 1}, set()),
+        (None, set(), {GPU: 2, SMALL: 2}, set()),
+        (None, {SMALL}, {GPU: 2, SMALL: 2}, {GPU}),
+        (None, None, {GPU: 2, LARGE: 4}, {LARGE}),
+    ],
+)
+def test_phantom_devices_are_those_that_no_gpu_supplies(
+    strategy: Strategy | None,
+    registered: set[str] | None,
+    allocatable: dict[str, int],
+    expected: set[str],
+) -> None:
+    healthy = None if registered is None else dict.fromkeys(registered, frozenset({"id"}))
+    node = cluster.NodeView(name="n", allocatable=allocatable)
+    found = phantoms.find(model.ObservedGpus([DIVIDED]), node, strategy, lambda: healthy)
+    assert found == {name: allocatable[name] for name in expected}
+
+
+def test_no_device_is_a_phantom_while_a_gpu_is_unreachable() -> None:
+    lost = model.UnreachableGpu(
+        index=1, reason=errors.Reason.GPU_LOST, code=15, message="fell off the bus"
+    )
+    node = cluster.NodeView(name="n", allocatable={LARGE: 4})
+    gpus = model.ObservedGpus([DIVIDED], unreachable=[lost])
+    assert not phantoms.find(gpus, node, Strategy.MIXED, dict)
+
+
+def test_the_command_that_removes_phantom_devices_is_a_merge_patch() -> None:
+    command, _, patch = phantoms.remedy("n", [LARGE]).partition(" -p ")
+    assert command == "kubectl patch node n --subresource=status --type=merge"
+    assert json.loads(patch.strip("'")) == {"status": {"capacity": {LARGE: None}}}
