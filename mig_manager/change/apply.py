@@ -13,7 +13,7 @@ from mig_manager.change import hook_points, local, plans
 from mig_manager.core import model, ports, steps
 from mig_manager.core.layout import config, layouts
 from mig_manager.core.planner import planner
-from mig_manager.core.records import checkpoint
+from mig_manager.core.records import checkpoint, status
 
 
 def apply(
@@ -130,6 +130,8 @@ class _Run:
         self._may_stay_pending = is_mode_only and not deps.may_reset
         self._observed = deps.gpus.observe()
         self._interrupted = local.Interrupted(deps, self._observed)
+        content = status.Journal(config=target.name, stale_files=self._interrupted.are_files_stale)
+        self._journal = local.Journal(deps, content, on_done=self._conclude)
         self._outside: tuple[model.GpuSnapshot, ...] = ()
         """What GPUs outside the target had before the interrupted change."""
         self._check: Callable[[], object] = lambda: None
@@ -147,12 +149,13 @@ class _Run:
                     self._observed = self._deps.gpus.observe()
                     first = self._first()
             except errors.MigManagerError as error:
-                if self._interrupted.exists:
-                    error.add(self._interrupted.undo())
+                if undone := self._interrupted.undo():
+                    error.add(undone)
                 raise
             if first.plan.is_empty:
                 self._keep_unrestored(self._observed)
                 self._save(self._observed)
+                self._journal.refresh_files()
                 return self._applied(first, ())
             self._interrupted.announce()
             if self._points.is_empty:
@@ -171,8 +174,7 @@ class _Run:
         return dataclasses.replace(planned, plan=planner.combined(planned.plan, outside))
 
     def _execute(self, first: steps.Plan) -> tuple[steps.Plan, ...]:
-        journal = local.Journal(self._deps, self._target.name, on_done=self._conclude)
-        change = local.new_transaction(self._deps, journal, check=self._check)
+        change = local.new_transaction(self._deps, self._journal, check=self._check)
         if self._may_stay_pending:
             change = dataclasses.replace(change, gpus=_PendingModeGpus(self._deps.gpus))
         try:
@@ -184,7 +186,7 @@ class _Run:
                 points=self._points,
             )
         except errors.MigManagerError as error:
-            if journal.is_open:
+            if self._journal.is_open:
                 error.add(local.RETRIED_LATER)
             raise
         self._observed = after
@@ -212,7 +214,8 @@ class _Run:
 
     def _keep_unrestored(self, gpus: model.ObservedGpus) -> None:
         snapshot = self._interrupted.snapshot
-        self._interrupted.keep(self._target.unrestored_elsewhere(gpus, snapshot))
+        unrestored = self._target.unrestored_elsewhere(gpus, snapshot)
+        self._journal.write(unrestored, config=self._interrupted.config)
 
     def _save(self, gpus: model.ObservedGpus) -> None:
         """Save a verified layout for the next boot; a failure is shown and leaves it active."""

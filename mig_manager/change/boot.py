@@ -133,9 +133,12 @@ class _Journal:
     """
 
     def __init__(
-        self, deps: local.Dependencies, name: str, unfinished: Iterable[model.GpuSnapshot]
+        self,
+        deps: local.Dependencies,
+        content: status.Journal,
+        unfinished: Iterable[model.GpuSnapshot],
     ) -> None:
-        self._file = local.Journal(deps, name)
+        self._file = local.Journal(deps, content)
         self._under_way: tuple[str, ...] = ()
         self.unfinished = {gpu.uuid: gpu for gpu in unfinished}
         """What the GPUs of unfinished changes had before, by UUID."""
@@ -148,11 +151,20 @@ class _Journal:
     def rolling_back(self) -> None:
         """Keep it as it is."""
 
-    def undone(self, unrestored: tuple[model.GpuSnapshot, ...] = ()) -> None:
+    def undone(
+        self, unrestored: tuple[model.GpuSnapshot, ...] = (), *, has_changed: bool = True
+    ) -> None:
+        del has_changed  # ``close`` takes every change for one that did
         self.remove(set(self._under_way) - {gpu.uuid for gpu in unrestored})
 
     def done(self, _gpus: model.ObservedGpus) -> None:
         self.remove(self._under_way)
+
+    def persistence_off(self, uuids: tuple[str, ...]) -> None:
+        self._file.persistence_off(uuids)
+
+    def refreshed(self) -> None:
+        """Keep it as it is: device files are refreshed once, after the last GPU."""
 
     def remove(self, uuids: Iterable[str]) -> None:
         """Remove GPUs; ``close`` writes it."""
@@ -161,7 +173,11 @@ class _Journal:
 
     def close(self) -> None:
         """Write the GPUs of unfinished changes, or remove the journal."""
-        self._file.write(tuple(self.unfinished.values()))
+        self._file.undone(tuple(self.unfinished.values()), has_changed=bool(self._under_way))
+
+    def refresh_files(self) -> None:
+        """Refresh device files that may be outdated; ``HostError``: DEVICE_FILES_FAILED."""
+        self._file.refresh_files()
 
 
 class _Run:
@@ -171,14 +187,21 @@ class _Run:
         self._deps = deps
         self._name = saved.config
         self._observed = deps.gpus.observe()
-        interrupted = local.Interrupted(deps, self._observed).snapshot
+        interrupted = local.Interrupted(deps, self._observed)
         # A rollback restores what was there before a killed run.
-        self._older = {gpu.uuid: gpu for gpu in interrupted}
+        self._older = {gpu.uuid: gpu for gpu in interrupted.snapshot}
         # A GPU that the saved layout does not list may have been part of that run.
         self._target = self._older | {gpu.uuid: gpu for gpu in saved.snapshot}
         self._problems: list[Problem] = list(self._other_gpus())
-        self._journal = _Journal(deps, self._name, self._observed.missing(interrupted))
+        self._journal = _Journal(
+            deps,
+            status.Journal(config=self._name, stale_files=interrupted.are_files_stale),
+            self._observed.missing(interrupted.snapshot),
+        )
         self._check: Callable[[], object] = lambda: None
+        self._reported: set[str | int] = {_key(gpu) for gpu in self._observed.unreachable}
+        """Unreachable GPUs that are among the problems already."""
+        self._idle_by_s = deps.clock.monotonic() + deps.idle_timeout_s
 
     def run(self) -> Restored:
         uuids = tuple(gpu.uuid for gpu in self._observed if self._is_incomplete(gpu))
@@ -191,18 +214,21 @@ class _Run:
                     executed = self._restore(uuids)
                 finally:
                     self._journal.close()
-                if self._deps.device_files is not None:
-                    try:
-                        self._deps.device_files.refresh()
-                    except errors.HostError as error:
-                        self._report(error)
+                self._refresh_files()
         else:
             self._journal.close()
+            self._refresh_files()
         rounds = tuple(
             plans.Planned(layout=self._name, gpus=self._observed, wanted={}, plan=plan, users={})
             for plan in executed
         )
         return Restored(layout=self._name, rounds=rounds, problems=tuple(self._problems))
+
+    def _refresh_files(self) -> None:
+        try:
+            self._journal.refresh_files()
+        except errors.HostError as error:
+            self._report(error)
 
     def _other_gpus(self) -> Iterator[Problem]:
         """Yield the GPUs that are unreachable, missing or new, if they support MIG."""
@@ -257,14 +283,22 @@ class _Run:
         """Restore GPUs, or roll them back; return the error."""
         try:
             seen = self._deps.gpus.observe()
+            self._report_lost(seen)
             plan = self._plan(seen, uuids)
             if plan.is_empty:
                 self._journal.remove(uuids)
                 return (), None
             older = self._older | self._journal.unfinished
+            # All GPUs together are waited for once, however many are in use.
+            idle_timeout_s = max(0.0, self._idle_by_s - self._deps.clock.monotonic())
             # The device files are refreshed once, after the last GPU.
-            deps = dataclasses.replace(self._deps, device_files=None)
-            change = local.new_transaction(deps, self._journal, check=self._check)
+            deps = dataclasses.replace(
+                self._deps, device_files=None, idle_timeout_s=idle_timeout_s
+            )
+            change = dataclasses.replace(
+                local.new_transaction(deps, self._journal, check=self._check),
+                in_use_timeout_s=idle_timeout_s,
+            )
             after, executed = change.run(
                 plan,
                 seen=seen,
@@ -273,13 +307,23 @@ class _Run:
             )
         except errors.MigManagerError as error:
             return (), error
-        lost = set(after.unreachable) - set(self._observed.unreachable)
-        self._problems += [_unreachable(gpu) for gpu in after.unreachable if gpu in lost]
+        self._report_lost(after)
         return executed, None
 
+    def _report_lost(self, gpus: model.ObservedGpus) -> None:
+        for gpu in gpus.unreachable:
+            if _key(gpu) not in self._reported:
+                self._reported.add(_key(gpu))
+                self._problems.append(_unreachable(gpu))
+
     def _report(self, error: errors.MigManagerError) -> None:
-        remedy = error.reason.remedy_at_shell or _APPLY_AGAIN
+        remedy = error.own_remedy or error.reason.remedy_at_shell or _APPLY_AGAIN
         self._problems.append(Problem(message=error.message, remedy=remedy))
+
+
+def _key(gpu: model.UnreachableGpu) -> str | int:
+    """Identify a GPU, whatever it answers at the moment."""
+    return gpu.uuid or gpu.index
 
 
 def _unreachable(gpu: model.UnreachableGpu) -> Problem:

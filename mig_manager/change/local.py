@@ -18,7 +18,7 @@ from mig_manager.core.records import status
 RETRIED_LATER = "the next 'apply' tries again"
 
 
-class BootLayout(ports.VerifiedLayouts, Protocol):
+class BootLayout(ports.KeptText, Protocol):
     """The layout for the next boot."""
 
     def set_aside(self) -> str:
@@ -47,7 +47,7 @@ class Dependencies:
     )
     """Makes the context of a change, which delays signals. It may return a check that raises
     ``Superseded`` after a signal, for hooks and waits."""
-    reset: transaction.Reset | None = None
+    reset: ports.GpuReset | None = None
     """Resets GPUs whose mode is pending; None: the mode stays pending."""
     may_reset: bool = True
     hooks: ports.Hooks | None = None
@@ -100,7 +100,7 @@ def new_transaction(
         gpus=deps.gpus,
         journal=journal,
         clock=deps.clock,
-        reset=deps.reset if deps.may_reset else None,
+        reset=deps.reset.reset if deps.reset and deps.may_reset else None,
         device_files=deps.device_files,
         idle_wait=announced_wait(deps, deps.idle_timeout_s, check=check),
     )
@@ -112,49 +112,79 @@ class Journal:
     def __init__(
         self,
         deps: Dependencies,
-        name: str,
+        content: status.Journal,
         *,
         on_done: Callable[[model.ObservedGpus], object] = lambda _gpus: None,
     ) -> None:
         self._deps = deps
-        self._name = name
         self._on_done = on_done
-        self.is_open = False
-        """Whether it lists GPUs that a change may have left unfinished."""
+        self._content = dataclasses.replace(content, boot_id=deps.boot_id)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a later run has something to finish."""
+        return not self._content.is_empty
 
     def begin(self, before: tuple[model.GpuSnapshot, ...], _plan: steps.Plan) -> None:
         """Write what a rollback restores; raises as ``write``."""
         self.write(before)
 
-    def write(self, before: Sequence[model.GpuSnapshot]) -> None:
-        """Replace the journal's GPUs; none: remove the journal.
+    def write(self, before: Sequence[model.GpuSnapshot], *, config: str = "") -> None:
+        """Replace the journal's GPUs, which ``config`` has changed if it is not this layout.
 
         Raises:
             UsageError: It cannot be written.
         """
-        self.is_open = bool(before)
-        if not before:
-            _remove_journal(self._deps)
-            return
-        journal = status.Journal(
-            config=self._name, boot_id=self._deps.boot_id, snapshot=tuple(before)
+        self._content = dataclasses.replace(
+            self._content, snapshot=tuple(before), config=config or self._content.config
         )
-        try:
-            self._deps.journal.write(journal.to_json())
-        except errors.ConfigError as error:
-            raise _not_written(error) from error
+        if self.is_open:
+            try:
+                self._deps.journal.write(self._content.to_json())
+            except errors.ConfigError as error:
+                if before:
+                    raise _not_written(error) from error
+            else:
+                return
+        # A snapshot that is no longer true is worse than outdated device files.
+        _remove_journal(self._deps)
 
     def rolling_back(self) -> None:
         """Keep the journal as it is."""
 
-    def undone(self, unrestored: tuple[model.GpuSnapshot, ...] = ()) -> None:
-        """Keep what unreachable GPUs had, or remove the journal."""
+    def undone(
+        self, unrestored: tuple[model.GpuSnapshot, ...] = (), *, has_changed: bool = True
+    ) -> None:
+        """Keep what unreachable GPUs had, and whether device files may be outdated."""
+        self._note_files(are_stale=has_changed or self._content.stale_files)
         self.write(unrestored)
 
     def done(self, gpus: model.ObservedGpus) -> None:
         """Go on to what follows a verified change."""
-        self.is_open = False
+        self._content = dataclasses.replace(self._content, snapshot=())
+        self._note_files(are_stale=True)
         self._on_done(gpus)
+
+    def persistence_off(self, uuids: tuple[str, ...]) -> None:
+        """Write the GPUs; a failure is shown."""
+        self._content = dataclasses.replace(self._content, persistent_gpus=uuids)
+        try:
+            self.write(self._content.snapshot)
+        except errors.UsageError as error:
+            self._deps.notify(error.message)
+
+    def refreshed(self) -> None:
+        """Keep what unreachable GPUs had, or remove the journal."""
+        self._note_files(are_stale=False)
+        self.write(self._content.snapshot)
+
+    def refresh_files(self) -> None:
+        """Refresh device files that may be outdated; ``HostError``: DEVICE_FILES_FAILED."""
+        if self._content.stale_files:
+            new_transaction(self._deps, self).refresh()
+
+    def _note_files(self, *, are_stale: bool) -> None:
+        self._content = dataclasses.replace(self._content, stale_files=are_stale)
 
 
 def undo_interrupted(deps: Dependencies) -> str:
@@ -172,8 +202,7 @@ def undo_interrupted(deps: Dependencies) -> str:
         if deps.journal.read() is None:
             return ""
     with locked(deps, "undo an unfinished 'apply'"):
-        interrupted = Interrupted(deps, deps.gpus.observe())
-        return interrupted.undo() if interrupted.exists else ""
+        return Interrupted(deps, deps.gpus.observe()).undo()
 
 
 class Interrupted:
@@ -187,19 +216,28 @@ class Interrupted:
         self._deps = deps
         self._needs_reset = False
         self._journal = self._read(observed)
-        config = self._journal.config if self._journal else ""
-        self._name = f"the 'apply' of layout '{config}'"
-        self._file = Journal(deps, config)
+        self._name = f"the 'apply' of layout '{self.config}'"
+        self._file = Journal(deps, self._journal)
 
     @property
     def exists(self) -> bool:
         """Whether there is anything to undo."""
-        return self._journal is not None
+        return bool(self._journal.snapshot)
+
+    @property
+    def config(self) -> str:
+        """The layout that it was to apply."""
+        return self._journal.config
 
     @property
     def snapshot(self) -> tuple[model.GpuSnapshot, ...]:
         """What the GPUs had before; empty when there is nothing to undo."""
-        return self._journal.snapshot if self._journal else ()
+        return self._journal.snapshot
+
+    @property
+    def are_files_stale(self) -> bool:
+        """Whether device nodes and CDI specs may be those of before."""
+        return self._journal.stale_files
 
     def announce(self) -> None:
         """Say what a rollback of the present change restores."""
@@ -209,16 +247,14 @@ class Interrupted:
                 "what they had before that one"
             )
 
-    def keep(self, snapshot: Sequence[model.GpuSnapshot]) -> None:
-        """Keep in the journal what is still to restore, or remove it.
-
-        Raises:
-            UsageError: It cannot be written.
-        """
-        self._file.write(snapshot)
-
     def undo(self) -> str:
-        """Roll it back; return how that went, as a part of a sentence."""
+        """Roll it back; return how that went, as a part of a sentence; empty: nothing to do."""
+        if not self.exists:
+            try:
+                self._file.refresh_files()
+            except errors.HostError as error:
+                return error.message
+            return ""
         if not self._deps.may_reset and self._needs_reset:
             return f"{self._name} was left unfinished and is not undone: that resets a GPU"
         change = new_transaction(self._deps, self._file)
@@ -228,12 +264,13 @@ class Interrupted:
             return f"{self._name} was left unfinished and is undone now"
         return f"{self._name} was left unfinished; {result.message}; {RETRIED_LATER}"
 
-    def _read(self, observed: model.ObservedGpus) -> status.Journal | None:
-        """Return the journal of a killed run; None where nothing remains, or it is outdated."""
+    def _read(self, observed: model.ObservedGpus) -> status.Journal:
+        """Return the journal of a killed run, without GPUs that need no rollback or are new."""
+        nothing = status.Journal(config="")
         try:
             text = self._deps.journal.read()
             if text is None:
-                return None
+                return nothing
             journal = status.Journal.from_json(text)
             plan = planner.restore(observed, journal.snapshot)
         except (ValueError, errors.ConfigError, errors.LayoutError) as error:
@@ -246,12 +283,16 @@ class Interrupted:
                 f"the journal of an earlier 'apply' is invalid ({problem}); it is kept as {kept} "
                 "and otherwise ignored"
             )
-            return None
+            return nothing
+        if self._deps.reset and journal.boot_id == self._deps.boot_id:
+            # No reboot keeps persistence mode.
+            off = [gpu for gpu in observed if gpu.uuid in journal.persistent_gpus]
+            self._deps.reset.restore_persistence(off)
+        journal = dataclasses.replace(journal, stale_files=True, persistent_gpus=())
         self._needs_reset = any(gpu.needs_reset for gpu in plan.gpus)
         is_complete = not planner.unowned_instances(observed, journal.snapshot)
         if plan.is_empty and is_complete and not observed.missing(journal.snapshot):
-            _remove_journal(self._deps)
-            return None
+            return self._without_gpus(journal)
         # No instance survives a reboot, so another program has created those that exist.
         is_rebooted = bool(journal.boot_id) and journal.boot_id != self._deps.boot_id
         if is_rebooted and any(gpu.gpu_instances for gpu in observed):
@@ -259,13 +300,43 @@ class Interrupted:
                 f"the 'apply' of layout '{journal.config}' was left unfinished when the node was "
                 "rebooted, and the GPUs were set up since: it will not be undone"
             )
-            _remove_journal(self._deps)
-            return None
+            return self._without_gpus(journal)
+        if later := self._verified_since(observed, journal):
+            self._deps.notify(
+                f"the 'apply' of layout '{journal.config}' was left unfinished, and layout "
+                f"'{later}' was verified since: it will not be undone"
+            )
+            return self._without_gpus(journal)
         return journal
+
+    def _verified_since(self, observed: model.ObservedGpus, journal: status.Journal) -> str:
+        """Return the layout that the journal's GPUs have and that was verified in this boot.
+
+        An unfinished change leaves none: an agent has applied it after the process was killed.
+        """
+        try:
+            text = self._deps.boot_layout.read()
+            kept = status.VerifiedLayout.from_json(text or "")
+            snapshot = tuple(
+                gpu
+                for gpu in kept.snapshot
+                if gpu.uuid in {each.uuid for each in journal.snapshot}
+            )
+            is_active = planner.restore(observed, snapshot).is_empty and not (
+                observed.missing(snapshot) or planner.unowned_instances(observed, snapshot)
+            )
+        except (ValueError, errors.ConfigError, errors.LayoutError):
+            return ""
+        is_known = len(snapshot) == len(journal.snapshot) and kept.boot_id == self._deps.boot_id
+        return kept.config if is_known and is_active else ""
+
+    def _without_gpus(self, journal: status.Journal) -> status.Journal:
+        Journal(self._deps, journal).write(())
+        return dataclasses.replace(journal, snapshot=())
 
 
 def save_layout(
-    store: ports.VerifiedLayouts,
+    store: ports.KeptText,
     gpus: model.ObservedGpus,
     *,
     config: str,

@@ -17,14 +17,15 @@ import structlog
 
 from mig_manager import errors
 from mig_manager.change import hook_points
-from mig_manager.core import model, ports, steps, timing
+from mig_manager.core import messages, model, ports, steps, timing
 from mig_manager.core.planner import planner
 
 _log = structlog.get_logger()
 
 Observed = model.ObservedGpus
 Snapshot = Sequence[model.GpuSnapshot]
-Reset = Callable[[Sequence[model.Gpu]], None]
+Reset = Callable[[Sequence[model.Gpu], Callable[[tuple[str, ...]], object]], None]
+"""As ``ports.GpuReset.reset``."""
 Replan = Callable[[Observed], steps.Plan]
 
 _MAX_ROUNDS = 3
@@ -48,11 +49,22 @@ class Journal(Protocol):
     def rolling_back(self) -> object:
         """Note that a rollback begins; must not raise ``MigManagerError``."""
 
-    def undone(self, unrestored: tuple[model.GpuSnapshot, ...] = ()) -> object:
-        """Note that the reachable GPUs are as before."""
+    def undone(
+        self, unrestored: tuple[model.GpuSnapshot, ...] = (), *, has_changed: bool = True
+    ) -> object:
+        """Note that the reachable GPUs are as before, and whether any was changed meanwhile."""
 
     def done(self, gpus: Observed) -> object:
         """Note that the change is verified, and is not rolled back any more."""
+
+    def persistence_off(self, uuids: tuple[str, ...]) -> object:
+        """Write which GPUs are about to be without persistence mode; none: all have it again.
+
+        Must not raise ``MigManagerError``: a rollback that needs a reset does not fail for it.
+        """
+
+    def refreshed(self) -> object:
+        """Note that device files are up to date; after ``undone`` and ``done`` they may not be."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +94,8 @@ class Transaction:
     """Refreshed after each change and each rollback; None: another program writes them."""
     idle_wait: timing.Wait = dataclasses.field(default_factory=timing.Wait)
     """For processes that use what a plan destroys."""
+    in_use_timeout_s: float | None = None
+    """How long the executor waits for a GPU in use; None: its own limit. A rollback has that."""
 
     def run(
         self,
@@ -145,7 +159,7 @@ class Transaction:
 
     def _give_up(self, rounds: "_Rounds", older: Snapshot, *, keep_pending: bool) -> Rollback:
         if rounds.is_refused and not older:
-            self.journal.undone()
+            self.journal.undone(has_changed=False)
             return Rollback(is_complete=True, message="nothing was changed")
         # The instances that a stale plan would create belong to another program.
         before = older if rounds.is_stale else rounds.before
@@ -158,20 +172,24 @@ class Transaction:
         self.journal.rolling_back()
         restore = _Restore(self, before, keep_pending=keep_pending, requires_idle=requires_idle)
         result = restore.run()
+        return self.conclude(result) if restore.is_begun or result.is_complete else result
+
+    def conclude(self, result: Rollback) -> Rollback:
+        """Note the end of a rollback and refresh device files; return it with their failure."""
         if result.is_complete:
             self.journal.undone(result.unrestored)
-        if restore.is_begun:
-            try:
-                self.refresh()
-            except errors.HostError as error:
-                message = f"{result.message}; {error.message}"
-                return dataclasses.replace(result, message=message)
+        try:
+            self.refresh()
+        except errors.HostError as error:
+            message = messages.joined(result.message, error.message)
+            return dataclasses.replace(result, message=message)
         return result
 
     def refresh(self) -> None:
         """Bring device nodes and CDI specs up to date; ``HostError``: DEVICE_FILES_FAILED."""
         if self.device_files is not None:
             self.device_files.refresh()
+        self.journal.refreshed()
 
     def execute(self, plan: steps.Plan, seen: Observed) -> tuple[Observed, bool]:
         """Execute a plan; reset those of its GPUs whose mode is pending afterwards.
@@ -202,7 +220,7 @@ class Transaction:
             _log.info("reset_pending", gpus=[gpu.uuid for gpu in pending])
             try:
                 if pending:
-                    self.reset(pending)
+                    self.reset(pending, self.journal.persistence_off)
             except errors.HostError as refused:
                 if not is_in_use:
                     raise
@@ -255,7 +273,9 @@ class _Rounds:
 
         The executor checks that in the NVML session of the change: no process starts in between.
         """
-        guarded = dataclasses.replace(plan, requires_idle=True)
+        guarded = dataclasses.replace(
+            plan, requires_idle=True, in_use_timeout_s=self.transaction.in_use_timeout_s
+        )
 
         def attempt() -> tuple[Observed, bool]:
             self.is_refused = False

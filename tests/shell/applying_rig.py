@@ -266,6 +266,7 @@ class Node:
             uninterrupted=self.guard,
             hooks=self.owner.programs if self.owner.hooks else None,
             device_files=self.owner.host,
+            reset=self.owner.host,
         )
 
 

@@ -207,9 +207,11 @@ def test_it_is_refused_before_anything_is_destroyed_and_names_the_program(pair: 
     assert not {name for name in called if "Destroy" in name or "Create" in name}
 
 
-@pytest.mark.parametrize("is_stopped", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "number", [None, signal.SIGQUIT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)]
+)
 def test_wait_for_idle_waits_until_the_program_has_ended_or_a_signal_comes(
-    pair: Node, *, is_stopped: bool
+    pair: Node, number: signal.Signals | None
 ) -> None:
     client = use(pair, "2g.10gb")
     before = pair.shape
@@ -218,13 +220,13 @@ def test_wait_for_idle_waits_until_the_program_has_ended_or_a_signal_comes(
         waits = next(line for line in process.stderr if "waiting up to 600 s" in line)
         assert "train (pid 4242" in waits
         assert pair.shape == before
-        if is_stopped:
-            process.send_signal(signal.SIGTERM)
+        if number:
+            process.send_signal(number)
         else:
             pair.state.remove_client(client)
-        assert process.wait(60) == (-signal.SIGTERM if is_stopped else 0)
+        assert process.wait(60) == (-number if number else 0)
 
-    assert (pair.shape == before) is is_stopped
+    assert (pair.shape == before) is bool(number)
     assert not pair.journal.exists()
 
 

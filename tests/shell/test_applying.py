@@ -7,11 +7,11 @@ from collections.abc import Callable
 import pytest
 
 from mig_manager import errors
-from mig_manager.change import transaction
+from mig_manager.change import local, transaction
 from mig_manager.core import model, steps, timing
 from mig_manager.core.planner import planner
 from mig_manager.core.records import status
-from tests import fakes, gpu_values
+from tests import fakes, gpu_values, scenes
 from tests.shell import applying_rig
 from tests.shell.applying_rig import Gpus, Node, is_creation
 from tests.unit import samples
@@ -155,6 +155,50 @@ def test_after_a_kill_the_message_says_what_a_rollback_restores(node: Node) -> N
     assert (node.shape, node.journal.text, node.owner.refreshed) == (before, None, 1)
 
 
+@pytest.mark.parametrize("is_same_boot", [True, False])
+def test_persistence_mode_is_restored_after_a_kill_and_not_after_a_reboot(
+    node: Node, *, is_same_boot: bool
+) -> None:
+    uuid = node.gpus.gpus[0].uuid
+    node.journal.text = status.Journal(
+        config="wanted",
+        boot_id=node.boot_id if is_same_boot else "boot-0",
+        snapshot=tuple(gpu.snapshot for gpu in node.gpus.gpus),
+        persistent_gpus=(uuid, "GPU-of-another-node"),
+    ).to_json()
+    node.owner.without_persistence = {uuid}
+
+    node.change_to("before")
+
+    assert node.owner.without_persistence == (set() if is_same_boot else {uuid})
+    assert node.journal.text is None
+
+
+def no_files() -> Exception:
+    return errors.HostError("nvidia-ctk failed", reason=errors.Reason.DEVICE_FILES_FAILED)
+
+
+@pytest.mark.parametrize("failure", [no_files(), scenes.Killed()])
+@pytest.mark.parametrize("is_undone", [False, True])
+def test_outdated_device_files_are_refreshed_by_the_next_apply(
+    node: Node, failure: Exception, *, is_undone: bool
+) -> None:
+    if is_undone:
+        node.gpus.fails = once(is_creation)
+    node.owner.refusing["host.refresh"] = failure
+    with pytest.raises((errors.MigManagerError, scenes.Killed)):
+        node.change_to("wanted")
+    changed = node.shape
+
+    node.owner.refusing["host.refresh"] = no_files()
+    with pytest.raises(errors.HostError, match=r"^nvidia-ctk failed$"):
+        node.change_to("before" if is_undone else "wanted")
+    node.owner.refusing.clear()
+    assert not node.change_to("before" if is_undone else "wanted").is_changed
+
+    assert (node.shape, node.owner.refreshed, node.journal.text) == (changed, 1, None)
+
+
 def test_a_layout_that_is_active_clears_what_a_kill_right_before_the_end_left(node: Node) -> None:
     written = status.Journal(
         config="wanted", boot_id="boot-1", snapshot=tuple(gpu.snapshot for gpu in node.gpus.gpus)
@@ -221,6 +265,37 @@ def test_after_a_reboot_only_what_it_has_emptied_returns_to_what_was(
     assert node.journal.text is None
 
 
+def test_a_journal_older_than_the_layout_that_an_agent_verified_undoes_nothing(
+    node: Node,
+) -> None:
+    assert node.cut_off("wanted", at=3)
+    node.set_up("other")
+    local.save_layout(
+        node.boot_layout, node.gpus.observe(), config="other", config_hash="h", boot_id="boot-1"
+    )
+    verified = node.shape
+
+    with pytest.raises(errors.LayoutError):
+        node.change_to("too-much")
+
+    assert node.shape == verified
+    assert "layout 'other' was verified since" in node.notes[0]
+    assert node.journal.text is None
+
+
+def test_an_unfinished_change_without_a_reset_is_undone_where_resets_are_forbidden(
+    node: Node,
+) -> None:
+    before = node.shape
+    assert node.cut_off("wanted", at=3)
+
+    with pytest.raises(errors.LayoutError, match="is undone now"):
+        node.change_to("too-much", may_reset=False)
+
+    assert node.shape == before
+    assert node.journal.text is None
+
+
 def test_a_rollback_that_resets_a_gpu_is_not_taken_where_that_is_forbidden(node: Node) -> None:
     assert node.cut_off("off", at=list(kill_points("off"))[-1])
     now = node.shape
@@ -231,6 +306,18 @@ def test_a_rollback_that_resets_a_gpu_is_not_taken_where_that_is_forbidden(node:
 
     assert node.shape == now
     assert node.journal.text is not None
+
+
+def test_a_rollback_without_a_reset_is_done_where_resets_are_forbidden(node: Node) -> None:
+    before = node.shape
+    assert node.cut_off("wanted", at=3)
+    assert node.shape != before
+
+    with pytest.raises(errors.LayoutError, match="is undone now"):
+        node.change_to("too-much", may_reset=False)
+
+    assert node.shape == before
+    assert node.journal.text is None
 
 
 def test_another_manager_at_work_is_waited_for_until_a_deadline_and_reported_once(

@@ -1,15 +1,18 @@
 """``boot`` over GPUs in memory restores the verified layout, GPU by GPU if one fails."""
 
 import dataclasses
+import pathlib
 from collections.abc import Callable
 
 import pytest
 
 from mig_manager import errors
 from mig_manager.catalogue import hardware
+from mig_manager.change import apply, boot
 from mig_manager.core import steps
 from mig_manager.core.layout import config
 from mig_manager.core.records import status
+from tests.adapters import nvml_rig
 from tests.shell import applying_rig
 from tests.unit import samples
 
@@ -283,6 +286,33 @@ def test_a_driver_that_does_not_come_is_given_up_at_the_deadline(node: Node) -> 
     assert not node.exclusion.is_locked
 
 
+@pytest.mark.parametrize(
+    ("product", "layout"), [("h100-sxm5-80gb", "bare"), ("a100-sxm4-40gb", "before")]
+)
+def test_gpus_in_use_are_waited_for_together_and_a_lost_one_is_reported_once(
+    tmp_path: pathlib.Path, product: str, layout: str
+) -> None:
+    owner = applying_rig.Node("off")
+    with nvml_rig.rig(tmp_path / "state", f"5x{product}", in_use_timeout_s=30.0) as rig:
+        deps = dataclasses.replace(
+            owner._dependencies(), gpus=rig.gpus, clock=rig.clock, idle_timeout_s=30.0
+        )
+        apply.apply(deps, lambda: applying_rig.LAYOUTS.layout(layout))
+        before = rig.gpus.observe()
+        rig.state.reboot()
+        for gpu in before[:3]:
+            rig.state.add_client(gpu.uuid, name="python", pid=4711)
+        rig.clock.on_wait.append(lambda: rig.state.lose_gpu(3))
+        began_s = rig.clock.now_s
+
+        problems = boot.boot(deps, None, driver_timeout_s=1.0).problems
+
+        assert rig.clock.now_s - began_s < 60
+        texts = [problem.message for problem in problems]
+        assert [sum(f"GPU {n} " in text for text in texts) for n in range(5)] == [1, 1, 1, 1, 0]
+        assert [gpu for gpu in rig.gpus.observe() if gpu.index == 4] == [before[4]]
+
+
 def test_device_files_that_fail_at_boot_are_a_problem_and_undo_nothing(node: Node) -> None:
     node.owner.refusing["host.refresh"] = errors.HostError(
         "nvidia-ctk failed", reason=errors.Reason.DEVICE_FILES_FAILED
@@ -290,6 +320,12 @@ def test_device_files_that_fail_at_boot_are_a_problem_and_undo_nothing(node: Nod
 
     result = node.boot()
 
-    assert node.is_restored()
+    assert node.shape == node.before
     assert result.rounds
     assert [problem.message for problem in result.problems] == ["nvidia-ctk failed"]
+
+    node.owner.refusing.clear()
+    node.owner.refreshed = 0
+    assert node.boot().problems == ()
+    assert node.owner.refreshed == 1
+    assert node.is_restored()
