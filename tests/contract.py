@@ -21,6 +21,7 @@ ANNOTATIONS = {
     cluster.GPUS_ANNOTATION: "GpusAnnotation",
     cluster.JOURNAL_ANNOTATION: "JournalAnnotation",
     cluster.LAYOUTS_ANNOTATION: "LayoutsAnnotation",
+    cluster.REQUEST_ANNOTATION: "RequestAnnotation",
     cluster.STATUS_ANNOTATION: "StatusAnnotation",
 }
 

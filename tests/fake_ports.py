@@ -31,11 +31,14 @@ class FakeNode(_Port):
             annotations=dict(rig.annotations),
             is_unschedulable=rig.is_unschedulable,
             taint_keys=frozenset({cluster.HOLD_TAINT} if rig.has_hold_taint else ()) | rig.taints,
-            allocatable={
+            # Kubelet copies the capacity of a resource that it has forgotten into allocatable.
+            allocatable=rig.phantoms
+            | {
                 name: 0 if rig.schedulable is rig.withdrawn else len(ids)
                 for name, ids in rig.schedulable.items()
             },
-            capacity={
+            capacity=rig.phantoms
+            | {
                 name: len(ids | rig.unhealthy.get(name, frozenset()))
                 for name, ids in rig.schedulable.items()
             },
@@ -55,6 +58,12 @@ class FakeNode(_Port):
     def withdraw_devices(self) -> None:
         self._rig.called("node.withdraw")
         self._rig.withdrawn = self._rig.schedulable
+
+    def remove_resources(self, names: Collection[str]) -> cluster.NodeView:
+        self._rig.called("node.remove")
+        for name in names:
+            self._rig.phantoms.pop(name, None)
+        return self._view()
 
     def update(self, decide: Callable[[cluster.NodeView], cluster.NodePatch]) -> cluster.NodeView:
         view = self._view()
@@ -192,6 +201,9 @@ class FakeAllocations(_Port):
             )
             for uid in self._rig.pods
             if uid in self._rig.assigned or uid in self._rig.claims
+        ) + tuple(
+            cluster.PodDevices(namespace="default", name=name, device_ids=ids)
+            for name, ids in self._rig.unlisted.items()
         )
 
     def allocatable(self) -> Mapping[str, frozenset[str]]:
@@ -286,8 +298,18 @@ class FakeHost(_Port):
             )
         self._rig.services[name] = is_on
 
-    def reset(self, gpus: Sequence[model.Gpu]) -> None:
+    def restore_persistence(self, gpus: Sequence[model.Gpu]) -> None:
+        self._rig.without_persistence -= {gpu.uuid for gpu in gpus}
+
+    def reset(
+        self, gpus: Sequence[model.Gpu], note_persistence_off: Callable[[tuple[str, ...]], object]
+    ) -> None:
+        if self._rig.has_persistence:
+            note_persistence_off(tuple(gpu.uuid for gpu in gpus))
+            self._rig.without_persistence |= {gpu.uuid for gpu in gpus}
         self._rig.called("host.reset")
+        self._rig.without_persistence.clear()
+        note_persistence_off(())
         if self._rig.reset_refusal:
             raise errors.HostError(self._rig.reset_refusal, reason=errors.Reason.RESET_REQUIRED)
         chosen = {gpu.uuid for gpu in gpus}
@@ -316,6 +338,15 @@ class FakeHost(_Port):
 
     def read(self) -> str | None:
         return self._rig.saved[-1] if self._rig.saved else None
+
+
+class FakeRequestFile(_Port):
+    def save(self, text: str) -> None:
+        self._rig.called("host.keep")
+        self._rig.request_text = text
+
+    def read(self) -> str | None:
+        return self._rig.request_text
 
 
 class FakeHooks(_Port):

@@ -120,6 +120,8 @@ class NodeRig:
     watched: Callable[[], tuple[cluster.Pod, ...] | None] = lambda: None
     """The pods as a watch reports them; None: there is no watch."""
     assigned: dict[str, frozenset[str]] = dataclasses.field(default_factory=dict)
+    unlisted: dict[str, frozenset[str]] = dataclasses.field(default_factory=dict)
+    """Name of a pod that only kubelet lists -> its devices."""
     claims: set[str] = dataclasses.field(default_factory=set)
     """UIDs of pods that hold a GPU by ResourceClaim."""
     budgets: dict[str, str] = dataclasses.field(default_factory=dict)
@@ -140,10 +142,14 @@ class NodeRig:
     schedulable: Mapping[str, frozenset[str]] = dataclasses.field(default_factory=dict)
     withdrawn: Mapping[str, frozenset[str]] | None = None
     """What was schedulable when the agent last withdrew it; kubelet has not reported since."""
+    phantoms: dict[str, int] = dataclasses.field(default_factory=dict)
+    """Capacity that kubelet has forgotten, because its one update without it was lost."""
     unhealthy: Mapping[str, frozenset[str]] = dataclasses.field(default_factory=dict)
     """Devices that the plugin has registered and calls unhealthy."""
     kubelet_is_silent: bool = False
     plugin_is_broken: bool = False
+    plugin_waiting: cluster.Waiting | None = None
+    """Why kubelet cannot start the container of a broken plugin."""
     plugin_is_gated: bool = True
     has_dra_driver: bool = False
     dra_is_gated: bool = True
@@ -179,8 +185,14 @@ class NodeRig:
     reboots: int = 0
     slots: ports.Slots | None = None
     refreshed: int = 0
+    has_persistence: bool = False
+    """Whether GPUs have persistence mode, without which they are reset."""
+    without_persistence: set[str] = dataclasses.field(default_factory=set)
+    """GPUs that have lost it."""
     saved: list[str] = dataclasses.field(default_factory=list)
     """What was kept for the next boot."""
+    request_text: str | None = None
+    """What the host keeps of the request."""
     hooks: str = ""
     missing_hooks: set[str] = dataclasses.field(default_factory=set)
     broken_hooks: set[str] = dataclasses.field(default_factory=set)
@@ -250,6 +262,7 @@ class NodeRig:
             owner_kind="DaemonSet",
             mounts_plugin_sockets=True,
             is_ready=not self.plugin_is_broken,
+            waiting=self.plugin_waiting,
         )
         if not self.plugin_is_broken:
             self.schedulable = {"nvidia.com/gpu": resources.expected_devices(self.gpus)[0]}
@@ -346,6 +359,10 @@ class NodeRig:
     @property
     def host(self) -> "fake_ports.FakeHost":
         return fake_ports.FakeHost(self)
+
+    @property
+    def request_file(self) -> "fake_ports.FakeRequestFile":
+        return fake_ports.FakeRequestFile(self)
 
     @property
     def programs(self) -> "fake_ports.FakeHooks":

@@ -1,9 +1,10 @@
 """One small node in memory, its layouts, and the scenes that the pipeline is played in."""
 
+import collections
 import copy
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from mig_manager.core import model, ports, steps
 from mig_manager.core.node import claims, cluster
 from mig_manager.core.node import policy as policies
 from mig_manager.core.records import status
-from tests import fakes
+from tests import fakes, gpu_values
 
 CONFIG = """
 version: v1
@@ -41,6 +42,33 @@ mig-configs:
 
 
 BALANCED = {"1g.5gb": 2, "2g.10gb": 1, "3g.20gb": 1}
+DEVICES: Mapping[str, tuple[Mapping[str, int] | None, ...]] = {
+    "all-disabled": (None, None),
+    "all-1g.5gb": ({"1g.5gb": 7}, {"1g.5gb": 7}),
+    "all-balanced": (BALANCED, BALANCED),
+    "one-slice-changed": ({"1g.5gb": 4, "3g.20gb": 1}, BALANCED),
+}
+"""What each GPU has with a layout, None without MIG; the planner is not asked."""
+
+
+def has_layout(rig: fakes.NodeRig, layout: str) -> bool:
+    """Return whether the GPUs have exactly what a layout lists, and no mode is pending."""
+    is_pending = any(gpu.pending_mode is not gpu.current_mode for gpu in rig.gpus)
+    return not is_pending and tuple(map(_devices, rig.gpus)) == DEVICES[layout]
+
+
+def _devices(gpu: model.Gpu) -> Mapping[str, int] | None:
+    assert all(gi.compute_instances for gi in gpu.gpu_instances)
+    if gpu.current_mode is model.MigMode.DISABLED:
+        return None
+    return collections.Counter(
+        str(ci.profile) for gi in gpu.gpu_instances for ci in gi.compute_instances
+    )
+
+
+def is_as_before(rig: fakes.NodeRig, before: Iterable[model.Gpu | model.GpuSnapshot]) -> bool:
+    """Return whether GPUs have the modes, instances and placements that they had."""
+    return gpu_values.geometry(before).items() <= gpu_values.geometry(rig.gpus).items()
 
 
 def node(*, layout: str | None = None, gated: bool = True) -> fakes.NodeRig:
@@ -68,6 +96,14 @@ def _node(*, layout: str | None, gated: bool) -> fakes.NodeRig:
     if not rig.pods:
         rig.start_plugin()
     return rig
+
+
+_TIMEOUTS = {
+    "drain_timeout_s": 20,
+    "plugin_timeout_s": 20,
+    "monitor_timeout_s": 5,
+    "lock_timeout_s": 3,
+}
 
 
 def reconciler(  # noqa: PLR0913 - each is named where it is called
@@ -104,20 +140,17 @@ def reconciler(  # noqa: PLR0913 - each is named where it is called
         service_names=lambda: tuple(rig.services),
         device_files=rig.host,
         boot_layout=rig.host,
+        request_file=rig.request_file,
         hooks=rig.programs if rig.hooks else None,
         own_pod_uid="uid-of-the-agent",
     )
     return reconcile.Reconciler(
         dataclasses.replace(deps, **replaced),
         settings.Limits(
-            drain_timeout_s=20,
-            plugin_timeout_s=20,
-            monitor_timeout_s=5,
-            lock_timeout_s=3,
             heals_drift=heals_drift,
             is_lenient=is_lenient,
             policy=rig.policy,
-            **(limits or {}),
+            **({**_TIMEOUTS, **(limits or {})}),
         ),
     )
 
@@ -231,7 +264,9 @@ def assert_nothing_taken(rig: fakes.NodeRig, *, is_stopped: bool = False) -> Non
         has_plugin=journal.has_plugin and not is_stopped,
         has_dra_driver=journal.has_dra_driver and not is_stopped,
     )
-    assert remaining.is_empty
+    assert remaining.is_restored
+    # After a failure the next run refreshes the device files.
+    assert not (remaining.stale_files and rig.labels.get(cluster.STATE_LABEL) == "success")
     assert all(is_on is (name != "off.service") for name, is_on in rig.services.items())
 
 
@@ -302,7 +337,7 @@ def calls(make: Callable[[], fakes.NodeRig], layout: str) -> list[str]:
 
 def broken(call: str) -> Exception:
     """Return what a port call raises that fails."""
-    if call == "host.save":
+    if call in ("host.save", "host.keep"):
         return errors.ConfigError("broken")
     return BROKEN[call.partition(".")[0]]
 

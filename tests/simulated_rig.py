@@ -4,10 +4,16 @@ import collections
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from mig_manager.core import model
+from mig_manager.adapters.nvml import processes as nvml_processes
+from mig_manager.core import model, steps
 from mig_manager.sandbox.driver import states, transitions
 from testkit import nvml_faults
 from tests import fakes
+
+
+def processes() -> dict[str, tuple[steps.GpuProcess, ...]]:
+    """Return the GPU processes that the library of this process lists, as a worker would."""
+    return dict(nvml_processes.inspect(None, proc_root=None).processes)
 
 
 class Instance(NamedTuple):
@@ -63,6 +69,29 @@ def device_name(
 ) -> str:
     """Return the profile of a MIG device, such as ``1c.3g.20gb``."""
     return transitions.compute_name(board.row(instance.profile_id), compute.placement.size)
+
+
+def placed_name(
+    board: states.Board, instance: states.GpuInstance, compute: states.ComputeInstance
+) -> str:
+    """Return the profile of a MIG device and where its GPU instance begins."""
+    return f"{device_name(board, instance, compute)}@{instance.placement.start}"
+
+
+def described(state: nvml_faults.SharedState) -> tuple[str, ...]:
+    """Return the devices of each GPU in words, or ``off``: a table can list what they must be."""
+    gpus = zip(state.boards, state.read().gpus, strict=True)
+    return tuple(_described(board, gpu) for board, gpu in gpus)
+
+
+def _described(board: states.Board, gpu: states.GpuState) -> str:
+    is_empty = not gpu.instances
+    if gpu.is_pending is not gpu.is_enabled or not (gpu.is_enabled or is_empty):
+        return f"neither of its modes: {gpu}"
+    if not all(instance.compute_instances for instance in gpu.instances):
+        return f"without a compute instance: {gpu}"
+    by_start = sorted(transitions.mig_devices(gpu), key=lambda each: each[0].placement.start)
+    return " ".join(placed_name(board, *each) for each in by_start) if gpu.is_enabled else "off"
 
 
 class SimulatedRig(fakes.NodeRig):

@@ -5,16 +5,19 @@ ResourceSlices. Each lists the devices only when it starts. A node may have eith
 """
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import structlog
 
 from mig_manager import errors
 from mig_manager.core import model, ports
-from mig_manager.core.node import claims, clients, cluster, resources
+from mig_manager.core.node import claims, clients, cluster, phantoms, resources
 from mig_manager.core.records import status
 
 DEPLOY_LABELS = (cluster.PLUGIN_DEPLOY_LABEL, claims.DEPLOY_LABEL)
+
+_REFUSAL_PAUSE_S = 10.0
 
 _log = structlog.get_logger()
 
@@ -62,6 +65,8 @@ class Advertising:
         self._expects_plugin = False
         """Whether a plugin pod without a deploy label was deleted, and has no successor yet."""
         self._expects_driver = False  # the same of the DRA driver
+        self._may_remove_at_s = -math.inf
+        """When a refused removal of phantom devices is tried again."""
 
     def expect(self, *, plugin: bool = False, dra_driver: bool = False) -> None:
         """Expect new pods of them, because their old ones were ended."""
@@ -101,11 +106,14 @@ class Advertising:
         """Return whether no DRA driver pod is ready, or the slices are needed and do not match."""
         return not has_ready_driver(pods) or (needs_slices and bool(self._why_not_in_slices(gpus)))
 
-    def find(self, pods: Iterable[cluster.Pod]) -> Advertisers:
-        """Return who advertises the node's devices, with their present pods as old ones."""
+    def find(self, pods: Iterable[cluster.Pod], gpus: Sequence[model.Gpu]) -> Advertisers:
+        """Return who advertises the node's devices, with their present pods as old ones.
+
+        Phantom devices are removed from the node: they look like those of a lost plugin.
+        """
         known = tuple(pods)
+        node, _ = self.without_phantoms(gpus, known)
         # Any value but "true" is another program's decision to keep it away, and no failure.
-        node = self._deps.node.read()
         wanted = {key for key in DEPLOY_LABELS if node.labels.get(key) == "true"}
         has_plugin = any(map(clients.is_device_plugin, known)) or self._expects_plugin
         has_driver = any(map(claims.is_driver, known)) or self._expects_driver
@@ -145,9 +153,67 @@ class Advertising:
             return _not_ready("device plugin", plugins, _possible_causes(gpus))
         if who.has_dra_driver and not _is_any_ready(drivers):
             return _not_ready("DRA driver", drivers)
-        why = self._why_not_in_kubelet(gpus, changed) if who.has_plugin else ""
-        why = why or (self._why_not_in_slices(gpus) if who.has_dra_driver else "")
+        if who.has_plugin:
+            healthy = self._allocatable()
+            node, refused = self.without_phantoms(gpus, plugins, lambda: healthy)
+            if refused is not None:
+                return refused
+            why = resources.why_not_schedulable(gpus, healthy, node, changed=changed)
+            if why:
+                return errors.NotReadyError(why, reason=errors.Reason.NOT_ALLOCATABLE)
+        why = self._why_not_in_slices(gpus) if who.has_dra_driver else ""
         return errors.NotReadyError(why, reason=errors.Reason.NOT_ALLOCATABLE) if why else None
+
+    def without_phantoms(
+        self,
+        gpus: Sequence[model.Gpu],
+        pods: Iterable[cluster.Pod],
+        kubelet: Callable[[], Mapping[str, frozenset[str]] | None] | None = None,
+    ) -> tuple[cluster.NodeView, errors.NotReadyError | None]:
+        """Remove the devices that the node offers and no GPU has.
+
+        Returns:
+            The node, and the error with the devices that the API server keeps us from removing;
+            None if there are none.
+        """
+        node = self._deps.node.read()
+        if self._deps.is_advertiser:
+            return node, None
+        plugins = [pod for pod in pods if clients.is_device_plugin(pod)]
+        strategy = resources.plugin_strategy(plugins, node.labels)
+        advertised = phantoms.find(gpus, node, strategy, kubelet or self._allocatable)
+        if not advertised:
+            self._deps.telemetry.phantoms_found({}, are_removed=False)
+            return node, None
+        what = phantoms.message(advertised)
+        refused = errors.NotReadyError(
+            f"{what}, and the agent could not remove them: "
+            + phantoms.remedy(node.name, advertised),
+            reason=errors.Reason.PHANTOM_DEVICES,
+        )
+        if self._deps.clock.monotonic() < self._may_remove_at_s:
+            return node, refused
+        try:
+            node = self._deps.node.remove_resources(advertised.keys())
+        except errors.ClusterError as error:
+            self._may_remove_at_s = self._deps.clock.monotonic() + _REFUSAL_PAUSE_S
+            _log.warning(
+                "phantom_devices_not_removed",
+                resources=advertised,
+                reason=error.reason.value,
+                detail=error.message,
+            )
+            self._deps.telemetry.phantoms_found(advertised, are_removed=False)
+            return node, refused
+        _log.warning("phantom_devices_removed", resources=advertised)
+        self._deps.telemetry.phantoms_found(advertised, are_removed=True)
+        self._deps.node.emit(
+            reason="PhantomDevicesRemoved",
+            message=f"{what}: removed from its capacity. A pod that was started with one has no "
+            "device.",
+            is_warning=True,
+        )
+        return node, None
 
     def stale_pods(
         self, who: Advertisers, gpus: Sequence[model.Gpu], pods: Iterable[cluster.Pod]
@@ -217,14 +283,13 @@ class Advertising:
         """
         if self._deps.is_advertiser or cluster.PLUGIN_DEPLOY_LABEL in node.labels:
             return False
-        if not any(node.capacity.values()):
+        counted = {name for name, count in node.capacity.items() if count}
+        # A plugin's config may give its resources any name.
+        names = set(filter(resources.is_device_or_shared, counted)) or counted
+        if not names:
             return False
         healthy = self._allocatable()
-        return healthy is not None and not any(healthy.values())
-
-    def _why_not_in_kubelet(self, gpus: Sequence[model.Gpu], changed: frozenset[str]) -> str:
-        node = self._deps.node.read()
-        return resources.why_not_schedulable(gpus, self._allocatable(), node, changed=changed)
+        return healthy is not None and not any(healthy.get(name) for name in names)
 
     def _why_not_in_slices(self, gpus: Sequence[model.Gpu]) -> str:
         """Return why the ResourceSlices do not match; empty also where they cannot be listed."""
@@ -257,11 +322,25 @@ def _is_any_ready(pods: Iterable[cluster.Pod]) -> bool:
     return any(pod.is_ready and not pod.is_terminating for pod in pods)
 
 
+class PodWaitsError(errors.NotReadyError):
+    """A container of a plugin or driver pod cannot start."""
+
+    def __init__(self, message: str, *, why: str) -> None:
+        super().__init__(message, reason=errors.Reason.PLUGIN_NOT_READY)
+        self.why = why
+        """Pods and kubelet's reasons, without details that change."""
+
+
 def _not_ready(name: str, pods: _Pods, causes: str = "") -> errors.NotReadyError:
-    names = ", ".join(pod.key for pod in pods) or "none has started"
-    return errors.NotReadyError(
-        f"no new {name} pod is ready: {names}{causes}", reason=errors.Reason.PLUGIN_NOT_READY
+    waiting = [pod for pod in pods if pod.waiting is not None]
+    names = ", ".join(
+        f"{pod.key} ({pod.waiting})" if pod.waiting is not None else pod.key for pod in pods
     )
+    message = f"no new {name} pod is ready: {names or 'none has started'}{causes}"
+    if waiting:
+        why = ", ".join(f"{pod.key} {pod.waiting.reason}" for pod in waiting if pod.waiting)
+        return PodWaitsError(message, why=why)
+    return errors.NotReadyError(message, reason=errors.Reason.PLUGIN_NOT_READY)
 
 
 def _possible_causes(gpus: Iterable[model.Gpu]) -> str:

@@ -146,10 +146,14 @@ class CapacityReport:
             assigned = deps.allocations.assigned()
         except errors.ClusterError as error:
             why_not = error.message
-        # After kubelet's answer: a pod that it still lists may have finished.
-        pods = deps.workloads.present()
-        processes = deps.processes() if deps.processes and self._is_followed else None
-        use = gpu_use.find(gpus, pods, assigned, processes, daemons=daemons)
+        usage = gpu_use.Usage(
+            # After kubelet's answer: a pod that it still lists may have finished.
+            pods=deps.workloads.present(),
+            assigned=assigned,
+            known_ids=gpu_use.device_ids(gpus),
+            processes=deps.processes() if deps.processes and self._is_followed else None,
+        )
+        use = gpu_use.find(gpus, usage, daemons=daemons)
         if use is None:
             raise errors.ClusterError(why_not, reason=errors.Reason.POD_RESOURCES_UNAVAILABLE)
         if not use.is_stable:

@@ -14,34 +14,10 @@ import structlog
 from mig_manager import errors
 from mig_manager.agent import advertisers, eviction, settings
 from mig_manager.core import messages, model, ports, steps, timing
-from mig_manager.core.node import clients, cluster
+from mig_manager.core.node import clients, cluster, gpu_use
 from mig_manager.core.node import policy as policies
 
 _log = structlog.get_logger()
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Usage:
-    """The pods of the node and the devices they use."""
-
-    pods: tuple[cluster.Pod, ...]
-    assigned: tuple[cluster.PodDevices, ...] | None
-    """None: kubelet does not answer, so every GPU pod counts."""
-
-    @property
-    def device_ids(self) -> frozenset[str]:
-        """The devices that pods are known to have."""
-        by_kubelet = (one.device_ids for one in self.assigned or ())
-        by_claim = (pod.claimed_ids or () for pod in self.pods if not pod.is_finished)
-        return frozenset().union(*by_kubelet, *by_claim)
-
-    @property
-    def lacks_all_pods(self) -> bool:
-        """Whether kubelet lists no running pod with a GPU: after its start it first has none."""
-        if self.assigned is None:
-            return False
-        running = {pod.key for pod in self.pods if pod.phase == "Running" and pod.gpu_resources}
-        return bool(running) and running.isdisjoint(one.key for one in self.assigned)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,15 +42,16 @@ class Order:
         """Whether every pod with a GPU is drained."""
         return self.limits.policy.drain is policies.Drain.NODE
 
-    def affected_pods(self, usage: Usage) -> tuple[cluster.Pod, ...]:
+    def affected_pods(self, usage: gpu_use.Usage) -> tuple[cluster.Pod, ...]:
         """Return the pods that the drain is about."""
-        return clients.affected_pods(
-            usage.pods,
-            usage.assigned,
-            self.affected,
-            is_whole_node=self.is_whole_node,
-            daemons=self.extra_clients,
-        )
+        affected = None if self.is_whole_node else self.affected
+        return usage.users(affected, daemons=self.extra_clients)
+
+    def undecided_pods(self, usage: gpu_use.Usage) -> tuple[cluster.Pod, ...]:
+        """Return the pods that are affected or not, as only a silent kubelet knows."""
+        if self.is_whole_node:
+            return ()
+        return usage.undecided(self.affected, daemons=self.extra_clients)
 
 
 def order(
@@ -104,21 +81,32 @@ def whole_node(limits: settings.Limits) -> Order:
     return Order(affected=frozenset(), limits=dataclasses.replace(limits, policy=policy))
 
 
-def survey(workloads: ports.Workloads, allocations: ports.DeviceAllocations) -> Usage:
+def survey(
+    workloads: ports.Workloads,
+    allocations: ports.DeviceAllocations,
+    gpus: Sequence[model.Gpu] | None = None,
+    processes: Callable[[], gpu_use.Processes] | None = None,
+) -> gpu_use.Usage:
     """List the node's pods and the devices that kubelet assigned to them.
+
+    ``processes`` is called where pods have devices that none of ``gpus`` has.
 
     Raises:
         ClusterError: The API refused or does not answer. A kubelet that does not is no error.
+        HardwareError: From ``processes``.
     """
+    known_ids = None if gpus is None else gpu_use.device_ids(gpus)
     try:
         assigned = allocations.assigned()
     except errors.ClusterError as error:
         _log.info("pod_resources_unavailable", error=error.message)
-        return Usage(pods=workloads.list(), assigned=None)
-    pods = workloads.list()
-    # Kubelet before 1.34 lists the devices of finished pods (kubernetes/kubernetes#132028).
-    finished = {pod.key for pod in pods if pod.is_finished}
-    return Usage(pods=pods, assigned=tuple(one for one in assigned if one.key not in finished))
+        return gpu_use.Usage(
+            pods=workloads.list(), assigned=None, no_answer=error.message, known_ids=known_ids
+        )
+    usage = gpu_use.Usage(pods=workloads.list(), assigned=assigned, known_ids=known_ids)
+    if usage.has_unknown_ids and processes is not None:
+        return dataclasses.replace(usage, processes=processes())
+    return usage
 
 
 @dataclasses.dataclass(eq=False, slots=True)
@@ -153,7 +141,7 @@ class Drain:
         """Names of the pods that were deleted by force."""
         return tuple(self._evictions.forced)
 
-    def run(self, usage: Usage, request: ports.Cancellation) -> int:
+    def run(self, usage: gpu_use.Usage, request: ports.Cancellation) -> int:
         """Wait until no pod uses an affected device; return how many pods were evicted so far.
 
         The pods are listed at least once.
@@ -178,7 +166,7 @@ class Drain:
             self._round += 1
         return self._evictions.evicted
 
-    def require_done(self, usage: Usage) -> None:
+    def require_done(self, usage: gpu_use.Usage) -> None:
         """Fail if a pod uses an affected device again; evict none; raises as ``remaining``.
 
         Raises:
@@ -189,7 +177,7 @@ class Drain:
             names = messages.listed([pod.key for pod in pods])
             raise errors.DrainError(f"pods got devices to be removed after the drain: {names}")
 
-    def remaining(self, usage: Usage) -> tuple[cluster.Pod, ...]:
+    def remaining(self, usage: gpu_use.Usage) -> tuple[cluster.Pod, ...]:
         """Return the pods that use an affected device now.
 
         Raises:
@@ -209,7 +197,7 @@ class Drain:
     def _is_late(self) -> bool:
         return self.clock.monotonic() >= self._deadline
 
-    def _may_wait(self, before: Usage) -> bool:
+    def _may_wait(self, before: gpu_use.Usage) -> bool:
         """Check, with what the watch reported, whether there is nothing to do but wait.
 
         Evictions and the end of a drain need a list, because a watch may lag behind.
@@ -222,7 +210,7 @@ class Drain:
             return bool(remaining)
         return not self._evictions.is_any_ready(remaining)
 
-    def _observe(self, before: Usage) -> Usage | None:
+    def _observe(self, before: gpu_use.Usage) -> gpu_use.Usage | None:
         """Return the usage now; None when the API does not answer and there is time left."""
         try:
             pods = self.workloads.list()
@@ -233,23 +221,24 @@ class Drain:
             return None
         return self._usage(pods, before)
 
-    def _usage(self, pods: tuple[cluster.Pod, ...], before: Usage) -> Usage:
+    def _usage(self, pods: tuple[cluster.Pod, ...], before: gpu_use.Usage) -> gpu_use.Usage:
         if before.assigned is None:
-            return Usage(pods=pods, assigned=None)
+            return dataclasses.replace(before, pods=pods)
         # Kubelet answered before: if it does not now, the drain waits and affects no more pods.
         try:
             assigned = self.allocations.assigned()
         except errors.ClusterError as error:
             _log.warning("pod_resources_unavailable", error=error.message)
-            assigned = before.assigned
+            ended = {pod.key for pod in before.pods} - {pod.key for pod in pods}
+            assigned = tuple(one for one in before.assigned if one.key not in ended)
         # A kubelet that has just started lists no pods for a moment. A pod keeps its devices.
         known = {pod.uid for pod in before.pods}
         unlisted = {pod.key for pod in pods if pod.uid in known}
         unlisted -= {one.key for one in assigned if one.device_ids}
         kept = (one for one in before.assigned if one.key in unlisted)
-        return Usage(pods=pods, assigned=(*assigned, *kept))
+        return dataclasses.replace(before, pods=pods, assigned=(*assigned, *kept))
 
-    def _act(self, remaining: Sequence[cluster.Pod], now: Usage) -> None:
+    def _act(self, remaining: Sequence[cluster.Pod], now: gpu_use.Usage) -> None:
         """Evict or delete pods; at the deadline go over to force, or fail with ``DrainError``."""
         if self.order.is_passive:
             blocked = {pod.key: "--drain-policy none evicts no pod" for pod in remaining}
@@ -274,7 +263,7 @@ class Drain:
         self,
         remaining: Sequence[cluster.Pod],
         blocked: Mapping[str, str],
-        now: Usage,
+        now: gpu_use.Usage,
         *,
         is_movable: bool,
     ) -> errors.DrainError:
@@ -283,7 +272,7 @@ class Drain:
             why = blocked.get(pod.key) or (
                 ending if pod.is_terminating else "waits for the others"
             )
-            return ", ".join(filter(None, (why, clients.why_uncertain(pod, now.assigned))))
+            return ", ".join(filter(None, (why, now.why_uncertain(pod))))
 
         causes = messages.by_cause((pod.key, cause(pod)) for pod in remaining)
         has_evicted = self._evictions.evicted > 0 or self.order.has_begun

@@ -8,7 +8,7 @@ import structlog
 
 from mig_manager import errors
 from mig_manager.agent import planning, record
-from mig_manager.core import messages, model, steps
+from mig_manager.core import model, steps
 
 _log = structlog.get_logger()
 
@@ -34,14 +34,10 @@ class Finding(enum.Enum):
     """A run that failed for good may now end differently, or a GPU was lost or is back."""
 
 
-def drift_message(name: str, pods: tuple[str, ...]) -> str:
+def drift_message(name: str, pods: str) -> str:
     """Say that the GPUs have another layout than the one applied, and which pods keep it so."""
-    why = (
-        "; it is not applied again while pods use devices that would be removed: "
-        f"{messages.listed(pods)}"
-        if pods
-        else ""
-    )
+    why = f"; it is not applied again while pods use devices that would be removed: {pods}"
+    why = why if pods else ""
     return f"the GPUs no longer have layout {name}, and this agent did not change them{why}"
 
 

@@ -245,6 +245,8 @@ class Evictions:
 
 def why_immovable(pod: cluster.Pod) -> str:
     """Return why neither eviction nor force moves a pod; empty when they do."""
+    if pod.is_unlisted:
+        return "kubelet still has it, although the API server does not"
     if pod.is_terminating:
         return ""
     if pod.is_mirror:

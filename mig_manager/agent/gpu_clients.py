@@ -9,15 +9,15 @@ ends only while the driver runs (gpu-operator, ``controllers/nodelabeling_contro
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeVar
 
 import structlog
 
 from mig_manager import errors
-from mig_manager.agent import advertisers, record, settings
-from mig_manager.core import messages, model, ports, steps
-from mig_manager.core.node import claims, clients, cluster, resources
+from mig_manager.agent import advertisers, pausing, record, settings
+from mig_manager.core import messages, model, ports, steps, timing
+from mig_manager.core.node import claims, clients, cluster, phantoms, resources
 from mig_manager.core.records import status
 
 _log = structlog.get_logger()
@@ -74,7 +74,7 @@ class GpuClients:
             Superseded: Another layout is requested, or the agent stops.
         """
         pods = tuple(pod for pod in self._deps.workloads.list() if not pod.is_finished)
-        clients_of = functools.partial(_Pause.of, pods, plan, extra_clients)
+        clients_of = functools.partial(pausing.Pause.of, pods, plan, extra_clients)
         view = self._deps.node.read()
         first = self._pause(clients_of, view, written, request, is_driver=False)
         drain_late()
@@ -90,13 +90,13 @@ class GpuClients:
 
     def _pause(
         self,
-        clients_of: Callable[[cluster.NodeView], "_Pause"],
+        clients_of: Callable[[cluster.NodeView], pausing.Pause],
         view: cluster.NodeView,
         written: record.Record,
         request: ports.Cancellation,
         *,
         is_driver: bool,
-    ) -> "_Pause":
+    ) -> pausing.Pause:
         """Pause the DRA driver, or all others; raises as ``pause``."""
         before = written.journal
         pause = clients_of(view).part(is_driver=is_driver)
@@ -279,7 +279,7 @@ class GpuClients:
         A DRA driver that advertises what the GPUs have is kept: its restart changes nothing.
         """
         pods = self._deps.workloads.list()
-        found = self._advertising.find(pods)
+        found = self._advertising.find(pods, gpus)
         kept = self._advertising.current_drivers(gpus, pods)
         return Paused(
             advertisers=dataclasses.replace(
@@ -314,7 +314,7 @@ class GpuClients:
     def is_schedulable(self, gpus: Sequence[model.Gpu]) -> bool:
         """Check, without a wait, whether the node offers the devices that the GPUs have."""
         pods = self._deps.workloads.list()
-        found = dataclasses.replace(self._advertising.find(pods), old_uids=frozenset())
+        found = dataclasses.replace(self._advertising.find(pods, gpus), old_uids=frozenset())
         return not found.is_any or not self._advertising.missing(found, gpus, pods)
 
     def find_stale(self, gpus: Sequence[model.Gpu], *, is_restarted: bool) -> Paused:
@@ -324,19 +324,40 @@ class GpuClients:
             What ``wait_schedulable`` waits for: new pods of them, or those that are starting.
         """
         pods = self._deps.workloads.list()
-        found = self._advertising.find(pods)
+        found = self._advertising.find(pods, gpus)
         stale = self._advertising.stale_pods(found, gpus, pods) if is_restarted else ()
         self._delete(stale)
         old = frozenset(pod.uid for pod in stale)
         return Paused(advertisers=dataclasses.replace(found, old_uids=old))
 
+    def withdraw_phantoms(
+        self, gpus: Sequence[model.Gpu], seen: cluster.NodeView | None
+    ) -> errors.NotReadyError | None:
+        """Remove the devices that the node offers and no GPU has; return why that failed.
+
+        The API is asked for nothing if the node as last ``seen`` has none; None: it was not seen.
+        """
+        if seen is not None and not phantoms.is_possible(
+            gpus, seen, resources.labelled_strategy(seen.labels)
+        ):
+            self._deps.telemetry.phantoms_found({}, are_removed=False)
+            return None
+        return self._advertising.without_phantoms(gpus, self._deps.workloads.present())[1]
+
     def wait_schedulable(
-        self, paused: Paused, gpus: Sequence[model.Gpu], request: ports.Cancellation
+        self,
+        paused: Paused,
+        gpus: Sequence[model.Gpu],
+        written: record.Record,
+        request: ports.Cancellation,
     ) -> None:
         """Wait until device plugin and DRA driver are ready and offer the GPUs' devices.
 
+        What a person may have to mend meanwhile is published once.
+
         Raises:
-            NotReadyError: PLUGIN_NOT_READY or NOT_ALLOCATABLE, with what is missing.
+            NotReadyError: PLUGIN_NOT_READY, NOT_ALLOCATABLE or PHANTOM_DEVICES, with what is
+                missing.
             Superseded: Another layout is requested; the next run verifies this change.
         """
         who = paused.advertisers
@@ -344,8 +365,11 @@ class GpuClients:
             _log.info("no_device_plugin_found")
             return
         timeout_s = self._limits.plugin_timeout_s
+        watch = _ProblemWatch(self._deps.clock, written)
         missing = self._wait(
-            lambda pods: self._advertising.missing(who, gpus, pods, changed=paused.changed),
+            lambda pods: watch.see(
+                self._advertising.missing(who, gpus, pods, changed=paused.changed)
+            ),
             timeout_s,
             request,
         )
@@ -384,61 +408,36 @@ class GpuClients:
             checks += 1
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class _Pause:
-    """Which GPU clients to pause, and how."""
+_PHANTOMS_STAY_S = 30.0
+"""Kubelet reports within 10 s that the devices of a stopped plugin are gone."""
 
-    labels: Mapping[str, str]
-    gated: _Pods
-    loose: _Pods
 
-    @staticmethod
-    def of(
-        pods: _Pods,
-        plan: steps.Plan,
-        extra_clients: tuple[clients.ExtraClient, ...],
-        view: cluster.NodeView,
-    ) -> "_Pause":
-        labels = clients.labels_to_pause(view.labels, plan, extra_clients)
-        gated = clients.gated_by(pods, labels)
-        chosen = (
-            *filter(advertisers.is_advertiser, pods),
-            *clients.members(pods, extra_clients),
-        )
-        every = {pod.uid: pod for pod in chosen}
-        return _Pause(
-            labels=labels,
-            gated=gated,
-            loose=tuple(pod for pod in every.values() if pod not in gated),
-        )
+class _ProblemWatch:
+    """Reports what a person may have to mend, and ends a wait that only a person can end."""
 
-    def part(self, *, is_driver: bool) -> "_Pause":
-        """Return what of this is about the DRA driver, or about all others."""
+    def __init__(self, clock: timing.Clock, written: record.Record) -> None:
+        self._clock = clock
+        self._written = written
+        self._reported: set[str] = set()
+        self._phantoms_since_s: float | None = None
 
-        def is_in_part(pod: cluster.Pod) -> bool:
-            return claims.is_driver(pod) is is_driver
+    def see(self, missing: errors.NotReadyError | None) -> errors.NotReadyError | None:
+        """Return what is missing.
 
-        return _Pause(
-            labels={
-                key: value
-                for key, value in self.labels.items()
-                if (key == claims.DEPLOY_LABEL) is is_driver
-            },
-            gated=tuple(filter(is_in_part, self.gated)),
-            loose=tuple(filter(is_in_part, self.loose)),
-        )
-
-    @property
-    def has_plugin(self) -> bool:
-        """Whether a device plugin serves the node, or would if it were not paused."""
-        is_there = any(map(clients.is_device_plugin, (*self.gated, *self.loose)))
-        return is_there or cluster.PLUGIN_DEPLOY_LABEL in self.labels
-
-    @property
-    def has_dra_driver(self) -> bool:
-        """Whether the DRA driver serves the node, or would if it were not paused."""
-        is_there = any(map(claims.is_driver, (*self.gated, *self.loose)))
-        return is_there or claims.DEPLOY_LABEL in self.labels
+        Raises:
+            NotReadyError: PHANTOM_DEVICES, which have stayed.
+        """
+        if isinstance(missing, advertisers.PodWaitsError) and missing.why not in self._reported:
+            self._reported.add(missing.why)
+            self._written.enter(model.Phase.PROVE, missing.message)
+        if missing is None or missing.reason is not errors.Reason.PHANTOM_DEVICES:
+            self._phantoms_since_s = None
+            return missing
+        now_s = self._clock.monotonic()
+        self._phantoms_since_s = self._phantoms_since_s or now_s
+        if now_s - self._phantoms_since_s >= _PHANTOMS_STAY_S:
+            raise missing
+        return missing
 
 
 @contextlib.contextmanager

@@ -16,7 +16,7 @@ import structlog
 from mig_manager import errors
 from mig_manager.agent import drift, reconcile, record
 from mig_manager.agent import pulse as pulses
-from mig_manager.core import model, ports, timing
+from mig_manager.core import ports, timing
 from mig_manager.core.layout import custom as customs
 
 _MIN_PAUSE_S = 0.02
@@ -34,7 +34,8 @@ class Inbox:
     """Keeps the newest request; an older one that was not served is dropped.
 
     A request is the label's value, or None without a label, with what ``custom`` stands for, and
-    with a generation that grows whenever one of them, a file or the Node object changes.
+    with a generation that grows whenever one of them, a file or the Node object changes. Only a
+    change of the first two is a new request.
     """
 
     def __init__(self) -> None:
@@ -65,16 +66,17 @@ class Inbox:
             if custom and self._custom == dataclasses.replace(custom, is_on_demand=True):
                 # Its owner takes the node back: what was to evict no pod does not begin to.
                 custom = self._custom
-            if (name, custom) != (self._name, self._custom) or not self._is_label_known:
+            is_first = not self._is_label_known
+            if is_first or (name, custom) != (self._name, self._custom):
                 self._name, self._custom = name, custom
                 self._is_label_known = True
                 self._renew()
+                self._since = 0 if is_first else self._generation
             elif known and known != self._node_uid:
-                self._generation += 1
-                self._changed.notify_all()
+                self._renew()
 
     def put_file_change(self) -> None:
-        """Make the request new, because a file that it depends on has changed.
+        """Serve the request again, because a file that it depends on has changed.
 
         Before the label is known there is no request, and the first one reads the new file.
         """
@@ -195,7 +197,6 @@ class Inbox:
 
     def _renew(self) -> None:
         self._generation += 1
-        self._since = self._generation
         self._changed.notify_all()
 
     def _is_over(self, generation: int) -> bool:
@@ -220,8 +221,8 @@ class Request:
         self.custom = custom  # what ``custom`` stands for; None: the name is of another source
         self.generation = generation
         self.since = since
-        """The generation that brought this label and these files; later ones are only new Node
-        objects."""
+        """The generation in which label or annotation changed; 0: they are as this process first
+        read them. Later generations are changed files and new Node objects."""
         self.node_uid = node_uid
 
     def check(self) -> None:
@@ -281,8 +282,8 @@ class Agent:
         self._served: Request | None = None
         self._ended: record.Outcome | None = None
         """How the last run for that request ended; None while it is retried."""
-        self._was_active = False
-        """Whether the layout has been active since label and files are as they are."""
+        self._is_new = False
+        """Whether label or annotation have changed since the last run began."""
 
     def serve(self) -> None:
         """Serve requests until the inbox stops."""
@@ -300,9 +301,9 @@ class Agent:
                 if request is None:
                     self._check_drift()
                 else:
-                    is_repeated, seen = request.since <= seen, request.generation
-                    self._begin(request, is_repeated=is_repeated)
-                    self._serve(request, may_evict=not self._was_active)
+                    self._begin(request, is_new=request.since > seen)
+                    seen = request.generation
+                    self._serve(request)
             except errors.Superseded as end:
                 _log.info("request_superseded", why=end.why)
             finally:
@@ -336,13 +337,12 @@ class Agent:
                 attempt += 1
                 write_at_s = self._monotonic() + self._backoff.delay_s(attempt)
 
-    def _begin(self, request: Request, *, is_repeated: bool) -> None:
+    def _begin(self, request: Request, *, is_new: bool) -> None:
         """Note what a request is about, before it is served."""
         if self._served is not None and self._served.node_uid != request.node_uid:
             self._pipeline.forget_node()
         self._served = request
-        # A node that is only registered again is no request to evict pods for a drifted layout.
-        self._was_active &= is_repeated
+        self._is_new |= is_new
 
     def _serve(self, request: Request, *, may_evict: bool = True) -> None:
         """Run the pipeline until the outcome is final, with backoff between the attempts."""
@@ -373,12 +373,14 @@ class Agent:
                 self.is_recovered = True
             if request.name is None:
                 return self._pipeline.rest()
+            is_new, self._is_new = self._is_new, False
             outcome = self._pipeline.run(
                 request.name,
                 _Watched(request, self._pulse),
                 custom=request.custom,
                 attempt=attempt,
                 retry_after_s=retry_after_s,
+                is_new=is_new,
                 may_evict=may_evict,
             )
         except errors.LockedError as error:
@@ -392,7 +394,6 @@ class Agent:
             return True
         if not outcome.should_retry:
             self._ended = outcome
-        self._was_active |= outcome.state is model.State.SUCCESS
         return outcome.should_retry
 
     @property
@@ -418,7 +419,7 @@ class Agent:
             case drift.Action.HEAL:
                 self._serve(request, may_evict=False)
             case drift.Action.RUN:
-                self._serve(request, may_evict=not self._was_active)
+                self._serve(request)
 
     def _rest(self, wait: Callable[[], _Result]) -> _Result:
         """Wait for something that may never come."""

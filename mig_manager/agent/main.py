@@ -180,6 +180,7 @@ class Service:
     def _take(self, view: cluster.NodeView) -> None:
         name = view.labels.get(cluster.CONFIG_LABEL) or None
         is_on_demand = view.labels.get(cluster.PARTITIONING_LABEL) == cluster.ON_DEMAND
+        self.reconciler.note_node(view)
         self._inbox.put_on_demand(is_on_demand=is_on_demand)
         custom = customs.requested(view) if self._settings.has_custom_layouts else None
         self._inbox.put_label(name, node_uid=view.uid, custom=custom)
@@ -188,7 +189,7 @@ class Service:
 
 
 def run(settings: agent_settings.AgentSettings, *, boot_id: str) -> int:
-    """Run the agent until SIGTERM or SIGINT.
+    """Run the agent until a signal ends it.
 
     Raises:
         MigManagerError: It cannot start, for example without credentials for the API.
@@ -275,6 +276,7 @@ def _dependencies(
         boot_id=boot_id,
         own_pod_uid=procfs.own_pod_uid(settings.own_pod_uid, _MOUNTS),
         boot_layout=files.VerifiedLayoutFile(settings.verified_layout_file),
+        request_file=files.RequestFile(settings.verified_layout_file),
         write_layouts=write_layouts,
         slots=slots,
     )

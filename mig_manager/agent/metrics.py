@@ -129,6 +129,14 @@ class Metrics(ports.Telemetry):
         self._drifted = gauge(
             "drifted", "1 while the GPUs do not have the layout last verified, else 0."
         )
+        self._phantoms = gauge(
+            "phantom_devices",
+            "Devices that the node offers and no GPU has, and that the agent may not remove.",
+        )
+        self._config_unusable = gauge(
+            "config_unusable",
+            "1 while the layout file cannot be used for the requested layout, else 0.",
+        )
         self._layout = gauge(
             "layout_info", "The layout last verified; always 1.", ("layout", "hash")
         )
@@ -210,8 +218,14 @@ class Metrics(ports.Telemetry):
     def layout_applied(self, name: str, content_hash: str) -> None:
         _replace(self._layout, {(name, content_hash): 1})
 
+    def config_read(self, *, is_usable: bool) -> None:
+        self._config_unusable.set(not is_usable)
+
     def drift_found(self, *, is_drifted: bool) -> None:
         self._drifted.set(is_drifted)
+
+    def phantoms_found(self, advertised: Mapping[str, int], *, are_removed: bool) -> None:
+        self._phantoms.set(0 if are_removed else sum(advertised.values()))
 
 
 class _UseMetrics:

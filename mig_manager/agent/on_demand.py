@@ -6,11 +6,10 @@ again once no pod can get a device, and a last time in the session of the change
 """
 
 import dataclasses
-from collections.abc import Collection
 
 from mig_manager import errors
 from mig_manager.agent import drain
-from mig_manager.core import messages, ports, steps
+from mig_manager.core import messages, ports
 from mig_manager.core.layout import custom as customs
 from mig_manager.core.node import cluster, gpu_use
 
@@ -36,50 +35,16 @@ class OnDemand:
         is_client = isinstance(error, errors.NotReadyError)
         return self.is_active and error.reason is errors.Reason.IN_USE and not is_client
 
-    def require_unused(
-        self,
-        plan: steps.Plan,
-        order: drain.Order,
-        usage: drain.Usage,
-        services: Collection[str],
-    ) -> None:
-        """Refuse a plan before anything is taken from the node.
-
-        Processes of GPU clients do not count, which are paused before the change; nor do those
-        that belong to no known pod or unit, because they may be such. The session of the change
-        checks them all.
+    def require_unused(self, affected: tuple[cluster.Pod, ...]) -> None:
+        """Refuse a plan that affects pods, before anything is taken from the node.
 
         Raises:
-            HardwareError: The driver does not list the processes; IN_USE: some use what the plan
-                destroys.
-            MigManagerError: IN_USE: pods do; POD_RESOURCES_UNAVAILABLE: they may, and kubelet does
-                not say.
+            MigManagerError: IN_USE.
         """
-        if not self.is_active:
-            return
-        affected = order.affected_pods(usage)
-        if affected and usage.assigned is None:
-            names = messages.listed([pod.key for pod in affected])
-            raise errors.MigManagerError(
-                f"kubelet does not say whether these pods use devices to be removed: {names}",
-                reason=errors.Reason.POD_RESOURCES_UNAVAILABLE,
-            )
-        _require_none(affected)
-        if self.deps.processes is None:
-            return
-        users = self.deps.processes()
-        paused = {"", *gpu_use.paused_homes(usage.pods, order.extra_clients)}
-        paused |= {f"unit {name}" for name in services}
-        blocking = [
-            f"GPU {gpu.gpu_index} ({gpu.gpu_uuid}) is in use by {user}"
-            for gpu in plan.gpus
-            for user in steps.blocking(gpu, users.get(gpu.gpu_uuid, ()))
-            if user.home not in paused
-        ]
-        if blocking:
-            raise errors.GpuInUseError("; ".join(blocking))
+        if self.is_active:
+            _require_none(affected)
 
-    def require_done(self, drainage: drain.Drain, usage: drain.Usage) -> None:
+    def require_done(self, drainage: drain.Drain, usage: gpu_use.Usage) -> None:
         """Fail if a pod uses an affected device again; evict none.
 
         Raises:
@@ -91,7 +56,7 @@ class OnDemand:
             drainage.require_done(usage)
 
     def drain(
-        self, drainage: drain.Drain, usage: drain.Usage, request: ports.Cancellation
+        self, drainage: drain.Drain, usage: gpu_use.Usage, request: ports.Cancellation
     ) -> None:
         """Drain the node as its policy says, or refuse if a pod would have to leave.
 
@@ -115,7 +80,7 @@ def _require_none(affected: tuple[cluster.Pod, ...]) -> None:
     if affected:
         names = messages.listed([pod.key for pod in affected])
         raise errors.MigManagerError(
-            "a custom layout evicts no pod of an on-demand node, and these pods use devices to "
+            "this custom layout is for a program and evicts no pod, and these pods use devices to "
             f"be removed, or may get them: {names}",
             reason=errors.Reason.IN_USE,
         )

@@ -1,19 +1,21 @@
 """Wait for a slot, resolve the requested layout, observe the GPUs, and plan the steps between."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import structlog
 
 from mig_manager import errors
 from mig_manager.agent import record, served_layouts, settings
-from mig_manager.core import model, ports, steps, timing, yaml_tree
+from mig_manager.core import messages, model, ports, steps, timing, yaml_tree
 from mig_manager.core.layout import config, layouts
 from mig_manager.core.node import clients
 from mig_manager.core.planner import planner
+from mig_manager.core.records import requests
 
 _SLOT_BACKOFF = timing.Backoff(first_s=0.25, max_s=10.0)
 """Quick enough where many nodes wait, because each asks at a random time."""
+_ABOUT_FILE = frozenset({errors.Reason.INVALID_CONFIG, errors.Reason.UNKNOWN_CONFIG})
 _PUBLISH_AGAIN_S = 60.0
 """Hundreds of nodes may wait: each publishes which nodes have the slots only so often."""
 
@@ -57,7 +59,7 @@ class Planning:
             if denial:
                 _log.warning("slot_not_taken_again", why=denial)
             return
-        if self._record.journal.is_empty:
+        if self._record.journal.is_restored:
             try:
                 if self.plan(self.resolve(), self.observe()).is_empty:
                     return
@@ -95,15 +97,73 @@ class Planning:
             layout, self._warnings = custom.layout(is_lenient=self._limits.is_lenient)
             self._is_owners = True
         else:
-            layout, self._warnings = served_layouts.find(
-                self._record.config, self._deps.configs, self._limits, observe
-            )
-            self._is_owners = not (layout.is_generated or self._limits.has_default_layouts)
+            layout = self._find(observe)
+        self._record.is_owners = self._is_owners
         before = self._record.request
         self._record.note(config_hash=layout.content_hash, origin=layout.origin)
         if not (self.is_for(before) or self._record.journal.rebooted_from):
             self._record.note(is_rebooted=False)
         return layout
+
+    def _find(self, observe: Callable[[], model.ObservedGpus]) -> config.Layout:
+        """Return the layout of the file, or a generated one; report whether the file has it."""
+        name, is_usable = self._record.config, False
+        try:
+            layout, self._warnings = served_layouts.find(
+                name, self._deps.configs, self._limits, observe
+            )
+            self._is_owners = not (layout.is_generated or self._limits.has_default_layouts)
+            verified = self._record.requests.current.verified
+            is_other = verified is not None and verified.config_hash != layout.content_hash
+            if verified and verified.is_owners and is_other and not self._is_owners:
+                raise errors.LayoutError(
+                    f"{self._deps.configs.name} no longer has layout '{name}', which was applied; "
+                    "a generated layout of that name is not applied without a new request",
+                    reason=errors.Reason.UNKNOWN_CONFIG,
+                )
+            is_usable = True
+        finally:
+            self._deps.telemetry.config_read(is_usable=is_usable)
+        return layout
+
+    def observe_kept(self, error: errors.MigManagerError) -> model.ObservedGpus:
+        """Return the GPUs if they have the verified layout, which the file lacks now.
+
+        Every node with that file would be ``failed`` for a typo, although its layout is active.
+
+        Raises:
+            MigManagerError: ``error``, unless it is about the file and the layout is active.
+        """
+        verified = self._record.requests.current.verified
+        is_about_file = error.reason in _ABOUT_FILE and self._record.custom is None
+        is_at_rest = self._record.journal.is_restored
+        if not (is_about_file and is_at_rest and verified and verified.gpus):
+            raise error
+        gpus = self.observe()
+        if requests.fingerprint(gpus) != verified.gpus:
+            raise error
+        self._record.is_owners = verified.is_owners
+        self._record.note(config_hash=verified.config_hash, config_problem=error.message)
+        _log.warning("config_not_used", reason=error.reason.value, error=error.message)
+        message = f"{messages.ended(error.message)} {error.reason.remedy}"
+        self._deps.node.emit(reason=error.reason.value, message=message, is_warning=True)
+        return gpus
+
+    def is_verified(self) -> bool:
+        """Check whether the resolved layout was verified, and nothing was requested since.
+
+        New content is a new request, so what was verified before does not count any more.
+        """
+        asked = self._record.requests
+        verified = asked.current.verified
+        if verified is None:
+            return False
+        if verified.config_hash != self._record.request[1]:
+            asked.outdate()
+        if self.is_for((self._record.config, verified.config_hash)):
+            return True
+        asked.supersede()
+        return False
 
     def is_for(self, earlier: tuple[str, str]) -> bool:
         """Check whether an earlier request, as name and hash, is that of the resolved layout.

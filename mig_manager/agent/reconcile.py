@@ -18,12 +18,13 @@ from mig_manager.agent import (
     planning,
     record,
     recovery,
+    requests,
     served_layouts,
     settings,
 )
 from mig_manager.agent import run as pipeline
 from mig_manager.change import local
-from mig_manager.core import model, ports, steps
+from mig_manager.core import messages, model, ports, steps
 from mig_manager.core.layout import custom as customs
 from mig_manager.core.node import cluster
 from mig_manager.core.records import gpu_codec, readiness, status
@@ -41,9 +42,14 @@ class Reconciler:
         self._limits = limits
         self._clients = gpu_clients.GpuClients(deps, limits)
         self._drift_check = drift.DriftCheck()
+        self._seen_node: cluster.NodeView | None = None
+        """The node as the watch last showed it."""
+        self._has_phantoms = False
+        """Whether the last drift check published phantom devices that it may not remove."""
         self._left: status.Journal | None = None
         """What earlier runs took and have not restored; the next run resumes with it."""
         self._history = pipeline.History()
+        self._requests = requests.Requests(deps)
         self._layout_list = served_layouts.LayoutList(deps, limits)
         self.capacity = capacity.CapacityReport(deps)
 
@@ -59,22 +65,21 @@ class Reconciler:
             LockedError: Another manager is at work; nothing was undone.
         """
         view = self._deps.node.read()
-        published = view.annotations.get(cluster.STATUS_ANNOTATION)
-        fulfilled = status.applied_layout(published)
-        self._history = dataclasses.replace(
-            self._history,
-            fulfilled=fulfilled or self._history.fulfilled,
-            rebooted=status.rebooted_layout(published),
-        )
+        text = view.annotations.get(cluster.STATUS_ANNOTATION)
         self._left = None
         journal = recovery.find_journal(self._deps.node, view)
+        self._requests.recover(view, journal)
+        rebooted = status.rebooted_layout(text) or self._requests.rebooted_layout
+        self._history = dataclasses.replace(self._history, rebooted=rebooted)
         if journal is None:
             return
-        if fulfilled and dataclasses.replace(journal, snapshot=()).is_empty:
+        if journal.is_restored or (
+            status.was_active(status.read_or_none(text))
+            and dataclasses.replace(journal, snapshot=()).is_restored
+        ):
             # That run has ended: the snapshot waits for an unreachable GPU to be back.
             self._left = journal
             return
-        self._history = dataclasses.replace(self._history, fulfilled=None)
         self._clients.expect_advertisers(journal)
         is_resumed = journal.request == (name, custom.annotation_hash if custom else "")
         _log.warning(
@@ -93,7 +98,7 @@ class Reconciler:
             is_warning=False,
         )
 
-    def run(
+    def run(  # noqa: PLR0913 - each is named where it is called
         self,
         name: str,
         request: ports.Cancellation,
@@ -101,19 +106,25 @@ class Reconciler:
         custom: customs.Custom | None = None,
         attempt: int = 1,
         retry_after_s: float = 0.0,
+        is_new: bool = False,
         may_evict: bool = True,
     ) -> record.Outcome:
         """Apply the layout ``name``, or what ``custom`` stands for, and publish the outcome.
 
         ``request`` ends the run early, until GPUs are touched. ``retry_after_s`` is the pause
-        before the next attempt, if this one fails. No pod is evicted for a layout that was applied
-        before this process started, because it was not requested since.
+        before the next attempt, if this one fails. No pod is evicted for a layout that was
+        verified and not requested since, as it is unless ``is_new``.
 
         Raises:
             ClusterError: The outcome could not be published; the journal is still there.
             Superseded: Another layout is requested, or the agent stops; all is restored.
         """
+        custom = self._requests.begin(name, custom, is_new=is_new)
+        if custom and custom.is_on_demand:
+            # Before the owner can remove the label that decides, while this run still waits.
+            self._requests.write(self._deps.node)
         journal, self._left = self._left, None
+        self._has_phantoms = False
         written = self._new_record(
             name, journal, custom, attempt=attempt, retry_after_s=retry_after_s
         )
@@ -146,9 +157,6 @@ class Reconciler:
         written.finish(outcome, annotations)
         if not outcome.should_retry:
             self.capacity.published()
-        # A failure that is retried decides nothing: the retry serves the same request.
-        if not (is_drifted or outcome.should_retry):
-            self._history = dataclasses.replace(self._history, fulfilled=None)
         self._keep_remaining(written.journal)
         if outcome.state is model.State.SUCCESS and self._deps.boot_layout is not None:
             _, content_hash = written.request
@@ -186,6 +194,8 @@ class Reconciler:
         finding = self._drift_check.judge(ended, now)
         match finding:
             case drift.Finding.AS_BEFORE:
+                if ended.state is model.State.SUCCESS and now.plan is not None:
+                    self._withdraw_phantoms(written, now.gpus)
                 return drift.Action.REST
             case drift.Finding.CHANGED:
                 _log.info("hardware_changed", config=name)
@@ -194,8 +204,7 @@ class Reconciler:
                 return drift.Action.HEAL if is_active else drift.Action.RUN
             case drift.Finding.BACK:
                 self._deps.telemetry.drift_found(is_drifted=False)
-                reason = errors.Reason.ALREADY_APPLIED
-                written.finish(written.succeeded(reason, "is active again", gpus=written.gpus))
+                self._finish_active_again(written)
                 return drift.Action.REST
             case drift.Finding.DRIFTED | drift.Finding.STILL_DRIFTED:
                 return self._drifted(written, now, is_new=finding is drift.Finding.DRIFTED)
@@ -215,7 +224,7 @@ class Reconciler:
             LockedError: Another manager is at work.
         """
         # Any layout that is requested next is a new request.
-        self._history = dataclasses.replace(self._history, fulfilled=None)
+        self._requests.end()
         if self._left is not None:
             self._undo(self._left)
         view = self._deps.node.read()
@@ -237,9 +246,14 @@ class Reconciler:
         if self._is_closed:
             self._end_pending("the agent stopped during a drain")
 
+    def note_node(self, view: cluster.NodeView) -> None:
+        """Take the node as the watch shows it; from any thread."""
+        self._seen_node = view
+
     def forget_node(self) -> None:
         """Publish everything again; call where the Node was deleted and registered again."""
         self._layout_list = served_layouts.LayoutList(self._deps, self._limits)
+        self._requests.forget_node()
         self.capacity.forget_node()
 
     @property
@@ -259,19 +273,26 @@ class Reconciler:
     def _undo(self, journal: status.Journal) -> None:
         """Roll back and restore what a journal lists; raises as ``recover``."""
         written = self._new_record(journal.config, journal)
+        before = written.journal
         run = pipeline.Run(self._deps, self._limits, self._clients, written)
         with self._locked(f"undoing an interrupted change to {journal.config or 'a layout'}"):
-            result = run.roll_back()
+            result = run.undo()
         written.abandon()
         self._keep_remaining(written.journal)
-        if self._left == journal:
+        if self._left == before:
             _log.warning("rollback_pending", config=journal.config, why=result)
             return
+        name = journal.config or "a layout"
+        is_restored = self._left is None or self._left.is_restored
+        done = (
+            f"restored what an interrupted run for {name} had taken"
+            if is_restored
+            else f"an interrupted run for {name} is only partly undone"
+        )
         self._deps.node.emit(
             reason="Recovered",
-            message=f"restored what an interrupted run for {journal.config or 'a layout'} had "
-            "taken" + (f"; {result}" if result else ""),
-            is_warning=False,
+            message=messages.joined(done, result),
+            is_warning=not is_restored,
         )
 
     def _release(self, view: cluster.NodeView) -> None:
@@ -287,13 +308,16 @@ class Reconciler:
         Returns:
             Whether that failed and may succeed later.
         """
+        ended: dict[str, str | None] = {cluster.REQUEST_ANNOTATION: None}
         try:
             with self._locked("looking at the GPUs"):
                 gpus = self._deps.gpus.observe()
         except (errors.HardwareError, errors.LockedError) as error:
             _log.info("gpus_not_published", reason=error.reason.value, error=error.message)
+            if cluster.REQUEST_ANNOTATION in view.annotations:
+                self._deps.node.patch(cluster.NodePatch(annotations=ended))
             return error.reason.is_transient
-        inventory = {cluster.GPUS_ANNOTATION: gpu_codec.to_json(gpus)}
+        inventory = ended | {cluster.GPUS_ANNOTATION: gpu_codec.to_json(gpus)}
         lists = self._layout_list.annotations(gpus)
         capacity = self.capacity.annotations(gpus, view.annotations)
         change = cluster.NodePatch(annotations=inventory | lists | capacity)
@@ -312,11 +336,11 @@ class Reconciler:
     def _drifted(
         self, written: record.Record, now: drift.Observation, *, is_new: bool
     ) -> drift.Action:
-        affected: tuple[str, ...] = ()
+        affected = ""
         if self._limits.heals_drift:
             order = drain.order(self._limits, now.plan or steps.Plan(gpus=()), now.gpus)
-            usage = drain.survey(self._deps.workloads, self._deps.allocations)
-            affected = tuple(pod.key for pod in order.affected_pods(usage))
+            usage = drain.survey(self._deps.workloads, self._deps.allocations, now.gpus)
+            affected = usage.named(order.affected_pods(usage))
             if not affected:
                 return drift.Action.HEAL
         if is_new:
@@ -325,6 +349,22 @@ class Reconciler:
             message = drift.drift_message(written.title, affected)
             written.finish(record.failed(errors.Reason.DRIFTED, message))
         return drift.Action.REST
+
+    def _withdraw_phantoms(self, written: record.Record, gpus: model.ObservedGpus) -> None:
+        """Remove devices that the node offers and no GPU has; publish if that is refused."""
+        refused = self._clients.withdraw_phantoms(gpus, self._seen_node)
+        if refused is not None and not self._has_phantoms:
+            failed = written.failed(refused.reason, refused.message)
+            # The layout is active: the next drift check tries again, and no run is needed.
+            written.finish(dataclasses.replace(failed, is_final=True))
+        elif refused is None and self._has_phantoms:
+            self._finish_active_again(written)
+        self._has_phantoms = refused is not None
+
+    def _finish_active_again(self, written: record.Record) -> None:
+        self._has_phantoms = False
+        reason = errors.Reason.ALREADY_APPLIED
+        written.finish(written.succeeded(reason, "is active again", gpus=written.gpus))
 
     def _locked(self, doing: str) -> contextlib.AbstractContextManager[None]:
         if self._deps.lock is None:
@@ -355,11 +395,16 @@ class Reconciler:
             config=name,
             annotation_hash=annotation_hash,
             boot_id=self._deps.boot_id,
+            # No reboot keeps persistence mode.
+            persistent_gpus=journal.persistent_gpus
+            if journal.boot_id == self._deps.boot_id
+            else (),
             draining=journal.draining and is_same and not is_on_demand,
         )
         written = record.Record(
             self._deps,
             resumed,
+            requests=self._requests,
             custom=custom,
             attempt=attempt,
             retry_after_s=retry_after_s,

@@ -12,6 +12,7 @@ from typing import Any
 import structlog
 
 from mig_manager import errors
+from mig_manager.agent import requests as asking
 from mig_manager.core import messages, model, ports
 from mig_manager.core.layout import custom as customs
 from mig_manager.core.node import cluster
@@ -82,11 +83,12 @@ class Step:
 class Record:
     """The record of one run; the only writer of state, status and journal."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - each is named where it is called
         self,
         deps: ports.Dependencies,
         journal: status.Journal,
         *,
+        requests: asking.Requests | None = None,
         custom: customs.Custom | None = None,
         attempt: int = 1,
         retry_after_s: float = 0.0,
@@ -111,6 +113,8 @@ class Record:
             finished_at=None,
             annotation_hash=journal.annotation_hash,
         )
+        self.requests = requests or asking.Requests(deps)
+        self.is_owners = False  # whether the owner wrote the layout
         self.custom = custom  # what is requested as ``custom``; None: the layout is not that
         self.is_final = False  # as in ``Outcome``
         self.journal = journal
@@ -163,6 +167,8 @@ class Record:
             f" {gpu.sentence}; the layout is applied to it once it is back."
             for gpu in gpus.unreachable
         )
+        if problem := self._status.config_problem:
+            missing += f" It stays, but the file cannot be used: {messages.ended(problem)}"
         return Outcome(
             state=model.State.SUCCESS,
             reason=reason,
@@ -179,10 +185,10 @@ class Record:
             messages.joined(
                 message, *(gpu.sentence for gpu in lost if gpu.message not in message)
             ),
-            is_unfinished=not self.journal.remaining.is_empty,
+            is_unfinished=not self.journal.remaining.is_restored,
             # Evicted pods must not start here again before the others have left.
             keeps_closed=self.journal.draining and reason.is_transient,
-            is_final=self.is_final and self.journal.remaining.is_empty,
+            is_final=self.is_final and self.journal.remaining.is_restored,
         )
 
     def enter(
@@ -195,12 +201,7 @@ class Record:
         state: model.State = model.State.PENDING,
         reason: errors.Reason | None = None,
     ) -> None:
-        """Publish a new phase, together with what the phase takes.
-
-        Raises:
-            ClusterError: The API refused or does not answer; the journal lists what may have been
-                taken nevertheless.
-        """
+        """Publish a new phase, together with what the phase takes; raises as ``take``."""
         if journal is not None:
             step = Step(message=message, journal=journal, change=change or cluster.NodePatch())
             self.take(phase, lambda _view: step, state=state)
@@ -221,6 +222,12 @@ class Record:
         annotations = {cluster.STATUS_ANNOTATION: self._status.to_json()}
         self._node.announce(_merge(cluster.NodePatch(), self._labels, annotations))
         self._telemetry.state_published(state)
+
+    def announce_journal(self, **facts: Any) -> None:
+        """Set fields of the journal and publish it, without waiting for the API."""
+        self.note_journal(**facts)
+        annotations = {cluster.JOURNAL_ANNOTATION: _text(self.journal)}
+        self._node.announce(cluster.NodePatch(annotations=annotations))
 
     def take(
         self,
@@ -333,6 +340,8 @@ class Record:
         )
         labels = self._labels
         if is_success:
+            content_hash = self._status.config_hash
+            self.requests.verify(content_hash, self._status.gpus, is_owners=self.is_owners)
             labels[cluster.APPLIED_LABEL] = self._status.config
             # It belongs to the layout that is now active.
             self.note_journal(plugin_config=None)
@@ -354,16 +363,11 @@ class Record:
             )
         )
         self.journal = kept
-        self._published_gpus = self._status.gpus
-        self._node.set_condition(readiness.condition(self._status))
+        self._published(outcome.state)
         self._report(outcome)
 
     def abandon(self) -> None:
-        """Restore everything and leave the state to the run that follows at once.
-
-        Raises:
-            ClusterError: The API refused or does not answer; the journal stays for that run.
-        """
+        """Restore everything and leave the state to the next run; raises as ``finish``."""
         self._end_phase()
         remaining = self.journal.remaining
         annotations = {cluster.JOURNAL_ANNOTATION: _text(remaining)}
@@ -384,7 +388,6 @@ class Record:
             reason=outcome.reason.value,
             seconds=round(seconds, 3),
         )
-        self._telemetry.state_published(outcome.state)
         self._telemetry.run_ended(outcome.state, outcome.reason, seconds)
         if not is_failure:
             self._telemetry.layout_applied(*self.request)
@@ -417,6 +420,7 @@ class Record:
 
     def _published(self, state: model.State) -> None:
         self._published_gpus = self._status.gpus
+        self.requests.published()
         self._node.set_condition(readiness.condition(self._status))
         self._telemetry.state_published(state)
 
@@ -425,7 +429,9 @@ class Record:
         return {cluster.STATE_LABEL: self._status.state.value}
 
     def _annotations(self, journal: status.Journal | None) -> dict[str, str | None]:
-        annotations: dict[str, str | None] = {cluster.STATUS_ANNOTATION: self._status.to_json()}
+        self.requests.note_reboot(self._status)
+        annotations = self.requests.annotations()
+        annotations[cluster.STATUS_ANNOTATION] = self._status.to_json()
         if self._status.gpus is not self._published_gpus:
             annotations[cluster.GPUS_ANNOTATION] = gpu_codec.to_json(self._status.gpus)
         if journal is not None:

@@ -78,6 +78,7 @@ def is_possible(
 
     Raises:
         ClusterError: The API refused or does not answer.
+        HardwareError: The driver does not list the processes of pods whose devices no GPU has.
     """
     try:
         return not _affected(deps, planner.restore(now, snapshot), now)
@@ -101,6 +102,16 @@ def rollback_target(
     return gpus.missing(interrupted.snapshot), ""
 
 
+def restore_persistence(
+    deps: ports.Dependencies, written: record.Record, gpus: model.ObservedGpus
+) -> None:
+    """Switch on the persistence mode that a killed agent switched off for a reset."""
+    uuids = written.journal.persistent_gpus
+    if uuids and deps.reset:
+        deps.reset.restore_persistence([gpu for gpu in gpus if gpu.uuid in uuids])
+    written.note_journal(persistent_gpus=())
+
+
 def run(
     deps: ports.Dependencies,
     change: transaction.Transaction,
@@ -118,12 +129,11 @@ def run(
     try:
         now = deps.gpus.observe()
         written.note(gpus=now)
+        restore_persistence(deps, written, now)
         plan = planner.restore(now, snapshot)
         if plan.is_empty:
             result = transaction.without_steps(now, snapshot)
-            if result.is_complete:
-                change.journal.undone(result.unrestored)
-            return result.message
+            return change.conclude(result).message if result.is_complete else result.message
         _require_unused(deps, plan, now)
         change.journal.rolling_back()
         paused = paused_by.pause(plan, written, _Uninterrupted(deps.clock, deps.telemetry))
@@ -146,15 +156,13 @@ def run(
 def _require_unused(deps: ports.Dependencies, plan: steps.Plan, now: Sequence[model.Gpu]) -> None:
     pods = _affected(deps, plan, now)
     if pods:
-        raise errors.DrainError(f"pods use devices that would be removed: {', '.join(pods)}")
+        raise errors.DrainError(f"pods use devices that would be removed: {pods}")
 
 
-def _affected(
-    deps: ports.Dependencies, plan: steps.Plan, now: Sequence[model.Gpu]
-) -> tuple[str, ...]:
-    usage = drain.survey(deps.workloads, deps.allocations)
-    affected = clients.affected_ids(plan, now)
-    return tuple(pod.key for pod in clients.affected_pods(usage.pods, usage.assigned, affected))
+def _affected(deps: ports.Dependencies, plan: steps.Plan, now: Sequence[model.Gpu]) -> str:
+    """Name the pods that use, or may use, what a plan destroys."""
+    usage = drain.survey(deps.workloads, deps.allocations, now, deps.processes)
+    return usage.named(usage.users(clients.affected_ids(plan, now)))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -186,14 +194,25 @@ class RunJournal:
         """Publish the phase."""
         self.written.begin_rollback()
 
-    def undone(self, unrestored: tuple[model.GpuSnapshot, ...] = ()) -> None:
-        """Keep what unreachable GPUs had."""
-        self.written.note_journal(snapshot=unrestored)
+    def undone(
+        self, unrestored: tuple[model.GpuSnapshot, ...] = (), *, has_changed: bool = True
+    ) -> None:
+        """Keep what unreachable GPUs had, and whether device files may be outdated."""
+        is_stale = has_changed or self.written.journal.stale_files
+        self.written.note_journal(snapshot=unrestored, stale_files=is_stale)
 
     def done(self, gpus: model.ObservedGpus) -> None:
         """Note the GPUs, and keep what unreachable ones had outside the layout."""
         self.written.note(gpus=gpus)
-        self.written.note_journal(snapshot=self.unrestored(gpus), applied="")
+        self.written.note_journal(snapshot=self.unrestored(gpus), applied="", stale_files=True)
+
+    def persistence_off(self, uuids: tuple[str, ...]) -> None:
+        """Publish the GPUs, without waiting for the API."""
+        self.written.announce_journal(persistent_gpus=uuids)
+
+    def refreshed(self) -> None:
+        """Note that the device files are up to date."""
+        self.written.note_journal(stale_files=False)
 
     def unrestored(self, gpus: model.ObservedGpus) -> tuple[model.GpuSnapshot, ...]:
         """Return what unreachable GPUs had outside the layout."""

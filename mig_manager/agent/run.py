@@ -22,6 +22,7 @@ from mig_manager.agent import (
     drift,
     gpu_clients,
     host,
+    in_use,
     on_demand,
     planning,
     record,
@@ -31,23 +32,18 @@ from mig_manager.agent import (
 from mig_manager.change import transaction
 from mig_manager.core import messages, model, ports, steps, timing
 from mig_manager.core.layout import config, layouts
-from mig_manager.core.node import clients, cluster, resources
+from mig_manager.core.node import clients, cluster, gpu_use, resources
 from mig_manager.core.planner import planner
 
 _log = structlog.get_logger()
 
-_KUBELET_STARTS_WITHIN_S = 20.0
-"""How long a kubelet that has just started may take to list its pods: without them, every pod with
-a GPU would be evicted. It waits for their list from the API server, for some seconds."""
-
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class History:
-    """What earlier runs know; name and hash stand for a request, see ``Planning.is_for``."""
+    """What earlier runs know."""
 
-    fulfilled: tuple[str, str] | None = None
-    """The request that was applied when this process started: no pod is evicted for it."""
     rebooted: tuple[str, str] | None = None
+    """Name and content hash of the layout that the machine was rebooted for."""
     gpus: model.ObservedGpus = model.NO_GPUS
     """The GPUs as last observed; none: not yet."""
 
@@ -107,28 +103,35 @@ class Run:
 
     def _pipeline(self, request: ports.Cancellation) -> record.Outcome:
         """Go through the steps; see the top of this module."""
-        layout = self._resolve()
+        try:
+            layout = self._resolve()
+        except (errors.ConfigError, errors.LayoutError) as error:
+            kept = self._planning.observe_kept(error)
+            return self._verify_unchanged(None, kept, request)
         extra_clients = self._planning.extra_clients()
         service_names = self._deps.service_names()
         self._hooks.points.load()
-        gpus = self._planning.observe()
+        gpus = self._observe()
         older = self._outside(layout, gpus)
         plan = self._planning.plan(layout, gpus, restoring=older)
         if plan.is_empty:
             return self._verify_unchanged(layout, gpus, request)
-        usage = self._survey(layout, gpus, request)
+        order = self._order(plan, gpus, extra_clients)
+        usage = self._survey(layout, gpus, order, request)
         plan = self._planning.plan(layout, gpus, restoring=older, busy=usage.device_ids)
         order = self._order(plan, gpus, extra_clients)
         affected = order.affected_pods(usage)
         if self._may_evict:
-            self._on_demand.require_unused(plan, order, usage, service_names)
+            self._on_demand.require_unused(affected)
         if self._clients.await_driver(affected, usage.pods, gpus, self._record, request):
-            usage = self._survey(layout, gpus, request)
+            usage = self._survey(layout, gpus, order, request)
             plan = self._planning.plan(layout, gpus, restoring=older, busy=usage.device_ids)
+            order = self._order(plan, gpus, extra_clients)
+        wait = self._idle_wait(request)
+        in_use.require_idle(self._deps, plan, order, usage, services=service_names, wait=wait)
         self._services.require(service_names, plan)
         self._hooks.start(plan, request)
-        order = self._order(plan, gpus, extra_clients)
-        applied_before = self._close(order.affected_pods(usage))
+        applied_before = self._close(usage.named(order.affected_pods(usage)))
         drainage = self._drain(order, usage, request)
         paused = self._clients.pause(
             plan,
@@ -171,6 +174,17 @@ class Run:
         services = self._services.start()
         return messages.joined(result, services, self._hooks.try_exit())
 
+    def undo(self) -> str:
+        """Undo what an interrupted run left; return how it went, as a part of a sentence."""
+        is_stale = self._record.journal.stale_files
+        result = self.roll_back()
+        if is_stale:
+            try:
+                self._transaction(recovery.RunJournal(self._record)).refresh()
+            except errors.HostError as error:
+                result = messages.joined(result, error.message)
+        return result
+
     def _locked(self, request: ports.Cancellation) -> contextlib.AbstractContextManager[None]:
         if self._deps.lock is None:
             return contextlib.nullcontext()
@@ -188,8 +202,7 @@ class Run:
     def _resolve(self) -> layouts.Layout:
         """Read the layout, and publish early where it is expected to change the GPUs."""
         layout = self._planning.resolve()
-        fulfilled = self._history.fulfilled
-        self._may_evict &= not (fulfilled and self._planning.is_for(fulfilled))
+        self._may_evict &= not self._planning.is_verified()
         if (
             self._may_evict
             and self._record.attempt == 1
@@ -198,6 +211,11 @@ class Run:
             self._record.enter(model.Phase.RESOLVE, "looking at the GPUs")
         self._deps.standby.prepare()
         return layout
+
+    def _observe(self) -> model.ObservedGpus:
+        gpus = self._planning.observe()
+        recovery.restore_persistence(self._deps, self._record, gpus)
+        return gpus
 
     def _outside(
         self, layout: layouts.Layout, gpus: model.ObservedGpus
@@ -210,16 +228,15 @@ class Run:
         return others if others and recovery.is_possible(self._deps, gpus, others) else ()
 
     def _survey(
-        self, layout: layouts.Layout, gpus: model.ObservedGpus, request: ports.Cancellation
-    ) -> drain.Usage:
+        self,
+        layout: layouts.Layout,
+        gpus: model.ObservedGpus,
+        order: drain.Order,
+        request: ports.Cancellation,
+    ) -> gpu_use.Usage:
         """Return the usage of devices, if nothing on the node rules the change out."""
         self._deps.standby.expect_change()
-        until_s = self._deps.clock.monotonic() + _KUBELET_STARTS_WITHIN_S
-        while True:
-            usage = drain.survey(self._deps.workloads, self._deps.allocations)
-            if not usage.lacks_all_pods or self._deps.clock.monotonic() >= until_s:
-                break
-            request.wait(1.0)
+        usage = in_use.survey(self._deps, gpus, order, request)
         if not self._limits.allows_foreign_managers:
             has_mode = any(map(clients.is_vgpu_plugin, usage.pods))
             annotations = self._deps.node.read().annotations if has_mode else {}
@@ -252,12 +269,11 @@ class Run:
             has_begun=self._record.journal.draining,
         )
 
-    def _close(self, affected: tuple[cluster.Pod, ...]) -> str:
+    def _close(self, affected: str) -> str:
         """Taint the node; return the layout that its label named as applied."""
         if affected and not self._may_evict:
-            names = tuple(pod.key for pod in affected)
             raise errors.MigManagerError(
-                drift.drift_message(self._record.title, names), reason=errors.Reason.DRIFTED
+                drift.drift_message(self._record.title, affected), reason=errors.Reason.DRIFTED
             )
         if self._deps.slots is not None and not self._record.journal.blocks_workloads:
             self._deps.slots.check()
@@ -276,13 +292,11 @@ class Run:
         return applied
 
     def _drain(
-        self, order: drain.Order, usage: drain.Usage, request: ports.Cancellation
+        self, order: drain.Order, usage: gpu_use.Usage, request: ports.Cancellation
     ) -> drain.Drain:
         affected = order.affected_pods(usage)
         if affected:
-            names = messages.by_cause(
-                (pod.key, clients.why_uncertain(pod, usage.assigned)) for pod in affected
-            )
+            names = usage.named(affected)
             pods = "1 pod" if len(affected) == 1 else f"{len(affected)} pods"
             self._announce("Draining", f"{pods} to evict: {names}", is_warning=False)
         drainage = self._new_drain(order)
@@ -327,12 +341,7 @@ class Run:
         """Execute and verify the plan, or roll back; reboot where only that helps."""
         older, applied = recovery.rollback_target(self._deps, self._record.journal, gpus, applied)
         change = self._transaction(
-            recovery.RunJournal(self._record, layout, applied),
-            timing.Wait(
-                timeout_s=0.0 if self._on_demand.is_active else self._limits.in_use_timeout_s,
-                wait=request.wait,
-                on_wait=lambda error: _log.info("gpus_in_use", error=error.message),
-            ),
+            recovery.RunJournal(self._record, layout, applied), self._idle_wait(request)
         )
         try:
             after, _ = change.run(
@@ -355,6 +364,13 @@ class Run:
                 f"{error.message}; no reboot: {why}", reason=errors.Reason.REBOOT_REQUIRED
             ) from error
         return after
+
+    def _idle_wait(self, request: ports.Cancellation) -> timing.Wait:
+        return timing.Wait(
+            timeout_s=0.0 if self._on_demand.is_active else self._limits.in_use_timeout_s,
+            wait=request.wait,
+            on_wait=lambda error: _log.info("gpus_in_use", error=error.message),
+        )
 
     def _drain_whole_node(self, paused: gpu_clients.Paused, request: ports.Cancellation) -> None:
         """Evict every pod with a GPU, whatever the policy is otherwise."""
@@ -400,25 +416,25 @@ class Run:
         message: str = "waiting for the new devices to be schedulable",
     ) -> None:
         self._record.enter(model.Phase.PROVE, message)
-        self._clients.wait_schedulable(paused, gpus, request)
+        self._clients.wait_schedulable(paused, gpus, self._record, request)
 
     def _verify_unchanged(
-        self, layout: layouts.Layout, gpus: model.ObservedGpus, request: ports.Cancellation
+        self, layout: layouts.Layout | None, gpus: model.ObservedGpus, request: ports.Cancellation
     ) -> record.Outcome:
         """Finish what an interrupted run left between change and verification, if anything."""
         journal = recovery.RunJournal(self._record, layout)
         interrupted, unrestored = self._record.journal, journal.unrestored(gpus)
-        self._record.note_journal(snapshot=unrestored, applied="")
         unverified = tuple(gpu for gpu in interrupted.snapshot if gpu not in unrestored)
-        if not dataclasses.replace(interrupted, snapshot=unverified).is_empty:
+        is_stale = interrupted.stale_files or bool(unverified)
+        self._record.note_journal(snapshot=unrestored, applied="", stale_files=is_stale)
+        if not dataclasses.replace(interrupted, snapshot=unverified).is_restored:
             paused = self._clients.find_plugin(interrupted, gpus)
             self._transaction(journal).refresh()
             paused = self._resume(paused)
             self._prove(paused, gpus, request)
             self._clients.resume_monitors(paused, self._record, request)
             return self._record.succeeded(errors.Reason.APPLIED, "is active", gpus=gpus)
-        if self._record.attempt > 1:
-            # An earlier attempt may have failed at the files alone.
+        if is_stale:
             self._transaction(journal).refresh()
         if not self._clients.has_config(self._plugin_config):
             paused = self._clients.resume_plugin(
@@ -432,7 +448,7 @@ class Run:
             # Restarted once, and not at every retry.
             is_retry = self._record.attempt > 1
             paused = self._clients.find_stale(gpus, is_restarted=not is_retry)
-            self._clients.wait_schedulable(paused, gpus, request)
+            self._clients.wait_schedulable(paused, gpus, self._record, request)
         reason = errors.Reason.ALREADY_APPLIED
         return self._record.succeeded(reason, "is already active", gpus=gpus)
 

@@ -58,7 +58,7 @@ def _found(
     gpus = observe()
     document = _served(source, limits, gpus)
     try:
-        return document.layout(name), document.warnings
+        return document.layout(name, (gpus,)), document.warnings
     except errors.LayoutError as error:
         lost = "; ".join(gpu.sentence for gpu in served.ungenerated(gpus))
         if not lost:

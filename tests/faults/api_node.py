@@ -27,6 +27,7 @@ from mig_manager.sandbox import stages
 from mig_manager.sandbox.driver import states
 from mig_manager.sandbox.node import objects, sandbox_node
 from testkit import apiserver
+from tests import simulated_rig
 
 TOKEN = "agent"  # noqa: S105 - marks one client of the embedded server, and opens nothing
 DEADLINE_S = 60.0
@@ -185,6 +186,7 @@ class Stage(stages.Stage):
             own,
             gpus=nvml_gpus.NvmlGpus(clock=host.SystemClock()),
             allocations=self._wrap(kubelet, self.socket),
+            processes=simulated_rig.processes,
             standby=standbys.Standbys(),
         )
 

@@ -50,6 +50,7 @@ class Pipeline(reconcile.Reconciler):
         self.runs: list[tuple[str, int]] = []
         self.delays_s: list[float] = []
         self.evicting: list[bool] = []
+        self.news: list[bool] = []
         self.looks = 0
         self.next_action = drift.Action.REST
         self.recovered: list[str | None] = []
@@ -101,6 +102,7 @@ class Pipeline(reconcile.Reconciler):
         self.runs.append((name, options["attempt"]))
         self.delays_s.append(options["retry_after_s"])
         self.evicting.append(options["may_evict"])
+        self.news.append(options["is_new"])
         self.on_run(request)
         answer = self._script.pop(0)
         if not self._script:
@@ -296,23 +298,24 @@ def on_node(node_uid: str, name: str = "a") -> Callable[[loop.Inbox], None]:
 
 
 @pytest.mark.parametrize(
-    ("ended", "then", "forgotten", "evicts"),
+    ("ended", "then", "forgotten", "is_new"),
     [
         ((Reason.APPLIED,), [on_node("u2")], 1, False),
         ((Reason.APPLIED,), [on_node("u2"), on_node("u2", "b")], 1, True),
-        ((Reason.APPLIED,), [on_node("u2"), loop.Inbox.put_file_change], 1, True),
-        ((Reason.APPLIED,), [loop.Inbox.put_file_change], 0, True),
-        ((Reason.DOES_NOT_FIT,), [on_node("u2")], 1, True),
+        ((Reason.APPLIED,), [on_node("u2"), loop.Inbox.put_file_change], 1, False),
+        ((Reason.APPLIED,), [loop.Inbox.put_file_change], 0, False),
+        ((Reason.DOES_NOT_FIT,), [on_node("u2")], 1, False),
         ((Reason.IN_USE, Reason.APPLIED), [on_node("u2")], 1, False),
+        ((Reason.APPLIED,), [on_node("u1", "b"), on_node("u1")], 0, True),
     ],
-    ids=["same", "another label", "another file", "same node", "failed", "retried"],
+    ids=["same", "another label", "another file", "same node", "failed", "retried", "set again"],
 )
-def test_a_node_that_is_registered_again_is_served_again_and_no_pod_evicted_for_an_active_layout(
+def test_only_another_label_is_a_new_request_and_no_new_node_or_file(
     ended: tuple[Reason, ...],
     then: list[Callable[[loop.Inbox], None]],
     forgotten: int,
     *,
-    evicts: bool,
+    is_new: bool,
 ) -> None:
     box = loop.Inbox()
     box.put_label("a", node_uid="u1")
@@ -329,10 +332,10 @@ def test_a_node_that_is_registered_again_is_served_again_and_no_pod_evicted_for_
     serve(box, pipeline)
 
     assert len(pipeline.runs) == len(ended) + 1
-    assert (pipeline.forgotten, pipeline.evicting[-1]) == (forgotten, evicts)
+    assert (pipeline.forgotten, pipeline.news[-1]) == (forgotten, is_new)
 
 
-def test_the_second_new_node_in_a_row_evicts_no_pod_either() -> None:
+def test_the_second_new_node_in_a_row_is_no_new_request_either() -> None:
     box = loop.Inbox()
     box.put_label("a", node_uid="u1")
     lost = errors.ClusterError("the Node is gone", reason=Reason.API_ERROR)
@@ -347,7 +350,7 @@ def test_the_second_new_node_in_a_row_evicts_no_pod_either() -> None:
 
     serve(box, pipeline, intervals(600))
 
-    assert pipeline.evicting == [True, False, False]
+    assert pipeline.news == [False, False, False]
     assert pipeline.forgotten == 2
 
 
@@ -382,24 +385,6 @@ def test_a_drift_check_at_rest_starts_a_run_that_evicts_only_after_a_final_failu
     assert pipeline.looks == 1
     assert pipeline.runs == [("a", 1), ("a", 1)]
     assert pipeline.evicting == [True, evicts]
-
-
-def test_no_pod_is_evicted_for_an_active_layout_after_its_drift_could_not_be_healed() -> None:
-    """The hardware has changed since the healing failed, so another run may succeed."""
-    box = labelled("a")
-    pipeline = Pipeline(box, Reason.APPLIED, Reason.NO_PERMISSION, Reason.APPLIED)
-    actions = [drift.Action.RUN, drift.Action.HEAL]
-
-    def change(_request: ports.Cancellation) -> None:
-        if actions:
-            pipeline.next_action = actions.pop()
-            box.put_gpu_change()
-
-    pipeline.on_run = change
-
-    serve(box, pipeline)
-
-    assert pipeline.evicting == [True, False, False]
 
 
 def test_a_run_is_alone_with_the_driver_and_the_pause_before_a_retry_is_not() -> None:

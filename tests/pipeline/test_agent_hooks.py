@@ -92,14 +92,23 @@ def test_a_hooks_file_that_breaks_the_format_is_served_once_it_is_corrected(hook
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("point", POINTS[:-1])
-def test_sigterm_during_a_hook_ends_it_and_restores_the_node(hooks: Hooks, point: str) -> None:
+@pytest.mark.parametrize(
+    ("point", "number"),
+    [
+        ("apply-start", signal.SIGTERM),
+        ("pre-apply-mode", signal.SIGHUP),
+        ("pre-apply-config", signal.SIGQUIT),
+    ],
+)
+def test_a_signal_during_a_hook_ends_it_and_restores_the_node(
+    hooks: Hooks, point: str, number: signal.Signals
+) -> None:
     hooks.write(at=point, script="sleep 600")
     with stage(hooks) as rig:
         rig.label(LAYOUT)
         rig.wait(lambda: hooks.ran[-1:] == [point], f"the hook of {point}", timeout_s=120)
 
-        assert rig.stop_agent(signal.SIGTERM) == 0
+        assert rig.stop_agent(number) == 0
 
         assert hooks.ran[-1] == "apply-exit"
         assert {gpu.current_mode for gpu in rig.gpus.observe()} == {model.MigMode.DISABLED}

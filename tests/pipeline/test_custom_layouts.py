@@ -10,7 +10,6 @@ from mig_manager.agent import drift, reconcile, record
 from mig_manager.core import model
 from mig_manager.core.layout import custom, served
 from mig_manager.core.node import cluster
-from mig_manager.core.planner import planner
 from mig_manager.core.records import status
 from mig_manager.errors import Reason
 from tests import fakes, scenes
@@ -188,9 +187,9 @@ def test_after_a_restart_only_another_content_is_a_request_to_evict_pods(
 ) -> None:
     rig = scenes.busy_node()
     assert run(rig).reason is Reason.APPLIED
-    text_of_status = rig.annotations[cluster.STATUS_ANNOTATION]
+    written = dict(rig.annotations)
     repartition(rig)
-    rig.annotations[cluster.STATUS_ANNOTATION] = text_of_status
+    rig.annotations = written
 
     ours = scenes.reconciler(rig, limits=ON)
     ours.recover("custom", requested(text))
@@ -239,7 +238,7 @@ def test_a_killed_run_is_resumed_for_the_same_annotation_and_undone_for_another(
         assert rig.has_hold_taint is (was_closed and is_same), index
         if was_changing and not is_same:
             changed_back += 1
-            assert planner.restore(rig.gpus, before).is_empty, index
+            assert scenes.is_as_before(rig, before), index
         outcome = run(rig, wanted, by=successor)
         assert outcome.state is model.State.SUCCESS, (index, outcome.message)
         assert rig.labels[cluster.APPLIED_LABEL] == "custom"
@@ -264,7 +263,7 @@ def test_a_killed_run_is_undone_although_the_annotation_is_gone() -> None:
     successor.recover("custom", requested(None))
 
     assert run(rig, requested(None), by=successor).reason is Reason.NO_CUSTOM_LAYOUT
-    assert planner.restore(rig.gpus, before).is_empty
+    assert scenes.is_as_before(rig, before)
     scenes.assert_nothing_taken(rig)
 
 

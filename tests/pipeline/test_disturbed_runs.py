@@ -10,7 +10,6 @@ from mig_manager import errors
 from mig_manager.agent import advertisers
 from mig_manager.core import model, steps
 from mig_manager.core.node import clients, cluster
-from mig_manager.core.planner import planner
 from tests import fake_ports, fakes
 from tests.scenes import (
     BROKEN,
@@ -22,6 +21,7 @@ from tests.scenes import (
     broken,
     busy_node,
     calls,
+    is_as_before,
     monitored_node,
     node,
     reconciler,
@@ -112,7 +112,7 @@ def test_a_step_that_fails_brings_the_former_instances_back(step: type) -> None:
     assert_ends(rig, errors.Reason.INSUFFICIENT_RESOURCES, back)
 
     assert rig.executed
-    assert planner.restore(rig.gpus, [gpu.snapshot for gpu in before]).is_empty
+    assert is_as_before(rig, before)
     assert "spared" in rig.pod_names
 
 
@@ -130,13 +130,13 @@ def test_an_api_that_fails_during_the_rollback_does_not_keep_the_gpus_from_it() 
 
     for index in asked:
         rig = failing_node()
-        before = [gpu.snapshot for gpu in rig.gpus]
+        before = rig.gpus
         rig.failing = {index: BROKEN["node"]}
 
         with contextlib.suppress(errors.ClusterError):
             outcome = run(rig, "one-slice-changed")
             assert outcome.reason is errors.Reason.INSUFFICIENT_RESOURCES
-        assert planner.restore(rig.gpus, before).is_empty, index
+        assert is_as_before(rig, before), index
 
 
 @pytest.mark.parametrize("scenario", SWEPT)

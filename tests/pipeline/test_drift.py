@@ -10,7 +10,6 @@ from mig_manager import errors
 from mig_manager.agent import drift, reconcile, record
 from mig_manager.core import model, profile_name
 from mig_manager.core.node import cluster
-from mig_manager.core.planner import planner
 from mig_manager.errors import Reason
 from tests import fakes, gpu_values, scenes
 from tests.scenes import assert_ends
@@ -66,7 +65,7 @@ def test_on_request_a_drift_is_healed() -> None:
     assert ours.check_drift(LAYOUT, ended) is drift.Action.HEAL
     assert_ends(rig, Reason.APPLIED, layout=LAYOUT, by=ours, may_evict=False)
 
-    assert planner.restore(rig.gpus, [gpu.snapshot for gpu in before]).is_empty
+    assert scenes.is_as_before(rig, before)
 
 
 def add_pod_on_foreign_instances(rig: fakes.NodeRig) -> None:
@@ -107,6 +106,19 @@ def test_a_pod_that_comes_while_a_drift_is_healed_is_spared() -> None:
     assert_ends(rig, Reason.DRIFTED, "default/foreign", layout=LAYOUT, by=ours, may_evict=False)
 
     assert rig.gpus == gpus
+    assert "workloads.evict" not in rig.log
+
+
+def test_no_pod_is_evicted_for_a_drift_that_could_not_be_healed_before() -> None:
+    rig, ours, _ = node_at_rest(heals=True)
+    add_pod_on_foreign_instances(rig)
+    rig.refusing = {"gpus.observe": errors.HardwareError("no", reason=Reason.NO_PERMISSION)}
+    scenes.run(rig, LAYOUT, by=ours, may_evict=False)
+    rig.refusing = {}
+
+    # As the loop does when the hardware has changed since a failure for good.
+    assert_ends(rig, Reason.DRIFTED, layout=LAYOUT, by=ours)
+
     assert "workloads.evict" not in rig.log
 
 

@@ -7,7 +7,6 @@ from mig_manager import errors
 from mig_manager.agent import pulse as pulses
 from mig_manager.core import model, ports, steps
 from mig_manager.core.node import cluster
-from mig_manager.core.planner import planner
 from mig_manager.core.records import status
 from mig_manager.errors import Reason
 from tests import gpu_values, scenes
@@ -197,7 +196,7 @@ def test_each_verified_layout_is_kept_for_the_next_boot_with_lost_gpus_and_place
         ("all-balanced", "boot-1"),
     ]
     assert {gpu.uuid for gpu in kept[1].snapshot} == {gpu.uuid for gpu in rig.gpus}
-    assert planner.restore(rig.gpus, kept[1].snapshot).is_empty
+    assert scenes.is_as_before(rig, kept[1].snapshot)
 
 
 def test_a_layout_that_fails_is_not_kept() -> None:
@@ -214,6 +213,63 @@ def test_a_layout_that_fails_is_not_kept() -> None:
 def test_a_kept_layout_that_makes_no_sense_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"."):
         status.VerifiedLayout.from_json(text)
+
+
+@pytest.mark.parametrize("is_resumed", [True, False])
+def test_persistence_mode_is_restored_by_the_agent_after_a_killed_one(*, is_resumed: bool) -> None:
+    rig = scenes.resetting_node()
+    rig.has_persistence = True
+
+    def kill() -> None:
+        if rig.log[-1] == "host.reset":
+            raise scenes.Killed
+
+    rig.on_call = kill
+    with pytest.raises(scenes.Killed):
+        scenes.run(rig, "all-1g.5gb")
+    rig.on_call = lambda: None
+    assert len(rig.without_persistence) == len(rig.gpus)
+    # What is to be undone needs a reset, too.
+    rig.has_persistence = False
+    rig.refusing["host.reset"] = errors.HostError("no", reason=Reason.RESET_REQUIRED)
+
+    if is_resumed:
+        scenes.resume(rig, "all-1g.5gb")
+    else:
+        scenes.undo(rig)
+
+    assert rig.without_persistence == set()
+
+
+def test_outdated_device_files_are_refreshed_by_a_new_agent() -> None:
+    rig = scenes.node(layout="all-balanced")
+    rig.refusing["host.refresh"] = errors.HostError(
+        "nvidia-ctk failed", reason=Reason.DEVICE_FILES_FAILED
+    )
+    assert scenes.run(rig, "all-1g.5gb").reason is Reason.DEVICE_FILES_FAILED
+    rig.refusing.clear()
+    rig.refreshed = 0
+
+    assert scenes.resume(rig, "all-1g.5gb").reason is Reason.ALREADY_APPLIED
+
+    assert (rig.refreshed, "Recovered" in rig.events) == (1, False)
+    scenes.assert_nothing_taken(rig)
+
+
+def test_outdated_device_files_are_refreshed_where_the_label_is_gone() -> None:
+    rig = scenes.node(layout="all-balanced")
+    rig.refusing["host.refresh"] = errors.HostError(
+        "nvidia-ctk failed", reason=Reason.DEVICE_FILES_FAILED
+    )
+    scenes.run(rig, "all-1g.5gb")
+
+    assert scenes.undo(rig)
+    rig.refusing.clear()
+    rig.refreshed = 0
+    assert not scenes.undo(rig)
+
+    assert rig.refreshed == 1
+    scenes.assert_nothing_taken(rig)
 
 
 def test_a_process_that_stays_ends_the_run_before_anything_is_destroyed() -> None:

@@ -8,6 +8,8 @@ import pytest
 from mig_manager import errors
 from mig_manager.agent import loop
 from mig_manager.core.layout import custom
+from mig_manager.core.node import cluster
+from tests import scenes
 
 
 @pytest.fixture
@@ -49,7 +51,8 @@ def test_another_node_object_is_served_again_and_an_unknown_one_is_not(box: loop
     assert end.value.is_replaced
     again = taken(box, current.generation)
     assert (again.name, again.node_uid) == ("a", "u2")
-    assert again.since <= current.generation < again.generation
+    assert again.since == 0
+    assert current.generation < again.generation
 
 
 def test_a_label_that_changes_with_the_node_object_is_a_request_of_its_own(
@@ -138,6 +141,20 @@ def test_a_stop_ends_the_queue_for_good(box: loop.Inbox) -> None:
 
     assert box.next(0) is None
     assert box.is_stopping
+
+
+def test_an_agent_that_stops_in_a_run_publishes_that_it_was_interrupted() -> None:
+    rig = scenes.busy_node()
+    box = loop.Inbox()
+    box.put_label(scenes.LAYOUT)
+    rig.on_call = lambda: box.stop() if rig.has_hold_taint else None
+
+    with pytest.raises(errors.Superseded):
+        scenes.reconciler(rig).run(scenes.LAYOUT, taken(box))
+
+    assert rig.labels[cluster.STATE_LABEL] == "failed"
+    assert "Interrupted" in rig.events
+    scenes.assert_nothing_taken(rig, is_stopped=True)
 
 
 def requested(text: str | None, *, is_on_demand: bool = False) -> custom.Custom:

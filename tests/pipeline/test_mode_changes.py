@@ -64,10 +64,13 @@ class Node:
             proc=proc_tree.ProcTree(folder / "proc").root,
         )
 
-    def reset(self, gpus: Sequence[model.Gpu]) -> None:
+    def reset(self, gpus: Sequence[model.Gpu], note: gpu_reset.Note) -> None:
         self.asked_to_reset.append([gpu.index for gpu in gpus])
         self.before_reset()
-        self._reset.reset(gpus)
+        self._reset.reset(gpus, note)
+
+    def restore_persistence(self, gpus: Sequence[model.Gpu]) -> None:
+        self._reset.restore_persistence(gpus)
 
     def request(self, why: str) -> None:
         assert why

@@ -113,6 +113,17 @@ def test_a_change_whose_plugin_does_not_come_back_fails_and_is_verified_by_a_lat
     assert run(rig, "all-balanced").state is model.State.SUCCESS
 
 
+def test_a_plugin_that_kubelet_cannot_start_is_named_during_and_after_the_wait() -> None:
+    rig = node()
+    rig.plugin_is_broken = True
+    rig.plugin_waiting = cluster.Waiting(reason="ErrImagePull", message="plugin:9: not found")
+    why = "nvidia-device-plugin (ErrImagePull: plugin:9: not found)"
+
+    assert_ends(rig, Reason.PLUGIN_NOT_READY, why, layout="all-1g.5gb")
+
+    assert [why in message for message in rig.statuses].count(True) == 2
+
+
 def node_between_plugins() -> fakes.NodeRig:
     """A node with what kubelet keeps of a plugin whose socket is gone."""
     rig = node(layout="all-balanced")

@@ -10,7 +10,6 @@ from mig_manager.agent import reconcile
 from mig_manager.core import model
 from mig_manager.core.node import cluster
 from mig_manager.core.node import policy as policies
-from mig_manager.core.planner import planner
 from mig_manager.errors import Reason
 from tests import fakes, gpu_values, scenes
 from tests.scenes import assert_ends
@@ -60,6 +59,22 @@ def test_where_only_a_reboot_helps_the_node_reboots_once_and_gets_its_layout() -
     assert outcome.state is model.State.SUCCESS
     assert rig.reboots == 1
     scenes.assert_nothing_taken(rig)
+
+
+def test_a_new_node_object_leads_to_no_second_reboot() -> None:
+    """Kubelet registers the node again after the reboot, with the label from its flags."""
+    rig = rebooting_node()
+    go_down(rig)
+    restart_without_the_mode(rig)
+    rig.annotations.clear()
+    rig.labels.clear()
+    rig.has_hold_taint = False
+    ours = scenes.reconciler(rig)
+    ours.recover(LAYOUT)
+
+    assert scenes.run(rig, LAYOUT, by=ours).reason is not Reason.APPLIED
+
+    assert rig.reboots == 1
 
 
 def test_another_layout_does_not_start_a_run_on_a_machine_that_goes_down() -> None:
@@ -182,7 +197,8 @@ def test_after_a_refused_reboot_device_files_are_refreshed_and_the_plugin_is_a_n
 
     assert_ends(rig, Reason.REBOOT_REQUIRED, layout="all-disabled")
 
-    assert planner.restore(rig.gpus, [gpu.snapshot for gpu in before], keep_pending=True).is_empty
+    current = (dataclasses.replace(gpu, pending_mode=gpu.current_mode) for gpu in rig.gpus)
+    assert gpu_values.geometry(current) == gpu_values.geometry(before)
     assert rig.refreshed == 1
     rig.clock.wait(1)
     assert not old & set(rig.pods)

@@ -12,7 +12,7 @@ from mig_manager.core.node import cluster
 from mig_manager.core.node import policy as policies
 from mig_manager.core.records import gpu_codec, status
 from mig_manager.errors import Reason
-from tests import fakes, gpu_values
+from tests import fakes, gpu_values, scenes
 from tests.scenes import (
     CONFIG,
     assert_ends,
@@ -159,17 +159,6 @@ def test_a_kubelet_that_lists_no_pod_for_long_counts_as_silent() -> None:
     assert {"affected", "spared"}.isdisjoint(rig.pod_names)
 
 
-def test_without_kubelet_every_gpu_pod_leaves_because_any_may_hold_what_goes() -> None:
-    rig = busy_node()
-    rig.add_pod("cpu")
-    rig.kubelet_is_silent = True
-
-    assert_ends(rig, Reason.APPLIED)
-
-    assert {"affected", "spared"}.isdisjoint(rig.pod_names)
-    assert "cpu" in rig.pod_names
-
-
 @pytest.mark.parametrize(
     ("layout", "text", "reason"),
     [
@@ -193,6 +182,25 @@ def test_an_impossible_layout_fails_before_anything_is_touched(
     assert (rig.pods, rig.gpus) == (pods, gpus)
     assert rig.labels == {**labels, cluster.STATE_LABEL: "failed"}
     assert reason.remedy in json.loads(rig.annotations[cluster.STATUS_ANNOTATION])["message"]
+
+
+@pytest.mark.parametrize(
+    ("layout", "budgets", "phase"),
+    [
+        ("one-slice-changed", {}, "Done"),
+        ("too-much", {}, "Resolve"),
+        ("one-slice-changed", {"affected": "no disruption"}, "Drain"),
+    ],
+)
+def test_the_status_names_the_phase_in_which_a_run_has_ended(
+    layout: str, budgets: dict[str, str], phase: str
+) -> None:
+    rig = busy_node()
+    rig.budgets.update(budgets)
+
+    run(rig, layout)
+
+    assert status.read(rig.annotations[cluster.STATUS_ANNOTATION]).phase == phase
 
 
 def test_a_drain_that_a_budget_blocks_costs_nothing_and_names_pod_and_budget() -> None:
@@ -239,33 +247,60 @@ def test_a_drain_blocked_by_many_pods_has_a_short_message() -> None:
     assert max(len(text) for text in (*rig.messages, *rig.statuses, outcome.message)) < 1024
 
 
+class Driver:
+    """Knows profiles only with MIG on (``is_old``); or executes no step and says it did."""
+
+    def __init__(self, rig: fakes.NodeRig, *, is_old: bool = True) -> None:
+        self._gpus, self._full, self._is_old = rig.hardware, rig.gpus[0].profiles, is_old
+
+    def observe(self) -> model.ObservedGpus:
+        return model.ObservedGpus(
+            gpu
+            if gpu.current_mode is model.MigMode.ENABLED
+            else dataclasses.replace(gpu, profiles=None if self._is_old else self._full)
+            for gpu in self._gpus.observe()
+        )
+
+    def execute(self, plan: steps.Plan, seen: Sequence[model.Gpu] = ()) -> model.ObservedGpus:
+        if self._is_old:
+            self._gpus.execute(plan, seen)
+        return gpu_values.of_plan(self.observe(), plan)
+
+
 @pytest.mark.parametrize("is_old", [True, False])
 def test_the_gpus_are_verified_against_the_layout_and_planned_twice_if_the_driver_hides_profiles(
     *, is_old: bool
 ) -> None:
     rig = node()
-    gpus, full = rig.hardware, rig.gpus[0].profiles
-
-    class Driver:
-        """Knows profiles only with MIG on; or executes no step and says it did."""
-
-        def observe(self) -> model.ObservedGpus:
-            return model.ObservedGpus(
-                gpu
-                if gpu.current_mode is model.MigMode.ENABLED
-                else dataclasses.replace(gpu, profiles=None if is_old else full)
-                for gpu in gpus.observe()
-            )
-
-        def execute(self, plan: steps.Plan, seen: Sequence[model.Gpu] = ()) -> model.ObservedGpus:
-            if is_old:
-                gpus.execute(plan, seen)
-            return gpu_values.of_plan(self.observe(), plan)
-
+    driver = Driver(rig, is_old=is_old)
     reason = Reason.APPLIED if is_old else Reason.VERIFY_FAILED
-    assert_ends(rig, reason, layout="all-1g.5gb", by=reconciler(rig, gpus=Driver()))
+    assert_ends(rig, reason, layout="all-1g.5gb", by=reconciler(rig, gpus=driver))
 
     assert [len(gpu.mig_uuids) for gpu in rig.gpus] == [7 if is_old else 0] * 2
+
+
+def test_a_kill_in_the_second_plan_of_a_change_leaves_no_unlisted_instance() -> None:
+    rig = node()
+    before = rig.gpus
+    created: list[steps.Step] = []
+
+    def kill(step: steps.Step) -> None:
+        created.append(step)
+        if sum(isinstance(each, steps.CreateGpuInstance) for each in created) == 3:
+            raise scenes.Killed
+
+    rig.step_error = kill
+    with pytest.raises(scenes.Killed):
+        scenes.run(rig, "all-1g.5gb", by=reconciler(rig, gpus=Driver(rig)))
+    rig.step_error = lambda _step: None
+    assert len(rig.gpus[0].gpu_instances) == 2
+    journal = status.Journal.from_json(rig.annotations[cluster.JOURNAL_ANNOTATION])
+    assert [len(gpu.created or ()) for gpu in journal.snapshot] == [14, 14]
+
+    successor = reconciler(rig, gpus=Driver(rig))
+    successor.recover(None)
+
+    assert [gpu.snapshot for gpu in rig.gpus] == [gpu.snapshot for gpu in before]
 
 
 @pytest.mark.parametrize("is_kept", [True, False])

@@ -10,9 +10,7 @@ import pytest
 from mig_manager import errors
 from mig_manager.agent import drift
 from mig_manager.core import model, steps
-from mig_manager.core.layout import config
 from mig_manager.core.node import cluster, resources
-from mig_manager.core.planner import planner
 from mig_manager.core.records import status
 from mig_manager.errors import Reason
 from tests import fakes, gpu_values, scenes
@@ -20,22 +18,12 @@ from tests.scenes import LAYOUT, assert_ends
 from tests.shell import applying_rig
 
 IMPOSSIBLE = ("too-much", "no-such-layout", "no-such-profile")
-DOCUMENT = config.parse(scenes.CONFIG, source="test")
-
-
-def is_active(rig: fakes.NodeRig, layout: str) -> bool:
-    wanted = config.select(DOCUMENT.layout(layout), rig.gpus)
-    return planner.plan(rig.gpus, wanted).is_empty
-
-
-def is_as_before(rig: fakes.NodeRig, before: tuple[model.Gpu, ...]) -> bool:
-    return planner.restore(rig.gpus, [gpu.snapshot for gpu in before]).is_empty
 
 
 def assert_says_the_truth(rig: fakes.NodeRig) -> None:
     """The label names a layout that is active, or there is none."""
     applied = rig.labels.get(cluster.APPLIED_LABEL)
-    assert applied is None or is_active(rig, applied)
+    assert applied is None or scenes.has_layout(rig, applied)
 
 
 def killed(
@@ -73,7 +61,7 @@ def test_a_run_killed_at_any_call_is_resumed_without_reopening_the_node_and_succ
 
         assert rig.has_hold_taint is was_closed
         assert scenes.run(rig, layout, by=successor).state is model.State.SUCCESS, index
-        assert is_active(rig, layout)
+        assert scenes.has_layout(rig, layout)
         scenes.assert_nothing_taken(rig)
         assert_says_the_truth(rig)
     assert resumed > 5
@@ -99,17 +87,17 @@ def test_after_a_kill_another_request_or_none_starts_from_the_rolled_back_gpus(
     make, layout, indices = calls(scenario)
     for index in indices:
         rig, before = killed(make, layout, index)
-        was_applied = is_active(rig, layout)
+        was_applied = scenes.has_layout(rig, layout)
         if wanted is None:
             scenes.undo(rig)
-            assert was_applied or is_as_before(rig, before)
+            assert was_applied or scenes.is_as_before(rig, before)
             assert rig.labels.get(cluster.STATE_LABEL) != "pending"
         elif wanted in IMPOSSIBLE:
             assert scenes.resume(rig, wanted).state is model.State.FAILED
-            assert is_active(rig, layout) or is_as_before(rig, before)
+            assert scenes.has_layout(rig, layout) or scenes.is_as_before(rig, before)
         else:
             assert scenes.resume(rig, wanted).state is model.State.SUCCESS
-            assert is_active(rig, wanted)
+            assert scenes.has_layout(rig, wanted)
         scenes.assert_nothing_taken(rig)
         assert_says_the_truth(rig)
 
@@ -121,14 +109,14 @@ def test_after_a_kill_a_layout_that_has_become_impossible_is_undone_before_it_is
     undone = 0
     for index in indices:
         rig, before = killed(make, layout, index)
-        was_changed = not is_as_before(rig, before)
+        was_changed = not scenes.is_as_before(rig, before)
 
         outcome = scenes.resume(rig, layout, text)
 
         assert outcome.reason is Reason.DOES_NOT_FIT
         scenes.assert_nothing_taken(rig)
         if rig.labels.get(cluster.APPLIED_LABEL) == "all-balanced":
-            assert is_as_before(rig, before)
+            assert scenes.is_as_before(rig, before)
             undone += was_changed
         assert_says_the_truth(rig)
     assert undone > 0
@@ -149,7 +137,7 @@ def test_a_change_that_fails_and_is_killed_at_any_call_ends_as_it_would_have_und
         outcome = scenes.resume(rig, LAYOUT)
 
         assert outcome.reason is Reason.INSUFFICIENT_RESOURCES
-        assert is_as_before(rig, before)
+        assert scenes.is_as_before(rig, before)
         assert rig.labels.get(cluster.APPLIED_LABEL) == "all-balanced", index
         scenes.assert_nothing_taken(rig)
 
@@ -195,9 +183,20 @@ def test_a_failed_rollback_is_completed_when_the_request_is_impossible_or_remove
     else:
         scenes.undo(rig)
 
-    assert is_as_before(rig, before)
+    assert scenes.is_as_before(rig, before)
     assert rig.labels[cluster.APPLIED_LABEL] == "all-balanced"
     scenes.assert_nothing_taken(rig)
+
+
+@pytest.mark.parametrize("boot_id", ["boot-1", "boot-2"])
+def test_a_rollback_that_fails_again_is_not_announced_as_restored(boot_id: str) -> None:
+    rig, _ = unlucky_node()
+    rig.boot_id = boot_id
+    rig.step_error = scenes.refuse(steps.CreateGpuInstance, times=9)
+
+    assert scenes.undo(rig)  # and is retried
+
+    assert not any("restored what" in message for message in rig.messages)
 
 
 def test_a_failed_rollback_is_remembered_without_a_restart() -> None:
@@ -211,7 +210,7 @@ def test_a_failed_rollback_is_remembered_without_a_restart() -> None:
     outcome = assert_ends(rig, Reason.INSUFFICIENT_RESOURCES, by=ours, attempt=2)
 
     assert not outcome.is_unfinished
-    assert is_as_before(rig, before)
+    assert scenes.is_as_before(rig, before)
     assert rig.labels[cluster.APPLIED_LABEL] == "all-balanced"
 
 
@@ -224,7 +223,7 @@ def test_a_layout_about_another_gpu_does_not_leave_half_of_an_older_change_behin
     assert_ends(rig, Reason.APPLIED, layout="second-only", by=ours)
 
     assert rig.gpus[1].current_mode is model.MigMode.DISABLED
-    assert is_as_before(rig, before[:1])
+    assert scenes.is_as_before(rig, before[:1])
 
 
 def test_a_stopped_run_names_what_an_older_change_still_has_to_restore() -> None:
@@ -258,7 +257,7 @@ def test_an_agent_after_one_that_was_stopped_waits_for_the_plugin_that_this_one_
         try:
             scenes.run(rig, request=fakes.FakeRequest(rig.clock, ends_at=number))
         except errors.Superseded:
-            unfinished += is_active(rig, LAYOUT)
+            unfinished += scenes.has_layout(rig, LAYOUT)
         else:
             break
         rig.pods = {uid: pod for uid, pod in rig.pods.items() if not pod.is_terminating}
@@ -273,6 +272,7 @@ def test_an_agent_after_one_that_was_stopped_waits_for_the_plugin_that_this_one_
 
 def test_a_rollback_that_would_destroy_a_pods_device_does_not_run() -> None:
     rig = scenes.busy_node()
+    had = {gi.placement for gi in rig.gpus[0].gpu_instances}
     created: list[steps.Step] = []
 
     def refuse_after_one_creation(step: steps.Step) -> Exception | None:
@@ -285,8 +285,12 @@ def test_a_rollback_that_would_destroy_a_pods_device_does_not_run() -> None:
     rig.step_error = refuse_after_one_creation
     assert scenes.run(rig).is_unfinished
     rig.step_error = lambda _step: None
-    journal = status.Journal.from_json(rig.annotations[cluster.JOURNAL_ANNOTATION])
-    (odd,) = planner.restore(rig.gpus, journal.snapshot).destroyed_uuids
+    (odd,) = (
+        ci.uuid or ""
+        for gi in rig.gpus[0].gpu_instances
+        if gi.placement not in had
+        for ci in gi.compute_instances
+    )
     rig.add_pod("newcomer", devices=frozenset({odd}))
     gpus = rig.gpus
 
@@ -306,7 +310,7 @@ def test_the_journal_of_the_version_after_is_understood_as_far_as_it_is_known() 
 
     scenes.reconciler(rig).recover(None)
 
-    assert is_as_before(rig, before)
+    assert scenes.is_as_before(rig, before)
     scenes.assert_nothing_taken(rig)
 
 
@@ -332,7 +336,7 @@ def test_what_an_interrupted_change_left_is_undone_under_the_lock_alone() -> Non
     assert "gpus.observe" not in rig.log
 
     successor.recover("all-balanced")
-    assert is_as_before(rig, before)
+    assert scenes.is_as_before(rig, before)
     assert lock.descriptions == ["undoing an interrupted change to all-1g.5gb"]
     assert rig.refreshed == 1
 
@@ -371,7 +375,7 @@ def test_an_instance_that_the_interrupted_change_did_not_create_is_named_and_kep
     instances = tuple(gi for gi in rig.gpus[0].gpu_instances if gi.placement != place)
     rig.gpus = (dataclasses.replace(rig.gpus[0], gpu_instances=instances), *rig.gpus[1:])
     assert not successor.rest()
-    assert is_as_before(rig, before)
+    assert scenes.is_as_before(rig, before)
     assert cluster.JOURNAL_ANNOTATION not in rig.annotations
 
 
@@ -423,7 +427,7 @@ def test_an_unreachable_gpu_is_restored_later_if_the_new_layout_does_not_cover_i
         agent = scenes.reconciler(rig, ONE_OF_THEM)
         agent.recover("second-alone")
     assert scenes.run(rig, "second-alone", by=agent).state is model.State.SUCCESS
-    assert planner.restore(rig.gpus, [before]).is_empty
+    assert scenes.is_as_before(rig, [before])
     assert pending(rig) == ()
 
 

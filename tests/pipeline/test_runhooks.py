@@ -2,9 +2,8 @@
 
 import pytest
 
-from mig_manager.core import model, ports, steps
+from mig_manager.core import ports, steps
 from mig_manager.core.node import cluster
-from mig_manager.core.planner import planner
 from mig_manager.core.records import status
 from mig_manager.errors import Reason
 from tests import fakes, scenes
@@ -21,10 +20,6 @@ def rig() -> fakes.NodeRig:
 
 def journal(rig: fakes.NodeRig) -> status.Journal:
     return status.Journal.from_json(rig.annotations[cluster.JOURNAL_ANNOTATION])
-
-
-def is_as_before(rig: fakes.NodeRig, before: tuple[model.Gpu, ...]) -> bool:
-    return planner.restore(rig.gpus, [gpu.snapshot for gpu in before]).is_empty
 
 
 def test_hooks_run_before_the_taint_before_the_steps_and_before_the_plugin_returns(
@@ -84,7 +79,7 @@ def test_a_hook_that_fails_before_the_change_is_active_rolls_back(
     assert outcome.message.startswith(f"{point} failed")
     assert outcome.should_retry
     assert rig.hooked == ([START] if point == START else [START, CONFIG, EXIT])
-    assert is_as_before(rig, before)
+    assert scenes.is_as_before(rig, before)
     assert ("workloads.evict" in rig.log) is (point != START)
     rig.broken_hooks = set()
     assert_ends(rig, Reason.APPLIED)
@@ -99,7 +94,7 @@ def test_a_hook_that_fails_between_mode_and_instances_brings_the_mode_back() -> 
     assert_ends(rig, Reason.HOOK_FAILED, back, layout="all-1g.5gb")
 
     assert rig.hooked == [START, MODE, CONFIG, EXIT]
-    assert is_as_before(rig, before)
+    assert scenes.is_as_before(rig, before)
 
 
 def test_a_last_hook_that_fails_leaves_the_layout_and_is_tried_again(rig: fakes.NodeRig) -> None:

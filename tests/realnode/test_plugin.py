@@ -1,5 +1,7 @@
 """NVIDIA's device plugin and GPU feature discovery, as their owners configure them."""
 
+import re
+
 import pytest
 
 from tests import waiting
@@ -79,6 +81,10 @@ def test_a_plugin_that_does_not_start_is_named_and_the_layout_stays_for_the_next
 ) -> None:
     cluster.apply(manifests.plugin(DEVICE_LIST_STRATEGY="none-of-them"))
     cluster.request("all-3g.20gb")
+    why = f"kube-system/{manifests.PLUGIN}.* \\(CrashLoopBackOff"
+    waiting.until(
+        lambda: bool(re.search(why, cluster.status().get("message", ""))), "the pod's own reason"
+    )
     waiting.until(
         lambda: cluster.status().get("reason") == "PluginNotReady", "a failure", within_s=60
     )

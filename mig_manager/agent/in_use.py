@@ -1,0 +1,79 @@
+"""Find out, before anything is taken from the node, who uses what a plan changes."""
+
+import dataclasses
+from collections.abc import Collection
+
+from mig_manager import errors
+from mig_manager.agent import drain
+from mig_manager.core import messages, model, ports, steps, timing
+from mig_manager.core.node import gpu_use
+
+_KUBELET_STARTS_WITHIN_S = 20.0
+"""How long a kubelet that restarts may take to answer, and then to list its pods: it waits for
+their list from the API server, for some seconds."""
+
+
+def survey(
+    deps: ports.Dependencies,
+    gpus: model.ObservedGpus,
+    order: drain.Order,
+    request: ports.Cancellation,
+) -> gpu_use.Usage:
+    """Return the usage of devices; wait for kubelet if only it knows who is affected.
+
+    Raises:
+        ClusterError: The API refused or does not answer; POD_RESOURCES_UNAVAILABLE: kubelet does
+            not, and the order may affect pods that use other devices.
+        HardwareError: The driver does not list the processes of pods whose devices no GPU has.
+        Superseded: Another layout is requested, or the agent stops.
+    """
+    until_s = deps.clock.monotonic() + _KUBELET_STARTS_WITHIN_S
+    while True:
+        usage = drain.survey(deps.workloads, deps.allocations, gpus, deps.processes)
+        undecided = order.undecided_pods(usage)
+        if not undecided or deps.clock.monotonic() >= until_s:
+            break
+        request.wait(1.0)
+    if undecided and usage.assigned is None:
+        names = messages.listed([pod.key for pod in undecided])
+        raise errors.ClusterError(
+            f"{usage.no_answer}; no pod is evicted, because these may use other devices than "
+            f"those to be removed: {names}",
+            reason=errors.Reason.POD_RESOURCES_UNAVAILABLE,
+        )
+    return usage
+
+
+def require_idle(
+    deps: ports.Dependencies,
+    plan: steps.Plan,
+    order: drain.Order,
+    usage: gpu_use.Usage,
+    *,
+    services: Collection[str],
+    wait: timing.Wait,
+) -> None:
+    """Wait for processes that block a plan, but for those that the drain or a pause ends.
+
+    Raises:
+        HardwareError: The driver does not list the processes.
+        GpuInUseError: Some stay.
+        Superseded: Another layout is requested, or the agent stops.
+    """
+    if deps.processes is None:
+        return
+    ask = deps.processes
+
+    def check() -> None:
+        blocking = dataclasses.replace(usage, processes=ask()).blocking(
+            plan,
+            leaving=order.affected_pods(usage),
+            services=services,
+            daemons=order.extra_clients,
+        )
+        if blocking:
+            raise errors.GpuInUseError("; ".join(blocking))
+
+    wait.retry(check, deps.clock, may_pass=lambda error: isinstance(error, errors.GpuInUseError))
+    # The question has used up the worker that was started ahead.
+    deps.standby.expect_change()

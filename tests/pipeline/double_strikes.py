@@ -1,0 +1,263 @@
+"""Strike an agent on the node in memory, strike its successor, and judge where that ends.
+
+A strike is a kill, or a write of another program, just before a call of a port or a step of the
+driver. Strikes that meet the same node with the same journal in the same phase count once.
+"""
+
+import collections
+import functools
+import itertools
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import NamedTuple
+
+from mig_manager.agent import record
+from mig_manager.core.node import clients, cluster
+from tests import scenes
+from tests.pipeline import played_changes
+from tests.pipeline.played_changes import Change, End, Gpus, Play
+
+
+def _request_another(play: Play) -> None:
+    play.layout, play.custom = play.change.other.applied or "", None
+    play.may_go |= {"affected", "spared", "newcomer"}
+
+
+def _write_deploy_label(play: Play) -> None:
+    play.rig.labels[cluster.PLUGIN_DEPLOY_LABEL] = "true"
+
+
+def _remove_taint(play: Play) -> None:
+    play.rig.has_hold_taint = False
+
+
+def _remove_journal(play: Play) -> None:
+    play.rig.annotations.pop(cluster.JOURNAL_ANNOTATION, None)
+
+
+def _cut_journal(play: Play) -> None:
+    text = play.rig.annotations.get(cluster.JOURNAL_ANNOTATION)
+    if text is not None and text.endswith("}"):
+        play.rig.annotations[cluster.JOURNAL_ANNOTATION] = text[: len(text) // 2]
+
+
+def _start_pod(play: Play, *, is_spared: bool = False) -> None:
+    """Kubelet starts a pod that was bound before; it needs a plugin that serves the device."""
+    rig = play.rig
+    serving = [p for p in rig.pods.values() if clients.is_device_plugin(p) and p.is_ready]
+    in_use = frozenset().union(*rig.assigned.values())
+    free = frozenset().union(*rig.schedulable.values()) - in_use
+    existing = sorted(
+        uuid
+        for uuid, name in played_changes.names(rig.gpus).items()
+        if uuid in free and (name in played_changes.each(play.change.after)) is is_spared
+    )
+    if existing and serving and not serving[0].is_terminating and "newcomer" not in rig.pod_names:
+        uid = rig.add_pod("newcomer", devices=frozenset(existing[:1]))
+        play.pods[uid] = "newcomer"
+        if play.change.custom is None and not is_spared:
+            play.may_go.add("newcomer")
+
+
+def _end_pod(play: Play) -> None:
+    for uid, name in play.pods.items():
+        if name in ("affected", "spared") and uid in play.rig.pods:
+            del play.rig.pods[uid]
+            play.rig.assigned.pop(uid, None)
+            play.may_go.add(name)
+            return
+
+
+def _change_file(play: Play) -> None:
+    """Swap the names of two layouts."""
+    ours, other = play.change.layout, play.change.other.applied or ""
+    lines = scenes.CONFIG.replace(f"  {ours}:\n", "  *:\n").replace(
+        f"  {other}:\n", f"  {ours}:\n"
+    )
+    play.config.text = lines.replace("  *:\n", f"  {other}:\n")
+    if play.custom is None:
+        play.may_go |= {"affected", "spared", "newcomer"}
+
+
+def _break_file(play: Play) -> None:
+    play.config.text = "version: ["
+
+
+def kill(play: Play) -> None:
+    """End the agent's process."""
+    play.is_dead = True
+
+
+WRITES: Mapping[str, Callable[[Play], None]] = {
+    "label, another layout": _request_another,
+    "label of the plugin": _write_deploy_label,
+    "taint removed": _remove_taint,
+    "journal removed": _remove_journal,
+    "journal cut short": _cut_journal,
+    "pod starts where its device goes": _start_pod,
+    "pod starts where its device stays": functools.partial(_start_pod, is_spared=True),
+    "pod ends": _end_pod,
+    "file, another layout": _change_file,
+    "file broken": _break_file,
+}
+"""What another program or a person does to the node, by what it is written to."""
+
+
+def ends(change: Change, write: str, *, unread: Gpus | None = None) -> Sequence[End]:
+    """Return how a change may end during which another program writes once.
+
+    Args:
+        change: What is requested.
+        write: The name of the write.
+        unread: The GPUs at the start of an agent that has not read the journal yet.
+    """
+    keeps_file = change.custom is not None or change.is_refused
+    failed = End("failed", change.was, change.before)
+    match write:
+        case "label, another layout":
+            return (change.other,)
+        case "file, another layout" if not keeps_file:
+            return (change.other._replace(applied=change.layout),)
+        case "file broken" if not keeps_file:
+            # What is active when the file breaks stays, with success if it was verified before.
+            return (failed, change.end, End("failed", None, change.after))
+        case "pod starts where its device goes" | "pod starts where its device stays":
+            # On demand no pod is evicted, nor one whose device is not known yet.
+            return (change.end, failed) if change.custom is not None else (change.end,)
+        case "journal removed" | "journal cut short" if change.is_refused and unread:
+            # Nothing else says what the GPUs had: they stay as they are, under no layout's name.
+            return (change.end, End("failed", None, unread))
+        case _:
+            return (change.end,)
+
+
+# -- all of it -----------------------------------------------------------------------------------
+
+
+class Result(NamedTuple):
+    counts: Mapping[str, int]
+    problems: Sequence[str]
+
+
+def play_all(change: Change, *, step: int = 1) -> Result:
+    """Kill the agent at each moment, and kill or disturb its successor at each of its moments.
+
+    Args:
+        change: What is requested.
+        step: Strike at every n-th moment only: the same sample every time.
+    """
+    explorer = _Explorer(change, step)
+    start = Play.of(change)
+    once = explorer.killed([start])
+    twice = explorer.killed(once)
+    for play in (start, *once, *twice):
+        explorer.rest(play.fork(), (change.end,))
+    for play in (start, *once):
+        for name, write in WRITES.items():
+            explorer.disturb(play, name, write)
+    counts = {
+        "tried": explorer.tried,
+        "struck": explorer.struck,
+        "nodes after a kill": len(once),
+        "nodes after two kills": len(twice),
+        "judged": explorer.judged,
+        "converged": explorer.converged,
+    }
+    return Result(counts | explorer.strikes, explorer.problems)
+
+
+class _Explorer:
+    """Plays a change over and over, and counts."""
+
+    def __init__(self, change: Change, step: int) -> None:
+        self._change = change
+        self._step = step
+        self._seen: set[Hashable] = set()
+        self._rested: set[Hashable] = set()
+        self.strikes: collections.Counter[str] = collections.Counter(kills=0, writes=0)
+        self.tried = self.struck = self.judged = self.converged = 0
+        self.problems: list[str] = []
+
+    def killed(self, plays: Sequence[Play]) -> Sequence[Play]:
+        """Kill an agent of each play at each moment; return one play for each different node."""
+        nodes = []
+        for play in plays:
+            for number in itertools.count(self._step // 2, self._step):
+                forked = play.fork()
+                outcome = forked.serve(_Strike(number, kill))
+                if not forked.is_dead:
+                    break
+                self.tried += 1
+                self.struck += outcome is None
+                self.strikes["kills"] += 1
+                if forked.key not in self._seen:
+                    self._seen.add(forked.key)
+                    forked.path = (*play.path, f"killed at {number}")
+                    nodes.append(forked)
+        return nodes
+
+    def disturb(self, play: Play, name: str, write: Callable[[Play], object]) -> None:
+        """Have another program write at each moment of an agent, and judge how each run ends."""
+        for number in itertools.count(self._step // 2, self._step):
+            forked, strike = play.fork(), _Strike(number, functools.partial(self._write, write))
+            forked.path = (*play.path, f"{name} at {number}")
+            outcome = forked.serve(strike)
+            if not strike.has_come:
+                return
+            if strike.has_struck and not forked.is_dead:
+                self.tried += 1
+                self.struck += 1
+                self.strikes["writes"] += 1
+                unread = None if number else played_changes.described(play.rig.gpus)
+                self._judge(forked, outcome, ends(self._change, name, unread=unread))
+
+    def _write(self, write: Callable[[Play], object], play: Play) -> None:
+        """Write, and go on only where no other strike has met the same node at the same call."""
+        write(play)
+        key = write, play.rig.log[-1:] and play.rig.log[-1], play.key, play.requested
+        play.is_dead = key in self._seen
+        self._seen.add(key)
+
+    def rest(self, play: Play, allowed: Sequence[End]) -> None:
+        """Let an agent serve in peace, and judge how that ends."""
+        self._judge(play, play.serve(_nothing_happens), allowed)
+
+    def _judge(self, play: Play, outcome: record.Outcome | None, allowed: Sequence[End]) -> None:
+        problems = play.judge(outcome, allowed)
+        self.problems += (f"{', '.join(play.path)}: {problem}" for problem in problems)
+        self.judged += 1
+        self.converged += not problems
+        if problems or play.key in self._rested:
+            return
+        self._rested.add(play.key)
+        # The next request works, despite what was written before.
+        following = play.fork()
+        following.config.text = scenes.CONFIG
+        following.layout, following.custom = played_changes.NEXT.applied or "", None
+        following.may_go |= {"affected", "spared", "newcomer"}
+        outcome = following.serve(_nothing_happens)
+        self.problems += (
+            f"{', '.join(play.path)}, then the next request: {problem}"
+            for problem in following.judge(outcome, (played_changes.NEXT,))
+        )
+
+
+class _Strike:
+    """Strikes an agent at one of its moments."""
+
+    def __init__(self, moment: int, what: Callable[[Play], object]) -> None:
+        self._moment = moment
+        self._what = what
+        self.has_come = False
+        self.has_struck = False
+        """Whether it made a difference."""
+
+    def __call__(self, play: Play) -> None:
+        if play.moment != self._moment or self.has_come:
+            return
+        self.has_come = True
+        before = play.key, play.requested
+        self._what(play)
+        self.has_struck = (play.key, play.requested) != before
+
+
+def _nothing_happens(_play: Play) -> None: ...

@@ -1,0 +1,332 @@
+"""A change of the node in memory, played by one agent after another until it ends.
+
+What must hold in the end is written here as data; neither the planner nor the journal is asked.
+"""
+
+import copy
+import dataclasses
+import json
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from mig_manager import errors
+from mig_manager.agent import record, settings
+from mig_manager.core import model, steps
+from mig_manager.core.layout import custom as customs
+from mig_manager.core.node import clients, cluster
+from tests import fakes, scenes
+from tests.pipeline import test_on_demand
+
+_BALANCED = "2g.10gb@0 1g.5gb@2 1g.5gb@3 3g.20gb@4"
+_SLICE = "1g.5gb@0 1g.5gb@1 1g.5gb@2 1g.5gb@3 3g.20gb@4"
+_ALL_1G = "1g.5gb@0 1g.5gb@1 1g.5gb@2 1g.5gb@3 1g.5gb@4 1g.5gb@5 1g.5gb@6"
+_MOST_ATTEMPTS = 8
+_PAUSE_S = 5.0
+_LIMITS = {"has_custom_layouts": True, "generated_layouts": settings.GeneratedLayouts.OFF}
+
+Gpus = tuple[str, ...]
+
+
+class Change(NamedTuple):
+    """A request to a node, and how both end if nothing strikes."""
+
+    make: Callable[[], fakes.NodeRig]
+    layout: str
+    before: Gpus
+    after: Gpus
+    """The GPUs once the layout is active."""
+    was: str | None
+    """The layout that is applied before."""
+    custom: customs.Custom | None = None
+    is_refused: bool = False
+    """Whether the driver refuses an instance of the layout, so that all is rolled back."""
+    evicted: frozenset[str] = frozenset()
+    """The pods that it evicts."""
+
+    @property
+    def other(self) -> "End":
+        """How a request of another layout ends."""
+        if self.layout == "all-1g.5gb":
+            return End("success", "all-balanced", (_BALANCED, _BALANCED))
+        return End("success", "all-1g.5gb", (_ALL_1G, _ALL_1G))
+
+    @property
+    def end(self) -> "End":
+        """How it ends."""
+        if self.is_refused:
+            return End("failed", self.was, self.before)
+        return End("success", self.layout, self.after)
+
+
+class End(NamedTuple):
+    """How a node is at rest."""
+
+    state: str
+    applied: str | None
+    gpus: Gpus
+
+
+NEXT = End("success", "all-disabled", ("off", "off"))
+"""How the request after a change ends."""
+
+
+CHANGES: Mapping[str, Change] = {
+    "first layout": Change(
+        scenes.node, "all-1g.5gb", before=("off", "off"), after=(_ALL_1G, _ALL_1G), was=None
+    ),
+    "one slice": Change(
+        scenes.busy_node,
+        "one-slice-changed",
+        before=(_BALANCED, _BALANCED),
+        after=(_SLICE, _BALANCED),
+        was="all-balanced",
+        evicted=frozenset({"affected"}),
+    ),
+    "mode change": Change(
+        scenes.busy_node,
+        "all-disabled-first",
+        before=(_BALANCED, _BALANCED),
+        after=("off", _BALANCED),
+        was="all-balanced",
+        evicted=frozenset({"affected"}),
+    ),
+    "rollback": Change(
+        scenes.busy_node,
+        "one-slice-changed",
+        before=(_BALANCED, _BALANCED),
+        after=(_SLICE, _BALANCED),
+        was="all-balanced",
+        is_refused=True,
+        evicted=frozenset({"affected"}),
+    ),
+    "on demand": Change(
+        test_on_demand.idle_node,
+        "custom",
+        before=(_BALANCED, _BALANCED),
+        after=(_SLICE, _BALANCED),
+        was="all-balanced",
+        custom=test_on_demand.ON_DEMAND,
+    ),
+}
+
+
+class Death(BaseException):
+    """Stands for SIGKILL: the process makes no call after it."""
+
+
+@dataclasses.dataclass
+class Play:
+    """A node and what is requested of it, between two strikes or during one."""
+
+    change: Change
+    rig: fakes.NodeRig
+    config: fakes.FakeConfig
+    layout: str
+    custom: customs.Custom | None
+    moment: int = 0
+    """How many moments the present agent has lived through."""
+    path: tuple[str, ...] = ()
+    """The strikes so far."""
+    problems: list[str] = dataclasses.field(default_factory=list)
+    is_dead: bool = False
+    """Whether the agent's process was killed: nothing that it still does has an effect."""
+    pods: dict[str, str] = dataclasses.field(default_factory=dict)
+    """Names of the pods that have devices, by UID."""
+    may_go: set[str] = dataclasses.field(default_factory=set)
+    """Names of pods that end by themselves, or that a later request may evict."""
+
+    @classmethod
+    def of(cls, change: Change) -> "Play":
+        """Return the change at its start."""
+        rig = change.make()
+        play = cls(change, rig, fakes.FakeConfig(scenes.CONFIG), change.layout, change.custom)
+        assert described(rig.gpus) == change.before
+        play.pods = {uid: pod.name for uid, pod in rig.pods.items() if uid in rig.assigned}
+        return play
+
+    def fork(self) -> "Play":
+        """Return another play that is as far as this one."""
+        rig = self.rig
+        rig.on_call, rig.step_error = _nothing, _accept
+        for past in (rig.log, rig.executed, rig.statuses, rig.events, rig.messages):
+            past.clear()
+        forked = copy.deepcopy(self, {id(rig.gpus): rig.gpus, id(self.change): self.change})
+        forked.moment = 0
+        return forked
+
+    # -- one agent ---------------------------------------------------------------------------
+
+    def serve(self, strike: Callable[["Play"], object]) -> record.Outcome | None:
+        """Run an agent until it rests; None if it died. ``strike`` is called at each moment."""
+        rig = self.rig
+        self.is_dead = False
+
+        def come_to() -> None:
+            if not self.is_dead:
+                strike(self)
+            if self.is_dead:
+                raise Death
+            self.moment += 1
+
+        def step(one: steps.Step) -> Exception | None:
+            come_to()
+            self._check_idle(one)
+            return self._refuse(one)
+
+        rig.on_call, rig.step_error = come_to, step
+        try:
+            return self._serve()
+        except Death:
+            return None
+        finally:
+            rig.on_call, rig.step_error = _nothing, _accept
+
+    def _serve(self) -> record.Outcome | None:
+        ours = scenes.reconciler(self.rig, configs=self.config, limits=_LIMITS)
+        is_recovered = False
+        for attempt in range(1, _MOST_ATTEMPTS + 1):
+            request = fakes.FakeRequest(self.rig.clock, replaced=True)
+            asked = self.requested
+            request.ends_when = lambda asked=asked: asked != self.requested  # type: ignore[misc]
+            try:
+                if not is_recovered:
+                    ours.recover(self.layout, self.custom)
+                    is_recovered = True
+                outcome = ours.run(self.layout, request, custom=self.custom, attempt=attempt)
+            except errors.Superseded:
+                continue
+            except errors.ClusterError:
+                is_recovered = False
+            else:
+                is_refused = outcome.reason is errors.Reason.INSUFFICIENT_RESOURCES
+                is_over = is_refused or not outcome.should_retry
+                if is_over and asked == self.requested:
+                    # What comes back by itself, such as the plugin of a failed change, does.
+                    self.rig.clock.wait(_PAUSE_S)
+                    return outcome
+            self.rig.clock.wait(_PAUSE_S)
+        return None
+
+    @property
+    def requested(self) -> tuple[object, ...]:
+        """What a newer request differs from."""
+        return self.layout, self.custom, self.config.text
+
+    def _refuse(self, step: steps.Step) -> Exception | None:
+        is_ours = isinstance(step, steps.CreateGpuInstance) and step.placement.start == 1
+        if self.change.is_refused and self.layout == self.change.layout and is_ours:
+            return errors.HardwareError("no", reason=errors.Reason.INSUFFICIENT_RESOURCES)
+        return None
+
+    def _check_idle(self, step: steps.Step) -> None:
+        """Note a pod whose device a step destroys."""
+        (gpu,) = (each for each in self.rig.gpus if each.uuid == step.gpu_uuid)
+        match step:
+            case steps.SetMode():
+                doomed = {gpu.uuid, *gpu.mig_uuids}
+            case steps.DestroyComputeInstance() | steps.DestroyGpuInstance():
+                doomed = {
+                    ci.uuid or ""
+                    for gi in gpu.gpu_instances
+                    if gi.instance_id == step.gpu_instance_id
+                    for ci in gi.compute_instances
+                }
+            case _:
+                return
+        for uid, devices in self.rig.assigned.items():
+            if uid in self.rig.pods and devices & doomed:
+                self.problems.append(f"{step} destroys a device of {self.rig.pods[uid].name}")
+
+    # -- judging -----------------------------------------------------------------------------
+
+    @property
+    def key(self) -> Hashable:
+        """What the next agent and the pods meet: strikes that lead to the same count once."""
+        rig = self.rig
+        published = json.loads(rig.annotations.get(cluster.STATUS_ANNOTATION, "{}"))
+        pods = sorted((p.name, p.is_terminating, p.is_ready, p.phase) for p in rig.pods.values())
+        return (
+            *(published.get(name) for name in ("config", "configHash", "state", "phase")),
+            rig.annotations.get(cluster.JOURNAL_ANNOTATION),
+            tuple(sorted(rig.labels.items())),
+            rig.has_hold_taint,
+            described(rig.gpus),
+            tuple(uuid for gpu in rig.gpus for uuid in gpu.mig_uuids),
+            tuple(pods),
+            tuple(sorted((name, tuple(sorted(ids))) for name, ids in rig.schedulable.items())),
+            rig.withdrawn is rig.schedulable,
+            len(rig.saved),
+        )
+
+    def judge(self, outcome: record.Outcome | None, ends: Sequence[End]) -> list[str]:
+        """Return what is not as it must be at rest."""
+        rig = self.rig
+        if outcome is None:
+            return [f"no end after {_MOST_ATTEMPTS} attempts"]
+        labels, gpus = rig.labels, described(rig.gpus)
+        problems = [*self.problems]
+        state, applied = labels.get(cluster.STATE_LABEL), labels.get(cluster.APPLIED_LABEL)
+        published = json.loads(rig.annotations[cluster.STATUS_ANNOTATION])
+        if (state, applied, gpus) not in ends:
+            problems.append(f"ended {state} {applied} {gpus}: {outcome.message}")
+        if {state, published["state"]} != {outcome.state.value}:
+            problems.append(f"label {state}, status {published['state']}, not {outcome.state}")
+        try:
+            scenes.assert_nothing_taken(rig)
+        except AssertionError:
+            journal = rig.annotations.get(cluster.JOURNAL_ANNOTATION)
+            problems.append(f"taken: taint {rig.has_hold_taint}, journal {journal}, {labels}")
+        if labels.get(cluster.PLUGIN_DEPLOY_LABEL) != "true":
+            problems.append(f"plugin {labels.get(cluster.PLUGIN_DEPLOY_LABEL)}")
+        problems += self._hurt()
+        plugins = [pod for pod in rig.pods.values() if clients.is_device_plugin(pod)]
+        devices = set().union(*rig.schedulable.values())
+        if len(plugins) != 1 or devices != names(rig.gpus).keys():
+            problems.append(f"{len(plugins)} plugins offer {sorted(devices)}")
+        return problems
+
+    def _hurt(self) -> Iterator[str]:
+        may_go = self.change.evicted | self.may_go
+        for uid, name in self.pods.items():
+            if uid not in self.rig.pods and name not in may_go:
+                yield f"{name} was evicted"
+
+
+def names(gpus: Sequence[model.Gpu]) -> dict[str, str]:
+    """Return GPU, profile and place of each device, by UUID."""
+    names = {}
+    for gpu in gpus:
+        if gpu.current_mode is model.MigMode.DISABLED:
+            names[gpu.uuid] = f"{gpu.index}: off"
+        for gi in gpu.gpu_instances:
+            for ci in gi.compute_instances:
+                names[ci.uuid or ""] = f"{gpu.index}: {ci.profile}@{gi.placement.start}"
+    return names
+
+
+def each(gpus: Gpus) -> set[str]:
+    """Return the devices that a change lists, each with its GPU."""
+    return {f"{index}: {name}" for index, gpu in enumerate(gpus) for name in gpu.split()}
+
+
+def _nothing() -> None: ...
+
+
+def _accept(_step: steps.Step) -> None: ...
+
+
+def described(gpus: Sequence[model.Gpu]) -> Gpus:
+    """Return the GPUs in the words of the changes."""
+    return tuple(map(_described, gpus))
+
+
+def _described(gpu: model.Gpu) -> str:
+    if gpu.current_mode is not gpu.pending_mode:
+        return "between two modes"
+    if gpu.current_mode is model.MigMode.DISABLED:
+        return "off"
+    return " ".join(
+        f"{name}@{gi.placement.start}"
+        for gi in gpu.gpu_instances
+        for name in ([str(ci.profile) for ci in gi.compute_instances] or [f"({gi.profile})"])
+    )

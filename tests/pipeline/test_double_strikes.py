@@ -1,0 +1,47 @@
+"""Two strikes in a row: the second one meets what the first left to the next agent."""
+
+import logging
+import time
+from collections.abc import Callable
+
+import pytest
+import structlog
+
+from docs.generator import results
+from tests.pipeline import double_strikes, played_changes
+
+Note = Callable[[str, object], None]
+_SECTION = "double strikes"
+
+
+def play(note: Note, name: str, section: str, *, step: int = 1) -> None:
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+    begun_s = time.process_time()
+    counts, problems = double_strikes.play_all(played_changes.CHANGES[name], step=step)
+    note(section, {"change": name, **counts, "CPU seconds": round(time.process_time() - begun_s)})
+    assert problems == []
+    assert counts["struck"] == counts["tried"]
+    assert counts["converged"] == counts["judged"]
+    assert counts["kills"] > 0
+    assert counts["writes"] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", played_changes.CHANGES)
+def test_every_pair_of_strikes_has_an_end_that_is_true(name: str, record_property: Note) -> None:
+    play(record_property, name, _SECTION)
+
+
+@pytest.mark.parametrize("name", played_changes.CHANGES)
+def test_a_sample_of_the_pairs_of_strikes_has_an_end_that_is_true(
+    name: str, record_property: Note
+) -> None:
+    play(record_property, name, f"{_SECTION}, a sample", step=13)
+
+
+def test_the_published_counts_are_those_of_the_present_changes() -> None:
+    published = {each["change"]: each for each in results.entries(_SECTION)}
+    assert published.keys() == played_changes.CHANGES.keys()
+    for counts in published.values():
+        assert counts["struck"] == counts["tried"] == counts["kills"] + counts["writes"]
+        assert counts["converged"] == counts["judged"]

@@ -1,0 +1,229 @@
+"""What uses a GPU keeps a plan from it before a pod is evicted, also after an agent's restart."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from mig_manager.core import model, steps
+from mig_manager.core.node import policy as policies
+from mig_manager.errors import Reason
+from tests import fakes, gpu_values, scenes
+
+RETRIES = 3
+"""How often a run is repeated, with a new agent each time."""
+
+
+def assert_refused(
+    rig: fakes.NodeRig, reason: Reason, *texts: str, layout: str = scenes.LAYOUT, **replaced: Any
+) -> None:
+    """Request a layout of agents that restart; check that nothing is taken or changed."""
+    before, pods = rig.gpus, set(rig.pod_names)
+    for _ in range(RETRIES):
+        ours = scenes.reconciler(rig, **replaced)
+        ours.recover(layout)
+        outcome = scenes.assert_ends(rig, reason, *texts, layout=layout, by=ours)
+        assert outcome.should_retry is reason.is_transient
+        assert rig.pod_names >= pods
+        assert "workloads.evict" not in rig.log
+        assert rig.gpus == before
+
+
+def process(home: str = "", *instances: int, is_running: bool = True) -> steps.GpuProcess:
+    return steps.GpuProcess(
+        pid=7, name="trainer", home=home, gpu_instances=instances, is_running=is_running
+    )
+
+
+# Kubelet does not answer
+
+
+def test_a_silent_kubelet_evicts_no_pod() -> None:
+    rig = scenes.busy_node()
+    rig.kubelet_is_silent = True
+    started_s = rig.clock.now_s
+    assert_refused(rig, Reason.POD_RESOURCES_UNAVAILABLE, "no socket", "default/affected")
+    assert 20 <= (rig.clock.now_s - started_s) / RETRIES < 22
+    rig.kubelet_is_silent = False
+    scenes.assert_ends(rig, Reason.APPLIED)
+    assert "spared" in rig.pod_names
+
+
+def test_a_kubelet_that_restarts_is_waited_for() -> None:
+    rig = scenes.busy_node()
+    rig.kubelet_is_silent = True
+
+    def start() -> None:
+        rig.kubelet_is_silent &= rig.clock.now_s < 10
+
+    rig.clock.on_wait.append(start)
+    scenes.assert_ends(rig, Reason.APPLIED)
+    assert "spared" in rig.pod_names
+    assert "affected" not in rig.pod_names
+
+
+@pytest.mark.parametrize(
+    ("layout", "drain"),
+    [("all-disabled", policies.Drain.AFFECTED), (scenes.LAYOUT, policies.Drain.NODE)],
+)
+def test_a_silent_kubelet_is_not_waited_for_where_all_devices_go(
+    layout: str, drain: policies.Drain
+) -> None:
+    rig = scenes.busy_node()
+    rig.policy = policies.Policy(drain=drain)
+    # It answers again when its devices are verified.
+    rig.on_call = lambda: setattr(rig, "kubelet_is_silent", "gpus.execute" not in rig.log)
+    started_s = rig.clock.now_s
+    scenes.assert_ends(rig, Reason.APPLIED, layout=layout)
+    assert rig.clock.now_s - started_s < 20
+    assert not {"affected", "spared"} & rig.pod_names
+
+
+# A pod that only kubelet lists
+
+
+def test_a_pod_that_only_kubelet_lists_keeps_its_device_and_all_pods() -> None:
+    rig = scenes.busy_node()
+    rig.unlisted["deleted"] = frozenset({scenes.device(rig, 0, "2g.10gb")})
+    assert_refused(rig, Reason.DRAIN_TIMEOUT, "default/deleted", "kubelet still has it")
+
+
+def test_a_pod_that_only_kubelet_lists_is_waited_for() -> None:
+    rig = scenes.busy_node()
+    rig.unlisted["deleted"] = frozenset({scenes.device(rig, 0, "2g.10gb")})
+
+    def end() -> None:
+        if rig.clock.now_s > 5:
+            rig.unlisted.clear()
+
+    rig.clock.on_wait.append(end)
+    scenes.assert_ends(rig, Reason.APPLIED)
+
+
+# A process on the GPU itself
+
+
+WHOLE = """
+version: v1
+mig-configs:
+  whole: [{devices: [0], mig-enabled: true, mig-devices: {7g.40gb: 1}}]
+"""
+
+
+def test_a_process_on_a_gpu_keeps_its_instances_from_being_destroyed() -> None:
+    rig = scenes.busy_node()
+    found = asking({rig.gpus[0].uuid: (process(),)})
+    assert_refused(rig, Reason.IN_USE, "trainer (pid 7)", layout="whole", text=WHOLE, **found)
+
+
+@pytest.mark.parametrize(
+    ("layout", "text", "is_running"),
+    [(scenes.LAYOUT, scenes.CONFIG, True), ("whole", WHOLE, False)],
+    ids=["instances stay", "only open files"],
+)
+def test_a_process_on_a_gpu_does_not_keep_further_instances_out(
+    layout: str, text: str, *, is_running: bool
+) -> None:
+    rig = scenes.busy_node()
+    found = asking({rig.gpus[0].uuid: (process(is_running=is_running),)})
+    ours = scenes.reconciler(rig, text, **found)
+    scenes.assert_ends(rig, Reason.APPLIED, layout=layout, by=ours)
+
+
+def test_a_process_of_a_pod_that_is_evicted_blocks_no_plan() -> None:
+    rig = scenes.busy_node()
+    (uid,) = (uid for uid, pod in rig.pods.items() if pod.name == "affected")
+    found = asking({rig.gpus[0].uuid: (process(f"pod {uid}"),)})
+    ours = scenes.reconciler(rig, WHOLE, **found)
+    scenes.assert_ends(rig, Reason.APPLIED, layout="whole", by=ours)
+
+
+def asking(found: Mapping[str, tuple[steps.GpuProcess, ...]]) -> dict[str, Any]:
+    return {"processes": lambda: found}
+
+
+# Devices that no GPU has
+
+
+def outdated_node() -> fakes.NodeRig:
+    """MIG mode of GPU 0 went off behind the agent, while pods use its instances."""
+    rig = scenes.node(layout="all-1g.5gb")
+    for gpu in rig.gpus:
+        for number, uuid in enumerate(gpu.mig_uuids):
+            rig.add_pod(f"gpu{gpu.index}-{number}", devices=frozenset({uuid}))
+    off = model.MigMode.DISABLED
+    first = dataclasses.replace(rig.gpus[0], current_mode=off, pending_mode=off, gpu_instances=())
+    rig.gpus = (first, rig.gpus[1])
+    return rig
+
+
+def of_pods(rig: fakes.NodeRig, gpu: int) -> tuple[steps.GpuProcess, ...]:
+    return tuple(
+        process(f"pod {uid}") for uid, pod in rig.pods.items() if pod.name.startswith(f"gpu{gpu}")
+    )
+
+
+def test_pods_whose_devices_no_gpu_has_are_evicted_with_the_others() -> None:
+    rig = outdated_node()
+    found = {rig.gpus[0].uuid: of_pods(rig, 0)}
+    ours = scenes.reconciler(rig, **asking(found))
+    scenes.assert_ends(rig, Reason.APPLIED, layout="all-balanced", by=ours)
+    assert not any(name.startswith("gpu0") for name in rig.pod_names)
+    assert "default/gpu0-0" in rig.messages[0]
+    assert "no GPU has its device" in rig.messages[0]
+
+
+def test_pods_whose_devices_no_gpu_has_are_not_evicted_unasked() -> None:
+    rig = outdated_node()
+    found = {rig.gpus[0].uuid: of_pods(rig, 0)}
+    texts = ("default/gpu0-0", "no GPU has its device")
+    assert_refused(rig, Reason.DRIFTED, *texts, layout="all-1g.5gb", **asking(found))
+
+
+def test_a_process_that_no_drain_ends_keeps_all_pods_where_they_are() -> None:
+    rig = outdated_node()
+    found = {rig.gpus[0].uuid: (*of_pods(rig, 0), process("unit train.service"))}
+    texts = ("trainer (pid 7, unit train.service)",)
+    assert_refused(rig, Reason.IN_USE, *texts, layout="all-balanced", **asking(found))
+
+
+def test_pods_whose_devices_went_with_a_reboot_do_not_keep_the_layout_away() -> None:
+    rig = outdated_node()
+    ours = scenes.reconciler(rig, **asking({rig.gpus[0].uuid: ()}))
+    ours.recover("all-1g.5gb")
+    scenes.assert_ends(rig, Reason.APPLIED, layout="all-1g.5gb", by=ours)
+    assert "workloads.evict" not in rig.log
+
+
+@pytest.mark.parametrize("is_running", [True, False])
+def test_pods_whose_devices_no_gpu_has_keep_a_rollback_away_if_they_run(
+    *, is_running: bool
+) -> None:
+    rig = scenes.node(layout="all-1g.5gb")
+    scenes.kill_at(rig, 20, "all-balanced")
+    interrupted = rig.gpus
+    uid = rig.add_pod("outdated", devices=frozenset({gpu_values.mig_uuid("outdated")}))
+    found = {rig.gpus[0].uuid: (process(f"pod {uid}"),) if is_running else ()}
+    scenes.reconciler(rig, **asking(found)).recover(None)
+    if is_running:
+        assert rig.gpus == interrupted
+    else:
+        assert [len(gpu.mig_uuids) for gpu in rig.gpus] == [7, 7]
+
+
+def test_a_pod_whose_claimed_device_no_gpu_has_is_not_evicted_unasked() -> None:
+    rig = scenes.dra_node()
+    rig.add_pod(
+        "outdated", has_claims=True, claimed_ids=frozenset({gpu_values.mig_uuid("outdated")})
+    )
+    first = rig.gpus[0]
+    rig.gpus = (dataclasses.replace(first, gpu_instances=first.gpu_instances[1:]), rig.gpus[1])
+    layout = "all-balanced"
+    ours = scenes.reconciler(rig)
+    outcome = scenes.run(rig, layout, by=ours, may_evict=False)
+    assert outcome.reason is Reason.DRIFTED
+    assert "default/outdated" in outcome.message
+    assert "workloads.evict" not in rig.log
+    scenes.assert_ends(rig, Reason.APPLIED, layout=layout)
+    assert "outdated" not in rig.pod_names

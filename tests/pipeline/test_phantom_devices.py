@@ -1,0 +1,183 @@
+"""Resources that the node offers and no GPU has: kubelet forgot them, the API server did not."""
+
+import json
+
+import pytest
+
+from mig_manager import errors
+from mig_manager.agent import drift, metrics, reconcile, record
+from mig_manager.core import ports
+from mig_manager.core.node import cluster
+from mig_manager.errors import Reason
+from tests import fakes, scenes
+
+LAYOUT = "all-1g.5gb"
+PHANTOM = "nvidia.com/mig-3g.20gb"
+FORBIDDEN = errors.ClusterError("403", reason=Reason.FORBIDDEN)
+
+
+def node_at_rest(
+    telemetry: ports.Telemetry | None = None,
+) -> tuple[fakes.NodeRig, reconcile.Reconciler, record.Outcome]:
+    """Return a node whose layout is active, and which has four devices of the one before."""
+    rig = scenes.node(layout=LAYOUT)
+    ours = scenes.reconciler(rig, telemetry=telemetry)
+    outcome = scenes.run(rig, LAYOUT, by=ours)
+    rig.phantoms = {PHANTOM: 4}
+    for each in (rig.states, rig.events, rig.messages, rig.log):
+        each.clear()
+    return rig, ours, outcome
+
+
+def published(rig: fakes.NodeRig) -> dict[str, str]:
+    status: dict[str, str] = json.loads(rig.annotations[cluster.STATUS_ANNOTATION])
+    return status
+
+
+def test_phantom_devices_after_a_change_are_removed_before_success() -> None:
+    rig = scenes.node(layout="all-balanced")
+    rig.phantoms = {"nvidia.com/mig-7g.40gb": 2}
+
+    scenes.assert_ends(rig, Reason.APPLIED, layout=LAYOUT)
+
+    assert rig.phantoms == {}
+    assert "PhantomDevicesRemoved" in rig.events
+
+
+def test_phantom_devices_of_an_active_layout_cost_no_wait() -> None:
+    rig, ours, _ = node_at_rest()
+    began, pods = rig.clock.monotonic(), dict(rig.pods)
+
+    scenes.assert_ends(rig, Reason.ALREADY_APPLIED, layout=LAYOUT, by=ours)
+
+    assert rig.phantoms == {}
+    assert rig.clock.monotonic() == began
+    assert rig.pods == pods
+
+
+def test_phantom_devices_at_rest_are_removed_by_the_drift_check() -> None:
+    rig, ours, ended = node_at_rest()
+
+    assert ours.check_drift(LAYOUT, ended) is drift.Action.REST
+
+    assert rig.phantoms == {}
+    assert rig.states == []
+    assert rig.events == ["PhantomDevicesRemoved"]
+    assert f"4 {PHANTOM}" in rig.messages[0]
+
+
+def test_phantom_devices_that_the_agent_may_not_remove_are_reported_once() -> None:
+    rig, ours, ended = node_at_rest()
+    rig.refusing = {"node.remove": FORBIDDEN}
+
+    for _ in range(3):
+        ours.check_drift(LAYOUT, ended)
+
+    assert rig.labels[cluster.STATE_LABEL] == "failed"
+    assert rig.labels[cluster.APPLIED_LABEL] == LAYOUT
+    assert rig.events == ["PhantomDevices"]
+    assert rig.conditions[-1] == "PhantomDevices"
+    command = "kubectl patch node node-a --subresource=status --type=merge -p "
+    patch = published(rig)["message"].partition(command)[2].split("'")[1]
+    assert json.loads(patch) == {"status": {"capacity": {PHANTOM: None}}}
+    # As a person does.
+    rig.phantoms.clear()
+    ours.check_drift(LAYOUT, ended)
+    assert rig.labels[cluster.STATE_LABEL] == "success"
+
+
+def test_phantom_devices_that_stay_end_the_proof_of_a_change_soon() -> None:
+    rig = scenes.node()
+    rig.phantoms = {PHANTOM: 4}
+    rig.refusing = {"node.remove": FORBIDDEN}
+    ours = scenes.reconciler(rig, limits={"plugin_timeout_s": 3000})
+
+    scenes.assert_ends(rig, Reason.PHANTOM_DEVICES, PHANTOM, layout=LAYOUT, by=ours)
+
+    assert rig.clock.monotonic() < 300
+
+
+@pytest.mark.parametrize("is_watched", [True, False])
+def test_phantom_devices_are_counted_until_they_are_gone(*, is_watched: bool) -> None:
+    counts = metrics.Metrics(contact_age_s=lambda: 0.0)
+    rig, ours, ended = node_at_rest(counts)
+    rig.refusing = {"node.remove": FORBIDDEN}
+    seen = []
+    for _ in range(2):
+        if is_watched:
+            ours.note_node(rig.node.read())
+        ours.check_drift(LAYOUT, ended)
+        seen.append(counts.registry.get_sample_value("mig_manager_phantom_devices"))
+        rig.phantoms.clear()
+
+    assert seen == [4, 0]
+
+
+def test_a_run_retries_after_a_person_removed_phantom_devices() -> None:
+    rig, ours, _ = node_at_rest()
+    rig.refusing = {"node.remove": FORBIDDEN}
+    assert scenes.run(rig, LAYOUT, by=ours).should_retry
+
+    rig.phantoms.clear()
+
+    scenes.assert_ends(rig, Reason.ALREADY_APPLIED, layout=LAYOUT, by=ours, attempt=2)
+
+
+def test_an_agent_that_restarts_beside_phantom_devices_evicts_no_pod() -> None:
+    rig, ours, ended = node_at_rest()
+    rig.refusing = {"node.remove": FORBIDDEN}
+    ours.check_drift(LAYOUT, ended)
+    rig.gpus = scenes.node(layout="all-balanced").gpus
+    rig.add_pod("worker", devices=frozenset(rig.gpus[0].mig_uuids))
+    restarted = scenes.reconciler(rig)
+    restarted.recover(LAYOUT)
+
+    scenes.assert_ends(rig, Reason.DRIFTED, layout=LAYOUT, by=restarted)
+
+    assert "worker" in rig.pod_names
+
+
+def test_phantom_devices_of_a_node_without_plugin_are_no_lost_plugin() -> None:
+    rig, ours, _ = node_at_rest()
+    rig.labels.pop(cluster.PLUGIN_DEPLOY_LABEL)
+    rig.pods.clear()
+    rig.schedulable = {}
+
+    scenes.assert_ends(rig, Reason.ALREADY_APPLIED, layout=LAYOUT, by=ours)
+
+
+@pytest.mark.parametrize("others", [{}, {"nvidia.com/hostdev": frozenset({"nic"})}])
+def test_a_plugin_that_has_just_ended_is_awaited_beside_phantom_devices(
+    others: dict[str, frozenset[str]],
+) -> None:
+    rig, ours, _ = node_at_rest()
+    rig.labels.pop(cluster.PLUGIN_DEPLOY_LABEL)
+    rig.pods.clear()
+    rig.unhealthy = dict(rig.schedulable)
+    rig.schedulable = {"nvidia.com/gpu": frozenset(), **others}
+
+    scenes.assert_ends(rig, Reason.PLUGIN_NOT_READY, layout=LAYOUT, by=ours)
+
+
+@pytest.mark.parametrize("resource", ["nvidia.com/hostdev", "nvidia.com/mig-1g.5gb"])
+def test_resources_of_others_and_of_the_gpus_stay(resource: str) -> None:
+    rig, ours, ended = node_at_rest()
+    rig.phantoms = {resource: 4}
+
+    ours.check_drift(LAYOUT, ended)
+
+    assert rig.phantoms == {resource: 4}
+    assert "node.remove" not in rig.log
+
+
+def test_a_drift_check_without_phantom_devices_asks_neither_kubelet_nor_the_api() -> None:
+    rig, ours, ended = node_at_rest()
+    rig.phantoms = {}
+    rig.labels["nvidia.com/mig.strategy"] = "single"
+    # As the watch does.
+    ours.note_node(rig.node.read())
+    rig.log.clear()
+
+    ours.check_drift(LAYOUT, ended)
+
+    assert rig.log == ["gpus.observe"]

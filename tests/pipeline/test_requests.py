@@ -1,0 +1,434 @@
+"""Nodes whose agent is killed at any point: no pod is evicted without a request for it."""
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import pytest
+
+from mig_manager import errors
+from mig_manager.agent import loop, record
+from mig_manager.core import ports, steps
+from mig_manager.core.layout import custom
+from mig_manager.core.node import cluster
+from mig_manager.errors import Reason
+from tests import contract, fakes, scenes
+from tests.pipeline import test_in_use
+from tests.pipeline.test_custom_layouts import CHANGED
+from tests.pipeline.test_drift import add_pod_on_foreign_instances
+from tests.shipped.test_schemas import OLD
+
+LAYOUT = "all-balanced"
+Act = Callable[[loop.Inbox], None]
+
+
+class Story:
+    """A node, what its owner does, and its agents, one after the other."""
+
+    is_upgraded = False
+    """Whether the agent that dies is of the version before."""
+
+    def __init__(self, rig: fakes.NodeRig, dies_at: int | None = None) -> None:
+        self.rig = rig
+        self.source = fakes.FakeConfig(scenes.CONFIG)
+        self.found: dict[str, tuple[steps.GpuProcess, ...]] = {}
+        self.ended: list[Reason] = []
+        self.deaths = 0
+        self.on_death: Callable[[], object] = list
+        self._began_at = len(rig.log)
+        if dies_at is not None:
+            rig.failing = {self._began_at + dies_at: scenes.Killed()}
+
+    @property
+    def calls(self) -> int:
+        return len(self.rig.log) - self._began_at
+
+    def live(self, *acts: Act) -> None:
+        """Run an agent; an act follows each of its runs. One that dies is replaced."""
+        remaining = list(acts)
+        while True:
+            try:
+                self._serve(remaining)
+            except scenes.Killed:
+                self.deaths += 1
+                if self.is_upgraded:
+                    self.rig.request_text = None
+                    self.rig.annotations = dict(as_before(self.rig.annotations))
+                self.on_death()
+            else:
+                return
+
+    def _serve(self, acts: list[Act]) -> None:
+        box = loop.Inbox()
+        ours = scenes.reconciler(
+            self.rig,
+            configs=self.source,
+            limits={"has_custom_layouts": True},
+            processes=lambda: self.found,
+        )
+        run, rest = ours.run, ours.rest
+
+        def go_on() -> None:
+            if acts:
+                acts.pop(0)(box)
+            else:
+                box.stop()
+
+        def run_and_go_on(name: str, _: ports.Cancellation, **options: Any) -> record.Outcome:
+            # The request's time is real, and that of the node is not.
+            outcome = run(name, fakes.FakeRequest(self.rig.clock), **options)
+            self.ended.append(outcome.reason)
+            go_on()
+            return outcome
+
+        def rest_and_go_on() -> bool:
+            must_retry = rest()
+            go_on()
+            return must_retry
+
+        ours.run = run_and_go_on  # type: ignore[method-assign, assignment]
+        ours.rest = rest_and_go_on  # type: ignore[method-assign]
+        self.watch(box)
+        times = loop.Intervals(retry_initial_s=0.001, retry_max_s=0.002)
+        loop.Agent(ours, box, intervals=times).serve()
+
+    def watch(self, box: loop.Inbox) -> None:
+        """Report the node to the agent, as its watch does."""
+        view = cluster.NodeView(
+            name="node-a",
+            labels=dict(self.rig.labels),
+            annotations=dict(self.rig.annotations),
+            allocatable={},
+        )
+        name = view.labels.get(cluster.CONFIG_LABEL)
+        box.put_label(name, node_uid="u1", custom=custom.requested(view))
+
+    def label(self, value: str | None) -> Act:
+        """Return an act: set the label that requests a layout, or remove it."""
+
+        def act(box: loop.Inbox) -> None:
+            self.rig.labels.pop(cluster.CONFIG_LABEL, None)
+            if value:
+                self.rig.labels[cluster.CONFIG_LABEL] = value
+            self.watch(box)
+
+        return act
+
+    def file(self, text: str) -> Act:
+        """Return an act: write the layout file."""
+
+        def act(box: loop.Inbox) -> None:
+            self.source.text = text
+            box.put_file_change()
+
+        return act
+
+
+def as_before(annotations: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """Yield what the version before would have written: it lacks a record, and some members."""
+    for key, text in annotations.items():
+        name = contract.ANNOTATIONS.get(key)
+        if name is None:
+            yield key, text
+        elif name in OLD:
+            known = OLD[name]["properties"]
+            data = json.loads(text)
+            yield key, json.dumps({each: data[each] for each in data if each in known})
+
+
+def assert_no_pod_was_evicted(story: Story, name: str, reason: Reason) -> None:
+    assert "workloads.evict" not in story.rig.log
+    assert name in story.rig.pod_names
+    assert story.ended[-1] is reason
+
+
+def active(dies_at: int | None) -> Story:
+    """Return a node whose requested layout is active."""
+    story = Story(scenes.node(layout=LAYOUT), dies_at)
+    story.rig.labels[cluster.CONFIG_LABEL] = LAYOUT
+    return story
+
+
+def first_layout(dies_at: int | None) -> Story:
+    """The GPUs drift after the first layout."""
+    story = Story(scenes.node(), dies_at)
+    story.live(story.label(LAYOUT))
+    add_pod_on_foreign_instances(story.rig)
+    story.live()
+    assert_no_pod_was_evicted(story, "foreign", Reason.DRIFTED)
+    return story
+
+
+def passing_failure_after_a_reboot(dies_at: int | None) -> Story:
+    """Another program repartitions after a reboot, and the first start meets no driver."""
+    story = active(dies_at)
+    story.rig.restart_machine()
+    add_pod_on_foreign_instances(story.rig)
+    story.rig.refusing["gpus.observe"] = errors.HardwareError(
+        "gone", reason=Reason.DRIVER_NOT_LOADED
+    )
+    story.live()
+    story.rig.refusing.clear()
+    story.live()
+    assert_no_pod_was_evicted(story, "foreign", Reason.DRIFTED)
+    return story
+
+
+def unrelated_change_of_the_file(dies_at: int | None) -> Story:
+    """The GPUs have drifted, and a layout that no node has is edited."""
+    story = active(dies_at)
+    add_pod_on_foreign_instances(story.rig)
+    story.live(story.file(scenes.CONFIG.replace("1g.5gb: 7", "1g.5gb: 6")))
+    assert_no_pod_was_evicted(story, "foreign", Reason.DRIFTED)
+    return story
+
+
+def new_node_object(dies_at: int | None) -> Story:
+    """The Node is deleted and registered again, with the label from kubelet's flags."""
+    story = active(dies_at)
+    add_pod_on_foreign_instances(story.rig)
+    story.rig.annotations.clear()
+    for key in (cluster.STATE_LABEL, cluster.APPLIED_LABEL):
+        story.rig.labels.pop(key, None)
+    story.live()
+    assert_no_pod_was_evicted(story, "foreign", Reason.DRIFTED)
+    return story
+
+
+def partitioning_ended(dies_at: int | None) -> Story:
+    """A custom layout is refused on an on-demand node, and the owner removes that label.
+
+    If the agent dies, that is before its successor starts.
+    """
+    story = Story(scenes.busy_node(), dies_at)
+    story.rig.labels[cluster.PARTITIONING_LABEL] = cluster.ON_DEMAND
+    story.rig.annotations[cluster.LAYOUT_ANNOTATION] = CHANGED
+
+    def end_partitioning() -> None:
+        if '"custom"' in story.rig.annotations.get(cluster.REQUEST_ANNOTATION, ""):
+            story.rig.labels.pop(cluster.PARTITIONING_LABEL, None)
+
+    story.on_death = end_partitioning
+    story.live(story.label("custom"))
+    end_partitioning()
+    story.live()
+    assert_no_pod_was_evicted(story, "affected", Reason.IN_USE)
+    return story
+
+
+def partitioning_ended_before_any_agent(dies_at: int | None) -> Story:
+    """No agent has seen the label, and the document says that it evicts no pod."""
+    story = Story(scenes.busy_node(), dies_at)
+    story.rig.annotations[cluster.LAYOUT_ANNOTATION] = CHANGED.replace("mine", "on-demand")
+    story.live(story.label("custom"))
+    story.live()
+    assert_no_pod_was_evicted(story, "affected", Reason.IN_USE)
+    return story
+
+
+def silent_kubelet(dies_at: int | None) -> Story:
+    """A layout is requested while kubelet does not answer."""
+    story = Story(scenes.busy_node(), dies_at)
+    story.rig.kubelet_is_silent = True
+    story.live(story.label(scenes.LAYOUT))
+    assert_no_pod_was_evicted(story, "affected", Reason.POD_RESOURCES_UNAVAILABLE)
+    return story
+
+
+def pod_that_only_kubelet_lists(dies_at: int | None) -> Story:
+    """A pod that was deleted by force still has an instance that is to go."""
+    story = Story(scenes.busy_node(), dies_at)
+    story.rig.unlisted["deleted"] = frozenset({scenes.device(story.rig, 0, "2g.10gb")})
+    story.live(story.label(scenes.LAYOUT))
+    assert_no_pod_was_evicted(story, "affected", Reason.DRAIN_TIMEOUT)
+    return story
+
+
+def process_on_a_gpu(dies_at: int | None) -> Story:
+    """A process on the GPU itself would keep the first new instance out."""
+    story = Story(scenes.busy_node(), dies_at)
+    story.source.text = test_in_use.WHOLE
+    story.found = {story.rig.gpus[0].uuid: (test_in_use.process(),)}
+    before = story.rig.gpus
+    story.live(story.label("whole"))
+    assert_no_pod_was_evicted(story, "affected", Reason.IN_USE)
+    assert story.rig.gpus == before
+    return story
+
+
+def lost_mig_mode(dies_at: int | None) -> Story:
+    """MIG mode of one GPU went off behind its pods, and a service uses that GPU."""
+    story = Story(test_in_use.outdated_node(), dies_at)
+    service = test_in_use.process("unit train.service")
+    first = story.rig.gpus[0].uuid
+    story.found = {first: (*test_in_use.of_pods(story.rig, 0), service)}
+    story.live(story.label("all-balanced"))
+    assert_no_pod_was_evicted(story, "gpu1-0", Reason.IN_USE)
+    return story
+
+
+def phantom_devices(dies_at: int | None) -> Story:
+    """The node offers devices that no GPU has."""
+    story = active(dies_at)
+    story.rig.add_pod("training", devices=frozenset({scenes.device(story.rig, 0, "3g.20gb")}))
+    story.rig.phantoms = {"nvidia.com/mig-7g.40gb": 2}
+    story.live()
+    assert_no_pod_was_evicted(story, "training", Reason.ALREADY_APPLIED)
+    assert story.rig.phantoms == {}
+    return story
+
+
+@pytest.mark.parametrize(
+    "play",
+    [
+        pytest.param(first_layout, marks=pytest.mark.slow),
+        passing_failure_after_a_reboot,
+        unrelated_change_of_the_file,
+        new_node_object,
+        partitioning_ended,
+        partitioning_ended_before_any_agent,
+        silent_kubelet,
+        pod_that_only_kubelet_lists,
+        process_on_a_gpu,
+        lost_mig_mode,
+        phantom_devices,
+    ],
+)
+def test_a_restart_at_any_point_evicts_no_pod_without_a_request(
+    play: Callable[[int | None], Story],
+) -> None:
+    for dies_at in range(play(None).calls):
+        assert play(dies_at).deaths == 1, dies_at
+
+
+def another_layout(dies_at: int | None) -> Story:
+    """A layout is requested for which one pod must go."""
+    story = active(dies_at)
+    for name, gpu, profile in (("affected", 0, "2g.10gb"), ("spared", 1, "3g.20gb")):
+        device = scenes.device(story.rig, gpu, profile)
+        story.rig.add_pod(name, devices=frozenset({device}))
+    story.live(story.label(scenes.LAYOUT))
+    assert story.ended[-1] in {Reason.APPLIED, Reason.ALREADY_APPLIED}
+    assert story.rig.pod_names >= {"spared"}
+    assert "affected" not in story.rig.pod_names
+    return story
+
+
+@pytest.mark.parametrize(
+    "play",
+    [
+        another_layout,
+        passing_failure_after_a_reboot,
+        pytest.param(unrelated_change_of_the_file, marks=pytest.mark.slow),
+        partitioning_ended,
+        pytest.param(partitioning_ended_before_any_agent, marks=pytest.mark.slow),
+    ],
+)
+def test_an_upgrade_at_any_point_evicts_no_pod_without_a_request(
+    play: Callable[[int | None], Story], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Story, "is_upgraded", True)
+
+    for dies_at in range(play(None).calls):
+        assert play(dies_at).deaths == 1, dies_at
+
+
+def test_a_label_that_is_set_again_evicts_for_a_drifted_layout() -> None:
+    story = active(None)
+    add_pod_on_foreign_instances(story.rig)
+
+    story.live(story.label(None), story.label(LAYOUT))
+
+    assert story.ended == [Reason.DRIFTED, Reason.APPLIED]
+    assert "foreign" not in story.rig.pod_names
+
+
+def test_new_content_of_a_layout_evicts_and_so_does_its_retry_by_the_next_agent() -> None:
+    story = active(None)
+    used = frozenset({scenes.device(story.rig, 0, "2g.10gb")})
+    story.rig.add_pod("affected", devices=used)
+    story.rig.budgets["affected"] = "budget 'pdb-a' allows no disruption"
+
+    story.live(story.file(scenes.CONFIG.replace("2g.10gb: 1, ", "")))
+    story.rig.budgets.clear()
+    story.live()
+
+    assert story.ended == [Reason.ALREADY_APPLIED, Reason.DRAIN_TIMEOUT, Reason.APPLIED]
+    assert "affected" not in story.rig.pod_names
+
+
+OWN = scenes.CONFIG.replace("2g.10gb: 1, ", "")
+"""The layout has other content than the generated one of its name."""
+
+
+def active_by_own_file() -> Story:
+    """Return a node with a layout of the owner, whose name a generated one has, too."""
+    story = Story(scenes.node())
+    story.source.text = OWN
+    story.live(story.label(LAYOUT))
+    used = frozenset({scenes.device(story.rig, 0, "3g.20gb")})
+    story.rig.add_pod("training", devices=used)
+    story.rig.executed.clear()
+    story.rig.events.clear()
+    return story
+
+
+@pytest.mark.parametrize(
+    ("text", "reason", "words"),
+    [
+        (OWN.replace("{1g.5gb: 2,", "{1g.5gb: 2,,"), "InvalidConfig", "test.yaml:9:"),
+        (OWN.replace("  all-balanced:", "  all-balancd:"), "UnknownConfig", "a generated layout"),
+    ],
+    ids=["typo", "misspelt name"],
+)
+@pytest.mark.parametrize("is_restarted", [False, True])
+def test_an_active_layout_survives_a_file_that_lacks_it(
+    text: str, reason: str, words: str, *, is_restarted: bool
+) -> None:
+    story = active_by_own_file()
+    gpus = story.rig.gpus
+
+    if is_restarted:
+        story.source.text = text
+        story.live()
+    else:
+        story.live(story.file(text))
+
+    assert story.ended[-1] is Reason.ALREADY_APPLIED
+    assert (story.rig.labels[cluster.STATE_LABEL], story.rig.gpus) == ("success", gpus)
+    assert not story.rig.executed
+    assert reason in story.rig.events
+    assert story.rig.condition is not None
+    assert story.rig.condition["status"] == "True"
+    for message in (story.rig.statuses[-1], story.rig.condition["message"]):
+        assert words in message
+
+
+def test_a_new_request_fails_for_a_file_that_cannot_be_read() -> None:
+    story = active_by_own_file()
+
+    story.live(story.file("version: ["), story.label("all-1g.5gb"), story.label(LAYOUT))
+
+    assert story.ended[-2:] == [Reason.INVALID_CONFIG, Reason.INVALID_CONFIG]
+    assert story.rig.labels[cluster.STATE_LABEL] == "failed"
+
+
+def test_a_drifted_layout_fails_for_a_file_that_cannot_be_read() -> None:
+    story = active_by_own_file()
+    add_pod_on_foreign_instances(story.rig)
+
+    story.live(story.file("version: ["))
+
+    assert story.ended[-1] is Reason.INVALID_CONFIG
+
+
+def test_a_generated_layout_is_applied_in_place_of_the_file_s_on_a_new_request() -> None:
+    story = active_by_own_file()
+
+    story.live(
+        story.file(OWN.replace("  all-balanced:", "  all-balancd:")),
+        story.label(None),
+        story.label(LAYOUT),
+    )
+
+    assert story.ended[-1] is Reason.APPLIED
