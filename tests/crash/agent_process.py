@@ -21,6 +21,7 @@ from mig_manager.agent import loop, main, settings
 from mig_manager.core import ports, standbys
 from mig_manager.sandbox.driver import library as simulated
 from testkit import nvml_faults
+from tests import simulated_rig
 from tests.crash import points as points_
 
 IDLE = "idle"
@@ -90,6 +91,7 @@ def _within_process(
         own,
         gpus=nvml_gpus.NvmlGpus(clock=_Clock(), in_use_timeout_s=wanted.in_use_timeout_s),
         allocations=pod_resources.PodResources(str(wanted.pod_resources_socket)),
+        processes=simulated_rig.processes,
         standby=standbys.Standbys(),
     )
 

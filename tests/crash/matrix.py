@@ -9,7 +9,6 @@ from typing import NamedTuple
 
 from mig_manager.core import model
 from mig_manager.core.node import cluster
-from mig_manager.sandbox.driver import states
 from mig_manager.sandbox.node import objects
 from tests import journals
 from tests.crash import points as points_
@@ -23,34 +22,21 @@ _TERMINAL = (model.State.SUCCESS, model.State.FAILED)
 
 Aftermath = scenarios.Aftermath
 Recorder = Callable[[scenarios.Scenario], "Recording"]
-Shape = tuple[tuple[bool, bool, tuple[object, ...]], ...]
-"""Mode, pending mode and instances of each GPU, without what the driver gives at will."""
-Ends = Collection[tuple[str | None, str | None, Shape]]
+Ends = Collection[tuple[str | None, str | None, scenarios.Gpus]]
 """How a node may be in the end: its state, its applied layout, and its GPUs."""
-
-
-class Undisturbed(NamedTuple):
-    """An undisturbed run, and what it left."""
-
-    points: tuple[str, ...]
-    """Where its agent is struck, in their order.
-
-    After each call that may change something, and after the first of the looks that follow it.
-    From outside, the moment before a call equals the one after the call that came before.
-    """
-    gpus: tuple[states.GpuState, ...]
-    serials: stage.Serials
 
 
 class Recording(NamedTuple):
     """What a scenario is without a disturbance."""
 
     start: stage.Start
-    own: Undisturbed
-    other: Undisturbed | None
-    """With the other layout, where there is one."""
-    cured: Undisturbed
-    """Without what makes it fail."""
+    points: tuple[str, ...]
+    """Where the agent is struck, in their order.
+
+    After each call that may change something, and after the first of the looks that follow it.
+    From outside, the moment before a call equals the one after the call that came before. So do
+    the moments before the first change: the last of them stands for all.
+    """
 
 
 class Verdict(NamedTuple):
@@ -71,18 +57,15 @@ class Verdict(NamedTuple):
 def record(scenario: scenarios.Scenario) -> Recording:
     """Play a scenario, and what leads to it, without a disturbance."""
     start = _start_of(scenario)
-    own = _undisturbed(scenario, start)
-    # Its short waits are there to be over in vain.
-    well = dataclasses.replace(
-        scenario, faults=(), guarded="", options=(), ends=model.State.SUCCESS
-    )
-    instead = dataclasses.replace(well, layout=scenario.other)
-    return Recording(
-        start=start,
-        own=own,
-        other=_undisturbed(instead, start) if scenario.other else None,
-        cured=own if scenario.ends is model.State.SUCCESS else _undisturbed(well, start),
-    )
+    with stage.Stage(scenario, start) as rig:
+        assert rig.geometry() == scenario.before
+        rig.label(scenario.layout)
+        agent = rig.spawn()
+        rig.wait(lambda: agent.has_served, f"the end of {scenario.name}")
+        problem = f"{rig.status()}\n{rig.last_words()}"
+        assert rig.status()["state"] == scenario.ends.value, problem
+        assert rig.status()["reason"] == scenario.reason.value, problem
+        return Recording(start=start, points=points_.chosen(agent.points()))
 
 
 def _start_of(scenario: scenarios.Scenario) -> stage.Start:
@@ -104,43 +87,20 @@ def _start_of(scenario: scenarios.Scenario) -> stage.Start:
         )
 
 
-def _undisturbed(scenario: scenarios.Scenario, start: stage.Start) -> Undisturbed:
-    with stage.Stage(scenario, start) as rig:
-        rig.label(scenario.layout)
-        agent = rig.spawn()
-        rig.wait(lambda: agent.has_served, f"the end of {scenario.name}")
-        problem = f"{rig.status()}\n{rig.last_words()}"
-        assert rig.status()["state"] == scenario.ends.value, problem
-        points = (each for each in agent.points() if each.startswith("after "))
-        return Undisturbed(
-            points=tuple(point for point in points if not points_.is_repeated(point)),
-            gpus=rig.state.read().gpus,
-            serials=rig.serials(),
-        )
-
-
-def play(
-    scenario: scenarios.Scenario,
-    recording: Recording,
-    *,
-    point: str,
-    aftermath: Aftermath = Aftermath.RESTART,
-    strike_with: signal.Signals = signal.SIGKILL,
-) -> Verdict:
+def play(play: scenarios.Play, recording: Recording, *, point: str) -> Verdict:
     """Strike an agent at a point, and let another one begin where it ended.
 
     A case is played again if its agent did not come to the point: a wait may have been over before
     its first poll.
     """
-    strike = _kill if strike_with is signal.SIGKILL else _stop
+    strike = _kill if play.strike_with is signal.SIGKILL else _stop
     for plays in itertools.count(1):
-        with stage.Stage(scenario, recording.start) as rig:
-            rig.label(scenario.layout)
+        with stage.Stage(play.scenario, recording.start) as rig:
+            rig.label(play.scenario.layout)
             verdict = strike(rig, point)._replace(plays=plays)
             if verdict.is_struck and not verdict.problems:
-                _let_pass(aftermath, rig)
-                problems = _converged(rig, rig.spawn(), recording, aftermath)
-                verdict = verdict._replace(problems=problems)
+                _let_pass(play.aftermath, rig)
+                verdict = verdict._replace(problems=_converged(rig, rig.spawn(), play.aftermath))
             if verdict.problems:
                 return verdict._replace(log=rig.last_words())
         if verdict.is_struck or plays == _MOST_PLAYS:
@@ -177,9 +137,9 @@ def _stop(rig: stage.Stage, point: str) -> Verdict:
     return Verdict(point, is_struck=is_struck, phase=phase, problems=tuple(problems))
 
 
-def goes_on(rig: stage.Stage, recording: Recording) -> tuple[str, ...]:
+def goes_on(rig: stage.Stage) -> tuple[str, ...]:
     """Start another agent, which has a real GPU worker; return what it leaves to be desired."""
-    return _converged(rig, rig.spawn(has_worker=True), recording, Aftermath.RESTART)
+    return _converged(rig, rig.spawn(has_worker=True), Aftermath.RESTART)
 
 
 def _let_pass(aftermath: Aftermath, rig: stage.Stage) -> None:
@@ -201,16 +161,14 @@ def _let_pass(aftermath: Aftermath, rig: stage.Stage) -> None:
 # -- judging ------------------------------------------------------------------------------------
 
 
-def _converged(
-    rig: stage.Stage, successor: stage.Agent, recording: Recording, aftermath: Aftermath
-) -> tuple[str, ...]:
+def _converged(rig: stage.Stage, successor: stage.Agent, aftermath: Aftermath) -> tuple[str, ...]:
     """Wait for the successor to have nothing to do; return what is not as it must be then."""
     if not rig.comes_true(lambda: successor.has_served, stage.WAIT_S):
         return (f"no end within {stage.WAIT_S:g} s", f"status {dict(rig.status())}")
     problems: list[str] = []
 
     def is_well() -> bool:
-        problems[:] = _problems(rig, recording, aftermath)
+        problems[:] = _problems(rig, aftermath)
         return not problems
 
     # The plugin of a failed change, and kubelet with it, come back when they come back.
@@ -218,22 +176,16 @@ def _converged(
     return tuple(problems)
 
 
-def _problems(rig: stage.Stage, recording: Recording, aftermath: Aftermath) -> Iterable[str]:
+def _problems(rig: stage.Stage, aftermath: Aftermath) -> Iterable[str]:
     yield from _taken(rig)
-    labels, gpus = objects.labels(rig.node()), rig.state.read().gpus
-    published = labels.get(cluster.STATE_LABEL), labels.get(cluster.APPLIED_LABEL)
-    exact = _shape(gpus, is_exact=True)
-    seen = {(*published, exact), (*published, _shape(gpus, is_exact=False))}
-    if seen.isdisjoint(_ends(rig.scenario, recording, aftermath)):
-        yield f"published {published}, GPUs {exact}, status {dict(rig.status())}"
+    labels, gpus = objects.labels(rig.node()), rig.geometry()
+    end = labels.get(cluster.STATE_LABEL), labels.get(cluster.APPLIED_LABEL), gpus
+    if end not in _ends(rig.scenario, aftermath):
+        yield f"the end {end}, status {dict(rig.status())}"
     if not rig.is_offering():
         yield f"allocatable: {rig.sandbox.devices.allocatable()}, not {sorted(devices(rig.state))}"
-    for gpu in gpus:
-        idle = [gi.instance_id for gi in gpu.instances if not gi.compute_instances]
-        if idle:
-            yield f"GPU instances without compute instance: {idle}"
     if aftermath is not Aftermath.REBOOT:
-        yield from _hurt(rig, recording, aftermath)
+        yield from _hurt(rig, aftermath)
 
 
 def _taken(rig: stage.Stage, *, is_stopped: bool = False) -> list[str]:
@@ -253,41 +205,39 @@ def _taken(rig: stage.Stage, *, is_stopped: bool = False) -> list[str]:
     return problems
 
 
-def _ends(scenario: scenarios.Scenario, recording: Recording, aftermath: Aftermath) -> Ends:
-    """Return how the node may be in the end.
-
-    A layout is active wherever its instances lie; a change that failed has left no trace, so that
-    they lie where they lay.
-    """
-    was, success = scenario.was, model.State.SUCCESS.value
-    before, as_before = (_shape(recording.start.gpus, is_exact=each) for each in (True, False))
-    done = _shape(recording.own.gpus, is_exact=False)
+def _ends(scenario: scenarios.Scenario, aftermath: Aftermath) -> Ends:
+    """Return how the node may be in the end; a change that failed has not moved an instance."""
+    was, success, failed = (
+        scenario.was or None,
+        model.State.SUCCESS.value,
+        model.State.FAILED.value,
+    )
+    done = scenario.layout, scenario.after
     match aftermath:
         case Aftermath.OTHER_LAYOUT:
-            assert recording.other is not None
-            return {(success, scenario.other, _shape(recording.other.gpus, is_exact=False))}
+            return {(success, scenario.other, scenarios.GPUS[scenario.other])}
         case Aftermath.OLD_LAYOUT:
-            return {(success, was, as_before)}
+            return {(success, was, scenario.before)}
         case Aftermath.NO_LAYOUT:
             # What is active but not yet verified has no name once the label is gone.
-            named = ((scenario.layout, done), (None, done), (was or None, before))
-            return {(s.value, *each) for s, each in itertools.product(_TERMINAL, named)}
+            named = (done, (None, scenario.after), (was, scenario.before))
+            return {(state, *each) for state, each in itertools.product((success, failed), named)}
         case Aftermath.REBOOT:
-            return {(success, scenario.layout, _shape(recording.cured.gpus, is_exact=False))}
+            return {(success, *done)}
         case Aftermath.RESTART | Aftermath.CORRUPT_JOURNAL:
             if scenario.ends is model.State.SUCCESS:
-                return {(success, scenario.layout, done)}
-            return {(model.State.FAILED.value, was or None, before)}
+                return {(success, *done)}
+            return {(failed, was, scenario.before)}
 
 
-def _hurt(rig: stage.Stage, recording: Recording, aftermath: Aftermath) -> Iterable[str]:
-    """Name the pods that were disturbed without need."""
-    spared = {*rig.serials_before.items()} & {*recording.own.serials.items()}
-    if aftermath is Aftermath.OTHER_LAYOUT and recording.other:
-        spared &= {*recording.other.serials.items()}
+def _hurt(rig: stage.Stage, aftermath: Aftermath) -> Iterable[str]:
+    """Name the pods that were disturbed although the change does not affect their devices."""
+    spared = set(_each(rig.scenario.before)) & set(_each(rig.scenario.changed))
+    if aftermath is Aftermath.OTHER_LAYOUT:
+        spared &= set(_each(scenarios.GPUS[rig.scenario.other]))
     now, in_use, ready = rig.serials(), rig.devices_by_pod(), rig.ready_pods()
     for pod in rig.pods:
-        if not pod.device_ids or not pod.device_ids <= dict(spared).keys():
+        if not spared.issuperset(pod.devices):
             continue
         found = ready.get(pod.name)
         if found is None or objects.uid(found) != pod.uid or objects.restart_count(found):
@@ -298,21 +248,9 @@ def _hurt(rig: stage.Stage, recording: Recording, aftermath: Aftermath) -> Itera
             yield f"the instance of {pod.name} was destroyed and made again"
 
 
-def _shape(gpus: Sequence[states.GpuState], *, is_exact: bool) -> Shape:
-    """Return what is on the GPUs, with or without where the instances lie."""
-
-    def where(placement: model.Placement) -> tuple[int, ...]:
-        return (placement.start,) if is_exact else ()
-
-    def inside(gi: states.GpuInstance) -> tuple[object, ...]:
-        return tuple((ci.profile_id, *where(ci.placement)) for ci in gi.compute_instances)
-
-    def instances(gpu: states.GpuState) -> tuple[object, ...]:
-        return tuple(
-            sorted((gi.profile_id, *where(gi.placement), inside(gi)) for gi in gpu.instances)
-        )
-
-    return tuple((gpu.is_enabled, gpu.is_pending, instances(gpu)) for gpu in gpus)
+def _each(gpus: scenarios.Gpus) -> Iterable[str]:
+    """Name every device by its GPU, its profile and its place."""
+    return (f"{index}: {name}" for index, gpu in enumerate(gpus) for name in gpu.split())
 
 
 def summary(verdicts: Sequence[Verdict]) -> dict[str, object]:

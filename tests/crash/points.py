@@ -10,9 +10,10 @@ import collections
 import contextlib
 import os
 import pathlib
+import re
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 _LOOKS = frozenset(
@@ -22,6 +23,8 @@ _LOOKS = frozenset(
     )
 )
 """Calls that change nothing and that waits repeat."""
+_CHANGE = re.compile(r"before (node\.(update|patch|announce)|hooks\.run|services\.|gpu\d+\.)")
+"""The first calls of an agent that change anything."""
 
 
 class Points:
@@ -84,7 +87,22 @@ class Points:
             os.kill(os.getpid(), self._strike_with)
 
 
-def is_repeated(point: str) -> bool:
+def chosen(points: Sequence[str]) -> tuple[str, ...]:
+    """Return the points at which a strike may meet a node that no other one met.
+
+    Args:
+        points: All that an undisturbed process came to.
+    """
+    first = next(
+        (number for number, point in enumerate(points) if _CHANGE.match(point)), len(points) - 1
+    )
+    begun = max(number for number in range(first) if points[number].startswith("after "))
+    return tuple(
+        point for point in points[begun:] if point.startswith("after ") and not _is_repeated(point)
+    )
+
+
+def _is_repeated(point: str) -> bool:
     """Return whether a point is another poll of a wait: the agent changed nothing since."""
     name, _, anchor = point.partition(" since ")
     return bool(anchor) and not name.endswith(" #1")

@@ -1,7 +1,10 @@
-"""The reconfigurations during which the agent is struck."""
+"""The reconfigurations during which the agent is struck, and how they must end, as data."""
 
 import dataclasses
 import enum
+import signal
+from collections.abc import Mapping
+from typing import NamedTuple
 
 from mig_manager import errors
 from mig_manager.core import model
@@ -34,6 +37,31 @@ mig-configs:
   - {devices: [1], mig-enabled: true, mig-devices: {3g.20gb: 1, 2g.10gb: 1}}
 """
 
+Gpus = tuple[str, ...]
+"""Of each GPU its devices with the memory slices at which they begin, or ``off`` without MIG."""
+
+GPUS: Mapping[str, Gpus] = {
+    "two-sizes": ("1g.5gb@0 3g.20gb@4", "1g.5gb@0 3g.20gb@4"),
+    "two-sizes-h100": ("1g.10gb@0 3g.40gb@4",),
+    "first-off": ("off", "1g.5gb@0 3g.20gb@4"),
+    "balanced": ("2g.10gb@0 1g.5gb@2 1g.5gb@3 3g.20gb@4",),
+    "one-slice-changed": ("1g.5gb@0 1g.5gb@1 1g.5gb@2 1g.5gb@3 3g.20gb@4",),
+    "fewer": ("1g.5gb@2 1g.5gb@3 3g.20gb@4",),
+    "uneven": ("2g.10gb@0 1g.5gb@2 1g.5gb@3 3g.20gb@4", "3g.20gb@4"),
+    "uneven-changed": (
+        "1g.5gb@0 1g.5gb@1 1g.5gb@2 1g.5gb@3 3g.20gb@4",
+        "2g.10gb@0 3g.20gb@4",
+    ),
+}
+"""The GPUs with each layout, on the nodes that have it here.
+
+Not what the planner returns, so that a planner or a rollback that does nothing is noticed.
+"""
+
+UNDISTURBED = frozenset({"Cordon", "Drain", "Pause", "Execute", "Resume", "Prove"})
+_BEFORE_THE_GPUS = frozenset({"Cordon", "Drain"})
+_ROLLED_BACK = (UNDISTURBED - {"Prove"}) | {"RollBack"}
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
@@ -59,6 +87,26 @@ class Scenario:
     options: tuple[tuple[str, str], ...] = ()
     has_hooks: bool = False
     """Whether the owner has a program at each of the four points."""
+    phases: frozenset[str] = UNDISTURBED
+    """In each of them the agent must be struck at least once."""
+
+    def __str__(self) -> str:
+        return self.name.replace(" ", "-")
+
+    @property
+    def after(self) -> Gpus:
+        """The GPUs with the requested layout."""
+        return GPUS[self.layout]
+
+    @property
+    def before(self) -> Gpus:
+        """The GPUs before the change, and after one that fails."""
+        return GPUS[self.was] if self.was else ("off",) * len(self.after)
+
+    @property
+    def changed(self) -> Gpus:
+        """The GPUs as the change makes them, unless the drain before it fails."""
+        return self.before if self.guarded else self.after
 
 
 _FOR_GOOD = nvml_faults.Fault(
@@ -77,7 +125,12 @@ FIRST = Scenario(
     whole_gpu_pods=1,
     has_monitor=True,
 )
-FIRST_HOPPER = Scenario(name="first layout on H100", spec="1xH100", layout="two-sizes-h100")
+FIRST_HOPPER = Scenario(
+    name="first layout on H100",
+    spec="1xH100",
+    layout="two-sizes-h100",
+    phases=UNDISTURBED - {"Drain"},
+)
 ONE_SLICE = Scenario(
     name="one slice on a busy node",
     spec="1xA100-SXM4-40GB",
@@ -100,6 +153,7 @@ FAILING = Scenario(
     ends=model.State.FAILED,
     reason=errors.Reason.NO_PERMISSION,
     faults=(_FOR_GOOD,),
+    phases=_ROLLED_BACK,
 )
 FAILING_TWICE = dataclasses.replace(
     FAILING,
@@ -112,16 +166,23 @@ DRAIN_TIMEOUT = dataclasses.replace(
     ends=model.State.FAILED,
     reason=errors.Reason.DRAIN_TIMEOUT,
     guarded="nvidia.com/mig-2g.10gb",
-    options=(("drain_timeout_s", "0.2"), ("retry_initial_s", "60"), ("retry_max_s", "60")),
+    options=(("drain_timeout_s", "0.5"), ("retry_initial_s", "60"), ("retry_max_s", "60")),
+    phases=_BEFORE_THE_GPUS,
 )
 ACTIVE = dataclasses.replace(
     ONE_SLICE,
     name="layout already active",
     layout="balanced",
     reason=errors.Reason.ALREADY_APPLIED,
+    phases=frozenset({"Done"}),
 )
 CORDONED = dataclasses.replace(ONE_SLICE, name="one slice on a cordoned node", is_cordoned=True)
-HOOKED = dataclasses.replace(FIRST, name="first layout with hooks", has_hooks=True)
+HOOKED = dataclasses.replace(
+    FIRST,
+    name="first layout with hooks",
+    has_hooks=True,
+    phases=UNDISTURBED | {"Resolve"},
+)
 ALL = (
     *(FIRST_HOPPER, ONE_SLICE, MODE_OFF, FAILING, FAILING_TWICE),
     *(DRAIN_TIMEOUT, ACTIVE, CORDONED, HOOKED),
@@ -139,3 +200,38 @@ class Aftermath(enum.Enum):
     NO_LAYOUT = "the label is removed"
     OLD_LAYOUT = "back to the old layout"
     CORRUPT_JOURNAL = "the journal is spoilt"
+
+
+class Play(NamedTuple):
+    """A scenario in which one agent is struck, and what happens before the next one starts."""
+
+    scenario: Scenario
+    aftermath: Aftermath = Aftermath.RESTART
+    strike_with: signal.Signals = signal.SIGKILL
+
+    def __str__(self) -> str:
+        return f"{self.scenario}-{self.what.replace(', ', '-').replace(' ', '-')}"
+
+    @property
+    def what(self) -> str:
+        """For the results."""
+        name = self.strike_with.name
+        return f"{name}, {self.aftermath.value}" if name == "SIGKILL" else name
+
+
+PLAYS = (
+    *(Play(each) for each in ALL),
+    *(
+        Play(each, Aftermath.REBOOT)
+        for each in (FIRST, FIRST_HOPPER, ONE_SLICE, MODE_OFF, FAILING, DRAIN_TIMEOUT)
+    ),
+    Play(ONE_SLICE, Aftermath.OTHER_LAYOUT),
+    Play(ONE_SLICE, Aftermath.NO_LAYOUT),
+    Play(ONE_SLICE, Aftermath.OLD_LAYOUT),
+    Play(ONE_SLICE, Aftermath.CORRUPT_JOURNAL),
+    *(
+        Play(each, strike_with=signal.SIGTERM)
+        for each in (ONE_SLICE, FAILING, DRAIN_TIMEOUT, HOOKED)
+    ),
+)
+"""The kill matrix."""

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from mig_manager.core import host_files
 from mig_manager.core.node import cluster, resources
 from mig_manager.sandbox import stages
-from mig_manager.sandbox.driver import states
+from mig_manager.sandbox.driver import states, transitions
 from mig_manager.sandbox.node import cluster_view, objects, sandbox_node
 from testkit import nvml_faults
 from tests import simulated_rig
@@ -61,6 +61,8 @@ class PodWithDevices(NamedTuple):
     name: str
     uid: str
     device_ids: frozenset[str]
+    devices: frozenset[str]
+    """The same by GPU, profile and place."""
 
 
 class Stage(stages.Stage):
@@ -136,11 +138,33 @@ class Stage(stages.Stage):
             spec = {"maxUnavailable": 0, "selector": {"matchLabels": labels}}
             self.api.post(_BUDGETS, {"metadata": {"name": "keep-them"}, "spec": spec})
         self.run_pods(pods)
-        devices = self.devices_by_pod()
+        in_use, names = self.devices_by_pod(), self._device_names()
         self.pods = tuple(
-            PodWithDevices(name, objects.uid(pod), devices[name])
+            PodWithDevices(
+                name,
+                objects.uid(pod),
+                in_use[name],
+                frozenset(names[id_] for id_ in in_use[name]),
+            )
             for name, pod in self.ready_pods().items()
         )
+
+    def _device_names(self) -> Mapping[str, str]:
+        """Return GPU, profile and place of every device, by UUID."""
+        gpus = zip(self.state.boards, self.state.read().gpus, strict=True)
+        names: dict[str, str] = {}
+        for index, (board, gpu) in enumerate(gpus):
+            if not gpu.is_enabled:
+                names[board.uuid] = f"{index}: off"
+            for gi, ci in transitions.mig_devices(gpu):
+                names[board.mig_uuid(gi, ci)] = (
+                    f"{index}: {simulated_rig.placed_name(board, gi, ci)}"
+                )
+        return names
+
+    def geometry(self) -> scenarios.Gpus:
+        """Return what the driver has on the GPUs, in the words of the scenarios."""
+        return simulated_rig.described(self.state)
 
     def node(self) -> objects.JsonObject:
         """Return the Node object as the API has it."""

@@ -1,116 +1,104 @@
 """The agent process is killed after each of its port calls, and its successor copes.
 
 Every case has a node of its own with a real API server, a real kubelet socket and simulated GPUs.
-What must hold in the end is in ``matrix``: a terminal state that is true, the GPUs as the layout
-has them or exactly as they were, nothing left paused or cordoned, no pod disturbed without need.
+What must hold in the end is in ``matrix`` and, as data, in ``scenarios``: a terminal state that is
+true, the GPUs as the layout has them or exactly as they were, nothing left paused or cordoned, no
+pod disturbed without need.
 
 A case counts only if the matrix's own signal ended the agent at the point of the case. Every point
-must be struck.
+must be struck, and every phase that a scenario lists.
 """
 
-import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import pytest
 
+from docs.generator import results
+from mig_manager.core import model
 from tests.crash import matrix, scenarios
 
-Aftermath = scenarios.Aftermath
 Note = Callable[[str, object], None]
-Play = Callable[..., None]
+Strike = Callable[..., None]
+KNOWN = {"none", *(phase.value for phase in model.Phase)}
+STRUCK = matrix.Verdict("after a #1", is_struck=True, phase="Drain")
+MISSED = matrix.Verdict("after b #1", is_struck=False)
+_MATRIX = "kill matrix"
 
 
 def judge(
-    note: Note, name: str, what: str, verdicts: Sequence[matrix.Verdict], *, section: str
+    note: Note,
+    play: scenarios.Play,
+    verdicts: Sequence[matrix.Verdict],
+    *,
+    section: str,
+    phases: Collection[str],
 ) -> None:
     counts = matrix.summary(verdicts)
-    note(section, {"scenario": name, "what": what} | counts)
+    note(section, {"scenario": play.scenario.name, "what": play.what} | counts)
     assert not [str(verdict) for verdict in verdicts if verdict.problems]
     assert [verdict.point for verdict in verdicts if not verdict.is_struck] == []
-    assert verdicts
-    assert counts["converged"] == counts["struck"] == counts["tried"] == len(verdicts)
+    assert_adds_up(counts, phases)
+
+
+def assert_adds_up(counts: Mapping[str, Any], phases: Collection[str]) -> None:
+    """Check that all was struck that was tried, and each of the phases at least once."""
+    by_phase = counts["phases"]
+    for what in ("struck", "converged"):
+        assert counts[what] == counts["tried"] == sum(each[what] for each in by_phase.values())
+    assert set(phases) - by_phase.keys() == set()
+    assert by_phase.keys() - KNOWN == set()
 
 
 @pytest.fixture
-def play(recorded: matrix.Recorder, record_property: Note) -> Play:
+def strike(recorded: matrix.Recorder, record_property: Note) -> Strike:
     """Play a scenario once for each of its points, or for a sample of them, and judge all."""
 
-    def play(
-        scenario: scenarios.Scenario,
-        what: str,
-        *,
-        step: int = 1,
-        section: str = "kill matrix",
-        **how: Any,
+    def strike(
+        play: scenarios.Play, *, phases: Collection[str], step: int = 1, section: str = _MATRIX
     ) -> None:
-        recording = recorded(scenario)
-        verdicts = [
-            matrix.play(scenario, recording, point=point, **how)
-            for point in recording.own.points[step // 2 :: step]
-        ]
-        judge(record_property, scenario.name, what, verdicts, section=section)
+        recording = recorded(play.scenario)
+        chosen = recording.points[step // 2 :: step]
+        verdicts = [matrix.play(play, recording, point=point) for point in chosen]
+        judge(record_property, play, verdicts, section=section, phases=phases)
 
-    return play
-
-
-def each(*chosen: scenarios.Scenario) -> pytest.MarkDecorator:
-    names = [scenario.name.replace(" ", "-") for scenario in chosen]
-    return pytest.mark.parametrize("scenario", chosen, ids=names)
+    return strike
 
 
 @pytest.mark.slow
-@each(*scenarios.ALL)
-def test_an_agent_killed_after_any_port_call_is_resumed_by_the_next(
-    scenario: scenarios.Scenario, play: Play
+@pytest.mark.parametrize("play", scenarios.PLAYS, ids=str)
+def test_an_agent_struck_after_any_port_call_has_a_successor_that_copes(
+    play: scenarios.Play, strike: Strike
 ) -> None:
-    play(scenario, "SIGKILL, restart")
+    strike(play, phases=play.scenario.phases)
 
 
-@pytest.mark.slow
-@each(
-    *(scenarios.FIRST, scenarios.FIRST_HOPPER, scenarios.ONE_SLICE, scenarios.MODE_OFF),
-    *(scenarios.FAILING, scenarios.DRAIN_TIMEOUT),
-)
-def test_a_node_that_reboots_after_any_port_call_gets_its_layout(
-    scenario: scenarios.Scenario, play: Play
-) -> None:
-    play(scenario, "SIGKILL, reboot", aftermath=Aftermath.REBOOT)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
-    "aftermath",
+    ("scenario", "step", "phases"),
     [
-        *(Aftermath.OTHER_LAYOUT, Aftermath.NO_LAYOUT),
-        *(Aftermath.OLD_LAYOUT, Aftermath.CORRUPT_JOURNAL),
+        (scenarios.ONE_SLICE, 10, {"Drain", "Execute", "Prove"}),
+        (scenarios.FAILING, 9, {"Drain", "Execute", "RollBack"}),
     ],
-    ids=lambda aftermath: aftermath.name.lower(),
+    ids=["change", "rollback"],
 )
-def test_what_changes_while_no_agent_runs_is_taken_into_account_by_the_next(
-    aftermath: Aftermath, play: Play
+def test_a_sample_of_the_matrix_converges(
+    scenario: scenarios.Scenario, step: int, phases: Collection[str], strike: Strike
 ) -> None:
-    play(scenarios.ONE_SLICE, f"SIGKILL, {aftermath.value}", aftermath=aftermath)
+    strike(scenarios.Play(scenario), step=step, phases=phases, section=f"{_MATRIX}, a sample")
 
 
-@pytest.mark.slow
-@each(scenarios.ONE_SLICE, scenarios.FAILING, scenarios.DRAIN_TIMEOUT, scenarios.HOOKED)
-def test_an_agent_stopped_after_any_port_call_leaves_nothing_taken(
-    scenario: scenarios.Scenario, play: Play
-) -> None:
-    play(scenario, "SIGTERM", strike_with=signal.SIGTERM)
+def test_the_published_results_are_those_of_the_present_matrix() -> None:
+    published = {(each["scenario"], each["what"]): each for each in results.entries(_MATRIX)}
+    plays = {(play.scenario.name, play.what): play for play in scenarios.PLAYS}
+
+    assert published.keys() == plays.keys()
+    for key, counts in published.items():
+        assert_adds_up(counts, plays[key].scenario.phases)
 
 
-def test_a_sample_of_the_matrix_converges(play: Play) -> None:
-    what = f"SIGKILL, {Aftermath.RESTART.value}"
-    play(scenarios.ONE_SLICE, what, step=25, section="kill matrix, a sample")
-
-
-def test_a_matrix_with_a_case_that_was_not_struck_fails() -> None:
-    struck = matrix.Verdict("after a #1", is_struck=True, phase="Drain")
-    missed = matrix.Verdict("after b #1", is_struck=False)
-
-    judge(lambda *_: None, "a", "SIGKILL", [struck], section="")
-    for verdicts in ([], [missed], [struck] * 50 + [missed]):
-        with pytest.raises(AssertionError):
-            judge(lambda *_: None, "a", "SIGKILL", verdicts, section="")
+@pytest.mark.parametrize("verdicts", [[], [MISSED], [STRUCK] * 50 + [MISSED], [STRUCK]], ids=len)
+def test_a_matrix_that_missed_a_case_or_a_phase_fails(verdicts: list[matrix.Verdict]) -> None:
+    play = scenarios.Play(scenarios.ONE_SLICE)
+    judge(lambda *_: None, play, [STRUCK], section="", phases={"Drain"})
+    with pytest.raises(AssertionError):
+        judge(lambda *_: None, play, verdicts, section="", phases={"Drain", "Execute"})

@@ -73,7 +73,7 @@ def test_a_worker_that_waits_for_the_driver_dies_with_its_agent_and_the_next_one
         kill_at_work(rig, lambda: any(armed.fired for armed in rig.state.faults()))
 
         rig.state.clear_faults()
-        assert matrix.goes_on(rig, recording) == ()
+        assert matrix.goes_on(rig) == ()
 
 
 @pytest.mark.slow
@@ -104,4 +104,4 @@ def test_what_the_driver_did_for_a_worker_that_died_is_resumed_or_undone(
         kill_at_work(rig, lambda: changes(rig) == before + nth)
 
         rig.state.set_options(usual)
-        assert matrix.goes_on(rig, recording) == ()
+        assert matrix.goes_on(rig) == ()

@@ -15,7 +15,7 @@ from mig_manager.agent import loop, main, settings
 from mig_manager.core import model, ports, standbys
 from mig_manager.core.node import cluster
 from mig_manager.sandbox.driver import library as simulated
-from tests import fakes
+from tests import fakes, simulated_rig
 from tests.crash.soak import cluster as soak_cluster
 from tests.crash.soak import driver, script
 
@@ -252,5 +252,12 @@ def _in_memory(
     }
     heard: dict[str, Any] = {n: script.Port(port, n, rig.script) for n, port in each.items()}
     return dataclasses.replace(
-        own, clock=rig.clock, standby=standbys.Standbys(), lock=None, boot_layout=None, **heard
+        own,
+        clock=rig.clock,
+        processes=simulated_rig.processes,
+        standby=standbys.Standbys(),
+        lock=None,
+        boot_layout=None,
+        request_file=None,
+        **heard,
     )
