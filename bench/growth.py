@@ -31,7 +31,7 @@ from mig_manager.sandbox import stages
 from mig_manager.sandbox.driver import library as simulated
 from mig_manager.sandbox.driver import states
 from mig_manager.sandbox.node import sandbox_node
-from tests import fakes
+from tests import fakes, simulated_rig
 from tests.crash.soak import cluster, script
 
 _SPEC = "A100-SXM4-40GB"
@@ -225,6 +225,7 @@ class _Loop:
             allocations=rig.allocations,
             configs=fakes.FakeConfig(_SHORT),
             clock=rig.clock,
+            processes=simulated_rig.processes,
             standby=standbys.Standbys(),
             lock=None,
             boot_layout=None,

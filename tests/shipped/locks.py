@@ -8,7 +8,7 @@ import packaging.markers
 import packaging.utils
 
 FOLDER = pathlib.Path(__file__).parents[2] / "release"
-NAMES = ("image", "demo", "build", "tools")
+NAMES = ("image", "demo", "build", "tools", "go")
 
 _PIN = re.compile(
     r"(?P<name>[\w.-]+)==(?P<version>[\w.+]+)(?: ; (?P<marker>.+?))?"

@@ -17,7 +17,7 @@ AGENTS = ("unprivileged", "privileged", "simulated")
 OVERLAYS = (*AGENTS, "budget", "gpu-operator", "partitioner")
 
 
-def kustomize(folder: str) -> str:
+def kustomize(folder: str | pathlib.Path) -> str:
     """Return the manifest that kubectl makes of a folder of the repository."""
     return programs.output(programs.needed("kubectl"), "kustomize", ROOT / folder)
 

@@ -150,6 +150,14 @@ def test_with_the_partitioner_the_chart_is_its_overlay_and_agents_take_custom_la
     assert made == shipped
 
 
+def test_evictions_are_confined_by_a_value(chart: pathlib.Path) -> None:
+    made = by_name(render(chart, confineEvictions=True))
+
+    policy = made["ValidatingAdmissionPolicy", "mig-manager-labelled-evictions"]
+    assert ":gpus:mig-manager:" in policy["spec"]["matchConditions"][0]["expression"]
+    assert ("ValidatingAdmissionPolicyBinding", "mig-manager-evictions") in made
+
+
 def test_the_partitioner_has_settings_and_a_place_of_its_own(chart: pathlib.Path) -> None:
     own = {
         "enabled": True,

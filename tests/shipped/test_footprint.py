@@ -42,7 +42,7 @@ def report(*_):
     os.rename(os.environ["MODULES_FILE"] + ".new", os.environ["MODULES_FILE"])
 
 if "agent" in sys.orig_argv:
-    signal.signal(signal.SIGUSR1, report)
+    signal.signal(signal.SIGRTMIN, report)
 """
 """Code that makes an agent's interpreter report its loaded modules on a signal."""
 
@@ -75,8 +75,8 @@ def test_an_agent_at_rest_has_loaded_nothing_that_only_runs_or_others_need(
     modules_file: pathlib.Path, rested: stages.Stage
 ) -> None:
     assert rested._agent is not None
-    rested._agent.send_signal(signal.SIGUSR1)
-    rested.wait(modules_file.exists, "the agent's modules")
+    rested._agent.send_signal(signal.SIGRTMIN)
+    rested.wait(modules_file.exists, "the agent's modules", timeout_s=120)
     loaded = set(modules_file.read_text().split())
     assert {"kubernetes.client.rest", "structlog"} <= loaded
     assert loaded & _UNWANTED == set()

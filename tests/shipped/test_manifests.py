@@ -96,6 +96,7 @@ UNPRIVILEGED = {
     "allowPrivilegeEscalation": False,
     "readOnlyRootFilesystem": True,
     "runAsUser": 0,
+    "seccompProfile": {"type": "RuntimeDefault"},
     "capabilities": {"drop": ["ALL"]},
 }
 

@@ -20,7 +20,7 @@ from mig_manager.sandbox.apiserver import resources
 from mig_manager.sandbox.node import objects
 from testkit import apiserver
 from tests import plain_node, programs
-from tests.shipped.overlays import OVERLAYS, ROOT, Object, overlay
+from tests.shipped.overlays import OVERLAYS, ROOT, Object, kustomize, overlay
 from tests.shipped.unit_files import agent_settings
 
 AGENT_TOKEN = "sandbox"  # noqa: S105 - identifies requests of the agent
@@ -114,15 +114,38 @@ def test_every_overlay_grants_the_same_rights() -> None:
 def test_the_policies_confine_the_account_that_has_the_rights(name: str) -> None:
     (account,) = overlay(name).by_kind["ClusterRoleBinding"]["subjects"]
     user = f"system:serviceaccount:{account['namespace']}:{account['name']}"
-    conditions = [
-        [condition["expression"] for condition in each["spec"]["matchConditions"]]
-        for each in overlay(name).objects
-        if each["kind"] == "ValidatingAdmissionPolicy"
-        and each["metadata"]["name"] != "mig-manager-partitioner"
-    ]
+    conditions = conditions_of(overlay(name).objects)
 
     assert conditions
-    assert all(each == [f"request.userInfo.username == '{user}'"] for each in conditions)
+    assert set(conditions) == {f"'{user}:' == request.userInfo.username + ':'"}
+
+
+def test_the_policies_follow_the_account_into_another_namespace(tmp_path: pathlib.Path) -> None:
+    deploy = pathlib.Path(os.path.relpath(ROOT / "deploy", tmp_path))
+    own = {
+        "namespace": "gpus",
+        "resources": [f"{deploy}/overlays/partitioner"],
+        "components": [f"{deploy}/budget", f"{deploy}/evictions"],
+        "transformers": [f"{deploy}/policy/user"],
+    }
+    (tmp_path / "kustomization.yaml").write_text(json.dumps(own))
+    objects = list(yaml.safe_load_all(kustomize(tmp_path)))
+
+    user = "system:serviceaccount:gpus:mig-manager"
+    expected = f"'{user}:' == request.userInfo.username + ':'"
+    assert [each[: len(expected)] for each in conditions_of(objects)] == [expected] * 4
+    (partitioners,) = conditions_of(objects, of_partitioner=True)
+    assert f"{user}-partitioner'" in partitioners
+
+
+def conditions_of(objects: list[Object], *, of_partitioner: bool = False) -> list[str]:
+    """Return whom the policies of the agents confine, or that of the partitioner."""
+    return [
+        each["spec"]["matchConditions"][0]["expression"]
+        for each in objects
+        if each["kind"] == "ValidatingAdmissionPolicy"
+        and (each["metadata"]["name"] == "mig-manager-partitioner") is of_partitioner
+    ]
 
 
 # -- in the place of the operator's own MIG manager -------------------------------------------

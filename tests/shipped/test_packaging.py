@@ -60,6 +60,11 @@ def test_the_wheel_has_every_module_the_data_and_its_metadata_and_nothing_beside
     assert metadata.get_payload() == (ROOT / "README.md").read_text(encoding="utf-8")
 
 
+def test_no_module_names_the_test_kit() -> None:
+    modules = (ROOT / "mig_manager").rglob("*.py")
+    assert [each.name for each in modules if "testkit" in each.read_text("utf-8")] == []
+
+
 def test_the_source_archive_has_what_a_distributor_needs(unpacked: pathlib.Path) -> None:
     wanted = (
         ".ci/run .dockerignore CHANGELOG.md CONTRIBUTING.md Dockerfile LICENSE README.md bench "
@@ -165,6 +170,7 @@ def wanted(name: str) -> list[packaging.requirements.Requirement]:
         ],
         "build": [*groups["build"], *settings["build-system"]["requires"]],
         "tools": [*groups["build"], *groups["release"]],
+        "go": groups["go"],
     }
     # A group that includes another says so with a table.
     texts = [line for line in direct[name] if isinstance(line, str)]

@@ -229,7 +229,10 @@ def test_all_tests_can_be_read_and_quick_ones_pass_against_the_installed_program
     shutil.copytree(unpacked, bench, ignore=shutil.ignore_patterns("mig_manager"))
     tools = [
         f"{name}=={importlib.metadata.version(name)}"
-        for name in ("hypothesis", "jsonschema", "packaging", "pytest", "pytest-xdist")
+        for name in (
+            *("hypothesis", "jsonschema", "packaging"),
+            *("pytest", "pytest-timeout", "pytest-xdist"),
+        )
     ]
     run(uv(), "pip", "install", "--python", python, *tools, cwd=bench)
 

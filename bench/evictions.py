@@ -1,0 +1,157 @@
+"""What the admission policies add to an eviction in a large namespace, on a real kube-apiserver.
+
+    KUBEBUILDER_ASSETS=FOLDER python -m bench.evictions [--pods 4000] [--policy FILE ...]
+
+Evicts pods as the agent and as an administrator, in rounds with the policies and without them, and
+prints the medians of one run. Exit status 1: an eviction takes over 1.2 times as long with them.
+"""
+
+import argparse
+import concurrent.futures
+import contextlib
+import itertools
+import pathlib
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+
+import yaml
+
+from mig_manager import errors
+from mig_manager.adapters.kubernetes import api
+from tests import waiting
+from tests.cluster import clusters, envtest
+
+_SLOWEST = 1.2
+_ROUNDS = 10
+_EVICTIONS = 20
+"""In each round, of each user."""
+_UNCOUNTED = 10
+"""At the start of a round: the server has just compiled the policies, or dropped them."""
+_WRITERS = 8
+_NODE = f"/api/v1/nodes/{clusters.NODE}"
+_PODS = "/api/v1/namespaces/default/pods"
+_POD = {"nodeName": clusters.NODE, "containers": [{"name": "main", "image": "app:1"}]}
+
+
+def main() -> None:
+    """Start the server, evict, print what it took."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--pods", type=int, default=4000, help="in the namespace (default: 4000)")
+    parser.add_argument(
+        "--policy",
+        type=pathlib.Path,
+        nargs="+",
+        default=[clusters.DEPLOY / "policy" / "policy.yaml"],
+        help="files with the policies (default: deploy/policy/policy.yaml)",
+    )
+    chosen = parser.parse_args()
+    objects = [
+        each
+        for path in chosen.policy
+        for each in yaml.safe_load_all(path.read_text(encoding="utf-8"))
+    ]
+    with tempfile.TemporaryDirectory(prefix="mig-") as name:
+        folder = pathlib.Path(name)
+        server = envtest.Server(envtest.assets(), folder)
+        with server.running(), contextlib.closing(clusters.Real(server, folder)) as real:
+            real.grant(clusters.SHIPPED)
+            for each in clusters.shipped("evictions/evictions.yaml"):
+                real.kube.delete(_path(each))
+            sys.exit(_run(server, real, folder, chosen.pods, objects))
+
+
+def _run(
+    server: envtest.Server,
+    real: clusters.Real,
+    folder: pathlib.Path,
+    count: int,
+    policies: Sequence[clusters.Object],
+) -> int:
+    real.kube.post("/api/v1/nodes", {"metadata": {"name": clusters.NODE}})
+    names = [f"pod-{number:05}" for number in range(count)]
+    admin, agent, unbound = (
+        _connect(server, path)
+        for path in (
+            server.kubeconfig(folder / "admin", token=envtest.ADMIN_TOKEN),
+            real.kubeconfig(folder / "agent", clusters.OURS, node=clusters.NODE),
+            real.kubeconfig(folder / "unbound", clusters.OURS),
+        )
+    )
+    with concurrent.futures.ThreadPoolExecutor(_WRITERS) as pool:
+        list(pool.map(lambda name: _create(admin, name), names))
+    users = {"agent": agent, "administrator": admin}
+    taken: dict[tuple[str, bool], list[float]] = {}
+    left = iter(names)
+    for has_policies in itertools.islice(itertools.cycle((False, True)), _ROUNDS):
+        _switch(admin, policies, unbound, is_on=has_policies)
+        for user, kube in users.items():
+            times = taken.setdefault((user, has_policies), [])
+            labels = api.LABELS if kube is agent else {}
+            pods = itertools.islice(left, _UNCOUNTED + _EVICTIONS)
+            times += [_evict(kube, name, labels) for name in pods][_UNCOUNTED:]
+    ratios = list(_print(taken, count))
+    for kube in (admin, agent, unbound):
+        kube.close()
+    return int(max(ratios) > _SLOWEST)
+
+
+def _connect(server: envtest.Server, kubeconfig: pathlib.Path) -> api.KubeApi:
+    """Return a client without the rate limit of ``api.KubeApi.connect``."""
+    (user,) = yaml.safe_load(kubeconfig.read_text())["users"]
+    configuration = api.Configuration()
+    configuration.host = server.url
+    configuration.ssl_ca_cert = str(server.certificate)
+    configuration.api_key["BearerToken"] = f"Bearer {user['user']['token']}"
+    return api.KubeApi(configuration, request_timeout_s=60)
+
+
+def _print(taken: dict[tuple[str, bool], list[float]], count: int) -> Iterator[float]:
+    print(f"{count} pods in the namespace; milliseconds of an eviction, medians")
+    print(f"{'':14} {'without':>8} {'with':>8} {'ratio':>6}")
+    for user in dict.fromkeys(user for user, _ in taken):
+        without, has = (1000 * statistics.median(taken[user, on]) for on in (False, True))
+        print(f"{user:14} {without:8.1f} {has:8.1f} {has / without:6.2f}")
+        yield has / without
+
+
+def _switch(
+    admin: api.KubeApi,
+    policies: Sequence[clusters.Object],
+    unbound: api.KubeApi,
+    *,
+    is_on: bool,
+) -> None:
+    """Create or delete the policies; return when the server, which hears of it later, obeys."""
+    for each in policies:
+        with contextlib.suppress(errors.ClusterError):  # it is as it should be
+            if is_on:
+                admin.post(clusters.collection(each), each)
+            else:
+                admin.delete(_path(each))
+    waiting.until(
+        lambda: bool(clusters.refusal(lambda: unbound.patch(_NODE, {}))) is is_on,
+        "the policies",
+    )
+
+
+def _path(thing: clusters.Object) -> str:
+    return f"{clusters.collection(thing)}/{thing['metadata']['name']}"
+
+
+def _create(admin: api.KubeApi, name: str) -> None:
+    admin.post(_PODS, {"metadata": {"name": name}, "spec": _POD})
+
+
+def _evict(kube: api.KubeApi, name: str, labels: Mapping[str, str]) -> float:
+    began_s = time.perf_counter()
+    # With a label that only the agent's have; an administrator's carry none.
+    metadata = {"name": name, "namespace": "default", "labels": labels}
+    kube.post(f"{_PODS}/{name}/eviction", {"metadata": metadata})
+    return time.perf_counter() - began_s
+
+
+if __name__ == "__main__":
+    main()
