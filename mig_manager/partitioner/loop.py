@@ -147,8 +147,7 @@ class Partitioner:
         self._announcer = announcer.Announcer(self._cluster, self._leader, self._clock)
         self._pending_since_s: dict[str, float] = {}
         """By UID of a pending pod."""
-        self._changing_since: dict[str, dt.datetime] = {}
-        """By node: since when this process knows that something was requested of it."""
+        self._sightings = partitioning.Sightings()
         self._unusable: dict[str, str] = {}
         """By opted-in node: why it was unusable at the last decision."""
         self._served: set[str] = set()
@@ -218,21 +217,14 @@ class Partitioner:
         }
         self._served &= self._pending_since_s.keys()
         self._refused = {name: end for name, end in self._refused.items() if end > now_s}
-        nodes = [self._permitted(node, now) for node in self._cluster.nodes()]
-        self._changing_since = {node.name: node.asked_at for node in nodes if node.asked_at}
+        nodes = [
+            self._permitted(node)
+            for node in self._sightings.on_own_clock(self._cluster.nodes(), now=now)
+        ]
         return partitioning.with_pods(nodes, bound), pending
 
-    def _permitted(
-        self, node: partitioning.PartitionedNode, now: dt.datetime
-    ) -> partitioning.PartitionedNode:
-        """Return a node without what the partitioner may not do there, or cannot believe."""
-        if node.changed_at is not None and node.changed_at > now:
-            # Its clock is ahead of ours; a cooldown would last until we have caught up.
-            node = dataclasses.replace(node, changed_at=None)
-        if node.asked_at is not None:
-            # By our clock: one that is ahead of the API server's would take it for an old request.
-            since = self._changing_since.get(node.name, now)
-            node = dataclasses.replace(node, asked_at=since)
+    def _permitted(self, node: partitioning.PartitionedNode) -> partitioning.PartitionedNode:
+        """Return a node without what the partitioner may not do there."""
         if node.is_opted_in and not self._settings.selects(node):
             return dataclasses.replace(node, is_opted_in=False)
         if node.name in self._refused:

@@ -84,7 +84,7 @@ class Service:
 
 
 def run(settings: partitioner_settings.PartitionerSettings) -> int:
-    """Run one replica until SIGTERM or SIGINT.
+    """Run one replica until a signal ends it.
 
     Raises:
         MigManagerError: It cannot start, for example without credentials for the API.

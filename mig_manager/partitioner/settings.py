@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from mig_manager import errors
 from mig_manager.agent import node_settings
-from mig_manager.core import model, options, profile_name
+from mig_manager.core import model, options, profile_name, timing
 from mig_manager.core.fleet import partitioning
 from mig_manager.core.node import policy
 
@@ -133,6 +133,8 @@ class PartitionerSettings:
         "how long a leader that was killed keeps others waiting",
         default=60.0,
         least=_LEAST_LEASE_S,
+        # Beyond it the replicas would not agree on when a Lease may be taken.
+        most=timing.LONGEST_LEASE_S,
         group=_LEASE,
     )
     health_port: int = options.port(

@@ -113,6 +113,7 @@ def assembled(
             gpus=rig.hardware,
             allocations=rig.allocations,
             configs=fakes.FakeConfig(scenes.CONFIG),
+            processes=None,
             standby=standbys.Standbys(),
         )
 

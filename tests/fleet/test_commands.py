@@ -4,7 +4,7 @@ import dataclasses
 import io
 import json
 import pathlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import pytest
@@ -24,6 +24,7 @@ from tests.sandbox import apirig
 
 LAYOUT = "all-1g.5gb"
 FORMER = "all-balanced"
+_NO_VARIABLES: Mapping[str, str] = {}
 
 
 class Terminal(io.StringIO):
@@ -50,10 +51,12 @@ class Rig:
     names: list[str]
     played: standins.StandIns
 
-    def __call__(self, *argv: str, is_terminal: bool = False) -> Answer:
+    def __call__(
+        self, *argv: str, is_terminal: bool = False, variables: Mapping[str, str] = _NO_VARIABLES
+    ) -> Answer:
         out, err = Terminal() if is_terminal else io.StringIO(), io.StringIO()
         terminal = console.Console(
-            stdin=io.StringIO(), stdout=out, stderr=err, environ={"TERM": "xterm"}
+            stdin=io.StringIO(), stdout=out, stderr=err, environ={"TERM": "xterm", **variables}
         )
         options = ["rollout", *argv, "--kubeconfig", str(self.kubeconfig)]
         status = main.main(options, terminal)
@@ -198,7 +201,7 @@ def test_each_change_of_a_node_is_a_line_but_on_a_terminal_one_table_lives(rig: 
     )
     drawn = rig(FORMER, "-l", "gpu=yes", is_terminal=True)
     assert drawn.status == 0
-    assert "\x1b[J" in drawn.out
+    assert "\r\x1b[1A\x1b[J" in drawn.out
     assert drawn.out.endswith("The rollout is done.\n")
 
 
@@ -223,7 +226,7 @@ def test_a_node_whose_layout_is_not_active_on_an_unreachable_gpu_is_marked(rig: 
     [
         ((LAYOUT,), "-l SELECTOR"),
         (("-l", "gpu=yes"), "name a layout"),
-        ((LAYOUT, "-l", "gpu=no"), "selects no node"),
+        ((LAYOUT, "-l", "gpu=no"), "selects no node\n  remedy: See all labels"),
         ((LAYOUT, "-l", "gpu=yes", "--max-unavailable", "0"), "neither a number"),
         ((LAYOUT, "-l", "gpu=yes", "--max-unavailable", "101%"), "neither a number"),
         (("no/label", "-l", "gpu=yes"), "cannot be the value of a label"),
@@ -242,6 +245,23 @@ def test_what_makes_no_sense_is_refused_and_nothing_is_changed(
     assert answer.status == 2
     assert message in answer.err
     assert not any(rig.labels().values())
+
+
+@pytest.mark.parametrize(
+    ("argv", "variables", "message"),
+    [
+        (("undo",), {"MIG_MANAGER_SELECTED_CONFIG": "night"}, "has the mark of a rollout"),
+        ((LAYOUT, "--dry-run"), {"MIG_MANAGER_SELECTED_CONFIG": "night"}, "not found"),
+        ((), {"MIG_MANAGER_LAYOUT": "undo"}, "name a layout"),
+    ],
+)
+def test_a_variable_neither_starts_an_undo_nor_contradicts_an_operand(
+    rig: Rig, argv: tuple[str, ...], variables: dict[str, str], message: str
+) -> None:
+    answer = rig(*argv, "-l", "gpu=yes", variables=variables)
+
+    assert answer.status == 2
+    assert message in answer.err
 
 
 def test_a_layout_that_the_agents_config_lacks_is_requested_of_no_node_if_it_may_be_read(
@@ -349,6 +369,20 @@ def test_a_dry_run_shows_the_plan_of_each_node_and_changes_nothing(
     own = rig.roll("own", "--dry-run", "-f", str(file))
     assert [node["verdict"] for node in own.data["nodes"][:2]] == ["fits", "does-not-fit"]
     assert rig.roll("nothing", "--dry-run", "-f", str(file)).status == 2
+
+
+def test_a_misspelt_layout_is_answered_with_those_that_nodes_can_have(
+    rig: Rig, tmp_path: pathlib.Path
+) -> None:
+    file = tmp_path / "config.yaml"
+    larger = "  all-1g.45gb: [{devices: all, mig-enabled: true, mig-devices: {1g.45gb: 4}}]\n"
+    file.write_text(f"{scenes.CONFIG.rstrip()}\n{larger}")
+    rig.publish_gpus("node-000", "A100-SXM4-40GB")
+
+    answer = rig("all-1g.5bg", "-l", "gpu=yes", "--dry-run", "-f", str(file))
+
+    assert answer.status == 2
+    assert "did you mean 'all-1g.5gb'?" in answer.err
 
 
 def test_a_dry_run_of_a_layout_that_a_node_lists_needs_no_config_map(rig: Rig) -> None:

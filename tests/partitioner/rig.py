@@ -96,6 +96,8 @@ class Rig:
         self.replicas: list[Replica] = []
         self.gpus: dict[str, tuple[model.Gpu, ...]] = {}
         self.in_use: dict[str, dict[str, frozenset[model.Placement]]] = {}
+        self.agents_ahead_s = 0.0
+        """How far the clocks of the agents are ahead of the replicas'."""
 
     # -- the cluster -----------------------------------------------------------------------------
 
@@ -134,7 +136,7 @@ class Rig:
     def _published(
         self, name: str, layout: str, content_hash: str, reason: str = "Applied", ago_s: float = 0
     ) -> dict[str, str]:
-        now = self.clock.now_iso(after_s=-ago_s)
+        now = self.clock.now_iso(after_s=self.agents_ahead_s - ago_s)
         gpus = self.gpus[name]
         status = {
             "config": layout,
@@ -213,6 +215,19 @@ class Rig:
             state = "success" if reason is errors.Reason.APPLIED else "failed"
             obj["metadata"]["labels"][cluster.STATE_LABEL] = state
             obj["status"] |= self._status(name)
+
+        self.server.modify(kinds.NODES, name, change)
+
+    def begin(self, name: str) -> None:
+        """Play the agent: begin a run."""
+        published = self._published(name, cluster.CUSTOM_LAYOUT, "", reason="")
+        status = json.loads(published[cluster.STATUS_ANNOTATION])
+        del status["finishedAt"]
+        status |= {"state": "pending", "phase": "Drain"}
+
+        def change(obj: Object) -> None:
+            obj["metadata"]["annotations"][cluster.STATUS_ANNOTATION] = json.dumps(status)
+            obj["metadata"]["labels"][cluster.STATE_LABEL] = "pending"
 
         self.server.modify(kinds.NODES, name, change)
 

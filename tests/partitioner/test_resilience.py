@@ -134,6 +134,62 @@ def test_the_budget_counts_a_node_under_change_though_our_clock_is_a_day_ahead(r
     assert len(own.kube.patches) == 2
 
 
+@pytest.mark.parametrize("ahead_s", [-7200.0, 0.0, 7200.0])
+def test_the_budget_counts_a_run_whatever_the_agents_clock_says(rig: Rig, ahead_s: float) -> None:
+    for name in ("n1", "n2", "n3"):
+        rig.add_node(name)
+    rig.agents_ahead_s = ahead_s
+    rig.add_pods("p1", "p2", "p3", profile="4g.20gb")
+    own = rig.replica()
+    rig.pass_time(SOON_S, own)
+    (asked,) = (name for name in ("n1", "n2", "n3") if rig.requested(name))
+    rig.begin(asked)
+
+    rig.pass_time(2 * TERM_S, own)
+
+    assert len(own.kube.patches) == 1
+
+
+@pytest.mark.parametrize("ahead_s", [-3600.0, 3600.0])
+def test_a_node_rests_after_a_change_whatever_its_agents_clock_says(
+    rig: Rig, ahead_s: float
+) -> None:
+    rig.add_node()
+    rig.agents_ahead_s = ahead_s
+    rig.add_pods("p1", profile="4g.20gb")
+    own = rig.replica()
+    rig.pass_time(SOON_S, own)
+    rig.begin("n1")
+    rig.pass_time(TERM_S, own)
+    rig.answer("n1")
+    rig.bind("p1", "n1")
+    rig.add_pods("p2")
+
+    rig.pass_time(40, own)
+    assert len(own.kube.patches) == 1
+    rig.pass_time(40, own)
+
+    assert len(own.kube.patches) == 2
+
+
+@pytest.mark.parametrize("ahead_s", [-3600.0, 3600.0])
+def test_a_refused_layout_is_asked_again_whatever_the_agents_clock_says(
+    rig: Rig, ahead_s: float
+) -> None:
+    rig.add_node()
+    rig.agents_ahead_s = ahead_s
+    rig.add_pods("p1")
+    own = rig.replica()
+    rig.pass_time(SOON_S, own)
+    rig.answer("n1", reason=errors.Reason.IN_USE)
+
+    rig.pass_time(290, own)
+    assert len(own.kube.patches) == 1
+    rig.pass_time(20, own)
+
+    assert len(own.kube.patches) == 2
+
+
 def test_a_lease_whose_namespace_is_missing_is_logged(rig: Rig) -> None:
     path = "/namespaces/mig-manager/leases"
     rig.server.inject(apiserver.Fault(path=path, status=404, times=None))

@@ -77,7 +77,7 @@ def test_the_answer_in_json_has_layout_steps_and_reasons(shell: commandline.Shel
     (found,) = answer.data["nodes"]
     assert found["pods"] == ["ml/p"]
     assert len(found["steps"][0]["steps"]) == 16
-    assert list(json.loads(found["layout"])["mig-configs"]) == ["custom"]
+    assert list(json.loads(found["layout"])["mig-configs"]) == ["on-demand"]
     assert answer.data["waiting"] == answer.data["unmet"] == answer.data["mixes"] == []
 
 
