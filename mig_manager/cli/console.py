@@ -14,6 +14,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, TextIO, TypeVar
 
 from mig_manager import errors
+from mig_manager.adapters import host
 from mig_manager.adapters.host import log
 from mig_manager.agent import node_settings
 from mig_manager.cli import parser
@@ -280,7 +281,7 @@ def signals_deferred(note: Callable[[str], object]) -> Iterator[Callable[[], Non
     # What nohup or a background job ignores stays ignored.
     handlers = {
         number: signal.signal(number, receive)
-        for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
+        for number in host.ENDING_SIGNALS
         if signal.getsignal(number) is not signal.SIG_IGN
     }
     try:

@@ -20,9 +20,8 @@ from mig_manager.adapters.kubernetes import api, node, pods
 from mig_manager.adapters.kubernetes import claims as kube_claims
 from mig_manager.adapters.nvml import client as nvml_worker
 from mig_manager.adapters.nvml import hung_call
-from mig_manager.adapters.nvml import processes as nvml_processes
 from mig_manager.cli import command_settings, console
-from mig_manager.core import bar, messages, model
+from mig_manager.core import bar, messages, model, steps
 from mig_manager.core.node import claims, cluster
 
 if TYPE_CHECKING:
@@ -135,7 +134,7 @@ def examine(checks: Sequence[Check], facts: "Facts", *, timeout_s: float) -> Rep
         except NotAskedError as why:
             return (skipped(str(why)),)
         except errors.MigManagerError as error:
-            remedy = "" if error.reason in _VAGUE else error.reason.remedy
+            remedy = "" if error.reason in _VAGUE else error.reason.remedy_at_shell
             return (fail(error.message, remedy),)
         except Exception as error:  # noqa: BLE001 - a failing check must not hide the others
             what = f"the check failed: {type(error).__name__}: {error}"
@@ -240,7 +239,7 @@ class Facts:
 
     settings: command_settings.DoctorSettings
     gpus: Once[model.ObservedGpus]
-    inspection: Once[nvml_processes.Inspection]
+    inspection: Once[steps.Inspection]
     kube: Once[api.KubeApi]
     node: Once[cluster.NodeView]
     pods: Once[tuple[cluster.Pod, ...]]  # of this node

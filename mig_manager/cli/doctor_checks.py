@@ -1,16 +1,18 @@
 """The checks of ``doctor``, in the order of the report: facts in, findings out."""
 
 import collections
+import dataclasses
 import pathlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TypeVar
 
 from mig_manager import errors
 from mig_manager.adapters.host import files, lock_file, procfs
+from mig_manager.adapters.kubernetes import node as kube_node
 from mig_manager.cli.doctor import Check, Facts, Finding, NotAskedError, fail, ok, skipped, warn
 from mig_manager.core import model, picture
 from mig_manager.core.layout import config
-from mig_manager.core.node import claims, clients, cluster, resources, rights
+from mig_manager.core.node import claims, clients, cluster, phantoms, resources, rights
 from mig_manager.core.records import status
 
 _OLDEST_DRIVER = 450
@@ -23,6 +25,7 @@ _OWN_GPUS = {
     model.Virtualization.PASSTHROUGH: "passed through; a change of MIG mode needs no reset",
 }
 """GPUs about whose MIG mode this machine alone decides."""
+_ACCOUNTS = "system:serviceaccount:"
 _IN_PROGRESS = (model.State.PENDING.value, model.State.REBOOTING.value)
 _Record = TypeVar("_Record")
 
@@ -48,7 +51,7 @@ def _driver(facts: Facts) -> Iterator[Finding]:
         found = facts.inspection.get()
     except errors.HardwareError as error:
         is_absent = error.reason is errors.Reason.DRIVER_NOT_LOADED
-        yield fail(error.message, "" if is_absent else error.reason.remedy)
+        yield fail(error.message, "" if is_absent else error.reason.remedy_at_shell)
         return
     text = f"driver {found.driver_version}, NVML {found.nvml_version}"
     branch = found.driver_version.partition(".")[0]
@@ -64,7 +67,12 @@ def _driver(facts: Facts) -> Iterator[Finding]:
 )
 def _gpus(facts: Facts) -> Iterator[Finding]:
     """Every GPU answers; at least one supports MIG; no change of MIG mode is pending."""
-    gpus = facts.gpus.get()
+    try:
+        gpus = facts.gpus.get()
+    except errors.HardwareError as error:
+        if facts.inspection.if_known() is None:  # the check "driver" fails, and once is enough
+            raise NotAskedError("not known: the driver does not answer") from error
+        raise
     if not any(gpu.is_mig_capable for gpu in gpus):
         what = "no GPU of this node supports MIG" if gpus else "this node has no NVIDIA GPU"
         yield fail(what, "Remove the node's label nvidia.com/mig.config.")
@@ -326,8 +334,29 @@ def _schedulable_devices(facts: Facts) -> Iterator[Finding]:
     # Without the node, kubelet's devices are counted instead.
     counts = {name: len(ids) for name, ids in schedulable.items() if _is_nvidia(name)}
     node = facts.node.if_known() or cluster.NodeView(name="", allocatable=counts)
+    advertised = _phantoms(facts, node)
+    real = {name: count for name, count in node.allocatable.items() if name not in advertised}
+    node = dataclasses.replace(node, allocatable=real)
     why_not = resources.why_not_schedulable(gpus, schedulable, node)
     yield fail(why_not) if why_not else ok("all devices and no others")
+
+
+@_check("phantom-devices", "Remove the resources from the node with the command named.")
+def _phantom_devices(facts: Facts) -> Iterator[Finding]:
+    """The node offers no GPU or MIG device that no GPU has."""
+    node = facts.node.needed()
+    advertised = _phantoms(facts, node)
+    if advertised:
+        remedy = f"Run: {phantoms.remedy(node.name, advertised)}"
+        yield fail(f"{phantoms.message(advertised)}; pods run without them", remedy)
+    else:
+        yield ok("every device that the node offers may exist")
+
+
+def _phantoms(facts: Facts, node: cluster.NodeView) -> Mapping[str, int]:
+    plugins = tuple(filter(clients.is_device_plugin, facts.pods.if_known() or ()))
+    strategy = resources.plugin_strategy(plugins, node.labels)
+    return phantoms.find(facts.gpus.needed(), node, strategy, facts.allocatable.if_known)
 
 
 def _published_devices(facts: Facts) -> Finding:
@@ -371,6 +400,32 @@ def _rights(facts: Facts) -> Iterator[Finding]:
         yield ok(f"all {len(rights.RIGHTS)} that the agent needs")
 
 
+@_check(
+    "admission-policy",
+    "Apply deploy/policy for this ServiceAccount; in another namespace with deploy/policy/user.",
+)
+def _admission_policy(facts: Facts) -> Iterator[Finding]:
+    """An admission policy confines the agent's ServiceAccount to its own node."""
+    api = facts.kube.needed()
+    node = facts.node.needed()
+    try:
+        user = api.user()
+    except errors.ClusterError as error:
+        raise NotAskedError(f"the user is not known: {error.message}") from error
+    if not user.startswith(_ACCOUNTS):
+        raise NotAskedError(f"it confines the agent's ServiceAccount, and not the user {user}")
+    # Of people: the policy refuses it on every node, and a dry run changes nothing.
+    change = {"metadata": {"labels": {cluster.PARTITIONING_LABEL: "probe"}}}
+    try:
+        api.patch(f"{kube_node.path(node.name)}?dryRun=All", change)
+    except errors.ClusterError as error:
+        if "AdmissionPolicy" not in error.message:
+            raise
+        yield ok(f"confines {user} to its own node")
+    else:
+        yield warn(f"none confines {user}: its token may change every node")
+
+
 @_check("device-plugin", "Deploy the device plugin or DRA driver, or check its pod on this node.")
 def _device_plugin(facts: Facts) -> Iterator[Finding]:
     """NVIDIA's device plugin or DRA driver runs on this node and is ready."""
@@ -382,7 +437,7 @@ def _device_plugin(facts: Facts) -> Iterator[Finding]:
         if pod.is_ready and not pod.is_terminating:
             yield ok(f"{pod.key} is ready")
         else:
-            yield fail(f"{pod.key} is not ready ({pod.phase})")
+            yield fail(f"{pod.key} is not ready ({pod.waiting or pod.phase})")
 
 
 def _advertises(pod: cluster.Pod) -> bool:

@@ -108,7 +108,7 @@ class GpuAccess:
         )
         return dataclasses.replace(
             dependencies,
-            reset=gpu_reset.SmiReset(found).reset,
+            reset=gpu_reset.SmiReset(found),
             device_files=device_nodes.DeviceFiles(chosen.roots),
         )
 
@@ -171,7 +171,8 @@ def prepare_simulation(access: node_settings.GpuAccess, note: Callable[[str], ob
                 # A mistyped path must not remove a file that is not ours.
                 state.read()
                 path.unlink()
-            for suffix in (node_settings.JOURNAL_SUFFIX, node_settings.LAYOUT_SUFFIX):
+            own = node_settings.JOURNAL_SUFFIX, node_settings.LAYOUT_SUFFIX, "request.json"
+            for suffix in own:
                 path.with_name(f"{path.name}.{suffix}").unlink(missing_ok=True)
         if access.simulate_spec:
             state.create(access.simulate_spec, states.Options())

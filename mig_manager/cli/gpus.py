@@ -292,20 +292,21 @@ class _Command:
         if self._chosen.layouts:
             name = self._chosen.layouts[0]
             if self._chosen.config_file is None and name not in source.layouts:
-                source = self._filled(source)
+                return self._generated(name, source)
             return source.layout(name)
         if len(source.layouts) == 1:
             return next(iter(source.layouts.values()))
         names = messages.listed(list(source.layouts), most=_MOST_NAMED)
         raise errors.UsageError(f"name a layout; {source.source} has {names or 'none'}")
 
-    def _filled(self, source: config.Document) -> config.Document:
-        """Return the built-in layouts with those generated for this machine's GPUs."""
+    def _generated(self, name: str, source: config.Document) -> config.Layout:
+        """Return a layout that the built-in file lacks: generated for this machine's GPUs."""
         try:
-            made = served.generated(self._access.observed)
+            gpus = self._access.observed
         except errors.HardwareError:
-            return source
-        return served.merged(source, made, is_default=False)
+            return source.layout(name)
+        every = served.merged(source, served.generated(gpus), is_default=False)
+        return every.layout(name, (gpus,))
 
     def _read(self, file: str | None) -> config.Document:
         packaged = node_settings.packaged_config()

@@ -233,9 +233,10 @@ _TEXTS = {
 
         It has versions, status, doctor's answer, settings, layouts, journal and logs; with
         credentials also the node's labels, annotations and Events, and its agent's log. Each
-        source has a deadline; manifest.json lists what is missing, and why. Credentials are
-        removed, and other programs' variables, labels and annotations are not read; names of
-        nodes, pods and processes stay. Nothing is changed.
+        source has a deadline; manifest.json lists what is missing, and why. What has the name or
+        the looks of a credential is removed. That cannot find every one: look into the archive
+        before you pass it on. Other programs' variables, labels and annotations are not read;
+        names of nodes, pods and processes stay. Nothing is changed.
 
         $ mig-manager support-bundle
         On the node, as root.

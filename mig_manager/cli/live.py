@@ -21,7 +21,6 @@ _BEGIN, _END = "\x1b[?1049h\x1b[?25l\x1b[?7l", "\x1b[?7h\x1b[?25h\x1b[?1049l"
 """The other screen of the terminal, without a cursor, and back (xterm's control sequences).
 
 There the end of a long line is cut off: wrapped, it would scroll the view on a narrow terminal."""
-_ENDING = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM)
 _HOME, _REST_OF_LINE, _REST = "\x1b[H", "\x1b[K", "\x1b[J"
 
 
@@ -145,7 +144,7 @@ def _drawn(terminal: console.Console) -> Iterator[Callable[[], bool]]:
     screen = _Screen(terminal)
     handlers = {
         number: handler
-        for number in (signal.SIGWINCH, signal.SIGTSTP, *_ENDING)
+        for number in (signal.SIGWINCH, signal.SIGTSTP, *host.ENDING_SIGNALS)
         if (handler := signal.getsignal(number)) is not signal.SIG_IGN
     }
     before_fd = signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
@@ -185,6 +184,7 @@ def _draw(terminal: console.Console, text: str, trouble: str) -> None:
     if len(shown) < len(lines):
         hint += f"  {len(lines) - len(shown)} more lines"
     last = messages.printable(trouble, " ") or hint
-    drawn = f"{_REST_OF_LINE}\r\n".join([*shown, last])
-    # Without a newline at the end, which would scroll.
-    terminal.write(f"{_HOME}{drawn}{_REST_OF_LINE}{_REST}")
+    # A row is erased before it is written: behind a row of full width the cursor stays on the last
+    # character. Without a newline at the end, which would scroll.
+    drawn = "".join(f"{_REST_OF_LINE}{line}\r\n" for line in shown)
+    terminal.write(f"{_HOME}{drawn}{_REST}{last}")

@@ -48,7 +48,7 @@ def main(argv: Sequence[str], terminal: console.Console, *, program: str = parse
 
 def _remedy(error: errors.MigManagerError, argv: Sequence[str]) -> str:
     usage = parser.usage_remedy(error, parser.PROGRAM, argv, parser.COMMANDS)
-    remedy = usage or error.reason.remedy_at_shell
+    remedy = error.own_remedy or usage or error.reason.remedy_at_shell
     if error.reason is errors.Reason.DRIVER_NOT_LOADED and not _READING.isdisjoint(argv[:1]):
         remedy += f" To try it without a GPU, add --simulate {_EXAMPLE}."
     return remedy

@@ -80,7 +80,10 @@ def run(chosen: rollout_settings.RolloutSettings, terminal: console.Console) -> 
                     raise errors.UsageError(
                         f"no node that {chosen.selector!r} selects has the mark of a rollout"
                     )
-                raise errors.UsageError(f"{chosen.selector!r} selects no node")
+                raise errors.UsageError(
+                    f"{chosen.selector!r} selects no node",
+                    remedy="See all labels with 'kubectl get nodes --show-labels'.",
+                )
             if chosen.is_dry_run:
                 return _preview(chosen, terminal, kube, selected.nodes())
             if chosen.goal.layout is not None:
@@ -254,7 +257,8 @@ class _Display:
     def clear(self) -> None:
         """Remove the table drawn last: the next one takes its place."""
         if self._lines:
-            self._terminal.stdout.write(f"\x1b[{self._lines}A\x1b[J")
+            # From the first column: a terminal shows ^C where the cursor is.
+            self._terminal.stdout.write(f"\r\x1b[{self._lines}A\x1b[J")
         self._lines = 0
 
 

@@ -37,6 +37,7 @@ class RolloutSettings(command_settings.AnswerSettings, node_settings.DocumentSet
         "the layout, or 'undo': back to what each node requested before",
         name="layout",
         metavar=options.LAYOUT,
+        has_variable=False,
         is_operand=True,
     )
     selected_config: str | None = options.text(
@@ -103,6 +104,8 @@ def rollout_settings(parsed: Mapping[str, object], environ: Mapping[str, str]) -
     values["selector"] = values["selector"].strip()
     if not values["selector"]:
         raise errors.UsageError("say which nodes: -l SELECTOR, as for kubectl")
+    if values["layout_operand"] and parsed.get("selected_config") is None:
+        values["selected_config"] = None  # the command line is stronger than the variable
     goal = _goal(values["layout_operand"], values["selected_config"])
     if values["is_dry_run"] and goal.layout is None:
         raise errors.UsageError("a dry run is of a layout, not of undo")

@@ -82,7 +82,8 @@ def run(argv: Sequence[str], terminal: console.Console) -> int:
     return terminal.exit_status(
         run_parsed,
         remedy=lambda error: (
-            parser.usage_remedy(error, PROGRAM, argv, COMMANDS)
+            error.own_remedy
+            or parser.usage_remedy(error, PROGRAM, argv, COMMANDS)
             or _REMEDIES.get(error.reason, error.reason.remedy_at_shell)
         ),
         bug_remedy="This is a bug in kubectl-mig; please report it with these lines:",

@@ -293,12 +293,12 @@ def table(plans: Plans, *, style: bar.Style) -> str:
             notes.append(style.wrapped(f"{node.name}: {remarks}"))
     notes += [_unknown_pods(plans, style)] if plans.pods_not_known else []
     lines = gpu_report.columns(_HEAD, rows, style=style)
-    changed = sum(node.is_changed for node in plans.nodes)
-    without = sum(not node.fits for node in plans.nodes)
+    fitting = [node.is_changed for node in plans.nodes if node.fits]
+    without = [node.fits for node in plans.nodes if not node.fits]
     total = (
-        f"Layout {plans.layout} of {plans.source}: {changed} of {len(plans.nodes)} nodes change, "
-        f"{len(plans.nodes) - changed - without} have it already, {without} cannot have it or "
-        "are not known."
+        f"Layout {plans.layout} of {plans.source}: of {len(plans.nodes)} nodes "
+        f"{fitting.count(True)} would change, {fitting.count(False)} unchanged, "
+        f"{without.count(False)} cannot have it, {without.count(None)} unknown."
     )
     return "\n".join([*lines, "", *notes, style.wrapped(total)])
 

@@ -160,7 +160,10 @@ class Cluster:
         """
         program = next(filter(None, map(shutil.which, _PROGRAMS)), None)
         if program is None:
-            raise errors.UsageError("kubectl is not found on the PATH")
+            raise errors.UsageError(
+                "kubectl is not found on the PATH",
+                remedy="Install kubectl, or add its folder to the PATH.",
+            )
         self._command = (program, *options)
         self._note = note
         self._timeout_s = timeout_s
@@ -188,7 +191,10 @@ class Cluster:
             raise errors.ClusterError("; ".join(missing), reason=errors.Reason.API_ERROR)
         if not nodes:
             what = f"selector {selector!r}" if selector else "NVIDIA GPUs"
-            raise errors.UsageError(f"the cluster has no node with {what}")
+            raise errors.UsageError(
+                f"the cluster has no node with {what}",
+                remedy="See all labels with 'kubectl get nodes --show-labels'.",
+            )
         ordered = sorted(nodes, key=lambda node: node.name)
         reports = tuple(fleet_nodes.report(node, now) for node in ordered)
         return Found(reports=reports, missing=tuple(missing))
@@ -246,7 +252,10 @@ class Cluster:
             with cluster.understood(source):
                 data = cluster.strings(found.get("data"))
             if _DOCUMENT_KEY not in data and len(data) != 1:
-                raise errors.ConfigError(f"{source} has no entry {_DOCUMENT_KEY}")
+                raise errors.ConfigError(
+                    f"{source} has no entry {_DOCUMENT_KEY}",
+                    remedy="Add this entry, or name another ConfigMap or a file (-f).",
+                )
             text = data.get(_DOCUMENT_KEY, next(iter(data.values())))
             return config.parse(text, source=source)
         if default is not None:

@@ -56,7 +56,7 @@ def nodes() -> list[rig.Object]:
         ),
         rig.node(
             "gpu-2",
-            gpus=rig.gpus("2xH100-SXM"),
+            gpus=rig.gpus("2xH100-SXM5-80GB"),
             requested="all-1g.5gb",
             state=model.State.FAILED,
             reason=errors.Reason.UNKNOWN_PROFILE,

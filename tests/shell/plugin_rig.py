@@ -1,10 +1,9 @@
 """A cluster with nodes as agents leave them, and the plugin as kubectl runs it."""
 
+import contextlib
 import dataclasses
 import datetime as dt
-import functools
 import io
-import json
 import os
 import pathlib
 import subprocess
@@ -183,25 +182,23 @@ def run(command: Sequence[str], environment: Mapping[str, str]) -> commandline.A
     return commandline.Answer(status=done.returncode, out=done.stdout, err=done.stderr)
 
 
-def _get(_kubectl: object, url: str, words: Sequence[str], what: str) -> bytes:
-    """Answer ``get --raw PATH`` and ``patch node NAME`` as kubectl does."""
-    asked = urllib.request.Request(url + words[2])  # noqa: S310 - our own server
-    if words[0] == "patch":
-        patch = words[4].removeprefix("--patch=").encode()
-        kind = {"Content-Type": "application/merge-patch+json"}
-        asked = urllib.request.Request(  # noqa: S310 - as above
-            f"{url}/api/v1/nodes/{words[2]}", data=patch, headers=kind, method="PATCH"
-        )
-    else:
-        assert words[:2] == ["get", "--raw"]
-    try:
-        with urllib.request.urlopen(asked) as response:  # noqa: S310 - as above
-            body: bytes = response.read()
-            return body
-    except urllib.error.HTTPError as error:
-        refused = json.load(error)
-        line = f"Error from server ({refused['reason']}): {refused['message']}"
-        raise selection._refused(what, line) from error
+def _quick(url: str, kubectl: Callable[..., bytes]) -> Callable[..., bytes]:
+    """Return what prints the answer to ``get --raw`` as kubectl does, in a tenth of its time.
+
+    All but an answer is for kubectl itself: it has its own words for what the server refuses.
+    """
+
+    def run(cluster: selection.Cluster, words: Sequence[str], what: str) -> bytes:
+        if words[:2] == ["get", "--raw"]:
+            with (
+                contextlib.suppress(urllib.error.HTTPError),
+                urllib.request.urlopen(url + words[2]) as response,  # noqa: S310 - our own server
+            ):
+                body: bytes = response.read()
+                return body
+        return kubectl(cluster, words, what)
+
+    return run
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -232,7 +229,7 @@ class Viewer:
         with_kubectl: bool = False,
         **environ: str,
     ) -> commandline.Answer:
-        """Run the plugin in this process; without kubectl, which takes its time."""
+        """Run the plugin in this process; with kubectl, which takes its time, where it matters."""
         out, err = io.StringIO(), io.StringIO()
         terminal = console.Console(
             stdin=io.StringIO(stdin),
@@ -245,9 +242,8 @@ class Viewer:
             patch.setenv("HOME", str(self.home))
             patch.setenv("KUBECONFIG", str(self.home / "kubeconfig"))
             if not with_kubectl:
-                patch.setattr(
-                    selection.Cluster, "_run", functools.partialmethod(_get, self.server.url)
-                )
+                run = selection.Cluster._run
+                patch.setattr(selection.Cluster, "_run", _quick(self.server.url, run))
             status = main(words, terminal)
         return commandline.Answer(status=status, out=out.getvalue(), err=err.getvalue())
 

@@ -32,13 +32,6 @@ mig-configs:
   'off':
   - {devices: all, mig-enabled: false}
 """
-PROGRAM = """
-import signal
-signal.signal(signal.SIGINT, signal.default_int_handler)
-from mig_manager import __main__
-__main__.main()
-"""
-"""The program as at a terminal: a job in the background would start out deaf to SIGINT."""
 FOREVER_S = 600.0
 _APPLIED: dict[tuple[str, ...], dict[str, bytes]] = {}
 """The files of nodes to which a layout has been applied."""
@@ -78,7 +71,7 @@ class Node:
             self.path.with_name(name).write_bytes(content)
 
     def command(self, *argv: str) -> list[str]:
-        return [sys.executable, "-c", PROGRAM, *self.arguments(*argv)]
+        return [sys.executable, "-m", "mig_manager", *self.arguments(*argv)]
 
     def arguments(self, *argv: str) -> list[str]:
         """Return a command's arguments, with the options for this node."""

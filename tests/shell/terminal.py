@@ -62,7 +62,7 @@ def _unignored_signals() -> Iterator[None]:
     """Let signals end a child: nohup, or who runs these tests, may ignore them."""
     handlers = {
         number: signal.signal(number, signal.SIG_DFL)
-        for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM)
+        for number in (signal.SIGHUP, signal.SIGTERM)
         if signal.getsignal(number) is signal.SIG_IGN
     }
     try:

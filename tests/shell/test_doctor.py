@@ -74,7 +74,9 @@ def test_a_driver_that_fails_hides_nothing_else(
     result = patient.examine("--timeout-s", "4")
 
     assert time.monotonic() - since < 30
-    assert result.failing == {"driver", "gpus"}
+    assert result.failing == {"driver"}
+    assert result.text("gpus") == "not known: the driver does not answer"
+    assert "the agent" not in result.remedies("driver")
     assert message in result.text("driver")
     assert "code" not in fault or "Load the NVIDIA driver" in result.remedies("driver")
     assert result.verdict("instances") is SKIPPED

@@ -89,6 +89,23 @@ def test_a_node_that_is_served_has_nothing_to_fix(cluster_rig: Cluster) -> None:
     assert "is ready" in result.text("device-plugin")
 
 
+def test_phantom_devices_are_named_with_the_command_that_removes_them(
+    cluster_rig: Cluster,
+) -> None:
+    stale = {"nvidia.com/mig-3g.20gb": "4"}
+    with contextlib.closing(api.KubeApi.at(cluster_rig.server.url)) as kube:
+        path = f"/api/v1/nodes/{NODE_NAME}"
+        kube.patch(f"{path}/status", {"status": {"capacity": stale}})
+        # Kubelet copies it.
+        waiting.until(lambda: stale.items() <= kube.get(path)["status"]["allocatable"].items())
+
+    result = cluster_rig.examine()
+
+    assert result.failing == {"phantom-devices"}
+    assert "4 nvidia.com/mig-3g.20gb" in result.text("phantom-devices")
+    assert "kubectl patch node n1 --subresource=status" in result.remedies("phantom-devices")
+
+
 def test_rights_that_are_lacking_are_named_and_events_are_no_failure(cluster_rig: Cluster) -> None:
     cluster_rig.denied = {("create", "pods", "eviction"), ("create", "events", "")}
 

@@ -112,6 +112,9 @@ def test_on_a_terminal_too_narrow_for_pictures_lines_are_cut_until_the_end(node:
         before, _, view = session.shown.partition(_CUT_LINES)
         assert before.endswith("\x1b[?25l")
         assert view.endswith(f"{_WRAP_LINES}{_BACK}")
+        # Behind a line that is cut the cursor is on its last character.
+        assert "\n\x1b[K" in view
+        assert not re.search(r"(?<!\n)(?<!\x1b\[H)\x1b\[[JK]", view)
 
 
 def test_without_a_keyboard_the_view_stays_until_a_signal(node: Node) -> None:
@@ -130,12 +133,15 @@ def test_a_pipe_gets_a_line_for_each_change_until_its_reader_ends(node: Node) ->
         first = [process.stdout.readline() for _ in range(3)]
         assert node.run("apply", "off").returncode == 0
 
-        changed = {process.stdout.readline().split(" ", 1)[1] for _ in range(2)}
+        unseen = {"GPU 0: 1x whole GPU, idle\n", "GPU 1: 1x whole GPU, idle\n"}
+        while unseen:
+            line = process.stdout.readline()
+            assert line, unseen
+            unseen.discard(line.split(" ", 1)[1])
         process.stdout.close()
         waiting.until(lambda: process.poll() is not None, "the end of the view")
 
         assert first[0].endswith(" no change is under way\n")
-        assert changed == {"GPU 0: 1x whole GPU, idle\n", "GPU 1: 1x whole GPU, idle\n"}
         assert process.returncode == 141
 
 

@@ -47,10 +47,12 @@ def test_help_is_given_for_all_and_for_each(viewer: rig.Viewer) -> None:
         (("plan",), 2, "LAYOUT"),
         (("plan", "all-3g"), 2, "no layout 'all-3g'"),
         (("plan", "all-disabled", "-f", "missing.yaml"), 2, "missing.yaml"),
+        (("plan", "all-disabled", "-f", "missing.yaml"), 2, "remedy: Check the file's path"),
         (("plan", "all-disabled", "--config-map", "x"), 2, "NAMESPACE/NAME"),
         (("plan", "all-disabled", "--config-map", "x/y"), 1, "not found"),
         (("plan", "all-disabled", "--config-map", "x/y", "-f", "z"), 2, "not both"),
         (("status", "-l", "pool=none"), 2, "no node with selector 'pool=none'"),
+        (("status", "-l", "pool=none"), 2, "remedy: See all labels"),
         (("status", "-l", "((("), 1, ""),
         (("history", "gpu-9"), 1, 'nodes "gpu-9" not found'),
         (("history", "../../../version"), 1, ""),
@@ -65,6 +67,17 @@ def test_invalid_input_is_refused_in_a_line(
     assert answer.err.startswith("kubectl-mig: ")
     assert message in answer.err
     assert "Traceback" not in answer.err
+
+
+def test_a_missing_kubectl_is_to_be_installed(
+    viewer: rig.Viewer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(viewer.home / "empty"))
+
+    answer = viewer.alone("status")
+
+    assert answer.status == 2
+    assert "remedy: Install kubectl, or add its folder to the PATH." in answer.err
 
 
 def test_contexts_and_kubeconfigs_are_kubectls_own_and_an_unreachable_server_is_reported(
@@ -219,7 +232,7 @@ def test_a_plan_for_many_nodes_is_a_line_each_and_changes_nothing(viewer: rig.Vi
     assert "config:8:" in answer.out
     assert "GPU 0 (NVIDIA A30" in answer.out
     assert "presumed not partitioned" in answer.out
-    assert "2 of 5 nodes change, 1 have it already, 2 cannot have it" in " ".join(
+    assert "of 5 nodes 2 would change, 1 unchanged, 2 cannot have it, 0 unknown." in " ".join(
         answer.out.split()
     )
     assert {each.verb for each in viewer.server.log.requests()} <= {"get", "list", ""}

@@ -1,12 +1,15 @@
 """The API by way of a program called kubectl; here one of a few lines that plays its part."""
 
 import pathlib
+from collections.abc import Iterator
 
 import pytest
 
 from mig_manager import errors
 from mig_manager.core.node import cluster
 from mig_manager.kubectl import selection
+from testkit import apiserver
+from tests import programs
 
 
 @pytest.fixture
@@ -69,30 +72,71 @@ def test_a_login_prompt_is_shown_without_control_characters(bin_: pathlib.Path) 
 
 
 FORBIDDEN, UNAVAILABLE = errors.Reason.FORBIDDEN, errors.Reason.API_UNAVAILABLE
-SERVER = "Error from server"
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[apiserver.ApiServer]:
+    programs.needed("kubectl")
+    with apiserver.serve() as found:
+        yield found
 
 
 @pytest.mark.parametrize(
-    ("stderr", "reason", "status", "message"),
+    ("status", "reason", "message"),
     [
-        (f'{SERVER} (NotFound): nodes "n1"', errors.Reason.API_ERROR, 404, 'nodes "n1"'),
-        (f"{SERVER} (Forbidden): pods is forbidden", FORBIDDEN, 403, "pods is forbidden"),
-        ("error: You must be logged in (Unauthorized)", FORBIDDEN, None, "logged in"),
-        (f"{SERVER} (ServiceUnavailable): wait", UNAVAILABLE, 503, "wait"),
-        (f"{SERVER}: etcd is gone", UNAVAILABLE, None, "etcd is gone"),
-        ("Unable to connect to the server: no such host", UNAVAILABLE, None, "no such host"),
-        ("", UNAVAILABLE, None, "without a message"),
+        (401, FORBIDDEN, "You must be logged in"),
+        (403, FORBIDDEN, "^no$"),
+        (404, errors.Reason.API_ERROR, "^no$"),
+        (409, errors.Reason.API_ERROR, "^no$"),
+        (410, errors.Reason.API_ERROR, "^no$"),
+        (429, UNAVAILABLE, "^no$"),
+        (500, UNAVAILABLE, "^no$"),
+        (503, UNAVAILABLE, "^no$"),
     ],
 )
-def test_a_refusal_has_a_reason_by_its_kind(
-    bin_: pathlib.Path, stderr: str, reason: errors.Reason, status: int | None, message: str
+def test_a_refusal_that_kubectl_reports_has_a_reason_by_its_kind(
+    server: apiserver.ApiServer,
+    tmp_path: pathlib.Path,
+    status: int,
+    reason: errors.Reason,
+    message: str,
 ) -> None:
-    play(bin_, f"echo '{stderr}' >&2; exit 1")
+    server.inject(apiserver.Fault(verb="get", status=status, message="no"))
+    kubectl = client(None, f"--kubeconfig={server.kubeconfig(tmp_path / 'kubeconfig')}")
 
     with pytest.raises(errors.ClusterError, match=message) as caught:
-        client().get("/api/v1/nodes/n1")
+        kubectl.get("/api/v1/nodes/n1")
 
-    assert (caught.value.reason, caught.value.status) == (reason, status)
+    assert caught.value.reason is reason
+    assert caught.value.status == (None if status in (401, 500) else status)
+
+
+@pytest.mark.parametrize(
+    ("port", "message"),
+    [
+        (1, "The connection to the server .* was refused"),
+        (None, "Unable to connect to the server: "),
+    ],
+    ids=["refused", "silent"],
+)
+def test_a_server_that_kubectl_cannot_reach_is_unavailable(
+    server: apiserver.ApiServer, port: int | None, message: str
+) -> None:
+    server.inject(apiserver.Fault(path="/silent", stall=True, times=None))
+    address = f"http://127.0.0.1:{port or server.address[1]}"
+    kubectl = client(None, f"--server={address}", "--request-timeout=500ms")
+
+    with pytest.raises(errors.ClusterError, match=message) as caught:
+        kubectl.get("/silent")
+
+    assert caught.value.reason is UNAVAILABLE
+
+
+def test_a_kubectl_that_fails_without_a_word_is_a_cluster_error(bin_: pathlib.Path) -> None:
+    play(bin_, "exit 1")
+
+    with pytest.raises(errors.ClusterError, match="without a message"):
+        client().get("/api/v1/nodes/n1")
 
 
 @pytest.mark.parametrize("answer", ["", "{", "[]", "[" * 3000, '{"items": 7}'])

@@ -151,6 +151,7 @@ def test_a_signal_ends_a_view_whose_refresh_hangs(
         assert session.shown.rstrip().endswith("\x1b[?25h\x1b[?1049l")
 
 
+@pytest.mark.slow
 def test_a_view_whose_refresh_hangs_can_be_stopped_too(
     viewer: rig.Viewer, tmp_path: pathlib.Path
 ) -> None:

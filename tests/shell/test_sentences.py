@@ -82,6 +82,24 @@ def test_a_plan_without_known_profiles_is_provisional() -> None:
     assert plan.table(result, style=PLAIN).splitlines()[1].split()[1] == "?"
 
 
+def test_the_sum_of_a_plan_counts_each_node_once() -> None:
+    blind = report((samples.gpu(None, mode=model.MigMode.DISABLED),))
+    known = report((samples.gpu(samples.A100),))
+
+    result = plan.plan(
+        "all-balanced",
+        [blind, blind, known, report()],
+        document=config.parse(rig.CONFIG, source="f"),
+        pods=selection.Pods(by_node={}),
+    )
+
+    total = plan.table(result, style=PLAIN).splitlines()[-1]
+    assert total == (
+        "Layout all-balanced of f: of 4 nodes 1 would change, 0 unchanged, 1 cannot have it, "
+        "2 unknown."
+    )
+
+
 def test_a_note_after_a_message_follows_its_end_mark() -> None:
     seen = report(state=model.State.FAILED)
     assert seen.node.status

@@ -3,6 +3,7 @@
 import os
 import pathlib
 import re
+from collections.abc import Iterator
 
 import pytest
 
@@ -26,14 +27,26 @@ _ANSWERS = (
 )
 
 
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """The home of a user whose simulated GPUs have a layout."""
+    home = tmp_path_factory.mktemp("home")
+    assert commandline.Shell(home)("apply", "all-balanced", *_H100).status == 0
+    return home
+
+
+@pytest.fixture
+def partitioned(home: pathlib.Path) -> Iterator[commandline.Shell]:
+    yield commandline.Shell(home)
+    commandline.forget()
+
+
 @pytest.mark.parametrize("columns", _WIDTHS)
 @pytest.mark.parametrize("argv", _ANSWERS, ids=" ".join)
 def test_no_line_of_an_answer_is_wider_than_the_terminal(
-    shell: commandline.Shell, argv: tuple[str, ...], columns: int
+    partitioned: commandline.Shell, argv: tuple[str, ...], columns: int
 ) -> None:
-    shell("apply", "all-balanced", *_H100)
-
-    answer = shell(*argv, COLUMNS=str(columns))
+    answer = partitioned(*argv, COLUMNS=str(columns))
 
     assert answer.out
     assert max(map(len, answer.out.splitlines())) <= columns

@@ -30,9 +30,11 @@ def test_a_dry_run_of_apply_is_plan_and_changes_nothing(
         (("rollout", "--max-unavailible", "2"), 2, "did you mean '--max-unavailable'?"),
         (("frobnicate", "status"), 3, "remedy: See 'mig-manager --help'."),
         (("apply", "x", "--dry-run", "--skip-reset"), 2, "--dry-run shows no effect"),
+        (("validate", "-f", "/no/file"), 2, "remedy: Check the file's path and rights, or"),
+        (("validate", "-f", "/"), 2, "remedy: Check the file's path and rights, or"),
     ],
 )
-def test_wrong_usage_names_the_flag_that_was_meant_and_the_help_of_its_command(
+def test_unusable_input_names_what_was_meant_and_a_remedy_that_helps(
     shell: commandline.Shell, argv: tuple[str, ...], status: int, message: str
 ) -> None:
     answer = shell(*argv)

@@ -131,6 +131,14 @@ def test_why_many_layouts_fit_other_gpus_only_stays_short(shell: Shell) -> None:
     assert len(every.splitlines()) < 12
 
 
+def test_a_family_means_all_its_products_and_is_spelt_out(shell: Shell) -> None:
+    answer = shell("validate", "-f", shell.file(layouts(seven=SEVEN)), "--gpu", "A100")
+
+    assert "A100 means A100-SXM4-40GB, A100-PCIE-40GB, " in answer.err
+    assert "NVIDIA A100-SXM4-80GB" in answer.out
+    assert "H100 means H100-SXM5-80GB, " in shell("validate", "-f", SHIPPED, "--gpu", "H100").err
+
+
 def test_many_products_are_counted_rather_than_listed(shell: Shell) -> None:
     answer = shell("validate", "-f", shell.file(layouts(seven=SEVEN)), "--gpu", "*")
 
