@@ -3,7 +3,8 @@
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator
+import pathlib
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import pytest
@@ -11,10 +12,13 @@ import pytest
 from mig_manager import errors
 from mig_manager.adapters import host
 from mig_manager.adapters.kubernetes import api, node
+from mig_manager.cli import doctor
 from mig_manager.core.node import cluster
 from mig_manager.core.records import readiness
+from mig_manager.sandbox.node import objects
 from tests import waiting
-from tests.cluster import clusters
+from tests.cluster import clusters, envtest
+from tests.shell import doctor_rig
 
 pytestmark = pytest.mark.cluster
 
@@ -139,8 +143,9 @@ def with_conditions(*conditions: clusters.Object) -> Act:
     return lambda scene: scene.agent.patch_lists(f"{NODES}/{OWN}/status", body)
 
 
-def evicting(pod: str, **options: object) -> Act:
-    body = {"metadata": {"name": pod, "namespace": "default"}, "deleteOptions": options}
+def evicting(pod: str, *, labels: Mapping[str, str] = api.LABELS, **options: object) -> Act:
+    metadata = {"name": pod, "namespace": "default", "labels": labels}
+    body = {"metadata": metadata, "deleteOptions": options}
     return lambda scene: scene.agent.post(f"{PODS}/{pod}/eviction", body)
 
 
@@ -186,6 +191,7 @@ OUR_ANNOTATIONS = (
     cluster.GPUS_ANNOTATION,
     cluster.LAYOUTS_ANNOTATION,
     cluster.CAPACITY_ANNOTATION,
+    cluster.REQUEST_ANNOTATION,
     cluster.JOURNAL_ANNOTATION,
     cluster.UNREADABLE_JOURNAL_ANNOTATION,
 )
@@ -218,6 +224,9 @@ AGENT = f"mig-manager of node {OWN}"
                 patching(taints(*KUBERNETES, TAINT, TAINT | {"effect": "NoExecute"})),
                 patching(taints(*KUBERNETES, TAINT | {"value": "x"})),
                 patching(taints(*KUBERNETES, TAINT, TAINT | {"key": "example.com/new"}, HOLD)),
+                patching(taints(*KUBERNETES, TAINT, HOLD | {"effect": "NoExecute"})),
+                patching(taints(*KUBERNETES, TAINT, HOLD | {"effect": "PreferNoSchedule"})),
+                patching(taints(*KUBERNETES, TAINT, HOLD | {"value": "x"})),
             ],
         ),
         (
@@ -243,6 +252,7 @@ AGENT = f"mig-manager of node {OWN}"
                 with_conditions({"type": "Ready", "$patch": "delete"}),
                 patching({"status": {"nodeInfo": {"kubeletVersion": "v1"}}}, f"{OWN}/status"),
                 patching({"status": {"capacity": {"cpu": "64"}}}, f"{OWN}/status"),
+                patching({"status": {"capacity": {"nvidia.com/hostdev": "1"}}}, f"{OWN}/status"),
                 patching({"status": {"allocatable": {"cpu": "64"}}}, f"{OWN}/status"),
                 patching({"status": {"allocatable": {"memory": None}}}, f"{OWN}/status"),
             ],
@@ -268,12 +278,22 @@ AGENT = f"mig-manager of node {OWN}"
             "mig-manager's token names no node",
             [
                 lambda scene: patching(OUR_STATE)(dataclasses.replace(scene, agent=scene.unbound)),
+            ],
+        ),
+        (
+            "mig-manager may not evict pods of other nodes",
+            [
+                evicting(f"on-{OTHER}"),
+                evicting("on-none"),
                 lambda scene: evicting(f"on-{OWN}")(
                     dataclasses.replace(scene, agent=scene.unbound)
                 ),
             ],
         ),
-        (f"{AGENT} may not evict pods of others", [evicting(f"on-{OTHER}"), evicting("on-none")]),
+        (
+            "mig-manager's evictions carry the label",
+            [evicting(f"on-{name}", labels={}) for name in (OWN, OTHER)],
+        ),
         (f"{AGENT} may not delete pods of others", [deleting(f"on-{OTHER}"), deleting("on-none")]),
         (
             f"{AGENT} may not write Events about other objects",
@@ -359,6 +379,15 @@ def test_the_agent_of_simulated_gpus_offers_what_is_present_and_0_of_what_is_gon
     assert (status["capacity"], status["allocatable"]) == (expected, expected)
 
 
+def test_the_agent_may_remove_resources_of_gpus_from_its_own_node(scene: Scene) -> None:
+    node.publish_resources(scene.agent, OWN, {"nvidia.com/mig-3g.20gb": 4})
+
+    own = node.KubeNode(scene.agent, name=OWN, clock=host.SystemClock())
+    view = own.remove_resources(["nvidia.com/mig-3g.20gb"])
+
+    assert "nvidia.com/mig-3g.20gb" not in {**view.capacity, **view.allocatable}
+
+
 def test_the_agent_may_publish_events_of_its_own_node(scene: Scene) -> None:
     assert publishing("Node", OWN)(scene)["reason"] == "Test"
 
@@ -379,7 +408,7 @@ def test_a_pod_that_has_gone_is_gone_to_the_agent_and_not_forbidden(
     scene: Scene, namespace: str
 ) -> None:
     path = f"/api/v1/namespaces/{namespace}/pods/gone"
-    body = {"metadata": {"name": "gone", "namespace": namespace}}
+    body = {"metadata": {"name": "gone", "namespace": namespace, "labels": api.LABELS}}
 
     with pytest.raises(errors.ClusterError, match="404"):
         scene.agent.post(f"{path}/eviction", body)
@@ -415,3 +444,33 @@ def test_the_agent_writes_slots_alone_and_for_its_own_node(
         write = functools.partial(scene.agent.put, f"{clusters.LEASES}/{name}")
 
     assert (not clusters.refusal(lambda: write(lease))) is is_allowed
+
+
+@pytest.mark.parametrize(
+    ("account", "verdict"),
+    [
+        (clusters.OURS, doctor_rig.OK),
+        (clusters.OPERATORS, doctor_rig.WARN),
+        (None, doctor_rig.SKIPPED),
+    ],
+    ids=["confined", "another account", "an administrator"],
+)
+def test_doctor_reports_whether_a_policy_confines_the_account(
+    scene: Scene,
+    real_cluster: clusters.Real,
+    tmp_path: pathlib.Path,
+    account: clusters.Account | None,
+    verdict: doctor.Verdict,
+) -> None:
+    path = tmp_path / "kubeconfig"
+    if account is None:
+        real_cluster.server.kubeconfig(path, token=envtest.ADMIN_TOKEN)
+    else:
+        real_cluster.grant(dataclasses.replace(RIGHTS, account=account))
+        real_cluster.kubeconfig(path, account, node=OWN)
+    patient = doctor_rig.Patient(tmp_path).born()
+
+    found = patient.examine("--kubeconfig", str(path), "--node-name", OWN)
+
+    assert found.verdict("admission-policy") is verdict
+    assert cluster.PARTITIONING_LABEL not in objects.labels(scene.people.get(f"{NODES}/{OWN}"))

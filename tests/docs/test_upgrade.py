@@ -24,6 +24,7 @@ AT_REST = {
     cluster.GPUS_ANNOTATION,
     cluster.LAYOUTS_ANNOTATION,
     cluster.CAPACITY_ANNOTATION,
+    cluster.REQUEST_ANNOTATION,
     cluster.LAYOUT_ANNOTATION,
     cluster.ROLLOUT_ANNOTATION,
 }
