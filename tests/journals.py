@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from mig_manager.core.records import status
+from mig_manager.core.records import journals
 
 
 def lists_nothing(text: str | None, *, is_stopped: bool = False) -> bool:
@@ -14,5 +14,5 @@ def lists_nothing(text: str | None, *, is_stopped: bool = False) -> bool:
     """
     if text is None or not is_stopped:
         return text is None
-    journal = status.Journal.from_json(text)
+    journal = journals.Journal.from_json(text)
     return dataclasses.replace(journal, has_plugin=False, has_dra_driver=False).is_empty

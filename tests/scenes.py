@@ -15,7 +15,7 @@ from mig_manager.catalogue import hardware
 from mig_manager.core import model, ports, steps
 from mig_manager.core.node import claims, cluster
 from mig_manager.core.node import policy as policies
-from mig_manager.core.records import status
+from mig_manager.core.records import journals
 from tests import fakes, gpu_values
 
 CONFIG = """
@@ -255,7 +255,7 @@ def assert_nothing_taken(rig: fakes.NodeRig, *, is_stopped: bool = False) -> Non
     assert not rig.has_hold_taint
     assert cluster.PAUSED_VALUE not in rig.labels.values()
     text = rig.annotations.get(cluster.JOURNAL_ANNOTATION)
-    journal = status.Journal.from_json(text) if text else status.Journal(config="")
+    journal = journals.Journal.from_json(text) if text else journals.Journal(config="")
     # An exit hook that failed stays pending, and runs again at the next attempt.
     assert rig.owes_exit is journal.exit_hook
     remaining = dataclasses.replace(

@@ -13,7 +13,7 @@ import structlog
 from mig_manager import errors
 from mig_manager.core import model, ports
 from mig_manager.core.node import claims, clients, cluster, phantoms, resources
-from mig_manager.core.records import status
+from mig_manager.core.records import journals
 
 DEPLOY_LABELS = (cluster.PLUGIN_DEPLOY_LABEL, claims.DEPLOY_LABEL)
 
@@ -77,7 +77,7 @@ class Advertising:
         """Expect no pod that is not there: its owner may have removed it."""
         self._expects_plugin = self._expects_driver = False
 
-    def expects_driver(self, journal: status.Journal, pods: Iterable[cluster.Pod]) -> bool:
+    def expects_driver(self, journal: journals.Journal, pods: Iterable[cluster.Pod]) -> bool:
         """Return whether a DRA driver belongs on the node, although it may have no pod now.
 
         A device by a ResourceClaim shows it too: only a driver hands one out.
@@ -125,7 +125,7 @@ class Advertising:
             old_uids=frozenset(pod.uid for pod in known if is_advertiser(pod)),
         )
 
-    def paused(self, journal: status.Journal, pods: Iterable[cluster.Pod]) -> Advertisers:
+    def paused(self, journal: journals.Journal, pods: Iterable[cluster.Pod]) -> Advertisers:
         """Return those that a pause ended, according to the journal; ``pods`` are from before."""
         has_plugin = journal.has_plugin or self._expects_plugin
         return Advertisers(

@@ -18,7 +18,7 @@ from mig_manager import errors
 from mig_manager.agent import advertisers, pausing, record, settings
 from mig_manager.core import messages, model, ports, steps, timing
 from mig_manager.core.node import claims, clients, cluster, phantoms, resources
-from mig_manager.core.records import status
+from mig_manager.core.records import journals
 
 _log = structlog.get_logger()
 
@@ -52,7 +52,7 @@ class GpuClients:
         """UIDs of pods that did not stop before the deadline of an earlier pause."""
         self._advertising = advertisers.Advertising(deps)
 
-    def expect_advertisers(self, journal: status.Journal) -> None:
+    def expect_advertisers(self, journal: journals.Journal) -> None:
         """Wait for a new device plugin or DRA driver, where an earlier agent ended the old one."""
         self._advertising.expect(plugin=journal.has_plugin, dra_driver=journal.has_dra_driver)
 
@@ -273,7 +273,7 @@ class GpuClients:
             )
         return True
 
-    def find_plugin(self, journal: status.Journal, gpus: Sequence[model.Gpu]) -> Paused:
+    def find_plugin(self, journal: journals.Journal, gpus: Sequence[model.Gpu]) -> Paused:
         """Return the advertisers, with those in the journal, as if they had been paused.
 
         A DRA driver that advertises what the GPUs have is kept: its restart changes nothing.

@@ -27,7 +27,7 @@ from mig_manager.change import local
 from mig_manager.core import messages, model, ports, steps
 from mig_manager.core.layout import custom as customs
 from mig_manager.core.node import cluster
-from mig_manager.core.records import gpu_codec, readiness, status
+from mig_manager.core.records import gpu_codec, journals, readiness, status
 
 _UNDER_WAY = (model.State.PENDING.value, model.State.REBOOTING.value)
 
@@ -46,7 +46,7 @@ class Reconciler:
         """The node as the watch last showed it."""
         self._has_phantoms = False
         """Whether the last drift check published phantom devices that it may not remove."""
-        self._left: status.Journal | None = None
+        self._left: journals.Journal | None = None
         """What earlier runs took and have not restored; the next run resumes with it."""
         self._history = pipeline.History()
         self._requests = requests.Requests(deps)
@@ -270,7 +270,7 @@ class Reconciler:
         """Whether the last run left the node closed."""
         return self._left is not None and self._left.is_closed
 
-    def _undo(self, journal: status.Journal) -> None:
+    def _undo(self, journal: journals.Journal) -> None:
         """Roll back and restore what a journal lists; raises as ``recover``."""
         written = self._new_record(journal.config, journal)
         before = written.journal
@@ -328,7 +328,7 @@ class Reconciler:
         return False
 
     def _end_pending(self, why: str) -> None:
-        journal = dataclasses.replace(self._left or status.Journal(config=""), config="")
+        journal = dataclasses.replace(self._left or journals.Journal(config=""), config="")
         written = record.Record(self._deps, journal)
         written.finish(record.failed(errors.Reason.INTERRUPTED, why))
         self._left = None if written.journal.is_empty else written.journal
@@ -371,7 +371,7 @@ class Reconciler:
             return contextlib.nullcontext()
         return self._deps.lock.hold(doing)
 
-    def _keep_remaining(self, journal: status.Journal) -> None:
+    def _keep_remaining(self, journal: journals.Journal) -> None:
         self._left = None if journal.is_empty else journal
         if self._deps.slots is not None and not journal.blocks_workloads:
             self._deps.slots.release()
@@ -379,13 +379,13 @@ class Reconciler:
     def _new_record(
         self,
         name: str,
-        journal: status.Journal | None,
+        journal: journals.Journal | None,
         custom: customs.Custom | None = None,
         *,
         attempt: int = 1,
         retry_after_s: float = 0.0,
     ) -> record.Record:
-        journal = journal or status.Journal(config=name)
+        journal = journal or journals.Journal(config=name)
         annotation_hash = custom.annotation_hash if custom else ""
         # On demand no pod is to leave, so the node does not stay closed until all have left.
         is_on_demand = custom is not None and custom.is_on_demand

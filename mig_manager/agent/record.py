@@ -16,7 +16,7 @@ from mig_manager.agent import requests as asking
 from mig_manager.core import messages, model, ports
 from mig_manager.core.layout import custom as customs
 from mig_manager.core.node import cluster
-from mig_manager.core.records import gpu_codec, readiness, status
+from mig_manager.core.records import gpu_codec, journals, readiness, status
 
 _log = structlog.get_logger()
 
@@ -74,7 +74,7 @@ class Step:
     """What a phase takes from the node, or restores."""
 
     message: str
-    journal: status.Journal
+    journal: journals.Journal
     """The journal once ``change`` is made."""
     change: cluster.NodePatch = dataclasses.field(default_factory=cluster.NodePatch)
     """Taint and labels to write in the same patch."""
@@ -86,7 +86,7 @@ class Record:
     def __init__(  # noqa: PLR0913 - each is named where it is called
         self,
         deps: ports.Dependencies,
-        journal: status.Journal,
+        journal: journals.Journal,
         *,
         requests: asking.Requests | None = None,
         custom: customs.Custom | None = None,
@@ -196,7 +196,7 @@ class Record:
         phase: model.Phase,
         message: str,
         *,
-        journal: status.Journal | None = None,
+        journal: journals.Journal | None = None,
         change: cluster.NodePatch | None = None,
         state: model.State = model.State.PENDING,
         reason: errors.Reason | None = None,
@@ -283,14 +283,14 @@ class Record:
         restored: dict[str, str] = {}
 
         def decide(view: cluster.NodeView) -> Step:
-            ours = status.without_foreign_labels(before, view)
+            ours = journals.without_foreign_labels(before, view)
             restored.clear()
             restored.update({k: v for k, v in ours.paused_labels.items() if k in keys})
             labels: dict[str, str | None] = dict(restored)
             old = view.labels.get(cluster.PLUGIN_CONFIG_LABEL)
             changed = None
             if plugin_config not in (None, old):
-                changed = status.PluginConfig(before=old, now=str(plugin_config))
+                changed = journals.PluginConfig(before=old, now=str(plugin_config))
                 labels[cluster.PLUGIN_CONFIG_LABEL] = changed.now
             names = ", ".join(key.removeprefix(cluster.DEPLOY_LABEL_PREFIX) for key in restored)
             return Step(
@@ -359,7 +359,7 @@ class Record:
         removed = self._startup_taints if is_success else frozenset()
         self._node.update(
             lambda view: dataclasses.replace(
-                _merge(status.restoring(taken, view), labels, written), removed_taints=removed
+                _merge(journals.restoring(taken, view), labels, written), removed_taints=removed
             )
         )
         self.journal = kept
@@ -372,7 +372,7 @@ class Record:
         remaining = self.journal.remaining
         annotations = {cluster.JOURNAL_ANNOTATION: _text(remaining)}
         self._node.update(
-            lambda view: _merge(status.restoring(self.journal, view), {}, annotations)
+            lambda view: _merge(journals.restoring(self.journal, view), {}, annotations)
         )
         self.journal = remaining
         self._telemetry.run_superseded()
@@ -428,7 +428,7 @@ class Record:
     def _labels(self) -> dict[str, str | None]:
         return {cluster.STATE_LABEL: self._status.state.value}
 
-    def _annotations(self, journal: status.Journal | None) -> dict[str, str | None]:
+    def _annotations(self, journal: journals.Journal | None) -> dict[str, str | None]:
         self.requests.note_reboot(self._status)
         annotations = self.requests.annotations()
         annotations[cluster.STATUS_ANNOTATION] = self._status.to_json()
@@ -439,7 +439,7 @@ class Record:
         return annotations
 
 
-def _text(journal: status.Journal) -> str | None:
+def _text(journal: journals.Journal) -> str | None:
     return None if journal.is_empty else journal.to_json()
 
 

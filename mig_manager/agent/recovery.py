@@ -18,7 +18,7 @@ from mig_manager.core import model, ports, steps, timing
 from mig_manager.core.layout import layouts
 from mig_manager.core.node import clients, cluster
 from mig_manager.core.planner import planner
-from mig_manager.core.records import status
+from mig_manager.core.records import journals
 
 _MAX_KEPT_CHARACTERS = 16 * 1024
 """Of an invalid journal: enough to inspect, and no load on the Node object."""
@@ -26,7 +26,7 @@ _MAX_KEPT_CHARACTERS = 16 * 1024
 _log = structlog.get_logger()
 
 
-def find_journal(node: ports.Node, view: cluster.NodeView) -> status.Journal | None:
+def find_journal(node: ports.Node, view: cluster.NodeView) -> journals.Journal | None:
     """Return what an interrupted run left on the node, if anything.
 
     An invalid journal is set aside. Without a valid one, the result is what its value marks:
@@ -39,7 +39,7 @@ def find_journal(node: ports.Node, view: cluster.NodeView) -> status.Journal | N
     text = view.annotations.get(cluster.JOURNAL_ANNOTATION)
     if text is not None:
         try:
-            return status.without_foreign_labels(status.Journal.from_json(text), view)
+            return journals.without_foreign_labels(journals.Journal.from_json(text), view)
         except ValueError as error:
             _log.warning("journal_unreadable", error=str(error))
             node.patch(
@@ -57,7 +57,7 @@ def find_journal(node: ports.Node, view: cluster.NodeView) -> status.Journal | N
                 f"{cluster.UNREADABLE_JOURNAL_ANNOTATION}",
                 is_warning=True,
             )
-    marked = status.Journal(
+    marked = journals.Journal(
         config="",
         hold_taint=cluster.HOLD_TAINT in view.taint_keys,
         paused_labels={
@@ -89,7 +89,7 @@ def is_possible(
 
 def rollback_target(
     deps: ports.Dependencies,
-    interrupted: status.Journal,
+    interrupted: journals.Journal,
     gpus: model.ObservedGpus,
     applied: str,
 ) -> tuple[tuple[model.GpuSnapshot, ...], str]:

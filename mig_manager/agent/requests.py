@@ -12,7 +12,7 @@ from mig_manager import errors
 from mig_manager.core import model, ports
 from mig_manager.core.layout import custom as customs
 from mig_manager.core.node import cluster
-from mig_manager.core.records import requests, status
+from mig_manager.core.records import journals, requests, status
 
 _NONE = requests.Request(config="")
 
@@ -29,7 +29,7 @@ class Requests:
         self._on_node = self._on_host = ""
         self.current = _NONE
 
-    def recover(self, view: cluster.NodeView, journal: status.Journal | None) -> None:
+    def recover(self, view: cluster.NodeView, journal: journals.Journal | None) -> None:
         """Read the record of an earlier agent; do nothing once this process has one.
 
         A record that names another request than the status is older than it: an agent of a

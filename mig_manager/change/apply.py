@@ -13,7 +13,7 @@ from mig_manager.change import hook_points, local, plans
 from mig_manager.core import model, ports, steps
 from mig_manager.core.layout import config, layouts
 from mig_manager.core.planner import planner
-from mig_manager.core.records import checkpoint, status
+from mig_manager.core.records import checkpoint, journals
 
 
 def apply(
@@ -130,7 +130,9 @@ class _Run:
         self._may_stay_pending = is_mode_only and not deps.may_reset
         self._observed = deps.gpus.observe()
         self._interrupted = local.Interrupted(deps, self._observed)
-        content = status.Journal(config=target.name, stale_files=self._interrupted.are_files_stale)
+        content = journals.Journal(
+            config=target.name, stale_files=self._interrupted.are_files_stale
+        )
         self._journal = local.Journal(deps, content, on_done=self._conclude)
         self._outside: tuple[model.GpuSnapshot, ...] = ()
         """What GPUs outside the target had before the interrupted change."""

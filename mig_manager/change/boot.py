@@ -15,7 +15,7 @@ from mig_manager.change import apply, local, plans
 from mig_manager.core import model, steps, timing
 from mig_manager.core.layout import config
 from mig_manager.core.planner import planner
-from mig_manager.core.records import status
+from mig_manager.core.records import journals
 
 if TYPE_CHECKING:
     from mig_manager.core import answers
@@ -87,11 +87,11 @@ def boot(
 
 def _read(
     deps: local.Dependencies,
-) -> tuple[status.VerifiedLayout | None, tuple[Problem, ...]]:
+) -> tuple[journals.VerifiedLayout | None, tuple[Problem, ...]]:
     """Return the saved layout, or what is wrong with it."""
     try:
         text = deps.boot_layout.read()
-        return (status.VerifiedLayout.from_json(text) if text is not None else None), ()
+        return (journals.VerifiedLayout.from_json(text) if text is not None else None), ()
     except (ValueError, errors.ConfigError) as error:
         why = error.message if isinstance(error, errors.ConfigError) else str(error)
     try:
@@ -135,7 +135,7 @@ class _Journal:
     def __init__(
         self,
         deps: local.Dependencies,
-        content: status.Journal,
+        content: journals.Journal,
         unfinished: Iterable[model.GpuSnapshot],
     ) -> None:
         self._file = local.Journal(deps, content)
@@ -183,7 +183,7 @@ class _Journal:
 class _Run:
     """The restore of one saved layout, under the lock."""
 
-    def __init__(self, deps: local.Dependencies, saved: status.VerifiedLayout) -> None:
+    def __init__(self, deps: local.Dependencies, saved: journals.VerifiedLayout) -> None:
         self._deps = deps
         self._name = saved.config
         self._observed = deps.gpus.observe()
@@ -195,7 +195,7 @@ class _Run:
         self._problems: list[Problem] = list(self._other_gpus())
         self._journal = _Journal(
             deps,
-            status.Journal(config=self._name, stale_files=interrupted.are_files_stale),
+            journals.Journal(config=self._name, stale_files=interrupted.are_files_stale),
             self._observed.missing(interrupted.snapshot),
         )
         self._check: Callable[[], object] = lambda: None

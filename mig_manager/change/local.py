@@ -13,7 +13,7 @@ from mig_manager import errors
 from mig_manager.change import transaction
 from mig_manager.core import model, ports, steps, timing
 from mig_manager.core.planner import planner
-from mig_manager.core.records import status
+from mig_manager.core.records import journals
 
 RETRIED_LATER = "the next 'apply' tries again"
 
@@ -112,7 +112,7 @@ class Journal:
     def __init__(
         self,
         deps: Dependencies,
-        content: status.Journal,
+        content: journals.Journal,
         *,
         on_done: Callable[[model.ObservedGpus], object] = lambda _gpus: None,
     ) -> None:
@@ -264,14 +264,14 @@ class Interrupted:
             return f"{self._name} was left unfinished and is undone now"
         return f"{self._name} was left unfinished; {result.message}; {RETRIED_LATER}"
 
-    def _read(self, observed: model.ObservedGpus) -> status.Journal:
+    def _read(self, observed: model.ObservedGpus) -> journals.Journal:
         """Return the journal of a killed run, without GPUs that need no rollback or are new."""
-        nothing = status.Journal(config="")
+        nothing = journals.Journal(config="")
         try:
             text = self._deps.journal.read()
             if text is None:
                 return nothing
-            journal = status.Journal.from_json(text)
+            journal = journals.Journal.from_json(text)
             plan = planner.restore(observed, journal.snapshot)
         except (ValueError, errors.ConfigError, errors.LayoutError) as error:
             problem = error.message if isinstance(error, errors.MigManagerError) else str(error)
@@ -309,14 +309,14 @@ class Interrupted:
             return self._without_gpus(journal)
         return journal
 
-    def _verified_since(self, observed: model.ObservedGpus, journal: status.Journal) -> str:
+    def _verified_since(self, observed: model.ObservedGpus, journal: journals.Journal) -> str:
         """Return the layout that the journal's GPUs have and that was verified in this boot.
 
         An unfinished change leaves none: an agent has applied it after the process was killed.
         """
         try:
             text = self._deps.boot_layout.read()
-            kept = status.VerifiedLayout.from_json(text or "")
+            kept = journals.VerifiedLayout.from_json(text or "")
             snapshot = tuple(
                 gpu
                 for gpu in kept.snapshot
@@ -330,7 +330,7 @@ class Interrupted:
         is_known = len(snapshot) == len(journal.snapshot) and kept.boot_id == self._deps.boot_id
         return kept.config if is_known and is_active else ""
 
-    def _without_gpus(self, journal: status.Journal) -> status.Journal:
+    def _without_gpus(self, journal: journals.Journal) -> journals.Journal:
         Journal(self._deps, journal).write(())
         return dataclasses.replace(journal, snapshot=())
 
@@ -353,8 +353,8 @@ def save_layout(
         # What is saved and invalid is replaced.
         with contextlib.suppress(ValueError, errors.ConfigError):
             if (text := store.read()) is not None:
-                snapshot += gpus.missing(status.VerifiedLayout.from_json(text).snapshot)
-    verified = status.VerifiedLayout(
+                snapshot += gpus.missing(journals.VerifiedLayout.from_json(text).snapshot)
+    verified = journals.VerifiedLayout(
         config=config, config_hash=config_hash, boot_id=boot_id, snapshot=snapshot
     )
     store.save(verified.to_json())

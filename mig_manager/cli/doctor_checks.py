@@ -13,7 +13,7 @@ from mig_manager.cli.doctor import Check, Facts, Finding, NotAskedError, fail, o
 from mig_manager.core import model, picture
 from mig_manager.core.layout import config
 from mig_manager.core.node import claims, clients, cluster, phantoms, resources, rights
-from mig_manager.core.records import status
+from mig_manager.core.records import journals
 
 _OLDEST_DRIVER = 450
 """The first branch with MIG (NVIDIA MIG User Guide, "Deployment Considerations")."""
@@ -263,7 +263,7 @@ def _config_file(facts: Facts) -> Iterator[Finding]:
 def _verified_layout(facts: Facts) -> Iterator[Finding]:
     """The layout kept for the next boot can be read."""
     path = facts.settings.verified_layout_file
-    layout = _record(path, files.VerifiedLayoutFile(path).read, status.VerifiedLayout.from_json)
+    layout = _record(path, files.VerifiedLayoutFile(path).read, journals.VerifiedLayout.from_json)
     if layout is None:
         yield ok(f"{path}: no layout is kept for the next boot")
     else:
@@ -277,7 +277,7 @@ def _verified_layout(facts: Facts) -> Iterator[Finding]:
 def _journal_file(facts: Facts) -> Iterator[Finding]:
     """No 'apply' was interrupted."""
     path = facts.settings.journal_file
-    journal = _record(path, files.JournalFile(path).read, status.Journal.from_json)
+    journal = _record(path, files.JournalFile(path).read, journals.Journal.from_json)
     if journal is None:
         yield ok(f"{path}: no change is in progress")
     else:

@@ -15,7 +15,7 @@ from mig_manager.adapters import host
 from mig_manager.adapters.kubernetes import api, leases
 from mig_manager.core import model, timing
 from mig_manager.core.node import cluster
-from mig_manager.core.records import status
+from mig_manager.core.records import journals
 from mig_manager.sandbox.apiserver import resources, store
 from testkit import apiserver
 from tests import waiting
@@ -122,7 +122,7 @@ def test_an_agent_that_comes_back_to_an_interrupted_change_takes_its_own_slot_ag
             kube, namespace=NAMESPACE, node_name=name, limit=1, clock=host.SystemClock()
         )
         assert killed.take() == ""
-        journal = status.Journal(config=LAYOUT, hold_taint=True)
+        journal = journals.Journal(config=LAYOUT, hold_taint=True)
 
         def leave(thing: store.Object) -> None:
             thing["spec"] = {"taints": [{"key": cluster.HOLD_TAINT, "effect": "NoSchedule"}]}

@@ -10,7 +10,7 @@ from mig_manager.agent import drift, reconcile, record
 from mig_manager.core import model
 from mig_manager.core.layout import custom, served
 from mig_manager.core.node import cluster
-from mig_manager.core.records import status
+from mig_manager.core.records import journals, status
 from mig_manager.errors import Reason
 from tests import fakes, scenes
 
@@ -229,7 +229,7 @@ def test_a_killed_run_is_resumed_for_the_same_annotation_and_undone_for_another(
         rig.failing = {}
         was_closed = rig.has_hold_taint
         text = rig.annotations.get(cluster.JOURNAL_ANNOTATION)
-        was_changing = bool(text and status.Journal.from_json(text).snapshot)
+        was_changing = bool(text and journals.Journal.from_json(text).snapshot)
         wanted = requested() if is_same else requested(BALANCED)
 
         successor = scenes.reconciler(rig, limits=ON)
@@ -268,9 +268,9 @@ def test_a_killed_run_is_undone_although_the_annotation_is_gone() -> None:
 
 
 def test_a_journal_of_a_version_without_the_hash_is_of_a_layout_from_a_file() -> None:
-    journal = status.Journal(config="custom", hold_taint=True)
+    journal = journals.Journal(config="custom", hold_taint=True)
     data = json.loads(journal.to_json())
     del data["annotationHash"]
-    assert status.Journal.from_json(json.dumps(data)) == journal
+    assert journals.Journal.from_json(json.dumps(data)) == journal
     with_hash = dataclasses.replace(journal, annotation_hash="0123456789ab")
-    assert status.Journal.from_json(with_hash.to_json()) == with_hash
+    assert journals.Journal.from_json(with_hash.to_json()) == with_hash

@@ -8,7 +8,7 @@ import pytest
 from mig_manager import errors
 from mig_manager.core import model
 from mig_manager.core.node import cluster
-from mig_manager.core.records import gpu_codec, status
+from mig_manager.core.records import gpu_codec, journals
 from tests import gpu_values, scenes
 
 
@@ -34,7 +34,7 @@ V1 = (
 
 
 def test_the_journal_of_the_version_before_is_restored() -> None:
-    assert status.JOURNAL_VERSION == 2
+    assert journals.JOURNAL_VERSION == 2
     rig = scenes.node()
     rig.annotations[cluster.JOURNAL_ANNOTATION] = V1
     rig.labels[cluster.PLUGIN_DEPLOY_LABEL] = cluster.PAUSED_VALUE
@@ -79,7 +79,7 @@ def test_an_invalid_journal_is_set_aside_and_marked_labels_are_restored(text: st
 
 def test_the_snapshot_of_a_journal_outlives_its_text() -> None:
     rig = scenes.busy_node()
-    journal = status.Journal(
+    journal = journals.Journal(
         config="a",
         boot_id="b",
         applied="c",
@@ -87,7 +87,7 @@ def test_the_snapshot_of_a_journal_outlives_its_text() -> None:
         snapshot=tuple(gpu.snapshot for gpu in rig.gpus),
     )
 
-    again = status.Journal.from_json(journal.to_json())
+    again = journals.Journal.from_json(journal.to_json())
 
     assert dataclasses.replace(again, snapshot=()) == dataclasses.replace(journal, snapshot=())
     assert gpu_values.geometry(again.snapshot) == gpu_values.geometry(rig.gpus)
@@ -110,7 +110,7 @@ def test_what_another_program_wrote_since_the_crash_is_not_written_over() -> Non
     rig = scenes.node()
     dcgm = "nvidia.com/gpu.deploy.dcgm"
     paused = {cluster.PLUGIN_DEPLOY_LABEL: "true", dcgm: "true"}
-    journal = status.Journal(config="all-1g.5gb", paused_labels=paused)
+    journal = journals.Journal(config="all-1g.5gb", paused_labels=paused)
     rig.annotations[cluster.JOURNAL_ANNOTATION] = journal.to_json()
     rig.labels |= {cluster.PLUGIN_DEPLOY_LABEL: cluster.PAUSED_VALUE, dcgm: "false"}
 

@@ -7,7 +7,7 @@ from mig_manager import errors
 from mig_manager.agent import pulse as pulses
 from mig_manager.core import model, ports, steps
 from mig_manager.core.node import cluster
-from mig_manager.core.records import status
+from mig_manager.core.records import journals
 from mig_manager.errors import Reason
 from tests import gpu_values, scenes
 from tests.scenes import assert_ends
@@ -81,7 +81,7 @@ def test_a_service_that_does_not_start_is_reported_and_retried() -> None:
 
     assert outcome.reason is Reason.HOST_SERVICE_FAILED
     assert outcome.should_retry
-    journal = status.Journal.from_json(rig.annotations[cluster.JOURNAL_ANNOTATION])
+    journal = journals.Journal.from_json(rig.annotations[cluster.JOURNAL_ANNOTATION])
     assert journal.host_services == ("nvsm.service",)
     assert not rig.is_unschedulable
 
@@ -95,7 +95,7 @@ def test_a_journal_has_no_service_started_that_the_list_does_not_name(wanted: st
     rig = scenes.hosted_node()
     rig.services["nvsm.service"] = False
     rig.services["debug-shell.service"] = False
-    forged = status.Journal(
+    forged = journals.Journal(
         config="one-slice-changed", host_services=("debug-shell.service", "nvsm.service")
     )
     rig.annotations[cluster.JOURNAL_ANNOTATION] = forged.to_json()
@@ -190,7 +190,7 @@ def test_each_verified_layout_is_kept_for_the_next_boot_with_lost_gpus_and_place
 
     assert_ends(rig, Reason.APPLIED, layout="all-balanced")
 
-    kept = [status.VerifiedLayout.from_json(text) for text in rig.saved]
+    kept = [journals.VerifiedLayout.from_json(text) for text in rig.saved]
     assert [(each.config, each.boot_id) for each in kept] == [
         (ALL_1G, "boot-1"),
         ("all-balanced", "boot-1"),
@@ -212,7 +212,7 @@ def test_a_layout_that_fails_is_not_kept() -> None:
 @pytest.mark.parametrize("text", ["", "[]", "{" * 9999, '{"version": 9}', '{"version": 1}'])
 def test_a_kept_layout_that_makes_no_sense_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"."):
-        status.VerifiedLayout.from_json(text)
+        journals.VerifiedLayout.from_json(text)
 
 
 @pytest.mark.parametrize("is_resumed", [True, False])

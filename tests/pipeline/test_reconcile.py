@@ -10,7 +10,7 @@ from mig_manager.agent import reconcile
 from mig_manager.core import model, standbys, steps
 from mig_manager.core.node import cluster
 from mig_manager.core.node import policy as policies
-from mig_manager.core.records import gpu_codec, status
+from mig_manager.core.records import gpu_codec, journals, status
 from mig_manager.errors import Reason
 from tests import fakes, gpu_values, scenes
 from tests.scenes import (
@@ -294,7 +294,7 @@ def test_a_kill_in_the_second_plan_of_a_change_leaves_no_unlisted_instance() -> 
         scenes.run(rig, "all-1g.5gb", by=reconciler(rig, gpus=Driver(rig)))
     rig.step_error = lambda _step: None
     assert len(rig.gpus[0].gpu_instances) == 2
-    journal = status.Journal.from_json(rig.annotations[cluster.JOURNAL_ANNOTATION])
+    journal = journals.Journal.from_json(rig.annotations[cluster.JOURNAL_ANNOTATION])
     assert [len(gpu.created or ()) for gpu in journal.snapshot] == [14, 14]
 
     successor = reconciler(rig, gpus=Driver(rig))

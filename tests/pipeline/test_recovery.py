@@ -11,7 +11,7 @@ from mig_manager import errors
 from mig_manager.agent import drift
 from mig_manager.core import model, steps
 from mig_manager.core.node import cluster, resources
-from mig_manager.core.records import status
+from mig_manager.core.records import journals
 from mig_manager.errors import Reason
 from tests import fakes, gpu_values, scenes
 from tests.scenes import LAYOUT, assert_ends
@@ -162,7 +162,7 @@ def test_a_failed_rollback_names_every_missing_instance_and_a_retry_succeeds() -
     assert "create GPU instance 2g.10gb at" in message
     assert cluster.APPLIED_LABEL not in rig.labels
     text = rig.annotations.pop(cluster.JOURNAL_ANNOTATION)
-    journal = status.Journal.from_json(text)
+    journal = journals.Journal.from_json(text)
     assert journal == journal.remaining
     scenes.assert_nothing_taken(rig)
 
@@ -305,7 +305,7 @@ def test_a_rollback_that_would_destroy_a_pods_device_does_not_run() -> None:
 def test_the_journal_of_the_version_after_is_understood_as_far_as_it_is_known() -> None:
     rig, before = unlucky_node()
     newer = json.loads(rig.annotations[cluster.JOURNAL_ANNOTATION])
-    newer |= {"version": status.JOURNAL_VERSION + 1, "unheardOf": ["x"]}
+    newer |= {"version": journals.JOURNAL_VERSION + 1, "unheardOf": ["x"]}
     rig.annotations[cluster.JOURNAL_ANNOTATION] = json.dumps(newer)
 
     scenes.reconciler(rig).recover(None)
@@ -367,7 +367,7 @@ def test_an_instance_that_the_interrupted_change_did_not_create_is_named_and_kep
 
     assert place in {gi.placement for gi in rig.gpus[0].gpu_instances}
     assert any(f"at {place} on GPU 0 was not there before" in text for text in rig.messages)
-    journal = status.Journal.from_json(rig.annotations[cluster.JOURNAL_ANNOTATION])
+    journal = journals.Journal.from_json(rig.annotations[cluster.JOURNAL_ANNOTATION])
     assert journal.snapshot
     assert not journal.hold_taint
     assert successor.rest()
@@ -386,7 +386,7 @@ def node_with_lost_gpu() -> tuple[fakes.NodeRig, model.GpuSnapshot]:
     rig.lost.add(lost.uuid)
     # As a reset leaves it.
     rig.gpus = (dataclasses.replace(lost, gpu_instances=()), *rig.gpus[1:])
-    journal = status.Journal(config="all-1g.5gb", snapshot=(lost.snapshot,))
+    journal = journals.Journal(config="all-1g.5gb", snapshot=(lost.snapshot,))
     rig.annotations[cluster.JOURNAL_ANNOTATION] = journal.to_json()
     return rig, lost.snapshot
 
@@ -401,7 +401,7 @@ mig-configs:
 
 def pending(rig: fakes.NodeRig) -> tuple[str, ...]:
     text = rig.annotations.get(cluster.JOURNAL_ANNOTATION)
-    return tuple(gpu.uuid for gpu in status.Journal.from_json(text).snapshot) if text else ()
+    return tuple(gpu.uuid for gpu in journals.Journal.from_json(text).snapshot) if text else ()
 
 
 @pytest.mark.parametrize("is_restarted", [False, True])

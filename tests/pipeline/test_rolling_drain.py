@@ -10,7 +10,7 @@ from mig_manager.agent import record
 from mig_manager.core import model
 from mig_manager.core.node import cluster
 from mig_manager.core.node import policy as policies
-from mig_manager.core.records import status
+from mig_manager.core.records import journals
 from mig_manager.errors import Reason
 from tests import fakes, scenes
 
@@ -163,7 +163,7 @@ def test_the_node_stays_closed_until_the_next_try_which_goes_on_with_more_room_o
 
     assert agent.try_once().reason is Reason.DRAIN_STALLED
     assert is_closed(rig)
-    assert status.Journal.from_json(rig.annotations[cluster.JOURNAL_ANNOTATION]).draining
+    assert journals.Journal.from_json(rig.annotations[cluster.JOURNAL_ANNOTATION]).draining
     assert serving.killed == 2
     if has_room:
         serving.room_elsewhere = 3

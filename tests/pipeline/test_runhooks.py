@@ -4,7 +4,7 @@ import pytest
 
 from mig_manager.core import ports, steps
 from mig_manager.core.node import cluster
-from mig_manager.core.records import status
+from mig_manager.core.records import journals
 from mig_manager.errors import Reason
 from tests import fakes, scenes
 from tests.scenes import LAYOUT, assert_ends
@@ -18,8 +18,8 @@ def rig() -> fakes.NodeRig:
     return scenes.hooked(scenes.busy_node())
 
 
-def journal(rig: fakes.NodeRig) -> status.Journal:
-    return status.Journal.from_json(rig.annotations[cluster.JOURNAL_ANNOTATION])
+def journal(rig: fakes.NodeRig) -> journals.Journal:
+    return journals.Journal.from_json(rig.annotations[cluster.JOURNAL_ANNOTATION])
 
 
 def test_hooks_run_before_the_taint_before_the_steps_and_before_the_plugin_returns(

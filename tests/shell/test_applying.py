@@ -10,7 +10,7 @@ from mig_manager import errors
 from mig_manager.change import local, transaction
 from mig_manager.core import model, steps, timing
 from mig_manager.core.planner import planner
-from mig_manager.core.records import status
+from mig_manager.core.records import journals
 from tests import fakes, gpu_values, scenes
 from tests.shell import applying_rig
 from tests.shell.applying_rig import Gpus, Node, is_creation
@@ -103,7 +103,7 @@ def test_the_journal_is_there_before_the_first_step_and_gone_after_the_last(node
     snapshot = tuple(gpu.snapshot for gpu in node.gpus.gpus)
     node.change_to("wanted")
 
-    journal = status.Journal.from_json(seen[0] or "")
+    journal = journals.Journal.from_json(seen[0] or "")
     assert (journal.config, journal.boot_id) == ("wanted", "boot-1")
     assert planner.restore(node.gpus.gpus, journal.snapshot) == planner.restore(
         node.gpus.gpus, snapshot
@@ -160,7 +160,7 @@ def test_persistence_mode_is_restored_after_a_kill_and_not_after_a_reboot(
     node: Node, *, is_same_boot: bool
 ) -> None:
     uuid = node.gpus.gpus[0].uuid
-    node.journal.text = status.Journal(
+    node.journal.text = journals.Journal(
         config="wanted",
         boot_id=node.boot_id if is_same_boot else "boot-0",
         snapshot=tuple(gpu.snapshot for gpu in node.gpus.gpus),
@@ -200,7 +200,7 @@ def test_outdated_device_files_are_refreshed_by_the_next_apply(
 
 
 def test_a_layout_that_is_active_clears_what_a_kill_right_before_the_end_left(node: Node) -> None:
-    written = status.Journal(
+    written = journals.Journal(
         config="wanted", boot_id="boot-1", snapshot=tuple(gpu.snapshot for gpu in node.gpus.gpus)
     )
     node.set_up("wanted")
@@ -372,7 +372,7 @@ def test_a_failed_apply_restores_gpus_that_an_older_journal_does_not_name(node: 
     empty = node.shape[0]
     with node.gpus.killed(at=2):
         node.boot()
-    journal = status.Journal.from_json(node.journal.text or "")
+    journal = journals.Journal.from_json(node.journal.text or "")
     assert [gpu.uuid for gpu in journal.snapshot] == [node.gpus.gpus[0].uuid]
     node.gpus.fails = once(lambda step: is_creation(step) and step.gpu_uuid == second)
 

@@ -11,7 +11,7 @@ from mig_manager.catalogue import hardware
 from mig_manager.change import apply, boot
 from mig_manager.core import steps
 from mig_manager.core.layout import config
-from mig_manager.core.records import status
+from mig_manager.core.records import journals
 from tests.adapters import nvml_rig
 from tests.shell import applying_rig
 from tests.unit import samples
@@ -58,8 +58,8 @@ mig-configs:
         self.notes.clear()
 
     @property
-    def kept(self) -> status.VerifiedLayout:
-        return status.VerifiedLayout.from_json(self.boot_layout.text or "")
+    def kept(self) -> journals.VerifiedLayout:
+        return journals.VerifiedLayout.from_json(self.boot_layout.text or "")
 
     def is_restored(self) -> bool:
         return self.shape == self.before and self.journal.text is None
@@ -253,7 +253,7 @@ def test_a_gpu_left_in_between_is_all_that_the_journal_names(node: Node) -> None
 
     assert "still to do: GPU 1: " in problem.message
     assert node.shape[0] == node.before[0]
-    journal = status.Journal.from_json(node.journal.text or "")
+    journal = journals.Journal.from_json(node.journal.text or "")
     assert [gpu.uuid for gpu in journal.snapshot] == [bad]
 
     node.gpus.fails = lambda _step: False

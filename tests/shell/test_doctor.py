@@ -11,7 +11,7 @@ import pytest
 from mig_manager.adapters import host
 from mig_manager.adapters.host import lock_file
 from mig_manager.cli import doctor, doctor_checks
-from mig_manager.core.records import status
+from mig_manager.core.records import journals
 from mig_manager.sandbox.driver import states
 from testkit import nvml_faults
 from tests.adapters import proc_tree
@@ -290,7 +290,7 @@ def test_files_that_make_no_sense_are_named(patient: Patient) -> None:
     layouts, verified, journal = (patient.folder / name for name in ("l.yaml", "p", "j"))
     layouts.write_text("version: v2\n")
     verified.write_text("{")
-    journal.write_text(status.Journal(config="all-1g.5gb").to_json())
+    journal.write_text(journals.Journal(config="all-1g.5gb").to_json())
 
     result = patient.examine(
         *("-f", str(layouts)),

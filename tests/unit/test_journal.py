@@ -7,7 +7,7 @@ import pytest
 from mig_manager import errors
 from mig_manager.core import model
 from mig_manager.core.node import cluster
-from mig_manager.core.records import status
+from mig_manager.core.records import journals, status
 from tests.unit import samples
 
 
@@ -15,19 +15,19 @@ from tests.unit import samples
     "switch",
     [
         None,
-        status.PluginConfig(before=None, now="sliced"),
-        status.PluginConfig(before="whole", now="sliced"),
+        journals.PluginConfig(before=None, now="sliced"),
+        journals.PluginConfig(before="whole", now="sliced"),
     ],
 )
-def test_a_journal_reads_back_as_it_was_written(switch: status.PluginConfig | None) -> None:
-    journal = status.Journal(
+def test_a_journal_reads_back_as_it_was_written(switch: journals.PluginConfig | None) -> None:
+    journal = journals.Journal(
         config="a",
         hold_taint=True,
         paused_labels={cluster.PLUGIN_DEPLOY_LABEL: "true"},
         plugin_config=switch,
     )
 
-    assert status.Journal.from_json(journal.to_json()) == journal
+    assert journals.Journal.from_json(journal.to_json()) == journal
     # Where the plugin has one config, a version before this one reads the journal too.
     assert ("pluginConfig" in journal.to_json()) is (switch is not None)
 
@@ -36,17 +36,17 @@ GPU = samples.gpu(samples.A100, "1g.5gb@0", "1g.5gb@1", "2g.10gb@2", "3g.20gb@4"
 
 
 def _paused(key: str, value: str) -> str:
-    return status.Journal(config="a", paused_labels={key: value}).to_json()
+    return journals.Journal(config="a", paused_labels={key: value}).to_json()
 
 
 def _of_gpu(**changed: object) -> str:
-    data = json.loads(status.Journal(config="a", snapshot=(GPU.snapshot,)).to_json())
+    data = json.loads(journals.Journal(config="a", snapshot=(GPU.snapshot,)).to_json())
     data["snapshot"][0] |= changed
     return json.dumps(data)
 
 
 def _switched(value: object) -> str:
-    data = json.loads(status.Journal(config="a").to_json())
+    data = json.loads(journals.Journal(config="a").to_json())
     return json.dumps(data | {"pluginConfig": value})
 
 
@@ -75,7 +75,7 @@ def _switched(value: object) -> str:
 )
 def test_a_journal_that_is_not_ours_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r".+"):
-        status.Journal.from_json(text)
+        journals.Journal.from_json(text)
 
 
 def test_the_status_annotation_has_layout_reason_and_devices() -> None:

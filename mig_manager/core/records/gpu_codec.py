@@ -26,6 +26,17 @@ _MOST_LETTERS_OF_MESSAGE = 400  # of the driver's answer about an unreachable GP
 _MOST_NUMBER = 2**32 - 1
 
 
+def read_object(text: str) -> dict[str, Any]:
+    """Return the members of a JSON object; ValueError if the text is none."""
+    try:
+        data = json.loads(text)
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error
+    if not isinstance(data, dict):
+        raise ValueError("it is no JSON object")  # noqa: TRY004 - content
+    return data
+
+
 def to_data(gpus: Sequence[model.GpuSnapshot]) -> list[dict[str, Any]]:
     """Return plain data, short because annotations are.
 

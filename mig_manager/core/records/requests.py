@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from mig_manager.core import model
-from mig_manager.core.records import gpu_codec, status
+from mig_manager.core.records import gpu_codec, journals, status
 
 VERSION = 1
 _HASH_DIGITS = 12
@@ -116,7 +116,7 @@ def fingerprint(gpus: Iterable[model.Gpu]) -> str:
 
 
 def of_status(
-    published: status.PublishedStatus | None, journal: status.Journal | None, applied: str
+    published: status.PublishedStatus | None, journal: journals.Journal | None, applied: str
 ) -> Request | None:
     """Return the request that a status stands for; None: no layout can be inferred from it.
 

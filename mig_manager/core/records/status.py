@@ -1,4 +1,4 @@
-"""The JSON that the agent keeps on its node: the status for people, the journal for itself.
+"""The status of a run, for people and other programs, as JSON on the node.
 
 ``Status`` is what the agent writes, ``read`` is the only reader of it.
 """
@@ -7,28 +7,16 @@ import collections
 import dataclasses
 import datetime as dt
 import json
-import re
-from collections.abc import Mapping
-from typing import Any
 
 from mig_manager import errors
 from mig_manager.core import messages, model
-from mig_manager.core.node import cluster
 from mig_manager.core.records import gpu_codec
 
 STATUS_VERSION = 1
-JOURNAL_VERSION = 2  # 1 had neither boot id nor snapshot
-_READABLE = range(JOURNAL_VERSION - 1, JOURNAL_VERSION + 2)
-"""One version back and one ahead, for upgrade and downgrade: a version may add members and may
-not change what those of the version before it mean."""
 
 _MAX_ORIGIN = 2000
 _MAX_WORD = 80
 _MAX_GPUS = 64
-_MOST_SERVICES = 256  # of the host: what a list can name, and what systemd may stop along with it
-
-_LABEL_NAME = re.compile(r"(?:[A-Za-z0-9](?:[A-Za-z0-9._-]{0,61}[A-Za-z0-9])?)?")
-"""What the API takes as a label's value, and as its key after the slash."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,7 +122,7 @@ class PublishedStatus:
 
 def read(text: str) -> PublishedStatus:
     """Read a status annotation, with its texts made safe to print; ValueError if it is none."""
-    data = _object(text)
+    data = gpu_codec.read_object(text)
     attempt = data.get("attempt", 1)
     return PublishedStatus(
         config=_word(data.get("config", "")),
@@ -157,16 +145,6 @@ def read(text: str) -> PublishedStatus:
         annotation_hash=_word(data.get("annotationHash", "")),
         keeps_request=data.get("keepsRequest") is True,
     )
-
-
-def _object(text: str) -> dict[str, Any]:
-    try:
-        data = json.loads(text)
-    except RecursionError as error:
-        raise ValueError("nested too deeply") from error
-    if not isinstance(data, dict):
-        raise ValueError("it is no JSON object")  # noqa: TRY004 - content
-    return data
 
 
 def read_or_none(text: str | None) -> PublishedStatus | None:
@@ -216,267 +194,3 @@ def device_counts(gpu: model.Gpu) -> dict[str, int]:
     """Return how many compute instances of each profile a GPU has, biggest first."""
     inside = (ci.profile for gi in gpu.gpu_instances for ci in gi.compute_instances)
     return collections.Counter(map(str, sorted(inside, key=lambda profile: profile.sort_key)))
-
-
-VERIFIED_VERSION = 1
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class VerifiedLayout:
-    """The layout that was verified last, for the next boot: instances do not survive a reboot."""
-
-    config: str
-    config_hash: str
-    boot_id: str  # the boot during which it was verified
-    snapshot: tuple[model.GpuSnapshot, ...]
-    """All GPUs of the node, also those that the layout does not select."""
-
-    def to_json(self) -> str:
-        """Return the text to keep."""
-        return json.dumps(
-            {
-                "version": VERIFIED_VERSION,
-                "config": self.config,
-                "configHash": self.config_hash,
-                "bootId": self.boot_id,
-                "snapshot": gpu_codec.to_data(self.snapshot),
-            },
-            indent=1,
-        )
-
-    @staticmethod
-    def from_json(text: str) -> "VerifiedLayout":
-        """Parse the kept text; ValueError if it is invalid, or of an unknown version."""
-        data = _object(text)
-        if data.get("version") != VERIFIED_VERSION:
-            raise ValueError("not a layout kept by a version this program knows")
-        return VerifiedLayout(
-            config=str(data.get("config", "")),
-            config_hash=str(data.get("configHash", "")),
-            boot_id=str(data.get("bootId", "")),
-            snapshot=gpu_codec.from_data(data.get("snapshot")),
-        )
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class PluginConfig:
-    """A change of the label that names the device plugin's config."""
-
-    before: str | None  # None: the node had no such label
-    now: str
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Journal:
-    """What must be restored, written before it is changed."""
-
-    config: str
-    annotation_hash: str = ""  # as in ``Status``
-    hold_taint: bool = False  # whether the node has ``cluster.HOLD_TAINT``
-    paused_labels: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    """Deploy label -> its value before we paused it, in the order of the resume."""
-    plugin_config: PluginConfig | None = None  # set back unless the run succeeds
-    host_services: tuple[str, ...] = ()
-    """Services of the machine that were stopped, in the order of the stop."""
-    exit_hook: bool = False
-    """Whether the ``apply-exit`` hooks must run, because those of ``apply-start`` have."""
-    rebooted_from: str = ""
-    """The boot during which this request asked for a reboot; empty: it has not."""
-    draining: bool = False
-    """Whether pods were evicted for this layout and others must still be evicted."""
-    has_plugin: bool = False
-    """Whether a device plugin served the node before it was paused: one must run again, and the
-    journal stays until its devices are verified."""
-    has_dra_driver: bool = False  # the same of NVIDIA's DRA driver
-    applied: str = ""
-    """The layout that was active before the change: its label is restored if the change is
-    undone."""
-    boot_id: str = ""  # the boot during which it was written; empty in version 1
-    snapshot: tuple[model.GpuSnapshot, ...] = ()
-    """The GPUs before the change under way, for the rollback. Empty before the change and once it
-    is verified or undone."""
-    stale_files: bool = False
-    """Whether device nodes and CDI specs may be those of before the change. Where there is a
-    snapshot they may be, too."""
-    persistent_gpus: tuple[str, ...] = ()
-    """UUIDs of GPUs whose persistence mode was switched off for a reset, until it is on again."""
-
-    @property
-    def request(self) -> tuple[str, str]:
-        """Name of the layout, and hash of the annotation that it is from."""
-        return self.config, self.annotation_hash
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether there is nothing to restore, and nothing to refresh."""
-        return self.is_restored and not (self.stale_files or self.persistent_gpus)
-
-    @property
-    def is_restored(self) -> bool:
-        """Whether there is nothing to restore: no run was interrupted."""
-        return not (
-            self.blocks_workloads
-            or self.plugin_config
-            or self.snapshot
-            or self.host_services
-            or self.exit_hook
-        )
-
-    @property
-    def blocks_workloads(self) -> bool:
-        """Whether workloads cannot use the node, or its devices are not verified yet."""
-        has_paused = self.has_plugin or self.has_dra_driver
-        return self.is_closed or has_paused or bool(self.rebooted_from)
-
-    @property
-    def is_closed(self) -> bool:
-        """Whether the node has our taint, or paused labels."""
-        return self.hold_taint or bool(self.paused_labels)
-
-    @property
-    def remaining(self) -> "Journal":
-        """The journal after everything is restored that a write to the Node restores."""
-        return Journal(
-            config=self.config,
-            annotation_hash=self.annotation_hash,
-            applied=self.applied if self.snapshot else "",
-            boot_id=self.boot_id,
-            snapshot=self.snapshot,
-            host_services=self.host_services,
-            exit_hook=self.exit_hook,
-            stale_files=self.stale_files,
-            persistent_gpus=self.persistent_gpus,
-        )
-
-    @property
-    def unverified(self) -> "Journal":
-        """The journal after that, if the next run must still verify the devices."""
-        return dataclasses.replace(
-            self.remaining, has_plugin=self.has_plugin, has_dra_driver=self.has_dra_driver
-        )
-
-    @property
-    def closed(self) -> "Journal":
-        """The same, if the node stays tainted for the next attempt of a drain."""
-        return dataclasses.replace(self.unverified, hold_taint=self.hold_taint, draining=True)
-
-    def to_json(self) -> str:
-        """Return the annotation's value; older versions ignore members they do not know."""
-        data: dict[str, Any] = {
-            "version": JOURNAL_VERSION,
-            "config": self.config,
-            "annotationHash": self.annotation_hash,
-            "holdTaint": self.hold_taint,
-            "pausedLabels": dict(self.paused_labels),
-            "hostServices": list(self.host_services),
-            "exitHook": self.exit_hook,
-            "rebootedFrom": self.rebooted_from,
-            "draining": self.draining,
-            "hasPlugin": self.has_plugin,
-            "hasDraDriver": self.has_dra_driver,
-            "applied": self.applied,
-            "bootId": self.boot_id,
-        }
-        if self.snapshot:
-            data["snapshot"] = gpu_codec.to_data(self.snapshot)
-        if self.stale_files:
-            data["staleFiles"] = True
-        if self.persistent_gpus:
-            data["persistentGpus"] = list(self.persistent_gpus)
-        if self.plugin_config:
-            data["pluginConfig"] = dataclasses.asdict(self.plugin_config)
-        return json.dumps(data)
-
-    @staticmethod
-    def from_json(text: str) -> "Journal":
-        """Parse a journal; ValueError if it is invalid, or of an unknown version."""
-        data = _object(text)
-        if data.get("version") not in _READABLE:
-            raise ValueError("not a journal of a version this agent knows")
-        paused = data.get("pausedLabels")
-        if not isinstance(paused, dict) or not all(
-            _is_deploy_label(key, value) for key, value in paused.items()
-        ):
-            raise ValueError("pausedLabels is not a map of deploy labels")
-        hold, name = data.get("holdTaint"), data.get("config")
-        if not (isinstance(hold, bool) and isinstance(name, str)):
-            raise ValueError("bad type of holdTaint or config")  # noqa: TRY004 - content
-        if not _is_label_value(data.get("applied", "")):
-            raise ValueError("applied is not a label's value")
-        services = data.get("hostServices", [])
-        if not isinstance(services, list) or not all(isinstance(each, str) for each in services):
-            raise ValueError("hostServices is not a list of names")
-        if len(services) > _MOST_SERVICES:
-            raise ValueError(f"hostServices has {len(services)} names")
-        return Journal(
-            config=name,
-            annotation_hash=str(data.get("annotationHash", "")),
-            hold_taint=hold,
-            paused_labels=paused,
-            plugin_config=_plugin_config(data.get("pluginConfig")),
-            host_services=tuple(services),
-            exit_hook=data.get("exitHook") is True,
-            rebooted_from=str(data.get("rebootedFrom", "")),
-            draining=data.get("draining") is True,
-            has_plugin=data.get("hasPlugin") is True,
-            has_dra_driver=data.get("hasDraDriver") is True,
-            applied=data.get("applied", ""),
-            boot_id=str(data.get("bootId", "")),
-            snapshot=gpu_codec.from_data(data.get("snapshot", [])),
-            stale_files=data.get("staleFiles") is True,
-            persistent_gpus=_uuids(data.get("persistentGpus", [])),
-        )
-
-
-def restoring(journal: Journal, view: cluster.NodeView) -> cluster.NodePatch:
-    """Return the patch that restores everything of ours that a journal lists."""
-    journal = without_foreign_labels(journal, view)
-    labels: dict[str, str | None] = dict(journal.paused_labels)
-    if journal.plugin_config:
-        labels[cluster.PLUGIN_CONFIG_LABEL] = journal.plugin_config.before
-    if journal.applied and not journal.snapshot:
-        labels[cluster.APPLIED_LABEL] = journal.applied
-    return cluster.NodePatch(labels=labels, hold_taint=False if journal.hold_taint else None)
-
-
-def without_foreign_labels(journal: Journal, view: cluster.NodeView) -> Journal:
-    """Return the journal without the labels that another program wrote since."""
-    paused = {
-        key: value
-        for key, value in journal.paused_labels.items()
-        if view.labels.get(key) == cluster.PAUSED_VALUE
-    }
-    changed = journal.plugin_config
-    is_ours = changed and view.labels.get(cluster.PLUGIN_CONFIG_LABEL) == changed.now
-    return dataclasses.replace(
-        journal, paused_labels=paused, plugin_config=changed if is_ours else None
-    )
-
-
-def _uuids(data: object) -> tuple[str, ...]:
-    """Only UUIDs of observed GPUs have an effect, so what else it lists is harmless."""
-    if not isinstance(data, list) or len(data) > _MAX_GPUS:
-        raise ValueError("persistentGpus is not a list of GPUs")
-    return tuple(map(str, data))
-
-
-def _plugin_config(data: object) -> PluginConfig | None:
-    if data is None:
-        return None
-    before, now = (data.get("before"), data.get("now")) if isinstance(data, dict) else ("", None)
-    if not (_is_label_value(now) and (before is None or _is_label_value(before))):
-        raise ValueError("pluginConfig is not a change of a label's value")
-    return PluginConfig(before=before, now=str(now))
-
-
-def _is_deploy_label(key: str, value: object) -> bool:
-    """Check what the API server checks: one invalid label makes it refuse the whole restore."""
-    return (
-        key.startswith(cluster.DEPLOY_LABEL_PREFIX)
-        and _LABEL_NAME.fullmatch(key.partition("/")[2]) is not None
-        and _is_label_value(value)
-    )
-
-
-def _is_label_value(value: object) -> bool:
-    return isinstance(value, str) and _LABEL_NAME.fullmatch(value) is not None

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from mig_manager import errors
 from mig_manager.core import model
 from mig_manager.core.node import cluster
-from mig_manager.core.records import status
+from mig_manager.core.records import journals
 from mig_manager.sandbox.driver import library as simulated
 from mig_manager.sandbox.driver import states
 from testkit import nvml_faults
@@ -226,9 +226,9 @@ class Soak(stateful.RuleBasedStateMachine):
         text = rig.annotations.get(cluster.JOURNAL_ANNOTATION)
         assert text is None or is_retried
         # A drain that is tried again keeps what it took: pods have left the node already.
-        journal = status.Journal.from_json(text) if text else None
+        journal = journals.Journal.from_json(text) if text else None
         is_kept = journal is not None and journal.draining and outcome is not None and is_retried
-        taken = journal if journal is not None and is_kept else status.Journal(config="")
+        taken = journal if journal is not None and is_kept else journals.Journal(config="")
         assert rig.is_unschedulable == rig.wants_cordon
         assert rig.has_hold_taint == taken.hold_taint
         for key, value in rig.wanted_labels.items():
