@@ -13,6 +13,7 @@
       HostError                the machine refused or failed: a reset, a service, a tool
       LockedError              another manager has this node's lock
     Superseded                 not a failure: another request or a shutdown ended the run
+      Rebooting                the machine goes down for it
 
 The adapter of a library translates the library's exceptions into these.
 """
@@ -410,3 +411,10 @@ class Superseded(Exception):  # noqa: N818 - control flow, not a failure
     def add(self, more: str) -> None:
         """Append to the reason why the run ends."""
         self.why = "; ".join(filter(None, (self.why, more)))
+
+
+class Rebooting(Superseded):
+    """The machine goes down for this run: what it has taken stays taken."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(why, is_replaced=False, is_stopping=True)

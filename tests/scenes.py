@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from mig_manager import errors
-from mig_manager.agent import reconcile, record, settings
+from mig_manager.agent import outcomes, reconcile, settings
 from mig_manager.catalogue import hardware
 from mig_manager.core import model, ports, steps
 from mig_manager.core.node import claims, cluster
@@ -167,7 +167,7 @@ def run(
     by: reconcile.Reconciler | None = None,
     request: fakes.FakeRequest | None = None,
     **options: Any,
-) -> record.Outcome:
+) -> outcomes.Outcome:
     """Apply a layout, with an agent of its own if none is given."""
     ours = by or reconciler(rig, text)
     return ours.run(layout, request or fakes.FakeRequest(rig.clock), **options)
@@ -179,7 +179,7 @@ def assert_ends(
     *texts: str,
     layout: str = LAYOUT,
     **options: Any,
-) -> record.Outcome:
+) -> outcomes.Outcome:
     """Apply a layout; check reason and message, and that the node is restored."""
     outcome = run(rig, layout, **options)
     assert outcome.reason is reason, outcome.message
@@ -204,7 +204,7 @@ def assert_superseded(
     assert_nothing_taken(rig, is_stopped=not options.get("replaced"))
 
 
-def resume(rig: fakes.NodeRig, layout: str, text: str = CONFIG) -> record.Outcome:
+def resume(rig: fakes.NodeRig, layout: str, text: str = CONFIG) -> outcomes.Outcome:
     """Take over from a killed agent, and apply a layout."""
     successor = reconciler(rig, text)
     successor.recover(layout)

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 import structlog
 
 from mig_manager import errors
+from mig_manager.agent import publish
 from mig_manager.core import model, ports, timing
 from mig_manager.core.node import clients, cluster, gpu_use
 from mig_manager.core.records import capacity, gpu_codec
@@ -25,13 +26,10 @@ _log = structlog.get_logger()
 class CapacityReport:
     """The published use of the node's GPU instances; for the loop's thread."""
 
-    def __init__(self, deps: ports.Dependencies) -> None:
+    def __init__(self, deps: ports.Dependencies, publisher: publish.Publisher) -> None:
         self._deps = deps
+        self._publisher = publisher
         self._gpus = model.NO_GPUS
-        self._published_gpus = ""
-        """The annotation's value; empty: not known."""
-        self._published = self._draft = ""
-        """The annotation's value; empty: not known, or there is none."""
         self._is_followed = False
         self._burst = timing.Burst(quiet_s=_QUIET_S, longest_s=_LONGEST_S)
         self._retry_at_s = math.inf
@@ -47,28 +45,23 @@ class CapacityReport:
         A use that cannot be found removes it; without GPUs it stays. ``present`` are the node's
         annotations: one with the same facts stays.
         """
-        self._draft = self._published
         if not gpus:
             return {}
-        self.note_gpus(gpus, are_published=True)
+        self.note_gpus(gpus)
         self._burst.clear()
         self._retry_at_s = math.inf
-        self._draft = ""
+        text = ""
         try:
-            self._draft = self._observe_use(gpus)
+            text = self._observe_use(gpus)
         except errors.MigManagerError as error:
             _log.info("use_not_found", reason=error.reason.value, error=error.message)
             self._repeat()
         except Exception:  # noqa: BLE001 - a bug in a report must not fail a run
             _log.exception("capacity_error")
         old = (present or {}).get(cluster.CAPACITY_ANNOTATION, "")
-        if capacity.has_same_facts(old, self._draft):
-            self._draft = old
-        return {cluster.CAPACITY_ANNOTATION: self._draft or None}
-
-    def published(self) -> None:
-        """Note that the annotation is written."""
-        self._published = self._draft
+        if capacity.has_same_facts(old, text):
+            text = old
+        return {cluster.CAPACITY_ANNOTATION: text or None}
 
     # -- at rest ----------------------------------------------------------------------------------
 
@@ -83,19 +76,14 @@ class CapacityReport:
         if has_changed:
             self._expect()
 
-    def note_gpus(self, gpus: model.ObservedGpus, *, are_published: bool) -> None:
+    def note_gpus(self, gpus: model.ObservedGpus) -> None:
         """Take a newer observation of the GPUs, which may have other instances."""
-        if not gpus:
-            return
-        if gpus != self._gpus:
+        if gpus and gpus != self._gpus:
             self._gpus = gpus
             self._expect()
-        if are_published:
-            self._published_gpus = gpu_codec.to_json(gpus)
 
     def forget_node(self) -> None:
         """Publish again: the Node was deleted and registered again."""
-        self._published = self._published_gpus = ""
         self._expect()
 
     @property
@@ -124,16 +112,13 @@ class CapacityReport:
 
     def _refresh(self) -> bool:
         """Observe and publish; return whether only an event of a pod can change the use."""
-        change: dict[str, str | None] = {}
         self._gpus = self._gpus or self._deps.gpus.observe()
-        text, gpus = self._observe_use(self._gpus), gpu_codec.to_json(self._gpus)
-        if not capacity.has_same_facts(text, self._published):
+        text = self._observe_use(self._gpus)
+        change: dict[str, str | None] = {cluster.GPUS_ANNOTATION: gpu_codec.to_json(self._gpus)}
+        old = self._publisher.written(cluster.CAPACITY_ANNOTATION)
+        if not capacity.has_same_facts(text, old):
             change[cluster.CAPACITY_ANNOTATION] = text
-        if gpus != self._published_gpus:
-            change[cluster.GPUS_ANNOTATION] = gpus
-        if change:
-            self._deps.node.patch(cluster.NodePatch(annotations=change))
-            self._published, self._published_gpus = text, gpus
+        self._publisher.annotate(change)
         return math.isinf(self._retry_at_s)
 
     def _observe_use(self, gpus: model.ObservedGpus) -> str:

@@ -7,7 +7,8 @@ from collections.abc import Hashable
 import structlog
 
 from mig_manager import errors
-from mig_manager.agent import planning, record
+from mig_manager.agent import job as jobs
+from mig_manager.agent import outcomes, resolving
 from mig_manager.core import model, steps
 
 _log = structlog.get_logger()
@@ -49,51 +50,56 @@ class Observation:
     plan: steps.Plan | None
     """What the layout would change; None: the check failed."""
     error: errors.Reason | None = None
+    is_owners: bool = False  # whether the owner wrote the layout
 
 
-def observe(plans: planning.Planning) -> Observation:
+def observe(job: jobs.Job) -> Observation:
     """Observe the GPUs, and plan the layout of a run without executing anything."""
     try:
-        layout = plans.resolve()
-        gpus = plans.observe()
-        plan = plans.plan(layout, gpus)
+        found = resolving.resolve(job)
+        gpus = found.observed or resolving.observe(job)
+        plan = found.plan(gpus)
     except errors.MigManagerError as error:
         _log.info("drift_check_failed", reason=error.reason.value, error=error.message)
-        return Observation(gpus=plans.gpus, plan=None, error=error.reason)
-    return Observation(gpus=gpus, plan=plan)
+        return Observation(gpus=job.progress.gpus, plan=None, error=error.reason)
+    return Observation(gpus=gpus, plan=plan, is_owners=found.is_owners)
 
 
-class DriftCheck:
-    """Remembers the observations since the last run ended."""
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Memory:
+    """What was observed since the last run ended."""
 
-    def __init__(self) -> None:
-        self._ended: record.Outcome | None = None
-        self._baseline: Hashable = None
-        self._is_drifted = False
+    ended: outcomes.Outcome | None = None
+    baseline: Hashable = None
+    is_drifted: bool = False
 
-    def judge(self, ended: record.Outcome, now: Observation) -> Finding:
-        """Compare an observation with the end of the last run and with earlier observations."""
-        # What the outcome of a run depends on.
-        fingerprint = (now.error, *map(_fingerprint, now.gpus))
-        if ended is not self._ended:
-            self._ended = ended
-            self._baseline = fingerprint
-            self._is_drifted = ended.reason is errors.Reason.DRIFTED
-        is_success = ended.state is model.State.SUCCESS
-        if is_success and (now.gpus or now.error is None):
-            unreachable = {gpu.index for gpu in now.gpus.unreachable}
-            if unreachable != {gpu.index for gpu in ended.gpus.unreachable}:
-                # A GPU was lost, or is back: apply the layout to it, or publish the loss.
-                return Finding.CHANGED
-        if not (is_success or ended.reason is errors.Reason.DRIFTED):
-            # The first observation after a failure is what the next ones are compared with.
-            return Finding.AS_BEFORE if fingerprint == self._baseline else Finding.CHANGED
-        if now.plan is None:
-            return Finding.AS_BEFORE
-        was_drifted, self._is_drifted = self._is_drifted, not now.plan.is_empty
-        if self._is_drifted:
-            return Finding.STILL_DRIFTED if was_drifted else Finding.DRIFTED
-        return Finding.BACK if was_drifted else Finding.AS_BEFORE
+
+def judge(memory: Memory, ended: outcomes.Outcome, now: Observation) -> tuple[Finding, Memory]:
+    """Compare an observation with the end of the last run and with earlier observations."""
+    # What the outcome of a run depends on.
+    fingerprint = (now.error, *map(_fingerprint, now.gpus))
+    if ended is not memory.ended:
+        is_drifted = ended.reason is errors.Reason.DRIFTED
+        memory = Memory(ended=ended, baseline=fingerprint, is_drifted=is_drifted)
+    is_success = ended.state is model.State.SUCCESS
+    if is_success and (now.gpus or now.error is None):
+        unreachable = {gpu.index for gpu in now.gpus.unreachable}
+        if unreachable != {gpu.index for gpu in ended.gpus.unreachable}:
+            # A GPU was lost, or is back: apply the layout to it, or publish the loss.
+            return Finding.CHANGED, memory
+    if not (is_success or ended.reason is errors.Reason.DRIFTED):
+        # The first observation after a failure is what the next ones are compared with.
+        is_as_before = fingerprint == memory.baseline
+        return (Finding.AS_BEFORE if is_as_before else Finding.CHANGED), memory
+    if now.plan is None:
+        return Finding.AS_BEFORE, memory
+    was_drifted, memory = (
+        memory.is_drifted,
+        dataclasses.replace(memory, is_drifted=not now.plan.is_empty),
+    )
+    if memory.is_drifted:
+        return (Finding.STILL_DRIFTED if was_drifted else Finding.DRIFTED), memory
+    return (Finding.BACK if was_drifted else Finding.AS_BEFORE), memory
 
 
 def _fingerprint(gpu: model.Gpu) -> Hashable:

@@ -15,7 +15,7 @@ from typing import TypeVar
 import structlog
 
 from mig_manager import errors
-from mig_manager.agent import advertisers, pausing, record, settings
+from mig_manager.agent import advertisers, pausing, settings, undo
 from mig_manager.core import messages, model, ports, steps, timing
 from mig_manager.core.node import claims, clients, cluster, phantoms, resources
 from mig_manager.core.records import journals
@@ -59,7 +59,7 @@ class GpuClients:
     def pause(
         self,
         plan: steps.Plan,
-        written: record.Record,
+        taken: undo.Taken,
         request: ports.Cancellation,
         extra_clients: tuple[clients.ExtraClient, ...] = (),
         *,
@@ -76,11 +76,11 @@ class GpuClients:
         pods = tuple(pod for pod in self._deps.workloads.list() if not pod.is_finished)
         clients_of = functools.partial(pausing.Pause.of, pods, plan, extra_clients)
         view = self._deps.node.read()
-        first = self._pause(clients_of, view, written, request, is_driver=False)
+        first = self._pause(clients_of, view, taken, request, is_driver=False)
         drain_late()
-        last = self._pause(clients_of, view, written, request, is_driver=True)
+        last = self._pause(clients_of, view, taken, request, is_driver=True)
         return Paused(
-            advertisers=self._advertising.paused(written.journal, pods),
+            advertisers=self._advertising.paused(taken.journal, pods),
             labels_with_pods=frozenset(
                 key for key in (*first.labels, *last.labels) if clients.gated_by(pods, (key,))
             ),
@@ -92,21 +92,21 @@ class GpuClients:
         self,
         clients_of: Callable[[cluster.NodeView], pausing.Pause],
         view: cluster.NodeView,
-        written: record.Record,
+        taken: undo.Taken,
         request: ports.Cancellation,
         *,
         is_driver: bool,
     ) -> pausing.Pause:
         """Pause the DRA driver, or all others; raises as ``pause``."""
-        before = written.journal
+        before = taken.journal
         pause = clients_of(view).part(is_driver=is_driver)
 
-        def decide(view: cluster.NodeView) -> record.Step:
+        def decide(view: cluster.NodeView) -> undo.Step:
             nonlocal pause
             pause = clients_of(view).part(is_driver=is_driver)
             names = [key.removeprefix(cluster.DEPLOY_LABEL_PREFIX) for key in pause.labels]
             names += [pod.key for pod in pause.loose]
-            return record.Step(
+            return undo.Step(
                 message="pausing " + ", ".join(names or ["nothing"]),
                 journal=dataclasses.replace(
                     before,
@@ -122,7 +122,7 @@ class GpuClients:
             )
 
         if pause.labels or pause.loose:
-            written.take(model.Phase.PAUSE, decide)
+            taken.take(model.Phase.PAUSE, decide)
         self._advertising.expect(
             plugin=any(map(clients.is_device_plugin, pause.loose)),
             dra_driver=any(map(claims.is_driver, pause.loose)),
@@ -162,7 +162,7 @@ class GpuClients:
             )
 
     def resume_plugin(
-        self, paused: Paused, written: record.Record, *, plugin_config: str | None = None
+        self, paused: Paused, taken: undo.Taken, *, plugin_config: str | None = None
     ) -> Paused:
         """Resume device plugin and DRA driver with new pods, and with the layout's plugin config.
 
@@ -177,12 +177,12 @@ class GpuClients:
         )
         early = tuple(pod for pod in found if pod.uid not in paused.advertisers.kept_uids)
         keys = advertisers.DEPLOY_LABELS
-        before = written.journal
+        before = taken.journal
         self._advertising.withdraw(paused.advertisers)
         is_paused = not before.paused_labels.keys().isdisjoint(keys)
         if is_paused or before.hold_taint or plugin_config:
             what = f"restarting {paused.advertisers.names or 'the device plugin'}"
-            written.resume(keys, what=what, plugin_config=plugin_config)
+            taken.resume(keys, what=what, plugin_config=plugin_config)
         self._delete(early)
         old = paused.advertisers.old_uids | {pod.uid for pod in early}
         return dataclasses.replace(
@@ -190,7 +190,7 @@ class GpuClients:
         )
 
     def resume_monitors(
-        self, paused: Paused, written: record.Record, request: ports.Cancellation
+        self, paused: Paused, taken: undo.Taken, request: ports.Cancellation
     ) -> None:
         """Restore the other deploy labels one by one, and have the operator validate again.
 
@@ -199,7 +199,7 @@ class GpuClients:
         the remaining labels.
         """
         timeout_s = self._limits.monitor_timeout_s
-        labels = written.journal.paused_labels
+        labels = taken.journal.paused_labels
         waited_for = [key for key in labels if key in paused.labels_with_pods]
         others = labels.keys() - waited_for
         try:
@@ -209,7 +209,7 @@ class GpuClients:
                     placed = clients.gated_by(pods, (key,))
                     return not placed or any(not p.is_ready or p.is_terminating for p in placed)
 
-                is_ours = key in written.resume({key, *others})
+                is_ours = key in taken.resume({key, *others})
                 others = set()
                 if is_ours and self._wait(is_unready, timeout_s, request):
                     self._deps.node.emit(
@@ -236,7 +236,7 @@ class GpuClients:
         affected: _Pods,
         pods: _Pods,
         gpus: Sequence[model.Gpu],
-        written: record.Record,
+        taken: undo.Taken,
         request: ports.Cancellation,
     ) -> bool:
         """Wait for a DRA driver, without which affected pods with ResourceClaims cannot end.
@@ -249,18 +249,18 @@ class GpuClients:
             Superseded: Another layout is requested, or the agent stops.
         """
         claiming = [pod for pod in affected if pod.may_claim]
-        if not claiming or not self._advertising.expects_driver(written.journal, pods):
+        if not claiming or not self._advertising.expects_driver(taken.journal, pods):
             return False
         needs_slices = not all(pod.claimed_ids for pod in claiming)
         advertising = self._advertising
         lacks = functools.partial(advertising.lacks_driver, gpus=gpus, needs_slices=needs_slices)
         if not lacks(pods):
             return False
-        if written.journal.is_closed and not advertisers.has_ready_driver(pods):
+        if taken.journal.is_closed and not advertisers.has_ready_driver(pods):
             # Evicted pods may come back, so the drain of an earlier attempt begins again.
-            written.note_journal(draining=False)
-            self.resume_plugin(self.find_plugin(written.journal, gpus), written)
-        written.enter(model.Phase.RESOLVE, "waiting for the DRA driver, which ends pods' claims")
+            taken.note(draining=False)
+            self.resume_plugin(self.find_plugin(taken.journal, gpus), taken)
+        taken.enter(model.Phase.RESOLVE, "waiting for the DRA driver, which ends pods' claims")
         timeout_s = self._limits.plugin_timeout_s
         # Slices that do not match in time are no failure: a claim then stands for any GPU.
         if self._wait(lacks, timeout_s, request) and not advertisers.has_ready_driver(
@@ -348,7 +348,7 @@ class GpuClients:
         self,
         paused: Paused,
         gpus: Sequence[model.Gpu],
-        written: record.Record,
+        taken: undo.Taken,
         request: ports.Cancellation,
     ) -> None:
         """Wait until device plugin and DRA driver are ready and offer the GPUs' devices.
@@ -365,7 +365,7 @@ class GpuClients:
             _log.info("no_device_plugin_found")
             return
         timeout_s = self._limits.plugin_timeout_s
-        watch = _ProblemWatch(self._deps.clock, written)
+        watch = _ProblemWatch(self._deps.clock, taken)
         missing = self._wait(
             lambda pods: watch.see(
                 self._advertising.missing(who, gpus, pods, changed=paused.changed)
@@ -415,9 +415,9 @@ _PHANTOMS_STAY_S = 30.0
 class _ProblemWatch:
     """Reports what a person may have to mend, and ends a wait that only a person can end."""
 
-    def __init__(self, clock: timing.Clock, written: record.Record) -> None:
+    def __init__(self, clock: timing.Clock, taken: undo.Taken) -> None:
         self._clock = clock
-        self._written = written
+        self._taken = taken
         self._reported: set[str] = set()
         self._phantoms_since_s: float | None = None
 
@@ -429,7 +429,7 @@ class _ProblemWatch:
         """
         if isinstance(missing, advertisers.PodWaitsError) and missing.why not in self._reported:
             self._reported.add(missing.why)
-            self._written.enter(model.Phase.PROVE, missing.message)
+            self._taken.enter(model.Phase.PROVE, missing.message)
         if missing is None or missing.reason is not errors.Reason.PHANTOM_DEVICES:
             self._phantoms_since_s = None
             return missing

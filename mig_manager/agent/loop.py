@@ -14,7 +14,7 @@ from typing import Protocol, TypeVar
 import structlog
 
 from mig_manager import errors
-from mig_manager.agent import drift, reconcile, record
+from mig_manager.agent import drift, outcomes, reconcile
 from mig_manager.agent import pulse as pulses
 from mig_manager.core import ports, timing
 from mig_manager.core.layout import custom as customs
@@ -280,7 +280,7 @@ class Agent:
         )
         self.is_recovered = False
         self._served: Request | None = None
-        self._ended: record.Outcome | None = None
+        self._ended: outcomes.Outcome | None = None
         """How the last run for that request ended; None while it is retried."""
         self._is_new = False
         """Whether label or annotation have changed since the last run began."""

@@ -15,19 +15,22 @@ from mig_manager.agent import (
     drain,
     drift,
     gpu_clients,
-    planning,
-    record,
+    outcomes,
+    publish,
     recovery,
     requests,
+    run,
     served_layouts,
     settings,
+    undo,
 )
-from mig_manager.agent import run as pipeline
-from mig_manager.change import local
+from mig_manager.agent import job as jobs
+from mig_manager.change import hook_points, local
 from mig_manager.core import messages, model, ports, steps
 from mig_manager.core.layout import custom as customs
 from mig_manager.core.node import cluster
 from mig_manager.core.records import gpu_codec, journals, readiness, status
+from mig_manager.core.records import requests as records
 
 _UNDER_WAY = (model.State.PENDING.value, model.State.REBOOTING.value)
 
@@ -40,18 +43,21 @@ class Reconciler:
     def __init__(self, deps: ports.Dependencies, limits: settings.Limits) -> None:
         self._deps = deps
         self._limits = limits
+        self._publisher = publish.Publisher(deps.node)
         self._clients = gpu_clients.GpuClients(deps, limits)
-        self._drift_check = drift.DriftCheck()
-        self._seen_node: cluster.NodeView | None = None
-        """The node as the watch last showed it."""
-        self._has_phantoms = False
-        """Whether the last drift check published phantom devices that it may not remove."""
+        self._asked = requests.Requests(deps)
+        self._layouts = served_layouts.LayoutList(deps, limits)
         self._left: journals.Journal | None = None
         """What earlier runs took and have not restored; the next run resumes with it."""
-        self._history = pipeline.History()
-        self._requests = requests.Requests(deps)
-        self._layout_list = served_layouts.LayoutList(deps, limits)
-        self.capacity = capacity.CapacityReport(deps)
+        self._rebooted: tuple[str, str] | None = None
+        """Name and content hash of the layout that the machine was rebooted for, if it was."""
+        self._seen_gpus = model.NO_GPUS
+        self._seen_node: cluster.NodeView | None = None
+        """The node as the watch last showed it."""
+        self._drift = drift.Memory()
+        self._has_phantoms = False
+        """Whether the last drift check published phantom devices that it may not remove."""
+        self.capacity = capacity.CapacityReport(deps, self._publisher)
 
     def recover(self, name: str | None, custom: customs.Custom | None = None) -> None:
         """Take over from an interrupted run; call before the first run and after a lost one.
@@ -64,13 +70,12 @@ class Reconciler:
             ClusterError: The API refused or does not answer.
             LockedError: Another manager is at work; nothing was undone.
         """
-        view = self._deps.node.read()
+        view = self._publisher.read()
         text = view.annotations.get(cluster.STATUS_ANNOTATION)
         self._left = None
-        journal = recovery.find_journal(self._deps.node, view)
-        self._requests.recover(view, journal)
-        rebooted = status.rebooted_layout(text) or self._requests.rebooted_layout
-        self._history = dataclasses.replace(self._history, rebooted=rebooted)
+        journal = recovery.find_journal(self._deps.node, self._publisher, view)
+        self._asked.recover(view, journal)
+        self._rebooted = status.rebooted_layout(text) or self._asked.rebooted_layout
         if journal is None:
             return
         if journal.is_restored or (
@@ -108,7 +113,7 @@ class Reconciler:
         retry_after_s: float = 0.0,
         is_new: bool = False,
         may_evict: bool = True,
-    ) -> record.Outcome:
+    ) -> outcomes.Outcome:
         """Apply the layout ``name``, or what ``custom`` stands for, and publish the outcome.
 
         ``request`` ends the run early, until GPUs are touched. ``retry_after_s`` is the pause
@@ -119,83 +124,62 @@ class Reconciler:
             ClusterError: The outcome could not be published; the journal is still there.
             Superseded: Another layout is requested, or the agent stops; all is restored.
         """
-        custom = self._requests.begin(name, custom, is_new=is_new)
+        custom = self._asked.begin(name, custom, is_new=is_new)
         if custom and custom.is_on_demand:
             # Before the owner can remove the label that decides, while this run still waits.
-            self._requests.write(self._deps.node)
+            self._keep_decision()
         journal, self._left = self._left, None
         self._has_phantoms = False
-        written = self._new_record(
-            name, journal, custom, attempt=attempt, retry_after_s=retry_after_s
-        )
-        run = pipeline.Run(
-            self._deps,
-            self._limits,
-            self._clients,
-            written,
-            history=self._history,
-            may_evict=may_evict,
-        )
+        wanted = self._request(name, custom, may_evict=may_evict, attempt=attempt)
+        job = self._job(wanted, journal, request, retry_after_s=retry_after_s)
         try:
-            outcome = run.run(request)
+            ended = run.run(job)
         except errors.Superseded as end:
             _log.info("run_superseded", why=end.why)
-            if end.is_replaced and not run.reboot.is_under_way:
-                written.abandon()
-            elif not run.reboot.is_under_way:
-                written.finish(written.failed(errors.Reason.INTERRUPTED, end.why))
-            self._keep_remaining(written.journal)
+            if end.is_replaced:
+                job.taken.abandon()
+            elif not isinstance(end, errors.Rebooting):
+                job.taken.finish(job.taken.failed(errors.Reason.INTERRUPTED, end.why))
+            self._keep_remaining(job.taken.journal)
             raise
         finally:
-            self._history = dataclasses.replace(self._history, gpus=written.gpus)
-            self.capacity.note_gpus(written.gpus, are_published=True)
-        is_drifted = outcome.reason is errors.Reason.DRIFTED
-        self._deps.telemetry.drift_found(is_drifted=is_drifted)
-        annotations = self._layout_list.annotations(written.gpus)
-        if not outcome.should_retry:
-            annotations |= self.capacity.annotations(written.gpus)
-        written.finish(outcome, annotations)
-        if not outcome.should_retry:
-            self.capacity.published()
-        self._keep_remaining(written.journal)
-        if outcome.state is model.State.SUCCESS and self._deps.boot_layout is not None:
-            _, content_hash = written.request
-            try:
-                local.save_layout(
-                    self._deps.boot_layout,
-                    outcome.gpus,
-                    config=name,
-                    config_hash=content_hash,
-                    boot_id=self._deps.boot_id,
-                )
-            except errors.ConfigError as error:
-                _log.warning("layout_not_saved", error=error.message)
+            self._seen_gpus = job.progress.gpus
+            self.capacity.note_gpus(job.progress.gpus)
+        self._deps.telemetry.drift_found(is_drifted=ended.reason is errors.Reason.DRIFTED)
+        fitting = self._layouts.fitting(job.progress.gpus)
+        annotations = self._layouts.annotations(fitting)
+        if not ended.should_retry:
+            annotations |= self.capacity.annotations(job.progress.gpus)
+        job.taken.finish(ended, annotations)
+        self._keep_remaining(job.taken.journal)
+        if ended.state is model.State.SUCCESS:
+            self._save_for_boot(ended)
         # Last, because it may take several requests, and other nodes wait for the slot.
-        self._layout_list.published()
-        return outcome
+        self._layouts.write(fitting)
+        return ended
 
     def check_drift(
-        self, name: str, ended: record.Outcome, custom: customs.Custom | None = None
+        self, name: str, ended: outcomes.Outcome, custom: customs.Custom | None = None
     ) -> drift.Action:
         """Compare the GPUs at rest with the layout, and publish a drift.
 
         Raises:
             ClusterError: The API refused or does not answer.
         """
-        written = self._new_record(name, self._left, custom)
+        job = self._job(self._request(name, custom), self._left)
         try:
             with self._locked(f"checking layout {name}"):
-                now = drift.observe(planning.Planning(self._deps, self._limits, written))
-            self._history = dataclasses.replace(self._history, gpus=written.gpus)
-            self.capacity.note_gpus(written.gpus, are_published=False)
+                now = drift.observe(job)
         except errors.LockedError:
             # The next check finds what the other manager does to the GPUs.
             return drift.Action.REST
-        finding = self._drift_check.judge(ended, now)
+        self._seen_gpus = job.progress.gpus
+        self.capacity.note_gpus(job.progress.gpus)
+        finding, self._drift = drift.judge(self._drift, ended, now)
         match finding:
             case drift.Finding.AS_BEFORE:
                 if ended.state is model.State.SUCCESS and now.plan is not None:
-                    self._withdraw_phantoms(written, now.gpus)
+                    self._withdraw_phantoms(job, now)
                 return drift.Action.REST
             case drift.Finding.CHANGED:
                 _log.info("hardware_changed", config=name)
@@ -204,10 +188,10 @@ class Reconciler:
                 return drift.Action.HEAL if is_active else drift.Action.RUN
             case drift.Finding.BACK:
                 self._deps.telemetry.drift_found(is_drifted=False)
-                self._finish_active_again(written)
+                self._finish_active_again(job, now)
                 return drift.Action.REST
             case drift.Finding.DRIFTED | drift.Finding.STILL_DRIFTED:
-                return self._drifted(written, now, is_new=finding is drift.Finding.DRIFTED)
+                return self._drifted(job, now, is_new=finding is drift.Finding.DRIFTED)
 
     def rest(self) -> bool:
         """Restore what is still taken on a node without a request; call without a run.
@@ -224,14 +208,18 @@ class Reconciler:
             LockedError: Another manager is at work.
         """
         # Any layout that is requested next is a new request.
-        self._requests.end()
+        self._asked.end()
         if self._left is not None:
             self._undo(self._left)
-        view = self._deps.node.read()
+        view = self._publisher.read()
         if self._is_closed or view.labels.get(cluster.STATE_LABEL) in _UNDER_WAY:
             self._end_pending("the label was removed")
         if self._left is None:
-            self._release(view)
+            # Let workloads start: no layout will come before them.
+            self._deps.node.set_condition(readiness.NO_LAYOUT_REQUESTED)
+            taints = self._limits.policy.startup_taints & view.taint_keys
+            if taints:
+                self._publisher.update(lambda _view: cluster.NodePatch(removed_taints=taints))
         if self._deps.slots is not None:
             self._deps.slots.release()
         must_retry = self._publish_gpus(view)
@@ -252,8 +240,8 @@ class Reconciler:
 
     def forget_node(self) -> None:
         """Publish everything again; call where the Node was deleted and registered again."""
-        self._layout_list = served_layouts.LayoutList(self._deps, self._limits)
-        self._requests.forget_node()
+        self._publisher.forget()
+        self._layouts = served_layouts.LayoutList(self._deps, self._limits)
         self.capacity.forget_node()
 
     @property
@@ -270,15 +258,108 @@ class Reconciler:
         """Whether the last run left the node closed."""
         return self._left is not None and self._left.is_closed
 
+    def _request(
+        self,
+        name: str,
+        custom: customs.Custom | None,
+        *,
+        may_evict: bool = True,
+        attempt: int = 1,
+    ) -> jobs.Request:
+        # Whatever fails before the layout is resolved must not lead to a second reboot.
+        is_rebooted = self._rebooted is not None and self._rebooted[0] == name
+        return jobs.Request(
+            config=name,
+            custom=custom,
+            may_evict=may_evict,
+            attempt=attempt,
+            rebooted_hash=self._rebooted[1] if self._rebooted and is_rebooted else None,
+            seen=self._seen_gpus,
+        )
+
+    def _job(
+        self,
+        request: jobs.Request,
+        left: journals.Journal | None,
+        cancel: ports.Cancellation | None = None,
+        *,
+        retry_after_s: float = 0.0,
+    ) -> jobs.Job:
+        """Return an attempt at a request that begins with what earlier ones left."""
+        annotation_hash = request.custom.annotation_hash if request.custom else ""
+        left = left or journals.Journal(config=request.config)
+        known_hash = request.rebooted_hash
+        first = status.Status(
+            config=request.config,
+            config_hash=known_hash or "",
+            state=model.State.PENDING,
+            phase=model.Phase.RESOLVE,
+            reason=None,
+            message="",
+            attempt=request.attempt,
+            started_at=self._deps.clock.now_iso(),
+            finished_at=None,
+            annotation_hash=annotation_hash,
+            is_rebooted=known_hash is not None or bool(left.rebooted_from),
+        )
+        progress = publish.Progress(
+            self._deps,
+            self._publisher,
+            self._asked,
+            first,
+            startup_taints=self._limits.policy.startup_taints,
+            retry_after_s=retry_after_s,
+        )
+        resumed = left.resumed(
+            (request.config, annotation_hash),
+            boot_id=self._deps.boot_id,
+            # On demand no pod is to leave, so the node does not stay closed until all have left.
+            may_drain=not request.is_on_demand,
+        )
+        variables = {"MIG_PARTED_SELECTED_CONFIG": request.config}
+        return jobs.Job(
+            request=request,
+            cancel=cancel or recovery.Uninterrupted(self._deps),
+            deps=self._deps,
+            limits=self._limits,
+            clients=self._clients,
+            asked=self._asked,
+            progress=progress,
+            taken=undo.Taken(progress, resumed),
+            hooks=hook_points.HookPoints(
+                self._deps.hooks, variables=variables, telemetry=self._deps.telemetry
+            ),
+        )
+
+    def _keep_decision(self) -> None:
+        """Write that this request evicts no pod, which its document does not show."""
+        if self._asked.current.origin is not records.Origin.PARTITIONER:
+            self._publisher.annotate(self._asked.annotations)
+            self._asked.save()
+
+    def _save_for_boot(self, ended: outcomes.Outcome) -> None:
+        if self._deps.boot_layout is None:
+            return
+        current = self._asked.current
+        try:
+            local.save_layout(
+                self._deps.boot_layout,
+                ended.gpus,
+                config=current.config,
+                config_hash=current.verified.config_hash if current.verified else "",
+                boot_id=self._deps.boot_id,
+            )
+        except errors.ConfigError as error:
+            _log.warning("layout_not_saved", error=error.message)
+
     def _undo(self, journal: journals.Journal) -> None:
         """Roll back and restore what a journal lists; raises as ``recover``."""
-        written = self._new_record(journal.config, journal)
-        before = written.journal
-        run = pipeline.Run(self._deps, self._limits, self._clients, written)
+        job = self._job(jobs.Request(config=journal.config), journal)
+        before = job.taken.journal
         with self._locked(f"undoing an interrupted change to {journal.config or 'a layout'}"):
-            result = run.undo()
-        written.abandon()
-        self._keep_remaining(written.journal)
+            result = run.undo_interrupted(job)
+        job.taken.abandon()
+        self._keep_remaining(job.taken.journal)
         if self._left == before:
             _log.warning("rollback_pending", config=journal.config, why=result)
             return
@@ -295,47 +376,35 @@ class Reconciler:
             is_warning=not is_restored,
         )
 
-    def _release(self, view: cluster.NodeView) -> None:
-        """Let workloads start on a node without a request: no layout will come before them."""
-        self._deps.node.set_condition(readiness.NO_LAYOUT_REQUESTED)
-        taints = self._limits.policy.startup_taints & view.taint_keys
-        if taints:
-            self._deps.node.update(lambda _view: cluster.NodePatch(removed_taints=taints))
-
     def _publish_gpus(self, view: cluster.NodeView) -> bool:
         """Publish the GPUs and their layouts, for requests that are planned before a label is set.
 
         Returns:
             Whether that failed and may succeed later.
         """
-        ended: dict[str, str | None] = {cluster.REQUEST_ANNOTATION: None}
+        annotations = self._asked.annotations
         try:
             with self._locked("looking at the GPUs"):
                 gpus = self._deps.gpus.observe()
         except (errors.HardwareError, errors.LockedError) as error:
             _log.info("gpus_not_published", reason=error.reason.value, error=error.message)
-            if cluster.REQUEST_ANNOTATION in view.annotations:
-                self._deps.node.patch(cluster.NodePatch(annotations=ended))
+            self._publisher.annotate(annotations)
             return error.reason.is_transient
-        inventory = ended | {cluster.GPUS_ANNOTATION: gpu_codec.to_json(gpus)}
-        lists = self._layout_list.annotations(gpus)
-        capacity = self.capacity.annotations(gpus, view.annotations)
-        change = cluster.NodePatch(annotations=inventory | lists | capacity)
-        if not change.is_in(view):
-            self._deps.node.patch(change)
-        self.capacity.published()
-        self._layout_list.published()
+        fitting = self._layouts.fitting(gpus)
+        annotations[cluster.GPUS_ANNOTATION] = gpu_codec.to_json(gpus)
+        annotations |= self._layouts.annotations(fitting)
+        annotations |= self.capacity.annotations(gpus, view.annotations)
+        self._publisher.annotate(annotations)
+        self._layouts.write(fitting)
         return False
 
     def _end_pending(self, why: str) -> None:
-        journal = dataclasses.replace(self._left or journals.Journal(config=""), config="")
-        written = record.Record(self._deps, journal)
-        written.finish(record.failed(errors.Reason.INTERRUPTED, why))
-        self._left = None if written.journal.is_empty else written.journal
+        left = self._left or journals.Journal(config="")
+        job = self._job(jobs.Request(config=""), left)
+        job.taken.finish(outcomes.failed(errors.Reason.INTERRUPTED, why))
+        self._left = None if job.taken.journal.is_empty else job.taken.journal
 
-    def _drifted(
-        self, written: record.Record, now: drift.Observation, *, is_new: bool
-    ) -> drift.Action:
+    def _drifted(self, job: jobs.Job, now: drift.Observation, *, is_new: bool) -> drift.Action:
         affected = ""
         if self._limits.heals_drift:
             order = drain.order(self._limits, now.plan or steps.Plan(gpus=()), now.gpus)
@@ -345,26 +414,32 @@ class Reconciler:
                 return drift.Action.HEAL
         if is_new:
             self._deps.telemetry.drift_found(is_drifted=True)
-            _log.warning("drift_found", config=written.config, pods=affected)
-            message = drift.drift_message(written.title, affected)
-            written.finish(record.failed(errors.Reason.DRIFTED, message))
+            _log.warning("drift_found", config=job.request.config, pods=affected)
+            message = drift.drift_message(job.progress.title, affected)
+            job.taken.finish(outcomes.failed(errors.Reason.DRIFTED, message))
         return drift.Action.REST
 
-    def _withdraw_phantoms(self, written: record.Record, gpus: model.ObservedGpus) -> None:
+    def _withdraw_phantoms(self, job: jobs.Job, now: drift.Observation) -> None:
         """Remove devices that the node offers and no GPU has; publish if that is refused."""
-        refused = self._clients.withdraw_phantoms(gpus, self._seen_node)
+        refused = self._clients.withdraw_phantoms(now.gpus, self._seen_node)
         if refused is not None and not self._has_phantoms:
-            failed = written.failed(refused.reason, refused.message)
+            failed = job.taken.failed(refused.reason, refused.message)
             # The layout is active: the next drift check tries again, and no run is needed.
-            written.finish(dataclasses.replace(failed, is_final=True))
+            job.taken.finish(dataclasses.replace(failed, is_final=True))
         elif refused is None and self._has_phantoms:
-            self._finish_active_again(written)
+            self._finish_active_again(job, now)
         self._has_phantoms = refused is not None
 
-    def _finish_active_again(self, written: record.Record) -> None:
+    def _finish_active_again(self, job: jobs.Job, now: drift.Observation) -> None:
         self._has_phantoms = False
-        reason = errors.Reason.ALREADY_APPLIED
-        written.finish(written.succeeded(reason, "is active again", gpus=written.gpus))
+        job.taken.finish(
+            job.progress.succeeded(
+                errors.Reason.ALREADY_APPLIED,
+                "is active again",
+                gpus=job.progress.gpus,
+                is_owners=now.is_owners,
+            )
+        )
 
     def _locked(self, doing: str) -> contextlib.AbstractContextManager[None]:
         if self._deps.lock is None:
@@ -375,45 +450,3 @@ class Reconciler:
         self._left = None if journal.is_empty else journal
         if self._deps.slots is not None and not journal.blocks_workloads:
             self._deps.slots.release()
-
-    def _new_record(
-        self,
-        name: str,
-        journal: journals.Journal | None,
-        custom: customs.Custom | None = None,
-        *,
-        attempt: int = 1,
-        retry_after_s: float = 0.0,
-    ) -> record.Record:
-        journal = journal or journals.Journal(config=name)
-        annotation_hash = custom.annotation_hash if custom else ""
-        # On demand no pod is to leave, so the node does not stay closed until all have left.
-        is_on_demand = custom is not None and custom.is_on_demand
-        is_same = journal.request == (name, annotation_hash)
-        resumed = dataclasses.replace(
-            journal,
-            config=name,
-            annotation_hash=annotation_hash,
-            boot_id=self._deps.boot_id,
-            # No reboot keeps persistence mode.
-            persistent_gpus=journal.persistent_gpus
-            if journal.boot_id == self._deps.boot_id
-            else (),
-            draining=journal.draining and is_same and not is_on_demand,
-        )
-        written = record.Record(
-            self._deps,
-            resumed,
-            requests=self._requests,
-            custom=custom,
-            attempt=attempt,
-            retry_after_s=retry_after_s,
-            startup_taints=self._limits.policy.startup_taints,
-        )
-        # Whatever fails before the layout is resolved must not lead to a second reboot.
-        rebooted = self._history.rebooted
-        if rebooted and rebooted[0] == name:
-            written.note(config_hash=rebooted[1], is_rebooted=True)
-        elif journal.rebooted_from:
-            written.note(is_rebooted=True)
-        return written

@@ -6,16 +6,15 @@ would lose its device the GPUs stay as they are.
 """
 
 import contextlib
-import dataclasses
 from collections.abc import Sequence
 
 import structlog
 
 from mig_manager import errors
-from mig_manager.agent import drain, gpu_clients, record
+from mig_manager.agent import drain, node_journal, publish
+from mig_manager.agent import job as jobs
 from mig_manager.change import transaction
-from mig_manager.core import model, ports, steps, timing
-from mig_manager.core.layout import layouts
+from mig_manager.core import model, ports, steps
 from mig_manager.core.node import clients, cluster
 from mig_manager.core.planner import planner
 from mig_manager.core.records import journals
@@ -26,7 +25,9 @@ _MAX_KEPT_CHARACTERS = 16 * 1024
 _log = structlog.get_logger()
 
 
-def find_journal(node: ports.Node, view: cluster.NodeView) -> journals.Journal | None:
+def find_journal(
+    node: ports.Node, publisher: publish.Publisher, view: cluster.NodeView
+) -> journals.Journal | None:
     """Return what an interrupted run left on the node, if anything.
 
     An invalid journal is set aside. Without a valid one, the result is what its value marks:
@@ -42,13 +43,11 @@ def find_journal(node: ports.Node, view: cluster.NodeView) -> journals.Journal |
             return journals.without_foreign_labels(journals.Journal.from_json(text), view)
         except ValueError as error:
             _log.warning("journal_unreadable", error=str(error))
-            node.patch(
-                cluster.NodePatch(
-                    annotations={
-                        cluster.JOURNAL_ANNOTATION: None,
-                        cluster.UNREADABLE_JOURNAL_ANNOTATION: text[:_MAX_KEPT_CHARACTERS],
-                    }
-                )
+            publisher.annotate(
+                {
+                    cluster.JOURNAL_ANNOTATION: None,
+                    cluster.UNREADABLE_JOURNAL_ANNOTATION: text[:_MAX_KEPT_CHARACTERS],
+                }
             )
             node.emit(
                 reason="JournalUnreadable",
@@ -102,51 +101,45 @@ def rollback_target(
     return gpus.missing(interrupted.snapshot), ""
 
 
-def restore_persistence(
-    deps: ports.Dependencies, written: record.Record, gpus: model.ObservedGpus
-) -> None:
+def restore_persistence(job: jobs.Job, gpus: model.ObservedGpus) -> None:
     """Switch on the persistence mode that a killed agent switched off for a reset."""
-    uuids = written.journal.persistent_gpus
-    if uuids and deps.reset:
-        deps.reset.restore_persistence([gpu for gpu in gpus if gpu.uuid in uuids])
-    written.note_journal(persistent_gpus=())
+    uuids = job.taken.journal.persistent_gpus
+    if uuids and job.deps.reset:
+        job.deps.reset.restore_persistence([gpu for gpu in gpus if gpu.uuid in uuids])
+    job.taken.note(persistent_gpus=())
 
 
-def run(
-    deps: ports.Dependencies,
-    change: transaction.Transaction,
-    paused_by: gpu_clients.GpuClients,
-    written: record.Record,
-) -> str:
+def roll_back(job: jobs.Job) -> str:
     """Restore the snapshot in the journal, if there is one and no pod is affected.
 
     Returns:
         How it went, as a part of a sentence; empty when there was nothing to do.
     """
-    snapshot = written.journal.snapshot
+    snapshot = job.taken.journal.snapshot
     if not snapshot:
         return ""
     try:
-        now = deps.gpus.observe()
-        written.note(gpus=now)
-        restore_persistence(deps, written, now)
+        now = job.deps.gpus.observe()
+        job.progress.note(gpus=now)
+        restore_persistence(job, now)
+        change = node_journal.transaction_of(job, node_journal.NodeJournal(job))
         plan = planner.restore(now, snapshot)
         if plan.is_empty:
             result = transaction.without_steps(now, snapshot)
             return change.conclude(result).message if result.is_complete else result.message
-        _require_unused(deps, plan, now)
+        _require_unused(job.deps, plan, now)
         change.journal.rolling_back()
-        paused = paused_by.pause(plan, written, _Uninterrupted(deps.clock, deps.telemetry))
+        paused = job.clients.pause(plan, job.taken, Uninterrupted(job.deps))
         try:
             # From now on kubelet cannot assign a device.
-            _require_unused(deps, plan, now)
+            _require_unused(job.deps, plan, now)
             result = change.roll_back(snapshot, requires_idle=True)
             if result.is_complete:
-                written.note(gpus=deps.gpus.observe())
+                job.progress.note(gpus=job.deps.gpus.observe())
         finally:
             # An API that fails now must not hide the reason; the end of the run resumes the rest.
             with contextlib.suppress(errors.ClusterError):
-                paused_by.resume_plugin(paused, written)
+                job.clients.resume_plugin(paused, job.taken)
     except errors.MigManagerError as error:
         _log.warning("older_rollback_failed", reason=error.reason.value, error=error.message)
         return f"the interrupted change could not be rolled back: {error.message}"
@@ -165,78 +158,21 @@ def _affected(deps: ports.Dependencies, plan: steps.Plan, now: Sequence[model.Gp
     return usage.named(usage.users(clients.affected_ids(plan, now)))
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class RunJournal:
-    """Implements ``transaction.Journal`` on the Node, through the record of a run."""
+class Uninterrupted:
+    """Implements ``ports.Cancellation`` for what no request supersedes, such as a rollback."""
 
-    written: record.Record
-    layout: layouts.Layout | None = None
-    """None: an interrupted change is rolled back."""
-    applied: str = ""
-    """The layout that was applied before the change; a rollback restores its label."""
-
-    def begin(self, before: tuple[model.GpuSnapshot, ...], plan: steps.Plan) -> None:
-        """Write what a rollback restores, and remove the label of the applied layout.
-
-        Raises:
-            ClusterError: The API refused or does not answer.
-        """
-        self.written.enter(
-            model.Phase.EXECUTE,
-            f"running {len(plan.steps)} steps on the GPUs",
-            journal=dataclasses.replace(
-                self.written.journal, snapshot=before, applied=self.applied
-            ),
-            change=cluster.NodePatch(labels={cluster.APPLIED_LABEL: None}),
-        )
-
-    def rolling_back(self) -> None:
-        """Publish the phase."""
-        self.written.begin_rollback()
-
-    def undone(
-        self, unrestored: tuple[model.GpuSnapshot, ...] = (), *, has_changed: bool = True
-    ) -> None:
-        """Keep what unreachable GPUs had, and whether device files may be outdated."""
-        is_stale = has_changed or self.written.journal.stale_files
-        self.written.note_journal(snapshot=unrestored, stale_files=is_stale)
-
-    def done(self, gpus: model.ObservedGpus) -> None:
-        """Note the GPUs, and keep what unreachable ones had outside the layout."""
-        self.written.note(gpus=gpus)
-        self.written.note_journal(snapshot=self.unrestored(gpus), applied="", stale_files=True)
-
-    def persistence_off(self, uuids: tuple[str, ...]) -> None:
-        """Publish the GPUs, without waiting for the API."""
-        self.written.announce_journal(persistent_gpus=uuids)
-
-    def refreshed(self) -> None:
-        """Note that the device files are up to date."""
-        self.written.note_journal(stale_files=False)
-
-    def unrestored(self, gpus: model.ObservedGpus) -> tuple[model.GpuSnapshot, ...]:
-        """Return what unreachable GPUs had outside the layout."""
-        snapshot = self.written.journal.snapshot
-        return (
-            layouts.unrestored_elsewhere(self.layout, gpus, snapshot)
-            if self.layout and snapshot
-            else ()
-        )
-
-
-class _Uninterrupted:
-    """Implements ``ports.Cancellation`` for a rollback, which no request supersedes."""
-
-    def __init__(self, clock: timing.Clock, telemetry: ports.Telemetry) -> None:
-        self._clock = clock
-        self._telemetry = telemetry
+    def __init__(self, deps: ports.Dependencies) -> None:
+        self._deps = deps
 
     def check(self) -> None:
-        self._telemetry.still_working()
+        """Report that work goes on."""
+        self._deps.telemetry.still_working()
 
     def wait(self, seconds: float) -> None:
-        self._telemetry.still_working()
-        self._clock.wait(seconds)
+        """Sleep."""
+        self._deps.telemetry.still_working()
+        self._deps.clock.wait(seconds)
 
     def pause(self, seconds: float) -> None:
+        """Sleep."""
         self.wait(seconds)

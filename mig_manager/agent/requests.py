@@ -26,7 +26,7 @@ class Requests:
         self._file = deps.request_file
         self._boot_id = deps.boot_id
         self._is_recovered = False
-        self._on_node = self._on_host = ""
+        self._on_host = ""
         self.current = _NONE
 
     def recover(self, view: cluster.NodeView, journal: journals.Journal | None) -> None:
@@ -45,8 +45,6 @@ class Requests:
         elif kept is None or _is_older(kept, published):
             applied = view.labels.get(cluster.APPLIED_LABEL, "")
             kept = requests.of_status(published, journal, applied)
-        else:
-            self._on_node = kept.to_json()
         if kept is not None:
             self.current = kept
 
@@ -88,7 +86,7 @@ class Requests:
     def end(self) -> None:
         """Note that nothing is requested any more."""
         self.current = _NONE
-        self._save()
+        self.save()
 
     @property
     def rebooted_layout(self) -> tuple[str, str] | None:
@@ -106,48 +104,39 @@ class Requests:
         )
         self.current = dataclasses.replace(self.current, verified=verified)
 
-    def supersede(self) -> None:
-        """Note that the layout has new content: what was verified was another request."""
-        self.current = dataclasses.replace(self.current, verified=None)
+    def was_verified(self, config_hash: str, *, is_owners: bool) -> bool:
+        """Check whether the resolved layout was verified, and nothing was requested since.
 
-    def outdate(self) -> None:
-        """Note that the layout has other content, so the GPUs do not show that it is active."""
-        if self.current.verified is not None:
-            verified = dataclasses.replace(self.current.verified, gpus="")
+        New content is a new request, so what was verified before does not count any more. Content
+        counts only if the owner wrote it. Other content changes without a request: with the
+        program, the driver, and the GPUs that are reachable.
+        """
+        verified = self.current.verified
+        if verified is None:
+            return False
+        is_same = not is_owners or verified.config_hash in ("", config_hash)
+        if verified.config_hash != config_hash:
+            # The GPUs do not show any more that it is active.
+            verified = dataclasses.replace(verified, gpus="") if is_same else None
             self.current = dataclasses.replace(self.current, verified=verified)
+        return is_same
 
     def note_reboot(self, published: status.Status) -> None:
         """Note for which content the machine was rebooted, if it was."""
+        if published.config != self.current.config:
+            return
         known = published.config_hash or self.current.rebooted_hash
         rebooted_hash = known if published.is_rebooted else ""
         self.current = dataclasses.replace(self.current, rebooted_hash=rebooted_hash)
 
-    def annotations(self) -> dict[str, str | None]:
-        """Return the annotation to write; none if the Node has it."""
-        text = self._text
-        return {} if text == self._on_node else {cluster.REQUEST_ANNOTATION: text or None}
-
-    def write(self, node: ports.Node) -> None:
-        """Write a decision that the request itself does not show; raises as ``node.patch``."""
-        change = self.annotations()
-        if change and self.current.origin is not requests.Origin.PARTITIONER:
-            node.patch(cluster.NodePatch(annotations=change))
-            self.published()
-
-    def published(self) -> None:
-        """Note that the annotation is written, and copy it to the host."""
-        self._on_node = self._text
-        self._save()
-
-    def forget_node(self) -> None:
-        """Write the annotation again: the Node was deleted and registered again."""
-        self._on_node = ""
-
     @property
-    def _text(self) -> str:
-        return self.current.to_json() if self.current.config else ""
+    def annotations(self) -> dict[str, str | None]:
+        """The annotation to write."""
+        text = self.current.to_json() if self.current.config else None
+        return {cluster.REQUEST_ANNOTATION: text}
 
-    def _save(self) -> None:
+    def save(self) -> None:
+        """Copy what is published to the host; a failure is logged."""
         text = self.current.to_json()
         if self._file is None or text == self._on_host:
             return

@@ -96,47 +96,39 @@ def _read(source: ports.ConfigSource, limits: settings.Limits) -> config.Documen
     return _parsed(source.read(), source=source.name, is_lenient=limits.is_lenient)
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class _List:
-    text: str = ""  # of the annotation
-    layouts: tuple[config.Layout, ...] = dataclasses.field(default=(), compare=False)
-
-
 class LayoutList:
-    """The published list of the layouts that fit the node's GPUs."""
+    """The list of the layouts that fit the node's GPUs, for people and for other programs."""
 
     def __init__(self, deps: ports.Dependencies, limits: settings.Limits) -> None:
         self._deps = deps
         self._limits = limits
-        self._published = self._draft = self._written = _List()
+        self._written: tuple[config.Layout, ...] | None = None
+        """The layouts in the document that other programs read; None: not written yet."""
 
-    def annotations(self, gpus: model.ObservedGpus) -> dict[str, str | None]:
-        """Return the annotation to write; none if it is published, or nothing is known."""
-        # The draft before may not have been published.
-        self._draft = self._published
+    def fitting(self, gpus: model.ObservedGpus) -> tuple[config.Layout, ...] | None:
+        """Return the layouts that can be requested; None where that is not known."""
         if not gpus:
-            return {}
+            return None
         try:
             document = _served(self._deps.configs, self._limits, gpus)
         except errors.ConfigError as error:
             _log.info("layouts_not_listed", error=error.message)
+            return None
+        return tuple(fit.layout for fit in served.fitting(document.layouts.values(), gpus))
+
+    def annotations(self, fitting: tuple[config.Layout, ...] | None) -> dict[str, str | None]:
+        """Return the annotation to write; none where the layouts are not known."""
+        if fitting is None:
             return {}
-        fits = served.fitting(document.layouts.values(), gpus)
-        fitting = tuple(fit.layout for fit in fits)
         entries = map(served.Entry.of, fitting)
         text = served.to_json(entries, takes_custom=self._limits.has_custom_layouts)
-        draft = _List(text=text, layouts=fitting)
-        if draft == self._published:
-            return {}
-        self._draft = draft
-        return {cluster.LAYOUTS_ANNOTATION: draft.text}
+        return {cluster.LAYOUTS_ANNOTATION: text}
 
-    def published(self) -> None:
-        """Note that the annotation is written, and write the document of a new list."""
-        self._published = self._draft
-        if self._deps.write_layouts is None or self._draft == self._written:
+    def write(self, fitting: tuple[config.Layout, ...] | None) -> None:
+        """Write the document of a new list, for those who read it."""
+        if self._deps.write_layouts is None or fitting in (None, self._written):
             return
-        named = {layout.name: layout for layout in self._draft.layouts}
+        named = {layout.name: layout for layout in fitting or ()}
         document = layouts.render(config.Document(source="", layouts=named))
         if self._deps.write_layouts(yaml_tree.dump(document)):
-            self._written = self._draft
+            self._written = fitting

@@ -40,6 +40,11 @@ class HookPoints:
         """Whether there are no hooks; known after ``load``."""
         return not self._table
 
+    @property
+    def has_passed_exit(self) -> bool:
+        """Whether the hooks of ``apply-exit`` were run, and may have failed."""
+        return host_files.Point.APPLY_EXIT in self._passed
+
     def load(self) -> None:
         """Read the hooks file.
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import structlog.testing
 
 from mig_manager.adapters.nvml import gpus as nvml_gpus
-from mig_manager.agent import reconcile, record, settings
+from mig_manager.agent import outcomes, reconcile, settings
 from mig_manager.core import model, ports
 from mig_manager.sandbox.driver import library as simulated
 from testkit import nvml_faults
@@ -95,7 +95,7 @@ class Site(NamedTuple):
 class Ended(NamedTuple):
     """How a run ended, and how it left the node."""
 
-    outcome: record.Outcome
+    outcome: outcomes.Outcome
     shape: tuple[simulated_rig.GpuShape, ...]
     """Modes, instances, placements and what is inside them, from the driver itself."""
     taken: list[str]

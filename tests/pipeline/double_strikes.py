@@ -10,7 +10,7 @@ import itertools
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import NamedTuple
 
-from mig_manager.agent import record
+from mig_manager.agent import outcomes
 from mig_manager.core.node import clients, cluster
 from tests import scenes
 from tests.pipeline import played_changes
@@ -221,7 +221,7 @@ class _Explorer:
         """Let an agent serve in peace, and judge how that ends."""
         self._judge(play, play.serve(_nothing_happens), allowed)
 
-    def _judge(self, play: Play, outcome: record.Outcome | None, allowed: Sequence[End]) -> None:
+    def _judge(self, play: Play, outcome: outcomes.Outcome | None, allowed: Sequence[End]) -> None:
         problems = play.judge(outcome, allowed)
         self.problems += (f"{', '.join(play.path)}: {problem}" for problem in problems)
         self.judged += 1

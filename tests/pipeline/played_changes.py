@@ -10,7 +10,7 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from mig_manager import errors
-from mig_manager.agent import record, settings
+from mig_manager.agent import outcomes, settings
 from mig_manager.core import model, steps
 from mig_manager.core.layout import custom as customs
 from mig_manager.core.node import clients, cluster
@@ -156,7 +156,7 @@ class Play:
 
     # -- one agent ---------------------------------------------------------------------------
 
-    def serve(self, strike: Callable[["Play"], object]) -> record.Outcome | None:
+    def serve(self, strike: Callable[["Play"], object]) -> outcomes.Outcome | None:
         """Run an agent until it rests; None if it died. ``strike`` is called at each moment."""
         rig = self.rig
         self.is_dead = False
@@ -181,7 +181,7 @@ class Play:
         finally:
             rig.on_call, rig.step_error = _nothing, _accept
 
-    def _serve(self) -> record.Outcome | None:
+    def _serve(self) -> outcomes.Outcome | None:
         ours = scenes.reconciler(self.rig, configs=self.config, limits=_LIMITS)
         is_recovered = False
         for attempt in range(1, _MOST_ATTEMPTS + 1):
@@ -258,7 +258,7 @@ class Play:
             len(rig.saved),
         )
 
-    def judge(self, outcome: record.Outcome | None, ends: Sequence[End]) -> list[str]:
+    def judge(self, outcome: outcomes.Outcome | None, ends: Sequence[End]) -> list[str]:
         """Return what is not as it must be at rest."""
         rig = self.rig
         if outcome is None:

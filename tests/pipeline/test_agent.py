@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from mig_manager import errors
-from mig_manager.agent import capacity, drift, loop, reconcile, record
+from mig_manager.agent import capacity, drift, loop, outcomes, reconcile
 from mig_manager.agent import pulse as pulses
 from mig_manager.core import model, ports
 from mig_manager.core.layout import custom
@@ -90,7 +90,7 @@ class Pipeline(reconcile.Reconciler):
         self.forgotten += 1
 
     def check_drift(
-        self, name: str, ended: record.Outcome, _custom: custom.Custom | None = None
+        self, name: str, ended: outcomes.Outcome, _custom: custom.Custom | None = None
     ) -> drift.Action:
         assert name == self.runs[-1][0]
         assert not ended.should_retry
@@ -98,7 +98,7 @@ class Pipeline(reconcile.Reconciler):
         action, self.next_action = self.next_action, drift.Action.REST
         return action
 
-    def run(self, name: str, request: ports.Cancellation, **options: Any) -> record.Outcome:
+    def run(self, name: str, request: ports.Cancellation, **options: Any) -> outcomes.Outcome:
         self.runs.append((name, options["attempt"]))
         self.delays_s.append(options["retry_after_s"])
         self.evicting.append(options["may_evict"])
@@ -111,7 +111,7 @@ class Pipeline(reconcile.Reconciler):
             raise answer
         is_good = answer is Reason.APPLIED
         state = model.State.SUCCESS if is_good else model.State.FAILED
-        return record.Outcome(state=state, reason=answer, message="")
+        return outcomes.Outcome(state=state, reason=answer, message="")
 
 
 def labelled(name: str | None) -> loop.Inbox:

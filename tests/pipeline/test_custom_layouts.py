@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from mig_manager.agent import drift, reconcile, record
+from mig_manager.agent import drift, outcomes, reconcile
 from mig_manager.core import model
 from mig_manager.core.layout import custom, served
 from mig_manager.core.node import cluster
@@ -39,7 +39,7 @@ def run(
     by: reconcile.Reconciler | None = None,
     limits: dict[str, Any] | None = None,
     **options: Any,
-) -> record.Outcome:
+) -> outcomes.Outcome:
     """Request ``custom`` of a node whose agent allows it."""
     ours = by or scenes.reconciler(rig, limits=ON if limits is None else limits)
     return scenes.run(rig, "custom", by=ours, custom=wanted or requested(), **options)

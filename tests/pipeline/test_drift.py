@@ -7,7 +7,7 @@ import json
 import pytest
 
 from mig_manager import errors
-from mig_manager.agent import drift, reconcile, record
+from mig_manager.agent import drift, outcomes, reconcile
 from mig_manager.core import model, profile_name
 from mig_manager.core.node import cluster
 from mig_manager.errors import Reason
@@ -20,7 +20,7 @@ LAYOUT = "all-balanced"
 
 def node_at_rest(
     *, heals: bool = False
-) -> tuple[fakes.NodeRig, reconcile.Reconciler, record.Outcome]:
+) -> tuple[fakes.NodeRig, reconcile.Reconciler, outcomes.Outcome]:
     """Return a node whose layout is active."""
     rig = scenes.node(layout=LAYOUT)
     ours = scenes.reconciler(rig, heals_drift=heals)

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import pytest
 import structlog.testing
 
-from mig_manager.agent import planning, reconcile
+from mig_manager.agent import reconcile, resolving
 from mig_manager.core import model
 from mig_manager.errors import Reason
 from tests import fakes, scenes
@@ -27,7 +27,7 @@ def overlooked(monkeypatch: pytest.MonkeyPatch) -> structlog.testing.LogCapture:
         return event
 
     logger = structlog.wrap_logger(None, processors=[only_that, captured])
-    monkeypatch.setattr(planning, "_log", logger)
+    monkeypatch.setattr(resolving, "_log", logger)
     return captured
 
 

@@ -10,7 +10,7 @@ import pytest
 from mig_manager import errors
 from mig_manager.adapters.host import gpu_reset, programs
 from mig_manager.adapters.nvml import gpus as nvml_gpus
-from mig_manager.agent import reconcile, record
+from mig_manager.agent import outcomes, reconcile
 from mig_manager.core import model
 from mig_manager.core.node import cluster
 from mig_manager.errors import Reason
@@ -87,7 +87,7 @@ class Node:
             reboot=self if self.may_reboot else None,
         )
 
-    def run(self, layout: str, request: fakes.FakeRequest | None = None) -> record.Outcome:
+    def run(self, layout: str, request: fakes.FakeRequest | None = None) -> outcomes.Outcome:
         """Start an agent and let it do its work once."""
         agent = self.agent()
         agent.recover(layout)

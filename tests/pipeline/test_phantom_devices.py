@@ -5,7 +5,7 @@ import json
 import pytest
 
 from mig_manager import errors
-from mig_manager.agent import drift, metrics, reconcile, record
+from mig_manager.agent import drift, metrics, outcomes, reconcile
 from mig_manager.core import ports
 from mig_manager.core.node import cluster
 from mig_manager.errors import Reason
@@ -18,7 +18,7 @@ FORBIDDEN = errors.ClusterError("403", reason=Reason.FORBIDDEN)
 
 def node_at_rest(
     telemetry: ports.Telemetry | None = None,
-) -> tuple[fakes.NodeRig, reconcile.Reconciler, record.Outcome]:
+) -> tuple[fakes.NodeRig, reconcile.Reconciler, outcomes.Outcome]:
     """Return a node whose layout is active, and which has four devices of the one before."""
     rig = scenes.node(layout=LAYOUT)
     ours = scenes.reconciler(rig, telemetry=telemetry)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from mig_manager import errors
-from mig_manager.agent import loop, record
+from mig_manager.agent import loop, outcomes
 from mig_manager.core import ports, steps
 from mig_manager.core.layout import custom
 from mig_manager.core.node import cluster
@@ -74,7 +74,7 @@ class Story:
             else:
                 box.stop()
 
-        def run_and_go_on(name: str, _: ports.Cancellation, **options: Any) -> record.Outcome:
+        def run_and_go_on(name: str, _: ports.Cancellation, **options: Any) -> outcomes.Outcome:
             # The request's time is real, and that of the node is not.
             outcome = run(name, fakes.FakeRequest(self.rig.clock), **options)
             self.ended.append(outcome.reason)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from mig_manager import errors
-from mig_manager.agent import record
+from mig_manager.agent import outcomes
 from mig_manager.core import model
 from mig_manager.core.node import cluster
 from mig_manager.core.node import policy as policies
@@ -116,7 +116,7 @@ class Agent:
         self.reconciler = scenes.reconciler(rig, CONFIG)
         self.attempt = 0
 
-    def try_once(self, layout: str = LAYOUT) -> record.Outcome:
+    def try_once(self, layout: str = LAYOUT) -> outcomes.Outcome:
         self.attempt += 1
         outcome = scenes.run(self.rig, layout, by=self.reconciler, attempt=self.attempt)
         for _ in range(30):

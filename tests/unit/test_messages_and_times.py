@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mig_manager import errors
-from mig_manager.agent import record
+from mig_manager.agent import outcomes
 from mig_manager.core import messages, timing
 
 NOW = dt.datetime(2026, 3, 1, 12, 0, 0, tzinfo=dt.UTC)
@@ -46,7 +46,7 @@ def test_a_message_is_cut_at_a_word_by_its_bytes_and_keeps_its_last_sentence(
 def test_an_event_of_any_failure_is_short_and_ends_with_the_remedy(
     reason: errors.Reason, message: str, end: str
 ) -> None:
-    published = record.failed(reason, message + end).message
+    published = outcomes.failed(reason, message + end).message
     event = messages.fit(published, messages.LONGEST_EVENT_BYTES)
 
     assert len(event.encode()) <= 1024
@@ -59,14 +59,15 @@ def test_a_sentence_that_has_an_end_mark_gets_no_other() -> None:
     assert [messages.ended(text) for text in ("a", "a.", "a?", "a!")] == ["a.", "a.", "a?", "a!"]
     assert messages.joined("a", "", "b?", "c.", "d") == "a; b? c. d"
     assert (
-        record.failed(reason, "did you mean 'x'?").message == f"did you mean 'x'? {reason.remedy}"
+        outcomes.failed(reason, "did you mean 'x'?").message
+        == f"did you mean 'x'? {reason.remedy}"
     )
 
 
 def test_a_failure_that_names_everything_is_bounded_and_keeps_its_remedy() -> None:
     remedy = errors.Reason.DRAIN_TIMEOUT.remedy
 
-    message = record.failed(errors.Reason.DRAIN_TIMEOUT, "a-long-word " * 20_000).message
+    message = outcomes.failed(errors.Reason.DRAIN_TIMEOUT, "a-long-word " * 20_000).message
 
     assert len(message.encode()) <= messages.LONGEST_BYTES
     assert message.endswith(remedy)

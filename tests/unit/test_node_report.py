@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mig_manager import errors
-from mig_manager.agent import record
+from mig_manager.agent import outcomes
 from mig_manager.core import messages, model
 from mig_manager.core.fleet import nodes
 from mig_manager.core.node import cluster
@@ -162,7 +162,7 @@ def test_texts_of_a_status_are_printable(members: dict[str, str]) -> None:
 
 
 def test_the_longest_message_of_an_agent_is_read_with_its_remedy() -> None:
-    outcome = record.failed(errors.Reason.DRAIN_TIMEOUT, "a-long-word " * 2_000)
+    outcome = outcomes.failed(errors.Reason.DRAIN_TIMEOUT, "a-long-word " * 2_000)
 
     assert records.read(status(message=outcome.message)).message == outcome.message
     # Of any other writer, a message is bounded.

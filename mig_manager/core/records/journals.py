@@ -130,6 +130,24 @@ class Journal:
         """The same, if the node stays tainted for the next attempt of a drain."""
         return dataclasses.replace(self.unverified, hold_taint=self.hold_taint, draining=True)
 
+    def resumed(
+        self, request: tuple[str, str], *, boot_id: str, may_drain: bool = True
+    ) -> "Journal":
+        """Return the journal with which a run for a request begins, in a boot.
+
+        A drain goes on only for the request for which it has begun, unless no pod may leave now.
+        """
+        is_same_boot = self.boot_id == boot_id
+        return dataclasses.replace(
+            self,
+            config=request[0],
+            annotation_hash=request[1],
+            boot_id=boot_id,
+            # No reboot keeps persistence mode.
+            persistent_gpus=self.persistent_gpus if is_same_boot else (),
+            draining=self.draining and self.request == request and may_drain,
+        )
+
     def to_json(self) -> str:
         """Return the annotation's value; older versions ignore members they do not know."""
         data: dict[str, Any] = {

@@ -1,0 +1,55 @@
+"""Execute a plan on the GPUs, all or nothing, with the journal on the Node."""
+
+import contextlib
+
+from mig_manager import errors
+from mig_manager.agent import gpu_clients, host, leaving, node_journal, preparing, recovery
+from mig_manager.agent import job as jobs
+from mig_manager.core import model
+
+
+def executed(
+    job: jobs.Job, change: preparing.Change, paused: gpu_clients.Paused, *, applied: str
+) -> model.ObservedGpus:
+    """Execute and verify the plan, or roll back; reboot where only that helps.
+
+    ``applied`` is the layout whose label the node had.
+
+    Raises:
+        MigManagerError: As ``transaction.Transaction.run``; REBOOT_REQUIRED: there is no reboot.
+        Rebooting: The machine goes down.
+        Superseded: Another layout is requested, or the agent stops; the GPUs are as before.
+    """
+    older, applied = recovery.rollback_target(job.deps, job.taken.journal, change.gpus, applied)
+    journal = node_journal.NodeJournal(job, change.found.layout, applied)
+    try:
+        after, _ = node_journal.transaction_of(job, journal, preparing.idle_wait(job)).run(
+            change.plan,
+            seen=change.gpus,
+            older=older,
+            # A GPU that was lost meanwhile is not verified, unless the layout names it.
+            replan=lambda now: change.found.plan(now, restoring=change.restoring),
+            points=job.hooks,
+        )
+    except errors.MigManagerError as error:
+        if not host.may_reboot(job, error, was_rebooted=change.found.was_rebooted):
+            _resume_after_failure(job, paused, error)
+            raise
+        why = host.reboot(job, error, lambda: leaving.drain_whole_node(job, change, paused))
+        _resume_after_failure(job, paused, error)
+        raise errors.MigManagerError(
+            f"{error.message}; no reboot: {why}", reason=errors.Reason.REBOOT_REQUIRED
+        ) from error
+    return after
+
+
+def _resume_after_failure(
+    job: jobs.Job, paused: gpu_clients.Paused, error: errors.MigManagerError
+) -> None:
+    """Resume host services and device plugin, and keep the reason of the failure."""
+    failed = host.give_back(job)
+    if failed:
+        error.add(failed)
+    # The end of the run restores what an API that fails now does not.
+    with contextlib.suppress(errors.ClusterError):
+        job.clients.resume_plugin(paused, job.taken)

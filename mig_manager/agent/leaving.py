@@ -1,0 +1,131 @@
+"""Have the pods leave that a change affects, after the node is closed to others.
+
+A custom layout on a node that a program repartitions evicts no pod and waits for none: it is
+refused at once if anything uses what it would destroy. Use is checked before anything is taken
+from the node, again once no pod can be scheduled to it, again once no pod can get a device, and a
+last time in the session of the change.
+"""
+
+import dataclasses
+
+from mig_manager import errors
+from mig_manager.agent import drain, gpu_clients, preparing, undo
+from mig_manager.agent import job as jobs
+from mig_manager.core import messages, model
+from mig_manager.core.node import cluster
+
+
+def close(job: jobs.Job) -> str:
+    """Taint the node; return the layout that its label named as applied.
+
+    Raises:
+        ClusterError: The API refused or does not answer.
+        NotReadyError: SLOTS_TAKEN: another node may take the slot soon.
+    """
+    if job.deps.slots is not None and not job.taken.journal.blocks_workloads:
+        job.deps.slots.check()
+    applied = ""
+
+    def taint(view: cluster.NodeView) -> undo.Step:
+        nonlocal applied
+        applied = view.labels.get(cluster.APPLIED_LABEL, "")
+        return undo.Step(
+            message=f"applying {job.progress.title}",
+            journal=dataclasses.replace(job.taken.journal, hold_taint=True),
+            change=cluster.NodePatch(hold_taint=True),
+        )
+
+    job.taken.take(model.Phase.CORDON, taint)
+    return applied
+
+
+def drained(job: jobs.Job, change: preparing.Change) -> drain.Drain:
+    """Evict the affected pods, and wait until they are gone; return the drain.
+
+    Raises:
+        DrainError: The deadline passed.
+        MigManagerError: IN_USE: pods use what the plan destroys, and none is to leave.
+        Superseded: Another layout is requested, or the agent stops.
+    """
+    affected = change.affected(job)
+    if affected:
+        names = change.usage.named(affected)
+        pods = "1 pod" if len(affected) == 1 else f"{len(affected)} pods"
+        _announce(job, "Draining", f"{pods} to evict: {names}", is_warning=False)
+    ours = _new_drain(job, change.order(job))
+    drain_again(job, change, ours)
+    job.taken.note(draining=False)
+    return ours
+
+
+def drain_again(job: jobs.Job, change: preparing.Change, ours: drain.Drain) -> None:
+    """Drain pods that got a device to be removed meanwhile; raises as ``drained``."""
+    if job.request.is_on_demand:
+        job.cancel.check()
+        preparing.require_none(ours.remaining(change.usage))
+    else:
+        ours.run(change.usage, job.cancel)
+
+
+def paused(job: jobs.Job, change: preparing.Change, ours: drain.Drain) -> gpu_clients.Paused:
+    """Pause the GPU clients, so that no pod gets a device any more; raises as ``drained``."""
+    clients = job.clients.pause(
+        change.plan,
+        job.taken,
+        job.cancel,
+        change.extra_clients,
+        # Without a plugin no pod gets a device any more: drain those that got one meanwhile.
+        drain_late=lambda: drain_again(job, change, ours),
+    )
+    if clients.advertisers.has_dra_driver:
+        # It hands out devices until it is paused, and a pod that has one cannot end now.
+        if job.request.is_on_demand:
+            preparing.require_none(ours.remaining(change.usage))
+        else:
+            ours.require_done(change.usage)
+    job.cancel.check()
+    return clients
+
+
+def drain_whole_node(job: jobs.Job, change: preparing.Change, clients: gpu_clients.Paused) -> None:
+    """Evict every pod with a GPU before a reboot, whatever the policy is otherwise.
+
+    Raises:
+        DrainError: They may not be evicted, or cannot end.
+    """
+    if job.request.is_on_demand:
+        raise errors.DrainError("a custom layout does not reboot an on-demand node")
+    order = drain.whole_node(job.limits)
+    usage = drain.survey(job.deps.workloads, job.deps.allocations)
+    affected = order.affected_pods(usage)
+    if affected and not change.may_evict:
+        names = messages.listed([pod.key for pod in affected])
+        raise errors.DrainError(f"pods use the GPUs, and no change was requested: {names}")
+    claiming = [pod.key for pod in affected if pod.may_claim]
+    if claiming and clients.advertisers.has_dra_driver:
+        raise errors.DrainError(
+            "while the DRA driver is paused, these pods with ResourceClaims cannot end: "
+            f"{messages.listed(claiming)}; drain the node and reboot it"
+        )
+    _new_drain(job, order).run(usage, job.cancel)
+
+
+def _new_drain(job: jobs.Job, order: drain.Order) -> drain.Drain:
+    return drain.Drain(
+        job.deps.workloads,
+        job.deps.allocations,
+        job.deps.clock,
+        order=order,
+        # Written before the first eviction of the round.
+        on_round=lambda message: job.taken.enter(model.Phase.DRAIN, message, draining=True),
+        on_force=lambda names: _announce(
+            job, "ForcedDrain", f"deleting by force {names}", is_warning=True
+        ),
+        telemetry=job.deps.telemetry,
+    )
+
+
+def _announce(job: jobs.Job, reason: str, message: str, *, is_warning: bool) -> None:
+    job.progress.enter(model.Phase.DRAIN, message)
+    text = f"{job.progress.title}: {message}"
+    job.deps.node.emit(reason=reason, message=text, is_warning=is_warning)

@@ -1,0 +1,55 @@
+"""How a run ended."""
+
+import dataclasses
+
+from mig_manager import errors
+from mig_manager.core import messages, model
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """How a run ended."""
+
+    state: model.State
+    reason: errors.Reason
+    message: str
+    """For people, remedy included."""
+    is_unfinished: bool = False
+    """Whether GPUs or host services are still neither as requested nor as before."""
+    keeps_closed: bool = False
+    """Whether the node stays closed until the next attempt, because its drain has begun."""
+    gpus: model.ObservedGpus = model.NO_GPUS
+    """The GPUs as verified; none after a failure. The layout is applied to unreachable ones once
+    they are back."""
+    is_owners: bool = False  # whether the owner wrote the layout that is active
+    is_final: bool = False  # whether not even a reason that may pass is retried
+
+    @property
+    def should_retry(self) -> bool:
+        """Whether another attempt may succeed without anything being changed by a person."""
+        return self.state is model.State.FAILED and (
+            (self.reason.is_transient and not self.is_final) or self.is_unfinished
+        )
+
+
+def failed(
+    reason: errors.Reason,
+    message: str,
+    *,
+    is_unfinished: bool = False,
+    keeps_closed: bool = False,
+    is_final: bool = False,
+) -> Outcome:
+    """Return the outcome of a failure, with its remedy."""
+    remedy = reason.remedy
+    if is_final:
+        remedy = "Request a layout that keeps what is in use; the agent does not retry."
+    text = f"{messages.ended(message)} {remedy}".rstrip()
+    return Outcome(
+        state=model.State.FAILED,
+        reason=reason,
+        message=messages.fit(text, messages.LONGEST_BYTES),
+        is_unfinished=is_unfinished,
+        keeps_closed=keeps_closed,
+        is_final=is_final,
+    )

@@ -1,0 +1,159 @@
+"""Plan a change, and refuse it while nothing is taken from the node yet."""
+
+import dataclasses
+
+import structlog
+
+from mig_manager import errors
+from mig_manager.agent import drain, drift, host, in_use, recovery, resolving
+from mig_manager.agent import job as jobs
+from mig_manager.core import messages, model, steps, timing
+from mig_manager.core.layout import config
+from mig_manager.core.node import clients, cluster, gpu_use, resources
+
+_NOT_ASKED = gpu_use.Usage(pods=(), assigned=None)
+
+_log = structlog.get_logger()
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """A planned change of the GPUs."""
+
+    found: resolving.Resolved
+    may_evict: bool
+    gpus: model.ObservedGpus
+    plan: steps.Plan
+    restoring: tuple[model.GpuSnapshot, ...] = ()
+    """What GPUs outside the layout had before an interrupted change of them."""
+    usage: gpu_use.Usage = _NOT_ASKED
+    """Who uses the devices; nobody before it was asked."""
+    extra_clients: tuple[clients.ExtraClient, ...] = ()
+    services: tuple[str, ...] = ()
+    """The host's services that the owner lists."""
+
+    def order(self, job: jobs.Job) -> drain.Order:
+        """Return the drain that it needs."""
+        return drain.order(
+            job.limits,
+            self.plan,
+            self.gpus,
+            may_evict=self.may_evict and not job.request.is_on_demand,
+            extra_clients=self.extra_clients,
+            has_begun=job.taken.journal.draining,
+        )
+
+    def affected(self, job: jobs.Job) -> tuple[cluster.Pod, ...]:
+        """Return the pods that must leave."""
+        return self.order(job).affected_pods(self.usage)
+
+
+def planned(job: jobs.Job, found: resolving.Resolved, *, may_evict: bool) -> Change:
+    """Observe the GPUs, and plan the layout.
+
+    Raises:
+        ConfigError: A file of the owner cannot be read or is invalid.
+        HardwareError: No GPU can be observed.
+        LayoutError: The layout is impossible on these GPUs.
+    """
+    extra_clients = resolving.extra_clients(job)
+    services = job.deps.service_names()
+    job.hooks.load()
+    gpus = found.observed or resolving.observe(job)
+    recovery.restore_persistence(job, gpus)
+    selected = resolving.selected(found, gpus)
+    others = tuple(gpu for gpu in job.taken.journal.snapshot if gpu.uuid not in selected)
+    restoring = others if others and recovery.is_possible(job.deps, gpus, others) else ()
+    return Change(
+        found=found,
+        may_evict=may_evict,
+        gpus=gpus,
+        plan=found.plan(gpus, restoring=restoring),
+        restoring=restoring,
+        extra_clients=extra_clients,
+        services=services,
+    )
+
+
+def require_possible(job: jobs.Job, planned: Change) -> Change:
+    """Return a change with the use of devices, if nothing on the node rules it out.
+
+    Raises:
+        ClusterError: The API refused or does not answer, or kubelet does not.
+        DrainError: A pod must leave that nobody asked to evict (DRIFTED, IN_USE).
+        GpuInUseError: A process keeps a GPU.
+        HostError: The init system does not answer, and services must stop.
+        MigManagerError: FOREIGN_MANAGER, IN_USE, STRATEGY_MISMATCH, PLUGIN_NOT_READY.
+        Superseded: Another layout is requested, or the agent stops.
+    """
+    change = _surveyed(job, planned)
+    if change.may_evict and job.request.is_on_demand:
+        require_none(change.affected(job))
+    is_waited = job.clients.await_driver(
+        change.affected(job), change.usage.pods, change.gpus, job.taken, job.cancel
+    )
+    if is_waited:
+        change = _surveyed(job, change)
+    in_use.require_idle(
+        job.deps,
+        change.plan,
+        change.order(job),
+        change.usage,
+        services=change.services,
+        wait=idle_wait(job),
+    )
+    # Asked before pods are evicted: an init system that does not answer stops nothing.
+    host.running_services(job, change.services, change.plan)
+    affected = change.usage.named(change.affected(job))
+    if affected and not change.may_evict:
+        raise errors.MigManagerError(
+            drift.drift_message(job.progress.title, affected), reason=errors.Reason.DRIFTED
+        )
+    return change
+
+
+def _surveyed(job: jobs.Job, change: Change) -> Change:
+    """Ask who uses the devices, and plan again: what is busy is destroyed last."""
+    job.deps.standby.expect_change()
+    usage = in_use.survey(job.deps, change.gpus, change.order(job), job.cancel)
+    if not job.limits.allows_foreign_managers:
+        has_mode = any(map(clients.is_vgpu_plugin, usage.pods))
+        annotations = job.deps.node.read().annotations if has_mode else {}
+        others = clients.other_managers(usage.pods, job.deps.own_pod_uid, annotations)
+        if others:
+            raise errors.MigManagerError(
+                f"another program manages MIG on this node: {', '.join(others)}",
+                reason=errors.Reason.FOREIGN_MANAGER,
+            )
+    job.clients.require_none_stuck(usage.pods)
+    job.clients.require_strategy(
+        resources.gpu_layouts(change.gpus, config.select(change.found.layout, change.gpus)),
+        usage.pods,
+        plugin_config=job.plugin_config,
+    )
+    plan = change.found.plan(change.gpus, restoring=change.restoring, busy=usage.device_ids)
+    return dataclasses.replace(change, usage=usage, plan=plan)
+
+
+def idle_wait(job: jobs.Job) -> timing.Wait:
+    """Return the wait for processes that use what a plan destroys."""
+    return timing.Wait(
+        timeout_s=0.0 if job.request.is_on_demand else job.limits.in_use_timeout_s,
+        wait=job.cancel.wait,
+        on_wait=lambda error: _log.info("gpus_in_use", error=error.message),
+    )
+
+
+def require_none(affected: tuple[cluster.Pod, ...]) -> None:
+    """Refuse a change that affects pods, where none may be evicted.
+
+    Raises:
+        MigManagerError: IN_USE.
+    """
+    if affected:
+        names = messages.listed([pod.key for pod in affected])
+        raise errors.MigManagerError(
+            "this custom layout is for a program and evicts no pod, and these pods use devices to "
+            f"be removed, or may get them: {names}",
+            reason=errors.Reason.IN_USE,
+        )

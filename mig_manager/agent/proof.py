@@ -1,0 +1,84 @@
+"""Resume the GPU clients, and prove that pods can get the devices of the layout."""
+
+import dataclasses
+
+from mig_manager import errors
+from mig_manager.agent import gpu_clients, host, node_journal, outcomes
+from mig_manager.agent import job as jobs
+from mig_manager.core import model
+from mig_manager.core.layout import config
+
+
+def resumed(job: jobs.Job, paused: gpu_clients.Paused) -> gpu_clients.Paused:
+    """Start the host services again, run the exit hooks, and restart the device plugin.
+
+    Raises:
+        ClusterError: The API refused or does not answer.
+        HostError: HOST_SERVICE_FAILED or HOOK_FAILED.
+    """
+    failed = host.start_services(job)
+    if failed:
+        raise errors.HostError(failed, reason=errors.Reason.HOST_SERVICE_FAILED)
+    host.exit_hooks(job)
+    return job.clients.resume_plugin(paused, job.taken, plugin_config=job.plugin_config)
+
+
+def prove(
+    job: jobs.Job,
+    paused: gpu_clients.Paused,
+    gpus: model.ObservedGpus,
+    message: str = "waiting for the new devices to be schedulable",
+) -> None:
+    """Wait until pods can get the devices.
+
+    Raises:
+        ClusterError: The API refused or does not answer.
+        NotReadyError: They cannot by the deadline.
+        Superseded: Another layout is requested; the next run verifies this change.
+    """
+    job.progress.enter(model.Phase.PROVE, message)
+    job.clients.wait_schedulable(paused, gpus, job.taken, job.cancel)
+
+
+def verify_unchanged(
+    job: jobs.Job, layout: config.Layout | None, gpus: model.ObservedGpus, *, is_owners: bool
+) -> outcomes.Outcome:
+    """Finish what an interrupted run left between change and verification, if anything.
+
+    ``layout`` is None where the file lacks it, and the GPUs have what was verified.
+
+    Raises:
+        MigManagerError: As ``resumed`` and ``prove``; DEVICE_FILES_FAILED.
+        Superseded: Another layout is requested.
+    """
+    journal = node_journal.NodeJournal(job, layout)
+    interrupted, unrestored = job.taken.journal, journal.unrestored(gpus)
+    unverified = tuple(gpu for gpu in interrupted.snapshot if gpu not in unrestored)
+    is_stale = interrupted.stale_files or bool(unverified)
+    job.taken.note(snapshot=unrestored, applied="", stale_files=is_stale)
+    if not dataclasses.replace(interrupted, snapshot=unverified).is_restored:
+        paused = job.clients.find_plugin(interrupted, gpus)
+        node_journal.transaction_of(job, journal).refresh()
+        paused = resumed(job, paused)
+        prove(job, paused, gpus)
+        job.clients.resume_monitors(paused, job.taken, job.cancel)
+        return job.progress.succeeded(
+            errors.Reason.APPLIED, "is active", gpus=gpus, is_owners=is_owners
+        )
+    if is_stale:
+        node_journal.transaction_of(job, journal).refresh()
+    if not job.clients.has_config(job.plugin_config):
+        paused = job.clients.resume_plugin(
+            job.clients.find_plugin(job.taken.journal, gpus),
+            job.taken,
+            plugin_config=job.plugin_config,
+        )
+        prove(job, paused, gpus, "waiting for the plugin's new config")
+    elif not job.clients.is_schedulable(gpus):
+        # Restarted once, and not at every retry.
+        job.progress.enter(model.Phase.PROVE, "waiting for the devices to be schedulable")
+        paused = job.clients.find_stale(gpus, is_restarted=job.request.attempt == 1)
+        job.clients.wait_schedulable(paused, gpus, job.taken, job.cancel)
+    return job.progress.succeeded(
+        errors.Reason.ALREADY_APPLIED, "is already active", gpus=gpus, is_owners=is_owners
+    )

@@ -1,0 +1,180 @@
+"""Resolve the requested layout, observe the GPUs, and plan the steps between; touch nothing."""
+
+import dataclasses
+
+import structlog
+
+from mig_manager import errors
+from mig_manager.agent import job as jobs
+from mig_manager.agent import served_layouts
+from mig_manager.core import messages, model, steps, yaml_tree
+from mig_manager.core.layout import config, layouts
+from mig_manager.core.node import clients
+from mig_manager.core.planner import planner
+from mig_manager.core.records import requests
+
+_ABOUT_FILE = frozenset({errors.Reason.INVALID_CONFIG, errors.Reason.UNKNOWN_CONFIG})
+
+_log = structlog.get_logger()
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Resolved:
+    """The requested layout."""
+
+    layout: config.Layout
+    warnings: tuple[yaml_tree.Diagnostic, ...] = ()
+    """What lenient parsing accepts."""
+    is_owners: bool = False  # whether the owner wrote it
+    was_rebooted: bool = False  # whether the machine was rebooted for it
+    observed: model.ObservedGpus | None = None
+    """The GPUs, if the layout was generated from them just now."""
+
+    def plan(
+        self,
+        gpus: model.ObservedGpus,
+        *,
+        restoring: tuple[model.GpuSnapshot, ...] = (),
+        busy: frozenset[str] = frozenset(),
+    ) -> steps.Plan:
+        """Plan the layout.
+
+        ``restoring`` is what GPUs outside the layout had before an interrupted change of them.
+        Devices whose UUIDs are ``busy`` are destroyed last.
+
+        Raises:
+            LayoutError: The layout is impossible on these GPUs; has the location in the file.
+        """
+        with layouts.located(self.layout, gpus):
+            plan = planner.plan(gpus, config.select(self.layout, gpus), busy=busy)
+            return planner.combined(plan, planner.restore(gpus, restoring))
+
+    def expects_change(self, seen: model.ObservedGpus) -> bool:
+        """Check whether the layout changes the GPUs as an earlier run observed them.
+
+        An observation takes a moment, and the label's author should see at once that the agent
+        read it. No decision depends on this: the plan is made from a new observation.
+        """
+        try:
+            return bool(seen) and not self.plan(seen).is_empty
+        except errors.MigManagerError:
+            return False
+
+
+def resolve(job: jobs.Job) -> Resolved:
+    """Return the requested layout.
+
+    Raises:
+        ConfigError: The file or annotation cannot be read or is invalid.
+        HardwareError: The layout must be generated, and no GPU can be observed.
+        LayoutError: There is no such layout, or annotation.
+    """
+    request = job.request
+    if request.custom:
+        layout, warnings = request.custom.layout(is_lenient=job.limits.is_lenient)
+        found = Resolved(layout=layout, warnings=warnings, is_owners=True)
+    else:
+        found = _find(job)
+    is_same = not found.is_owners or request.rebooted_hash in ("", found.layout.content_hash)
+    was_rebooted = bool(job.taken.journal.rebooted_from) or (
+        request.rebooted_hash is not None and is_same
+    )
+    layout = found.layout
+    job.progress.note(
+        config_hash=layout.content_hash, origin=layout.origin, is_rebooted=was_rebooted
+    )
+    return dataclasses.replace(found, was_rebooted=was_rebooted)
+
+
+def _find(job: jobs.Job) -> Resolved:
+    """Return the layout of the file, or a generated one; report whether the file has it."""
+    name, is_usable = job.request.config, False
+    observed: model.ObservedGpus | None = None
+
+    def observe_once() -> model.ObservedGpus:
+        nonlocal observed
+        observed = observe(job)
+        return observed
+
+    try:
+        layout, warnings = served_layouts.find(name, job.deps.configs, job.limits, observe_once)
+        is_owners = not (layout.is_generated or job.limits.has_default_layouts)
+        verified = job.asked.current.verified
+        is_other = verified is not None and verified.config_hash != layout.content_hash
+        if verified and verified.is_owners and is_other and not is_owners:
+            raise errors.LayoutError(
+                f"{job.deps.configs.name} no longer has layout '{name}', which was applied; "
+                "a generated layout of that name is not applied without a new request",
+                reason=errors.Reason.UNKNOWN_CONFIG,
+            )
+        is_usable = True
+    finally:
+        job.deps.telemetry.config_read(is_usable=is_usable)
+    return Resolved(layout=layout, warnings=warnings, is_owners=is_owners, observed=observed)
+
+
+def verified_without_file(
+    job: jobs.Job, error: errors.MigManagerError
+) -> tuple[model.ObservedGpus, bool]:
+    """Return the GPUs if they have the verified layout, which the file lacks now.
+
+    Every node with that file would be ``failed`` for a typo, although its layout is active.
+
+    Returns:
+        The GPUs, and whether the owner wrote the layout.
+
+    Raises:
+        MigManagerError: ``error``, unless it is about the file and the layout is active.
+    """
+    verified = job.asked.current.verified
+    is_about_file = error.reason in _ABOUT_FILE and job.request.custom is None
+    if not (is_about_file and job.taken.journal.is_restored and verified and verified.gpus):
+        raise error
+    gpus = observe(job)
+    if requests.fingerprint(gpus) != verified.gpus:
+        raise error
+    job.progress.note(config_hash=verified.config_hash, config_problem=error.message)
+    _log.warning("config_not_used", reason=error.reason.value, error=error.message)
+    message = f"{messages.ended(error.message)} {error.reason.remedy}"
+    job.deps.node.emit(reason=error.reason.value, message=message, is_warning=True)
+    return gpus, verified.is_owners
+
+
+def observe(job: jobs.Job) -> model.ObservedGpus:
+    """Observe the GPUs.
+
+    Raises:
+        HardwareError: No GPU can be observed; from the second attempt on the message says so.
+    """
+    attempt = job.request.attempt
+    try:
+        gpus = job.deps.gpus.observe()
+    except errors.HardwareError as error:
+        if attempt > 1:
+            error.add(f"no GPU can be observed at attempt {attempt} either")
+        raise
+    job.progress.note(gpus=gpus)
+    return gpus
+
+
+def extra_clients(job: jobs.Job) -> tuple[clients.ExtraClient, ...]:
+    """Return the GPU clients beside NVIDIA's.
+
+    Raises:
+        ConfigError: The file cannot be read or is invalid.
+    """
+    source = job.deps.extra_clients
+    return clients.parse(source.read(), source=source.name) if source else ()
+
+
+def selected(found: Resolved, gpus: model.ObservedGpus) -> dict[str, model.DesiredGpu]:
+    """Return what the layout asks of each GPU by UUID; log what lenient parsing accepts.
+
+    Raises:
+        LayoutError: It is about other GPUs; has the location in the file.
+    """
+    with layouts.located(found.layout, gpus):
+        chosen = config.select(found.layout, gpus)
+    for remark in (*found.warnings, *layouts.lenient_warnings(found.layout, gpus)):
+        _log.warning("config_overlooked", place=str(remark.location), problem=remark.message)
+    return dict(chosen)

@@ -1,0 +1,92 @@
+"""Wait for a slot where the number of nodes under change is limited, and for the node's lock."""
+
+import contextlib
+import random
+
+import structlog
+
+from mig_manager import errors
+from mig_manager.agent import job as jobs
+from mig_manager.agent import resolving
+from mig_manager.change import transaction
+from mig_manager.core import model, ports, timing
+
+_BACKOFF = timing.Backoff(first_s=0.25, max_s=10.0)
+"""Quick enough where many nodes wait, because each asks at a random time."""
+_PUBLISH_AGAIN_S = 60.0
+"""Hundreds of nodes may wait: each publishes which nodes have the slots only so often."""
+
+_log = structlog.get_logger()
+
+
+def wait(job: jobs.Job) -> None:
+    """Take a slot; before the lock, because it may take long.
+
+    Raises:
+        ClusterError: The API refused the request as such, or a status.
+        Superseded: Another layout is requested, or the agent stops.
+    """
+    slots, clock, journal = job.deps.slots, job.deps.clock, job.taken.journal
+    if slots is None:
+        return
+    if journal.blocks_workloads:
+        try:
+            denial = slots.take()
+        except errors.ClusterError as error:
+            denial = error.message
+        if denial:
+            _log.warning("slot_not_taken_again", why=denial)
+        return
+    if journal.is_restored and _changes_nothing(job):
+        return
+    published, published_at_s = "", 0.0
+    attempt = 0
+    while denial := _try(slots):
+        now_s = clock.monotonic()
+        may_publish = not published or now_s - published_at_s >= _PUBLISH_AGAIN_S
+        if denial != published and may_publish:
+            published, published_at_s = denial, now_s
+            job.progress.enter(model.Phase.WAIT, denial, reason=errors.Reason.SLOTS_TAKEN)
+        # A random pause, so that waiting nodes do not ask at the same time.
+        spread = random.uniform(0.5, 1.0)  # noqa: S311 - a spread
+        job.cancel.wait(_BACKOFF.delay_s(attempt) * spread)
+        attempt += 1
+
+
+def _changes_nothing(job: jobs.Job) -> bool:
+    """Return whether the layout is active, or its error comes before anything is disturbed."""
+    try:
+        found = resolving.resolve(job)
+        return found.plan(found.observed or resolving.observe(job)).is_empty
+    except errors.MigManagerError:
+        # The run itself reports the error before it disturbs any pod.
+        return True
+
+
+def _try(slots: ports.Slots) -> str:
+    try:
+        return slots.take()
+    except errors.ClusterError as error:
+        if error.reason is errors.Reason.FORBIDDEN:
+            raise
+        _log.warning("slots_unknown", reason=error.reason.value, error=error.message)
+        return f"waiting for a slot for nodes under change: {error.message}"
+
+
+def locked(job: jobs.Job) -> contextlib.AbstractContextManager[None]:
+    """Wait for the node's lock, and hold it in the context.
+
+    Raises:
+        LockedError: On entering: another manager had it until the deadline.
+        Superseded: On entering: another layout is requested, or the agent stops.
+    """
+    if job.deps.lock is None:
+        return contextlib.nullcontext()
+    return transaction.locked(
+        job.deps.lock,
+        f"applying layout {job.request.config}",
+        clock=job.deps.clock,
+        wait=timing.Wait(
+            timeout_s=job.limits.lock_timeout_s, wait=job.cancel.wait, backoff=job.limits.backoff
+        ),
+    )

@@ -1,0 +1,217 @@
+"""What a run has taken and not given back: the undo stack, which is the journal.
+
+Each entry is a member of the journal, and is written with the act that it describes, or before it.
+The next agent finds it on the Node, and resumes or undoes with the same code. Some entries are
+given back at every end of a run (taint, paused labels, host services, hooks), some unless the
+change is done (GPUs, applied label, plugin config), and some are owed until they are fulfilled
+(the proof of new devices, an unreachable GPU's instances, device files).
+"""
+
+import dataclasses
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+from mig_manager import errors
+from mig_manager.agent import outcomes, publish
+from mig_manager.core import messages, model
+from mig_manager.core.node import cluster
+from mig_manager.core.records import journals
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """What a phase takes from the node, or restores."""
+
+    message: str
+    journal: journals.Journal
+    """The journal once ``change`` is made."""
+    change: cluster.NodePatch = dataclasses.field(default_factory=cluster.NodePatch)
+    """Taint and labels to write in the same patch."""
+
+
+class Taken:
+    """The undo stack of one run.
+
+    Raises:
+        ClusterError: From each method that publishes, where the API refuses or does not answer;
+            the journal still lists what may have been taken nevertheless.
+    """
+
+    def __init__(self, progress: publish.Progress, journal: journals.Journal) -> None:
+        self._progress = progress
+        self._journal = journal
+
+    @property
+    def journal(self) -> journals.Journal:
+        """What is taken now."""
+        return self._journal
+
+    def note(self, **entries: Any) -> None:
+        """Change entries; the next patch writes them."""
+        self._journal = dataclasses.replace(self._journal, **entries)
+
+    def announce(self, **entries: Any) -> None:
+        """Change entries, and publish them without waiting for the API."""
+        self.note(**entries)
+        self._progress.announce_annotations(_annotation(self._journal))
+
+    def take(
+        self,
+        phase: model.Phase,
+        decide: Callable[[cluster.NodeView], Step],
+        *,
+        state: model.State = model.State.PENDING,
+    ) -> None:
+        """Publish a new phase that takes or restores something that depends on the node.
+
+        ``decide`` is called again where another program wrote to the node meanwhile.
+        """
+        after = self._journal
+
+        def publish_step(view: cluster.NodeView) -> tuple[str, cluster.NodePatch]:
+            nonlocal after
+            step = decide(view)
+            after = step.journal
+            return step.message, _with(step.change, after)
+
+        try:
+            self._progress.update(phase, publish_step, state=state)
+        except errors.ClusterError as error:
+            if error.may_be_done:
+                self._journal = after
+            raise
+        self._journal = after
+
+    def enter(
+        self,
+        phase: model.Phase,
+        message: str,
+        *,
+        change: cluster.NodePatch | None = None,
+        state: model.State = model.State.PENDING,
+        **entries: Any,
+    ) -> None:
+        """Publish a new phase with the entries that it takes, if any."""
+        if change is None and not entries:
+            self._progress.enter(phase, message, state=state)
+            return
+        journal = dataclasses.replace(self._journal, **entries)
+        step = Step(message=message, journal=journal, change=change or cluster.NodePatch())
+        self.take(phase, lambda _view: step, state=state)
+
+    def resume(
+        self, keys: Collection[str], *, what: str = "", plugin_config: str | None = None
+    ) -> frozenset[str]:
+        """Restore some paused labels before the run ends, and reopen the node.
+
+        Args:
+            keys: The labels; one that another program wrote since the pause is kept.
+            what: The message; empty: it names the labels.
+            plugin_config: The device plugin's config to set in the same patch; None: keep it.
+
+        Returns:
+            The labels that have their value from before the pause.
+        """
+        before = self._journal
+        restored: dict[str, str] = {}
+
+        def decide(view: cluster.NodeView) -> Step:
+            ours = journals.without_foreign_labels(before, view)
+            restored.clear()
+            restored.update({k: v for k, v in ours.paused_labels.items() if k in keys})
+            labels: dict[str, str | None] = dict(restored)
+            old = view.labels.get(cluster.PLUGIN_CONFIG_LABEL)
+            changed = None
+            if plugin_config not in (None, old):
+                changed = journals.PluginConfig(before=old, now=str(plugin_config))
+                labels[cluster.PLUGIN_CONFIG_LABEL] = changed.now
+            names = ", ".join(key.removeprefix(cluster.DEPLOY_LABEL_PREFIX) for key in restored)
+            return Step(
+                message=what or f"resuming {names or 'nothing'}",
+                journal=dataclasses.replace(
+                    before,
+                    paused_labels={k: v for k, v in before.paused_labels.items() if k not in keys},
+                    hold_taint=False,
+                    plugin_config=changed or before.plugin_config,
+                ),
+                change=cluster.NodePatch(
+                    labels=labels, hold_taint=False if ours.hold_taint else None
+                ),
+            )
+
+        try:
+            self.take(model.Phase.RESUME, decide)
+        except errors.ClusterError:
+            # The end of the run restores what this patch may not have restored.
+            changed = self._journal.plugin_config or before.plugin_config
+            self._journal = dataclasses.replace(before, plugin_config=changed)
+            raise
+        return frozenset(restored)
+
+    def failed(
+        self, reason: errors.Reason, *parts: str, is_final: bool = False
+    ) -> outcomes.Outcome:
+        """Return the failure of this run, with unreachable GPUs and what remains to restore."""
+        message = messages.joined(*parts)
+        is_about_gpu = reason is errors.Reason.GPU_UNREACHABLE
+        lost = () if is_about_gpu else self._progress.gpus.unreachable
+        is_restored = self._journal.remaining.is_restored
+        return outcomes.failed(
+            reason,
+            messages.joined(
+                message, *(gpu.sentence for gpu in lost if gpu.message not in message)
+            ),
+            is_unfinished=not is_restored,
+            # Evicted pods must not start here again before the others have left.
+            keeps_closed=self._journal.draining and reason.is_transient,
+            is_final=is_final and is_restored,
+        )
+
+    def finish(
+        self,
+        ended: outcomes.Outcome,
+        annotations: Mapping[str, str | None] | None = None,
+    ) -> None:
+        """Publish the outcome, and restore in the same patch what is still taken.
+
+        Args:
+            ended: The outcome.
+            annotations: Further ones for this patch.
+        """
+        if ended.state is model.State.SUCCESS:
+            # It belongs to the layout that is now active.
+            self.note(plugin_config=None)
+        taken = self._journal
+        kept = taken.remaining
+        if ended.reason is errors.Reason.INTERRUPTED:
+            # The next agent must not take a plugin that has no new pod yet for none.
+            kept = taken.unverified
+        if ended.keeps_closed:
+            kept = taken.closed
+            taken = dataclasses.replace(taken, hold_taint=False)
+
+        self._progress.finish(
+            ended, lambda view: _with(journals.restoring(taken, view), kept, annotations)
+        )
+        self._journal = kept
+
+    def abandon(self) -> None:
+        """Restore everything that a write to the Node restores, and leave the state as it is."""
+        remaining = self._journal.remaining
+        self._progress.abandon(
+            lambda view: _with(journals.restoring(self._journal, view), remaining)
+        )
+        self._journal = remaining
+
+
+def _with(
+    change: cluster.NodePatch,
+    journal: journals.Journal,
+    more: Mapping[str, str | None] | None = None,
+) -> cluster.NodePatch:
+    annotations = {**change.annotations, **(more or {}), **_annotation(journal)}
+    return dataclasses.replace(change, annotations=annotations)
+
+
+def _annotation(journal: journals.Journal) -> dict[str, str | None]:
+    return {cluster.JOURNAL_ANNOTATION: None if journal.is_empty else journal.to_json()}
