@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from mig_manager.agent import gpu_clients, publish, requests, settings, undo
+from mig_manager.agent import gpu_clients, kept_request, publish, settings, undo
 from mig_manager.change import hook_points
 from mig_manager.core import model, ports
 from mig_manager.core.layout import custom as customs
@@ -39,7 +39,7 @@ class Job:
     deps: ports.Dependencies
     limits: settings.Limits
     clients: gpu_clients.GpuClients
-    asked: requests.Requests
+    kept: kept_request.KeptRequest
     progress: publish.Progress
     taken: undo.Taken
     hooks: hook_points.HookPoints

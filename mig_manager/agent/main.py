@@ -22,6 +22,7 @@ from mig_manager.adapters.kubernetes import api, claims, node, pods
 from mig_manager.adapters.kubernetes import watch as watching
 from mig_manager.adapters.nvml import client as nvml_worker
 from mig_manager.adapters.nvml import event_listener
+from mig_manager.agent import inbox as inboxes
 from mig_manager.agent import loop, reconcile
 from mig_manager.agent import pulse as pulses
 from mig_manager.agent import settings as agent_settings
@@ -48,7 +49,7 @@ class Overrides:
     """From the ports that the settings ask for to the ports that are used."""
     telemetry: ports.Telemetry | None = None
     pulse: pulses.Pulse = dataclasses.field(default_factory=pulses.Pulse)
-    inbox: loop.Inbox = dataclasses.field(default_factory=loop.Inbox)
+    inbox: inboxes.Inbox = dataclasses.field(default_factory=inboxes.Inbox)
     watch_times: watching.Times | None = None
     watches_files: bool = True
     """False where one process has many agents: the kernel allows a user few inotify instances."""

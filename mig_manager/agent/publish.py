@@ -12,7 +12,7 @@ from typing import Any
 import structlog
 
 from mig_manager import errors
-from mig_manager.agent import outcomes, requests
+from mig_manager.agent import kept_request, outcomes
 from mig_manager.core import messages, model, ports
 from mig_manager.core.node import cluster
 from mig_manager.core.records import gpu_codec, readiness, status
@@ -117,7 +117,7 @@ class Progress:
         self,
         deps: ports.Dependencies,
         publisher: Publisher,
-        asked: requests.Requests,
+        kept: kept_request.KeptRequest,
         first: status.Status,
         *,
         startup_taints: frozenset[str] = frozenset(),
@@ -125,7 +125,7 @@ class Progress:
     ) -> None:
         self._deps = deps
         self._publisher = publisher
-        self._asked = asked
+        self._kept_request = kept
         self._status = first
         self._startup_taints = startup_taints
         self._retry_after_s = retry_after_s
@@ -248,7 +248,7 @@ class Progress:
         labels: dict[str, str | None] = {}
         if is_success:
             known = self._status
-            self._asked.verify(known.config_hash, known.gpus, is_owners=ended.is_owners)
+            self._kept_request.verify(known.config_hash, known.gpus, is_owners=ended.is_owners)
             labels[cluster.APPLIED_LABEL] = known.config
         elif ended.reason is errors.Reason.DRIFTED:
             labels[cluster.APPLIED_LABEL] = None
@@ -320,8 +320,8 @@ class Progress:
 
     def _completed(self, change: cluster.NodePatch) -> cluster.NodePatch:
         """Return a patch with what the node shows of this run."""
-        self._asked.note_reboot(self._status)
-        annotations = {**change.annotations, **self._asked.annotations}
+        self._kept_request.note_reboot(self._status)
+        annotations = {**change.annotations, **self._kept_request.annotations}
         annotations[cluster.STATUS_ANNOTATION] = self._status.to_json()
         if self._status.gpus:
             annotations[cluster.GPUS_ANNOTATION] = gpu_codec.to_json(self._status.gpus)
@@ -329,6 +329,6 @@ class Progress:
         return dataclasses.replace(change, labels=labels, annotations=annotations)
 
     def _published(self) -> None:
-        self._asked.save()
+        self._kept_request.save()
         self._deps.node.set_condition(readiness.condition(self._status))
         self._deps.telemetry.state_published(self._status.state)

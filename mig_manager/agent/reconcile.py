@@ -15,10 +15,10 @@ from mig_manager.agent import (
     drain,
     drift,
     gpu_clients,
+    kept_request,
     outcomes,
     publish,
     recovery,
-    requests,
     run,
     served_layouts,
     settings,
@@ -29,8 +29,7 @@ from mig_manager.change import hook_points, local
 from mig_manager.core import messages, model, ports, steps
 from mig_manager.core.layout import custom as customs
 from mig_manager.core.node import cluster
-from mig_manager.core.records import gpu_codec, journals, readiness, status
-from mig_manager.core.records import requests as records
+from mig_manager.core.records import gpu_codec, journals, readiness, requests, status
 
 _UNDER_WAY = (model.State.PENDING.value, model.State.REBOOTING.value)
 
@@ -45,7 +44,7 @@ class Reconciler:
         self._limits = limits
         self._publisher = publish.Publisher(deps.node)
         self._clients = gpu_clients.GpuClients(deps, limits)
-        self._asked = requests.Requests(deps)
+        self._kept = kept_request.KeptRequest(deps)
         self._layouts = served_layouts.LayoutList(deps, limits)
         self._left: journals.Journal | None = None
         """What earlier runs took and have not restored; the next run resumes with it."""
@@ -74,8 +73,8 @@ class Reconciler:
         text = view.annotations.get(cluster.STATUS_ANNOTATION)
         self._left = None
         journal = recovery.find_journal(self._deps.node, self._publisher, view)
-        self._asked.recover(view, journal)
-        self._rebooted = status.rebooted_layout(text) or self._asked.rebooted_layout
+        self._kept.recover(view, journal)
+        self._rebooted = status.rebooted_layout(text) or self._kept.rebooted_layout
         if journal is None:
             return
         if journal.is_restored or (
@@ -124,7 +123,7 @@ class Reconciler:
             ClusterError: The outcome could not be published; the journal is still there.
             Superseded: Another layout is requested, or the agent stops; all is restored.
         """
-        custom = self._asked.begin(name, custom, is_new=is_new)
+        custom = self._kept.begin(name, custom, is_new=is_new)
         if custom and custom.is_on_demand:
             # Before the owner can remove the label that decides, while this run still waits.
             self._keep_decision()
@@ -208,7 +207,7 @@ class Reconciler:
             LockedError: Another manager is at work.
         """
         # Any layout that is requested next is a new request.
-        self._asked.end()
+        self._kept.end()
         if self._left is not None:
             self._undo(self._left)
         view = self._publisher.read()
@@ -305,7 +304,7 @@ class Reconciler:
         progress = publish.Progress(
             self._deps,
             self._publisher,
-            self._asked,
+            self._kept,
             first,
             startup_taints=self._limits.policy.startup_taints,
             retry_after_s=retry_after_s,
@@ -323,7 +322,7 @@ class Reconciler:
             deps=self._deps,
             limits=self._limits,
             clients=self._clients,
-            asked=self._asked,
+            kept=self._kept,
             progress=progress,
             taken=undo.Taken(progress, resumed),
             hooks=hook_points.HookPoints(
@@ -333,14 +332,14 @@ class Reconciler:
 
     def _keep_decision(self) -> None:
         """Write that this request evicts no pod, which its document does not show."""
-        if self._asked.current.origin is not records.Origin.PARTITIONER:
-            self._publisher.annotate(self._asked.annotations)
-            self._asked.save()
+        if self._kept.current.origin is not requests.Origin.PARTITIONER:
+            self._publisher.annotate(self._kept.annotations)
+            self._kept.save()
 
     def _save_for_boot(self, ended: outcomes.Outcome) -> None:
         if self._deps.boot_layout is None:
             return
-        current = self._asked.current
+        current = self._kept.current
         try:
             local.save_layout(
                 self._deps.boot_layout,
@@ -382,7 +381,7 @@ class Reconciler:
         Returns:
             Whether that failed and may succeed later.
         """
-        annotations = self._asked.annotations
+        annotations = self._kept.annotations
         try:
             with self._locked("looking at the GPUs"):
                 gpus = self._deps.gpus.observe()

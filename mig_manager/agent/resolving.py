@@ -99,7 +99,7 @@ def _find(job: jobs.Job) -> Resolved:
     try:
         layout, warnings = served_layouts.find(name, job.deps.configs, job.limits, observe_once)
         is_owners = not (layout.is_generated or job.limits.has_default_layouts)
-        verified = job.asked.current.verified
+        verified = job.kept.current.verified
         is_other = verified is not None and verified.config_hash != layout.content_hash
         if verified and verified.is_owners and is_other and not is_owners:
             raise errors.LayoutError(
@@ -126,7 +126,7 @@ def verified_without_file(
     Raises:
         MigManagerError: ``error``, unless it is about the file and the layout is active.
     """
-    verified = job.asked.current.verified
+    verified = job.kept.current.verified
     is_about_file = error.reason in _ABOUT_FILE and job.request.custom is None
     if not (is_about_file and job.taken.journal.is_restored and verified and verified.gpus):
         raise error

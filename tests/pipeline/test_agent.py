@@ -11,6 +11,7 @@ import pytest
 
 from mig_manager import errors
 from mig_manager.agent import capacity, drift, loop, outcomes, reconcile
+from mig_manager.agent import inbox as inboxes
 from mig_manager.agent import pulse as pulses
 from mig_manager.core import model, ports
 from mig_manager.core.layout import custom
@@ -44,7 +45,7 @@ class Capacity(capacity.CapacityReport):
 class Pipeline(reconcile.Reconciler):
     """Answers each run from a script; stops the agent after the last answer."""
 
-    def __init__(self, box: loop.Inbox, *script: Reason | Exception) -> None:
+    def __init__(self, box: inboxes.Inbox, *script: Reason | Exception) -> None:
         self._box = box
         self._script = list(script)
         self.runs: list[tuple[str, int]] = []
@@ -114,8 +115,8 @@ class Pipeline(reconcile.Reconciler):
         return outcomes.Outcome(state=state, reason=answer, message="")
 
 
-def labelled(name: str | None) -> loop.Inbox:
-    box = loop.Inbox()
+def labelled(name: str | None) -> inboxes.Inbox:
+    box = inboxes.Inbox()
     box.put_label(name)
     return box
 
@@ -128,7 +129,7 @@ def intervals(retry_s: float = 0.01, drift_check_s: float = 0.0) -> loop.Interva
 
 @contextlib.contextmanager
 def serving(
-    box: loop.Inbox, pipeline: Pipeline, intervals_: loop.Intervals | None = None
+    box: inboxes.Inbox, pipeline: Pipeline, intervals_: loop.Intervals | None = None
 ) -> Iterator[None]:
     """Run the loop beside the body, until it ends by itself."""
     served = loop.Agent(pipeline, box, intervals=intervals_ or intervals())
@@ -139,7 +140,9 @@ def serving(
     assert not thread.is_alive()
 
 
-def serve(box: loop.Inbox, pipeline: Pipeline, intervals_: loop.Intervals | None = None) -> None:
+def serve(
+    box: inboxes.Inbox, pipeline: Pipeline, intervals_: loop.Intervals | None = None
+) -> None:
     with serving(box, pipeline, intervals_):
         pass
 
@@ -156,7 +159,7 @@ def test_a_transient_failure_is_tried_again_until_it_succeeds() -> None:
 
 
 def test_a_config_file_that_changes_before_the_node_was_read_is_not_a_removed_label() -> None:
-    box = loop.Inbox()
+    box = inboxes.Inbox()
     pipeline = Pipeline(box, Reason.APPLIED)
     box.put_file_change()
 
@@ -293,7 +296,7 @@ def test_a_new_request_is_served_at_once_although_the_condition_cannot_be_writte
     assert pipeline.refusals == 1_000_000
 
 
-def on_node(node_uid: str, name: str = "a") -> Callable[[loop.Inbox], None]:
+def on_node(node_uid: str, name: str = "a") -> Callable[[inboxes.Inbox], None]:
     return lambda box: box.put_label(name, node_uid=node_uid)
 
 
@@ -302,8 +305,8 @@ def on_node(node_uid: str, name: str = "a") -> Callable[[loop.Inbox], None]:
     [
         ((Reason.APPLIED,), [on_node("u2")], 1, False),
         ((Reason.APPLIED,), [on_node("u2"), on_node("u2", "b")], 1, True),
-        ((Reason.APPLIED,), [on_node("u2"), loop.Inbox.put_file_change], 1, False),
-        ((Reason.APPLIED,), [loop.Inbox.put_file_change], 0, False),
+        ((Reason.APPLIED,), [on_node("u2"), inboxes.Inbox.put_file_change], 1, False),
+        ((Reason.APPLIED,), [inboxes.Inbox.put_file_change], 0, False),
         ((Reason.DOES_NOT_FIT,), [on_node("u2")], 1, False),
         ((Reason.IN_USE, Reason.APPLIED), [on_node("u2")], 1, False),
         ((Reason.APPLIED,), [on_node("u1", "b"), on_node("u1")], 0, True),
@@ -312,12 +315,12 @@ def on_node(node_uid: str, name: str = "a") -> Callable[[loop.Inbox], None]:
 )
 def test_only_another_label_is_a_new_request_and_no_new_node_or_file(
     ended: tuple[Reason, ...],
-    then: list[Callable[[loop.Inbox], None]],
+    then: list[Callable[[inboxes.Inbox], None]],
     forgotten: int,
     *,
     is_new: bool,
 ) -> None:
-    box = loop.Inbox()
+    box = inboxes.Inbox()
     box.put_label("a", node_uid="u1")
     pipeline = Pipeline(box, *ended, Reason.APPLIED)
 
@@ -336,7 +339,7 @@ def test_only_another_label_is_a_new_request_and_no_new_node_or_file(
 
 
 def test_the_second_new_node_in_a_row_is_no_new_request_either() -> None:
-    box = loop.Inbox()
+    box = inboxes.Inbox()
     box.put_label("a", node_uid="u1")
     lost = errors.ClusterError("the Node is gone", reason=Reason.API_ERROR)
     pipeline = Pipeline(box, Reason.APPLIED, lost, Reason.APPLIED)
@@ -408,7 +411,7 @@ def test_a_custom_layout_that_may_evict_no_pod_is_no_new_request_after_the_opt_i
     None
 ):
     own = custom.Custom(node_name="n", text="x", is_on_demand=True)
-    box = loop.Inbox()
+    box = inboxes.Inbox()
     box.put_label("custom", custom=own)
     request = box.next(0)
     assert request

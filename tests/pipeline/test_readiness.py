@@ -8,6 +8,7 @@ import pytest
 from mig_manager import errors
 from mig_manager.adapters.kubernetes import api, node
 from mig_manager.agent import drift, loop
+from mig_manager.agent import inbox as inboxes
 from mig_manager.core.node import policy
 from mig_manager.sandbox.apiserver import resources
 from testkit import apiserver
@@ -158,7 +159,7 @@ def test_a_startup_taint_that_comes_back_goes_with_the_next_success_and_is_never
 def test_without_a_label_and_drift_checks_a_lost_write_is_repeated_until_the_node_is_ready() -> (
     None
 ):
-    rig, box = new_node(), loop.Inbox()
+    rig, box = new_node(), inboxes.Inbox()
     box.put_label(None)
     times = loop.Intervals(retry_initial_s=0.01, retry_max_s=0.02)
     with apiserver.serve() as server:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from mig_manager import errors
+from mig_manager.agent import inbox as inboxes
 from mig_manager.agent import loop, outcomes
 from mig_manager.core import ports, steps
 from mig_manager.core.layout import custom
@@ -19,7 +20,7 @@ from tests.pipeline.test_drift import add_pod_on_foreign_instances
 from tests.shipped.test_schemas import OLD
 
 LAYOUT = "all-balanced"
-Act = Callable[[loop.Inbox], None]
+Act = Callable[[inboxes.Inbox], None]
 
 
 class Story:
@@ -59,7 +60,7 @@ class Story:
                 return
 
     def _serve(self, acts: list[Act]) -> None:
-        box = loop.Inbox()
+        box = inboxes.Inbox()
         ours = scenes.reconciler(
             self.rig,
             configs=self.source,
@@ -92,7 +93,7 @@ class Story:
         times = loop.Intervals(retry_initial_s=0.001, retry_max_s=0.002)
         loop.Agent(ours, box, intervals=times).serve()
 
-    def watch(self, box: loop.Inbox) -> None:
+    def watch(self, box: inboxes.Inbox) -> None:
         """Report the node to the agent, as its watch does."""
         view = cluster.NodeView(
             name="node-a",
@@ -106,7 +107,7 @@ class Story:
     def label(self, value: str | None) -> Act:
         """Return an act: set the label that requests a layout, or remove it."""
 
-        def act(box: loop.Inbox) -> None:
+        def act(box: inboxes.Inbox) -> None:
             self.rig.labels.pop(cluster.CONFIG_LABEL, None)
             if value:
                 self.rig.labels[cluster.CONFIG_LABEL] = value
@@ -117,7 +118,7 @@ class Story:
     def file(self, text: str) -> Act:
         """Return an act: write the layout file."""
 
-        def act(box: loop.Inbox) -> None:
+        def act(box: inboxes.Inbox) -> None:
             self.source.text = text
             box.put_file_change()
 

@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 
 from mig_manager import errors
 from mig_manager.adapters.kubernetes import api
-from mig_manager.agent import loop, main, settings
+from mig_manager.agent import inbox as inboxes
+from mig_manager.agent import main, settings
 from mig_manager.core import model, ports, standbys
 from mig_manager.core.node import cluster
 from mig_manager.sandbox.driver import library as simulated
@@ -174,7 +175,7 @@ class _Telemetry(ports.Telemetry):
         self.is_lost = True
 
 
-class _Mailbox(loop.Inbox):
+class _Mailbox(inboxes.Inbox):
     """Passes time by the node's clock, and ends a step where the agent has nothing to do.
 
     The label arrives as a watch brings it: at the next question whether the request still stands.
@@ -202,7 +203,7 @@ class _Mailbox(loop.Inbox):
             self._deliver()
         return True
 
-    def next(self, seen: int, *, timeout_s: float | None = None) -> loop.Request | None:
+    def next(self, seen: int, *, timeout_s: float | None = None) -> inboxes.Wanted | None:
         request = super().next(seen, timeout_s=timeout_s)
         if request is not None:
             self.served = request.name

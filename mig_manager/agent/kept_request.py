@@ -19,7 +19,7 @@ _NONE = requests.Request(config="")
 _log = structlog.get_logger()
 
 
-class Requests:
+class KeptRequest:
     """The record of one node's request."""
 
     def __init__(self, deps: ports.Dependencies) -> None:

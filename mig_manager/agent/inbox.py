@@ -1,0 +1,222 @@
+"""The newest request, from the watches to the loop, and how a newer one ends a run."""
+
+import dataclasses
+import threading
+
+from mig_manager import errors
+from mig_manager.core.layout import custom as customs
+
+_MIN_PAUSE_S = 0.02
+"""The shortest pause that a change in the cluster ends."""
+
+
+class Inbox:
+    """Keeps the newest request; an older one that was not served is dropped.
+
+    A request is the label's value, or None without a label, with what ``custom`` stands for, and
+    with a generation that grows whenever one of them, a file or the Node object changes. Only a
+    change of the first two is a new request.
+    """
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._name: str | None = None
+        self._custom: customs.Custom | None = None
+        self._node_uid = ""
+        self._is_label_known = False
+        self._generation = 0
+        self._since = 0
+        self._needs_check = False
+        self.is_stopping = False
+        self._has_cluster_changed = False
+        self.is_on_demand = False
+        self._has_use_changed = False
+
+    def put_label(
+        self, name: str | None, *, node_uid: str = "", custom: customs.Custom | None = None
+    ) -> None:
+        """Set the label's value, and what ``custom`` stands for; the same is no new request.
+
+        The first value counts even without a label, because a killed run may have left a journal.
+        The same value on another Node object is served again: kubelet has registered the node
+        again after its deletion, and the new object lacks everything that was published.
+        """
+        with self._changed:
+            known, self._node_uid = self._node_uid, node_uid or self._node_uid
+            if custom and self._custom == dataclasses.replace(custom, is_on_demand=True):
+                # Its owner takes the node back: what was to evict no pod does not begin to.
+                custom = self._custom
+            is_first = not self._is_label_known
+            if is_first or (name, custom) != (self._name, self._custom):
+                self._name, self._custom = name, custom
+                self._is_label_known = True
+                self._renew()
+                self._since = 0 if is_first else self._generation
+            elif known and known != self._node_uid:
+                self._renew()
+
+    def put_file_change(self) -> None:
+        """Serve the request again, because a file that it depends on has changed.
+
+        Before the label is known there is no request, and the first one reads the new file.
+        """
+        with self._changed:
+            if self._is_label_known:
+                self._renew()
+
+    def put_gpu_change(self) -> None:
+        """Ask for a drift check, because another program has changed the GPUs."""
+        with self._changed:
+            self._needs_check = True
+            self._changed.notify_all()
+
+    def put_cluster_change(self) -> None:
+        """End the present pause, because a pod or the node has changed."""
+        with self._changed:
+            self._has_cluster_changed = True
+            self._changed.notify_all()
+
+    def put_on_demand(self, *, is_on_demand: bool) -> None:
+        """Set whether the node has on-demand partitioning."""
+        if is_on_demand is not self.is_on_demand:
+            self.is_on_demand = is_on_demand
+            self.put_use_change()
+
+    def put_use_change(self) -> None:
+        """Note that GPUs may be in other use."""
+        with self._changed:
+            self._has_use_changed = True
+            self._changed.notify_all()
+
+    def take_use_change(self) -> bool:
+        """Return whether GPUs may be in other use since the last call."""
+        with self._changed:
+            has_changed, self._has_use_changed = self._has_use_changed, False
+            return has_changed
+
+    def stop(self) -> None:
+        """End every wait, because the agent stops."""
+        with self._changed:
+            self.is_stopping = True
+            self._changed.notify_all()
+
+    def next(self, seen: int, *, timeout_s: float | None = None) -> "Wanted | None":
+        """Wait for a request that is newer than ``seen``, the generation of the last one.
+
+        Returns None when the agent stops and for a drift check: after ``timeout_s``, if given, and
+        when a GPU changes.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self._is_news(seen), timeout=timeout_s)
+            if self.is_stopping or self._generation <= seen:
+                self._needs_check = False
+                return None
+            return Wanted(
+                self,
+                name=self._name,
+                custom=self._custom,
+                generation=self._generation,
+                since=self._since,
+                node_uid=self._node_uid,
+            )
+
+    def has_news(self, seen: int, *, timeout_s: float | None = None) -> bool:
+        """Wait until ``next`` returns at once; return False at the time-out or a change of use."""
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._is_news(seen) or self._has_use_changed, timeout=timeout_s
+            )
+            return self._is_news(seen)
+
+    def is_over(self, generation: int, *, timeout_s: float | None = None) -> bool:
+        """Wait as ``has_news``, until ``generation`` is superseded."""
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._is_over(generation) or self._has_use_changed, timeout=timeout_s
+            )
+            return self._is_over(generation)
+
+    def end_of(self, generation: int) -> errors.Superseded | None:
+        """Return why a request is superseded; None while it is not."""
+        with self._changed:
+            if self.is_stopping:
+                return errors.Superseded(
+                    "the agent is shutting down", is_replaced=False, is_stopping=True
+                )
+            if self._generation == generation:
+                return None
+            if self._name is None:
+                return errors.Superseded("the label was removed", is_replaced=False)
+            return errors.Superseded(
+                f"label, layout or Node object changed; {self._name} is requested now",
+                is_replaced=True,
+            )
+
+    def wait(self, generation: int, seconds: float) -> None:
+        """Sleep until ``generation`` is superseded, at most for ``seconds``."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._is_over(generation), timeout=seconds)
+
+    def pause(self, generation: int, seconds: float) -> None:
+        """Sleep as ``wait``, but only until the cluster changes.
+
+        A change since the last pause counts, too. The pause has a minimum, because changes often
+        come in bursts.
+        """
+        first_s = min(seconds, _MIN_PAUSE_S)
+        self.wait(generation, first_s)
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._has_cluster_changed or self._is_over(generation),
+                timeout=seconds - first_s,
+            )
+            self._has_cluster_changed = False
+
+    def _is_news(self, seen: int) -> bool:
+        return self.is_stopping or self._generation > seen or self._needs_check
+
+    def _renew(self) -> None:
+        self._generation += 1
+        self._changed.notify_all()
+
+    def _is_over(self, generation: int) -> bool:
+        return self.is_stopping or self._generation != generation
+
+
+class Wanted:
+    """What label and annotation ask for; ends as ``ports.Cancellation`` with a newer request."""
+
+    def __init__(
+        self,
+        inbox: Inbox,
+        *,
+        name: str | None,
+        custom: customs.Custom | None,
+        generation: int,
+        since: int,
+        node_uid: str,
+    ) -> None:
+        self._inbox = inbox
+        self.name = name
+        self.custom = custom  # what ``custom`` stands for; None: the name is of another source
+        self.generation = generation
+        self.since = since
+        """The generation in which label or annotation changed; 0: they are as this process first
+        read them. Later generations are changed files and new Node objects."""
+        self.node_uid = node_uid
+
+    def check(self) -> None:
+        """Raise ``Superseded`` if a newer request exists or the agent stops."""
+        end = self._inbox.end_of(self.generation)
+        if end is not None:
+            raise end
+
+    def wait(self, seconds: float) -> None:
+        """Sleep; raise ``Superseded`` as soon as the request is superseded."""
+        self._inbox.wait(self.generation, seconds)
+        self.check()
+
+    def pause(self, seconds: float) -> None:
+        """Sleep until the cluster changes; raise ``Superseded`` as ``wait``."""
+        self._inbox.pause(self.generation, seconds)
+        self.check()
