@@ -7,9 +7,10 @@ from collections.abc import Hashable
 import structlog
 
 from mig_manager import errors
+from mig_manager.agent import drain, outcomes, resolving
 from mig_manager.agent import job as jobs
-from mig_manager.agent import outcomes, resolving
 from mig_manager.core import model, steps
+from mig_manager.core.node import cluster
 
 _log = structlog.get_logger()
 
@@ -72,9 +73,86 @@ class Memory:
     ended: outcomes.Outcome | None = None
     baseline: Hashable = None
     is_drifted: bool = False
+    has_phantoms: bool = False
+    """Whether phantom devices were published that the agent may not remove."""
 
 
-def judge(memory: Memory, ended: outcomes.Outcome, now: Observation) -> tuple[Finding, Memory]:
+def act(
+    job: jobs.Job,
+    memory: Memory,
+    ended: outcomes.Outcome,
+    now: Observation,
+    node: cluster.NodeView | None,
+) -> tuple[Action, Memory]:
+    """Publish what has changed since the last run; return what to do, and what to remember.
+
+    ``node`` is the node as last seen; None: it was not.
+
+    Raises:
+        ClusterError: The API refused or does not answer.
+    """
+    finding, memory = _judged(memory, ended, now)
+    match finding:
+        case Finding.AS_BEFORE:
+            if ended.state is model.State.SUCCESS and now.plan is not None:
+                has_phantoms = _withdraw_phantoms(job, memory, now, node)
+                memory = dataclasses.replace(memory, has_phantoms=has_phantoms)
+            return Action.REST, memory
+        case Finding.CHANGED:
+            _log.info("hardware_changed", config=job.request.config)
+            # A GPU that is back is no reason to evict pods of another.
+            is_active = ended.state is model.State.SUCCESS
+            return (Action.HEAL if is_active else Action.RUN), memory
+        case Finding.BACK:
+            job.deps.telemetry.drift_found(is_drifted=False)
+            _finish_active_again(job, now)
+            return Action.REST, dataclasses.replace(memory, has_phantoms=False)
+        case Finding.DRIFTED | Finding.STILL_DRIFTED:
+            return _drifted(job, now, is_new=finding is Finding.DRIFTED), memory
+
+
+def _drifted(job: jobs.Job, now: Observation, *, is_new: bool) -> Action:
+    affected = ""
+    if job.limits.heals_drift:
+        order = drain.order(job.limits, now.plan or steps.Plan(gpus=()), now.gpus)
+        usage = drain.survey(job.deps.workloads, job.deps.allocations, now.gpus)
+        affected = usage.named(order.affected_pods(usage))
+        if not affected:
+            return Action.HEAL
+    if is_new:
+        job.deps.telemetry.drift_found(is_drifted=True)
+        _log.warning("drift_found", config=job.request.config, pods=affected)
+        message = drift_message(job.progress.title, affected)
+        job.taken.finish(outcomes.failed(errors.Reason.DRIFTED, message))
+    return Action.REST
+
+
+def _withdraw_phantoms(
+    job: jobs.Job, memory: Memory, now: Observation, node: cluster.NodeView | None
+) -> bool:
+    """Remove devices that the node offers and no GPU has; return whether that is refused."""
+    refused = job.clients.withdraw_phantoms(now.gpus, node)
+    if refused is not None and not memory.has_phantoms:
+        failed = job.taken.failed(refused.reason, refused.message)
+        # The layout is active: the next drift check tries again, and no run is needed.
+        job.taken.finish(dataclasses.replace(failed, is_final=True))
+    elif refused is None and memory.has_phantoms:
+        _finish_active_again(job, now)
+    return refused is not None
+
+
+def _finish_active_again(job: jobs.Job, now: Observation) -> None:
+    job.taken.finish(
+        job.progress.succeeded(
+            errors.Reason.ALREADY_APPLIED,
+            "is active again",
+            gpus=job.progress.gpus,
+            is_owners=now.is_owners,
+        )
+    )
+
+
+def _judged(memory: Memory, ended: outcomes.Outcome, now: Observation) -> tuple[Finding, Memory]:
     """Compare an observation with the end of the last run and with earlier observations."""
     # What the outcome of a run depends on.
     fingerprint = (now.error, *map(_fingerprint, now.gpus))

@@ -3,7 +3,7 @@
 import contextlib
 
 from mig_manager import errors
-from mig_manager.agent import gpu_clients, host, leaving, node_journal, preparing, recovery
+from mig_manager.agent import draining, gpu_clients, host, node_journal, preparing, recovery
 from mig_manager.agent import job as jobs
 from mig_manager.core import model
 
@@ -35,7 +35,7 @@ def executed(
         if not host.may_reboot(job, error, was_rebooted=change.found.was_rebooted):
             _resume_after_failure(job, paused, error)
             raise
-        why = host.reboot(job, error, lambda: leaving.drain_whole_node(job, change, paused))
+        why = host.reboot(job, error, lambda: draining.drain_whole_node(job, change, paused))
         _resume_after_failure(job, paused, error)
         raise errors.MigManagerError(
             f"{error.message}; no reboot: {why}", reason=errors.Reason.REBOOT_REQUIRED
@@ -47,7 +47,7 @@ def _resume_after_failure(
     job: jobs.Job, paused: gpu_clients.Paused, error: errors.MigManagerError
 ) -> None:
     """Resume host services and device plugin, and keep the reason of the failure."""
-    failed = host.give_back(job)
+    failed = host.restore(job)
     if failed:
         error.add(failed)
     # The end of the run restores what an API that fails now does not.

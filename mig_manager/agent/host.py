@@ -15,7 +15,7 @@ _REBOOT_CHECK_S = 1.0
 _log = structlog.get_logger()
 
 
-def give_back(job: jobs.Job) -> str:
+def restore(job: jobs.Job) -> str:
     """Start the stopped services and run the exit hooks; return what failed.
 
     Returns:

@@ -2,10 +2,12 @@
 
 import dataclasses
 
-from mig_manager.agent import gpu_clients, kept_request, publish, settings, undo
+from mig_manager.agent import gpu_clients, kept_request, settings, undo
+from mig_manager.agent import progress as progresses
 from mig_manager.change import hook_points
 from mig_manager.core import model, ports
 from mig_manager.core.layout import custom as customs
+from mig_manager.core.records import journals, status
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +42,7 @@ class Job:
     limits: settings.Limits
     clients: gpu_clients.GpuClients
     kept: kept_request.KeptRequest
-    progress: publish.Progress
+    progress: progresses.Progress
     taken: undo.Taken
     hooks: hook_points.HookPoints
 
@@ -48,3 +50,62 @@ class Job:
     def plugin_config(self) -> str | None:
         """The device plugin's config for this layout; None: it stays."""
         return self.limits.policy.plugin_config(self.request.config)
+
+
+def begun(  # noqa: PLR0913 - each is named where it is called
+    request: Request,
+    left: journals.Journal | None,
+    *,
+    cancel: ports.Cancellation,
+    deps: ports.Dependencies,
+    limits: settings.Limits,
+    clients: gpu_clients.GpuClients,
+    kept: kept_request.KeptRequest,
+    publisher: publish.Publisher,
+    retry_after_s: float,
+) -> Job:
+    """Return an attempt at a request that begins with what earlier ones have ``left``."""
+    annotation_hash = request.custom.annotation_hash if request.custom else ""
+    left = left or journals.Journal(config=request.config)
+    first = status.Status(
+        config=request.config,
+        config_hash=request.rebooted_hash or "",
+        state=model.State.PENDING,
+        phase=model.Phase.RESOLVE,
+        reason=None,
+        message="",
+        attempt=request.attempt,
+        started_at=deps.clock.now_iso(),
+        finished_at=None,
+        annotation_hash=annotation_hash,
+        is_rebooted=request.rebooted_hash is not None or bool(left.rebooted_from),
+    )
+    progress = progresses.Progress(
+        deps,
+        publisher,
+        kept,
+        first,
+        startup_taints=limits.policy.startup_taints,
+        retry_after_s=retry_after_s,
+    )
+    resumed = left.resumed(
+        (request.config, annotation_hash),
+        boot_id=deps.boot_id,
+        # On demand no pod is to leave, so the node does not stay closed until all have left.
+        may_drain=not request.is_on_demand,
+    )
+    return Job(
+        request=request,
+        cancel=cancel,
+        deps=deps,
+        limits=limits,
+        clients=clients,
+        kept=kept,
+        progress=progress,
+        taken=undo.Taken(progress, resumed),
+        hooks=hook_points.HookPoints(
+            deps.hooks,
+            variables={"MIG_PARTED_SELECTED_CONFIG": request.config},
+            telemetry=deps.telemetry,
+        ),
+    )

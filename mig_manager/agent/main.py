@@ -2,35 +2,24 @@
 
 import contextlib
 import dataclasses
-import pathlib
 import threading
 from collections.abc import Callable
 
 import structlog
 
-from mig_manager.adapters import host, pod_resources
-from mig_manager.adapters.host import (
-    config_watch,
-    device_nodes,
-    files,
-    hooks,
-    lock_file,
-    procfs,
-    programs,
-)
-from mig_manager.adapters.kubernetes import api, claims, node, pods
+from mig_manager.adapters import host
+from mig_manager.adapters.host import config_watch
+from mig_manager.adapters.kubernetes import api, pods
 from mig_manager.adapters.kubernetes import watch as watching
 from mig_manager.adapters.nvml import client as nvml_worker
 from mig_manager.adapters.nvml import event_listener
+from mig_manager.agent import dependencies, loop, reconcile
 from mig_manager.agent import inbox as inboxes
-from mig_manager.agent import loop, reconcile
 from mig_manager.agent import pulse as pulses
 from mig_manager.agent import settings as agent_settings
-from mig_manager.core import host_files, ports, standbys
+from mig_manager.core import ports, standbys
 from mig_manager.core.layout import custom as customs
 from mig_manager.core.node import cluster
-
-_MOUNTS = pathlib.Path("/proc/self/mountinfo")
 
 _JOIN_TIMEOUT_S = 5.0
 _LAST_EVENTS_S = 5.0
@@ -95,7 +84,7 @@ class Service:
             longest_operation_s = max(
                 settings.gpu_timeout_s, host.service_stop_timeout_s, host.service_start_timeout_s
             )
-            checks = metrics.Health(
+            checks = pulses.Health(
                 own.pulse,
                 stuck_after_s=longest_operation_s + _STUCK_MARGIN_S,
                 contact_age_s=lambda: self._watch.last_contact_s,
@@ -113,7 +102,9 @@ class Service:
             on_change=self._inbox.put_cluster_change,
             on_use=self._inbox.put_use_change,
         )
-        deps = own.replace_ports(_dependencies(settings, kube, telemetry, boot_id, pod_watch))
+        deps = own.replace_ports(
+            dependencies.of_node(settings, kube, telemetry, boot_id, pod_watch)
+        )
         if own.watches_pods:
             standby = standbys.Standbys(deps.standby, pod_watch)
             deps = dataclasses.replace(deps, standby=standby, pod_watch=pod_watch)
@@ -203,135 +194,3 @@ def run(settings: agent_settings.AgentSettings, *, boot_id: str) -> int:
         host.end_on_signals(service.stop)
         service.serve()
     return 0
-
-
-def _dependencies(
-    settings: agent_settings.AgentSettings,
-    kube: api.KubeApi,
-    telemetry: ports.Telemetry,
-    boot_id: str,
-    pod_watch: pods.PodWatch,
-) -> ports.Dependencies:
-    """Return the ports of the pipeline: this node's API server, kubelet, GPUs and files."""
-    system = host.SystemClock()
-    workers = nvml_worker.WorkerGpus(
-        command=nvml_worker.worker_command(
-            library_path=settings.gpus.library_path,
-            driver_roots=settings.gpus.driver_roots,
-            simulate_state=settings.gpus.simulate_state,
-            in_use_timeout_s=settings.in_use_timeout_s,
-        ),
-        timeout_s=settings.gpu_timeout_s,
-        telemetry=telemetry,
-    )
-    gpus: ports.Gpus = workers
-    if settings.advertises_simulated:
-        gpus = advertising = node.AdvertisingGpus(workers, kube, name=settings.node_name)
-        advertising.start()
-    slots: ports.Slots | None = None
-    if settings.max_concurrent_nodes:
-        # Only where there is a budget.
-        from mig_manager.adapters.kubernetes import leases  # noqa: PLC0415
-
-        slots = leases.LeaseSlots(
-            kube,
-            namespace=settings.slots_namespace,
-            node_name=settings.node_name,
-            limit=settings.max_concurrent_nodes,
-            clock=system,
-        )
-    write_layouts: Callable[[str], bool] | None = None
-    if settings.pod_name and settings.pod_namespace:
-        # Only where NVIDIA's operator, or a manifest like its, names the pod.
-        from mig_manager.adapters.kubernetes import node_layouts  # noqa: PLC0415
-
-        write_layouts = node_layouts.KubeNodeLayouts(
-            kube,
-            node_name=settings.node_name,
-            namespace=settings.pod_namespace,
-            pod_name=settings.pod_name,
-            pod_uid=settings.own_pod_uid,
-        ).write
-    kubelet = pod_resources.WorkerPodResources(str(settings.pod_resources_socket))
-    extra_clients = settings.extra_clients_file
-    deps = ports.Dependencies(
-        gpus=gpus,
-        standby=standbys.Standbys(workers, kubelet),
-        node=node.KubeNode(kube, name=settings.node_name, clock=system),
-        workloads=pods.KubeWorkloads(kube, node_name=settings.node_name, watch=pod_watch),
-        allocations=kubelet,
-        is_advertiser=settings.advertises_simulated,
-        processes=workers.processes,
-        slices=claims.KubeSlices(kube, node_name=settings.node_name),
-        configs=files.ConfigFile(settings.config_file),
-        extra_clients=files.ConfigFile(extra_clients) if extra_clients else None,
-        clock=system,
-        telemetry=telemetry,
-        lock=lock_file.LockFile(
-            settings.lock_file,
-            program=f"mig-manager's agent on node {settings.node_name}",
-            clock=system,
-            # A pod may lack the mount, and one manager alone needs no lock.
-            is_required=False,
-        ),
-        boot_id=boot_id,
-        own_pod_uid=procfs.own_pod_uid(settings.own_pod_uid, _MOUNTS),
-        boot_layout=files.VerifiedLayoutFile(settings.verified_layout_file),
-        request_file=files.RequestFile(settings.verified_layout_file),
-        write_layouts=write_layouts,
-        slots=slots,
-    )
-    if settings.hooks_file:
-        deps = dataclasses.replace(
-            deps,
-            hooks=hooks.HookPrograms(
-                settings.hooks_file,
-                variables={
-                    "MIG_PARTED_CONFIG_FILE": str(settings.config_file),
-                    "MIG_PARTED_SKIP_RESET": str(not settings.host.gpu_reset).lower(),
-                    "MIG_PARTED_MODE_CHANGE_ONLY": "false",
-                },
-                search_path=settings.search_path,
-                timeout_s=settings.hook_timeout_s,
-            ),
-        )
-    # A simulated GPU never changes the real machine.
-    return deps if settings.gpus.is_simulated else _with_machine(deps, settings)
-
-
-def _with_machine(
-    deps: ports.Dependencies, settings: agent_settings.AgentSettings
-) -> ports.Dependencies:
-    """Add the ports to the host that the settings allow."""
-    host = settings.host
-    deps = dataclasses.replace(
-        deps,
-        device_files=device_nodes.DeviceFiles(host.roots, is_cdi_enabled=host.cdi_enabled),
-    )
-    if host.gpu_reset:
-        from mig_manager.adapters.host import gpu_reset  # noqa: PLC0415 - reads XML
-
-        found = programs.Programs(
-            gpu_reset.roots(host.roots),
-            search_path=settings.search_path,
-            loader_variables=settings.gpus.loader_variables,
-        )
-        deps = dataclasses.replace(deps, reset=gpu_reset.SmiReset(found))
-    if not (host.with_reboot or host.shuts_host_clients):
-        return deps
-    from mig_manager.adapters.host import systemd  # noqa: PLC0415 - its library is not for everybody
-
-    if host.shuts_host_clients and host.gpu_clients_file:
-        listed = files.ConfigFile(host.gpu_clients_file)
-        deps = dataclasses.replace(
-            deps,
-            services=systemd.Systemd(
-                host.dbus_address,
-                stop_timeout_s=host.service_stop_timeout_s,
-                start_timeout_s=host.service_start_timeout_s,
-            ),
-            service_names=lambda: host_files.parse_services(listed.read(), source=listed.name),
-        )
-    if host.with_reboot:
-        deps = dataclasses.replace(deps, reboot=systemd.Reboot(host.dbus_address))
-    return deps

@@ -5,7 +5,6 @@ and the one layout that this node has.
 """
 
 import collections
-import dataclasses
 import functools
 import threading
 import time
@@ -17,7 +16,6 @@ import structlog
 import mig_manager
 from mig_manager import errors
 from mig_manager.adapters.host import log
-from mig_manager.agent import pulse as pulses
 from mig_manager.core import model, ports
 from mig_manager.core.planner import room
 
@@ -291,28 +289,3 @@ def _replace(gauge: prometheus_client.Gauge, values: Mapping[tuple[str, ...], fl
     gauge.clear()
     for labels, value in values.items():
         gauge.labels(*labels).set(value)
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Health:
-    """Answers kubelet's probes."""
-
-    pulse: pulses.Pulse
-    stuck_after_s: float
-    contact_age_s: Callable[[], float]
-    is_recovered: Callable[[], bool]
-
-    def why_dead(self) -> str:
-        """Return why only a restart helps; empty: the loop is alive."""
-        silence = self.pulse.silence_s
-        if silence < self.stuck_after_s:
-            return ""
-        return f"the worker has been stuck for {silence:.0f} s"
-
-    def why_unready(self) -> str:
-        """Return why requests are not served now; empty: they are."""
-        if lost := pulses.why_no_contact(self.contact_age_s()):
-            return lost
-        if not self.is_recovered():
-            return "what an earlier run took is not restored yet"
-        return self.why_dead()

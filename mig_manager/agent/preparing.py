@@ -27,7 +27,7 @@ class Change:
     restoring: tuple[model.GpuSnapshot, ...] = ()
     """What GPUs outside the layout had before an interrupted change of them."""
     usage: gpu_use.Usage = _NOT_ASKED
-    """Who uses the devices; nobody before it was asked."""
+    """Who uses the devices; empty before it is asked."""
     extra_clients: tuple[clients.ExtraClient, ...] = ()
     services: tuple[str, ...] = ()
     """The host's services that the owner lists."""
@@ -44,7 +44,7 @@ class Change:
         )
 
     def affected(self, job: jobs.Job) -> tuple[cluster.Pod, ...]:
-        """Return the pods that must leave."""
+        """Return the pods to evict."""
         return self.order(job).affected_pods(self.usage)
 
 
@@ -80,10 +80,10 @@ def require_possible(job: jobs.Job, planned: Change) -> Change:
 
     Raises:
         ClusterError: The API refused or does not answer, or kubelet does not.
-        DrainError: A pod must leave that nobody asked to evict (DRIFTED, IN_USE).
         GpuInUseError: A process keeps a GPU.
         HostError: The init system does not answer, and services must stop.
-        MigManagerError: FOREIGN_MANAGER, IN_USE, STRATEGY_MISMATCH, PLUGIN_NOT_READY.
+        MigManagerError: DRIFTED: pods would be evicted, and no change was requested;
+            FOREIGN_MANAGER, IN_USE, STRATEGY_MISMATCH, PLUGIN_NOT_READY.
         Superseded: Another layout is requested, or the agent stops.
     """
     change = _surveyed(job, planned)

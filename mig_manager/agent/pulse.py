@@ -1,5 +1,6 @@
 """Whether a loop is alive and the API is reached, for kubelet's probes."""
 
+import dataclasses
 import math
 import time
 from collections.abc import Callable
@@ -39,3 +40,28 @@ def why_no_contact(age_s: float) -> str:
     if age_s >= _CONTACT_WITHIN_S:
         return f"the Kubernetes API has not been heard of for {age_s:.0f} s"
     return ""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Health:
+    """Answers kubelet's probes."""
+
+    pulse: Pulse
+    stuck_after_s: float
+    contact_age_s: Callable[[], float]
+    is_recovered: Callable[[], bool]
+
+    def why_dead(self) -> str:
+        """Return why only a restart helps; empty: the loop is alive."""
+        silence = self.pulse.silence_s
+        if silence < self.stuck_after_s:
+            return ""
+        return f"the worker has been stuck for {silence:.0f} s"
+
+    def why_unready(self) -> str:
+        """Return why requests are not served now; empty: they are."""
+        if lost := why_no_contact(self.contact_age_s()):
+            return lost
+        if not self.is_recovered():
+            return "what an earlier run took is not restored yet"
+        return self.why_dead()

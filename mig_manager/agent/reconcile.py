@@ -12,7 +12,6 @@ import structlog
 from mig_manager import errors
 from mig_manager.agent import (
     capacity,
-    drain,
     drift,
     gpu_clients,
     kept_request,
@@ -22,11 +21,10 @@ from mig_manager.agent import (
     run,
     served_layouts,
     settings,
-    undo,
 )
 from mig_manager.agent import job as jobs
-from mig_manager.change import hook_points, local
-from mig_manager.core import messages, model, ports, steps
+from mig_manager.change import local
+from mig_manager.core import messages, model, ports
 from mig_manager.core.layout import custom as customs
 from mig_manager.core.node import cluster
 from mig_manager.core.records import gpu_codec, journals, readiness, requests, status
@@ -54,8 +52,6 @@ class Reconciler:
         self._seen_node: cluster.NodeView | None = None
         """The node as the watch last showed it."""
         self._drift = drift.Memory()
-        self._has_phantoms = False
-        """Whether the last drift check published phantom devices that it may not remove."""
         self.capacity = capacity.CapacityReport(deps, self._publisher)
 
     def recover(self, name: str | None, custom: customs.Custom | None = None) -> None:
@@ -128,7 +124,6 @@ class Reconciler:
             # Before the owner can remove the label that decides, while this run still waits.
             self._keep_decision()
         journal, self._left = self._left, None
-        self._has_phantoms = False
         wanted = self._request(name, custom, may_evict=may_evict, attempt=attempt)
         job = self._job(wanted, journal, request, retry_after_s=retry_after_s)
         try:
@@ -142,8 +137,7 @@ class Reconciler:
             self._keep_remaining(job.taken.journal)
             raise
         finally:
-            self._seen_gpus = job.progress.gpus
-            self.capacity.note_gpus(job.progress.gpus)
+            self._note_gpus(job)
         self._deps.telemetry.drift_found(is_drifted=ended.reason is errors.Reason.DRIFTED)
         fitting = self._layouts.fitting(job.progress.gpus)
         annotations = self._layouts.annotations(fitting)
@@ -172,25 +166,9 @@ class Reconciler:
         except errors.LockedError:
             # The next check finds what the other manager does to the GPUs.
             return drift.Action.REST
-        self._seen_gpus = job.progress.gpus
-        self.capacity.note_gpus(job.progress.gpus)
-        finding, self._drift = drift.judge(self._drift, ended, now)
-        match finding:
-            case drift.Finding.AS_BEFORE:
-                if ended.state is model.State.SUCCESS and now.plan is not None:
-                    self._withdraw_phantoms(job, now)
-                return drift.Action.REST
-            case drift.Finding.CHANGED:
-                _log.info("hardware_changed", config=name)
-                # A GPU that is back is no reason to evict pods of another.
-                is_active = ended.state is model.State.SUCCESS
-                return drift.Action.HEAL if is_active else drift.Action.RUN
-            case drift.Finding.BACK:
-                self._deps.telemetry.drift_found(is_drifted=False)
-                self._finish_active_again(job, now)
-                return drift.Action.REST
-            case drift.Finding.DRIFTED | drift.Finding.STILL_DRIFTED:
-                return self._drifted(job, now, is_new=finding is drift.Finding.DRIFTED)
+        self._note_gpus(job)
+        action, self._drift = drift.act(job, self._drift, ended, now, self._seen_node)
+        return action
 
     def rest(self) -> bool:
         """Restore what is still taken on a node without a request; call without a run.
@@ -284,50 +262,16 @@ class Reconciler:
         *,
         retry_after_s: float = 0.0,
     ) -> jobs.Job:
-        """Return an attempt at a request that begins with what earlier ones left."""
-        annotation_hash = request.custom.annotation_hash if request.custom else ""
-        left = left or journals.Journal(config=request.config)
-        known_hash = request.rebooted_hash
-        first = status.Status(
-            config=request.config,
-            config_hash=known_hash or "",
-            state=model.State.PENDING,
-            phase=model.Phase.RESOLVE,
-            reason=None,
-            message="",
-            attempt=request.attempt,
-            started_at=self._deps.clock.now_iso(),
-            finished_at=None,
-            annotation_hash=annotation_hash,
-            is_rebooted=known_hash is not None or bool(left.rebooted_from),
-        )
-        progress = publish.Progress(
-            self._deps,
-            self._publisher,
-            self._kept,
-            first,
-            startup_taints=self._limits.policy.startup_taints,
-            retry_after_s=retry_after_s,
-        )
-        resumed = left.resumed(
-            (request.config, annotation_hash),
-            boot_id=self._deps.boot_id,
-            # On demand no pod is to leave, so the node does not stay closed until all have left.
-            may_drain=not request.is_on_demand,
-        )
-        variables = {"MIG_PARTED_SELECTED_CONFIG": request.config}
-        return jobs.Job(
-            request=request,
+        return jobs.begun(
+            request,
+            left,
             cancel=cancel or recovery.Uninterrupted(self._deps),
             deps=self._deps,
             limits=self._limits,
             clients=self._clients,
             kept=self._kept,
-            progress=progress,
-            taken=undo.Taken(progress, resumed),
-            hooks=hook_points.HookPoints(
-                self._deps.hooks, variables=variables, telemetry=self._deps.telemetry
-            ),
+            publisher=self._publisher,
+            retry_after_s=retry_after_s,
         )
 
     def _keep_decision(self) -> None:
@@ -403,42 +347,9 @@ class Reconciler:
         job.taken.finish(outcomes.failed(errors.Reason.INTERRUPTED, why))
         self._left = None if job.taken.journal.is_empty else job.taken.journal
 
-    def _drifted(self, job: jobs.Job, now: drift.Observation, *, is_new: bool) -> drift.Action:
-        affected = ""
-        if self._limits.heals_drift:
-            order = drain.order(self._limits, now.plan or steps.Plan(gpus=()), now.gpus)
-            usage = drain.survey(self._deps.workloads, self._deps.allocations, now.gpus)
-            affected = usage.named(order.affected_pods(usage))
-            if not affected:
-                return drift.Action.HEAL
-        if is_new:
-            self._deps.telemetry.drift_found(is_drifted=True)
-            _log.warning("drift_found", config=job.request.config, pods=affected)
-            message = drift.drift_message(job.progress.title, affected)
-            job.taken.finish(outcomes.failed(errors.Reason.DRIFTED, message))
-        return drift.Action.REST
-
-    def _withdraw_phantoms(self, job: jobs.Job, now: drift.Observation) -> None:
-        """Remove devices that the node offers and no GPU has; publish if that is refused."""
-        refused = self._clients.withdraw_phantoms(now.gpus, self._seen_node)
-        if refused is not None and not self._has_phantoms:
-            failed = job.taken.failed(refused.reason, refused.message)
-            # The layout is active: the next drift check tries again, and no run is needed.
-            job.taken.finish(dataclasses.replace(failed, is_final=True))
-        elif refused is None and self._has_phantoms:
-            self._finish_active_again(job, now)
-        self._has_phantoms = refused is not None
-
-    def _finish_active_again(self, job: jobs.Job, now: drift.Observation) -> None:
-        self._has_phantoms = False
-        job.taken.finish(
-            job.progress.succeeded(
-                errors.Reason.ALREADY_APPLIED,
-                "is active again",
-                gpus=job.progress.gpus,
-                is_owners=now.is_owners,
-            )
-        )
+    def _note_gpus(self, job: jobs.Job) -> None:
+        self._seen_gpus = job.progress.gpus
+        self.capacity.note_gpus(job.progress.gpus)
 
     def _locked(self, doing: str) -> contextlib.AbstractContextManager[None]:
         if self._deps.lock is None:

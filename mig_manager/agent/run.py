@@ -17,9 +17,9 @@ import structlog
 
 from mig_manager import errors
 from mig_manager.agent import (
+    draining,
     execution,
     host,
-    leaving,
     node_journal,
     outcomes,
     preparing,
@@ -84,9 +84,9 @@ def _steps(job: jobs.Job) -> outcomes.Outcome:
         return proof.verify_unchanged(job, found.layout, change.gpus, is_owners=found.is_owners)
     change = preparing.require_possible(job, change)
     host.start_hooks(job, change.plan)
-    applied = leaving.close(job)
-    drain = leaving.drained(job, change)
-    paused = leaving.paused(job, change, drain)
+    applied = draining.close(job)
+    drain = draining.drained(job, change)
+    paused = draining.paused(job, change, drain)
     host.stop_services(job, change.services, change.plan)
     gpus = execution.executed(job, change, paused, applied=applied)
     paused = proof.resumed(job, paused)
@@ -121,7 +121,7 @@ def _is_final(job: jobs.Job, error: errors.MigManagerError) -> bool:
 def undo(job: jobs.Job) -> str:
     """Undo an unfinished change; return how it went, as a part of a sentence."""
     result = "" if job.progress.has_rolled_back else recovery.roll_back(job)
-    return messages.joined(result, host.give_back(job))
+    return messages.joined(result, host.restore(job))
 
 
 def undo_interrupted(job: jobs.Job) -> str:

@@ -1,8 +1,8 @@
-"""What a run has taken and not given back: the undo stack, which is the journal.
+"""What a run has taken and not restored: the undo stack, which is the journal.
 
 Each entry is a member of the journal, and is written with the act that it describes, or before it.
 The next agent finds it on the Node, and resumes or undoes with the same code. Some entries are
-given back at every end of a run (taint, paused labels, host services, hooks), some unless the
+restored at every end of a run (taint, paused labels, host services, hooks), some unless the
 change is done (GPUs, applied label, plugin config), and some are owed until they are fulfilled
 (the proof of new devices, an unreachable GPU's instances, device files).
 """
@@ -12,7 +12,8 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from mig_manager import errors
-from mig_manager.agent import outcomes, publish
+from mig_manager.agent import outcomes
+from mig_manager.agent import progress as progresses
 from mig_manager.core import messages, model
 from mig_manager.core.node import cluster
 from mig_manager.core.records import journals
@@ -37,7 +38,7 @@ class Taken:
             the journal still lists what may have been taken nevertheless.
     """
 
-    def __init__(self, progress: publish.Progress, journal: journals.Journal) -> None:
+    def __init__(self, progress: progresses.Progress, journal: journals.Journal) -> None:
         self._progress = progress
         self._journal = journal
 

@@ -10,7 +10,6 @@ import pytest
 
 from mig_manager import errors
 from mig_manager.adapters.host import web_server
-from mig_manager.agent import metrics
 from mig_manager.agent import pulse as pulses
 
 STUCK_AFTER_S = 10.0
@@ -25,7 +24,7 @@ class Life:
 
     def __init__(self) -> None:
         self.pulse = pulses.Pulse(lambda: self.now_s)
-        self.health = metrics.Health(
+        self.health = pulses.Health(
             self.pulse,
             stuck_after_s=STUCK_AFTER_S,
             contact_age_s=lambda: self.contact_age_s,

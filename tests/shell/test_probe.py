@@ -11,7 +11,6 @@ import pytest
 
 from mig_manager import errors
 from mig_manager.adapters.host import web_server
-from mig_manager.agent import metrics
 from mig_manager.agent import pulse as pulses
 from mig_manager.cli import probe
 
@@ -26,7 +25,7 @@ def agent(*, silence_s: float = 0.0, address: str = "127.0.0.1") -> Iterator[int
     pulse = pulses.Pulse(lambda: now_s)
     pulse.beat()
     now_s = silence_s
-    checks = metrics.Health(
+    checks = pulses.Health(
         pulse,
         stuck_after_s=STUCK_AFTER_S,
         contact_age_s=lambda: 0.0,

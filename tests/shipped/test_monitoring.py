@@ -103,7 +103,7 @@ def scrape(tmp_path_factory: pytest.TempPathFactory) -> Scrape:
     """A scrape over HTTP after a life with everything in it."""
     heard = metrics.Metrics(contact_age_s=lambda: 1.0)
     live(heard, tmp_path_factory.mktemp("scrape") / "gpus.json")
-    checks = metrics.Health(
+    checks = pulses.Health(
         pulses.Pulse(), stuck_after_s=1.0, contact_age_s=lambda: 1.0, is_recovered=lambda: True
     )
     with (

@@ -1,8 +1,9 @@
-"""What must be given back, and what was verified: written before a change, read after a kill.
+"""What must be restored, and what was verified: written before a change, read after a kill.
 
 The journal is the agent's undo stack. Each of its members is something taken from the node or the
-machine, or something owed since; ``restoring`` gives back what a write to the Node can. ``apply``
-and ``boot`` keep the same journal in a file, and the layout that was verified last beside it.
+machine, or something owed since; ``restoring`` returns the patch that restores what a write to the
+Node can. ``apply`` and ``boot`` keep the same journal in a file, beside the layout that was
+verified last.
 """
 
 import dataclasses

@@ -1,4 +1,4 @@
-"""Have the pods leave that a change affects, after the node is closed to others.
+"""Close the node, evict the pods that a change affects, and pause the GPU clients.
 
 A custom layout on a node that a program repartitions evicts no pod and waits for none: it is
 refused at once if anything uses what it would destroy. Use is checked before anything is taken
@@ -51,7 +51,7 @@ def drained(job: jobs.Job, change: preparing.Change) -> drain.Drain:
     if affected:
         names = change.usage.named(affected)
         pods = "1 pod" if len(affected) == 1 else f"{len(affected)} pods"
-        _announce(job, "Draining", f"{pods} to evict: {names}", is_warning=False)
+        _announce(job, f"{pods} to evict: {names}", reason="Draining", is_warning=False)
     ours = _new_drain(job, change.order(job))
     drain_again(job, change, ours)
     job.taken.note(draining=False)
@@ -119,13 +119,13 @@ def _new_drain(job: jobs.Job, order: drain.Order) -> drain.Drain:
         # Written before the first eviction of the round.
         on_round=lambda message: job.taken.enter(model.Phase.DRAIN, message, draining=True),
         on_force=lambda names: _announce(
-            job, "ForcedDrain", f"deleting by force {names}", is_warning=True
+            job, f"deleting by force {names}", reason="ForcedDrain", is_warning=True
         ),
         telemetry=job.deps.telemetry,
     )
 
 
-def _announce(job: jobs.Job, reason: str, message: str, *, is_warning: bool) -> None:
+def _announce(job: jobs.Job, message: str, *, reason: str, is_warning: bool) -> None:
     job.progress.enter(model.Phase.DRAIN, message)
     text = f"{job.progress.title}: {message}"
     job.deps.node.emit(reason=reason, message=text, is_warning=is_warning)

@@ -1,0 +1,243 @@
+"""How far a run is, as the node shows it: state, phase, reason and message."""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import structlog
+
+from mig_manager import errors
+from mig_manager.agent import kept_request, outcomes, publish
+from mig_manager.core import messages, model, ports
+from mig_manager.core.node import cluster
+from mig_manager.core.records import gpu_codec, readiness, status
+
+_log = structlog.get_logger()
+
+
+class Progress:
+    """How far a run is, as the node shows it.
+
+    What its steps find out for people is noted here, and read again only to be published: no step
+    decides by it.
+    """
+
+    def __init__(
+        self,
+        deps: ports.Dependencies,
+        publisher: publish.Publisher,
+        kept: kept_request.KeptRequest,
+        first: status.Status,
+        *,
+        startup_taints: frozenset[str] = frozenset(),
+        retry_after_s: float = 0.0,
+    ) -> None:
+        self._deps = deps
+        self._publisher = publisher
+        self._kept_request = kept
+        self._status = first
+        self._startup_taints = startup_taints
+        self._retry_after_s = retry_after_s
+        self._began = self._phase_began = deps.clock.monotonic()
+        self._has_rolled_back = False
+
+    @property
+    def has_rolled_back(self) -> bool:
+        """Whether a rollback was begun in this run."""
+        return self._has_rolled_back
+
+    @property
+    def gpus(self) -> model.ObservedGpus:
+        """The GPUs as last noted; none before."""
+        return self._status.gpus
+
+    @property
+    def title(self) -> str:
+        """The layout's name, with the hash where many layouts have the same name."""
+        known = self._status
+        is_one_of_many = known.annotation_hash and known.config_hash
+        return f"{known.config} ({known.config_hash})" if is_one_of_many else known.config
+
+    def note(self, **facts: Any) -> None:
+        """Set fields of the status for the next patch."""
+        self._status = dataclasses.replace(self._status, **facts)
+
+    def succeeded(
+        self,
+        reason: errors.Reason,
+        what: str,
+        *,
+        gpus: model.ObservedGpus,
+        is_owners: bool,
+        more: str = "",
+    ) -> outcomes.Outcome:
+        """Return the outcome of a layout that is active on all reachable GPUs."""
+        missing = "".join(
+            f" {gpu.sentence}; the layout is applied to it once it is back."
+            for gpu in gpus.unreachable
+        )
+        if problem := self._status.config_problem:
+            missing += f" It stays, but the file cannot be used: {messages.ended(problem)}"
+        return outcomes.Outcome(
+            state=model.State.SUCCESS,
+            reason=reason,
+            message=f"Layout {self.title} {what}.{more}{missing}",
+            gpus=gpus,
+            is_owners=is_owners,
+        )
+
+    def enter(
+        self,
+        phase: model.Phase,
+        message: str,
+        *,
+        state: model.State = model.State.PENDING,
+        reason: errors.Reason | None = None,
+    ) -> None:
+        """Publish a new phase; raises as ``Publisher``."""
+        self._end_phase()
+        self._set(phase, message, state=state, reason=reason)
+        self._publisher.patch(self._completed(cluster.NodePatch()))
+        self._published()
+
+    def update(
+        self,
+        phase: model.Phase,
+        decide: Callable[[cluster.NodeView], tuple[str, cluster.NodePatch]],
+        *,
+        state: model.State = model.State.PENDING,
+    ) -> None:
+        """Publish a new phase with what it takes or restores; raises as ``Publisher``.
+
+        ``decide`` returns the message and the change; it is called again where another program
+        wrote to the node meanwhile.
+        """
+        self._end_phase()
+
+        def patch(view: cluster.NodeView) -> cluster.NodePatch:
+            message, change = decide(view)
+            self._set(phase, message, state=state)
+            return self._completed(change)
+
+        self._publisher.update(patch)
+        self._published()
+
+    def begin_rollback(self) -> None:
+        """Publish the rollback, once, without waiting for the API: a rollback is more urgent."""
+        if self._has_rolled_back:
+            return
+        self._has_rolled_back = True
+        self._end_phase()
+        message = "restoring the instances from before"
+        self._set(model.Phase.ROLL_BACK, message, state=model.State.PENDING)
+        annotations = {cluster.STATUS_ANNOTATION: self._status.to_json()}
+        self._publisher.announce(
+            cluster.NodePatch(labels=self._state_label, annotations=annotations)
+        )
+        self._deps.telemetry.state_published(self._status.state)
+
+    def announce_annotations(self, annotations: Mapping[str, str | None]) -> None:
+        """Publish annotations without waiting for the API."""
+        self._publisher.announce(cluster.NodePatch(annotations=annotations))
+
+    def finish(self, ended: outcomes.Outcome, restore: publish.Decide) -> None:
+        """Publish the outcome, with what restores the rest; raises as ``Publisher``."""
+        self._end_phase()
+        is_success = ended.state is model.State.SUCCESS
+        clock = self._deps.clock
+        retry_at = clock.now_iso(after_s=self._retry_after_s) if ended.should_retry else None
+        self.note(
+            state=ended.state,
+            reason=ended.reason,
+            message=ended.message,
+            finished_at=clock.now_iso(),
+            retry_at=retry_at,
+            phase=model.Phase.DONE if is_success else self._status.phase,
+        )
+        labels: dict[str, str | None] = {}
+        if is_success:
+            known = self._status
+            self._kept_request.verify(known.config_hash, known.gpus, is_owners=ended.is_owners)
+            labels[cluster.APPLIED_LABEL] = known.config
+        elif ended.reason is errors.Reason.DRIFTED:
+            labels[cluster.APPLIED_LABEL] = None
+
+        # They kept workloads away until there was a layout.
+        removed = self._startup_taints if is_success else frozenset()
+
+        def patch(view: cluster.NodeView) -> cluster.NodePatch:
+            change = restore(view)
+            labelled = dataclasses.replace(
+                change, labels={**change.labels, **labels}, removed_taints=removed
+            )
+            return self._completed(labelled)
+
+        self._publisher.update(patch)
+        self._published()
+        self._report(ended)
+
+    def abandon(self, restore: publish.Decide) -> None:
+        """Restore everything and leave the state to the next run; raises as ``Publisher``."""
+        self._end_phase()
+        self._publisher.update(restore)
+        self._deps.telemetry.run_superseded()
+
+    def _report(self, ended: outcomes.Outcome) -> None:
+        """Log and count the outcome, and emit its Events."""
+        seconds = self._deps.clock.monotonic() - self._began
+        is_failure = ended.state is model.State.FAILED
+        write = _log.warning if is_failure else _log.info
+        write(
+            "run_finished",
+            state=ended.state.value,
+            reason=ended.reason.value,
+            seconds=round(seconds, 3),
+        )
+        self._deps.telemetry.run_ended(ended.state, ended.reason, seconds)
+        if not is_failure:
+            self._deps.telemetry.layout_applied(self._status.config, self._status.config_hash)
+        self._deps.node.emit(
+            reason=ended.reason.value, message=ended.message, is_warning=is_failure
+        )
+        if ended.gpus.unreachable:
+            sentences = (messages.ended(gpu.sentence) for gpu in ended.gpus.unreachable)
+            self._deps.node.emit(
+                reason=errors.Reason.GPU_UNREACHABLE.value,
+                message=" ".join((*sentences, errors.Reason.GPU_UNREACHABLE.remedy)),
+                is_warning=True,
+            )
+
+    def _end_phase(self) -> None:
+        now = self._deps.clock.monotonic()
+        self._deps.telemetry.phase_ended(self._status.phase, now - self._phase_began)
+        self._phase_began = now
+
+    def _set(
+        self,
+        phase: model.Phase,
+        message: str,
+        *,
+        state: model.State,
+        reason: errors.Reason | None = None,
+    ) -> None:
+        _log.info("phase_entered", phase=phase.value, message=message)
+        self.note(state=state, phase=phase, message=message, reason=reason)
+
+    @property
+    def _state_label(self) -> dict[str, str | None]:
+        return {cluster.STATE_LABEL: self._status.state.value}
+
+    def _completed(self, change: cluster.NodePatch) -> cluster.NodePatch:
+        """Return a patch with what the node shows of this run."""
+        self._kept_request.note_reboot(self._status)
+        annotations = {**change.annotations, **self._kept_request.annotations}
+        annotations[cluster.STATUS_ANNOTATION] = self._status.to_json()
+        if self._status.gpus:
+            annotations[cluster.GPUS_ANNOTATION] = gpu_codec.to_json(self._status.gpus)
+        labels = {**change.labels, **self._state_label}
+        return dataclasses.replace(change, labels=labels, annotations=annotations)
+
+    def _published(self) -> None:
+        self._kept_request.save()
+        self._deps.node.set_condition(readiness.condition(self._status))
+        self._deps.telemetry.state_published(self._status.state)
