@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from mig_manager.agent import gpu_clients, kept_request, settings, undo
+from mig_manager.agent import gpu_clients, kept_request, publish, settings, undo
 from mig_manager.agent import progress as progresses
 from mig_manager.change import hook_points
 from mig_manager.core import model, ports
