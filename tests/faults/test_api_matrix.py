@@ -27,6 +27,7 @@ Note = Callable[[str, object], None]
 Fault = apiserver.Fault
 OPERATOR, PLAIN = objects.DeployStyle.GPU_OPERATOR, objects.DeployStyle.PLAIN
 _LOOKS = 3
+_CONDITIONS = 2
 _MOST_PLAYS = 5
 """A wait may be over before its n-th poll."""
 
@@ -89,7 +90,8 @@ def requests(stage: api_node.Stage) -> list[Request]:
     """Return the requests that every reconfiguration makes, however it is scheduled.
 
     Of the many looks at the pods only some, and of those at the node the first ones: the number of
-    others depends on when the device plugin is ready.
+    others depends on when the device plugin is ready. So does whether kubelet or the agent is the
+    first to report that its devices are gone; the condition is written in any case.
     """
     rounds = []
     for _ in range(3):
@@ -102,6 +104,7 @@ def requests(stage: api_node.Stage) -> list[Request]:
         for each in set.intersection(*rounds)
         if (each[:2] != ("list", "pods") or each.nth in (1, 2, 3, 5, 8, 12))
         and (each[:2] != ("get", "nodes") or each.nth <= _LOOKS)
+        and (each[:2] != ("patch", "nodes/status") or each.nth <= _CONDITIONS)
     )
 
 
