@@ -1,4 +1,4 @@
-"""Close the node, evict the pods that a change affects, and pause the GPU clients.
+"""Taint the node, evict the pods that a change affects, and pause the GPU clients.
 
 A custom layout on a node that a program repartitions evicts no pod and waits for none: it is
 refused at once if anything uses what it would destroy. Use is checked before anything is taken
