@@ -8,7 +8,7 @@ again once no pod can get a device, and a last time in the session of the change
 import dataclasses
 
 from mig_manager import errors
-from mig_manager.agent import drain
+from mig_manager.agent.pods import drain
 from mig_manager.core import messages, ports
 from mig_manager.core.layout import custom as customs
 from mig_manager.core.node import cluster, gpu_use

@@ -12,9 +12,7 @@ import structlog
 from mig_manager import errors
 from mig_manager.agent import (
     capacity,
-    drain,
     drift,
-    gpu_clients,
     planning,
     record,
     recovery,
@@ -23,6 +21,7 @@ from mig_manager.agent import (
     settings,
 )
 from mig_manager.agent import run as pipeline
+from mig_manager.agent.pods import drain, gpu_clients
 from mig_manager.change import local
 from mig_manager.core import messages, model, ports, steps
 from mig_manager.core.layout import custom as customs

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 import structlog
 
 from mig_manager import errors
-from mig_manager.agent import drain, gpu_clients, record
+from mig_manager.agent import record
+from mig_manager.agent.pods import drain, gpu_clients
 from mig_manager.change import transaction
 from mig_manager.core import model, ports, steps, timing
 from mig_manager.core.layout import layouts

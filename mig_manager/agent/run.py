@@ -17,18 +17,8 @@ import dataclasses
 import structlog
 
 from mig_manager import errors
-from mig_manager.agent import (
-    drain,
-    drift,
-    gpu_clients,
-    host,
-    in_use,
-    on_demand,
-    planning,
-    record,
-    recovery,
-    settings,
-)
+from mig_manager.agent import drift, host, on_demand, planning, record, recovery, settings
+from mig_manager.agent.pods import drain, gpu_clients, in_use
 from mig_manager.change import transaction
 from mig_manager.core import messages, model, ports, steps, timing
 from mig_manager.core.layout import config, layouts

@@ -10,7 +10,8 @@ import pytest
 import structlog.testing
 
 from mig_manager.adapters.kubernetes import api, fleet, pods, responses, watch
-from mig_manager.agent import drain, settings
+from mig_manager.agent import settings
+from mig_manager.agent.pods import drain
 from mig_manager.core.node import cluster
 from mig_manager.sandbox.apiserver import resources
 from testkit import apiserver

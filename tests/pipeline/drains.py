@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from mig_manager import errors
-from mig_manager.agent import drain, settings
+from mig_manager.agent import settings
+from mig_manager.agent.pods import drain
 from mig_manager.catalogue import hardware
 from mig_manager.core import ports
 from mig_manager.core.node import clients

@@ -6,7 +6,7 @@ import itertools
 import pytest
 
 from mig_manager import errors
-from mig_manager.agent import drain
+from mig_manager.agent.pods import drain
 from mig_manager.core import ports
 from mig_manager.core.node import cluster
 from mig_manager.core.node import policy as policies

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 import pytest
 
 from mig_manager import errors
-from mig_manager.agent import drain
+from mig_manager.agent.pods import drain
 from mig_manager.core.node import cluster
 from mig_manager.core.node import policy as policies
 from mig_manager.errors import Reason

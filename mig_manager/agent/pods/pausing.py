@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Mapping
 
-from mig_manager.agent import advertisers
+from mig_manager.agent.pods import advertisers
 from mig_manager.core import steps
 from mig_manager.core.node import claims, clients, cluster
 

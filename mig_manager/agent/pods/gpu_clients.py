@@ -15,7 +15,8 @@ from typing import TypeVar
 import structlog
 
 from mig_manager import errors
-from mig_manager.agent import advertisers, pausing, record, settings
+from mig_manager.agent import record, settings
+from mig_manager.agent.pods import advertisers, pausing
 from mig_manager.core import messages, model, ports, steps, timing
 from mig_manager.core.node import claims, clients, cluster, phantoms, resources
 from mig_manager.core.records import status

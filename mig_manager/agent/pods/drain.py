@@ -12,7 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 import structlog
 
 from mig_manager import errors
-from mig_manager.agent import advertisers, eviction, settings
+from mig_manager.agent import settings
+from mig_manager.agent.pods import advertisers, eviction
 from mig_manager.core import messages, model, ports, steps, timing
 from mig_manager.core.node import clients, cluster, gpu_use
 from mig_manager.core.node import policy as policies

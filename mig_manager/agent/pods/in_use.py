@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Collection
 
 from mig_manager import errors
-from mig_manager.agent import drain
+from mig_manager.agent.pods import drain
 from mig_manager.core import messages, model, ports, steps, timing
 from mig_manager.core.node import gpu_use
 
