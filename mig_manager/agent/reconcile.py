@@ -79,7 +79,7 @@ class Reconciler:
             # That run has ended: the snapshot waits for an unreachable GPU to be back.
             self._left = journal
             return
-        self._clients.expect_advertisers(journal)
+        self._clients.advertising.expect_those_in(journal)
         is_resumed = journal.request == (name, custom.annotation_hash if custom else "")
         _log.warning(
             "interrupted_run_found",
@@ -351,7 +351,7 @@ class Reconciler:
 
     def _withdraw_phantoms(self, written: record.Record, gpus: model.ObservedGpus) -> None:
         """Remove devices that the node offers and no GPU has; publish if that is refused."""
-        refused = self._clients.withdraw_phantoms(gpus, self._seen_node)
+        refused = self._clients.advertising.withdraw_phantoms(gpus, self._seen_node)
         if refused is not None and not self._has_phantoms:
             failed = written.failed(refused.reason, refused.message)
             # The layout is active: the next drift check tries again, and no run is needed.

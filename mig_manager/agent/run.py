@@ -237,7 +237,7 @@ class Run:
                     reason=errors.Reason.FOREIGN_MANAGER,
                 )
         self._clients.require_none_stuck(usage.pods)
-        self._clients.require_strategy(
+        self._clients.advertising.require_served(
             resources.gpu_layouts(gpus, config.select(layout, gpus)),
             usage.pods,
             plugin_config=self._plugin_config,
@@ -406,7 +406,7 @@ class Run:
         message: str = "waiting for the new devices to be schedulable",
     ) -> None:
         self._record.enter(model.Phase.PROVE, message)
-        self._clients.wait_schedulable(paused, gpus, self._record, request)
+        self._clients.advertising.wait_schedulable(paused.advertisers, gpus, self._record, request)
 
     def _verify_unchanged(
         self, layout: layouts.Layout | None, gpus: model.ObservedGpus, request: ports.Cancellation
@@ -433,12 +433,12 @@ class Run:
                 plugin_config=self._plugin_config,
             )
             self._prove(paused, gpus, request, "waiting for the plugin's new config")
-        elif not self._clients.is_schedulable(gpus):
+        elif not self._clients.advertising.is_schedulable(gpus):
             self._record.enter(model.Phase.PROVE, "waiting for the devices to be schedulable")
             # Restarted once, and not at every retry.
             is_retry = self._record.attempt > 1
-            paused = self._clients.find_stale(gpus, is_restarted=not is_retry)
-            self._clients.wait_schedulable(paused, gpus, self._record, request)
+            stale = self._clients.advertising.find_stale(gpus, is_restarted=not is_retry)
+            self._clients.advertising.wait_schedulable(stale, gpus, self._record, request)
         reason = errors.Reason.ALREADY_APPLIED
         return self._record.succeeded(reason, "is already active", gpus=gpus)
 

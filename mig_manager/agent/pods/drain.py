@@ -13,7 +13,7 @@ import structlog
 
 from mig_manager import errors
 from mig_manager.agent import settings
-from mig_manager.agent.pods import advertisers, eviction
+from mig_manager.agent.pods import dra_driver, eviction
 from mig_manager.core import messages, model, ports, steps, timing
 from mig_manager.core.node import clients, cluster, gpu_use
 from mig_manager.core.node import policy as policies
@@ -282,7 +282,7 @@ class Drain:
         timeout_s = self.order.limits.drain_timeout_s
         by_force = ", and as long again by force" if self._evictions.is_forcing else ""
         lacks_driver = any(pod.may_claim for pod in remaining) and not (
-            advertisers.has_ready_driver(now.pods)
+            dra_driver.has_ready(now.pods)
         )
         return errors.DrainError(
             f"{count} devices to be removed after {timeout_s:g} s{by_force}: {causes}"
