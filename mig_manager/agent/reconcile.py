@@ -21,7 +21,7 @@ from mig_manager.agent import (
     settings,
 )
 from mig_manager.agent import run as pipeline
-from mig_manager.agent.pods import drain, gpu_clients
+from mig_manager.agent.pods import drain, gpu_clients, survey
 from mig_manager.change import local
 from mig_manager.core import messages, model, ports, steps
 from mig_manager.core.layout import custom as customs
@@ -338,7 +338,7 @@ class Reconciler:
         affected = ""
         if self._limits.heals_drift:
             order = drain.order(self._limits, now.plan or steps.Plan(gpus=()), now.gpus)
-            usage = drain.survey(self._deps.workloads, self._deps.allocations, now.gpus)
+            usage = survey.usage_now(self._deps.workloads, self._deps.allocations, now.gpus)
             affected = usage.named(order.affected_pods(usage))
             if not affected:
                 return drift.Action.HEAL

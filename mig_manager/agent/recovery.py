@@ -13,7 +13,7 @@ import structlog
 
 from mig_manager import errors
 from mig_manager.agent import record
-from mig_manager.agent.pods import drain, gpu_clients
+from mig_manager.agent.pods import gpu_clients, survey
 from mig_manager.change import transaction
 from mig_manager.core import model, ports, steps, timing
 from mig_manager.core.layout import layouts
@@ -162,7 +162,7 @@ def _require_unused(deps: ports.Dependencies, plan: steps.Plan, now: Sequence[mo
 
 def _affected(deps: ports.Dependencies, plan: steps.Plan, now: Sequence[model.Gpu]) -> str:
     """Name the pods that use, or may use, what a plan destroys."""
-    usage = drain.survey(deps.workloads, deps.allocations, now, deps.processes)
+    usage = survey.usage_now(deps.workloads, deps.allocations, now, deps.processes)
     return usage.named(usage.users(clients.affected_ids(plan, now)))
 
 

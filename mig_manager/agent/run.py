@@ -18,7 +18,7 @@ import structlog
 
 from mig_manager import errors
 from mig_manager.agent import drift, host, on_demand, planning, record, recovery, settings
-from mig_manager.agent.pods import drain, gpu_clients, in_use
+from mig_manager.agent.pods import drain, gpu_clients, survey
 from mig_manager.change import transaction
 from mig_manager.core import messages, model, ports, steps, timing
 from mig_manager.core.layout import config, layouts
@@ -118,7 +118,7 @@ class Run:
             plan = self._planning.plan(layout, gpus, restoring=older, busy=usage.device_ids)
             order = self._order(plan, gpus, extra_clients)
         wait = self._idle_wait(request)
-        in_use.require_idle(self._deps, plan, order, usage, services=service_names, wait=wait)
+        survey.require_idle(self._deps, plan, order, usage, services=service_names, wait=wait)
         self._services.require(service_names, plan)
         self._hooks.start(plan, request)
         applied_before = self._close(usage.named(order.affected_pods(usage)))
@@ -226,7 +226,7 @@ class Run:
     ) -> gpu_use.Usage:
         """Return the usage of devices, if nothing on the node rules the change out."""
         self._deps.standby.expect_change()
-        usage = in_use.survey(self._deps, gpus, order, request)
+        usage = survey.decided_usage(self._deps, gpus, order, request)
         if not self._limits.allows_foreign_managers:
             has_mode = any(map(clients.is_vgpu_plugin, usage.pods))
             annotations = self._deps.node.read().annotations if has_mode else {}
@@ -366,7 +366,7 @@ class Run:
         """Evict every pod with a GPU, whatever the policy is otherwise."""
         self._on_demand.require_reboot_allowed()
         order = drain.whole_node(self._limits)
-        usage = drain.survey(self._deps.workloads, self._deps.allocations)
+        usage = survey.usage_now(self._deps.workloads, self._deps.allocations)
         affected = order.affected_pods(usage)
         if affected and not self._may_evict:
             names = messages.listed([pod.key for pod in affected])

@@ -100,7 +100,7 @@ def is_advertiser(pod: cluster.Pod) -> bool:
 
 
 def kinds_of(pods: _Pods) -> frozenset[Kind]:
-    """Return the programs of which a pod is there."""
+    """Return the programs that have one of these pods."""
     return frozenset(kind for kind in KINDS if any(map(kind.owns, pods)))
 
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import structlog
 
@@ -57,10 +57,8 @@ class Advertising:
         self, journal: status.Journal, pods: _Pods, *, changed: frozenset[str]
     ) -> advertisers.Advertisers:
         """Return those that a pause ended, according to the journal; ``pods`` are from before."""
-        kinds = advertisers.kinds_in(journal) | self._expected
-        if advertisers.PLUGIN not in kinds:
-            kinds |= self._replaced(self._deps.node.read())
-        return advertisers.Advertisers(kinds=kinds, old_uids=_uids(pods), changed=changed)
+        known = advertisers.kinds_in(journal)
+        return self._advertisers(known, pods, self._deps.node.read, changed=changed)
 
     def find(self, pods: _Pods, gpus: Sequence[model.Gpu]) -> advertisers.Advertisers:
         """Return who advertises the node's devices, with their present pods as old ones.
@@ -72,10 +70,7 @@ class Advertising:
         labelled = frozenset(
             kind for kind in advertisers.KINDS if node.labels.get(kind.deploy_label) == "true"
         )
-        kinds = advertisers.kinds_of(pods) | self._expected | labelled
-        if advertisers.PLUGIN not in kinds:
-            kinds |= self._replaced(node)
-        return advertisers.Advertisers(kinds=kinds, old_uids=_uids(pods))
+        return self._advertisers(advertisers.kinds_of(pods) | labelled, pods, lambda: node)
 
     def withdraw(self, who: advertisers.Advertisers) -> None:
         """Keep pods from stale devices until new ones are advertised."""
@@ -176,9 +171,19 @@ class Advertising:
         if why:
             raise errors.LayoutError(why, reason=errors.Reason.STRATEGY_MISMATCH)
 
-    def _replaced(self, node: cluster.NodeView) -> frozenset[advertisers.Kind]:
-        is_replaced = self._plugin.is_being_replaced(node)
-        return frozenset({advertisers.PLUGIN}) if is_replaced else frozenset()
+    def _advertisers(
+        self,
+        known: frozenset[advertisers.Kind],
+        pods: _Pods,
+        read_node: Callable[[], cluster.NodeView],
+        *,
+        changed: frozenset[str] = frozenset(),
+    ) -> advertisers.Advertisers:
+        """Add those that have no pod now, and will."""
+        kinds = known | self._expected
+        if advertisers.PLUGIN not in kinds and self._plugin.is_being_replaced(read_node()):
+            kinds |= {advertisers.PLUGIN}
+        return advertisers.Advertisers(kinds=kinds, old_uids=_uids(pods), changed=changed)
 
     def _missing(
         self, who: advertisers.Advertisers, gpus: Sequence[model.Gpu], pods: _Pods

@@ -82,34 +82,6 @@ def whole_node(limits: settings.Limits) -> Order:
     return Order(affected=frozenset(), limits=dataclasses.replace(limits, policy=policy))
 
 
-def survey(
-    workloads: ports.Workloads,
-    allocations: ports.DeviceAllocations,
-    gpus: Sequence[model.Gpu] | None = None,
-    processes: Callable[[], gpu_use.Processes] | None = None,
-) -> gpu_use.Usage:
-    """List the node's pods and the devices that kubelet assigned to them.
-
-    ``processes`` is called where pods have devices that none of ``gpus`` has.
-
-    Raises:
-        ClusterError: The API refused or does not answer. A kubelet that does not is no error.
-        HardwareError: From ``processes``.
-    """
-    known_ids = None if gpus is None else gpu_use.device_ids(gpus)
-    try:
-        assigned = allocations.assigned()
-    except errors.ClusterError as error:
-        _log.info("pod_resources_unavailable", error=error.message)
-        return gpu_use.Usage(
-            pods=workloads.list(), assigned=None, no_answer=error.message, known_ids=known_ids
-        )
-    usage = gpu_use.Usage(pods=workloads.list(), assigned=assigned, known_ids=known_ids)
-    if usage.has_unknown_ids and processes is not None:
-        return dataclasses.replace(usage, processes=processes())
-    return usage
-
-
 @dataclasses.dataclass(eq=False, slots=True)
 class Drain:
     """One drain: evict, wait, and ask again where a budget refused."""

@@ -1,4 +1,4 @@
-"""Pause the node's GPU clients before a change, resume them after it, verify the devices.
+"""Pause the node's GPU clients before a change, and resume them after it.
 
 GPU clients are device plugin and DRA driver, the operator's other operands, and those that the
 owner lists. A client with a deploy label is paused by it; any other is deleted while the node has
@@ -255,9 +255,9 @@ class GpuClients:
         written.enter(model.Phase.RESOLVE, "waiting for the DRA driver, which ends pods' claims")
         timeout_s = self._limits.plugin_timeout_s
         # Slices that do not match in time are no failure: a claim then stands for any GPU.
-        if waiting.wait(
-            self._deps, self._limits, lacks, timeout_s, request
-        ) and not dra_driver.has_ready(self._deps.workloads.list()):
+        if self._wait(lacks, timeout_s, request) and not dra_driver.has_ready(
+            self._deps.workloads.list()
+        ):
             raise errors.NotReadyError(
                 f"no DRA driver pod is ready after {timeout_s:g} s, and without it pods with "
                 "ResourceClaims cannot end: " + messages.listed([pod.key for pod in claiming]),
