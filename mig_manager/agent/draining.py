@@ -9,8 +9,9 @@ last time in the session of the change.
 import dataclasses
 
 from mig_manager import errors
-from mig_manager.agent import drain, gpu_clients, preparing, undo
 from mig_manager.agent import job as jobs
+from mig_manager.agent import preparing, undo
+from mig_manager.agent.pods import drain, gpu_clients, survey
 from mig_manager.core import messages, model
 from mig_manager.core.node import cluster
 
@@ -96,7 +97,7 @@ def drain_whole_node(job: jobs.Job, change: preparing.Change, clients: gpu_clien
     if job.request.is_on_demand:
         raise errors.DrainError("a custom layout does not reboot an on-demand node")
     order = drain.whole_node(job.limits)
-    usage = drain.survey(job.deps.workloads, job.deps.allocations)
+    usage = survey.usage_now(job.deps.workloads, job.deps.allocations)
     affected = order.affected_pods(usage)
     if affected and not change.may_evict:
         names = messages.listed([pod.key for pod in affected])

@@ -7,8 +7,9 @@ from collections.abc import Hashable
 import structlog
 
 from mig_manager import errors
-from mig_manager.agent import drain, outcomes, resolving
 from mig_manager.agent import job as jobs
+from mig_manager.agent import outcomes, resolving
+from mig_manager.agent.pods import drain, survey
 from mig_manager.core import model, steps
 from mig_manager.core.node import cluster
 
@@ -115,7 +116,7 @@ def _drifted(job: jobs.Job, now: Observation, *, is_new: bool) -> Action:
     affected = ""
     if job.limits.heals_drift:
         order = drain.order(job.limits, now.plan or steps.Plan(gpus=()), now.gpus)
-        usage = drain.survey(job.deps.workloads, job.deps.allocations, now.gpus)
+        usage = survey.usage_now(job.deps.workloads, job.deps.allocations, now.gpus)
         affected = usage.named(order.affected_pods(usage))
         if not affected:
             return Action.HEAL
@@ -131,7 +132,7 @@ def _withdraw_phantoms(
     job: jobs.Job, memory: Memory, now: Observation, node: cluster.NodeView | None
 ) -> bool:
     """Remove devices that the node offers and no GPU has; return whether that is refused."""
-    refused = job.clients.withdraw_phantoms(now.gpus, node)
+    refused = job.clients.advertising.withdraw_phantoms(now.gpus, node)
     if refused is not None and not memory.has_phantoms:
         failed = job.taken.failed(refused.reason, refused.message)
         # The layout is active: the next drift check tries again, and no run is needed.

@@ -3,8 +3,9 @@
 import contextlib
 
 from mig_manager import errors
-from mig_manager.agent import draining, gpu_clients, host, node_journal, preparing, recovery
+from mig_manager.agent import draining, host, node_journal, preparing, recovery
 from mig_manager.agent import job as jobs
+from mig_manager.agent.pods import gpu_clients
 from mig_manager.core import model
 
 

@@ -2,8 +2,9 @@
 
 import dataclasses
 
-from mig_manager.agent import gpu_clients, kept_request, publish, settings, undo
+from mig_manager.agent import kept_request, publish, settings, undo
 from mig_manager.agent import progress as progresses
+from mig_manager.agent.pods import gpu_clients
 from mig_manager.change import hook_points
 from mig_manager.core import model, ports
 from mig_manager.core.layout import custom as customs

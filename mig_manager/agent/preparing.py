@@ -5,8 +5,9 @@ import dataclasses
 import structlog
 
 from mig_manager import errors
-from mig_manager.agent import drain, drift, host, in_use, recovery, resolving
+from mig_manager.agent import drift, host, recovery, resolving
 from mig_manager.agent import job as jobs
+from mig_manager.agent.pods import drain, survey
 from mig_manager.core import messages, model, steps, timing
 from mig_manager.core.layout import config
 from mig_manager.core.node import clients, cluster, gpu_use, resources
@@ -94,7 +95,7 @@ def require_possible(job: jobs.Job, planned: Change) -> Change:
     )
     if is_waited:
         change = _surveyed(job, change)
-    in_use.require_idle(
+    survey.require_idle(
         job.deps,
         change.plan,
         change.order(job),
@@ -115,7 +116,7 @@ def require_possible(job: jobs.Job, planned: Change) -> Change:
 def _surveyed(job: jobs.Job, change: Change) -> Change:
     """Ask who uses the devices, and plan again: what is busy is destroyed last."""
     job.deps.standby.expect_change()
-    usage = in_use.survey(job.deps, change.gpus, change.order(job), job.cancel)
+    usage = survey.decided_usage(job.deps, change.gpus, change.order(job), job.cancel)
     if not job.limits.allows_foreign_managers:
         has_mode = any(map(clients.is_vgpu_plugin, usage.pods))
         annotations = job.deps.node.read().annotations if has_mode else {}
@@ -126,7 +127,7 @@ def _surveyed(job: jobs.Job, change: Change) -> Change:
                 reason=errors.Reason.FOREIGN_MANAGER,
             )
     job.clients.require_none_stuck(usage.pods)
-    job.clients.require_strategy(
+    job.clients.advertising.require_served(
         resources.gpu_layouts(change.gpus, config.select(change.found.layout, change.gpus)),
         usage.pods,
         plugin_config=job.plugin_config,

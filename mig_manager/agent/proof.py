@@ -3,8 +3,9 @@
 import dataclasses
 
 from mig_manager import errors
-from mig_manager.agent import gpu_clients, host, node_journal, outcomes
+from mig_manager.agent import host, node_journal, outcomes
 from mig_manager.agent import job as jobs
+from mig_manager.agent.pods import gpu_clients
 from mig_manager.core import model
 from mig_manager.core.layout import config
 
@@ -37,7 +38,7 @@ def prove(
         Superseded: Another layout is requested; the next run verifies this change.
     """
     job.progress.enter(model.Phase.PROVE, message)
-    job.clients.wait_schedulable(paused, gpus, job.taken, job.cancel)
+    job.clients.advertising.wait_schedulable(paused.advertisers, gpus, job.taken, job.cancel)
 
 
 def verify_unchanged(
@@ -74,11 +75,12 @@ def verify_unchanged(
             plugin_config=job.plugin_config,
         )
         prove(job, paused, gpus, "waiting for the plugin's new config")
-    elif not job.clients.is_schedulable(gpus):
+    elif not job.clients.advertising.is_schedulable(gpus):
         # Restarted once, and not at every retry.
         job.progress.enter(model.Phase.PROVE, "waiting for the devices to be schedulable")
-        paused = job.clients.find_stale(gpus, is_restarted=job.request.attempt == 1)
-        job.clients.wait_schedulable(paused, gpus, job.taken, job.cancel)
+        advertising = job.clients.advertising
+        stale = advertising.find_stale(gpus, is_restarted=job.request.attempt == 1)
+        advertising.wait_schedulable(stale, gpus, job.taken, job.cancel)
     return job.progress.succeeded(
         errors.Reason.ALREADY_APPLIED, "is already active", gpus=gpus, is_owners=is_owners
     )

@@ -13,7 +13,6 @@ from mig_manager import errors
 from mig_manager.agent import (
     capacity,
     drift,
-    gpu_clients,
     kept_request,
     outcomes,
     publish,
@@ -23,6 +22,7 @@ from mig_manager.agent import (
     settings,
 )
 from mig_manager.agent import job as jobs
+from mig_manager.agent.pods import gpu_clients
 from mig_manager.change import local
 from mig_manager.core import messages, model, ports
 from mig_manager.core.layout import custom as customs
@@ -80,7 +80,7 @@ class Reconciler:
             # That run has ended: the snapshot waits for an unreachable GPU to be back.
             self._left = journal
             return
-        self._clients.expect_advertisers(journal)
+        self._clients.advertising.expect_those_in(journal)
         is_resumed = journal.request == (name, custom.annotation_hash if custom else "")
         _log.warning(
             "interrupted_run_found",

@@ -11,8 +11,9 @@ from collections.abc import Sequence
 import structlog
 
 from mig_manager import errors
-from mig_manager.agent import drain, node_journal, publish
 from mig_manager.agent import job as jobs
+from mig_manager.agent import node_journal, publish
+from mig_manager.agent.pods import survey
 from mig_manager.change import transaction
 from mig_manager.core import model, ports, steps
 from mig_manager.core.node import clients, cluster
@@ -154,7 +155,7 @@ def _require_unused(deps: ports.Dependencies, plan: steps.Plan, now: Sequence[mo
 
 def _affected(deps: ports.Dependencies, plan: steps.Plan, now: Sequence[model.Gpu]) -> str:
     """Name the pods that use, or may use, what a plan destroys."""
-    usage = drain.survey(deps.workloads, deps.allocations, now, deps.processes)
+    usage = survey.usage_now(deps.workloads, deps.allocations, now, deps.processes)
     return usage.named(usage.users(clients.affected_ids(plan, now)))
 
 

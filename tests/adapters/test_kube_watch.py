@@ -10,7 +10,8 @@ import pytest
 import structlog.testing
 
 from mig_manager.adapters.kubernetes import api, fleet, pods, responses, watch
-from mig_manager.agent import drain, settings
+from mig_manager.agent import settings
+from mig_manager.agent.pods import drain, survey
 from mig_manager.core.node import cluster
 from mig_manager.sandbox.apiserver import resources
 from testkit import apiserver
@@ -330,7 +331,7 @@ def test_a_drain_ends_soon_after_its_pod_is_gone_even_if_the_watch_breaks(
 
     clock.on_wait.append(act)
     pod_watch.expect_change()
-    found = drain.survey(workloads, silent)
+    found = survey.usage_now(workloads, silent)
     waiting.until(lambda: workloads.watched() is not None)
 
     ours = drain.Drain(

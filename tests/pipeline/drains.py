@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from mig_manager import errors
-from mig_manager.agent import drain, settings
+from mig_manager.agent import settings
+from mig_manager.agent.pods import drain, survey
 from mig_manager.catalogue import hardware
 from mig_manager.core import ports
 from mig_manager.core.node import clients
@@ -49,7 +50,7 @@ def new_drain(
 
 
 def run(rig: NodeRig, ours: drain.Drain) -> int:
-    usage = drain.survey(rig.workloads, rig.allocations)
+    usage = survey.usage_now(rig.workloads, rig.allocations)
     return ours.run(usage, fakes.FakeRequest(rig.clock))
 
 

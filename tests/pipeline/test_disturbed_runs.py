@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from mig_manager import errors
-from mig_manager.agent import advertisers
+from mig_manager.agent.pods import advertisers
 from mig_manager.core import model, steps
 from mig_manager.core.node import clients, cluster
 from tests import fake_ports, fakes

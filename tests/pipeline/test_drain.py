@@ -6,7 +6,7 @@ import itertools
 import pytest
 
 from mig_manager import errors
-from mig_manager.agent import drain
+from mig_manager.agent.pods import survey
 from mig_manager.core import ports
 from mig_manager.core.node import cluster
 from mig_manager.core.node import policy as policies
@@ -30,7 +30,7 @@ def test_no_pod_is_listed_for_a_change_that_destroys_nothing(
     rig: NodeRig, policy: policies.Drain
 ) -> None:
     ours = new_drain(rig, policy=policies.Policy(drain=policy), affected=frozenset())
-    before = drain.survey(rig.workloads, rig.allocations)
+    before = survey.usage_now(rig.workloads, rig.allocations)
     rig.log.clear()
 
     ours.run(before, fakes.FakeRequest(rig.clock))

@@ -12,7 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 import structlog
 
 from mig_manager import errors
-from mig_manager.agent import advertisers, eviction, settings
+from mig_manager.agent import settings
+from mig_manager.agent.pods import dra_driver, eviction
 from mig_manager.core import messages, model, ports, steps, timing
 from mig_manager.core.node import clients, cluster, gpu_use
 from mig_manager.core.node import policy as policies
@@ -79,34 +80,6 @@ def whole_node(limits: settings.Limits) -> Order:
     """Return the drain of every pod with a GPU, for a reboot."""
     policy = dataclasses.replace(limits.policy, drain=policies.Drain.NODE)
     return Order(affected=frozenset(), limits=dataclasses.replace(limits, policy=policy))
-
-
-def survey(
-    workloads: ports.Workloads,
-    allocations: ports.DeviceAllocations,
-    gpus: Sequence[model.Gpu] | None = None,
-    processes: Callable[[], gpu_use.Processes] | None = None,
-) -> gpu_use.Usage:
-    """List the node's pods and the devices that kubelet assigned to them.
-
-    ``processes`` is called where pods have devices that none of ``gpus`` has.
-
-    Raises:
-        ClusterError: The API refused or does not answer. A kubelet that does not is no error.
-        HardwareError: From ``processes``.
-    """
-    known_ids = None if gpus is None else gpu_use.device_ids(gpus)
-    try:
-        assigned = allocations.assigned()
-    except errors.ClusterError as error:
-        _log.info("pod_resources_unavailable", error=error.message)
-        return gpu_use.Usage(
-            pods=workloads.list(), assigned=None, no_answer=error.message, known_ids=known_ids
-        )
-    usage = gpu_use.Usage(pods=workloads.list(), assigned=assigned, known_ids=known_ids)
-    if usage.has_unknown_ids and processes is not None:
-        return dataclasses.replace(usage, processes=processes())
-    return usage
 
 
 @dataclasses.dataclass(eq=False, slots=True)
@@ -281,7 +254,7 @@ class Drain:
         timeout_s = self.order.limits.drain_timeout_s
         by_force = ", and as long again by force" if self._evictions.is_forcing else ""
         lacks_driver = any(pod.may_claim for pod in remaining) and not (
-            advertisers.has_ready_driver(now.pods)
+            dra_driver.has_ready(now.pods)
         )
         return errors.DrainError(
             f"{count} devices to be removed after {timeout_s:g} s{by_force}: {causes}"

@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Mapping
 
-from mig_manager.agent import advertisers
+from mig_manager.agent.pods import advertisers
 from mig_manager.core import steps
 from mig_manager.core.node import claims, clients, cluster
 
@@ -56,13 +56,7 @@ class Pause:
         )
 
     @property
-    def has_plugin(self) -> bool:
-        """Whether a device plugin serves the node, or would if it were not paused."""
-        is_there = any(map(clients.is_device_plugin, (*self.gated, *self.loose)))
-        return is_there or cluster.PLUGIN_DEPLOY_LABEL in self.labels
-
-    @property
-    def has_dra_driver(self) -> bool:
-        """Whether the DRA driver serves the node, or would if it were not paused."""
-        is_there = any(map(claims.is_driver, (*self.gated, *self.loose)))
-        return is_there or claims.DEPLOY_LABEL in self.labels
+    def kinds(self) -> frozenset[advertisers.Kind]:
+        """The programs that advertise the node's devices, or would if they were not paused."""
+        labelled = {k for k in advertisers.KINDS if k.deploy_label in self.labels}
+        return advertisers.kinds_of((*self.gated, *self.loose)) | labelled

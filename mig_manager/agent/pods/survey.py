@@ -1,19 +1,23 @@
 """Find out, before anything is taken from the node, who uses what a plan changes."""
 
 import dataclasses
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Sequence
+
+import structlog
 
 from mig_manager import errors
-from mig_manager.agent import drain
+from mig_manager.agent.pods import drain
 from mig_manager.core import messages, model, ports, steps, timing
 from mig_manager.core.node import gpu_use
+
+_log = structlog.get_logger()
 
 _KUBELET_STARTS_WITHIN_S = 20.0
 """How long a kubelet that restarts may take to answer, and then to list its pods: it waits for
 their list from the API server, for some seconds."""
 
 
-def survey(
+def decided_usage(
     deps: ports.Dependencies,
     gpus: model.ObservedGpus,
     order: drain.Order,
@@ -29,7 +33,7 @@ def survey(
     """
     until_s = deps.clock.monotonic() + _KUBELET_STARTS_WITHIN_S
     while True:
-        usage = drain.survey(deps.workloads, deps.allocations, gpus, deps.processes)
+        usage = usage_now(deps.workloads, deps.allocations, gpus, deps.processes)
         undecided = order.undecided_pods(usage)
         if not undecided or deps.clock.monotonic() >= until_s:
             break
@@ -77,3 +81,31 @@ def require_idle(
     wait.retry(check, deps.clock, may_pass=lambda error: isinstance(error, errors.GpuInUseError))
     # The question has used up the worker that was started ahead.
     deps.standby.expect_change()
+
+
+def usage_now(
+    workloads: ports.Workloads,
+    allocations: ports.DeviceAllocations,
+    gpus: Sequence[model.Gpu] | None = None,
+    processes: Callable[[], gpu_use.Processes] | None = None,
+) -> gpu_use.Usage:
+    """List the node's pods and the devices that kubelet assigned to them.
+
+    ``processes`` is called where pods have devices that none of ``gpus`` has.
+
+    Raises:
+        ClusterError: The API refused or does not answer. A kubelet that does not is no error.
+        HardwareError: From ``processes``.
+    """
+    known_ids = None if gpus is None else gpu_use.device_ids(gpus)
+    try:
+        assigned = allocations.assigned()
+    except errors.ClusterError as error:
+        _log.info("pod_resources_unavailable", error=error.message)
+        return gpu_use.Usage(
+            pods=workloads.list(), assigned=None, no_answer=error.message, known_ids=known_ids
+        )
+    usage = gpu_use.Usage(pods=workloads.list(), assigned=assigned, known_ids=known_ids)
+    if usage.has_unknown_ids and processes is not None:
+        return dataclasses.replace(usage, processes=processes())
+    return usage

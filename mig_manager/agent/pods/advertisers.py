@@ -1,0 +1,142 @@
+"""Who advertises a node's devices: NVIDIA's device plugin, NVIDIA's DRA driver, or both.
+
+The device plugin registers devices with kubelet, and the DRA driver publishes ResourceSlices. Each
+lists the devices only when it starts.
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
+
+from mig_manager import errors
+from mig_manager.core import model
+from mig_manager.core.node import claims, clients, cluster
+from mig_manager.core.records import journals
+
+_Pods = tuple[cluster.Pod, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    """A program that advertises devices, whether the node has it or not."""
+
+    name: str
+    deploy_label: str
+    owns: Callable[[cluster.Pod], bool]
+    """Whether a pod is of this program."""
+
+
+PLUGIN = Kind(
+    name="device plugin",
+    deploy_label=cluster.PLUGIN_DEPLOY_LABEL,
+    owns=clients.is_device_plugin,
+)
+DRIVER = Kind(name="DRA driver", deploy_label=claims.DEPLOY_LABEL, owns=claims.is_driver)
+KINDS = (PLUGIN, DRIVER)
+DEPLOY_LABELS = tuple(kind.deploy_label for kind in KINDS)
+
+
+class Advertiser(Protocol):
+    """One of the programs on one node.
+
+    Raises:
+        ClusterError: From each method, where the API refuses or does not answer.
+    """
+
+    @property
+    def kind(self) -> Kind:
+        """Which of the programs it is."""
+
+    def withdraw(self) -> None:
+        """Keep pods from the devices that it advertised until new ones are advertised."""
+
+    def missing(
+        self, gpus: Sequence[model.Gpu], pods: _Pods, changed: frozenset[str]
+    ) -> errors.NotReadyError | None:
+        """Return what its advertised devices lack; None if they are those of the GPUs.
+
+        ``changed`` are the UUIDs of the GPUs all of whose devices must be healthy.
+        """
+
+    def is_stale(self, gpus: Sequence[model.Gpu]) -> bool:
+        """Check whether a ready pod of it does not know the GPUs' devices."""
+
+    def possible_causes(self, gpus: Iterable[model.Gpu]) -> str:
+        """Return what of the layout may keep it from starting, to be added to a message."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Advertisers:
+    """What advertises the devices of one node; no kind: nothing to restart or verify."""
+
+    kinds: frozenset[Kind]
+    old_uids: frozenset[str] = frozenset()
+    """Pods from before the change: the devices that they advertise are stale."""
+    kept_uids: frozenset[str] = frozenset()
+    """DRA driver pods that are not restarted: they advertise what the GPUs have."""
+    changed: frozenset[str] = frozenset()
+    """UUIDs of the changed GPUs: all of their devices must be schedulable."""
+
+    @property
+    def has_dra_driver(self) -> bool:
+        """Whether the DRA driver is one of them."""
+        return DRIVER in self.kinds
+
+    @property
+    def restarted(self) -> tuple[Kind, ...]:
+        """Those that are restarted."""
+        kept = {DRIVER} if self.kept_uids else set()
+        return tuple(kind for kind in KINDS if kind in self.kinds - kept)
+
+    @property
+    def names(self) -> str:
+        """The names of those that are restarted, in a sentence."""
+        return " and ".join(f"the {kind.name}" for kind in self.restarted)
+
+
+def is_advertiser(pod: cluster.Pod) -> bool:
+    """Return whether a pod is the device plugin or the DRA driver."""
+    return any(kind.owns(pod) for kind in KINDS)
+
+
+def kinds_of(pods: _Pods) -> frozenset[Kind]:
+    """Return the programs that have one of these pods."""
+    return frozenset(kind for kind in KINDS if any(map(kind.owns, pods)))
+
+
+def kinds_in(journal: journals.Journal) -> frozenset[Kind]:
+    """Return the programs that served the node before they were paused."""
+    has = {PLUGIN: journal.has_plugin, DRIVER: journal.has_dra_driver}
+    return frozenset(kind for kind in KINDS if has[kind])
+
+
+def is_any_ready(pods: Iterable[cluster.Pod]) -> bool:
+    """Return whether one of the pods is ready, and stays."""
+    return any(pod.is_ready and not pod.is_terminating for pod in pods)
+
+
+class PodWaitsError(errors.NotReadyError):
+    """A container of a plugin or driver pod cannot start."""
+
+    def __init__(self, message: str, *, why: str) -> None:
+        super().__init__(message, reason=errors.Reason.PLUGIN_NOT_READY)
+        self.why = why
+        """Pods and kubelet's reasons, without details that change."""
+
+
+def not_ready(name: str, pods: _Pods, causes: str = "") -> errors.NotReadyError:
+    """Return the error that no pod of a program is ready, with what kubelet waits for."""
+    waiting = [pod for pod in pods if pod.waiting is not None]
+    names = ", ".join(
+        f"{pod.key} ({pod.waiting})" if pod.waiting is not None else pod.key for pod in pods
+    )
+    message = f"no new {name} pod is ready: {names or 'none has started'}{causes}"
+    if waiting:
+        why = ", ".join(f"{pod.key} {pod.waiting.reason}" for pod in waiting if pod.waiting)
+        return PodWaitsError(message, why=why)
+    return errors.NotReadyError(message, reason=errors.Reason.PLUGIN_NOT_READY)
+
+
+def not_allocatable(why: str) -> errors.NotReadyError | None:
+    """Return the error that devices are not advertised; None where nothing is missing."""
+    return errors.NotReadyError(why, reason=errors.Reason.NOT_ALLOCATABLE) if why else None

@@ -1,0 +1,235 @@
+"""Wait until pods can get the devices that the GPUs have, and remove what prevents it."""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterable, Sequence
+
+import structlog
+
+from mig_manager import errors
+from mig_manager.agent import settings, undo
+from mig_manager.agent.pods import advertisers, device_plugin, dra_driver, waiting
+from mig_manager.core import model, ports, timing
+from mig_manager.core.node import cluster, phantoms, resources
+from mig_manager.core.records import journals
+
+_log = structlog.get_logger()
+
+_Pods = tuple[cluster.Pod, ...]
+
+
+class Advertising:
+    """What device plugin and DRA driver advertise of one node.
+
+    Raises:
+        ClusterError: From each method, where the API refuses or does not answer.
+    """
+
+    def __init__(self, deps: ports.Dependencies, limits: settings.Limits) -> None:
+        self._deps = deps
+        self._limits = limits
+        self._plugin = device_plugin.DevicePlugin(deps)
+        self.driver = dra_driver.DraDriver(deps)
+        self._all: tuple[advertisers.Advertiser, ...] = (self._plugin, self.driver)
+        self._expected: frozenset[advertisers.Kind] = frozenset()
+        """Those whose pod was deleted, without a deploy label, and that have no successor yet."""
+
+    def expect(self, kinds: frozenset[advertisers.Kind]) -> None:
+        """Expect new pods of them, because their old ones were ended."""
+        self._expected |= kinds
+
+    def expect_those_in(self, journal: journals.Journal) -> None:
+        """Expect a new device plugin or DRA driver, where an earlier agent ended the old one."""
+        self.expect(advertisers.kinds_in(journal))
+
+    def expects_driver(self, journal: journals.Journal, pods: _Pods) -> bool:
+        """Return whether a DRA driver belongs on the node, although it may have no pod now.
+
+        A device by a ResourceClaim shows it too: only a driver hands one out.
+        """
+        return (
+            advertisers.DRIVER in self._expected | advertisers.kinds_in(journal)
+            or any(pod.claimed_ids for pod in pods)
+            or self.driver.is_deployed(pods, self._deps.node.read)
+        )
+
+    def paused(
+        self, journal: journals.Journal, pods: _Pods, *, changed: frozenset[str]
+    ) -> advertisers.Advertisers:
+        """Return those that a pause ended, according to the journal; ``pods`` are from before."""
+        known = advertisers.kinds_in(journal)
+        return self._advertisers(known, pods, self._deps.node.read, changed=changed)
+
+    def find(self, pods: _Pods, gpus: Sequence[model.Gpu]) -> advertisers.Advertisers:
+        """Return who advertises the node's devices, with their present pods as old ones.
+
+        Phantom devices are removed from the node: they look like those of a lost plugin.
+        """
+        node, _ = self._plugin.without_phantoms(gpus, pods)
+        # Any value but "true" is another program's decision to keep it away, and no failure.
+        labelled = frozenset(
+            kind for kind in advertisers.KINDS if node.labels.get(kind.deploy_label) == "true"
+        )
+        return self._advertisers(advertisers.kinds_of(pods) | labelled, pods, lambda: node)
+
+    def withdraw(self, who: advertisers.Advertisers) -> None:
+        """Keep pods from stale devices until new ones are advertised."""
+        for each in self._all:
+            if each.kind in who.restarted:
+                each.withdraw()
+
+    def is_schedulable(self, gpus: Sequence[model.Gpu]) -> bool:
+        """Check, without a wait, whether the node offers the devices that the GPUs have."""
+        pods = self._deps.workloads.list()
+        found = dataclasses.replace(self.find(pods, gpus), old_uids=frozenset())
+        return not self._missing(found, gpus, pods)
+
+    def find_stale(
+        self, gpus: Sequence[model.Gpu], *, is_restarted: bool
+    ) -> advertisers.Advertisers:
+        """Find the advertisers that do not know the GPUs' devices, and restart those if asked.
+
+        Returns:
+            What ``wait_schedulable`` waits for: new pods of them, or those that are starting.
+        """
+        pods = self._deps.workloads.list()
+        found = self.find(pods, gpus)
+        stale: _Pods = ()
+        for each in self._all if is_restarted else ():
+            own = tuple(filter(each.kind.owns, pods))
+            if advertisers.is_any_ready(own) and each.is_stale(gpus):
+                stale += own
+        waiting.delete(self._deps.workloads, stale)
+        return dataclasses.replace(found, old_uids=_uids(stale))
+
+    def withdraw_phantoms(
+        self, gpus: Sequence[model.Gpu], seen: cluster.NodeView | None
+    ) -> errors.NotReadyError | None:
+        """Remove the devices that the node offers and no GPU has; return why that failed.
+
+        The API is asked for nothing if the node as last ``seen`` has none; None: it was not seen.
+        """
+        if seen is not None and not phantoms.is_possible(
+            gpus, seen, resources.labelled_strategy(seen.labels)
+        ):
+            self._deps.telemetry.phantoms_found({}, are_removed=False)
+            return None
+        return self._plugin.without_phantoms(gpus, self._deps.workloads.present())[1]
+
+    def wait_schedulable(
+        self,
+        who: advertisers.Advertisers,
+        gpus: Sequence[model.Gpu],
+        taken: undo.Taken,
+        request: ports.Cancellation,
+    ) -> None:
+        """Wait until device plugin and DRA driver are ready and offer the GPUs' devices.
+
+        What a person may have to mend meanwhile is published once.
+
+        Raises:
+            NotReadyError: PLUGIN_NOT_READY, NOT_ALLOCATABLE or PHANTOM_DEVICES, with what is
+                missing.
+            Superseded: Another layout is requested; the next run verifies this change.
+        """
+        if not who.kinds:
+            _log.info("no_device_plugin_found")
+            return
+        timeout_s = self._limits.plugin_timeout_s
+        watch = _ProblemWatch(self._deps.clock, taken)
+        missing = waiting.wait(
+            self._deps,
+            self._limits,
+            lambda pods: watch.see(self._missing(who, gpus, pods)),
+            timeout_s,
+            request,
+        )
+        # After the deadline its owner may have removed it.
+        self._expected = frozenset()
+        if missing:
+            raise errors.NotReadyError(
+                f"{missing.message} (waited {timeout_s:g} s)", reason=missing.reason
+            )
+
+    def require_served(
+        self,
+        layouts: Sequence[resources.GpuLayout],
+        pods: Iterable[cluster.Pod],
+        *,
+        plugin_config: str | None,
+    ) -> None:
+        """Return if neither exits over what the GPUs will have, as far as known.
+
+        Raises:
+            LayoutError: STRATEGY_MISMATCH: one would exit.
+        """
+        known, read_node = tuple(pods), functools.cache(self._deps.node.read)
+        is_expected = advertisers.DRIVER in self._expected
+        why = self.driver.why_refused(
+            layouts, known, read_node, is_expected=is_expected
+        ) or self._plugin.why_refused(layouts, known, read_node, plugin_config=plugin_config)
+        if why:
+            raise errors.LayoutError(why, reason=errors.Reason.STRATEGY_MISMATCH)
+
+    def _advertisers(
+        self,
+        known: frozenset[advertisers.Kind],
+        pods: _Pods,
+        read_node: Callable[[], cluster.NodeView],
+        *,
+        changed: frozenset[str] = frozenset(),
+    ) -> advertisers.Advertisers:
+        """Add those that have no pod now, and will."""
+        kinds = known | self._expected
+        if advertisers.PLUGIN not in kinds and self._plugin.is_being_replaced(read_node()):
+            kinds |= {advertisers.PLUGIN}
+        return advertisers.Advertisers(kinds=kinds, old_uids=_uids(pods), changed=changed)
+
+    def _missing(
+        self, who: advertisers.Advertisers, gpus: Sequence[model.Gpu], pods: _Pods
+    ) -> errors.NotReadyError | None:
+        """Return what keeps pods from getting the GPUs' devices; None where nothing does."""
+        new = tuple(pod for pod in pods if pod.uid not in who.old_uids)
+        present = [each for each in self._all if each.kind in who.kinds]
+        for each in present:
+            own = tuple(filter(each.kind.owns, new))
+            if not advertisers.is_any_ready(own):
+                return advertisers.not_ready(each.kind.name, own, each.possible_causes(gpus))
+        found = (each.missing(gpus, new, who.changed) for each in present)
+        return next(filter(None, found), None)
+
+
+def _uids(pods: _Pods) -> frozenset[str]:
+    return frozenset(pod.uid for pod in pods if advertisers.is_advertiser(pod))
+
+
+_PHANTOMS_STAY_S = 30.0
+"""Kubelet reports within 10 s that the devices of a stopped plugin are gone."""
+
+
+class _ProblemWatch:
+    """Reports what a person may have to mend, and ends a wait that only a person can end."""
+
+    def __init__(self, clock: timing.Clock, taken: undo.Taken) -> None:
+        self._clock = clock
+        self._taken = taken
+        self._reported: set[str] = set()
+        self._phantoms_since_s: float | None = None
+
+    def see(self, missing: errors.NotReadyError | None) -> errors.NotReadyError | None:
+        """Return what is missing.
+
+        Raises:
+            NotReadyError: PHANTOM_DEVICES, which have stayed.
+        """
+        if isinstance(missing, advertisers.PodWaitsError) and missing.why not in self._reported:
+            self._reported.add(missing.why)
+            self._taken.enter(model.Phase.PROVE, missing.message)
+        if missing is None or missing.reason is not errors.Reason.PHANTOM_DEVICES:
+            self._phantoms_since_s = None
+            return missing
+        now_s = self._clock.monotonic()
+        self._phantoms_since_s = self._phantoms_since_s or now_s
+        if now_s - self._phantoms_since_s >= _PHANTOMS_STAY_S:
+            raise missing
+        return missing

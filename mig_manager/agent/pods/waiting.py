@@ -1,0 +1,49 @@
+"""Wait for the node's pods, and delete pods that must be replaced."""
+
+from collections.abc import Callable, Iterable
+from typing import TypeVar
+
+from mig_manager.agent import settings
+from mig_manager.core import ports
+from mig_manager.core.node import cluster
+
+_Problem = TypeVar("_Problem")
+
+
+def wait(
+    deps: ports.Dependencies,
+    limits: settings.Limits,
+    find: Callable[[tuple[cluster.Pod, ...]], _Problem],
+    timeout_s: float,
+    request: ports.Cancellation,
+) -> _Problem:
+    """Wait until the node's pods have no problem; return the one at the deadline.
+
+    A list confirms what the watch reports, because a watch may lag behind.
+
+    Raises:
+        ClusterError: The API refused or does not answer.
+        Superseded: Another layout is requested, or the agent stops.
+    """
+    deadline = deps.clock.monotonic() + timeout_s
+    checks = 0
+    while True:
+        is_late = deps.clock.monotonic() >= deadline
+        seen = None if is_late else deps.workloads.watched()
+        if seen is None or not find(seen):
+            problem = find(deps.workloads.list())
+            if is_late or not problem:
+                return problem
+        request.pause(limits.backoff.delay_s(checks))
+        checks += 1
+
+
+def delete(workloads: ports.Workloads, pods: Iterable[cluster.Pod]) -> None:
+    """Delete the pods that are not terminating already.
+
+    Raises:
+        ClusterError: The API refused or does not answer.
+    """
+    for pod in pods:
+        if not pod.is_terminating:
+            workloads.delete(pod)
