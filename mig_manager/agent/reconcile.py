@@ -297,7 +297,7 @@ class Reconciler:
 
     def _undo(self, journal: journals.Journal) -> None:
         """Roll back and restore what a journal lists; raises as ``recover``."""
-        job = self._job(jobs.Request(config=journal.config), journal)
+        job = self._job(self._request(journal.config, None), journal)
         before = job.taken.journal
         with self._locked(f"undoing an interrupted change to {journal.config or 'a layout'}"):
             result = run.undo_interrupted(job)
