@@ -59,7 +59,7 @@ def observe(job: jobs.Job) -> Observation:
     """Observe the GPUs, and plan the layout of a run without executing anything."""
     try:
         found = resolving.resolve(job)
-        gpus = found.observed or resolving.observe(job)
+        gpus = resolving.observed(job, found)
         plan = found.plan(gpus)
     except errors.MigManagerError as error:
         _log.info("drift_check_failed", reason=error.reason.value, error=error.message)

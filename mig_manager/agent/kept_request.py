@@ -105,7 +105,9 @@ class KeptRequest:
         self.current = dataclasses.replace(self.current, verified=verified)
 
     def was_verified(self, config_hash: str, *, is_owners: bool) -> bool:
-        """Check whether the resolved layout was verified, and nothing was requested since.
+        """Return whether the resolved layout was verified, and nothing was requested since.
+
+        What was verified of other content is forgotten, or counts no more as seen on the GPUs.
 
         New content is a new request, so what was verified before does not count any more. Content
         counts only if the owner wrote it. Other content changes without a request: with the

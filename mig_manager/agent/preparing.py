@@ -60,7 +60,7 @@ def planned(job: jobs.Job, found: resolving.Resolved, *, may_evict: bool) -> Cha
     extra_clients = resolving.extra_clients(job)
     services = job.deps.service_names()
     job.hooks.load()
-    gpus = found.observed or resolving.observe(job)
+    gpus = resolving.observed(job, found)
     recovery.restore_persistence(job, gpus)
     selected = resolving.selected(found, gpus)
     others = tuple(gpu for gpu in job.taken.journal.snapshot if gpu.uuid not in selected)
@@ -83,8 +83,11 @@ def require_possible(job: jobs.Job, planned: Change) -> Change:
         ClusterError: The API refused or does not answer, or kubelet does not.
         GpuInUseError: A process keeps a GPU.
         HostError: The init system does not answer, and services must stop.
-        MigManagerError: DRIFTED: pods would be evicted, and no change was requested;
-            FOREIGN_MANAGER, IN_USE, STRATEGY_MISMATCH, PLUGIN_NOT_READY.
+        HardwareError: The driver does not list the processes.
+        LayoutError: STRATEGY_MISMATCH: device plugin or DRA driver would not start.
+        MigManagerError: DRIFTED: pods would be evicted, and no change was requested; IN_USE: the
+            same on demand; FOREIGN_MANAGER.
+        NotReadyError: PLUGIN_NOT_READY, or IN_USE: a paused daemon has not stopped.
         Superseded: Another layout is requested, or the agent stops.
     """
     change = _surveyed(job, planned)

@@ -18,8 +18,7 @@ _log = structlog.get_logger()
 class Progress:
     """How far a run is, as the node shows it.
 
-    What its steps find out for people is noted here, and read again only to be published: no step
-    decides by it.
+    What its steps find out is noted here to be published.
     """
 
     def __init__(
@@ -232,7 +231,7 @@ class Progress:
         self._kept_request.note_reboot(self._status)
         annotations = {**change.annotations, **self._kept_request.annotations}
         annotations[cluster.STATUS_ANNOTATION] = self._status.to_json()
-        if self._status.gpus:
+        if self._status.gpus is not model.NO_GPUS:
             annotations[cluster.GPUS_ANNOTATION] = gpu_codec.to_json(self._status.gpus)
         labels = {**change.labels, **self._state_label}
         return dataclasses.replace(change, labels=labels, annotations=annotations)

@@ -1,4 +1,4 @@
-"""Publish on the Node: the one place that writes its labels, annotations, taint and condition.
+"""Publish on the Node: the one place that writes its labels, annotations and taint.
 
 Labels, annotations and taint travel in one patch, so the journal always matches what it lists: the
 API server takes both or neither. What a phase takes or restores is decided for the node as it is
@@ -51,7 +51,7 @@ class Publisher:
 
     def patch(self, change: cluster.NodePatch) -> None:
         """Write labels and annotations that only this agent writes; nothing if it has them."""
-        news = self._news(change)
+        news = _without(change, self._written)
         if news != cluster.NodePatch():
             self._forget(news)
             self._node.patch(news)
@@ -67,25 +67,20 @@ class Publisher:
         self._node.announce(change)
 
     def update(self, decide: Decide) -> None:
-        """Write what is decided for the node as it is then."""
-        written = cluster.NodePatch()
+        """Write what is decided for the node as it is then.
+
+        An annotation that another program has removed or changed meanwhile is written again.
+        """
+        decided = cluster.NodePatch()
 
         def news(view: cluster.NodeView) -> cluster.NodePatch:
-            nonlocal written
-            written = self._news(decide(view))
-            self._forget(written)
-            return written
+            nonlocal decided
+            decided = decide(view)
+            self._forget(decided)
+            return _without(decided, {key: view.annotations.get(key) for key in _STEADY})
 
         self._node.update(news)
-        self._keep(written)
-
-    def _news(self, change: cluster.NodePatch) -> cluster.NodePatch:
-        annotations = {
-            key: text
-            for key, text in change.annotations.items()
-            if key not in self._written or self._written[key] != text
-        }
-        return dataclasses.replace(change, annotations=annotations)
+        self._keep(decided)
 
     def _forget(self, change: cluster.NodePatch) -> None:
         """Whether the API made a change is not known before its answer."""
@@ -96,3 +91,12 @@ class Publisher:
         self._written |= {
             key: change.annotations[key] for key in _STEADY if key in change.annotations
         }
+
+
+def _without(change: cluster.NodePatch, present: Mapping[str, str | None]) -> cluster.NodePatch:
+    annotations = {
+        key: text
+        for key, text in change.annotations.items()
+        if key not in present or present[key] != text
+    }
+    return dataclasses.replace(change, annotations=annotations)

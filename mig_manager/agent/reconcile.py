@@ -117,6 +117,7 @@ class Reconciler:
 
         Raises:
             ClusterError: The outcome could not be published; the journal is still there.
+            Rebooting: The machine goes down; what is taken stays taken.
             Superseded: Another layout is requested, or the agent stops; all is restored.
         """
         custom = self._kept.begin(name, custom, is_new=is_new)
@@ -205,10 +206,12 @@ class Reconciler:
     def stop(self) -> None:
         """Reopen a node that is closed until the next attempt; call when the agent stops.
 
+        One that goes down for a reboot stays as it is, for the agent after the reboot.
+
         Raises:
             ClusterError: The API refused or does not answer; the journal is still there.
         """
-        if self._is_closed:
+        if self._is_closed and not (self._left and self._left.rebooted_from):
             self._end_pending("the agent stopped during a drain")
 
     def note_node(self, view: cluster.NodeView) -> None:

@@ -32,8 +32,8 @@ def find_journal(
     """Return what an interrupted run left on the node, if anything.
 
     An invalid journal is set aside. Without a valid one, the result is what its value marks:
-    paused labels, the taint, a cordon with our annotation. NVIDIA's manager, which this agent may
-    have replaced, keeps no journal. Any other cordon may belong to a person.
+    paused labels, and the taint. NVIDIA's manager, which this agent may have replaced, keeps no
+    journal. A cordon belongs to people.
 
     Raises:
         ClusterError: The API refused or does not answer.

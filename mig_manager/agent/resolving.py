@@ -89,12 +89,12 @@ def resolve(job: jobs.Job) -> Resolved:
 def _find(job: jobs.Job) -> Resolved:
     """Return the layout of the file, or a generated one; report whether the file has it."""
     name, is_usable = job.request.config, False
-    observed: model.ObservedGpus | None = None
+    seen: model.ObservedGpus | None = None
 
     def observe_once() -> model.ObservedGpus:
-        nonlocal observed
-        observed = observe(job)
-        return observed
+        nonlocal seen
+        seen = observe(job)
+        return seen
 
     try:
         layout, warnings = served_layouts.find(name, job.deps.configs, job.limits, observe_once)
@@ -110,7 +110,7 @@ def _find(job: jobs.Job) -> Resolved:
         is_usable = True
     finally:
         job.deps.telemetry.config_read(is_usable=is_usable)
-    return Resolved(layout=layout, warnings=warnings, is_owners=is_owners, observed=observed)
+    return Resolved(layout=layout, warnings=warnings, is_owners=is_owners, observed=seen)
 
 
 def verified_without_file(
@@ -138,6 +138,11 @@ def verified_without_file(
     message = f"{messages.ended(error.message)} {error.reason.remedy}"
     job.deps.node.emit(reason=error.reason.value, message=message, is_warning=True)
     return gpus, verified.is_owners
+
+
+def observed(job: jobs.Job, found: Resolved) -> model.ObservedGpus:
+    """Return the GPUs as seen with the layout, or observe them; raises as ``observe``."""
+    return observe(job) if found.observed is None else found.observed
 
 
 def observe(job: jobs.Job) -> model.ObservedGpus:

@@ -57,7 +57,7 @@ def _changes_nothing(job: jobs.Job) -> bool:
     """Return whether the layout is active, or its error comes before anything is disturbed."""
     try:
         found = resolving.resolve(job)
-        return found.plan(found.observed or resolving.observe(job)).is_empty
+        return found.plan(resolving.observed(job, found)).is_empty
     except errors.MigManagerError:
         # The run itself reports the error before it disturbs any pod.
         return True

@@ -28,11 +28,12 @@ def go_down(
     rig: fakes.NodeRig, layout: str = LAYOUT, *, by: reconcile.Reconciler | None = None
 ) -> None:
     """Run until the machine goes down: the signal to end comes while it is waited for."""
-    before = rig.reboots
+    ours, before = by or scenes.reconciler(rig), rig.reboots
     patient = fakes.FakeRequest(rig.clock)
     patient.ends_when = lambda: rig.reboots > before
     with pytest.raises(errors.Superseded):
-        scenes.run(rig, layout, by=by, request=patient)
+        scenes.run(rig, layout, by=ours, request=patient)
+    ours.stop()
 
 
 def restart_without_the_mode(rig: fakes.NodeRig) -> None:

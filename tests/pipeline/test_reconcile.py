@@ -397,3 +397,28 @@ def test_a_run_publishes_the_gpus_and_one_that_sees_none_leaves_what_is_publishe
     ]
     assert run(rig, "all-9g").state is model.State.FAILED
     assert rig.annotations[cluster.GPUS_ANNOTATION] == text
+
+
+def test_annotations_that_another_program_removed_are_written_again() -> None:
+    rig = node()
+    ours = scenes.reconciler(rig)
+    ours.recover("all-1g.5gb")
+    assert_ends(rig, Reason.APPLIED, layout="all-1g.5gb", by=ours)
+    steady = {cluster.GPUS_ANNOTATION, cluster.LAYOUTS_ANNOTATION, cluster.REQUEST_ANNOTATION}
+    before = {key: rig.annotations.pop(key) for key in steady}
+
+    assert_ends(rig, Reason.ALREADY_APPLIED, layout="all-1g.5gb", by=ours)
+
+    assert {key: rig.annotations[key] for key in steady} == before
+
+
+def test_a_driver_that_lists_no_gpu_leaves_none_published() -> None:
+    rig = node()
+    ours = scenes.reconciler(rig)
+    ours.recover("all-1g.5gb")
+    assert_ends(rig, Reason.APPLIED, layout="all-1g.5gb", by=ours)
+    rig.gpus = model.NO_GPUS
+
+    assert run(rig, "all-1g.5gb", by=ours).state is model.State.FAILED
+
+    assert gpu_codec.from_json(rig.annotations[cluster.GPUS_ANNOTATION]) == ()
