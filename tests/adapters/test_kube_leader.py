@@ -234,7 +234,7 @@ def test_a_lease_that_cannot_be_read_is_not_taken_for_missing(rig: Rig, status: 
     assert rig.server.log.count("create", "leases") == 0
 
 
-def test_a_lease_without_end_is_taken_after_an_hour_and_its_owner_is_logged(rig: Rig) -> None:
+def test_a_lease_without_end_is_taken_after_an_hour_and_its_owner_logged(rig: Rig) -> None:
     second = rig.replica("b")
     foreign = {"holderIdentity": "other", "leaseDurationSeconds": 2**31 - 1}
     rig.server.store.create(

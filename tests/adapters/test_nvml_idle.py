@@ -74,7 +74,7 @@ def test_programs_on_the_gpu_itself_and_on_other_instances_block_no_plan(
 
 
 @pytest.mark.parametrize("kind", [states.ClientKind.COMPUTE, states.ClientKind.MONITOR])
-def test_a_gpu_is_not_emptied_beside_a_process_that_keeps_the_first_instance_out(
+def test_a_gpu_is_not_emptied_beside_a_process_on_the_gpu_itself(
     node: Rig, proc: ProcTree, kind: states.ClientKind
 ) -> None:
     gpu = node.fill("3g.20gb")
@@ -91,9 +91,7 @@ def test_a_gpu_is_not_emptied_beside_a_process_that_keeps_the_first_instance_out
         assert [str(gi.profile) for gi in node.observe().gpu_instances] == ["7g.40gb"]
 
 
-def test_instances_that_cannot_be_listed_before_a_creation_are_a_typed_error(
-    node: Rig, proc: ProcTree
-) -> None:
+def test_instances_that_cannot_be_listed_are_a_typed_error(node: Rig, proc: ProcTree) -> None:
     gpu = node.enable()
     node.fault("nvmlDeviceGetGpuInstances", code=states.Code.NO_PERMISSION)
     with pytest.raises(errors.HardwareError, match="cannot list its GPU instances") as caught:

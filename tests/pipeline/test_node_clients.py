@@ -113,7 +113,7 @@ def test_a_change_whose_plugin_does_not_come_back_fails_and_is_verified_by_a_lat
     assert run(rig, "all-balanced").state is model.State.SUCCESS
 
 
-def test_a_plugin_that_kubelet_cannot_start_is_named_during_and_after_the_wait() -> None:
+def test_a_plugin_that_kubelet_cannot_start_is_named_while_it_is_awaited() -> None:
     rig = node()
     rig.plugin_is_broken = True
     rig.plugin_waiting = cluster.Waiting(reason="ErrImagePull", message="plugin:9: not found")

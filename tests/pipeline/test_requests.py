@@ -344,7 +344,7 @@ def test_a_label_that_is_set_again_evicts_for_a_drifted_layout() -> None:
     assert "foreign" not in story.rig.pod_names
 
 
-def test_new_content_of_a_layout_evicts_and_so_does_its_retry_by_the_next_agent() -> None:
+def test_new_content_of_a_layout_evicts_also_when_the_next_agent_retries() -> None:
     story = active(None)
     used = frozenset({scenes.device(story.rig, 0, "2g.10gb")})
     story.rig.add_pod("affected", devices=used)
@@ -423,7 +423,7 @@ def test_a_drifted_layout_fails_for_a_file_that_cannot_be_read() -> None:
     assert story.ended[-1] is Reason.INVALID_CONFIG
 
 
-def test_a_generated_layout_is_applied_in_place_of_the_file_s_on_a_new_request() -> None:
+def test_a_new_request_takes_a_generated_layout_for_that_of_the_file() -> None:
     story = active_by_own_file()
 
     story.live(

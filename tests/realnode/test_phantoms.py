@@ -89,7 +89,7 @@ def test_a_change_beside_devices_that_no_gpu_has_succeeds(cluster: rig.Cluster) 
     assert_clean(cluster)
 
 
-def test_devices_that_the_agent_may_not_remove_are_published_with_the_command(
+def test_devices_that_may_not_be_removed_are_published_with_the_command(
     spoiled: rig.Cluster,
 ) -> None:
     cluster = spoiled

@@ -265,7 +265,7 @@ def test_after_a_reboot_only_what_it_has_emptied_returns_to_what_was(
     assert node.journal.text is None
 
 
-def test_a_journal_older_than_the_layout_that_an_agent_verified_undoes_nothing(
+def test_a_journal_older_than_an_agents_verified_layout_undoes_nothing(
     node: Node,
 ) -> None:
     assert node.cut_off("wanted", at=3)
@@ -283,7 +283,7 @@ def test_a_journal_older_than_the_layout_that_an_agent_verified_undoes_nothing(
     assert node.journal.text is None
 
 
-def test_an_unfinished_change_without_a_reset_is_undone_where_resets_are_forbidden(
+def test_a_change_without_a_reset_is_undone_where_resets_are_forbidden(
     node: Node,
 ) -> None:
     before = node.shape

@@ -289,7 +289,7 @@ def test_a_driver_that_does_not_come_is_given_up_at_the_deadline(node: Node) -> 
 @pytest.mark.parametrize(
     ("product", "layout"), [("h100-sxm5-80gb", "bare"), ("a100-sxm4-40gb", "before")]
 )
-def test_gpus_in_use_are_waited_for_together_and_a_lost_one_is_reported_once(
+def test_gpus_in_use_are_awaited_together_and_a_lost_one_is_reported_once(
     tmp_path: pathlib.Path, product: str, layout: str
 ) -> None:
     owner = applying_rig.Node("off")

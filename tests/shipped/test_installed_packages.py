@@ -106,7 +106,7 @@ def test_a_machine_has_its_layout_again_after_a_reboot_and_nothing_of_ours_after
     assert machine.run("ls", "/run/mig-manager", status=2)
 
 
-def test_the_agent_starts_again_after_a_signal_and_removal_waits_for_an_apply(
+def test_the_agent_restarts_after_a_signal_and_removal_waits_for_an_apply(
     machine: guest.Guest,
 ) -> None:
     machine.run("dpkg", "-i", PACKAGE)

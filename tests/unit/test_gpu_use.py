@@ -224,12 +224,12 @@ def test_a_pod_counts_for_its_devices_and_for_a_gpu_whose_id_is_no_uuid(
     assert bool(users([without_gpu], (using(ids),), ONE)) is uses_it
 
 
-def test_a_pod_whose_init_container_may_use_a_gpu_counts_whatever_else_it_uses() -> None:
+def test_a_pod_counts_if_its_init_container_may_use_a_gpu() -> None:
     starting = pod(phase="Pending", may_run_gpu_init=True)
     assert users([starting], (using(OTHER),), ONE) == (starting,)
 
 
-def test_a_pod_with_a_claim_that_may_be_for_a_gpu_counts_and_it_is_known_why() -> None:
+def test_a_pod_counts_if_its_claim_may_be_for_a_gpu_and_it_is_known_why() -> None:
     claimant, unlisted = pod(gpu_resources={}), pod(gpu_resources={}, has_claims=True)
     gpu, nic = using((), "nic.example.com", "gpu.nvidia.com"), using((), "nic.example.com")
     for each, known in (
