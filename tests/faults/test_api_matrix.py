@@ -114,9 +114,9 @@ def requests(stage: api_node.Stage) -> list[Request]:
     counts = collections.Counter(each[:2] for each in made)
     for kind, count in counts.items():
         written = _ALWAYS[kind]
-        is_look = kind[0] in ("get", "list")
+        is_poll = kind[0] in ("get", "list")
         assert written <= count, f"{count} of {kind}"
-        assert is_look or count <= written + _FURTHER, f"{count} of {kind}"
+        assert is_poll or count <= written + _FURTHER, f"{count} of {kind}"
     return sorted(
         each
         for each in made
