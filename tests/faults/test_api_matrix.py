@@ -39,6 +39,7 @@ _ALWAYS = {
 """How many of a kind every reconfiguration makes, however it is scheduled."""
 _FURTHER = 2
 """How many more there may be of what is written: each is a matter of milliseconds."""
+_EVENT = Request("create", "events", _ALWAYS["create", "events"])
 _MOST_PLAYS = 5
 """A wait may be over before its n-th poll."""
 
@@ -109,6 +110,8 @@ def requests(stage: api_node.Stage) -> list[Request]:
         stage.occupy()
         stage.server.log.clear()
         stage.reconfigure()
+        # Events are published in the background.
+        stage.wait(lambda: _EVENT in stage.asked(), "the Event of the end")
         rounds.append(set(stage.asked()))
     made = set.intersection(*rounds)
     counts = collections.Counter(each[:2] for each in made)
