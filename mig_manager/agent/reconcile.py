@@ -247,13 +247,13 @@ class Reconciler:
         attempt: int = 1,
     ) -> jobs.Request:
         # Whatever fails before the layout is resolved must not lead to a second reboot.
-        is_rebooted = self._rebooted is not None and self._rebooted[0] == name
+        rebooted, content_hash = self._rebooted or ("", None)
         return jobs.Request(
             config=name,
             custom=custom,
             may_evict=may_evict,
             attempt=attempt,
-            rebooted_hash=self._rebooted[1] if self._rebooted and is_rebooted else None,
+            rebooted_hash=content_hash if rebooted == name else None,
             seen=self._seen_gpus,
         )
 

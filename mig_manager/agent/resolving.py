@@ -182,4 +182,4 @@ def selected(found: Resolved, gpus: model.ObservedGpus) -> dict[str, model.Desir
         chosen = config.select(found.layout, gpus)
     for remark in (*found.warnings, *layouts.lenient_warnings(found.layout, gpus)):
         _log.warning("config_overlooked", place=str(remark.location), problem=remark.message)
-    return dict(chosen)
+    return chosen

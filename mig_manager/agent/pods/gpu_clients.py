@@ -203,9 +203,7 @@ class GpuClients:
 
                 is_ours = key in taken.resume({key, *others})
                 others = set()
-                if is_ours and waiting.wait(
-                    self._deps, self._limits, is_unready, timeout_s, request
-                ):
+                if is_ours and self._wait(is_unready, timeout_s, request):
                     self._deps.node.emit(
                         reason="MonitorNotReady",
                         message=f"{key}: no pod is ready after {timeout_s:g} s",
