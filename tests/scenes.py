@@ -138,7 +138,7 @@ def reconciler(  # noqa: PLR0913 - each is named where it is called
         reboot=rig.host if rig.may_reboot else None,
         services=rig.host if rig.services else None,
         service_names=lambda: tuple(rig.services),
-        device_files=rig.host,
+        refresh_files=rig.host.refresh,
         boot_layout=rig.host,
         request_file=rig.request_file,
         hooks=rig.programs if rig.hooks else None,

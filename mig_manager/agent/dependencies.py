@@ -122,7 +122,9 @@ def _with_machine(
     host = settings.host
     deps = dataclasses.replace(
         deps,
-        device_files=device_nodes.DeviceFiles(host.roots, is_cdi_enabled=host.cdi_enabled),
+        refresh_files=device_nodes.DeviceFiles(
+            host.roots, is_cdi_enabled=host.cdi_enabled
+        ).refresh,
     )
     if host.gpu_reset:
         from mig_manager.adapters.host import gpu_reset  # noqa: PLC0415 - reads XML

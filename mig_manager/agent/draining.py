@@ -16,8 +16,8 @@ from mig_manager.core import messages, model
 from mig_manager.core.node import cluster
 
 
-def close(job: jobs.Job) -> str:
-    """Taint the node; return the layout that its label named as applied.
+def close(job: jobs.Job) -> None:
+    """Taint the node, and note the layout that its label names as applied.
 
     Raises:
         ClusterError: The API refused or does not answer.
@@ -25,19 +25,17 @@ def close(job: jobs.Job) -> str:
     """
     if job.deps.slots is not None and not job.taken.journal.blocks_workloads:
         job.deps.slots.check()
-    applied = ""
 
     def taint(view: cluster.NodeView) -> undo.Step:
-        nonlocal applied
-        applied = view.labels.get(cluster.APPLIED_LABEL, "")
+        # An interrupted run has removed the label, and its journal names the layout.
+        applied = view.labels.get(cluster.APPLIED_LABEL) or job.taken.journal.applied
         return undo.Step(
             message=f"applying {job.progress.title}",
-            journal=dataclasses.replace(job.taken.journal, hold_taint=True),
+            journal=dataclasses.replace(job.taken.journal, hold_taint=True, applied=applied),
             change=cluster.NodePatch(hold_taint=True),
         )
 
     job.taken.take(model.Phase.CORDON, taint)
-    return applied
 
 
 def drained(job: jobs.Job, change: preparing.Change) -> drain.Drain:

@@ -1,37 +1,41 @@
-"""Execute a plan on the GPUs, all or nothing, with the journal on the Node."""
+"""Execute a plan on the GPUs, all or nothing."""
 
 import contextlib
 
 from mig_manager import errors
-from mig_manager.agent import draining, host, node_journal, preparing, recovery
+from mig_manager.agent import draining, host, preparing, recovery
 from mig_manager.agent import job as jobs
 from mig_manager.agent.pods import gpu_clients
 from mig_manager.core import model
+from mig_manager.core.layout import layouts
 
 
 def executed(
-    job: jobs.Job, change: preparing.Change, paused: gpu_clients.Paused, *, applied: str
+    job: jobs.Job, change: preparing.Change, paused: gpu_clients.Paused
 ) -> model.ObservedGpus:
     """Execute and verify the plan, or roll back; reboot where only that helps.
 
-    ``applied`` is the layout whose label the node had.
-
     Raises:
-        MigManagerError: As ``transaction.Transaction.run``; REBOOT_REQUIRED: there is no reboot.
+        MigManagerError: As ``transaction.Transaction.run`` and ``refresh``; REBOOT_REQUIRED: there
+            is no reboot.
         Rebooting: The machine goes down.
         Superseded: Another layout is requested, or the agent stops; the GPUs are as before.
     """
-    older, applied = recovery.rollback_target(job.deps, job.taken.journal, change.gpus, applied)
-    journal = node_journal.NodeJournal(job, change.found.layout, applied)
+    transaction = job.transaction(preparing.idle_wait(job))
     try:
-        after, _ = node_journal.transaction_of(job, journal, preparing.idle_wait(job)).run(
+        after, _ = transaction.run(
             change.plan,
             seen=change.gpus,
-            older=older,
+            older=recovery.rollback_target(job, change.gpus),
             # A GPU that was lost meanwhile is not verified, unless the layout names it.
             replan=lambda now: change.found.plan(now, restoring=change.restoring),
+            owed=lambda now: layouts.unrestored_elsewhere(
+                change.found.layout, now, job.taken.journal.snapshot
+            ),
             points=job.hooks,
         )
+        job.progress.note(gpus=after)
+        transaction.refresh()
     except errors.MigManagerError as error:
         if not host.may_reboot(job, error, was_rebooted=change.found.was_rebooted):
             _resume_after_failure(job, paused, error)

@@ -1,5 +1,6 @@
 """The host in a run: its services, the owner's hooks, and a reboot where that is allowed."""
 
+import dataclasses
 from collections.abc import Callable, Sequence
 
 import structlog
@@ -9,8 +10,6 @@ from mig_manager.agent import job as jobs
 from mig_manager.core import host_files, messages, model, steps
 from mig_manager.core.node import clients
 from mig_manager.core.node import policy as policies
-
-_REBOOT_CHECK_S = 1.0
 
 _log = structlog.get_logger()
 
@@ -209,12 +208,15 @@ def _wait_for_stop(job: jobs.Job) -> None:
 
     A run for that layout would work on a node that is going down.
     """
-    clock = job.deps.clock
-    deadline = clock.monotonic() + job.limits.reboot_timeout_s
-    while (remaining_s := deadline - clock.monotonic()) > 0:
+
+    def sleep(seconds: float) -> None:
         try:
-            job.cancel.wait(min(remaining_s, _REBOOT_CHECK_S))
+            job.cancel.wait(seconds)
         except errors.Superseded as end:
             if end.is_stopping:
                 raise errors.Rebooting(end.why) from end
-            clock.wait(min(remaining_s, _REBOOT_CHECK_S))
+            job.deps.clock.wait(seconds)
+
+    wait = dataclasses.replace(job.wait(job.limits.reboot_timeout_s), sleep=sleep)
+    for _ in wait.attempts():
+        job.deps.telemetry.still_working()

@@ -5,8 +5,8 @@ import dataclasses
 from mig_manager.agent import kept_request, publish, settings, undo
 from mig_manager.agent import progress as progresses
 from mig_manager.agent.pods import gpu_clients
-from mig_manager.change import hook_points
-from mig_manager.core import model, ports
+from mig_manager.change import hook_points, transaction
+from mig_manager.core import model, ports, timing
 from mig_manager.core.layout import custom as customs
 from mig_manager.core.records import journals, status
 
@@ -51,6 +51,26 @@ class Job:
     def plugin_config(self) -> str | None:
         """The device plugin's config for this layout; None: it stays."""
         return self.limits.policy.plugin_config(self.request.config)
+
+    def wait(self, timeout_s: float) -> timing.Wait:
+        """Return a wait that another request ends."""
+        return timing.Wait(
+            clock=self.deps.clock,
+            timeout_s=timeout_s,
+            sleep=self.cancel.wait,
+            backoff=self.limits.backoff,
+        )
+
+    def transaction(self, idle_wait: timing.Wait | None = None) -> transaction.Transaction:
+        """Return a transaction on the node's GPUs."""
+        return transaction.Transaction(
+            gpus=self.deps.gpus,
+            taken=self.taken,
+            clock=self.deps.clock,
+            refresh_files=self.deps.refresh_files,
+            reset=self.deps.reset.reset if self.deps.reset else None,
+            idle_wait=idle_wait,
+        )
 
 
 def begun(  # noqa: PLR0913 - each is named where it is called

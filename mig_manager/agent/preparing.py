@@ -141,9 +141,8 @@ def _surveyed(job: jobs.Job, change: Change) -> Change:
 
 def idle_wait(job: jobs.Job) -> timing.Wait:
     """Return the wait for processes that use what a plan destroys."""
-    return timing.Wait(
-        timeout_s=0.0 if job.request.is_on_demand else job.limits.in_use_timeout_s,
-        wait=job.cancel.wait,
+    return dataclasses.replace(
+        job.wait(0.0 if job.request.is_on_demand else job.limits.in_use_timeout_s),
         on_wait=lambda error: _log.info("gpus_in_use", error=error.message),
     )
 

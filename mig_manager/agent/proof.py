@@ -3,11 +3,11 @@
 import dataclasses
 
 from mig_manager import errors
-from mig_manager.agent import host, node_journal, outcomes
+from mig_manager.agent import host, outcomes
 from mig_manager.agent import job as jobs
 from mig_manager.agent.pods import gpu_clients
 from mig_manager.core import model
-from mig_manager.core.layout import config
+from mig_manager.core.layout import config, layouts
 
 
 def resumed(job: jobs.Job, paused: gpu_clients.Paused) -> gpu_clients.Paused:
@@ -52,14 +52,15 @@ def verify_unchanged(
         MigManagerError: As ``resumed`` and ``prove``; DEVICE_FILES_FAILED.
         Superseded: Another layout is requested.
     """
-    journal = node_journal.NodeJournal(job, layout)
-    interrupted, unrestored = job.taken.journal, journal.unrestored(gpus)
-    unverified = tuple(gpu for gpu in interrupted.snapshot if gpu not in unrestored)
+    interrupted = job.taken.journal
+    snapshot = interrupted.snapshot
+    unrestored = layouts.unrestored_elsewhere(layout, gpus, snapshot) if layout else ()
+    unverified = tuple(gpu for gpu in snapshot if gpu not in unrestored)
     is_stale = interrupted.stale_files or bool(unverified)
     job.taken.note(snapshot=unrestored, applied="", stale_files=is_stale)
     if not dataclasses.replace(interrupted, snapshot=unverified).is_restored:
         paused = job.clients.find_plugin(interrupted, gpus)
-        node_journal.transaction_of(job, journal).refresh()
+        job.transaction().refresh()
         paused = resumed(job, paused)
         prove(job, paused, gpus)
         job.clients.resume_monitors(paused, job.taken, job.cancel)
@@ -67,7 +68,7 @@ def verify_unchanged(
             errors.Reason.APPLIED, "is active", gpus=gpus, is_owners=is_owners
         )
     if is_stale:
-        node_journal.transaction_of(job, journal).refresh()
+        job.transaction().refresh()
     if not job.clients.has_config(job.plugin_config):
         paused = job.clients.resume_plugin(
             job.clients.find_plugin(job.taken.journal, gpus),

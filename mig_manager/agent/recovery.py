@@ -12,7 +12,7 @@ import structlog
 
 from mig_manager import errors
 from mig_manager.agent import job as jobs
-from mig_manager.agent import node_journal, publish
+from mig_manager.agent import publish
 from mig_manager.agent.pods import survey
 from mig_manager.change import transaction
 from mig_manager.core import model, ports, steps
@@ -87,19 +87,14 @@ def is_possible(
         return False
 
 
-def rollback_target(
-    deps: ports.Dependencies,
-    interrupted: journals.Journal,
-    gpus: model.ObservedGpus,
-    applied: str,
-) -> tuple[tuple[model.GpuSnapshot, ...], str]:
-    """Return what a rollback after an interrupted change restores: GPUs, and the label."""
-    if not interrupted.snapshot:
-        # An older run may have rolled back without publishing it.
-        return (), applied or interrupted.applied
-    if is_possible(deps, gpus, interrupted.snapshot):
-        return interrupted.snapshot, interrupted.applied
-    return gpus.missing(interrupted.snapshot), ""
+def rollback_target(job: jobs.Job, gpus: model.ObservedGpus) -> tuple[model.GpuSnapshot, ...]:
+    """Return what a rollback restores of GPUs that an interrupted change has begun to change."""
+    before = job.taken.journal.snapshot
+    if not before or is_possible(job.deps, gpus, before):
+        return before
+    # Then the layout from before that change cannot be back either.
+    job.taken.note(applied="")
+    return gpus.missing(before)
 
 
 def restore_persistence(job: jobs.Job, gpus: model.ObservedGpus) -> None:
@@ -123,13 +118,13 @@ def roll_back(job: jobs.Job) -> str:
         now = job.deps.gpus.observe()
         job.progress.note(gpus=now)
         restore_persistence(job, now)
-        change = node_journal.transaction_of(job, node_journal.NodeJournal(job))
+        change = job.transaction()
         plan = planner.restore(now, snapshot)
         if plan.is_empty:
             result = transaction.without_steps(now, snapshot)
             return change.conclude(result).message if result.is_complete else result.message
         _require_unused(job.deps, plan, now)
-        change.journal.rolling_back()
+        job.taken.begin_rollback()
         paused = job.clients.pause(plan, job.taken, Uninterrupted(job.deps))
         try:
             # From now on kubelet cannot assign a device.

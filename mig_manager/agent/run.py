@@ -20,7 +20,6 @@ from mig_manager.agent import (
     draining,
     execution,
     host,
-    node_journal,
     outcomes,
     preparing,
     proof,
@@ -84,11 +83,11 @@ def _steps(job: jobs.Job) -> outcomes.Outcome:
         return proof.verify_unchanged(job, found.layout, change.gpus, is_owners=found.is_owners)
     change = preparing.require_possible(job, change)
     host.start_hooks(job, change.plan)
-    applied = draining.close(job)
+    draining.close(job)
     drain = draining.drained(job, change)
     paused = draining.paused(job, change, drain)
     host.stop_services(job, change.services, change.plan)
-    gpus = execution.executed(job, change, paused, applied=applied)
+    gpus = execution.executed(job, change, paused)
     paused = proof.resumed(job, paused)
     proof.prove(job, paused, gpus)
     job.clients.resume_monitors(paused, job.taken, job.cancel)
@@ -130,7 +129,7 @@ def undo_interrupted(job: jobs.Job) -> str:
     result = undo(job)
     if is_stale:
         try:
-            node_journal.transaction_of(job, node_journal.NodeJournal(job)).refresh()
+            job.transaction().refresh()
         except errors.HostError as error:
             result = messages.joined(result, error.message)
     return result

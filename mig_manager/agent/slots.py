@@ -1,6 +1,8 @@
 """Wait for a slot where the number of nodes under change is limited, and for the node's lock."""
 
 import contextlib
+import dataclasses
+import math
 import random
 
 import structlog
@@ -39,18 +41,22 @@ def wait(job: jobs.Job) -> None:
         return
     if journal.is_restored and _changes_nothing(job):
         return
+    wait = dataclasses.replace(
+        job.wait(math.inf),
+        # A random pause, so that waiting nodes do not ask at the same time.
+        sleep=lambda seconds: job.cancel.wait(seconds * random.uniform(0.5, 1.0)),  # noqa: S311
+        backoff=_BACKOFF,
+    )
     published, published_at_s = "", 0.0
-    attempt = 0
-    while denial := _try(slots):
+    for _ in wait.attempts():
+        denial = _try(slots)
+        if not denial:
+            return
         now_s = clock.monotonic()
         may_publish = not published or now_s - published_at_s >= _PUBLISH_AGAIN_S
         if denial != published and may_publish:
             published, published_at_s = denial, now_s
             job.progress.enter(model.Phase.WAIT, denial, reason=errors.Reason.SLOTS_TAKEN)
-        # A random pause, so that waiting nodes do not ask at the same time.
-        spread = random.uniform(0.5, 1.0)  # noqa: S311 - a spread
-        job.cancel.wait(_BACKOFF.delay_s(attempt) * spread)
-        attempt += 1
 
 
 def _changes_nothing(job: jobs.Job) -> bool:
@@ -82,11 +88,5 @@ def locked(job: jobs.Job) -> contextlib.AbstractContextManager[None]:
     """
     if job.deps.lock is None:
         return contextlib.nullcontext()
-    return transaction.locked(
-        job.deps.lock,
-        f"applying layout {job.request.config}",
-        clock=job.deps.clock,
-        wait=timing.Wait(
-            timeout_s=job.limits.lock_timeout_s, wait=job.cancel.wait, backoff=job.limits.backoff
-        ),
-    )
+    wait = job.wait(job.limits.lock_timeout_s)
+    return transaction.locked(job.deps.lock, f"applying layout {job.request.config}", wait)

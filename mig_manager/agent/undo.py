@@ -14,7 +14,7 @@ from typing import Any
 from mig_manager import errors
 from mig_manager.agent import outcomes
 from mig_manager.agent import progress as progresses
-from mig_manager.core import messages, model
+from mig_manager.core import messages, model, steps
 from mig_manager.core.node import cluster
 from mig_manager.core.records import journals
 
@@ -31,7 +31,7 @@ class Step:
 
 
 class Taken:
-    """The undo stack of one run.
+    """Implements ``transaction.Taken``: the undo stack of one run, on the Node.
 
     Raises:
         ClusterError: From each method that publishes, where the API refuses or does not answer;
@@ -99,6 +99,19 @@ class Taken:
         journal = dataclasses.replace(self._journal, **entries)
         step = Step(message=message, journal=journal, change=change or cluster.NodePatch())
         self.take(phase, lambda _view: step, state=state)
+
+    def begin(self, before: tuple[model.GpuSnapshot, ...], plan: steps.Plan) -> None:
+        """Write what a rollback restores, and remove the label of the applied layout."""
+        self.enter(
+            model.Phase.EXECUTE,
+            f"running {len(plan.steps)} steps on the GPUs",
+            change=cluster.NodePatch(labels={cluster.APPLIED_LABEL: None}),
+            snapshot=before,
+        )
+
+    def begin_rollback(self) -> None:
+        """Publish the rollback, once, without waiting for the API."""
+        self._progress.begin_rollback()
 
     def resume(
         self, keys: Collection[str], *, what: str = "", plugin_config: str | None = None

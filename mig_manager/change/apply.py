@@ -6,7 +6,7 @@ The verified layout is saved for the next boot.
 import contextlib
 import dataclasses
 import hashlib
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 from mig_manager import errors
 from mig_manager.change import hook_points, local, plans
@@ -51,10 +51,7 @@ def apply(
     )
     variables = {"MIG_PARTED_SELECTED_CONFIG": layout.name}
     points = hook_points.HookPoints(deps.hooks, variables=variables)
-    points.load()
-    with local.locked(deps, f"apply {target.name}"):
-        is_mode_only = scope is plans.Scope.MODE_ONLY
-        return _Run(deps, target, points, is_mode_only=is_mode_only).run()
+    return _run(deps, target, points, "apply", scope)
 
 
 def restore(
@@ -89,9 +86,7 @@ def restore(
         unrestored_elsewhere=lambda gpus, snapshot: gpus.missing(snapshot),
     )
     points = hook_points.HookPoints(deps.hooks)
-    points.load()
-    with local.locked(deps, f"restore {name}"):
-        return _Run(deps, target, points, is_mode_only=is_mode_only).run()
+    return _run(deps, target, points, "restore", scope)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,145 +108,155 @@ class _Target:
     """Returns what of a snapshot is not restored on unreachable GPUs outside it."""
 
 
-class _Run:
+def _run(
+    deps: local.Dependencies,
+    target: _Target,
+    points: hook_points.HookPoints,
+    verb: str,
+    scope: plans.Scope,
+) -> plans.Applied:
+    points.load()
+    with local.locked(deps, f"{verb} {target.name}"):
+        observed = deps.gpus.observe()
+        taken = local.opened(deps, observed, config=target.name)
+        change = _Change(
+            deps=deps,
+            target=target,
+            points=points,
+            taken=taken,
+            interrupted=taken.journal,
+            may_stay_pending=scope is plans.Scope.MODE_ONLY and not deps.may_reset,
+        )
+        return change.run(observed)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class _Change:
     """One change, under the lock."""
 
-    def __init__(
-        self,
-        deps: local.Dependencies,
-        target: _Target,
-        points: hook_points.HookPoints,
-        *,
-        is_mode_only: bool,
-    ) -> None:
-        self._deps = deps
-        self._target = target
-        self._points = points
-        self._may_stay_pending = is_mode_only and not deps.may_reset
-        self._observed = deps.gpus.observe()
-        self._interrupted = local.Interrupted(deps, self._observed)
-        content = journals.Journal(
-            config=target.name, stale_files=self._interrupted.are_files_stale
-        )
-        self._journal = local.Journal(deps, content, on_done=self._conclude)
-        self._outside: tuple[model.GpuSnapshot, ...] = ()
-        """What GPUs outside the target had before the interrupted change."""
-        self._check: Callable[[], object] = lambda: None
+    deps: local.Dependencies
+    target: _Target
+    points: hook_points.HookPoints
+    taken: local.Taken
+    interrupted: journals.Journal
+    """What a killed run left."""
+    may_stay_pending: bool
+    """Whether a mode that needs a reset is no failure."""
 
-    def run(self) -> plans.Applied:
+    def run(self, observed: model.ObservedGpus) -> plans.Applied:
+        has_hooks = not self.points.is_empty
         with contextlib.ExitStack() as stack:
+            check: Callable[[], object] = tuple
             try:
-                first = self._first()
-                if not self._points.is_empty:
-                    self._points.require(first.plan)
-                    # Signals end hooks.
-                    self._check = stack.enter_context(self._deps.uninterrupted()) or self._check
-                    stack.enter_context(self._points.around(self._check))
-                    # A hook may change the GPUs.
-                    self._observed = self._deps.gpus.observe()
-                    first = self._first()
+                first = self._planned(observed)
+                if has_hooks or not first.plan.is_empty:
+                    self.points.require(first.plan)
+                    check = stack.enter_context(self.deps.uninterrupted())
+                    stack.enter_context(self.points.around(check))
+                if has_hooks:
+                    # They may change the GPUs.
+                    first = self._planned(self.deps.gpus.observe())
             except errors.MigManagerError as error:
-                if undone := self._interrupted.undo():
+                if undone := self.taken.undo():
                     error.add(undone)
                 raise
             if first.plan.is_empty:
-                self._keep_unrestored(self._observed)
-                self._save(self._observed)
-                self._journal.refresh_files()
-                return self._applied(first, ())
-            self._interrupted.announce()
-            if self._points.is_empty:
-                self._check = stack.enter_context(self._deps.uninterrupted()) or self._check
-            return self._applied(first, self._execute(first.plan))
+                self.taken.note(snapshot=self._owed(first.gpus))
+                self._save(first.gpus)
+                self.taken.refresh_files()
+                return self._applied(first, first.gpus, ())
+            if self.interrupted.snapshot:
+                self.deps.notify(
+                    f"the 'apply' of layout '{self.interrupted.config}' was left unfinished; "
+                    "should this one fail, the GPUs return to what they had before that one"
+                )
+            return self._applied(first, *self._execute(first, check))
 
-    def _first(self) -> plans.Planned:
-        covered = self._target.covered(self._observed)
-        self._outside = tuple(gpu for gpu in self._interrupted.snapshot if gpu.uuid not in covered)
-        return self._planned(self._observed)
+    def _planned(self, gpus: model.ObservedGpus) -> plans.Planned:
+        """Plan the target, and the rollback of an interrupted change of GPUs outside it."""
+        covered = self.target.covered(gpus)
+        planned = self.target.plan(gpus)
+        outside = [gpu for gpu in self.interrupted.snapshot if gpu.uuid not in covered]
+        rollback = planner.restore(gpus, outside)
+        return dataclasses.replace(planned, plan=planner.combined(planned.plan, rollback))
 
-    def _planned(self, observed: model.ObservedGpus) -> plans.Planned:
-        """Plan the target, and the rollback of GPUs outside it."""
-        planned = self._target.plan(observed)
-        outside = planner.restore(observed, self._outside)
-        return dataclasses.replace(planned, plan=planner.combined(planned.plan, outside))
+    def _owed(self, gpus: model.ObservedGpus) -> tuple[model.GpuSnapshot, ...]:
+        return self.target.unrestored_elsewhere(gpus, self.interrupted.snapshot)
 
-    def _execute(self, first: steps.Plan) -> tuple[steps.Plan, ...]:
-        change = local.new_transaction(self._deps, self._journal, check=self._check)
-        if self._may_stay_pending:
-            change = dataclasses.replace(change, gpus=_PendingModeGpus(self._deps.gpus))
+    def _execute(
+        self, first: plans.Planned, check: Callable[[], object]
+    ) -> tuple[model.ObservedGpus, tuple[steps.Plan, ...]]:
+        change = local.new_transaction(self.deps, self.taken, check=check)
+        if self.may_stay_pending:
+            change = dataclasses.replace(change, gpus=_PendingModeGpus(self.deps.gpus))
         try:
             after, executed = change.run(
-                first,
-                seen=self._observed,
-                older=self._interrupted.snapshot,
+                first.plan,
+                seen=first.gpus,
+                older=self.interrupted.snapshot,
                 replan=self._replan,
-                points=self._points,
+                owed=self._owed,
+                points=self.points,
             )
+            if self.taken.journal.snapshot:
+                # It is of the interrupted change.
+                self.taken.note(config=self.interrupted.config)
+            now = self._planned(after)
+            if now.plan.is_empty:
+                self._save(after)
+            else:
+                for gpu in _pending(now):
+                    self.deps.notify(f"the MIG mode of {gpu} waits for a reset or a reboot")
+            change.refresh()
         except errors.MigManagerError as error:
-            if self._journal.is_open:
+            if not self.taken.journal.is_empty:
                 error.add(local.RETRIED_LATER)
             raise
-        self._observed = after
-        return executed
+        return after, executed
 
     def _replan(self, after: model.ObservedGpus) -> steps.Plan:
         """Return what remains to execute, without modes that may stay pending."""
         planned = self._planned(after)
-        if not self._may_stay_pending:
+        if not self.may_stay_pending:
             return planned.plan
-        pending = {gpu.uuid for gpu in _pending(after, planned.wanted)}
+        pending = {gpu.uuid for gpu in _pending(planned)}
         return steps.Plan(
             gpus=tuple(each for each in planned.plan.gpus if each.gpu_uuid not in pending)
         )
-
-    def _conclude(self, after: model.ObservedGpus) -> None:
-        """Save a verified layout for the next boot, or name the modes that are pending."""
-        self._keep_unrestored(after)
-        planned = self._planned(after)
-        if planned.plan.is_empty:
-            self._save(after)
-            return
-        for gpu in _pending(after, planned.wanted):
-            self._deps.notify(f"the MIG mode of {gpu} waits for a reset or a reboot")
-
-    def _keep_unrestored(self, gpus: model.ObservedGpus) -> None:
-        snapshot = self._interrupted.snapshot
-        unrestored = self._target.unrestored_elsewhere(gpus, snapshot)
-        self._journal.write(unrestored, config=self._interrupted.config)
 
     def _save(self, gpus: model.ObservedGpus) -> None:
         """Save a verified layout for the next boot; a failure is shown and leaves it active."""
         try:
             local.save_layout(
-                self._deps.boot_layout,
+                self.deps.boot_layout,
                 gpus,
-                config=self._target.name,
-                config_hash=self._target.content_hash,
-                boot_id=self._deps.boot_id,
+                config=self.target.name,
+                config_hash=self.target.content_hash,
+                boot_id=self.deps.boot_id,
             )
         except errors.ConfigError as error:
-            self._deps.notify(f"{error.message}; the next boot will not restore this layout")
+            self.deps.notify(f"{error.message}; the next boot will not restore this layout")
 
-    def _applied(self, first: plans.Planned, executed: tuple[steps.Plan, ...]) -> plans.Applied:
+    def _applied(
+        self,
+        first: plans.Planned,
+        gpus: model.ObservedGpus,
+        executed: tuple[steps.Plan, ...],
+    ) -> plans.Applied:
         return plans.Applied(
-            layout=self._target.name,
-            gpus=self._observed,
+            layout=self.target.name,
+            gpus=gpus,
             rounds=tuple(dataclasses.replace(first, plan=each) for each in executed),
             overlooked=first.overlooked,
         )
 
 
-def _pending(
-    gpus: Iterable[model.Gpu], wanted: Mapping[str, model.DesiredGpu]
-) -> tuple[model.Gpu, ...]:
-    """Return the GPUs whose pending mode is the desired one."""
-    return tuple(
-        gpu
-        for gpu in gpus
-        if gpu.uuid in wanted
-        and gpu.has_pending_mode
-        and gpu.pending_mode is wanted[gpu.uuid].mode
-    )
+def _pending(planned: plans.Planned) -> Iterator[model.Gpu]:
+    """Yield the GPUs whose pending mode is the desired one."""
+    for gpu in planned.gpus:
+        desired = planned.wanted.get(gpu.uuid)
+        if desired and gpu.has_pending_mode and gpu.pending_mode is desired.mode:
+            yield gpu
 
 
 class _PendingModeGpus:

@@ -7,12 +7,12 @@ from being restored: a node with seven GPUs is better than a node with none.
 """
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from mig_manager import errors
 from mig_manager.change import apply, local, plans
-from mig_manager.core import model, steps, timing
+from mig_manager.core import model, steps
 from mig_manager.core.layout import config
 from mig_manager.core.planner import planner
 from mig_manager.core.records import journals
@@ -75,7 +75,7 @@ def boot(
     saved, problems = _read(deps)
     if saved is not None:
         with local.locked(deps, f"restore layout {saved.config}"):
-            return _Run(deps, saved).run()
+            return _restored(deps, saved)
     if fallback is not None:
         applied = apply.apply(deps, fallback)
         return Restored(layout=applied.layout, rounds=applied.rounds, problems=problems)
@@ -109,15 +109,13 @@ class _AwaitedGpus:
 
     def __init__(self, deps: local.Dependencies, timeout_s: float) -> None:
         self._gpus = deps.gpus
-        self._clock = deps.clock
         self._wait = local.announced_wait(deps, timeout_s)
 
     def observe(self) -> model.ObservedGpus:
         # No wait for a driver that is unloaded later, in the middle of a change.
-        wait, self._wait = self._wait, timing.Wait()
+        wait, self._wait = self._wait, dataclasses.replace(self._wait, timeout_s=0.0)
         return wait.retry(
             self._gpus.observe,
-            self._clock,
             may_pass=lambda error: error.reason is errors.Reason.DRIVER_NOT_LOADED,
             goal=" for it",
         )
@@ -126,199 +124,160 @@ class _AwaitedGpus:
         return self._gpus.execute(plan, seen)
 
 
-class _Journal:
-    """Implements ``transaction.Journal`` for one change after another.
-
-    It lists the GPUs of the change under way, and those that earlier ones left unfinished.
-    """
-
-    def __init__(
-        self,
-        deps: local.Dependencies,
-        content: journals.Journal,
-        unfinished: Iterable[model.GpuSnapshot],
-    ) -> None:
-        self._file = local.Journal(deps, content)
-        self._under_way: tuple[str, ...] = ()
-        self.unfinished = {gpu.uuid: gpu for gpu in unfinished}
-        """What the GPUs of unfinished changes had before, by UUID."""
-
-    def begin(self, before: tuple[model.GpuSnapshot, ...], _plan: steps.Plan) -> None:
-        self.unfinished |= {gpu.uuid: gpu for gpu in before}
-        self._under_way = tuple(gpu.uuid for gpu in before)
-        self._file.write(tuple(self.unfinished.values()))
-
-    def rolling_back(self) -> None:
-        """Keep it as it is."""
-
-    def undone(
-        self, unrestored: tuple[model.GpuSnapshot, ...] = (), *, has_changed: bool = True
-    ) -> None:
-        del has_changed  # ``close`` takes every change for one that did
-        self.remove(set(self._under_way) - {gpu.uuid for gpu in unrestored})
-
-    def done(self, _gpus: model.ObservedGpus) -> None:
-        self.remove(self._under_way)
-
-    def persistence_off(self, uuids: tuple[str, ...]) -> None:
-        self._file.persistence_off(uuids)
-
-    def refreshed(self) -> None:
-        """Keep it as it is: device files are refreshed once, after the last GPU."""
-
-    def remove(self, uuids: Iterable[str]) -> None:
-        """Remove GPUs; ``close`` writes it."""
-        for uuid in uuids:
-            self.unfinished.pop(uuid, None)
-
-    def close(self) -> None:
-        """Write the GPUs of unfinished changes, or remove the journal."""
-        self._file.undone(tuple(self.unfinished.values()), has_changed=bool(self._under_way))
-
-    def refresh_files(self) -> None:
-        """Refresh device files that may be outdated; ``HostError``: DEVICE_FILES_FAILED."""
-        self._file.refresh_files()
-
-
-class _Run:
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class _Boot:
     """The restore of one saved layout, under the lock."""
 
-    def __init__(self, deps: local.Dependencies, saved: journals.VerifiedLayout) -> None:
-        self._deps = deps
-        self._name = saved.config
-        self._observed = deps.gpus.observe()
-        interrupted = local.Interrupted(deps, self._observed)
-        # A rollback restores what was there before a killed run.
-        self._older = {gpu.uuid: gpu for gpu in interrupted.snapshot}
-        # A GPU that the saved layout does not list may have been part of that run.
-        self._target = self._older | {gpu.uuid: gpu for gpu in saved.snapshot}
-        self._problems: list[Problem] = list(self._other_gpus())
-        self._journal = _Journal(
-            deps,
-            journals.Journal(config=self._name, stale_files=interrupted.are_files_stale),
-            self._observed.missing(interrupted.snapshot),
-        )
-        self._check: Callable[[], object] = lambda: None
-        self._reported: set[str | int] = {_key(gpu) for gpu in self._observed.unreachable}
-        """Unreachable GPUs that are among the problems already."""
-        self._idle_by_s = deps.clock.monotonic() + deps.idle_timeout_s
+    deps: local.Dependencies
+    taken: local.Taken
+    target: Mapping[str, model.GpuSnapshot]
+    """What each GPU is to have, by UUID."""
+    older: dict[str, model.GpuSnapshot]
+    """What GPUs had before a run that was killed: a rollback restores that."""
+    check: Callable[[], object]
+    idle_by_s: float
+    """Until when processes that use the GPUs are waited for: all GPUs together, once."""
 
-    def run(self) -> Restored:
-        uuids = tuple(gpu.uuid for gpu in self._observed if self._is_incomplete(gpu))
-        executed: tuple[steps.Plan, ...] = ()
-        if uuids:
-            # The journal is true again before a signal ends the process.
-            with self._deps.uninterrupted() as check:
-                self._check = check or self._check
-                try:
-                    executed = self._restore(uuids)
-                finally:
-                    self._journal.close()
-                self._refresh_files()
-        else:
-            self._journal.close()
-            self._refresh_files()
-        rounds = tuple(
-            plans.Planned(layout=self._name, gpus=self._observed, wanted={}, plan=plan, users={})
-            for plan in executed
-        )
-        return Restored(layout=self._name, rounds=rounds, problems=tuple(self._problems))
-
-    def _refresh_files(self) -> None:
-        try:
-            self._journal.refresh_files()
-        except errors.HostError as error:
-            self._report(error)
-
-    def _other_gpus(self) -> Iterator[Problem]:
-        """Yield the GPUs that are unreachable, missing or new, if they support MIG."""
-        yield from map(_unreachable, self._observed.unreachable)
-        here = {gpu.uuid for gpu in self._observed}
-        here |= {gpu.uuid for gpu in self._observed.missing(self._target.values())}
-        for gone in self._target.values():
-            if gone.uuid not in here and gone.current_mode is not None:
-                yield Problem(
-                    message=f"GPU {gone.uuid} is gone, and what it had with it", remedy=_APPLY_ONE
-                )
-        for gpu in self._observed:
-            if gpu.uuid not in self._target and gpu.current_mode is not None:
-                yield Problem(
-                    message=f"{gpu} is new: no layout is saved for it, and it was not changed",
-                    remedy=_APPLY_ONE,
-                )
-
-    def _is_incomplete(self, gpu: model.Gpu) -> bool:
-        """Check whether a GPU lacks something; an impossible layout is a problem."""
-        try:
-            return not self._plan([gpu], [gpu.uuid]).is_empty
-        except errors.LayoutError as error:
-            self._problems.append(Problem(message=error.message, remedy=_APPLY_ONE))
-            return False
-
-    def _plan(self, observed: Sequence[model.Gpu], uuids: Sequence[str]) -> steps.Plan:
+    def plan(self, gpus: Iterable[model.Gpu], uuids: Iterable[str]) -> steps.Plan:
+        """Plan what some GPUs lack."""
         return planner.restore(
-            observed, [self._target[uuid] for uuid in uuids if uuid in self._target]
+            tuple(gpus), [self.target[uuid] for uuid in uuids if uuid in self.target]
         )
 
-    def _restore(self, uuids: tuple[str, ...]) -> tuple[steps.Plan, ...]:
-        """Restore all GPUs in one change; where one fails, each in a change of its own."""
-        executed, error = self._change(uuids)
-        if error is None:
-            return executed
-        # A driver that hangs does so for every GPU, for a whole deadline each.
-        if len(uuids) == 1 or error.reason is errors.Reason.NVML_TIMEOUT:
-            self._report(error)
-            return executed
-        self._deps.notify(f"{error.message}; trying one GPU after the other")
-        for uuid in uuids:
-            more, error = self._change((uuid,))
-            executed += more
-            if error is not None:
-                self._report(error)
-        return executed
 
-    def _change(
-        self, uuids: tuple[str, ...]
-    ) -> tuple[tuple[steps.Plan, ...], errors.MigManagerError | None]:
-        """Restore GPUs, or roll them back; return the error."""
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class _Ended:
+    """How a change of some GPUs ended."""
+
+    executed: tuple[steps.Plan, ...] = ()
+    failures: tuple[errors.MigManagerError, ...] = ()
+    unreachable: tuple[model.UnreachableGpu, ...] = ()
+    """GPUs that could not be observed meanwhile."""
+
+    def joined(self, more: "_Ended") -> "_Ended":
+        """Return this and a later one as one."""
+        return _Ended(
+            executed=(*self.executed, *more.executed),
+            failures=(*self.failures, *more.failures),
+            unreachable=(*self.unreachable, *more.unreachable),
+        )
+
+
+def _restored(deps: local.Dependencies, saved: journals.VerifiedLayout) -> Restored:
+    """Restore the GPUs of a saved layout."""
+    observed = deps.gpus.observe()
+    interrupted = local.opened(deps, observed).journal
+    older = {gpu.uuid: gpu for gpu in interrupted.snapshot}
+    # On the disk the others stay until a change of them begins.
+    left = dataclasses.replace(interrupted, snapshot=observed.missing(interrupted.snapshot))
+    taken = local.Taken(deps, left, config=saved.config)
+    # A GPU that the saved layout does not list may have been part of the killed run.
+    target = older | {gpu.uuid: gpu for gpu in saved.snapshot}
+    problems = [*_other_gpus(observed, target)]
+    with deps.uninterrupted() as check:
+        run = _Boot(
+            deps=deps,
+            taken=taken,
+            target=target,
+            older=older,
+            check=check,
+            idle_by_s=deps.clock.monotonic() + deps.idle_timeout_s,
+        )
+        uuids = []
+        for gpu in observed:
+            try:
+                if not run.plan([gpu], [gpu.uuid]).is_empty:
+                    uuids.append(gpu.uuid)
+            except errors.LayoutError as error:
+                problems.append(Problem(message=error.message, remedy=_APPLY_ONE))
+        ended = _Ended()
+        if uuids:
+            ended = _changed(run, tuple(uuids))
+        else:
+            taken.note()
         try:
-            seen = self._deps.gpus.observe()
-            self._report_lost(seen)
-            plan = self._plan(seen, uuids)
-            if plan.is_empty:
-                self._journal.remove(uuids)
-                return (), None
-            older = self._older | self._journal.unfinished
-            # All GPUs together are waited for once, however many are in use.
-            idle_timeout_s = max(0.0, self._idle_by_s - self._deps.clock.monotonic())
-            # The device files are refreshed once, after the last GPU.
-            deps = dataclasses.replace(
-                self._deps, device_files=None, idle_timeout_s=idle_timeout_s
-            )
-            change = dataclasses.replace(
-                local.new_transaction(deps, self._journal, check=self._check),
-                in_use_timeout_s=idle_timeout_s,
-            )
-            after, executed = change.run(
-                plan,
-                seen=seen,
-                older=[older[uuid] for uuid in uuids if uuid in older],
-                replan=lambda after: self._plan(after, uuids),
-            )
-        except errors.MigManagerError as error:
-            return (), error
-        self._report_lost(after)
-        return executed, None
+            taken.refresh_files()
+        except errors.HostError as error:
+            ended = ended.joined(_Ended(failures=(error,)))
+    lost = {_key(gpu): gpu for gpu in ended.unreachable}
+    known = {_key(gpu) for gpu in observed.unreachable}
+    problems += [_unreachable(gpu) for key, gpu in lost.items() if key not in known]
+    problems += map(_failed, ended.failures)
+    rounds = tuple(
+        plans.Planned(layout=saved.config, gpus=observed, wanted={}, plan=plan, users={})
+        for plan in ended.executed
+    )
+    return Restored(layout=saved.config, rounds=rounds, problems=tuple(problems))
 
-    def _report_lost(self, gpus: model.ObservedGpus) -> None:
-        for gpu in gpus.unreachable:
-            if _key(gpu) not in self._reported:
-                self._reported.add(_key(gpu))
-                self._problems.append(_unreachable(gpu))
 
-    def _report(self, error: errors.MigManagerError) -> None:
-        remedy = error.own_remedy or error.reason.remedy_at_shell or _APPLY_AGAIN
-        self._problems.append(Problem(message=error.message, remedy=remedy))
+def _changed(run: _Boot, uuids: tuple[str, ...]) -> _Ended:
+    """Restore all GPUs in one change; where one fails, each in a change of its own."""
+    ended = _change(run, uuids)
+    # A driver that hangs does so for every GPU, for a whole deadline each.
+    is_hung = any(error.reason is errors.Reason.NVML_TIMEOUT for error in ended.failures)
+    if not ended.failures or is_hung or len(uuids) == 1:
+        return ended
+    run.deps.notify(f"{ended.failures[0].message}; trying one GPU after the other")
+    ended = dataclasses.replace(ended, failures=())
+    for uuid in uuids:
+        ended = ended.joined(_change(run, (uuid,)))
+    return ended
+
+
+def _change(run: _Boot, uuids: tuple[str, ...]) -> _Ended:
+    """Restore GPUs in one change, or roll them back."""
+    before = {gpu.uuid: gpu for gpu in run.taken.journal.snapshot}
+    elsewhere = tuple(gpu for uuid, gpu in before.items() if uuid not in uuids)
+    older = run.older | before
+    seen = after = model.NO_GPUS
+    try:
+        seen = run.deps.gpus.observe()
+        plan = run.plan(seen, uuids)
+        if plan.is_empty:
+            run.taken.note(snapshot=elsewhere)
+            return _Ended(unreachable=seen.unreachable)
+        idle_timeout_s = max(0.0, run.idle_by_s - run.deps.clock.monotonic())
+        deps = dataclasses.replace(run.deps, idle_timeout_s=idle_timeout_s)
+        change = dataclasses.replace(
+            local.new_transaction(deps, run.taken, check=run.check),
+            # Once, after the last GPU.
+            refresh_files=None,
+            in_use_timeout_s=idle_timeout_s,
+            elsewhere=elsewhere,
+        )
+        after, executed = change.run(
+            plan,
+            seen=seen,
+            older=tuple(older[uuid] for uuid in uuids if uuid in older),
+            replan=lambda after: run.plan(after, uuids),
+        )
+    except errors.MigManagerError as error:
+        return _Ended(failures=(error,), unreachable=seen.unreachable)
+    return _Ended(executed=executed, unreachable=(*seen.unreachable, *after.unreachable))
+
+
+def _other_gpus(
+    observed: model.ObservedGpus, target: Mapping[str, model.GpuSnapshot]
+) -> Iterator[Problem]:
+    """Yield the GPUs that are unreachable, missing or new, if they support MIG."""
+    yield from map(_unreachable, observed.unreachable)
+    here = {gpu.uuid for gpu in (*observed, *observed.missing(tuple(target.values())))}
+    for gone in target.values():
+        if gone.uuid not in here and gone.current_mode is not None:
+            yield Problem(
+                message=f"GPU {gone.uuid} is gone, and what it had with it", remedy=_APPLY_ONE
+            )
+    for gpu in observed:
+        if gpu.uuid not in target and gpu.current_mode is not None:
+            yield Problem(
+                message=f"{gpu} is new: no layout is saved for it, and it was not changed",
+                remedy=_APPLY_ONE,
+            )
+
+
+def _failed(error: errors.MigManagerError) -> Problem:
+    remedy = error.own_remedy or error.reason.remedy_at_shell or _APPLY_AGAIN
+    return Problem(message=error.message, remedy=remedy)
 
 
 def _key(gpu: model.UnreachableGpu) -> str | int:

@@ -6,14 +6,16 @@ can roll back, and never takes half of a change for what was there before.
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Callable
+from typing import Any, Protocol
 
 from mig_manager import errors
 from mig_manager.change import transaction
 from mig_manager.core import model, ports, steps, timing
 from mig_manager.core.planner import planner
 from mig_manager.core.records import journals
+
+Uninterrupted = Callable[[], contextlib.AbstractContextManager[Callable[[], object]]]
 
 RETRIED_LATER = "the next 'apply' tries again"
 
@@ -42,17 +44,16 @@ class Dependencies:
     """Differs after each reboot; empty: unknown."""
     lock_timeout_s: float
     notify: Callable[[str], object]
-    uninterrupted: Callable[[], contextlib.AbstractContextManager[Callable[[], object] | None]] = (
-        contextlib.nullcontext
-    )
-    """Makes the context of a change, which delays signals. It may return a check that raises
+    uninterrupted: Uninterrupted = lambda: contextlib.nullcontext(tuple)
+    """Makes the context of a change, which delays signals. It returns a check that raises
     ``Superseded`` after a signal, for hooks and waits."""
     reset: ports.GpuReset | None = None
     """Resets GPUs whose mode is pending; None: the mode stays pending."""
     may_reset: bool = True
     hooks: ports.Hooks | None = None
-    device_files: ports.DeviceFiles | None = None
-    """None: another program writes device nodes and CDI specs."""
+    refresh_files: Callable[[], object] = lambda: None
+    """Brings device nodes and CDI specs up to date, if no other program writes them; raises
+    HostError DEVICE_FILES_FAILED."""
     idle_timeout_s: float = 0.0
     """How long to wait for processes that use what a change destroys; 0: fail at once."""
 
@@ -64,12 +65,7 @@ def locked(deps: Dependencies, doing: str) -> contextlib.AbstractContextManager[
         LockedError: On entering: another manager had the lock until the deadline.
         UsageError: On entering: the lock file cannot be written.
     """
-    return transaction.locked(
-        deps.lock,
-        doing,
-        clock=deps.clock,
-        wait=announced_wait(deps, deps.lock_timeout_s),
-    )
+    return transaction.locked(deps.lock, doing, announced_wait(deps, deps.lock_timeout_s))
 
 
 def announced_wait(
@@ -77,114 +73,120 @@ def announced_wait(
 ) -> timing.Wait:
     """Return a wait whose begin is shown to people; what ``check`` raises ends it."""
 
-    def wait(seconds: float) -> None:
+    def sleep(seconds: float) -> None:
         check()
         deps.clock.wait(seconds)
         check()
 
     return timing.Wait(
+        clock=deps.clock,
         timeout_s=timeout_s,
-        wait=wait,
+        sleep=sleep,
         on_wait=lambda error: deps.notify(f"{error.message}; waiting up to {timeout_s:g} s"),
     )
 
 
 def new_transaction(
     deps: Dependencies,
-    journal: transaction.Journal,
+    taken: transaction.Taken,
     *,
     check: Callable[[], object] = lambda: None,
 ) -> transaction.Transaction:
     """Return a transaction."""
     return transaction.Transaction(
         gpus=deps.gpus,
-        journal=journal,
+        taken=taken,
         clock=deps.clock,
+        refresh_files=deps.refresh_files,
         reset=deps.reset.reset if deps.reset and deps.may_reset else None,
-        device_files=deps.device_files,
         idle_wait=announced_wait(deps, deps.idle_timeout_s, check=check),
     )
 
 
-class Journal:
-    """Implements ``transaction.Journal`` in a file."""
+class Taken:
+    """Implements ``transaction.Taken`` in a file."""
 
     def __init__(
         self,
         deps: Dependencies,
-        content: journals.Journal,
+        journal: journals.Journal,
         *,
-        on_done: Callable[[model.ObservedGpus], object] = lambda _gpus: None,
+        config: str = "",
+        needs_reset: bool = False,
     ) -> None:
         self._deps = deps
-        self._on_done = on_done
-        self._content = dataclasses.replace(content, boot_id=deps.boot_id)
+        self._journal = journal
+        self._config = config
+        """The layout that the next change applies."""
+        self._needs_reset = needs_reset
+        """Whether the undo of what a killed run left resets a GPU."""
 
     @property
-    def is_open(self) -> bool:
-        """Whether a later run has something to finish."""
-        return not self._content.is_empty
+    def journal(self) -> journals.Journal:
+        """What is taken now."""
+        return self._journal
 
-    def begin(self, before: tuple[model.GpuSnapshot, ...], _plan: steps.Plan) -> None:
-        """Write what a rollback restores; raises as ``write``."""
-        self.write(before)
+    def begin(self, before: transaction.Snapshots, _plan: steps.Plan) -> None:
+        """Write what a rollback restores; raises as ``note``."""
+        self.note(config=self._config, snapshot=before)
 
-    def write(self, before: Sequence[model.GpuSnapshot], *, config: str = "") -> None:
-        """Replace the journal's GPUs, which ``config`` has changed if it is not this layout.
+    def begin_rollback(self) -> None:
+        """Report nothing: the end of the change says how the rollback went."""
+
+    def note(self, **entries: Any) -> None:
+        """Change entries, and write the file or remove it.
 
         Raises:
-            UsageError: It cannot be written.
+            UsageError: A snapshot cannot be written.
         """
-        self._content = dataclasses.replace(
-            self._content, snapshot=tuple(before), config=config or self._content.config
-        )
-        if self.is_open:
+        self._journal = dataclasses.replace(self._journal, boot_id=self._deps.boot_id, **entries)
+        if not self._journal.is_empty:
             try:
-                self._deps.journal.write(self._content.to_json())
+                self._deps.journal.write(self._journal.to_json())
             except errors.ConfigError as error:
-                if before:
+                if self._journal.snapshot:
                     raise _not_written(error) from error
             else:
                 return
         # A snapshot that is no longer true is worse than outdated device files.
-        _remove_journal(self._deps)
-
-    def rolling_back(self) -> None:
-        """Keep the journal as it is."""
-
-    def undone(
-        self, unrestored: tuple[model.GpuSnapshot, ...] = (), *, has_changed: bool = True
-    ) -> None:
-        """Keep what unreachable GPUs had, and whether device files may be outdated."""
-        self._note_files(are_stale=has_changed or self._content.stale_files)
-        self.write(unrestored)
-
-    def done(self, gpus: model.ObservedGpus) -> None:
-        """Go on to what follows a verified change."""
-        self._content = dataclasses.replace(self._content, snapshot=())
-        self._note_files(are_stale=True)
-        self._on_done(gpus)
-
-    def persistence_off(self, uuids: tuple[str, ...]) -> None:
-        """Write the GPUs; a failure is shown."""
-        self._content = dataclasses.replace(self._content, persistent_gpus=uuids)
         try:
-            self.write(self._content.snapshot)
+            self._deps.journal.clear()
+        except errors.ConfigError as error:
+            self._deps.notify(f"{error.message}; remove it, because it is no longer true")
+
+    def announce(self, **entries: Any) -> None:
+        """Change entries and write the file; a failure is shown."""
+        try:
+            self.note(**entries)
         except errors.UsageError as error:
             self._deps.notify(error.message)
 
-    def refreshed(self) -> None:
-        """Keep what unreachable GPUs had, or remove the journal."""
-        self._note_files(are_stale=False)
-        self.write(self._content.snapshot)
-
     def refresh_files(self) -> None:
         """Refresh device files that may be outdated; ``HostError``: DEVICE_FILES_FAILED."""
-        if self._content.stale_files:
+        if self._journal.stale_files:
             new_transaction(self._deps, self).refresh()
 
-    def _note_files(self, *, are_stale: bool) -> None:
-        self._content = dataclasses.replace(self._content, stale_files=are_stale)
+    def undo(self) -> str:
+        """Roll back what a killed run left.
+
+        Returns:
+            How that went, as a part of a sentence; empty: there was nothing to undo.
+        """
+        unfinished = f"the 'apply' of layout '{self._journal.config}' was left unfinished"
+        before = self._journal.snapshot
+        if not before:
+            try:
+                self.refresh_files()
+            except errors.HostError as error:
+                return error.message
+            return ""
+        if not self._deps.may_reset and self._needs_reset:
+            return f"{unfinished} and is not undone: that resets a GPU"
+        with self._deps.uninterrupted():
+            result = new_transaction(self._deps, self).roll_back(before, requires_idle=True)
+        if result.is_complete and not result.unrestored:
+            return f"{unfinished} and is undone now"
+        return f"{unfinished}; {result.message}; {RETRIED_LATER}"
 
 
 def undo_interrupted(deps: Dependencies) -> str:
@@ -202,137 +204,79 @@ def undo_interrupted(deps: Dependencies) -> str:
         if deps.journal.read() is None:
             return ""
     with locked(deps, "undo an unfinished 'apply'"):
-        return Interrupted(deps, deps.gpus.observe()).undo()
+        return opened(deps, deps.gpus.observe()).undo()
 
 
-class Interrupted:
-    """The change that a killed run left, if any.
+def opened(deps: Dependencies, observed: model.ObservedGpus, *, config: str = "") -> Taken:
+    """Open the undo stack with what a killed run left on these GPUs, if anything.
+
+    ``config`` is the layout to apply next.
 
     Raises:
         UsageError: An invalid journal cannot be moved away.
     """
-
-    def __init__(self, deps: Dependencies, observed: model.ObservedGpus) -> None:
-        self._deps = deps
-        self._needs_reset = False
-        self._journal = self._read(observed)
-        self._name = f"the 'apply' of layout '{self.config}'"
-        self._file = Journal(deps, self._journal)
-
-    @property
-    def exists(self) -> bool:
-        """Whether there is anything to undo."""
-        return bool(self._journal.snapshot)
-
-    @property
-    def config(self) -> str:
-        """The layout that it was to apply."""
-        return self._journal.config
-
-    @property
-    def snapshot(self) -> tuple[model.GpuSnapshot, ...]:
-        """What the GPUs had before; empty when there is nothing to undo."""
-        return self._journal.snapshot
-
-    @property
-    def are_files_stale(self) -> bool:
-        """Whether device nodes and CDI specs may be those of before."""
-        return self._journal.stale_files
-
-    def announce(self) -> None:
-        """Say what a rollback of the present change restores."""
-        if self.exists:
-            self._deps.notify(
-                f"{self._name} was left unfinished; should this one fail, the GPUs return to "
-                "what they had before that one"
-            )
-
-    def undo(self) -> str:
-        """Roll it back; return how that went, as a part of a sentence; empty: nothing to do."""
-        if not self.exists:
-            try:
-                self._file.refresh_files()
-            except errors.HostError as error:
-                return error.message
-            return ""
-        if not self._deps.may_reset and self._needs_reset:
-            return f"{self._name} was left unfinished and is not undone: that resets a GPU"
-        change = new_transaction(self._deps, self._file)
-        with self._deps.uninterrupted():
-            result = change.roll_back(self.snapshot, requires_idle=True)
-        if result.is_complete and not result.unrestored:
-            return f"{self._name} was left unfinished and is undone now"
-        return f"{self._name} was left unfinished; {result.message}; {RETRIED_LATER}"
-
-    def _read(self, observed: model.ObservedGpus) -> journals.Journal:
-        """Return the journal of a killed run, without GPUs that need no rollback or are new."""
-        nothing = journals.Journal(config="")
-        try:
-            text = self._deps.journal.read()
-            if text is None:
-                return nothing
-            journal = journals.Journal.from_json(text)
-            plan = planner.restore(observed, journal.snapshot)
-        except (ValueError, errors.ConfigError, errors.LayoutError) as error:
-            problem = error.message if isinstance(error, errors.MigManagerError) else str(error)
-            try:
-                kept = self._deps.journal.set_aside()
-            except errors.ConfigError as refused:
-                raise _not_written(refused) from refused
-            self._deps.notify(
-                f"the journal of an earlier 'apply' is invalid ({problem}); it is kept as {kept} "
-                "and otherwise ignored"
-            )
+    nothing = Taken(deps, journals.Journal(config=config), config=config)
+    try:
+        text = deps.journal.read()
+        if text is None:
             return nothing
-        if self._deps.reset and journal.boot_id == self._deps.boot_id:
-            # No reboot keeps persistence mode.
-            off = [gpu for gpu in observed if gpu.uuid in journal.persistent_gpus]
-            self._deps.reset.restore_persistence(off)
-        journal = dataclasses.replace(journal, stale_files=True, persistent_gpus=())
-        self._needs_reset = any(gpu.needs_reset for gpu in plan.gpus)
-        is_complete = not planner.unowned_instances(observed, journal.snapshot)
-        if plan.is_empty and is_complete and not observed.missing(journal.snapshot):
-            return self._without_gpus(journal)
-        # No instance survives a reboot, so another program has created those that exist.
-        is_rebooted = bool(journal.boot_id) and journal.boot_id != self._deps.boot_id
-        if is_rebooted and any(gpu.gpu_instances for gpu in observed):
-            self._deps.notify(
-                f"the 'apply' of layout '{journal.config}' was left unfinished when the node was "
-                "rebooted, and the GPUs were set up since: it will not be undone"
-            )
-            return self._without_gpus(journal)
-        if later := self._verified_since(observed, journal):
-            self._deps.notify(
-                f"the 'apply' of layout '{journal.config}' was left unfinished, and layout "
-                f"'{later}' was verified since: it will not be undone"
-            )
-            return self._without_gpus(journal)
-        return journal
-
-    def _verified_since(self, observed: model.ObservedGpus, journal: journals.Journal) -> str:
-        """Return the layout that the journal's GPUs have and that was verified in this boot.
-
-        An unfinished change leaves none: an agent has applied it after the process was killed.
-        """
+        journal = journals.Journal.from_json(text)
+        plan = planner.restore(observed, journal.snapshot)
+    except (ValueError, errors.ConfigError, errors.LayoutError) as error:
+        problem = error.message if isinstance(error, errors.MigManagerError) else str(error)
         try:
-            text = self._deps.boot_layout.read()
-            kept = journals.VerifiedLayout.from_json(text or "")
-            snapshot = tuple(
-                gpu
-                for gpu in kept.snapshot
-                if gpu.uuid in {each.uuid for each in journal.snapshot}
-            )
-            is_active = planner.restore(observed, snapshot).is_empty and not (
-                observed.missing(snapshot) or planner.unowned_instances(observed, snapshot)
-            )
-        except (ValueError, errors.ConfigError, errors.LayoutError):
-            return ""
-        is_known = len(snapshot) == len(journal.snapshot) and kept.boot_id == self._deps.boot_id
-        return kept.config if is_known and is_active else ""
+            kept = deps.journal.set_aside()
+        except errors.ConfigError as refused:
+            raise _not_written(refused) from refused
+        deps.notify(
+            f"the journal of an earlier 'apply' is invalid ({problem}); it is kept as {kept} "
+            "and otherwise ignored"
+        )
+        return nothing
+    if deps.reset and journal.boot_id == deps.boot_id:
+        # No reboot keeps persistence mode.
+        off = [gpu for gpu in observed if gpu.uuid in journal.persistent_gpus]
+        deps.reset.restore_persistence(off)
+    taken = Taken(
+        deps,
+        # A file has no other entries.
+        journals.Journal(config=journal.config, snapshot=journal.snapshot, stale_files=True),
+        config=config,
+        needs_reset=any(gpu.needs_reset for gpu in plan.gpus),
+    )
+    is_complete = not planner.unowned_instances(observed, journal.snapshot)
+    is_undone = plan.is_empty and is_complete and not observed.missing(journal.snapshot)
+    why = "" if is_undone else _why_outdated(deps, journal, observed)
+    if why:
+        deps.notify(
+            f"the 'apply' of layout '{journal.config}' was left unfinished{why}: it will not be "
+            "undone"
+        )
+    if is_undone or why:
+        taken.note(snapshot=())
+    return taken
 
-    def _without_gpus(self, journal: journals.Journal) -> journals.Journal:
-        Journal(self._deps, journal).write(())
-        return dataclasses.replace(journal, snapshot=())
+
+def _why_outdated(
+    deps: Dependencies, journal: journals.Journal, observed: model.ObservedGpus
+) -> str:
+    """Return why another program has set up the journal's GPUs since; empty: none has."""
+    # No instance survives a reboot, so another program has created those that exist.
+    is_rebooted = bool(journal.boot_id) and journal.boot_id != deps.boot_id
+    if is_rebooted and any(gpu.gpu_instances for gpu in observed):
+        return " when the node was rebooted, and the GPUs were set up since"
+    # An unfinished change leaves no verified layout: an agent has applied it after the kill.
+    try:
+        kept = journals.VerifiedLayout.from_json(deps.boot_layout.read() or "")
+        uuids = {gpu.uuid for gpu in journal.snapshot}
+        snapshot = tuple(gpu for gpu in kept.snapshot if gpu.uuid in uuids)
+        is_active = planner.restore(observed, snapshot).is_empty and not (
+            observed.missing(snapshot) or planner.unowned_instances(observed, snapshot)
+        )
+    except (ValueError, errors.ConfigError, errors.LayoutError):
+        return ""
+    is_known = len(snapshot) == len(journal.snapshot) and kept.boot_id == deps.boot_id
+    return f", and layout '{kept.config}' was verified since" if is_known and is_active else ""
 
 
 def save_layout(
@@ -358,14 +302,6 @@ def save_layout(
         config=config, config_hash=config_hash, boot_id=boot_id, snapshot=snapshot
     )
     store.save(verified.to_json())
-
-
-def _remove_journal(deps: Dependencies) -> None:
-    """Remove the journal; a failure does not undo the change."""
-    try:
-        deps.journal.clear()
-    except errors.ConfigError as error:
-        deps.notify(f"{error.message}; remove it, because it is no longer true")
 
 
 def _not_written(error: errors.ConfigError) -> errors.UsageError:

@@ -1,8 +1,8 @@
 """One change of the GPUs, all or nothing: lock, journal, execute, verify, roll back on failure.
 
 The agent, ``apply``, ``restore`` and ``boot`` all go through this transaction, so none of them
-leaves half of a change. They differ in where the journal is kept (``Journal``) and in what
-surrounds the transaction.
+leaves half of a change. They differ in where the journal is kept (``Taken``) and in what surrounds
+the transaction.
 
 A rollback removes only what the change created. An instance that another program made meanwhile
 is named and kept.
@@ -11,7 +11,7 @@ is named and kept.
 import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import structlog
 
@@ -19,25 +19,31 @@ from mig_manager import errors
 from mig_manager.change import hook_points
 from mig_manager.core import messages, model, ports, steps, timing
 from mig_manager.core.planner import planner
+from mig_manager.core.records import journals
 
 _log = structlog.get_logger()
 
 Observed = model.ObservedGpus
-Snapshot = Sequence[model.GpuSnapshot]
+Snapshots = tuple[model.GpuSnapshot, ...]
 Reset = Callable[[Sequence[model.Gpu], Callable[[tuple[str, ...]], object]], None]
 """As ``ports.GpuReset.reset``."""
 Replan = Callable[[Observed], steps.Plan]
 
 _MAX_ROUNDS = 3
 """One for the mode, one for the instances where profiles are known only then, one to spare."""
-_ROLLBACK_ATTEMPTS = 3
-_ROLLBACK_PAUSE_S = 1.0
+_ROLLBACK_S = 3.0
+"""For three attempts, the second after one second and the third after two more."""
+_ROLLBACK_PAUSES = timing.Backoff(first_s=1.0, max_s=2.0, factor=2.0)
 
 
-class Journal(Protocol):
-    """The write-ahead record of a change under way; outlives a killed process."""
+class Taken(Protocol):
+    """The undo stack of a change, which is its journal: it outlives a killed process."""
 
-    def begin(self, before: tuple[model.GpuSnapshot, ...], plan: steps.Plan) -> object:
+    @property
+    def journal(self) -> journals.Journal:
+        """What is taken now."""
+
+    def begin(self, before: Snapshots, plan: steps.Plan) -> object:
         """Write what a rollback restores, before a plan is executed.
 
         Called again, with more, where a later plan of the same change does more.
@@ -46,25 +52,18 @@ class Journal(Protocol):
             MigManagerError: It cannot be written; then nothing is executed.
         """
 
-    def rolling_back(self) -> object:
-        """Note that a rollback begins; must not raise ``MigManagerError``."""
+    def begin_rollback(self) -> object:
+        """Report that a rollback begins; must not raise ``MigManagerError``."""
 
-    def undone(
-        self, unrestored: tuple[model.GpuSnapshot, ...] = (), *, has_changed: bool = True
-    ) -> object:
-        """Note that the reachable GPUs are as before, and whether any was changed meanwhile."""
+    def note(self, **entries: Any) -> object:
+        """Change entries; a file is written at once, and the Node with its next patch.
 
-    def done(self, gpus: Observed) -> object:
-        """Note that the change is verified, and is not rolled back any more."""
-
-    def persistence_off(self, uuids: tuple[str, ...]) -> object:
-        """Write which GPUs are about to be without persistence mode; none: all have it again.
-
-        Must not raise ``MigManagerError``: a rollback that needs a reset does not fail for it.
+        Raises:
+            MigManagerError: A snapshot that must be kept cannot be written.
         """
 
-    def refreshed(self) -> object:
-        """Note that device files are up to date; after ``undone`` and ``done`` they may not be."""
+    def announce(self, **entries: Any) -> object:
+        """Change entries and write them now; must not raise ``MigManagerError``."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +76,7 @@ class Rollback:
     """As a part of a sentence."""
     foreign: tuple[str, ...] = ()
     """Instances that were kept because the change did not create them."""
-    unrestored: tuple[model.GpuSnapshot, ...] = ()
+    unrestored: Snapshots = ()
     """What GPUs had that are unreachable now, to be restored once they are back."""
 
 
@@ -86,16 +85,18 @@ class Transaction:
     """Changes GPUs, or restores what they had; the caller holds the node's lock (``locked``)."""
 
     gpus: ports.Gpus
-    journal: Journal
+    taken: Taken
     clock: timing.Clock
+    refresh_files: Callable[[], object] | None
+    """Brings device nodes and CDI specs up to date; None: the caller does, after more changes."""
     reset: Reset | None = None
     """Resets GPUs whose new mode is pending; None: the mode stays pending."""
-    device_files: ports.DeviceFiles | None = None
-    """Refreshed after each change and each rollback; None: another program writes them."""
-    idle_wait: timing.Wait = dataclasses.field(default_factory=timing.Wait)
-    """For processes that use what a plan destroys."""
+    idle_wait: timing.Wait | None = None
+    """For processes that use what a plan destroys; None: one attempt."""
     in_use_timeout_s: float | None = None
     """How long the executor waits for a GPU in use; None: its own limit. A rollback has that."""
+    elsewhere: Snapshots = ()
+    """What other changes left in the same journal."""
 
     def run(
         self,
@@ -103,10 +104,13 @@ class Transaction:
         *,
         seen: Observed,
         replan: Replan,
-        older: Snapshot = (),
+        older: Snapshots = (),
+        owed: Callable[[Observed], Snapshots] = lambda _gpus: (),
         points: hook_points.HookPoints | None = None,
     ) -> tuple[Observed, tuple[steps.Plan, ...]]:
         """Execute a plan, and a second one where the driver reports its profiles only with MIG on.
+
+        ``refresh`` has to follow.
 
         Args:
             first: The plan; not empty.
@@ -114,6 +118,7 @@ class Transaction:
                 the drift check finds what other programs do to them.
             replan: Plans the same layout again; an empty plan verifies it.
             older: What an interrupted change found; a rollback restores that.
+            owed: Returns what unreachable GPUs outside the layout had, to be restored later.
             points: Where hooks run; None: there are none.
 
         Returns:
@@ -125,15 +130,14 @@ class Transaction:
             HardwareError: A step failed, or the layout is not active although all succeeded
                 (VERIFY_FAILED). The message says how the rollback went; a mode that needs a reset
                 (RESET_REQUIRED) stays pending.
-            HostError: A reset was refused, and the mode stays pending; a hook failed; or
-                DEVICE_FILES_FAILED, although the change is verified.
+            HostError: A reset was refused, and the mode stays pending; or a hook failed.
             LayoutError: The second plan is impossible.
             MigManagerError: The journal cannot be written.
             Superseded: The change ended before its first step, or while a hook ran.
         """
         before = planner.baseline(first, seen, older)
         rounds = _Rounds(self, before, points or hook_points.HookPoints())
-        self.journal.begin(rounds.before, first)
+        self.taken.begin((*self.elsewhere, *rounds.before), first)
         try:
             after = rounds.run(first, seen, replan)
         except errors.Superseded as end:
@@ -153,31 +157,30 @@ class Transaction:
                     error.message, reason=errors.Reason.VERIFY_FAILED
                 ) from error
             raise
-        self.journal.done(after)
-        self.refresh()
+        self.taken.note(snapshot=(*self.elsewhere, *owed(after)), applied="", stale_files=True)
         return after, tuple(rounds.executed)
 
-    def _give_up(self, rounds: "_Rounds", older: Snapshot, *, keep_pending: bool) -> Rollback:
+    def _give_up(self, rounds: "_Rounds", older: Snapshots, *, keep_pending: bool) -> Rollback:
         if rounds.is_refused and not older:
-            self.journal.undone(has_changed=False)
+            self.taken.note(snapshot=self.elsewhere)
             return Rollback(is_complete=True, message="nothing was changed")
         # The instances that a stale plan would create belong to another program.
         before = older if rounds.is_stale else rounds.before
         return self.roll_back(before, keep_pending=keep_pending)
 
     def roll_back(
-        self, before: Snapshot, *, keep_pending: bool = False, requires_idle: bool = False
+        self, before: Snapshots, *, keep_pending: bool = False, requires_idle: bool = False
     ) -> Rollback:
         """Restore a snapshot, in several attempts where a failure can pass."""
-        self.journal.rolling_back()
+        self.taken.begin_rollback()
         restore = _Restore(self, before, keep_pending=keep_pending, requires_idle=requires_idle)
         result = restore.run()
         return self.conclude(result) if restore.is_begun or result.is_complete else result
 
     def conclude(self, result: Rollback) -> Rollback:
         """Note the end of a rollback and refresh device files; return it with their failure."""
-        if result.is_complete:
-            self.journal.undone(result.unrestored)
+        left = {"snapshot": (*self.elsewhere, *result.unrestored)} if result.is_complete else {}
+        self.taken.note(stale_files=True, **left)
         try:
             self.refresh()
         except errors.HostError as error:
@@ -187,9 +190,9 @@ class Transaction:
 
     def refresh(self) -> None:
         """Bring device nodes and CDI specs up to date; ``HostError``: DEVICE_FILES_FAILED."""
-        if self.device_files is not None:
-            self.device_files.refresh()
-        self.journal.refreshed()
+        if self.refresh_files is not None:
+            self.refresh_files()
+            self.taken.note(stale_files=False)
 
     def execute(self, plan: steps.Plan, seen: Observed) -> tuple[Observed, bool]:
         """Execute a plan; reset those of its GPUs whose mode is pending afterwards.
@@ -220,7 +223,7 @@ class Transaction:
             _log.info("reset_pending", gpus=[gpu.uuid for gpu in pending])
             try:
                 if pending:
-                    self.reset(pending, self.journal.persistence_off)
+                    self.reset(pending, self._announce_persistence)
             except errors.HostError as refused:
                 if not is_in_use:
                     raise
@@ -228,13 +231,16 @@ class Transaction:
                 raise error from refused
             return self.gpus.observe(), True
 
+    def _announce_persistence(self, uuids: tuple[str, ...]) -> None:
+        self.taken.announce(persistent_gpus=uuids)
+
 
 @dataclasses.dataclass(slots=True)
 class _Rounds:
     """The plans of one change, executed one after the other until none is left."""
 
     transaction: Transaction
-    before: tuple[model.GpuSnapshot, ...]
+    before: Snapshots
     """What a rollback restores; grows with each plan."""
     points: hook_points.HookPoints
     executed: list[steps.Plan] = dataclasses.field(default_factory=list)
@@ -266,7 +272,7 @@ class _Rounds:
             before = planner.baseline(plan, after, self.before)
             if before != self.before:
                 self.before = before
-                self.transaction.journal.begin(before, plan)
+                self.transaction.taken.begin((*self.transaction.elsewhere, *before), plan)
 
     def _execute_idle(self, plan: steps.Plan, seen: Observed) -> tuple[Observed, bool]:
         """Execute a plan once no process uses what it destroys.
@@ -286,11 +292,8 @@ class _Rounds:
                 self.is_stale = self.is_refused and isinstance(error, errors.StalePlanError)
                 raise
 
-        return self.transaction.idle_wait.retry(
-            attempt,
-            self.transaction.clock,
-            may_pass=lambda error: isinstance(error, errors.GpuInUseError),
-        )
+        wait = self.transaction.idle_wait or timing.Wait(clock=self.transaction.clock)
+        return wait.retry(attempt, may_pass=lambda error: isinstance(error, errors.GpuInUseError))
 
 
 @dataclasses.dataclass(slots=True)
@@ -298,7 +301,7 @@ class _Restore:
     """One rollback."""
 
     transaction: Transaction
-    before: Snapshot
+    before: Snapshots
     _: dataclasses.KW_ONLY
     keep_pending: bool
     requires_idle: bool
@@ -309,23 +312,20 @@ class _Restore:
 
     def run(self) -> Rollback:
         """Restore the GPUs, and verify them."""
-        message = ""
-        attempt = 1
-        while not message:
+        wait = timing.Wait(
+            clock=self.transaction.clock, timeout_s=_ROLLBACK_S, backoff=_ROLLBACK_PAUSES
+        )
+        attempts = wait.attempts()
+        while True:
+            is_last = next(attempts)
             try:
-                message = self._restore()
+                return self._restored(self._restore())
             except errors.MigManagerError as error:
-                # A driver that hangs costs a whole deadline at each attempt: a later run tries
-                # again. The same run waits for processes that use what is to be removed.
-                may_pass = (
-                    error.reason.is_transient
-                    and error.reason is not errors.Reason.NVML_TIMEOUT
-                    and not isinstance(error, errors.GpuInUseError)
-                )
-                if attempt == _ROLLBACK_ATTEMPTS or not may_pass:
+                if is_last or not _may_pass(error):
                     return self._failed(error)
-                self.transaction.clock.wait(_ROLLBACK_PAUSE_S * 2 ** (attempt - 1))
-                attempt += 1
+
+    def _restored(self, message: str) -> Rollback:
+        """Return the success, with what unreachable GPUs lack."""
         if self.foreign:
             return _with_foreign(message, self.foreign)
         unrestored = self.now.missing(self.before)
@@ -386,7 +386,17 @@ class _Restore:
         return planner.restore(now, self.before, keep_pending=self.keep_pending)
 
 
-def without_steps(now: Observed, before: Snapshot) -> Rollback:
+def _may_pass(error: errors.MigManagerError) -> bool:
+    """Check whether a rollback may succeed later.
+
+    A driver that hangs costs a whole deadline at each attempt: a later run tries again. The same
+    run waits for processes that use what is to be removed.
+    """
+    is_hung = error.reason is errors.Reason.NVML_TIMEOUT
+    return error.reason.is_transient and not (is_hung or isinstance(error, errors.GpuInUseError))
+
+
+def without_steps(now: Observed, before: Snapshots) -> Rollback:
     """Return the rollback of GPUs that need no step; another instance leaves it incomplete."""
     foreign = planner.unowned_instances(now, before)
     if foreign:
@@ -411,9 +421,7 @@ def _described(gpu: model.GpuSnapshot) -> str:
 
 
 @contextlib.contextmanager
-def locked(
-    lock: ports.NodeLock, doing: str, *, clock: timing.Clock, wait: timing.Wait
-) -> Iterator[None]:
+def locked(lock: ports.NodeLock, doing: str, wait: timing.Wait) -> Iterator[None]:
     """Wait for the node's lock, and hold it in the context.
 
     Raises:
@@ -423,7 +431,6 @@ def locked(
     with contextlib.ExitStack() as stack:
         wait.retry(
             lambda: stack.enter_context(lock.hold(doing)),
-            clock,
             may_pass=lambda error: isinstance(error, errors.LockedError),
             goal=" for it to finish",
         )

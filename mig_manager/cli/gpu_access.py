@@ -109,7 +109,7 @@ class GpuAccess:
         return dataclasses.replace(
             dependencies,
             reset=gpu_reset.SmiReset(found),
-            device_files=device_nodes.DeviceFiles(chosen.roots),
+            refresh_files=device_nodes.DeviceFiles(chosen.roots).refresh,
         )
 
     def pods_by_device(self) -> Mapping[str, tuple[str, ...]] | None:

@@ -296,16 +296,6 @@ class HostServices(Protocol):
         """Start a service, wait until it has, and return whether it was not running before."""
 
 
-class DeviceFiles(Protocol):
-    """Device nodes and CDI specs, which containers need beside the instances."""
-
-    def refresh(self) -> None:
-        """Update them to the current GPUs; skips what this machine does not have.
-
-        HostError DEVICE_FILES_FAILED, with its output, if a tool fails.
-        """
-
-
 class Hooks(Protocol):
     """The owner's programs around a change."""
 
@@ -440,8 +430,9 @@ class Dependencies:
     services: HostServices | None = None  # None: the agent may not stop host services
     service_names: Callable[[], tuple[str, ...]] = tuple
     """The host services that use GPUs, in the order in which they are stopped."""
-    device_files: DeviceFiles | None = None
-    """None: another program writes device nodes and CDI specs."""
+    refresh_files: Callable[[], object] = lambda: None
+    """Brings device nodes and CDI specs up to date, if no other program writes them; raises
+    HostError DEVICE_FILES_FAILED."""
     boot_layout: KeptText | None = None  # keeps the verified layout for the next boot
     request_file: KeptText | None = None
     """Keeps a copy of the request's record; None: only the Node has it."""

@@ -1,7 +1,8 @@
 """Time as a port of its own, so that small processes import only this."""
 
 import dataclasses
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterator
 from typing import Protocol, TypeVar
 
 from mig_manager import errors
@@ -44,20 +45,37 @@ _BACKOFF = Backoff()
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Wait:
-    """How to wait for what another program uses."""
+    """A wait with a deadline and growing pauses, for what other programs do."""
 
+    clock: Clock
     timeout_s: float = 0.0
-    """0: fail at once."""
-    wait: Callable[[float], object] = lambda _seconds: None
-    """Sleeps; what it raises ends the wait."""
-    on_wait: Callable[[errors.MigManagerError], object] = lambda _error: None
-    """Called once, before the first wait."""
+    """0: one attempt; inf: no deadline."""
+    sleep: Callable[[float], object] | None = None
+    """Pauses, and reports that the caller is alive; what it raises ends the wait. None: the
+    clock's, which nothing interrupts."""
     backoff: Backoff = _BACKOFF
+    on_wait: Callable[[errors.MigManagerError], object] = lambda _error: None
+    """Called once by ``retry``, before the first pause."""
+
+    def attempts(self) -> Iterator[bool]:
+        """Yield for each attempt whether it is the last one, with a pause before the next.
+
+        The time that the first attempt takes is no wait.
+        """
+        is_last = self.timeout_s <= 0
+        yield is_last
+        until_s = self.clock.monotonic() + self.timeout_s
+        pauses_s = map(self.backoff.delay_s, itertools.count())
+        while not is_last:
+            remaining_s = until_s - self.clock.monotonic()
+            if remaining_s > 0:
+                (self.sleep or self.clock.wait)(min(next(pauses_s), remaining_s))
+            is_last = self.clock.monotonic() >= until_s
+            yield is_last
 
     def retry(
         self,
         attempt: Callable[[], _Result],
-        clock: Clock,
         *,
         may_pass: Callable[[errors.MigManagerError], bool],
         goal: str = "",
@@ -66,26 +84,21 @@ class Wait:
 
         Its last error says how long that took, and for what (``goal``).
         """
-        until: float | None = None
-        number = 0
+        attempts, has_waited = self.attempts(), False
         while True:
+            is_last = next(attempts)
             try:
                 return attempt()
             except errors.MigManagerError as error:
                 if not may_pass(error):
                     raise
-                # The time that the first attempt takes is no wait.
-                if until is None:
-                    until = clock.monotonic() + self.timeout_s
-                remaining_s = until - clock.monotonic()
-                if remaining_s <= 0:
-                    if number:
-                        error.add(f"waited {self.timeout_s:g} s{goal}")
+                if is_last and has_waited:
+                    error.add(f"waited {self.timeout_s:g} s{goal}")
+                if is_last:
                     raise
-                if number == 0:
+                if not has_waited:
                     self.on_wait(error)
-            self.wait(min(self.backoff.delay_s(number), remaining_s))
-            number += 1
+                has_waited = True
 
 
 class Burst:

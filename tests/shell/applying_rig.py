@@ -195,9 +195,7 @@ class Node:
         self.boot_id = "boot-1"
         self.owner = fakes.NodeRig(gpus=())
         """Has the hooks and the device files."""
-        self.guard: Callable[
-            [], contextlib.AbstractContextManager[Callable[[], object] | None]
-        ] = contextlib.nullcontext
+        self.guard: local.Uninterrupted = lambda: contextlib.nullcontext(tuple)
         self.notes: list[str] = []
         if start != "off":
             self.set_up(start)
@@ -265,7 +263,7 @@ class Node:
             notify=self.notes.append,
             uninterrupted=self.guard,
             hooks=self.owner.programs if self.owner.hooks else None,
-            device_files=self.owner.host,
+            refresh_files=self.owner.host.refresh,
             reset=self.owner.host,
         )
 

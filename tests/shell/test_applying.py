@@ -343,7 +343,7 @@ def test_a_lock_that_the_work_itself_meets_is_not_waited_for() -> None:
 
     with (
         pytest.raises(errors.LockedError, match=r"^mine$"),
-        transaction.locked(lock, "x", clock=clock, wait=timing.Wait(timeout_s=9.0)),
+        transaction.locked(lock, "x", timing.Wait(clock=clock, timeout_s=9.0)),
     ):
         raise errors.LockedError("mine")
 

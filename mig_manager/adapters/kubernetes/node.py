@@ -3,7 +3,6 @@
 import collections
 import dataclasses
 import http
-import itertools
 import math
 import random
 import secrets
@@ -83,23 +82,26 @@ class KubeNode:
         random, let several writers of one node pass each other.
         """
         self._join_announcement()
-        node = self._last or self._get()
-        until_s = self._clock.monotonic() + _CONFLICTS_S
-        for attempt in itertools.count():
+        wait = timing.Wait(
+            clock=self._clock,
+            timeout_s=_CONFLICTS_S,
+            sleep=lambda seconds: self._clock.wait(seconds * (1 + _chance()) / 2),
+            backoff=_CONFLICT_PAUSES,
+        )
+        node, change = self._last or self._get(), None
+        for _ in wait.attempts():
+            if change is not None:
+                # Read after the pause: the time until the next attempt is as short as it can be.
+                node = self._get()
+                # The other write may be our own: its answer was lost, and it was sent again.
+                if change.is_in(node.view):
+                    return node.view
             change = decide(node.view)
             try:
                 return self._patch(change, version=node.version, spec=_spec(change, node))
             except errors.ClusterError as error:
                 if error.status != http.HTTPStatus.CONFLICT:
                     raise
-            self._clock.wait(_CONFLICT_PAUSES.delay_s(attempt) * (1 + _chance()) / 2)
-            # Read after the pause: the time until the next attempt is as short as it can be.
-            node = self._get()
-            # The other write may be our own: its answer was lost, and it was sent again.
-            if change.is_in(node.view):
-                return node.view
-            if self._clock.monotonic() >= until_s:
-                break
         raise errors.ClusterError(
             f"node {self._name} changes faster than it can be written",
             reason=errors.Reason.API_UNAVAILABLE,

@@ -31,13 +31,19 @@ def decided_usage(
         HardwareError: The driver does not list the processes of pods whose devices no GPU has.
         Superseded: Another layout is requested, or the agent stops.
     """
-    until_s = deps.clock.monotonic() + _KUBELET_STARTS_WITHIN_S
+    wait = timing.Wait(
+        clock=deps.clock,
+        timeout_s=_KUBELET_STARTS_WITHIN_S,
+        sleep=request.wait,
+        backoff=timing.Backoff(first_s=1.0),
+    )
+    attempts = wait.attempts()
     while True:
+        is_last = next(attempts)
         usage = usage_now(deps.workloads, deps.allocations, gpus, deps.processes)
         undecided = order.undecided_pods(usage)
-        if not undecided or deps.clock.monotonic() >= until_s:
+        if is_last or not undecided:
             break
-        request.wait(1.0)
     if undecided and usage.assigned is None:
         names = messages.listed([pod.key for pod in undecided])
         raise errors.ClusterError(
@@ -78,7 +84,7 @@ def require_idle(
         if blocking:
             raise errors.GpuInUseError("; ".join(blocking))
 
-    wait.retry(check, deps.clock, may_pass=lambda error: isinstance(error, errors.GpuInUseError))
+    wait.retry(check, may_pass=lambda error: isinstance(error, errors.GpuInUseError))
     # The question has used up the worker that was started ahead.
     deps.standby.expect_change()
 

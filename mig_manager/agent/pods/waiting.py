@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 from mig_manager.agent import settings
-from mig_manager.core import ports
+from mig_manager.core import ports, timing
 from mig_manager.core.node import cluster
 
 _Problem = TypeVar("_Problem")
@@ -25,17 +25,17 @@ def wait(
         ClusterError: The API refused or does not answer.
         Superseded: Another layout is requested, or the agent stops.
     """
-    deadline = deps.clock.monotonic() + timeout_s
-    checks = 0
+    wait = timing.Wait(
+        clock=deps.clock, timeout_s=timeout_s, sleep=request.pause, backoff=limits.backoff
+    )
+    attempts = wait.attempts()
     while True:
-        is_late = deps.clock.monotonic() >= deadline
+        is_late = next(attempts)
         seen = None if is_late else deps.workloads.watched()
         if seen is None or not find(seen):
             problem = find(deps.workloads.list())
             if is_late or not problem:
                 return problem
-        request.pause(limits.backoff.delay_s(checks))
-        checks += 1
 
 
 def delete(workloads: ports.Workloads, pods: Iterable[cluster.Pod]) -> None:
