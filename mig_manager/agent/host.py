@@ -1,4 +1,4 @@
-"""The host in a run: its services, the owner's hooks, and a reboot where that is allowed."""
+"""The host in a run: services, the owner's hooks, a reboot, and the layout for the next boot."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -7,6 +7,7 @@ import structlog
 
 from mig_manager import errors
 from mig_manager.agent import job as jobs
+from mig_manager.change import local
 from mig_manager.core import host_files, messages, model, steps
 from mig_manager.core.node import clients
 from mig_manager.core.node import policy as policies
@@ -220,3 +221,20 @@ def _wait_for_stop(job: jobs.Job) -> None:
     wait = dataclasses.replace(job.wait(job.limits.reboot_timeout_s), sleep=sleep)
     for _ in wait.attempts():
         job.deps.telemetry.still_working()
+
+
+def save_layout(job: jobs.Job, gpus: model.ObservedGpus) -> None:
+    """Save the verified layout for the next boot; a failure is logged."""
+    record = job.progress.record
+    if job.deps.boot_layout is None:
+        return
+    try:
+        local.save_layout(
+            job.deps.boot_layout,
+            gpus,
+            config=record.config,
+            config_hash=record.verified.config_hash if record.verified else "",
+            boot_id=job.deps.boot_id,
+        )
+    except errors.ConfigError as error:
+        _log.warning("layout_not_saved", error=error.message)

@@ -2,13 +2,13 @@
 
 import dataclasses
 
-from mig_manager.agent import kept_request, publish, settings, undo
 from mig_manager.agent import progress as progresses
+from mig_manager.agent import publish, settings, undo
 from mig_manager.agent.pods import gpu_clients
 from mig_manager.change import hook_points, transaction
 from mig_manager.core import model, ports, timing
 from mig_manager.core.layout import custom as customs
-from mig_manager.core.records import journals, status
+from mig_manager.core.records import journals, requests, status
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,8 +21,6 @@ class Request:
     may_evict: bool = True
     """Whether pods may be evicted, if the layout was not verified since it was requested."""
     attempt: int = 1
-    rebooted_hash: str | None = None
-    """Content hash of the layout that the machine was rebooted for; None: it was not."""
     seen: model.ObservedGpus = model.NO_GPUS
     """The GPUs as last observed; none: not yet."""
 
@@ -42,7 +40,6 @@ class Job:
     deps: ports.Dependencies
     limits: settings.Limits
     clients: gpu_clients.GpuClients
-    kept: kept_request.KeptRequest
     progress: progresses.Progress
     taken: undo.Taken
     hooks: hook_points.HookPoints
@@ -81,16 +78,18 @@ def begun(  # noqa: PLR0913 - each is named where it is called
     deps: ports.Dependencies,
     limits: settings.Limits,
     clients: gpu_clients.GpuClients,
-    kept: kept_request.KeptRequest,
+    record: requests.Request,
     publisher: publish.Publisher,
     retry_after_s: float,
 ) -> Job:
     """Return an attempt at a request that begins with what earlier ones have ``left``."""
+    # Whatever fails before the layout is resolved must not lead to a second reboot.
+    rebooted = record.rebooted_hash if record.config == request.config else None
     annotation_hash = request.custom.annotation_hash if request.custom else ""
     left = left or journals.Journal(config=request.config)
     first = status.Status(
         config=request.config,
-        config_hash=request.rebooted_hash or "",
+        config_hash=rebooted or "",
         state=model.State.PENDING,
         phase=model.Phase.RESOLVE,
         reason=None,
@@ -99,12 +98,12 @@ def begun(  # noqa: PLR0913 - each is named where it is called
         started_at=deps.clock.now_iso(),
         finished_at=None,
         annotation_hash=annotation_hash,
-        is_rebooted=request.rebooted_hash is not None or bool(left.rebooted_from),
+        is_rebooted=rebooted is not None or bool(left.rebooted_from),
     )
     progress = progresses.Progress(
         deps,
         publisher,
-        kept,
+        record,
         first,
         startup_taints=limits.policy.startup_taints,
         retry_after_s=retry_after_s,
@@ -121,7 +120,6 @@ def begun(  # noqa: PLR0913 - each is named where it is called
         deps=deps,
         limits=limits,
         clients=clients,
-        kept=kept,
         progress=progress,
         taken=undo.Taken(progress, resumed),
         hooks=hook_points.HookPoints(

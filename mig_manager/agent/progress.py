@@ -7,10 +7,10 @@ from typing import Any
 import structlog
 
 from mig_manager import errors
-from mig_manager.agent import kept_request, outcomes, publish
+from mig_manager.agent import outcomes, publish
 from mig_manager.core import messages, model, ports
 from mig_manager.core.node import cluster
-from mig_manager.core.records import gpu_codec, readiness, status
+from mig_manager.core.records import gpu_codec, readiness, requests, status
 
 _log = structlog.get_logger()
 
@@ -25,7 +25,7 @@ class Progress:
         self,
         deps: ports.Dependencies,
         publisher: publish.Publisher,
-        kept: kept_request.KeptRequest,
+        record: requests.Request,
         first: status.Status,
         *,
         startup_taints: frozenset[str] = frozenset(),
@@ -33,7 +33,7 @@ class Progress:
     ) -> None:
         self._deps = deps
         self._publisher = publisher
-        self._kept_request = kept
+        self._record = record
         self._status = first
         self._startup_taints = startup_taints
         self._retry_after_s = retry_after_s
@@ -44,6 +44,11 @@ class Progress:
     def has_rolled_back(self) -> bool:
         """Whether a rollback was begun in this run."""
         return self._has_rolled_back
+
+    @property
+    def record(self) -> requests.Request:
+        """The request, and what it has reached."""
+        return self._record
 
     @property
     def gpus(self) -> model.ObservedGpus:
@@ -60,6 +65,11 @@ class Progress:
     def note(self, **facts: Any) -> None:
         """Set fields of the status for the next patch."""
         self._status = dataclasses.replace(self._status, **facts)
+
+    def resolve(self, config_hash: str, *, is_owners: bool) -> bool:
+        """Note the content of the layout; return whether it was verified for this request."""
+        self._record = self._record.resolved(config_hash, is_owners=is_owners)
+        return self._record.verified is not None
 
     def succeeded(
         self,
@@ -156,7 +166,13 @@ class Progress:
         labels: dict[str, str | None] = {}
         if is_success:
             known = self._status
-            self._kept_request.verify(known.config_hash, known.gpus, is_owners=ended.is_owners)
+            verified = requests.Verified(
+                config_hash=known.config_hash,
+                boot_id=self._deps.boot_id,
+                is_owners=ended.is_owners,
+                gpus=requests.fingerprint(known.gpus),
+            )
+            self._record = dataclasses.replace(self._record, verified=verified)
             labels[cluster.APPLIED_LABEL] = known.config
         elif ended.reason is errors.Reason.DRIFTED:
             labels[cluster.APPLIED_LABEL] = None
@@ -228,8 +244,8 @@ class Progress:
 
     def _completed(self, change: cluster.NodePatch) -> cluster.NodePatch:
         """Return a patch with what the node shows of this run."""
-        self._kept_request.note_reboot(self._status)
-        annotations = {**change.annotations, **self._kept_request.annotations}
+        self._record = self._record.with_status(self._status)
+        annotations = {**change.annotations, **publish.of_record(self._record)}
         annotations[cluster.STATUS_ANNOTATION] = self._status.to_json()
         if self._status.gpus is not model.NO_GPUS:
             annotations[cluster.GPUS_ANNOTATION] = gpu_codec.to_json(self._status.gpus)
@@ -237,6 +253,6 @@ class Progress:
         return dataclasses.replace(change, labels=labels, annotations=annotations)
 
     def _published(self) -> None:
-        self._kept_request.save()
+        self._publisher.keep(self._record)
         self._deps.node.set_condition(readiness.condition(self._status))
         self._deps.telemetry.state_published(self._status.state)

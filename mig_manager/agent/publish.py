@@ -1,5 +1,8 @@
 """Publish on the Node: the one place that writes its labels, annotations and taint.
 
+The record of the request is kept on the host too, for a Node object that is deleted and registered
+again, for example with the label from kubelet's flags.
+
 Labels, annotations and taint travel in one patch, so the journal always matches what it lists: the
 API server takes both or neither. What a phase takes or restores is decided for the node as it is
 when the API server accepts the patch, so a label that another program wrote meanwhile is kept.
@@ -8,8 +11,12 @@ when the API server accepts the patch, so a label that another program wrote mea
 import dataclasses
 from collections.abc import Callable, Mapping
 
+import structlog
+
+from mig_manager import errors
 from mig_manager.core import ports
 from mig_manager.core.node import cluster
+from mig_manager.core.records import requests
 
 _STEADY = (
     cluster.REQUEST_ANNOTATION,
@@ -22,6 +29,8 @@ run depends on what they say, and another program may have changed them."""
 
 Decide = Callable[[cluster.NodeView], cluster.NodePatch]
 
+_log = structlog.get_logger()
+
 
 class Publisher:
     """Writes to the Node; an annotation that the agent has written already is left out.
@@ -30,8 +39,11 @@ class Publisher:
         ClusterError: From each method, where the API refuses or does not answer.
     """
 
-    def __init__(self, node: ports.Node) -> None:
+    def __init__(self, node: ports.Node, request_file: ports.KeptText | None = None) -> None:
         self._node = node
+        self._request_file = request_file
+        self._on_host = ""
+        """The record of the request as last written to the host."""
         self._written: dict[str, str | None] = {}
         """Steady annotations as last written or read."""
 
@@ -60,6 +72,17 @@ class Publisher:
     def annotate(self, annotations: Mapping[str, str | None]) -> None:
         """Write annotations."""
         self.patch(cluster.NodePatch(annotations=annotations))
+
+    def keep(self, record: requests.Request) -> None:
+        """Copy a record that is published to the host; a failure is logged."""
+        text = record.to_json()
+        if self._request_file is None or text == self._on_host:
+            return
+        try:
+            self._request_file.save(text)
+        except errors.ConfigError as error:
+            _log.warning("request_not_saved", error=error.message)
+        self._on_host = text
 
     def announce(self, change: cluster.NodePatch) -> None:
         """Write in the background, and without an error."""
@@ -91,6 +114,11 @@ class Publisher:
         self._written |= {
             key: change.annotations[key] for key in _STEADY if key in change.annotations
         }
+
+
+def of_record(record: requests.Request) -> dict[str, str | None]:
+    """Return the annotation with the record of a request; without one it is removed."""
+    return {cluster.REQUEST_ANNOTATION: record.to_json() if record.config else None}
 
 
 def _without(change: cluster.NodePatch, present: Mapping[str, str | None]) -> cluster.NodePatch:

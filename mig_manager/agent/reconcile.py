@@ -6,6 +6,7 @@ rolled back first, and everything is restored.
 
 import contextlib
 import dataclasses
+from collections.abc import Iterator
 
 import structlog
 
@@ -13,7 +14,7 @@ from mig_manager import errors
 from mig_manager.agent import (
     capacity,
     drift,
-    kept_request,
+    host,
     outcomes,
     publish,
     recovery,
@@ -23,11 +24,10 @@ from mig_manager.agent import (
 )
 from mig_manager.agent import job as jobs
 from mig_manager.agent.pods import gpu_clients
-from mig_manager.change import local
 from mig_manager.core import messages, model, ports
 from mig_manager.core.layout import custom as customs
 from mig_manager.core.node import cluster
-from mig_manager.core.records import gpu_codec, journals, readiness, requests, status
+from mig_manager.core.records import gpu_codec, journals, readiness, requests
 
 _UNDER_WAY = (model.State.PENDING.value, model.State.REBOOTING.value)
 
@@ -40,14 +40,13 @@ class Reconciler:
     def __init__(self, deps: ports.Dependencies, limits: settings.Limits) -> None:
         self._deps = deps
         self._limits = limits
-        self._publisher = publish.Publisher(deps.node)
+        self._publisher = publish.Publisher(deps.node, deps.request_file)
         self._clients = gpu_clients.GpuClients(deps, limits)
-        self._kept = kept_request.KeptRequest(deps)
         self._layouts = served_layouts.LayoutList(deps, limits)
+        self._record: requests.Request | None = None
+        """The request that is served, and what it has reached; None: not read yet."""
         self._left: journals.Journal | None = None
         """What earlier runs took and have not restored; the next run resumes with it."""
-        self._rebooted: tuple[str, str] | None = None
-        """Name and content hash of the layout that the machine was rebooted for, if it was."""
         self._seen_gpus = model.NO_GPUS
         self._seen_node: cluster.NodeView | None = None
         """The node as the watch last showed it."""
@@ -65,19 +64,12 @@ class Reconciler:
             ClusterError: The API refused or does not answer.
             LockedError: Another manager is at work; nothing was undone.
         """
-        view = self._publisher.read()
-        text = view.annotations.get(cluster.STATUS_ANNOTATION)
         self._left = None
+        view = self._publisher.read()
         journal = recovery.find_journal(self._deps.node, self._publisher, view)
-        self._kept.recover(view, journal)
-        self._rebooted = status.rebooted_layout(text) or self._kept.rebooted_layout
-        if journal is None:
-            return
-        if journal.is_restored or (
-            status.was_active(status.read_or_none(text))
-            and dataclasses.replace(journal, snapshot=()).is_restored
-        ):
-            # That run has ended: the snapshot waits for an unreachable GPU to be back.
+        if self._record is None:
+            self._record = recovery.find_record(self._deps.request_file, view, journal)
+        if journal is None or recovery.has_ended(journal, view):
             self._left = journal
             return
         self._clients.advertising.expect_those_in(journal)
@@ -101,7 +93,7 @@ class Reconciler:
     def run(  # noqa: PLR0913 - each is named where it is called
         self,
         name: str,
-        request: ports.Cancellation,
+        cancel: ports.Cancellation,
         *,
         custom: customs.Custom | None = None,
         attempt: int = 1,
@@ -111,7 +103,7 @@ class Reconciler:
     ) -> outcomes.Outcome:
         """Apply the layout ``name``, or what ``custom`` stands for, and publish the outcome.
 
-        ``request`` ends the run early, until GPUs are touched. ``retry_after_s`` is the pause
+        ``cancel`` ends the run early, until GPUs are touched. ``retry_after_s`` is the pause
         before the next attempt, if this one fails. No pod is evicted for a layout that was
         verified and not requested since, as it is unless ``is_new``.
 
@@ -120,34 +112,38 @@ class Reconciler:
             Rebooting: The machine goes down; what is taken stays taken.
             Superseded: Another layout is requested, or the agent stops; all is restored.
         """
-        custom = self._kept.begin(name, custom, is_new=is_new)
-        if custom and custom.is_on_demand:
-            # Before the owner can remove the label that decides, while this run still waits.
-            self._keep_decision()
-        journal, self._left = self._left, None
-        wanted = self._request(name, custom, may_evict=may_evict, attempt=attempt)
-        job = self._job(wanted, journal, request, retry_after_s=retry_after_s)
-        try:
-            ended = run.run(job)
-        except errors.Superseded as end:
-            _log.info("run_superseded", why=end.why)
-            if end.is_replaced:
-                job.taken.abandon()
-            elif not isinstance(end, errors.Rebooting):
-                job.taken.finish(job.taken.failed(errors.Reason.INTERRUPTED, end.why))
+        self._record = (self._record or requests.NONE).begun(name, custom, is_new=is_new)
+        if custom:
+            custom = dataclasses.replace(custom, is_on_demand=not self._record.may_evict)
+            if custom.is_on_demand and self._record.origin is not requests.Origin.PARTITIONER:
+                # Its document does not show that it evicts no pod. Published before the owner can
+                # remove the label that decides, while this run still waits.
+                self._publisher.annotate(publish.of_record(self._record))
+                self._publisher.keep(self._record)
+        request = jobs.Request(
+            config=name, custom=custom, may_evict=may_evict, attempt=attempt, seen=self._seen_gpus
+        )
+        left, self._left = self._left, None
+        with self._attempt(request, left, cancel, retry_after_s=retry_after_s) as job:
+            try:
+                ended = run.run(job)
+            except errors.Superseded as end:
+                _log.info("run_superseded", why=end.why)
+                if end.is_replaced:
+                    job.taken.abandon()
+                elif not isinstance(end, errors.Rebooting):
+                    job.taken.finish(job.taken.failed(errors.Reason.INTERRUPTED, end.why))
+                self._keep_remaining(job.taken.journal)
+                raise
+            self._deps.telemetry.drift_found(is_drifted=ended.reason is errors.Reason.DRIFTED)
+            fitting = self._layouts.fitting(job.progress.gpus)
+            annotations = self._layouts.annotations(fitting)
+            if not ended.should_retry:
+                annotations |= self.capacity.annotations(job.progress.gpus)
+            job.taken.finish(ended, annotations)
             self._keep_remaining(job.taken.journal)
-            raise
-        finally:
-            self._note_gpus(job)
-        self._deps.telemetry.drift_found(is_drifted=ended.reason is errors.Reason.DRIFTED)
-        fitting = self._layouts.fitting(job.progress.gpus)
-        annotations = self._layouts.annotations(fitting)
-        if not ended.should_retry:
-            annotations |= self.capacity.annotations(job.progress.gpus)
-        job.taken.finish(ended, annotations)
-        self._keep_remaining(job.taken.journal)
-        if ended.state is model.State.SUCCESS:
-            self._save_for_boot(ended)
+            if ended.state is model.State.SUCCESS:
+                host.save_layout(job, ended.gpus)
         # Last, because it may take several requests, and other nodes wait for the slot.
         self._layouts.write(fitting)
         return ended
@@ -160,16 +156,16 @@ class Reconciler:
         Raises:
             ClusterError: The API refused or does not answer.
         """
-        job = self._job(self._request(name, custom), self._left)
-        try:
-            with self._locked(f"checking layout {name}"):
-                now = drift.observe(job)
-        except errors.LockedError:
-            # The next check finds what the other manager does to the GPUs.
-            return drift.Action.REST
-        self._note_gpus(job)
-        action, self._drift = drift.act(job, self._drift, ended, now, self._seen_node)
-        return action
+        request = jobs.Request(config=name, custom=custom)
+        with self._attempt(request, self._left) as job:
+            try:
+                with self._locked(f"checking layout {name}"):
+                    now = drift.observe(job)
+            except errors.LockedError:
+                # The next check finds what the other manager does to the GPUs.
+                return drift.Action.REST
+            action, self._drift = drift.act(job, self._drift, ended, now, self._seen_node)
+            return action
 
     def rest(self) -> bool:
         """Restore what is still taken on a node without a request; call without a run.
@@ -186,7 +182,8 @@ class Reconciler:
             LockedError: Another manager is at work.
         """
         # Any layout that is requested next is a new request.
-        self._kept.end()
+        self._record = requests.NONE
+        self._publisher.keep(self._record)
         if self._left is not None:
             self._undo(self._left)
         view = self._publisher.read()
@@ -238,78 +235,46 @@ class Reconciler:
         """Whether the last run left the node closed."""
         return self._left is not None and self._left.is_closed
 
-    def _request(
-        self,
-        name: str,
-        custom: customs.Custom | None,
-        *,
-        may_evict: bool = True,
-        attempt: int = 1,
-    ) -> jobs.Request:
-        # Whatever fails before the layout is resolved must not lead to a second reboot.
-        rebooted, content_hash = self._rebooted or ("", None)
-        return jobs.Request(
-            config=name,
-            custom=custom,
-            may_evict=may_evict,
-            attempt=attempt,
-            rebooted_hash=content_hash if rebooted == name else None,
-            seen=self._seen_gpus,
-        )
-
-    def _job(
+    @contextlib.contextmanager
+    def _attempt(
         self,
         request: jobs.Request,
         left: journals.Journal | None,
         cancel: ports.Cancellation | None = None,
         *,
         retry_after_s: float = 0.0,
-    ) -> jobs.Job:
-        return jobs.begun(
+    ) -> Iterator[jobs.Job]:
+        """Yield an attempt, and keep what it has found out."""
+        job = jobs.begun(
             request,
             left,
             cancel=cancel or recovery.Uninterrupted(self._deps),
             deps=self._deps,
             limits=self._limits,
             clients=self._clients,
-            kept=self._kept,
+            record=self._record or requests.NONE,
             publisher=self._publisher,
             retry_after_s=retry_after_s,
         )
-
-    def _keep_decision(self) -> None:
-        """Write that this request evicts no pod, which its document does not show."""
-        if self._kept.current.origin is not requests.Origin.PARTITIONER:
-            self._publisher.annotate(self._kept.annotations)
-            self._kept.save()
-
-    def _save_for_boot(self, ended: outcomes.Outcome) -> None:
-        if self._deps.boot_layout is None:
-            return
-        current = self._kept.current
         try:
-            local.save_layout(
-                self._deps.boot_layout,
-                ended.gpus,
-                config=current.config,
-                config_hash=current.verified.config_hash if current.verified else "",
-                boot_id=self._deps.boot_id,
-            )
-        except errors.ConfigError as error:
-            _log.warning("layout_not_saved", error=error.message)
+            yield job
+        finally:
+            self._record = job.progress.record
+            self._seen_gpus = job.progress.gpus or self._seen_gpus
+            self.capacity.note_gpus(job.progress.gpus)
 
-    def _undo(self, journal: journals.Journal) -> None:
+    def _undo(self, before: journals.Journal) -> None:
         """Roll back and restore what a journal lists; raises as ``recover``."""
-        job = self._job(self._request(journal.config, None), journal)
-        before = job.taken.journal
-        with self._locked(f"undoing an interrupted change to {journal.config or 'a layout'}"):
-            result = run.undo_interrupted(job)
-        job.taken.abandon()
-        self._keep_remaining(job.taken.journal)
-        if self._left == before:
-            _log.warning("rollback_pending", config=journal.config, why=result)
+        name = before.config or "a layout"
+        with self._attempt(jobs.Request(config=before.config), before) as job:
+            resumed = job.taken.journal
+            with self._locked(f"undoing an interrupted change to {name}"):
+                result = run.undo_interrupted(job)
+            job.taken.abandon()
+            self._keep_remaining(job.taken.journal)
+        if self._left == resumed:
+            _log.warning("rollback_pending", config=before.config, why=result)
             return
-        name = journal.config or "a layout"
         is_restored = self._left is None or self._left.is_restored
         done = (
             f"restored what an interrupted run for {name} had taken"
@@ -328,7 +293,7 @@ class Reconciler:
         Returns:
             Whether that failed and may succeed later.
         """
-        annotations = self._kept.annotations
+        annotations = publish.of_record(requests.NONE)
         try:
             with self._locked("looking at the GPUs"):
                 gpus = self._deps.gpus.observe()
@@ -345,14 +310,9 @@ class Reconciler:
         return False
 
     def _end_pending(self, why: str) -> None:
-        left = self._left or journals.Journal(config="")
-        job = self._job(jobs.Request(config=""), left)
-        job.taken.finish(outcomes.failed(errors.Reason.INTERRUPTED, why))
-        self._left = None if job.taken.journal.is_empty else job.taken.journal
-
-    def _note_gpus(self, job: jobs.Job) -> None:
-        self._seen_gpus = job.progress.gpus
-        self.capacity.note_gpus(job.progress.gpus)
+        with self._attempt(jobs.Request(config=""), self._left) as job:
+            job.taken.finish(outcomes.failed(errors.Reason.INTERRUPTED, why))
+            self._left = None if job.taken.journal.is_empty else job.taken.journal
 
     def _locked(self, doing: str) -> contextlib.AbstractContextManager[None]:
         if self._deps.lock is None:

@@ -6,6 +6,7 @@ would lose its device the GPUs stay as they are.
 """
 
 import contextlib
+import dataclasses
 from collections.abc import Sequence
 
 import structlog
@@ -18,7 +19,7 @@ from mig_manager.change import transaction
 from mig_manager.core import model, ports, steps
 from mig_manager.core.node import clients, cluster
 from mig_manager.core.planner import planner
-from mig_manager.core.records import journals
+from mig_manager.core.records import journals, requests, status
 
 _MAX_KEPT_CHARACTERS = 16 * 1024
 """Of an invalid journal: enough to inspect, and no load on the Node object."""
@@ -67,6 +68,59 @@ def find_journal(
         },
     )
     return None if marked.is_empty else marked
+
+
+def has_ended(journal: journals.Journal, view: cluster.NodeView) -> bool:
+    """Check whether a run has ended: its snapshot waits for an unreachable GPU to be back."""
+    published = status.read_or_none(view.annotations.get(cluster.STATUS_ANNOTATION))
+    return journal.is_restored or (
+        status.was_active(published) and dataclasses.replace(journal, snapshot=()).is_restored
+    )
+
+
+def find_record(
+    request_file: ports.KeptText | None,
+    view: cluster.NodeView,
+    journal: journals.Journal | None,
+) -> requests.Request:
+    """Return the record of the request that an earlier agent has served; ``NONE`` without one.
+
+    A record that names another request than the status is older than it: an agent of a version
+    without records has served the node since. Then the status decides.
+    """
+    published = status.read_or_none(view.annotations.get(cluster.STATUS_ANNOTATION))
+    record = _parsed(view.annotations.get(cluster.REQUEST_ANNOTATION))
+    if record is None and published is None and request_file is not None:
+        try:
+            record = _parsed(request_file.read())
+        except errors.ConfigError as error:
+            _log.warning("request_not_read", error=error.message)
+    elif record is None or _is_older(record, published):
+        applied = view.labels.get(cluster.APPLIED_LABEL, "")
+        record = requests.of_status(published, journal, applied)
+    if record is None:
+        return requests.NONE
+    if published and published.is_rebooted and published.config == record.config:
+        return dataclasses.replace(record, rebooted_hash=published.config_hash)
+    return record
+
+
+def _parsed(text: str | None) -> requests.Request | None:
+    if not text:
+        return None
+    try:
+        return requests.Request.from_json(text)
+    except ValueError as error:
+        _log.warning("request_unreadable", error=str(error))
+        return None
+
+
+def _is_older(record: requests.Request, published: status.PublishedStatus | None) -> bool:
+    # A status that names no request is of a run that ended without one. An agent that keeps
+    # records may have died between a record and the first status of its run.
+    if published is None or not published.config or published.keeps_request:
+        return False
+    return record.key != (published.config, published.annotation_hash)
 
 
 def is_possible(

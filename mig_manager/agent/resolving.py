@@ -75,11 +75,9 @@ def resolve(job: jobs.Job) -> Resolved:
         found = Resolved(layout=layout, warnings=warnings, is_owners=True)
     else:
         found = _find(job)
-    is_same = not found.is_owners or request.rebooted_hash in ("", found.layout.content_hash)
-    was_rebooted = bool(job.taken.journal.rebooted_from) or (
-        request.rebooted_hash is not None and is_same
-    )
-    layout = found.layout
+    layout, rebooted = found.layout, job.progress.record.rebooted_hash
+    is_same = not found.is_owners or rebooted in ("", layout.content_hash)
+    was_rebooted = bool(job.taken.journal.rebooted_from) or (rebooted is not None and is_same)
     job.progress.note(
         config_hash=layout.content_hash, origin=layout.origin, is_rebooted=was_rebooted
     )
@@ -99,7 +97,7 @@ def _find(job: jobs.Job) -> Resolved:
     try:
         layout, warnings = served_layouts.find(name, job.deps.configs, job.limits, observe_once)
         is_owners = not (layout.is_generated or job.limits.has_default_layouts)
-        verified = job.kept.current.verified
+        verified = job.progress.record.verified
         is_other = verified is not None and verified.config_hash != layout.content_hash
         if verified and verified.is_owners and is_other and not is_owners:
             raise errors.LayoutError(
@@ -126,7 +124,7 @@ def verified_without_file(
     Raises:
         MigManagerError: ``error``, unless it is about the file and the layout is active.
     """
-    verified = job.kept.current.verified
+    verified = job.progress.record.verified
     is_about_file = error.reason in _ABOUT_FILE and job.request.custom is None
     if not (is_about_file and job.taken.journal.is_restored and verified and verified.gpus):
         raise error

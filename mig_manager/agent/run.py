@@ -73,7 +73,7 @@ def _steps(job: jobs.Job) -> outcomes.Outcome:
     except (errors.ConfigError, errors.LayoutError) as error:
         gpus, is_owners = resolving.verified_without_file(job, error)
         return proof.verify_unchanged(job, None, gpus, is_owners=is_owners)
-    is_verified = job.kept.was_verified(found.layout.content_hash, is_owners=found.is_owners)
+    is_verified = job.progress.resolve(found.layout.content_hash, is_owners=found.is_owners)
     may_evict = job.request.may_evict and not is_verified
     if may_evict and job.request.attempt == 1 and found.expects_change(job.request.seen):
         job.progress.enter(model.Phase.RESOLVE, "looking at the GPUs")
@@ -113,7 +113,7 @@ def _is_final(job: jobs.Job, error: errors.MigManagerError) -> bool:
     """
     is_client = isinstance(error, errors.NotReadyError)
     is_in_use = error.reason is errors.Reason.IN_USE and not is_client
-    may_evict = job.request.may_evict and job.kept.current.verified is None
+    may_evict = job.request.may_evict and job.progress.record.verified is None
     return job.request.is_on_demand and may_evict and is_in_use
 
 

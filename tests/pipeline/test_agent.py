@@ -99,12 +99,12 @@ class Pipeline(reconcile.Reconciler):
         action, self.next_action = self.next_action, drift.Action.REST
         return action
 
-    def run(self, name: str, request: ports.Cancellation, **options: Any) -> outcomes.Outcome:
+    def run(self, name: str, cancel: ports.Cancellation, **options: Any) -> outcomes.Outcome:
         self.runs.append((name, options["attempt"]))
         self.delays_s.append(options["retry_after_s"])
         self.evicting.append(options["may_evict"])
         self.news.append(options["is_new"])
-        self.on_run(request)
+        self.on_run(cancel)
         answer = self._script.pop(0)
         if not self._script:
             self._box.stop()

@@ -59,7 +59,8 @@ def test_the_layout_of_the_annotation_is_applied_to_the_gpus_that_it_names() -> 
     assert rig.gpus[1] == second
     assert rig.labels[cluster.APPLIED_LABEL] == "custom"
     layout, _ = requested().layout()
-    assert published(rig).layout == ("custom", layout.content_hash)
+    assert published(rig).config == "custom"
+    assert published(rig).config_hash == layout.content_hash
     assert published(rig).annotation_hash == requested().annotation_hash
     assert published(rig).origin == "annotation mig-manager.io/layout of node node-a:3"
     assert f"Layout custom ({layout.content_hash}) is active." in outcome.message

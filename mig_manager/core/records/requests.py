@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from mig_manager.core import model
+from mig_manager.core.layout import custom as customs
 from mig_manager.core.records import gpu_codec, journals, status
 
 VERSION = 1
@@ -51,13 +52,66 @@ class Request:
     may_evict: bool = True
     verified: Verified | None = None
     """None: no layout was verified since this was requested."""
-    rebooted_hash: str = ""
-    """Content hash of the layout that the machine was rebooted for; empty: it was not."""
+    rebooted_hash: str | None = None
+    """Content hash of the layout that the machine was rebooted for, empty if it is not known;
+    None: the machine was not rebooted."""
 
     @property
     def key(self) -> tuple[str, str]:
         """Name of the layout, and hash of the annotation that it is from."""
         return self.config, self.annotation_hash
+
+    def begun(self, name: str, custom: customs.Custom | None, *, is_new: bool) -> "Request":
+        """Return the request for a layout: this one, if it asks for the same.
+
+        Whether a custom layout may evict is decided when its content is first seen. Later only
+        the label for on-demand partitioning changes that, to no.
+
+        Args:
+            name: The layout that the label names.
+            custom: What ``custom`` stands for; None: another layout is requested.
+            is_new: Whether label or annotation have changed since the last run.
+        """
+        may_evict = not (custom and custom.never_evicts)
+        key = (name, custom.annotation_hash if custom else "")
+        if not is_new and self.key == key:
+            return dataclasses.replace(self, may_evict=self.may_evict and may_evict)
+        origin = Origin.LABEL
+        if custom:
+            is_marked = customs.is_marked(custom.text or "")
+            origin = Origin.PARTITIONER if is_marked else Origin.CUSTOM
+        is_same = self.config == name
+        return Request(
+            config=name,
+            annotation_hash=key[1],
+            origin=origin,
+            may_evict=may_evict,
+            # An agent that has just started sees a new text of the content that was verified.
+            verified=self.verified if is_same and not is_new else None,
+            rebooted_hash=self.rebooted_hash if is_same else None,
+        )
+
+    def resolved(self, config_hash: str, *, is_owners: bool) -> "Request":
+        """Return the request once its layout's content is known.
+
+        New content is a new request, so what was verified before does not count any more. Content
+        counts only if the owner wrote it. Other content changes without a request: with the
+        program, the driver, and the GPUs that are reachable.
+        """
+        verified = self.verified
+        if verified is None or verified.config_hash == config_hash:
+            return self
+        is_same = not is_owners or not verified.config_hash
+        # The GPUs do not show any more that it is active.
+        known = dataclasses.replace(verified, gpus="") if is_same else None
+        return dataclasses.replace(self, verified=known)
+
+    def with_status(self, published: status.Status) -> "Request":
+        """Return the request with the content that the machine was rebooted for, if it was."""
+        if published.config != self.config:
+            return self
+        known = published.config_hash or self.rebooted_hash or ""
+        return dataclasses.replace(self, rebooted_hash=known if published.is_rebooted else None)
 
     def to_json(self) -> str:
         """Return the text to keep; older versions ignore members they do not know."""
@@ -75,7 +129,7 @@ class Request:
                 "owners": verified.is_owners,
                 "gpus": verified.gpus,
             },
-            "rebootedHash": self.rebooted_hash or None,
+            "rebootedHash": self.rebooted_hash,
         }
         return json.dumps({key: value for key, value in data.items() if value is not None})
 
@@ -86,7 +140,7 @@ class Request:
             data: Any = json.loads(text)
             if data["version"] != VERSION:
                 raise ValueError("not a request kept by a version this agent knows")
-            verified = data.get("verified")
+            verified, rebooted = data.get("verified"), data.get("rebootedHash")
             return Request(
                 config=str(data["config"]),
                 annotation_hash=str(data.get("annotationHash", "")),
@@ -100,7 +154,7 @@ class Request:
                     is_owners=verified["owners"] is True,
                     gpus=str(verified["gpus"]),
                 ),
-                rebooted_hash=str(data.get("rebootedHash", "")),
+                rebooted_hash=None if rebooted is None else str(rebooted),
             )
         except (AttributeError, LookupError, RecursionError, TypeError) as error:
             raise ValueError("not a request kept by an agent") from error
@@ -115,10 +169,14 @@ def fingerprint(gpus: Iterable[model.Gpu]) -> str:
     return hashlib.sha256(json.dumps(rows).encode()).hexdigest()[:_HASH_DIGITS]
 
 
+NONE = Request(config="")
+"""Nothing is requested."""
+
+
 def of_status(
     published: status.PublishedStatus | None, journal: journals.Journal | None, applied: str
-) -> Request | None:
-    """Return the request that a status stands for; None: no layout can be inferred from it.
+) -> Request:
+    """Return the request that a status stands for; ``NONE``: none can be inferred from it.
 
     For a node whose agent kept no record. In doubt the request evicts no pod: no pod is evicted by
     an upgrade.
@@ -129,7 +187,7 @@ def of_status(
         applied: The label of the applied layout.
     """
     if published is None or not published.config:
-        return None
+        return NONE
     is_drained = published.phase == model.Phase.DRAIN.value or (journal and journal.draining)
     has_failed_early = (
         published.state is model.State.FAILED
@@ -147,5 +205,5 @@ def of_status(
         # Whether a program asked is not in the status.
         may_evict=not is_custom or bool(is_drained),
         verified=Verified(config_hash=published.config_hash) if is_verified else None,
-        rebooted_hash=published.config_hash if published.is_rebooted else "",
+        rebooted_hash=published.config_hash if published.is_rebooted else None,
     )

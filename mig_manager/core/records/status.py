@@ -114,11 +114,6 @@ class PublishedStatus:
         """When the status became what it is."""
         return self.finished_at or self.started_at
 
-    @property
-    def layout(self) -> tuple[str, str]:
-        """Name and content hash of the layout."""
-        return self.config, self.config_hash
-
 
 def read(text: str) -> PublishedStatus:
     """Read a status annotation, with its texts made safe to print; ValueError if it is none."""
@@ -153,12 +148,6 @@ def read_or_none(text: str | None) -> PublishedStatus | None:
         return read(text or "")
     except ValueError:
         return None
-
-
-def rebooted_layout(text: str | None) -> tuple[str, str] | None:
-    """Return name and hash of the layout for which the machine was rebooted, if it was."""
-    published = read_or_none(text)
-    return published.layout if published and published.is_rebooted else None
 
 
 _REASONS_AFTER_SUCCESS = frozenset(
