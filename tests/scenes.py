@@ -135,7 +135,7 @@ def reconciler(  # noqa: PLR0913 - each is named where it is called
         slots=rig.slots,
         boot_id=rig.boot_id,
         reset=rig.host if rig.has_reset else None,
-        reboot=rig.host if rig.may_reboot else None,
+        reboot=rig.host.request if rig.may_reboot else None,
         services=rig.host if rig.services else None,
         service_names=lambda: tuple(rig.services),
         refresh_files=rig.host.refresh,

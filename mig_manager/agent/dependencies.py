@@ -1,6 +1,7 @@
 """Compose the ports of the agent's pipeline: API server, kubelet, GPUs, files and host."""
 
 import dataclasses
+import functools
 import pathlib
 from collections.abc import Callable
 
@@ -151,5 +152,6 @@ def _with_machine(
             service_names=lambda: host_files.parse_services(listed.read(), source=listed.name),
         )
     if host.with_reboot:
-        deps = dataclasses.replace(deps, reboot=systemd.Reboot(host.dbus_address))
+        reboot = functools.partial(systemd.reboot, host.dbus_address)
+        deps = dataclasses.replace(deps, reboot=reboot)
     return deps

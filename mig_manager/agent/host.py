@@ -196,7 +196,7 @@ def reboot(job: jobs.Job, error: errors.MigManagerError, drain_node: Callable[[]
         )
         job.deps.node.emit(reason="Rebooting", message=f"{name}: {why}", is_warning=True)
         if job.deps.reboot is not None:
-            job.deps.reboot.request(f"MIG layout {name} needs it")
+            job.deps.reboot(f"MIG layout {name} needs it")
         _wait_for_stop(job)
     except errors.MigManagerError as refused:
         job.progress.note(is_rebooted=False)

@@ -1,5 +1,6 @@
 """One attempt at a request, and what its steps share."""
 
+import contextlib
 import dataclasses
 
 from mig_manager.agent import progress as progresses
@@ -31,15 +32,27 @@ class Request:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
+class Shared:
+    """What all attempts on one node share."""
+
+    deps: ports.Dependencies
+    limits: settings.Limits
+    clients: gpu_clients.GpuClients
+    publisher: publish.Publisher
+
+    def locked(self, doing: str) -> contextlib.AbstractContextManager[None]:
+        """Hold the node's lock in the context; LockedError at once if another manager has it."""
+        lock = self.deps.lock
+        return lock.hold(doing) if lock else contextlib.nullcontext()
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Job(Shared):
     """One attempt at a request; nothing in it is replaced while it lasts."""
 
     request: Request
     cancel: ports.Cancellation
     """Ends the attempt, until GPUs are touched."""
-    deps: ports.Dependencies
-    limits: settings.Limits
-    clients: gpu_clients.GpuClients
     progress: progresses.Progress
     taken: undo.Taken
     hooks: hook_points.HookPoints
@@ -70,19 +83,17 @@ class Job:
         )
 
 
-def begun(  # noqa: PLR0913 - each is named where it is called
+def begun(
+    shared: Shared,
     request: Request,
-    left: journals.Journal | None,
-    *,
-    cancel: ports.Cancellation,
-    deps: ports.Dependencies,
-    limits: settings.Limits,
-    clients: gpu_clients.GpuClients,
     record: requests.Request,
-    publisher: publish.Publisher,
-    retry_after_s: float,
+    left: journals.Journal | None,
+    cancel: ports.Cancellation,
+    *,
+    retry_after_s: float = 0.0,
 ) -> Job:
     """Return an attempt at a request that begins with what earlier ones have ``left``."""
+    deps, limits = shared.deps, shared.limits
     # Whatever fails before the layout is resolved must not lead to a second reboot.
     rebooted = record.rebooted_hash if record.config == request.config else None
     annotation_hash = request.custom.annotation_hash if request.custom else ""
@@ -102,7 +113,7 @@ def begun(  # noqa: PLR0913 - each is named where it is called
     )
     progress = progresses.Progress(
         deps,
-        publisher,
+        shared.publisher,
         record,
         first,
         startup_taints=limits.policy.startup_taints,
@@ -115,11 +126,12 @@ def begun(  # noqa: PLR0913 - each is named where it is called
         may_drain=not request.is_on_demand,
     )
     return Job(
-        request=request,
-        cancel=cancel,
         deps=deps,
         limits=limits,
-        clients=clients,
+        clients=shared.clients,
+        publisher=shared.publisher,
+        request=request,
+        cancel=cancel,
         progress=progress,
         taken=undo.Taken(progress, resumed),
         hooks=hook_points.HookPoints(

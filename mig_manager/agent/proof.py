@@ -1,6 +1,7 @@
 """Resume the GPU clients, and prove that pods can get the devices of the layout."""
 
 import dataclasses
+from collections.abc import Sequence
 
 from mig_manager import errors
 from mig_manager.agent import host, outcomes
@@ -10,35 +11,32 @@ from mig_manager.core import model
 from mig_manager.core.layout import config, layouts
 
 
-def resumed(job: jobs.Job, paused: gpu_clients.Paused) -> gpu_clients.Paused:
-    """Start the host services again, run the exit hooks, and restart the device plugin.
+def finished(
+    job: jobs.Job,
+    paused: gpu_clients.Paused,
+    gpus: model.ObservedGpus,
+    *,
+    is_owners: bool,
+    notes: Sequence[str] = (),
+) -> outcomes.Outcome:
+    """Resume what was paused, wait until pods can get the devices, and then resume the monitors.
 
     Raises:
         ClusterError: The API refused or does not answer.
         HostError: HOST_SERVICE_FAILED or HOOK_FAILED.
+        NotReadyError: Pods cannot get the devices by the deadline.
+        Superseded: Another layout is requested; the next run verifies this change.
     """
     failed = host.start_services(job)
     if failed:
         raise errors.HostError(failed, reason=errors.Reason.HOST_SERVICE_FAILED)
     host.exit_hooks(job)
-    return job.clients.resume_plugin(paused, job.taken, plugin_config=job.plugin_config)
-
-
-def prove(
-    job: jobs.Job,
-    paused: gpu_clients.Paused,
-    gpus: model.ObservedGpus,
-    message: str = "waiting for the new devices to be schedulable",
-) -> None:
-    """Wait until pods can get the devices.
-
-    Raises:
-        ClusterError: The API refused or does not answer.
-        NotReadyError: They cannot by the deadline.
-        Superseded: Another layout is requested; the next run verifies this change.
-    """
-    job.progress.enter(model.Phase.PROVE, message)
-    job.clients.advertising.wait_schedulable(paused.advertisers, gpus, job.taken, job.cancel)
+    resumed = job.clients.resume_plugin(paused, job.taken, plugin_config=job.plugin_config)
+    _prove(job, resumed, gpus, "waiting for the new devices to be schedulable")
+    job.clients.resume_monitors(resumed, job.taken, job.cancel)
+    return job.progress.succeeded(
+        errors.Reason.APPLIED, "is active", gpus=gpus, is_owners=is_owners, more="".join(notes)
+    )
 
 
 def verify_unchanged(
@@ -49,7 +47,7 @@ def verify_unchanged(
     ``layout`` is None where the file lacks it, and the GPUs have what was verified.
 
     Raises:
-        MigManagerError: As ``resumed`` and ``prove``; DEVICE_FILES_FAILED.
+        MigManagerError: As ``finished``; DEVICE_FILES_FAILED.
         Superseded: Another layout is requested.
     """
     interrupted = job.taken.journal
@@ -61,27 +59,29 @@ def verify_unchanged(
     if not dataclasses.replace(interrupted, snapshot=unverified).is_restored:
         paused = job.clients.find_plugin(interrupted, gpus)
         job.transaction().refresh()
-        paused = resumed(job, paused)
-        prove(job, paused, gpus)
-        job.clients.resume_monitors(paused, job.taken, job.cancel)
-        return job.progress.succeeded(
-            errors.Reason.APPLIED, "is active", gpus=gpus, is_owners=is_owners
-        )
+        return finished(job, paused, gpus, is_owners=is_owners)
     if is_stale:
         job.transaction().refresh()
+    advertising = job.clients.advertising
     if not job.clients.has_config(job.plugin_config):
         paused = job.clients.resume_plugin(
             job.clients.find_plugin(job.taken.journal, gpus),
             job.taken,
             plugin_config=job.plugin_config,
         )
-        prove(job, paused, gpus, "waiting for the plugin's new config")
-    elif not job.clients.advertising.is_schedulable(gpus):
+        _prove(job, paused, gpus, "waiting for the plugin's new config")
+    elif not advertising.is_schedulable(gpus):
         # Restarted once, and not at every retry.
         job.progress.enter(model.Phase.PROVE, "waiting for the devices to be schedulable")
-        advertising = job.clients.advertising
         stale = advertising.find_stale(gpus, is_restarted=job.request.attempt == 1)
         advertising.wait_schedulable(stale, gpus, job.taken, job.cancel)
     return job.progress.succeeded(
         errors.Reason.ALREADY_APPLIED, "is already active", gpus=gpus, is_owners=is_owners
     )
+
+
+def _prove(
+    job: jobs.Job, paused: gpu_clients.Paused, gpus: model.ObservedGpus, message: str
+) -> None:
+    job.progress.enter(model.Phase.PROVE, message)
+    job.clients.advertising.wait_schedulable(paused.advertisers, gpus, job.taken, job.cancel)

@@ -18,6 +18,7 @@ from mig_manager.agent import (
     outcomes,
     publish,
     recovery,
+    resting,
     run,
     served_layouts,
     settings,
@@ -27,7 +28,7 @@ from mig_manager.agent.pods import gpu_clients
 from mig_manager.core import messages, model, ports
 from mig_manager.core.layout import custom as customs
 from mig_manager.core.node import cluster
-from mig_manager.core.records import gpu_codec, journals, readiness, requests
+from mig_manager.core.records import journals, requests
 
 _UNDER_WAY = (model.State.PENDING.value, model.State.REBOOTING.value)
 
@@ -39,9 +40,12 @@ class Reconciler:
 
     def __init__(self, deps: ports.Dependencies, limits: settings.Limits) -> None:
         self._deps = deps
-        self._limits = limits
-        self._publisher = publish.Publisher(deps.node, deps.request_file)
-        self._clients = gpu_clients.GpuClients(deps, limits)
+        self._shared = jobs.Shared(
+            deps=deps,
+            limits=limits,
+            clients=gpu_clients.GpuClients(deps, limits),
+            publisher=publish.Publisher(deps.node, deps.request_file),
+        )
         self._layouts = served_layouts.LayoutList(deps, limits)
         self._record: requests.Request | None = None
         """The request that is served, and what it has reached; None: not read yet."""
@@ -51,7 +55,7 @@ class Reconciler:
         self._seen_node: cluster.NodeView | None = None
         """The node as the watch last showed it."""
         self._drift = drift.Memory()
-        self.capacity = capacity.CapacityReport(deps, self._publisher)
+        self.capacity = capacity.CapacityReport(deps, self._shared.publisher)
 
     def recover(self, name: str | None, custom: customs.Custom | None = None) -> None:
         """Take over from an interrupted run; call before the first run and after a lost one.
@@ -65,14 +69,14 @@ class Reconciler:
             LockedError: Another manager is at work; nothing was undone.
         """
         self._left = None
-        view = self._publisher.read()
-        journal = recovery.find_journal(self._deps.node, self._publisher, view)
+        view = self._shared.publisher.read()
+        journal = recovery.find_journal(self._deps.node, self._shared.publisher, view)
         if self._record is None:
             self._record = recovery.find_record(self._deps.request_file, view, journal)
         if journal is None or recovery.has_ended(journal, view):
             self._left = journal
             return
-        self._clients.advertising.expect_those_in(journal)
+        self._shared.clients.advertising.expect_those_in(journal)
         is_resumed = journal.request == (name, custom.annotation_hash if custom else "")
         _log.warning(
             "interrupted_run_found",
@@ -112,14 +116,15 @@ class Reconciler:
             Rebooting: The machine goes down; what is taken stays taken.
             Superseded: Another layout is requested, or the agent stops; all is restored.
         """
-        self._record = (self._record or requests.NONE).begun(name, custom, is_new=is_new)
+        asked = customs.asked(name, custom)
+        self._record = (self._record or requests.NONE).begun(asked, is_new=is_new)
         if custom:
             custom = dataclasses.replace(custom, is_on_demand=not self._record.may_evict)
             if custom.is_on_demand and self._record.origin is not requests.Origin.PARTITIONER:
                 # Its document does not show that it evicts no pod. Published before the owner can
                 # remove the label that decides, while this run still waits.
-                self._publisher.annotate(publish.of_record(self._record))
-                self._publisher.keep(self._record)
+                self._shared.publisher.annotate(publish.of_record(self._record))
+                self._shared.publisher.keep(self._record)
         request = jobs.Request(
             config=name, custom=custom, may_evict=may_evict, attempt=attempt, seen=self._seen_gpus
         )
@@ -159,7 +164,7 @@ class Reconciler:
         request = jobs.Request(config=name, custom=custom)
         with self._attempt(request, self._left) as job:
             try:
-                with self._locked(f"checking layout {name}"):
+                with self._shared.locked(f"checking layout {name}"):
                     now = drift.observe(job)
             except errors.LockedError:
                 # The next check finds what the other manager does to the GPUs.
@@ -183,21 +188,17 @@ class Reconciler:
         """
         # Any layout that is requested next is a new request.
         self._record = requests.NONE
-        self._publisher.keep(self._record)
+        self._shared.publisher.keep(self._record)
         if self._left is not None:
             self._undo(self._left)
-        view = self._publisher.read()
+        view = self._shared.publisher.read()
         if self._is_closed or view.labels.get(cluster.STATE_LABEL) in _UNDER_WAY:
             self._end_pending("the label was removed")
         if self._left is None:
-            # Let workloads start: no layout will come before them.
-            self._deps.node.set_condition(readiness.NO_LAYOUT_REQUESTED)
-            taints = self._limits.policy.startup_taints & view.taint_keys
-            if taints:
-                self._publisher.update(lambda _view: cluster.NodePatch(removed_taints=taints))
+            resting.admit_workloads(self._shared, view)
         if self._deps.slots is not None:
             self._deps.slots.release()
-        must_retry = self._publish_gpus(view)
+        must_retry = resting.publish_gpus(self._shared, self._layouts, self.capacity, view)
         return must_retry or self._left is not None
 
     def stop(self) -> None:
@@ -217,8 +218,8 @@ class Reconciler:
 
     def forget_node(self) -> None:
         """Publish everything again; call where the Node was deleted and registered again."""
-        self._publisher.forget()
-        self._layouts = served_layouts.LayoutList(self._deps, self._limits)
+        self._shared.publisher.forget()
+        self._layouts = served_layouts.LayoutList(self._deps, self._shared.limits)
         self.capacity.forget_node()
 
     @property
@@ -246,14 +247,11 @@ class Reconciler:
     ) -> Iterator[jobs.Job]:
         """Yield an attempt, and keep what it has found out."""
         job = jobs.begun(
+            self._shared,
             request,
+            self._record or requests.NONE,
             left,
-            cancel=cancel or recovery.Uninterrupted(self._deps),
-            deps=self._deps,
-            limits=self._limits,
-            clients=self._clients,
-            record=self._record or requests.NONE,
-            publisher=self._publisher,
+            cancel or recovery.Uninterrupted(self._deps),
             retry_after_s=retry_after_s,
         )
         try:
@@ -268,7 +266,7 @@ class Reconciler:
         name = before.config or "a layout"
         with self._attempt(jobs.Request(config=before.config), before) as job:
             resumed = job.taken.journal
-            with self._locked(f"undoing an interrupted change to {name}"):
+            with self._shared.locked(f"undoing an interrupted change to {name}"):
                 result = run.undo_interrupted(job)
             job.taken.abandon()
             self._keep_remaining(job.taken.journal)
@@ -287,37 +285,10 @@ class Reconciler:
             is_warning=not is_restored,
         )
 
-    def _publish_gpus(self, view: cluster.NodeView) -> bool:
-        """Publish the GPUs and their layouts, for requests that are planned before a label is set.
-
-        Returns:
-            Whether that failed and may succeed later.
-        """
-        annotations = publish.of_record(requests.NONE)
-        try:
-            with self._locked("looking at the GPUs"):
-                gpus = self._deps.gpus.observe()
-        except (errors.HardwareError, errors.LockedError) as error:
-            _log.info("gpus_not_published", reason=error.reason.value, error=error.message)
-            self._publisher.annotate(annotations)
-            return error.reason.is_transient
-        fitting = self._layouts.fitting(gpus)
-        annotations[cluster.GPUS_ANNOTATION] = gpu_codec.to_json(gpus)
-        annotations |= self._layouts.annotations(fitting)
-        annotations |= self.capacity.annotations(gpus, view.annotations)
-        self._publisher.annotate(annotations)
-        self._layouts.write(fitting)
-        return False
-
     def _end_pending(self, why: str) -> None:
         with self._attempt(jobs.Request(config=""), self._left) as job:
             job.taken.finish(outcomes.failed(errors.Reason.INTERRUPTED, why))
             self._left = None if job.taken.journal.is_empty else job.taken.journal
-
-    def _locked(self, doing: str) -> contextlib.AbstractContextManager[None]:
-        if self._deps.lock is None:
-            return contextlib.nullcontext()
-        return self._deps.lock.hold(doing)
 
     def _keep_remaining(self, journal: journals.Journal) -> None:
         self._left = None if journal.is_empty else journal

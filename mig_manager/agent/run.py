@@ -88,21 +88,12 @@ def _steps(job: jobs.Job) -> outcomes.Outcome:
     paused = draining.paused(job, change, drain)
     host.stop_services(job, change.services, change.plan)
     gpus = execution.executed(job, change, paused)
-    paused = proof.resumed(job, paused)
-    proof.prove(job, paused, gpus)
-    job.clients.resume_monitors(paused, job.taken, job.cancel)
     notes = [f" Deleted by force: {messages.listed(drain.forced)}."] if drain.forced else []
     notes += [
         f" Note: {messages.ended(warning)}"
         for warning in planner.vgpu_host_warnings(gpus, change.plan)
     ]
-    return job.progress.succeeded(
-        errors.Reason.APPLIED,
-        "is active",
-        gpus=gpus,
-        is_owners=found.is_owners,
-        more="".join(notes),
-    )
+    return proof.finished(job, paused, gpus, is_owners=found.is_owners, notes=notes)
 
 
 def _is_final(job: jobs.Job, error: errors.MigManagerError) -> bool:

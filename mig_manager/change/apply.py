@@ -9,9 +9,9 @@ import hashlib
 from collections.abc import Callable, Collection, Iterator, Sequence
 
 from mig_manager import errors
-from mig_manager.change import hook_points, local, plans
+from mig_manager.change import hook_points, local
 from mig_manager.core import model, ports, steps
-from mig_manager.core.layout import config, layouts
+from mig_manager.core.layout import config, layouts, plans
 from mig_manager.core.planner import planner
 from mig_manager.core.records import checkpoint, journals
 

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from mig_manager import errors
-from mig_manager.change import apply, local, plans
+from mig_manager.change import apply, local
 from mig_manager.core import model, steps
-from mig_manager.core.layout import config
+from mig_manager.core.layout import config, plans
 from mig_manager.core.planner import planner
 from mig_manager.core.records import journals
 

@@ -6,9 +6,8 @@ import re
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 
-from mig_manager.change import plans, validate
 from mig_manager.core import bar, messages, model, picture, steps
-from mig_manager.core.layout import config
+from mig_manager.core.layout import config, plans, validate
 
 _MOST_NAMED = 8  # devices or pods that a sentence names before it counts the rest
 _MOST_EXPLAINED = 12

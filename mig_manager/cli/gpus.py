@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 from mig_manager import errors
 from mig_manager.adapters.host import files, log
 from mig_manager.agent import node_settings, served_layouts
-from mig_manager.change import apply, boot, plans, validate
+from mig_manager.change import apply, boot
 from mig_manager.cli import command_settings, console, gpu_access, gpu_report
 from mig_manager.core import bar, messages, model, yaml_tree
-from mig_manager.core.layout import config, generator, layouts, served
+from mig_manager.core.layout import config, generator, layouts, plans, served, validate
 from mig_manager.core.planner import planner
 
 if TYPE_CHECKING:

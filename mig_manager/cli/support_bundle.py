@@ -21,9 +21,9 @@ from mig_manager.adapters.host import files, journald, programs
 from mig_manager.adapters.kubernetes import api, report
 from mig_manager.adapters.nvml import hung_call
 from mig_manager.agent import settings
-from mig_manager.change import plans
 from mig_manager.cli import command_settings, console, doctor, doctor_checks, gpu_report, parser
 from mig_manager.core import bar, messages, options, redaction
+from mig_manager.core.layout import plans
 
 MANIFEST = "manifest.json"
 _MAX_BYTES = 4 << 20  # of each file; of a longer one the end is kept

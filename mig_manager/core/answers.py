@@ -9,7 +9,7 @@ the module's constant, with the possible values: this module imports none of the
 
 from typing import Annotated, Literal, NotRequired, TypedDict
 
-Fit = Annotated[str, "change.validate.Fit"]
+Fit = Annotated[str, "core.layout.validate.Fit"]
 MigMode = Annotated[str, "core.model.MigMode"]
 NodeState = Annotated[str, "core.fleet.nodes.NodeState"]
 Phase = Annotated[str, "core.model.Phase"]

@@ -262,16 +262,6 @@ class GpuReset(Protocol):
         """Switch persistence mode on; a failure is only logged."""
 
 
-class Reboot(Protocol):
-    """Reboots the machine."""
-
-    def request(self, why: str) -> None:
-        """Request a reboot and return at once; SIGTERM follows soon.
-
-        HostError REBOOT_REQUIRED if the init system refuses; it says why.
-        """
-
-
 class HostServices(Protocol):
     """The machine's own services, through its init system.
 
@@ -426,7 +416,9 @@ class Dependencies:
     lock: NodeLock | None = None  # the node's lock; None: no other program changes MIG instances
     boot_id: str = ""  # differs after each reboot
     reset: GpuReset | None = None  # None: the agent may not reset GPUs
-    reboot: Reboot | None = None  # None: the agent may not reboot the node
+    reboot: Callable[[str], object] | None = None
+    """Requests a reboot with a reason and returns at once, SIGTERM follows soon; raises HostError
+    REBOOT_REQUIRED if the init system refuses. None: the agent may not reboot the node."""
     services: HostServices | None = None  # None: the agent may not stop host services
     service_names: Callable[[], tuple[str, ...]] = tuple
     """The host services that use GPUs, in the order in which they are stopped."""

@@ -10,12 +10,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, cast
 
 from mig_manager import errors
-from mig_manager.change import plans as change_plans
-from mig_manager.change import validate
 from mig_manager.cli import gpu_report
 from mig_manager.core import bar, messages, model
 from mig_manager.core.fleet import nodes
-from mig_manager.core.layout import config
+from mig_manager.core.layout import config, validate
+from mig_manager.core.layout import plans as layout_plans
 from mig_manager.core.node import cluster, resources
 from mig_manager.core.records import gpu_codec
 from mig_manager.kubectl import selection, status
@@ -38,7 +37,7 @@ class NodePlan:
     """What a layout would change on one node."""
 
     name: str
-    planned: change_plans.Planned | None
+    planned: layout_plans.Planned | None
     why_not: str  # why there is no plan; empty if there is one
     fits: bool | None  # None: not known
     losses: tuple[resources.Loss, ...] | None
@@ -150,7 +149,7 @@ def _of_node(
             ):
                 notes.append(f"its agent last used another layout named {run.config}")
             printable = dataclasses.replace(layout, name=messages.printable(layout.name))
-            planned = change_plans.plan(gpus, printable)
+            planned = layout_plans.plan(gpus, printable)
         except (errors.ConfigError, errors.LayoutError) as error:
             why_not, fits = messages.printable(error.message, " "), False
     if planned is not None:

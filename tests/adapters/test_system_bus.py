@@ -66,7 +66,7 @@ def test_an_address_without_a_bus_is_an_error(address: str) -> None:
     with fails(Reason.HOST_SERVICE_FAILED, "^stopping nvsm"):
         host.stop(NVSM)
     with fails(Reason.REBOOT_REQUIRED, "^asking systemd-logind for a reboot"):
-        systemd.Reboot(address).request("test")
+        systemd.reboot(address, "test")
 
 
 @contextlib.contextmanager
@@ -151,7 +151,7 @@ def test_no_connection_is_open_between_two_operations(bus: Bus) -> None:
 
 def test_a_reboot_is_requested_from_logind_once_and_non_interactively(bus: Bus) -> None:
     with standing_in(bus) as played, structlog.testing.capture_logs() as log:
-        systemd.Reboot(bus.address).request("GPU 0 waits for MIG mode")
+        systemd.reboot(bus.address, "GPU 0 waits for MIG mode")
 
     assert played.calls == ["Reboot False"]
     assert log == [
@@ -175,7 +175,7 @@ def test_a_refused_reboot_names_the_program_and_is_not_requested_elsewhere(bus: 
         for name in refusals:
             played.refusals["Reboot"] = (name, "Not now.")
             with fails(Reason.REBOOT_REQUIRED, "^asking systemd-logind for a reboot: Not now"):
-                systemd.Reboot(bus.address).request("test")
+                systemd.reboot(bus.address, "test")
 
     assert played.calls == ["Reboot False"] * len(refusals)
 
@@ -186,11 +186,11 @@ def test_where_logind_is_missing_or_masked_systemd_starts_the_reboot_target(
 ) -> None:
     with standing_in(bus, has_logind=is_masked) as played:
         played.refusals["Reboot"] = (f"{systemd_rig.SYSTEMD}.UnitMasked", "Masked.")
-        systemd.Reboot(bus.address).request("test")
+        systemd.reboot(bus.address, "test")
 
     assert played.calls[-1] == "StartUnit reboot.target replace-irreversibly"
 
 
 def test_without_logind_and_systemd_a_reboot_fails(bus: Bus) -> None:
     with fails(Reason.REBOOT_REQUIRED, "^asking systemd for a reboot: .*ServiceUnknown"):
-        systemd.Reboot(bus.address).request("test")
+        systemd.reboot(bus.address, "test")

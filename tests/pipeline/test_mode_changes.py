@@ -84,7 +84,7 @@ class Node:
             gpus=self._gpus,
             boot_id=self.state.boot_id,
             reset=self,
-            reboot=self if self.may_reboot else None,
+            reboot=self.request if self.may_reboot else None,
         )
 
     def run(self, layout: str, request: fakes.FakeRequest | None = None) -> outcomes.Outcome:

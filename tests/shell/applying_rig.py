@@ -8,9 +8,9 @@ from typing import Any
 from mig_manager import errors
 from mig_manager.catalogue import hardware
 from mig_manager.change import apply as applying
-from mig_manager.change import boot, local, plans
+from mig_manager.change import boot, local
 from mig_manager.core import model, steps
-from mig_manager.core.layout import config
+from mig_manager.core.layout import config, plans
 from tests import fakes, gpu_values, scenes
 
 LAYOUTS = config.parse(

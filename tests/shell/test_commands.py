@@ -7,10 +7,9 @@ import pytest
 
 from mig_manager import errors
 from mig_manager.catalogue import hardware
-from mig_manager.change import plans, validate
 from mig_manager.cli import gpu_report
 from mig_manager.core import bar, model, steps
-from mig_manager.core.layout import config
+from mig_manager.core.layout import config, plans, validate
 from tests import gpu_values
 from tests.shell import applying_rig
 from tests.shell.applying_rig import Gpus

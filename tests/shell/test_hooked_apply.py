@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from mig_manager import errors
-from mig_manager.change import plans
 from mig_manager.core import steps
+from mig_manager.core.layout import plans
 from mig_manager.core.records import checkpoint
 from tests import scenes
 from tests.shell import applying_rig

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from mig_manager import errors
-from mig_manager.change import plans
 from mig_manager.core import model
+from mig_manager.core.layout import plans
 from mig_manager.core.records import checkpoint
 from tests.shell.applying_rig import Node
 

@@ -43,7 +43,7 @@ _log = structlog.get_logger()
 
 @dataclasses.dataclass(eq=False, repr=False, match_args=False)
 class DeviceFiles:
-    """Implements ``ports.DeviceFiles``: device nodes first, then CDI specs, which name them."""
+    """Device nodes and CDI specs; the nodes first, because the specs name them."""
 
     roots: host_settings.HostRoots
     _: dataclasses.KW_ONLY

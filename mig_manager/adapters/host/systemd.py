@@ -6,6 +6,7 @@ unbounded. Sources: ``org.freedesktop.systemd1(5)``, ``org.freedesktop.login1(5)
 
 import contextlib
 import dataclasses
+import functools
 import time
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
@@ -161,35 +162,31 @@ class Systemd:
             yield _Units(connection)
 
 
-class Reboot:
-    """Implements ``ports.Reboot``: through logind, or systemd alone where there is no logind."""
+def reboot(address: str, why: str) -> None:
+    """Request a reboot that stops services in order, and return at once.
 
-    def __init__(self, address: str) -> None:
-        self.address = address
+    logind does it, or systemd alone where there is no logind.
 
-    def request(self, why: str) -> None:
-        """Request a reboot that stops services in order; the error names who refused it."""
-        by = "systemd-logind"
-        with self._session("asking systemd-logind for a reboot") as connection:
-            try:
-                connection.call(_LOGIND, "Reboot", "b", False)  # noqa: FBT003 - not interactive
-            except system_bus.Refused as error:
-                if error.name not in _ABSENT:
-                    raise
-                by = "systemd"
-        if by == "systemd":
-            with self._session("asking systemd for a reboot") as connection:
-                # As systemctl does. The manager's own Reboot() kills services at once.
-                connection.call(
-                    _MANAGER, "StartUnit", "ss", "reboot.target", "replace-irreversibly"
-                )
-        _log.warning("reboot_requested", by=by, why=why)
-
-    def _session(self, doing: str) -> contextlib.AbstractContextManager[system_bus.Connection]:
-        refused = Reason.REBOOT_REQUIRED
-        return system_bus.session(
-            self.address, doing, timeout_s=_CALL_TIMEOUT_S, failed=refused, denied=refused
-        )
+    Raises:
+        HostError: REBOOT_REQUIRED; names who refused it.
+    """
+    refused = Reason.REBOOT_REQUIRED
+    session = functools.partial(
+        system_bus.session, address, timeout_s=_CALL_TIMEOUT_S, failed=refused, denied=refused
+    )
+    by = "systemd-logind"
+    with session("asking systemd-logind for a reboot") as connection:
+        try:
+            connection.call(_LOGIND, "Reboot", "b", False)  # noqa: FBT003 - not interactive
+        except system_bus.Refused as error:
+            if error.name not in _ABSENT:
+                raise
+            by = "systemd"
+    if by == "systemd":
+        with session("asking systemd for a reboot") as connection:
+            # As systemctl does. The manager's own Reboot() kills services at once.
+            connection.call(_MANAGER, "StartUnit", "ss", "reboot.target", "replace-irreversibly")
+    _log.warning("reboot_requested", by=by, why=why)
 
 
 class _Units:

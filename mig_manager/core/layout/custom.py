@@ -10,6 +10,7 @@ from mig_manager import errors
 from mig_manager.core import model, yaml_tree
 from mig_manager.core.layout import config, layouts
 from mig_manager.core.node import cluster
+from mig_manager.core.records import requests
 
 _MARK = f"{cluster.ON_DEMAND} "
 """How the name of a layout begins that evicts no pod, whatever the node's label says later."""
@@ -35,11 +36,6 @@ class Custom:
             text=view.annotations.get(cluster.LAYOUT_ANNOTATION) or None,
             is_on_demand=view.labels.get(cluster.PARTITIONING_LABEL) == cluster.ON_DEMAND,
         )
-
-    @property
-    def never_evicts(self) -> bool:
-        """Whether it evicts no pod, by the node's label or by the document's own mark."""
-        return self.is_on_demand or is_marked(self.text or "")
 
     @property
     def annotation_hash(self) -> str:
@@ -120,6 +116,19 @@ def requested(view: cluster.NodeView) -> Custom | None:
     """Return what a node's request stands for; None: another layout is requested, or none."""
     is_custom = view.labels.get(cluster.CONFIG_LABEL) == cluster.CUSTOM_LAYOUT
     return Custom.of(view) if is_custom else None
+
+
+def asked(name: str, custom: Custom | None) -> requests.Request:
+    """Return the request for a layout; ``custom`` is what that name stands for, if it does."""
+    if custom is None:
+        return requests.Request(config=name)
+    is_program = is_marked(custom.text or "")
+    return requests.Request(
+        config=name,
+        annotation_hash=custom.annotation_hash,
+        origin=requests.Origin.PARTITIONER if is_program else requests.Origin.CUSTOM,
+        may_evict=not (custom.is_on_demand or is_program),
+    )
 
 
 def single(

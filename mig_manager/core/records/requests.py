@@ -13,7 +13,6 @@ from collections.abc import Iterable
 from typing import Any
 
 from mig_manager.core import model
-from mig_manager.core.layout import custom as customs
 from mig_manager.core.records import gpu_codec, journals, status
 
 VERSION = 1
@@ -61,31 +60,21 @@ class Request:
         """Name of the layout, and hash of the annotation that it is from."""
         return self.config, self.annotation_hash
 
-    def begun(self, name: str, custom: customs.Custom | None, *, is_new: bool) -> "Request":
-        """Return the request for a layout: this one, if it asks for the same.
+    def begun(self, asked: "Request", *, is_new: bool) -> "Request":
+        """Return the request to serve: this one, if the same is asked again.
 
         Whether a custom layout may evict is decided when its content is first seen. Later only
         the label for on-demand partitioning changes that, to no.
 
         Args:
-            name: The layout that the label names.
-            custom: What ``custom`` stands for; None: another layout is requested.
-            is_new: Whether label or annotation have changed since the last run.
+            asked: What label and annotation ask for now.
+            is_new: Whether they have changed since the last run.
         """
-        may_evict = not (custom and custom.never_evicts)
-        key = (name, custom.annotation_hash if custom else "")
-        if not is_new and self.key == key:
-            return dataclasses.replace(self, may_evict=self.may_evict and may_evict)
-        origin = Origin.LABEL
-        if custom:
-            is_marked = customs.is_marked(custom.text or "")
-            origin = Origin.PARTITIONER if is_marked else Origin.CUSTOM
-        is_same = self.config == name
-        return Request(
-            config=name,
-            annotation_hash=key[1],
-            origin=origin,
-            may_evict=may_evict,
+        if not is_new and self.key == asked.key:
+            return dataclasses.replace(self, may_evict=self.may_evict and asked.may_evict)
+        is_same = self.config == asked.config
+        return dataclasses.replace(
+            asked,
             # An agent that has just started sees a new text of the content that was verified.
             verified=self.verified if is_same and not is_new else None,
             rebooted_hash=self.rebooted_hash if is_same else None,

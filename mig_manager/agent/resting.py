@@ -1,0 +1,54 @@
+"""Publish what a node without a request has: GPUs, layouts, and that workloads may start."""
+
+import structlog
+
+from mig_manager import errors
+from mig_manager.agent import capacity, publish, served_layouts
+from mig_manager.agent import job as jobs
+from mig_manager.core.node import cluster
+from mig_manager.core.records import gpu_codec, readiness, requests
+
+_log = structlog.get_logger()
+
+
+def admit_workloads(shared: jobs.Shared, view: cluster.NodeView) -> None:
+    """Remove what keeps workloads from the node: no layout will come before them.
+
+    Raises:
+        ClusterError: The API refused or does not answer.
+    """
+    shared.deps.node.set_condition(readiness.NO_LAYOUT_REQUESTED)
+    taints = shared.limits.policy.startup_taints & view.taint_keys
+    if taints:
+        shared.publisher.update(lambda _view: cluster.NodePatch(removed_taints=taints))
+
+
+def publish_gpus(
+    shared: jobs.Shared,
+    layouts: served_layouts.LayoutList,
+    report: capacity.CapacityReport,
+    view: cluster.NodeView,
+) -> bool:
+    """Publish the GPUs and their layouts, for requests that are planned before a label is set.
+
+    Returns:
+        Whether that failed and may succeed later.
+
+    Raises:
+        ClusterError: The API refused or does not answer.
+    """
+    annotations = publish.of_record(requests.NONE)
+    try:
+        with shared.locked("looking at the GPUs"):
+            gpus = shared.deps.gpus.observe()
+    except (errors.HardwareError, errors.LockedError) as error:
+        _log.info("gpus_not_published", reason=error.reason.value, error=error.message)
+        shared.publisher.annotate(annotations)
+        return error.reason.is_transient
+    fitting = layouts.fitting(gpus)
+    annotations[cluster.GPUS_ANNOTATION] = gpu_codec.to_json(gpus)
+    annotations |= layouts.annotations(fitting)
+    annotations |= report.annotations(gpus, view.annotations)
+    shared.publisher.annotate(annotations)
+    layouts.write(fitting)
+    return False
