@@ -5,13 +5,12 @@ A check reads facts and returns findings; each fact is read once for all checks.
 
 import concurrent.futures
 import dataclasses
-import enum
 import functools
 import pathlib
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from mig_manager import errors
 from mig_manager.adapters import host, pod_resources
@@ -21,11 +20,9 @@ from mig_manager.adapters.kubernetes import claims as kube_claims
 from mig_manager.adapters.nvml import client as nvml_worker
 from mig_manager.adapters.nvml import hung_call
 from mig_manager.cli import command_settings, console
-from mig_manager.core import bar, messages, model, steps
+from mig_manager.cli.doctor_report import Finding, Report, Verdict, fail, skipped, table
+from mig_manager.core import model, steps
 from mig_manager.core.node import claims, cluster
-
-if TYPE_CHECKING:
-    from mig_manager.core import answers
 
 _ATTEMPTS = 3
 """How often a request to the API may be sent within a check's time, pauses included."""
@@ -50,31 +47,6 @@ def run(
     return report.is_good
 
 
-class Verdict(enum.Enum):
-    """What a finding means."""
-
-    OK = "ok"
-    WARN = "warn"  # works, but something may fail later
-    FAIL = "fail"
-    SKIPPED = "skipped"  # not checked; the finding says why
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Finding:
-    """One thing that a check found."""
-
-    verdict: Verdict
-    text: str  # one sentence or less
-    remedy: str = ""
-    """What to do; empty where nothing is wrong, and from a check: the remedy of the check."""
-
-
-ok = functools.partial(Finding, Verdict.OK)
-warn = functools.partial(Finding, Verdict.WARN)
-fail = functools.partial(Finding, Verdict.FAIL)
-skipped = functools.partial(Finding, Verdict.SKIPPED)
-
-
 @dataclasses.dataclass(frozen=True, slots=True)
 class Check:
     """A check; its name, meaning and remedy are in docs/doctor.md."""
@@ -83,39 +55,6 @@ class Check:
     meaning: str  # what is true if nothing is found
     remedy: str  # what to do if the finding has no remedy of its own
     run: Callable[["Facts"], Iterable[Finding]]  # raises any error, or ``NotAskedError``
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
-    """What all checks found, in their order."""
-
-    findings: tuple[tuple[Check, Finding], ...]
-
-    @property
-    def is_good(self) -> bool:
-        """Whether nothing fails."""
-        return not self.count(Verdict.FAIL)
-
-    def count(self, verdict: Verdict) -> int:
-        """Return how many findings have this verdict."""
-        return sum(finding.verdict is verdict for _, finding in self.findings)
-
-    def to_data(self) -> "answers.Doctor":
-        """Return plain data for JSON and YAML."""
-        return {
-            "kind": "Doctor",
-            "is_good": self.is_good,
-            "counts": {verdict.value: self.count(verdict) for verdict in Verdict},
-            "findings": [
-                {
-                    "check": check.name,
-                    "verdict": finding.verdict.value,
-                    "found": finding.text,
-                    "remedy": finding.remedy,
-                }
-                for check, finding in self.findings
-            ],
-        }
 
 
 def examine(checks: Sequence[Check], facts: "Facts", *, timeout_s: float) -> Report:
@@ -145,36 +84,8 @@ def examine(checks: Sequence[Check], facts: "Facts", *, timeout_s: float) -> Rep
         for finding in findings(check):
             is_problem = finding.verdict in (Verdict.WARN, Verdict.FAIL)
             remedy = (finding.remedy or check.remedy) if is_problem else ""
-            found.append((check, dataclasses.replace(finding, remedy=remedy)))
+            found.append((check.name, dataclasses.replace(finding, remedy=remedy)))
     return Report(findings=tuple(found))
-
-
-_TONES: Mapping[Verdict, bar.Tone] = {
-    Verdict.OK: bar.Tone.GOOD,
-    Verdict.WARN: bar.Tone.WARN,
-    Verdict.FAIL: bar.Tone.BAD,
-    Verdict.SKIPPED: bar.Tone.FAINT,
-}
-
-
-def table(report: Report, *, style: bar.Style) -> str:
-    """Return the findings for people, each problem with its remedy below."""
-    wide = max(len(check.name) for check, _ in report.findings)
-    margin = " " * (wide + 11)
-    lines = [f"{'CHECK':<{wide}}  VERDICT  FOUND"]
-    for check, finding in report.findings:
-        parts = [finding.text] + ([f"remedy: {finding.remedy}"] if finding.remedy else [])
-        # Names from the API and from processes end up here; they must not drive the terminal.
-        first, *more = [
-            row
-            for part in parts
-            for row in style.wrapped(messages.printable(part, " "), margin=len(margin)).split("\n")
-        ]
-        verdict = style.paint(f"{finding.verdict.value:<7}", _TONES[finding.verdict])
-        lines.append(f"{check.name:<{wide}}  {verdict}  {first}")
-        lines += [f"{margin}{text}" for text in more]
-    counts = [f"{n} {verdict.value}" for verdict in Verdict if (n := report.count(verdict))]
-    return "\n".join([*lines, "", ", ".join(counts)])
 
 
 # -- facts ---------------------------------------------------------------------------------------

@@ -21,7 +21,15 @@ from mig_manager.adapters.host import files, journald, programs
 from mig_manager.adapters.kubernetes import api, report
 from mig_manager.adapters.nvml import hung_call
 from mig_manager.agent import settings
-from mig_manager.cli import command_settings, console, doctor, doctor_checks, gpu_report, parser
+from mig_manager.cli import (
+    command_settings,
+    console,
+    doctor,
+    doctor_checks,
+    doctor_report,
+    gpu_report,
+    parser,
+)
 from mig_manager.core import bar, messages, options, redaction
 from mig_manager.core.layout import plans
 
@@ -166,7 +174,7 @@ def _sources(
         "status.json": lambda: console.answered(status().to_data(), "json"),
         "status.txt": lambda: gpu_report.status(status(), is_wide=True, style=_PLAIN),
         "doctor.json": lambda: console.answered(examined.get().to_data(), "json"),
-        "doctor.txt": lambda: doctor.table(examined.get(), style=_PLAIN),
+        "doctor.txt": lambda: doctor_report.table(examined.get(), style=_PLAIN),
         "settings.json": lambda: _json(_settings(agents.if_known(), environ)),
         "layouts.yaml": files.ConfigFile(asked.config_file).read,
         "journal.json": lambda: _kept(files.JournalFile(journal).read, journal),

@@ -12,7 +12,7 @@ import pytest
 from mig_manager import errors
 from mig_manager.adapters import host
 from mig_manager.adapters.kubernetes import api, node
-from mig_manager.cli import doctor
+from mig_manager.cli import doctor_report
 from mig_manager.core.node import cluster
 from mig_manager.core.records import readiness
 from mig_manager.sandbox.node import objects
@@ -460,7 +460,7 @@ def test_doctor_reports_whether_a_policy_confines_the_account(
     real_cluster: clusters.Real,
     tmp_path: pathlib.Path,
     account: clusters.Account | None,
-    verdict: doctor.Verdict,
+    verdict: doctor_report.Verdict,
 ) -> None:
     path = tmp_path / "kubeconfig"
     if account is None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from mig_manager.cli import command_settings, doctor, doctor_checks, parser
+from mig_manager.cli import command_settings, doctor, doctor_checks, doctor_report, parser
 
 pytestmark = pytest.mark.gpu
 
@@ -14,9 +14,9 @@ def test_doctor_checks_every_gpu_without_an_internal_error() -> None:
         doctor_checks.CHECKS, doctor.facts(settings), timeout_s=settings.timeout_s
     )
 
-    found = {check.name: finding for check, finding in report.findings}
-    if found["driver"].verdict is doctor.Verdict.FAIL:
+    found = dict(report.findings)
+    if found["driver"].verdict is doctor_report.Verdict.FAIL:
         pytest.skip(f"no NVIDIA driver here: {found['driver'].text}")
     assert set(found) == {check.name for check in doctor_checks.CHECKS}
     assert not [each for _, each in report.findings if "the check failed" in each.text]
-    assert found["gpu-processes"].verdict is not doctor.Verdict.SKIPPED
+    assert found["gpu-processes"].verdict is not doctor_report.Verdict.SKIPPED

@@ -5,7 +5,7 @@ import pathlib
 from collections.abc import Mapping
 
 from mig_manager.catalogue import hardware
-from mig_manager.cli import command_settings, doctor, doctor_checks, parser
+from mig_manager.cli import command_settings, doctor, doctor_checks, doctor_report, parser
 from mig_manager.core import model
 from mig_manager.sandbox.driver import library as simulated
 from mig_manager.sandbox.driver import states
@@ -13,22 +13,22 @@ from testkit import nvml_faults
 
 SPEC = "2xA100-SXM4-40GB"
 FAIL, WARN, OK, SKIPPED = (
-    doctor.Verdict.FAIL,
-    doctor.Verdict.WARN,
-    doctor.Verdict.OK,
-    doctor.Verdict.SKIPPED,
+    doctor_report.Verdict.FAIL,
+    doctor_report.Verdict.WARN,
+    doctor_report.Verdict.OK,
+    doctor_report.Verdict.SKIPPED,
 )
 
 
 class Examination:
     """The findings of some checks, by check."""
 
-    def __init__(self, report: doctor.Report) -> None:
-        self.findings: dict[str, list[doctor.Finding]] = {}
+    def __init__(self, report: doctor_report.Report) -> None:
+        self.findings: dict[str, list[doctor_report.Finding]] = {}
         for check, finding in report.findings:
-            self.findings.setdefault(check.name, []).append(finding)
+            self.findings.setdefault(check, []).append(finding)
 
-    def verdict(self, check: str) -> doctor.Verdict:
+    def verdict(self, check: str) -> doctor_report.Verdict:
         worst = (FAIL, WARN, OK, SKIPPED)
         return min((f.verdict for f in self.findings[check]), key=worst.index)
 

@@ -10,7 +10,7 @@ import pytest
 
 from mig_manager.adapters import host
 from mig_manager.adapters.host import lock_file
-from mig_manager.cli import doctor, doctor_checks
+from mig_manager.cli import doctor, doctor_checks, doctor_report
 from mig_manager.core.records import journals
 from mig_manager.sandbox.driver import states
 from testkit import nvml_faults
@@ -84,17 +84,17 @@ def test_a_driver_that_fails_hides_nothing_else(
 
 
 def test_a_check_that_fails_or_hangs_is_a_finding_of_its_own(patient: Patient) -> None:
-    def break_(_facts: doctor.Facts) -> list[doctor.Finding]:
+    def break_(_facts: doctor.Facts) -> list[doctor_report.Finding]:
         raise RuntimeError("oh")
 
-    def hang(_facts: doctor.Facts) -> list[doctor.Finding]:
+    def hang(_facts: doctor.Facts) -> list[doctor_report.Finding]:
         with lock:
             return []
 
     rows = [
         doctor.Check("broken", "", "", break_),
         doctor.Check("hung", "", "", hang),
-        doctor.Check("good", "", "", lambda _facts: [doctor.ok("free")]),
+        doctor.Check("good", "", "", lambda _facts: [doctor_report.ok("free")]),
     ]
     lock = threading.Lock()
     with lock:
@@ -145,7 +145,7 @@ def test_a_pending_mode_is_reported_with_its_remedy_and_the_gpu_processes(
     ],
 )
 def test_gpus_of_a_virtual_machine_are_explained(
-    patient: Patient, how: states.Virtualization, verdict: doctor.Verdict, words: str
+    patient: Patient, how: states.Virtualization, verdict: doctor_report.Verdict, words: str
 ) -> None:
     result = patient.born(virtualization=how).examine()
 
@@ -199,7 +199,7 @@ def status_file(proc: proc_tree.ProcTree, *, user: int, rights_hex: str) -> None
     ],
 )
 def test_who_cannot_make_nodes_lacks_nothing_where_the_toolkit_makes_them(
-    patient: Patient, proc: proc_tree.ProcTree, mounted: str, verdict: doctor.Verdict
+    patient: Patient, proc: proc_tree.ProcTree, mounted: str, verdict: doctor_report.Verdict
 ) -> None:
     # As the unprivileged pod has them: SYS_ADMIN alone.
     status_file(proc, user=0, rights_hex="0000000000200000")
@@ -246,7 +246,7 @@ def modules(proc: proc_tree.ProcTree, **users: int) -> None:
     ("product", "verdict"), [("A100-SXM4-40GB", WARN), ("H100-SXM5-80GB", OK)]
 )
 def test_what_may_hold_off_a_reset_is_named(
-    patient: Patient, proc: proc_tree.ProcTree, product: str, verdict: doctor.Verdict
+    patient: Patient, proc: proc_tree.ProcTree, product: str, verdict: doctor_report.Verdict
 ) -> None:
     modules(proc, nvidia=3, nvidia_uvm=0, nvidia_drm=2)
     proc.add(5, "/dev/nvidia0", name="nvidia-persiste")

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from mig_manager.adapters.kubernetes import api
-from mig_manager.cli import doctor
+from mig_manager.cli import doctor_report
 from mig_manager.core.node import claims, cluster, rights
 from mig_manager.sandbox.node import sandbox_node
 from testkit import apiserver
@@ -196,7 +196,7 @@ def a_pod(container: str, *, is_ready: bool = True) -> cluster.Pod:
     ],
 )
 def test_the_slices_of_a_dra_driver_are_compared_with_the_gpus(
-    patient: Patient, uuids: list[str] | None, verdict: doctor.Verdict, found: str
+    patient: Patient, uuids: list[str] | None, verdict: doctor_report.Verdict, found: str
 ) -> None:
     published = claims.Slice(
         name="s",

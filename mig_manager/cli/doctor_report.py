@@ -1,0 +1,98 @@
+"""The report of ``mig-manager doctor``: what the checks found, for people and for programs."""
+
+import dataclasses
+import enum
+import functools
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from mig_manager.core import bar, messages
+
+if TYPE_CHECKING:
+    from mig_manager.core import answers
+
+
+class Verdict(enum.Enum):
+    """What a finding means."""
+
+    OK = "ok"
+    WARN = "warn"  # works, but something may fail later
+    FAIL = "fail"
+    SKIPPED = "skipped"  # not checked; the finding says why
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that a check found."""
+
+    verdict: Verdict
+    text: str  # one sentence or less
+    remedy: str = ""
+    """What to do; empty where nothing is wrong, and from a check: the remedy of the check."""
+
+
+ok = functools.partial(Finding, Verdict.OK)
+warn = functools.partial(Finding, Verdict.WARN)
+fail = functools.partial(Finding, Verdict.FAIL)
+skipped = functools.partial(Finding, Verdict.SKIPPED)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """What all checks found, in their order."""
+
+    findings: tuple[tuple[str, Finding], ...]  # with the name of the check
+
+    @property
+    def is_good(self) -> bool:
+        """Whether nothing fails."""
+        return not self.count(Verdict.FAIL)
+
+    def count(self, verdict: Verdict) -> int:
+        """Return how many findings have this verdict."""
+        return sum(finding.verdict is verdict for _, finding in self.findings)
+
+    def to_data(self) -> "answers.Doctor":
+        """Return plain data for JSON and YAML."""
+        return {
+            "kind": "Doctor",
+            "is_good": self.is_good,
+            "counts": {verdict.value: self.count(verdict) for verdict in Verdict},
+            "findings": [
+                {
+                    "check": check,
+                    "verdict": finding.verdict.value,
+                    "found": finding.text,
+                    "remedy": finding.remedy,
+                }
+                for check, finding in self.findings
+            ],
+        }
+
+
+_TONES: Mapping[Verdict, bar.Tone] = {
+    Verdict.OK: bar.Tone.GOOD,
+    Verdict.WARN: bar.Tone.WARN,
+    Verdict.FAIL: bar.Tone.BAD,
+    Verdict.SKIPPED: bar.Tone.FAINT,
+}
+
+
+def table(report: Report, *, style: bar.Style) -> str:
+    """Return the findings for people, each problem with its remedy below."""
+    wide = max(len(check) for check, _ in report.findings)
+    margin = " " * (wide + 11)
+    lines = [f"{'CHECK':<{wide}}  VERDICT  FOUND"]
+    for check, finding in report.findings:
+        parts = [finding.text] + ([f"remedy: {finding.remedy}"] if finding.remedy else [])
+        # Names from the API and from processes end up here; they must not drive the terminal.
+        first, *more = [
+            row
+            for part in parts
+            for row in style.wrapped(messages.printable(part, " "), margin=len(margin)).split("\n")
+        ]
+        verdict = style.paint(f"{finding.verdict.value:<7}", _TONES[finding.verdict])
+        lines.append(f"{check:<{wide}}  {verdict}  {first}")
+        lines += [f"{margin}{text}" for text in more]
+    counts = [f"{n} {verdict.value}" for verdict in Verdict if (n := report.count(verdict))]
+    return "\n".join([*lines, "", ", ".join(counts)])
