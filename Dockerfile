@@ -22,10 +22,11 @@ RUN python -m venv --without-pip /opt/mig-manager \
  && /opt/builder/bin/pip install --no-cache-dir --no-deps --only-binary :all: --require-hashes \
     --requirement release/build.txt
 COPY pyproject.toml README.md LICENSE ./
-COPY release/project_urls.py release/
+COPY release/generated_files.py release/project_urls.py release/
 COPY mig_manager mig_manager
 COPY profiles profiles
-COPY docs/man docs/man
+COPY docs/generate.py docs/
+COPY docs/generator docs/generator
 COPY systemd systemd
 # A read-only root cannot store bytecode at run time. Without it, the agent starts five times slower
 # and uses half as much memory again. Unchecked hashes instead of file times keep builds

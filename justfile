@@ -31,7 +31,6 @@ test *ARGS:
 
 # Write the generated parts of the pages, and the pictures
 generate:
-    python docs/generate.py
     python -m docs.generator --demo
 
 # Not --quiet, which keeps MkDocs from counting warnings.

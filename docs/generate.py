@@ -1,11 +1,6 @@
-"""Write the manual from the program's own declarations: two pages about commands, and docs/man.
+"""The manual from the program's own declarations: two pages about commands, and pages for man."""
 
-python docs/generate.py [FOLDER]      FOLDER: where to write (default: the one of this file)
-"""
-
-import argparse
 import collections
-import pathlib
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
@@ -13,7 +8,6 @@ import mig_manager
 from mig_manager.cli import help_pages, parser
 from mig_manager.core import options
 
-HERE = pathlib.Path(__file__).parent
 PROGRAM = parser.PROGRAM
 WIDTH = 125
 REFERENCE = "command-reference.md"
@@ -25,18 +19,13 @@ MADE_BY = "Made by docs/generate.py from the program's own declarations; change 
 
 
 def pages() -> Mapping[str, str]:
-    """Return the text of every page by its path below this folder; "" is the program itself."""
-    manual = {f"man/{_title(each)}.1": _man(each) for each in ("", *parser.COMMANDS)}
-    return {"commands.md": _overview(), "command-reference.md": _reference(), **manual}
+    """Return the two pages of this folder by name."""
+    return {"commands.md": _overview(), REFERENCE: _reference()}
 
 
-def write(folder: pathlib.Path) -> None:
-    """Write every page below a folder, and remove pages of commands that no longer exist."""
-    (folder / "man").mkdir(parents=True, exist_ok=True)
-    for stale in (folder / "man").glob("*.1"):
-        stale.unlink()
-    for name, text in pages().items():
-        (folder / name).write_text(text, encoding="utf-8")
+def manual() -> Mapping[str, str]:
+    """Return the manual pages by name: of the program, and of each command."""
+    return {f"{_title(each)}.1": _man(each) for each in ("", *parser.COMMANDS)}
 
 
 def _title(command: str) -> str:
@@ -242,11 +231,3 @@ def _roff(text: str) -> str:
     """Return a text in which nothing is a request or an escape."""
     plain = text.replace("\\", "\\e").replace("-", "\\-").replace("'", "\\(aq")
     return "\n".join(f"\\&{line}" if line.startswith(".") else line for line in plain.split("\n"))
-
-
-if __name__ == "__main__":
-    arguments = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    arguments.add_argument("folder", nargs="?", type=pathlib.Path, default=HERE)
-    write(arguments.parse_args().folder)

@@ -26,10 +26,13 @@ ANNOTATIONS = {
 }
 
 
+made = functools.cache(schemas.files)
+
+
 @functools.cache
 def shipped(name: str) -> Any:
     """Return a schema as the wheel has it."""
-    return json.loads((schemas.FOLDER / f"{name}.json").read_text("utf-8"))
+    return json.loads(made()[f"{name}.json"])
 
 
 @functools.cache

@@ -13,7 +13,8 @@ from collections.abc import Iterator
 
 import structlog
 
-from docs.generator import blocks, diagram, phases, pictures, reference, schemas
+from docs import generate
+from docs.generator import blocks, diagram, phases, pictures, reference
 
 ROOT = pathlib.Path(__file__).parents[2]
 PICTURES = ROOT / "docs" / "pictures"
@@ -28,7 +29,8 @@ def files(*, with_demo: bool) -> Iterator[tuple[pathlib.Path, str]]:
     Raises:
         MissingWordsError: A person has to write something; the message says what.
     """
-    yield from schemas.files()
+    for name, text in generate.pages().items():
+        yield ROOT / "docs" / name, text
     for page in sorted((ROOT / "docs").rglob("*.md")):
         text = page.read_text(encoding="utf-8")
         if blocks.names(text):

@@ -9,20 +9,17 @@ import enum
 import importlib
 import inspect
 import json
-import pathlib
 import re
 import sys
 import types
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-import mig_manager
 from docs.generator import annotations, layout_schema
 from mig_manager.cli import console
 from mig_manager.core import answers, capacity_answers, model
 
-FOLDER = pathlib.Path(mig_manager.__file__).parent / "schemas"
 DRAFT = "https://json-schema.org/draft/2020-12/schema"
 Schema = dict[str, Any]
 
@@ -41,10 +38,9 @@ _NOT_WRITTEN = {"gpu_uuid", "profile_id"}  # of a step: ``steps.plan_data``
 _WIDTH = 100
 
 
-def files() -> Iterator[tuple[pathlib.Path, str]]:
-    """Return every schema, and where it is."""
-    for name, schema in schemas().items():
-        yield FOLDER / f"{name}.json", _rendered(schema, 0) + "\n"
+def files() -> Mapping[str, str]:
+    """Return every schema as text, by the name of its file."""
+    return {f"{name}.json": _rendered(schema, 0) + "\n" for name, schema in schemas().items()}
 
 
 def schemas() -> dict[str, Schema]:

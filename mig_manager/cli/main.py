@@ -94,7 +94,12 @@ def _schema(name: object) -> str:
         )
     import pkgutil
 
-    return (pkgutil.get_data("mig_manager", f"schemas/{name}.json") or b"").decode()
+    try:
+        return (pkgutil.get_data("mig_manager", f"schemas/{name}.json") or b"").decode()
+    except FileNotFoundError as error:
+        raise errors.UsageError(
+            "this source has no schemas: an installation makes them", remedy="pip install -e ."
+        ) from error
 
 
 def _on_gpus(parsed: Mapping[str, object], terminal: console.Console) -> int:

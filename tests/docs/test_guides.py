@@ -10,6 +10,7 @@ import sys
 import pytest
 import yaml
 
+from tests import contract, programs
 from tests.docs import pages
 
 JUSTFILE = (pages.ROOT / "justfile").read_text(encoding="utf-8")
@@ -19,7 +20,7 @@ README = (pages.ROOT / "README.md").read_text(encoding="utf-8")
 TIMEOUT_S = 600
 NOT_CLONED = shutil.ignore_patterns(
     *(".git", ".venv", "site", "dist", "build", "*.egg-info"),
-    *("__pycache__", ".*_cache", ".hypothesis"),
+    *("__pycache__", ".*_cache", ".hypothesis", "schemas"),
 )
 RECIPES = set(re.findall(r"^([a-z][a-z-]*)(?: \*\w+)?:", JUSTFILE, re.MULTILINE))
 FORMS = sorted((pages.ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml"))
@@ -109,3 +110,7 @@ def test_the_readmes_first_command_leads_from_nothing_to_a_changed_node(
     assert "success (Applied): Layout all-1g.5gb is active." in done.stdout
     assert done.stdout.count("✓") >= 4
     assert "✗" not in done.stdout
+    assert (
+        programs.output(clone / ".venv/bin/mig-manager", "schema", "Plan")
+        == contract.made()["Plan.json"]
+    )

@@ -12,6 +12,7 @@ import tomllib
 import pytest
 
 import mig_manager
+from docs import generate
 from tests import programs
 from tests.shipped import building, conftest, guest
 from tests.shipped.unit_files import UNITS
@@ -97,14 +98,13 @@ def test_a_package_has_program_units_pages_and_machine_code_for_each_python(
     packages: pathlib.Path, arch: str
 ) -> None:
     found = members(deb(packages, arch))
-    pages = {path.name for path in (ROOT / "docs" / "man").iterdir()}
     extensions = {path for path in found if path.endswith(".so") and "abi3" not in path}
     modules = {path.partition(".cpython-")[0] for path in extensions}
 
     assert {
         *("/usr/bin/mig-manager", "/usr/bin/kubectl-mig", "/usr/bin/kubectl_complete-mig"),
         *(f"/usr/lib/systemd/system/{unit}" for unit in UNITS),
-        *(f"/usr/share/man/man1/{page}.gz" for page in pages),
+        *(f"/usr/share/man/man1/{page}.gz" for page in generate.manual()),
         *("/usr/lib/tmpfiles.d/mig-manager.conf", "/usr/share/doc/mig-manager/copyright"),
         "/usr/share/bash-completion/completions/mig-manager",
         "/usr/share/fish/vendor_completions.d/mig-manager.fish",

@@ -1,11 +1,13 @@
 """What pip and docker get: the wheel, the source archive, the program as installed, the locks."""
 
 import email
+import importlib.metadata
 import importlib.util
 import json
 import pathlib
 import re
 import shlex
+import shutil
 import sys
 import tomllib
 import zipfile
@@ -15,12 +17,14 @@ import packaging.utils
 import pytest
 
 import mig_manager
+from docs import generate
 from mig_manager.cli import parser
-from tests import programs
-from tests.shipped import locks
+from tests import contract, programs
+from tests.shipped import conftest, locks
 from tests.shipped.dockerfile import instructions
 
 ROOT = pathlib.Path(__file__).parents[2]
+DATA = f"mig_manager-{mig_manager.__version__}.data/data/share"
 
 
 @pytest.fixture(scope="module")
@@ -47,17 +51,66 @@ def test_the_wheel_has_every_module_the_data_and_its_metadata_and_nothing_beside
     assert profiles == (ROOT / "profiles" / "mig-parted.yaml").read_bytes()
     assert {"mig_manager/py.typed", "mig_manager/catalogue/hardware.json"} <= names
     assert {name for name in names if name.endswith(".py")} == modules
-    schemas = {str(path.relative_to(ROOT)) for path in (ROOT / "mig_manager").rglob("*.json")}
-    assert {name for name in names if name.endswith(".json")} == schemas
-    data = f"mig_manager-{mig_manager.__version__}.data/data/share"
-    assert f"{data}/man/man1/mig-manager-apply.1" in names
-    assert f"{data}/mig-manager/systemd/mig-manager-boot.service" in names
-    rest = {name for name in names if not name.startswith(f"{data}/")}
+    assert f"{DATA}/mig-manager/systemd/mig-manager-boot.service" in names
+    rest = {name for name in names if not name.startswith(f"{DATA}/")}
     assert {name.partition("/")[0] for name in rest} == {"mig_manager", about}
     assert metadata["Version"] == mig_manager.__version__
     assert metadata["License-Expression"] == "Apache-2.0"
     assert licence == (ROOT / "LICENSE").read_bytes()
     assert metadata.get_payload() == (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_a_wheel_has_the_schemas_and_pages_of_its_source_and_no_old_ones(
+    unpacked: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    source = shutil.copytree(unpacked, tmp_path / "source")
+    # As the image is built: what an editable install has left lies there, and git is not asked.
+    (source / ".gitignore").unlink()
+    old = source / "mig_manager" / "schemas"
+    old.mkdir()
+    for name in ("Plan.json", "Gone.json"):
+        (old / name).write_text("{}")
+
+    built = conftest.build(source, "wheel", tmp_path / "wheel")
+
+    made = {f"mig_manager/schemas/{name}": text for name, text in contract.made().items()}
+    made |= {f"{DATA}/man/man1/{name}": text for name, text in generate.manual().items()}
+    with zipfile.ZipFile(built) as archive:
+        folders = ("mig_manager/schemas/", f"{DATA}/man/")
+        names = [name for name in archive.namelist() if name.startswith(folders)]
+        assert {name: archive.read(name).decode() for name in names} == made
+    assert len(names) == len(made)
+
+
+def test_what_a_build_makes_takes_no_library_that_its_lock_lacks() -> None:
+    program = """
+import sys
+sys.modules.update(dict.fromkeys(sys.argv[1:]))
+from docs import generate
+from docs.generator import schemas
+print(len(generate.manual()), len(schemas.files()))
+"""
+    absent = locks.read("image").keys() - locks.read("build").keys()
+    hidden = [
+        module
+        for module, packages in importlib.metadata.packages_distributions().items()
+        if absent.intersection(map(packaging.utils.canonicalize_name, packages))
+    ]
+
+    assert {"kubernetes", "structlog"} <= set(hidden)
+    programs.output(sys.executable, "-c", program, *hidden, cwd=ROOT)
+
+
+def test_a_source_that_was_not_installed_says_how_to_make_its_schemas(
+    unpacked: pathlib.Path,
+) -> None:
+    command = (sys.executable, "-B", "-m", "mig_manager", "schema", "Plan")
+
+    done = programs.run(*command, cwd=unpacked)
+
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "this source has no schemas" in done.stderr
+    assert "pip install -e ." in done.stderr
 
 
 def test_no_module_names_the_test_kit() -> None:

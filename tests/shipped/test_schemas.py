@@ -4,6 +4,7 @@
 """
 
 import copy
+import hashlib
 import json
 import pathlib
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ import jsonschema
 import pytest
 import yaml
 
-from docs.generator import schemas
+import mig_manager
 from mig_manager.cli import parser
 from mig_manager.core.records import capacity
 from tests import contract
@@ -21,6 +22,7 @@ from tests.shell import commandline
 
 ROOT = pathlib.Path(__file__).parents[2]
 GOLDEN = pathlib.Path(__file__).parent / "golden" / "v1"
+DIGESTS = GOLDEN.with_name("schemas.sha256")
 OLD = {
     schema["title"]: schema
     for schema in map(json.loads, (GOLDEN / "schemas.jsonl").read_text("utf-8").splitlines())
@@ -32,17 +34,30 @@ ANSWERS = [
 ]
 
 
-def test_the_schemas_in_the_package_are_those_of_the_types() -> None:
-    present = {path: path.read_text("utf-8") for path in schemas.FOLDER.iterdir()}
+def test_the_installed_schemas_are_those_of_the_types() -> None:
+    folder = pathlib.Path(mig_manager.__file__).parent / "schemas"
+    present = {path.name: path.read_text("utf-8") for path in folder.glob("*")}
 
-    assert present == dict(schemas.files()), "run: python -m docs.generator"
+    assert present == contract.made(), "run: pip install -e ."
+
+
+def test_a_changed_schema_is_seen_in_the_list_of_digests() -> None:
+    """No schema is committed, so that a review sees in this list that the contract changes."""
+    digests = {
+        name: hashlib.sha256(text.encode()).hexdigest() for name, text in contract.made().items()
+    }
+    listed = "".join(f"{digest}  {name}\n" for name, digest in digests.items())
+
+    assert DIGESTS.read_text("utf-8") == listed, (
+        f"if the change is meant: (cd mig_manager/schemas && sha256sum *) > {DIGESTS}"
+    )
 
 
 def test_the_command_names_and_prints_every_schema(tmp_path: pathlib.Path) -> None:
     shell = commandline.Shell(tmp_path)
     names = shell("schema").out.splitlines()
 
-    assert names == sorted(path.stem for path in schemas.FOLDER.iterdir())
+    assert [f"{name}.json" for name in names] == list(contract.made())
     for name in names:
         assert shell("schema", name).data == contract.shipped(name)
     unknown = shell("schema", "plan")
