@@ -22,6 +22,10 @@ class FakeNode(_Port):
         self._rig.called("node.read")
         return self._view()
 
+    def seen(self) -> cluster.NodeView:
+        # As over HTTP without a watch.
+        return self.read()
+
     def _view(self) -> cluster.NodeView:
         rig = self._rig
         return cluster.NodeView(

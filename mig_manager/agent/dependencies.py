@@ -15,6 +15,7 @@ from mig_manager.adapters.host import (
     programs,
 )
 from mig_manager.adapters.kubernetes import api, claims, node, pods
+from mig_manager.adapters.kubernetes import watch as watching
 from mig_manager.adapters.nvml import client as nvml_worker
 from mig_manager.agent import settings as agent_settings
 from mig_manager.core import host_files, ports, standbys
@@ -27,6 +28,7 @@ def of_node(
     kube: api.KubeApi,
     telemetry: ports.Telemetry,
     boot_id: str,
+    node_watch: watching.NodeWatch,
     pod_watch: pods.PodWatch,
 ) -> ports.Dependencies:
     """Return the ports of the pipeline: this node's API server, kubelet, GPUs and files."""
@@ -74,7 +76,12 @@ def of_node(
     deps = ports.Dependencies(
         gpus=gpus,
         standby=standbys.Standbys(workers, kubelet),
-        node=node.KubeNode(kube, name=settings.node_name, clock=system),
+        node=node.KubeNode(
+            kube,
+            name=settings.node_name,
+            clock=system,
+            watched=lambda: node_watch.latest,
+        ),
         workloads=pods.KubeWorkloads(kube, node_name=settings.node_name, watch=pod_watch),
         allocations=kubelet,
         is_advertiser=settings.advertises_simulated,

@@ -16,8 +16,8 @@ from mig_manager.core import messages, model
 from mig_manager.core.node import cluster
 
 
-def close(job: jobs.Job) -> None:
-    """Taint the node, and note the layout that its label names as applied.
+def close(job: jobs.Job, change: preparing.Change) -> None:
+    """Taint the node, note the layout that its label names as applied, and name affected pods.
 
     Raises:
         ClusterError: The API refused or does not answer.
@@ -25,61 +25,87 @@ def close(job: jobs.Job) -> None:
     """
     if job.deps.slots is not None and not job.taken.journal.blocks_workloads:
         job.deps.slots.check()
+    affected = change.affected(job)
+    message = f"applying {job.progress.title}"
+    if affected:
+        count = "1 pod" if len(affected) == 1 else f"{len(affected)} pods"
+        message = f"{count} to evict: {change.usage.named(affected)}"
 
     def taint(view: cluster.NodeView) -> undo.Step:
         # An interrupted run has removed the label, and its journal names the layout.
         applied = view.labels.get(cluster.APPLIED_LABEL) or job.taken.journal.applied
         return undo.Step(
-            message=f"applying {job.progress.title}",
+            message=message,
             journal=dataclasses.replace(job.taken.journal, hold_taint=True, applied=applied),
             change=cluster.NodePatch(hold_taint=True),
         )
 
-    job.taken.take(model.Phase.CORDON, taint)
+    job.taken.take(model.Phase.DRAIN if affected else model.Phase.CORDON, taint)
+    if affected:
+        _emit(job, message, reason="Draining", is_warning=False)
 
 
-def drained(job: jobs.Job, change: preparing.Change) -> drain.Drain:
-    """Evict the affected pods, and wait until they are gone; return the drain.
+def drained(
+    job: jobs.Job, change: preparing.Change
+) -> tuple[drain.Drain, tuple[cluster.Pod, ...]]:
+    """Evict the affected pods, and wait until they are gone.
+
+    Returns:
+        The drain, and the node's pods after it.
 
     Raises:
         DrainError: The deadline passed.
         MigManagerError: IN_USE: pods use what the plan destroys, and none is to leave.
         Superseded: Another layout is requested, or the agent stops.
     """
-    affected = change.affected(job)
-    if affected:
-        names = change.usage.named(affected)
-        pods = "1 pod" if len(affected) == 1 else f"{len(affected)} pods"
-        _announce(job, f"{pods} to evict: {names}", reason="Draining", is_warning=False)
     ours = _new_drain(job, change.order(job))
-    drain_again(job, change, ours)
+    pods = drain_again(job, change, ours, job.deps.workloads.list())
     job.taken.note(draining=False)
-    return ours
+    return ours, pods
 
 
-def drain_again(job: jobs.Job, change: preparing.Change, ours: drain.Drain) -> None:
-    """Drain pods that got a device to be removed meanwhile; raises as ``drained``."""
-    if job.request.is_on_demand:
-        job.cancel.check()
-        preparing.require_none(ours.remaining(change.usage))
-    else:
-        ours.run(change.usage, job.cancel)
+def drain_again(
+    job: jobs.Job,
+    change: preparing.Change,
+    ours: drain.Drain,
+    listed: tuple[cluster.Pod, ...],
+) -> tuple[cluster.Pod, ...]:
+    """Drain pods that got a device to be removed meanwhile; raises as ``drained``.
+
+    Returns:
+        The node's pods: those just ``listed``, or as listed since.
+    """
+    if not job.request.is_on_demand:
+        return ours.run(change.usage, job.cancel, listed)
+    job.cancel.check()
+    preparing.require_none(ours.remaining(change.usage, listed))
+    return listed
 
 
-def paused(job: jobs.Job, change: preparing.Change, ours: drain.Drain) -> gpu_clients.Paused:
-    """Pause the GPU clients, so that no pod gets a device any more; raises as ``drained``."""
+def paused(
+    job: jobs.Job,
+    change: preparing.Change,
+    ours: drain.Drain,
+    pods: tuple[cluster.Pod, ...],
+) -> gpu_clients.Paused:
+    """Pause the GPU clients, so that no pod gets a device any more; raises as ``drained``.
+
+    ``pods`` are the node's as listed after the drain.
+    """
     clients = job.clients.pause(
         change.plan,
+        pods,
         job.taken,
         job.cancel,
         change.extra_clients,
         # Without a plugin no pod gets a device any more: drain those that got one meanwhile.
-        drain_late=lambda: drain_again(job, change, ours),
+        drain_late=lambda listed: drain_again(job, change, ours, listed),
     )
     if clients.advertisers.has_dra_driver:
         # It hands out devices until it is paused, and a pod that has one cannot end now.
         if job.request.is_on_demand:
-            preparing.require_none(ours.remaining(change.usage))
+            remaining = ours.remaining(change.usage, job.deps.workloads.list())
+            preparing.require_none(remaining)
         else:
             ours.require_done(change.usage)
     job.cancel.check()
@@ -106,7 +132,7 @@ def drain_whole_node(job: jobs.Job, change: preparing.Change, clients: gpu_clien
             "while the DRA driver is paused, these pods with ResourceClaims cannot end: "
             f"{messages.listed(claiming)}; drain the node and reboot it"
         )
-    _new_drain(job, order).run(usage, job.cancel)
+    _new_drain(job, order).run(usage, job.cancel, usage.pods)
 
 
 def _new_drain(job: jobs.Job, order: drain.Order) -> drain.Drain:
@@ -117,14 +143,17 @@ def _new_drain(job: jobs.Job, order: drain.Order) -> drain.Drain:
         order=order,
         # Written before the first eviction of the round.
         on_round=lambda message: job.taken.enter(model.Phase.DRAIN, message, draining=True),
-        on_force=lambda names: _announce(
-            job, f"deleting by force {names}", reason="ForcedDrain", is_warning=True
-        ),
+        on_force=lambda names: _force(job, names),
         telemetry=job.deps.telemetry,
     )
 
 
-def _announce(job: jobs.Job, message: str, *, reason: str, is_warning: bool) -> None:
+def _force(job: jobs.Job, names: str) -> None:
+    message = f"deleting by force {names}"
     job.progress.enter(model.Phase.DRAIN, message)
+    _emit(job, message, reason="ForcedDrain", is_warning=True)
+
+
+def _emit(job: jobs.Job, message: str, *, reason: str, is_warning: bool) -> None:
     text = f"{job.progress.title}: {message}"
     job.deps.node.emit(reason=reason, message=text, is_warning=is_warning)

@@ -103,7 +103,7 @@ class Service:
             on_use=self._inbox.put_use_change,
         )
         deps = own.replace_ports(
-            dependencies.of_node(settings, kube, telemetry, boot_id, pod_watch)
+            dependencies.of_node(settings, kube, telemetry, boot_id, self._watch, pod_watch)
         )
         if own.watches_pods:
             standby = standbys.Standbys(deps.standby, pod_watch)

@@ -122,7 +122,7 @@ def _surveyed(job: jobs.Job, change: Change) -> Change:
     usage = survey.decided_usage(job.deps, change.gpus, change.order(job), job.cancel)
     if not job.limits.allows_foreign_managers:
         has_mode = any(map(clients.is_vgpu_plugin, usage.pods))
-        annotations = job.deps.node.read().annotations if has_mode else {}
+        annotations = job.deps.node.seen().annotations if has_mode else {}
         others = clients.other_managers(usage.pods, job.deps.own_pod_uid, annotations)
         if others:
             raise errors.MigManagerError(

@@ -257,6 +257,7 @@ class Reconciler:
         try:
             yield job
         finally:
+            self._deps.standby.dismiss()
             self._record = job.progress.record
             self._seen_gpus = job.progress.gpus or self._seen_gpus
             self.capacity.note_gpus(job.progress.gpus)

@@ -179,7 +179,8 @@ def roll_back(job: jobs.Job) -> str:
             return change.conclude(result).message if result.is_complete else result.message
         _require_unused(job.deps, plan, now)
         job.taken.begin_rollback()
-        paused = job.clients.pause(plan, job.taken, Uninterrupted(job.deps))
+        pods = job.deps.workloads.list()
+        paused = job.clients.pause(plan, pods, job.taken, Uninterrupted(job.deps))
         try:
             # From now on kubelet cannot assign a device.
             _require_unused(job.deps, plan, now)

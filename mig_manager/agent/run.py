@@ -11,8 +11,6 @@ with one reason. Until GPUs are touched a newer request ends the run; after that
 finished or rolled back first, and only its verification may be left to the next run.
 """
 
-import contextlib
-
 import structlog
 
 from mig_manager import errors
@@ -43,8 +41,7 @@ def run(job: jobs.Job) -> outcomes.Outcome:
     """
     try:
         slots.wait(job)
-        with slots.locked(job), contextlib.ExitStack() as stack:
-            stack.callback(job.deps.standby.dismiss)
+        with slots.locked(job):
             try:
                 return _steps(job)
             except errors.Rebooting:
@@ -83,9 +80,9 @@ def _steps(job: jobs.Job) -> outcomes.Outcome:
         return proof.verify_unchanged(job, found.layout, change.gpus, is_owners=found.is_owners)
     change = preparing.require_possible(job, change)
     host.start_hooks(job, change.plan)
-    draining.close(job)
-    drain = draining.drained(job, change)
-    paused = draining.paused(job, change, drain)
+    draining.close(job, change)
+    drain, pods = draining.drained(job, change)
+    paused = draining.paused(job, change, drain, pods)
     host.stop_services(job, change.services, change.plan)
     gpus = execution.executed(job, change, paused)
     notes = [f" Deleted by force: {messages.listed(drain.forced)}."] if drain.forced else []

@@ -55,6 +55,12 @@ class Node(Protocol):
     def read(self) -> cluster.NodeView:
         """Return the node as the API has it now."""
 
+    def seen(self) -> cluster.NodeView:
+        """Return the node as last seen, without a request while a watch shows it.
+
+        Good enough to poll, and to decide what ``update`` decides again.
+        """
+
     def patch(self, change: cluster.NodePatch) -> cluster.NodeView:
         """Write labels and annotations that only this agent writes; return the new node."""
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import structlog.testing
 
+from mig_manager import errors
 from mig_manager.adapters.kubernetes import api, fleet, pods, responses, watch
 from mig_manager.agent import settings
 from mig_manager.agent.pods import drain, survey
@@ -95,6 +96,8 @@ def node_followed(kube: api.KubeApi, heard: Callable[[], None]) -> Iterator[None
 def pods_followed(kube: api.KubeApi, heard: Callable[[], None]) -> Iterator[None]:
     pod_watch = pods.PodWatch(kube, node_name="n1", on_change=heard)
     pod_watch.expect_change()
+    with contextlib.suppress(Exception):
+        pod_watch.first_list()
     yield
     pod_watch.dismiss()
 
@@ -195,7 +198,9 @@ def test_only_changes_of_pods_on_the_node_are_reported_and_only_until_the_end_of
     of_pods.watch.prepare()
     assert pod_watches() == []
     of_pods.watch.expect_change()
+    assert of_pods.watch.first_list() == ()
     of_pods.watch.expect_change()
+    assert of_pods.watch.first_list() is None
     assert of_pods.hears()
     wait_for_watch(server)
     server.store.create(apirig.a_pod("elsewhere", node="n2"))
@@ -208,6 +213,7 @@ def test_only_changes_of_pods_on_the_node_are_reported_and_only_until_the_end_of
     of_pods.watch.dismiss()
     waiting.until(lambda: server.watch_count == 0)
     of_pods.watch.expect_change()
+    assert of_pods.watch.first_list() is not None
     assert of_pods.hears()
 
 
@@ -217,6 +223,7 @@ def test_a_forbidden_pod_watch_is_logged_once_and_opened_again(
     server.inject(apiserver.Fault(verb="watch", resource="pods", status=403, times=2))
     with structlog.testing.capture_logs() as logs:
         of_pods.watch.expect_change()
+        of_pods.watch.first_list()
         waiting.until(lambda: of_pods.names() == set())
     assert [entry["event"] for entry in logs] == ["pods_not_watched"]
 
@@ -229,6 +236,7 @@ def test_pods_are_returned_while_the_watch_is_up_to_date_and_again_after_it_has_
         server.store.create(apirig.a_pod(name, node=node))
     assert of_pods.names() is None
     of_pods.watch.expect_change()
+    assert [pod.name for pod in of_pods.watch.first_list() or ()] == ["old"]
     waiting.until(lambda: of_pods.names() == {"old"})
     server.store.create(apirig.a_pod("new"))
     server.delete(resources.PODS, "old", "default")
@@ -345,7 +353,8 @@ def test_a_drain_ends_soon_after_its_pod_is_gone_even_if_the_watch_breaks(
         on_round=lambda _message: None,
         on_force=lambda _names: None,
     )
-    assert ours.run(found, fakes.FakeRequest(clock)) == 1
+    ours.run(found, fakes.FakeRequest(clock), found.pods)
+    assert ours.evicted == 1
     # At the latest when the last list is too old to trust a silent watch.
     assert gone_at[0] <= clock.now_s < gone_at[0] + 12
     assert server.log.count("list", "pods") < (8 if how is None else 40)
@@ -353,3 +362,29 @@ def test_a_drain_ends_soon_after_its_pod_is_gone_even_if_the_watch_breaks(
     pod_watch.dismiss()
     server.clear_faults()
     waiting.until(lambda: not pod_watches())
+
+
+def test_one_list_serves_the_caller_and_the_watch(
+    server: apiserver.ApiServer, of_pods: PodFollower, kube: api.KubeApi
+) -> None:
+    workloads = pods.KubeWorkloads(kube, node_name="n1", watch=of_pods.watch)
+    server.store.create(apirig.a_pod("here"))
+    of_pods.watch.expect_change()
+
+    assert [pod.name for pod in workloads.list()] == ["here"]
+    waiting.until(lambda: of_pods.names() == {"here"})
+    assert server.log.count("list", "pods") == 1
+    workloads.list()
+    assert server.log.count("list", "pods") == 2
+
+
+def test_a_first_list_that_fails_is_reported_and_the_watch_goes_on(
+    server: apiserver.ApiServer, of_pods: PodFollower, kube: api.KubeApi
+) -> None:
+    workloads = pods.KubeWorkloads(kube, node_name="n1", watch=of_pods.watch)
+    server.inject(apiserver.Fault(verb="list", resource="pods", status=403, times=1))
+    of_pods.watch.expect_change()
+
+    with pytest.raises(errors.ClusterError):
+        workloads.list()
+    waiting.until(lambda: of_pods.names() == set())

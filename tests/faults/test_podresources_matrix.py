@@ -145,7 +145,7 @@ FAILURES: Mapping[str, Callable[[pathlib.Path], contextlib.AbstractContextManage
 
 SILENT = frozenset({"hanging", "garbage", "refusing", "resetting", "trickling"})
 """Those where the adapter may wait until its deadline."""
-_ALWAYS, _FURTHER = 12, 2
+_ALWAYS, _FURTHER = 10, 2
 """How many questions every reconfiguration asks, however it is scheduled, and how many more."""
 _MOST_PLAYS = 5
 """How often a wait asks is a matter of time."""

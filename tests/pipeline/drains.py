@@ -51,7 +51,8 @@ def new_drain(
 
 def run(rig: NodeRig, ours: drain.Drain) -> int:
     usage = survey.usage_now(rig.workloads, rig.allocations)
-    return ours.run(usage, fakes.FakeRequest(rig.clock))
+    ours.run(usage, fakes.FakeRequest(rig.clock), usage.pods)
+    return ours.evicted
 
 
 def drained(rig: NodeRig, **options: Any) -> int:

@@ -33,7 +33,7 @@ def test_no_pod_is_listed_for_a_change_that_destroys_nothing(
     before = survey.usage_now(rig.workloads, rig.allocations)
     rig.log.clear()
 
-    ours.run(before, fakes.FakeRequest(rig.clock))
+    ours.run(before, fakes.FakeRequest(rig.clock), before.pods)
 
     assert ("workloads.evict" in rig.log) is (policy is policies.Drain.NODE)
     assert bool(rig.log) is (policy is policies.Drain.NODE)

@@ -94,7 +94,7 @@ def test_a_run_can_be_followed_while_it_goes_on_and_is_summed_up_at_its_end(
     stage.label(LAYOUT)
     stage.wait(lambda: stage.status().get("phase") == "Drain", "the drain")
 
-    assert observed.series("state")["pending"] == 1
+    stage.wait(lambda: observed.series("state")["pending"] == 1, "the state's metric")
     assert observed.series("attempt") == {"": 1}
     assert "Resolve" in observed.series("phase_duration_seconds_count")
     assert observed.ask("/healthz")[0] == observed.ask("/readyz")[0] == 200

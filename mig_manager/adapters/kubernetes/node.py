@@ -24,6 +24,9 @@ _CONFLICTS_S = 10.0
 """For how long an update that met another write is tried again. With a request of ordinary length
 it ends within the rest of a slot's Lease (``leases.Times.fresh_s``)."""
 _CONFLICT_PAUSES = timing.Backoff(first_s=0.02, max_s=1.0)
+_TRUSTED_S = 10.0
+"""After the last answer or event. A connection that died unnoticed is as silent as a watch with no
+events."""
 _EVENT_QUEUE = 64
 """A change publishes about ten."""
 _FORBIDDEN_PAUSE_S = 600.0
@@ -41,14 +44,25 @@ def path(name: str) -> str:
 class KubeNode:
     """Implements ``ports.Node`` on the Kubernetes API."""
 
-    def __init__(self, kube: api.KubeApi, *, name: str, clock: timing.Clock) -> None:
+    def __init__(
+        self,
+        kube: api.KubeApi,
+        *,
+        name: str,
+        clock: timing.Clock,
+        watched: Callable[[], Mapping[str, Any] | None] = lambda: None,
+    ) -> None:
         self._kube = kube
         self._name = name
         self._clock = clock
+        self._watched = watched
+        """Returns the node as a watch last reported it; None: no watch is up to date."""
         self._path = path(name)
         self._events = _EventQueue(kube, clock)
         self._announcing: threading.Thread | None = None
         self._last: _Node | None = None
+        self._last_s = -math.inf
+        """When the node was last heard of."""
         self._unwritten: readiness.Condition | None = None
         self._forbidden_until_s = -math.inf
         self._has_logged_refusal = False
@@ -56,6 +70,11 @@ class KubeNode:
     def read(self) -> cluster.NodeView:
         self._join_announcement()
         return self._get().view
+
+    def seen(self) -> cluster.NodeView:
+        self._join_announcement()
+        is_trusted = self._take_watched() and self._clock.monotonic() - self._last_s < _TRUSTED_S
+        return (self._last if is_trusted and self._last else self._get()).view
 
     def patch(self, change: cluster.NodePatch) -> cluster.NodeView:
         self._join_announcement()
@@ -88,6 +107,7 @@ class KubeNode:
             sleep=lambda seconds: self._clock.wait(seconds * (1 + _chance()) / 2),
             backoff=_CONFLICT_PAUSES,
         )
+        self._take_watched()
         node, change = self._last or self._get(), None
         for _ in wait.attempts():
             if change is not None:
@@ -175,6 +195,22 @@ class KubeNode:
             self._announcing.join()
             self._announcing = None
 
+    def _take_watched(self) -> bool:
+        """Take the node as the watch shows it, if that is newer; return whether it is comparable.
+
+        Versions of one resource are comparable as numbers (KEP-5504).
+        """
+        item = self._watched()
+        if item is None:
+            return False
+        versions = [str(item["metadata"].get("resourceVersion"))]
+        versions += [self._last.version] if self._last else []
+        if not all(version.isdecimal() for version in versions):
+            return False
+        if len(versions) == 1 or int(versions[0]) > int(versions[1]):
+            self._parse(item)
+        return True
+
     def _get(self) -> "_Node":
         return self._parse(self._kube.get(self._path))
 
@@ -203,6 +239,7 @@ class KubeNode:
                 taints=tuple((node.get("spec") or {}).get("taints") or ()),
                 condition=next(ours, None),
             )
+        self._last_s = self._clock.monotonic()
         return self._last
 
 

@@ -42,8 +42,10 @@ class KubeWorkloads:
         self._listed_s = -math.inf
 
     def list(self) -> tuple[cluster.Pod, ...]:
-        query = {"fieldSelector": f"spec.nodeName={self._node_name}"}
-        pods = self._list("/api/v1/pods", query, cluster.parse_pod)
+        pods = self._watch.first_list() if self._watch else None
+        if pods is None:
+            query = {"fieldSelector": f"spec.nodeName={self._node_name}"}
+            pods = self._list("/api/v1/pods", query, cluster.parse_pod)
         self._listed_s = self._monotonic()
         self._claims.forget_all_but({pod.uid for pod in pods})
         return self._claims.resolve(pods)
@@ -163,17 +165,40 @@ class PodWatch(standbys.Standby):
         """Do nothing: observing GPUs waits for no pod."""
 
     def expect_change(self) -> None:
-        """Start to watch, unless it does already."""
+        """Watch from the next ``first_list`` on, unless it does already."""
         if self._watch is None:
             self._watch = _WatchedPods(
                 self._kube, self._node_name, self._on_change, on_use=self._on_use
             )
-            self._watch.start()
+
+    def first_list(self) -> tuple[cluster.Pod, ...] | None:
+        """List the pods and watch from there on, if that is expected; None: it is not.
+
+        One list serves the caller and the watch.
+
+        Raises:
+            ClusterError: The API refused or does not answer; the watch tries again.
+        """
+        watched = self._watch
+        if watched is None or watched.is_started:
+            return None
+        try:
+            watched.list()
+        except errors.ClusterError as error:
+            # The continue token expired between two pages: the caller's own list begins again.
+            if error.status != http.HTTPStatus.GONE:
+                raise
+            return None
+        finally:
+            watched.start()
+        return tuple(watched.by_uid.values())
 
     def keep(self) -> None:
         """Watch as ``expect_change``, until ``release``."""
         self._is_kept = True
         self.expect_change()
+        if self._watch is not None and not self._watch.is_started:
+            self._watch.start()
 
     def release(self) -> None:
         """Let ``dismiss`` end the watch again, and call it."""

@@ -116,6 +116,11 @@ class Watch(abc.ABC):
     def start(self) -> None:
         self._thread.start()
 
+    @property
+    def is_started(self) -> bool:
+        """Whether ``start`` was called."""
+        return self._thread.ident is not None
+
     def end(self, *, timeout_s: float = _JOIN_S) -> None:
         """Stop watching, and wait for the thread up to a time-out."""
         # In this order: the thread checks for the stop once it has a stream to interrupt.
@@ -200,6 +205,8 @@ class NodeWatch(Watch):
         own = "node-watch-reader"
         super().__init__(kube, "/api/v1/nodes", selector, name=own, stop=stop, times=times)
         self._on_node = on_node
+        self.latest: Mapping[str, Any] | None = None
+        """The node as last reported; None while the watch is not up to date."""
 
     def run(self) -> None:
         """Watch the node until ``stop`` is set, and return within about a second after that."""
@@ -216,13 +223,16 @@ class NodeWatch(Watch):
 
     def changed(self, kind: str, item: Mapping[str, Any]) -> None:
         if kind == "DELETED":
+            self.latest = None
             _log.warning("node_deleted", selector=self._selector["fieldSelector"])
             return
         view = cluster.parse_node(item)
+        self.latest = item
         if not self._stop.is_set():
             self._on_node(view)
 
     def lost(self, error: Exception) -> None:
+        self.latest = None
         if not isinstance(error, errors.ClusterError):
             _log.exception("node_watch_error")
         elif error.status == http.HTTPStatus.GONE:

@@ -50,7 +50,7 @@ class Advertising:
         return (
             advertisers.DRIVER in self._expected | advertisers.kinds_in(journal)
             or any(pod.claimed_ids for pod in pods)
-            or self.driver.is_deployed(pods, self._deps.node.read)
+            or self.driver.is_deployed(pods, self._deps.node.seen)
         )
 
     def paused(
@@ -58,7 +58,7 @@ class Advertising:
     ) -> advertisers.Advertisers:
         """Return those that a pause ended, according to the journal; ``pods`` are from before."""
         known = advertisers.kinds_in(journal)
-        return self._advertisers(known, pods, self._deps.node.read, changed=changed)
+        return self._advertisers(known, pods, self._deps.node.seen, changed=changed)
 
     def find(self, pods: _Pods, gpus: Sequence[model.Gpu]) -> advertisers.Advertisers:
         """Return who advertises the node's devices, with their present pods as old ones.
@@ -163,7 +163,7 @@ class Advertising:
         Raises:
             LayoutError: STRATEGY_MISMATCH: one would exit.
         """
-        known, read_node = tuple(pods), functools.cache(self._deps.node.read)
+        known, read_node = tuple(pods), functools.cache(self._deps.node.seen)
         is_expected = advertisers.DRIVER in self._expected
         why = self.driver.why_refused(
             layouts, known, read_node, is_expected=is_expected

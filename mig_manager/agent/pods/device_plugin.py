@@ -48,7 +48,7 @@ class DevicePlugin:
 
         An unhealthy device is no reason: a new plugin would report it again.
         """
-        node = self._deps.node.read()
+        node = self._deps.node.seen()
         return resources.is_plugin_stale(gpus, self._healthy(), node)
 
     def possible_causes(self, gpus: Iterable[model.Gpu]) -> str:
@@ -99,13 +99,16 @@ class DevicePlugin:
             The node, and the error with the devices that the API server keeps us from removing;
             None if there are none.
         """
-        node = self._deps.node.read()
+        node = self._deps.node.seen()
         if self._deps.is_advertiser:
             return node, None
         plugins = [pod for pod in pods if self.kind.owns(pod)]
-        strategy = resources.plugin_strategy(plugins, node.labels)
-        advertised = phantoms.find(gpus, node, strategy, kubelet or self._healthy)
-        if not advertised:
+
+        def phantoms_of(node: cluster.NodeView) -> dict[str, int]:
+            strategy = resources.plugin_strategy(plugins, node.labels)
+            return phantoms.find(gpus, node, strategy, kubelet or self._healthy)
+
+        if not phantoms_of(node) or not (advertised := phantoms_of(self._deps.node.read())):
             self._deps.telemetry.phantoms_found({}, are_removed=False)
             return node, None
         what = phantoms.message(advertised)

@@ -110,14 +110,30 @@ class Drain:
         )
 
     @property
+    def evicted(self) -> int:
+        """How many pods were evicted."""
+        return self._evictions.evicted
+
+    @property
     def forced(self) -> tuple[str, ...]:
         """Names of the pods that were deleted by force."""
         return tuple(self._evictions.forced)
 
-    def run(self, usage: gpu_use.Usage, request: ports.Cancellation) -> int:
-        """Wait until no pod uses an affected device; return how many pods were evicted so far.
+    def run(
+        self,
+        usage: gpu_use.Usage,
+        request: ports.Cancellation,
+        listed: tuple[cluster.Pod, ...],
+    ) -> tuple[cluster.Pod, ...]:
+        """Wait until no pod uses an affected device.
 
-        The pods are listed at least once.
+        Args:
+            usage: Who used the devices before.
+            request: Ends the wait.
+            listed: The node's pods, just listed.
+
+        Returns:
+            The node's pods as last listed.
 
         Raises:
             DrainError: The deadline passed; names each remaining pod, and why. FORBIDDEN or
@@ -127,36 +143,38 @@ class Drain:
             Superseded: Another layout is requested, or the agent stops.
         """
         self._begin(is_forcing=False)
-        while self.order.affected or self.order.is_whole_node:
-            now = None if self._may_wait(usage) else self._observe(usage)
+        if not (self.order.affected or self.order.is_whole_node):
+            return listed
+        now: gpu_use.Usage | None = self._usage(listed, usage)
+        while True:
+            if now is None and not self._may_wait(usage):
+                now = self._observe(usage)
             remaining = self.order.affected_pods(now) if now else ()
             if now and not remaining:
-                break
+                return now.pods
             request.check()
             if now:
                 self._act(remaining, now)
             request.pause(self.order.limits.backoff.delay_s(self._round))
             self._round += 1
-        return self._evictions.evicted
+            now = None
 
     def require_done(self, usage: gpu_use.Usage) -> None:
-        """Fail if a pod uses an affected device again; evict none; raises as ``remaining``.
+        """Fail if a pod uses an affected device again; evict none; raises as ``Workloads.list``.
 
         Raises:
             DrainError: Names the pods; the node is not kept closed.
         """
-        pods = self.remaining(usage)
+        pods = self.remaining(usage, self.workloads.list())
         if pods:
             names = messages.listed([pod.key for pod in pods])
             raise errors.DrainError(f"pods got devices to be removed after the drain: {names}")
 
-    def remaining(self, usage: gpu_use.Usage) -> tuple[cluster.Pod, ...]:
-        """Return the pods that use an affected device now.
-
-        Raises:
-            ClusterError: The API refused or does not answer.
-        """
-        return self.order.affected_pods(self._usage(self.workloads.list(), usage))
+    def remaining(
+        self, usage: gpu_use.Usage, listed: tuple[cluster.Pod, ...]
+    ) -> tuple[cluster.Pod, ...]:
+        """Return which of the pods, just listed, use an affected device now."""
+        return self.order.affected_pods(self._usage(listed, usage))
 
     def _begin(self, *, is_forcing: bool) -> None:
         self._evictions.begin(is_forcing=is_forcing)

@@ -53,26 +53,29 @@ class GpuClients:
     def pause(
         self,
         plan: steps.Plan,
+        listed: _Pods,
         taken: undo.Taken,
         request: ports.Cancellation,
         extra_clients: tuple[clients.ExtraClient, ...] = (),
         *,
-        drain_late: Callable[[], object] = lambda: None,
+        drain_late: Callable[[_Pods], object] = lambda _pods: None,
     ) -> Paused:
         """Pause the clients that must not see the change, and wait until they have stopped.
 
-        ``drain_late`` is called before the DRA driver is paused, while pods with claims can end.
+        ``listed`` are the node's pods now. ``drain_late`` is called with its pods before the DRA
+        driver is paused, while pods with claims can end.
 
         Raises:
             NotReadyError: IN_USE: paused pods did not stop before the deadline.
             Superseded: Another layout is requested, or the agent stops.
         """
-        pods = tuple(pod for pod in self._deps.workloads.list() if not pod.is_finished)
+        pods = tuple(pod for pod in listed if not pod.is_finished)
         clients_of = functools.partial(pausing.Pause.of, pods, plan, extra_clients)
-        view = self._deps.node.read()
+        view = self._deps.node.seen()
         first = self._pause(clients_of, view, taken, request, is_driver=False)
-        drain_late()
+        drain_late(self._wait_stopped(first, request) or listed)
         last = self._pause(clients_of, view, taken, request, is_driver=True)
+        self._wait_stopped(last, request)
         changed = frozenset(one.gpu_uuid for one in plan.gpus if one.steps)
         return Paused(
             advertisers=self.advertising.paused(taken.journal, pods, changed=changed),
@@ -121,17 +124,22 @@ class GpuClients:
         self.advertising.expect(advertisers.kinds_of(pause.loose))
         for pod in pause.loose:
             self._deps.workloads.delete(pod)
-        self._wait_stopped((*pause.gated, *pause.loose), request)
         return pause
 
-    def _wait_stopped(self, paused: _Pods, request: ports.Cancellation) -> None:
-        uids = {pod.uid for pod in paused}
+    def _wait_stopped(self, pause: pausing.Pause, request: ports.Cancellation) -> _Pods:
+        """Wait until its pods have stopped; return the node's pods, none if it has no pod."""
+        uids = {pod.uid for pod in (*pause.gated, *pause.loose)}
+        if not uids:
+            return ()
+        latest: _Pods = ()
 
         def running(pods: _Pods) -> _Pods:
+            nonlocal latest
+            latest = pods
             return tuple(pod for pod in pods if pod.uid in uids and not pod.is_finished)
 
         timeout_s = self._limits.plugin_timeout_s
-        stuck = self._wait(running, timeout_s, request) if uids else ()
+        stuck = self._wait(running, timeout_s, request)
         if stuck:
             self._stuck |= {pod.uid for pod in stuck}
             raise errors.NotReadyError(
@@ -139,6 +147,7 @@ class GpuClients:
                 + messages.listed([pod.key for pod in stuck]),
                 reason=errors.Reason.IN_USE,
             )
+        return latest
 
     def require_none_stuck(self, pods: Iterable[cluster.Pod]) -> None:
         """Fail while a pod is there that did not stop before the deadline of an earlier pause.
@@ -216,7 +225,7 @@ class GpuClients:
         # Feature discovery with a deploy label is new already.
         is_old = clients.DISCOVERY_DEPLOY_LABEL not in paused.labels_with_pods
         with _warn_on_error():
-            for pod in self._deps.workloads.list():
+            for pod in self._deps.workloads.present():
                 if clients.is_validator(pod) or (is_old and clients.is_feature_discovery(pod)):
                     with _warn_on_error():
                         waiting.delete(self._deps.workloads, [pod])
@@ -283,7 +292,7 @@ class GpuClients:
 
     def has_config(self, plugin_config: str | None) -> bool:
         """Check whether the plugin reads the config that belongs to the layout."""
-        named = self._deps.node.read().labels.get(cluster.PLUGIN_CONFIG_LABEL)
+        named = self._deps.node.seen().labels.get(cluster.PLUGIN_CONFIG_LABEL)
         return plugin_config in (None, named)
 
 
