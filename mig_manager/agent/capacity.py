@@ -82,6 +82,11 @@ class CapacityReport:
             self._gpus = gpus
             self._expect()
 
+    @property
+    def gpus(self) -> model.ObservedGpus:
+        """The GPUs as last observed; none before."""
+        return self._gpus
+
     def forget_node(self) -> None:
         """Publish again: the Node was deleted and registered again."""
         self._expect()

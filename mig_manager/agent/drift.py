@@ -25,18 +25,6 @@ class Action(enum.Enum):
     RUN = "run"
 
 
-class Finding(enum.Enum):
-    """What a drift check found."""
-
-    AS_BEFORE = "as before"
-    DRIFTED = "drifted"
-    STILL_DRIFTED = "still drifted"
-    BACK = "back"
-    """The layout is active again, and this agent did not apply it."""
-    CHANGED = "changed"
-    """A run that failed for good may now end differently, or a GPU was lost or is back."""
-
-
 def drift_message(name: str, pods: str) -> str:
     """Say that the GPUs have another layout than the one applied, and which pods keep it so."""
     why = f"; it is not applied again while pods use devices that would be removed: {pods}"
@@ -92,24 +80,43 @@ def act(
     Raises:
         ClusterError: The API refused or does not answer.
     """
-    finding, memory = _judged(memory, ended, now)
-    match finding:
-        case Finding.AS_BEFORE:
-            if ended.state is model.State.SUCCESS and now.plan is not None:
-                has_phantoms = _withdraw_phantoms(job, memory, now, node)
-                memory = dataclasses.replace(memory, has_phantoms=has_phantoms)
-            return Action.REST, memory
-        case Finding.CHANGED:
-            _log.info("hardware_changed", config=job.request.config)
-            # A GPU that is back is no reason to evict pods of another.
-            is_active = ended.state is model.State.SUCCESS
-            return (Action.HEAL if is_active else Action.RUN), memory
-        case Finding.BACK:
-            job.deps.telemetry.drift_found(is_drifted=False)
-            _finish_active_again(job, now)
-            return Action.REST, dataclasses.replace(memory, has_phantoms=False)
-        case Finding.DRIFTED | Finding.STILL_DRIFTED:
-            return _drifted(job, now, is_new=finding is Finding.DRIFTED), memory
+    # What the outcome of a run depends on.
+    fingerprint = (now.error, *map(_fingerprint, now.gpus))
+    if ended is not memory.ended:
+        is_drifted = ended.reason is errors.Reason.DRIFTED
+        memory = Memory(ended=ended, baseline=fingerprint, is_drifted=is_drifted)
+    is_success = ended.state is model.State.SUCCESS
+    if _has_changed(memory, ended, now, fingerprint):
+        _log.info("hardware_changed", config=job.request.config)
+        # A GPU that is back is no reason to evict pods of another.
+        return (Action.HEAL if is_success else Action.RUN), memory
+    if now.plan is None or not (is_success or ended.reason is errors.Reason.DRIFTED):
+        return Action.REST, memory
+    was_drifted = memory.is_drifted
+    memory = dataclasses.replace(memory, is_drifted=not now.plan.is_empty)
+    if memory.is_drifted:
+        return _drifted(job, now, is_new=not was_drifted), memory
+    if was_drifted:
+        # The layout is active again, and this agent did not apply it.
+        job.deps.telemetry.drift_found(is_drifted=False)
+        _finish_active_again(job, now)
+        return Action.REST, dataclasses.replace(memory, has_phantoms=False)
+    if is_success:
+        has_phantoms = _withdraw_phantoms(job, memory, now, node)
+        memory = dataclasses.replace(memory, has_phantoms=has_phantoms)
+    return Action.REST, memory
+
+
+def _has_changed(
+    memory: Memory, ended: outcomes.Outcome, now: Observation, fingerprint: Hashable
+) -> bool:
+    """Check whether a run that failed may now end differently, or a GPU was lost or is back."""
+    if ended.state is model.State.SUCCESS:
+        lost = {gpu.index for gpu in now.gpus.unreachable}
+        is_known = bool(now.gpus) or now.error is None
+        return is_known and lost != {gpu.index for gpu in ended.gpus.unreachable}
+    # The first observation after a failure is what the next ones are compared with.
+    return ended.reason is not errors.Reason.DRIFTED and fingerprint != memory.baseline
 
 
 def _drifted(job: jobs.Job, now: Observation, *, is_new: bool) -> Action:
@@ -151,34 +158,6 @@ def _finish_active_again(job: jobs.Job, now: Observation) -> None:
             is_owners=now.is_owners,
         )
     )
-
-
-def _judged(memory: Memory, ended: outcomes.Outcome, now: Observation) -> tuple[Finding, Memory]:
-    """Compare an observation with the end of the last run and with earlier observations."""
-    # What the outcome of a run depends on.
-    fingerprint = (now.error, *map(_fingerprint, now.gpus))
-    if ended is not memory.ended:
-        is_drifted = ended.reason is errors.Reason.DRIFTED
-        memory = Memory(ended=ended, baseline=fingerprint, is_drifted=is_drifted)
-    is_success = ended.state is model.State.SUCCESS
-    if is_success and (now.gpus or now.error is None):
-        unreachable = {gpu.index for gpu in now.gpus.unreachable}
-        if unreachable != {gpu.index for gpu in ended.gpus.unreachable}:
-            # A GPU was lost, or is back: apply the layout to it, or publish the loss.
-            return Finding.CHANGED, memory
-    if not (is_success or ended.reason is errors.Reason.DRIFTED):
-        # The first observation after a failure is what the next ones are compared with.
-        is_as_before = fingerprint == memory.baseline
-        return (Finding.AS_BEFORE if is_as_before else Finding.CHANGED), memory
-    if now.plan is None:
-        return Finding.AS_BEFORE, memory
-    was_drifted, memory = (
-        memory.is_drifted,
-        dataclasses.replace(memory, is_drifted=not now.plan.is_empty),
-    )
-    if memory.is_drifted:
-        return (Finding.STILL_DRIFTED if was_drifted else Finding.DRIFTED), memory
-    return (Finding.BACK if was_drifted else Finding.AS_BEFORE), memory
 
 
 def _fingerprint(gpu: model.Gpu) -> Hashable:

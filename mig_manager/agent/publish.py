@@ -50,7 +50,7 @@ class Publisher:
     def read(self) -> cluster.NodeView:
         """Return the node, and take its annotations for written."""
         view = self._node.read()
-        self._written = {key: view.annotations.get(key) for key in _STEADY}
+        self._written = _steady(view)
         return view
 
     def forget(self) -> None:
@@ -65,9 +65,9 @@ class Publisher:
         """Write labels and annotations that only this agent writes; nothing if it has them."""
         news = _without(change, self._written)
         if news != cluster.NodePatch():
-            self._forget(news)
-            self._node.patch(news)
-            self._keep(news)
+            # Whether the API made a change is not known before its answer.
+            self._written = {}
+            self._written = _steady(self._node.patch(news))
 
     def annotate(self, annotations: Mapping[str, str | None]) -> None:
         """Write annotations."""
@@ -86,7 +86,7 @@ class Publisher:
 
     def announce(self, change: cluster.NodePatch) -> None:
         """Write in the background, and without an error."""
-        self._forget(change)
+        self._written = {}
         self._node.announce(change)
 
     def update(self, decide: Decide) -> None:
@@ -94,31 +94,18 @@ class Publisher:
 
         An annotation that another program has removed or changed meanwhile is written again.
         """
-        decided = cluster.NodePatch()
-
-        def news(view: cluster.NodeView) -> cluster.NodePatch:
-            nonlocal decided
-            decided = decide(view)
-            self._forget(decided)
-            return _without(decided, {key: view.annotations.get(key) for key in _STEADY})
-
-        self._node.update(news)
-        self._keep(decided)
-
-    def _forget(self, change: cluster.NodePatch) -> None:
-        """Whether the API made a change is not known before its answer."""
-        for key in change.annotations:
-            self._written.pop(key, None)
-
-    def _keep(self, change: cluster.NodePatch) -> None:
-        self._written |= {
-            key: change.annotations[key] for key in _STEADY if key in change.annotations
-        }
+        self._written = {}
+        node = self._node.update(lambda view: _without(decide(view), _steady(view)))
+        self._written = _steady(node)
 
 
 def of_record(record: requests.Request) -> dict[str, str | None]:
     """Return the annotation with the record of a request; without one it is removed."""
     return {cluster.REQUEST_ANNOTATION: record.to_json() if record.config else None}
+
+
+def _steady(view: cluster.NodeView) -> dict[str, str | None]:
+    return {key: view.annotations.get(key) for key in _STEADY}
 
 
 def _without(change: cluster.NodePatch, present: Mapping[str, str | None]) -> cluster.NodePatch:

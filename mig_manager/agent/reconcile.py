@@ -51,7 +51,6 @@ class Reconciler:
         """The request that is served, and what it has reached; None: not read yet."""
         self._left: journals.Journal | None = None
         """What earlier runs took and have not restored; the next run resumes with it."""
-        self._seen_gpus = model.NO_GPUS
         self._seen_node: cluster.NodeView | None = None
         """The node as the watch last showed it."""
         self._drift = drift.Memory()
@@ -126,7 +125,11 @@ class Reconciler:
                 self._shared.publisher.annotate(publish.of_record(self._record))
                 self._shared.publisher.keep(self._record)
         request = jobs.Request(
-            config=name, custom=custom, may_evict=may_evict, attempt=attempt, seen=self._seen_gpus
+            config=name,
+            custom=custom,
+            may_evict=may_evict,
+            attempt=attempt,
+            seen=self.capacity.gpus,
         )
         left, self._left = self._left, None
         with self._attempt(request, left, cancel, retry_after_s=retry_after_s) as job:
@@ -259,7 +262,6 @@ class Reconciler:
         finally:
             self._deps.standby.dismiss()
             self._record = job.progress.record
-            self._seen_gpus = job.progress.gpus or self._seen_gpus
             self.capacity.note_gpus(job.progress.gpus)
 
     def _undo(self, before: journals.Journal) -> None:
