@@ -13,7 +13,7 @@ from mig_manager import errors
 from mig_manager.agent import outcomes, reconcile, settings
 from mig_manager.catalogue import hardware
 from mig_manager.core import model, ports, steps
-from mig_manager.core.node import claims, cluster
+from mig_manager.core.node import claims, clients, cluster
 from mig_manager.core.node import policy as policies
 from mig_manager.core.records import journals
 from tests import fakes, gpu_values
@@ -129,7 +129,9 @@ def reconciler(  # noqa: PLR0913 - each is named where it is called
         slices=rig.published,
         configs=fakes.FakeConfig(text),
         clock=rig.clock,
-        extra_clients=fakes.FakeConfig(rig.extra_clients) if rig.extra_clients else None,
+        extra_clients=lambda: (
+            clients.parse(rig.extra_clients, source="test.yaml") if rig.extra_clients else ()
+        ),
         telemetry=telemetry or ports.Telemetry(),
         lock=lock,
         slots=rig.slots,

@@ -5,6 +5,7 @@ whenever the use changes: the node's pods are watched, and after a change of one
 the agent asks kubelet and the driver once. Between two changes it asks nothing.
 """
 
+import dataclasses
 import math
 from collections.abc import Mapping
 
@@ -12,8 +13,9 @@ import structlog
 
 from mig_manager import errors
 from mig_manager.agent import publish
+from mig_manager.agent.pods import survey
 from mig_manager.core import model, ports, timing
-from mig_manager.core.node import clients, cluster, gpu_use
+from mig_manager.core.node import cluster, gpu_use
 from mig_manager.core.records import capacity, gpu_codec
 
 _QUIET_S, _LONGEST_S = 1.0, 5.0
@@ -129,23 +131,14 @@ class CapacityReport:
     def _observe_use(self, gpus: model.ObservedGpus) -> str:
         """Return the annotation's value; observe again later if the use may end unseen."""
         deps = self._deps
-        listed = deps.extra_clients
-        daemons = clients.parse(listed.read(), source=listed.name) if listed else ()
-        assigned, why_not = None, ""
-        try:
-            assigned = deps.allocations.assigned()
-        except errors.ClusterError as error:
-            why_not = error.message
-        usage = gpu_use.Usage(
-            # After kubelet's answer: a pod that it still lists may have finished.
-            pods=deps.workloads.present(),
-            assigned=assigned,
-            known_ids=gpu_use.device_ids(gpus),
-            processes=deps.processes() if deps.processes and self._is_followed else None,
-        )
+        daemons = deps.extra_clients()
+        usage = survey.usage_now(deps.workloads.present, deps.allocations, gpus)
+        if deps.processes and self._is_followed:
+            usage = dataclasses.replace(usage, processes=deps.processes())
         use = gpu_use.find(gpus, usage, daemons=daemons)
         if use is None:
-            raise errors.ClusterError(why_not, reason=errors.Reason.POD_RESOURCES_UNAVAILABLE)
+            reason = errors.Reason.POD_RESOURCES_UNAVAILABLE
+            raise errors.ClusterError(usage.no_answer, reason=reason)
         if not use.is_stable:
             self._repeat()
         deps.telemetry.use_observed(gpus, use.in_use)

@@ -19,6 +19,7 @@ from mig_manager.adapters.kubernetes import watch as watching
 from mig_manager.adapters.nvml import client as nvml_worker
 from mig_manager.agent import settings as agent_settings
 from mig_manager.core import host_files, ports, standbys
+from mig_manager.core.node import clients
 
 _MOUNTS = pathlib.Path("/proc/self/mountinfo")
 
@@ -72,7 +73,7 @@ def of_node(
             pod_uid=settings.own_pod_uid,
         ).write
     kubelet = pod_resources.WorkerPodResources(str(settings.pod_resources_socket))
-    extra_clients = settings.extra_clients_file
+    listed = files.ConfigFile(settings.extra_clients_file) if settings.extra_clients_file else None
     deps = ports.Dependencies(
         gpus=gpus,
         standby=standbys.Standbys(workers, kubelet),
@@ -88,7 +89,7 @@ def of_node(
         processes=workers.processes,
         slices=claims.KubeSlices(kube, node_name=settings.node_name),
         configs=files.ConfigFile(settings.config_file),
-        extra_clients=files.ConfigFile(extra_clients) if extra_clients else None,
+        extra_clients=lambda: clients.parse(listed.read(), source=listed.name) if listed else (),
         clock=system,
         telemetry=telemetry,
         lock=lock_file.LockFile(

@@ -121,7 +121,7 @@ def drain_whole_node(job: jobs.Job, change: preparing.Change, clients: gpu_clien
     if job.request.is_on_demand:
         raise errors.DrainError("a custom layout does not reboot an on-demand node")
     order = drain.whole_node(job.limits)
-    usage = survey.usage_now(job.deps.workloads, job.deps.allocations)
+    usage = survey.usage_now(job.deps.workloads.list, job.deps.allocations)
     affected = order.affected_pods(usage)
     if affected and not change.may_evict:
         names = messages.listed([pod.key for pod in affected])

@@ -123,7 +123,7 @@ def _drifted(job: jobs.Job, now: Observation, *, is_new: bool) -> Action:
     affected = ""
     if job.limits.heals_drift:
         order = drain.order(job.limits, now.plan or steps.Plan(gpus=()), now.gpus)
-        usage = survey.usage_now(job.deps.workloads, job.deps.allocations, now.gpus)
+        usage = survey.usage_now(job.deps.workloads.list, job.deps.allocations, now.gpus)
         affected = usage.named(order.affected_pods(usage))
         if not affected:
             return Action.HEAL

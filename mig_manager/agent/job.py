@@ -87,17 +87,16 @@ def begun(
     shared: Shared,
     request: Request,
     record: requests.Request,
-    left: journals.Journal | None,
+    journal: journals.Journal,
     cancel: ports.Cancellation,
     *,
     retry_after_s: float = 0.0,
 ) -> Job:
-    """Return an attempt at a request that begins with what earlier ones have ``left``."""
+    """Return an attempt at a request that begins with what earlier ones have taken."""
     deps, limits = shared.deps, shared.limits
     # Whatever fails before the layout is resolved must not lead to a second reboot.
     rebooted = record.rebooted_hash if record.config == request.config else None
     annotation_hash = request.custom.annotation_hash if request.custom else ""
-    left = left or journals.Journal(config=request.config)
     first = status.Status(
         config=request.config,
         config_hash=rebooted or "",
@@ -109,7 +108,7 @@ def begun(
         started_at=deps.clock.now_iso(),
         finished_at=None,
         annotation_hash=annotation_hash,
-        is_rebooted=rebooted is not None or bool(left.rebooted_from),
+        is_rebooted=rebooted is not None or bool(journal.rebooted_from),
     )
     progress = progresses.Progress(
         deps,
@@ -119,7 +118,7 @@ def begun(
         startup_taints=limits.policy.startup_taints,
         retry_after_s=retry_after_s,
     )
-    resumed = left.resumed(
+    resumed = journal.resumed(
         (request.config, annotation_hash),
         boot_id=deps.boot_id,
         # On demand no pod is to leave, so the node does not stay closed until all have left.

@@ -57,7 +57,7 @@ def planned(job: jobs.Job, found: resolving.Resolved, *, may_evict: bool) -> Cha
         HardwareError: No GPU can be observed.
         LayoutError: The layout is impossible on these GPUs.
     """
-    extra_clients = resolving.extra_clients(job)
+    extra_clients = job.deps.extra_clients()
     services = job.deps.service_names()
     job.hooks.load()
     gpus = resolving.observed(job, found)

@@ -49,7 +49,7 @@ class Reconciler:
         self._layouts = served_layouts.LayoutList(deps, limits)
         self._record: requests.Request | None = None
         """The request that is served, and what it has reached; None: not read yet."""
-        self._left: journals.Journal | None = None
+        self._journal = journals.NONE
         """What earlier runs took and have not restored; the next run resumes with it."""
         self._seen_node: cluster.NodeView | None = None
         """The node as the watch last showed it."""
@@ -67,13 +67,13 @@ class Reconciler:
             ClusterError: The API refused or does not answer.
             LockedError: Another manager is at work; nothing was undone.
         """
-        self._left = None
+        self._journal = journals.NONE
         view = self._shared.publisher.read()
         journal = recovery.find_journal(self._deps.node, self._shared.publisher, view)
         if self._record is None:
             self._record = recovery.find_record(self._deps.request_file, view, journal)
-        if journal is None or recovery.has_ended(journal, view):
-            self._left = journal
+        if recovery.has_ended(journal, view):
+            self._journal = journal
             return
         self._shared.clients.advertising.expect_those_in(journal)
         is_resumed = journal.request == (name, custom.annotation_hash if custom else "")
@@ -86,7 +86,7 @@ class Reconciler:
         if not is_resumed:
             self._undo(journal)
             return
-        self._left = journal
+        self._journal = journal
         self._deps.node.emit(
             reason="Recovered",
             message=f"resuming {name} after an interruption",
@@ -131,8 +131,8 @@ class Reconciler:
             attempt=attempt,
             seen=self.capacity.gpus,
         )
-        left, self._left = self._left, None
-        with self._attempt(request, left, cancel, retry_after_s=retry_after_s) as job:
+        journal, self._journal = self._journal, journals.NONE
+        with self._attempt(request, journal, cancel, retry_after_s=retry_after_s) as job:
             try:
                 ended = run.run(job)
             except errors.Superseded as end:
@@ -165,7 +165,7 @@ class Reconciler:
             ClusterError: The API refused or does not answer.
         """
         request = jobs.Request(config=name, custom=custom)
-        with self._attempt(request, self._left) as job:
+        with self._attempt(request, self._journal) as job:
             try:
                 with self._shared.locked(f"checking layout {name}"):
                     now = drift.observe(job)
@@ -192,17 +192,17 @@ class Reconciler:
         # Any layout that is requested next is a new request.
         self._record = requests.NONE
         self._shared.publisher.keep(self._record)
-        if self._left is not None:
-            self._undo(self._left)
+        if not self._journal.is_empty:
+            self._undo(self._journal)
         view = self._shared.publisher.read()
-        if self._is_closed or view.labels.get(cluster.STATE_LABEL) in _UNDER_WAY:
+        if self._journal.is_closed or view.labels.get(cluster.STATE_LABEL) in _UNDER_WAY:
             self._end_pending("the label was removed")
-        if self._left is None:
+        if self._journal.is_empty:
             resting.admit_workloads(self._shared, view)
         if self._deps.slots is not None:
             self._deps.slots.release()
         must_retry = resting.publish_gpus(self._shared, self._layouts, self.capacity, view)
-        return must_retry or self._left is not None
+        return must_retry or not self._journal.is_empty
 
     def stop(self) -> None:
         """Reopen a node that is closed until the next attempt; call when the agent stops.
@@ -212,7 +212,7 @@ class Reconciler:
         Raises:
             ClusterError: The API refused or does not answer; the journal is still there.
         """
-        if self._is_closed and not (self._left and self._left.rebooted_from):
+        if self._journal.is_closed and not self._journal.rebooted_from:
             self._end_pending("the agent stopped during a drain")
 
     def note_node(self, view: cluster.NodeView) -> None:
@@ -234,16 +234,11 @@ class Reconciler:
         """Write the condition that could not be written; a failure is logged."""
         self._deps.node.retry_condition()
 
-    @property
-    def _is_closed(self) -> bool:
-        """Whether the last run left the node closed."""
-        return self._left is not None and self._left.is_closed
-
     @contextlib.contextmanager
     def _attempt(
         self,
         request: jobs.Request,
-        left: journals.Journal | None,
+        journal: journals.Journal,
         cancel: ports.Cancellation | None = None,
         *,
         retry_after_s: float = 0.0,
@@ -253,7 +248,7 @@ class Reconciler:
             self._shared,
             request,
             self._record or requests.NONE,
-            left,
+            journal,
             cancel or recovery.Uninterrupted(self._deps),
             retry_after_s=retry_after_s,
         )
@@ -273,10 +268,10 @@ class Reconciler:
                 result = run.undo_interrupted(job)
             job.taken.abandon()
             self._keep_remaining(job.taken.journal)
-        if self._left == resumed:
+        if self._journal == resumed:
             _log.warning("rollback_pending", config=before.config, why=result)
             return
-        is_restored = self._left is None or self._left.is_restored
+        is_restored = self._journal.is_restored
         done = (
             f"restored what an interrupted run for {name} had taken"
             if is_restored
@@ -289,11 +284,11 @@ class Reconciler:
         )
 
     def _end_pending(self, why: str) -> None:
-        with self._attempt(jobs.Request(config=""), self._left) as job:
+        with self._attempt(jobs.Request(config=""), self._journal) as job:
             job.taken.finish(outcomes.failed(errors.Reason.INTERRUPTED, why))
-            self._left = None if job.taken.journal.is_empty else job.taken.journal
+            self._keep_remaining(job.taken.journal)
 
     def _keep_remaining(self, journal: journals.Journal) -> None:
-        self._left = None if journal.is_empty else journal
+        self._journal = journals.NONE if journal.is_empty else journal
         if self._deps.slots is not None and not journal.blocks_workloads:
             self._deps.slots.release()

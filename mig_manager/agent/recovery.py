@@ -29,7 +29,7 @@ _log = structlog.get_logger()
 
 def find_journal(
     node: ports.Node, publisher: publish.Publisher, view: cluster.NodeView
-) -> journals.Journal | None:
+) -> journals.Journal:
     """Return what an interrupted run left on the node, if anything.
 
     An invalid journal is set aside. Without a valid one, the result is what its value marks:
@@ -58,7 +58,7 @@ def find_journal(
                 f"{cluster.UNREADABLE_JOURNAL_ANNOTATION}",
                 is_warning=True,
             )
-    marked = journals.Journal(
+    return journals.Journal(
         config="",
         hold_taint=cluster.HOLD_TAINT in view.taint_keys,
         paused_labels={
@@ -67,7 +67,6 @@ def find_journal(
             if key.startswith(cluster.DEPLOY_LABEL_PREFIX) and value == cluster.PAUSED_VALUE
         },
     )
-    return None if marked.is_empty else marked
 
 
 def has_ended(journal: journals.Journal, view: cluster.NodeView) -> bool:
@@ -81,7 +80,7 @@ def has_ended(journal: journals.Journal, view: cluster.NodeView) -> bool:
 def find_record(
     request_file: ports.KeptText | None,
     view: cluster.NodeView,
-    journal: journals.Journal | None,
+    journal: journals.Journal,
 ) -> requests.Request:
     """Return the record of the request that an earlier agent has served; ``NONE`` without one.
 
@@ -205,7 +204,7 @@ def _require_unused(deps: ports.Dependencies, plan: steps.Plan, now: Sequence[mo
 
 def _affected(deps: ports.Dependencies, plan: steps.Plan, now: Sequence[model.Gpu]) -> str:
     """Name the pods that use, or may use, what a plan destroys."""
-    usage = survey.usage_now(deps.workloads, deps.allocations, now, deps.processes)
+    usage = survey.usage_now(deps.workloads.list, deps.allocations, now, deps.processes)
     return usage.named(usage.users(clients.affected_ids(plan, now)))
 
 

@@ -9,7 +9,6 @@ from mig_manager.agent import job as jobs
 from mig_manager.agent import served_layouts
 from mig_manager.core import messages, model, steps, yaml_tree
 from mig_manager.core.layout import config, layouts
-from mig_manager.core.node import clients
 from mig_manager.core.planner import planner
 from mig_manager.core.records import requests
 
@@ -158,16 +157,6 @@ def observe(job: jobs.Job) -> model.ObservedGpus:
         raise
     job.progress.note(gpus=gpus)
     return gpus
-
-
-def extra_clients(job: jobs.Job) -> tuple[clients.ExtraClient, ...]:
-    """Return the GPU clients beside NVIDIA's.
-
-    Raises:
-        ConfigError: The file cannot be read or is invalid.
-    """
-    source = job.deps.extra_clients
-    return clients.parse(source.read(), source=source.name) if source else ()
 
 
 def selected(found: Resolved, gpus: model.ObservedGpus) -> dict[str, model.DesiredGpu]:

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from mig_manager import errors
 from mig_manager.core import host_files, model, standbys, steps, timing
-from mig_manager.core.node import claims, cluster, gpu_use, policy
+from mig_manager.core.node import claims, clients, cluster, gpu_use, policy
 from mig_manager.core.records import readiness
 
 
@@ -442,7 +442,8 @@ class Dependencies:
     write_layouts: Callable[[str], bool] | None = None
     """Publishes the document of the node's layouts; None: only an annotation lists them."""
     slots: Slots | None = None  # None: no limit on the nodes that change at the same time
-    extra_clients: ConfigSource | None = None  # the file of GPU clients beside NVIDIA's
+    extra_clients: Callable[[], tuple[clients.ExtraClient, ...]] = tuple
+    """Returns the GPU clients beside NVIDIA's; raises ConfigError if their file is invalid."""
     pod_watch: PodWatch | None = None  # None: pods are not watched
     processes: Callable[[], gpu_use.Processes] | None = None
     """Returns the GPU processes by UUID, or raises HardwareError; None: they are not known."""

@@ -339,7 +339,7 @@ def test_a_drain_ends_soon_after_its_pod_is_gone_even_if_the_watch_breaks(
 
     clock.on_wait.append(act)
     pod_watch.expect_change()
-    found = survey.usage_now(workloads, silent)
+    found = survey.usage_now(workloads.list, silent)
     waiting.until(lambda: workloads.watched() is not None)
 
     ours = drain.Drain(

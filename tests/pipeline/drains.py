@@ -50,7 +50,7 @@ def new_drain(
 
 
 def run(rig: NodeRig, ours: drain.Drain) -> int:
-    usage = survey.usage_now(rig.workloads, rig.allocations)
+    usage = survey.usage_now(rig.workloads.list, rig.allocations)
     ours.run(usage, fakes.FakeRequest(rig.clock), usage.pods)
     return ours.evicted
 

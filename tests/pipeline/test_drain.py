@@ -30,7 +30,7 @@ def test_no_pod_is_listed_for_a_change_that_destroys_nothing(
     rig: NodeRig, policy: policies.Drain
 ) -> None:
     ours = new_drain(rig, policy=policies.Policy(drain=policy), affected=frozenset())
-    before = survey.usage_now(rig.workloads, rig.allocations)
+    before = survey.usage_now(rig.workloads.list, rig.allocations)
     rig.log.clear()
 
     ours.run(before, fakes.FakeRequest(rig.clock), before.pods)

@@ -197,7 +197,7 @@ def test_an_api_that_stays_silent_ends_the_drain_at_the_deadline_with_its_own_wo
 
 def test_a_silent_api_is_not_taken_for_an_empty_node() -> None:
     rig = empty()
-    before = survey.usage_now(rig.workloads, rig.allocations)
+    before = survey.usage_now(rig.workloads.list, rig.allocations)
     rig.refusing = {"workloads.list": SILENT}
     late = gpu_pod(rig, "late")
     at(rig, 3, rig.refusing.clear)
@@ -208,7 +208,7 @@ def test_a_silent_api_is_not_taken_for_an_empty_node() -> None:
 
 
 def test_a_newer_request_ends_a_drain_while_the_api_does_not_answer(rig: NodeRig) -> None:
-    before = survey.usage_now(rig.workloads, rig.allocations)
+    before = survey.usage_now(rig.workloads.list, rig.allocations)
     rig.refusing = {"workloads.list": SILENT}
 
     request = fakes.FakeRequest(rig.clock, ends_at=3, replaced=True)

@@ -229,7 +229,8 @@ class _ProblemWatch:
             self._phantoms_since_s = None
             return missing
         now_s = self._clock.monotonic()
-        self._phantoms_since_s = self._phantoms_since_s or now_s
+        if self._phantoms_since_s is None:
+            self._phantoms_since_s = now_s
         if now_s - self._phantoms_since_s >= _PHANTOMS_STAY_S:
             raise missing
         return missing

@@ -108,7 +108,12 @@ class DevicePlugin:
             strategy = resources.plugin_strategy(plugins, node.labels)
             return phantoms.find(gpus, node, strategy, kubelet or self._healthy)
 
-        if not phantoms_of(node) or not (advertised := phantoms_of(self._deps.node.read())):
+        advertised = phantoms_of(node)
+        if advertised:
+            # The watch may lag behind, and what is removed must be there.
+            node = self._deps.node.read()
+            advertised = phantoms_of(node)
+        if not advertised:
             self._deps.telemetry.phantoms_found({}, are_removed=False)
             return node, None
         what = phantoms.message(advertised)

@@ -8,7 +8,7 @@ import structlog
 from mig_manager import errors
 from mig_manager.agent.pods import drain
 from mig_manager.core import messages, model, ports, steps, timing
-from mig_manager.core.node import gpu_use
+from mig_manager.core.node import cluster, gpu_use
 
 _log = structlog.get_logger()
 
@@ -40,7 +40,7 @@ def decided_usage(
     attempts = wait.attempts()
     while True:
         is_last = next(attempts)
-        usage = usage_now(deps.workloads, deps.allocations, gpus, deps.processes)
+        usage = usage_now(deps.workloads.list, deps.allocations, gpus, deps.processes)
         undecided = order.undecided_pods(usage)
         if is_last or not undecided:
             break
@@ -90,7 +90,7 @@ def require_idle(
 
 
 def usage_now(
-    workloads: ports.Workloads,
+    list_pods: Callable[[], tuple[cluster.Pod, ...]],
     allocations: ports.DeviceAllocations,
     gpus: Sequence[model.Gpu] | None = None,
     processes: Callable[[], gpu_use.Processes] | None = None,
@@ -109,9 +109,9 @@ def usage_now(
     except errors.ClusterError as error:
         _log.info("pod_resources_unavailable", error=error.message)
         return gpu_use.Usage(
-            pods=workloads.list(), assigned=None, no_answer=error.message, known_ids=known_ids
+            pods=list_pods(), assigned=None, no_answer=error.message, known_ids=known_ids
         )
-    usage = gpu_use.Usage(pods=workloads.list(), assigned=assigned, known_ids=known_ids)
+    usage = gpu_use.Usage(pods=list_pods(), assigned=assigned, known_ids=known_ids)
     if usage.has_unknown_ids and processes is not None:
         return dataclasses.replace(usage, processes=processes())
     return usage

@@ -217,6 +217,10 @@ class Journal:
         )
 
 
+NONE = Journal(config="")
+"""Nothing is to be restored."""
+
+
 def restoring(journal: Journal, view: cluster.NodeView) -> cluster.NodePatch:
     """Return the patch that restores everything of ours that a journal lists."""
     journal = without_foreign_labels(journal, view)

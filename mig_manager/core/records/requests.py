@@ -163,7 +163,7 @@ NONE = Request(config="")
 
 
 def of_status(
-    published: status.PublishedStatus | None, journal: journals.Journal | None, applied: str
+    published: status.PublishedStatus | None, journal: journals.Journal, applied: str
 ) -> Request:
     """Return the request that a status stands for; ``NONE``: none can be inferred from it.
 
@@ -172,19 +172,19 @@ def of_status(
 
     Args:
         published: The status.
-        journal: What an interrupted run has taken; None if there was none.
+        journal: What an interrupted run has taken.
         applied: The label of the applied layout.
     """
     if published is None or not published.config:
         return NONE
-    is_drained = published.phase == model.Phase.DRAIN.value or (journal and journal.draining)
+    is_drained = published.phase == model.Phase.DRAIN.value or journal.draining
     has_failed_early = (
         published.state is model.State.FAILED
         and published.phase == model.Phase.RESOLVE.value
         and published.config == applied
     )
     is_verified = status.was_active(published) or has_failed_early
-    if journal and not dataclasses.replace(journal, snapshot=()).is_restored:
+    if not dataclasses.replace(journal, snapshot=()).is_restored:
         is_verified = False
     is_custom = bool(published.annotation_hash)
     return Request(
@@ -192,7 +192,7 @@ def of_status(
         annotation_hash=published.annotation_hash,
         origin=Origin.CUSTOM if is_custom else Origin.LABEL,
         # Whether a program asked is not in the status.
-        may_evict=not is_custom or bool(is_drained),
+        may_evict=not is_custom or is_drained,
         verified=Verified(config_hash=published.config_hash) if is_verified else None,
         rebooted_hash=published.config_hash if published.is_rebooted else None,
     )
