@@ -165,6 +165,7 @@ class RequestAnnotation(TypedDict):
     mayEvict: bool
     verified: NotRequired[VerifiedRequest]
     rebootedHash: NotRequired[str]  # of the layout that the machine was rebooted for
+    rebootedFrom: NotRequired[str]  # the boot in which it was asked to
 
 
 class PluginConfigChange(TypedDict):

@@ -22,11 +22,13 @@ def executed(
         Superseded: Another layout is requested, or the agent stops; the GPUs are as before.
     """
     transaction = job.transaction(preparing.idle_wait(job))
+    # If this fails, the end of the run rolls back while clients and services still wait.
+    interrupted = recovery.rollback_target(job, change.gpus)
     try:
         after, _ = transaction.run(
             change.plan,
             seen=change.gpus,
-            older=recovery.rollback_target(job, change.gpus),
+            older=interrupted,
             # A GPU that was lost meanwhile is not verified, unless the layout names it.
             replan=lambda now: change.found.plan(now, restoring=change.restoring),
             owed=lambda now: layouts.unrestored_elsewhere(

@@ -8,7 +8,7 @@ import structlog
 from mig_manager import errors
 from mig_manager.agent import job as jobs
 from mig_manager.change import local
-from mig_manager.core import host_files, messages, model, steps
+from mig_manager.core import host_files, messages, model, steps, timing
 from mig_manager.core.node import clients
 from mig_manager.core.node import policy as policies
 
@@ -162,6 +162,9 @@ def may_reboot(job: jobs.Job, error: errors.MigManagerError, *, was_rebooted: bo
     before = job.taken.journal.rebooted_from
     if before:
         was_rebooted = before != job.deps.boot_id
+    elif job.progress.record.rebooted_from == job.deps.boot_id:
+        # It was asked to, and is still up.
+        was_rebooted = False
     drains = job.limits.policy.drain is not policies.Drain.NONE
     if was_rebooted or job.deps.reboot is None or not drains:
         return False
@@ -218,7 +221,9 @@ def _wait_for_stop(job: jobs.Job) -> None:
                 raise errors.Rebooting(end.why) from end
             job.deps.clock.wait(seconds)
 
-    wait = dataclasses.replace(job.wait(job.limits.reboot_timeout_s), sleep=sleep)
+    wait = dataclasses.replace(
+        job.wait(job.limits.reboot_timeout_s), sleep=sleep, backoff=timing.Backoff(first_s=1.0)
+    )
     for _ in wait.attempts():
         job.deps.telemetry.still_working()
 

@@ -244,7 +244,7 @@ class Progress:
 
     def _completed(self, change: cluster.NodePatch) -> cluster.NodePatch:
         """Return a patch with what the node shows of this run."""
-        self._record = self._record.with_status(self._status)
+        self._record = self._record.with_status(self._status, self._deps.boot_id)
         annotations = {**change.annotations, **publish.of_record(self._record)}
         annotations[cluster.STATUS_ANNOTATION] = self._status.to_json()
         if self._status.gpus is not model.NO_GPUS:

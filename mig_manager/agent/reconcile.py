@@ -67,8 +67,8 @@ class Reconciler:
             ClusterError: The API refused or does not answer.
             LockedError: Another manager is at work; nothing was undone.
         """
-        self._journal = journals.NONE
         view = self._shared.publisher.read()
+        self._journal = journals.NONE
         journal = recovery.find_journal(self._deps.node, self._shared.publisher, view)
         if self._record is None:
             self._record = recovery.find_record(self._deps.request_file, view, journal)

@@ -90,6 +90,18 @@ def test_another_layout_does_not_start_a_run_on_a_machine_that_goes_down() -> No
     assert rig.reboots == 1
 
 
+def test_a_reboot_that_does_not_come_in_time_is_asked_for_again() -> None:
+    rig = rebooting_node()
+    ours = scenes.reconciler(rig)
+    late = fakes.FakeRequest(rig.clock)
+
+    first = ours.run(LAYOUT, late)
+    again = ours.run(LAYOUT, late, attempt=2)
+
+    assert {first.reason, again.reason} == {Reason.REBOOT_REQUIRED}
+    assert rig.reboots == 2
+
+
 def test_an_agent_that_starts_before_the_machine_went_down_asks_for_the_reboot_again() -> None:
     rig = rebooting_node()
     go_down(rig)

@@ -436,3 +436,48 @@ def test_a_layout_for_all_gpus_replaces_the_pending_restore_of_an_unreachable_on
     assert scenes.resume(rig, "all-1g.5gb").state is model.State.SUCCESS
 
     assert pending(rig) == ()
+
+
+def test_services_start_after_the_rollback_of_a_resumed_run_that_fails_early() -> None:
+    """They would hold the GPUs that are still to be rolled back."""
+
+    def killed() -> fakes.NodeRig:
+        rig = scenes.hosted_node()
+        scenes.kill_at(rig, 3, "one-slice-changed")
+        rig.log.clear()
+        return rig
+
+    undisturbed = killed()
+    scenes.resume(undisturbed, "one-slice-changed")
+    calls = undisturbed.log[: undisturbed.log.index("gpus.execute")]
+    last = max(at for at, call in enumerate(calls) if call == "workloads.list")
+    rig = killed()
+    rig.failing[last] = scenes.broken("workloads.list")
+
+    def occupy() -> None:
+        rig.gpu_users = "nvsm (pid 7)" if rig.services["nvsm.service"] else ""
+
+    rig.on_call = occupy
+    outcome = scenes.resume(rig, "one-slice-changed")
+
+    assert outcome.reason is not Reason.APPLIED
+    assert "the instances from before are back" in outcome.message
+    assert scenes.has_layout(rig, "all-balanced")
+    assert all(rig.services[name] for name in ("dcgm.service", "nvsm.service"))
+
+
+def test_a_failed_read_does_not_keep_a_stopping_agent_from_reopening_the_node() -> None:
+    rig = scenes.busy_node()
+    ours = scenes.reconciler(rig)
+    rig.has_hold_taint = True
+    journal = journals.Journal(config=LAYOUT, hold_taint=True, draining=True)
+    rig.annotations[cluster.JOURNAL_ANNOTATION] = journal.to_json()
+    ours.recover(LAYOUT)
+    rig.refusing = {"node.read": scenes.BROKEN["node"]}
+    with pytest.raises(errors.ClusterError):
+        ours.recover(LAYOUT)
+    rig.refusing = {}
+
+    ours.stop()
+
+    assert not rig.has_hold_taint

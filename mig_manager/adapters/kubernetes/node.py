@@ -122,6 +122,9 @@ class KubeNode:
             except errors.ClusterError as error:
                 if error.status != http.HTTPStatus.CONFLICT:
                     raise
+        node = self._get()
+        if change is not None and change.is_in(node.view):
+            return node.view
         raise errors.ClusterError(
             f"node {self._name} changes faster than it can be written",
             reason=errors.Reason.API_UNAVAILABLE,

@@ -54,6 +54,8 @@ class Request:
     rebooted_hash: str | None = None
     """Content hash of the layout that the machine was rebooted for, empty if it is not known;
     None: the machine was not rebooted."""
+    rebooted_from: str = ""
+    """The boot in which the machine was asked to reboot for it; empty: not known."""
 
     @property
     def key(self) -> tuple[str, str]:
@@ -78,6 +80,7 @@ class Request:
             # An agent that has just started sees a new text of the content that was verified.
             verified=self.verified if is_same and not is_new else None,
             rebooted_hash=self.rebooted_hash if is_same else None,
+            rebooted_from=self.rebooted_from if is_same else "",
         )
 
     def resolved(self, config_hash: str, *, is_owners: bool) -> "Request":
@@ -95,12 +98,18 @@ class Request:
         known = dataclasses.replace(verified, gpus="") if is_same else None
         return dataclasses.replace(self, verified=known)
 
-    def with_status(self, published: status.Status) -> "Request":
+    def with_status(self, published: status.Status, boot_id: str) -> "Request":
         """Return the request with the content that the machine was rebooted for, if it was."""
         if published.config != self.config:
             return self
-        known = published.config_hash or self.rebooted_hash or ""
-        return dataclasses.replace(self, rebooted_hash=known if published.is_rebooted else None)
+        if not published.is_rebooted:
+            return dataclasses.replace(self, rebooted_hash=None, rebooted_from="")
+        is_new = self.rebooted_hash is None
+        return dataclasses.replace(
+            self,
+            rebooted_hash=published.config_hash or self.rebooted_hash or "",
+            rebooted_from=boot_id if is_new else self.rebooted_from,
+        )
 
     def to_json(self) -> str:
         """Return the text to keep; older versions ignore members they do not know."""
@@ -119,6 +128,7 @@ class Request:
                 "gpus": verified.gpus,
             },
             "rebootedHash": self.rebooted_hash,
+            "rebootedFrom": self.rebooted_from or None,
         }
         return json.dumps({key: value for key, value in data.items() if value is not None})
 
@@ -144,6 +154,7 @@ class Request:
                     gpus=str(verified["gpus"]),
                 ),
                 rebooted_hash=None if rebooted is None else str(rebooted),
+                rebooted_from=str(data.get("rebootedFrom", "")),
             )
         except (AttributeError, LookupError, RecursionError, TypeError) as error:
             raise ValueError("not a request kept by an agent") from error
