@@ -11,7 +11,7 @@ import dataclasses
 from mig_manager import errors
 from mig_manager.agent import job as jobs
 from mig_manager.agent import preparing, undo
-from mig_manager.agent.pods import drain, gpu_clients, survey
+from mig_manager.agent.pods import drain, pausing, survey
 from mig_manager.core import messages, model
 from mig_manager.core.node import cluster
 
@@ -87,7 +87,7 @@ def paused(
     change: preparing.Change,
     ours: drain.Drain,
     pods: tuple[cluster.Pod, ...],
-) -> gpu_clients.Paused:
+) -> pausing.Paused:
     """Pause the GPU clients, so that no pod gets a device any more; raises as ``drained``.
 
     ``pods`` are the node's as listed after the drain.
@@ -101,7 +101,7 @@ def paused(
         # Without a plugin no pod gets a device any more: drain those that got one meanwhile.
         drain_late=lambda listed: drain_again(job, change, ours, listed),
     )
-    if clients.advertisers.has_dra_driver:
+    if clients.has_dra_driver:
         # It hands out devices until it is paused, and a pod that has one cannot end now.
         if job.request.is_on_demand:
             remaining = ours.remaining(change.usage, job.deps.workloads.list())
@@ -112,7 +112,7 @@ def paused(
     return clients
 
 
-def drain_whole_node(job: jobs.Job, change: preparing.Change, clients: gpu_clients.Paused) -> None:
+def drain_whole_node(job: jobs.Job, change: preparing.Change, clients: pausing.Paused) -> None:
     """Evict every pod with a GPU before a reboot, whatever the policy is otherwise.
 
     Raises:
@@ -127,7 +127,7 @@ def drain_whole_node(job: jobs.Job, change: preparing.Change, clients: gpu_clien
         names = messages.listed([pod.key for pod in affected])
         raise errors.DrainError(f"pods use the GPUs, and no change was requested: {names}")
     claiming = [pod.key for pod in affected if pod.may_claim]
-    if claiming and clients.advertisers.has_dra_driver:
+    if claiming and clients.has_dra_driver:
         raise errors.DrainError(
             "while the DRA driver is paused, these pods with ResourceClaims cannot end: "
             f"{messages.listed(claiming)}; drain the node and reboot it"

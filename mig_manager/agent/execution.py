@@ -5,13 +5,13 @@ import contextlib
 from mig_manager import errors
 from mig_manager.agent import draining, host, preparing, recovery
 from mig_manager.agent import job as jobs
-from mig_manager.agent.pods import gpu_clients
+from mig_manager.agent.pods import pausing
 from mig_manager.core import model
 from mig_manager.core.layout import layouts
 
 
 def executed(
-    job: jobs.Job, change: preparing.Change, paused: gpu_clients.Paused
+    job: jobs.Job, change: preparing.Change, paused: pausing.Paused
 ) -> model.ObservedGpus:
     """Execute and verify the plan, or roll back; reboot where only that helps.
 
@@ -51,7 +51,7 @@ def executed(
 
 
 def _resume_after_failure(
-    job: jobs.Job, paused: gpu_clients.Paused, error: errors.MigManagerError
+    job: jobs.Job, paused: pausing.Paused, error: errors.MigManagerError
 ) -> None:
     """Resume host services and device plugin, and keep the reason of the failure."""
     failed = host.restore(job)

@@ -6,14 +6,15 @@ from collections.abc import Sequence
 from mig_manager import errors
 from mig_manager.agent import host, outcomes
 from mig_manager.agent import job as jobs
-from mig_manager.agent.pods import gpu_clients
+from mig_manager.agent.pods import pausing
 from mig_manager.core import model
 from mig_manager.core.layout import config, layouts
+from mig_manager.core.node import cluster
 
 
 def finished(
     job: jobs.Job,
-    paused: gpu_clients.Paused,
+    paused: pausing.Paused,
     gpus: model.ObservedGpus,
     *,
     is_owners: bool,
@@ -63,7 +64,8 @@ def verify_unchanged(
     if is_stale:
         job.transaction().refresh()
     advertising = job.clients.advertising
-    if not job.clients.has_config(job.plugin_config):
+    config_now = job.deps.node.seen().labels.get(cluster.PLUGIN_CONFIG_LABEL)
+    if job.plugin_config not in (None, config_now):
         paused = job.clients.resume_plugin(
             job.clients.find_plugin(job.taken.journal, gpus),
             job.taken,
@@ -80,8 +82,6 @@ def verify_unchanged(
     )
 
 
-def _prove(
-    job: jobs.Job, paused: gpu_clients.Paused, gpus: model.ObservedGpus, message: str
-) -> None:
+def _prove(job: jobs.Job, paused: pausing.Paused, gpus: model.ObservedGpus, message: str) -> None:
     job.progress.enter(model.Phase.PROVE, message)
-    job.clients.advertising.wait_schedulable(paused.advertisers, gpus, job.taken, job.cancel)
+    job.clients.advertising.wait_schedulable(paused, gpus, job.taken, job.cancel)

@@ -24,7 +24,7 @@ from mig_manager.agent import (
     settings,
 )
 from mig_manager.agent import job as jobs
-from mig_manager.agent.pods import gpu_clients
+from mig_manager.agent.pods import advertisers, gpu_clients
 from mig_manager.core import messages, model, ports
 from mig_manager.core.layout import custom as customs
 from mig_manager.core.node import cluster
@@ -75,7 +75,7 @@ class Reconciler:
         if recovery.has_ended(journal, view):
             self._journal = journal
             return
-        self._shared.clients.advertising.expect_those_in(journal)
+        self._shared.clients.advertising.expect(advertisers.kinds_in(journal))
         is_resumed = journal.request == (name, custom.annotation_hash if custom else "")
         _log.warning(
             "interrupted_run_found",

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from mig_manager import errors
 from mig_manager.core import model
-from mig_manager.core.node import claims, clients, cluster
+from mig_manager.core.node import claims, clients, cluster, resources
 from mig_manager.core.records import journals
 
 _Pods = tuple[cluster.Pod, ...]
@@ -24,12 +24,28 @@ class Kind:
     deploy_label: str
     owns: Callable[[cluster.Pod], bool]
     """Whether a pod is of this program."""
+    why_not_starting: Callable[[Iterable[model.Gpu]], str] = lambda _gpus: ""
+    """What of the layout may keep it from starting, to be added to a message. Nothing is known of
+    a program for which such a layout is refused before the change."""
+
+
+def _why_plugin_not_starting(gpus: Iterable[model.Gpu]) -> str:
+    layouts = resources.gpu_layouts(gpus, {})
+    causes = [
+        f"with MIG strategy {strategy.value} it does not start: {why}"
+        for strategy, why in resources.strategy_refusals(layouts).items()
+    ]
+    empty = resources.without_devices(layouts)
+    if empty:
+        causes.append(f"with mixed older ones do not start: no MIG device on {empty}")
+    return "".join(f"; {cause}" for cause in causes)
 
 
 PLUGIN = Kind(
     name="device plugin",
     deploy_label=cluster.PLUGIN_DEPLOY_LABEL,
     owns=clients.is_device_plugin,
+    why_not_starting=_why_plugin_not_starting,
 )
 DRIVER = Kind(name="DRA driver", deploy_label=claims.DEPLOY_LABEL, owns=claims.is_driver)
 KINDS = (PLUGIN, DRIVER)
@@ -37,7 +53,7 @@ DEPLOY_LABELS = tuple(kind.deploy_label for kind in KINDS)
 
 
 class Advertiser(Protocol):
-    """One of the programs on one node.
+    """What one of the programs advertises of one node; ``Kind`` is what needs no port.
 
     Raises:
         ClusterError: From each method, where the API refuses or does not answer.
@@ -61,38 +77,6 @@ class Advertiser(Protocol):
     def is_stale(self, gpus: Sequence[model.Gpu]) -> bool:
         """Check whether a ready pod of it does not know the GPUs' devices."""
 
-    def possible_causes(self, gpus: Iterable[model.Gpu]) -> str:
-        """Return what of the layout may keep it from starting, to be added to a message."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Advertisers:
-    """What advertises the devices of one node; no kind: nothing to restart or verify."""
-
-    kinds: frozenset[Kind]
-    old_uids: frozenset[str] = frozenset()
-    """Pods from before the change: the devices that they advertise are stale."""
-    kept_uids: frozenset[str] = frozenset()
-    """DRA driver pods that are not restarted: they advertise what the GPUs have."""
-    changed: frozenset[str] = frozenset()
-    """UUIDs of the changed GPUs: all of their devices must be schedulable."""
-
-    @property
-    def has_dra_driver(self) -> bool:
-        """Whether the DRA driver is one of them."""
-        return DRIVER in self.kinds
-
-    @property
-    def restarted(self) -> tuple[Kind, ...]:
-        """Those that are restarted."""
-        kept = {DRIVER} if self.kept_uids else set()
-        return tuple(kind for kind in KINDS if kind in self.kinds - kept)
-
-    @property
-    def names(self) -> str:
-        """The names of those that are restarted, in a sentence."""
-        return " and ".join(f"the {kind.name}" for kind in self.restarted)
-
 
 def is_advertiser(pod: cluster.Pod) -> bool:
     """Return whether a pod is the device plugin or the DRA driver."""
@@ -110,6 +94,11 @@ def kinds_in(journal: journals.Journal) -> frozenset[Kind]:
     return frozenset(kind for kind in KINDS if has[kind])
 
 
+def uids(pods: _Pods) -> frozenset[str]:
+    """Return the UIDs of those pods that are a device plugin or a DRA driver."""
+    return frozenset(pod.uid for pod in pods if is_advertiser(pod))
+
+
 def is_any_ready(pods: Iterable[cluster.Pod]) -> bool:
     """Return whether one of the pods is ready, and stays."""
     return any(pod.is_ready and not pod.is_terminating for pod in pods)
@@ -124,13 +113,14 @@ class PodWaitsError(errors.NotReadyError):
         """Pods and kubelet's reasons, without details that change."""
 
 
-def not_ready(name: str, pods: _Pods, causes: str = "") -> errors.NotReadyError:
-    """Return the error that no pod of a program is ready, with what kubelet waits for."""
+def not_ready(kind: Kind, pods: _Pods, gpus: Iterable[model.Gpu]) -> errors.NotReadyError:
+    """Return the error that none of a program's pods is ready, with what kubelet waits for."""
     waiting = [pod for pod in pods if pod.waiting is not None]
     names = ", ".join(
         f"{pod.key} ({pod.waiting})" if pod.waiting is not None else pod.key for pod in pods
     )
-    message = f"no new {name} pod is ready: {names or 'none has started'}{causes}"
+    message = f"no new {kind.name} pod is ready: {names or 'none has started'}"
+    message += kind.why_not_starting(gpus)
     if waiting:
         why = ", ".join(f"{pod.key} {pod.waiting.reason}" for pod in waiting if pod.waiting)
         return PodWaitsError(message, why=why)

@@ -1,6 +1,5 @@
 """Wait until pods can get the devices that the GPUs have, and remove what prevents it."""
 
-import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Sequence
 
@@ -8,7 +7,7 @@ import structlog
 
 from mig_manager import errors
 from mig_manager.agent import settings, undo
-from mig_manager.agent.pods import advertisers, device_plugin, dra_driver, waiting
+from mig_manager.agent.pods import advertisers, device_plugin, dra_driver, pausing, waiting
 from mig_manager.core import model, ports, timing
 from mig_manager.core.node import cluster, phantoms, resources
 from mig_manager.core.records import journals
@@ -28,19 +27,17 @@ class Advertising:
     def __init__(self, deps: ports.Dependencies, limits: settings.Limits) -> None:
         self._deps = deps
         self._limits = limits
+        self._wait = waiting.PodWait(deps, limits)
         self._plugin = device_plugin.DevicePlugin(deps)
         self.driver = dra_driver.DraDriver(deps)
         self._all: tuple[advertisers.Advertiser, ...] = (self._plugin, self.driver)
         self._expected: frozenset[advertisers.Kind] = frozenset()
-        """Those whose pod was deleted, without a deploy label, and that have no successor yet."""
+        """Those whose pod was deleted and that have no successor yet. Where no label deploys them,
+        nothing on the node shows until then that they belong here, and a run may end before."""
 
     def expect(self, kinds: frozenset[advertisers.Kind]) -> None:
         """Expect new pods of them, because their old ones were ended."""
         self._expected |= kinds
-
-    def expect_those_in(self, journal: journals.Journal) -> None:
-        """Expect a new device plugin or DRA driver, where an earlier agent ended the old one."""
-        self.expect(advertisers.kinds_in(journal))
 
     def expects_driver(self, journal: journals.Journal, pods: _Pods) -> bool:
         """Return whether a DRA driver belongs on the node, although it may have no pod now.
@@ -53,15 +50,17 @@ class Advertising:
             or self.driver.is_deployed(pods, self._deps.node.seen)
         )
 
-    def paused(
-        self, journal: journals.Journal, pods: _Pods, *, changed: frozenset[str]
-    ) -> advertisers.Advertisers:
-        """Return those that a pause ended, according to the journal; ``pods`` are from before."""
-        known = advertisers.kinds_in(journal)
-        return self._advertisers(known, pods, self._deps.node.seen, changed=changed)
+    def with_absent(
+        self, known: frozenset[advertisers.Kind], read_node: Callable[[], cluster.NodeView]
+    ) -> frozenset[advertisers.Kind]:
+        """Return the known advertisers and those that have no pod now, and will."""
+        kinds = known | self._expected
+        if advertisers.PLUGIN not in kinds and self._plugin.is_being_replaced(read_node()):
+            kinds |= {advertisers.PLUGIN}
+        return kinds
 
-    def find(self, pods: _Pods, gpus: Sequence[model.Gpu]) -> advertisers.Advertisers:
-        """Return who advertises the node's devices, with their present pods as old ones.
+    def find(self, pods: _Pods, gpus: Sequence[model.Gpu]) -> frozenset[advertisers.Kind]:
+        """Return who advertises the node's devices.
 
         Phantom devices are removed from the node: they look like those of a lost plugin.
         """
@@ -70,37 +69,34 @@ class Advertising:
         labelled = frozenset(
             kind for kind in advertisers.KINDS if node.labels.get(kind.deploy_label) == "true"
         )
-        return self._advertisers(advertisers.kinds_of(pods) | labelled, pods, lambda: node)
+        return self.with_absent(advertisers.kinds_of(pods) | labelled, lambda: node)
 
-    def withdraw(self, who: advertisers.Advertisers) -> None:
+    def withdraw(self, paused: pausing.Paused) -> None:
         """Keep pods from stale devices until new ones are advertised."""
         for each in self._all:
-            if each.kind in who.restarted:
+            if each.kind in paused.restarted:
                 each.withdraw()
 
     def is_schedulable(self, gpus: Sequence[model.Gpu]) -> bool:
         """Check, without a wait, whether the node offers the devices that the GPUs have."""
         pods = self._deps.workloads.list()
-        found = dataclasses.replace(self.find(pods, gpus), old_uids=frozenset())
-        return not self._missing(found, gpus, pods)
+        return not self._missing(pausing.Paused(kinds=self.find(pods, gpus)), gpus, pods)
 
-    def find_stale(
-        self, gpus: Sequence[model.Gpu], *, is_restarted: bool
-    ) -> advertisers.Advertisers:
+    def find_stale(self, gpus: Sequence[model.Gpu], *, is_restarted: bool) -> pausing.Paused:
         """Find the advertisers that do not know the GPUs' devices, and restart those if asked.
 
         Returns:
             What ``wait_schedulable`` waits for: new pods of them, or those that are starting.
         """
         pods = self._deps.workloads.list()
-        found = self.find(pods, gpus)
+        kinds = self.find(pods, gpus)
         stale: _Pods = ()
         for each in self._all if is_restarted else ():
             own = tuple(filter(each.kind.owns, pods))
             if advertisers.is_any_ready(own) and each.is_stale(gpus):
                 stale += own
         waiting.delete(self._deps.workloads, stale)
-        return dataclasses.replace(found, old_uids=_uids(stale))
+        return pausing.Paused(kinds=kinds, old_uids=advertisers.uids(stale))
 
     def withdraw_phantoms(
         self, gpus: Sequence[model.Gpu], seen: cluster.NodeView | None
@@ -118,10 +114,10 @@ class Advertising:
 
     def wait_schedulable(
         self,
-        who: advertisers.Advertisers,
+        paused: pausing.Paused,
         gpus: Sequence[model.Gpu],
         taken: undo.Taken,
-        request: ports.Cancellation,
+        cancel: ports.Cancellation,
     ) -> None:
         """Wait until device plugin and DRA driver are ready and offer the GPUs' devices.
 
@@ -132,17 +128,13 @@ class Advertising:
                 missing.
             Superseded: Another layout is requested; the next run verifies this change.
         """
-        if not who.kinds:
+        if not paused.kinds:
             _log.info("no_device_plugin_found")
             return
         timeout_s = self._limits.plugin_timeout_s
         watch = _ProblemWatch(self._deps.clock, taken)
-        missing = waiting.wait(
-            self._deps,
-            self._limits,
-            lambda pods: watch.see(self._missing(who, gpus, pods)),
-            timeout_s,
-            request,
+        missing = self._wait.until_solved(
+            lambda pods: watch.see(self._missing(paused, gpus, pods)), cancel, timeout_s=timeout_s
         )
         # After the deadline its owner may have removed it.
         self._expected = frozenset()
@@ -171,36 +163,18 @@ class Advertising:
         if why:
             raise errors.LayoutError(why, reason=errors.Reason.STRATEGY_MISMATCH)
 
-    def _advertisers(
-        self,
-        known: frozenset[advertisers.Kind],
-        pods: _Pods,
-        read_node: Callable[[], cluster.NodeView],
-        *,
-        changed: frozenset[str] = frozenset(),
-    ) -> advertisers.Advertisers:
-        """Add those that have no pod now, and will."""
-        kinds = known | self._expected
-        if advertisers.PLUGIN not in kinds and self._plugin.is_being_replaced(read_node()):
-            kinds |= {advertisers.PLUGIN}
-        return advertisers.Advertisers(kinds=kinds, old_uids=_uids(pods), changed=changed)
-
     def _missing(
-        self, who: advertisers.Advertisers, gpus: Sequence[model.Gpu], pods: _Pods
+        self, paused: pausing.Paused, gpus: Sequence[model.Gpu], pods: _Pods
     ) -> errors.NotReadyError | None:
         """Return what keeps pods from getting the GPUs' devices; None where nothing does."""
-        new = tuple(pod for pod in pods if pod.uid not in who.old_uids)
-        present = [each for each in self._all if each.kind in who.kinds]
+        new = tuple(pod for pod in pods if pod.uid not in paused.old_uids)
+        present = [each for each in self._all if each.kind in paused.kinds]
         for each in present:
             own = tuple(filter(each.kind.owns, new))
             if not advertisers.is_any_ready(own):
-                return advertisers.not_ready(each.kind.name, own, each.possible_causes(gpus))
-        found = (each.missing(gpus, new, who.changed) for each in present)
+                return advertisers.not_ready(each.kind, own, gpus)
+        found = (each.missing(gpus, new, paused.changed) for each in present)
         return next(filter(None, found), None)
-
-
-def _uids(pods: _Pods) -> frozenset[str]:
-    return frozenset(pod.uid for pod in pods if advertisers.is_advertiser(pod))
 
 
 _PHANTOMS_STAY_S = 30.0

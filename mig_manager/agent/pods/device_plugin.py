@@ -25,7 +25,8 @@ class DevicePlugin:
     def __init__(self, deps: ports.Dependencies) -> None:
         self._deps = deps
         self._may_remove_at_s = -math.inf
-        """When a refused removal of phantom devices is tried again."""
+        """When a refused removal of phantom devices is tried again: waits ask more often, and each
+        refusal is a request."""
 
     def withdraw(self) -> None:
         """Have kubelet's devices disappear from the node, until a new plugin registers."""
@@ -50,18 +51,6 @@ class DevicePlugin:
         """
         node = self._deps.node.seen()
         return resources.is_plugin_stale(gpus, self._healthy(), node)
-
-    def possible_causes(self, gpus: Iterable[model.Gpu]) -> str:
-        """Return what of the layout may keep a device plugin from starting."""
-        layouts = resources.gpu_layouts(gpus, {})
-        causes = [
-            f"with MIG strategy {strategy.value} it does not start: {why}"
-            for strategy, why in resources.strategy_refusals(layouts).items()
-        ]
-        empty = resources.without_devices(layouts)
-        if empty:
-            causes.append(f"with mixed older ones do not start: no MIG device on {empty}")
-        return "".join(f"; {cause}" for cause in causes)
 
     def why_refused(
         self,

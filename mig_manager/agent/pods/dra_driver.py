@@ -42,10 +42,6 @@ class DraDriver:
         """Check whether a ready driver does not know the GPUs' devices."""
         return bool(self._why_not_in_slices(gpus))
 
-    def possible_causes(self, gpus: Iterable[model.Gpu]) -> str:
-        """Return nothing: a layout that it does not serve is refused before the change."""
-        return ""
-
     def why_refused(
         self,
         layouts: Sequence[resources.GpuLayout],
@@ -75,12 +71,6 @@ class DraDriver:
         if slices is None or claims.why_not_advertised(gpus, slices):
             return frozenset()
         return frozenset(p.uid for p in pods if self.kind.owns(p) and not p.is_terminating)
-
-    def is_lacking(
-        self, pods: Iterable[cluster.Pod], *, gpus: Sequence[model.Gpu], needs_slices: bool
-    ) -> bool:
-        """Check whether no pod of it is ready, or the slices are needed and do not match."""
-        return not has_ready(pods) or (needs_slices and self.is_stale(gpus))
 
     def _why_not_in_slices(self, gpus: Sequence[model.Gpu]) -> str:
         """Return why the ResourceSlices do not match; empty also where they cannot be listed."""

@@ -25,16 +25,6 @@ _log = structlog.get_logger()
 _Pods = tuple[cluster.Pod, ...]
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Paused:
-    """The GPU clients that were paused."""
-
-    advertisers: advertisers.Advertisers
-    labels_with_pods: frozenset[str] = frozenset()
-    """Deploy labels that placed a pod here, whose successor is worth a wait."""
-    extra_clients: tuple[clients.ExtraClient, ...] = ()
-
-
 class GpuClients:
     """The GPU clients of one node.
 
@@ -45,9 +35,10 @@ class GpuClients:
     def __init__(self, deps: ports.Dependencies, limits: settings.Limits) -> None:
         self._deps = deps
         self._limits = limits
-        self._wait = functools.partial(waiting.wait, deps, limits)
+        self._wait = waiting.PodWait(deps, limits)
         self._stuck: set[str] = set()
-        """UIDs of pods that did not stop before the deadline of an earlier pause."""
+        """UIDs of pods that did not stop before the deadline of an earlier pause. While they stay,
+        the next attempt would evict pods and fail in the same place."""
         self.advertising = advertising.Advertising(deps, limits)
 
     def pause(
@@ -55,11 +46,11 @@ class GpuClients:
         plan: steps.Plan,
         listed: _Pods,
         taken: undo.Taken,
-        request: ports.Cancellation,
+        cancel: ports.Cancellation,
         extra_clients: tuple[clients.ExtraClient, ...] = (),
         *,
         drain_late: Callable[[_Pods], object] = lambda _pods: None,
-    ) -> Paused:
+    ) -> pausing.Paused:
         """Pause the clients that must not see the change, and wait until they have stopped.
 
         ``listed`` are the node's pods now. ``drain_late`` is called with its pods before the DRA
@@ -70,15 +61,18 @@ class GpuClients:
             Superseded: Another layout is requested, or the agent stops.
         """
         pods = tuple(pod for pod in listed if not pod.is_finished)
-        clients_of = functools.partial(pausing.Pause.of, pods, plan, extra_clients)
+        choose = functools.partial(pausing.Pause.of, pods, plan, extra_clients)
         view = self._deps.node.seen()
-        first = self._pause(clients_of, view, taken, request, is_driver=False)
-        drain_late(self._wait_stopped(first, request) or listed)
-        last = self._pause(clients_of, view, taken, request, is_driver=True)
-        self._wait_stopped(last, request)
-        changed = frozenset(one.gpu_uuid for one in plan.gpus if one.steps)
-        return Paused(
-            advertisers=self.advertising.paused(taken.journal, pods, changed=changed),
+        first = self._pause(functools.partial(choose, is_driver=False), view, taken)
+        drain_late(self._wait_stopped(first, cancel) or listed)
+        last = self._pause(functools.partial(choose, is_driver=True), view, taken)
+        self._wait_stopped(last, cancel)
+        return pausing.Paused(
+            kinds=self.advertising.with_absent(
+                advertisers.kinds_in(taken.journal), self._deps.node.seen
+            ),
+            old_uids=advertisers.uids(pods),
+            changed=frozenset(one.gpu_uuid for one in plan.gpus if one.steps),
             labels_with_pods=frozenset(
                 key for key in (*first.labels, *last.labels) if clients.gated_by(pods, (key,))
             ),
@@ -87,48 +81,45 @@ class GpuClients:
 
     def _pause(
         self,
-        clients_of: Callable[[cluster.NodeView], pausing.Pause],
+        choose: Callable[[cluster.NodeView], pausing.Pause],
         view: cluster.NodeView,
         taken: undo.Taken,
-        request: ports.Cancellation,
-        *,
-        is_driver: bool,
     ) -> pausing.Pause:
-        """Pause the DRA driver, or all others; raises as ``pause``."""
+        """Pause what is chosen for the node as it is then; raises as ``pause``."""
         before = taken.journal
-        pause = clients_of(view).part(is_driver=is_driver)
+        pause = choose(view)
 
         def decide(view: cluster.NodeView) -> undo.Step:
             nonlocal pause
-            pause = clients_of(view).part(is_driver=is_driver)
+            pause = choose(view)
             names = [key.removeprefix(cluster.DEPLOY_LABEL_PREFIX) for key in pause.labels]
-            names += [pod.key for pod in pause.loose]
+            names += [pod.key for pod in pause.to_delete]
             kinds = pause.kinds | advertisers.kinds_in(before)
             return undo.Step(
                 message="pausing " + ", ".join(names or ["nothing"]),
                 journal=dataclasses.replace(
                     before,
                     paused_labels={**pause.labels, **before.paused_labels},
-                    hold_taint=bool(pause.loose) or before.hold_taint,
+                    hold_taint=bool(pause.to_delete) or before.hold_taint,
                     has_plugin=advertisers.PLUGIN in kinds,
                     has_dra_driver=advertisers.DRIVER in kinds,
                 ),
                 change=cluster.NodePatch(
                     labels=dict.fromkeys(pause.labels, cluster.PAUSED_VALUE),
-                    hold_taint=True if pause.loose else None,
+                    hold_taint=True if pause.to_delete else None,
                 ),
             )
 
-        if pause.labels or pause.loose:
+        if pause.labels or pause.to_delete:
             taken.take(model.Phase.PAUSE, decide)
-        self.advertising.expect(advertisers.kinds_of(pause.loose))
-        for pod in pause.loose:
+        self.advertising.expect(advertisers.kinds_of(pause.to_delete))
+        for pod in pause.to_delete:
             self._deps.workloads.delete(pod)
         return pause
 
-    def _wait_stopped(self, pause: pausing.Pause, request: ports.Cancellation) -> _Pods:
+    def _wait_stopped(self, pause: pausing.Pause, cancel: ports.Cancellation) -> _Pods:
         """Wait until its pods have stopped; return the node's pods, none if it has no pod."""
-        uids = {pod.uid for pod in (*pause.gated, *pause.loose)}
+        uids = {pod.uid for pod in (*pause.label_managed, *pause.to_delete)}
         if not uids:
             return ()
         latest: _Pods = ()
@@ -139,7 +130,7 @@ class GpuClients:
             return tuple(pod for pod in pods if pod.uid in uids and not pod.is_finished)
 
         timeout_s = self._limits.plugin_timeout_s
-        stuck = self._wait(running, timeout_s, request)
+        stuck = self._wait.until_solved(running, cancel, timeout_s=timeout_s)
         if stuck:
             self._stuck |= {pod.uid for pod in stuck}
             raise errors.NotReadyError(
@@ -163,8 +154,8 @@ class GpuClients:
             )
 
     def resume_plugin(
-        self, paused: Paused, taken: undo.Taken, *, plugin_config: str | None = None
-    ) -> Paused:
+        self, paused: pausing.Paused, taken: undo.Taken, *, plugin_config: str | None = None
+    ) -> pausing.Paused:
         """Resume device plugin and DRA driver with new pods, and with the layout's plugin config.
 
         Returns:
@@ -176,22 +167,20 @@ class GpuClients:
             *filter(advertisers.is_advertiser, pods),
             *clients.members(pods, paused.extra_clients),
         )
-        early = tuple(pod for pod in found if pod.uid not in paused.advertisers.kept_uids)
+        early = tuple(pod for pod in found if pod.uid not in paused.kept_uids)
         keys = advertisers.DEPLOY_LABELS
         before = taken.journal
-        self.advertising.withdraw(paused.advertisers)
+        self.advertising.withdraw(paused)
         is_paused = not before.paused_labels.keys().isdisjoint(keys)
         if is_paused or before.hold_taint or plugin_config:
-            what = f"restarting {paused.advertisers.names or 'the device plugin'}"
+            what = f"restarting {paused.restarted_names or 'the device plugin'}"
             taken.resume(keys, what=what, plugin_config=plugin_config)
         waiting.delete(self._deps.workloads, early)
-        old = paused.advertisers.old_uids | {pod.uid for pod in early}
-        return dataclasses.replace(
-            paused, advertisers=dataclasses.replace(paused.advertisers, old_uids=old)
-        )
+        old_uids = paused.old_uids | {pod.uid for pod in early}
+        return dataclasses.replace(paused, old_uids=old_uids)
 
     def resume_monitors(
-        self, paused: Paused, taken: undo.Taken, request: ports.Cancellation
+        self, paused: pausing.Paused, taken: undo.Taken, cancel: ports.Cancellation
     ) -> None:
         """Restore the other deploy labels one by one, and have the operator validate again.
 
@@ -212,7 +201,7 @@ class GpuClients:
 
                 is_ours = key in taken.resume({key, *others})
                 others = set()
-                if is_ours and self._wait(is_unready, timeout_s, request):
+                if is_ours and self._wait.until_solved(is_unready, cancel, timeout_s=timeout_s):
                     self._deps.node.emit(
                         reason="MonitorNotReady",
                         message=f"{key}: no pod is ready after {timeout_s:g} s",
@@ -236,7 +225,7 @@ class GpuClients:
         pods: _Pods,
         gpus: Sequence[model.Gpu],
         taken: undo.Taken,
-        request: ports.Cancellation,
+        cancel: ports.Cancellation,
     ) -> bool:
         """Wait for a DRA driver, without which affected pods with ResourceClaims cannot end.
 
@@ -252,8 +241,11 @@ class GpuClients:
             return False
         needs_slices = not all(pod.claimed_ids for pod in claiming)
         driver = self.advertising.driver
-        lacks = functools.partial(driver.is_lacking, gpus=gpus, needs_slices=needs_slices)
-        if not lacks(pods):
+
+        def is_lacking(pods: _Pods) -> bool:
+            return not dra_driver.has_ready(pods) or (needs_slices and driver.is_stale(gpus))
+
+        if not is_lacking(pods):
             return False
         if taken.journal.is_closed and not dra_driver.has_ready(pods):
             # Evicted pods may come back, so the drain of an earlier attempt begins again.
@@ -262,9 +254,8 @@ class GpuClients:
         taken.enter(model.Phase.RESOLVE, "waiting for the DRA driver, which ends pods' claims")
         timeout_s = self._limits.plugin_timeout_s
         # Slices that do not match in time are no failure: a claim then stands for any GPU.
-        if self._wait(lacks, timeout_s, request) and not dra_driver.has_ready(
-            self._deps.workloads.list()
-        ):
+        is_late = self._wait.until_solved(is_lacking, cancel, timeout_s=timeout_s)
+        if is_late and not dra_driver.has_ready(self._deps.workloads.list()):
             raise errors.NotReadyError(
                 f"no DRA driver pod is ready after {timeout_s:g} s, and without it pods with "
                 "ResourceClaims cannot end: " + messages.listed([pod.key for pod in claiming]),
@@ -272,28 +263,20 @@ class GpuClients:
             )
         return True
 
-    def find_plugin(self, journal: journals.Journal, gpus: Sequence[model.Gpu]) -> Paused:
+    def find_plugin(self, journal: journals.Journal, gpus: Sequence[model.Gpu]) -> pausing.Paused:
         """Return the advertisers, with those in the journal, as if they had been paused.
 
         A DRA driver that advertises what the GPUs have is kept: its restart changes nothing.
         """
         pods = self._deps.workloads.list()
-        found = self.advertising.find(pods, gpus)
-        kept = self.advertising.driver.current(gpus, pods)
-        return Paused(
-            advertisers=dataclasses.replace(
-                found,
-                kept_uids=kept,
-                old_uids=found.old_uids - kept,
-                kinds=found.kinds | advertisers.kinds_in(journal),
-                changed=frozenset(gpu.uuid for gpu in journal.snapshot),
-            )
+        kinds = self.advertising.find(pods, gpus) | advertisers.kinds_in(journal)
+        kept_uids = self.advertising.driver.current(gpus, pods)
+        return pausing.Paused(
+            kinds=kinds,
+            old_uids=advertisers.uids(pods) - kept_uids,
+            kept_uids=kept_uids,
+            changed=frozenset(gpu.uuid for gpu in journal.snapshot),
         )
-
-    def has_config(self, plugin_config: str | None) -> bool:
-        """Check whether the plugin reads the config that belongs to the layout."""
-        named = self._deps.node.seen().labels.get(cluster.PLUGIN_CONFIG_LABEL)
-        return plugin_config in (None, named)
 
 
 @contextlib.contextmanager

@@ -15,8 +15,10 @@ class Pause:
     """Which GPU clients to pause, and how."""
 
     labels: Mapping[str, str]
-    gated: _Pods
-    loose: _Pods
+    label_managed: _Pods
+    """Pods that stop once the labels say so."""
+    to_delete: _Pods
+    """Pods that no label stops."""
 
     @staticmethod
     def of(
@@ -24,23 +26,20 @@ class Pause:
         plan: steps.Plan,
         extra_clients: tuple[clients.ExtraClient, ...],
         view: cluster.NodeView,
+        *,
+        is_driver: bool,
     ) -> "Pause":
-        """Return what a plan pauses of these pods and of a node's labels."""
+        """Return what a plan pauses of these pods and of a node's labels.
+
+        ``is_driver`` chooses between the DRA driver and all others.
+        """
         labels = clients.labels_to_pause(view.labels, plan, extra_clients)
-        gated = clients.gated_by(pods, labels)
-        chosen = (
+        label_managed = clients.gated_by(pods, labels)
+        every = (
             *filter(advertisers.is_advertiser, pods),
             *clients.members(pods, extra_clients),
         )
-        every = {pod.uid: pod for pod in chosen}
-        return Pause(
-            labels=labels,
-            gated=gated,
-            loose=tuple(pod for pod in every.values() if pod not in gated),
-        )
-
-    def part(self, *, is_driver: bool) -> "Pause":
-        """Return what of this is about the DRA driver, or about all others."""
+        to_delete = {pod.uid: pod for pod in every if pod not in label_managed}
 
         def is_in_part(pod: cluster.Pod) -> bool:
             return claims.is_driver(pod) is is_driver
@@ -48,15 +47,48 @@ class Pause:
         return Pause(
             labels={
                 key: value
-                for key, value in self.labels.items()
+                for key, value in labels.items()
                 if (key == claims.DEPLOY_LABEL) is is_driver
             },
-            gated=tuple(filter(is_in_part, self.gated)),
-            loose=tuple(filter(is_in_part, self.loose)),
+            label_managed=tuple(filter(is_in_part, label_managed)),
+            to_delete=tuple(filter(is_in_part, to_delete.values())),
         )
 
     @property
     def kinds(self) -> frozenset[advertisers.Kind]:
         """The programs that advertise the node's devices, or would if they were not paused."""
         labelled = {k for k in advertisers.KINDS if k.deploy_label in self.labels}
-        return advertisers.kinds_of((*self.gated, *self.loose)) | labelled
+        return advertisers.kinds_of((*self.label_managed, *self.to_delete)) | labelled
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Paused:
+    """The GPU clients that were paused, or that are verified as if they had been."""
+
+    kinds: frozenset[advertisers.Kind]
+    """What advertises the node's devices; empty: nothing to restart or verify."""
+    old_uids: frozenset[str] = frozenset()
+    """Their pods from before the change: the devices that they advertise are stale."""
+    kept_uids: frozenset[str] = frozenset()
+    """DRA driver pods that are not restarted: they advertise what the GPUs have."""
+    changed: frozenset[str] = frozenset()
+    """UUIDs of the changed GPUs: all of their devices must be schedulable."""
+    labels_with_pods: frozenset[str] = frozenset()
+    """Deploy labels that placed a pod here, whose successor is worth a wait."""
+    extra_clients: tuple[clients.ExtraClient, ...] = ()
+
+    @property
+    def has_dra_driver(self) -> bool:
+        """Whether the DRA driver is one of them."""
+        return advertisers.DRIVER in self.kinds
+
+    @property
+    def restarted(self) -> tuple[advertisers.Kind, ...]:
+        """Those advertisers that are restarted."""
+        kept = {advertisers.DRIVER} if self.kept_uids else set()
+        return tuple(kind for kind in advertisers.KINDS if kind in self.kinds - kept)
+
+    @property
+    def restarted_names(self) -> str:
+        """The names of those that are restarted, in a sentence."""
+        return " and ".join(f"the {kind.name}" for kind in self.restarted)

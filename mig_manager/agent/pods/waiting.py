@@ -1,5 +1,6 @@
 """Wait for the node's pods, and delete pods that must be replaced."""
 
+import dataclasses
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
@@ -10,32 +11,43 @@ from mig_manager.core.node import cluster
 _Problem = TypeVar("_Problem")
 
 
-def wait(
-    deps: ports.Dependencies,
-    limits: settings.Limits,
-    find: Callable[[tuple[cluster.Pod, ...]], _Problem],
-    timeout_s: float,
-    request: ports.Cancellation,
-) -> _Problem:
-    """Wait until the node's pods have no problem; return the one at the deadline.
+@dataclasses.dataclass(frozen=True, slots=True)
+class PodWait:
+    """Waits for the pods of one node."""
 
-    A list confirms what the watch reports, because a watch may lag behind.
+    deps: ports.Dependencies
+    limits: settings.Limits
 
-    Raises:
-        ClusterError: The API refused or does not answer.
-        Superseded: Another layout is requested, or the agent stops.
-    """
-    wait = timing.Wait(
-        clock=deps.clock, timeout_s=timeout_s, sleep=request.pause, backoff=limits.backoff
-    )
-    attempts = wait.attempts()
-    while True:
-        is_late = next(attempts)
-        seen = None if is_late else deps.workloads.watched()
-        if seen is None or not find(seen):
-            problem = find(deps.workloads.list())
-            if is_late or not problem:
-                return problem
+    def until_solved(
+        self,
+        find: Callable[[tuple[cluster.Pod, ...]], _Problem],
+        cancel: ports.Cancellation,
+        *,
+        timeout_s: float,
+    ) -> _Problem:
+        """Wait until ``find`` finds no problem with the pods; return the one at the deadline.
+
+        A list confirms what the watch reports, because a watch may lag behind.
+
+        Raises:
+            ClusterError: The API refused or does not answer.
+            Superseded: Another layout is requested, or the agent stops.
+        """
+        wait = timing.Wait(
+            clock=self.deps.clock,
+            timeout_s=timeout_s,
+            sleep=cancel.pause,
+            backoff=self.limits.backoff,
+        )
+        workloads = self.deps.workloads
+        attempts = wait.attempts()
+        while True:
+            is_late = next(attempts)
+            seen = None if is_late else workloads.watched()
+            if seen is None or not find(seen):
+                problem = find(workloads.list())
+                if is_late or not problem:
+                    return problem
 
 
 def delete(workloads: ports.Workloads, pods: Iterable[cluster.Pod]) -> None:
