@@ -40,10 +40,19 @@ class Shared:
     clients: gpu_clients.GpuClients
     publisher: publish.Publisher
 
-    def locked(self, doing: str) -> contextlib.AbstractContextManager[None]:
-        """Hold the node's lock in the context; LockedError at once if another manager has it."""
-        lock = self.deps.lock
-        return lock.hold(doing) if lock else contextlib.nullcontext()
+    def locked(
+        self, doing: str, wait: timing.Wait | None = None
+    ) -> contextlib.AbstractContextManager[None]:
+        """Hold the node's lock in the context; without a ``wait``, one attempt.
+
+        Raises:
+            LockedError: On entering: another manager had it until the deadline.
+            Superseded: On entering: the wait was interrupted.
+        """
+        if self.deps.lock is None:
+            return contextlib.nullcontext()
+        wait = wait or timing.Wait(clock=self.deps.clock)
+        return transaction.locked(self.deps.lock, doing, wait)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

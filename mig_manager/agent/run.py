@@ -41,7 +41,8 @@ def run(job: jobs.Job) -> outcomes.Outcome:
     """
     try:
         slots.wait(job)
-        with slots.locked(job):
+        wait = job.wait(job.limits.lock_timeout_s)
+        with job.locked(f"applying layout {job.request.config}", wait):
             try:
                 return _steps(job)
             except errors.Rebooting:

@@ -1,6 +1,5 @@
-"""Wait for a slot where the number of nodes under change is limited, and for the node's lock."""
+"""Wait for a slot where the number of nodes under change is limited."""
 
-import contextlib
 import dataclasses
 import math
 import random
@@ -10,7 +9,6 @@ import structlog
 from mig_manager import errors
 from mig_manager.agent import job as jobs
 from mig_manager.agent import resolving
-from mig_manager.change import transaction
 from mig_manager.core import model, ports, timing
 
 _BACKOFF = timing.Backoff(first_s=0.25, max_s=10.0)
@@ -77,16 +75,3 @@ def _try(slots: ports.Slots) -> str:
             raise
         _log.warning("slots_unknown", reason=error.reason.value, error=error.message)
         return f"waiting for a slot for nodes under change: {error.message}"
-
-
-def locked(job: jobs.Job) -> contextlib.AbstractContextManager[None]:
-    """Wait for the node's lock, and hold it in the context.
-
-    Raises:
-        LockedError: On entering: another manager had it until the deadline.
-        Superseded: On entering: another layout is requested, or the agent stops.
-    """
-    if job.deps.lock is None:
-        return contextlib.nullcontext()
-    wait = job.wait(job.limits.lock_timeout_s)
-    return transaction.locked(job.deps.lock, f"applying layout {job.request.config}", wait)
