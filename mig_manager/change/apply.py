@@ -141,7 +141,11 @@ class _Change:
     interrupted: journals.Journal
     """What a killed run left."""
     may_stay_pending: bool
-    """Whether a mode that needs a reset is no failure."""
+    """Whether a mode that needs a reset is no failure.
+
+    NVIDIA's unit for bare metal works like that: it sets the mode first (``apply --mode-only
+    --skip-reset``), and then checks whether the machine can reset the GPU or must reboot.
+    """
 
     def run(self, observed: model.ObservedGpus) -> plans.Applied:
         has_hooks = not self.points.is_empty
@@ -186,9 +190,10 @@ class _Change:
     def _execute(
         self, first: plans.Planned, check: Callable[[], object]
     ) -> tuple[model.ObservedGpus, tuple[steps.Plan, ...]]:
-        change = local.new_transaction(self.deps, self.taken, check=check)
-        if self.may_stay_pending:
-            change = dataclasses.replace(change, gpus=_PendingModeGpus(self.deps.gpus))
+        change = dataclasses.replace(
+            local.new_transaction(self.deps, self.taken, check=check),
+            may_stay_pending=self.may_stay_pending,
+        )
         try:
             after, executed = change.run(
                 first.plan,
@@ -257,25 +262,3 @@ def _pending(planned: plans.Planned) -> Iterator[model.Gpu]:
         desired = planned.wanted.get(gpu.uuid)
         if desired and gpu.has_pending_mode and gpu.pending_mode is desired.mode:
             yield gpu
-
-
-class _PendingModeGpus:
-    """Implements ``ports.Gpus``: a mode that stays pending is no failure.
-
-    NVIDIA's unit for bare metal works like that: it sets the mode first (``apply --mode-only
-    --skip-reset``), and then checks whether the machine can reset the GPU or must reboot.
-    """
-
-    def __init__(self, gpus: ports.Gpus) -> None:
-        self._gpus = gpus
-
-    def observe(self) -> model.ObservedGpus:
-        return self._gpus.observe()
-
-    def execute(self, plan: steps.Plan, seen: Sequence[model.Gpu] = ()) -> model.ObservedGpus:
-        try:
-            return self._gpus.execute(plan, seen)
-        except errors.HardwareError as error:
-            if not error.reason.means_mode_waits:
-                raise
-        return self._gpus.observe().only(each.gpu_uuid for each in plan.gpus)

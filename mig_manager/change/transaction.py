@@ -93,6 +93,8 @@ class Transaction:
     """Resets GPUs whose new mode is pending; None: the mode stays pending."""
     idle_wait: timing.Wait | None = None
     """For processes that use what a plan destroys; None: one attempt."""
+    may_stay_pending: bool = False
+    """Whether a mode that waits for a reset or a reboot is no failure."""
     in_use_timeout_s: float | None = None
     """How long the executor waits for a GPU in use; None: its own limit. A rollback has that."""
     elsewhere: Snapshots = ()
@@ -210,6 +212,9 @@ class Transaction:
         except errors.GpuInUseError:
             raise
         except errors.HardwareError as error:
+            if self.may_stay_pending and error.reason.means_mode_waits:
+                uuids = (gpu_plan.gpu_uuid for gpu_plan in plan.gpus)
+                return seen.updated(self.gpus.observe().only(uuids)), False
             is_in_use = error.reason is errors.Reason.IN_USE
             may_help = is_in_use or error.reason is errors.Reason.RESET_REQUIRED
             if self.reset is None or not may_help:
