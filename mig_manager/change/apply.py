@@ -117,7 +117,7 @@ def _run(
 ) -> plans.Applied:
     points.load()
     with local.locked(deps, f"{verb} {target.name}"):
-        observed = deps.gpus.observe()
+        observed = local.first_observation(deps)
         taken = local.opened(deps, observed, config=target.name)
         change = _Change(
             deps=deps,
@@ -161,7 +161,7 @@ class _Change:
                     # They may change the GPUs.
                     first = self._planned(self.deps.gpus.observe())
             except errors.MigManagerError as error:
-                if undone := self.taken.undo():
+                if undone := self.taken.undo(observed):
                     error.add(undone)
                 raise
             if first.plan.is_empty:

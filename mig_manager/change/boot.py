@@ -7,7 +7,7 @@ from being restored: a node with seven GPUs is better than a node with none.
 """
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from mig_manager import errors
@@ -71,7 +71,7 @@ def boot(
         LockedError: Another manager had the lock until the deadline; nothing was changed.
         UsageError: Lock, journal or saved layout cannot be written.
     """
-    deps = dataclasses.replace(deps, gpus=_AwaitedGpus(deps, driver_timeout_s))
+    deps = dataclasses.replace(deps, driver_timeout_s=driver_timeout_s)
     saved, problems = _read(deps)
     if saved is not None:
         with local.locked(deps, f"restore layout {saved.config}"):
@@ -102,26 +102,6 @@ def _read(
         ) from error
     message = f"the layout saved for this boot is invalid ({why}); it is now in {kept}"
     return None, (Problem(message=message, remedy=_APPLY_ONE),)
-
-
-class _AwaitedGpus:
-    """Implements ``ports.Gpus``: the first observation waits for the driver."""
-
-    def __init__(self, deps: local.Dependencies, timeout_s: float) -> None:
-        self._gpus = deps.gpus
-        self._wait = local.announced_wait(deps, timeout_s)
-
-    def observe(self) -> model.ObservedGpus:
-        # No wait for a driver that is unloaded later, in the middle of a change.
-        wait, self._wait = self._wait, dataclasses.replace(self._wait, timeout_s=0.0)
-        return wait.retry(
-            self._gpus.observe,
-            may_pass=lambda error: error.reason is errors.Reason.DRIVER_NOT_LOADED,
-            goal=" for it",
-        )
-
-    def execute(self, plan: steps.Plan, seen: Sequence[model.Gpu] = ()) -> model.ObservedGpus:
-        return self._gpus.execute(plan, seen)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,7 +145,7 @@ class _Ended:
 
 def _restored(deps: local.Dependencies, saved: journals.VerifiedLayout) -> Restored:
     """Restore the GPUs of a saved layout."""
-    observed = deps.gpus.observe()
+    observed = local.first_observation(deps)
     interrupted = local.opened(deps, observed).journal
     older = {gpu.uuid: gpu for gpu in interrupted.snapshot}
     # On the disk the others stay until a change of them begins.

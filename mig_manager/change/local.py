@@ -56,6 +56,8 @@ class Dependencies:
     HostError DEVICE_FILES_FAILED."""
     idle_timeout_s: float = 0.0
     """How long to wait for processes that use what a change destroys; 0: fail at once."""
+    driver_timeout_s: float = 0.0
+    """How long to wait for a driver that is not loaded yet; 0: fail at once."""
 
 
 def locked(deps: Dependencies, doing: str) -> contextlib.AbstractContextManager[None]:
@@ -66,6 +68,22 @@ def locked(deps: Dependencies, doing: str) -> contextlib.AbstractContextManager[
         UsageError: On entering: the lock file cannot be written.
     """
     return transaction.locked(deps.lock, doing, announced_wait(deps, deps.lock_timeout_s))
+
+
+def first_observation(deps: Dependencies) -> model.ObservedGpus:
+    """Observe the GPUs, and wait for a driver that is not loaded yet.
+
+    For the first observation only: no wait for a driver that is unloaded in the middle of a
+    change.
+
+    Raises:
+        HardwareError: The driver was not loaded in time, or NVML refused or failed.
+    """
+    return announced_wait(deps, deps.driver_timeout_s).retry(
+        deps.gpus.observe,
+        may_pass=lambda error: error.reason is errors.Reason.DRIVER_NOT_LOADED,
+        goal=" for it",
+    )
 
 
 def announced_wait(
@@ -112,14 +130,11 @@ class Taken:
         journal: journals.Journal,
         *,
         config: str = "",
-        needs_reset: bool = False,
     ) -> None:
         self._deps = deps
         self._journal = journal
         self._config = config
         """The layout that the next change applies."""
-        self._needs_reset = needs_reset
-        """Whether the undo of what a killed run left resets a GPU."""
 
     @property
     def journal(self) -> journals.Journal:
@@ -166,8 +181,8 @@ class Taken:
         if self._journal.stale_files:
             new_transaction(self._deps, self).refresh()
 
-    def undo(self) -> str:
-        """Roll back what a killed run left.
+    def undo(self, observed: model.ObservedGpus) -> str:
+        """Roll back what a killed run left on these GPUs.
 
         Returns:
             How that went, as a part of a sentence; empty: there was nothing to undo.
@@ -180,7 +195,8 @@ class Taken:
             except errors.HostError as error:
                 return error.message
             return ""
-        if not self._deps.may_reset and self._needs_reset:
+        plan = planner.restore(observed, before)
+        if not self._deps.may_reset and any(gpu.needs_reset for gpu in plan.gpus):
             return f"{unfinished} and is not undone: that resets a GPU"
         with self._deps.uninterrupted():
             result = new_transaction(self._deps, self).roll_back(before, requires_idle=True)
@@ -204,7 +220,8 @@ def undo_interrupted(deps: Dependencies) -> str:
         if deps.journal.read() is None:
             return ""
     with locked(deps, "undo an unfinished 'apply'"):
-        return opened(deps, deps.gpus.observe()).undo()
+        observed = first_observation(deps)
+        return opened(deps, observed).undo(observed)
 
 
 def opened(deps: Dependencies, observed: model.ObservedGpus, *, config: str = "") -> Taken:
@@ -242,7 +259,6 @@ def opened(deps: Dependencies, observed: model.ObservedGpus, *, config: str = ""
         # A file has no other entries.
         journals.Journal(config=journal.config, snapshot=journal.snapshot, stale_files=True),
         config=config,
-        needs_reset=any(gpu.needs_reset for gpu in plan.gpus),
     )
     is_complete = not planner.unowned_instances(observed, journal.snapshot)
     is_undone = plan.is_empty and is_complete and not observed.missing(journal.snapshot)
