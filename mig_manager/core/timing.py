@@ -73,6 +73,18 @@ class Wait:
             is_last = self.clock.monotonic() >= until_s
             yield is_last
 
+    def until(self, find: Callable[[bool], _Result]) -> _Result:
+        """Search until nothing is found, or until the deadline; return the last result.
+
+        ``find`` gets whether this attempt is the last one.
+        """
+        attempts = self.attempts()
+        while True:
+            is_last = next(attempts)
+            result = find(is_last)
+            if is_last or not result:
+                return result
+
     def retry(
         self,
         attempt: Callable[[], _Result],

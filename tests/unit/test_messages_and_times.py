@@ -1,6 +1,9 @@
-"""Short messages, times as people write them, and bursts of events."""
+"""Short messages, times as people write them, waits, and bursts of events."""
 
+import dataclasses
 import datetime as dt
+import itertools
+import math
 
 import pytest
 from hypothesis import given
@@ -9,6 +12,7 @@ from hypothesis import strategies as st
 from mig_manager import errors
 from mig_manager.agent import outcomes
 from mig_manager.core import messages, timing
+from tests import fakes
 
 NOW = dt.datetime(2026, 3, 1, 12, 0, 0, tzinfo=dt.UTC)
 
@@ -124,3 +128,75 @@ def test_a_burst_ends_after_a_quiet_while_or_its_longest_time() -> None:
     assert quiet.ends_in_s(20.0) is None
     quiet.add(30.0)
     assert quiet.ends_in_s(30.0) == 0.5
+
+
+PAUSES = timing.Backoff(first_s=1.0, max_s=4.0, factor=2.0)
+
+
+def wait_of(timeout_s: float) -> timing.Wait:
+    return timing.Wait(clock=fakes.FakeClock(), timeout_s=timeout_s, backoff=PAUSES)
+
+
+def test_a_wait_of_0_s_is_one_attempt_without_a_pause() -> None:
+    wait = wait_of(0.0)
+
+    assert list(wait.attempts()) == [True]
+    assert wait.clock.monotonic() == 0.0
+
+
+def test_the_last_pause_of_a_wait_ends_at_its_deadline() -> None:
+    wait = wait_of(9.0)
+
+    at_s = [(wait.clock.monotonic(), is_last) for is_last in wait.attempts()]
+
+    assert at_s == [(0.0, False), (1.0, False), (3.0, False), (7.0, False), (9.0, True)]
+
+
+def test_the_time_of_the_first_attempt_is_no_wait_and_that_of_others_is() -> None:
+    wait = wait_of(9.0)
+
+    at_s = []
+    for _ in wait.attempts():
+        at_s.append(wait.clock.monotonic())
+        wait.clock.wait(10.0)
+
+    assert at_s == [0.0, 11.0, 21.0]
+
+
+def test_a_wait_of_inf_has_no_last_attempt() -> None:
+    wait = wait_of(math.inf)
+
+    assert not any(itertools.islice(wait.attempts(), 1000))
+    assert wait.clock.monotonic() == 1 + 2 + 997 * 4
+
+
+def test_a_sleep_that_raises_ends_the_wait_with_its_exception() -> None:
+    def interrupt(seconds: float) -> None:
+        raise errors.Superseded(f"after {seconds:g} s", is_replaced=True)
+
+    wait = dataclasses.replace(wait_of(math.inf), sleep=interrupt)
+    attempts = wait.attempts()
+
+    assert next(attempts) is False
+    with pytest.raises(errors.Superseded, match="after 1 s"):
+        next(attempts)
+
+
+def test_until_ends_when_nothing_is_found() -> None:
+    wait = wait_of(math.inf)
+    findings = iter(["a", "b", "", "c"])
+
+    assert wait.until(lambda _is_last: next(findings)) == ""
+    assert wait.clock.monotonic() == 3.0
+
+
+def test_until_returns_the_last_finding_at_its_deadline() -> None:
+    tries: list[bool] = []
+
+    def find(is_last: bool) -> str:  # noqa: FBT001 - as of until
+        tries.append(is_last)
+        return f"finding {len(tries)}"
+
+    assert wait_of(2.0).until(find) == "finding 3"
+    assert tries == [False, False, True]
+    assert wait_of(0.0).until(find) == "finding 4"
