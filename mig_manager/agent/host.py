@@ -143,8 +143,6 @@ def exit_hooks(job: jobs.Job) -> None:
         return
     if job.deps.hooks is None:
         _log.warning("hook_forgotten", point="apply-exit")
-    if not job.hooks.is_loaded:
-        job.hooks.load()
     job.hooks.exit()
     job.taken.note(exit_hook=False)
 

@@ -8,6 +8,7 @@ that passes ``apply-start`` passes ``apply-exit``, whether it succeeds or fails.
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator, Mapping
 
 from mig_manager import errors
@@ -29,15 +30,13 @@ class HookPoints:
         self._programs = programs
         self._variables = variables or {}
         self._telemetry = telemetry or ports.Telemetry()
-        self._table: host_files.Table = {}
         self._passed: set[host_files.Point] = set()
         self._check: Check = lambda: None
-        self.is_loaded = False
         self.has_run = False
 
     @property
     def is_empty(self) -> bool:
-        """Whether there are no hooks; known after ``load``."""
+        """Whether there are no hooks; raises as ``load``."""
         return not self._table
 
     @property
@@ -45,15 +44,17 @@ class HookPoints:
         """Whether the hooks of ``apply-exit`` were run, and may have failed."""
         return host_files.Point.APPLY_EXIT in self._passed
 
-    def load(self) -> None:
-        """Read the hooks file.
+    def load(self) -> host_files.Table:
+        """Return the hooks; the first call reads the file.
 
         Raises:
             ConfigError: The file cannot be read or is invalid.
         """
-        if self._programs is not None:
-            self._table = self._programs.read()
-        self.is_loaded = True
+        return self._table
+
+    @functools.cached_property
+    def _table(self) -> host_files.Table:
+        return self._programs.read() if self._programs is not None else {}
 
     def require(self, plan: steps.Plan) -> None:
         """Return if every program exists that this change would run.
@@ -108,6 +109,7 @@ class HookPoints:
         """Run the hooks of ``apply-exit``, once.
 
         Raises:
+            ConfigError: As ``load``, if that was not called.
             HostError: HOOK_FAILED.
         """
         self._check = lambda: None
@@ -153,8 +155,10 @@ class HookPoints:
     def _pass(self, point: host_files.Point) -> None:
         if self._programs is None or point in self._passed:
             return
+        # A file that cannot be read now leaves the point to a later call.
+        hooks = self._table.get(point, ())
         self._passed.add(point)
-        for hook in self._table.get(point, ()):
+        for hook in hooks:
             self._report_and_check()
             # Variables of the change override those of the hook, as in mig-parted.
             environment = {**hook.envs, **self._programs.variables, **self._variables}
