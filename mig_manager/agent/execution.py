@@ -28,7 +28,7 @@ def executed(
         after, _ = transaction.run(
             change.plan,
             seen=change.gpus,
-            older=interrupted,
+            interrupted=interrupted,
             # A GPU that was lost meanwhile is not verified, unless the layout names it.
             replan=lambda now: change.found.plan(now, restoring=change.restoring),
             owed=lambda now: layouts.unrestored_elsewhere(

@@ -198,7 +198,7 @@ class _Change:
             after, executed = change.run(
                 first.plan,
                 seen=first.gpus,
-                older=self.interrupted.snapshot,
+                interrupted=self.interrupted.snapshot,
                 replan=self._replan,
                 owed=self._owed,
                 points=self.points,

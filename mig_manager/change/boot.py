@@ -112,7 +112,7 @@ class _Boot:
     taken: local.Taken
     target: Mapping[str, model.GpuSnapshot]
     """What each GPU is to have, by UUID."""
-    older: dict[str, model.GpuSnapshot]
+    interrupted: dict[str, model.GpuSnapshot]
     """What GPUs had before a run that was killed: a rollback restores that."""
     check: Callable[[], object]
     idle_by_s: float
@@ -146,20 +146,20 @@ class _Ended:
 def _restored(deps: local.Dependencies, saved: journals.VerifiedLayout) -> Restored:
     """Restore the GPUs of a saved layout."""
     observed = local.first_observation(deps)
-    interrupted = local.opened(deps, observed).journal
-    older = {gpu.uuid: gpu for gpu in interrupted.snapshot}
+    journal = local.opened(deps, observed).journal
+    interrupted = {gpu.uuid: gpu for gpu in journal.snapshot}
     # On the disk the others stay until a change of them begins.
-    left = dataclasses.replace(interrupted, snapshot=observed.missing(interrupted.snapshot))
+    left = dataclasses.replace(journal, snapshot=observed.missing(journal.snapshot))
     taken = local.Taken(deps, left, config=saved.config)
     # A GPU that the saved layout does not list may have been part of the killed run.
-    target = older | {gpu.uuid: gpu for gpu in saved.snapshot}
+    target = interrupted | {gpu.uuid: gpu for gpu in saved.snapshot}
     problems = [*_other_gpus(observed, target)]
     with deps.uninterrupted() as check:
         run = _Boot(
             deps=deps,
             taken=taken,
             target=target,
-            older=older,
+            interrupted=interrupted,
             check=check,
             idle_by_s=deps.clock.monotonic() + deps.idle_timeout_s,
         )
@@ -208,7 +208,7 @@ def _change(run: _Boot, uuids: tuple[str, ...]) -> _Ended:
     """Restore GPUs in one change, or roll them back."""
     before = {gpu.uuid: gpu for gpu in run.taken.journal.snapshot}
     elsewhere = tuple(gpu for uuid, gpu in before.items() if uuid not in uuids)
-    older = run.older | before
+    interrupted = run.interrupted | before
     seen = after = model.NO_GPUS
     try:
         seen = run.deps.gpus.observe()
@@ -228,7 +228,7 @@ def _change(run: _Boot, uuids: tuple[str, ...]) -> _Ended:
         after, executed = change.run(
             plan,
             seen=seen,
-            older=tuple(older[uuid] for uuid in uuids if uuid in older),
+            interrupted=tuple(interrupted[uuid] for uuid in uuids if uuid in interrupted),
             replan=lambda after: run.plan(after, uuids),
         )
     except errors.MigManagerError as error:

@@ -106,7 +106,7 @@ class Transaction:
         *,
         seen: Observed,
         replan: Replan,
-        older: Snapshots = (),
+        interrupted: Snapshots = (),
         owed: Callable[[Observed], Snapshots] = lambda _gpus: (),
         points: hook_points.HookPoints | None = None,
     ) -> tuple[Observed, tuple[steps.Plan, ...]]:
@@ -119,7 +119,7 @@ class Transaction:
             seen: The GPUs that the plan was made for. Those without steps are not observed again:
                 the drift check finds what other programs do to them.
             replan: Plans the same layout again; an empty plan verifies it.
-            older: What an interrupted change found; a rollback restores that.
+            interrupted: What an interrupted change found; a rollback restores that.
             owed: Returns what unreachable GPUs outside the layout had, to be restored later.
             points: Where hooks run; None: there are none.
 
@@ -137,20 +137,20 @@ class Transaction:
             MigManagerError: The journal cannot be written.
             Superseded: The change ended before its first step, or while a hook ran.
         """
-        before = planner.baseline(first, seen, older)
+        before = planner.baseline(first, seen, interrupted)
         rounds = _Rounds(self, before, points or hook_points.HookPoints())
         self.taken.begin((*self.elsewhere, *rounds.before), first)
         try:
             after = rounds.run(first, seen, replan)
         except errors.Superseded as end:
             _log.info("change_superseded", why=end.why)
-            self._give_up(rounds, older, keep_pending=False)
+            self._give_up(rounds, interrupted, keep_pending=False)
             raise
         except errors.MigManagerError as error:
             _log.warning("change_failed", reason=error.reason.value, error=error.message)
             # A reboot activates a pending mode; cancelling it would make every reboot useless.
             keep_pending = error.reason.means_mode_waits
-            result = self._give_up(rounds, older, keep_pending=keep_pending)
+            result = self._give_up(rounds, interrupted, keep_pending=keep_pending)
             error.add(result.message)
             for warning in planner.vgpu_host_warnings(seen, first):
                 error.add(warning)
@@ -162,12 +162,15 @@ class Transaction:
         self.taken.note(snapshot=(*self.elsewhere, *owed(after)), applied="", stale_files=True)
         return after, tuple(rounds.executed)
 
-    def _give_up(self, rounds: "_Rounds", older: Snapshots, *, keep_pending: bool) -> Rollback:
-        if rounds.is_refused and not older:
+    def _give_up(
+        self, rounds: "_Rounds", interrupted: Snapshots, *, keep_pending: bool
+    ) -> Rollback:
+        if rounds.refusal and not interrupted:
             self.taken.note(snapshot=self.elsewhere)
             return Rollback(is_complete=True, message="nothing was changed")
         # The instances that a stale plan would create belong to another program.
-        before = older if rounds.is_stale else rounds.before
+        is_stale = isinstance(rounds.refusal, errors.StalePlanError)
+        before = interrupted if is_stale else rounds.before
         return self.roll_back(before, keep_pending=keep_pending)
 
     def roll_back(
@@ -249,10 +252,8 @@ class _Rounds:
     """What a rollback restores; grows with each plan."""
     points: hook_points.HookPoints
     executed: list[steps.Plan] = dataclasses.field(default_factory=list)
-    is_refused: bool = False
-    """Whether no step was executed, because processes use what would be destroyed."""
-    is_stale: bool = False
-    """Whether no step was executed, because what would be created exists already."""
+    refusal: errors.GpuInUseError | errors.StalePlanError | None = None
+    """Why no step was executed, where the executor refused to begin."""
 
     def run(self, first: steps.Plan, seen: Observed, replan: Replan) -> Observed:
         plan, after = self.points.staged(first), seen
@@ -289,12 +290,11 @@ class _Rounds:
         )
 
         def attempt() -> tuple[Observed, bool]:
-            self.is_refused = False
+            self.refusal = None
             try:
                 return self.transaction.execute(guarded, seen)
             except (errors.GpuInUseError, errors.StalePlanError) as error:
-                self.is_refused = not self.executed
-                self.is_stale = self.is_refused and isinstance(error, errors.StalePlanError)
+                self.refusal = None if self.executed else error
                 raise
 
         wait = self.transaction.idle_wait or timing.Wait(clock=self.transaction.clock)
@@ -312,8 +312,12 @@ class _Restore:
     requires_idle: bool
     is_begun: bool = False
     """Whether any step may have been executed."""
-    foreign: tuple[str, ...] = ()
     now: Observed = model.NO_GPUS
+
+    @property
+    def foreign(self) -> tuple[str, ...]:
+        """Instances that the change did not create, as last observed."""
+        return planner.unowned_instances(self.now, self.before)
 
     def run(self) -> Rollback:
         """Restore the GPUs, and verify them."""
@@ -387,7 +391,6 @@ class _Restore:
 
     def _plan(self, now: Observed) -> steps.Plan:
         self.now = now
-        self.foreign = planner.unowned_instances(now, self.before)
         return planner.restore(now, self.before, keep_pending=self.keep_pending)
 
 
