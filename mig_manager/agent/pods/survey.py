@@ -21,7 +21,7 @@ def decided_usage(
     deps: ports.Dependencies,
     gpus: model.ObservedGpus,
     order: drain.Order,
-    request: ports.Cancellation,
+    cancel: ports.Cancellation,
 ) -> gpu_use.Usage:
     """Return the usage of devices; wait for kubelet if only it knows who is affected.
 
@@ -34,7 +34,7 @@ def decided_usage(
     wait = timing.Wait(
         clock=deps.clock,
         timeout_s=_KUBELET_STARTS_WITHIN_S,
-        sleep=request.wait,
+        sleep=cancel.wait,
         backoff=timing.Backoff(first_s=1.0),
     )
     attempts = wait.attempts()
