@@ -11,7 +11,7 @@ import dataclasses
 from mig_manager import errors
 from mig_manager.agent import job as jobs
 from mig_manager.agent import preparing, undo
-from mig_manager.agent.pods import drain, pausing, survey
+from mig_manager.agent.pods import drain, eviction, pausing, survey
 from mig_manager.core import messages, model
 from mig_manager.core.node import cluster
 
@@ -137,14 +137,17 @@ def drain_whole_node(job: jobs.Job, change: preparing.Change, clients: pausing.P
 
 def _new_drain(job: jobs.Job, order: drain.Order) -> drain.Drain:
     return drain.Drain(
-        job.deps.workloads,
-        job.deps.allocations,
-        job.deps.clock,
         order=order,
-        # Written before the first eviction of the round.
-        on_round=lambda message: job.taken.enter(model.Phase.DRAIN, message, draining=True),
+        evictions=eviction.Evictions(
+            workloads=job.deps.workloads,
+            clock=job.deps.clock,
+            strategy=order.limits.policy.strategy,
+            # Written before the first eviction of the round.
+            on_round=lambda message: job.taken.enter(model.Phase.DRAIN, message, draining=True),
+            telemetry=job.deps.telemetry,
+        ),
+        allocations=job.deps.allocations,
         on_force=lambda names: _force(job, names),
-        telemetry=job.deps.telemetry,
     )
 
 

@@ -86,7 +86,8 @@ def _steps(job: jobs.Job) -> outcomes.Outcome:
     paused = draining.paused(job, change, drain, pods)
     host.stop_services(job, change.services, change.plan)
     gpus = execution.executed(job, change, paused)
-    notes = [f" Deleted by force: {messages.listed(drain.forced)}."] if drain.forced else []
+    forced = drain.evictions.forced
+    notes = [f" Deleted by force: {messages.listed(forced)}."] if forced else []
     notes += [
         f" Note: {messages.ended(warning)}"
         for warning in planner.vgpu_host_warnings(gpus, change.plan)

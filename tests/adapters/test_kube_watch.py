@@ -12,8 +12,9 @@ import structlog.testing
 from mig_manager import errors
 from mig_manager.adapters.kubernetes import api, fleet, pods, responses, watch
 from mig_manager.agent import settings
-from mig_manager.agent.pods import drain, survey
+from mig_manager.agent.pods import drain, eviction, survey
 from mig_manager.core.node import cluster
+from mig_manager.core.node import policy as policies
 from mig_manager.sandbox.apiserver import resources
 from testkit import apiserver
 from tests import fakes, gpu_values, waiting
@@ -343,18 +344,21 @@ def test_a_drain_ends_soon_after_its_pod_is_gone_even_if_the_watch_breaks(
     waiting.until(lambda: workloads.watched() is not None)
 
     ours = drain.Drain(
-        workloads,
-        silent,
-        clock,
         order=drain.Order(
             affected=frozenset({gpu_values.mig_uuid("destroyed")}),
             limits=settings.Limits(drain_timeout_s=30),
         ),
-        on_round=lambda _message: None,
+        evictions=eviction.Evictions(
+            workloads=workloads,
+            clock=clock,
+            strategy=policies.DrainStrategy.ROLLING,
+            on_round=lambda _message: None,
+        ),
+        allocations=silent,
         on_force=lambda _names: None,
     )
     ours.run(found, fakes.FakeRequest(clock), found.pods)
-    assert ours.evicted == 1
+    assert ours.evictions.evicted == 1
     # At the latest when the last list is too old to trust a silent watch.
     assert gone_at[0] <= clock.now_s < gone_at[0] + 12
     assert server.log.count("list", "pods") < (8 if how is None else 40)

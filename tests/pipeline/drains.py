@@ -7,7 +7,7 @@ import pytest
 
 from mig_manager import errors
 from mig_manager.agent import settings
-from mig_manager.agent.pods import drain, survey
+from mig_manager.agent.pods import drain, eviction, survey
 from mig_manager.catalogue import hardware
 from mig_manager.core import ports
 from mig_manager.core.node import clients
@@ -34,25 +34,29 @@ def new_drain(
     telemetry: ports.Telemetry | None = None,
     workloads: ports.Workloads | None = None,
 ) -> drain.Drain:
+    limits = settings.Limits(policy=policy or policies.Policy(), drain_timeout_s=20)
     return drain.Drain(
-        workloads or rig.workloads,
-        rig.allocations,
-        rig.clock,
         order=drain.Order(
             affected=affected,
-            limits=settings.Limits(policy=policy or policies.Policy(), drain_timeout_s=20),
+            limits=limits,
             extra_clients=(clients.ExtraClient(labels={"app": "watcher"}),),
         ),
-        on_round=rig.statuses.append,
+        evictions=eviction.Evictions(
+            workloads=workloads or rig.workloads,
+            clock=rig.clock,
+            strategy=limits.policy.strategy,
+            on_round=rig.statuses.append,
+            telemetry=telemetry or ports.Telemetry(),
+        ),
+        allocations=rig.allocations,
         on_force=rig.statuses.append,
-        telemetry=telemetry or ports.Telemetry(),
     )
 
 
 def run(rig: NodeRig, ours: drain.Drain) -> int:
     usage = survey.usage_now(rig.workloads.list, rig.allocations)
     ours.run(usage, fakes.FakeRequest(rig.clock), usage.pods)
-    return ours.evicted
+    return ours.evictions.evicted
 
 
 def drained(rig: NodeRig, **options: Any) -> int:

@@ -124,7 +124,7 @@ def test_force_waits_for_the_deadline_and_then_leaves_each_pod_its_grace_period(
     run(rig, ours)
 
     assert rig.clock.now_s >= 20
-    assert ours.forced == ("default/train",)
+    assert ours.evictions.forced == ("default/train",)
     assert rig.statuses == ["default/train"]
     assert rig.log.count("workloads.delete") == 1
 
@@ -225,7 +225,7 @@ def test_force_names_each_pod_that_restarts_under_the_same_name(rig: NodeRig) ->
     run(rig, ours)
 
     assert ear.heard == rig.log.count("workloads.delete") == 2
-    assert ours.forced == ("default/train",)
+    assert ours.evictions.forced == ("default/train",)
 
 
 def test_a_pod_that_had_gone_before_its_eviction_is_neither_counted_nor_asked_for_again(

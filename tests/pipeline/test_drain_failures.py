@@ -171,7 +171,7 @@ def test_force_is_used_where_only_evictions_are_forbidden(rig: NodeRig) -> None:
 
     run(rig, ours)
 
-    assert ours.forced == ("default/train",)
+    assert ours.evictions.forced == ("default/train",)
     assert 20 <= rig.clock.now_s < 25
 
 

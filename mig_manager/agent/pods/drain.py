@@ -7,14 +7,15 @@ policy, and asks again now and then.
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import structlog
 
 from mig_manager import errors
 from mig_manager.agent import settings
 from mig_manager.agent.pods import dra_driver, eviction
-from mig_manager.core import messages, model, ports, steps, timing
+from mig_manager.core import messages, model, ports, steps
 from mig_manager.core.node import clients, cluster, gpu_use
 from mig_manager.core.node import policy as policies
 
@@ -82,54 +83,38 @@ def whole_node(limits: settings.Limits) -> Order:
     return Order(affected=frozenset(), limits=dataclasses.replace(limits, policy=policy))
 
 
-@dataclasses.dataclass(eq=False, slots=True)
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class _End:
+    """The end of a wait."""
+
+    usage: gpu_use.Usage
+    remaining: tuple[cluster.Pod, ...] = ()
+    """The affected pods that were not gone by the deadline."""
+    blocked: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """Key of a pod -> why it was neither evicted nor deleted."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Drain:
     """One drain: evict, wait, and ask again where a budget refused."""
 
-    workloads: ports.Workloads
-    allocations: ports.DeviceAllocations
-    clock: timing.Clock
-    _: dataclasses.KW_ONLY
     order: Order
-    on_round: Callable[[str], None]
-    """Called before the next round of a rolling drain, with a sentence about it."""
+    evictions: eviction.Evictions
+    allocations: ports.DeviceAllocations
     on_force: Callable[[str], None]
     """Called before pods are deleted by force, with their names."""
-    telemetry: ports.Telemetry = dataclasses.field(default_factory=ports.Telemetry)
-    _evictions: eviction.Evictions = dataclasses.field(init=False)
-    _deadline: float = dataclasses.field(default=0.0, init=False)
-    _round: int = dataclasses.field(default=0, init=False)
-
-    def __post_init__(self) -> None:
-        self._evictions = eviction.Evictions(
-            workloads=self.workloads,
-            clock=self.clock,
-            strategy=self.order.limits.policy.strategy,
-            on_round=self.on_round,
-            telemetry=self.telemetry,
-        )
-
-    @property
-    def evicted(self) -> int:
-        """How many pods were evicted."""
-        return self._evictions.evicted
-
-    @property
-    def forced(self) -> tuple[str, ...]:
-        """Names of the pods that were deleted by force."""
-        return tuple(self._evictions.forced)
 
     def run(
         self,
         usage: gpu_use.Usage,
-        request: ports.Cancellation,
+        cancel: ports.Cancellation,
         listed: tuple[cluster.Pod, ...],
     ) -> tuple[cluster.Pod, ...]:
         """Wait until no pod uses an affected device.
 
         Args:
             usage: Who used the devices before.
-            request: Ends the wait.
+            cancel: Ends the wait.
             listed: The node's pods, just listed.
 
         Returns:
@@ -142,22 +127,21 @@ class Drain:
                 deadline.
             Superseded: Another layout is requested, or the agent stops.
         """
-        self._begin(is_forcing=False)
         if not (self.order.affected or self.order.is_whole_node):
             return listed
-        now: gpu_use.Usage | None = self._usage(listed, usage)
-        while True:
-            if now is None and not self._may_wait(usage):
-                now = self._observe(usage)
-            remaining = self.order.affected_pods(now) if now else ()
-            if now and not remaining:
-                return now.pods
-            request.check()
-            if now:
-                self._act(remaining, now)
-            request.pause(self.order.limits.backoff.delay_s(self._round))
-            self._round += 1
-            now = None
+        self.evictions.begin()
+        act = _evict_none if self.order.is_passive else self.evictions.evict
+        end = self._wait(act, usage, cancel, self._usage(listed, usage))
+        is_forced = self._may_force(end.remaining)
+        if is_forced:
+            self.evictions.begin()
+            names = messages.listed([pod.key for pod in end.remaining if not pod.is_terminating])
+            if names:
+                self.on_force(names)
+            end = self._wait(self.evictions.delete, usage, cancel)
+        if end.remaining:
+            raise self._timeout(end, is_forced=is_forced)
+        return end.usage.pods
 
     def require_done(self, usage: gpu_use.Usage) -> None:
         """Fail if a pod uses an affected device again; evict none; raises as ``Workloads.list``.
@@ -165,7 +149,7 @@ class Drain:
         Raises:
             DrainError: Names the pods; the node is not kept closed.
         """
-        pods = self.remaining(usage, self.workloads.list())
+        pods = self.remaining(usage, self.evictions.workloads.list())
         if pods:
             names = messages.listed([pod.key for pod in pods])
             raise errors.DrainError(f"pods got devices to be removed after the drain: {names}")
@@ -176,41 +160,74 @@ class Drain:
         """Return which of the pods, just listed, use an affected device now."""
         return self.order.affected_pods(self._usage(listed, usage))
 
-    def _begin(self, *, is_forcing: bool) -> None:
-        self._evictions.begin(is_forcing=is_forcing)
-        self._extend()
-        self._round = 0
+    def _wait(
+        self,
+        act: Callable[[Sequence[cluster.Pod]], Mapping[str, str]],
+        before: gpu_use.Usage,
+        cancel: ports.Cancellation,
+        now: gpu_use.Usage | None = None,
+    ) -> _End:
+        """Evict or delete the affected pods until they are gone, or until the deadline.
 
-    def _extend(self) -> None:
-        self._deadline = self.clock.monotonic() + self.order.limits.drain_timeout_s
-
-    @property
-    def _is_late(self) -> bool:
-        return self.clock.monotonic() >= self._deadline
-
-    def _may_wait(self, before: gpu_use.Usage) -> bool:
-        """Check, with what the watch reported, whether there is nothing to do but wait.
-
-        Evictions and the end of a drain need a list, because a watch may lag behind.
+        Args:
+            act: Does so where it is possible, and returns why other pods stay for now.
+            before: Who used the devices before.
+            cancel: Ends the wait.
+            now: Who uses them now; None: a pause comes first.
         """
-        pods = None if self._is_late else self.workloads.watched()
-        if pods is None:
-            return False
-        remaining = self.order.affected_pods(self._usage(pods, before))
-        if not remaining or self.order.is_passive:
-            return bool(remaining)
-        return not self._evictions.is_any_ready(remaining)
+        deadline_s = self._new_deadline_s()
+        pauses_s = map(self.order.limits.backoff.delay_s, itertools.count())
+        while True:
+            if now is None:
+                cancel.pause(next(pauses_s))
+                now = self._observe(before, deadline_s)
+            remaining = self.order.affected_pods(now) if now else ()
+            if now and not remaining:
+                return _End(usage=now)
+            cancel.check()
+            if now:
+                evicted = self.evictions.evicted
+                blocked = act(remaining)
+                if self.evictions.evicted > evicted and self.evictions.is_rolling:
+                    # It takes as long as its successors do: each eviction is progress.
+                    deadline_s = self._new_deadline_s()
+                if self._is_late(deadline_s):
+                    return _End(usage=now, remaining=remaining, blocked=blocked)
+                now = None
 
-    def _observe(self, before: gpu_use.Usage) -> gpu_use.Usage | None:
-        """Return the usage now; None when the API does not answer and there is time left."""
+    def _new_deadline_s(self) -> float:
+        return self.evictions.clock.monotonic() + self.order.limits.drain_timeout_s
+
+    def _is_late(self, deadline_s: float) -> bool:
+        return self.evictions.clock.monotonic() >= deadline_s
+
+    def _may_force(self, remaining: Sequence[cluster.Pod]) -> bool:
+        may_force = self.order.limits.policy.is_forced and not self.order.is_passive
+        return may_force and bool(remaining) and _are_evictable(remaining)
+
+    def _observe(self, before: gpu_use.Usage, deadline_s: float) -> gpu_use.Usage | None:
+        """Return the usage now; None: the drain can only wait, or the API does not answer yet.
+
+        What the watch reported is enough to wait. Evictions and the end of a drain need a list,
+        because a watch may lag behind.
+        """
+        workloads = self.evictions.workloads
+        watched = None if self._is_late(deadline_s) else workloads.watched()
+        if watched is not None and self._has_only_to_wait(self._usage(watched, before)):
+            return None
         try:
-            pods = self.workloads.list()
+            pods = workloads.list()
         except errors.ClusterError as error:
-            if error.reason is not errors.Reason.API_UNAVAILABLE or self._is_late:
+            if error.reason is not errors.Reason.API_UNAVAILABLE or self._is_late(deadline_s):
                 raise
             _log.warning("pods_not_listed", error=error.message)
             return None
         return self._usage(pods, before)
+
+    def _has_only_to_wait(self, now: gpu_use.Usage) -> bool:
+        remaining = self.order.affected_pods(now)
+        is_idle = self.order.is_passive or not self.evictions.is_any_ready(remaining)
+        return bool(remaining) and is_idle
 
     def _usage(self, pods: tuple[cluster.Pod, ...], before: gpu_use.Usage) -> gpu_use.Usage:
         if before.assigned is None:
@@ -229,50 +246,23 @@ class Drain:
         kept = (one for one in before.assigned if one.key in unlisted)
         return dataclasses.replace(before, pods=pods, assigned=(*assigned, *kept))
 
-    def _act(self, remaining: Sequence[cluster.Pod], now: gpu_use.Usage) -> None:
-        """Evict or delete pods; at the deadline go over to force, or fail with ``DrainError``."""
-        if self.order.is_passive:
-            blocked = {pod.key: "--drain-policy none evicts no pod" for pod in remaining}
-        else:
-            evicted = self._evictions.evicted
-            blocked = self._evictions.move(remaining)
-            if self._evictions.evicted > evicted and self._evictions.is_rolling:
-                # A rolling drain takes as long as its successors do: each eviction is progress.
-                self._extend()
-        if not self._is_late:
-            return
-        is_movable = not any(map(eviction.why_immovable, remaining))
-        may_force = self.order.limits.policy.is_forced and not self.order.is_passive
-        if self._evictions.is_forcing or not (may_force and is_movable):
-            raise self._timeout(remaining, blocked, now, is_movable=is_movable)
-        self._begin(is_forcing=True)
-        names = messages.listed([pod.key for pod in remaining if not pod.is_terminating])
-        if names:
-            self.on_force(names)
-
-    def _timeout(
-        self,
-        remaining: Sequence[cluster.Pod],
-        blocked: Mapping[str, str],
-        now: gpu_use.Usage,
-        *,
-        is_movable: bool,
-    ) -> errors.DrainError:
+    def _timeout(self, end: _End, *, is_forced: bool) -> errors.DrainError:
         def cause(pod: cluster.Pod) -> str:
             ending = f"still terminating, which may take {pod.grace_s} s"
-            why = blocked.get(pod.key) or (
+            why = end.blocked.get(pod.key) or (
                 ending if pod.is_terminating else "waits for the others"
             )
-            return ", ".join(filter(None, (why, now.why_uncertain(pod))))
+            return ", ".join(filter(None, (why, end.usage.why_uncertain(pod))))
 
+        remaining = end.remaining
         causes = messages.by_cause((pod.key, cause(pod)) for pod in remaining)
-        has_evicted = self._evictions.evicted > 0 or self.order.has_begun
-        reason, more = self._evictions.why_incomplete(remaining, has_evicted=has_evicted)
+        has_evicted = self.evictions.evicted > 0 or self.order.has_begun
+        reason, more = self.evictions.why_incomplete(remaining, has_evicted=has_evicted)
         count = "1 pod still uses" if len(remaining) == 1 else f"{len(remaining)} pods still use"
         timeout_s = self.order.limits.drain_timeout_s
-        by_force = ", and as long again by force" if self._evictions.is_forcing else ""
+        by_force = ", and as long again by force" if is_forced else ""
         lacks_driver = any(pod.may_claim for pod in remaining) and not (
-            dra_driver.has_ready(now.pods)
+            dra_driver.has_ready(end.usage.pods)
         )
         return errors.DrainError(
             f"{count} devices to be removed after {timeout_s:g} s{by_force}: {causes}"
@@ -280,5 +270,13 @@ class Drain:
             reason=reason,
             # A pod that cannot be evicted at all keeps the next attempt from evicting any. A DRA
             # driver that is gone comes back only to a node without the taint.
-            keeps_closed=has_evicted and is_movable and not lacks_driver,
+            keeps_closed=has_evicted and _are_evictable(remaining) and not lacks_driver,
         )
+
+
+def _evict_none(remaining: Iterable[cluster.Pod]) -> dict[str, str]:
+    return {pod.key: "--drain-policy none evicts no pod" for pod in remaining}
+
+
+def _are_evictable(pods: Iterable[cluster.Pod]) -> bool:
+    return not any(map(eviction.why_not_evictable, pods))

@@ -17,7 +17,7 @@ Without the right to list budgets the API server decides, eviction by eviction.
 """
 
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import structlog
 
@@ -34,6 +34,34 @@ _TRANSIENT = frozenset({errors.Reason.FORBIDDEN, errors.Reason.API_UNAVAILABLE})
 """Why the API may refuse an eviction now and grant it later."""
 
 
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class _Attempt:
+    """The last attempt to evict or delete a pod."""
+
+    is_done: bool = False
+    """Whether the pod was evicted, deleted, or gone."""
+    not_before_s: float = 0.0
+    """When the pod may be tried again."""
+    why: str = ""
+    """Why it stays until then."""
+    error: errors.ClusterError | None = None
+    """Why the API did not decide about the pod."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class _Round:
+    """The last time that the budgets were counted, and evictions tried."""
+
+    blocked: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """Key of a pod -> why it was not evicted."""
+    spent: tuple[policies.Budget, ...] = ()
+    """The budgets that did not grant all evictions."""
+    error: errors.ClusterError | None = None
+    """Why the API did not list the budgets."""
+    next_s: float = 0.0
+    """When the next round may begin."""
+
+
 @dataclasses.dataclass(eq=False, slots=True, kw_only=True)
 class Evictions:
     """The evictions of one drain."""
@@ -42,68 +70,67 @@ class Evictions:
     clock: timing.Clock
     strategy: policies.DrainStrategy
     on_round: Callable[[str], None]
-    telemetry: ports.Telemetry
+    """Called before the next round of a rolling drain, with a sentence about it."""
+    telemetry: ports.Telemetry = dataclasses.field(default_factory=ports.Telemetry)
     evicted: int = 0
-    forced: list[str] = dataclasses.field(default_factory=list)
-    is_forcing: bool = False
-    """Whether pods are deleted now, and not evicted."""
-    _done: set[str] = dataclasses.field(default_factory=set)
-    """UIDs of the pods that were evicted, deleted, or gone."""
-    _refused: dict[str, tuple[float, str]] = dataclasses.field(default_factory=dict)
-    """UID -> not to be tried again before, and why."""
-    _failed: dict[str, errors.ClusterError] = dataclasses.field(default_factory=dict)
-    """UID -> why the API did not decide about the pod."""
+    """How many pods were evicted."""
+    forced: tuple[str, ...] = ()
+    """Names of the pods that were deleted by force."""
     _may_evict: bool = False
     """Whether the eviction of every affected pod was possible once."""
-    _blocked: dict[str, str] = dataclasses.field(default_factory=dict)
-    """Key of a pod -> why it was not evicted when the budgets were last counted."""
-    _retry_at: float = 0.0
-    """When the budgets are counted, and evictions tried, again."""
     _may_list_budgets: bool = True
-    _budget_failure: errors.ClusterError | None = None
-    _spent: tuple[policies.Budget, ...] = ()
-    """The budgets that did not grant all evictions when they were last counted."""
+    _attempts: dict[str, _Attempt] = dataclasses.field(default_factory=dict)
+    """By the pod's UID."""
+    _round: _Round = dataclasses.field(default_factory=_Round)
 
-    def begin(self, *, is_forcing: bool) -> None:
+    def begin(self) -> None:
         """Forget what was tried, for a new deadline."""
-        self.is_forcing = is_forcing
-        self._done.clear()
-        self._refused.clear()
-        self._failed.clear()
-        self._retry_at = 0.0
+        self._attempts.clear()
+        self._round = dataclasses.replace(self._round, next_s=0.0)
 
     @property
     def is_rolling(self) -> bool:
         """Whether the budgets did not grant all evictions when they were last counted."""
-        return bool(self._spent)
+        return bool(self._round.spent)
 
     def is_any_ready(self, remaining: Iterable[cluster.Pod]) -> bool:
         """Check whether a pod can be evicted or deleted now."""
-        is_time = self.is_forcing or self.clock.monotonic() >= self._retry_at
-        return is_time and any(self._is_pending(pod) for pod in remaining)
+        is_time = self.clock.monotonic() >= self._round.next_s
+        return is_time and any(map(self._is_pending, remaining))
 
-    def move(self, remaining: Sequence[cluster.Pod]) -> dict[str, str]:
-        """Evict, or delete, the pods that were not yet; return why others stay for now."""
-        unmoved = {pod.key: why for pod in remaining if (why := why_immovable(pod))}
+    def evict(self, remaining: Sequence[cluster.Pod]) -> dict[str, str]:
+        """Evict the pods that were not yet; return why others stay for now."""
+        not_evictable = _not_evictable(remaining)
         pending = [pod for pod in remaining if self._is_pending(pod)]
-        if self.is_forcing:
-            return unmoved | self._try_each(pending, self._delete)
-        if pending and self.clock.monotonic() >= self._retry_at:
+        if pending and self.clock.monotonic() >= self._round.next_s:
             # Pods without a controller last: no controller starts them again.
             pending.sort(key=lambda pod: pod.owner_kind is None)
-            self._blocked = self._evict_granted(pending, is_possible=not unmoved)
-            retry_at = min(self._refused.get(pod.uid, (0.0, ""))[0] for pod in pending)
-            self._retry_at = max(self.clock.monotonic() + _RETRY_S, retry_at)
-        asked = {pod.key for pod in pending}
-        return unmoved | {key: why for key, why in self._blocked.items() if key in asked}
+            counted, error = self._count(pending)
+            blocked = self._evict_granted(pending, counted, is_possible=not not_evictable)
+            not_before_s = min(self._last_attempt(pod).not_before_s for pod in pending)
+            self._round = _Round(
+                blocked=blocked,
+                spent=counted.spent,
+                error=error,
+                next_s=max(self.clock.monotonic() + _RETRY_S, not_before_s),
+            )
+        return not_evictable | {
+            pod.key: why for pod in pending if (why := self._round.blocked.get(pod.key))
+        }
+
+    def delete(self, remaining: Sequence[cluster.Pod]) -> dict[str, str]:
+        """Delete by force the pods that were not yet; return why others stay for now."""
+        pending = [pod for pod in remaining if self._is_pending(pod)]
+        blocked = self._try_each(pending, self._delete_one, verb="delete")
+        return _not_evictable(remaining) | blocked
 
     def why_incomplete(
         self, remaining: Sequence[cluster.Pod], *, has_evicted: bool
     ) -> tuple[errors.Reason, str]:
         """Return why a drain did not finish in time, with a clause for the message."""
         staying = [pod for pod in remaining if not pod.is_terminating]
-        failed = [self._failed[pod.uid] for pod in staying if pod.uid in self._failed]
-        failed += [self._budget_failure] if self._budget_failure else []
+        failed = [error for pod in staying if (error := self._last_attempt(pod).error)]
+        failed += [self._round.error] if self._round.error else []
         if failed:
             # A missing right comes first: only a person can grant it.
             failed.sort(key=lambda error: error.reason is not errors.Reason.FORBIDDEN)
@@ -115,14 +142,17 @@ class Evictions:
             return errors.Reason.DRAIN_TIMEOUT, more
         return errors.Reason.DRAIN_TIMEOUT, ""
 
+    def _last_attempt(self, pod: cluster.Pod) -> _Attempt:
+        return self._attempts.get(pod.uid, _Attempt())
+
     def _is_pending(self, pod: cluster.Pod) -> bool:
-        return not (pod.is_terminating or pod.uid in self._done or why_immovable(pod))
+        is_leaving = pod.is_terminating or self._last_attempt(pod).is_done
+        return not (is_leaving or why_not_evictable(pod))
 
     def _evict_granted(
-        self, pending: Sequence[cluster.Pod], *, is_possible: bool
+        self, pending: Sequence[cluster.Pod], counted: policies.Count, *, is_possible: bool
     ) -> dict[str, str]:
         """Evict what the budgets grant; return why other pods are not evicted yet."""
-        counted = self._count(pending)
         if not self._may_evict:
             is_whole = self.strategy is policies.DrainStrategy.WHOLE
             blocked = dict(counted.refused if is_whole else counted.exhausted)
@@ -138,14 +168,16 @@ class Evictions:
                 more = len(pending) - len(batch)
                 self.on_round(f"rolling drain: evicting {_names(batch)}; {more} more to evict")
         # Those without a controller go once all others are granted.
-        blocked = self._try_each((pod for pod in batch if pod.owner_kind), self._evict)
+        blocked = self._try_each((pod for pod in batch if pod.owner_kind), self._evict_one)
         if not blocked:
-            blocked = self._try_each((pod for pod in batch if not pod.owner_kind), self._evict)
+            bare = (pod for pod in batch if not pod.owner_kind)
+            blocked = self._try_each(bare, self._evict_one)
         return dict(counted.refused) | blocked
 
-    def _count(self, pods: Sequence[cluster.Pod]) -> policies.Count:
+    def _count(
+        self, pods: Sequence[cluster.Pod]
+    ) -> tuple[policies.Count, errors.ClusterError | None]:
         """Count which evictions the budgets grant: all where the agent may not list budgets."""
-        self._budget_failure, self._spent = None, ()
         known: tuple[policies.Budget, ...] = ()
         if self._may_list_budgets:
             try:
@@ -153,16 +185,13 @@ class Evictions:
             except errors.ClusterError as error:
                 if error.reason is errors.Reason.API_UNAVAILABLE:
                     _log.warning("budgets_not_listed", error=error.message)
-                    self._budget_failure = error
                     why = f"the Kubernetes API failed to list budgets ({error.reason.value})"
-                    return policies.none_granted(pods, why)
+                    return policies.none_granted(pods, why), error
                 if error.reason is not errors.Reason.FORBIDDEN:
                     raise
                 _log.warning("budgets_not_counted", error=error.message)
                 self._may_list_budgets = False
-        counted = policies.count(pods, known)
-        self._spent = counted.spent
-        return counted
+        return policies.count(pods, known), None
 
     def _why_stalled(self, remaining: Iterable[cluster.Pod]) -> tuple[errors.Reason, str]:
         """Return DRAIN_STALLED where evicted pods have no successor or no node has room for it.
@@ -171,7 +200,9 @@ class Evictions:
         """
         uids = {pod.uid for pod in remaining}
         try:
-            covered = [pod for budget in self._spent for pod in self.workloads.covered(budget)]
+            covered = [
+                pod for budget in self._round.spent for pod in self.workloads.covered(budget)
+            ]
         except errors.ClusterError as error:
             _log.warning("successors_not_listed", error=error.message)
             return errors.Reason.DRAIN_TIMEOUT, ""
@@ -185,11 +216,15 @@ class Evictions:
             return errors.Reason.DRAIN_STALLED, f"no node has room for {_names(unscheduled)}"
         if unready:
             return errors.Reason.DRAIN_TIMEOUT, f"not ready yet elsewhere: {_names(unready)}"
-        keys = ", ".join(sorted({budget.key for budget in self._spent}))
+        keys = ", ".join(sorted({budget.key for budget in self._round.spent}))
         return errors.Reason.DRAIN_STALLED, f"no pod replaces those evicted (budgets: {keys})"
 
     def _try_each(
-        self, pods: Iterable[cluster.Pod], act: Callable[[cluster.Pod], policies.Verdict]
+        self,
+        pods: Iterable[cluster.Pod],
+        act: Callable[[cluster.Pod], policies.Verdict],
+        *,
+        verb: str = "evict",
     ) -> dict[str, str]:
         """Return why some pods stay; an API that forbids, or fails, refuses for now."""
         blocked: dict[str, str] = {}
@@ -197,7 +232,8 @@ class Evictions:
             if (why := self._why_paused(pod)) is not None:
                 blocked[pod.key] = why
                 continue
-            before = self._failed.pop(pod.uid, None)
+            before = self._attempts.pop(pod.uid, _Attempt()).error
+            failure: errors.ClusterError | None = None
             try:
                 verdict = act(pod)
                 why, pause_s = verdict.why, verdict.retry_after_s
@@ -206,45 +242,45 @@ class Evictions:
             except errors.ClusterError as error:
                 if error.reason not in _TRANSIENT:
                     raise
-                self._failed[pod.uid] = error
-                reason = error.reason.value
+                failure, reason = error, error.reason.value
                 if before is None or before.reason is not error.reason:
                     _log.warning("pod_not_moved", pod=pod.key, reason=reason, error=error.message)
                 is_forbidden = error.reason is errors.Reason.FORBIDDEN
                 fails = "the agent may not" if is_forbidden else "the Kubernetes API failed to"
-                why = f"{fails} {'delete' if self.is_forcing else 'evict'} it ({reason})"
+                why = f"{fails} {verb} it ({reason})"
                 pause_s = max(_RETRY_S, error.retry_after_s or 0.0)
             blocked[pod.key] = why
-            self._refused[pod.uid] = (self.clock.monotonic() + pause_s, why)
+            not_before_s = self.clock.monotonic() + pause_s
+            self._attempts[pod.uid] = _Attempt(not_before_s=not_before_s, why=why, error=failure)
         return blocked
 
     def _why_paused(self, pod: cluster.Pod) -> str | None:
         """Return why a pod was refused, until the pause that the server asked for is over."""
-        not_before, why = self._refused.get(pod.uid, (0.0, ""))
-        return why if self.clock.monotonic() < not_before else None
+        last = self._last_attempt(pod)
+        return last.why if self.clock.monotonic() < last.not_before_s else None
 
-    def _evict(self, pod: cluster.Pod) -> policies.Verdict:
+    def _evict_one(self, pod: cluster.Pod) -> policies.Verdict:
         verdict = self.workloads.evict(pod)
         if verdict.answer is not policies.Eviction.BLOCKED:
-            self._done.add(pod.uid)
+            self._attempts[pod.uid] = _Attempt(is_done=True)
             _log.info("pod_evicted", pod=pod.key, answer=verdict.answer.value)
         if verdict.answer is policies.Eviction.ACCEPTED:
             self.evicted += 1
             self.telemetry.pod_evicted()
         return verdict
 
-    def _delete(self, pod: cluster.Pod) -> policies.Verdict:
+    def _delete_one(self, pod: cluster.Pod) -> policies.Verdict:
         self.workloads.delete(pod)
-        self._done.add(pod.uid)
+        self._attempts[pod.uid] = _Attempt(is_done=True)
         if pod.key not in self.forced:
-            self.forced.append(pod.key)
+            self.forced += (pod.key,)
         _log.warning("pod_deleted_by_force", pod=pod.key)
         self.telemetry.pod_evicted()
         return policies.Verdict(answer=policies.Eviction.ACCEPTED)
 
 
-def why_immovable(pod: cluster.Pod) -> str:
-    """Return why neither eviction nor force moves a pod; empty when they do."""
+def why_not_evictable(pod: cluster.Pod) -> str:
+    """Return why a pod is neither evicted nor deleted by force; empty if it may be."""
     if pod.is_unlisted:
         return "kubelet still has it, although the API server does not"
     if pod.is_terminating:
@@ -254,6 +290,10 @@ def why_immovable(pod: cluster.Pod) -> str:
     if pod.is_kept:
         return f"its annotation {cluster.KEEP_ANNOTATION} forbids the eviction"
     return ""
+
+
+def _not_evictable(pods: Iterable[cluster.Pod]) -> dict[str, str]:
+    return {pod.key: why for pod in pods if (why := why_not_evictable(pod))}
 
 
 def _names(pods: Sequence[cluster.Pod]) -> str:
