@@ -9,7 +9,7 @@ import hashlib
 from collections.abc import Callable, Collection, Iterator, Sequence
 
 from mig_manager import errors
-from mig_manager.change import hook_points, local
+from mig_manager.change import hook_points, local, transaction
 from mig_manager.core import model, ports, steps
 from mig_manager.core.layout import config, layouts, plans
 from mig_manager.core.planner import planner
@@ -152,14 +152,17 @@ class _Change:
         with contextlib.ExitStack() as stack:
             check: Callable[[], object] = tuple
             try:
-                first = self._planned(observed)
+                outside = self._outside(observed)
+                first = self._planned(observed, outside)
                 if has_hooks or not first.plan.is_empty:
                     self.points.require(first.plan)
                     check = stack.enter_context(self.deps.uninterrupted())
                     stack.enter_context(self.points.around(check))
                 if has_hooks:
                     # They may change the GPUs.
-                    first = self._planned(self.deps.gpus.observe())
+                    after = self.deps.gpus.observe()
+                    outside = self._outside(after)
+                    first = self._planned(after, outside)
             except errors.MigManagerError as error:
                 if undone := self.taken.undo(observed):
                     error.add(undone)
@@ -174,13 +177,16 @@ class _Change:
                     f"the 'apply' of layout '{self.interrupted.config}' was left unfinished; "
                     "should this one fail, the GPUs return to what they had before that one"
                 )
-            return self._applied(first, *self._execute(first, check))
+            return self._applied(first, *self._execute(first, outside, check))
 
-    def _planned(self, gpus: model.ObservedGpus) -> plans.Planned:
-        """Plan the target, and the rollback of an interrupted change of GPUs outside it."""
+    def _outside(self, gpus: model.ObservedGpus) -> transaction.Snapshots:
+        """Return what GPUs outside the target had before an interrupted change of them."""
         covered = self.target.covered(gpus)
+        return tuple(gpu for gpu in self.interrupted.snapshot if gpu.uuid not in covered)
+
+    def _planned(self, gpus: model.ObservedGpus, outside: transaction.Snapshots) -> plans.Planned:
+        """Plan the target, and the rollback of GPUs outside it."""
         planned = self.target.plan(gpus)
-        outside = [gpu for gpu in self.interrupted.snapshot if gpu.uuid not in covered]
         rollback = planner.restore(gpus, outside)
         return dataclasses.replace(planned, plan=planner.combined(planned.plan, rollback))
 
@@ -188,7 +194,10 @@ class _Change:
         return self.target.unrestored_elsewhere(gpus, self.interrupted.snapshot)
 
     def _execute(
-        self, first: plans.Planned, check: Callable[[], object]
+        self,
+        first: plans.Planned,
+        outside: transaction.Snapshots,
+        check: Callable[[], object],
     ) -> tuple[model.ObservedGpus, tuple[steps.Plan, ...]]:
         change = dataclasses.replace(
             local.new_transaction(self.deps, self.taken, check=check),
@@ -199,14 +208,14 @@ class _Change:
                 first.plan,
                 seen=first.gpus,
                 interrupted=self.interrupted.snapshot,
-                replan=self._replan,
+                replan=lambda after: self._remaining(self._planned(after, outside)),
                 owed=self._owed,
                 points=self.points,
             )
             if self.taken.journal.snapshot:
                 # It is of the interrupted change.
                 self.taken.note(config=self.interrupted.config)
-            now = self._planned(after)
+            now = self._planned(after, outside)
             if now.plan.is_empty:
                 self._save(after)
             else:
@@ -219,9 +228,8 @@ class _Change:
             raise
         return after, executed
 
-    def _replan(self, after: model.ObservedGpus) -> steps.Plan:
+    def _remaining(self, planned: plans.Planned) -> steps.Plan:
         """Return what remains to execute, without modes that may stay pending."""
-        planned = self._planned(after)
         if not self.may_stay_pending:
             return planned.plan
         pending = {gpu.uuid for gpu in _pending(planned)}

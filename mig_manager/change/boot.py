@@ -114,15 +114,12 @@ class _Boot:
     """What each GPU is to have, by UUID."""
     interrupted: dict[str, model.GpuSnapshot]
     """What GPUs had before a run that was killed: a rollback restores that."""
+    owed: frozenset[str]
+    """UUIDs of GPUs that stay in the journal while others are changed: those that are to be
+    changed, and unreachable ones. An interrupted change of any other needs no rollback now."""
     check: Callable[[], object]
     idle_by_s: float
     """Until when processes that use the GPUs are waited for: all GPUs together, once."""
-
-    def plan(self, gpus: Iterable[model.Gpu], uuids: Iterable[str]) -> steps.Plan:
-        """Plan what some GPUs lack."""
-        return planner.restore(
-            tuple(gpus), [self.target[uuid] for uuid in uuids if uuid in self.target]
-        )
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,35 +143,37 @@ class _Ended:
 def _restored(deps: local.Dependencies, saved: journals.VerifiedLayout) -> Restored:
     """Restore the GPUs of a saved layout."""
     observed = local.first_observation(deps)
-    journal = local.opened(deps, observed).journal
-    interrupted = {gpu.uuid: gpu for gpu in journal.snapshot}
-    # On the disk the others stay until a change of them begins.
-    left = dataclasses.replace(journal, snapshot=observed.missing(journal.snapshot))
-    taken = local.Taken(deps, left, config=saved.config)
+    taken = local.opened(deps, observed, config=saved.config)
+    interrupted = {gpu.uuid: gpu for gpu in taken.journal.snapshot}
+    unreachable = observed.missing(taken.journal.snapshot)
     # A GPU that the saved layout does not list may have been part of the killed run.
     target = interrupted | {gpu.uuid: gpu for gpu in saved.snapshot}
     problems = [*_other_gpus(observed, target)]
+    uuids = []
+    for gpu in observed:
+        try:
+            if not _plan(target, [gpu], [gpu.uuid]).is_empty:
+                uuids.append(gpu.uuid)
+        except errors.LayoutError as error:
+            problems.append(Problem(message=error.message, remedy=_APPLY_ONE))
     with deps.uninterrupted() as check:
         run = _Boot(
             deps=deps,
             taken=taken,
             target=target,
             interrupted=interrupted,
+            owed=frozenset((*(gpu.uuid for gpu in unreachable), *uuids)),
             check=check,
             idle_by_s=deps.clock.monotonic() + deps.idle_timeout_s,
         )
-        uuids = []
-        for gpu in observed:
-            try:
-                if not run.plan([gpu], [gpu.uuid]).is_empty:
-                    uuids.append(gpu.uuid)
-            except errors.LayoutError as error:
-                problems.append(Problem(message=error.message, remedy=_APPLY_ONE))
         ended = _Ended()
         if uuids:
             ended = _changed(run, tuple(uuids))
         else:
-            taken.note()
+            taken.note(snapshot=unreachable)
+        if ended.failures:
+            # Some of their steps may have been executed.
+            taken.note(stale_files=True)
         try:
             taken.refresh_files()
         except errors.HostError as error:
@@ -207,12 +206,12 @@ def _changed(run: _Boot, uuids: tuple[str, ...]) -> _Ended:
 def _change(run: _Boot, uuids: tuple[str, ...]) -> _Ended:
     """Restore GPUs in one change, or roll them back."""
     before = {gpu.uuid: gpu for gpu in run.taken.journal.snapshot}
-    elsewhere = tuple(gpu for uuid, gpu in before.items() if uuid not in uuids)
     interrupted = run.interrupted | before
+    elsewhere = tuple(gpu for uuid, gpu in before.items() if uuid in run.owed - {*uuids})
     seen = after = model.NO_GPUS
     try:
         seen = run.deps.gpus.observe()
-        plan = run.plan(seen, uuids)
+        plan = _plan(run.target, seen, uuids)
         if plan.is_empty:
             run.taken.note(snapshot=elsewhere)
             return _Ended(unreachable=seen.unreachable)
@@ -229,11 +228,20 @@ def _change(run: _Boot, uuids: tuple[str, ...]) -> _Ended:
             plan,
             seen=seen,
             interrupted=tuple(interrupted[uuid] for uuid in uuids if uuid in interrupted),
-            replan=lambda after: run.plan(after, uuids),
+            replan=lambda after: _plan(run.target, after, uuids),
         )
+    except errors.UsageError:
+        raise
     except errors.MigManagerError as error:
         return _Ended(failures=(error,), unreachable=seen.unreachable)
     return _Ended(executed=executed, unreachable=(*seen.unreachable, *after.unreachable))
+
+
+def _plan(
+    target: Mapping[str, model.GpuSnapshot], gpus: Iterable[model.Gpu], uuids: Iterable[str]
+) -> steps.Plan:
+    """Plan what some GPUs lack."""
+    return planner.restore(tuple(gpus), [target[uuid] for uuid in uuids if uuid in target])
 
 
 def _other_gpus(

@@ -31,9 +31,9 @@ Replan = Callable[[Observed], steps.Plan]
 
 _MAX_ROUNDS = 3
 """One for the mode, one for the instances where profiles are known only then, one to spare."""
-_ROLLBACK_S = 3.0
-"""For three attempts, the second after one second and the third after two more."""
-_ROLLBACK_PAUSES = timing.Backoff(first_s=1.0, max_s=2.0, factor=2.0)
+_ROLLBACK_PAUSES_S = (1.0, 2.0)
+"""Before the second and the third attempt, however long the one before took: what failed may need
+the time more than the deadline of another wait."""
 
 
 class Taken(Protocol):
@@ -321,17 +321,15 @@ class _Restore:
 
     def run(self) -> Rollback:
         """Restore the GPUs, and verify them."""
-        wait = timing.Wait(
-            clock=self.transaction.clock, timeout_s=_ROLLBACK_S, backoff=_ROLLBACK_PAUSES
-        )
-        attempts = wait.attempts()
+        pauses_s = iter(_ROLLBACK_PAUSES_S)
         while True:
-            is_last = next(attempts)
             try:
                 return self._restored(self._restore())
             except errors.MigManagerError as error:
-                if is_last or not _may_pass(error):
+                pause_s = next(pauses_s, None)
+                if pause_s is None or not _may_pass(error):
                     return self._failed(error)
+            self.transaction.clock.wait(pause_s)
 
     def _restored(self, message: str) -> Rollback:
         """Return the success, with what unreachable GPUs lack."""

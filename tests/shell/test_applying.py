@@ -2,7 +2,7 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 
@@ -496,3 +496,24 @@ def test_beside_an_older_change_a_stale_plan_leaves_alone_what_it_would_have_cre
 
     assert place in {gi.placement for gi in node.gpus.gpus[0].gpu_instances}
     assert node.journal.text is not None
+
+
+def test_a_rollback_pauses_between_its_attempts_however_long_they_take(node: Node) -> None:
+    execute, ends = node.gpus.execute, list[float]()
+    pauses: list[float] = []
+
+    def hang(plan: steps.Plan, seen: Sequence[model.Gpu] = ()) -> model.ObservedGpus:
+        if not ends and not node.gpus.steps:
+            return execute(plan, seen)
+        pauses.extend([node.clock.now_s - ends[-1]] if ends else [])
+        node.clock.now_s += 2.5
+        ends.append(node.clock.now_s)
+        raise errors.HardwareError("in use", reason=errors.Reason.IN_USE)
+
+    node.gpus.fails = is_creation
+    node.gpus.execute = hang  # type: ignore[method-assign]
+
+    with pytest.raises(errors.HardwareError):
+        node.change_to("wanted")
+
+    assert pauses == [1.0, 2.0]

@@ -9,7 +9,7 @@ import pytest
 from mig_manager import errors
 from mig_manager.catalogue import hardware
 from mig_manager.change import apply, boot
-from mig_manager.core import steps
+from mig_manager.core import model, steps
 from mig_manager.core.layout import config
 from mig_manager.core.records import journals
 from tests.adapters import nvml_rig
@@ -329,3 +329,54 @@ def test_device_files_that_fail_at_boot_are_a_problem_and_undo_nothing(node: Nod
     assert node.boot().problems == ()
     assert node.owner.refreshed == 1
     assert node.is_restored()
+
+
+def failing_after(node: Node, observations: int) -> None:
+    """Let NVML fail after some observations."""
+    observe, seen = node.gpus.observe, list[int]()
+
+    def fail() -> model.ObservedGpus:
+        seen.append(1)
+        if len(seen) > observations:
+            raise errors.HardwareError("gone", reason=errors.Reason.NVML_ERROR)
+        return observe()
+
+    node.gpus.observe = fail  # type: ignore[method-assign]
+
+
+def test_a_boot_that_changes_nothing_keeps_the_journal_of_a_killed_apply(ampere: Node) -> None:
+    assert ampere.cut_off("off", at=4)
+    journal = journals.Journal.from_json(ampere.journal.text or "")
+    failing_after(ampere, 1)
+
+    assert ampere.boot().problems
+
+    kept = journals.Journal.from_json(ampere.journal.text or "")
+    assert kept.snapshot == journal.snapshot
+
+
+def test_a_failed_boot_refreshes_device_files_for_what_it_has_changed(node: Node) -> None:
+    refreshed = node.owner.refreshed
+    observe = node.gpus.observe
+
+    def fails(_step: steps.Step) -> bool:
+        if node.gpus.steps < 3:
+            return False
+        failing_after(node, 0)
+        return True
+
+    node.gpus.fails = fails
+
+    assert node.boot().problems
+
+    assert node.owner.refreshed > refreshed
+    node.gpus.observe = observe  # type: ignore[method-assign]
+
+
+def test_a_boot_whose_journal_cannot_be_written_changes_nothing(node: Node) -> None:
+    node.journal.refused.add("write")
+
+    with pytest.raises(errors.UsageError):
+        node.boot()
+
+    assert node.gpus.steps == 0

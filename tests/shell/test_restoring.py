@@ -1,16 +1,18 @@
 """``restore``: back to a checkpoint from anywhere, or not a step; over GPUs in memory."""
 
+import dataclasses
 import json
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 
 from mig_manager import errors
-from mig_manager.core import model
+from mig_manager.core import model, steps
 from mig_manager.core.layout import plans
 from mig_manager.core.records import checkpoint
-from tests.shell.applying_rig import Node
+from tests.shell.applying_rig import Gpus, Node
 
 THEN = Node("split")
 CHECKPOINT = checkpoint.render(THEN.gpus.gpus)
@@ -114,3 +116,29 @@ def test_with_the_mode_alone_no_instance_is_made() -> None:
     node.restore(CHECKPOINT, scope=plans.Scope.MODE_ONLY)
 
     assert node.shape == [(model.MigMode.ENABLED, [])] * 2
+
+
+class BlindGpus(Gpus):
+    """GPUs whose profiles the driver lists only with MIG on."""
+
+    def observe(self) -> model.ObservedGpus:
+        return model.ObservedGpus(
+            dataclasses.replace(gpu, profiles=None)
+            if gpu.current_mode is model.MigMode.DISABLED
+            else gpu
+            for gpu in self.gpus
+        )
+
+    def execute(self, plan: steps.Plan, seen: Sequence[model.Gpu] = ()) -> model.ObservedGpus:
+        super().execute(plan, seen)
+        return self.observe().only(each.gpu_uuid for each in plan.gpus)
+
+
+def test_a_restore_of_the_mode_alone_judges_no_instance_afterwards() -> None:
+    node = Node("off", BlindGpus())
+    impossible = re.sub(r'("Start":)[0-9]+', r"\g<1>5", CHECKPOINT)
+    assert impossible != CHECKPOINT
+
+    assert node.restore(impossible, scope=plans.Scope.MODE_ONLY).is_changed
+
+    assert {gpu.current_mode for gpu in node.gpus.gpus} == {model.MigMode.ENABLED}
