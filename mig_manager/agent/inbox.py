@@ -2,6 +2,7 @@
 
 import dataclasses
 import threading
+from collections.abc import Callable
 
 from mig_manager import errors
 from mig_manager.core.layout import custom as customs
@@ -23,8 +24,7 @@ class Inbox:
         self._name: str | None = None
         self._custom: customs.Custom | None = None
         self._node_uid = ""
-        self._is_label_known = False
-        self._generation = 0
+        self._generation = 0  # 0: the label is not known yet
         self._since = 0
         self._needs_check = False
         self.is_stopping = False
@@ -46,10 +46,9 @@ class Inbox:
             if custom and self._custom == dataclasses.replace(custom, is_on_demand=True):
                 # Its owner takes the node back: what was to evict no pod does not begin to.
                 custom = self._custom
-            is_first = not self._is_label_known
+            is_first = self._generation == 0
             if is_first or (name, custom) != (self._name, self._custom):
                 self._name, self._custom = name, custom
-                self._is_label_known = True
                 self._renew()
                 self._since = 0 if is_first else self._generation
             elif known and known != self._node_uid:
@@ -61,7 +60,7 @@ class Inbox:
         Before the label is known there is no request, and the first one reads the new file.
         """
         with self._changed:
-            if self._is_label_known:
+            if self._generation > 0:
                 self._renew()
 
     def put_gpu_change(self) -> None:
@@ -100,19 +99,21 @@ class Inbox:
             self.is_stopping = True
             self._changed.notify_all()
 
-    def next(self, seen: int, *, timeout_s: float | None = None) -> "Wanted | None":
-        """Wait for a request that is newer than ``seen``, the generation of the last one.
+    def next(
+        self, seen: int, *, on_check: Callable[[], object] = lambda: None
+    ) -> "LabelRequest | None":
+        """Return the request if it is newer than ``seen``, the generation of the last one.
 
-        Returns None when the agent stops and for a drift check: after ``timeout_s``, if given, and
-        when a GPU changes.
+        Returns None when the agent stops and for a drift check. ``on_check`` is called by each
+        check of the request.
         """
         with self._changed:
-            self._changed.wait_for(lambda: self._is_news(seen), timeout=timeout_s)
-            if self.is_stopping or self._generation <= seen:
+            if self.is_stopping or self._generation == seen:
                 self._needs_check = False
                 return None
-            return Wanted(
-                self,
+            return LabelRequest(
+                inbox=self,
+                on_check=on_check,
                 name=self._name,
                 custom=self._custom,
                 generation=self._generation,
@@ -120,34 +121,32 @@ class Inbox:
                 node_uid=self._node_uid,
             )
 
-    def has_news(self, seen: int, *, timeout_s: float | None = None) -> bool:
-        """Wait until ``next`` returns at once; return False at the time-out or a change of use."""
+    def is_over(
+        self, generation: int, *, at_rest: bool = False, timeout_s: float | None = None
+    ) -> bool:
+        """Wait until a request is superseded; return False at the time-out or a change of use.
+
+        At rest a changed GPU ends the wait, too, because it asks for a drift check.
+        """
         with self._changed:
             self._changed.wait_for(
-                lambda: self._is_news(seen) or self._has_use_changed, timeout=timeout_s
+                lambda: self._is_over(generation, at_rest=at_rest) or self._has_use_changed,
+                timeout=timeout_s,
             )
-            return self._is_news(seen)
+            return self._is_over(generation, at_rest=at_rest)
 
-    def is_over(self, generation: int, *, timeout_s: float | None = None) -> bool:
-        """Wait as ``has_news``, until ``generation`` is superseded."""
-        with self._changed:
-            self._changed.wait_for(
-                lambda: self._is_over(generation) or self._has_use_changed, timeout=timeout_s
-            )
-            return self._is_over(generation)
-
-    def end_of(self, generation: int) -> errors.Superseded | None:
-        """Return why a request is superseded; None while it is not."""
+    def check(self, generation: int) -> None:
+        """Raise ``Superseded`` if ``generation`` is superseded."""
         with self._changed:
             if self.is_stopping:
-                return errors.Superseded(
+                raise errors.Superseded(
                     "the agent is shutting down", is_replaced=False, is_stopping=True
                 )
             if self._generation == generation:
-                return None
+                return
             if self._name is None:
-                return errors.Superseded("the label was removed", is_replaced=False)
-            return errors.Superseded(
+                raise errors.Superseded("the label was removed", is_replaced=False)
+            raise errors.Superseded(
                 f"label, layout or Node object changed; {self._name} is requested now",
                 is_replaced=True,
             )
@@ -172,51 +171,43 @@ class Inbox:
             )
             self._has_cluster_changed = False
 
-    def _is_news(self, seen: int) -> bool:
-        return self.is_stopping or self._generation > seen or self._needs_check
-
     def _renew(self) -> None:
         self._generation += 1
         self._changed.notify_all()
 
-    def _is_over(self, generation: int) -> bool:
-        return self.is_stopping or self._generation != generation
+    def _is_over(self, generation: int, *, at_rest: bool = False) -> bool:
+        has_ended = self.is_stopping or self._generation != generation
+        return has_ended or (at_rest and self._needs_check)
 
 
-class Wanted:
-    """What label and annotation ask for; ends as ``ports.Cancellation`` with a newer request."""
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class LabelRequest:
+    """A request by label and annotation; as ``ports.Cancellation`` a newer one supersedes it."""
 
-    def __init__(
-        self,
-        inbox: Inbox,
-        *,
-        name: str | None,
-        custom: customs.Custom | None,
-        generation: int,
-        since: int,
-        node_uid: str,
-    ) -> None:
-        self._inbox = inbox
-        self.name = name
-        self.custom = custom  # what ``custom`` stands for; None: the name is of another source
-        self.generation = generation
-        self.since = since
-        """The generation in which label or annotation changed; 0: they are as this process first
-        read them. Later generations are changed files and new Node objects."""
-        self.node_uid = node_uid
+    inbox: Inbox
+    on_check: Callable[[], object]
+    name: str | None
+    custom: customs.Custom | None
+    """What ``custom`` stands for; None: the name is of another source."""
+    generation: int
+    since: int
+    """The generation in which label or annotation changed; 0: they are as this process first
+    read them. Later generations are changed files and new Node objects."""
+    node_uid: str
 
     def check(self) -> None:
         """Raise ``Superseded`` if a newer request exists or the agent stops."""
-        end = self._inbox.end_of(self.generation)
-        if end is not None:
-            raise end
+        self.on_check()
+        self.inbox.check(self.generation)
 
     def wait(self, seconds: float) -> None:
         """Sleep; raise ``Superseded`` as soon as the request is superseded."""
-        self._inbox.wait(self.generation, seconds)
+        self.on_check()
+        self.inbox.wait(self.generation, seconds)
         self.check()
 
     def pause(self, seconds: float) -> None:
         """Sleep until the cluster changes; raise ``Superseded`` as ``wait``."""
-        self._inbox.pause(self.generation, seconds)
+        self.on_check()
+        self.inbox.pause(self.generation, seconds)
         self.check()

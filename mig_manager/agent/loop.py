@@ -2,13 +2,11 @@
 
 import contextlib
 import dataclasses
-import functools
 import math
 import random
 import secrets
 import time
 from collections.abc import Callable
-from typing import Protocol, TypeVar
 
 import structlog
 
@@ -18,13 +16,7 @@ from mig_manager.agent import inbox as inboxes
 from mig_manager.agent import pulse as pulses
 from mig_manager.core import ports, timing
 
-_Result = TypeVar("_Result")
-
 _log = structlog.get_logger()
-
-
-class _Wait(Protocol):
-    def __call__(self, *, timeout_s: float | None) -> bool: ...
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,24 +49,23 @@ class Agent:
         self._pulse = pulse or pulses.Pulse()
         self._alone = alone
         self._monotonic = monotonic
-        self._drift_check_s = intervals.drift_check_s or None
-        self._retry_max_s = intervals.retry_max_s
-        self._retry_initial_s = intervals.retry_initial_s
+        self._intervals = intervals
         self._backoff = timing.Backoff(
             first_s=intervals.retry_initial_s, max_s=intervals.retry_max_s, factor=2.0
         )
         self.is_recovered = False
-        self._served: inboxes.Wanted | None = None
+        self._served: inboxes.LabelRequest | None = None
         self._ended: outcomes.Outcome | None = None
         """How the last run for that request ended; None while it is retried."""
-        self._is_new = False
-        """Whether label or annotation have changed since the last run began."""
+        self._run_generation = 0
+        """The generation of the request when the last run began."""
 
     def serve(self) -> None:
         """Serve requests until the inbox stops."""
         seen = 0
         while True:
-            request = self._next(seen)
+            self._idle(self._next_check_s, seen, at_rest=True)
+            request = self._inbox.next(seen, on_check=self._pulse.beat)
             if request is None and self._inbox.is_stopping:
                 try:
                     self._pipeline.stop()
@@ -86,7 +77,9 @@ class Agent:
                 if request is None:
                     self._check_drift()
                 else:
-                    self._begin(request, is_new=request.since > seen)
+                    if self._served is not None and self._served.node_uid != request.node_uid:
+                        self._pipeline.forget_node()
+                    self._served = request
                     seen = request.generation
                     self._serve(request)
             except errors.Superseded as end:
@@ -94,13 +87,11 @@ class Agent:
             finally:
                 structlog.contextvars.unbind_contextvars("attempt_id")
 
-    def _next(self, seen: int) -> inboxes.Wanted | None:
-        """Wait as ``Inbox.next``, with the next drift check as the time-out."""
-        self._idle(self._next_check_s or math.inf, functools.partial(self._inbox.has_news, seen))
-        return self._inbox.next(seen, timeout_s=0)
+    def _idle(self, limit_s: float, generation: int, *, at_rest: bool = False) -> None:
+        """Wait as ``Inbox.is_over``; meanwhile write an unwritten condition, and publish the use.
 
-    def _idle(self, limit_s: float, is_over: _Wait) -> None:
-        """Wait; meanwhile write a condition that could not be written, and publish the use."""
+        The wait may never end, and so no sign of life is expected.
+        """
         pipeline, capacity, attempt = self._pipeline, self._pipeline.capacity, 0
         until_s = self._monotonic() + limit_s
         write_at_s = self._monotonic() + self._backoff.delay_s(0)
@@ -111,7 +102,12 @@ class Agent:
             next_s = min(until_s, write_at_s if pipeline.has_unwritten_condition else math.inf)
             pause_s = min(max(0.0, next_s - self._monotonic()), capacity.next_in_s)
             timeout_s = pause_s if math.isfinite(pause_s) else None
-            if self._rest(functools.partial(is_over, timeout_s=timeout_s)):
+            self._pulse.rest()
+            try:
+                is_over = self._inbox.is_over(generation, at_rest=at_rest, timeout_s=timeout_s)
+            finally:
+                self._pulse.beat()
+            if is_over:
                 return
             if capacity.next_in_s <= 0:
                 capacity.refresh()
@@ -122,32 +118,27 @@ class Agent:
                 attempt += 1
                 write_at_s = self._monotonic() + self._backoff.delay_s(attempt)
 
-    def _begin(self, request: inboxes.Wanted, *, is_new: bool) -> None:
-        """Note what a request is about, before it is served."""
-        if self._served is not None and self._served.node_uid != request.node_uid:
-            self._pipeline.forget_node()
-        self._served = request
-        self._is_new |= is_new
-
-    def _serve(self, request: inboxes.Wanted, *, may_evict: bool = True) -> None:
+    def _serve(self, request: inboxes.LabelRequest, *, may_evict: bool = True) -> None:
         """Run the pipeline until the outcome is final, with backoff between the attempts."""
         self._ended = None
         attempt = 0
         while True:
             attempt += 1
             # Known before the run, because its status names the time of the next attempt.
-            spread_s = random.uniform(0, self._retry_initial_s)  # noqa: S311 - a spread
-            delay_s = min(self._retry_max_s, self._backoff.delay_s(attempt - 1) + spread_s)
+            spread_s = random.uniform(0, self._intervals.retry_initial_s)  # noqa: S311 - a spread
+            delay_s = min(
+                self._intervals.retry_max_s, self._backoff.delay_s(attempt - 1) + spread_s
+            )
             with self._alone():
                 if not self._try(request, attempt, delay_s, may_evict=may_evict):
                     return
             _log.info("retry_scheduled", attempt=attempt, delay_s=round(delay_s, 2))
             self._telemetry.retry_scheduled(delay_s)
-            self._idle(delay_s, functools.partial(self._inbox.is_over, request.generation))
+            self._idle(delay_s, request.generation)
             request.check()
 
     def _try(
-        self, request: inboxes.Wanted, attempt: int, retry_after_s: float, *, may_evict: bool
+        self, request: inboxes.LabelRequest, attempt: int, retry_after_s: float, *, may_evict: bool
     ) -> bool:
         """Run the pipeline once; return whether to retry."""
         structlog.contextvars.bind_contextvars(attempt_id=secrets.token_hex(4))
@@ -158,10 +149,11 @@ class Agent:
                 self.is_recovered = True
             if request.name is None:
                 return self._pipeline.rest()
-            is_new, self._is_new = self._is_new, False
+            is_new = request.since > self._run_generation
+            self._run_generation = request.generation
             outcome = self._pipeline.run(
                 request.name,
-                _Watched(request, self._pulse),
+                request,
                 custom=request.custom,
                 attempt=attempt,
                 retry_after_s=retry_after_s,
@@ -182,12 +174,13 @@ class Agent:
         return outcome.should_retry
 
     @property
-    def _next_check_s(self) -> float | None:
-        """How long to rest before the next drift check; None: until a GPU event."""
+    def _next_check_s(self) -> float:
+        """How long to rest before the next drift check; inf: until a GPU event."""
+        check_s = self._intervals.drift_check_s or math.inf
         if self._ended is None or not self._ended.gpus.unreachable:
-            return self._drift_check_s
+            return check_s
         # As often as a retry: an unreachable GPU may be back.
-        return min(self._drift_check_s or self._retry_max_s, self._retry_max_s)
+        return min(check_s, self._intervals.retry_max_s)
 
     def _check_drift(self) -> None:
         request, ended = self._served, self._ended
@@ -205,31 +198,3 @@ class Agent:
                 self._serve(request, may_evict=False)
             case drift.Action.RUN:
                 self._serve(request)
-
-    def _rest(self, wait: Callable[[], _Result]) -> _Result:
-        """Wait for something that may never come."""
-        self._pulse.rest()
-        try:
-            return wait()
-        finally:
-            self._pulse.beat()
-
-
-class _Watched:
-    """Implements ``ports.Cancellation``: each check reports that the loop is alive."""
-
-    def __init__(self, request: ports.Cancellation, pulse: pulses.Pulse) -> None:
-        self._request = request
-        self._pulse = pulse
-
-    def check(self) -> None:
-        self._pulse.beat()
-        self._request.check()
-
-    def wait(self, seconds: float) -> None:
-        self._pulse.beat()
-        self._request.wait(seconds)
-
-    def pause(self, seconds: float) -> None:
-        self._pulse.beat()
-        self._request.pause(seconds)

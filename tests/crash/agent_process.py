@@ -115,10 +115,13 @@ class _Mailbox(inboxes.Inbox):
         super().__init__()
         self._points = points
 
-    def has_news(self, seen: int, *, timeout_s: float | None = None) -> bool:
+    def is_over(
+        self, generation: int, *, at_rest: bool = False, timeout_s: float | None = None
+    ) -> bool:
         """Note that the agent is idle, and wait."""
-        self._points.come_to(IDLE)
-        return super().has_news(seen, timeout_s=timeout_s)
+        if at_rest:
+            self._points.come_to(IDLE)
+        return super().is_over(generation, at_rest=at_rest, timeout_s=timeout_s)
 
 
 class _Telemetry(ports.Telemetry):

@@ -20,7 +20,7 @@ def box() -> inboxes.Inbox:
     return inbox
 
 
-def taken(box: inboxes.Inbox, seen: int = 0) -> inboxes.Wanted:
+def taken(box: inboxes.Inbox, seen: int = 0) -> inboxes.LabelRequest:
     current = box.next(seen)
     assert current is not None
     return current
@@ -75,7 +75,7 @@ def test_the_first_check_counts_even_without_a_label_and_a_changed_file_before_i
     box = inboxes.Inbox()
     box.put_file_change()
 
-    assert box.next(0, timeout_s=0.01) is None
+    assert box.next(0) is None
 
     box.put_label(None)
     assert taken(box).name is None

@@ -6,7 +6,7 @@ agent's from the beginning of a step until it rests, waits for its next try, or 
 
 import dataclasses
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from mig_manager import errors
@@ -193,31 +193,33 @@ class _Mailbox(inboxes.Inbox):
         self.served: str | None = None
         """The layout that is served, or was last."""
 
-    def has_news(self, seen: int, *, timeout_s: float | None = None) -> bool:
-        """End the step where nothing is newer, and wait no longer."""
+    def is_over(
+        self, generation: int, *, at_rest: bool = False, timeout_s: float | None = None
+    ) -> bool:
+        """End the step before the next try and where nothing is newer, and wait no longer."""
+        if not at_rest:
+            self._end_step()
+            return True
         self._deliver()
-        if not self._is_news(seen):
+        if not self._is_over(generation, at_rest=True):
             self.is_resting = True
             self._end_step()
             self.is_resting = False
             self._deliver()
         return True
 
-    def next(self, seen: int, *, timeout_s: float | None = None) -> inboxes.Wanted | None:
-        request = super().next(seen, timeout_s=timeout_s)
+    def next(
+        self, seen: int, *, on_check: Callable[[], object] = lambda: None
+    ) -> inboxes.LabelRequest | None:
+        request = super().next(seen, on_check=on_check)
         if request is not None:
             self.served = request.name
         return request
 
-    def end_of(self, generation: int) -> errors.Superseded | None:
-        """Return why a request has ended, after the newest label has arrived."""
+    def check(self, generation: int) -> None:
+        """Raise ``Superseded`` if the request has ended, after the newest label has arrived."""
         self._deliver()
-        return super().end_of(generation)
-
-    def is_over(self, generation: int, *, timeout_s: float | None = None) -> bool:
-        """End the step before the next try of a request, and wait no longer."""
-        self._end_step()
-        return True
+        super().check(generation)
 
     def wait(self, generation: int, seconds: float) -> None:
         self._rig.clock.wait(seconds)
