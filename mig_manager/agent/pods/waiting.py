@@ -40,14 +40,13 @@ class PodWait:
             backoff=self.limits.backoff,
         )
         workloads = self.deps.workloads
-        attempts = wait.attempts()
-        while True:
-            is_late = next(attempts)
-            seen = None if is_late else workloads.watched()
-            if seen is None or not find(seen):
-                problem = find(workloads.list())
-                if is_late or not problem:
-                    return problem
+
+        def problem(is_late: bool) -> _Problem:  # noqa: FBT001 - as ``Wait.until`` calls it
+            watched = None if is_late else workloads.watched()
+            found = find(watched) if watched is not None else None
+            return found or find(workloads.list())
+
+        return wait.until(problem)
 
 
 def delete(workloads: ports.Workloads, pods: Iterable[cluster.Pod]) -> None:
