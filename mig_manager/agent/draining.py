@@ -42,7 +42,7 @@ def close(job: jobs.Job, change: preparing.Change) -> None:
 
     job.taken.take(model.Phase.DRAIN if affected else model.Phase.CORDON, taint)
     if affected:
-        _emit(job, message, reason="Draining", is_warning=False)
+        _announce(job, message, reason="Draining", is_warning=False)
 
 
 def drained(
@@ -154,9 +154,9 @@ def _new_drain(job: jobs.Job, order: drain.Order) -> drain.Drain:
 def _force(job: jobs.Job, names: str) -> None:
     message = f"deleting by force {names}"
     job.progress.enter(model.Phase.DRAIN, message)
-    _emit(job, message, reason="ForcedDrain", is_warning=True)
+    _announce(job, message, reason="ForcedDrain", is_warning=True)
 
 
-def _emit(job: jobs.Job, message: str, *, reason: str, is_warning: bool) -> None:
+def _announce(job: jobs.Job, message: str, *, reason: str, is_warning: bool) -> None:
     text = f"{job.progress.title}: {message}"
     job.deps.node.emit(reason=reason, message=text, is_warning=is_warning)
