@@ -9,6 +9,7 @@ from mig_manager.agent import drift
 from mig_manager.core import steps
 from mig_manager.core.node import cluster
 from mig_manager.core.node import policy as policies
+from mig_manager.core.records import requests
 from mig_manager.errors import Reason
 from tests import fakes, scenes
 from tests.pipeline.test_custom_layouts import BALANCED, ON, document, published, requested, run
@@ -381,3 +382,19 @@ def test_on_demand_a_drift_is_healed_once_no_process_uses_what_goes() -> None:
     rig.gpu_users = ""
     assert run(rig, ON_DEMAND, by=ours, attempt=2, may_evict=False).reason is Reason.APPLIED
     scenes.assert_nothing_taken(rig)
+
+
+def test_that_an_owners_document_evicts_no_pod_is_published_before_anything_else() -> None:
+    """Its text does not show that, and the owner may take the label away meanwhile."""
+    rig = idle_node()
+    records: list[str | None] = []
+
+    def note() -> None:
+        if rig.log[-1] == "gpus.observe":
+            records.append(rig.annotations.get(cluster.REQUEST_ANNOTATION))
+
+    rig.on_call = note
+
+    run(rig, ON_DEMAND)
+
+    assert not requests.Request.from_json(records[0] or "").may_evict

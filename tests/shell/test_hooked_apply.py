@@ -309,3 +309,18 @@ def test_profiles_that_are_reported_only_with_mig_on_change_nothing_of_the_order
 
     assert played.has("wanted")
     assert played.happened == ["start", "mode", "MODE", "config", "CREATE", "exit"]
+
+
+def test_a_stale_plan_in_a_later_round_rolls_the_first_round_back_too() -> None:
+    played = Played("off")
+
+    def step(each: steps.Step) -> None:
+        played.gpus.is_stale = isinstance(each, steps.SetMode)
+
+    played.gpus.on_step = step
+
+    with pytest.raises(errors.StalePlanError):
+        played.change_to("wanted")
+
+    assert played.shape == played.before
+    assert played.journal.text is None
