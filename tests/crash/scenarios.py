@@ -58,8 +58,9 @@ GPUS: Mapping[str, Gpus] = {
 Not what the planner returns, so that a planner or a rollback that does nothing is noticed.
 """
 
-UNDISTURBED = frozenset({"Cordon", "Drain", "Pause", "Execute", "Resume", "Prove"})
-_BEFORE_THE_GPUS = frozenset({"Cordon", "Drain"})
+UNDISTURBED = frozenset({"Drain", "Pause", "Execute", "Resume", "Prove"})
+"""Where pods are evicted the node is tainted within the drain."""
+_BEFORE_THE_GPUS = frozenset({"Drain"})
 _ROLLED_BACK = (UNDISTURBED - {"Prove"}) | {"RollBack"}
 
 
@@ -129,7 +130,7 @@ FIRST_HOPPER = Scenario(
     name="first layout on H100",
     spec="1xH100",
     layout="two-sizes-h100",
-    phases=UNDISTURBED - {"Drain"},
+    phases=UNDISTURBED - {"Drain"} | {"Cordon"},
 )
 ONE_SLICE = Scenario(
     name="one slice on a busy node",
