@@ -384,7 +384,7 @@ def test_on_demand_a_drift_is_healed_once_no_process_uses_what_goes() -> None:
     scenes.assert_nothing_taken(rig)
 
 
-def test_that_an_owners_document_evicts_no_pod_is_published_before_anything_else() -> None:
+def test_a_decision_to_evict_no_pod_is_published_before_anything_else() -> None:
     """Its text does not show that, and the owner may take the label away meanwhile."""
     rig = idle_node()
     records: list[str | None] = []
