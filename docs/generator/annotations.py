@@ -166,6 +166,7 @@ class RequestAnnotation(TypedDict):
     verified: NotRequired[VerifiedRequest]
     rebootedHash: NotRequired[str]  # of the layout that the machine was rebooted for
     rebootedFrom: NotRequired[str]  # the boot in which it was asked to
+    awaited: NotRequired[list[str]]  # deploy labels of deleted device plugins and DRA drivers
 
 
 class PluginConfigChange(TypedDict):

@@ -7,7 +7,7 @@ import structlog
 from mig_manager import errors
 from mig_manager.agent import drift, host, recovery, resolving
 from mig_manager.agent import job as jobs
-from mig_manager.agent.pods import drain, survey
+from mig_manager.agent.pods import advertisers, drain, survey
 from mig_manager.core import messages, model, steps, timing
 from mig_manager.core.layout import config
 from mig_manager.core.node import clients, cluster, gpu_use, resources
@@ -134,6 +134,7 @@ def _surveyed(job: jobs.Job, change: Change) -> Change:
         resources.gpu_layouts(change.gpus, config.select(change.found.layout, change.gpus)),
         usage.pods,
         plugin_config=job.plugin_config,
+        is_driver_expected=advertisers.DRIVER in advertisers.expected(job.taken),
     )
     plan = change.found.plan(change.gpus, restoring=change.restoring, busy=usage.device_ids)
     return dataclasses.replace(change, usage=usage, plan=plan)

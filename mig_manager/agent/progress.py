@@ -71,6 +71,15 @@ class Progress:
         self._record = self._record.resolved(config_hash, is_owners=is_owners)
         return self._record.verified is not None
 
+    def expect(self, deploy_labels: frozenset[str]) -> None:
+        """Note advertisers whose pods are deleted; the next patch publishes it."""
+        awaited = self._record.awaited | deploy_labels
+        self._record = dataclasses.replace(self._record, awaited=awaited)
+
+    def note_served(self) -> None:
+        """Note that no advertiser is expected any more."""
+        self._record = dataclasses.replace(self._record, awaited=frozenset())
+
     def succeeded(
         self,
         reason: errors.Reason,
@@ -172,7 +181,9 @@ class Progress:
                 is_owners=ended.is_owners,
                 gpus=requests.fingerprint(known.gpus),
             )
-            self._record = dataclasses.replace(self._record, verified=verified)
+            self._record = dataclasses.replace(
+                self._record, verified=verified, awaited=frozenset()
+            )
             labels[cluster.APPLIED_LABEL] = known.config
         elif ended.reason is errors.Reason.DRIFTED:
             labels[cluster.APPLIED_LABEL] = None

@@ -58,7 +58,7 @@ def verify_unchanged(
     is_stale = interrupted.stale_files or bool(unverified)
     job.taken.note(snapshot=unrestored, applied="", stale_files=is_stale)
     if not dataclasses.replace(interrupted, snapshot=unverified).is_restored:
-        paused = job.clients.find_plugin(interrupted, gpus)
+        paused = job.clients.find_plugin(job.taken, gpus, snapshot)
         job.transaction().refresh()
         return finished(job, paused, gpus, is_owners=is_owners)
     if is_stale:
@@ -67,15 +67,15 @@ def verify_unchanged(
     config_now = job.deps.node.seen().labels.get(cluster.PLUGIN_CONFIG_LABEL)
     if job.plugin_config not in (None, config_now):
         paused = job.clients.resume_plugin(
-            job.clients.find_plugin(job.taken.journal, gpus),
+            job.clients.find_plugin(job.taken, gpus, unrestored),
             job.taken,
             plugin_config=job.plugin_config,
         )
         _prove(job, paused, gpus, "waiting for the plugin's new config")
-    elif not advertising.is_schedulable(gpus):
+    elif not advertising.is_schedulable(gpus, job.taken):
         # Restarted once, and not at every retry.
         job.progress.enter(model.Phase.PROVE, "waiting for the devices to be schedulable")
-        stale = advertising.find_stale(gpus, is_restarted=job.request.attempt == 1)
+        stale = advertising.find_stale(gpus, job.taken, is_restarted=job.request.attempt == 1)
         advertising.wait_schedulable(stale, gpus, job.taken, job.cancel)
     return job.progress.succeeded(
         errors.Reason.ALREADY_APPLIED, "is already active", gpus=gpus, is_owners=is_owners

@@ -75,7 +75,8 @@ class Reconciler:
         if recovery.has_ended(journal, view):
             self._journal = journal
             return
-        self._shared.clients.advertising.expect(advertisers.kinds_in(journal))
+        awaited = {kind.deploy_label for kind in advertisers.kinds_in(journal)}
+        self._record = dataclasses.replace(self._record, awaited=self._record.awaited | awaited)
         is_resumed = journal.request == (name, custom.annotation_hash if custom else "")
         _log.warning(
             "interrupted_run_found",
@@ -190,7 +191,8 @@ class Reconciler:
             LockedError: Another manager is at work.
         """
         # Any layout that is requested next is a new request.
-        self._record = requests.NONE
+        awaited = self._record.awaited if self._record else frozenset()
+        self._record = dataclasses.replace(requests.NONE, awaited=awaited)
         self._shared.publisher.keep(self._record)
         if not self._journal.is_empty:
             self._undo(self._journal)

@@ -47,6 +47,11 @@ class Taken:
         """What is taken now."""
         return self._journal
 
+    @property
+    def awaited(self) -> frozenset[str]:
+        """Deploy labels of advertisers that must serve the node again."""
+        return self._progress.record.awaited
+
     def note(self, **entries: Any) -> None:
         """Change entries; the next patch writes them."""
         self._journal = dataclasses.replace(self._journal, **entries)
@@ -55,6 +60,14 @@ class Taken:
         """Change entries, and publish them without waiting for the API."""
         self.note(**entries)
         self._progress.announce_annotations(_annotation(self._journal))
+
+    def note_served(self) -> None:
+        """Note that no advertiser is expected any more."""
+        self._progress.note_served()
+
+    def expect(self, deploy_labels: frozenset[str]) -> None:
+        """Note advertisers whose pods are deleted, and which must serve the node again."""
+        self._progress.expect(deploy_labels)
 
     def take(
         self,

@@ -8,7 +8,8 @@ import pytest
 from mig_manager import errors
 from mig_manager.agent import settings
 from mig_manager.catalogue import hardware
-from mig_manager.core import model
+from mig_manager.core import model, steps
+from mig_manager.core.node import clients
 from mig_manager.errors import Reason
 from tests import fake_ports, fakes, gpu_values, scenes
 
@@ -156,3 +157,31 @@ def test_new_content_that_the_owner_wrote_is_a_new_request(text: str) -> None:
 
     assert start(rig, CHANGED) is Reason.APPLIED
     assert "training" not in rig.pod_names
+
+
+@pytest.mark.parametrize("is_back", [True, False])
+@pytest.mark.parametrize("then", ["one-slice-changed", "all-balanced"])
+def test_a_plugin_deleted_in_a_failed_run_is_awaited_after_a_restart(
+    then: str, *, is_back: bool
+) -> None:
+    rig = scenes.node(layout="all-balanced", gated=False)
+    refused = scenes.refuse(steps.CreateGpuInstance, times=1)
+
+    def refuse(step: steps.Step) -> Exception | None:
+        # Its DaemonSet makes no new pod yet.
+        rig.plugin_is_gated = True
+        return refused(step)
+
+    rig.step_error = refuse
+    assert scenes.run(rig).reason is Reason.INSUFFICIENT_RESOURCES
+    assert not any(map(clients.is_device_plugin, rig.pods.values()))
+    if is_back:
+        rig.clock.on_wait.append(lambda: setattr(rig, "plugin_is_gated", False))
+
+    reason = start(rig, scenes.CONFIG, layout=then)
+
+    if not is_back:
+        assert reason is Reason.PLUGIN_NOT_READY
+        return
+    assert reason in {Reason.APPLIED, Reason.ALREADY_APPLIED}
+    assert any(map(clients.is_device_plugin, rig.pods.values()))

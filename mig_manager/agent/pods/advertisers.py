@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 from mig_manager import errors
+from mig_manager.agent import undo
 from mig_manager.core import model
 from mig_manager.core.node import claims, clients, cluster, resources
 from mig_manager.core.records import journals
@@ -92,6 +93,12 @@ def kinds_in(journal: journals.Journal) -> frozenset[Kind]:
     """Return the programs that served the node before they were paused."""
     has = {PLUGIN: journal.has_plugin, DRIVER: journal.has_dra_driver}
     return frozenset(kind for kind in KINDS if has[kind])
+
+
+def expected(taken: undo.Taken) -> frozenset[Kind]:
+    """Return the programs that must serve the node again, whether they have a pod or not."""
+    awaited = (kind for kind in KINDS if kind.deploy_label in taken.awaited)
+    return kinds_in(taken.journal).union(awaited)
 
 
 def uids(pods: _Pods) -> frozenset[str]:

@@ -10,7 +10,6 @@ from mig_manager.agent import settings, undo
 from mig_manager.agent.pods import advertisers, device_plugin, dra_driver, pausing, waiting
 from mig_manager.core import model, ports, timing
 from mig_manager.core.node import cluster, phantoms, resources
-from mig_manager.core.records import journals
 
 _log = structlog.get_logger()
 
@@ -31,36 +30,30 @@ class Advertising:
         self._plugin = device_plugin.DevicePlugin(deps)
         self.driver = dra_driver.DraDriver(deps)
         self._all: tuple[advertisers.Advertiser, ...] = (self._plugin, self.driver)
-        self._expected: frozenset[advertisers.Kind] = frozenset()
-        """Those whose pod was deleted and that have no successor yet. Where no label deploys them,
-        nothing on the node shows until then that they belong here, and a run may end before."""
 
-    def expect(self, kinds: frozenset[advertisers.Kind]) -> None:
-        """Expect new pods of them, because their old ones were ended."""
-        self._expected |= kinds
-
-    def expects_driver(self, journal: journals.Journal, pods: _Pods) -> bool:
+    def expects_driver(self, taken: undo.Taken, pods: _Pods) -> bool:
         """Return whether a DRA driver belongs on the node, although it may have no pod now.
 
         A device by a ResourceClaim shows it too: only a driver hands one out.
         """
         return (
-            advertisers.DRIVER in self._expected | advertisers.kinds_in(journal)
+            advertisers.DRIVER in advertisers.expected(taken)
             or any(pod.claimed_ids for pod in pods)
             or self.driver.is_deployed(pods, self._deps.node.seen)
         )
 
-    def with_absent(
-        self, known: frozenset[advertisers.Kind], read_node: Callable[[], cluster.NodeView]
+    def with_replaced(
+        self, kinds: frozenset[advertisers.Kind], read_node: Callable[[], cluster.NodeView]
     ) -> frozenset[advertisers.Kind]:
-        """Return the known advertisers and those that have no pod now, and will."""
-        kinds = known | self._expected
+        """Return the advertisers with a device plugin that has no pod now, and will."""
         if advertisers.PLUGIN not in kinds and self._plugin.is_being_replaced(read_node()):
-            kinds |= {advertisers.PLUGIN}
+            return kinds | {advertisers.PLUGIN}
         return kinds
 
-    def find(self, pods: _Pods, gpus: Sequence[model.Gpu]) -> frozenset[advertisers.Kind]:
-        """Return who advertises the node's devices.
+    def find(
+        self, pods: _Pods, gpus: Sequence[model.Gpu], taken: undo.Taken
+    ) -> frozenset[advertisers.Kind]:
+        """Return who advertises the node's devices, or must do so again.
 
         Phantom devices are removed from the node: they look like those of a lost plugin.
         """
@@ -69,7 +62,8 @@ class Advertising:
         labelled = frozenset(
             kind for kind in advertisers.KINDS if node.labels.get(kind.deploy_label) == "true"
         )
-        return self.with_absent(advertisers.kinds_of(pods) | labelled, lambda: node)
+        kinds = advertisers.kinds_of(pods) | labelled | advertisers.expected(taken)
+        return self.with_replaced(kinds, lambda: node)
 
     def withdraw(self, paused: pausing.Paused) -> None:
         """Keep pods from stale devices until new ones are advertised."""
@@ -77,19 +71,22 @@ class Advertising:
             if each.kind in paused.restarted:
                 each.withdraw()
 
-    def is_schedulable(self, gpus: Sequence[model.Gpu]) -> bool:
+    def is_schedulable(self, gpus: Sequence[model.Gpu], taken: undo.Taken) -> bool:
         """Check, without a wait, whether the node offers the devices that the GPUs have."""
         pods = self._deps.workloads.list()
-        return not self._missing(pausing.Paused(kinds=self.find(pods, gpus)), gpus, pods)
+        kinds = self.find(pods, gpus, taken)
+        return not self._missing(pausing.Paused(kinds=kinds), gpus, pods)
 
-    def find_stale(self, gpus: Sequence[model.Gpu], *, is_restarted: bool) -> pausing.Paused:
+    def find_stale(
+        self, gpus: Sequence[model.Gpu], taken: undo.Taken, *, is_restarted: bool
+    ) -> pausing.Paused:
         """Find the advertisers that do not know the GPUs' devices, and restart those if asked.
 
         Returns:
             What ``wait_schedulable`` waits for: new pods of them, or those that are starting.
         """
         pods = self._deps.workloads.list()
-        kinds = self.find(pods, gpus)
+        kinds = self.find(pods, gpus, taken)
         stale: _Pods = ()
         for each in self._all if is_restarted else ():
             own = tuple(filter(each.kind.owns, pods))
@@ -137,7 +134,7 @@ class Advertising:
             lambda pods: watch.see(self._missing(paused, gpus, pods)), cancel, timeout_s=timeout_s
         )
         # After the deadline its owner may have removed it.
-        self._expected = frozenset()
+        taken.note_served()
         if missing:
             raise errors.NotReadyError(
                 f"{missing.message} (waited {timeout_s:g} s)", reason=missing.reason
@@ -149,6 +146,7 @@ class Advertising:
         pods: Iterable[cluster.Pod],
         *,
         plugin_config: str | None,
+        is_driver_expected: bool,
     ) -> None:
         """Return if neither exits over what the GPUs will have, as far as known.
 
@@ -156,9 +154,8 @@ class Advertising:
             LayoutError: STRATEGY_MISMATCH: one would exit.
         """
         known, read_node = tuple(pods), functools.cache(self._deps.node.seen)
-        is_expected = advertisers.DRIVER in self._expected
         why = self.driver.why_refused(
-            layouts, known, read_node, is_expected=is_expected
+            layouts, known, read_node, is_expected=is_driver_expected
         ) or self._plugin.why_refused(layouts, known, read_node, plugin_config=plugin_config)
         if why:
             raise errors.LayoutError(why, reason=errors.Reason.STRATEGY_MISMATCH)

@@ -18,7 +18,6 @@ from mig_manager.agent import settings, undo
 from mig_manager.agent.pods import advertisers, advertising, dra_driver, pausing, waiting
 from mig_manager.core import messages, model, ports, steps
 from mig_manager.core.node import clients, cluster
-from mig_manager.core.records import journals
 
 _log = structlog.get_logger()
 
@@ -68,8 +67,8 @@ class GpuClients:
         last = self._pause(functools.partial(choose, is_driver=True), view, taken)
         self._wait_stopped(last, cancel)
         return pausing.Paused(
-            kinds=self.advertising.with_absent(
-                advertisers.kinds_in(taken.journal), self._deps.node.seen
+            kinds=self.advertising.with_replaced(
+                advertisers.expected(taken), self._deps.node.seen
             ),
             old_uids=advertisers.uids(pods),
             changed=frozenset(one.gpu_uuid for one in plan.gpus if one.steps),
@@ -95,6 +94,8 @@ class GpuClients:
             names = [key.removeprefix(cluster.DEPLOY_LABEL_PREFIX) for key in pause.labels]
             names += [pod.key for pod in pause.to_delete]
             kinds = pause.kinds | advertisers.kinds_in(before)
+            deleted = advertisers.kinds_of(pause.to_delete)
+            taken.expect(frozenset(kind.deploy_label for kind in deleted))
             return undo.Step(
                 message="pausing " + ", ".join(names or ["nothing"]),
                 journal=dataclasses.replace(
@@ -112,7 +113,6 @@ class GpuClients:
 
         if pause.labels or pause.to_delete:
             taken.take(model.Phase.PAUSE, decide)
-        self.advertising.expect(advertisers.kinds_of(pause.to_delete))
         for pod in pause.to_delete:
             self._deps.workloads.delete(pod)
         return pause
@@ -237,7 +237,7 @@ class GpuClients:
             Superseded: Another layout is requested, or the agent stops.
         """
         claiming = [pod for pod in affected if pod.may_claim]
-        if not claiming or not self.advertising.expects_driver(taken.journal, pods):
+        if not claiming or not self.advertising.expects_driver(taken, pods):
             return False
         needs_slices = not all(pod.claimed_ids for pod in claiming)
         driver = self.advertising.driver
@@ -250,7 +250,8 @@ class GpuClients:
         if taken.journal.is_closed and not dra_driver.has_ready(pods):
             # Evicted pods may come back, so the drain of an earlier attempt begins again.
             taken.note(draining=False)
-            self.resume_plugin(self.find_plugin(taken.journal, gpus), taken)
+            found = self.find_plugin(taken, gpus, taken.journal.snapshot)
+            self.resume_plugin(found, taken)
         taken.enter(model.Phase.RESOLVE, "waiting for the DRA driver, which ends pods' claims")
         timeout_s = self._limits.plugin_timeout_s
         # Slices that do not match in time are no failure: a claim then stands for any GPU.
@@ -263,19 +264,23 @@ class GpuClients:
             )
         return True
 
-    def find_plugin(self, journal: journals.Journal, gpus: Sequence[model.Gpu]) -> pausing.Paused:
-        """Return the advertisers, with those in the journal, as if they had been paused.
+    def find_plugin(
+        self,
+        taken: undo.Taken,
+        gpus: Sequence[model.Gpu],
+        changed: Iterable[model.GpuSnapshot],
+    ) -> pausing.Paused:
+        """Return the advertisers as if they had been paused for a change of some GPUs.
 
         A DRA driver that advertises what the GPUs have is kept: its restart changes nothing.
         """
         pods = self._deps.workloads.list()
-        kinds = self.advertising.find(pods, gpus) | advertisers.kinds_in(journal)
         kept_uids = self.advertising.driver.current(gpus, pods)
         return pausing.Paused(
-            kinds=kinds,
+            kinds=self.advertising.find(pods, gpus, taken),
             old_uids=advertisers.uids(pods) - kept_uids,
             kept_uids=kept_uids,
-            changed=frozenset(gpu.uuid for gpu in journal.snapshot),
+            changed=frozenset(gpu.uuid for gpu in changed),
         )
 
 

@@ -56,6 +56,10 @@ class Request:
     None: the machine was not rebooted."""
     rebooted_from: str = ""
     """The boot in which the machine was asked to reboot for it; empty: not known."""
+    awaited: frozenset[str] = frozenset()
+    """Deploy labels of device plugin and DRA driver, if their pods were deleted and no new ones
+    have served the node since. A run may end before; where no label deploys them, nothing else
+    shows until then that they belong on the node."""
 
     @property
     def key(self) -> tuple[str, str]:
@@ -81,6 +85,7 @@ class Request:
             verified=self.verified if is_same and not is_new else None,
             rebooted_hash=self.rebooted_hash if is_same else None,
             rebooted_from=self.rebooted_from if is_same else "",
+            awaited=self.awaited,
         )
 
     def resolved(self, config_hash: str, *, is_owners: bool) -> "Request":
@@ -129,6 +134,7 @@ class Request:
             },
             "rebootedHash": self.rebooted_hash,
             "rebootedFrom": self.rebooted_from or None,
+            "awaited": sorted(self.awaited) or None,
         }
         return json.dumps({key: value for key, value in data.items() if value is not None})
 
@@ -155,6 +161,7 @@ class Request:
                 ),
                 rebooted_hash=None if rebooted is None else str(rebooted),
                 rebooted_from=str(data.get("rebootedFrom", "")),
+                awaited=frozenset(map(str, data.get("awaited", ()))),
             )
         except (AttributeError, LookupError, RecursionError, TypeError) as error:
             raise ValueError("not a request kept by an agent") from error
