@@ -20,8 +20,8 @@ from typing import Any
 
 import pytest
 
-from bench import day
 from mig_manager.adapters.host import log
+from testkit import day
 from tests.cluster import clusters, device_watch, envtest, pods_of_a_day, sandbox_nodes
 from tests.realnode import audit
 

@@ -11,8 +11,9 @@ import statistics
 import sys
 from collections.abc import Sequence
 
-from bench import matrix, planning, reconfiguration, transitions
+from bench import planning, reconfiguration, transitions
 from mig_manager.adapters.host import log
+from testkit import matrix
 
 _PARTS = ("transitions", "agent", "planner")
 

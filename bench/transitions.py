@@ -18,7 +18,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from bench import matrix
 from mig_manager.adapters import host
 from mig_manager.adapters.nvml import client as nvml_worker
 from mig_manager.adapters.nvml import gpus as nvml_gpus
@@ -28,7 +27,7 @@ from mig_manager.core import ports, steps
 from mig_manager.core.planner import planner
 from mig_manager.sandbox.driver import library as simulated
 from mig_manager.sandbox.driver import states
-from testkit import nvml_faults
+from testkit import matrix, nvml_faults
 
 CHANGES = frozenset(
     {

@@ -24,10 +24,9 @@ import tempfile
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from bench import matrix
 from bench.realnode import node
 from mig_manager.sandbox.driver import states
-from testkit import nvml_faults
+from testkit import matrix, nvml_faults
 from tests.realnode import manifests, namespaces, nvidia_manager, rig
 
 _PRODUCT = "A100-SXM4-40GB"

@@ -9,8 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from bench import matrix
-from testkit import nvml_faults
+from testkit import matrix, nvml_faults
 from tests import simulated_rig, waiting
 from tests.realnode import judging, manifests, nvidia_manager, operator, rig
 

@@ -8,13 +8,12 @@ from typing import NamedTuple
 
 import pytest
 
-from bench import matrix
 from mig_manager.adapters import host
 from mig_manager.adapters.nvml import gpus as nvml_gpus
 from mig_manager.core import model
 from mig_manager.core.planner import planner
 from mig_manager.sandbox.driver import library as simulated
-from testkit import nvml_faults
+from testkit import matrix, nvml_faults
 from tests.faults import nvml_codes
 from tests.unit import oracle
 

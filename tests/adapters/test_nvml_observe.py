@@ -7,7 +7,6 @@ from typing import Any
 import pynvml
 import pytest
 
-from bench import matrix
 from mig_manager import errors
 from mig_manager.adapters import host
 from mig_manager.adapters.nvml import device
@@ -17,7 +16,7 @@ from mig_manager.core import model
 from mig_manager.core.planner import planner
 from mig_manager.sandbox.driver import library as simulated
 from mig_manager.sandbox.driver import states
-from testkit import nvml_faults
+from testkit import matrix, nvml_faults
 from tests.adapters import nvml_rig
 from tests.adapters.nvml_rig import OFF, Boot, Rig, ci_step, end_steps, gi_step
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench import day
+from testkit import day
 
 GPUS = 2
 DAY_S = 240.0

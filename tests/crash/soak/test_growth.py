@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 import structlog
 
-from bench import growth
+from tests.crash.soak import growth
 
 
 @pytest.fixture(autouse=True)

@@ -1,6 +1,6 @@
 """Whether the agent grows: memory, threads and open files over many reconfigurations.
 
-    python -m bench.growth [--runs 10000] [--traced-runs 500] [--process-runs 300]
+    python -m tests.crash.soak.growth [--runs 10000] [--traced-runs 500] [--process-runs 300]
 
 First one agent's loop in this process, over GPUs and a cluster in memory, so that Python's own
 heap can be asked; then the agent's process over HTTP with a worker process for each piece of work,
@@ -37,7 +37,7 @@ from tests.crash.soak import cluster, script
 
 _SPEC = "A100-SXM4-40GB"
 _LAYOUTS = ("all-1g.5gb", "all-balanced")
-_CONFIG = pathlib.Path(__file__).parent.parent / "profiles" / "mig-parted.yaml"
+_CONFIG = pathlib.Path(__file__).parents[3] / "profiles" / "mig-parted.yaml"
 _SHORT = """
 version: v1
 mig-configs:
@@ -266,8 +266,8 @@ def in_a_process(runs: int) -> list[Sample]:
     )
     samples: list[Sample] = []
     with stage:
-        assert stage._agent is not None  # noqa: S101, SLF001 - the demonstration's own helper
-        process = pathlib.Path(f"/proc/{stage._agent.pid}")  # noqa: SLF001 - as above
+        assert stage._agent is not None
+        process = pathlib.Path(f"/proc/{stage._agent.pid}")
         for number in range(1, runs + 1):
             layout = _LAYOUTS[number % len(_LAYOUTS)]
             stage.label(layout)
