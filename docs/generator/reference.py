@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from docs.generator import blocks, facts, phases, results, schemas
 from mig_manager import errors
-from mig_manager.cli import parser
+from mig_manager.cli import doctor_checks, parser
 from mig_manager.core import model, options
 
 README = pathlib.Path(__file__).parents[2] / "README.md"
@@ -153,6 +153,12 @@ def readme(_body: str) -> str:
     return text.partition("\n## Install\n")[0].replace("](docs/", "](")
 
 
+def checks_table(_body: str) -> str:
+    """Return the checks of ``doctor``."""
+    rows = ((f"`{each.name}`", each.meaning, each.remedy) for each in doctor_checks.CHECKS)
+    return blocks.table(("Check", "Well when", "Remedy"), rows)
+
+
 def schemas_table(_body: str) -> str:
     """Return the schemas, and what each is of."""
     return blocks.table(
@@ -172,6 +178,7 @@ def _some(seen: Iterable[phases.Marks], asked: Callable[[phases.Marks], bool]) -
 
 
 RENDERERS: Mapping[str, blocks.Renderer] = {
+    "doctor-checks": checks_table,
     "events": events_table,
     "log-lines": log_table,
     "metrics": functools.partial(metrics_table, of=facts.agent_metrics),

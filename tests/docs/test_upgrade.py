@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import yaml
 
-from mig_manager import errors
 from mig_manager.core.node import cluster
 from mig_manager.sandbox.apiserver import resources
 from testkit import apiserver
@@ -18,7 +17,6 @@ from tests.docs import pages
 
 UPGRADE = (pages.ROOT / "docs" / "upgrade.md").read_text(encoding="utf-8")
 README = (pages.ROOT / "README.md").read_text(encoding="utf-8")
-FAILED = (pages.ROOT / "docs" / "failed.md").read_text(encoding="utf-8")
 AT_REST = {
     cluster.STATUS_ANNOTATION,
     cluster.GPUS_ANNOTATION,
@@ -28,9 +26,6 @@ AT_REST = {
     cluster.LAYOUT_ANNOTATION,
     cluster.ROLLOUT_ANNOTATION,
 }
-INTERRUPTED = {cluster.JOURNAL_ANNOTATION, cluster.UNREADABLE_JOURNAL_ANNOTATION}
-GOOD = {errors.Reason.APPLIED, errors.Reason.ALREADY_APPLIED}
-SHELL_ONLY = {errors.Reason.USAGE, errors.Reason.INVALID_CHECKPOINT}
 
 
 def commands(before: str) -> str:
@@ -38,20 +33,6 @@ def commands(before: str) -> str:
     found = re.search(rf"{re.escape(before)}\n+```\n(.*?)^```$", UPGRADE, re.DOTALL | re.MULTILINE)
     assert found is not None
     return found[1]
-
-
-def test_the_table_of_what_stays_names_every_key_that_the_agent_writes_to_a_node() -> None:
-    own = {
-        value
-        for value in vars(cluster).values()
-        if isinstance(value, str) and value.startswith("mig-manager.io/")
-    }
-    rows = {line for line in UPGRADE.splitlines() if line.startswith("| ")}
-    named = {name for row in rows for name in re.findall(r"`([^`]+)`", row.split("|")[1])}
-
-    assert own >= AT_REST | INTERRUPTED | {cluster.APPLIED_LABEL, cluster.HOLD_TAINT}
-    assert own - named == set()
-    assert {cluster.STATE_LABEL, cluster.READY_CONDITION, cluster.PLUGIN_CONFIG_LABEL} <= named
 
 
 @pytest.mark.parametrize("is_interrupted", [False, True])
@@ -102,19 +83,6 @@ def test_the_commands_remove_what_the_agent_leaves_and_nothing_else(
     assert nodes["used"]["spec"]["taints"] == [foreign]
     for node in nodes.values():
         assert node["status"]["conditions"] == [{"type": "Ready", "status": "True"}]
-
-
-def test_every_reason_of_a_failed_node_has_one_row_with_a_command() -> None:
-    _, _, after = FAILED.partition("## One command for each reason")
-    rows = re.findall(
-        r"^\| (`[A-Z][^|]*) \| [^|]+ \| ([^|]*) \|$", after.partition("\n## ")[0], re.MULTILINE
-    )
-    named = [reason for reasons, _ in rows for reason in re.findall(r"`(\w+)`", reasons)]
-
-    assert sorted(named) == sorted(
-        reason.value for reason in errors.Reason if reason not in GOOD | SHELL_ONLY
-    )
-    assert all(command.count("`") == 2 for _, command in rows)
 
 
 def daemon_set(documents: str) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 import os
 import pathlib
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,12 +12,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from docs.generator import pictures
-from tests import programs, waiting
+from mig_manager.core import host_files
+from tests import contract, programs, waiting
 from tests.docs import pages
 
 DOCS = pages.ROOT / "docs"
-PICTURE = DOCS / "pictures" / "demo.svg"
 _TIMEOUT_S = 240.0
 _LOOKS = re.compile(r"kubectl (get|describe) ")
 _EXPORT = re.compile(r"^ *(export KUBECONFIG=\S+)$", re.MULTILINE)
@@ -135,10 +135,6 @@ def test_the_quick_start_leads_to_a_changed_node_and_from_a_mistake_to_its_remed
 ) -> None:
     reader.follow("quick-start.md", "nvidia.com/mig.config=")
 
-    # If this fails, 'just generate' draws the README's picture.
-    timeline = pictures.timeline(reader.demonstration().splitlines())
-    assert pictures.differences(PICTURE.read_text("utf-8"), timeline) == []
-
 
 @pytest.mark.slow
 def test_the_guide_to_failures_leads_from_a_failed_node_to_its_remedy(reader: Reader) -> None:
@@ -147,3 +143,51 @@ def test_the_guide_to_failures_leads_from_a_failed_node_to_its_remedy(reader: Re
 
 def test_the_tags_for_an_autoscaler_are_those_that_its_page_shows(reader: Reader) -> None:
     reader.follow("autoscaled-nodes.md", "autoscaler-tags")
+
+
+# -- commands and files that pages show ----------------------------------------------------------
+
+_VALID = {"systemd-services:": host_files.parse_services, "hooks:": host_files.parse_hooks}
+_FILE = re.compile(
+    r"^```yaml\n(version: v1\n(?:systemd-services|hooks):.*?)^```$", re.DOTALL | re.MULTILINE
+)
+_NOT_CLONED = shutil.ignore_patterns(
+    *(".git", ".venv", "site", "dist", "build", "*.egg-info"),
+    *("__pycache__", ".*_cache", ".hypothesis", "schemas"),
+)
+
+
+def test_files_that_pages_show_are_valid() -> None:
+    shown = [(page, text) for page in pages.SITE for text in _FILE.findall(page.read_text())]
+
+    for page, text in shown:
+        assert _VALID[text.splitlines()[1]](text, source=page.name)
+    assert {page.name for page, _ in shown} >= {"hooks.md", "mode-changes.md"}
+
+
+@pytest.mark.release
+def test_the_readme_leads_from_nothing_to_a_changed_node(tmp_path: pathlib.Path) -> None:
+    text = (pages.ROOT / "README.md").read_text("utf-8")
+    (command,) = re.findall(
+        r"^```\n(python3 -m venv [^\n]*mig-manager demo)\n```$", text, re.MULTILINE
+    )
+    clone = tmp_path / "clone"
+    shutil.copytree(pages.ROOT, clone, ignore=_NOT_CLONED)
+    kept = {key: os.environ[key] for key in os.environ if key.startswith(("PATH", "SSL_", "PIP_"))}
+
+    done = subprocess.run(  # noqa: S603 - our own README
+        ["/bin/sh", "-c", command],
+        cwd=clone,
+        env={**kept, "HOME": str(tmp_path), "PYTHONUTF8": "1"},
+        capture_output=True,
+        encoding="utf-8",
+        timeout=600,
+        check=False,
+    )
+
+    assert done.returncode == 0, done.stderr
+    assert "success (Applied): Layout all-1g.5gb is active." in done.stdout
+    assert done.stdout.count("✓") >= 4
+    assert "✗" not in done.stdout
+    schema = programs.output(clone / ".venv/bin/mig-manager", "schema", "Plan")
+    assert schema == contract.made()["Plan.json"]

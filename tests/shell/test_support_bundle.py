@@ -451,11 +451,3 @@ def test_a_planted_secret_never_gets_in(
     assert set(files) == ALWAYS | OF_CLUSTER | {"journal.json"}
     assert not [name for name, text in files.items() if known in text or other in text]
     assert not [name for name in files if name.endswith(".json") and not json.loads(files[name])]
-
-
-def test_what_can_be_in_a_bundle_is_documented() -> None:
-    page = (pathlib.Path(__file__).parents[2] / "docs" / "failed.md").read_text(encoding="utf-8")
-    rare = {"agent-previous.log", "journal.json", "verified-layout.json", "units.log"}
-    names = {*ALWAYS, *OF_CLUSTER, *rare, "kernel.log"}
-
-    assert {name for name in names if f"`{name}`" not in page} == set()

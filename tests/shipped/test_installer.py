@@ -11,10 +11,9 @@ import sys
 import pytest
 
 import mig_manager
-from docs import generate
 from tests import programs
 from tests.programs import run
-from tests.shipped.unit_files import BOOT, SYSTEMD, UNITS
+from tests.shipped.unit_files import BOOT, MANUAL, SYSTEMD, UNITS
 
 ROOT = SYSTEMD.parent
 SETTINGS = {"mig-manager.env", "config.yaml"}
@@ -101,7 +100,7 @@ def test_an_installation_is_the_same_the_second_time_and_gone_after_the_uninstal
         *(f"{prefix}/lib/systemd/system/{unit}" for unit in UNITS),
         f"{prefix}/lib/tmpfiles.d/mig-manager.conf",
         *(f"{prefix}/share/mig-manager/{name}" for name in ("uninstall", "paths.sh", *SETTINGS)),
-        *(f"{prefix}/share/man/man1/{page}" for page in generate.manual()),
+        *(f"{prefix}/share/man/man1/{page}" for page in MANUAL),
         *(f"etc/mig-manager/{name}" for name in SETTINGS),
     }
     assert (
@@ -272,10 +271,3 @@ def test_an_interpreter_that_is_too_old_is_named_before_anything_is_written(
     assert refused.returncode == 1
     assert "/bin/false is not Python 3.11 or newer" in refused.stderr
     assert machine.files() == {}
-
-
-def test_the_scripts_are_clean() -> None:
-    names = ("install", "omit-unused", "uninstall", "paths.sh")
-    checked = run(programs.needed("shellcheck"), "-x", *(SYSTEMD / name for name in names))
-
-    assert checked.returncode == 0, checked.stdout

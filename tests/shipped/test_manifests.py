@@ -2,14 +2,11 @@
 
 import json
 import pathlib
-import re
 
 import kubernetes.client
 import pytest
-import yaml
 
 import mig_manager
-from mig_manager.core import model
 from mig_manager.core.node import cluster
 from tests.shipped.overlays import AGENTS, OVERLAYS, ROOT, Overlay, overlay
 from tests.shipped.unit_files import (
@@ -213,54 +210,3 @@ def test_simulated_gpus_outlive_the_pod_as_real_ones_do() -> None:
     assert not mount.get("readOnly")
     assert volume["hostPath"]["type"] == "DirectoryOrCreate"
     assert simulated.settings.lock_file.parent == state.parent
-
-
-# -- pages ------------------------------------------------------------------------------------
-
-
-def test_the_guide_names_every_overlay_and_of_no_path_that_is_not_there() -> None:
-    page = GUIDE.read_text(encoding="utf-8")
-    paths = set(re.findall(r"\b(?:deploy|charts|docs)/[\w./-]*\w", page))
-
-    assert {path for path in paths if not (ROOT / path).exists()} == set()
-    assert {path.name for path in (ROOT / "deploy" / "overlays").iterdir()} == set(OVERLAYS)
-    # The unprivileged one goes by a shorter name.
-    assert {f"deploy/overlays/{name}" for name in OVERLAYS} - paths == {
-        "deploy/overlays/unprivileged"
-    }
-    assert "kubectl apply -k deploy`" in page
-
-
-def test_the_guide_has_the_versions_image_the_operators_fields_and_the_agents_label() -> None:
-    page = GUIDE.read_text(encoding="utf-8")
-    (patch,) = re.findall(r"--type merge -p \\\n  '(.*)'", page)
-    (path,) = re.findall(r"--for=jsonpath='\{(.*)\}'=success", page)
-    values = yaml.safe_load(
-        (ROOT / "deploy/overlays/gpu-operator/values.yaml").read_text(encoding="utf-8")
-    )
-
-    assert json.loads(patch)["spec"] == values
-    assert set(re.findall(r"mig-manager:(\d[\w.]*)", page)) == {mig_manager.__version__}
-    assert path == ".metadata.labels." + cluster.STATE_LABEL.replace(".", r"\.")
-
-
-def test_the_guide_to_crashes_has_every_phase_and_the_keys_and_times_that_count(
-    shipped: Overlay,
-) -> None:
-    page = (ROOT / "docs" / "crash-safety.md").read_text(encoding="utf-8")
-    rows = re.findall(
-        r"^\| (`.*?) \|", page.split("| Killed in phase |")[1].split("\n\n")[0], re.MULTILINE
-    )
-    keys = (
-        cluster.APPLIED_LABEL,
-        cluster.JOURNAL_ANNOTATION,
-        cluster.STATUS_ANNOTATION,
-        cluster.UNREADABLE_JOURNAL_ANNOTATION,
-    )
-
-    phases = {phase.value for phase in model.Phase} - {model.Phase.DONE.value}
-    assert set(re.findall(r"\w+", " ".join(rows))) == phases
-    assert [key for key in keys if f"`{key}`" not in page] == []
-    assert f"{shipped.pod['terminationGracePeriodSeconds']} s to end" in page
-    assert f"{shipped.settings.gpu_timeout_s:g} s (`--gpu-timeout-s`)" in page
-    assert f"`{shipped.settings.lock_file}`" in page

@@ -12,10 +12,9 @@ import tomllib
 import pytest
 
 import mig_manager
-from docs import generate
 from tests import programs
 from tests.shipped import building, conftest, guest
-from tests.shipped.unit_files import UNITS
+from tests.shipped.unit_files import MANUAL, UNITS
 
 pytestmark = pytest.mark.release
 
@@ -104,7 +103,7 @@ def test_a_package_has_program_units_pages_and_machine_code_for_each_python(
     assert {
         *("/usr/bin/mig-manager", "/usr/bin/kubectl-mig", "/usr/bin/kubectl_complete-mig"),
         *(f"/usr/lib/systemd/system/{unit}" for unit in UNITS),
-        *(f"/usr/share/man/man1/{page}.gz" for page in generate.manual()),
+        *(f"/usr/share/man/man1/{page}.gz" for page in MANUAL),
         *("/usr/lib/tmpfiles.d/mig-manager.conf", "/usr/share/doc/mig-manager/copyright"),
         "/usr/share/bash-completion/completions/mig-manager",
         "/usr/share/fish/vendor_completions.d/mig-manager.fish",

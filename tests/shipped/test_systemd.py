@@ -11,7 +11,6 @@ from collections.abc import Mapping
 
 import pytest
 
-import mig_manager
 from mig_manager.agent import settings
 from mig_manager.cli import command_settings, parser
 from tests.programs import run
@@ -190,17 +189,3 @@ def test_the_example_of_the_units_environment_shows_variables_that_count_with_th
     )
     assert boot_settings(for_boot) == boot_settings({})
     assert for_agent.keys() <= for_agent.names | for_boot.names
-
-
-# -- pages -----------------------------------------------------------------------
-
-
-def test_the_guide_names_files_and_times_as_they_are() -> None:
-    page = (ROOT / "docs" / "bare-metal.md").read_text(encoding="utf-8")
-    parsed = boot_settings({})
-
-    assert f"`{parsed.verified_layout_file}`" in page
-    assert f"`{parsed.lock_file}`" in page
-    assert f"{parsed.driver_timeout_s:g} s at most (`--driver-timeout-s`)" in page
-    assert f"mig_manager-{mig_manager.__version__}-py3-none-any.whl" in page
-    assert [unit for unit in UNITS if f"`{unit}`" not in page] == []

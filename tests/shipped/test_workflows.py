@@ -137,32 +137,3 @@ def test_a_rehearsal_builds_all_that_a_tag_publishes() -> None:
     assert "release/image build" in commands["image"]
     for text in commands.values():
         assert not re.search(r"\bpush\b|cosign|gh release|docker login", text)
-
-
-# -- what users verify ------------------------------------------------------------------------
-
-
-def test_the_pages_verify_with_the_identity_and_issuer_that_the_release_signs_with() -> None:
-    page = (ROOT / "docs" / "install.md").read_text(encoding="utf-8")
-    commands = re.findall(r"^(?:cosign|gh) (?:.*\\\n)*.*", page, re.MULTILINE)
-    file = ".github/workflows/release.yml"
-    assert (ROOT / file).exists()
-    signed = {
-        match[1]
-        for step in steps("release.yml")
-        if (match := re.search(r"\bcosign (sign\S*)", step.get("run", "")))
-    }
-
-    assert signed == {"sign", "sign-blob"}
-    for verb in ("cosign verify REGISTRY", "cosign verify-blob", "gh attestation verify"):
-        assert [command for command in commands if command.startswith(verb)], verb
-    for command in commands:
-        if command.startswith("cosign"):
-            # The identity of a job is its workflow's file at the ref that started it.
-            assert f"/{file}@refs/tags/v" in command
-            assert f"--certificate-oidc-issuer {ISSUER}" in command
-        else:
-            assert f"--signer-workflow OWNER/mig-manager/{file}" in command
-    bundle = "SHA256SUMS.sigstore.json"
-    assert any(f"--bundle assets/{bundle}" in step.get("run", "") for step in steps("release.yml"))
-    assert any(f"--bundle {bundle}" in command for command in commands)

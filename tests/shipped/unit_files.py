@@ -13,6 +13,8 @@ ROOT = pathlib.Path(__file__).parents[2]
 SYSTEMD = ROOT / "systemd"
 BOOT = "mig-manager-boot.service"
 UNITS = ["mig-manager.service", BOOT]
+MANUAL = ["mig-manager.1", *(f"mig-manager-{command}.1" for command in parser.COMMANDS)]
+"""The pages for man."""
 
 
 class Asked(dict[str, str]):

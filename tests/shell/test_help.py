@@ -1,47 +1,19 @@
-"""The manual in the repository, and what help says, are those of the program as it is."""
+"""What help says is what the program takes and does."""
 
-import pathlib
 import re
 import shlex
-import shutil
-import subprocess
 
 import pytest
 
-from docs import generate
+from mig_manager.agent import settings
 from mig_manager.cli import help_pages, parser
 from tests.shell.commandline import Shell
 
-DOCS = pathlib.Path(__file__).parents[2] / "docs"
 LINES = [
     pytest.param(example.line, id=example.line)
     for command in ("", *parser.COMMANDS)
     for example in help_pages.text(command).examples
 ]
-
-
-def test_the_pages_in_the_repository_are_current() -> None:
-    stale = [
-        name for name, text in generate.pages().items() if (DOCS / name).read_text("utf-8") != text
-    ]
-    assert stale == [], "run: just generate"
-
-
-@pytest.mark.skipif(shutil.which("mandoc") is None, reason="mandoc is not installed")
-@pytest.mark.parametrize("name", generate.manual())
-def test_a_manual_page_is_well_formed(tmp_path: pathlib.Path, name: str) -> None:
-    page = tmp_path / name
-    page.write_text(generate.manual()[name], encoding="utf-8")
-
-    lint = subprocess.run(  # noqa: S603 - our own pages
-        ["mandoc", "-T", "lint", "-W", "warning", page],  # noqa: S607 - from the PATH
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-    # No date: the same version has the same page, whenever it is made.
-    assert [line for line in lint.stdout.splitlines() if "missing date" not in line] == []
 
 
 @pytest.mark.parametrize("command", parser.COMMANDS)
@@ -71,6 +43,16 @@ def test_every_value_with_a_type_shows_its_default() -> None:
     assert [
         each.name for each in options if each.metavar in typed and not each.shown_default
     ] == []
+
+
+def test_a_default_in_words_is_the_one_that_is_used() -> None:
+    chosen = settings.agent_settings({"node_name": "a"}, {})
+    options = parser.options_of("agent")
+    in_words = {each.key: each.default_text for each in options if "/" in each.default_text[:1]}
+
+    assert {"lock_file", "verified_layout_file", "pod_resources_socket"} < in_words.keys()
+    for name in in_words.keys() - {"nvidia_driver_root", "host_root_mount"}:
+        assert str(getattr(chosen, name)) == in_words[name]
 
 
 @pytest.mark.parametrize("line", LINES)
