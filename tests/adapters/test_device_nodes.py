@@ -140,7 +140,7 @@ def test_correct_nodes_and_links_are_not_rewritten(
     assert logs == []
 
 
-def test_only_nodes_from_before_the_driver_was_reloaded_are_replaced_or_removed(
+def test_stale_nodes_of_a_reloaded_driver_are_replaced_or_removed(
     proc: proc_tree.ProcTree, nodes_folder: pathlib.Path, logs: Logs
 ) -> None:
     caps = nodes_folder / "nvidia-caps"
@@ -164,7 +164,7 @@ def test_only_nodes_from_before_the_driver_was_reloaded_are_replaced_or_removed(
 
 
 @pytest.mark.parametrize("has_numbers", [True, False])
-def test_nodes_that_another_program_manages_or_that_have_no_numbers_are_not_created(
+def test_nodes_managed_elsewhere_or_without_numbers_are_not_created(
     *, has_numbers: bool, proc: proc_tree.ProcTree, tmp_path: pathlib.Path
 ) -> None:
     dev = dev_tree(tmp_path)

@@ -364,7 +364,7 @@ def test_without_a_start_there_is_nothing_to_suspend_or_to_stop() -> None:
     events.stop()
 
 
-def test_stopping_ends_a_listener_that_ignores_all_but_a_kill_until_the_next_start() -> None:
+def test_stop_kills_a_deaf_listener_and_start_replaces_it() -> None:
     command = scripted("""
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 say(watching)

@@ -73,7 +73,7 @@ def nothing_more(changes: queue.Queue[str]) -> bool:
     return False
 
 
-def test_protect_home_is_named_for_a_missing_file_unless_the_home_is_visible(
+def test_missing_file_names_protect_home_unless_the_home_is_visible(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # systemd mounts an empty folder over it (systemd.exec(5)).
@@ -181,7 +181,7 @@ def test_reading_the_file_raises_no_event(tmp_path: pathlib.Path) -> None:
         watch.stop()
 
 
-def test_a_file_that_appears_later_is_a_change_and_one_missing_for_a_while_is_not(
+def test_file_that_appears_is_a_change_and_a_brief_absence_is_not(
     tmp_path: pathlib.Path,
 ) -> None:
     path = tmp_path / "config.yaml"

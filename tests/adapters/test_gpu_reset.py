@@ -236,7 +236,7 @@ def test_a_gpu_with_instances_is_never_reset(boot: Boot) -> None:
 # Processes that use the GPU.
 
 
-def test_a_process_with_a_context_or_an_open_node_prevents_every_reset_and_is_named(
+def test_process_that_uses_a_gpu_prevents_every_reset_and_is_named(
     machine: Machine,
 ) -> None:
     gpus = machine.switch(0, 1)
@@ -330,9 +330,7 @@ def test_a_refusal_has_the_reason_that_its_words_mean(
     assert message in error.message
 
 
-def test_missing_xml_elements_are_unknown_a_later_warning_is_ignored_and_names_are_printable() -> (
-    None
-):
+def test_xml_with_gaps_warnings_and_odd_names_is_parsed() -> None:
     named = (
         "<process_info><pid>7</pid><process_name>/opt/a&#x9b;31m b</process_name></process_info>"
         "<process_info><pid>8</pid></process_info>"

@@ -55,7 +55,7 @@ def rig() -> Iterator[Rig]:
         rig.kube.close()
 
 
-def test_the_node_advertises_the_devices_of_each_observation_once_and_zeroes_removed_ones(
+def test_node_advertises_observed_devices_and_zeroes_removed_ones(
     rig: Rig,
 ) -> None:
     rig.gpus.start()
@@ -88,7 +88,7 @@ def test_a_node_that_was_registered_again_gets_its_devices_again(rig: Rig) -> No
     assert rig.status()["allocatable"]["nvidia.com/gpu"] == "1"
 
 
-def test_a_refused_advertisement_is_retried_and_does_not_fail_the_observation(rig: Rig) -> None:
+def test_refused_advertisement_is_retried_and_fails_no_observation(rig: Rig) -> None:
     rig.server.inject(apiserver.Fault(verb="patch", status=403, times=1))
 
     with structlog.testing.capture_logs() as logs:

@@ -201,7 +201,7 @@ def test_a_claim_that_cannot_be_read_may_be_for_a_gpu(
     assert (found.has_claims, found.claimed_ids) == (True, None)
 
 
-def test_an_older_version_of_the_api_is_found_once_and_again_after_an_upgrade() -> None:
+def test_api_version_is_discovered_once_and_again_after_an_upgrade() -> None:
     found, gone = (
         {"items": [a_slice(a_device("d0", version="v1beta1", uuid="MIG-0"))]},
         refuse(404),
@@ -281,7 +281,7 @@ def test_one_slice_that_is_not_deleted_keeps_no_other(
     assert len(slices.list() or ()) == 1
 
 
-def test_a_refusal_of_a_server_that_is_starting_does_not_stand_for_a_missing_right() -> None:
+def test_refusal_by_a_starting_server_is_not_a_missing_right() -> None:
     with kube_rig.Server() as server:
         server.script = [kube_rig.reset, *[refuse(403)] * 3]
         error = kube_rig.failure(claims.KubeSlices(server.kube, node_name="n1").list)
@@ -290,7 +290,7 @@ def test_a_refusal_of_a_server_that_is_starting_does_not_stand_for_a_missing_rig
 
 @pytest.mark.parametrize("path", ["/resourceclaims", "/resourceslices"])
 @pytest.mark.parametrize("status", [401, 503])
-def test_an_api_that_fails_says_nothing_of_a_claim_and_the_next_list_reads_it(
+def test_claim_is_unknown_while_the_api_fails_and_read_by_the_next_list(
     server: apiserver.ApiServer, workloads: pods.KubeWorkloads, path: str, status: int
 ) -> None:
     for each in (*claiming("p1", on("d0")), a_slice(a_device("d0", uuid="MIG-0"))):
@@ -319,7 +319,7 @@ def test_claims_are_read_again_some_minutes_after_the_api_forbade_it(
     assert server.log.count("get", "resourceclaims") == 3
 
 
-def test_pods_that_have_not_started_cost_one_request_a_list_once_their_claims_are_read(
+def test_unstarted_pods_cost_one_request_a_list_once_claims_are_read(
     server: apiserver.ApiServer, workloads: pods.KubeWorkloads
 ) -> None:
     for number in range(5):

@@ -99,7 +99,7 @@ def openid(server: Server, token: str) -> dict[str, Any]:
     return {"auth-provider": {"name": "oidc", "config": config}}
 
 
-def test_no_token_plugin_or_unexpired_identity_loads_the_rest_of_the_client(
+def test_token_plugin_and_valid_identity_load_little_of_the_client(
     server: Server, tmp_path: pathlib.Path
 ) -> None:
     token = identity(time.time() + 9999)
@@ -117,7 +117,7 @@ def test_no_token_plugin_or_unexpired_identity_loads_the_rest_of_the_client(
     ]
 
 
-def test_an_expired_identity_is_renewed_and_the_rest_of_the_client_can_be_imported(
+def test_expired_identity_is_renewed_and_the_client_stays_importable(
     server: Server, tmp_path: pathlib.Path
 ) -> None:
     renewed = identity(time.time() + 9999)
@@ -139,7 +139,7 @@ def test_an_expired_identity_is_renewed_and_the_rest_of_the_client_can_be_import
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="no openssl here")
-def test_a_client_certificate_and_a_pods_rotated_token_need_little_of_the_client_either(
+def test_certificate_and_rotated_token_load_little_of_the_client(
     tmp_path: pathlib.Path,
 ) -> None:
     key, certificate, token = (tmp_path / name for name in ("key.pem", "cert.pem", "token"))
@@ -201,7 +201,7 @@ def test_credentials_with_the_largest_expiry_date_do_not_crash(
         assert "the credentials cannot be read" in error.message  # noqa: PT017 - either will do
 
 
-def test_a_kubeconfig_that_was_rewritten_is_read_again_after_a_401_if_it_can_be(
+def test_rewritten_kubeconfig_is_read_again_after_a_401(
     server: Server, tmp_path: pathlib.Path
 ) -> None:
     path, cluster = tmp_path / "config", {"server": server.url}

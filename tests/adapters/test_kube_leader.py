@@ -128,7 +128,7 @@ def test_a_replica_that_does_not_lead_releases_nothing(rig: Rig) -> None:
     assert rig.server.log.requests() == []
 
 
-def test_the_lease_of_a_killed_leader_is_taken_once_it_was_silent_for_its_duration(
+def test_lease_of_a_killed_leader_is_taken_after_its_duration(
     rig: Rig,
 ) -> None:
     first, second = rig.replica("a"), rig.replica("b")
@@ -154,7 +154,7 @@ def test_the_duration_in_the_lease_counts_if_it_is_longer_than_ones_own(rig: Rig
     assert second.may_write
 
 
-def test_a_leader_that_cannot_renew_stops_writing_before_another_one_may_begin(rig: Rig) -> None:
+def test_leader_that_cannot_renew_stops_before_another_may_begin(rig: Rig) -> None:
     first, second = rig.replica("a"), rig.replica("b")
     rig.pass_time(1, first, second)
     rig.server.inject(apiserver.Fault(token="a", status=503, times=None))  # noqa: S106
@@ -294,9 +294,7 @@ def campaign_until_killed(rig: Rig, own: leader.Leader, kube: MortalApi) -> None
 
 
 @pytest.mark.parametrize("is_sent", [False, True], ids=["before it is sent", "after"])
-def test_a_replica_killed_at_any_request_leaves_a_lease_that_another_one_can_take(
-    rig: Rig, *, is_sent: bool
-) -> None:
+def test_replica_killed_at_any_request_leaves_a_usable_lease(rig: Rig, *, is_sent: bool) -> None:
     # It looks, makes the Lease, renews it twice, and releases it.
     for kill_at in range(1, 6):
         first, second = rig.replica("a"), rig.replica("b")

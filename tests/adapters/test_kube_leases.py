@@ -89,7 +89,7 @@ def rig() -> Iterator[Rig]:
             kube.close()
 
 
-def test_the_limit_of_nodes_get_slots_and_the_next_is_denied_with_their_names(rig: Rig) -> None:
+def test_slots_are_limited_and_a_denial_names_the_holders(rig: Rig) -> None:
     first, second, third = (rig.of(node, limit=2) for node in "abc")
 
     assert (first.take(), second.take()) == ("", "")
@@ -122,7 +122,7 @@ def test_a_slot_leased_without_end_is_free_after_an_hour(rig: Rig) -> None:
     assert taken["event"] == "slot_taken"
 
 
-def test_a_node_takes_one_slot_and_releases_it_once_whatever_else_is_in_the_namespace(
+def test_node_takes_and_releases_one_slot_among_foreign_leases(
     rig: Rig,
 ) -> None:
     lease = {
@@ -184,7 +184,7 @@ def test_an_unreleased_slot_expires_and_is_lost_once_another_node_takes_it(
     assert rig.holders() == {LEASE: "b"}
 
 
-def test_the_slot_of_a_dead_disrupted_node_is_reported_and_stays_until_the_node_is_deleted(
+def test_slot_of_a_dead_disrupted_node_stays_until_it_is_deleted(
     rig: Rig,
 ) -> None:
     def disrupt(node: store.Object) -> None:
@@ -237,7 +237,7 @@ def test_an_unexpected_error_is_logged_and_does_not_end_the_renewal(rig: Rig) ->
     assert [entry["event"] for entry in logs] == ["slot_renewal_error"]
 
 
-def test_a_slot_that_is_not_freshly_renewed_fails_the_check_before_the_cordon(rig: Rig) -> None:
+def test_slot_that_is_not_freshly_renewed_fails_before_the_cordon(rig: Rig) -> None:
     own = rig.taken("a")
     own.check()
 

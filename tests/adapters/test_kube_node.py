@@ -118,7 +118,7 @@ def test_a_malformed_node_is_a_cluster_error(thing: dict[str, Any]) -> None:
         cluster.parse_node(thing)
 
 
-def test_a_patch_writes_everything_in_one_request_and_keeps_what_it_does_not_name(
+def test_patch_writes_all_in_one_request_and_keeps_the_rest(
     rig: Rig,
 ) -> None:
     seen = rig.own.patch(
@@ -133,7 +133,7 @@ def test_a_patch_writes_everything_in_one_request_and_keeps_what_it_does_not_nam
     assert len(rig.server.log.requests()) == 1
 
 
-def test_an_update_sends_one_request_for_a_node_that_was_read_and_none_of_what_is_correct(
+def test_update_of_a_known_node_sends_one_request_with_differences(
     rig: Rig,
 ) -> None:
     rig.own.read()
@@ -220,7 +220,7 @@ def test_a_patch_whose_response_was_lost_is_applied_once(rig: Rig) -> None:
     assert rig.stored()["spec"]["taints"] == [OTHER, HOLD]
 
 
-def test_withdrawn_devices_are_not_allocatable_and_everything_else_of_the_status_stays(
+def test_withdrawn_devices_are_not_allocatable_and_the_status_stays(
     rig: Rig,
 ) -> None:
     rig.own.withdraw_devices()
@@ -255,7 +255,7 @@ def has_condition(rig: Rig, condition: readiness.Condition, since: str = NOW) ->
     return bool(conditions == [KUBELETS, ours])
 
 
-def test_the_condition_is_written_beside_those_of_others_and_only_when_it_changes(
+def test_condition_is_written_beside_others_and_only_on_a_change(
     rig: Rig,
 ) -> None:
     rig.server.modify(
@@ -281,7 +281,7 @@ def test_another_agent_of_the_node_keeps_the_time_of_the_last_transition(rig: Ri
     assert has_condition(rig, NOT_READY, "2025-01-01T00:00:00Z")
 
 
-def test_without_the_right_the_condition_is_not_written_and_that_is_logged_once(rig: Rig) -> None:
+def test_condition_without_the_right_is_skipped_and_logged_once(rig: Rig) -> None:
     rig.server.inject(apiserver.Fault(method="PATCH", path="/status", status=403, times=None))
     with structlog.testing.capture_logs() as logs:
         for _ in range(3):
@@ -316,7 +316,7 @@ def test_the_newest_condition_is_written_once_a_refusal_has_passed(rig: Rig, sta
     assert not rig.own.has_unwritten_condition
 
 
-def test_a_condition_that_could_not_be_written_is_written_later_unless_it_is_outdated(
+def test_unwritten_condition_is_written_later_unless_outdated(
     rig: Rig,
 ) -> None:
     rig.own.retry_condition()
@@ -390,7 +390,7 @@ def test_a_failed_announcement_does_not_fail_later_writes(rig: Rig) -> None:
     assert "phase" not in rig.own.read().labels
 
 
-def test_events_of_one_second_are_listed_in_their_order_with_long_messages_cut(rig: Rig) -> None:
+def test_events_of_one_second_keep_their_order_and_are_cut(rig: Rig) -> None:
     messages = [*map(str, range(12)), "x" * 5000]
     rig.emit(*messages)
     events = sorted(rig.events(), key=lambda event: str(event["metadata"]["name"]))

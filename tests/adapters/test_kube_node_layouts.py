@@ -46,7 +46,7 @@ def cluster(*, forbidden: str = "") -> Iterator[Rig]:
             yield Rig(server, kube)
 
 
-def test_the_layouts_are_in_a_config_map_as_nvidias_agent_names_and_owns_it() -> None:
+def test_layouts_are_in_the_config_map_of_nvidias_agent() -> None:
     with cluster() as rig:
         uid = rig.server.store.create(POD)["metadata"]["uid"]
 
@@ -78,7 +78,7 @@ def test_an_agent_takes_over_the_config_map_of_the_one_before() -> None:
         assert "changed" in found["data"]["config.yaml"]
 
 
-def test_a_config_map_that_is_gone_before_it_is_taken_over_is_created_again() -> None:
+def test_config_map_deleted_before_the_takeover_is_created_again() -> None:
     with cluster() as rig:
         # It was there, and the garbage collector removes it with the pod before.
         rig.server.inject(apiserver.Fault(path="/configmaps", verb="create", status=409, times=1))

@@ -183,7 +183,7 @@ def test_a_server_that_ends_each_watch_at_once_causes_backoff(
         assert time.monotonic() - begun_s >= (0.1 + 0.2) / 2
 
 
-def test_a_listener_error_does_not_end_the_watch_and_the_node_is_delivered_again(
+def test_listener_error_keeps_the_watch_and_delivers_the_node_again(
     server: apiserver.ApiServer,
 ) -> None:
     failures = iter([True, False, True, False])
@@ -210,7 +210,7 @@ def test_a_node_created_later_or_recreated_is_delivered(server: apiserver.ApiSer
         assert follower.layout() == "three"
 
 
-def test_the_contact_is_infinitely_old_at_first_renewed_by_bookmarks_and_ages_without_a_server(
+def test_contact_is_renewed_by_bookmarks_and_ages_without_a_server(
     server: apiserver.ApiServer, kube: FaultyApi, follower: Follower
 ) -> None:
     unused = watch.NodeWatch(kube, name="n1", on_node=lambda _: None, stop=threading.Event())

@@ -110,7 +110,7 @@ SINGLE = [{"name": "MIG_STRATEGY", "value": "single"}]
         ({"args": ["--mig-strategy=mixed"], "env": SINGLE}, "mixed"),
     ],
 )
-def test_the_device_plugins_strategy_is_that_of_its_options_or_its_variable(
+def test_device_plugins_strategy_is_in_its_options_or_its_variable(
     container_fields: dict[str, Any], strategy: str
 ) -> None:
     pod = cluster.parse_pod(make_pod(containers=[container(**container_fields)]))
@@ -209,7 +209,7 @@ def pod(server: apiserver.ApiServer, workloads: pods.KubeWorkloads) -> cluster.P
 @pytest.mark.parametrize(
     ("status", "message", "after_s"), [(429, "", 17), (409, "object was modified", None)]
 )
-def test_an_eviction_refused_for_now_is_blocked_with_the_servers_retry_after(
+def test_eviction_refused_for_now_has_the_servers_retry_after(
     server: apiserver.ApiServer,
     workloads: pods.KubeWorkloads,
     pod: cluster.Pod,

@@ -193,7 +193,7 @@ def of_pods(kube: FaultyApi) -> Iterator[PodFollower]:
     waiting.until(lambda: not pod_watches())
 
 
-def test_only_changes_of_pods_on_the_node_are_reported_and_only_until_the_end_of_the_run(
+def test_changes_of_the_nodes_pods_are_reported_during_a_run_only(
     server: apiserver.ApiServer, of_pods: PodFollower
 ) -> None:
     of_pods.watch.prepare()
@@ -230,7 +230,7 @@ def test_a_forbidden_pod_watch_is_logged_once_and_opened_again(
 
 
 @pytest.mark.parametrize("how", [apiserver.Break.EXPIRE, apiserver.Break.RESET])
-def test_pods_are_returned_while_the_watch_is_up_to_date_and_again_after_it_has_recovered(
+def test_pods_are_returned_only_while_the_watch_is_up_to_date(
     server: apiserver.ApiServer, of_pods: PodFollower, how: apiserver.Break
 ) -> None:
     for name, node in (("old", "n1"), ("elsewhere", "n2")):
@@ -253,7 +253,7 @@ def test_pods_are_returned_while_the_watch_is_up_to_date_and_again_after_it_has_
     assert of_pods.names() is None
 
 
-def test_a_kept_watch_outlives_the_end_of_a_run_and_is_one_until_it_is_released(
+def test_kept_watch_outlives_a_run_until_it_is_released(
     server: apiserver.ApiServer, of_pods: PodFollower
 ) -> None:
     of_pods.watch.keep()
@@ -269,7 +269,7 @@ def test_a_kept_watch_outlives_the_end_of_a_run_and_is_one_until_it_is_released(
     assert of_pods.names() is None
 
 
-def test_only_a_change_of_a_pod_that_may_use_a_gpu_is_reported_as_a_change_of_use(
+def test_change_of_use_is_reported_only_for_pods_that_may_use_a_gpu(
     server: apiserver.ApiServer, kube: FaultyApi
 ) -> None:
     used = threading.Semaphore(0)

@@ -33,7 +33,7 @@ def test_an_answer_may_be_long(kubelet: Kubelet, client: pod_resources.WorkerPod
     assert len(client.assigned()) == 6
 
 
-def test_questions_share_a_process_that_was_started_ahead_and_ends_when_it_is_dismissed(
+def test_questions_share_a_process_started_ahead_until_dismissed(
     client: pod_resources.WorkerPodResources,
 ) -> None:
     before = children()

@@ -86,7 +86,7 @@ def test_a_traceback_shows_no_local_variables_and_stays_on_its_json_line(*, is_j
         assert only_line(stream)["exception"][0]["exc_type"] == "ValueError"
 
 
-def test_library_warnings_are_logged_as_our_events_and_lines_below_the_level_are_not() -> None:
+def test_library_warnings_become_events_from_the_level_on() -> None:
     stream = logging_to(is_json=True)
     logging.getLogger("urllib3").warning("retrying %s", "once")
     logging.getLogger("urllib3").info("connected")
@@ -113,7 +113,7 @@ def test_configuring_again_moves_the_lines_to_the_new_stream() -> None:
 
 
 @pytest.mark.parametrize("way", lost_stderr.WAYS)
-def test_a_line_that_cannot_be_written_is_dropped_and_counted_and_does_not_fail_its_caller(
+def test_unwritable_line_is_dropped_and_counted_without_an_error(
     way: str,
 ) -> None:
     before = log.LineWriter.dropped
@@ -186,7 +186,7 @@ def test_lines_are_appended_after_those_of_other_writers(tmp_path: pathlib.Path)
 
 
 @pytest.mark.parametrize("make", [os.pipe, os.openpty])
-def test_a_pipe_or_terminal_stays_blocking_and_has_no_priorities_of_another_stream(
+def test_pipe_or_terminal_stays_blocking_and_has_no_priorities(
     make: Callable[[], tuple[int, int]],
 ) -> None:
     reader, writer = make()
@@ -200,7 +200,7 @@ def test_a_pipe_or_terminal_stays_blocking_and_has_no_priorities_of_another_stre
     os.close(writer)
 
 
-def test_journald_gets_the_priority_of_each_line_and_of_each_remark_of_a_command() -> None:
+def test_journald_gets_the_priority_of_every_line_and_remark() -> None:
     ours, journald = socket.socketpair()
     with ours, journald, open(ours.fileno(), "w", encoding="utf-8", closefd=False) as stderr:
         status = os.fstat(ours.fileno())

@@ -91,7 +91,7 @@ def test_a_compute_instance_that_took_over_an_id_is_spared(node: Rig) -> None:
     assert node.observe() == successor
 
 
-def test_the_biggest_of_equal_compute_profiles_spans_and_the_first_is_a_part() -> None:
+def test_biggest_of_equal_compute_profiles_spans_the_instance() -> None:
     def offer(profile_id: int, multiprocessors: int) -> model.ComputeInstanceProfile:
         return model.ComputeInstanceProfile(
             profile_id=profile_id, slices=1, multiprocessors=multiprocessors, max_instances=1
@@ -247,7 +247,7 @@ def test_a_gpu_that_left_the_node_is_unreachable_and_no_other_is_changed(
     assert node.observe() == before
 
 
-def test_a_gpu_lost_in_mid_change_is_named_with_the_step_and_the_others_go_on(boot: Boot) -> None:
+def test_gpu_lost_in_mid_change_is_named_and_the_others_go_on(boot: Boot) -> None:
     node = boot("2xa100-sxm4-40gb")
     before = node.gpus.observe()
     node.fault("nvmlDeviceSetMigMode", gpu=0, loses_gpu=True)

@@ -101,7 +101,7 @@ def test_instances_that_cannot_be_listed_are_a_typed_error(node: Rig, proc: Proc
 
 
 @pytest.mark.parametrize("used", [0, 1])
-def test_of_a_gpu_instance_that_stays_only_the_doomed_compute_instance_counts(
+def test_only_the_doomed_compute_instance_of_a_kept_one_counts(
     node: Rig, proc: ProcTree, used: int
 ) -> None:
     create = gi_step(node.enable(), "3g.20gb")
@@ -132,7 +132,7 @@ def test_of_a_gpu_instance_that_stays_only_the_doomed_compute_instance_counts(
     ("name", "is_blocking"),
     [("nv-hostengine", True), ("nvidia-persiste", False), ("nv-fabricmanage", False)],
 )
-def test_a_process_that_has_the_gpu_open_blocks_a_mode_change_unless_it_releases_it_or_is_ours(
+def test_process_with_an_open_gpu_blocks_a_mode_change_unless_ours(
     node: Rig, proc: ProcTree, name: str, *, is_blocking: bool
 ) -> None:
     gpu = node.fill("1g.5gb", "1g.5gb")
@@ -163,7 +163,7 @@ def test_a_gpu_that_does_not_list_its_processes_is_left_to_the_driver(
     assert len(node.observe().gpu_instances) == 1
 
 
-def test_an_instance_created_after_the_plan_was_made_is_not_taken_for_its_own(
+def test_instance_created_after_the_plan_is_not_taken_for_its_own(
     node: Rig, proc: ProcTree
 ) -> None:
     create = gi_step(node.enable(), "3g.20gb")

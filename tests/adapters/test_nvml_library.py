@@ -36,7 +36,7 @@ def test_an_answer_of_a_newer_driver_is_an_nvml_error() -> None:
         (UnicodeDecodeError("utf-8", b"caf\xe9", 3, 4, "why"), "Unknown Error", "NvmlError"),
     ],
 )
-def test_what_the_binding_raises_is_an_error_with_the_function_that_gave_it(
+def test_bindings_exception_becomes_an_error_with_its_function(
     raised: Exception, answer: str, reason: str
 ) -> None:
     def refuse(_: int) -> None:
@@ -68,7 +68,7 @@ def test_a_library_that_cannot_be_loaded_means_that_there_is_no_driver() -> None
 
 
 @pytest.mark.usefixtures("_binding_restored")
-def test_a_library_that_is_not_nvml_is_refused_even_after_another_was_loaded() -> None:
+def test_library_that_is_not_nvml_is_refused_even_after_another() -> None:
     pynvml._nvmlGetFunctionPointer_cache["nvmlInitWithFlags"] = lambda _: 0
     with (
         pytest.raises(errors.HardwareError, match="Function Not Found") as caught,
@@ -86,7 +86,7 @@ def put(root: pathlib.Path, folder: str) -> pathlib.Path:
 
 
 @pytest.mark.parametrize("is_known", [False, True])
-def test_the_library_is_found_below_the_first_root_unless_the_loader_finds_it(
+def test_library_is_found_below_the_first_root_or_by_the_loader(
     *, is_known: bool, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(library, "_is_loadable", lambda: is_known)

@@ -83,7 +83,7 @@ def test_gpus_come_in_the_order_of_their_indices(boot: Boot) -> None:
     assert [gpu.mode_change_needs_reset for gpu in gpus] == [True, True, False, False]
 
 
-def test_a_driver_that_reports_no_profiles_while_mig_is_off_is_asked_once_it_is_on(
+def test_profiles_unreported_while_mig_is_off_are_read_once_it_is_on(
     boot: Boot,
 ) -> None:
     node = boot(options=states.Options(reports_profiles_while_mig_off=False))
@@ -147,7 +147,7 @@ def test_every_mig_device_is_found_behind_a_gap_in_the_indices(node: Rig) -> Non
     assert set(after.mig_uuids) < set(before.mig_uuids)
 
 
-def test_instances_come_in_the_order_of_their_placements_whatever_their_ids(boot: Boot) -> None:
+def test_instances_are_in_the_order_of_their_placements(boot: Boot) -> None:
     node = boot(options=states.Options(swapped_gpus=(0,)))
     gpu = node.fill(*["1g.5gb"] * 7)
     ids = [instance.instance_id for instance in gpu.gpu_instances]
@@ -292,7 +292,7 @@ MIXED = matrix.Transition(
 )
 
 
-def test_what_one_gpu_reports_of_its_profiles_is_known_of_all_like_it_and_there_once(
+def test_profiles_of_equal_gpus_are_read_and_kept_once(
     tmp_path: pathlib.Path,
 ) -> None:
     matrix.prepare(MIXED, tmp_path / "gpus.json")

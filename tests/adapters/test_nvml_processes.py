@@ -88,7 +88,7 @@ def test_a_process_on_another_instance_of_the_gpu_is_not_named(node: Rig, proc: 
     )
 
 
-def test_a_process_that_uses_an_instance_is_named_by_the_hosts_capability_files(
+def test_process_is_assigned_to_its_instance_by_capability_files(
     tmp_path: pathlib.Path,
     node: Rig,
     proc: ProcTree,

@@ -108,7 +108,7 @@ PENDING = {
 
 @pytest.mark.parametrize("virtualization", PENDING)
 @pytest.mark.parametrize("status", [None, pynvml.NVML_SUCCESS, pynvml.NVML_ERROR_NOT_SUPPORTED])
-def test_a_mode_that_waits_is_an_error_at_once_whatever_the_activation_status(
+def test_pending_mode_is_an_error_whatever_the_activation_status(
     status: int | None,
     virtualization: states.Virtualization,
     boot: Boot,
@@ -135,7 +135,7 @@ def test_an_active_mode_is_success_whatever_the_activation_status(
     assert node.enable().current_mode is ON
 
 
-def test_a_success_that_changes_nothing_is_an_error_that_no_reset_is_tried_for(
+def test_success_that_changes_nothing_is_an_error_without_a_reset(
     node: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gpu = node.observe()

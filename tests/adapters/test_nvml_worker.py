@@ -50,7 +50,7 @@ def child(script: str, *, timeout_s: float = 30.0) -> nvml_worker.WorkerGpus:
         ("os._exit(7)", False, "ended with status 7{} and no answer; {}"),
     ],
 )
-def test_a_worker_that_ends_without_an_answer_names_its_end_its_call_and_its_last_words(
+def test_worker_that_ends_early_reports_its_end_call_and_last_words(
     act: str,
     is_in_call: bool,  # noqa: FBT001 - a parameter of the table above
     end: str,
@@ -71,7 +71,7 @@ def test_a_worker_that_ends_without_an_answer_names_its_end_its_call_and_its_las
 @pytest.mark.xfail(
     sys.version_info < (3, 11, 4), reason="Popen itself leaks files there (python/cpython#87474)"
 )
-def test_whatever_runs_out_at_the_start_is_a_typed_error_and_nothing_is_left_open() -> None:
+def test_exhaustion_at_the_start_is_a_typed_error_and_leaks_nothing() -> None:
     script = f"""
 import os, resource
 from mig_manager import errors
@@ -115,7 +115,7 @@ answer(model.NO_GPUS)
     assert entry["stderr"].endswith("the end")
 
 
-def test_a_worker_that_hangs_between_calls_is_killed_and_reported_with_the_last_one() -> None:
+def test_worker_that_hangs_between_calls_is_killed_and_reported() -> None:
     script = """
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 hung_call.RECORDER.began("nvmlInit", 1.0)
@@ -142,7 +142,7 @@ def test_an_interrupted_call_leaves_no_worker_behind() -> None:
         signal.signal(signal.SIGUSR1, before)
 
 
-def test_a_worker_started_ahead_is_asked_or_dismissed_and_replaced_if_it_died(
+def test_worker_started_ahead_is_used_dismissed_or_replaced(
     tmp_path: pathlib.Path,
 ) -> None:
     file = tmp_path / "pid"
@@ -178,7 +178,7 @@ answer(model.NO_GPUS)
     gpus.dismiss()
 
 
-def test_a_worker_that_cannot_be_started_is_an_error_only_when_it_is_needed() -> None:
+def test_worker_that_cannot_start_is_an_error_only_when_needed() -> None:
     gpus = nvml_worker.WorkerGpus(command=["/does/not/exist"], timeout_s=1.0)
     gpus.prepare()
     with pytest.raises(errors.HardwareError, match="cannot be started"):
@@ -253,7 +253,7 @@ work()
 
 
 @pytest.mark.slow
-def test_a_worker_that_cannot_be_killed_is_reported_until_the_kernel_releases_it(
+def test_unkillable_worker_is_reported_until_the_kernel_releases_it(
     tmp_path: pathlib.Path,
 ) -> None:
     pid_file = tmp_path / "pid"

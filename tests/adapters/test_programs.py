@@ -119,7 +119,7 @@ def test_input_larger_than_a_pipe_may_be_answered_in_parts_or_not_be_read(
     assert run(tmp_path, "exit 0", stdin=text).status == 0
 
 
-def test_a_child_that_a_program_leaves_behind_neither_holds_us_up_nor_stays(
+def test_orphan_of_a_program_is_killed_and_not_awaited(
     tmp_path: pathlib.Path,
 ) -> None:
     since = time.monotonic()
@@ -213,7 +213,7 @@ def test_a_driver_below_the_hosts_root_brings_its_library_along(tmp_path: pathli
 
 
 @needs_root
-def test_below_a_root_a_hanging_program_is_killed_and_a_missing_one_reported(
+def test_program_below_a_root_is_killed_if_hung_or_reported_if_missing(
     tmp_path: pathlib.Path,
 ) -> None:
     root = stand_ins.filesystem(tmp_path / "root")

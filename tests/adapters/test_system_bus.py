@@ -181,9 +181,7 @@ def test_a_refused_reboot_names_the_program_and_is_not_requested_elsewhere(bus: 
 
 
 @pytest.mark.parametrize("is_masked", [True, False])
-def test_where_logind_is_missing_or_masked_systemd_starts_the_reboot_target(
-    bus: Bus, *, is_masked: bool
-) -> None:
+def test_reboot_without_logind_starts_systemds_target(bus: Bus, *, is_masked: bool) -> None:
     with standing_in(bus, has_logind=is_masked) as played:
         played.refusals["Reboot"] = (f"{systemd_rig.SYSTEMD}.UnitMasked", "Masked.")
         systemd.reboot(bus.address, "test")

@@ -28,7 +28,7 @@ EXPORTER, SOCKET = "dcgm-exporter.service", "nvsm.socket"
 # -- who runs ---------------------------------------------------------------------------------
 
 
-def test_active_starting_and_restarting_units_are_running_in_stop_order_unless_masked(
+def test_running_units_are_listed_in_stop_order_without_masked_ones(
     bus: Bus,
 ) -> None:
     states = ["inactive", "active", "reloading", "activating", "failed", "deactivating"]
@@ -210,7 +210,7 @@ NOT_UP: Table = {
 
 
 @pytest.mark.parametrize(("table", "method"), [(NOT_DOWN, "stop"), (NOT_UP, "start")])
-def test_a_unit_that_does_not_stop_or_start_is_reported_with_systemds_words(
+def test_unit_that_fails_to_stop_or_start_has_systemds_message(
     bus: Bus, table: Table, method: str
 ) -> None:
     with standing_in(bus, {name: unit for name, (unit, _) in table.items()}):
@@ -233,7 +233,7 @@ def test_a_unit_that_is_still_stopping_is_not_waited_for_to_start(bus: Bus) -> N
         assert played.calls == ["StartUnit nvsm.service replace"]
 
 
-def test_a_unit_that_ran_to_its_end_has_started_and_a_missing_one_is_an_error(bus: Bus) -> None:
+def test_unit_that_ran_to_its_end_started_and_a_missing_one_failed(bus: Bus) -> None:
     why = r"starting other\.service: Unit other.* not found"
 
     with standing_in(bus, {NVSM: Unit(starts=Act("inactive"), sub="dead")}):

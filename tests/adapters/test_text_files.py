@@ -29,7 +29,7 @@ def test_a_written_text_is_read_until_it_is_cleared(path: pathlib.Path) -> None:
     assert list(path.parent.iterdir()) == []
 
 
-def test_only_its_owner_may_read_it_and_a_stale_temporary_file_blocks_no_write(
+def test_file_is_private_and_a_stale_temporary_file_blocks_no_write(
     path: pathlib.Path,
 ) -> None:
     store = files.JournalFile(path)

@@ -9,7 +9,7 @@ from tests.cluster import device_watch
 GPU, SMALL = "nvidia.com/gpu", "nvidia.com/mig-1g.5gb"
 
 
-def test_a_pod_whose_device_is_not_on_the_node_is_a_loss_and_any_other_is_none(
+def test_pod_whose_device_is_not_on_the_node_is_the_only_loss(
     tmp_path: pathlib.Path,
 ) -> None:
     library.create("A100-SXM4-40GB", tmp_path / "gpus.json")

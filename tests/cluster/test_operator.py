@@ -58,7 +58,7 @@ class DefaultConfigStage(OperatorsStage):
 
 
 @pytest.mark.parametrize("kind", [OperatorsStage, DefaultConfigStage])
-def test_with_the_operators_rights_a_layout_that_evicts_no_pod_succeeds_without_events(
+def test_operators_rights_suffice_for_a_layout_that_evicts_no_pod(
     where_in_depth: clusters.Cluster, tmp_path: pathlib.Path, kind: type[stages.Stage]
 ) -> None:
     with clusters.stage(
@@ -93,7 +93,7 @@ def test_with_the_operators_rights_a_layout_that_evicts_no_pod_succeeds_without_
         clusters.assert_nothing_taken(stage)
 
 
-def test_in_the_operators_place_a_layout_that_must_evict_fails_in_the_end_and_costs_nothing(
+def test_operators_rights_fail_a_layout_that_must_evict_and_cost_nothing(
     where_in_depth: clusters.Cluster, tmp_path: pathlib.Path
 ) -> None:
     with clusters.stage(
@@ -115,7 +115,7 @@ def test_in_the_operators_place_a_layout_that_must_evict_fails_in_the_end_and_co
         clusters.assert_nothing_taken(stage)
 
 
-def test_in_the_operators_place_a_layout_waits_until_the_pods_have_left_by_themselves(
+def test_operators_rights_let_a_layout_wait_until_the_pods_have_ended(
     where_in_depth: clusters.Cluster, tmp_path: pathlib.Path
 ) -> None:
     with clusters.stage(
@@ -131,7 +131,7 @@ def test_in_the_operators_place_a_layout_waits_until_the_pods_have_left_by_thems
         clusters.assert_nothing_taken(stage)
 
 
-def test_beside_the_operators_own_manager_nothing_is_touched_until_it_has_gone(
+def test_nothing_is_touched_beside_the_operators_own_manager(
     where: clusters.Cluster, tmp_path: pathlib.Path
 ) -> None:
     pods = f"/api/v1/namespaces/{clusters.OPERATOR_NAMESPACE}/pods"

@@ -45,7 +45,7 @@ def jobs(profiles: Mapping[str, int]) -> list[pods_of_a_day.Job]:
     ]
 
 
-def test_every_pod_that_fits_is_placed_though_a_leader_is_killed_and_none_loses_its_device(
+def test_pods_that_fit_are_placed_and_keep_devices_though_a_leader_dies(
     real_cluster: clusters.Real,
 ) -> None:
     shape = sandbox_nodes.Shape(

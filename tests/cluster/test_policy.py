@@ -312,7 +312,7 @@ def test_the_agent_may_not_touch_what_is_of_others_whatever_its_role_says(
         assert words in clusters.refusal(functools.partial(act, scene))
 
 
-def test_the_agent_may_write_and_withdraw_all_that_its_work_needs_on_its_own_node(
+def test_agent_may_write_what_its_work_needs_on_its_own_node(
     scene: Scene,
 ) -> None:
     published = {cluster.STATE_LABEL: "pending", cluster.APPLIED_LABEL: "all-disabled"}
@@ -339,7 +339,7 @@ def test_the_agent_may_write_and_withdraw_all_that_its_work_needs_on_its_own_nod
     assert cluster.UNREADABLE_JOURNAL_ANNOTATION not in seen["metadata"]["annotations"]
 
 
-def test_the_agent_may_remove_a_taint_of_the_owner_with_success_and_write_its_condition(
+def test_agent_may_remove_an_owners_taint_and_write_its_condition(
     scene: Scene,
 ) -> None:
     own = node.KubeNode(scene.agent, name=OWN, clock=host.SystemClock())
@@ -368,7 +368,7 @@ def test_the_agent_may_lift_no_cordon(scene: Scene) -> None:
     assert "may not cordon" in clusters.refusal(lambda: patching(lifted)(scene))
 
 
-def test_the_agent_of_simulated_gpus_offers_what_is_present_and_0_of_what_is_gone(
+def test_agent_of_simulated_gpus_offers_devices_and_0_of_removed_ones(
     scene: Scene,
 ) -> None:
     node.publish_resources(scene.agent, OWN, {"nvidia.com/gpu": 8})

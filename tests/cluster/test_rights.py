@@ -105,7 +105,7 @@ WITHOUT: Mapping[clusters.Right, Callable[[stages.Stage, clusters.Right], None]]
 }
 
 
-def test_every_shipped_right_has_a_test_that_shows_its_need_and_no_rule_is_wider() -> None:
+def test_shipped_rights_each_have_a_test_and_no_rule_is_wider() -> None:
     assert clusters.SHIPPED.everywhere | clusters.BUDGET.within == WITHOUT.keys()
     assert {group for group, _, _ in clusters.BUDGET.within} == {COORDINATION}
     (role,) = clusters.shipped("base/rbac.yaml", "ClusterRole")
@@ -114,7 +114,7 @@ def test_every_shipped_right_has_a_test_that_shows_its_need_and_no_rule_is_wider
 
 
 @pytest.mark.parametrize("right", WITHOUT, ids=lambda right: f"{right[2]}-{right[1]}")
-def test_without_one_of_the_rights_the_agent_cannot_do_its_work_and_says_so(
+def test_agent_without_one_right_fails_and_reports_it(
     where_in_depth: clusters.Cluster, tmp_path: pathlib.Path, right: clusters.Right
 ) -> None:
     options = clusters.BUDGET_OPTIONS if right in clusters.BUDGET.within else ()

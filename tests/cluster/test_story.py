@@ -129,7 +129,7 @@ def test_a_drain_that_is_interrupted_restores_everything(
         clusters.assert_nothing_taken(stage)
 
 
-def test_an_agent_killed_while_the_plugin_is_paused_is_resumed_by_its_successor(
+def test_agent_killed_with_a_paused_plugin_is_resumed_by_the_next(
     where: clusters.Cluster, tmp_path: pathlib.Path
 ) -> None:
     with clusters.stage(where, tmp_path) as stage:
@@ -152,7 +152,7 @@ def test_an_agent_killed_while_the_plugin_is_paused_is_resumed_by_its_successor(
         clusters.assert_nothing_taken(stage)
 
 
-def test_after_an_agent_that_was_killed_in_a_change_the_next_one_takes_its_slot_again(
+def test_agent_after_one_killed_in_a_change_takes_its_slot_again(
     where_in_depth: clusters.Cluster, tmp_path: pathlib.Path
 ) -> None:
     with clusters.stage(

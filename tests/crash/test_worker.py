@@ -61,7 +61,7 @@ def changes(rig: stage.Stage) -> int:
         for number, each in enumerate(_CHANGES)
     ],
 )
-def test_a_worker_that_waits_for_the_driver_dies_with_its_agent_and_the_next_one_goes_on(
+def test_worker_in_a_driver_call_dies_with_its_agent(
     scenario: scenarios.Scenario,
     function: str,
     recorded: matrix.Recorder,

@@ -188,7 +188,7 @@ def play(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FAILURES)
-def test_any_request_may_fail_once_in_any_way_and_the_layout_comes_into_force(
+def test_api_request_may_fail_once_in_any_way_and_the_layout_is_applied(
     name: str, record_property: Note
 ) -> None:
     play(record_property, name, OPERATOR)
@@ -202,7 +202,7 @@ def test_any_request_may_fail_once_in_any_way_and_the_layout_comes_into_force(
         *(("reset-when-done", "closed-pipe"), ("500", "stalled-reader")),
     ],
 )
-def test_any_request_may_fail_once_where_a_taint_holds_the_plugin_off_and_a_log_is_lost(
+def test_api_request_may_fail_once_with_a_hold_taint_or_a_lost_log(
     name: str, way: str, record_property: Note
 ) -> None:
     lost: collections.Counter[str] = collections.Counter()
@@ -219,7 +219,7 @@ def test_some_requests_may_fail_once_and_the_layout_comes_into_force(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FAILURES)
-def test_a_label_is_served_whatever_becomes_of_the_first_requests_the_watch_and_the_list_after_it(
+def test_label_is_served_though_first_requests_watch_or_list_fail(
     name: str,
 ) -> None:
     failure = FAILURES[name]

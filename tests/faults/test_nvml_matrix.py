@@ -197,7 +197,7 @@ def play_all(note: Note, node: nvml_node.Node, name: str, cases: Cases, *, kind:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("scenario", nvml_node.SCENARIOS)
-def test_any_call_may_fail_once_with_any_code_even_unheard_and_the_node_is_none_the_worse(
+def test_nvml_call_may_fail_once_with_any_code_and_the_node_recovers(
     node: nvml_node.Node, scenario: str, record_property: Note
 ) -> None:
     cases = [(site, code) for site in node.record() for code in nvml_codes.codes_of(site.function)]
@@ -205,7 +205,7 @@ def test_any_call_may_fail_once_with_any_code_even_unheard_and_the_node_is_none_
 
 
 @pytest.mark.parametrize("scenario", ["one-slice"])
-def test_any_change_may_fail_once_even_unheard_and_the_node_is_none_the_worse(
+def test_nvml_change_may_fail_once_and_the_node_recovers(
     node: nvml_node.Node, scenario: str, record_property: Note
 ) -> None:
     changes = [site for site in node.record() if site.function in nvml_codes.CHANGES]

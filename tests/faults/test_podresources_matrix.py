@@ -221,13 +221,13 @@ def play(note: Note, name: str, *, every: int = 1) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FAILURES)
-def test_any_question_to_kubelet_may_go_wrong_once_and_the_layout_comes_into_force(
+def test_kubelet_question_may_fail_once_and_the_layout_is_applied(
     name: str, record_property: Note
 ) -> None:
     play(record_property, name)
 
 
-def test_no_question_to_a_kubelet_that_has_gone_for_a_moment_makes_the_run_fail(
+def test_kubelet_may_be_gone_for_a_moment_without_a_failed_run(
     record_property: Note,
 ) -> None:
     play(record_property, "missing", every=3)

@@ -49,7 +49,7 @@ def is_changing(node: watching.Version) -> bool:
     return bool(node.requested) and node.state not in {"success", "failed"}
 
 
-def test_a_rollout_changes_one_node_at_a_time_stops_at_a_failure_and_continues_when_it_is_repeated(
+def test_rollout_changes_one_node_at_a_time_and_resumes_after_a_failure(
     cluster: rig.Cluster,
 ) -> None:
     refuses = nvml_faults.Fault(
@@ -81,7 +81,7 @@ def test_a_rollout_changes_one_node_at_a_time_stops_at_a_failure_and_continues_w
         judging.assert_at_rest(cluster, name)
 
 
-def test_agents_change_no_more_nodes_at_once_than_there_are_slots_when_all_are_labelled_together(
+def test_agents_change_no_more_nodes_at_once_than_there_are_slots(
     cluster: rig.Cluster,
 ) -> None:
     with watching.nodes(cluster) as watch:

@@ -11,7 +11,7 @@ _TOUCHES = {"create pods/eviction", "delete pods"}
 _PLUGIN_LABEL = f"{operator.DEPLOY}device-plugin"
 
 
-def test_our_agent_touches_nothing_beside_nvidias_manager_and_takes_over_what_it_left_paused(
+def test_agent_yields_to_nvidias_manager_and_then_takes_over(
     spoiled: rig.Cluster,
 ) -> None:
     cluster, log = spoiled, spoiled.listen()

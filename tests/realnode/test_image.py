@@ -62,7 +62,7 @@ def test_what_the_image_adds_to_its_base_stays_small(built: images.Images) -> No
     assert 0 < built.size().own_mb < OWN_LIMIT_MB
 
 
-def test_the_images_own_command_serves_a_layout_is_healthy_and_ends_cleanly(
+def test_images_command_serves_a_layout_is_healthy_and_ends_cleanly(
     agent: container.Container, node: plain_node.PlainNode, tmp_path: pathlib.Path
 ) -> None:
     node.wait(lambda: node.schedulable() == {"nvidia.com/gpu": "8"})
@@ -85,7 +85,7 @@ def test_the_images_own_command_serves_a_layout_is_healthy_and_ends_cleanly(
 
 
 @pytest.mark.usefixtures("built")
-def test_a_network_for_one_test_leaves_that_of_a_running_cluster_to_the_others() -> None:
+def test_network_of_one_test_leaves_a_running_clusters_alone() -> None:
     own = pathlib.Path("/proc/thread-self/ns/net")
     before = own.readlink()
 

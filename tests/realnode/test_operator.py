@@ -52,7 +52,7 @@ def test_a_layout_becomes_schedulable_through_the_operators_own_daemon_set(
     assert operator.awaited(MANAGER, images.AGENT)["uid"] == agent["uid"]
 
 
-def test_another_mig_strategy_and_config_leave_layout_and_pods_alone_and_serve_the_next_request(
+def test_changed_mig_strategy_leaves_pods_alone_and_serves_requests(
     cluster: rig.Cluster, operator: gpu_operator.Operator
 ) -> None:
     if cluster.driver.profiles() != [["1g.5gb"] * 7] * 2:
@@ -76,7 +76,7 @@ def test_another_mig_strategy_and_config_leave_layout_and_pods_alone_and_serve_t
     assert requests.requests(USER)["create pods/eviction"] >= len(before)
 
 
-def test_nvidias_own_image_returns_during_a_change_and_nothing_of_ours_keeps_the_node(
+def test_nvidias_image_may_return_during_a_change(
     cluster: rig.Cluster, operator: gpu_operator.Operator
 ) -> None:
     labels = operands(cluster)

@@ -75,7 +75,7 @@ def test_an_overlay_serves_a_layout_and_leaves_nothing_when_it_is_deleted(
     assert plugin.driver.profiles() == [[profile] * count] * 2
 
 
-def test_the_privileged_overlay_uses_the_hosts_driver_without_nvidias_runtime(
+def test_privileged_overlay_uses_the_hosts_driver_without_a_runtime(
     plugin: rig.Cluster,
 ) -> None:
     plugin.apply(RUNC)
@@ -94,7 +94,7 @@ def test_the_privileged_overlay_uses_the_hosts_driver_without_nvidias_runtime(
     assert_nothing_is_left(plugin)
 
 
-def test_the_chart_serves_a_layout_and_leaves_nothing_when_it_is_uninstalled(
+def test_chart_serves_a_layout_and_uninstalls_without_a_trace(
     plugin: rig.Cluster, tmp_path: pathlib.Path
 ) -> None:
     helm = programs.needed("helm")
@@ -115,7 +115,7 @@ def test_the_chart_serves_a_layout_and_leaves_nothing_when_it_is_uninstalled(
     assert_nothing_is_left(plugin)
 
 
-def test_in_the_operators_place_the_agent_pauses_its_operands_by_their_labels_and_resumes_them(
+def test_agent_in_the_operators_place_pauses_and_resumes_its_operands(
     cluster: rig.Cluster,
 ) -> None:
     cluster.kubectl("delete", "-n", "kube-system", "daemonsets", "--all")

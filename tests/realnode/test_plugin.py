@@ -76,7 +76,7 @@ def test_a_layout_that_would_end_the_plugin_waits_for_another_strategy(
     judging.assert_at_rest(cluster)
 
 
-def test_a_plugin_that_does_not_start_is_named_and_the_layout_stays_for_the_next_one(
+def test_plugin_that_does_not_start_is_named_and_the_layout_stays(
     cluster: rig.Cluster,
 ) -> None:
     cluster.apply(manifests.plugin(DEVICE_LIST_STRATEGY="none-of-them"))

@@ -43,7 +43,7 @@ def assert_usable(cluster: rig.Cluster, workload: str, pods: int) -> None:
     assert [len(devices) for devices in used] == [1] * pods
 
 
-def test_a_rebooted_node_has_its_layout_again_without_an_eviction_and_its_workload_runs_on_it(
+def test_rebooted_node_gets_its_layout_and_workload_without_an_eviction(
     cluster: rig.Cluster,
 ) -> None:
     cluster.request("all-balanced")
@@ -64,7 +64,7 @@ def test_a_rebooted_node_has_its_layout_again_without_an_eviction_and_its_worklo
     assert log.evicted() == []
 
 
-def test_a_node_that_reboots_while_instances_are_created_ends_with_the_requested_layout(
+def test_node_rebooted_during_creation_ends_with_the_requested_layout(
     cluster: rig.Cluster,
 ) -> None:
     cluster.ensure_layout("all-balanced")
@@ -89,7 +89,7 @@ def logind(folder: pathlib.Path) -> Iterator[systemd_rig.StandIn]:
         yield answering
 
 
-def test_an_agent_that_may_reboot_the_node_does_so_once_for_a_mode_that_no_reset_can_set(
+def test_agent_reboots_the_node_once_for_a_mode_that_needs_it(
     spoiled: rig.Cluster,
 ) -> None:
     cluster = spoiled

@@ -68,7 +68,7 @@ def test_a_request_withdrawn_in_a_blocked_drain_leaves_every_pod(
     judging.assert_at_rest(cluster)
 
 
-def test_one_slice_of_a_full_node_changes_and_only_the_pods_on_it_are_evicted(
+def test_one_slice_of_a_full_node_changes_and_only_its_pods_are_evicted(
     cluster: rig.Cluster,
 ) -> None:
     cluster.ensure_layout("all-1g.5gb")
@@ -136,7 +136,7 @@ def test_a_newer_label_while_gpus_change_waits_for_the_end_of_the_change(
     judging.assert_at_rest(cluster)
 
 
-def test_mig_goes_off_under_a_pod_deaf_to_sigterm_and_what_the_owner_set_stays(
+def test_mig_goes_off_under_a_deaf_pod_and_the_owners_settings_stay(
     cluster: rig.Cluster,
 ) -> None:
     cluster.ensure_layout("all-2g.10gb")

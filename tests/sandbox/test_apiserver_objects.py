@@ -25,7 +25,7 @@ def test_a_created_object_gets_identity_and_version_from_the_server(ask: apirig.
     assert ask("GET", NODE).body == answer.body
 
 
-def test_an_update_is_blind_without_a_version_but_of_a_lease_it_names_the_present_one(
+def test_update_needs_no_version_except_for_a_lease(
     ask: apirig.Client,
 ) -> None:
     ask("POST", apirig.NODES, apirig.a_node())
@@ -56,7 +56,7 @@ def test_a_lease_has_times_to_the_microsecond_and_a_duration(
     assert ask("POST", apirig.LEASES, {"metadata": {"name": "l"}, "spec": spec}).code == code
 
 
-def test_spec_and_status_are_written_through_their_own_paths_and_specs_are_counted(
+def test_spec_and_status_have_their_own_paths_and_specs_are_counted(
     ask: apirig.Client,
 ) -> None:
     ask("POST", apirig.NODES, apirig.a_node())
@@ -106,7 +106,7 @@ def test_a_node_that_breaks_the_syntax_is_invalid(
     assert message in cause["message"]
 
 
-def test_the_spec_of_a_pod_cannot_change_but_its_image_can_and_it_is_bound_once(
+def test_pod_is_bound_once_and_only_its_image_can_change(
     ask: apirig.Client,
 ) -> None:
     ask("POST", apirig.PODS, apirig.a_pod(node=""))

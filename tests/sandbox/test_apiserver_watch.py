@@ -164,7 +164,7 @@ def test_history_is_bounded_but_an_open_watch_never_falls_out_of_it(
     assert idle.names(1) == ["ADDED n1"]
 
 
-def test_a_hundred_watchers_need_no_thread_and_each_is_forgotten_when_it_leaves(
+def test_hundred_watchers_need_no_thread_and_are_forgotten(
     server: apiserver.ApiServer, watch: Begin
 ) -> None:
     threads_before = threading.active_count()

@@ -87,7 +87,7 @@ def test_selector_and_taints_decide_where_a_daemon_starts_and_stays(
     assert (starts, stays) == starts_and_stays
 
 
-def test_a_daemon_belongs_to_its_node_and_daemon_set_whose_status_counts_it() -> None:
+def test_daemon_set_owns_and_counts_its_pod_on_a_node() -> None:
     daemon_set = copy.deepcopy(_PLAIN)
     daemon_set["metadata"]["uid"] = "ds-uid"
     first, leaving = (control_plane.pod_for(daemon_set, node()) for _ in range(2))
@@ -109,7 +109,7 @@ OTHER = {"key": "example.com/flaky", "effect": "NoSchedule"}
 
 
 @pytest.mark.parametrize(("is_ready", "expected"), [(True, [OTHER]), (False, [NEW, OTHER])])
-def test_a_new_node_loses_the_taint_of_new_nodes_and_no_other_when_it_is_ready(
+def test_ready_node_loses_the_taint_of_new_nodes_and_no_other(
     server: apiserver.ApiServer, expected: list[apirig.Object], *, is_ready: bool
 ) -> None:
     status = {"conditions": [{"type": "Ready", "status": str(is_ready)}]}

@@ -44,7 +44,7 @@ def test_no_device_is_given_twice_until_it_is_released(
     assert manager.admit(pod("p3")).device_ids == first.device_ids
 
 
-def test_a_device_stays_its_pods_own_when_the_plugin_comes_back_or_names_it_otherwise(
+def test_device_stays_with_its_pod_when_the_plugin_returns(
     manager: device_manager.DeviceManager,
 ) -> None:
     manager.admit(pod("p1", 2))
@@ -57,7 +57,7 @@ def test_a_device_stays_its_pods_own_when_the_plugin_comes_back_or_names_it_othe
 
 
 @pytest.mark.parametrize("is_powered", [True, False], ids=["plugin gone", "machine down"])
-def test_without_its_plugin_a_resource_is_not_allocatable_but_keeps_its_capacity(
+def test_resource_without_its_plugin_keeps_only_its_capacity(
     manager: device_manager.DeviceManager, *, is_powered: bool
 ) -> None:
     manager.admit(pod("p1"))

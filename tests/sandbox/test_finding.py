@@ -119,7 +119,7 @@ def test_the_loaders_cache_of_a_driver_root_is_searched(
     assert answer.returncode == 0, answer.stderr
 
 
-def test_doctor_finds_the_library_that_every_command_finds_by_the_loaders_variables(
+def test_doctor_finds_the_library_by_the_loaders_variables(
     shell: Machine, tmp_path: pathlib.Path
 ) -> None:
     with library.served(tmp_path / "library", node(tmp_path)) as file:
@@ -129,7 +129,7 @@ def test_doctor_finds_the_library_that_every_command_finds_by_the_loaders_variab
     assert (verdicts["driver"], verdicts["gpus"]) == ("ok", "ok")
 
 
-def test_where_the_loaders_library_is_of_another_version_the_driver_roots_is_used_if_there_is_one(
+def test_mismatched_loader_library_gives_way_to_the_driver_roots(
     shell: Machine, tmp_path: pathlib.Path
 ) -> None:
     stale, current = node(tmp_path / "stale"), node(tmp_path / "current")

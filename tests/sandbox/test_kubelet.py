@@ -95,7 +95,7 @@ def bench() -> Iterator[Bench]:
         yield Bench(cluster)
 
 
-def test_a_node_is_ready_after_the_first_tick_and_registered_again_when_deleted(
+def test_node_is_ready_after_a_tick_and_registers_again(
     bench: Bench,
 ) -> None:
     bench.kubelet.register()
@@ -108,7 +108,7 @@ def test_a_node_is_ready_after_the_first_tick_and_registered_again_when_deleted(
     assert objects.is_ready(bench.node())
 
 
-def test_a_pod_with_a_run_time_succeeds_when_it_is_over_and_releases_its_device(
+def test_pod_with_a_run_time_succeeds_and_releases_its_device(
     bench: Bench,
 ) -> None:
     bench.manager.register({_SMALL: ("MIG-a",)})
@@ -138,7 +138,7 @@ def test_registering_again_keeps_the_labels_that_are_there(bench: Bench) -> None
     assert objects.labels(bench.node()) == labels
 
 
-def test_new_devices_show_at_the_tick_and_a_tick_without_news_writes_nothing(
+def test_new_devices_show_at_a_tick_and_an_idle_tick_writes_nothing(
     bench: Bench,
 ) -> None:
     bench.kubelet.tick()
@@ -239,7 +239,7 @@ def test_a_pod_that_is_deleted_before_it_started_goes_at_once(bench: Bench) -> N
     assert not bench.program.starts
 
 
-def test_a_crashing_program_is_started_again_after_ever_longer_pauses_until_it_recovers(
+def test_crashing_program_is_restarted_with_backoff_until_it_recovers(
     bench: Bench,
 ) -> None:
     bench.program.crashes = True

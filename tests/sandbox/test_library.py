@@ -74,7 +74,7 @@ def pynvml_field(kind: str, field: str) -> tuple[int, int]:
     return described.offset, described.size
 
 
-def test_the_library_exports_each_function_of_the_simulated_driver_and_no_other(
+def test_library_exports_the_simulated_drivers_functions_exactly(
     tmp_path: pathlib.Path,
 ) -> None:
     file = library.build(tmp_path)
@@ -104,7 +104,7 @@ def test_structs_of_the_library_are_laid_out_as_in_nvidias_header(tmp_path: path
     assert fields_of(str(library.SOURCE), tmp_path) == theirs
 
 
-def test_pynvml_finds_the_library_by_the_loader_and_reads_the_node_and_its_events(
+def test_pynvml_loads_the_library_and_reads_the_node_and_its_events(
     loaded: pathlib.Path,
 ) -> None:
     program = """
@@ -153,7 +153,7 @@ def test_a_layout_is_applied_through_the_library_and_every_command_sees_it(
     assert json.loads(seen.out) == json.loads(simulated.out)
 
 
-def test_without_a_driver_behind_the_library_commands_say_that_none_is_loaded(
+def test_commands_report_that_no_driver_is_behind_the_library(
     shell: commandline.Shell, tmp_path: pathlib.Path
 ) -> None:
     file = library.build(tmp_path / "library")

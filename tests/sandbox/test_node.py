@@ -233,7 +233,7 @@ def test_the_pause_label_removes_the_plugin_and_true_brings_a_new_one(rig: Rig) 
     waiting.until(lambda: plugin(rig) is None)
 
 
-def test_the_hold_taint_keeps_a_deleted_plain_plugin_away_and_a_cordon_does_not(
+def test_hold_taint_keeps_a_plain_plugin_away_and_a_cordon_does_not(
     plain_rig: Rig,
 ) -> None:
     old = wait_for_plugin(plain_rig)
@@ -248,7 +248,7 @@ def test_the_hold_taint_keeps_a_deleted_plain_plugin_away_and_a_cordon_does_not(
     assert objects.name(new) != objects.name(old)
 
 
-def test_pods_get_devices_of_their_own_and_one_more_waits_for_a_device_to_be_released(
+def test_pods_get_own_devices_and_one_more_waits_for_a_release(
     state_file: pathlib.Path,
 ) -> None:
     partition(state_file, 0, count=2)
@@ -292,7 +292,7 @@ def test_a_busy_instance_cannot_be_destroyed_until_its_pod_has_gone(
         assert not rig.uuids()
 
 
-def test_a_stale_plugin_goes_on_offering_a_dead_device_that_no_container_can_use(
+def test_stale_plugin_offers_a_dead_device_that_no_container_can_use(
     state_file: pathlib.Path,
 ) -> None:
     partition(state_file, 0, count=1)
@@ -316,7 +316,7 @@ def test_a_monitor_watches_every_gpu_while_its_label_lets_it_in(rig: Rig) -> Non
     waiting.until(lambda: not rig.clients("dcgm"))
 
 
-def test_a_reboot_takes_instances_and_the_devices_of_pods_and_brings_the_plugin_back(
+def test_reboot_destroys_instances_and_brings_the_plugin_back(
     state_file: pathlib.Path,
 ) -> None:
     partition(state_file, 0, count=1)

@@ -42,7 +42,7 @@ def test_programs_see_what_nvml_reports(state_file: pathlib.Path) -> None:
     assert len(seen[1].mig_devices) == 4
 
 
-def test_a_program_holds_its_device_until_it_lets_go_and_is_listed_if_it_computes(
+def test_program_uses_its_device_until_released_and_is_listed(
     state_file: pathlib.Path,
 ) -> None:
     gpus = device_plugin.SimulatedGpus(state_file)

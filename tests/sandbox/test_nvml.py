@@ -14,7 +14,7 @@ from testkit import nvml_faults
 from tests.sandbox import nvml_rig
 
 
-def test_calls_before_init_and_after_the_last_shutdown_are_refused_and_old_handles_void(
+def test_calls_outside_a_session_are_refused_and_old_handles_void(
     start: nvml_rig.Start,
 ) -> None:
     start()
@@ -29,7 +29,7 @@ def test_calls_before_init_and_after_the_last_shutdown_are_refused_and_old_handl
     assert nvml_rig.refusal(pynvml.nvmlDeviceGetName, device) == "INVALID_ARGUMENT"
 
 
-def test_without_a_node_no_driver_is_loaded_and_uninstalling_ends_the_simulation(
+def test_no_driver_is_loaded_without_a_node_or_after_uninstalling(
     tmp_path: pathlib.Path, start: nvml_rig.Start
 ) -> None:
     start()
@@ -40,7 +40,7 @@ def test_without_a_node_no_driver_is_loaded_and_uninstalling_ends_the_simulation
     assert nvml_rig.refusal(pynvml.nvmlDeviceGetCount) == "UNINITIALIZED"
 
 
-def test_functions_that_the_driver_lacks_are_not_found_and_errors_have_texts(
+def test_missing_functions_are_not_found_and_errors_have_texts(
     start: nvml_rig.Start,
 ) -> None:
     start(absent_functions=("nvmlDeviceGetGpuInstanceProfileInfoV",))

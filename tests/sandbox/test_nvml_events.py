@@ -37,7 +37,7 @@ def is_silent(events: Any) -> bool:
     return nvml_rig.refusal(WAIT, events, 0) == "TIMEOUT"
 
 
-def test_each_change_of_a_registered_gpu_is_one_event_though_a_later_one_undoes_it(
+def test_change_of_a_registered_gpu_is_one_event_even_if_undone(
     start: nvml_rig.Start,
 ) -> None:
     library = start("2xA100-SXM4-40GB")

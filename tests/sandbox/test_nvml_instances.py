@@ -78,7 +78,7 @@ def test_first_instance_of_a_gpu_in_use_is_refused_and_a_later_one_is_not(
     assert nvml_rig.refusal(create, device, 19) == "IN_USE"
 
 
-def test_checks_come_in_the_drivers_order_and_without_permission_nothing_is_changed_or_listed(
+def test_checks_are_in_the_drivers_order_and_need_permission(
     start: nvml_rig.Start,
 ) -> None:
     state = start().state
@@ -115,7 +115,7 @@ def test_checks_come_in_the_drivers_order_and_without_permission_nothing_is_chan
 
 
 @pytest.mark.parametrize("kind", list(states.ClientKind))
-def test_an_instance_in_use_is_not_destroyed_and_the_handle_of_a_destroyed_one_is_void(
+def test_instance_in_use_is_kept_and_a_destroyed_ones_handle_is_void(
     start: nvml_rig.Start, kind: states.ClientKind
 ) -> None:
     state = start().state

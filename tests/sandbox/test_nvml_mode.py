@@ -34,7 +34,7 @@ def test_an_idle_hopper_gpu_switches_at_once_and_loses_its_instances(
     assert nvml_rig.refusal(pynvml.nvmlGpuInstanceGetInfo, instance) == "INVALID_ARGUMENT"
 
 
-def test_an_ampere_gpu_in_use_keeps_its_mode_with_the_other_pending_until_it_is_cancelled(
+def test_ampere_gpu_in_use_keeps_its_mode_with_the_other_pending(
     start: nvml_rig.Start,
 ) -> None:
     state = start("A100").state
@@ -80,7 +80,7 @@ def test_a_mode_that_cannot_be_set_is_refused(
 
 
 @pytest.mark.parametrize("is_old", [False, True], ids=["new driver", "old driver"])
-def test_while_mig_is_off_a_new_driver_reports_the_plain_struct_and_an_old_one_nothing(
+def test_profiles_while_mig_is_off_are_reported_by_new_drivers_only(
     start: nvml_rig.Start, *, is_old: bool
 ) -> None:
     start(reports_profiles_while_mig_off=not is_old)

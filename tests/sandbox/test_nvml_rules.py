@@ -147,7 +147,7 @@ def test_compute_instances_take_the_lowest_free_id() -> None:
         ("A30", 21, {"1g.6gb": 3, "2g.12gb": 1}),
     ],
 )
-def test_an_instance_with_all_media_engines_leaves_room_only_for_those_with_none(
+def test_instance_with_all_media_engines_leaves_room_without_any(
     product: str, first: int, expected: dict[str, int]
 ) -> None:
     gpu = created(product, first)

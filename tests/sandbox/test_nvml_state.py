@@ -74,7 +74,7 @@ def created_at_once(path: pathlib.Path, *gpus: int) -> list[nvml_faults.Call]:
     return sorted(calls, key=lambda call: call.entered_ns)
 
 
-def test_creating_a_node_again_keeps_it_and_another_in_its_file_is_a_usage_error(
+def test_create_keeps_an_equal_node_and_refuses_a_different_one(
     path: pathlib.Path,
 ) -> None:
     boot(path, "2xA30", seed="first")
@@ -85,7 +85,7 @@ def test_creating_a_node_again_keeps_it_and_another_in_its_file_is_a_usage_error
     assert path.read_bytes() == before
 
 
-def test_state_survives_the_file_and_nodes_with_other_seeds_have_other_uuids(
+def test_state_survives_the_file_and_seeds_determine_the_uuids(
     path: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
     state = boot(
@@ -107,7 +107,7 @@ def test_state_survives_the_file_and_nodes_with_other_seeds_have_other_uuids(
     assert pynvml.nvmlDeviceGetUUID(nvml_rig.gpu()) != uuid
 
 
-def test_processes_see_what_others_did_and_changing_one_gpu_at_once_lose_nothing(
+def test_processes_change_one_gpu_concurrently_and_lose_nothing(
     path: pathlib.Path,
 ) -> None:
     state = boot(path, logs_calls=True)
@@ -209,7 +209,7 @@ def test_a_thread_never_reads_half_of_a_state(path: pathlib.Path) -> None:
     assert state.read().gpus[0].instances == ()
 
 
-def test_a_write_by_a_process_that_died_before_counting_it_is_seen_after_a_moment(
+def test_uncounted_write_of_a_dead_process_is_seen_after_a_moment(
     path: pathlib.Path,
 ) -> None:
     state = boot(path)

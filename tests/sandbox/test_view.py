@@ -59,7 +59,7 @@ def test_our_own_writes_are_seen_at_once(cluster: cluster_view.ClusterView) -> N
         assert not names(cluster)
 
 
-def test_an_answer_that_comes_after_the_end_of_its_object_brings_nothing_back(
+def test_late_answer_does_not_restore_a_deleted_object(
     cluster: cluster_view.ClusterView, others: api.KubeApi
 ) -> None:
     cluster.create(cluster_view.Kind.POD, _POD)

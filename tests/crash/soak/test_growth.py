@@ -17,7 +17,7 @@ def silence() -> Iterator[None]:
 
 
 @pytest.mark.slow
-def test_objects_threads_and_files_do_not_grow_over_a_thousand_reconfigurations() -> None:
+def test_agent_does_not_grow_over_a_thousand_reconfigurations() -> None:
     found = growth.growth(growth.in_memory(1000))
 
     assert found.blocks < 0.5
@@ -43,7 +43,7 @@ def test_threads_and_files_of_the_agents_process_stay_as_they_are() -> None:
     assert found.resident < 30_000
 
 
-def test_one_file_left_behind_by_each_run_is_found_though_another_comes_and_goes() -> None:
+def test_growth_by_one_file_a_run_is_found_beside_one_that_ends() -> None:
     samples = [
         growth.Sample(runs=number, blocks=0, resident=0, threads=7, files=8 + number + number % 2)
         for number in range(60)
