@@ -22,7 +22,7 @@ class FakeNode(_Port):
         self._rig.called("node.read")
         return self._view()
 
-    def seen(self) -> cluster.NodeView:
+    def latest(self) -> cluster.NodeView:
         # As over HTTP without a watch.
         return self.read()
 

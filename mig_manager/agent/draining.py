@@ -58,16 +58,16 @@ def drained(
         MigManagerError: IN_USE: pods use what the plan destroys, and none is to leave.
         Superseded: Another layout is requested, or the agent stops.
     """
-    ours = _new_drain(job, change.order(job))
-    pods = drain_again(job, change, ours, job.deps.workloads.list())
+    pod_drain = _new_drain(job, change.order(job))
+    pods = drain_again(job, change, pod_drain, job.deps.workloads.list())
     job.taken.note(draining=False)
-    return ours, pods
+    return pod_drain, pods
 
 
 def drain_again(
     job: jobs.Job,
     change: preparing.Change,
-    ours: drain.Drain,
+    pod_drain: drain.Drain,
     listed: tuple[cluster.Pod, ...],
 ) -> tuple[cluster.Pod, ...]:
     """Drain pods that got a device to be removed meanwhile; raises as ``drained``.
@@ -76,16 +76,16 @@ def drain_again(
         The node's pods: those just ``listed``, or as listed since.
     """
     if not job.request.is_on_demand:
-        return ours.run(change.usage, job.cancel, listed)
+        return pod_drain.run(change.usage, job.cancel, listed)
     job.cancel.check()
-    preparing.require_none(ours.remaining(change.usage, listed))
+    preparing.require_none(pod_drain.remaining(change.usage, listed))
     return listed
 
 
 def paused(
     job: jobs.Job,
     change: preparing.Change,
-    ours: drain.Drain,
+    pod_drain: drain.Drain,
     pods: tuple[cluster.Pod, ...],
 ) -> pausing.Paused:
     """Pause the GPU clients, so that no pod gets a device any more; raises as ``drained``.
@@ -99,15 +99,15 @@ def paused(
         job.cancel,
         change.extra_clients,
         # Without a plugin no pod gets a device any more: drain those that got one meanwhile.
-        drain_late=lambda listed: drain_again(job, change, ours, listed),
+        drain_late=lambda listed: drain_again(job, change, pod_drain, listed),
     )
     if clients.has_dra_driver:
         # It hands out devices until it is paused, and a pod that has one cannot end now.
         if job.request.is_on_demand:
-            remaining = ours.remaining(change.usage, job.deps.workloads.list())
+            remaining = pod_drain.remaining(change.usage, job.deps.workloads.list())
             preparing.require_none(remaining)
         else:
-            ours.require_done(change.usage)
+            pod_drain.require_done(change.usage)
     job.cancel.check()
     return clients
 

@@ -46,20 +46,20 @@ class Observation:
 def observe(job: jobs.Job) -> Observation:
     """Observe the GPUs, and plan the layout of a run without executing anything."""
     try:
-        found = resolving.resolve(job)
-        gpus = resolving.observed(job, found)
-        plan = found.plan(gpus)
+        resolved = resolving.resolve(job)
+        gpus = resolving.observed(job, resolved)
+        plan = resolved.plan(gpus)
     except errors.MigManagerError as error:
         _log.info("drift_check_failed", reason=error.reason.value, error=error.message)
         return Observation(gpus=job.progress.gpus, plan=None, error=error.reason)
-    return Observation(gpus=gpus, plan=plan, is_owners=found.is_owners)
+    return Observation(gpus=gpus, plan=plan, is_owners=resolved.is_owners)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Memory:
     """What was observed since the last run ended."""
 
-    ended: outcomes.Outcome | None = None
+    outcome: outcomes.Outcome | None = None
     baseline: Hashable = None
     is_drifted: bool = False
     has_phantoms: bool = False
@@ -69,8 +69,8 @@ class Memory:
 def act(
     job: jobs.Job,
     memory: Memory,
-    ended: outcomes.Outcome,
-    now: Observation,
+    outcome: outcomes.Outcome,
+    observation: Observation,
     node: cluster.NodeView | None,
 ) -> tuple[Action, Memory]:
     """Publish what has changed since the last run; return what to do, and what to remember.
@@ -81,49 +81,49 @@ def act(
         ClusterError: The API refused or does not answer.
     """
     # What the outcome of a run depends on.
-    fingerprint = (now.error, *map(_fingerprint, now.gpus))
-    if ended is not memory.ended:
-        is_drifted = ended.reason is errors.Reason.DRIFTED
-        memory = Memory(ended=ended, baseline=fingerprint, is_drifted=is_drifted)
-    is_success = ended.state is model.State.SUCCESS
-    if _has_changed(memory, ended, now, fingerprint):
+    fingerprint = (observation.error, *map(_fingerprint, observation.gpus))
+    if outcome is not memory.outcome:
+        is_drifted = outcome.reason is errors.Reason.DRIFTED
+        memory = Memory(outcome=outcome, baseline=fingerprint, is_drifted=is_drifted)
+    is_success = outcome.state is model.State.SUCCESS
+    if _has_changed(memory, outcome, observation, fingerprint):
         _log.info("hardware_changed", config=job.request.config)
         # A GPU that is back is no reason to evict pods of another.
         return (Action.HEAL if is_success else Action.RUN), memory
-    if now.plan is None or not (is_success or ended.reason is errors.Reason.DRIFTED):
+    if observation.plan is None or not (is_success or outcome.reason is errors.Reason.DRIFTED):
         return Action.REST, memory
     was_drifted = memory.is_drifted
-    memory = dataclasses.replace(memory, is_drifted=not now.plan.is_empty)
+    memory = dataclasses.replace(memory, is_drifted=not observation.plan.is_empty)
     if memory.is_drifted:
-        return _drifted(job, now, is_new=not was_drifted), memory
+        return _drifted(job, observation, is_new=not was_drifted), memory
     if was_drifted:
         # The layout is active again, and this agent did not apply it.
         job.deps.telemetry.drift_found(is_drifted=False)
-        _finish_active_again(job, now)
+        _finish_active_again(job, observation)
         return Action.REST, dataclasses.replace(memory, has_phantoms=False)
     if is_success:
-        has_phantoms = _withdraw_phantoms(job, memory, now, node)
+        has_phantoms = _withdraw_phantoms(job, memory, observation, node)
         memory = dataclasses.replace(memory, has_phantoms=has_phantoms)
     return Action.REST, memory
 
 
 def _has_changed(
-    memory: Memory, ended: outcomes.Outcome, now: Observation, fingerprint: Hashable
+    memory: Memory, outcome: outcomes.Outcome, observation: Observation, fingerprint: Hashable
 ) -> bool:
     """Check whether a run that failed may now end differently, or a GPU was lost or is back."""
-    if ended.state is model.State.SUCCESS:
-        lost = {gpu.index for gpu in now.gpus.unreachable}
-        is_known = bool(now.gpus) or now.error is None
-        return is_known and lost != {gpu.index for gpu in ended.gpus.unreachable}
+    if outcome.state is model.State.SUCCESS:
+        lost = {gpu.index for gpu in observation.gpus.unreachable}
+        is_known = bool(observation.gpus) or observation.error is None
+        return is_known and lost != {gpu.index for gpu in outcome.gpus.unreachable}
     # The first observation after a failure is what the next ones are compared with.
-    return ended.reason is not errors.Reason.DRIFTED and fingerprint != memory.baseline
+    return outcome.reason is not errors.Reason.DRIFTED and fingerprint != memory.baseline
 
 
-def _drifted(job: jobs.Job, now: Observation, *, is_new: bool) -> Action:
+def _drifted(job: jobs.Job, observation: Observation, *, is_new: bool) -> Action:
     affected = ""
     if job.limits.heals_drift:
-        order = drain.order(job.limits, now.plan or steps.Plan(gpus=()), now.gpus)
-        usage = survey.usage_now(job.deps.workloads.list, job.deps.allocations, now.gpus)
+        order = drain.order(job.limits, observation.plan or steps.Plan(gpus=()), observation.gpus)
+        usage = survey.usage_now(job.deps.workloads.list, job.deps.allocations, observation.gpus)
         affected = usage.named(order.affected_pods(usage))
         if not affected:
             return Action.HEAL
@@ -136,26 +136,26 @@ def _drifted(job: jobs.Job, now: Observation, *, is_new: bool) -> Action:
 
 
 def _withdraw_phantoms(
-    job: jobs.Job, memory: Memory, now: Observation, node: cluster.NodeView | None
+    job: jobs.Job, memory: Memory, observation: Observation, node: cluster.NodeView | None
 ) -> bool:
     """Remove devices that the node offers and no GPU has; return whether that is refused."""
-    refused = job.clients.advertising.withdraw_phantoms(now.gpus, node)
+    refused = job.clients.advertising.withdraw_phantoms(observation.gpus, node)
     if refused is not None and not memory.has_phantoms:
         failed = job.taken.failed(refused.reason, refused.message)
         # The layout is active: the next drift check tries again, and no run is needed.
         job.taken.finish(dataclasses.replace(failed, is_final=True))
     elif refused is None and memory.has_phantoms:
-        _finish_active_again(job, now)
+        _finish_active_again(job, observation)
     return refused is not None
 
 
-def _finish_active_again(job: jobs.Job, now: Observation) -> None:
+def _finish_active_again(job: jobs.Job, observation: Observation) -> None:
     job.taken.finish(
         job.progress.succeeded(
             errors.Reason.ALREADY_APPLIED,
             "is active again",
             gpus=job.progress.gpus,
-            is_owners=now.is_owners,
+            is_owners=observation.is_owners,
         )
     )
 

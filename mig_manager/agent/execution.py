@@ -30,16 +30,16 @@ def executed(
             seen=change.gpus,
             interrupted=interrupted,
             # A GPU that was lost meanwhile is not verified, unless the layout names it.
-            replan=lambda now: change.found.plan(now, restoring=change.restoring),
+            replan=lambda now: change.resolved.plan(now, restoring=change.restoring),
             owed=lambda now: layouts.unrestored_elsewhere(
-                change.found.layout, now, job.taken.journal.snapshot
+                change.resolved.layout, now, job.taken.journal.snapshot
             ),
             points=job.hooks,
         )
         job.progress.note(gpus=after)
         transaction.refresh()
     except errors.MigManagerError as error:
-        if not host.may_reboot(job, error, was_rebooted=change.found.was_rebooted):
+        if not host.may_reboot(job, error, was_rebooted=change.resolved.was_rebooted):
             _resume_after_failure(job, paused, error)
             raise
         why = host.reboot(job, error, lambda: draining.drain_whole_node(job, change, paused))

@@ -22,7 +22,7 @@ class Request:
     may_evict: bool = True
     """Whether pods may be evicted, if the layout was not verified since it was requested."""
     attempt: int = 1
-    seen: model.ObservedGpus = model.NO_GPUS
+    last_gpus: model.ObservedGpus = model.NO_GPUS
     """The GPUs as last observed; none: not yet."""
 
     @property

@@ -55,7 +55,7 @@ class Agent:
         )
         self.is_recovered = False
         self._served: inboxes.LabelRequest | None = None
-        self._ended: outcomes.Outcome | None = None
+        self._outcome: outcomes.Outcome | None = None
         """How the last run for that request ended; None while it is retried."""
         self._run_generation = 0
         """The generation of the request when the last run began."""
@@ -120,7 +120,7 @@ class Agent:
 
     def _serve(self, request: inboxes.LabelRequest, *, may_evict: bool = True) -> None:
         """Run the pipeline until the outcome is final, with backoff between the attempts."""
-        self._ended = None
+        self._outcome = None
         attempt = 0
         while True:
             attempt += 1
@@ -170,24 +170,24 @@ class Agent:
             self._telemetry.outcome_lost(error.reason)
             return True
         if not outcome.should_retry:
-            self._ended = outcome
+            self._outcome = outcome
         return outcome.should_retry
 
     @property
     def _next_check_s(self) -> float:
         """How long to rest before the next drift check; inf: until a GPU event."""
         check_s = self._intervals.drift_check_s or math.inf
-        if self._ended is None or not self._ended.gpus.unreachable:
+        if self._outcome is None or not self._outcome.gpus.unreachable:
             return check_s
         # As often as a retry: an unreachable GPU may be back.
         return min(check_s, self._intervals.retry_max_s)
 
     def _check_drift(self) -> None:
-        request, ended = self._served, self._ended
-        if request is None or request.name is None or ended is None:
+        request, outcome = self._served, self._outcome
+        if request is None or request.name is None or outcome is None:
             return
         try:
-            action = self._pipeline.check_drift(request.name, ended, request.custom)
+            action = self._pipeline.check_drift(request.name, outcome, request.custom)
         except errors.ClusterError as error:
             _log.warning("drift_not_published", reason=error.reason.value, error=error.message)
             return

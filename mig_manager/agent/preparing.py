@@ -21,7 +21,7 @@ _log = structlog.get_logger()
 class Change:
     """A planned change of the GPUs."""
 
-    found: resolving.Resolved
+    resolved: resolving.Resolved
     may_evict: bool
     gpus: model.ObservedGpus
     plan: steps.Plan
@@ -49,7 +49,7 @@ class Change:
         return self.order(job).affected_pods(self.usage)
 
 
-def planned(job: jobs.Job, found: resolving.Resolved, *, may_evict: bool) -> Change:
+def planned(job: jobs.Job, resolved: resolving.Resolved, *, may_evict: bool) -> Change:
     """Observe the GPUs, and plan the layout.
 
     Raises:
@@ -60,16 +60,16 @@ def planned(job: jobs.Job, found: resolving.Resolved, *, may_evict: bool) -> Cha
     extra_clients = job.deps.extra_clients()
     services = job.deps.service_names()
     job.hooks.load()
-    gpus = resolving.observed(job, found)
+    gpus = resolving.observed(job, resolved)
     recovery.restore_persistence(job, gpus)
-    selected = resolving.selected(found, gpus)
+    selected = resolving.selected(resolved, gpus)
     others = tuple(gpu for gpu in job.taken.journal.snapshot if gpu.uuid not in selected)
     restoring = others if others and recovery.is_possible(job.deps, gpus, others) else ()
     return Change(
-        found=found,
+        resolved=resolved,
         may_evict=may_evict,
         gpus=gpus,
-        plan=found.plan(gpus, restoring=restoring),
+        plan=resolved.plan(gpus, restoring=restoring),
         restoring=restoring,
         extra_clients=extra_clients,
         services=services,
@@ -122,7 +122,7 @@ def _surveyed(job: jobs.Job, change: Change) -> Change:
     usage = survey.decided_usage(job.deps, change.gpus, change.order(job), job.cancel)
     if not job.limits.allows_foreign_managers:
         has_mode = any(map(clients.is_vgpu_plugin, usage.pods))
-        annotations = job.deps.node.seen().annotations if has_mode else {}
+        annotations = job.deps.node.latest().annotations if has_mode else {}
         others = clients.other_managers(usage.pods, job.deps.own_pod_uid, annotations)
         if others:
             raise errors.MigManagerError(
@@ -131,12 +131,12 @@ def _surveyed(job: jobs.Job, change: Change) -> Change:
             )
     job.clients.require_none_stuck(usage.pods)
     job.clients.advertising.require_served(
-        resources.gpu_layouts(change.gpus, config.select(change.found.layout, change.gpus)),
+        resources.gpu_layouts(change.gpus, config.select(change.resolved.layout, change.gpus)),
         usage.pods,
         plugin_config=job.plugin_config,
         is_driver_expected=advertisers.DRIVER in advertisers.expected(job.taken),
     )
-    plan = change.found.plan(change.gpus, restoring=change.restoring, busy=usage.device_ids)
+    plan = change.resolved.plan(change.gpus, restoring=change.restoring, busy=usage.device_ids)
     return dataclasses.replace(change, usage=usage, plan=plan)
 
 

@@ -158,16 +158,16 @@ class Progress:
         """Publish annotations without waiting for the API."""
         self._publisher.announce(cluster.NodePatch(annotations=annotations))
 
-    def finish(self, ended: outcomes.Outcome, restore: publish.Decide) -> None:
+    def finish(self, outcome: outcomes.Outcome, restore: publish.Decide) -> None:
         """Publish the outcome, with what restores the rest; raises as ``Publisher``."""
         self._end_phase()
-        is_success = ended.state is model.State.SUCCESS
+        is_success = outcome.state is model.State.SUCCESS
         clock = self._deps.clock
-        retry_at = clock.now_iso(after_s=self._retry_after_s) if ended.should_retry else None
+        retry_at = clock.now_iso(after_s=self._retry_after_s) if outcome.should_retry else None
         self.note(
-            state=ended.state,
-            reason=ended.reason,
-            message=ended.message,
+            state=outcome.state,
+            reason=outcome.reason,
+            message=outcome.message,
             finished_at=clock.now_iso(),
             retry_at=retry_at,
             phase=model.Phase.DONE if is_success else self._status.phase,
@@ -178,14 +178,14 @@ class Progress:
             verified = requests.Verified(
                 config_hash=known.config_hash,
                 boot_id=self._deps.boot_id,
-                is_owners=ended.is_owners,
+                is_owners=outcome.is_owners,
                 gpus=requests.fingerprint(known.gpus),
             )
             self._record = dataclasses.replace(
                 self._record, verified=verified, awaited=frozenset()
             )
             labels[cluster.APPLIED_LABEL] = known.config
-        elif ended.reason is errors.Reason.DRIFTED:
+        elif outcome.reason is errors.Reason.DRIFTED:
             labels[cluster.APPLIED_LABEL] = None
 
         # They kept workloads away until there was a layout.
@@ -200,7 +200,7 @@ class Progress:
 
         self._publisher.update(patch)
         self._published()
-        self._report(ended)
+        self._report(outcome)
 
     def abandon(self, restore: publish.Decide) -> None:
         """Restore everything and leave the state to the next run; raises as ``Publisher``."""
@@ -208,25 +208,25 @@ class Progress:
         self._publisher.update(restore)
         self._deps.telemetry.run_superseded()
 
-    def _report(self, ended: outcomes.Outcome) -> None:
+    def _report(self, outcome: outcomes.Outcome) -> None:
         """Log and count the outcome, and emit its Events."""
         seconds = self._deps.clock.monotonic() - self._began
-        is_failure = ended.state is model.State.FAILED
+        is_failure = outcome.state is model.State.FAILED
         write = _log.warning if is_failure else _log.info
         write(
             "run_finished",
-            state=ended.state.value,
-            reason=ended.reason.value,
+            state=outcome.state.value,
+            reason=outcome.reason.value,
             seconds=round(seconds, 3),
         )
-        self._deps.telemetry.run_ended(ended.state, ended.reason, seconds)
+        self._deps.telemetry.run_ended(outcome.state, outcome.reason, seconds)
         if not is_failure:
             self._deps.telemetry.layout_applied(self._status.config, self._status.config_hash)
         self._deps.node.emit(
-            reason=ended.reason.value, message=ended.message, is_warning=is_failure
+            reason=outcome.reason.value, message=outcome.message, is_warning=is_failure
         )
-        if ended.gpus.unreachable:
-            sentences = (messages.ended(gpu.sentence) for gpu in ended.gpus.unreachable)
+        if outcome.gpus.unreachable:
+            sentences = (messages.ended(gpu.sentence) for gpu in outcome.gpus.unreachable)
             self._deps.node.emit(
                 reason=errors.Reason.GPU_UNREACHABLE.value,
                 message=" ".join((*sentences, errors.Reason.GPU_UNREACHABLE.remedy)),

@@ -64,7 +64,7 @@ def verify_unchanged(
     if is_stale:
         job.transaction().refresh()
     advertising = job.clients.advertising
-    config_now = job.deps.node.seen().labels.get(cluster.PLUGIN_CONFIG_LABEL)
+    config_now = job.deps.node.latest().labels.get(cluster.PLUGIN_CONFIG_LABEL)
     if job.plugin_config not in (None, config_now):
         paused = job.clients.resume_plugin(
             job.clients.find_plugin(job.taken, gpus, unrestored),

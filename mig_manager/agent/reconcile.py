@@ -51,7 +51,7 @@ class Reconciler:
         """The request that is served, and what it has reached; None: not read yet."""
         self._journal = journals.NONE
         """What earlier runs took and have not restored; the next run resumes with it."""
-        self._seen_node: cluster.NodeView | None = None
+        self._watched_node: cluster.NodeView | None = None
         """The node as the watch last showed it."""
         self._drift = drift.Memory()
         self.capacity = capacity.CapacityReport(deps, self._shared.publisher)
@@ -130,12 +130,12 @@ class Reconciler:
             custom=custom,
             may_evict=may_evict,
             attempt=attempt,
-            seen=self.capacity.gpus,
+            last_gpus=self.capacity.gpus,
         )
         journal, self._journal = self._journal, journals.NONE
         with self._attempt(request, journal, cancel, retry_after_s=retry_after_s) as job:
             try:
-                ended = run.run(job)
+                outcome = run.run(job)
             except errors.Superseded as end:
                 _log.info("run_superseded", why=end.why)
                 if end.is_replaced:
@@ -144,21 +144,21 @@ class Reconciler:
                     job.taken.finish(job.taken.failed(errors.Reason.INTERRUPTED, end.why))
                 self._keep_remaining(job.taken.journal)
                 raise
-            self._deps.telemetry.drift_found(is_drifted=ended.reason is errors.Reason.DRIFTED)
+            self._deps.telemetry.drift_found(is_drifted=outcome.reason is errors.Reason.DRIFTED)
             fitting = self._layouts.fitting(job.progress.gpus)
             annotations = self._layouts.annotations(fitting)
-            if not ended.should_retry:
+            if not outcome.should_retry:
                 annotations |= self.capacity.annotations(job.progress.gpus)
-            job.taken.finish(ended, annotations)
+            job.taken.finish(outcome, annotations)
             self._keep_remaining(job.taken.journal)
-            if ended.state is model.State.SUCCESS:
-                host.save_layout(job, ended.gpus)
+            if outcome.state is model.State.SUCCESS:
+                host.save_layout(job, outcome.gpus)
         # Last, because it may take several requests, and other nodes wait for the slot.
         self._layouts.write(fitting)
-        return ended
+        return outcome
 
     def check_drift(
-        self, name: str, ended: outcomes.Outcome, custom: customs.Custom | None = None
+        self, name: str, outcome: outcomes.Outcome, custom: customs.Custom | None = None
     ) -> drift.Action:
         """Compare the GPUs at rest with the layout, and publish a drift.
 
@@ -169,11 +169,13 @@ class Reconciler:
         with self._attempt(request, self._journal) as job:
             try:
                 with self._shared.locked(f"checking layout {name}"):
-                    now = drift.observe(job)
+                    observation = drift.observe(job)
             except errors.LockedError:
                 # The next check finds what the other manager does to the GPUs.
                 return drift.Action.REST
-            action, self._drift = drift.act(job, self._drift, ended, now, self._seen_node)
+            action, self._drift = drift.act(
+                job, self._drift, outcome, observation, self._watched_node
+            )
             return action
 
     def rest(self) -> bool:
@@ -219,7 +221,7 @@ class Reconciler:
 
     def note_node(self, view: cluster.NodeView) -> None:
         """Take the node as the watch shows it; from any thread."""
-        self._seen_node = view
+        self._watched_node = view
 
     def forget_node(self) -> None:
         """Publish everything again; call where the Node was deleted and registered again."""

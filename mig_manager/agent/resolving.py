@@ -48,14 +48,14 @@ class Resolved:
             plan = planner.plan(gpus, config.select(self.layout, gpus), busy=busy)
             return planner.combined(plan, planner.restore(gpus, restoring))
 
-    def expects_change(self, seen: model.ObservedGpus) -> bool:
+    def expects_change(self, gpus: model.ObservedGpus) -> bool:
         """Check whether the layout changes the GPUs as an earlier run observed them.
 
         An observation takes a moment, and the label's author should see at once that the agent
         read it. No decision depends on this: the plan is made from a new observation.
         """
         try:
-            return bool(seen) and not self.plan(seen).is_empty
+            return bool(gpus) and not self.plan(gpus).is_empty
         except errors.MigManagerError:
             return False
 
@@ -71,27 +71,27 @@ def resolve(job: jobs.Job) -> Resolved:
     request = job.request
     if request.custom:
         layout, warnings = request.custom.layout(is_lenient=job.limits.is_lenient)
-        found = Resolved(layout=layout, warnings=warnings, is_owners=True)
+        resolved = Resolved(layout=layout, warnings=warnings, is_owners=True)
     else:
-        found = _find(job)
-    layout, rebooted = found.layout, job.progress.record.rebooted_hash
-    is_same = not found.is_owners or rebooted in ("", layout.content_hash)
+        resolved = _find(job)
+    layout, rebooted = resolved.layout, job.progress.record.rebooted_hash
+    is_same = not resolved.is_owners or rebooted in ("", layout.content_hash)
     was_rebooted = bool(job.taken.journal.rebooted_from) or (rebooted is not None and is_same)
     job.progress.note(
         config_hash=layout.content_hash, origin=layout.origin, is_rebooted=was_rebooted
     )
-    return dataclasses.replace(found, was_rebooted=was_rebooted)
+    return dataclasses.replace(resolved, was_rebooted=was_rebooted)
 
 
 def _find(job: jobs.Job) -> Resolved:
     """Return the layout of the file, or a generated one; report whether the file has it."""
     name, is_usable = job.request.config, False
-    seen: model.ObservedGpus | None = None
+    gpus: model.ObservedGpus | None = None
 
     def observe_once() -> model.ObservedGpus:
-        nonlocal seen
-        seen = observe(job)
-        return seen
+        nonlocal gpus
+        gpus = observe(job)
+        return gpus
 
     try:
         layout, warnings = served_layouts.find(name, job.deps.configs, job.limits, observe_once)
@@ -107,7 +107,7 @@ def _find(job: jobs.Job) -> Resolved:
         is_usable = True
     finally:
         job.deps.telemetry.config_read(is_usable=is_usable)
-    return Resolved(layout=layout, warnings=warnings, is_owners=is_owners, observed=seen)
+    return Resolved(layout=layout, warnings=warnings, is_owners=is_owners, observed=gpus)
 
 
 def verified_without_file(
@@ -137,9 +137,9 @@ def verified_without_file(
     return gpus, verified.is_owners
 
 
-def observed(job: jobs.Job, found: Resolved) -> model.ObservedGpus:
+def observed(job: jobs.Job, resolved: Resolved) -> model.ObservedGpus:
     """Return the GPUs as seen with the layout, or observe them; raises as ``observe``."""
-    return observe(job) if found.observed is None else found.observed
+    return observe(job) if resolved.observed is None else resolved.observed
 
 
 def observe(job: jobs.Job) -> model.ObservedGpus:
@@ -159,14 +159,14 @@ def observe(job: jobs.Job) -> model.ObservedGpus:
     return gpus
 
 
-def selected(found: Resolved, gpus: model.ObservedGpus) -> dict[str, model.DesiredGpu]:
+def selected(resolved: Resolved, gpus: model.ObservedGpus) -> dict[str, model.DesiredGpu]:
     """Return what the layout asks of each GPU by UUID; log what lenient parsing accepts.
 
     Raises:
         LayoutError: It is about other GPUs; has the location in the file.
     """
-    with layouts.located(found.layout, gpus):
-        chosen = config.select(found.layout, gpus)
-    for remark in (*found.warnings, *layouts.lenient_warnings(found.layout, gpus)):
+    with layouts.located(resolved.layout, gpus):
+        chosen = config.select(resolved.layout, gpus)
+    for remark in (*resolved.warnings, *layouts.lenient_warnings(resolved.layout, gpus)):
         _log.warning("config_overlooked", place=str(remark.location), problem=remark.message)
     return chosen

@@ -67,18 +67,20 @@ def run(job: jobs.Job) -> outcomes.Outcome:
 def _steps(job: jobs.Job) -> outcomes.Outcome:
     """Go through the steps; see the top of this module."""
     try:
-        found = resolving.resolve(job)
+        resolved = resolving.resolve(job)
     except (errors.ConfigError, errors.LayoutError) as error:
         gpus, is_owners = resolving.verified_without_file(job, error)
         return proof.verify_unchanged(job, None, gpus, is_owners=is_owners)
-    is_verified = job.progress.resolve(found.layout.content_hash, is_owners=found.is_owners)
+    is_verified = job.progress.resolve(resolved.layout.content_hash, is_owners=resolved.is_owners)
     may_evict = job.request.may_evict and not is_verified
-    if may_evict and job.request.attempt == 1 and found.expects_change(job.request.seen):
+    if may_evict and job.request.attempt == 1 and resolved.expects_change(job.request.last_gpus):
         job.progress.enter(model.Phase.RESOLVE, "looking at the GPUs")
     job.deps.standby.prepare()
-    change = preparing.planned(job, found, may_evict=may_evict)
+    change = preparing.planned(job, resolved, may_evict=may_evict)
     if change.plan.is_empty:
-        return proof.verify_unchanged(job, found.layout, change.gpus, is_owners=found.is_owners)
+        return proof.verify_unchanged(
+            job, resolved.layout, change.gpus, is_owners=resolved.is_owners
+        )
     change = preparing.require_possible(job, change)
     host.start_hooks(job, change.plan)
     draining.close(job, change)
@@ -92,7 +94,7 @@ def _steps(job: jobs.Job) -> outcomes.Outcome:
         f" Note: {messages.ended(warning)}"
         for warning in planner.vgpu_host_warnings(gpus, change.plan)
     ]
-    return proof.finished(job, paused, gpus, is_owners=found.is_owners, notes=notes)
+    return proof.finished(job, paused, gpus, is_owners=resolved.is_owners, notes=notes)
 
 
 def _is_final(job: jobs.Job, error: errors.MigManagerError) -> bool:

@@ -60,8 +60,8 @@ def wait(job: jobs.Job) -> None:
 def _changes_nothing(job: jobs.Job) -> bool:
     """Return whether the layout is active, or its error comes before anything is disturbed."""
     try:
-        found = resolving.resolve(job)
-        return found.plan(resolving.observed(job, found)).is_empty
+        resolved = resolving.resolve(job)
+        return resolved.plan(resolving.observed(job, resolved)).is_empty
     except errors.MigManagerError:
         # The run itself reports the error before it disturbs any pod.
         return True

@@ -196,29 +196,29 @@ class Taken:
 
     def finish(
         self,
-        ended: outcomes.Outcome,
+        outcome: outcomes.Outcome,
         annotations: Mapping[str, str | None] | None = None,
     ) -> None:
         """Publish the outcome, and restore in the same patch what is still taken.
 
         Args:
-            ended: The outcome.
+            outcome: What to publish.
             annotations: Further ones for this patch.
         """
-        if ended.state is model.State.SUCCESS:
+        if outcome.state is model.State.SUCCESS:
             # It belongs to the layout that is now active.
             self.note(plugin_config=None)
         taken = self._journal
         kept = taken.remaining
-        if ended.reason is errors.Reason.INTERRUPTED:
+        if outcome.reason is errors.Reason.INTERRUPTED:
             # The next agent must not take a plugin that has no new pod yet for none.
             kept = taken.unverified
-        if ended.keeps_closed:
+        if outcome.keeps_closed:
             kept = taken.closed
             taken = dataclasses.replace(taken, hold_taint=False)
 
         self._progress.finish(
-            ended, lambda view: _with(journals.restoring(taken, view), kept, annotations)
+            outcome, lambda view: _with(journals.restoring(taken, view), kept, annotations)
         )
         self._journal = kept
 

@@ -55,7 +55,7 @@ class Node(Protocol):
     def read(self) -> cluster.NodeView:
         """Return the node as the API has it now."""
 
-    def seen(self) -> cluster.NodeView:
+    def latest(self) -> cluster.NodeView:
         """Return the node as last seen, without a request while a watch shows it.
 
         Good enough to poll, and to decide what ``update`` decides again.

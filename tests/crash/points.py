@@ -19,7 +19,7 @@ from typing import Any
 _LOOKS = frozenset(
     (
         *("allocations.allocatable", "allocations.assigned", "gpus.observe", "node.read"),
-        *("node.seen", "extra_clients"),
+        *("node.latest", "extra_clients"),
         *("workloads.list", "workloads.can_evict", "workloads.present", "workloads.watched"),
     )
 )

@@ -71,7 +71,7 @@ class KubeNode:
         self._join_announcement()
         return self._get().view
 
-    def seen(self) -> cluster.NodeView:
+    def latest(self) -> cluster.NodeView:
         self._join_announcement()
         is_trusted = self._take_watched() and self._clock.monotonic() - self._last_s < _TRUSTED_S
         return (self._last if is_trusted and self._last else self._get()).view

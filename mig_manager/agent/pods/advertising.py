@@ -39,7 +39,7 @@ class Advertising:
         return (
             advertisers.DRIVER in advertisers.expected(taken)
             or any(pod.claimed_ids for pod in pods)
-            or self.driver.is_deployed(pods, self._deps.node.seen)
+            or self.driver.is_deployed(pods, self._deps.node.latest)
         )
 
     def with_replaced(
@@ -153,7 +153,7 @@ class Advertising:
         Raises:
             LayoutError: STRATEGY_MISMATCH: one would exit.
         """
-        known, read_node = tuple(pods), functools.cache(self._deps.node.seen)
+        known, read_node = tuple(pods), functools.cache(self._deps.node.latest)
         why = self.driver.why_refused(
             layouts, known, read_node, is_expected=is_driver_expected
         ) or self._plugin.why_refused(layouts, known, read_node, plugin_config=plugin_config)

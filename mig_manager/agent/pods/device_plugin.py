@@ -49,7 +49,7 @@ class DevicePlugin:
 
         An unhealthy device is no reason: a new plugin would report it again.
         """
-        node = self._deps.node.seen()
+        node = self._deps.node.latest()
         return resources.is_plugin_stale(gpus, self._healthy(), node)
 
     def why_refused(
@@ -88,7 +88,7 @@ class DevicePlugin:
             The node, and the error with the devices that the API server keeps us from removing;
             None if there are none.
         """
-        node = self._deps.node.seen()
+        node = self._deps.node.latest()
         if self._deps.is_advertiser:
             return node, None
         plugins = [pod for pod in pods if self.kind.owns(pod)]

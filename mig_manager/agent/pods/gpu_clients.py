@@ -61,14 +61,14 @@ class GpuClients:
         """
         pods = tuple(pod for pod in listed if not pod.is_finished)
         choose = functools.partial(pausing.Pause.of, pods, plan, extra_clients)
-        view = self._deps.node.seen()
+        view = self._deps.node.latest()
         first = self._pause(functools.partial(choose, is_driver=False), view, taken)
         drain_late(self._wait_stopped(first, cancel) or listed)
         last = self._pause(functools.partial(choose, is_driver=True), view, taken)
         self._wait_stopped(last, cancel)
         return pausing.Paused(
             kinds=self.advertising.with_replaced(
-                advertisers.expected(taken), self._deps.node.seen
+                advertisers.expected(taken), self._deps.node.latest
             ),
             old_uids=advertisers.uids(pods),
             changed=frozenset(one.gpu_uuid for one in plan.gpus if one.steps),
