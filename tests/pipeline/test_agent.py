@@ -158,6 +158,15 @@ def test_a_transient_failure_is_tried_again_until_it_succeeds() -> None:
     assert all(0 < delay <= 0.02 for delay in pipeline.delays_s)
 
 
+def test_an_agent_that_stops_between_two_attempts_reopens_the_node() -> None:
+    box = labelled("a")
+    pipeline = Pipeline(box, Reason.DRAIN_TIMEOUT)
+
+    serve(box, pipeline, intervals(600))
+
+    assert pipeline.stopped == 1
+
+
 def test_a_config_file_that_changes_before_the_node_was_read_is_not_a_removed_label() -> None:
     box = inboxes.Inbox()
     pipeline = Pipeline(box, Reason.APPLIED)

@@ -228,6 +228,20 @@ def test_a_node_without_a_request_holds_no_slot(slots: FakeSlots) -> None:
     assert not slots.is_taken
 
 
+def test_a_request_that_is_withdrawn_while_it_waits_for_a_slot_fails(slots: FakeSlots) -> None:
+    slots.denials = ["used by b"] * 5
+    ours = scenes.reconciler(slots.rig)
+    with pytest.raises(errors.Superseded):
+        scenes.run(
+            slots.rig, by=ours, request=fakes.FakeRequest(slots.rig.clock, ends_at=2, replaced=True)
+        )
+    assert slots.rig.labels[cluster.STATE_LABEL] == "pending"
+
+    ours.rest()
+
+    assert slots.rig.labels[cluster.STATE_LABEL] == "failed"
+
+
 def test_a_machine_that_reboots_for_us_keeps_its_slot(slots: FakeSlots) -> None:
     rig = slots.rig
     rig.mode_waits = rig.may_reboot = True

@@ -426,3 +426,10 @@ def test_strategy_single_fails_no_uniform_layout_no_other_plugin_config_and_no_n
 
     layout = "all-disabled" if why == "uniform layout" else "all-balanced"
     assert run(rig, layout).state is model.State.SUCCESS
+
+
+def test_a_plugin_with_strategy_mixed_serves_what_strategy_single_refuses() -> None:
+    rig = node()
+    rig.labels[resources.STRATEGY_LABEL] = "mixed"
+
+    assert_ends(rig, Reason.APPLIED, layout="all-balanced")

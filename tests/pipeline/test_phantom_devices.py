@@ -86,6 +86,21 @@ def test_phantom_devices_that_the_agent_may_not_remove_are_reported_once() -> No
     assert rig.labels[cluster.STATE_LABEL] == "success"
 
 
+def test_phantom_devices_after_a_drift_that_is_over_are_reported() -> None:
+    rig, ours, ended = node_at_rest()
+    gpus, phantoms = rig.gpus, dict(rig.phantoms)
+    rig.phantoms.clear()
+    for drifted_and_back in (scenes.node(layout="all-balanced").gpus, gpus):
+        rig.gpus = drifted_and_back
+        ours.check_drift(LAYOUT, ended)
+    rig.phantoms = phantoms
+    rig.refusing = {"node.remove": FORBIDDEN}
+
+    ours.check_drift(LAYOUT, ended)
+
+    assert published(rig)["reason"] == "PhantomDevices"
+
+
 def test_phantom_devices_that_stay_end_the_proof_of_a_change_soon() -> None:
     rig = scenes.node()
     rig.phantoms = {PHANTOM: 4}

@@ -364,12 +364,13 @@ def test_with_policy_none_no_pod_is_evicted_and_the_deadline_names_the_remaining
     assert {"workloads.evict", "workloads.can_evict", "workloads.delete"}.isdisjoint(rig.log)
 
 
-def test_force_is_reported_in_an_event_and_in_the_message() -> None:
+def test_force_is_reported_in_an_event_a_status_and_the_message() -> None:
     rig = guarded_node()
 
     assert_ends(rig, Reason.APPLIED, "Deleted by force: default/affected")
 
     assert "ForcedDrain" in rig.events
+    assert "deleting by force default/affected" in rig.statuses
     assert "workloads.evict" not in rig.log
 
 

@@ -151,6 +151,15 @@ def test_an_invalid_hooks_file_or_missing_program_fails_before_anything_is_touch
     assert (rig.pods, rig.hooked, rig.executed) == (pods, [], [])
 
 
+def test_a_request_that_ends_during_the_start_hooks_closes_no_node(rig: fakes.NodeRig) -> None:
+    taints: list[bool] = []
+    rig.on_call = lambda: taints.append(rig.has_hold_taint)
+
+    scenes.assert_superseded(rig, when=lambda: rig.log[-1] == "hooks.run", replaced=True)
+
+    assert not any(taints)
+
+
 def test_a_program_that_this_change_does_not_run_may_be_missing(rig: fakes.NodeRig) -> None:
     rig.missing_hooks = {MODE}
 

@@ -174,6 +174,30 @@ def test_persistence_mode_is_restored_after_a_kill_and_not_after_a_reboot(
     assert node.journal.text is None
 
 
+def test_a_layout_of_other_gpus_keeps_the_journal_of_an_unreachable_one(node: Node) -> None:
+    lost = node.gpus.gpus[1]
+    node.journal.text = journals.Journal(config="wanted", snapshot=(lost.snapshot,)).to_json()
+    node.gpus.observe = (  # type: ignore[method-assign]
+        lambda: gpu_values.seen_of(node.gpus.gpus, {lost.uuid})
+    )
+
+    node.change_to("first-only")
+
+    kept = journals.Journal.from_json(node.journal.text or "").snapshot
+    assert gpu_values.geometry(kept) == gpu_values.geometry([lost])
+
+
+def test_a_reset_whose_journal_cannot_be_written_is_reported(node: Node) -> None:
+    before = tuple(gpu.snapshot for gpu in node.gpus.gpus)
+    taken = local.Taken(node._dependencies(), journals.Journal(config="wanted", snapshot=before))
+    node.journal.refused = {"write"}
+
+    taken.announce(persistent_gpus=(before[0].uuid,))
+
+    (note,) = node.notes
+    assert note.startswith("cannot write the journal")
+
+
 def no_files() -> Exception:
     return errors.HostError("nvidia-ctk failed", reason=errors.Reason.DEVICE_FILES_FAILED)
 
