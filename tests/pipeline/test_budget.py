@@ -233,7 +233,9 @@ def test_a_request_that_is_withdrawn_while_it_waits_for_a_slot_fails(slots: Fake
     ours = scenes.reconciler(slots.rig)
     with pytest.raises(errors.Superseded):
         scenes.run(
-            slots.rig, by=ours, request=fakes.FakeRequest(slots.rig.clock, ends_at=2, replaced=True)
+            slots.rig,
+            by=ours,
+            request=fakes.FakeRequest(slots.rig.clock, ends_at=2, replaced=True),
         )
     assert slots.rig.labels[cluster.STATE_LABEL] == "pending"
 

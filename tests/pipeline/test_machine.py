@@ -215,6 +215,12 @@ def test_a_kept_layout_that_makes_no_sense_is_refused(text: str) -> None:
         journals.VerifiedLayout.from_json(text)
 
 
+def test_a_layout_kept_by_an_earlier_release_is_read() -> None:
+    text = '{"version": 1, "config": "a", "configHash": "h", "bootId": "b", "snapshot": []}'
+
+    assert journals.VerifiedLayout.from_json(text).config == "a"
+
+
 @pytest.mark.parametrize("is_resumed", [True, False])
 def test_persistence_mode_is_restored_by_the_agent_after_a_killed_one(*, is_resumed: bool) -> None:
     rig = scenes.resetting_node()

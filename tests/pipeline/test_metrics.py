@@ -18,7 +18,7 @@ from mig_manager.agent import metrics
 from mig_manager.catalogue import hardware
 from mig_manager.core import model, profile_name
 from mig_manager.errors import Reason
-from tests import gpu_values
+from tests import fakes, gpu_values, scenes
 
 NOW = 1_700_000_000.0
 
@@ -223,6 +223,17 @@ def test_a_listener_that_fails_costs_a_log_line_and_nothing_else() -> None:
     assert [(line["event"], line["method"]) for line in lines] == [
         ("telemetry_failed", "phase_ended")
     ]
+
+
+def test_the_last_phase_of_a_superseded_run_is_measured(heard: metrics.Metrics) -> None:
+    rig = scenes.busy_node()
+    request = fakes.FakeRequest(rig.clock, replaced=True)
+    request.ends_when = lambda: rig.has_hold_taint
+
+    with pytest.raises(errors.Superseded):
+        scenes.run(rig, by=scenes.reconciler(rig, telemetry=heard), request=request)
+
+    assert series(heard, "phase_duration_seconds_count")["Drain"] == 1
 
 
 # -- what the hardware's adapters report --------------------------------------------------------

@@ -107,6 +107,38 @@ def test_claims_that_are_not_known_without_slices_are_resolved_before_a_pod_is_e
     assert rig.log.count("workloads.evict") == 1
 
 
+def test_claims_that_are_known_do_not_wait_for_outdated_slices() -> None:
+    rig = dra_node()
+    rig.slices = ()
+
+    assert_ends(rig, Reason.APPLIED, layout="all-disabled")
+
+    assert not any("waiting for the DRA driver" in each for each in rig.statuses)
+
+
+def test_a_drain_stays_closed_while_a_ready_driver_publishes_its_slices() -> None:
+    rig = dra_node()
+    rig.failing = {calls(dra_node, "all-disabled").index("workloads.evict"): Killed()}
+    with pytest.raises(Killed):
+        run(rig, "all-disabled")
+    rig.failing = {}
+    rig.slices = ()
+    for uid, pod in rig.pods.items():
+        if pod.claimed_ids:
+            rig.pods[uid] = dataclasses.replace(pod, claimed_ids=None)
+    closed: list[bool] = []
+
+    def note() -> None:
+        if "waiting for the DRA driver" in rig.statuses[-1]:
+            closed.append(rig.has_hold_taint)
+
+    rig.on_call = note
+
+    assert resume(rig, "all-disabled").state is model.State.SUCCESS
+
+    assert set(closed) == {True}
+
+
 class NewWorkloads(fake_ports.FakeWorkloads):
     """The pods as a new agent sees them: it knows a claim's devices only from the slices."""
 

@@ -1,11 +1,13 @@
 """The record of a request as text: what an agent writes, and what it may find instead."""
 
+import dataclasses
 import json
 from typing import Any
 
 import pytest
 
 from mig_manager.core.records import requests
+from tests.unit import samples
 
 FULL = requests.Request(
     config="custom",
@@ -117,3 +119,10 @@ def test_a_request_that_may_not_evict_does_not_begin_to() -> None:
 
     assert not known.begun(requests.Request(config="a"), is_new=False).may_evict
     assert known.begun(requests.Request(config="a"), is_new=True).may_evict
+
+
+def test_a_fingerprint_does_not_depend_on_the_order_of_the_gpus() -> None:
+    first, second = samples.gpu(samples.A100, "7g.40gb@0"), samples.gpu(samples.A100)
+    gpus = (first, dataclasses.replace(second, uuid="GPU-other"))
+
+    assert requests.fingerprint(gpus) == requests.fingerprint(gpus[::-1])
