@@ -68,7 +68,7 @@ LABEL org.opencontainers.image.title="mig-manager" \
       org.opencontainers.image.base.name="${PYTHON_IMAGE}"
 # For docker and podman. Kubelet ignores it and probes the agent's port.
 HEALTHCHECK --interval=30s --timeout=10s --start-period=120s --retries=3 \
-    CMD ["/opt/mig-manager/bin/python", "-I", "-m", "mig_manager.cli.probe"]
+    CMD ["/opt/mig-manager/bin/python", "-I", "-m", "mig_manager.agent.probe"]
 # On SIGTERM the agent finishes or undoes its change: allow it --stop-timeout 300.
 STOPSIGNAL SIGTERM
 # No USER: only root may change MIG instances. Everything else works as any user, for example

@@ -5,7 +5,7 @@ import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import mig_manager
-from mig_manager.cli import help_pages, parser
+from mig_manager.cli.toolkit import help_pages, parser
 from mig_manager.core import options
 
 PROGRAM = parser.PROGRAM

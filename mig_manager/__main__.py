@@ -15,8 +15,8 @@ def main() -> None:
         # The kernel drops what process 1 of a container has no handler for (pid_namespaces(7)).
         signal.signal(signal.SIGTERM, _end)
 
-    from mig_manager.cli import console  # noqa: PLC0415 - takes long
     from mig_manager.cli import main as cli  # noqa: PLC0415 - as above
+    from mig_manager.cli.toolkit import console  # noqa: PLC0415 - takes long
 
     terminal = console.Console.of_process()
     # A script that starts the interpreter can say what it was called by itself.

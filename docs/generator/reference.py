@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterable, Mapping
 
 from docs.generator import blocks, facts, phases, results, schemas
 from mig_manager import errors
-from mig_manager.cli import doctor_checks, parser
+from mig_manager.cli.commands import doctor_checks
+from mig_manager.cli.toolkit import parser
 from mig_manager.core import model, options
 
 README = pathlib.Path(__file__).parents[2] / "README.md"

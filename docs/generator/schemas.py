@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from docs.generator import annotations, layout_schema
-from mig_manager.cli import console
+from mig_manager.cli.toolkit import console
 from mig_manager.core import answers, capacity_answers, model
 
 DRAFT = "https://json-schema.org/draft/2020-12/schema"

@@ -1,1 +1,1 @@
-"""Everything that people type: commands, their options, their answers."""
+"""What people type: the toolkit of command lines, and the commands of ``mig-manager``."""

@@ -11,7 +11,7 @@ import mig_manager
 from mig_manager import errors
 from mig_manager.adapters.host import log
 from mig_manager.agent import node_settings, settings
-from mig_manager.cli import console, parser
+from mig_manager.cli.toolkit import console, parser
 
 _MIG_PARTED = "nvidia-mig-parted"
 _READING = frozenset({"status", "plan"})
@@ -73,7 +73,7 @@ def _run(argv: Sequence[str], terminal: console.Console) -> int:
             terminal.say(_schema(parsed["schema"]))
             return console.DONE
         case "completion":
-            from mig_manager.cli import completion
+            from mig_manager.cli.toolkit import completion
 
             terminal.say(completion.answer(parsed, terminal.environ))
             return console.DONE
@@ -103,7 +103,8 @@ def _schema(name: object) -> str:
 
 
 def _on_gpus(parsed: Mapping[str, object], terminal: console.Console) -> int:
-    from mig_manager.cli import command_settings, gpus
+    from mig_manager.cli.commands import gpus
+    from mig_manager.cli.commands import settings as command_settings
 
     chosen = command_settings.command_settings(parsed, terminal.environ)
     _configure_log(terminal, node_settings.LogLevel.WARNING, is_debug=chosen.is_debug)
@@ -126,7 +127,7 @@ def _agent(parsed: Mapping[str, object], terminal: console.Console) -> int:
         logger.warning("variable_unknown", name=name, did_you_mean=closest or None)
     boot_id = procfs.boot_id()
     if chosen.gpus.is_simulated:
-        from mig_manager.cli import gpu_access
+        from mig_manager.cli.commands import gpu_access
 
         state = str(chosen.gpus.simulate_state)
         gpu_access.prepare_simulation(
@@ -137,7 +138,8 @@ def _agent(parsed: Mapping[str, object], terminal: console.Console) -> int:
 
 
 def _doctor(parsed: Mapping[str, object], terminal: console.Console) -> int:
-    from mig_manager.cli import command_settings, doctor, doctor_checks, gpu_access
+    from mig_manager.cli.commands import doctor, doctor_checks, gpu_access
+    from mig_manager.cli.commands import settings as command_settings
 
     chosen = command_settings.doctor_settings(parsed, terminal.environ)
     _configure_log(terminal, node_settings.LogLevel.ERROR, is_debug=chosen.is_debug)
@@ -147,7 +149,8 @@ def _doctor(parsed: Mapping[str, object], terminal: console.Console) -> int:
 
 
 def _support_bundle(parsed: Mapping[str, object], terminal: console.Console) -> int:
-    from mig_manager.cli import command_settings, gpu_access, support_bundle
+    from mig_manager.cli.commands import gpu_access, support_bundle
+    from mig_manager.cli.commands import settings as command_settings
 
     chosen = command_settings.bundle_settings(parsed, terminal.environ)
     _configure_log(terminal, node_settings.LogLevel.ERROR, is_debug=chosen.is_debug)
@@ -156,7 +159,7 @@ def _support_bundle(parsed: Mapping[str, object], terminal: console.Console) -> 
 
 
 def _demo(parsed: Mapping[str, object], terminal: console.Console) -> int:
-    from mig_manager.cli import command_settings
+    from mig_manager.cli.commands import settings as command_settings
 
     chosen = command_settings.demo_settings(parsed, terminal.environ)
     try:
@@ -195,10 +198,10 @@ def _path_exports(environ: Mapping[str, str]) -> Sequence[str]:
 
 
 def _rollout(parsed: Mapping[str, object], terminal: console.Console) -> int:
-    from mig_manager.cli import rollout_settings
+    from mig_manager.cli.commands import rollout_settings
 
     chosen = rollout_settings.rollout_settings(parsed, terminal.environ)
-    from mig_manager.cli import rollout
+    from mig_manager.cli.commands import rollout
 
     _configure_log(terminal, node_settings.LogLevel.ERROR, is_debug=chosen.is_debug)
     return rollout.run(chosen, terminal)

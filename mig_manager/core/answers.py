@@ -224,7 +224,7 @@ class Validations(TypedDict):
     files: list[Validation]  # those that could be read
 
 
-DoctorVerdict = Annotated[str, "cli.doctor_report.Verdict"]
+DoctorVerdict = Annotated[str, "cli.commands.doctor_report.Verdict"]
 
 
 class _Finding(TypedDict):

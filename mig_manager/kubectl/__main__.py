@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import mig_manager
 from mig_manager import errors
-from mig_manager.cli import command_settings, console, gpu_report, help_pages, parser
+from mig_manager.cli.commands import settings as command_settings
+from mig_manager.cli.toolkit import console, help_pages, parser, validation
 from mig_manager.core import options
 from mig_manager.core.fleet import nodes
 from mig_manager.core.layout import config
@@ -134,7 +135,7 @@ class _Command:
         return status.Status(reports=found.reports, pods=pods, now=self._now)
 
     def _watch(self) -> bool:
-        from mig_manager.cli import live  # noqa: PLC0415 - rarely used
+        from mig_manager.cli.toolkit import live  # noqa: PLC0415 - rarely used
 
         live.require_text(self._format)
 
@@ -186,7 +187,7 @@ class _Command:
     def _validate(self) -> bool:
         document, names = self._document(), self._names("layout")
         result = plan.validated(document, names, self._nodes().reports, note=self._terminal.note)
-        self._answer(result.to_data, lambda: gpu_report.validated(result, style=self._style))
+        self._answer(result.to_data, lambda: validation.table(result, style=self._style))
         return not result.misfits
 
     def _layouts(self) -> bool:

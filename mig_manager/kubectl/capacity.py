@@ -11,7 +11,7 @@ import datetime as dt
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from mig_manager.cli import gpu_report
+from mig_manager.cli.toolkit import tables
 from mig_manager.core import bar, messages, model, picture
 from mig_manager.core.fleet import nodes
 from mig_manager.core.node import cluster
@@ -215,7 +215,7 @@ def table(result: Capacity, *, style: bar.Style) -> str:
     rows = [_row(node, messages.age(node.at, result.now)) for node in result.nodes]
     if len(rows) > 1:
         rows.append(_row(result.total, ""))
-    lines = gpu_report.columns(_HEAD, rows, style=style)
+    lines = tables.columns(_HEAD, rows, style=style)
     remarks = [
         style.wrapped(f"{node.name}: {messages.joined(*node.notes)}")
         for node in result.nodes

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, cast
 
 from mig_manager import errors
-from mig_manager.cli import gpu_report
+from mig_manager.cli.toolkit import gpu_report, tables
 from mig_manager.core import bar, messages, model
 from mig_manager.core.fleet import nodes
 from mig_manager.core.layout import config, validate
@@ -291,7 +291,7 @@ def table(plans: Plans, *, style: bar.Style) -> str:
         if remarks := messages.joined(node.why_not, *node.notes):
             notes.append(style.wrapped(f"{node.name}: {remarks}"))
     notes += [_unknown_pods(plans, style)] if plans.pods_not_known else []
-    lines = gpu_report.columns(_HEAD, rows, style=style)
+    lines = tables.columns(_HEAD, rows, style=style)
     fitting = [node.is_changed for node in plans.nodes if node.fits]
     without = [node.fits for node in plans.nodes if not node.fits]
     total = (

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, cast
 
 from mig_manager import errors
-from mig_manager.cli import gpu_report
+from mig_manager.cli.toolkit import gpu_report, tables
 from mig_manager.core import bar, messages, picture
 from mig_manager.core.fleet import nodes
 from mig_manager.core.node import resources
@@ -143,7 +143,7 @@ def table(status: Status, *, style: bar.Style) -> str:
         why = run.message if run and not report.state.is_good else ""
         if remarks := messages.joined(why, *report.notes):
             notes.append(style.wrapped(f"{report.node.name}: {remarks}"))
-    lines = gpu_report.columns(_HEAD, rows, style=style)
+    lines = tables.columns(_HEAD, rows, style=style)
     return "\n".join([*lines, "", *notes] if notes else lines)
 
 
@@ -334,7 +334,7 @@ def last_run(past: History, *, style: bar.Style) -> list[str]:
     if began is None:
         return []
     moments = [moment for moment in past.moments if moment.at and moment.at >= began]
-    table = gpu_report.columns(_MOMENTS, map(_row, moments), style=style)
+    table = tables.columns(_MOMENTS, map(_row, moments), style=style)
     return ["\n".join(table)] if moments else []
 
 
@@ -363,7 +363,7 @@ def page(past: History, *, style: bar.Style) -> str:
     lines += [style.wrapped(note, indent="  ! ") for note in past.report.notes]
     if past.moments:
         rows = map(_row, past.moments)
-        lines += ["", *gpu_report.columns(_MOMENTS, rows, style=style)]
+        lines += ["", *tables.columns(_MOMENTS, rows, style=style)]
     if past.why_no_events:
         why = f"Only the last run is shown; Events cannot be read: {past.why_no_events}"
         lines += ["", style.wrapped(why)]

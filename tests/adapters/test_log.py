@@ -15,7 +15,7 @@ import pytest
 import structlog
 
 from mig_manager.adapters.host import log
-from mig_manager.cli import console
+from mig_manager.cli.toolkit import console
 from tests import lost_stderr
 from tests.shell import commandline
 

@@ -12,7 +12,7 @@ import pytest
 from mig_manager import errors
 from mig_manager.adapters import host
 from mig_manager.adapters.kubernetes import api, node
-from mig_manager.cli import doctor_report
+from mig_manager.cli.commands import doctor_report
 from mig_manager.core.node import cluster
 from mig_manager.core.records import readiness
 from mig_manager.sandbox.node import objects

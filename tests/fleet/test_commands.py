@@ -11,7 +11,8 @@ import pytest
 import yaml
 
 from mig_manager.catalogue import hardware
-from mig_manager.cli import console, main
+from mig_manager.cli import main
+from mig_manager.cli.toolkit import console
 from mig_manager.core.layout import served
 from mig_manager.core.node import cluster
 from mig_manager.core.records import gpu_codec

@@ -2,7 +2,9 @@
 
 import pytest
 
-from mig_manager.cli import command_settings, doctor, doctor_checks, doctor_report, parser
+from mig_manager.cli.commands import doctor, doctor_checks, doctor_report
+from mig_manager.cli.commands import settings as command_settings
+from mig_manager.cli.toolkit import parser
 
 pytestmark = pytest.mark.gpu
 

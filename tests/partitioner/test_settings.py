@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from mig_manager import errors
-from mig_manager.cli import parser
+from mig_manager.cli.toolkit import parser
 from mig_manager.core.fleet import partitioning
 from mig_manager.core.node import policy
 from mig_manager.partitioner import settings

@@ -11,7 +11,9 @@ import pytest
 
 from mig_manager import errors
 from mig_manager.agent import node_settings, settings
-from mig_manager.cli import command_settings, parser, rollout_settings
+from mig_manager.cli.commands import rollout_settings
+from mig_manager.cli.commands import settings as command_settings
+from mig_manager.cli.toolkit import parser
 from mig_manager.core import options
 from mig_manager.core.node import policy
 from mig_manager.partitioner import settings as partitioner

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from mig_manager.cli import console, main
+from mig_manager.cli import main
+from mig_manager.cli.toolkit import console
 from mig_manager.core import steps
 from mig_manager.sandbox.driver import library as simulated
 from mig_manager.sandbox.driver import states

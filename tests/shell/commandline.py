@@ -9,7 +9,8 @@ from typing import Any
 
 import structlog
 
-from mig_manager.cli import console, main, parser
+from mig_manager.cli import main
+from mig_manager.cli.toolkit import console, parser
 from mig_manager.sandbox.driver import library as simulated
 from tests import contract
 

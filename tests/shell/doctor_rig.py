@@ -5,7 +5,9 @@ import pathlib
 from collections.abc import Mapping
 
 from mig_manager.catalogue import hardware
-from mig_manager.cli import command_settings, doctor, doctor_checks, doctor_report, parser
+from mig_manager.cli.commands import doctor, doctor_checks, doctor_report
+from mig_manager.cli.commands import settings as command_settings
+from mig_manager.cli.toolkit import parser
 from mig_manager.core import model
 from mig_manager.sandbox.driver import library as simulated
 from mig_manager.sandbox.driver import states

@@ -17,7 +17,7 @@ import pytest
 
 from mig_manager import errors
 from mig_manager.catalogue import hardware
-from mig_manager.cli import console
+from mig_manager.cli.toolkit import console
 from mig_manager.core import model
 from mig_manager.core.layout import config
 from mig_manager.core.records import gpu_codec, status

@@ -9,7 +9,8 @@ import subprocess
 import sys
 from collections.abc import Iterator
 
-from mig_manager.cli import console, main
+from mig_manager.cli import main
+from mig_manager.cli.toolkit import console
 from mig_manager.sandbox.driver import library as simulated
 from mig_manager.sandbox.driver import states
 from testkit import nvml_faults

@@ -6,7 +6,7 @@ import pathlib
 import pytest
 
 from mig_manager.agent import settings
-from mig_manager.cli import parser
+from mig_manager.cli.toolkit import parser
 from mig_manager.core import yaml_tree
 from mig_manager.sandbox.driver import library as simulated
 from mig_manager.sandbox.driver import states

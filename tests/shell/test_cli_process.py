@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from mig_manager.cli import console
+from mig_manager.cli.toolkit import console
 from tests.shell.commandline import SPEC
 
 PROGRAM = (sys.executable, "-m", "mig_manager")

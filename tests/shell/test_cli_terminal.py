@@ -8,7 +8,8 @@ from typing import TextIO
 import pytest
 
 from mig_manager import errors
-from mig_manager.cli import console, main
+from mig_manager.cli import main
+from mig_manager.cli.toolkit import console
 from tests.shell.commandline import SPEC, Shell
 
 NASTY = "a\x1b]0;owned\x07\x1b[2J\x1b[8m\u202eb"

@@ -7,7 +7,7 @@ import pytest
 
 from mig_manager import errors
 from mig_manager.catalogue import hardware
-from mig_manager.cli import gpu_report
+from mig_manager.cli.toolkit import gpu_report, validation
 from mig_manager.core import bar, model, steps
 from mig_manager.core.layout import config, plans, validate
 from tests import gpu_values
@@ -197,7 +197,7 @@ def test_the_table_explains_what_does_not_fit() -> None:
         templates=[hardware.template(A100), hardware.template(A30)],
     )
 
-    text = gpu_report.validated(result, style=bar.Style(unicode=False))
+    text = validation.table(result, style=bar.Style(unicode=False))
 
     assert "balanced   y   ." in text
     assert "too-much   N   ." in text

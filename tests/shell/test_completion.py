@@ -15,7 +15,7 @@ from collections.abc import Iterator
 import pytest
 
 from mig_manager.catalogue import hardware
-from mig_manager.cli import parser
+from mig_manager.cli.toolkit import parser
 from mig_manager.sandbox import scenarios
 from tests import programs
 from tests.shell.commandline import Shell

@@ -10,7 +10,7 @@ import pytest
 
 from mig_manager.adapters import host
 from mig_manager.adapters.host import lock_file
-from mig_manager.cli import doctor, doctor_checks, doctor_report
+from mig_manager.cli.commands import doctor, doctor_checks, doctor_report
 from mig_manager.core.records import journals
 from mig_manager.sandbox.driver import states
 from testkit import nvml_faults

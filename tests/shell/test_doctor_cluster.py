@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from mig_manager.adapters.kubernetes import api
-from mig_manager.cli import doctor_report
+from mig_manager.cli.commands import doctor_report
 from mig_manager.core.node import claims, cluster, rights
 from mig_manager.sandbox.node import sandbox_node
 from testkit import apiserver

@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from mig_manager.cli import command_settings, parser
+from mig_manager.cli.commands import settings as command_settings
+from mig_manager.cli.toolkit import parser
 from tests.shell.commandline import Shell
 
 SPEC = ("--simulate", "1xA30")

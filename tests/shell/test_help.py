@@ -6,7 +6,7 @@ import shlex
 import pytest
 
 from mig_manager.agent import settings
-from mig_manager.cli import help_pages, parser
+from mig_manager.cli.toolkit import help_pages, parser
 from tests.shell.commandline import Shell
 
 LINES = [

@@ -11,8 +11,8 @@ import pytest
 
 from mig_manager import errors
 from mig_manager.adapters.host import web_server
+from mig_manager.agent import probe
 from mig_manager.agent import pulse as pulses
-from mig_manager.cli import probe
 
 STUCK_AFTER_S = 10.0
 AGENT = ("/opt/bin/python", "/opt/bin/mig-manager", "agent")
@@ -106,7 +106,7 @@ def test_options_that_make_no_sense_are_refused() -> None:
 def run(port: str) -> tuple[int, str]:
     """Run the check as the image does; what started this container is not our program."""
     done = subprocess.run(
-        (sys.executable, "-I", "-m", "mig_manager.cli.probe"),
+        (sys.executable, "-I", "-m", "mig_manager.agent.probe"),
         env={"PATH": os.environ["PATH"], "MIG_MANAGER_HEALTH_PORT": port},
         capture_output=True,
         text=True,

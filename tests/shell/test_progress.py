@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mig_manager.adapters.host import log
-from mig_manager.cli import progress
+from mig_manager.cli.commands import progress
 from mig_manager.core import model, steps
 from tests.shell import terminal
 from tests.shell.shell_node import Node

@@ -6,7 +6,7 @@ import datetime as dt
 import pytest
 
 from mig_manager import errors
-from mig_manager.cli import gpu_report
+from mig_manager.cli.toolkit import gpu_report
 from mig_manager.core import bar, model
 from mig_manager.core.fleet import nodes
 from mig_manager.core.layout import config

@@ -15,7 +15,7 @@ import hypothesis.strategies as st
 import pytest
 from starlette import requests, responses, types
 
-from mig_manager.cli import support_bundle
+from mig_manager.cli.commands import support_bundle
 from mig_manager.sandbox.apiserver import server
 from tests import contract
 from tests.shell import commandline, terminal

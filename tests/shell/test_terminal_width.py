@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from mig_manager.cli import rollout
+from mig_manager.cli.commands import rollout
 from mig_manager.core import bar
 from mig_manager.core.fleet import rollout as core_rollout
 from tests.shell import commandline, terminal

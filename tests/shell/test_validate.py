@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from mig_manager.catalogue import hardware
-from mig_manager.cli import gpus
+from mig_manager.cli.toolkit import validation
 from mig_manager.core.layout import config
 from tests.shell.commandline import Shell
 
@@ -104,7 +104,7 @@ def test_a_filter_by_a_name_that_no_product_has_is_pointed_at(shell: Shell) -> N
     assert "*h100*" not in answer.err
     for name in [name for product in hardware.products().values() for name in product.names]:
         document = config.parse(layouts(x=f'device-filter: "{name}", {SEVEN}'), source="f")
-        assert not gpus.unknown_names(document)
+        assert not validation.unknown_names(document)
 
 
 def test_the_table_is_followed_by_why_layouts_fit_other_gpus_only(shell: Shell) -> None:

@@ -5,7 +5,7 @@ import pathlib
 
 import pytest
 
-from mig_manager.cli import parser
+from mig_manager.cli.toolkit import parser
 from tests.shell.commandline import ONE_LAYOUT, SPEC, Shell
 
 

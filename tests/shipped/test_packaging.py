@@ -17,7 +17,7 @@ import packaging.utils
 import pytest
 
 import mig_manager
-from mig_manager.cli import parser
+from mig_manager.cli.toolkit import parser
 from tests import contract, programs
 from tests.shipped import conftest, locks
 from tests.shipped.dockerfile import instructions

@@ -9,7 +9,7 @@ import yaml
 
 import mig_manager
 from mig_manager.adapters.kubernetes import leader
-from mig_manager.cli import parser
+from mig_manager.cli.toolkit import parser
 from mig_manager.partitioner import settings
 from tests.shipped.overlays import kustomize, overlay
 from tests.shipped.unit_files import Asked

@@ -11,7 +11,7 @@ import jsonschema
 import pytest
 import yaml
 
-from mig_manager.cli import parser
+from mig_manager.cli.toolkit import parser
 from mig_manager.core.records import capacity
 from tests import contract
 from tests.shell import commandline

@@ -12,7 +12,8 @@ from collections.abc import Mapping
 import pytest
 
 from mig_manager.agent import settings
-from mig_manager.cli import command_settings, parser
+from mig_manager.cli.commands import settings as command_settings
+from mig_manager.cli.toolkit import parser
 from tests.programs import run
 from tests.shipped.unit_files import (
     BOOT,

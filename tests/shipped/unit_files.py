@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from mig_manager.agent import settings
-from mig_manager.cli import parser
+from mig_manager.cli.toolkit import parser
 
 ROOT = pathlib.Path(__file__).parents[2]
 SYSTEMD = ROOT / "systemd"

@@ -6,7 +6,7 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 
-from mig_manager.cli import gpu_report
+from mig_manager.cli.toolkit import tables
 from mig_manager.core import bar, model, picture
 from mig_manager.core.planner import planner
 from tests.unit import samples
@@ -98,7 +98,7 @@ def test_a_table_fits_the_terminal_and_loses_no_character(
 ) -> None:
     head = ("NODE", "STATE", "REASON", "AGE", "SLICES")
 
-    lines = gpu_report.columns(head, rows, style=bar.Style(columns=columns))
+    lines = tables.columns(head, rows, style=bar.Style(columns=columns))
 
     assert max(map(len, lines)) <= columns
     shown, expected = "".join(lines), "".join(map("".join, [head, *rows]))
@@ -109,9 +109,7 @@ def test_a_table_at_80_columns_breaks_no_word_of_a_cluster() -> None:
     head = ("NODE", "STATE", "REASON", "AGE", "REQUESTED", "APPLIED", "SLICES")
     row = ("gpu-1.compute.internal", "applied", "AlreadyApplied", "5m", *2 * ["all-balanced"])
 
-    lines = gpu_report.columns(
-        head, [[*row, "16x 1g.10gb, 8x 2g.20gb"]], style=bar.Style(columns=80)
-    )
+    lines = tables.columns(head, [[*row, "16x 1g.10gb, 8x 2g.20gb"]], style=bar.Style(columns=80))
 
     assert lines[0].split() == list(head)
     assert {"applied", "AlreadyApplied", "1g.10gb,"} <= set(" ".join(lines).split())
@@ -120,7 +118,7 @@ def test_a_table_at_80_columns_breaks_no_word_of_a_cluster() -> None:
 def test_a_table_breaks_a_word_at_a_hyphen_only_where_it_has_no_line_for_it() -> None:
     row = ["node", "no layout 'all-balancd' among its 99; did you mean 'all-balanced'?"]
 
-    shown = " ".join(gpu_report.columns(("NAME", "TEXT"), [row], style=bar.Style(columns=60)))
+    shown = " ".join(tables.columns(("NAME", "TEXT"), [row], style=bar.Style(columns=60)))
 
     assert {"'all-balancd'", "'all-balanced'?"} <= set(shown.split())
 
@@ -128,7 +126,7 @@ def test_a_table_breaks_a_word_at_a_hyphen_only_where_it_has_no_line_for_it() ->
 def test_a_time_stays_in_its_line_beside_a_word_that_does_not_fit() -> None:
     row = ("2026-11-23 14:16:12Z", "RepartitioningRequested", f"{'x' * 40} is new")
 
-    lines = gpu_report.columns(("TIME", "WHAT", "MESSAGE"), [row], style=bar.Style(columns=80))
+    lines = tables.columns(("TIME", "WHAT", "MESSAGE"), [row], style=bar.Style(columns=80))
 
     assert lines[1].startswith("2026-11-23 14:16:12Z  RepartitioningRequested  xxx")
 
@@ -137,14 +135,14 @@ def test_the_count_of_a_profile_stays_in_its_line() -> None:
     row = ["8x 7g.40gb, 8x 4g.20gb, 16x 3g.20gb, 24x 2g.10gb, 32x 1g.10gb, 56x 1g.5gb"]
 
     for columns in range(60, 90):
-        lines = gpu_report.columns(("ROOM",), [row], style=bar.Style(columns=columns))
+        lines = tables.columns(("ROOM",), [row], style=bar.Style(columns=columns))
         assert not [line for line in lines if line.endswith("x")]
 
 
 def test_the_columns_of_a_table_stay_aligned_where_one_is_wrapped_or_two_are_equal() -> None:
     rows = [["a", "-", "-"], ["b", "word " * 20, "end"]]
 
-    lines = gpu_report.columns(("NAME", "TEXT", "LAST"), rows, style=bar.Style(columns=60))
+    lines = tables.columns(("NAME", "TEXT", "LAST"), rows, style=bar.Style(columns=60))
 
     assert lines[1].index("-") == lines[2].index("word") == lines[3].index("word")
     assert lines[1].rindex("-") == lines[2].index("end") == lines[0].index("LAST")
@@ -152,4 +150,4 @@ def test_the_columns_of_a_table_stay_aligned_where_one_is_wrapped_or_two_are_equ
 
 def test_a_table_is_as_wide_as_its_text_without_a_terminal() -> None:
     row = ["x" * 90, "y" * 90]
-    assert gpu_report.columns(("A", "B"), [row], style=bar.Style())[1] == f"{'   '.join(row)}"
+    assert tables.columns(("A", "B"), [row], style=bar.Style())[1] == f"{'   '.join(row)}"

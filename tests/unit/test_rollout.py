@@ -8,7 +8,7 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 
-from mig_manager.cli import rollout as cli_rollout
+from mig_manager.cli.commands import rollout as cli_rollout
 from mig_manager.core import bar, model
 from mig_manager.core.fleet import nodes, rollout
 from mig_manager.core.layout import custom

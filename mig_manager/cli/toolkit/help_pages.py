@@ -11,7 +11,7 @@ import textwrap
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from mig_manager.cli import parser
+from mig_manager.cli.toolkit import parser
 
 _WIDTH = 79
 _INDENT = "  "

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from mig_manager import errors
 from mig_manager.agent import node_settings
-from mig_manager.cli import command_settings
+from mig_manager.cli.commands import settings as command_settings
 from mig_manager.core import options
 from mig_manager.core.fleet import nodes, rollout
 

@@ -4,6 +4,7 @@ Docker and podman run it beside the agent, in the agent's environment. Kubelet d
 the port itself.
 """
 
+import argparse
 import http.client
 import pathlib
 import sys
@@ -11,7 +12,6 @@ from collections.abc import Mapping, Sequence
 
 from mig_manager import errors
 from mig_manager.agent import node_settings, settings
-from mig_manager.cli import parser
 from mig_manager.core import options
 
 TIMEOUT_S = 3.0
@@ -20,6 +20,7 @@ _FIRST_PROCESS = pathlib.Path("/proc/1/cmdline")
 _PROGRAMS = frozenset({"mig-manager", "nvidia-mig-manager"})
 _HERE = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - not bound here
 """Where to ask who listens everywhere: by number, as a container need not know names."""
+_OPTIONS = frozenset({"health-address", "health-port"})
 _MAX_BYTES = 500
 
 
@@ -46,15 +47,10 @@ def check(command: Sequence[str], environ: Mapping[str, str]) -> tuple[bool, str
         OSError: The agent does not answer.
         http.client.HTTPException: What answers does not speak HTTP.
     """
-    # Our program may stand behind an interpreter or an init. Where a shell started it, only the
-    # environment counts.
-    words = [word for word in command if word]
-    names = [word.rpartition("/")[2] for word in words]
-    where = next((at for at, name in enumerate(names) if name in _PROGRAMS), None)
-    parsed = {} if where is None else parser.parse(words[where + 1 :])
-    if parsed.get("command", "agent") != "agent":
-        return True, f"{parsed['command']} has no health to ask for"
-    source = options.Source(parsed, environ)
+    words = _agent_words(command)
+    if words and words[0] != "agent":
+        return True, f"{words[0]} has no health to ask for"
+    source = options.Source(_parsed(words[1:]), environ, command="agent")
     port = source.field(settings.AgentSettings, "health_port")
     if not port:
         return True, "there is no --health-port to ask"
@@ -67,6 +63,27 @@ def check(command: Sequence[str], environ: Mapping[str, str]) -> tuple[bool, str
     finally:
         connection.close()
     return answer.status == http.HTTPStatus.OK, message
+
+
+def _agent_words(command: Sequence[str]) -> Sequence[str]:
+    """Return the command and its options; none where only the environment counts.
+
+    Our program may stand behind an interpreter or an init. A shell hides its options.
+    """
+    words = [word for word in command if word]
+    names = [word.rpartition("/")[2] for word in words]
+    program = next((at for at, name in enumerate(names) if name in _PROGRAMS), len(words))
+    first = (at for at in range(program + 1, len(words)) if not words[at].startswith("-"))
+    return words[next(first, len(words)) :]
+
+
+def _parsed(words: Sequence[str]) -> Mapping[str, object]:
+    """Return the values of the options that lead to the agent's health."""
+    reader = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    for option in options.of(settings.AgentSettings, "agent"):
+        if option.name in _OPTIONS:
+            reader.add_argument(*option.flags, dest=option.key)
+    return vars(reader.parse_known_args(words)[0])
 
 
 if __name__ == "__main__":

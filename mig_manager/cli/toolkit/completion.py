@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 
 from mig_manager import errors
 from mig_manager.catalogue import hardware
-from mig_manager.cli import help_pages, parser
+from mig_manager.cli.toolkit import help_pages, parser
 from mig_manager.core import options
 
 
@@ -27,7 +27,7 @@ def answer(parsed: Mapping[str, object], environ: Mapping[str, str]) -> str:
         raise errors.UsageError(f"{reason}; there is one for {', '.join(_SCRIPTS)}")
     from mig_manager.adapters.host import files  # noqa: PLC0415 - only for layouts
     from mig_manager.agent import node_settings  # noqa: PLC0415 - only for layouts
-    from mig_manager.cli import command_settings  # noqa: PLC0415 - only for layouts
+    from mig_manager.cli.commands import settings as command_settings  # noqa: PLC0415 - only for layouts
     from mig_manager.core.layout import config  # noqa: PLC0415 - only for layouts
 
     name = command_settings.command_settings(parsed, environ).config_file

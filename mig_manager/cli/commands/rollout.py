@@ -13,7 +13,9 @@ from mig_manager import errors
 from mig_manager.adapters import host
 from mig_manager.adapters.host import files
 from mig_manager.adapters.kubernetes import api, fleet
-from mig_manager.cli import command_settings, console, rollout_settings
+from mig_manager.cli.commands import rollout_settings
+from mig_manager.cli.commands import settings as command_settings
+from mig_manager.cli.toolkit import console
 from mig_manager.core import bar, messages
 from mig_manager.core.fleet import nodes as fleet_nodes
 from mig_manager.core.fleet import rollout

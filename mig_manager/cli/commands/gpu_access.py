@@ -13,7 +13,9 @@ from mig_manager import errors
 from mig_manager.adapters import host
 from mig_manager.agent import node_settings
 from mig_manager.change import local
-from mig_manager.cli import command_settings, console, progress
+from mig_manager.cli.commands import progress
+from mig_manager.cli.commands import settings as command_settings
+from mig_manager.cli.toolkit import console
 from mig_manager.core import model, ports, steps
 
 _PROCESSES_TIMEOUT_S = 5.0  # how long 'status' may look for GPU processes

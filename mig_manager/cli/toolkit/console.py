@@ -17,7 +17,7 @@ from mig_manager import errors
 from mig_manager.adapters import host
 from mig_manager.adapters.host import log
 from mig_manager.agent import node_settings
-from mig_manager.cli import parser
+from mig_manager.cli.toolkit import parser
 from mig_manager.core import bar, messages
 
 if TYPE_CHECKING:

@@ -252,7 +252,7 @@ def build(command: str = "") -> Parser:
     """Return the parser of a command; of what may stand before a command without one."""
 
     def page() -> Page:
-        from mig_manager.cli import help_pages  # noqa: PLC0415 - only for help
+        from mig_manager.cli.toolkit import help_pages  # noqa: PLC0415 - only for help
 
         return help_pages.page(command)
 
@@ -300,14 +300,14 @@ def _declared(command: str) -> tuple[options.Option, ...]:
         }
         return own.get(command) or options.of(settings.AgentSettings, command)
     if command == "rollout":
-        from mig_manager.cli import rollout_settings  # noqa: PLC0415 - as above
+        from mig_manager.cli.commands import rollout_settings  # noqa: PLC0415 - as above
 
         return options.of(rollout_settings.RolloutSettings, command)
     if command == "partitioner":
         from mig_manager.partitioner import settings as partitioner  # noqa: PLC0415 - as above
 
         return options.of(partitioner.PartitionerSettings, command)
-    from mig_manager.cli import command_settings  # noqa: PLC0415 - as above
+    from mig_manager.cli.commands import settings as command_settings  # noqa: PLC0415 - as above
 
     if command == "completion":
         found = options.of(command_settings.CommandSettings, command)
@@ -330,7 +330,7 @@ def _without_go_spellings(argv: Sequence[str]) -> tuple[list[str], dict[str, str
     switch may have a value, ``--skip-reset=false``. The switch stays in the command line without
     its value, so that a command that does not have it still refuses it.
     """
-    from mig_manager.cli import command_settings  # noqa: PLC0415 - not for the agent
+    from mig_manager.cli.commands import settings as command_settings  # noqa: PLC0415 - not for the agent
 
     declared = options.of(command_settings.CommandSettings)
     shared = [each for each in declared if each.variable.startswith(_GO_PREFIX)]

@@ -13,13 +13,15 @@ from mig_manager import errors
 from mig_manager.adapters.host import files, log
 from mig_manager.agent import node_settings, served_layouts
 from mig_manager.change import apply, boot
-from mig_manager.cli import command_settings, console, gpu_access, gpu_report
-from mig_manager.core import bar, messages, model, yaml_tree
-from mig_manager.core.layout import config, generator, layouts, plans, served, validate
+from mig_manager.cli.commands import gpu_access
+from mig_manager.cli.commands import settings as command_settings
+from mig_manager.cli.toolkit import console, gpu_report, validation
+from mig_manager.core import messages, model, yaml_tree
+from mig_manager.core.layout import config, generator, plans, served, validate
 from mig_manager.core.planner import planner
 
 if TYPE_CHECKING:
-    from mig_manager.core import answers
+    pass
 
 _MOST_NAMED = 6  # layouts that an error names before it counts the rest
 
@@ -73,7 +75,7 @@ class _Command:
 
     def _watch(self) -> int:
         from mig_manager.adapters.host import lock_file  # noqa: PLC0415 - rarely used
-        from mig_manager.cli import live  # noqa: PLC0415 - rarely used
+        from mig_manager.cli.toolkit import live  # noqa: PLC0415 - rarely used
 
         live.require_text(self._chosen.output_format.value)
         gpus = self._access.gpus()
@@ -244,9 +246,11 @@ class _Command:
         )
         return console.DONE if is_good else console.FAILED
 
-    def _validated(self, document: config.Document, names: Sequence[str]) -> "ValidatedFile":
+    def _validated(
+        self, document: config.Document, names: Sequence[str]
+    ) -> validation.ValidatedFile:
         """Compare layouts with the products named, or else with this machine's GPUs."""
-        for diagnostic in (*document.warnings, *unknown_names(document)):
+        for diagnostic in (*document.warnings, *validation.unknown_names(document)):
             self._terminal.note(f"warning: {diagnostic}")
         selected = [document.layout(name) for name in names or document.layouts]
         from mig_manager.catalogue import hardware  # noqa: PLC0415 - only for products
@@ -263,7 +267,7 @@ class _Command:
             fits = validate.against_node(
                 selected, source=source, gpus=self._access.observed, others=others
             )
-        return ValidatedFile(
+        return validation.ValidatedFile(
             document=document, fits=fits, checks_portability=self._chosen.is_portable
         )
 
@@ -329,63 +333,3 @@ class _Command:
         for gpu in unreachable:
             remedy = errors.Reason.GPU_UNREACHABLE.remedy
             self._terminal.note(f"warning: {gpu.sentence}; {effect}", remedy=remedy)
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class ValidatedFile:
-    """The verdicts on one layout file."""
-
-    document: config.Document
-    fits: validate.Validated | None  # None: it was not compared with any GPU
-    checks_portability: bool
-
-    @property
-    def is_good(self) -> bool:
-        """Whether the file is valid, fits, and is portable if that was checked."""
-        is_portable = not (self.checks_portability and self.document.extensions)
-        return is_portable and not (self.fits and self.fits.misfits)
-
-    def to_data(self) -> "answers.Validation":
-        """Return plain data for JSON and YAML."""
-        return {
-            "kind": "Validation",
-            "source": self.document.source,
-            "verdicts": self.fits.to_data()["verdicts"] if self.fits else [],
-            "is_valid": self.is_good,
-            "not_portable": [str(diagnostic) for diagnostic in self.document.extensions],
-            "warnings": [str(diagnostic) for diagnostic in self.document.warnings],
-        }
-
-    def text(self, style: bar.Style) -> str:
-        """Return the verdicts for people."""
-        parts = [gpu_report.validated(self.fits, style=style)] if self.fits else []
-        if self.checks_portability:
-            parts.append(gpu_report.portability(self.document, style=style))
-        return "\n".join(parts)
-
-
-def unknown_names(source: config.Document) -> Sequence[yaml_tree.Diagnostic]:
-    """Return diagnostics on filters by a name that no known product has."""
-    named = {
-        each: rule.filter_locations[each]
-        for layout in source.layouts.values()
-        for rule in layout.rules
-        for each in rule.filters
-        if isinstance(each, layouts.NameFilter)
-    }
-    if not named:
-        return ()
-    from mig_manager.catalogue import hardware  # noqa: PLC0415 - only for products
-
-    products = hardware.products().values()
-    names = {name for product in products for name in (product.key, *product.names)}
-    diagnostics = []
-    for each, place in named.items():
-        if any(each.matches_name(name) for product in products for name in product.names):
-            continue
-        wider = layouts.NameFilter(pattern=f"*{each.pattern}*")
-        hint = f"; did you mean '{wider}'?" if any(map(wider.matches_name, names)) else ""
-        diagnostics.append(
-            yaml_tree.Diagnostic(place, f"no known product is called '{each}'{hint}")
-        )
-    return diagnostics

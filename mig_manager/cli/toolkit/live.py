@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from mig_manager import errors
 from mig_manager.adapters import host
-from mig_manager.cli import console
+from mig_manager.cli.toolkit import console
 from mig_manager.core import bar, messages
 
 _INTERVAL_S = 2.0

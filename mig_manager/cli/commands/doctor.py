@@ -19,8 +19,9 @@ from mig_manager.adapters.kubernetes import api, node, pods
 from mig_manager.adapters.kubernetes import claims as kube_claims
 from mig_manager.adapters.nvml import client as nvml_worker
 from mig_manager.adapters.nvml import hung_call
-from mig_manager.cli import command_settings, console
-from mig_manager.cli.doctor_report import Finding, Report, Verdict, fail, skipped, table
+from mig_manager.cli.commands import settings as command_settings
+from mig_manager.cli.commands.doctor_report import Finding, Report, Verdict, fail, skipped, table
+from mig_manager.cli.toolkit import console
 from mig_manager.core import model, steps
 from mig_manager.core.node import claims, cluster
 

@@ -21,15 +21,9 @@ from mig_manager.adapters.host import files, journald, programs
 from mig_manager.adapters.kubernetes import api, report
 from mig_manager.adapters.nvml import hung_call
 from mig_manager.agent import settings
-from mig_manager.cli import (
-    command_settings,
-    console,
-    doctor,
-    doctor_checks,
-    doctor_report,
-    gpu_report,
-    parser,
-)
+from mig_manager.cli.commands import doctor, doctor_checks, doctor_report
+from mig_manager.cli.commands import settings as command_settings
+from mig_manager.cli.toolkit import console, gpu_report, parser
 from mig_manager.core import bar, messages, options, redaction
 from mig_manager.core.layout import plans
 

@@ -1,0 +1,1 @@
+"""The commands of ``mig-manager``, and their settings."""

@@ -1,0 +1,1 @@
+"""What any command line of ours is built with: options, help, completion, answers."""

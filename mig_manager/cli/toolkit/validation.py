@@ -1,0 +1,193 @@
+"""The verdicts on layout files: whether their layouts fit GPUs, and NVIDIA's mig-parted."""
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from mig_manager.cli.toolkit import tables
+from mig_manager.core import bar, messages, yaml_tree
+from mig_manager.core.layout import config, layouts, validate
+
+if TYPE_CHECKING:
+    from mig_manager.core import answers
+
+_MOST_EXPLAINED = 12
+_MOST_COLUMNS = 16
+_GLYPH_COUNT = 6  # characters of a glyph and a count, with the gap before it
+_PRODUCT_COLUMN = 4  # characters, with the gap before it
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ValidatedFile:
+    """The verdicts on one layout file."""
+
+    document: config.Document
+    fits: validate.Validated | None  # None: it was not compared with any GPU
+    checks_portability: bool
+
+    @property
+    def is_good(self) -> bool:
+        """Whether the file is valid, fits, and is portable if that was checked."""
+        is_portable = not (self.checks_portability and self.document.extensions)
+        return is_portable and not (self.fits and self.fits.misfits)
+
+    def to_data(self) -> "answers.Validation":
+        """Return plain data for JSON and YAML."""
+        return {
+            "kind": "Validation",
+            "source": self.document.source,
+            "verdicts": self.fits.to_data()["verdicts"] if self.fits else [],
+            "is_valid": self.is_good,
+            "not_portable": [str(diagnostic) for diagnostic in self.document.extensions],
+            "warnings": [str(diagnostic) for diagnostic in self.document.warnings],
+        }
+
+    def text(self, style: bar.Style) -> str:
+        """Return the verdicts for people."""
+        parts = [table(self.fits, style=style)] if self.fits else []
+        if self.checks_portability:
+            parts.append(_portability(self.document, style=style))
+        return "\n".join(parts)
+
+
+def unknown_names(source: config.Document) -> Sequence[yaml_tree.Diagnostic]:
+    """Return diagnostics on filters by a name that no known product has."""
+    named = {
+        each: rule.filter_locations[each]
+        for layout in source.layouts.values()
+        for rule in layout.rules
+        for each in rule.filters
+        if isinstance(each, layouts.NameFilter)
+    }
+    if not named:
+        return ()
+    from mig_manager.catalogue import hardware  # noqa: PLC0415 - only for products
+
+    products = hardware.products().values()
+    names = {name for product in products for name in (product.key, *product.names)}
+    diagnostics = []
+    for each, place in named.items():
+        if any(each.matches_name(name) for product in products for name in product.names):
+            continue
+        wider = layouts.NameFilter(pattern=f"*{each.pattern}*")
+        hint = f"; did you mean '{wider}'?" if any(map(wider.matches_name, names)) else ""
+        diagnostics.append(
+            yaml_tree.Diagnostic(place, f"no known product is called '{each}'{hint}")
+        )
+    return diagnostics
+
+
+def table(result: validate.Validated, *, style: bar.Style) -> str:
+    """Return a table of layouts and products, and why layouts do not fit."""
+    width = max((len(name) for name in result.layouts), default=0)
+    most = _MOST_COLUMNS
+    if style.table_width is not None:
+        most = min(most, (style.table_width - width) // _PRODUCT_COLUMN)
+    draw = _by_layout if len(result.products) > most else _by_product
+    lines = [*draw(result, width, style), ""]
+    fits = {verdict.fit for verdict in result.verdicts.values()}
+    # A no-break space keeps a glyph beside its meaning.
+    legend = [
+        f"{glyph} {text}".replace(" ", "\xa0")
+        for fit, (glyph, _, text) in _FITS.items()
+        if fit in fits
+    ]
+    lines += (
+        [style.plain(style.fitted("   ".join(legend), further="").replace("\xa0", " "))]
+        if legend
+        else []
+    )
+    unknown = [v for v in result.verdicts.values() if v.fit is validate.Fit.UNKNOWN]
+    explained = result.misfits or unknown
+    lines += _elsewhere(result, style)
+    for verdict in explained[:_MOST_EXPLAINED]:
+        place = f" [{verdict.location}]" if verdict.location else ""
+        lines.append(style.wrapped(f"{verdict.layout}: {verdict.why}{place}"))
+    if len(explained) > _MOST_EXPLAINED:
+        lines.append(f"{len(explained) - _MOST_EXPLAINED} more; -o json explains them all")
+    lines += [
+        tables.listing(f"Not for MIG strategy {strategy.value}", names, style)
+        for strategy, names in result.unserved.items()
+    ]
+    lines.append(_summed_up(result, style))
+    return "\n".join(lines)
+
+
+def _portability(document: config.Document, *, style: bar.Style) -> str:
+    """Say where nvidia-mig-parted does not understand a layout file."""
+    if not document.extensions:
+        return style.fitted(f"{document.source}: nvidia-mig-parted understands all of it.")
+    lines = [style.fitted(f"{document.source}: nvidia-mig-parted does not understand all of it.")]
+    return "\n".join([*lines, *(style.wrapped(str(remark)) for remark in document.extensions)])
+
+
+_FITS = {
+    validate.Fit.FITS: ("✓", bar.Tone.GOOD, "fits"),
+    validate.Fit.DOES_NOT_FIT: ("✗", bar.Tone.BAD, "does not fit"),
+    validate.Fit.ELSEWHERE: ("-", bar.Tone.FAINT, "fits other GPUs only"),
+    validate.Fit.NOT_FOR_IT: ("·", bar.Tone.FAINT, "selects other GPUs"),
+    validate.Fit.UNKNOWN: ("?", bar.Tone.WARN, "not known"),
+}
+
+
+def _elsewhere(result: validate.Validated, style: bar.Style) -> Iterable[str]:
+    """Yield why layouts fit other GPUs only: a line for all products with the same causes."""
+    products: dict[str, list[str]] = {}
+    for product in result.products:
+        verdicts = [result.verdicts[layout, product] for layout in result.layouts]
+        causes = [(v.layout, v.brief) for v in verdicts if v.fit is validate.Fit.ELSEWHERE]
+        if causes:
+            products.setdefault(messages.by_cause(causes), []).append(product)
+    for text, names in list(products.items())[:_MOST_EXPLAINED]:
+        yield style.wrapped(f"- {messages.listed(names)}: {text}")
+    if products:
+        yield "-o json explains them all"
+
+
+def _by_product(result: validate.Validated, width: int, style: bar.Style) -> Iterable[str]:
+    numbers = range(1, len(result.products) + 1)
+    for number, name in zip(numbers, result.products, strict=True):
+        yield style.fitted(f"  {number:>2}  {name}")
+    yield ""
+    yield " ".join([" " * width, *(f"{number:>3}" for number in numbers)])
+    for layout in result.layouts:
+        fits = [result.verdicts[layout, product].fit for product in result.products]
+        yield " ".join([layout.ljust(width), *(f"  {_glyph(fit, style)}" for fit in fits)])
+
+
+def _by_layout(result: validate.Validated, width: int, style: bar.Style) -> Iterable[str]:
+    """Yield how many products each layout fits, where one line has no room for all."""
+    for layout in result.layouts:
+        fits = [result.verdicts[layout, product].fit for product in result.products]
+        counts = [f"{_glyph(fit, style)} {fits.count(fit)}" for fit in _FITS if fit in fits]
+        name = layout.ljust(width)
+        room = _GLYPH_COUNT * len(counts)
+        if style.table_width is not None and width + room > style.table_width:
+            # Painted text cannot be wrapped: the counts get a line of their own.
+            name = f"{style.fitted(layout)}\n "
+        yield f"{name}  {'  '.join(counts)}"
+
+
+def _summed_up(result: validate.Validated, style: bar.Style) -> str:
+    if result.misfits:
+        number = len({verdict.layout for verdict in result.misfits})
+        of_all = f"of {tables.count(len(result.layouts), 'layout')}"
+        verb = "does" if number == 1 else "do"
+        return style.paint(f"{number} {of_all} {verb} not fit.", bar.Tone.BAD)
+    layouts = {
+        fit: {v.layout for v in result.verdicts.values() if v.fit is fit} for fit in validate.Fit
+    }
+    elsewhere = layouts[validate.Fit.ELSEWHERE] - layouts[validate.Fit.FITS]
+    if elsewhere:
+        verb = "fits" if len(elsewhere) == 1 else "fit"
+        return style.fitted(
+            f"{tables.count(len(elsewhere), 'layout')} {verb} none of these GPUs, but "
+            "others; name them or give --must-fit to insist.",
+            further="  ",
+        )
+    return style.paint("Every layout fits the GPUs that it selects.", bar.Tone.GOOD)
+
+
+def _glyph(fit: validate.Fit, style: bar.Style) -> str:
+    glyph, tone, _ = _FITS[fit]
+    return style.paint(style.plain(glyph), tone)
