@@ -1,7 +1,7 @@
-"""The manual from the program's own declarations: two pages about commands, and pages for man."""
+"""Write the manual from the program's own declarations: the command reference and man pages."""
 
 import collections
-import textwrap
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import mig_manager
@@ -9,7 +9,6 @@ from mig_manager.cli.toolkit import help_pages, parser
 from mig_manager.core import options
 
 PROGRAM = parser.PROGRAM
-WIDTH = 125
 REFERENCE = "command-reference.md"
 COMMON = "Options of several commands"
 LEAST_COMMON = 3  # commands
@@ -19,8 +18,8 @@ MADE_BY = "Made by docs/generate.py from the program's own declarations; change 
 
 
 def pages() -> Mapping[str, str]:
-    """Return the two pages of this folder by name."""
-    return {"commands.md": _overview(), REFERENCE: _reference()}
+    """Return the page of this folder by name."""
+    return {REFERENCE: _reference()}
 
 
 def manual() -> Mapping[str, str]:
@@ -66,38 +65,25 @@ def _sentence(text: str) -> str:
 # -- Markdown ------------------------------------------------------------------------------------
 
 
-def _overview() -> str:
-    program = help_pages.text("")
-    blocks = [
-        f"<!-- {MADE_BY} -->",
-        "# Commands",
-        *map(_wrapped, program.paragraphs),
-        _table(
-            ("command", "what it does"),
-            (
-                (f"[`{each}`]({REFERENCE}#{each})", help_pages.text(each).summary)
-                for each in parser.COMMANDS
-            ),
-        ),
-        _examples(program),
-        f"Each command is in the [reference]({REFERENCE}), in its manual page, and in its help.",
-        "## Options and variables",
-        _wrapped(help_pages.ENVIRONMENT),
-        "These stand before a command:",
-        _option_table(_groups("")[options.OPTIONS]),
-        "## Exit status",
-        _status_table(help_pages.STATUSES),
-        _wrapped(help_pages.OTHER_STATUSES),
-    ]
-    return "\n\n".join(blocks) + "\n"
-
-
 def _reference() -> str:
-    common = _common()
+    program, common = help_pages.text(""), _common()
     blocks = [
         f"<!-- {MADE_BY} -->",
         "# Command reference",
-        "[Commands](commands.md) has the variables and exit statuses that all commands share.",
+        *map(_sentences, program.paragraphs),
+        _table(
+            ("command", "what it does"),
+            ((f"[`{each}`](#{each})", help_pages.text(each).summary) for each in parser.COMMANDS),
+        ),
+        _examples(program),
+        "The manual page of a command, and `mig-manager help COMMAND`, have the same text.",
+        "## Options and variables",
+        _sentences(help_pages.ENVIRONMENT),
+        "These options stand before a command:",
+        _option_table(_groups("")[options.OPTIONS]),
+        "## Exit status",
+        _status_table(help_pages.STATUSES),
+        _sentences(help_pages.OTHER_STATUSES),
         f"## {COMMON}",
         *_group_tables(_by_group(common)),
         *(block for each in parser.COMMANDS for block in _section(each, common)),
@@ -122,7 +108,7 @@ def _section(command: str, common: Sequence[options.Option]) -> Iterator[str]:
     text = help_pages.text(command)
     yield f"## {command}"
     yield f"```\n{help_pages.usage(command)}\n```"
-    yield from map(_wrapped, text.paragraphs)
+    yield from map(_sentences, text.paragraphs)
     yield _examples(text)
     operands = [f"- `{each.metavar}`: {_cell(each.help)}" for each in parser.operands_of(command)]
     if operands:
@@ -135,7 +121,7 @@ def _section(command: str, common: Sequence[options.Option]) -> Iterator[str]:
         )
         shared = ", ".join(f"`{each.flags[-1]}`" for each in _listed(command) if each in common)
         if shared:
-            yield _wrapped(f"As [other commands](#{COMMON.lower().replace(' ', '-')}): {shared}.")
+            yield f"Also [these common options](#{COMMON.lower().replace(' ', '-')}): {shared}."
     if text.own_statuses:
         yield "Exit status:"
         yield _status_table(text.own_statuses)
@@ -170,8 +156,9 @@ def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
     return "\n".join([f"| {' | '.join(head)} |", "|" + "---|" * len(head), *lines])
 
 
-def _wrapped(text: str) -> str:
-    return textwrap.fill(text, WIDTH, break_on_hyphens=False, break_long_words=False)
+def _sentences(text: str) -> str:
+    """Return a text with one sentence a line."""
+    return re.sub(r"(?<=[.?!:]) +(?=[A-Z])", "\n", text)
 
 
 def _cell(text: str) -> str:

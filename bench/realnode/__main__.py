@@ -10,7 +10,7 @@ kubelet, containerd, the API server and NVIDIA's device plugin are real and buil
 Both managers read the same layouts, beside a device plugin as the GPU operator deploys it. One
 plays all stories, then the other. All figures are seen from outside: on the node object, in
 kubelet's note of devices, in the driver, in the API server's audit log. Figures of
-docs/migration.md, docs/api-load.md and docs/performance.md come from here.
+docs/migration.md and docs/performance.md come from here.
 """
 
 import argparse

@@ -1,8 +1,8 @@
 """Skip imports that a dependency runs at start-up and this process never uses.
 
 A deferred module is in ``sys.modules`` as usual, but its code runs at the first use of one of its
-attributes (``importlib.util.LazyLoader`` would run it at the second ``import``). docs/footprint.md
-lists what each use saves; less than 0.5 MB and 5 ms is not worth it.
+attributes (``importlib.util.LazyLoader`` would run it at the second ``import``).
+docs/performance.md lists what each use saves; less than 0.5 MB and 5 ms is not worth it.
 """
 
 import contextlib

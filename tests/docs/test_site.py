@@ -19,7 +19,7 @@ DESK, PHONE = 1280, 390
 """Widths in pixels."""
 PAGES = [page.stem for page in pages.SITE]
 REVIEWED = (
-    *("index", "quick-start", "install", "commands"),
+    *("index", "quick-start", "install", "command-reference"),
     *("failed", "compatibility", "partitioner", "reasons"),
 )
 RESULT = """

@@ -394,7 +394,7 @@ def logged() -> dict[str, set[str]]:
 
 
 def test_the_page_has_every_log_line_with_its_fields() -> None:
-    rows = table("log-lines.md", "Log lines", "Event")
+    rows = table("metrics.md", "Log lines", "Event")
 
     assert {
         event: set(re.findall(r"`(\w+)`", fields)) for event, (fields, _) in rows.items()

@@ -50,7 +50,7 @@ def run(
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Check:
-    """A check; its name, meaning and remedy are in docs/doctor.md."""
+    """A check; its name, meaning and remedy are in docs/observability.md."""
 
     name: str  # a public contract
     meaning: str  # what is true if nothing is found

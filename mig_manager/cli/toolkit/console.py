@@ -23,7 +23,7 @@ from mig_manager.core import bar, messages
 if TYPE_CHECKING:
     from mig_manager.core.layout import config
 
-API_VERSION = "mig-manager.io/v1"  # of answers; docs/json.md has its promise
+API_VERSION = "mig-manager.io/v1"  # of answers; docs/labels.md has its promise
 DONE, FAILED, UNUSABLE, UNKNOWN_COMMAND = 0, 1, 2, 3
 INTERRUPTED = 128 + 2
 _BROKEN_PIPE = 128 + 13
