@@ -181,9 +181,7 @@ def test_reading_the_file_raises_no_event(tmp_path: pathlib.Path) -> None:
         watch.stop()
 
 
-def test_file_that_appears_is_a_change_and_a_brief_absence_is_not(
-    tmp_path: pathlib.Path,
-) -> None:
+def test_file_that_appears_is_a_change_and_a_brief_absence_is_not(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "config.yaml"
     with watching(path) as changes:
         path.write_text("one")

@@ -236,9 +236,7 @@ def test_a_gpu_with_instances_is_never_reset(boot: Boot) -> None:
 # Processes that use the GPU.
 
 
-def test_process_that_uses_a_gpu_prevents_every_reset_and_is_named(
-    machine: Machine,
-) -> None:
+def test_process_that_uses_a_gpu_prevents_every_reset_and_is_named(machine: Machine) -> None:
     gpus = machine.switch(0, 1)
     pod = "0::/kubepods.slice/kubepods-pod8a0b1c2d_0001_4000_8000_0123456789ab.slice/cri.scope"
     client = machine.state.add_client(gpus[1].uuid, name="/usr/bin/python3 train.py", pid=4711)

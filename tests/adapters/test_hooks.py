@@ -118,9 +118,7 @@ def test_a_program_without_a_slash_is_searched_on_our_path_not_the_hooks(rig: Ri
     assert not rig.port.missing(rig.hook(command="sh"))
 
 
-def test_hook_runs_in_its_folder_where_relative_programs_are_searched(
-    rig: Rig,
-) -> None:
+def test_hook_runs_in_its_folder_where_relative_programs_are_searched(rig: Rig) -> None:
     place = rig.folder / "place"
     place.mkdir()
     script = place / "tool.sh"
@@ -155,9 +153,7 @@ def test_a_program_that_cannot_be_started_is_an_error(
     assert why in message
 
 
-def test_failing_hook_is_reported_with_location_status_and_last_line(
-    rig: Rig,
-) -> None:
+def test_failing_hook_is_reported_with_location_status_and_last_line(rig: Rig) -> None:
     message, line = rig.fails(rig.sh("echo one; echo two >&2; echo last words >&2; exit 3"))
 
     assert message == (

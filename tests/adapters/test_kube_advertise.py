@@ -55,9 +55,7 @@ def rig() -> Iterator[Rig]:
         rig.kube.close()
 
 
-def test_node_advertises_observed_devices_and_zeroes_removed_ones(
-    rig: Rig,
-) -> None:
+def test_node_advertises_observed_devices_and_zeroes_removed_ones(rig: Rig) -> None:
     rig.gpus.start()
     rig.gpus.observe()
     rig.started_agent().observe()

@@ -124,9 +124,7 @@ def test_a_server_that_starts_may_forbid_at_first(server: Server) -> None:
     assert failure(server.kube.get, "/x").reason is FORBIDDEN
 
 
-def test_starting_server_is_unavailable_until_it_grants_a_request(
-    server: Server,
-) -> None:
+def test_starting_server_is_unavailable_until_it_grants_a_request(server: Server) -> None:
     server.script = [reset] * 4
     assert failure(server.kube.get, "/x").reason is UNAVAILABLE
     server.script = [refuse(403)] * 5

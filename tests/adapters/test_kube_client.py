@@ -139,9 +139,7 @@ def test_expired_identity_is_renewed_and_the_client_stays_importable(
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="no openssl here")
-def test_certificate_and_rotated_token_load_little_of_the_client(
-    tmp_path: pathlib.Path,
-) -> None:
+def test_certificate_and_rotated_token_load_little_of_the_client(tmp_path: pathlib.Path) -> None:
     key, certificate, token = (tmp_path / name for name in ("key.pem", "cert.pem", "token"))
     subprocess.run(  # noqa: S603 - nothing of it comes from outside
         [

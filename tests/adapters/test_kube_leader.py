@@ -128,9 +128,7 @@ def test_a_replica_that_does_not_lead_releases_nothing(rig: Rig) -> None:
     assert rig.server.log.requests() == []
 
 
-def test_lease_of_a_killed_leader_is_taken_after_its_duration(
-    rig: Rig,
-) -> None:
+def test_lease_of_a_killed_leader_is_taken_after_its_duration(rig: Rig) -> None:
     first, second = rig.replica("a"), rig.replica("b")
     rig.pass_time(1, first, second)
 

@@ -122,9 +122,7 @@ def test_a_slot_leased_without_end_is_free_after_an_hour(rig: Rig) -> None:
     assert taken["event"] == "slot_taken"
 
 
-def test_node_takes_and_releases_one_slot_among_foreign_leases(
-    rig: Rig,
-) -> None:
+def test_node_takes_and_releases_one_slot_among_foreign_leases(rig: Rig) -> None:
     lease = {
         "apiVersion": "coordination.k8s.io/v1",
         "kind": "Lease",
@@ -184,9 +182,7 @@ def test_an_unreleased_slot_expires_and_is_lost_once_another_node_takes_it(
     assert rig.holders() == {LEASE: "b"}
 
 
-def test_slot_of_a_dead_disrupted_node_stays_until_it_is_deleted(
-    rig: Rig,
-) -> None:
+def test_slot_of_a_dead_disrupted_node_stays_until_it_is_deleted(rig: Rig) -> None:
     def disrupt(node: store.Object) -> None:
         node["metadata"]["annotations"] = {cluster.JOURNAL_ANNOTATION: "{}"}
 

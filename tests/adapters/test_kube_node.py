@@ -118,9 +118,7 @@ def test_a_malformed_node_is_a_cluster_error(thing: dict[str, Any]) -> None:
         cluster.parse_node(thing)
 
 
-def test_patch_writes_all_in_one_request_and_keeps_the_rest(
-    rig: Rig,
-) -> None:
+def test_patch_writes_all_in_one_request_and_keeps_the_rest(rig: Rig) -> None:
     seen = rig.own.patch(
         cluster.NodePatch(
             labels={cluster.STATE_LABEL: "pending", cluster.CONFIG_LABEL: None, "none": None},
@@ -133,9 +131,7 @@ def test_patch_writes_all_in_one_request_and_keeps_the_rest(
     assert len(rig.server.log.requests()) == 1
 
 
-def test_update_of_a_known_node_sends_one_request_with_differences(
-    rig: Rig,
-) -> None:
+def test_update_of_a_known_node_sends_one_request_with_differences(rig: Rig) -> None:
     rig.own.read()
     seen = rig.own.update(
         lambda view: cluster.NodePatch(
@@ -220,9 +216,7 @@ def test_a_patch_whose_response_was_lost_is_applied_once(rig: Rig) -> None:
     assert rig.stored()["spec"]["taints"] == [OTHER, HOLD]
 
 
-def test_withdrawn_devices_are_not_allocatable_and_the_status_stays(
-    rig: Rig,
-) -> None:
+def test_withdrawn_devices_are_not_allocatable_and_the_status_stays(rig: Rig) -> None:
     rig.own.withdraw_devices()
 
     none = {"nvidia.com/gpu": "0", "nvidia.com/mig-1g.10gb": "0"}
@@ -255,9 +249,7 @@ def has_condition(rig: Rig, condition: readiness.Condition, since: str = NOW) ->
     return bool(conditions == [KUBELETS, ours])
 
 
-def test_condition_is_written_beside_others_and_only_on_a_change(
-    rig: Rig,
-) -> None:
+def test_condition_is_written_beside_others_and_only_on_a_change(rig: Rig) -> None:
     rig.server.modify(
         resources.NODES, "n1", lambda thing: thing["status"].update(conditions=[KUBELETS])
     )
@@ -316,9 +308,7 @@ def test_the_newest_condition_is_written_once_a_refusal_has_passed(rig: Rig, sta
     assert not rig.own.has_unwritten_condition
 
 
-def test_unwritten_condition_is_written_later_unless_outdated(
-    rig: Rig,
-) -> None:
+def test_unwritten_condition_is_written_later_unless_outdated(rig: Rig) -> None:
     rig.own.retry_condition()
     assert rig.patches() == rig.server.log.count("patch", "nodes/status") == 0
     for condition in (NOT_READY, READY):

@@ -116,9 +116,7 @@ def test_a_probe_of_the_lock_by_another_program_is_waited_for(path: pathlib.Path
             assert '"doing": "x"' in description(path).read_text()
 
 
-def test_optional_lock_still_excludes_threads_of_one_process(
-    path: pathlib.Path,
-) -> None:
+def test_optional_lock_still_excludes_threads_of_one_process(path: pathlib.Path) -> None:
     lock = lock_at(path, is_required=False)
 
     def message() -> str:
@@ -130,9 +128,7 @@ def test_optional_lock_still_excludes_threads_of_one_process(
         assert "first" in pool.submit(message).result()
 
 
-def test_lock_is_released_after_errors_and_beside_a_child(
-    path: pathlib.Path,
-) -> None:
+def test_lock_is_released_after_errors_and_beside_a_child(path: pathlib.Path) -> None:
     lock = lock_at(path)
     children = []
 

@@ -113,9 +113,7 @@ def test_configuring_again_moves_the_lines_to_the_new_stream() -> None:
 
 
 @pytest.mark.parametrize("way", lost_stderr.WAYS)
-def test_unwritable_line_is_dropped_and_counted_without_an_error(
-    way: str,
-) -> None:
+def test_unwritable_line_is_dropped_and_counted_without_an_error(way: str) -> None:
     before = log.LineWriter.dropped
     with lost_stderr.WAYS[way]() as stderr:
         lines = writer_on(stderr)

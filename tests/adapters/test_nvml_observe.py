@@ -83,9 +83,7 @@ def test_gpus_come_in_the_order_of_their_indices(boot: Boot) -> None:
     assert [gpu.mode_change_needs_reset for gpu in gpus] == [True, True, False, False]
 
 
-def test_profiles_unreported_while_mig_is_off_are_read_once_it_is_on(
-    boot: Boot,
-) -> None:
+def test_profiles_unreported_while_mig_is_off_are_read_once_it_is_on(boot: Boot) -> None:
     node = boot(options=states.Options(reports_profiles_while_mig_off=False))
     assert node.observe().profiles is None
     assert len(node.enable().profiles or ()) == len(hardware.find("a100").profiles)
@@ -292,9 +290,7 @@ MIXED = matrix.Transition(
 )
 
 
-def test_profiles_of_equal_gpus_are_read_and_kept_once(
-    tmp_path: pathlib.Path,
-) -> None:
+def test_profiles_of_equal_gpus_are_read_and_kept_once(tmp_path: pathlib.Path) -> None:
     matrix.prepare(MIXED, tmp_path / "gpus.json")
     ask = "nvmlGpuInstanceGetComputeInstanceProfileInfo"
     library = nvml_faults.install(tmp_path / "gpus.json")

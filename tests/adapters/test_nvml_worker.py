@@ -142,9 +142,7 @@ def test_an_interrupted_call_leaves_no_worker_behind() -> None:
         signal.signal(signal.SIGUSR1, before)
 
 
-def test_worker_started_ahead_is_used_dismissed_or_replaced(
-    tmp_path: pathlib.Path,
-) -> None:
+def test_worker_started_ahead_is_used_dismissed_or_replaced(tmp_path: pathlib.Path) -> None:
     file = tmp_path / "pid"
 
     def started() -> int:

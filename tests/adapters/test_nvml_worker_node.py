@@ -229,9 +229,7 @@ def test_every_gpu_that_hangs_is_named(node: Node) -> None:
     assert message.count("has not returned for") == 1
 
 
-def test_processes_with_the_hung_gpu_open_are_named_without_nvml(
-    node: Node,
-) -> None:
+def test_processes_with_the_hung_gpu_open_are_named_without_nvml(node: Node) -> None:
     unit = "0::/system.slice/nvidia-dcgm.service"
     node.proc.add(88, "/dev/nvidiactl", "/dev/nvidia1", name="nv-hostengine", cgroup=unit)
     node.proc.add(89, "/dev/nvidia0", name="another")

@@ -131,9 +131,7 @@ def test_loads_no_coroutines_of_grpc_and_leaves_them_importable() -> None:
     subprocess.run([sys.executable, "-c", script], check=True)  # noqa: S603 - our own script
 
 
-def test_grpc_is_silent_and_leaves_the_process_free_to_fork(
-    kubelet: Kubelet,
-) -> None:
+def test_grpc_is_silent_and_leaves_the_process_free_to_fork(kubelet: Kubelet) -> None:
     kubelet.start()
     script = (
         "import os, subprocess, sys\n"

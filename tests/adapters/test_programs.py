@@ -119,9 +119,7 @@ def test_input_larger_than_a_pipe_may_be_answered_in_parts_or_not_be_read(
     assert run(tmp_path, "exit 0", stdin=text).status == 0
 
 
-def test_orphan_of_a_program_is_killed_and_not_awaited(
-    tmp_path: pathlib.Path,
-) -> None:
+def test_orphan_of_a_program_is_killed_and_not_awaited(tmp_path: pathlib.Path) -> None:
     since = time.monotonic()
 
     done = run(tmp_path, "sleep 1000 & echo $!", timeout_s=100.0)

@@ -28,9 +28,7 @@ EXPORTER, SOCKET = "dcgm-exporter.service", "nvsm.socket"
 # -- who runs ---------------------------------------------------------------------------------
 
 
-def test_running_units_are_listed_in_stop_order_without_masked_ones(
-    bus: Bus,
-) -> None:
+def test_running_units_are_listed_in_stop_order_without_masked_ones(bus: Bus) -> None:
     states = ["inactive", "active", "reloading", "activating", "failed", "deactivating"]
     units = {f"{state}.service": Unit(state=state) for state in states}
     units["masked.service"] = Unit(load="masked")

@@ -29,9 +29,7 @@ def test_a_written_text_is_read_until_it_is_cleared(path: pathlib.Path) -> None:
     assert list(path.parent.iterdir()) == []
 
 
-def test_file_is_private_and_a_stale_temporary_file_blocks_no_write(
-    path: pathlib.Path,
-) -> None:
+def test_file_is_private_and_a_stale_temporary_file_blocks_no_write(path: pathlib.Path) -> None:
     store = files.JournalFile(path)
     store.write("old")
     assert stat.S_IMODE(path.stat().st_mode) == 0o600

@@ -9,9 +9,7 @@ from tests.cluster import device_watch
 GPU, SMALL = "nvidia.com/gpu", "nvidia.com/mig-1g.5gb"
 
 
-def test_pod_whose_device_is_not_on_the_node_is_the_only_loss(
-    tmp_path: pathlib.Path,
-) -> None:
+def test_pod_whose_device_is_not_on_the_node_is_the_only_loss(tmp_path: pathlib.Path) -> None:
     library.create("A100-SXM4-40GB", tmp_path / "gpus.json")
     gpus = device_plugin.SimulatedGpus(tmp_path / "gpus.json")
     kubelet = device_manager.DeviceManager()

@@ -312,9 +312,7 @@ def test_the_agent_may_not_touch_what_is_of_others_whatever_its_role_says(
         assert words in clusters.refusal(functools.partial(act, scene))
 
 
-def test_agent_may_write_what_its_work_needs_on_its_own_node(
-    scene: Scene,
-) -> None:
+def test_agent_may_write_what_its_work_needs_on_its_own_node(scene: Scene) -> None:
     published = {cluster.STATE_LABEL: "pending", cluster.APPLIED_LABEL: "all-disabled"}
     paused = {
         cluster.PLUGIN_DEPLOY_LABEL: cluster.PAUSED_VALUE,
@@ -339,9 +337,7 @@ def test_agent_may_write_what_its_work_needs_on_its_own_node(
     assert cluster.UNREADABLE_JOURNAL_ANNOTATION not in seen["metadata"]["annotations"]
 
 
-def test_agent_may_remove_an_owners_taint_and_write_its_condition(
-    scene: Scene,
-) -> None:
+def test_agent_may_remove_an_owners_taint_and_write_its_condition(scene: Scene) -> None:
     own = node.KubeNode(scene.agent, name=OWN, clock=host.SystemClock())
     for condition in (PENDING, VERIFIED):
         own.set_condition(condition)
@@ -368,9 +364,7 @@ def test_the_agent_may_lift_no_cordon(scene: Scene) -> None:
     assert "may not cordon" in clusters.refusal(lambda: patching(lifted)(scene))
 
 
-def test_agent_of_simulated_gpus_offers_devices_and_0_of_removed_ones(
-    scene: Scene,
-) -> None:
+def test_agent_of_simulated_gpus_offers_devices_and_0_of_removed_ones(scene: Scene) -> None:
     node.publish_resources(scene.agent, OWN, {"nvidia.com/gpu": 8})
     node.publish_resources(scene.agent, OWN, {"nvidia.com/mig-1g.5gb": 56})
 

@@ -219,9 +219,7 @@ def test_some_requests_may_fail_once_and_the_layout_comes_into_force(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FAILURES)
-def test_label_is_served_though_first_requests_watch_or_list_fail(
-    name: str,
-) -> None:
+def test_label_is_served_though_first_requests_watch_or_list_fail(name: str) -> None:
     failure = FAILURES[name]
     with api_node.staged(api_timeout_s=failure.api_timeout_s) as stage:
         for request in (LIST, WATCH, GET):

@@ -57,9 +57,7 @@ def test_instances_are_at_placements_of_their_profile(gpus: tuple[model.Gpu, ...
                 assert compute.uuid.startswith("MIG-")
 
 
-def test_a_second_observation_and_one_by_a_worker_are_equal(
-    gpus: tuple[model.Gpu, ...],
-) -> None:
+def test_a_second_observation_and_one_by_a_worker_are_equal(gpus: tuple[model.Gpu, ...]) -> None:
     assert nvml_gpus.NvmlGpus(clock=host.SystemClock()).observe() == gpus
     child = nvml_worker.WorkerGpus(command=nvml_worker.worker_command(), timeout_s=60.0)
     assert child.observe() == gpus

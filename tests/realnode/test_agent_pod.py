@@ -39,9 +39,7 @@ def test_an_agent_that_is_stopped_as_it_starts_ends_at_once(cluster: rig.Cluster
     waiting.until(lambda: judging.is_served(cluster, rig.NODE), "the agent", within_s=120)
 
 
-def test_commands_in_the_agents_pod_list_layouts_and_find_no_problem(
-    cluster: rig.Cluster,
-) -> None:
+def test_commands_in_the_agents_pod_list_layouts_and_find_no_problem(cluster: rig.Cluster) -> None:
     cluster.ensure_layout("all-1g.5gb")
 
     cluster.kubectl(*_IN_POD, "assert", "all-1g.5gb")

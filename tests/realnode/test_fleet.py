@@ -81,9 +81,7 @@ def test_rollout_changes_one_node_at_a_time_and_resumes_after_a_failure(
         judging.assert_at_rest(cluster, name)
 
 
-def test_agents_change_no_more_nodes_at_once_than_there_are_slots(
-    cluster: rig.Cluster,
-) -> None:
+def test_agents_change_no_more_nodes_at_once_than_there_are_slots(cluster: rig.Cluster) -> None:
     with watching.nodes(cluster) as watch:
         cluster.kubectl(
             "label", "nodes", "--all", "--overwrite", "nvidia.com/mig.config=all-2g.10gb"

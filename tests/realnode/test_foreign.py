@@ -11,9 +11,7 @@ _TOUCHES = {"create pods/eviction", "delete pods"}
 _PLUGIN_LABEL = f"{operator.DEPLOY}device-plugin"
 
 
-def test_agent_yields_to_nvidias_manager_and_then_takes_over(
-    spoiled: rig.Cluster,
-) -> None:
+def test_agent_yields_to_nvidias_manager_and_then_takes_over(spoiled: rig.Cluster) -> None:
     cluster, log = spoiled, spoiled.listen()
     nvidia_manager.install_plugin(cluster)
     nvidia_manager.install(cluster)

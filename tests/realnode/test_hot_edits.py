@@ -52,9 +52,7 @@ def shipped(cluster: rig.Cluster) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("shipped")
-def test_a_broken_edit_changes_nothing_and_a_mended_one_takes_effect(
-    cluster: rig.Cluster,
-) -> None:
+def test_a_broken_edit_changes_nothing_and_a_mended_one_takes_effect(cluster: rig.Cluster) -> None:
     edit(cluster, document({"3g.20gb": 2}, {"3g.20gb": 1}))
     cluster.request("mine")
     assert cluster.outcome("mine")["state"] == "success"

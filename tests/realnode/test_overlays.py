@@ -75,9 +75,7 @@ def test_an_overlay_serves_a_layout_and_leaves_nothing_when_it_is_deleted(
     assert plugin.driver.profiles() == [[profile] * count] * 2
 
 
-def test_privileged_overlay_uses_the_hosts_driver_without_a_runtime(
-    plugin: rig.Cluster,
-) -> None:
+def test_privileged_overlay_uses_the_hosts_driver_without_a_runtime(plugin: rig.Cluster) -> None:
     plugin.apply(RUNC)
     plugin.install("privileged", manifests.agent({"runtimeClassName": "runc"}))
     inside = ("exec", "-n", "mig-manager", "ds/mig-manager", "--", "ls")

@@ -76,9 +76,7 @@ def test_a_layout_that_would_end_the_plugin_waits_for_another_strategy(
     judging.assert_at_rest(cluster)
 
 
-def test_plugin_that_does_not_start_is_named_and_the_layout_stays(
-    cluster: rig.Cluster,
-) -> None:
+def test_plugin_that_does_not_start_is_named_and_the_layout_stays(cluster: rig.Cluster) -> None:
     cluster.apply(manifests.plugin(DEVICE_LIST_STRATEGY="none-of-them"))
     cluster.request("all-3g.20gb")
     why = f"kube-system/{manifests.PLUGIN}.* \\(CrashLoopBackOff"

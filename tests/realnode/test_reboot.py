@@ -89,9 +89,7 @@ def logind(folder: pathlib.Path) -> Iterator[systemd_rig.StandIn]:
         yield answering
 
 
-def test_agent_reboots_the_node_once_for_a_mode_that_needs_it(
-    spoiled: rig.Cluster,
-) -> None:
+def test_agent_reboots_the_node_once_for_a_mode_that_needs_it(spoiled: rig.Cluster) -> None:
     cluster = spoiled
     cluster.ensure_layout("all-balanced")
     environ = {"WITH_REBOOT": "true", "DBUS_SYSTEM_BUS_ADDRESS": f"unix:path=/host{BUS}"}

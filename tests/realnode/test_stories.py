@@ -136,9 +136,7 @@ def test_a_newer_label_while_gpus_change_waits_for_the_end_of_the_change(
     judging.assert_at_rest(cluster)
 
 
-def test_mig_goes_off_under_a_deaf_pod_and_the_owners_settings_stay(
-    cluster: rig.Cluster,
-) -> None:
+def test_mig_goes_off_under_a_deaf_pod_and_the_owners_settings_stay(cluster: rig.Cluster) -> None:
     cluster.ensure_layout("all-2g.10gb")
     # A first process without a handler does not get the signal.
     deaf = {

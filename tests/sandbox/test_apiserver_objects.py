@@ -25,9 +25,7 @@ def test_a_created_object_gets_identity_and_version_from_the_server(ask: apirig.
     assert ask("GET", NODE).body == answer.body
 
 
-def test_update_needs_no_version_except_for_a_lease(
-    ask: apirig.Client,
-) -> None:
+def test_update_needs_no_version_except_for_a_lease(ask: apirig.Client) -> None:
     ask("POST", apirig.NODES, apirig.a_node())
     seen = ask("POST", apirig.LEASES, {"metadata": {"name": "l"}, "spec": {}}).body
 
@@ -56,9 +54,7 @@ def test_a_lease_has_times_to_the_microsecond_and_a_duration(
     assert ask("POST", apirig.LEASES, {"metadata": {"name": "l"}, "spec": spec}).code == code
 
 
-def test_spec_and_status_have_their_own_paths_and_specs_are_counted(
-    ask: apirig.Client,
-) -> None:
+def test_spec_and_status_have_their_own_paths_and_specs_are_counted(ask: apirig.Client) -> None:
     ask("POST", apirig.NODES, apirig.a_node())
     both = {"spec": {"unschedulable": True}, "status": {"phase": "x"}}
     daemons = "/apis/apps/v1/namespaces/default/daemonsets"
@@ -106,9 +102,7 @@ def test_a_node_that_breaks_the_syntax_is_invalid(
     assert message in cause["message"]
 
 
-def test_pod_is_bound_once_and_only_its_image_can_change(
-    ask: apirig.Client,
-) -> None:
+def test_pod_is_bound_once_and_only_its_image_can_change(ask: apirig.Client) -> None:
     ask("POST", apirig.PODS, apirig.a_pod(node=""))
     image = {"spec": {"containers": [{"name": "main", "image": "app:2"}]}}
 

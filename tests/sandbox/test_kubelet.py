@@ -95,9 +95,7 @@ def bench() -> Iterator[Bench]:
         yield Bench(cluster)
 
 
-def test_node_is_ready_after_a_tick_and_registers_again(
-    bench: Bench,
-) -> None:
+def test_node_is_ready_after_a_tick_and_registers_again(bench: Bench) -> None:
     bench.kubelet.register()
     bench.kubelet.tick()
 
@@ -108,9 +106,7 @@ def test_node_is_ready_after_a_tick_and_registers_again(
     assert objects.is_ready(bench.node())
 
 
-def test_pod_with_a_run_time_succeeds_and_releases_its_device(
-    bench: Bench,
-) -> None:
+def test_pod_with_a_run_time_succeeds_and_releases_its_device(bench: Bench) -> None:
     bench.manager.register({_SMALL: ("MIG-a",)})
     pod = objects.gpu_pod("p1", _SMALL)
     pod["spec"]["nodeName"] = "n1"
@@ -138,9 +134,7 @@ def test_registering_again_keeps_the_labels_that_are_there(bench: Bench) -> None
     assert objects.labels(bench.node()) == labels
 
 
-def test_new_devices_show_at_a_tick_and_an_idle_tick_writes_nothing(
-    bench: Bench,
-) -> None:
+def test_new_devices_show_at_a_tick_and_an_idle_tick_writes_nothing(bench: Bench) -> None:
     bench.kubelet.tick()
     before = objects.version(bench.node())
     bench.kubelet.tick()
@@ -239,9 +233,7 @@ def test_a_pod_that_is_deleted_before_it_started_goes_at_once(bench: Bench) -> N
     assert not bench.program.starts
 
 
-def test_crashing_program_is_restarted_with_backoff_until_it_recovers(
-    bench: Bench,
-) -> None:
+def test_crashing_program_is_restarted_with_backoff_until_it_recovers(bench: Bench) -> None:
     bench.program.crashes = True
     bench.run()
 

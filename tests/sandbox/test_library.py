@@ -74,9 +74,7 @@ def pynvml_field(kind: str, field: str) -> tuple[int, int]:
     return described.offset, described.size
 
 
-def test_library_exports_the_simulated_drivers_functions_exactly(
-    tmp_path: pathlib.Path,
-) -> None:
+def test_library_exports_the_simulated_drivers_functions_exactly(tmp_path: pathlib.Path) -> None:
     file = library.build(tmp_path)
 
     listed = library.run("nm", "--dynamic", "--defined-only", file)
@@ -104,9 +102,7 @@ def test_structs_of_the_library_are_laid_out_as_in_nvidias_header(tmp_path: path
     assert fields_of(str(library.SOURCE), tmp_path) == theirs
 
 
-def test_pynvml_loads_the_library_and_reads_the_node_and_its_events(
-    loaded: pathlib.Path,
-) -> None:
+def test_pynvml_loads_the_library_and_reads_the_node_and_its_events(loaded: pathlib.Path) -> None:
     program = """
 import pynvml
 pynvml.nvmlInit()

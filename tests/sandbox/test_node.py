@@ -198,9 +198,7 @@ def test_a_new_node_has_the_labels_of_feature_discovery_and_whole_gpus(rig: Rig)
     waiting.until(lambda: (rig.api.get(_PLUGIN).get("status") or {}).get("numberReady") == 1)
 
 
-def test_new_instances_are_allocatable_only_after_a_restart_of_the_plugin(
-    plain_rig: Rig,
-) -> None:
+def test_new_instances_are_allocatable_only_after_a_restart_of_the_plugin(plain_rig: Rig) -> None:
     rig = plain_rig
     # While it runs, the plugin keeps an Ampere GPU from changing its mode; hold it off.
     waiting.until(lambda: rig.allocatable() == {_GPU: 8})
@@ -233,9 +231,7 @@ def test_the_pause_label_removes_the_plugin_and_true_brings_a_new_one(rig: Rig) 
     waiting.until(lambda: plugin(rig) is None)
 
 
-def test_hold_taint_keeps_a_plain_plugin_away_and_a_cordon_does_not(
-    plain_rig: Rig,
-) -> None:
+def test_hold_taint_keeps_a_plain_plugin_away_and_a_cordon_does_not(plain_rig: Rig) -> None:
     old = wait_for_plugin(plain_rig)
     plain_rig.taint(_HOLD)
     assert stays_away(lambda: plugin(plain_rig) is None)
@@ -248,9 +244,7 @@ def test_hold_taint_keeps_a_plain_plugin_away_and_a_cordon_does_not(
     assert objects.name(new) != objects.name(old)
 
 
-def test_pods_get_own_devices_and_one_more_waits_for_a_release(
-    state_file: pathlib.Path,
-) -> None:
+def test_pods_get_own_devices_and_one_more_waits_for_a_release(state_file: pathlib.Path) -> None:
     partition(state_file, 0, count=2)
     with running(state_file, _QUICK) as rig:
         waiting.until(lambda: rig.allocatable().get(_SMALL) == 2)
@@ -316,9 +310,7 @@ def test_a_monitor_watches_every_gpu_while_its_label_lets_it_in(rig: Rig) -> Non
     waiting.until(lambda: not rig.clients("dcgm"))
 
 
-def test_reboot_destroys_instances_and_brings_the_plugin_back(
-    state_file: pathlib.Path,
-) -> None:
+def test_reboot_destroys_instances_and_brings_the_plugin_back(state_file: pathlib.Path) -> None:
     partition(state_file, 0, count=1)
     with running(state_file, _QUICK) as rig:
         waiting.until(lambda: rig.allocatable() == {_GPU: 7, _SMALL: 1})

@@ -42,9 +42,7 @@ def test_programs_see_what_nvml_reports(state_file: pathlib.Path) -> None:
     assert len(seen[1].mig_devices) == 4
 
 
-def test_program_uses_its_device_until_released_and_is_listed(
-    state_file: pathlib.Path,
-) -> None:
+def test_program_uses_its_device_until_released_and_is_listed(state_file: pathlib.Path) -> None:
     gpus = device_plugin.SimulatedGpus(state_file)
     whole, partitioned = gpus.observe()
     let_go = gpus.hold(partitioned.mig_devices[0].uuid, process="train", computes=True)

@@ -14,9 +14,7 @@ from testkit import nvml_faults
 from tests.sandbox import nvml_rig
 
 
-def test_calls_outside_a_session_are_refused_and_old_handles_void(
-    start: nvml_rig.Start,
-) -> None:
+def test_calls_outside_a_session_are_refused_and_old_handles_void(start: nvml_rig.Start) -> None:
     start()
     device = nvml_rig.gpu()
     pynvml.nvmlInit()
@@ -40,9 +38,7 @@ def test_no_driver_is_loaded_without_a_node_or_after_uninstalling(
     assert nvml_rig.refusal(pynvml.nvmlDeviceGetCount) == "UNINITIALIZED"
 
 
-def test_missing_functions_are_not_found_and_errors_have_texts(
-    start: nvml_rig.Start,
-) -> None:
+def test_missing_functions_are_not_found_and_errors_have_texts(start: nvml_rig.Start) -> None:
     start(absent_functions=("nvmlDeviceGetGpuInstanceProfileInfoV",))
     device = nvml_rig.enabled()
     ask = pynvml.nvmlDeviceGetGpuInstanceProfileInfo

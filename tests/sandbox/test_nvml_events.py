@@ -37,9 +37,7 @@ def is_silent(events: Any) -> bool:
     return nvml_rig.refusal(WAIT, events, 0) == "TIMEOUT"
 
 
-def test_change_of_a_registered_gpu_is_one_event_even_if_undone(
-    start: nvml_rig.Start,
-) -> None:
+def test_change_of_a_registered_gpu_is_one_event_even_if_undone(start: nvml_rig.Start) -> None:
     library = start("2xA100-SXM4-40GB")
     events = watching(0, 1)
     device = nvml_rig.enabled(1)

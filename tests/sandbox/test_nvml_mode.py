@@ -34,9 +34,7 @@ def test_an_idle_hopper_gpu_switches_at_once_and_loses_its_instances(
     assert nvml_rig.refusal(pynvml.nvmlGpuInstanceGetInfo, instance) == "INVALID_ARGUMENT"
 
 
-def test_ampere_gpu_in_use_keeps_its_mode_with_the_other_pending(
-    start: nvml_rig.Start,
-) -> None:
+def test_ampere_gpu_in_use_keeps_its_mode_with_the_other_pending(start: nvml_rig.Start) -> None:
     state = start("A100").state
     device = nvml_rig.gpu()
     uuid = pynvml.nvmlDeviceGetUUID(device)

@@ -74,9 +74,7 @@ def created_at_once(path: pathlib.Path, *gpus: int) -> list[nvml_faults.Call]:
     return sorted(calls, key=lambda call: call.entered_ns)
 
 
-def test_create_keeps_an_equal_node_and_refuses_a_different_one(
-    path: pathlib.Path,
-) -> None:
+def test_create_keeps_an_equal_node_and_refuses_a_different_one(path: pathlib.Path) -> None:
     boot(path, "2xA30", seed="first")
     before = path.read_bytes()
     simulated.create("2xA30", path, options=states.Options(seed="second"))
@@ -107,9 +105,7 @@ def test_state_survives_the_file_and_seeds_determine_the_uuids(
     assert pynvml.nvmlDeviceGetUUID(nvml_rig.gpu()) != uuid
 
 
-def test_processes_change_one_gpu_concurrently_and_lose_nothing(
-    path: pathlib.Path,
-) -> None:
+def test_processes_change_one_gpu_concurrently_and_lose_nothing(path: pathlib.Path) -> None:
     state = boot(path, logs_calls=True)
     create()
     assert state.read() is state.read()
@@ -209,9 +205,7 @@ def test_a_thread_never_reads_half_of_a_state(path: pathlib.Path) -> None:
     assert state.read().gpus[0].instances == ()
 
 
-def test_uncounted_write_of_a_dead_process_is_seen_after_a_moment(
-    path: pathlib.Path,
-) -> None:
+def test_uncounted_write_of_a_dead_process_is_seen_after_a_moment(path: pathlib.Path) -> None:
     state = boot(path)
     counter = path.with_name(f"{path.name}.writes")
     counted = counter.read_bytes()

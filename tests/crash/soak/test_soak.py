@@ -52,9 +52,7 @@ def test_whatever_happens_invariants_hold_and_the_layout_comes_at_last(
 
 
 @pytest.mark.slow
-def test_thousands_of_acts_keep_every_invariant(
-    record_property: Note,
-) -> None:
+def test_thousands_of_acts_keep_every_invariant(record_property: Note) -> None:
     soak(record_property, section="soak", examples=120, steps=50)
 
     assert machine.COUNTS["acts"] > 2000
