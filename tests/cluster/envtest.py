@@ -65,12 +65,80 @@ def _built(*programs: str) -> pathlib.Path:
     return pathlib.Path(done.stdout.strip())
 
 
-class Server:
-    """One kube-apiserver with an etcd of its own, in a folder of its own."""
+class Programs:
+    """Programs of a control plane, and the folder with what they read and write."""
 
     def __init__(self, programs: pathlib.Path, folder: pathlib.Path) -> None:
         self._programs = programs
-        self._folder = folder
+        self.folder = folder
+
+    @property
+    def certificate(self) -> pathlib.Path:
+        """What the API server signed for itself; it is its own authority."""
+        return self.folder / "certs" / "apiserver.crt"
+
+    @property
+    def audit_log(self) -> pathlib.Path:
+        return self.folder / "audit.log"
+
+    def _prepare(self, *tokens: str) -> None:
+        """Write what kube-apiserver reads; each token with its user, UID and groups."""
+        (self.folder / "service-accounts.key").write_text(new_key())
+        (self.folder / "tokens.csv").write_text("".join(f"{each}\n" for each in tokens))
+        (self.folder / "audit.yaml").write_text(AUDIT_POLICY)
+
+    def _api_arguments(
+        self, etcd_url: str, *, address: str, port: int, services: str
+    ) -> list[str]:
+        key = self.folder / "service-accounts.key"
+        return [
+            f"--etcd-servers={etcd_url}",
+            f"--bind-address={address}",
+            f"--secure-port={port}",
+            f"--cert-dir={self.certificate.parent}",
+            f"--service-cluster-ip-range={services}",
+            "--service-account-issuer=https://kubernetes.default.svc",
+            f"--service-account-key-file={key}",
+            f"--service-account-signing-key-file={key}",
+            f"--token-auth-file={self.folder / 'tokens.csv'}",
+            "--authorization-mode=Node,RBAC",
+            f"--audit-policy-file={self.folder / 'audit.yaml'}",
+            f"--audit-log-path={self.audit_log}",
+        ]
+
+    def _write_kubeconfig(self, path: pathlib.Path, *, url: str, token: str) -> pathlib.Path:
+        authority = base64.b64encode(self.certificate.read_bytes()).decode()
+        cluster = {"server": url, "certificate-authority-data": authority}
+        document = {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "clusters": [{"name": "real", "cluster": cluster}],
+            "users": [{"name": "real", "user": {"token": token}}],
+            "contexts": [{"name": "real", "context": {"cluster": "real", "user": "real"}}],
+            "current-context": "real",
+        }
+        path.write_text(json.dumps(document))
+        path.chmod(0o600)
+        return path
+
+    def _spawn(
+        self, name: str, *arguments: str, folder: pathlib.Path | None = None
+    ) -> subprocess.Popen[bytes]:
+        program = str((folder or self._programs) / name)
+        with (self.folder / f"{name}.log").open("ab") as log:
+            return subprocess.Popen(  # noqa: S603 - the program is what these tests are about
+                ["/bin/bash", "-c", LEASH, name, program, *arguments],
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+
+
+class Server(Programs):
+    """One kube-apiserver with an etcd of its own, in a folder of its own."""
+
+    def __init__(self, programs: pathlib.Path, folder: pathlib.Path) -> None:
+        super().__init__(programs, folder)
         self._etcd_url, self._port = "", 0
         self._api: subprocess.Popen[bytes] | None = None
 
@@ -78,29 +146,18 @@ class Server:
     def url(self) -> str:
         return f"https://127.0.0.1:{self._port}"
 
-    @property
-    def certificate(self) -> pathlib.Path:
-        """What the server signed for itself; it is its own authority."""
-        return self._folder / "certs" / "apiserver.crt"
-
-    @property
-    def audit_log(self) -> pathlib.Path:
-        return self._folder / "audit.log"
-
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
-        (self._folder / "service-accounts.key").write_text(new_key())
-        (self._folder / "tokens.csv").write_text(
-            f"{ADMIN_TOKEN},admin,admin,system:masters\n"
-            f"{_SCHEDULER_TOKEN},system:kube-scheduler,system:kube-scheduler\n"
+        self._prepare(
+            f"{ADMIN_TOKEN},admin,admin,system:masters",
+            f"{_SCHEDULER_TOKEN},system:kube-scheduler,system:kube-scheduler",
         )
-        (self._folder / "audit.yaml").write_text(AUDIT_POLICY)
         client, member, self._port = free_ports(3)
         self._etcd_url = f"http://127.0.0.1:{client}"
         member_url = f"http://127.0.0.1:{member}"
         etcd = self._spawn(
             "etcd",
-            f"--data-dir={self._folder / 'etcd'}",
+            f"--data-dir={self.folder / 'etcd'}",
             f"--listen-client-urls={self._etcd_url}",
             f"--advertise-client-urls={self._etcd_url}",
             f"--listen-peer-urls={member_url}",
@@ -119,7 +176,7 @@ class Server:
     @contextlib.contextmanager
     def scheduling(self) -> Iterator[None]:
         """Run kube-scheduler, which is built where the assets of envtest lack it."""
-        config = self.kubeconfig(self._folder / SCHEDULER, token=_SCHEDULER_TOKEN)
+        config = self.kubeconfig(self.folder / SCHEDULER, token=_SCHEDULER_TOKEN)
         has_it = (self._programs / SCHEDULER).is_file()
         scheduler = self._spawn(
             SCHEDULER,
@@ -135,24 +192,12 @@ class Server:
 
     def start(self) -> None:
         """Start kube-apiserver on the port it had before; return when it is ready."""
-        key = self._folder / "service-accounts.key"
-        self._api = self._spawn(
-            "kube-apiserver",
-            f"--etcd-servers={self._etcd_url}",
-            "--bind-address=127.0.0.1",
-            f"--secure-port={self._port}",
-            f"--cert-dir={self.certificate.parent}",
-            "--service-cluster-ip-range=10.0.0.0/24",
-            "--service-account-issuer=https://kubernetes.default.svc",
-            f"--service-account-key-file={key}",
-            f"--service-account-signing-key-file={key}",
-            f"--token-auth-file={self._folder / 'tokens.csv'}",
-            "--authorization-mode=Node,RBAC",
-            # One client at a time needs no fairness; its start takes seconds.
-            "--enable-priority-and-fairness=false",
-            f"--audit-policy-file={self._folder / 'audit.yaml'}",
-            f"--audit-log-path={self.audit_log}",
+        arguments = self._api_arguments(
+            self._etcd_url, address="127.0.0.1", port=self._port, services="10.0.0.0/24"
         )
+        # One client at a time needs no fairness; its start takes seconds.
+        fairness = "--enable-priority-and-fairness=false"
+        self._api = self._spawn("kube-apiserver", *arguments, fairness)
         waiting.until(self._is_ready, "kube-apiserver", within_s=120)
 
     def kill(self) -> None:
@@ -162,42 +207,12 @@ class Server:
         self._api = None
 
     def kubeconfig(self, path: pathlib.Path, *, token: str) -> pathlib.Path:
-        authority = base64.b64encode(self.certificate.read_bytes()).decode()
-        cluster = {"server": self.url, "certificate-authority-data": authority}
-        document = {
-            "apiVersion": "v1",
-            "kind": "Config",
-            "clusters": [{"name": "real", "cluster": cluster}],
-            "users": [{"name": "real", "user": {"token": token}}],
-            "contexts": [{"name": "real", "context": {"cluster": "real", "user": "real"}}],
-            "current-context": "real",
-        }
-        path.write_text(json.dumps(document))
-        path.chmod(0o600)
-        return path
-
-    def _spawn(
-        self, program: str, *arguments: str, folder: pathlib.Path | None = None
-    ) -> subprocess.Popen[bytes]:
-        with (self._folder / f"{program}.log").open("ab") as log:
-            return subprocess.Popen(  # noqa: S603 - the program is what these tests are about
-                [
-                    "/bin/bash",
-                    "-c",
-                    LEASH,
-                    program,
-                    str((folder or self._programs) / program),
-                    *arguments,
-                ],
-                stdin=subprocess.PIPE,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-            )
+        return self._write_kubeconfig(path, url=self.url, token=token)
 
     def _is_ready(self) -> bool:
         assert self._api is not None
         if self._api.poll() is not None:
-            pytest.fail((self._folder / "kube-apiserver.log").read_text()[-2000:])
+            pytest.fail((self.folder / "kube-apiserver.log").read_text()[-2000:])
         if not self.certificate.exists():
             return False
         with urllib3.PoolManager(ca_certs=str(self.certificate), retries=False) as http:

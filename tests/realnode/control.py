@@ -19,12 +19,11 @@ PORT = 6443
 _CLIENTS = ("kube-controller-manager", "kube-scheduler")
 
 
-class ControlPlane:
+class ControlPlane(envtest.Programs):
     """A cluster's programs, whose logs and audit log lie in one folder."""
 
     def __init__(self, programs: pathlib.Path, folder: pathlib.Path, nodes: Sequence[str]) -> None:
-        self._programs = programs
-        self.folder = folder
+        super().__init__(programs, folder)
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._http: urllib3.PoolManager | None = None
         users = ["admin", "system:kube-controller-manager", "system:kube-scheduler"]
@@ -32,18 +31,11 @@ class ControlPlane:
         self._groups |= {f"system:node:{name}": "system:nodes" for name in nodes}
         self._tokens = {user: secrets.token_hex(16) for user in self._groups}
 
-    @property
-    def certificate(self) -> pathlib.Path:
-        """What the API server signed for itself; it is its own authority."""
-        return self.folder / "certs" / "apiserver.crt"
-
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
         self.folder.mkdir(parents=True, exist_ok=True)
-        (self.folder / "service-accounts.key").write_text(envtest.new_key())
-        lines = [f'{self._tokens[u]},{u},{u},"{group}"' for u, group in self._groups.items()]
-        (self.folder / "tokens.csv").write_text("\n".join(lines) + "\n")
-        (self.folder / "audit.yaml").write_text(envtest.AUDIT_POLICY)
+        groups = self._groups.items()
+        self._prepare(*(f'{self._tokens[user]},{user},{user},"{group}"' for user, group in groups))
         try:
             self._start("etcd", *self._etcd_arguments())
             self.start_api()
@@ -58,7 +50,20 @@ class ControlPlane:
 
     def start_api(self) -> None:
         """Start kube-apiserver; return when it is ready."""
-        self._start("kube-apiserver", *self._api_arguments())
+        arguments = self._api_arguments(
+            "http://127.0.0.1:2379",
+            address=namespaces.CONTROL_IP,
+            port=PORT,
+            services="10.96.0.0/24",
+        )
+        self._start(
+            "kube-apiserver",
+            *arguments,
+            f"--advertise-address={namespaces.CONTROL_IP}",
+            "--enable-admission-plugins=NodeRestriction",
+            "--allow-privileged=true",
+            "--kubelet-preferred-address-types=InternalIP",
+        )
         waiting.until(self._is_ready, "kube-apiserver", within_s=120)
 
     def kill_api(self) -> None:
@@ -109,54 +114,14 @@ class ControlPlane:
 
     def kubeconfig(self, user: str, path: pathlib.Path | None = None) -> pathlib.Path:
         path = path or self.folder / f"{user.replace(':', '-')}.kubeconfig"
-        cluster = {
-            "server": f"https://{namespaces.CONTROL_IP}:{PORT}",
-            "certificate-authority": str(self.certificate),
-        }
-        document = {
-            "apiVersion": "v1",
-            "kind": "Config",
-            "clusters": [{"name": "real", "cluster": cluster}],
-            "users": [{"name": "real", "user": {"token": self._tokens[user]}}],
-            "contexts": [{"name": "real", "context": {"cluster": "real", "user": "real"}}],
-            "current-context": "real",
-        }
-        path.write_text(json.dumps(document))
-        path.chmod(0o600)
-        return path
+        url = f"https://{namespaces.CONTROL_IP}:{PORT}"
+        return self._write_kubeconfig(path, url=url, token=self._tokens[user])
 
     def _start(self, name: str, *arguments: str) -> None:
-        with (self.folder / f"{name}.log").open("ab") as log:
-            self._processes[name] = subprocess.Popen(
-                ["/bin/bash", "-c", envtest.LEASH, name, str(self._programs / name), *arguments],
-                stdin=subprocess.PIPE,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-            )
+        self._processes[name] = self._spawn(name, *arguments)
 
     def _etcd_arguments(self) -> list[str]:
         return [f"--data-dir={self.folder / 'etcd'}", "--unsafe-no-fsync"]
-
-    def _api_arguments(self) -> list[str]:
-        key = self.folder / "service-accounts.key"
-        return [
-            "--etcd-servers=http://127.0.0.1:2379",
-            f"--bind-address={namespaces.CONTROL_IP}",
-            f"--advertise-address={namespaces.CONTROL_IP}",
-            f"--secure-port={PORT}",
-            f"--cert-dir={self.certificate.parent}",
-            "--service-cluster-ip-range=10.96.0.0/24",
-            "--service-account-issuer=https://kubernetes.default.svc",
-            f"--service-account-key-file={key}",
-            f"--service-account-signing-key-file={key}",
-            f"--token-auth-file={self.folder / 'tokens.csv'}",
-            "--authorization-mode=Node,RBAC",
-            "--enable-admission-plugins=NodeRestriction",
-            "--allow-privileged=true",
-            "--kubelet-preferred-address-types=InternalIP",
-            f"--audit-policy-file={self.folder / 'audit.yaml'}",
-            f"--audit-log-path={self.folder / 'audit.log'}",
-        ]
 
     def _arguments_of(self, name: str) -> list[str]:
         config = self.kubeconfig(f"system:{name}")

@@ -44,15 +44,15 @@ def plugin(*, tolerates_all: bool = False, **variables: str) -> Object:
 
 def daemon_set(name: str, namespace: str, labels: Mapping[str, str], pod: Object) -> Object:
     """Return a DaemonSet whose pods have these labels."""
-    return {
-        "apiVersion": "apps/v1",
-        "kind": "DaemonSet",
-        "metadata": {"name": name, "namespace": namespace},
-        "spec": {
-            "selector": {"matchLabels": labels},
-            "template": {"metadata": {"labels": labels}, "spec": pod},
-        },
-    }
+    metadata = {"name": name, "namespace": namespace}
+    head = {"apiVersion": "apps/v1", "kind": "DaemonSet", "metadata": metadata}
+    return head | {"spec": _pods(labels, pod)}
+
+
+def _pods(labels: Mapping[str, str], pod: Object) -> Object:
+    """Return the part of a workload's spec that selects and describes its pods."""
+    template = {"metadata": {"labels": labels}, "spec": pod}
+    return {"selector": {"matchLabels": labels}, "template": template}
 
 
 def workload(name: str, resource: str, replicas: int = 1, **spec: Any) -> Object:
@@ -69,18 +69,10 @@ def workload(name: str, resource: str, replicas: int = 1, **spec: Any) -> Object
         "image": images.PAUSE,
         "resources": {"limits": {f"nvidia.com/{resource}": 1}},
     }
-    labels = {"app": name}
     pod = {"terminationGracePeriodSeconds": 5, "containers": [container]} | spec
-    return {
-        "apiVersion": "apps/v1",
-        "kind": "Deployment",
-        "metadata": {"name": name, "namespace": "default"},
-        "spec": {
-            "replicas": replicas,
-            "selector": {"matchLabels": labels},
-            "template": {"metadata": {"labels": labels}, "spec": pod},
-        },
-    }
+    metadata = {"name": name, "namespace": "default"}
+    head = {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": metadata}
+    return head | {"spec": {"replicas": replicas, **_pods({"app": name}, pod)}}
 
 
 def budget(name: str) -> Object:
@@ -102,12 +94,41 @@ def layouts(text: str, name: str = "mig-manager-config", namespace: str = "mig-m
         namespace: The ConfigMap's.
     """
     shipped = (clusters.ROOT / "profiles/mig-parted.yaml").read_text()
-    return {
-        "apiVersion": "v1",
-        "kind": "ConfigMap",
-        "metadata": {"name": name, "namespace": namespace},
-        "data": {"config.yaml": shipped + text},
-    }
+    return config_map(name, namespace, {"config.yaml": shipped + text})
+
+
+def config_map(name: str, namespace: str, data: Mapping[str, str]) -> Object:
+    """Return a ConfigMap."""
+    metadata = {"name": name, "namespace": namespace}
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data}
+
+
+def account(
+    name: str,
+    namespace: str,
+    everywhere: frozenset[clusters.Right],
+    within: frozenset[clusters.Right] = frozenset(),
+) -> list[Object]:
+    """Return an account with rights to the whole cluster, and beyond that to its namespace."""
+    metadata = {"name": name, "namespace": namespace}
+    group = "rbac.authorization.k8s.io"
+    subject = {"kind": "ServiceAccount", **metadata}
+    objects: list[Object] = [{"apiVersion": "v1", "kind": "ServiceAccount", "metadata": metadata}]
+    for kind, rights in {
+        "ClusterRole": everywhere,
+        **({"Role": within} if within else {}),
+    }.items():
+        rules = [
+            {"apiGroups": [api], "resources": [resource], "verbs": [verb]}
+            for api, resource, verb in sorted(rights)
+        ]
+        role = {"apiGroup": group, "kind": kind, "name": name}
+        head: Object = {"apiVersion": f"{group}/v1", "metadata": metadata}
+        objects += [
+            head | {"kind": kind, "rules": rules},
+            head | {"kind": f"{kind}Binding", "roleRef": role, "subjects": [subject]},
+        ]
+    return objects
 
 
 def settings(**variables: str) -> Object:

@@ -1,5 +1,6 @@
 """NVIDIA's daemons beyond the plain device plugin, as their Helm chart deploys them."""
 
+from tests.cluster import clusters
 from tests.realnode import images, manifests, node
 
 DISCOVERY = "gpu-feature-discovery"
@@ -26,12 +27,9 @@ sharing:
     - name: nvidia.com/{resource}
       replicas: {replicas}
 """
-    configs = {
-        "apiVersion": "v1",
-        "kind": "ConfigMap",
-        "metadata": {"name": "device-plugin-configs", "namespace": "kube-system"},
-        "data": {"whole": "version: v1\n", "shared": shared},
-    }
+    configs = manifests.config_map(
+        "device-plugin-configs", "kube-system", {"whole": "version: v1\n", "shared": shared}
+    )
     plugin = manifests.plugin(CONFIG_FILE=f"{_CONFIG}/config.yaml")
     pod = plugin["spec"]["template"]["spec"]
     pod["serviceAccountName"] = "nvidia-device-plugin"
@@ -43,7 +41,9 @@ sharing:
     ]
     pod["containers"][0]["volumeMounts"] += _config_mounts()
     pod["containers"].append(_config_manager("sidecar", is_once=False))
-    return [*_node_reader(), configs, plugin]
+    reads_nodes = clusters.to("nodes", "get", "list", "watch")
+    account = manifests.account("nvidia-device-plugin", "kube-system", reads_nodes)
+    return [*account, configs, plugin]
 
 
 def feature_discovery() -> Object:
@@ -114,31 +114,4 @@ def _config_mounts() -> list[Object]:
     return [
         {"name": "available-configs", "mountPath": _CONFIGS},
         {"name": "config", "mountPath": _CONFIG},
-    ]
-
-
-def _node_reader() -> list[Object]:
-    name = "nvidia-device-plugin"
-    account = {"kind": "ServiceAccount", "name": name, "namespace": "kube-system"}
-    group = "rbac.authorization.k8s.io"
-    rule = {"apiGroups": [""], "resources": ["nodes"], "verbs": ["get", "list", "watch"]}
-    return [
-        {
-            "apiVersion": "v1",
-            "kind": "ServiceAccount",
-            "metadata": {"name": name, "namespace": "kube-system"},
-        },
-        {
-            "apiVersion": f"{group}/v1",
-            "kind": "ClusterRole",
-            "metadata": {"name": name},
-            "rules": [rule],
-        },
-        {
-            "apiVersion": f"{group}/v1",
-            "kind": "ClusterRoleBinding",
-            "metadata": {"name": name},
-            "subjects": [account],
-            "roleRef": {"apiGroup": group, "kind": "ClusterRole", "name": name},
-        },
     ]

@@ -1,7 +1,5 @@
 """A node of NVIDIA's GPU operator, with our image where its own MIG manager would be."""
 
-from typing import Any
-
 from tests.cluster import clusters
 from tests.realnode import images, manifests
 
@@ -9,6 +7,7 @@ NAMESPACE = clusters.OPERATOR_NAMESPACE
 MANAGER, PLUGIN, DCGM = "nvidia-mig-manager", "nvidia-device-plugin-daemonset", "nvidia-dcgm"
 DEPLOY = "nvidia.com/gpu.deploy."
 DEPLOY_LABELS = {f"{DEPLOY}{name}": "true" for name in ("mig-manager", "device-plugin", "dcgm")}
+_NO_CLIENTS = "version: v1\nsystemd-services: []\n"
 _HOST = {"/host": "/", "/driver-root": "/run/nvidia/driver", "/sys": "/sys"}
 
 Object = manifests.Object
@@ -19,7 +18,7 @@ def objects() -> list[Object]:
     return [
         {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}},
         *account(),
-        _config("gpu-clients", "clients.yaml", "version: v1\nsystemd-services: []\n"),
+        manifests.config_map("gpu-clients", NAMESPACE, {"clients.yaml": _NO_CLIENTS}),
         operand(MANAGER, "mig-manager", _manager()),
         operand(PLUGIN, "device-plugin", plugin()),
         operand(DCGM, "dcgm", {"containers": [{"name": DCGM, "image": images.PAUSE}]}),
@@ -72,11 +71,8 @@ def _manager() -> Object:
 
 def account() -> list[Object]:
     """Return the account of the MIG manager, with the rights that the operator gives it."""
-    return [
-        {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": _named(MANAGER)},
-        *_rights("ClusterRole", clusters.STOCK_OPERATOR.everywhere),
-        *_rights("Role", clusters.STOCK_OPERATOR.within),
-    ]
+    given = clusters.STOCK_OPERATOR
+    return manifests.account(MANAGER, NAMESPACE, given.everywhere, given.within)
 
 
 def plugin() -> Object:
@@ -96,29 +92,3 @@ def operand(name: str, deploy: str, spec: Object) -> Object:
         ],
     }
     return manifests.daemon_set(name, NAMESPACE, {"app": name}, spec | placed)
-
-
-def _rights(kind: str, rights: frozenset[clusters.Right]) -> list[Object]:
-    """Return a role with these rights, and its binding to the MIG manager's account."""
-    version = "rbac.authorization.k8s.io/v1"
-    group = "rbac.authorization.k8s.io"
-    rules = [
-        {"apiGroups": [api], "resources": [resource], "verbs": [verb]}
-        for api, resource, verb in sorted(rights)
-    ]
-    subject = {"kind": "ServiceAccount", "name": MANAGER, "namespace": NAMESPACE}
-    role = {"apiGroup": group, "kind": kind, "name": MANAGER}
-    head: Object = {"apiVersion": version, "metadata": _named(MANAGER)}
-    return [
-        head | {"kind": kind, "rules": rules},
-        head | {"kind": f"{kind}Binding", "roleRef": role, "subjects": [subject]},
-    ]
-
-
-def _config(name: str, file: str, text: str) -> Object:
-    document = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": _named(name)}
-    return document | {"data": {file: text}}
-
-
-def _named(name: str) -> dict[str, Any]:
-    return {"name": name, "namespace": NAMESPACE}
