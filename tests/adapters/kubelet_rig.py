@@ -4,6 +4,7 @@ import concurrent.futures
 import contextlib
 import pathlib
 import tempfile
+import urllib.parse
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -29,8 +30,8 @@ def pod(name: str, *containers: Any) -> Any:
 class Kubelet:
     """Answers List with ``pods`` and GetAllocatableResources with ``devices``."""
 
-    def __init__(self, directory: pathlib.Path) -> None:
-        self.path = directory / "kubelet.sock"
+    def __init__(self, path: pathlib.Path) -> None:
+        self.path = path
         self.pods: list[Any] = []
         self.devices: list[Any] = []
         self.refusals = 0
@@ -49,7 +50,7 @@ class Kubelet:
             )
         generic = grpc.method_handlers_generic_handler(messages.SERVICE, handlers)
         self._server.add_generic_rpc_handlers((generic,))
-        self._server.add_insecure_port(f"unix:{self.path}")
+        self._server.add_insecure_port(f"unix:{urllib.parse.quote(str(self.path))}")
         self._server.start()
 
     def stop(self) -> None:
@@ -82,6 +83,6 @@ def a_kubelet() -> Iterator[Kubelet]:
     """Have a kubelet, not yet started, for the body."""
     # pytest's tmp_path can be longer than the 107 bytes that a unix socket's path may have.
     with tempfile.TemporaryDirectory(prefix="mm") as directory:
-        server = Kubelet(pathlib.Path(directory))
+        server = Kubelet(pathlib.Path(directory, "kubelet.sock"))
         yield server
         server.stop()

@@ -3,21 +3,19 @@
 A case counts only if the question was asked while the socket was another one; every case must.
 """
 
-import concurrent.futures
 import contextlib
 import pathlib
 import socket
+import sys
 import threading
-import urllib.parse
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
 
 import grpc
 import pytest
 
-from mig_manager.adapters import kubelet_messages
 from mig_manager.core import ports
 from mig_manager.core.node import cluster
+from tests.adapters import kubelet_rig
 from tests.faults import api_node
 
 GOOD = api_node.GOOD
@@ -102,29 +100,24 @@ def _serving(path: pathlib.Path, serve: Callable[[socket.socket], None]) -> Iter
             thread.join()
 
 
-def _answering(code: grpc.StatusCode | None) -> Callable[[pathlib.Path], Any]:
+def _answering(
+    code: grpc.StatusCode | None,
+) -> Callable[[pathlib.Path], contextlib.AbstractContextManager[None]]:
     """Return a kubelet that refuses, or (None) answers with bytes that are no message."""
-
-    def serve(_asked: bytes, context: grpc.ServicerContext) -> bytes:
-        if code is not None:
-            context.abort(code, "not now")
-        return b"\xff\xff\xff\xff"
 
     @contextlib.contextmanager
     def answering(path: pathlib.Path) -> Iterator[None]:
-        method: Any = grpc.unary_unary_rpc_method_handler(serve)
-        methods = {"List": method, "GetAllocatableResources": method}
-        with missing(path), concurrent.futures.ThreadPoolExecutor(1) as pool:
-            server = grpc.server(pool)
-            server.add_generic_rpc_handlers(
-                (grpc.method_handlers_generic_handler(kubelet_messages.SERVICE, methods),)
-            )
-            server.add_insecure_port(f"unix:{urllib.parse.quote(str(path))}")
-            server.start()
+        kubelet = kubelet_rig.Kubelet(path)
+        if code is None:
+            kubelet.writes = lambda _message: b"\xff\xff\xff\xff"
+        else:
+            kubelet.refusals, kubelet.code = sys.maxsize, code
+        with missing(path):
+            kubelet.start()
             try:
                 yield
             finally:
-                server.stop(0).wait(5)
+                kubelet.stop()
 
     return answering
 
