@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.adapters import kubelet_rig, nvml_rig, proc_tree, processes
+from tests import nvml_rig
+from tests.adapters import kubelet_rig, proc_tree, processes
 
 
 @pytest.fixture

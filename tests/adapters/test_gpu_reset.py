@@ -13,8 +13,9 @@ from mig_manager.adapters.host import gpu_reset, programs
 from mig_manager.core import model
 from mig_manager.errors import Reason
 from mig_manager.sandbox.driver import nvidia_smi, states
-from tests.adapters import nvml_rig, proc_tree, stand_ins
-from tests.adapters.nvml_rig import OFF, ON, Rig, mode_step
+from tests import nvml_rig
+from tests.adapters import proc_tree, stand_ins
+from tests.nvml_rig import OFF, ON, Rig, mode_step
 
 A100 = "a100-sxm4-40gb"
 BUSY = ("InUse", "in use")

@@ -9,7 +9,7 @@ from mig_manager import errors
 from mig_manager.adapters.nvml import library
 from mig_manager.sandbox.driver import states
 from testkit import nvml_faults
-from tests.adapters import nvml_rig
+from tests import nvml_rig
 
 SOON_S = 10.0
 
@@ -28,15 +28,11 @@ def test_a_change_is_reported_with_its_gpu(path: pathlib.Path) -> None:
         assert changes.wait(0.0) is None
 
 
-def test_gpus_without_mig_are_passed_over(path: pathlib.Path) -> None:
-    with nvml_rig.rig(path, "L40S+A30") as rig, library.listening(None) as changes:
-        assert (changes.gpus, changes.of) == ((rig.observe(1).uuid,), 2)
-
-
 @pytest.mark.parametrize(
     ("spec", "options"),
     [
         ("L40S", states.Options()),
+        ("A30", states.Options(virtualization=states.Virtualization.VGPU)),
         ("A30", states.Options(mig_events=states.MigEvents.NEVER)),
         ("A30", states.Options(mig_events=states.MigEvents.WHILE_ON)),
         ("A30", states.Options(absent_functions=("nvmlEventSetCreate",))),
@@ -58,21 +54,21 @@ def test_without_a_gpu_that_reports_changes_it_is_not_supported(
 @pytest.mark.parametrize(
     ("function", "code"),
     [
+        ("", states.Code.SUCCESS),
         ("nvmlDeviceGetMigMode", states.Code.GPU_IS_LOST),
         ("nvmlDeviceRegisterEvents", states.Code.UNKNOWN),
         ("nvmlDeviceRegisterEvents", states.Code.NO_PERMISSION),
         ("nvmlDeviceRegisterEvents", states.Code.RESET_REQUIRED),
     ],
+    ids=["without MIG", "lost", "unknown", "forbidden", "to be reset"],
 )
-def test_a_gpu_that_cannot_be_watched_does_not_deafen_the_others(
+def test_gpu_that_cannot_be_watched_does_not_deafen_the_others(
     path: pathlib.Path, function: str, code: states.Code
 ) -> None:
-    broken = nvml_faults.Fault(function=function, gpu=1, code=int(code), count=None)
-    with (
-        nvml_rig.rig(path, "2xA30", faults=(broken,)),
-        library.listening(None) as changes,
-    ):
-        assert (len(changes.gpus), changes.of) == (1, 2)
+    broken = nvml_faults.Fault(function=function, gpu=0, code=int(code), count=None)
+    spec, faults = ("2xA30", (broken,)) if function else ("L40S+A30", ())
+    with nvml_rig.rig(path, spec, faults=faults) as rig, library.listening(None) as changes:
+        assert (changes.gpus, changes.of) == ((rig.state.boards[1].uuid,), 2)
 
 
 def test_a_refusal_for_every_gpu_is_passed_on_with_its_gpu(path: pathlib.Path) -> None:

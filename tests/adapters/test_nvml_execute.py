@@ -12,7 +12,8 @@ from mig_manager.adapters.nvml import execute
 from mig_manager.core import model, profile_name, steps
 from mig_manager.sandbox.driver import states
 from testkit import nvml_faults
-from tests.adapters.nvml_rig import (
+from tests.faults import nvml_codes
+from tests.nvml_rig import (
     OFF,
     ON,
     Boot,
@@ -24,7 +25,6 @@ from tests.adapters.nvml_rig import (
     names,
     plan_of,
 )
-from tests.faults import nvml_codes
 
 CREATE = "nvmlDeviceCreateGpuInstance"
 CHANGES = sorted({*nvml_codes.CHANGES, CREATE})

@@ -5,7 +5,7 @@ import pytest
 
 from mig_manager import errors
 from mig_manager.sandbox.driver import states
-from tests.adapters.nvml_rig import (
+from tests.nvml_rig import (
     OFF,
     ON,
     Boot,

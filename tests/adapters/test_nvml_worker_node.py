@@ -16,7 +16,8 @@ from mig_manager.adapters.host import subprocesses
 from mig_manager.adapters.nvml import client as nvml_worker
 from mig_manager.core import model, steps
 from testkit import nvml_faults
-from tests.adapters import nvml_rig, proc_tree, processes
+from tests import nvml_rig
+from tests.adapters import proc_tree, processes
 
 pytestmark = pytest.mark.usefixtures("leaves_nothing_behind")
 

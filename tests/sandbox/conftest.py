@@ -1,5 +1,6 @@
 """An embedded API server and a client of it; a simulated node with NVML open on it."""
 
+import contextlib
 import pathlib
 from collections.abc import Iterator
 from typing import Any
@@ -7,7 +8,8 @@ from typing import Any
 import pytest
 
 from testkit import apiserver
-from tests.sandbox import apirig, nvml_rig
+from tests import nvml_rig
+from tests.sandbox import apirig
 
 
 @pytest.fixture
@@ -23,8 +25,10 @@ def server(ask: apirig.Client) -> apiserver.ApiServer:
 
 @pytest.fixture
 def start(tmp_path: pathlib.Path) -> Iterator[nvml_rig.Start]:
-    with nvml_rig.node(tmp_path) as boot:
-        yield boot
+    with contextlib.ExitStack() as stack:
+        yield lambda *args, **options: stack.enter_context(
+            nvml_rig.started(tmp_path / "node.json", *args, **options)
+        )
 
 
 @pytest.fixture

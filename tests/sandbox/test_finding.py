@@ -76,15 +76,6 @@ def test_the_library_is_found_where_distributions_put_it(
     assert list(programs.libraries(tmp_path)) == [file]
 
 
-def test_commands_find_the_library_below_the_mounted_host(
-    shell: Machine, tmp_path: pathlib.Path
-) -> None:
-    with library.served(tmp_path / "host/usr/lib64", node(tmp_path)):
-        done = shell("status")
-
-    assert done.returncode == 0, done.stderr
-
-
 def test_links_of_debians_alternatives_lead_to_paths_below_the_driver_root(
     shell: Machine, tmp_path: pathlib.Path
 ) -> None:

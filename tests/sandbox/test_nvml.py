@@ -11,7 +11,7 @@ from mig_manager.catalogue import hardware
 from mig_manager.sandbox.driver import library as simulated
 from mig_manager.sandbox.driver import states
 from testkit import nvml_faults
-from tests.sandbox import nvml_rig
+from tests import nvml_rig
 
 
 def test_calls_outside_a_session_are_refused_and_old_handles_void(start: nvml_rig.Start) -> None:
@@ -86,12 +86,14 @@ def test_gpu_without_mig_supports_none_of_it(start: nvml_rig.Start) -> None:
     ):
         assert nvml_rig.refusal(call, device, *arguments) == "NOT_SUPPORTED"
     assert pynvml.nvmlDeviceGetMaxMigDeviceCount(device) == 0
+    assert pynvml.nvmlDeviceGetSupportedEventTypes(device) == 0
 
 
-def test_a_handle_of_another_kind_is_refused(device: Any) -> None:
+def test_handle_of_another_kind_or_unknown_mode_is_refused(device: Any) -> None:
     instance = pynvml.nvmlDeviceCreateGpuInstance(device, 9)
     parent = pynvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle
-    for call, handle, code in (
+    for call, *arguments, code in (
+        (pynvml.nvmlDeviceSetMigMode, device, 2, "INVALID_ARGUMENT"),
         (pynvml.nvmlDeviceGetName, instance, "INVALID_ARGUMENT"),
         (pynvml.nvmlGpuInstanceGetInfo, device, "INVALID_ARGUMENT"),
         (pynvml.nvmlDeviceGetName, None, "INVALID_ARGUMENT"),
@@ -99,7 +101,7 @@ def test_a_handle_of_another_kind_is_refused(device: Any) -> None:
         (pynvml.nvmlDeviceGetGpuInstanceId, device, "NOT_SUPPORTED"),
         (pynvml.nvmlDeviceGetComputeInstanceId, device, "NOT_SUPPORTED"),
     ):
-        assert nvml_rig.refusal(call, handle) == code
+        assert nvml_rig.refusal(call, *arguments) == code
 
 
 def test_mig_devices_are_pairs_of_instances_in_the_order_of_their_ids(device: Any) -> None:

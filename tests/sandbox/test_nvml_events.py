@@ -5,10 +5,9 @@ import time
 from typing import Any
 
 import pynvml
-import pytest
 
 from mig_manager.sandbox.driver import states
-from tests.sandbox import nvml_rig
+from tests import nvml_rig
 
 CHANGE = pynvml.nvmlEventMigConfigChange
 SOON_MS = 5000
@@ -117,23 +116,6 @@ def test_sets_that_were_freed_or_never_made_are_invalid(start: nvml_rig.Start) -
             (register, nvml_rig.gpu(), CHANGE, events),
         ):
             assert nvml_rig.refusal(call, *arguments) == "INVALID_ARGUMENT"
-
-
-@pytest.mark.parametrize(
-    ("spec", "options"),
-    [
-        ("L40S", {}),
-        ("A100-SXM4-40GB", {"mig_events": states.MigEvents.NEVER}),
-        ("A100-SXM4-40GB", {"mig_events": states.MigEvents.WHILE_ON}),
-        ("A100-SXM4-40GB", {"virtualization": states.Virtualization.VGPU}),
-    ],
-)
-def test_gpus_and_drivers_without_the_event_say_so(
-    start: nvml_rig.Start, spec: str, options: dict[str, Any]
-) -> None:
-    start(spec, **options)
-    assert pynvml.nvmlDeviceGetSupportedEventTypes(nvml_rig.gpu()) == 0
-    assert nvml_rig.refusal(watching, 0) == "NOT_SUPPORTED"
 
 
 def test_an_old_driver_reports_only_gpus_with_mig_mode_on(start: nvml_rig.Start) -> None:

@@ -4,7 +4,7 @@ import pynvml
 import pytest
 
 from mig_manager.sandbox.driver import states
-from tests.sandbox import nvml_rig
+from tests import nvml_rig
 
 MONITOR = states.ClientKind.MONITOR
 
@@ -60,21 +60,6 @@ def test_hopper_gpu_switches_under_monitors_but_not_under_workloads(start: nvml_
     state.add_client(uuid, name="train")
     assert pynvml.nvmlDeviceSetMigMode(device, 0) == pynvml.NVML_ERROR_IN_USE
     assert pynvml.nvmlDeviceGetMigMode(device) == [1, 1]
-
-
-@pytest.mark.parametrize(
-    ("virtualization", "mode", "code"),
-    [
-        (states.Virtualization.VGPU, 1, "NOT_SUPPORTED"),
-        (states.Virtualization.NONE, 2, "INVALID_ARGUMENT"),
-    ],
-    ids=["vgpu", "invalid"],
-)
-def test_a_mode_that_cannot_be_set_is_refused(
-    start: nvml_rig.Start, virtualization: states.Virtualization, mode: int, code: str
-) -> None:
-    start("A100", virtualization=virtualization)
-    assert nvml_rig.refusal(pynvml.nvmlDeviceSetMigMode, nvml_rig.gpu(), mode) == code
 
 
 @pytest.mark.parametrize("is_old", [False, True], ids=["new driver", "old driver"])

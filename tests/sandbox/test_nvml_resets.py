@@ -9,7 +9,7 @@ import pytest
 
 from mig_manager.sandbox.driver import nvidia_smi, states
 from testkit import nvml_faults
-from tests.sandbox import nvml_rig
+from tests import nvml_rig
 
 FIRST, SECOND = "00000000:07:00.0", "00000000:0F:00.0"
 Run = Callable[..., tuple[int, str]]

@@ -12,7 +12,7 @@ from mig_manager.catalogue import hardware
 from mig_manager.core import model
 from mig_manager.sandbox.driver import states
 from testkit import nvml_faults
-from tests.sandbox import nvml_rig
+from tests import nvml_rig
 
 PRODUCTS = ("A100", "H100", "GH200", "A30", "RTX-PRO-6000")
 REFUSALS = (pynvml.NVML_ERROR_INSUFFICIENT_RESOURCES, pynvml.NVML_ERROR_IN_USE)
@@ -114,9 +114,11 @@ def test_random_walk_never_reaches_an_impossible_state(
 ) -> None:
     with (
         tempfile.TemporaryDirectory() as folder,
-        nvml_rig.node(pathlib.Path(folder)) as boot,
+        nvml_rig.started(
+            pathlib.Path(folder, "node"), product, swapped_gpus=(0,) if swapped else ()
+        ) as library,
     ):
-        walk = Walk(boot(product, swapped_gpus=(0,) if swapped else ()))
+        walk = Walk(library)
         for choice in choices:
             walk.step(choice)
             walk.check()

@@ -12,7 +12,7 @@ from mig_manager.change import apply, boot
 from mig_manager.core import model, steps
 from mig_manager.core.layout import config
 from mig_manager.core.records import journals
-from tests.adapters import nvml_rig
+from tests import nvml_rig
 from tests.shell import applying_rig
 from tests.unit import samples
 

@@ -1,14 +1,20 @@
-"""A simulated NVML under the real binding, and short names for what tests do with it."""
+"""A simulated NVML under the real binding, and short names for what tests do with it.
+
+Through our adapter (``Rig``), or through the binding alone (``Start``).
+"""
 
 import contextlib
+import ctypes
 import pathlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import pynvml
 import pytest
 
 from mig_manager import errors
 from mig_manager.adapters.nvml import gpus as nvml_gpus
+from mig_manager.catalogue import hardware
 from mig_manager.core import model, profile_name, steps
 from mig_manager.sandbox.driver import library as simulated
 from mig_manager.sandbox.driver import states
@@ -17,6 +23,13 @@ from tests import fakes
 
 ON = model.MigMode.ENABLED
 OFF = model.MigMode.DISABLED
+MIG_CAPABLE = tuple(p for p in hardware.products().values() if p.profiles)
+UNKNOWN = 99
+_ERRORS = {
+    int(value): name.removeprefix("NVML_ERROR_")
+    for name, value in vars(pynvml).items()
+    if name.startswith("NVML_ERROR_")
+}
 
 
 class Rig:
@@ -63,6 +76,8 @@ class Rig:
 
 Boot = Callable[..., Rig]
 """Starts a node, as ``rig`` does."""
+Start = Callable[..., nvml_faults.CountingLibrary]
+"""Starts a node with these options and opens NVML on it."""
 
 
 @contextlib.contextmanager
@@ -82,6 +97,15 @@ def rig(
         yield Rig(library, in_use_timeout_s=in_use_timeout_s)
     finally:
         simulated.load(None)
+
+
+@contextlib.contextmanager
+def started(
+    path: pathlib.Path, spec: str = "A100-SXM4-40GB", **options: Any
+) -> Iterator[nvml_faults.CountingLibrary]:
+    with rig(path, spec, options=states.Options(**options)) as node:
+        pynvml.nvmlInit()
+        yield node.library
 
 
 def plan_of(gpus: Sequence[model.Gpu], *ordered: steps.Step) -> steps.Plan:
@@ -185,3 +209,47 @@ def names(gpu: model.Gpu) -> list[str]:
             f"[{gi.profile}@{gi.placement}]"
         ]
     return found
+
+
+# -- through the binding alone ----------------------------------------------------------------
+
+
+def refusal(call: Callable[..., object], *arguments: object) -> str:
+    """Make a call that must fail and return the name of NVML's error."""
+    with pytest.raises(pynvml.NVMLError) as caught:
+        call(*arguments)
+    return str(_ERRORS[int(caught.value.value)])
+
+
+def gpu(index: int = 0) -> Any:
+    return pynvml.nvmlDeviceGetHandleByIndex(index)
+
+
+def enabled(index: int = 0) -> Any:
+    """Return the handle of a GPU with MIG on."""
+    device = gpu(index)
+    assert pynvml.nvmlDeviceSetMigMode(device, 1) == pynvml.NVML_SUCCESS
+    return device
+
+
+def filled(device: Any, profile_id: int = 9) -> tuple[Any, Any]:
+    """Create a GPU instance with a compute instance that spans it."""
+    instance = pynvml.nvmlDeviceCreateGpuInstance(device, profile_id)
+    rows = hardware.find(pynvml.nvmlDeviceGetName(device)).profiles
+    row = next(row for row in rows if row.profile_id == profile_id)
+    spanning = max(row.compute, key=lambda compute: compute.slices)
+    return instance, pynvml.nvmlGpuInstanceCreateComputeInstance(instance, spanning.profile_id)
+
+
+def placements(device: Any, profile_id: int) -> list[tuple[int, int]]:
+    """Ask for the count, then for the placements, as C callers do."""
+    count = ctypes.c_uint()
+    ask = pynvml.nvmlDeviceGetGpuInstancePossiblePlacements
+    ask(device, profile_id, None, ctypes.byref(count))
+    placements = (pynvml.c_nvmlGpuInstancePlacement_t * count.value)()
+    ask(device, profile_id, placements, ctypes.byref(count))
+    return [(place.start, place.size) for place in placements]
+
+
+def at(start_slice: int, size: int) -> Any:
+    return ctypes.byref(pynvml.c_nvmlGpuInstancePlacement_t(start_slice, size))
