@@ -304,6 +304,15 @@ def test_a_reboot_is_refused_while_a_pod_with_a_claim_remains_and_no_pod_is_evic
     assert rig.driver_runs
 
 
+def test_a_node_with_a_driver_and_no_claim_reboots() -> None:
+    rig = without_pods(dra_node())
+    rig.mode_waits = rig.may_reboot = True
+
+    run(rig, "all-disabled")
+
+    assert rig.reboots == 1
+
+
 def test_another_config_of_the_plugin_does_not_restart_the_driver() -> None:
     rig = dra_node()
     rig.labels |= {cluster.PLUGIN_DEPLOY_LABEL: "true", cluster.PLUGIN_CONFIG_LABEL: "whole"}

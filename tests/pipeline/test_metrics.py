@@ -16,7 +16,7 @@ from mig_manager.adapters.nvml import client as nvml_worker
 from mig_manager.adapters.nvml import hung_call, library
 from mig_manager.agent import metrics
 from mig_manager.catalogue import hardware
-from mig_manager.core import model, profile_name
+from mig_manager.core import model, profile_name, steps
 from mig_manager.errors import Reason
 from tests import fakes, gpu_values, scenes
 
@@ -234,6 +234,16 @@ def test_the_last_phase_of_a_superseded_run_is_measured(heard: metrics.Metrics) 
         scenes.run(rig, by=scenes.reconciler(rig, telemetry=heard), request=request)
 
     assert series(heard, "phase_duration_seconds_count")["Drain"] == 1
+
+
+def test_each_phase_of_a_run_that_rolls_back_is_measured_once(heard: metrics.Metrics) -> None:
+    rig = scenes.node(layout="all-balanced")
+    rig.step_error = scenes.refuse(steps.CreateGpuInstance, times=1)
+
+    scenes.run(rig, by=scenes.reconciler(rig, telemetry=heard))
+
+    counts = series(heard, "phase_duration_seconds_count")
+    assert (counts["Execute"], counts["RollBack"]) == (1, 1)
 
 
 # -- what the hardware's adapters report --------------------------------------------------------

@@ -11,7 +11,7 @@ from mig_manager import errors
 from mig_manager.agent import drift
 from mig_manager.core import model, steps
 from mig_manager.core.node import cluster, resources
-from mig_manager.core.records import journals
+from mig_manager.core.records import gpu_codec, journals
 from mig_manager.errors import Reason
 from tests import fakes, gpu_values, scenes
 from tests.scenes import LAYOUT, assert_ends
@@ -429,6 +429,43 @@ def test_an_unreachable_gpu_is_restored_later_if_the_new_layout_does_not_cover_i
     assert scenes.run(rig, "second-alone", by=agent).state is model.State.SUCCESS
     assert scenes.is_as_before(rig, [before])
     assert pending(rig) == ()
+
+
+def test_a_pod_on_new_instances_leaves_the_restore_of_an_unreachable_gpu() -> None:
+    rig = scenes.node(layout="all-balanced")
+    first, lost = rig.gpus
+    scenes.kill_at(rig, 12, "all-1g.5gb")
+    rig.lost.add(lost.uuid)
+    created = {*rig.gpus[0].mig_uuids} - {*first.mig_uuids}
+    rig.add_pod("new", devices=frozenset({min(created)}))
+    agent = scenes.reconciler(rig, ONE_OF_THEM.replace("[1]", "[0]"))
+    agent.recover("second-alone")
+
+    assert scenes.run(rig, "second-alone", by=agent).state is model.State.SUCCESS
+
+    assert "new" in rig.pod_names
+    assert pending(rig) == (lost.uuid,)
+
+
+def test_a_resumed_run_that_rolls_back_publishes_the_restored_gpus() -> None:
+    rig = scenes.busy_node()
+    before = rig.gpus
+    scenes.kill_at(rig, 4, LAYOUT)
+    text = scenes.CONFIG.replace("{1g.5gb: 4, 3g.20gb: 1}", "{1g.5gb: 9}")
+
+    assert scenes.resume(rig, LAYOUT, text).reason is Reason.DOES_NOT_FIT
+
+    published = gpu_codec.from_json(rig.annotations[cluster.GPUS_ANNOTATION])
+    assert gpu_values.geometry(published) == gpu_values.geometry(before)
+
+
+def test_a_rollback_that_failed_is_not_repeated_in_the_same_run() -> None:
+    rig = scenes.busy_node()
+    rig.step_error = scenes.refuse(steps.CreateGpuInstance, times=10**9)
+
+    scenes.run(rig)
+
+    assert rig.statuses.count("restoring the instances from before") == 1
 
 
 def test_a_layout_for_all_gpus_replaces_the_pending_restore_of_an_unreachable_one() -> None:
