@@ -152,6 +152,18 @@ def test_a_foreign_compute_instance_in_a_gpu_instance_that_stays_is_kept_and_nam
     assert named == ("1c.3g.20gb in 3g.20gb at 4:4 on GPU 0",)
 
 
+def test_a_compute_instance_of_an_interrupted_change_is_removed_later() -> None:
+    gpu = a100("3g.20gb@4[1c@0]")
+    first = plan_to(gpu, {"1c.3g.20gb": 2})
+    between = machine.run(gpu, first.steps)
+    second = plan_to(between, {"1c.3g.20gb": 3})
+    before = planner.baseline(second, [between], planner.baseline(first, [gpu]))
+
+    after = restored(machine.run(between, second.steps), before)
+
+    assert oracle.state_of(after) == oracle.state_of(gpu)
+
+
 def test_mig_mode_stays_enabled_with_a_foreign_instance() -> None:
     before = (dataclasses.replace(a100(mode=OFF).snapshot, created=()),)
     now = a100("1g.5gb@0")
