@@ -204,7 +204,7 @@ def _rested(stage: stages.Stage) -> Weight:
 
 
 def _pid(stage: stages.Stage) -> int:
-    agent = stage._agent  # noqa: SLF001 - no other caller needs it
+    agent = stage.machine.agent
     if agent is None:
         raise RuntimeError("there is no agent")
     return agent.pid

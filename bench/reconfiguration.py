@@ -179,7 +179,7 @@ class _Waits:
 
 def _processor_s(stage: stages.Stage) -> float:
     """Return the processor time of the agent and of the workers that it has seen the end of."""
-    agent = stage._agent  # noqa: SLF001 - the demonstration's own helper
+    agent = stage.machine.agent
     if agent is None:
         raise RuntimeError("the agent does not run")
     stat = pathlib.Path(f"/proc/{agent.pid}/stat").read_text(encoding="utf-8")

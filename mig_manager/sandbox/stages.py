@@ -5,8 +5,6 @@ import dataclasses
 import json
 import pathlib
 import signal
-import subprocess
-import sys
 import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -18,6 +16,7 @@ from mig_manager.adapters.kubernetes import api
 from mig_manager.adapters.nvml import gpus as nvml_gpus
 from mig_manager.core import model
 from mig_manager.core.node import cluster
+from mig_manager.sandbox import machines
 from mig_manager.sandbox.apiserver import server as api_server
 from mig_manager.sandbox.driver import library as simulated
 from mig_manager.sandbox.driver import states
@@ -25,7 +24,6 @@ from mig_manager.sandbox.node import cluster_view, objects, sandbox_node
 
 NODE_NAME = "sandbox"
 _START_TIMEOUT_S = 30.0
-_STOP_TIMEOUT_S = 15.0
 _POLL_S = 0.5
 _QUICK = sandbox_node.NodeOptions(tick_s=0.25)
 """A real kubelet's status tick is ten seconds: too long for a demonstration."""
@@ -51,6 +49,7 @@ class Stage:
         node_options: How the node behaves; its name and socket are set here.
         credentials: For an API server that runs already; None: the stage starts ``server``.
         server: The API server to start; None: a plain one.
+        names: The nodes. ``node_options`` and the methods below are about the first one.
     """
 
     server: api_server.ApiServer
@@ -66,7 +65,9 @@ class Stage:
         node_options: sandbox_node.NodeOptions = _QUICK,
         credentials: Credentials | None = None,
         server: api_server.ApiServer | None = None,
+        names: Sequence[str] = (NODE_NAME,),
     ) -> None:
+        self._names = names
         self._spec = spec
         self._config_text = config_text
         self._latency = latency
@@ -77,7 +78,6 @@ class Stage:
             self.server = server or api_server.ApiServer()
         self._exits = contextlib.ExitStack()
         self._changed = threading.Event()
-        self._agent: subprocess.Popen[bytes] | None = None
         self._failure: Exception | None = None
         self.gpus = nvml_gpus.NvmlGpus(clock=host.SystemClock())
 
@@ -104,34 +104,39 @@ class Stage:
 
     def _start(self, exits: contextlib.ExitStack) -> None:
         folder = pathlib.Path(exits.enter_context(tempfile.TemporaryDirectory(prefix="mig-")))
-        self.state_file = folder / "gpus.json"
         self.config_file = folder / "config.yaml"
-        self.agent_log = folder / "agent.log"
-        self.socket = folder / "pr.sock"
         self.config_file.write_text(self._config_text, encoding="utf-8")
-        simulated.create(
-            self._spec, self.state_file, options=states.Options(latency=self._latency)
-        )
+        # Kubelet of the first node runs what a cluster has once.
+        others = dataclasses.replace(self._node_options, controllers=())
+        self.machines = [
+            machines.Machine(name, folder, others if index else self._node_options)
+            for index, name in enumerate(self._names)
+        ]
+        self.machine = self.machines[0]
+        self.state_file, self.agent_log = self.machine.state_file, self.machine.log
+        self.socket = self.machine.socket
+        for index, machine in enumerate(self.machines):
+            seed = machine.name if index else ""
+            machine.create_gpus(self._spec, states.Options(latency=self._latency, seed=seed))
         simulated.install(self.state_file)
         exits.callback(simulated.load, None)
         scenery = self._reach_server(exits, folder)
         exits.callback(self.api.close)
         self.cluster = exits.enter_context(cluster_view.ClusterView(scenery))
         exits.callback(self.cluster.listen(lambda *_: self._changed.set()))
-        self.sandbox = exits.enter_context(
-            sandbox_node.SandboxNode(
-                scenery,
-                self.state_file,
-                options=dataclasses.replace(
-                    self._node_options, name=NODE_NAME, pod_resources_socket=self.socket
-                ),
-                cluster=self.cluster,
-            )
-        )
-        self.wait(lambda: sum(self.allocatable().values()) > 0, "the device plugin's devices")
-        self._log = exits.enter_context(self.agent_log.open("wb"))
+        nodes = [machine.start(exits, scenery, self.cluster) for machine in self.machines]
+        self.sandbox = nodes[0]
+
+        def have_devices() -> bool:
+            views = (self.cluster.node(name) or {} for name in self._names)
+            return all(sum(objects.allocatable_devices(view).values()) > 0 for view in views)
+
+        self.wait(have_devices, "the device plugin's devices")
         exits.callback(self.stop_agent)
         self.start_agent()
+        for machine in self.machines[1:]:
+            exits.callback(machine.stop_agent)
+            machine.start_agent(self._arguments(machine))
 
     def _reach_server(
         self, exits: contextlib.ExitStack, folder: pathlib.Path
@@ -148,37 +153,19 @@ class Stage:
         return api.KubeApi.connect(kubeconfig=str(credentials.people))
 
     def agent_arguments(self) -> list[str]:
-        """Return the agent's command line, from its first option on."""
-        return [
-            *("--node-name", NODE_NAME),
-            *("--config-file", str(self.config_file)),
-            *("--kubeconfig", str(self.kubeconfig)),
-            *("--pod-resources-socket", str(self.socket)),
-            *("--simulate-state", str(self.state_file)),
-            *("--poll-interval-s", "0.2"),
-            *self._agent_options,
-        ]
+        """Return the command line of the first node's agent, from its first option on."""
+        return self._arguments(self.machine)
+
+    def _arguments(self, machine: machines.Machine) -> list[str]:
+        return machine.arguments(self.config_file, self.kubeconfig, self._agent_options)
 
     def start_agent(self) -> None:
         """Start the agent, which must not be running."""
-        self._agent = subprocess.Popen(  # noqa: S603 - our own program and our own arguments
-            [sys.executable, "-m", "mig_manager", "agent", *self.agent_arguments()],
-            stdin=subprocess.DEVNULL,
-            stdout=self._log,
-            stderr=subprocess.STDOUT,
-        )
+        self.machine.start_agent(self.agent_arguments())
 
     def stop_agent(self, signal_number: int = signal.SIGTERM) -> int:
         """End the agent and return its exit status; SIGKILL follows if it lingers."""
-        agent, self._agent = self._agent, None
-        if agent is None:
-            return 0
-        agent.send_signal(signal_number)
-        try:
-            return agent.wait(_STOP_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            agent.kill()
-            return agent.wait()
+        return self.machine.stop_agent(signal_number)
 
     def wait(
         self, holds: Callable[[], bool], what: str, *, timeout_s: float = _START_TIMEOUT_S
@@ -198,14 +185,14 @@ class Stage:
                 raise self._failure
             if holds():
                 return
-            has_ended = self._agent is not None and self._agent.poll() is not None
+            agents = [each.agent for each in self.machines if each.agent is not None]
+            agent = next((each for each in agents if each.has_ended), None)
+            has_ended = agent is not None
             if has_ended or now() >= deadline:
                 logged = "the agent has not been started"
-                if self._agent is not None:
-                    lines = self.agent_log.read_text(errors="replace").splitlines()
-                    logged = "the agent has logged nothing"
-                    if lines:
-                        logged = f"the agent's last log line: {lines[-1]}"
+                if agent := agent or next(iter(agents), None):
+                    line = agent.last_line
+                    logged = f"the agent's last log line: {line or 'none'}"
                 when = "before the agent ended" if has_ended else f"within {timeout_s:g} s"
                 raise errors.NotReadyError(
                     f"no {what} {when}; {logged}", reason=errors.Reason.INTERNAL
@@ -220,15 +207,15 @@ class Stage:
     # -- what there is -------------------------------------------------------------------
 
     def node(self) -> objects.JsonObject:
-        """Return the Node object."""
-        return self.cluster.node(NODE_NAME) or {"metadata": {"name": NODE_NAME}}
+        """Return the first Node object."""
+        return self.cluster.node(self.machine.name) or {"metadata": {"name": self.machine.name}}
 
     def allocatable(self) -> dict[str, int]:
-        """Return the allocatable GPU resources of the node."""
+        """Return the allocatable GPU resources of the first node."""
         return {name: n for name, n in objects.allocatable_devices(self.node()).items() if n}
 
     def status(self) -> Mapping[str, Any]:
-        """Return the agent's status annotation; empty before the first run."""
+        """Return the status annotation of its agent; empty before the first run."""
         text = objects.annotations(self.node()).get(cluster.STATUS_ANNOTATION)
         return json.loads(text) if text else {}
 

@@ -67,15 +67,15 @@ def rested() -> Iterator[stages.Stage]:
 
 
 def agent(stage: stages.Stage) -> int:
-    assert stage._agent is not None
-    return stage._agent.pid
+    assert stage.machine.agent is not None
+    return stage.machine.agent.pid
 
 
 def test_an_agent_at_rest_has_loaded_nothing_that_only_runs_or_others_need(
     modules_file: pathlib.Path, rested: stages.Stage
 ) -> None:
-    assert rested._agent is not None
-    rested._agent.send_signal(signal.SIGRTMIN)
+    assert rested.machine.agent is not None
+    rested.machine.agent.send_signal(signal.SIGRTMIN)
     rested.wait(modules_file.exists, "the agent's modules", timeout_s=120)
     loaded = set(modules_file.read_text().split())
     assert {"kubernetes.client.rest", "structlog"} <= loaded

@@ -266,8 +266,8 @@ def in_a_process(runs: int) -> list[Sample]:
     )
     samples: list[Sample] = []
     with stage:
-        assert stage._agent is not None
-        process = pathlib.Path(f"/proc/{stage._agent.pid}")
+        assert stage.machine.agent is not None
+        process = pathlib.Path(f"/proc/{stage.machine.agent.pid}")
         for number in range(1, runs + 1):
             layout = _LAYOUTS[number % len(_LAYOUTS)]
             stage.label(layout)

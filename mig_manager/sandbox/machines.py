@@ -1,0 +1,117 @@
+"""One simulated node with its GPUs, and the real agent on it in a process of its own."""
+
+import contextlib
+import dataclasses
+import pathlib
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+
+from mig_manager.sandbox.driver import library as simulated
+from mig_manager.sandbox.driver import states
+from mig_manager.sandbox.node import cluster_view, sandbox_node
+
+_STOP_TIMEOUT_S = 15.0
+
+
+class Process:
+    """One of our programs, whose output goes to a file."""
+
+    def __init__(self, *arguments: str, log: pathlib.Path) -> None:
+        self._log = log
+        with log.open("ab") as stream:
+            self._process = subprocess.Popen(  # noqa: S603 - our own program and arguments
+                [sys.executable, "-m", "mig_manager", *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=stream,
+                stderr=subprocess.STDOUT,
+            )
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it has ended."""
+        return self._process.poll() is not None
+
+    @property
+    def last_line(self) -> str:
+        """The last line of its output; empty without one."""
+        lines = self._log.read_text(errors="replace").splitlines()
+        return lines[-1] if lines else ""
+
+    def send_signal(self, number: int) -> None:
+        """Send it a signal."""
+        self._process.send_signal(number)
+
+    def end(self, number: int = signal.SIGTERM) -> int:
+        """End it and return its exit status; SIGKILL follows if it lingers."""
+        self._process.send_signal(number)
+        try:
+            return self._process.wait(_STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            return self._process.wait()
+
+
+class Machine:
+    """One node of a cluster.
+
+    Args:
+        name: The node's name.
+        folder: Where its files are.
+        options: How the node behaves; name and socket are set here.
+    """
+
+    def __init__(self, name: str, folder: pathlib.Path, options: sandbox_node.NodeOptions) -> None:
+        self.name = name
+        self.state_file = folder / f"{name}.json"
+        self.log = folder / f"{name}.log"
+        self.socket = folder / f"{name}.sock"
+        self._options = options
+        self.agent: Process | None = None
+        """The agent that runs; None: none does."""
+
+    def create_gpus(self, spec: str, options: states.Options) -> None:
+        """Create its GPUs, such as ``8xA100-SXM4-40GB``; raises as ``library.create``."""
+        simulated.create(spec, self.state_file, options=options)
+
+    def start(
+        self,
+        exits: contextlib.ExitStack,
+        server: cluster_view.Server,
+        cluster: cluster_view.ClusterView,
+    ) -> sandbox_node.SandboxNode:
+        """Start kubelet and device plugin, until ``exits`` are closed."""
+        options = dataclasses.replace(
+            self._options, name=self.name, pod_resources_socket=self.socket
+        )
+        node = sandbox_node.SandboxNode(server, self.state_file, options=options, cluster=cluster)
+        return exits.enter_context(node)
+
+    def arguments(
+        self, config_file: pathlib.Path, kubeconfig: pathlib.Path, further: Sequence[str]
+    ) -> list[str]:
+        """Return the command line of its agent, from the first option on."""
+        return [
+            *("--node-name", self.name),
+            *("--config-file", str(config_file)),
+            *("--kubeconfig", str(kubeconfig)),
+            *("--pod-resources-socket", str(self.socket)),
+            *("--simulate-state", str(self.state_file)),
+            *("--poll-interval-s", "0.2"),
+            *further,
+        ]
+
+    def start_agent(self, arguments: Sequence[str]) -> None:
+        """Start its agent, which must not be running."""
+        self.agent = Process("agent", *arguments, log=self.log)
+
+    def stop_agent(self, number: int = signal.SIGTERM) -> int:
+        """End the agent, if it runs, and return its exit status."""
+        agent, self.agent = self.agent, None
+        return 0 if agent is None else agent.end(number)
