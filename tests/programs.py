@@ -17,12 +17,13 @@ def needed(name: str) -> str:
 
 
 def run(
-    *command: str | pathlib.Path, cwd: pathlib.Path | None = None, **environ: str
+    *command: str | pathlib.Path, cwd: pathlib.Path | None = None, stdin: str = "", **environ: str
 ) -> "subprocess.CompletedProcess[str]":
     """Run a command to its end, with nothing of our environment but PATH."""
     return subprocess.run(  # noqa: S603 - the arguments are the tests' own
         [str(part) for part in command],
         cwd=cwd,
+        input=stdin,
         env={"PATH": os.environ["PATH"], "HOME": str(cwd or "/nonexistent")} | environ,
         capture_output=True,
         text=True,

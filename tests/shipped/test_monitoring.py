@@ -1,6 +1,5 @@
-"""Dashboard, alerts and pages agree with the metrics that the agent serves."""
+"""Dashboard and alerts agree with the metrics that the agent serves."""
 
-import ast
 import json
 import pathlib
 import re
@@ -23,12 +22,11 @@ from mig_manager.core.node import cluster
 from mig_manager.core.planner import planner
 from mig_manager.sandbox.driver import library as simulated
 from testkit import nvml_faults
-from tests import fakes
+from tests import fakes, programs
 from tests.shipped.overlays import kustomize
 
 ROOT = pathlib.Path(__file__).parents[2]
 MONITORING = ROOT / "deploy" / "monitoring"
-DOCS = ROOT / "docs"
 TARGET_LABELS = frozenset({"node", "job"})
 """Which the scrape adds; PodMonitor and Prometheus' operator see to them."""
 CONFIG = """
@@ -178,59 +176,6 @@ def test_phases_follow_each_other_and_fill_the_whole_run_and_only_what_is_publis
     assert recorder.layouts == ["all-1g.5gb"]
 
 
-# -- the language of expressions --------------------------------------------------------------
-
-
-TOKENS = re.compile(
-    r"""(?:\s*(?:
-        "[^"\\]*" | [a-zA-Z_:][a-zA-Z0-9_:]* | \[(?:\d+[smhd]|\$__rate_interval)\]
-      | \d+(?:\.\d+)? | =~ | !~ | != | == | >= | <= | [-+*/=<>(){},]
-    ))+\s*""",
-    re.VERBOSE,
-)
-DURATION = re.compile(r"\[[^]]*\]")
-GROUPING = re.compile(r"\b(?:by|without|on|ignoring)\s*\(([^)]*)\)")
-NAME = re.compile(r"([a-zA-Z_:][\w:]*)(\{[^}]*\}|\s*\()?")
-MATCHER = re.compile(r"(\w+)(=~|!~|!=|=)\"([^\"]*)\"")
-WORDS = frozenset({"count", "max", "min", "sum", "topk", "and", "or", "unless"})
-FUNCTIONS = frozenset({"histogram_quantile", "increase", "rate", "time"})
-
-
-class Use(NamedTuple):
-    """One metric in an expression, with its label matchers."""
-
-    metric: str
-    matchers: tuple[tuple[str, str, str], ...]
-    grouped_by: frozenset[str]
-    """All labels that the expression groups by; each must be one of some metric in it."""
-
-
-def uses(expression: str) -> list[Use]:
-    """Read an expression; fail at whatever is neither known to PromQL nor a metric."""
-    assert TOKENS.fullmatch(expression), f"not understood: {expression!r}"
-    assert expression.count("(") == expression.count(")")
-    grouped = frozenset(re.findall(r"\w+", " ".join(GROUPING.findall(expression))))
-    found = []
-    for name, behind in NAME.findall(GROUPING.sub(" ", DURATION.sub("", expression))):
-        if name in FUNCTIONS:
-            assert behind.strip() == "("
-        elif name not in WORDS:
-            matchers = tuple(MATCHER.findall(behind))
-            is_selector = behind.startswith("{")
-            assert not is_selector or len(matchers) == behind.count(",") + 1
-            found.append(Use(name, matchers, grouped))
-    return found
-
-
-@pytest.mark.parametrize("wrong", ["sum(a", "rate a[5m]", "a{b}", "a[5 minutes]", "a ~ b"])
-def test_the_parser_of_expressions_finds_metrics_and_refuses_unknown_syntax(wrong: str) -> None:
-    (use,) = uses('sum by (node) (rate(a_total{b="c", d=~"e|f"}[5m])) > 0.5')
-    assert (use.metric, *use.grouped_by) == ("a_total", "node")
-    assert use.matchers == (("b", "=", "c"), ("d", "=~", "e|f"))
-    with pytest.raises(AssertionError):
-        uses(wrong)
-
-
 # -- dashboard and alerts ---------------------------------------------------------------------
 
 
@@ -248,7 +193,7 @@ ALERTS: list[dict[str, Any]] = [
 
 
 def shown() -> Iterator[tuple[str, str, str]]:
-    """Where each expression stands, the expression, and the text that shows its labels."""
+    """Yield where each expression stands, the expression, and the text that shows its labels."""
     for panel in DASHBOARD["panels"]:
         for target in panel.get("targets", ()):
             yield panel["title"], target["expr"], target.get("legendFormat", "")
@@ -256,27 +201,49 @@ def shown() -> Iterator[tuple[str, str, str]]:
         yield rule["alert"], rule["expr"], " ".join(rule["annotations"].values())
 
 
-@pytest.mark.parametrize(
-    ("expression", "text"), [pytest.param(*each[1:], id=each[0]) for each in shown()]
-)
-def test_metrics_labels_and_values_that_are_asked_for_and_labels_that_are_shown_exist(
+EXPRESSIONS = [pytest.param(*each[1:], id=each[0]) for each in shown()]
+
+
+def test_promtool_accepts_rules_expressions_and_metrics(tmp_path: pathlib.Path) -> None:
+    promtool = programs.needed("promtool")
+    panels = [
+        {"record": f"panel:{number}", "expr": expression.replace("$__rate_interval", "5m")}
+        for number, (_, expression, _) in enumerate(shown())
+    ]
+    rules = {"alerts": manifest("alerts.yaml")["spec"]}
+    rules["panels"] = {"groups": [{"name": "panels", "rules": panels}]}
+    for name, groups in rules.items():
+        (tmp_path / name).write_text(json.dumps(groups))
+        checked = programs.output(promtool, "check", "rules", "--lint=all", tmp_path / name)
+        assert "SUCCESS" in checked
+    exposition = metrics.Metrics(contact_age_s=lambda: 1.0).exposition().decode()
+    linted = programs.run(promtool, "check", "metrics", stdin=exposition)
+    assert (linted.returncode, linted.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(("expression", "text"), EXPRESSIONS)
+def test_an_expression_has_metrics_labels_and_values_of_the_agent(
     scrape: Scrape, expression: str, text: str
 ) -> None:
-    values = {
-        "state": {state.value for state in model.State},
-        "reason": {reason.value for reason in errors.Reason},
-    }
-    found = uses(expression)
-    assert found
-    for use in found:
-        labels = scrape.labels[use.metric] if use.metric != "up" else frozenset()
-        for label, _, wanted in use.matchers:
-            assert label in labels | TARGET_LABELS
-            assert label in TARGET_LABELS or set(wanted.split("|")) <= values[label]
-    known = frozenset().union(*(scrape.labels.get(use.metric, frozenset()) for use in found))
-    assert found[0].grouped_by <= known | TARGET_LABELS
-    labels_shown = set(re.findall(r"{{\s*(?:\$labels\.)?(\w+)\s*}}", text))
-    assert labels_shown <= found[0].grouped_by
+    values = {"state": set(model.State), "reason": set(errors.Reason)}
+    used = re.findall(r"\b(?:mig_manager_\w+|up)\b", expression)
+    known = TARGET_LABELS.union(*(scrape.labels[name] for name in used if name != "up"))
+    grouped = set(re.findall(r"\w+", " ".join(re.findall(r"\bby \(([^)]*)\)", expression))))
+
+    assert used
+    assert grouped <= known
+    assert set(re.findall(r"{{\s*(?:\$labels\.)?(\w+)\s*}}", text)) <= grouped
+    for label, wanted in re.findall(r"(\w+)(?:=~|!=|=)\"([^\"]*)\"", expression):
+        assert label in known
+        if label in values:
+            assert set(wanted.split("|")) <= {each.value for each in values[label]}
+
+
+def test_the_dashboard_shows_every_metric(scrape: Scrape) -> None:
+    targets = (each for panel in DASHBOARD["panels"] for each in panel.get("targets", ()))
+    used = re.findall(r"\bmig_manager_\w+", " ".join(each["expr"] for each in targets))
+
+    assert set(scrape.types) == {family(name) for name in used}
 
 
 def test_panels_have_an_id_of_their_own_and_do_not_overlap() -> None:
@@ -298,7 +265,6 @@ def test_every_alert_says_what_it_is_how_bad_and_where_the_remedy_stands() -> No
         assert rule["labels"]["severity"] in ("warning", "critical")
         assert "{{ $labels.node }}" in rule["annotations"]["summary"]
         assert "docs/reasons.md" in rule["annotations"]["description"]
-        assert rule["alert"] in table("observability.md", "Alerts", "Alert")
 
 
 def test_monitor_and_probes_use_the_port_of_the_daemon_set() -> None:
@@ -329,85 +295,3 @@ def test_one_command_applies_the_monitor_the_rules_and_the_dashboard() -> None:
     assert set(by_kind) == {"ConfigMap", "PodMonitor", "PrometheusRule"}
     assert {each["metadata"]["namespace"] for each in by_kind.values()} == {"mig-manager"}
     assert json.loads(by_kind["ConfigMap"]["data"]["dashboard.json"]) == DASHBOARD
-
-
-# -- the pages --------------------------------------------------------------------------------
-
-
-def table(page: str, heading: str, first: str) -> dict[str, list[str]]:
-    """Return the rows of a page's table by their first cell."""
-    text = (DOCS / page).read_text(encoding="utf-8")
-    section = text.split(f"# {heading}\n")[1].split("\n## ")[0]
-    rows = section.split(f"| {first} |", 1)[1].split("\n\n")[0].splitlines()[2:]
-    cells = [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
-    return {row[0].strip("`"): row[1:] for row in cells}
-
-
-def test_dashboard_and_page_have_every_metric_with_its_type_and_labels(scrape: Scrape) -> None:
-    rows = table("metrics.md", "Of the agent", "Name")
-    used = {family(use.metric) for _, expression, _ in shown() for use in uses(expression)}
-
-    assert set(scrape.types) <= used
-    assert {name: row[0] for name, row in rows.items()} == scrape.types
-    for name, (_, labels, _) in rows.items():
-        sample = f"{name}_count" if scrape.types[name] == "histogram" else name
-        assert set(re.findall(r"`(\w+)`", labels)) == scrape.labels[sample]
-
-
-def test_the_page_of_reasons_has_each_with_its_remedy_and_whether_it_is_tried_again() -> None:
-    text = (DOCS / "reasons.md").read_text(encoding="utf-8")
-    again = "Tried again by itself. "
-    remedies = dict(re.findall(r"^### (\w+)\n\n\*(.*)\*\n\n", text, re.MULTILINE))
-
-    assert remedies == {
-        reason.value: f"{again if reason.is_transient else ''}"
-        f"{reason.remedy or 'Nothing is to be done.'}"
-        for reason in errors.Reason
-    }
-
-
-def code() -> Iterator[tuple[str, ast.Call]]:
-    """Every call in the agent's code, with what it calls."""
-    for path in sorted((ROOT / "mig_manager").rglob("*.py")):
-        if "sandbox" in path.parts:
-            continue
-        for each in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(each, ast.Call):
-                function = each.func
-                name = function.attr if isinstance(function, ast.Attribute) else ""
-                yield getattr(function, "id", name), each
-
-
-def logged() -> dict[str, set[str]]:
-    """The fields of each event that the agent's code can log."""
-    found: dict[str, set[str]] = {}
-    for name, call in code():
-        constants = [arg.value for arg in call.args if isinstance(arg, ast.Constant)]
-        is_logging = name in {"debug", "info", "warning", "error", "exception", "log", "write"}
-        events = [text for text in constants if isinstance(text, str) and "_" in text]
-        if is_logging and events and events[-1].isidentifier():
-            fields = {keyword.arg or "" for keyword in call.keywords}
-            if name == "exception" or "exc_info" in fields:
-                fields = {"exception"}
-            found.setdefault(events[-1], set()).update(fields)
-    return found
-
-
-def test_the_page_has_every_log_line_with_its_fields() -> None:
-    rows = table("metrics.md", "Log lines", "Event")
-
-    assert {
-        event: set(re.findall(r"`(\w+)`", fields)) for event, (fields, _) in rows.items()
-    } == logged()
-
-
-def test_the_page_has_every_event_that_is_not_an_end() -> None:
-    reasons = {
-        value
-        for name, call in code()
-        if name in ("emit", "_announce")
-        for node in (*call.args[:1], *(k.value for k in call.keywords if k.arg == "reason"))
-        if isinstance(node, ast.Constant) and isinstance(value := node.value, str)
-    }
-
-    assert set(table("observability.md", "Events", "Reason")) == reasons
