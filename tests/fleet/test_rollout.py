@@ -1,6 +1,9 @@
 """Rollouts by the command line itself, over nodes that keep to the contract."""
 
+import contextlib
 import pathlib
+import signal
+import subprocess
 
 import pytest
 
@@ -9,7 +12,8 @@ from mig_manager.core.node import cluster
 from mig_manager.sandbox.apiserver import resources
 from testkit import apiserver
 from tests import waiting
-from tests.fleet import agents, census, command, standins
+from tests.fleet import agents, census, standins
+from tests.shell import commandline
 
 LAYOUT = "all-1g.5gb"
 FORMER = "all-balanced"
@@ -31,12 +35,24 @@ def applied(server: apiserver.ApiServer, names: list[str], layout: str = LAYOUT)
     return sum(agents.is_applied(server, name, layout) for name in names)
 
 
+def started(
+    kubeconfig: pathlib.Path, *options: str
+) -> contextlib.AbstractContextManager["subprocess.Popen[str]"]:
+    argv = ["rollout", *options, "--kubeconfig", str(kubeconfig), "--output-format", "json"]
+    return commandline.started(argv)
+
+
+def rollout(kubeconfig: pathlib.Path, *options: str) -> commandline.Answer:
+    with started(kubeconfig, *options) as process:
+        return commandline.finished(process)
+
+
 def paused(kubeconfig: pathlib.Path, options: tuple[str, ...]) -> dict[str, tuple[str, str]]:
     """Roll out until a failure pauses it; return which nodes failed, and why."""
-    status, answer = command.run(kubeconfig, *options)
-    assert (status, answer["state"]) == (1, "paused")
-    assert answer["counts"]["to-do"] > 0
-    return {node["name"]: (node["reason"], node["message"]) for node in answer["failures"]}
+    answer = rollout(kubeconfig, *options)
+    assert (answer.status, answer.data["state"]) == (1, "paused")
+    assert answer.data["counts"]["to-do"] > 0
+    return {node["name"]: (node["reason"], node["message"]) for node in answer.data["failures"]}
 
 
 def story(
@@ -56,13 +72,13 @@ def story(
     # However slow this test is, the rollout does not end before it is interrupted.
     quarter = len(names) // 4
     played.dead |= set(names[quarter:])
-    with command.started(kubeconfig, *options, "--silence-timeout-s", "3600") as process:
+    with started(kubeconfig, *options, "--silence-timeout-s", "3600") as process:
         waiting.until(lambda: applied(server, names) == quarter, "a quarter of the nodes")
-        status, answer = command.interrupt(process)
+        process.send_signal(signal.SIGINT)
+        answer = commandline.finished(process)
     played.wake()
-    assert status == 130
-    assert answer["state"] == "interrupted"
-    assert 0 < answer["counts"]["applied"] < len(names)
+    assert (answer.status, answer.data["state"]) == (130, "interrupted")
+    assert 0 < answer.data["counts"]["applied"] < len(names)
     begun = sum(layout == LAYOUT for layout in wanted(server).values())
     assert begun <= applied(server, names) + most + 1
 
@@ -75,10 +91,10 @@ def story(
 
     for name in bad:
         played.repair(name)
-    status, answer = command.run(kubeconfig, *options)
+    answer = rollout(kubeconfig, *options)
 
-    assert (status, answer["state"]) == (0, "done")
-    assert answer["counts"]["applied"] == len(names)
+    assert (answer.status, answer.data["state"]) == (0, "done")
+    assert answer.data["counts"]["applied"] == len(names)
     assert applied(server, names) == len(names)
     assert counted.most <= most
 

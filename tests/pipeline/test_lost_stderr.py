@@ -65,8 +65,8 @@ def test_a_change_succeeds_without_anybody_who_hears_its_remarks(node: Node, way
     with lost_stderr.WAYS[way]() as stderr:
         done = run(node, "apply", "wanted", "--debug", stderr=stderr)
 
-    assert (done.returncode, done.stdout) == (0, "MIG configuration applied successfully\n")
-    assert node.run("assert", "wanted").returncode == 0
+    assert (done.status, done.out) == (0, "MIG configuration applied successfully\n")
+    assert node.run("assert", "wanted").status == 0
 
 
 class Stage(stages.Stage):
@@ -139,5 +139,5 @@ def test_an_ssh_session_that_is_lost_in_the_middle_of_a_change_does_not_cut_it_o
     # As if it had been hung up on after its work.
     assert os.waitstatus_to_exitcode(status) == -signal.SIGHUP
     node.state.clear_faults()
-    assert node.run("assert", "wanted").returncode == 0
+    assert node.run("assert", "wanted").status == 0
     assert not node.journal.exists()

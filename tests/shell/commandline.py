@@ -1,11 +1,15 @@
-"""The command line in this process, for tests."""
+"""The command line, in this process or as a process of its own, for tests."""
 
+import contextlib
 import dataclasses
 import io
 import json
 import logging
 import pathlib
-from typing import Any
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import IO, Any, TextIO
 
 import structlog
 
@@ -23,6 +27,9 @@ mig-configs:
     mig-enabled: true
     mig-devices: {3g.20gb: 1, 1g.5gb: 4}
 """
+TIMEOUT_S = 240
+
+Main = Callable[[Sequence[str], console.Console], int]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +45,62 @@ class Answer:
     @property
     def data(self) -> Any:
         return json.loads(self.out)
+
+
+class Terminal(io.StringIO):
+    """Where an answer is drawn as on a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def run(
+    argv: Sequence[str],
+    environ: Mapping[str, str],
+    *,
+    command: Main = main.main,
+    stdin: str = "",
+    stdout: TextIO | None = None,
+    program: str = parser.PROGRAM,
+) -> Answer:
+    """Run a command line in this process."""
+    out, err = stdout or io.StringIO(), io.StringIO()
+    terminal = console.Console(
+        stdin=io.StringIO(stdin), stdout=out, stderr=err, environ=environ, program=program
+    )
+    status = command(argv, terminal)
+    written = out.getvalue() if type(out) in (io.StringIO, Terminal) else ""  # type: ignore[attr-defined]
+    return Answer(status=status, out=written, err=err.getvalue())
+
+
+@contextlib.contextmanager
+def started(
+    argv: Sequence[str],
+    environ: Mapping[str, str] | None = None,
+    *,
+    module: str = "mig_manager",
+    stdin: int | IO[bytes] = subprocess.DEVNULL,
+) -> Iterator["subprocess.Popen[str]"]:
+    """Start a command line as a process, and leave it to the test to end it."""
+    with subprocess.Popen(  # noqa: S603 - our own program
+        [sys.executable, "-m", module, *argv],
+        env=environ,
+        stdin=stdin,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def finished(process: "subprocess.Popen[str]") -> Answer:
+    """Wait for the end of a process, and return its answer."""
+    out, err = process.communicate(timeout=TIMEOUT_S)
+    assert "Traceback" not in err, err
+    return Answer(status=process.returncode, out=out, err=err)
 
 
 class Shell:
@@ -56,14 +119,13 @@ class Shell:
     def __call__(
         self, *argv: str, stdin: str = "", program: str = parser.PROGRAM, **environ: str
     ) -> Answer:
-        out, err = io.StringIO(), io.StringIO()
-        terminal = console.Console(
-            stdin=io.StringIO(stdin), stdout=out, stderr=err, environ=self.environ | environ
-        )
-        status = main.main(argv, terminal, program=program)
-        assert "Traceback" not in err.getvalue()
-        assert "internal error" not in err.getvalue()
-        return Answer(status=status, out=out.getvalue(), err=err.getvalue())
+        def command(argv: Sequence[str], terminal: console.Console) -> int:
+            return main.main(argv, terminal, program=program)
+
+        answer = run(argv, self.environ | environ, command=command, stdin=stdin)
+        assert "Traceback" not in answer.err
+        assert "internal error" not in answer.err
+        return answer
 
 
 def forget() -> None:

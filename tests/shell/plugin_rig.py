@@ -1,33 +1,25 @@
 """A cluster with nodes as agents leave them, and the plugin as kubectl runs it."""
 
-import contextlib
 import dataclasses
 import datetime as dt
-import io
 import os
 import pathlib
-import subprocess
 import sys
-import urllib.error
-import urllib.request
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
 
 from mig_manager import errors
 from mig_manager.catalogue import hardware
-from mig_manager.cli.toolkit import console
 from mig_manager.core import model
 from mig_manager.core.layout import config
 from mig_manager.core.records import gpu_codec, status
 from mig_manager.kubectl import __main__ as plugin
-from mig_manager.kubectl import selection
 from testkit import apiserver
 from tests import gpu_values, programs
 from tests.shell import commandline
 
-TIMEOUT_S = 120
 BIN = pathlib.Path(sys.executable).parent
 """Where the console scripts are."""
 CONFIG = """\
@@ -168,37 +160,18 @@ def config_map(namespace: str, name: str, **data: str) -> Object:
     }
 
 
-def run(command: Sequence[str], environment: Mapping[str, str]) -> commandline.Answer:
-    """Run a command in an environment of its own."""
-    done = subprocess.run(  # noqa: S603 - the arguments are the tests' own
-        command,
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-        check=False,
-    )
+def run(command: Sequence[str], environ: Mapping[str, str]) -> commandline.Answer:
+    """Run a program of the machine in an environment of its own."""
+    done = programs.run(*command, **environ)
     return commandline.Answer(status=done.returncode, out=done.stdout, err=done.stderr)
 
 
-def _quick(url: str, kubectl: Callable[..., bytes]) -> Callable[..., bytes]:
-    """Return what prints the answer to ``get --raw`` as kubectl does, in a tenth of its time.
-
-    All but an answer is for kubectl itself: it has its own words for what the server refuses.
-    """
-
-    def run(cluster: selection.Cluster, words: Sequence[str], what: str) -> bytes:
-        if words[:2] == ["get", "--raw"]:
-            with (
-                contextlib.suppress(urllib.error.HTTPError),
-                urllib.request.urlopen(url + words[2]) as response,  # noqa: S310 - our own server
-            ):
-                body: bytes = response.read()
-                return body
-        return kubectl(cluster, words, what)
-
-    return run
+_QUICK = """\
+#!/bin/sh
+if [ "$1 $2" = "get --raw" ]; then curl --fail --globoff --silent "{url}$3" && exit; fi
+exec {kubectl} "$@"
+"""
+"""Gets an answer in a tenth of kubectl's time; for all else it is kubectl itself."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -225,34 +198,26 @@ class Viewer:
         self,
         *words: str,
         stdin: str = "",
-        main: Callable[[Sequence[str], console.Console], int] = plugin.run,
-        with_kubectl: bool = False,
+        command: commandline.Main = plugin.run,
+        quick: bool = True,
         **environ: str,
     ) -> commandline.Answer:
-        """Run the plugin in this process; with kubectl, which takes its time, where it matters."""
-        out, err = io.StringIO(), io.StringIO()
-        terminal = console.Console(
-            stdin=io.StringIO(stdin),
-            stdout=out,
-            stderr=err,
-            environ=environ,
-            program="kubectl-mig",
-        )
+        """Run the plugin in this process; with kubectl itself where it matters."""
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("HOME", str(self.home))
             patch.setenv("KUBECONFIG", str(self.home / "kubeconfig"))
-            if not with_kubectl:
-                run = selection.Cluster._run
-                patch.setattr(selection.Cluster, "_run", _quick(self.server.url, run))
-            status = main(words, terminal)
-        return commandline.Answer(status=status, out=out.getvalue(), err=err.getvalue())
+            if quick:
+                patch.setenv("PATH", str(self.home / "bin"), prepend=os.pathsep)
+            return commandline.run(
+                words, environ, command=command, stdin=stdin, program="kubectl-mig"
+            )
 
     def real(self, *words: str) -> commandline.Answer:
         """Run the plugin in this process, with the real kubectl."""
-        return self.alone(*words, with_kubectl=True)
+        return self.alone(*words, quick=False)
 
     def complete(self, *words: str) -> commandline.Answer:
-        return self.alone(*words, main=plugin.answer_completion, with_kubectl="--context" in words)
+        return self.alone(*words, command=plugin.answer_completion)
 
     def mig(self, *words: str) -> commandline.Answer:
         """Run the plugin by kubectl."""
@@ -264,5 +229,9 @@ def viewer(
 ) -> Viewer:
     """Return a user with a kubeconfig for this server."""
     server.kubeconfig(home / "kubeconfig")
+    kubectl = home / "bin" / "kubectl"
+    kubectl.parent.mkdir(exist_ok=True)
+    kubectl.write_text(_QUICK.format(url=server.url, kubectl=programs.needed("kubectl")))
+    kubectl.chmod(0o755)
     path = os.pathsep.join([str(plugins), os.environ["PATH"]])
     return Viewer(server=server, home=home, path=path)

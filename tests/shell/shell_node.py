@@ -2,19 +2,15 @@
 
 import contextlib
 import dataclasses
-import io
 import os
 import pathlib
 import subprocess
 import sys
-from collections.abc import Iterator
 
-from mig_manager.cli import main
-from mig_manager.cli.toolkit import console
 from mig_manager.sandbox.driver import library as simulated
 from mig_manager.sandbox.driver import states
 from testkit import nvml_faults
-from tests import contract, waiting
+from tests import waiting
 from tests.shell import commandline
 
 LAYOUTS = """
@@ -63,7 +59,7 @@ class Node:
     def _begin_with(self, layout: str, *key: str) -> None:
         """Apply a layout, or copy what applying it has left on another node like this one."""
         if (left := _APPLIED.get((layout, *key))) is None:
-            assert self.run("apply", layout).returncode == 0
+            assert self.run("apply", layout).status == 0
             files = self.path.parent.glob(f"{self.path.name}*")
             left = {file.name: file.read_bytes() for file in files if file.suffix != ".lock"}
             _APPLIED[layout, *key] = left
@@ -80,38 +76,21 @@ class Node:
         file = ["-f", str(self.layouts)] if has_file else []
         return [*argv, "--simulate-state", str(self.path), *file]
 
-    def run(self, *argv: str) -> "subprocess.CompletedProcess[str]":
+    def run(self, *argv: str) -> commandline.Answer:
         """Run a command in this process, which is quicker; its GPU worker is a process."""
-        arguments = self.arguments(*argv)
-        out, err = io.StringIO(), io.StringIO()
-        terminal = console.Console(
-            stdin=io.StringIO(), stdout=out, stderr=err, environ=dict(os.environ)
-        )
         try:
-            status = main.main(arguments, terminal)
+            answer = commandline.run(self.arguments(*argv), dict(os.environ))
         finally:
             commandline.forget()
-        assert "Traceback" not in err.getvalue()
-        contract.check_output(out.getvalue())
-        return subprocess.CompletedProcess(arguments, status, out.getvalue(), err.getvalue())
+        assert "Traceback" not in answer.err
+        return answer
 
-    def run_process(self, *argv: str) -> "subprocess.CompletedProcess[str]":
-        """Run a command as a process of its own."""
-        done = subprocess.run(  # noqa: S603 - our own program
-            self.command(*argv), capture_output=True, text=True, check=False, timeout=120
-        )
-        assert "Traceback" not in done.stderr
-        return done
+    def run_process(self, *argv: str) -> commandline.Answer:
+        with self.started(*argv) as process:
+            return commandline.finished(process)
 
-    @contextlib.contextmanager
-    def started(self, *argv: str) -> Iterator["subprocess.Popen[str]"]:
-        with subprocess.Popen(  # noqa: S603 - our own program
-            self.command(*argv), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        ) as process:
-            try:
-                yield process
-            finally:
-                process.kill()
+    def started(self, *argv: str) -> contextlib.AbstractContextManager["subprocess.Popen[str]"]:
+        return commandline.started(self.arguments(*argv))
 
     def set_options(self, options: states.Options) -> None:
         """Have another driver on the node from now on; the GPUs stay as they are."""

@@ -54,15 +54,15 @@ def test_after_a_kill_at_any_step_the_next_apply_finishes_or_undoes_it_if_it_kno
     answer = node.run("apply", again)
 
     if again == "no-such":
-        assert answer.returncode == 2
+        assert answer.status == 2
         assert (node.shape, node.journal.exists()) == left
         return
     if again == "too-much":
-        assert answer.returncode == 1
+        assert answer.status == 1
         assert node.shape == before
     else:
-        assert answer.returncode == 0
-        assert node.run("assert", again).returncode == 0
+        assert answer.status == 0
+        assert node.run("assert", again).status == 0
     assert not node.journal.exists()
 
 
@@ -72,10 +72,10 @@ def test_a_hung_driver_times_out_and_the_change_is_rolled_back(node: Node) -> No
 
     answer = node.run("apply", "wanted", "--gpu-timeout-s", "5", "--in-use-timeout-s", "1")
 
-    assert answer.returncode == 1
-    assert "nvmlDeviceCreateGpuInstanceWithPlacement on GPU 0 (GPU-" in answer.stderr
-    assert "the GPU worker was killed" in answer.stderr
-    assert "the instances from before are back" in answer.stderr
+    assert answer.status == 1
+    assert "nvmlDeviceCreateGpuInstanceWithPlacement on GPU 0 (GPU-" in answer.err
+    assert "the GPU worker was killed" in answer.err
+    assert "the instances from before are back" in answer.err
     assert node.shape == before
     assert not node.journal.exists()
 
@@ -111,9 +111,9 @@ def test_a_command_that_reads_from_a_hung_driver_ends_at_the_deadline(
 
     answer = fresh.run_process(*argv, "--gpu-timeout-s", "0.5")
 
-    assert answer.returncode == 1
-    assert "NVML gave no answer within 0.5 s" in answer.stderr
-    assert "remedy: The driver does not answer; read the kernel log." in answer.stderr
+    assert answer.status == 1
+    assert "NVML gave no answer within 0.5 s" in answer.err
+    assert "remedy: The driver does not answer; read the kernel log." in answer.err
 
 
 def test_apply_names_the_owner_of_the_lock(fresh: Node) -> None:
@@ -127,10 +127,10 @@ def test_apply_names_the_owner_of_the_lock(fresh: Node) -> None:
     with other.hold("serve all-1g.5gb"):
         answer = fresh.run("apply", "wanted", "--lock-timeout-s", "0")
 
-    assert answer.returncode == 1
-    assert f"mig-manager agent (pid {os.getpid()} on " in answer.stderr
-    assert "serve all-1g.5gb, since " in answer.stderr
-    assert "remedy: Wait for the other manager to finish" in answer.stderr
+    assert answer.status == 1
+    assert f"mig-manager agent (pid {os.getpid()} on " in answer.err
+    assert "serve all-1g.5gb, since " in answer.err
+    assert "remedy: Wait for the other manager to finish" in answer.err
     assert fresh.shape == before
 
 
@@ -163,7 +163,7 @@ def test_concurrent_applies_run_one_after_the_other_and_the_last_one_stays(
         assert (process.returncode, out) == (0, "MIG configuration applied successfully\n"), err
         assert "left unfinished" not in err
         assert "already active" not in err
-    assert [name for name in names if node.run("assert", name).returncode == 0] == ended[-1:]
+    assert [name for name in names if node.run("assert", name).status == 0] == ended[-1:]
     assert not node.journal.exists()
 
 
@@ -178,7 +178,7 @@ def pair(tmp_path: pathlib.Path) -> Node:
 
 def use(node: Node, profile: str) -> states.Client:
     """Have a program use the MIG device of a profile on the second GPU."""
-    answer = json.loads(node.run("status", "-o", "json").stdout)
+    answer = json.loads(node.run("status", "-o", "json").out)
     (device,) = (
         compute["uuid"]
         for instance in answer["gpus"][1]["gpu_instances"]
@@ -195,11 +195,11 @@ def test_it_is_refused_before_anything_is_destroyed_and_names_the_program(pair: 
 
     done = pair.run("apply", "wanted", "--wait-for-idle", "0.1")
 
-    assert done.returncode == 1
-    assert "GPU 1 (GPU-" in done.stderr
-    assert "is in use by train (pid 4242, GPU instance " in done.stderr
-    assert "waited 0.1 s" in done.stderr
-    assert "nothing was changed" in done.stderr
+    assert done.status == 1
+    assert "GPU 1 (GPU-" in done.err
+    assert "is in use by train (pid 4242, GPU instance " in done.err
+    assert "waited 0.1 s" in done.err
+    assert "nothing was changed" in done.err
     assert pair.shape == before
     assert not pair.journal.exists()
     called = {call.function for call in nvml_faults.read_calls(pair.path)}
@@ -247,6 +247,6 @@ def test_a_driver_without_placements_gets_all_instances_back_after_a_failure(
 
     answer = node.run("apply", "before")
 
-    assert answer.returncode == 1
-    assert "the instances from before are back" in answer.stderr
+    assert answer.status == 1
+    assert "the instances from before are back" in answer.err
     assert node.shape == before

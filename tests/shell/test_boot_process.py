@@ -46,18 +46,18 @@ def test_from_power_on_the_layout_comes_back_in_its_places_and_a_second_run_does
     tmp_path: pathlib.Path,
 ) -> None:
     node = booted(tmp_path, MIXED)
-    before, exported = node.shape, node.run("export", "--placements").stdout
+    before, exported = node.shape, node.run("export", "--placements").out
     node.state.reboot()
     assert node.shape != before
 
     first, second = node.run("boot"), node.run("boot")
 
-    assert (first.returncode, first.stdout) == (0, "Layout mixed is restored.\n"), first.stderr
-    assert second.returncode == 0
-    assert second.stdout == "Layout mixed is already active: nothing to do.\n"
-    data = json.loads(node.run("boot", "-o", "json").stdout)
+    assert (first.status, first.out) == (0, "Layout mixed is restored.\n"), first.err
+    assert second.status == 0
+    assert second.out == "Layout mixed is already active: nothing to do.\n"
+    data = json.loads(node.run("boot", "-o", "json").out)
     assert (data["layout"], data["is_changed"], data["problems"]) == ("mixed", False, [])
-    assert (node.shape, node.run("export", "--placements").stdout) == (before, exported)
+    assert (node.shape, node.run("export", "--placements").out) == (before, exported)
     assert not node.journal.exists()
 
 
@@ -72,13 +72,13 @@ def test_a_node_without_a_verified_layout_gets_the_fallback_of_mig_parteds_varia
 
     answer = node.run("boot")
 
-    assert answer.returncode == 0, answer.stderr
-    assert "hooks.yaml is ignored: boot runs no hooks" in answer.stderr
-    assert node.run("assert", "mixed").returncode == 0
+    assert answer.status == 0, answer.err
+    assert "hooks.yaml is ignored: boot runs no hooks" in answer.err
+    assert node.run("assert", "mixed").status == 0
     node.state.reboot()
     # What is kept goes before a fallback.
     monkeypatch.setenv("MIG_PARTED_SELECTED_CONFIG", "first")
-    assert node.run("boot").stdout == "Layout mixed is restored.\n"
+    assert node.run("boot").out == "Layout mixed is restored.\n"
 
 
 def test_the_wait_for_the_driver_can_be_ended_at_once(node: Node) -> None:

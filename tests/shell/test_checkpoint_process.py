@@ -27,10 +27,10 @@ class Kept:
         self.file = folder / "checkpoint.json"
         self.shape = self.node.shape
         answer = self.node.run("checkpoint", "-f", str(self.file))
-        assert (answer.returncode, answer.stdout) == (
+        assert (answer.status, answer.out) == (
             0,
             "MIG configuration checkpointed successfully\n",
-        ), answer.stderr
+        ), answer.err
         self.argv = ("restore", "-f", str(self.file))
 
 
@@ -50,16 +50,16 @@ def test_after_a_reboot_the_identical_placements_come_back(
 
     restored = kept.node.run(*kept.argv)
 
-    assert (restored.returncode, restored.stdout) == (
+    assert (restored.status, restored.out) == (
         0,
         "MIG configuration restored successfully\n",
-    ), restored.stderr
+    ), restored.err
     assert kept.node.shape == kept.shape
     kept.node.run("checkpoint", "-f", str(kept.file))
     assert kept.file.read_bytes() == text
     again = kept.node.run(*kept.argv)
-    assert again.returncode == 0
-    assert "nothing to do" in again.stderr
+    assert again.status == 0
+    assert "nothing to do" in again.err
 
 
 def test_a_checkpoint_replaces_a_file_as_a_whole_and_writes_into_a_pipe(kept: Kept) -> None:
@@ -70,11 +70,11 @@ def test_a_checkpoint_replaces_a_file_as_a_whole_and_writes_into_a_pipe(kept: Ke
     link.symlink_to(kept.file.name)
     names = sorted(kept.file.parent.iterdir())
 
-    assert kept.node.run("checkpoint", "-f", str(link)).returncode == 0
+    assert kept.node.run("checkpoint", "-f", str(link)).status == 0
     piped = kept.node.run_process("checkpoint", "-f", "/dev/stdout")
 
     assert kept.file.read_text() == text
     assert link.is_symlink()
     assert kept.file.stat().st_mode & 0o777 == 0o640
     assert sorted(kept.file.parent.iterdir()) == names
-    assert piped.stdout.startswith(text)
+    assert piped.out.startswith(text)

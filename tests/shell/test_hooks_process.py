@@ -59,10 +59,10 @@ def hooked(tmp_path: pathlib.Path) -> Hooked:
 def test_every_hook_gets_the_variables_that_mig_parted_sets(hooked: Hooked) -> None:
     answer = hooked.node.run(*hooked.argv, "--skip-reset")
 
-    assert (answer.returncode, answer.stdout) == (
+    assert (answer.status, answer.out) == (
         0,
         "MIG configuration applied successfully\n",
-    ), answer.stderr
+    ), answer.err
     assert hooked.ran == list(POINTS)
     for point in POINTS:
         assert hooked.variables(point) == {
@@ -77,11 +77,11 @@ def test_every_hook_gets_the_variables_that_mig_parted_sets(hooked: Hooked) -> N
 @pytest.mark.slow
 def test_the_hooks_of_a_restore_get_the_name_of_the_checkpoint(hooked: Hooked) -> None:
     file = hooked.folder / "c.json"
-    assert hooked.node.run("apply", "wanted").returncode == 0
-    assert hooked.node.run("checkpoint", "-f", str(file)).returncode == 0
+    assert hooked.node.run("apply", "wanted").status == 0
+    assert hooked.node.run("checkpoint", "-f", str(file)).status == 0
     hooked.node.state.reboot()
 
-    assert hooked.node.run("restore", "-f", str(file), "-k", str(hooked.file)).returncode == 0
+    assert hooked.node.run("restore", "-f", str(file), "-k", str(hooked.file)).status == 0
 
     assert hooked.ran == ["apply-start", "pre-apply-config", "apply-exit"]
     assert hooked.variables("apply-start") == {
@@ -100,11 +100,11 @@ def test_a_failed_hook_is_reported_with_its_output_which_cannot_drive_a_terminal
 
     answer = hooked.node.run(*hooked.argv)
 
-    assert (answer.returncode, answer.stdout) == (1, "")
-    assert "the apply-start hook /bin/sh ended with status 7: " in answer.stderr
-    assert "no way" in answer.stderr
-    assert "stdout=first" in answer.stderr
-    assert not {"\033", "\007"} & set(answer.stderr)
+    assert (answer.status, answer.out) == (1, "")
+    assert "the apply-start hook /bin/sh ended with status 7: " in answer.err
+    assert "no way" in answer.err
+    assert "stdout=first" in answer.err
+    assert not {"\033", "\007"} & set(answer.err)
     # What a failure costs at each point is tested in memory.
     assert hooked.node.shape == hooked.before
 
@@ -150,12 +150,12 @@ def test_a_signal_in_the_last_hook_lets_it_finish(hooked: Hooked) -> None:
     assert process.returncode == -signal.SIGTERM
     assert stderr.endswith("mig-manager: the change has finished\n")
     assert hooked.ran[-1] == "done"
-    assert hooked.node.run("assert", "wanted").returncode == 0
+    assert hooked.node.run("assert", "wanted").status == 0
 
 
 @pytest.mark.slow
 def test_what_hooks_say_is_shown_with_debug(hooked: Hooked) -> None:
     hooked.write(at="apply-start", script="echo hello from the hook")
 
-    assert "hello from the hook" not in hooked.node.run(*hooked.argv).stderr
-    assert "hello from the hook" in hooked.node.run(*hooked.argv, "--debug").stderr
+    assert "hello from the hook" not in hooked.node.run(*hooked.argv).err
+    assert "hello from the hook" in hooked.node.run(*hooked.argv, "--debug").err

@@ -29,7 +29,7 @@ def test_a_change_of_the_gpus_is_drawn_and_q_quits(node: Node) -> None:
     with terminal.started(argv, columns=100, environ=ENVIRON) as session:
         before = termios.tcgetattr(session.fd)
         session.read_until("q quits")
-        assert node.run("apply", "off").returncode == 0
+        assert node.run("apply", "off").status == 0
 
         session.read_until(r"MIG off[\s\S]*q quits")
         session.type("q")
@@ -131,7 +131,7 @@ def test_a_pipe_gets_a_line_for_each_change_until_its_reader_ends(node: Node) ->
     with node.started("status", "--watch") as process:
         assert process.stdout is not None
         first = [process.stdout.readline() for _ in range(3)]
-        assert node.run("apply", "off").returncode == 0
+        assert node.run("apply", "off").status == 0
 
         unseen = {"GPU 0: 1x whole GPU, idle\n", "GPU 1: 1x whole GPU, idle\n"}
         while unseen:
@@ -148,5 +148,5 @@ def test_a_pipe_gets_a_line_for_each_change_until_its_reader_ends(node: Node) ->
 def test_data_is_not_watched(node: Node) -> None:
     answer = node.run("status", "--watch", "-o", "json")
 
-    assert answer.returncode == 2
-    assert "--watch shows text" in answer.stderr
+    assert answer.status == 2
+    assert "--watch shows text" in answer.err

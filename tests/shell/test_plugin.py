@@ -74,7 +74,7 @@ def test_a_missing_kubectl_is_to_be_installed(
 ) -> None:
     monkeypatch.setenv("PATH", str(viewer.home / "empty"))
 
-    answer = viewer.alone("status")
+    answer = viewer.real("status")
 
     assert answer.status == 2
     assert "remedy: Install kubectl, or add its folder to the PATH." in answer.err

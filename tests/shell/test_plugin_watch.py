@@ -7,16 +7,21 @@ import re
 import shlex
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 
 import pytest
 
 from tests import programs, waiting
+from tests.shell import commandline, terminal
 from tests.shell import plugin_rig as rig
-from tests.shell import terminal
 
 _MODULE = "mig_manager.kubectl"
+
+
+def watched(
+    viewer: rig.Viewer, *names: str
+) -> contextlib.AbstractContextManager["subprocess.Popen[str]"]:
+    return commandline.started(["status", "-w", *names], viewer.environment, module=_MODULE)
 
 
 def test_a_node_is_drawn_with_what_happened_in_its_last_run_until_q(viewer: rig.Viewer) -> None:
@@ -53,16 +58,12 @@ def test_many_nodes_are_drawn_without_what_happened_on_each(viewer: rig.Viewer) 
 
 
 def test_a_pipe_gets_a_line_for_each_node_that_changes(viewer: rig.Viewer) -> None:
-    command = [sys.executable, "-m", _MODULE, "status", "-w", "gpu-1", "gpu-2"]
-    with subprocess.Popen(  # noqa: S603 - our own program
-        command, env=viewer.environment, stdout=subprocess.PIPE, text=True
-    ) as process:
+    with watched(viewer, "gpu-1", "gpu-2") as process:
         assert process.stdout is not None
         first = [process.stdout.readline() for _ in range(2)]
         viewer.kubectl("label", "node", "gpu-1", "nvidia.com/mig.config=other", "--overwrite")
 
         changed = process.stdout.readline()
-        process.kill()
         viewer.kubectl(
             "label", "node", "gpu-1", "nvidia.com/mig.config=all-balanced", "--overwrite"
         )
@@ -83,10 +84,7 @@ def another_node(viewer: rig.Viewer) -> Iterator[None]:
 def test_a_node_that_is_deleted_is_named_until_it_is_there_again_and_the_others_stay(
     viewer: rig.Viewer,
 ) -> None:
-    command = [sys.executable, "-m", _MODULE, "status", "-w", "gpu-1", "gpu-9"]
-    with subprocess.Popen(  # noqa: S603 - our own program
-        command, env=viewer.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
+    with watched(viewer, "gpu-1", "gpu-9") as process:
         assert process.stdout is not None
         assert process.stderr is not None
         for _ in range(2):
@@ -96,8 +94,8 @@ def test_a_node_that_is_deleted_is_named_until_it_is_there_again_and_the_others_
         after = {process.stdout.readline().split(" ", 1)[1] for _ in range(2)}
         viewer.server.store.create(rig.node("gpu-9"))
         again = process.stdout.readline().split(" ", 1)[1]
-        process.kill()
 
+        process.kill()
         assert again.startswith("gpu-9, ")
         assert "is gone" not in process.stdout.read()
         assert after == {"gpu-9 is gone\n", 'nodes "gpu-9" not found\n'}
@@ -106,15 +104,11 @@ def test_a_node_that_is_deleted_is_named_until_it_is_there_again_and_the_others_
 
 @pytest.mark.usefixtures("another_node")
 def test_a_view_that_cannot_be_renewed_says_since_when_and_why(viewer: rig.Viewer) -> None:
-    command = [sys.executable, "-m", _MODULE, "status", "-w", "gpu-9"]
-    with subprocess.Popen(  # noqa: S603 - our own program
-        command, env=viewer.environment, stdout=subprocess.PIPE, text=True
-    ) as process:
+    with watched(viewer, "gpu-9") as process:
         assert process.stdout is not None
         process.stdout.readline()
         viewer.server.store.remove(("nodes", "", "gpu-9"))
         lost = process.stdout.readline()
-        process.kill()
 
     assert re.search(r' not up to date since \S+Z: nodes "gpu-9" not found$', lost)
 

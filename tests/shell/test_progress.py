@@ -39,8 +39,8 @@ def test_apply_shows_each_step_and_leaves_no_line_of_it(tmp_path: pathlib.Path) 
 def test_restore_shows_its_steps(tmp_path: pathlib.Path) -> None:
     node = Node(tmp_path, "1xA100-SXM4-40GB", active="before")
     file = str(tmp_path / "checkpoint.json")
-    assert node.run("checkpoint", "-f", file).returncode == 0
-    assert node.run("apply", "wanted").returncode == 0
+    assert node.run("checkpoint", "-f", file).status == 0
+    assert node.run("apply", "wanted").status == 0
 
     assert any("GPU 0 1/" in frame for frame in shown_by(node, "restore", "-f", file))
 
@@ -48,9 +48,9 @@ def test_restore_shows_its_steps(tmp_path: pathlib.Path) -> None:
 def test_a_pipe_gets_no_progress(tmp_path: pathlib.Path) -> None:
     answer = Node(tmp_path, "1xA100-SXM4-40GB", active="before").run_process("apply", "wanted")
 
-    assert answer.returncode == 0
-    assert "\x1b" not in answer.stderr
-    assert " of " not in answer.stderr
+    assert answer.status == 0
+    assert "\x1b" not in answer.err
+    assert " of " not in answer.err
 
 
 @given(

@@ -81,13 +81,13 @@ def test_every_command_serves_the_seven_others_and_names_the_lost_gpu(
     }
 
     for name, answer in answers.items():
-        assert answer.returncode == (1 if name == "boot" else 0), (name, answer.stderr)
-        text = " ".join((answer.stdout + answer.stderr).split())
+        assert answer.status == (1 if name == "boot" else 0), (name, answer.err)
+        text = " ".join((answer.out + answer.err).split())
         assert f"GPU {LOST}" in text, name
         assert "is unreachable" in text, name
         assert "GPU is lost" in text, name
     assert of_others(node.state) == {(True, 7)}
-    data = json.loads(node.run("status", "-o", "json").stdout)
+    data = json.loads(node.run("status", "-o", "json").out)
     assert [gpu["index"] for gpu in data["gpus"]] == list(OTHERS)
     assert [(gpu["index"], gpu["reason"]) for gpu in data["unreachable_gpus"]] == [
         (LOST, "GpuLost")
@@ -103,11 +103,11 @@ def test_a_layout_that_names_the_lost_gpu_fails_for_it_and_touches_nothing(
 
     for command in ("plan", "assert", "apply"):
         answer = node.run(command, "names-it")
-        assert answer.returncode == 1
-        assert "names GPU 3, which is unreachable" in answer.stderr
+        assert answer.status == 1
+        assert "names GPU 3, which is unreachable" in answer.err
 
     assert node.state.read().gpus == before
-    assert node.run("apply", "names-others").returncode == 0
+    assert node.run("apply", "names-others").status == 0
     assert [shapes(node.state)[index] for index in (0, 1, 7)] == [(True, 7), (True, 2), (True, 7)]
 
 
@@ -118,10 +118,10 @@ def test_a_gpu_lost_during_execute_does_not_keep_the_others_from_the_layout(
 
     answer = node.run("apply", "sevenths")
 
-    assert answer.returncode == 0, answer.stderr
+    assert answer.status == 0, answer.err
     assert of_others(node.state) == {(True, 7)}
-    assert node.state.boards[LOST].uuid in answer.stderr
-    assert "cannot create GPU instance 1g.5gb" in answer.stderr
+    assert node.state.boards[LOST].uuid in answer.err
+    assert "cannot create GPU instance 1g.5gb" in answer.err
     assert not node.journal.exists()
 
 
@@ -134,10 +134,10 @@ def test_a_gpu_lost_during_execute_of_a_layout_that_names_it_has_all_others_rest
 
     answer = node.run("apply", "names-it")
 
-    assert answer.returncode == 1
+    assert answer.status == 1
     assert of_others(node.state) == {(True, 2)}
-    assert "names GPU 3" in answer.stderr
-    assert "3g.20gb at 0:4, 3g.20gb at 4:4" in answer.stderr
+    assert "names GPU 3" in answer.err
+    assert "3g.20gb at 0:4, 3g.20gb at 4:4" in answer.err
     assert node.state.boards[LOST].uuid in node.journal.read_text()
 
 
@@ -155,15 +155,15 @@ def test_a_gpu_lost_in_the_rollback_stays_in_the_journal_until_it_is_restored_or
     answer = node.run("apply", "sevenths")
     node.state.clear_faults()
 
-    assert answer.returncode == 1
+    assert answer.status == 1
     assert of_others(node.state) == {(True, 2)}
-    assert f"GPU {LOST} ({uuid}" in answer.stderr
-    assert f"to restore once it is back: {uuid}: MIG enabled, 3g.20gb at 0:4" in answer.stderr
+    assert f"GPU {LOST} ({uuid}" in answer.err
+    assert f"to restore once it is back: {uuid}: MIG enabled, 3g.20gb at 0:4" in answer.err
     for _applied_and_already_applied in range(2 if then == "names-others" else 0):
-        assert node.run("apply", then).returncode == 0
+        assert node.run("apply", then).status == 0
     if then == "sevenths":
         # A layout for all GPUs replaces what the journal has.
-        assert node.run("apply", then).returncode == 0
+        assert node.run("apply", then).status == 0
         assert not node.journal.exists()
     else:
         journal = json.loads(node.journal.read_text())
@@ -174,7 +174,7 @@ def test_a_gpu_lost_in_the_rollback_stays_in_the_journal_until_it_is_restored_or
     node.state.return_gpu(LOST)
     assert shapes(node.state)[LOST] == (True, 0)
     if then != "sevenths":
-        assert node.run("apply", then).returncode == (1 if then == "too-much" else 0)
+        assert node.run("apply", then).status == (1 if then == "too-much" else 0)
     assert shapes(node.state)[LOST] == shape
     assert not node.journal.exists()
 
@@ -184,12 +184,12 @@ def test_after_a_reboot_the_gpu_that_was_lost_has_its_former_instances_again(
     node: shell_node.Node,
 ) -> None:
     node.state.lose_gpu(LOST)
-    assert node.run("apply", "sevenths").returncode == 0
+    assert node.run("apply", "sevenths").status == 0
 
     node.state.reboot()
     answer = node.run("boot")
 
-    assert answer.returncode == 0, answer.stderr
+    assert answer.status == 0, answer.err
     assert shapes(node.state)[LOST] == (True, 2)
     assert of_others(node.state) == {(True, 7)}
 
