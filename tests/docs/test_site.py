@@ -66,7 +66,7 @@ def show(
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_a_page_fits_a_desk_in_the_dark_and_a_phone_in_the_light_and_needs_no_network(
+def test_page_fits_a_desk_and_a_phone_and_needs_no_network(
     page: browser.Page, site: pathlib.Path, name: str
 ) -> None:
     for width, is_dark in ((DESK, True), (PHONE, False)):

@@ -91,7 +91,7 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("name", FAULTS)
-def test_whatever_becomes_of_a_request_for_a_slot_the_run_ends_well_and_no_slot_is_lost(
+def test_failed_slot_request_costs_neither_run_nor_slot(
     name: str,
 ) -> None:
     with apiserver.serve() as server:
@@ -113,7 +113,7 @@ def test_whatever_becomes_of_a_request_for_a_slot_the_run_ends_well_and_no_slot_
                 assert server.faults_waiting() == 0, (verb, skip)
 
 
-def test_an_agent_that_comes_back_to_an_interrupted_change_takes_its_own_slot_again() -> None:
+def test_restarted_agent_takes_its_own_slot_again() -> None:
     with apiserver.serve() as server:
         (name,) = agents.populate(server, 1)
         kube = api.KubeApi.at(server.url)
@@ -192,13 +192,13 @@ def contend(server: apiserver.ApiServer, count: int, *, limit: int) -> census.Ce
 
 
 @pytest.mark.slow
-def test_of_three_hundred_nodes_that_are_labelled_at_once_ten_are_under_change_at_most() -> None:
+def test_budget_of_ten_holds_for_three_hundred_nodes() -> None:
     with apiserver.serve() as server:
         assert 2 <= contend(server, 300, limit=10).most <= 10
 
 
 @pytest.mark.slow
-def test_three_hundred_nodes_all_get_a_slot_although_requests_for_slots_fail() -> None:
+def test_budget_of_ten_holds_although_slot_requests_fail() -> None:
     with apiserver.serve() as server:
         for verb in ("create", "update"):
             for skip, status in ((20, 500), (60, 409), (100, 503)):

@@ -153,7 +153,7 @@ def test_a_node_that_times_out_is_reported_and_the_rollout_ends(rig: Rig) -> Non
     assert answer.data["counts"]["applied"] == 4
 
 
-def test_nodes_that_others_have_cordoned_count_and_the_rollout_says_when_it_cannot_go_on(
+def test_rollout_stalls_when_unready_nodes_fill_its_budget(
     rig: Rig,
 ) -> None:
     def break_down(thing: store.Object) -> None:
@@ -243,7 +243,7 @@ def test_a_variable_neither_starts_an_undo_nor_contradicts_an_operand(
     assert message in answer.err
 
 
-def test_a_layout_that_the_agents_config_lacks_is_requested_of_no_node_if_it_may_be_read(
+def test_rollout_refuses_a_layout_that_the_config_lacks(
     rig: Rig,
 ) -> None:
     rig.serve_config()

@@ -105,7 +105,7 @@ def serve(tmp_path: pathlib.Path, count: int, server: apiserver.ApiServer) -> tu
     return agents.populate(server, count, gpu="yes"), server.kubeconfig(tmp_path / "kubeconfig")
 
 
-def test_a_rollout_over_real_agents_and_others_is_interrupted_resumed_paused_and_ended(
+def test_rollout_over_real_agents_is_resumed_and_ended(
     tmp_path: pathlib.Path,
 ) -> None:
     with apiserver.serve() as server:
@@ -118,7 +118,7 @@ def test_a_rollout_over_real_agents_and_others_is_interrupted_resumed_paused_and
 
 
 @pytest.mark.slow
-def test_a_rollout_over_three_hundred_nodes_never_has_eleven_of_them_unavailable(
+def test_rollout_over_three_hundred_nodes_keeps_its_budget(
     tmp_path: pathlib.Path,
 ) -> None:
     with apiserver.serve() as server:

@@ -27,7 +27,7 @@ def rig() -> Iterator[Rig]:
         yield rig
 
 
-def test_a_pending_pod_gets_room_by_one_patch_of_one_label_and_one_annotation(rig: Rig) -> None:
+def test_pending_pod_gets_room_by_one_patch(rig: Rig) -> None:
     rig.add_node()
     own = rig.replica()
     rig.pass_time(SOON_S, own)
@@ -74,7 +74,7 @@ def test_a_node_under_change_and_one_that_has_room_are_asked_nothing_more(rig: R
     assert rig.metric(own, "answers_total", result="applied") == 1
 
 
-def test_an_agent_that_finds_an_instance_in_use_is_not_asked_the_same_again_at_once(
+def test_refused_layout_is_not_requested_again_at_once(
     rig: Rig,
 ) -> None:
     rig.add_node()
@@ -136,7 +136,7 @@ def test_a_pod_that_opts_out_gets_neither_room_nor_an_event(rig: Rig) -> None:
     assert rig.events() == []
 
 
-def test_idle_instances_return_to_the_base_layout_once_nothing_was_asked_for_long(
+def test_idle_node_returns_to_the_base_layout(
     rig: Rig,
 ) -> None:
     rig.add_node(layout="1g.5gb")
@@ -166,9 +166,7 @@ def test_a_base_layout_that_a_node_cannot_have_leaves_its_instances(rig: Rig, la
 # -- recommend -----------------------------------------------------------------------------------
 
 
-def test_recommend_needs_no_right_to_patch_changes_nothing_and_says_once_what_it_would_do() -> (
-    None
-):
+def test_recommend_changes_nothing_and_needs_no_patch_right() -> None:
     def authorize(access: apiserver.Access) -> bool:
         return access.token != "a" or access.verb != "patch"  # noqa: S105 - a name
 
@@ -195,7 +193,7 @@ def test_recommend_needs_no_right_to_patch_changes_nothing_and_says_once_what_it
 # -- replicas ------------------------------------------------------------------------------------
 
 
-def test_of_two_replicas_one_acts_and_after_its_end_the_other_one_asks_nothing_twice(
+def test_second_replica_takes_over_without_a_repeated_request(
     rig: Rig,
 ) -> None:
     rig.add_node("n1")
@@ -217,7 +215,7 @@ def test_of_two_replicas_one_acts_and_after_its_end_the_other_one_asks_nothing_t
     assert rig.events() == events
 
 
-def test_a_new_leader_asks_nothing_more_until_a_change_of_the_former_one_has_ended(
+def test_new_leader_awaits_the_change_of_the_former_one(
     rig: Rig,
 ) -> None:
     rig.add_node("n1")
@@ -314,7 +312,7 @@ def test_a_storm_of_pods_costs_few_requests_and_few_events(rig: Rig) -> None:
     assert len(rig.server.log.requests()) <= 1 + 1 + 31 + 7
 
 
-def test_pods_that_can_never_fit_get_one_event_each_though_others_come_and_go(rig: Rig) -> None:
+def test_pods_that_can_never_fit_get_one_event_each(rig: Rig) -> None:
     rig.add_node("n1")
     rig.add_pods("big1", "big2", profile="9g.99gb")
     own = rig.replica()
@@ -378,7 +376,7 @@ def test_a_failed_patch_is_made_up_for_once(rig: Rig, fault: apiserver.Fault) ->
     assert len(rig.events("RepartitioningRequested")) <= 1
 
 
-def test_a_node_that_may_not_be_changed_is_left_alone_for_minutes_and_others_are_served(
+def test_forbidden_node_is_left_alone_and_others_are_served(
     rig: Rig,
 ) -> None:
     rig.add_node("n1")
@@ -395,7 +393,7 @@ def test_a_node_that_may_not_be_changed_is_left_alone_for_minutes_and_others_are
     assert len(own.kube.patches) <= 2
 
 
-def test_events_that_are_refused_stop_nothing_and_are_not_sent_again_and_again(rig: Rig) -> None:
+def test_refused_events_stop_nothing_and_are_not_repeated(rig: Rig) -> None:
     rig.add_node()
     rig.add_pods("p1")
     rig.add_pods("big", profile="9g.99gb")

@@ -14,7 +14,7 @@ from tests import waiting
 from tests.partitioner import rig as rigs
 
 
-def test_the_command_acts_on_a_cluster_and_ends_on_a_signal_without_its_lease(
+def test_process_acts_and_releases_its_lease_on_a_signal(
     tmp_path: pathlib.Path,
 ) -> None:
     with rigs.serving(apiserver.ApiServer()) as rig:

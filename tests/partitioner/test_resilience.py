@@ -23,7 +23,7 @@ def rig() -> Iterator[Rig]:
         yield rig
 
 
-def test_what_an_agent_found_in_use_is_asked_again_after_minutes_in_another_text(rig: Rig) -> None:
+def test_refused_layout_is_requested_again_in_another_text(rig: Rig) -> None:
     rig.add_node()
     rig.add_pods("p1")
     own = rig.replica()
@@ -43,7 +43,7 @@ def test_what_an_agent_found_in_use_is_asked_again_after_minutes_in_another_text
     assert len(own.kube.patches) == 2
 
 
-def test_a_pod_or_node_that_cannot_be_understood_is_left_out_and_the_others_are_served(
+def test_malformed_pod_or_node_is_left_out(
     rig: Rig,
 ) -> None:
     rig.add_node("n1")
@@ -110,7 +110,7 @@ def test_why_an_opted_in_node_cannot_be_used_is_logged_once(rig: Rig) -> None:
     )
 
 
-def test_the_budget_counts_a_node_under_change_though_our_clock_is_a_day_ahead(rig: Rig) -> None:
+def test_budget_counts_a_node_although_our_clock_is_a_day_ahead(rig: Rig) -> None:
     rig.add_node("n1")
     rig.add_node("n2")
     rig.add_pods("p1", "p2", profile="3g.20gb")

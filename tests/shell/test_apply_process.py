@@ -44,7 +44,7 @@ KILLS = [
 @pytest.mark.slow
 @pytest.mark.parametrize(("function", "first"), KILLS)
 @pytest.mark.parametrize("again", ["wanted", "other", "too-much", "no-such"])
-def test_after_a_kill_at_any_step_the_next_apply_finishes_or_undoes_it_if_it_knows_the_layout(
+def test_apply_after_a_kill_finishes_or_undoes_the_change(
     node: Node, function: str, first: int, again: str
 ) -> None:
     before = node.shape
@@ -230,7 +230,7 @@ def test_wait_for_idle_waits_until_the_program_has_ended_or_a_signal_comes(
     assert not pair.journal.exists()
 
 
-def test_a_driver_without_placements_gets_all_instances_back_after_a_failure(
+def test_rollback_without_placements_restores_all_instances(
     tmp_path: pathlib.Path,
 ) -> None:
     node = Node(tmp_path, "2xA100-SXM4-40GB", active="small")

@@ -91,7 +91,7 @@ def test_a_layout_about_some_gpus_undoes_the_cut_off_change_of_the_others(node: 
     assert node.journal.text is None
 
 
-def test_the_journal_is_there_before_the_first_step_and_gone_after_the_last(node: Node) -> None:
+def test_journal_exists_from_the_first_step_to_the_last(node: Node) -> None:
     seen: list[str | None] = []
 
     def is_refused(_step: steps.Step) -> bool:
@@ -223,7 +223,7 @@ def test_outdated_device_files_are_refreshed_by_the_next_apply(
     assert (node.shape, node.owner.refreshed, node.journal.text) == (changed, 1, None)
 
 
-def test_a_layout_that_is_active_clears_what_a_kill_right_before_the_end_left(node: Node) -> None:
+def test_journal_of_a_complete_change_is_cleared(node: Node) -> None:
     written = journals.Journal(
         config="wanted", boot_id="boot-1", snapshot=tuple(gpu.snapshot for gpu in node.gpus.gpus)
     )
@@ -344,7 +344,7 @@ def test_a_rollback_without_a_reset_is_done_where_resets_are_forbidden(node: Nod
     assert node.journal.text is None
 
 
-def test_another_manager_at_work_is_waited_for_until_a_deadline_and_reported_once(
+def test_apply_waits_for_another_manager_until_a_deadline(
     node: Node,
 ) -> None:
     node.exclusion.refusals = 10_000
@@ -436,7 +436,7 @@ class MissingOne(Gpus):
         return model.ObservedGpus((dataclasses.replace(first, gpu_instances=seen), *others))
 
 
-def test_a_rollback_names_and_keeps_a_missed_instance_and_the_next_change_includes_it() -> None:
+def test_rollback_keeps_and_names_an_instance_missed_before() -> None:
     gpus = MissingOne()
     node = Node(gpus=gpus)
     place = gpus.missed = with_foreign(gpus, start=2)
@@ -461,7 +461,7 @@ def test_a_rollback_names_and_keeps_a_missed_instance_and_the_next_change_includ
     assert node.has("other")
 
 
-def test_an_instance_that_someone_creates_during_a_change_is_named_and_kept(node: Node) -> None:
+def test_rollback_keeps_an_instance_created_during_the_change(node: Node) -> None:
     node.gpus.fails = once(lambda step: is_creation(step) and bool(with_foreign(node.gpus, 3)))
 
     with pytest.raises(errors.HardwareError, match=r"1g\.5gb at 3:1 on GPU 0 was not") as caught:
@@ -506,7 +506,7 @@ def test_a_plan_that_has_become_stale_is_given_up_before_its_first_step(node: No
     assert node.has("wanted")
 
 
-def test_beside_an_older_change_a_stale_plan_leaves_alone_what_it_would_have_created(
+def test_stale_plan_beside_an_older_change_keeps_foreign_instances(
     node: Node,
 ) -> None:
     assert node.cut_off("wanted", at=4)

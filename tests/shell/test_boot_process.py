@@ -42,7 +42,7 @@ def node(tmp_path: pathlib.Path) -> Node:
     return booted(tmp_path, A100)
 
 
-def test_from_power_on_the_layout_comes_back_in_its_places_and_a_second_run_does_nothing(
+def test_boot_restores_placements_and_a_second_run_does_nothing(
     tmp_path: pathlib.Path,
 ) -> None:
     node = booted(tmp_path, MIXED)
@@ -62,7 +62,7 @@ def test_from_power_on_the_layout_comes_back_in_its_places_and_a_second_run_does
 
 
 @pytest.mark.slow
-def test_a_node_without_a_verified_layout_gets_the_fallback_of_mig_parteds_variables(
+def test_boot_without_a_verified_layout_applies_the_fallback(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     node = Node(tmp_path, A100, layouts=LAYOUTS)
@@ -116,7 +116,7 @@ def test_boot_restores_what_an_agent_verified() -> None:
 
 
 @pytest.mark.slow
-def test_a_boot_that_is_stopped_in_mid_change_completes_it_and_leaves_nothing_to_undo(
+def test_boot_completes_its_change_before_a_signal_ends_it(
     node: Node,
 ) -> None:
     before = node.shape

@@ -78,7 +78,7 @@ def ampere() -> Node:
     return Node()
 
 
-def test_the_placements_come_back_and_not_those_that_an_empty_gpu_would_get(ampere: Node) -> None:
+def test_boot_restores_placements_that_no_empty_gpu_would_get(ampere: Node) -> None:
     """A layout's instances may lie where history has put them."""
     moved = samples.gpu(samples.A100, "2g.10gb@4[]").gpu_instances
     kept = ampere.kept
@@ -106,7 +106,7 @@ def test_the_next_boot_finishes_one_that_was_killed_at_any_step(node: Node, at: 
 
 @pytest.mark.parametrize("product", PROFILES)
 @pytest.mark.parametrize("at", [1, 3, 5, 8])
-def test_power_lost_in_the_middle_of_an_apply_restores_what_was_verified_before(
+def test_boot_after_power_loss_in_apply_restores_the_verified_layout(
     product: str, at: int
 ) -> None:
     node = Node(product)
@@ -186,7 +186,7 @@ def test_what_makes_no_sense_is_set_aside_and_a_problem(ampere: Node, text: str)
     assert ampere.boot().problems == ()
 
 
-def test_what_cannot_be_read_gives_way_to_the_fallback_and_is_an_error_if_it_cannot_be_moved(
+def test_boot_sets_an_unreadable_layout_aside_for_the_fallback(
     ampere: Node,
 ) -> None:
     ampere.boot_layout.refused = {"read"}
@@ -261,7 +261,7 @@ def test_a_gpu_left_in_between_is_all_that_the_journal_names(node: Node) -> None
     assert node.is_restored()
 
 
-def test_a_driver_that_comes_late_and_another_manager_at_work_are_waited_for(node: Node) -> None:
+def test_boot_waits_for_the_driver_and_for_another_manager(node: Node) -> None:
     node.gpus.is_driver_loaded = False
     node.exclusion.refusals = 3
 

@@ -44,9 +44,7 @@ def test_apply_and_assert_say_what_nvidias_tool_says(shell: Shell, layouts: str)
     assert run("assert", "--fresh").status == 1
 
 
-def test_the_layout_may_be_the_only_one_of_a_file_and_the_file_the_programs_own(
-    shell: Shell, layouts: str
-) -> None:
+def test_layout_may_be_the_only_one_of_its_file(shell: Shell, layouts: str) -> None:
     several = shell("plan", "-f", layouts, *SPEC)
 
     assert several.status == 2
@@ -158,7 +156,7 @@ def test_plan_and_validate_say_where_a_layout_comes_from(shell: Shell, layouts: 
     assert [each["origin"] for each in checked["verdicts"]] == [f"{layouts}:{line}"]
 
 
-def test_plan_and_validate_name_the_mig_strategies_that_do_not_serve_a_layout(
+def test_plan_and_validate_name_mig_strategies_without_the_layout(
     shell: Shell, layouts: str
 ) -> None:
     plan = shell("plan", "one", "-f", layouts, *SPEC)
@@ -230,7 +228,7 @@ def test_the_remedy_for_a_layout_file_that_cannot_be_read_is_another_file(shell:
     assert "or name another file" in shell("apply", "x", "-f", "/").err
 
 
-def test_hooks_that_come_from_the_environment_are_read_and_can_be_switched_off(
+def test_hooks_file_of_the_environment_can_be_switched_off(
     shell: Shell,
 ) -> None:
     argv = ("apply", "all-disabled", *SPEC)
@@ -276,7 +274,7 @@ def test_a_simulated_node_is_said_once_may_be_mixed_and_is_not_made_up(
     assert shell("status", *state, "--simulate", "1xA30").status == 2
 
 
-def test_plan_and_apply_on_a_vgpu_host_name_what_restores_its_virtual_functions(
+def test_plan_and_apply_on_a_vgpu_host_name_the_remedy(
     shell: Shell, tmp_path: pathlib.Path
 ) -> None:
     path = tmp_path / "gpus.json"

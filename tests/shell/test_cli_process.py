@@ -85,7 +85,7 @@ def test_the_plugin_loads_no_cluster_library_no_driver_and_no_server() -> None:
     assert loaded_by("import mig_manager.kubectl.__main__").isdisjoint(heavy.split())
 
 
-def test_apply_loads_nothing_of_the_cluster_and_reaches_its_gpus_in_another_process(
+def test_apply_loads_neither_cluster_client_nor_driver(
     tmp_path: pathlib.Path,
 ) -> None:
     argv = (sys.executable, "-X", "importtime", *PROGRAM[1:], "apply", "all-disabled", *SPEC)
@@ -107,7 +107,7 @@ def _interruptible() -> Iterator[None]:
 
 @pytest.mark.usefixtures("_interruptible")
 @pytest.mark.parametrize("count", [1, 2])
-def test_a_signal_waits_until_a_change_is_complete_and_a_second_one_does_not(count: int) -> None:
+def test_signal_waits_for_a_change_and_a_second_one_does_not(count: int) -> None:
     notes: list[str] = []
     done: list[bool] = []
 

@@ -62,7 +62,7 @@ def drawn(planned: plans.Planned, *, is_wide: bool = False) -> str:
     return gpu_report.plan(planned, is_wide=is_wide, style=bar.Style())
 
 
-def test_apply_changes_only_what_differs_and_nothing_when_the_layout_is_active() -> None:
+def test_apply_changes_only_what_differs() -> None:
     gpus = Gpus()
 
     first = applying_rig.apply(gpus, layout("balanced"))
@@ -116,7 +116,7 @@ def test_a_plan_names_the_pods_that_use_what_ends_or_else_the_devices() -> None:
     assert unknown.endswith("Layout small: 1 instance destroyed, 2 created, 3 stay; no reset.")
 
 
-def test_a_plan_says_which_gpus_must_be_idle_for_a_mode_or_that_there_is_nothing_to_do() -> None:
+def test_plan_names_gpus_that_must_be_idle_for_a_mode() -> None:
     mode = drawn(plans.plan(Gpus().observe(), layout("balanced")))
     active = with_layout("balanced").observe()
     nothing = drawn(plans.plan(active, layout("balanced")), is_wide=True)
@@ -136,7 +136,7 @@ def test_a_failed_check_says_how_a_gpu_differs() -> None:
     )
 
 
-def test_plan_and_status_as_data_have_each_step_and_instance_and_other_gpus_stay() -> None:
+def test_plan_and_status_as_data_list_steps_and_instances() -> None:
     planned = plans.plan(Gpus().observe(), layout("first-only")).to_data()
     gpus = with_layout("first-only")
     shown = plans.Status(gpus=gpus.observe()).to_data()

@@ -216,7 +216,7 @@ def test_a_script_knows_every_option_and_is_one_that_its_shell_can_read(
     assert (checked.returncode, checked.stderr) == (0, "")
 
 
-def test_layouts_are_listed_but_those_that_a_shell_could_take_for_something_else(
+def test_completion_lists_no_layout_that_a_shell_would_expand(
     shell: Shell,
 ) -> None:
     file = shell.file(LAYOUTS)

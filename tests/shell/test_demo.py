@@ -137,7 +137,7 @@ def shell(demo: Demo, *lines: str) -> str:
     return done.stdout
 
 
-def test_the_demo_ends_with_the_gpus_before_and_after_and_three_commands_that_work(
+def test_demo_ends_with_three_commands_that_work(
     demo: Demo,
 ) -> None:
     # Without the folder of the console scripts, as for a reader who named the program's path.
@@ -170,7 +170,7 @@ def test_only_commands_to_copy_are_wider_than_the_terminal(demo: Demo) -> None:
 
 
 @pytest.mark.slow
-def test_the_kept_node_has_the_layouts_of_its_agent_where_commands_look_for_them(
+def test_kept_node_serves_its_layouts_to_the_plugin(
     demo: Demo,
 ) -> None:
     programs.needed("kubectl")

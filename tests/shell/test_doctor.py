@@ -200,7 +200,7 @@ def test_who_cannot_make_nodes_lacks_nothing_where_the_toolkit_makes_them(
     assert "without MKNOD" in result.text("privileges")
 
 
-def test_a_user_without_rights_needs_the_node_of_the_right_and_root_does_not(
+def test_user_needs_the_node_of_the_right_and_root_does_not(
     patient: Patient, proc: proc_tree.ProcTree
 ) -> None:
     status_file(proc, user=1000, rights_hex="0000000000000000")

@@ -136,7 +136,7 @@ def test_what_an_interrupted_run_left_is_named(cluster_rig: Cluster) -> None:
     assert under_way.verdict("interrupted-run") is WARN
 
 
-def test_a_cluster_that_is_missing_or_does_not_answer_is_a_failure_and_hides_nothing_else(
+def test_missing_or_silent_cluster_hides_no_other_check(
     patient: Patient,
 ) -> None:
     patient.born()

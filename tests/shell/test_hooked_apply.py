@@ -72,7 +72,7 @@ class Played(applying_rig.Node):
         ),
     ],
 )
-def test_each_point_comes_in_its_order_and_only_where_it_has_something_before_it(
+def test_hooks_run_in_order_and_only_before_a_change(
     start: str, layout: str, happened: list[str]
 ) -> None:
     played = Played(start)
@@ -84,7 +84,7 @@ def test_each_point_comes_in_its_order_and_only_where_it_has_something_before_it
     assert played.journal.text is None
 
 
-def test_without_hooks_before_instances_or_with_the_mode_alone_that_point_is_left_out() -> None:
+def test_point_without_hooks_or_instances_is_left_out() -> None:
     mode_only = Played("off")
     hookless = Played("off", "hooks: {pre-apply-mode: [{command: mode}]}")
 
@@ -96,7 +96,7 @@ def test_without_hooks_before_instances_or_with_the_mode_alone_that_point_is_lef
     assert hookless.happened[:2] == ["mode", "MODE"]
 
 
-def test_hooks_of_a_point_run_in_order_and_the_first_that_fails_is_the_last() -> None:
+def test_first_failing_hook_of_a_point_is_the_last() -> None:
     played = Played(
         "before", "hooks: {pre-apply-config: [{command: a}, {command: b}, {command: c}]}"
     )
@@ -132,7 +132,7 @@ AFTER_A_FAILURE = {
 
 
 @pytest.mark.parametrize("point", POINTS)
-def test_a_hook_that_fails_ends_the_change_and_only_the_last_point_leaves_it_active(
+def test_failing_hook_undoes_the_change_except_at_the_last_point(
     point: str,
 ) -> None:
     played = Played("off")
@@ -153,7 +153,7 @@ def test_a_hook_that_fails_ends_the_change_and_only_the_last_point_leaves_it_act
         assert played.shape == played.before
 
 
-def test_a_failing_change_is_undone_before_the_last_point_and_its_reason_comes_first() -> None:
+def test_failing_change_is_undone_before_the_last_point() -> None:
     played = Played("before")
     played.gpus.fails = lambda step: is_creation(step) and step.placement.size == 1  # type: ignore[union-attr]
     played.owner.broken_hooks = {"exit"}
@@ -202,7 +202,7 @@ def test_what_cannot_be_costs_no_hook_and_touches_nothing(
         ("before", "wanted", "start", True),
     ],
 )
-def test_a_program_that_is_not_there_is_reported_before_the_first_hook_runs_if_it_would_run(
+def test_missing_program_of_a_hook_is_reported_before_any_runs(
     start: str, layout: str, missing: str, *, is_refused: bool
 ) -> None:
     played = Played(start)
@@ -291,7 +291,7 @@ def test_a_restore_passes_the_same_points_and_is_undone_like_any_change() -> Non
     assert set(played.owner.hook_environment) == {"MIG_PARTED_HOOKS_FILE"}
 
 
-def test_profiles_that_are_reported_only_with_mig_on_change_nothing_of_the_order() -> None:
+def test_profiles_reported_only_with_mig_on_keep_the_order() -> None:
     played = Played("off")
     known = {gpu.uuid: gpu.profiles for gpu in played.gpus.gpus}
 

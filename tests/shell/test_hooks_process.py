@@ -91,7 +91,7 @@ def test_the_hooks_of_a_restore_get_the_name_of_the_checkpoint(hooked: Hooked) -
     }
 
 
-def test_a_failed_hook_is_reported_with_its_output_which_cannot_drive_a_terminal(
+def test_failed_hook_is_reported_with_its_printable_output(
     hooked: Hooked,
 ) -> None:
     hooked.write(

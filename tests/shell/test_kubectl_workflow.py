@@ -75,9 +75,7 @@ def waited(stage: stages.Stage, kubectl: Kubectl) -> str:
     return output
 
 
-def test_kubectl_waits_until_a_layout_is_applied_and_lists_the_state_and_the_pods(
-    kubectl: Kubectl, waited: str
-) -> None:
+def test_kubectl_waits_for_a_layout_and_lists_the_state(kubectl: Kubectl, waited: str) -> None:
     columns = ("-L", cluster.STATE_LABEL, "-L", cluster.APPLIED_LABEL)
 
     head, line = kubectl("get", "node", *columns).splitlines()
@@ -111,7 +109,7 @@ def section(described: str, title: str) -> list[str]:
 
 
 @pytest.mark.usefixtures("waited")
-def test_kubectl_describe_shows_the_labels_the_devices_and_the_events_of_the_change(
+def test_kubectl_describe_shows_labels_devices_and_events(
     kubectl: Kubectl,
 ) -> None:
     described = kubectl("describe", "node", "sandbox")
@@ -131,7 +129,7 @@ def test_kubectl_describe_shows_the_labels_the_devices_and_the_events_of_the_cha
 
 
 @pytest.mark.usefixtures("waited")
-def test_a_layout_that_does_not_exist_ends_in_a_warning_and_the_old_layout_stays(
+def test_unknown_layout_ends_in_a_warning_and_the_old_one_stays(
     stage: stages.Stage, kubectl: Kubectl
 ) -> None:
     kubectl("label", "node", "sandbox", f"{cluster.CONFIG_LABEL}=all-9g.1gb", "--overwrite")

@@ -64,7 +64,7 @@ def test_a_signal_ends_the_view_and_leaves_the_terminal_as_it_was(
         assert session.shown.rstrip().endswith(_BACK)
 
 
-def test_a_view_that_is_stopped_gives_the_terminal_back_and_is_drawn_again_later(
+def test_stopped_view_restores_the_terminal_and_is_drawn_again(
     node: Node,
 ) -> None:
     argv = node.arguments("status", "-w")

@@ -80,7 +80,7 @@ def test_a_missing_kubectl_is_to_be_installed(
     assert "remedy: Install kubectl, or add its folder to the PATH." in answer.err
 
 
-def test_contexts_and_kubeconfigs_are_kubectls_own_and_an_unreachable_server_is_reported(
+def test_contexts_and_kubeconfigs_are_those_of_kubectl(
     viewer: rig.Viewer, tmp_path: pathlib.Path
 ) -> None:
     document = json.loads((viewer.home / "kubeconfig").read_text())
@@ -299,7 +299,7 @@ def test_layouts_are_checked_against_the_products_that_the_nodes_have(viewer: ri
     assert note in answer.err
 
 
-def test_all_layouts_are_checked_where_none_is_named_and_may_be_for_other_gpus(
+def test_validate_without_a_name_checks_all_layouts(
     viewer: rig.Viewer,
 ) -> None:
     answer = viewer.alone("validate", "-l", "pool=train", "-o", "json")
@@ -312,7 +312,7 @@ def test_all_layouts_are_checked_where_none_is_named_and_may_be_for_other_gpus(
 # -- history ----------------------------------------------------------------------------------
 
 
-def test_a_history_says_in_order_since_when_a_layout_is_applied_without_events_of_others(
+def test_history_orders_own_events_and_dates_the_layout(
     viewer: rig.Viewer,
 ) -> None:
     answer = viewer.alone("history", "gpu-1", "-o", "json").data
@@ -395,7 +395,7 @@ GCE = "nvidia.com/gpu=0,nvidia.com/mig-3g.20gb=8,nvidia.com/mig-2g.10gb=8,nvidia
 AZURE = "k8s.io_cluster-autoscaler_node-template"
 
 
-def test_the_tags_of_a_group_are_the_devices_that_its_nodes_will_have_for_each_autoscaler(
+def test_autoscaler_tags_are_the_devices_of_future_nodes(
     viewer: rig.Viewer,
 ) -> None:
     answer = viewer.alone("autoscaler-tags", "all-balanced", "--gpu", "8xA100-SXM4-40GB")

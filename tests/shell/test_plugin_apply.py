@@ -209,7 +209,7 @@ def test_a_node_that_is_partitioned_on_demand_is_noted(
 
 
 @pytest.mark.parametrize("matters", [True, False])
-def test_a_node_that_changes_in_between_is_read_again_and_refused_if_that_matters(
+def test_apply_reads_a_node_changed_in_between_again(
     server: apiserver.ApiServer,
     viewer: rig.Viewer,
     monkeypatch: pytest.MonkeyPatch,

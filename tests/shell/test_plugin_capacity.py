@@ -63,7 +63,7 @@ def rows(text: str) -> dict[str, list[str]]:
     }
 
 
-def test_what_is_idle_what_could_be_created_and_what_is_stranded_is_shown_for_all_nodes(
+def test_capacity_shows_idle_possible_and_stranded_devices(
     viewer: rig.Viewer,
 ) -> None:
     answer = viewer.alone("capacity")

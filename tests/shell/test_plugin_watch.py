@@ -81,7 +81,7 @@ def another_node(viewer: rig.Viewer) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("another_node")
-def test_a_node_that_is_deleted_is_named_until_it_is_there_again_and_the_others_stay(
+def test_deleted_node_is_named_until_it_returns(
     viewer: rig.Viewer,
 ) -> None:
     with watched(viewer, "gpu-1", "gpu-9") as process:

@@ -32,7 +32,7 @@ WAYS = ways()
 
 
 @pytest.mark.parametrize("start", ["off", "before", "split"])
-def test_gpus_have_again_what_they_had_each_in_its_place_also_after_the_next_boot(
+def test_restore_returns_each_instance_to_its_placement(
     start: str,
 ) -> None:
     node = Node(start)
@@ -68,9 +68,7 @@ def test_a_restore_that_fails_at_any_step_is_undone(start: str, at: int) -> None
 
 
 @pytest.mark.parametrize(("start", "at"), WAYS)
-def test_after_a_kill_at_any_step_the_next_restore_makes_it_good_and_a_bad_one_does_nothing(
-    start: str, at: int
-) -> None:
+def test_restore_after_a_kill_completes_or_refuses(start: str, at: int) -> None:
     node = Node(start)
     with node.gpus.killed(at=at):
         node.restore(CHECKPOINT)
@@ -97,7 +95,7 @@ def test_after_a_kill_at_any_step_the_next_restore_makes_it_good_and_a_bad_one_d
         ),
     ],
 )
-def test_a_bad_checkpoint_changes_nothing_not_even_the_gpus_that_it_is_right_about(
+def test_bad_checkpoint_changes_no_gpu(
     spoil: Callable[[Any], None],
 ) -> None:
     node = Node()

@@ -186,7 +186,7 @@ def test_a_machine_without_a_cluster_has_gpus_checks_settings_and_layouts(
     assert missing(files)["units.log"] == "the GPUs are simulated"
 
 
-def test_a_node_of_a_cluster_also_has_our_part_of_the_node_events_and_the_agents_log(
+def test_bundle_of_a_node_has_its_events_and_the_agents_log(
     cluster: Cluster, shell: commandline.Shell, tmp_path: pathlib.Path
 ) -> None:
     files = of_node(cluster, shell, tmp_path)

@@ -111,7 +111,7 @@ def test_a_layout_that_names_the_lost_gpu_fails_for_it_and_touches_nothing(
     assert [shapes(node.state)[index] for index in (0, 1, 7)] == [(True, 7), (True, 2), (True, 7)]
 
 
-def test_a_gpu_lost_during_execute_does_not_keep_the_others_from_the_layout(
+def test_gpu_lost_during_execute_leaves_the_others_the_layout(
     node: shell_node.Node,
 ) -> None:
     node.state.add_fault(LOSE_AT_CREATION)
@@ -126,7 +126,7 @@ def test_a_gpu_lost_during_execute_does_not_keep_the_others_from_the_layout(
 
 
 @pytest.mark.slow
-def test_a_gpu_lost_during_execute_of_a_layout_that_names_it_has_all_others_restored(
+def test_layout_that_names_a_gpu_lost_in_execute_is_rolled_back(
     node: shell_node.Node,
 ) -> None:
     node.layouts.write_text(LAYOUTS.replace("devices: [3]", "devices: [1, 3]"), encoding="utf-8")
@@ -146,7 +146,7 @@ def test_a_gpu_lost_during_execute_of_a_layout_that_names_it_has_all_others_rest
     ("then", "shape"),
     [("too-much", (True, 2)), ("names-others", (True, 2)), ("sevenths", (True, 0))],
 )
-def test_a_gpu_lost_in_the_rollback_stays_in_the_journal_until_it_is_restored_or_has_a_new_layout(
+def test_gpu_lost_in_the_rollback_stays_in_the_journal(
     node: shell_node.Node, then: str, shape: tuple[bool, int]
 ) -> None:
     uuid = node.state.boards[LOST].uuid
@@ -180,7 +180,7 @@ def test_a_gpu_lost_in_the_rollback_stays_in_the_journal_until_it_is_restored_or
 
 
 @pytest.mark.slow
-def test_after_a_reboot_the_gpu_that_was_lost_has_its_former_instances_again(
+def test_boot_restores_the_former_instances_of_a_lost_gpu(
     node: shell_node.Node,
 ) -> None:
     node.state.lose_gpu(LOST)
@@ -231,7 +231,7 @@ def event_reasons(stage: stages.Stage) -> Mapping[str, str]:
 
 
 @pytest.mark.slow
-def test_the_agent_serves_the_other_seven_reports_the_lost_one_and_includes_it_once_it_is_back(
+def test_agent_serves_the_others_and_a_returned_gpu(
     observed: Observed,
 ) -> None:
     stage, state = observed.stage, nvml_faults.SharedState(observed.stage.state_file)

@@ -71,7 +71,7 @@ def test_without_other_values_the_chart_is_the_overlay_object_by_object(
     assert by_name(render(chart, **values)) == by_name(kustomized(mode))
 
 
-def test_helm_finds_no_fault_with_the_chart_which_has_the_version_of_the_program(
+def test_helm_lint_accepts_the_chart_of_this_version(
     chart: pathlib.Path,
 ) -> None:
     done = programs.run(programs.needed("helm"), "lint", "--strict", chart, cwd=chart.parent)
@@ -133,7 +133,7 @@ def test_with_a_budget_the_agents_have_its_settings_and_its_rights(chart: pathli
     assert made == shipped
 
 
-def test_with_the_partitioner_the_chart_is_its_overlay_and_agents_take_custom_layouts(
+def test_chart_with_the_partitioner_is_its_overlay(
     chart: pathlib.Path,
 ) -> None:
     made = by_name(render(chart, partitioner={"enabled": True}))

@@ -59,7 +59,7 @@ def reboot(machine: guest.Guest) -> None:
 
 
 @pytest.mark.parametrize("machine", ["bookworm", "trixie"], indirect=True)
-def test_a_machine_has_its_layout_again_after_a_reboot_and_nothing_of_ours_after_a_purge(
+def test_package_restores_the_layout_at_boot_and_purges_itself(
     machine: guest.Guest,
 ) -> None:
     before = machine.files() | {"/var/log/dpkg.log"}
@@ -130,7 +130,7 @@ def test_the_agent_restarts_after_a_signal_and_removal_waits_for_an_apply(
     machine.run("dpkg", "--remove", "mig-manager")
 
 
-def test_a_package_refuses_the_installer_beside_it_follows_python_and_keeps_a_lock_in_use(
+def test_package_refuses_the_installer_and_keeps_a_lock_in_use(
     machine: guest.Guest,
 ) -> None:
     uninstall = "/usr/local/share/mig-manager/uninstall"

@@ -85,7 +85,7 @@ def test_uninstall_removes_nothing_while_another_manager_works(machine: Machine)
 
 
 @pytest.mark.slow
-def test_an_installation_is_the_same_the_second_time_and_gone_after_the_uninstallation(
+def test_installation_is_repeatable_and_removed_as_a_whole(
     machine: Machine,
 ) -> None:
     first = machine.install()
@@ -168,7 +168,7 @@ def test_an_uninstallation_leaves_no_failed_unit_and_no_link_of_ours(
 
 
 @pytest.mark.slow
-def test_what_an_administrator_has_made_outlives_upgrade_and_uninstallation(
+def test_own_files_outlive_upgrade_and_uninstallation(
     machine: Machine,
 ) -> None:
     machine.install()
@@ -204,7 +204,7 @@ def test_what_an_administrator_has_made_outlives_upgrade_and_uninstallation(
 
 
 @pytest.mark.slow
-def test_an_unchanged_example_follows_the_version_and_a_failed_upgrade_changes_nothing(
+def test_unchanged_example_follows_an_upgrade_that_succeeds(
     machine: Machine,
 ) -> None:
     machine.install()
@@ -250,7 +250,7 @@ def test_the_installer_refuses_where_the_package_is_installed(machine: Machine) 
 
 
 @pytest.mark.slow
-def test_another_prefix_and_other_settings_are_found_by_units_and_uninstaller(
+def test_another_prefix_is_known_to_units_and_uninstaller(
     machine: Machine,
 ) -> None:
     machine.install(PREFIX="/opt/mig", SYSCONFDIR="/opt/mig/etc")
@@ -263,7 +263,7 @@ def test_another_prefix_and_other_settings_are_found_by_units_and_uninstaller(
     assert machine.files() == {}
 
 
-def test_an_interpreter_that_is_too_old_is_named_before_anything_is_written(
+def test_interpreter_that_is_too_old_is_refused(
     machine: Machine,
 ) -> None:
     refused = machine.install(PYTHON="/bin/false")

@@ -90,7 +90,7 @@ def test_the_manifest_passes_krews_own_check(manifest: dict[str, Any]) -> None:
     assert expression == {"key": "os", "operator": "In", "values": ["linux", "darwin"]}
 
 
-def test_the_manifest_names_the_archive_whose_bytes_another_packing_repeats(
+def test_manifest_names_an_archive_that_is_reproducible(
     manifest: dict[str, Any], archive: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
     again = pack(tmp_path)

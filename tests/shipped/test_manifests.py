@@ -30,7 +30,7 @@ def shipped() -> Overlay:
 
 
 @pytest.mark.parametrize("name", OVERLAYS)
-def test_every_object_is_what_the_api_defines_and_has_no_field_that_it_would_ignore(
+def test_objects_have_only_fields_that_the_api_defines(
     name: str,
 ) -> None:
     with kubernetes.client.ApiClient() as client:
@@ -68,7 +68,7 @@ def test_the_daemon_set_selects_its_own_pods_whose_account_has_the_rights(
     ]
 
 
-def test_the_default_is_the_unprivileged_agent_with_the_shipped_profiles_its_taints_and_mounts(
+def test_default_is_the_unprivileged_agent_with_shipped_profiles(
     shipped: Overlay,
 ) -> None:
     text = (ROOT / "profiles" / "mig-parted.yaml").read_text(encoding="utf-8")
@@ -98,7 +98,7 @@ UNPRIVILEGED = {
 }
 
 
-def test_the_container_is_not_privileged_and_has_the_one_power_that_mig_needs(
+def test_container_has_the_one_capability_that_mig_needs(
     shipped: Overlay,
 ) -> None:
     # NVIDIA's container toolkit refuses NVIDIA_MIG_CONFIG_DEVICES without CAP_SYS_ADMIN.
@@ -109,7 +109,7 @@ def test_the_container_is_not_privileged_and_has_the_one_power_that_mig_needs(
 
 
 @every_agent
-def test_the_agent_is_not_the_first_process_of_a_namespace_which_misses_an_early_sigterm(
+def test_agent_is_not_process_1_which_misses_an_early_sigterm(
     name: str,
 ) -> None:
     pod = overlay(name).pod
@@ -118,7 +118,7 @@ def test_the_agent_is_not_the_first_process_of_a_namespace_which_misses_an_early
     assert pod.get("hostPID", False) is not pod.get("shareProcessNamespace", False)
 
 
-def test_the_privileged_container_has_the_hosts_devices_files_and_processes() -> None:
+def test_privileged_container_sees_the_hosts_devices_and_files() -> None:
     privileged = overlay("privileged")
 
     assert privileged.container["securityContext"] == {
@@ -151,7 +151,7 @@ def test_the_simulating_container_has_no_power_and_wants_no_gpu() -> None:
 
 
 @every_agent
-def test_command_line_and_environment_of_the_versions_image_agree_with_its_mounts(
+def test_container_mounts_what_its_settings_name(
     name: str,
 ) -> None:
     of = overlay(name)
@@ -171,7 +171,7 @@ def test_command_line_and_environment_of_the_versions_image_agree_with_its_mount
 
 
 @pytest.mark.parametrize("name", ["unprivileged", "privileged"])
-def test_the_lock_is_the_hosts_so_that_managers_outside_of_the_pod_are_kept_off(name: str) -> None:
+def test_lock_is_shared_with_managers_outside_of_the_pod(name: str) -> None:
     lock_file = overlay(name).settings.lock_file
     mount, volume = overlay(name).mount(lock_file.parent)
 
@@ -181,7 +181,7 @@ def test_the_lock_is_the_hosts_so_that_managers_outside_of_the_pod_are_kept_off(
 
 
 @every_agent
-def test_every_variable_of_the_container_is_read_by_the_agent_or_by_nvidias_toolkit(
+def test_variables_of_the_container_are_read(
     name: str,
 ) -> None:
     environ = overlay(name).environ

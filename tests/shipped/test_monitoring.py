@@ -125,7 +125,7 @@ def family(sample: str) -> str:
     return re.sub(r"(?<=_seconds)_(bucket|sum|count)$", "", sample)
 
 
-def test_a_new_agent_has_few_series_and_a_life_leaves_no_metric_without_one(
+def test_every_metric_has_a_series_after_a_life(
     scrape: Scrape,
 ) -> None:
     heard = metrics.Metrics(contact_age_s=lambda: 1.0)
@@ -154,9 +154,7 @@ class Recorder(ports.Telemetry):
         self.layouts.append(name)
 
 
-def test_phases_follow_each_other_and_fill_the_whole_run_and_only_what_is_published_counts() -> (
-    None
-):
+def test_phases_fill_a_run_and_only_published_states_count() -> None:
     node, recorder = busy_node(), Recorder()
     pipeline = reconciler(node, recorder)
     lost = errors.ClusterError("down", reason=errors.Reason.API_UNAVAILABLE)
@@ -210,7 +208,7 @@ def test_promtool_accepts_rules_expressions_and_metrics(tmp_path: pathlib.Path) 
         {"record": f"panel:{number}", "expr": expression.replace("$__rate_interval", "5m")}
         for number, (_, expression, _) in enumerate(shown())
     ]
-    rules = {"alerts": manifest("alerts.yaml")["spec"]}
+    rules: dict[str, Any] = {"alerts": manifest("alerts.yaml")["spec"]}
     rules["panels"] = {"groups": [{"name": "panels", "rules": panels}]}
     for name, groups in rules.items():
         (tmp_path / name).write_text(json.dumps(groups))

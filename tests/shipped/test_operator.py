@@ -180,7 +180,7 @@ exec nvidia-mig-manager
 
 
 @pytest.mark.parametrize("driver", DRIVER_READY)
-def test_the_operators_environment_makes_settings_that_work_in_its_container(
+def test_environment_of_the_operator_gives_valid_settings(
     driver: str, tmp_path: pathlib.Path
 ) -> None:
     kubelet = tmp_path / "var/lib/kubelet/pod-resources"

@@ -93,7 +93,7 @@ def test_both_formats_have_the_same_files_links_and_rights(
 
 
 @pytest.mark.parametrize("arch", ARCHS)
-def test_a_package_has_program_units_pages_and_machine_code_for_each_python(
+def test_package_has_units_pages_and_extensions_for_each_python(
     packages: pathlib.Path, arch: str
 ) -> None:
     found = members(deb(packages, arch))
@@ -146,7 +146,7 @@ def test_a_second_build_gives_the_same_bytes(
         assert (tmp_path / package.name).read_bytes() == package.read_bytes(), package.name
 
 
-def test_a_library_that_differs_between_pythons_beside_its_machine_code_is_refused(
+def test_library_that_differs_between_pythons_is_refused(
     tmp_path: pathlib.Path,
 ) -> None:
     (tmp_path / "mig_manager-1-py3-none-any.whl").touch()
@@ -220,7 +220,7 @@ def test_a_package_whose_library_is_gone_can_be_removed(
 # -- the .rpm in a root -----------------------------------------------------------------------
 
 
-def test_an_rpm_is_installed_upgraded_and_erased_with_changed_settings_kept(
+def test_rpm_keeps_changed_settings_when_upgraded_and_erased(
     packages: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
     """In a Debian, because no Fedora is at hand: its scripts run, its dependencies are not met."""

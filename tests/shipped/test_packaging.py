@@ -37,7 +37,7 @@ def installed(wheel: pathlib.Path, tmp_path_factory: pytest.TempPathFactory) -> 
     return folder
 
 
-def test_the_wheel_has_every_module_the_data_and_its_metadata_and_nothing_beside_the_package(
+def test_wheel_has_modules_data_and_metadata_alone(
     wheel: pathlib.Path,
 ) -> None:
     about = f"mig_manager-{mig_manager.__version__}.dist-info"
@@ -122,7 +122,7 @@ def test_the_source_archive_has_what_a_distributor_needs(unpacked: pathlib.Path)
     assert not list(unpacked.rglob("__pycache__"))
 
 
-def test_the_installed_program_is_the_wheels_and_partitions_a_simulated_gpu(
+def test_installed_program_partitions_a_simulated_gpu(
     installed: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
     def output(*command: str | pathlib.Path) -> str:
@@ -164,7 +164,7 @@ def test_all_that_the_image_is_built_from_exists_and_reaches_the_builder() -> No
     assert all((ROOT / source).exists() for source in sources)
 
 
-def test_the_image_starts_the_agent_has_nvidias_names_its_version_and_a_named_base() -> None:
+def test_image_starts_the_agent_and_has_nvidias_names() -> None:
     (command,) = instructions("CMD")
     (made,) = (line for line in instructions("RUN") if "nvidia-mig-manager" in line)
     (labels,) = instructions("LABEL")
@@ -182,7 +182,7 @@ def test_the_image_starts_the_agent_has_nvidias_names_its_version_and_a_named_ba
     assert re.fullmatch(r"python:3\.\d+-slim", defaults["PYTHON_IMAGE"])
 
 
-def test_all_python_packages_of_the_image_come_by_hash_or_from_its_own_build() -> None:
+def test_python_packages_of_the_image_come_by_hash() -> None:
     commands = [part.split() for line in instructions("RUN") for part in line.split("&&")]
     installs = [words for words in commands if "install" in words]
 
@@ -224,7 +224,7 @@ def wanted(name: str) -> list[packaging.requirements.Requirement]:
 
 
 @pytest.mark.parametrize("name", locks.NAMES)
-def test_a_lock_file_has_accepted_versions_of_what_the_project_asks_for_with_hashes(
+def test_lock_file_has_versions_that_the_project_accepts(
     name: str,
 ) -> None:
     """Run release/lock when this fails: the dependencies have changed since."""
@@ -249,7 +249,7 @@ def test_lock_files_that_meet_in_one_place_agree_on_versions() -> None:
     assert versions["build"] < versions["tools"]
 
 
-def test_no_module_of_ours_imports_what_image_and_installer_omit_of_the_libraries() -> None:
+def test_no_module_imports_omitted_parts_of_libraries() -> None:
     program = """
 import importlib, pkgutil, sys, mig_manager
 for found in pkgutil.walk_packages(mig_manager.__path__, "mig_manager."):

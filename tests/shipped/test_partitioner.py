@@ -49,7 +49,7 @@ def read(pod: Object) -> tuple[settings.PartitionerSettings, Asked]:
     return settings.partitioner_settings(parsed, environ), environ
 
 
-def test_every_object_is_what_the_api_defines_and_has_no_field_that_it_would_ignore(
+def test_objects_have_only_fields_that_the_api_defines(
     objects: dict[str, Object],
 ) -> None:
     with kubernetes.client.ApiClient() as client:
@@ -71,7 +71,7 @@ def test_it_recommends_by_default_and_knows_its_pod_and_namespace(pod: Object) -
     assert found.lease_duration_s > leader.LONGEST_WRITE_S
 
 
-def test_two_replicas_meet_the_pod_security_standard_restricted_and_get_no_gpu(
+def test_replicas_meet_the_pod_security_standard_restricted(
     objects: dict[str, Object], pod: Object
 ) -> None:
     (container,) = pod["containers"]

@@ -46,7 +46,7 @@ def test_the_notes_of_a_tag_are_its_section_of_the_changelog(checkout: pathlib.P
     assert programs.output(sys.executable, RELEASE / "notes.py")
 
 
-def test_a_rehearsal_of_the_commit_that_will_be_tagged_has_the_notes_of_its_version(
+def test_rehearsal_of_a_release_commit_has_its_notes(
     checkout: pathlib.Path,
 ) -> None:
     changelog = checkout / "CHANGELOG.md"
@@ -80,7 +80,7 @@ def test_a_version_that_the_changelog_does_not_describe_is_refused(
 # -- the files --------------------------------------------------------------------------------
 
 
-def test_every_file_of_a_release_has_a_checksum_that_sha256sum_finds_correct(
+def test_sha256sum_accepts_the_checksums_of_all_files(
     tmp_path: pathlib.Path,
 ) -> None:
     dist, assets = tmp_path / "dist", tmp_path / "assets"
@@ -121,7 +121,7 @@ def test_files_that_a_page_cannot_have_side_by_side_are_refused(tmp_path: pathli
 # -- the chart --------------------------------------------------------------------------------
 
 
-def test_the_packed_chart_has_the_released_image_and_the_same_bytes_each_time(
+def test_packed_chart_is_reproducible_and_has_the_image(
     tmp_path: pathlib.Path,
 ) -> None:
     programs.needed("kubectl")
@@ -179,7 +179,7 @@ def asked(docker: pathlib.Path, *arguments: str, **environ: str) -> list[str]:
     return words
 
 
-def test_the_pushed_image_is_of_both_machines_a_pinned_base_and_has_attestations(
+def test_pushed_image_has_a_pinned_base_and_attestations(
     docker: pathlib.Path,
 ) -> None:
     words = asked(docker, "push", "registry.example.com/owner/mig-manager", PROJECT_URL=ADDRESS)
@@ -194,7 +194,7 @@ def test_the_pushed_image_is_of_both_machines_a_pinned_base_and_has_attestations
     assert ("--label", f"org.opencontainers.image.source={ADDRESS}") in options
 
 
-def test_a_rehearsal_pushes_nothing_and_a_build_without_an_address_claims_none(
+def test_rehearsal_pushes_no_image_and_claims_no_address(
     docker: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
     words = asked(docker, "build", str(tmp_path / "image.tar"))
@@ -226,7 +226,7 @@ def test_a_wheel_built_without_an_address_claims_none(wheel: pathlib.Path) -> No
     assert urls(wheel) == []
 
 
-def test_the_wheel_has_the_urls_of_the_repository_that_its_source_archive_was_made_of(
+def test_wheel_has_the_urls_of_its_source_archive(
     tmp_path: pathlib.Path,
 ) -> None:
     archive = build(ROOT, "sdist", tmp_path / "sdist", f"{ADDRESS}/")

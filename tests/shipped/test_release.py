@@ -133,7 +133,7 @@ def test_the_bill_lists_what_the_image_is_locked_to_and_nothing_else(release: Re
     } == locked
 
 
-def test_the_bill_is_of_this_version_with_a_licence_and_an_address_for_each_package(
+def test_bill_has_a_licence_and_an_address_for_each_package(
     release: Release,
 ) -> None:
     bill = release.bill
@@ -221,7 +221,7 @@ def test_the_installed_program_does_what_the_readme_promises(
     assert "success (Applied)" in output
 
 
-def test_all_tests_can_be_read_and_quick_ones_pass_against_the_installed_program(
+def test_quick_tests_pass_against_the_installed_program(
     python: pathlib.Path, unpacked: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
     """From the source archive, without the program's source, so that nothing else can be meant."""

@@ -92,7 +92,7 @@ def carry_out(gpu: model.Gpu, wanted: model.DesiredGpu) -> model.DesiredGpu:
     return model.DesiredGpu.of(model.MigMode.ENABLED, counts)
 
 
-def test_every_name_is_a_legal_label_value_and_the_gpu_operators_names_are_among_them() -> None:
+def test_names_are_label_values_and_include_the_operators() -> None:
     assert [name for name in DOCUMENT.layouts if not LABEL_VALUE.fullmatch(name)] == []
     assert len(UPSTREAM) == 81
     assert [name for name in UPSTREAM if name not in DOCUMENT.layouts] == []
@@ -150,7 +150,7 @@ def test_the_layouts_of_pre_production_units_fit_them(name: str) -> None:
 
 
 @pytest.mark.parametrize("product", UNPLACED, ids=lambda each: each["key"])
-def test_layouts_of_products_without_known_placements_have_the_published_number(
+def test_layouts_of_unplaced_products_have_the_published_number(
     product: dict[str, Any],
 ) -> None:
     most = {row["name"]: row["max"] for row in product["profiles"]}

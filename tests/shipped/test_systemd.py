@@ -47,7 +47,7 @@ def boot_settings(environ: Mapping[str, str]) -> command_settings.CommandSetting
 
 @NO_SYSTEMD
 @pytest.mark.parametrize("unit", UNITS)
-def test_systemd_accepts_the_unit_which_gives_up_most_of_what_a_service_could_do(
+def test_systemd_accepts_the_unit_and_its_exposure(
     unit: str,
 ) -> None:
     verified = run("systemd-analyze", "verify", SYSTEMD / unit)
@@ -70,9 +70,7 @@ print(json.dumps([pids, procfs.hidden(procfs.ROOT)]))
     shutil.which("setpriv") is None or os.geteuid() != 0, reason="only root can drop capabilities"
 )
 @pytest.mark.parametrize("unit", UNITS)
-def test_with_the_units_capabilities_every_process_that_has_a_gpu_open_is_seen(
-    unit: str, tmp_path: pathlib.Path
-) -> None:
+def test_unit_sees_every_process_that_has_a_gpu_open(unit: str, tmp_path: pathlib.Path) -> None:
     # No simulated node has it: tests beside this one look for users of theirs in the same /proc.
     device = tmp_path / "dev" / "nvidia97"
     device.parent.mkdir()
@@ -136,7 +134,7 @@ def test_agent_apply_and_boot_share_lock_and_kept_layout() -> None:
     assert directives(BOOT)["EnvironmentFile"] == directives(UNITS[0])["EnvironmentFile"]
 
 
-def test_the_boot_is_over_before_anybody_can_hold_a_gpu_and_once_the_driver_is_there() -> None:
+def test_boot_runs_after_the_driver_and_before_gpu_users() -> None:
     section = directives(BOOT)
     before = " ".join(section["Before"]).split()
     after = " ".join(section["After"]).split()
@@ -164,7 +162,7 @@ def test_systemd_gives_boot_and_agent_the_time_to_finish_or_undo_a_change() -> N
     assert (section["Type"], section["RemainAfterExit"]) == (["oneshot"], ["yes"])
 
 
-def test_the_unit_starts_the_agent_with_files_below_etc_and_takes_variables_from_its_file() -> (
+def test_unit_takes_files_below_etc_and_variables_of_its_file() -> (
     None
 ):  # fmt: skip
     parsed = agent_settings(unit_command_line(), unit_environ())
@@ -180,7 +178,7 @@ def test_the_unit_starts_the_agent_with_files_below_etc_and_takes_variables_from
     assert directives("mig-manager.service")["EnvironmentFile"] == [f"-{etc}/mig-manager.env"]
 
 
-def test_the_example_of_the_units_environment_shows_variables_that_count_with_their_defaults() -> (
+def test_example_environment_shows_the_defaults() -> (
     None
 ):  # fmt: skip
     for_agent, for_boot = Asked(example_environ()), Asked(example_environ())
