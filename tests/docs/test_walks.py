@@ -130,9 +130,7 @@ def reader(tmp_path: pathlib.Path) -> Iterator[Reader]:
 
 
 @pytest.mark.slow
-def test_quick_start_leads_to_a_changed_node(
-    reader: Reader,
-) -> None:
+def test_quick_start_leads_to_a_changed_node(reader: Reader) -> None:
     reader.follow("quick-start.md", "nvidia.com/mig.config=")
 
 

@@ -91,9 +91,7 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("name", FAULTS)
-def test_failed_slot_request_costs_neither_run_nor_slot(
-    name: str,
-) -> None:
+def test_failed_slot_request_costs_neither_run_nor_slot(name: str) -> None:
     with apiserver.serve() as server:
         names = agents.populate(server, 1)
         with agents.hosted(server, names, limit=1, request_timeout_s=0.4):

@@ -153,9 +153,7 @@ def test_a_node_that_times_out_is_reported_and_the_rollout_ends(rig: Rig) -> Non
     assert answer.data["counts"]["applied"] == 4
 
 
-def test_rollout_stalls_when_unready_nodes_fill_its_budget(
-    rig: Rig,
-) -> None:
+def test_rollout_stalls_when_unready_nodes_fill_its_budget(rig: Rig) -> None:
     def break_down(thing: store.Object) -> None:
         thing["status"]["conditions"] = [{"type": "Ready", "status": "Unknown"}]
 
@@ -243,9 +241,7 @@ def test_a_variable_neither_starts_an_undo_nor_contradicts_an_operand(
     assert message in answer.err
 
 
-def test_rollout_refuses_a_layout_that_the_config_lacks(
-    rig: Rig,
-) -> None:
+def test_rollout_refuses_a_layout_that_the_config_lacks(rig: Rig) -> None:
     rig.serve_config()
 
     answer = rig("all-1g.5bg", "-l", "gpu=yes")

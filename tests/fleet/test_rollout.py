@@ -105,9 +105,7 @@ def serve(tmp_path: pathlib.Path, count: int, server: apiserver.ApiServer) -> tu
     return agents.populate(server, count, gpu="yes"), server.kubeconfig(tmp_path / "kubeconfig")
 
 
-def test_rollout_over_real_agents_is_resumed_and_ended(
-    tmp_path: pathlib.Path,
-) -> None:
+def test_rollout_over_real_agents_is_resumed_and_ended(tmp_path: pathlib.Path) -> None:
     with apiserver.serve() as server:
         names, kubeconfig = serve(tmp_path, 12, server)
         with (
@@ -118,9 +116,7 @@ def test_rollout_over_real_agents_is_resumed_and_ended(
 
 
 @pytest.mark.slow
-def test_rollout_over_three_hundred_nodes_keeps_its_budget(
-    tmp_path: pathlib.Path,
-) -> None:
+def test_rollout_over_three_hundred_nodes_keeps_its_budget(tmp_path: pathlib.Path) -> None:
     with apiserver.serve() as server:
         names, kubeconfig = serve(tmp_path, 300, server)
         with standins.playing(standins.StandIns(server, names, work_s=0.1)) as played:

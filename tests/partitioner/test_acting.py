@@ -74,9 +74,7 @@ def test_a_node_under_change_and_one_that_has_room_are_asked_nothing_more(rig: R
     assert rig.metric(own, "answers_total", result="applied") == 1
 
 
-def test_refused_layout_is_not_requested_again_at_once(
-    rig: Rig,
-) -> None:
+def test_refused_layout_is_not_requested_again_at_once(rig: Rig) -> None:
     rig.add_node()
     rig.add_pods("p1")
     own = rig.replica()
@@ -136,9 +134,7 @@ def test_a_pod_that_opts_out_gets_neither_room_nor_an_event(rig: Rig) -> None:
     assert rig.events() == []
 
 
-def test_idle_node_returns_to_the_base_layout(
-    rig: Rig,
-) -> None:
+def test_idle_node_returns_to_the_base_layout(rig: Rig) -> None:
     rig.add_node(layout="1g.5gb")
     own = rig.replica(base_layout="all-7g.40gb", merge_back_after_s="300")
 
@@ -193,9 +189,7 @@ def test_recommend_changes_nothing_and_needs_no_patch_right() -> None:
 # -- replicas ------------------------------------------------------------------------------------
 
 
-def test_second_replica_takes_over_without_a_repeated_request(
-    rig: Rig,
-) -> None:
+def test_second_replica_takes_over_without_a_repeated_request(rig: Rig) -> None:
     rig.add_node("n1")
     rig.add_node("n2")
     rig.add_pods("p1")
@@ -215,9 +209,7 @@ def test_second_replica_takes_over_without_a_repeated_request(
     assert rig.events() == events
 
 
-def test_new_leader_awaits_the_change_of_the_former_one(
-    rig: Rig,
-) -> None:
+def test_new_leader_awaits_the_change_of_the_former_one(rig: Rig) -> None:
     rig.add_node("n1")
     rig.add_node("n2")
     rig.add_pods("p1")
@@ -376,9 +368,7 @@ def test_a_failed_patch_is_made_up_for_once(rig: Rig, fault: apiserver.Fault) ->
     assert len(rig.events("RepartitioningRequested")) <= 1
 
 
-def test_forbidden_node_is_left_alone_and_others_are_served(
-    rig: Rig,
-) -> None:
+def test_forbidden_node_is_left_alone_and_others_are_served(rig: Rig) -> None:
     rig.add_node("n1")
     rig.add_node("n2")
     rig.add_pods("p1")

@@ -14,9 +14,7 @@ from tests import waiting
 from tests.partitioner import rig as rigs
 
 
-def test_process_acts_and_releases_its_lease_on_a_signal(
-    tmp_path: pathlib.Path,
-) -> None:
+def test_process_acts_and_releases_its_lease_on_a_signal(tmp_path: pathlib.Path) -> None:
     with rigs.serving(apiserver.ApiServer()) as rig:
         rig.add_node()
         rig.add_pods("p1")

@@ -43,9 +43,7 @@ def test_refused_layout_is_requested_again_in_another_text(rig: Rig) -> None:
     assert len(own.kube.patches) == 2
 
 
-def test_malformed_pod_or_node_is_left_out(
-    rig: Rig,
-) -> None:
+def test_malformed_pod_or_node_is_left_out(rig: Rig) -> None:
     rig.add_node("n1")
     rig.add_node("n2")
     rig.add_pods("p1", "strange")

@@ -230,9 +230,7 @@ def test_wait_for_idle_waits_until_the_program_has_ended_or_a_signal_comes(
     assert not pair.journal.exists()
 
 
-def test_rollback_without_placements_restores_all_instances(
-    tmp_path: pathlib.Path,
-) -> None:
+def test_rollback_without_placements_restores_all_instances(tmp_path: pathlib.Path) -> None:
     node = Node(tmp_path, "2xA100-SXM4-40GB", active="small")
     absent = ("nvmlDeviceCreateGpuInstanceWithPlacement",)
     node.set_options(states.Options(absent_functions=absent))

@@ -289,9 +289,7 @@ def test_after_a_reboot_only_what_it_has_emptied_returns_to_what_was(
     assert node.journal.text is None
 
 
-def test_a_journal_older_than_an_agents_verified_layout_undoes_nothing(
-    node: Node,
-) -> None:
+def test_a_journal_older_than_an_agents_verified_layout_undoes_nothing(node: Node) -> None:
     assert node.cut_off("wanted", at=3)
     node.set_up("other")
     local.save_layout(
@@ -307,9 +305,7 @@ def test_a_journal_older_than_an_agents_verified_layout_undoes_nothing(
     assert node.journal.text is None
 
 
-def test_a_change_without_a_reset_is_undone_where_resets_are_forbidden(
-    node: Node,
-) -> None:
+def test_a_change_without_a_reset_is_undone_where_resets_are_forbidden(node: Node) -> None:
     before = node.shape
     assert node.cut_off("wanted", at=3)
 
@@ -344,9 +340,7 @@ def test_a_rollback_without_a_reset_is_done_where_resets_are_forbidden(node: Nod
     assert node.journal.text is None
 
 
-def test_apply_waits_for_another_manager_until_a_deadline(
-    node: Node,
-) -> None:
+def test_apply_waits_for_another_manager_until_a_deadline(node: Node) -> None:
     node.exclusion.refusals = 10_000
     with pytest.raises(errors.LockedError, match="agent; waited 30 s for it to finish"):
         node.change_to("wanted")
@@ -506,9 +500,7 @@ def test_a_plan_that_has_become_stale_is_given_up_before_its_first_step(node: No
     assert node.has("wanted")
 
 
-def test_stale_plan_beside_an_older_change_keeps_foreign_instances(
-    node: Node,
-) -> None:
+def test_stale_plan_beside_an_older_change_keeps_foreign_instances(node: Node) -> None:
     assert node.cut_off("wanted", at=4)
     place = with_foreign(node.gpus, start=3)
     node.gpus.is_stale = True

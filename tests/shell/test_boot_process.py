@@ -42,9 +42,7 @@ def node(tmp_path: pathlib.Path) -> Node:
     return booted(tmp_path, A100)
 
 
-def test_boot_restores_placements_and_a_second_run_does_nothing(
-    tmp_path: pathlib.Path,
-) -> None:
+def test_boot_restores_placements_and_a_second_run_does_nothing(tmp_path: pathlib.Path) -> None:
     node = booted(tmp_path, MIXED)
     before, exported = node.shape, node.run("export", "--placements").out
     node.state.reboot()
@@ -116,9 +114,7 @@ def test_boot_restores_what_an_agent_verified() -> None:
 
 
 @pytest.mark.slow
-def test_boot_completes_its_change_before_a_signal_ends_it(
-    node: Node,
-) -> None:
+def test_boot_completes_its_change_before_a_signal_ends_it(node: Node) -> None:
     before = node.shape
     node.state.reboot()
     node.state.add_fault(nvml_faults.Fault(function=CREATE, first=2, hang_s=1.5))

@@ -186,9 +186,7 @@ def test_what_makes_no_sense_is_set_aside_and_a_problem(ampere: Node, text: str)
     assert ampere.boot().problems == ()
 
 
-def test_boot_sets_an_unreadable_layout_aside_for_the_fallback(
-    ampere: Node,
-) -> None:
+def test_boot_sets_an_unreadable_layout_aside_for_the_fallback(ampere: Node) -> None:
     ampere.boot_layout.refused = {"read"}
     ampere.reboot()
 

@@ -228,9 +228,7 @@ def test_the_remedy_for_a_layout_file_that_cannot_be_read_is_another_file(shell:
     assert "or name another file" in shell("apply", "x", "-f", "/").err
 
 
-def test_hooks_file_of_the_environment_can_be_switched_off(
-    shell: Shell,
-) -> None:
+def test_hooks_file_of_the_environment_can_be_switched_off(shell: Shell) -> None:
     argv = ("apply", "all-disabled", *SPEC)
 
     assert shell(*argv, MIG_PARTED_HOOKS_FILE="/hooks.yaml").status == 2

@@ -85,9 +85,7 @@ def test_the_plugin_loads_no_cluster_library_no_driver_and_no_server() -> None:
     assert loaded_by("import mig_manager.kubectl.__main__").isdisjoint(heavy.split())
 
 
-def test_apply_loads_neither_cluster_client_nor_driver(
-    tmp_path: pathlib.Path,
-) -> None:
+def test_apply_loads_neither_cluster_client_nor_driver(tmp_path: pathlib.Path) -> None:
     argv = (sys.executable, "-X", "importtime", *PROGRAM[1:], "apply", "all-disabled", *SPEC)
     with program(*argv, folder=tmp_path) as child:
         _, stderr = child.communicate()

@@ -84,9 +84,7 @@ def test_a_bug_is_confessed_in_two_lines(shell: Shell, debug: tuple[str, ...]) -
     assert ("Traceback" in err) is bool(debug)
 
 
-def test_unwritable_answer_and_interrupt_are_no_bugs(
-    shell: Shell,
-) -> None:
+def test_unwritable_answer_and_interrupt_are_no_bugs(shell: Shell) -> None:
     with pathlib.Path("/dev/full").open("w") as full:
         assert run(shell, full, "version") == (
             1,

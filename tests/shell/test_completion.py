@@ -216,9 +216,7 @@ def test_a_script_knows_every_option_and_is_one_that_its_shell_can_read(
     assert (checked.returncode, checked.stderr) == (0, "")
 
 
-def test_completion_lists_no_layout_that_a_shell_would_expand(
-    shell: Shell,
-) -> None:
+def test_completion_lists_no_layout_that_a_shell_would_expand(shell: Shell) -> None:
     file = shell.file(LAYOUTS)
     for argv, variable in ((("-f", file), {}), ((), {"MIG_PARTED_CONFIG_FILE": file})):
         listed = shell("completion", "--layouts", *argv, **variable)

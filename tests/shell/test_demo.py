@@ -137,9 +137,7 @@ def shell(demo: Demo, *lines: str) -> str:
     return done.stdout
 
 
-def test_demo_ends_with_three_commands_that_work(
-    demo: Demo,
-) -> None:
+def test_demo_ends_with_three_commands_that_work(demo: Demo) -> None:
     # Without the folder of the console scripts, as for a reader who named the program's path.
     demo.environ["PATH"] = os.defpath
     process = demo.started(*DEMO)
@@ -170,9 +168,7 @@ def test_only_commands_to_copy_are_wider_than_the_terminal(demo: Demo) -> None:
 
 
 @pytest.mark.slow
-def test_kept_node_serves_its_layouts_to_the_plugin(
-    demo: Demo,
-) -> None:
+def test_kept_node_serves_its_layouts_to_the_plugin(demo: Demo) -> None:
     programs.needed("kubectl")
     demo.environ["PATH"] = os.pathsep.join([str(plugin_rig.BIN), os.environ["PATH"]])
     demo.started(*DEMO, "--keep")

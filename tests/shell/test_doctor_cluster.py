@@ -136,9 +136,7 @@ def test_what_an_interrupted_run_left_is_named(cluster_rig: Cluster) -> None:
     assert under_way.verdict("interrupted-run") is WARN
 
 
-def test_missing_or_silent_cluster_hides_no_other_check(
-    patient: Patient,
-) -> None:
+def test_missing_or_silent_cluster_hides_no_other_check(patient: Patient) -> None:
     patient.born()
     missing = patient.examine(
         *("--kubeconfig", str(patient.folder / "none"), "--node-name", NODE_NAME),

@@ -232,9 +232,7 @@ def test_exit_statuses(
     assert shell(*argv, program="nvidia-mig-parted").status == as_mig_parted
 
 
-def test_variable_that_is_neither_true_nor_false_is_an_error(
-    shell: Shell,
-) -> None:
+def test_variable_that_is_neither_true_nor_false_is_an_error(shell: Shell) -> None:
     for value in ("yes", "on", "2", "TrUe"):
         answer = shell("assert", "-c", "mine", *SPEC, MIG_PARTED_VALID_CONFIG=value)
 

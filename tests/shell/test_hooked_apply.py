@@ -132,9 +132,7 @@ AFTER_A_FAILURE = {
 
 
 @pytest.mark.parametrize("point", POINTS)
-def test_failing_hook_undoes_the_change_except_at_the_last_point(
-    point: str,
-) -> None:
+def test_failing_hook_undoes_the_change_except_at_the_last_point(point: str) -> None:
     played = Played("off")
     played.owner.broken_hooks = {point}
 

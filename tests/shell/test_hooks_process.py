@@ -91,9 +91,7 @@ def test_the_hooks_of_a_restore_get_the_name_of_the_checkpoint(hooked: Hooked) -
     }
 
 
-def test_failed_hook_is_reported_with_its_printable_output(
-    hooked: Hooked,
-) -> None:
+def test_failed_hook_is_reported_with_its_printable_output(hooked: Hooked) -> None:
     hooked.write(
         at="apply-start", script=r'echo first; printf "\033[2J\007no way\377\n" >&2; exit 7'
     )

@@ -109,9 +109,7 @@ def section(described: str, title: str) -> list[str]:
 
 
 @pytest.mark.usefixtures("waited")
-def test_kubectl_describe_shows_labels_devices_and_events(
-    kubectl: Kubectl,
-) -> None:
+def test_kubectl_describe_shows_labels_devices_and_events(kubectl: Kubectl) -> None:
     described = kubectl("describe", "node", "sandbox")
     devices = [line for line in section(described, "Allocatable") if "nvidia.com/" in line]
     ours = [line for line in section(described, "Events") if " mig-manager " in line]

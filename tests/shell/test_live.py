@@ -64,9 +64,7 @@ def test_a_signal_ends_the_view_and_leaves_the_terminal_as_it_was(
         assert session.shown.rstrip().endswith(_BACK)
 
 
-def test_stopped_view_restores_the_terminal_and_is_drawn_again(
-    node: Node,
-) -> None:
+def test_stopped_view_restores_the_terminal_and_is_drawn_again(node: Node) -> None:
     argv = node.arguments("status", "-w")
     with terminal.started(argv, columns=80, environ=ENVIRON) as session:
         before = termios.tcgetattr(session.fd)

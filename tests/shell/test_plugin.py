@@ -16,9 +16,7 @@ from tests.shell import plugin_rig as rig
 # -- kubectl and the plugin -------------------------------------------------------------------
 
 
-def test_kubectl_lists_the_plugin_runs_it_and_completes_a_line_with_it(
-    viewer: rig.Viewer,
-) -> None:
+def test_kubectl_lists_the_plugin_runs_it_and_completes_a_line_with_it(viewer: rig.Viewer) -> None:
     completed = viewer.kubectl("__complete", "mig", "history", "gpu-2")
 
     assert str(rig.BIN / "kubectl-mig") in viewer.kubectl("plugin", "list").out
@@ -299,9 +297,7 @@ def test_layouts_are_checked_against_the_products_that_the_nodes_have(viewer: ri
     assert note in answer.err
 
 
-def test_validate_without_a_name_checks_all_layouts(
-    viewer: rig.Viewer,
-) -> None:
+def test_validate_without_a_name_checks_all_layouts(viewer: rig.Viewer) -> None:
     answer = viewer.alone("validate", "-l", "pool=train", "-o", "json")
 
     assert answer.status == 0
@@ -312,9 +308,7 @@ def test_validate_without_a_name_checks_all_layouts(
 # -- history ----------------------------------------------------------------------------------
 
 
-def test_history_orders_own_events_and_dates_the_layout(
-    viewer: rig.Viewer,
-) -> None:
+def test_history_orders_own_events_and_dates_the_layout(viewer: rig.Viewer) -> None:
     answer = viewer.alone("history", "gpu-1", "-o", "json").data
     good, bad = viewer.alone("history", "gpu-1"), viewer.alone("history", "gpu-2")
 
@@ -395,9 +389,7 @@ GCE = "nvidia.com/gpu=0,nvidia.com/mig-3g.20gb=8,nvidia.com/mig-2g.10gb=8,nvidia
 AZURE = "k8s.io_cluster-autoscaler_node-template"
 
 
-def test_autoscaler_tags_are_the_devices_of_future_nodes(
-    viewer: rig.Viewer,
-) -> None:
+def test_autoscaler_tags_are_the_devices_of_future_nodes(viewer: rig.Viewer) -> None:
     answer = viewer.alone("autoscaler-tags", "all-balanced", "--gpu", "8xA100-SXM4-40GB")
 
     lines = [line.strip() for line in answer.out.splitlines()]

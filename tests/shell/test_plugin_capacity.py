@@ -63,9 +63,7 @@ def rows(text: str) -> dict[str, list[str]]:
     }
 
 
-def test_capacity_shows_idle_possible_and_stranded_devices(
-    viewer: rig.Viewer,
-) -> None:
+def test_capacity_shows_idle_possible_and_stranded_devices(viewer: rig.Viewer) -> None:
     answer = viewer.alone("capacity")
 
     shown = rows(answer.out)

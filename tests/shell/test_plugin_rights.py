@@ -74,9 +74,7 @@ def test_a_viewer_may_try_out_a_layout_and_not_request_it(tmp_path: pathlib.Path
     assert "docs/kubectl-plugin.md" in requested.err
 
 
-def test_without_rights_to_pods_and_events_the_rest_is_shown(
-    tmp_path: pathlib.Path,
-) -> None:
+def test_without_rights_to_pods_and_events_the_rest_is_shown(tmp_path: pathlib.Path) -> None:
     with apiserver.serve(populated(limited(without("pods", "events")))) as server:
         viewer = rig.viewer(server, tmp_path)
         lines = ("status n1", "plan all-1g.5gb n1", "history n1")
@@ -105,9 +103,7 @@ def test_missing_rights_are_an_error_with_a_remedy(
     assert "rights of a viewer" in answer.err
 
 
-def test_texts_on_a_node_cannot_control_the_terminal(
-    tmp_path: pathlib.Path,
-) -> None:
+def test_texts_on_a_node_cannot_control_the_terminal(tmp_path: pathlib.Path) -> None:
     gpus = rig.gpus("1xA100-SXM4-40GB")
     thing = rig.node("n1", gpus=gpus, requested="all-balanced", reported=NASTY, message=NASTY)
     notes = thing["metadata"]["annotations"]

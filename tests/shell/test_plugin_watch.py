@@ -81,9 +81,7 @@ def another_node(viewer: rig.Viewer) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("another_node")
-def test_deleted_node_is_named_until_it_returns(
-    viewer: rig.Viewer,
-) -> None:
+def test_deleted_node_is_named_until_it_returns(viewer: rig.Viewer) -> None:
     with watched(viewer, "gpu-1", "gpu-9") as process:
         assert process.stdout is not None
         assert process.stderr is not None

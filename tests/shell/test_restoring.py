@@ -32,9 +32,7 @@ WAYS = ways()
 
 
 @pytest.mark.parametrize("start", ["off", "before", "split"])
-def test_restore_returns_each_instance_to_its_placement(
-    start: str,
-) -> None:
+def test_restore_returns_each_instance_to_its_placement(start: str) -> None:
     node = Node(start)
     right = [gi for gi in node.gpus.gpus[0].gpu_instances if str(gi.profile) == "3g.20gb"]
 
@@ -95,9 +93,7 @@ def test_restore_after_a_kill_completes_or_refuses(start: str, at: int) -> None:
         ),
     ],
 )
-def test_bad_checkpoint_changes_no_gpu(
-    spoil: Callable[[Any], None],
-) -> None:
+def test_bad_checkpoint_changes_no_gpu(spoil: Callable[[Any], None]) -> None:
     node = Node()
     data = json.loads(CHECKPOINT)
     spoil(data)

@@ -111,9 +111,7 @@ def test_a_layout_that_names_the_lost_gpu_fails_for_it_and_touches_nothing(
     assert [shapes(node.state)[index] for index in (0, 1, 7)] == [(True, 7), (True, 2), (True, 7)]
 
 
-def test_gpu_lost_during_execute_leaves_the_others_the_layout(
-    node: shell_node.Node,
-) -> None:
+def test_gpu_lost_during_execute_leaves_the_others_the_layout(node: shell_node.Node) -> None:
     node.state.add_fault(LOSE_AT_CREATION)
 
     answer = node.run("apply", "sevenths")
@@ -126,9 +124,7 @@ def test_gpu_lost_during_execute_leaves_the_others_the_layout(
 
 
 @pytest.mark.slow
-def test_layout_that_names_a_gpu_lost_in_execute_is_rolled_back(
-    node: shell_node.Node,
-) -> None:
+def test_layout_that_names_a_gpu_lost_in_execute_is_rolled_back(node: shell_node.Node) -> None:
     node.layouts.write_text(LAYOUTS.replace("devices: [3]", "devices: [1, 3]"), encoding="utf-8")
     node.state.add_fault(LOSE_AT_CREATION)
 
@@ -180,9 +176,7 @@ def test_gpu_lost_in_the_rollback_stays_in_the_journal(
 
 
 @pytest.mark.slow
-def test_boot_restores_the_former_instances_of_a_lost_gpu(
-    node: shell_node.Node,
-) -> None:
+def test_boot_restores_the_former_instances_of_a_lost_gpu(node: shell_node.Node) -> None:
     node.state.lose_gpu(LOST)
     assert node.run("apply", "sevenths").status == 0
 
@@ -231,9 +225,7 @@ def event_reasons(stage: stages.Stage) -> Mapping[str, str]:
 
 
 @pytest.mark.slow
-def test_agent_serves_the_others_and_a_returned_gpu(
-    observed: Observed,
-) -> None:
+def test_agent_serves_the_others_and_a_returned_gpu(observed: Observed) -> None:
     stage, state = observed.stage, nvml_faults.SharedState(observed.stage.state_file)
     reaches(stage, "halves", model.State.SUCCESS)
 

@@ -31,11 +31,7 @@ def node(
     ],
 )
 def test_a_mode_can_be_asked_for_and_left_to_a_reboot(
-    shell: Shell,
-    tmp_path: pathlib.Path,
-    layouts: str,
-    options: states.Options,
-    argv: list[str],
+    shell: Shell, tmp_path: pathlib.Path, layouts: str, options: states.Options, argv: list[str]
 ) -> None:
     state, gpus = node(tmp_path, options)
     line = ("apply", "-f", layouts, "-c", "mine", *gpus)

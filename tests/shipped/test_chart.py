@@ -71,9 +71,7 @@ def test_without_other_values_the_chart_is_the_overlay_object_by_object(
     assert by_name(render(chart, **values)) == by_name(kustomized(mode))
 
 
-def test_helm_lint_accepts_the_chart_of_this_version(
-    chart: pathlib.Path,
-) -> None:
+def test_helm_lint_accepts_the_chart_of_this_version(chart: pathlib.Path) -> None:
     done = programs.run(programs.needed("helm"), "lint", "--strict", chart, cwd=chart.parent)
     about = yaml.safe_load((SOURCE / "Chart.yaml").read_text(encoding="utf-8"))
 
@@ -133,9 +131,7 @@ def test_with_a_budget_the_agents_have_its_settings_and_its_rights(chart: pathli
     assert made == shipped
 
 
-def test_chart_with_the_partitioner_is_its_overlay(
-    chart: pathlib.Path,
-) -> None:
+def test_chart_with_the_partitioner_is_its_overlay(chart: pathlib.Path) -> None:
     made = by_name(render(chart, partitioner={"enabled": True}))
     shipped = by_name(kustomized("partitioner"))
 

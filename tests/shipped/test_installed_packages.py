@@ -59,9 +59,7 @@ def reboot(machine: guest.Guest) -> None:
 
 
 @pytest.mark.parametrize("machine", ["bookworm", "trixie"], indirect=True)
-def test_package_restores_the_layout_at_boot_and_purges_itself(
-    machine: guest.Guest,
-) -> None:
+def test_package_restores_the_layout_at_boot_and_purges_itself(machine: guest.Guest) -> None:
     before = machine.files() | {"/var/log/dpkg.log"}
 
     machine.run("dpkg", "-i", PACKAGE)
@@ -130,9 +128,7 @@ def test_the_agent_restarts_after_a_signal_and_removal_waits_for_an_apply(
     machine.run("dpkg", "--remove", "mig-manager")
 
 
-def test_package_refuses_the_installer_and_keeps_a_lock_in_use(
-    machine: guest.Guest,
-) -> None:
+def test_package_refuses_the_installer_and_keeps_a_lock_in_use(machine: guest.Guest) -> None:
     uninstall = "/usr/local/share/mig-manager/uninstall"
     write(machine, uninstall, "")
     refused = machine.run("dpkg", "-i", PACKAGE, status=1)

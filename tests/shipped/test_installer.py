@@ -85,9 +85,7 @@ def test_uninstall_removes_nothing_while_another_manager_works(machine: Machine)
 
 
 @pytest.mark.slow
-def test_installation_is_repeatable_and_removed_as_a_whole(
-    machine: Machine,
-) -> None:
+def test_installation_is_repeatable_and_removed_as_a_whole(machine: Machine) -> None:
     first = machine.install()
     assert first.returncode == 0, first.stderr
     once = machine.files()
@@ -168,9 +166,7 @@ def test_an_uninstallation_leaves_no_failed_unit_and_no_link_of_ours(
 
 
 @pytest.mark.slow
-def test_own_files_outlive_upgrade_and_uninstallation(
-    machine: Machine,
-) -> None:
+def test_own_files_outlive_upgrade_and_uninstallation(machine: Machine) -> None:
     machine.install()
     edited = machine.path("etc/mig-manager/mig-manager.env")
     edited.write_text("NODE_NAME=mine\n", encoding="utf-8")
@@ -204,9 +200,7 @@ def test_own_files_outlive_upgrade_and_uninstallation(
 
 
 @pytest.mark.slow
-def test_unchanged_example_follows_an_upgrade_that_succeeds(
-    machine: Machine,
-) -> None:
+def test_unchanged_example_follows_an_upgrade_that_succeeds(machine: Machine) -> None:
     machine.install()
     with (machine.systemd / "mig-manager.env").open("a", encoding="utf-8") as newer:
         newer.write("# A newer version.\n")
@@ -250,9 +244,7 @@ def test_the_installer_refuses_where_the_package_is_installed(machine: Machine) 
 
 
 @pytest.mark.slow
-def test_another_prefix_is_known_to_units_and_uninstaller(
-    machine: Machine,
-) -> None:
+def test_another_prefix_is_known_to_units_and_uninstaller(machine: Machine) -> None:
     machine.install(PREFIX="/opt/mig", SYSCONFDIR="/opt/mig/etc")
     unit = machine.path(f"etc/systemd/system/{BOOT}").read_text(encoding="utf-8")
 
@@ -263,9 +255,7 @@ def test_another_prefix_is_known_to_units_and_uninstaller(
     assert machine.files() == {}
 
 
-def test_interpreter_that_is_too_old_is_refused(
-    machine: Machine,
-) -> None:
+def test_interpreter_that_is_too_old_is_refused(machine: Machine) -> None:
     refused = machine.install(PYTHON="/bin/false")
 
     assert refused.returncode == 1

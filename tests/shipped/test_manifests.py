@@ -30,9 +30,7 @@ def shipped() -> Overlay:
 
 
 @pytest.mark.parametrize("name", OVERLAYS)
-def test_objects_have_only_fields_that_the_api_defines(
-    name: str,
-) -> None:
+def test_objects_have_only_fields_that_the_api_defines(name: str) -> None:
     with kubernetes.client.ApiClient() as client:
         for thing in overlay(name).objects:
             typed = client.deserialize(json.dumps(thing), f"V1{thing['kind']}", "application/json")
@@ -68,9 +66,7 @@ def test_the_daemon_set_selects_its_own_pods_whose_account_has_the_rights(
     ]
 
 
-def test_default_is_the_unprivileged_agent_with_shipped_profiles(
-    shipped: Overlay,
-) -> None:
+def test_default_is_the_unprivileged_agent_with_shipped_profiles(shipped: Overlay) -> None:
     text = (ROOT / "profiles" / "mig-parted.yaml").read_text(encoding="utf-8")
     namespace = shipped.by_kind["Namespace"]["metadata"]
 
@@ -98,9 +94,7 @@ UNPRIVILEGED = {
 }
 
 
-def test_container_has_the_one_capability_that_mig_needs(
-    shipped: Overlay,
-) -> None:
+def test_container_has_the_one_capability_that_mig_needs(shipped: Overlay) -> None:
     # NVIDIA's container toolkit refuses NVIDIA_MIG_CONFIG_DEVICES without CAP_SYS_ADMIN.
     assert shipped.container["securityContext"] == UNPRIVILEGED | {
         "capabilities": {"drop": ["ALL"], "add": ["SYS_ADMIN"]}
@@ -109,9 +103,7 @@ def test_container_has_the_one_capability_that_mig_needs(
 
 
 @every_agent
-def test_agent_is_not_process_1_which_misses_an_early_sigterm(
-    name: str,
-) -> None:
+def test_agent_is_not_process_1_which_misses_an_early_sigterm(name: str) -> None:
     pod = overlay(name).pod
 
     # The API server refuses both together.
@@ -151,9 +143,7 @@ def test_the_simulating_container_has_no_power_and_wants_no_gpu() -> None:
 
 
 @every_agent
-def test_container_mounts_what_its_settings_name(
-    name: str,
-) -> None:
+def test_container_mounts_what_its_settings_name(name: str) -> None:
     of = overlay(name)
     parsed = of.settings
     image = f"mig-manager:{mig_manager.__version__}"
@@ -181,9 +171,7 @@ def test_lock_is_shared_with_managers_outside_of_the_pod(name: str) -> None:
 
 
 @every_agent
-def test_variables_of_the_container_are_read(
-    name: str,
-) -> None:
+def test_variables_of_the_container_are_read(name: str) -> None:
     environ = overlay(name).environ
     parsed = agent_settings(overlay(name).container["args"], environ)
     toolkit = ("DRIVER_CAPABILITIES", "MIG_CONFIG_DEVICES", "VISIBLE_DEVICES")

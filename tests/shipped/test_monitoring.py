@@ -125,9 +125,7 @@ def family(sample: str) -> str:
     return re.sub(r"(?<=_seconds)_(bucket|sum|count)$", "", sample)
 
 
-def test_every_metric_has_a_series_after_a_life(
-    scrape: Scrape,
-) -> None:
+def test_every_metric_has_a_series_after_a_life(scrape: Scrape) -> None:
     heard = metrics.Metrics(contact_age_s=lambda: 1.0)
 
     assert len(heard.exposition().splitlines()) < 150

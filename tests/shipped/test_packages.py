@@ -146,9 +146,7 @@ def test_a_second_build_gives_the_same_bytes(
         assert (tmp_path / package.name).read_bytes() == package.read_bytes(), package.name
 
 
-def test_library_that_differs_between_pythons_is_refused(
-    tmp_path: pathlib.Path,
-) -> None:
+def test_library_that_differs_between_pythons_is_refused(tmp_path: pathlib.Path) -> None:
     (tmp_path / "mig_manager-1-py3-none-any.whl").touch()
     uv = tmp_path / "uv"
     uv.write_text("""#!/bin/sh

@@ -37,9 +37,7 @@ def installed(wheel: pathlib.Path, tmp_path_factory: pytest.TempPathFactory) -> 
     return folder
 
 
-def test_wheel_has_modules_data_and_metadata_alone(
-    wheel: pathlib.Path,
-) -> None:
+def test_wheel_has_modules_data_and_metadata_alone(wheel: pathlib.Path) -> None:
     about = f"mig_manager-{mig_manager.__version__}.dist-info"
     modules = {str(path.relative_to(ROOT)) for path in (ROOT / "mig_manager").rglob("*.py")}
     with zipfile.ZipFile(wheel) as archive:
@@ -224,9 +222,7 @@ def wanted(name: str) -> list[packaging.requirements.Requirement]:
 
 
 @pytest.mark.parametrize("name", locks.NAMES)
-def test_lock_file_has_versions_that_the_project_accepts(
-    name: str,
-) -> None:
+def test_lock_file_has_versions_that_the_project_accepts(name: str) -> None:
     """Run release/lock when this fails: the dependencies have changed since."""
     locked = locks.read(name)
 

@@ -49,9 +49,7 @@ def read(pod: Object) -> tuple[settings.PartitionerSettings, Asked]:
     return settings.partitioner_settings(parsed, environ), environ
 
 
-def test_objects_have_only_fields_that_the_api_defines(
-    objects: dict[str, Object],
-) -> None:
+def test_objects_have_only_fields_that_the_api_defines(objects: dict[str, Object]) -> None:
     with kubernetes.client.ApiClient() as client:
         for kind, thing in objects.items():
             typed = client.deserialize(json.dumps(thing), f"V1{kind}", "application/json")

@@ -46,9 +46,7 @@ def test_the_notes_of_a_tag_are_its_section_of_the_changelog(checkout: pathlib.P
     assert programs.output(sys.executable, RELEASE / "notes.py")
 
 
-def test_rehearsal_of_a_release_commit_has_its_notes(
-    checkout: pathlib.Path,
-) -> None:
+def test_rehearsal_of_a_release_commit_has_its_notes(checkout: pathlib.Path) -> None:
     changelog = checkout / "CHANGELOG.md"
     changelog.write_text(changelog.read_text().replace("Next.\n\n", ""))
 
@@ -65,9 +63,7 @@ def test_a_tag_of_another_version_is_refused(checkout: pathlib.Path, tag: str) -
     assert done.stderr.startswith(f"The tag {tag} is not of version {VERSION}")
 
 
-def test_a_version_that_the_changelog_does_not_describe_is_refused(
-    checkout: pathlib.Path,
-) -> None:
+def test_a_version_that_the_changelog_does_not_describe_is_refused(checkout: pathlib.Path) -> None:
     changelog = checkout / "CHANGELOG.md"
     changelog.write_text(changelog.read_text().replace("This one.\n", ""))
 
@@ -80,9 +76,7 @@ def test_a_version_that_the_changelog_does_not_describe_is_refused(
 # -- the files --------------------------------------------------------------------------------
 
 
-def test_sha256sum_accepts_the_checksums_of_all_files(
-    tmp_path: pathlib.Path,
-) -> None:
+def test_sha256sum_accepts_the_checksums_of_all_files(tmp_path: pathlib.Path) -> None:
     dist, assets = tmp_path / "dist", tmp_path / "assets"
     (dist / "krew").mkdir(parents=True)
     names = {"a.whl", "b b.deb", "krew/mig.yaml"}
@@ -121,9 +115,7 @@ def test_files_that_a_page_cannot_have_side_by_side_are_refused(tmp_path: pathli
 # -- the chart --------------------------------------------------------------------------------
 
 
-def test_packed_chart_is_reproducible_and_has_the_image(
-    tmp_path: pathlib.Path,
-) -> None:
+def test_packed_chart_is_reproducible_and_has_the_image(tmp_path: pathlib.Path) -> None:
     programs.needed("kubectl")
     image = "registry.example.com/owner/mig-manager"
     for folder in ("one", "two"):
@@ -179,9 +171,7 @@ def asked(docker: pathlib.Path, *arguments: str, **environ: str) -> list[str]:
     return words
 
 
-def test_pushed_image_has_a_pinned_base_and_attestations(
-    docker: pathlib.Path,
-) -> None:
+def test_pushed_image_has_a_pinned_base_and_attestations(docker: pathlib.Path) -> None:
     words = asked(docker, "push", "registry.example.com/owner/mig-manager", PROJECT_URL=ADDRESS)
 
     options = list(itertools.pairwise(words))
@@ -226,9 +216,7 @@ def test_a_wheel_built_without_an_address_claims_none(wheel: pathlib.Path) -> No
     assert urls(wheel) == []
 
 
-def test_wheel_has_the_urls_of_its_source_archive(
-    tmp_path: pathlib.Path,
-) -> None:
+def test_wheel_has_the_urls_of_its_source_archive(tmp_path: pathlib.Path) -> None:
     archive = build(ROOT, "sdist", tmp_path / "sdist", f"{ADDRESS}/")
     (source,) = programs.unpacked(archive, tmp_path / "unpacked").iterdir()
 

@@ -133,9 +133,7 @@ def test_the_bill_lists_what_the_image_is_locked_to_and_nothing_else(release: Re
     } == locked
 
 
-def test_bill_has_a_licence_and_an_address_for_each_package(
-    release: Release,
-) -> None:
+def test_bill_has_a_licence_and_an_address_for_each_package(release: Release) -> None:
     bill = release.bill
     subject = bill["metadata"]["component"]
 

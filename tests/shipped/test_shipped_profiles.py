@@ -150,9 +150,7 @@ def test_the_layouts_of_pre_production_units_fit_them(name: str) -> None:
 
 
 @pytest.mark.parametrize("product", UNPLACED, ids=lambda each: each["key"])
-def test_layouts_of_unplaced_products_have_the_published_number(
-    product: dict[str, Any],
-) -> None:
+def test_layouts_of_unplaced_products_have_the_published_number(product: dict[str, Any]) -> None:
     most = {row["name"]: row["max"] for row in product["profiles"]}
     like = hardware.template(hardware.find("A30"))
     gpu = dataclasses.replace(like, pci_device_id=int(product["pci"][0], 16))

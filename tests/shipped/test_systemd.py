@@ -47,9 +47,7 @@ def boot_settings(environ: Mapping[str, str]) -> command_settings.CommandSetting
 
 @NO_SYSTEMD
 @pytest.mark.parametrize("unit", UNITS)
-def test_systemd_accepts_the_unit_and_its_exposure(
-    unit: str,
-) -> None:
+def test_systemd_accepts_the_unit_and_its_exposure(unit: str) -> None:
     verified = run("systemd-analyze", "verify", SYSTEMD / unit)
     options = ("--offline=true", "--no-pager", f"--threshold={EXPOSURE}")
     judged = run("systemd-analyze", "security", *options, SYSTEMD / unit)
