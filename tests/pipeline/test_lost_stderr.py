@@ -65,7 +65,7 @@ def test_a_change_succeeds_without_anybody_who_hears_its_remarks(node: Node, way
     with lost_stderr.WAYS[way]() as stderr:
         done = run(node, "apply", "wanted", "--debug", stderr=stderr)
 
-    assert (done.status, done.out) == (0, "MIG configuration applied successfully\n")
+    assert (done.returncode, done.stdout) == (0, "MIG configuration applied successfully\n")
     assert node.run("assert", "wanted").status == 0
 
 

@@ -162,7 +162,7 @@ def config_map(namespace: str, name: str, **data: str) -> Object:
 
 def run(command: Sequence[str], environ: Mapping[str, str]) -> commandline.Answer:
     """Run a program of the machine in an environment of its own."""
-    done = programs.run(*command, **environ)
+    done = programs.run(*command, cwd=None, stdin="", **environ)
     return commandline.Answer(status=done.returncode, out=done.stdout, err=done.stderr)
 
 

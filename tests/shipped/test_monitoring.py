@@ -221,7 +221,8 @@ def test_promtool_accepts_rules_expressions_and_metrics(tmp_path: pathlib.Path) 
 def test_an_expression_has_metrics_labels_and_values_of_the_agent(
     scrape: Scrape, expression: str, text: str
 ) -> None:
-    values = {"state": set(model.State), "reason": set(errors.Reason)}
+    states, reasons = ({each.value for each in kind} for kind in (model.State, errors.Reason))
+    values = {"state": states, "reason": reasons}
     used = re.findall(r"\b(?:mig_manager_\w+|up)\b", expression)
     known = TARGET_LABELS.union(*(scrape.labels[name] for name in used if name != "up"))
     grouped = set(re.findall(r"\w+", " ".join(re.findall(r"\bby \(([^)]*)\)", expression))))
@@ -232,7 +233,7 @@ def test_an_expression_has_metrics_labels_and_values_of_the_agent(
     for label, wanted in re.findall(r"(\w+)(?:=~|!=|=)\"([^\"]*)\"", expression):
         assert label in known
         if label in values:
-            assert set(wanted.split("|")) <= {each.value for each in values[label]}
+            assert set(wanted.split("|")) <= values[label]
 
 
 def test_the_dashboard_shows_every_metric(scrape: Scrape) -> None:
