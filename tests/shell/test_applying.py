@@ -305,17 +305,6 @@ def test_a_journal_older_than_an_agents_verified_layout_undoes_nothing(node: Nod
     assert node.journal.text is None
 
 
-def test_a_change_without_a_reset_is_undone_where_resets_are_forbidden(node: Node) -> None:
-    before = node.shape
-    assert node.cut_off("wanted", at=3)
-
-    with pytest.raises(errors.LayoutError, match="is undone now"):
-        node.change_to("too-much", may_reset=False)
-
-    assert node.shape == before
-    assert node.journal.text is None
-
-
 def test_a_rollback_that_resets_a_gpu_is_not_taken_where_that_is_forbidden(node: Node) -> None:
     assert node.cut_off("off", at=list(kill_points("off"))[-1])
     now = node.shape

@@ -210,6 +210,10 @@ def test_plan_and_validate_name_mig_strategies_without_the_layout(
         (("apply", "all-disabled", "--simulate="), 2, "the value is empty"),
         (("agent", "-n", "n1", "--with-reboot="), 2, "the value is empty"),
         (("rollout", "", "-l", "a=b"), 2, "the value is empty"),
+        (("apply", "--skip-rest"), 2, "--skip-rest; did you mean '--skip-reset'?"),
+        (("status", "--simulat=1xA30"), 2, "--simulat=1xA30; did you mean '--simulate'?"),
+        (("rollout", "--max-unavailible", "2"), 2, "did you mean '--max-unavailable'?"),
+        (("apply", "x", "--dry-run", "--skip-reset"), 2, "--dry-run shows no effect"),
     ],
 )
 def test_bad_input_gets_a_message_a_remedy_and_a_status(
@@ -224,8 +228,48 @@ def test_bad_input_gets_a_message_a_remedy_and_a_status(
     assert lines[-1].startswith("  remedy: ")
 
 
-def test_the_remedy_for_a_layout_file_that_cannot_be_read_is_another_file(shell: Shell) -> None:
-    assert "or name another file" in shell("apply", "x", "-f", "/").err
+@pytest.mark.parametrize(
+    ("argv", "remedy"),
+    [
+        (("apply", "--frob"), "See 'mig-manager apply --help'."),
+        (("frobnicate", "status"), "See 'mig-manager --help'."),
+        (("validate", "-f", "/no/file"), "Check the file's path and rights, or"),
+        (("apply", "x", "-f", "/"), "or name another file"),
+    ],
+)
+def test_remedy_of_bad_input_helps(shell: Shell, argv: tuple[str, ...], remedy: str) -> None:
+    assert remedy in shell(*argv).err.partition("  remedy: ")[2]
+
+
+@pytest.mark.parametrize("rest", [(), ("-o", "json")])
+def test_a_dry_run_of_apply_is_plan_and_changes_nothing(
+    shell: Shell, rest: tuple[str, ...]
+) -> None:
+    argv = ("all-balanced", "--simulate", "1xA30", *rest)
+    before = shell("status", "--simulate", "1xA30").out
+
+    dry, plan = shell("apply", "--dry-run", *argv), shell("plan", *argv)
+
+    assert (dry.status, dry.out) == (plan.status, plan.out)
+    assert "all-balanced" in dry.out
+    assert shell("status", "--simulate", "1xA30").out == before
+
+
+@pytest.mark.parametrize(
+    ("argv", "is_named"),
+    [(("status",), True), (("plan", "all-disabled"), True), (("apply", "all-disabled"), False)],
+)
+def test_without_a_driver_a_command_that_reads_names_simulated_gpus(
+    shell: Shell, tmp_path: pathlib.Path, argv: tuple[str, ...], *, is_named: bool
+) -> None:
+    # Not the machine's own.
+    files = {f"MIG_MANAGER_{name}_FILE": str(tmp_path / name) for name in ("LOCK", "JOURNAL")}
+
+    answer = shell(*argv, "--library-path", "/nonexistent.so", **files)
+
+    assert answer.status == 1
+    assert "Load the NVIDIA driver" in answer.err
+    assert ("add --simulate 1xA100-SXM4-40GB." in answer.err) is is_named
 
 
 def test_hooks_file_of_the_environment_can_be_switched_off(shell: Shell) -> None:

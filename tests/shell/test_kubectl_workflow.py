@@ -67,77 +67,39 @@ def wait_for_event(stage: stages.Stage, reason: str) -> None:
     stage.wait(is_there, f"the event {reason}")
 
 
-@pytest.fixture(scope="module")
-def waited(stage: stages.Stage, kubectl: Kubectl) -> str:
-    """Return the output of the wait for the first layout, which is applied then."""
-    output = label_and_wait(kubectl, LAYOUT)
-    wait_for_event(stage, "Applied")
-    return output
-
-
-def test_kubectl_waits_for_a_layout_and_lists_the_state(kubectl: Kubectl, waited: str) -> None:
+def test_kubectl_and_plugin_show_a_change_of_the_agent(
+    stage: stages.Stage, kubectl: Kubectl
+) -> None:
     columns = ("-L", cluster.STATE_LABEL, "-L", cluster.APPLIED_LABEL)
+    waited = label_and_wait(kubectl, LAYOUT)
+    wait_for_event(stage, "Applied")
 
-    head, line = kubectl("get", "node", *columns).splitlines()
-
-    assert waited == "node/sandbox condition met\n"
-    assert head.split()[-2:] == ["MIG.CONFIG.STATE", "APPLIED"]
-    assert line.split()[:2] == ["sandbox", "Ready"]
-    assert line.split()[-2:] == ["success", LAYOUT]
-    # The new plugin, and no pod that had to go.
-    _, pod = kubectl("get", "pods", "-A").splitlines()
-    assert (pod.split()[0], pod.split()[3]) == ("gpu-operator", "Running")
-
-
-@pytest.mark.usefixtures("waited")
-def test_the_plugin_draws_what_the_agent_published(kubectl: Kubectl) -> None:
+    _, line = kubectl("get", "node", *columns).splitlines()
     drawn = kubectl("mig", "status", "sandbox")
     past = kubectl("mig", "history", "sandbox")
+    described = kubectl("describe", "node", "sandbox")
 
+    assert waited == "node/sandbox condition met\n"
+    assert line.split()[:2] == ["sandbox", "Ready"]
+    assert line.split()[-2:] == ["success", LAYOUT]
     assert drawn.startswith(f"sandbox · applied · requested {LAYOUT} · Applied · since ")
     assert "GPU 0-1 · NVIDIA A100-SXM4-40GB · MIG on · 2 alike" in drawn
     assert "  1g.5gb  14 free" in drawn.splitlines()
     assert "applied at least since" in past
     assert f"Layout {LAYOUT} is active" in past
+    assert "nvidia.com/mig-1g.5gb:" in described
+    assert re.search("Draining .*1 pod to evict: default/train", described)
 
 
-def section(described: str, title: str) -> list[str]:
-    """Return the words of a section of ``kubectl describe``, by line."""
-    found = re.search(rf"^{title}:(.*\n(?: .*\n)*)", described, re.MULTILINE)
-    assert found
-    return [" ".join(line.split()) for line in found[1].splitlines()]
-
-
-@pytest.mark.usefixtures("waited")
-def test_kubectl_describe_shows_labels_devices_and_events(kubectl: Kubectl) -> None:
-    described = kubectl("describe", "node", "sandbox")
-    devices = [line for line in section(described, "Allocatable") if "nvidia.com/" in line]
-    ours = [line for line in section(described, "Events") if " mig-manager " in line]
-
-    assert {
-        f"{cluster.CONFIG_LABEL}={LAYOUT}",
-        f"{cluster.STATE_LABEL}=success",
-        f"{cluster.APPLIED_LABEL}={LAYOUT}",
-    } <= set(section(described, "Labels"))
-    assert "nvidia.com/mig-1g.5gb: 14" in devices
-    assert all(line.endswith(" 0") for line in devices if "mig-1g.5gb" not in line)
-    assert [line.split()[:2] for line in ours] == [["Normal", "Draining"], ["Normal", "Applied"]]
-    assert "1 pod to evict: default/train" in ours[0]
-    assert f"Layout {LAYOUT} is active." in ours[1]
-
-
-@pytest.mark.usefixtures("waited")
 def test_unknown_layout_ends_in_a_warning_and_the_old_one_stays(
     stage: stages.Stage, kubectl: Kubectl
 ) -> None:
+    label_and_wait(kubectl, LAYOUT)
     kubectl("label", "node", "sandbox", f"{cluster.CONFIG_LABEL}=all-9g.1gb", "--overwrite")
     state = "jsonpath={.metadata.labels.nvidia\\.com/mig\\.config\\.state}"
     kubectl("wait", "node", "sandbox", f"--for={state}=failed", "--timeout=60s")
     wait_for_event(stage, "UnknownConfig")
 
     shown = kubectl("get", "node", "sandbox", "-o", "jsonpath={.metadata.labels}")
-    warnings = kubectl("get", "events", "--field-selector", "type=Warning")
-
     assert f'"{cluster.APPLIED_LABEL}":"{LAYOUT}"' in shown
-    assert "UnknownConfig" in warnings
-    label_and_wait(kubectl, LAYOUT)
+    assert "UnknownConfig" in kubectl("get", "events", "--field-selector", "type=Warning")

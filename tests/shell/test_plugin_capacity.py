@@ -123,10 +123,3 @@ def test_json_has_every_gpu_with_its_fragmentation(viewer: rig.Viewer) -> None:
     assert (second["in_use"], second["fragmentation"]) == ([], 0.0)
     assert data["total"]["idle_whole_gpus"] == 1
     assert not data["is_good"]
-
-
-@pytest.mark.parametrize("columns", [60, 80, 120, 200])
-def test_no_line_is_wider_than_the_terminal(viewer: rig.Viewer, columns: int) -> None:
-    answer = viewer.alone("capacity", COLUMNS=str(columns))
-
-    assert max(map(len, answer.out.splitlines())) <= columns

@@ -3,7 +3,7 @@
 import os
 import pathlib
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 
@@ -25,6 +25,10 @@ _ANSWERS = (
     ("validate", "--gpu", "*"),
     ("doctor", "--simulate", "1xA30"),
 )
+_OF_THE_PLUGIN = (
+    *(("status",), ("status", "gpu-1"), ("plan", "all-disabled"), ("capacity",), ("validate",)),
+    *(("plan", "all-disabled", "gpu-1"), ("layouts", "gpu-1"), ("history", "gpu-1")),
+)
 
 
 @pytest.fixture(scope="module")
@@ -41,39 +45,21 @@ def partitioned(home: pathlib.Path) -> Iterator[commandline.Shell]:
     commandline.forget()
 
 
-@pytest.mark.parametrize("columns", _WIDTHS)
+def assert_fits(run: Callable[..., commandline.Answer], argv: Sequence[str]) -> None:
+    for columns in _WIDTHS:
+        answer = run(*argv, COLUMNS=str(columns))
+        assert answer.out
+        assert max(map(len, answer.out.splitlines())) <= columns
+
+
 @pytest.mark.parametrize("argv", _ANSWERS, ids=" ".join)
-def test_no_line_of_an_answer_is_wider_than_the_terminal(
-    partitioned: commandline.Shell, argv: tuple[str, ...], columns: int
-) -> None:
-    answer = partitioned(*argv, COLUMNS=str(columns))
-
-    assert answer.out
-    assert max(map(len, answer.out.splitlines())) <= columns
+def test_answer_fits_the_terminal(partitioned: commandline.Shell, argv: Sequence[str]) -> None:
+    assert_fits(partitioned, argv)
 
 
-@pytest.mark.parametrize("columns", _WIDTHS)
-@pytest.mark.parametrize(
-    "words",
-    [
-        ("status",),
-        ("status", "gpu-1"),
-        ("plan", "all-disabled"),
-        ("plan", "all-disabled", "gpu-1"),
-        ("validate",),
-        ("layouts", "gpu-1"),
-        ("history", "gpu-1"),
-        ("capacity",),
-    ],
-    ids=" ".join,
-)
-def test_no_line_of_the_plugin_is_wider_than_the_terminal(
-    viewer: rig.Viewer, words: tuple[str, ...], columns: int
-) -> None:
-    answer = viewer.alone(*words, COLUMNS=str(columns))
-
-    assert answer.out
-    assert max(map(len, answer.out.splitlines())) <= columns
+@pytest.mark.parametrize("words", _OF_THE_PLUGIN, ids=" ".join)
+def test_answer_of_the_plugin_fits_the_terminal(viewer: rig.Viewer, words: Sequence[str]) -> None:
+    assert_fits(viewer.alone, words)
 
 
 @pytest.mark.parametrize("columns", _WIDTHS)
@@ -97,29 +83,18 @@ def test_the_preview_of_a_rollout_fits_the_terminal(columns: int) -> None:
     assert "training/worker-0" in shown
 
 
-@pytest.mark.parametrize("columns", _WIDTHS)
-def test_an_answer_fits_a_real_terminal(tmp_path: pathlib.Path, columns: int) -> None:
+@pytest.mark.parametrize("columns", [60, 200])
+def test_answer_and_remedy_fit_a_real_terminal(tmp_path: pathlib.Path, columns: int) -> None:
     environ = {"HOME": str(tmp_path), "PATH": os.environ["PATH"], "LANG": "C.UTF-8"}
+    missing = ["status", "--library-path", "/nonexistent.so"]
     out = terminal.run(["plan", "all-balanced", *_H100], columns=columns, environ=environ)
+    error = terminal.run(missing, columns=columns, environ=environ, status=1)
 
-    lines = [line.rstrip("\r") for line in _COLOUR.sub("", out).splitlines()]
+    lines = [line.rstrip("\r") for line in _COLOUR.sub("", out + error).splitlines()]
     (border,) = (line for line in lines if "┌" in line)
     assert max(map(len, lines)) <= columns
     assert len(border) > min(columns, 120) - 20
-
-
-@pytest.mark.parametrize("columns", _WIDTHS)
-def test_an_error_and_its_remedy_fit_a_real_terminal(tmp_path: pathlib.Path, columns: int) -> None:
-    environ = {"HOME": str(tmp_path), "PATH": os.environ["PATH"], "LANG": "C.UTF-8"}
-    out = terminal.run(
-        ["status", "--library-path", "/nonexistent.so"],
-        columns=columns,
-        environ=environ,
-        status=1,
-    )
-
-    assert max(len(line.rstrip("\r")) for line in out.splitlines()) <= columns
-    assert "To try it without a GPU, add --simulate" in " ".join(out.split())
+    assert "To try it without a GPU, add --simulate" in " ".join(error.split())
 
 
 @pytest.mark.parametrize("columns", ["0", "", "-5", "wide"])

@@ -1,9 +1,7 @@
 """The partitioner's manifests agree with its settings, and give it little."""
 
-import json
 from typing import Any
 
-import kubernetes.client
 import pytest
 import yaml
 
@@ -47,14 +45,6 @@ def read(pod: Object) -> tuple[settings.PartitionerSettings, Asked]:
     parsed = parser.parse(container["args"])
     assert parsed["command"] == "partitioner"
     return settings.partitioner_settings(parsed, environ), environ
-
-
-def test_objects_have_only_fields_that_the_api_defines(objects: dict[str, Object]) -> None:
-    with kubernetes.client.ApiClient() as client:
-        for kind, thing in objects.items():
-            typed = client.deserialize(json.dumps(thing), f"V1{kind}", "application/json")
-
-            assert client.sanitize_for_serialization(typed) == thing
 
 
 def test_it_recommends_by_default_and_knows_its_pod_and_namespace(pod: Object) -> None:
