@@ -23,9 +23,9 @@ def main() -> None:
     called = terminal.environ.get("MIG_MANAGER_CALLED") or sys.argv[0]
     status = cli.main(sys.argv[1:], terminal, program=called.rpartition("/")[2])
     if threading.active_count() > 1:
-        from mig_manager.adapters.nvml import hung_call  # noqa: PLC0415 - not for `--help`
+        from mig_manager.adapters.host import call_thread  # noqa: PLC0415 - not for `--help`
 
-        hung_call.exit_if_hung(status)
+        call_thread.exit_if_hung(status)
     sys.exit(status)
 
 

@@ -46,8 +46,10 @@ def of_node(
     )
     gpus: ports.Gpus = workers
     if settings.advertises_simulated:
-        gpus = advertising = node.AdvertisingGpus(workers, kube, name=settings.node_name)
-        advertising.start()
+        from mig_manager.sandbox import advertising  # noqa: PLC0415 - not for real GPUs
+
+        gpus = advertised = advertising.AdvertisingGpus(workers, kube, name=settings.node_name)
+        advertised.start()
     slots: ports.Slots | None = None
     if settings.max_concurrent_nodes:
         # Only where there is a budget.

@@ -11,7 +11,8 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from mig_manager import errors
-from mig_manager.agent import node_settings, settings
+from mig_manager.adapters.host import process
+from mig_manager.agent import settings
 from mig_manager.core import options
 
 TIMEOUT_S = 3.0
@@ -28,7 +29,7 @@ def main() -> int:
     """Check the agent of this container; return 0 if it is alive or serves no health, else 1."""
     try:
         command = _FIRST_PROCESS.read_bytes().decode(errors="replace").split("\0")
-        is_alive, message = check(command, node_settings.process_environ())
+        is_alive, message = check(command, process.environ())
     except errors.MigManagerError as error:
         is_alive, message = False, error.message
     except (OSError, http.client.HTTPException) as error:

@@ -10,8 +10,8 @@ import pathlib
 from collections.abc import Mapping
 
 from mig_manager import errors
-from mig_manager.agent import node_settings
-from mig_manager.core import host_settings, options, timing
+from mig_manager.adapters.host import process
+from mig_manager.core import host_settings, node_settings, options, timing
 from mig_manager.core.node import policy as policies
 
 
@@ -254,7 +254,7 @@ def agent_config_file(source: options.Source) -> pathlib.Path:
 
 def _default_config_file(source: options.Source) -> pathlib.Path:
     fallback = source.environ.get("DEFAULT_CONFIG_FILE")
-    return pathlib.Path(fallback) if fallback else node_settings.packaged_config()
+    return pathlib.Path(fallback) if fallback else process.packaged_config()
 
 
 def _served_file(source: options.Source) -> tuple[pathlib.Path, bool]:

@@ -9,9 +9,10 @@ from collections.abc import Mapping, Sequence
 
 import mig_manager
 from mig_manager import errors
-from mig_manager.adapters.host import log
-from mig_manager.agent import node_settings, settings
+from mig_manager.adapters.host import log, process
+from mig_manager.agent import settings
 from mig_manager.cli.toolkit import console, parser
+from mig_manager.core import node_settings
 
 _MIG_PARTED = "nvidia-mig-parted"
 _READING = frozenset({"status", "plan"})
@@ -176,7 +177,7 @@ def _demo(parsed: Mapping[str, object], terminal: console.Console) -> int:
         scenarios.Options(
             spec=chosen.spec,
             scenario=chosen.scenario,
-            packaged=node_settings.packaged_config(),
+            packaged=process.packaged_config(),
             is_real_time=chosen.is_real_time,
             is_kept=chosen.is_kept,
             exports=_path_exports(terminal.environ),

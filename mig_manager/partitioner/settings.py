@@ -7,8 +7,7 @@ import re
 from collections.abc import Mapping
 
 from mig_manager import errors
-from mig_manager.agent import node_settings
-from mig_manager.core import model, options, profile_name, timing
+from mig_manager.core import model, node_settings, options, profile_name, timing
 from mig_manager.core.fleet import partitioning
 from mig_manager.core.node import policy
 

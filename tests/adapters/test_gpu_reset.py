@@ -12,7 +12,8 @@ from mig_manager import errors
 from mig_manager.adapters.host import gpu_reset, programs
 from mig_manager.core import model
 from mig_manager.errors import Reason
-from mig_manager.sandbox.driver import nvidia_smi, states
+from mig_manager.sandbox.driver import states
+from testkit import nvidia_smi
 from tests import nvml_rig
 from tests.adapters import proc_tree, stand_ins
 from tests.nvml_rig import OFF, ON, Rig, mode_step

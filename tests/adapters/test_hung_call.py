@@ -8,33 +8,34 @@ from collections.abc import Callable, Iterator, Sequence
 import pytest
 
 from mig_manager import errors
+from mig_manager.adapters.host import call_thread
 from mig_manager.adapters.nvml import gpus as nvml_gpus
-from mig_manager.adapters.nvml import hung_call
+from mig_manager.adapters.nvml import last_calls
 from mig_manager.core import model, steps
 
 UUID = "GPU-00000000-0000-0000-0000-000000000003"
 
 
 @pytest.fixture
-def memory() -> Iterator[hung_call.LastCalls]:
-    made = hung_call.LastCalls()
+def memory() -> Iterator[last_calls.LastCalls]:
+    made = last_calls.LastCalls()
     yield made
     made.close()
 
 
 @pytest.fixture
-def recorder(memory: hung_call.LastCalls) -> hung_call.Recorder:
-    made = hung_call.Recorder()
+def recorder(memory: last_calls.LastCalls) -> last_calls.Recorder:
+    made = last_calls.Recorder()
     made.attach(os.dup(memory.fd))
     return made
 
 
-def noted(memory: hung_call.LastCalls) -> list[tuple[str, bool]]:
+def noted(memory: last_calls.LastCalls) -> list[tuple[str, bool]]:
     return [(str(call), call.is_running) for call in memory.read()]
 
 
 def test_a_call_is_noted_before_it_begins_and_after_it_returned(
-    memory: hung_call.LastCalls, recorder: hung_call.Recorder
+    memory: last_calls.LastCalls, recorder: last_calls.Recorder
 ) -> None:
     assert noted(memory) == []
     recorder.began("nvmlInit", 12.5)
@@ -46,7 +47,7 @@ def test_a_call_is_noted_before_it_begins_and_after_it_returned(
 
 
 def test_a_call_names_its_gpu_as_far_as_it_is_known(
-    memory: hung_call.LastCalls, recorder: hung_call.Recorder
+    memory: last_calls.LastCalls, recorder: last_calls.Recorder
 ) -> None:
     with recorder.on_gpu(3):
         recorder.began("nvmlDeviceGetUUID", 1.0)
@@ -62,7 +63,7 @@ def test_a_call_names_its_gpu_as_far_as_it_is_known(
 
 
 def test_each_thread_has_its_own_last_call_and_the_oldest_comes_first(
-    memory: hung_call.LastCalls, recorder: hung_call.Recorder
+    memory: last_calls.LastCalls, recorder: last_calls.Recorder
 ) -> None:
     for number in range(3):
         thread = threading.Thread(target=recorder.began, args=(f"nvml{number}", 9.0 - number))
@@ -72,7 +73,7 @@ def test_each_thread_has_its_own_last_call_and_the_oldest_comes_first(
 
 
 def test_a_thread_without_a_slot_is_left_out(
-    memory: hung_call.LastCalls, recorder: hung_call.Recorder
+    memory: last_calls.LastCalls, recorder: last_calls.Recorder
 ) -> None:
     ready = threading.Barrier(201)
 
@@ -92,7 +93,7 @@ def test_a_thread_without_a_slot_is_left_out(
 
 
 def test_names_that_are_too_long_are_cut(
-    memory: hung_call.LastCalls, recorder: hung_call.Recorder
+    memory: last_calls.LastCalls, recorder: last_calls.Recorder
 ) -> None:
     with recorder.on_gpu(3):
         recorder.set_gpu(3, "G" * 500, 5)
@@ -101,13 +102,13 @@ def test_names_that_are_too_long_are_cut(
     assert (len(call.function), call.minor, call.is_running) == (80, 5, True)
 
 
-def test_memory_that_was_overwritten_can_still_be_read(memory: hung_call.LastCalls) -> None:
+def test_memory_that_was_overwritten_can_still_be_read(memory: last_calls.LastCalls) -> None:
     os.pwrite(memory.fd, os.urandom(4096) + b"\1\xff\x1b" * 500, 0)
     for call in memory.read():
         assert str(call).isprintable()
 
 
-def test_a_note_costs_microseconds(recorder: hung_call.Recorder) -> None:
+def test_a_note_costs_microseconds(recorder: last_calls.Recorder) -> None:
     rounds = 10_000
     since = time.thread_time()
     for _ in range(rounds):
@@ -144,7 +145,7 @@ def test_a_call_in_a_thread_returns_its_result_or_raises_its_error(error: Except
     with pytest.raises(type(error)) as caught:
         nvml_gpus.ThreadGpus(Gpus(fail), timeout_s=60.0).observe()
     assert caught.value is error
-    assert not hung_call.is_hung()
+    assert not call_thread.is_hung()
 
 
 def test_a_call_that_hangs_is_given_up_and_known_to_hang() -> None:
@@ -159,6 +160,6 @@ def test_a_call_that_hangs_is_given_up_and_known_to_hang() -> None:
         with pytest.raises(errors.HardwareError, match=r"no answer within 0\.01 s") as caught:
             within.observe()
         assert caught.value.reason is errors.Reason.NVML_TIMEOUT
-        assert hung_call.is_hung()
+        assert call_thread.is_hung()
     finally:
         release.set()

@@ -25,12 +25,12 @@ def answer(value):
 """
 
 IN_A_CALL = """
-from mig_manager.adapters.nvml import hung_call, library
-hung_call.RECORDER.attach(int(sys.argv[-1]))
+from mig_manager.adapters.nvml import last_calls, library
+last_calls.RECORDER.attach(int(sys.argv[-1]))
 def nvmlFake(): doing()
 def work():
-    with hung_call.RECORDER.on_gpu(3):
-        hung_call.RECORDER.set_gpu(3, "GPU-3")
+    with last_calls.RECORDER.on_gpu(3):
+        last_calls.RECORDER.set_gpu(3, "GPU-3")
         library.call(nvmlFake)
 """
 
@@ -50,7 +50,7 @@ def child(script: str, *, timeout_s: float = 30.0) -> nvml_worker.WorkerGpus:
         ("os._exit(7)", False, "ended with status 7{} and no answer; {}"),
     ],
 )
-def test_worker_that_ends_early_reports_its_end_call_and_last_words(
+def test_worker_that_dies_reports_its_end_call_and_last_words(
     act: str,
     is_in_call: bool,  # noqa: FBT001 - a parameter of the table above
     end: str,
@@ -118,8 +118,8 @@ answer(model.NO_GPUS)
 def test_worker_that_hangs_between_calls_is_killed_and_reported() -> None:
     script = """
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
-hung_call.RECORDER.began("nvmlInit", 1.0)
-hung_call.RECORDER.returned()
+last_calls.RECORDER.began("nvmlInit", 1.0)
+last_calls.RECORDER.returned()
 signal.pause()
 """
     with pytest.raises(errors.HardwareError) as caught:

@@ -15,6 +15,7 @@ from mig_manager.adapters.kubernetes import api, node
 from mig_manager.cli.commands import doctor_report
 from mig_manager.core.node import cluster
 from mig_manager.core.records import readiness
+from mig_manager.sandbox import advertising
 from mig_manager.sandbox.node import objects
 from tests import waiting
 from tests.cluster import clusters, envtest
@@ -264,7 +265,9 @@ AGENT = f"mig-manager of node {OWN}"
                 patching(OUR_STATE, OTHER),
                 patching(annotations(**{cluster.STATUS_ANNOTATION: "{}"}), OTHER),
                 patching(CORDON, OTHER),
-                lambda scene: node.publish_resources(scene.agent, OTHER, {"nvidia.com/gpu": 8}),
+                lambda scene: advertising.publish_resources(
+                    scene.agent, OTHER, {"nvidia.com/gpu": 8}
+                ),
             ],
         ),
         (
@@ -365,8 +368,8 @@ def test_the_agent_may_lift_no_cordon(scene: Scene) -> None:
 
 
 def test_agent_of_simulated_gpus_offers_devices_and_0_of_removed_ones(scene: Scene) -> None:
-    node.publish_resources(scene.agent, OWN, {"nvidia.com/gpu": 8})
-    node.publish_resources(scene.agent, OWN, {"nvidia.com/mig-1g.5gb": 56})
+    advertising.publish_resources(scene.agent, OWN, {"nvidia.com/gpu": 8})
+    advertising.publish_resources(scene.agent, OWN, {"nvidia.com/mig-1g.5gb": 56})
 
     status = scene.people.get(f"{NODES}/{OWN}")["status"]
     expected = {"memory": "1Gi", "nvidia.com/gpu": "0", "nvidia.com/mig-1g.5gb": "56"}
@@ -374,7 +377,7 @@ def test_agent_of_simulated_gpus_offers_devices_and_0_of_removed_ones(scene: Sce
 
 
 def test_the_agent_may_remove_resources_of_gpus_from_its_own_node(scene: Scene) -> None:
-    node.publish_resources(scene.agent, OWN, {"nvidia.com/mig-3g.20gb": 4})
+    advertising.publish_resources(scene.agent, OWN, {"nvidia.com/mig-3g.20gb": 4})
 
     own = node.KubeNode(scene.agent, name=OWN, clock=host.SystemClock())
     view = own.remove_resources(["nvidia.com/mig-3g.20gb"])

@@ -13,7 +13,7 @@ import mig_manager
 from mig_manager import errors
 from mig_manager.adapters.host import log
 from mig_manager.adapters.nvml import client as nvml_worker
-from mig_manager.adapters.nvml import hung_call, library
+from mig_manager.adapters.nvml import last_calls, library
 from mig_manager.agent import metrics
 from mig_manager.catalogue import hardware
 from mig_manager.core import model, profile_name, steps
@@ -289,11 +289,11 @@ worker.main(["serve"])
 
 
 def test_calls_are_counted_by_function_and_the_count_restarts_once_read() -> None:
-    hung_call.RECORDER.take_totals()
+    last_calls.RECORDER.take_totals()
     library.call(len, "abc")
     library.call(len, "abc")
     library.call(abs, -1)
 
-    counts = [(function, count) for function, count, _ in hung_call.RECORDER.take_totals()]
+    counts = [(function, count) for function, count, _ in last_calls.RECORDER.take_totals()]
     assert counts == [("abs", 1), ("len", 2)]
-    assert hung_call.RECORDER.take_totals() == ()
+    assert last_calls.RECORDER.take_totals() == ()

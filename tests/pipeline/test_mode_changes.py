@@ -15,8 +15,8 @@ from mig_manager.core import model
 from mig_manager.core.node import cluster
 from mig_manager.errors import Reason
 from mig_manager.sandbox.driver import library as simulated
-from mig_manager.sandbox.driver import nvidia_smi, states
-from testkit import nvml_faults
+from mig_manager.sandbox.driver import states
+from testkit import nvidia_smi, nvml_faults
 from tests import fakes, scenes
 from tests.adapters import proc_tree
 from tests.faults import nvml_codes, nvml_node

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from mig_manager import errors
-from mig_manager.agent import node_settings, settings
+from mig_manager.adapters.host import process
+from mig_manager.agent import settings
 from mig_manager.cli.commands import rollout_settings
 from mig_manager.cli.commands import settings as command_settings
 from mig_manager.cli.toolkit import parser
@@ -357,7 +358,7 @@ def test_a_command_line_and_its_variables_choose(
             "/default",
             True,
         ),
-        ({}, str(node_settings.packaged_config()), True),
+        ({}, str(process.packaged_config()), True),
     ],
 )
 def test_generated_layouts_precede_every_file_but_the_owners(

@@ -10,8 +10,8 @@ import pytest
 
 from mig_manager.adapters.host import programs
 from mig_manager.sandbox.driver import library as simulated
-from mig_manager.sandbox.driver import nvidia_smi, states
-from testkit import nvml_faults
+from mig_manager.sandbox.driver import states
+from testkit import nvidia_smi, nvml_faults
 from tests.sandbox import library
 
 _MISMATCH = 18

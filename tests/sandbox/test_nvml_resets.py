@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pynvml
 import pytest
 
-from mig_manager.sandbox.driver import nvidia_smi, states
-from testkit import nvml_faults
+from mig_manager.sandbox.driver import states
+from testkit import nvidia_smi, nvml_faults
 from tests import nvml_rig
 
 FIRST, SECOND = "00000000:07:00.0", "00000000:0F:00.0"

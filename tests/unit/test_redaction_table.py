@@ -6,7 +6,7 @@ import string
 
 import pytest
 
-from mig_manager.core import redaction
+from mig_manager.cli.commands import redaction
 
 HIDDEN = "hunter2"
 """In texts whose credential has a name; others are credentials by their looks."""

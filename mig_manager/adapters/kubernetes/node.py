@@ -1,4 +1,4 @@
-"""Our own Node object: read it, change it in one patch, publish Events and resources on it."""
+"""Our own Node object: read it, change it in one patch, publish Events on it."""
 
 import collections
 import dataclasses
@@ -9,15 +9,15 @@ import secrets
 import threading
 import time
 import urllib.parse
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import structlog
 
 from mig_manager import errors
 from mig_manager.adapters.kubernetes import api, events
-from mig_manager.core import model, ports, steps, timing
-from mig_manager.core.node import cluster, resources
+from mig_manager.core import timing
+from mig_manager.core.node import cluster
 from mig_manager.core.records import readiness
 
 _CONFLICTS_S = 10.0
@@ -321,76 +321,3 @@ def _spec(change: cluster.NodePatch, node: _Node) -> dict[str, Any]:
         taints = [taint for taint in taints if taint["key"] != cluster.HOLD_TAINT]
         taints += [{"key": cluster.HOLD_TAINT, "effect": "NoSchedule"}] * change.hold_taint
     return {} if taints == list(node.taints) else {"taints": taints}
-
-
-class AdvertisingGpus:
-    """Implements ``ports.Gpus`` over another, and advertises what it observes.
-
-    For simulated GPUs, which no device plugin finds. Kubelet keeps resources that it did not
-    create, and a pod that requests them starts without a device. The pipeline observes after each
-    change, so the node always advertises what the GPUs have. An API failure is logged and does not
-    fail the change; the next observation tries again.
-    """
-
-    def __init__(self, gpus: ports.Gpus, kube: api.KubeApi, *, name: str) -> None:
-        self._gpus = gpus
-        self._kube = kube
-        self._name = name
-        self._advertised: tuple[str, dict[str, int]] | None = None
-        """UID of the Node, which kubelet may register again, and the devices."""
-        self._observed = model.NO_GPUS
-
-    def observe(self) -> model.ObservedGpus:
-        gpus = self._observed = self._gpus.observe()
-        self._advertise()
-        return gpus
-
-    def execute(self, plan: steps.Plan, seen: Sequence[model.Gpu] = ()) -> model.ObservedGpus:
-        changed = self._gpus.execute(plan, seen)
-        self._observed = self._observed.updated(changed)
-        self._advertise()
-        return changed
-
-    def start(self) -> None:
-        """Advertise the present devices before any layout is requested."""
-        try:
-            self.observe()
-        except errors.HardwareError as error:
-            _log.warning("gpus_not_advertised", reason=error.reason.value, error=error.message)
-
-    def _advertise(self) -> None:
-        counts = resources.counts(self._observed)
-        try:
-            uid = cluster.parse_node(self._kube.get(path(self._name))).uid
-            if (uid, counts) == self._advertised:
-                return
-            publish_resources(self._kube, self._name, counts)
-        except errors.ClusterError as error:
-            self._advertised = None
-            _log.warning("gpus_not_advertised", reason=error.reason.value, error=error.message)
-        else:
-            self._advertised = uid, counts
-            _log.info("gpus_advertised", resources=counts)
-
-
-def publish_resources(kube: api.KubeApi, name: str, counts: Mapping[str, int]) -> None:
-    """Advertise these devices of a node and no others; needs the right to patch ``nodes/status``.
-
-    A resource that is gone becomes 0, as with kubelet: a kubelet that still knows it would undo
-    its removal.
-
-    Raises:
-        ClusterError: The API refused or does not answer.
-    """
-    status = kube.get(path(name)).get("status") or {}
-    change: dict[str, dict[str, str]] = {}
-    # Kubelet derives allocatable from capacity, but only with its next heartbeat.
-    for field in ("capacity", "allocatable"):
-        with cluster.understood("the node"):
-            current = cluster.gpu_resources(status.get(field))
-        desired = {key: 0 for key in current if resources.is_device(key)} | dict(counts)
-        change[field] = {
-            key: str(count) for key, count in desired.items() if current.get(key) != count
-        }
-    if any(change.values()):
-        kube.patch(f"{path(name)}/status", {"status": change})

@@ -17,7 +17,7 @@ import structlog
 
 from mig_manager import errors
 from mig_manager.adapters.host import procfs, subprocesses
-from mig_manager.adapters.nvml import hung_call
+from mig_manager.adapters.nvml import last_calls
 from mig_manager.core import messages, model, ports, standbys, steps
 
 _MODULE = "mig_manager.adapters.nvml.worker"
@@ -55,12 +55,12 @@ class _Worker:
     """A worker, the memory that it notes its calls in, and what is known of its end."""
 
     def __init__(self, command: Sequence[str]) -> None:
-        self.calls: tuple[hung_call.Call, ...] = ()
+        self.calls: tuple[last_calls.Call, ...] = ()
         """The last call of each of its threads, the oldest first; known once it was ended."""
         self.ended_s = 0.0
         with contextlib.ExitStack() as stack:
             try:
-                self._last_calls = stack.enter_context(contextlib.closing(hung_call.LastCalls()))
+                self._last_calls = stack.enter_context(contextlib.closing(last_calls.LastCalls()))
                 self.child = subprocesses.Child(
                     (*command, "--last-calls-fd", str(self._last_calls.fd)),
                     pass_fds=(self._last_calls.fd,),
@@ -81,7 +81,7 @@ class _Worker:
         return is_gone
 
     @property
-    def running(self) -> list[hung_call.Call]:
+    def running(self) -> list[last_calls.Call]:
         """Its calls that had not returned."""
         return [call for call in self.calls if call.is_running]
 

@@ -13,7 +13,7 @@ from typing import Any
 import pynvml
 
 from mig_manager import errors
-from mig_manager.adapters.nvml import hung_call, library
+from mig_manager.adapters.nvml import last_calls, library
 from mig_manager.core import model, profile_name
 
 Handle = Any
@@ -72,7 +72,7 @@ def find(index: int, uuid: str, known: model.Gpu | None) -> "Device":
     ``nvmlDeviceGetHandleByUUID`` attaches every GPU to find the one, and answers GPU_IS_LOST where
     any of them is lost (nvml.h). The PCI address and the index attach one.
     """
-    hung_call.RECORDER.set_gpu(index, uuid)
+    last_calls.RECORDER.set_gpu(index, uuid)
     if known is not None and known.pci_address:
         by_address = pynvml.nvmlDeviceGetHandleByPciBusId
         handle = library.call(by_address, known.pci_address.upper().encode())

@@ -12,7 +12,7 @@ import pynvml
 
 from mig_manager import errors
 from mig_manager.adapters.nvml import device as gpu_device
-from mig_manager.adapters.nvml import hung_call, library, observe
+from mig_manager.adapters.nvml import last_calls, library, observe
 from mig_manager.core import model, steps, timing
 
 _GONE = frozenset({pynvml.NVML_ERROR_NOT_FOUND})
@@ -65,7 +65,7 @@ class Executor:
         An IN_USE error names the processes that use the GPU or the instance.
         """
         name = f"GPU {self.plan.gpu_index} ({self.plan.gpu_uuid})"
-        with hung_call.RECORDER.on_gpu(self.plan.gpu_index):
+        with last_calls.RECORDER.on_gpu(self.plan.gpu_index):
             for step in self.plan.steps:
                 try:
                     self._perform_once_idle(step)
@@ -135,7 +135,7 @@ class Executor:
             if self.proc_root is not None:
                 # Each time, because a change of MIG mode may change it (nvml.h).
                 minor = self._device.minor()
-                hung_call.RECORDER.set_gpu(self.plan.gpu_index, self.plan.gpu_uuid, minor)
+                last_calls.RECORDER.set_gpu(self.plan.gpu_index, self.plan.gpu_uuid, minor)
         return self._device
 
     def _destroy_compute_instance(self, step: steps.DestroyComputeInstance) -> None:

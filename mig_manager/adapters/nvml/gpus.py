@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, TypeVar
 import pynvml
 
 from mig_manager import errors
+from mig_manager.adapters.host import call_thread
 from mig_manager.adapters.nvml import device as gpu_device
-from mig_manager.adapters.nvml import execute, hung_call, library, observe
+from mig_manager.adapters.nvml import execute, last_calls, library, observe
 from mig_manager.core import model, steps, timing
 
 if TYPE_CHECKING:
@@ -167,7 +168,7 @@ def _require_fresh(plan: steps.GpuPlan, known: model.Gpu | None) -> None:
     if not new or plan.changes_mode:
         return
     name = f"GPU {plan.gpu_index} ({plan.gpu_uuid})"
-    with hung_call.RECORDER.on_gpu(plan.gpu_index):
+    with last_calls.RECORDER.on_gpu(plan.gpu_index):
         try:
             device = gpu_device.find(plan.gpu_index, plan.gpu_uuid, known)
             existing = device.gpu_instances(sorted({profile_id for profile_id, _ in new}))
@@ -244,7 +245,7 @@ class ThreadGpus:
     """Implements ``ports.Gpus``: each call of other GPUs in a thread; for read-only commands.
 
     While the main thread is in a hung call, Python handles no signal. Here it only waits, with a
-    deadline. The hung thread cannot be ended: see ``hung_call.exit_if_hung``.
+    deadline. The hung thread cannot be ended: see ``call_thread.exit_if_hung``.
     """
 
     def __init__(self, gpus: "ports.Gpus", *, timeout_s: float) -> None:
@@ -260,7 +261,7 @@ class ThreadGpus:
         return self._wait(lambda: self._gpus.execute(plan, seen))
 
     def _wait(self, work: Callable[[], model.ObservedGpus]) -> model.ObservedGpus:
-        call = hung_call.CallThread(work)
+        call = call_thread.CallThread(work)
         call.join(self._timeout_s)
         if call.is_alive():
             raise errors.HardwareError(
@@ -272,10 +273,10 @@ class ThreadGpus:
 
 def _each(actions: Sequence[Callable[[], _Result]]) -> list[_Result]:
     """Run the actions in parallel; when all have ended, raise their failures in one error."""
-    calls: list[hung_call.CallThread[_Result]] = []
+    calls: list[call_thread.CallThread[_Result]] = []
     try:
         for action in actions:
-            calls.append(hung_call.CallThread(action))  # noqa: PERF401 - those that started are joined
+            calls.append(call_thread.CallThread(action))  # noqa: PERF401 - those that started are joined
     finally:
         # In any case: the session must not be closed under any of them.
         for call in calls:

@@ -15,7 +15,7 @@ import pynvml
 
 from mig_manager import errors
 from mig_manager.adapters.host import programs
-from mig_manager.adapters.nvml import hung_call
+from mig_manager.adapters.nvml import last_calls
 
 _REASONS: dict[int, errors.Reason] = {
     pynvml.NVML_ERROR_UNINITIALIZED: errors.Reason.DRIVER_NOT_LOADED,
@@ -106,7 +106,7 @@ def call(function: Callable[..., Any], *args: object) -> Any:
         HardwareError: NVML answered anything but success; with operation and code, without GPU.
     """
     since = time.monotonic()
-    hung_call.RECORDER.began(function.__name__, since)
+    last_calls.RECORDER.began(function.__name__, since)
     try:
         return function(*args)
     except pynvml.NVMLError as error:
@@ -120,8 +120,8 @@ def call(function: Callable[..., Any], *args: object) -> Any:
         # The binding takes every text for UTF-8; the path of a process need not be.
         raise from_code(pynvml.NVML_ERROR_UNKNOWN, operation=function.__name__) from error
     finally:
-        hung_call.RECORDER.returned()
-        hung_call.RECORDER.count(function.__name__, time.monotonic() - since)
+        last_calls.RECORDER.returned()
+        last_calls.RECORDER.count(function.__name__, time.monotonic() - since)
 
 
 def call_unless(codes: Collection[int], function: Callable[..., Any], *args: object) -> Any | None:
@@ -167,7 +167,7 @@ def find(roots: Iterable[str]) -> str | None:
 
 def _is_loadable() -> bool:
     try:
-        with hung_call.RECORDER.calling("dlopen"):
+        with last_calls.RECORDER.calling("dlopen"):
             ctypes.CDLL(programs.NVML)
     except OSError:
         return False
@@ -207,7 +207,7 @@ def _load(path: str) -> None:
     if getattr(pynvml.nvmlLib, "_name", None) == path:
         return
     try:
-        with hung_call.RECORDER.calling("dlopen"):
+        with last_calls.RECORDER.calling("dlopen"):
             library = ctypes.CDLL(path)
     except OSError as error:
         raise errors.HardwareError(

@@ -7,7 +7,7 @@ import pynvml
 
 from mig_manager import errors
 from mig_manager.adapters.nvml import device as gpu_device
-from mig_manager.adapters.nvml import hung_call, library
+from mig_manager.adapters.nvml import last_calls, library
 from mig_manager.core import model
 
 _ARCHITECTURES = {
@@ -31,14 +31,14 @@ def gpu(index: int, *, notes_minor: bool = False) -> model.Gpu | model.Unreachab
     uuid = ""
     has_handle = False
     try:
-        with hung_call.RECORDER.on_gpu(index):
+        with last_calls.RECORDER.on_gpu(index):
             handle = library.call(pynvml.nvmlDeviceGetHandleByIndex, index)
             has_handle = True
             uuid = library.call(pynvml.nvmlDeviceGetUUID, handle)
-            hung_call.RECORDER.set_gpu(index, uuid)
+            last_calls.RECORDER.set_gpu(index, uuid)
             device = gpu_device.Device(handle)
             if notes_minor:
-                hung_call.RECORDER.set_gpu(index, uuid, device.minor())
+                last_calls.RECORDER.set_gpu(index, uuid, device.minor())
             return in_full(index, uuid, device)
     except errors.HardwareError as error:
         # A container without the device node of a GPU gets no handle of it. Without the privilege

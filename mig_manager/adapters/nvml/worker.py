@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 
 from mig_manager import errors
 from mig_manager.adapters.host import subprocesses
-from mig_manager.adapters.nvml import hung_call
+from mig_manager.adapters.nvml import last_calls
 
 _PROC = pathlib.Path("/proc")
 _WAIT_S = 60.0
@@ -55,7 +55,7 @@ def _serve(arguments: argparse.Namespace, parent: subprocesses.Parent) -> int:
     from mig_manager.adapters.nvml import gpus as nvml_gpus  # noqa: PLC0415 - as above
 
     if arguments.last_calls_fd is not None:
-        hung_call.RECORDER.attach(arguments.last_calls_fd)
+        last_calls.RECORDER.attach(arguments.last_calls_fd)
     if arguments.simulate_state is not None:
         _simulate(arguments.simulate_state)
     proc_root = arguments.proc_root
@@ -93,7 +93,7 @@ def _serve(arguments: argparse.Namespace, parent: subprocesses.Parent) -> int:
     if request is None:
         return 1
     outcome = subprocesses.attempt(answer)
-    parent.send((outcome, hung_call.RECORDER.take_totals()))
+    parent.send((outcome, last_calls.RECORDER.take_totals()))
     return 0
 
 

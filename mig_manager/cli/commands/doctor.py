@@ -14,11 +14,10 @@ from typing import Generic, TypeVar
 
 from mig_manager import errors
 from mig_manager.adapters import host, pod_resources
-from mig_manager.adapters.host import procfs
+from mig_manager.adapters.host import call_thread, procfs
 from mig_manager.adapters.kubernetes import api, node, pods
 from mig_manager.adapters.kubernetes import claims as kube_claims
 from mig_manager.adapters.nvml import client as nvml_worker
-from mig_manager.adapters.nvml import hung_call
 from mig_manager.cli.commands import settings as command_settings
 from mig_manager.cli.commands.doctor_report import Finding, Report, Verdict, fail, skipped, table
 from mig_manager.cli.toolkit import console
@@ -62,7 +61,7 @@ def examine(checks: Sequence[Check], facts: "Facts", *, timeout_s: float) -> Rep
     """Run checks in parallel and within one time-out; one that fails does not affect others."""
     deadline = time.monotonic() + timeout_s
     answers = {
-        check: hung_call.CallThread(lambda check=check: tuple(check.run(facts)))  # type: ignore[misc]
+        check: call_thread.CallThread(lambda check=check: tuple(check.run(facts)))  # type: ignore[misc]
         for check in checks
     }
 

@@ -11,12 +11,11 @@ from collections.abc import Callable, Mapping
 
 from mig_manager import errors
 from mig_manager.adapters import host
-from mig_manager.agent import node_settings
 from mig_manager.change import local
 from mig_manager.cli.commands import progress
 from mig_manager.cli.commands import settings as command_settings
 from mig_manager.cli.toolkit import console
-from mig_manager.core import model, ports, steps
+from mig_manager.core import model, node_settings, ports, steps
 
 _PROCESSES_TIMEOUT_S = 5.0  # how long 'status' may look for GPU processes
 
@@ -133,8 +132,7 @@ class GpuAccess:
 
     def processes(self) -> Mapping[str, tuple[steps.GpuProcess, ...]] | None:
         """Return the processes that use each GPU, by its UUID; None if that is not known."""
-        from mig_manager.adapters.host import procfs
-        from mig_manager.adapters.nvml import hung_call
+        from mig_manager.adapters.host import call_thread, procfs
         from mig_manager.adapters.nvml import processes as nvml_processes
 
         inspect = functools.partial(
@@ -147,7 +145,7 @@ class GpuAccess:
         )
         timeout_s = min(_PROCESSES_TIMEOUT_S, self._chosen.gpu_timeout_s)
         try:
-            return dict(hung_call.CallThread(inspect).result(timeout_s).processes)
+            return dict(call_thread.CallThread(inspect).result(timeout_s).processes)
         except (errors.HardwareError, OSError):
             return None
 

@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from mig_manager import errors
-from mig_manager.adapters.host import files, log
-from mig_manager.agent import node_settings, served_layouts
+from mig_manager.adapters.host import files, log, process
+from mig_manager.agent import served_layouts
 from mig_manager.change import apply, boot
 from mig_manager.cli.commands import gpu_access
 from mig_manager.cli.commands import settings as command_settings
@@ -313,7 +313,7 @@ class _Command:
         return every.layout(name, (gpus,))
 
     def _read(self, file: str | None) -> config.Document:
-        packaged = node_settings.packaged_config()
+        packaged = process.packaged_config()
         return self._terminal.layout_file(
             file or str(packaged),
             source=file or f"built-in {packaged.name}",

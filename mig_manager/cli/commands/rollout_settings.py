@@ -6,9 +6,8 @@ import re
 from collections.abc import Mapping
 
 from mig_manager import errors
-from mig_manager.agent import node_settings
 from mig_manager.cli.commands import settings as command_settings
-from mig_manager.core import options
+from mig_manager.core import node_settings, options
 from mig_manager.core.fleet import nodes, rollout
 
 _AMOUNT = re.compile(r"([1-9][0-9]{0,5})|(100|[1-9]?[0-9])%")

@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from mig_manager import errors
-from mig_manager.agent import node_settings, settings
-from mig_manager.core import host_settings, options
+from mig_manager.adapters.host import process
+from mig_manager.agent import settings
+from mig_manager.core import host_settings, node_settings, options
 
 OUTPUT = "output"  # the heading in help of what concerns the answer
 _PROC = pathlib.Path("/proc")
@@ -353,7 +354,7 @@ def hook_variables(command: str, chosen: CommandSettings) -> Mapping[str, str]:
     if command == "restore":
         return variables | {"MIG_PARTED_CHECKPOINT_FILE": chosen.checkpoint_file or ""}
     return variables | {
-        "MIG_PARTED_CONFIG_FILE": chosen.config_file or str(node_settings.packaged_config()),
+        "MIG_PARTED_CONFIG_FILE": chosen.config_file or str(process.packaged_config()),
         "MIG_PARTED_SKIP_RESET": str(chosen.is_reset_skipped).lower(),
     }
 

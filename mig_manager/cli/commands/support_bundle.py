@@ -17,14 +17,13 @@ from collections.abc import Callable, Mapping, Sequence
 
 import mig_manager
 from mig_manager import errors
-from mig_manager.adapters.host import files, journald, programs
+from mig_manager.adapters.host import call_thread, files, journald, programs
 from mig_manager.adapters.kubernetes import api, report
-from mig_manager.adapters.nvml import hung_call
 from mig_manager.agent import settings
-from mig_manager.cli.commands import doctor, doctor_checks, doctor_report
+from mig_manager.cli.commands import doctor, doctor_checks, doctor_report, redaction
 from mig_manager.cli.commands import settings as command_settings
 from mig_manager.cli.toolkit import console, gpu_report, parser
-from mig_manager.core import bar, messages, options, redaction
+from mig_manager.core import bar, messages, options
 from mig_manager.core.layout import plans
 
 MANIFEST = "manifest.json"
@@ -80,7 +79,7 @@ def collect(
     deadline_s = time.monotonic() + timeout_s
     secrets = _secrets(chosen, environ)
     threads = {
-        name: hung_call.CallThread(read) for name, read in _sources(chosen, environ).items()
+        name: call_thread.CallThread(read) for name, read in _sources(chosen, environ).items()
     }
     members: dict[str, str] = {}
     missing: dict[str, str] = {}

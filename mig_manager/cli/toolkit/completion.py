@@ -25,14 +25,13 @@ def answer(parsed: Mapping[str, object], environ: Mapping[str, str]) -> str:
             return _SCRIPTS[shell]()
         reason = f"no completion for {shell!r}" if shell else "name a shell"
         raise errors.UsageError(f"{reason}; there is one for {', '.join(_SCRIPTS)}")
-    from mig_manager.adapters.host import files  # noqa: PLC0415 - only for layouts
-    from mig_manager.agent import node_settings  # noqa: PLC0415 - only for layouts
+    from mig_manager.adapters.host import files, process  # noqa: PLC0415 - only for layouts
     from mig_manager.cli.commands import settings as command_settings  # noqa: PLC0415 - only for layouts
     from mig_manager.core.layout import config  # noqa: PLC0415 - only for layouts
 
     name = command_settings.command_settings(parsed, environ).config_file
     # Standard input is the user's, who is still typing.
-    source = files.ConfigFile(node_settings.packaged_config() if name in (None, "-") else name)
+    source = files.ConfigFile(process.packaged_config() if name in (None, "-") else name)
     found = config.parse(source.read(), source=source.name).layouts
     return "".join(f"{each}\n" for each in found if parser.SAFE_WORD.fullmatch(each))
 

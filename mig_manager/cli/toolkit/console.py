@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING, TextIO, TypeVar
 
 from mig_manager import errors
 from mig_manager.adapters import host
-from mig_manager.adapters.host import log
-from mig_manager.agent import node_settings
+from mig_manager.adapters.host import log, process
 from mig_manager.cli.toolkit import parser
-from mig_manager.core import bar, messages
+from mig_manager.core import bar, messages, node_settings
 
 if TYPE_CHECKING:
     from mig_manager.core.layout import config
@@ -69,7 +68,7 @@ class Console:
             stdin=sys.stdin or nowhere.open(),
             stdout=sys.stdout or nowhere.open("w"),
             stderr=sys.stderr or nowhere.open("w"),
-            environ=node_settings.process_environ(),
+            environ=process.environ(),
             program=program,
         )
 

@@ -289,7 +289,8 @@ def flagged(command: str) -> tuple[options.Option, ...]:
 
 
 def _declared(command: str) -> tuple[options.Option, ...]:
-    from mig_manager.agent import node_settings, settings  # noqa: PLC0415 - each command loads its own
+    from mig_manager.agent import settings  # noqa: PLC0415 - each command loads its own
+    from mig_manager.core import node_settings  # noqa: PLC0415 - each command loads its own
 
     if command in {"", "agent", "help", "schema", "version"}:
         own = {

@@ -1,4 +1,4 @@
-"""``nvidia-smi`` of a simulated node: ``python -m mig_manager.sandbox.driver.nvidia_smi STATE``.
+"""``nvidia-smi`` of a simulated node: ``python -m testkit.nvidia_smi STATE``.
 
 It has the options that mig-manager uses, for GPUs named with ``-i``: ``-q -x``, ``--gpu-reset``
 and ``-pm``. Exit statuses are those of ``nvidia-smi(1)``; texts are as seen in public logs. Two
@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 from mig_manager.sandbox.driver import state_file, states, transitions
 
-_MODULE = "mig_manager.sandbox.driver.nvidia_smi"
+_MODULE = "testkit.nvidia_smi"
 _OTHER = 255
 _STATUSES = {
     states.Code.NOT_SUPPORTED: 3,

@@ -1,4 +1,4 @@
-"""Calls into the driver that may never return: run them in a thread, and name the one that hung.
+"""The last call of each thread of a worker, which names the one that hung in the driver.
 
 A stuck thread can report nothing. So each thread of a worker notes its call in shared memory
 first, and the agent reads it when the worker gave no answer. A note costs a few microseconds.
@@ -11,10 +11,7 @@ import os
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterator
-from typing import Generic, TypeVar, cast
-
-_Result = TypeVar("_Result")
+from collections.abc import Iterator
 
 _SLOTS = 128
 """Threads that can leave a note: one for each GPU, the main thread, and plenty to spare."""
@@ -32,48 +29,6 @@ _SLOT_BYTES = _CALL_AT + _CALL.size
 _RUNNING = 1
 _RETURNED = 2
 _UNKNOWN = -1
-
-
-class CallThread(threading.Thread, Generic[_Result]):
-    """Work under way in a thread of its own, which may never return."""
-
-    def __init__(self, work: Callable[[], _Result]) -> None:
-        super().__init__(name="gpu-call", daemon=True)
-        self._work = work
-        self.error: BaseException | None = None
-        self._result: _Result | None = None
-        self.start()
-
-    def run(self) -> None:
-        """Do the work."""
-        try:
-            self._result = self._work()
-        except BaseException as error:  # noqa: BLE001 - raised by result()
-            self.error = error
-
-    def result(self, timeout_s: float | None = None) -> _Result:
-        """Return what the work returned, or raise what it raised; TimeoutError if not in time."""
-        self.join(timeout_s)
-        if self.is_alive():
-            raise TimeoutError
-        if self.error is not None:
-            raise self.error
-        return cast("_Result", self._result)
-
-
-def is_hung() -> bool:
-    """Return whether a call is still under way."""
-    return any(isinstance(thread, CallThread) for thread in threading.enumerate())
-
-
-def exit_if_hung(status: int) -> None:
-    """End the process at once if a call is still under way.
-
-    The interpreter would wait for threads that the call started, and the vendor's library unloads
-    in an orderly way only if its locks are free.
-    """
-    if is_hung():
-        os._exit(status)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,11 +1,7 @@
-"""Settings that the agent and the commands on a node share: the GPUs, files, and logs.
-
-The only reader of the environment.
-"""
+"""Settings that the agent and the commands on a node share: the GPUs, files, and logs."""
 
 import dataclasses
 import enum
-import os
 import pathlib
 import re
 from collections.abc import Mapping
@@ -13,7 +9,6 @@ from collections.abc import Mapping
 from mig_manager import errors
 from mig_manager.core import host_settings, options
 
-_PACKAGE = pathlib.Path(__file__).parents[1]
 _LOCK_FILE = pathlib.Path("/run/mig-manager/lock")
 """On a file system that a reboot empties: no lock survives a reboot."""
 # On a disk: they are for the time after a reboot or a loss of power.
@@ -178,20 +173,6 @@ class NodeSettings(DocumentSettings):
         group=_GPUS,
         commands=f"agent {_WITH_GPUS}",
     )
-
-
-def process_environ() -> Mapping[str, str]:
-    """Return the environment of this process."""
-    return os.environ
-
-
-def packaged_config() -> pathlib.Path:
-    """Return the config document that comes with the program.
-
-    A wheel carries it inside the package; a source checkout has it beside the package.
-    """
-    inside = _PACKAGE / "profiles" / "mig-parted.yaml"
-    return inside if inside.exists() else _PACKAGE.parent / "profiles" / "mig-parted.yaml"
 
 
 def gpu_access(source: options.Source) -> GpuAccess:

@@ -7,11 +7,12 @@ import pytest
 import structlog
 
 from mig_manager import errors
-from mig_manager.adapters.kubernetes import api, node
+from mig_manager.adapters.kubernetes import api
 from mig_manager.catalogue import hardware
 from mig_manager.core import model
 from mig_manager.core.layout import config
 from mig_manager.core.planner import planner
+from mig_manager.sandbox import advertising
 from mig_manager.sandbox.apiserver import resources
 from testkit import apiserver
 from tests import fake_ports, fakes
@@ -38,8 +39,8 @@ class Rig:
         self.node = fakes.NodeRig(gpus=(hardware.template(hardware.find("A100-SXM4-40GB"), 0),))
         self.gpus = self.started_agent()
 
-    def started_agent(self) -> node.AdvertisingGpus:
-        return node.AdvertisingGpus(fake_ports.FakeGpus(self.node), self.kube, name="n1")
+    def started_agent(self) -> advertising.AdvertisingGpus:
+        return advertising.AdvertisingGpus(fake_ports.FakeGpus(self.node), self.kube, name="n1")
 
     def status(self) -> dict[str, dict[str, str]]:
         found: dict[str, dict[str, str]] = self.server.get(resources.NODES, "n1")["status"]

@@ -1,0 +1,50 @@
+"""Calls that may never return: run each in a thread, and wait for it until a deadline."""
+
+import os
+import threading
+from collections.abc import Callable
+from typing import Generic, TypeVar, cast
+
+_Result = TypeVar("_Result")
+
+
+class CallThread(threading.Thread, Generic[_Result]):
+    """Work under way in a thread of its own, which may never return."""
+
+    def __init__(self, work: Callable[[], _Result]) -> None:
+        super().__init__(name="call", daemon=True)
+        self._work = work
+        self.error: BaseException | None = None
+        self._result: _Result | None = None
+        self.start()
+
+    def run(self) -> None:
+        """Do the work."""
+        try:
+            self._result = self._work()
+        except BaseException as error:  # noqa: BLE001 - raised by result()
+            self.error = error
+
+    def result(self, timeout_s: float | None = None) -> _Result:
+        """Return what the work returned, or raise what it raised; TimeoutError if not in time."""
+        self.join(timeout_s)
+        if self.is_alive():
+            raise TimeoutError
+        if self.error is not None:
+            raise self.error
+        return cast("_Result", self._result)
+
+
+def is_hung() -> bool:
+    """Return whether a call is still under way."""
+    return any(isinstance(thread, CallThread) for thread in threading.enumerate())
+
+
+def exit_if_hung(status: int) -> None:
+    """End the process at once if a call is still under way.
+
+    The interpreter would wait for threads that the call started, and the vendor's library unloads
+    in an orderly way only if its locks are free.
+    """
+    if is_hung():
+        os._exit(status)

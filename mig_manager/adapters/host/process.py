@@ -1,0 +1,24 @@
+"""What belongs to this process: its environment, and the file that comes with the program.
+
+The only reader of the environment; linters ban it everywhere else.
+"""
+
+import os
+import pathlib
+from collections.abc import Mapping
+
+_PACKAGE = pathlib.Path(__file__).parents[2]
+
+
+def environ() -> Mapping[str, str]:
+    """Return the environment of this process."""
+    return os.environ
+
+
+def packaged_config() -> pathlib.Path:
+    """Return the config document that comes with the program.
+
+    A wheel carries it inside the package; a source checkout has it beside the package.
+    """
+    inside = _PACKAGE / "profiles" / "mig-parted.yaml"
+    return inside if inside.exists() else _PACKAGE.parent / "profiles" / "mig-parted.yaml"

@@ -1,0 +1,87 @@
+"""Advertise simulated GPUs on the Node of a cluster, as kubelet does for a device plugin."""
+
+from collections.abc import Mapping, Sequence
+
+import structlog
+
+from mig_manager import errors
+from mig_manager.adapters.kubernetes import api, node
+from mig_manager.core import model, ports, steps
+from mig_manager.core.node import cluster, resources
+
+_log = structlog.get_logger()
+
+
+class AdvertisingGpus:
+    """Implements ``ports.Gpus`` over another, and advertises what it observes.
+
+    For simulated GPUs, which no device plugin finds. Kubelet keeps resources that it did not
+    create, and a pod that requests them starts without a device. The pipeline observes after each
+    change, so the node always advertises what the GPUs have. An API failure is logged and does not
+    fail the change; the next observation tries again.
+    """
+
+    def __init__(self, gpus: ports.Gpus, kube: api.KubeApi, *, name: str) -> None:
+        self._gpus = gpus
+        self._kube = kube
+        self._name = name
+        self._advertised: tuple[str, dict[str, int]] | None = None
+        """UID of the Node, which kubelet may register again, and the devices."""
+        self._observed = model.NO_GPUS
+
+    def observe(self) -> model.ObservedGpus:
+        """Observe the GPUs and advertise their devices."""
+        gpus = self._observed = self._gpus.observe()
+        self._advertise()
+        return gpus
+
+    def execute(self, plan: steps.Plan, seen: Sequence[model.Gpu] = ()) -> model.ObservedGpus:
+        """Execute a plan and advertise what it changed."""
+        changed = self._gpus.execute(plan, seen)
+        self._observed = self._observed.updated(changed)
+        self._advertise()
+        return changed
+
+    def start(self) -> None:
+        """Advertise the present devices before any layout is requested."""
+        try:
+            self.observe()
+        except errors.HardwareError as error:
+            _log.warning("gpus_not_advertised", reason=error.reason.value, error=error.message)
+
+    def _advertise(self) -> None:
+        counts = resources.counts(self._observed)
+        try:
+            uid = cluster.parse_node(self._kube.get(node.path(self._name))).uid
+            if (uid, counts) == self._advertised:
+                return
+            publish_resources(self._kube, self._name, counts)
+        except errors.ClusterError as error:
+            self._advertised = None
+            _log.warning("gpus_not_advertised", reason=error.reason.value, error=error.message)
+        else:
+            self._advertised = uid, counts
+            _log.info("gpus_advertised", resources=counts)
+
+
+def publish_resources(kube: api.KubeApi, name: str, counts: Mapping[str, int]) -> None:
+    """Advertise these devices of a node and no others; needs the right to patch ``nodes/status``.
+
+    A resource that is gone becomes 0, as with kubelet: a kubelet that still knows it would undo
+    its removal.
+
+    Raises:
+        ClusterError: The API refused or does not answer.
+    """
+    status = kube.get(node.path(name)).get("status") or {}
+    change: dict[str, dict[str, str]] = {}
+    # Kubelet derives allocatable from capacity, but only with its next heartbeat.
+    for field in ("capacity", "allocatable"):
+        with cluster.understood("the node"):
+            current = cluster.gpu_resources(status.get(field))
+        desired = {key: 0 for key in current if resources.is_device(key)} | dict(counts)
+        change[field] = {
+            key: str(count) for key, count in desired.items() if current.get(key) != count
+        }
+    if any(change.values()):
+        kube.patch(f"{node.path(name)}/status", {"status": change})
