@@ -86,6 +86,21 @@ class Fault:
         )
 
 
+FAULTS: Mapping[str, Fault] = {
+    **{str(code): Fault(status=code) for code in (401, 403, 404, 409, 410, 429, 500, 503)},
+    "429-retry-after": Fault(status=429, retry_after_s=1),
+    "429-retry-much-later": Fault(status=429, retry_after_s=60),
+    "reset": Fault(reset=True),
+    "reset-when-done": Fault(reset=True, is_carried_out=True),
+    "500-when-done": Fault(status=500, is_carried_out=True),
+    "no-answer": Fault(stall=True),
+    "no-answer-when-done": Fault(stall=True, is_carried_out=True),
+    "cut-off": Fault(truncate=True),
+    "garbage": Fault(garbles=True),
+}
+"""Ways for a request to fail, by name."""
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class LoggedRequest:
     """One request as it arrived."""

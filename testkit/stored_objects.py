@@ -24,6 +24,11 @@ class StoredObjects:
         """Return copies of the objects of a namespace, or of all when it is empty."""
         return copy.deepcopy(self.store.select(resource.plural, namespace=namespace))
 
+    def create(self, *objects: Object) -> None:
+        """Create objects, in their order."""
+        for each in objects:
+            self.store.create(each)
+
     def modify(
         self,
         resource: resources.Resource,

@@ -1,8 +1,20 @@
-"""What a journal lists once a run has ended."""
+"""What a run leaves on a node: what its journal lists, and what it has taken."""
 
 import dataclasses
 
+from mig_manager.core.node import cluster
 from mig_manager.core.records import journals
+from mig_manager.sandbox.node import objects
+
+
+def taken(node: objects.JsonObject) -> list[str]:
+    """Return what a change has taken of a node; nothing, if all is well."""
+    return [
+        *(key for key in objects.annotations(node) if key == cluster.JOURNAL_ANNOTATION),
+        *(key for key, value in objects.labels(node).items() if value == cluster.PAUSED_VALUE),
+        *(["cordon"] if node["spec"].get("unschedulable") else []),
+        *(taint["key"] for taint in node["spec"].get("taints") or ()),
+    ]
 
 
 def lists_nothing(text: str | None, *, is_stopped: bool = False) -> bool:

@@ -97,13 +97,12 @@ def test_a_pod_has_the_devices_of_its_claims_if_all_are_known(
     claimed: set[str] | None,
 ) -> None:
     others = a_slice(a_device("unlisted", uuid="MIG-9"), node="n2")
-    for each in (
+    server.create(
         *claiming("p1", *results),
         a_slice(a_device("d0", uuid="MIG-0"), a_device("d1", uuid="MIG-1")),
         others,
         a_slice(a_device("unlisted", uuid="MIG-9"), driver="other.example.com"),
-    ):
-        server.store.create(each)
+    )
 
     for _ in range(2):
         (pod,) = workloads.list()
@@ -129,8 +128,7 @@ def test_an_extended_resource_has_the_device_of_the_schedulers_claim(
         ],
     }
     other = a_device("d1", uuid="MIG-1")
-    for each in (thing, claim, a_slice(a_device("d0", uuid="MIG-0"), other)):
-        server.store.create(each)
+    server.create(thing, claim, a_slice(a_device("d0", uuid="MIG-0"), other))
 
     listed = workloads.list()
 
@@ -150,9 +148,8 @@ def test_claims_are_read_once_for_each_pod_and_slices_once_for_all(
     server: apiserver.ApiServer, workloads: pods.KubeWorkloads
 ) -> None:
     for name, device in (("p1", "d0"), ("p2", "d1")):
-        for each in claiming(name, on(device)):
-            server.store.create(each)
-    server.store.create(a_slice(a_device("d0", uuid="MIG-0"), a_device("d1", uuid="MIG-1")))
+        server.create(*claiming(name, on(device)))
+    server.create(a_slice(a_device("d0", uuid="MIG-0"), a_device("d1", uuid="MIG-1")))
 
     for _ in range(3):
         assert [pod.claimed_ids for pod in workloads.list()] == [ONE, frozenset({"MIG-1"})]
@@ -164,8 +161,7 @@ def test_claims_are_read_once_for_each_pod_and_slices_once_for_all(
 def test_a_claim_for_a_gpu_is_remembered_when_it_is_gone(
     server: apiserver.ApiServer, workloads: pods.KubeWorkloads
 ) -> None:
-    for each in (*claiming("p1", on("d0")), a_slice(a_device("d0", uuid="MIG-0"))):
-        server.store.create(each)
+    server.create(*claiming("p1", on("d0")), a_slice(a_device("d0", uuid="MIG-0")))
     assert [pod.claimed_ids for pod in workloads.list()] == [ONE]
     server.delete(resources.CLAIMS, "p1-0", "ns")
     assert [pod.claimed_ids for pod in workloads.list()] == [ONE]
@@ -177,13 +173,12 @@ def test_a_pod_that_has_not_started_has_the_device_of_the_newest_slice(
 ) -> None:
     thing, claim = claiming("p1", on("d0"))
     thing["status"]["phase"] = phase
-    for each in (thing, claim, a_slice(a_device("d0", uuid="MIG-0"))):
-        server.store.create(each)
+    server.create(thing, claim, a_slice(a_device("d0", uuid="MIG-0")))
     assert [pod.claimed_ids for pod in workloads.list()] == [ONE]
 
     server.delete(resources.SLICES, f"n1-{DRIVER}-x", "")
     assert [pod.claimed_ids for pod in workloads.list()] == [ONE]
-    server.store.create(a_slice(a_device("d0", uuid="MIG-new")))
+    server.create(a_slice(a_device("d0", uuid="MIG-new")))
     assert [pod.claimed_ids for pod in workloads.list()] == [frozenset({now})]
 
 
@@ -192,9 +187,9 @@ def test_a_claim_that_cannot_be_read_may_be_for_a_gpu(
     server: apiserver.ApiServer, workloads: pods.KubeWorkloads, missing: str
 ) -> None:
     pod, claim = claiming("p1", on("x", driver="nic.example.com"))
-    server.store.create(pod)
+    server.create(pod)
     if missing == "version":
-        server.store.create(claim)
+        server.create(claim)
         fault = apiserver.Fault(path="/apis/resource.k8s.io/", status=404, times=3)
         server.inject(fault)
     (found,) = workloads.list()
@@ -220,7 +215,7 @@ def test_api_version_is_discovered_once_and_again_after_an_upgrade() -> None:
 def test_without_claims_the_api_is_not_asked_about_them(
     server: apiserver.ApiServer, workloads: pods.KubeWorkloads
 ) -> None:
-    server.store.create(make_pod())
+    server.create(make_pod())
     workloads.list()
     assert server.log.count("list", "resourceslices") == 0
     assert server.log.count("get", "resourceclaims") == 0
@@ -243,8 +238,7 @@ def test_a_malformed_slice_is_an_error_and_its_devices_are_unknown(
 ) -> None:
     thing = a_slice()
     thing["spec"] = {"driver": DRIVER, "nodeName": "n1", **spec}
-    for each in (*claiming("p1", on("d0")), thing):
-        server.store.create(each)
+    server.create(*claiming("p1", on("d0")), thing)
     with pytest.raises(errors.ClusterError, match="makes no sense"):
         claims.KubeSlices(kube, node_name="n1").list()
     assert [pod.claimed_ids for pod in workloads.list()] == [None]
@@ -253,8 +247,7 @@ def test_a_malformed_slice_is_an_error_and_its_devices_are_unknown(
 def test_the_slices_of_the_driver_on_this_node_are_withdrawn_and_no_others(
     server: apiserver.ApiServer, kube: api.KubeApi
 ) -> None:
-    for thing in (a_slice(), a_slice(node="n2"), a_slice(driver="other.example.com")):
-        server.store.create(thing)
+    server.create(a_slice(), a_slice(node="n2"), a_slice(driver="other.example.com"))
     claims.KubeSlices(kube, node_name="n1").withdraw()
     names = {each["metadata"]["name"] for each in server.objects(resources.SLICES)}
     assert names == {"n2-gpu.nvidia.com-x", "n1-other.example.com-x"}
@@ -263,7 +256,7 @@ def test_the_slices_of_the_driver_on_this_node_are_withdrawn_and_no_others(
 def test_slices_that_may_not_be_withdrawn_stay(
     server: apiserver.ApiServer, kube: api.KubeApi
 ) -> None:
-    server.store.create(a_slice())
+    server.create(a_slice())
     server.inject(apiserver.Fault(method="DELETE", path="/resourceslices", status=403))
     slices = claims.KubeSlices(kube, node_name="n1")
     slices.withdraw()
@@ -273,8 +266,7 @@ def test_slices_that_may_not_be_withdrawn_stay(
 def test_one_slice_that_is_not_deleted_keeps_no_other(
     server: apiserver.ApiServer, kube: api.KubeApi
 ) -> None:
-    for suffix in "abc":
-        server.store.create(a_slice(suffix=suffix))
+    server.create(*(a_slice(suffix=suffix) for suffix in "abc"))
     server.inject(apiserver.Fault(method="DELETE", path="/resourceslices", status=403, times=1))
     slices = claims.KubeSlices(kube, node_name="n1")
     slices.withdraw()
@@ -293,8 +285,7 @@ def test_refusal_by_a_starting_server_is_not_a_missing_right() -> None:
 def test_claim_is_unknown_while_the_api_fails_and_read_by_the_next_list(
     server: apiserver.ApiServer, workloads: pods.KubeWorkloads, path: str, status: int
 ) -> None:
-    for each in (*claiming("p1", on("d0")), a_slice(a_device("d0", uuid="MIG-0"))):
-        server.store.create(each)
+    server.create(*claiming("p1", on("d0")), a_slice(a_device("d0", uuid="MIG-0")))
     server.inject(apiserver.Fault(path=path, status=status, times=4 if status == 503 else 1))
     with pytest.raises(errors.ClusterError):
         workloads.list()
@@ -306,12 +297,11 @@ def test_claims_are_read_again_some_minutes_after_the_api_forbade_it(
 ) -> None:
     now_s = [0.0]
     workloads = pods.KubeWorkloads(kube, node_name="n1", monotonic=lambda: now_s[0])
-    for each in (
+    server.create(
         *claiming("p1", on("d0")),
         *claiming("p2", on("d0")),
         a_slice(a_device("d0", uuid="MIG-0")),
-    ):
-        server.store.create(each)
+    )
     server.inject(apiserver.Fault(path="/resourceclaims", status=403, times=1))
     for at_s, claimed in ((0.0, None), (299.0, None), (300.0, ONE)):
         now_s[0] = at_s
@@ -325,9 +315,8 @@ def test_unstarted_pods_cost_one_request_a_list_once_claims_are_read(
     for number in range(5):
         thing, claim = claiming(f"p{number}", on("d0"))
         thing["status"]["phase"] = "Pending"
-        server.store.create(thing)
-        server.store.create(claim)
-    server.store.create(a_slice(a_device("d0", uuid="MIG-0")))
+        server.create(thing, claim)
+    server.create(a_slice(a_device("d0", uuid="MIG-0")))
     for _ in range(3):
         assert {pod.claimed_ids for pod in workloads.list()} == {ONE}
     assert server.log.count("get", "resourceclaims") == 5

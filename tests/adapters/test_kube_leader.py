@@ -12,11 +12,12 @@ from mig_manager.core import timing
 from mig_manager.sandbox.apiserver import resources
 from testkit import apiserver
 from tests import fakes
+from tests.adapters import test_kube_leases
+from tests.sandbox import apirig
 
 NAMESPACE = "mig-manager"
 LEASE = "mig-manager-partitioner"
 DURATION_S = 60.0
-FRESH_S = DURATION_S - leader.LONGEST_WRITE_S
 RENEW_S = 10.0
 
 
@@ -176,15 +177,12 @@ def test_leader_that_cannot_renew_stops_before_another_may_begin(rig: Rig) -> No
     assert not first.may_write
 
 
-FAULTS = {
-    "409": apiserver.Fault(status=409),
-    "409 when done": apiserver.Fault(status=409, is_carried_out=True),
-    "500": apiserver.Fault(status=500),
-    "500 when done": apiserver.Fault(status=500, is_carried_out=True),
-    "429": apiserver.Fault(status=429, retry_after_s=1),
-    "403": apiserver.Fault(status=403),
-    "no answer when done": apiserver.Fault(stall=True, is_carried_out=True),
-    "garbage": apiserver.Fault(garbles=True),
+FAULTS = test_kube_leases.CONFLICT_WHEN_DONE | {
+    name: apiserver.FAULTS[name]
+    for name in (
+        *("403", "409", "429-retry-after", "500"),
+        *("500-when-done", "no-answer-when-done", "garbage"),
+    )
 }
 
 
@@ -234,15 +232,8 @@ def test_a_lease_that_cannot_be_read_is_not_taken_for_missing(rig: Rig, status: 
 
 def test_a_lease_without_end_is_taken_after_an_hour_and_its_owner_logged(rig: Rig) -> None:
     second = rig.replica("b")
-    foreign = {"holderIdentity": "other", "leaseDurationSeconds": 2**31 - 1}
-    rig.server.store.create(
-        {
-            "apiVersion": "coordination.k8s.io/v1",
-            "kind": "Lease",
-            "metadata": {"name": LEASE, "namespace": NAMESPACE},
-            "spec": foreign,
-        }
-    )
+    endless = {"holderIdentity": "other", "leaseDurationSeconds": 2**31 - 1}
+    rig.server.create(apirig.a_lease(LEASE, **endless))
 
     with structlog.testing.capture_logs() as logs:
         second.campaign()

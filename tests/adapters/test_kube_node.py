@@ -68,6 +68,13 @@ class Rig:
     def stored(self) -> dict[str, Any]:
         return self.server.get(resources.NODES, "n1")
 
+    def change(self, write: Callable[[dict[str, Any]], object]) -> None:
+        """Change the node as another writer."""
+        self.server.modify(resources.NODES, "n1", write)
+
+    def with_conditions(self, *conditions: dict[str, Any]) -> None:
+        self.change(lambda thing: thing["status"].update(conditions=list(conditions)))
+
     def patches(self) -> int:
         return self.server.log.count("patch", "nodes")
 
@@ -85,7 +92,7 @@ class Rig:
 @pytest.fixture
 def rig() -> Iterator[Rig]:
     with apiserver.serve() as server:
-        server.store.create(NODE)
+        server.create(NODE)
         kube = Contended.at(server.url, sleep=lambda _seconds: None)
         yield Rig(server, kube)
         kube.close()
@@ -161,7 +168,7 @@ def test_a_concurrent_write_leads_to_a_new_decision_and_is_kept(rig: Rig) -> Non
         thing["metadata"]["labels"]["x"] = "theirs"
         thing["spec"]["taints"].append(RIVAL)
 
-    rig.kube.before_patch = lambda: rig.server.modify(resources.NODES, "n1", write)
+    rig.kube.before_patch = lambda: rig.change(write)
     decided: list[str | None] = []
 
     def decide(view: cluster.NodeView) -> cluster.NodePatch:
@@ -181,7 +188,7 @@ def test_an_update_outlasts_a_storm_of_other_writes(rig: Rig) -> None:
 
     def storm() -> None:
         written = {"labels": {"storm": str(next(writes))}}
-        rig.server.modify(resources.NODES, "n1", lambda thing: thing["metadata"].update(written))
+        rig.change(lambda thing: thing["metadata"].update(written))
         if rig.clock.now_s < 3:
             rig.kube.before_patch = storm
 
@@ -228,7 +235,7 @@ def test_withdrawn_devices_are_not_allocatable_and_the_status_stays(rig: Rig) ->
 def test_removed_resources_are_neither_in_capacity_nor_allocatable(rig: Rig) -> None:
     both = {"cpu": "64", "nvidia.com/mig-1g.10gb": "7", "nvidia.com/mig-3g.20gb": "4"}
     status = {"capacity": both, "allocatable": dict(both)}
-    rig.server.modify(resources.NODES, "n1", lambda thing: thing.update(status=status))
+    rig.change(lambda thing: thing.update(status=status))
 
     seen = rig.own.remove_resources(["nvidia.com/mig-3g.20gb"])
 
@@ -250,9 +257,7 @@ def has_condition(rig: Rig, condition: readiness.Condition, since: str = NOW) ->
 
 
 def test_condition_is_written_beside_others_and_only_on_a_change(rig: Rig) -> None:
-    rig.server.modify(
-        resources.NODES, "n1", lambda thing: thing["status"].update(conditions=[KUBELETS])
-    )
+    rig.with_conditions(KUBELETS)
 
     for condition in (READY, READY, NOT_READY, NOT_READY):
         rig.own.set_condition(condition)
@@ -263,10 +268,7 @@ def test_condition_is_written_beside_others_and_only_on_a_change(rig: Rig) -> No
 
 def test_another_agent_of_the_node_keeps_the_time_of_the_last_transition(rig: Rig) -> None:
     old = {"type": "MigReady", "status": "False", "lastTransitionTime": "2025-01-01T00:00:00Z"}
-    conditions = [KUBELETS, old]
-    rig.server.modify(
-        resources.NODES, "n1", lambda thing: thing["status"].update(conditions=conditions)
-    )
+    rig.with_conditions(KUBELETS, old)
 
     rig.own.set_condition(NOT_READY)
 
@@ -289,9 +291,7 @@ def test_condition_without_the_right_is_skipped_and_logged_once(rig: Rig) -> Non
 
 @pytest.mark.parametrize("status", [401, 403])
 def test_the_newest_condition_is_written_once_a_refusal_has_passed(rig: Rig, status: int) -> None:
-    rig.server.modify(
-        resources.NODES, "n1", lambda thing: thing["status"].update(conditions=[KUBELETS])
-    )
+    rig.with_conditions(KUBELETS)
     assert not rig.own.has_unwritten_condition
     rig.server.inject(apiserver.Fault(method="PATCH", path="/status", status=status, times=None))
     rig.own.set_condition(NOT_READY)
@@ -314,9 +314,7 @@ def test_unwritten_condition_is_written_later_unless_outdated(rig: Rig) -> None:
     for condition in (NOT_READY, READY):
         rig.server.inject(apiserver.Fault(method="PATCH", path="/status", status=500))
         rig.own.set_condition(condition)
-    rig.server.modify(
-        resources.NODES, "n1", lambda thing: thing["status"].update(conditions=[KUBELETS])
-    )
+    rig.with_conditions(KUBELETS)
 
     rig.own.retry_condition()
     rig.own.retry_condition()
@@ -327,9 +325,7 @@ def test_unwritten_condition_is_written_later_unless_outdated(rig: Rig) -> None:
 
 def test_startup_taints_go_in_the_patch_of_the_rest_whatever_their_effect(rig: Rig) -> None:
     twice = [{"key": "a.b/c", "effect": effect} for effect in ("NoSchedule", "NoExecute")]
-    rig.server.modify(
-        resources.NODES, "n1", lambda thing: thing["spec"].update(taints=[*twice, OTHER, HOLD])
-    )
+    rig.change(lambda thing: thing["spec"].update(taints=[*twice, OTHER, HOLD]))
 
     rig.own.update(
         lambda _view: cluster.NodePatch(
@@ -343,9 +339,7 @@ def test_startup_taints_go_in_the_patch_of_the_rest_whatever_their_effect(rig: R
 
 def test_a_startup_taint_goes_although_another_writer_was_first(rig: Rig) -> None:
     rig.own.read()
-    rig.kube.before_patch = lambda: rig.server.modify(
-        resources.NODES, "n1", lambda thing: thing["spec"]["taints"].append(RIVAL)
-    )
+    rig.kube.before_patch = lambda: rig.change(lambda thing: thing["spec"]["taints"].append(RIVAL))
 
     rig.own.update(lambda _view: cluster.NodePatch(removed_taints=frozenset({OTHER["key"]})))
 
@@ -421,15 +415,15 @@ def test_a_failed_event_is_not_raised_and_the_next_one_is_published(
 
 
 def test_a_quantity_is_a_whole_number_rounded_up() -> None:
-    values: dict[str | int, int] = {
-        "0": 0,
-        7: 7,
-        "1k": 1000,
-        "1e3": 1000,
-        "1E3": 1000,
+    values: dict[str | int, int] = {"0": 0, 7: 7, "1k": 1000, "1e3": 1000, "1E3": 1000}
+    values |= {
         "2Ki": 2048,
+        "1500m": 2,
+        "0.5": 1,
+        "3E": 3 * 10**18,
+        "100E": 2**63 - 1,
+        "-1e30": 1 - 2**63,
     }
-    values |= {"1500m": 2, "0.5": 1, "3E": 3 * 10**18, "100E": 2**63 - 1, "-1e30": 1 - 2**63}
     assert {text: quantity.parse(text) for text in values} == values
 
 

@@ -104,7 +104,7 @@ def test_a_write_that_fails_otherwise_is_logged_and_the_next_one_is_tried() -> N
     with cluster() as rig, structlog.testing.capture_logs() as logs:
         agent = rig.agent("agent-1")
         assert not agent.write("a"), "there is no such pod"
-        rig.server.store.create(POD)
+        rig.server.create(POD)
         assert agent.write("b")
 
         assert [each["event"] for each in logs] == ["node_layouts_not_written"]

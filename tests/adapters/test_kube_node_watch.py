@@ -77,7 +77,7 @@ def follower(server: apiserver.ApiServer) -> Iterator[Follower]:
 def test_only_the_named_node_and_its_changes_are_delivered(
     server: apiserver.ApiServer, follower: Follower
 ) -> None:
-    server.store.create(a_node("other", "n2"))
+    server.create(a_node("other", "n2"))
     label(server, "other two", "n2")
     for layout in ("two", "three"):
         label(server, layout)
@@ -97,7 +97,7 @@ def test_after_an_orderly_end_the_watch_goes_on_at_the_last_bookmark(
     server: apiserver.ApiServer, follower: Follower
 ) -> None:
     for number in range(20):
-        server.store.create(a_node("x", f"other{number}"))
+        server.create(a_node("x", f"other{number}"))
     # An earlier bookmark may still be on the way; only one after all of them will do.
     waiting.until(lambda: follower.watch._version == str(server.store.version))
     server.compact()
@@ -203,10 +203,10 @@ def test_a_node_created_later_or_recreated_is_delivered(server: apiserver.ApiSer
     server.delete(resources.NODES, "n1")
     with following(server) as follower:
         wait_for_watch(server)
-        server.store.create(a_node("two"))
+        server.create(a_node("two"))
         assert follower.layout() == "two"
         server.delete(resources.NODES, "n1")
-        server.store.create(a_node("three"))
+        server.create(a_node("three"))
         assert follower.layout() == "three"
 
 

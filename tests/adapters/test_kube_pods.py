@@ -173,11 +173,11 @@ def test_list_returns_all_pages_of_the_nodes_pods_in_every_phase(
 ) -> None:
     phases = {"Pending": False, "Running": False, "Succeeded": True, "Failed": True}
     for number, (phase, node) in enumerate([*((phase, "n1") for phase in phases), ("x", "n2")]):
-        server.store.create(make_pod(f"a{number}", node=node, phase=phase))
+        server.create(make_pod(f"a{number}", node=node, phase=phase))
     assert {pod.phase: pod.is_finished for pod in workloads.list()} == phases
 
     for number in range(497):
-        server.store.create(make_pod(f"p{number}"))
+        server.create(make_pod(f"p{number}"))
     server.log.clear()
     assert len(workloads.list()) == 501
     assert server.log.count("list", "pods") == 2
@@ -195,14 +195,14 @@ def test_list_returns_all_pages_of_the_nodes_pods_in_every_phase(
 def test_a_malformed_pod_is_an_error(
     server: apiserver.ApiServer, workloads: pods.KubeWorkloads, spec: dict[str, Any]
 ) -> None:
-    server.store.create(make_pod(**spec))
+    server.create(make_pod(**spec))
     with pytest.raises(errors.ClusterError, match="makes no sense"):
         workloads.list()
 
 
 @pytest.fixture
 def pod(server: apiserver.ApiServer, workloads: pods.KubeWorkloads) -> cluster.Pod:
-    server.store.create(make_pod(terminationGracePeriodSeconds=0))
+    server.create(make_pod(terminationGracePeriodSeconds=0))
     return workloads.list()[0]
 
 

@@ -55,7 +55,7 @@ def serving(*, refuses_expired_watches: bool = False) -> Iterator[apiserver.ApiS
         refuses_expired_watches=refuses_expired_watches, bookmark_period_s=0.05
     )
     with apiserver.serve(server) as running:
-        running.store.create(a_node())
+        running.create(a_node())
         yield running
 
 
@@ -129,7 +129,7 @@ def test_an_unexpected_error_does_not_end_a_watch(
         while heard.acquire(blocking=False):
             pass
         label(server, "two")
-        server.store.create(apirig.a_pod())
+        server.create(apirig.a_pod())
         assert heard.acquire(timeout=SOON_S)
 
     assert kube.faults == 0
@@ -204,8 +204,7 @@ def test_changes_of_the_nodes_pods_are_reported_during_a_run_only(
     assert of_pods.watch.first_list() is None
     assert of_pods.hears()
     wait_for_watch(server)
-    server.store.create(apirig.a_pod("elsewhere", node="n2"))
-    server.store.create(apirig.a_pod("here"))
+    server.create(apirig.a_pod("elsewhere", node="n2"), apirig.a_pod("here"))
     assert of_pods.hears()
     assert not of_pods.heard.acquire(blocking=False)
     assert server.watch_count == 1
@@ -234,12 +233,12 @@ def test_pods_are_returned_only_while_the_watch_is_up_to_date(
     server: apiserver.ApiServer, of_pods: PodFollower, how: apiserver.Break
 ) -> None:
     for name, node in (("old", "n1"), ("elsewhere", "n2")):
-        server.store.create(apirig.a_pod(name, node=node))
+        server.create(apirig.a_pod(name, node=node))
     assert of_pods.names() is None
     of_pods.watch.expect_change()
     assert [pod.name for pod in of_pods.watch.first_list() or ()] == ["old"]
     waiting.until(lambda: of_pods.names() == {"old"})
-    server.store.create(apirig.a_pod("new"))
+    server.create(apirig.a_pod("new"))
     server.delete(resources.PODS, "old", "default")
     waiting.until(lambda: of_pods.names() == {"new"})
 
@@ -260,7 +259,7 @@ def test_kept_watch_outlives_a_run_until_it_is_released(
     of_pods.watch.expect_change()
     wait_for_watch(server)
     of_pods.watch.dismiss()
-    server.store.create(apirig.a_pod("here"))
+    server.create(apirig.a_pod("here"))
     waiting.until(lambda: of_pods.names() == {"here"})
     assert server.watch_count == 1
 
@@ -279,10 +278,10 @@ def test_change_of_use_is_reported_only_for_pods_that_may_use_a_gpu(
 
     pod_watch.keep()
     assert follower.hears()
-    server.store.create(test_kube_pods.make_pod("plain"))
+    server.create(test_kube_pods.make_pod("plain"))
     waiting.until(lambda: follower.names() == {"plain"})
     assert not used.acquire(blocking=False)
-    server.store.create(with_gpu)
+    server.create(with_gpu)
     assert follower.hears()
     server.delete(resources.PODS, "plain", "ns")
     waiting.until(lambda: follower.names() == {"a"})
@@ -298,7 +297,7 @@ def test_the_present_pods_cost_no_request_while_they_are_watched(
     server: apiserver.ApiServer, of_pods: PodFollower, kube: api.KubeApi
 ) -> None:
     workloads = pods.KubeWorkloads(kube, node_name="n1", watch=of_pods.watch)
-    server.store.create(apirig.a_pod("here"))
+    server.create(apirig.a_pod("here"))
 
     assert [pod.name for pod in workloads.present()] == ["here"]
     assert server.log.count("list", "pods") == 1
@@ -308,7 +307,7 @@ def test_the_present_pods_cost_no_request_while_they_are_watched(
     assert [pod.name for pod in workloads.present()] == ["here"]
     assert server.log.count("list", "pods") == lists
     # Which devices a claim stands for is not in the pod.
-    server.store.create(test_kube_pods.make_pod("claiming", resourceClaims=[{"name": "gpu"}]))
+    server.create(test_kube_pods.make_pod("claiming", resourceClaims=[{"name": "gpu"}]))
     waiting.until(lambda: of_pods.names() == {"here", "claiming"})
     assert {pod.name for pod in workloads.present()} == {"here", "claiming"}
     assert server.log.count("list", "pods") == lists + 1
@@ -372,7 +371,7 @@ def test_one_list_serves_the_caller_and_the_watch(
     server: apiserver.ApiServer, of_pods: PodFollower, kube: api.KubeApi
 ) -> None:
     workloads = pods.KubeWorkloads(kube, node_name="n1", watch=of_pods.watch)
-    server.store.create(apirig.a_pod("here"))
+    server.create(apirig.a_pod("here"))
     of_pods.watch.expect_change()
 
     assert [pod.name for pod in workloads.list()] == ["here"]

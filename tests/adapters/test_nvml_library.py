@@ -58,15 +58,6 @@ def test_a_session_that_cannot_be_closed_is_a_warning(
     assert "not closed: nvmlShutdown answered 'Unknown Error'" in capsys.readouterr().err
 
 
-def test_a_library_that_cannot_be_loaded_means_that_there_is_no_driver() -> None:
-    with (
-        pytest.raises(errors.HardwareError, match="/does/not/exist") as caught,
-        library.session("/does/not/exist.so"),
-    ):
-        pass
-    assert caught.value.reason is errors.Reason.DRIVER_NOT_LOADED
-
-
 @pytest.mark.usefixtures("_binding_restored")
 def test_library_that_is_not_nvml_is_refused_even_after_another() -> None:
     pynvml._nvmlGetFunctionPointer_cache["nvmlInitWithFlags"] = lambda _: 0

@@ -15,12 +15,11 @@ from mig_manager.adapters.kubernetes import api, responses
 from mig_manager.catalogue import hardware
 from mig_manager.core import model
 from mig_manager.core.layout import config
-from mig_manager.core.node import cluster
 from mig_manager.sandbox import scenarios, stages
 from mig_manager.sandbox.driver import states
 from mig_manager.sandbox.node import objects, sandbox_node
 from testkit import apiserver
-from tests import waiting
+from tests import journals, waiting
 from tests.cluster import envtest
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -367,8 +366,4 @@ def refusal(act: Callable[[], object]) -> str:
 
 
 def assert_nothing_taken(stage: stages.Stage) -> None:
-    node = stage.api.get(f"/api/v1/nodes/{NODE}")
-    assert not node["spec"].get("unschedulable")
-    assert not node["spec"].get("taints")
-    assert cluster.PAUSED_VALUE not in objects.labels(node).values()
-    assert cluster.JOURNAL_ANNOTATION not in objects.annotations(node)
+    assert journals.taken(stage.api.get(f"/api/v1/nodes/{NODE}")) == []

@@ -27,7 +27,7 @@ from mig_manager.sandbox import stages
 from mig_manager.sandbox.driver import states
 from mig_manager.sandbox.node import objects, sandbox_node
 from testkit import apiserver
-from tests import simulated_rig
+from tests import journals, simulated_rig
 
 TOKEN = "agent"  # noqa: S105 - marks one client of the embedded server, and opens nothing
 DEADLINE_S = 60.0
@@ -221,13 +221,7 @@ class Stage(stages.Stage):
 
     def taken(self) -> list[str]:
         """Return what is still taken on the node; nothing, if all is well."""
-        seen = self.node()
-        return [
-            *(key for key in objects.annotations(seen) if key == cluster.JOURNAL_ANNOTATION),
-            *(k for k, v in objects.labels(seen).items() if v == cluster.PAUSED_VALUE),
-            *(["cordon"] if seen["spec"].get("unschedulable") else []),
-            *(taint["key"] for taint in seen["spec"].get("taints") or ()),
-        ]
+        return journals.taken(self.node())
 
     def asked(self) -> list[Request]:
         """Return the agent's requests so far, without its watch, each with its number."""

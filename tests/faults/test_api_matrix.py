@@ -1,4 +1,4 @@
-"""Requests of the agent fail once each, in every way that ``FAILURES`` lists.
+"""Requests of the agent fail once each, in every way that ``apiserver.FAULTS`` lists.
 
 Struck are those requests that each of several undisturbed reconfigurations makes; of the repeated
 looks at the pods some. Either the run goes on as if nothing had been, or it ends with the reason
@@ -48,7 +48,7 @@ class Failure(NamedTuple):
     """A way to fail, and the reason that a run may end with because of it."""
 
     fault: apiserver.Fault
-    reason: errors.Reason = errors.Reason.API_UNAVAILABLE
+    reason: errors.Reason
 
     @property
     def api_timeout_s(self) -> float:
@@ -75,24 +75,11 @@ class Failure(NamedTuple):
         return {self.reason}
 
 
+_REASONS = dict.fromkeys((401, 403), errors.Reason.FORBIDDEN)
+_REASONS |= dict.fromkeys((404, 409, 410), errors.Reason.API_ERROR)
 FAILURES = {
-    "401": Failure(Fault(status=401), errors.Reason.FORBIDDEN),
-    "403": Failure(Fault(status=403), errors.Reason.FORBIDDEN),
-    "404": Failure(Fault(status=404), errors.Reason.API_ERROR),
-    "409": Failure(Fault(status=409), errors.Reason.API_ERROR),
-    "410": Failure(Fault(status=410), errors.Reason.API_ERROR),
-    "429": Failure(Fault(status=429)),
-    "429-retry-after": Failure(Fault(status=429, retry_after_s=1)),
-    "429-retry-much-later": Failure(Fault(status=429, retry_after_s=60)),
-    "500": Failure(Fault(status=500)),
-    "503": Failure(Fault(status=503)),
-    "reset": Failure(Fault(reset=True)),
-    "reset-when-done": Failure(Fault(reset=True, is_carried_out=True)),
-    "500-when-done": Failure(Fault(status=500, is_carried_out=True)),
-    "no-answer": Failure(Fault(stall=True)),
-    "no-answer-when-done": Failure(Fault(stall=True, is_carried_out=True)),
-    "cut-off": Failure(Fault(truncate=True)),
-    "garbage": Failure(Fault(garbles=True)),
+    name: Failure(fault, _REASONS.get(fault.status or 0, errors.Reason.API_UNAVAILABLE))
+    for name, fault in apiserver.FAULTS.items()
 }
 LIST, WATCH, GET = (Request(verb, "nodes", 1) for verb in ("list", "watch", "get"))
 """What an agent asks first: the node, its watch, and what an interrupted run has left."""

@@ -76,6 +76,12 @@ def a_pod(name: str = "p1", *, node: str = "n1", phase: str = "Running", **label
     }
 
 
+def a_lease(name: str, **spec: object) -> Object:
+    metadata = {"name": name, "namespace": "mig-manager"}
+    head = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": metadata}
+    return head | {"spec": spec}
+
+
 def a_budget(name: str, selector: Object | None, **spec: object) -> Object:
     return {
         "apiVersion": "policy/v1",

@@ -50,7 +50,7 @@ class Rig:
 @pytest.fixture
 def rig() -> Iterator[Rig]:
     with apiserver.serve() as server:
-        server.store.create(NODE)
+        server.create(NODE)
         rig = Rig(server)
         yield rig
         rig.kube.close()
@@ -80,7 +80,7 @@ def test_node_advertises_observed_devices_and_zeroes_removed_ones(rig: Rig) -> N
 def test_a_node_that_was_registered_again_gets_its_devices_again(rig: Rig) -> None:
     rig.gpus.observe()
     rig.server.delete(resources.NODES, "n1")
-    rig.server.store.create(NODE)
+    rig.server.create(NODE)
 
     rig.gpus.observe()
 

@@ -26,9 +26,11 @@ from tests.sandbox import apirig
 def test_label_selectors_have_the_grammar_of_the_real_server(
     ask: apirig.Client, server: apiserver.ApiServer, selector: str, names: str | None
 ) -> None:
-    server.store.create(apirig.a_node("a", app="x"))
-    server.store.create(apirig.a_node("b", app="y", tier="web"))
-    server.store.create(apirig.a_node("c", **{"nvidia.com/mig.config": ""}))
+    server.create(
+        apirig.a_node("a", app="x"),
+        apirig.a_node("b", app="y", tier="web"),
+        apirig.a_node("c", **{"nvidia.com/mig.config": ""}),
+    )
 
     answer = ask("GET", f"{apirig.NODES}?labelSelector={selector.replace(' ', '%20')}")
 
@@ -50,12 +52,14 @@ def test_label_selectors_have_the_grammar_of_the_real_server(
 def test_field_selectors_reach_the_fields_of_the_real_server(
     ask: apirig.Client, server: apiserver.ApiServer, path: str, selector: str, names: list[str]
 ) -> None:
-    server.store.create(apirig.a_node("n1"))
-    server.store.create(apirig.a_node("n2") | {"spec": {"unschedulable": True}})
-    server.store.create(apirig.a_pod("p1"))
-    server.store.create(apirig.a_pod("p2", phase="Failed"))
+    server.create(
+        apirig.a_node("n1"),
+        apirig.a_node("n2") | {"spec": {"unschedulable": True}},
+        apirig.a_pod("p1"),
+        apirig.a_pod("p2", phase="Failed"),
+    )
     event = {"apiVersion": "v1", "kind": "Event", "metadata": {"name": "e"}}
-    server.store.create(event | {"involvedObject": {"kind": "Node", "name": "n1"}})
+    server.create(event | {"involvedObject": {"kind": "Node", "name": "n1"}})
 
     found = ask("GET", f"{path}?fieldSelector={selector}").body["items"]
 
@@ -70,15 +74,14 @@ def test_field_selectors_reach_the_fields_of_the_real_server(
 def test_pages_of_a_list_show_one_moment_until_it_is_forgotten(
     ask: apirig.Client, server: apiserver.ApiServer
 ) -> None:
-    for name in "abcde":
-        server.store.create(apirig.a_node(name))
+    server.create(*(apirig.a_node(name) for name in "abcde"))
 
     def page(after: apirig.Object) -> apirig.Answer:
         return ask("GET", f"{apirig.NODES}?limit=2&continue={after['metadata']['continue']}")
 
     first = ask("GET", f"{apirig.NODES}?limit=2").body
     server.delete(resources.NODES, "d")
-    server.store.create(apirig.a_node("bb"))
+    server.create(apirig.a_node("bb"))
     second = page(first).body
     third = page(second).body
 
@@ -94,7 +97,7 @@ def test_pages_of_a_list_show_one_moment_until_it_is_forgotten(
 
 
 def test_items_of_a_list_carry_no_kind(ask: apirig.Client, server: apiserver.ApiServer) -> None:
-    server.store.create(apirig.a_node())
+    server.create(apirig.a_node())
 
     whole = ask("GET", apirig.NODES).body
 

@@ -195,7 +195,7 @@ def test_a_bound_pod_stays_until_its_kubelet_lets_it_go(
 def test_a_pod_that_runs_nowhere_is_gone_at_once(
     ask: apirig.Client, server: apiserver.ApiServer, pod: apirig.Object
 ) -> None:
-    server.store.create(pod)
+    server.create(pod)
 
     ask("DELETE", POD)
 
@@ -261,10 +261,11 @@ def test_the_status_of_a_budget_counts_the_healthy(
     desired: int,
     allowed: int,
 ) -> None:
-    for name in "abc":
-        server.store.create(apirig.a_pod(name, app="x"))
-    server.store.create(apirig.a_pod("d", app="other"))
-    server.store.create(apirig.a_budget("guard", {"matchLabels": {"app": "x"}}, **spec))
+    server.create(*(apirig.a_pod(name, app="x") for name in "abc"))
+    server.create(
+        apirig.a_pod("d", app="other"),
+        apirig.a_budget("guard", {"matchLabels": {"app": "x"}}, **spec),
+    )
 
     status = ask("GET", BUDGET).body["status"]
 
@@ -275,9 +276,11 @@ def test_the_status_of_a_budget_counts_the_healthy(
 def test_an_unready_pod_may_go_while_enough_others_are_healthy(
     ask: apirig.Client, server: apiserver.ApiServer
 ) -> None:
-    server.store.create(apirig.a_pod("p1") | {"status": {"phase": "Running"}})
-    server.store.create(apirig.a_pod("p2"))
-    server.store.create(apirig.a_budget("guard", {}, minAvailable=1))
+    server.create(
+        apirig.a_pod("p1") | {"status": {"phase": "Running"}},
+        apirig.a_pod("p2"),
+        apirig.a_budget("guard", {}, minAvailable=1),
+    )
 
     blocked = ask.evict("p2")
     assert (blocked.code, blocked.body["reason"]) == (429, "TooManyRequests")

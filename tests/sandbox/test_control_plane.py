@@ -113,7 +113,7 @@ def test_ready_node_loses_the_taint_of_new_nodes_and_no_other(
     server: apiserver.ApiServer, expected: list[apirig.Object], *, is_ready: bool
 ) -> None:
     status = {"conditions": [{"type": "Ready", "status": str(is_ready)}]}
-    server.store.create(apirig.a_node() | {"spec": {"taints": [NEW, OTHER]}, "status": status})
+    server.create(apirig.a_node() | {"spec": {"taints": [NEW, OTHER]}, "status": status})
 
     with cluster_view.ClusterView(server.url) as view:
         control_plane.sync_nodes(view)

@@ -25,8 +25,7 @@ def server() -> Iterator[apiserver.ApiServer]:
     if KUBECTL is None:
         pytest.skip("kubectl is not installed")
     with apiserver.serve() as running:
-        running.store.create(apirig.a_node("n1"))
-        running.store.create(apirig.a_pod("p1", app="x"))
+        running.create(apirig.a_node("n1"), apirig.a_pod("p1", app="x"))
 
         def follow(record: store.Record) -> None:
             if record.key[0] == "pods" and "deletionTimestamp" in record.obj["metadata"]:
