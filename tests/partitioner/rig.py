@@ -29,6 +29,7 @@ BEGAN = dt.datetime(2026, 3, 1, tzinfo=dt.UTC)
 TERM_S = 70.0
 """After so long the Lease of a killed leader is taken, and nodes are out of their cooldown."""
 QUIET_S = 2.0
+SOON_S = QUIET_S + 1
 
 Object = dict[str, Any]
 

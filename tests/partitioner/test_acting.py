@@ -2,12 +2,10 @@
 
 import json
 import threading
-from collections.abc import Iterator
 
 import pytest
 import structlog.testing
 
-from mig_manager import errors
 from mig_manager.adapters import host
 from mig_manager.core.layout import config
 from mig_manager.core.node import cluster
@@ -16,15 +14,7 @@ from mig_manager.sandbox.apiserver import resources as kinds
 from testkit import apiserver
 from tests import waiting
 from tests.partitioner import rig as rigs
-from tests.partitioner.rig import QUIET_S, TERM_S, Rig
-
-SOON_S = QUIET_S + 1
-
-
-@pytest.fixture
-def rig() -> Iterator[Rig]:
-    with rigs.serving() as rig:
-        yield rig
+from tests.partitioner.rig import SOON_S, TERM_S, Rig
 
 
 def test_pending_pod_gets_room_by_one_patch(rig: Rig) -> None:
@@ -72,19 +62,6 @@ def test_a_node_under_change_and_one_that_has_room_are_asked_nothing_more(rig: R
     assert rig.metric(own, "changes_total", result="requested") == 1
     assert rig.metric(own, "wait_seconds_count") == 1
     assert rig.metric(own, "answers_total", result="applied") == 1
-
-
-def test_refused_layout_is_not_requested_again_at_once(rig: Rig) -> None:
-    rig.add_node()
-    rig.add_pods("p1")
-    own = rig.replica()
-    rig.pass_time(SOON_S, own)
-
-    rig.answer("n1", reason=errors.Reason.IN_USE)
-    rig.pass_time(30, own)
-
-    assert len(own.kube.patches) == 1
-    assert rig.metric(own, "answers_total", result="failed") == 1
 
 
 def test_demand_that_keeps_changing_is_decided_on_after_the_longest_wait(rig: Rig) -> None:

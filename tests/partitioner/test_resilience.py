@@ -1,7 +1,6 @@
 """What must neither stop the partitioner nor its service to a pod, and what it says about it."""
 
 import math
-from collections.abc import Iterator
 
 import pytest
 import structlog.testing
@@ -12,35 +11,7 @@ from mig_manager.sandbox.apiserver import resources as kinds
 from testkit import apiserver
 from tests import waiting
 from tests.partitioner import rig as rigs
-from tests.partitioner.rig import QUIET_S, TERM_S, Rig
-
-SOON_S = QUIET_S + 1
-
-
-@pytest.fixture
-def rig() -> Iterator[Rig]:
-    with rigs.serving() as rig:
-        yield rig
-
-
-def test_refused_layout_is_requested_again_in_another_text(rig: Rig) -> None:
-    rig.add_node()
-    rig.add_pods("p1")
-    own = rig.replica()
-    rig.pass_time(SOON_S, own)
-    rig.answer("n1", reason=errors.Reason.IN_USE)
-    refused = rig.requested()
-
-    rig.pass_time(290, own)
-    assert len(own.kube.patches) == 1
-    rig.pass_time(20, own)
-
-    assert len(own.kube.patches) == 2
-    assert rig.requested() != refused
-    rig.answer("n1")
-    rig.pass_time(TERM_S, own)
-    assert rigs.counts(rig.gpus["n1"])["nvidia.com/mig-1g.5gb"]
-    assert len(own.kube.patches) == 2
+from tests.partitioner.rig import SOON_S, TERM_S, Rig
 
 
 def test_malformed_pod_or_node_is_left_out(rig: Rig) -> None:
@@ -170,21 +141,26 @@ def test_a_node_rests_after_a_change_whatever_its_agents_clock_says(
     assert len(own.kube.patches) == 2
 
 
-@pytest.mark.parametrize("ahead_s", [-3600.0, 3600.0])
-def test_a_refused_layout_is_asked_again_whatever_the_agents_clock_says(
-    rig: Rig, ahead_s: float
-) -> None:
+@pytest.mark.parametrize("ahead_s", [-3600.0, 0.0, 3600.0])
+def test_refused_layout_is_requested_again_after_minutes(rig: Rig, ahead_s: float) -> None:
     rig.add_node()
     rig.agents_ahead_s = ahead_s
     rig.add_pods("p1")
     own = rig.replica()
     rig.pass_time(SOON_S, own)
     rig.answer("n1", reason=errors.Reason.IN_USE)
+    refused = rig.requested()
 
     rig.pass_time(290, own)
     assert len(own.kube.patches) == 1
+    assert rig.metric(own, "answers_total", result="failed") == 1
     rig.pass_time(20, own)
 
+    assert len(own.kube.patches) == 2
+    assert rig.requested() != refused
+    rig.answer("n1")
+    rig.pass_time(TERM_S, own)
+    assert rigs.counts(rig.gpus["n1"])["nvidia.com/mig-1g.5gb"]
     assert len(own.kube.patches) == 2
 
 

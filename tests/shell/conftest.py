@@ -41,6 +41,14 @@ def viewer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[rig.Viewer]:
 
 
 @pytest.fixture
+def user(tmp_path_factory: pytest.TempPathFactory) -> Iterator[rig.Viewer]:
+    """A user of an empty cluster."""
+    programs.needed("kubectl")
+    with apiserver.serve() as server:
+        yield rig.viewer(server, tmp_path_factory.mktemp("home"))
+
+
+@pytest.fixture
 def patient(tmp_path: pathlib.Path) -> doctor_rig.Patient:
     return doctor_rig.Patient(tmp_path)
 

@@ -10,7 +10,6 @@ import yaml
 import mig_manager
 from mig_manager import errors
 from mig_manager.core import bar, model
-from testkit import apiserver
 from tests.shell import plugin_rig as rig
 
 # -- kubectl and the plugin -------------------------------------------------------------------
@@ -97,30 +96,26 @@ def test_contexts_and_kubeconfigs_are_those_of_kubectl(
     assert "nowhere" in unknown.err
 
 
-def test_more_nodes_than_a_page_holds_are_all_shown(tmp_path: pathlib.Path) -> None:
-    with apiserver.serve() as server:
-        for number in range(501):
-            server.store.create(rig.node(f"n{number:03}"))
-        answer = rig.viewer(server, tmp_path).alone("status")
+def test_more_nodes_than_a_page_holds_are_all_shown(user: rig.Viewer) -> None:
+    for number in range(501):
+        user.server.store.create(rig.node(f"n{number:03}"))
+
+    answer = user.alone("status")
 
     assert len(re.findall(r"^n\d+ .*no-request", answer.out, re.MULTILINE)) == 501
 
 
-def test_a_failed_node_says_when_its_agent_tries_again(tmp_path: pathlib.Path) -> None:
+def test_a_failed_node_says_when_its_agent_tries_again(user: rig.Viewer) -> None:
     failed = rig.node("n1", requested="a", state=model.State.FAILED, reason=errors.Reason.IN_USE)
     run = json.loads(failed["metadata"]["annotations"]["mig-manager.io/status"])
-    with apiserver.serve() as server:
-        for name, when in (("soon", rig.ago(minutes=-10.2)), ("over", rig.ago(minutes=10))):
-            failed["metadata"]["name"] = name
-            text = json.dumps(run | {"retryAt": when})
-            failed["metadata"]["annotations"]["mig-manager.io/status"] = text
-            server.store.create(failed)
-        soon, over = (
-            rig.viewer(server, tmp_path).alone("status", name).out for name in ("soon", "over")
-        )
+    for name, when in (("soon", rig.ago(minutes=-10.2)), ("over", rig.ago(minutes=10))):
+        failed["metadata"]["name"] = name
+        text = json.dumps(run | {"retryAt": when})
+        failed["metadata"]["annotations"]["mig-manager.io/status"] = text
+        user.server.store.create(failed)
 
-    assert " ago · next attempt in 10m\n" in soon
-    assert "next attempt" not in over
+    assert " ago · next attempt in 10m\n" in user.alone("status", "soon").out
+    assert "next attempt" not in user.alone("status", "over").out
 
 
 # -- status -----------------------------------------------------------------------------------

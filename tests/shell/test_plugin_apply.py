@@ -3,7 +3,6 @@
 import copy
 import json
 import pathlib
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -33,17 +32,6 @@ mig-configs:
 """
 SEVERAL = MINE + "  whole:\n    - {devices: all, mig-enabled: false}\n"
 LISTED = served.to_json([], takes_custom=True)
-
-
-@pytest.fixture
-def server() -> Iterator[apiserver.ApiServer]:
-    with apiserver.serve() as server:
-        yield server
-
-
-@pytest.fixture
-def viewer(server: apiserver.ApiServer, tmp_path: pathlib.Path) -> rig.Viewer:
-    return rig.viewer(server, tmp_path)
 
 
 def add_node(
@@ -82,50 +70,44 @@ def assert_nothing_requested(server: apiserver.ApiServer) -> None:
     assert cluster.LAYOUT_ANNOTATION not in metadata(server)["annotations"]
 
 
-def test_apply_writes_label_and_annotation_together_and_draws_the_change(
-    server: apiserver.ApiServer, viewer: rig.Viewer
-) -> None:
-    add_node(server)
-    watched = server.store.version
+def test_apply_writes_label_and_annotation_together_and_draws_the_change(user: rig.Viewer) -> None:
+    add_node(user.server)
+    watched = user.server.store.version
 
-    answer = apply(viewer)
+    answer = apply(user)
 
     assert (answer.status, answer.err) == (0, "")
     assert "GPU 0" in answer.out
     assert "Requested as layout custom" in answer.out
-    assert metadata(server)["labels"][cluster.CONFIG_LABEL] == "custom"
-    text = metadata(server)["annotations"][cluster.LAYOUT_ANNOTATION]
+    assert metadata(user.server)["labels"][cluster.CONFIG_LABEL] == "custom"
+    text = metadata(user.server)["annotations"][cluster.LAYOUT_ANNOTATION]
     written, _ = custom.single(text, source="annotation")
     meant, _ = custom.single(MINE, source="file")
     assert written.content_hash == meant.content_hash
-    assert server.store.version == watched + 1
+    assert user.server.store.version == watched + 1
 
 
-def test_a_second_request_of_the_same_layout_is_a_new_one(
-    server: apiserver.ApiServer, viewer: rig.Viewer
-) -> None:
-    add_node(server)
+def test_a_second_request_of_the_same_layout_is_a_new_one(user: rig.Viewer) -> None:
+    add_node(user.server)
     texts = set()
     for _ in range(2):
-        assert apply(viewer).status == 0
-        texts.add(metadata(server)["annotations"][cluster.LAYOUT_ANNOTATION])
+        assert apply(user).status == 0
+        texts.add(metadata(user.server)["annotations"][cluster.LAYOUT_ANNOTATION])
     assert len(texts) == 2
 
 
-def test_a_dry_run_shows_the_change_and_writes_nothing(
-    server: apiserver.ApiServer, viewer: rig.Viewer
-) -> None:
-    add_node(server)
-    before = server.store.version
+def test_a_dry_run_shows_the_change_and_writes_nothing(user: rig.Viewer) -> None:
+    add_node(user.server)
+    before = user.server.store.version
 
-    answer = apply(viewer, "--dry-run", "-o", "json")
+    answer = apply(user, "--dry-run", "-o", "json")
 
     assert answer.status == 0
     assert answer.data["is_requested"] is False
     assert answer.data["nodes"][0]["fits"] is True
-    assert "Nothing was requested (--dry-run)." in apply(viewer, "--dry-run").out
-    assert server.store.version == before
-    assert_nothing_requested(server)
+    assert "Nothing was requested (--dry-run)." in apply(user, "--dry-run").out
+    assert user.server.store.version == before
+    assert_nothing_requested(user.server)
 
 
 @pytest.mark.parametrize(
@@ -138,112 +120,95 @@ def test_a_dry_run_shows_the_change_and_writes_nothing(
     ],
 )
 def test_an_unusable_document_is_refused(
-    server: apiserver.ApiServer,
-    viewer: rig.Viewer,
-    words: tuple[str, ...],
-    text: str,
-    status: int,
-    message: str,
+    user: rig.Viewer, words: tuple[str, ...], text: str, status: int, message: str
 ) -> None:
-    add_node(server)
-    answer = apply(viewer, *words, text=text)
+    add_node(user.server)
+    answer = apply(user, *words, text=text)
     assert answer.status == status
     assert message in answer.err
-    assert_nothing_requested(server)
+    assert_nothing_requested(user.server)
 
 
-def test_one_layout_of_several_is_named(server: apiserver.ApiServer, viewer: rig.Viewer) -> None:
-    add_node(server)
-    assert apply(viewer, "--layout", "whole", text=SEVERAL).status == 0
-    text = metadata(server)["annotations"][cluster.LAYOUT_ANNOTATION]
+def test_one_layout_of_several_is_named(user: rig.Viewer) -> None:
+    add_node(user.server)
+    assert apply(user, "--layout", "whole", text=SEVERAL).status == 0
+    text = metadata(user.server)["annotations"][cluster.LAYOUT_ANNOTATION]
     layout, _ = custom.single(text, source="annotation")
     assert layout.rules[0].wanted.mode is model.MigMode.DISABLED
 
 
-def test_without_a_file_the_command_says_what_it_needs(viewer: rig.Viewer) -> None:
-    answer = viewer.alone("apply", "gpu-1")
+def test_without_a_file_the_command_says_what_it_needs(user: rig.Viewer) -> None:
+    answer = user.alone("apply", "gpu-1")
     assert answer.status == 2
     assert "-f FILE" in answer.err
 
 
-def test_a_layout_that_does_not_fit_is_not_requested(
-    server: apiserver.ApiServer, viewer: rig.Viewer
-) -> None:
-    add_node(server)
-    answer = apply(viewer, text=MINE.replace("2g.10gb: 1", "7g.40gb: 1"))
+def test_a_layout_that_does_not_fit_is_not_requested(user: rig.Viewer) -> None:
+    add_node(user.server)
+    answer = apply(user, text=MINE.replace("2g.10gb: 1", "7g.40gb: 1"))
     assert answer.status == 1
     assert "does not fit" in answer.out
     assert "Nothing was requested." in answer.out
-    assert_nothing_requested(server)
+    assert_nothing_requested(user.server)
 
 
-def test_a_node_without_published_gpus_is_only_planned_for(
-    server: apiserver.ApiServer, viewer: rig.Viewer
-) -> None:
+def test_a_node_without_published_gpus_is_only_planned_for(user: rig.Viewer) -> None:
     product = {"nvidia.com/gpu.product": "NVIDIA-A100-SXM4-40GB"}
-    add_node(server, gpus=None, labels=product)
-    assert apply(viewer, "--dry-run").status == 0
-    answer = apply(viewer)
+    add_node(user.server, gpus=None, labels=product)
+    assert apply(user, "--dry-run").status == 0
+    answer = apply(user)
     assert answer.status == 2
     assert "no agent has published the GPUs" in answer.err
-    assert_nothing_requested(server)
+    assert_nothing_requested(user.server)
 
 
 @pytest.mark.parametrize(
     ("listed", "is_noted"), [(served.to_json([]), True), (LISTED, False), ("nonsense", False)]
 )
 def test_a_node_that_takes_no_custom_layouts_is_noted(
-    server: apiserver.ApiServer, viewer: rig.Viewer, listed: str, *, is_noted: bool
+    user: rig.Viewer, listed: str, *, is_noted: bool
 ) -> None:
-    add_node(server, listed=listed)
-    answer = apply(viewer)
+    add_node(user.server, listed=listed)
+    answer = apply(user)
     assert ("takes no custom layouts" in answer.out) is is_noted
-    assert metadata(server)["labels"][cluster.CONFIG_LABEL] == "custom"
+    assert metadata(user.server)["labels"][cluster.CONFIG_LABEL] == "custom"
 
 
-def test_a_node_that_is_partitioned_on_demand_is_noted(
-    server: apiserver.ApiServer, viewer: rig.Viewer
-) -> None:
-    add_node(server, labels={cluster.PARTITIONING_LABEL: cluster.ON_DEMAND})
-    assert "on demand" in apply(viewer).out
+def test_a_node_that_is_partitioned_on_demand_is_noted(user: rig.Viewer) -> None:
+    add_node(user.server, labels={cluster.PARTITIONING_LABEL: cluster.ON_DEMAND})
+    assert "on demand" in apply(user).out
 
 
 @pytest.mark.parametrize("matters", [True, False])
 def test_apply_reads_a_node_changed_in_between_again(
-    server: apiserver.ApiServer,
-    viewer: rig.Viewer,
-    monkeypatch: pytest.MonkeyPatch,
-    *,
-    matters: bool,
+    user: rig.Viewer, monkeypatch: pytest.MonkeyPatch, *, matters: bool
 ) -> None:
-    add_node(server)
+    add_node(user.server)
     patch_node = selection.Cluster.patch_node
 
     def patch(self: selection.Cluster, name: str, change: Any) -> None:
         monkeypatch.undo()
-        node = stored(server)
+        node = stored(user.server)
         key = cluster.CONFIG_LABEL if matters else "example.com/rack"
         node["metadata"]["labels"][key] = "all-disabled"
-        server.store.write(KEY, node)
+        user.server.store.write(KEY, node)
         patch_node(self, name, change)
 
     monkeypatch.setattr(selection.Cluster, "patch_node", patch)
-    answer = apply(viewer)
+    answer = apply(user)
 
     assert answer.status == int(matters)
     wanted = "all-disabled" if matters else "custom"
-    assert metadata(server)["labels"][cluster.CONFIG_LABEL] == wanted
+    assert metadata(user.server)["labels"][cluster.CONFIG_LABEL] == wanted
     assert ("has changed since" in answer.err) is matters
 
 
-def test_kubectl_itself_writes_the_request(
-    server: apiserver.ApiServer, viewer: rig.Viewer, tmp_path: pathlib.Path
-) -> None:
-    add_node(server)
+def test_kubectl_itself_writes_the_request(user: rig.Viewer, tmp_path: pathlib.Path) -> None:
+    add_node(user.server)
     (tmp_path / "mine.yaml").write_text(MINE)
-    answer = viewer.real("apply", "gpu-1", "-f", str(tmp_path / "mine.yaml"))
+    answer = user.real("apply", "gpu-1", "-f", str(tmp_path / "mine.yaml"))
     assert answer.status == 0, answer.err
-    assert metadata(server)["labels"][cluster.CONFIG_LABEL] == "custom"
+    assert metadata(user.server)["labels"][cluster.CONFIG_LABEL] == "custom"
 
 
 # -- what other commands show --------------------------------------------------------------------
@@ -266,26 +231,22 @@ def add_custom(server: apiserver.ApiServer, text: str | None, *, reported: str =
     server.store.write(KEY, node)
 
 
-def test_status_distinguishes_one_custom_layout_from_the_next(
-    server: apiserver.ApiServer, viewer: rig.Viewer
-) -> None:
-    add_custom(server, MINE)
-    assert viewer.alone("status", "gpu-1", "-o", "json").data["nodes"][0]["status"] == "applied"
+def test_status_distinguishes_one_custom_layout_from_the_next(user: rig.Viewer) -> None:
+    add_custom(user.server, MINE)
+    assert user.alone("status", "gpu-1", "-o", "json").data["nodes"][0]["status"] == "applied"
 
-    node = stored(server)
+    node = stored(user.server)
     node["metadata"]["annotations"][cluster.LAYOUT_ANNOTATION] = OTHER
-    server.store.write(KEY, node)
+    user.server.store.write(KEY, node)
 
-    answer = viewer.alone("status", "gpu-1", "-o", "json").data["nodes"][0]
+    answer = user.alone("status", "gpu-1", "-o", "json").data["nodes"][0]
     assert answer["status"] == "waiting"
     assert "an earlier annotation" in " ".join(answer["notes"])
 
 
-def test_a_custom_layout_is_planned_from_the_nodes_annotation(
-    server: apiserver.ApiServer, viewer: rig.Viewer
-) -> None:
-    add_custom(server, OTHER)
-    answer = viewer.alone("plan", "custom", "gpu-1")
+def test_a_custom_layout_is_planned_from_the_nodes_annotation(user: rig.Viewer) -> None:
+    add_custom(user.server, OTHER)
+    answer = user.alone("plan", "custom", "gpu-1")
     assert answer.status == 0, answer.err
     assert "custom of the node's annotation" in answer.out
     assert "3g.20gb" in answer.out
@@ -300,38 +261,34 @@ def test_a_custom_layout_is_planned_from_the_nodes_annotation(
     ],
 )
 def test_a_plan_says_why_there_is_no_custom_layout(
-    server: apiserver.ApiServer, viewer: rig.Viewer, text: str | None, message: str
+    user: rig.Viewer, text: str | None, message: str
 ) -> None:
-    add_custom(server, text)
-    answer = viewer.alone("plan", "custom", "gpu-1", "-o", "json")
+    add_custom(user.server, text)
+    answer = user.alone("plan", "custom", "gpu-1", "-o", "json")
     assert answer.status == 1
     assert message in answer.data["nodes"][0]["why_not"]
-    assert "\x1b" not in viewer.alone("plan", "custom", "gpu-1").out
+    assert "\x1b" not in user.alone("plan", "custom", "gpu-1").out
 
 
-def test_the_list_of_layouts_has_the_custom_one(
-    server: apiserver.ApiServer, viewer: rig.Viewer
-) -> None:
-    add_custom(server, MINE)
-    listed = viewer.alone("layouts", "gpu-1", "-o", "json").data["layouts"]
+def test_the_list_of_layouts_has_the_custom_one(user: rig.Viewer) -> None:
+    add_custom(user.server, MINE)
+    listed = user.alone("layouts", "gpu-1", "-o", "json").data["layouts"]
     (own,) = (each for each in listed if each["layout"] == "custom")
     assert own["is_requested"]
     assert own["is_applied"]
     assert own["gpus"][0]["devices"] == {"1g.5gb": 1, "2g.10gb": 1}
 
 
-def test_a_history_does_not_take_another_custom_layout_for_this_one(
-    server: apiserver.ApiServer, viewer: rig.Viewer
-) -> None:
-    add_custom(server, OTHER, reported=OTHER)
+def test_a_history_does_not_take_another_custom_layout_for_this_one(user: rig.Viewer) -> None:
+    add_custom(user.server, OTHER, reported=OTHER)
     other, _ = custom.single(OTHER, source="annotation")
     applied = errors.Reason.APPLIED.value
     for hours, content_hash in ((9, other.content_hash), (8, "0123456789ab")):
         message = f"Layout custom ({content_hash}) is active."
         at = rig.ago(hours=hours)
-        server.store.create(rig.event("gpu-1", applied, message, at=at))
+        user.server.store.create(rig.event("gpu-1", applied, message, at=at))
 
-    since = viewer.alone("history", "gpu-1", "-o", "json").data["applied_since"]
+    since = user.alone("history", "gpu-1", "-o", "json").data["applied_since"]
 
-    status = viewer.alone("status", "gpu-1", "-o", "json").data["nodes"][0]
+    status = user.alone("status", "gpu-1", "-o", "json").data["nodes"][0]
     assert since == status["finished_at"]

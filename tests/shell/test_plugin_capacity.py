@@ -1,15 +1,13 @@
 """``kubectl mig capacity`` over nodes as agents leave them."""
 
 import json
-import pathlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import pytest
 
 from mig_manager.core import model
 from mig_manager.core.node import cluster
 from mig_manager.core.records import capacity
-from testkit import apiserver
 from tests.shell import plugin_rig as rig
 
 ON_DEMAND = {cluster.PARTITIONING_LABEL: cluster.ON_DEMAND}
@@ -48,11 +46,10 @@ def nodes() -> list[rig.Object]:
 
 
 @pytest.fixture
-def viewer(tmp_path: pathlib.Path) -> Iterator[rig.Viewer]:
-    with apiserver.serve() as server:
-        for each in nodes():
-            server.store.create(each)
-        yield rig.viewer(server, tmp_path)
+def viewer(user: rig.Viewer) -> rig.Viewer:
+    for each in nodes():
+        user.server.store.create(each)
+    return user
 
 
 def rows(text: str) -> dict[str, list[str]]:

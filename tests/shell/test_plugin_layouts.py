@@ -2,7 +2,6 @@
 
 import json
 import pathlib
-from collections.abc import Iterator
 
 import pytest
 
@@ -27,12 +26,6 @@ def entries(text: str = OWN) -> list[served.Entry]:
     return [served.Entry.of(layout) for layout in {**made, **own}.values()]
 
 
-@pytest.fixture
-def server() -> Iterator[apiserver.ApiServer]:
-    with apiserver.serve() as server:
-        yield server
-
-
 def add_node(server: apiserver.ApiServer, listed: str | None, requested: str = "team-a") -> None:
     node = rig.node("gpu-1", gpus=rig.gpus(SPEC), requested=requested)
     if listed is not None:
@@ -40,15 +33,13 @@ def add_node(server: apiserver.ApiServer, listed: str | None, requested: str = "
     server.store.create(node)
 
 
-def test_each_layout_is_drawn_with_its_origin(
-    server: apiserver.ApiServer, tmp_path: pathlib.Path
-) -> None:
-    add_node(server, served.to_json(entries()))
-    server.store.create(
+def test_each_layout_is_drawn_with_its_origin(user: rig.Viewer) -> None:
+    add_node(user.server, served.to_json(entries()))
+    user.server.store.create(
         rig.config_map("mig-manager", "mig-manager-config", **{"config.yaml": OWN})
     )
 
-    answer = rig.viewer(server, tmp_path).alone("layouts", "gpu-1")
+    answer = user.alone("layouts", "gpu-1")
 
     assert (answer.status, answer.err) == (0, "")
     parts = answer.out.split("\n\n")
@@ -65,12 +56,11 @@ def test_each_layout_is_drawn_with_its_origin(
 
 
 def test_a_layout_whose_content_is_elsewhere_is_listed_without_a_picture(
-    server: apiserver.ApiServer, tmp_path: pathlib.Path
+    user: rig.Viewer, tmp_path: pathlib.Path
 ) -> None:
-    add_node(server, served.to_json(entries()))
-    viewer = rig.viewer(server, tmp_path)
+    add_node(user.server, served.to_json(entries()))
     # The file has another content under the same name.
-    server.store.create(
+    user.server.store.create(
         rig.config_map(
             "mig-manager", "mig-manager-config", **{"config.yaml": OWN.replace("4g", "3g")}
         )
@@ -79,81 +69,73 @@ def test_a_layout_whose_content_is_elsewhere_is_listed_without_a_picture(
     own.write_text(OWN)
 
     assert "team-a · /etc/mig-manager/config.yaml:3 · active\n    its content is in none" in (
-        viewer.alone("layouts", "gpu-1").out
+        user.alone("layouts", "gpu-1").out
     )
-    named = json.loads(viewer.alone("layouts", "gpu-1", "-f", str(own), "-o", "json").out)
+    named = json.loads(user.alone("layouts", "gpu-1", "-f", str(own), "-o", "json").out)
     (layout,) = [each for each in named["layouts"] if each["layout"] == "team-a"]
     gpu = {"index": 0, "name": "NVIDIA A100-SXM4-40GB", "is_mig_enabled": True}
     assert layout["gpus"] == [gpu | {"devices": {"4g.20gb": 1}}]
     assert layout["is_requested"]
-    assert viewer.alone("layouts", "gpu-1", "-f", "missing.yaml").status == 2
+    assert user.alone("layouts", "gpu-1", "-f", "missing.yaml").status == 2
 
 
-def test_the_config_map_of_the_node_has_what_the_operators_agent_serves(
-    server: apiserver.ApiServer, tmp_path: pathlib.Path
-) -> None:
-    add_node(server, served.to_json(entries()))
-    server.store.create(rig.config_map("gpu-operator", "gpu-1-mig-config", **{"config.yaml": OWN}))
+def test_the_config_map_of_the_node_has_what_the_operators_agent_serves(user: rig.Viewer) -> None:
+    add_node(user.server, served.to_json(entries()))
+    user.server.store.create(
+        rig.config_map("gpu-operator", "gpu-1-mig-config", **{"config.yaml": OWN})
+    )
 
-    out = rig.viewer(server, tmp_path).alone("layouts", "gpu-1", "-o", "json").out
+    out = user.alone("layouts", "gpu-1", "-o", "json").out
 
     assert all(each["gpus"] for each in json.loads(out)["layouts"])
 
 
-def test_a_generated_layout_that_the_node_lists_can_be_planned(
-    server: apiserver.ApiServer, tmp_path: pathlib.Path
-) -> None:
-    add_node(server, served.to_json(entries()))
-    server.store.create(
+def test_a_generated_layout_that_the_node_lists_can_be_planned(user: rig.Viewer) -> None:
+    add_node(user.server, served.to_json(entries()))
+    user.server.store.create(
         rig.config_map("mig-manager", "mig-manager-config", **{"config.yaml": OWN})
     )
-    viewer = rig.viewer(server, tmp_path)
 
-    answer = viewer.alone("plan", "all-7g.40gb", "gpu-1")
+    answer = user.alone("plan", "all-7g.40gb", "gpu-1")
 
     assert (answer.status, answer.err) == (0, "")
     assert "Origin: generated for NVIDIA A100-SXM4-40GB" in answer.out
-    assert viewer.alone("plan", "all-7g.80gb", "gpu-1").status == 2
+    assert user.alone("plan", "all-7g.80gb", "gpu-1").status == 2
 
 
-def test_a_layout_that_the_config_map_has_too_is_planned_from_there(
-    server: apiserver.ApiServer, tmp_path: pathlib.Path
-) -> None:
-    add_node(server, served.to_json(entries()))
+def test_a_layout_that_the_config_map_has_too_is_planned_from_there(user: rig.Viewer) -> None:
+    add_node(user.server, served.to_json(entries()))
     same = "  all-7g.40gb: [{devices: all, mig-enabled: true, mig-devices: {7g.40gb: 1}}]\n"
     document = {"config.yaml": f"version: v1\nmig-configs:\n{same}"}
-    server.store.create(rig.config_map("mig-manager", "mig-manager-config", **document))
+    user.server.store.create(rig.config_map("mig-manager", "mig-manager-config", **document))
 
-    answer = rig.viewer(server, tmp_path).alone("plan", "all-7g.40gb", "gpu-1")
+    answer = user.alone("plan", "all-7g.40gb", "gpu-1")
 
     assert "Origin: ConfigMap mig-manager/mig-manager-config:3" in answer.out
 
 
-def test_a_layout_that_a_node_lists_is_planned_without_a_config_map(
-    server: apiserver.ApiServer, tmp_path: pathlib.Path
-) -> None:
-    add_node(server, served.to_json(entries()))
-    viewer = rig.viewer(server, tmp_path)
+def test_a_layout_that_a_node_lists_is_planned_without_a_config_map(user: rig.Viewer) -> None:
+    add_node(user.server, served.to_json(entries()))
 
-    answer = viewer.alone("plan", "all-7g.40gb", "gpu-1")
+    answer = user.alone("plan", "all-7g.40gb", "gpu-1")
 
     assert (answer.status, answer.err) == (0, "")
     assert "Origin: generated for NVIDIA A100-SXM4-40GB" in answer.out
-    owners = viewer.alone("plan", "team-a", "gpu-1")
+    owners = user.alone("plan", "team-a", "gpu-1")
     assert owners.status == 1
     assert "has no content of layout 'team-a'" in owners.out
-    assert "no ConfigMap with layouts found" in viewer.alone("plan", "all-7g.80gb", "gpu-1").err
-    named = viewer.alone("plan", "all-7g.40gb", "gpu-1", "--config-map", "default/none")
+    assert "no ConfigMap with layouts found" in user.alone("plan", "all-7g.80gb", "gpu-1").err
+    named = user.alone("plan", "all-7g.40gb", "gpu-1", "--config-map", "default/none")
     assert (named.status, named.out) == (1, "")
 
 
 @pytest.mark.parametrize("listed", [None, "{", '{"layouts": 1}', '{"layouts": {"a": []}}', "[[]]"])
 def test_without_a_valid_list_those_are_shown_that_can_be_generated(
-    listed: str | None, server: apiserver.ApiServer, tmp_path: pathlib.Path
+    listed: str | None, user: rig.Viewer
 ) -> None:
-    add_node(server, listed, requested="all-balanced")
+    add_node(user.server, listed, requested="all-balanced")
 
-    answer = rig.viewer(server, tmp_path).alone("layouts", "gpu-1")
+    answer = user.alone("layouts", "gpu-1")
 
     assert (answer.status, answer.err) == (0, "")
     lines = answer.out.splitlines()
@@ -163,27 +145,22 @@ def test_without_a_valid_list_those_are_shown_that_can_be_generated(
     assert "all-balanced · generated for NVIDIA A100-SXM4-40GB · active" in lines
 
 
-def test_what_a_node_lists_cannot_control_the_terminal(
-    server: apiserver.ApiServer, tmp_path: pathlib.Path
-) -> None:
+def test_what_a_node_lists_cannot_control_the_terminal(user: rig.Viewer) -> None:
     evil = served.Entry(name="a\x1b[2J", content_hash="\r", origin="x\n" * 500)
-    add_node(server, served.to_json([evil]))
+    add_node(user.server, served.to_json([evil]))
 
-    answer = rig.viewer(server, tmp_path).alone("layouts", "gpu-1")
+    answer = user.alone("layouts", "gpu-1")
 
     assert answer.status == 0
     assert "\x1b" not in answer.out
     assert len(answer.out.splitlines()) < 20
 
 
-def test_a_node_that_is_missing_or_without_gpus_fails_in_a_line(
-    server: apiserver.ApiServer, tmp_path: pathlib.Path
-) -> None:
-    server.store.create(rig.node("plain"))
-    viewer = rig.viewer(server, tmp_path)
+def test_a_node_that_is_missing_or_without_gpus_fails_in_a_line(user: rig.Viewer) -> None:
+    user.server.store.create(rig.node("plain"))
 
-    assert viewer.alone("layouts", "gpu-9").status == 1
-    answer = viewer.alone("layouts", "plain")
+    assert user.alone("layouts", "gpu-9").status == 1
+    answer = user.alone("layouts", "plain")
     assert answer.status == 1
     assert answer.out.startswith("plain: 0 layouts")
-    assert viewer.complete("layouts", "").out.splitlines()[0] == "plain"
+    assert user.complete("layouts", "").out.splitlines()[0] == "plain"
