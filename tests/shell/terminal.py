@@ -3,6 +3,7 @@
 import contextlib
 import fcntl
 import os
+import pathlib
 import re
 import select
 import signal
@@ -39,12 +40,13 @@ class Session:
         self._shown += chunk
         return bool(chunk)
 
-    def read_until(self, pattern: str) -> None:
+    def read_until(self, pattern: str) -> re.Match[str]:
         """Read until what is new matches."""
         start, deadline = len(self._shown), time.monotonic() + _DEADLINE_S
-        while not re.search(pattern, self._shown[start:].decode(errors="replace")):
+        while not (found := re.search(pattern, self._shown[start:].decode(errors="replace"))):
             assert time.monotonic() < deadline, self.shown
             assert self.read(), self.shown
+        return found
 
     def type(self, keys: str) -> None:
         os.write(self.fd, keys.encode())
@@ -73,7 +75,7 @@ def _unignored_signals() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def started(
+def started(  # noqa: PLR0913 - each is named where it is called
     argv: Sequence[str],
     *,
     columns: int,
@@ -81,15 +83,17 @@ def started(
     rows: int = 50,
     module: str = "mig_manager",
     has_keyboard: bool = True,
+    command: Sequence[str] = (),
+    cwd: pathlib.Path | None = None,
 ) -> Iterator[Session]:
-    """Start the program in a terminal of that size; without a keyboard its input is empty."""
+    """Start the program, or another, in a terminal; without a keyboard its input is empty."""
     ours, its = os.openpty()
     fcntl.ioctl(its, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
-    command = [sys.executable, "-m", module, *argv]
     with (
         _unignored_signals(),
         subprocess.Popen(  # noqa: S603 - our own program
-            command,
+            [*(command or (sys.executable, "-m", module)), *argv],
+            cwd=cwd,
             stdin=its if has_keyboard else subprocess.DEVNULL,
             stdout=its,
             stderr=its,

@@ -3,14 +3,10 @@
 import contextlib
 import os
 import pathlib
-import pty
-import select
 import shlex
-import signal
 import subprocess
 import sys
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -18,6 +14,7 @@ from mig_manager.catalogue import hardware
 from mig_manager.cli.toolkit import parser
 from mig_manager.sandbox import scenarios
 from tests import programs
+from tests.shell import terminal
 from tests.shell.commandline import Shell
 
 DEADLINE_S = 60.0
@@ -62,14 +59,14 @@ SET_UP = {
     "bash": """\
 bind 'set bell-style none'; bind 'set enable-bracketed-paste off'
 eval "$(mig-manager completion bash)"
-report() { printf '%s' "$READLINE_LINE" > line.new; mv line.new line; }
+report() { printf '<<%s%s>>>' '<' "$READLINE_LINE"; }
 bind -x '"\\C-t": report'
 """,
     "zsh": """\
 unsetopt zle_bracketed_paste beep
 autoload -Uz compinit; compinit -u -D
 eval "$(mig-manager completion zsh)"
-report() { print -rn -- $BUFFER > line.new; mv line.new line }
+report() { print -rn -- '<<''<'$BUFFER'>>>' }
 zle -N report; bindkey -e; bindkey '^T' report
 """,
 }
@@ -107,64 +104,33 @@ def environ(home: pathlib.Path) -> dict[str, str]:
     }
 
 
-class Terminal:
-    """A shell at a terminal, and a person who types."""
-
-    def __init__(self, keyboard: int, line: pathlib.Path) -> None:
-        self._keyboard = keyboard
-        self._line = line
-
-    def typed(self, line: str) -> str:
-        """Return what the command line is after this and the tabulator; then clear it."""
-        self.send(line + "\t\x14")
-        deadline = time.monotonic() + DEADLINE_S
-        while not self._line.exists():
-            assert time.monotonic() < deadline, f"no answer to {line!r}"
-            self.drain()
-        text = self._line.read_text()
-        self._line.unlink()
-        self.send("\x15")
-        return text
-
-    def send(self, text: str) -> None:
-        os.write(self._keyboard, text.encode())
-
-    def drain(self) -> None:
-        """Read what the shell shows, or it would wait for us."""
-        if select.select([self._keyboard], [], [], 0.05)[0]:
-            os.read(self._keyboard, 65536)
-
-
 @contextlib.contextmanager
-def terminal(shell: str, home: pathlib.Path) -> Iterator[Terminal]:
+def typing(shell: str, home: pathlib.Path) -> Iterator[Callable[[str], str]]:
+    """Start a shell at a terminal; yield what types a line and a tabulator, and reads the line."""
     name = shell.partition(",")[0]
-    keyboard, screen = pty.openpty()
-    child = subprocess.Popen(  # noqa: S603 - our own command
-        [programs.needed(name), *AS_NEW[name]],
-        stdin=screen,
-        stdout=screen,
-        stderr=screen,
-        cwd=home,
-        env=environ(home),
-        start_new_session=True,
-    )
-    os.close(screen)
-    try:
-        made = Terminal(keyboard, home / "line")
-        made.send(SET_UP[shell])
-        yield made
-    finally:
-        os.killpg(child.pid, signal.SIGKILL)
-        child.wait()
-        os.close(keyboard)
+    command = [programs.needed(name), *AS_NEW[name]]
+    with terminal.started(
+        (), columns=250, environ=environ(home), command=command, cwd=home
+    ) as session:
+        session.type(f"{SET_UP[shell]}echo ready$((1 + 1))\n")
+        session.read_until("ready2")
+
+        def typed(line: str) -> str:
+            """Return what the line is after the tabulator; then clear it."""
+            session.type(f"{line}\t\x14")
+            found = session.read_until(r"<<<(.*?)>>>")
+            session.type("\x15")
+            return found[1]
+
+        yield typed
 
 
 @pytest.mark.parametrize(
     "shell", ["bash", "zsh", pytest.param("zsh, as a file", marks=pytest.mark.slow)]
 )
 def test_a_shell_completes_what_was_begun(shell: str, home: pathlib.Path) -> None:
-    with terminal(shell, home) as user:
-        completed = {line: user.typed(line).rstrip(" =") for line in LINES | IN_LOWER_CASE}
+    with typing(shell, home) as typed:
+        completed = {line: typed(line).rstrip(" =") for line in LINES | IN_LOWER_CASE}
 
     assert completed == {line: line + rest for line, rest in LINES.items()} | IN_LOWER_CASE
 

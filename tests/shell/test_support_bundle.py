@@ -8,7 +8,6 @@ import subprocess
 import sys
 import tarfile
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 import hypothesis
 import hypothesis.strategies as st
@@ -19,6 +18,7 @@ from mig_manager.cli.commands import support_bundle
 from mig_manager.sandbox.apiserver import server
 from tests import contract
 from tests.shell import commandline, terminal
+from tests.shell import plugin_rig as rig
 
 SPEC = ("--simulate", "1xA30")
 ALWAYS = {
@@ -26,6 +26,7 @@ ALWAYS = {
     *("doctor.json", "doctor.txt", "settings.json", "layouts.yaml"),
 }
 OF_CLUSTER = {"node.json", "events.json", "agent.json", "agent.log", "agent-layouts.yaml"}
+AT = "2026-01-01T00:00:00Z"
 LAYOUTS = "version: v1\nmig-configs:\n  mine: [{devices: all, mig-enabled: false}]\n"
 
 
@@ -33,7 +34,7 @@ class Cluster:
     """A cluster of a node, its agent's pod, and what kubelet has of the agent's log."""
 
     def __init__(self, kubeconfig: pathlib.Path) -> None:
-        self.log = "2026-01-01T00:00:00Z started\n"
+        self.log = f"{AT} started\n"
         self.silent = ""  # part of the paths that are never answered
         self.server = server.ApiServer(middleware=self._middleware)
         self.kubeconfig = kubeconfig
@@ -57,68 +58,35 @@ class Cluster:
     def fill(self, *, secret: str = "", status: str = "", layouts: str = LAYOUTS) -> None:
         """Create the objects; foreign parts of them have the secret."""
         failed = {"state": "failed", "message": f"the hook said: token={secret}"}
-        metadata = {
-            "name": "n1",
-            "labels": {"nvidia.com/mig.config": "mine", "example.com/team": "other"},
-            "annotations": {
-                "mig-manager.io/status": status or json.dumps(failed),
-                "example.com/login": secret,
-            },
+        node = rig.node("n1", requested="mine", state=None, labels={"example.com/team": "other"})
+        node["metadata"]["annotations"] = {
+            "mig-manager.io/status": status or json.dumps(failed),
+            "example.com/login": secret,
         }
-        spec = {"taints": [{"key": "example.com/x", "effect": "NoSchedule"}]}
-        self._create({"apiVersion": "v1", "kind": "Node", "metadata": metadata, "spec": spec})
-        environ = [
-            {"name": "DRAIN_POLICY", "value": "none"},
-            {"name": "MIG_MANAGER_DRAIN_TIMEOUT_S", "value": "7"},
-            {"name": "SOME_VARIABLE", "value": secret},
-        ]
-        container = {"name": "mig-manager", "image": "mig-manager", "env": environ}
-        self._create(
-            {
-                "apiVersion": "v1",
-                "kind": "Pod",
-                "metadata": {
-                    "name": "mig-manager-x",
-                    "namespace": "default",
-                    "labels": {"app.kubernetes.io/name": "mig-manager"},
-                },
-                "spec": {
-                    "nodeName": "n1",
-                    "containers": [container | {"args": ["agent", "--drain-policy=none"]}],
-                    "volumes": [{"name": "config", "configMap": {"name": "mig-manager-config"}}],
-                },
-            }
-        )
-        self._create(
-            {
-                "apiVersion": "v1",
-                "kind": "ConfigMap",
-                "metadata": {"name": "mig-manager-config", "namespace": "default"},
-                "data": {"config.yaml": f"# password: {secret}\n{layouts}"},
-            }
-        )
-        for component, reason in (("mig-manager", "Applied"), ("kubelet", "Rebooted")):
-            self._create(
-                {
-                    "apiVersion": "v1",
-                    "kind": "Event",
-                    "metadata": {"name": f"n1.{reason.lower()}", "namespace": "default"},
-                    "involvedObject": {"kind": "Node", "name": "n1"},
-                    "reason": reason,
-                    "message": f"Bearer {secret}",
-                    "source": {"component": component},
-                }
-            )
-
-    def _create(self, obj: dict[str, Any]) -> None:
-        self.server.store.remove(
-            (
-                f"{obj['kind'].lower()}s",
-                obj["metadata"].get("namespace", ""),
-                obj["metadata"]["name"],
-            )
-        )
-        self.server.store.create(obj)
+        node["spec"] = {"taints": [{"key": "example.com/x", "effect": "NoSchedule"}]}
+        agent = rig.pod("mig-manager-x", "n1")
+        labels = {"app.kubernetes.io/name": "mig-manager"}
+        agent["metadata"] |= {"namespace": "default", "labels": labels}
+        environ = {"DRAIN_POLICY": "none", "MIG_MANAGER_DRAIN_TIMEOUT_S": "7", "OTHER": secret}
+        agent["spec"]["containers"][0] |= {
+            "name": "mig-manager",
+            "args": ["agent", "--drain-policy=none"],
+            "env": [{"name": name, "value": value} for name, value in environ.items()],
+        }
+        volume = {"name": "config", "configMap": {"name": "mig-manager-config"}}
+        agent["spec"]["volumes"] = [volume]
+        document = {"config.yaml": f"# password: {secret}\n{layouts}"}
+        events = [rig.event("n1", "Applied", f"Bearer {secret}", at=AT)]
+        kubelet = {"source": {"component": "kubelet"}, "reportingComponent": "kubelet"}
+        events.append(rig.event("n1", "Rebooted", "no part of ours", at=AT, **kubelet))
+        for event in events:
+            event["metadata"]["namespace"] = "default"
+        config = rig.config_map("default", "mig-manager-config", **document)
+        for obj in (node, agent, config, *events):
+            metadata = obj["metadata"]
+            key = (f"{obj['kind'].lower()}s", metadata.get("namespace", ""), metadata["name"])
+            self.server.store.remove(key)
+            self.server.store.create(obj)
 
 
 @pytest.fixture(scope="module")
@@ -193,7 +161,8 @@ def test_bundle_of_a_node_has_its_events_and_the_agents_log(
     node = json.loads(files["node.json"])
 
     assert set(files) == ALWAYS | OF_CLUSTER
-    assert node["labels"] == {"nvidia.com/mig.config": "mine"}
+    assert node["labels"]["nvidia.com/mig.config"] == "mine"
+    assert "example.com/team" not in node["labels"]
     assert node["annotations"].keys() == {"mig-manager.io/status"}
     assert node["annotations"]["mig-manager.io/status"]["state"] == "failed"
     assert node["taints"] == [{"key": "example.com/x", "effect": "NoSchedule"}]

@@ -13,9 +13,9 @@ from tests.shipped import building
 ROOT = pathlib.Path(__file__).parents[2]
 
 
-def build(source: pathlib.Path, target: str, to: pathlib.Path) -> pathlib.Path:
+def build(source: pathlib.Path, target: str, to: pathlib.Path, **environ: str) -> pathlib.Path:
     command = (sys.executable, "-B", "-m", "hatchling", "build", "-t", target, "-d", to)
-    programs.output(*command, cwd=source)
+    programs.output(*command, cwd=source, **environ)
     (built,) = to.iterdir()
     return built
 

@@ -17,6 +17,8 @@ ROOT = pathlib.Path(__file__).parents[2]
 SOURCE = ROOT / "charts" / "mig-manager"
 MODES = ("unprivileged", "privileged", "simulated")
 
+VERSION = mig_manager.__version__
+
 Object = dict[str, Any]
 
 
@@ -79,14 +81,17 @@ def test_helm_lint_accepts_the_chart_of_this_version(chart: pathlib.Path) -> Non
     assert about["version"] == about["appVersion"] == mig_manager.__version__
 
 
-def test_the_image_can_come_from_anywhere(chart: pathlib.Path) -> None:
-    def image(**wanted: str) -> str:
-        (container,) = pod_template(render(chart, image=wanted))["spec"]["containers"]
-        return str(container["image"])
+@pytest.mark.parametrize(
+    ("image", "expected"),
+    [
+        ({"repository": "example.com:5000/gpu/mig"}, f"example.com:5000/gpu/mig:{VERSION}"),
+        ({"tag": "next"}, "mig-manager:next"),
+    ],
+)
+def test_image_can_come_from_anywhere(chart: pathlib.Path, image: Object, expected: str) -> None:
+    (container,) = pod_template(render(chart, image=image))["spec"]["containers"]
 
-    version = mig_manager.__version__
-    assert image(repository="example.com:5000/gpu/mig") == f"example.com:5000/gpu/mig:{version}"
-    assert image(tag="next") == "mig-manager:next"
+    assert container["image"] == expected
 
 
 def test_what_people_add_comes_to_what_the_mode_has(chart: pathlib.Path) -> None:
@@ -176,23 +181,22 @@ def test_the_partitioner_has_settings_and_a_place_of_its_own(chart: pathlib.Path
     assert container["resources"] == own["resources"]
 
 
-def test_startup_taints_are_tolerated_and_removed_by_the_agent(chart: pathlib.Path) -> None:
-    shipped = pod_template(render(chart))["spec"]
-    changed = pod_template(render(chart, startupTaints=["a.b/c", "d"]))["spec"]
+@pytest.mark.parametrize(
+    ("values", "variable", "value", "tolerated"),
+    [
+        ({"customLayouts": True}, "CUSTOM_LAYOUTS", "true", ()),
+        ({"startupTaints": ["a.b/c", "d"]}, "STARTUP_TAINT", "a.b/c,d", ("a.b/c", "d")),
+    ],
+)
+def test_a_value_adds_a_variable_and_tolerations(
+    chart: pathlib.Path, values: Object, variable: str, value: str, tolerated: tuple[str, ...]
+) -> None:
+    shipped, changed = (pod_template(render(chart, **each))["spec"] for each in ({}, values))
+    env, own = (pod["containers"][0]["env"] for pod in (shipped, changed))
 
-    added = [{"key": key, "operator": "Exists"} for key in ("a.b/c", "d")]
+    assert own == [*env, {"name": f"MIG_MANAGER_{variable}", "value": value}]
+    added = [{"key": key, "operator": "Exists"} for key in tolerated]
     assert changed["tolerations"] == [*shipped["tolerations"], *added]
-    variable = {"name": "MIG_MANAGER_STARTUP_TAINT", "value": "a.b/c,d"}
-    assert changed["containers"][0]["env"] == [*shipped["containers"][0]["env"], variable]
-
-
-def test_custom_layouts_are_switched_on_by_a_value(chart: pathlib.Path) -> None:
-    def environ(**values: Any) -> list[Object]:
-        found: list[Object] = pod_template(render(chart, **values))["spec"]["containers"][0]["env"]
-        return found
-
-    variable = {"name": "MIG_MANAGER_CUSTOM_LAYOUTS", "value": "true"}
-    assert environ(customLayouts=True) == [*environ(), variable]
 
 
 def test_a_config_document_of_ones_own_replaces_the_shipped_one(chart: pathlib.Path) -> None:

@@ -16,6 +16,7 @@ import pytest
 
 import mig_manager
 from tests import programs
+from tests.shipped.conftest import build
 
 ROOT = pathlib.Path(__file__).parents[2]
 RELEASE = ROOT / "release"
@@ -205,23 +206,17 @@ def urls(wheel: pathlib.Path) -> list[str]:
         return email.message_from_bytes(archive.read(name)).get_all("Project-URL", [])
 
 
-def build(source: pathlib.Path, target: str, to: pathlib.Path, address: str) -> pathlib.Path:
-    command = (sys.executable, "-m", "hatchling", "build", "-t", target, "-d", to)
-    programs.output(*command, cwd=source, PROJECT_URL=address)
-    (built,) = to.iterdir()
-    return built
-
-
 def test_a_wheel_built_without_an_address_claims_none(wheel: pathlib.Path) -> None:
     assert urls(wheel) == []
 
 
 def test_wheel_has_the_urls_of_its_source_archive(tmp_path: pathlib.Path) -> None:
-    archive = build(ROOT, "sdist", tmp_path / "sdist", f"{ADDRESS}/")
+    archive = build(ROOT, "sdist", tmp_path / "sdist", PROJECT_URL=f"{ADDRESS}/")
     (source,) = programs.unpacked(archive, tmp_path / "unpacked").iterdir()
 
-    plain = build(source, "wheel", tmp_path / "plain", "")
-    moved = build(source, "wheel", tmp_path / "moved", "https://example.com/else/where")
+    plain = build(source, "wheel", tmp_path / "plain")
+    elsewhere = {"PROJECT_URL": "https://example.com/else/where"}
+    moved = build(source, "wheel", tmp_path / "moved", **elsewhere)
 
     assert urls(plain) == [
         f"Source, {ADDRESS}",
