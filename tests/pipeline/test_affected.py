@@ -32,7 +32,7 @@ def test_a_finished_pod_that_kubelet_still_lists_does_not_use_its_device() -> No
     assert "workloads.evict" not in rig.log
 
 
-def test_a_pod_with_a_device_id_of_an_unknown_form_leaves_before_instances_are_destroyed() -> None:
+def test_pod_with_an_unknown_device_id_leaves_before_destruction() -> None:
     rig = scenes.node(layout="all-1g.5gb")
     trainer = rig.add_pod("trainer", devices=frozenset({"nvidia0/gi7"}))
     is_gone: list[bool] = []

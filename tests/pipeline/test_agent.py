@@ -167,7 +167,7 @@ def test_an_agent_that_stops_between_two_attempts_reopens_the_node() -> None:
     assert pipeline.stopped == 1
 
 
-def test_a_config_file_that_changes_before_the_node_was_read_is_not_a_removed_label() -> None:
+def test_early_change_of_the_config_file_is_no_removed_label() -> None:
     box = inboxes.Inbox()
     pipeline = Pipeline(box, Reason.APPLIED)
     box.put_file_change()
@@ -191,9 +191,7 @@ def test_an_api_that_does_not_answer_is_recovered_from_before_the_next_try() -> 
     assert pipeline.recovered == ["a", "a"]
 
 
-def test_each_check_of_the_request_is_a_sign_of_life_and_the_pause_before_a_retry_needs_none() -> (
-    None
-):
+def test_checks_of_the_request_are_signs_of_life() -> None:
     now_s = 0.0
     silences_s: list[float] = []
     pulse = pulses.Pulse(lambda: now_s)
@@ -242,9 +240,7 @@ def test_a_recovery_that_another_manager_keeps_off_is_tried_again() -> None:
     [(Reason.DOES_NOT_FIT, 0.0), (Reason.IN_USE, 0.05)],
     ids=["final", "retry"],
 )
-def test_a_newer_request_ends_the_rest_after_a_final_failure_and_the_pause_before_a_retry(
-    reason: Reason, delay_s: float
-) -> None:
+def test_newer_request_ends_the_pause_after_a_failure(reason: Reason, delay_s: float) -> None:
     box = labelled("a")
     pipeline = Pipeline(box, reason, Reason.APPLIED)
     pipeline.on_run = lambda _request: threading.Timer(delay_s, box.put_label, ["b"]).start()
@@ -267,9 +263,7 @@ def test_a_node_without_a_label_is_retried_until_its_gpus_are_published() -> Non
 
 
 @pytest.mark.parametrize("name", [None, "a"])
-def test_a_condition_that_could_not_be_written_is_retried_at_rest_without_a_drift_check(
-    name: str | None,
-) -> None:
+def test_unwritten_condition_is_retried_without_a_drift_check(name: str | None) -> None:
     box = labelled(name)
     pipeline = Pipeline(box, Reason.APPLIED, Reason.APPLIED)
     pipeline.refusals = 3
@@ -281,7 +275,7 @@ def test_a_condition_that_could_not_be_written_is_retried_at_rest_without_a_drif
     assert (pipeline.refusals, pipeline.looks) == (0, 0)
 
 
-def test_a_drift_check_takes_place_although_the_condition_cannot_be_written() -> None:
+def test_drift_check_runs_although_the_condition_is_unwritten() -> None:
     box = labelled("a")
     pipeline = Pipeline(box, Reason.APPLIED, Reason.APPLIED)
     pipeline.next_action = drift.Action.RUN
@@ -293,7 +287,7 @@ def test_a_drift_check_takes_place_although_the_condition_cannot_be_written() ->
     assert pipeline.refusals < 1_000_000
 
 
-def test_a_new_request_is_served_at_once_although_the_condition_cannot_be_written() -> None:
+def test_new_request_is_served_although_the_condition_is_unwritten() -> None:
     box = labelled("a")
     pipeline = Pipeline(box, Reason.APPLIED, Reason.APPLIED)
     pipeline.refusals = 1_000_000
@@ -366,7 +360,7 @@ def test_the_second_new_node_in_a_row_is_no_new_request_either() -> None:
     assert pipeline.forgotten == 2
 
 
-def test_without_a_label_an_interrupted_run_is_undone_and_nothing_is_pending() -> None:
+def test_without_a_label_an_interrupted_run_is_undone() -> None:
     box = labelled(None)
     pipeline = Pipeline(box, Reason.APPLIED)
 
@@ -383,7 +377,7 @@ def test_without_a_label_an_interrupted_run_is_undone_and_nothing_is_pending() -
     [(Reason.APPLIED, drift.Action.HEAL, False), (Reason.DOES_NOT_FIT, drift.Action.RUN, True)],
     ids=["after a while", "after a GPU event"],
 )
-def test_a_drift_check_at_rest_starts_a_run_that_evicts_only_after_a_final_failure(
+def test_drift_check_starts_a_run_that_evicts_only_after_a_failure(
     ended: Reason, action: drift.Action, *, evicts: bool
 ) -> None:
     box = labelled("a")
@@ -399,7 +393,7 @@ def test_a_drift_check_at_rest_starts_a_run_that_evicts_only_after_a_final_failu
     assert pipeline.evicting == [True, evicts]
 
 
-def test_a_run_is_alone_with_the_driver_and_the_pause_before_a_retry_is_not() -> None:
+def test_run_is_alone_with_the_driver_and_a_pause_is_not() -> None:
     box = labelled("a")
     pipeline = Pipeline(box, Reason.IN_USE, Reason.APPLIED)
     calls: list[str] = []
@@ -416,9 +410,7 @@ def test_a_run_is_alone_with_the_driver_and_the_pause_before_a_retry_is_not() ->
     assert calls == ["alone", "run", "not alone"] * 2
 
 
-def test_a_custom_layout_that_may_evict_no_pod_is_no_new_request_after_the_opt_in_has_ended() -> (
-    None
-):
+def test_end_of_the_opt_in_is_no_new_request() -> None:
     own = custom.Custom(node_name="n", text="x", is_on_demand=True)
     box = inboxes.Inbox()
     box.put_label("custom", custom=own)
@@ -434,7 +426,7 @@ def test_a_custom_layout_that_may_evict_no_pod_is_no_new_request_after_the_opt_i
     assert following.custom == custom.Custom(node_name="n", text="y", is_on_demand=False)
 
 
-def test_a_change_of_use_is_observed_in_any_pause_while_the_node_is_on_demand() -> None:
+def test_change_of_use_is_observed_in_any_pause_on_demand() -> None:
     box = labelled("a")
     pipeline = Pipeline(box, Reason.IN_USE, Reason.APPLIED)
     looks: list[bool] = []

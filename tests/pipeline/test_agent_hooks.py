@@ -56,7 +56,7 @@ def stage(hooks: Hooks, *options: str) -> stages.Stage:
     return new_stage(SPEC, "--hooks-file", str(hooks.file), *options)
 
 
-def test_the_agent_runs_every_point_and_a_new_content_of_the_file_is_served(hooks: Hooks) -> None:
+def test_agent_runs_every_hook_and_serves_a_changed_hooks_file(hooks: Hooks) -> None:
     with stage(hooks) as rig:
         rig.label(LAYOUT)
 
@@ -77,7 +77,7 @@ def test_the_agent_runs_every_point_and_a_new_content_of_the_file_is_served(hook
 
 
 @pytest.mark.slow
-def test_a_hooks_file_that_breaks_the_format_is_served_once_it_is_corrected(hooks: Hooks) -> None:
+def test_malformed_hooks_file_is_served_once_it_is_corrected(hooks: Hooks) -> None:
     good = hooks.file.read_text()
     hooks.file.write_text(good.replace("apply-exit", "apply-end"))
     with stage(hooks) as rig:

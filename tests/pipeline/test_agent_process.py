@@ -100,7 +100,7 @@ def test_other_strategies_of_the_plugin_are_verified_as_well(
 
 
 @pytest.mark.slow
-def test_a_change_that_waits_for_pods_watches_them_and_lists_them_a_few_times() -> None:
+def test_change_that_waits_for_pods_lists_them_a_few_times() -> None:
     # As on a real node: what the agent waits for takes some seconds, of pods and of the plugin.
     slow = dataclasses.replace(QUICK, pod_stop_s=3.0, plugin_start_s=3.0)
     scenario = scenarios.STORIES["first-layout"]

@@ -50,9 +50,7 @@ def slots() -> FakeSlots:
     return rig.slots
 
 
-def test_the_slot_is_taken_before_the_node_is_closed_and_released_after_it_is_restored(
-    slots: FakeSlots,
-) -> None:
+def test_slot_is_taken_before_the_taint_and_released_after_the_restore(slots: FakeSlots) -> None:
     scenes.assert_ends(slots.rig, Reason.APPLIED)
 
     log = slots.rig.log
@@ -63,9 +61,7 @@ def test_the_slot_is_taken_before_the_node_is_closed_and_released_after_it_is_re
     ]
 
 
-def test_the_layouts_are_written_once_the_slot_is_released_and_the_boot_layout_saved(
-    slots: FakeSlots,
-) -> None:
+def test_layouts_are_written_after_the_slot_is_released(slots: FakeSlots) -> None:
     log = slots.rig.log
 
     def write(_document: str) -> bool:

@@ -48,7 +48,7 @@ def agents_requests(server: apiserver.ApiServer) -> list[tuple[str, str]]:
     ]
 
 
-def test_the_published_use_follows_the_pods_while_the_node_is_on_demand_and_costs_one_patch(
+def test_published_use_follows_the_pods_while_the_node_is_on_demand(
     server: apiserver.ApiServer,
 ) -> None:
     with test_agent_process.new_stage("1xA100-SXM4-40GB", server=server) as stage:
@@ -82,9 +82,7 @@ def test_the_published_use_follows_the_pods_while_the_node_is_on_demand_and_cost
         await_use(stage)
 
 
-def test_an_agent_that_starts_on_demand_publishes_the_use_of_a_node_without_a_request(
-    server: apiserver.ApiServer,
-) -> None:
+def test_agent_that_starts_on_demand_publishes_the_use(server: apiserver.ApiServer) -> None:
     with test_agent_process.new_stage("1xA100-SXM4-40GB", server=server) as stage:
         stage.label("all-balanced")
         assert stage.wait_for_end("all-balanced") is model.State.SUCCESS

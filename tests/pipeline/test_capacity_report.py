@@ -75,9 +75,7 @@ def patches(rig: fakes.NodeRig) -> int:
     return rig.log.count("node.patch")
 
 
-def test_a_run_publishes_the_use_in_the_patch_that_ends_it_with_the_room_beside_it(
-    rig: fakes.NodeRig,
-) -> None:
+def test_run_publishes_use_and_room_in_its_last_patch(rig: fakes.NodeRig) -> None:
     telemetry = Observed()
 
     scenes.run(rig, "all-balanced", by=scenes.reconciler(rig, telemetry=telemetry))
@@ -119,9 +117,7 @@ def test_nothing_happens_at_rest_on_a_node_without_on_demand_partitioning(
     assert not watch.is_kept
 
 
-def test_at_rest_a_change_of_use_is_published_after_a_quiet_time_in_one_patch(
-    rig: fakes.NodeRig,
-) -> None:
+def test_change_of_use_at_rest_is_published_in_one_patch(rig: fakes.NodeRig) -> None:
     ours = on_demand(rig)
     catch_up(rig, ours)
     rig.log.clear()
@@ -173,9 +169,7 @@ def test_the_watch_of_the_pods_comes_and_goes_with_the_label(rig: fakes.NodeRig)
 
 
 @pytest.mark.parametrize("call", ["allocations.assigned", "workloads.list", "node.patch"])
-def test_an_observation_that_fails_is_repeated_with_backoff_and_published_once_it_succeeds(
-    rig: fakes.NodeRig, call: str
-) -> None:
+def test_failed_observation_is_retried_with_backoff(rig: fakes.NodeRig, call: str) -> None:
     ours = on_demand(rig)
     catch_up(rig, ours)
     rig.add_pod("new", devices=frozenset({scenes.device(rig, GPU_0, "3g.20gb")}))
@@ -209,9 +203,7 @@ def test_a_bug_in_an_observation_fails_no_run(rig: fakes.NodeRig) -> None:
     assert cluster.CAPACITY_ANNOTATION not in rig.annotations
 
 
-def test_a_process_is_looked_for_on_demand_only_and_until_it_has_ended(
-    rig: fakes.NodeRig,
-) -> None:
+def test_a_process_is_looked_for_on_demand_only_and_until_it_has_ended(rig: fakes.NodeRig) -> None:
     gpu = rig.gpus[0]
     (small, *_) = (gi for gi in gpu.gpu_instances if str(gi.profile) == "1g.5gb")
     user = steps.GpuProcess(pid=7, name="a", home="", gpu_instances=(small.instance_id,))
@@ -236,9 +228,7 @@ def test_a_process_is_looked_for_on_demand_only_and_until_it_has_ended(
     assert published(rig)[0] == [[0, 2]]
 
 
-def test_a_use_that_cannot_be_found_after_a_run_is_removed_and_looked_for_on_demand(
-    rig: fakes.NodeRig,
-) -> None:
+def test_unknown_use_after_a_run_is_removed_and_observed_on_demand(rig: fakes.NodeRig) -> None:
     ours = on_demand(rig)
     catch_up(rig, ours)
     rig.kubelet_is_silent = True
@@ -251,9 +241,7 @@ def test_a_use_that_cannot_be_found_after_a_run_is_removed_and_looked_for_on_dem
     assert published(rig) == [[[0, 2]], [[4, 4]]]
 
 
-def test_other_instances_that_a_drift_check_sees_are_published_with_their_use(
-    rig: fakes.NodeRig,
-) -> None:
+def test_drift_is_published_with_the_use_of_its_instances(rig: fakes.NodeRig) -> None:
     ours = scenes.reconciler(rig)
     ended = scenes.run(rig, "all-balanced", by=ours)
     ours.capacity.follow(is_on_demand=True, has_changed=False)
@@ -270,9 +258,7 @@ def test_other_instances_that_a_drift_check_sees_are_published_with_their_use(
     assert published(rig) == [[[0, 2]], [[4, 4]]]
 
 
-def test_an_agent_that_has_not_seen_the_gpus_observes_them_for_its_first_report(
-    rig: fakes.NodeRig,
-) -> None:
+def test_new_agent_observes_the_gpus_for_its_first_report(rig: fakes.NodeRig) -> None:
     rig.annotations.clear()
     ours = scenes.reconciler(rig)
 

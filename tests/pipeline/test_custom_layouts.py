@@ -128,7 +128,7 @@ def test_while_the_setting_is_off_an_owners_layout_of_that_name_is_served() -> N
     assert all(gpu.current_mode is model.MigMode.DISABLED for gpu in rig.gpus)
 
 
-def test_while_the_setting_is_off_and_the_file_has_none_the_request_says_so() -> None:
+def test_custom_request_without_setting_or_layout_says_so() -> None:
     rig = scenes.busy_node()
 
     outcome = scenes.run(rig, "custom")
@@ -139,7 +139,7 @@ def test_while_the_setting_is_off_and_the_file_has_none_the_request_says_so() ->
     assert not outcome.should_retry
 
 
-def test_while_the_setting_is_on_the_annotation_precedes_an_owners_layout_of_that_name() -> None:
+def test_annotation_precedes_an_owners_layout_of_that_name() -> None:
     rig = scenes.busy_node()
     ours = scenes.reconciler(rig, OWN, limits=ON)
 
@@ -159,7 +159,7 @@ def test_the_list_of_layouts_says_whether_custom_ones_are_taken(*, is_on: bool) 
     assert served.takes_custom(rig.annotations[cluster.LAYOUTS_ANNOTATION]) is is_on
 
 
-def test_a_file_that_is_invalid_does_not_keep_a_custom_layout_from_the_node() -> None:
+def test_invalid_file_does_not_block_a_custom_layout() -> None:
     rig = scenes.busy_node()
     assert run(rig, by=scenes.reconciler(rig, "nonsense", limits=ON)).reason is Reason.APPLIED
 
@@ -215,9 +215,7 @@ def test_a_drift_check_compares_the_gpus_with_the_layout_of_the_annotation() -> 
 
 
 @pytest.mark.parametrize("is_same", [True, False])
-def test_a_killed_run_is_resumed_for_the_same_annotation_and_undone_for_another(
-    *, is_same: bool
-) -> None:
+def test_killed_run_is_resumed_only_for_the_same_annotation(*, is_same: bool) -> None:
     undisturbed = scenes.busy_node()
     run(undisturbed)
     changed_back = 0
@@ -268,7 +266,7 @@ def test_a_killed_run_is_undone_although_the_annotation_is_gone() -> None:
     scenes.assert_nothing_taken(rig)
 
 
-def test_a_journal_of_a_version_without_the_hash_is_of_a_layout_from_a_file() -> None:
+def test_journal_without_the_hash_is_of_a_layout_from_a_file() -> None:
     journal = journals.Journal(config="custom", hold_taint=True)
     data = json.loads(journal.to_json())
     del data["annotationHash"]

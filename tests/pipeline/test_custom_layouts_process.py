@@ -93,9 +93,7 @@ def test_a_killed_agent_leaves_a_node_that_takes_the_next_annotation(stage: stag
     test_agent_process.assert_nothing_taken(stage)
 
 
-def test_on_demand_a_layout_that_affects_a_pod_is_refused_and_another_is_applied(
-    stage: stages.Stage,
-) -> None:
+def test_on_demand_layout_that_affects_a_pod_is_refused(stage: stages.Stage) -> None:
     on_demand = {"metadata": {"labels": {cluster.PARTITIONING_LABEL: cluster.ON_DEMAND}}}
     stage.cluster.patch(cluster_view.Kind.NODE, stage.node(), on_demand)
     patch(stage, label="custom", text=TWO)

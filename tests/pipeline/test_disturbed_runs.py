@@ -31,9 +31,7 @@ from tests.scenes import (
 
 
 @pytest.mark.parametrize("ends_well", [True, False])
-def test_a_label_that_another_program_writes_during_the_change_keeps_that_value(
-    *, ends_well: bool
-) -> None:
+def test_label_that_another_program_writes_keeps_its_value(*, ends_well: bool) -> None:
     key = "nvidia.com/gpu.deploy.dcgm"
     rig = node()
     rig.labels[key] = "true"
@@ -116,7 +114,7 @@ def test_a_step_that_fails_brings_the_former_instances_back(step: type) -> None:
     assert "spared" in rig.pod_names
 
 
-def test_an_api_that_fails_during_the_rollback_does_not_keep_the_gpus_from_it() -> None:
+def test_failing_api_does_not_block_the_rollback() -> None:
     def failing_node() -> fakes.NodeRig:
         rig = busy_node()
         rig.step_error = refuse(steps.CreateGpuInstance, times=1)
@@ -140,9 +138,7 @@ def test_an_api_that_fails_during_the_rollback_does_not_keep_the_gpus_from_it() 
 
 
 @pytest.mark.parametrize("scenario", SWEPT)
-def test_after_any_call_fails_once_the_node_is_restored_and_the_retry_succeeds(
-    scenario: str,
-) -> None:
+def test_node_is_restored_after_any_call_fails_and_the_retry_succeeds(scenario: str) -> None:
     make, layout = SCENARIOS[scenario]
     undisturbed = calls(make, layout)
     assert len(undisturbed) > 8
@@ -170,9 +166,7 @@ def test_after_any_call_fails_once_the_node_is_restored_and_the_retry_succeeds(
 
 
 @pytest.mark.parametrize("scenario", ["first-layout-ungated", "monitors", "plugin-config"])
-def test_a_patch_that_is_carried_out_and_answered_with_an_error_leaves_nothing_taken(
-    scenario: str,
-) -> None:
+def test_patch_that_succeeds_with_an_error_leaves_nothing_behind(scenario: str) -> None:
     make, layout = SCENARIOS[scenario]
     rig = make()
     run(rig, layout)

@@ -90,7 +90,7 @@ def test_one_of_two_pods_with_claims_leaves_and_the_driver_restarts_once(*, gate
     assert_nothing_taken(rig)
 
 
-def test_the_driver_stops_after_the_pods_with_claims_and_starts_before_them() -> None:
+def test_driver_stops_after_pods_with_claims_and_starts_before_them() -> None:
     rig = dra_node()
 
     assert run(rig, "most-in-one", KEEP_ONE).state is model.State.SUCCESS
@@ -136,7 +136,7 @@ def test_a_monitor_whose_claims_cannot_be_read_is_paused_and_not_evicted() -> No
     assert rig.log.count("workloads.evict") == 1
 
 
-def test_slices_that_do_not_match_the_gpus_fail_the_change_and_a_later_run_verifies_it() -> None:
+def test_slices_that_do_not_match_the_gpus_fail_the_change() -> None:
     rig = dra_node()
     stale = rig.slices
     rig.clock.on_wait.append(lambda: vars(rig).update(slices=stale))
@@ -224,7 +224,7 @@ def test_the_agent_after_a_killed_one_waits_for_the_driver(step: int, *, gated: 
 @pytest.mark.parametrize("gated", [True, False])
 @pytest.mark.parametrize("requested", ["all-balanced", "all-1g.5gb", "all-disabled"])
 @pytest.mark.parametrize("is_stopped", [True, False])
-def test_the_run_after_an_ended_one_waits_for_the_driver_that_this_one_ended(
+def test_next_run_waits_for_the_driver_that_the_last_one_ended(
     requested: str, *, gated: bool, is_stopped: bool
 ) -> None:
     for number in itertools.count(1):
@@ -250,9 +250,7 @@ def test_the_run_after_an_ended_one_waits_for_the_driver_that_this_one_ended(
 
 @pytest.mark.parametrize("gated", [True, False])
 @pytest.mark.parametrize("is_before", [True, False])
-def test_a_pod_that_gets_a_device_during_the_pause_leaves_only_while_the_driver_runs(
-    *, gated: bool, is_before: bool
-) -> None:
+def test_late_pod_leaves_only_while_the_driver_runs(*, gated: bool, is_before: bool) -> None:
     probe = dra_node(gated=gated)
     before = devices(probe)
     run(probe, "all-balanced")
@@ -284,9 +282,7 @@ def test_a_pod_that_gets_a_device_during_the_pause_leaves_only_while_the_driver_
 
 
 @pytest.mark.parametrize("gated", [True, False])
-def test_a_reboot_is_refused_while_a_pod_with_a_claim_remains_and_no_pod_is_evicted(
-    *, gated: bool
-) -> None:
+def test_reboot_is_refused_while_a_pod_with_a_claim_remains(*, gated: bool) -> None:
     rig = without_pods(dra_node(gated=gated))
     rig.mode_waits = rig.may_reboot = True
     off = gpu_values.brought_to(rig.gpus[:1], model.DesiredGpu(mode=model.MigMode.DISABLED))
@@ -326,9 +322,7 @@ def test_another_config_of_the_plugin_does_not_restart_the_driver() -> None:
 
 
 @pytest.mark.parametrize("gated", [True, False])
-def test_an_agent_killed_while_it_verifies_leaves_a_right_driver_that_is_not_restarted(
-    *, gated: bool
-) -> None:
+def test_verified_driver_is_not_restarted_after_a_kill(*, gated: bool) -> None:
     rig = dra_node(gated=gated)
     seen = starts(rig)
 

@@ -57,7 +57,7 @@ def test_a_server_that_asks_for_a_pause_is_not_asked_again_before_its_end(rig: N
 
 
 @pytest.mark.parametrize("policy", [None, FORCE])
-def test_a_pause_longer_than_the_deadline_does_not_outlast_it_nor_hold_up_force(
+def test_pause_longer_than_the_deadline_ends_with_it(
     rig: NodeRig, policy: policies.Policy | None
 ) -> None:
     rig.budgets["train"] = "later"
@@ -73,7 +73,7 @@ def test_a_pause_longer_than_the_deadline_does_not_outlast_it_nor_hold_up_force(
     assert rig.clock.now_s < 25
 
 
-def test_at_the_deadline_the_message_has_the_grace_period_of_a_terminating_pod() -> None:
+def test_message_has_the_grace_period_of_a_terminating_pod() -> None:
     rig = empty()
     uid = gpu_pod(rig, grace_s=600)
     rig.clock.on_wait.clear()
@@ -92,7 +92,7 @@ def test_at_the_deadline_the_message_has_the_grace_period_of_a_terminating_pod()
     ],
 )
 @pytest.mark.parametrize("policy", [policies.Policy(), FORCE])
-def test_a_pod_that_nothing_moves_is_named_and_keeps_the_others_from_leaving_in_vain(
+def test_pod_that_cannot_leave_is_named_and_no_other_is_evicted(
     fields: dict[str, object], why: str, policy: policies.Policy
 ) -> None:
     rig = empty()
@@ -115,9 +115,7 @@ def test_a_pod_that_cannot_be_evicted_may_finish_by_itself() -> None:
     assert drained(rig) == 0
 
 
-def test_force_waits_for_the_deadline_and_then_leaves_each_pod_its_grace_period(
-    rig: NodeRig,
-) -> None:
+def test_force_waits_for_the_deadline_and_deletes_once(rig: NodeRig) -> None:
     rig.budgets["train"] = "no"
     ours = new_drain(rig, policy=FORCE)
 
@@ -160,7 +158,7 @@ def test_a_pod_that_even_force_does_not_move_in_time_fails_the_drain(rig: NodeRi
         ({"phase": "Succeeded"}, 0),
     ],
 )
-def test_a_daemon_of_the_owner_and_a_pod_that_has_ended_stay_and_other_pods_are_evicted(
+def test_own_daemons_and_finished_pods_are_not_evicted(
     fields: dict[str, object], evicted: int
 ) -> None:
     rig = empty()
@@ -170,9 +168,7 @@ def test_a_daemon_of_the_owner_and_a_pod_that_has_ended_stay_and_other_pods_are_
 
 
 @pytest.mark.parametrize("name", ["late", "train"])
-def test_a_pod_that_starts_during_the_drain_under_any_name_is_evicted_as_well(
-    rig: NodeRig, name: str
-) -> None:
+def test_pod_that_starts_during_the_drain_is_evicted_too(rig: NodeRig, name: str) -> None:
     at(rig, 0, lambda: gpu_pod(rig, name))
 
     assert drained(rig) == 2
@@ -228,9 +224,7 @@ def test_force_names_each_pod_that_restarts_under_the_same_name(rig: NodeRig) ->
     assert ours.evictions.forced == ("default/train",)
 
 
-def test_a_pod_that_had_gone_before_its_eviction_is_neither_counted_nor_asked_for_again(
-    rig: NodeRig,
-) -> None:
+def test_pod_that_is_gone_before_its_eviction_is_not_counted(rig: NodeRig) -> None:
     class Late(fake_ports.FakeWorkloads):
         """The pod goes between the list and the eviction; kubelet is slow to let go."""
 

@@ -42,9 +42,7 @@ def test_where_evictions_are_forbidden_the_pods_are_waited_for() -> None:
     assert "workloads.evict" not in rig.log
 
 
-def test_where_evictions_are_forbidden_the_deadline_names_each_pod_and_the_missing_right(
-    rig: NodeRig,
-) -> None:
+def test_forbidden_evictions_name_the_pods_and_the_missing_right(rig: NodeRig) -> None:
     gpu_pod(rig, "second")
     rig.refusing = {"workloads.can_evict": FORBIDDEN}
 
@@ -91,9 +89,7 @@ class Choosy(fake_ports.FakeWorkloads):
         return super().evict(pod)
 
 
-def test_a_right_that_is_taken_away_between_two_evictions_is_waited_for_as_well(
-    rig: NodeRig,
-) -> None:
+def test_right_that_is_revoked_between_two_evictions_is_waited_for(rig: NodeRig) -> None:
     second = gpu_pod(rig, "second")
     workloads = Choosy(rig, trial={}, real={"second": FORBIDDEN})
 
@@ -152,7 +148,7 @@ def test_a_request_that_the_api_calls_wrong_ends_the_drain_at_once(rig: NodeRig)
     ],
     ids=["forbidden", "silent", "longer pause", "forbidden by force"],
 )
-def test_a_refusal_that_stays_is_the_reason_and_is_asked_about_every_few_seconds(
+def test_lasting_refusal_is_the_reason_and_is_retried_every_few_seconds(
     rig: NodeRig, call: str, error: errors.ClusterError, why: str, most_calls: int
 ) -> None:
     by_force = call == "delete"
@@ -186,9 +182,7 @@ def test_an_api_that_is_silent_for_a_while_does_not_end_the_drain(rig: NodeRig) 
     assert rig.log.count("workloads.evict") == 1
 
 
-def test_an_api_that_stays_silent_ends_the_drain_at_the_deadline_with_its_own_words(
-    rig: NodeRig,
-) -> None:
+def test_silent_api_ends_the_drain_at_the_deadline(rig: NodeRig) -> None:
     rig.clock.on_wait.clear()
     at(rig, 0, lambda: rig.refusing.update({"workloads.list": SILENT}))
 
@@ -220,7 +214,7 @@ def test_a_newer_request_ends_a_drain_while_the_api_does_not_answer(rig: NodeRig
 
 
 @pytest.mark.parametrize("policy", [PASSIVE, None], ids=["waits", "evicts"])
-def test_an_eviction_and_the_end_of_a_drain_rest_on_a_list_and_waiting_on_the_watch(
+def test_drain_lists_pods_twice_and_waits_on_the_watch(
     rig: NodeRig, policy: policies.Policy | None
 ) -> None:
     (staying,) = rig.pods
@@ -235,9 +229,7 @@ def test_an_eviction_and_the_end_of_a_drain_rest_on_a_list_and_waiting_on_the_wa
 
 
 @pytest.mark.parametrize("shows_all", [True, False])
-def test_a_watch_that_misses_a_pod_or_shows_one_that_has_gone_neither_ends_nor_fails_a_drain(
-    rig: NodeRig, *, shows_all: bool
-) -> None:
+def test_outdated_watch_neither_ends_nor_fails_a_drain(rig: NodeRig, *, shows_all: bool) -> None:
     (staying,) = rig.pods
     shown = tuple(rig.pods.values()) if shows_all else ()
     rig.watched = lambda: shown

@@ -122,7 +122,7 @@ def test_no_pod_is_evicted_for_a_drift_that_could_not_be_healed_before() -> None
     assert "workloads.evict" not in rig.log
 
 
-def test_a_restarted_agent_evicts_no_pod_for_a_layout_that_was_applied_before() -> None:
+def test_restarted_agent_evicts_no_pod_for_an_applied_layout() -> None:
     rig, restarted = restarted_beside_foreign_pod()
 
     assert_ends(rig, Reason.DRIFTED, layout=LAYOUT, by=restarted)
@@ -145,7 +145,7 @@ NO_DRIVER = errors.HardwareError("gone", reason=Reason.DRIVER_NOT_LOADED)
     ],
     ids=["driver", "API"],
 )
-def test_a_passing_failure_at_the_start_does_not_make_the_retry_evict_for_an_old_request(
+def test_failure_at_the_start_does_not_make_the_retry_evict(
     refusing: dict[str, Exception],
 ) -> None:
     rig, restarted = restarted_beside_foreign_pod()
@@ -182,7 +182,7 @@ def test_gpus_that_cannot_be_seen_for_a_while_are_no_drift() -> None:
     assert rig.labels[cluster.APPLIED_LABEL] == LAYOUT
 
 
-def test_a_failure_for_good_is_worth_another_run_only_when_the_hardware_has_changed() -> None:
+def test_final_failure_is_retried_only_after_the_hardware_changed() -> None:
     rig = scenes.node()
     ours = scenes.reconciler(rig)
     ended = scenes.run(rig, "too-much", by=ours)
@@ -261,7 +261,7 @@ def test_beside_nvidias_own_manager_nothing_is_touched_and_it_is_named() -> None
     assert "retryAt" in json.loads(rig.annotations[cluster.STATUS_ANNOTATION])
 
 
-def test_beside_hami_nothing_is_touched_if_it_manages_the_instances_of_the_node() -> None:
+def test_beside_hami_in_mig_mode_nothing_is_touched() -> None:
     for mode in ("mig", "hami-core"):
         rig = scenes.node()
         labels = {"app.kubernetes.io/component": "hami-device-plugin"}

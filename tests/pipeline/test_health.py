@@ -76,7 +76,7 @@ STUCK = "the worker has been stuck for 10 s"
         pytest.param([BEAT, 2 * STUCK_AFTER_S, BEAT], "", id="goes-on"),
     ],
 )
-def test_a_worker_is_stuck_that_gives_no_sign_of_life_for_too_long_unless_it_waits(
+def test_worker_without_a_sign_of_life_is_stuck_unless_it_waits(
     life: Life, signs: list[float | Callable[[pulses.Pulse], None]], why: str
 ) -> None:
     for sign in signs:
@@ -97,7 +97,7 @@ def test_a_worker_is_stuck_that_gives_no_sign_of_life_for_too_long_unless_it_wai
         (0.0, False, "what an earlier run took is not restored yet"),
     ],
 )
-def test_an_agent_is_ready_while_it_hears_of_the_api_and_once_an_interrupted_run_is_restored(
+def test_agent_is_ready_with_api_contact_and_after_recovery(
     life: Life, age_s: float, why: str, *, is_recovered: bool
 ) -> None:
     life.contact_age_s, life.is_recovered = age_s, is_recovered
@@ -151,9 +151,7 @@ def test_by_default_every_address_is_served(life: Life) -> None:
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "192.0.2.1"])
-def test_a_port_in_use_and_an_address_of_others_are_usage_errors_that_name_it(
-    life: Life, address: str
-) -> None:
+def test_port_in_use_and_foreign_address_are_usage_errors(life: Life, address: str) -> None:
     with serving(life) as port:
         again = web_server.served(life.health, bytes, address=address, port=port)
         with pytest.raises(errors.UsageError, match=rf"^cannot listen on {address}:{port}: "):

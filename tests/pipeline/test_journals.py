@@ -94,7 +94,7 @@ def test_the_snapshot_of_a_journal_outlives_its_text() -> None:
     assert len(journal.to_json()) < 1024 * len(rig.gpus)
 
 
-def test_what_another_manager_left_paused_is_restored_although_there_is_no_journal() -> None:
+def test_labels_that_another_manager_paused_are_restored() -> None:
     rig = scenes.node(layout="all-balanced")
     rig.labels[cluster.PLUGIN_DEPLOY_LABEL] = cluster.PAUSED_VALUE
     rig.labels["nvidia.com/gpu.deploy.dcgm"] = "paused-for-driver-upgrade"
@@ -122,9 +122,7 @@ def test_what_another_program_wrote_since_the_crash_is_not_written_over() -> Non
 
 
 @pytest.mark.parametrize("state", ["success", "failed", "pending", None])
-def test_a_node_without_a_request_keeps_the_outcome_of_its_last_run_and_does_not_stay_pending(
-    state: str | None,
-) -> None:
+def test_node_without_a_request_does_not_stay_pending(state: str | None) -> None:
     rig = scenes.node()
     if state:
         rig.labels[cluster.STATE_LABEL] = state
@@ -139,7 +137,7 @@ def test_a_node_without_a_request_keeps_the_outcome_of_its_last_run_and_does_not
         assert rig.states == rig.statuses == []
 
 
-def test_a_node_without_a_request_reports_its_gpus_once_they_can_be_observed() -> None:
+def test_node_without_a_request_publishes_its_gpus() -> None:
     rig = scenes.node()
     why = errors.HardwareError("no driver", reason=errors.Reason.DRIVER_NOT_LOADED)
     rig.refusing["gpus.observe"] = why

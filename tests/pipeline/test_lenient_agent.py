@@ -35,7 +35,7 @@ def lenient(rig: fakes.NodeRig, text: str = scenes.CONFIG) -> reconcile.Reconcil
     return scenes.reconciler(rig, text, is_lenient=True)
 
 
-def test_a_document_that_mig_parted_accepts_is_applied_with_a_warning_and_refused_if_strict(
+def test_lenient_agent_applies_with_a_warning_what_a_strict_one_refuses(
     overlooked: structlog.testing.LogCapture,
 ) -> None:
     rig = scenes.node()

@@ -45,9 +45,7 @@ SELDOM = [
 
 
 @pytest.mark.parametrize("way", [*OFTEN, *SELDOM])
-def test_a_failed_change_is_rolled_back_before_output_and_the_exit_status_shows_it(
-    node: Node, way: str
-) -> None:
+def test_failed_change_is_rolled_back_before_output(node: Node, way: str) -> None:
     before = node.shape
     node.state.add_fault(nvml_faults.Fault(function=CREATE, first=2, code=999))
 
@@ -94,9 +92,7 @@ class Stage(stages.Stage):
 @pytest.mark.parametrize(
     "way", ["stalled-reader", pytest.param("full-disk", marks=pytest.mark.slow)]
 )
-def test_an_agent_whose_log_lines_are_lost_serves_its_node_and_ends_in_good_order(
-    way: str,
-) -> None:
+def test_agent_whose_log_lines_are_lost_serves_its_node(way: str) -> None:
     with lost_stderr.WAYS[way]() as stderr, Stage(stderr) as rig:
         rig.label("wanted")
         assert rig.wait_for_end("wanted") is model.State.SUCCESS
@@ -127,9 +123,7 @@ def at_a_terminal(node: Node, *argv: str) -> Iterator[tuple[int, int]]:
 
 
 @pytest.mark.slow
-def test_an_ssh_session_that_is_lost_in_the_middle_of_a_change_does_not_cut_it_off(
-    node: Node,
-) -> None:
+def test_lost_ssh_session_does_not_interrupt_a_change(node: Node) -> None:
     node.state.add_fault(nvml_faults.Fault(function=CREATE, first=1, hang_s=1.0))
     with at_a_terminal(node, "apply", "wanted") as (pid, master):
         waiting.until(lambda: node.is_hung)

@@ -15,7 +15,7 @@ from tests.scenes import assert_ends
 ALL_1G = "all-1g.5gb"
 
 
-def test_services_that_run_are_stopped_in_order_and_started_in_reverse_before_the_plugin() -> None:
+def test_services_stop_in_order_and_start_in_reverse_before_the_plugin() -> None:
     rig = scenes.hosted_node()
     switched: list[tuple[str, bool]] = []
     before = dict(rig.services)
@@ -46,7 +46,7 @@ def test_services_keep_running_where_no_device_is_removed() -> None:
     assert "host.stop" not in rig.log
 
 
-def test_a_service_that_does_not_stop_ends_the_run_before_the_gpus_are_touched() -> None:
+def test_service_that_does_not_stop_ends_the_run_before_gpus_change() -> None:
     rig = scenes.hosted_node()
     rig.broken_services = {"nvsm.service"}
     rig.step_error = lambda _step: AssertionError()  # it would crash the run
@@ -60,7 +60,7 @@ def test_a_service_that_does_not_stop_ends_the_run_before_the_gpus_are_touched()
     assert started == ["dcgm.service"]
 
 
-def test_an_init_system_that_does_not_answer_ends_the_run_before_any_pod_is_touched() -> None:
+def test_silent_init_system_ends_the_run_before_any_eviction() -> None:
     rig = scenes.hosted_node()
     before = dict(rig.pods)
     rig.refusing["host.running"] = errors.HostError("no bus", reason=Reason.HOST_SERVICE_FAILED)
@@ -120,9 +120,7 @@ def test_a_change_that_fails_starts_the_services_all_the_same() -> None:
 
 
 @pytest.mark.parametrize("may_reset", [True, False])
-def test_a_refused_or_forbidden_reset_is_reported_and_leaves_the_mode_waiting(
-    *, may_reset: bool
-) -> None:
+def test_refused_or_forbidden_reset_leaves_the_mode_pending(*, may_reset: bool) -> None:
     rig = scenes.resetting_node()
     rig.has_reset = may_reset
     rig.reset_refusal = "GPU 0 is in use by dcgm (pid 7)"
@@ -183,7 +181,7 @@ def test_a_rollback_that_waits_for_the_plugin_to_go_gives_signs_of_life() -> Non
     assert max(silences) < 1
 
 
-def test_each_verified_layout_is_kept_for_the_next_boot_with_lost_gpus_and_placements() -> None:
+def test_verified_layouts_are_kept_for_the_next_boot() -> None:
     rig = scenes.node()
     assert_ends(rig, Reason.APPLIED, layout=ALL_1G)
     rig.lost.add(rig.gpus[0].uuid)
@@ -312,9 +310,7 @@ def test_a_newer_request_ends_the_wait_for_a_process() -> None:
     assert (rig.executed, rig.gpus) == ([], before)
 
 
-def test_an_interrupted_change_is_not_rolled_back_beside_a_process_that_uses_what_it_made() -> (
-    None
-):
+def test_rollback_waits_for_a_process_that_uses_new_instances() -> None:
     rig = scenes.node(layout="all-balanced")
     scenes.kill_at(rig, 9, ALL_1G)
     rig.executed.clear()

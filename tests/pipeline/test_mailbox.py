@@ -69,9 +69,7 @@ def test_a_label_that_changes_with_the_node_object_is_a_request_of_its_own(
     assert current.generation < again.since < again.generation
 
 
-def test_the_first_check_counts_even_without_a_label_and_a_changed_file_before_it_does_not() -> (
-    None
-):
+def test_changed_file_before_the_first_label_does_not_count() -> None:
     box = inboxes.Inbox()
     box.put_file_change()
 
@@ -82,7 +80,7 @@ def test_the_first_check_counts_even_without_a_label_and_a_changed_file_before_i
 
 
 @pytest.mark.parametrize("is_removed", [True, False])
-def test_a_changed_file_makes_a_new_request_and_a_removed_label_leaves_none(
+def test_changed_file_is_a_new_request_and_a_removed_label_none(
     box: inboxes.Inbox, *, is_removed: bool
 ) -> None:
     current = taken(box)

@@ -126,7 +126,7 @@ def test_what_is_reported_becomes_these_series(heard: metrics.Metrics, case: str
     assert b"_created" not in heard.exposition()
 
 
-def test_the_last_instances_stand_alone_and_operations_are_timed_by_how_they_ended(
+def test_instances_are_the_last_ones_and_operations_are_timed_by_result(
     heard: metrics.Metrics,
 ) -> None:
     for wanted in ({"1g.5gb": 7}, {"3g.20gb": 2}):
@@ -160,9 +160,7 @@ def test_the_room_beside_what_is_in_use_respans_what_was_measured_before(
     assert series(heard, "use_timestamp_seconds") == {"": NOW}
 
 
-def test_every_reason_is_counted_with_its_state_from_zero_on_so_that_the_first_is_an_increase(
-    heard: metrics.Metrics,
-) -> None:
+def test_every_reason_is_counted_from_zero(heard: metrics.Metrics) -> None:
     before = series(heard, "runs_total")
     heard.run_ended(*FAILED)
 
@@ -249,9 +247,7 @@ def test_each_phase_of_a_run_that_rolls_back_is_measured_once(heard: metrics.Met
 # -- what the hardware's adapters report --------------------------------------------------------
 
 
-def test_an_operation_that_had_to_be_killed_is_an_error_of_its_whole_length(
-    heard: metrics.Metrics,
-) -> None:
+def test_killed_operation_is_an_error_of_its_whole_duration(heard: metrics.Metrics) -> None:
     times = iter(range(100))
     gpus = nvml_worker.WorkerGpus(
         command=[sys.executable, "-c", "import signal; signal.pause()"],

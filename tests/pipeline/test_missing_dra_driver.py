@@ -31,9 +31,7 @@ from tests.scenes import (
 
 
 @pytest.mark.parametrize("gated", [True, False])
-def test_a_driver_between_two_pods_is_waited_for_before_a_pod_with_a_claim_is_evicted(
-    *, gated: bool
-) -> None:
+def test_driver_between_two_pods_is_waited_for_before_evictions(*, gated: bool) -> None:
     rig = without_driver(dra_node(gated=gated))
     assert_ends(rig, Reason.APPLIED, layout="all-disabled")
     assert not {"low", "high"} & rig.pod_names
@@ -76,9 +74,7 @@ def test_a_drain_reopens_the_node_for_a_driver_that_vanished_meanwhile(*, gated:
 
 @pytest.mark.parametrize("gated", [True, False])
 @pytest.mark.parametrize("ended", ["all-balanced", "all-disabled"])
-def test_after_a_kill_the_agent_reopens_the_node_for_the_driver_before_it_drains_more(
-    ended: str, *, gated: bool
-) -> None:
+def test_agent_after_a_kill_reopens_the_node_for_the_driver(ended: str, *, gated: bool) -> None:
     rig = dra_node(gated=gated)
     kill_at(rig, 1, ended)
     rig.add_pod("late", has_claims=True, claimed_ids=frozenset({min(rig.gpus[1].mig_uuids)}))
@@ -89,7 +85,7 @@ def test_after_a_kill_the_agent_reopens_the_node_for_the_driver_before_it_drains
     assert_nothing_taken(rig)
 
 
-def test_claims_that_are_not_known_without_slices_are_resolved_before_a_pod_is_evicted() -> None:
+def test_unknown_claims_are_resolved_before_a_pod_is_evicted() -> None:
     rig = dra_node()
     known = dict(rig.pods)
     for uid, pod in rig.pods.items():
@@ -157,7 +153,7 @@ class NewWorkloads(fake_ports.FakeWorkloads):
 
 @pytest.mark.parametrize("gated", [True, pytest.param(False, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("requested", "kept"), [("all-balanced", 1), ("all-disabled", 0)])
-def test_an_agent_after_a_kill_at_any_call_evicts_only_pods_that_the_layout_does_not_keep(
+def test_agent_after_any_kill_evicts_only_affected_pods(
     requested: str, kept: int, *, gated: bool
 ) -> None:
     make = functools.partial(dra_node, gated=gated)
@@ -211,9 +207,7 @@ def vanish_at(rig: fakes.NodeRig, index: int) -> None:
 
 
 @pytest.mark.parametrize("is_stopped", [True, False])
-def test_a_request_that_ends_while_the_driver_is_waited_for_restores_the_node(
-    *, is_stopped: bool
-) -> None:
+def test_request_that_ends_in_a_wait_for_the_driver_restores_the_node(*, is_stopped: bool) -> None:
     for number in itertools.count(1):
         rig = dra_node()
         kill_at(rig, 1, "all-disabled")

@@ -179,9 +179,7 @@ def test_a_mode_that_was_pending_before_is_brought_into_force(boot: Boot) -> Non
 
 @pytest.mark.slow
 @pytest.mark.parametrize("reattaches", [True, False])
-def test_a_reset_switches_mig_on_and_off_whether_or_not_gpus_get_other_device_nodes(
-    boot: Boot, *, reattaches: bool
-) -> None:
+def test_reset_switches_mig_on_and_off(boot: Boot, *, reattaches: bool) -> None:
     node = boot(options=dataclasses.replace(ONLY_BY_TOOL, reattaches=reattaches))
 
     assert node.run("all").state is model.State.SUCCESS
@@ -205,7 +203,7 @@ def test_a_reset_switches_mig_on_and_off_whether_or_not_gpus_get_other_device_no
         ),
     ],
 )
-def test_a_mode_waits_for_a_client_of_the_gpu_without_a_reset_and_persistence_is_none(
+def test_mode_change_waits_for_gpu_clients_but_not_for_persistence(
     options: states.Options, client: str, persistence: states.ClientKind | None, boot: Boot
 ) -> None:
     node = boot(options=options)
@@ -236,9 +234,7 @@ def test_a_mode_waits_for_a_client_of_the_gpu_without_a_reset_and_persistence_is
     assert [each.kind for each in remaining] == ([persistence] if persistence else [])
 
 
-def test_a_gpu_that_only_resets_with_a_neighbour_is_reset_where_that_waits_too(
-    boot: Boot,
-) -> None:
+def test_linked_gpus_are_reset_only_together(boot: Boot) -> None:
     node = boot(options=dataclasses.replace(ONLY_BY_TOOL, linked_gpus=((0, 1),)))
 
     why = "can only be reset together with 00000000:07:00.0"
@@ -263,9 +259,7 @@ def test_a_faulty_gpu_reboots_no_node_and_costs_no_pod(boot: Boot) -> None:
     scenes.assert_nothing_taken(node.cluster)
 
 
-def test_a_creation_that_a_faulty_gpu_refuses_is_reported_as_that_and_not_retried(
-    boot: Boot,
-) -> None:
+def test_creation_that_a_faulty_gpu_refuses_is_not_retried(boot: Boot) -> None:
     node = boot()
     node.may_reboot = True
     node.break_calls("nvmlDeviceCreateGpuInstance*", gpu=1)
@@ -314,7 +308,7 @@ def test_a_reboot_that_did_not_bring_the_mode_is_never_followed_by_another(boot:
 
 
 @pytest.mark.slow
-def test_a_machine_that_cannot_reset_its_gpus_at_all_is_rebooted_where_allowed(boot: Boot) -> None:
+def test_machine_that_cannot_reset_its_gpus_reboots_if_allowed(boot: Boot) -> None:
     node = boot(options=ONLY_BY_TOOL)
     node.may_reboot = True
     # The driver does not report that this is a virtual machine; nvidia-smi refuses all the same.
@@ -345,7 +339,7 @@ def test_a_change_on_a_vgpu_host_ends_with_what_its_virtual_machines_need(boot: 
     )
 
 
-def test_a_failure_on_a_vgpu_host_names_the_virtual_machines_as_possible_users(boot: Boot) -> None:
+def test_failure_on_a_vgpu_host_names_virtual_machines_as_users(boot: Boot) -> None:
     node = boot(options=states.Options(virtualization=states.Virtualization.HOST_VGPU))
     node.state.add_client(node.state.boards[0].uuid, name="nvidia-vgpu-mgr", pid=4711)
 
@@ -387,7 +381,7 @@ def test_a_layout_is_back_after_a_reboot_that_keeps_or_loses_the_mode(
     ("before", "after"), [("seven-of-eight", "eight"), ("eight", "seven-of-eight")]
 )
 @pytest.mark.slow
-def test_where_one_gpu_of_eight_changes_mode_the_others_keep_their_instances_and_their_pods(
+def test_mode_change_of_one_gpu_leaves_the_other_seven_alone(
     before: str, after: str, spec: str, options: states.Options, boot: Boot
 ) -> None:
     node = boot(spec)

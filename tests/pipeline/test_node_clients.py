@@ -33,7 +33,7 @@ def plugins(rig: fakes.NodeRig) -> list[str]:
     return [uid for uid, pod in rig.pods.items() if clients.is_device_plugin(pod)]
 
 
-def test_a_plugin_that_cannot_be_verified_is_restarted_once_and_not_at_every_retry() -> None:
+def test_plugin_that_cannot_be_verified_is_restarted_once() -> None:
     rig = node(layout="all-balanced")
     ours = reconciler(rig)
 
@@ -99,7 +99,7 @@ def test_a_newer_request_need_not_wait_for_a_plugin_that_does_not_come(before: s
     assert rig.log.count("gpus.execute") == (0 if before else 1)
 
 
-def test_a_change_whose_plugin_does_not_come_back_fails_and_is_verified_by_a_later_run() -> None:
+def test_change_whose_plugin_does_not_return_is_verified_later() -> None:
     rig = node(layout="all-1g.5gb")
     rig.plugin_is_broken = True
     why = "with MIG strategy single it does not start: MIG devices differ"
@@ -134,7 +134,7 @@ def node_between_plugins() -> fakes.NodeRig:
     return rig
 
 
-def test_no_plugin_is_waited_for_where_the_agent_advertises_simulated_devices() -> None:
+def test_advertising_agent_waits_for_no_plugin() -> None:
     rig = node_between_plugins()
     rig.clock.on_wait = []
 
@@ -213,7 +213,7 @@ def test_an_api_that_fails_leaves_the_monitors_to_the_end_of_the_run() -> None:
     assert rig.labels[EXPORTER] == "true"
 
 
-def test_a_monitor_that_does_not_come_back_is_a_warning_and_keeps_no_workload_away() -> None:
+def test_monitor_that_does_not_return_is_only_a_warning() -> None:
     rig = monitored_node()
     rig.deploy_daemons[GFD] = False
     closed: list[bool] = []
@@ -227,7 +227,7 @@ def test_a_monitor_that_does_not_come_back_is_a_warning_and_keeps_no_workload_aw
     assert closed[-1] is False
 
 
-def test_the_validator_and_a_feature_discovery_without_a_deploy_label_are_restarted() -> None:
+def test_validator_and_ungated_feature_discovery_are_restarted() -> None:
     rig = busy_node()
     rig.loose_daemons.add("nvidia-operator-validator")
     rig.live()
@@ -278,7 +278,7 @@ def test_the_owners_daemons_are_away_during_the_change_and_back_after_it() -> No
     assert rig.labels[SAMPLER] == "true"
 
 
-def test_a_daemon_that_tolerates_every_taint_starts_once_more_after_the_change() -> None:
+def test_daemon_that_tolerates_every_taint_restarts_after_the_change() -> None:
     rig = watched_node()
     early: list[str] = []
 
@@ -293,9 +293,7 @@ def test_a_daemon_that_tolerates_every_taint_starts_once_more_after_the_change()
 
 
 @pytest.mark.parametrize("shows_old", [True, False])
-def test_a_watch_that_is_behind_ends_neither_the_pause_nor_the_wait_for_the_plugin(
-    *, shows_old: bool
-) -> None:
+def test_outdated_watch_does_not_end_the_wait_for_the_plugin(*, shows_old: bool) -> None:
     rig = node(layout="all-1g.5gb")
     shown = tuple(rig.pods.values()) if shows_old else ()
     rig.watched = lambda: shown
@@ -320,7 +318,7 @@ def test_a_patch_that_failed_does_not_lose_the_gpus() -> None:
     assert cluster.GPUS_ANNOTATION in rig.annotations
 
 
-def test_a_table_of_daemons_that_is_wrong_is_refused_before_anything_is_touched() -> None:
+def test_invalid_client_table_is_refused_before_any_change() -> None:
     rig = busy_node()
     rig.extra_clients = "version: v1\nclients:\n- labels: {}\n"
 
@@ -356,7 +354,7 @@ def test_a_plugin_config_is_restored_where_the_change_or_the_plugin_fails(
     assert rig.labels[cluster.PLUGIN_CONFIG_LABEL] == "whole"
 
 
-def test_a_plugins_config_that_another_program_chose_meanwhile_is_not_written_over() -> None:
+def test_plugin_config_of_another_program_is_not_overwritten() -> None:
     rig = sharing_node()
     rig.plugin_is_broken = True
 
@@ -370,7 +368,7 @@ def test_a_plugins_config_that_another_program_chose_meanwhile_is_not_written_ov
     assert rig.labels[cluster.PLUGIN_CONFIG_LABEL] == "mine"
 
 
-def test_an_active_layout_gets_its_plugin_config_without_a_change_of_the_gpus() -> None:
+def test_active_layout_gets_its_plugin_config_without_gpu_changes() -> None:
     rig = node(layout="one-slice-changed")
     rig.policy = policies.Policy(plugin_configs={"*": "sliced"})
     (old_plugin,) = plugins(rig)
@@ -393,9 +391,7 @@ def with_strategy_single(*, by_label: bool = True) -> fakes.NodeRig:
 
 
 @pytest.mark.parametrize("by_label", [True, False])
-def test_a_mixed_layout_with_strategy_single_fails_before_anything_is_touched(
-    *, by_label: bool
-) -> None:
+def test_mixed_layout_with_strategy_single_fails_before_any_change(*, by_label: bool) -> None:
     rig = with_strategy_single(by_label=by_label)
     rig.add_pod("train", devices=frozenset({device(rig, 0, "1g.5gb")}))
     gpus, pods = rig.gpus, dict(rig.pods)
@@ -414,9 +410,7 @@ def test_a_mixed_layout_with_strategy_single_fails_before_anything_is_touched(
 
 
 @pytest.mark.parametrize("why", ["uniform layout", "other plugin config", "no plugin"])
-def test_strategy_single_fails_no_uniform_layout_no_other_plugin_config_and_no_node_without_plugin(
-    why: str,
-) -> None:
+def test_strategy_single_allows_uniform_layouts_and_other_configs(why: str) -> None:
     rig = with_strategy_single()
     if why == "other plugin config":
         rig.policy = policies.Policy(plugin_configs={"all-balanced": "mixed"})

@@ -77,9 +77,7 @@ def observed() -> Iterator[Observed]:
         yield observed
 
 
-def test_a_run_can_be_followed_while_it_goes_on_and_is_summed_up_at_its_end(
-    observed: Observed,
-) -> None:
+def test_metrics_follow_a_run_and_sum_it_up(observed: Observed) -> None:
     stage = observed.stage
     assert observed.ask("/healthz") == (200, "ok\n")
     assert set(observed.series("state").values()) == {0.0}

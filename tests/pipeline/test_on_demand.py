@@ -57,7 +57,7 @@ def test_on_demand_idle_instances_are_exchanged() -> None:
 
 @pytest.mark.parametrize("drain", list(policies.Drain))
 @pytest.mark.parametrize("is_forced", [True, False])
-def test_on_demand_an_affected_pod_ends_the_run_at_once_whatever_the_policy(
+def test_on_demand_an_affected_pod_ends_the_run_under_any_policy(
     drain: policies.Drain, *, is_forced: bool
 ) -> None:
     rig = scenes.busy_node()
@@ -94,7 +94,7 @@ def test_on_demand_a_process_ends_the_run_before_the_node_is_tainted(home: str) 
     assert_refused(rig, f"is in use by python (pid 7, GPU instance 2, {home})", by=ours)
 
 
-def test_on_demand_processes_of_gpu_clients_and_of_other_instances_are_not_counted() -> None:
+def test_on_demand_processes_of_gpu_clients_do_not_count() -> None:
     for home, profile in (
         ("monitor", "2g.10gb"),
         ("unit dcgm.service", "2g.10gb"),
@@ -122,9 +122,7 @@ def test_on_demand_a_driver_that_does_not_list_processes_is_asked_again() -> Non
 
 
 @pytest.mark.parametrize("is_restarted", [True, False])
-def test_a_node_that_a_drain_left_closed_is_reopened_if_it_is_partitioned_on_demand_then(
-    *, is_restarted: bool
-) -> None:
+def test_node_closed_by_a_drain_is_reopened_for_on_demand(*, is_restarted: bool) -> None:
     rig = scenes.busy_node()
     rig.clock.on_wait.clear()  # the evicted pod does not end
     ours = scenes.reconciler(rig, limits=ON)
@@ -169,7 +167,7 @@ def test_on_demand_a_pod_that_arrives_late_keeps_its_device() -> None:
         scenes.assert_nothing_taken(rig)
 
 
-def test_on_demand_a_process_that_starts_during_the_pause_ends_the_run_without_a_wait() -> None:
+def test_on_demand_a_process_that_starts_in_the_pause_ends_the_run() -> None:
     rig = idle_node()
 
     def start() -> None:
@@ -208,7 +206,7 @@ def test_on_demand_other_failures_are_retried() -> None:
 
 @pytest.mark.parametrize("make", [idle_node, scenes.busy_node])
 @pytest.mark.parametrize("is_on_demand", [True, False])
-def test_after_any_call_fails_once_with_a_custom_layout_the_node_is_restored(
+def test_node_is_restored_after_any_failed_call_of_a_custom_layout(
     make: Any, *, is_on_demand: bool
 ) -> None:
     wanted = requested(is_on_demand=is_on_demand)
@@ -258,9 +256,7 @@ def test_the_node_is_restored_whenever_a_custom_request_is_superseded(
 
 
 @pytest.mark.parametrize("is_same", [True, False])
-def test_on_demand_no_pod_loses_a_device_after_a_kill_whatever_is_requested_next(
-    *, is_same: bool
-) -> None:
+def test_on_demand_no_pod_loses_a_device_after_a_kill(*, is_same: bool) -> None:
     undisturbed = idle_node()
     run(undisturbed, ON_DEMAND)
     for index in range(len(undisturbed.log)):
@@ -282,7 +278,7 @@ def test_on_demand_no_pod_loses_a_device_after_a_kill_whatever_is_requested_next
         assert set(devices) <= set(rig.gpus[0].mig_uuids), (index, outcome.message)
 
 
-def test_on_demand_a_pod_that_gets_a_claim_while_the_node_is_closed_ends_the_run() -> None:
+def test_on_demand_a_pod_that_gets_a_claim_late_ends_the_run() -> None:
     """A DRA driver hands out devices until it is paused, which is last."""
     wanted = requested(
         document("  - {devices: [1], mig-enabled: true, mig-devices: {2g.10gb: 3}}\n"),
@@ -315,7 +311,7 @@ def test_on_demand_a_pod_that_gets_a_claim_while_the_node_is_closed_ends_the_run
     assert late_at > undisturbed.log.index("node.patch")
 
 
-def test_on_demand_a_plugin_that_does_not_stop_is_no_reason_to_choose_another_layout() -> None:
+def test_on_demand_a_plugin_that_does_not_stop_is_retried() -> None:
     rig = idle_node()
     rig.clock.on_wait.clear()
     outcome = run(rig, ON_DEMAND)

@@ -32,7 +32,7 @@ def is_ready(rig: fakes.NodeRig) -> bool | None:
     return None if rig.condition is None else rig.condition["status"] == "True"
 
 
-def test_a_node_is_not_ready_from_the_first_phase_to_the_proof_at_the_cost_of_two_writes() -> None:
+def test_node_is_not_ready_until_its_layout_is_verified() -> None:
     rig = new_node()
     seen: list[tuple[str, bool | None, bool]] = []
     rig.on_call = lambda: seen.append((rig.log[-1], is_ready(rig), STARTUP in rig.taints))
@@ -66,7 +66,7 @@ def test_a_new_agent_on_a_node_with_its_layout_removes_the_startup_taint() -> No
 
 
 @pytest.mark.parametrize("layout", ["no-such-layout", "too-much"])
-def test_a_failed_layout_keeps_the_startup_taint_and_the_condition_says_why(layout: str) -> None:
+def test_failed_layout_keeps_the_startup_taint(layout: str) -> None:
     rig = new_node()
 
     outcome = scenes.run(rig, layout)
@@ -130,7 +130,7 @@ def test_a_node_without_a_request_is_ready_and_loses_its_startup_taint() -> None
     assert rig.log.count("node.patch") == 2, "the taint, and the GPUs"
 
 
-def test_a_change_that_cannot_be_undone_keeps_a_node_without_a_request_unready() -> None:
+def test_change_that_cannot_be_undone_keeps_the_node_unready() -> None:
     rig = new_node(LAYOUT)
     scenes.kill_at(rig, 2, "all-1g.5gb")
     rig.refusing["gpus.execute"] = errors.HardwareError("no", reason=errors.Reason.NVML_ERROR)
@@ -144,7 +144,7 @@ def test_a_change_that_cannot_be_undone_keeps_a_node_without_a_request_unready()
     assert (is_ready(rig), STARTUP in rig.taints) == (True, False)
 
 
-def test_a_startup_taint_that_comes_back_goes_with_the_next_success_and_is_never_added() -> None:
+def test_startup_taint_goes_with_each_success_and_is_never_added() -> None:
     rig = new_node(LAYOUT)
     rig.taints = {OTHER}
 
@@ -156,9 +156,7 @@ def test_a_startup_taint_that_comes_back_goes_with_the_next_success_and_is_never
     assert rig.taints == {OTHER}
 
 
-def test_without_a_label_and_drift_checks_a_lost_write_is_repeated_until_the_node_is_ready() -> (
-    None
-):
+def test_lost_write_of_the_condition_is_repeated_at_rest() -> None:
     rig, box = new_node(), inboxes.Inbox()
     box.put_label(None)
     times = loop.Intervals(retry_initial_s=0.01, retry_max_s=0.02)

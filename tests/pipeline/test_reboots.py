@@ -43,7 +43,7 @@ def restart_without_the_mode(rig: fakes.NodeRig) -> None:
     rig.gpus = tuple(dataclasses.replace(gpu, current_mode=off) for gpu in rig.gpus)
 
 
-def test_where_only_a_reboot_helps_the_node_reboots_once_and_gets_its_layout() -> None:
+def test_node_that_needs_a_reboot_reboots_once_and_gets_its_layout() -> None:
     rig = rebooting_node()
 
     go_down(rig)
@@ -102,7 +102,7 @@ def test_a_reboot_that_does_not_come_in_time_is_asked_for_again() -> None:
     assert rig.reboots == 2
 
 
-def test_an_agent_that_starts_before_the_machine_went_down_asks_for_the_reboot_again() -> None:
+def test_agent_that_starts_before_the_reboot_requests_it_again() -> None:
     rig = rebooting_node()
     go_down(rig)
 
@@ -122,7 +122,7 @@ def test_an_agent_that_starts_before_the_machine_went_down_asks_for_the_reboot_a
         (Reason.INVALID_CONFIG, False),
     ],
 )
-def test_a_run_that_fails_before_it_has_the_layout_leads_to_no_second_reboot(
+def test_run_that_fails_early_leads_to_no_second_reboot(
     reason: Reason, *, has_default_layouts: bool
 ) -> None:
     rig = rebooting_node()
@@ -183,9 +183,7 @@ def test_a_reboot_comes_after_every_gpu_pod_has_left_and_not_before(*, is_guarde
 
 
 @pytest.mark.parametrize("refusal", ["polkit says no", ""])
-def test_a_refused_or_missing_reboot_fails_the_run_and_restores_the_node(
-    refusal: str,
-) -> None:
+def test_a_refused_or_missing_reboot_fails_the_run_and_restores_the_node(refusal: str) -> None:
     rig = rebooting_node()
     rig.reboot_refusal = refusal
 
@@ -198,9 +196,7 @@ def test_a_refused_or_missing_reboot_fails_the_run_and_restores_the_node(
 
 
 @pytest.mark.parametrize("gated", [True, False])
-def test_after_a_refused_reboot_device_files_are_refreshed_and_the_plugin_is_a_new_one(
-    *, gated: bool
-) -> None:
+def test_refused_reboot_refreshes_device_files_and_the_plugin(*, gated: bool) -> None:
     rig = scenes.node(layout="all-balanced", gated=gated)
     rig.mode_waits = rig.may_reboot = True
     rig.reboot_refusal = "polkit says no"
@@ -230,7 +226,7 @@ def test_a_request_superseded_before_the_reboot_restores_the_node(*, replaced: b
     assert rig.reboots == 0
 
 
-def test_no_pod_is_evicted_to_reboot_for_a_layout_that_was_active_before_the_agent() -> None:
+def test_no_pod_is_evicted_to_reboot_for_an_already_active_layout() -> None:
     rig = scenes.node(layout="all-balanced")
     first, second = rig.gpus
     off = model.MigMode.DISABLED

@@ -27,9 +27,7 @@ from tests.scenes import (
 
 
 @pytest.mark.parametrize("gated", [True, False])
-def test_a_first_layout_succeeds_with_every_device_schedulable_by_a_new_plugin(
-    *, gated: bool
-) -> None:
+def test_first_layout_succeeds_with_every_device_schedulable(*, gated: bool) -> None:
     rig = node(gated=gated)
     old_plugin = next(iter(rig.pods))
 
@@ -43,7 +41,7 @@ def test_a_first_layout_succeeds_with_every_device_schedulable_by_a_new_plugin(
     assert old_plugin not in rig.pods
 
 
-def test_an_active_layout_succeeds_after_one_observation_and_touches_no_pod() -> None:
+def test_active_layout_succeeds_after_one_observation() -> None:
     rig = node(layout="all-balanced")
     pods = dict(rig.pods)
 
@@ -70,7 +68,7 @@ def experienced() -> tuple[fakes.NodeRig, reconcile.Reconciler]:
     ("attempt", "first", "second"),
     [(1, "node.patch", "gpus.observe"), (2, "gpus.observe", "node.patch")],
 )
-def test_an_expected_change_is_pending_before_the_gpus_are_observed_except_at_a_retry(
+def test_expected_change_is_pending_before_the_gpus_are_observed(
     attempt: int, first: str, second: str
 ) -> None:
     rig, ours = experienced()
@@ -123,7 +121,7 @@ def test_standby_is_called_before_a_check_before_a_change_and_at_the_end() -> No
     assert rig.log.count("dismiss") == 1
 
 
-def test_only_pods_on_destroyed_instances_are_evicted_and_the_others_keep_their_uuids() -> None:
+def test_only_pods_on_destroyed_instances_are_evicted() -> None:
     rig = busy_node()
     rig.add_pod("spared-3g", devices=frozenset({device(rig, 0, "3g.20gb")}))
     rig.add_pod("spared-1g", devices=frozenset({device(rig, 0, "1g.5gb")}))
@@ -203,7 +201,7 @@ def test_the_status_names_the_phase_in_which_a_run_has_ended(
     assert status.read(rig.annotations[cluster.STATUS_ANNOTATION]).phase == phase
 
 
-def test_a_drain_that_a_budget_blocks_costs_nothing_and_names_pod_and_budget() -> None:
+def test_drain_that_a_budget_blocks_evicts_no_pod() -> None:
     rig = busy_node()
     rig.budgets["affected"] = "budget 'pdb-a' allows no disruption"
     pods, gpus = dict(rig.pods), rig.gpus
@@ -268,9 +266,7 @@ class Driver:
 
 
 @pytest.mark.parametrize("is_old", [True, False])
-def test_the_gpus_are_verified_against_the_layout_and_planned_twice_if_the_driver_hides_profiles(
-    *, is_old: bool
-) -> None:
+def test_gpus_are_planned_twice_if_the_driver_hides_profiles(*, is_old: bool) -> None:
     rig = node()
     driver = Driver(rig, is_old=is_old)
     reason = Reason.APPLIED if is_old else Reason.VERIFY_FAILED
@@ -304,9 +300,7 @@ def test_a_kill_in_the_second_plan_of_a_change_leaves_no_unlisted_instance() -> 
 
 
 @pytest.mark.parametrize("is_kept", [True, False])
-def test_a_pod_that_kubelet_admits_before_the_plugin_stops_leaves_before_any_change(
-    *, is_kept: bool
-) -> None:
+def test_pod_admitted_before_the_plugin_stops_leaves_too(*, is_kept: bool) -> None:
     rig = busy_node()
     before = rig.gpus
     doomed = frozenset({device(rig, 0, "2g.10gb")})
@@ -343,7 +337,7 @@ def test_the_node_is_tainted_and_never_cordoned_before_any_pod_is_evicted() -> N
     assert not any(is_cordoned for _, is_cordoned in closed)
 
 
-def test_with_policy_node_every_gpu_pod_leaves_even_when_nothing_is_destroyed() -> None:
+def test_policy_node_evicts_every_gpu_pod() -> None:
     rig = whole_node()
     rig.add_pod("cpu")
     rig.add_pod("nic", gpu_resources={"nvidia.com/hostdev": 1})
@@ -355,7 +349,7 @@ def test_with_policy_node_every_gpu_pod_leaves_even_when_nothing_is_destroyed() 
     assert {"cpu", "nic"} <= rig.pod_names
 
 
-def test_with_policy_none_no_pod_is_evicted_and_the_deadline_names_the_remaining_pods() -> None:
+def test_policy_none_evicts_no_pod_and_names_the_remaining_ones() -> None:
     rig = busy_node()
     rig.policy = policies.Policy(drain=policies.Drain.NONE)
 
@@ -386,7 +380,7 @@ def test_claims_on_gpus_make_pods_leave_and_the_event_says_why_once() -> None:
     assert f"default/affected; {why}" in drained
 
 
-def test_a_run_publishes_the_gpus_and_one_that_sees_none_leaves_what_is_published() -> None:
+def test_run_publishes_the_gpus_it_observes() -> None:
     rig = node(layout="all-balanced")
 
     assert_ends(rig, Reason.APPLIED, layout="all-1g.5gb")

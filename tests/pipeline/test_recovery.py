@@ -45,9 +45,7 @@ def calls(scenario: str) -> tuple[Callable[[], fakes.NodeRig], str, range]:
 
 
 @pytest.mark.parametrize("scenario", scenes.SWEPT)
-def test_a_run_killed_at_any_call_is_resumed_without_reopening_the_node_and_succeeds(
-    scenario: str,
-) -> None:
+def test_run_killed_at_any_call_is_resumed_and_succeeds(scenario: str) -> None:
     make, layout, indices = calls(scenario)
     resumed = 0
     for index in indices:
@@ -81,7 +79,7 @@ def test_a_run_killed_at_any_call_is_resumed_without_reopening_the_node_and_succ
         pytest.param("one-slice-on-a-busy-node", "all-1g.5gb", marks=pytest.mark.slow),
     ],
 )
-def test_after_a_kill_another_request_or_none_starts_from_the_rolled_back_gpus(
+def test_another_request_after_a_kill_starts_from_rolled_back_gpus(
     scenario: str, wanted: str | None
 ) -> None:
     make, layout, indices = calls(scenario)
@@ -102,7 +100,7 @@ def test_after_a_kill_another_request_or_none_starts_from_the_rolled_back_gpus(
         assert_says_the_truth(rig)
 
 
-def test_after_a_kill_a_layout_that_has_become_impossible_is_undone_before_it_is_refused() -> None:
+def test_layout_that_became_impossible_is_undone_after_a_kill() -> None:
     """The same name, but the file means something else now."""
     make, layout, indices = calls("one-slice-on-a-busy-node")
     text = scenes.CONFIG.replace("{1g.5gb: 4, 3g.20gb: 1}", "{1g.5gb: 9}")
@@ -122,7 +120,7 @@ def test_after_a_kill_a_layout_that_has_become_impossible_is_undone_before_it_is
     assert undone > 0
 
 
-def test_a_change_that_fails_and_is_killed_at_any_call_ends_as_it_would_have_undisturbed() -> None:
+def test_failing_change_killed_at_any_call_ends_as_if_undisturbed() -> None:
     def failing_node() -> fakes.NodeRig:
         rig = scenes.busy_node()
         rig.step_error = scenes.refuse(steps.CreateComputeInstance, times=1)
@@ -154,7 +152,7 @@ def unlucky_node() -> tuple[fakes.NodeRig, tuple[model.Gpu, ...]]:
     return rig, before
 
 
-def test_a_failed_rollback_names_every_missing_instance_and_a_retry_succeeds() -> None:
+def test_failed_rollback_names_missing_instances_and_is_retried() -> None:
     rig, _ = unlucky_node()
 
     message = rig.statuses[-1]
@@ -174,9 +172,7 @@ def test_a_failed_rollback_names_every_missing_instance_and_a_retry_succeeds() -
 
 
 @pytest.mark.parametrize("wanted", [*IMPOSSIBLE, None])
-def test_a_failed_rollback_is_completed_when_the_request_is_impossible_or_removed(
-    wanted: str | None,
-) -> None:
+def test_failed_rollback_is_completed_for_an_impossible_request(wanted: str | None) -> None:
     rig, before = unlucky_node()
     if wanted:
         scenes.resume(rig, wanted)
@@ -214,7 +210,7 @@ def test_a_failed_rollback_is_remembered_without_a_restart() -> None:
     assert rig.labels[cluster.APPLIED_LABEL] == "all-balanced"
 
 
-def test_a_layout_about_another_gpu_does_not_leave_half_of_an_older_change_behind() -> None:
+def test_layout_for_another_gpu_completes_an_older_rollback() -> None:
     rig, before = unlucky_node()
     text = f"{scenes.CONFIG}  second-only:\n  - {{devices: [1], mig-enabled: false}}\n"
     ours = scenes.reconciler(rig, text)
@@ -247,9 +243,7 @@ def test_a_stopped_run_names_what_an_older_change_still_has_to_restore() -> None
 
 @pytest.mark.parametrize("gated", [True, False])
 @pytest.mark.parametrize("requested", [LAYOUT, "all-1g.5gb"])
-def test_an_agent_after_one_that_was_stopped_waits_for_the_plugin_that_this_one_ended(
-    requested: str, *, gated: bool
-) -> None:
+def test_agent_after_a_stopped_one_waits_for_the_plugin(requested: str, *, gated: bool) -> None:
     """Although the new pod of the plugin is not there yet, and no label says that one is due."""
     unfinished = 0
     for number in itertools.count(1):
@@ -302,7 +296,7 @@ def test_a_rollback_that_would_destroy_a_pods_device_does_not_run() -> None:
     assert "newcomer" in rig.pod_names
 
 
-def test_the_journal_of_the_version_after_is_understood_as_far_as_it_is_known() -> None:
+def test_journal_of_a_newer_version_is_read_as_far_as_known() -> None:
     rig, before = unlucky_node()
     newer = json.loads(rig.annotations[cluster.JOURNAL_ANNOTATION])
     newer |= {"version": journals.JOURNAL_VERSION + 1, "unheardOf": ["x"]}
@@ -341,7 +335,7 @@ def test_what_an_interrupted_change_left_is_undone_under_the_lock_alone() -> Non
     assert rig.refreshed == 1
 
 
-def test_an_instance_that_the_interrupted_change_did_not_create_is_named_and_kept() -> None:
+def test_instance_that_the_interrupted_change_did_not_create_stays() -> None:
     rig, before = cut_in_half()
     spec = next(p for p in rig.gpus[0].profiles or () if str(p.profile) == "2g.10gb")
     had = [gi.placement for gi in (*before[0].gpu_instances, *rig.gpus[0].gpu_instances)]
@@ -405,9 +399,7 @@ def pending(rig: fakes.NodeRig) -> tuple[str, ...]:
 
 
 @pytest.mark.parametrize("is_restarted", [False, True])
-def test_an_unreachable_gpu_is_restored_later_if_the_new_layout_does_not_cover_it(
-    *, is_restarted: bool
-) -> None:
+def test_unreachable_gpu_outside_the_layout_is_restored_later(*, is_restarted: bool) -> None:
     rig, before = node_with_lost_gpu()
     agent = scenes.reconciler(rig, ONE_OF_THEM)
     agent.recover("second-alone")
@@ -468,14 +460,14 @@ def test_a_rollback_that_failed_is_not_repeated_in_the_same_run() -> None:
     assert rig.statuses.count("restoring the instances from before") == 1
 
 
-def test_a_layout_for_all_gpus_replaces_the_pending_restore_of_an_unreachable_one() -> None:
+def test_layout_for_all_gpus_replaces_a_pending_restore() -> None:
     rig, _ = node_with_lost_gpu()
     assert scenes.resume(rig, "all-1g.5gb").state is model.State.SUCCESS
 
     assert pending(rig) == ()
 
 
-def test_services_start_after_the_rollback_of_a_resumed_run_that_fails_early() -> None:
+def test_services_start_after_the_rollback_of_a_resumed_run() -> None:
     """They would hold the GPUs that are still to be rolled back."""
 
     def killed() -> fakes.NodeRig:
@@ -503,7 +495,7 @@ def test_services_start_after_the_rollback_of_a_resumed_run_that_fails_early() -
     assert all(rig.services[name] for name in ("dcgm.service", "nvsm.service"))
 
 
-def test_a_failed_read_does_not_keep_a_stopping_agent_from_reopening_the_node() -> None:
+def test_failed_read_does_not_keep_a_stopping_agent_from_reopening() -> None:
     rig = scenes.busy_node()
     ours = scenes.reconciler(rig)
     rig.has_hold_taint = True

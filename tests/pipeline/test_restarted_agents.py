@@ -97,9 +97,7 @@ def test_a_layout_generated_without_an_unreachable_gpu_is_no_new_request() -> No
 @pytest.mark.parametrize(
     "products", [("A30", "A100-SXM4-40GB"), ("A30",)], ids=["among others", "alone"]
 )
-def test_a_layout_of_an_unreachable_gpu_is_not_unknown_and_stays_the_same_request(
-    products: tuple[str, ...],
-) -> None:
+def test_layout_of_an_unreachable_gpu_stays_the_same_request(products: tuple[str, ...]) -> None:
     layout = "all-2g.12gb"
     rig = node_of(*products)
     assert start(rig, OTHER, layout=layout) is Reason.APPLIED
@@ -120,7 +118,7 @@ def test_a_layout_of_an_unreachable_gpu_is_not_unknown_and_stays_the_same_reques
     assert "training" in rig.pod_names
 
 
-def test_an_unknown_layout_is_final_if_the_unreachable_gpus_product_has_none_of_its_name() -> None:
+def test_layout_unknown_to_the_unreachable_product_is_final() -> None:
     rig = node_of("A100-SXM4-40GB", "A100-SXM4-40GB")
     rig.lost.add(rig.gpus[1].uuid)
 
@@ -140,7 +138,7 @@ class OldDriver(fake_ports.FakeGpus):
         return model.ObservedGpus(listed, gpus.unreachable)
 
 
-def test_a_driver_that_lists_its_profiles_once_mig_is_on_makes_no_new_request() -> None:
+def test_driver_that_lists_profiles_late_makes_no_new_request() -> None:
     rig = scenes.node()
     assert start(rig, limits=DEFAULT, gpus=OldDriver(rig)) is Reason.APPLIED
     repartition(rig)

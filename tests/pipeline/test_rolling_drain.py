@@ -124,7 +124,7 @@ class Agent:
         return outcome
 
 
-def test_a_budget_that_grants_a_part_makes_the_drain_go_on_as_successors_are_ready() -> None:
+def test_partial_budget_drains_as_successors_get_ready() -> None:
     rig, serving = node_with(room_elsewhere=4)
     healthy: list[int] = []
     rig.clock.on_wait.insert(0, lambda: healthy.append(serving.budget.observed(rig).healthy))
@@ -137,7 +137,7 @@ def test_a_budget_that_grants_a_part_makes_the_drain_go_on_as_successors_are_rea
     scenes.assert_nothing_taken(rig)
 
 
-def test_a_drain_without_room_elsewhere_costs_one_pod_however_often_it_is_tried() -> None:
+def test_drain_without_room_elsewhere_evicts_one_pod_in_all_tries() -> None:
     rig, serving = node_with(room_elsewhere=0)
     bare = rig.add_pod("bare", devices=frozenset({scenes.device(rig, 0, "1g.5gb")}))
     before = rig.gpus
@@ -155,9 +155,7 @@ def test_a_drain_without_room_elsewhere_costs_one_pod_however_often_it_is_tried(
 
 
 @pytest.mark.parametrize("has_room", [True, False])
-def test_the_node_stays_closed_until_the_next_try_which_goes_on_with_more_room_or_budget(
-    *, has_room: bool
-) -> None:
+def test_node_stays_closed_until_the_next_try(*, has_room: bool) -> None:
     rig, serving = node_with(room_elsewhere=1)
     agent = Agent(rig)
 
@@ -216,7 +214,7 @@ def ask_for_what_cannot_be(agent: Agent) -> None:
     ],
     ids=["label removed", "agent stopped", "another layout", "impossible layout"],
 )
-def test_a_node_closed_between_two_attempts_is_reopened_when_the_layout_is_no_longer_requested(
+def test_node_closed_between_attempts_is_reopened_without_a_request(
     end: Callable[[Agent], None],
 ) -> None:
     rig, serving = node_with(room_elsewhere=0)
@@ -233,7 +231,7 @@ def test_a_node_closed_between_two_attempts_is_reopened_when_the_layout_is_no_lo
     assert serving.killed == 1
 
 
-def test_the_strategy_whole_evicts_no_pod_while_a_budget_grants_only_a_part() -> None:
+def test_strategy_whole_evicts_no_pod_for_a_partial_budget() -> None:
     rig, serving = node_with(room_elsewhere=4)
     rig.policy = policies.Policy(strategy=policies.DrainStrategy.WHOLE)
 
@@ -258,9 +256,7 @@ def test_what_the_budgets_grant_as_a_whole_goes_at_once() -> None:
 
 
 @pytest.mark.parametrize("is_shared", [True, False])
-def test_no_pod_is_evicted_while_another_budget_grants_nothing_or_covers_it_too(
-    *, is_shared: bool
-) -> None:
+def test_no_pod_is_evicted_while_another_budget_blocks_it(*, is_shared: bool) -> None:
     rig, serving = node_with(room_elsewhere=4, replicas=2)
     if is_shared:
         rig.disruption_budgets.append(fakes.FakeBudget("second", "serving", 2, 2))
@@ -309,7 +305,7 @@ def test_a_blocked_drain_asks_for_the_budgets_and_not_for_each_pod() -> None:
     assert rig.log.count("workloads.budgets") <= 6
 
 
-def test_an_agent_that_may_not_list_budgets_drains_as_the_api_lets_it_and_says_so() -> None:
+def test_agent_that_may_not_list_budgets_drains_and_says_so() -> None:
     rig, serving = node_with(room_elsewhere=0)
     forbidden = errors.ClusterError("no", reason=Reason.FORBIDDEN, status=403)
     rig.refusing = {"workloads.budgets": forbidden}
@@ -322,7 +318,7 @@ def test_an_agent_that_may_not_list_budgets_drains_as_the_api_lets_it_and_says_s
     assert rig.log.count("workloads.budgets") == 3
 
 
-def test_an_api_that_fails_to_list_budgets_until_the_deadline_is_the_reason() -> None:
+def test_api_that_never_lists_budgets_is_the_reason() -> None:
     rig, serving = node_with(room_elsewhere=4)
     away = errors.ClusterError("away", reason=Reason.API_UNAVAILABLE, status=503)
     rig.refusing = {"workloads.budgets": away}

@@ -22,9 +22,7 @@ def journal(rig: fakes.NodeRig) -> journals.Journal:
     return journals.Journal.from_json(rig.annotations[cluster.JOURNAL_ANNOTATION])
 
 
-def test_hooks_run_before_the_taint_before_the_steps_and_before_the_plugin_returns(
-    rig: fakes.NodeRig,
-) -> None:
+def test_hooks_run_at_their_points(rig: fakes.NodeRig) -> None:
     seen: list[tuple[str, bool]] = []
 
     def note() -> None:
@@ -112,9 +110,7 @@ def test_a_last_hook_that_fails_leaves_the_layout_and_is_tried_again(rig: fakes.
     assert rig.hooked == [START, CONFIG, EXIT, EXIT]
 
 
-def test_the_reason_of_a_failing_change_is_not_hidden_by_a_failing_last_hook(
-    rig: fakes.NodeRig,
-) -> None:
+def test_failing_exit_hook_does_not_hide_the_reason_of_a_failure(rig: fakes.NodeRig) -> None:
     rig.broken_hooks = {EXIT}
     rig.step_error = scenes.refuse(steps.CreateGpuInstance, times=1)
 
@@ -138,7 +134,7 @@ def test_a_drain_that_fails_still_comes_to_the_last_point(rig: fakes.NodeRig) ->
         (scenes.HOOKS, Reason.HOOK_FAILED, "hooks.yaml:6:32: program config"),
     ],
 )
-def test_an_invalid_hooks_file_or_missing_program_fails_before_anything_is_touched(
+def test_invalid_hooks_fail_before_any_change(
     rig: fakes.NodeRig, text: str, reason: Reason, text_of_error: str
 ) -> None:
     rig.hooks = text
@@ -181,7 +177,7 @@ def kill_in_hook(rig: fakes.NodeRig, number: int) -> None:
 
 @pytest.mark.parametrize("number", [1, 2, 3])
 @pytest.mark.parametrize("resumes", [True, False])
-def test_after_a_kill_in_a_hook_the_exit_hook_runs_once_whether_or_not_the_run_is_resumed(
+def test_exit_hook_runs_once_after_a_kill_in_a_hook(
     rig: fakes.NodeRig, number: int, *, resumes: bool
 ) -> None:
     kill_in_hook(rig, number)
@@ -196,9 +192,7 @@ def test_after_a_kill_in_a_hook_the_exit_hook_runs_once_whether_or_not_the_run_i
     scenes.assert_nothing_taken(rig)
 
 
-def test_what_is_owed_is_forgotten_where_the_owner_has_taken_the_hooks_away(
-    rig: fakes.NodeRig,
-) -> None:
+def test_pending_exit_hook_is_dropped_if_the_hooks_are_removed(rig: fakes.NodeRig) -> None:
     kill_in_hook(rig, 2)
     rig.hooks = ""
 

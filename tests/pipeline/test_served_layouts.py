@@ -53,9 +53,7 @@ def devices(rig: fakes.NodeRig) -> list[dict[str, int]]:
     ]
 
 
-def test_layouts_of_three_origins_are_served_and_a_changed_file_loses_no_generated_one(
-    rig: fakes.NodeRig,
-) -> None:
+def test_layouts_of_three_origins_are_served(rig: fakes.NodeRig) -> None:
     source = fakes.FakeConfig(OWN)
     ours = scenes.reconciler(rig, configs=source)
 
@@ -80,9 +78,7 @@ def test_layouts_of_three_origins_are_served_and_a_changed_file_loses_no_generat
     assert listed(rig).keys() == before.keys() - {"team-a"} | {"team-b"}
 
 
-def test_only_layouts_that_fit_the_gpus_are_listed_with_the_hash_of_their_content(
-    rig: fakes.NodeRig,
-) -> None:
+def test_only_layouts_that_fit_are_listed_with_their_hash(rig: fakes.NodeRig) -> None:
     apply(rig, "team-a")
 
     text = rig.annotations[cluster.LAYOUTS_ANNOTATION]
@@ -100,9 +96,7 @@ def test_generated_layouts_precede_the_default_file_which_fills_up(rig: fakes.No
     assert apply(rig, "team-a", **DEFAULT) == (errors.Reason.APPLIED, "test.yaml:4")
 
 
-def test_a_default_file_that_cannot_be_read_costs_no_generated_layout(
-    rig: fakes.NodeRig,
-) -> None:
+def test_a_default_file_that_cannot_be_read_costs_no_generated_layout(rig: fakes.NodeRig) -> None:
     broken = "version: v2"
 
     assert apply(rig, "all-1g.5gb", broken, **DEFAULT) == (errors.Reason.APPLIED, GENERATED)
@@ -139,7 +133,7 @@ def test_where_the_driver_lists_no_profiles_the_default_file_is_served(
     assert set(listed(rig)) == {"team-a", "all-balanced", "for-another-product"}
 
 
-def test_on_a_node_of_two_products_a_layout_selects_only_gpus_that_it_is_for() -> None:
+def test_layout_selects_only_gpus_of_its_product() -> None:
     products = [hardware.find(name) for name in ("A100-SXM4-80GB", "A30", "A100-SXM4-80GB")]
     rig = scenes.node()
     rig.gpus = tuple(hardware.template(each, index) for index, each in enumerate(products))
@@ -176,9 +170,7 @@ def test_an_unknown_layout_is_compared_with_generated_ones_too(rig: fakes.NodeRi
     assert "test.yaml, with the layouts generated for this node," in outcome.message
 
 
-def test_an_owners_layout_is_found_without_asking_the_gpus_and_another_asks_once(
-    rig: fakes.NodeRig,
-) -> None:
+def test_generated_layout_costs_no_further_observation(rig: fakes.NodeRig) -> None:
     assert scenes.calls(scenes.node, "all-balanced").count("gpus.observe") == (
         calls_of(rig, "all-2g.10gb").count("gpus.observe")
     )
@@ -219,9 +211,7 @@ def test_a_node_that_was_registered_again_gets_everything_published_again(
     assert (rig.executed, rig.gpus) == ([], before)
 
 
-def test_without_a_label_the_layouts_are_listed_and_written_until_that_succeeds(
-    rig: fakes.NodeRig,
-) -> None:
+def test_layouts_are_written_without_a_label_until_that_succeeds(rig: fakes.NodeRig) -> None:
     written: list[str] = []
     answers = [False, True]
 

@@ -106,7 +106,7 @@ def test_every_option_is_set_by_its_flags_and_by_its_variables(
         assert (found[0] == read(name, needed, {})) == (example == option.shown_default)
 
 
-def test_the_defaults_of_the_agent_allow_nothing_beyond_draining_affected_pods() -> None:
+def test_defaults_allow_only_the_eviction_of_affected_pods() -> None:
     defaults = agent()
 
     assert defaults.policy == policy.Policy()
@@ -155,7 +155,7 @@ def test_a_value_of_the_wrong_type_is_refused_with_its_origin(
         settings.agent_settings({"node_name": "n1", variable.lower(): value}, {})
 
 
-def test_an_option_that_is_repeatable_is_a_list_with_commas_in_its_variable() -> None:
+def test_repeatable_option_is_a_list_with_commas_in_its_variable() -> None:
     both = frozenset({"a.b/c", "d"})
     variable = {"MIG_MANAGER_STARTUP_TAINT": "a.b/c, d"}
     parsed = parser.parse(["agent", "--startup-taint", "a.b/c", "--startup-taint=d"])
@@ -215,9 +215,7 @@ def test_driver_and_devices_are_known_on_the_host_and_from_here(
     assert tuple(map(str, here)) == expected
 
 
-def test_the_bus_of_a_mounted_host_comes_before_ones_own_if_the_mount_is_possible(
-    tmp_path: pathlib.Path,
-) -> None:
+def test_bus_of_a_mounted_host_precedes_the_own_one(tmp_path: pathlib.Path) -> None:
     host = tmp_path / "a host"
     environ = {"HOST_ROOT_MOUNT": str(host)}
     without = agent(environ).host.dbus_address

@@ -34,9 +34,7 @@ def rig(tmp_path: pathlib.Path) -> Iterator[plain_node.PlainNode]:
             yield found
 
 
-def test_a_node_without_gpus_offers_the_simulated_ones_as_each_layout_cuts_them(
-    rig: plain_node.PlainNode,
-) -> None:
+def test_node_without_gpus_offers_simulated_devices(rig: plain_node.PlainNode) -> None:
     rig.wait(lambda: rig.schedulable() == {"nvidia.com/gpu": "8"})
 
     rig.label("all-1g.5gb")
@@ -54,9 +52,7 @@ def test_a_node_without_gpus_offers_the_simulated_ones_as_each_layout_cuts_them(
     }
 
 
-def test_a_node_that_is_deleted_and_registered_again_gets_everything_published_again(
-    rig: plain_node.PlainNode,
-) -> None:
+def test_node_registered_again_is_published_again(rig: plain_node.PlainNode) -> None:
     rig.label("all-1g.5gb")
     assert rig.wait_for_end("all-1g.5gb") == "success"
     rig.wait(lambda: condition(rig) == "LayoutVerified")

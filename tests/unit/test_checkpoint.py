@@ -82,7 +82,7 @@ def test_gpus_without_mig_are_omitted_and_what_is_empty_is_null() -> None:
     assert '"ComputeInstances":null' in idle
 
 
-def test_a_one_slice_instance_with_more_processors_is_filled_by_its_own_profile() -> None:
+def test_one_slice_with_more_processors_is_filled_by_its_own_profile() -> None:
     gpu = dataclasses.replace(
         hardware.template(hardware.find("H100"), 0),
         current_mode=model.MigMode.ENABLED,
@@ -131,7 +131,7 @@ def test_matching_compute_instances_stay_when_a_gpu_instance_changes() -> None:
     assert samples.words(plan) == ["+ci 1c.7g.40gb 0:1 in 0:8"]
 
 
-def test_gpus_are_matched_by_uuid_in_any_order_and_missing_ones_are_not_touched() -> None:
+def test_gpus_are_matched_by_uuid_and_missing_ones_stay() -> None:
     gpus = gpus_with("mixed").gpus
     data = json.loads(checkpoint.render(gpus))
     data["MigState"]["Devices"].reverse()
@@ -142,7 +142,7 @@ def test_gpus_are_matched_by_uuid_in_any_order_and_missing_ones_are_not_touched(
     assert {each.gpu_uuid for each in found.plan.gpus} == {FIRST}
 
 
-def test_the_mode_is_restored_alone_on_request_and_first_where_it_hides_the_profiles() -> None:
+def test_mode_is_restored_alone_on_request_and_before_hidden_profiles() -> None:
     desired = read(checkpoint.render(gpus_with("small").gpus))
     plan = planner.restore_checkpoint(desired, gpus_with("mixed").gpus, is_mode_only=True).plan
     assert [type(step) for step in plan.steps] == [steps.SetMode]

@@ -95,7 +95,7 @@ def test_devices_are_unknown_where_one_has_no_uuid_in_a_slice(device: claims.Dev
     ("claimed", "leaves", "whole"),
     [(ONE, True, True), (ONE | OTHER, True, True), (OTHER, False, True), ((), False, False)],
 )
-def test_a_pod_counts_for_the_devices_of_its_claims_whatever_kubelet_reports(
+def test_pod_counts_for_its_claimed_devices_whatever_kubelet_reports(
     claimed: frozenset[str], *, leaves: bool, whole: bool
 ) -> None:
     known = samples.pod(gpu_resources={}, claimed_ids=frozenset(claimed), has_claims=bool(claimed))
@@ -142,7 +142,7 @@ def test_exactly_the_pods_with_a_claim_on_a_doomed_device_leave(
         ({"mounts_driver_sockets": False}, False),
     ],
 )
-def test_the_driver_is_a_daemon_set_with_its_container_and_kubelets_sockets(
+def test_dra_driver_is_known_by_owner_container_and_sockets(
     changed: Mapping[str, Any], *, is_driver: bool
 ) -> None:
     pod = samples.pod(**{**OF_DRIVER, **changed})

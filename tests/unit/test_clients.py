@@ -51,7 +51,7 @@ LESS = ("1g.5gb", "1g.5gb", "3g.20gb")
 # Affected pods
 
 
-def test_a_plan_affects_what_it_destroys_with_the_whole_mig_gpu_or_every_device() -> None:
+def test_plan_affects_what_it_destroys_and_the_whole_gpu() -> None:
     gpus = balanced()
     fewer = gpu_values.brought_to(gpus, wanted("1g.5gb", "3g.20gb"))
     only_creates = plan_to(fewer, "1g.5gb", "2g.10gb", "3g.20gb")
@@ -84,7 +84,7 @@ def test_labels_are_paused_in_the_order_of_their_release() -> None:
     assert [key.removeprefix(cluster.DEPLOY_LABEL_PREFIX) for key in paused] == [*names]
 
 
-def test_validators_are_known_by_their_label_and_daemons_by_label_and_owner() -> None:
+def test_validators_are_known_by_label_and_daemons_by_owner_too() -> None:
     for name in ("operator", "cuda", "device-plugin"):
         assert clients.is_validator(pod(labels={"app": f"nvidia-{name}-validator"}))
     assert not clients.is_validator(pod())
@@ -137,7 +137,7 @@ clients:
 """
 
 
-def test_a_table_reads_as_it_is_documented_and_matches_by_all_labels_and_the_namespace() -> None:
+def test_client_table_matches_all_labels_and_the_namespace() -> None:
     anywhere, in_place = table = clients.parse(TABLE, source="t")
     assert table == (
         clients.ExtraClient(labels={"app": "watcher"}),
@@ -293,7 +293,7 @@ def test_software_that_changes_no_instances_is_no_foreign_manager(
         assert clients.other_managers([manager(**changed)], own) == ()
 
 
-def test_an_agent_is_foreign_to_others_but_not_to_itself_nor_to_one_that_may_be_it() -> None:
+def test_agent_is_foreign_to_others_and_not_to_itself() -> None:
     assert clients.other_managers(OURS, OWN) == clients.other_managers(OURS, None) == ()
     assert clients.other_managers(OURS, "third") == (
         "ns/ours (another mig-manager)",
@@ -323,7 +323,7 @@ REGISTERED = {
     ],
     ids=["HAMi", "volcano"],
 )
-def test_a_vgpu_plugin_is_a_foreign_manager_only_where_its_node_is_in_mig_mode(
+def test_vgpu_plugin_is_a_foreign_manager_only_in_mig_mode(
     plugin: cluster.Pod, key: str, kind: str, encoding: str
 ) -> None:
     in_mig_mode = {key: encoding.format("mig")}

@@ -174,7 +174,7 @@ PASSED_OVER = [
 
 
 @pytest.mark.parametrize(("text", "place", "complaint"), PASSED_OVER)
-def test_an_error_that_mig_parted_ignores_is_refused_and_a_warning_if_lenient(
+def test_error_that_mig_parted_ignores_is_a_warning_only_if_lenient(
     text: str, place: str, complaint: str
 ) -> None:
     with pytest.raises(errors.ConfigError) as caught:
@@ -225,7 +225,7 @@ def test_a_lenient_document_means_what_it_means_to_mig_parted(
     assert lenient_rule(text).indices == expected
 
 
-def test_a_lenient_profile_given_twice_has_the_last_count_and_an_invalid_filter_no_gpu() -> None:
+def test_lenient_duplicate_profile_has_its_last_count() -> None:
     assert lenient_rule(enabled("{1g.5gb: x, 1g.5gb: 2}")).wanted == wanted(p1g_5gb=2)
     assert not lenient_rule(filtered('"0x20B010DE:extra"')).matches(samples.gpu(None))
 
@@ -246,7 +246,7 @@ def test_a_document_can_be_without_layouts(text: str) -> None:
     assert parse(text).layouts == {}
 
 
-def test_layouts_are_in_the_order_of_the_file_named_by_texts_with_their_locations() -> None:
+def test_layouts_keep_the_order_of_the_file_and_their_locations() -> None:
     names = "".join(f"  {name}: {RULE}\n" for name in ("1", "on", "''", "a"))
     text = f"version: v1\nmig-configs:\n{names}"
     layouts = parse(text).layouts

@@ -58,7 +58,7 @@ def test_instant_repartitioning_waits_only_for_what_is_in_use() -> None:
     assert waits == {"a": 0.0, "b": 9.0, "c": 0.0}
 
 
-def test_no_pod_is_said_to_be_late_where_all_fit_and_the_surplus_is_where_they_do_not() -> None:
+def test_least_wait_is_zero_if_all_pods_fit() -> None:
     jobs = [job(str(n), "7g.40gb", 0, 10) for n in range(3)]
 
     assert day.least_wait(jobs, 1.0, gpus=3, end_s=100) == 0.0

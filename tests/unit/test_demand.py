@@ -50,7 +50,7 @@ def test_a_pod_that_is_deleted_gated_or_opted_out_does_not_count(changed: Any) -
     assert demand.parse(pod("p", "1g.5gb", **changed)) is None
 
 
-def test_only_a_pod_counts_that_the_scheduler_could_not_place_and_that_asks_for_mig() -> None:
+def test_only_unschedulable_pods_that_request_mig_count() -> None:
     assert isinstance(parsed(pod("p", "1g.5gb")), demand.Pending)
     assert parsed(pod("p")) is None
     for conditions in (
@@ -80,7 +80,7 @@ def test_a_bound_pod_takes_its_requests_until_it_has_ended() -> None:
     assert parsed(item) is None
 
 
-def test_counts_init_containers_sidecars_overhead_and_requests_of_the_whole_pod() -> None:
+def test_needs_count_init_containers_sidecars_overhead_and_pod_requests() -> None:
     def container(cpu: str, **more: Any) -> dict[str, Any]:
         return {"name": "x", "resources": {"requests": {"cpu": cpu}}, **more}
 
@@ -196,7 +196,7 @@ def test_tolerates_a_taint_by_comparison(operator: str, value: str, is_tolerated
     assert (not excluded({"tolerations": [toleration]}, {}, taint)) == is_tolerated
 
 
-def test_neither_our_own_taint_nor_a_preference_excludes_a_node_and_a_startup_taint_does() -> None:
+def test_own_taint_and_preferences_exclude_no_node() -> None:
     ours = {"key": cluster.HOLD_TAINT, "effect": "NoSchedule"}
     soft = {"key": "soft", "effect": "PreferNoSchedule"}
     assert not excluded({}, {}, ours, soft)

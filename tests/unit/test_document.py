@@ -249,7 +249,7 @@ def test_yaml_is_written_in_the_shape_that_people_know() -> None:
     assert yaml_tree.dump(read(KNOWN_SHAPE)) == KNOWN_SHAPE
 
 
-def test_texts_are_quoted_where_needed_lists_stay_on_a_line_and_shared_parts_are_written() -> None:
+def test_dump_quotes_texts_if_needed_and_writes_shared_parts_out() -> None:
     assert yaml_tree.dump({"on": "", "1": "yes", "n": None, "m": "null"}) == (
         '"on": ""\n"1": "yes"\nn: null\nm: "null"\n'
     )

@@ -94,7 +94,7 @@ BOTH = ["0x20B010DE", "0x20B710DE"]
         pytest.param([gpu(0, mode=None)], [rule("all")], id="without MIG"),
     ],
 )  # fmt: skip
-def test_gpus_in_one_state_share_a_rule_and_only_models_that_differ_have_filters(
+def test_equal_gpus_share_a_rule_and_only_other_models_have_filters(
     gpus: list[model.Gpu], expected: list[dict[str, object]]
 ) -> None:
     data = config.export(gpus, label="now")

@@ -169,9 +169,7 @@ def test_layouts_are_in_the_order_of_their_names_with_numbers_by_value() -> None
 
 
 @pytest.mark.parametrize("name", hardware.product_names())
-def test_the_count_that_fits_equals_the_drivers_and_the_planner_accepts_every_layout(
-    name: str,
-) -> None:
+def test_generated_counts_equal_the_drivers_and_every_layout_fits(name: str) -> None:
     gpu = hardware.template(hardware.find(name))
     configs = layouts(name)
     for spec in gpu.profiles or ():
@@ -214,7 +212,7 @@ def test_mixed_layouts_are_distinct_and_repeat_no_standard_layout() -> None:
     assert len({str(sorted(devices.items())) for devices in mixed.values()}) == len(mixed)
 
 
-def test_mixed_layouts_of_several_models_are_joined_where_they_are_the_same() -> None:
+def test_equal_mixed_layouts_of_several_models_are_joined() -> None:
     configs = layouts(A100_80, H100, A30, has_all_maximal=True)
 
     assert only(configs, "max-4g.40gb_3g.40gb")["device-filter"] == ["0x20B210DE", "0x233010DE"]
@@ -241,7 +239,7 @@ def test_a_document_for_every_product_at_once_can_still_be_read() -> None:
     assert len(config.parse(text, source="generated").layouts) > 500
 
 
-def test_gpus_of_a_node_are_distinguished_by_their_pci_ids_and_must_list_profiles() -> None:
+def test_gpu_kinds_differ_by_pci_id_and_must_list_profiles() -> None:
     a100, t4 = hardware.template(hardware.find(A100_40)), hardware.template(hardware.find("t4"), 1)
     silent = dataclasses.replace(a100, index=2, profiles=None)
 
@@ -279,7 +277,7 @@ def test_a_generated_layout_fits_every_gpu_that_it_selects(spec: str) -> None:
         planner.plan(node, config.select(layout, node))
 
 
-def test_gpus_of_one_pci_id_with_other_profiles_are_distinguished_by_their_subsystem() -> None:
+def test_gpu_kinds_of_one_pci_id_differ_by_subsystem() -> None:
     whole = hardware.template(hardware.find(A100_40))
     less = dataclasses.replace(
         whole,

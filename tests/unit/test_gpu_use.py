@@ -76,7 +76,7 @@ def test_a_device_of_a_pod_and_an_instance_of_a_process_are_in_use() -> None:
     assert found([pod("a")], [has("a", MIG[LOW])], process(1)) == (f"{LOW} {HIGH}", False)
 
 
-def test_a_finished_pod_uses_nothing_although_kubelet_still_lists_its_device() -> None:
+def test_finished_pod_uses_nothing_although_kubelet_lists_it() -> None:
     assert found([pod("a", phase="Succeeded")], [has("a", MIG[LOW])]) == (NONE, True)
 
 
@@ -93,13 +93,13 @@ def test_a_pod_that_has_the_whole_gpu_uses_each_of_its_instances() -> None:
     ],
     ids=["no device yet", "init container", "unknown claim"],
 )
-def test_a_pod_whose_devices_are_not_shown_may_have_any_and_is_observed_again(
+def test_pod_with_unknown_devices_may_have_any_and_is_observed_again(
     starting: cluster.Pod, assigned: list[cluster.PodDevices]
 ) -> None:
     assert found([starting], assigned) == (f"{LOW} {HIGH}", False)
 
 
-def test_a_device_that_kubelet_gave_a_pod_that_the_api_does_not_show_is_in_use_for_now() -> None:
+def test_device_of_a_pod_that_only_kubelet_lists_is_in_use_for_now() -> None:
     assert found([], [has("gone", MIG[HIGH])]) == (HIGH, False)
 
 
@@ -124,7 +124,7 @@ def test_daemons_that_a_change_pauses_use_nothing() -> None:
     assert found([pod("a", gpu_resources={})], [], process(1, home="pod a")) == (HIGH, False)
 
 
-def test_a_gpu_without_mig_is_in_use_as_a_whole_by_a_pod_or_a_process_but_for_daemons() -> None:
+def test_gpu_without_mig_is_in_use_as_a_whole() -> None:
     assert found([], [], of=PLAIN) == (NONE, True)
     assert found([pod("a")], [has("a", GPU)], of=PLAIN) == (str(WHOLE), True)
     assert found([], [], process(), of=PLAIN) == (str(WHOLE), False)

@@ -34,7 +34,7 @@ def hooks(text: str) -> dict[str, list[tuple[object, ...]]]:
     }
 
 
-def test_two_points_with_two_hooks_each_are_read_in_their_order_and_again_when_written() -> None:
+def test_hooks_of_two_points_are_parsed_in_their_order() -> None:
     read = hooks(TWO_BY_TWO)
     assert read == {
         "pre-apply-mode": [

@@ -20,7 +20,7 @@ def listed(*names: str) -> str:
     return "version: v1\nsystemd-services:\n" + "".join(f"- {name}\n" for name in names)
 
 
-def test_units_are_in_the_order_of_the_list_sockets_timers_and_paths_before_services() -> None:
+def test_units_keep_the_order_of_the_list_with_sockets_first() -> None:
     assert parse(listed("nvsm.service", "nvidia-dcgm.service", "a.service")) == (
         *("nvsm.service", "nvidia-dcgm.service", "a.service"),
     )

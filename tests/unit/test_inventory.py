@@ -40,9 +40,7 @@ def full(product: hardware.Product) -> tuple[model.Gpu, ...]:
 
 
 @pytest.mark.parametrize("product", PRODUCTS, ids=lambda product: product.key)
-def test_the_gpus_of_every_product_round_trip_without_ids_in_five_kilobytes(
-    product: hardware.Product,
-) -> None:
+def test_gpus_of_every_product_round_trip_in_five_kilobytes(product: hardware.Product) -> None:
     gpus = full(product)
     text = gpu_codec.to_json(gpus)
     back = gpu_codec.from_json(text)

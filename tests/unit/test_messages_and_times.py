@@ -35,7 +35,7 @@ def test_a_few_of_many_are_named_and_a_shared_cause_is_mentioned_once() -> None:
         ("long " * 99 + "Is it up? Read the log.", 40, "long long long long ... Read the log."),
     ],
 )
-def test_a_message_is_cut_at_a_word_by_its_bytes_and_keeps_its_last_sentence(
+def test_long_message_is_cut_at_a_word_and_keeps_its_last_sentence(
     text: str, limit: int, cut: str
 ) -> None:
     assert messages.fit(text, limit) == cut

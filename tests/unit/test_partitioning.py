@@ -25,7 +25,7 @@ def only(decision: partitioning.Decision) -> partitioning.Change:
     return change
 
 
-def test_makes_room_on_the_node_that_serves_most_pods_for_the_fewest_instances() -> None:
+def test_room_is_made_where_most_pods_cost_the_fewest_instances() -> None:
     nodes = [
         node("a", ["3g.20gb@0*", "1g.5gb@4", "1g.5gb@5", "1g.5gb@6"]),
         node("b", ["3g.20gb@0*", "3g.20gb@4"]),
@@ -37,7 +37,7 @@ def test_makes_room_on_the_node_that_serves_most_pods_for_the_fewest_instances()
     assert change.why == "room for 1 pod on GPU 0"
 
 
-def test_pins_what_is_in_use_and_keeps_the_idle_instances_that_are_in_nobodys_way() -> None:
+def test_instances_in_use_are_pinned_and_idle_ones_kept_if_possible() -> None:
     every = partitions.gpus("a", ["2g.10gb@0", "1g.5gb@2", "1g.5gb@3", "3g.20gb@4"])
     use = partitions.used(every, ["2g.10gb@0*", "1g.5gb@2", "1g.5gb@3", "3g.20gb@4"])
     change = only(decided([partitions.item("a", every, use)], [pod("p", "2g.10gb")]))
@@ -62,7 +62,7 @@ def test_idle_instances_that_serve_a_pod_need_no_change_and_stay_for_it() -> Non
     assert reasons == {"small": (Wait.SCHEDULER, "a"), "large": (Wait.IN_USE, "")}
 
 
-def test_an_instance_that_the_scheduler_has_just_given_away_is_not_destroyed() -> None:
+def test_instance_of_a_pod_that_was_just_bound_is_not_destroyed() -> None:
     bound = pod("new", "1g.5gb", node="a")
     decision = decided([node("a", SMALL)], [bound, pod("large", "7g.40gb")])
     assert not decision.changes
@@ -150,7 +150,7 @@ def test_a_node_that_is_not_fit_for_a_change_is_left_alone(
     assert message in reason
 
 
-def test_a_free_device_of_a_gpu_of_unknown_use_serves_a_pod_that_also_needs_a_new_one() -> None:
+def test_free_device_of_a_gpu_of_unknown_use_serves_a_pod() -> None:
     whole = ["7g.40gb@0"]
     every = partitions.gpus("a", whole, whole)
     use = partitions.used(every, whole, whole)
@@ -255,7 +255,7 @@ def test_a_pod_waits_for_the_node_that_is_being_changed_for_it() -> None:
     assert why(following) == (Wait.SCHEDULER, "node a is being changed for it")
 
 
-def test_a_layout_that_the_agent_has_just_failed_is_not_requested_again_at_once() -> None:
+def test_layout_that_just_failed_is_not_requested_again_at_once() -> None:
     change = only(decided([node("a", EMPTY)], [pod("p", "7g.40gb")]))
     failed = requested("a", change, state="failed", finishedAt=NOW.isoformat())
     soon = NOW + dt.timedelta(seconds=290)
@@ -268,7 +268,7 @@ def test_a_layout_that_the_agent_has_just_failed_is_not_requested_again_at_once(
     assert decided([failed], [pod("p", "3g.20gb")], now=soon).changes
 
 
-def test_a_layout_that_the_agent_has_just_failed_keeps_no_other_pod_waiting() -> None:
+def test_layout_that_just_failed_keeps_no_other_pod_waiting() -> None:
     pods = [pod("p", "7g.40gb"), pod("q", "1g.5gb", age_s=5)]
     change = only(decided([node("a", EMPTY)], pods))
     failed = requested("a", change, state="failed", finishedAt=NOW.isoformat())
@@ -312,7 +312,7 @@ def test_a_persons_refused_request_is_left_alone() -> None:
     assert not decided([failed], [], history=other, now=LATER).changes
 
 
-def test_a_change_names_the_gpus_that_stay_too_for_a_reboot_destroys_the_others() -> None:
+def test_change_names_the_unchanged_gpus_too() -> None:
     instances = (["3g.20gb@4*", "1g.5gb@0"], EMPTY, ["2g.10gb@0"])
     every = partitions.gpus("a", *instances)
     change = only(decided([node("a", *instances)], [pod("p", "7g.40gb")]))

@@ -49,7 +49,7 @@ def test_a_node_whose_agent_will_retry_is_left_alone_and_uses_no_budget() -> Non
     assert [change.node for change in both.changes] == ["b"]
 
 
-def test_an_agent_that_died_in_a_run_does_not_keep_other_nodes_from_a_change() -> None:
+def test_agent_that_died_in_a_run_does_not_block_other_nodes() -> None:
     def served(age_s: float) -> bool:
         began = (NOW - dt.timedelta(seconds=age_s)).isoformat()
         report = {"config": "custom", "state": "pending", "startedAt": began}

@@ -222,7 +222,7 @@ def ways(
     instances().filter(lambda texts: not any("[" in text for text in texts)),
     st.lists(st.sampled_from(_PROFILES), min_size=1, max_size=4),
 )
-def test_on_one_gpu_it_serves_a_pod_whenever_that_is_possible_for_the_fewest_instances(
+def test_pod_is_served_whenever_possible_for_the_fewest_instances(
     texts: tuple[str, ...], names: list[str]
 ) -> None:
     asked = collections.Counter(samples.profile(name) for name in names)

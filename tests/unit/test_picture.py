@@ -49,9 +49,7 @@ def test_a_balanced_a100_is_drawn_to_scale() -> None:
 
 
 @pytest.mark.parametrize("gpu", CASES)
-def test_no_line_is_too_wide_the_fallback_is_ascii_and_colour_adds_only_colour(
-    gpu: model.Gpu,
-) -> None:
+def test_picture_fits_its_width_in_ascii_and_in_colour(gpu: model.Gpu) -> None:
     plain, ascii_ = drawn(gpu), picture.draw_gpus([gpu], style=bar.Style(unicode=False))
     assert max(map(len, [*plain.splitlines(), *ascii_.splitlines()])) <= bar.WIDTH
     assert ascii_.isascii()
@@ -170,7 +168,7 @@ def test_a_change_shows_destroyed_and_created_instances_beside_the_rest() -> Non
     assert "stays" not in "".join(lines)
 
 
-def test_a_kept_gpu_instance_with_new_compute_instances_is_shown_as_changed() -> None:
+def test_gpu_instance_with_new_compute_instances_is_shown_as_changed() -> None:
     gpu = samples.gpu(samples.A100, "4g.20gb@0")
 
     text = planned(gpu, samples.want({"1c.4g.20gb": 4}))

@@ -115,7 +115,7 @@ def test_a_table_at_80_columns_breaks_no_word_of_a_cluster() -> None:
     assert {"applied", "AlreadyApplied", "1g.10gb,"} <= set(" ".join(lines).split())
 
 
-def test_a_table_breaks_a_word_at_a_hyphen_only_where_it_has_no_line_for_it() -> None:
+def test_table_breaks_a_word_at_a_hyphen_only_if_it_must() -> None:
     row = ["node", "no layout 'all-balancd' among its 99; did you mean 'all-balanced'?"]
 
     shown = " ".join(tables.columns(("NAME", "TEXT"), [row], style=bar.Style(columns=60)))
@@ -139,7 +139,7 @@ def test_the_count_of_a_profile_stays_in_its_line() -> None:
         assert not [line for line in lines if line.endswith("x")]
 
 
-def test_the_columns_of_a_table_stay_aligned_where_one_is_wrapped_or_two_are_equal() -> None:
+def test_columns_of_a_table_stay_aligned_beside_wrapped_cells() -> None:
     rows = [["a", "-", "-"], ["b", "word " * 20, "end"]]
 
     lines = tables.columns(("NAME", "TEXT", "LAST"), rows, style=bar.Style(columns=60))

@@ -40,7 +40,7 @@ def spots(state: oracle.State) -> dict[str, list[int]]:
         ({"1g.5gb+me@3": 1, "1g.5gb@5": 1}, {"1g.5gb+me": [3], "1g.5gb": [5]}),
     ],
 )
-def test_pinned_instances_get_their_placements_and_the_others_fit_around_them(
+def test_pinned_instances_get_their_placements_and_others_fit_around(
     devices: dict[str, int], expected: dict[str, list[int]]
 ) -> None:
     assert spots(after(samples.gpu(samples.A100), devices)) == expected
@@ -53,7 +53,7 @@ def test_matching_instances_stay_and_overlapping_ones_are_destroyed() -> None:
     assert [target.kept for target in plan.gpus[0].target] == [False, True]
 
 
-def test_compute_instances_of_several_sizes_share_the_gpu_instance_that_is_named() -> None:
+def test_pinned_compute_instances_share_their_gpu_instance() -> None:
     gpu = samples.gpu(samples.A100, "3g.20gb@4")
     state = after(gpu, {"2c.3g.20gb@4": 1, "1c.3g.20gb@4": 1, "3g.20gb": 1})
     three = samples.profile("3g.20gb")

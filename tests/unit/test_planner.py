@@ -88,7 +88,7 @@ def test_the_first_gpu_instances_are_filled_first() -> None:
 # What a driver may have and the properties do not generate
 
 
-def test_compute_instances_with_unknown_spans_stay_where_nothing_is_added_beside_them() -> None:
+def test_compute_instances_with_unknown_spans_stay_if_none_is_added() -> None:
     known = samples.gpu(samples.A100, "3g.20gb@0[1c 1c]")
     assert plan_to(known, {"1c.3g.20gb": 2}).is_empty
     four, three = (samples.gpu(samples.A100, f"{name}[1c]") for name in ("4g.20gb@0", "3g.20gb@4"))
@@ -197,7 +197,7 @@ def test_a_vgpu_that_only_its_host_can_partition_is_refused(
     assert caught.value.reason is errors.Reason.NOT_SUPPORTED
 
 
-def test_a_vgpu_that_matches_or_needs_only_compute_instances_or_nothing_is_accepted() -> None:
+def test_vgpu_that_matches_or_needs_only_compute_instances_is_accepted() -> None:
     gpu, other = guest("3g.20gb@0"), samples.gpu(samples.A100, index=1)
     assert plan_to(gpu, {"3g.20gb": 1}).is_empty
     assert {line[:3] for line in words(plan_to(gpu, {"1c.3g.20gb": 3}))} == {"-ci", "+ci"}
@@ -215,7 +215,7 @@ def test_whole_gpus_are_planned_with_any_virtualization(
     assert plan_to(gpu, {"7g.40gb": 1}).gpus[0].changes_mode
 
 
-def test_a_plan_for_a_vgpu_host_says_how_its_virtual_machines_get_their_vgpus_back() -> None:
+def test_plan_for_a_vgpu_host_says_how_to_restore_the_vgpus() -> None:
     host = dataclasses.replace(guest("3g.20gb@0"), virtualization=model.Virtualization.HOST)
     off = dataclasses.replace(guest(mode=OFF), virtualization=model.Virtualization.HOST)
 

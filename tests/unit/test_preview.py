@@ -61,7 +61,7 @@ def test_an_active_layout_changes_nothing() -> None:
     assert found.evicted == found.maybe_evicted == ()
 
 
-def test_a_first_layout_changes_the_mode_with_a_reset_and_evicts_pods_with_whole_gpus() -> None:
+def test_first_layout_resets_gpus_and_evicts_their_pods() -> None:
     found = previewed(node(gpus()), "all-1g.5gb", pod("p", "nvidia.com/gpu"))
 
     assert found.verdict is Verdict.FITS
@@ -69,7 +69,7 @@ def test_a_first_layout_changes_the_mode_with_a_reset_and_evicts_pods_with_whole
     assert found.evicted == ("default/p",)
 
 
-def test_with_resources_by_profile_certain_and_possible_evictions_are_known() -> None:
+def test_resources_by_profile_tell_certain_from_possible_evictions() -> None:
     there = node(gpus(scenes.BALANCED), **MIXED)
 
     found = previewed(
@@ -93,7 +93,7 @@ def test_with_resources_by_profile_certain_and_possible_evictions_are_known() ->
     assert found.evicted == ("default/gone",)
 
 
-def test_a_layout_that_a_node_lists_as_generated_is_previewed_without_a_file() -> None:
+def test_layout_that_a_node_lists_as_generated_is_previewed() -> None:
     there = node(gpus())
     made = served.generated(gpus())["all-7g.40gb"]
     text = served.to_json([served.Entry.of(made)])

@@ -30,7 +30,7 @@ CONDITIONS = st.builds(
 
 
 @hypothesis.given(st.lists(CONDITIONS, max_size=8))
-def test_a_condition_is_written_when_it_says_something_else_and_keeps_the_time_of_its_status(
+def test_condition_is_written_if_it_differs_and_keeps_its_transition_time(
     conditions: list[readiness.Condition],
 ) -> None:
     present: dict[str, str] | None = None
@@ -63,9 +63,7 @@ def test_no_phase_of_a_run_changes_the_condition(phase: model.Phase) -> None:
 
 
 @pytest.mark.parametrize("reason", [errors.Reason.APPLIED, errors.Reason.ALREADY_APPLIED])
-def test_a_layout_is_verified_whichever_run_applied_it_and_lost_gpus_are_named(
-    reason: errors.Reason,
-) -> None:
+def test_verified_layout_is_ready_and_names_unreachable_gpus(reason: errors.Reason) -> None:
     lost = model.UnreachableGpu(
         index=3,
         uuid="GPU-3",

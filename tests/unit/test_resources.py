@@ -73,7 +73,7 @@ def counted(
         pytest.param({GPU: "g"}, {GPU: 1}, "", id="whole GPUs where the strategy is none"),
     ],
 )
-def test_devices_are_schedulable_only_if_kubelet_has_exactly_the_existing_ones(
+def test_devices_are_schedulable_only_if_kubelet_has_exactly_these(
     healthy: dict[str, str] | None, allocatable: dict[str, int], why: str
 ) -> None:
     gpus = balanced()
@@ -220,7 +220,7 @@ def requests(*pods: cluster.Pod, strategy: str = "mixed") -> dict[str, tuple[int
     }
 
 
-def test_devices_and_requesting_pods_are_counted_by_kind_with_whole_gpus_last() -> None:
+def test_devices_and_requesting_pods_are_counted_by_kind() -> None:
     found = requests(
         pod("a", {"mig-1g.5gb": 2}),
         pod("b", {"gpu": 1, "mig-1g.5gb": 1}),
@@ -308,7 +308,7 @@ def test_the_devices_of_a_layout_are_known_before_a_node_has_it(product: str) ->
         assert single == {"nvidia.com/gpu": 2 + len(devices)}
 
 
-def test_whole_gpus_are_counted_where_a_layout_leaves_none_and_displays_are_not() -> None:
+def test_whole_gpus_are_counted_and_displays_are_not() -> None:
     gpu = hardware.template(hardware.find("a100-sxm4-40gb"))
     display = dataclasses.replace(gpu, uuid="GPU-display", name="DGX Display")
     seven = model.DesiredGpu.of(model.MigMode.ENABLED, {profile_name.parse("1g.5gb"): 7})

@@ -76,7 +76,7 @@ def test_restoring_packs_compute_instances_with_unknown_spans_again(
     machine.run(gpu, plan.steps)
 
 
-def test_restoring_refuses_a_gpu_without_mig_and_a_snapshot_that_fits_no_gpu_instance() -> None:
+def test_restoring_refuses_a_gpu_without_mig_and_an_impossible_snapshot() -> None:
     gone = samples.gpu(None, mode=None)
     assert planner.restore([gone], [gone.snapshot]).is_empty
     with pytest.raises(errors.LayoutError, match="no MIG"):
@@ -116,7 +116,7 @@ def test_a_rollback_removes_created_and_restores_destroyed_instances(
     assert placements(restored(after, before)) == placements(gpu)
 
 
-def test_an_instance_in_neither_list_stays_and_is_named_and_is_part_of_the_next_baseline() -> None:
+def test_foreign_instance_stays_and_is_named() -> None:
     gpu, after, crowded = (
         a100("2g.10gb@0"),
         a100("2g.10gb@0", "2g.10gb@2"),
@@ -136,7 +136,7 @@ def test_an_instance_that_overlaps_a_foreign_one_is_not_restored() -> None:
     assert placements(restored(a100("2g.10gb@4"), before)) == {"2g.10gb@0", "2g.10gb@4"}
 
 
-def test_a_foreign_compute_instance_in_a_gpu_instance_that_stays_is_kept_and_named() -> None:
+def test_foreign_compute_instance_stays_and_is_named() -> None:
     gpu, both = a100("3g.20gb@4[1c@0]"), a100("3g.20gb@4[1c@0 1c@1 1c@2]")
     plan = plan_to(gpu, {"1c.3g.20gb": 2})
     (step,) = plan.steps

@@ -188,7 +188,7 @@ def test_a_requested_node_counts_before_its_label_shows_it() -> None:
     assert states(decision)["a"] is NodeState.IN_PROGRESS
 
 
-def test_the_rollout_is_done_when_all_nodes_are_applied_not_by_an_old_success() -> None:
+def test_rollout_is_done_once_all_nodes_applied_its_layout() -> None:
     assert decided(done("a"), done("b")).phase is Phase.DONE
     assert states(decided(asked("a"), done("b"))) == {
         "a": NodeState.IN_PROGRESS,
@@ -289,7 +289,7 @@ def test_a_label_without_a_rollouts_mark_is_not_withdrawn() -> None:
     assert decision.withdraw == ()
 
 
-def test_a_dead_agent_with_an_old_request_does_not_block_the_others_for_ever() -> None:
+def test_dead_agent_with_an_old_request_does_not_block_the_others() -> None:
     rolled = rolling()
     dead = node("z", requested="another", status=APPLIED)
     assert rolled.decide([node("b"), dead], 0.0).start == ("z",)
@@ -297,7 +297,7 @@ def test_a_dead_agent_with_an_old_request_does_not_block_the_others_for_ever() -
     assert rolled.decide([node("b"), dead], 10.0).unavailable == ()
 
 
-def test_a_node_times_out_and_still_counts_and_waiting_for_a_slot_takes_no_time() -> None:
+def test_node_times_out_but_not_while_it_waits_for_a_slot() -> None:
     rolled = rolling()
     for now_s in (0.0, 500.0):
         rolled.decide([busy("a", phase="Wait"), node("b")], now_s)
@@ -359,7 +359,7 @@ def test_undo_leaves_superseded_nodes_alone() -> None:
     assert undo(dataclasses.replace(moved, mark=UNDONE)).nodes == ()
 
 
-def test_a_mark_has_the_layout_requested_before_and_survives_the_round_trip() -> None:
+def test_mark_has_the_layout_before_and_round_trips() -> None:
     forward = nodes.Goal(layout=LAYOUT)
     for before, there in (
         (FORMER, node()),

@@ -101,7 +101,7 @@ def test_the_room_of_every_product_is_what_trying_everything_finds(
 
 @hypothesis.given(divided())
 @hypothesis.settings(deadline=None, max_examples=60)
-def test_the_planner_creates_what_the_room_promises_and_destroys_nothing_in_use(
+def test_planner_creates_what_the_room_promises(
     drawn: tuple[model.Gpu, frozenset[model.Placement]],
 ) -> None:
     gpu, in_use = drawn
@@ -135,7 +135,7 @@ def test_the_planner_creates_what_the_room_promises_and_destroys_nothing_in_use(
         assert ended.isdisjoint(f"MIG-{gi.instance_id}" for gi in kept)
 
 
-def test_idle_instances_leave_their_slices_and_instances_in_use_keep_theirs() -> None:
+def test_only_instances_in_use_keep_their_slices() -> None:
     gpu = samples.gpu(samples.A100, "3g.20gb@0", "2g.10gb@4", "1g.5gb@6")
 
     found = measured(gpu, "4:2")
@@ -161,14 +161,14 @@ def test_slices_that_no_profile_can_use_are_stranded() -> None:
     assert (found.free, found.stranded, found.fragmentation) == (1, 1, 1.0)
 
 
-def test_media_engines_in_use_leave_no_room_for_a_second_instance_that_needs_them() -> None:
+def test_media_engines_in_use_leave_no_room_for_another_instance() -> None:
     found = measured(samples.gpu(samples.A100, "1g.5gb+me@0"), "0:1")
 
     assert found.profiles[samples.profile("1g.5gb+me")] == 0
     assert found.profiles[samples.profile("1g.5gb")] == 6
 
 
-def test_an_empty_gpu_is_not_fragmented_and_neither_is_one_without_a_free_slice() -> None:
+def test_empty_and_full_gpus_are_not_fragmented() -> None:
     assert measured(samples.gpu(samples.A100)).fragmentation == 0
     assert measured(samples.gpu(samples.A100, "7g.40gb@0"), "0:8").fragmentation == 0
 

@@ -32,12 +32,12 @@ def test_what_our_own_node_holds_is_ours_however_old_it_is() -> None:
     assert found.silent == found.held == ()
 
 
-def test_a_holder_is_silent_when_its_slot_was_seen_unchanged_for_as_long_as_it_lasts() -> None:
+def test_holder_is_silent_once_its_slot_stays_unchanged_for_its_duration() -> None:
     assert judged(slot(0, "b"), age_s=89.9).silent == ()
     assert judged(slot(0, "b"), age_s=90).silent == (slot(0, "b"),)
 
 
-def test_a_slot_that_has_changed_is_as_new_however_long_ago_it_was_first_seen() -> None:
+def test_renewed_slot_counts_as_new() -> None:
     before = slots.remember({}, [slot(0, "b")], 0.0)
 
     same = slots.remember(before, [slot(0, "b")], 80.0)
