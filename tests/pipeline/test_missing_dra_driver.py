@@ -9,6 +9,7 @@ import pytest
 from mig_manager import errors
 from mig_manager.core import model
 from mig_manager.core.node import cluster
+from mig_manager.core.records import journals
 from mig_manager.errors import Reason
 from tests import fake_ports, fakes
 from tests.pipeline.test_dra_node import (
@@ -82,6 +83,18 @@ def test_agent_after_a_kill_reopens_the_node_for_the_driver(ended: str, *, gated
     assert resume(rig, "all-disabled").state is model.State.SUCCESS
 
     assert "late" not in rig.pod_names
+    assert_nothing_taken(rig)
+
+
+def test_a_drain_that_was_reopened_for_the_driver_begins_again() -> None:
+    rig = without_driver(dra_node())
+    rig.has_hold_taint = True
+    journal = journals.Journal(config="all-disabled", hold_taint=True, draining=True)
+    rig.annotations[cluster.JOURNAL_ANNOTATION] = journal.to_json()
+    rig.budgets["low"] = "budget 'x' allows no disruption"
+
+    assert resume(rig, "all-disabled").reason is Reason.DRAIN_TIMEOUT
+
     assert_nothing_taken(rig)
 
 

@@ -439,6 +439,20 @@ def test_a_pod_on_new_instances_leaves_the_restore_of_an_unreachable_gpu() -> No
     assert pending(rig) == (lost.uuid,)
 
 
+def test_a_rollback_that_a_pod_prevents_pauses_no_device_plugin() -> None:
+    rig = scenes.node(layout="all-1g.5gb")
+    before = scenes.node(layout="all-balanced").gpus[0].snapshot
+    journal = journals.Journal(config="all-1g.5gb", snapshot=(before,))
+    rig.annotations = {cluster.JOURNAL_ANNOTATION: journal.to_json()}
+    rig.add_pod("new", devices=frozenset({rig.gpus[0].mig_uuids[0]}))
+    pods = dict(rig.pods)
+
+    scenes.reconciler(rig).recover(None)
+
+    assert pending(rig)
+    assert dict(rig.pods) == pods
+
+
 def test_a_resumed_run_that_rolls_back_publishes_the_restored_gpus() -> None:
     rig = scenes.busy_node()
     before = rig.gpus

@@ -33,7 +33,7 @@ def test_a_record_is_read_as_it_was_written(record: requests.Request) -> None:
         "[]",
         "{}",
         "[" * 100_000,
-        json.dumps({"version": 2}),
+        json.dumps(json.loads(FULL.to_json()) | {"version": 2}),
         json.dumps({"version": 1, "config": "a", "mayEvict": True}),
         json.dumps({"version": 1, "config": "a", "mayEvict": True, "origin": "another"}),
         json.dumps(
