@@ -67,7 +67,7 @@ def order(
 ) -> Order:
     """Return the drain that a plan needs."""
     if not may_evict:
-        waiting = dataclasses.replace(limits.policy, drain=policies.Drain.NONE, is_forced=False)
+        waiting = dataclasses.replace(limits.policy, drain=policies.Drain.NONE)
         limits = dataclasses.replace(limits, policy=waiting, drain_timeout_s=0.0)
     return Order(
         affected=clients.affected_ids(plan, gpus),
