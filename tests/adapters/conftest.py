@@ -1,4 +1,4 @@
-"""A simulated NVML for the tests of the adapters."""
+"""A simulated NVML and an embedded API server for the tests of the adapters."""
 
 import contextlib
 import pathlib
@@ -6,6 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from mig_manager.adapters.kubernetes import api
+from testkit import apiserver
 from tests import nvml_rig
 from tests.adapters import kubelet_rig, proc_tree, processes
 
@@ -23,6 +25,19 @@ def boot(tmp_path: pathlib.Path) -> Iterator[nvml_rig.Boot]:
 def node(boot: nvml_rig.Boot) -> nvml_rig.Rig:
     """Return a simulated node with one A100."""
     return boot()
+
+
+@pytest.fixture
+def server() -> Iterator[apiserver.ApiServer]:
+    with apiserver.serve() as running:
+        yield running
+
+
+@pytest.fixture
+def kube(server: apiserver.ApiServer) -> Iterator[api.KubeApi]:
+    """Return a client of the server that repeats requests at once."""
+    with contextlib.closing(api.KubeApi.at(server.url, sleep=lambda _seconds: None)) as client:
+        yield client
 
 
 @pytest.fixture

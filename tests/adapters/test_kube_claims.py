@@ -1,6 +1,5 @@
 """ResourceClaims and ResourceSlices on the embedded API server, and the requests they cost."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -17,19 +16,6 @@ from tests.unit.test_claims import a_device
 
 DRIVER = cluster.GPU_CLAIM_DRIVER
 ONE = frozenset({"MIG-0"})
-
-
-@pytest.fixture
-def server() -> Iterator[apiserver.ApiServer]:
-    with apiserver.serve() as running:
-        yield running
-
-
-@pytest.fixture
-def kube(server: apiserver.ApiServer) -> Iterator[api.KubeApi]:
-    kube = api.KubeApi.at(server.url, sleep=lambda _seconds: None)
-    yield kube
-    kube.close()
 
 
 @pytest.fixture

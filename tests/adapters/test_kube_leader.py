@@ -76,12 +76,11 @@ class Rig:
 
 
 @pytest.fixture
-def rig() -> Iterator[Rig]:
-    with apiserver.serve() as server:
-        rig = Rig(server)
-        yield rig
-        for kube in rig.clients:
-            kube.close()
+def rig(server: apiserver.ApiServer) -> Iterator[Rig]:
+    rig = Rig(server)
+    yield rig
+    for kube in rig.clients:
+        kube.close()
 
 
 def test_one_replica_leads_as_long_as_it_renews(rig: Rig) -> None:

@@ -77,15 +77,14 @@ class Rig:
 
 
 @pytest.fixture
-def rig() -> Iterator[Rig]:
-    with apiserver.serve() as server:
-        server.create(*(apirig.a_node(name) for name in "abc"))
-        rig = Rig(server)
-        yield rig
-        server.clear_faults()
-        for kube, own in rig.agents:
-            own.release()
-            kube.close()
+def rig(server: apiserver.ApiServer) -> Iterator[Rig]:
+    server.create(*(apirig.a_node(name) for name in "abc"))
+    rig = Rig(server)
+    yield rig
+    server.clear_faults()
+    for kube, own in rig.agents:
+        own.release()
+        kube.close()
 
 
 def test_slots_are_limited_and_a_denial_names_the_holders(rig: Rig) -> None:

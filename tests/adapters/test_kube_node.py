@@ -90,12 +90,11 @@ class Rig:
 
 
 @pytest.fixture
-def rig() -> Iterator[Rig]:
-    with apiserver.serve() as server:
-        server.create(NODE)
-        kube = Contended.at(server.url, sleep=lambda _seconds: None)
-        yield Rig(server, kube)
-        kube.close()
+def rig(server: apiserver.ApiServer) -> Iterator[Rig]:
+    server.create(NODE)
+    kube = Contended.at(server.url, sleep=lambda _seconds: None)
+    yield Rig(server, kube)
+    kube.close()
 
 
 def test_a_read_returns_the_node_view(rig: Rig) -> None:

@@ -1,10 +1,9 @@
 """The ConfigMap with the layouts of one node, on the embedded API server."""
 
-import contextlib
 import dataclasses
-from collections.abc import Iterator
 from typing import Any
 
+import pytest
 import structlog.testing
 
 from mig_manager.adapters.kubernetes import api, node_layouts
@@ -37,75 +36,71 @@ class Rig:
         return self.server.log.count("create", "configmaps")
 
 
-@contextlib.contextmanager
-def cluster(*, forbidden: str = "") -> Iterator[Rig]:
-    server = apiserver.ApiServer(authorizer=lambda access: access.resource != forbidden)
-    with apiserver.serve(server):
-        kube = api.KubeApi.at(server.url, sleep=lambda _seconds: None)
-        with contextlib.closing(kube):
-            yield Rig(server, kube)
+@pytest.fixture
+def rig(server: apiserver.ApiServer, kube: api.KubeApi) -> Rig:
+    return Rig(server, kube)
 
 
-def test_layouts_are_in_the_config_map_of_nvidias_agent() -> None:
-    with cluster() as rig:
-        uid = rig.server.store.create(POD)["metadata"]["uid"]
+def test_layouts_are_in_the_config_map_of_nvidias_agent(rig: Rig) -> None:
+    uid = rig.server.store.create(POD)["metadata"]["uid"]
 
-        rig.agent("agent-1").write("version: v1\n")
+    rig.agent("agent-1").write("version: v1\n")
 
-        (found,) = rig.config_maps()
-        metadata = found["metadata"]
-        assert metadata["name"] == "node-a-mig-config"
-        assert metadata["labels"] == {
-            "app.kubernetes.io/component": "nvidia-mig-manager",
-            "nvidia.com/node-name": "node-a",
-        }
-        owner = {"apiVersion": "v1", "kind": "Pod", "name": "agent-1", "uid": uid}
-        assert metadata["ownerReferences"] == [owner]
-        assert found["data"].keys() == {"config.yaml"}
-        header, text = found["data"]["config.yaml"].splitlines()
-        assert header.startswith("#")
-        assert text == "version: v1"
-
-
-def test_an_agent_takes_over_the_config_map_of_the_one_before() -> None:
-    with cluster() as rig:
-        rig.agent("agent-1", "uid-1").write("version: v1\n")
-
-        rig.agent("agent-2", "uid-2").write("version: v1  # changed\n")
-
-        (found,) = rig.config_maps()
-        assert [each["uid"] for each in found["metadata"]["ownerReferences"]] == ["uid-2"]
-        assert "changed" in found["data"]["config.yaml"]
+    (found,) = rig.config_maps()
+    metadata = found["metadata"]
+    assert metadata["name"] == "node-a-mig-config"
+    assert metadata["labels"] == {
+        "app.kubernetes.io/component": "nvidia-mig-manager",
+        "nvidia.com/node-name": "node-a",
+    }
+    owner = {"apiVersion": "v1", "kind": "Pod", "name": "agent-1", "uid": uid}
+    assert metadata["ownerReferences"] == [owner]
+    assert found["data"].keys() == {"config.yaml"}
+    header, text = found["data"]["config.yaml"].splitlines()
+    assert header.startswith("#")
+    assert text == "version: v1"
 
 
-def test_config_map_deleted_before_the_takeover_is_created_again() -> None:
-    with cluster() as rig:
-        # It was there, and the garbage collector removes it with the pod before.
-        rig.server.inject(apiserver.Fault(path="/configmaps", verb="create", status=409, times=1))
+def test_an_agent_takes_over_the_config_map_of_the_one_before(rig: Rig) -> None:
+    rig.agent("agent-1", "uid-1").write("version: v1\n")
 
-        assert rig.agent("agent-2", "uid-2").write("version: v1\n")
+    rig.agent("agent-2", "uid-2").write("version: v1  # changed\n")
 
-        (found,) = rig.config_maps()
-        assert [each["uid"] for each in found["metadata"]["ownerReferences"]] == ["uid-2"]
-        assert rig.count() == 2
+    (found,) = rig.config_maps()
+    assert [each["uid"] for each in found["metadata"]["ownerReferences"]] == ["uid-2"]
+    assert "changed" in found["data"]["config.yaml"]
 
 
-def test_a_missing_right_is_logged_once_and_no_request_repeats_it() -> None:
-    for forbidden in ("pods", "configmaps"):
-        with cluster(forbidden=forbidden) as rig, structlog.testing.capture_logs() as logs:
-            agent = rig.agent("agent-1", None if forbidden == "pods" else "uid-1")
-            assert [agent.write(text) for text in ("a", "b")] == [False, False]
+def test_config_map_deleted_before_the_takeover_is_created_again(rig: Rig) -> None:
+    # It was there, and the garbage collector removes it with the pod before.
+    rig.server.inject(apiserver.Fault(path="/configmaps", verb="create", status=409, times=1))
 
-            assert [each["event"] for each in logs] == ["node_layouts_not_written"]
-            assert rig.count() == (0 if forbidden == "pods" else 1)
+    assert rig.agent("agent-2", "uid-2").write("version: v1\n")
+
+    (found,) = rig.config_maps()
+    assert [each["uid"] for each in found["metadata"]["ownerReferences"]] == ["uid-2"]
+    assert rig.count() == 2
 
 
-def test_a_write_that_fails_otherwise_is_logged_and_the_next_one_is_tried() -> None:
-    with cluster() as rig, structlog.testing.capture_logs() as logs:
+@pytest.mark.parametrize(("forbidden", "uid"), [("pods", None), ("configmaps", "uid-1")])
+def test_a_missing_right_is_logged_once_and_no_request_repeats_it(
+    rig: Rig, forbidden: str, uid: str | None
+) -> None:
+    rig.server.inject(apiserver.Fault(resource=forbidden, status=403, times=None))
+    with structlog.testing.capture_logs() as logs:
+        agent = rig.agent("agent-1", uid)
+        assert [agent.write(text) for text in ("a", "b")] == [False, False]
+
+    assert [each["event"] for each in logs] == ["node_layouts_not_written"]
+    assert rig.count() == (0 if forbidden == "pods" else 1)
+
+
+def test_a_write_that_fails_otherwise_is_logged_and_the_next_one_is_tried(rig: Rig) -> None:
+    with structlog.testing.capture_logs() as logs:
         agent = rig.agent("agent-1")
         assert not agent.write("a"), "there is no such pod"
         rig.server.create(POD)
         assert agent.write("b")
 
-        assert [each["event"] for each in logs] == ["node_layouts_not_written"]
-        assert len(rig.config_maps()) == 1
+    assert [each["event"] for each in logs] == ["node_layouts_not_written"]
+    assert len(rig.config_maps()) == 1

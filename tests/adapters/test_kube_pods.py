@@ -1,6 +1,5 @@
 """KubeWorkloads on the embedded API server; ``tests/cluster/test_api.py`` has its evictions."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -156,16 +155,8 @@ def test_a_pods_gpu_resources_are_the_maximum_over_its_phases(
 
 
 @pytest.fixture
-def server() -> Iterator[apiserver.ApiServer]:
-    with apiserver.serve() as running:
-        yield running
-
-
-@pytest.fixture
-def workloads(server: apiserver.ApiServer) -> Iterator[pods.KubeWorkloads]:
-    kube = api.KubeApi.at(server.url, sleep=lambda _seconds: None)
-    yield pods.KubeWorkloads(kube, node_name="n1")
-    kube.close()
+def workloads(kube: api.KubeApi) -> pods.KubeWorkloads:
+    return pods.KubeWorkloads(kube, node_name="n1")
 
 
 def test_list_returns_all_pages_of_the_nodes_pods_in_every_phase(
@@ -176,8 +167,7 @@ def test_list_returns_all_pages_of_the_nodes_pods_in_every_phase(
         server.create(make_pod(f"a{number}", node=node, phase=phase))
     assert {pod.phase: pod.is_finished for pod in workloads.list()} == phases
 
-    for number in range(497):
-        server.create(make_pod(f"p{number}"))
+    server.create(*(make_pod(f"p{number}") for number in range(497)))
     server.log.clear()
     assert len(workloads.list()) == 501
     assert server.log.count("list", "pods") == 2
