@@ -1,7 +1,8 @@
 """Failures of the simulated driver on demand, and a log of its calls.
 
-Both are kept in files beside the state file, so that they concern every process of the node: an
-instrumented node passes each call through ``before_call`` and ``after_call``.
+Both are kept in files beside the state file, so that they concern every process of the node. Each
+process that imports this module has an ``InstrumentedLibrary`` in place of the simulated one;
+``startup/sitecustomize.py`` imports it in the processes that tests start.
 """
 
 import collections
@@ -101,7 +102,6 @@ class SharedState(state_file.SharedState):
         """Arm a fault; its calls count from now."""
         armed = ArmedFault(fault=fault)
         self._edit_instruments(lambda it: dataclasses.replace(it, faults=(*it.faults, armed)))
-        self._instrument()
 
     def clear_faults(self) -> None:
         """Disarm all faults and drop their counters."""
@@ -114,7 +114,6 @@ class SharedState(state_file.SharedState):
     def log_calls(self, *, is_on: bool = True) -> None:
         """Append every call of every process to a log from now on, or stop doing so."""
         self._edit_instruments(lambda it: dataclasses.replace(it, logs_calls=is_on))
-        self._instrument()
 
     def set_options(self, options: states.Options) -> None:
         """Replace the options of a running node."""
@@ -189,23 +188,57 @@ class SharedState(state_file.SharedState):
             os.utime(fresh, ns=(stamp, stamp))
             fresh.replace(file)
 
-    def _instrument(self) -> None:
-        self._edit_node(
-            lambda node: (
-                node if node.instruments else dataclasses.replace(node, instruments=__name__)
-            )
-        )
-
     def _edit_node(self, change: Callable[[states.NodeState], states.NodeState]) -> None:
         self.update(lambda node: (change(node), None))
 
 
-class CountingLibrary(library.SimulatedLibrary):
+class InstrumentedLibrary(library.SimulatedLibrary):
+    """A simulated library that strikes calls with the armed faults, and logs calls."""
+
+    state: SharedState
+
+    def __init__(self, state: state_file.SharedState) -> None:
+        super().__init__(state if isinstance(state, SharedState) else SharedState(state.path))
+
+    def _answer(self, attempt: library.Attempt) -> int:
+        code = super()._answer(attempt)
+        self.state.log(
+            Call(
+                function=attempt.name,
+                gpu=attempt.gpu,
+                code=code,
+                started_ns=attempt.started_ns,
+                entered_ns=attempt.entered_ns,
+                ended_ns=time.monotonic_ns(),
+                pid=os.getpid(),
+                thread=threading.get_ident(),
+            )
+        )
+        return code
+
+    def _run(self, attempt: library.Attempt) -> None:
+        """Strike a call with the faults that match it: hangs up to the first crash or code.
+
+        It does so in the place of the driver: with the GPU to itself, if the call changes it.
+        """
+        for fault in self.state.strike(attempt.name, attempt.gpu):
+            if fault.hang_s:
+                threading.Event().wait(fault.hang_s)
+            if fault.crashes:
+                os.abort()
+            if fault.loses_gpu and attempt.gpu is not None:
+                self.state.lose_gpu(attempt.gpu)
+                raise states.Refused(states.Code.GPU_IS_LOST)
+            if fault.code is not None:
+                raise states.Refused(fault.code)
+        super()._run(attempt)
+
+
+class CountingLibrary(InstrumentedLibrary):
     """A simulated library that counts the calls of this process, whatever they returned."""
 
     def __init__(self, state: SharedState) -> None:
         super().__init__(state)
-        self.state: SharedState = state
         self.counts: collections.Counter[str] = collections.Counter()
         self._counts_lock = threading.Lock()
 
@@ -230,47 +263,11 @@ def read_calls(path: pathlib.Path) -> tuple[Call, ...]:
     return tuple(Call(**json.loads(line)) for line in log.read_text("utf-8").splitlines())
 
 
-def before_call(state: state_file.SharedState, attempt: library.Attempt) -> None:
-    """Strike a call with the faults that match it: hangs up to the first crash or code.
-
-    Raises:
-        Refused: The call fails.
-    """
-    own = _instrumented(state)
-    for fault in own.strike(attempt.name, attempt.gpu):
-        if fault.hang_s:
-            threading.Event().wait(fault.hang_s)
-        if fault.crashes:
-            os.abort()
-        if fault.loses_gpu and attempt.gpu is not None:
-            own.lose_gpu(attempt.gpu)
-            raise states.Refused(states.Code.GPU_IS_LOST)
-        if fault.code is not None:
-            raise states.Refused(fault.code)
-
-
-def after_call(state: state_file.SharedState, attempt: library.Attempt) -> None:
-    """Log a call that has ended."""
-    _instrumented(state).log(
-        Call(
-            function=attempt.name,
-            gpu=attempt.gpu,
-            code=attempt.code,
-            started_ns=attempt.started_ns,
-            entered_ns=attempt.entered_ns,
-            ended_ns=time.monotonic_ns(),
-            pid=os.getpid(),
-            thread=threading.get_ident(),
-        )
-    )
-
-
-def _instrumented(state: state_file.SharedState) -> SharedState:
-    return state if isinstance(state, SharedState) else SharedState(state.path)
-
-
 @functools.lru_cache(maxsize=8)
 def _parse(file: pathlib.Path, _version: tuple[int, int, int]) -> Instruments:
     raw = json.loads(file.read_text("utf-8"))
     faults = (ArmedFault(**{**each, "fault": Fault(**each["fault"])}) for each in raw["faults"])
     return Instruments(faults=tuple(faults), logs_calls=raw["logs_calls"])
+
+
+library.SimulatedLibrary = InstrumentedLibrary  # type: ignore[misc]

@@ -22,6 +22,10 @@ _Report = TypeVar("_Report", pytest.TestReport, pytest.CollectReport)
 # Tests start hundreds of Python processes; without this each compiles all that it imports.
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+_STARTUP = pathlib.Path(__file__).parents[1] / "testkit" / "startup"
+os.environ["PYTHONPATH"] = os.pathsep.join(
+    filter(None, (str(_STARTUP), os.environ.get("PYTHONPATH")))
+)
 
 # A shell starts a job in the background deaf to both, and so all that it starts; tests send them.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -104,9 +104,14 @@ def test_a_source_that_was_not_installed_says_how_to_make_its_schemas(
     assert "pip install -e ." in done.stderr
 
 
-def test_no_module_names_the_test_kit() -> None:
-    modules = (ROOT / "mig_manager").rglob("*.py")
-    assert [each.name for each in modules if "testkit" in each.read_text("utf-8")] == []
+def test_no_shipped_file_names_the_test_kit() -> None:
+    shipped = [
+        file
+        for folder in ("charts", "deploy", "mig_manager", "profiles", "systemd")
+        for file in (ROOT / folder).rglob("*")
+        if file.is_file() and file.suffix != ".pyc"
+    ]
+    assert [str(file) for file in shipped if b"testkit" in file.read_bytes()] == []
 
 
 def test_the_source_archive_has_what_a_distributor_needs(unpacked: pathlib.Path) -> None:

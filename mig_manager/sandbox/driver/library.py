@@ -5,7 +5,6 @@ on a GPU node. The node's state is a file which successive and concurrent proces
 """
 
 import contextlib
-import importlib
 import pathlib
 import threading
 import time
@@ -83,10 +82,13 @@ class SimulatedLibrary:
         return EntryPoint(lambda arguments: self._call(name, function, arguments))
 
     def _call(self, name: str, function: calls.Function, arguments: tuple[Any, ...]) -> int:
-        attempt = Attempt(name, function, arguments)
+        return self._answer(Attempt(name, function, arguments))
+
+    def _answer(self, attempt: "Attempt") -> int:
+        """Run a call and return its code."""
         try:
             attempt.resolve_handle(self._session)
-            if attempt.gpu is not None and function.is_change:
+            if attempt.gpu is not None and attempt.function.is_change:
                 with self.state.gpu_lock(attempt.gpu):
                     self._run(attempt)
             else:
@@ -94,9 +96,7 @@ class SimulatedLibrary:
         except states.Refused as refused:
             attempt.code = int(refused.code)
         except FileNotFoundError:
-            return states.Code.DRIVER_NOT_LOADED
-        if instruments := self.state.read().instruments:
-            importlib.import_module(instruments).after_call(self.state, attempt)
+            attempt.code = int(states.Code.DRIVER_NOT_LOADED)
         return attempt.code
 
     def _run(self, attempt: "Attempt") -> None:
@@ -104,8 +104,6 @@ class SimulatedLibrary:
         attempt.entered_ns = time.monotonic_ns()
         # A new session must see whatever happened to the node before.
         node = self.state.read() if function.needs_session else self.state.read_uncached()
-        if node.instruments:
-            importlib.import_module(node.instruments).before_call(self.state, attempt)
         view = self._view(node, attempt.target)
         latency = function.latency
         field = latency if isinstance(latency, str) else latency(view, *attempt.rest)

@@ -262,7 +262,9 @@ def _encode(value: Any) -> Any:
 
 def _decode(raw: dict[str, Any]) -> states.NodeState:
     """Return the node that ``_encode`` wrote."""
-    raw.pop("is_instrumented", None)  # from before ``instruments``; never set where nothing tests
+    # From earlier versions, which set them only in tests.
+    for name in ("is_instrumented", "instruments"):
+        raw.pop(name, None)
     options = raw["options"] | {
         "latency": states.Latency(**raw["options"]["latency"]),
         "swapped_gpus": tuple(raw["options"]["swapped_gpus"]),

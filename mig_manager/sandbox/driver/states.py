@@ -208,9 +208,6 @@ class NodeState:
     clients: tuple[Client, ...] = ()
     next_serial: int = 1
     boots: int = 0
-    instruments: str = ""
-    """A module whose ``before_call`` and ``after_call`` every call passes through; empty: none.
-    It is part of the state, because it concerns every process of the node."""
 
     def with_gpu(self, index: int, gpu: GpuState) -> "NodeState":
         """Return the node with one GPU changed and a serial used up."""

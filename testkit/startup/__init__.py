@@ -1,0 +1,1 @@
+"""What Python runs at the start of the processes that tests start."""
