@@ -97,11 +97,7 @@ def find_record(
     elif record is None or _is_older(record, published):
         applied = view.labels.get(cluster.APPLIED_LABEL, "")
         record = requests.of_status(published, journal, applied)
-    if record is None:
-        return requests.NONE
-    if published and published.is_rebooted and published.config == record.config:
-        return dataclasses.replace(record, rebooted_hash=published.config_hash)
-    return record
+    return record or requests.NONE
 
 
 def _parsed(text: str | None) -> requests.Request | None:
