@@ -6,10 +6,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from mig_manager.adapters.kubernetes import api
 from testkit import apiserver
 from tests import nvml_rig
 from tests.adapters import kubelet_rig, proc_tree, processes
+from tests.sandbox import apirig
+
+kube = apirig.kube
 
 
 @pytest.fixture
@@ -31,13 +33,6 @@ def node(boot: nvml_rig.Boot) -> nvml_rig.Rig:
 def server() -> Iterator[apiserver.ApiServer]:
     with apiserver.serve() as running:
         yield running
-
-
-@pytest.fixture
-def kube(server: apiserver.ApiServer) -> Iterator[api.KubeApi]:
-    """Return a client of the server that repeats requests at once."""
-    with contextlib.closing(api.KubeApi.at(server.url, sleep=lambda _seconds: None)) as client:
-        yield client
 
 
 @pytest.fixture

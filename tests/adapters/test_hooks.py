@@ -138,14 +138,18 @@ def test_hook_runs_in_its_folder_where_relative_programs_are_searched(rig: Rig) 
         (lambda rig: rig.sh("true", workdir="/no/such/folder"), "No such file or directory"),
         (lambda rig: rig.hook(command=str(rig.folder / "broken")), "Exec format error"),
         (lambda rig: rig.sh("x" * 3_000_000), "Argument list too long"),
+        (lambda rig: rig.sh("exit 3"), "/bin/sh ended with status 3"),
+        (lambda rig: rig.sh("kill -USR1 $$"), f"was ended by signal {signal.SIGUSR1.value}"),
+        (lambda rig: rig.sh("sleep 600"), "was killed after 0.5 s"),
     ],
 )
-def test_a_program_that_cannot_be_started_is_an_error(
+def test_hook_that_cannot_start_or_fails_is_an_error(
     rig: Rig, make: Callable[[Rig], host_files.Hook], why: str
 ) -> None:
     broken = rig.folder / "broken"
     broken.write_bytes(b"\x7fELF nonsense")
     broken.chmod(0o755)
+    rig.timeout_s = 0.5 if "killed" in why else 60.0
 
     message, _ = rig.fails(make(rig))
 
@@ -153,15 +157,11 @@ def test_a_program_that_cannot_be_started_is_an_error(
     assert why in message
 
 
-def test_failing_hook_is_reported_with_location_status_and_last_line(rig: Rig) -> None:
+def test_failing_hook_is_reported_with_its_last_line(rig: Rig) -> None:
     message, line = rig.fails(rig.sh("echo one; echo two >&2; echo last words >&2; exit 3"))
 
-    assert message == (
-        f"{rig.file}:4:7: the pre-apply-mode hook /bin/sh ended with status 3: last words"
-    )
+    assert message.endswith("ended with status 3: last words")
     assert (line["log_level"], line["stderr"]) == ("warning", "two\nlast words")
-    message, _ = rig.fails(rig.sh("kill -USR1 $$"))
-    assert f"was ended by signal {signal.SIGUSR1.value}" in message
 
 
 def test_only_the_end_of_long_output_is_kept(rig: Rig) -> None:
@@ -183,9 +183,6 @@ def test_a_hook_that_times_out_is_killed_with_its_children(rig: Rig) -> None:
     assert message.endswith("the pre-apply-mode hook /bin/sh was killed after 0.5 s: waiting")
     assert line["stdout"] == "waiting"
     waiting.until(lambda: processes.is_dead(child_of(rig)))
-    rig.timeout_s = 0.2
-    message, _ = rig.fails(rig.sh("sleep 600"))
-    assert message.endswith("was killed after 0.2 s")
 
 
 def test_an_error_of_the_check_kills_the_hook_with_its_children(rig: Rig) -> None:

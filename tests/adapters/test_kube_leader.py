@@ -7,38 +7,19 @@ from collections.abc import Iterator
 import pytest
 import structlog.testing
 
-from mig_manager.adapters.kubernetes import api, leader
+from mig_manager.adapters.kubernetes import leader
 from mig_manager.core import timing
 from mig_manager.sandbox.apiserver import resources
 from testkit import apiserver
 from tests import fakes
 from tests.adapters import test_kube_leases
+from tests.partitioner.rig import Killed, MortalApi
 from tests.sandbox import apirig
 
 NAMESPACE = "mig-manager"
 LEASE = "mig-manager-partitioner"
 DURATION_S = 60.0
 RENEW_S = 10.0
-
-
-class Killed(BaseException):
-    """The process ends here."""
-
-
-class MortalApi(api.KubeApi):
-    """A client whose process is killed at its n-th request: before it is sent, or after."""
-
-    kill_at: int | None = None
-    is_sent = False
-    count = 0
-
-    def _answer(self, request: api._Request) -> dict[str, object]:
-        self.count += 1
-        if self.kill_at is not None and self.count >= self.kill_at:
-            if self.is_sent and self.count == self.kill_at:
-                super()._answer(request)
-            raise Killed
-        return super()._answer(request)
 
 
 class Rig:

@@ -1,11 +1,8 @@
 """PodResources against a real gRPC server on a unix socket, as kubelet serves it."""
 
 import json
-import os
 import pathlib
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 
@@ -16,6 +13,7 @@ from mig_manager import errors
 from mig_manager.adapters import pod_resources
 from mig_manager.core.node import cluster
 from tests import programs
+from tests.adapters import processes
 from tests.adapters.kubelet_rig import GPU, Kubelet, devices, pod
 from tests.sandbox import library
 
@@ -128,16 +126,18 @@ def test_loads_no_coroutines_of_grpc_and_leaves_them_importable() -> None:
         "import grpc.aio\n"
         "assert grpc.aio.insecure_channel\n"
     )
-    subprocess.run([sys.executable, "-c", script], check=True)  # noqa: S603 - our own script
+    processes.run_python(script)
 
 
 def test_grpc_is_silent_and_leaves_the_process_free_to_fork(kubelet: Kubelet) -> None:
     kubelet.start()
+    # From Python 3.12 on any thread beside, be it about to end, is worth a warning to os.fork.
     script = (
-        "import os, subprocess, sys\n"
+        "import os, subprocess, sys, warnings\n"
+        "warnings.filterwarnings('ignore', 'This process', DeprecationWarning)\n"
         "from mig_manager.adapters import pod_resources\n"
         "assert 'grpc' not in sys.modules\n"
-        "client = pod_resources.PodResources(sys.argv[1])\n"
+        f"client = pod_resources.PodResources({str(kubelet.path)!r})\n"
         "client.assigned()\n"
         "subprocess.run(['true'], check=True)\n"
         "child = os.fork()\n"
@@ -145,16 +145,7 @@ def test_grpc_is_silent_and_leaves_the_process_free_to_fork(kubelet: Kubelet) ->
         "os.waitpid(child, 0)\n"
         "client.assigned()\n"
     )
-    # From Python 3.12 on any thread beside, be it about to end, is worth a warning to os.fork.
-    options = ("-W", "ignore:This process:DeprecationWarning")
-    ended = subprocess.run(  # noqa: S603 - our own script
-        [sys.executable, *options, "-c", script, os.fspath(kubelet.path)],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert (ended.returncode, ended.stderr) == (0, "")
+    assert processes.run_python(script).stderr == ""
 
 
 def written(name: str) -> bytes:

@@ -177,16 +177,22 @@ def test_a_driver_that_an_installer_put_aside_brings_its_library_along(
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="chroot(2) is for root")
 
 
+def known(found: programs.Programs, name: str) -> programs.Program:
+    program = found.find(name)
+    assert program is not None
+    return program
+
+
 @needs_root
 def test_a_program_sees_the_root_it_was_found_in(tmp_path: pathlib.Path) -> None:
     root = stand_ins.filesystem(tmp_path / "root")
     stand_ins.script(root / "usr/bin/nvidia-smi", 'cat /etc/name; cat; pwd; echo "$LC_ALL $1"')
     (root / "etc/name").write_text("the driver's\n")
     found = programs.Programs((programs.Root(path=root),))
-    program = found.find("nvidia-smi")
-    assert program is not None
 
-    done = found.run(program, ["--gpu-reset"], timeout_s=20.0, reason=WHY, stdin="in\n")
+    done = found.run(
+        known(found, "nvidia-smi"), ["--gpu-reset"], timeout_s=20.0, reason=WHY, stdin="in\n"
+    )
 
     assert (done.status, done.stderr) == (0, "")
     assert done.stdout == "the driver's\nin\n/\nC --gpu-reset\n"
@@ -202,10 +208,8 @@ def test_a_driver_below_the_hosts_root_brings_its_library_along(tmp_path: pathli
     # As good as any library: it must be there and it must be one.
     stand_ins.library(driver / "usr/lib64/libnvidia-ml.so.1")
     found = programs.Programs((programs.Root(path=root, driver="/run/nvidia/driver"),))
-    program = found.find("nvidia-smi")
-    assert program is not None
 
-    done = found.run(program, timeout_s=20.0, reason=WHY)
+    done = found.run(known(found, "nvidia-smi"), timeout_s=20.0, reason=WHY)
 
     assert done.stdout == "/run/nvidia/driver/usr/lib64/libnvidia-ml.so.1\n"
 
@@ -217,8 +221,7 @@ def test_program_below_a_root_is_killed_if_hung_or_reported_if_missing(
     root = stand_ins.filesystem(tmp_path / "root")
     stand_ins.script(root / "usr/bin/hangs", "sleep 1000")
     found = programs.Programs((programs.Root(path=root),))
-    program = found.find("hangs")
-    assert program is not None
+    program = known(found, "hangs")
 
     with pytest.raises(errors.HostError, match=f"hangs below {root} did not end within 1 s"):
         found.run(program, timeout_s=1.0, reason=WHY)

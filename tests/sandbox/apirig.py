@@ -6,8 +6,10 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+import pytest
 import urllib3
 
+from mig_manager.adapters.kubernetes import api
 from testkit import apiserver
 
 MERGE = "application/merge-patch+json"
@@ -106,3 +108,10 @@ def serving(server: apiserver.ApiServer | None = None) -> Iterator[Client]:
         client = Client(running)
         yield client
         client.http.clear()
+
+
+@pytest.fixture
+def kube(server: apiserver.ApiServer) -> Iterator[api.KubeApi]:
+    """Return a client of the server that repeats requests at once."""
+    with contextlib.closing(api.KubeApi.at(server.url, sleep=lambda _seconds: None)) as client:
+        yield client

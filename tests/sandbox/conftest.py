@@ -11,6 +11,8 @@ from testkit import apiserver
 from tests import nvml_rig
 from tests.sandbox import apirig
 
+kube = apirig.kube
+
 
 @pytest.fixture
 def ask() -> Iterator[apirig.Client]:

@@ -1,7 +1,6 @@
 """Extended resources of simulated GPUs on the embedded API server."""
 
 import pathlib
-from collections.abc import Iterator
 
 import pytest
 import structlog
@@ -33,9 +32,9 @@ NODE = {
 class Rig:
     """A node with one A100, whose devices an agent advertises."""
 
-    def __init__(self, server: apiserver.ApiServer) -> None:
+    def __init__(self, server: apiserver.ApiServer, kube: api.KubeApi) -> None:
         self.server = server
-        self.kube = api.KubeApi.at(server.url, sleep=lambda _seconds: None)
+        self.kube = kube
         self.node = fakes.NodeRig(gpus=(hardware.template(hardware.find("A100-SXM4-40GB"), 0),))
         self.gpus = self.started_agent()
 
@@ -48,12 +47,9 @@ class Rig:
 
 
 @pytest.fixture
-def rig() -> Iterator[Rig]:
-    with apiserver.serve() as server:
-        server.create(NODE)
-        rig = Rig(server)
-        yield rig
-        rig.kube.close()
+def rig(server: apiserver.ApiServer, kube: api.KubeApi) -> Rig:
+    server.create(NODE)
+    return Rig(server, kube)
 
 
 def test_node_advertises_observed_devices_and_zeroes_removed_ones(rig: Rig) -> None:

@@ -1,4 +1,3 @@
-import contextlib
 import dataclasses
 from collections.abc import Iterator
 
@@ -9,6 +8,7 @@ from mig_manager.adapters.kubernetes import api
 from mig_manager.sandbox.node import cluster_view, objects
 from testkit import apiserver
 from tests import waiting
+from tests.sandbox import apirig
 
 _POD = objects.gpu_pod("p1", "nvidia.com/gpu")
 _PATH = "/api/v1/namespaces/default/pods"
@@ -20,10 +20,7 @@ def cluster(server: apiserver.ApiServer) -> Iterator[cluster_view.ClusterView]:
         yield result
 
 
-@pytest.fixture
-def others(server: apiserver.ApiServer) -> Iterator[api.KubeApi]:
-    with contextlib.closing(api.KubeApi.at(server.url)) as result:
-        yield result
+others = apirig.kube
 
 
 def names(cluster: cluster_view.ClusterView) -> set[str]:
