@@ -11,6 +11,7 @@ from mig_manager.errors import Reason
 from tests import fakes
 from tests.scenes import (
     BROKEN,
+    CONFIG,
     DCGM,
     EXPORTER,
     GFD,
@@ -111,6 +112,15 @@ def test_change_whose_plugin_does_not_return_is_verified_later() -> None:
     for uid in plugins(rig):
         del rig.pods[uid]
     assert run(rig, "all-balanced").state is model.State.SUCCESS
+
+
+def test_plugin_that_does_not_start_names_the_gpu_without_a_device() -> None:
+    text = CONFIG + "  bare:\n  - {devices: all, mig-enabled: true, mig-devices: {}}\n"
+    rig = node()
+    rig.plugin_is_broken = True
+    why = "no MIG device on GPU 0, GPU 1"
+
+    assert_ends(rig, Reason.PLUGIN_NOT_READY, why, layout="bare", by=reconciler(rig, text))
 
 
 def test_a_plugin_that_kubelet_cannot_start_is_named_while_it_is_awaited() -> None:
