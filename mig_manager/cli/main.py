@@ -164,7 +164,7 @@ def _demo(parsed: Mapping[str, object], terminal: console.Console) -> int:
 
     chosen = command_settings.demo_settings(parsed, terminal.environ)
     try:
-        from mig_manager.sandbox import scenarios
+        from mig_manager.sandbox import fleet_story, scenarios
     except ModuleNotFoundError as error:
         raise errors.UsageError(
             f"the demonstration needs {error.name}: pip install 'mig-manager[sandbox]'"
@@ -173,18 +173,19 @@ def _demo(parsed: Mapping[str, object], terminal: console.Console) -> int:
         known = ", ".join(scenarios.STORIES)
         raise errors.UsageError(f"there is no scenario {chosen.scenario!r}; there are {known}")
     _configure_log(terminal, node_settings.LogLevel.WARNING, is_debug=chosen.is_debug)
-    return scenarios.run(
-        scenarios.Options(
-            spec=chosen.spec,
-            scenario=chosen.scenario,
-            packaged=process.packaged_config(),
-            is_real_time=chosen.is_real_time,
-            is_kept=chosen.is_kept,
-            exports=_path_exports(terminal.environ),
-        ),
-        say=terminal.say,
-        style=terminal.style(chosen.colour),
+    style = terminal.style(chosen.colour)
+    played = scenarios.Options(
+        spec=chosen.spec or (fleet_story.SPEC if chosen.nodes else scenarios.SPEC),
+        scenario=chosen.scenario,
+        packaged=process.packaged_config(),
+        is_real_time=chosen.is_real_time,
+        is_kept=chosen.is_kept,
+        exports=_path_exports(terminal.environ),
     )
+    if not chosen.nodes:
+        return scenarios.run(played, say=terminal.say, style=style)
+    is_live = terminal.stdout.isatty() and terminal.environ.get("TERM") != "dumb"
+    return fleet_story.run(played, chosen.nodes, say=terminal.say, style=style, is_live=is_live)
 
 
 def _path_exports(environ: Mapping[str, str]) -> Sequence[str]:

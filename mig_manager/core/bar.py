@@ -40,6 +40,15 @@ class Tone(enum.Enum):
     LIGHT_MAGENTA = "95"
 
 
+TONE_OF_SIZE = {
+    1: Tone.CYAN,
+    2: Tone.LIGHT_BLUE,
+    3: Tone.MAGENTA,
+    4: Tone.LIGHT_MAGENTA,
+}
+"""Of GPU instances by their compute slices."""
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Style:
     """What the reader's terminal can show."""
@@ -109,6 +118,7 @@ _ASCII = str.maketrans(
         "✓": "y",
         "✗": "N",
         "░": ":",
+        "█": "#",
         "─": "-",
         "│": "|",
     }

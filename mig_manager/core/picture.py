@@ -20,12 +20,6 @@ _TONE_OF_MARK = {
     _CHANGES: bar.Tone.WARN,
     _STAYS: bar.Tone.PLAIN,
 }
-_TONE_OF_SIZE = {
-    1: bar.Tone.CYAN,
-    2: bar.Tone.LIGHT_BLUE,
-    3: bar.Tone.MAGENTA,
-    4: bar.Tone.LIGHT_MAGENTA,
-}
 
 
 def draw_gpus(gpus: Sequence[model.Gpu], *, style: bar.Style, has_offer: bool = True) -> str:
@@ -285,7 +279,7 @@ def _whole(slices: int, title: str) -> tuple[bar.Cell, ...]:
 
 
 def _cell(instance: model.GpuInstance | steps.TargetInstance, mark: str) -> bar.Cell:
-    tone = _TONE_OF_SIZE.get(instance.profile.gpu_slices, bar.Tone.BLUE)
+    tone = bar.TONE_OF_SIZE.get(instance.profile.gpu_slices, bar.Tone.BLUE)
     tone = _TONE_OF_MARK[mark] if mark else tone
     return bar.Cell(
         start=instance.placement.start,

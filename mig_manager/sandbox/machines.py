@@ -16,9 +16,9 @@ _STOP_TIMEOUT_S = 15.0
 
 
 class Process:
-    """One of our programs, whose output goes to a file."""
+    """One of our programs, whose output goes to a file, in the process group of a guard."""
 
-    def __init__(self, *arguments: str, log: pathlib.Path) -> None:
+    def __init__(self, *arguments: str, log: pathlib.Path, group: int) -> None:
         self._log = log
         with log.open("ab") as stream:
             self._process = subprocess.Popen(  # noqa: S603 - our own program and arguments
@@ -26,6 +26,7 @@ class Process:
                 stdin=subprocess.DEVNULL,
                 stdout=stream,
                 stderr=subprocess.STDOUT,
+                process_group=group,
             )
 
     @property
@@ -107,9 +108,9 @@ class Machine:
             *further,
         ]
 
-    def start_agent(self, arguments: Sequence[str]) -> None:
-        """Start its agent, which must not be running."""
-        self.agent = Process("agent", *arguments, log=self.log)
+    def start_agent(self, arguments: Sequence[str], group: int) -> None:
+        """Start its agent, which must not be running, in a process group."""
+        self.agent = Process("agent", *arguments, log=self.log, group=group)
 
     def stop_agent(self, number: int = signal.SIGTERM) -> int:
         """End the agent, if it runs, and return its exit status."""

@@ -17,6 +17,7 @@ from mig_manager.sandbox.apiserver import store
 from mig_manager.sandbox.driver import states
 from mig_manager.sandbox.node import cluster_view, objects
 
+SPEC = "8xA100-SXM4-40GB"
 ONE_SLICE = "demo-one-slice-changed"
 TOO_MUCH = "demo-too-much"
 _BALANCED = "all-balanced"
@@ -44,6 +45,13 @@ class Options:
     exports: Sequence[str] = ()
     """Lines for a shell that does not find the commands."""
 
+    @property
+    def latency(self) -> states.Latency:
+        """What the driver's calls take."""
+        factor = 1.0 if self.is_real_time else _HURRY
+        real = dataclasses.asdict(states.REALISTIC)
+        return states.Latency(**{name: seconds * factor for name, seconds in real.items()})
+
 
 def run(options: Options, *, say: Callable[[str], None], style: bar.Style) -> int:
     """Play one scenario; return 0 when everything came out as it must, 1 otherwise.
@@ -59,18 +67,16 @@ def run(options: Options, *, say: Callable[[str], None], style: bar.Style) -> in
     text = options.packaged.read_text(encoding="utf-8")
     document = config.parse(text, source=options.packaged.name)
     layout = story.layout(gpus)
-    factor = 1.0 if options.is_real_time else _HURRY
-    real = dataclasses.asdict(states.REALISTIC)
     stage = stages.Stage(
         options.spec,
         text + extra_layouts(gpus, document, names=(layout,)),
-        latency=states.Latency(**{name: seconds * factor for name, seconds in real.items()}),
+        latency=options.latency,
         agent_options=("--custom-layouts", *story.agent_options),
     )
     title = style.fitted(f"{story.title}, on {options.spec} (simulated)")
     say(style.paint(title, bar.Tone.STRONG))
     with ending.on_signals(stage.fail), stage:
-        _publish(stage)
+        publish_layouts(stage)
         story.prepare(stage)
         is_good = _show(stage, story, layout, say=say, style=style)
         where = ", in another terminal" if options.is_kept else ""
@@ -87,7 +93,7 @@ def run(options: Options, *, say: Callable[[str], None], style: bar.Style) -> in
     return 0 if is_good else 1
 
 
-def _publish(stage: stages.Stage) -> None:
+def publish_layouts(stage: stages.Stage) -> None:
     """Create the ConfigMap of the agent's layout file, and mount it as kubelet does."""
     namespace, name = _CONFIG_MAP
 
@@ -161,13 +167,19 @@ def _show(
     lines.end()
     stop()
     say("")
-    for text, holds in checks.items():
-        mark, tone = ("✓", bar.Tone.GOOD) if holds else ("✗", bar.Tone.BAD)
-        line = style.plain(style.fitted(f"{mark} {text}", further="  "))
-        say(f"{style.paint(line[0], tone)}{line[1:]}")
+    for line in checked(checks, style):
+        say(line)
     outcome = picture.draw_outcome(before, stage.gpus.observe(), style=style)
     say(f"\n{style.paint('The GPUs before and after', bar.Tone.STRONG)}\n\n{outcome}")
     return all(checks.values())
+
+
+def checked(checks: Mapping[str, bool], style: bar.Style) -> Iterable[str]:
+    """Return a line for each thing that must hold, with whether it does."""
+    for text, holds in checks.items():
+        mark, tone = ("✓", bar.Tone.GOOD) if holds else ("✗", bar.Tone.BAD)
+        line = style.plain(style.fitted(f"{mark} {text}", further="  "))
+        yield f"{style.paint(line[0], tone)}{line[1:]}"
 
 
 # -- layouts ----------------------------------------------------------------------------------

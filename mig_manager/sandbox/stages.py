@@ -16,7 +16,7 @@ from mig_manager.adapters.kubernetes import api
 from mig_manager.adapters.nvml import gpus as nvml_gpus
 from mig_manager.core import model
 from mig_manager.core.node import cluster
-from mig_manager.sandbox import machines
+from mig_manager.sandbox import guard, machines
 from mig_manager.sandbox.apiserver import server as api_server
 from mig_manager.sandbox.driver import library as simulated
 from mig_manager.sandbox.driver import states
@@ -104,6 +104,8 @@ class Stage:
 
     def _start(self, exits: contextlib.ExitStack) -> None:
         folder = pathlib.Path(exits.enter_context(tempfile.TemporaryDirectory(prefix="mig-")))
+        self.group = exits.enter_context(guard.guarding(folder))
+        """The process group of what the stage starts, which ends with this process."""
         self.config_file = folder / "config.yaml"
         self.config_file.write_text(self._config_text, encoding="utf-8")
         # Kubelet of the first node runs what a cluster has once.
@@ -136,7 +138,7 @@ class Stage:
         self.start_agent()
         for machine in self.machines[1:]:
             exits.callback(machine.stop_agent)
-            machine.start_agent(self._arguments(machine))
+            machine.start_agent(self._arguments(machine), self.group)
 
     def _reach_server(
         self, exits: contextlib.ExitStack, folder: pathlib.Path
@@ -161,7 +163,7 @@ class Stage:
 
     def start_agent(self) -> None:
         """Start the agent, which must not be running."""
-        self.machine.start_agent(self.agent_arguments())
+        self.machine.start_agent(self.agent_arguments(), self.group)
 
     def stop_agent(self, signal_number: int = signal.SIGTERM) -> int:
         """End the agent and return its exit status; SIGKILL follows if it lingers."""
@@ -229,8 +231,11 @@ class Stage:
 
     def devices_by_pod(self) -> dict[str, frozenset[str]]:
         """Return the devices of each pod by its name, as kubelet reports them."""
-        assigned = pod_resources.PodResources(str(self.socket)).assigned()
-        return {pod.name: pod.device_ids for pod in assigned}
+        return {pod.name: pod.device_ids for pod in self.assigned(self.machine)}
+
+    def assigned(self, machine: machines.Machine) -> tuple[cluster.PodDevices, ...]:
+        """Return the pods of a node with their devices, as its kubelet reports them."""
+        return pod_resources.PodResources(str(machine.socket)).assigned()
 
     # -- what people do ------------------------------------------------------------------
 

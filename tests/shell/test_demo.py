@@ -239,6 +239,32 @@ def test_a_signal_ends_the_demo_and_everything_that_it_started(
     demo.assert_nothing_left()
 
 
+def test_a_demo_that_is_killed_leaves_nothing_behind(demo: Demo) -> None:
+    process = demo.started(*DEMO, "--keep")
+    demo.wait_for("kubectl label node")
+    assert len(demo.members()) > 1
+
+    process.kill()
+
+    process.wait(TIMEOUT_S)
+    waiting.until(lambda: not demo.members(), "the end of the rest")
+    demo.assert_nothing_left()
+
+
+@pytest.mark.slow
+def test_a_demo_of_five_nodes_plays_rollout_undo_and_partitioner(demo: Demo) -> None:
+    process = demo.started(*DEMO, "--nodes", "5")
+    assert process.wait(TIMEOUT_S) == 0
+    demo.assert_nothing_left()
+    assert demo.output().count("✓") == 5
+    assert "│7g█████████████████████████████│" in demo.output()
+
+
+def test_a_demo_of_too_few_nodes_is_refused(demo: Demo) -> None:
+    assert demo.started(*DEMO, "--nodes", "3").wait(TIMEOUT_S) == 2
+    assert "--nodes takes at least 5, not 3" in demo.errors.read_text()
+
+
 def test_a_closed_terminal_ends_the_demo_and_everything_that_it_started(demo: Demo) -> None:
     window, terminal = os.openpty()
     command = [sys.executable, "-c", ON_A_TERMINAL, *DEMO, "--keep"]

@@ -299,8 +299,17 @@ class DemoSettings(TerminalSettings):
         words=("first-layout", "one-slice", "does-not-fit", "budget"),
         default="first-layout",
     )
-    spec: str = options.text(
-        "node to simulate", name="simulate", metavar=options.SPEC, default="8xA100-SXM4-40GB"
+    spec: str | None = options.text(
+        "node to simulate",
+        name="simulate",
+        metavar=options.SPEC,
+        default_text="8xA100-SXM4-40GB, or 2xA100-SXM4-40GB with --nodes",
+    )
+    nodes: int = options.count(
+        "simulate a cluster of so many nodes, from 5 on: a rollout, its undo, and the "
+        "partitioner; without it one node",
+        most=20,
+        what="number of nodes",
     )
     is_real_time: bool = options.switch(
         "let the simulated driver take as long as a real one", name="real-time"

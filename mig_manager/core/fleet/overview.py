@@ -1,0 +1,216 @@
+"""Draw the nodes of a cluster on one screen: their GPUs to scale, what is in use, what changes.
+
+GPUs of a node that look alike are drawn once. The API shows how many devices of a kind pods have,
+and not which: an agent that follows the use publishes that, and elsewhere the first ones count.
+"""
+
+import collections
+import contextlib
+import dataclasses
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+from mig_manager.core import bar, messages, model
+from mig_manager.core.fleet import nodes
+from mig_manager.core.node import cluster, resources
+from mig_manager.core.records import capacity
+
+_PITCH = 4  # columns of a memory slice
+_IN_USE, _IDLE, _FREE = "█", "░", "·"
+LEGEND = f"{_IN_USE} in use  {_IDLE} idle  {_FREE} free"
+_TONES: Mapping[nodes.NodeState, bar.Tone] = {
+    nodes.NodeState.APPLIED: bar.Tone.GOOD,
+    nodes.NodeState.CHANGING: bar.Tone.WARN,
+    nodes.NodeState.WAITING: bar.Tone.WARN,
+    nodes.NodeState.NO_REQUEST: bar.Tone.FAINT,
+}
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Overview:
+    """The nodes of a cluster with GPUs, and the pods that wait for MIG devices."""
+
+    reports: Sequence[nodes.Report]
+    pods: Sequence[cluster.Pod]
+
+    @property
+    def pending(self) -> tuple[cluster.Pod, ...]:
+        """The pods that request MIG devices and are on no node yet."""
+        return tuple(
+            pod
+            for pod in self.pods
+            if not (pod.node_name or pod.is_finished) and _mig_requests(pod)
+        )
+
+
+def draw(overview: Overview, *, style: bar.Style, selected: str = "") -> list[str]:
+    """Return the lines of the overview, with a mark before the ``selected`` node."""
+    width = max((len(report.node.name) for report in overview.reports), default=0)
+    lines: list[str] = []
+    for report in overview.reports:
+        mark = ">" if report.node.name == selected else " "
+        lines.append(f"{mark} {_headline(report, width, style)}")
+        pods = [pod for pod in overview.pods if pod.node_name == report.node.name]
+        lines += [f"    {line}" for line in _strips(report, pods, style)]
+    return [*lines, "", *_footer(overview, style)]
+
+
+def _mig_requests(pod: cluster.Pod) -> Mapping[str, int]:
+    return {
+        name.removeprefix(cluster.RESOURCE_PREFIX): count
+        for name, count in pod.gpu_resources.items()
+        if resources.is_mig(name)
+    }
+
+
+def _headline(report: nodes.Report, width: int, style: bar.Style) -> str:
+    """Return a node's name, state, layout and what it does now, in one line."""
+    node, state, run = report.node, report.state, report.node.status
+    layout = node.applied or "-"
+    if node.requested and node.requested != node.applied:
+        layout += f" → {node.requested}"
+    words = [layout]
+    if not node.is_ready:
+        words.append("not ready")
+    if run and not state.is_good:
+        words.append(": ".join(filter(None, (run.reason or run.phase, run.message))))
+    rest = messages.printable("  ".join(words), " ")
+    room = style.width - 2 - width - 2 - _STATE_WIDTH - 2
+    rest = rest if len(rest) <= room else rest[: room - 1] + "…"
+    name = style.paint(node.name.ljust(width), bar.Tone.STRONG)
+    shown = style.paint(state.value.ljust(_STATE_WIDTH), _TONES.get(state, bar.Tone.BAD))
+    return f"{name}  {shown}  {style.plain(rest)}".rstrip()
+
+
+_STATE_WIDTH = max(len(state.value) for state in nodes.NodeState)
+
+
+def _strips(report: nodes.Report, pods: Sequence[cluster.Pod], style: bar.Style) -> list[str]:
+    """Return the GPUs of a node, side by side as far as they fit in a line."""
+    if not report.gpus:
+        return []
+    in_use = _in_use(report.node, report.gpus, pods)
+    alike: dict[tuple[_Cell, ...], list[int]] = collections.defaultdict(list)
+    for gpu in report.gpus:
+        alike[_cells(gpu, in_use)].append(gpu.index)
+    drawn = [
+        (",".join(messages.ranges(indices)), cells, sum(cell.size for cell in cells) * _PITCH + 1)
+        for cells, indices in alike.items()
+    ]
+    lines: list[str] = []
+    room = 0
+    for title, cells, columns in drawn:
+        text = f"{style.paint(title, bar.Tone.FAINT)} {_strip(cells, style)}"
+        needed = len(title) + 1 + columns + 2
+        if lines and needed <= room:
+            lines[-1] += f"  {text}"
+        else:
+            lines.append(text)
+            room = style.width - 4 + 2
+        room -= needed
+    return lines
+
+
+_Span = tuple[str, model.Placement | None]
+"""UUID of a GPU, and a GPU instance on it; None: the whole GPU."""
+
+
+def _in_use(
+    node: nodes.Node, gpus: Iterable[model.Gpu], pods: Iterable[cluster.Pod]
+) -> frozenset[_Span]:
+    """Return as many instances and whole GPUs of each kind as pods on the node request."""
+    published: frozenset[_Span] = frozenset()
+    with contextlib.suppress(ValueError):
+        known = capacity.from_json(node.view.annotations.get(cluster.CAPACITY_ANNOTATION, ""))
+        published = frozenset((gpu.uuid, place) for gpu in known.gpus for place in gpu.in_use)
+    requested: collections.Counter[str] = collections.Counter()
+    has_claims = False
+    for pod in pods:
+        if not pod.is_finished:
+            has_claims |= pod.has_claims
+            for name, count in pod.gpu_resources.items():
+                requested[resources.base(name)] += count
+    spans = [
+        (name, (gpu.uuid, place))
+        for gpu in gpus
+        for name, place in _devices(gpu, is_single=node.strategy == "single")
+    ]
+    spans.sort(key=lambda each: each[1] not in published)
+    in_use: set[_Span] = set(published) if has_claims else set()
+    for name, span in spans:
+        if requested[name] > 0:
+            requested[name] -= 1
+            in_use.add(span)
+    return frozenset(in_use)
+
+
+def _devices(gpu: model.Gpu, *, is_single: bool) -> Iterable[tuple[str, model.Placement | None]]:
+    if gpu.current_mode is not model.MigMode.ENABLED:
+        yield resources.GPU, None
+        return
+    for gi in gpu.gpu_instances:
+        for ci in gi.compute_instances:
+            name = resources.GPU if is_single else resources.of_profile(ci.profile)
+            if name is not None:
+                yield name, gi.placement
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class _Cell:
+    """A span of memory slices."""
+
+    size: int
+    title: str
+    fill: str
+    tone: bar.Tone
+
+
+def _cells(gpu: model.Gpu, in_use: Collection[_Span]) -> tuple[_Cell, ...]:
+    """Return the instances of a GPU and the room between them, from slice 0 on."""
+    slices = max(
+        [place.end for info in gpu.profiles or () for place in info.placements]
+        + [gi.placement.end for gi in gpu.gpu_instances],
+        default=8,
+    )
+    if gpu.current_mode is not model.MigMode.ENABLED:
+        fill = _IN_USE if any(uuid == gpu.uuid for uuid, _ in in_use) else _IDLE
+        return (_Cell(size=slices, title="MIG off", fill=fill, tone=bar.Tone.FAINT),)
+    cells: list[_Cell] = []
+    reached = 0
+    for gi in sorted(gpu.gpu_instances, key=lambda each: each.placement.start):
+        if gi.placement.start > reached:
+            cells.append(_room(gi.placement.start - reached))
+        fill = _IN_USE if (gpu.uuid, gi.placement) in in_use else _IDLE
+        title = f"{gi.profile.gpu_slices}g"
+        tone = bar.TONE_OF_SIZE.get(gi.profile.gpu_slices, bar.Tone.BLUE)
+        cells.append(_Cell(size=gi.placement.size, title=title, fill=fill, tone=tone))
+        reached = gi.placement.end
+    if reached < slices:
+        cells.append(_room(slices - reached))
+    return tuple(cells)
+
+
+def _room(size: int) -> _Cell:
+    return _Cell(size=size, title="", fill=_FREE, tone=bar.Tone.FAINT)
+
+
+def _strip(cells: Iterable[_Cell], style: bar.Style) -> str:
+    border = style.paint(style.plain("│"), bar.Tone.FAINT)
+    texts = (
+        style.paint(style.plain(cell.title.ljust(cell.size * _PITCH - 1, cell.fill)), cell.tone)
+        for cell in cells
+    )
+    return border + border.join(texts) + border
+
+
+def _footer(overview: Overview, style: bar.Style) -> list[str]:
+    """Return the legend, and which MIG devices the pending pods wait for."""
+    lines = [style.paint(style.plain(LEGEND), bar.Tone.FAINT)]
+    wanted: collections.Counter[str] = collections.Counter()
+    for pod in overview.pending:
+        wanted.update(_mig_requests(pod))
+    if wanted:
+        count = len(overview.pending)
+        devices = ", ".join(f"{number}x {name}" for name, number in sorted(wanted.items()))
+        pods = "1 pod waits" if count == 1 else f"{count} pods wait"
+        lines.append(style.wrapped(f"{pods} for MIG devices: {devices}"))
+    return lines

@@ -1,0 +1,380 @@
+"""``mig-manager demo --nodes``: a rollout that fails, its undo, and layouts that follow demand.
+
+Each node has its own agent, and ``rollout`` and ``partitioner`` are the real commands.
+"""
+
+import contextlib
+import math
+import shlex
+import shutil
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from mig_manager import errors
+from mig_manager.adapters import host
+from mig_manager.catalogue import hardware
+from mig_manager.core import bar, messages, model
+from mig_manager.core.fleet import nodes as fleet_nodes
+from mig_manager.core.fleet import overview
+from mig_manager.core.layout import config
+from mig_manager.core.node import cluster, resources
+from mig_manager.sandbox import ending, machines, scenarios, stages
+from mig_manager.sandbox.node import cluster_view, objects
+
+SPEC = "2xA100-SXM4-40GB"
+_BALANCED = "all-balanced"
+_POOL = "kubernetes.io/os=linux"
+_GUARDED = "gpu-2"
+_ON_DEMAND = "gpu-5"
+_LEAST_NODES = 5
+_BUDGETS = "/apis/policy/v1/namespaces/default/poddisruptionbudgets"
+_AGENT_OPTIONS = ("--custom-layouts", "--drain-timeout-s", "2", "--retry-initial-s", "60")
+_END_TIMEOUT_S = 180.0
+_DRAW_S = 0.2
+_EVENTS = 6  # below the nodes in the live view
+
+Checks = dict[str, bool]
+
+
+def run(
+    options: scenarios.Options,
+    count: int,
+    *,
+    say: Callable[[str], None],
+    style: bar.Style,
+    is_live: bool,
+) -> int:
+    """Play the story on so many nodes; return 0 if everything came out as it must, else 1.
+
+    ``is_live`` shows the nodes all the time, and not only at the end.
+
+    Raises:
+        UsageError: The spec is no node, or there are too few nodes.
+        NotReadyError: A part of the stage did not come up.
+        Exception: What ``say`` raised.
+    """
+    if count < _LEAST_NODES:
+        raise errors.UsageError(f"--nodes takes at least {_LEAST_NODES}, not {count}")
+    names = [f"gpu-{number}" for number in range(1, count + 1)]
+    products = hardware.parse_node(options.spec)
+    gpus = [hardware.template(product, index) for index, product in enumerate(products)]
+    text = options.packaged.read_text(encoding="utf-8")
+    document = config.parse(text, source=options.packaged.name)
+    stage = stages.Stage(
+        options.spec,
+        text + scenarios.extra_layouts(gpus, document, names=(scenarios.ONE_SLICE,)),
+        latency=options.latency,
+        agent_options=_AGENT_OPTIONS,
+        names=names,
+    )
+    title = f"{count} nodes with {options.spec} each (simulated)"
+    say(style.paint(style.fitted(title), bar.Tone.STRONG))
+    with ending.on_signals(stage.fail), stage:
+        scenarios.publish_layouts(stage)
+        with _Board(stage, say, style, is_live=is_live).shown() as board:
+            story = _Story(stage, names, board)
+            checks = story.play()
+        say("\n".join(board.nodes()))
+        say("")
+        for line in scenarios.checked(checks, style):
+            say(line)
+        if options.is_kept:
+            say(f"\n{style.paint('Try next, in another terminal', bar.Tone.STRONG)}\n")
+            for line in (f"export KUBECONFIG={stage.kubeconfig}", *options.exports):
+                say(f"  {line}")
+            for purpose, command in _SUGGESTIONS:
+                say(f"  {purpose}:\n    {command}")
+            say("\nThe nodes stay up until you press Ctrl-C.")
+            stage.wait(lambda: False, "Ctrl-C", timeout_s=math.inf)
+    return 0 if all(checks.values()) else 1
+
+
+_SUGGESTIONS = (
+    ("all nodes", "kubectl mig status"),
+    ("what a layout costs each node", f"kubectl mig plan all-1g.5gb -l {_POOL}"),
+    ("a rollout", f"mig-manager rollout all-1g.5gb -l {_POOL} --max-unavailable 2"),
+)
+
+
+class _Story:
+    """The acts, on nodes that are up."""
+
+    def __init__(self, stage: stages.Stage, names: Sequence[str], board: "_Board") -> None:
+        self._stage = stage
+        self._names = names
+        self._board = board
+
+    def play(self) -> Checks:
+        """Play all acts; return what must have come of them, and whether it has."""
+        self._populate()
+        return self._roll_out() | self._undo() | self._follow_demand()
+
+    def _populate(self) -> None:
+        """Apply a layout to every node, and run pods on each; a budget guards those of one."""
+        self._board.say(f"kubectl label node --all {cluster.CONFIG_LABEL}={_BALANCED}")
+        for name in self._names:
+            self._patch(name, {"labels": {cluster.CONFIG_LABEL: _BALANCED}})
+        self._wait_applied(_BALANCED, self._names)
+        sizes = sorted(self._stage.allocatable())[-2:]
+        for name in self._names:
+            for size in sizes:
+                for number in range(self._stage.allocatable()[size]):
+                    self._run_pod(f"{_short(size)}-{number}-of-{name}", size, on=name)
+        guard = {"maxUnavailable": 0, "selector": {"matchLabels": {"node": _GUARDED}}}
+        self._stage.api.post(
+            _BUDGETS,
+            {
+                "apiVersion": "policy/v1",
+                "kind": "PodDisruptionBudget",
+                "metadata": {"name": "keep-them-all", "namespace": "default"},
+                "spec": guard,
+            },
+        )
+        self._wait_running(len(self._names) * sum(self._stage.allocatable()[s] for s in sizes))
+
+    def _roll_out(self) -> Checks:
+        before = self._devices()
+        status = self._command(
+            "rollout", scenarios.ONE_SLICE, "--max-unavailable", "2", "--pause-on-failure"
+        )
+        failed = self._with_label(cluster.STATE_LABEL, model.State.FAILED.value)
+        changed = self._with_label(cluster.APPLIED_LABEL, scenarios.ONE_SLICE)
+        now = self._devices()
+        kept = [pod for pod in before if before[pod] == now.get(pod)]
+        gone = before.keys() - now.keys()
+        return {
+            f"the rollout stopped at {_GUARDED}, whose budget allows no eviction": (
+                status != 0 and failed == [_GUARDED]
+            ),
+            f"it changed {', '.join(changed)}, and evicted one pod on each": (
+                bool(changed) and len(gone) == len(changed)
+            ),
+            f"{len(kept)} of {len(before)} pods kept running on their devices": (
+                len(kept) + len(gone) == len(before)
+            ),
+        }
+
+    def _undo(self) -> Checks:
+        status = self._command("rollout", "undo", "--max-unavailable", "2")
+        self._wait_applied(_BALANCED, self._names)
+        return {f"after the undo every node has {_BALANCED} again": status == 0}
+
+    def _follow_demand(self) -> Checks:
+        """Let the partitioner change a node for pods that no node has devices for."""
+        label = {cluster.PARTITIONING_LABEL: cluster.ON_DEMAND}
+        self._board.say(f"kubectl delete pod -l node={_ON_DEMAND}")
+        pods = self._stage.workloads()
+        ended = {name for name, pod in pods.items() if objects.node_name(pod) == _ON_DEMAND}
+        for name in ended:
+            self._stage.cluster.delete(cluster_view.Kind.POD, pods[name])
+        self._stage.wait(lambda: ended.isdisjoint(self._stage.workloads()), "end of the pods")
+        self._board.say(f"kubectl label node {_ON_DEMAND} {'='.join(*label.items())}")
+        self._patch(_ON_DEMAND, {"labels": label})
+        biggest = max(
+            (info.profile for info in self._stage.gpus.observe()[0].profiles or ()),
+            key=lambda profile: (profile.gpu_slices, -len(profile.attributes)),
+        )
+        resource = resources.of_profile(biggest) or resources.GPU
+        self._board.say(f"mig-manager partitioner --mode act, and two pods that want a {biggest}")
+        log = self._stage.config_file.with_name("partitioner.log")
+        partitioner = machines.Process(
+            "partitioner",
+            *("--kubeconfig", str(self._stage.kubeconfig)),
+            *("--mode", "act", "--quiet-s", "0.5", "--cooldown-s", "1"),
+            log=log,
+            group=self._stage.group,
+        )
+        try:
+            pending = [f"{_short(resource)}-{number}" for number in range(2)]
+            for name in pending:
+                self._run_pod(name, resource)
+            self._wait_running(len(self._stage.workloads()))
+            self._wait_applied(cluster.CUSTOM_LAYOUT, [_ON_DEMAND])
+        finally:
+            partitioner.end()
+        placed = {objects.node_name(self._stage.workloads()[name]) for name in pending}
+        return {f"the pending pods run on {_ON_DEMAND}, recut for them": placed == {_ON_DEMAND}}
+
+    # -- what people do ----------------------------------------------------------------------
+
+    def _command(self, *arguments: str) -> int:
+        """Run one of our commands on all nodes; return its exit status."""
+        self._board.say(shlex.join(["mig-manager", *arguments, "-l", _POOL]))
+        process = machines.Process(
+            *arguments,
+            *("-l", _POOL, "--kubeconfig", str(self._stage.kubeconfig)),
+            log=self._stage.config_file.with_name("command.log"),
+            group=self._stage.group,
+        )
+        try:
+            self._stage.wait(lambda: process.has_ended, "end of it", timeout_s=_END_TIMEOUT_S)
+        finally:
+            status = process.end()
+        return status
+
+    def _run_pod(self, name: str, resource: str, *, on: str = "") -> None:
+        pod = objects.gpu_pod(name, resource, labels={"node": on} if on else {})
+        if on:
+            pod["spec"]["nodeSelector"] = {"kubernetes.io/hostname": on}
+        self._stage.cluster.create(cluster_view.Kind.POD, pod)
+
+    def _patch(self, name: str, metadata: Mapping[str, Any]) -> None:
+        node = self._stage.cluster.node(name) or {}
+        self._stage.cluster.patch(cluster_view.Kind.NODE, node, {"metadata": metadata})
+
+    # -- what there is -----------------------------------------------------------------------
+
+    def _with_label(self, key: str, value: str) -> list[str]:
+        return [name for name in self._names if self._label(name, key) == value]
+
+    def _label(self, name: str, key: str) -> str:
+        return objects.labels(self._stage.cluster.node(name) or {}).get(key, "")
+
+    def _devices(self) -> dict[str, frozenset[str]]:
+        """Return the devices of each pod, as the kubelets report them."""
+        found: dict[str, frozenset[str]] = {}
+        for machine in self._stage.machines:
+            found |= {
+                pod.name: pod.device_ids for pod in self._stage.assigned(machine) if pod.device_ids
+            }
+        return found
+
+    def _wait_applied(self, layout: str, names: Sequence[str]) -> None:
+        wanted = {cluster.APPLIED_LABEL: layout, cluster.STATE_LABEL: model.State.SUCCESS.value}
+
+        def are_applied() -> bool:
+            return all(self._label(name, key) == wanted[key] for name in names for key in wanted)
+
+        self._stage.wait(are_applied, f"{layout} on every node", timeout_s=_END_TIMEOUT_S)
+
+    def _wait_running(self, count: int) -> None:
+        def are_running() -> bool:
+            return sum(map(objects.is_ready, self._stage.workloads().values())) == count
+
+        self._stage.wait(are_running, f"{count} running pods", timeout_s=_END_TIMEOUT_S)
+
+
+def _short(resource: str) -> str:
+    return resource.removeprefix(cluster.RESOURCE_PREFIX).replace(".", "-").replace("+", "-")
+
+
+class _Board:
+    """Shows the nodes and what happens: a live view at a terminal, lines elsewhere."""
+
+    def __init__(
+        self,
+        stage: stages.Stage,
+        say: Callable[[str], None],
+        style: bar.Style,
+        *,
+        is_live: bool,
+    ) -> None:
+        self._stage = stage
+        self._say = say
+        self._style = style
+        self._is_live = is_live
+        self._clock = host.SystemClock()
+        self._began_s = self._clock.monotonic()
+        self._lock = threading.Lock()
+        self._lines: list[str] = []
+        self._known: dict[str, tuple[str, str]] = {}
+        self._changed = threading.Event()
+        self._is_over = threading.Event()
+
+    @contextlib.contextmanager
+    def shown(self) -> Iterator["_Board"]:
+        """Show what happens in the context."""
+        stop = self._stage.cluster.listen(self._hear)
+        drawing = threading.Thread(target=self._draw, name="board")
+        if self._is_live:
+            drawing.start()
+        try:
+            yield self
+        finally:
+            stop()
+            self._is_over.set()
+            self._changed.set()
+            if self._is_live:
+                drawing.join()
+
+    def say(self, text: str) -> None:
+        """Show what a person does."""
+        self._add("you", text, bar.Tone.STRONG)
+
+    def nodes(self) -> list[str]:
+        """Return the lines of the nodes as they are now."""
+        listed = self._stage.cluster.list(cluster_view.Kind.NODE)
+        now = messages.parse_time(self._clock.now_iso())
+        parsed = sorted(map(fleet_nodes.parse, listed), key=lambda node: node.name)
+        pods = map(cluster.parse_pod, self._stage.cluster.list(cluster_view.Kind.POD))
+        assert now is not None  # noqa: S101 - our own format
+        seen = overview.Overview(
+            reports=[fleet_nodes.report(node, now) for node in parsed],
+            pods=[pod for pod in pods if pod.gpu_resources],
+        )
+        return overview.draw(seen, style=self._style)
+
+    def _hear(self, kind: cluster_view.Kind, obj: objects.JsonObject) -> None:
+        """Take over an object that appeared, changed or went; raises nothing."""
+        try:
+            if kind is cluster_view.Kind.NODE:
+                self._hear_node(fleet_nodes.parse(obj))
+            self._changed.set()
+        except Exception as error:  # noqa: BLE001 - the main thread raises it
+            self._stage.fail(error)
+
+    def _hear_node(self, node: fleet_nodes.Node) -> None:
+        run = node.status
+        if run is None:
+            return
+        news = run.state.value, run.reason
+        with self._lock:
+            is_known = self._known.get(node.name) == news
+            self._known[node.name] = news
+        if is_known:
+            return
+        tone = {
+            model.State.SUCCESS: bar.Tone.GOOD,
+            model.State.FAILED: bar.Tone.BAD,
+        }.get(run.state, bar.Tone.PLAIN)
+        self._add(node.name, f"{run.state.value}: {run.message}", tone)
+
+    def _add(self, who: str, text: str, tone: bar.Tone) -> None:
+        at = f"{self._clock.monotonic() - self._began_s:7.2f} s"
+        line = f"{at}  {who:<6}  {messages.printable(text, ' ')}"
+        with self._lock:
+            short = _cut(self._style.plain(line), self._style.width)
+            self._lines.append(self._style.paint(short, tone))
+            if not self._is_live:
+                self._say(self._style.fitted(line, further=" " * 19))
+        self._changed.set()
+
+    def _draw(self) -> None:
+        """Draw the view again and again, in the place of the one before."""
+        drawn = 0
+        try:
+            while True:
+                self._changed.clear()
+                is_last = self._is_over.is_set()
+                drawn = self._redraw(drawn, is_last=is_last)
+                if is_last:
+                    return
+                self._changed.wait()
+                self._is_over.wait(_DRAW_S)
+        except Exception as error:  # noqa: BLE001 - the main thread raises it
+            self._stage.fail(error)
+
+    def _redraw(self, drawn: int, *, is_last: bool) -> int:
+        rows = shutil.get_terminal_size().lines
+        with self._lock:
+            events = self._lines[-_EVENTS:]
+        lines = [*self.nodes(), "", *events]
+        lines = [] if is_last else lines[: max(rows - 2, 1)]
+        above = f"\r\x1b[{drawn}A" if drawn else ""
+        self._say(above + "\x1b[J" + "".join(f"{line}\n" for line in lines))
+        return len(lines)
+
+
+def _cut(line: str, width: int) -> str:
+    return line if len(line) <= width else line[: width - 1] + "…"

@@ -1,0 +1,68 @@
+"""End a stage's processes and remove its folder if the process that plays it is killed.
+
+A process cannot clean up after SIGKILL. This one waits for the end of a pipe that only the player
+has open. It runs by its path, without site packages, so that its start costs almost nothing.
+"""
+
+import contextlib
+import os
+import pathlib
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+
+_STOP_TIMEOUT_S = 5.0
+_POLL_S = 0.05
+
+
+@contextlib.contextmanager
+def guarding(folder: pathlib.Path) -> Iterator[int]:
+    """Guard a folder, and the processes that join the process group yielded, in the context."""
+    guard = subprocess.Popen(  # noqa: S603 - this file
+        [sys.executable, "-I", "-S", __file__, str(folder)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        process_group=0,
+    )
+    with guard:
+        yield guard.pid
+
+
+def _others() -> list[int]:
+    """Return the other processes of this process group that have not ended."""
+    group, own = str(os.getpgrp()), os.getpid()
+    others = []
+    for stat in pathlib.Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            # proc(5): the name is in brackets and may have spaces.
+            state, _, pgrp, *_ = stat.read_text().rpartition(")")[2].split()
+            pid = int(stat.parent.name)
+            if pgrp == group and pid != own and state != "Z":
+                others.append(pid)
+    return others
+
+
+def main() -> None:
+    """Wait for the end of standard input, then end the others and remove the folder."""
+    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    sys.stdin.buffer.read()
+    deadline_s = time.monotonic() + _STOP_TIMEOUT_S
+    number = signal.SIGTERM
+    while others := _others():
+        for pid in others:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+        if time.monotonic() >= deadline_s:
+            number = signal.SIGKILL
+        threading.Event().wait(_POLL_S)
+    shutil.rmtree(sys.argv[1], ignore_errors=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,121 @@
+"""The overview of a cluster's nodes: GPUs to scale, what is in use, and what pods wait for."""
+
+import datetime as dt
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from mig_manager.core import bar, model
+from mig_manager.core.fleet import nodes, overview
+from mig_manager.core.node import cluster
+from mig_manager.core.records import capacity, gpu_codec
+from tests.unit import samples
+
+PLAIN = bar.Style(columns=100)
+NOW = dt.datetime(2026, 3, 1, tzinfo=dt.UTC)
+AT = "2026-03-01T00:00:00Z"
+BALANCED = samples.gpu(samples.A100, "2g.10gb@0", "1g.5gb@2", "1g.5gb@3", "3g.20gb@4")
+OFF = samples.gpu(samples.A100, mode=model.MigMode.DISABLED)
+ONE_FREE = samples.gpu(samples.A100, "3g.20gb@4")
+
+
+def node(
+    gpu: model.Gpu, *in_use: model.Placement, applied: str = "balanced", **status: str
+) -> nodes.Node:
+    annotations = {
+        cluster.GPUS_ANNOTATION: gpu_codec.to_json([gpu]),
+        cluster.STATUS_ANNOTATION: json.dumps(
+            {"config": "balanced", "state": "success", "phase": "Done", "startedAt": AT} | status
+        ),
+    }
+    if in_use:
+        annotations[cluster.CAPACITY_ANNOTATION] = capacity.to_json(
+            [gpu], {gpu.uuid: in_use}, at=AT
+        )
+    labels = {cluster.CONFIG_LABEL: "balanced", cluster.APPLIED_LABEL: applied}
+    return nodes.parse(
+        {
+            "metadata": {"name": "a", "uid": "1", "labels": labels, "annotations": annotations},
+            "status": {"conditions": [{"type": "Ready", "status": "True"}]},
+        }
+    )
+
+
+def pod(name: str, profile: str, *, on: str = "a") -> cluster.Pod:
+    resource = f"nvidia.com/{profile}"
+    container: Mapping[str, Any] = {"name": "c", "resources": {"limits": {resource: "1"}}}
+    return cluster.parse_pod(
+        {
+            "metadata": {"name": name, "namespace": "default", "uid": name},
+            "spec": {"containers": [container], **({"nodeName": on} if on else {})},
+        }
+    )
+
+
+def drawn(one: nodes.Node, *pods: cluster.Pod, style: bar.Style = PLAIN) -> list[str]:
+    return overview.draw(
+        overview.Overview(reports=[nodes.report(one, NOW)], pods=pods), style=style
+    )
+
+
+@pytest.mark.parametrize(
+    ("one", "pods", "strip"),
+    [
+        (node(BALANCED), [], "0 │2g░░░░░│1g░│1g░│3g░░░░░░░░░░░░░│"),
+        (node(BALANCED), ["mig-2g.10gb", "mig-1g.5gb"], "0 │2g█████│1g█│1g░│3g░░░░░░░░░░░░░│"),
+        (
+            # Published, so it is known which of the two.
+            node(BALANCED, model.Placement(3, 1)),
+            ["mig-1g.5gb"],
+            "0 │2g░░░░░│1g░│1g█│3g░░░░░░░░░░░░░│",
+        ),
+        (
+            # Published before that pod ended.
+            node(BALANCED, model.Placement(3, 1)),
+            [],
+            "0 │2g░░░░░│1g░│1g░│3g░░░░░░░░░░░░░│",
+        ),
+        (node(ONE_FREE), ["mig-3g.20gb"], "0 │···············│3g█████████████│"),
+        (node(OFF), ["gpu"], "0 │MIG off████████████████████████│"),
+        (node(OFF), [], "0 │MIG off░░░░░░░░░░░░░░░░░░░░░░░░│"),
+    ],
+)
+def test_an_instance_in_use_is_filled_as_pods_request_it(
+    one: nodes.Node, pods: list[str], strip: str
+) -> None:
+    requests = [pod(str(number), each) for number, each in enumerate(pods)]
+    assert drawn(one, *requests)[1].strip() == strip
+
+
+@pytest.mark.parametrize(
+    ("one", "line"),
+    [
+        (node(BALANCED), "  a  applied     balanced"),
+        (
+            node(BALANCED, applied="", state="pending", phase="Drain", message="1 pod to evict"),
+            "  a  changing    - → balanced  Drain: 1 pod to evict",
+        ),
+        (
+            node(BALANCED, state="failed", reason="DrainTimeout", message="waiting " * 20),
+            f"  a  failed      balanced  DrainTimeout: {'waiting ' * 7}wa…",
+        ),
+    ],
+)
+def test_a_node_has_one_line_with_its_state_layout_and_reason(one: nodes.Node, line: str) -> None:
+    assert drawn(one)[0] == line
+    assert len(line) <= 100
+
+
+def test_pending_pods_are_counted_by_the_devices_that_they_wait_for() -> None:
+    waiting = [pod("b", "mig-7g.40gb", on=""), pod("c", "mig-7g.40gb", on="")]
+    last = drawn(node(BALANCED), *waiting, pod("d", "gpu", on=""))[-1]
+    assert last == "2 pods wait for MIG devices: 2x mig-7g.40gb"
+
+
+def test_the_overview_fits_a_narrow_terminal_without_unicode() -> None:
+    one = node(BALANCED, state="failed", reason="DrainTimeout", message="x" * 200)
+    lines = drawn(one, style=bar.Style(columns=60, unicode=False))
+    assert max(map(len, lines)) <= 60
+    assert all(map(str.isascii, lines))
