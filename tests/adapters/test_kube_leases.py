@@ -12,7 +12,7 @@ from mig_manager import errors
 from mig_manager.adapters.kubernetes import api, leases
 from mig_manager.core import timing
 from mig_manager.core.node import cluster
-from mig_manager.sandbox.apiserver import resources, store
+from mig_manager.sandbox.apiserver import resources
 from testkit import apiserver
 from tests import fakes, waiting
 from tests.sandbox import apirig
@@ -167,31 +167,35 @@ def test_an_unreleased_slot_expires_and_is_lost_once_another_node_takes_it(
     assert rig.holders() == {LEASE: "b"}
 
 
-def test_slot_of_a_dead_disrupted_node_stays_until_it_is_deleted(rig: Rig) -> None:
-    def disrupt(node: store.Object) -> None:
-        node["metadata"]["annotations"] = {cluster.JOURNAL_ANNOTATION: "{}"}
-
+@pytest.fixture
+def silent(rig: Rig) -> leases.LeaseSlots:
+    """Have a node whose agent died in its slot; return the slots of another agent."""
     rig.taken("a")
-    rig.server.modify(resources.NODES, "a", disrupt)
     other = rig.of("b")
     other.take()
     rig.clock.now_s += 1000
+    return other
 
-    assert "their agents are silent: a (" in other.take()
+
+def test_slot_of_a_dead_disrupted_node_stays_until_it_is_deleted(
+    rig: Rig, silent: leases.LeaseSlots
+) -> None:
+    annotations = {cluster.JOURNAL_ANNOTATION: "{}"}
+    rig.server.modify(
+        resources.NODES, "a", lambda node: node["metadata"].update(annotations=annotations)
+    )
+
+    assert "their agents are silent: a (" in silent.take()
     assert rig.holders() == {LEASE: "a"}
     rig.server.delete(resources.NODES, "a")
-    assert other.take() == ""
+    assert silent.take() == ""
 
 
-def test_an_unreadable_node_counts_as_disrupted(rig: Rig) -> None:
-    rig.taken("a")
-    other = rig.of("b")
-    other.take()
-    rig.clock.now_s += 1000
+def test_an_unreadable_node_counts_as_disrupted(rig: Rig, silent: leases.LeaseSlots) -> None:
     rig.server.inject(apiserver.Fault(token="b", resource="nodes", status=403))  # noqa: S106
 
-    assert other.take() != ""
-    assert other.take() == ""
+    assert silent.take() != ""
+    assert silent.take() == ""
 
 
 def test_a_renewed_slot_never_expires_and_its_lease_is_made_again(rig: Rig) -> None:
