@@ -142,10 +142,7 @@ def gi_step(gpu: model.Gpu, name: str, start: int | None = None) -> steps.Create
         if (place.start == start if start is not None else not any(map(place.overlaps, taken)))
     )
     return steps.CreateGpuInstance(
-        gpu_uuid=gpu.uuid,
-        profile=row.profile,
-        profile_id=row.profile_id,
-        placement=placement,
+        gpu_uuid=gpu.uuid, profile=row.profile, profile_id=row.profile_id, placement=placement
     )
 
 

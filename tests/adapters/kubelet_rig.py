@@ -66,9 +66,7 @@ class Kubelet:
             return answer(asked, context)
 
         return grpc.unary_unary_rpc_method_handler(
-            serve,
-            request_deserializer=request.FromString,
-            response_serializer=self.writes,
+            serve, request_deserializer=request.FromString, response_serializer=self.writes
         )
 
     def _list(self, _asked: Any, _context: Any) -> Any:

@@ -108,14 +108,7 @@ TOGETHER = "--gpu-reset -i 00000000:07:00.0,00000000:17:00.0"
     ("refused", "resets"),
     [
         ("none", [TOGETHER]),
-        (
-            "*,*",
-            [
-                TOGETHER,
-                "--gpu-reset -i 00000000:07:00.0",
-                "--gpu-reset -i 00000000:17:00.0",
-            ],
-        ),
+        ("*,*", [TOGETHER, "--gpu-reset -i 00000000:07:00.0", "--gpu-reset -i 00000000:17:00.0"]),
     ],
 )
 def test_gpus_with_a_pending_mode_are_reset_by_one_command_unless_refused(

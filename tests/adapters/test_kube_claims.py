@@ -26,8 +26,7 @@ def workloads(kube: api.KubeApi) -> pods.KubeWorkloads:
 def claiming(name: str, *results: dict[str, Any] | None) -> list[dict[str, Any]]:
     """Return a pod and its claims, with an allocation each."""
     thing = make_pod(
-        name,
-        resourceClaims=[{"name": str(number)} for number, _ in enumerate(results)],
+        name, resourceClaims=[{"name": str(number)} for number, _ in enumerate(results)]
     )
     thing["status"]["resourceClaimStatuses"] = [
         {"name": str(number), "resourceClaimName": f"{name}-{number}"}
@@ -120,10 +119,7 @@ def test_an_extended_resource_has_the_device_of_the_schedulers_claim(
 
     # Kubelet shows the driver, and no device.
     by_kubelet = cluster.PodDevices(
-        namespace="ns",
-        name="p1",
-        device_ids=frozenset(),
-        claim_drivers=frozenset({DRIVER}),
+        namespace="ns", name="p1", device_ids=frozenset(), claim_drivers=frozenset({DRIVER})
     )
     usage = gpu_use.Usage(pods=listed, assigned=(by_kubelet,))
     assert usage.users(ONE) == listed
@@ -284,9 +280,7 @@ def test_claims_are_read_again_some_minutes_after_the_api_forbade_it(
     now_s = [0.0]
     workloads = pods.KubeWorkloads(kube, node_name="n1", monotonic=lambda: now_s[0])
     server.create(
-        *claiming("p1", on("d0")),
-        *claiming("p2", on("d0")),
-        a_slice(a_device("d0", uuid="MIG-0")),
+        *claiming("p1", on("d0")), *claiming("p2", on("d0")), a_slice(a_device("d0", uuid="MIG-0"))
     )
     server.inject(apiserver.Fault(path="/resourceclaims", status=403, times=1))
     for at_s, claimed in ((0.0, None), (299.0, None), (300.0, ONE)):

@@ -29,9 +29,7 @@ _CAPABLE = [each for each in hardware.products().values() if each.profiles]
 _ONE_OF_EACH_GRID = {product.grid: product for product in reversed(_CAPABLE)}.values()
 CAPABLE = [
     pytest.param(
-        product,
-        id=product.key,
-        marks=() if product in _ONE_OF_EACH_GRID else pytest.mark.slow,
+        product, id=product.key, marks=() if product in _ONE_OF_EACH_GRID else pytest.mark.slow
     )
     for product in _CAPABLE
     if not product.not_simulatable
@@ -123,11 +121,7 @@ def test_a_gpu_instance_without_compute_instance_is_seen(node: Rig) -> None:
 
 def test_parts_of_a_gpu_instance_are_named_and_placed_as_parts(node: Rig) -> None:
     whole = gi_step(node.enable(), "3g.20gb", 4)
-    node.run(
-        whole,
-        ci_step(whole, "1c.3g.20gb", 2),
-        ci_step(whole, "2c.3g.20gb", 0),
-    )
+    node.run(whole, ci_step(whole, "1c.3g.20gb", 2), ci_step(whole, "2c.3g.20gb", 0))
     (instance,) = node.observe().gpu_instances
     assert {(str(ci.profile), str(ci.placement)) for ci in instance.compute_instances} == {
         ("1c.3g.20gb", "2:1"),
@@ -195,8 +189,7 @@ def test_lasting_facts_are_asked_once_however_many_instances_there_are(node: Rig
 
 
 @pytest.mark.parametrize(
-    "code",
-    [states.Code.GPU_IS_LOST, states.Code.UNKNOWN, states.Code.RESET_REQUIRED],
+    "code", [states.Code.GPU_IS_LOST, states.Code.UNKNOWN, states.Code.RESET_REQUIRED]
 )
 def test_one_gpu_that_answers_an_error_does_not_hide_the_others(
     code: states.Code, boot: Boot

@@ -89,10 +89,7 @@ def test_a_process_on_another_instance_of_the_gpu_is_not_named(node: Rig, proc: 
 
 
 def test_process_is_assigned_to_its_instance_by_capability_files(
-    tmp_path: pathlib.Path,
-    node: Rig,
-    proc: ProcTree,
-    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: pathlib.Path, node: Rig, proc: ProcTree, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The simulated library is loaded.
     monkeypatch.setattr(library, "find", lambda _roots: None)
@@ -105,11 +102,7 @@ def test_process_is_assigned_to_its_instance_by_capability_files(
     (tmp_path / "host").mkdir()
     host = ProcTree(tmp_path / "host/proc")
     host.add_capabilities(0, {f"gi{instance.instance_id}": 165})
-    message = refusal(
-        proc,
-        plan_of([gpu], *end_steps(gpu)),
-        driver_root=str(tmp_path / "host"),
-    )
+    message = refusal(proc, plan_of([gpu], *end_steps(gpu)), driver_root=str(tmp_path / "host"))
     assert "open in nv-hostengine (pid 88)" in message
 
 

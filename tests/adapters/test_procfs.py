@@ -189,9 +189,7 @@ def test_a_real_process_is_found_with_its_open_device(tmp_path: pathlib.Path) ->
     device.write_text("")
     script = "import os, sys; os.open(sys.argv[1], 0); print(flush=True); sys.stdin.read()"
     with subprocess.Popen(  # noqa: S603 - our own interpreter
-        [sys.executable, "-c", script, str(device)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
+        [sys.executable, "-c", script, str(device)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as process:
         assert process.stdout is not None
         process.stdout.readline()

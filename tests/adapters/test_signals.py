@@ -20,11 +20,7 @@ print("stopped in order")
 
 @pytest.mark.parametrize(
     "numbers",
-    [
-        [signal.SIGHUP],
-        [signal.SIGQUIT],
-        [signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM],
-    ],
+    [[signal.SIGHUP], [signal.SIGQUIT], [signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM]],
 )
 def test_a_signal_stops_a_service_in_order_or_has_no_effect(
     numbers: Sequence[signal.Signals],

@@ -9,15 +9,7 @@ from mig_manager.adapters.host import systemd
 from mig_manager.core import host_files
 from mig_manager.errors import Reason
 from tests.adapters import systemd_rig
-from tests.adapters.systemd_rig import (
-    NO_LIMIT_US,
-    NVSM,
-    Act,
-    Unit,
-    fails,
-    services,
-    standing_in,
-)
+from tests.adapters.systemd_rig import NO_LIMIT_US, NVSM, Act, Unit, fails, services, standing_in
 from tests.adapters.systemd_rig import DBusDaemon as Bus
 
 bus = systemd_rig.bus
@@ -163,8 +155,7 @@ def test_a_unit_that_fails_while_stopping_or_is_unknown_has_stopped(bus: Bus) ->
 
 def test_the_end_of_a_job_is_detected_without_its_signal(bus: Bus) -> None:
     unit = Unit(
-        stops=Act("inactive", is_sent=False),
-        starts=Act("active", takes_s=0.1, is_sent=False),
+        stops=Act("inactive", is_sent=False), starts=Act("active", takes_s=0.1, is_sent=False)
     )
 
     with standing_in(bus, {NVSM: unit}):

@@ -201,11 +201,7 @@ class Real:
         request: Object = {"expirationSeconds": 3600}
         if node:
             containers = [{"name": "mig-manager", "image": "mig-manager"}]
-            spec = {
-                "nodeName": node,
-                "serviceAccountName": account.name,
-                "containers": containers,
-            }
+            spec = {"nodeName": node, "serviceAccountName": account.name, "containers": containers}
             pods = f"/api/v1/namespaces/{account.namespace}/pods"
             metadata = {"generateName": "mig-manager-"}
             pod = self.kube.post(pods, {"metadata": metadata, "spec": spec})
@@ -233,11 +229,7 @@ class Real:
     def _introduce(self, account: Account) -> None:
         """Make an account, with roles that give nothing yet."""
         metadata = {"metadata": {"name": account.name}}
-        subject = {
-            "kind": "ServiceAccount",
-            "name": account.name,
-            "namespace": account.namespace,
-        }
+        subject = {"kind": "ServiceAccount", "name": account.name, "namespace": account.namespace}
         self._create(account.path.rpartition("/")[0], metadata)
         for where, kind in (("", "ClusterRole"), (f"/namespaces/{account.namespace}", "Role")):
             role = {"apiGroup": "rbac.authorization.k8s.io", "kind": kind, "name": account.name}

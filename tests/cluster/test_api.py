@@ -271,12 +271,7 @@ def test_a_list_of_pods_comes_page_by_page_and_of_one_node_only(
     ],
 )
 def test_a_refusal_has_the_same_status_and_words(
-    kube: api.KubeApi,
-    method: str,
-    path: str,
-    body: Mapping[str, object],
-    status: int,
-    words: str,
+    kube: api.KubeApi, method: str, path: str, body: Mapping[str, object], status: int, words: str
 ) -> None:
     calls: dict[str, Callable[..., object]] = {
         "get": kube.get,

@@ -279,9 +279,7 @@ AGENT = f"mig-manager of node {OWN}"
         ),
         (
             "mig-manager's token names no node",
-            [
-                lambda scene: patching(OUR_STATE)(dataclasses.replace(scene, agent=scene.unbound)),
-            ],
+            [lambda scene: patching(OUR_STATE)(dataclasses.replace(scene, agent=scene.unbound))],
         ),
         (
             "mig-manager may not evict pods of other nodes",
@@ -322,10 +320,7 @@ def test_agent_may_write_what_its_work_needs_on_its_own_node(scene: Scene) -> No
         cluster.PLUGIN_CONFIG_LABEL: "large",
     }
     resumed = {cluster.PLUGIN_CONFIG_LABEL: None, cluster.PLUGIN_DEPLOY_LABEL: "true"}
-    spoilt = {
-        cluster.JOURNAL_ANNOTATION: None,
-        cluster.UNREADABLE_JOURNAL_ANNOTATION: "nonsense",
-    }
+    spoilt = {cluster.JOURNAL_ANNOTATION: None, cluster.UNREADABLE_JOURNAL_ANNOTATION: "nonsense"}
     status = dict.fromkeys(OUR_ANNOTATIONS, "{}")
     kept = (TAINT, *KUBERNETES)
     changes = [labels(**published, **paused), annotations(**status), taints(*kept, HOLD)]

@@ -48,10 +48,7 @@ GPUS: Mapping[str, Gpus] = {
     "one-slice-changed": ("1g.5gb@0 1g.5gb@1 1g.5gb@2 1g.5gb@3 3g.20gb@4",),
     "fewer": ("1g.5gb@2 1g.5gb@3 3g.20gb@4",),
     "uneven": ("2g.10gb@0 1g.5gb@2 1g.5gb@3 3g.20gb@4", "3g.20gb@4"),
-    "uneven-changed": (
-        "1g.5gb@0 1g.5gb@1 1g.5gb@2 1g.5gb@3 3g.20gb@4",
-        "2g.10gb@0 3g.20gb@4",
-    ),
+    "uneven-changed": ("1g.5gb@0 1g.5gb@1 1g.5gb@2 1g.5gb@3 3g.20gb@4", "2g.10gb@0 3g.20gb@4"),
 }
 """The GPUs with each layout, on the nodes that have it here.
 
@@ -157,9 +154,7 @@ FAILING = Scenario(
     phases=_ROLLED_BACK,
 )
 FAILING_TWICE = dataclasses.replace(
-    FAILING,
-    name="failing apply and failing rollback",
-    faults=(_FOR_GOOD, _ONCE_ON_THE_ROLLBACK),
+    FAILING, name="failing apply and failing rollback", faults=(_FOR_GOOD, _ONCE_ON_THE_ROLLBACK)
 )
 DRAIN_TIMEOUT = dataclasses.replace(
     ONE_SLICE,
@@ -179,10 +174,7 @@ ACTIVE = dataclasses.replace(
 )
 CORDONED = dataclasses.replace(ONE_SLICE, name="one slice on a cordoned node", is_cordoned=True)
 HOOKED = dataclasses.replace(
-    FIRST,
-    name="first layout with hooks",
-    has_hooks=True,
-    phases=UNDISTURBED | {"Resolve"},
+    FIRST, name="first layout with hooks", has_hooks=True, phases=UNDISTURBED | {"Resolve"}
 )
 ALL = (
     *(FIRST_HOPPER, ONE_SLICE, MODE_OFF, FAILING, FAILING_TWICE),

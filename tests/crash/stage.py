@@ -141,10 +141,7 @@ class Stage(stages.Stage):
         in_use, names = self.devices_by_pod(), self._device_names()
         self.pods = tuple(
             PodWithDevices(
-                name,
-                objects.uid(pod),
-                in_use[name],
-                frozenset(names[id_] for id_ in in_use[name]),
+                name, objects.uid(pod), in_use[name], frozenset(names[id_] for id_ in in_use[name])
             )
             for name, pod in self.ready_pods().items()
         )

@@ -62,9 +62,7 @@ def changes(rig: stage.Stage) -> int:
     ],
 )
 def test_worker_in_a_driver_call_dies_with_its_agent(
-    scenario: scenarios.Scenario,
-    function: str,
-    recorded: matrix.Recorder,
+    scenario: scenarios.Scenario, function: str, recorded: matrix.Recorder
 ) -> None:
     recording = recorded(scenario)
     with stage.Stage(scenario, recording.start) as rig:
@@ -89,10 +87,7 @@ def test_worker_in_a_driver_call_dies_with_its_agent(
     ids=["mode", "destroy-ci", "destroy-gi", "create-gi", "create-ci"],
 )
 def test_what_the_driver_did_for_a_worker_that_died_is_resumed_or_undone(
-    scenario: scenarios.Scenario,
-    nth: int,
-    latency: states.Latency,
-    recorded: matrix.Recorder,
+    scenario: scenarios.Scenario, nth: int, latency: states.Latency, recorded: matrix.Recorder
 ) -> None:
     recording = recorded(scenario)
     with stage.Stage(scenario, recording.start) as rig:

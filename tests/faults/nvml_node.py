@@ -67,10 +67,7 @@ SCENARIOS = {
         is_busy=True,
     ),
     "inside": Scenario(
-        "A100-SXM4-40GB",
-        "halves",
-        "inside",
-        ("3g.20gb@0 1c.3g.20gb@4 1c.3g.20gb@4 1c.3g.20gb@4",),
+        "A100-SXM4-40GB", "halves", "inside", ("3g.20gb@0 1c.3g.20gb@4 1c.3g.20gb@4 1c.3g.20gb@4",)
     ),
     "mode-off": Scenario("A30", "ampere", "whole", ("off",)),
     "already-applied": Scenario("A30", "ampere", "ampere", (_AMPERE,)),

@@ -71,10 +71,7 @@ def feature_discovery() -> Object:
         "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists"}],
         "containers": [container],
         "volumes": [
-            {
-                "name": "features",
-                "hostPath": {"path": _FEATURES, "type": "DirectoryOrCreate"},
-            }
+            {"name": "features", "hostPath": {"path": _FEATURES, "type": "DirectoryOrCreate"}}
         ],
     }
     return manifests.daemon_set(DISCOVERY, "kube-system", {"name": DISCOVERY}, pod)

@@ -51,10 +51,7 @@ def agent(
     name = node.node()["metadata"]["name"]
     environ = {"NODE_NAME": name, "KUBECONFIG": "/etc/mig-manager/kubeconfig"}
     overlay = overlays.overlay("simulated")
-    with (
-        built.mounted() as image,
-        container.running(image, overlay, tmp_path, environ) as running,
-    ):
+    with built.mounted() as image, container.running(image, overlay, tmp_path, environ) as running:
         yield running
 
 

@@ -97,10 +97,7 @@ def test_the_socket_lists_the_devices_of_pods_and_all_healthy_ones(
     manager.disconnect([_GPU])
 
     expected = cluster.PodDevices(
-        namespace="team",
-        name="p1",
-        device_ids=device_ids,
-        gpu_resources=frozenset({_SMALL}),
+        namespace="team", name="p1", device_ids=device_ids, gpu_resources=frozenset({_SMALL})
     )
     assert client.assigned() == (expected,)
     assert client.allocatable() == {_SMALL: frozenset({"MIG-a", "MIG-b", "MIG-c"})}

@@ -26,10 +26,7 @@ mig-configs:
     mig-enabled: true
     mig-devices: {1g.5gb: 2, 2g.10gb: 1}
 """
-_PYNVML_NAMES = {
-    "nvmlPciInfo_t": "nvmlPciInfo_t",
-    "nvmlProcessInfo_t": "c_nvmlProcessInfo_v3_t",
-}
+_PYNVML_NAMES = {"nvmlPciInfo_t": "nvmlPciInfo_t", "nvmlProcessInfo_t": "c_nvmlProcessInfo_v3_t"}
 """Structs that pynvml calls otherwise than ``c_`` and the header's name."""
 
 

@@ -29,11 +29,7 @@ _PLUGIN = f"/apis/apps/v1/namespaces/gpu-operator/daemonsets/{objects.PLUGIN_NAM
 _HOLD = {"key": cluster.HOLD_TAINT, "effect": "NoSchedule"}
 
 _QUICK = sandbox_node.NodeOptions(
-    name="n1",
-    tick_s=0.05,
-    pod_start_s=0.02,
-    pod_stop_s=0.02,
-    plugin_start_s=0.05,
+    name="n1", tick_s=0.05, pod_start_s=0.02, pod_stop_s=0.02, plugin_start_s=0.05
 )
 
 

@@ -63,11 +63,7 @@ def test_xml_lists_what_is_on_a_gpu(start: nvml_rig.Start, smi: Run) -> None:
         ({"virtualization": states.Virtualization.VGPU}, 3, f"GPU {FIRST} is not supported."),
         ({"permitted": False}, 4, "Insufficient Permissions"),
         ({"linked_gpus": ((0, 2),)}, 3, "00000000:17:00.0"),
-        (
-            {},
-            255,
-            f"could not be reset:\n  GPU {SECOND}: In use by another client\n\n1 device is",
-        ),
+        ({}, 255, f"could not be reset:\n  GPU {SECOND}: In use by another client\n\n1 device is"),
     ],
     ids=["virtual machine", "vGPU guest", "no permission", "linked", "in use"],
 )

@@ -80,12 +80,7 @@ def profile_id(product: str, name: str) -> int:
     ids=[f"{c[0]}{'-swapped' * c[1]}-{c[2].replace(' ', ',')}" for c in CAPTURES],
 )
 def test_driver_positions_and_numbers_instances_as_captured(
-    *,
-    product: str,
-    is_swapped: bool,
-    order: str,
-    starts: list[int | None],
-    ids: list[int | None],
+    *, product: str, is_swapped: bool, order: str, starts: list[int | None], ids: list[int | None]
 ) -> None:
     gpu = enabled()
     seen: list[tuple[int | None, int | None]] = []
