@@ -7,7 +7,7 @@ import pytest
 
 from mig_manager import errors
 from mig_manager.catalogue import hardware
-from mig_manager.cli.toolkit import gpu_report, validation
+from mig_manager.cli.toolkit import gpu_report
 from mig_manager.core import bar, model, steps
 from mig_manager.core.layout import config, plans, validate
 from tests import gpu_values
@@ -167,20 +167,6 @@ def test_products_that_share_a_name_are_reported_apart() -> None:
     assert len(result.verdicts) == len(templates)
 
 
-def test_a_node_is_judged_by_the_gpus_it_has() -> None:
-    gpus = [hardware.template(A100, 0), hardware.template(A30, 1)]
-    names = ["balanced", "first-only", "everywhere"]
-
-    result = validate.against_node(list(map(layout, names)), source="f", gpus=gpus)
-
-    fits, not_for_it = validate.Fit.FITS, validate.Fit.NOT_FOR_IT
-    assert {name: [result.verdicts[name, gpu.name].fit for gpu in gpus] for name in names} == {
-        "balanced": [fits, not_for_it],
-        "first-only": [fits, not_for_it],
-        "everywhere": [fits, validate.Fit.DOES_NOT_FIT],
-    }
-
-
 def test_what_cannot_be_reported_before_mig_is_on_is_said_to_be_unknown() -> None:
     gpu = dataclasses.replace(hardware.template(A100), profiles=None)
 
@@ -188,17 +174,3 @@ def test_what_cannot_be_reported_before_mig_is_on_is_said_to_be_unknown() -> Non
 
     assert result.verdicts["balanced", A100.name].fit is validate.Fit.UNKNOWN
     assert not result.misfits
-
-
-def test_the_table_explains_what_does_not_fit() -> None:
-    result = validate.against_products(
-        [layout("balanced"), layout("too-much")],
-        source="f",
-        templates=[hardware.template(A100), hardware.template(A30)],
-    )
-
-    text = validation.table(result, style=bar.Style(unicode=False))
-
-    assert "balanced   y   ." in text
-    assert "too-much   N   ." in text
-    assert "too-much: 2 x 4g.20gb does not fit NVIDIA A100-SXM4-40GB" in text

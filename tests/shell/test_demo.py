@@ -1,11 +1,9 @@
 """``mig-manager demo`` as a process: what it shows at its end, and what it leaves behind."""
 
 import contextlib
-import json
 import os
 import pathlib
 import re
-import shlex
 import signal
 import subprocess
 import sys
@@ -184,25 +182,6 @@ def test_kept_node_serves_its_layouts_to_the_plugin(demo: Demo) -> None:
     assert "2g.10gb" in shell(demo, kubeconfig, "kubectl mig plan all-balanced")
     assert "labeled" in shell(demo, kubeconfig, label)
     shell(demo, kubeconfig, APPLIED.format("all-balanced"))
-
-
-@pytest.mark.slow
-def test_an_edit_of_the_kept_nodes_config_map_reaches_its_agent(demo: Demo) -> None:
-    programs.needed("kubectl")
-    demo.started(*DEMO, "--keep")
-    demo.wait_for(KEPT)
-    kubeconfig, *_ = commands(demo.output())
-
-    rules = [{"devices": "all", "mig-enabled": False}]
-    text = json.dumps({"version": "v1", "mig-configs": {"my-own": rules}})
-    patch = shlex.quote(json.dumps({"data": {"config.yaml": text}}))
-    shell(
-        demo,
-        kubeconfig,
-        f"kubectl -n mig-manager patch configmap mig-manager-config --type=merge -p {patch}",
-        "kubectl label node sandbox nvidia.com/mig.config=my-own --overwrite",
-        APPLIED.format("my-own"),
-    )
 
 
 @pytest.mark.parametrize("count", [1, 3])

@@ -17,7 +17,6 @@ from testkit import nvml_faults
 from tests.adapters import proc_tree
 from tests.shell.commandline import Shell
 from tests.shell.doctor_rig import FAIL, OK, SKIPPED, WARN, Examination, Patient, a_gpu, gpus
-from tests.unit import samples
 
 ROOT = pathlib.Path(__file__).parents[2]
 POD = "0a1b2c3d-0a1b-0a1b-0a1b-0a1b2c3d4e5f"
@@ -142,14 +141,6 @@ def test_gpus_of_a_virtual_machine_are_explained(
     assert words in result.text("virtualization")
 
 
-def test_a_gpu_instance_without_compute_instances_is_named(patient: Patient) -> None:
-    result = patient.check("instances", gpus(samples.gpu(samples.A100, "1g.5gb@4[]")))
-
-    assert result.verdict("instances") is WARN
-    words = "GPU 0: GPU instance 0 (1g.5gb at 4:1) has no compute instance"
-    assert words in result.text("instances")
-
-
 def test_instances_that_we_may_not_list_are_not_taken_for_none(patient: Patient) -> None:
     patient.born(permitted=False)
     patient.set_modes(is_enabled=True, is_pending=True)
@@ -159,13 +150,6 @@ def test_instances_that_we_may_not_list_are_not_taken_for_none(patient: Patient)
     assert result.failing == {"gpus"}
     assert "Run as root" in result.remedies("gpus")
     assert result.verdict("instances") is SKIPPED
-
-
-def test_a_node_without_any_gpu_that_has_mig_fails(patient: Patient) -> None:
-    result = patient.check("gpus", gpus())
-
-    assert result.failing == {"gpus"}
-    assert result.text("gpus") == "this node has no NVIDIA GPU"
 
 
 # -- the machine --------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from mig_manager.sandbox.node import sandbox_node
 from testkit import apiserver
 from tests import waiting
 from tests.shell.doctor_rig import FAIL, OK, SKIPPED, WARN, Examination, Patient, a_gpu, gpus
+from tests.unit import samples
 
 ROOT = pathlib.Path(__file__).parents[2]
 NODE_NAME = "n1"
@@ -157,15 +158,6 @@ def test_missing_or_silent_cluster_hides_no_other_check(patient: Patient) -> Non
     assert silent.verdict("driver") is OK
 
 
-def test_missing_and_removed_devices_are_counted(patient: Patient) -> None:
-    schedulable = {"nvidia.com/gpu": frozenset({"GPU-of-yesterday"})}
-
-    result = patient.check("schedulable-devices", {"allocatable": schedulable, **gpus(a_gpu())})
-
-    assert result.failing == {"schedulable-devices"}
-    assert "1 allocatable devices: 0 exist" in result.text("schedulable-devices")
-
-
 def a_pod(container: str, *, is_ready: bool = True) -> cluster.Pod:
     return cluster.Pod(
         namespace="gpu",
@@ -185,71 +177,78 @@ def a_pod(container: str, *, is_ready: bool = True) -> cluster.Pod:
     )
 
 
-@pytest.mark.parametrize(
-    ("uuids", "verdict", "found"),
-    [
-        ([a_gpu().uuid], OK, "the DRA driver has all devices and no others"),
-        ([], FAIL, "list 0 devices: 0 exist, 1 are expected"),
-        (None, WARN, "the ResourceSlices of the DRA driver cannot be listed"),
-    ],
-)
-def test_the_slices_of_a_dra_driver_are_compared_with_the_gpus(
-    patient: Patient, uuids: list[str] | None, verdict: doctor_report.Verdict, found: str
-) -> None:
-    published = claims.Slice(
-        name="s",
-        pool="n",
-        generation=1,
-        count=1,
-        uuids={uuid: uuid for uuid in uuids or ()},
-        for_machines=frozenset(),
+def served(*uuids: str) -> claims.Slice:
+    devices = {uuid: uuid for uuid in uuids}
+    return claims.Slice(
+        name="s", pool="n", generation=1, count=1, uuids=devices, for_machines=frozenset()
     )
-    known = {
-        "pods": (a_pod("gpus"),),
-        "slices": None if uuids is None else (published,),
-        "allocatable": {},
-        **gpus(a_gpu()),
-    }
-    result = patient.check("schedulable-devices", known)
-    assert result.verdict("schedulable-devices") is verdict
-    assert found in result.text("schedulable-devices")
-
-    both = patient.check(
-        "schedulable-devices", known | {"pods": (a_pod("gpus"), a_pod("nvidia-device-plugin"))}
-    )
-    assert "kubelet has 0 allocatable devices" in both.text("schedulable-devices")
 
 
-def test_a_plugin_that_is_absent_or_not_ready_fails(patient: Patient) -> None:
-    for container, found in (
-        ("other", "no device plugin and no DRA driver on this node"),
-        ("gpus", "gpu/gpus is not ready (Running)"),
-        ("nvidia-device-plugin-ctr", "gpu/nvidia-device-plugin-ctr is not ready (Running)"),
-    ):
-        pods = (a_pod(container, is_ready=False),)
-        result = patient.check("device-plugin", {"pods": pods})
-
-        assert result.failing == {"device-plugin"}
-        assert result.text("device-plugin") == found
+GPU = gpus(a_gpu())
+DRIVER, PLUGIN, MANAGER = a_pod("gpus"), a_pod("nvidia-device-plugin"), a_pod("nvidia-mig-manager")
+DRA = {"pods": (DRIVER,), "allocatable": {}, **GPU}
+STALE = {"allocatable": {"nvidia.com/gpu": frozenset({"GPU-of-yesterday"})}, **GPU}
+ALL_SERVED = "the DRA driver has all devices and no others"
 
 
-def test_another_manager_fails_and_we_ourselves_do_not(patient: Patient) -> None:
-    manager = a_pod("nvidia-mig-manager")
-
-    for own_pod_uid, verdict in (("uid-of-ours", FAIL), (manager.uid, OK)):
-        facts = {"pods": (manager,), "own_pod_uid": own_pod_uid}
-        assert patient.check("other-managers", facts).verdict("other-managers") is verdict
+def waiting_pod(container: str) -> dict[str, object]:
+    return {"pods": (a_pod(container, is_ready=False),)}
 
 
-def test_a_vgpu_plugin_fails_only_where_it_manages_the_instances(patient: Patient) -> None:
+def vgpus(mode: str) -> dict[str, object]:
+    """Return a node whose instances Volcano's vGPU plugin may manage."""
     labels = {"name": "volcano-device-plugin"}
     plugin = dataclasses.replace(a_pod("volcano-device-plugin"), labels=labels)
+    annotations = {"volcano.sh/node-vgpu-register": f"GPU-1,10,1,NVIDIA-A30,true,{mode}:"}
+    node = cluster.NodeView(name="n", annotations=annotations, allocatable={})
+    return {"pods": (plugin,), "node": node, "own_pod_uid": "ours"}
 
-    for mode, verdict in (("mig", FAIL), ("hami-core", OK)):
-        annotations = {"volcano.sh/node-vgpu-register": f"GPU-1,10,1,NVIDIA-A30,true,{mode}:"}
-        node = cluster.NodeView(name="n", annotations=annotations, allocatable={})
-        facts = {"pods": (plugin,), "node": node, "own_pod_uid": "ours"}
-        assert patient.check("other-managers", facts).verdict("other-managers") is verdict
+
+@pytest.mark.parametrize(
+    ("check", "facts", "verdict", "text"),
+    [
+        ("gpus", gpus(), FAIL, "this node has no NVIDIA GPU"),
+        (
+            "instances",
+            gpus(samples.gpu(samples.A100, "1g.5gb@4[]")),
+            WARN,
+            "GPU 0: GPU instance 0 (1g.5gb at 4:1) has no compute instance",
+        ),
+        ("schedulable-devices", STALE, FAIL, "1 allocatable devices: 0 exist"),
+        ("schedulable-devices", {**DRA, "slices": (served(a_gpu().uuid),)}, OK, ALL_SERVED),
+        ("schedulable-devices", {**DRA, "slices": (served(),)}, FAIL, "0 exist, 1 are expected"),
+        ("schedulable-devices", {**DRA, "slices": None}, WARN, "cannot be listed"),
+        (
+            "schedulable-devices",
+            {**DRA, "slices": (served(a_gpu().uuid),), "pods": (DRIVER, PLUGIN)},
+            FAIL,
+            "kubelet has 0 allocatable devices",
+        ),
+        ("device-plugin", waiting_pod("other"), FAIL, "no device plugin and no DRA driver on"),
+        ("device-plugin", waiting_pod("gpus"), FAIL, "gpu/gpus is not ready (Running)"),
+        (
+            "device-plugin",
+            waiting_pod("nvidia-device-plugin-ctr"),
+            FAIL,
+            "plugin-ctr is not ready",
+        ),
+        ("other-managers", {"pods": (MANAGER,), "own_pod_uid": "uid-of-ours"}, FAIL, ""),
+        ("other-managers", {"pods": (MANAGER,), "own_pod_uid": MANAGER.uid}, OK, ""),
+        ("other-managers", vgpus("mig"), FAIL, ""),
+        ("other-managers", vgpus("hami-core"), OK, ""),
+    ],
+)
+def test_check_judges_what_was_observed(
+    patient: Patient,
+    check: str,
+    facts: Mapping[str, object],
+    verdict: doctor_report.Verdict,
+    text: str,
+) -> None:
+    result = patient.check(check, facts)
+
+    assert result.verdict(check) is verdict
+    assert text in result.text(check)
 
 
 def test_the_rights_are_those_of_the_manifest() -> None:

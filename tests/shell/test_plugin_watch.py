@@ -143,23 +143,6 @@ def test_a_signal_ends_a_view_whose_refresh_hangs(
         assert session.shown.rstrip().endswith("\x1b[?25h\x1b[?1049l")
 
 
-@pytest.mark.slow
-def test_a_view_whose_refresh_hangs_can_be_stopped_too(
-    viewer: rig.Viewer, tmp_path: pathlib.Path
-) -> None:
-    with _hanging(viewer, tmp_path) as session:
-        session.process.send_signal(signal.SIGTSTP)
-        session.read_until(re.escape("\x1b[?1049l"))
-        stat = pathlib.Path(f"/proc/{session.process.pid}/stat")
-        waiting.until(lambda: stat.read_text().rpartition(")")[2].split()[0] == "T", "the stop")
-
-        session.process.send_signal(signal.SIGCONT)
-        session.read_until(re.escape("\x1b[?1049h"))
-        session.process.send_signal(signal.SIGINT)
-
-        assert session.end() == 130
-
-
 def test_data_is_not_watched(viewer: rig.Viewer) -> None:
     answer = viewer.alone("status", "-w", "-o", "json")
 
