@@ -149,9 +149,15 @@ def phases_table(body: str) -> str:
 
 
 def readme(_body: str) -> str:
-    """Return what the README says before it comes to the installation, with links from here."""
+    """Return the README's introduction, with links from here and MkDocs' admonitions."""
     text = README.read_text(encoding="utf-8").partition("\n\n")[2]
-    return text.partition("\n## Install\n")[0].replace("](docs/", "](")
+    introduction = text.partition("\n## ")[0].replace("](docs/", "](")
+    return re.sub(r"^> \[!(\w+)\]\n((?:> .*\n)+)", _admonition, introduction, flags=re.MULTILINE)
+
+
+def _admonition(alert: re.Match[str]) -> str:
+    body = re.sub(r"^> ", "    ", alert[2], flags=re.MULTILINE)
+    return f'!!! {alert[1].lower()} ""\n\n{body}'
 
 
 def checks_table(_body: str) -> str:

@@ -3,7 +3,6 @@
 import pathlib
 import re
 import shutil
-import textwrap
 from typing import Any
 
 import pytest
@@ -110,10 +109,10 @@ def test_an_overlay_as_the_page_shows_it_has_its_own_image_and_layouts(
     tmp_path: pathlib.Path,
 ) -> None:
     kubectl = programs.needed("kubectl")
-    (example,) = re.findall(r"^    ```yaml\n(.*?)^    ```$", UPGRADE, re.DOTALL | re.MULTILINE)
+    (example,) = re.findall(r"^```yaml\n(.*?)^```$", UPGRADE, re.DOTALL | re.MULTILINE)
     for folder in ("deploy", "profiles"):
         shutil.copytree(pages.ROOT / folder, tmp_path / folder)
-    (tmp_path / "kustomization.yaml").write_text(textwrap.dedent(example), "utf-8")
+    (tmp_path / "kustomization.yaml").write_text(example, "utf-8")
     (tmp_path / "config.yaml").write_text("mine", "utf-8")
 
     documents = programs.output(kubectl, "kustomize", ".", cwd=tmp_path)

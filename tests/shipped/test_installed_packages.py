@@ -83,7 +83,7 @@ def test_package_restores_the_layout_at_boot_and_purges_itself(machine: guest.Gu
     write(machine, DROP_IN, "[Service]\nExecStart=\nExecStart=/bin/sleep infinity\n")
     machine.run("systemctl", "daemon-reload")
     machine.run("systemctl", "enable", "--now", AGENT)
-    # As systemctl edit --full has it, and docs/drop-in.md.
+    # As systemctl edit --full has it, and docs/migration.md.
     machine.run("cp", f"/usr/lib/systemd/system/{BOOT}", "/etc/systemd/system")
     machine.run("ln", "-s", "/usr/bin/mig-manager", "/usr/local/bin/nvidia-mig-parted")
     agent = machine.state_of(AGENT, "MainPID")
