@@ -21,6 +21,7 @@ The adapter of a library translates the library's exceptions into these.
 import dataclasses
 import enum
 
+_NOT_FOUND, _CONFLICT = 404, 409
 _SERVER_ERRORS = 500  # first HTTP status of a server error (RFC 9110, section 15.6)
 
 
@@ -353,6 +354,16 @@ class ClusterError(MigManagerError):
         super().__init__(message, reason=reason)
         self.status = status  # of HTTP; None when no answer came
         self.retry_after_s = retry_after_s  # how long the server asks to wait
+
+    @property
+    def is_conflict(self) -> bool:
+        """Whether the object exists already, or was changed or created by another writer."""
+        return self.status == _CONFLICT
+
+    @property
+    def is_not_found(self) -> bool:
+        """Whether the object, or its kind, does not exist."""
+        return self.status == _NOT_FOUND
 
     @property
     def may_be_done(self) -> bool:

@@ -188,10 +188,7 @@ class Metrics(ports.Telemetry):
 
     def gpus_observed(self, gpus: model.ObservedGpus) -> None:
         counts: collections.Counter[tuple[str, ...]] = collections.Counter(
-            (str(compute.profile),)
-            for gpu in gpus
-            for instance in gpu.gpu_instances
-            for compute in instance.compute_instances
+            (str(device.profile),) for gpu in gpus for device in gpu.devices
         )
         _replace(self._instances, dict(counts))
         lost: dict[tuple[str, ...], int] = {

@@ -255,11 +255,14 @@ class Gpu:
         )
 
     @property
+    def devices(self) -> tuple[ComputeInstance, ...]:
+        """Its MIG devices, which are its compute instances, in instance order."""
+        return tuple(ci for gi in self.gpu_instances for ci in gi.compute_instances)
+
+    @property
     def mig_uuids(self) -> tuple[str, ...]:
         """UUIDs of its MIG devices, in instance order."""
-        return tuple(
-            ci.uuid for gi in self.gpu_instances for ci in gi.compute_instances if ci.uuid
-        )
+        return tuple(device.uuid for device in self.devices if device.uuid)
 
     def __str__(self) -> str:
         return f"GPU {self.index} ({self.name}, {self.uuid})"

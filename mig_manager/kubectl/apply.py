@@ -6,7 +6,6 @@ the layout was planned for, or to one that differs in nothing that matters to th
 
 import dataclasses
 import datetime as dt
-import http
 
 from mig_manager import errors
 from mig_manager.core import bar, yaml_tree
@@ -134,7 +133,7 @@ def _request(
         try:
             seen.patch_node(node.name, {"metadata": metadata})
         except errors.ClusterError as error:
-            if error.status != http.HTTPStatus.CONFLICT:
+            if not error.is_conflict:
                 raise
         else:
             return

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from mig_manager import errors
-from mig_manager.core import messages, options
+from mig_manager.core import json_text, messages, options
 from mig_manager.core.fleet import nodes as fleet_nodes
 from mig_manager.core.layout import config
 from mig_manager.core.node import cluster
@@ -181,10 +181,10 @@ class Cluster:
         missing: list[str] = []
         for name in dict.fromkeys(names):
             try:
-                found = self.get(f"{_NODES}/{urllib.parse.quote(name, safe='')}")
+                found = self.get(cluster.api_path(_NODES, name))
                 nodes.append(fleet_nodes.parse(found))
             except errors.ClusterError as error:
-                if error.status != http.HTTPStatus.NOT_FOUND or len(names) == 1:
+                if not error.is_not_found or len(names) == 1:
                     raise
                 missing.append(error.message)
         if missing and not nodes:
@@ -242,11 +242,11 @@ class Cluster:
         """
         for namespace, name in (config_map,) if config_map else _CONFIG_MAPS:
             source = f"ConfigMap {namespace}/{name}"
-            quoted = [urllib.parse.quote(each, safe="") for each in (namespace, name)]
+            path = cluster.api_path("/api/v1/namespaces", namespace, "configmaps", name)
             try:
-                found = self.get("/api/v1/namespaces/{}/configmaps/{}".format(*quoted))
+                found = self.get(path)
             except errors.ClusterError as error:
-                if error.status == http.HTTPStatus.NOT_FOUND and not config_map:
+                if error.is_not_found and not config_map:
                     continue
                 raise
             with cluster.understood(source):
@@ -276,16 +276,11 @@ class Cluster:
         url = f"{path}?{urllib.parse.urlencode(query)}" if query else path
         answer = self._run(["get", "--raw", url], f"GET {path}")
         try:
-            document = json.loads(answer)
-        except (ValueError, RecursionError):
-            kind = "JSON"
-        else:
-            if isinstance(document, dict):
-                return document
-            kind = "an object"
-        raise errors.ClusterError(
-            f"the answer to GET {path} is not {kind}", reason=errors.Reason.API_ERROR
-        )
+            return json_text.parse_object(answer)
+        except ValueError as error:
+            raise errors.ClusterError(
+                f"the answer to GET {path} is not a JSON object", reason=errors.Reason.API_ERROR
+            ) from error
 
     def patch_node(self, name: str, change: Mapping[str, object]) -> None:
         """Merge a change into a node; status 409: it has not the ``resourceVersion`` of that."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from mig_manager import errors
-from mig_manager.core import answers, bar, messages, model, picture, steps
+from mig_manager.core import answers, bar, json_text, messages, model, picture, steps
 from mig_manager.core.fleet import demand, mixes, partitioning
 from mig_manager.core.layout import config
 from mig_manager.core.planner import planner
@@ -141,8 +141,8 @@ def _items(text: str, kind: str) -> Sequence[Mapping[str, Any]]:
     """Return the objects of a list in JSON, or one object alone."""
     command = f"kubectl get {kind.lower()}s{' -A' if kind == 'Pod' else ''} -o json"
     try:
-        data = json.loads(text)
-    except (ValueError, RecursionError) as error:
+        data = json_text.parse(text)
+    except ValueError as error:
         place = f", line {error.lineno}" if isinstance(error, json.JSONDecodeError) else ""
         raise errors.UsageError(
             f"the file with {kind.lower()}s is not JSON{place}; write it with '{command}'"

@@ -23,7 +23,7 @@ import structlog
 
 from mig_manager import errors
 from mig_manager.adapters.host import procfs
-from mig_manager.core import messages, timing
+from mig_manager.core import json_text, messages, timing
 
 _MODE = 0o600
 _HOLDER_MODE = 0o644
@@ -215,11 +215,11 @@ def _locking_process(found: os.stat_result, *, kinds: Collection[str] = ("READ",
 def _who(pid: int, text: bytes) -> str:
     """Describe the process that has the lock; ``pid`` is 0 if ``/proc/locks`` lacks it."""
     try:
-        fields = json.loads(text)
-    except (ValueError, RecursionError):
-        fields = None
+        fields = json_text.parse_object(text)
+    except ValueError:
+        fields = {}
     # The description may be that of a manager that was killed.
-    if isinstance(fields, dict) and fields and (not pid or fields.get("pid") == _own_pid(pid)):
+    if fields and (not pid or fields.get("pid") == _own_pid(pid)):
         shown = {"pid": "?"} | fields | ({"pid": pid} if pid else {})
         values = [str(shown.get(key, "?")) for key in ("program", "pid", "host", "doing", "since")]
         return "{} (pid {} on {}), {}, since {}".format(*values)

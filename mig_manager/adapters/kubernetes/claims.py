@@ -8,7 +8,6 @@ import dataclasses
 import http
 import math
 import time
-import urllib.parse
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -53,7 +52,7 @@ class KubeSlices:
         with _warn_on_error():
             for each in self.list() or ():
                 with _warn_on_error():
-                    self._resources.delete(f"resourceslices/{_quoted(each.name)}")
+                    self._resources.delete(cluster.api_path("resourceslices", each.name))
 
 
 class PodClaims:
@@ -127,7 +126,7 @@ class PodClaims:
             return None
         devices: set[claims.Device] = set()
         for name in pod.claims:
-            path = f"namespaces/{_quoted(pod.namespace)}/resourceclaims/{_quoted(name)}"
+            path = cluster.api_path("namespaces", pod.namespace, "resourceclaims", name)
             try:
                 claim = self._resources.get(path)
                 with cluster.understood("a ResourceClaim"):
@@ -169,7 +168,7 @@ class _Resources:
                 return self._get(version, path, query)
             except errors.ClusterError as error:
                 # The status is the same for an unknown version and an unknown object.
-                if error.status != http.HTTPStatus.NOT_FOUND:
+                if not error.is_not_found:
                     raise
         return self._get(last, path, query)
 
@@ -183,16 +182,14 @@ class _Resources:
         try:
             self._kube.delete(f"/apis/resource.k8s.io/{self._versions[0]}/{path}")
         except errors.ClusterError as error:
-            if error.status != http.HTTPStatus.NOT_FOUND:
+            if not error.is_not_found:
                 raise
 
 
 def _is_unavailable(error: errors.ClusterError) -> bool:
     """Return whether the API has no such resource, or forbids it; not while it is starting."""
     is_forbidden = error.reason is errors.Reason.FORBIDDEN
-    return error.status == http.HTTPStatus.NOT_FOUND or (
-        is_forbidden and error.status == http.HTTPStatus.FORBIDDEN
-    )
+    return error.is_not_found or (is_forbidden and error.status == http.HTTPStatus.FORBIDDEN)
 
 
 def _raise_if_transient(error: errors.ClusterError) -> None:
@@ -208,7 +205,3 @@ def _warn_on_error() -> Iterator[None]:
         yield
     except errors.ClusterError as error:
         _log.warning("resource_slices_not_withdrawn", error=error.message)
-
-
-def _quoted(name: str) -> str:
-    return urllib.parse.quote(name, safe="")

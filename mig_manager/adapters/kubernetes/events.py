@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from mig_manager.core import messages
+from mig_manager.core.node import cluster
 
 _COMPONENT = "mig-manager"
 _LONGEST_NAME = 220
@@ -70,4 +71,4 @@ class Event:
 
 def path(event: Mapping[str, Any]) -> str:
     """Return the path to create an Event at."""
-    return f"/api/v1/namespaces/{event['metadata']['namespace']}/events"
+    return cluster.api_path("/api/v1/namespaces", event["metadata"]["namespace"], "events")

@@ -4,7 +4,6 @@ Level-triggered, like the agent's own watch: after any failure all nodes are lis
 Functions and methods raise ``ClusterError`` if the API refuses or does not answer.
 """
 
-import http
 import threading
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -73,7 +72,7 @@ class Fleet(watch.Watch):
         try:
             self._kube.patch(node.path(seen.name), change)
         except errors.ClusterError as error:
-            if error.status in (http.HTTPStatus.CONFLICT, http.HTTPStatus.NOT_FOUND):
+            if error.is_conflict or error.is_not_found:
                 return False
             raise
         return True
@@ -126,9 +125,11 @@ def pods_by_node(kube: api.KubeApi) -> dict[str, list[cluster.Pod]]:
 def config_text(kube: api.KubeApi, *, namespace: str, name: str) -> str | None:
     """Return the config document in a ConfigMap; None if the ConfigMap does not exist."""
     try:
-        config_map = kube.get(f"/api/v1/namespaces/{namespace}/configmaps/{name}")
+        config_map = kube.get(
+            cluster.api_path("/api/v1/namespaces", namespace, "configmaps", name)
+        )
     except errors.ClusterError as error:
-        if error.status == http.HTTPStatus.NOT_FOUND:
+        if error.is_not_found:
             return None
         raise
     with cluster.understood(f"ConfigMap {namespace}/{name}"):

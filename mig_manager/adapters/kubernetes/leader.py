@@ -6,7 +6,6 @@ only while its last renewal is so recent that a request, with all of its retries
 other replica may take the Lease.
 """
 
-import http
 import math
 
 import structlog
@@ -109,7 +108,7 @@ class Leader:
         try:
             lease = self._kube.get(self._path)
         except errors.ClusterError as error:
-            if error.status != http.HTTPStatus.NOT_FOUND:
+            if not error.is_not_found:
                 raise
             self._version = ""
             self._write(self._identity)
@@ -150,8 +149,8 @@ class Leader:
                 lease = self._kube.post(self._collection, body)
         except errors.ClusterError as error:
             # A new one that is not found lacks its namespace: no replica would ever lead.
-            is_gone = bool(self._version) and error.status == http.HTTPStatus.NOT_FOUND
-            if error.status == http.HTTPStatus.CONFLICT or is_gone:
+            is_gone = bool(self._version) and error.is_not_found
+            if error.is_conflict or is_gone:
                 return False
             raise
         with cluster.understood("the leader's Lease"):

@@ -11,10 +11,8 @@ in the slot.
 
 import dataclasses
 import datetime as dt
-import http
 import random
 import threading
-import urllib.parse
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -182,7 +180,7 @@ class LeaseSlots:
         try:
             return slots.is_disrupted(cluster.parse_node(self._kube.get(node.path(name))))
         except errors.ClusterError as error:
-            if error.status == http.HTTPStatus.NOT_FOUND:
+            if error.is_not_found:
                 return False
             _log.warning("slot_owner_not_seen", node=name, error=error.message)
             return True
@@ -202,8 +200,8 @@ class LeaseSlots:
             else:
                 lease = self._kube.post(self._path, body)
         except errors.ClusterError as error:
-            is_gone = bool(slot.version) and error.status == http.HTTPStatus.NOT_FOUND
-            if error.status == http.HTTPStatus.CONFLICT or is_gone:
+            is_gone = bool(slot.version) and error.is_not_found
+            if error.is_conflict or is_gone:
                 return False
             raise
         with cluster.understood("a Lease"):
@@ -258,8 +256,7 @@ class LeaseSlots:
 
 def path(namespace: str) -> str:
     """Return the path of the Leases in a namespace."""
-    quoted = urllib.parse.quote(namespace, safe="")
-    return f"/apis/coordination.k8s.io/v1/namespaces/{quoted}/leases"
+    return cluster.api_path("/apis/coordination.k8s.io/v1/namespaces", namespace, "leases")
 
 
 def lease(

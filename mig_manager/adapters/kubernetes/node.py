@@ -2,13 +2,11 @@
 
 import collections
 import dataclasses
-import http
 import math
 import random
 import secrets
 import threading
 import time
-import urllib.parse
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
@@ -38,7 +36,7 @@ _log = structlog.get_logger()
 
 def path(name: str) -> str:
     """Return the API path of a node."""
-    return f"/api/v1/nodes/{urllib.parse.quote(name, safe='')}"
+    return cluster.api_path("/api/v1/nodes", name)
 
 
 class KubeNode:
@@ -120,7 +118,7 @@ class KubeNode:
             try:
                 return self._patch(change, version=node.version, spec=_spec(change, node))
             except errors.ClusterError as error:
-                if error.status != http.HTTPStatus.CONFLICT:
+                if not error.is_conflict:
                     raise
         node = self._get()
         if change is not None and change.is_in(node.view):

@@ -4,9 +4,6 @@ Name, labels, key and owner are those of NVIDIA's agent (mig-parted v0.15,
 ``cmd/nvidia-mig-manager/main.go``): the agent's pod owns it, so that it goes with the pod.
 """
 
-import http
-import urllib.parse
-
 import structlog
 
 from mig_manager import errors
@@ -34,7 +31,7 @@ class KubeNodeLayouts:
         """Name the ConfigMap's node and owner; without ``pod_uid`` the API is asked for it."""
         self._kube = kube
         self._node = node_name
-        self._path = f"/api/v1/namespaces/{urllib.parse.quote(namespace, safe='')}"
+        self._path = cluster.api_path("/api/v1/namespaces", namespace)
         self._pod_name = pod_name
         self._pod_uid = pod_uid
         self._is_forbidden = False
@@ -76,22 +73,19 @@ class KubeNodeLayouts:
         try:
             self._kube.post(config_maps, config_map)
         except errors.ClusterError as exists:
-            if exists.status != http.HTTPStatus.CONFLICT:
+            if not exists.is_conflict:
                 raise
             try:
-                path = f"{config_maps}/{urllib.parse.quote(name, safe='')}"
-                self._kube.patch(path, config_map)
+                self._kube.patch(cluster.api_path(config_maps, name), config_map)
             except errors.ClusterError as gone:
-                if gone.status != http.HTTPStatus.NOT_FOUND:
+                if not gone.is_not_found:
                     raise
                 # The garbage collector has removed it, because the agent's pod before is gone.
                 self._kube.post(config_maps, config_map)
 
     def _uid(self) -> str:
         if self._pod_uid is None:
-            pod = self._kube.get(
-                f"{self._path}/pods/{urllib.parse.quote(self._pod_name, safe='')}"
-            )
+            pod = self._kube.get(cluster.api_path(self._path, "pods", self._pod_name))
             with cluster.understood("our own pod"):
                 self._pod_uid = str(pod["metadata"]["uid"])
         return self._pod_uid

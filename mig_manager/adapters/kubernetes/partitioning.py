@@ -204,7 +204,7 @@ class Cluster:
         try:
             item = self._kube.patch(node.path(change.node), body)
         except errors.ClusterError as error:
-            if error.status in (http.HTTPStatus.CONFLICT, http.HTTPStatus.NOT_FOUND):
+            if error.is_conflict or error.is_not_found:
                 return False
             raise
         after = partitioning.parse_node(item)
@@ -224,7 +224,7 @@ class Cluster:
         try:
             self._kube.post(events.path(body), body)
         except errors.ClusterError as error:
-            if error.status != http.HTTPStatus.CONFLICT:
+            if not error.is_conflict:
                 raise
 
     def _node_changed(

@@ -3,7 +3,6 @@
 import http
 import math
 import time
-import urllib.parse
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, TypeVar
 
@@ -69,14 +68,14 @@ class KubeWorkloads:
             budget
             for namespace in sorted(namespaces)
             for budget in self._list(
-                f"/apis/policy/v1/namespaces/{_quoted(namespace)}/poddisruptionbudgets",
+                cluster.api_path("/apis/policy/v1/namespaces", namespace, "poddisruptionbudgets"),
                 {},
                 policy.parse_budget,
             )
         )
 
     def covered(self, budget: policy.Budget) -> tuple[cluster.Pod, ...]:
-        path = f"/api/v1/namespaces/{_quoted(budget.namespace)}/pods"
+        path = cluster.api_path("/api/v1/namespaces", budget.namespace, "pods")
         selector = budget.label_selector
         query = {"labelSelector": selector} if selector else {}
         pods = self._list(path, query, cluster.parse_pod)
@@ -275,11 +274,7 @@ def _parse(item: Mapping[str, Any]) -> cluster.Pod:
 
 
 def _path(pod: cluster.Pod) -> str:
-    return f"/api/v1/namespaces/{_quoted(pod.namespace)}/pods/{_quoted(pod.name)}"
-
-
-def _quoted(name: str) -> str:
-    return urllib.parse.quote(name, safe="")
+    return cluster.api_path("/api/v1/namespaces", pod.namespace, "pods", pod.name)
 
 
 def _only_this_uid(pod: cluster.Pod) -> dict[str, Any]:
@@ -288,9 +283,9 @@ def _only_this_uid(pod: cluster.Pod) -> dict[str, Any]:
 
 
 def _is_gone(error: responses.ApiError) -> bool:
-    if error.status == http.HTTPStatus.NOT_FOUND:
+    if error.is_not_found:
         return True
     # The API has no machine-readable cause for a failed precondition; both of its texts (the
     # registry's and the storage's) have these words.
     text = error.explanation.lower()
-    return error.status == http.HTTPStatus.CONFLICT and "precondition" in text and "uid" in text
+    return error.is_conflict and "precondition" in text and "uid" in text

@@ -4,12 +4,12 @@ Every function raises ``ClusterError`` if the API refuses, does not answer, or a
 """
 
 import json
-import urllib.parse
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from mig_manager import errors
 from mig_manager.adapters.kubernetes import api, fleet, node
+from mig_manager.core import json_text
 from mig_manager.core.node import clients, cluster
 
 _EVENTS = "/api/v1/namespaces/default/events"
@@ -95,8 +95,7 @@ def logs(kube: api.KubeApi, pods: Iterable[Object], **more: str) -> str:
         with cluster.understood("the agent's pod"):
             namespace, name = (pod["metadata"][key] for key in ("namespace", "name"))
             containers = [each["name"] for each in pod["spec"]["containers"]]
-        place = [urllib.parse.quote(each, safe="") for each in (namespace, name)]
-        path = "/api/v1/namespaces/{}/pods/{}/log".format(*place)
+        path = cluster.api_path("/api/v1/namespaces", namespace, "pods", name, "log")
         for container in containers:
             try:
                 text = kube.text(path, {**_LOG, **more, "container": container})
@@ -124,10 +123,10 @@ def _ours(values: Mapping[str, str] | None) -> dict[str, str]:
 
 def _unpacked(text: str) -> Any:
     try:
-        data = json.loads(text)
+        data = json_text.parse(text)
         # Python also parses and writes NaN, and infinity for 1e999.
         json.dumps(data, allow_nan=False)
-    except (ValueError, RecursionError):
+    except ValueError:
         return text
     return data
 

@@ -6,7 +6,6 @@ which HTTP status maps to which reason.
 
 import contextlib
 import http
-import json
 import math
 from collections.abc import Iterator, Mapping
 from typing import Any, Self
@@ -14,6 +13,7 @@ from typing import Any, Self
 import urllib3
 
 from mig_manager import errors
+from mig_manager.core import json_text
 
 _CHUNK = 1 << 16
 _MAX_LINE = 8 << 20
@@ -48,7 +48,7 @@ def no_answer(request: str, detail: str) -> ApiError:
 def refusal(request: str, status: int, headers: Mapping[str, str], body: bytes) -> ApiError:
     """Return the error for a response with an HTTP status other than 2xx."""
     try:
-        document = _decode(body)
+        document = json_text.parse(body)
     except ValueError:
         document = {}
     fields = document if isinstance(document, dict) else {}
@@ -69,7 +69,7 @@ def parse(request: str, body: bytes) -> dict[str, Any]:
         ApiError: The body is anything else, such as a proxy's page or a truncated response.
     """
     try:
-        document = _decode(body or b"{}")
+        document = json_text.parse(body or b"{}")
         found = f"a JSON {type(document).__name__}"
     except ValueError as error:
         document, found = None, str(error)
@@ -147,7 +147,7 @@ class WatchStream(Iterator[dict[str, Any]]):
 
     def _parse(self, line: bytes) -> dict[str, Any]:
         try:
-            event = _decode(line)
+            event = json_text.parse(line)
         except ValueError as error:
             raise no_answer(self._request, f"not an event: {error}") from error
         if not isinstance(event, dict) or not isinstance(event.get("object"), dict):
@@ -164,18 +164,6 @@ class WatchStream(Iterator[dict[str, Any]]):
             retry_after_s=_retry_after_s({}, status),
             explanation=explanation,
         )
-
-
-def _decode(body: bytes) -> object:
-    """Return the JSON value in a body.
-
-    Raises:
-        ValueError: It is not JSON, or nested too deeply for the decoder.
-    """
-    try:
-        return json.loads(body)
-    except RecursionError:
-        raise ValueError("nested too deeply") from None
 
 
 def _reason(status: int) -> errors.Reason:

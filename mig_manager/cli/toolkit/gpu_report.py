@@ -41,7 +41,7 @@ def slices(gpus: Iterable[model.Gpu]) -> str:
     counts: collections.Counter[model.Profile] = collections.Counter()
     whole = empty = 0
     for gpu in gpus:
-        found = [ci.profile for gi in gpu.gpu_instances for ci in gi.compute_instances]
+        found = [device.profile for device in gpu.devices]
         counts.update(found)
         if gpu.current_mode is not model.MigMode.ENABLED:
             whole += 1

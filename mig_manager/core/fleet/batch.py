@@ -124,12 +124,7 @@ class Batch:
 
     def devices(self, node: partitioned.PartitionedNode) -> "collections.Counter[model.Profile]":
         """Count the devices of the node's GPUs that MIG divides."""
-        return collections.Counter(
-            ci.profile
-            for gpu in node.gpus
-            for gi in gpu.gpu_instances
-            for ci in gi.compute_instances
-        )
+        return collections.Counter(device.profile for gpu in node.gpus for device in gpu.devices)
 
     def states(
         self, node: partitioned.PartitionedNode

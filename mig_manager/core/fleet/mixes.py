@@ -209,8 +209,5 @@ def _menu(gpu: model.Gpu, asked: frozenset[model.Profile]) -> list[Devices]:
 
 def _content(gpu: model.Gpu) -> Devices:
     return collections.Counter(
-        ci.profile
-        for gi in gpu.gpu_instances
-        for ci in gi.compute_instances
-        if resources.of_profile(ci.profile)
+        device.profile for device in gpu.devices if resources.of_profile(device.profile)
     )

@@ -4,6 +4,7 @@ All state is on the nodes: the label that requests a layout, the agent's status,
 with the layout requested before the rollout.
 """
 
+import contextlib
 import dataclasses
 import datetime as dt
 import enum
@@ -12,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from mig_manager import errors
-from mig_manager.core import messages, model
+from mig_manager.core import json_text, messages, model
 from mig_manager.core.layout import config, custom, served
 from mig_manager.core.node import cluster
 from mig_manager.core.records import gpu_codec
@@ -273,8 +274,8 @@ def layout_of(
 
 def parse_mark(text: str | None) -> Mark | None:
     """Parse a rollout's annotation; None if it is missing or malformed."""
-    try:
-        data: Any = json.loads(text or "")
+    with contextlib.suppress(ValueError), json_text.decoding("a rollout's mark"):
+        data = json_text.parse_object(text or "")
         before = data["before"]
         return Mark(
             layout=str(data["layout"]),
@@ -282,8 +283,7 @@ def parse_mark(text: str | None) -> Mark | None:
             is_undone=data.get("undone") is True,
             failed_at=messages.parse_time(data.get("failedAt")),
         )
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return None
+    return None
 
 
 _LONGEST_RUN = dt.timedelta(hours=1)

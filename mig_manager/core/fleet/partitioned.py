@@ -195,7 +195,6 @@ def _devices(gpus: Iterable[model.Gpu]) -> dict[str, int]:
         resources.of_profile(device.profile)
         for gpu in gpus
         if gpu.current_mode is model.MigMode.ENABLED
-        for instance in gpu.gpu_instances
-        for device in instance.compute_instances
+        for device in gpu.devices
     )
     return collections.Counter(name for name in names if name)

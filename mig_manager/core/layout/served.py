@@ -7,10 +7,9 @@ program or with NVIDIA's operator, follows them: it was written without knowledg
 import dataclasses
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
 
 from mig_manager import errors
-from mig_manager.core import messages, model, steps
+from mig_manager.core import json_text, messages, model, steps
 from mig_manager.core.layout import generator, layouts
 from mig_manager.core.planner import planner
 from mig_manager.core.records import gpu_codec
@@ -133,24 +132,21 @@ def to_json(entries: Iterable[Entry], *, takes_custom: bool = False) -> str:
 
 def from_json(text: str) -> tuple[Entry, ...]:
     """Parse that annotation, with texts made safe to print; ValueError if it is none."""
-    try:
-        data: Any = json.loads(text)
+    with json_text.decoding("a list of layouts"):
+        data = json_text.parse_object(text)
         rows = list(data["layouts"].items())[:_MOST]
         return tuple(
             Entry(name=_word(name), content_hash=_word(row["hash"]), origin=_word(row["origin"]))
             for name, row in rows
         )
-    except (AttributeError, LookupError, RecursionError, TypeError) as error:
-        raise ValueError("not a list of layouts") from error
 
 
 def takes_custom(text: str) -> bool | None:
     """Return whether the node of such a list takes custom layouts; None if it is no list."""
     try:
-        data = json.loads(text)
-    except (RecursionError, ValueError):
+        return json_text.parse_object(text).get("custom") is True
+    except ValueError:
         return None
-    return data.get("custom") is True if isinstance(data, dict) else None
 
 
 def _word(value: object) -> str:

@@ -7,6 +7,7 @@ import collections
 import contextlib
 import dataclasses
 import re
+import urllib.parse
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
@@ -195,6 +196,11 @@ def understood(what: str) -> Iterator[None]:
             f"{what} as the Kubernetes API sends it makes no sense: {err!r}",
             reason=errors.Reason.API_ERROR,
         ) from err
+
+
+def api_path(root: str, *parts: str) -> str:
+    """Return a path of the Kubernetes API below ``root``, such as ``/api/v1``; names escaped."""
+    return "/".join([root, *(urllib.parse.quote(part, safe="") for part in parts)])
 
 
 _PAGE = 500

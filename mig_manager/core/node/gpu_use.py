@@ -29,14 +29,10 @@ def device_ids(gpus: Iterable[model.Gpu]) -> frozenset[str] | None:
 
     A device that no observed GPU has may then be one of an unreachable GPU, which no plan changes.
     """
-    uuids = [uuid for gpu in gpus for uuid in (gpu.uuid, *_mig_uuids(gpu))]
+    uuids = [uuid for gpu in gpus for uuid in (gpu.uuid, *(device.uuid for device in gpu.devices))]
     if model.unreachable(gpus) or None in uuids:
         return None
     return frozenset(uuid for uuid in uuids if uuid)
-
-
-def _mig_uuids(gpu: model.Gpu) -> Iterable[str | None]:
-    return (ci.uuid for gi in gpu.gpu_instances for ci in gi.compute_instances)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

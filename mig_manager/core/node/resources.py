@@ -44,12 +44,7 @@ def counts(gpus: Iterable[model.Gpu]) -> dict[str, int]:
         if gpu.current_mode is not model.MigMode.ENABLED:
             found[GPU] += 1
             continue
-        names = (
-            of_profile(device.profile)
-            for instance in gpu.gpu_instances
-            for device in instance.compute_instances
-            if device.uuid
-        )
+        names = (of_profile(device.profile) for device in gpu.devices if device.uuid)
         found.update(name for name in names if name)
     return dict(found)
 
@@ -197,7 +192,7 @@ def losses(
 def _devices(gpu: model.Gpu, strategy: str) -> Iterable[str]:
     if gpu.current_mode is not model.MigMode.ENABLED or strategy == "none":
         return [GPU]
-    inside = [ci.profile for gi in gpu.gpu_instances for ci in gi.compute_instances]
+    inside = [device.profile for device in gpu.devices]
     return _names(inside, strategy)
 
 
@@ -371,7 +366,7 @@ def gpu_layouts(
         else GpuLayout(
             name=f"GPU {gpu.index}",
             is_enabled=gpu.current_mode is model.MigMode.ENABLED,
-            profiles=[ci.profile for gi in gpu.gpu_instances for ci in gi.compute_instances],
+            profiles=[device.profile for device in gpu.devices],
         )
         for gpu in gpus
         if gpu.name not in DISPLAYS

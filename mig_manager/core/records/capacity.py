@@ -11,7 +11,7 @@ import json
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
-from mig_manager.core import messages, model
+from mig_manager.core import json_text, messages, model
 from mig_manager.core.planner import room
 
 VERSION = 1
@@ -68,24 +68,22 @@ def _row(gpu: model.Gpu, in_use: Collection[model.Placement]) -> dict[str, Any]:
 def has_same_facts(text: str, other: str) -> bool:
     """Return whether two values differ at most in the time of the observation."""
     try:
-        one, two = (json.loads(each) | {"at": ""} for each in (text, other))
-    except (RecursionError, TypeError, ValueError):
+        one, two = (json_text.parse_object(each) | {"at": ""} for each in (text, other))
+    except ValueError:
         return False
     return bool(one == two)
 
 
 def from_json(text: str) -> NodeUse:
     """Parse the annotation ``mig-manager.io/capacity``; ValueError if it is malformed."""
-    try:
-        data: Any = json.loads(text)
+    with json_text.decoding("the use of GPUs"):
+        data = json_text.parse_object(text)
         if data["version"] != VERSION:
             raise ValueError("from a version this program does not know")
         at = messages.parse_time(data["at"])
         if at is None:
             raise ValueError("it has no time")
         return NodeUse(at=at, gpus=tuple(_gpu(row) for row in data["gpus"][:_MOST]))
-    except (AttributeError, LookupError, OverflowError, RecursionError, TypeError) as error:
-        raise ValueError(f"not the use of GPUs: {error!r}") from error
 
 
 def _gpu(row: Any) -> GpuUse:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from mig_manager import errors
-from mig_manager.core import messages, model, profile_name
+from mig_manager.core import json_text, messages, model, profile_name
 
 if TYPE_CHECKING:
     from mig_manager.core import answers
@@ -24,17 +24,6 @@ _MOST_MEMORY_GB = 10_000
 _MOST_LETTERS = 80
 _MOST_LETTERS_OF_MESSAGE = 400  # of the driver's answer about an unreachable GPU
 _MOST_NUMBER = 2**32 - 1
-
-
-def read_object(text: str) -> dict[str, Any]:
-    """Return the members of a JSON object; ValueError if the text is none."""
-    try:
-        data = json.loads(text)
-    except RecursionError as error:
-        raise ValueError("nested too deeply") from error
-    if not isinstance(data, dict):
-        raise ValueError("it is no JSON object")  # noqa: TRY004 - content
-    return data
 
 
 def to_data(gpus: Sequence[model.GpuSnapshot]) -> list[dict[str, Any]]:
@@ -183,8 +172,8 @@ def _profile_row(info: model.GpuInstanceProfile) -> list[Any]:
 
 def from_json(text: str) -> model.ObservedGpus:
     """Read what ``to_json`` wrote; ValueError if it is something else, or of another version."""
-    try:
-        data = json.loads(text)
+    with json_text.decoding("a list of GPUs"):
+        data = json_text.parse_object(text)
         if data["version"] != VERSION:
             raise ValueError("from a version this program does not know")
         kinds = [_model(each) for each in _list(data["models"])]
@@ -193,8 +182,6 @@ def from_json(text: str) -> model.ObservedGpus:
             _gpu(row, before, kinds) for row, before in zip(rows, from_data(rows), strict=True)
         )
         lost = [_unreachable(row) for row in _list(data.get("unreachable", []))]
-    except (AttributeError, LookupError, RecursionError, TypeError) as error:
-        raise ValueError(f"not a list of GPUs: {error!r}") from error
     for identity in ("index", "uuid"):
         if len({getattr(gpu, identity) for gpu in gpus}) != len(gpus):
             raise ValueError(f"two GPUs have the same {identity}")

@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from mig_manager.core import model
+from mig_manager.core import json_text, model
 from mig_manager.core.node import cluster
 from mig_manager.core.records import gpu_codec
 
@@ -179,7 +179,7 @@ class Journal:
     @staticmethod
     def from_json(text: str) -> "Journal":
         """Parse a journal; ValueError if it is invalid, or of an unknown version."""
-        data = gpu_codec.read_object(text)
+        data = json_text.parse_object(text)
         if data.get("version") not in _READABLE:
             raise ValueError("not a journal of a version this agent knows")
         paused = data.get("pausedLabels")
@@ -272,7 +272,7 @@ class VerifiedLayout:
     @staticmethod
     def from_json(text: str) -> "VerifiedLayout":
         """Parse the kept text; ValueError if it is invalid, or of an unknown version."""
-        data = gpu_codec.read_object(text)
+        data = json_text.parse_object(text)
         if data.get("version") != VERIFIED_VERSION:
             raise ValueError("not a layout kept by a version this program knows")
         return VerifiedLayout(

@@ -10,9 +10,8 @@ import enum
 import hashlib
 import json
 from collections.abc import Iterable
-from typing import Any
 
-from mig_manager.core import model
+from mig_manager.core import json_text, model
 from mig_manager.core.records import gpu_codec, journals, status
 
 VERSION = 1
@@ -141,8 +140,8 @@ class Request:
     @staticmethod
     def from_json(text: str) -> "Request":
         """Parse a kept text; ValueError if it is invalid, or of an unknown version."""
-        try:
-            data: Any = json.loads(text)
+        with json_text.decoding("a request kept by an agent"):
+            data = json_text.parse_object(text)
             if data["version"] != VERSION:
                 raise ValueError("not a request kept by a version this agent knows")
             verified, rebooted = data.get("verified"), data.get("rebootedHash")
@@ -163,8 +162,6 @@ class Request:
                 rebooted_from=str(data.get("rebootedFrom", "")),
                 awaited=frozenset(map(str, data.get("awaited", ()))),
             )
-        except (AttributeError, LookupError, RecursionError, TypeError) as error:
-            raise ValueError("not a request kept by an agent") from error
 
 
 def fingerprint(gpus: Iterable[model.Gpu]) -> str:

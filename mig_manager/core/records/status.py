@@ -9,8 +9,7 @@ import datetime as dt
 import json
 
 from mig_manager import errors
-from mig_manager.core import messages, model
-from mig_manager.core.records import gpu_codec
+from mig_manager.core import json_text, messages, model
 
 STATUS_VERSION = 1
 
@@ -117,7 +116,7 @@ class PublishedStatus:
 
 def read(text: str) -> PublishedStatus:
     """Read a status annotation, with its texts made safe to print; ValueError if it is none."""
-    data = gpu_codec.read_object(text)
+    data = json_text.parse_object(text)
     attempt = data.get("attempt", 1)
     return PublishedStatus(
         config=_word(data.get("config", "")),
@@ -181,5 +180,5 @@ def _unreachable(rows: object) -> tuple[str, ...]:
 
 def device_counts(gpu: model.Gpu) -> dict[str, int]:
     """Return how many compute instances of each profile a GPU has, biggest first."""
-    inside = (ci.profile for gi in gpu.gpu_instances for ci in gi.compute_instances)
+    inside = (device.profile for device in gpu.devices)
     return collections.Counter(map(str, sorted(inside, key=lambda profile: profile.sort_key)))
