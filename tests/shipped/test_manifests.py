@@ -16,7 +16,6 @@ from tests.shipped.unit_files import (
     unit_environ,
 )
 
-GUIDE = ROOT / "docs" / "install.md"
 every_agent = pytest.mark.parametrize("name", AGENTS)
 
 

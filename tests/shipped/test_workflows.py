@@ -1,4 +1,4 @@
-"""What hosted CI runs: existing files, and only tags publish; zizmor has judged the rest."""
+"""What hosted CI runs: existing files, and only tags publish; zizmor judges their pins."""
 
 import pathlib
 import re
@@ -35,6 +35,17 @@ def test_every_file_of_the_repository_that_a_step_names_exists(path: pathlib.Pat
 
     assert named
     assert [each for each in sorted(named) if not (ROOT / each).exists()] == []
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+def test_job_has_only_the_rights_that_it_names_and_no_secret(path: pathlib.Path) -> None:
+    document = workflow(path.name)
+    checkouts = [each for each in steps(path.name) if "checkout@" in each.get("uses", "")]
+
+    assert document["permissions"] == {}
+    assert all("permissions" in job for job in document["jobs"].values())
+    assert "secrets" not in path.read_text(encoding="utf-8")
+    assert all(each["with"]["persist-credentials"] is False for each in checkouts)
 
 
 def test_only_jobs_that_a_pushed_tag_starts_may_write_and_they_wait_for_ci() -> None:
