@@ -6,6 +6,8 @@ import sys
 
 import pytest
 
+from tests import conftest
+
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 PYTEST = "python -m pytest --noconftest -p tests.conftest -n 0 --timeout 1"
 HANGING = """
@@ -49,3 +51,24 @@ def test_what_hangs_ends_with_the_stacks_of_all_threads(
     assert says in output
     assert "in other_thread" in output
     assert "test_it" in output
+
+
+def test_a_skipped_test_has_failed_in_ci_and_says_what_is_missing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    skipped = pytest.TestReport(
+        nodeid="test",
+        location=("test.py", 1, "test"),
+        keywords={},
+        outcome="skipped",
+        longrepr="kubectl is not installed",
+        when="setup",
+    )
+    monkeypatch.delenv("CI", raising=False)
+    assert conftest._failed_where_skipped(skipped).skipped
+
+    monkeypatch.setenv("CI", "true")
+    report = conftest._failed_where_skipped(skipped)
+
+    assert report.failed
+    assert "kubectl is not installed" in str(report.longrepr)

@@ -3,8 +3,6 @@
 import pathlib
 import re
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 
 import pytest
@@ -93,26 +91,3 @@ def test_an_agent_at_rest_fits_into_its_memory(rested: stages.Stage) -> None:
     rollup = pathlib.Path(f"/proc/{agent(rested)}/smaps_rollup").read_text()
     (resident_kib,) = re.findall(r"^Rss: +(\d+) kB$", rollup, re.MULTILINE)
     assert int(resident_kib) <= _LIMIT_KIB
-
-
-@pytest.mark.parametrize(
-    "argv",
-    [("--help",), ("version",), ("assert", "all-disabled", "--simulate", "1xA100-SXM4-40GB")],
-)
-def test_a_command_loads_no_client_of_anything_that_it_does_not_talk_to(
-    argv: tuple[str, ...], tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    # 'assert' asks the GPUs itself, and the simulated ones come from a file of the package.
-    unwanted = (_UNWANTED | {"kubernetes", "urllib3", "ssl", "watchdog"}) - {"pynvml", "zipfile"}
-    code = (
-        "import atexit, runpy, sys\n"
-        f"sys.argv = ['mig-manager', *{argv!r}]\n"
-        f"unwanted = {set(unwanted)!r}\n"
-        "atexit.register(lambda: print('\\nLOADED', *(unwanted & set(sys.modules))))\n"
-        "runpy.run_module('mig_manager', run_name='__main__', alter_sys=True)\n"
-    )
-    done = subprocess.run(  # noqa: S603 - our own program
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
-    )
-    assert done.stdout.splitlines()[-1].split() == ["LOADED"]
