@@ -4,7 +4,7 @@ import collections
 import copy
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import pytest
@@ -233,6 +233,29 @@ def kill_at(rig: fakes.NodeRig, step: int, layout: str) -> None:
     with pytest.raises(Killed):
         run(rig, layout)
     rig.step_error = lambda _step: None
+
+
+def killed(
+    make: Callable[[], fakes.NodeRig], index: int, act: Callable[[fakes.NodeRig], object] = run
+) -> tuple[fakes.NodeRig, tuple[model.Gpu, ...]]:
+    """Return a node whose agent was killed in its call ``index``, and the GPUs before."""
+    rig = make()
+    before = rig.gpus
+    rig.failing = {index: Killed()}
+    with pytest.raises(Killed):
+        act(rig)
+    rig.failing = {}
+    return rig, before
+
+
+def kills(
+    make: Callable[[], fakes.NodeRig], act: Callable[[fakes.NodeRig], object] = run
+) -> Iterator[tuple[int, fakes.NodeRig, tuple[model.Gpu, ...]]]:
+    """Yield what ``killed`` returns, for each call of an undisturbed run."""
+    undisturbed = make()
+    act(undisturbed)
+    for index in range(len(undisturbed.log)):
+        yield (index, *killed(make, index, act))
 
 
 def device(rig: fakes.NodeRig, gpu: int, profile: str) -> str:

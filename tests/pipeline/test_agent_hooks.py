@@ -7,11 +7,9 @@ import pytest
 
 from mig_manager.core import model
 from mig_manager.core.node import cluster
-from mig_manager.sandbox import stages
 from mig_manager.sandbox.node import objects
-from tests.pipeline.test_agent_process import assert_nothing_taken, new_stage
+from tests import agent_stage
 
-SPEC = "2xA100-SXM4-40GB"
 LAYOUT = "all-1g.5gb"
 POINTS = ("apply-start", "pre-apply-mode", "pre-apply-config", "apply-exit")
 
@@ -52,25 +50,21 @@ def hooks(tmp_path: pathlib.Path) -> Hooks:
     return Hooks(tmp_path)
 
 
-def stage(hooks: Hooks, *options: str) -> stages.Stage:
-    return new_stage(SPEC, "--hooks-file", str(hooks.file), *options)
+def stage(hooks: Hooks) -> agent_stage.Stage:
+    return agent_stage.Stage("2xA100-SXM4-40GB", "--hooks-file", str(hooks.file))
 
 
 def test_agent_runs_every_hook_and_serves_a_changed_hooks_file(hooks: Hooks) -> None:
     with stage(hooks) as rig:
-        rig.label(LAYOUT)
-
-        assert rig.wait_for_end(LAYOUT) is model.State.SUCCESS
+        rig.assert_ends(LAYOUT)
         assert hooks.ran == list(POINTS)
         assert (hooks.folder / "log").read_text().split()[1] == LAYOUT
-        assert_nothing_taken(rig)
+        rig.assert_nothing_taken()
 
         hooks.write(at="apply-start", script="echo new content >> log")
         # A changed file causes a check, and runs no hook.
         rig.wait(lambda: rig.status()["reason"] == "AlreadyApplied", "the check")
-        rig.label("all-balanced")
-
-        assert rig.wait_for_end("all-balanced") is model.State.SUCCESS
+        rig.assert_ends("all-balanced")
         assert hooks.ran[len(POINTS) :] == [
             *("apply-start", "new", "pre-apply-config", "apply-exit")
         ]
@@ -81,8 +75,7 @@ def test_malformed_hooks_file_is_served_once_it_is_corrected(hooks: Hooks) -> No
     good = hooks.file.read_text()
     hooks.file.write_text(good.replace("apply-exit", "apply-end"))
     with stage(hooks) as rig:
-        rig.label(LAYOUT)
-        assert rig.wait_for_end(LAYOUT) is model.State.FAILED
+        rig.assert_ends(LAYOUT, model.State.FAILED)
         assert rig.status()["reason"] == "InvalidConfig"
         assert f"{hooks.file}:17:3: unexpected key 'apply-end'" in rig.status()["message"]
 
@@ -112,7 +105,7 @@ def test_a_signal_during_a_hook_ends_it_and_restores_the_node(
 
         assert hooks.ran[-1] == "apply-exit"
         assert {gpu.current_mode for gpu in rig.gpus.observe()} == {model.MigMode.DISABLED}
-        assert_nothing_taken(rig, is_stopped=True)
+        rig.assert_nothing_taken(is_stopped=True)
         assert objects.labels(rig.node())[cluster.STATE_LABEL] == "failed"
 
 
@@ -135,4 +128,4 @@ def test_what_an_agent_owes_that_was_killed_in_a_hook_the_next_one_pays(hooks: H
         rig.wait(lambda: rig.status().get("state") == "success", "success", timeout_s=120)
         assert hooks.ran[-1] == "apply-exit"
         assert hooks.ran.count("apply-exit") == 1
-        assert_nothing_taken(rig)
+        rig.assert_nothing_taken()

@@ -171,16 +171,6 @@ def test_whichever_call_fails_the_slot_goes_with_the_marks_on_the_node(
     assert not slots.is_taken
 
 
-def killed_node(index: int) -> fakes.NodeRig:
-    """Return a node whose agent was killed in a call."""
-    rig = scenes.busy_node()
-    rig.failing = {index: scenes.Killed()}
-    with pytest.raises(scenes.Killed):
-        scenes.run(rig)
-    rig.failing = {}
-    return rig
-
-
 def disrupting_calls() -> list[int]:
     """Return the calls from the one after the first that marked the node to the last mark's."""
     rig = scenes.busy_node()
@@ -197,7 +187,7 @@ def disrupting_calls() -> list[int]:
 
 @pytest.mark.parametrize("index", disrupting_calls()[::3])
 def test_a_node_that_a_killed_agent_left_disrupted_does_not_wait(index: int) -> None:
-    rig = killed_node(index)
+    rig, _ = scenes.killed(scenes.busy_node, index)
     rig.slots = FakeSlots(rig, denials=["used by b"])
 
     assert scenes.resume(rig, scenes.LAYOUT).reason is Reason.APPLIED
@@ -207,7 +197,7 @@ def test_a_node_that_a_killed_agent_left_disrupted_does_not_wait(index: int) -> 
 
 
 def test_a_change_undone_for_another_request_releases_the_slot() -> None:
-    rig = killed_node(disrupting_calls()[0])
+    rig, _ = scenes.killed(scenes.busy_node, disrupting_calls()[0])
     rig.slots = slots = FakeSlots(rig, is_taken=True)
 
     scenes.reconciler(rig).recover("all-balanced")

@@ -4,32 +4,25 @@ import json
 
 import pytest
 
-from mig_manager.core import model
 from mig_manager.core.node import cluster
-from mig_manager.sandbox import stages
 from mig_manager.sandbox.node import cluster_view, objects
 from testkit import apiserver
-from tests.pipeline import test_agent_process
+from tests import agent_stage
 
 SMALL, LARGE = [0, 2], [4, 4]
 
 
-def published(stage: stages.Stage) -> list[list[int]] | None:
+def published(stage: agent_stage.Stage) -> list[list[int]] | None:
     """Return the published spans in use of the only GPU."""
     text = objects.annotations(stage.node()).get(cluster.CAPACITY_ANNOTATION)
     return json.loads(text)["gpus"][0]["inUse"] if text else None
 
 
-def await_use(stage: stages.Stage, *spans: list[int]) -> None:
+def await_use(stage: agent_stage.Stage, *spans: list[int]) -> None:
     stage.wait(lambda: published(stage) == list(spans), f"published use {spans}")
 
 
-def set_on_demand(stage: stages.Stage, value: str | None) -> None:
-    change = {"metadata": {"labels": {cluster.PARTITIONING_LABEL: value}}}
-    stage.cluster.patch(cluster_view.Kind.NODE, stage.node(), change)
-
-
-def delete(stage: stages.Stage, name: str) -> None:
+def delete(stage: agent_stage.Stage, name: str) -> None:
     stage.cluster.delete(cluster_view.Kind.POD, stage.workloads()[name])
 
 
@@ -51,9 +44,8 @@ def agents_requests(server: apiserver.ApiServer) -> list[tuple[str, str]]:
 def test_published_use_follows_the_pods_while_the_node_is_on_demand(
     server: apiserver.ApiServer,
 ) -> None:
-    with test_agent_process.new_stage("1xA100-SXM4-40GB", server=server) as stage:
-        stage.label("all-balanced")
-        assert stage.wait_for_end("all-balanced") is model.State.SUCCESS
+    with agent_stage.Stage("1xA100-SXM4-40GB", server=server) as stage:
+        stage.assert_ends("all-balanced")
         await_use(stage)
         server.log.clear()
         stage.run_pods([("large", "nvidia.com/mig-3g.20gb", {})])
@@ -61,7 +53,7 @@ def test_published_use_follows_the_pods_while_the_node_is_on_demand(
         assert agents_requests(server) == []
         assert published(stage) == []
 
-        set_on_demand(stage, cluster.ON_DEMAND)
+        stage.patch(partitioning=cluster.ON_DEMAND)
         await_use(stage, LARGE)
         server.log.clear()
         stage.run_pods([("small", "nvidia.com/mig-2g.10gb", {})])
@@ -71,24 +63,23 @@ def test_published_use_follows_the_pods_while_the_node_is_on_demand(
         await_use(stage, SMALL)
 
         watches = server.watch_count
-        set_on_demand(stage, None)
+        stage.patch(partitioning=None)
         stage.wait(lambda: server.watch_count < watches, "end of the watch of the pods")
         server.log.clear()
         delete(stage, "small")
         stage.wait(lambda: not stage.workloads(), "end of the pod")
         assert agents_requests(server) == []
         assert published(stage) == [SMALL]
-        set_on_demand(stage, cluster.ON_DEMAND)
+        stage.patch(partitioning=cluster.ON_DEMAND)
         await_use(stage)
 
 
 def test_agent_that_starts_on_demand_publishes_the_use(server: apiserver.ApiServer) -> None:
-    with test_agent_process.new_stage("1xA100-SXM4-40GB", server=server) as stage:
-        stage.label("all-balanced")
-        assert stage.wait_for_end("all-balanced") is model.State.SUCCESS
+    with agent_stage.Stage("1xA100-SXM4-40GB", server=server) as stage:
+        stage.assert_ends("all-balanced")
         stage.stop_agent()
         stage.label(None)
-        set_on_demand(stage, cluster.ON_DEMAND)
+        stage.patch(partitioning=cluster.ON_DEMAND)
         stage.run_pods([("large", "nvidia.com/mig-3g.20gb", {})])
 
         stage.start_agent()

@@ -216,16 +216,8 @@ def test_a_drift_check_compares_the_gpus_with_the_layout_of_the_annotation() -> 
 
 @pytest.mark.parametrize("is_same", [True, False])
 def test_killed_run_is_resumed_only_for_the_same_annotation(*, is_same: bool) -> None:
-    undisturbed = scenes.busy_node()
-    run(undisturbed)
     changed_back = 0
-    for index in range(len(undisturbed.log)):
-        rig = scenes.busy_node()
-        before = [gpu.snapshot for gpu in rig.gpus]
-        rig.failing = {index: scenes.Killed()}
-        with pytest.raises(scenes.Killed):
-            run(rig)
-        rig.failing = {}
+    for index, rig, before in scenes.kills(scenes.busy_node, run):
         was_closed = rig.has_hold_taint
         text = rig.annotations.get(cluster.JOURNAL_ANNOTATION)
         was_changing = bool(text and journals.Journal.from_json(text).snapshot)
@@ -250,12 +242,7 @@ def test_a_killed_run_is_undone_although_the_annotation_is_gone() -> None:
     undisturbed = scenes.busy_node()
     run(undisturbed)
     executing = undisturbed.log.index("gpus.execute")
-    rig = scenes.busy_node()
-    before = [gpu.snapshot for gpu in rig.gpus]
-    rig.failing = {executing: scenes.Killed()}
-    with pytest.raises(scenes.Killed):
-        run(rig)
-    rig.failing = {}
+    rig, before = scenes.killed(scenes.busy_node, executing, run)
     assert rig.has_hold_taint
 
     successor = scenes.reconciler(rig, limits=ON)

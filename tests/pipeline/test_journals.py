@@ -46,19 +46,7 @@ def test_the_journal_of_the_version_before_is_restored() -> None:
     assert rig.labels[cluster.PLUGIN_DEPLOY_LABEL] == "true"
 
 
-NONSENSE = [
-    '{"version": 99}',
-    "",
-    "[]",
-    "{" * 100_000,
-    V1.replace("true,", "7,", 1),
-    V1.replace('"version": 1', '"version": 2, "snapshot": [{"uuid": 7}]'),
-    V1.replace('"version": 1', '"version": 2, "snapshot": [{"uuid": "G", "instances": [[1]]}]'),
-    V1.replace('"version": 1', '"version": 2, "snapshot": [{"uuid": "G", "mode": "odd"}]'),
-]
-
-
-@pytest.mark.parametrize("text", NONSENSE, ids=range(len(NONSENSE)))
+@pytest.mark.parametrize("text", ['{"version": 99}', "", "{" * 100_000], ids=range(3))
 def test_an_invalid_journal_is_set_aside_and_marked_labels_are_restored(text: str) -> None:
     rig = scenes.node()
     rig.annotations[cluster.JOURNAL_ANNOTATION] = text

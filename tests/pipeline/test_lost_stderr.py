@@ -6,17 +6,12 @@ import pathlib
 import pty
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 
 import pytest
 
-from mig_manager.core import model
-from mig_manager.sandbox import stages
-from mig_manager.sandbox.driver import states
-from mig_manager.sandbox.node import sandbox_node
 from testkit import nvml_faults
-from tests import lost_stderr, waiting
+from tests import agent_stage, lost_stderr, waiting
 from tests.shell.shell_node import LAYOUTS, Node
 
 CREATE = "nvmlDeviceCreateGpuInstanceWithPlacement"
@@ -67,35 +62,17 @@ def test_a_change_succeeds_without_anybody_who_hears_its_remarks(node: Node, way
     assert node.run("assert", "wanted").status == 0
 
 
-class Stage(stages.Stage):
-    """A node with an agent whose log lines are all lost."""
-
-    def __init__(self, stderr: int) -> None:
-        super().__init__(
-            "1xA100-SXM4-40GB",
-            LAYOUTS,
-            latency=states.Latency(),
-            agent_options=("--retry-initial-s", "0.2", "--log-level", "debug"),
-            node_options=sandbox_node.NodeOptions(
-                tick_s=0.05, pod_start_s=0.05, pod_stop_s=0.05, plugin_start_s=0.05
-            ),
-        )
-        self._stderr = stderr
-
-    def start_agent(self) -> None:
-        self._agent = subprocess.Popen(  # noqa: S603 - our own program
-            [sys.executable, "-m", "mig_manager", "agent", *self.agent_arguments()],
-            stderr=self._stderr,
-        )
-
-
 @pytest.mark.parametrize(
     "way", ["stalled-reader", pytest.param("full-disk", marks=pytest.mark.slow)]
 )
 def test_agent_whose_log_lines_are_lost_serves_its_node(way: str) -> None:
-    with lost_stderr.WAYS[way]() as stderr, Stage(stderr) as rig:
-        rig.label("wanted")
-        assert rig.wait_for_end("wanted") is model.State.SUCCESS
+    with (
+        lost_stderr.WAYS[way]() as stderr,
+        agent_stage.Stage(
+            "1xA100-SXM4-40GB", "--log-level", "debug", text=LAYOUTS, stderr=stderr
+        ) as rig,
+    ):
+        rig.assert_ends("wanted")
         assert rig.stop_agent() == 0
 
 

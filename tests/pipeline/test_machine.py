@@ -207,12 +207,6 @@ def test_a_layout_that_fails_is_not_kept() -> None:
     assert rig.saved == []
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{" * 9999, '{"version": 9}', '{"version": 1}'])
-def test_a_kept_layout_that_makes_no_sense_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match=r"."):
-        journals.VerifiedLayout.from_json(text)
-
-
 def test_a_layout_kept_by_an_earlier_release_is_read() -> None:
     text = '{"version": 1, "config": "a", "configHash": "h", "bootId": "b", "snapshot": []}'
 

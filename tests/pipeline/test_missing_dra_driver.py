@@ -19,12 +19,12 @@ from tests.pipeline.test_dra_node import (
     without_pods,
 )
 from tests.scenes import (
-    Killed,
     assert_ends,
     assert_nothing_taken,
     calls,
     dra_node,
     kill_at,
+    kills,
     reconciler,
     resume,
     run,
@@ -171,12 +171,7 @@ def test_agent_after_any_kill_evicts_only_affected_pods(
 ) -> None:
     make = functools.partial(dra_node, gated=gated)
     waits = 0
-    for index in range(len(calls(make, "all-balanced"))):
-        rig = make()
-        rig.failing = {index: Killed()}
-        with pytest.raises(Killed):
-            run(rig, "all-balanced")
-        rig.failing = {}
+    for index, rig, _ in kills(make, lambda rig: run(rig, "all-balanced")):
         if not rig.driver_runs:
             rig.slices = ()
         ours = reconciler(rig, workloads=NewWorkloads(rig))

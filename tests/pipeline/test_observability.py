@@ -3,7 +3,6 @@
 import contextlib
 import http.client
 import json
-import pathlib
 import socket
 from collections.abc import Iterator
 from typing import Any
@@ -12,18 +11,15 @@ import pytest
 from prometheus_client import parser
 
 from mig_manager.core import model
-from mig_manager.sandbox import stages
-from mig_manager.sandbox.driver import states
-from mig_manager.sandbox.node import sandbox_node
+from tests import agent_stage
 
 LAYOUT = "all-1g.5gb"
-CONFIG = (pathlib.Path(__file__).parents[2] / "profiles" / "mig-parted.yaml").read_text("utf-8")
 
 Line = dict[str, Any]
 
 
 class Observed:
-    def __init__(self, stage: stages.Stage, port: int) -> None:
+    def __init__(self, stage: agent_stage.Stage, port: int) -> None:
         self.stage = stage
         self._port = port
 
@@ -62,15 +58,8 @@ def free_port() -> int:
 @pytest.fixture
 def observed() -> Iterator[Observed]:
     port = free_port()
-    with stages.Stage(
-        "1xA100-SXM4-40GB",
-        CONFIG,
-        latency=states.Latency(),
-        agent_options=(
-            *("--health-address", "127.0.0.1", "--health-port", str(port)),
-            *("--retry-initial-s", "0.2", "--retry-max-s", "0.5"),
-        ),
-        node_options=sandbox_node.NodeOptions(tick_s=0.1),
+    with agent_stage.Stage(
+        "1xA100-SXM4-40GB", "--health-address", "127.0.0.1", "--health-port", str(port)
     ) as stage:
         observed = Observed(stage, port)
         stage.wait(lambda: observed.ask("/readyz")[0] == 200, "a ready agent")

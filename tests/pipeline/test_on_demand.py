@@ -257,14 +257,7 @@ def test_the_node_is_restored_whenever_a_custom_request_is_superseded(
 
 @pytest.mark.parametrize("is_same", [True, False])
 def test_on_demand_no_pod_loses_a_device_after_a_kill(*, is_same: bool) -> None:
-    undisturbed = idle_node()
-    run(undisturbed, ON_DEMAND)
-    for index in range(len(undisturbed.log)):
-        rig = idle_node()
-        rig.failing = {index: scenes.Killed()}
-        with pytest.raises(scenes.Killed):
-            run(rig, ON_DEMAND)
-        rig.failing = {}
+    for index, rig, _ in scenes.kills(idle_node, lambda rig: run(rig, ON_DEMAND)):
         # Nothing keeps a pod from a device while no agent runs.
         devices = rig.gpus[0].mig_uuids
         rig.add_pod("late", devices=frozenset(devices))

@@ -3,7 +3,7 @@
 import dataclasses
 import itertools
 import json
-from collections.abc import Callable
+from collections.abc import Iterator
 
 import pytest
 
@@ -26,30 +26,16 @@ def assert_says_the_truth(rig: fakes.NodeRig) -> None:
     assert applied is None or scenes.has_layout(rig, applied)
 
 
-def killed(
-    make: Callable[[], fakes.NodeRig], layout: str, index: int
-) -> tuple[fakes.NodeRig, tuple[model.Gpu, ...]]:
-    """Return a node whose agent was killed before its call number ``index``, and its old GPUs."""
-    rig = make()
-    before = rig.gpus
-    rig.failing = {index: scenes.Killed()}
-    with pytest.raises(scenes.Killed):
-        scenes.run(rig, layout)
-    rig.failing = {}
-    return rig, before
-
-
-def calls(scenario: str) -> tuple[Callable[[], fakes.NodeRig], str, range]:
+def kills(scenario: str) -> Iterator[tuple[int, fakes.NodeRig, tuple[model.Gpu, ...]]]:
     make, layout = scenes.SCENARIOS[scenario]
-    return make, layout, range(len(scenes.calls(make, layout)))
+    return scenes.kills(make, lambda rig: scenes.run(rig, layout))
 
 
 @pytest.mark.parametrize("scenario", scenes.SWEPT)
 def test_run_killed_at_any_call_is_resumed_and_succeeds(scenario: str) -> None:
-    make, layout, indices = calls(scenario)
+    _, layout = scenes.SCENARIOS[scenario]
     resumed = 0
-    for index in indices:
-        rig, _ = killed(make, layout, index)
+    for index, rig, _ in kills(scenario):
         assert_says_the_truth(rig)
         was_closed = rig.has_hold_taint
         resumed += was_closed
@@ -82,9 +68,8 @@ def test_run_killed_at_any_call_is_resumed_and_succeeds(scenario: str) -> None:
 def test_another_request_after_a_kill_starts_from_rolled_back_gpus(
     scenario: str, wanted: str | None
 ) -> None:
-    make, layout, indices = calls(scenario)
-    for index in indices:
-        rig, before = killed(make, layout, index)
+    _, layout = scenes.SCENARIOS[scenario]
+    for _, rig, before in kills(scenario):
         was_applied = scenes.has_layout(rig, layout)
         if wanted is None:
             scenes.undo(rig)
@@ -102,14 +87,12 @@ def test_another_request_after_a_kill_starts_from_rolled_back_gpus(
 
 def test_layout_that_became_impossible_is_undone_after_a_kill() -> None:
     """The same name, but the file means something else now."""
-    make, layout, indices = calls("one-slice-on-a-busy-node")
     text = scenes.CONFIG.replace("{1g.5gb: 4, 3g.20gb: 1}", "{1g.5gb: 9}")
     undone = 0
-    for index in indices:
-        rig, before = killed(make, layout, index)
+    for _, rig, before in kills("one-slice-on-a-busy-node"):
         was_changed = not scenes.is_as_before(rig, before)
 
-        outcome = scenes.resume(rig, layout, text)
+        outcome = scenes.resume(rig, LAYOUT, text)
 
         assert outcome.reason is Reason.DOES_NOT_FIT
         scenes.assert_nothing_taken(rig)
@@ -126,10 +109,7 @@ def test_failing_change_killed_at_any_call_ends_as_if_undisturbed() -> None:
         rig.step_error = scenes.refuse(steps.CreateComputeInstance, times=1)
         return rig
 
-    rig = failing_node()
-    scenes.run(rig, LAYOUT)
-    for index in range(len(rig.log)):
-        rig, before = killed(failing_node, LAYOUT, index)
+    for index, rig, before in scenes.kills(failing_node):
         rig.step_error = scenes.refuse(steps.CreateComputeInstance, times=1)
 
         outcome = scenes.resume(rig, LAYOUT)

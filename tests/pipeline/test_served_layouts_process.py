@@ -1,6 +1,5 @@
 """Generated layouts with the real agent process: a product that no table knows, and hot reload."""
 
-import contextlib
 import dataclasses
 import pathlib
 import sys
@@ -12,10 +11,8 @@ from mig_manager.catalogue import hardware
 from mig_manager.core import model
 from mig_manager.core.layout import served
 from mig_manager.core.node import cluster
-from mig_manager.sandbox import stages
-from mig_manager.sandbox.driver import states
 from mig_manager.sandbox.node import objects
-from tests.pipeline import test_agent_process
+from tests import agent_stage
 from tests.sandbox import library
 
 UNKNOWN = "NVIDIA Q900-SXM9-120GB"
@@ -50,25 +47,13 @@ def tripled() -> hardware.Product:
     )
 
 
-class UnknownStage(stages.Stage):
-    """A stage whose agent has no config file, and finds its GPUs in a driver's library."""
-
-    folder: pathlib.Path
-    """Where the library is put."""
-    exits: contextlib.ExitStack
-
-    def start_agent(self) -> None:
-        self.library = self.exits.enter_context(library.served(self.folder, self.state_file))
-        super().start_agent()
+class UnknownStage(agent_stage.Stage):
+    """A stage whose agent has no layout file."""
 
     def agent_arguments(self) -> list[str]:
-        return [
-            *("--node-name", stages.NODE_NAME),
-            *("--kubeconfig", str(self.kubeconfig)),
-            *("--pod-resources-socket", str(self.socket)),
-            *("--library-path", str(self.library)),
-            *("--poll-interval-s", "0.2"),
-        ]
+        arguments = super().agent_arguments()
+        at = arguments.index("--config-file")
+        return arguments[:at] + arguments[at + 2 :]
 
 
 @pytest.fixture
@@ -77,15 +62,11 @@ def unknown(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Iterator
     monkeypatch.setattr(hardware, "parse_node", lambda _spec: (product, product))
     for name, value in library.environ(tmp_path).items():
         monkeypatch.setenv(name, value)
-    stage = UnknownStage(
-        f"2x{product.key}", "", latency=states.Latency(), node_options=test_agent_process.QUICK
-    )
-    stage.folder = tmp_path / "library"
-    with contextlib.ExitStack() as stage.exits, stage:
+    with UnknownStage(f"2x{product.key}", text="", has_library=True) as stage:
         yield stage
 
 
-def listed(stage: stages.Stage) -> dict[str, str]:
+def listed(stage: agent_stage.Stage) -> dict[str, str]:
     text = objects.annotations(stage.node()).get(cluster.LAYOUTS_ANNOTATION)
     return {each.name: each.origin for each in served.from_json(text)} if text else {}
 
@@ -97,9 +78,8 @@ def test_a_product_in_no_table_has_the_usual_layouts_without_any_file(
     planned = library.run(*command, "--library-path", str(unknown.library))
     assert f"Origin: generated for {UNKNOWN}" in planned
 
-    unknown.label("all-1g.15gb")
+    unknown.assert_ends("all-1g.15gb")
 
-    assert unknown.wait_for_end("all-1g.15gb") is model.State.SUCCESS
     assert unknown.allocatable() == {"nvidia.com/mig-1g.15gb": 14}
     assert unknown.status()["origin"] == f"generated for {UNKNOWN}"
     assert {"all-balanced", "all-disabled", "all-enabled", "all-7g.120gb"} <= listed(
@@ -108,11 +88,10 @@ def test_a_product_in_no_table_has_the_usual_layouts_without_any_file(
 
 
 def test_a_file_that_is_edited_is_served_and_no_generated_layout_is_lost() -> None:
-    with test_agent_process.new_stage("1xA100-SXM4-40GB", text=OWN) as stage:
+    with agent_stage.Stage("1xA100-SXM4-40GB", text=OWN) as stage:
         origins = {}
         for layout in ("all-balanced", "all-2g.10gb", "team-a"):
-            stage.label(layout)
-            assert stage.wait_for_end(layout) is model.State.SUCCESS
+            stage.assert_ends(layout)
             origins[layout] = stage.status()["origin"]
         before = listed(stage)
         file = str(stage.config_file)
@@ -126,6 +105,5 @@ def test_a_file_that_is_edited_is_served_and_no_generated_layout_is_lost() -> No
         stage.wait(lambda: stage.allocatable() == {"nvidia.com/mig-7g.40gb": 1}, "the new layout")
         assert stage.wait_for_end("team-a") is model.State.SUCCESS
         assert listed(stage) == before
-        stage.label("all-2g.10gb")
-        assert stage.wait_for_end("all-2g.10gb") is model.State.SUCCESS
+        stage.assert_ends("all-2g.10gb")
         assert stage.status()["origin"] == GENERATED

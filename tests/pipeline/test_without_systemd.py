@@ -4,7 +4,6 @@ Talos has the socket nevertheless, and NVIDIA's manager hangs on it (mig-parted#
 """
 
 import contextlib
-import json
 import pathlib
 import socket
 import threading
@@ -12,14 +11,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from mig_manager.core.node import cluster
-from mig_manager.sandbox import stages
-from mig_manager.sandbox.driver import states
-from mig_manager.sandbox.node import objects
-from tests.pipeline import test_agent_process as processes
+from tests import agent_stage
 from tests.sandbox import library
 
-SPEC, LAYOUT = "2xH100-SXM5-80GB", "all-1g.10gb"
+LAYOUT = "all-1g.10gb"
 
 
 class Bus:
@@ -45,28 +40,6 @@ class Bus:
         self._socket.close()
 
 
-class Stage(stages.Stage):
-    """A node whose agent has the library of a real driver, so that it may change the host."""
-
-    def start_agent(self) -> None:
-        folder = self.state_file.parent
-        self.exits = contextlib.ExitStack()
-        self.exits.enter_context(library.served(folder / "driver", self.state_file))
-        super().start_agent()
-
-    def agent_arguments(self) -> list[str]:
-        arguments = super().agent_arguments()
-        at = arguments.index("--simulate-state")
-        del arguments[at : at + 2]
-        driver = self.state_file.parent / "driver" / library.NAME
-        return [*arguments, "--library-path", str(driver)]
-
-    def stop_agent(self, *_: int) -> int:
-        status = super().stop_agent()
-        self.exits.close()
-        return status
-
-
 @pytest.fixture
 def bus(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bus]:
     for name, value in library.environ(tmp_path).items():
@@ -78,17 +51,10 @@ def bus(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bus
 
 def run(*options: str) -> str:
     """Have an agent with these options request a layout once; return the reason it ends with."""
-    with Stage(
-        SPEC,
-        processes.config_text(SPEC),
-        latency=states.Latency(),
-        agent_options=options,
-        node_options=processes.QUICK,
-    ) as stage:
+    with agent_stage.Stage("2xH100-SXM5-80GB", *options, has_library=True) as stage:
         stage.label(LAYOUT)
         stage.wait_for_end(LAYOUT)
-        status = json.loads(objects.annotations(stage.node())[cluster.STATUS_ANNOTATION])
-        return str(status["reason"])
+        return str(stage.status()["reason"])
 
 
 def with_host_services(folder: pathlib.Path, listed: str) -> tuple[str, ...]:

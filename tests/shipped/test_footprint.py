@@ -9,7 +9,7 @@ import pytest
 
 from mig_manager.core import model
 from mig_manager.sandbox import stages
-from tests.pipeline import test_agent_process as rig
+from tests import agent_stage
 
 _LIMIT_KIB = 45 << 10
 _UNWANTED = frozenset(
@@ -57,7 +57,7 @@ def modules_file(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pat
 @pytest.fixture
 def rested() -> Iterator[stages.Stage]:
     """Have an agent that has changed the layout twice."""
-    with rig.new_stage("2xA100-SXM4-40GB") as stage:
+    with agent_stage.Stage("2xA100-SXM4-40GB") as stage:
         for layout in ("all-1g.5gb", "all-balanced"):
             stage.label(layout)
             assert stage.wait_for_end(layout) is model.State.SUCCESS

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import strategies as st
 
 from mig_manager import errors
-from mig_manager.core.layout import config, custom, served
+from mig_manager.core.layout import config, custom
 from mig_manager.core.node import cluster
 from mig_manager.core.records import status
 from mig_manager.kubectl import apply
@@ -115,18 +115,6 @@ def test_lenient_parsing_passes_what_it_passes_in_a_file() -> None:
     layout, warnings = custom.single(text, source="a", is_lenient=True)
     assert layout.is_lenient
     assert warnings
-
-
-@pytest.mark.parametrize("text", ["", "null", "[]", "1", "{", "[" * 100_000])
-def test_a_list_that_is_none_does_not_say_whether_custom_layouts_are_taken(text: str) -> None:
-    assert served.takes_custom(text) is None
-
-
-@hypothesis.given(st.booleans())
-def test_a_list_says_whether_custom_layouts_are_taken(is_taken: bool) -> None:  # noqa: FBT001
-    text = served.to_json([], takes_custom=is_taken)
-    assert served.takes_custom(text) is is_taken
-    assert served.from_json(text) == ()
 
 
 def test_the_status_of_a_layout_from_a_file_has_no_hash_of_an_annotation() -> None:

@@ -1,0 +1,272 @@
+"""What agents keep as JSON: read back as it was written, and refused if it is not ours."""
+
+import dataclasses
+import datetime as dt
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from mig_manager import errors
+from mig_manager.core import model
+from mig_manager.core.fleet import nodes
+from mig_manager.core.layout import served
+from mig_manager.core.node import cluster
+from mig_manager.core.records import capacity, gpu_codec, journals, requests, status
+from tests.unit import samples
+
+GPU = samples.gpu(samples.A100, "1g.5gb@0", "1g.5gb@1", "2g.10gb@2", "3g.20gb@4")
+JOURNAL = journals.Journal(
+    config="a", hold_taint=True, paused_labels={cluster.PLUGIN_DEPLOY_LABEL: "true"}
+)
+REQUEST = requests.Request(
+    config="custom",
+    annotation_hash="0123456789ab",
+    origin=requests.Origin.PARTITIONER,
+    may_evict=False,
+    verified=requests.Verified(config_hash="h", boot_id="boot-1", is_owners=True, gpus="f"),
+    rebooted_hash="h",
+)
+AT = "2026-03-01T12:00:00+00:00"
+NONSENSE = ("", "[", "null", "[]", "{}", "[" * 100_000, '{"version": 99}')
+
+
+@pytest.mark.parametrize(
+    "journal",
+    [
+        JOURNAL,
+        journals.Journal(
+            config="a", plugin_config=journals.PluginConfig(before=None, now="sliced")
+        ),
+        journals.Journal(config="a", plugin_config=journals.PluginConfig(before="x", now="y")),
+    ],
+)
+def test_journal_round_trips(journal: journals.Journal) -> None:
+    assert journals.Journal.from_json(journal.to_json()) == journal
+    # If the plugin has one config, a version before this one reads the journal too.
+    assert ("pluginConfig" in journal.to_json()) is (journal.plugin_config is not None)
+
+
+@pytest.mark.parametrize("record", [REQUEST, requests.Request(config="a")])
+def test_request_round_trips_with_members_of_a_newer_version(record: requests.Request) -> None:
+    newer = json.loads(record.to_json()) | {"further": {"member": 1}}
+
+    assert requests.Request.from_json(json.dumps(newer)) == record
+
+
+def journal_with(**changed: object) -> str:
+    return json.dumps(json.loads(JOURNAL.to_json()) | changed)
+
+
+def snapshot_with(**changed: object) -> str:
+    (snapshot,) = gpu_codec.to_data([GPU.snapshot])
+    return journal_with(snapshot=[snapshot | changed])
+
+
+def request_with(**changed: object) -> str:
+    return json.dumps(json.loads(REQUEST.to_json()) | changed)
+
+
+def use_with(gpu: object, **changed: object) -> str:
+    return json.dumps({"version": 1, "at": AT, "gpus": [gpu], **changed})
+
+
+MALFORMED: dict[Callable[[str], object], tuple[str, ...]] = {
+    gpu_codec.from_json: (),
+    journals.VerifiedLayout.from_json: ('{"version": 1}',),
+    journals.Journal.from_json: (
+        '{"version": 2}',
+        journal_with(holdTaint=1),
+        journal_with(pausedLabels=3),
+        journal_with(pausedLabels={"a": 1}),
+        journal_with(pausedLabels={"kubernetes.io/hostname": "true"}),
+        journal_with(pausedLabels={"nvidia.com/gpu.deploy.not a key": "true"}),
+        journal_with(pausedLabels={"nvidia.com/gpu.deploy.dcgm": "not a label value"}),
+        snapshot_with(uuid=3),
+        snapshot_with(uuid=None),
+        snapshot_with(mode="maybe"),
+        snapshot_with(instances=[[1]]),
+        *(
+            snapshot_with(created=[row])
+            for row in ([], ["1g.5gb"], ["1g.5gb", 0, 1, 0], ["x", 0, 1], 3)
+        ),
+        journal_with(pluginConfig=3),
+        journal_with(pluginConfig={}),
+        journal_with(pluginConfig={"before": 1, "now": "a"}),
+        journal_with(pluginConfig={"before": None, "now": "not a label value"}),
+    ),
+    requests.Request.from_json: (
+        '{"version": 1, "config": "a", "mayEvict": true}',
+        request_with(version=2),
+        request_with(origin="another"),
+        request_with(verified=1),
+    ),
+    capacity.from_json: (
+        use_with({}, gpus=[], version=2),
+        use_with({}, gpus=[], at="noon"),
+        use_with({}, gpus={}),
+        use_with({"uuid": "U"}),
+        use_with({"uuid": "U", "inUse": [[1]]}),
+        use_with({"uuid": "U", "inUse": [["a", 1]]}),
+        use_with({"uuid": "U", "inUse": [[float("inf"), 1]]}),
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("read", "text"),
+    [
+        pytest.param(read, text, id=f"{read.__qualname__} {text[:60]}")
+        for read, texts in MALFORMED.items()
+        for text in (*NONSENSE, *texts)
+    ],
+)
+def test_malformed_record_is_refused(read: Callable[[str], object], text: str) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        read(text)
+
+
+@pytest.mark.parametrize("text", ["", "null", "[]", "1", "{", "[" * 100_000])
+def test_malformed_mark_or_list_of_layouts_is_none(text: str) -> None:
+    assert served.takes_custom(text) is None
+    assert nodes.parse_mark(text) is None
+    assert nodes.parse_mark('{"layout": 1}') is None
+
+
+def test_status_annotation_has_layout_reason_and_devices() -> None:
+    text = status.Status(
+        config="a",
+        config_hash="h",
+        state=model.State.FAILED,
+        phase=model.Phase.DRAIN,
+        reason=errors.Reason.DRAIN_TIMEOUT,
+        message="m",
+        attempt=2,
+        started_at="t0",
+        finished_at="t1",
+        gpus=model.ObservedGpus([GPU]),
+    ).to_json()
+
+    assert '"reason": "DrainTimeout"' in text
+    assert '"devices": {"3g.20gb": 1, "2g.10gb": 1, "1g.5gb": 2}' in text
+
+
+# The use of the GPUs
+
+GPUS = (
+    samples.gpu(samples.A100, "3g.20gb@0", "2g.10gb@4", "1g.5gb@6"),
+    samples.gpu(samples.A100, mode=model.MigMode.DISABLED, index=1),
+)
+IN_USE = {"GPU-0": {model.Placement(6, 1), model.Placement(4, 2)}, "GPU-1": set[Any]()}
+ROOM = {"4g.20gb": 1, "3g.20gb": 1, "2g.10gb": 2, "1g.10gb": 2, "1g.5gb+me": 1, "1g.5gb": 4}
+
+
+def test_use_round_trips_with_the_room_beside_it() -> None:
+    text = capacity.to_json(GPUS, IN_USE, at=AT)
+
+    use = capacity.from_json(text)
+    assert use.at == dt.datetime(2026, 3, 1, 12, tzinfo=dt.UTC)
+    assert (use.on("GPU-0"), use.on("GPU-1")) == (IN_USE["GPU-0"], frozenset())
+    first = {"uuid": "GPU-0", "inUse": [[4, 2], [6, 1]], "free": 5, "room": ROOM}
+    second = {"uuid": "GPU-1", "inUse": [], "free": 0, "room": {}}
+    assert json.loads(text)["gpus"] == [
+        first | {"stranded": 1, "fragmentation": 0.2},
+        second | {"stranded": 0, "fragmentation": 0.0},
+    ]
+
+
+def test_gpu_of_unknown_use_is_omitted_and_a_whole_gpu_has_no_room() -> None:
+    text = capacity.to_json(GPUS, {"GPU-1": {model.Placement(0, 8)}}, at=AT)
+
+    use = capacity.from_json(text)
+    assert (use.on("GPU-0"), use.on("GPU-1")) == (None, frozenset({model.Placement(0, 8)}))
+    assert [gpu["free"] for gpu in json.loads(text)["gpus"]] == [0]
+
+
+def test_use_at_another_time_has_the_same_facts() -> None:
+    text = capacity.to_json(GPUS, IN_USE, at=AT)
+    later = capacity.to_json(GPUS, IN_USE, at="2026-03-01T13:00:00+00:00")
+    other = capacity.to_json(GPUS, {"GPU-0": (), "GPU-1": ()}, at=AT)
+
+    assert text != later
+    assert capacity.has_same_facts(text, later)
+    assert not capacity.has_same_facts(text, other)
+    assert not any(capacity.has_same_facts(text, damaged) for damaged in ("", "[]", "[" * 100_000))
+
+
+# What a request keeps
+
+
+@pytest.mark.parametrize("value", ["true", 1, None, {}])
+def test_only_true_lets_a_request_evict(value: object) -> None:
+    assert not requests.Request.from_json(request_with(mayEvict=value)).may_evict
+
+
+KNOWN = requests.Verified(config_hash="x", gpus="f")
+ANY = requests.Verified(config_hash="", gpus="f")
+SEEN_ELSEWHERE = requests.Verified(config_hash="x")
+"""Of generated content that has changed: it counts, and the GPUs do not show it."""
+
+
+@pytest.mark.parametrize(
+    ("verified", "config_hash", "is_owners", "after"),
+    [
+        (None, "x", True, None),
+        (KNOWN, "x", True, KNOWN),
+        (KNOWN, "x", False, KNOWN),
+        (KNOWN, "y", True, None),
+        (KNOWN, "y", False, SEEN_ELSEWHERE),
+        (ANY, "y", True, requests.Verified(config_hash="")),
+    ],
+)
+def test_only_the_owners_other_content_is_a_new_request(
+    verified: requests.Verified | None,
+    config_hash: str,
+    *,
+    is_owners: bool,
+    after: requests.Verified | None,
+) -> None:
+    record = requests.Request(config="a", verified=verified)
+
+    assert record.resolved(config_hash, is_owners=is_owners).verified == after
+
+
+REBOOTED = requests.Request(config="a", verified=KNOWN, rebooted_hash="x", rebooted_from="b1")
+PASSIVE = requests.Request(config="a", may_evict=False)
+
+
+@pytest.mark.parametrize(
+    ("known", "asked", "is_new", "may_evict", "is_verified"),
+    [
+        (REBOOTED, requests.Request(config="a"), False, True, True),
+        (REBOOTED, PASSIVE, False, False, True),
+        (REBOOTED, requests.Request(config="a"), True, True, False),
+        (REBOOTED, requests.Request(config="a", annotation_hash="h"), False, True, True),
+        (REBOOTED, requests.Request(config="b"), False, True, False),
+        (PASSIVE, requests.Request(config="a"), False, False, False),
+        (PASSIVE, requests.Request(config="a"), True, True, False),
+    ],
+)
+def test_same_request_keeps_what_it_has_reached(
+    known: requests.Request,
+    asked: requests.Request,
+    *,
+    is_new: bool,
+    may_evict: bool,
+    is_verified: bool,
+) -> None:
+    begun = known.begun(asked, is_new=is_new)
+
+    assert begun.key == asked.key
+    assert (begun.may_evict, begun.verified is not None) == (may_evict, is_verified)
+    is_kept = asked.config == known.config
+    kept = (known.rebooted_hash, known.rebooted_from) if is_kept else (None, "")
+    assert (begun.rebooted_hash, begun.rebooted_from) == kept
+
+
+def test_fingerprint_does_not_depend_on_the_order_of_the_gpus() -> None:
+    first, second = samples.gpu(samples.A100, "7g.40gb@0"), samples.gpu(samples.A100)
+    gpus = (first, dataclasses.replace(second, uuid="GPU-other"))
+
+    assert requests.fingerprint(gpus) == requests.fingerprint(gpus[::-1])
