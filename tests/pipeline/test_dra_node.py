@@ -183,16 +183,6 @@ def test_an_active_layout_that_the_driver_does_not_know_restarts_it_once() -> No
     assert {"low", "high"} <= rig.pod_names
 
 
-def test_parts_of_gpu_instances_are_refused_before_a_pod_is_touched() -> None:
-    rig = dra_node()
-    outcome = run(rig, "parts", KEEP_ONE)
-    assert outcome.reason is Reason.STRATEGY_MISMATCH
-    why = "the DRA driver would not start: it knows no part of a GPU instance: 1c.2g.10gb"
-    assert why in outcome.message
-    assert {"low", "high"} <= rig.pod_names
-    assert "gpus.execute" not in rig.log
-
-
 def test_a_node_with_device_plugin_and_driver_waits_for_both() -> None:
     rig = dra_node()
     rig.labels[cluster.PLUGIN_DEPLOY_LABEL] = "true"
@@ -341,8 +331,3 @@ def test_verified_driver_is_not_restarted_after_a_kill(*, gated: bool) -> None:
     assert len(seen) == 2
     assert rig.log.count("slices.withdraw") == withdrawn
     assert_nothing_taken(rig)
-
-
-def test_parts_are_refused_while_the_driver_is_between_two_pods() -> None:
-    rig = without_driver(without_pods(dra_node()))
-    assert run(rig, "parts", KEEP_ONE).reason is Reason.STRATEGY_MISMATCH

@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import json
 
 import pytest
 
@@ -242,35 +241,3 @@ def test_gpus_that_another_manager_works_on_are_checked_later() -> None:
     assert rig.labels[cluster.STATE_LABEL] == "success"
     ours.check_drift(LAYOUT, ended)
     assert rig.labels[cluster.STATE_LABEL] == "failed"
-
-
-def test_beside_nvidias_own_manager_nothing_is_touched_and_it_is_named() -> None:
-    rig = scenes.node()
-    for name in ("first", "second"):
-        rig.add_pod(
-            name,
-            labels={"app": "nvidia-mig-manager"},
-            container_names=("nvidia-mig-manager",),
-            owner_kind="DaemonSet",
-        )
-
-    kind = "(NVIDIA's mig-manager)"
-    assert_ends(rig, Reason.FOREIGN_MANAGER, f"default/first {kind}, default/second {kind}")
-
-    assert rig.executed == []
-    assert "retryAt" in json.loads(rig.annotations[cluster.STATUS_ANNOTATION])
-
-
-def test_beside_hami_in_mig_mode_nothing_is_touched() -> None:
-    for mode in ("mig", "hami-core"):
-        rig = scenes.node()
-        labels = {"app.kubernetes.io/component": "hami-device-plugin"}
-        rig.add_pod("hami", labels=labels, owner_kind="DaemonSet")
-        registered = json.dumps([{"id": "GPU-1", "mode": mode}])
-        rig.annotations["hami.io/node-nvidia-register"] = registered
-
-        if mode == "mig":
-            assert_ends(rig, Reason.FOREIGN_MANAGER, "default/hami (HAMi in MIG mode)")
-            assert rig.executed == []
-        else:
-            assert_ends(rig, Reason.APPLIED)

@@ -80,17 +80,3 @@ def test_a_layout_with_placements_is_served_like_any_other() -> None:
     assert_ends(rig, Reason.APPLIED, layout="placed", text=text)
 
     assert [gi.placement.start for gi in rig.gpus[0].gpu_instances] == [4]
-
-
-def test_a_place_that_cannot_be_fails_before_anything_is_touched() -> None:
-    text = scenes.CONFIG + (
-        "  clash:\n  - {devices: all, mig-enabled: true, "
-        "mig-devices: {1g.5gb@4: 1, 3g.20gb@4: 1}}\n"
-    )
-    rig = scenes.node(layout="all-balanced")
-    gpus = rig.gpus
-
-    why = "test.yaml:22:5: the layout does not fit GPU 0"
-    assert_ends(rig, Reason.DOES_NOT_FIT, why, layout="clash", text=text)
-
-    assert rig.gpus == gpus

@@ -60,16 +60,6 @@ def test_service_that_does_not_stop_ends_the_run_before_gpus_change() -> None:
     assert started == ["dcgm.service"]
 
 
-def test_silent_init_system_ends_the_run_before_any_eviction() -> None:
-    rig = scenes.hosted_node()
-    before = dict(rig.pods)
-    rig.refusing["host.running"] = errors.HostError("no bus", reason=Reason.HOST_SERVICE_FAILED)
-
-    assert_ends(rig, Reason.HOST_SERVICE_FAILED, "no bus")
-
-    assert rig.pods == before
-
-
 def test_a_service_that_does_not_start_is_reported_and_retried() -> None:
     rig = scenes.hosted_node()
     rig.on_call = lambda: rig.broken_services.update(

@@ -19,6 +19,7 @@ from tests.pipeline.test_dra_node import (
     without_pods,
 )
 from tests.scenes import (
+    Killed,
     assert_ends,
     assert_nothing_taken,
     calls,

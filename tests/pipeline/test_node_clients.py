@@ -1,7 +1,5 @@
 """The device plugin, the monitors and the owner's daemons in a run."""
 
-import dataclasses
-
 import pytest
 
 from mig_manager.core import model, steps
@@ -19,7 +17,6 @@ from tests.scenes import (
     assert_ends,
     assert_superseded,
     busy_node,
-    device,
     monitored_node,
     node,
     reconciler,
@@ -328,15 +325,6 @@ def test_a_patch_that_failed_does_not_lose_the_gpus() -> None:
     assert cluster.GPUS_ANNOTATION in rig.annotations
 
 
-def test_invalid_client_table_is_refused_before_any_change() -> None:
-    rig = busy_node()
-    rig.extra_clients = "version: v1\nclients:\n- labels: {}\n"
-
-    assert_ends(rig, Reason.INVALID_CONFIG, "test.yaml:3:11: labels must be")
-
-    assert rig.states == ["failed"]
-
-
 def test_the_plugin_starts_with_the_config_that_goes_with_the_layout() -> None:
     rig = sharing_node()
     seen: set[tuple[str, str]] = set()
@@ -388,48 +376,6 @@ def test_active_layout_gets_its_plugin_config_without_gpu_changes() -> None:
     assert rig.labels[cluster.PLUGIN_CONFIG_LABEL] == "sliced"
     assert old_plugin not in rig.pods
     assert "gpus.execute" not in rig.log
-
-
-def with_strategy_single(*, by_label: bool = True) -> fakes.NodeRig:
-    rig = node(layout="all-1g.5gb")
-    if by_label:
-        rig.labels[resources.STRATEGY_LABEL] = "single"
-    else:
-        for uid, pod in rig.pods.items():
-            rig.pods[uid] = dataclasses.replace(pod, mig_strategy="single")
-    return rig
-
-
-@pytest.mark.parametrize("by_label", [True, False])
-def test_mixed_layout_with_strategy_single_fails_before_any_change(*, by_label: bool) -> None:
-    rig = with_strategy_single(by_label=by_label)
-    rig.add_pod("train", devices=frozenset({device(rig, 0, "1g.5gb")}))
-    gpus, pods = rig.gpus, dict(rig.pods)
-
-    outcome = assert_ends(
-        rig,
-        Reason.STRATEGY_MISMATCH,
-        "MIG strategy single",
-        "MIG devices differ: 1g.5gb, 2g.10gb, 3g.20gb",
-        layout="all-balanced",
-    )
-
-    assert (rig.gpus, rig.pods) == (gpus, pods)
-    assert rig.states == ["failed"]
-    assert outcome.should_retry
-
-
-@pytest.mark.parametrize("why", ["uniform layout", "other plugin config", "no plugin"])
-def test_strategy_single_allows_uniform_layouts_and_other_configs(why: str) -> None:
-    rig = with_strategy_single()
-    if why == "other plugin config":
-        rig.policy = policies.Policy(plugin_configs={"all-balanced": "mixed"})
-    if why == "no plugin":
-        rig.pods.clear()
-        rig.labels[cluster.PLUGIN_DEPLOY_LABEL] = "false"
-
-    layout = "all-disabled" if why == "uniform layout" else "all-balanced"
-    assert run(rig, layout).state is model.State.SUCCESS
 
 
 def test_a_plugin_with_strategy_mixed_serves_what_strategy_single_refuses() -> None:

@@ -1,7 +1,6 @@
 """The pipeline over a small node in memory: request and rig in, rig out."""
 
 import dataclasses
-import json
 from collections.abc import Sequence
 
 import pytest
@@ -9,12 +8,10 @@ import pytest
 from mig_manager.agent import reconcile
 from mig_manager.core import model, standbys, steps
 from mig_manager.core.node import cluster
-from mig_manager.core.node import policy as policies
 from mig_manager.core.records import gpu_codec, journals, status
 from mig_manager.errors import Reason
 from tests import fakes, gpu_values, scenes
 from tests.scenes import (
-    CONFIG,
     assert_ends,
     busy_node,
     device,
@@ -158,31 +155,6 @@ def test_a_kubelet_that_lists_no_pod_for_long_counts_as_silent() -> None:
 
 
 @pytest.mark.parametrize(
-    ("layout", "text", "reason"),
-    [
-        ("all-9g", CONFIG, Reason.UNKNOWN_CONFIG),
-        ("all-1g.5gb", "version: v1\nmig-configs: [", Reason.INVALID_CONFIG),
-        ("all-1g.5gb", CONFIG.replace("7}", "seven}"), Reason.INVALID_CONFIG),
-        ("no-such-profile", CONFIG, Reason.UNKNOWN_PROFILE),
-        ("too-much", CONFIG, Reason.DOES_NOT_FIT),
-        ("other-gpu", CONFIG, Reason.NO_GPU_MATCHES),
-    ],
-)
-def test_an_impossible_layout_fails_before_anything_is_touched(
-    layout: str, text: str, reason: Reason
-) -> None:
-    rig = busy_node()
-    pods, labels, gpus = dict(rig.pods), dict(rig.labels), rig.gpus
-
-    assert_ends(rig, reason, layout=layout, text=text)
-
-    assert rig.states == ["failed"]
-    assert (rig.pods, rig.gpus) == (pods, gpus)
-    assert rig.labels == {**labels, cluster.STATE_LABEL: "failed"}
-    assert reason.remedy in json.loads(rig.annotations[cluster.STATUS_ANNOTATION])["message"]
-
-
-@pytest.mark.parametrize(
     ("layout", "budgets", "phase"),
     [
         ("one-slice-changed", {}, "Done"),
@@ -199,23 +171,6 @@ def test_the_status_names_the_phase_in_which_a_run_has_ended(
     run(rig, layout)
 
     assert status.read(rig.annotations[cluster.STATUS_ANNOTATION]).phase == phase
-
-
-def test_drain_that_a_budget_blocks_evicts_no_pod() -> None:
-    rig = busy_node()
-    rig.budgets["affected"] = "budget 'pdb-a' allows no disruption"
-    pods, gpus = dict(rig.pods), rig.gpus
-
-    assert_ends(
-        rig,
-        Reason.DRAIN_TIMEOUT,
-        "default/affected (budget 'pdb-a'",
-        "default/spared (waits for the others)",
-        layout="all-1g.5gb",
-    )
-
-    assert "workloads.evict" not in rig.log
-    assert (rig.pods, rig.gpus) == (pods, gpus)
 
 
 def test_an_evicted_daemonset_pod_cannot_restart_before_the_change_ends() -> None:
@@ -347,15 +302,6 @@ def test_policy_node_evicts_every_gpu_pod() -> None:
 
     assert {"affected", "spared", "claimant"}.isdisjoint(rig.pod_names)
     assert {"cpu", "nic"} <= rig.pod_names
-
-
-def test_policy_none_evicts_no_pod_and_names_the_remaining_ones() -> None:
-    rig = busy_node()
-    rig.policy = policies.Policy(drain=policies.Drain.NONE)
-
-    assert_ends(rig, Reason.DRAIN_TIMEOUT, "default/affected (--drain-policy none evicts no pod)")
-
-    assert {"workloads.evict", "workloads.can_evict", "workloads.delete"}.isdisjoint(rig.log)
 
 
 def test_force_is_reported_in_an_event_a_status_and_the_message() -> None:

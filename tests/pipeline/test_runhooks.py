@@ -127,26 +127,6 @@ def test_a_drain_that_fails_still_comes_to_the_last_point(rig: fakes.NodeRig) ->
     assert rig.hooked == [START, EXIT]
 
 
-@pytest.mark.parametrize(
-    ("text", "reason", "text_of_error"),
-    [
-        ("hooks: {apply: []}", Reason.INVALID_CONFIG, "hooks.yaml:1:9"),
-        (scenes.HOOKS, Reason.HOOK_FAILED, "hooks.yaml:6:32: program config"),
-    ],
-)
-def test_invalid_hooks_fail_before_any_change(
-    rig: fakes.NodeRig, text: str, reason: Reason, text_of_error: str
-) -> None:
-    rig.hooks = text
-    rig.missing_hooks = {CONFIG}
-    pods = dict(rig.pods)
-
-    assert_ends(rig, reason, text_of_error)
-
-    assert rig.states == ["failed"]
-    assert (rig.pods, rig.hooked, rig.executed) == (pods, [], [])
-
-
 def test_a_request_that_ends_during_the_start_hooks_closes_no_node(rig: fakes.NodeRig) -> None:
     taints: list[bool] = []
     rig.on_call = lambda: taints.append(rig.has_hold_taint)

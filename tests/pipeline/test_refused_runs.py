@@ -1,0 +1,205 @@
+"""Runs that fail before they change a GPU or evict a pod, each with its reason."""
+
+import dataclasses
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from mig_manager import errors
+from mig_manager.core.node import cluster, resources
+from mig_manager.core.node import policy as policies
+from mig_manager.errors import Reason
+from tests import fakes, scenes
+from tests.pipeline.test_dra_node import KEEP_ONE, without_driver, without_pods
+from tests.scenes import CONFIG
+
+Make = Callable[[], fakes.NodeRig]
+
+
+def with_fields(make: Make = scenes.busy_node, **fields: Any) -> Make:
+    """Return what makes a node that differs in some fields."""
+
+    def made() -> fakes.NodeRig:
+        rig = make()
+        vars(rig).update(fields)
+        return rig
+
+    return made
+
+
+def with_strategy_single(*, by_label: bool = True) -> fakes.NodeRig:
+    rig = scenes.node(layout="all-1g.5gb")
+    if by_label:
+        rig.labels[resources.STRATEGY_LABEL] = "single"
+    else:
+        for uid, pod in rig.pods.items():
+            rig.pods[uid] = dataclasses.replace(pod, mig_strategy="single")
+    rig.add_pod("train", devices=frozenset({scenes.device(rig, 0, "1g.5gb")}))
+    return rig
+
+
+def with_managers(*names: str, **fields: Any) -> fakes.NodeRig:
+    rig = scenes.node()
+    for name in names:
+        rig.add_pod(name, owner_kind="DaemonSet", **fields)
+    registered = json.dumps([{"id": "GPU-1", "mode": "mig"}])
+    rig.annotations["hami.io/node-nvidia-register"] = registered
+    return rig
+
+
+CLASH = CONFIG + (
+    "  clash:\n  - {devices: all, mig-enabled: true, mig-devices: {1g.5gb@4: 1, 3g.20gb@4: 1}}\n"
+)
+NO_BUS = errors.HostError("no bus", reason=Reason.HOST_SERVICE_FAILED)
+NVIDIAS = {
+    "labels": {"app": "nvidia-mig-manager"},
+    "container_names": ("nvidia-mig-manager",),
+}
+HAMI = {"labels": {"app.kubernetes.io/component": "hami-device-plugin"}}
+DIFFERS = "MIG devices differ: 1g.5gb, 2g.10gb, 3g.20gb"
+PARTS = "the DRA driver would not start: it knows no part of a GPU instance: 1c.2g.10gb"
+
+CASES: dict[str, tuple[Make, dict[str, Any], Reason, tuple[str, ...]]] = {
+    "unknown layout": (scenes.busy_node, {"layout": "all-9g"}, Reason.UNKNOWN_CONFIG, ()),
+    "malformed file": (
+        scenes.busy_node,
+        {"text": "version: v1\nmig-configs: ["},
+        Reason.INVALID_CONFIG,
+        (),
+    ),
+    "invalid layout": (
+        scenes.busy_node,
+        {"layout": "all-1g.5gb", "text": CONFIG.replace("7}", "seven}")},
+        Reason.INVALID_CONFIG,
+        (),
+    ),
+    "unknown profile": (
+        *(scenes.busy_node, {"layout": "no-such-profile"}),
+        *(Reason.UNKNOWN_PROFILE, ()),
+    ),
+    "too much": (scenes.busy_node, {"layout": "too-much"}, Reason.DOES_NOT_FIT, ()),
+    "other GPUs": (scenes.busy_node, {"layout": "other-gpu"}, Reason.NO_GPU_MATCHES, ()),
+    "placements clash": (
+        lambda: scenes.node(layout="all-balanced"),
+        {"layout": "clash", "text": CLASH},
+        Reason.DOES_NOT_FIT,
+        ("test.yaml:22:5: the layout does not fit GPU 0",),
+    ),
+    "budget": (
+        with_fields(budgets={"affected": "budget 'pdb-a' allows no disruption"}),
+        {"layout": "all-1g.5gb"},
+        Reason.DRAIN_TIMEOUT,
+        ("default/affected (budget 'pdb-a'", "default/spared (waits for the others)"),
+    ),
+    "drain policy none": (
+        with_fields(policy=policies.Policy(drain=policies.Drain.NONE)),
+        {},
+        Reason.DRAIN_TIMEOUT,
+        ("default/affected (--drain-policy none evicts no pod)",),
+    ),
+    "client table": (
+        with_fields(extra_clients="version: v1\nclients:\n- labels: {}\n"),
+        {},
+        Reason.INVALID_CONFIG,
+        ("test.yaml:3:11: labels must be",),
+    ),
+    "hooks file": (
+        with_fields(hooks="hooks: {apply: []}"),
+        {},
+        Reason.INVALID_CONFIG,
+        ("hooks.yaml:1:9",),
+    ),
+    "program of a hook": (
+        with_fields(hooks=scenes.HOOKS, missing_hooks={"config"}),
+        {},
+        Reason.HOOK_FAILED,
+        ("hooks.yaml:6:32: program config",),
+    ),
+    "init system": (
+        with_fields(scenes.hosted_node, refusing={"host.running": NO_BUS}),
+        {},
+        Reason.HOST_SERVICE_FAILED,
+        ("no bus",),
+    ),
+    "NVIDIA's manager": (
+        lambda: with_managers("first", "second", **NVIDIAS),
+        {},
+        Reason.FOREIGN_MANAGER,
+        ("default/first (NVIDIA's mig-manager), default/second (NVIDIA's mig-manager)",),
+    ),
+    "HAMi": (
+        lambda: with_managers("hami", **HAMI),
+        {},
+        Reason.FOREIGN_MANAGER,
+        ("default/hami (HAMi in MIG mode)",),
+    ),
+    "strategy of the node": (
+        with_strategy_single,
+        {"layout": "all-balanced"},
+        Reason.STRATEGY_MISMATCH,
+        ("MIG strategy single", DIFFERS),
+    ),
+    "strategy of the plugin": (
+        lambda: with_strategy_single(by_label=False),
+        {"layout": "all-balanced"},
+        Reason.STRATEGY_MISMATCH,
+        ("MIG strategy single", DIFFERS),
+    ),
+    "parts beside the DRA driver": (
+        scenes.dra_node,
+        {"layout": "parts", "text": KEEP_ONE},
+        Reason.STRATEGY_MISMATCH,
+        (PARTS,),
+    ),
+    "parts before the DRA driver": (
+        lambda: without_driver(without_pods(scenes.dra_node())),
+        {"layout": "parts", "text": KEEP_ONE},
+        Reason.STRATEGY_MISMATCH,
+        (PARTS,),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_refused_run_changes_nothing(case: str) -> None:
+    make, options, reason, texts = CASES[case]
+    rig = make()
+    gpus, labels, pods = rig.gpus, dict(rig.labels), dict(rig.pods)
+
+    outcome = scenes.assert_ends(rig, reason, *texts, **options)
+
+    assert outcome.should_retry is reason.is_transient
+    # That a drain fails is known only after the node is tainted.
+    is_late = reason is Reason.DRAIN_TIMEOUT
+    assert rig.states == (["pending", "failed"] if is_late else ["failed"])
+    assert rig.labels == {**labels, cluster.STATE_LABEL: "failed"}
+    assert (rig.gpus, rig.executed, rig.hooked) == (gpus, [], [])
+    assert {"workloads.evict", "workloads.delete"}.isdisjoint(rig.log)
+    may_evict = rig.policy.drain is not policies.Drain.NONE
+    assert may_evict or "workloads.can_evict" not in rig.log
+    assert is_late or rig.pods == pods
+    published = json.loads(rig.annotations[cluster.STATUS_ANNOTATION])
+    assert reason.remedy in published["message"]
+    assert ("retryAt" in published) is outcome.should_retry
+
+
+@pytest.mark.parametrize("why", ["uniform layout", "other plugin config", "no plugin"])
+def test_strategy_single_allows_uniform_layouts_and_other_configs(why: str) -> None:
+    rig = with_strategy_single()
+    if why == "other plugin config":
+        rig.policy = policies.Policy(plugin_configs={"all-balanced": "mixed"})
+    if why == "no plugin":
+        rig.pods.clear()
+        rig.labels[cluster.PLUGIN_DEPLOY_LABEL] = "false"
+
+    layout = "all-disabled" if why == "uniform layout" else "all-balanced"
+    assert scenes.run(rig, layout).reason is Reason.APPLIED
+
+
+def test_hami_in_another_mode_manages_no_instances() -> None:
+    rig = with_managers("hami", **HAMI)
+    rig.annotations = {key: text.replace("mig", "mps") for key, text in rig.annotations.items()}
+
+    scenes.assert_ends(rig, Reason.APPLIED)
