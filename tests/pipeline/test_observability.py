@@ -11,6 +11,7 @@ import pytest
 from prometheus_client import parser
 
 from mig_manager.core import model
+from mig_manager.sandbox import stages
 from tests import agent_stage
 
 LAYOUT = "all-1g.5gb"
@@ -19,7 +20,7 @@ Line = dict[str, Any]
 
 
 class Observed:
-    def __init__(self, stage: agent_stage.Stage, port: int) -> None:
+    def __init__(self, stage: stages.Stage, port: int) -> None:
         self.stage = stage
         self._port = port
 

@@ -4,7 +4,6 @@ import dataclasses
 import datetime as dt
 import json
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 
@@ -158,7 +157,7 @@ GPUS = (
     samples.gpu(samples.A100, "3g.20gb@0", "2g.10gb@4", "1g.5gb@6"),
     samples.gpu(samples.A100, mode=model.MigMode.DISABLED, index=1),
 )
-IN_USE = {"GPU-0": {model.Placement(6, 1), model.Placement(4, 2)}, "GPU-1": set[Any]()}
+IN_USE = {"GPU-0": frozenset({model.Placement(6, 1), model.Placement(4, 2)}), "GPU-1": frozenset()}
 ROOM = {"4g.20gb": 1, "3g.20gb": 1, "2g.10gb": 2, "1g.10gb": 2, "1g.5gb+me": 1, "1g.5gb": 4}
 
 
@@ -167,7 +166,8 @@ def test_use_round_trips_with_the_room_beside_it() -> None:
 
     use = capacity.from_json(text)
     assert use.at == dt.datetime(2026, 3, 1, 12, tzinfo=dt.UTC)
-    assert (use.on("GPU-0"), use.on("GPU-1")) == (IN_USE["GPU-0"], frozenset())
+    assert use.on("GPU-0") == IN_USE["GPU-0"]
+    assert use.on("GPU-1") == frozenset()
     first = {"uuid": "GPU-0", "inUse": [[4, 2], [6, 1]], "free": 5, "room": ROOM}
     second = {"uuid": "GPU-1", "inUse": [], "free": 0, "room": {}}
     assert json.loads(text)["gpus"] == [
