@@ -126,6 +126,11 @@ def mig_uuid(name: str) -> str:
 
 def brought_to(gpus: tuple[model.Gpu, ...], wanted: model.DesiredGpu) -> tuple[model.Gpu, ...]:
     """Return the GPUs with ``wanted`` applied to each."""
-    for step in planner.plan(gpus, {gpu.uuid: wanted for gpu in gpus}).steps:
+    return execute(gpus, planner.plan(gpus, {gpu.uuid: wanted for gpu in gpus}))
+
+
+def execute(gpus: tuple[model.Gpu, ...], plan: steps.Plan) -> tuple[model.Gpu, ...]:
+    """Return the GPUs after the steps of a plan."""
+    for step in plan.steps:
         gpus = tuple(apply_step(g, step) if g.uuid == step.gpu_uuid else g for g in gpus)
     return gpus

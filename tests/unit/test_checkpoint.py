@@ -14,7 +14,6 @@ from mig_manager.core.layout import config
 from mig_manager.core.planner import planner
 from mig_manager.core.records import checkpoint
 from tests import gpu_values
-from tests.shell import applying_rig
 from tests.unit import layouts, machine, oracle, samples
 
 LAYOUTS = config.parse(
@@ -42,10 +41,13 @@ INSTANCE = {
 SMALLEST = {"ProfileID": 0, "EngProfileID": 0}
 
 
-def gpus_with(layout: str) -> applying_rig.Gpus:
-    gpus = applying_rig.Gpus()
-    applying_rig.apply(gpus, LAYOUTS.layout(layout))
-    return gpus
+TWO = tuple(hardware.template(hardware.find("A100-SXM4-40GB"), index) for index in range(2))
+GUEST = dataclasses.replace(TWO[0], virtualization=model.Virtualization.VGPU)
+
+
+def gpus_with(layout: str) -> tuple[model.Gpu, ...]:
+    plan = planner.plan(TWO, config.select(LAYOUTS.layout(layout), TWO))
+    return gpu_values.execute(TWO, plan)
 
 
 def read(text: str) -> tuple[checkpoint.Device, ...]:
@@ -61,7 +63,7 @@ def text_of(*devices: object, **changes: object) -> str:
 
 
 def test_render_writes_the_bytes_that_mig_parted_writes() -> None:
-    assert checkpoint.render(gpus_with("mixed").gpus) == (
+    assert checkpoint.render(gpus_with("mixed")) == (
         '{"Version":"v1","MigState":{"Devices":['
         f'{{"UUID":"{FIRST}","MigMode":1,"GpuInstances":['
         '{"ProfileID":1,"Placement":{"Start":0,"Size":2},'
@@ -103,12 +105,12 @@ def test_from_another_layout_a_checkpoint_is_restored_in_its_places(
     layouts: tuple[str, str],
 ) -> None:
     was, gpus = map(gpus_with, layouts)
-    text = checkpoint.render(was.gpus)
+    text = checkpoint.render(was)
 
-    gpus.execute(planner.restore_checkpoint(read(text), gpus.gpus).plan)
+    after = gpu_values.execute(gpus, planner.restore_checkpoint(read(text), gpus).plan)
 
-    assert checkpoint.render(gpus.gpus) == text
-    assert planner.restore_checkpoint(read(text), gpus.gpus).plan.is_empty
+    assert checkpoint.render(after) == text
+    assert planner.restore_checkpoint(read(text), after).plan.is_empty
 
 
 @pytest.mark.parametrize("name", ["A100-SXM4-40GB", "H100", "A30", "H200", "B200"])
@@ -132,23 +134,23 @@ def test_matching_compute_instances_stay_when_a_gpu_instance_changes() -> None:
 
 
 def test_gpus_are_matched_by_uuid_and_missing_ones_stay() -> None:
-    gpus = gpus_with("mixed").gpus
+    gpus = gpus_with("mixed")
     data = json.loads(checkpoint.render(gpus))
     data["MigState"]["Devices"].reverse()
     assert planner.restore_checkpoint(read(json.dumps(data)), gpus).plan.is_empty
 
-    found = planner.restore_checkpoint(read(text_of(device())), gpus_with("small").gpus)
+    found = planner.restore_checkpoint(read(text_of(device())), gpus_with("small"))
     assert found.covered == {FIRST}
     assert {each.gpu_uuid for each in found.plan.gpus} == {FIRST}
 
 
 def test_mode_is_restored_alone_on_request_and_before_hidden_profiles() -> None:
-    desired = read(checkpoint.render(gpus_with("small").gpus))
-    plan = planner.restore_checkpoint(desired, gpus_with("mixed").gpus, is_mode_only=True).plan
+    desired = read(checkpoint.render(gpus_with("small")))
+    plan = planner.restore_checkpoint(desired, gpus_with("mixed"), is_mode_only=True).plan
     assert [type(step) for step in plan.steps] == [steps.SetMode]
     assert plan.gpus[0].gpu_index == 1
 
-    blind = [dataclasses.replace(gpu, profiles=None) for gpu in applying_rig.Gpus().gpus]
+    blind = [dataclasses.replace(gpu, profiles=None) for gpu in TWO]
     plan = planner.restore_checkpoint(desired, blind).plan
     assert plan.is_provisional
     assert {type(step) for step in plan.steps} == {steps.SetMode}
@@ -220,24 +222,22 @@ def test_an_invalid_file_is_refused_with_its_location(text: str, why: str) -> No
 )
 def test_an_impossible_instance_is_refused_with_its_location(text: str, why: str) -> None:
     with pytest.raises(errors.CheckpointError) as caught:
-        planner.restore_checkpoint(read(text), applying_rig.Gpus().gpus)
+        planner.restore_checkpoint(read(text), TWO)
 
     assert why in caught.value.message
     assert caught.value.message.startswith("c.json:1:")
 
 
 def test_a_gpu_without_mig_and_a_vgpu_are_refused() -> None:
-    gpu, *_ = applying_rig.Gpus().gpus
-    guest = dataclasses.replace(gpu, virtualization=model.Virtualization.VGPU)
     with pytest.raises(errors.CheckpointError, match="has no MIG"):
         planner.restore_checkpoint(
-            read(text_of(device())), [dataclasses.replace(gpu, current_mode=None)]
+            read(text_of(device())), [dataclasses.replace(TWO[0], current_mode=None)]
         )
     with pytest.raises(errors.LayoutError, match="is a vGPU"):
-        planner.restore_checkpoint(read(text_of(device())), [guest])
+        planner.restore_checkpoint(read(text_of(device())), [GUEST])
 
 
-_GOOD = checkpoint.render(gpus_with("mixed").gpus)
+_GOOD = checkpoint.render(gpus_with("mixed"))
 _JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
     lambda inner: (
@@ -286,13 +286,12 @@ def damaged(draw: st.DrawFn) -> str:
 @hypothesis.example(_GOOD)
 @hypothesis.example("[" * 5000)
 def test_any_text_is_restored_or_is_a_typed_error(text: str) -> None:
-    gpus = applying_rig.Gpus()
     try:
-        plan = planner.restore_checkpoint(read(text), gpus.gpus).plan
+        plan = planner.restore_checkpoint(read(text), TWO).plan
     except errors.CheckpointError:
         return
-    gpus.execute(plan)
-    assert planner.restore_checkpoint(read(text), gpus.gpus).plan.is_empty
+    after = gpu_values.execute(TWO, plan)
+    assert planner.restore_checkpoint(read(text), after).plan.is_empty
 
 
 @pytest.mark.parametrize("capacity", samples.PRODUCTS)

@@ -2,7 +2,7 @@
 
 import collections
 import dataclasses
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -16,20 +16,11 @@ from tests import gpu_values
 from tests.unit import samples
 from tests.unit.samples import pod
 
-ONE, OTHER = frozenset({gpu_values.mig_uuid("1")}), frozenset({gpu_values.mig_uuid("2")})
+ONE = frozenset({gpu_values.mig_uuid("1")})
 SAMPLER = cluster.DEPLOY_LABEL_PREFIX + "sampler"
 PLUGIN_LABELS = {"app": "nvidia-device-plugin-daemonset"}
 OF_PLUGIN: dict[str, Any] = {"owner_kind": "DaemonSet", "mounts_plugin_sockets": True}
 """What a pod of the device plugin is beside its name."""
-
-
-def using(ids: Collection[str] = (), *drivers: str) -> cluster.PodDevices:
-    return cluster.PodDevices(
-        namespace="default",
-        name="p",
-        device_ids=frozenset(ids),
-        claim_drivers=frozenset(drivers),
-    )
 
 
 def balanced() -> tuple[model.Gpu, ...]:

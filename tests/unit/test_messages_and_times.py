@@ -137,30 +137,26 @@ def wait_of(timeout_s: float) -> timing.Wait:
     return timing.Wait(clock=fakes.FakeClock(), timeout_s=timeout_s, backoff=PAUSES)
 
 
-def test_a_wait_of_0_s_is_one_attempt_without_a_pause() -> None:
-    wait = wait_of(0.0)
-
-    assert list(wait.attempts()) == [True]
-    assert wait.clock.monotonic() == 0.0
-
-
-def test_the_last_pause_of_a_wait_ends_at_its_deadline() -> None:
-    wait = wait_of(9.0)
-
-    at_s = [(wait.clock.monotonic(), is_last) for is_last in wait.attempts()]
-
-    assert at_s == [(0.0, False), (1.0, False), (3.0, False), (7.0, False), (9.0, True)]
-
-
-def test_the_time_of_the_first_attempt_is_no_wait_and_that_of_others_is() -> None:
-    wait = wait_of(9.0)
-
-    at_s = []
-    for _ in wait.attempts():
+@pytest.mark.parametrize(
+    ("timeout_s", "attempt_s", "expected_s"),
+    [
+        (0.0, 0.0, [0.0]),
+        (9.0, 0.0, [0.0, 1.0, 3.0, 7.0, 9.0]),
+        # The time of the first attempt is no wait, and that of others is.
+        (9.0, 10.0, [0.0, 11.0, 21.0]),
+    ],
+)
+def test_last_pause_of_a_wait_ends_at_its_deadline(
+    timeout_s: float, attempt_s: float, expected_s: list[float]
+) -> None:
+    wait, at_s = wait_of(timeout_s), list[float]()
+    for is_last in wait.attempts():
         at_s.append(wait.clock.monotonic())
-        wait.clock.wait(10.0)
+        assert is_last is (len(at_s) == len(expected_s))
+        if attempt_s:
+            wait.clock.wait(attempt_s)
 
-    assert at_s == [0.0, 11.0, 21.0]
+    assert at_s == expected_s
 
 
 def test_a_wait_of_inf_has_no_last_attempt() -> None:

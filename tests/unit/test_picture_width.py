@@ -9,47 +9,31 @@ from hypothesis import strategies as st
 from mig_manager.cli.toolkit import tables
 from mig_manager.core import bar, model, picture
 from mig_manager.core.planner import planner
-from tests.unit import samples
+from tests.unit import layouts, samples
 
 _DOWN, _UP = set("│┼┬┌┐├┤"), set("│┼┴└┘├┤")
 _BORDER = set("─┼┴┬┌┐└┘├┤")
 WIDTHS = st.one_of(st.sampled_from((60, 80, 120, 200)), st.integers(60, 220))
 
 
-@st.composite
-def layouts(draw: st.DrawFn) -> tuple[str, list[str]]:
-    """Draw a product, and instances that do not overlap, some without a compute instance."""
-    name = draw(st.sampled_from(sorted(samples.PRODUCTS)))
-    placements = [(info.profile, at) for info in samples.PRODUCTS[name] for at in info.placements]
-    taken: set[int] = set()
-    found = []
-    for profile, at in draw(st.permutations(placements)):
-        slices = set(range(at.start, at.end))
-        if taken.isdisjoint(slices) and draw(st.booleans()):
-            taken |= slices
-            inside = draw(st.sampled_from(("", "[]")))
-            found.append((at.start, f"{profile}@{at.start}{inside}"))
-    return name, [text for _, text in sorted(found)]
-
-
-def pictures(layout: tuple[str, list[str]], columns: int) -> str:
+def pictures(gpu: model.Gpu, columns: int) -> str:
     """Return a GPU as it is, and on its way to two other states."""
-    name, instances = layout
-    gpu = samples.gpu(samples.PRODUCTS[name], *instances)
     style = bar.Style(columns=columns)
     blocks = [picture.draw_gpus([gpu], style=style)]
-    smallest = str(samples.PRODUCTS[name][0].profile)
+    smallest = str((gpu.profiles or ())[0].profile)
     for desired in (samples.want({smallest: 1}), samples.want(mode=model.MigMode.DISABLED)):
         plan = planner.plan([gpu], {gpu.uuid: desired})
         blocks.append(picture.draw_change([gpu], plan, selected={gpu.uuid}, style=style))
     return "\n".join(blocks)
 
 
-@hypothesis.given(layout=layouts(), columns=WIDTHS)
+@hypothesis.given(
+    gpu=st.sampled_from(sorted(samples.PRODUCTS)).flatmap(layouts.gpus), columns=WIDTHS
+)
 def test_every_picture_fits_the_terminal_and_its_borders_meet(
-    layout: tuple[str, list[str]], columns: int
+    gpu: model.Gpu, columns: int
 ) -> None:
-    lines = pictures(layout, columns).splitlines()
+    lines = pictures(gpu, columns).splitlines()
 
     assert max(map(len, lines)) <= columns
     for above, below in itertools.pairwise(lines):
@@ -70,7 +54,7 @@ def test_slices_are_to_scale_at_every_width(columns: int) -> None:
 
 
 def test_a_narrow_slice_drops_the_memory_from_its_title_and_keeps_its_mark() -> None:
-    shown = pictures(("H100", ["1g.10gb+me@0", "2g.20gb@2"]), 60)
+    shown = pictures(samples.gpu(samples.H100, "1g.10gb+me@0", "2g.20gb@2"), 60)
 
     assert "│ 1g+me " in shown or "│1g+me│" in shown
     assert "│  2g.20gb  │" in shown
@@ -78,7 +62,7 @@ def test_a_narrow_slice_drops_the_memory_from_its_title_and_keeps_its_mark() -> 
 
 
 def test_a_narrow_slice_that_nothing_fits_has_a_whole_word() -> None:
-    assert "│none│" in pictures(("A100", ["1g.5gb@6"]), 60).replace(" ", "")
+    assert "│none│" in pictures(samples.gpu(samples.A100, "1g.5gb@6"), 60).replace(" ", "")
 
 
 def test_a_picture_without_a_terminal_is_100_columns_wide() -> None:

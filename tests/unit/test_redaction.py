@@ -22,17 +22,11 @@ FORMS = (
     "Authorization: Bearer {}",
     "Authorization: Basic {}",
     "curl -H 'authorization: bearer {}' https://example.com",
-    "DB_PASSWORD={} other=1",
-    "token: {}",
-    "--token={}",
-    "postgres://user:{}@host/db",
     "    client-certificate-data: {}\n",
     "Authorization: Token {}",
     "tool --api-token {} --other",
-    '["--token", "{}"]',
     "token: |\n  {0}\n\n  {0}",
     "password: >-\n    {}",
-    "- name: DB_PASSWORD\n  value: {}",
     '{{"name": "API_TOKEN", "value": "{}"}}',
     '{{"auths": {{"example.com": {{"auth": "{}"}}}}}}',
     "mysql pwd={} other",
@@ -41,7 +35,6 @@ FORMS = (
     "('Authorization', '{}')",
     "# password: correct horse {}",
     "password=a,{}",
-    "AccountKey={}",
     "https://example.com/x?X-Amz-Signature={}&other=1",
     '"PASSWORDS": ["{}", "{}"]',
     "LS0tLS1CRUdJTi{}",
@@ -133,19 +126,6 @@ def test_a_key_in_pem_is_removed_also_if_its_end_is_missing(end: str) -> None:
     assert "ANB" not in clean
 
 
-@pytest.mark.parametrize(
-    ("before", "looks", "after"),
-    [
-        ("sent ", "eyJhbGciOiJSUzI1NiJ9.eyJzdWIiOiJ4In0.c2lnbmF0dXJl", ", and"),
-        ("pull with ", "nvapi-0123456789abcdef-_", "."),
-        ("'", "ghp_0123456789abcdef", "'"),
-        ("https://", "0123456789abcdef", "@example.com/x"),
-    ],
-)
-def test_a_token_is_removed_by_its_looks(before: str, looks: str, after: str) -> None:
-    assert redaction.redacted(before + looks + after) == f"{before}[removed]{after}"
-
-
 def test_the_secrets_of_a_kubeconfig_are_found_and_its_names_are_not() -> None:
     text = """\
     users:
@@ -169,18 +149,6 @@ def test_the_secrets_of_a_kubeconfig_are_found_and_its_names_are_not() -> None:
 )
 def test_a_variable_is_a_secret_by_its_name(name: str, *, is_secret: bool) -> None:
     assert redaction.is_secret(name) is is_secret
-
-
-def test_what_a_report_is_about_stays() -> None:
-    text = (
-        'node/n1 failed (DrainTimeout): pod "team/train-0" did not end; budget team/keep-large\n'
-        "GPU-0a1b2c3d-0000-0000-0000-000000000000 MIG 1g.5gb at 0; nvidia.com/mig.config=all-1g\n"
-        "https://example.com:8080/path?x=1 registry.example.com/mig-manager@sha256:0123\n"
-        "docker-pullable://example.com:5000/mig-manager@sha256:0123 docker://nginx@sha256:0123\n"
-        "author: me, passed: 3, bypass=1, compass: n, signal: 15, authentic=1"
-    )
-
-    assert redaction.redacted(text) == text
 
 
 @pytest.mark.parametrize(

@@ -128,6 +128,8 @@ LOOKS = (
 
 HARMLESS = (
     # What a report is about.
+    "https://example.com:8080/path?x=1 registry.example.com/mig-manager@sha256:0123",
+    "docker-pullable://example.com:5000/mig-manager@sha256:0123 docker://nginx@sha256:0123",
     "GPU-0a1b2c3d-1111-2222-3333-444455556666",
     "MIG-0a1b2c3d-1111-5222-8333-444455556666 1g.5gb at 0",
     "MIG-GPU-0a1b2c3d-1111-2222-3333-444455556666/7/0",

@@ -1,21 +1,12 @@
 """What could still be created on a GPU, against everything that could be put there."""
 
-import dataclasses
-
 import hypothesis
 import pytest
 from hypothesis import strategies as st
 
-from mig_manager.catalogue import hardware
 from mig_manager.core import model
 from mig_manager.core.planner import planner, room
-from tests.unit import machine, oracle, samples
-
-PRODUCTS = [
-    product
-    for product in hardware.products().values()
-    if product.is_mig_capable and not product.not_simulatable
-]
+from tests.unit import layouts, machine, oracle, samples
 
 
 def placements(*texts: str) -> frozenset[model.Placement]:
@@ -32,40 +23,18 @@ def named(found: room.Room) -> dict[str, int]:
     return {str(profile): count for profile, count in found.profiles.items() if count}
 
 
-@st.composite
-def divided(draw: st.DrawFn) -> tuple[model.Gpu, frozenset[model.Placement]]:
-    """Draw a GPU of any product with instances, and which of them are in use."""
-    empty = dataclasses.replace(
-        hardware.template(draw(st.sampled_from(PRODUCTS))),
-        current_mode=model.MigMode.ENABLED,
-        pending_mode=model.MigMode.ENABLED,
-    )
-    spots = [(spec, place) for spec in empty.profiles or () for place in spec.placements]
-    instances: list[model.GpuInstance] = []
-    for spec, place in draw(st.permutations(spots))[: draw(st.integers(0, 12))]:
-        profiles = [spec.profile, *(gi.profile for gi in instances)]
-        is_free = not any(place.overlaps(gi.placement) for gi in instances)
-        if is_free and machine.pool_allows(empty, profiles):
-            instances.append(
-                model.GpuInstance(
-                    instance_id=len(instances),
-                    profile=spec.profile,
-                    profile_id=spec.profile_id,
-                    placement=place,
-                    compute_instances=(),
-                )
-            )
-    used = [gi.placement for gi in instances if draw(st.booleans())]
-    ordered = tuple(sorted(instances, key=lambda gi: gi.placement))
-    return dataclasses.replace(empty, gpu_instances=ordered), frozenset(used)
+def some_in_use(data: st.DataObject, gpu: model.Gpu) -> frozenset[model.Placement]:
+    return frozenset(gi.placement for gi in gpu.gpu_instances if data.draw(st.booleans()))
 
 
-@hypothesis.given(divided())
-@hypothesis.settings(deadline=None, max_examples=150)
+@pytest.mark.parametrize("product", samples.PRODUCTS)
+@hypothesis.given(data=st.data())
+@hypothesis.settings(deadline=None, max_examples=40)
 def test_the_room_of_every_product_is_what_trying_everything_finds(
-    drawn: tuple[model.Gpu, frozenset[model.Placement]],
+    product: str, data: st.DataObject
 ) -> None:
-    gpu, in_use = drawn
+    gpu = data.draw(layouts.gpus(product, splits=False))
+    in_use = some_in_use(data, gpu)
     kept = {
         (gi.profile, gi.placement.start): frozenset[tuple[int, int]]()
         for gi in gpu.gpu_instances
@@ -99,30 +68,13 @@ def test_the_room_of_every_product_is_what_trying_everything_finds(
     assert 0 <= found.fragmentation <= 1
 
 
-@hypothesis.given(divided())
-@hypothesis.settings(deadline=None, max_examples=60)
-def test_planner_creates_what_the_room_promises(
-    drawn: tuple[model.Gpu, frozenset[model.Placement]],
-) -> None:
-    gpu, in_use = drawn
+@pytest.mark.parametrize("product", samples.PRODUCTS)
+@hypothesis.given(data=st.data())
+@hypothesis.settings(deadline=None, max_examples=20)
+def test_planner_creates_what_the_room_promises(product: str, data: st.DataObject) -> None:
     # Only an instance with a compute instance can be wanted, and so be kept.
-    gpu = dataclasses.replace(
-        gpu,
-        gpu_instances=tuple(
-            dataclasses.replace(
-                gi,
-                compute_instances=(
-                    model.ComputeInstance(
-                        instance_id=0,
-                        profile=gi.profile,
-                        placement=None,
-                        uuid=f"MIG-{gi.instance_id}",
-                    ),
-                ),
-            )
-            for gi in gpu.gpu_instances
-        ),
-    )
+    gpu = data.draw(layouts.gpus(product, splits=False, idle=False))
+    in_use = some_in_use(data, gpu)
     kept = [gi for gi in gpu.gpu_instances if gi.placement in in_use]
     pins = {model.Pin(profile=gi.profile, start=gi.placement.start): 1 for gi in kept}
     found = room.room(gpu, in_use)
@@ -131,8 +83,9 @@ def test_planner_creates_what_the_room_promises(
     for profile, count in found.profiles.items():
         desired = model.DesiredGpu.of(model.MigMode.ENABLED, {profile: count}, pins)
         plan = planner.plan([gpu], {gpu.uuid: desired})
-        ended = plan.destroyed_uuids
-        assert ended.isdisjoint(f"MIG-{gi.instance_id}" for gi in kept)
+        assert plan.destroyed_uuids.isdisjoint(
+            ci.uuid for gi in kept for ci in gi.compute_instances
+        )
 
 
 def test_only_instances_in_use_keep_their_slices() -> None:
