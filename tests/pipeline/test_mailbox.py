@@ -154,6 +154,7 @@ def test_an_agent_that_stops_in_a_run_publishes_that_it_was_interrupted() -> Non
 
     assert rig.labels[cluster.STATE_LABEL] == "failed"
     assert "Interrupted" in rig.events
+    assert rig.conditions[-1] == "Interrupted"
     scenes.assert_nothing_taken(rig, is_stopped=True)
 
 

@@ -97,28 +97,6 @@ def test_a_drift_ends_readiness_and_its_end_restores_it() -> None:
     assert rig.condition["lastTransitionTime"] not in (None, since)
 
 
-def test_a_reboot_is_a_reason_of_its_own() -> None:
-    rig = new_node()
-    rig.mode_waits = rig.may_reboot = True
-    request = fakes.FakeRequest(rig.clock)
-    request.ends_when = lambda: rig.reboots > 0
-
-    with pytest.raises(errors.Superseded):
-        scenes.run(rig, request=request)
-
-    assert rig.conditions[-1] == "Rebooting"
-    assert STARTUP in rig.taints
-
-
-def test_a_stopped_agent_leaves_a_node_without_its_layout_unready() -> None:
-    rig = new_node()
-
-    scenes.assert_superseded(rig, LAYOUT, when=lambda: "workloads.list" in rig.log)
-
-    assert (is_ready(rig), rig.conditions[-1]) == (False, "Interrupted")
-    assert STARTUP in rig.taints
-
-
 def test_a_node_without_a_request_is_ready_and_loses_its_startup_taint() -> None:
     rig = new_node()
 

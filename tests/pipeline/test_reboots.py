@@ -52,6 +52,7 @@ def test_node_that_needs_a_reboot_reboots_once_and_gets_its_layout() -> None:
     assert rig.labels[cluster.STATE_LABEL] == "rebooting"
     assert rig.has_hold_taint
     assert "Rebooting" in rig.events
+    assert rig.conditions[-1] == "Rebooting"
     assert json.loads(rig.annotations[cluster.STATUS_ANNOTATION])["rebooted"] is True
     rig.mode_waits = False
     rig.restart_machine()

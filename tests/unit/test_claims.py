@@ -113,22 +113,6 @@ def test_pod_counts_for_its_claimed_devices_whatever_kubelet_reports(
             assert leaves is False or not usage.why_uncertain(known)
 
 
-@given(
-    st.frozensets(st.sampled_from("abcdefg")),
-    st.frozensets(st.sampled_from("abcdefg"), min_size=1),
-)
-def test_exactly_the_pods_with_a_claim_on_a_doomed_device_leave(
-    claimed: frozenset[str], doomed: frozenset[str]
-) -> None:
-    pods = [
-        samples.pod(one, gpu_resources={}, has_claims=True, claimed_ids=frozenset({one}))
-        for one in sorted(claimed)
-    ]
-    usage = gpu_use.Usage(pods=tuple(pods), assigned=None)
-    leaving = {pod.name for pod in usage.users(doomed)}
-    assert leaving == claimed & doomed
-
-
 # The driver and its slices
 
 

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from mig_manager import errors
 from mig_manager.core.layout import config, custom
 from mig_manager.core.node import cluster
-from mig_manager.core.records import status
 from mig_manager.kubectl import apply
 from tests.unit import test_fuzz
 
@@ -115,8 +114,3 @@ def test_lenient_parsing_passes_what_it_passes_in_a_file() -> None:
     layout, warnings = custom.single(text, source="a", is_lenient=True)
     assert layout.is_lenient
     assert warnings
-
-
-def test_the_status_of_a_layout_from_a_file_has_no_hash_of_an_annotation() -> None:
-    read = status.read('{"state": "success", "config": "a"}')
-    assert read.annotation_hash == ""

@@ -68,15 +68,6 @@ def test_a_sentence_that_has_an_end_mark_gets_no_other() -> None:
     )
 
 
-def test_a_failure_that_names_everything_is_bounded_and_keeps_its_remedy() -> None:
-    remedy = errors.Reason.DRAIN_TIMEOUT.remedy
-
-    message = outcomes.failed(errors.Reason.DRAIN_TIMEOUT, "a-long-word " * 20_000).message
-
-    assert len(message.encode()) <= messages.LONGEST_BYTES
-    assert message.endswith(remedy)
-
-
 @pytest.mark.parametrize(
     ("text", "shown"),
     [

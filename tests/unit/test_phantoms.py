@@ -1,7 +1,5 @@
 """Which resources of a node no GPU can supply, by the plugin's strategy and what kubelet has."""
 
-import json
-
 import pytest
 
 from mig_manager import errors
@@ -60,9 +58,3 @@ def test_no_device_is_a_phantom_while_a_gpu_is_unreachable() -> None:
     node = cluster.NodeView(name="n", allocatable={LARGE: 4})
     gpus = model.ObservedGpus([DIVIDED], unreachable=[lost])
     assert not phantoms.find(gpus, node, Strategy.MIXED, dict)
-
-
-def test_the_command_that_removes_phantom_devices_is_a_merge_patch() -> None:
-    command, _, patch = phantoms.remedy("n", [LARGE]).partition(" -p ")
-    assert command == "kubectl patch node n --subresource=status --type=merge"
-    assert json.loads(patch.strip("'")) == {"status": {"capacity": {LARGE: None}}}

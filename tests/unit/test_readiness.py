@@ -54,14 +54,6 @@ def test_condition_is_written_if_it_differs_and_keeps_its_transition_time(
         present, before = entry, condition
 
 
-@pytest.mark.parametrize("phase", model.Phase)
-def test_no_phase_of_a_run_changes_the_condition(phase: model.Phase) -> None:
-    found = readiness.condition(dataclasses.replace(PUBLISHED, phase=phase, message=phase.value))
-
-    assert found == readiness.condition(PUBLISHED)
-    assert not found.is_ready
-
-
 @pytest.mark.parametrize("reason", [errors.Reason.APPLIED, errors.Reason.ALREADY_APPLIED])
 def test_verified_layout_is_ready_and_names_unreachable_gpus(reason: errors.Reason) -> None:
     lost = model.UnreachableGpu(
