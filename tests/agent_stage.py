@@ -2,8 +2,6 @@
 
 import contextlib
 import pathlib
-import subprocess
-import sys
 from typing import Any
 
 from mig_manager.catalogue import hardware
@@ -36,7 +34,7 @@ class Stage(stages.Stage):
         server: The API server; None: a plain one.
         has_library: Whether the agent has the library of a real driver, so that it may change
             the host; without it the agent simulates GPUs.
-        stderr: Where the agent's log goes; None: to a file.
+        stderr: A descriptor for the agent's output; None: a file takes it.
     """
 
     def __init__(
@@ -70,13 +68,9 @@ class Stage(stages.Stage):
         if self._has_library:
             served = library.served(self.library.parent, self.state_file)
             self._driver.enter_context(served)
-        if self._stderr is None:
-            super().start_agent()
-            return
-        self._agent = subprocess.Popen(  # noqa: S603 - our own program
-            [sys.executable, "-m", "mig_manager", "agent", *self.agent_arguments()],
-            stderr=self._stderr,
-        )
+        if self._stderr is not None:
+            self.machine.log = pathlib.Path(f"/proc/self/fd/{self._stderr}")
+        super().start_agent()
 
     def agent_arguments(self) -> list[str]:
         arguments = super().agent_arguments()

@@ -1,6 +1,5 @@
 """Custom layouts with the real agent process, over the embedded API server."""
 
-import signal
 from collections.abc import Iterator
 
 import pytest
@@ -8,7 +7,6 @@ import pytest
 from mig_manager.core import model
 from mig_manager.core.layout import custom
 from mig_manager.core.node import cluster
-from mig_manager.sandbox.node import objects
 from tests import agent_stage
 
 
@@ -72,38 +70,3 @@ def test_label_and_annotation_in_two_patches_end_right_in_either_order(
 
     assert wait_for(stage, TWO) is model.State.SUCCESS
     assert stage.allocatable() == {"nvidia.com/mig-3g.20gb": 2, "nvidia.com/gpu": 1}
-
-
-def test_node_of_a_killed_agent_takes_the_next_annotation(
-    stage: agent_stage.Stage,
-) -> None:
-    request(stage, SEVEN, config="custom")
-    tainted = lambda: bool((stage.node()["spec"] or {}).get("taints"))  # noqa: E731 - once
-    stage.wait(tainted, "the taint")
-    stage.stop_agent(signal.SIGKILL)
-    request(stage, TWO)
-    stage.start_agent()
-
-    assert wait_for(stage, TWO) is model.State.SUCCESS
-    assert stage.allocatable() == {"nvidia.com/mig-3g.20gb": 2, "nvidia.com/gpu": 1}
-    stage.assert_nothing_taken()
-
-
-def test_on_demand_layout_that_affects_a_pod_is_refused(stage: agent_stage.Stage) -> None:
-    request(stage, TWO, config="custom", partitioning=cluster.ON_DEMAND)
-    assert wait_for(stage, TWO) is model.State.SUCCESS
-    stage.run_pods([("job", "nvidia.com/mig-3g.20gb", {})])
-    job = stage.workloads()["job"]
-
-    request(stage, SEVEN)
-    assert wait_for(stage, SEVEN) is model.State.FAILED
-    assert stage.status()["reason"] == "InUse"
-    assert "retryAt" not in stage.status()
-    assert objects.uid(stage.workloads()["job"]) == objects.uid(job)
-    stage.assert_nothing_taken()
-
-    half = document("3g.20gb: 1, 1g.5gb: 3")
-    request(stage, half)
-    assert wait_for(stage, half) is model.State.SUCCESS
-    assert objects.uid(stage.workloads()["job"]) == objects.uid(job)
-    assert stage.allocatable()["nvidia.com/mig-1g.5gb"] == 3
