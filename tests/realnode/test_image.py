@@ -16,7 +16,7 @@ from tests.shipped import dockerfile, overlays
 
 pytestmark = pytest.mark.realnode
 
-OWN_LIMIT_MB = 65
+OWN_LIMIT_MB = 45
 """Of what we add to the base: dependencies, program, bytecode."""
 
 

@@ -142,58 +142,87 @@ def test_packed_chart_is_reproducible_and_has_the_image(tmp_path: pathlib.Path) 
 
 
 @pytest.fixture
-def docker(tmp_path: pathlib.Path) -> pathlib.Path:
-    """A folder for PATH whose docker writes what it is asked and answers as BuildKit does."""
+def stand_ins(tmp_path: pathlib.Path) -> pathlib.Path:
+    """A folder for PATH whose docker and skopeo write what they are asked.
+
+    docker answers as BuildKit does, and writes an archive as BuildKit would.
+    """
     folder = tmp_path / "bin"
     folder.mkdir()
-    program = folder / "docker"
-    program.write_text(f"""#!{sys.executable}
-import json, pathlib, sys
-if sys.argv[2] == "imagetools":
+    program = f"""#!{sys.executable}
+import io, json, pathlib, re, sys, tarfile
+name = pathlib.Path(sys.argv[0]).name
+with pathlib.Path({str(tmp_path / "asked")!r}).open("a") as asked:
+    asked.write(json.dumps([name, *sys.argv[1:]]) + "\\n")
+if "imagetools" in sys.argv:
     is_page = sys.argv[-1].startswith("{{{{.Manifest")
     print("Name: python" if is_page else {DIGEST!r})
-else:
-    file = sys.argv[sys.argv.index("--metadata-file") + 1]
-    pathlib.Path(file).write_text(json.dumps({{"containerimage.digest": {DIGEST!r}}}))
-    pathlib.Path({str(tmp_path / "asked")!r}).write_text(json.dumps(sys.argv[1:]))
-""")
-    program.chmod(0o755)
+elif "buildx" in sys.argv:
+    file = re.search("dest=(.*),", sys.argv[sys.argv.index("--output") + 1])[1]
+    text = json.dumps({{"manifests": [{{"digest": {DIGEST!r}}}]}}).encode()
+    with tarfile.open(file, "w") as archive:
+        about = tarfile.TarInfo("index.json")
+        about.size = len(text)
+        archive.addfile(about, io.BytesIO(text))
+"""
+    for name in ("docker", "skopeo"):
+        (folder / name).write_text(program)
+        (folder / name).chmod(0o755)
     (folder / "git").write_text("#!/bin/sh\necho commit\n")
     (folder / "git").chmod(0o755)
     return folder
 
 
-def asked(docker: pathlib.Path, *arguments: str, **environ: str) -> list[str]:
-    """Run release/image; return the words of its call of BuildKit."""
-    path = f"{docker}:{os.environ['PATH']}"
+def asked(folder: pathlib.Path, *arguments: str, **environ: str) -> list[list[str]]:
+    """Run release/image; return the calls of docker and skopeo."""
+    path = f"{folder}:{os.environ['PATH']}"
+    calls = folder.parent / "asked"
+    calls.unlink(missing_ok=True)
     output = programs.output(RELEASE / "image", *arguments, cwd=ROOT, PATH=path, **environ)
     assert output == f"{DIGEST}\n"
-    words: list[str] = json.loads((docker.parent / "asked").read_text())
-    return words
+    return [json.loads(line) for line in calls.read_text().splitlines()]
 
 
-def test_pushed_image_has_a_pinned_base_and_attestations(docker: pathlib.Path) -> None:
-    words = asked(docker, "push", "registry.example.com/owner/mig-manager", PROJECT_URL=ADDRESS)
+def test_image_is_built_once_with_a_pinned_base_and_attestations(
+    stand_ins: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    file = str(tmp_path / "image.tar")
+
+    _, words = asked(stand_ins, "build", file, PROJECT_URL=ADDRESS)
 
     options = list(itertools.pairwise(words))
     assert ("--platform", "linux/amd64,linux/arm64") in options
     (base,) = (value for _, value in options if value.startswith("PYTHON_IMAGE="))
     assert re.fullmatch(rf"PYTHON_IMAGE=python:3\.\d+-slim@{DIGEST}", base)
     assert {"--provenance=mode=max", "--sbom=true"} <= set(words)
-    assert ("--tag", f"registry.example.com/owner/mig-manager:{VERSION}") in options
-    assert ("--output", "type=image,push=true,rewrite-timestamp=true") in options
+    assert ("--output", f"type=oci,dest={file},rewrite-timestamp=true") in options
     assert ("--label", f"org.opencontainers.image.source={ADDRESS}") in options
 
 
-def test_rehearsal_pushes_no_image_and_claims_no_address(
-    docker: pathlib.Path, tmp_path: pathlib.Path
+def test_pushed_image_is_the_archive_that_was_tested(
+    stand_ins: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
-    words = asked(docker, "build", str(tmp_path / "image.tar"))
+    file = str(tmp_path / "image.tar")
+    asked(stand_ins, "build", file)
+    repository = "registry.example.com/owner/mig-manager"
 
-    assert words[words.index("--output") + 1].startswith(f"type=oci,dest={tmp_path}/image.tar,")
-    assert "--tag" not in words
+    copied, ran = asked(stand_ins, "test", file)
+    (pushed,) = asked(stand_ins, "push", file, repository)
+
+    assert copied[-2:] == [f"oci-archive:{file}", "docker-daemon:mig-manager:tested"]
+    assert ran[:2] == ["docker", "run"]
+    assert "mig-manager:tested" in ran
+    assert pushed == [
+        *("skopeo", "copy", "--all", "--preserve-digests"),
+        *(f"oci-archive:{file}", f"docker://{repository}:{VERSION}"),
+    ]
+
+
+def test_image_without_an_address_claims_none(
+    stand_ins: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    _, words = asked(stand_ins, "build", str(tmp_path / "image.tar"))
     assert "--label" not in words
-    assert "push" not in words[words.index("--output") + 1].rpartition("/")[2]
 
 
 # -- the project's URLs -----------------------------------------------------------------------
