@@ -96,11 +96,10 @@ def test_chart_serves_a_layout_and_uninstalls_without_a_trace(
     plugin: rig.Cluster, tmp_path: pathlib.Path
 ) -> None:
     helm = programs.needed("helm")
-    programs.output(clusters.ROOT / "charts" / "assemble", tmp_path)
     repository, _, tag = images.AGENT.partition(":")
     where = ("--namespace=mig-manager", f"--kubeconfig={plugin.plane.kubeconfig('admin')}")
     values = f"--set=image.repository={repository},image.tag={tag}"
-    chart = tmp_path / "mig-manager"
+    chart = clusters.ROOT / "charts" / "mig-manager"
     install = ("install", "mig-manager", chart, "--create-namespace", "--wait", values)
     programs.output(helm, *install, *where, cwd=tmp_path)
 

@@ -24,10 +24,9 @@ Object = dict[str, Any]
 
 @pytest.fixture(scope="module")
 def chart(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    programs.needed("kubectl")
-    folder = tmp_path_factory.mktemp("charts")
-    programs.output(ROOT / "charts" / "assemble", folder)
-    return folder / "mig-manager"
+    chart = tmp_path_factory.mktemp("charts") / "mig-manager"
+    shutil.copytree(SOURCE, chart)
+    return chart
 
 
 def helm(chart: pathlib.Path, values: Object) -> "subprocess.CompletedProcess[str]":
@@ -241,18 +240,13 @@ def test_every_value_is_in_the_schema_and_every_property_has_a_default() -> None
         assert schema["properties"][name]["properties"].keys() == values[name].keys()
 
 
-def test_the_source_alone_says_how_to_make_a_chart_of_it(tmp_path: pathlib.Path) -> None:
-    bare = tmp_path / "mig-manager"
-    shutil.copytree(SOURCE, bare)
+def test_chart_has_the_objects_of_the_overlays_as_they_are_now(tmp_path: pathlib.Path) -> None:
+    programs.needed("kubectl")
+    programs.output(ROOT / "charts" / "assemble", tmp_path)
 
-    done = helm(bare, {})
-
-    assert done.returncode != 0
-    assert "charts/assemble" in done.stderr
-
-
-def test_a_chart_that_is_there_already_is_not_mixed_with_another(chart: pathlib.Path) -> None:
-    done = programs.run(ROOT / "charts" / "assemble", chart.parent)
-
-    assert done.returncode == 1
-    assert "exists already" in done.stderr
+    made = {path.name: path.read_text(encoding="utf-8") for path in tmp_path.iterdir()}
+    assert made == {
+        path.name: path.read_text(encoding="utf-8")
+        for path in (SOURCE / "files").iterdir()
+        if not path.is_symlink()
+    }
