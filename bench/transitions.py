@@ -201,7 +201,9 @@ class _Played:
     """From the plan to the proof."""
 
 
-def _once(transition: matrix.Transition, path: pathlib.Path, start: states.NodeState) -> _Played:
+def _once(
+    transition: matrix.Transition, path: pathlib.Path, start: states.MachineState
+) -> _Played:
     """Play a transition as the pipeline does.
 
     The workers were started ahead, as the pipeline starts them: before the config is read, and

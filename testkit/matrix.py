@@ -46,7 +46,7 @@ class Transition:
         return _wanted(gpus, self.after)
 
 
-def prepare(transition: Transition, path: pathlib.Path) -> states.NodeState:
+def prepare(transition: Transition, path: pathlib.Path) -> states.MachineState:
     """Simulate the node in the layout before the transition; return its state."""
     simulated.create(transition.spec, path)
     nvml_faults.install(path)

@@ -137,7 +137,7 @@ class SharedState(state_file.SharedState):
             keeps_mode: Whether an Ampere GPU still has its MIG mode; newer ones never do.
         """
 
-        def change(node: states.NodeState) -> states.NodeState:
+        def change(node: states.MachineState) -> states.MachineState:
             back = transitions.reboot(self.boards[index], node.gpus[index])
             if not keeps_mode:
                 back = dataclasses.replace(back, is_enabled=False, is_pending=False)
@@ -188,7 +188,7 @@ class SharedState(state_file.SharedState):
             os.utime(fresh, ns=(stamp, stamp))
             fresh.replace(file)
 
-    def _edit_node(self, change: Callable[[states.NodeState], states.NodeState]) -> None:
+    def _edit_node(self, change: Callable[[states.MachineState], states.MachineState]) -> None:
         self.update(lambda node: (change(node), None))
 
 

@@ -145,16 +145,16 @@ class FakeWorkloads(_Port):
         watched = self._rig.watched()
         return self.list() if watched is None else watched
 
-    def evict(self, pod: cluster.Pod) -> policy.Verdict:
+    def evict(self, pod: cluster.Pod) -> policy.EvictionResponse:
         self._rig.called("workloads.evict")
         if pod.uid not in self._rig.pods:
-            return policy.Verdict(answer=policy.Eviction.GONE)
+            return policy.EvictionResponse(answer=policy.Eviction.GONE)
         verdict = self._verdict(pod)
         if verdict.answer is policy.Eviction.ACCEPTED:
             self._end(pod)
         return verdict
 
-    def can_evict(self, pod: cluster.Pod) -> policy.Verdict:
+    def can_evict(self, pod: cluster.Pod) -> policy.EvictionResponse:
         self._rig.called("workloads.can_evict")
         return self._verdict(pod)
 
@@ -169,7 +169,7 @@ class FakeWorkloads(_Port):
         pods = (*self._rig.pods.values(), *self._rig.elsewhere.values())
         return tuple(pod for pod in pods if ours.covers(pod))
 
-    def _verdict(self, pod: cluster.Pod) -> policy.Verdict:
+    def _verdict(self, pod: cluster.Pod) -> policy.EvictionResponse:
         why = self._rig.budgets.get(pod.name, "")
         guards = [one for one in self._rig.disruption_budgets if one.covers(pod)]
         if len(guards) > 1:
@@ -177,8 +177,8 @@ class FakeWorkloads(_Port):
         elif guards and not guards[0].observed(self._rig).allowed:
             why = f"budget {guards[0].name} is used up"
         if not why:
-            return policy.Verdict(answer=policy.Eviction.ACCEPTED)
-        return policy.Verdict(
+            return policy.EvictionResponse(answer=policy.Eviction.ACCEPTED)
+        return policy.EvictionResponse(
             answer=policy.Eviction.BLOCKED, why=why, retry_after_s=self._rig.retry_after_s
         )
 

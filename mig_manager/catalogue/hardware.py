@@ -224,7 +224,9 @@ def templates(patterns: Iterable[str], *, warn: Callable[[str], object]) -> tupl
     return tuple(template(product) for product in _chosen(patterns, warn))
 
 
-def kinds(patterns: Iterable[str], *, warn: Callable[[str], object]) -> tuple[generator.Kind, ...]:
+def kinds(
+    patterns: Iterable[str], *, warn: Callable[[str], object]
+) -> tuple[generator.GpuKind, ...]:
     """Return the kind of each product with MIG, as ``templates``; LayoutError if none has it.
 
     Of products with the same PCI id only the first: a layout's filter cannot tell them apart.
@@ -236,7 +238,7 @@ def kinds(patterns: Iterable[str], *, warn: Callable[[str], object]) -> tuple[ge
         if product.is_mig_capable and first is not product:
             warn(f"{product.key} is left out: it has the PCI id of {first.key}")
     found = tuple(
-        generator.Kind(
+        generator.GpuKind(
             device_ids=product.pci_device_ids,
             name=product.name,
             profiles=template(product).profiles or (),

@@ -134,10 +134,10 @@ class Workloads(Protocol):
         Good enough to publish; it asks the API only for what the watch does not show.
         """
 
-    def evict(self, pod: cluster.Pod) -> policy.Verdict:
+    def evict(self, pod: cluster.Pod) -> policy.EvictionResponse:
         """Evict a pod with its own grace period, guarded by its UID."""
 
-    def can_evict(self, pod: cluster.Pod) -> policy.Verdict:
+    def can_evict(self, pod: cluster.Pod) -> policy.EvictionResponse:
         """Return what ``evict`` would answer now (a dry run)."""
 
     def budgets(self, namespaces: Collection[str]) -> tuple[policy.Budget, ...]:

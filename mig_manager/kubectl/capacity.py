@@ -43,7 +43,7 @@ class GpuCapacity:
 
     gpu: model.Gpu
     in_use: frozenset[model.Placement]
-    room: room.Room
+    room: room.GpuRoom
 
     @property
     def is_whole(self) -> bool:

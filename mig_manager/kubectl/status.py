@@ -48,7 +48,7 @@ class Status:
         """Whether every node has the requested layout."""
         return all(report.state.is_good for report in self.reports)
 
-    def kinds(self, report: nodes.Report) -> tuple[resources.Kind, ...] | None:
+    def kinds(self, report: nodes.Report) -> tuple[resources.DeviceKind, ...] | None:
         """Return which pods request which devices of a node; None if that is not known."""
         found = self.pods.of(report.node.name)
         if found is None or report.gpus is None:
@@ -213,7 +213,7 @@ def named_pods(requests: Mapping[str, int]) -> str:
     return messages.listed(named, most=_MOST_NAMED)
 
 
-def used(kind: resources.Kind) -> str:
+def used(kind: resources.DeviceKind) -> str:
     """Say which pods request devices of a kind, and whether these are in use."""
     if not kind.pods:
         return f"{kind.count} free"

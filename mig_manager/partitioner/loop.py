@@ -157,7 +157,7 @@ class Partitioner:
         self._inherited: set[str] | None = None
         """Nodes under change for which a former leader has asked; None: not known yet."""
         self._leads_since_s = self._clock.monotonic()
-        self._telemetry.pods(partitioning.Decision(), withheld=0)
+        self._telemetry.pods(partitioning.PartitioningDecision(), withheld=0)
 
     def _next_in_s(self) -> float:
         if not self._cluster.is_current:
@@ -254,7 +254,9 @@ class Partitioner:
             self._inherited, self._leads_since_s = changing, self._clock.monotonic()
         self._inherited &= changing
 
-    def _acceptable(self, decision: partitioning.Decision) -> tuple[partitioning.Change, ...]:
+    def _acceptable(
+        self, decision: partitioning.PartitioningDecision
+    ) -> tuple[partitioning.Change, ...]:
         """Return the changes to make now: none until those of a former leader have ended.
 
         Which pods they make room for only that leader knew.

@@ -71,7 +71,7 @@ class Metrics:
         """Count a decision."""
         self._decisions.inc()
 
-    def pods(self, decision: partitioning.Decision, *, withheld: int) -> None:
+    def pods(self, decision: partitioning.PartitioningDecision, *, withheld: int) -> None:
         """Take what pods wait for, and how many without possible room have no Event yet."""
         counts = collections.Counter(each.reason.value for each in decision.waiting)
         counts["change"] = sum(len(change.pods) for change in decision.changes)

@@ -188,7 +188,7 @@ class PartitionerSettings:
     colour: node_settings.Colour = options.declared(
         dataclasses.replace(node_settings.COLOUR, group=_OFFLINE, has_variable=False)
     )
-    limits: partitioning.Limits
+    limits: partitioning.PartitionerLimits
 
     def selects(self, node: partitioning.PartitionedNode) -> bool:
         """Return whether the selector has a node."""
@@ -218,7 +218,7 @@ def partitioner_settings(
         raise errors.UsageError("--reserve names a profile twice")
     if values["is_debug"]:
         values["log_level"] = node_settings.LogLevel.DEBUG
-    limits = partitioning.Limits(
+    limits = partitioning.PartitionerLimits(
         max_unavailable=values["max_unavailable"],
         cooldown_s=values["cooldown_s"],
         reserved=reserved,

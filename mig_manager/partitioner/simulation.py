@@ -41,7 +41,7 @@ class Report:
     """One decision, node by node and pod by pod, and how fixed layouts compare."""
 
     nodes: tuple[NodeResult, ...]
-    decision: partitioning.Decision
+    decision: partitioning.PartitioningDecision
     others: int  # nodes that are not opted in
     jobs: int = 0  # pods of the comparison
     scores: tuple[mixes.Score, ...] = ()  # best first; empty: not asked for
@@ -98,7 +98,7 @@ class Report:
 def simulate(
     nodes_text: str,
     pods_text: str,
-    limits: partitioning.Limits,
+    limits: partitioning.PartitionerLimits,
     *,
     now: dt.datetime,
     is_mix: bool = False,

@@ -21,7 +21,7 @@ def test_by_default_it_recommends_on_all_opted_in_nodes_one_at_a_time() -> None:
 
     assert found.mode is settings.Mode.RECOMMEND
     assert found.node_selector == ()
-    assert found.limits == partitioning.Limits(max_unavailable="1", cooldown_s=60.0)
+    assert found.limits == partitioning.PartitionerLimits(max_unavailable="1", cooldown_s=60.0)
     assert (found.lease_namespace, found.lease_name) == ("mig-manager", "mig-manager-partitioner")
 
 
@@ -35,7 +35,7 @@ def test_options_and_variables_set_the_limits() -> None:
 
     assert found.mode is settings.Mode.ACT
     assert found.lease_namespace == "gpus"
-    assert found.limits == partitioning.Limits(
+    assert found.limits == partitioning.PartitionerLimits(
         max_unavailable="10%",
         cooldown_s=5.0,
         reserved={samples.profile("1g.5gb"): 2, samples.profile("3g.20gb"): 1},

@@ -228,9 +228,9 @@ def test_pod_that_is_gone_before_its_eviction_is_not_counted(rig: NodeRig) -> No
     class Late(fake_ports.FakeWorkloads):
         """The pod goes between the list and the eviction; kubelet is slow to let go."""
 
-        def evict(self, pod: cluster.Pod) -> policies.Verdict:
+        def evict(self, pod: cluster.Pod) -> policies.EvictionResponse:
             super().evict(pod)
-            return policies.Verdict(answer=policies.Eviction.GONE)
+            return policies.EvictionResponse(answer=policies.Eviction.GONE)
 
     ear = Ear()
     ours = new_drain(rig, telemetry=ear, workloads=Late(rig))

@@ -78,12 +78,12 @@ class Choosy(fake_ports.FakeWorkloads):
         super().__init__(rig)
         self._trial, self._real = trial, real
 
-    def can_evict(self, pod: cluster.Pod) -> policies.Verdict:
+    def can_evict(self, pod: cluster.Pod) -> policies.EvictionResponse:
         if pod.name in self._trial:
             raise self._trial[pod.name]
         return super().can_evict(pod)
 
-    def evict(self, pod: cluster.Pod) -> policies.Verdict:
+    def evict(self, pod: cluster.Pod) -> policies.EvictionResponse:
         if pod.name in self._real:
             raise self._real[pod.name]
         return super().evict(pod)

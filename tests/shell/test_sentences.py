@@ -37,7 +37,7 @@ PLAIN = bar.Style()
     ],
 )
 def test_the_use_of_a_kind_of_device(count: int, pods: dict[str, int], text: str) -> None:
-    assert status.used(resources.Kind(resource=KIND, count=count, pods=pods)) == text
+    assert status.used(resources.DeviceKind(resource=KIND, count=count, pods=pods)) == text
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_the_use_of_a_kind_of_device(count: int, pods: dict[str, int], text: str
     ],
 )
 def test_the_meaning_of_a_loss(ending: int, asked: int, text: str) -> None:
-    kind = resources.Kind(resource=KIND, count=4, pods={"ml/a": asked})
+    kind = resources.DeviceKind(resource=KIND, count=4, pods={"ml/a": asked})
 
     assert plan.loss_text(resources.Loss(kind=kind, ending=ending)) == text
 

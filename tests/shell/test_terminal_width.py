@@ -67,11 +67,11 @@ def test_the_preview_of_a_rollout_fits_the_terminal(columns: int) -> None:
     pods = tuple(f"training/worker-{number}" for number in range(9))
     previews = [
         core_rollout.Preview(
-            name="gpu-node-1.example.org", verdict=core_rollout.Verdict.FITS, evicted=pods
+            name="gpu-node-1.example.org", verdict=core_rollout.NodeFit.FITS, evicted=pods
         ),
         core_rollout.Preview(
             name="b",
-            verdict=core_rollout.Verdict.DOES_NOT_FIT,
+            verdict=core_rollout.NodeFit.DOES_NOT_FIT,
             reason="NoFit",
             message="too small " * 20,
         ),

@@ -150,13 +150,13 @@ def decided(
     history: partitioning.History | None = None,
     base: Mapping[str, Mapping[str, model.DesiredGpu]] | None = None,
     **limits: Any,
-) -> partitioning.Decision:
+) -> partitioning.PartitioningDecision:
     """Parse both and decide; by default as many nodes as there are may change."""
     found, pending = seen(nodes, pods)
     return partitioning.decide(
         found,
         pending,
-        partitioning.Limits(**{"max_unavailable": "100%", **limits}),
+        partitioning.PartitionerLimits(**{"max_unavailable": "100%", **limits}),
         now=now,
         history=history or partitioning.History(),
         base=base,
@@ -191,7 +191,7 @@ def seen(
     return partitioning.with_pods(known, bound), pending
 
 
-def why(decision: partitioning.Decision) -> tuple[partitioning.Wait, str]:
+def why(decision: partitioning.PartitioningDecision) -> tuple[partitioning.Wait, str]:
     """Return why the only pod waits that does."""
     (waiting,) = decision.waiting
     return waiting.reason, waiting.message

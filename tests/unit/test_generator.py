@@ -50,7 +50,7 @@ PER_PROFILE = {
 }  # fmt: skip
 
 
-def kinds(*names: str) -> tuple[generator.Kind, ...]:
+def kinds(*names: str) -> tuple[generator.GpuKind, ...]:
     return hardware.kinds(names, warn=lambda _: pytest.fail("nothing is left out"))
 
 
@@ -62,9 +62,9 @@ def layouts(*names: str, has_all_maximal: bool = False) -> dict[str, Any]:
     return configs
 
 
-def kind(device_id: int, *rows: tuple[str, tuple[int, ...], int]) -> generator.Kind:
+def kind(device_id: int, *rows: tuple[str, tuple[int, ...], int]) -> generator.GpuKind:
     """Make GPUs up: each row is a profile, where it may start, and how many slices it takes."""
-    return generator.Kind(
+    return generator.GpuKind(
         device_ids=(device_id,),
         profiles=tuple(
             model.GpuInstanceProfile(
@@ -151,7 +151,7 @@ def test_one_profile_that_fits_not_equally_often_has_a_rule_for_each_count() -> 
         ),
     ],
 )
-def test_where_the_formula_lacks_a_size_there_is_no_balanced(made_up: generator.Kind) -> None:
+def test_where_the_formula_lacks_a_size_there_is_no_balanced(made_up: generator.GpuKind) -> None:
     configs = generator.document([made_up])["mig-configs"]
 
     assert isinstance(configs, dict)

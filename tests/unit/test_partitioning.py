@@ -20,7 +20,7 @@ def text(counts: Any) -> str:
     return ", ".join(f"{count}x {profile}" for profile, count in sorted(counts.items(), key=str))
 
 
-def only(decision: partitioning.Decision) -> partitioning.Change:
+def only(decision: partitioning.PartitioningDecision) -> partitioning.Change:
     (change,) = decision.changes
     return change
 
@@ -369,7 +369,7 @@ def test_idle_instances_return_to_the_base_layout_without_demand() -> None:
     }
     seen = partitions.seen(nodes, [])
     history = partitioning.remember(
-        partitioning.History(), *seen, partitioning.Decision(), now=NOW
+        partitioning.History(), *seen, partitioning.PartitioningDecision(), now=NOW
     )
     later: dict[str, Any] = {"history": history, "now": LATER, "base": base}
     assert not decided(nodes, [], **later).changes
@@ -386,16 +386,20 @@ def test_idle_instances_return_to_the_base_layout_without_demand() -> None:
 def test_demand_postpones_the_return_to_the_base_layout() -> None:
     nodes, pods = [node("a", SMALL)], [pod("p", "1g.5gb")]
     seen = partitions.seen(nodes, pods)
-    start = partitioning.remember(partitioning.History(), *seen, partitioning.Decision(), now=NOW)
+    start = partitioning.remember(
+        partitioning.History(), *seen, partitioning.PartitioningDecision(), now=NOW
+    )
     asked = partitioning.remember(start, *seen, decided(nodes, pods), now=LATER)
     assert asked.demand_at == {"a": LATER}
-    gone = partitioning.remember(asked, seen[0], (), partitioning.Decision(), now=LATER)
+    gone = partitioning.remember(
+        asked, seen[0], (), partitioning.PartitioningDecision(), now=LATER
+    )
     assert gone.room_since == {}
     bound = partitions.seen(nodes, [pod("p", "1g.5gb", node="a")])
     end = LATER + dt.timedelta(seconds=1)
-    assert partitioning.remember(gone, *bound, partitioning.Decision(), now=end).demand_at == {
-        "a": end
-    }
+    assert partitioning.remember(
+        gone, *bound, partitioning.PartitioningDecision(), now=end
+    ).demand_at == {"a": end}
 
 
 def test_the_layout_is_one_document_that_names_gpus_by_uuid() -> None:

@@ -99,7 +99,7 @@ def clusters(draw: st.DrawFn) -> Cluster:
     return Cluster(gpus, in_use, pods, limits)
 
 
-def decided(found: Cluster) -> partitioning.Decision:
+def decided(found: Cluster) -> partitioning.PartitioningDecision:
     return partitions.decided(found.nodes, found.pods, **found.limits)
 
 

@@ -16,8 +16,8 @@ from mig_manager.core.node import cluster
 from mig_manager.core.records import status
 
 LAYOUT, FORMER = "new", "old"
-NodeState = rollout.NodeState
-Phase = rollout.Phase
+NodeState = rollout.NodeProgressState
+Phase = rollout.RolloutPhase
 
 
 def run(config: str, state: model.State, **members: Any) -> status.PublishedStatus:
@@ -83,17 +83,17 @@ def failed(name: str = "a", *, is_retried: bool = False) -> nodes.Node:
 
 
 def rolling(most: str = "1", *, pauses: bool = False) -> rollout.Rollout:
-    limits = rollout.Limits(
+    limits = rollout.RolloutLimits(
         max_unavailable=most, pauses=pauses, node_timeout_s=100, silence_timeout_s=10
     )
     return rollout.Rollout(nodes.Goal(layout=LAYOUT), limits)
 
 
-def decided(*there: nodes.Node, most: str = "1") -> rollout.Decision:
+def decided(*there: nodes.Node, most: str = "1") -> rollout.RolloutDecision:
     return rolling(most).decide(there, 0.0)
 
 
-def states(decision: rollout.Decision) -> dict[str, NodeState]:
+def states(decision: rollout.RolloutDecision) -> dict[str, NodeState]:
     return {each.name: each.state for each in decision.nodes}
 
 
@@ -148,7 +148,7 @@ def test_a_failure_from_before_the_request_is_no_answer_to_it() -> None:
 def test_a_percentage_is_of_the_nodes_selected_and_one_at_least(
     most: str, count: int, expected: int
 ) -> None:
-    assert rollout.Limits(max_unavailable=most).most(count) == expected
+    assert rollout.RolloutLimits(max_unavailable=most).most(count) == expected
 
 
 @pytest.mark.parametrize(
@@ -329,8 +329,8 @@ def test_a_superseded_node_is_left_alone_and_a_deleted_one_is_forgotten() -> Non
 UNDONE = nodes.Mark(layout=LAYOUT, before=FORMER, is_undone=True)
 
 
-def undo(*there: nodes.Node) -> rollout.Decision:
-    limits = rollout.Limits(max_unavailable="1")
+def undo(*there: nodes.Node) -> rollout.RolloutDecision:
+    limits = rollout.RolloutLimits(max_unavailable="1")
     return rollout.Rollout(nodes.Goal(layout=None), limits).decide(there, 0.0)
 
 
@@ -387,7 +387,7 @@ class Simulation:
     def movable(self) -> list[str]:
         return [*self._unseen, *(n for n, each in self.nodes.items() if each.requested == LAYOUT)]
 
-    def act(self, decision: rollout.Decision) -> None:
+    def act(self, decision: rollout.RolloutDecision) -> None:
         for name in decision.withdraw:
             self.nodes[name] = node(name)
             self._rollout.withdrawn(name)
@@ -469,7 +469,7 @@ def test_an_undo_waits_for_the_custom_layout_that_the_annotation_holds_now() -> 
     mark = nodes.Mark(layout=LAYOUT, before="custom", is_undone=True)
     undo = rollout.Rollout(
         nodes.Goal(layout=None),
-        rollout.Limits(
+        rollout.RolloutLimits(
             max_unavailable="1", pauses=False, node_timeout_s=100, silence_timeout_s=10
         ),
     )

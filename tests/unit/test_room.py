@@ -13,13 +13,13 @@ def placements(*texts: str) -> frozenset[model.Placement]:
     return frozenset(model.Placement(*map(int, text.split(":"))) for text in texts)
 
 
-def measured(gpu: model.Gpu, *in_use: str) -> room.Room:
+def measured(gpu: model.Gpu, *in_use: str) -> room.GpuRoom:
     found = room.room(gpu, placements(*in_use))
     assert found is not None
     return found
 
 
-def named(found: room.Room) -> dict[str, int]:
+def named(found: room.GpuRoom) -> dict[str, int]:
     return {str(profile): count for profile, count in found.profiles.items() if count}
 
 

@@ -81,10 +81,10 @@ class KubeWorkloads:
         pods = self._list(path, query, cluster.parse_pod)
         return tuple(pod for pod in pods if budget.covers(pod))
 
-    def evict(self, pod: cluster.Pod) -> policy.Verdict:
+    def evict(self, pod: cluster.Pod) -> policy.EvictionResponse:
         return self._evict(pod, {})
 
-    def can_evict(self, pod: cluster.Pod) -> policy.Verdict:
+    def can_evict(self, pod: cluster.Pod) -> policy.EvictionResponse:
         return self._evict(pod, {"dryRun": ["All"]})
 
     def delete(self, pod: cluster.Pod) -> None:
@@ -94,7 +94,7 @@ class KubeWorkloads:
             if not _is_gone(error):
                 raise
 
-    def _evict(self, pod: cluster.Pod, options: dict[str, Any]) -> policy.Verdict:
+    def _evict(self, pod: cluster.Pod, options: dict[str, Any]) -> policy.EvictionResponse:
         eviction = {
             "apiVersion": "policy/v1",
             "kind": "Eviction",
@@ -105,20 +105,20 @@ class KubeWorkloads:
             self._kube.post(f"{_path(pod)}/eviction", eviction)
         except responses.ApiError as error:
             if _is_gone(error):
-                return policy.Verdict(answer=policy.Eviction.GONE)
+                return policy.EvictionResponse(answer=policy.Eviction.GONE)
             # Beside 429, which is a budget's refusal, a conflict with another writer passes, and
             # so may the 500 for a pod with two budgets: the operator can remove one meanwhile.
             has_two_budgets = error.status == http.HTTPStatus.INTERNAL_SERVER_ERROR and (
                 "poddisruptionbudget" in error.explanation.lower()
             )
             if has_two_budgets or error.status in _BLOCKED:
-                return policy.Verdict(
+                return policy.EvictionResponse(
                     answer=policy.Eviction.BLOCKED,
                     why=error.explanation,
                     retry_after_s=error.retry_after_s or 0.0,
                 )
             raise
-        return policy.Verdict(answer=policy.Eviction.ACCEPTED)
+        return policy.EvictionResponse(answer=policy.Eviction.ACCEPTED)
 
     def _list(
         self, path: str, query: Mapping[str, str], parse: Callable[[Mapping[str, Any]], _Item]

@@ -222,7 +222,7 @@ class Evictions:
     def _try_each(
         self,
         pods: Iterable[cluster.Pod],
-        act: Callable[[cluster.Pod], policies.Verdict],
+        act: Callable[[cluster.Pod], policies.EvictionResponse],
         *,
         verb: str = "evict",
     ) -> dict[str, str]:
@@ -259,7 +259,7 @@ class Evictions:
         last = self._last_attempt(pod)
         return last.why if self.clock.monotonic() < last.not_before_s else None
 
-    def _evict_one(self, pod: cluster.Pod) -> policies.Verdict:
+    def _evict_one(self, pod: cluster.Pod) -> policies.EvictionResponse:
         verdict = self.workloads.evict(pod)
         if verdict.answer is not policies.Eviction.BLOCKED:
             self._attempts[pod.uid] = _Attempt(is_done=True)
@@ -269,14 +269,14 @@ class Evictions:
             self.telemetry.pod_evicted()
         return verdict
 
-    def _delete_one(self, pod: cluster.Pod) -> policies.Verdict:
+    def _delete_one(self, pod: cluster.Pod) -> policies.EvictionResponse:
         self.workloads.delete(pod)
         self._attempts[pod.uid] = _Attempt(is_done=True)
         if pod.key not in self.forced:
             self.forced += (pod.key,)
         _log.warning("pod_deleted_by_force", pod=pod.key)
         self.telemetry.pod_evicted()
-        return policies.Verdict(answer=policies.Eviction.ACCEPTED)
+        return policies.EvictionResponse(answer=policies.Eviction.ACCEPTED)
 
 
 def why_not_evictable(pod: cluster.Pod) -> str:

@@ -29,36 +29,36 @@ _DRAW_S = 0.2
 _MOST_NAMED = 8
 _MOST_ROWS = 20  # nodes in a live table, even if the terminal has room for more
 
-_TONES: Mapping[rollout.NodeState, bar.Tone] = {
-    rollout.NodeState.APPLIED: bar.Tone.GOOD,
-    rollout.NodeState.IN_PROGRESS: bar.Tone.CYAN,
-    rollout.NodeState.TO_DO: bar.Tone.FAINT,
-    rollout.NodeState.FAILED: bar.Tone.BAD,
-    rollout.NodeState.TIMED_OUT: bar.Tone.BAD,
-    rollout.NodeState.NO_RESPONSE: bar.Tone.BAD,
-    rollout.NodeState.SKIPPED: bar.Tone.WARN,
-    rollout.NodeState.SUPERSEDED: bar.Tone.WARN,
+_TONES: Mapping[rollout.NodeProgressState, bar.Tone] = {
+    rollout.NodeProgressState.APPLIED: bar.Tone.GOOD,
+    rollout.NodeProgressState.IN_PROGRESS: bar.Tone.CYAN,
+    rollout.NodeProgressState.TO_DO: bar.Tone.FAINT,
+    rollout.NodeProgressState.FAILED: bar.Tone.BAD,
+    rollout.NodeProgressState.TIMED_OUT: bar.Tone.BAD,
+    rollout.NodeProgressState.NO_RESPONSE: bar.Tone.BAD,
+    rollout.NodeProgressState.SKIPPED: bar.Tone.WARN,
+    rollout.NodeProgressState.SUPERSEDED: bar.Tone.WARN,
 }
-_VERDICTS: Mapping[rollout.Verdict, bar.Tone] = {
-    rollout.Verdict.APPLIED: bar.Tone.GOOD,
-    rollout.Verdict.DOES_NOT_FIT: bar.Tone.BAD,
-    rollout.Verdict.UNKNOWN: bar.Tone.WARN,
+_VERDICTS: Mapping[rollout.NodeFit, bar.Tone] = {
+    rollout.NodeFit.APPLIED: bar.Tone.GOOD,
+    rollout.NodeFit.DOES_NOT_FIT: bar.Tone.BAD,
+    rollout.NodeFit.UNKNOWN: bar.Tone.WARN,
 }
 _SHOWN = (
-    rollout.NodeState.FAILED,
-    rollout.NodeState.TIMED_OUT,
-    rollout.NodeState.NO_RESPONSE,
-    rollout.NodeState.SUPERSEDED,
-    rollout.NodeState.IN_PROGRESS,
-    rollout.NodeState.SKIPPED,
+    rollout.NodeProgressState.FAILED,
+    rollout.NodeProgressState.TIMED_OUT,
+    rollout.NodeProgressState.NO_RESPONSE,
+    rollout.NodeProgressState.SUPERSEDED,
+    rollout.NodeProgressState.IN_PROGRESS,
+    rollout.NodeProgressState.SKIPPED,
 )
-_ENDS: Mapping[rollout.Phase, str] = {
-    rollout.Phase.DONE: "done",
-    rollout.Phase.FAILED: "failed: not every node has the layout",
-    rollout.Phase.PAUSED: "paused, because a node failed; the same command continues it",
-    rollout.Phase.STALLED: "stalled: too many nodes are unavailable to start another one",
+_ENDS: Mapping[rollout.RolloutPhase, str] = {
+    rollout.RolloutPhase.DONE: "done",
+    rollout.RolloutPhase.FAILED: "failed: not every node has the layout",
+    rollout.RolloutPhase.PAUSED: "paused, because a node failed; the same command continues it",
+    rollout.RolloutPhase.STALLED: "stalled: too many nodes are unavailable to start another one",
     **dict.fromkeys(
-        (rollout.Phase.ROLLING, rollout.Phase.PAUSING),
+        (rollout.RolloutPhase.ROLLING, rollout.RolloutPhase.PAUSING),
         "interrupted; agents finish nodes in progress, and the same command continues it",
     ),
 }
@@ -158,7 +158,7 @@ def _roll_out(
         display.show(decision)
         for decision in decisions:
             display.show(decision)
-        status = console.DONE if decision.phase is rollout.Phase.DONE else console.FAILED
+        status = console.DONE if decision.phase is rollout.RolloutPhase.DONE else console.FAILED
     except KeyboardInterrupt:
         status = console.INTERRUPTED
     display.clear()
@@ -172,7 +172,7 @@ def _roll_out(
 
 def _decisions(
     chosen: rollout_settings.RolloutSettings, terminal: console.Console, selected: fleet.Fleet
-) -> Iterator[rollout.Decision]:
+) -> Iterator[rollout.RolloutDecision]:
     """Yield each decision and then carry it out, until the rollout is over.
 
     Raises:
@@ -207,7 +207,7 @@ def _act(
     selected: fleet.Fleet,
     goal: fleet_nodes.Goal,
     decider: rollout.Rollout,
-    decision: rollout.Decision,
+    decision: rollout.RolloutDecision,
     seen: Mapping[str, fleet_nodes.Node],
 ) -> None:
     for name in decision.withdraw:
@@ -231,17 +231,17 @@ class _Display:
         self._style = terminal.style(chosen.colour)
         self._is_text = chosen.output_format is command_settings.OutputFormat.TEXT
         self._is_live = terminal.stdout.isatty() and terminal.environ.get("TERM") != "dumb"
-        self._before: dict[str, rollout.NodeState] = {}
+        self._before: dict[str, rollout.NodeProgressState] = {}
         self._clock = host.SystemClock()
         self._drawn_s = float("-inf")
         self._lines = 0
 
-    def show(self, decision: rollout.Decision) -> None:
+    def show(self, decision: rollout.RolloutDecision) -> None:
         if not self._is_text:
             return
         if not self._is_live:
             for node in decision.nodes:
-                before = self._before.get(node.name, rollout.NodeState.TO_DO)
+                before = self._before.get(node.name, rollout.NodeProgressState.TO_DO)
                 self._before[node.name] = node.state
                 if node.state is not before:
                     self._terminal.say(self._style.fitted(_event(node)))
@@ -268,7 +268,7 @@ class _Display:
 
 
 def table(
-    decision: rollout.Decision, title: str, *, style: bar.Style, size: tuple[int, int]
+    decision: rollout.RolloutDecision, title: str, *, style: bar.Style, size: tuple[int, int]
 ) -> str:
     """Return the live table for a terminal of that many columns and lines."""
     columns, rows = size
@@ -282,7 +282,7 @@ def table(
     return style.plain("\n".join(lines))
 
 
-def _counts(decision: rollout.Decision, title: str) -> str:
+def _counts(decision: rollout.RolloutDecision, title: str) -> str:
     """Return the number of nodes in each state, in one line."""
     parts = [
         f"{count} {state.replace('-', ' ')}" for state, count in decision.counts.items() if count
@@ -301,23 +301,23 @@ def _event(node: rollout.NodeProgress) -> str:
     return f"{node.name}: {state}" + (f": {why}" if why else "")
 
 
-def _ended(decision: rollout.Decision, title: str, *, style: bar.Style) -> str:
+def _ended(decision: rollout.RolloutDecision, title: str, *, style: bar.Style) -> str:
     """Return the outcome: every node on which the layout is not active on all GPUs."""
     lines = [
         style.wrapped(_event(node), indent="  ")
         for node in (
             *decision.failures,
-            *decision.of(rollout.NodeState.SKIPPED),
+            *decision.of(rollout.NodeProgressState.SKIPPED),
             *decision.incomplete,
         )
     ]
-    if decision.phase is rollout.Phase.STALLED:
+    if decision.phase is rollout.RolloutPhase.STALLED:
         lines.append(style.fitted(f"  unavailable: {_named(decision.unavailable)}"))
     head = [style.fitted(_counts(decision, title)), f"The rollout is {_ENDS[decision.phase]}."]
     return "\n".join([*head, *lines])
 
 
-def _data(decision: rollout.Decision, goal: fleet_nodes.Goal) -> "answers.Rollout":
+def _data(decision: rollout.RolloutDecision, goal: fleet_nodes.Goal) -> "answers.Rollout":
     """Return the outcome for JSON and YAML."""
     return {
         "kind": "Rollout",
@@ -371,7 +371,7 @@ def previewed(previews: Sequence[rollout.Preview], title: str, *, style: bar.Sty
         lines.append(line.replace(f"{start}{verdict}", f"{start}{painted}", 1))
     totals = [
         f"{sum(node.verdict is verdict for node in previews)} {verdict.value.replace('-', ' ')}"
-        for verdict in rollout.Verdict
+        for verdict in rollout.NodeFit
     ]
     total = style.fitted(f"{title}: {', '.join(totals)}. Nothing was changed.")
     return "\n".join([*lines, "", total])

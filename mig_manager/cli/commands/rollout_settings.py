@@ -88,7 +88,7 @@ class RolloutSettings(command_settings.AnswerSettings, node_settings.DocumentSet
         name="dry-run",
     )
     goal: nodes.Goal
-    limits: rollout.Limits
+    limits: rollout.RolloutLimits
 
 
 def rollout_settings(parsed: Mapping[str, object], environ: Mapping[str, str]) -> RolloutSettings:
@@ -112,7 +112,7 @@ def rollout_settings(parsed: Mapping[str, object], environ: Mapping[str, str]) -
         if not environ.get("HOME"):
             raise errors.UsageError("no kubeconfig: name one with --kubeconfig or KUBECONFIG")
         values["kubeconfig"] = pathlib.Path(environ["HOME"]) / ".kube" / "config"
-    limits = rollout.Limits(
+    limits = rollout.RolloutLimits(
         max_unavailable=values["max_unavailable"],
         pauses=values["pauses_on_failure"],
         node_timeout_s=values["node_timeout_s"],

@@ -28,7 +28,7 @@ class Offer:
 
     node: partitioned.PartitionedNode
     pods: tuple[int, ...]  # ranks, ascending
-    room: node_room.Room
+    room: node_room.NodeRoom
 
     @property
     def rank(self) -> tuple[object, ...]:
@@ -99,7 +99,7 @@ class Batch:
         """Return whether a pod is going to be placed there."""
         return node.name in self._claims
 
-    def room(self, node: partitioned.PartitionedNode) -> node_room.Room:
+    def room(self, node: partitioned.PartitionedNode) -> node_room.NodeRoom:
         """Return the room of a node beside what is claimed."""
         states = self._states[node.name]
         claims = self._claims.get(node.name, collections.Counter())
@@ -114,7 +114,7 @@ class Batch:
             profile: min(count, total[profile]) - (total[profile] - idle[profile])
             for profile, count in self._reserved.items()
         }
-        return node_room.Room(
+        return node_room.NodeRoom(
             self.search,
             states,
             schedulable=schedulable,
@@ -236,7 +236,7 @@ class Batch:
         empty = self._empty[node.name]
         key = self.kind[group], tuple(state.kind for state in empty.values())
         if key not in self._possible:
-            room = node_room.Room(self.search, empty, schedulable={}, taken={}, floor={})
+            room = node_room.NodeRoom(self.search, empty, schedulable={}, taken={}, floor={})
             self._possible[key] = room.add(self.profiles[group])
         return self._is_known[group] and self._possible[key]
 

@@ -162,7 +162,7 @@ class Search:
                     )
 
 
-class Room:
+class NodeRoom:
     """The room of one node, which shrinks as pods are added."""
 
     def __init__(

@@ -37,7 +37,7 @@ _LONGEST_RUN_S = 3600.0  # The deadlines of a run end well before.
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class PartitionerLimits:
     """What the partitioner may do; seconds."""
 
     max_unavailable: str = "1"
@@ -91,7 +91,7 @@ class Waiting:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Decision:
+class PartitioningDecision:
     """What to do, and what cannot be done."""
 
     changes: tuple[Change, ...] = ()
@@ -120,12 +120,12 @@ class History:
 def decide(
     nodes: Iterable[PartitionedNode],
     pending: Iterable[demand.Pending],
-    limits: Limits,
+    limits: PartitionerLimits,
     *,
     now: dt.datetime,
     history: History,
     base: Mapping[str, Mapping[str, model.DesiredGpu]] | None = None,
-) -> Decision:
+) -> PartitioningDecision:
     """Decide which nodes to repartition for these pods.
 
     ``nodes`` have their pods (``with_pods``), and times by the clock of ``now`` (``Sightings``).
@@ -144,7 +144,7 @@ def remember(
     history: History,
     nodes: Iterable[PartitionedNode],
     pending: Iterable[demand.Pending],
-    decision: Decision,
+    decision: PartitioningDecision,
     *,
     now: dt.datetime,
 ) -> History:
@@ -188,7 +188,7 @@ class _Decider:
     """One decision in the making."""
 
     def __init__(
-        self, pods: batch.Batch, limits: Limits, now: dt.datetime, history: History
+        self, pods: batch.Batch, limits: PartitionerLimits, now: dt.datetime, history: History
     ) -> None:
         self._batch = pods
         self._limits = limits
@@ -196,7 +196,7 @@ class _Decider:
         self._history = history
         self._nodes = {node.name: node for node in pods.nodes}
         own = self._own = [node for node in pods.nodes if node.is_opted_in]
-        most = rollout.Limits(max_unavailable=limits.max_unavailable).most(len(own))
+        most = rollout.RolloutLimits(max_unavailable=limits.max_unavailable).most(len(own))
         # Each change costs a look at all nodes, and a leader has to renew its Lease meanwhile.
         self._budget = min(_MOST_CHANGES, most - sum(map(self._counts, own)))
         self._remaining = list(range(len(pods.pods)))
@@ -211,7 +211,7 @@ class _Decider:
         """Nodes whose refused request would be made again."""
         self._causes = waiting.Causes(pods, self._why_not_now)
 
-    def decision(self) -> Decision:
+    def decision(self) -> PartitioningDecision:
         """Return the decision, with the reasons of all pods that are not served."""
         unmet: list[Unmet] = []
         for rank in self._remaining:
@@ -222,7 +222,7 @@ class _Decider:
                 unmet.append(Unmet(pod=pod, message=message))
             else:
                 self._waiting.append(Waiting(pod=pod, reason=reason, message=message))
-        return Decision(
+        return PartitioningDecision(
             changes=tuple(self._changes),
             unmet=tuple(unmet),
             waiting=tuple(self._waiting),

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from mig_manager.core import answers
 
 
-class NodeState(enum.Enum):
+class NodeProgressState(enum.Enum):
     """Where a node is in the rollout; the values are a public contract."""
 
     APPLIED = "applied"
@@ -40,13 +40,18 @@ class NodeState(enum.Enum):
 
 
 BAD = frozenset(
-    {NodeState.FAILED, NodeState.TIMED_OUT, NodeState.NO_RESPONSE, NodeState.SUPERSEDED}
+    {
+        NodeProgressState.FAILED,
+        NodeProgressState.TIMED_OUT,
+        NodeProgressState.NO_RESPONSE,
+        NodeProgressState.SUPERSEDED,
+    }
 )
-"""Failures, for ``Limits.pauses``."""
+"""Failures, for ``RolloutLimits.pauses``."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class RolloutLimits:
     """What a rollout may do; seconds."""
 
     max_unavailable: str = "1"
@@ -67,7 +72,7 @@ class NodeProgress:
     """One node of a rollout."""
 
     name: str
-    state: NodeState
+    state: NodeProgressState
     phase: str = ""
     reason: str = ""
     message: str = ""
@@ -79,7 +84,7 @@ class NodeProgress:
     """Its unreachable GPUs, if it is ``APPLIED``: the layout is not active on them."""
 
 
-class Phase(enum.Enum):
+class RolloutPhase(enum.Enum):
     """Where the whole rollout is."""
 
     ROLLING = "rolling"
@@ -93,14 +98,14 @@ class Phase(enum.Enum):
     @property
     def is_over(self) -> bool:
         """Whether there is nothing left to wait for."""
-        return self not in (Phase.ROLLING, Phase.PAUSING)
+        return self not in (RolloutPhase.ROLLING, RolloutPhase.PAUSING)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Decision:
+class RolloutDecision:
     """The state of all nodes, and what to do now."""
 
-    phase: Phase
+    phase: RolloutPhase
     nodes: tuple[NodeProgress, ...]  # ascending by name
     most: int  # how many may be unavailable
     start: tuple[str, ...] = ()  # nodes to request the layout of now
@@ -114,7 +119,7 @@ class Decision:
         """Nodes that count as unavailable now."""
         return tuple(node.name for node in self.nodes if node.is_unavailable)
 
-    def of(self, *states: NodeState) -> tuple[NodeProgress, ...]:
+    def of(self, *states: NodeProgressState) -> tuple[NodeProgress, ...]:
         """Return the nodes in these states."""
         return tuple(node for node in self.nodes if node.state in states)
 
@@ -127,13 +132,13 @@ class Decision:
     def counts(self) -> dict[str, int]:
         """How many nodes are in each state."""
         counted = collections.Counter(node.state for node in self.nodes)
-        return {state.value: counted[state] for state in NodeState}
+        return {state.value: counted[state] for state in NodeProgressState}
 
 
 class Rollout:
     """Decides again whenever the nodes were read; measures how long they take."""
 
-    def __init__(self, goal: fleet_nodes.Goal, limits: Limits) -> None:
+    def __init__(self, goal: fleet_nodes.Goal, limits: RolloutLimits) -> None:
         self._goal = goal
         self._limits = limits
         self._requested: set[str] = set()  # nodes whose label was written and does not show it yet
@@ -160,13 +165,13 @@ class Rollout:
         """Note that a node's former request was restored."""
         self._withdrawn.add(name)
 
-    def decide(self, nodes: Sequence[fleet_nodes.Node], now_s: float) -> Decision:
+    def decide(self, nodes: Sequence[fleet_nodes.Node], now_s: float) -> RolloutDecision:
         """Decide what to do with the selected nodes; ``now_s`` counts from some fixed point."""
         ordered = sorted(filter(self._goal.includes, nodes), key=lambda node: node.name)
         progress = [self._progress(node, now_s) for node in ordered]
         phase = self._phase(progress, now_s)
         names = {node.name for node in ordered}
-        decision = Decision(
+        decision = RolloutDecision(
             phase=phase,
             nodes=tuple(progress),
             most=self._limits.most(len(ordered)),
@@ -174,10 +179,10 @@ class Rollout:
             withdraw=tuple(
                 node.name
                 for node, each in zip(ordered, progress, strict=True)
-                if each.state is NodeState.NO_RESPONSE and self._is_ours(node)
+                if each.state is NodeProgressState.NO_RESPONSE and self._is_ours(node)
             ),
         )
-        if phase is not Phase.ROLLING:
+        if phase is not RolloutPhase.ROLLING:
             return decision
         return dataclasses.replace(decision, start=_startable(decision))
 
@@ -186,43 +191,43 @@ class Rollout:
         is_target = node.requested == self._goal.target(node)
         return node.mark is not None and is_target and node.name not in self._withdrawn
 
-    def _phase(self, progress: Sequence[NodeProgress], now_s: float) -> Phase:
+    def _phase(self, progress: Sequence[NodeProgress], now_s: float) -> RolloutPhase:
         failed = {each.name: each for each in progress if each.state in BAD}
         self._failures |= failed
         for each in progress:
-            if each.state is NodeState.APPLIED:
+            if each.state is NodeProgressState.APPLIED:
                 self._failures.pop(each.name, None)
         if self._failed_before is None:
             self._failed_before = frozenset(failed)
         self._failed |= failed.keys() - self._failed_before
         is_moving = any(
-            p.state is NodeState.IN_PROGRESS
+            p.state is NodeProgressState.IN_PROGRESS
             or (p.is_retried and p.seconds < self._limits.node_timeout_s)
             for p in progress
             if not (self._limits.pauses and p.name in self._failed)
         )
-        has_more = any(p.state is NodeState.TO_DO for p in progress)
+        has_more = any(p.state is NodeProgressState.TO_DO for p in progress)
         if self._limits.pauses and self._failed and (has_more or is_moving):
-            return Phase.PAUSING if is_moving else Phase.PAUSED
+            return RolloutPhase.PAUSING if is_moving else RolloutPhase.PAUSED
         if is_moving:
             self._before = (), now_s
-            return Phase.ROLLING
+            return RolloutPhase.ROLLING
         if not has_more:
-            is_done = all(p.state is NodeState.APPLIED for p in progress)
-            return Phase.DONE if is_done else Phase.FAILED
+            is_done = all(p.state is NodeProgressState.APPLIED for p in progress)
+            return RolloutPhase.DONE if is_done else RolloutPhase.FAILED
         # A node that fails repeatedly changes all the time without making room for another.
         states = tuple(p.state if p.state not in BAD else None for p in progress)
         if states != self._before[0]:
             self._before = states, now_s
         is_stalled = now_s - self._before[1] >= self._limits.silence_timeout_s
-        return Phase.STALLED if is_stalled else Phase.ROLLING
+        return RolloutPhase.STALLED if is_stalled else RolloutPhase.ROLLING
 
     def _progress(self, node: fleet_nodes.Node, now_s: float) -> NodeProgress:
         state, message = self._state(node, now_s)
         reported = node.answer
-        is_moving = state in (NodeState.IN_PROGRESS, NodeState.TIMED_OUT)
-        is_silent = state is NodeState.NO_RESPONSE
-        if state in (NodeState.APPLIED, NodeState.TO_DO):
+        is_moving = state in (NodeProgressState.IN_PROGRESS, NodeProgressState.TIMED_OUT)
+        is_silent = state is NodeProgressState.NO_RESPONSE
+        if state in (NodeProgressState.APPLIED, NodeProgressState.TO_DO):
             self._since_s.pop(node.name, None)
         # Until the request is withdrawn, an agent that comes back would act on it.
         is_withdrawn = is_silent and not self._is_ours(node)
@@ -232,10 +237,13 @@ class Rollout:
             phase=reported.phase if reported and is_moving else "",
             reason=reported.reason if reported else "",
             message=message or (reported.message if reported else ""),
-            is_retried=state is NodeState.FAILED and bool(reported and reported.is_retried),
+            is_retried=state is NodeProgressState.FAILED
+            and bool(reported and reported.is_retried),
             seconds=now_s - self._since_s.get(node.name, now_s),
             before=node.mark.before if node.mark else None,
-            unreachable=reported.unreachable if reported and state is NodeState.APPLIED else (),
+            unreachable=reported.unreachable
+            if reported and state is NodeProgressState.APPLIED
+            else (),
             is_unavailable=node.is_unavailable
             or is_moving
             or not (is_withdrawn or self._is_stable(node, now_s))
@@ -250,13 +258,16 @@ class Rollout:
         since_s = self._unanswered_s.setdefault(node.name, now_s)
         return now_s - since_s >= self._limits.silence_timeout_s
 
-    def _state(self, node: fleet_nodes.Node, now_s: float) -> tuple[NodeState, str]:
+    def _state(self, node: fleet_nodes.Node, now_s: float) -> tuple[NodeProgressState, str]:
         """Return a node's state, and why if its agent does not say."""
         if node.name in self._withdrawn:
-            return NodeState.NO_RESPONSE, "no agent responded; the request is withdrawn"
+            return NodeProgressState.NO_RESPONSE, "no agent responded; the request is withdrawn"
         # NVIDIA's manager sets only the state.
         if node.status is None and not node.gpus:
-            return NodeState.SKIPPED, "no agent has ever published its GPUs; is one running there?"
+            return (
+                NodeProgressState.SKIPPED,
+                "no agent has ever published its GPUs; is one running there?",
+            )
         if node.requested == self._goal.target(node):
             self._requested.discard(node.name)
             self._joined.add(node.name)
@@ -264,17 +275,19 @@ class Rollout:
         if node.name in self._requested:
             return self._state_in_time(node, now_s)
         if node.name in self._joined or self._goal.is_superseded(node):
-            return NodeState.SUPERSEDED, f"layout {node.requested} was requested meanwhile"
-        not_ready = NodeState.SKIPPED, "the node is not ready"
-        return (NodeState.TO_DO, "") if node.is_ready else not_ready
+            return NodeProgressState.SUPERSEDED, f"layout {node.requested} was requested meanwhile"
+        not_ready = NodeProgressState.SKIPPED, "the node is not ready"
+        return (NodeProgressState.TO_DO, "") if node.is_ready else not_ready
 
-    def _state_of_requested(self, node: fleet_nodes.Node, now_s: float) -> tuple[NodeState, str]:
+    def _state_of_requested(
+        self, node: fleet_nodes.Node, now_s: float
+    ) -> tuple[NodeProgressState, str]:
         if node.requested is None:
             why = "no layout is requested, as before the rollout; the GPUs stay as they are"
-            return NodeState.APPLIED, why
+            return NodeProgressState.APPLIED, why
         is_success = node.state == model.State.SUCCESS.value and node.applied == node.requested
         if is_success and (node.status is None or node.is_finished):
-            return NodeState.APPLIED, ""
+            return NodeProgressState.APPLIED, ""
         reported = node.answer
         if reported is None:
             return self._state_in_time(node, now_s)
@@ -282,30 +295,34 @@ class Rollout:
             self._since_s[node.name] = now_s
         if reported.state is model.State.FAILED:
             self._since_s.setdefault(node.name, now_s)
-            return NodeState.FAILED, ""
+            return NodeProgressState.FAILED, ""
         return self._state_in_time(node, now_s)
 
-    def _state_in_time(self, node: fleet_nodes.Node, now_s: float) -> tuple[NodeState, str]:
+    def _state_in_time(
+        self, node: fleet_nodes.Node, now_s: float
+    ) -> tuple[NodeProgressState, str]:
         elapsed_s = now_s - self._since_s.setdefault(node.name, now_s)
         is_requested = node.requested == self._goal.target(node)
         silence_s = self._limits.silence_timeout_s
         if is_requested and not node.has_responded and elapsed_s >= silence_s:
             why = f"no agent has responded for {silence_s:g} s; is it running?"
-            return NodeState.NO_RESPONSE, why
+            return NodeProgressState.NO_RESPONSE, why
         if elapsed_s >= self._limits.node_timeout_s:
             why = f"not applied {self._limits.node_timeout_s:g} s after the start"
-            return NodeState.TIMED_OUT, why
-        return NodeState.IN_PROGRESS, ""
+            return NodeProgressState.TIMED_OUT, why
+        return NodeProgressState.IN_PROGRESS, ""
 
 
-def _startable(decision: Decision) -> tuple[str, ...]:
+def _startable(decision: RolloutDecision) -> tuple[str, ...]:
     """Return the nodes that may start now."""
-    moving = (NodeState.IN_PROGRESS, NodeState.TIMED_OUT)
+    moving = (NodeProgressState.IN_PROGRESS, NodeProgressState.TIMED_OUT)
     in_progress = sum(node.state in moving or node.is_retried for node in decision.nodes)
     unavailable = len(decision.unavailable)
     chosen: list[str] = []
     # Nodes that are unavailable already cost nothing more.
-    for node in sorted(decision.of(NodeState.TO_DO), key=lambda each: not each.is_unavailable):
+    for node in sorted(
+        decision.of(NodeProgressState.TO_DO), key=lambda each: not each.is_unavailable
+    ):
         fits = node.is_unavailable or unavailable < decision.most
         if fits and in_progress + len(chosen) < decision.most:
             unavailable += not node.is_unavailable
@@ -313,7 +330,7 @@ def _startable(decision: Decision) -> tuple[str, ...]:
     return tuple(chosen)
 
 
-class Verdict(enum.Enum):
+class NodeFit(enum.Enum):
     """Whether a node can have a layout; the values are a public contract."""
 
     APPLIED = "applied"
@@ -324,7 +341,7 @@ class Verdict(enum.Enum):
     @property
     def is_good(self) -> bool:
         """Whether the node can have the layout."""
-        return self in (Verdict.APPLIED, Verdict.FITS)
+        return self in (NodeFit.APPLIED, NodeFit.FITS)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -332,7 +349,7 @@ class Preview:
     """What a layout would change on one node."""
 
     name: str
-    verdict: Verdict
+    verdict: NodeFit
     reason: str = ""  # why it does not fit, or is not known
     message: str = ""
     kept: int = 0  # GPU instances
@@ -375,22 +392,22 @@ def preview(
     except ValueError as error:
         why = f"the published GPUs cannot be read: {error}"
     if gpus is None:
-        return Preview(name=node.name, verdict=Verdict.UNKNOWN, reason="NotPublished", message=why)
+        return Preview(name=node.name, verdict=NodeFit.UNKNOWN, reason="NotPublished", message=why)
     try:
         layout = fleet_nodes.layout_of(node, gpus, document, name)
         plan = planner.plan(gpus, config.select(layout, gpus))
     except (errors.ConfigError, errors.LayoutError) as error:
         return Preview(
             name=node.name,
-            verdict=Verdict.DOES_NOT_FIT,
+            verdict=NodeFit.DOES_NOT_FIT,
             reason=error.reason.value,
             message=messages.printable(error.message, " "),
         )
     destroyed = sum(isinstance(step, steps.DestroyGpuInstance) for step in plan.steps)
     evicted, maybe_evicted = _evicted(node, gpus, plan, pods)
-    verdict, reason, message = Verdict.APPLIED if plan.is_empty else Verdict.FITS, "", ""
+    verdict, reason, message = NodeFit.APPLIED if plan.is_empty else NodeFit.FITS, "", ""
     if plan.is_provisional:
-        verdict, reason = Verdict.UNKNOWN, "MigDisabled"
+        verdict, reason = NodeFit.UNKNOWN, "MigDisabled"
         message = "which profiles its GPUs have is not known before MIG is enabled"
     return Preview(
         name=node.name,

@@ -30,7 +30,7 @@ _BALANCED_NAME = "all-balanced"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Kind:
+class GpuKind:
     """GPUs that differ in nothing that a layout can ask for."""
 
     device_ids: tuple[int, ...]
@@ -49,7 +49,7 @@ class Kind:
         )
 
 
-def kinds_of(gpus: Iterable[model.Gpu]) -> tuple[Kind, ...]:
+def kinds_of(gpus: Iterable[model.Gpu]) -> tuple[GpuKind, ...]:
     """Sort the MIG-capable GPUs of a node by PCI id, and by subsystem where that matters.
 
     LayoutError if none has MIG (NOT_MIG_CAPABLE), or the driver lists no profiles while MIG is off
@@ -62,7 +62,7 @@ def kinds_of(gpus: Iterable[model.Gpu]) -> tuple[Kind, ...]:
     if not capable:
         problem = "this node has no MIG-capable GPU"
         raise errors.LayoutError(problem, reason=errors.Reason.NOT_MIG_CAPABLE)
-    found: list[Kind] = []
+    found: list[GpuKind] = []
     for device_id, alike in sorted(capable.items()):
         boards: dict[int | None, list[model.Gpu]] = {}
         for gpu in alike:
@@ -78,7 +78,7 @@ def kinds_of(gpus: Iterable[model.Gpu]) -> tuple[Kind, ...]:
             boards = {None: alike}
         for subsystem_id, members in boards.items():
             found.append(
-                Kind(
+                GpuKind(
                     device_ids=(device_id,),
                     subsystem_id=subsystem_id,
                     name=members[0].name,
@@ -104,7 +104,7 @@ def _facts(spec: model.GpuInstanceProfile) -> object:
     return spec.profile, spec.placements, spec.engines
 
 
-def document(kinds: Sequence[Kind], *, has_all_maximal: bool = False) -> dict[str, object]:
+def document(kinds: Sequence[GpuKind], *, has_all_maximal: bool = False) -> dict[str, object]:
     """Return a document, as plain data, for nodes with these GPUs.
 
     A ``device-filter`` appears only where there are GPUs of several kinds. Layouts are in the
@@ -127,7 +127,7 @@ def document(kinds: Sequence[Kind], *, has_all_maximal: bool = False) -> dict[st
     return {"version": config.VERSION, "mig-configs": configs}
 
 
-def layouts_of(kinds: Sequence[Kind]) -> dict[str, config.Layout]:
+def layouts_of(kinds: Sequence[GpuKind]) -> dict[str, config.Layout]:
     """Return the standard layouts for nodes with these GPUs, equal to those of ``document``.
 
     The location of each names the products that it is for.
@@ -136,7 +136,7 @@ def layouts_of(kinds: Sequence[Kind]) -> dict[str, config.Layout]:
     return {name: _layout(name, rules[name], kinds) for name in sorted(rules, key=_natural)}
 
 
-def _layout(name: str, rules: "_Rules", kinds: Sequence[Kind]) -> config.Layout:
+def _layout(name: str, rules: "_Rules", kinds: Sequence[GpuKind]) -> config.Layout:
     products = dict.fromkeys(
         kind.name for kind in kinds if any(kind in of for of in rules.values())
     )
@@ -186,12 +186,12 @@ def maximal_name(counts: Counts) -> str:
     return f"{name[: LONGEST_NAME - _HASH_DIGITS - 1].rstrip('-_.')}_{digest}"
 
 
-_Rules = dict[tuple[Kind | None, Counts | None], list[Kind]]
+_Rules = dict[tuple[GpuKind | None, Counts | None], list[GpuKind]]
 """The GPUs of each rule of a layout, by the kind that keeps it apart and by what it gives: without
 counts it disables MIG."""
 
 
-def _standard(kinds: Sequence[Kind]) -> dict[str, _Rules]:
+def _standard(kinds: Sequence[GpuKind]) -> dict[str, _Rules]:
     """Return the rules of the standard layouts."""
     rules: dict[str, _Rules] = {
         "all-disabled": {(None, None): list(kinds)},
@@ -210,7 +210,7 @@ def _standard(kinds: Sequence[Kind]) -> dict[str, _Rules]:
 
 
 def _ordered(
-    rules: _Rules, kinds: Sequence[Kind]
+    rules: _Rules, kinds: Sequence[GpuKind]
 ) -> list[tuple[list[config.DeviceFilter], Counts | None]]:
     """Return the rules of a layout, those of the fewest instances first.
 
@@ -240,7 +240,7 @@ def _plain(filters: Sequence[config.DeviceFilter], counts: Counts | None) -> dic
     return rule
 
 
-def _balanced(kind: Kind) -> Counts:
+def _balanced(kind: GpuKind) -> Counts:
     """Return one large, one medium and two small instances; none where the GPU has no such."""
     base = [
         spec.profile

@@ -47,7 +47,7 @@ def merged(
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Fit:
+class FittingLayout:
     """A layout that GPUs can have."""
 
     layout: layouts.Layout
@@ -56,7 +56,9 @@ class Fit:
     lists its profiles only with MIG on has no instances here."""
 
 
-def fitting(candidates: Iterable[layouts.Layout], gpus: Iterable[model.Gpu]) -> Iterator[Fit]:
+def fitting(
+    candidates: Iterable[layouts.Layout], gpus: Iterable[model.Gpu]
+) -> Iterator[FittingLayout]:
     """Yield the layouts that these GPUs can have, whatever instances they have now."""
     idle = [gpu_codec.idle(gpu) for gpu in gpus]
     for layout in candidates:
@@ -67,7 +69,7 @@ def fitting(candidates: Iterable[layouts.Layout], gpus: Iterable[model.Gpu]) -> 
             continue
         targets = {each.gpu_uuid: each.target for each in plan.gpus}
         selected = (gpu for gpu in idle if gpu.uuid in wanted)
-        yield Fit(
+        yield FittingLayout(
             layout=layout,
             gpus=tuple(
                 _with(gpu, wanted[gpu.uuid].mode, targets.get(gpu.uuid, ())) for gpu in selected

@@ -35,7 +35,7 @@ class Fit(enum.Enum):
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class ProductFit:
     """The verdict on one layout and one product."""
 
     layout: str
@@ -60,11 +60,11 @@ class Validated:
     source: str
     layouts: tuple[str, ...]
     products: tuple[str, ...]
-    verdicts: Mapping[tuple[str, str], Verdict]
+    verdicts: Mapping[tuple[str, str], ProductFit]
     """By layout and product."""
 
     @property
-    def misfits(self) -> tuple[Verdict, ...]:
+    def misfits(self) -> tuple[ProductFit, ...]:
         """Verdicts that need action."""
         return tuple(v for v in self.verdicts.values() if v.fit is Fit.DOES_NOT_FIT)
 
@@ -214,8 +214,8 @@ class _Case:
             return resources.gpu_layouts(self.node, config.select(self.layout, self.node))
         return [resources.gpu_layout(f"some {self.product}", rule.wanted) for rule in self.rules]
 
-    def verdict(self, fit: Fit, why: str = "") -> Verdict:
-        return Verdict(
+    def verdict(self, fit: Fit, why: str = "") -> ProductFit:
+        return ProductFit(
             layout=self.layout.name,
             product=self.product,
             fit=fit,
@@ -231,7 +231,7 @@ class _Judge:
         self._others = others
         self._known: dict[config.Rule, bool] = {}
 
-    def verdict(self, case: _Case) -> Verdict:
+    def verdict(self, case: _Case) -> ProductFit:
         """Plan each variant for the members, as parts of their node."""
         is_unknown = False
         for variant in case.variants:
@@ -250,7 +250,7 @@ class _Judge:
         unserved = resources.strategy_refusals(case.results)
         return dataclasses.replace(case.verdict(Fit.FITS), unserved=unserved)
 
-    def _misfit(self, case: _Case, error: errors.LayoutError) -> Verdict:
+    def _misfit(self, case: _Case, error: errors.LayoutError) -> ProductFit:
         failing = [
             rule
             for rule in case.rules

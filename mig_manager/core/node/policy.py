@@ -34,7 +34,7 @@ class Eviction(enum.Enum):
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class EvictionResponse:
     """The API server's answer to an eviction."""
 
     answer: Eviction

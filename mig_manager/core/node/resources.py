@@ -111,7 +111,7 @@ _WITHOUT_MIG_NAMES = frozenset({"single", "none"})
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Kind:
+class DeviceKind:
     """One kind of device of a node, and the pods that request it."""
 
     resource: str  # such as ``nvidia.com/mig-1g.5gb``
@@ -128,7 +128,7 @@ class Kind:
 class Loss:
     """Devices of one kind that are destroyed, and what that means for the pods."""
 
-    kind: Kind
+    kind: DeviceKind
     ending: int
 
     @property
@@ -144,7 +144,7 @@ class Loss:
 
 def kinds(
     gpus: Iterable[model.Gpu], pods: Iterable[cluster.Pod], *, strategy: str
-) -> tuple[Kind, ...]:
+) -> tuple[DeviceKind, ...]:
     """Return the kinds of devices of a node, most slices first, whole GPUs last.
 
     ``strategy`` is the device plugin's ``mig.strategy``; empty if unknown.
@@ -160,7 +160,7 @@ def kinds(
                 asking[resource][pod.key] = asking[resource].get(pod.key, 0) + amount
     names = sorted(counts.keys() | asking.keys(), key=lambda name: (name == GPU, name))
     return tuple(
-        Kind(resource=name, count=counts[name], pods=dict(sorted(asking[name].items())))
+        DeviceKind(resource=name, count=counts[name], pods=dict(sorted(asking[name].items())))
         for name in names
     )
 

@@ -41,7 +41,7 @@ class Content:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Option:
+class Packing:
     """One way to the desired compute instances of a GPU-instance profile."""
 
     busy: int  # busy compute instances that it destroys
@@ -146,7 +146,7 @@ def inside(profile: model.Profile, spans: Spans) -> tuple[steps.TargetComputeIns
     )
 
 
-def options(live: Sequence[Sequence[Occupant]], desired: Counts, *, most: int) -> list[Option]:
+def options(live: Sequence[Sequence[Occupant]], desired: Counts, *, most: int) -> list[Packing]:
     """List the ways to the desired compute instances that can be part of a cheapest plan.
 
     That is a cheapest option for each set of GPU instances that stay and each number of new ones.
@@ -158,15 +158,15 @@ def options(live: Sequence[Sequence[Occupant]], desired: Counts, *, most: int) -
         return []
     # The rest of the GPU instances has room for no more than this.
     least = total_slices(desired) - (most - 1) * slots
-    ways: dict[tuple[tuple[int, ...], Counts], Option] = {((), desired): Option(busy=0, cost=0)}
+    ways: dict[tuple[tuple[int, ...], Counts], Packing] = {((), desired): Packing(busy=0, cost=0)}
     for position, occupants in enumerate(live):
-        following: dict[tuple[tuple[int, ...], Counts], Option] = {}
+        following: dict[tuple[tuple[int, ...], Counts], Packing] = {}
         menu = _choices(tuple(occupants), desired, least)
         for ((stays, rest), option), choice in itertools.product(ways.items(), menu):
             if not _includes(rest, choice.taken):
                 continue
             kept = () if choice.content is None else ((position, choice.content),)
-            after = Option(
+            after = Packing(
                 busy=option.busy + choice.busy,
                 cost=option.cost + choice.cost,
                 stays=option.stays + kept,
@@ -175,7 +175,7 @@ def options(live: Sequence[Sequence[Occupant]], desired: Counts, *, most: int) -
             if key not in following or after.price < following[key].price:
                 following[key] = after
         ways = following
-    found: dict[tuple[tuple[int, ...], int], Option] = {}
+    found: dict[tuple[tuple[int, ...], int], Packing] = {}
     for (stays, rest), option in ways.items():
         fresh = bins(rest)
         if len(stays) + len(fresh) > most:

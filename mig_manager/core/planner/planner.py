@@ -220,7 +220,7 @@ def _plan_gpu(
 ) -> steps.GpuPlan | None:
     switch = _switch(gpu, desired.mode)
     if desired.mode is model.MigMode.DISABLED:
-        return _build(gpu, search.Decision(), switch)
+        return _build(gpu, search.GpuDecision(), switch)
     if gpu.current_mode is None:
         raise _not_capable(gpu)
     is_blind = gpu.current_mode is model.MigMode.DISABLED and gpu.profiles is None
@@ -268,7 +268,7 @@ def _switch(gpu: model.Gpu, mode: model.MigMode) -> steps.SetMode | None:
 
 
 def _build(
-    gpu: model.Gpu, decision: search.Decision, switch: steps.SetMode | None
+    gpu: model.Gpu, decision: search.GpuDecision, switch: steps.SetMode | None
 ) -> steps.GpuPlan | None:
     """Turn a decision into a plan; None if there is nothing to do."""
     live = search.in_order(gpu)
@@ -307,7 +307,7 @@ def _build(
 
 
 def _create(
-    gpu: model.Gpu, live: Sequence[model.GpuInstance], decision: search.Decision
+    gpu: model.Gpu, live: Sequence[model.GpuInstance], decision: search.GpuDecision
 ) -> Iterator[steps.Step]:
     """Yield new compute instances of GPU instances that stay, then the new GPU instances."""
 

@@ -16,7 +16,7 @@ from mig_manager.core.planner import packing, placement, search
 from mig_manager.core.records import checkpoint
 
 
-def decide(gpu: model.Gpu, before: model.GpuSnapshot) -> search.Decision:
+def decide(gpu: model.Gpu, before: model.GpuSnapshot) -> search.GpuDecision:
     """Decide which GPU instances stay and which are created.
 
     An instance of the snapshot that overlaps an unowned one is omitted. LayoutError (DOES_NOT_FIT)
@@ -44,7 +44,7 @@ def decide(gpu: model.Gpu, before: model.GpuSnapshot) -> search.Decision:
                 )
             )
     created.sort(key=lambda new: (-new.placement.size, new.placement))
-    return search.Decision(stays=tuple(stays), created=tuple(created))
+    return search.GpuDecision(stays=tuple(stays), created=tuple(created))
 
 
 def unowned_names(gpu: model.Gpu, before: model.GpuSnapshot) -> Iterator[str]:

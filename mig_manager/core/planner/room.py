@@ -12,7 +12,7 @@ from mig_manager.core.planner import packing, placement
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Room:
+class GpuRoom:
     """The room on one GPU."""
 
     free: int
@@ -34,10 +34,10 @@ class Room:
         return 1 - self.largest / self.free if self.free else 0.0
 
 
-NONE = Room(free=0, profiles={}, stranded=0, largest=0)
+NONE = GpuRoom(free=0, profiles={}, stranded=0, largest=0)
 
 
-def room(gpu: model.Gpu, in_use: Collection[model.Placement]) -> Room | None:
+def room(gpu: model.Gpu, in_use: Collection[model.Placement]) -> GpuRoom | None:
     """Measure the room on a GPU whose GPU instances at these placements are in use.
 
     None if the GPU has no instance at one of them: use and GPU are not of the same moment. There
@@ -60,7 +60,7 @@ def room(gpu: model.Gpu, in_use: Collection[model.Placement]) -> Room | None:
         if count and not occupied & packing.mask(place)
     ]
     free = ((1 << capacity.memory_slices) - 1) & ~occupied
-    return Room(
+    return GpuRoom(
         free=free.bit_count(),
         profiles={spec.profile: n for spec, n in zip(capacity.specs, counts, strict=True)},
         stranded=(free & ~packing.slices(possible)).bit_count(),

@@ -29,7 +29,7 @@ Pins = Iterable[tuple[model.Pin, int]]
 
 LiveInstance = tuple[model.Profile, model.Placement, tuple[packing.Occupant, ...]]
 
-Candidate = tuple[tuple[model.Profile, packing.Option], ...]
+Candidate = tuple[tuple[model.Profile, packing.Packing], ...]
 """One choice of what stays and how many GPU instances of each profile are new."""
 
 
@@ -43,7 +43,7 @@ class Stay:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Decision:
+class GpuDecision:
     """The instances of one GPU after the plan; live ones that are not listed are destroyed."""
 
     stays: tuple[Stay, ...] = ()
@@ -77,17 +77,17 @@ class Search:
     def __init__(self, busy: frozenset[str]) -> None:
         """Build it with the UUIDs of the MIG devices in use."""
         self._busy = busy
-        self._known: dict[tuple[object, ...], Decision] = {}
+        self._known: dict[tuple[object, ...], GpuDecision] = {}
 
     def decide(
         self, gpu: model.Gpu, live: Sequence[model.GpuInstance], desired: model.DesiredGpu
-    ) -> Decision:
+    ) -> GpuDecision:
         """Find the smallest change to exactly these devices; LayoutError if they do not fit.
 
         ``live`` are the GPU's instances ``in_order``; its profiles are known if it changes.
         """
         if _is_right(live, desired):
-            return Decision(stays=tuple(unchanged(i, gi) for i, gi in enumerate(live)))
+            return GpuDecision(stays=tuple(unchanged(i, gi) for i, gi in enumerate(live)))
         instances = tuple(
             (
                 gi.profile,
@@ -133,7 +133,9 @@ def _by_instance(pins: Pins) -> dict[tuple[model.Profile, int], dict[model.Profi
     return found
 
 
-def _decide(gpu: model.Gpu, live: Sequence[LiveInstance], desired: model.DesiredGpu) -> Decision:
+def _decide(
+    gpu: model.Gpu, live: Sequence[LiveInstance], desired: model.DesiredGpu
+) -> GpuDecision:
     capacity = placement.Capacity(gpu.profiles or (), live=[profile for profile, _, _ in live])
     for profile in desired.counts:
         has_size = packing.exists(profile.compute_slices, profile.gpu_slices)
@@ -164,7 +166,7 @@ def _decide(gpu: model.Gpu, live: Sequence[LiveInstance], desired: model.Desired
             _created(capacity, profile, place, next(fresh[profile]))
             for profile, place in way.placed
         ]
-        return Decision(
+        return GpuDecision(
             stays=tuple(sorted([*pinned.stays, *stays], key=lambda stay: stay.position)),
             created=(*pinned.created, *created),
         )
@@ -173,7 +175,7 @@ def _decide(gpu: model.Gpu, live: Sequence[LiveInstance], desired: model.Desired
 
 def _place_pins(
     gpu: model.Gpu, capacity: placement.Capacity, live: Sequence[LiveInstance], pins: Pins
-) -> Decision:
+) -> GpuDecision:
     """Decide which pinned GPU instances stay and which are created."""
     missing = _locate(gpu, pins, capacity)
     stays: list[Stay] = []
@@ -185,7 +187,7 @@ def _place_pins(
         _created(capacity, profile, where, packing.fit(counts) or ())
         for (profile, where), counts in missing.items()
     )
-    return Decision(stays=tuple(stays), created=tuple(created))
+    return GpuDecision(stays=tuple(stays), created=tuple(created))
 
 
 def _locate(

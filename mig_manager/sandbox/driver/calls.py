@@ -21,8 +21,8 @@ from mig_manager.sandbox.driver import states, transitions
 _Body = TypeVar("_Body", bound=Callable[..., Any])
 
 
-class Kind(enum.Enum):
-    """Kind of a handle."""
+class HandleKind(enum.Enum):
+    """What a handle is of."""
 
     GPU = "gpu"
     MIG_DEVICE = "mig device"
@@ -30,10 +30,10 @@ class Kind(enum.Enum):
     COMPUTE_INSTANCE = "compute instance"
 
 
-GPU = frozenset({Kind.GPU})
-DEVICE = frozenset({Kind.GPU, Kind.MIG_DEVICE})
-GPU_INSTANCE = frozenset({Kind.GPU_INSTANCE})
-COMPUTE_INSTANCE = frozenset({Kind.COMPUTE_INSTANCE})
+GPU = frozenset({HandleKind.GPU})
+DEVICE = frozenset({HandleKind.GPU, HandleKind.MIG_DEVICE})
+GPU_INSTANCE = frozenset({HandleKind.GPU_INSTANCE})
+COMPUTE_INSTANCE = frozenset({HandleKind.COMPUTE_INSTANCE})
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +41,7 @@ class Function:
     """One C function."""
 
     body: Callable[..., Any]
-    takes: frozenset[Kind]
+    takes: frozenset[HandleKind]
     """Kinds of handle its first argument may be; empty: the first argument is no handle."""
     latency: str | Callable[..., str]
     """Field of ``Latency`` for the time of a call; may depend on its view and arguments."""
@@ -54,7 +54,7 @@ FUNCTIONS: dict[str, Function] = {}
 
 def function(
     *names: str,
-    takes: frozenset[Kind] = frozenset(),
+    takes: frozenset[HandleKind] = frozenset(),
     latency: str | Callable[..., str] = "query_s",
     is_change: bool = False,
     needs_session: bool = True,
@@ -76,13 +76,15 @@ def function(
 
 
 def change(
-    name: str, takes: frozenset[Kind], latency: str | Callable[..., str]
+    name: str, takes: frozenset[HandleKind], latency: str | Callable[..., str]
 ) -> Callable[[_Body], _Body]:
     """Register a change of a GPU, which returns the GPU's new state."""
     return function(name, takes=takes, latency=latency, is_change=True)
 
 
-def numbers(takes: frozenset[Kind], values: "Mapping[str, Callable[[DeviceView], int]]") -> None:
+def numbers(
+    takes: frozenset[HandleKind], values: "Mapping[str, Callable[[DeviceView], int]]"
+) -> None:
     """Register queries by C name that write one unsigned number."""
 
     def register(name: str, value: "Callable[[DeviceView], int]") -> None:
@@ -175,7 +177,7 @@ def _address(argument: Any) -> int:
 class Target:
     """The object of one handle; a serial distinguishes an instance from its successor."""
 
-    kind: Kind
+    kind: HandleKind
     gpu: int
     instance: int = 0
     compute: int = 0
@@ -183,15 +185,17 @@ class Target:
     """Of a whole GPU on a node where a handle does not outlive a reset."""
 
 
-def whole(node: states.NodeState, gpu: int) -> Target:
+def whole(node: states.MachineState, gpu: int) -> Target:
     """Return the target of a GPU's handle."""
     attachment = node.gpus[gpu].attachments if node.options.reattaches else 0
-    return Target(kind=Kind.GPU, gpu=gpu, attachment=attachment)
+    return Target(kind=HandleKind.GPU, gpu=gpu, attachment=attachment)
 
 
 def mig_device(gpu: int, instance: states.GpuInstance, compute: states.ComputeInstance) -> Target:
     """Return the target of a MIG device handle."""
-    return Target(kind=Kind.MIG_DEVICE, gpu=gpu, instance=instance.serial, compute=compute.serial)
+    return Target(
+        kind=HandleKind.MIG_DEVICE, gpu=gpu, instance=instance.serial, compute=compute.serial
+    )
 
 
 class EventSet:
@@ -206,7 +210,7 @@ class EventSet:
         with self._lock:
             self._reported.setdefault(gpu, changes)
 
-    def take(self, node: states.NodeState) -> int | None:
+    def take(self, node: states.MachineState) -> int | None:
         """Return the index of a GPU with an unreported change, and count that as reported.
 
         Raises:
@@ -301,9 +305,9 @@ class View:
     """The node as a function sees it; made for each call, where a frozen class is slow."""
 
     session: Session
-    node: states.NodeState
+    node: states.MachineState
     boards: tuple[states.Board, ...]
-    read: Callable[[], states.NodeState]
+    read: Callable[[], states.MachineState]
     """Reads the node again, for calls that take long."""
 
     def put_handle(self, reference: Any, target: Target) -> None:
@@ -341,7 +345,7 @@ class DeviceView(View):
     @property
     def is_gpu(self) -> bool:
         """Whether it is a whole GPU."""
-        return self.target.kind is Kind.GPU
+        return self.target.kind is HandleKind.GPU
 
     @property
     def instance(self) -> states.GpuInstance:
@@ -371,12 +375,12 @@ class DeviceView(View):
 
     def target_of(self, instance: states.GpuInstance) -> Target:
         """Return the target of a GPU instance of this GPU."""
-        return Target(kind=Kind.GPU_INSTANCE, gpu=self.target.gpu, instance=instance.serial)
+        return Target(kind=HandleKind.GPU_INSTANCE, gpu=self.target.gpu, instance=instance.serial)
 
     def target_within(self, compute: states.ComputeInstance) -> Target:
         """Return the target of a compute instance of this GPU instance."""
         return dataclasses.replace(
-            self.target_of(self.instance), kind=Kind.COMPUTE_INSTANCE, compute=compute.serial
+            self.target_of(self.instance), kind=HandleKind.COMPUTE_INSTANCE, compute=compute.serial
         )
 
     def check(self) -> None:
@@ -384,10 +388,10 @@ class DeviceView(View):
         if self.gpu.is_lost:
             raise states.Refused(states.Code.GPU_IS_LOST)
         match self.target.kind:
-            case Kind.GPU:
+            case HandleKind.GPU:
                 if self.target != self.whole:
                     raise states.Refused(states.Code.INVALID_ARGUMENT)
-            case Kind.GPU_INSTANCE:
+            case HandleKind.GPU_INSTANCE:
                 _ = self.instance
-            case Kind.MIG_DEVICE | Kind.COMPUTE_INSTANCE:
+            case HandleKind.MIG_DEVICE | HandleKind.COMPUTE_INSTANCE:
                 _ = self.compute

@@ -120,7 +120,7 @@ class SimulatedLibrary:
             threading.Event().wait(seconds)
 
     def _change(self, attempt: "Attempt") -> None:
-        def change(node: states.NodeState) -> tuple[states.NodeState, None]:
+        def change(node: states.MachineState) -> tuple[states.MachineState, None]:
             assert attempt.target is not None  # noqa: S101 - changes take a handle
             index = attempt.target.gpu
             gpu = attempt.function.body(self._view(node, attempt.target), *attempt.rest)
@@ -128,7 +128,7 @@ class SimulatedLibrary:
 
         self.state.update(change)
 
-    def _view(self, node: states.NodeState, target: calls.Target | None) -> calls.View:
+    def _view(self, node: states.MachineState, target: calls.Target | None) -> calls.View:
         boards = states.boards_of(node)
         session, read = self._session, self.state.read
         if target is None:

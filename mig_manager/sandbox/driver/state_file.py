@@ -38,7 +38,7 @@ class _Cached:
     """The state as it was last read or written."""
 
     version: _Version
-    node: states.NodeState
+    node: states.MachineState
     writes: int
     good_until_s: float
 
@@ -77,7 +77,7 @@ class SharedState:
                     "remove the file"
                 )
 
-    def read(self) -> states.NodeState:
+    def read(self) -> states.MachineState:
         """Return the state now.
 
         Raises:
@@ -93,7 +93,7 @@ class SharedState:
             return cached.node
         return self.read_uncached()
 
-    def read_uncached(self) -> states.NodeState:
+    def read_uncached(self) -> states.MachineState:
         """Return the state now, past the cache. Raises FileNotFoundError: there is no file."""
         writes = self._count_writes()
         version = _version(self.path.stat())
@@ -107,7 +107,7 @@ class SharedState:
         self._keep(version, node, writes)
         return node
 
-    def _keep(self, version: _Version, node: states.NodeState, writes: int) -> None:
+    def _keep(self, version: _Version, node: states.MachineState, writes: int) -> None:
         good_s = time.monotonic() + _GOOD_S
         self._cached = _Cached(version=version, node=node, writes=writes, good_until_s=good_s)
 
@@ -126,7 +126,7 @@ class SharedState:
                 self._writes = mmap.mmap(file.fileno(), _COUNTER.size)
         return self._writes
 
-    def update(self, change: Callable[[states.NodeState], tuple[states.NodeState, T]]) -> T:
+    def update(self, change: Callable[[states.MachineState], tuple[states.MachineState, T]]) -> T:
         """Replace the state; ``change`` returns the new one and the result of this call.
 
         ``change`` runs under the lock; when it raises, or returns the same state, nothing is
@@ -171,7 +171,7 @@ class SharedState:
             LookupError: No such device.
         """
 
-        def change(node: states.NodeState) -> tuple[states.NodeState, states.Client]:
+        def change(node: states.MachineState) -> tuple[states.MachineState, states.Client]:
             found = transitions.find_device(node, device_uuid)
             if found is None:
                 raise LookupError(f"the simulated node has no device {device_uuid}")
@@ -193,7 +193,7 @@ class SharedState:
     def remove_client(self, client: states.Client) -> None:
         """Remove a client, if it is still there."""
 
-        def change(node: states.NodeState) -> tuple[states.NodeState, None]:
+        def change(node: states.MachineState) -> tuple[states.MachineState, None]:
             kept = tuple(c for c in node.clients if c.client_id != client.client_id)
             return dataclasses.replace(node, clients=kept), None
 
@@ -211,7 +211,7 @@ class SharedState:
     def reboot(self) -> None:
         """Reboot the node: no clients, no instances, and MIG mode where it persists."""
 
-        def change(node: states.NodeState) -> tuple[states.NodeState, None]:
+        def change(node: states.MachineState) -> tuple[states.MachineState, None]:
             gpus = tuple(
                 dataclasses.replace(transitions.reboot(board, gpu), is_lost=False)
                 for board, gpu in zip(self.boards, node.gpus, strict=True)
@@ -225,7 +225,7 @@ class SharedState:
         """Return the path of a file beside the state file."""
         return self.path.with_name(f"{self.path.name}.{suffix}")
 
-    def _write(self, node: states.NodeState) -> None:
+    def _write(self, node: states.MachineState) -> None:
         """Replace the file; its time stamp always grows, because it is the version."""
         fresh = self.beside("new")
         fresh.write_text(json.dumps(_encode(node)), encoding="utf-8")
@@ -260,7 +260,7 @@ def _encode(value: Any) -> Any:
     return value.value if isinstance(value, enum.Enum) else value
 
 
-def _decode(raw: dict[str, Any]) -> states.NodeState:
+def _decode(raw: dict[str, Any]) -> states.MachineState:
     """Return the node that ``_encode`` wrote."""
     # From earlier versions, which set them only in tests.
     for name in ("is_instrumented", "instruments"):
@@ -290,4 +290,4 @@ def _decode(raw: dict[str, Any]) -> states.NodeState:
         for each in raw["clients"]
     )
     values = {"options": states.Options(**options), "gpus": tuple(gpus), "clients": clients}
-    return states.NodeState(**raw | values)
+    return states.MachineState(**raw | values)

@@ -199,7 +199,7 @@ class GpuState:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class NodeState:
+class MachineState:
     """All that the processes of a simulated node share."""
 
     spec: str
@@ -209,7 +209,7 @@ class NodeState:
     next_serial: int = 1
     boots: int = 0
 
-    def with_gpu(self, index: int, gpu: GpuState) -> "NodeState":
+    def with_gpu(self, index: int, gpu: GpuState) -> "MachineState":
         """Return the node with one GPU changed and a serial used up."""
         counted = dataclasses.replace(gpu, changes=self.gpus[index].changes + 1)
         gpus = (*self.gpus[:index], counted, *self.gpus[index + 1 :])
@@ -284,14 +284,14 @@ def physical_engine(
     return instance.start // per_engine + compute.start
 
 
-def booted(spec: str, options: Options) -> NodeState:
+def booted(spec: str, options: Options) -> MachineState:
     """Return a node after its first boot. Raises UsageError: the spec is malformed."""
-    return NodeState(
+    return MachineState(
         spec=spec, options=options, gpus=tuple(GpuState() for _ in hardware.parse_node(spec))
     )
 
 
-def boards_of(node: NodeState) -> tuple[Board, ...]:
+def boards_of(node: MachineState) -> tuple[Board, ...]:
     """Return the constant properties of a node's GPUs, ascending by index."""
     return _boards(node.spec, node.options.seed, node.options.swapped_gpus)
 

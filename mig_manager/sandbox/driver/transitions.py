@@ -192,7 +192,7 @@ def mig_devices(
 
 
 def find_device(
-    node: states.NodeState, uuid: str
+    node: states.MachineState, uuid: str
 ) -> tuple[states.Board, states.GpuInstance | None, states.ComputeInstance | None] | None:
     """Return the GPU with a UUID, or that of a MIG device with both instances behind it."""
     for board, gpu in zip(states.boards_of(node), node.gpus, strict=True):
@@ -253,8 +253,8 @@ class ResetResult:
 
 
 def reset_gpus(
-    node: states.NodeState, chosen: Sequence[int]
-) -> tuple[states.NodeState, ResetResult]:
+    node: states.MachineState, chosen: Sequence[int]
+) -> tuple[states.MachineState, ResetResult]:
     """Reset GPUs, named by index, in one command; where one is refused, nothing has changed."""
     boards = states.boards_of(node)
     refused = {
@@ -274,7 +274,7 @@ def reset_gpus(
     return node, ResetResult()
 
 
-def _refusal(node: states.NodeState, board: states.Board) -> states.Code:
+def _refusal(node: states.MachineState, board: states.Board) -> states.Code:
     daemon = states.ClientKind.PERSISTENCE_DAEMON
     if node.gpus[board.index].is_lost:
         return states.Code.GPU_IS_LOST

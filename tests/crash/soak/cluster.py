@@ -169,7 +169,7 @@ class Workloads(fake_ports.FakeWorkloads):
         super().__init__(rig)
         self._cluster = rig
 
-    def evict(self, pod: cluster.Pod) -> policy.Verdict:
+    def evict(self, pod: cluster.Pod) -> policy.EvictionResponse:
         verdict = super().evict(pod)
         if verdict.answer is policy.Eviction.ACCEPTED:
             self._cluster.evicted[pod.uid] = self._cluster.assigned.get(pod.uid, frozenset())

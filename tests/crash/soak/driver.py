@@ -22,13 +22,13 @@ class MemoryState(nvml_faults.SharedState):
         self._node = states.booted(spec, options)
         self._own_instruments = nvml_faults.Instruments()
 
-    def read(self) -> states.NodeState:
+    def read(self) -> states.MachineState:
         return self._node
 
-    def read_uncached(self) -> states.NodeState:
+    def read_uncached(self) -> states.MachineState:
         return self._node
 
-    def _write(self, node: states.NodeState) -> None:
+    def _write(self, node: states.MachineState) -> None:
         self._node = node
 
     def _instruments(self) -> nvml_faults.Instruments:
