@@ -93,6 +93,18 @@ def test_a_node_distinguishes_layouts_that_fit_other_gpus(shell: Shell) -> None:
     assert answer.status == 1
 
 
+def test_each_product_of_a_mixed_node_is_judged(shell: Shell) -> None:
+    file = shell.file(layouts(seven=SEVEN))
+    node = ("--simulate", "1xA100-SXM4-40GB+1xA30")
+
+    verdicts = shell("validate", "seven", "-f", file, *node, "-o", "json").data["verdicts"]
+
+    assert {each["product"]: each["fit"] for each in verdicts} == {
+        "NVIDIA A100-SXM4-40GB": "fits",
+        "NVIDIA A30": "does-not-fit",
+    }
+
+
 def test_a_filter_by_a_name_that_no_product_has_is_pointed_at(shell: Shell) -> None:
     file = shell.file(layouts(x=f"device-filter: A100, {SEVEN}", y=FOR_H100))
 
