@@ -1,10 +1,12 @@
 """``status --watch`` in a terminal and in a pipe."""
 
+import contextlib
 import os
 import pathlib
 import re
 import signal
 import termios
+from typing import Any
 
 import pytest
 
@@ -24,9 +26,15 @@ def node(tmp_path: pathlib.Path) -> Node:
     return Node(tmp_path, "2xA100-SXM4-40GB", active="before")
 
 
-def test_a_change_of_the_gpus_is_drawn_and_q_quits(node: Node) -> None:
+def viewed(
+    node: Node, *, columns: int = 100, **options: Any
+) -> contextlib.AbstractContextManager[terminal.Session]:
     argv = node.arguments("status", "--watch")
-    with terminal.started(argv, columns=100, environ=ENVIRON) as session:
+    return terminal.started(argv, columns=columns, environ=ENVIRON, **options)
+
+
+def test_a_change_of_the_gpus_is_drawn_and_q_quits(node: Node) -> None:
+    with viewed(node, columns=100) as session:
         before = termios.tcgetattr(session.fd)
         session.read_until("q quits")
         assert node.run("apply", "off").status == 0
@@ -52,8 +60,7 @@ def test_a_change_of_the_gpus_is_drawn_and_q_quits(node: Node) -> None:
 def test_a_signal_ends_the_view_and_leaves_the_terminal_as_it_was(
     node: Node, number: int, status: int
 ) -> None:
-    argv = node.arguments("status", "-w")
-    with terminal.started(argv, columns=80, environ=ENVIRON) as session:
+    with viewed(node, columns=80) as session:
         before = termios.tcgetattr(session.fd)
         session.read_until("q quits")
 
@@ -65,8 +72,7 @@ def test_a_signal_ends_the_view_and_leaves_the_terminal_as_it_was(
 
 
 def test_stopped_view_restores_the_terminal_and_is_drawn_again(node: Node) -> None:
-    argv = node.arguments("status", "-w")
-    with terminal.started(argv, columns=80, environ=ENVIRON) as session:
+    with viewed(node, columns=80) as session:
         before = termios.tcgetattr(session.fd)
         session.read_until("q quits")
 
@@ -86,9 +92,7 @@ def test_stopped_view_restores_the_terminal_and_is_drawn_again(node: Node) -> No
 
 
 def test_a_low_and_narrow_terminal_gets_as_many_lines_as_it_has(node: Node) -> None:
-    with terminal.started(
-        node.arguments("status", "-w"), columns=60, rows=8, environ=ENVIRON
-    ) as session:
+    with viewed(node, columns=60, rows=8) as session:
         session.read_until("q quits +[0-9]+ more lines")
         session.type("q")
 
@@ -100,9 +104,7 @@ def test_a_low_and_narrow_terminal_gets_as_many_lines_as_it_has(node: Node) -> N
 
 
 def test_on_a_terminal_too_narrow_for_pictures_lines_are_cut_until_the_end(node: Node) -> None:
-    with terminal.started(
-        node.arguments("status", "-w"), columns=30, rows=8, environ=ENVIRON
-    ) as session:
+    with viewed(node, columns=30, rows=8) as session:
         session.read_until("q quits")
         session.type("q")
 
@@ -116,9 +118,7 @@ def test_on_a_terminal_too_narrow_for_pictures_lines_are_cut_until_the_end(node:
 
 
 def test_without_a_keyboard_the_view_stays_until_a_signal(node: Node) -> None:
-    with terminal.started(
-        node.arguments("status", "-w"), columns=100, environ=ENVIRON, has_keyboard=False
-    ) as session:
+    with viewed(node, has_keyboard=False) as session:
         session.read_until("Ctrl-C quits")
         session.process.send_signal(signal.SIGINT)
 

@@ -162,21 +162,25 @@ def test_a_node_without_published_gpus_is_only_planned_for(user: rig.Viewer) -> 
     assert_nothing_requested(user.server)
 
 
+NO_CUSTOM, ON_DEMAND = "takes no custom layouts", "on demand"
+
+
 @pytest.mark.parametrize(
-    ("listed", "is_noted"), [(served.to_json([]), True), (LISTED, False), ("nonsense", False)]
+    ("listed", "labels", "notes"),
+    [
+        (LISTED, {}, set()),
+        ("nonsense", {}, set()),
+        (served.to_json([]), {}, {NO_CUSTOM}),
+        (LISTED, {cluster.PARTITIONING_LABEL: cluster.ON_DEMAND}, {ON_DEMAND}),
+    ],
 )
-def test_a_node_that_takes_no_custom_layouts_is_noted(
-    user: rig.Viewer, listed: str, *, is_noted: bool
+def test_node_that_may_not_take_the_layout_is_noted(
+    user: rig.Viewer, listed: str, labels: dict[str, str], notes: set[str]
 ) -> None:
-    add_node(user.server, listed=listed)
+    add_node(user.server, listed=listed, labels=labels)
     answer = apply(user)
-    assert ("takes no custom layouts" in answer.out) is is_noted
+    assert {each for each in (NO_CUSTOM, ON_DEMAND) if each in answer.out} == notes
     assert metadata(user.server)["labels"][cluster.CONFIG_LABEL] == "custom"
-
-
-def test_a_node_that_is_partitioned_on_demand_is_noted(user: rig.Viewer) -> None:
-    add_node(user.server, labels={cluster.PARTITIONING_LABEL: cluster.ON_DEMAND})
-    assert "on demand" in apply(user).out
 
 
 @pytest.mark.parametrize("matters", [True, False])

@@ -24,37 +24,27 @@ def watched(
     return commandline.started(["status", "-w", *names], viewer.environment, module=_MODULE)
 
 
-def test_a_node_is_drawn_with_what_happened_in_its_last_run_until_q(viewer: rig.Viewer) -> None:
-    argv = ["status", "gpu-1", "--watch"]
-    with terminal.started(
-        argv, columns=100, environ=viewer.environment, module=_MODULE
-    ) as session:
-        session.read_until(r"GPU 0-7[\s\S]*WHAT[\s\S]*started[\s\S]*q quits")
-        session.type("q")
-
-        assert session.end() == 0
-
-
-def test_many_nodes_stay_a_line_each(viewer: rig.Viewer) -> None:
-    with terminal.started(
-        ["status", "-w"], columns=120, environ=viewer.environment, module=_MODULE
-    ) as session:
-        session.read_until(r"NODE[\s\S]*gpu-1[\s\S]*gpu-2[\s\S]*q quits")
-        session.type("q")
-
-        assert session.end() == 0
-
-
-def test_many_nodes_are_drawn_without_what_happened_on_each(viewer: rig.Viewer) -> None:
-    argv = ["status", "-w", "-o", "wide", "gpu-1", "gpu-2"]
+@pytest.mark.parametrize(
+    ("words", "pattern", "has_history"),
+    [
+        (["gpu-1"], r"GPU 0-7[\s\S]*WHAT[\s\S]*started", True),
+        ([], r"NODE[\s\S]*gpu-1[\s\S]*gpu-2", False),
+        (["-o", "wide", "gpu-1", "gpu-2"], r"gpu-1[\s\S]*gpu-2", False),
+    ],
+    ids=["one node", "a line each", "drawn"],
+)
+def test_view_shows_the_nodes_until_q(
+    viewer: rig.Viewer, words: list[str], pattern: str, *, has_history: bool
+) -> None:
+    argv = ["status", "--watch", *words]
     with terminal.started(
         argv, columns=120, rows=500, environ=viewer.environment, module=_MODULE
     ) as session:
-        session.read_until(r"gpu-1[\s\S]*gpu-2[\s\S]*q quits")
+        session.read_until(rf"{pattern}[\s\S]*q quits")
         session.type("q")
 
         assert session.end() == 0
-        assert "WHAT" not in session.shown
+        assert ("WHAT" in session.shown) is has_history
 
 
 def test_a_pipe_gets_a_line_for_each_node_that_changes(viewer: rig.Viewer) -> None:
