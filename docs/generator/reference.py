@@ -73,8 +73,8 @@ def reasons_in_full(body: str) -> str:
 
 
 def _first_paragraph(reason: errors.Reason) -> str:
-    again = "Tried again by itself. " if reason.is_transient else ""
-    return f"*{again}{reason.remedy or 'Nothing is to be done.'}*"
+    again = "Retried automatically. " if reason.is_transient else ""
+    return f"*{again}{reason.remedy or 'No action needed.'}*"
 
 
 def events_table(body: str) -> str:
@@ -163,7 +163,7 @@ def _admonition(alert: re.Match[str]) -> str:
 def checks_table(_body: str) -> str:
     """Return the checks of ``doctor``."""
     rows = ((f"`{each.name}`", each.meaning, each.remedy) for each in doctor_checks.CHECKS)
-    return blocks.table(("Check", "Well when", "Remedy"), rows)
+    return blocks.table(("Check", "OK when", "Remedy"), rows)
 
 
 def schemas_table(_body: str) -> str:
