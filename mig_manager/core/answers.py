@@ -254,7 +254,7 @@ class _Failure(TypedDict):
 
 class _RolloutNode(TypedDict):
     name: str
-    status: Annotated[str, "core.fleet.rollout.NodeState"]
+    status: Annotated[str, "core.fleet.rollout.NodeProgressState"]
     phase: str
     reason: str
     message: str
@@ -270,7 +270,7 @@ class Rollout(TypedDict):
     kind: Literal["Rollout"]
     layout: str | None  # null: undo
     undo: bool
-    state: Annotated[str, "core.fleet.rollout.Phase", "interrupted"]
+    state: Annotated[str, "core.fleet.rollout.RolloutPhase", "interrupted"]
     max_unavailable: int
     unavailable: list[str]
     counts: dict[str, int]  # nodes by status
@@ -288,7 +288,7 @@ class Preview(TypedDict):
     """What a layout would change on one node."""
 
     name: str
-    verdict: Annotated[str, "core.fleet.rollout.Verdict"]
+    verdict: Annotated[str, "core.fleet.rollout.NodeFit"]
     reason: str
     message: str
     instances: _PreviewCounts
