@@ -9,17 +9,6 @@ from tests import nvml_rig
 MONITOR = states.ClientKind.MONITOR
 
 
-@pytest.mark.parametrize(("spec", "resetless"), [("A100", 0), ("H100", 1), ("B200", 1)])
-def test_fields_report_what_a_mode_change_and_the_driver_can(
-    start: nvml_rig.Start, spec: str, resetless: int
-) -> None:
-    start(spec)
-    known, newer, unknown = pynvml.nvmlDeviceGetFieldValues(nvml_rig.gpu(), [184, 199, 1])
-    assert (known.nvmlReturn, known.value.uiVal) == (0, resetless)
-    assert (newer.nvmlReturn, newer.value.uiVal) == (0, 1)
-    assert unknown.nvmlReturn == pynvml.NVML_ERROR_NOT_SUPPORTED
-
-
 def test_an_idle_hopper_gpu_switches_at_once_and_loses_its_instances(
     start: nvml_rig.Start,
 ) -> None:
