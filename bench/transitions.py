@@ -27,6 +27,7 @@ from mig_manager.core import ports, steps
 from mig_manager.core.planner import planner
 from mig_manager.sandbox.driver import library as simulated
 from mig_manager.sandbox.driver import states
+from mig_manager.sandbox.driver import worker as simulated_worker
 from testkit import matrix, nvml_faults
 
 CHANGES = frozenset(
@@ -212,7 +213,7 @@ def _once(
     nvml_faults.SharedState(path).update(lambda _: (start, None))
     counts = Counts()
     gpus = nvml_worker.WorkerGpus(
-        command=nvml_worker.worker_command(simulate_state=str(path)),
+        command=nvml_worker.worker_command(program=simulated_worker.program(path)),
         timeout_s=600.0,
         telemetry=counts,
     )
@@ -243,7 +244,7 @@ def start_up_s(repeats: int) -> float:
     taken: list[float] = []
     with _folder() as path:
         simulated.create("a30", path)
-        command = nvml_worker.worker_command(simulate_state=str(path))
+        command = nvml_worker.worker_command(program=simulated_worker.program(path))
         for _ in range(repeats):
             gpus = nvml_worker.WorkerGpus(command=command, timeout_s=60.0)
             cold = _timed(gpus.observe)

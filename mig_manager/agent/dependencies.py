@@ -20,6 +20,7 @@ from mig_manager.adapters.nvml import client as nvml_worker
 from mig_manager.agent import settings as agent_settings
 from mig_manager.core import host_files, ports, standbys
 from mig_manager.core.node import clients
+from mig_manager.sandbox.driver import worker as simulated_worker
 
 _MOUNTS = pathlib.Path("/proc/self/mountinfo")
 
@@ -38,7 +39,7 @@ def of_node(
         command=nvml_worker.worker_command(
             library_path=settings.gpus.library_path,
             driver_roots=settings.gpus.driver_roots,
-            simulate_state=settings.gpus.simulate_state,
+            program=simulated_worker.program(settings.gpus.simulate_state),
             in_use_timeout_s=settings.in_use_timeout_s,
         ),
         timeout_s=settings.gpu_timeout_s,

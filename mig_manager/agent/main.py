@@ -20,6 +20,7 @@ from mig_manager.agent import settings as agent_settings
 from mig_manager.core import ports, standbys
 from mig_manager.core.layout import custom as customs
 from mig_manager.core.node import cluster
+from mig_manager.sandbox.driver import worker as simulated_worker
 
 _JOIN_TIMEOUT_S = 5.0
 _LAST_EVENTS_S = 5.0
@@ -117,7 +118,7 @@ class Service:
                 "listen",
                 library_path=settings.gpus.library_path,
                 driver_roots=settings.gpus.driver_roots,
-                simulate_state=settings.gpus.simulate_state,
+                program=simulated_worker.program(settings.gpus.simulate_state),
             )
             self._events = event_listener.GpuEvents(
                 command=command, on_change=self._inbox.put_gpu_change

@@ -19,6 +19,7 @@ from mig_manager.adapters.nvml import event_listener
 from mig_manager.core import timing
 from mig_manager.sandbox.driver import library as simulated
 from mig_manager.sandbox.driver import states
+from mig_manager.sandbox.driver import worker as simulated_worker
 from testkit import nvml_faults
 from tests import waiting
 from tests.adapters import processes
@@ -99,7 +100,7 @@ class Node:
 
     def __init__(self, path: pathlib.Path) -> None:
         self.path = path
-        self.command = nvml_worker.worker_command("listen", simulate_state=path)
+        self.command = nvml_worker.worker_command("listen", program=simulated_worker.program(path))
 
     def change(self, code: str) -> None:
         """Have another process run code on the first GPU."""

@@ -15,6 +15,7 @@ from mig_manager import errors
 from mig_manager.adapters.host import subprocesses
 from mig_manager.adapters.nvml import client as nvml_worker
 from mig_manager.core import model, steps
+from mig_manager.sandbox.driver import worker as simulated_worker
 from testkit import nvml_faults
 from tests import nvml_rig
 from tests.adapters import proc_tree, processes
@@ -32,7 +33,9 @@ class Node:
         self.state = nvml_faults.SharedState(folder / "state")
         self._start = self.state.read()
         self.command = nvml_worker.worker_command(
-            simulate_state=self.state.path, in_use_timeout_s=0.0, proc_root=self.proc.root
+            program=simulated_worker.program(self.state.path),
+            in_use_timeout_s=0.0,
+            proc_root=self.proc.root,
         )
 
     def gpus(self, *, timeout_s: float = 60.0) -> nvml_worker.WorkerGpus:
@@ -97,14 +100,18 @@ def test_a_driver_that_crashes_takes_only_the_worker_along(node: Node) -> None:
     gpus.execute(switch_on(gpus.observe()[1]))
 
 
-@pytest.mark.parametrize("option", ["simulate_state", "library_path"])
-def test_a_missing_driver_is_a_typed_error(option: str, tmp_path: pathlib.Path) -> None:
+@pytest.mark.parametrize("is_simulated", [True, False])
+def test_a_missing_driver_is_a_typed_error(tmp_path: pathlib.Path, *, is_simulated: bool) -> None:
     missing = str(tmp_path / "none")
-    command = nvml_worker.worker_command(**{option: missing})  # type: ignore[arg-type]
+    command = (
+        nvml_worker.worker_command(program=simulated_worker.program(missing))
+        if is_simulated
+        else nvml_worker.worker_command(library_path=missing)
+    )
     with pytest.raises(errors.HardwareError) as caught:
         nvml_worker.WorkerGpus(command=command, timeout_s=60.0).observe()
     assert caught.value.reason is errors.Reason.DRIVER_NOT_LOADED
-    assert (missing in caught.value.message) is (option == "library_path")
+    assert (missing in caught.value.message) is not is_simulated
 
 
 def test_a_request_whose_parent_is_gone_is_not_carried_out(node: Node) -> None:

@@ -20,6 +20,7 @@ from mig_manager.adapters.nvml import client as nvml_worker
 from mig_manager.adapters.nvml import library
 from mig_manager.core.node import cluster
 from mig_manager.sandbox.driver import library as simulated
+from mig_manager.sandbox.driver import worker as simulated_worker
 from tests import lost_stderr
 from tests.faults import nvml_codes, nvml_node
 from tests.faults.nvml_codes import (
@@ -232,7 +233,7 @@ def test_a_call_that_hangs_is_given_up_and_the_change_undone(
     node: nvml_node.Node, function: str
 ) -> None:
     sites = [site for site in node.record() if site.function == function]
-    command = nvml_worker.worker_command(simulate_state=str(node.state.path))
+    command = nvml_worker.worker_command(program=simulated_worker.program(node.state.path))
     node.gpus = nvml_worker.WorkerGpus(command=command, timeout_s=HUNG_TIMEOUT_S)
     for site in dict.fromkeys((sites[0], sites[-1])):
         ended = node.strike(site, hang_s=600)

@@ -21,6 +21,7 @@ from mig_manager.core import model, ports, profile_name
 from mig_manager.core.node import cluster
 from mig_manager.core.planner import planner
 from mig_manager.sandbox.driver import library as simulated
+from mig_manager.sandbox.driver import worker as simulated_worker
 from testkit import nvml_faults
 from tests import fakes, programs
 from tests.shipped.overlays import kustomize
@@ -86,7 +87,7 @@ def live(heard: metrics.Metrics, state: pathlib.Path) -> None:
     with pytest.raises(errors.Superseded):
         pipeline.run("all-disabled", fakes.FakeRequest(node.clock, ends_at=1, replaced=True))
     simulated.create("2xA100-SXM4-40GB", state)
-    command = nvml_worker.worker_command(simulate_state=str(state))
+    command = nvml_worker.worker_command(program=simulated_worker.program(state))
     gpus = nvml_worker.WorkerGpus(command=command, timeout_s=60.0, telemetry=heard)
     before = gpus.observe()
     devices = {profile_name.parse("1g.5gb"): 7}

@@ -33,22 +33,30 @@ def worker_command(
     *,
     library_path: str | None = None,
     driver_roots: Sequence[str] = (),
-    simulate_state: pathlib.Path | str | None = None,
     in_use_timeout_s: float = 30.0,
     proc_root: pathlib.Path | str | None = None,
+    program: Sequence[str] = (),
 ) -> tuple[str, ...]:
-    """Return the command line that ``worker`` parses; its task is ``serve`` or ``listen``."""
+    """Return the command line of a worker.
+
+    Args:
+        task: ``serve`` or ``listen``.
+        library_path: File of the NVML library.
+        driver_roots: Where to look for the library when the loader does not find it.
+        in_use_timeout_s: How long to retry what is in use.
+        proc_root: Where to look for processes.
+        program: Starts a worker for other than real GPUs.
+    """
     arguments = [task, "--in-use-timeout-s", str(in_use_timeout_s)]
     for root in driver_roots:
         arguments += ["--driver-root", root]
     for option, value in (
         ("--library-path", library_path),
-        ("--simulate-state", simulate_state),
         ("--proc-root", proc_root),
     ):
         if value is not None:
             arguments += [option, str(value)]
-    return subprocesses.python(_MODULE, *arguments)
+    return (*(program or subprocesses.python(_MODULE)), *arguments)
 
 
 class _Worker:

@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from typing import NoReturn
 
 from mig_manager import errors
 from mig_manager.adapters.host import subprocesses
@@ -24,8 +25,13 @@ _BURST_S = 0.1
 """One ``nvidia-smi`` command changes many instances: changes within this time are one message."""
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Return 0 after an answer, be it an error; 1 without a request, or when listening failed."""
+def main(
+    argv: Sequence[str] | None = None, *, load_driver: Callable[[], object] | None = None
+) -> int:
+    """Return 0 after an answer, be it an error; 1 without a request, or when listening failed.
+
+    ``load_driver`` loads another driver in place of NVIDIA's; the kernel does not know its GPUs.
+    """
     parser = argparse.ArgumentParser(prog="mig_manager.adapters.nvml.worker", description=__doc__)
     parser.add_argument("task", choices=("serve", "listen"))
     parser.add_argument("--library-path", help="file of the NVML library")
@@ -35,17 +41,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         default=[],
         help="where to look for the library when the loader does not find it; repeatable",
     )
-    parser.add_argument("--simulate-state", help="state file of a simulated node")
     parser.add_argument("--in-use-timeout-s", type=float, default=30.0)
     parser.add_argument("--proc-root", type=pathlib.Path, help="where to look for processes")
     parser.add_argument("--reports-steps", action="store_true", help="send each step that ended")
     parser.add_argument("--last-calls-fd", type=int, help="inherited memory to note calls in")
     arguments = parser.parse_args(argv)
     parent = subprocesses.Parent()
-    return (_listen if arguments.task == "listen" else _serve)(arguments, parent)
+    return (_listen if arguments.task == "listen" else _serve)(arguments, parent, load_driver)
 
 
-def _serve(arguments: argparse.Namespace, parent: subprocesses.Parent) -> int:
+def _serve(
+    arguments: argparse.Namespace,
+    parent: subprocesses.Parent,
+    load_driver: Callable[[], object] | None,
+) -> int:
     """Answer one request: ``("observe",)``, ``("execute", plan, seen)`` or ``("inspect",)``."""
     if not parent.is_there():
         return 1
@@ -56,10 +65,10 @@ def _serve(arguments: argparse.Namespace, parent: subprocesses.Parent) -> int:
 
     if arguments.last_calls_fd is not None:
         last_calls.RECORDER.attach(arguments.last_calls_fd)
-    if arguments.simulate_state is not None:
-        _simulate(arguments.simulate_state)
     proc_root = arguments.proc_root
-    if proc_root is None and arguments.simulate_state is None:
+    if load_driver is not None:
+        load_driver()
+    elif proc_root is None:
         proc_root = _PROC
     gpus = nvml_gpus.NvmlGpus(
         library_path=arguments.library_path,
@@ -108,13 +117,17 @@ def _step_reporter(parent: subprocesses.Parent) -> Callable[[int], None]:
     return report
 
 
-def _listen(arguments: argparse.Namespace, parent: subprocesses.Parent) -> int:
+def _listen(
+    arguments: argparse.Namespace,
+    parent: subprocesses.Parent,
+    load_driver: Callable[[], object] | None,
+) -> int:
     """Send ``("watching", N, M)``, then ``("changed", UUIDs)``; or ``("failed", reason, why)``."""
     from mig_manager.adapters.nvml import library  # noqa: PLC0415 - not for a server
 
     parent.end_with_stdin()
-    if arguments.simulate_state is not None:
-        _simulate(arguments.simulate_state)
+    if load_driver is not None:
+        load_driver()
     try:
         with library.listening(arguments.library_path, arguments.driver_root) as changes:
             parent.send(("watching", len(changes.gpus), changes.of))
@@ -135,18 +148,14 @@ def _listen(arguments: argparse.Namespace, parent: subprocesses.Parent) -> int:
         return 0
 
 
-def _simulate(state: str) -> None:
-    from mig_manager.sandbox.driver import library as simulated  # noqa: PLC0415 - not for real GPUs
+def end(status: int) -> NoReturn:
+    """End this process without finalizing the interpreter and the vendor's library.
 
-    library = simulated.install(pathlib.Path(state))
-    # A real driver has its state in memory.
-    with contextlib.suppress(FileNotFoundError):
-        _ = library.state.boards
+    The answer is out and the session closed: that would only delay the agent.
+    """
+    sys.stderr.flush()
+    os._exit(status)
 
 
 if __name__ == "__main__":
-    status = main()
-    sys.stderr.flush()
-    # The answer is out and the session closed: finalizing the interpreter and the vendor's library
-    # would only delay the agent.
-    os._exit(status)
+    end(main())

@@ -23,6 +23,7 @@ from mig_manager.cli.commands.doctor_report import Finding, Report, Verdict, fai
 from mig_manager.cli.toolkit import console
 from mig_manager.core import model, steps
 from mig_manager.core.node import claims, cluster
+from mig_manager.sandbox.driver import worker as simulated_worker
 
 _ATTEMPTS = 3
 """How often a request to the API may be sent within a check's time, pauses included."""
@@ -201,7 +202,7 @@ def facts(chosen: command_settings.DoctorSettings) -> Facts:
     command = nvml_worker.worker_command(
         library_path=chosen.gpus.library_path,
         driver_roots=chosen.gpus.driver_roots,
-        simulate_state=chosen.gpus.simulate_state,
+        program=simulated_worker.program(chosen.gpus.simulate_state),
         proc_root=chosen.proc,
     )
     worker = functools.partial(nvml_worker.WorkerGpus, command=command, timeout_s=chosen.timeout_s)

@@ -53,14 +53,14 @@ class GpuAccess:
         """Return the dependencies of a change; a worker process executes it on the GPUs."""
         from mig_manager.adapters.host import files, lock_file
         from mig_manager.adapters.nvml import client as nvml_worker
+        from mig_manager.sandbox.driver import worker as simulated_worker
 
         prepare_simulation(self._chosen.gpus, self._terminal.note)
         chosen = self._chosen
-        state = chosen.gpus.simulate_state
         command = nvml_worker.worker_command(
             library_path=chosen.gpus.library_path,
             driver_roots=chosen.gpus.driver_roots,
-            simulate_state=str(state) if state else None,
+            program=simulated_worker.program(chosen.gpus.simulate_state),
             in_use_timeout_s=chosen.in_use_timeout_s,
         )
         columns = self._terminal.remark_columns
@@ -97,7 +97,7 @@ class GpuAccess:
                     timeout_s=chosen.hook_timeout_s,
                 ),
             )
-        if state:
+        if chosen.gpus.is_simulated:
             # Simulated GPUs must not change the real machine.
             return dependencies
         from mig_manager.adapters.host import device_nodes, gpu_reset, programs
