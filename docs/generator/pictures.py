@@ -60,7 +60,7 @@ def plan() -> str:
         lines = _run("plan", "all-1g.5gb", *simulated, home=home)
     return terminal.draw(
         [_prompt("mig-manager plan all-1g.5gb"), *lines],
-        title="mig-manager plan: what goes, what comes and what stays, GPU by GPU",
+        title="mig-manager plan: which instances are destroyed, created and kept",
     )
 
 
