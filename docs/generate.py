@@ -5,10 +5,11 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import mig_manager
-from mig_manager.cli.toolkit import help_pages, parser
+from mig_manager.cli import registry
+from mig_manager.cli.toolkit import help_pages, program
 from mig_manager.core import options
 
-PROGRAM = parser.PROGRAM
+PROGRAM = registry.PROGRAM.name
 REFERENCE = "command-reference.md"
 COMMON = "Options of several commands"
 LEAST_COMMON = 3  # commands
@@ -24,7 +25,7 @@ def pages() -> Mapping[str, str]:
 
 def manual() -> Mapping[str, str]:
     """Return the manual pages by name: of the program, and of each command."""
-    return {f"{_title(each)}.1": _man(each) for each in ("", *parser.COMMANDS)}
+    return {f"{_title(each)}.1": _man(each) for each in ("", *registry.COMMANDS)}
 
 
 def _title(command: str) -> str:
@@ -44,7 +45,11 @@ def _meaning(option: options.Option) -> str:
 
 def _listed(command: str) -> list[options.Option]:
     """Return the options with a flag that a page about a command lists."""
-    return [each for each in parser.flagged(command) if not (command and each is parser.HELP)]
+    return [
+        each
+        for each in registry.PROGRAM.flagged(command)
+        if not (command and each is program.HELP)
+    ]
 
 
 def _groups(command: str) -> Mapping[str, list[options.Option]]:
@@ -66,27 +71,30 @@ def _sentence(text: str) -> str:
 
 
 def _reference() -> str:
-    program, common = help_pages.text(""), _common()
+    program, common = registry.PROGRAM.text(""), _common()
     blocks = [
         f"<!-- {MADE_BY} -->",
         "# Command reference",
         *map(_sentences, program.paragraphs),
         _table(
             ("command", "what it does"),
-            ((f"[`{each}`](#{each})", help_pages.text(each).summary) for each in parser.COMMANDS),
+            (
+                (f"[`{each}`](#{each})", registry.PROGRAM.text(each).summary)
+                for each in registry.COMMANDS
+            ),
         ),
         _examples(program),
         "The manual page of a command, and `mig-manager help COMMAND`, have the same text.",
         "## Options and variables",
-        _sentences(help_pages.ENVIRONMENT),
+        _sentences(registry.PROGRAM.environment),
         "These options stand before a command:",
         _option_table(_groups("")[options.OPTIONS]),
         "## Exit status",
-        _status_table(help_pages.STATUSES),
-        _sentences(help_pages.OTHER_STATUSES),
+        _status_table(registry.PROGRAM.statuses),
+        _sentences(registry.PROGRAM.other_statuses),
         f"## {COMMON}",
         *_group_tables(_by_group(common)),
-        *(block for each in parser.COMMANDS for block in _section(each, common)),
+        *(block for each in registry.COMMANDS for block in _section(each, common)),
     ]
     return "\n\n".join(blocks) + "\n"
 
@@ -95,7 +103,7 @@ def _common() -> list[options.Option]:
     """Return the options that at least three commands declare alike, of each name one."""
     count = collections.Counter(
         option
-        for command in parser.COMMANDS
+        for command in registry.COMMANDS
         if command not in SERVICES
         for option in _listed(command)
     )
@@ -105,12 +113,14 @@ def _common() -> list[options.Option]:
 
 
 def _section(command: str, common: Sequence[options.Option]) -> Iterator[str]:
-    text = help_pages.text(command)
+    text = registry.PROGRAM.text(command)
     yield f"## {command}"
-    yield f"```\n{help_pages.usage(command)}\n```"
+    yield f"```\n{help_pages.usage(registry.PROGRAM, command)}\n```"
     yield from map(_sentences, text.paragraphs)
     yield _examples(text)
-    operands = [f"- `{each.metavar}`: {_cell(each.help)}" for each in parser.operands_of(command)]
+    operands = [
+        f"- `{each.metavar}`: {_cell(each.help)}" for each in registry.PROGRAM.operands_of(command)
+    ]
     if operands:
         yield "\n".join(operands)
     if command in SERVICES:
@@ -134,7 +144,7 @@ def _group_tables(groups: Mapping[str, list[options.Option]]) -> Iterator[str]:
         yield _option_table(found)
 
 
-def _examples(text: help_pages.Text) -> str:
+def _examples(text: program.Text) -> str:
     lines = (f"# {each.meaning}\n{each.line}" for each in text.examples)
     return "```sh\n" + "\n\n".join(lines) + "\n```"
 
@@ -169,30 +179,30 @@ def _cell(text: str) -> str:
 
 
 def _man(command: str) -> str:
-    text = help_pages.text(command)
-    others = [PROGRAM] if command else [_title(each) for each in parser.COMMANDS]
+    text = registry.PROGRAM.text(command)
+    others = [PROGRAM] if command else [_title(each) for each in registry.COMMANDS]
     blocks = [
         f'.\\" {MADE_BY}',
         f'.TH "{_title(command).upper()}" 1 "" "{PROGRAM} {mig_manager.__version__}"',
         f".SH NAME\n{_title(command)} \\- {_roff(text.summary)}",
-        f".SH SYNOPSIS\n.B {_roff(help_pages.usage(command))}",
+        f".SH SYNOPSIS\n.B {_roff(help_pages.usage(registry.PROGRAM, command))}",
         ".SH DESCRIPTION\n" + "\n.PP\n".join(map(_roff, text.paragraphs)),
         *_man_options(command),
         ".SH EXAMPLES\n" + "\n.PP\n".join(map(_man_example, text.examples)),
-        ".SH ENVIRONMENT\n" + _roff(help_pages.ENVIRONMENT),
+        ".SH ENVIRONMENT\n" + _roff(registry.PROGRAM.environment),
         ".SH EXIT STATUS",
         *(
             f".TP\n.B {status}\n{_roff(meaning)}"
-            for status, meaning in help_pages.statuses(command).items()
+            for status, meaning in help_pages.statuses(registry.PROGRAM, command).items()
         ),
-        f".PP\n{_roff(help_pages.OTHER_STATUSES)}",
+        f".PP\n{_roff(registry.PROGRAM.other_statuses)}",
         ".SH SEE ALSO\n" + ",\n".join(f".BR {title} (1)" for title in others),
     ]
     return "\n".join(blocks) + "\n"
 
 
 def _man_options(command: str) -> Iterator[str]:
-    operands, groups = parser.operands_of(command), _groups(command)
+    operands, groups = registry.PROGRAM.operands_of(command), _groups(command)
     if operands:
         yield ".SH ARGUMENTS"
     yield from (f".TP\n.I {_roff(each.metavar)}\n{_roff(each.help)}" for each in operands)
@@ -206,11 +216,11 @@ def _man_options(command: str) -> Iterator[str]:
             yield f".TP\n.B {_roff(_flags(each))}\n{_roff(_meaning(each))}.{_roff(variables)}"
     if not command:
         yield ".SH COMMANDS"
-        for name in parser.COMMANDS:
-            yield f".TP\n.BR {_title(name)} (1)\n{_roff(help_pages.text(name).summary)}"
+        for name in registry.COMMANDS:
+            yield f".TP\n.BR {_title(name)} (1)\n{_roff(registry.PROGRAM.text(name).summary)}"
 
 
-def _man_example(example: help_pages.Example) -> str:
+def _man_example(example: program.Example) -> str:
     return f"{_roff(example.meaning)}\n.PP\n.RS 4\n.nf\n{_roff(example.line)}\n.fi\n.RE"
 
 

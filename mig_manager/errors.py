@@ -262,6 +262,10 @@ class UsageError(MigManagerError):
         self.own_remedy = remedy
 
 
+class UnknownCommandError(UsageError):
+    """A command that does not exist; its exit status differs from other wrong usage."""
+
+
 class ConfigError(MigManagerError):
     """A config document that breaks the mig-parted v1 format, or cannot be read (no location)."""
 

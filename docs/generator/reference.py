@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterable, Mapping
 
 from docs.generator import blocks, facts, phases, results, schemas
 from mig_manager import errors
+from mig_manager.cli import registry
 from mig_manager.cli.commands import doctor_checks
-from mig_manager.cli.toolkit import parser
+from mig_manager.cli.toolkit import program
 from mig_manager.core import model, options
 
 README = pathlib.Path(__file__).parents[2] / "README.md"
@@ -25,8 +26,8 @@ def _code(names: Iterable[str]) -> str:
 def settings_tables(_body: str, *, command: str = "agent") -> str:
     """Return the settings of a command, a table for each heading of its help."""
     groups: dict[str, list[options.Option]] = {}
-    for option in parser.options_of(command):
-        if option is not parser.HELP and not option.is_operand:
+    for option in registry.PROGRAM.options_of(command):
+        if option is not program.HELP and not option.is_operand:
             group = option.group if option.flags else "variables without an option"
             groups.setdefault(group, []).append(option)
     sections = []

@@ -18,7 +18,7 @@ State = Annotated[str, "core.model.State"]
 Strategy = Annotated[str, "core.node.resources.Strategy"]
 Step = Annotated[dict[str, object], "core.steps.ACTIONS"]
 PublishedStep = Annotated[dict[str, object], "core.steps.ACTIONS", "kubectl.status.LOCAL_IDS"]
-Moment = Annotated[dict[str, object], "kubectl.selection.Moment"]
+Moment = Annotated[dict[str, object], "adapters.cluster_reader.Moment"]
 
 
 # -- GPUs ----------------------------------------------------------------------------------------
@@ -288,7 +288,7 @@ class Preview(TypedDict):
     """What a layout would change on one node."""
 
     name: str
-    verdict: Annotated[str, "core.fleet.rollout.NodeFit"]
+    verdict: Annotated[str, "core.fleet.preview.NodeFit"]
     reason: str
     message: str
     instances: _PreviewCounts

@@ -8,11 +8,12 @@ import dataclasses
 import datetime as dt
 
 from mig_manager import errors
+from mig_manager.adapters import cluster_reader, kubectl
 from mig_manager.core import bar, yaml_tree
 from mig_manager.core.fleet import nodes
 from mig_manager.core.layout import config, custom, layouts
 from mig_manager.core.node import cluster
-from mig_manager.kubectl import plan, selection
+from mig_manager.kubectl import plan
 
 _ATTEMPTS = 5  # kubelet writes to the Node too, every few seconds at its start
 
@@ -55,7 +56,7 @@ def chosen(document: config.Document, name: str | None) -> config.Layout:
 
 
 def apply(
-    seen: selection.Cluster,
+    api: kubectl.Kubectl,
     report: nodes.Report,
     layout: config.Layout,
     *,
@@ -79,17 +80,17 @@ def apply(
         cluster.CUSTOM_LAYOUT,
         [report],
         document=config.Document(source=layout.origin, layouts={}),
-        pods=seen.pods([report.node.name]),
+        pods=cluster_reader.ClusterReader(api).pods([report.node.name]),
         layout=layout,
     )
     notes = (*plans.nodes[0].notes, *_notes(report.node))
     plans = dataclasses.replace(plans, nodes=(dataclasses.replace(plans.nodes[0], notes=notes),))
-    if plans.nodes[0].fits is False:
+    if plans.nodes[0].preview.feasibility.fits is False:
         return Applied(plans=plans, is_requested=False, outcome="Nothing was requested.")
     if is_dry_run:
         outcome = "Nothing was requested (--dry-run)."
         return Applied(plans=plans, is_requested=False, outcome=outcome)
-    _request(seen, report, text, now=now)
+    _request(api, report, text, now=now)
     return Applied(
         plans=plans,
         is_requested=True,
@@ -120,9 +121,7 @@ def _notes(node: nodes.Node) -> list[str]:
     return notes
 
 
-def _request(
-    seen: selection.Cluster, report: nodes.Report, text: str, *, now: dt.datetime
-) -> None:
+def _request(api: kubectl.Kubectl, report: nodes.Report, text: str, *, now: dt.datetime) -> None:
     node = report.node
     for _ in range(_ATTEMPTS):
         metadata = {
@@ -131,13 +130,13 @@ def _request(
             "annotations": {cluster.LAYOUT_ANNOTATION: text},
         }
         try:
-            seen.patch_node(node.name, {"metadata": metadata})
+            api.patch_node(node.name, {"metadata": metadata})
         except errors.ClusterError as error:
             if not error.is_conflict:
                 raise
         else:
             return
-        node = seen.find([node.name], None, now=now).reports[0].node
+        node = cluster_reader.ClusterReader(api).find([node.name], None, now=now).reports[0].node
         if _basis(node) != _basis(report.node):
             break
     raise errors.ClusterError(

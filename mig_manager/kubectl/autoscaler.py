@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from mig_manager import errors
-from mig_manager.core import messages, options
+from mig_manager.core import messages
 from mig_manager.core.layout import config
 from mig_manager.core.node import cluster, resources
 from mig_manager.core.planner import planner
@@ -27,23 +27,6 @@ if TYPE_CHECKING:
     from mig_manager.core import answers
 
 _LABELS, _RESOURCES = "label", "resources"
-_GPUS = options.Option(
-    name="gpu",
-    help="the GPUs of a node, such as 8xA100-SXM4-40GB (required)",
-    metavar=options.SPEC,
-    commands="autoscaler-tags",
-    has_variable=False,
-)
-_STRATEGY = options.choosing(
-    "the device plugin's MIG strategy: mixed or single",
-    name="strategy",
-    metavar="STRATEGY",
-    default=resources.Strategy.MIXED,
-    words="mixed single",
-    commands="autoscaler-tags",
-    has_variable=False,
-)
-OPTIONS = (_GPUS, _STRATEGY)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +87,7 @@ class Tags:
         }
 
 
-def tags(layout: config.Layout, parsed: Mapping[str, object]) -> Tags:
+def tags(layout: config.Layout, spec: str | None, strategy: resources.Strategy) -> Tags:
     """Compute what a node will advertise.
 
     Raises:
@@ -114,10 +97,8 @@ def tags(layout: config.Layout, parsed: Mapping[str, object]) -> Tags:
     """
     from mig_manager.catalogue import hardware  # noqa: PLC0415 - reads the table of products
 
-    spec = str(parsed.get("gpu") or "")
     if not spec:
         raise errors.UsageError("--gpu is missing: name the GPUs of a node")
-    strategy = options.Source(parsed, {}).get(_STRATEGY)
     gpus = [
         hardware.template(product, index)
         for index, product in enumerate(hardware.parse_node(spec))

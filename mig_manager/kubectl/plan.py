@@ -1,8 +1,4 @@
-"""``kubectl mig plan``: what a layout would change on nodes.
-
-It asks the planner of the agents. Which devices are in use is not known here: an agent spares
-those, and so may choose other instances of the same kind to destroy.
-"""
+"""``kubectl mig plan``: what a layout would change on nodes, also on those without an agent."""
 
 import dataclasses
 import re
@@ -10,14 +6,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, cast
 
 from mig_manager import errors
+from mig_manager.adapters import cluster_reader
 from mig_manager.cli.toolkit import gpu_report, tables
 from mig_manager.core import bar, messages, model
-from mig_manager.core.fleet import nodes
+from mig_manager.core.fleet import nodes, preview
 from mig_manager.core.layout import config, validate
-from mig_manager.core.layout import plans as layout_plans
 from mig_manager.core.node import cluster, resources
 from mig_manager.core.records import gpu_codec
-from mig_manager.kubectl import selection, status
+from mig_manager.kubectl import status
 
 if TYPE_CHECKING:
     from mig_manager.core import answers
@@ -36,30 +32,32 @@ _FITS = {True: ("yes", bar.Tone.GOOD), False: ("no", bar.Tone.BAD), None: ("?", 
 class NodePlan:
     """What a layout would change on one node."""
 
-    name: str
-    planned: layout_plans.Planned | None
-    why_not: str  # why there is no plan; empty if there is one
-    fits: bool | None  # None: not known
-    losses: tuple[resources.Loss, ...] | None
-    """Devices that go and that pods request; None if pods are not known."""
+    preview: preview.Preview
     notes: tuple[str, ...]
+
+    @property
+    def why_not(self) -> str:
+        """Why there is no plan; empty if there is one."""
+        return "" if self.preview.planned else self.preview.message
 
     @property
     def is_changed(self) -> bool:
         """Whether the plan has steps."""
-        return self.planned is not None and not self.planned.plan.is_empty
+        planned = self.preview.planned
+        return planned is not None and not planned.is_applied
 
     def to_data(self) -> "answers.NodePlan":
         """Return plain data for JSON and YAML."""
-        data: Mapping[str, object] = self.planned.to_data() if self.planned else {}
+        planned, losses = self.preview.planned, self.preview.losses
+        data: Mapping[str, object] = planned.to_data() if planned else {}
         known = {key: value for key, value in data.items() if key not in _NOT_KNOWN}
         return {
-            "node": self.name,
-            "fits": self.fits,
+            "node": self.preview.name,
+            "fits": self.preview.feasibility.fits,
             "why_not": self.why_not or None,
             "notes": list(self.notes),
             "losses": None
-            if self.losses is None
+            if losses is None
             else [
                 {
                     "resource": loss.kind.resource,
@@ -68,7 +66,7 @@ class NodePlan:
                     "in_use_ending_at_least": loss.least,
                     "pods": dict(loss.kind.pods),
                 }
-                for loss in self.losses
+                for loss in losses
             ],
             "plan": cast("answers.PublishedPlan", status.without_ids(known)) or None,
         }
@@ -86,7 +84,7 @@ class Plans:
     @property
     def is_good(self) -> bool:
         """Whether every node can have the layout."""
-        return all(node.fits for node in self.nodes)
+        return all(node.preview.feasibility.fits for node in self.nodes)
 
     def to_data(self) -> "answers.ClusterPlan":
         """Return plain data for JSON and YAML."""
@@ -104,7 +102,7 @@ def plan(
     reports: Sequence[nodes.Report],
     *,
     document: config.Document,
-    pods: selection.Pods,
+    pods: cluster_reader.Pods,
     layout: config.Layout | None = None,
 ) -> Plans:
     """Plan a layout for nodes: ``layout`` itself, or one of the document or the node.
@@ -126,41 +124,34 @@ def _of_node(
     layout_name: str,
     report: nodes.Report,
     document: config.Document,
-    pods: selection.Pods,
+    pods: cluster_reader.Pods,
     chosen: config.Layout | None,
 ) -> NodePlan:
-    name, gpus, run = report.node.name, report.gpus, report.node.status
-    notes = list(report.notes) if gpus is not None else []
+    run, presumed = report.node.status, None
+    notes = list(report.notes) if report.gpus is not None else []
     if report.state is nodes.NodeState.CHANGING:
         notes.append("the node is changing right now: plan again when it has finished")
-    why_not, fits = "it has no GPU", None if gpus is None else False
-    if gpus is None:
+    why_not = ""
+    if report.gpus is None:
         gpus, why_not = presumed_gpus(report)
-        notes += [why_not] if gpus else []
-    planned, losses = None, None
-    if gpus:
-        try:
-            layout = chosen or nodes.layout_of(report.node, gpus, document, layout_name)
-            if (
-                run
-                and chosen is None
-                and run.config == layout_name
-                and run.config_hash not in ("", layout.content_hash)
-            ):
-                notes.append(f"its agent last used another layout named {run.config}")
-            printable = dataclasses.replace(layout, name=messages.printable(layout.name))
-            planned = layout_plans.plan(gpus, printable)
-        except (errors.ConfigError, errors.LayoutError) as error:
-            why_not, fits = messages.printable(error.message, " "), False
-    if planned is not None:
-        why_not, fits = "", None if planned.plan.is_provisional else True
-        notes += [messages.printable(str(remark), " ") for remark in planned.overlooked]
-        found, strategy = pods.of(name), report.node.strategy
-        if found is not None:
-            losses = resources.losses(planned.plan, planned.gpus, found, strategy=strategy)
-    return NodePlan(
-        name=name, planned=planned, why_not=why_not, fits=fits, losses=losses, notes=tuple(notes)
+        presumed = gpus or None
+        notes += [why_not] if presumed else []
+    found = preview.preview(
+        report.node,
+        document,
+        layout_name,
+        pods.of(report.node.name),
+        presumed=presumed,
+        layout=chosen,
     )
+    if report.gpus is None and presumed is None:
+        found = dataclasses.replace(found, message=why_not)
+    if found.planned:
+        used = run.config_hash if run and run.config == layout_name else ""
+        if chosen is None and used not in ("", found.content_hash):
+            notes.append(f"its agent last used another layout named {layout_name}")
+        notes += [messages.printable(str(remark), " ") for remark in found.planned.overlooked]
+    return NodePlan(preview=found, notes=tuple(notes))
 
 
 def products(reports: Sequence[nodes.Report]) -> tuple[Sequence[model.Gpu], Sequence[str]]:
@@ -249,17 +240,18 @@ def pictures(plans: Plans, *, style: bar.Style) -> str:
     """Draw the change of every node."""
     blocks = []
     for node in plans.nodes:
-        title = style.fitted(f"{node.name}: {plans.layout} of {plans.source}")
+        found, fits = node.preview, node.preview.feasibility.fits
+        title = style.fitted(f"{found.name}: {plans.layout} of {plans.source}")
         lines = [style.paint(title, bar.Tone.STRONG)]
         lines += [style.wrapped(note, indent="  ! ") for note in node.notes]
-        if node.planned is None:
-            verdict = "not known" if node.fits is None else "does not fit"
+        if found.planned is None:
+            verdict = "not known" if fits is None else "does not fit"
             lines.append(style.wrapped(f"{verdict}: {node.why_not}", indent="  "))
         else:
-            lines += ["", gpu_report.plan(node.planned, is_wide=False, style=style)]
-            if node.losses is None:
+            lines += ["", gpu_report.plan(found.planned, is_wide=False, style=style)]
+            if found.losses is None:
                 lines.append(_unknown_pods(plans, style))
-            lines += [style.wrapped(loss_text(loss)) for loss in node.losses or ()]
+            lines += [style.wrapped(loss_text(loss)) for loss in found.losses or ()]
         blocks.append("\n".join(lines))
     return "\n\n".join(blocks)
 
@@ -283,17 +275,18 @@ def table(plans: Plans, *, style: bar.Style) -> str:
     """Return a line for each node, notes on nodes, and a sum."""
     rows, notes = [], []
     for node in plans.nodes:
-        change, pods = "-", "-"
-        if node.planned is not None:
-            change = gpu_report.summary(node.planned) if node.is_changed else "nothing"
-            pods = "?" if node.losses is None else _affected(node.losses)
-        rows.append((node.name, _FITS[node.fits], change, pods))
+        found, change, pods = node.preview, "-", "-"
+        if found.planned is not None:
+            change = gpu_report.summary(found.planned) if node.is_changed else "nothing"
+            pods = "?" if found.losses is None else _affected(found)
+        rows.append((found.name, _FITS[found.feasibility.fits], change, pods))
         if remarks := messages.joined(node.why_not, *node.notes):
-            notes.append(style.wrapped(f"{node.name}: {remarks}"))
+            notes.append(style.wrapped(f"{found.name}: {remarks}"))
     notes += [_unknown_pods(plans, style)] if plans.pods_not_known else []
     lines = tables.columns(_HEAD, rows, style=style)
-    fitting = [node.is_changed for node in plans.nodes if node.fits]
-    without = [node.fits for node in plans.nodes if not node.fits]
+    every = [(node.preview.feasibility.fits, node.is_changed) for node in plans.nodes]
+    fitting = [is_changed for fits, is_changed in every if fits]
+    without = [fits for fits, _ in every if not fits]
     total = (
         f"Layout {plans.layout} of {plans.source}: of {len(plans.nodes)} nodes "
         f"{fitting.count(True)} would change, {fitting.count(False)} unchanged, "
@@ -302,9 +295,7 @@ def table(plans: Plans, *, style: bar.Style) -> str:
     return "\n".join([*lines, "", *notes, style.wrapped(total)])
 
 
-def _affected(losses: Sequence[resources.Loss]) -> str:
-    sure = {pod for loss in losses if loss.is_total for pod in loss.kind.pods}
-    maybe = {pod for loss in losses if not loss.is_total for pod in loss.kind.pods} - sure
-    parts = [f"{len(sure)} evicted"] if sure else []
-    parts += [f"up to {len(maybe)} may be evicted"] if maybe else []
+def _affected(found: preview.Preview) -> str:
+    parts = [f"{len(found.evicted)} evicted"] if found.evicted else []
+    parts += [f"up to {len(found.maybe_evicted)} may be evicted"] if found.maybe_evicted else []
     return ", ".join(parts) or "none"

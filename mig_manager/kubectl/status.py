@@ -9,13 +9,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, cast
 
 from mig_manager import errors
+from mig_manager.adapters import cluster_reader
 from mig_manager.cli.toolkit import gpu_report, tables
 from mig_manager.core import bar, messages, picture
 from mig_manager.core.fleet import nodes
 from mig_manager.core.node import resources
 from mig_manager.core.records import gpu_codec
 from mig_manager.core.records import status as run_status
-from mig_manager.kubectl import selection
 
 if TYPE_CHECKING:
     from mig_manager.core import answers
@@ -40,7 +40,7 @@ class Status:
     """The state of nodes."""
 
     reports: tuple[nodes.Report, ...]
-    pods: selection.Pods  # not read for a table, and then without a reason
+    pods: cluster_reader.Pods  # not read for a table, and then without a reason
     now: dt.datetime
 
     @property
@@ -235,7 +235,7 @@ class History:
     """What is known of a node's past."""
 
     report: nodes.Report
-    moments: tuple[selection.Moment, ...]  # ascending by time; those without a time first
+    moments: tuple[cluster_reader.Moment, ...]  # ascending by time; those without a time first
     why_no_events: str  # empty if Events could be read
     now: dt.datetime
 
@@ -276,22 +276,24 @@ def _title(run: run_status.PublishedStatus) -> str:
     return f"{run.config} ({run.config_hash})" if run.annotation_hash else run.config
 
 
-def history(seen: selection.Cluster, report: nodes.Report, *, now: dt.datetime) -> History:
+def history(
+    reader: cluster_reader.ClusterReader, report: nodes.Report, *, now: dt.datetime
+) -> History:
     """Collect what is known of a node's past.
 
     Raises:
         ClusterError: The API does not answer; missing rights to read Events are no failure.
     """
-    events: Sequence[selection.Moment] = ()
+    events: Sequence[cluster_reader.Moment] = ()
     why_not = ""
     try:
-        events = seen.events(report.node.name)
+        events = reader.events(report.node.name)
     except errors.ClusterError as error:
         if error.reason is not errors.Reason.FORBIDDEN:
             raise
         why_not = error.message
 
-    def order(moment: selection.Moment) -> tuple[dt.datetime, int]:
+    def order(moment: cluster_reader.Moment) -> tuple[dt.datetime, int]:
         first = _FIRST.index(moment.what) if moment.what in _FIRST else len(_FIRST)
         return moment.at or dt.datetime.min.replace(tzinfo=dt.UTC), first
 
@@ -300,11 +302,11 @@ def history(seen: selection.Cluster, report: nodes.Report, *, now: dt.datetime) 
 
 
 def _from_node(
-    report: nodes.Report, events: Sequence[selection.Moment]
-) -> Iterable[selection.Moment]:
+    report: nodes.Report, events: Sequence[cluster_reader.Moment]
+) -> Iterable[cluster_reader.Moment]:
     node, run = report.node, report.node.status
     if node.requested and node.requested_at:
-        yield selection.Moment(
+        yield cluster_reader.Moment(
             at=node.requested_at,
             what=_REQUESTED,
             message=f"last write by {node.requested_by or 'an unknown client'}, "
@@ -314,17 +316,19 @@ def _from_node(
         return
     if run.started_at:
         message = f"run for {run.config} started, attempt {run.attempt}"
-        yield selection.Moment(at=run.started_at, what=_STARTED, message=message)
+        yield cluster_reader.Moment(at=run.started_at, what=_STARTED, message=message)
     is_known = any(each.at == run.finished_at and each.what == run.reason for each in events)
     if run.finished_at and not is_known:
-        yield selection.Moment(
+        yield cluster_reader.Moment(
             at=run.finished_at,
             what=run.reason or "finished",
             message=run.message,
             is_warning=not report.state.is_good,
         )
     if run.retry_at:
-        yield selection.Moment(at=run.retry_at, what=_RETRY, message="the next retry is scheduled")
+        yield cluster_reader.Moment(
+            at=run.retry_at, what=_RETRY, message="the next retry is scheduled"
+        )
 
 
 def last_run(past: History, *, style: bar.Style) -> list[str]:
@@ -347,7 +351,7 @@ def line(report: nodes.Report) -> str:
     return ", ".join(filter(None, words))
 
 
-def _row(moment: selection.Moment) -> tuple[str | tuple[str, bar.Tone], ...]:
+def _row(moment: cluster_reader.Moment) -> tuple[str | tuple[str, bar.Tone], ...]:
     what = moment.what + (f" x{moment.count}" if moment.count > 1 else "")
     tone = bar.Tone.BAD if moment.is_warning else bar.Tone.PLAIN
     return messages.format_time(moment.at) or "-", (what, tone), moment.message

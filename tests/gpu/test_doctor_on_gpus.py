@@ -2,18 +2,20 @@
 
 import pytest
 
-from mig_manager.cli.commands import doctor, doctor_checks, doctor_report
+from mig_manager.cli import registry
+from mig_manager.cli.commands import doctor, doctor_checks, doctor_facts, doctor_report
 from mig_manager.cli.commands import settings as command_settings
-from mig_manager.cli.toolkit import parser
 
 pytestmark = pytest.mark.gpu
 
 
 def test_doctor_checks_every_gpu_without_an_internal_error() -> None:
-    settings = command_settings.doctor_settings(parser.parse(["doctor", "--timeout-s", "60"]), {})
+    settings = command_settings.doctor_settings(
+        registry.parse(["doctor", "--timeout-s", "60"]), {}
+    )
 
     report = doctor.examine(
-        doctor_checks.CHECKS, doctor.facts(settings), timeout_s=settings.timeout_s
+        doctor_checks.CHECKS, doctor_facts.facts(settings), timeout_s=settings.timeout_s
     )
 
     found = dict(report.findings)

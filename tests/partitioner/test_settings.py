@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from mig_manager import errors
-from mig_manager.cli.toolkit import parser
+from mig_manager.cli import registry
 from mig_manager.core.fleet import partitioning
 from mig_manager.core.node import policy
 from mig_manager.partitioner import settings
@@ -13,7 +13,7 @@ from tests.unit import samples
 
 
 def read(*words: str, **environ: str) -> settings.PartitionerSettings:
-    return settings.partitioner_settings(parser.parse(["partitioner", *words]), environ)
+    return settings.partitioner_settings(registry.parse(["partitioner", *words]), environ)
 
 
 def test_by_default_it_recommends_on_all_opted_in_nodes_one_at_a_time() -> None:

@@ -12,9 +12,9 @@ import pytest
 from mig_manager import errors
 from mig_manager.adapters.host import process
 from mig_manager.agent import settings
+from mig_manager.cli import registry
 from mig_manager.cli.commands import rollout_settings
 from mig_manager.cli.commands import settings as command_settings
-from mig_manager.cli.toolkit import parser
 from mig_manager.core import options
 from mig_manager.core.node import policy
 from mig_manager.partitioner import settings as partitioner
@@ -65,8 +65,8 @@ def command(
 
 def declared() -> Iterator[Any]:
     seen: list[options.Option] = []
-    for name in parser.COMMANDS:
-        for option in parser.options_of(name):
+    for name in registry.COMMANDS:
+        for option in registry.PROGRAM.options_of(name):
             # What several commands share is declared and tested once.
             if option.variables and not option.is_operand and option not in seen:
                 seen.append(option)
@@ -74,7 +74,7 @@ def declared() -> Iterator[Any]:
 
 
 def read(name: str, argv: list[str], environ: Mapping[str, str]) -> Any:
-    parsed = parser.parse([name, *argv])
+    parsed = registry.parse([name, *argv])
     found = READERS.get(name, command_settings.command_settings)(parsed, {"HOME": "/h", **environ})
     # A flag of doctor also demands that there is a cluster.
     if name == "support-bundle":
@@ -158,7 +158,7 @@ def test_a_value_of_the_wrong_type_is_refused_with_its_origin(
 def test_repeatable_option_is_a_list_with_commas_in_its_variable() -> None:
     both = frozenset({"a.b/c", "d"})
     variable = {"MIG_MANAGER_STARTUP_TAINT": "a.b/c, d"}
-    parsed = parser.parse(["agent", "--startup-taint", "a.b/c", "--startup-taint=d"])
+    parsed = registry.parse(["agent", "--startup-taint", "a.b/c", "--startup-taint=d"])
 
     assert agent(variable).policy.startup_taints == both
     assert settings.agent_settings(parsed, AGENT).policy.startup_taints == both

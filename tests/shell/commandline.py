@@ -13,8 +13,8 @@ from typing import IO, Any, TextIO
 
 import structlog
 
-from mig_manager.cli import main
-from mig_manager.cli.toolkit import console, parser
+from mig_manager.cli import main, registry
+from mig_manager.cli.toolkit import console
 from mig_manager.sandbox.driver import library as simulated
 from tests import contract
 
@@ -61,7 +61,7 @@ def run(
     command: Main = main.main,
     stdin: str = "",
     stdout: TextIO | None = None,
-    program: str = parser.PROGRAM,
+    program: str = registry.PROGRAM.name,
 ) -> Answer:
     """Run a command line in this process."""
     out, err = stdout or io.StringIO(), io.StringIO()
@@ -117,7 +117,7 @@ class Shell:
         return str(path)
 
     def __call__(
-        self, *argv: str, stdin: str = "", program: str = parser.PROGRAM, **environ: str
+        self, *argv: str, stdin: str = "", program: str = registry.PROGRAM.name, **environ: str
     ) -> Answer:
         def command(argv: Sequence[str], terminal: console.Console) -> int:
             return main.main(argv, terminal, program=program)

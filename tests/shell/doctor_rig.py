@@ -5,9 +5,9 @@ import pathlib
 from collections.abc import Mapping
 
 from mig_manager.catalogue import hardware
-from mig_manager.cli.commands import doctor, doctor_checks, doctor_report
+from mig_manager.cli import registry
+from mig_manager.cli.commands import doctor, doctor_checks, doctor_facts, doctor_report
 from mig_manager.cli.commands import settings as command_settings
-from mig_manager.cli.toolkit import parser
 from mig_manager.core import model
 from mig_manager.sandbox.driver import library as simulated
 from mig_manager.sandbox.driver import states
@@ -60,24 +60,24 @@ class Patient:
 
     def settings(self, *argv: str, **changes: object) -> command_settings.DoctorSettings:
         settings = command_settings.doctor_settings(
-            parser.parse(["doctor", *self.argv, *argv]), {"HOME": str(self.folder)}
+            registry.parse(["doctor", *self.argv, *argv]), {"HOME": str(self.folder)}
         )
         return dataclasses.replace(settings, **changes)  # type: ignore[arg-type]
 
     def examine(self, *argv: str, **changes: object) -> Examination:
-        facts = doctor.facts(self.settings(*argv, **changes))
+        facts = doctor_facts.facts(self.settings(*argv, **changes))
         return Examination(doctor.examine(doctor_checks.CHECKS, facts, timeout_s=20.0))
 
     def check(
         self, name: str, facts: Mapping[str, object] | None = None, **settings: object
     ) -> Examination:
         known = {
-            each: doctor.Once(lambda value=value: value, what=each)  # type: ignore[misc]
+            each: doctor_facts.Once(lambda value=value: value, what=each)  # type: ignore[misc]
             if each != "own_pod_uid"
             else value
             for each, value in (facts or {}).items()
         }
-        read = doctor.facts(self.settings(**settings))
+        read = doctor_facts.facts(self.settings(**settings))
         checks = [each for each in doctor_checks.CHECKS if each.name == name]
         read = dataclasses.replace(read, **known)  # type: ignore[arg-type]
         return Examination(doctor.examine(checks, read, timeout_s=20.0))

@@ -6,7 +6,7 @@ import pathlib
 import pytest
 
 from mig_manager.agent import settings
-from mig_manager.cli.toolkit import parser
+from mig_manager.cli import registry
 from mig_manager.core import yaml_tree
 from mig_manager.sandbox.driver import library as simulated
 from mig_manager.sandbox.driver import states
@@ -284,7 +284,7 @@ def test_nvidias_agent_options_are_all_understood() -> None:
     argv += ["-k", "kubelet.service", "-g", "/g", "-r", "-d", "-p", "ns", "-t", "/t", "-a", "/a"]
     argv += ["--cdi-enabled", "-b", "/b", "-j", "/j", "--nvidia-cdi-hook-path", "/h"]
 
-    chosen = settings.agent_settings(parser.parse(argv), {})
+    chosen = settings.agent_settings(registry.parse(argv), {})
 
     assert chosen.node_name == "n1"
     assert len(chosen.not_needed) == 5

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from mig_manager.catalogue import hardware
-from mig_manager.cli.toolkit import parser
+from mig_manager.cli import registry
 from mig_manager.sandbox import scenarios
 from tests import programs
 from tests.shell import terminal
@@ -160,18 +160,18 @@ def test_fish_completes_what_was_begun(home: pathlib.Path) -> None:
     assert answer.stderr == ""
 
 
+def test_every_option_of_every_command_is_offered(shell: Shell) -> None:
+    for command in registry.COMMANDS:
+        offered = shell("__complete", command, "-").out.splitlines()
+        flags = [flag for option in registry.PROGRAM.options_of(command) for flag in option.flags]
+        assert [line.partition("\t")[0] for line in offered] == [*flags, ":4"]
+
+
 @pytest.mark.parametrize("name", ["bash", "zsh", "fish"])
-def test_a_script_knows_every_option_and_is_one_that_its_shell_can_read(
-    shell: Shell, name: str
-) -> None:
+def test_a_script_is_one_that_its_shell_can_read(shell: Shell, name: str) -> None:
     script = shell("completion", name)
 
     assert (script.status, script.err) == (0, "")
-    for command in parser.COMMANDS:
-        assert command in script.out
-        flags = {flag for option in parser.options_of(command) for flag in option.flags}
-        # Fish has names and dashes apart.
-        assert all((each.lstrip("-") if name == "fish" else each) in script.out for each in flags)
     checked = subprocess.run(  # noqa: S603 - our own command
         [programs.needed(name), "-n"],
         input=script.out,
@@ -191,7 +191,7 @@ def test_completion_lists_no_layout_that_a_shell_would_expand(shell: Shell) -> N
         assert "all-1g.5gb\n" in shell("completion", "--layouts", *no_file).out
 
 
-def test_validate_accepts_every_product_in_the_scripts(shell: Shell) -> None:
+def test_validate_accepts_every_product_that_is_offered(shell: Shell) -> None:
     gpus = [word for name in hardware.product_names() for word in ("--gpu", name)]
 
     assert shell("validate", "all-disabled", *gpus).status == 0
@@ -200,8 +200,8 @@ def test_validate_accepts_every_product_in_the_scripts(shell: Shell) -> None:
 def test_the_words_of_an_option_are_those_of_its_command() -> None:
     words = {
         (command, option.name): option.words
-        for command in parser.COMMANDS
-        for option in parser.options_of(command)
+        for command in registry.COMMANDS
+        for option in registry.PROGRAM.options_of(command)
     }
 
     assert words["export", "output-format"] == ("yaml", "json")

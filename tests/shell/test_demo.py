@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from mig_manager.cli import main
+from mig_manager.cli.commands import demo as command
 from mig_manager.sandbox import ending
 from tests import programs, waiting
 from tests.shell import plugin_rig
@@ -289,6 +289,6 @@ def test_files_that_cannot_be_written_are_no_bug(demo: Demo) -> None:
 
 
 def test_a_shell_that_finds_the_program_needs_no_path() -> None:
-    assert main._path_exports({"PATH": str(plugin_rig.BIN)}) == ()
-    (export,) = main._path_exports({"PATH": "/nowhere"})
+    assert command._path_exports({"PATH": str(plugin_rig.BIN)}) == ()
+    (export,) = command._path_exports({"PATH": "/nowhere"})
     assert str(plugin_rig.BIN) in export

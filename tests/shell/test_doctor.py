@@ -10,7 +10,7 @@ import pytest
 
 from mig_manager.adapters import host
 from mig_manager.adapters.host import lock_file
-from mig_manager.cli.commands import doctor, doctor_checks, doctor_report
+from mig_manager.cli.commands import doctor, doctor_checks, doctor_facts, doctor_report
 from mig_manager.core.records import journals
 from mig_manager.sandbox.driver import states
 from testkit import nvml_faults
@@ -83,21 +83,21 @@ def test_a_driver_that_fails_hides_nothing_else(
 
 
 def test_a_check_that_fails_or_hangs_is_a_finding_of_its_own(patient: Patient) -> None:
-    def break_(_facts: doctor.Facts) -> list[doctor_report.Finding]:
+    def break_(_facts: doctor_facts.Facts) -> list[doctor_report.Finding]:
         raise RuntimeError("oh")
 
-    def hang(_facts: doctor.Facts) -> list[doctor_report.Finding]:
+    def hang(_facts: doctor_facts.Facts) -> list[doctor_report.Finding]:
         with lock:
             return []
 
     rows = [
-        doctor.Check("broken", "", "", break_),
-        doctor.Check("hung", "", "", hang),
-        doctor.Check("good", "", "", lambda _facts: [doctor_report.ok("free")]),
+        doctor_facts.Check("broken", "", "", break_),
+        doctor_facts.Check("hung", "", "", hang),
+        doctor_facts.Check("good", "", "", lambda _facts: [doctor_report.ok("free")]),
     ]
     lock = threading.Lock()
     with lock:
-        facts = doctor.facts(patient.settings())
+        facts = doctor_facts.facts(patient.settings())
         result = Examination(doctor.examine(rows, facts, timeout_s=0.2))
 
     assert result.text("broken") == "the check failed: RuntimeError: oh"

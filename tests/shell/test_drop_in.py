@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from mig_manager.cli import registry
 from mig_manager.cli.commands import settings as command_settings
-from mig_manager.cli.toolkit import parser
 from tests.shell.commandline import Shell
 
 SPEC = ("--simulate", "1xA30")
@@ -101,7 +101,7 @@ TYPED: Mapping[str, Callable[[str], object]] = {
 
 
 def settings_of(argv: list[str], environ: Mapping[str, str]) -> command_settings.CommandSettings:
-    return command_settings.command_settings(parser.parse(argv), {"HOME": "/"} | dict(environ))
+    return command_settings.command_settings(registry.parse(argv), {"HOME": "/"} | dict(environ))
 
 
 @pytest.mark.parametrize(("row", "argv", "environ"), SPELLINGS)

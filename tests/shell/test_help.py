@@ -6,17 +6,17 @@ import shlex
 import pytest
 
 from mig_manager.agent import settings
-from mig_manager.cli.toolkit import help_pages, parser
+from mig_manager.cli import registry
 from tests.shell.commandline import Shell
 
 LINES = [
     pytest.param(example.line, id=example.line)
-    for command in ("", *parser.COMMANDS)
-    for example in help_pages.text(command).examples
+    for command in ("", *registry.COMMANDS)
+    for example in registry.PROGRAM.text(command).examples
 ]
 
 
-@pytest.mark.parametrize("command", parser.COMMANDS)
+@pytest.mark.parametrize("command", registry.COMMANDS)
 def test_help_has_every_option_its_meaning_examples_and_statuses(
     shell: Shell, monkeypatch: pytest.MonkeyPatch, command: str
 ) -> None:
@@ -26,7 +26,7 @@ def test_help_has_every_option_its_meaning_examples_and_statuses(
     assert page.startswith(f"usage: mig-manager {command}")
     assert shell("help", command).out == page
     assert command in shell().out
-    for option in parser.options_of(command):
+    for option in registry.PROGRAM.options_of(command):
         assert option.help
         if option.flags:
             assert all(text in page for text in (*option.flags, option.variable))
@@ -38,7 +38,7 @@ def test_help_has_every_option_its_meaning_examples_and_statuses(
 
 def test_every_value_with_a_type_shows_its_default() -> None:
     typed = {"SECONDS", "NUMBER", "PORT", *("FORMAT", "WHEN", "LEVEL", "WHO", "HOW")}
-    options = [each for name in parser.COMMANDS for each in parser.options_of(name)]
+    options = [each for name in registry.COMMANDS for each in registry.PROGRAM.options_of(name)]
 
     assert [
         each.name for each in options if each.metavar in typed and not each.shown_default
@@ -47,7 +47,7 @@ def test_every_value_with_a_type_shows_its_default() -> None:
 
 def test_a_default_in_words_is_the_one_that_is_used() -> None:
     chosen = settings.agent_settings({"node_name": "a"}, {})
-    options = parser.options_of("agent")
+    options = registry.PROGRAM.options_of("agent")
     in_words = {each.key: each.default_text for each in options if "/" in each.default_text[:1]}
 
     assert {"lock_file", "verified_layout_file", "pod_resources_socket"} < in_words.keys()
@@ -63,6 +63,6 @@ def test_an_example_is_a_command_line_that_the_program_takes(line: str) -> None:
 
     assert words[0] == "mig-manager"
     if words[1] == "help":
-        parser.check_command(words[2])
+        registry.PROGRAM.command(words[2])
     else:
-        assert parser.parse(words[1:])["command"] == words[1]
+        assert registry.parse(words[1:])["command"] == words[1]

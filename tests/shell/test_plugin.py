@@ -347,7 +347,7 @@ def test_a_history_names_the_writer_of_the_request(viewer: rig.Viewer) -> None:
             ("",),
             [
                 *("status", "plan", "apply", "capacity", "validate", "layouts", "history"),
-                *("autoscaler-tags", "version"),
+                *("autoscaler-tags", "help", "version"),
             ],
         ),
         (("status", "gpu-"), ["gpu-1", "gpu-2", "gpu-3", "gpu-4", "gpu-5"]),

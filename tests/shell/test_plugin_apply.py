@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from mig_manager import errors
+from mig_manager.adapters.kubectl import Kubectl
 from mig_manager.core import model
 from mig_manager.core.layout import custom, served
 from mig_manager.core.node import cluster
-from mig_manager.kubectl import selection
 from testkit import apiserver
 from tests.shell import commandline
 from tests.shell import plugin_rig as rig
@@ -188,9 +188,9 @@ def test_apply_reads_a_node_changed_in_between_again(
     user: rig.Viewer, monkeypatch: pytest.MonkeyPatch, *, matters: bool
 ) -> None:
     add_node(user.server)
-    patch_node = selection.Cluster.patch_node
+    patch_node = Kubectl.patch_node
 
-    def patch(self: selection.Cluster, name: str, change: Any) -> None:
+    def patch(self: Kubectl, name: str, change: Any) -> None:
         monkeypatch.undo()
         node = stored(user.server)
         key = cluster.CONFIG_LABEL if matters else "example.com/rack"
@@ -198,7 +198,7 @@ def test_apply_reads_a_node_changed_in_between_again(
         user.server.store.write(KEY, node)
         patch_node(self, name, change)
 
-    monkeypatch.setattr(selection.Cluster, "patch_node", patch)
+    monkeypatch.setattr(Kubectl, "patch_node", patch)
     answer = apply(user)
 
     assert answer.status == int(matters)

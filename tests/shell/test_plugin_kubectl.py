@@ -6,8 +6,9 @@ from collections.abc import Iterator
 import pytest
 
 from mig_manager import errors
+from mig_manager.adapters import cluster_reader
+from mig_manager.adapters.kubectl import Kubectl
 from mig_manager.core.node import cluster
-from mig_manager.kubectl import selection
 from testkit import apiserver
 from tests import programs
 
@@ -24,11 +25,9 @@ def play(folder: pathlib.Path, script: str, *, name: str = "kubectl") -> None:
     program.chmod(0o755)
 
 
-def client(
-    notes: list[str] | None = None, *options: str, timeout_s: float = 60
-) -> selection.Cluster:
+def client(notes: list[str] | None = None, *options: str, timeout_s: float = 60) -> Kubectl:
     shown = [] if notes is None else notes
-    return selection.Cluster(options, note=shown.append, timeout_s=timeout_s)
+    return Kubectl(options, note=shown.append, timeout_s=timeout_s)
 
 
 def test_get_passes_path_query_and_options_to_kubectl(bin_: pathlib.Path) -> None:
@@ -144,7 +143,7 @@ def test_a_malformed_list_is_a_cluster_error(bin_: pathlib.Path, answer: str) ->
     play(bin_, f"echo '{answer}'")
 
     with pytest.raises(errors.ClusterError):
-        client().selected(None)
+        cluster_reader.ClusterReader(client()).selected(None)
 
 
 def test_a_list_that_repeats_itself_is_an_error(bin_: pathlib.Path) -> None:

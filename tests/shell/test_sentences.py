@@ -6,12 +6,13 @@ import datetime as dt
 import pytest
 
 from mig_manager import errors
+from mig_manager.adapters import cluster_reader
 from mig_manager.cli.toolkit import gpu_report
 from mig_manager.core import bar, model
 from mig_manager.core.fleet import nodes
 from mig_manager.core.layout import config
 from mig_manager.core.node import cluster, resources
-from mig_manager.kubectl import plan, selection, status
+from mig_manager.kubectl import plan, status
 from tests.shell import plugin_rig as rig
 from tests.unit import samples
 
@@ -73,10 +74,10 @@ def test_a_plan_without_known_profiles_is_provisional() -> None:
         "all-balanced",
         [report((blind,))],
         document=document,
-        pods=selection.Pods(by_node={}),
+        pods=cluster_reader.Pods(by_node={}),
     )
 
-    assert result.nodes[0].fits is None
+    assert result.nodes[0].preview.feasibility.fits is None
     assert not result.is_good
     assert "the instances are planned once MIG is enabled" in plan.pictures(result, style=PLAIN)
     assert plan.table(result, style=PLAIN).splitlines()[1].split()[1] == "?"
@@ -90,7 +91,7 @@ def test_the_sum_of_a_plan_counts_each_node_once() -> None:
         "all-balanced",
         [blind, blind, known, report()],
         document=config.parse(rig.CONFIG, source="f"),
-        pods=selection.Pods(by_node={}),
+        pods=cluster_reader.Pods(by_node={}),
     )
 
     total = plan.table(result, style=PLAIN).splitlines()[-1]
@@ -106,7 +107,7 @@ def test_a_note_after_a_message_follows_its_end_mark() -> None:
     run = dataclasses.replace(seen.node.status, message="It failed. Is it up?")
     node = dataclasses.replace(seen.node, status=run)
     seen = dataclasses.replace(seen, node=node, notes=("a note", "another"))
-    shown = status.Status(reports=(seen,), pods=selection.Pods(by_node={}), now=NOW)
+    shown = status.Status(reports=(seen,), pods=cluster_reader.Pods(by_node={}), now=NOW)
 
     assert "n1: It failed. Is it up? a note; another" in status.table(shown, style=PLAIN)
 
@@ -118,7 +119,7 @@ def test_pods_with_claims_are_named_separately() -> None:
     found = {"n1": (cluster.parse_pod(item),)}
     shown = status.Status(
         reports=(report((samples.gpu(samples.A100, "1g.5gb@0"),)),),
-        pods=selection.Pods(by_node=found),
+        pods=cluster_reader.Pods(by_node=found),
         now=NOW,
     )
 
@@ -127,12 +128,14 @@ def test_pods_with_claims_are_named_separately() -> None:
     )
 
 
-def moment(minutes: int, what: str, *, is_warning: bool = False) -> selection.Moment:
+def moment(minutes: int, what: str, *, is_warning: bool = False) -> cluster_reader.Moment:
     at = NOW - dt.timedelta(minutes=minutes)
-    return selection.Moment(at=at, what=what, message="layout all-balanced", is_warning=is_warning)
+    return cluster_reader.Moment(
+        at=at, what=what, message="layout all-balanced", is_warning=is_warning
+    )
 
 
-def history(report: nodes.Report, *moments: selection.Moment) -> status.History:
+def history(report: nodes.Report, *moments: cluster_reader.Moment) -> status.History:
     return status.History(report=report, moments=moments, why_no_events="", now=NOW)
 
 
@@ -156,7 +159,7 @@ def test_long_messages_of_a_history_are_wrapped_in_their_column() -> None:
     ],
 )
 def test_a_layout_is_applied_since_its_last_event_without_a_later_warning(
-    moments: list[selection.Moment], minutes: int
+    moments: list[cluster_reader.Moment], minutes: int
 ) -> None:
     seen = report()
     assert seen.node.status
@@ -173,7 +176,7 @@ def test_a_failed_layout_is_never_applied() -> None:
 def test_a_node_without_history_or_gpu() -> None:
     node = nodes.parse({"metadata": {"name": "n1"}})
     past = history(nodes.report(node, NOW))
-    shown = status.Status(reports=(report(),), pods=selection.Pods(by_node={}), now=NOW)
+    shown = status.Status(reports=(report(),), pods=cluster_reader.Pods(by_node={}), now=NOW)
 
     assert status.page(past, style=PLAIN).endswith("No history is known.")
     assert "This node has no NVIDIA GPU." in status.pictures(shown, style=PLAIN)

@@ -9,7 +9,7 @@ import pytest
 
 from mig_manager.cli.commands import rollout
 from mig_manager.core import bar
-from mig_manager.core.fleet import rollout as core_rollout
+from mig_manager.core.fleet import preview
 from tests.shell import commandline, terminal
 from tests.shell import plugin_rig as rig
 
@@ -66,12 +66,14 @@ def test_answer_of_the_plugin_fits_the_terminal(viewer: rig.Viewer, words: Seque
 def test_the_preview_of_a_rollout_fits_the_terminal(columns: int) -> None:
     pods = tuple(f"training/worker-{number}" for number in range(9))
     previews = [
-        core_rollout.Preview(
-            name="gpu-node-1.example.org", verdict=core_rollout.NodeFit.FITS, evicted=pods
+        preview.Preview(
+            name="gpu-node-1.example.org",
+            feasibility=preview.NodeFit.FITS,
+            claiming=pods,
         ),
-        core_rollout.Preview(
+        preview.Preview(
             name="b",
-            verdict=core_rollout.NodeFit.DOES_NOT_FIT,
+            feasibility=preview.NodeFit.DOES_NOT_FIT,
             reason="NoFit",
             message="too small " * 20,
         ),

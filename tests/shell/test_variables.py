@@ -5,7 +5,7 @@ import pathlib
 
 import pytest
 
-from mig_manager.cli.toolkit import parser
+from mig_manager.cli import registry
 from tests.shell.commandline import ONE_LAYOUT, SPEC, Shell
 
 
@@ -14,11 +14,11 @@ def layouts(shell: Shell) -> str:
     return shell.file(ONE_LAYOUT)
 
 
-@pytest.mark.parametrize("command", parser.COMMANDS)
+@pytest.mark.parametrize("command", registry.COMMANDS)
 def test_an_unset_variable_of_a_script_is_not_taken_for_the_default(
     shell: Shell, command: str
 ) -> None:
-    for option in parser.options_of(command):
+    for option in registry.PROGRAM.options_of(command):
         for flag in option.flags if option.metavar else ():
             answer = shell(command, flag, "")
 

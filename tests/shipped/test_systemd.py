@@ -12,8 +12,8 @@ from collections.abc import Mapping
 import pytest
 
 from mig_manager.agent import settings
+from mig_manager.cli import registry
 from mig_manager.cli.commands import settings as command_settings
-from mig_manager.cli.toolkit import parser
 from tests.programs import run
 from tests.shipped.unit_files import (
     BOOT,
@@ -37,7 +37,7 @@ NO_SYSTEMD = pytest.mark.skipif(
 
 
 def boot_settings(environ: Mapping[str, str]) -> command_settings.CommandSettings:
-    parsed = parser.parse(unit_command_line(BOOT))
+    parsed = registry.parse(unit_command_line(BOOT))
     assert parsed["command"] == "boot"
     return command_settings.command_settings(parsed, environ)
 

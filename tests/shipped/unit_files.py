@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from mig_manager.agent import settings
-from mig_manager.cli.toolkit import parser
+from mig_manager.cli import registry
 
 ROOT = pathlib.Path(__file__).parents[2]
 SYSTEMD = ROOT / "systemd"
 BOOT = "mig-manager-boot.service"
 UNITS = ["mig-manager.service", BOOT]
-MANUAL = ["mig-manager.1", *(f"mig-manager-{command}.1" for command in parser.COMMANDS)]
+MANUAL = ["mig-manager.1", *(f"mig-manager-{command}.1" for command in registry.COMMANDS)]
 """The pages for man."""
 
 
@@ -30,7 +30,7 @@ class Asked(dict[str, str]):
 
 
 def agent_settings(command_line: list[str], environ: Mapping[str, str]) -> settings.AgentSettings:
-    parsed = parser.parse(command_line)
+    parsed = registry.parse(command_line)
     assert parsed["command"] == "agent"
     return settings.agent_settings(parsed, environ)
 

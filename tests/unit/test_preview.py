@@ -1,13 +1,14 @@
 """What a layout would change on a node, from what its agent publishes."""
 
 import dataclasses
+from collections.abc import Mapping
 
 import pytest
 
 from mig_manager import errors
 from mig_manager.catalogue import hardware
 from mig_manager.core import model, profile_name
-from mig_manager.core.fleet import nodes, rollout
+from mig_manager.core.fleet import nodes, preview
 from mig_manager.core.layout import config, served
 from mig_manager.core.node import cluster
 from mig_manager.core.records import gpu_codec
@@ -17,7 +18,7 @@ from tests.unit import samples
 A100 = hardware.find("A100-SXM4-40GB")
 DOCUMENT = config.parse(scenes.CONFIG, source="test")
 MIXED = {"nvidia.com/mig-1g.5gb": 2, "nvidia.com/mig-2g.10gb": 1, "nvidia.com/mig-3g.20gb": 1}
-Verdict = rollout.NodeFit
+NodeFit = preview.NodeFit
 
 
 def gpus(devices: dict[str, int] | None = None, *, count: int = 2) -> tuple[model.Gpu, ...]:
@@ -47,8 +48,12 @@ def pod(name: str, resource: str, **changed: object) -> cluster.Pod:
     return samples.pod(name, gpu_resources={resource: 1}, **changed)
 
 
-def previewed(there: nodes.Node, layout: str, *pods: cluster.Pod) -> rollout.Preview:
-    return rollout.preview(there, DOCUMENT, layout, pods)
+def previewed(there: nodes.Node, layout: str, *pods: cluster.Pod) -> preview.Preview:
+    return preview.preview(there, DOCUMENT, layout, pods)
+
+
+def counts(found: preview.Preview) -> Mapping[str, object]:
+    return {**found.to_data()["instances"]}
 
 
 def test_an_active_layout_changes_nothing() -> None:
@@ -56,16 +61,18 @@ def test_an_active_layout_changes_nothing() -> None:
         node(gpus(scenes.BALANCED), **MIXED), "all-balanced", pod("p", "nvidia.com/gpu")
     )
 
-    assert found.verdict is Verdict.APPLIED
-    assert (found.kept, found.destroyed, found.created) == (8, 0, 0)
+    assert found.feasibility is NodeFit.APPLIED
+    assert counts(found) == {"kept": 8, "destroyed": 0, "created": 0}
     assert found.evicted == found.maybe_evicted == ()
 
 
 def test_first_layout_resets_gpus_and_evicts_their_pods() -> None:
     found = previewed(node(gpus()), "all-1g.5gb", pod("p", "nvidia.com/gpu"))
 
-    assert found.verdict is Verdict.FITS
-    assert (found.mode_changes, found.resets, found.created) == ((0, 1), (0, 1), 14)
+    assert found.feasibility is NodeFit.FITS
+    data = found.to_data()
+    assert (data["mode_changes"], data["resets"]) == ([0, 1], [0, 1])
+    assert counts(found) == {"kept": 0, "destroyed": 0, "created": 14}
     assert found.evicted == ("default/p",)
 
 
@@ -81,7 +88,7 @@ def test_resources_by_profile_tell_certain_from_possible_evictions() -> None:
     )
 
     # On GPU 0 the only 2g.10gb of it goes; GPU 1 keeps its own.
-    assert (found.kept, found.destroyed, found.created) == (7, 1, 2)
+    assert counts(found) == {"kept": 7, "destroyed": 1, "created": 2}
     assert found.evicted == ()
     assert found.maybe_evicted == ("default/gone",)
     only_gpu = node(gpus(scenes.BALANCED, count=1), **MIXED)
@@ -89,7 +96,7 @@ def test_resources_by_profile_tell_certain_from_possible_evictions() -> None:
     alone = dataclasses.replace(layout, rules=layout.rules[:1])
     document = dataclasses.replace(DOCUMENT, layouts={layout.name: alone})
     pods = [pod("gone", "nvidia.com/mig-2g.10gb"), pod("p", "nvidia.com/mig-1g.5gb")]
-    found = rollout.preview(only_gpu, document, layout.name, pods)
+    found = preview.preview(only_gpu, document, layout.name, pods)
     assert found.evicted == ("default/gone",)
 
 
@@ -105,9 +112,9 @@ def test_layout_that_a_node_lists_as_generated_is_previewed() -> None:
     nodes.require_layout([there, listing], DOCUMENT, "all-7g.40gb")
     with pytest.raises(errors.LayoutError, match=r"no layout 'all-7g\.40gb'"):
         nodes.require_layout([there], DOCUMENT, "all-7g.40gb")
-    assert previewed(listing, "all-7g.40gb").created == 2
+    assert counts(previewed(listing, "all-7g.40gb"))["created"] == 2
     found = previewed(there, "all-7g.40gb")
-    assert (found.verdict, found.reason) == (Verdict.DOES_NOT_FIT, "UnknownConfig")
+    assert (found.feasibility, found.reason) == (NodeFit.DOES_NOT_FIT, "UnknownConfig")
 
 
 def test_if_all_devices_are_plain_gpus_any_pod_may_be_evicted() -> None:
@@ -148,7 +155,7 @@ def test_a_pod_with_a_claim_may_be_evicted_and_the_device_plugin_is_not() -> Non
 def test_a_layout_that_does_not_fit_has_a_reason(layout: str, reason: str) -> None:
     found = previewed(node(gpus()), layout)
 
-    assert (found.verdict, found.reason) == (Verdict.DOES_NOT_FIT, reason)
+    assert (found.feasibility, found.reason) == (NodeFit.DOES_NOT_FIT, reason)
     assert found.message
 
 
@@ -158,7 +165,7 @@ def test_a_layout_that_does_not_fit_has_a_reason(layout: str, reason: str) -> No
 def test_a_node_without_readable_gpus_is_unknown(text: str, message: str) -> None:
     found = previewed(node(text), "all-1g.5gb")
 
-    assert found.verdict is Verdict.UNKNOWN
+    assert found.feasibility is NodeFit.UNKNOWN
     assert message in found.message
 
 
@@ -167,5 +174,7 @@ def test_without_known_profiles_nothing_is_said_to_fit() -> None:
 
     found = [previewed(node(blind), name) for name in ("all-1g.5gb", "too-much")]
 
-    assert all(each.is_provisional for each in found)
-    assert {(each.verdict, each.reason) for each in found} == {(Verdict.UNKNOWN, "MigDisabled")}
+    assert all(each.to_data()["is_provisional"] for each in found)
+    assert {(each.feasibility, each.reason) for each in found} == {
+        (NodeFit.UNKNOWN, "MigDisabled")
+    }

@@ -106,31 +106,3 @@ class Fleet(watch.Watch):
     def _notify(self) -> None:
         self._has_changed = True
         self._changed.notify_all()
-
-
-def pods_by_node(kube: api.KubeApi) -> dict[str, list[cluster.Pod]]:
-    """Return the pods that use GPUs, by the node they are bound to."""
-
-    def gpu_pod(item: Mapping[str, Any]) -> cluster.Pod | None:
-        pod = cluster.parse_pod(item)
-        is_candidate = pod.node_name and (pod.gpu_resources or pod.has_claims)
-        return pod if is_candidate and not pod.is_finished else None
-
-    by_node: dict[str, list[cluster.Pod]] = {}
-    for pod in filter(None, cluster.listed(kube.get, "/api/v1/pods", {}, gpu_pod)):
-        by_node.setdefault(pod.node_name, []).append(pod)
-    return by_node
-
-
-def config_text(kube: api.KubeApi, *, namespace: str, name: str) -> str | None:
-    """Return the config document in a ConfigMap; None if the ConfigMap does not exist."""
-    try:
-        config_map = kube.get(
-            cluster.api_path("/api/v1/namespaces", namespace, "configmaps", name)
-        )
-    except errors.ClusterError as error:
-        if error.is_not_found:
-            return None
-        raise
-    with cluster.understood(f"ConfigMap {namespace}/{name}"):
-        return str(config_map["data"]["config.yaml"])

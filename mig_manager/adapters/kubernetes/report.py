@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from mig_manager import errors
-from mig_manager.adapters.kubernetes import api, fleet, node
+from mig_manager.adapters.kubernetes import api, node
 from mig_manager.core import json_text
 from mig_manager.core.node import clients, cluster
 
@@ -114,7 +114,7 @@ def layout_file(kube: api.KubeApi, pods: Sequence[Object]) -> str:
         volumes = pods[0]["spec"].get("volumes") or ()
         name = next(each["configMap"]["name"] for each in volumes if "configMap" in each)
         namespace = pods[0]["metadata"]["namespace"]
-    return fleet.config_text(kube, namespace=namespace, name=name) or ""
+    return _config_text(kube, namespace=namespace, name=name) or ""
 
 
 def _ours(values: Mapping[str, str] | None) -> dict[str, str]:
@@ -133,3 +133,17 @@ def _unpacked(text: str) -> Any:
 
 def _part(item: Object, words: str) -> dict[str, Any]:
     return {key: item[key] for key in words.split() if item.get(key) is not None}
+
+
+def _config_text(kube: api.KubeApi, *, namespace: str, name: str) -> str | None:
+    """Return the config document in a ConfigMap; None if the ConfigMap does not exist."""
+    try:
+        config_map = kube.get(
+            cluster.api_path("/api/v1/namespaces", namespace, "configmaps", name)
+        )
+    except errors.ClusterError as error:
+        if error.is_not_found:
+            return None
+        raise
+    with cluster.understood(f"ConfigMap {namespace}/{name}"):
+        return str(config_map["data"]["config.yaml"])

@@ -1,64 +1,38 @@
-"""``mig-manager doctor``: check this node, change nothing, and say what to fix.
+"""``mig-manager doctor``: check this node, change nothing, and say what to fix."""
 
-A check reads facts and returns findings; each fact is read once for all checks.
-"""
-
-import concurrent.futures
 import dataclasses
-import functools
-import pathlib
-import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Generic, TypeVar
+from collections.abc import Sequence
 
 from mig_manager import errors
-from mig_manager.adapters import host, pod_resources
-from mig_manager.adapters.host import call_thread, procfs
-from mig_manager.adapters.kubernetes import api, node, pods
-from mig_manager.adapters.kubernetes import claims as kube_claims
-from mig_manager.adapters.nvml import client as nvml_worker
-from mig_manager.cli.commands import settings as command_settings
+from mig_manager.adapters.host import call_thread
+from mig_manager.cli.commands import doctor_checks, gpu_access, settings
+from mig_manager.cli.commands.doctor_facts import Check, Facts, NotAskedError, facts
 from mig_manager.cli.commands.doctor_report import Finding, Report, Verdict, fail, skipped, table
-from mig_manager.cli.toolkit import console
-from mig_manager.core import model, steps
-from mig_manager.core.node import claims, cluster
-from mig_manager.sandbox.driver import worker as simulated_worker
+from mig_manager.cli.toolkit import console, program
+from mig_manager.core import node_settings
 
-_ATTEMPTS = 3
-"""How often a request to the API may be sent within a check's time, pauses included."""
-_MARGIN_S = 3.0
+MARGIN_S = 3.0
 """For a check to start a process, and to kill one that hangs, beyond its time-out."""
 _VAGUE = (errors.Reason.USAGE, errors.Reason.INVALID_CONFIG)
 """The check's remedy names the file or the option; these reasons' do not."""
-_MOUNTS = pathlib.Path("/proc/self/mountinfo")
-_Fact = TypeVar("_Fact")
 
 
-def run(
-    checks: Sequence["Check"], chosen: command_settings.DoctorSettings, terminal: console.Console
-) -> bool:
-    """Check this node and write what was found; return whether nothing fails."""
-    report = examine(checks, facts(chosen), timeout_s=chosen.timeout_s + _MARGIN_S)
+def run(parsed: program.Parsed, terminal: console.Console) -> int:
+    """Check this node and write what was found; the exit status is 0 if nothing fails."""
+    chosen = settings.doctor_settings(parsed, terminal.environ)
+    terminal.configure_log(node_settings.LogLevel.ERROR, is_debug=chosen.is_debug)
+    gpu_access.prepare_simulation(chosen.gpus, terminal.note)
+    report = examine(doctor_checks.CHECKS, facts(chosen), timeout_s=chosen.timeout_s + MARGIN_S)
     terminal.answer(
         chosen.output_format.value,
         report.to_data,
         lambda: table(report, style=terminal.style(chosen.colour)),
     )
-    return report.is_good
+    return console.DONE if report.is_good else console.FAILED
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Check:
-    """A check; its name, meaning and remedy are in docs/observability.md."""
-
-    name: str  # a public contract
-    meaning: str  # what is true if nothing is found
-    remedy: str  # what to do if the finding has no remedy of its own
-    run: Callable[["Facts"], Iterable[Finding]]  # raises any error, or ``NotAskedError``
-
-
-def examine(checks: Sequence[Check], facts: "Facts", *, timeout_s: float) -> Report:
+def examine(checks: Sequence[Check], facts: Facts, *, timeout_s: float) -> Report:
     """Run checks in parallel and within one time-out; one that fails does not affect others."""
     deadline = time.monotonic() + timeout_s
     answers = {
@@ -87,144 +61,3 @@ def examine(checks: Sequence[Check], facts: "Facts", *, timeout_s: float) -> Rep
             remedy = (finding.remedy or check.remedy) if is_problem else ""
             found.append((check.name, dataclasses.replace(finding, remedy=remedy)))
     return Report(findings=tuple(found))
-
-
-# -- facts ---------------------------------------------------------------------------------------
-
-
-class NotAskedError(Exception):
-    """There is nothing to check, which is no failure; the text says why."""
-
-
-class Once(Generic[_Fact]):
-    """A fact that several checks need: read by the first, and awaited by the others.
-
-    Args:
-        ask: Reads it; its error is raised in all checks.
-        what: Names it in findings of checks that need it.
-    """
-
-    def __init__(self, ask: Callable[[], _Fact], *, what: str) -> None:
-        self._ask = ask
-        self._what = what
-        self._lock = threading.Lock()
-        self._answer: concurrent.futures.Future[_Fact] = concurrent.futures.Future()
-
-    def get(self) -> _Fact:
-        """Return the fact.
-
-        Raises:
-            Exception: As reading it raised.
-        """
-        with self._lock:
-            if not self._answer.done():
-                try:
-                    self._answer.set_result(self._ask())
-                except BaseException as error:  # noqa: BLE001 - raised in every check
-                    self._answer.set_exception(error)
-        return self._answer.result()
-
-    def needed(self) -> _Fact:
-        """Return the fact, for a check that is about something else.
-
-        Raises:
-            NotAskedError: It cannot be read; another check reports why.
-        """
-        try:
-            return self.get()
-        except NotAskedError:
-            raise
-        except Exception as error:
-            raise NotAskedError(f"not known: {self._what}") from error
-
-    def if_known(self) -> _Fact | None:
-        """Return the fact, or None if it cannot be read."""
-        try:
-            return self.needed()
-        except NotAskedError:
-            return None
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
-    """The facts of one node."""
-
-    settings: command_settings.DoctorSettings
-    gpus: Once[model.ObservedGpus]
-    inspection: Once[steps.Inspection]
-    kube: Once[api.KubeApi]
-    node: Once[cluster.NodeView]
-    pods: Once[tuple[cluster.Pod, ...]]  # of this node
-    allocatable: Once[Mapping[str, frozenset[str]]]
-    """Device ids that kubelet can schedule, by resource."""
-    slices: Once[tuple[claims.Slice, ...] | None]
-    """The DRA driver's ResourceSlices; None: not listed here."""
-    own_pod_uid: str | None
-
-    @property
-    def proc(self) -> pathlib.Path:
-        """The kernel's ``/proc``.
-
-        Raises:
-            NotAskedError: The GPUs are simulated.
-        """
-        if self.settings.proc is None:
-            raise NotAskedError("the GPUs are simulated")
-        return self.settings.proc
-
-
-def facts(chosen: command_settings.DoctorSettings) -> Facts:
-    """Prepare the facts of this node; nothing is read yet."""
-
-    def connect() -> api.KubeApi:
-        path = str(chosen.kubeconfig) if chosen.kubeconfig else None
-        timeout_s = chosen.timeout_s / _ATTEMPTS
-        try:
-            return api.KubeApi.connect(kubeconfig=path, request_timeout_s=timeout_s)
-        except errors.UsageError as error:
-            if chosen.has_cluster:
-                raise
-            raise NotAskedError("no kubeconfig") from error
-
-    def api_of_node() -> api.KubeApi:
-        connected = kube.needed()
-        if not chosen.node_name:
-            raise NotAskedError("no --node-name")
-        return connected
-
-    def allocatable() -> Mapping[str, frozenset[str]]:
-        socket = chosen.pod_resources_socket
-        is_required = chosen.has_kubelet or (chosen.has_cluster and not chosen.gpus.is_simulated)
-        if not is_required and not socket.parent.is_dir():
-            raise NotAskedError(f"no kubelet: {socket.parent} does not exist")
-        return pod_resources.PodResources(str(socket), timeout_s=chosen.timeout_s).allocatable()
-
-    command = nvml_worker.worker_command(
-        library_path=chosen.gpus.library_path,
-        driver_roots=chosen.gpus.driver_roots,
-        program=simulated_worker.program(chosen.gpus.simulate_state),
-        proc_root=chosen.proc,
-    )
-    worker = functools.partial(nvml_worker.WorkerGpus, command=command, timeout_s=chosen.timeout_s)
-    name, clock = chosen.node_name, host.SystemClock()
-    kube = Once(connect, what="the cluster")
-    return Facts(
-        settings=chosen,
-        # Each has a worker of its own: one that hangs must not delay the other.
-        gpus=Once(lambda: worker().observe(), what="the GPUs"),
-        inspection=Once(lambda: worker().inspect(), what="the GPU processes"),
-        kube=kube,
-        node=Once(
-            lambda: node.KubeNode(api_of_node(), name=name, clock=clock).read(), what="the node"
-        ),
-        pods=Once(
-            lambda: pods.KubeWorkloads(api_of_node(), node_name=name).list(),
-            what="the pods of the node",
-        ),
-        allocatable=Once(allocatable, what="the devices that kubelet can schedule"),
-        slices=Once(
-            lambda: kube_claims.KubeSlices(api_of_node(), node_name=name).list(),
-            what="the ResourceSlices of the node",
-        ),
-        own_pod_uid=procfs.own_pod_uid(chosen.own_pod_uid, _MOUNTS),
-    )

@@ -9,7 +9,7 @@ from typing import TypeVar
 from mig_manager import errors
 from mig_manager.adapters.host import files, lock_file, procfs
 from mig_manager.adapters.kubernetes import node as kube_node
-from mig_manager.cli.commands.doctor import Check, Facts, NotAskedError
+from mig_manager.cli.commands.doctor_facts import Check, Facts, NotAskedError
 from mig_manager.cli.commands.doctor_report import Finding, fail, ok, skipped, warn
 from mig_manager.core import model, picture
 from mig_manager.core.layout import config

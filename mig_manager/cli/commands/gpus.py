@@ -15,8 +15,8 @@ from mig_manager.agent import served_layouts
 from mig_manager.change import apply, boot
 from mig_manager.cli.commands import gpu_access
 from mig_manager.cli.commands import settings as command_settings
-from mig_manager.cli.toolkit import console, gpu_report, validation
-from mig_manager.core import messages, model, yaml_tree
+from mig_manager.cli.toolkit import console, gpu_report, program, validation
+from mig_manager.core import messages, model, node_settings, yaml_tree
 from mig_manager.core.layout import config, generator, plans, served, validate
 from mig_manager.core.planner import planner
 
@@ -26,40 +26,17 @@ if TYPE_CHECKING:
 _MOST_NAMED = 6  # layouts that an error names before it counts the rest
 
 
-def run(command: str, chosen: command_settings.CommandSettings, terminal: console.Console) -> int:
-    """Run a command and write its answer; return the exit status.
+class GpuCommands:
+    """The commands of one command line; each writes its answer and returns the exit status."""
 
-    Raises:
-        MigManagerError: It failed.
-    """
-    here = _Command(command, chosen, terminal)
-    commands: Mapping[str, Callable[[], int]] = {
-        "status": here.status,
-        "plan": here.plan,
-        "apply": here.apply,
-        "boot": here.boot,
-        "assert": here.check,
-        "export": here.export,
-        "generate-config": here.generate_config,
-        "checkpoint": here.checkpoint,
-        "restore": here.restore,
-        "validate": here.validate,
-    }
-    return commands[command]()
-
-
-class _Command:
-    """One command line; each command returns the exit status."""
-
-    def __init__(
-        self, command: str, chosen: command_settings.CommandSettings, terminal: console.Console
-    ) -> None:
-        self._chosen = chosen
+    def __init__(self, parsed: program.Parsed, terminal: console.Console) -> None:
+        self._chosen = command_settings.command_settings(parsed, terminal.environ)
         self._terminal = terminal
-        self._access = gpu_access.GpuAccess(command, chosen, terminal)
-        self._style = terminal.style(chosen.colour)
-        self._is_wide = chosen.output_format is command_settings.OutputFormat.WIDE
-        self._scope = plans.Scope.MODE_ONLY if chosen.is_mode_only else plans.Scope.ALL
+        terminal.configure_log(node_settings.LogLevel.WARNING, is_debug=self._chosen.is_debug)
+        self._access = gpu_access.GpuAccess(str(parsed["command"]), self._chosen, terminal)
+        self._style = terminal.style(self._chosen.colour)
+        self._is_wide = self._chosen.output_format is command_settings.OutputFormat.WIDE
+        self._scope = plans.Scope.MODE_ONLY if self._chosen.is_mode_only else plans.Scope.ALL
 
     def status(self) -> int:
         if self._chosen.is_watched:

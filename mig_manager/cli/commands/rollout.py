@@ -10,15 +10,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from mig_manager import errors
-from mig_manager.adapters import host
+from mig_manager.adapters import cluster_reader, host
 from mig_manager.adapters.host import files
 from mig_manager.adapters.kubernetes import api, fleet
 from mig_manager.cli.commands import rollout_settings
 from mig_manager.cli.commands import settings as command_settings
-from mig_manager.cli.toolkit import console
-from mig_manager.core import bar, messages
+from mig_manager.cli.toolkit import console, program
+from mig_manager.core import bar, messages, node_settings
 from mig_manager.core.fleet import nodes as fleet_nodes
-from mig_manager.core.fleet import rollout
+from mig_manager.core.fleet import preview, rollout
 from mig_manager.core.layout import config
 
 if TYPE_CHECKING:
@@ -39,10 +39,10 @@ _TONES: Mapping[rollout.NodeProgressState, bar.Tone] = {
     rollout.NodeProgressState.SKIPPED: bar.Tone.WARN,
     rollout.NodeProgressState.SUPERSEDED: bar.Tone.WARN,
 }
-_VERDICTS: Mapping[rollout.NodeFit, bar.Tone] = {
-    rollout.NodeFit.APPLIED: bar.Tone.GOOD,
-    rollout.NodeFit.DOES_NOT_FIT: bar.Tone.BAD,
-    rollout.NodeFit.UNKNOWN: bar.Tone.WARN,
+_VERDICTS: Mapping[preview.NodeFit, bar.Tone] = {
+    preview.NodeFit.APPLIED: bar.Tone.GOOD,
+    preview.NodeFit.DOES_NOT_FIT: bar.Tone.BAD,
+    preview.NodeFit.UNKNOWN: bar.Tone.WARN,
 }
 _SHOWN = (
     rollout.NodeProgressState.FAILED,
@@ -64,7 +64,7 @@ _ENDS: Mapping[rollout.RolloutPhase, str] = {
 }
 
 
-def run(chosen: rollout_settings.RolloutSettings, terminal: console.Console) -> int:
+def run(parsed: program.Parsed, terminal: console.Console) -> int:
     """Roll out a layout, or preview it.
 
     Returns:
@@ -73,6 +73,8 @@ def run(chosen: rollout_settings.RolloutSettings, terminal: console.Console) -> 
     Raises:
         MigManagerError: It cannot start or continue.
     """
+    chosen = rollout_settings.rollout_settings(parsed, terminal.environ)
+    terminal.configure_log(node_settings.LogLevel.ERROR, is_debug=chosen.is_debug)
     with contextlib.closing(api.KubeApi.connect(kubeconfig=str(chosen.kubeconfig))) as kube:
         selected = fleet.Fleet(kube, selector=chosen.selector)
         selected.start()
@@ -112,9 +114,9 @@ def _preview(
             f"ConfigMap {where} not found; name the agents' one (--config-map), or a file (-f)"
         )
     fleet_nodes.require_layout(nodes, document, layout)
-    pods = fleet.pods_by_node(kube)
+    pods = cluster_reader.ClusterReader(kube).gpu_pods([node.name for node in nodes])
     previews = [
-        rollout.preview(node, document, layout, pods.get(node.name, ()))
+        preview.preview(node, document, layout, pods.get(node.name, ()))
         for node in sorted(nodes, key=lambda node: node.name)
     ]
     terminal.answer(
@@ -126,7 +128,7 @@ def _preview(
         },
         lambda: previewed(previews, _title(chosen), style=terminal.style(chosen.colour)),
     )
-    return console.DONE if all(each.verdict.is_good for each in previews) else console.FAILED
+    return console.DONE if all(each.feasibility.fits for each in previews) else console.FAILED
 
 
 def _document(
@@ -136,12 +138,13 @@ def _document(
     if chosen.config_file is not None:
         file = files.ConfigFile(chosen.config_file)
         return config.parse(file.read(), source=file.name, is_lenient=chosen.is_lenient)
-    namespace, name = chosen.config_map
-    text = fleet.config_text(kube, namespace=namespace, name=name)
-    if text is None:
-        return None
-    source = f"ConfigMap {namespace}/{name}"
-    return config.parse(text, source=source, is_lenient=chosen.is_lenient)
+    reader = cluster_reader.ClusterReader(kube)
+    try:
+        return reader.document(chosen.config_map, is_lenient=chosen.is_lenient)
+    except errors.ClusterError as error:
+        if error.is_not_found:
+            return None
+        raise
 
 
 def _title(chosen: rollout_settings.RolloutSettings) -> str:
@@ -348,30 +351,31 @@ def _data(decision: rollout.RolloutDecision, goal: fleet_nodes.Goal) -> "answers
     }
 
 
-def previewed(previews: Sequence[rollout.Preview], title: str, *, style: bar.Style) -> str:
+def previewed(previews: Sequence[preview.Preview], title: str, *, style: bar.Style) -> str:
     """Return the previews of a dry run, node by node."""
     wide = max((len(node.name) for node in previews), default=4)
-    head = f"{'NODE':<{wide}}  {'VERDICT':<12}  KEPT  GONE  NEW  RESET  EVICTED"
+    head = f"{'NODE':<{wide}}  {'VERDICT':<12}  KEPT  DESTROYED  CREATED  RESET  EVICTED"
     lines = [style.fitted(head)]
     for node in previews:
-        reset = ",".join(map(str, node.resets)) or "-"
+        data = node.to_data()
+        counts, reset = data["instances"], ",".join(map(str, data["resets"])) or "-"
         evicted = [_named(node.evicted)] if node.evicted else []
         evicted += [f"some of {_named(node.maybe_evicted)}"] if node.maybe_evicted else []
         rest = (
-            f"{node.kept:>4}  {node.destroyed:>4}  {node.created:>3}  {reset:>5}  "
+            f"{counts['kept']:>4}  {counts['destroyed']:>9}  {counts['created']:>7}  {reset:>5}  "
             f"{'; '.join(evicted) or '-'}"
         )
         if node.message:
             rest = f"{node.reason}: {messages.printable(node.message, ' ')}"
-        verdict = f"{node.verdict.value:<12}"
+        verdict = f"{node.feasibility.value:<12}"
         start = f"{node.name:<{wide}}  "
         line = style.fitted(f"{start}{verdict}  {rest}".rstrip())
-        painted = style.paint(verdict, _VERDICTS.get(node.verdict, bar.Tone.PLAIN))
+        painted = style.paint(verdict, _VERDICTS.get(node.feasibility, bar.Tone.PLAIN))
         # A line that is wrapped before the verdict stays without its colour.
         lines.append(line.replace(f"{start}{verdict}", f"{start}{painted}", 1))
     totals = [
-        f"{sum(node.verdict is verdict for node in previews)} {verdict.value.replace('-', ' ')}"
-        for verdict in rollout.NodeFit
+        f"{sum(node.feasibility is each for node in previews)} {each.value.replace('-', ' ')}"
+        for each in preview.NodeFit
     ]
     total = style.fitted(f"{title}: {', '.join(totals)}. Nothing was changed.")
     return "\n".join([*lines, "", total])

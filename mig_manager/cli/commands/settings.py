@@ -319,6 +319,26 @@ class DemoSettings(TerminalSettings):
     )
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CompletionSettings:
+    """What ``completion`` writes."""
+
+    shell: str | None = options.text(
+        "bash, zsh or fish",
+        metavar="SHELL",
+        words=("bash", "zsh", "fish"),
+        has_variable=False,
+        is_operand=True,
+    )
+    lists_layouts: bool = options.switch(
+        "list the document's layouts instead, one a line, as the scripts do",
+        name="layouts",
+        has_variable=False,
+    )
+    config_file: str | None = options.nested(CommandSettings, "config-file", "lenient")
+    is_debug: bool = options.declared(node_settings.DEBUG)
+
+
 def command_settings(parsed: Mapping[str, object], environ: Mapping[str, str]) -> CommandSettings:
     """Read the settings of a command on this machine's GPUs.
 

@@ -20,10 +20,17 @@ from mig_manager import errors
 from mig_manager.adapters.host import call_thread, files, journald, programs
 from mig_manager.adapters.kubernetes import api, report
 from mig_manager.agent import settings
-from mig_manager.cli.commands import doctor, doctor_checks, doctor_report, redaction
+from mig_manager.cli.commands import (
+    doctor,
+    doctor_checks,
+    doctor_facts,
+    doctor_report,
+    gpu_access,
+    redaction,
+)
 from mig_manager.cli.commands import settings as command_settings
-from mig_manager.cli.toolkit import console, gpu_report, parser
-from mig_manager.core import bar, messages, options
+from mig_manager.cli.toolkit import console, gpu_report, program
+from mig_manager.core import bar, messages, node_settings, options
 from mig_manager.core.layout import plans
 
 MANIFEST = "manifest.json"
@@ -35,21 +42,26 @@ _VARIABLES = pathlib.Path("/etc/mig-manager/mig-manager.env")  # of our units
 _STANDARD_OUTPUT = pathlib.Path("-")
 
 _Read = Callable[[], str]
+Parse = Callable[[Sequence[str]], program.Parsed]
+"""Parses a command line of the program."""
 
 
-def run(chosen: command_settings.BundleSettings, terminal: console.Console) -> int:
+def run(parsed: program.Parsed, terminal: console.Console, parse: Parse) -> int:
     """Collect, write the archive, and say what it has.
 
     Raises:
         UsageError: The archive cannot be written, or would be written to a terminal.
     """
+    chosen = command_settings.bundle_settings(parsed, terminal.environ)
+    terminal.configure_log(node_settings.LogLevel.ERROR, is_debug=chosen.is_debug)
+    gpu_access.prepare_simulation(chosen.doctor.gpus, terminal.note)
     if chosen.output_file == _STANDARD_OUTPUT and terminal.stdout.isatty():
         raise errors.UsageError("the archive is not for a terminal: redirect it to a file")
     now = dt.datetime.now(tz=dt.UTC)
     # The name is not checked yet: a slash would lead out of the folder.
     node = messages.printable(chosen.doctor.node_name or platform.node(), "_").replace("/", "_")
     name = f"mig-manager-support-{node}-{now:%Y%m%dT%H%M%SZ}"
-    members, missing = collect(chosen, terminal.environ, now=now)
+    members, missing = collect(chosen, terminal.environ, now=now, parse=parse)
     content = archive(members, folder=name, now=now)
     path = chosen.output_file or pathlib.Path(f"{name}.tar.gz")
     is_written = path == _STANDARD_OUTPUT
@@ -72,14 +84,19 @@ def run(chosen: command_settings.BundleSettings, terminal: console.Console) -> i
 
 
 def collect(
-    chosen: command_settings.BundleSettings, environ: Mapping[str, str], *, now: dt.datetime
+    chosen: command_settings.BundleSettings,
+    environ: Mapping[str, str],
+    *,
+    now: dt.datetime,
+    parse: Parse,
 ) -> tuple[dict[str, str], dict[str, str]]:
     """Return the files of the bundle, redacted, and why others are missing; the manifest first."""
     timeout_s = chosen.doctor.timeout_s + 2 * _MARGIN_S
     deadline_s = time.monotonic() + timeout_s
     secrets = _secrets(chosen, environ)
     threads = {
-        name: call_thread.CallThread(read) for name, read in _sources(chosen, environ).items()
+        name: call_thread.CallThread(read)
+        for name, read in _sources(chosen, environ, parse).items()
     }
     members: dict[str, str] = {}
     missing: dict[str, str] = {}
@@ -90,7 +107,7 @@ def collect(
             missing[name] = f"no answer within {timeout_s:g} s"
         except errors.MigManagerError as error:
             missing[name] = redaction.redacted(error.message, secrets)
-        except doctor.NotAskedError as error:
+        except doctor_facts.NotAskedError as error:
             missing[name] = str(error)
         except (Exception, SystemExit) as error:  # noqa: BLE001 - one source must not end all
             why = f"{type(error).__name__}: {error}"
@@ -129,27 +146,27 @@ def archive(members: Mapping[str, str], *, folder: str, now: dt.datetime) -> byt
 
 
 def _sources(
-    chosen: command_settings.BundleSettings, environ: Mapping[str, str]
+    chosen: command_settings.BundleSettings, environ: Mapping[str, str], parse: Parse
 ) -> Mapping[str, _Read]:
     """Return how to read each file."""
     asked, name = chosen.doctor, chosen.doctor.node_name
-    facts, checks_s = doctor.facts(asked), asked.timeout_s + _MARGIN_S
-    examined = doctor.Once(
+    facts, checks_s = doctor_facts.facts(asked), asked.timeout_s + _MARGIN_S
+    examined = doctor_facts.Once(
         lambda: doctor.examine(doctor_checks.CHECKS, facts, timeout_s=checks_s), what="doctor"
     )
-    agents = doctor.Once(lambda: report.agents(kube(), name), what="the agent's pod")
+    agents = doctor_facts.Once(lambda: report.agents(kube(), name), what="the agent's pod")
     found = programs.Programs(programs.roots(chosen.roots), search_path=environ.get("PATH", ""))
     journal, layout = asked.journal_file, asked.verified_layout_file
 
     def kube() -> api.KubeApi:
         connected = facts.kube.get()
         if not name:
-            raise doctor.NotAskedError("no --node-name")
+            raise doctor_facts.NotAskedError("no --node-name")
         return connected
 
     def pods() -> Sequence[report.Object]:
         if not (listed := agents.get()):
-            raise doctor.NotAskedError(f"no pod of an agent on node {name}")
+            raise doctor_facts.NotAskedError(f"no pod of an agent on node {name}")
         return listed
 
     def status() -> plans.Status:
@@ -159,7 +176,7 @@ def _sources(
 
     def journal_of(selection: tuple[str, ...]) -> str:
         if asked.gpus.is_simulated:
-            raise doctor.NotAskedError("the GPUs are simulated")
+            raise doctor_facts.NotAskedError("the GPUs are simulated")
         return journald.read(found, selection, timeout_s=asked.timeout_s)
 
     return {
@@ -168,7 +185,7 @@ def _sources(
         "status.txt": lambda: gpu_report.status(status(), is_wide=True, style=_PLAIN),
         "doctor.json": lambda: console.answered(examined.get().to_data(), "json"),
         "doctor.txt": lambda: doctor_report.table(examined.get(), style=_PLAIN),
-        "settings.json": lambda: _json(_settings(agents.if_known(), environ)),
+        "settings.json": lambda: _json(_settings(agents.if_known(), environ, parse)),
         "layouts.yaml": files.ConfigFile(asked.config_file).read,
         "journal.json": lambda: _kept(files.JournalFile(journal).read, journal),
         "verified-layout.json": lambda: _kept(files.VerifiedLayoutFile(layout).read, layout),
@@ -183,7 +200,7 @@ def _sources(
     }
 
 
-def _versions(facts: doctor.Facts) -> dict[str, object]:
+def _versions(facts: doctor_facts.Facts) -> dict[str, object]:
     driver, server = facts.inspection.if_known(), None
     if kube := facts.kube.if_known():
         with contextlib.suppress(errors.ClusterError):
@@ -199,7 +216,7 @@ def _versions(facts: doctor.Facts) -> dict[str, object]:
 
 
 def _settings(
-    pods: Sequence[report.Object] | None, environ: Mapping[str, str]
+    pods: Sequence[report.Object] | None, environ: Mapping[str, str], parse: Parse
 ) -> dict[str, object]:
     """Return the agent's options with value and origin: of its pod, or else of this machine."""
     parsed: Mapping[str, object] = {}
@@ -207,7 +224,8 @@ def _settings(
     if pods:
         words, variables = report.command(pods)
         after = words[words.index("agent") + 1 :] if "agent" in words else words
-        place, parsed = "the agent's pod", parser.parse(["agent", *after])
+        place = "the agent's pod"
+        parsed = parse(["agent", *after])
     source = options.Source(parsed, variables, command="agent")
     return {
         "read_from": place,
@@ -230,7 +248,7 @@ def _unit_variables() -> dict[str, str]:
 def _kept(read: Callable[[], str | None], path: pathlib.Path) -> str:
     text = read()
     if text is None:
-        raise doctor.NotAskedError(f"{path} does not exist")
+        raise doctor_facts.NotAskedError(f"{path} does not exist")
     return text
 
 

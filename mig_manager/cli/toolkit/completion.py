@@ -1,242 +1,158 @@
-"""Completion of command lines in bash, zsh and fish.
+"""Complete command lines: one protocol for every shell and for kubectl, which is cobra's.
 
-The scripts are made of the declarations of the options. What only a file knows, the layouts, they
-ask the program for at the moment they are needed.
+A shell passes the words so far; the last one is incomplete or empty. The program answers with a
+candidate a line, a tabulator and its meaning. The last line says whether the shell may add files
+or folders (cobra's ``ShellCompDirective``).
 """
 
-from collections.abc import Iterator, Mapping
+import dataclasses
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-from mig_manager import errors
 from mig_manager.catalogue import hardware
-from mig_manager.cli.toolkit import help_pages, parser
+from mig_manager.cli.toolkit import program
 from mig_manager.core import options
 
-
-def answer(parsed: Mapping[str, object], environ: Mapping[str, str]) -> str:
-    """Return the script, or the layouts that a script asks for.
-
-    Raises:
-        ConfigError: The document cannot be read.
-        UsageError: No shell is named, or one without a script.
-    """
-    if not parsed.get("layouts"):
-        shell = parsed.get("shell")
-        if shell in _SCRIPTS:
-            return _SCRIPTS[shell]()
-        reason = f"no completion for {shell!r}" if shell else "name a shell"
-        raise errors.UsageError(f"{reason}; there is one for {', '.join(_SCRIPTS)}")
-    from mig_manager.adapters.host import files, process  # noqa: PLC0415 - only for layouts
-    from mig_manager.cli.commands import settings as command_settings  # noqa: PLC0415 - only for layouts
-    from mig_manager.core.layout import config  # noqa: PLC0415 - only for layouts
-
-    name = command_settings.command_settings(parsed, environ).config_file
-    # Standard input is the user's, who is still typing.
-    source = files.ConfigFile(process.packaged_config() if name in (None, "-") else name)
-    found = config.parse(source.read(), source=source.name).layouts
-    return "".join(f"{each}\n" for each in found if parser.SAFE_WORD.fullmatch(each))
+SAFE_WORD = re.compile(r"[A-Za-z0-9._-]+")
+"""Names that no shell takes for anything else, and Kubernetes takes as label values."""
+_NOTHING, _FILES, _FOLDERS = 4, 0, 16
+_BEFORE_PRODUCT = re.compile(r"(.*\+)?([0-9]+[xX])?")
+"""What may stand before a product: others and a plus, and how many of it there are."""
 
 
-_OFFERS: Mapping[str, tuple[str, str, str]] = {
-    options.FILE: ("file", "_files", "--require-parameter --force-files"),
-    options.FOLDER: (
-        "directory",
-        "_files -/",
-        "--exclusive --arguments '(__fish_complete_directories)'",
-    ),
-    options.LAYOUT: (
-        "layouts",
-        "_mig_manager_layouts",
-        "--exclusive --arguments '(__mig_manager_layouts)'",
-    ),
-    options.PRODUCT: (
-        "products",
-        "_mig_manager_products",
-        "--exclusive --arguments '$__mig_manager_products'",
-    ),
-    options.SPEC: ("spec", "_mig_manager_spec", "--exclusive --arguments '(__mig_manager_spec)'"),
-}
-"""What bash, zsh and fish offer for a value, by its metavar."""
-_WORDS = ("words:{}", "({})", "--exclusive --arguments '{}'")  # for a value out of some words
-_NOTHING = ("nothing", " ", "--exclusive")  # for a value that only the user knows
-_IN_BASH, _IN_ZSH, _IN_FISH = range(3)
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """A command line, as far as it goes."""
+
+    command: str  # empty: none yet
+    operands: tuple[str, ...]
+    values: Mapping[str, object]  # of options, by their names
+    option: options.Option | None  # whose value the last word is
+    known: Mapping[str, options.Option]  # by flag
 
 
-def _offer(option: options.Option, shell: int) -> str:
-    if option.words:
-        return _WORDS[shell].format(" ".join(option.words))
-    return _OFFERS.get(option.metavar, _NOTHING)[shell]
+Values = Callable[[options.Option, Line], Iterable[str]]
+"""Returns what only a file or a cluster knows: the values of an option or an operand."""
 
 
-# -- bash: version 4, without a library of completions -------------------------------------------
+def answer(of: program.Program, words: Sequence[str], values: Values) -> str:
+    """Return the answer to a shell."""
+    *before, word = words or ("",)
+    # Bash splits --config-file=FILE into three words.
+    line = _line(of, [each for each in before if each != "="])
+    word, lead = "" if word == "=" else word, ""
+    wanted = line.option
+    if wanted is None and word.startswith("--") and "=" in word:
+        flag, _, word = word.partition("=")
+        wanted, lead = line.known.get(flag), f"{flag}="
+    elif wanted is None and line.command and not word.startswith("-"):
+        wanted = _operand(of, line)
+    directive = _NOTHING
+    if wanted is not None:
+        directive = {options.FILE: _FILES, options.FOLDER: _FOLDERS}.get(wanted.metavar, _NOTHING)
+        found = _of_option(wanted, word, line, values)
+    elif word.startswith("-"):
+        found = ((flag, each.help) for flag, each in line.known.items() if flag.startswith(word))
+    elif not line.command:
+        every = ((row.name, row.text.summary) for row in of.rows)
+        found = (each for each in every if each[0].startswith(word))
+    else:
+        found = iter(())
+    lines = [f"{lead}{name}\t{meaning}".rstrip("\t") for name, meaning in found]
+    return "\n".join([*lines, f":{directive}"])
+
+
+def _line(of: program.Program, before: Sequence[str]) -> Line:
+    known = {flag: each for each in (*of.flagged(), *of.anywhere) for flag in each.flags}
+    command, operands, values, option = "", [], dict[str, object](), None
+    for word in before:
+        if option is not None:
+            values[option.key], option = word, None
+        elif word.startswith("-"):
+            flag, equals, value = word.partition("=")
+            found = known.get(flag)
+            if found and equals:
+                values[found.key] = value
+            elif found and found.metavar and not found.is_value_optional:
+                option = found
+        elif command:
+            operands.append(word)
+        elif word in of.commands:
+            command = word
+            known = {flag: each for each in of.flagged(word) for flag in each.flags}
+    return Line(
+        command=command, operands=tuple(operands), values=values, option=option, known=known
+    )
+
+
+def _operand(of: program.Program, line: Line) -> options.Option | None:
+    declared = of.operands_of(line.command)
+    last = declared[-1:] if declared and declared[-1].is_repeatable else ()
+    return next(iter((*declared[len(line.operands) :], *last)), None)
+
+
+def _of_option(
+    option: options.Option, word: str, line: Line, values: Values
+) -> Iterator[tuple[str, str]]:
+    if option.metavar in (options.PRODUCT, options.SPEC):
+        is_spec = option.metavar == options.SPEC
+        found = _BEFORE_PRODUCT.match(word) if is_spec else None
+        lead = found[0] if found else ""
+        # Products in any case become what the help writes.
+        begun = word[len(lead) :].casefold()
+        names = (each for each in hardware.product_names() if each.casefold().startswith(begun))
+        yield from ((f"{lead}{name}", "") for name in names)
+        return
+    candidates = option.words or values(option, line)
+    # The author of a document must control neither the terminal nor the shell.
+    safe = filter(SAFE_WORD.fullmatch, candidates)
+    yield from ((each, "") for each in safe if each.startswith(word) and each not in line.operands)
+
+
+# -- scripts -------------------------------------------------------------------------------------
 
 _BASH = """\
 # bash completion for mig-manager; made by 'mig-manager completion bash'.
 
-_mig_manager_layouts() {
-    local file='' position
-    for ((position = 1; position < COMP_CWORD; position++)); do
-        case ${COMP_WORDS[position]} in
-        -f | --config-file)
-            file=${COMP_WORDS[position + 1]}
-            # Bash splits --config-file=FILE into three words.
-            [[ $file != = ]] || file=${COMP_WORDS[position + 2]}
-            ;;
-        esac
-    done
-    # As typed, with a tilde that the shell has not yet expanded.
-    case $file in
-    \\~/*) file=$HOME/${file:2} ;;
-    esac
-    "${COMP_WORDS[0]}" completion --layouts ${file:+-f "$file"} 2>/dev/null
-}
-
-_mig_manager_offer() {
-    local lead=$1 value
-    while IFS= read -r value; do
-        [[ $lead$value != "$current"* ]] || COMPREPLY+=("$lead$value")
-    done
-}
-
-_mig_manager_products() {
-    local lead=$1 value
-    # Products in any case become what the help writes.
-    while IFS= read -r value; do
-        [[ ${lead,,}${value,,} != "${current,,}"* ]] || COMPREPLY+=("$lead$value")
-    done <<<"${_mig_manager_products// /$'\\n'}"
-}
-
-_mig_manager_files() {
-    local value
-    while IFS= read -r value; do
-        COMPREPLY+=("$value")
-    done < <(compgen "-A" "$1" -- "$current")
-    compopt -o filenames 2>/dev/null
-}
-
 _mig_manager() {
-    local current=${COMP_WORDS[COMP_CWORD]} previous=${COMP_WORDS[COMP_CWORD - 1]}
-    local command='' flags='' want='' position
+    local line directive=:4 current=${COMP_WORDS[COMP_CWORD]}
     COMPREPLY=()
-    if [[ $current == = ]]; then
-        current=
-    elif [[ $previous == = ]]; then
-        previous=${COMP_WORDS[COMP_CWORD - 2]}
-    fi
-    for ((position = 1; position < COMP_CWORD; position++)); do
-        if [[ ${COMP_WORDS[position]} != -* ]]; then
-            command=${COMP_WORDS[position]}
-            break
-        fi
-    done
-    case $command in
-@CASES@
+    while IFS= read -r line; do
+        case $line in
+        :*) directive=$line ;;
+        *) COMPREPLY+=("${line%%$'\\t'*}") ;;
+        esac
+    done < <("${COMP_WORDS[0]}" __complete "${COMP_WORDS[@]:1:COMP_CWORD}" 2>/dev/null)
+    [[ $current != = ]] || current=
+    case $directive in
+    :0) mapfile -t COMPREPLY < <(compgen -A file -- "$current") ;;
+    :16) mapfile -t COMPREPLY < <(compgen -A directory -- "$current") ;;
+    *) return ;;
     esac
-    if [[ $want == operand:* && $current == -* ]]; then
-        want="words:$flags"
-    fi
-    case ${want#operand:} in
-    layouts) _mig_manager_offer "" < <(_mig_manager_layouts) ;;
-    products) _mig_manager_products "" ;;
-    spec)
-        [[ $current =~ ^(.*\\+)?([0-9]+[xX])? ]]
-        _mig_manager_products "${BASH_REMATCH[0]}"
-        ;;
-    file | directory) _mig_manager_files "${want#operand:}" ;;
-    words:*)
-        want=${want#operand:} want=${want#words:}
-        _mig_manager_offer "" <<<"${want// /$'\\n'}"
-        ;;
-    esac
+    compopt -o filenames 2>/dev/null
 }
 
 complete -F _mig_manager mig-manager
 """
-
-
-def _bash() -> str:
-    cases: list[str] = []
-    for command in ("", *parser.COMMANDS):
-        found, operands = parser.flagged(command), parser.operands_of(command)
-        operand = f"words:{' '.join(parser.COMMANDS)}"
-        if command:
-            operand = _offer(operands[0], _IN_BASH) if operands else "nothing"
-        cases += [
-            f"    {command or _shell_quoted('')})",
-            f"        flags='{' '.join(flag for option in found for flag in option.flags)}'",
-            f"        want='operand:{operand}'",
-        ]
-        flags: dict[str, list[str]] = {}
-        for option in found:
-            if option.metavar and not option.is_value_optional:
-                flags.setdefault(_offer(option, _IN_BASH), []).extend(option.flags)
-        if flags:
-            wants = (
-                f"        {' | '.join(each)}) want='{want}' ;;" for want, each in flags.items()
-            )
-            cases += ["        case $previous in", *wants, "        esac"]
-        cases.append("        ;;")
-    products = f"_mig_manager_products='{' '.join(hardware.product_names())}'"
-    return f"{products}\n\n" + _BASH.replace("@CASES@", "\n".join(cases))
-
-
-def _shell_quoted(text: str) -> str:
-    """Quote for bash and zsh; their quotes end before an apostrophe and begin again after it."""
-    return "'" + text.replace("'", "'\\''") + "'"
-
-
-# -- zsh: its own system of completions ----------------------------------------------------------
-
 _ZSH = """\
 #compdef mig-manager
 # zsh completion for mig-manager; made by 'mig-manager completion zsh'.
 # To be found by compinit as _mig-manager, or evaluated after it.
 
-_mig_manager_layouts() {
-    local file= position
-    local -a found
-    for ((position = 2; position < CURRENT; position++)); do
-        case $words[position] in
-        -f | --config-file) file=$words[position+1] ;;
-        --config-file=*) file=${words[position]#*=} ;;
+_mig_manager() {
+    local line directive=:4
+    local -a candidates
+    for line in ${(f)"$(${(Q)words[1]} __complete "${(@Q)words[2,CURRENT]}" 2>/dev/null)"}; do
+        case $line in
+        :*) directive=$line ;;
+        *) candidates+=("${${line//:/\\\\:}/$'\\t'/:}") ;;
         esac
     done
-    # As typed, with a tilde that the shell has not yet expanded.
-    [[ $file != "~/"* ]] || file=$HOME/${file#"~/"}
-    found=(${(f)"$(_call_program layouts ${(q)program} completion --layouts \\
-        ${file:+-f ${(qq)${(Q)file}}} 2>/dev/null)"})
-    compadd -a found
-}
-
-_mig_manager_products() {
-    # Products in any case become what the help writes.
-    compadd -M 'm:{a-zA-Z}={A-Za-z}' -a mig_manager_products
-}
-
-_mig_manager_spec() {
-    # What may stand before a product: others and a plus, and how many of it there are.
-    compset -P '*+'
-    compset -P '[0-9]##[xX]'
-    _mig_manager_products
-}
-
-_mig_manager() {
-    local program=$words[1] curcontext=$curcontext state line
-    typeset -A opt_args
-    setopt localoptions extendedglob
-    local -a mig_manager_products=(@PRODUCTS@)
-    local -a mig_manager_commands=(
-@COMMANDS@
-    )
-    _arguments -C \\
-@PROGRAM@
-        '1:command:->command' '*::argument:->argument'
-    case $state in
-    command) _describe -t commands command mig_manager_commands ;;
-    argument)
-        case $words[1] in
-@CASES@
-        esac
-        ;;
+    case $directive in
+    :0 | :16) [[ $PREFIX != --*=* ]] || compset -P '*=' ;|
+    :0) _files ;;
+    :16) _files -/ ;;
+    *) _describe -t values value candidates -U ;;
     esac
 }
 
@@ -246,126 +162,23 @@ else
     compdef _mig_manager mig-manager
 fi
 """
-
-
-def _zsh() -> str:
-    summaries = (
-        _shell_quoted(f"{name}:{_zsh_escaped(help_pages.text(name).summary, colons=True)}")
-        for name in parser.COMMANDS
-    )
-    cases = (
-        f"        {name})\n            _arguments -s \\\n                "
-        + " \\\n                ".join(_zsh_specs(name))
-        + "\n            ;;"
-        for name in parser.COMMANDS
-    )
-    return (
-        _ZSH.replace("@PRODUCTS@", " ".join(hardware.product_names()))
-        .replace("@COMMANDS@", "\n".join(f"        {each}" for each in summaries))
-        .replace("@PROGRAM@", "\n".join(f"        {spec} \\" for spec in _zsh_specs("")))
-        .replace("@CASES@", "\n".join(cases))
-    )
-
-
-def _zsh_specs(command: str) -> Iterator[str]:
-    for option in parser.flagged(command):
-        others = f"({' '.join(option.flags)})" if len(option.flags) > 1 else ""
-        before = "*" if option.is_repeatable else others
-        help_text = f"[{_zsh_escaped(option.help)}]"
-        colon = "::" if option.is_value_optional else ":"
-        value = f"{colon}{option.metavar}:{_offer(option, _IN_ZSH)}"
-        for flag in option.flags:
-            joint = "=" if flag.startswith("--") else "+"
-            after = f"{joint}{help_text}{value}" if option.metavar else help_text
-            yield _shell_quoted(f"{before}{flag}{after}")
-    for operand in parser.operands_of(command):
-        position = "*:" if operand.is_repeatable else "1::"
-        yield _shell_quoted(f"{position}{operand.metavar}:{_offer(operand, _IN_ZSH)}")
-
-
-def _zsh_escaped(text: str, *, colons: bool = False) -> str:
-    for special in ("\\", "[", "]", *([":"] if colons else [])):
-        text = text.replace(special, f"\\{special}")
-    return text
-
-
-# -- fish ----------------------------------------------------------------------------------------
-
 _FISH = """\
 # fish completion for mig-manager; made by 'mig-manager completion fish'.
 
-function __mig_manager_is --description 'Whether the command line has this command'
-    set --local found
-    for word in (commandline --tokenize --cut-at-cursor --current-process)[2..]
-        if not string match --quiet -- '-*' $word
-            set found $word
-            break
-        end
-    end
-    test "$found" = "$argv[1]"
-end
-
-function __mig_manager_layouts --description 'The layouts of the document on the command line'
+function __mig_manager
     set --local words (commandline --tokenize --cut-at-cursor --current-process)
-    set --local file
-    for position in (seq 2 (count $words))
-        switch $words[$position]
-            case -f --config-file
-                set file -f $words[(math $position + 1)]
-            case '--config-file=*'
-                set file -f (string replace --regex '^[^=]*=' '' -- $words[$position])
-        end
+    set --local current (commandline --cut-at-cursor --current-token)
+    set --local candidates ($words[1] __complete $words[2..] "$current" 2>/dev/null)
+    switch "$candidates[-1]"
+        case :0
+            __fish_complete_path $current
+        case :16
+            __fish_complete_directories $current
+        case '*'
+            string match --invert -- ':*' $candidates
     end
-    # As typed, with a tilde that the shell has not yet expanded.
-    set file (string replace --regex '^~/' "$HOME/" -- $file)
-    $words[1] completion --layouts $file 2>/dev/null
 end
 
-function __mig_manager_spec --description 'Simulated GPUs, such as 8xPRODUCT+2xPRODUCT'
-    set --local begun (commandline --current-token)
-    set --local lead (string match --regex -- '^(?:.*\\+)?(?:[0-9]+[xX])?' $begun)
-    printf "$lead%s\\n" $__mig_manager_products
-end
-
-complete --command mig-manager --no-files
+complete --command mig-manager --no-files --arguments '(__mig_manager)'
 """
-
-
-def _fish() -> str:
-    names = " ".join(hardware.product_names())
-    lines = [f"{_FISH}set --global __mig_manager_products {names}", *_fish_options("")]
-    lines += [
-        f"{_fish_start('')} --arguments {name} "
-        f"--description {_fish_quoted(help_pages.text(name).summary)}"
-        for name in parser.COMMANDS
-    ]
-    lines += [line for name in parser.COMMANDS for line in _fish_options(name)]
-    return "\n".join(lines) + "\n"
-
-
-def _fish_start(command: str) -> str:
-    condition = _fish_quoted(f'__mig_manager_is "{command}"')
-    return f"complete --command mig-manager --condition {condition}"
-
-
-def _fish_options(command: str) -> Iterator[str]:
-    for option in parser.flagged(command):
-        names = " ".join(
-            f"--{'long' if flag[1] == '-' else 'short'}-option {flag.lstrip('-')}"
-            for flag in option.flags
-        )
-        has_value = option.metavar and not option.is_value_optional
-        value = _offer(option, _IN_FISH) if has_value else ""
-        parts = (_fish_start(command), names, value, "--description", _fish_quoted(option.help))
-        yield " ".join(filter(None, parts))
-    for operand in parser.operands_of(command):
-        if operand.words or operand.metavar in _OFFERS:
-            offer = _offer(operand, _IN_FISH).removeprefix("--exclusive ")
-            yield f"{_fish_start(command)} {offer}"
-
-
-def _fish_quoted(text: str) -> str:
-    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
-
-
-_SCRIPTS = {"bash": _bash, "zsh": _zsh, "fish": _fish}
+SCRIPTS = {"bash": _BASH, "zsh": _ZSH, "fish": _FISH}

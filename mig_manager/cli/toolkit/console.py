@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, TextIO, TypeVar
 from mig_manager import errors
 from mig_manager.adapters import host
 from mig_manager.adapters.host import log, process
-from mig_manager.cli.toolkit import parser
 from mig_manager.core import bar, messages, node_settings
 
 if TYPE_CHECKING:
@@ -167,6 +166,13 @@ class Console:
             lines.append(style.fitted(f"  remedy: {messages.printable(remedy, ' ')}"))
         self.remarks.put("\n".join(lines), priority)
 
+    def configure_log(
+        self, level: node_settings.LogLevel, *, is_debug: bool, is_json: bool = False
+    ) -> None:
+        """Write the log beside the remarks, from this level on or in full."""
+        level = node_settings.LogLevel.DEBUG if is_debug else level
+        log.configure(level=level.value, is_json=is_json, stream=self.remarks)
+
     def parsed(self, parse: Callable[[], _Parsed]) -> _Parsed | None:
         """Parse a command line; None if it asked for help, which has been printed."""
         try:
@@ -191,7 +197,7 @@ class Console:
         except errors.MigManagerError as error:
             self.note(error.message, remedy=remedy(error), priority=priority)
             status = UNUSABLE if error.reason in _INPUT_REASONS else FAILED
-            return UNKNOWN_COMMAND if isinstance(error, parser.UnknownCommandError) else status
+            return UNKNOWN_COMMAND if isinstance(error, errors.UnknownCommandError) else status
         except KeyboardInterrupt:
             return INTERRUPTED
         except BrokenPipeError:

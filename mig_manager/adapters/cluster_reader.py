@@ -1,0 +1,216 @@
+"""Read what commands need from a cluster: nodes, their pods, Events, layouts.
+
+The transport is another matter: ``rollout`` watches and writes for hours with the Kubernetes
+library; the plugin runs its user's ``kubectl``, which knows their contexts, credential programs,
+proxies and impersonation.
+"""
+
+import dataclasses
+import datetime as dt
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from mig_manager import errors
+from mig_manager.core import messages
+from mig_manager.core.fleet import nodes as fleet_nodes
+from mig_manager.core.layout import config
+from mig_manager.core.node import cluster
+
+_NODES = "/api/v1/nodes"
+_PODS = "/api/v1/pods"
+_EVENTS = "/api/v1/namespaces/default/events"
+"""The API server keeps Events about objects without a namespace here."""
+_MOST_NODE_QUERIES = 10  # for more nodes, all pods of the cluster are listed at once
+_COMPONENT = "mig-manager"
+OPERATOR_NAMESPACE = "gpu-operator"
+_CONFIG_MAPS = (
+    ("mig-manager", "mig-manager-config"),
+    (OPERATOR_NAMESPACE, "mig-manager-config"),
+    (OPERATOR_NAMESPACE, "default-mig-parted-config"),
+)
+"""Of our manifests, of ours with the GPU operator, and the operator's own."""
+_DOCUMENT_KEY = "config.yaml"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """The nodes that a command is about."""
+
+    reports: tuple[fleet_nodes.Report, ...]  # by name, never empty
+    missing: tuple[str, ...]  # why nodes that were named are not among them
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the nodes."""
+        return tuple(report.node.name for report in self.reports)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Pods:
+    """The pods of nodes, or why they are not known."""
+
+    by_node: Mapping[str, tuple[cluster.Pod, ...]] | None
+    why_not: str = ""
+
+    def of(self, name: str) -> tuple[cluster.Pod, ...] | None:
+        """Return the pods of a node that request GPUs; None if they are not known."""
+        return None if self.by_node is None else self.by_node.get(name, ())
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Moment:
+    """Something that happened to a node."""
+
+    at: dt.datetime | None
+    what: str  # the reason of an Event, or a word of ours in lower case
+    message: str
+    is_warning: bool = False
+    count: int = 1
+
+
+class Transport(Protocol):
+    """Sends requests to the API server.
+
+    Each raises ``ClusterError`` if the API refuses or does not answer: with reason FORBIDDEN for
+    401 and 403; ``status`` shows a 404.
+    """
+
+    def get(self, path: str, query: Mapping[str, str] | None = None) -> dict[str, Any]:
+        """Get an object or a list."""
+
+
+class ClusterReader:
+    """Reads by a transport, whose errors its methods raise."""
+
+    def __init__(self, transport: Transport) -> None:
+        self._get = transport.get
+
+    def find(self, names: Sequence[str], selector: str | None, *, now: dt.datetime) -> Found:
+        """Report on the nodes named, or else on those that ``selected`` returns.
+
+        Raises:
+            ClusterError: None of the nodes named exists, or as each request.
+            UsageError: Nodes are given by name and by selector, or nothing is selected.
+        """
+        if names and selector:
+            raise errors.UsageError("name nodes or select them with -l, not both")
+        nodes = [] if names else self.selected(selector)
+        missing: list[str] = []
+        for name in dict.fromkeys(names):
+            try:
+                found = self._get(cluster.api_path(_NODES, name))
+                nodes.append(fleet_nodes.parse(found))
+            except errors.ClusterError as error:
+                if not error.is_not_found or len(names) == 1:
+                    raise
+                missing.append(error.message)
+        if missing and not nodes:
+            raise errors.ClusterError("; ".join(missing), reason=errors.Reason.API_ERROR)
+        if not nodes:
+            what = f"selector {selector!r}" if selector else "NVIDIA GPUs"
+            raise errors.UsageError(
+                f"the cluster has no node with {what}",
+                remedy="See all labels with 'kubectl get nodes --show-labels'.",
+            )
+        ordered = sorted(nodes, key=lambda node: node.name)
+        reports = tuple(fleet_nodes.report(node, now) for node in ordered)
+        return Found(reports=reports, missing=tuple(missing))
+
+    def selected(self, selector: str | None) -> list[fleet_nodes.Node]:
+        """Return the nodes that a selector matches; None: those with GPUs."""
+        query = {"labelSelector": selector} if selector else {}
+        nodes = cluster.listed(self._get, _NODES, query, fleet_nodes.parse)
+        return [node for node in nodes if selector or node.has_gpus]
+
+    def pods(self, names: Sequence[str]) -> Pods:
+        """Return the pods of nodes that request GPUs, or why they are not known."""
+        try:
+            return Pods(by_node=self.gpu_pods(names))
+        except errors.ClusterError as error:
+            return Pods(by_node=None, why_not=error.message)
+
+    def gpu_pods(self, names: Sequence[str]) -> Mapping[str, tuple[cluster.Pod, ...]]:
+        """Return the pods that request GPUs, by the name of their node."""
+        selectors = [f"spec.nodeName={name}" for name in names]
+        if len(names) > _MOST_NODE_QUERIES:
+            selectors = ["spec.nodeName!="]
+        by_node: dict[str, list[cluster.Pod]] = {name: [] for name in names}
+        for selector in selectors:
+            query = {"fieldSelector": selector}
+            for pod in cluster.listed(self._get, _PODS, query, cluster.parse_pod):
+                if pod.node_name in by_node and (pod.gpu_resources or pod.has_claims):
+                    by_node[pod.node_name].append(pod)
+        return {name: tuple(pods) for name, pods in by_node.items()}
+
+    def events(self, node_name: str) -> tuple[Moment, ...]:
+        """Return the agent's Events about a node, in no order."""
+        query = {"fieldSelector": f"involvedObject.kind=Node,involvedObject.name={node_name}"}
+        return tuple(filter(None, cluster.listed(self._get, _EVENTS, query, _event)))
+
+    def document(
+        self,
+        config_map: tuple[str, str] | None,
+        default: config.Document | None = None,
+        *,
+        is_lenient: bool = False,
+    ) -> config.Document:
+        """Return the layouts.
+
+        Args:
+            config_map: Namespace and name of the ConfigMap; None: the first of the usual ones.
+            default: The layouts if none of those exists.
+            is_lenient: How to parse them.
+
+        Raises:
+            ClusterError: As each request.
+            ConfigError: The ConfigMap's layout file is invalid.
+            UsageError: None of the usual ones exists, and there is no ``default``.
+        """
+        for namespace, name in (config_map,) if config_map else _CONFIG_MAPS:
+            source = f"ConfigMap {namespace}/{name}"
+            path = cluster.api_path("/api/v1/namespaces", namespace, "configmaps", name)
+            try:
+                found = self._get(path)
+            except errors.ClusterError as error:
+                if error.is_not_found and not config_map:
+                    continue
+                raise
+            with cluster.understood(source):
+                data = cluster.strings(found.get("data"))
+            if _DOCUMENT_KEY not in data and len(data) != 1:
+                raise errors.ConfigError(
+                    f"{source} has no entry {_DOCUMENT_KEY}",
+                    remedy="Add this entry, or name another ConfigMap or a file (-f).",
+                )
+            text = data.get(_DOCUMENT_KEY, next(iter(data.values())))
+            return config.parse(text, source=source, is_lenient=is_lenient)
+        if default is not None:
+            return default
+        tried = ", ".join("/".join(each) for each in _CONFIG_MAPS)
+        raise errors.UsageError(
+            f"no ConfigMap with layouts found ({tried}); name one with --config-map, or a file "
+            "with -f"
+        )
+
+
+def _event(item: Mapping[str, Any]) -> Moment | None:
+    """Parse an Event; None if another component reported it."""
+    source = (item.get("source") or {}).get("component")
+    if _COMPONENT not in (item.get("reportingComponent"), source):
+        return None
+    series = item.get("series") or {}
+    moments = (
+        series.get("lastObservedTime"),
+        item.get("lastTimestamp"),
+        item.get("eventTime"),
+        item["metadata"].get("creationTimestamp"),
+    )
+    return Moment(
+        at=next(filter(None, map(messages.parse_time, moments)), None),
+        what=messages.printable(str(item.get("reason") or "")),
+        message=messages.fit(
+            messages.printable(str(item.get("message") or ""), " "), messages.LONGEST_EVENT_BYTES
+        ),
+        is_warning=item.get("type") == "Warning",
+        count=int(series.get("count") or item.get("count") or 1),
+    )

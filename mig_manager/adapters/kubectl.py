@@ -1,0 +1,144 @@
+"""The user's own ``kubectl`` as a transport to the API server, which a plugin always has."""
+
+import contextlib
+import http
+import json
+import re
+import shutil
+import subprocess
+import tempfile
+import threading
+import urllib.parse
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from mig_manager import errors
+from mig_manager.core import json_text, messages
+
+_NODES = "/api/v1/nodes"
+_PROGRAMS = ("kubectl", "oc")
+"""``oc`` of OpenShift runs kubectl plugins too, and has the same options."""
+_TIMEOUT_S = 300.0
+"""The user may have to log in with a browser; kubectl itself ends requests earlier."""
+_REFUSAL = re.compile(r"Error from server(?: \((?P<reason>[A-Za-z]+)\))?: (?P<message>.*)")
+_REFUSALS = {
+    "NotFound": (http.HTTPStatus.NOT_FOUND, errors.Reason.API_ERROR),
+    "Conflict": (http.HTTPStatus.CONFLICT, errors.Reason.API_ERROR),
+    "Expired": (http.HTTPStatus.GONE, errors.Reason.API_ERROR),
+    "Forbidden": (http.HTTPStatus.FORBIDDEN, errors.Reason.FORBIDDEN),
+    "Unauthorized": (http.HTTPStatus.UNAUTHORIZED, errors.Reason.FORBIDDEN),
+    "TooManyRequests": (http.HTTPStatus.TOO_MANY_REQUESTS, errors.Reason.API_UNAVAILABLE),
+    "ServiceUnavailable": (http.HTTPStatus.SERVICE_UNAVAILABLE, errors.Reason.API_UNAVAILABLE),
+}
+"""By ``metav1.StatusReason``, as kubectl prints it; all others count as unavailable."""
+_NOT_LOGGED_IN = re.compile(r"error: You must be logged in")
+
+
+class Kubectl:
+    """Requests by ``kubectl``.
+
+    kubectl knows its user's contexts, credential programs, proxies and impersonation. ``kubectl
+    get --raw`` sends one GET and prints the response unchanged, so that the Kubernetes library,
+    many times as large as the rest of the plugin, is not needed.
+
+    Each request raises ``ClusterError`` if the API refused or does not answer, or if kubectl
+    cannot connect: with reason FORBIDDEN for 401 and 403; ``status`` shows a 404.
+    """
+
+    def __init__(
+        self,
+        options: Sequence[str],
+        *,
+        note: Callable[[str], object],
+        timeout_s: float = _TIMEOUT_S,
+    ) -> None:
+        """Find kubectl.
+
+        Args:
+            options: For every call: cluster and user.
+            note: Shows what kubectl prints besides results, such as the prompt of a login.
+            timeout_s: After how long kubectl is killed.
+
+        Raises:
+            UsageError: kubectl is not installed.
+        """
+        program = next(filter(None, map(shutil.which, _PROGRAMS)), None)
+        if program is None:
+            raise errors.UsageError(
+                "kubectl is not found on the PATH",
+                remedy="Install kubectl, or add its folder to the PATH.",
+            )
+        self._command = (program, *options)
+        self._note = note
+        self._timeout_s = timeout_s
+
+    def contexts(self) -> tuple[str, ...]:
+        """Return the contexts of the kubeconfig."""
+        output = self._run(["config", "get-contexts", "--output=name"], "the kubeconfig")
+        return tuple(output.decode(errors="replace").split())
+
+    def get(self, path: str, query: Mapping[str, str] | None = None) -> dict[str, Any]:
+        """Get an object or a list."""
+        url = f"{path}?{urllib.parse.urlencode(query)}" if query else path
+        answer = self._run(["get", "--raw", url], f"GET {path}")
+        try:
+            return json_text.parse_object(answer)
+        except ValueError as error:
+            raise errors.ClusterError(
+                f"the answer to GET {path} is not a JSON object", reason=errors.Reason.API_ERROR
+            ) from error
+
+    def patch_node(self, name: str, change: Mapping[str, object]) -> None:
+        """Merge a change into a node; status 409: it has not the ``resourceVersion`` of that."""
+        patch = ["--type=merge", f"--patch={json.dumps(change)}", "--field-manager=kubectl-mig"]
+        self._run(["patch", "node", name, *patch, "--output=name"], f"patching node {name}")
+
+    def _run(self, arguments: Sequence[str], what: str) -> bytes:
+        lines: list[str] = []
+        with tempfile.TemporaryFile() as answer, contextlib.ExitStack() as undo:
+            try:
+                process = subprocess.Popen(  # noqa: S603 - no shell; options are kubectl's own
+                    [*self._command, *arguments], stdout=answer, stderr=subprocess.PIPE
+                )
+            except OSError as error:
+                raise errors.ClusterError(
+                    f"{self._command[0]} cannot be run: {error.strerror}",
+                    reason=errors.Reason.API_UNAVAILABLE,
+                ) from error
+            undo.enter_context(process)
+            is_late = threading.Event()
+
+            def kill() -> None:
+                is_late.set()
+                process.kill()
+
+            timer = threading.Timer(self._timeout_s, kill)
+            timer.daemon = True
+            timer.start()
+            undo.callback(timer.cancel)
+            # Also after an interrupt.
+            undo.callback(process.kill)
+            for raw in process.stderr or ():
+                line = messages.printable(raw.decode(errors="replace").rstrip(), " ")
+                if line.startswith(("Error ", "error: ", "The connection ", "Unable to ")):
+                    lines.append(line)
+                elif line:
+                    # At once, because a login may wait for the user.
+                    self._note(line)
+            if process.wait() == 0:
+                answer.seek(0)
+                return answer.read()
+        if is_late.is_set():
+            lines = [f"kubectl did not end within {self._timeout_s:g} s"]
+        raise _refused(what, lines[-1] if lines else "kubectl failed without a message")
+
+
+def _refused(what: str, message: str) -> errors.ClusterError:
+    refusal = _REFUSAL.match(message)
+    if refusal is None:
+        is_login = _NOT_LOGGED_IN.match(message)
+        reason = errors.Reason.FORBIDDEN if is_login else errors.Reason.API_UNAVAILABLE
+        return errors.ClusterError(f"{what}: {message}", reason=reason)
+    unknown = None, errors.Reason.API_UNAVAILABLE
+    status, reason = _REFUSALS.get(refusal["reason"] or "", unknown)
+    return errors.ClusterError(refusal["message"], reason=reason, status=status)

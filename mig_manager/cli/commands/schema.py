@@ -1,0 +1,44 @@
+"""``mig-manager schema``: the JSON Schemas of answers, annotations and layout files."""
+
+import pkgutil
+
+from mig_manager import errors
+from mig_manager.cli.toolkit import console, program
+from mig_manager.core import options
+
+KIND = options.Option(
+    name="schema",
+    help="the kind of an answer, an annotation, or LayoutFile (default: list them)",
+    metavar="KIND",
+    words=(
+        *("AutoscalerTags", "Boot", "CapacityAnnotation", "Change"),
+        *("ClusterCapacity", "ClusterPlan"),
+        *("ClusterStatus", "Doctor", "GpusAnnotation", "JournalAnnotation", "LayoutFile"),
+        *("LayoutsAnnotation", "NodeHistory", "NodeLayouts", "Plan", "RequestAnnotation"),
+        *("Rollout", "RolloutPreview"),
+        *("Simulation", "Status", "StatusAnnotation", "Validation", "Validations"),
+    ),
+    has_variable=False,
+    is_operand=True,
+)
+
+
+def run(parsed: program.Parsed, terminal: console.Console) -> int:
+    """Print a schema, or the names of all; UsageError if there is none of that name."""
+    name, known = parsed["schema"], KIND.words
+    if name is None:
+        terminal.say("\n".join(known))
+        return console.DONE
+    if name not in known:
+        from mig_manager.core import fields  # noqa: PLC0415 - only for mistakes
+
+        hint = fields.did_you_mean(str(name), known)
+        raise errors.UsageError(f"there is no schema {name!r}{hint}")
+    try:
+        schema = pkgutil.get_data("mig_manager", f"schemas/{name}.json") or b""
+    except FileNotFoundError as error:
+        raise errors.UsageError(
+            "this source has no schemas: an installation makes them", remedy="pip install -e ."
+        ) from error
+    terminal.say(schema.decode())
+    return console.DONE

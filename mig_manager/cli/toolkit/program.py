@@ -1,0 +1,189 @@
+"""A program and its commands: all there is to a command stands in one row of its registry.
+
+Parser, help, completion, manual pages, documentation and dispatch are derived from the rows.
+"""
+
+import dataclasses
+import functools
+import re
+import textwrap
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+import mig_manager
+from mig_manager import errors
+from mig_manager.cli.toolkit import console
+from mig_manager.core import options
+
+HELP = options.Option(name="help", short="h", help="show this help and exit", has_variable=False)
+VERSION = options.Option(
+    name="version", short="v", help="show the version and exit", has_variable=False
+)
+_FIRST_GROUPS = (options.OPTIONS, "the change", "GPUs")
+"""The headings that come first in help; that of the output comes last."""
+
+_OTHER_VARIABLES = frozenset({"MIG_MANAGER_CALLED"})
+_OF_A_SERVICE = re.compile(
+    r"_SERVICE_(HOST|PORT\w*)=|_PORT_[0-9]+_(TCP|UDP|SCTP)\w*=|_PORT=(tcp|udp|sctp)://"
+)
+"""What kubelet sets in a container for each Service of its namespace, in the style of Docker links
+(https://kubernetes.io/docs/concepts/services-networking/service/#environment-variables)."""
+
+Parsed = Mapping[str, object]
+"""The values of a command line by the names of options, still text; None where missing."""
+
+Respell = Callable[[str, Sequence[str]], tuple[list[str], dict[str, object]]]
+"""Takes a command and its words; returns those that the parser understands, and other values."""
+
+
+class Example(NamedTuple):
+    """A command line and what it does."""
+
+    line: str
+    meaning: str
+
+
+class Text(NamedTuple):
+    """The text about a command."""
+
+    paragraphs: tuple[str, ...]  # the first says in a sentence what the command does
+    examples: tuple[Example, ...]
+    own_statuses: Mapping[str, str]  # exit statuses with a meaning of their own here
+
+    @property
+    def summary(self) -> str:
+        """The first paragraph within a list: without capital and full stop."""
+        first = self.paragraphs[0].rstrip(".")
+        return first[0].lower() + first[1:]
+
+
+@functools.cache
+def parse_text(text: str) -> Text:
+    """Parse a text about a command.
+
+    A block that begins with ``$`` is an example, ``exit N:`` an exit status with a meaning of its
+    own, and every other block a paragraph. The first one is the summary.
+    """
+    paragraphs, examples, own = [], [], {}
+    for block in textwrap.dedent(text).strip().split("\n\n"):
+        words = " ".join(block.split("\n"))
+        if block.startswith("$ "):
+            line, _, meaning = block.removeprefix("$ ").partition("\n")
+            examples.append(Example(line=line, meaning=meaning))
+        elif block.startswith("exit "):
+            status, _, meaning = words.removeprefix("exit ").partition(": ")
+            own[status] = meaning
+        else:
+            paragraphs.append(words)
+    return Text(paragraphs=tuple(paragraphs), examples=tuple(examples), own_statuses=own)
+
+
+def closest(word: str, known: Iterable[str]) -> str:
+    """Return the known word that is most like a mistaken one; empty if none is."""
+    import difflib  # noqa: PLC0415 - only for mistakes
+
+    return next(iter(difflib.get_close_matches(word, list(known), n=1)), "")
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Command:
+    """A row of the registry."""
+
+    name: str
+    about: str  # for ``parse_text``
+    options: Callable[[], type | Sequence[options.Option]]
+    """Loads them, because no command needs those of all: a settings class, or options."""
+    run: Callable[[Parsed, console.Console], int]  # returns the exit status
+    operands: str = ""  # in the usage line, where their names do not say enough
+    notes_variables: bool = True  # whether it notes variables that no option has
+
+    @property
+    def text(self) -> Text:
+        """The text about it."""
+        return parse_text(self.about)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Program:
+    """A program, with its registry."""
+
+    name: str  # as people type it
+    title: str  # in its version and before its remarks
+    about: str  # for ``parse_text``
+    rows: tuple[Command, ...]
+    leading: tuple[options.Option, ...] = (VERSION,)  # those that stand before a command
+    anywhere: tuple[options.Option, ...] = ()  # those of commands that may stand before one
+    aliases: Mapping[str, str] = dataclasses.field(default_factory=dict)  # of commands
+    statuses: Mapping[str, str]
+    other_statuses: str = ""
+    environment: str = ""  # a paragraph about variables; empty if there are none
+    refuses_empty: bool = True  # whether the value of an option must not be empty
+    respell: Respell | None = None
+
+    @property
+    def version(self) -> str:
+        """What ``--version`` prints."""
+        return f"{self.title} {mig_manager.__version__}"
+
+    @property
+    def commands(self) -> Mapping[str, Command]:
+        """The rows by name."""
+        return {row.name: row for row in self.rows}
+
+    def command(self, name: str) -> Command:
+        """Return a command; UnknownCommandError if there is none of that name."""
+        known = self.commands
+        if name not in known:
+            hint = closest(name, known)
+            raise errors.UnknownCommandError(
+                f"there is no command {name!r}" + (f"; did you mean '{hint}'?" if hint else "")
+            )
+        return known[name]
+
+    def text(self, command: str = "") -> Text:
+        """Return the text about a command; about the program without one."""
+        return parse_text(self.commands[command].about if command else self.about)
+
+    def options_of(self, command: str = "") -> tuple[options.Option, ...]:
+        """Return the options and operands of a command; without one those before a command."""
+        declared: type | Sequence[options.Option] = self.leading
+        if command:
+            declared = self.commands[command].options()
+        if isinstance(declared, type):
+            declared = options.of(declared, command)
+        last = len(_FIRST_GROUPS)
+        rank = {name: number for number, name in enumerate(_FIRST_GROUPS)} | {"output": last + 1}
+        return tuple(sorted((HELP, *declared), key=lambda each: rank.get(each.group, last)))
+
+    def operands_of(self, command: str) -> tuple[options.Option, ...]:
+        """Return the operands of a command."""
+        return tuple(each for each in self.options_of(command) if each.is_operand)
+
+    def flagged(self, command: str = "") -> tuple[options.Option, ...]:
+        """Return the options of a command that have a flag."""
+        return tuple(each for each in self.options_of(command) if each.flags)
+
+    def usage_remedy(self, error: errors.MigManagerError, argv: Sequence[str]) -> str:
+        """Return where the help on wrong usage is; empty for other errors."""
+        if error.reason is not errors.Reason.USAGE:
+            return ""
+        is_known = not isinstance(error, errors.UnknownCommandError)
+        command = next((word for word in argv if is_known and word in self.commands), "")
+        return f"See '{' '.join(filter(None, (self.name, command, '--help')))}'."
+
+    def unknown_variables(self, environ: Mapping[str, str]) -> Mapping[str, str]:
+        """Return variables with our prefix that no option has, and the most similar one of each.
+
+        Variables that Kubernetes sets for a Service of such a name do not count.
+        """
+        ours = {
+            name
+            for name, value in environ.items()
+            if name.startswith(options.PREFIX) and not _OF_A_SERVICE.search(f"{name}={value}")
+        }
+        if ours <= _OTHER_VARIABLES:
+            return {}
+        known = set(_OTHER_VARIABLES)
+        for command in ("", *self.commands):
+            known.update(name for each in self.options_of(command) for name in each.variables)
+        return {name: closest(name, sorted(known)) for name in sorted(ours - known)}

@@ -1,0 +1,169 @@
+"""The plugin's commands on a cluster."""
+
+import datetime as dt
+from collections.abc import Callable, Mapping
+
+from mig_manager import errors
+from mig_manager.adapters import cluster_reader, kubectl
+from mig_manager.cli.commands.settings import OutputFormat
+from mig_manager.cli.toolkit import console, validation
+from mig_manager.core.fleet import nodes
+from mig_manager.core.layout import config
+from mig_manager.kubectl import (
+    apply,
+    autoscaler,
+    capacity,
+    layouts,
+    plan,
+    settings,
+)
+from mig_manager.kubectl import status as node_status
+
+
+class ClusterCommands:
+    """The commands of one command line; each returns whether all is in order."""
+
+    def __init__(self, chosen: settings.PluginSettings, terminal: console.Console) -> None:
+        self._chosen = chosen
+        self._terminal = terminal
+        self._format = chosen.output_format
+        self._style = terminal.style(chosen.colour)
+        self._now = dt.datetime.now(tz=dt.UTC)
+        self._kubectl = kubectl.Kubectl(chosen.kubectl, note=terminal.note)
+        self._reader = cluster_reader.ClusterReader(self._kubectl)
+
+    def status(self) -> bool:
+        if self._chosen.is_watched:
+            return self._watch()
+        found = self._nodes()
+        result = self._seen(found)
+        draw = node_status.pictures if self._is_drawn(found) else node_status.table
+        self._answer(result.to_data, lambda: draw(result, style=self._style))
+        return result.is_good and not found.missing
+
+    def _seen(self, found: cluster_reader.Found) -> node_status.Status:
+        pods = cluster_reader.Pods(by_node=None)
+        # A table has no room for the pods of many nodes, and listing them is slow.
+        if self._is_drawn(found) or self._format is not OutputFormat.TEXT:
+            pods = self._reader.pods(found.names)
+        return node_status.Status(reports=found.reports, pods=pods, now=self._now)
+
+    def _watch(self) -> bool:
+        from mig_manager.cli.toolkit import live  # noqa: PLC0415 - rarely used
+
+        live.require_text(self._format.value)
+
+        def refresh() -> live.View:
+            self._now = dt.datetime.now(tz=dt.UTC)
+            self._style = self._terminal.style(self._chosen.colour)
+            found = self._found()
+            result = self._seen(found)
+            draw = node_status.pictures if self._is_drawn(found) else node_status.table
+            blocks = [draw(result, style=self._style)]
+            # Events cost a request for each node, and the table does not name it.
+            if len(found.reports) == 1:
+                past = node_status.history(self._reader, found.reports[0], now=self._now)
+                blocks += node_status.last_run(past, style=self._style)
+            blocks += [self._style.wrapped(message) for message in found.missing]
+            lines = {report.node.name: node_status.line(report) for report in found.reports}
+            # Under one name, which stays: what is not missing any more is not gone.
+            lines["not found"] = "; ".join(found.missing)
+            return live.View("\n\n".join(blocks), lines)
+
+        return live.run(self._terminal, refresh) == console.DONE
+
+    def plan(self) -> bool:
+        name, found = str(self._chosen.layout), self._nodes()
+        is_listed = nodes.is_listed((each.node for each in found.reports), name)
+        document = self._document(nodes.NO_FILE if is_listed else None)
+        pods = self._reader.pods(found.names)
+        result = plan.plan(name, found.reports, document=document, pods=pods)
+        draw = plan.pictures if self._is_drawn(found) else plan.table
+        self._answer(result.to_data, lambda: draw(result, style=self._style))
+        return result.is_good and not found.missing
+
+    def apply(self) -> bool:
+        if self._chosen.filename is None:
+            raise errors.UsageError("name the file with the layout: -f FILE")
+        layout = apply.chosen(self._document(), self._chosen.layout)
+        result = apply.apply(
+            self._kubectl,
+            self._node(),
+            layout,
+            is_dry_run=self._chosen.is_dry_run,
+            now=self._now,
+        )
+        self._answer(result.to_data, lambda: apply.text(result, style=self._style))
+        return result.is_good
+
+    def capacity(self) -> bool:
+        found = self._nodes()
+        result = capacity.capacity(found.reports, now=self._now)
+        self._answer(result.to_data, lambda: capacity.table(result, style=self._style))
+        return result.is_good and not found.missing
+
+    def validate(self) -> bool:
+        document, names = self._document(), self._chosen.layouts
+        result = plan.validated(document, names, self._nodes().reports, note=self._terminal.note)
+        self._answer(result.to_data, lambda: validation.table(result, style=self._style))
+        return not result.misfits
+
+    def layouts(self) -> bool:
+        report = self._node()
+        own = cluster_reader.OPERATOR_NAMESPACE, f"{report.node.name}-mig-config"
+        if self._chosen.filename or self._chosen.config_map:
+            document = self._document()
+            result = layouts.layouts(report, [lambda: document])
+        else:
+            usual = [self._document, lambda: self._reader.document(own)]
+            result = layouts.layouts(report, usual)
+        self._answer(result.to_data, lambda: layouts.pictures(result, style=self._style))
+        return bool(result.layouts)
+
+    def history(self) -> bool:
+        report = self._node()
+        result = node_status.history(self._reader, report, now=self._now)
+        self._answer(result.to_data, lambda: node_status.page(result, style=self._style))
+        return True
+
+    def autoscaler_tags(self) -> bool:
+        layout = self._document().layout(str(self._chosen.layout))
+        result = autoscaler.tags(plan.printable(layout), self._chosen.gpu, self._chosen.strategy)
+        self._answer(result.to_data, lambda: autoscaler.text(result))
+        return True
+
+    def _answer(self, data: Callable[[], Mapping[str, object]], text: Callable[[], str]) -> None:
+        self._terminal.answer(self._format.value, data, text)
+
+    def _nodes(self) -> cluster_reader.Found:
+        found = self._found()
+        for message in found.missing:
+            self._terminal.note(message)
+        return found
+
+    def _found(self) -> cluster_reader.Found:
+        return self._reader.find(self._chosen.nodes, self._chosen.selector, now=self._now)
+
+    def _node(self) -> nodes.Report:
+        (report,) = self._reader.find([self._chosen.node], None, now=self._now).reports
+        return report
+
+    def _is_drawn(self, nodes: cluster_reader.Found) -> bool:
+        return len(nodes.reports) == 1 or self._format is OutputFormat.WIDE
+
+    def _document(self, default: config.Document | None = None) -> config.Document:
+        file, config_map = self._chosen.filename, self._chosen.config_map
+        if file is not None and config_map is not None:
+            raise errors.UsageError("name a file or a ConfigMap with layouts, not both")
+        if file is not None:
+            document = self._terminal.layout_file(file)
+        elif config_map is None:
+            document = self._reader.document(None, default)
+        else:
+            namespace, slash, name = config_map.partition("/")
+            if not (namespace and slash and name):
+                raise errors.UsageError(f"--config-map {config_map}: write NAMESPACE/NAME")
+            document = self._reader.document((namespace, name))
+        for remark in document.warnings:
+            self._terminal.note(f"warning: {remark}")
+        return document
