@@ -31,17 +31,10 @@ def on_signals(end: Callable[[EndedBySignal], None]) -> Iterator[None]:
             # The main thread, which runs this, may hold a lock that ``end`` needs.
             threading.Thread(target=end, args=(EndedBySignal(),), name="end").start()
 
-    # What nohup or a background job ignores stays ignored.
-    handlers = {
-        number: signal.signal(number, receive)
-        for number in host.ENDING_SIGNALS
-        if signal.getsignal(number) is not signal.SIG_IGN
-    }
     try:
-        yield
+        with host.handled_signals(receive):
+            yield
     finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
         if received:
             # It ends the process, or as KeyboardInterrupt replaces what the body has raised.
             signal.raise_signal(received[0])

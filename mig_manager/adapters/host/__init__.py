@@ -1,9 +1,10 @@
 """The machine: its clocks, files, processes, device nodes, services, signals of the kernel."""
 
+import contextlib
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import FrameType
 
 
@@ -25,6 +26,32 @@ class SystemClock:
 
 ENDING_SIGNALS = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM)
 """Signals by which people and systemd end a program, and which let it clean up first."""
+
+
+@contextlib.contextmanager
+def handled_signals(
+    receive: Callable[[int, FrameType | None], object], *further: signal.Signals
+) -> Iterator[Callable[[], None]]:
+    """Have the ``further`` and ``ENDING_SIGNALS`` call ``receive`` until the body ends.
+
+    Yields:
+        A function that restores the handlers before that.
+    """
+    # What nohup or a background job ignores stays ignored.
+    handlers = {
+        number: signal.signal(number, receive)
+        for number in (*further, *ENDING_SIGNALS)
+        if signal.getsignal(number) is not signal.SIG_IGN
+    }
+
+    def restore() -> None:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+
+    try:
+        yield restore
+    finally:
+        restore()
 
 
 def end_on_signals(stop: Callable[[], None]) -> None:

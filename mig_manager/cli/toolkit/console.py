@@ -272,10 +272,6 @@ def signals_deferred(note: Callable[[str], object]) -> Iterator[Callable[[], Non
             name = signal.Signals(received[0]).name
             raise errors.Superseded(f"ended by {name}", is_replaced=False, is_stopping=True)
 
-    def restore() -> None:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
-
     def receive(number: int, _frame: FrameType | None) -> None:
         received.append(number)
         if len(received) > 1:
@@ -283,22 +279,14 @@ def signals_deferred(note: Callable[[str], object]) -> Iterator[Callable[[], Non
             signal.raise_signal(number)
         note("finishing or rolling back the change first; repeat to abort it midway")
 
-    # What nohup or a background job ignores stays ignored.
-    handlers = {
-        number: signal.signal(number, receive)
-        for number in host.ENDING_SIGNALS
-        if signal.getsignal(number) is not signal.SIG_IGN
-    }
     try:
-        yield check
+        with host.handled_signals(receive) as restore:
+            yield check
     except errors.Superseded as error:
-        restore()
         if received:
             note(error.why)
             signal.raise_signal(received[0])
         raise
-    finally:
-        restore()
     if received:
         note("the change has finished")
         signal.raise_signal(received[0])
