@@ -71,8 +71,8 @@ def _manager() -> Object:
 
 def account() -> list[Object]:
     """Return the account of the MIG manager, with the rights that the operator gives it."""
-    given = clusters.STOCK_OPERATOR
-    return manifests.account(MANAGER, NAMESPACE, given.everywhere, given.within)
+    rights = clusters.STOCK_OPERATOR
+    return manifests.account(MANAGER, NAMESPACE, rights.everywhere, rights.within)
 
 
 def plugin() -> Object:

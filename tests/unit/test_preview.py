@@ -76,7 +76,7 @@ def test_first_layout_resets_gpus_and_evicts_their_pods() -> None:
     assert found.evicted == ("default/p",)
 
 
-def test_resources_by_profile_tell_certain_from_possible_evictions() -> None:
+def test_resources_by_profile_separate_certain_from_possible_evictions() -> None:
     there = node(gpus(scenes.BALANCED), **MIXED)
 
     found = previewed(
