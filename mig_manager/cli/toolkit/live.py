@@ -142,11 +142,6 @@ def _drawn(terminal: console.Console) -> Iterator[Callable[[], bool]]:
     """
     woken, wake = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     screen = _Screen(terminal)
-    handlers = {
-        number: handler
-        for number in (signal.SIGWINCH, signal.SIGTSTP, *host.ENDING_SIGNALS)
-        if (handler := signal.getsignal(number)) is not signal.SIG_IGN
-    }
     before_fd = signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
 
     def wait() -> bool:
@@ -158,16 +153,14 @@ def _drawn(terminal: console.Console) -> Iterator[Callable[[], bool]]:
         typed = os.read(keyboard, 256) if keyboard in ready and keyboard is not None else b" "
         return bool(screen.received) or not typed or b"q" in typed.lower()
 
+    handled = host.handled_signals(screen.receive, signal.SIGWINCH, signal.SIGTSTP)
     try:
-        for number in handlers:
-            signal.signal(number, screen.receive)
-        screen.begin()
-        yield wait
+        with handled, contextlib.ExitStack() as exits:
+            exits.callback(screen.end)
+            screen.begin()
+            yield wait
     finally:
-        screen.end()
         signal.set_wakeup_fd(before_fd)
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
         os.close(woken)
         os.close(wake)
         if screen.received:
