@@ -6,17 +6,19 @@ from mig_manager.cli.toolkit import console, parser, program
 from mig_manager.kubectl import commands, settings
 
 
-def _on_cluster(
-    act: Callable[[commands.ClusterCommands], bool],
-) -> Callable[[program.Parsed, console.Console], int]:
-    """Return what runs a command that returns whether all is in order."""
+def _row(
+    name: str, act: Callable[[commands.ClusterCommands], bool], about: str
+) -> program.Command:
+    """Return the row of a command that returns whether all is in order."""
 
     def run(parsed: program.Parsed, terminal: console.Console) -> int:
         chosen = settings.plugin_settings(parsed, terminal)
         is_good = act(commands.ClusterCommands(chosen, terminal))
         return console.DONE if is_good else console.FAILED
 
-    return run
+    return program.Command(
+        name=name, options=lambda: settings.PluginSettings, run=run, about=about
+    )
 
 
 def _help(_parsed: program.Parsed, terminal: console.Console) -> int:
@@ -30,53 +32,29 @@ def _version(_parsed: program.Parsed, terminal: console.Console) -> int:
 
 
 _ROWS = (
-    program.Command(
-        name="status",
-        options=lambda: settings.PluginSettings,
-        run=_on_cluster(lambda here: here.status()),
-        about="Show the layouts and slices of nodes.",
+    _row("status", lambda here: here.status(), "Show the layouts and slices of nodes."),
+    _row(
+        "plan",
+        lambda here: here.plan(),
+        "Show what a layout would change on nodes, and change nothing.",
     ),
-    program.Command(
-        name="plan",
-        options=lambda: settings.PluginSettings,
-        run=_on_cluster(lambda here: here.plan()),
-        about="Show what a layout would change on nodes, and change nothing.",
+    _row("apply", lambda here: here.apply(), "Request a layout of your own of one node."),
+    _row(
+        "capacity",
+        lambda here: here.capacity(),
+        "Show which instances are idle, and what could be created instead.",
     ),
-    program.Command(
-        name="apply",
-        options=lambda: settings.PluginSettings,
-        run=_on_cluster(lambda here: here.apply()),
-        about="Request a layout of your own of one node.",
+    _row(
+        "validate",
+        lambda here: here.validate(),
+        "Check layouts against the GPUs that the nodes have.",
     ),
-    program.Command(
-        name="capacity",
-        options=lambda: settings.PluginSettings,
-        run=_on_cluster(lambda here: here.capacity()),
-        about="Show which instances are idle, and what could be created instead.",
-    ),
-    program.Command(
-        name="validate",
-        options=lambda: settings.PluginSettings,
-        run=_on_cluster(lambda here: here.validate()),
-        about="Check layouts against the GPUs that the nodes have.",
-    ),
-    program.Command(
-        name="layouts",
-        options=lambda: settings.PluginSettings,
-        run=_on_cluster(lambda here: here.layouts()),
-        about="Show the layouts available on a node.",
-    ),
-    program.Command(
-        name="history",
-        options=lambda: settings.PluginSettings,
-        run=_on_cluster(lambda here: here.history()),
-        about="Show what happened to a node's layout lately.",
-    ),
-    program.Command(
-        name="autoscaler-tags",
-        options=lambda: settings.PluginSettings,
-        run=_on_cluster(lambda here: here.autoscaler_tags()),
-        about="Print the tags of a node group that scales from zero.",
+    _row("layouts", lambda here: here.layouts(), "Show the layouts available on a node."),
+    _row("history", lambda here: here.history(), "Show what happened to a node's layout lately."),
+    _row(
+        "autoscaler-tags",
+        lambda here: here.autoscaler_tags(),
+        "Print the tags of a node group that scales from zero.",
     ),
     program.Command(name="help", options=lambda: (), run=_help, about="Show this help."),
     program.Command(name="version", options=lambda: (), run=_version, about="Print the version."),
