@@ -160,11 +160,11 @@ def test_fish_completes_what_was_begun(home: pathlib.Path) -> None:
     assert answer.stderr == ""
 
 
-def test_every_option_of_every_command_is_offered(shell: Shell) -> None:
+def test_completion_lists_every_option_of_a_command(shell: Shell) -> None:
     for command in registry.COMMANDS:
-        offered = shell("__complete", command, "-").out.splitlines()
+        candidates = shell("__complete", command, "-").out.splitlines()
         flags = [flag for option in registry.PROGRAM.options_of(command) for flag in option.flags]
-        assert [line.partition("\t")[0] for line in offered] == [*flags, ":4"]
+        assert [line.partition("\t")[0] for line in candidates] == [*flags, ":4"]
 
 
 @pytest.mark.parametrize("name", ["bash", "zsh", "fish"])
@@ -191,7 +191,7 @@ def test_completion_lists_no_layout_that_a_shell_would_expand(shell: Shell) -> N
         assert "all-1g.5gb\n" in shell("completion", "--layouts", *no_file).out
 
 
-def test_validate_accepts_every_product_that_is_offered(shell: Shell) -> None:
+def test_validate_accepts_every_product_of_the_completion(shell: Shell) -> None:
     gpus = [word for name in hardware.product_names() for word in ("--gpu", name)]
 
     assert shell("validate", "all-disabled", *gpus).status == 0
