@@ -142,6 +142,12 @@ class ClusterReader:
                     by_node[pod.node_name].append(pod)
         return {name: tuple(pods) for name, pods in by_node.items()}
 
+    def every_gpu_pod(self) -> tuple[cluster.Pod, ...]:
+        """Return the pods that request GPUs and have not ended, also those on no node yet."""
+        query = {"fieldSelector": "status.phase!=Succeeded,status.phase!=Failed"}
+        pods = cluster.listed(self._get, _PODS, query, cluster.parse_pod)
+        return tuple(pod for pod in pods if pod.gpu_resources or pod.has_claims)
+
     def events(self, node_name: str) -> tuple[Moment, ...]:
         """Return the agent's Events about a node, in no order."""
         query = {"fieldSelector": f"involvedObject.kind=Node,involvedObject.name={node_name}"}

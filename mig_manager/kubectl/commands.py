@@ -72,6 +72,23 @@ class ClusterCommands:
 
         return live.run(self._terminal, refresh) == console.DONE
 
+    def top(self) -> bool:
+        from mig_manager.cli.toolkit import live  # noqa: PLC0415 - rarely used
+        from mig_manager.kubectl import top  # noqa: PLC0415 - rarely used
+
+        def find() -> cluster_reader.Found:
+            self._now = dt.datetime.now(tz=dt.UTC)
+            return self._found()
+
+        view = top.Top(
+            self._kubectl,
+            self._reader,
+            find,
+            self._document,
+            lambda: self._terminal.style(self._chosen.colour),
+        )
+        return live.run(self._terminal, view.refresh, view.press) == console.DONE
+
     def plan(self) -> bool:
         name, found = str(self._chosen.layout), self._nodes()
         is_listed = nodes.is_listed((each.node for each in found.reports), name)

@@ -34,6 +34,11 @@ def _version(_parsed: program.Parsed, terminal: console.Console) -> int:
 _ROWS = (
     _row("status", lambda here: here.status(), "Show the layouts and slices of nodes."),
     _row(
+        "top",
+        lambda here: here.top(),
+        "Watch nodes, GPUs and pods, and request layouts by keys.",
+    ),
+    _row(
         "plan",
         lambda here: here.plan(),
         "Show what a layout would change on nodes, and change nothing.",

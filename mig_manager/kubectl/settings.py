@@ -71,7 +71,7 @@ class PluginSettings:
         "nodes (default: all with NVIDIA GPUs)",
         "node",
         "NODE",
-        "status plan capacity",
+        "status top plan capacity",
         is_repeatable=True,
         default=(),
     )
@@ -80,14 +80,14 @@ class PluginSettings:
         "nodes with these labels, as kubectl's",
         short="l",
         metavar="SELECTOR",
-        commands="status plan capacity validate",
+        commands="status top plan capacity validate",
     )
     is_watched: bool = options.declared(settings.WATCH)
     filename: str | None = options.text(
         "config document, '-' for standard input",
         short="f",
         metavar=options.FILE,
-        commands="plan apply validate layouts autoscaler-tags",
+        commands="top plan apply validate layouts autoscaler-tags",
     )
     is_dry_run: bool = options.switch(
         "show what would change, and request nothing", name="dry-run", commands="apply"
@@ -96,7 +96,7 @@ class PluginSettings:
         "ConfigMap with the config document",
         metavar="NAMESPACE/NAME",
         default_text="that of mig-manager, then that of the GPU operator",
-        commands="plan validate layouts autoscaler-tags",
+        commands="top plan validate layouts autoscaler-tags",
     )
     output_format: settings.OutputFormat = options.choice(
         "text|wide|json|yaml",

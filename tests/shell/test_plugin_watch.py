@@ -11,11 +11,13 @@ from collections.abc import Iterator
 
 import pytest
 
+from mig_manager.core.layout import config, served
 from tests import programs, waiting
 from tests.shell import commandline, terminal
 from tests.shell import plugin_rig as rig
 
 _MODULE = "mig_manager.kubectl"
+_REQUESTED = r"jsonpath={.metadata.labels.nvidia\.com/mig\.config}"
 
 
 def watched(
@@ -138,3 +140,56 @@ def test_data_is_not_watched(viewer: rig.Viewer) -> None:
 
     assert answer.status == 2
     assert "--watch shows text" in answer.err
+
+
+@pytest.fixture
+def listing_node(viewer: rig.Viewer) -> Iterator[None]:
+    """The node ``gpu-8``, whose agent lists its layouts, for one test."""
+    gpus = rig.gpus("2xA100-SXM4-40GB", "all-balanced")
+    node = rig.node("gpu-8", gpus=gpus, requested="all-balanced")
+    layouts = config.parse(rig.CONFIG, source="config.yaml").layouts.values()
+    listed = served.to_json(map(served.Entry.of, layouts))
+    node["metadata"]["annotations"]["mig-manager.io/layouts"] = listed
+    viewer.server.store.create(node)
+    yield
+    viewer.server.store.remove(("nodes", "", "gpu-8"))
+
+
+@pytest.mark.usefixtures("listing_node")
+def test_top_requests_a_layout_by_keys_after_its_plan(viewer: rig.Viewer) -> None:
+    with terminal.started(
+        ["top", "--color=never", "gpu-1", "gpu-8"],
+        columns=100,
+        environ=viewer.environment,
+        module=_MODULE,
+    ) as session:
+        session.read_until(r"> gpu-1[\s\S]*gpu-8 +applied +all-balanced[\s\S]*│2g")
+        session.type("\x1b[B")
+        session.read_until("> gpu-8")
+        session.type("\r")
+        session.read_until(r"2g.10gb[\s\S]*Esc back")
+        session.type("l")
+        session.read_until("> all-disabled")
+        session.type("j")
+        session.read_until("> all-1g.5gb")
+        session.type("\r")
+        session.read_until(r"then[\s\S]*y request it")
+        assert viewer.kubectl("get", "node", "gpu-8", "-o", _REQUESTED).out == "all-balanced"
+        session.type("y")
+        session.read_until("requested all-1g.5gb of gpu-8")
+        session.type("q")
+
+        assert session.end() == 0
+    assert viewer.kubectl("get", "node", "gpu-8", "-o", _REQUESTED).out == "all-1g.5gb"
+
+
+def test_top_names_a_node_whose_agent_lists_no_layouts(viewer: rig.Viewer) -> None:
+    with terminal.started(
+        ["top", "--color=never", "gpu-1"], columns=100, environ=viewer.environment, module=_MODULE
+    ) as session:
+        session.read_until("> gpu-1")
+        session.type("l")
+        session.read_until("the agent of gpu-1 lists no layouts")
+        session.type("q")
+
+        assert session.end() == 0

@@ -2,11 +2,12 @@
 
 import contextlib
 import os
+import re
 import select
 import signal
 import termios
 import tty
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FrameType
 from typing import NamedTuple
 
@@ -22,6 +23,8 @@ _BEGIN, _END = "\x1b[?1049h\x1b[?25l\x1b[?7l", "\x1b[?7h\x1b[?25h\x1b[?1049l"
 
 There the end of a long line is cut off: wrapped, it would scroll the view on a narrow terminal."""
 _HOME, _REST_OF_LINE, _REST = "\x1b[H", "\x1b[K", "\x1b[J"
+_KEYS = re.compile(r"\x1b\[[0-9;]*[A-Za-z~]|[\s\S]")
+"""An arrow or the like is a sequence that begins with escape."""
 
 
 class View(NamedTuple):
@@ -38,8 +41,18 @@ def require_text(output_format: str) -> None:
         raise errors.UsageError("--watch shows text; repeat the command for data")
 
 
-def run(terminal: console.Console, refresh: Callable[[], View]) -> int:
+def run(
+    terminal: console.Console,
+    refresh: Callable[[], View],
+    press: Callable[[str], View | None] | None = None,
+) -> int:
     """Show what ``refresh`` returns until ``q`` is typed; in a pipe write the lines that change.
+
+    Args:
+        terminal: Where.
+        refresh: Observes, and returns what is to be seen then.
+        press: Takes a key, a character or the terminal's sequence for an arrow, and returns what
+            is to be seen then; None: the reader has seen enough. Without it only ``q`` counts.
 
     Returns:
         The exit status.
@@ -58,9 +71,16 @@ def run(terminal: console.Console, refresh: Callable[[], View]) -> int:
                 _draw(terminal, view.text, trouble)
             else:
                 written = _write_changes(terminal, {**view.lines, "": trouble}, written)
-            if wait():
+            keys = wait()
+            if keys is None or (not press and {"q", "Q"} & set(keys)):
                 return console.DONE
             try:
+                if keys and press:
+                    for key in keys:
+                        if (pressed := press(key)) is None:
+                            return console.DONE
+                        view = pressed
+                    continue
                 view, seen_at, trouble = refresh(), now_iso(), ""
             except errors.MigManagerError as error:
                 trouble = f"not up to date since {seen_at}: {error.message}"
@@ -78,16 +98,16 @@ def _write_changes(
 
 
 @contextlib.contextmanager
-def _pipe(terminal: console.Console) -> Iterator[Callable[[], bool]]:
+def _pipe(terminal: console.Console) -> Iterator[Callable[[], Sequence[str] | None]]:
     """Give a wait for the next refresh, which notices that the reader has ended."""
     reader = select.poll()
     with contextlib.suppress(OSError, ValueError):
         reader.register(terminal.stdout.fileno(), 0)
 
-    def wait() -> bool:
+    def wait() -> Sequence[str] | None:
         if any(events & select.POLLERR for _, events in reader.poll(_INTERVAL_S * 1000)):
             raise BrokenPipeError
-        return False
+        return ()
 
     yield wait
 
@@ -134,8 +154,8 @@ class _Screen:
 
 
 @contextlib.contextmanager
-def _drawn(terminal: console.Console) -> Iterator[Callable[[], bool]]:
-    """Give a wait for the next refresh, which returns whether ``q`` was typed.
+def _drawn(terminal: console.Console) -> Iterator[Callable[[], Sequence[str] | None]]:
+    """Give a wait for the next refresh, which returns the keys typed; None: it is over.
 
     The terminal is as before afterwards, also after a signal that ends the program, which then
     takes effect, and while the program is stopped (Ctrl-Z).
@@ -144,14 +164,18 @@ def _drawn(terminal: console.Console) -> Iterator[Callable[[], bool]]:
     screen = _Screen(terminal)
     before_fd = signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
 
-    def wait() -> bool:
+    def wait() -> Sequence[str] | None:
         keyboard = screen.keyboard
         sources = [woken] if keyboard is None else [woken, keyboard]
         ready, _, _ = select.select(sources, [], [], _INTERVAL_S)
         if woken in ready:
             os.read(woken, 256)
-        typed = os.read(keyboard, 256) if keyboard in ready and keyboard is not None else b" "
-        return bool(screen.received) or not typed or b"q" in typed.lower()
+        if screen.received:
+            return None
+        if keyboard is None or keyboard not in ready:
+            return ()
+        typed = os.read(keyboard, 256).decode(errors="replace")
+        return _KEYS.findall(typed) or None
 
     handled = host.handled_signals(screen.receive, signal.SIGWINCH, signal.SIGTSTP)
     try:

@@ -1,0 +1,209 @@
+"""``kubectl mig top``: the nodes of a cluster on one screen, and requests by keys.
+
+The keys are those of k9s: move, open with Enter, back with Escape.
+"""
+
+import dataclasses
+import datetime as dt
+import enum
+from collections.abc import Callable, Mapping, Sequence
+
+from mig_manager import errors
+from mig_manager.adapters import cluster_reader, kubectl
+from mig_manager.cli.toolkit import live
+from mig_manager.core import bar
+from mig_manager.core.fleet import nodes, overview
+from mig_manager.core.layout import config
+from mig_manager.core.node import cluster
+from mig_manager.kubectl import plan, status
+
+_UP, _DOWN = ("k", "\x1b[A"), ("j", "\x1b[B")
+_OPEN, _BACK = ("\r", "\n"), ("\x1b", "\x7f")
+
+
+class _Screen(enum.Enum):
+    """What is to be seen; the value names the keys."""
+
+    NODES = "j k move  Enter GPUs and pods  l layouts  q quits"
+    NODE = "l layouts  Esc back  q quits"
+    LAYOUTS = "j k move  Enter plan  Esc back  q quits"
+    PLAN = "y request it  Esc back  q quits"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class _Choice:
+    """What the keys have chosen so far."""
+
+    screen: _Screen = _Screen.NODES
+    node: str = ""
+    layout: str = ""
+    text: str = ""
+    """The plan of that layout, drawn."""
+    message: str = ""
+    """What came of the last request."""
+
+
+_ABOVE = {
+    _Screen.NODE: _Screen.NODES,
+    _Screen.LAYOUTS: _Screen.NODES,
+    _Screen.PLAN: _Screen.LAYOUTS,
+}
+
+
+class Top:
+    """Nodes and pods as last read, and what is chosen of them.
+
+    Args:
+        writer: Writes requests.
+        reader: Reads the cluster.
+        find: Returns the nodes to show.
+        document: Returns the layouts of the agents' file.
+        style: Returns what the terminal can show now.
+    """
+
+    def __init__(
+        self,
+        writer: kubectl.Kubectl,
+        reader: cluster_reader.ClusterReader,
+        find: Callable[[], cluster_reader.Found],
+        document: Callable[[config.Document | None], config.Document],
+        style: Callable[[], bar.Style],
+    ) -> None:
+        self._writer = writer
+        self._reader = reader
+        self._find = find
+        self._document = document
+        self._style = style
+        self._found = cluster_reader.Found(reports=(), missing=())
+        self._pods: tuple[cluster.Pod, ...] = ()
+        self._choice = _Choice()
+
+    def refresh(self) -> live.View:
+        """Read nodes and pods, and draw.
+
+        Raises:
+            ClusterError: The API refused or does not answer.
+        """
+        self._found = self._find()
+        self._pods = self._reader.every_gpu_pod()
+        names = self._found.names
+        if self._choice.node not in names:
+            self._choice = _Choice(node=names[0], message=self._choice.message)
+        return self._view()
+
+    def press(self, key: str) -> live.View | None:
+        """Take a key; None: the reader has seen enough."""
+        if key in ("q", "Q"):
+            return None
+        try:
+            self._choice = self._pressed(self._choice, key)
+        except errors.MigManagerError as error:
+            self._choice = dataclasses.replace(self._choice, message=error.message)
+        return self._view()
+
+    def _pressed(self, choice: _Choice, key: str) -> _Choice:
+        """Return the choice after a key; one without a meaning here changes nothing."""
+        choice, screen = dataclasses.replace(choice, message=""), choice.screen
+        if key in _BACK and screen in _ABOVE:
+            return dataclasses.replace(choice, screen=_ABOVE[screen])
+        if key in _UP or key in _DOWN:
+            return self._moved(choice, key)
+        if key in _OPEN and screen is _Screen.NODES:
+            return dataclasses.replace(choice, screen=_Screen.NODE)
+        if key in _OPEN and screen is _Screen.LAYOUTS:
+            return self._plan(choice)
+        if key == "l" and screen in (_Screen.NODES, _Screen.NODE):
+            return self._list_layouts(choice)
+        return self._request(choice) if key == "y" and screen is _Screen.PLAN else choice
+
+    def _moved(self, choice: _Choice, key: str) -> _Choice:
+        if choice.screen is _Screen.NODES:
+            names = self._found.names
+            return dataclasses.replace(choice, node=_next(names, choice.node, key))
+        if choice.screen is _Screen.LAYOUTS:
+            names = self._layouts()
+            return dataclasses.replace(choice, layout=_next(names, choice.layout, key))
+        return choice
+
+    def _list_layouts(self, choice: _Choice) -> _Choice:
+        names = self._layouts()
+        if not names:
+            message = f"the agent of {choice.node} lists no layouts"
+            return dataclasses.replace(choice, message=message)
+        layout = choice.layout if choice.layout in names else names[0]
+        return dataclasses.replace(choice, screen=_Screen.LAYOUTS, layout=layout)
+
+    def _plan(self, choice: _Choice) -> _Choice:
+        result = plan.plan(
+            choice.layout,
+            [self._report()],
+            document=self._document(nodes.NO_FILE),
+            pods=self._reader.pods([choice.node]),
+        )
+        text = plan.pictures(result, style=self._style())
+        return dataclasses.replace(choice, screen=_Screen.PLAN, text=text)
+
+    def _report(self) -> nodes.Report:
+        return next(each for each in self._found.reports if each.node.name == self._choice.node)
+
+    def _layouts(self) -> tuple[str, ...]:
+        return tuple(entry.name for entry in self._report().node.layouts)
+
+    def _request(self, choice: _Choice) -> _Choice:
+        """Request the layout of the node, unless the node has changed since it was drawn."""
+        change = {
+            "resourceVersion": self._report().node.version,
+            "labels": {cluster.CONFIG_LABEL: choice.layout},
+        }
+        try:
+            self._writer.patch_node(choice.node, {"metadata": change})
+        except errors.ClusterError as error:
+            if not error.is_conflict:
+                raise
+            self._found = self._find()
+            message = f"{choice.node} has changed since it was read"
+            return dataclasses.replace(choice, screen=_Screen.LAYOUTS, message=message)
+        message = f"requested {choice.layout} of {choice.node}"
+        return dataclasses.replace(choice, screen=_Screen.NODES, message=message)
+
+    def _view(self) -> live.View:
+        style, choice = self._style(), self._choice
+        draw: Mapping[_Screen, Callable[[bar.Style], str]] = {
+            _Screen.NODES: self._drawn_nodes,
+            _Screen.NODE: self._drawn_node,
+            _Screen.LAYOUTS: self._drawn_layouts,
+            _Screen.PLAN: lambda _style: choice.text,
+        }
+        remarks = [style.wrapped(each) for each in (choice.message, *self._found.missing) if each]
+        keys = style.paint(style.plain(choice.screen.value), bar.Tone.FAINT)
+        lines = {each.node.name: status.line(each) for each in self._found.reports}
+        return live.View("\n".join([draw[choice.screen](style), "", *remarks, keys]), lines)
+
+    def _drawn_nodes(self, style: bar.Style) -> str:
+        seen = overview.Overview(reports=self._found.reports, pods=self._pods)
+        return "\n".join(overview.draw(seen, style=style, selected=self._choice.node))
+
+    def _drawn_node(self, style: bar.Style) -> str:
+        pods = tuple(pod for pod in self._pods if pod.node_name == self._choice.node)
+        one = status.Status(
+            reports=(self._report(),),
+            pods=cluster_reader.Pods(by_node={self._choice.node: pods}),
+            now=dt.datetime.now(tz=dt.UTC),
+        )
+        return status.pictures(one, style=style)
+
+    def _drawn_layouts(self, style: bar.Style) -> str:
+        report = self._report()
+        lines = [style.paint(f"layouts of {report.node.name}", bar.Tone.STRONG), ""]
+        for name in self._layouts():
+            mark = ">" if name == self._choice.layout else " "
+            note = "  applied" if name == report.node.applied else ""
+            lines.append(f"{mark} {name}{note}")
+        return "\n".join(lines)
+
+
+def _next(names: Sequence[str], chosen: str, key: str) -> str:
+    """Return the name before or after the chosen one; at an end it stays."""
+    index = names.index(chosen) if chosen in names else 0
+    index += 1 if key in _DOWN else -1
+    return names[min(max(index, 0), len(names) - 1)]
