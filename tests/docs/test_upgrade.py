@@ -3,6 +3,7 @@
 import pathlib
 import re
 import shutil
+import textwrap
 from typing import Any
 
 import pytest
@@ -103,6 +104,16 @@ def test_the_readme_installs_the_image_that_it_has_pushed() -> None:
     )
 
     assert image(programs.output("/bin/sh", "-euc", command, cwd=pages.ROOT)) == pushed
+
+
+def test_the_overview_has_the_commands_of_the_readme() -> None:
+    overview = (pages.ROOT / "docs" / "index.md").read_text(encoding="utf-8")
+    before = README.partition("\n## Compared with others\n")[0]
+
+    commands = re.findall(r"^```\n(.*?)^```$", before, re.DOTALL | re.MULTILINE)
+
+    assert [each for each in commands if textwrap.indent(each, "    ") not in overview] == []
+    assert len(commands) >= 4
 
 
 def test_an_overlay_as_the_page_shows_it_has_its_own_image_and_layouts(
