@@ -8,13 +8,12 @@ from mig_manager.cli.toolkit import console, parser, program
 from mig_manager.core import node_settings, options
 
 _ENVIRONMENT = (
-    "Each option but --gpu can be set by an environment variable instead: by the one in brackets, "
-    "which is that of NVIDIA's tool, or by MIG_MANAGER_ and the option's name in capitals, such "
-    "as MIG_MANAGER_LOCK_FILE for --lock-file. A switch takes 1, t, true, 0, f or false. The "
-    "command line overrides the variables, the variable in brackets overrides the other, and both "
-    "override the default. An empty variable counts as unset; an empty value of an option is an "
-    "error. SECONDS may have a fraction: 0.5. Answers fit the terminal; COLUMNS sets another "
-    "width."
+    "Every option except --gpu can also be set by a variable: MIG_MANAGER_ and the option's name "
+    "in capitals, such as MIG_MANAGER_LOCK_FILE for --lock-file, or the variable in brackets "
+    "(NVIDIA's name). A switch takes 1, t, true, 0, f or false. The command line overrides the "
+    "variables, the variable in brackets overrides ours, and both override the default. An empty "
+    "variable counts as unset; an empty value of an option is an error. SECONDS may have a "
+    "fraction: 0.5. Answers fit the terminal; COLUMNS sets another width."
 )
 _OTHER_STATUSES = (
     "A command ended by SIGINT or by a closed pipe exits with 130 or 141, as in any shell. Run as "
@@ -501,7 +500,7 @@ PROGRAM = program.Program(
     aliases={"h": "help"},  # as nvidia-mig-parted has it
     leading=(program.VERSION, node_settings.DEBUG),
     statuses={
-        "0": "done, or: yes",
+        "0": "success",
         "1": "not applied, does not fit, or failed",
         "2": "wrong usage, or a file that cannot be read or used; nothing was changed",
         "3": "unknown command",
@@ -516,10 +515,10 @@ PROGRAM = program.Program(
     are those of NVIDIA's mig-parted, and so are the names of commands and options.
 
     $ mig-manager apply all-balanced --simulate 8xA100-SXM4-40GB
-    Try it without a GPU: simulated ones remember what was done.
+    Try it without a GPU; state persists between commands.
 
     $ mig-manager status --simulate 8xA100-SXM4-40GB
-    Look at them.
+    Show the simulated GPUs.
 
     $ mig-manager help apply
     Everything about one command.

@@ -51,8 +51,7 @@ class RolloutSettings(command_settings.AnswerSettings, node_settings.DocumentSet
         default="",
     )
     max_unavailable: str = options.text(
-        "how many nodes, or which percentage of the selected ones, may be unavailable at once, "
-        "including those that are already",
+        "max nodes unavailable at once (number or %), counting those already unavailable",
         metavar="NUMBER",
         default="1",
         parse=_amount,

@@ -61,7 +61,7 @@ _LAYOUT = (
 )
 WATCH = options.Option(
     name="watch",
-    help="show it again and again until q is typed; in a pipe, a line for each change",
+    help="refresh until q is pressed; in a pipe, a line for each change",
     short="w",
     parse=options.parse_switch,
     default=False,
