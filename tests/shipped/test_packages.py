@@ -190,7 +190,7 @@ def test_the_libraries_run_under_each_python(
     settings = library / "pyvenv.cfg"
     home = re.sub("^home = .*", f"home = {interpreter.parent}", settings.read_text("utf-8"))
     settings.write_text(home, encoding="utf-8")
-    imports = "import grpc, google._upb._message as upb, pydantic_core, yaml._yaml as c; "
+    imports = "import grpc, google._upb._message, starlette, uvicorn, yaml._yaml as c; "
 
     paths = programs.output(python, "-P", "-c", f"{imports}print(grpc.__file__, c.__file__)")
     output = programs.output(
