@@ -45,6 +45,7 @@ def files(*, with_demo: bool) -> Iterator[tuple[pathlib.Path, str]]:
     )
     yield PICTURES / "status.svg", pictures.status()
     yield PICTURES / "plan.svg", pictures.plan()
+    yield PICTURES / "top.svg", pictures.top()
     if with_demo:
         yield _demo()
 

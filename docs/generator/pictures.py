@@ -2,6 +2,7 @@
 
 import collections
 import html
+import json
 import os
 import re
 import subprocess
@@ -10,11 +11,20 @@ import tempfile
 from collections.abc import Sequence
 
 from docs.generator import terminal
+from mig_manager.adapters.host import process
+from mig_manager.catalogue import hardware
+from mig_manager.core import bar, messages
+from mig_manager.core.fleet import nodes, overview
+from mig_manager.core.layout import config as layouts
+from mig_manager.core.layout import served
+from mig_manager.core.node import cluster
+from mig_manager.core.records import gpu_codec
 
 _TIME = re.compile(r"\d+\.\d\d s")
 _POD_SUFFIX = re.compile(r"(daemonset)-[0-9a-z]{5}\b")
 _ALIKE = "8xA100-SXM4-40GB"
 _MIXED = "4xA100-SXM4-40GB+2xA30"
+_AT = "2026-11-24T12:00:00Z"
 
 
 def _run(*arguments: str, home: str) -> list[str]:
@@ -61,6 +71,73 @@ def plan() -> str:
     return terminal.draw(
         [_prompt("mig-manager plan all-1g.5gb"), *lines],
         title="mig-manager plan: which instances are destroyed, created and kept",
+    )
+
+
+def top() -> str:
+    """Return the picture of ``kubectl mig top`` on four nodes."""
+    product = hardware.find("A100-SXM4-40GB")
+    idle = [hardware.template(product, index) for index in range(4)]
+    text = process.packaged_config().read_text(encoding="utf-8")
+    document = layouts.parse(text, source="config.yaml")
+
+    def node(name: str, layout: str, requested: str = "", **status: str) -> nodes.Report:
+        (fit,) = served.fitting([document.layout(layout)], idle)
+        run = {"config": requested or layout, "phase": "Done", "startedAt": _AT, **status}
+        item = {
+            "metadata": {
+                "name": name,
+                "uid": name,
+                "labels": {
+                    cluster.CONFIG_LABEL: requested or layout,
+                    cluster.APPLIED_LABEL: layout,
+                },
+                "annotations": {
+                    cluster.GPUS_ANNOTATION: gpu_codec.to_json(fit.gpus),
+                    cluster.STATUS_ANNOTATION: json.dumps(run),
+                },
+            },
+            "status": {"conditions": [{"type": "Ready", "status": "True"}]},
+        }
+        now = messages.parse_time(_AT)
+        assert now is not None  # noqa: S101 - our own
+        return nodes.report(nodes.parse(item), now)
+
+    def pods(node: str, profile: str, count: int) -> list[cluster.Pod]:
+        container = {"name": "c", "resources": {"limits": {f"nvidia.com/{profile}": "1"}}}
+        return [
+            cluster.parse_pod(
+                {
+                    "metadata": {"name": f"{profile}-{i}", "namespace": "ml", "uid": f"{i}"},
+                    "spec": {"nodeName": node, "containers": [container]},
+                }
+            )
+            for i in range(count)
+        ]
+
+    drain = {"phase": "Drain", "message": "1 pod to evict: ml/train-0"}
+    refused = {"reason": "DrainTimeout", "message": "PodDisruptionBudget keep-all allows none"}
+    seen = overview.Overview(
+        reports=[
+            node("gpu-1", "all-balanced", state="success"),
+            node("gpu-2", "all-balanced", "all-1g.5gb", state="pending", **drain),
+            node("gpu-3", "all-3g.20gb", "all-balanced", state="failed", **refused),
+            node("gpu-4", "all-1g.5gb", state="success"),
+        ],
+        pods=[
+            *pods("gpu-1", "mig-3g.20gb", 4),
+            *pods("gpu-1", "mig-1g.5gb", 4),
+            *pods("gpu-2", "mig-2g.10gb", 1),
+            *pods("gpu-3", "mig-3g.20gb", 8),
+            *pods("gpu-4", "mig-1g.5gb", 12),
+            *pods("", "mig-7g.40gb", 2),
+        ],
+    )
+    style = bar.Style(colour=True, columns=100)
+    lines = overview.draw(seen, style=style, selected="gpu-2")
+    return terminal.draw(
+        [_prompt("kubectl mig top"), *lines],
+        title="kubectl mig top: the nodes of a cluster, their GPUs to scale, and what is in use",
     )
 
 

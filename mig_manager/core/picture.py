@@ -12,7 +12,8 @@ WHOLE = "the whole GPU, not partitioned"  # how a GPU with MIG off is called
 
 _FREE_ROOM, _NO_FIT, _NO_FIT_SHORT = "free", "no fit", "none"
 """Room that some profile can still take, and room between instances that none can."""
-_FREE, _UNUSABLE = "·", " "
+FREE, _UNUSABLE = "·", " "
+_UNKNOWN_SLICES = 8  # drawn of a GPU whose driver lists no profiles yet
 _GOES, _NEW, _CHANGES, _STAYS = "goes", "new", "changes", "stays"
 _TONE_OF_MARK = {
     _GOES: bar.Tone.BAD,
@@ -117,6 +118,11 @@ def draw_outcome(
         lines = bar.draw(rows, slices=slices, style=style)
         blocks.append("\n".join([_header(alike, mode, style), *lines]))
     return "\n\n".join(blocks)
+
+
+def cells(gpu: model.Gpu) -> tuple[bar.Cell, ...]:
+    """Return the instances of a GPU and the room between them, from slice 0 on."""
+    return _cells_now(gpu, _slices(gpu) or _UNKNOWN_SLICES, marks={})
 
 
 def summarise(gpu: model.Gpu) -> str:
@@ -316,7 +322,7 @@ def _parts(
         reached = start + ci.profile.compute_slices
         add(start, reached, f"{ci.profile.compute_slices}c", tone)
     if reached < total:
-        add(reached, total, _FREE, bar.Tone.FAINT)
+        add(reached, total, FREE, bar.Tone.FAINT)
     return tuple(parts)
 
 
@@ -336,7 +342,7 @@ def _with_free_room(
     room = [slice_ for slice_ in range(slices) if slice_ not in taken]
     for slice_ in room:
         is_usable = slice_ in usable
-        title, fill = (_FREE_ROOM, _FREE) if is_usable else (_NO_FIT, _UNUSABLE)
+        title, fill = (_FREE_ROOM, FREE) if is_usable else (_NO_FIT, _UNUSABLE)
         last = drawn[-1] if drawn else None
         if last and last.start in room and (last.end, last.title) == (slice_, title):
             drawn[-1] = dataclasses.replace(last, size=last.size + 1)

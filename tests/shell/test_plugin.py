@@ -346,7 +346,7 @@ def test_a_history_names_the_writer_of_the_request(viewer: rig.Viewer) -> None:
         (
             ("",),
             [
-                *("status", "plan", "apply", "capacity", "validate", "layouts", "history"),
+                *("status", "top", "plan", "apply", "capacity", "validate", "layouts", "history"),
                 *("autoscaler-tags", "help", "version"),
             ],
         ),

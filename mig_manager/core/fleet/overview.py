@@ -9,14 +9,14 @@ import contextlib
 import dataclasses
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from mig_manager.core import bar, messages, model
+from mig_manager.core import bar, messages, model, picture
 from mig_manager.core.fleet import nodes
 from mig_manager.core.node import cluster, resources
 from mig_manager.core.records import capacity
 
 _PITCH = 4  # columns of a memory slice
-_IN_USE, _IDLE, _FREE = "█", "░", "·"
-LEGEND = f"{_IN_USE} in use  {_IDLE} idle  {_FREE} free"
+_IN_USE, _IDLE = "█", "░"
+LEGEND = f"{_IN_USE} in use  {_IDLE} idle  {picture.FREE} free"
 _TONES: Mapping[nodes.NodeState, bar.Tone] = {
     nodes.NodeState.APPLIED: bar.Tone.GOOD,
     nodes.NodeState.CHANGING: bar.Tone.WARN,
@@ -166,31 +166,18 @@ class _Cell:
 
 def _cells(gpu: model.Gpu, in_use: Collection[_Span]) -> tuple[_Cell, ...]:
     """Return the instances of a GPU and the room between them, from slice 0 on."""
-    slices = max(
-        [place.end for info in gpu.profiles or () for place in info.placements]
-        + [gi.placement.end for gi in gpu.gpu_instances],
-        default=8,
-    )
-    if gpu.current_mode is not model.MigMode.ENABLED:
-        fill = _IN_USE if any(uuid == gpu.uuid for uuid, _ in in_use) else _IDLE
-        return (_Cell(size=slices, title="MIG off", fill=fill, tone=bar.Tone.FAINT),)
+    places = {gi.placement for gi in gpu.gpu_instances}
+    is_on = gpu.current_mode is model.MigMode.ENABLED
     cells: list[_Cell] = []
-    reached = 0
-    for gi in sorted(gpu.gpu_instances, key=lambda each: each.placement.start):
-        if gi.placement.start > reached:
-            cells.append(_room(gi.placement.start - reached))
-        fill = _IN_USE if (gpu.uuid, gi.placement) in in_use else _IDLE
-        title = f"{gi.profile.gpu_slices}g"
-        tone = bar.TONE_OF_SIZE.get(gi.profile.gpu_slices, bar.Tone.BLUE)
-        cells.append(_Cell(size=gi.placement.size, title=title, fill=fill, tone=tone))
-        reached = gi.placement.end
-    if reached < slices:
-        cells.append(_room(slices - reached))
+    for cell in picture.cells(gpu):
+        place = model.Placement(cell.start, cell.size) if is_on else None
+        title, fill = ("", cell.fill) if is_on else ("MIG off", _IDLE)
+        if place in places:
+            title, fill = cell.short, _IDLE
+        if (gpu.uuid, place) in in_use:
+            fill = _IN_USE
+        cells.append(_Cell(size=cell.size, title=title, fill=fill, tone=cell.tone))
     return tuple(cells)
-
-
-def _room(size: int) -> _Cell:
-    return _Cell(size=size, title="", fill=_FREE, tone=bar.Tone.FAINT)
 
 
 def _strip(cells: Iterable[_Cell], style: bar.Style) -> str:
