@@ -3,7 +3,7 @@
     MigManagerError            reason + message; the remedy follows from the reason
       UsageError               a command line or a setting that cannot be used
       ConfigError              a config document is wrong, with file, line and column
-      CheckpointError          a checkpoint is wrong, or of other GPUs
+      CheckpointError          a checkpoint is invalid, or belongs to other GPUs
       LayoutError              a valid layout that these GPUs cannot have
       HardwareError            NVML refused or failed, with operation, GPU and code
         GpuInUseError          processes use what a plan destroys; no step was run
@@ -13,9 +13,9 @@
       HostError                the machine refused or failed: a reset, a service, a tool
       LockedError              another manager has this node's lock
     Superseded                 not a failure: another request or a shutdown ended the run
-      Rebooting                the machine goes down for it
+      Rebooting                the machine reboots for this run
 
-The adapter of a library translates the library's exceptions into these.
+Each adapter translates its library's exceptions into these.
 """
 
 import dataclasses
@@ -76,12 +76,12 @@ class Reason(enum.Enum):
 
     @property
     def remedy(self) -> str:
-        """What a person can do, on a node with an agent; one line, empty for nothing."""
+        """What a person can do on a node with an agent: one line, or empty."""
         return _REMEDIES.get(self, "")
 
     @property
     def remedy_at_shell(self) -> str:
-        """The same for the user of a command, which is not retried."""
+        """The remedy for the user of a command, which is not retried."""
         return _REMEDIES_AT_SHELL.get(self, self.remedy)
 
     @property
@@ -90,7 +90,7 @@ class Reason(enum.Enum):
         return self in _TRANSIENT
 
     @property
-    def means_mode_waits(self) -> bool:
+    def is_mode_pending(self) -> bool:
         """Whether a MIG mode is pending until a reset or a reboot."""
         return self in {Reason.RESET_REQUIRED, Reason.REBOOT_REQUIRED}
 
@@ -177,7 +177,7 @@ _REMEDIES = {
     Reason.FOREIGN_MANAGER: (
         "Run one manager of this node's GPUs: remove the other, or remove the label."
     ),
-    Reason.SLOTS_TAKEN: "Nothing to do: the agent continues when a slot is free.",
+    Reason.SLOTS_TAKEN: "No action needed: the agent continues when a slot is free.",
     Reason.DRIFTED: (
         "Apply the layout again (see --heal-drift), or find out what changed the GPUs."
     ),
@@ -192,7 +192,7 @@ _REMEDIES_AT_SHELL = {
     Reason.DRIVER_NOT_LOADED: "Load the NVIDIA driver, then run the command again.",
     Reason.API_UNAVAILABLE: "Check the Kubernetes API, then run the command again.",
 }
-"""Where the agent's remedy mentions the agent."""
+"""Replaces the remedies that mention the agent."""
 
 _TRANSIENT = frozenset(
     {
@@ -227,7 +227,7 @@ _TRANSIENT = frozenset(
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Location:
-    """A place in a text; lines and columns count from 1. Line 0: the source is no text."""
+    """A place in a text; lines and columns count from 1. Line 0: the source is not a text."""
 
     source: str  # file name as the user gave it, or ``<stdin>``
     line: int
@@ -245,8 +245,8 @@ class MigManagerError(Exception):
         """One sentence for a person, without the remedy."""
         super().__init__(self.message)
         self.reason = reason
-        self.location = location  # where a document is wrong, or requests what cannot be
-        self.own_remedy = ""  # for the user of a command, where it is not that of the reason
+        self.location = location  # where a document is wrong, or requests the impossible
+        self.own_remedy = ""  # for the user of a command; replaces the reason's remedy
 
     def add(self, more: str) -> None:
         """Append to the message."""
@@ -278,7 +278,7 @@ class ConfigError(MigManagerError):
 
 
 class CheckpointError(MigManagerError):
-    """A checkpoint that breaks its format, or that these GPUs cannot have."""
+    """A checkpoint that breaks its format, or that does not fit these GPUs."""
 
     def __init__(self, message: str, *, location: Location | None = None) -> None:
         super().__init__(message, reason=Reason.INVALID_CHECKPOINT, location=location)
@@ -287,8 +287,8 @@ class CheckpointError(MigManagerError):
 class LayoutError(MigManagerError):
     """A well-formed layout that is unknown, matches no GPU, or cannot fit one.
 
-    It may know the place in the config document that requests it, the GPU that cannot have it, and
-    the profile that the GPU lacks, such as ``1g.5gb``.
+    If known, it has the place in the config document, the GPU that cannot have the layout, and the
+    profile that the GPU lacks, such as ``1g.5gb``.
     """
 
     def __init__(
@@ -305,7 +305,7 @@ class LayoutError(MigManagerError):
         self.profile = profile
 
     def locate(self, location: Location) -> None:
-        """Add where the config document requests it, unless the message has a location."""
+        """Add the place in the config document, unless the message has a location."""
         if self.location is None:
             self.location = location
             self.message = f"{location}: {self.message}"
@@ -331,14 +331,14 @@ class HardwareError(MigManagerError):
 
 
 class GpuInUseError(HardwareError):
-    """Processes use what a plan destroys; none of its steps was run."""
+    """Processes use what a plan destroys; no step was run."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message, reason=Reason.IN_USE)
 
 
 class StalePlanError(HardwareError):
-    """Instances that a plan creates exist already; none of its steps was run."""
+    """Instances that a plan creates exist already; no step was run."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message, reason=Reason.VERIFY_FAILED)
@@ -356,7 +356,7 @@ class ClusterError(MigManagerError):
         retry_after_s: float | None = None,
     ) -> None:
         super().__init__(message, reason=reason)
-        self.status = status  # of HTTP; None when no answer came
+        self.status = status  # of HTTP; None: no answer
         self.retry_after_s = retry_after_s  # how long the server asks to wait
 
     @property
@@ -381,8 +381,8 @@ class ClusterError(MigManagerError):
 class DrainError(MigManagerError):
     """Affected pods were not evicted before the deadline.
 
-    DRAIN_STALLED means that evicted pods have no room elsewhere. The node stays tainted until the
-    next attempt (``keeps_closed``) if pods were evicted, whose successors would start here.
+    DRAIN_STALLED means that evicted pods have no room elsewhere. If pods were evicted, the node
+    stays tainted until the next attempt (``keeps_closed``): their successors would start here.
     """
 
     def __init__(
@@ -403,7 +403,7 @@ class NotReadyError(MigManagerError):
 class HostError(MigManagerError):
     """The machine refused or failed; the message names the GPU, service or tool, and its output.
 
-    IN_USE means that processes use a GPU to be reset, REBOOT_REQUIRED that no reset helps.
+    IN_USE: processes use a GPU that must be reset. REBOOT_REQUIRED: a reset does not help.
     """
 
 
@@ -415,7 +415,7 @@ class LockedError(MigManagerError):
 
 
 class Superseded(Exception):  # noqa: N818 - control flow, not a failure
-    """Another request, no request any more, or a shutdown ends this run; undo and return."""
+    """The request was replaced or withdrawn, or the process shuts down; undo and return."""
 
     def __init__(self, why: str, *, is_replaced: bool, is_stopping: bool = False) -> None:
         super().__init__(why)
@@ -429,7 +429,7 @@ class Superseded(Exception):  # noqa: N818 - control flow, not a failure
 
 
 class Rebooting(Superseded):
-    """The machine goes down for this run: what it has taken stays taken."""
+    """The machine reboots for this run: the journal stays, and nothing is restored now."""
 
     def __init__(self, why: str) -> None:
         super().__init__(why, is_replaced=False, is_stopping=True)

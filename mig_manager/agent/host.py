@@ -167,9 +167,9 @@ def may_reboot(job: jobs.Job, error: errors.MigManagerError, *, was_rebooted: bo
     if was_rebooted or job.deps.reboot is None or not drains:
         return False
     if isinstance(error, errors.HostError):
-        return error.reason.means_mode_waits or error.reason is errors.Reason.IN_USE
+        return error.reason.is_mode_pending or error.reason is errors.Reason.IN_USE
     try:
-        return error.reason.means_mode_waits and any(
+        return error.reason.is_mode_pending and any(
             gpu.has_pending_mode for gpu in job.deps.gpus.observe()
         )
     except errors.HardwareError:

@@ -24,9 +24,9 @@ def apply(
 ) -> plans.Applied:
     """Apply a layout, and verify it.
 
-    What a killed ``apply`` changed on GPUs outside this layout is rolled back. If these GPUs
-    cannot have the layout, that goes for all GPUs. Where ``deps`` may not reset, a mode that needs
-    a reset stays pending, which is a failure unless the scope is the mode alone.
+    Rolls back what a killed ``apply`` changed on GPUs outside this layout, and on all GPUs if the
+    layout does not fit. Without the right to reset, a mode that needs a reset stays pending: a
+    failure, unless the scope is the mode alone.
 
     Raises:
         ConfigError: The layout or hooks file is invalid.
@@ -62,7 +62,7 @@ def restore(
 ) -> plans.Applied:
     """Restore the instances in a checkpoint, and verify them.
 
-    Instances that are there already stay. GPUs that the checkpoint does not list are not touched.
+    Existing instances of the checkpoint stay. GPUs outside it are not touched.
 
     Raises:
         CheckpointError: It is invalid, or for other GPUs; nothing was changed.
@@ -82,7 +82,7 @@ def restore(
         content_hash=hashlib.sha256(text.encode(errors="replace")).hexdigest(),
         covered=lambda gpus: planner.restore_checkpoint(content, gpus).covered,
         plan=plan,
-        # A checkpoint is not about unreachable GPUs.
+        # A checkpoint does not cover unreachable GPUs.
         unrestored_elsewhere=lambda gpus, snapshot: gpus.missing(snapshot),
     )
     points = hook_points.HookPoints(deps.hooks)
@@ -91,10 +91,7 @@ def restore(
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class _Target:
-    """What a change is to achieve.
-
-    ``covered`` and ``plan`` raise ``MigManagerError`` where it is impossible on these GPUs.
-    """
+    """The goal of a change; ``covered`` and ``plan`` raise ``MigManagerError`` if impossible."""
 
     name: str
     content_hash: str
@@ -105,7 +102,7 @@ class _Target:
     unrestored_elsewhere: Callable[
         [model.ObservedGpus, Sequence[model.GpuSnapshot]], tuple[model.GpuSnapshot, ...]
     ]
-    """Returns what of a snapshot is not restored on unreachable GPUs outside it."""
+    """Returns the snapshots of unreachable GPUs outside the target that are not restored."""
 
 
 def _run(
@@ -139,12 +136,12 @@ class _Change:
     points: hook_points.HookPoints
     taken: local.Taken
     interrupted: journals.Journal
-    """What a killed run left."""
+    """The journal of a killed run."""
     may_stay_pending: bool
-    """Whether a mode that needs a reset is no failure.
+    """Whether a mode may stay pending until a reset.
 
-    NVIDIA's unit for bare metal works like that: it sets the mode first (``apply --mode-only
-    --skip-reset``), and then checks whether the machine can reset the GPU or must reboot.
+    NVIDIA's unit for bare metal first sets the mode (``apply --mode-only --skip-reset``), then
+    checks whether the machine can reset the GPU or must reboot.
     """
 
     def run(self, observed: model.ObservedGpus) -> plans.Applied:
@@ -159,7 +156,7 @@ class _Change:
                     check = stack.enter_context(self.deps.uninterrupted())
                     stack.enter_context(self.points.around(check))
                 if has_hooks:
-                    # They may change the GPUs.
+                    # Hooks may change the GPUs.
                     after = self.deps.gpus.observe()
                     outside = self._outside(after)
                     first = self._planned(after, outside)
@@ -175,12 +172,12 @@ class _Change:
             if self.interrupted.snapshot:
                 self.deps.notify(
                     f"the 'apply' of layout '{self.interrupted.config}' was left unfinished; "
-                    "should this one fail, the GPUs return to what they had before that one"
+                    "if this one fails, the GPUs are rolled back to their state before that one"
                 )
             return self._applied(first, *self._execute(first, outside, check))
 
     def _outside(self, gpus: model.ObservedGpus) -> transaction.Snapshots:
-        """Return what GPUs outside the target had before an interrupted change of them."""
+        """Return the snapshots, from an interrupted change, of GPUs outside the target."""
         covered = self.target.covered(gpus)
         return tuple(gpu for gpu in self.interrupted.snapshot if gpu.uuid not in covered)
 
@@ -213,7 +210,7 @@ class _Change:
                 points=self.points,
             )
             if self.taken.journal.snapshot:
-                # It is of the interrupted change.
+                # The snapshot belongs to the interrupted change.
                 self.taken.note(config=self.interrupted.config)
             now = self._planned(after, outside)
             if now.plan.is_empty:
@@ -229,7 +226,7 @@ class _Change:
         return after, executed
 
     def _remaining(self, planned: plans.Planned) -> steps.Plan:
-        """Return what remains to execute, without modes that may stay pending."""
+        """Return the steps that remain, without modes that may stay pending."""
         if not self.may_stay_pending:
             return planned.plan
         pending = {gpu.uuid for gpu in _pending(planned)}
@@ -238,7 +235,7 @@ class _Change:
         )
 
     def _save(self, gpus: model.ObservedGpus) -> None:
-        """Save a verified layout for the next boot; a failure is shown and leaves it active."""
+        """Save a verified layout for the next boot; a failure is only reported."""
         try:
             local.save_layout(
                 self.deps.boot_layout,

@@ -1,9 +1,8 @@
 """``boot``: restore the GPUs' layout after a reboot, each instance at its placement.
 
 No MIG instance survives a reboot, and GPUs from Hopper on lose MIG mode too (NVIDIA's MIG User
-Guide, "Getting Started"). The layout is the last one that was verified, as agent and ``apply``
-saved it. A GPU that is missing, new or broken is a problem to report, and does not keep the others
-from being restored: a node with seven GPUs is better than a node with none.
+Guide, "Getting Started"). Agent and ``apply`` save each layout that they verify. A missing, new or
+broken GPU is reported, and the others are restored: a node with seven GPUs is better than none.
 """
 
 import dataclasses
@@ -20,7 +19,7 @@ from mig_manager.core.records import journals
 if TYPE_CHECKING:
     from mig_manager.core import answers
 
-_APPLY_ONE = "Apply a layout: it is restored at the next boot once it is verified."
+_APPLY_ONE = "Apply a layout; once verified, it is restored at the next boot."
 _APPLY_AGAIN = "Apply the layout again, or another one; see 'mig-manager status'."
 
 
@@ -34,12 +33,12 @@ class Problem:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Restored:
-    """What was restored, and what was not."""
+    """The outcome of a boot."""
 
     layout: str
     """Empty when there was nothing to restore."""
     rounds: tuple[plans.Planned, ...]
-    """The plans that were executed; empty when nothing had to be done."""
+    """The plans that were executed; empty if all GPUs had the layout."""
     problems: tuple[Problem, ...]
 
     def to_data(self) -> "answers.Boot":
@@ -62,7 +61,7 @@ def boot(
     """Restore the layout that was last verified.
 
     Returns:
-        What was restored. A saved layout that is invalid is set aside and a problem.
+        The outcome. An invalid saved layout is set aside and reported as a problem.
 
     Raises:
         ConfigError: The fallback is invalid.
@@ -88,7 +87,7 @@ def boot(
 def _read(
     deps: local.Dependencies,
 ) -> tuple[journals.VerifiedLayout | None, tuple[Problem, ...]]:
-    """Return the saved layout, or what is wrong with it."""
+    """Return the saved layout, or why it is invalid."""
     try:
         text = deps.boot_layout.read()
         return (journals.VerifiedLayout.from_json(text) if text is not None else None), ()
@@ -111,29 +110,28 @@ class _Boot:
     deps: local.Dependencies
     taken: local.Taken
     target: Mapping[str, model.GpuSnapshot]
-    """What each GPU is to have, by UUID."""
+    """The desired state of each GPU, by UUID."""
     interrupted: dict[str, model.GpuSnapshot]
-    """What GPUs had before a run that was killed: a rollback restores that."""
+    """GPUs before a killed run: a rollback restores that."""
     owed: frozenset[str]
-    """UUIDs of GPUs that stay in the journal while others are changed: those that are to be
-    changed, and unreachable ones. An interrupted change of any other needs no rollback now."""
+    """UUIDs of GPUs that stay in the journal while others are changed: GPUs still to change, and
+    unreachable ones. An interrupted change of any other GPU needs no rollback now."""
     check: Callable[[], object]
     idle_by_s: float
-    """Until when processes that use the GPUs are waited for: all GPUs together, once."""
+    """The deadline of the one wait for processes that use any of the GPUs."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class _Ended:
-    """How a change of some GPUs ended."""
+class _Outcome:
+    """The outcome of a change of some GPUs."""
 
     executed: tuple[steps.Plan, ...] = ()
     failures: tuple[errors.MigManagerError, ...] = ()
     unreachable: tuple[model.UnreachableGpu, ...] = ()
     """GPUs that could not be observed meanwhile."""
 
-    def joined(self, more: "_Ended") -> "_Ended":
-        """Return this and a later one as one."""
-        return _Ended(
+    def joined(self, more: "_Outcome") -> "_Outcome":
+        return _Outcome(
             executed=(*self.executed, *more.executed),
             failures=(*self.failures, *more.failures),
             unreachable=(*self.unreachable, *more.unreachable),
@@ -141,7 +139,6 @@ class _Ended:
 
 
 def _restored(deps: local.Dependencies, saved: journals.VerifiedLayout) -> Restored:
-    """Restore the GPUs of a saved layout."""
     observed = local.first_observation(deps)
     taken = local.opened(deps, observed, config=saved.config)
     interrupted = {gpu.uuid: gpu for gpu in taken.journal.snapshot}
@@ -166,44 +163,44 @@ def _restored(deps: local.Dependencies, saved: journals.VerifiedLayout) -> Resto
             check=check,
             idle_by_s=deps.clock.monotonic() + deps.idle_timeout_s,
         )
-        ended = _Ended()
+        outcome = _Outcome()
         if uuids:
-            ended = _changed(run, tuple(uuids))
+            outcome = _changed(run, tuple(uuids))
         else:
             taken.note(snapshot=unreachable)
-        if ended.failures:
-            # Some of their steps may have been executed.
+        if outcome.failures:
+            # Failed changes may have executed some of their steps.
             taken.note(stale_files=True)
         try:
             taken.refresh_files()
         except errors.HostError as error:
-            ended = ended.joined(_Ended(failures=(error,)))
-    lost = {_key(gpu): gpu for gpu in ended.unreachable}
+            outcome = outcome.joined(_Outcome(failures=(error,)))
+    lost = {_key(gpu): gpu for gpu in outcome.unreachable}
     known = {_key(gpu) for gpu in observed.unreachable}
     problems += [_unreachable(gpu) for key, gpu in lost.items() if key not in known]
-    problems += map(_failed, ended.failures)
+    problems += map(_failed, outcome.failures)
     rounds = tuple(
         plans.Planned(layout=saved.config, gpus=observed, wanted={}, plan=plan, users={})
-        for plan in ended.executed
+        for plan in outcome.executed
     )
     return Restored(layout=saved.config, rounds=rounds, problems=tuple(problems))
 
 
-def _changed(run: _Boot, uuids: tuple[str, ...]) -> _Ended:
-    """Restore all GPUs in one change; where one fails, each in a change of its own."""
-    ended = _change(run, uuids)
-    # A driver that hangs does so for every GPU, for a whole deadline each.
-    is_hung = any(error.reason is errors.Reason.NVML_TIMEOUT for error in ended.failures)
-    if not ended.failures or is_hung or len(uuids) == 1:
-        return ended
-    run.deps.notify(f"{ended.failures[0].message}; trying one GPU after the other")
-    ended = dataclasses.replace(ended, failures=())
+def _changed(run: _Boot, uuids: tuple[str, ...]) -> _Outcome:
+    """Restore all GPUs in one change; if it fails, one GPU after the other."""
+    outcome = _change(run, uuids)
+    # A hung driver would cost a whole deadline for each GPU.
+    is_hung = any(error.reason is errors.Reason.NVML_TIMEOUT for error in outcome.failures)
+    if not outcome.failures or is_hung or len(uuids) == 1:
+        return outcome
+    run.deps.notify(f"{outcome.failures[0].message}; trying one GPU after the other")
+    outcome = dataclasses.replace(outcome, failures=())
     for uuid in uuids:
-        ended = ended.joined(_change(run, (uuid,)))
-    return ended
+        outcome = outcome.joined(_change(run, (uuid,)))
+    return outcome
 
 
-def _change(run: _Boot, uuids: tuple[str, ...]) -> _Ended:
+def _change(run: _Boot, uuids: tuple[str, ...]) -> _Outcome:
     """Restore GPUs in one change, or roll them back."""
     before = {gpu.uuid: gpu for gpu in run.taken.journal.snapshot}
     interrupted = run.interrupted | before
@@ -214,7 +211,7 @@ def _change(run: _Boot, uuids: tuple[str, ...]) -> _Ended:
         plan = _plan(run.target, seen, uuids)
         if plan.is_empty:
             run.taken.note(snapshot=elsewhere)
-            return _Ended(unreachable=seen.unreachable)
+            return _Outcome(unreachable=seen.unreachable)
         idle_timeout_s = max(0.0, run.idle_by_s - run.deps.clock.monotonic())
         deps = dataclasses.replace(run.deps, idle_timeout_s=idle_timeout_s)
         change = dataclasses.replace(
@@ -233,14 +230,13 @@ def _change(run: _Boot, uuids: tuple[str, ...]) -> _Ended:
     except errors.UsageError:
         raise
     except errors.MigManagerError as error:
-        return _Ended(failures=(error,), unreachable=seen.unreachable)
-    return _Ended(executed=executed, unreachable=(*seen.unreachable, *after.unreachable))
+        return _Outcome(failures=(error,), unreachable=seen.unreachable)
+    return _Outcome(executed=executed, unreachable=(*seen.unreachable, *after.unreachable))
 
 
 def _plan(
     target: Mapping[str, model.GpuSnapshot], gpus: Iterable[model.Gpu], uuids: Iterable[str]
 ) -> steps.Plan:
-    """Plan what some GPUs lack."""
     return planner.restore(tuple(gpus), [target[uuid] for uuid in uuids if uuid in target])
 
 
@@ -253,7 +249,7 @@ def _other_gpus(
     for gone in target.values():
         if gone.uuid not in here and gone.current_mode is not None:
             yield Problem(
-                message=f"GPU {gone.uuid} is gone, and what it had with it", remedy=_APPLY_ONE
+                message=f"GPU {gone.uuid} is gone, with its instances", remedy=_APPLY_ONE
             )
     for gpu in observed:
         if gpu.uuid not in target and gpu.current_mode is not None:
@@ -269,12 +265,12 @@ def _failed(error: errors.MigManagerError) -> Problem:
 
 
 def _key(gpu: model.UnreachableGpu) -> str | int:
-    """Identify a GPU, whatever it answers at the moment."""
+    """Identify a GPU whose UUID may be unknown."""
     return gpu.uuid or gpu.index
 
 
 def _unreachable(gpu: model.UnreachableGpu) -> Problem:
     return Problem(
-        message=f"{gpu.sentence}; its saved layout is restored at a boot with it",
+        message=f"{gpu.sentence}; once it is back, the next boot restores its saved layout",
         remedy=errors.Reason.GPU_UNREACHABLE.remedy,
     )

@@ -2,8 +2,8 @@
 
     apply-start -> pre-apply-mode -> (MIG mode) -> pre-apply-config -> (instances) -> apply-exit
 
-Each point comes once; the two in the middle only before a change of mode or of instances. A change
-that passes ``apply-start`` passes ``apply-exit``, whether it succeeds or fails.
+Each point comes once; the middle two only before a change of mode or of instances. A change that
+passes ``apply-start`` always passes ``apply-exit``.
 """
 
 import contextlib
@@ -57,10 +57,10 @@ class HookPoints:
         return self._programs.read() if self._programs is not None else {}
 
     def require(self, plan: steps.Plan) -> None:
-        """Return if every program exists that this change would run.
+        """Check that every program exists that this change would run.
 
         Raises:
-            HostError: HOOK_FAILED: one does not.
+            HostError: HOOK_FAILED: a program is missing.
         """
         if self._programs is None:
             return
@@ -76,7 +76,7 @@ class HookPoints:
     def start(self, check: Check) -> None:
         """Run the hooks of ``apply-start``.
 
-        ``check`` is called while a hook runs; what it raises ends the hook and the change.
+        ``check`` is called while a hook runs; its exceptions end the hook and the change.
 
         Raises:
             HostError: HOOK_FAILED; then ``apply-exit`` need not run.
@@ -86,7 +86,7 @@ class HookPoints:
         self._pass(host_files.Point.APPLY_START)
 
     def before(self, plan: steps.Plan) -> None:
-        """Run the hooks of the points before these steps that were not passed yet.
+        """Run the hooks that precede these steps, unless they have run.
 
         Raises:
             HostError: HOOK_FAILED.
@@ -95,10 +95,7 @@ class HookPoints:
             self._pass(point)
 
     def staged(self, plan: steps.Plan) -> steps.Plan:
-        """Return the part of a plan to execute first: the mode, if hooks run after it.
-
-        The rest is planned again afterwards.
-        """
+        """Return the part of a plan to execute first: the mode, if hooks run after it."""
         point = host_files.Point.PRE_APPLY_CONFIG
         is_needed = point in self._table and point not in self._passed
         if not is_needed or not any(gpu.changes_mode for gpu in plan.gpus):
@@ -117,7 +114,7 @@ class HookPoints:
 
     @contextlib.contextmanager
     def around(self, check: Check) -> Iterator[None]:
-        """Run the hooks of ``apply-start``, and those of ``apply-exit`` when the context ends.
+        """Run the ``apply-start`` hooks, and the ``apply-exit`` hooks when the context ends.
 
         Raises:
             HostError: HOOK_FAILED: on entering; on leaving, if nothing else failed.
@@ -145,7 +142,7 @@ class HookPoints:
             raise
 
     def try_exit(self) -> str:
-        """Run them after a failure; return what failed, as a part of a sentence."""
+        """Run the ``apply-exit`` hooks after a failure; return their error, if any."""
         try:
             self.exit()
         except errors.MigManagerError as error:
@@ -155,7 +152,7 @@ class HookPoints:
     def _pass(self, point: host_files.Point) -> None:
         if self._programs is None or point in self._passed:
             return
-        # A file that cannot be read now leaves the point to a later call.
+        # Read first: if the file cannot be read, a later call runs the point.
         hooks = self._table.get(point, ())
         self._passed.add(point)
         for hook in hooks:
@@ -171,17 +168,16 @@ class HookPoints:
 
 
 def _points_of(plan: steps.Plan) -> Iterator[host_files.Point]:
-    """Yield the points before the steps of a plan."""
     if any(gpu.changes_mode for gpu in plan.gpus):
         yield host_files.Point.PRE_APPLY_MODE
     creates = steps.CreateGpuInstance | steps.CreateComputeInstance
-    # A change of the mode alone destroys instances, and not for their own sake.
+    # Instances that only make way for a new mode do not count.
     if any(isinstance(s, creates) or not gpu.changes_mode for gpu in plan.gpus for s in gpu.steps):
         yield host_files.Point.PRE_APPLY_CONFIG
 
 
 def _to_mode(gpu: steps.GpuPlan) -> steps.GpuPlan:
-    """Return a GPU's steps up to the change of its mode."""
+    """Cut a GPU's steps after the change of its mode."""
     last = next(i for i, step in enumerate(gpu.steps) if isinstance(step, steps.SetMode))
     if last + 1 == len(gpu.steps):
         return gpu

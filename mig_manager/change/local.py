@@ -1,7 +1,7 @@
-"""What changes at a shell share: dependencies, lock, journal file, undoing a killed run.
+"""The common part of changes at a shell: dependencies, lock, journal file, undoing a killed run.
 
-The journal outlives a killed process. It has what the GPUs had before the change, so the next run
-can roll back, and never takes half of a change for what was there before.
+The journal outlives a killed process. It has the GPUs as they were before the change, so the next
+run can roll back and does not mistake half of a change for the former state.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ class BootLayout(ports.KeptText, Protocol):
     """The layout for the next boot."""
 
     def set_aside(self) -> str:
-        """Move an invalid one away; return where it is kept.
+        """Rename an invalid one; return the new path.
 
         Raises:
             ConfigError: It cannot be moved.
@@ -45,8 +45,8 @@ class Dependencies:
     lock_timeout_s: float
     notify: Callable[[str], object]
     uninterrupted: Uninterrupted = lambda: contextlib.nullcontext(tuple)
-    """Makes the context of a change, which delays signals. It returns a check that raises
-    ``Superseded`` after a signal, for hooks and waits."""
+    """Makes the context of a change, which delays signals. Entering it returns a check, for hooks
+    and waits, that raises ``Superseded`` after a signal."""
     reset: ports.GpuReset | None = None
     """Resets GPUs whose mode is pending; None: the mode stays pending."""
     may_reset: bool = True
@@ -73,8 +73,7 @@ def locked(deps: Dependencies, doing: str) -> contextlib.AbstractContextManager[
 def first_observation(deps: Dependencies) -> model.ObservedGpus:
     """Observe the GPUs, and wait for a driver that is not loaded yet.
 
-    For the first observation only: no wait for a driver that is unloaded in the middle of a
-    change.
+    For the first observation only: a driver that is unloaded during a change is an error.
 
     Raises:
         HardwareError: The driver was not loaded in time, or NVML refused or failed.
@@ -89,7 +88,7 @@ def first_observation(deps: Dependencies) -> model.ObservedGpus:
 def announced_wait(
     deps: Dependencies, timeout_s: float, *, check: Callable[[], object] = lambda: None
 ) -> timing.Wait:
-    """Return a wait whose begin is shown to people; what ``check`` raises ends it."""
+    """Return a wait that notifies people once it begins; exceptions of ``check`` end it."""
 
     def sleep(seconds: float) -> None:
         check()
@@ -110,7 +109,7 @@ def new_transaction(
     *,
     check: Callable[[], object] = lambda: None,
 ) -> transaction.Transaction:
-    """Return a transaction."""
+    """Build the transaction of a change at a shell."""
     return transaction.Transaction(
         gpus=deps.gpus,
         taken=taken,
@@ -138,7 +137,7 @@ class Taken:
 
     @property
     def journal(self) -> journals.Journal:
-        """What is taken now."""
+        """The journal as it is now."""
         return self._journal
 
     def begin(self, before: transaction.Snapshots, _plan: steps.Plan) -> None:
@@ -163,14 +162,14 @@ class Taken:
                     raise _not_written(error) from error
             else:
                 return
-        # A snapshot that is no longer true is worse than outdated device files.
+        # An outdated snapshot is worse than outdated device files.
         try:
             self._deps.journal.clear()
         except errors.ConfigError as error:
-            self._deps.notify(f"{error.message}; remove it, because it is no longer true")
+            self._deps.notify(f"{error.message}; remove it, because it is outdated")
 
     def announce(self, **entries: Any) -> None:
-        """Change entries and write the file; a failure is shown."""
+        """Change entries and write the file; a failure is only reported."""
         try:
             self.note(**entries)
         except errors.UsageError as error:
@@ -182,10 +181,10 @@ class Taken:
             new_transaction(self._deps, self).refresh()
 
     def undo(self, observed: model.ObservedGpus) -> str:
-        """Roll back what a killed run left on these GPUs.
+        """Roll back what a killed run changed on these GPUs.
 
         Returns:
-            How that went, as a part of a sentence; empty: there was nothing to undo.
+            The outcome, as a part of a sentence; empty: nothing to undo.
         """
         unfinished = f"the 'apply' of layout '{self._journal.config}' was left unfinished"
         before = self._journal.snapshot
@@ -197,7 +196,7 @@ class Taken:
             return ""
         plan = planner.restore(observed, before)
         if not self._deps.may_reset and any(gpu.needs_reset for gpu in plan.gpus):
-            return f"{unfinished} and is not undone: that resets a GPU"
+            return f"{unfinished} and is not undone, because that resets a GPU"
         with self._deps.uninterrupted():
             result = new_transaction(self._deps, self).roll_back(before, requires_idle=True)
         if result.is_complete and not result.unrestored:
@@ -206,10 +205,10 @@ class Taken:
 
 
 def undo_interrupted(deps: Dependencies) -> str:
-    """Roll back what a killed run left, if there was one.
+    """Roll back what a killed run changed, if any.
 
     Returns:
-        How it went, as a part of a sentence; empty when there was nothing to undo.
+        The outcome, as a part of a sentence; empty: nothing to undo.
 
     Raises:
         HardwareError: NVML refused or failed.
@@ -225,7 +224,7 @@ def undo_interrupted(deps: Dependencies) -> str:
 
 
 def opened(deps: Dependencies, observed: model.ObservedGpus, *, config: str = "") -> Taken:
-    """Open the undo stack with what a killed run left on these GPUs, if anything.
+    """Open the undo stack, with the journal of a killed run if there is one.
 
     ``config`` is the layout to apply next.
 
@@ -251,12 +250,12 @@ def opened(deps: Dependencies, observed: model.ObservedGpus, *, config: str = ""
         )
         return nothing
     if deps.reset and journal.boot_id == deps.boot_id:
-        # No reboot keeps persistence mode.
+        # A reboot switches persistence mode off.
         off = [gpu for gpu in observed if gpu.uuid in journal.persistent_gpus]
         deps.reset.restore_persistence(off)
     taken = Taken(
         deps,
-        # A file has no other entries.
+        # The agent's other entries do not occur in a file.
         journals.Journal(config=journal.config, snapshot=journal.snapshot, stale_files=True),
         config=config,
     )
@@ -276,8 +275,8 @@ def opened(deps: Dependencies, observed: model.ObservedGpus, *, config: str = ""
 def _why_outdated(
     deps: Dependencies, journal: journals.Journal, observed: model.ObservedGpus
 ) -> str:
-    """Return why another program has set up the journal's GPUs since; empty: none has."""
-    # No instance survives a reboot, so another program has created those that exist.
+    """Return why the journal is outdated: another program has set up its GPUs since; or empty."""
+    # No instance survives a reboot, so another program has created the existing ones.
     is_rebooted = bool(journal.boot_id) and journal.boot_id != deps.boot_id
     if is_rebooted and any(gpu.gpu_instances for gpu in observed):
         return " when the node was rebooted, and the GPUs were set up since"
@@ -303,14 +302,14 @@ def save_layout(
     config_hash: str,
     boot_id: str,
 ) -> None:
-    """Save a verified layout for the next boot; keep what is saved of unreachable GPUs.
+    """Save a verified layout for the next boot; keep the saved state of unreachable GPUs.
 
     Raises:
         ConfigError: The layout cannot be written.
     """
     snapshot = tuple(gpu.snapshot for gpu in gpus)
     if gpus.unreachable:
-        # What is saved and invalid is replaced.
+        # An invalid saved layout is replaced.
         with contextlib.suppress(ValueError, errors.ConfigError):
             if (text := store.read()) is not None:
                 snapshot += gpus.missing(journals.VerifiedLayout.from_json(text).snapshot)

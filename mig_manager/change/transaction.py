@@ -1,11 +1,10 @@
 """One change of the GPUs, all or nothing: lock, journal, execute, verify, roll back on failure.
 
-The agent, ``apply``, ``restore`` and ``boot`` all go through this transaction, so none of them
-leaves half of a change. They differ in where the journal is kept (``Taken``) and in what surrounds
-the transaction.
+Agent, ``apply``, ``restore`` and ``boot`` all use this transaction. They differ in where they keep
+the journal (``Taken``) and in what they do before and after.
 
-A rollback removes only what the change created. An instance that another program made meanwhile
-is named and kept.
+A rollback removes only what the change created. It names and keeps instances of other
+programs.
 """
 
 import contextlib
@@ -30,26 +29,26 @@ Reset = Callable[[Sequence[model.Gpu], Callable[[tuple[str, ...]], object]], Non
 Replan = Callable[[Observed], steps.Plan]
 
 _MAX_ROUNDS = 3
-"""One for the mode, one for the instances where profiles are known only then, one to spare."""
+"""One for the mode, one for instances whose profiles are known only then, one to spare."""
 _ROLLBACK_PAUSES_S = (1.0, 2.0)
-"""Before the second and the third attempt, however long the one before took: what failed may need
-the time more than the deadline of another wait."""
+"""Before the second and third attempt, however long the previous one took: the driver may need
+time to recover."""
 
 
 class Taken(Protocol):
-    """The undo stack of a change, which is its journal: it outlives a killed process."""
+    """The undo stack of a change: its journal, which outlives a killed process."""
 
     @property
     def journal(self) -> journals.Journal:
-        """What is taken now."""
+        """The journal as it is now."""
 
     def begin(self, before: Snapshots, plan: steps.Plan) -> object:
         """Write what a rollback restores, before a plan is executed.
 
-        Called again, with more, where a later plan of the same change does more.
+        Called again when a later plan of the same change affects more.
 
         Raises:
-            MigManagerError: It cannot be written; then nothing is executed.
+            MigManagerError: The journal cannot be written; nothing may be executed.
         """
 
     def begin_rollback(self) -> object:
@@ -68,21 +67,21 @@ class Taken(Protocol):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Rollback:
-    """How a rollback went."""
+    """The outcome of a rollback."""
 
     is_complete: bool
-    """Whether the reachable GPUs are as they were, without another instance."""
+    """Whether the reachable GPUs have exactly their former instances."""
     message: str
     """As a part of a sentence."""
     foreign: tuple[str, ...] = ()
     """Instances that were kept because the change did not create them."""
     unrestored: Snapshots = ()
-    """What GPUs had that are unreachable now, to be restored once they are back."""
+    """Snapshots of unreachable GPUs, to be restored once they are back."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Transaction:
-    """Changes GPUs, or restores what they had; the caller holds the node's lock (``locked``)."""
+    """Changes GPUs, or rolls them back; the caller holds the node's lock (``locked``)."""
 
     gpus: ports.Gpus
     taken: Taken
@@ -94,11 +93,11 @@ class Transaction:
     idle_wait: timing.Wait | None = None
     """For processes that use what a plan destroys; None: one attempt."""
     may_stay_pending: bool = False
-    """Whether a mode that waits for a reset or a reboot is no failure."""
+    """Whether a mode may stay pending until a reset or a reboot."""
     in_use_timeout_s: float | None = None
-    """How long the executor waits for a GPU in use; None: its own limit. A rollback has that."""
+    """How long the executor waits for a GPU in use; None, and in a rollback: its own limit."""
     elsewhere: Snapshots = ()
-    """What other changes left in the same journal."""
+    """Snapshots of other changes in the same journal."""
 
     def run(
         self,
@@ -110,18 +109,18 @@ class Transaction:
         owed: Callable[[Observed], Snapshots] = lambda _gpus: (),
         points: hook_points.HookPoints | None = None,
     ) -> tuple[Observed, tuple[steps.Plan, ...]]:
-        """Execute a plan, and a second one where the driver reports its profiles only with MIG on.
+        """Execute a plan, and a second one if the driver reports profiles only with MIG on.
 
-        ``refresh`` has to follow.
+        The caller then calls ``refresh``.
 
         Args:
             first: The plan; not empty.
-            seen: The GPUs that the plan was made for. Those without steps are not observed again:
-                the drift check finds what other programs do to them.
+            seen: The GPUs that the plan was made for. GPUs without steps are not observed again:
+                the drift check detects changes by other programs.
             replan: Plans the same layout again; an empty plan verifies it.
-            interrupted: What an interrupted change found; a rollback restores that.
-            owed: Returns what unreachable GPUs outside the layout had, to be restored later.
-            points: Where hooks run; None: there are none.
+            interrupted: The GPUs before an interrupted change; a rollback restores that.
+            owed: Returns snapshots of unreachable GPUs outside the layout, to be restored later.
+            points: Where hooks run; None: no hooks.
 
         Returns:
             The GPUs afterwards, and the plans that were executed.
@@ -130,12 +129,12 @@ class Transaction:
             GpuInUseError: Processes use what the plan destroys; nothing was touched.
             StalePlanError: What the plan creates exists already; nothing was touched.
             HardwareError: A step failed, or the layout is not active although all succeeded
-                (VERIFY_FAILED). The message says how the rollback went; a mode that needs a reset
+                (VERIFY_FAILED). The message says how the rollback went. A mode that needs a reset
                 (RESET_REQUIRED) stays pending.
             HostError: A reset was refused, and the mode stays pending; or a hook failed.
             LayoutError: The second plan is impossible.
             MigManagerError: The journal cannot be written.
-            Superseded: The change ended before its first step, or while a hook ran.
+            Superseded: The change was superseded before its first step, or while a hook ran.
         """
         before = planner.baseline(first, seen, interrupted)
         rounds = _Rounds(self, before, points or hook_points.HookPoints())
@@ -148,8 +147,8 @@ class Transaction:
             raise
         except errors.MigManagerError as error:
             _log.warning("change_failed", reason=error.reason.value, error=error.message)
-            # A reboot activates a pending mode; cancelling it would make every reboot useless.
-            keep_pending = error.reason.means_mode_waits
+            # A reboot activates a pending mode; cancelling the mode would waste the reboot.
+            keep_pending = error.reason.is_mode_pending
             result = self._give_up(rounds, interrupted, keep_pending=keep_pending)
             error.add(result.message)
             for warning in planner.vgpu_host_warnings(seen, first):
@@ -176,7 +175,7 @@ class Transaction:
     def roll_back(
         self, before: Snapshots, *, keep_pending: bool = False, requires_idle: bool = False
     ) -> Rollback:
-        """Restore a snapshot, in several attempts where a failure can pass."""
+        """Restore a snapshot, and retry if the failure is transient."""
         self.taken.begin_rollback()
         restore = _Restore(self, before, keep_pending=keep_pending, requires_idle=requires_idle)
         result = restore.run()
@@ -184,8 +183,8 @@ class Transaction:
 
     def conclude(self, result: Rollback) -> Rollback:
         """Note the end of a rollback and refresh device files; return it with their failure."""
-        left = {"snapshot": (*self.elsewhere, *result.unrestored)} if result.is_complete else {}
-        self.taken.note(stale_files=True, **left)
+        entries = {"snapshot": (*self.elsewhere, *result.unrestored)} if result.is_complete else {}
+        self.taken.note(stale_files=True, **entries)
         try:
             self.refresh()
         except errors.HostError as error:
@@ -200,11 +199,11 @@ class Transaction:
             self.taken.note(stale_files=False)
 
     def execute(self, plan: steps.Plan, seen: Observed) -> tuple[Observed, bool]:
-        """Execute a plan; reset those of its GPUs whose mode is pending afterwards.
+        """Execute a plan, and reset its GPUs with a pending mode.
 
         A mode that the driver reports as in use is pending as well: ``nvidia-persistenced`` and
-        the kernel's persistence mode keep an Ampere GPU open, and close it only for a reset by
-        nvidia-smi (gpu-operator#118). The reset names every other process in its way and ends
+        the kernel's persistence mode keep an Ampere GPU open. They close it only for a reset by
+        nvidia-smi (gpu-operator#118). The reset names any other process that blocks it, and kills
         none. Raises as ``run``.
 
         Returns:
@@ -215,16 +214,16 @@ class Transaction:
         except errors.GpuInUseError:
             raise
         except errors.HardwareError as error:
-            if self.may_stay_pending and error.reason.means_mode_waits:
-                uuids = (gpu_plan.gpu_uuid for gpu_plan in plan.gpus)
-                return seen.updated(self.gpus.observe().only(uuids)), False
+            if self.may_stay_pending and error.reason.is_mode_pending:
+                changed = (gpu_plan.gpu_uuid for gpu_plan in plan.gpus)
+                return seen.updated(self.gpus.observe().only(changed)), False
             is_in_use = error.reason is errors.Reason.IN_USE
             may_help = is_in_use or error.reason is errors.Reason.RESET_REQUIRED
             if self.reset is None or not may_help:
                 raise
-            ours = {gpu_plan.gpu_uuid for gpu_plan in plan.gpus if gpu_plan.changes_mode}
+            uuids = {gpu_plan.gpu_uuid for gpu_plan in plan.gpus if gpu_plan.changes_mode}
             pending = tuple(
-                gpu for gpu in self.gpus.observe() if gpu.uuid in ours and gpu.has_pending_mode
+                gpu for gpu in self.gpus.observe() if gpu.uuid in uuids and gpu.has_pending_mode
             )
             if is_in_use and not pending:
                 raise
@@ -235,7 +234,7 @@ class Transaction:
             except errors.HostError as refused:
                 if not is_in_use:
                     raise
-                error.add(f"no reset either: {refused.message}")
+                error.add(f"the reset failed as well: {refused.message}")
                 raise error from refused
             return self.gpus.observe(), True
 
@@ -245,7 +244,7 @@ class Transaction:
 
 @dataclasses.dataclass(slots=True)
 class _Rounds:
-    """The plans of one change, executed one after the other until none is left."""
+    """The plans of one change, executed one after the other."""
 
     transaction: Transaction
     before: Snapshots
@@ -253,7 +252,7 @@ class _Rounds:
     points: hook_points.HookPoints
     executed: list[steps.Plan] = dataclasses.field(default_factory=list)
     refusal: errors.GpuInUseError | errors.StalePlanError | None = None
-    """Why no step was executed, where the executor refused to begin."""
+    """Why the executor refused to begin."""
 
     def run(self, first: steps.Plan, seen: Observed, replan: Replan) -> Observed:
         plan, after = self.points.staged(first), seen
@@ -283,7 +282,7 @@ class _Rounds:
     def _execute_idle(self, plan: steps.Plan, seen: Observed) -> tuple[Observed, bool]:
         """Execute a plan once no process uses what it destroys.
 
-        The executor checks that in the NVML session of the change: no process starts in between.
+        The executor checks this in the NVML session of the change, so no process starts between.
         """
         guarded = dataclasses.replace(
             plan, requires_idle=True, in_use_timeout_s=self.transaction.in_use_timeout_s
@@ -311,7 +310,7 @@ class _Restore:
     keep_pending: bool
     requires_idle: bool
     is_begun: bool = False
-    """Whether any step may have been executed."""
+    """Whether a step may have been executed."""
     now: Observed = model.NO_GPUS
 
     @property
@@ -332,18 +331,18 @@ class _Restore:
             self.transaction.clock.wait(pause_s)
 
     def _restored(self, message: str) -> Rollback:
-        """Return the success, with what unreachable GPUs lack."""
+        """Return the success, with the snapshots of unreachable GPUs."""
         if self.foreign:
             return _with_foreign(message, self.foreign)
         unrestored = self.now.missing(self.before)
         if unrestored:
             lost = "; ".join(gpu.sentence for gpu in self.now.unreachable)
             described = "; ".join(map(_described, unrestored))
-            message += f" on the GPUs that answer; {lost}; to restore once it is back: {described}"
+            message += f" on the reachable GPUs; {lost}; to restore once it is back: {described}"
         return Rollback(is_complete=True, message=message, unrestored=unrestored)
 
     def _restore(self) -> str:
-        """Restore and verify once; return how it went."""
+        """Restore and verify once; return the outcome as a part of a sentence."""
         gpus = self.transaction.gpus
         plan = self._plan(gpus.observe())
         if plan.is_empty and not self.is_begun:
@@ -365,17 +364,17 @@ class _Restore:
             if was_reset and not plan.is_empty:
                 plan = self._plan(now.updated(gpus.execute(plan, now)))
         if plan.is_empty:
-            return "the instances from before are back"
+            return "the former instances are restored"
         raise errors.HardwareError(
-            "every step succeeded, but the instances from before are not back",
+            "every step succeeded, but the former instances are not restored",
             reason=errors.Reason.VERIFY_FAILED,
         )
 
     def _failed(self, error: errors.MigManagerError) -> Rollback:
-        """Return the failure, with the steps that remain where the GPUs can be observed."""
+        """Return the failure, with the remaining steps if the GPUs can be observed."""
         _log.warning("rollback_failed", reason=error.reason.value, error=error.message)
         message = f"the rollback failed as well: {error.message}"
-        # A driver that has just hung would hang again when asked what remains.
+        # A driver that has just hung would hang again.
         if error.reason is not errors.Reason.NVML_TIMEOUT:
             with contextlib.suppress(errors.MigManagerError):
                 plan = self._plan(self.transaction.gpus.observe())
@@ -393,20 +392,20 @@ class _Restore:
 
 
 def _may_pass(error: errors.MigManagerError) -> bool:
-    """Check whether a rollback may succeed later.
+    """Return whether the same run retries a rollback.
 
-    A driver that hangs costs a whole deadline at each attempt: a later run tries again. The same
-    run waits for processes that use what is to be removed.
+    A hung driver costs a whole deadline for each attempt, so a later run retries. The run itself
+    waits for processes that use what must be removed.
     """
     is_hung = error.reason is errors.Reason.NVML_TIMEOUT
     return error.reason.is_transient and not (is_hung or isinstance(error, errors.GpuInUseError))
 
 
 def without_steps(now: Observed, before: Snapshots) -> Rollback:
-    """Return the rollback of GPUs that need no step; another instance leaves it incomplete."""
+    """Return the outcome for GPUs that need no step; a foreign instance makes it incomplete."""
     foreign = planner.unowned_instances(now, before)
     if foreign:
-        return _with_foreign("the instances from before are back", foreign)
+        return _with_foreign("the former instances are restored", foreign)
     return Rollback(is_complete=True, message="", unrestored=now.missing(before))
 
 
@@ -414,8 +413,8 @@ def _with_foreign(message: str, foreign: tuple[str, ...]) -> Rollback:
     _log.warning("foreign_instances_kept", instances=foreign)
     return Rollback(
         is_complete=False,
-        message=f"{message}; {', '.join(foreign)} was not there before, and is kept because this "
-        "change did not create it",
+        message=f"{message}; {', '.join(foreign)} is new, and is kept because this change did not "
+        "create it",
         foreign=foreign,
     )
 
@@ -431,7 +430,7 @@ def locked(lock: ports.NodeLock, doing: str, wait: timing.Wait) -> Iterator[None
     """Wait for the node's lock, and hold it in the context.
 
     Raises:
-        LockedError: On entering: another manager had the lock until the deadline; names it.
+        LockedError: On entering: another manager, which it names, had the lock until the deadline.
         UsageError: On entering: as ``hold`` of the lock.
     """
     with contextlib.ExitStack() as stack:

@@ -13,7 +13,7 @@ def fail(node: yaml_tree.Node, message: str) -> NoReturn:
 
 
 def document(text: str, *, source: str, section: str, version: str) -> yaml_tree.Mapping | None:
-    """Parse a document with ``version`` and one section; None if it is empty, else ConfigError."""
+    """Parse a document with ``version`` and one section; None if it is empty."""
     root = yaml_tree.parse(text, source=source)
     if root is None or yaml_tree.is_null(root):
         return None
@@ -68,9 +68,9 @@ def natural(node: yaml_tree.Node, what: str) -> int:
 
 
 def whole(node: yaml_tree.Node) -> int | None:
-    """Return a whole number, which ``1.0`` is, too; None if the node is something else."""
+    """Return a whole number, ``1.0`` included; None if the node is something else."""
     value = node.value if isinstance(node, yaml_tree.Scalar) else None
-    # To Python, true is a number; infinity and what is no number have a rest.
+    # To Python, true is a number; infinity and NaN have a remainder.
     if isinstance(value, bool) or not isinstance(value, int | float) or value % 1 != 0:
         return None
     return int(value)
@@ -92,8 +92,8 @@ def shown(node: yaml_tree.Node) -> str:
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """Return ``; did you mean 'a' or 'b'?`` for the words that resemble one, or nothing."""
-    import difflib  # noqa: PLC0415 - for mistakes alone
+    """Return ``; did you mean 'a' or 'b'?`` with similar words, or nothing."""
+    import difflib  # noqa: PLC0415 - only needed after a mistake
 
     by_folded = {each.lower(): each for each in known}
     close = difflib.get_close_matches(word.lower(), by_folded)

@@ -15,10 +15,10 @@ def parse(text: str | bytes) -> Any:
 
 
 def parse_object(text: str | bytes) -> dict[str, Any]:
-    """Return the members of a JSON object; ValueError if the text is none."""
+    """Return the members of a JSON object; ValueError if it is anything else."""
     data = parse(text)
     if not isinstance(data, dict):
-        raise ValueError("it is no JSON object")  # noqa: TRY004 - content
+        raise ValueError("not a JSON object")  # noqa: TRY004 - content
     return data
 
 

@@ -19,13 +19,13 @@ _END_MARKS = (".", "?", "!")
 
 
 def listed(names: Sequence[str], *, most: int = _MOST_NAMED) -> str:
-    """Name the first of many things, and count the others; empty where there are none."""
+    """Name the first of many things, and count the others."""
     more = len(names) - most
     return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
 
 
 def ranges(numbers: Iterable[int]) -> list[str]:
-    """Return numbers as people write them, those in a row as one: ``0-3``, ``6``."""
+    """Render numbers for people, consecutive ones as a range: ``0-3``, ``6``."""
     runs: list[list[int]] = []
     for number in sorted(numbers):
         if runs and number == runs[-1][-1] + 1:
@@ -60,7 +60,7 @@ def joined(*parts: str) -> str:
 
 
 def fit(text: str, limit: int) -> str:
-    """Cut a message at a word to some bytes of UTF-8; its last sentence, the remedy, stays."""
+    """Cut a message at a word to some bytes of UTF-8, but keep the last sentence, the remedy."""
     if len(text.encode()) <= limit:
         return text
     begin = 1 + max(text.rfind(f"{mark} ") for mark in _END_MARKS)
@@ -77,12 +77,12 @@ _TWICE = 2
 
 
 def parse_time(text: object) -> dt.datetime | None:
-    """Return a time in UTC; None for anything that is none."""
+    """Parse an ISO 8601 time with an offset, as UTC; None if it is anything else."""
     if not isinstance(text, str):
         return None
     try:
-        found = dt.datetime.fromisoformat(text)
-        return found.astimezone(dt.UTC) if found.tzinfo else None
+        when = dt.datetime.fromisoformat(text)
+        return when.astimezone(dt.UTC) if when.tzinfo else None
     except (ValueError, OverflowError):
         return None
 
@@ -93,7 +93,7 @@ def format_time(when: dt.datetime | None) -> str:
 
 
 def age(when: dt.datetime | None, now: dt.datetime) -> str:
-    """Return how long ago it was, as kubectl's column AGE does: ``95s``, ``12m``, ``3d``."""
+    """Return the time since then as in kubectl's column AGE: ``95s``, ``12m``, ``3d``."""
     if when is None:
         return "-"
     seconds = max(0, round((now - when).total_seconds()))

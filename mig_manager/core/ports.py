@@ -1,6 +1,6 @@
-"""The ports: what agent and command line need from outside, as protocols.
+"""The ports of agent and command line, as protocols.
 
-Every method may block until a deadline from the adapter's settings. It raises only errors of
+Every method may block until a deadline from the adapter's settings, and raises only errors of
 ``mig_manager.errors``.
 """
 
@@ -19,33 +19,32 @@ class Gpus(Protocol):
     """The GPUs of this node, through NVML; each call opens and closes one NVML session."""
 
     def observe(self) -> model.ObservedGpus:
-        """Return every GPU, ascending by index, and those that cannot be observed.
+        """Return every GPU, ascending by index, and the unreachable ones.
 
         HardwareError if NVML cannot be loaded, refuses, fails or does not answer in time, or if no
-        GPU at all can be observed.
+        GPU is reachable.
         """
 
     def execute(self, plan: steps.Plan, seen: Sequence[model.Gpu] = ()) -> model.ObservedGpus:
-        """Run the steps of every GPU, GPUs in parallel, the steps of one GPU in order.
+        """Run the steps of all GPUs in parallel, the steps of one GPU in order.
 
         Steps are idempotent. ``IN_USE`` is retried for a bounded time. A failure on one GPU does
-        not stop the others; it is raised after they have finished.
+        not stop the others; it is raised once they have finished.
 
         Args:
             plan: The steps.
             seen: GPUs as last observed; constant facts of GPUs that keep their mode are reused.
 
         Returns:
-            The GPUs of the plan after it, in its order. The message of an unreachable one names
-            the step.
+            The plan's GPUs afterwards, in its order. The message of an unreachable one names the
+            step.
 
         Raises:
             StalePlanError: Before the first step of a plan that requires idle GPUs: a GPU instance
                 that it creates exists already.
-            GpuInUseError: Before the first step: the plan requires idle GPUs, and processes use
-                what it destroys.
-            HardwareError: A step failed on a GPU that can be observed; the message names each such
-                GPU, operation and code (for IN_USE also the processes NVML knows of).
+            GpuInUseError: Before the first step of such a plan: processes use what it destroys.
+            HardwareError: A step failed on a reachable GPU. The message names GPU, operation and
+                code of each failure, for IN_USE also the processes that NVML lists.
         """
 
 
@@ -56,25 +55,25 @@ class Node(Protocol):
         """Return the node as the API has it now."""
 
     def latest(self) -> cluster.NodeView:
-        """Return the node as last seen, without a request while a watch shows it.
+        """Return the node from the watch if it runs, without a request.
 
-        Good enough to poll, and to decide what ``update`` decides again.
+        Good enough to poll, and for decisions that ``update`` repeats.
         """
 
     def patch(self, change: cluster.NodePatch) -> cluster.NodeView:
         """Write labels and annotations that only this agent writes; return the new node."""
 
     def announce(self, change: cluster.NodePatch) -> None:
-        """Write as ``patch`` does, in the background and without an error.
+        """Write as ``patch`` does, but in the background and without an error.
 
-        The next read or write waits for it, which keeps the order.
+        The next read or write waits for it, to keep the order.
         """
 
     def update(self, decide: Callable[[cluster.NodeView], cluster.NodePatch]) -> cluster.NodeView:
         """Write labels, annotations, taint and cordon in one patch; return the patched node.
 
-        ``decide`` computes the patch, again with the newer node after a conflicting write;
-        ClusterError also if every attempt met a conflict.
+        ``decide`` computes the patch, and computes it again with the newer node after a conflict.
+        ClusterError also if every attempt conflicts.
         """
 
     def withdraw_devices(self) -> None:
@@ -86,23 +85,23 @@ class Node(Protocol):
     def remove_resources(self, names: Collection[str]) -> cluster.NodeView:
         """Remove resources from the node's capacity and allocatable; return the patched node.
 
-        Kubelet writes those of a running device plugin again with its next status update.
+        Kubelet restores the resources of a running device plugin with its next status update.
         """
 
     @property
     def has_unwritten_condition(self) -> bool:
-        """Whether the newest condition could not be written yet."""
+        """Whether the newest condition is still to be written."""
 
     def set_condition(self, condition: readiness.Condition) -> None:
-        """Write the condition ``MigReady``, if the node has another one.
+        """Write the condition ``MigReady``, unless the node has it already.
 
-        A failure is logged, never raised; ``retry_condition`` tries again.
+        A failure is logged, never raised; see ``retry_condition``.
         """
 
     def retry_condition(self) -> None:
-        """Write the condition that could not be written, if any; as ``set_condition``.
+        """Write the condition after a failure of ``set_condition``, if any.
 
-        Soon after a refusal it asks the API for nothing.
+        Makes no request soon after a refusal.
         """
 
     def emit(self, *, reason: str, message: str, is_warning: bool) -> None:
@@ -122,16 +121,16 @@ class Workloads(Protocol):
         """Return all pods bound to our node, finished ones included."""
 
     def watched(self) -> tuple[cluster.Pod, ...] | None:
-        """Return the pods from the watch, without a request; they may be slightly old.
+        """Return the pods from the watch, without a request; they may be slightly outdated.
 
-        Good enough to poll; decisions that evict or end a wait need ``list``. None if no watch is
-        established, and from time to time to force a ``list``.
+        Good enough to poll; decisions that evict or end a wait need ``list``. None without a
+        watch, and from time to time to force a ``list``.
         """
 
     def present(self) -> tuple[cluster.Pod, ...]:
-        """Return all pods bound to our node, from the watch while one is established.
+        """Return all pods bound to our node, from the watch if there is one.
 
-        Good enough to publish; it asks the API only for what the watch does not show.
+        Good enough to publish. Requests only what the watch does not show.
         """
 
     def evict(self, pod: cluster.Pod) -> policy.EvictionResponse:
@@ -144,7 +143,7 @@ class Workloads(Protocol):
         """Return the PodDisruptionBudgets of some namespaces."""
 
     def covered(self, budget: policy.Budget) -> tuple[cluster.Pod, ...]:
-        """Return all pods that a budget covers, on every node, and unscheduled ones."""
+        """Return all pods that a budget covers, on any node or unscheduled."""
 
     def delete(self, pod: cluster.Pod) -> None:
         """Delete a pod with its own grace period, guarded by its UID; done when it is gone.
@@ -183,10 +182,10 @@ class ResourceSlices(Protocol):
     """
 
     def list(self) -> tuple[claims.Slice, ...] | None:
-        """Return the driver's slices; None if the API has none or forbids to list them."""
+        """Return the driver's slices; None if the API lacks the resource or forbids to list it."""
 
     def withdraw(self) -> None:
-        """Delete the slices, until a new driver pod publishes others.
+        """Delete the slices; a new driver pod publishes others.
 
         A refusal is logged, never raised.
         """
@@ -207,9 +206,9 @@ class NodeLock(Protocol):
     """The lock of this node's GPUs: one agent, boot unit or command changes them at a time."""
 
     def hold(self, doing: str) -> contextlib.AbstractContextManager[None]:
-        """Keep the lock while the context lasts; other managers read what it is for (``doing``).
+        """Hold the lock in the context; other managers read its purpose (``doing``).
 
-        Entering raises LockedError at once if another manager has it; the error says which.
+        Entering raises LockedError at once if another manager has it; the error names it.
         """
 
 
@@ -217,16 +216,16 @@ class Slots(Protocol):
     """The cluster's slots for nodes under change; a node takes one before its drain."""
 
     def take(self) -> str:
-        """Take a free slot until ``release``; return why there is none and which nodes have them.
+        """Take a free slot until ``release``; return why not, and which nodes have the slots.
 
-        Empty: this node has one, which it may also have after a ClusterError.
+        Empty: this node has a slot. It may also have one after a ClusterError.
         """
 
     def check(self) -> None:
         """Raise NotReadyError SLOTS_TAKEN if another node may take the slot within 30 seconds."""
 
     def release(self) -> None:
-        """Release the slot of this node; one that the API does not release now expires."""
+        """Release this node's slot; if the API does not answer, the slot expires."""
 
 
 class JournalStore(Protocol):
@@ -239,10 +238,10 @@ class JournalStore(Protocol):
         """Return the journal; None if no change is under way."""
 
     def write(self, text: str) -> None:
-        """Replace the journal, on the disk before this returns; an error keeps the former."""
+        """Replace the journal, on disk before this returns; after an error the old one stays."""
 
     def clear(self) -> None:
-        """Remove the journal; done when there is none."""
+        """Remove the journal, if any."""
 
     def set_aside(self) -> str:
         """Rename an invalid journal; return the new path."""
@@ -260,8 +259,9 @@ class GpuReset(Protocol):
         switched off, and with none once it is on again.
 
         Raises:
-            HostError: IN_USE: processes use one, named as far as they are known; RESET_REQUIRED:
-                one was refused for another reason; REBOOT_REQUIRED: this machine cannot reset it.
+            HostError: IN_USE: processes use a GPU; the message names those that are known.
+                RESET_REQUIRED: the reset of a GPU was refused for another reason. REBOOT_REQUIRED:
+                this machine cannot reset a GPU.
         """
 
     def restore_persistence(self, gpus: Sequence[model.Gpu]) -> None:
@@ -271,25 +271,24 @@ class GpuReset(Protocol):
 class HostServices(Protocol):
     """The machine's own services, through its init system.
 
-    Each method raises HostError HOST_SERVICE_FAILED, with what the init system says, if it fails
+    Each method raises HostError HOST_SERVICE_FAILED, with the init system's message, if it fails
     or does not answer in time.
     """
 
     def running(self, names: Sequence[str]) -> tuple[str, ...]:
-        """Return those that are active or starting, and the units that stop with them.
+        """Return the active and starting ones, and the units that stop with them, in stop order.
 
-        They are in the order in which to stop them. A unit that stops with them and could not be
-        started again is an error.
+        A unit that stops with them and cannot be started again is an error.
         """
 
     def stop(self, name: str) -> None:
-        """Stop a service and wait until it has; done when it is not running."""
+        """Stop a service, if it runs, and wait until it has stopped."""
 
     def may_have_stopped(self, name: str, listed: Collection[str]) -> bool:
-        """Return whether a service is one of those listed, or stops with one."""
+        """Return whether a service is listed, or stops with a listed one."""
 
     def start(self, name: str) -> bool:
-        """Start a service, wait until it has, and return whether it was not running before."""
+        """Start a service and wait until it runs; return False if it was running before."""
 
 
 class Hooks(Protocol):
@@ -297,13 +296,13 @@ class Hooks(Protocol):
 
     @property
     def variables(self) -> Mapping[str, str]:
-        """Environment variables of each hook, beside the layout's name."""
+        """Environment variables for all hooks, besides the layout's name."""
 
     def read(self) -> host_files.Table:
         """Return the current hooks; ConfigError if the file cannot be read or is invalid."""
 
     def missing(self, hook: host_files.Hook) -> str:
-        """Return why a hook's program cannot be run here; empty if nothing speaks against it."""
+        """Return why a hook's program cannot run here; empty if it can."""
 
     def run(
         self,
@@ -313,10 +312,10 @@ class Hooks(Protocol):
         *,
         check: Callable[[], object],
     ) -> None:
-        """Run a hook to its end, and end every process it leaves behind.
+        """Run a hook to its end, and kill every process that it leaves behind.
 
-        ``check`` is called repeatedly; an error of it ends the hook. HostError HOOK_FAILED, with
-        its location and last output, if it cannot be run, fails, or takes too long.
+        ``check`` is called repeatedly; its exceptions end the hook. HostError HOOK_FAILED, with
+        the hook's location and last output, if it cannot run, fails, or takes too long.
         """
 
 
@@ -324,7 +323,7 @@ class KeptText(Protocol):
     """A text that the host keeps over a reboot; ConfigError if the file cannot be accessed."""
 
     def save(self, text: str) -> None:
-        """Replace it; on the disk before this returns."""
+        """Replace it, on disk before this returns."""
 
     def read(self) -> str | None:
         """Return it; None if there is none."""
@@ -334,29 +333,29 @@ class Cancellation(Protocol):
     """Interrupts a run by ``Superseded``; only phases that can be undone check it."""
 
     def check(self) -> None:
-        """Return if the run is not superseded."""
+        """Raise ``Superseded`` if the run is superseded."""
 
     def wait(self, seconds: float) -> None:
         """Sleep, and wake at once if the run is superseded."""
 
     def pause(self, seconds: float) -> None:
-        """Sleep between two polls of the cluster; may wake early if something changed."""
+        """Sleep between two polls of the cluster; may wake early after a change."""
 
 
 class Telemetry:
-    """Receives what happens, from any thread; never blocks. Does nothing unless overridden."""
+    """Receives events from any thread, without blocking; does nothing unless overridden."""
 
     def attempt_began(self, number: int) -> None:
         """The ``number``-th attempt at a request began, from 1."""
 
     def state_published(self, state: model.State) -> None:
-        """The node has this state now."""
+        """This state was published on the node."""
 
     def phase_ended(self, phase: model.Phase, seconds: float) -> None:
         """A run left a phase."""
 
     def run_ended(self, state: model.State, reason: errors.Reason, seconds: float) -> None:
-        """A run published how it ended."""
+        """A run published its outcome."""
 
     def run_superseded(self) -> None:
         """A newer request superseded a run."""
@@ -368,7 +367,7 @@ class Telemetry:
         """The request will be retried."""
 
     def still_working(self) -> None:
-        """The loop is in a wait or an operation that has a deadline of its own."""
+        """The loop is in a wait or an operation with a deadline of its own."""
 
     def pod_evicted(self) -> None:
         """The API accepted an eviction or a deletion."""
@@ -380,7 +379,7 @@ class Telemetry:
         """All GPUs were observed, or a plan was executed."""
 
     def steps_began(self, plan: steps.Plan) -> None:
-        """The steps of a plan are about to be executed, of all GPUs at the same time."""
+        """The steps of a plan are about to be executed, on all GPUs at the same time."""
 
     def step_ended(self, gpu_index: int) -> None:
         """A step of a GPU succeeded."""
@@ -403,7 +402,7 @@ class Telemetry:
     def use_observed(
         self, gpus: model.ObservedGpus, in_use: Mapping[str, frozenset[model.Placement]]
     ) -> None:
-        """It was found which instances are in use, by UUID of the GPU, as far as it is known."""
+        """The instances in use were determined, by UUID of the GPU, as far as known."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

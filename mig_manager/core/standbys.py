@@ -7,14 +7,14 @@ class Standby(Protocol):
     """Prepares the next call of another port."""
 
     def prepare(self) -> None:
-        """Start to set up what the next call needs, in the background."""
+        """Start to prepare the next call, in the background."""
 
     def expect_change(self) -> None:
         """Prepare for a change of GPUs, not only for an observation."""
         self.prepare()
 
     def dismiss(self) -> None:
-        """Release what was set up and not used."""
+        """Release what was prepared and not used."""
 
 
 class Standbys(Standby):

@@ -1,4 +1,4 @@
-"""A plan as data: the steps of each GPU, in the order in which they run, and what they lead to."""
+"""A plan as data: the steps of each GPU, in order, and the instances afterwards."""
 
 import dataclasses
 from collections.abc import Iterable
@@ -31,7 +31,7 @@ class TargetInstance:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class DestroyComputeInstance:
-    """Destroy one compute instance; done when it is already gone."""
+    """Destroy one compute instance, if it exists."""
 
     gpu_uuid: str
     gpu_instance_id: int
@@ -42,7 +42,7 @@ class DestroyComputeInstance:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class DestroyGpuInstance:
-    """Destroy one GPU instance without compute instances; done when it is already gone."""
+    """Destroy one GPU instance without compute instances, if it exists."""
 
     gpu_uuid: str
     gpu_instance_id: int
@@ -61,7 +61,7 @@ class SetMode:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class CreateGpuInstance:
-    """Create a GPU instance at a placement; done when it already exists."""
+    """Create a GPU instance at a placement, unless it exists."""
 
     gpu_uuid: str
     profile: model.Profile
@@ -94,7 +94,7 @@ class GpuPlan:
 
     gpu_uuid: str
     gpu_index: int
-    steps: tuple[Step, ...]  # in the order in which they must run
+    steps: tuple[Step, ...]  # in order
     target: tuple[TargetInstance, ...]
     """All GPU instances afterwards, ascending by placement; empty while ``is_provisional``."""
     is_provisional: bool = False
@@ -113,15 +113,15 @@ class GpuPlan:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """The smallest change; GPUs that need none are not part of it."""
+    """The smallest change; GPUs that need no step are not part of it."""
 
     gpus: tuple[GpuPlan, ...]
     requires_idle: bool = False
-    """Whether the executor refuses it, before the first step, if a process uses an instance that
-    it destroys or a GPU whose mode it changes, or if a GPU instance that it creates exists."""
+    """Whether the executor checks, before the first step, that no process uses an instance to
+    destroy or a GPU whose mode changes, and that no GPU instance to create exists."""
     in_use_timeout_s: float | None = None
-    """How long the executor retries a step that the driver refuses as in use; at most as long as
-    the executor's own limit, which None stands for."""
+    """How long the executor retries a step that the driver refuses as in use; at most, and for
+    None, the executor's own limit."""
 
     @property
     def is_empty(self) -> bool:
@@ -167,21 +167,22 @@ def describe(step: Step) -> str:
 
 
 RELEASING_DAEMONS = ("nvidia-persiste", "nv-fabricmanage")
-"""Daemons, by the 15 letters that the kernel keeps of a name, which have every GPU open and
-do not block a reset: the first releases it when nvidia-smi asks (gpu-operator#118), and
-without the second a GPU behind an NVSwitch could not be reset alone (``nvidia-smi(1)``)."""
+"""Daemons that have every GPU open and do not block a reset, by the 15 letters of the kernel.
+
+The first releases the GPU when nvidia-smi asks (gpu-operator#118). Without the second, a GPU
+behind an NVSwitch could not be reset alone (``nvidia-smi(1)``)."""
 
 _COMM = 15
 
 
 def program_name(command: str) -> str:
-    """Return the program's bare name of a command line; empty when it has none."""
+    """Return the bare name of a command line's program, or an empty text."""
     return command.split(" ", maxsplit=1)[0].rsplit("/", maxsplit=1)[-1]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class GpuProcess:
-    """A process that uses a GPU, by NVML's lists, by its open files, or both."""
+    """A process that uses a GPU, according to NVML's lists, its open files, or both."""
 
     pid: int
     name: str
@@ -189,9 +190,9 @@ class GpuProcess:
     gpu_instances: tuple[int, ...]
     """Ids of the GPU instances that it uses; empty if it uses the GPU itself."""
     compute_instances: tuple[tuple[int, int], ...] = ()
-    """Ids of GPU instance and compute instance, as far as they are known."""
+    """Ids of GPU instance and compute instance, as far as known."""
     is_running: bool = False
-    """Whether NVML lists it: it computes or draws, and does not only have files open."""
+    """Whether NVML lists it because it computes or draws, besides having files open."""
 
     def __str__(self) -> str:
         where = ", ".join(f"GPU instance {each}" for each in self.gpu_instances)
@@ -214,17 +215,17 @@ class GpuProcess:
 class Inspection:
     """Versions and GPU processes, as the driver reports them.
 
-    It is here because an agent at rest receives it and must not load NVML.
+    Defined here because an idle agent receives it and must not load NVML.
     """
 
     driver_version: str
     nvml_version: str
     processes: tuple[tuple[str, tuple[GpuProcess, ...]], ...]
-    """For each GPU its UUID and the processes that use it, ascending by pid."""
+    """UUID of each GPU and the processes that use it, ascending by pid."""
 
 
 def is_releasing_daemon(user: GpuProcess) -> bool:
-    """Return whether a process is one of ``RELEASING_DAEMONS``."""
+    """Return whether a process is among ``RELEASING_DAEMONS``."""
     return user.name[:_COMM] in RELEASING_DAEMONS
 
 
@@ -255,10 +256,10 @@ def blocking(plan: GpuPlan, users: Iterable[GpuProcess]) -> tuple[GpuProcess, ..
 
 
 def keeping_out(plan: GpuPlan, users: Iterable[GpuProcess]) -> tuple[GpuProcess, ...]:
-    """Return the users with which the driver refuses the first GPU instance of an empty GPU.
+    """Return the users that make the driver refuse the first GPU instance of an empty GPU.
 
-    They run on the GPU itself, in no instance. Nothing must be destroyed then, because a rollback
-    would be refused as well.
+    They run on the GPU itself, outside any instance. Destroy nothing then: the driver would refuse
+    the rollback as well.
     """
     creates = any(isinstance(step, CreateGpuInstance) for step in plan.steps)
     if plan.changes_mode or not creates or any(target.kept for target in plan.target):

@@ -1,4 +1,4 @@
-"""Time as a port of its own, so that small processes import only this."""
+"""The clock port, in a module of its own so that small processes import only this."""
 
 import dataclasses
 import itertools
@@ -10,12 +10,12 @@ from mig_manager import errors
 _Result = TypeVar("_Result")
 
 LONGEST_LEASE_S = 3600.0
-"""A longer duration in a Lease counts as this. The API allows 68 years, and one Lease of another
-program could stop those that wait for it as long."""
+"""Longer durations in a Lease count as this. The API allows 68 years, for which one Lease of
+another program could block all programs that wait for it."""
 
 
 class Clock(Protocol):
-    """Time as an argument, so that tests need not spend it."""
+    """Time as a port, so that tests need not wait."""
 
     def now_iso(self, *, after_s: float = 0.0) -> str:
         """Return the wall-clock time, now or later, as RFC 3339 in UTC, for people only."""
@@ -29,7 +29,7 @@ class Clock(Protocol):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Backoff:
-    """Delays of a poll: short at first, because most waits are short, then longer."""
+    """Growing delays of a poll: most waits are short."""
 
     first_s: float = 0.05
     max_s: float = 1.0
@@ -45,22 +45,22 @@ _BACKOFF = Backoff()
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Wait:
-    """A wait with a deadline and growing pauses, for what other programs do."""
+    """A wait for other programs, with a deadline and growing pauses."""
 
     clock: Clock
     timeout_s: float = 0.0
     """0: one attempt; inf: no deadline."""
     sleep: Callable[[float], object] | None = None
-    """Pauses, and reports that the caller is alive; what it raises ends the wait. None: the
+    """Pauses, and reports that the caller is alive; its exceptions end the wait. None: the
     clock's, which nothing interrupts."""
     backoff: Backoff = _BACKOFF
     on_wait: Callable[[errors.MigManagerError], object] = lambda _error: None
     """Called once by ``retry``, before the first pause."""
 
     def attempts(self) -> Iterator[bool]:
-        """Yield for each attempt whether it is the last one, with a pause before the next.
+        """Yield for each attempt whether it is the last one; pause before the next.
 
-        The time that the first attempt takes is no wait.
+        The duration of the first attempt does not count.
         """
         is_last = self.timeout_s <= 0
         yield is_last
@@ -74,9 +74,9 @@ class Wait:
             yield is_last
 
     def until(self, find: Callable[[bool], _Result]) -> _Result:
-        """Search until nothing is found, or until the deadline; return the last result.
+        """Repeat until the result is empty or the deadline has passed; return the last result.
 
-        ``find`` gets whether this attempt is the last one.
+        The argument of ``find`` is whether this attempt is the last one.
         """
         attempts = self.attempts()
         while True:
@@ -92,9 +92,9 @@ class Wait:
         may_pass: Callable[[errors.MigManagerError], bool],
         goal: str = "",
     ) -> _Result:
-        """Attempt something, again while its failure may pass, until the deadline.
+        """Retry an attempt while its failure may pass, until the deadline.
 
-        Its last error says how long that took, and for what (``goal``).
+        The last error has the length of the wait and its ``goal``.
         """
         attempts, has_waited = self.attempts(), False
         while True:
@@ -116,7 +116,7 @@ class Wait:
 class Burst:
     """Debounces events: a burst ends after ``quiet_s`` without one, or after ``longest_s``.
 
-    Times are seconds of any one clock.
+    All times are seconds of one clock.
     """
 
     def __init__(self, *, quiet_s: float, longest_s: float) -> None:
@@ -144,9 +144,9 @@ class Burst:
 
 
 class Allowance:
-    """A number of acts at once, and one more after each pause.
+    """A token bucket: a number of acts at once, and one more after each pause.
 
-    Times are seconds of any one clock.
+    All times are seconds of one clock.
     """
 
     def __init__(self, *, burst: int, pause_s: float) -> None:
@@ -156,7 +156,7 @@ class Allowance:
         """The acts gained up to this time are spent."""
 
     def take(self, now: float) -> bool:
-        """Take one act; return False if there is none now."""
+        """Take one act; return False if none is available."""
         spent = now - self._burst_s if self._spent is None else self._spent
         spent = max(spent, now - self._burst_s) + self._pause_s
         if spent > now:

@@ -106,7 +106,7 @@ def test_a_step_that_fails_brings_the_former_instances_back(step: type) -> None:
     before = rig.gpus
     rig.step_error = refuse(step, times=1)
 
-    back = "the instances from before are back"
+    back = "the former instances are restored"
     assert_ends(rig, errors.Reason.INSUFFICIENT_RESOURCES, back)
 
     assert rig.executed

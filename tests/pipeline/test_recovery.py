@@ -340,7 +340,7 @@ def test_instance_that_the_interrupted_change_did_not_create_stays() -> None:
     successor.recover(None)
 
     assert place in {gi.placement for gi in rig.gpus[0].gpu_instances}
-    assert any(f"at {place} on GPU 0 was not there before" in text for text in rig.messages)
+    assert any(f"at {place} on GPU 0 is new, and is kept" in text for text in rig.messages)
     journal = journals.Journal.from_json(rig.annotations[cluster.JOURNAL_ANNOTATION])
     assert journal.snapshot
     assert not journal.hold_taint
@@ -484,7 +484,7 @@ def test_services_start_after_the_rollback_of_a_resumed_run() -> None:
     outcome = scenes.resume(rig, "one-slice-changed")
 
     assert outcome.reason is not Reason.APPLIED
-    assert "the instances from before are back" in outcome.message
+    assert "the former instances are restored" in outcome.message
     assert scenes.has_layout(rig, "all-balanced")
     assert all(rig.services[name] for name in ("dcgm.service", "nvsm.service"))
 

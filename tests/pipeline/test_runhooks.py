@@ -88,7 +88,7 @@ def test_a_hook_that_fails_between_mode_and_instances_brings_the_mode_back() -> 
     rig.broken_hooks = {CONFIG}
     before = rig.gpus
 
-    back = "the instances from before are back"
+    back = "the former instances are restored"
     assert_ends(rig, Reason.HOOK_FAILED, back, layout="all-1g.5gb")
 
     assert rig.hooked == [START, MODE, CONFIG, EXIT]

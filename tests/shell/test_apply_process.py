@@ -75,7 +75,7 @@ def test_a_hung_driver_times_out_and_the_change_is_rolled_back(node: Node) -> No
     assert answer.status == 1
     assert "nvmlDeviceCreateGpuInstanceWithPlacement on GPU 0 (GPU-" in answer.err
     assert "the GPU worker was killed" in answer.err
-    assert "the instances from before are back" in answer.err
+    assert "the former instances are restored" in answer.err
     assert node.shape == before
     assert not node.journal.exists()
 
@@ -246,5 +246,5 @@ def test_rollback_without_placements_restores_all_instances(tmp_path: pathlib.Pa
     answer = node.run("apply", "before")
 
     assert answer.status == 1
-    assert "the instances from before are back" in answer.err
+    assert "the former instances are restored" in answer.err
     assert node.shape == before

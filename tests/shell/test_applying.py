@@ -149,8 +149,8 @@ def test_after_a_kill_the_message_says_what_a_rollback_restores(node: Node) -> N
 
     (note,) = node.notes
     assert note == (
-        "the 'apply' of layout 'wanted' was left unfinished; should this one fail, the GPUs "
-        "return to what they had before that one"
+        "the 'apply' of layout 'wanted' was left unfinished; if this one fails, the GPUs "
+        "are rolled back to their state before that one"
     )
     assert (node.shape, node.journal.text, node.owner.refreshed) == (before, None, 1)
 
@@ -267,7 +267,7 @@ def test_a_change_is_not_undone_because_its_journal_stays(node: Node) -> None:
     node.change_to("wanted")
 
     assert node.has("wanted")
-    assert node.notes == ["cannot clear the journal; remove it, because it is no longer true"]
+    assert node.notes == ["cannot clear the journal; remove it, because it is outdated"]
 
 
 @pytest.mark.parametrize(("since", "is_undone"), [("other", False), ("off", True)])
@@ -310,7 +310,7 @@ def test_a_rollback_that_resets_a_gpu_is_not_taken_where_that_is_forbidden(node:
     now = node.shape
     assert now[0] == (OFF, [])
 
-    with pytest.raises(errors.LayoutError, match="is not undone: that resets a GPU"):
+    with pytest.raises(errors.LayoutError, match="is not undone, because that resets a GPU"):
         node.change_to("too-much", may_reset=False)
 
     assert node.shape == now
@@ -383,7 +383,7 @@ def test_a_failed_apply_restores_gpus_that_an_older_journal_does_not_name(node: 
     assert [gpu.uuid for gpu in journal.snapshot] == [node.gpus.gpus[0].uuid]
     node.gpus.fails = once(lambda step: is_creation(step) and step.gpu_uuid == second)
 
-    with pytest.raises(errors.HardwareError, match="the instances from before are back"):
+    with pytest.raises(errors.HardwareError, match="the former instances are restored"):
         node.change_to("wanted")
 
     assert node.shape == [empty, before[1]]
@@ -430,13 +430,13 @@ def test_rollback_keeps_and_names_an_instance_missed_before() -> None:
         node.change_to("wanted")
 
     assert caught.value.reason is errors.Reason.VERIFY_FAILED
-    assert "1g.5gb at 2:1 on GPU 0 was not there before, and is kept" in caught.value.message
+    assert "1g.5gb at 2:1 on GPU 0 is new, and is kept" in caught.value.message
     assert node.shape == before
     assert node.journal.text is not None
 
     second = gpus.gpus[1].uuid
     gpus.fails = once(lambda step: is_creation(step) and step.gpu_uuid == second)
-    with pytest.raises(errors.HardwareError, match="the instances from before are back"):
+    with pytest.raises(errors.HardwareError, match="the former instances are restored"):
         node.change_to("other")
     assert node.shape == before
     assert not node.journal.text
@@ -447,7 +447,7 @@ def test_rollback_keeps_and_names_an_instance_missed_before() -> None:
 def test_rollback_keeps_an_instance_created_during_the_change(node: Node) -> None:
     node.gpus.fails = once(lambda step: is_creation(step) and bool(with_foreign(node.gpus, 3)))
 
-    with pytest.raises(errors.HardwareError, match=r"1g\.5gb at 3:1 on GPU 0 was not") as caught:
+    with pytest.raises(errors.HardwareError, match=r"1g\.5gb at 3:1 on GPU 0 is new") as caught:
         node.change_to("wanted")
 
     assert caught.value.reason is errors.Reason.VERIFY_FAILED
@@ -460,7 +460,7 @@ def test_after_a_kill_only_what_the_change_created_is_removed(node: Node) -> Non
     assert node.cut_off("wanted", at=4)
     place = with_foreign(node.gpus, start=3)
 
-    with pytest.raises(errors.LayoutError, match=r"1g\.5gb at 3:1 on GPU 0 was not there before"):
+    with pytest.raises(errors.LayoutError, match=r"1g\.5gb at 3:1 on GPU 0 is new, and is kept"):
         node.change_to("too-much")
 
     first = node.gpus.gpus[0]
@@ -494,9 +494,7 @@ def test_stale_plan_beside_an_older_change_keeps_foreign_instances(node: Node) -
     place = with_foreign(node.gpus, start=3)
     node.gpus.is_stale = True
 
-    with pytest.raises(
-        errors.HardwareError, match=r"1g\.5gb at 3:1 on GPU 0 was not there before"
-    ):
+    with pytest.raises(errors.HardwareError, match=r"1g\.5gb at 3:1 on GPU 0 is new, and is kept"):
         node.change_to("other")
 
     assert place in {gi.placement for gi in node.gpus.gpus[0].gpu_instances}

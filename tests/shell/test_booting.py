@@ -233,7 +233,7 @@ def test_a_gpu_that_fails_has_what_it_had_and_costs_no_other(node: Node) -> None
 
     (problem,) = node.boot().problems
 
-    assert "in use; the instances from before are back" in problem.message
+    assert "in use; the former instances are restored" in problem.message
     assert problem.remedy == errors.Reason.IN_USE.remedy_at_shell
     assert node.shape == [node.before[0], empty[1]]
     assert node.journal.text is None

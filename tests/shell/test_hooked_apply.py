@@ -160,7 +160,7 @@ def test_failing_change_is_undone_before_the_last_point() -> None:
         played.change_to("wanted")
 
     assert caught.value.reason is errors.Reason.IN_USE
-    assert caught.value.message.endswith("the instances from before are back; exit failed")
+    assert caught.value.message.endswith("the former instances are restored; exit failed")
     assert played.happened[-2:] == ["CREATE", "exit"]
     assert played.shape == played.before
 
@@ -281,7 +281,7 @@ def test_a_restore_passes_the_same_points_and_is_undone_like_any_change() -> Non
     failing.owner.broken_hooks = {"config"}
 
     played.restore(text)
-    with pytest.raises(errors.HostError, match="the instances from before are back"):
+    with pytest.raises(errors.HostError, match="the former instances are restored"):
         failing.restore(text)
 
     assert played.happened == ["start", "mode", "MODE", "config", "CREATE", "exit"]

@@ -18,7 +18,7 @@ from tests.crash.soak import cluster as soak_cluster
 from tests.crash.soak import driver, layouts, process, script
 
 CONFESSED = ("failed as well", "could not be rolled back", "to restore once it is back")
-"""How a message says that the instances from before are not back."""
+"""How a message says that the former instances are not restored."""
 _ASKED = {"gpus", "node", "workloads", "allocations"}
 """Ports that a rollback calls."""
 COUNTS: collections.Counter[str] = collections.Counter()
@@ -345,7 +345,7 @@ class Soak(stateful.RuleBasedStateMachine):
     def _judge_geometry(self) -> None:
         """Find the GPUs as before, or as a layout that was requested has them.
 
-        A message that the instances from before are not back excuses a GPU only if something in
+        A message that the former instances are not restored excuses a GPU only if something in
         this step may have kept its driver from bringing them back.
         """
         messages = (self.step.outcome.message if self.step.outcome else "", *self.rig.messages)
