@@ -121,7 +121,9 @@ def _in_use(
     published: frozenset[_Span] = frozenset()
     with contextlib.suppress(ValueError):
         known = capacity.from_json(node.view.annotations.get(cluster.CAPACITY_ANNOTATION, ""))
-        published = frozenset((gpu.uuid, place) for gpu in known.gpus for place in gpu.in_use)
+        published = frozenset(
+            (gpu.uuid, placement) for gpu in known.gpus for placement in gpu.in_use
+        )
     requested: collections.Counter[str] = collections.Counter()
     has_claims = False
     for pod in pods:
@@ -130,9 +132,9 @@ def _in_use(
             for name, count in pod.gpu_resources.items():
                 requested[resources.base(name)] += count
     spans = [
-        (name, (gpu.uuid, place))
+        (name, (gpu.uuid, placement))
         for gpu in gpus
-        for name, place in _devices(gpu, is_single=node.strategy == "single")
+        for name, placement in _devices(gpu, is_single=node.strategy == "single")
     ]
     spans.sort(key=lambda each: each[1] not in published)
     in_use: set[_Span] = set(published) if has_claims else set()
@@ -166,15 +168,15 @@ class _Cell:
 
 def _cells(gpu: model.Gpu, in_use: Collection[_Span]) -> tuple[_Cell, ...]:
     """Return the instances of a GPU and the room between them, from slice 0 on."""
-    places = {gi.placement for gi in gpu.gpu_instances}
+    placements = {gi.placement for gi in gpu.gpu_instances}
     is_on = gpu.current_mode is model.MigMode.ENABLED
     cells: list[_Cell] = []
     for cell in picture.cells(gpu):
-        place = model.Placement(cell.start, cell.size) if is_on else None
+        placement = model.Placement(cell.start, cell.size) if is_on else None
         title, fill = ("", cell.fill) if is_on else ("MIG off", _IDLE)
-        if place in places:
+        if placement in placements:
             title, fill = cell.short, _IDLE
-        if (gpu.uuid, place) in in_use:
+        if (gpu.uuid, placement) in in_use:
             fill = _IN_USE
         cells.append(_Cell(size=cell.size, title=title, fill=fill, tone=cell.tone))
     return tuple(cells)
