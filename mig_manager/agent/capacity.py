@@ -1,8 +1,8 @@
 """Publish which GPU instances are in use, and what could still be created beside them.
 
-That happens at the end of each run. On a node with on-demand partitioning it happens as well
-whenever the use changes: the node's pods are watched, and after a change of one that may use a GPU
-the agent asks kubelet and the driver once. Between two changes it asks nothing.
+The agent publishes at the end of every run. With on-demand partitioning it also watches the node's
+pods: when a pod that may use a GPU changes, it asks kubelet and the driver once. Between changes
+it sends no request.
 """
 
 import dataclasses
@@ -19,7 +19,7 @@ from mig_manager.core.node import cluster, gpu_use
 from mig_manager.core.records import capacity, gpu_codec
 
 _QUIET_S, _LONGEST_S = 1.0, 5.0
-"""Pods often come and go together, and get their devices shortly after they are bound."""
+"""Delay: pods often come and go together, and get their devices shortly after binding."""
 _BACKOFF = timing.Backoff(first_s=1.0, max_s=60.0, factor=2.0)
 
 _log = structlog.get_logger()
@@ -44,8 +44,8 @@ class CapacityReport:
     ) -> dict[str, str | None]:
         """Observe the use, and return the annotation to write with these GPUs.
 
-        A use that cannot be found removes it; without GPUs it stays. ``present`` are the node's
-        annotations: one with the same facts stays.
+        An unknown use removes the annotation. Without GPUs, or if the facts in the node's
+        annotations ``present`` are the same, it stays.
         """
         if not gpus:
             return {}
@@ -68,7 +68,7 @@ class CapacityReport:
     # -- at rest ----------------------------------------------------------------------------------
 
     def follow(self, *, is_on_demand: bool, has_changed: bool) -> None:
-        """Follow the use, or stop to, as the node's label says; note a change of it."""
+        """Start or stop following the use, as the node's label says; note a change of use."""
         if is_on_demand is not self._is_followed:
             self._is_followed = has_changed = is_on_demand
             self._retry_at_s = math.inf
@@ -79,14 +79,14 @@ class CapacityReport:
             self._expect()
 
     def note_gpus(self, gpus: model.ObservedGpus) -> None:
-        """Take a newer observation of the GPUs, which may have other instances."""
+        """Record a newer observation of the GPUs, whose instances may differ."""
         if gpus and gpus != self._gpus:
             self._gpus = gpus
             self._expect()
 
     @property
     def gpus(self) -> model.ObservedGpus:
-        """The GPUs as last observed; none before."""
+        """The GPUs as last observed; empty before the first observation."""
         return self._gpus
 
     def forget_node(self) -> None:
@@ -118,7 +118,7 @@ class CapacityReport:
             self._repeat()
 
     def _refresh(self) -> bool:
-        """Observe and publish; return whether only an event of a pod can change the use."""
+        """Observe and publish; return whether only a pod event can change the use."""
         self._gpus = self._gpus or self._deps.gpus.observe()
         text = self._observe_use(self._gpus)
         change: dict[str, str | None] = {cluster.GPUS_ANNOTATION: gpu_codec.to_json(self._gpus)}
@@ -129,7 +129,7 @@ class CapacityReport:
         return math.isinf(self._retry_at_s)
 
     def _observe_use(self, gpus: model.ObservedGpus) -> str:
-        """Return the annotation's value; observe again later if the use may end unseen."""
+        """Return the annotation's value; observe again later if the use may end unnoticed."""
         deps = self._deps
         daemons = deps.extra_clients()
         usage = survey.usage_now(deps.workloads.present, deps.allocations, gpus)

@@ -53,7 +53,7 @@ def of_node(
         advertised.start()
     slots: ports.Slots | None = None
     if settings.max_concurrent_nodes:
-        # Only where there is a budget.
+        # Only with a budget.
         from mig_manager.adapters.kubernetes import leases  # noqa: PLC0415
 
         slots = leases.LeaseSlots(
@@ -65,7 +65,7 @@ def of_node(
         )
     write_layouts: Callable[[str], bool] | None = None
     if settings.pod_name and settings.pod_namespace:
-        # Only where NVIDIA's operator, or a manifest like its, names the pod.
+        # Only if the manifest names the pod, as NVIDIA's operator does.
         from mig_manager.adapters.kubernetes import node_layouts  # noqa: PLC0415
 
         write_layouts = node_layouts.KubeNodeLayouts(
@@ -99,7 +99,7 @@ def of_node(
             settings.lock_file,
             program=f"mig-manager's agent on node {settings.node_name}",
             clock=system,
-            # A pod may lack the mount, and one manager alone needs no lock.
+            # A pod may lack the mount, and a single manager needs no lock.
             is_required=False,
         ),
         boot_id=boot_id,
@@ -123,14 +123,14 @@ def of_node(
                 timeout_s=settings.hook_timeout_s,
             ),
         )
-    # A simulated GPU never changes the real machine.
+    # Simulated GPUs must not change the real machine.
     return deps if settings.gpus.is_simulated else _with_machine(deps, settings)
 
 
 def _with_machine(
     deps: ports.Dependencies, settings: agent_settings.AgentSettings
 ) -> ports.Dependencies:
-    """Add the ports to the host that the settings allow."""
+    """Add the host's ports that the settings allow."""
     host = settings.host
     deps = dataclasses.replace(
         deps,
@@ -149,7 +149,7 @@ def _with_machine(
         deps = dataclasses.replace(deps, reset=gpu_reset.SmiReset(found))
     if not (host.with_reboot or host.shuts_host_clients):
         return deps
-    from mig_manager.adapters.host import systemd  # noqa: PLC0415 - its library is not for everybody
+    from mig_manager.adapters.host import systemd  # noqa: PLC0415 - few nodes need its library
 
     if host.shuts_host_clients and host.gpu_clients_file:
         listed = files.ConfigFile(host.gpu_clients_file)

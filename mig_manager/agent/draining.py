@@ -1,9 +1,8 @@
 """Taint the node, evict the pods that a change affects, and pause the GPU clients.
 
-A custom layout on a node that a program repartitions evicts no pod and waits for none: it is
-refused at once if anything uses what it would destroy. Use is checked before anything is taken
-from the node, again once no pod can be scheduled to it, again once no pod can get a device, and a
-last time in the session of the change.
+On a node with on-demand partitioning, a custom layout evicts no pod and waits for none: it fails
+at once if a device to be destroyed is in use. Use is checked four times: before the node is
+touched, after the taint, once no pod can get a device, and in the session of the change.
 """
 
 import dataclasses
@@ -17,7 +16,7 @@ from mig_manager.core.node import cluster
 
 
 def close(job: jobs.Job, change: preparing.Change) -> None:
-    """Taint the node, note the layout that its label names as applied, and name affected pods.
+    """Taint the node, record the layout labelled as applied, and name the affected pods.
 
     Raises:
         ClusterError: The API refused or does not answer.
@@ -55,7 +54,7 @@ def drained(
 
     Raises:
         DrainError: The deadline passed.
-        MigManagerError: IN_USE: pods use what the plan destroys, and none is to leave.
+        MigManagerError: IN_USE: pods use devices to be destroyed, and none may be evicted.
         Superseded: Another layout is requested, or the agent stops.
     """
     pod_drain = _new_drain(job, change.order(job))
@@ -70,10 +69,10 @@ def drain_again(
     pod_drain: drain.Drain,
     listed: tuple[cluster.Pod, ...],
 ) -> tuple[cluster.Pod, ...]:
-    """Drain pods that got a device to be removed meanwhile; raises as ``drained``.
+    """Drain pods that meanwhile got a device to be removed; raises as ``drained``.
 
     Returns:
-        The node's pods: those just ``listed``, or as listed since.
+        The node's pods: ``listed``, or a newer list.
     """
     if not job.request.is_on_demand:
         return pod_drain.run(change.usage, job.cancel, listed)
@@ -90,7 +89,7 @@ def paused(
 ) -> pausing.Paused:
     """Pause the GPU clients, so that no pod gets a device any more; raises as ``drained``.
 
-    ``pods`` are the node's as listed after the drain.
+    ``pods`` are the node's pods after the drain.
     """
     clients = job.clients.pause(
         change.plan,
@@ -98,11 +97,11 @@ def paused(
         job.taken,
         job.cancel,
         change.extra_clients,
-        # Without a plugin no pod gets a device any more: drain those that got one meanwhile.
+        # Without a plugin no pod gets a device any more: drain pods that meanwhile got one.
         drain_late=lambda listed: drain_again(job, change, pod_drain, listed),
     )
     if clients.has_dra_driver:
-        # It hands out devices until it is paused, and a pod that has one cannot end now.
+        # The driver allocates devices until it is paused, and then pods with a device cannot end.
         if job.request.is_on_demand:
             remaining = pod_drain.remaining(change.usage, job.deps.workloads.list())
             preparing.require_none(remaining)
@@ -113,10 +112,10 @@ def paused(
 
 
 def drain_whole_node(job: jobs.Job, change: preparing.Change, clients: pausing.Paused) -> None:
-    """Evict every pod with a GPU before a reboot, whatever the policy is otherwise.
+    """Evict every pod with a GPU before a reboot, regardless of the drain policy.
 
     Raises:
-        DrainError: They may not be evicted, or cannot end.
+        DrainError: Pods may not be evicted, or cannot end.
     """
     if job.request.is_on_demand:
         raise errors.DrainError("a custom layout does not reboot an on-demand node")
@@ -142,7 +141,7 @@ def _new_drain(job: jobs.Job, order: drain.Order) -> drain.Drain:
             workloads=job.deps.workloads,
             clock=job.deps.clock,
             strategy=order.limits.policy.strategy,
-            # Written before the first eviction of the round.
+            # Publish before the first eviction of the round.
             on_round=lambda message: job.taken.enter(model.Phase.DRAIN, message, draining=True),
             telemetry=job.deps.telemetry,
         ),

@@ -26,8 +26,8 @@ class Action(enum.Enum):
 
 
 def drift_message(name: str, pods: str) -> str:
-    """Say that the GPUs have another layout than the one applied, and which pods keep it so."""
-    why = f"; it is not applied again while pods use devices that would be removed: {pods}"
+    """Say that the GPUs no longer have the applied layout, and which pods block restoring it."""
+    why = f"; it is not restored while pods use devices that would be removed: {pods}"
     why = why if pods else ""
     return f"the GPUs no longer have layout {name}, and this agent did not change them{why}"
 
@@ -38,7 +38,7 @@ class Observation:
 
     gpus: model.ObservedGpus
     plan: steps.Plan | None
-    """What the layout would change; None: the check failed."""
+    """The changes that the layout needs; None: the check failed."""
     error: errors.Reason | None = None
     is_owners: bool = False  # whether the owner wrote the layout
 
@@ -57,7 +57,7 @@ def observe(job: jobs.Job) -> Observation:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Memory:
-    """What was observed since the last run ended."""
+    """Observations since the last run ended."""
 
     outcome: outcomes.Outcome | None = None
     baseline: Hashable = None
@@ -73,14 +73,14 @@ def act(
     observation: Observation,
     node: cluster.NodeView | None,
 ) -> tuple[Action, Memory]:
-    """Publish what has changed since the last run; return what to do, and what to remember.
+    """Publish changes since the last run; return the action and the new memory.
 
-    ``node`` is the node as last seen; None: it was not.
+    ``node`` is the Node as last watched; None: not yet.
 
     Raises:
         ClusterError: The API refused or does not answer.
     """
-    # What the outcome of a run depends on.
+    # The facts that decide the outcome of a run.
     fingerprint = (observation.error, *map(_fingerprint, observation.gpus))
     if outcome is not memory.outcome:
         is_drifted = outcome.reason is errors.Reason.DRIFTED
@@ -88,7 +88,7 @@ def act(
     is_success = outcome.state is model.State.SUCCESS
     if _has_changed(memory, outcome, observation, fingerprint):
         _log.info("hardware_changed", config=job.request.config)
-        # A GPU that is back is no reason to evict pods of another.
+        # A GPU that is back must not cause evictions on another GPU.
         return (Action.HEAL if is_success else Action.RUN), memory
     if observation.plan is None or not (is_success or outcome.reason is errors.Reason.DRIFTED):
         return Action.REST, memory
@@ -110,12 +110,12 @@ def act(
 def _has_changed(
     memory: Memory, outcome: outcomes.Outcome, observation: Observation, fingerprint: Hashable
 ) -> bool:
-    """Check whether a run that failed may now end differently, or a GPU was lost or is back."""
+    """Check whether a failed run may now succeed, or a GPU was lost or is back."""
     if outcome.state is model.State.SUCCESS:
         lost = {gpu.index for gpu in observation.gpus.unreachable}
         is_known = bool(observation.gpus) or observation.error is None
         return is_known and lost != {gpu.index for gpu in outcome.gpus.unreachable}
-    # The first observation after a failure is what the next ones are compared with.
+    # The first observation after a failure is the baseline of later comparisons.
     return outcome.reason is not errors.Reason.DRIFTED and fingerprint != memory.baseline
 
 
@@ -138,11 +138,11 @@ def _drifted(job: jobs.Job, observation: Observation, *, is_new: bool) -> Action
 def _withdraw_phantoms(
     job: jobs.Job, memory: Memory, observation: Observation, node: cluster.NodeView | None
 ) -> bool:
-    """Remove devices that the node offers and no GPU has; return whether that is refused."""
+    """Remove phantom devices from the node; return whether the API refuses."""
     refused = job.clients.advertising.withdraw_phantoms(observation.gpus, node)
     if refused is not None and not memory.has_phantoms:
         failed = job.taken.failed(refused.reason, refused.message)
-        # The layout is active: the next drift check tries again, and no run is needed.
+        # The layout is active: no run is needed, and the next drift check retries.
         job.taken.finish(dataclasses.replace(failed, is_final=True))
     elif refused is None and memory.has_phantoms:
         _finish_active_again(job, observation)

@@ -13,23 +13,23 @@ from mig_manager.core.layout import layouts
 def executed(
     job: jobs.Job, change: preparing.Change, paused: pausing.Paused
 ) -> model.ObservedGpus:
-    """Execute and verify the plan, or roll back; reboot where only that helps.
+    """Execute and verify the plan, or roll back; reboot if nothing else helps.
 
     Raises:
-        MigManagerError: As ``transaction.Transaction.run`` and ``refresh``; REBOOT_REQUIRED: there
-            is no reboot.
+        MigManagerError: As ``transaction.Transaction.run`` and ``refresh``; REBOOT_REQUIRED: the
+            machine was not rebooted.
         Rebooting: The machine goes down.
         Superseded: Another layout is requested, or the agent stops; the GPUs are as before.
     """
     transaction = job.transaction(preparing.idle_wait(job))
-    # If this fails, the end of the run rolls back while clients and services still wait.
+    # If this fails, the end of the run rolls back while clients and services are still paused.
     interrupted = recovery.rollback_target(job, change.gpus)
     try:
         after, _ = transaction.run(
             change.plan,
             seen=change.gpus,
             interrupted=interrupted,
-            # A GPU that was lost meanwhile is not verified, unless the layout names it.
+            # A GPU lost during the change is verified only if the layout names it.
             replan=lambda now: change.resolved.plan(now, restoring=change.restoring),
             owed=lambda now: layouts.unrestored_elsewhere(
                 change.resolved.layout, now, job.taken.journal.snapshot
@@ -53,10 +53,10 @@ def executed(
 def _resume_after_failure(
     job: jobs.Job, paused: pausing.Paused, error: errors.MigManagerError
 ) -> None:
-    """Resume host services and device plugin, and keep the reason of the failure."""
+    """Resume host services and device plugin, but report the original failure."""
     failed = host.restore(job)
     if failed:
         error.add(failed)
-    # The end of the run restores what an API that fails now does not.
+    # If the API fails now, the end of the run restores the rest.
     with contextlib.suppress(errors.ClusterError):
         job.clients.resume_plugin(paused, job.taken)

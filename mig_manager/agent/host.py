@@ -16,10 +16,10 @@ _log = structlog.get_logger()
 
 
 def restore(job: jobs.Job) -> str:
-    """Start the stopped services and run the exit hooks; return what failed.
+    """Start the stopped services and run the exit hooks.
 
     Returns:
-        What failed and why, as a part of a sentence; it stays in the journal. Empty: nothing.
+        The failures as part of a sentence; they stay in the journal. Empty: all succeeded.
     """
     services = start_services(job)
     try:
@@ -33,7 +33,7 @@ def restore(job: jobs.Job) -> str:
 
 
 def running_services(job: jobs.Job, names: Sequence[str], plan: steps.Plan) -> tuple[str, ...]:
-    """Return the services to stop for a plan: those that run, if it removes devices.
+    """Return the running services to stop, if the plan removes devices.
 
     Raises:
         HostError: HOST_SERVICE_FAILED or NO_PERMISSION: the init system does not answer.
@@ -47,8 +47,8 @@ def stop_services(job: jobs.Job, names: Sequence[str], plan: steps.Plan) -> None
     """Stop the running services, if the plan removes devices.
 
     Raises:
-        ClusterError: The API refused or does not answer; then none was stopped.
-        HostError: HOST_SERVICE_FAILED: one did not stop.
+        ClusterError: The API refused or does not answer; no service was stopped.
+        HostError: HOST_SERVICE_FAILED: a service did not stop.
     """
     stopped = job.taken.journal.host_services
     running = tuple(n for n in running_services(job, names, plan) if n not in stopped)
@@ -66,13 +66,13 @@ def stop_services(job: jobs.Job, names: Sequence[str], plan: steps.Plan) -> None
 
 
 def start_services(job: jobs.Job) -> str:
-    """Start the stopped services; one that does not start stays in the journal.
+    """Start the stopped services; services that do not start stay in the journal.
 
-    A journal is an annotation, and other programs may write annotations too. So only services
-    that the settings list now, and those that systemd stops along with them, are started.
+    Other programs can write to the journal, because it is an annotation. So the agent starts only
+    services in its settings, and the services that systemd stops along with these.
 
     Returns:
-        What did not start and why, as a part of a sentence; empty when all did.
+        The failures as part of a sentence; empty if every service started.
     """
     failed: list[str] = []
     for name in host_files.start_order(job.taken.journal.host_services):
@@ -94,9 +94,9 @@ def _start(job: jobs.Job, name: str) -> None:
         _log.warning("host_service_refused", service=name)
         job.deps.node.emit(
             reason="HostServiceRefused",
-            message=f"{name} is in the journal of an interrupted run, and not among the host "
-            "services that this agent may stop and start now, so it was not started. If it is "
-            "yours, start it on the node (systemctl start).",
+            message=f"{name} is in the journal of an interrupted run, but not among the host "
+            "services that this agent may start, so it was not started. If it is yours, start it "
+            "on the node (systemctl start).",
             is_warning=True,
         )
         return
@@ -108,14 +108,14 @@ def _start(job: jobs.Job, name: str) -> None:
 
 
 def start_hooks(job: jobs.Job, plan: steps.Plan) -> None:
-    """Run the ``apply-start`` hooks, if every program that this change would run exists.
+    """Run the ``apply-start`` hooks, if the programs of all hooks for this change exist.
 
-    A run that passes ``apply-start`` must pass ``apply-exit``: the journal says so first, so that
-    the next run does it after a crash.
+    After ``apply-start``, ``apply-exit`` must run. The journal records this first, so that the
+    next run does it after a crash.
 
     Raises:
         ClusterError: The API refused or does not answer.
-        HostError: HOOK_FAILED; then nothing was taken.
+        HostError: HOOK_FAILED; nothing was changed.
         Superseded: Another layout is requested; ``apply-exit`` must run if a hook was running.
     """
     job.hooks.require(plan)
@@ -133,10 +133,10 @@ def start_hooks(job: jobs.Job, plan: steps.Plan) -> None:
 
 
 def exit_hooks(job: jobs.Job) -> None:
-    """Run the ``apply-exit`` hooks, if the journal lists them; each run tries once.
+    """Run the ``apply-exit`` hooks, if the journal lists them; every run tries once.
 
     Raises:
-        ConfigError: The file cannot be read any more or is invalid.
+        ConfigError: The hooks file is unreadable or invalid.
         HostError: HOOK_FAILED.
     """
     if not job.taken.journal.exit_hook or job.hooks.has_passed_exit:
@@ -153,15 +153,15 @@ def exit_hooks(job: jobs.Job) -> None:
 def may_reboot(job: jobs.Job, error: errors.MigManagerError, *, was_rebooted: bool) -> bool:
     """Check whether a reboot can help after an error, is allowed, and was not done before.
 
-    It helps where a GPU's new MIG mode is pending, and where a process prevents a reset.
-    ``was_rebooted`` is whether the status names a reboot for this request.
+    It helps if a GPU's new MIG mode is pending, or a process prevents a reset. ``was_rebooted``
+    is True if the status names a reboot for this request.
     """
     # The journal is newer than the status.
     before = job.taken.journal.rebooted_from
     if before:
         was_rebooted = before != job.deps.boot_id
     elif job.progress.record.rebooted_from == job.deps.boot_id:
-        # It was asked to, and is still up.
+        # A reboot was requested, but the machine is still up.
         was_rebooted = False
     drains = job.limits.policy.drain is not policies.Drain.NONE
     if was_rebooted or job.deps.reboot is None or not drains:
@@ -180,10 +180,10 @@ def reboot(job: jobs.Job, error: errors.MigManagerError, drain_node: Callable[[]
     """Drain the node, request a reboot, and wait for it.
 
     Returns:
-        Why there is no reboot, as a part of a sentence.
+        Why the machine did not reboot, as part of a sentence.
 
     Raises:
-        Rebooting: The agent stops, as it does when the node goes down.
+        Rebooting: The agent stops, because the node goes down.
     """
     name, why = job.request.config, error.message
     try:
@@ -202,7 +202,7 @@ def reboot(job: jobs.Job, error: errors.MigManagerError, drain_node: Callable[[]
     except errors.MigManagerError as refused:
         job.progress.note(is_rebooted=False)
         return refused.message
-    return f"the machine is still up {job.limits.reboot_timeout_s:g} s after it was asked"
+    return f"the machine is still up {job.limits.reboot_timeout_s:g} s after the reboot request"
 
 
 def _wait_for_stop(job: jobs.Job) -> None:

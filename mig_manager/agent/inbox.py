@@ -1,4 +1,4 @@
-"""The newest request, from the watches to the loop, and how a newer one ends a run."""
+"""Pass the newest request from the watches to the loop; a newer one supersedes a run."""
 
 import dataclasses
 import threading
@@ -8,15 +8,15 @@ from mig_manager import errors
 from mig_manager.core.layout import custom as customs
 
 _MIN_PAUSE_S = 0.02
-"""The shortest pause that a change in the cluster ends."""
+"""The minimum pause; a change in the cluster does not shorten it."""
 
 
 class Inbox:
-    """Keeps the newest request; an older one that was not served is dropped.
+    """Keeps the newest request; drops older ones that were not served.
 
-    A request is the label's value, or None without a label, with what ``custom`` stands for, and
-    with a generation that grows whenever one of them, a file or the Node object changes. Only a
-    change of the first two is a new request.
+    A request is the label's value (None without a label), the content of ``custom``, and a
+    generation. The generation grows when label, content, a file or the Node object changes; only a
+    change of label or content is a new request.
     """
 
     def __init__(self) -> None:
@@ -35,16 +35,16 @@ class Inbox:
     def put_label(
         self, name: str | None, *, node_uid: str = "", custom: customs.Custom | None = None
     ) -> None:
-        """Set the label's value, and what ``custom`` stands for; the same is no new request.
+        """Set the label's value and the content of ``custom``; equal ones are no new request.
 
         The first value counts even without a label, because a killed run may have left a journal.
-        The same value on another Node object is served again: kubelet has registered the node
-        again after its deletion, and the new object lacks everything that was published.
+        The same value on another Node object is served again: kubelet has re-registered the
+        deleted node, and the new object lacks all published data.
         """
         with self._changed:
             known, self._node_uid = self._node_uid, node_uid or self._node_uid
             if custom and self._custom == dataclasses.replace(custom, is_on_demand=True):
-                # Its owner takes the node back: what was to evict no pod does not begin to.
+                # The owner ended on-demand partitioning: this run still must not evict pods.
                 custom = self._custom
             is_first = self._generation == 0
             if is_first or (name, custom) != (self._name, self._custom):
@@ -64,13 +64,13 @@ class Inbox:
                 self._renew()
 
     def put_gpu_change(self) -> None:
-        """Ask for a drift check, because another program has changed the GPUs."""
+        """Request a drift check, because another program has changed the GPUs."""
         with self._changed:
             self._needs_check = True
             self._changed.notify_all()
 
     def put_cluster_change(self) -> None:
-        """End the present pause, because a pod or the node has changed."""
+        """End the current pause, because a pod or the node has changed."""
         with self._changed:
             self._has_cluster_changed = True
             self._changed.notify_all()
@@ -82,13 +82,13 @@ class Inbox:
             self.put_use_change()
 
     def put_use_change(self) -> None:
-        """Note that GPUs may be in other use."""
+        """Note that the use of the GPUs may have changed."""
         with self._changed:
             self._has_use_changed = True
             self._changed.notify_all()
 
     def take_use_change(self) -> bool:
-        """Return whether GPUs may be in other use since the last call."""
+        """Return whether the use of the GPUs may have changed since the last call."""
         with self._changed:
             has_changed, self._has_use_changed = self._has_use_changed, False
             return has_changed
@@ -104,7 +104,7 @@ class Inbox:
     ) -> "LabelRequest | None":
         """Return the request if it is newer than ``seen``, the generation of the last one.
 
-        Returns None when the agent stops and for a drift check. ``on_check`` is called by each
+        Returns None when the agent stops, and for a drift check. ``on_check`` is called by every
         check of the request.
         """
         with self._changed:
@@ -126,7 +126,7 @@ class Inbox:
     ) -> bool:
         """Wait until a request is superseded; return False at the time-out or a change of use.
 
-        At rest a changed GPU ends the wait, too, because it asks for a drift check.
+        At rest a changed GPU also ends the wait, because it requires a drift check.
         """
         with self._changed:
             self._changed.wait_for(
@@ -159,7 +159,7 @@ class Inbox:
     def pause(self, generation: int, seconds: float) -> None:
         """Sleep as ``wait``, but only until the cluster changes.
 
-        A change since the last pause counts, too. The pause has a minimum, because changes often
+        A change since the last pause also counts. The pause has a minimum, because changes often
         come in bursts.
         """
         first_s = min(seconds, _MIN_PAUSE_S)
@@ -188,7 +188,7 @@ class LabelRequest:
     on_check: Callable[[], object]
     name: str | None
     custom: customs.Custom | None
-    """What ``custom`` stands for; None: the name is of another source."""
+    """The content of ``custom``; None for other layouts."""
     generation: int
     since: int
     """The generation in which label or annotation changed; 0: they are as this process first

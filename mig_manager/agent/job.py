@@ -1,4 +1,4 @@
-"""One attempt at a request, and what its steps share."""
+"""One attempt at a request, and the state that its steps share."""
 
 import contextlib
 import dataclasses
@@ -14,26 +14,26 @@ from mig_manager.core.records import journals, requests, status
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """What is requested, and what earlier attempts know."""
+    """The requested layout, and the results of earlier attempts."""
 
     config: str
     custom: customs.Custom | None = None
-    """What ``custom`` stands for; None: the layout is not that."""
+    """The content of ``custom``; None for other layouts."""
     may_evict: bool = True
     """Whether pods may be evicted, if the layout was not verified since it was requested."""
     attempt: int = 1
     last_gpus: model.ObservedGpus = model.NO_GPUS
-    """The GPUs as last observed; none: not yet."""
+    """The GPUs as last observed; empty before the first observation."""
 
     @property
     def is_on_demand(self) -> bool:
-        """Whether the rules for a custom layout on a node that a program repartitions apply."""
+        """Whether this is a custom layout on a node with on-demand partitioning."""
         return self.custom is not None and self.custom.is_on_demand
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Shared:
-    """What all attempts on one node share."""
+    """The state shared by all attempts on one node."""
 
     deps: ports.Dependencies
     limits: settings.Limits
@@ -43,7 +43,7 @@ class Shared:
     def locked(
         self, doing: str, wait: timing.Wait | None = None
     ) -> contextlib.AbstractContextManager[None]:
-        """Hold the node's lock in the context; without a ``wait``, one attempt.
+        """Hold the node's lock in the context; without ``wait``, try once.
 
         Raises:
             LockedError: On entering: another manager had it until the deadline.
@@ -57,22 +57,22 @@ class Shared:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Job(Shared):
-    """One attempt at a request; nothing in it is replaced while it lasts."""
+    """One attempt at a request; its fields never change."""
 
     request: Request
     cancel: ports.Cancellation
-    """Ends the attempt, until GPUs are touched."""
+    """Can cancel the attempt until GPUs are touched."""
     progress: progresses.Progress
     taken: undo.Taken
     hooks: hook_points.HookPoints
 
     @property
     def plugin_config(self) -> str | None:
-        """The device plugin's config for this layout; None: it stays."""
+        """The device plugin's config for this layout; None keeps the present one."""
         return self.limits.policy.plugin_config(self.request.config)
 
     def wait(self, timeout_s: float) -> timing.Wait:
-        """Return a wait that another request ends."""
+        """Return a wait that a newer request ends."""
         return timing.Wait(
             clock=self.deps.clock,
             timeout_s=timeout_s,
@@ -101,9 +101,9 @@ def begun(
     *,
     retry_after_s: float = 0.0,
 ) -> Job:
-    """Return an attempt at a request that begins with what earlier ones have taken."""
+    """Return an attempt at a request, with the journal of earlier attempts."""
     deps, limits = shared.deps, shared.limits
-    # Whatever fails before the layout is resolved must not lead to a second reboot.
+    # A failure before the layout is resolved must not cause a second reboot.
     rebooted = record.rebooted_hash if record.config == request.config else None
     annotation_hash = request.custom.annotation_hash if request.custom else ""
     first = status.Status(
@@ -130,7 +130,7 @@ def begun(
     resumed = journal.resumed(
         (request.config, annotation_hash),
         boot_id=deps.boot_id,
-        # On demand no pod is to leave, so the node does not stay closed until all have left.
+        # On-demand layouts never evict, so the node must not stay closed until pods are gone.
         may_drain=not request.is_on_demand,
     )
     return Job(

@@ -26,7 +26,7 @@ class Intervals:
     retry_initial_s: float
     retry_max_s: float
     drift_check_s: float = 0.0
-    """Between two drift checks; 0: only when a GPU event asks for one."""
+    """Between two drift checks; 0: only after a GPU event."""
 
 
 class Agent:
@@ -90,7 +90,7 @@ class Agent:
     def _idle(self, limit_s: float, generation: int, *, at_rest: bool = False) -> None:
         """Wait as ``Inbox.is_over``; meanwhile write an unwritten condition, and publish the use.
 
-        The wait may never end, and so no sign of life is expected.
+        The wait may never end, so the pulse expects no report.
         """
         pipeline, capacity, attempt = self._pipeline, self._pipeline.capacity, 0
         until_s = self._monotonic() + limit_s
@@ -124,7 +124,7 @@ class Agent:
         attempt = 0
         while True:
             attempt += 1
-            # Known before the run, because its status names the time of the next attempt.
+            # Computed before the run, because its status names the time of the next attempt.
             spread_s = random.uniform(0, self._intervals.retry_initial_s)  # noqa: S311 - a spread
             delay_s = min(
                 self._intervals.retry_max_s, self._backoff.delay_s(attempt - 1) + spread_s
@@ -179,7 +179,7 @@ class Agent:
         check_s = self._intervals.drift_check_s or math.inf
         if self._outcome is None or not self._outcome.gpus.unreachable:
             return check_s
-        # As often as a retry: an unreachable GPU may be back.
+        # Check as often as retries: an unreachable GPU may be back.
         return min(check_s, self._intervals.retry_max_s)
 
     def _check_drift(self) -> None:

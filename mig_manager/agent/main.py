@@ -24,9 +24,9 @@ from mig_manager.sandbox.driver import worker as simulated_worker
 
 _JOIN_TIMEOUT_S = 5.0
 _LAST_EVENTS_S = 5.0
-"""How long an agent that stops waits for its last Events to be published."""
+"""How long a stopping agent waits for its last Events to be published."""
 _STUCK_MARGIN_S = 300.0
-"""What a live loop may take between two reports, beyond its longest operation."""
+"""Maximum time between two reports of a live loop, beyond its longest operation."""
 
 _log = structlog.get_logger()
 
@@ -36,15 +36,15 @@ class Overrides:
     """Parts that a test or a benchmark replaces."""
 
     replace_ports: Callable[[ports.Dependencies], ports.Dependencies] = lambda own: own
-    """From the ports that the settings ask for to the ports that are used."""
+    """Maps the ports from the settings to the ports to use."""
     telemetry: ports.Telemetry | None = None
     pulse: pulses.Pulse = dataclasses.field(default_factory=pulses.Pulse)
     inbox: inboxes.Inbox = dataclasses.field(default_factory=inboxes.Inbox)
     watch_times: watching.Times | None = None
     watches_files: bool = True
-    """False where one process has many agents: the kernel allows a user few inotify instances."""
+    """False if one process has many agents: the kernel allows a user few inotify instances."""
     watches_pods: bool = True
-    """False where the API server has no pods."""
+    """False if the API server has no pods."""
 
 
 class Service:
@@ -73,7 +73,7 @@ class Service:
         telemetry = own.telemetry or ports.Telemetry()
         self._pages: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
         if settings.health_port:
-            # Its libraries cost memory on every node.
+            # Import only if needed: the libraries cost memory on every node.
             from mig_manager.adapters.host import web_server  # noqa: PLC0415
             from mig_manager.agent import metrics  # noqa: PLC0415
 
@@ -113,7 +113,7 @@ class Service:
         self._node = deps.node
         self._events: event_listener.GpuEvents | None = None
         if settings.watches_gpu_events:
-            # Only where it is asked for, because of its memory.
+            # Import only if enabled, to save memory.
             command = nvml_worker.worker_command(
                 "listen",
                 library_path=settings.gpus.library_path,
@@ -177,7 +177,7 @@ class Service:
         self._inbox.put_on_demand(is_on_demand=is_on_demand)
         custom = customs.requested(view) if self._settings.has_custom_layouts else None
         self._inbox.put_label(name, node_uid=view.uid, custom=custom)
-        # A run may wait for what has just changed.
+        # A run may be waiting for this change.
         self._inbox.put_cluster_change()
 
 

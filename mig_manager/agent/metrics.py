@@ -1,7 +1,7 @@
 """The agent's Prometheus metrics; docs/metrics.md explains each.
 
-Series are few: labels take values from enumerations, from NVML's functions and from the profiles
-and the one layout that this node has.
+There are few series: label values are enumerations, NVML functions, this node's profiles and its
+one layout.
 """
 
 import collections
@@ -28,7 +28,7 @@ _log = structlog.get_logger()
 
 
 def _contained(cls: type["Metrics"]) -> type["Metrics"]:
-    """Log the errors of what ``Telemetry`` declares: no run fails because of a metric."""
+    """Log errors of ``Telemetry``'s methods instead of raising: a metric must not fail a run."""
 
     def contained(method: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(method)
@@ -57,7 +57,7 @@ class Metrics(ports.Telemetry):
         on_progress: Callable[[], None] = lambda: None,
         now: Callable[[], float] = time.time,
     ) -> None:
-        # A creation time beside each counter would double the number of series.
+        # A creation time for every counter would double the number of series.
         prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = own = prometheus_client.CollectorRegistry()
         name = "mig_manager"
@@ -81,7 +81,7 @@ class Metrics(ports.Telemetry):
         )
         self._superseded = counter("superseded_runs", "Runs that a newer request superseded.")
         self._lost = counter(
-            "lost_outcomes", "Runs whose end the Kubernetes API did not take.", ("reason",)
+            "lost_outcomes", "Runs whose end the Kubernetes API did not accept.", ("reason",)
         )
         self._success_time = gauge(
             "last_success_timestamp_seconds", "When a run last succeeded; 0: not yet."
@@ -93,17 +93,15 @@ class Metrics(ports.Telemetry):
         for state in model.State:
             self._state.labels(state=state.value)
         for reason in errors.Reason:
-            # From zero on: increase() does not see the first of what appears as 1.
+            # Start at zero: increase() misses the first event of a series that appears as 1.
             state = model.State.SUCCESS if reason in _SUCCESSES else model.State.FAILED
             self._runs.labels(state=state.value, reason=reason.value)
         self._attempt = gauge("attempt", "Number of the last attempt at the present request.")
-        self._retries = counter("retries", "Attempts that are to be repeated.")
+        self._retries = counter("retries", "Attempts that will be repeated.")
         self._retry_time = gauge(
             "retry_timestamp_seconds", "When the next attempt begins; 0: none is scheduled."
         )
-        age = gauge(
-            "api_contact_age_seconds", "Time since the Kubernetes API last sent us anything."
-        )
+        age = gauge("api_contact_age_seconds", "Time since the Kubernetes API last sent any data.")
         age.set_function(contact_age_s)
         self._operation_s = histogram(
             "gpu_operation_duration_seconds",
@@ -120,7 +118,7 @@ class Metrics(ports.Telemetry):
         )
         self._unreachable = gauge(
             "unreachable_gpu",
-            "1 for each GPU that the driver counts and that could not be observed.",
+            "1 for each GPU that the driver counts but that could not be observed.",
             ("index", "uuid", "reason"),
         )
         self._use = _UseMetrics(gauge)
@@ -129,7 +127,7 @@ class Metrics(ports.Telemetry):
         )
         self._phantoms = gauge(
             "phantom_devices",
-            "Devices that the node offers and no GPU has, and that the agent may not remove.",
+            "Advertised devices that no GPU has, and that the agent may not remove.",
         )
         self._config_unusable = gauge(
             "config_unusable",
@@ -144,7 +142,7 @@ class Metrics(ports.Telemetry):
     def exposition(self) -> bytes:
         """Return all metrics in the text format 0.0.4."""
         with self._exposing:
-            # A thread that drops a line must not wait, so the count is read here.
+            # Read the count here: a thread that drops a line must not wait.
             dropped = log.LineWriter.dropped
             self._lines_dropped.inc(dropped - self._lines_counted)
             self._lines_counted = dropped
@@ -224,7 +222,7 @@ class Metrics(ports.Telemetry):
 
 
 class _UseMetrics:
-    """The use of the GPUs, and the room that it leaves."""
+    """The use of the GPUs, and the remaining room."""
 
     def __init__(self, gauge: Callable[..., prometheus_client.Gauge]) -> None:
         per_gpu = functools.partial(gauge, labelnames=("index", "uuid"))
@@ -232,7 +230,7 @@ class _UseMetrics:
             "free_memory_slices", "Memory slices outside the GPU instances in use."
         )
         self._stranded = per_gpu(
-            "stranded_memory_slices", "Free memory slices that no possible instance would cover."
+            "stranded_memory_slices", "Free memory slices that no instance could use."
         )
         self._fragmentation = per_gpu(
             "fragmentation_ratio",
@@ -247,7 +245,7 @@ class _UseMetrics:
         self._in_use = gauge("instances_in_use", "GPU instances in use.", ("profile",))
         self._time = gauge(
             "use_timestamp_seconds",
-            "When it was last found which GPU instances are in use; 0: not yet.",
+            "When the GPU instances in use were last determined; 0: not yet.",
         )
 
     def observed(
@@ -282,7 +280,7 @@ class _UseMetrics:
 
 
 def _replace(gauge: prometheus_client.Gauge, values: Mapping[tuple[str, ...], float]) -> None:
-    """Set these series of a gauge and have no others."""
+    """Set these series of a gauge and remove all others."""
     gauge.clear()
     for labels, value in values.items():
         gauge.labels(*labels).set(value)

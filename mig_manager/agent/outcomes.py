@@ -1,4 +1,4 @@
-"""How a run ended."""
+"""The outcome of a run."""
 
 import dataclasses
 
@@ -8,25 +8,25 @@ from mig_manager.core import messages, model
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """How a run ended."""
+    """The outcome of a run."""
 
     state: model.State
     reason: errors.Reason
     message: str
-    """For people, remedy included."""
+    """For people, with the remedy."""
     is_unfinished: bool = False
-    """Whether GPUs or host services are still neither as requested nor as before."""
+    """Whether GPUs or host services are in neither the requested nor the previous state."""
     keeps_closed: bool = False
     """Whether the node stays closed until the next attempt, because its drain has begun."""
     gpus: model.ObservedGpus = model.NO_GPUS
-    """The GPUs as verified; none after a failure. The layout is applied to unreachable ones once
-    they are back."""
+    """The verified GPUs; empty after a failure. Unreachable GPUs get the layout once they are
+    back."""
     is_owners: bool = False  # whether the owner wrote the layout that is active
-    is_final: bool = False  # whether not even a reason that may pass is retried
+    is_final: bool = False  # whether to stop even if the reason is temporary
 
     @property
     def should_retry(self) -> bool:
-        """Whether another attempt may succeed without anything being changed by a person."""
+        """Whether another attempt may succeed without action by a person."""
         return self.state is model.State.FAILED and (
             (self.reason.is_transient and not self.is_final) or self.is_unfinished
         )

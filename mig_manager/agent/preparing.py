@@ -1,4 +1,4 @@
-"""Plan a change, and refuse it while nothing is taken from the node yet."""
+"""Plan a change, and refuse an impossible one before the node is touched."""
 
 import dataclasses
 
@@ -26,7 +26,7 @@ class Change:
     gpus: model.ObservedGpus
     plan: steps.Plan
     restoring: tuple[model.GpuSnapshot, ...] = ()
-    """What GPUs outside the layout had before an interrupted change of them."""
+    """The instances of GPUs outside the layout from before an interrupted change."""
     usage: gpu_use.Usage = _NOT_ASKED
     """Who uses the devices; empty before it is asked."""
     extra_clients: tuple[clients.ExtraClient, ...] = ()
@@ -34,7 +34,7 @@ class Change:
     """The host's services that the owner lists."""
 
     def order(self, job: jobs.Job) -> drain.Order:
-        """Return the drain that it needs."""
+        """Return the drain for this change."""
         return drain.order(
             job.limits,
             self.plan,
@@ -77,15 +77,15 @@ def planned(job: jobs.Job, resolved: resolving.Resolved, *, may_evict: bool) -> 
 
 
 def require_possible(job: jobs.Job, planned: Change) -> Change:
-    """Return a change with the use of devices, if nothing on the node rules it out.
+    """Return the change with the use of devices, or fail if the node rules it out.
 
     Raises:
         ClusterError: The API refused or does not answer, or kubelet does not.
-        GpuInUseError: A process keeps a GPU.
+        GpuInUseError: A process uses a GPU.
         HostError: The init system does not answer, and services must stop.
         HardwareError: The driver does not list the processes.
         LayoutError: STRATEGY_MISMATCH: device plugin or DRA driver would not start.
-        MigManagerError: DRIFTED: pods would be evicted, and no change was requested; IN_USE: the
+        MigManagerError: DRIFTED: pods would be evicted, but no change was requested; IN_USE: the
             same on demand; FOREIGN_MANAGER.
         NotReadyError: PLUGIN_NOT_READY, or IN_USE: a paused daemon has not stopped.
         Superseded: Another layout is requested, or the agent stops.
@@ -106,7 +106,7 @@ def require_possible(job: jobs.Job, planned: Change) -> Change:
         services=change.services,
         wait=idle_wait(job),
     )
-    # Asked before pods are evicted: an init system that does not answer stops nothing.
+    # Ask before pods are evicted: a silent init system could not stop services later.
     host.running_services(job, change.services, change.plan)
     affected = change.usage.named(change.affected(job))
     if affected and not change.may_evict:
@@ -117,7 +117,7 @@ def require_possible(job: jobs.Job, planned: Change) -> Change:
 
 
 def _surveyed(job: jobs.Job, change: Change) -> Change:
-    """Ask who uses the devices, and plan again: what is busy is destroyed last."""
+    """Survey the use of devices, and plan again so that busy devices are destroyed last."""
     job.deps.standby.expect_change()
     usage = survey.decided_usage(job.deps, change.gpus, change.order(job), job.cancel)
     if not job.limits.allows_foreign_managers:
@@ -141,7 +141,7 @@ def _surveyed(job: jobs.Job, change: Change) -> Change:
 
 
 def idle_wait(job: jobs.Job) -> timing.Wait:
-    """Return the wait for processes that use what a plan destroys."""
+    """Return the wait for processes that use devices to be destroyed."""
     return dataclasses.replace(
         job.wait(0.0 if job.request.is_on_demand else job.limits.in_use_timeout_s),
         on_wait=lambda error: _log.info("gpus_in_use", error=error.message),
@@ -149,7 +149,7 @@ def idle_wait(job: jobs.Job) -> timing.Wait:
 
 
 def require_none(affected: tuple[cluster.Pod, ...]) -> None:
-    """Refuse a change that affects pods, where none may be evicted.
+    """Refuse a change that affects pods if none may be evicted.
 
     Raises:
         MigManagerError: IN_USE.
@@ -157,7 +157,7 @@ def require_none(affected: tuple[cluster.Pod, ...]) -> None:
     if affected:
         names = messages.listed([pod.key for pod in affected])
         raise errors.MigManagerError(
-            "this custom layout is for a program and evicts no pod, and these pods use devices to "
-            f"be removed, or may get them: {names}",
+            "an on-demand layout evicts no pod, but these pods use devices to be removed, or may "
+            f"get them: {names}",
             reason=errors.Reason.IN_USE,
         )

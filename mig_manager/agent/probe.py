@@ -1,7 +1,7 @@
-"""The image's health check: asks the agent of this container whether it is alive.
+"""The image's health check: ask this container's agent whether it is alive.
 
-Docker and podman run it beside the agent, in the agent's environment. Kubelet does not; it asks
-the port itself.
+Docker and podman run it beside the agent, in the agent's environment. Kubelet does not run it: it
+probes the port itself.
 """
 
 import argparse
@@ -17,10 +17,10 @@ from mig_manager.core import options
 
 TIMEOUT_S = 3.0
 _FIRST_PROCESS = pathlib.Path("/proc/1/cmdline")
-"""The container's own program: it has the options that the environment does not have."""
+"""The container's main program: its command line may override the environment."""
 _PROGRAMS = frozenset({"mig-manager", "nvidia-mig-manager"})
 _HERE = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - not bound here
-"""Where to ask who listens everywhere: by number, as a container need not know names."""
+"""The address for a wildcard listener: numeric, because a container may not resolve names."""
 _OPTIONS = frozenset({"health-address", "health-port"})
 _MAX_BYTES = 500
 
@@ -41,12 +41,12 @@ def main() -> int:
 def check(command: Sequence[str], environ: Mapping[str, str]) -> tuple[bool, str]:
     """Return whether the agent in a container is alive, and its message.
 
-    The container's first process has this command line and this environment.
+    The command line and the environment are those of the container's first process.
 
     Raises:
         UsageError: The command line or the environment is invalid.
         OSError: The agent does not answer.
-        http.client.HTTPException: What answers does not speak HTTP.
+        http.client.HTTPException: The answer is not HTTP.
     """
     words = _agent_words(command)
     if words and words[0] != "agent":
@@ -67,9 +67,9 @@ def check(command: Sequence[str], environ: Mapping[str, str]) -> tuple[bool, str
 
 
 def _agent_words(command: Sequence[str]) -> Sequence[str]:
-    """Return the command and its options; none where only the environment counts.
+    """Return the command and its options; empty if only the environment counts.
 
-    Our program may stand behind an interpreter or an init. A shell hides its options.
+    Our program may follow an interpreter or an init. A shell hides its options.
     """
     words = [word for word in command if word]
     names = [word.rpartition("/")[2] for word in words]
@@ -79,7 +79,7 @@ def _agent_words(command: Sequence[str]) -> Sequence[str]:
 
 
 def _parsed(words: Sequence[str]) -> Mapping[str, object]:
-    """Return the values of the options that lead to the agent's health."""
+    """Return the options that locate the agent's health port."""
     reader = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     for option in options.of(settings.AgentSettings, "agent"):
         if option.name in _OPTIONS:

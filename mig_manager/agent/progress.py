@@ -1,4 +1,4 @@
-"""How far a run is, as the node shows it: state, phase, reason and message."""
+"""The published progress of a run: state, phase, reason and message."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -16,9 +16,9 @@ _log = structlog.get_logger()
 
 
 class Progress:
-    """How far a run is, as the node shows it.
+    """The published progress of a run.
 
-    What its steps find out is noted here to be published.
+    Steps record their results here, to be published.
     """
 
     def __init__(
@@ -47,17 +47,17 @@ class Progress:
 
     @property
     def record(self) -> requests.Request:
-        """The request, and what it has reached."""
+        """The request, and its progress."""
         return self._record
 
     @property
     def gpus(self) -> model.ObservedGpus:
-        """The GPUs as last noted; none before."""
+        """The GPUs as last recorded; empty before."""
         return self._status.gpus
 
     @property
     def title(self) -> str:
-        """The layout's name, with the hash where many layouts have the same name."""
+        """The layout's name, with its hash if many layouts share the name."""
         known = self._status
         is_one_of_many = known.annotation_hash and known.config_hash
         return f"{known.config} ({known.config_hash})" if is_one_of_many else known.config
@@ -125,10 +125,10 @@ class Progress:
         *,
         state: model.State = model.State.PENDING,
     ) -> None:
-        """Publish a new phase with what it takes or restores; raises as ``Publisher``.
+        """Publish a new phase with its change of the Node; raises as ``Publisher``.
 
-        ``decide`` returns the message and the change; it is called again where another program
-        wrote to the node meanwhile.
+        ``decide`` returns the message and the change; it is called again if another program
+        wrote to the Node meanwhile.
         """
         self._end_phase()
 
@@ -141,12 +141,12 @@ class Progress:
         self._published()
 
     def begin_rollback(self) -> None:
-        """Publish the rollback, once, without waiting for the API: a rollback is more urgent."""
+        """Publish the rollback once, without waiting for the API: the rollback is more urgent."""
         if self._has_rolled_back:
             return
         self._has_rolled_back = True
         self._end_phase()
-        message = "restoring the instances from before"
+        message = "restoring the previous instances"
         self._set(model.Phase.ROLL_BACK, message, state=model.State.PENDING)
         annotations = {cluster.STATUS_ANNOTATION: self._status.to_json()}
         self._publisher.announce(
@@ -159,7 +159,7 @@ class Progress:
         self._publisher.announce(cluster.NodePatch(annotations=annotations))
 
     def finish(self, outcome: outcomes.Outcome, restore: publish.Decide) -> None:
-        """Publish the outcome, with what restores the rest; raises as ``Publisher``."""
+        """Publish the outcome and restore the rest in one patch; raises as ``Publisher``."""
         self._end_phase()
         is_success = outcome.state is model.State.SUCCESS
         clock = self._deps.clock
@@ -188,7 +188,7 @@ class Progress:
         elif outcome.reason is errors.Reason.DRIFTED:
             labels[cluster.APPLIED_LABEL] = None
 
-        # They kept workloads away until there was a layout.
+        # Start-up taints kept workloads away until the first layout.
         removed = self._startup_taints if is_success else frozenset()
 
         def patch(view: cluster.NodeView) -> cluster.NodePatch:
@@ -254,7 +254,7 @@ class Progress:
         return {cluster.STATE_LABEL: self._status.state.value}
 
     def _completed(self, change: cluster.NodePatch) -> cluster.NodePatch:
-        """Return a patch with what the node shows of this run."""
+        """Add this run's published state to a patch."""
         self._record = self._record.with_status(self._status, self._deps.boot_id)
         annotations = {**change.annotations, **publish.of_record(self._record)}
         annotations[cluster.STATUS_ANNOTATION] = self._status.to_json()

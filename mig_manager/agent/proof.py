@@ -1,4 +1,4 @@
-"""Resume the GPU clients, and prove that pods can get the devices of the layout."""
+"""Resume the GPU clients, and verify that the layout's devices are schedulable."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -20,12 +20,12 @@ def finished(
     is_owners: bool,
     notes: Sequence[str] = (),
 ) -> outcomes.Outcome:
-    """Resume what was paused, wait until pods can get the devices, and then resume the monitors.
+    """Resume the paused clients, wait until devices are schedulable, then resume the monitors.
 
     Raises:
         ClusterError: The API refused or does not answer.
         HostError: HOST_SERVICE_FAILED or HOOK_FAILED.
-        NotReadyError: Pods cannot get the devices by the deadline.
+        NotReadyError: The devices are not schedulable by the deadline.
         Superseded: Another layout is requested; the next run verifies this change.
     """
     failed = host.start_services(job)
@@ -43,9 +43,9 @@ def finished(
 def verify_unchanged(
     job: jobs.Job, layout: config.Layout | None, gpus: model.ObservedGpus, *, is_owners: bool
 ) -> outcomes.Outcome:
-    """Finish what an interrupted run left between change and verification, if anything.
+    """Finish an interrupted run whose change is done but not verified, if there is one.
 
-    ``layout`` is None where the file lacks it, and the GPUs have what was verified.
+    ``layout`` is None if the file lacks it and the GPUs still have the verified instances.
 
     Raises:
         MigManagerError: As ``finished``; DEVICE_FILES_FAILED.
@@ -73,7 +73,7 @@ def verify_unchanged(
         )
         _prove(job, paused, gpus, "waiting for the plugin's new config")
     elif not advertising.is_schedulable(gpus, job.taken):
-        # Restarted once, and not at every retry.
+        # Restart once, not at every retry.
         job.progress.enter(model.Phase.PROVE, "waiting for the devices to be schedulable")
         stale = advertising.find_stale(gpus, job.taken, is_restarted=job.request.attempt == 1)
         advertising.wait_schedulable(stale, gpus, job.taken, job.cancel)

@@ -1,11 +1,11 @@
-"""Publish on the Node: the one place that writes its labels, annotations and taint.
+"""Publish on the Node: only this module writes its labels, annotations and taint.
 
-The record of the request is kept on the host too, for a Node object that is deleted and registered
-again, for example with the label from kubelet's flags.
+The record of the request is also saved on the host, in case the Node object is deleted and
+registered again, for example with the label from kubelet's flags.
 
-Labels, annotations and taint travel in one patch, so the journal always matches what it lists: the
-API server takes both or neither. What a phase takes or restores is decided for the node as it is
-when the API server accepts the patch, so a label that another program wrote meanwhile is kept.
+Labels, annotations and taint go in one patch, which the API server accepts as a whole or not at
+all, so the journal always matches its entries. A phase decides its changes for the version of the
+Node that the API server patches, so it keeps labels that another program wrote meanwhile.
 """
 
 import dataclasses
@@ -24,8 +24,8 @@ _STEADY = (
     cluster.LAYOUTS_ANNOTATION,
     cluster.CAPACITY_ANNOTATION,
 )
-"""Annotations that are left out where the node has them. Status and journal are always written: a
-run depends on what they say, and another program may have changed them."""
+"""Annotations that are not written again if unchanged. Status and journal are always written: a
+run depends on them, and another program may have changed them."""
 
 Decide = Callable[[cluster.NodeView], cluster.NodePatch]
 
@@ -33,10 +33,10 @@ _log = structlog.get_logger()
 
 
 class Publisher:
-    """Writes to the Node; an annotation that the agent has written already is left out.
+    """Writes to the Node; skips unchanged annotations.
 
     Raises:
-        ClusterError: From each method, where the API refuses or does not answer.
+        ClusterError: From every method: the API refused or does not answer.
     """
 
     def __init__(self, node: ports.Node, request_file: ports.KeptText | None = None) -> None:
@@ -48,7 +48,7 @@ class Publisher:
         """Steady annotations as last written or read."""
 
     def read(self) -> cluster.NodeView:
-        """Return the node, and take its annotations for written."""
+        """Return the node, and treat its annotations as written."""
         view = self._node.read()
         self._written = _steady(view)
         return view
@@ -58,14 +58,14 @@ class Publisher:
         self._written = {}
 
     def written(self, annotation: str) -> str:
-        """Return an annotation as last written; empty: it was not."""
+        """Return an annotation as last written; empty if never."""
         return self._written.get(annotation) or ""
 
     def patch(self, change: cluster.NodePatch) -> None:
-        """Write labels and annotations that only this agent writes; nothing if it has them."""
+        """Write labels and annotations that only this agent writes, if they changed."""
         news = _without(change, self._written)
         if news != cluster.NodePatch():
-            # Whether the API made a change is not known before its answer.
+            # Until the API answers, it is unknown whether the change was made.
             self._written = {}
             self._written = _steady(self._node.patch(news))
 
@@ -74,7 +74,7 @@ class Publisher:
         self.patch(cluster.NodePatch(annotations=annotations))
 
     def keep(self, record: requests.Request) -> None:
-        """Copy a record that is published to the host; a failure is logged."""
+        """Copy a published record to the host; a failure is logged."""
         text = record.to_json()
         if self._request_file is None or text == self._on_host:
             return
@@ -85,12 +85,12 @@ class Publisher:
         self._on_host = text
 
     def announce(self, change: cluster.NodePatch) -> None:
-        """Write in the background, and without an error."""
+        """Write in the background, and ignore errors."""
         self._written = {}
         self._node.announce(change)
 
     def update(self, decide: Decide) -> None:
-        """Write what is decided for the node as it is then.
+        """Write the change decided for the Node's current version.
 
         An annotation that another program has removed or changed meanwhile is written again.
         """
@@ -100,7 +100,7 @@ class Publisher:
 
 
 def of_record(record: requests.Request) -> dict[str, str | None]:
-    """Return the annotation with the record of a request; without one it is removed."""
+    """Return the annotation with the record of a request; an empty record removes it."""
     return {cluster.REQUEST_ANNOTATION: record.to_json() if record.config else None}
 
 

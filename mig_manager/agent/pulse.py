@@ -1,4 +1,4 @@
-"""Whether a loop is alive and the API is reached, for kubelet's probes."""
+"""Liveness of a loop and contact with the API, for kubelet's probes."""
 
 import dataclasses
 import math
@@ -10,7 +10,7 @@ _CONTACT_WITHIN_S = 180.0
 
 
 class Pulse:
-    """When the loop last reported that it is alive; for any thread."""
+    """Records when the loop last reported that it is alive; for any thread."""
 
     def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._monotonic = monotonic
@@ -26,12 +26,12 @@ class Pulse:
 
     @property
     def silence_s(self) -> float:
-        """How long a report has been overdue; 0 while none is expected."""
+        """How long a report has been overdue; 0 if none is expected."""
         return max(0.0, self._monotonic() - self._last)
 
 
 def why_no_contact(age_s: float) -> str:
-    """Return why the API counts as lost ``age_s`` after it sent anything; empty: it does not.
+    """Return why the API counts as lost ``age_s`` after its last data; empty if it does not.
 
     The age is infinite before the first contact.
     """
@@ -52,16 +52,16 @@ class Health:
     is_recovered: Callable[[], bool]
 
     def why_dead(self) -> str:
-        """Return why only a restart helps; empty: the loop is alive."""
+        """Return why only a restart helps; empty if the loop is alive."""
         silence = self.pulse.silence_s
         if silence < self.stuck_after_s:
             return ""
         return f"the worker has been stuck for {silence:.0f} s"
 
     def why_unready(self) -> str:
-        """Return why requests are not served now; empty: they are."""
+        """Return why requests are not served now; empty if they are."""
         if lost := why_no_contact(self.contact_age_s()):
             return lost
         if not self.is_recovered():
-            return "what an earlier run took is not restored yet"
+            return "an earlier run is not undone yet"
         return self.why_dead()

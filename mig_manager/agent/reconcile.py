@@ -1,7 +1,7 @@
 """Bring one node from a request to an outcome: recover, run, rest, and check for drift.
 
-The next run resumes what a killed run took if the same layout is requested. Otherwise the GPUs are
-rolled back first, and everything is restored.
+After a killed run, the next run resumes if the same layout is requested. Otherwise it rolls back
+the GPUs first, and restores everything.
 """
 
 import contextlib
@@ -48,20 +48,19 @@ class Reconciler:
         )
         self._layouts = served_layouts.LayoutList(deps, limits)
         self._record: requests.Request | None = None
-        """The request that is served, and what it has reached; None: not read yet."""
+        """The current request and its progress; None: not read yet."""
         self._journal = journals.NONE
-        """What earlier runs took and have not restored; the next run resumes with it."""
+        """The journal of earlier runs, from which the next run resumes."""
         self._watched_node: cluster.NodeView | None = None
-        """The node as the watch last showed it."""
+        """The Node as last watched."""
         self._drift = drift.Memory()
         self.capacity = capacity.CapacityReport(deps, self._shared.publisher)
 
     def recover(self, name: str | None, custom: customs.Custom | None = None) -> None:
         """Take over from an interrupted run; call before the first run and after a lost one.
 
-        If that run was for the requested layout ``name``, with the same content if that is
-        ``custom``, the next run resumes and must follow at once; otherwise its change is undone
-        here.
+        If that run was for the layout ``name`` (for ``custom``: the same content), the next run
+        resumes and must follow at once. Otherwise its change is undone here.
 
         Raises:
             ClusterError: The API refused or does not answer.
@@ -105,15 +104,15 @@ class Reconciler:
         is_new: bool = False,
         may_evict: bool = True,
     ) -> outcomes.Outcome:
-        """Apply the layout ``name``, or what ``custom`` stands for, and publish the outcome.
+        """Apply the layout ``name``, or the content of ``custom``, and publish the outcome.
 
-        ``cancel`` ends the run early, until GPUs are touched. ``retry_after_s`` is the pause
-        before the next attempt, if this one fails. No pod is evicted for a layout that was
-        verified and not requested since, as it is unless ``is_new``.
+        ``cancel`` ends the run until GPUs are touched. ``retry_after_s`` is the pause before the
+        next attempt, if this one fails. Unless the request ``is_new``, no pod is evicted for a
+        layout that was verified already.
 
         Raises:
             ClusterError: The outcome could not be published; the journal is still there.
-            Rebooting: The machine goes down; what is taken stays taken.
+            Rebooting: The machine goes down; nothing is restored.
             Superseded: Another layout is requested, or the agent stops; all is restored.
         """
         asked = customs.asked(name, custom)
@@ -121,8 +120,8 @@ class Reconciler:
         if custom:
             custom = dataclasses.replace(custom, is_on_demand=not self._record.may_evict)
             if custom.is_on_demand and self._record.origin is not requests.Origin.PARTITIONER:
-                # Its document does not show that it evicts no pod. Published before the owner can
-                # remove the label that decides, while this run still waits.
+                # The document does not show that this layout evicts no pod. Publish it before the
+                # owner can remove the node's label during a wait of this run.
                 self._shared.publisher.annotate(publish.of_record(self._record))
                 self._shared.publisher.keep(self._record)
         request = jobs.Request(
@@ -153,7 +152,7 @@ class Reconciler:
             self._keep_remaining(job.taken.journal)
             if outcome.state is model.State.SUCCESS:
                 host.save_layout(job, outcome.gpus)
-        # Last, because it may take several requests, and other nodes wait for the slot.
+        # Last, because it may take several API requests, and other nodes wait for the slot.
         self._layouts.write(fitting)
         return outcome
 
@@ -171,7 +170,7 @@ class Reconciler:
                 with self._shared.locked(f"checking layout {name}"):
                     observation = drift.observe(job)
             except errors.LockedError:
-                # The next check finds what the other manager does to the GPUs.
+                # The next check shows the other manager's change.
                 return drift.Action.REST
             action, self._drift = drift.act(
                 job, self._drift, outcome, observation, self._watched_node
@@ -179,11 +178,10 @@ class Reconciler:
             return action
 
     def rest(self) -> bool:
-        """Restore what is still taken on a node without a request; call without a run.
+        """Restore a node without a request; call between runs.
 
-        A killed run publishes no outcome, and a superseded one leaves the state to the next run,
-        which never comes once the label is removed. What could not be rolled back or restored then
-        is tried again here.
+        A killed run publishes no outcome. A superseded run leaves the state to the next run, which
+        never comes once the label is removed. This method retries a failed rollback or restore.
 
         Returns:
             Whether to call again, because something failed that may succeed later.
@@ -192,7 +190,7 @@ class Reconciler:
             ClusterError: The API refused or does not answer.
             LockedError: Another manager is at work.
         """
-        # Any layout that is requested next is a new request.
+        # The next layout is always a new request.
         awaited = self._record.awaited if self._record else frozenset()
         self._record = dataclasses.replace(requests.NONE, awaited=awaited)
         self._shared.publisher.keep(self._record)
@@ -211,7 +209,7 @@ class Reconciler:
     def stop(self) -> None:
         """Reopen a node that is closed until the next attempt; call when the agent stops.
 
-        One that goes down for a reboot stays as it is, for the agent after the reboot.
+        A node that goes down for a reboot stays closed, for the agent after the reboot.
 
         Raises:
             ClusterError: The API refused or does not answer; the journal is still there.
@@ -220,11 +218,11 @@ class Reconciler:
             self._end_pending("the agent stopped during a drain")
 
     def note_node(self, view: cluster.NodeView) -> None:
-        """Take the node as the watch shows it; from any thread."""
+        """Record the Node from the watch; for any thread."""
         self._watched_node = view
 
     def forget_node(self) -> None:
-        """Publish everything again; call where the Node was deleted and registered again."""
+        """Publish everything again; call after the Node was deleted and registered again."""
         self._shared.publisher.forget()
         self._layouts = served_layouts.LayoutList(self._deps, self._shared.limits)
         self.capacity.forget_node()
@@ -247,7 +245,7 @@ class Reconciler:
         *,
         retry_after_s: float = 0.0,
     ) -> Iterator[jobs.Job]:
-        """Yield an attempt, and keep what it has found out."""
+        """Yield an attempt, and save its results."""
         job = jobs.begun(
             self._shared,
             request,
@@ -264,7 +262,7 @@ class Reconciler:
             self.capacity.note_gpus(job.progress.gpus)
 
     def _undo(self, before: journals.Journal) -> None:
-        """Roll back and restore what a journal lists; raises as ``recover``."""
+        """Roll back and restore all entries of a journal; raises as ``recover``."""
         name = before.config or "a layout"
         with self._attempt(jobs.Request(config=before.config), before) as job:
             resumed = job.taken.journal

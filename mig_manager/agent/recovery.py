@@ -1,8 +1,8 @@
-"""Take over what an interrupted run left, and roll its change back without evicting a pod.
+"""Take over from an interrupted run, and roll back its change without evicting a pod.
 
-Right after a failure no pod can use what the change created, because the device plugin is paused.
-Later, after a crash or a failed rollback, one may. So the pods are checked first, and where one
-would lose its device the GPUs stay as they are.
+Right after a failure no pod can use the new instances, because the device plugin is paused. Later,
+after a crash or a failed rollback, a pod may use them. So the pods are checked first: if one would
+lose its device, the GPUs stay as they are.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ from mig_manager.core.planner import planner
 from mig_manager.core.records import journals, requests, status
 
 _MAX_KEPT_CHARACTERS = 16 * 1024
-"""Of an invalid journal: enough to inspect, and no load on the Node object."""
+"""Maximum length of a saved invalid journal: enough to inspect, and small for a Node object."""
 
 _log = structlog.get_logger()
 
@@ -30,11 +30,11 @@ _log = structlog.get_logger()
 def find_journal(
     node: ports.Node, publisher: publish.Publisher, view: cluster.NodeView
 ) -> journals.Journal:
-    """Return what an interrupted run left on the node, if anything.
+    """Return the journal of an interrupted run.
 
-    An invalid journal is set aside. Without a valid one, the result is what its value marks:
-    paused labels, and the taint. NVIDIA's manager, which this agent may have replaced, keeps no
-    journal. A cordon belongs to people.
+    An invalid journal is set aside. Without a valid journal, paused labels and the taint are
+    recognized by their values. This also covers NVIDIA's manager, which keeps no journal. A cordon
+    is left to people.
 
     Raises:
         ClusterError: The API refused or does not answer.
@@ -70,7 +70,7 @@ def find_journal(
 
 
 def has_ended(journal: journals.Journal, view: cluster.NodeView) -> bool:
-    """Check whether a run has ended: its snapshot waits for an unreachable GPU to be back."""
+    """Check whether the run ended and its snapshot only waits for an unreachable GPU."""
     published = status.read_or_none(view.annotations.get(cluster.STATUS_ANNOTATION))
     return journal.is_restored or (
         status.was_active(published) and dataclasses.replace(journal, snapshot=()).is_restored
@@ -82,10 +82,10 @@ def find_record(
     view: cluster.NodeView,
     journal: journals.Journal,
 ) -> requests.Request:
-    """Return the record of the request that an earlier agent has served; ``NONE`` without one.
+    """Return the record of the request that an earlier agent served; ``NONE`` without one.
 
-    A record that names another request than the status is older than it: an agent of a version
-    without records has served the node since. Then the status decides.
+    If record and status name different requests, the status is newer: an agent version without
+    records has served the node since.
     """
     published = status.read_or_none(view.annotations.get(cluster.STATUS_ANNOTATION))
     record = _parsed(view.annotations.get(cluster.REQUEST_ANNOTATION))
@@ -111,8 +111,8 @@ def _parsed(text: str | None) -> requests.Request | None:
 
 
 def _is_older(record: requests.Request, published: status.PublishedStatus | None) -> bool:
-    # A status that names no request is of a run that ended without one. An agent that keeps
-    # records may have died between a record and the first status of its run.
+    # A status without a request belongs to a run that ended without one. An agent may also have
+    # died between the record and its run's first status.
     if published is None or not published.config or published.keeps_request:
         return False
     return record.key != (published.config, published.annotation_hash)
@@ -137,11 +137,11 @@ def is_possible(
 
 
 def rollback_target(job: jobs.Job, gpus: model.ObservedGpus) -> tuple[model.GpuSnapshot, ...]:
-    """Return what a rollback restores of GPUs that an interrupted change has begun to change."""
+    """Return the snapshot to restore, of the GPUs that an interrupted change has touched."""
     before = job.taken.journal.snapshot
     if not before or is_possible(job.deps, gpus, before):
         return before
-    # Then the layout from before that change cannot be back either.
+    # Without these GPUs, the previous layout cannot be restored completely.
     job.taken.note(applied="")
     return gpus.missing(before)
 
@@ -158,7 +158,7 @@ def roll_back(job: jobs.Job) -> str:
     """Restore the snapshot in the journal, if there is one and no pod is affected.
 
     Returns:
-        How it went, as a part of a sentence; empty when there was nothing to do.
+        The result as part of a sentence; empty if there was nothing to do.
     """
     snapshot = job.taken.journal.snapshot
     if not snapshot:
@@ -183,7 +183,7 @@ def roll_back(job: jobs.Job) -> str:
             if result.is_complete:
                 job.progress.note(gpus=job.deps.gpus.observe())
         finally:
-            # An API that fails now must not hide the reason; the end of the run resumes the rest.
+            # An API failure must not hide the reason; the end of the run resumes the rest.
             with contextlib.suppress(errors.ClusterError):
                 job.clients.resume_plugin(paused, job.taken)
     except errors.MigManagerError as error:
@@ -199,13 +199,13 @@ def _require_unused(deps: ports.Dependencies, plan: steps.Plan, now: Sequence[mo
 
 
 def _affected(deps: ports.Dependencies, plan: steps.Plan, now: Sequence[model.Gpu]) -> str:
-    """Name the pods that use, or may use, what a plan destroys."""
+    """Name the pods that use, or may use, devices to be destroyed."""
     usage = survey.usage_now(deps.workloads.list, deps.allocations, now, deps.processes)
     return usage.named(usage.users(clients.affected_ids(plan, now)))
 
 
 class Uninterrupted:
-    """Implements ``ports.Cancellation`` for what no request supersedes, such as a rollback."""
+    """Implements ``ports.Cancellation`` for work that no request supersedes, like a rollback."""
 
     def __init__(self, deps: ports.Dependencies) -> None:
         self._deps = deps

@@ -1,4 +1,4 @@
-"""Resolve the requested layout, observe the GPUs, and plan the steps between; touch nothing."""
+"""Resolve the requested layout, observe the GPUs, and plan the steps; change nothing."""
 
 import dataclasses
 
@@ -23,7 +23,7 @@ class Resolved:
 
     layout: config.Layout
     warnings: tuple[yaml_tree.Diagnostic, ...] = ()
-    """What lenient parsing accepts."""
+    """Problems that lenient parsing accepts."""
     is_owners: bool = False  # whether the owner wrote it
     was_rebooted: bool = False  # whether the machine was rebooted for it
     observed: model.ObservedGpus | None = None
@@ -38,8 +38,8 @@ class Resolved:
     ) -> steps.Plan:
         """Plan the layout.
 
-        ``restoring`` is what GPUs outside the layout had before an interrupted change of them.
-        Devices whose UUIDs are ``busy`` are destroyed last.
+        ``restoring`` has the instances of GPUs outside the layout from before an interrupted
+        change. Devices with ``busy`` UUIDs are destroyed last.
 
         Raises:
             LayoutError: The layout is impossible on these GPUs; has the location in the file.
@@ -51,8 +51,8 @@ class Resolved:
     def expects_change(self, gpus: model.ObservedGpus) -> bool:
         """Check whether the layout changes the GPUs as an earlier run observed them.
 
-        An observation takes a moment, and the label's author should see at once that the agent
-        read it. No decision depends on this: the plan is made from a new observation.
+        An observation takes a moment, and the label's author should see a reaction at once. No
+        decision depends on this: planning uses a new observation.
         """
         try:
             return bool(gpus) and not self.plan(gpus).is_empty
@@ -66,7 +66,7 @@ def resolve(job: jobs.Job) -> Resolved:
     Raises:
         ConfigError: The file or annotation cannot be read or is invalid.
         HardwareError: The layout must be generated, and no GPU can be observed.
-        LayoutError: There is no such layout, or annotation.
+        LayoutError: The layout or the annotation does not exist.
     """
     request = job.request
     if request.custom:
@@ -113,9 +113,9 @@ def _find(job: jobs.Job) -> Resolved:
 def verified_without_file(
     job: jobs.Job, error: errors.MigManagerError
 ) -> tuple[model.ObservedGpus, bool]:
-    """Return the GPUs if they have the verified layout, which the file lacks now.
+    """Return the GPUs if they have the verified layout, although the file now lacks it.
 
-    Every node with that file would be ``failed`` for a typo, although its layout is active.
+    Otherwise a typo in the file would fail every node, although their layouts are active.
 
     Returns:
         The GPUs, and whether the owner wrote the layout.
@@ -138,7 +138,7 @@ def verified_without_file(
 
 
 def observed(job: jobs.Job, resolved: Resolved) -> model.ObservedGpus:
-    """Return the GPUs as seen with the layout, or observe them; raises as ``observe``."""
+    """Return the GPUs observed for the layout, or observe them; raises as ``observe``."""
     return observe(job) if resolved.observed is None else resolved.observed
 
 
@@ -160,10 +160,10 @@ def observe(job: jobs.Job) -> model.ObservedGpus:
 
 
 def selected(resolved: Resolved, gpus: model.ObservedGpus) -> dict[str, model.DesiredGpu]:
-    """Return what the layout asks of each GPU by UUID; log what lenient parsing accepts.
+    """Return the desired state of the GPUs by UUID; log problems that lenient parsing accepts.
 
     Raises:
-        LayoutError: It is about other GPUs; has the location in the file.
+        LayoutError: The layout is for other GPUs; has the location in the file.
     """
     with layouts.located(resolved.layout, gpus):
         chosen = config.select(resolved.layout, gpus)

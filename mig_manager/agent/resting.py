@@ -1,4 +1,4 @@
-"""Publish what a node without a request has: GPUs, layouts, and that workloads may start."""
+"""Publish GPUs and layouts of a node without a request, and admit workloads."""
 
 import structlog
 
@@ -12,7 +12,7 @@ _log = structlog.get_logger()
 
 
 def admit_workloads(shared: jobs.Shared, view: cluster.NodeView) -> None:
-    """Remove what keeps workloads from the node: no layout will come before them.
+    """Remove start-up taints: without a request, workloads need not wait for a layout.
 
     Raises:
         ClusterError: The API refused or does not answer.
@@ -32,14 +32,14 @@ def publish_gpus(
     """Publish the GPUs and their layouts, for requests that are planned before a label is set.
 
     Returns:
-        Whether that failed and may succeed later.
+        Whether it failed but may succeed later.
 
     Raises:
         ClusterError: The API refused or does not answer.
     """
     annotations = publish.of_record(requests.NONE)
     try:
-        with shared.locked("looking at the GPUs"):
+        with shared.locked("observing the GPUs"):
             gpus = shared.deps.gpus.observe()
     except (errors.HardwareError, errors.LockedError) as error:
         _log.info("gpus_not_published", reason=error.reason.value, error=error.message)

@@ -5,10 +5,10 @@
 
 The hooks run before the node is closed, within the execution, and before the resume.
 
-A step that can fail without disturbing a pod comes before each step that disturbs one. What a step
-takes is in the journal first, and every end of a run restores it and publishes one final state
-with one reason. Until GPUs are touched a newer request ends the run; after that the change is
-finished or rolled back first, and only its verification may be left to the next run.
+Steps that can fail without disturbing a pod come before steps that disturb one. The journal lists
+every action first; the end of a run undoes the entries and publishes one final state with one
+reason. Until GPUs are touched, a newer request ends the run. After that the change is finished or
+rolled back first, and only its verification may be left to the next run.
 """
 
 import structlog
@@ -33,10 +33,10 @@ _log = structlog.get_logger()
 
 
 def run(job: jobs.Job) -> outcomes.Outcome:
-    """Apply the layout, or roll back; return the outcome, which is still to be published.
+    """Apply the layout, or roll back; return the outcome without publishing it.
 
     Raises:
-        Rebooting: The machine goes down; what is taken stays taken.
+        Rebooting: The machine goes down; nothing is restored.
         Superseded: Another layout is requested, or the agent stops.
     """
     try:
@@ -65,7 +65,7 @@ def run(job: jobs.Job) -> outcomes.Outcome:
 
 
 def _steps(job: jobs.Job) -> outcomes.Outcome:
-    """Go through the steps; see the top of this module."""
+    """Execute the steps listed at the top of this module."""
     try:
         resolved = resolving.resolve(job)
     except (errors.ConfigError, errors.LayoutError) as error:
@@ -74,7 +74,7 @@ def _steps(job: jobs.Job) -> outcomes.Outcome:
     is_verified = job.progress.resolve(resolved.layout.content_hash, is_owners=resolved.is_owners)
     may_evict = job.request.may_evict and not is_verified
     if may_evict and job.request.attempt == 1 and resolved.expects_change(job.request.last_gpus):
-        job.progress.enter(model.Phase.RESOLVE, "looking at the GPUs")
+        job.progress.enter(model.Phase.RESOLVE, "observing the GPUs")
     job.deps.standby.prepare()
     change = preparing.planned(job, resolved, may_evict=may_evict)
     if change.plan.is_empty:
@@ -98,10 +98,10 @@ def _steps(job: jobs.Job) -> outcomes.Outcome:
 
 
 def _is_final(job: jobs.Job, error: errors.MigManagerError) -> bool:
-    """Check whether a run is not retried after an error that may pass.
+    """Check whether not to retry after a temporary error.
 
-    The program that chose a layout on demand chooses another one if something uses what goes. A
-    GPU client that does not stop in time says nothing about the layout.
+    If devices to be destroyed are in use, the program that chose an on-demand layout chooses
+    another. A GPU client that does not stop in time is not the layout's fault.
     """
     is_client = isinstance(error, errors.NotReadyError)
     is_in_use = error.reason is errors.Reason.IN_USE and not is_client
@@ -110,13 +110,13 @@ def _is_final(job: jobs.Job, error: errors.MigManagerError) -> bool:
 
 
 def undo(job: jobs.Job) -> str:
-    """Undo an unfinished change; return how it went, as a part of a sentence."""
+    """Undo an unfinished change; return the result as part of a sentence."""
     result = "" if job.progress.has_rolled_back else recovery.roll_back(job)
     return messages.joined(result, host.restore(job))
 
 
 def undo_interrupted(job: jobs.Job) -> str:
-    """Undo what an interrupted run left; return how it went, as a part of a sentence."""
+    """Undo an interrupted run; return the result as part of a sentence."""
     is_stale = job.taken.journal.stale_files
     result = undo(job)
     if is_stale:

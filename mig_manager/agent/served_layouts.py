@@ -1,4 +1,4 @@
-"""Find a requested layout, and publish which layouts can be requested of the node."""
+"""Find a requested layout, and publish the layouts available on the node."""
 
 import dataclasses
 import functools
@@ -15,7 +15,7 @@ from mig_manager.core.node import cluster
 _log = structlog.get_logger()
 
 _parsed = functools.lru_cache(maxsize=1)(config.parse)
-"""The file seldom changes, and parsing it would take half of the time until ``pending``."""
+"""Cache: the file rarely changes, and parsing would take half of the time until ``pending``."""
 
 
 def find(
@@ -29,8 +29,8 @@ def find(
     Raises:
         ConfigError: The file cannot be read or is invalid.
         HardwareError: ``observe`` raised it.
-        LayoutError: There is no such layout, or it may be one of an unreachable GPU
-            (GPU_UNREACHABLE), or it would be in the node's annotation (CUSTOM_LAYOUTS_OFF).
+        LayoutError: The layout does not exist, may belong to an unreachable GPU
+            (GPU_UNREACHABLE), or would be in the node's annotation (CUSTOM_LAYOUTS_OFF).
     """
     try:
         return _found(name, source, limits, observe)
@@ -87,7 +87,7 @@ def _served(
     document = served.merged(file, made, is_default=limits.has_default_layouts)
     if not limits.has_custom_layouts:
         return document
-    # One of the file cannot be requested: the name stands for the node's annotation.
+    # A layout of this name in the file is unavailable: the name means the node's annotation.
     others = {k: v for k, v in document.layouts.items() if k != cluster.CUSTOM_LAYOUT}
     return dataclasses.replace(document, layouts=others)
 
@@ -103,10 +103,10 @@ class LayoutList:
         self._deps = deps
         self._limits = limits
         self._written: tuple[config.Layout, ...] | None = None
-        """The layouts in the document that other programs read; None: not written yet."""
+        """The layouts in the published document; None: not written yet."""
 
     def fitting(self, gpus: model.ObservedGpus) -> tuple[config.Layout, ...] | None:
-        """Return the layouts that can be requested; None where that is not known."""
+        """Return the layouts available on the node; None if unknown."""
         if not gpus:
             return None
         try:
@@ -117,7 +117,7 @@ class LayoutList:
         return tuple(fit.layout for fit in served.fitting(document.layouts.values(), gpus))
 
     def annotations(self, fitting: tuple[config.Layout, ...] | None) -> dict[str, str | None]:
-        """Return the annotation to write; none where the layouts are not known."""
+        """Return the annotation to write; empty if the layouts are unknown."""
         if fitting is None:
             return {}
         entries = map(served.Entry.of, fitting)
@@ -125,7 +125,7 @@ class LayoutList:
         return {cluster.LAYOUTS_ANNOTATION: text}
 
     def write(self, fitting: tuple[config.Layout, ...] | None) -> None:
-        """Write the document of a new list, for those who read it."""
+        """Write a new list's document, for other programs."""
         if self._deps.write_layouts is None or fitting in (None, self._written):
             return
         named = {layout.name: layout for layout in fitting or ()}

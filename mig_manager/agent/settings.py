@@ -16,18 +16,18 @@ from mig_manager.core.node import policy as policies
 
 
 class GeneratedLayouts(enum.Enum):
-    """What the layouts generated from the GPUs do."""
+    """How layouts generated from the GPUs combine with the config file."""
 
     MERGE = "merge"
-    """Fill up an owner's config file, and precede the default one."""
+    """Add to an owner's config file; override the default file."""
     ONLY = "only"
-    """Replace the config file; the default one is served where the driver lists no profiles."""
+    """Replace the config file; serve the default file if the driver lists no profiles."""
     OFF = "off"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What the pipeline may do and for how long; the agent's settings are such limits."""
+    """What the pipeline may do, and for how long; the agent's settings include it."""
 
     drain_timeout_s: float = options.seconds(
         "how long evicted pods may take to end", default=300.0
@@ -36,7 +36,7 @@ class Limits:
         "how long the device plugin may take to stop or start", default=300.0
     )
     monitor_timeout_s: float = options.seconds(
-        "how long each monitor may take to be ready before the next one starts", default=60.0
+        "how long a monitor may take to be ready before the next one starts", default=60.0
     )
     allows_foreign_managers: bool = options.switch(
         "continue although another program manages MIG on this node",
@@ -46,7 +46,7 @@ class Limits:
         "restore the layout after another program changed it", name="heal-drift"
     )
     generated_layouts: GeneratedLayouts = options.choice(
-        "layouts generated from the GPUs: merge fills up the config file, only replaces it, off",
+        "layouts generated from the GPUs: merge adds to the config file, only replaces it, off",
         metavar="HOW",
         default=GeneratedLayouts.MERGE,
     )
@@ -55,14 +55,14 @@ class Limits:
         name="custom-layouts",
     )
     has_default_layouts: bool = False
-    """Whether the config file is the default one, which generated layouts precede."""
+    """Whether the config file is the default file, which generated layouts override."""
     reboot_timeout_s: float = 600.0
     """How long the node may take to go down after a reboot was requested."""
     lock_timeout_s: float = 30.0
     in_use_timeout_s: float = 30.0
-    """How long to wait, after the drain, for processes that use what the plan destroys."""
+    """How long to wait, after the drain, for processes that use devices to be destroyed."""
     is_lenient: bool = False
-    """Whether to warn instead of failing where mig-parted ignores a problem of the file."""
+    """Whether to warn instead of failing if mig-parted ignores a problem of the file."""
     policy: policies.Policy = dataclasses.field(default_factory=policies.Policy)
     backoff: timing.Backoff = dataclasses.field(default_factory=timing.Backoff)
 
@@ -84,7 +84,7 @@ _NOT_NEEDED = tuple(
         "default-gpu-clients-namespace": "p",
     }.items()
 )
-"""Options of NVIDIA's agent that are accepted and change nothing here."""
+"""Options of NVIDIA's agent that are accepted without effect."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -111,12 +111,12 @@ class AgentSettings(node_settings.NodeSettings, Limits):
         default=policies.Drain.AFFECTED,
     )
     drain_strategy: policies.DrainStrategy = options.choice(
-        "if budgets allow only some evictions: rolling starts with those, whole waits for all",
+        "if budgets allow only some evictions: rolling starts with these, whole waits for all",
         metavar="HOW",
         default=policies.DrainStrategy.ROLLING,
     )
     is_drain_forced: bool = options.switch(
-        "delete pods that remain at the drain's deadline, whatever their PodDisruptionBudgets say",
+        "delete pods that remain at the drain's deadline, ignoring PodDisruptionBudgets",
         name="force-drain",
     )
     max_concurrent_nodes: int = options.count(
@@ -147,10 +147,10 @@ class AgentSettings(node_settings.NodeSettings, Limits):
         )
     )
     hooks_file: pathlib.Path | None = options.path(
-        "programs to run around each change, in nvidia-mig-parted's format", default_text="none"
+        "programs to run around every change, in nvidia-mig-parted's format", default_text="none"
     )
     drift_check_interval_s: float = options.seconds(
-        "pause between two checks that the layout is still applied; 0: never", default=300.0
+        "pause between drift checks; 0: no checks", default=300.0
     )
     watches_gpu_events: bool = options.switch(
         "let NVML report changes of the MIG configuration at once", name="watch-gpu-events"
@@ -162,12 +162,12 @@ class AgentSettings(node_settings.NodeSettings, Limits):
         "longest pause between retries", default=300.0, least=options.LEAST_PAUSE_S
     )
     poll_interval_s: float = options.seconds(
-        "longest pause between two checks while waiting",
+        "longest pause between checks while waiting",
         default=1.0,
         least=options.LEAST_PAUSE_S,
     )
     health_port: int = options.port(
-        "serve /metrics, /healthz and /readyz on this port", default_text="nowhere"
+        "serve /metrics, /healthz and /readyz on this port", default_text="disabled"
     )
     health_address: str = options.declared(node_settings.HEALTH_ADDRESS)
     log_level: node_settings.LogLevel = options.declared(node_settings.LOG_LEVEL)
@@ -191,11 +191,11 @@ class AgentSettings(node_settings.NodeSettings, Limits):
     gpus: node_settings.GpuAccess = options.nested(node_settings.GpuAccess)
     host: host_settings.HostSettings = options.nested(host_settings.HostSettings)
     search_path: str
-    """Where a hook's program is looked for, as in ``PATH``."""
+    """Where to search for a hook's program, as in ``PATH``."""
     pod_namespace: str
-    """Of the pod ``pod_name``, as in ``POD_NAMESPACE``; empty if unknown."""
+    """The namespace of ``pod_name``, from ``POD_NAMESPACE``; empty if unknown."""
     not_needed: tuple[str, ...] = options.nested(_NOT_NEEDED)
-    """Options of NVIDIA's agent that were set and change nothing."""
+    """Options of NVIDIA's agent that were set but have no effect."""
 
 
 def agent_settings(parsed: Mapping[str, object], environ: Mapping[str, str]) -> AgentSettings:
@@ -211,7 +211,7 @@ def agent_settings(parsed: Mapping[str, object], environ: Mapping[str, str]) -> 
     gpus = node_settings.gpu_access(source)
     if values["advertises_simulated"] and not gpus.is_simulated:
         raise errors.UsageError(
-            "--advertise-simulated goes with --simulate alone: real GPUs have a device plugin"
+            "--advertise-simulated needs --simulate: real GPUs have a device plugin"
         )
     node_settings.check_gpu_timeouts(values["in_use_timeout_s"], values["gpu_timeout_s"])
     values |= node_settings.node_files(source, gpus)
@@ -258,16 +258,16 @@ def _default_config_file(source: options.Source) -> pathlib.Path:
 
 
 def _served_file(source: options.Source) -> tuple[pathlib.Path, bool]:
-    """Return the config document that the agent serves, and whether it is the default one."""
+    """Return the agent's config document, and whether it is the default file."""
     is_only = source.field(Limits, "generated_layouts") is GeneratedLayouts.ONLY
     named = None if is_only else source.field(AgentSettings, "config_file")
     return named or _default_config_file(source), named is None
 
 
 def layouts_of_pod(source: options.Source, *, is_lenient: bool) -> tuple[str, Limits] | None:
-    """Return the config document of the agent whose variables these are, and how it is served.
+    """Return the config document of the agent with these variables, and how it is served.
 
-    None: neither the manifest nor NVIDIA's operator names one.
+    None: neither the manifest nor NVIDIA's operator names a document.
     """
     if not (source.environ.get("CONFIG_FILE") or source.environ.get("DEFAULT_CONFIG_FILE")):
         return None

@@ -1,4 +1,4 @@
-"""Wait for a slot where the number of nodes under change is limited."""
+"""Wait for a slot if the number of nodes under change is limited."""
 
 import dataclasses
 import math
@@ -12,9 +12,9 @@ from mig_manager.agent import resolving
 from mig_manager.core import model, ports, timing
 
 _BACKOFF = timing.Backoff(first_s=0.25, max_s=10.0)
-"""Quick enough where many nodes wait, because each asks at a random time."""
+"""Fast enough even if many nodes wait, because they ask at random times."""
 _PUBLISH_AGAIN_S = 60.0
-"""Hundreds of nodes may wait: each publishes which nodes have the slots only so often."""
+"""Hundreds of nodes may wait: limits how often a node publishes which nodes have the slots."""
 
 _log = structlog.get_logger()
 
@@ -63,7 +63,7 @@ def _changes_nothing(job: jobs.Job) -> bool:
         resolved = resolving.resolve(job)
         return resolved.plan(resolving.observed(job, resolved)).is_empty
     except errors.MigManagerError:
-        # The run itself reports the error before it disturbs any pod.
+        # The run reports the error before it disturbs a pod.
         return True
 
 

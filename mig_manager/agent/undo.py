@@ -1,10 +1,11 @@
-"""What a run has taken and not restored: the undo stack, which is the journal.
+"""The undo stack of a run, which is the journal.
 
-Each entry is a member of the journal, and is written with the act that it describes, or before it.
-The next agent finds it on the Node, and resumes or undoes with the same code. Some entries are
-restored at every end of a run (taint, paused labels, host services, hooks), some unless the
-change is done (GPUs, applied label, plugin config), and some are owed until they are fulfilled
-(the proof of new devices, an unreachable GPU's instances, device files).
+Every entry is written with the action that it describes, or before it. The next agent finds the
+journal on the Node, and resumes or undoes with the same code. There are three kinds of entries:
+
+- undone at every end of a run: taint, paused labels, host services, hooks;
+- undone unless the change is complete: GPUs, applied label, plugin config;
+- kept until done: verification of new devices, an unreachable GPU's instances, device files.
 """
 
 import dataclasses
@@ -21,7 +22,7 @@ from mig_manager.core.records import journals
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """What a phase takes from the node, or restores."""
+    """A phase's change of the node, with its journal."""
 
     message: str
     journal: journals.Journal
@@ -34,8 +35,8 @@ class Taken:
     """Implements ``transaction.Taken``: the undo stack of one run, on the Node.
 
     Raises:
-        ClusterError: From each method that publishes, where the API refuses or does not answer;
-            the journal still lists what may have been taken nevertheless.
+        ClusterError: From every method that publishes: the API refused or does not answer; the
+            journal still lists changes that may have been made.
     """
 
     def __init__(self, progress: progresses.Progress, journal: journals.Journal) -> None:
@@ -44,7 +45,7 @@ class Taken:
 
     @property
     def journal(self) -> journals.Journal:
-        """What is taken now."""
+        """The current entries."""
         return self._journal
 
     @property
@@ -76,9 +77,9 @@ class Taken:
         *,
         state: model.State = model.State.PENDING,
     ) -> None:
-        """Publish a new phase that takes or restores something that depends on the node.
+        """Publish a new phase whose change depends on the Node.
 
-        ``decide`` is called again where another program wrote to the node meanwhile.
+        ``decide`` is called again if another program wrote to the Node meanwhile.
         """
         after = self._journal
 
@@ -105,7 +106,7 @@ class Taken:
         state: model.State = model.State.PENDING,
         **entries: Any,
     ) -> None:
-        """Publish a new phase with the entries that it takes, if any."""
+        """Publish a new phase with its new entries."""
         if change is None and not entries:
             self._progress.enter(phase, message, state=state)
             return
@@ -114,7 +115,7 @@ class Taken:
         self.take(phase, lambda _view: step, state=state)
 
     def begin(self, before: tuple[model.GpuSnapshot, ...], plan: steps.Plan) -> None:
-        """Write what a rollback restores, and remove the label of the applied layout."""
+        """Record the snapshot for a rollback, and remove the label of the applied layout."""
         self.enter(
             model.Phase.EXECUTE,
             f"running {len(plan.steps)} steps on the GPUs",
@@ -132,12 +133,12 @@ class Taken:
         """Restore some paused labels before the run ends, and reopen the node.
 
         Args:
-            keys: The labels; one that another program wrote since the pause is kept.
-            what: The message; empty: it names the labels.
+            keys: The labels; a label that another program wrote since the pause is kept.
+            what: The message; if empty, it names the labels.
             plugin_config: The device plugin's config to set in the same patch; None: keep it.
 
         Returns:
-            The labels that have their value from before the pause.
+            The labels that have their original value again.
         """
         before = self._journal
         restored: dict[str, str] = {}
@@ -169,7 +170,7 @@ class Taken:
         try:
             self.take(model.Phase.RESUME, decide)
         except errors.ClusterError:
-            # The end of the run restores what this patch may not have restored.
+            # If this patch was lost, the end of the run restores the labels.
             changed = self._journal.plugin_config or before.plugin_config
             self._journal = dataclasses.replace(before, plugin_config=changed)
             raise
@@ -189,7 +190,7 @@ class Taken:
                 message, *(gpu.sentence for gpu in lost if gpu.message not in message)
             ),
             is_unfinished=not is_restored,
-            # Evicted pods must not start here again before the others have left.
+            # Evicted pods must not start here again before the other pods are gone.
             keeps_closed=self._journal.draining and reason.is_transient,
             is_final=is_final and is_restored,
         )
@@ -199,19 +200,19 @@ class Taken:
         outcome: outcomes.Outcome,
         annotations: Mapping[str, str | None] | None = None,
     ) -> None:
-        """Publish the outcome, and restore in the same patch what is still taken.
+        """Publish the outcome, and undo the remaining entries in the same patch.
 
         Args:
-            outcome: What to publish.
-            annotations: Further ones for this patch.
+            outcome: The outcome.
+            annotations: More annotations for this patch.
         """
         if outcome.state is model.State.SUCCESS:
-            # It belongs to the layout that is now active.
+            # The entry belongs to the layout that is now active.
             self.note(plugin_config=None)
         taken = self._journal
         kept = taken.remaining
         if outcome.reason is errors.Reason.INTERRUPTED:
-            # The next agent must not take a plugin that has no new pod yet for none.
+            # The next agent must know that a plugin without a new pod still exists.
             kept = taken.unverified
         if outcome.keeps_closed:
             kept = taken.closed
@@ -223,7 +224,7 @@ class Taken:
         self._journal = kept
 
     def abandon(self) -> None:
-        """Restore everything that a write to the Node restores, and leave the state as it is."""
+        """Undo all entries that a write to the Node can undo, and leave the state unchanged."""
         remaining = self._journal.remaining
         self._progress.abandon(
             lambda view: _with(journals.restoring(self._journal, view), remaining)

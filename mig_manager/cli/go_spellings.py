@@ -11,11 +11,11 @@ _GO_PREFIX = "MIG_PARTED_"
 
 
 def respelled(command: str, argv: Sequence[str]) -> tuple[list[str], dict[str, object]]:
-    """Return the words of a command as argparse reads them, and the values of its switches.
+    """Return the words of a command in argparse's spelling, and the values of its switches.
 
-    Go's flags may have one dash, ``-config-file F``, which argparse would take for ``-c``; and a
-    switch may have a value, ``--skip-reset=false``. The switch stays in the command line without
-    its value, so that a command that does not have it still refuses it.
+    Go's flags may have one dash: argparse would parse ``-config-file F`` as ``-c``. A switch may
+    have a value, ``--skip-reset=false``. The switch stays in the command line without its value,
+    so that a command without this switch still refuses it.
 
     Raises:
         UsageError: The value of a switch is empty.
@@ -38,7 +38,7 @@ def respelled(command: str, argv: Sequence[str]) -> tuple[list[str], dict[str, o
         flag, equals, value = dashed.partition("=")
         words.append(flag if flag in switches else dashed)
         if flag in switches:
-            # Of a switch that is given twice the last one decides.
+            # If a switch is repeated, the last one wins.
             values.pop(switches[flag], None)
             if equals and not value:
                 raise errors.UsageError(f"--{switches[flag].replace('_', '-')}: {parser.EMPTY}")

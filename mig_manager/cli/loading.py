@@ -1,6 +1,6 @@
 """Load the code of a command when it runs.
 
-``--help`` loads no YAML, and a command at a shell neither Kubernetes nor gRPC.
+``--help`` does not load YAML; commands for people load neither Kubernetes nor gRPC.
 """
 # ruff: noqa: PLC0415 - see above
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 def on_gpus(
     act: Callable[["gpus.GpuCommands"], int],
 ) -> Callable[[program.Parsed, console.Console], int]:
-    """Return what runs a command on this machine's GPUs."""
+    """Return the function that runs a command on this machine's GPUs."""
 
     def run(parsed: program.Parsed, terminal: console.Console) -> int:
         from mig_manager.cli.commands import gpus
@@ -82,7 +82,7 @@ def completion(parsed: program.Parsed, terminal: console.Console) -> int:
 
 
 def complete(words: Sequence[str], terminal: console.Console, of: program.Program) -> int:
-    """Answer a shell how a command line may go on."""
+    """Complete a command line for a shell."""
     from mig_manager.cli.commands import completion as layouts
     from mig_manager.cli.toolkit import completion
 

@@ -16,11 +16,11 @@ _EXAMPLE = "1xA100-SXM4-40GB"
 def main(
     argv: Sequence[str], terminal: console.Console, *, program: str = registry.PROGRAM.name
 ) -> int:
-    """Run one command line, as the program that was called by this name.
+    """Run one command line as the program of this name.
 
     Returns:
-        The exit status: 0 done, 1 not applied or failed, 2 unusable input, 3 unknown command.
-        As ``nvidia-mig-parted``, which has no 2, 1 instead of 2.
+        The exit status: 0 success, 1 not applied or failed, 2 unusable input, 3 unknown command.
+        ``nvidia-mig-parted`` has no 2: under that name it is 1.
     """
     status = terminal.exit_status(
         lambda: _run(argv, terminal),

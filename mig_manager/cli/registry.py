@@ -1,4 +1,4 @@
-"""The commands of ``mig-manager``: each is one row."""
+"""The commands of ``mig-manager``, one row for each."""
 
 from collections.abc import Sequence
 
@@ -87,7 +87,7 @@ _ROWS = (
         about="""
         Show the GPUs and their MIG instances.
 
-        Identical GPUs are drawn once. Nothing is changed; access to the driver is enough.
+        Identical GPUs are drawn once. It changes nothing and needs only access to the driver.
 
         $ mig-manager status
         A picture of each GPU's slices.
@@ -107,13 +107,13 @@ _ROWS = (
         Show what 'apply' would change, and change nothing.
 
         The plan names the instances to destroy, to create and to keep, the GPUs to reset, and the
-        MIG devices that must be idle for it.
+        MIG devices that must be idle.
 
         $ mig-manager plan all-balanced
         With a built-in layout.
 
         $ mig-manager plan -f layouts.yaml night -o wide
-        With your own, and every step.
+        With your own layout, and every step.
         """,
     ),
     program.Command(
@@ -123,19 +123,19 @@ _ROWS = (
         about="""
         Apply a layout.
 
-        Instances that the layout has, too, stay with their UUIDs and their processes. The change
-        is planned in memory before anything is touched, verified at the end, and rolled back if
-        it fails. A layout that is already active is not touched.
+        Instances that are also in the layout keep their UUIDs and their processes. The change
+        is planned before any GPU is touched, verified at the end, and rolled back if it fails.
+        If the layout is already active, nothing is changed.
 
         Instances that 'apply' destroys must not be in use. If a process uses one, 'apply' names
-        the process, touches nothing and fails; --wait-for-idle waits for it first. On a node of a
-        cluster use the agent instead: it drains first.
+        the process and fails before any change; --wait-for-idle waits for it first. On a cluster
+        node use the agent instead: it drains first.
 
         $ mig-manager apply all-1g.5gb
         A built-in layout.
 
         $ mig-manager apply -f layouts.yaml -c night
-        One of your own, as nvidia-mig-parted spells it.
+        Your own layout, in nvidia-mig-parted's spelling.
 
         $ generate-layout | mig-manager apply -f -
         The only layout of a document on standard input.
@@ -144,9 +144,9 @@ _ROWS = (
         With your own programs around the change: docs/hooks.md.
 
         $ mig-manager apply all-balanced --mode-only --skip-reset
-        MIG mode alone, to be completed by a later reset or reboot.
+        Only MIG mode, to be completed by a later reset or reboot.
 
-        exit 1: the layout is not applied; the message says why, and what the GPUs have now
+        exit 1: not applied; the message gives the reason and the present state of the GPUs
         """,
     ),
     program.Command(
@@ -171,7 +171,7 @@ _ROWS = (
         options=lambda: settings.CommandSettings,
         run=loading.on_gpus(lambda here: here.check()),
         about="""
-        Check whether a layout is active, by the exit status.
+        Check whether a layout is active, and report it as the exit status.
 
         GPUs that the layout does not select are ignored.
 
@@ -179,10 +179,10 @@ _ROWS = (
         Modes and instances of all GPUs.
 
         $ mig-manager assert all-enabled --mode-only
-        MIG mode alone.
+        Only MIG mode.
 
         $ mig-manager assert -f layouts.yaml -c night --valid-config
-        Whether the file is valid and has the layout; needs neither GPU nor driver.
+        Only that the file is valid and has the layout; needs neither GPU nor driver.
 
         exit 0: active
 
@@ -196,8 +196,8 @@ _ROWS = (
         about="""
         Write the GPUs' state as a config document.
 
-        The document has one layout, which 'apply' and nvidia-mig-parted accept. GPUs in the same
-        state share a rule; rules have a device filter only if they need one.
+        The document has one layout, which 'apply' and nvidia-mig-parted accept. Identical GPUs
+        share a rule; rules have a device filter only if they need one.
 
         $ mig-manager export > now.yaml
         As YAML, named 'current'.
@@ -211,15 +211,14 @@ _ROWS = (
         options=lambda: settings.CommandSettings,
         run=loading.on_gpus(lambda here: here.generate_config()),
         about="""
-        Write a config document with the layouts that GPUs can have.
+        Write a config document with the layouts that GPUs support.
 
         These are all-disabled, all-enabled, all-balanced (small, medium and large instances
-        without a slice left over), and for each profile all-PROFILE with as many as fit. A '+' in
-        a profile is a '.' in the name, as Kubernetes' labels require.
+        that use every slice), and all-PROFILE for every profile, with as many as fit. A '+' in a
+        profile becomes a '.' in the name, as Kubernetes labels require.
 
-        --all-maximal adds mixed layouts: every combination of instances to which no further
-        instance can be added, except those of the other layouts. Their names list the instances,
-        such as max-3g.20gb_4x1g.5gb, and are the same every time.
+        --all-maximal adds every maximal mixed layout: no further instance fits. Names list the
+        instances, such as max-3g.20gb_4x1g.5gb, and are the same on every run.
 
         $ mig-manager generate-config -f /etc/mig-manager/config.yaml
         For the GPUs of this machine.
@@ -228,7 +227,7 @@ _ROWS = (
         For a cluster with these products; needs no GPU.
 
         $ mig-manager generate-config --gpu A100-SXM4-40GB --all-maximal
-        With every mixed layout.
+        With every maximal mixed layout.
         """,
     ),
     program.Command(
@@ -238,7 +237,7 @@ _ROWS = (
         about="""
         Write the GPUs' instances to a file, for 'restore'.
 
-        The file has each MIG-capable GPU by UUID, with its mode, its instances and their
+        The file lists every MIG-capable GPU by UUID, with its mode, its instances and their
         placements, in nvidia-mig-parted's format.
 
         $ mig-manager checkpoint -f /var/lib/mig-manager/monday.json
@@ -252,16 +251,15 @@ _ROWS = (
         about="""
         Restore the instances of a checkpoint.
 
-        Each GPU of the checkpoint is found by its UUID and gets the same instances with the same
-        placements. What is right already stays, and GPUs that the checkpoint does not have are
-        not touched. As with 'apply', the change is checked first, verified, and rolled back if
-        it fails.
+        GPUs are matched by UUID and get the same instances with the same placements. Instances
+        that match stay, and GPUs missing from the checkpoint are not touched. As with 'apply',
+        the change is checked first, verified, and rolled back if it fails.
 
         $ mig-manager restore -f /var/lib/mig-manager/monday.json
-        Ours or nvidia-mig-parted's.
+        From a checkpoint by mig-manager or nvidia-mig-parted.
 
         $ mig-manager restore -f monday.json --mode-only
-        MIG mode alone.
+        Only MIG mode.
 
         exit 2: wrong usage, or a checkpoint of other GPUs
         """,
@@ -277,7 +275,7 @@ _ROWS = (
         In a pipeline without a GPU.
 
         $ mig-manager validate -f layouts.yaml --gpu '*A100*' --gpu A30 -o json
-        For several products, for machines to read.
+        For several products, as JSON.
 
         $ mig-manager validate all-balanced
         For the GPUs of this machine.
@@ -292,18 +290,18 @@ _ROWS = (
         about="""
         Check this node and say what to fix.
 
-        Driver, GPUs, leftovers, rights, files, services and, with credentials, the cluster.
-        Nothing is changed.
+        Checks the driver, GPUs, leftovers, rights, files and services and, with credentials, the
+        cluster. It changes nothing.
 
         $ mig-manager doctor
-        All checks, with a remedy for each fault.
+        All checks, with a remedy for every problem.
 
         $ mig-manager doctor -o json
-        The same for machines.
+        The same as JSON.
 
-        exit 0: nothing has to be fixed
+        exit 0: OK
 
-        exit 1: something has to be fixed
+        exit 1: problem found
         """,
     ),
     program.Command(
@@ -313,12 +311,12 @@ _ROWS = (
         about="""
         Write an archive about this node, to attach to a report.
 
-        It has versions, status, doctor's answer, settings, layouts, journal and logs; with
-        credentials also the node's labels, annotations and Events, and its agent's log. Each
-        source has a deadline; manifest.json lists what is missing, and why. What has the name or
-        the looks of a credential is removed. That cannot find every one: look into the archive
-        before you pass it on. Other programs' variables, labels and annotations are not read;
-        names of nodes, pods and processes stay. Nothing is changed.
+        It has versions, status, doctor's report, settings, layouts, journal and logs; with
+        credentials also the node's labels, annotations and Events, and its agent's log. Every
+        source has a deadline; manifest.json lists what is missing, and why. Everything that is
+        named or looks like a credential is removed, but some may be missed: review the archive
+        before you share it. Other programs' variables, labels and annotations are not read;
+        names of nodes, pods and processes stay. It changes nothing.
 
         $ mig-manager support-bundle
         On the node, as root.
@@ -327,9 +325,9 @@ _ROWS = (
         From elsewhere, with your kubeconfig: what the agent has published, and its log.
 
         $ mig-manager support-bundle -o - > bundle.tar.gz
-        In the agent's pod, by 'kubectl exec': with its rights, and without a file there.
+        In the agent's pod, with 'kubectl exec': uses its rights and leaves no file there.
 
-        exit 0: the archive is written, even if something is missing in it
+        exit 0: the archive is written, even if it is incomplete
         """,
     ),
     program.Command(
@@ -340,15 +338,15 @@ _ROWS = (
         about="""
         Serve this Kubernetes node.
 
-        The agent watches the node's label nvidia.com/mig.config and applies the layout that it
-        names: it drains the affected pods, pauses the GPU clients, changes the GPUs, and reports
+        The agent watches the node label nvidia.com/mig.config and applies the layout named there:
+        it drains the affected pods, pauses the GPU clients, changes the GPUs, and reports
         'success' once the new devices are schedulable. It runs until SIGTERM, and completes or
         undoes a change before it exits.
 
         Options and variables of NVIDIA's nvidia-mig-manager are accepted.
 
         $ mig-manager agent --node-name node-1 --kubeconfig /etc/kubernetes/agent
-        On a host, with credentials of its own.
+        On a host, with its own credentials.
 
         $ mig-manager agent --drain-policy none --heal-drift
         In a pod: evict no pod, and restore the layout after another program changed it.
@@ -362,22 +360,22 @@ _ROWS = (
         about="""
         Apply a layout to many nodes, a few at a time, or undo it.
 
-        Runs with your credentials for the cluster. It labels nodes, waits for their agents, and
-        keeps within the limit of unavailable nodes. All state is on the nodes: after an
+        Uses your credentials for the cluster. It labels nodes, waits for their agents, and
+        respects the limit of unavailable nodes. All state is on the nodes: after an
         interruption the same command continues.
 
         $ mig-manager rollout all-balanced -l pool=a100 --dry-run
-        What it would cost each node: pods, instances, resets.
+        The cost on every node: pods, instances, resets.
 
         $ mig-manager rollout all-balanced -l pool=a100 --max-unavailable 10% --pause-on-failure
         A tenth of the nodes at a time, until one fails.
 
         $ mig-manager rollout undo -l pool=a100
-        Each node back to what it requested before, one at a time.
+        Restore every node's previous request, one node at a time.
 
-        exit 0: every node has the layout; of a dry run: can have it
+        exit 0: every node has the layout; with --dry-run: can have it
 
-        exit 1: not every node has it, or can have it
+        exit 1: a node does not have it; with --dry-run: cannot have it
         """,
     ),
     program.Command(
@@ -385,18 +383,18 @@ _ROWS = (
         options=_partitioner_settings,
         run=loading.partitioner,
         about="""
-        Repartition nodes for the MIG devices that pending pods ask for.
+        Repartition nodes for the MIG devices that pending pods request.
 
         One Deployment for the cluster. It watches pods that wait for nvidia.com/mig-* resources,
-        and requests layouts of nodes with the label mig-manager.io/partitioning=on-demand. It
-        touches no instance in use: the node's agent, which needs --custom-layouts, has the last
-        word. By default it only recommends, in Events and metrics.
+        and requests layouts for nodes labelled mig-manager.io/partitioning=on-demand. It never
+        destroys an instance in use: the node's agent, which needs --custom-layouts, decides. By
+        default it only recommends, in Events and metrics.
 
         $ mig-manager partitioner --kubeconfig ~/.kube/config
         Report what it would do; change nothing.
 
         $ mig-manager partitioner --mode act --reserve 1g.5gb=2 --max-unavailable 10%
-        Do it, on a tenth of the opted-in nodes at a time, and leave two 1g.5gb on each.
+        Do it on a tenth of the opted-in nodes at a time, and keep two 1g.5gb on every node.
 
         $ mig-manager partitioner --simulate nodes.json pods.json
         Print what it would do, for files from 'kubectl get -o json'; --mix compares fixed layouts.
@@ -409,12 +407,12 @@ _ROWS = (
         about="""
         Show a reconfiguration from label to success on a simulated node.
 
-        An embedded Kubernetes API, a node with its daemons, simulated GPUs and the real agent.
-        Needs neither GPU nor cluster. Ends with the GPUs before and after, and three commands to
-        try next. A signal or a closed terminal ends it and everything that it has started.
+        Runs an embedded Kubernetes API, a node with its daemons, simulated GPUs and the real
+        agent. Needs neither GPU nor cluster. Ends with the GPUs before and after, and three
+        commands to try next. A signal or a closed terminal stops all its processes.
 
         $ mig-manager demo
-        The first layout of a node in use.
+        The first layout on a busy node.
 
         $ mig-manager demo --scenario budget --keep
         A PodDisruptionBudget blocks the drain; the node stays up for kubectl.
@@ -428,12 +426,12 @@ _ROWS = (
         about="""
         Print the JSON Schema of an answer, of an annotation, or of layout files.
 
-        Each answer of '-o json' and '-o yaml' has its schema's name in 'kind', those of 'kubectl
-        mig' included. Annotations of the node have names such as StatusAnnotation. Within an
-        'apiVersion' or 'version' keys are only added.
+        Every answer of '-o json' and '-o yaml', also by 'kubectl mig', has its schema's name in
+        'kind'. Node annotations have names such as StatusAnnotation. Within an 'apiVersion' or
+        'version' keys are only added.
 
         $ mig-manager schema
-        The names.
+        List the names.
 
         $ mig-manager schema LayoutFile > layout-file.json
         For an editor: docs/config-file.md.
@@ -450,15 +448,14 @@ _ROWS = (
         about="""
         Write a script that completes command lines in a shell.
 
-        The script has all commands, options, their values and the GPU products. It asks the
-        program for the layouts of the document named on the command line or by
-        MIG_PARTED_CONFIG_FILE.
+        The script completes commands, options, their values and GPU products. It also completes
+        the layouts of the document named on the command line or in MIG_PARTED_CONFIG_FILE.
 
         $ eval "$(mig-manager completion bash)"
-        For this bash; put it into ~/.bashrc for every one.
+        For this shell; put it into ~/.bashrc for every bash.
 
         $ mig-manager completion bash > /usr/share/bash-completion/completions/mig-manager
-        For all users, loaded at the first use.
+        For all users, loaded on first use.
 
         $ mig-manager completion zsh > "${fpath[1]}/_mig-manager"
         For zsh with compinit.
@@ -511,8 +508,8 @@ PROGRAM = program.Program(
     about="""
     Partition NVIDIA GPUs with MIG: change only what differs, and explain every failure.
 
-    A layout is a named partitioning of a node's GPUs, such as all-1g.5gb. Config documents
-    are those of NVIDIA's mig-parted, and so are the names of commands and options.
+    A layout is a named partitioning of a node's GPUs, such as all-1g.5gb. Config documents,
+    commands and options are compatible with NVIDIA's mig-parted.
 
     $ mig-manager apply all-balanced --simulate 8xA100-SXM4-40GB
     Try it without a GPU; state persists between commands.

@@ -1,5 +1,5 @@
 """``kubectl mig``: the MIG layouts of a cluster's nodes, for people with a kubeconfig.
 
-It talks to the API server by way of kubectl, and to nothing else: no node is entered, and nothing
-is changed. What it shows is what the agents publish on their nodes.
+It uses the API server only through kubectl and needs no access to a node. It shows what agents
+publish on their nodes; only ``apply`` and ``top`` can request layouts.
 """

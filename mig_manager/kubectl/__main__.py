@@ -1,4 +1,4 @@
-"""The console scripts ``kubectl-mig`` and ``kubectl_complete-mig``, in one file if need be."""
+"""The console scripts ``kubectl-mig`` and ``kubectl_complete-mig``; one file can serve both."""
 
 import pathlib
 import sys
@@ -11,10 +11,10 @@ from mig_manager.core import options
 from mig_manager.kubectl import registry, settings
 
 _COMPLETER = "kubectl_complete-mig"
-"""What kubectl looks for on the PATH to complete the arguments of the plugin ``mig``."""
+"""The program on the PATH that kubectl runs to complete the arguments of the plugin ``mig``."""
 _REMEDIES = {
     errors.Reason.FORBIDDEN: (
-        "Ask the cluster's owner for the rights of a viewer; docs/kubectl-plugin.md lists them."
+        "Ask the cluster's owner for the viewer's rights, listed in docs/kubectl-plugin.md."
     ),
     errors.Reason.API_UNAVAILABLE: "Check that 'kubectl get nodes' works with these options.",
     errors.Reason.API_ERROR: "",
@@ -22,7 +22,7 @@ _REMEDIES = {
         "Name a layout of this file, or another file with -f or --config-map."
     ),
 }
-"""Where the remedy on the node is another."""
+"""Remedies that differ from those on the node."""
 _COMPLETION_TIMEOUT_S = 5.0  # how long a prompt may hang while a person waits for completion
 
 
@@ -34,7 +34,7 @@ def main() -> None:
 
 
 def complete() -> None:
-    """Answer kubectl's question how the command line may go on."""
+    """Complete a command line for kubectl."""
     sys.exit(answer_completion(sys.argv[1:], console.Console.of_process("kubectl-mig")))
 
 
@@ -42,8 +42,7 @@ def run(argv: Sequence[str], terminal: console.Console) -> int:
     """Run one command line.
 
     Returns:
-        The exit status: 0 all is in order, 1 something is not or failed, 2 unusable input,
-        3 unknown command.
+        The exit status: 0 OK, 1 problem found or failed, 2 unusable input, 3 unknown command.
     """
     return terminal.exit_status(
         lambda: parser.run(registry.PROGRAM, argv, terminal),
@@ -64,7 +63,7 @@ def answer_completion(argv: Sequence[str], terminal: console.Console) -> int:
 
 
 def _values(option: options.Option, line: completion.Line) -> Iterable[str]:
-    """Return what only the cluster knows."""
+    """Return completions that need the cluster."""
     timeout = line.values.get("request_timeout") or f"{_COMPLETION_TIMEOUT_S:g}s"
     try:
         cluster = kubectl.Kubectl(

@@ -1,7 +1,7 @@
-"""``kubectl mig apply``: request a layout of one node that is in no layout file of its agent.
+"""``kubectl mig apply``: request a custom layout, which is not in the agent's layout file.
 
-Label and annotation are written in one patch, which applies only to the version of the Node that
-the layout was planned for, or to one that differs in nothing that matters to the plan.
+One patch writes label and annotation. It applies only to the version of the Node that was planned
+for, or to a version whose differences do not affect the plan.
 """
 
 import dataclasses
@@ -20,7 +20,7 @@ _ATTEMPTS = 5  # kubelet writes to the Node too, every few seconds at its start
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Applied:
-    """What a layout changes on a node, and whether it is requested now."""
+    """The changes of a layout on a node, and whether it was requested."""
 
     plans: plan.Plans
     is_requested: bool
@@ -28,7 +28,7 @@ class Applied:
 
     @property
     def is_good(self) -> bool:
-        """Whether nothing speaks against the layout."""
+        """Whether the node can have the layout."""
         return self.plans.is_good or self.is_requested
 
     def to_data(self) -> dict[str, object]:
@@ -37,11 +37,11 @@ class Applied:
 
 
 def chosen(document: config.Document, name: str | None) -> config.Layout:
-    """Return the layout to apply: the one that is named, or the only one.
+    """Return the layout to apply: by name, or the only one.
 
     Raises:
-        LayoutError: There is no layout of that name (UNKNOWN_CONFIG).
-        UsageError: The document has none, or several and none is named.
+        LayoutError: The name is unknown (UNKNOWN_CONFIG).
+        UsageError: The document has no layout, or several and no name was given.
     """
     if name is not None:
         return document.layout(name)
@@ -63,10 +63,10 @@ def apply(
     is_dry_run: bool,
     now: dt.datetime,
 ) -> Applied:
-    """Plan a layout for a node's published GPUs, and request it unless they cannot have it.
+    """Plan a layout for a node's published GPUs, and request it if it fits.
 
     Raises:
-        ClusterError: The API refused, or the node has changed since it was planned for.
+        ClusterError: The API refused, or the node has changed since planning.
         ConfigError: The layout is too long for an annotation.
         UsageError: No agent has published the GPUs.
     """
@@ -100,7 +100,7 @@ def apply(
 
 
 def annotation(layout: config.Layout, now: dt.datetime) -> str:
-    """Return a document with this layout alone; the time makes each request a new one."""
+    """Return a document with only this layout; the time makes every request distinct."""
     named = {cluster.CUSTOM_LAYOUT: dataclasses.replace(layout, name=cluster.CUSTOM_LAYOUT)}
     document = layouts.render(config.Document(source="", layouts=named))
     return f"# kubectl mig apply, {now.isoformat()}\n{yaml_tree.dump(document)}"
@@ -110,12 +110,12 @@ def _notes(node: nodes.Node) -> list[str]:
     notes = []
     if node.takes_custom is False:
         notes.append(
-            "its agent takes no custom layouts and the request would fail; switch them on with "
+            "its agent takes no custom layouts and the request would fail; enable them with "
             "--custom-layouts"
         )
     if custom.Custom.of(node.view).is_on_demand:
         notes.append(
-            "it is partitioned on demand: this layout fails at once where it would evict a pod, "
+            "it is partitioned on demand: this layout fails at once if it would evict a pod, "
             "and the partitioner may replace it"
         )
     return notes
@@ -140,7 +140,7 @@ def _request(api: kubectl.Kubectl, report: nodes.Report, text: str, *, now: dt.d
         if _basis(node) != _basis(report.node):
             break
     raise errors.ClusterError(
-        f"node {node.name} has changed since the layout was planned for it: run the command again",
+        f"node {node.name} has changed since the layout was planned: run the command again",
         reason=errors.Reason.API_ERROR,
     )
 
@@ -151,5 +151,5 @@ def _basis(node: nodes.Node) -> tuple[object, ...]:
 
 
 def text(result: Applied, *, style: bar.Style) -> str:
-    """Draw what the layout changes, and say whether it is requested."""
+    """Draw the change, and say whether it was requested."""
     return f"{plan.pictures(result.plans, style=style)}\n\n{style.wrapped(result.outcome)}"

@@ -1,7 +1,7 @@
-"""``kubectl mig autoscaler-tags``: what an autoscaler must know of a node group without a node.
+"""``kubectl mig autoscaler-tags``: describe a node group without nodes to an autoscaler.
 
-It computes from a catalogue product and a layout what the device plugin of a new node will
-advertise, and writes that as each autoscaler reads it:
+From a catalogue product and a layout, it computes the resources that a new node's device plugin
+will advertise, and writes them in every autoscaler's format:
 
 - Cluster Autoscaler on AWS: tags of the Auto Scaling group
   (kubernetes/autoscaler, cluster-autoscaler/cloudprovider/aws/README.md).
@@ -31,7 +31,7 @@ _LABELS, _RESOURCES = "label", "resources"
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Tags:
-    """What a node with these GPUs and this layout will advertise."""
+    """The resources and labels of a node with these GPUs and this layout."""
 
     layout: str
     gpus: str  # as the user wrote them
@@ -69,7 +69,7 @@ class Tags:
     def _facts(self) -> Iterator[tuple[str, str, str]]:
         yield _LABELS, cluster.CONFIG_LABEL, self.layout
         for name, count in self.devices.items():
-            # Also 0: the instance type alone has whole GPUs.
+            # Write 0 too: from the instance type alone, the autoscaler expects whole GPUs.
             yield _RESOURCES, name, str(count)
 
     def to_data(self) -> "answers.AutoscalerTags":
@@ -88,7 +88,7 @@ class Tags:
 
 
 def tags(layout: config.Layout, spec: str | None, strategy: resources.Strategy) -> Tags:
-    """Compute what a node will advertise.
+    """Compute the resources and labels of a new node.
 
     Raises:
         LayoutError: The layout does not fit the GPUs.
@@ -104,7 +104,7 @@ def tags(layout: config.Layout, spec: str | None, strategy: resources.Strategy) 
         for index, product in enumerate(hardware.parse_node(spec))
     ]
     wanted = config.select(layout, gpus)
-    # Only for its errors.
+    # Called only for its errors.
     planner.plan(gpus, wanted)
     why_not = resources.strategy_refusals(resources.gpu_layouts(gpus, wanted)).get(strategy)
     if why_not:

@@ -1,8 +1,7 @@
-"""``kubectl mig capacity``: which devices are idle, and what else could be created instead.
+"""``kubectl mig capacity``: show idle devices, and devices that could be created instead.
 
-It measures the room as the agents do (``planner.room``), from the GPUs and the use that they have
-published. An agent publishes the use at the end of a run; only on nodes with on-demand
-partitioning it does so whenever the use changes.
+It measures the room as agents do (``planner.room``), from their published GPUs and use. An agent
+publishes the use at the end of a run. With on-demand partitioning it also publishes every change.
 """
 
 import collections
@@ -23,13 +22,13 @@ if TYPE_CHECKING:
 
 _HEAD = ("NODE", "OBSERVED", "IDLE NOW", "ROOM", "FREE", "STRANDED")
 _NOT_PUBLISHED = (
-    "its agent has not published which instances are in use: it is an older one, has not finished "
-    "a run, or kubelet did not answer it"
+    "its agent has not published which instances are in use: it is outdated, has not finished a "
+    "run, or got no answer from kubelet"
 )
 _LEGEND = (
     "IDLE NOW: devices that a pod can get at once. ROOM: what fits once idle instances are "
-    "destroyed, each profile alone. FREE: memory slices outside the instances in use. STRANDED: "
-    "free ones that no instance would cover."
+    "destroyed, for one profile at a time. FREE: memory slices outside the instances in use. "
+    "STRANDED: free slices that no instance could use."
 )
 _OLD = (
     f"Nodes without the label {cluster.PARTITIONING_LABEL}={cluster.ON_DEMAND} publish the use "
@@ -47,7 +46,7 @@ class GpuCapacity:
 
     @property
     def is_whole(self) -> bool:
-        """Whether pods get the GPU as a whole, because it has no MIG mode or a disabled one."""
+        """Whether pods get the whole GPU, because MIG is unsupported or disabled."""
         return self.gpu.current_mode is not model.MigMode.ENABLED
 
     @property
@@ -72,10 +71,10 @@ class GpuCapacity:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class NodeCapacity:
-    """The capacity of a node, or of several together."""
+    """The capacity of one or more nodes."""
 
     name: str
-    at: dt.datetime | None  # of the observation; None: nothing is known
+    at: dt.datetime | None  # of the observation; None: unknown
     gpus: tuple[GpuCapacity, ...]
     is_on_demand: bool = False
     notes: tuple[str, ...] = ()
@@ -94,7 +93,7 @@ class NodeCapacity:
 
     @property
     def room(self) -> collections.Counter[model.Profile]:
-        """How many more of each profile fit on all GPUs, each alone."""
+        """How many more instances fit on all GPUs, for one profile at a time."""
         total: collections.Counter[model.Profile] = collections.Counter()
         for each in self.gpus:
             total.update({profile: n for profile, n in each.room.profiles.items() if n})
@@ -107,7 +106,7 @@ class NodeCapacity:
 
     @property
     def stranded(self) -> int:
-        """Free memory slices that no possible instance would cover."""
+        """Free memory slices that no instance could use."""
         return sum(each.room.stranded for each in self.gpus)
 
     def to_data(self) -> "answers.NodeCapacity":
@@ -166,14 +165,14 @@ def _named(counts: Mapping[model.Profile, int]) -> dict[str, int]:
 
 
 def capacity(reports: Iterable[nodes.Report], *, now: dt.datetime) -> Capacity:
-    """Measure the capacity of nodes from what their agents have published."""
+    """Measure the capacity of nodes from their published status."""
     return Capacity(nodes=tuple(map(_of_node, reports)), now=now)
 
 
 def _of_node(report: nodes.Report) -> NodeCapacity:
     node, notes = report.node, list(report.notes)
     if node.is_ready and node.is_unavailable:
-        notes.append("no new pod is scheduled to it: it is cordoned or under change")
+        notes.append("no new pods are scheduled to it: it is cordoned or changing")
     is_on_demand = node.view.labels.get(cluster.PARTITIONING_LABEL) == cluster.ON_DEMAND
     text = node.view.annotations.get(cluster.CAPACITY_ANNOTATION)
     use: records.NodeUse | None = None
@@ -192,7 +191,7 @@ def _of_node(report: nodes.Report) -> NodeCapacity:
             unknown.append(gpu)
     if unknown:
         which = picture.indices(unknown)
-        notes.append(f"the use of GPU {which} is not known, or is that of other instances")
+        notes.append(f"the use of GPU {which} is unknown or outdated")
     is_known = use is not None and report.gpus is not None
     return NodeCapacity(
         name=node.name,
@@ -204,14 +203,14 @@ def _of_node(report: nodes.Report) -> NodeCapacity:
 
 
 def _of_gpu(gpu: model.Gpu, in_use: frozenset[model.Placement]) -> GpuCapacity | None:
-    # A GPU without MIG has no instances, and is in use as a whole.
+    # A GPU without MIG has no instances: it is in use as a whole.
     is_whole = gpu.current_mode is not model.MigMode.ENABLED
     measured = room.NONE if is_whole else room.room(gpu, in_use)
     return None if measured is None else GpuCapacity(gpu=gpu, in_use=in_use, room=measured)
 
 
 def table(result: Capacity, *, style: bar.Style) -> str:
-    """Return a line for each node and one for all, and what the columns mean."""
+    """Return a line for every node, a total, and the meaning of the columns."""
     rows = [_row(node, messages.age(node.at, result.now)) for node in result.nodes]
     if len(rows) > 1:
         rows.append(_row(result.total, ""))
@@ -232,7 +231,7 @@ def _row(node: NodeCapacity, age: str) -> tuple[str, ...]:
         return node.name, age, "-", "-", "-", "-"
     parts = [picture.counted(node.devices)] if node.devices else []
     parts += [f"{node.whole_gpus}x whole GPU"] if node.whole_gpus else []
-    # Variants with other media engines need the same slices; JSON has them.
+    # Variants with other media engines need the same slices; only JSON lists them.
     plain = {p: n for p, n in node.room.items() if not (p.attributes or p.negated_attributes)}
     fits = picture.counted(plain) if plain else "none"
     return node.name, age, ", ".join(parts) or "none", fits, str(node.free), str(node.stranded)

@@ -21,7 +21,7 @@ from mig_manager.kubectl import status as node_status
 
 
 class ClusterCommands:
-    """The commands of one command line; each returns whether all is in order."""
+    """The commands of one command line; each returns whether there is no problem."""
 
     def __init__(self, chosen: settings.PluginSettings, terminal: console.Console) -> None:
         self._chosen = chosen
@@ -66,7 +66,7 @@ class ClusterCommands:
                 blocks += node_status.last_run(past, style=self._style)
             blocks += [self._style.wrapped(message) for message in found.missing]
             lines = {report.node.name: node_status.line(report) for report in found.reports}
-            # Under one name, which stays: what is not missing any more is not gone.
+            # One constant name: a node that reappears must not be reported as gone.
             lines["not found"] = "; ".join(found.missing)
             return live.View("\n\n".join(blocks), lines)
 

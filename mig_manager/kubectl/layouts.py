@@ -1,7 +1,7 @@
-"""``kubectl mig layouts``: what a node can be asked for, with a picture of each layout.
+"""``kubectl mig layouts``: draw the layouts available on a node.
 
-A node publishes names, origins and hashes. The content of a generated layout follows from the
-published GPUs, and that of another one is in a layout file; the hash shows whether it is the same.
+A node publishes names, origins and hashes. Generated layouts are computed from the published GPUs,
+others are read from a layout file; the hash shows whether the content is the same.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ class Listed:
 
     entry: served.Entry
     gpus: tuple[model.Gpu, ...] | None
-    """Those that it selects, with its instances; None: its content is not known."""
+    """The selected GPUs with the layout's instances; None: the content is unknown."""
     is_requested: bool
     is_applied: bool
 
@@ -57,7 +57,7 @@ class Listed:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Layouts:
-    """The layouts that a node can be asked for."""
+    """The layouts available on a node."""
 
     node: str
     layouts: tuple[Listed, ...]
@@ -74,7 +74,7 @@ class Layouts:
 
 
 def layouts(report: nodes.Report, documents: Iterable[Document]) -> Layouts:
-    """Return the layouts of a node; each document is read until all contents are known."""
+    """Return the layouts of a node; read documents only until all contents are known."""
     node, notes = report.node, list(report.notes)
     gpus = report.gpus
     if gpus is None:
@@ -92,7 +92,7 @@ def layouts(report: nodes.Report, documents: Iterable[Document]) -> Layouts:
     for document in documents:
         if all(_key(entry) in known for entry in entries):
             break
-        # Without it, only pictures are missing.
+        # Without a document, only pictures are missing.
         with contextlib.suppress(errors.MigManagerError):
             known |= _contents(document().layouts.values())
     contents = (known[_key(entry)] for entry in entries if _key(entry) in known)
@@ -126,7 +126,7 @@ def _contents(found: Iterable[config.Layout]) -> dict[_Key, config.Layout]:
 def _entries(
     node: nodes.Node, generated: Mapping[_Key, config.Layout]
 ) -> tuple[Sequence[served.Entry], str]:
-    """Return the published list, or else that of the layouts that can be generated, and a note."""
+    """Return the published layouts, or else the layouts that can be generated, and a note."""
     text = node.view.annotations.get(cluster.LAYOUTS_ANNOTATION)
     if text is not None:
         try:
@@ -136,7 +136,7 @@ def _entries(
     else:
         why = "its agent has published no layouts"
     return [served.Entry.of(layout) for layout in generated.values()], (
-        f"{why}: these are the ones that can be generated for its GPUs"
+        f"{why}: these layouts can be generated for its GPUs"
     )
 
 
@@ -155,7 +155,7 @@ def _picture(listed: Listed, style: bar.Style) -> str:
     title = style.plain(style.fitted(" · ".join([name, *words])))
     lines = [title.replace(name, style.paint(name, bar.Tone.STRONG), 1)]
     if listed.gpus is None:
-        why = "    its content is in none of the layout files found; name one with -f"
+        why = "    its content is in no known layout file; name one with -f"
         lines.append(style.fitted(why))
     else:
         lines.append(picture.draw_gpus(listed.gpus, style=style, has_offer=False))

@@ -1,4 +1,4 @@
-"""``kubectl mig plan``: what a layout would change on nodes, also on those without an agent."""
+"""``kubectl mig plan``: show what a layout would change, even on nodes without an agent."""
 
 import dataclasses
 import re
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 _PRODUCT_LABEL = "nvidia.com/gpu.product"
 _COUNT_LABEL = "nvidia.com/gpu.count"
 _SUFFIX = re.compile(r"-(MIG|SHARED)\b.*")
-"""What GPU feature discovery appends for GPUs that are divided or shared."""
+"""Suffixes that GPU feature discovery appends for partitioned or shared GPUs."""
 _HEAD = ("NODE", "FITS", "CHANGE", "PODS")
 _NOT_KNOWN = ("kind", "destroyed_uuids", "evicted_pods")
-"""UUIDs are not published, and evicted pods are known only as far as ``losses`` shows."""
+"""UUIDs are not published, and ``losses`` shows all that is known of evicted pods."""
 _FITS = {True: ("yes", bar.Tone.GOOD), False: ("no", bar.Tone.BAD), None: ("?", bar.Tone.WARN)}
 
 
@@ -107,7 +107,7 @@ def plan(
 ) -> Plans:
     """Plan a layout for nodes: ``layout`` itself, or one of the document or the node.
 
-    LayoutError (UNKNOWN_CONFIG) if there is no such layout.
+    LayoutError (UNKNOWN_CONFIG) if the layout is unknown.
     """
     if layout is None:
         nodes.require_layout([report.node for report in reports], document, name)
@@ -155,7 +155,7 @@ def _of_node(
 
 
 def products(reports: Sequence[nodes.Report]) -> tuple[Sequence[model.Gpu], Sequence[str]]:
-    """Return one GPU of each product of nodes, not partitioned, and notes on presumed ones."""
+    """Return one unpartitioned GPU of every product on the nodes, and notes on presumed GPUs."""
     published: dict[tuple[str, int, int], model.Gpu] = {}
     presumed: dict[str, model.Gpu] = {}
     notes: list[str] = []
@@ -184,43 +184,43 @@ def validated(
     *,
     note: Callable[[str], object],
 ) -> validate.Validated:
-    """Check the layouts named, or all, against the products that the nodes have.
+    """Check the named layouts, or all, against the nodes' products.
 
     Raises:
-        LayoutError: The document has no layout of a name.
-        UsageError: The products are not known.
+        LayoutError: A name is unknown.
+        UsageError: The products are unknown.
     """
     layouts = [document.layout(name) for name in names or document.layouts]
     templates, notes = products(reports)
     for each in notes:
         note(each)
     if not templates:
-        raise errors.UsageError("the GPUs of these nodes are not known: nothing to validate")
+        raise errors.UsageError("the GPUs of these nodes are unknown: nothing to validate")
     from mig_manager.catalogue import hardware  # noqa: PLC0415 - reads the table of products
 
     return validate.against_products(
         list(map(printable, layouts)),
         source=document.source,
         templates=templates,
-        # A layout that is named is meant for these nodes.
+        # Named layouts are meant for these nodes.
         others=None if names else hardware.known_gpus,
     )
 
 
 def printable(layout: config.Layout) -> config.Layout:
-    """Return a layout whose name can be printed."""
+    """Return the layout with a printable name."""
     return dataclasses.replace(layout, name=messages.printable(layout.name))
 
 
 def presumed_gpus(report: nodes.Report) -> tuple[model.ObservedGpus, str]:
-    """Return the GPUs that a node has by its labels, not partitioned, and a note on that."""
+    """Return a node's GPUs according to its labels, presumed unpartitioned, and a note."""
     from mig_manager.catalogue import hardware  # noqa: PLC0415 - where nothing is published
 
     labels = report.node.view.labels
     product = _SUFFIX.sub("", labels.get(_PRODUCT_LABEL, ""))
     count = labels.get(_COUNT_LABEL, "1")
     if not product:
-        return model.NO_GPUS, "neither an agent nor a label shows which GPUs it has"
+        return model.NO_GPUS, "no agent and no label shows its GPUs"
     is_count = count.isascii() and count.isdecimal() and len(count) <= len(str(hardware.MAX_GPUS))
     number = int(count) if is_count else 1
     try:
@@ -245,7 +245,7 @@ def pictures(plans: Plans, *, style: bar.Style) -> str:
         lines = [style.paint(title, bar.Tone.STRONG)]
         lines += [style.wrapped(note, indent="  ! ") for note in node.notes]
         if found.planned is None:
-            verdict = "not known" if fits is None else "does not fit"
+            verdict = "unknown" if fits is None else "does not fit"
             lines.append(style.wrapped(f"{verdict}: {node.why_not}", indent="  "))
         else:
             lines += ["", gpu_report.plan(found.planned, is_wide=False, style=style)]
@@ -257,22 +257,22 @@ def pictures(plans: Plans, *, style: bar.Style) -> str:
 
 
 def _unknown_pods(plans: Plans, style: bar.Style) -> str:
-    return style.wrapped(f"The affected pods are not known: {plans.pods_not_known}")
+    return style.wrapped(f"The affected pods are unknown: {plans.pods_not_known}")
 
 
 def loss_text(loss: resources.Loss) -> str:
-    """Say what the loss of devices of a kind means to pods that request them."""
+    """Describe how the loss of devices of a kind affects the pods that request them."""
     kind, pods = loss.kind, status.named_pods(loss.kind.pods)
     what = f"{loss.ending} of {kind.count} {status.kind_name(kind.resource)} go"
     if loss.is_total:
         return f"{what}: these pods are evicted: {pods}"
     if loss.least:
         return f"{what}: {loss.least} in use must go, used by some of {pods}"
-    return f"{what}: the agent spares those in use, if it can, by {pods}"
+    return f"{what}: if possible, the agent keeps those in use by {pods}"
 
 
 def table(plans: Plans, *, style: bar.Style) -> str:
-    """Return a line for each node, notes on nodes, and a sum."""
+    """Return a line for every node, notes, and a summary."""
     rows, notes = [], []
     for node in plans.nodes:
         found, change, pods = node.preview, "-", "-"

@@ -1,4 +1,4 @@
-"""The commands of ``kubectl mig``: each is one row."""
+"""The commands of ``kubectl mig``, one row for each."""
 
 from collections.abc import Callable
 
@@ -9,7 +9,7 @@ from mig_manager.kubectl import commands, settings
 def _row(
     name: str, act: Callable[[commands.ClusterCommands], bool], about: str
 ) -> program.Command:
-    """Return the row of a command that returns whether all is in order."""
+    """Return the row of a command that returns whether there is no problem."""
 
     def run(parsed: program.Parsed, terminal: console.Console) -> int:
         chosen = settings.plugin_settings(parsed, terminal)
@@ -43,7 +43,7 @@ _ROWS = (
         lambda here: here.plan(),
         "Show what a layout would change on nodes, and change nothing.",
     ),
-    _row("apply", lambda here: here.apply(), "Request a layout of your own of one node."),
+    _row("apply", lambda here: here.apply(), "Request your own layout for one node."),
     _row(
         "capacity",
         lambda here: here.capacity(),

@@ -1,4 +1,4 @@
-"""Settings of the plugin's commands; none has a variable, but for the colours."""
+"""Settings of the plugin's commands; only colours have an environment variable."""
 
 import dataclasses
 from typing import Any
@@ -32,7 +32,7 @@ KUBECTL_OPTIONS = tuple(
         ("insecure-skip-tls-verify", "", "do not check the API server's certificate"),
     )
 )
-"""Options of kubectl's own, which are passed to it and may stand anywhere, as with kubectl."""
+"""kubectl's own options: passed on, and allowed anywhere, as with kubectl."""
 
 
 def _operand(meaning: str, name: str, metavar: str, commands: str, **more: Any) -> Any:
@@ -45,7 +45,7 @@ def _operand(meaning: str, name: str, metavar: str, commands: str, **more: Any) 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PluginSettings:
-    """Settings of a command; each command reads what concerns it."""
+    """Settings of a command; every command reads a part of them."""
 
     layout: str | None = options.declared(
         options.Option(
@@ -77,7 +77,7 @@ class PluginSettings:
     )
     node: str = _operand("the node", "node", "NODE", "apply layouts history", is_required=True)
     selector: str | None = options.text(
-        "nodes with these labels, as kubectl's",
+        "label selector of the nodes, as for kubectl",
         short="l",
         metavar="SELECTOR",
         commands="status top plan capacity validate",
@@ -95,7 +95,7 @@ class PluginSettings:
     config_map: str | None = options.text(
         "ConfigMap with the config document",
         metavar="NAMESPACE/NAME",
-        default_text="that of mig-manager, then that of the GPU operator",
+        default_text="mig-manager's, then the GPU operator's",
         commands="top plan validate layouts autoscaler-tags",
     )
     output_format: settings.OutputFormat = options.choice(
@@ -121,7 +121,7 @@ class PluginSettings:
     )
     colour: node_settings.Colour = options.nested(settings.TerminalSettings, "color")
     kubectl: tuple[str, ...] = options.nested(KUBECTL_OPTIONS)
-    """What every call of kubectl gets."""
+    """Arguments of every kubectl call."""
 
 
 def plugin_settings(parsed: program.Parsed, terminal: console.Console) -> PluginSettings:
@@ -135,7 +135,7 @@ def plugin_settings(parsed: program.Parsed, terminal: console.Console) -> Plugin
 
 
 def kubectl_options(parsed: program.Parsed) -> tuple[str, ...]:
-    """Return the options that are kubectl's own, as it takes them."""
+    """Return kubectl's own options in its syntax."""
     found: list[str] = []
     for option in KUBECTL_OPTIONS:
         value = parsed.get(option.key)

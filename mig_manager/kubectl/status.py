@@ -30,7 +30,7 @@ _TONES: Mapping[nodes.NodeState, bar.Tone] = {
 _HEAD = ("NODE", "STATE", "REASON", "AGE", "REQUESTED", "APPLIED", "SLICES")
 _MOMENTS = ("TIME", "WHAT", "MESSAGE")
 _REQUESTED, _STARTED, _RETRY = _FIRST = ("requested", "started", "retry")
-"""Moments that an Event does not show, in the order in which they can have happened."""
+"""Moments that no Event shows, in chronological order."""
 LOCAL_IDS = frozenset({"id", "gpu_instance_id", "compute_instance_id"})
 _ONLY_KUBELET = "The API does not show which device a pod got; only kubelet knows."
 
@@ -49,14 +49,14 @@ class Status:
         return all(report.state.is_good for report in self.reports)
 
     def kinds(self, report: nodes.Report) -> tuple[resources.DeviceKind, ...] | None:
-        """Return which pods request which devices of a node; None if that is not known."""
+        """Return which pods request which devices of a node; None if unknown."""
         found = self.pods.of(report.node.name)
         if found is None or report.gpus is None:
             return None
         return resources.kinds(report.gpus, found, strategy=report.node.strategy)
 
     def claiming(self, report: nodes.Report) -> tuple[str, ...]:
-        """Return the pods that get devices, if any, by ResourceClaims."""
+        """Return the pods with ResourceClaims, which may get devices of this node."""
         found = self.pods.of(report.node.name) or ()
         return tuple(pod.key for pod in found if pod.has_claims and not pod.is_finished)
 
@@ -111,7 +111,7 @@ def _iso(when: dt.datetime | None) -> str | None:
 
 
 def without_ids(data: object) -> object:
-    """Return plain data of GPUs without the driver's ids, which agents do not publish."""
+    """Remove the driver's ids, which agents do not publish, from plain data of GPUs."""
     if isinstance(data, list):
         return [without_ids(item) for item in data]
     if isinstance(data, Mapping):
@@ -124,7 +124,7 @@ def without_ids(data: object) -> object:
 
 
 def table(status: Status, *, style: bar.Style) -> str:
-    """Return a line for each node, and below why nodes are not in order."""
+    """Return a line for every node, and explanations of problems below."""
     rows, notes = [], []
     for report in status.reports:
         run = report.node.status
@@ -186,7 +186,7 @@ def headline(report: nodes.Report, now: dt.datetime, style: bar.Style) -> str:
 def _users(status: Status, report: nodes.Report, style: bar.Style) -> Iterable[str]:
     kinds = status.kinds(report)
     if kinds is None:
-        yield style.wrapped(f"The pods using the GPUs are not known: {status.pods.why_not}")
+        yield style.wrapped(f"The pods using the GPUs are unknown: {status.pods.why_not}")
         return
     width = max((len(kind_name(kind.resource)) for kind in kinds), default=0)
     for kind in kinds:
@@ -208,18 +208,18 @@ def kind_name(resource: str) -> str:
 
 
 def named_pods(requests: Mapping[str, int]) -> str:
-    """Return pods with how many devices each requests, if more than one."""
+    """Return pod names, with the number of requested devices if more than one."""
     named = [name if count == 1 else f"{name} ({count})" for name, count in requests.items()]
     return messages.listed(named, most=_MOST_NAMED)
 
 
 def used(kind: resources.DeviceKind) -> str:
-    """Say which pods request devices of a kind, and whether these are in use."""
+    """Name the pods that request devices of a kind, and say whether these are in use."""
     if not kind.pods:
         return f"{kind.count} free"
     pods = named_pods(kind.pods)
     if not kind.count:
-        return f"no such device, but requests for {kind.requested}: {pods}"
+        return f"{kind.requested} requested, none exist: {pods}"
     if kind.requested > kind.count:
         return f"{kind.requested} requested of {kind.count}, shared or pending: {pods}"
     if kind.requested == kind.count:
@@ -232,7 +232,7 @@ def used(kind: resources.DeviceKind) -> str:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class History:
-    """What is known of a node's past."""
+    """A node's past, as far as it is known."""
 
     report: nodes.Report
     moments: tuple[cluster_reader.Moment, ...]  # ascending by time; those without a time first
@@ -241,7 +241,7 @@ class History:
 
     @property
     def applied_since(self) -> dt.datetime | None:
-        """Since when the layout has been applied at least; None if it is not, or unknown."""
+        """A time since which the layout has been applied; None if not applied or unknown."""
         run = self.report.node.status
         if self.report.state is not nodes.NodeState.APPLIED or run is None:
             return None
@@ -251,7 +251,7 @@ class History:
             is_applied = moment.what == errors.Reason.APPLIED.value
             if is_applied and _title(run) in moment.message:
                 return min(filter(None, (moment.at, run.at)), default=None)
-            # Every custom layout has the same name, and the one before had another content.
+            # Custom layouts share one name; the previous one had other content.
             if moment.is_warning or (is_applied and run.annotation_hash):
                 break
         return run.at
@@ -272,17 +272,17 @@ class History:
 
 
 def _title(run: run_status.PublishedStatus) -> str:
-    """Return what Events call the layout of a run."""
+    """Return the name of a run's layout in Events."""
     return f"{run.config} ({run.config_hash})" if run.annotation_hash else run.config
 
 
 def history(
     reader: cluster_reader.ClusterReader, report: nodes.Report, *, now: dt.datetime
 ) -> History:
-    """Collect what is known of a node's past.
+    """Collect a node's past from its status and Events.
 
     Raises:
-        ClusterError: The API does not answer; missing rights to read Events are no failure.
+        ClusterError: The API does not answer. Missing rights to read Events are no failure.
     """
     events: Sequence[cluster_reader.Moment] = ()
     why_not = ""
@@ -332,7 +332,7 @@ def _from_node(
 
 
 def last_run(past: History, *, style: bar.Style) -> list[str]:
-    """Return a table of what happened since the last run began, as a block; none before a run."""
+    """Return a table of moments since the last run began; empty before the first run."""
     run = past.report.node.status
     began = run.started_at if run else None
     if began is None:
@@ -358,7 +358,7 @@ def _row(moment: cluster_reader.Moment) -> tuple[str | tuple[str, bar.Tone], ...
 
 
 def page(past: History, *, style: bar.Style) -> str:
-    """Return a node's past, one line for each moment."""
+    """Return a node's past, one line per moment."""
     lines = [headline(past.report, past.now, style)]
     since = past.applied_since
     if since:

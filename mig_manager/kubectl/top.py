@@ -22,7 +22,7 @@ _OPEN, _BACK = ("\r", "\n"), ("\x1b", "\x7f")
 
 
 class _Screen(enum.Enum):
-    """What is to be seen; the value names the keys."""
+    """A screen; the value names its keys."""
 
     NODES = "j k move  Enter GPUs and pods  l layouts  q quits"
     NODE = "l layouts  Esc back  q quits"
@@ -32,15 +32,15 @@ class _Screen(enum.Enum):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class _Choice:
-    """What the keys have chosen so far."""
+    """The selection made by keys so far."""
 
     screen: _Screen = _Screen.NODES
     node: str = ""
     layout: str = ""
     text: str = ""
-    """The plan of that layout, drawn."""
+    """The drawn plan of that layout."""
     message: str = ""
-    """What came of the last request."""
+    """The result of the last request."""
 
 
 _ABOVE = {
@@ -51,7 +51,7 @@ _ABOVE = {
 
 
 class Top:
-    """Nodes and pods as last read, and what is chosen of them.
+    """The nodes and pods last read, and the current selection.
 
     Args:
         writer: Writes requests.
@@ -79,7 +79,7 @@ class Top:
         self._choice = _Choice()
 
     def refresh(self) -> live.View:
-        """Read nodes and pods, and draw.
+        """Read nodes and pods, and draw the screen.
 
         Raises:
             ClusterError: The API refused or does not answer.
@@ -92,7 +92,7 @@ class Top:
         return self._view()
 
     def press(self, key: str) -> live.View | None:
-        """Take a key; None: the reader has seen enough."""
+        """Handle a key; None means quit."""
         if key in ("q", "Q"):
             return None
         try:
@@ -102,7 +102,7 @@ class Top:
         return self._view()
 
     def _pressed(self, choice: _Choice, key: str) -> _Choice:
-        """Return the choice after a key; one without a meaning here changes nothing."""
+        """Return the selection after a key; keys without a meaning here change nothing."""
         choice, screen = dataclasses.replace(choice, message=""), choice.screen
         if key in _BACK and screen in _ABOVE:
             return dataclasses.replace(choice, screen=_ABOVE[screen])
@@ -150,7 +150,7 @@ class Top:
         return tuple(entry.name for entry in self._report().node.layouts)
 
     def _request(self, choice: _Choice) -> _Choice:
-        """Request the layout of the node, unless the node has changed since it was drawn."""
+        """Request the layout for the node, unless the node has changed since it was drawn."""
         change = {
             "resourceVersion": self._report().node.version,
             "labels": {cluster.CONFIG_LABEL: choice.layout},
@@ -203,7 +203,7 @@ class Top:
 
 
 def _next(names: Sequence[str], chosen: str, key: str) -> str:
-    """Return the name before or after the chosen one; at an end it stays."""
+    """Return the name before or after the chosen one; stop at the ends."""
     index = names.index(chosen) if chosen in names else 0
     index += 1 if key in _DOWN else -1
     return names[min(max(index, 0), len(names) - 1)]

@@ -1,1 +1,1 @@
-"""The partitioner: one Deployment that has nodes repartitioned for what pending pods ask for."""
+"""The partitioner: one Deployment that repartitions nodes for pending pods."""

@@ -1,7 +1,7 @@
-"""Events of the partitioner: what it asks of nodes, and why no node can serve a pod.
+"""Events of the partitioner: its requests to nodes, and why no node can serve a pod.
 
-An Event about the same fact has the same name, so that a new leader repeats none. A storm of pods
-cannot make a storm of Events: 20 at once, ten a minute.
+Events about the same fact have the same name, so that a new leader repeats none. The rate is
+limited against storms of pods: 20 at once, ten a minute.
 """
 
 import math
@@ -18,7 +18,7 @@ from mig_manager.core.fleet import demand, partitioning
 _AT_ONCE = 20
 _PAUSE_S = 6.0
 _REPEAT_AFTER_S = 600.0
-"""Least time between two Events about one pod; the second one has another message."""
+"""Minimum time between Events about one pod; the next one needs another message."""
 _RETRY_S = 10.0
 
 _log = structlog.get_logger()
@@ -42,7 +42,7 @@ class Announcer:
         """By node: the layout last recommended."""
 
     def requested(self, change: partitioning.Change) -> None:
-        """Publish on a node that a layout was requested of it."""
+        """Publish an Event on a node about its requested layout."""
         self._emit(
             events.Subject.node(change.node),
             reason="RepartitioningRequested",
@@ -52,7 +52,7 @@ class Announcer:
         )
 
     def recommended(self, change: partitioning.Change) -> bool:
-        """Publish on a node what would be requested; return False if that is known or failed."""
+        """Publish a recommendation on a node; return False if it is not new or failed."""
         if self._recommended.get(change.node) == change.layout:
             return False
         if not self._emit(
@@ -67,7 +67,7 @@ class Announcer:
         return True
 
     def forget_all_but(self, nodes: Container[str]) -> None:
-        """Forget nodes that are gone: a cluster with an autoscaler has ever new ones."""
+        """Forget nodes that are gone: an autoscaler creates ever new ones."""
         self._recommended = {
             name: layout for name, layout in self._recommended.items() if name in nodes
         }
@@ -102,7 +102,7 @@ class Announcer:
     def _emit(
         self, subject: events.Subject, *, reason: str, message: str, is_warning: bool, about: str
     ) -> bool:
-        """Publish an Event; return False if it should be tried again."""
+        """Publish an Event; return False if it should be retried."""
         if self._clock.monotonic() < self._resume_s or not self._leader.campaign():
             return False
         event = events.Event(
@@ -119,7 +119,7 @@ class Announcer:
 
 
 def _summary(change: partitioning.Change) -> str:
-    """Return a change in words: why, what it costs, and for which pods."""
+    """Describe a change: why, what it costs, and for which pods."""
     parts = [change.why]
     for verb, counts in (("creates", change.created), ("destroys idle", change.destroyed)):
         if counts:

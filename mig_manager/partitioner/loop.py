@@ -1,8 +1,8 @@
 """The loop of the partitioner: wait until demand is quiet, decide, request the layouts.
 
-Only the replica that holds the Lease decides. It looks at the Lease before each write, so that two
-replicas never act at once, and each write requires the node to be as it was seen, so that nothing
-is asked twice.
+Only the replica that holds the Lease decides. It checks the Lease before every write, so that two
+replicas never act at once. Every write requires that the node is unchanged, so that no request is
+repeated.
 """
 
 import dataclasses
@@ -24,13 +24,13 @@ from mig_manager.partitioner import announcer, metrics
 from mig_manager.partitioner import settings as partitioner_settings
 
 _RECHECK_S = 5.0
-"""Between two decisions about the same pods: cooldowns end, and pods that end leave room."""
+"""Between two decisions about the same pods: cooldowns end, and finished pods leave room."""
 _RECHECK_SHARE = 10.0
-"""The pause is at least so many times what a decision takes."""
+"""Minimum pause, as a multiple of the time of a decision."""
 _REFUSED_S = 300.0
 """How long a node is left alone after the API refused to change it."""
 _INHERITED_S = 300.0
-"""How long a new leader waits for changes that a former one asked for."""
+"""How long a new leader waits for changes that a former leader requested."""
 _FIRST_PAUSE_S = 2.0
 _LONGEST_PAUSE_S = 60.0
 _LEAST_PAUSE_S = 0.01
@@ -107,7 +107,7 @@ class Partitioner:
         self.pulse = pulses.Pulse(clock.monotonic)
         self.pulse.beat()
         self._bases: dict[str, tuple[tuple[str, ...], Base]] = {}
-        """By node: the UUIDs of its GPUs, and what the base layout is on them."""
+        """By node: the UUIDs of its GPUs, and the base layout on them."""
         self._was_leader = True
         self._forget()
 
@@ -134,13 +134,13 @@ class Partitioner:
         return max(_LEAST_PAUSE_S, min(self._leader.next_in_s, self._next_in_s()))
 
     def _forget(self) -> None:
-        """Become a replica that knows nothing of what a leader did before."""
+        """Forget everything about the time as leader."""
         self._was_leader = False
         self._history = partitioning.History()
         self._recheck_s = math.inf
-        """When to decide though nothing has changed."""
+        """When to decide even if nothing has changed."""
         self._resume_s = -math.inf
-        """When to act again after a failure of the API."""
+        """When to act again after an API failure."""
         self._pause_s = _FIRST_PAUSE_S
         self._refused: dict[str, float] = {}
         """By node: until when it is left alone."""
@@ -155,7 +155,7 @@ class Partitioner:
         self._answering: set[str] = set()
         """Nodes whose agents have not reported on our request yet."""
         self._inherited: set[str] | None = None
-        """Nodes under change for which a former leader has asked; None: not known yet."""
+        """Nodes that are changing on a former leader's request; None: unknown yet."""
         self._leads_since_s = self._clock.monotonic()
         self._telemetry.pods(partitioning.PartitioningDecision(), withheld=0)
 
@@ -169,7 +169,7 @@ class Partitioner:
 
     def _decide(self) -> None:
         began_s = self._clock.monotonic()
-        # Steps of the wall clock do not matter: it is read once.
+        # Read the wall clock once, so that its steps do not matter.
         now = self._began + dt.timedelta(seconds=began_s - self._began_s)
         self._signal.clear()
         nodes, pending = self._seen(began_s, now)
@@ -190,7 +190,7 @@ class Partitioner:
         requested = tuple(each for each, result in outcomes if result is Result.REQUESTED)
         room = {uid: dict(since) for uid, since in decision.room_since.items()}
         for change, result in outcomes:
-            # It may have been requested all the same: its pods need no room elsewhere then.
+            # The request may have arrived anyway; then its pods need no room elsewhere.
             for pod in change.pods if result in (Result.FAILED, Result.CONFLICT) else ():
                 room.setdefault(pod.uid, {})[change.node] = now
         done = dataclasses.replace(decision, changes=requested, room_since=room)
@@ -205,7 +205,7 @@ class Partitioner:
     def _seen(
         self, now_s: float, now: dt.datetime
     ) -> tuple[tuple[partitioning.PartitionedNode, ...], tuple[demand.Pending, ...]]:
-        """Return the nodes with what pods take on them, and the pods that wait."""
+        """Return the nodes with their pods' use, and the pending pods."""
         pods = self._cluster.pods()
         bound = [pod for pod in pods if isinstance(pod, demand.Bound)]
         pending = tuple(pod for pod in pods if isinstance(pod, demand.Pending))
@@ -224,7 +224,7 @@ class Partitioner:
         return partitioning.with_pods(nodes, bound), pending
 
     def _permitted(self, node: partitioning.PartitionedNode) -> partitioning.PartitionedNode:
-        """Return a node without what the partitioner may not do there."""
+        """Mark a node as unusable if the partitioner must not change it."""
         if node.is_opted_in and not self._settings.selects(node):
             return dataclasses.replace(node, is_opted_in=False)
         if node.name in self._refused:
@@ -232,7 +232,7 @@ class Partitioner:
         return node
 
     def _log_unusable(self, nodes: tuple[partitioning.PartitionedNode, ...]) -> None:
-        """Log why opted-in nodes cannot be used, when that changes: pods get no Event about it."""
+        """Log changes in why opted-in nodes are unusable: pods get no Event about it."""
         found = {
             node.name: node.unusable
             for node in nodes
@@ -244,7 +244,7 @@ class Partitioner:
         self._unusable = found
 
     def _follow(self, nodes: tuple[partitioning.PartitionedNode, ...]) -> None:
-        """Count what agents have made of requests, and follow those of a former leader."""
+        """Count the outcomes of requests, and follow a former leader's requests."""
         changing = {node.name for node in nodes if node.is_opted_in and node.is_changing}
         for node in nodes:
             if node.name in self._answering - changing:
@@ -257,16 +257,16 @@ class Partitioner:
     def _acceptable(
         self, decision: partitioning.PartitioningDecision
     ) -> tuple[partitioning.Change, ...]:
-        """Return the changes to make now: none until those of a former leader have ended.
+        """Return the changes to make now: none until a former leader's changes have ended.
 
-        Which pods they make room for only that leader knew.
+        Only that leader knew which pods its changes serve.
         """
         age_s = self._clock.monotonic() - self._leads_since_s
         is_waiting = self._inherited and age_s < _INHERITED_S
         return () if is_waiting else decision.changes
 
     def _carry_out(self, change: partitioning.Change) -> Result | None:
-        """Request a change, or recommend it; return what became of it, None for nothing yet."""
+        """Request or recommend a change; return the result, None if there is none yet."""
         result = None
         if self._settings.mode is partitioner_settings.Mode.RECOMMEND:
             if self._announcer.recommended(change):
@@ -284,7 +284,7 @@ class Partitioner:
         except errors.ClusterError as error:
             return self._not_requested(change, error)
         if not is_requested:
-            # The watch brings what has changed.
+            # The watch delivers the new state.
             self._signal.changed()
             return Result.CONFLICT
         self._pause_s = _FIRST_PAUSE_S
@@ -305,7 +305,7 @@ class Partitioner:
         return Result.REFUSED
 
     def _base_of(self, nodes: tuple[partitioning.PartitionedNode, ...]) -> Mapping[str, Base]:
-        """Return the base layout on each opted-in node; empty where it does not fit."""
+        """Return the base layout on every opted-in node; empty if it does not fit."""
         name, bases = self._settings.base_layout, {}
         for node in nodes if name else ():
             uuids = tuple(gpu.uuid for gpu in node.gpus)

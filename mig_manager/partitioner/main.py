@@ -29,7 +29,7 @@ class Service:
         clock: timing.Clock,
         watch_times: watch.Times | None = None,
     ) -> None:
-        """Assemble; no other replica may have the same identity."""
+        """Assemble the service; ``identity`` must be unique among replicas."""
         self._settings = settings
         self.signal = loop.Signal(
             quiet_s=settings.quiet_s, longest_s=settings.longest_wait_s, clock=clock
@@ -93,8 +93,7 @@ def run(settings: partitioner_settings.PartitionerSettings) -> int:
         kubeconfig=str(settings.kubeconfig) if settings.kubeconfig else None,
         request_timeout_s=leader.REQUEST_TIMEOUT_S,
     )
-    # A container that is started again in its pod has another identity: the one before it may
-    # not have ended.
+    # A restarted container in the same pod needs a new identity: its predecessor may still run.
     identity = f"{settings.pod_name or socket.gethostname()}_{secrets.token_hex(4)}"
     with contextlib.closing(kube):
         service = Service(settings, kube, identity=identity, clock=host.SystemClock())

@@ -17,12 +17,12 @@ _BUCKETS_S = (1.0, 2.5, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0
 
 
 class Result(enum.Enum):
-    """What became of a decision to change a node."""
+    """The result of a decision to change a node."""
 
     REQUESTED = "requested"
     RECOMMENDED = "recommended"
-    CONFLICT = "conflict"  # the node had changed since it was seen
-    REFUSED = "refused"  # the API does not permit it
+    CONFLICT = "conflict"  # the node has changed since the decision
+    REFUSED = "refused"  # the API forbids it
     FAILED = "failed"  # the API does not answer
 
 
@@ -46,15 +46,15 @@ class Metrics:
         self._withheld = gauge("withheld_events", "Pods without room that have no Event yet.")
         self._wait_s = histogram(
             "wait_seconds",
-            "How long pods waited for which a node was changed, until they got a node.",
+            "How long pods waited for a node, if a node was changed for them.",
             buckets=_BUCKETS_S,
         )
-        age = gauge("api_contact_age_seconds", "Time since the API last sent us anything.")
+        age = gauge("api_contact_age_seconds", "Time since the API last sent any data.")
         age.set_function(contact_age_s)
         build = gauge("build_info", "The version of the partitioner; always 1.", ("version",))
         build.labels(version=mig_manager.__version__).set(1)
         for result in Result:
-            # From zero on: increase() does not see the first of what appears as 1.
+            # Start at zero: increase() misses the first event of a series that appears as 1.
             self._changes.labels(result=result.value)
         for answer in ("applied", "failed"):
             self._answers.labels(result=answer)
@@ -64,7 +64,7 @@ class Metrics:
         return prometheus_client.generate_latest(self.registry)
 
     def leading(self, *, is_leader: bool) -> None:
-        """Take whether this replica leads."""
+        """Set whether this replica leads."""
         self._leader.set(is_leader)
 
     def decided(self) -> None:
@@ -72,7 +72,7 @@ class Metrics:
         self._decisions.inc()
 
     def pods(self, decision: partitioning.PartitioningDecision, *, withheld: int) -> None:
-        """Take what pods wait for, and how many without possible room have no Event yet."""
+        """Set why pods wait, and how many pods without possible room have no Event yet."""
         counts = collections.Counter(each.reason.value for each in decision.waiting)
         counts["change"] = sum(len(change.pods) for change in decision.changes)
         counts["no-room-possible"] = len(decision.unmet)
@@ -81,15 +81,15 @@ class Metrics:
         self._withheld.set(withheld)
 
     def asked(self, result: Result) -> None:
-        """Count a change by what became of it."""
+        """Count a change by its result."""
         self._changes.labels(result=result.value).inc()
 
     def answered(self, *, is_good: bool) -> None:
-        """Count a request by what the node's agent made of it."""
+        """Count a request by the agent's outcome."""
         self._answers.labels(result="applied" if is_good else "failed").inc()
 
     def pod_placed(self, seconds: float) -> None:
-        """Take how long a pod waited for which a node was changed."""
+        """Record how long a pod waited that a node was changed for."""
         self._wait_s.observe(seconds)
 
 
@@ -101,10 +101,10 @@ class Health:
     contact_age_s: Callable[[], float]
 
     def why_dead(self) -> str:
-        """Return why only a restart helps; empty: the loop is alive."""
+        """Return why only a restart helps; empty if the loop is alive."""
         silence = self.pulse.silence_s
         return f"the loop has been stuck for {silence:.0f} s" if silence > _STUCK_AFTER_S else ""
 
     def why_unready(self) -> str:
-        """Return why pods are not served now; empty: they are, by this replica or the leader."""
+        """Return why pods are not served now; empty if this replica or the leader serves them."""
         return pulses.why_no_contact(self.contact_age_s()) or self.why_dead()

@@ -15,12 +15,12 @@ _AMOUNT = re.compile(r"([1-9][0-9]{0,5})|(100|[1-9]?[0-9])%")
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 _MOST_RESERVED = 99999
 _LEASE = "leader election"
-_LEAST_LEASE_S = 45.0  # a write, with all its retries, takes up to 30 of them
+_LEAST_LEASE_S = 45.0  # a write with all its retries takes up to 30 s
 _OFFLINE = "offline"
 
 
 class Mode(enum.Enum):
-    """What the partitioner does with its decisions."""
+    """How the partitioner acts on its decisions."""
 
     RECOMMEND = "recommend"
     """Report them in Events and metrics; change nothing."""
@@ -71,7 +71,7 @@ class PartitionerSettings:
     node_selector: tuple[policy.Requirement, ...] = options.declared(
         options.Option(
             name="node-selector",
-            help="only nodes with these labels, beside mig-manager.io/partitioning=on-demand",
+            help="use only nodes with these labels and mig-manager.io/partitioning=on-demand",
             metavar="SELECTOR",
             parse=policy.parse_selector,
             default=(),
@@ -79,12 +79,12 @@ class PartitionerSettings:
         )
     )
     max_unavailable: str = options.text(
-        "how many opted-in nodes, or which percentage of them, may be under change at once",
+        "max opted-in nodes under change at once (number or percentage)",
         metavar="NUMBER",
         default="1",
         parse=_amount,
     )
-    cooldown_s: float = options.seconds("least time between two changes of a node", default=60.0)
+    cooldown_s: float = options.seconds("min time between two changes of a node", default=60.0)
     quiet_s: float = options.seconds(
         "how long demand must be unchanged before a decision", default=2.0, least=0.01
     )
@@ -94,7 +94,7 @@ class PartitionerSettings:
     reserved: tuple[tuple[model.Profile, int], ...] = options.declared(
         options.Option(
             name="reserve",
-            help="devices of a profile that a change leaves on every node; repeatable",
+            help="devices of a profile that a change keeps on every node; repeatable",
             metavar="PROFILE=COUNT",
             parse=_reserve,
             default=(),
@@ -105,8 +105,8 @@ class PartitionerSettings:
         "layout that idle instances are merged back to", metavar=options.LAYOUT
     )
     merge_back_after_s: float = options.seconds(
-        "how long a node is without demand before its idle instances return to the base layout; "
-        "0: never",
+        "how long a node must be without demand before its idle instances return to the base "
+        "layout; 0: never",
         default=0.0,
     )
     config_file: pathlib.Path | None = options.path(
@@ -119,25 +119,25 @@ class PartitionerSettings:
         "credentials", variable="KUBECONFIG", default_text="the pod's ServiceAccount"
     )
     lease_namespace: str = options.text(
-        "namespace of the Lease that the leader holds",
+        "namespace of the leader's Lease",
         variable="POD_NAMESPACE",
         default="mig-manager",
         parse=_object_name,
         group=_LEASE,
     )
     lease_name: str = options.text(
-        "name of that Lease", default="mig-manager-partitioner", parse=_object_name, group=_LEASE
+        "name of the Lease", default="mig-manager-partitioner", parse=_object_name, group=_LEASE
     )
     lease_duration_s: float = options.seconds(
-        "how long a leader that was killed keeps others waiting",
+        "how long other replicas wait after a leader was killed",
         default=60.0,
         least=_LEAST_LEASE_S,
-        # Beyond it the replicas would not agree on when a Lease may be taken.
+        # With longer times, replicas would not agree on when a Lease may be taken.
         most=timing.LONGEST_LEASE_S,
         group=_LEASE,
     )
     health_port: int = options.port(
-        "serve /metrics, /healthz and /readyz on this port", default_text="nowhere"
+        "serve /metrics, /healthz and /readyz on this port", default_text="disabled"
     )
     health_address: str = options.declared(node_settings.HEALTH_ADDRESS)
     log_level: node_settings.LogLevel = options.declared(node_settings.LOG_LEVEL)
@@ -171,7 +171,7 @@ class PartitionerSettings:
         )
     )
     is_mix: bool = options.switch(
-        "with --simulate: compare which fixed layouts would have served all pods of the file best",
+        "with --simulate: show which fixed layouts would have served all pods of the file best",
         name="mix",
         group=_OFFLINE,
         has_variable=False,
@@ -191,7 +191,7 @@ class PartitionerSettings:
     limits: partitioning.PartitionerLimits
 
     def selects(self, node: partitioning.PartitionedNode) -> bool:
-        """Return whether the selector has a node."""
+        """Return whether the selector matches a node."""
         return all(each.matches(node.labels) for each in self.node_selector)
 
 

@@ -1,4 +1,4 @@
-"""What the partitioner would do about nodes and pods in files: ``partitioner --simulate``."""
+"""Simulate the partitioner's decision about nodes and pods in files: ``--simulate``."""
 
 import dataclasses
 import datetime as dt
@@ -17,7 +17,7 @@ _MOST_MIXES = 8  # in the text
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class NodeResult:
-    """What would happen to one opted-in node."""
+    """The simulated change of one opted-in node."""
 
     node: partitioning.PartitionedNode
     change: partitioning.Change | None
@@ -104,13 +104,13 @@ def simulate(
     is_mix: bool = False,
     selects: Callable[[partitioning.PartitionedNode], bool] = lambda _: True,
 ) -> Report:
-    """Decide about nodes and pods as ``kubectl get -o json`` prints them.
+    """Decide about nodes and pods in the output of ``kubectl get -o json``.
 
-    With ``is_mix`` fixed layouts are compared for all pods of the file as well.
+    With ``is_mix``, also compare fixed layouts for all pods of the file.
 
     Raises:
         UsageError: A text is not such a list.
-        ClusterError: An object in it is malformed.
+        ClusterError: An object is malformed.
     """
     items, pods = _items(nodes_text, "Node"), _items(pods_text, "Pod")
     parsed = [demand.parse(pod) for pod in pods]
@@ -138,7 +138,7 @@ def simulate(
 
 
 def _items(text: str, kind: str) -> Sequence[Mapping[str, Any]]:
-    """Return the objects of a list in JSON, or one object alone."""
+    """Return the objects of a JSON list, or a single object."""
     command = f"kubectl get {kind.lower()}s{' -A' if kind == 'Pod' else ''} -o json"
     try:
         data = json_text.parse(text)
@@ -152,7 +152,7 @@ def _items(text: str, kind: str) -> Sequence[Mapping[str, Any]]:
         isinstance(each, dict) and each.get("kind", kind) == kind for each in items
     ):
         raise errors.UsageError(
-            f"the file with {kind.lower()}s is no list of {kind} objects; "
+            f"the file with {kind.lower()}s is not a list of {kind} objects; "
             f"write it with '{command}'"
         )
     return items
@@ -198,15 +198,15 @@ def _mix_text(report: Report, style: bar.Style) -> str:
         for content, count in sorted(best.gpus.items())
     ]
     remarks = (
-        "WAITED is the time that all pods together waited for their devices. The comparison "
-        "ignores CPU, memory, priority, pod affinity and what a change costs. Deleted pods are "
-        "not in the file; a pod that has not ended counts until the last time in it."
+        "WAITED is the total time that pods waited for their devices. The comparison ignores CPU, "
+        "memory, priority, pod affinity and the cost of changes. Deleted pods are not in the "
+        "file; a pod that has not ended counts until the latest time in the file."
     )
     return "\n".join([*lines, "", style.wrapped(remarks)])
 
 
 def _shown(scores: Iterable[mixes.Score]) -> list[mixes.Score]:
-    """Return the best ones, and always the nodes as they are and the best mix."""
+    """Return the best scores, always with the present layouts and the best mix."""
     return [
         score
         for rank, score in enumerate(scores)

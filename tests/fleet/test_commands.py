@@ -206,9 +206,9 @@ def test_a_node_whose_layout_is_not_active_on_an_unreachable_gpu_is_marked(rig: 
         ((LAYOUT, "-l", "gpu=no"), "selects no node\n  remedy: See all labels"),
         ((LAYOUT, "-l", "gpu=yes", "--max-unavailable", "0"), "neither a number"),
         ((LAYOUT, "-l", "gpu=yes", "--max-unavailable", "101%"), "neither a number"),
-        (("no/label", "-l", "gpu=yes"), "cannot be the value of a label"),
-        (("undo", "-l", "gpu=yes"), "has the mark of a rollout"),
-        (("undo", "-l", "gpu=yes", "--dry-run"), "not of undo"),
+        (("no/label", "-l", "gpu=yes"), "not a valid label value"),
+        (("undo", "-l", "gpu=yes"), "was labelled by a rollout"),
+        (("undo", "-l", "gpu=yes", "--dry-run"), "undo has no preview"),
         ((LAYOUT, "-c", "other", "-l", "gpu=yes"), "name one"),
         ((LAYOUT, "-l", "gpu=yes", "--config-map", "x"), "NAMESPACE/NAME"),
         ((LAYOUT, "-l", "gpu=yes", "--dry-run"), "not found"),
@@ -227,7 +227,7 @@ def test_what_makes_no_sense_is_refused_and_nothing_is_changed(
 @pytest.mark.parametrize(
     ("argv", "variables", "message"),
     [
-        (("undo",), {"MIG_MANAGER_SELECTED_CONFIG": "night"}, "has the mark of a rollout"),
+        (("undo",), {"MIG_MANAGER_SELECTED_CONFIG": "night"}, "was labelled by a rollout"),
         ((LAYOUT, "--dry-run"), {"MIG_MANAGER_SELECTED_CONFIG": "night"}, "not found"),
         ((), {"MIG_MANAGER_LAYOUT": "undo"}, "name a layout"),
     ],

@@ -172,11 +172,11 @@ def test_plan_and_validate_name_mig_strategies_without_the_layout(
 @pytest.mark.parametrize(
     ("argv", "status", "message"),
     [
-        (("frobnicate",), 3, "there is no command 'frobnicate'"),
+        (("frobnicate",), 3, "unknown command 'frobnicate'"),
         (("aply",), 3, "did you mean 'apply'?"),
         (("help", "aply"), 3, "did you mean 'apply'?"),
-        (("completion",), 2, "there is one for bash, zsh, fish"),
-        (("completion", "tcsh"), 2, "there is one for bash, zsh, fish"),
+        (("completion",), 2, "supported: bash, zsh, fish"),
+        (("completion", "tcsh"), 2, "supported: bash, zsh, fish"),
         (("apply", "--frob"), 2, "--frob"),
         (("apply", "a", "b"), 2, "unrecognized arguments: b"),
         (("apply", "--config-file"), 2, "expected one argument"),
@@ -202,7 +202,7 @@ def test_plan_and_validate_name_mig_strategies_without_the_layout(
         (("validate", "--gpu", "banana"), 2, "unknown GPU 'banana'"),
         (("validate", "--gpu", "A10"), 2, "unknown GPU 'A10'; did you mean 'a30' or"),
         (("plan", "all-1g.5bg", *SPEC), 2, "'all-1g.5gb' or 'all-1g.5gb.me' or 'all-1g.10gb'?"),
-        (("demo", "--scenario", "x"), 2, "there are first-layout, "),
+        (("demo", "--scenario", "x"), 2, "choose from first-layout, "),
         (("agent",), 2, "--node-name"),
         (("agent", "-n", "n", "--drain-timeout-s", "soon"), 2, "--drain-timeout-s: 'soon'"),
         (("apply", ""), 2, "the value is empty"),

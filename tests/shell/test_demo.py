@@ -176,7 +176,7 @@ def test_kept_node_serves_its_layouts_to_the_plugin(demo: Demo) -> None:
 
     listed = shell(demo, kubeconfig, layouts)
     assert "all-balanced · " in listed
-    assert "its content is in none" not in listed
+    assert "its content is in no known" not in listed
     assert "demo-" not in listed
     assert re.search(r"sandbox.*(fits|instances)", shell(demo, kubeconfig, rollout), re.DOTALL)
     assert "2g.10gb" in shell(demo, kubeconfig, "kubectl mig plan all-balanced")

@@ -74,7 +74,7 @@ def test_a_driver_that_fails_hides_nothing_else(
 
     assert time.monotonic() - since < 30
     assert result.failing == {"driver"}
-    assert result.text("gpus") == "not known: the driver does not answer"
+    assert result.text("gpus") == "unknown: the driver does not answer"
     assert "the agent" not in result.remedies("driver")
     assert message in result.text("driver")
     assert "code" not in fault or "Load the NVIDIA driver" in result.remedies("driver")
@@ -118,7 +118,7 @@ def test_a_pending_mode_is_reported_with_its_remedy_and_the_gpu_processes(
 
     result = patient.examine()
 
-    assert "GPU 1: MIG disabled, to be enabled after a reset" in result.text("gpus")
+    assert "GPU 1: MIG disabled, enabled after a reset" in result.text("gpus")
     assert "nvidia-smi --gpu-reset -i 1" in result.remedies("gpus")
     assert "GPU 0: train (pid 77)" in result.text("gpu-processes")
     assert result.verdict("gpu-processes") is WARN

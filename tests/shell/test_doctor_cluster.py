@@ -86,7 +86,7 @@ def test_a_node_that_is_served_has_nothing_to_fix(cluster_rig: Cluster) -> None:
 
     assert not result.failing, result.findings
     assert result.text("pod-resources") == "kubelet can schedule 2 nvidia.com/gpu"
-    assert result.text("rights") == f"all {len(rights.RIGHTS)} that the agent needs"
+    assert result.text("rights") == f"all {len(rights.RIGHTS)} rights that the agent needs"
     assert "is ready" in result.text("device-plugin")
 
 
@@ -152,7 +152,7 @@ def test_missing_or_silent_cluster_hides_no_other_check(patient: Patient) -> Non
 
     assert missing.failing == {"api", "pod-resources"}
     assert missing.verdict("rights") is SKIPPED
-    assert missing.text("rights") == "not known: the cluster"
+    assert missing.text("rights") == "unknown: the cluster"
     assert "--kubeconfig" in missing.remedies("api")
     assert silent.failing == {"api", "rights"}
     assert silent.verdict("driver") is OK

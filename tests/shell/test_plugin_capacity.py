@@ -87,9 +87,9 @@ def test_capacity_shows_idle_possible_and_stranded_devices(viewer: rig.Viewer) -
     [
         ("silent", "its agent has not published which instances are in use"),
         ("damaged", "the published use cannot be read"),
-        ("changed", "the use of GPU 0-1 is not known, or is that of other instances"),
+        ("changed", "the use of GPU 0-1 is unknown or outdated"),
         ("changed", "pods may have come and gone since"),
-        ("whole", "no new pod is scheduled to it"),
+        ("whole", "no new pods are scheduled to it"),
     ],
 )
 def test_a_node_says_what_is_not_known_of_it_and_why(

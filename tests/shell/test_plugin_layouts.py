@@ -68,7 +68,7 @@ def test_a_layout_whose_content_is_elsewhere_is_listed_without_a_picture(
     own = tmp_path / "own.yaml"
     own.write_text(OWN)
 
-    assert "team-a · /etc/mig-manager/config.yaml:3 · active\n    its content is in none" in (
+    assert "team-a · /etc/mig-manager/config.yaml:3 · active\n    its content is in no known" in (
         user.alone("layouts", "gpu-1").out
     )
     named = json.loads(user.alone("layouts", "gpu-1", "-f", str(own), "-o", "json").out)

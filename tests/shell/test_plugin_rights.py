@@ -82,8 +82,8 @@ def test_without_rights_to_pods_and_events_the_rest_is_shown(tmp_path: pathlib.P
 
     assert [status.status, plan.status, history.status] == [0, 0, 0]
     assert "3g.20gb" in status.out
-    assert "The pods using the GPUs are not known: pods is forbidden" in status.out
-    assert "The affected pods are not known: pods is forbidden" in plan.out
+    assert "The pods using the GPUs are unknown: pods is forbidden" in status.out
+    assert "The affected pods are unknown: pods is forbidden" in plan.out
     assert "Events cannot be read: events is forbidden" in history.out
     assert "all-balanced" in history.out
 
@@ -100,7 +100,7 @@ def test_missing_rights_are_an_error_with_a_remedy(
 
     assert (answer.status, answer.out) == (1, "")
     assert "forbidden" in answer.err
-    assert "rights of a viewer" in answer.err
+    assert "viewer's rights" in answer.err
 
 
 def test_texts_on_a_node_cannot_control_the_terminal(tmp_path: pathlib.Path) -> None:

@@ -29,7 +29,7 @@ PLAIN = bar.Style()
         (7, {"ml/a": 7}, "all 7 in use by ml/a (7)"),
         (1, {"ml/a": 1}, "1 in use by ml/a"),
         (2, {"ml/a": 4}, "4 requested of 2, shared or pending: ml/a (4)"),
-        (0, {"ml/a": 1}, "no such device, but requests for 1: ml/a"),
+        (0, {"ml/a": 1}, "1 requested, none exist: ml/a"),
         (
             9,
             {f"ml/{n}": 1 for n in range(9)},
@@ -49,7 +49,7 @@ def test_the_use_of_a_kind_of_device(count: int, pods: dict[str, int], text: str
         (
             1,
             2,
-            "1 of 4 1g.5gb go: the agent spares those in use, if it can, by ml/a (2)",
+            "1 of 4 1g.5gb go: if possible, the agent keeps those in use by ml/a (2)",
         ),
     ],
 )

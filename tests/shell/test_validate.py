@@ -44,10 +44,10 @@ ONE_FOR_ALL_TOO_MUCH_FOR_ONE = f"{SEVEN}}}\n  - {{{EIGHT.replace('all', '[1]')}"
 @pytest.mark.parametrize(
     ("asked", "rule", "status", "message"),
     [
-        ("A30", SEVEN, 0, "1 layout fits none of these GPUs, but others"),
+        ("A30", SEVEN, 0, "1 layout is for other GPU models"),
         ("A30 x", SEVEN, 1, "NVIDIA A30 has no profile 1g.5gb"),
         ("A30 --must-fit", SEVEN, 1, "NVIDIA A30 has no profile 1g.5gb"),
-        ("T4", SEVEN, 0, "1 layout fits none of these GPUs, but others"),
+        ("T4", SEVEN, 0, "1 layout is for other GPU models"),
         ("T4 x", SEVEN, 1, "T4"),
         ("T4", REPLACED, 0, "Every layout fits the GPUs that it selects."),
         ("A30", NOWHERE, 1, "NVIDIA A30 has no profile 1g.7gb: did you mean 1g.6gb?"),
@@ -110,7 +110,7 @@ def test_a_filter_by_a_name_that_no_product_has_is_pointed_at(shell: Shell) -> N
 
     answer = shell("validate", "-f", file, "--gpu", "H100")
 
-    assert f"{file}:4:21: no known product is called 'a100'; did you mean '*a100*'?" in (
+    assert f"{file}:4:21: unknown product 'a100'; did you mean '*a100*'?" in (
         answer.err
     )
     assert "*h100*" not in answer.err

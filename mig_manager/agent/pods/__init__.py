@@ -1,1 +1,1 @@
-"""The pods of the node: who uses GPUs, who advertises them, who is evicted, who is paused."""
+"""The node's pods: GPU users, advertisers, evictions and paused clients."""

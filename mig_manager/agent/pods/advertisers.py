@@ -1,7 +1,7 @@
-"""Who advertises a node's devices: NVIDIA's device plugin, NVIDIA's DRA driver, or both.
+"""The programs that advertise a node's devices: NVIDIA's device plugin and DRA driver.
 
-The device plugin registers devices with kubelet, and the DRA driver publishes ResourceSlices. Each
-lists the devices only when it starts.
+The device plugin registers devices with kubelet, and the DRA driver publishes ResourceSlices. Both
+list devices only when they start.
 """
 
 import dataclasses
@@ -19,15 +19,15 @@ _Pods = tuple[cluster.Pod, ...]
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
-    """A program that advertises devices, whether the node has it or not."""
+    """A program that advertises devices, even if the node does not run it."""
 
     name: str
     deploy_label: str
     owns: Callable[[cluster.Pod], bool]
     """Whether a pod is of this program."""
     why_not_starting: Callable[[Iterable[model.Gpu]], str] = lambda _gpus: ""
-    """What of the layout may keep it from starting, to be added to a message. Nothing is known of
-    a program for which such a layout is refused before the change."""
+    """Why the layout may keep the program from starting, for a message. Empty for a program whose
+    incompatible layouts are refused before the change."""
 
 
 def _why_plugin_not_starting(gpus: Iterable[model.Gpu]) -> str:
@@ -54,29 +54,29 @@ DEPLOY_LABELS = tuple(kind.deploy_label for kind in KINDS)
 
 
 class Advertiser(Protocol):
-    """What one of the programs advertises of one node; ``Kind`` is what needs no port.
+    """One program's devices on one node; ``Kind`` has everything that needs no port.
 
     Raises:
-        ClusterError: From each method, where the API refuses or does not answer.
+        ClusterError: From every method: the API refused or does not answer.
     """
 
     @property
     def kind(self) -> Kind:
-        """Which of the programs it is."""
+        """The program."""
 
     def withdraw(self) -> None:
-        """Keep pods from the devices that it advertised until new ones are advertised."""
+        """Hide the advertised devices from pods until new ones are advertised."""
 
     def missing(
         self, gpus: Sequence[model.Gpu], pods: _Pods, changed: frozenset[str]
     ) -> errors.NotReadyError | None:
-        """Return what its advertised devices lack; None if they are those of the GPUs.
+        """Return how the advertised devices differ from the GPUs'; None if they match.
 
-        ``changed`` are the UUIDs of the GPUs all of whose devices must be healthy.
+        All devices of the GPUs with the UUIDs ``changed`` must be healthy.
         """
 
     def is_stale(self, gpus: Sequence[model.Gpu]) -> bool:
-        """Check whether a ready pod of it does not know the GPUs' devices."""
+        """Check whether a ready pod advertises outdated devices."""
 
 
 def is_advertiser(pod: cluster.Pod) -> bool:
@@ -85,7 +85,7 @@ def is_advertiser(pod: cluster.Pod) -> bool:
 
 
 def kinds_of(pods: _Pods) -> frozenset[Kind]:
-    """Return the programs that have one of these pods."""
+    """Return the programs that these pods run."""
     return frozenset(kind for kind in KINDS if any(map(kind.owns, pods)))
 
 
@@ -96,18 +96,18 @@ def kinds_in(journal: journals.Journal) -> frozenset[Kind]:
 
 
 def expected(taken: undo.Taken) -> frozenset[Kind]:
-    """Return the programs that must serve the node again, whether they have a pod or not."""
+    """Return the programs that must serve the node again, even without a pod now."""
     awaited = (kind for kind in KINDS if kind.deploy_label in taken.awaited)
     return kinds_in(taken.journal).union(awaited)
 
 
 def uids(pods: _Pods) -> frozenset[str]:
-    """Return the UIDs of those pods that are a device plugin or a DRA driver."""
+    """Return the UIDs of the device plugin and DRA driver pods."""
     return frozenset(pod.uid for pod in pods if is_advertiser(pod))
 
 
 def is_any_ready(pods: Iterable[cluster.Pod]) -> bool:
-    """Return whether one of the pods is ready, and stays."""
+    """Return whether a pod is ready and not terminating."""
     return any(pod.is_ready and not pod.is_terminating for pod in pods)
 
 
@@ -121,7 +121,7 @@ class PodWaitsError(errors.NotReadyError):
 
 
 def not_ready(kind: Kind, pods: _Pods, gpus: Iterable[model.Gpu]) -> errors.NotReadyError:
-    """Return the error that none of a program's pods is ready, with what kubelet waits for."""
+    """Return the error that no pod of a program is ready, with kubelet's reasons."""
     waiting = [pod for pod in pods if pod.waiting is not None]
     names = ", ".join(
         f"{pod.key} ({pod.waiting})" if pod.waiting is not None else pod.key for pod in pods
@@ -135,5 +135,5 @@ def not_ready(kind: Kind, pods: _Pods, gpus: Iterable[model.Gpu]) -> errors.NotR
 
 
 def not_allocatable(why: str) -> errors.NotReadyError | None:
-    """Return the error that devices are not advertised; None where nothing is missing."""
+    """Return the error that devices are not advertised; None if none is missing."""
     return errors.NotReadyError(why, reason=errors.Reason.NOT_ALLOCATABLE) if why else None

@@ -1,4 +1,4 @@
-"""Wait until pods can get the devices that the GPUs have, and remove what prevents it."""
+"""Wait until the GPUs' devices are schedulable, and remove obstacles."""
 
 import functools
 from collections.abc import Callable, Iterable, Sequence
@@ -17,10 +17,10 @@ _Pods = tuple[cluster.Pod, ...]
 
 
 class Advertising:
-    """What device plugin and DRA driver advertise of one node.
+    """The devices that device plugin and DRA driver advertise on one node.
 
     Raises:
-        ClusterError: From each method, where the API refuses or does not answer.
+        ClusterError: From every method: the API refused or does not answer.
     """
 
     def __init__(self, deps: ports.Dependencies, limits: settings.Limits) -> None:
@@ -32,9 +32,9 @@ class Advertising:
         self._all: tuple[advertisers.Advertiser, ...] = (self._plugin, self.driver)
 
     def expects_driver(self, taken: undo.Taken, pods: _Pods) -> bool:
-        """Return whether a DRA driver belongs on the node, although it may have no pod now.
+        """Return whether a DRA driver belongs on the node, even without a pod now.
 
-        A device by a ResourceClaim shows it too: only a driver hands one out.
+        A device allocated by a ResourceClaim proves it: only a driver allocates those.
         """
         return (
             advertisers.DRIVER in advertisers.expected(taken)
@@ -45,7 +45,7 @@ class Advertising:
     def with_replaced(
         self, kinds: frozenset[advertisers.Kind], read_node: Callable[[], cluster.NodeView]
     ) -> frozenset[advertisers.Kind]:
-        """Return the advertisers with a device plugin that has no pod now, and will."""
+        """Return the advertisers, including a device plugin whose pod is being replaced."""
         if advertisers.PLUGIN not in kinds and self._plugin.is_being_replaced(read_node()):
             return kinds | {advertisers.PLUGIN}
         return kinds
@@ -53,12 +53,12 @@ class Advertising:
     def find(
         self, pods: _Pods, gpus: Sequence[model.Gpu], taken: undo.Taken
     ) -> frozenset[advertisers.Kind]:
-        """Return who advertises the node's devices, or must do so again.
+        """Return the programs that advertise the node's devices, or must do so again.
 
-        Phantom devices are removed from the node: they look like those of a lost plugin.
+        Phantom devices are removed from the node first: they look like a lost plugin's devices.
         """
         node, _ = self._plugin.without_phantoms(gpus, pods)
-        # Any value but "true" is another program's decision to keep it away, and no failure.
+        # Any value except "true" is another program's decision to keep it away, not a failure.
         labelled = frozenset(
             kind for kind in advertisers.KINDS if node.labels.get(kind.deploy_label) == "true"
         )
@@ -72,7 +72,7 @@ class Advertising:
                 each.withdraw()
 
     def is_schedulable(self, gpus: Sequence[model.Gpu], taken: undo.Taken) -> bool:
-        """Check, without a wait, whether the node offers the devices that the GPUs have."""
+        """Check, without waiting, whether the node advertises the GPUs' devices."""
         pods = self._deps.workloads.list()
         kinds = self.find(pods, gpus, taken)
         return not self._missing(pausing.Paused(kinds=kinds), gpus, pods)
@@ -80,10 +80,10 @@ class Advertising:
     def find_stale(
         self, gpus: Sequence[model.Gpu], taken: undo.Taken, *, is_restarted: bool
     ) -> pausing.Paused:
-        """Find the advertisers that do not know the GPUs' devices, and restart those if asked.
+        """Find advertisers with outdated devices, and restart them if requested.
 
         Returns:
-            What ``wait_schedulable`` waits for: new pods of them, or those that are starting.
+            The argument of ``wait_schedulable``: their new pods, or pods that are starting.
         """
         pods = self._deps.workloads.list()
         kinds = self.find(pods, gpus, taken)
@@ -98,9 +98,9 @@ class Advertising:
     def withdraw_phantoms(
         self, gpus: Sequence[model.Gpu], seen: cluster.NodeView | None
     ) -> errors.NotReadyError | None:
-        """Remove the devices that the node offers and no GPU has; return why that failed.
+        """Remove phantom devices from the node; return why that failed.
 
-        The API is asked for nothing if the node as last ``seen`` has none; None: it was not seen.
+        If the last known state ``seen`` has no phantom devices, no request is sent; None: unknown.
         """
         if seen is not None and not phantoms.is_possible(
             gpus, seen, resources.labelled_strategy(seen.labels)
@@ -116,9 +116,9 @@ class Advertising:
         taken: undo.Taken,
         cancel: ports.Cancellation,
     ) -> None:
-        """Wait until device plugin and DRA driver are ready and offer the GPUs' devices.
+        """Wait until device plugin and DRA driver are ready and advertise the GPUs' devices.
 
-        What a person may have to mend meanwhile is published once.
+        Problems that may need a person are published once.
 
         Raises:
             NotReadyError: PLUGIN_NOT_READY, NOT_ALLOCATABLE or PHANTOM_DEVICES, with what is
@@ -133,7 +133,7 @@ class Advertising:
         missing = self._wait.until_solved(
             lambda pods: watch.see(self._missing(paused, gpus, pods)), cancel, timeout_s=timeout_s
         )
-        # After the deadline its owner may have removed it.
+        # By the deadline the owner may have removed it.
         taken.note_served()
         if missing:
             raise errors.NotReadyError(
@@ -148,10 +148,10 @@ class Advertising:
         plugin_config: str | None,
         is_driver_expected: bool,
     ) -> None:
-        """Return if neither exits over what the GPUs will have, as far as known.
+        """Fail if a plugin or driver would exit with the devices that the GPUs will have.
 
         Raises:
-            LayoutError: STRATEGY_MISMATCH: one would exit.
+            LayoutError: STRATEGY_MISMATCH.
         """
         known, read_node = tuple(pods), functools.cache(self._deps.node.latest)
         why = self.driver.why_refused(
@@ -163,7 +163,7 @@ class Advertising:
     def _missing(
         self, paused: pausing.Paused, gpus: Sequence[model.Gpu], pods: _Pods
     ) -> errors.NotReadyError | None:
-        """Return what keeps pods from getting the GPUs' devices; None where nothing does."""
+        """Return what keeps pods from getting the GPUs' devices; None if nothing does."""
         new = tuple(pod for pod in pods if pod.uid not in paused.old_uids)
         present = [each for each in self._all if each.kind in paused.kinds]
         for each in present:
@@ -175,11 +175,11 @@ class Advertising:
 
 
 _PHANTOMS_STAY_S = 30.0
-"""Kubelet reports within 10 s that the devices of a stopped plugin are gone."""
+"""Kubelet reports within 10 s that a stopped plugin's devices are gone."""
 
 
 class _ProblemWatch:
-    """Reports what a person may have to mend, and ends a wait that only a person can end."""
+    """Reports problems that may need a person, and ends a wait that only a person can end."""
 
     def __init__(self, clock: timing.Clock, taken: undo.Taken) -> None:
         self._clock = clock
@@ -188,10 +188,10 @@ class _ProblemWatch:
         self._phantoms_since_s: float | None = None
 
     def see(self, missing: errors.NotReadyError | None) -> errors.NotReadyError | None:
-        """Return what is missing.
+        """Report the problem and return it.
 
         Raises:
-            NotReadyError: PHANTOM_DEVICES, which have stayed.
+            NotReadyError: PHANTOM_DEVICES that do not disappear.
         """
         if isinstance(missing, advertisers.PodWaitsError) and missing.why not in self._reported:
             self._reported.add(missing.why)

@@ -1,4 +1,4 @@
-"""NVIDIA's device plugin: what kubelet has of it, and devices that no plugin has any more."""
+"""NVIDIA's device plugin: its devices in kubelet, and phantom devices of former plugins."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -18,24 +18,24 @@ _Pods = tuple[cluster.Pod, ...]
 
 
 class DevicePlugin:
-    """Implements ``advertisers.Advertiser``: devices that are registered with kubelet."""
+    """Implements ``advertisers.Advertiser`` for devices registered with kubelet."""
 
     kind = advertisers.PLUGIN
 
     def __init__(self, deps: ports.Dependencies) -> None:
         self._deps = deps
         self._may_remove_at_s = -math.inf
-        """When a refused removal of phantom devices is tried again: waits ask more often, and each
-        refusal is a request."""
+        """When to retry a refused removal of phantom devices: waits check more often, and every
+        try is a request."""
 
     def withdraw(self) -> None:
-        """Have kubelet's devices disappear from the node, until a new plugin registers."""
+        """Remove kubelet's devices from the node until a new plugin registers."""
         self._deps.node.withdraw_devices()
 
     def missing(
         self, gpus: Sequence[model.Gpu], pods: _Pods, changed: frozenset[str]
     ) -> errors.NotReadyError | None:
-        """Return which devices kubelet does not offer, or offers and no GPU has."""
+        """Return the devices that kubelet lacks, or has although no GPU has them."""
         healthy = self._healthy()
         node, refused = self.without_phantoms(gpus, pods, lambda: healthy)
         if refused is not None:
@@ -45,9 +45,9 @@ class DevicePlugin:
         )
 
     def is_stale(self, gpus: Sequence[model.Gpu]) -> bool:
-        """Check whether a ready plugin does not know the GPUs' devices.
+        """Check whether a ready plugin advertises outdated devices.
 
-        An unhealthy device is no reason: a new plugin would report it again.
+        An unhealthy device does not count: a new plugin would report it again.
         """
         node = self._deps.node.latest()
         return resources.is_plugin_stale(gpus, self._healthy(), node)
@@ -60,7 +60,7 @@ class DevicePlugin:
         *,
         plugin_config: str | None,
     ) -> str:
-        """Return why it would exit over what the GPUs will have; empty if not, or not known."""
+        """Return why it would exit with the new devices; empty if it would not, or if unknown."""
         refusals = resources.strategy_refusals(layouts)
         if not refusals:
             return ""
@@ -82,11 +82,10 @@ class DevicePlugin:
         pods: Iterable[cluster.Pod],
         kubelet: Callable[[], Mapping[str, frozenset[str]] | None] | None = None,
     ) -> tuple[cluster.NodeView, errors.NotReadyError | None]:
-        """Remove the devices that the node offers and no GPU has.
+        """Remove phantom devices from the node.
 
         Returns:
-            The node, and the error with the devices that the API server keeps us from removing;
-            None if there are none.
+            The node, and an error with the devices whose removal the API server refuses, if any.
         """
         node = self._deps.node.latest()
         if self._deps.is_advertiser:
@@ -99,7 +98,7 @@ class DevicePlugin:
 
         advertised = phantoms_of(node)
         if advertised:
-            # The watch may lag behind, and what is removed must be there.
+            # The watch may lag behind, but a removal needs the current state.
             node = self._deps.node.read()
             advertised = phantoms_of(node)
         if not advertised:
@@ -136,11 +135,11 @@ class DevicePlugin:
         return node, None
 
     def is_being_replaced(self, node: cluster.NodeView) -> bool:
-        """Return whether a plugin was there just now: its DaemonSet may be replacing its pod.
+        """Return whether a plugin ran until recently: its DaemonSet may be replacing its pod.
 
-        Kubelet keeps the devices of a plugin that ended for five minutes, all of them unhealthy
+        Kubelet keeps a stopped plugin's devices for five minutes, all of them unhealthy
         (``endpointStopGracePeriod`` of its device manager). A deploy label that keeps the plugin
-        away says more.
+        away takes precedence.
         """
         if self._deps.is_advertiser or cluster.PLUGIN_DEPLOY_LABEL in node.labels:
             return False
@@ -153,7 +152,7 @@ class DevicePlugin:
         return healthy is not None and not any(healthy.get(name) for name in names)
 
     def _healthy(self) -> Mapping[str, frozenset[str]] | None:
-        """Return the healthy devices; None where kubelet does not answer."""
+        """Return the healthy devices; None if kubelet does not answer."""
         try:
             return self._deps.allocations.allocatable()
         except errors.ClusterError as error:

@@ -1,4 +1,4 @@
-"""NVIDIA's DRA driver: its pods, and the ResourceSlices in which it lists the GPUs' devices."""
+"""NVIDIA's DRA driver: its pods, and the ResourceSlices that list the GPUs' devices."""
 
 from collections.abc import Callable, Iterable, Sequence
 
@@ -15,12 +15,12 @@ _Pods = tuple[cluster.Pod, ...]
 
 
 def has_ready(pods: Iterable[cluster.Pod]) -> bool:
-    """Return whether a DRA driver pod is ready, without which no pod with a claim can end."""
+    """Return whether a DRA driver pod is ready; without one, no pod with a claim can end."""
     return advertisers.is_any_ready(filter(claims.is_driver, pods))
 
 
 class DraDriver:
-    """Implements ``advertisers.Advertiser``: devices in ResourceSlices."""
+    """Implements ``advertisers.Advertiser`` for devices in ResourceSlices."""
 
     kind = advertisers.DRIVER
 
@@ -39,7 +39,7 @@ class DraDriver:
         return advertisers.not_allocatable(self._why_not_in_slices(gpus))
 
     def is_stale(self, gpus: Sequence[model.Gpu]) -> bool:
-        """Check whether a ready driver does not know the GPUs' devices."""
+        """Check whether a ready driver advertises outdated devices."""
         return bool(self._why_not_in_slices(gpus))
 
     def why_refused(
@@ -50,7 +50,7 @@ class DraDriver:
         *,
         is_expected: bool,
     ) -> str:
-        """Return why it would exit over what the GPUs will have; empty if not, or not known."""
+        """Return why it would exit with the new devices; empty if it would not, or if unknown."""
         why = claims.why_not_served(layouts)
         if why and (is_expected or self.is_deployed(pods, read_node)):
             return f"the DRA driver would not start: {why}"
@@ -59,7 +59,7 @@ class DraDriver:
     def is_deployed(
         self, pods: Iterable[cluster.Pod], read_node: Callable[[], cluster.NodeView]
     ) -> bool:
-        """Check whether it has a pod, or a label deploys it, or did before it was paused."""
+        """Check whether it has a pod, or a label deploys it or did so before it was paused."""
         if any(map(self.kind.owns, pods)):
             return True
         label = read_node().labels.get(self.kind.deploy_label)
@@ -73,7 +73,7 @@ class DraDriver:
         return frozenset(p.uid for p in pods if self.kind.owns(p) and not p.is_terminating)
 
     def _why_not_in_slices(self, gpus: Sequence[model.Gpu]) -> str:
-        """Return why the ResourceSlices do not match; empty also where they cannot be listed."""
+        """Return why the ResourceSlices do not match; also empty if they cannot be listed."""
         slices = self._deps.slices.list() if self._deps.slices else None
         if slices is None:
             _log.warning("resource_slices_not_verified")

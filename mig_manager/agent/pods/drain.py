@@ -1,9 +1,8 @@
 """Evict the pods that use devices a plan destroys, and wait until they are gone.
 
-Which pods are evicted, in which order and with which budgets is in ``eviction``. An API that
-refuses or fails during the wait ends no drain before its deadline. Without the right to evict, as
-with the rights that NVIDIA's GPU operator gives, a drain waits for the pods as if that were the
-policy, and asks again now and then.
+``eviction`` decides which pods are evicted, in which order and within which budgets. API errors
+during the wait do not end a drain before its deadline. Without the right to evict, as with the GPU
+operator's rights, a drain waits for the pods as if that were the policy, and retries at times.
 """
 
 import dataclasses
@@ -27,10 +26,10 @@ class Order:
     """Which pods to drain, how, and how long that may take."""
 
     affected: frozenset[str]
-    """Ids of the devices that are destroyed."""
+    """Ids of the devices to be destroyed."""
     limits: settings.Limits
     extra_clients: tuple[clients.ExtraClient, ...] = ()
-    """GPU clients that are paused later, and so are not evicted."""
+    """GPU clients: not evicted, because they are paused later."""
     has_begun: bool = False
     """Whether an earlier attempt at this drain evicted pods."""
 
@@ -45,12 +44,12 @@ class Order:
         return self.limits.policy.drain is policies.Drain.NODE
 
     def affected_pods(self, usage: gpu_use.Usage) -> tuple[cluster.Pod, ...]:
-        """Return the pods that the drain is about."""
+        """Return the pods to drain."""
         affected = None if self.is_whole_node else self.affected
         return usage.users(affected, daemons=self.extra_clients)
 
     def undecided_pods(self, usage: gpu_use.Usage) -> tuple[cluster.Pod, ...]:
-        """Return the pods that are affected or not, as only a silent kubelet knows."""
+        """Return the pods that may be affected: kubelet, which knows, does not answer."""
         if self.is_whole_node:
             return ()
         return usage.undecided(self.affected, daemons=self.extra_clients)
@@ -65,7 +64,7 @@ def order(
     extra_clients: tuple[clients.ExtraClient, ...] = (),
     has_begun: bool = False,
 ) -> Order:
-    """Return the drain that a plan needs."""
+    """Return the drain for a plan."""
     if not may_evict:
         waiting = dataclasses.replace(limits.policy, drain=policies.Drain.NONE)
         limits = dataclasses.replace(limits, policy=waiting, drain_timeout_s=0.0)
@@ -85,7 +84,7 @@ def whole_node(limits: settings.Limits) -> Order:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class _End:
-    """The end of a wait."""
+    """The result of a wait."""
 
     usage: gpu_use.Usage
     remaining: tuple[cluster.Pod, ...] = ()
@@ -96,7 +95,7 @@ class _End:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Drain:
-    """One drain: evict, wait, and ask again where a budget refused."""
+    """One drain: evict, wait, and retry where a budget refused."""
 
     order: Order
     evictions: eviction.Evictions
@@ -113,7 +112,7 @@ class Drain:
         """Wait until no pod uses an affected device.
 
         Args:
-            usage: Who used the devices before.
+            usage: The use of the devices before.
             cancel: Ends the wait.
             listed: The node's pods, just listed.
 
@@ -121,8 +120,8 @@ class Drain:
             The node's pods as last listed.
 
         Raises:
-            DrainError: The deadline passed; names each remaining pod, and why. FORBIDDEN or
-                API_UNAVAILABLE where the API refused or failed to evict.
+            DrainError: The deadline passed; names every remaining pod, and why. FORBIDDEN or
+                API_UNAVAILABLE if the API refused or failed to evict.
             ClusterError: The API refused the request as such, or did not list the pods by the
                 deadline.
             Superseded: Another layout is requested, or the agent stops.
@@ -144,7 +143,7 @@ class Drain:
         return end.usage.pods
 
     def require_done(self, usage: gpu_use.Usage) -> None:
-        """Fail if a pod uses an affected device again; evict none; raises as ``Workloads.list``.
+        """Fail if a pod uses an affected device again; never evict; raises as ``Workloads.list``.
 
         Raises:
             DrainError: Names the pods; the node is not kept closed.
@@ -170,10 +169,10 @@ class Drain:
         """Evict or delete the affected pods until they are gone, or until the deadline.
 
         Args:
-            act: Does so where it is possible, and returns why other pods stay for now.
-            before: Who used the devices before.
+            act: Evicts or deletes if possible, and returns why other pods stay for now.
+            before: The use of the devices before.
             cancel: Ends the wait.
-            now: Who uses them now; None: a pause comes first.
+            now: The use now; None: pause first.
         """
         deadline_s = self._new_deadline_s()
         pauses_s = map(self.order.limits.backoff.delay_s, itertools.count())
@@ -189,7 +188,7 @@ class Drain:
                 evicted = self.evictions.evicted
                 blocked = act(remaining)
                 if self.evictions.evicted > evicted and self.evictions.is_rolling:
-                    # It takes as long as its successors do: each eviction is progress.
+                    # A rolling drain lasts until successors are ready: every eviction is progress.
                     deadline_s = self._new_deadline_s()
                 if self._is_late(deadline_s):
                     return _End(usage=now, remaining=remaining, blocked=blocked)
@@ -208,8 +207,8 @@ class Drain:
     def _observe(self, before: gpu_use.Usage, deadline_s: float) -> gpu_use.Usage | None:
         """Return the usage now; None: the drain can only wait, or the API does not answer yet.
 
-        What the watch reported is enough to wait. Evictions and the end of a drain need a list,
-        because a watch may lag behind.
+        The watch is enough for waiting. Evictions and the end of a drain need a list, because a
+        watch may lag behind.
         """
         workloads = self.evictions.workloads
         watched = None if self._is_late(deadline_s) else workloads.watched()
@@ -232,7 +231,7 @@ class Drain:
     def _usage(self, pods: tuple[cluster.Pod, ...], before: gpu_use.Usage) -> gpu_use.Usage:
         if before.assigned is None:
             return dataclasses.replace(before, pods=pods)
-        # Kubelet answered before: if it does not now, the drain waits and affects no more pods.
+        # Kubelet answered before: if it is silent now, the drain waits and affects no more pods.
         try:
             assigned = self.allocations.assigned()
         except errors.ClusterError as error:
@@ -268,8 +267,8 @@ class Drain:
             f"{count} devices to be removed after {timeout_s:g} s{by_force}: {causes}"
             + (f"; {more}" if more else ""),
             reason=reason,
-            # A pod that cannot be evicted at all keeps the next attempt from evicting any. A DRA
-            # driver that is gone comes back only to a node without the taint.
+            # If a pod cannot be evicted at all, the next attempt evicts none. A DRA driver returns
+            # only to a node without the taint.
             keeps_closed=has_evicted and _are_evictable(remaining) and not lacks_driver,
         )
 

@@ -1,19 +1,20 @@
 """Evict pods as their budgets allow, or delete them by force.
 
-No pod is evicted while another affected pod cannot be: a static pod, one whose owner forbids its
-eviction, one whose PodDisruptionBudget grants no eviction, one that two budgets cover. For the
-same reason no pod is deleted by force while one remains that force does not move.
+If one affected pod cannot be evicted, none is. A pod cannot be evicted if it is static, its owner
+forbids it, its PodDisruptionBudget grants no eviction, or two budgets cover it. In the same way,
+no pod is deleted by force while a pod remains that force cannot remove.
 
 Budgets are counted over all affected pods before the first eviction, because a dry run does not
-use up a budget (see ``core.node.policy``). What they grant as a whole goes at once. Where they
-grant a part, the drain is a rolling one, like that of ``kubectl drain``: it evicts what they
-grant, and more when successors are ready elsewhere. All other pods wait until the budgets grant
-the rest as a whole, and pods without a controller, which have no successor, go last. A drain whose
-evicted pods find no room elsewhere therefore costs what the budgets granted once: it ends as
-DRAIN_STALLED. The node stays closed until the next attempt, which evicts no pod before the budgets
-grant that again.
+use up a budget (see ``core.node.policy``). If they grant all evictions, all pods go at once. If
+they grant a part, the drain rolls like ``kubectl drain``: it evicts that part, and more when
+successors are ready elsewhere. Other pods wait until the budgets grant the rest. Pods without a
+controller have no successor and go last.
 
-Without the right to list budgets the API server decides, eviction by eviction.
+If evicted pods find no room elsewhere, the drain ends as DRAIN_STALLED: it has evicted only what
+the budgets granted once. The node stays closed until the next attempt, which evicts no pod before
+the budgets grant that again.
+
+Without the right to list budgets, the API server decides about every eviction.
 """
 
 import dataclasses
@@ -29,7 +30,7 @@ from mig_manager.core.node import policy as policies
 _log = structlog.get_logger()
 
 _RETRY_S = 5.0
-"""Pause before an eviction that the API forbade or did not answer is tried again."""
+"""Pause before retrying an eviction that the API forbade or did not answer."""
 _TRANSIENT = frozenset({errors.Reason.FORBIDDEN, errors.Reason.API_UNAVAILABLE})
 """Why the API may refuse an eviction now and grant it later."""
 
@@ -43,14 +44,14 @@ class _Attempt:
     not_before_s: float = 0.0
     """When the pod may be tried again."""
     why: str = ""
-    """Why it stays until then."""
+    """Why the pod stays until then."""
     error: errors.ClusterError | None = None
     """Why the API did not decide about the pod."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class _Round:
-    """The last time that the budgets were counted, and evictions tried."""
+    """The last count of the budgets, with the evictions that followed."""
 
     blocked: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """Key of a pod -> why it was not evicted."""
@@ -70,27 +71,27 @@ class Evictions:
     clock: timing.Clock
     strategy: policies.DrainStrategy
     on_round: Callable[[str], None]
-    """Called before the next round of a rolling drain, with a sentence about it."""
+    """Called with a message before the next round of a rolling drain."""
     telemetry: ports.Telemetry = dataclasses.field(default_factory=ports.Telemetry)
     evicted: int = 0
     """How many pods were evicted."""
     forced: tuple[str, ...] = ()
     """Names of the pods that were deleted by force."""
     _may_evict: bool = False
-    """Whether the eviction of every affected pod was possible once."""
+    """Whether every affected pod was evictable at some time."""
     _may_list_budgets: bool = True
     _attempts: dict[str, _Attempt] = dataclasses.field(default_factory=dict)
     """By the pod's UID."""
     _round: _Round = dataclasses.field(default_factory=_Round)
 
     def begin(self) -> None:
-        """Forget what was tried, for a new deadline."""
+        """Forget earlier attempts, for a new deadline."""
         self._attempts.clear()
         self._round = dataclasses.replace(self._round, next_s=0.0)
 
     @property
     def is_rolling(self) -> bool:
-        """Whether the budgets did not grant all evictions when they were last counted."""
+        """Whether the last count of the budgets granted only a part of the evictions."""
         return bool(self._round.spent)
 
     def is_any_ready(self, remaining: Iterable[cluster.Pod]) -> bool:
@@ -99,7 +100,7 @@ class Evictions:
         return is_time and any(map(self._is_pending, remaining))
 
     def evict(self, remaining: Sequence[cluster.Pod]) -> dict[str, str]:
-        """Evict the pods that were not yet; return why others stay for now."""
+        """Evict the remaining pods; return why others stay for now."""
         not_evictable = _not_evictable(remaining)
         pending = [pod for pod in remaining if self._is_pending(pod)]
         if pending and self.clock.monotonic() >= self._round.next_s:
@@ -119,7 +120,7 @@ class Evictions:
         }
 
     def delete(self, remaining: Sequence[cluster.Pod]) -> dict[str, str]:
-        """Delete by force the pods that were not yet; return why others stay for now."""
+        """Delete the remaining pods by force; return why others stay for now."""
         pending = [pod for pod in remaining if self._is_pending(pod)]
         blocked = self._try_each(pending, self._delete_one, verb="delete")
         return _not_evictable(remaining) | blocked
@@ -152,7 +153,7 @@ class Evictions:
     def _evict_granted(
         self, pending: Sequence[cluster.Pod], counted: policies.Count, *, is_possible: bool
     ) -> dict[str, str]:
-        """Evict what the budgets grant; return why other pods are not evicted yet."""
+        """Evict as the budgets grant; return why other pods are not evicted yet."""
         if not self._may_evict:
             is_whole = self.strategy is policies.DrainStrategy.WHOLE
             blocked = dict(counted.refused if is_whole else counted.exhausted)
@@ -167,7 +168,7 @@ class Evictions:
             if batch:
                 more = len(pending) - len(batch)
                 self.on_round(f"rolling drain: evicting {_names(batch)}; {more} more to evict")
-        # Those without a controller go once all others are granted.
+        # Pods without a controller go once the budgets grant all others.
         blocked = self._try_each((pod for pod in batch if pod.owner_kind), self._evict_one)
         if not blocked:
             bare = (pod for pod in batch if not pod.owner_kind)
@@ -177,7 +178,7 @@ class Evictions:
     def _count(
         self, pods: Sequence[cluster.Pod]
     ) -> tuple[policies.Count, errors.ClusterError | None]:
-        """Count which evictions the budgets grant: all where the agent may not list budgets."""
+        """Count the evictions that budgets grant: all, if the agent may not list budgets."""
         known: tuple[policies.Budget, ...] = ()
         if self._may_list_budgets:
             try:
@@ -194,9 +195,9 @@ class Evictions:
         return policies.count(pods, known), None
 
     def _why_stalled(self, remaining: Iterable[cluster.Pod]) -> tuple[errors.Reason, str]:
-        """Return DRAIN_STALLED where evicted pods have no successor or no node has room for it.
+        """Return DRAIN_STALLED if evicted pods have no successor or no node has room for it.
 
-        DRAIN_TIMEOUT where successors exist and are not ready yet.
+        Return DRAIN_TIMEOUT if successors exist but are not ready yet.
         """
         uids = {pod.uid for pod in remaining}
         try:
@@ -226,7 +227,7 @@ class Evictions:
         *,
         verb: str = "evict",
     ) -> dict[str, str]:
-        """Return why some pods stay; an API that forbids, or fails, refuses for now."""
+        """Evict or delete pods; return why some stay. API errors are temporary refusals."""
         blocked: dict[str, str] = {}
         for pod in pods:
             if (why := self._why_paused(pod)) is not None:
@@ -255,7 +256,7 @@ class Evictions:
         return blocked
 
     def _why_paused(self, pod: cluster.Pod) -> str | None:
-        """Return why a pod was refused, until the pause that the server asked for is over."""
+        """Return why a pod was refused, until the server's requested pause is over."""
         last = self._last_attempt(pod)
         return last.why if self.clock.monotonic() < last.not_before_s else None
 
@@ -282,7 +283,7 @@ class Evictions:
 def why_not_evictable(pod: cluster.Pod) -> str:
     """Return why a pod is neither evicted nor deleted by force; empty if it may be."""
     if pod.is_unlisted:
-        return "kubelet still has it, although the API server does not"
+        return "kubelet still has it, but the API server does not"
     if pod.is_terminating:
         return ""
     if pod.is_mirror:

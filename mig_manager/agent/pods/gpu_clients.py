@@ -1,9 +1,9 @@
 """Pause the node's GPU clients before a change, and resume them after it.
 
-GPU clients are device plugin and DRA driver, the operator's other operands, and those that the
-owner lists. A client with a deploy label is paused by it; any other is deleted while the node has
-our taint. The DRA driver is paused last and resumed first: a pod with a ResourceClaim starts and
-ends only while the driver runs (gpu-operator, ``controllers/nodelabeling_controller.go``).
+GPU clients are the device plugin, the DRA driver, the operator's other operands, and clients that
+the owner lists. A deploy label pauses its client; clients without one are deleted while the node
+has our taint. The DRA driver is paused last and resumed first: a pod with a ResourceClaim starts
+and ends only while the driver runs (gpu-operator, ``controllers/nodelabeling_controller.go``).
 """
 
 import contextlib
@@ -28,7 +28,7 @@ class GpuClients:
     """The GPU clients of one node.
 
     Raises:
-        ClusterError: From each method, where the API refuses or does not answer.
+        ClusterError: From every method: the API refused or does not answer.
     """
 
     def __init__(self, deps: ports.Dependencies, limits: settings.Limits) -> None:
@@ -36,8 +36,8 @@ class GpuClients:
         self._limits = limits
         self._wait = waiting.PodWait(deps, limits)
         self._stuck: set[str] = set()
-        """UIDs of pods that did not stop before the deadline of an earlier pause. While they stay,
-        the next attempt would evict pods and fail in the same place."""
+        """UIDs of pods that did not stop by the deadline of an earlier pause. While they remain,
+        another attempt would evict pods and fail in the same place."""
         self.advertising = advertising.Advertising(deps, limits)
 
     def pause(
@@ -52,8 +52,8 @@ class GpuClients:
     ) -> pausing.Paused:
         """Pause the clients that must not see the change, and wait until they have stopped.
 
-        ``listed`` are the node's pods now. ``drain_late`` is called with its pods before the DRA
-        driver is paused, while pods with claims can end.
+        ``listed`` are the node's pods now. ``drain_late`` is called with the node's pods before
+        the DRA driver is paused, while pods with claims can end.
 
         Raises:
             NotReadyError: IN_USE: paused pods did not stop before the deadline.
@@ -84,7 +84,7 @@ class GpuClients:
         view: cluster.NodeView,
         taken: undo.Taken,
     ) -> pausing.Pause:
-        """Pause what is chosen for the node as it is then; raises as ``pause``."""
+        """Pause the clients chosen for the node's current state; raises as ``pause``."""
         before = taken.journal
         pause = choose(view)
 
@@ -118,7 +118,7 @@ class GpuClients:
         return pause
 
     def _wait_stopped(self, pause: pausing.Pause, cancel: ports.Cancellation) -> _Pods:
-        """Wait until its pods have stopped; return the node's pods, none if it has no pod."""
+        """Wait until the paused pods have stopped; return the node's pods."""
         uids = {pod.uid for pod in (*pause.label_managed, *pause.to_delete)}
         if not uids:
             return ()
@@ -141,7 +141,7 @@ class GpuClients:
         return latest
 
     def require_none_stuck(self, pods: Iterable[cluster.Pod]) -> None:
-        """Fail while a pod is there that did not stop before the deadline of an earlier pause.
+        """Fail while a pod remains that did not stop by the deadline of an earlier pause.
 
         Raises:
             NotReadyError: IN_USE; nothing was touched.
@@ -159,9 +159,9 @@ class GpuClients:
         """Resume device plugin and DRA driver with new pods, and with the layout's plugin config.
 
         Returns:
-            ``paused`` with each of their pods that may have seen less than the whole change.
+            ``paused`` with all their pods that may have missed a part of the change.
         """
-        # One that tolerates every taint came back during the change, and is as stale as the old.
+        # A pod that tolerates every taint came back during the change, and is stale too.
         pods = self._deps.workloads.list()
         found = (
             *filter(advertisers.is_advertiser, pods),
@@ -184,9 +184,9 @@ class GpuClients:
     ) -> None:
         """Restore the other deploy labels one by one, and have the operator validate again.
 
-        The layout is active and verified by then, so a monitor that does not get ready is a
-        warning. A newer request, or an API that fails, ends the wait; the end of the run restores
-        the remaining labels.
+        The layout is already active and verified, so a monitor that does not become ready is only
+        a warning. A newer request or an API failure ends the wait; the end of the run restores the
+        remaining labels.
         """
         timeout_s = self._limits.monitor_timeout_s
         labels = taken.journal.paused_labels
@@ -211,7 +211,7 @@ class GpuClients:
             _log.info("monitors_not_waited_for", why=end.why)
         except errors.ClusterError as error:
             _log.warning("monitors_not_waited_for", error=error.message)
-        # Feature discovery with a deploy label is new already.
+        # Feature discovery with a deploy label was restarted already.
         is_old = clients.DISCOVERY_DEPLOY_LABEL not in paused.labels_with_pods
         with _warn_on_error():
             for pod in self._deps.workloads.present():
@@ -227,10 +227,10 @@ class GpuClients:
         taken: undo.Taken,
         cancel: ports.Cancellation,
     ) -> bool:
-        """Wait for a DRA driver, without which affected pods with ResourceClaims cannot end.
+        """Wait for a DRA driver: without one, affected pods with ResourceClaims cannot end.
 
-        Where a claim's devices are not known, wait for the driver's slices too. A node that was
-        left closed is reopened first. Returns whether it waited.
+        If a claim's devices are unknown, wait for the driver's slices too. A closed node is
+        reopened first. Returns whether it waited.
 
         Raises:
             NotReadyError: PLUGIN_NOT_READY; no pod was evicted.
@@ -248,13 +248,13 @@ class GpuClients:
         if not is_lacking(pods):
             return False
         if taken.journal.is_closed and not dra_driver.has_ready(pods):
-            # Evicted pods may come back, so the drain of an earlier attempt begins again.
+            # Evicted pods may come back, so an earlier attempt's drain starts over.
             taken.note(draining=False)
             found = self.find_plugin(taken, gpus, taken.journal.snapshot)
             self.resume_plugin(found, taken)
         taken.enter(model.Phase.RESOLVE, "waiting for the DRA driver, which ends pods' claims")
         timeout_s = self._limits.plugin_timeout_s
-        # Slices that do not match in time are no failure: a claim then stands for any GPU.
+        # Slices that do not match in time are no failure: a claim may then use any GPU.
         is_late = self._wait.until_solved(is_lacking, cancel, timeout_s=timeout_s)
         if is_late and not dra_driver.has_ready(self._deps.workloads.list()):
             raise errors.NotReadyError(
@@ -272,7 +272,7 @@ class GpuClients:
     ) -> pausing.Paused:
         """Return the advertisers as if they had been paused for a change of some GPUs.
 
-        A DRA driver that advertises what the GPUs have is kept: its restart changes nothing.
+        An up-to-date DRA driver is kept: restarting it would change nothing.
         """
         pods = self._deps.workloads.list()
         kept_uids = self.advertising.driver.current(gpus, pods)

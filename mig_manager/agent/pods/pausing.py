@@ -16,7 +16,7 @@ class Pause:
 
     labels: Mapping[str, str]
     label_managed: _Pods
-    """Pods that stop once the labels say so."""
+    """Pods that the labels stop."""
     to_delete: _Pods
     """Pods that no label stops."""
 
@@ -29,9 +29,9 @@ class Pause:
         *,
         is_driver: bool,
     ) -> "Pause":
-        """Return what a plan pauses of these pods and of a node's labels.
+        """Choose the pods and labels that a plan pauses.
 
-        ``is_driver`` chooses between the DRA driver and all others.
+        ``is_driver`` chooses between the DRA driver and all other clients.
         """
         labels = clients.labels_to_pause(view.labels, plan, extra_clients)
         label_managed = clients.gated_by(pods, labels)
@@ -56,17 +56,17 @@ class Pause:
 
     @property
     def kinds(self) -> frozenset[advertisers.Kind]:
-        """The programs that advertise the node's devices, or would if they were not paused."""
+        """The programs that advertise the node's devices, paused or not."""
         labelled = {k for k in advertisers.KINDS if k.deploy_label in self.labels}
         return advertisers.kinds_of((*self.label_managed, *self.to_delete)) | labelled
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Paused:
-    """The GPU clients that were paused, or that are verified as if they had been."""
+    """The GPU clients that were paused, or are verified as if they had been."""
 
     kinds: frozenset[advertisers.Kind]
-    """What advertises the node's devices; empty: nothing to restart or verify."""
+    """The advertisers of the node's devices; empty: nothing to restart or verify."""
     old_uids: frozenset[str] = frozenset()
     """Their pods from before the change: the devices that they advertise are stale."""
     kept_uids: frozenset[str] = frozenset()
@@ -74,21 +74,21 @@ class Paused:
     changed: frozenset[str] = frozenset()
     """UUIDs of the changed GPUs: all of their devices must be schedulable."""
     labels_with_pods: frozenset[str] = frozenset()
-    """Deploy labels that placed a pod here, whose successor is worth a wait."""
+    """Deploy labels that placed a pod here: worth waiting for its successor."""
     extra_clients: tuple[clients.ExtraClient, ...] = ()
 
     @property
     def has_dra_driver(self) -> bool:
-        """Whether the DRA driver is one of them."""
+        """Whether the DRA driver is among them."""
         return advertisers.DRIVER in self.kinds
 
     @property
     def restarted(self) -> tuple[advertisers.Kind, ...]:
-        """Those advertisers that are restarted."""
+        """The advertisers to restart."""
         kept = {advertisers.DRIVER} if self.kept_uids else set()
         return tuple(kind for kind in advertisers.KINDS if kind in self.kinds - kept)
 
     @property
     def restarted_names(self) -> str:
-        """The names of those that are restarted, in a sentence."""
+        """The names of the advertisers to restart, for a sentence."""
         return " and ".join(f"the {kind.name}" for kind in self.restarted)

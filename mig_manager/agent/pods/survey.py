@@ -1,4 +1,4 @@
-"""Find out, before anything is taken from the node, who uses what a plan changes."""
+"""Find the users of devices that a plan changes, before the node is touched."""
 
 import dataclasses
 from collections.abc import Callable, Collection, Sequence
@@ -13,8 +13,8 @@ from mig_manager.core.node import cluster, gpu_use
 _log = structlog.get_logger()
 
 _KUBELET_STARTS_WITHIN_S = 20.0
-"""How long a kubelet that restarts may take to answer, and then to list its pods: it waits for
-their list from the API server, for some seconds."""
+"""How long a restarting kubelet may take to answer and to list its pods: it first waits some
+seconds for the API server's list."""
 
 
 def decided_usage(
@@ -23,11 +23,11 @@ def decided_usage(
     order: drain.Order,
     cancel: ports.Cancellation,
 ) -> gpu_use.Usage:
-    """Return the usage of devices; wait for kubelet if only it knows who is affected.
+    """Return the usage of devices; wait for kubelet if only it knows the affected pods.
 
     Raises:
         ClusterError: The API refused or does not answer; POD_RESOURCES_UNAVAILABLE: kubelet does
-            not, and the order may affect pods that use other devices.
+            not answer, and the order may affect pods that use other devices.
         HardwareError: The driver does not list the processes of pods whose devices no GPU has.
         Superseded: Another layout is requested, or the agent stops.
     """
@@ -63,11 +63,11 @@ def require_idle(
     services: Collection[str],
     wait: timing.Wait,
 ) -> None:
-    """Wait for processes that block a plan, but for those that the drain or a pause ends.
+    """Wait for processes that block a plan, except those that the drain or a pause ends.
 
     Raises:
         HardwareError: The driver does not list the processes.
-        GpuInUseError: Some stay.
+        GpuInUseError: Some processes remain.
         Superseded: Another layout is requested, or the agent stops.
     """
     if deps.processes is None:
@@ -85,7 +85,7 @@ def require_idle(
             raise errors.GpuInUseError("; ".join(blocking))
 
     wait.retry(check, may_pass=lambda error: isinstance(error, errors.GpuInUseError))
-    # The question has used up the worker that was started ahead.
+    # The query has used the worker that was started ahead.
     deps.standby.expect_change()
 
 
@@ -97,10 +97,10 @@ def usage_now(
 ) -> gpu_use.Usage:
     """List the node's pods and the devices that kubelet assigned to them.
 
-    ``processes`` is called where pods have devices that none of ``gpus`` has.
+    ``processes`` is called if pods have devices that none of ``gpus`` has.
 
     Raises:
-        ClusterError: The API refused or does not answer. A kubelet that does not is no error.
+        ClusterError: The API refused or does not answer. A silent kubelet is no error.
         HardwareError: From ``processes``.
     """
     known_ids = None if gpus is None else gpu_use.device_ids(gpus)

@@ -25,9 +25,9 @@ class PodWait:
         *,
         timeout_s: float,
     ) -> _Problem:
-        """Wait until ``find`` finds no problem with the pods; return the one at the deadline.
+        """Wait until ``find`` finds no problem with the pods; return the problem at the deadline.
 
-        A list confirms what the watch reports, because a watch may lag behind.
+        A list confirms the watch's report, because a watch may lag behind.
 
         Raises:
             ClusterError: The API refused or does not answer.

@@ -15,7 +15,7 @@ def run(parsed: program.Parsed, terminal: console.Console) -> int:
 
     Raises:
         ConfigError: The document cannot be read.
-        UsageError: No shell is named, or one without a script.
+        UsageError: The shell is missing or unsupported.
     """
     shell = parsed["shell"]
     if parsed["layouts"]:
@@ -26,12 +26,12 @@ def run(parsed: program.Parsed, terminal: console.Console) -> int:
     else:
         reason = f"no completion for {shell!r}" if shell else "name a shell"
         known = ", ".join(completion.SCRIPTS)
-        raise errors.UsageError(f"{reason}; there is one for {known}")
+        raise errors.UsageError(f"{reason}; supported: {known}")
     return console.DONE
 
 
 def values(environ: Mapping[str, str]) -> completion.Values:
-    """Return what knows the layouts of the document on a command line."""
+    """Return the function that completes layout names from the document on the command line."""
 
     def of_option(option: options.Option, line: completion.Line) -> Iterable[str]:
         if option.metavar != options.LAYOUT:
@@ -49,7 +49,7 @@ def _layouts(parsed: program.Parsed, environ: Mapping[str, str]) -> Iterable[str
     from mig_manager.core.layout import config  # noqa: PLC0415 - loads YAML
 
     name = settings.command_settings(parsed, environ).config_file
-    # Standard input is the user's, who is still typing; and no shell has expanded the tilde.
+    # The user is still typing on standard input, and no shell has expanded the tilde.
     path = process.packaged_config() if name in (None, "-") else pathlib.Path(name)
     source = files.ConfigFile(path.expanduser())
     return config.parse(source.read(), source=source.name).layouts

@@ -23,7 +23,7 @@ def run(parsed: program.Parsed, terminal: console.Console) -> int:
         ) from error
     if chosen.scenario not in scenarios.STORIES:
         known = ", ".join(scenarios.STORIES)
-        raise errors.UsageError(f"there is no scenario {chosen.scenario!r}; there are {known}")
+        raise errors.UsageError(f"unknown scenario {chosen.scenario!r}; choose from {known}")
     terminal.configure_log(node_settings.LogLevel.WARNING, is_debug=chosen.is_debug)
     style = terminal.style(chosen.colour)
     played = scenarios.Options(
@@ -41,7 +41,7 @@ def run(parsed: program.Parsed, terminal: console.Console) -> int:
 
 
 def _path_exports(environ: Mapping[str, str]) -> Sequence[str]:
-    """Return what a shell needs to find the commands, such as those of a virtual environment."""
+    """Return the shell lines that put the commands on the PATH, as a virtual environment needs."""
     if shutil.which("mig-manager", path=environ.get("PATH", "")):
         return ()
     return (f'export PATH={shlex.quote(sysconfig.get_path("scripts"))}:"$PATH"',)

@@ -13,13 +13,13 @@ from mig_manager.cli.toolkit import console, program
 from mig_manager.core import node_settings
 
 MARGIN_S = 3.0
-"""For a check to start a process, and to kill one that hangs, beyond its time-out."""
+"""Extra time beyond a check's time-out, to start a process and to kill one that hangs."""
 _VAGUE = (errors.Reason.USAGE, errors.Reason.INVALID_CONFIG)
-"""The check's remedy names the file or the option; these reasons' do not."""
+"""For these reasons the check's own remedy is better: it names the file or the option."""
 
 
 def run(parsed: program.Parsed, terminal: console.Console) -> int:
-    """Check this node and write what was found; the exit status is 0 if nothing fails."""
+    """Check this node and write the findings; the exit status is 0 if no check fails."""
     chosen = settings.doctor_settings(parsed, terminal.environ)
     terminal.configure_log(node_settings.LogLevel.ERROR, is_debug=chosen.is_debug)
     gpu_access.prepare_simulation(chosen.gpus, terminal.note)
@@ -33,7 +33,7 @@ def run(parsed: program.Parsed, terminal: console.Console) -> int:
 
 
 def examine(checks: Sequence[Check], facts: Facts, *, timeout_s: float) -> Report:
-    """Run checks in parallel and within one time-out; one that fails does not affect others."""
+    """Run checks in parallel within one time-out; a failing check does not affect the others."""
     deadline = time.monotonic() + timeout_s
     answers = {
         check: call_thread.CallThread(lambda check=check: tuple(check.run(facts)))  # type: ignore[misc]

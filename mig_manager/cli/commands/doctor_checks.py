@@ -23,9 +23,9 @@ _BLOCKERS = ("nvidia_drm", "nvidia_modeset")
 _DAEMON = "nvidia-persiste"  # the persistence daemon's name as the kernel cuts it
 _OWN_GPUS = {
     model.Virtualization.NONE: "not virtual, according to the driver",
-    model.Virtualization.PASSTHROUGH: "passed through; a change of MIG mode needs no reset",
+    model.Virtualization.PASSTHROUGH: "passed through; a MIG mode change needs no reset",
 }
-"""GPUs about whose MIG mode this machine alone decides."""
+"""GPUs whose MIG mode only this machine controls."""
 _ACCOUNTS = "system:serviceaccount:"
 _IN_PROGRESS = (model.State.PENDING.value, model.State.REBOOTING.value)
 _Record = TypeVar("_Record")
@@ -64,7 +64,7 @@ def _driver(facts: Facts) -> Iterator[Finding]:
 
 @_check(
     "gpus",
-    "Reset the GPU named, or reboot the node; or request a layout with the current MIG mode.",
+    "Reset this GPU, or reboot the node; or request a layout with the current MIG mode.",
 )
 def _gpus(facts: Facts) -> Iterator[Finding]:
     """Every GPU answers; at least one supports MIG; no change of MIG mode is pending."""
@@ -72,7 +72,7 @@ def _gpus(facts: Facts) -> Iterator[Finding]:
         gpus = facts.gpus.get()
     except errors.HardwareError as error:
         if facts.inspection.if_known() is None:  # the check "driver" fails, and once is enough
-            raise NotAskedError("not known: the driver does not answer") from error
+            raise NotAskedError("unknown: the driver does not answer") from error
         raise
     if not any(gpu.is_mig_capable for gpu in gpus):
         what = "no GPU of this node supports MIG" if gpus else "this node has no NVIDIA GPU"
@@ -83,7 +83,7 @@ def _gpus(facts: Facts) -> Iterator[Finding]:
         yield fail(f"{lost}: unreachable: {lost.message}", remedy)
     for gpu in gpus:
         if gpu.current_mode and gpu.pending_mode and gpu.has_pending_mode:
-            modes = f"MIG {gpu.current_mode.value}, to be {gpu.pending_mode.value} after a reset"
+            modes = f"MIG {gpu.current_mode.value}, {gpu.pending_mode.value} after a reset"
             remedy = f"Run 'nvidia-smi --gpu-reset -i {gpu.index}' once it is idle, or reboot."
             if gpu.virtualization is model.Virtualization.PASSTHROUGH:
                 remedy = "Reboot the virtual machine: it cannot reset the GPU."
@@ -95,14 +95,14 @@ def _mode(gpu: model.Gpu) -> str:
     if gpu.current_mode is None:
         return f"{gpu.name}, no MIG"
     effect = "resets the GPU" if gpu.mode_change_needs_reset else "needs no reset"
-    unknown = ", profiles are known only with MIG enabled (and with the right)"
-    text = f"{gpu.name}, MIG {gpu.current_mode.value}, a change of mode {effect}"
+    unknown = ", profiles unknown until MIG is enabled (and without the right)"
+    text = f"{gpu.name}, MIG {gpu.current_mode.value}, a mode change {effect}"
     return text if gpu.profiles is not None else text + unknown
 
 
 @_check("virtualization", "Change the MIG mode on the host of the virtual machine.")
 def _virtualization(facts: Facts) -> Iterator[Finding]:
-    """No GPU is of a virtual machine that cannot change its MIG mode, or shared with some."""
+    """This machine controls every GPU's MIG mode, and shares no GPU with virtual machines."""
     gpus = facts.gpus.needed()
     if not gpus:
         yield skipped("no GPU")
@@ -116,25 +116,25 @@ def _virtualization(facts: Facts) -> Iterator[Finding]:
     yield from _grouped(own, lambda gpu: _OWN_GPUS[gpu.virtualization])
     for gpu in bound:
         if gpu.virtualization is model.Virtualization.VGPU:
-            yield fail(f"GPU {gpu.index} is a vGPU: its host decides about MIG")
+            yield fail(f"GPU {gpu.index} is a vGPU: its host controls MIG")
         elif gpu.virtualization is model.Virtualization.HOST:
             yield warn(
-                f"GPU {gpu.index} is shared with virtual machines (vGPU host): a reset or another "
-                "MIG mode ends its virtual functions and vGPUs, and the driver restores neither",
+                f"GPU {gpu.index} is shared with virtual machines (vGPU host): a reset or MIG "
+                "mode change ends its virtual functions and vGPUs; the driver restores neither",
                 "Stop the virtual machines before a change. Afterwards run 'sriov-manage -e "
                 f"{gpu.pci_address[-12:]}' and create the vGPUs, for example in a hook.",
             )
         else:
             yield warn(
                 f"GPU {gpu.index} is passed through to this virtual machine, which cannot "
-                "reset it: another MIG mode needs a reboot",
+                "reset it: a MIG mode change needs a reboot",
                 "Enable MIG before a layout is requested, and reboot the virtual machine.",
             )
 
 
 @_check("instances", "Apply a layout ('mig-manager apply'): it removes unusable instances.")
 def _instances(facts: Facts) -> Iterator[Finding]:
-    """No GPU instance is without a compute instance."""
+    """Every GPU instance has a compute instance."""
     found = [(gpu, gi) for gpu in facts.gpus.needed() for gi in gpu.gpu_instances]
     useless = [(gpu, gi) for gpu, gi in found if not gi.compute_instances]
     for gpu, gi in useless:
@@ -146,7 +146,7 @@ def _instances(facts: Facts) -> Iterator[Finding]:
         yield ok(f"{len(found)} GPU instances, each with a compute instance")
 
 
-@_check("gpu-processes", "Stop the process named; a GPU in use cannot be reset.")
+@_check("gpu-processes", "Stop this process; a GPU in use cannot be reset.")
 def _gpu_processes(facts: Facts) -> Iterator[Finding]:
     """No process uses a GPU that waits for a reset; lists the processes of each GPU."""
     by_uuid = dict(facts.inspection.needed().processes)
@@ -166,7 +166,7 @@ def _gpu_processes(facts: Facts) -> Iterator[Finding]:
 
 @_check("privileges", "Run as root, with the capabilities SYS_ADMIN and MKNOD.")
 def _privileges(facts: Facts) -> Iterator[Finding]:
-    """This user may do what a change of the GPUs needs."""
+    """This user has the privileges to change the GPUs."""
     own = procfs.privileges(facts.proc)
     if own is None:
         raise NotAskedError(f"{facts.proc}/self/status does not list capabilities")
@@ -180,7 +180,7 @@ def _privileges(facts: Facts) -> Iterator[Finding]:
         yield ok(f"{who}, with SYS_ADMIN; without MKNOD: {what}")
     elif not is_root or lacking:
         without = f" without {' and '.join(lacking)}" if lacking else ""
-        yield warn(f"{who}{without}: may read, but may not change everything")
+        yield warn(f"{who}{without}: may read, but not change everything")
     else:
         yield ok(f"{who}, with SYS_ADMIN and MKNOD")
 
@@ -244,7 +244,7 @@ def _lock(facts: Facts) -> Iterator[Finding]:
         yield warn(f"in use by {owner}") if owner else ok(f"{path}: free")
 
 
-@_check("config-file", "Correct the file at the place named.")
+@_check("config-file", "Correct the file at this place.")
 def _config_file(facts: Facts) -> Iterator[Finding]:
     """The layout file is valid and has layouts."""
     path = facts.settings.config_file
@@ -253,7 +253,7 @@ def _config_file(facts: Facts) -> Iterator[Finding]:
     if document.warnings:
         first, *others = document.warnings
         more = f"; and {len(others)} more" if others else ""
-        yield warn(f"{first}{more}", "Correct the place named, or accept it with --lenient.")
+        yield warn(f"{first}{more}", "Correct this place, or accept it with --lenient.")
     elif not document.layouts:
         yield warn(f"{path} has no layouts", "Add layouts, or name another file.")
     else:
@@ -262,11 +262,11 @@ def _config_file(facts: Facts) -> Iterator[Finding]:
 
 @_check("verified-layout", "Remove the file; the next 'apply' that succeeds writes it again.")
 def _verified_layout(facts: Facts) -> Iterator[Finding]:
-    """The layout kept for the next boot can be read."""
+    """The layout saved for the next boot is readable."""
     path = facts.settings.verified_layout_file
     layout = _record(path, files.VerifiedLayoutFile(path).read, journals.VerifiedLayout.from_json)
     if layout is None:
-        yield ok(f"{path}: no layout is kept for the next boot")
+        yield ok(f"{path}: no layout saved for the next boot")
     else:
         yield ok(f"{path}: layout {layout.config!r} of {len(layout.snapshot)} GPUs")
 
@@ -300,7 +300,7 @@ def _record(
 
 
 def _grouped(gpus: Iterable[model.Gpu], describe: Callable[[model.Gpu], str]) -> Iterator[Finding]:
-    """Describe GPUs, those with the same description together."""
+    """Describe GPUs; group those with the same description."""
     groups: dict[str, list[model.Gpu]] = collections.defaultdict(list)
     for gpu in gpus:
         groups[describe(gpu)].append(gpu)
@@ -316,7 +316,7 @@ def _grouped(gpus: Iterable[model.Gpu], describe: Callable[[model.Gpu], str]) ->
     "Mount kubelet's pod-resources folder, or name the socket (--pod-resources-socket).",
 )
 def _pod_resources(facts: Facts) -> Iterator[Finding]:
-    """Kubelet answers on its PodResources socket which pod uses which device."""
+    """Kubelet's PodResources socket answers which pod uses which device."""
     devices = sorted(facts.allocatable.get().items())
     counts = [f"{len(ids)} {name}" for name, ids in devices if _is_nvidia(name)]
     yield ok(f"kubelet can schedule {', '.join(counts) or 'no NVIDIA device'}")
@@ -332,7 +332,7 @@ def _schedulable_devices(facts: Facts) -> Iterator[Finding]:
             return
     schedulable = facts.allocatable.needed()
     gpus = facts.gpus.needed()
-    # Without the node, kubelet's devices are counted instead.
+    # Without the Node, count kubelet's devices instead.
     counts = {name: len(ids) for name, ids in schedulable.items() if _is_nvidia(name)}
     node = facts.node.if_known() or cluster.NodeView(name="", allocatable=counts)
     advertised = _phantoms(facts, node)
@@ -342,16 +342,16 @@ def _schedulable_devices(facts: Facts) -> Iterator[Finding]:
     yield fail(why_not) if why_not else ok("all devices and no others")
 
 
-@_check("phantom-devices", "Remove the resources from the node with the command named.")
+@_check("phantom-devices", "Remove the resources from the node with this command.")
 def _phantom_devices(facts: Facts) -> Iterator[Finding]:
-    """The node offers no GPU or MIG device that no GPU has."""
+    """Every GPU or MIG device that the node advertises exists."""
     node = facts.node.needed()
     advertised = _phantoms(facts, node)
     if advertised:
         remedy = f"Run: {phantoms.remedy(node.name, advertised)}"
         yield fail(f"{phantoms.message(advertised)}; pods run without them", remedy)
     else:
-        yield ok("every device that the node offers may exist")
+        yield ok("every advertised device can exist")
 
 
 def _phantoms(facts: Facts, node: cluster.NodeView) -> Mapping[str, int]:
@@ -398,7 +398,7 @@ def _rights(facts: Facts) -> Iterator[Finding]:
             is_complete = False
             yield (fail if right.is_needed else warn)(f"may not {right}: {right.purpose}")
     if is_complete:
-        yield ok(f"all {len(rights.RIGHTS)} that the agent needs")
+        yield ok(f"all {len(rights.RIGHTS)} rights that the agent needs")
 
 
 @_check(
@@ -412,10 +412,10 @@ def _admission_policy(facts: Facts) -> Iterator[Finding]:
     try:
         user = api.user()
     except errors.ClusterError as error:
-        raise NotAskedError(f"the user is not known: {error.message}") from error
+        raise NotAskedError(f"unknown user: {error.message}") from error
     if not user.startswith(_ACCOUNTS):
-        raise NotAskedError(f"it confines the agent's ServiceAccount, and not the user {user}")
-    # Of people: the policy refuses it on every node, and a dry run changes nothing.
+        raise NotAskedError(f"it confines the agent's ServiceAccount, not the user {user}")
+    # A label that only people set: the policy refuses it on every node. A dry run changes nothing.
     change = {"metadata": {"labels": {cluster.PARTITIONING_LABEL: "probe"}}}
     try:
         api.patch(f"{kube_node.path(node.name)}?dryRun=All", change)
@@ -424,7 +424,7 @@ def _admission_policy(facts: Facts) -> Iterator[Finding]:
             raise
         yield ok(f"confines {user} to its own node")
     else:
-        yield warn(f"none confines {user}: its token may change every node")
+        yield warn(f"no policy confines {user}: its token may change every node")
 
 
 @_check("device-plugin", "Deploy the device plugin or DRA driver, or check its pod on this node.")
@@ -447,7 +447,7 @@ def _advertises(pod: cluster.Pod) -> bool:
 
 @_check("interrupted-run", "Start the agent on this node: it resumes or rolls back the change.")
 def _interrupted_run(facts: Facts) -> Iterator[Finding]:
-    """No change was interrupted: nothing is paused, tainted or in the journal."""
+    """No change was interrupted: no paused pod, no taint, no journal."""
     node = facts.node.needed()
     traces = [f"{key} is paused" for key, v in node.labels.items() if v == cluster.PAUSED_VALUE]
     if cluster.JOURNAL_ANNOTATION in node.annotations:
@@ -458,9 +458,9 @@ def _interrupted_run(facts: Facts) -> Iterator[Finding]:
     if traces and node.labels.get(cluster.STATE_LABEL) in _IN_PROGRESS:
         yield warn(f"a run is in progress, or was killed: {', '.join(traces)}")
     elif traces:
-        yield fail(f"no run is in progress, and {', '.join(traces)}")
+        yield fail(f"no run is in progress, but {', '.join(traces)}")
     elif not is_unreadable:
-        yield ok("nothing is left of a run")
+        yield ok("no interrupted run")
     if is_unreadable:
         yield warn(
             f"an unreadable journal is in {cluster.UNREADABLE_JOURNAL_ANNOTATION}",

@@ -1,4 +1,4 @@
-"""The facts of a node that checks of ``doctor`` read: each is read once for all checks."""
+"""Read the facts of a node once for all checks of ``doctor``."""
 
 import concurrent.futures
 import dataclasses
@@ -21,7 +21,7 @@ from mig_manager.core.node import claims, cluster
 from mig_manager.sandbox.driver import worker as simulated_worker
 
 _ATTEMPTS = 3
-"""How often a request to the API may be sent within a check's time, pauses included."""
+"""Attempts of an API request that fit into a check's time-out, pauses included."""
 _MOUNTS = pathlib.Path("/proc/self/mountinfo")
 _Fact = TypeVar("_Fact")
 
@@ -31,17 +31,17 @@ class Check:
     """A check; its name, meaning and remedy are in docs/observability.md."""
 
     name: str  # a public contract
-    meaning: str  # what is true if nothing is found
-    remedy: str  # what to do if the finding has no remedy of its own
+    meaning: str  # what is true if the check passes
+    remedy: str  # used if the finding has no remedy of its own
     run: Callable[["Facts"], Iterable[Finding]]  # raises any error, or ``NotAskedError``
 
 
 class NotAskedError(Exception):
-    """There is nothing to check, which is no failure; the text says why."""
+    """Skip a check without failing it; the text says why."""
 
 
 class Once(Generic[_Fact]):
-    """A fact that several checks need: read by the first, and awaited by the others.
+    """A fact that several checks need: the first one reads it, the others wait for it.
 
     Args:
         ask: Reads it; its error is raised in all checks.
@@ -58,7 +58,7 @@ class Once(Generic[_Fact]):
         """Return the fact.
 
         Raises:
-            Exception: As reading it raised.
+            Exception: Reading it failed.
         """
         with self._lock:
             if not self._answer.done():
@@ -69,7 +69,7 @@ class Once(Generic[_Fact]):
         return self._answer.result()
 
     def needed(self) -> _Fact:
-        """Return the fact, for a check that is about something else.
+        """Return the fact for a check of something else, which must not report its absence.
 
         Raises:
             NotAskedError: It cannot be read; another check reports why.
@@ -79,7 +79,7 @@ class Once(Generic[_Fact]):
         except NotAskedError:
             raise
         except Exception as error:
-            raise NotAskedError(f"not known: {self._what}") from error
+            raise NotAskedError(f"unknown: {self._what}") from error
 
     def if_known(self) -> _Fact | None:
         """Return the fact, or None if it cannot be read."""
@@ -154,7 +154,7 @@ def facts(chosen: command_settings.DoctorSettings) -> Facts:
     kube = Once(connect, what="the cluster")
     return Facts(
         settings=chosen,
-        # Each has a worker of its own: one that hangs must not delay the other.
+        # Two workers: one that hangs must not delay the other.
         gpus=Once(lambda: worker().observe(), what="the GPUs"),
         inspection=Once(lambda: worker().inspect(), what="the GPU processes"),
         kube=kube,

@@ -1,4 +1,4 @@
-"""The report of ``mig-manager doctor``: what the checks found, for people and for programs."""
+"""The report of ``mig-manager doctor``, for people and for programs."""
 
 import dataclasses
 import enum
@@ -13,22 +13,22 @@ if TYPE_CHECKING:
 
 
 class Verdict(enum.Enum):
-    """What a finding means."""
+    """The result of a check."""
 
     OK = "ok"
-    WARN = "warn"  # works, but something may fail later
+    WARN = "warn"  # works now, but may fail later
     FAIL = "fail"
     SKIPPED = "skipped"  # not checked; the finding says why
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that a check found."""
+    """One result of a check."""
 
     verdict: Verdict
     text: str  # one sentence or less
     remedy: str = ""
-    """What to do; empty where nothing is wrong, and from a check: the remedy of the check."""
+    """What to do; empty if nothing is wrong, or if the check's own remedy applies."""
 
 
 ok = functools.partial(Finding, Verdict.OK)
@@ -39,13 +39,13 @@ skipped = functools.partial(Finding, Verdict.SKIPPED)
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """What all checks found, in their order."""
+    """The findings of all checks, in order."""
 
     findings: tuple[tuple[str, Finding], ...]  # with the name of the check
 
     @property
     def is_good(self) -> bool:
-        """Whether nothing fails."""
+        """Whether no check failed."""
         return not self.count(Verdict.FAIL)
 
     def count(self, verdict: Verdict) -> int:
@@ -85,7 +85,7 @@ def table(report: Report, *, style: bar.Style) -> str:
     lines = [f"{'CHECK':<{wide}}  VERDICT  FOUND"]
     for check, finding in report.findings:
         parts = [finding.text] + ([f"remedy: {finding.remedy}"] if finding.remedy else [])
-        # Names from the API and from processes end up here; they must not drive the terminal.
+        # Names from the API and from processes must not control the terminal.
         first, *more = [
             row
             for part in parts

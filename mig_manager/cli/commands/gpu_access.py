@@ -1,6 +1,6 @@
 """Build the adapters of a command from its settings, for real or simulated GPUs.
 
-Each adapter is imported where it is needed, because most commands need few of them.
+Imports are local, because most commands need few adapters.
 """
 # ruff: noqa: PLC0415 - see above
 
@@ -31,7 +31,7 @@ class GpuAccess:
         self._terminal = terminal
 
     def gpus(self) -> ports.Gpus:
-        """Return the GPUs for reading, in this process, which is quickest."""
+        """Return the GPUs for reading, in this process, which is fastest."""
         from mig_manager.adapters.nvml import gpus as nvml_gpus
 
         prepare_simulation(self._chosen.gpus, self._terminal.note)
@@ -50,7 +50,7 @@ class GpuAccess:
         )
 
     def dependencies(self) -> local.Dependencies:
-        """Return the dependencies of a change; a worker process executes it on the GPUs."""
+        """Return the dependencies of a change; a worker process changes the GPUs."""
         from mig_manager.adapters.host import files, lock_file
         from mig_manager.adapters.nvml import client as nvml_worker
         from mig_manager.sandbox.driver import worker as simulated_worker
@@ -114,7 +114,7 @@ class GpuAccess:
         )
 
     def pods_by_device(self) -> Mapping[str, tuple[str, ...]] | None:
-        """Return the pods that use each device, by its UUID; None without a kubelet's socket."""
+        """Return the pods by the UUID of the device they use; None without kubelet's socket."""
         if self._chosen.pod_resources_socket is None:
             return None
         from mig_manager.adapters import pod_resources
@@ -131,7 +131,7 @@ class GpuAccess:
         return self.gpus().observe()
 
     def processes(self) -> Mapping[str, tuple[steps.GpuProcess, ...]] | None:
-        """Return the processes that use each GPU, by its UUID; None if that is not known."""
+        """Return the processes by the UUID of the GPU they use; None if unknown."""
         from mig_manager.adapters.host import call_thread, procfs
         from mig_manager.adapters.nvml import processes as nvml_processes
 
@@ -153,11 +153,11 @@ class GpuAccess:
 def prepare_simulation(access: node_settings.GpuAccess, note: Callable[[str], object]) -> None:
     """Create the state file of simulated GPUs if it is missing, or if a fresh start is requested.
 
-    Does nothing for real GPUs. ``note`` is called with a sentence that the GPUs are simulated.
+    Does nothing for real GPUs. ``note`` gets a sentence that the GPUs are simulated.
 
     Raises:
-        UsageError: The spec is invalid, the file has another node or another content or cannot
-            be written, or there is neither file nor spec.
+        UsageError: The spec is invalid or missing, or the file cannot be written, holds another
+            node, or holds no simulated GPUs.
     """
     from mig_manager.sandbox.driver import state_file, states
 
@@ -185,7 +185,7 @@ def prepare_simulation(access: node_settings.GpuAccess, note: Callable[[str], ob
         ) from error
     except OSError as error:
         raise errors.UsageError(
-            f"cannot keep simulated GPUs in {path}: {error.strerror or error}; "
+            f"cannot save simulated GPUs in {path}: {error.strerror or error}; "
             f"name another --simulate-state"
         ) from error
     note(f"GPUs are simulated, in {path}")

@@ -1,6 +1,6 @@
 """The commands on this machine's GPUs: ``status``, ``plan``, ``apply`` and their relatives.
 
-They need no cluster, and load none of its libraries.
+They need no cluster and load no Kubernetes library.
 """
 
 import dataclasses
@@ -135,11 +135,11 @@ class GpuCommands:
             driver_timeout_s=self._chosen.driver_timeout_s,
         )
         if not result.layout:
-            text = "No layout is kept for the boot: nothing was done."
+            text = "No layout is saved for the boot: nothing to do."
         elif result.rounds:
             text = f"Layout {result.layout} is restored{' in part' * bool(result.problems)}."
         elif result.problems:
-            text = f"Layout {result.layout} is not restored: nothing was done."
+            text = f"Layout {result.layout} was not restored: nothing was changed."
         else:
             text = f"Layout {result.layout} is already active: nothing to do."
         self._answer(result.to_data, lambda: text)
@@ -232,7 +232,7 @@ class GpuCommands:
         selected = [document.layout(name) for name in names or document.layouts]
         from mig_manager.catalogue import hardware  # noqa: PLC0415 - only for products
 
-        # Layouts that are named must fit these GPUs, others may be for other known products.
+        # Named layouts must fit these GPUs; the others may be for other known products.
         others = None if names or self._chosen.must_fit else hardware.known_gpus
         source = document.source
         fits = None
@@ -250,7 +250,7 @@ class GpuCommands:
 
     @functools.cached_property
     def _templates(self) -> Sequence[model.Gpu]:
-        """Return one idle GPU of each product named."""
+        """Return one idle GPU of every product named on the command line."""
         from mig_manager.catalogue import hardware  # noqa: PLC0415 - only for products
 
         return hardware.templates(self._chosen.products, warn=self._terminal.note)
@@ -281,7 +281,7 @@ class GpuCommands:
         raise errors.UsageError(f"name a layout; {source.source} has {names or 'none'}")
 
     def _generated(self, name: str, source: config.Document) -> config.Layout:
-        """Return a layout that the built-in file lacks: generated for this machine's GPUs."""
+        """Generate a layout that the built-in file lacks, for this machine's GPUs."""
         try:
             gpus = self._access.observed
         except errors.HardwareError:

@@ -1,13 +1,13 @@
-"""How far a change of the GPUs is, on a terminal."""
+"""Show the progress of a change on a terminal."""
 
 from mig_manager.adapters.host import log
 from mig_manager.core import messages, ports, steps
 
 
 class Progress(ports.Telemetry):
-    """Shows the steps that ended in one line, which the next remark replaces.
+    """Shows the finished steps in one line, which the next remark replaces.
 
-    ``columns`` is the terminal's width; 0: there is none, and nothing is shown.
+    ``columns`` is the terminal's width; without a terminal it is 0, and nothing is shown.
     """
 
     def __init__(self, remarks: log.LineWriter, columns: int) -> None:
@@ -17,7 +17,7 @@ class Progress(ports.Telemetry):
         self._total: dict[int, int] = {}
 
     def steps_began(self, plan: steps.Plan) -> None:
-        """Show that none has ended."""
+        """Show that no step has finished."""
         self._total = {gpu.gpu_index: len(gpu.steps) for gpu in plan.gpus if gpu.steps}
         self._done = dict.fromkeys(self._total, 0)
         self._show(self.line)
@@ -34,7 +34,7 @@ class Progress(ports.Telemetry):
 
     @property
     def line(self) -> str:
-        """All steps, then the GPUs with steps left, as many as fit."""
+        """All steps, then as many unfinished GPUs as fit."""
         head = f"{sum(self._done.values())} of {sum(self._total.values())} steps"
         left = [
             f"GPU {index} {self._done[index]}/{total}"

@@ -1,7 +1,7 @@
-"""Remove credentials from text that people attach to reports: by their names and by their looks.
+"""Remove credentials from text that people attach to reports, by name and by appearance.
 
-No pattern finds every credential. Each takes linear time, because hostile text must not keep the
-command busy.
+No pattern finds every credential. Every pattern takes linear time, so that hostile text cannot
+keep the command busy.
 """
 
 import base64
@@ -24,7 +24,7 @@ _WORD = (
 )
 _ABOUT = ("dir", "file", "mode", "name", "namespace", "path", "provider", "ref", "seconds", "url")
 _REST = rf"[\w.-]{{0,60}}{''.join(f'(?<!{each})' for each in _ABOUT)}"
-"""Of a name behind its word. A file, name or lifetime of a credential is none."""
+"""The rest of a name after its secret word; a credential's file, name or lifetime is no secret."""
 _NAME = rf"[\w.-]{{0,60}}{_WORD}{_REST}"
 _MARK = r"""\\{0,9}["']?"""  # around a text of JSON, which may be within another
 _NEXT = r"""(?:\\*["']\s*,\s*|[^\S\n]+(?:\\\n\s*)?)"""  # between arguments, also of a list
@@ -92,12 +92,12 @@ _ARGUMENT = re.compile(
 )
 _QUOTE = re.compile(r"""\\*["']""")
 _UNNAMED = (
-    # A key or certificate in PEM; of one that is cut off, what looks like Base64.
+    # A key or certificate in PEM; if it is cut off, the Base64 that follows the header.
     re.compile(
         r"-----BEGIN [^-\n]+-----"
         r"(?:(?:[^\"-]|-(?!----))*-----END [^-\n]+-----|(?:[\w+/=\s]|\\[nr])*)"
     ),
-    re.compile(r"LS0tLS1CRUdJTi[\w+/=]*"),  # the same once more in Base64, as in a Secret
+    re.compile(r"LS0tLS1CRUdJTi[\w+/=]*"),  # PEM in Base64, as in a Secret
     # User and password in a URL. The password may have "@" or "/".
     re.compile(
         r"(?<=://)(?:[^/\s@:\"'?#]{0,100}:[^/\s\"'?#]{1,300}"
@@ -105,28 +105,28 @@ _UNNAMED = (
     ),
     re.compile(r"(?<=://)[^/\s@:\"'?#]{1,300}(?=@(?!sha\d{3}:))"),  # a token in a URL
     # Tokens of GitHub, GitLab, Slack, NVIDIA, Docker, DigitalOcean, Grafana, Google, Stripe and
-    # PyPI. Each has a prefix of its own.
+    # PyPI, by their unique prefixes.
     re.compile(
         r"\b(?:gh[a-z]_|github_pat_|gl(?:pat|rt|dt|ft|ptt|cbt)-|xox[a-z]-|xapp-|nvapi-|dckr_pat_"
         r"|do[opr]_v1_|glsa_|glc_|ya29\.|AIza|GOCSPX-|[rs]k_(?:live|test)_|pypi-AgE)[\w-]{10,}"
     ),
-    # Of Hugging Face, npm, OpenAI, Anthropic, Vault, Databricks, age, AWS and SendGrid: as long as
-    # they are, these prefixes begin words.
+    # Hugging Face, npm, OpenAI, Anthropic, Vault, Databricks, age, AWS and SendGrid. Ordinary
+    # words begin with these prefixes too, so the length counts.
     re.compile(r"\b(?:hf_|npm_)[A-Za-z\d]{20,}"),
     re.compile(r"\bsk-(?=[A-Za-z_-]{0,60}\d)[\w-]{20,}"),
     re.compile(r"\b(?:hv[bsr]\.[\w-]{20,}|dapi[\da-f]{32}|AGE-SECRET-KEY-1[A-Z\d]{20,})"),
     re.compile(r"\b(?:A(?:KI|SI|BI|CC)A[A-Z2-7]{16}\b|SG\.[\w-]{16,99}\.[\w-]{16,99})"),
-    re.compile(r"(?<=//hooks\.slack\.com/services/)[\w/]+"),  # who knows it may write there
-    # A JSON Web Token, with what it is joined to.
+    re.compile(r"(?<=//hooks\.slack\.com/services/)[\w/]+"),  # a secret URL: allows posting
+    # A JSON Web Token, with the characters joined to it.
     re.compile(r"(?<![\w-])(?=[\w-]+\.[\w-]+\.)[\w-]*?\beyJ[\w-]+\.[\w-]+\.[\w-]*"),
     re.compile(r"(?<=\bbearer )[\w.~+/=-]+", re.IGNORECASE),
 )
 _LEAST = 6
-"""Characters of a known secret: a shorter one would remove what only looks like it."""
+"""Shorter secrets are not searched for: they would match ordinary text."""
 
 
 def redacted(text: str, secrets: Iterable[str] = ()) -> str:
-    """Replace known secrets and what looks like a credential; JSON stays JSON."""
+    """Replace known secrets and text that looks like a credential; JSON stays valid."""
     # Longest first: one secret may be part of another.
     for secret in sorted(set(secrets), key=len, reverse=True):
         if len(secret) >= _LEAST:
@@ -142,7 +142,7 @@ def redacted(text: str, secrets: Iterable[str] = ()) -> str:
 
 
 def _replacement(found: re.Match[str]) -> str:
-    # A number or a word behind a quoted key: JSON needs quotes around what replaces it.
+    # After a quoted key, a bare number or word is JSON: its replacement needs quotes.
     opening = _QUOTE.match(found["value"])
     groups = found.groupdict("")
     quote = opening[0] if opening else groups.get("mark") or groups.get("quote") or ""
@@ -157,5 +157,5 @@ def values(text: str) -> tuple[str, ...]:
 
 
 def is_secret(name: str) -> bool:
-    """Return whether a variable of this name has a secret."""
+    """Return whether a variable's name suggests a secret."""
     return name not in _FOLDERS and re.fullmatch(_NAME, name, re.IGNORECASE) is not None

@@ -1,7 +1,7 @@
 """``mig-manager rollout``: request a layout of many nodes, a few at a time.
 
-All state is on the nodes: after an interruption, the same command continues. The answers are a
-live table or a line for each change, and the outcome.
+All state is on the nodes: after an interruption, the same command continues. The output is a live
+table or a line for each change, then the outcome.
 """
 
 import contextlib
@@ -82,7 +82,7 @@ def run(parsed: program.Parsed, terminal: console.Console) -> int:
             if not any(map(chosen.goal.includes, selected.nodes())):
                 if chosen.goal.layout is None:
                     raise errors.UsageError(
-                        f"no node that {chosen.selector!r} selects has the mark of a rollout"
+                        f"no node selected by {chosen.selector!r} was labelled by a rollout"
                     )
                 raise errors.UsageError(
                     f"{chosen.selector!r} selects no node",
@@ -111,7 +111,7 @@ def _preview(
     if document is None or layout is None:
         where = "/".join(chosen.config_map)
         raise errors.UsageError(
-            f"ConfigMap {where} not found; name the agents' one (--config-map), or a file (-f)"
+            f"ConfigMap {where} not found; name the agents' one (--config-map) or a file (-f)"
         )
     fleet_nodes.require_layout(nodes, document, layout)
     pods = cluster_reader.ClusterReader(kube).gpu_pods([node.name for node in nodes])
@@ -156,7 +156,7 @@ def _roll_out(
     chosen: rollout_settings.RolloutSettings, terminal: console.Console, selected: fleet.Fleet
 ) -> int:
     display, decisions = _Display(chosen, terminal), _decisions(chosen, terminal, selected)
-    decision = next(decisions)  # before it, an interrupt has no outcome to show
+    decision = next(decisions)  # an interrupt before this has no outcome to show
     try:
         display.show(decision)
         for decision in decisions:
@@ -176,7 +176,7 @@ def _roll_out(
 def _decisions(
     chosen: rollout_settings.RolloutSettings, terminal: console.Console, selected: fleet.Fleet
 ) -> Iterator[rollout.RolloutDecision]:
-    """Yield each decision and then carry it out, until the rollout is over.
+    """Yield every decision, then execute it, until the rollout is over.
 
     Raises:
         ClusterError: The API refused a request.
@@ -260,9 +260,9 @@ class _Display:
         self._lines = text.count("\n") + 1
 
     def clear(self) -> None:
-        """Remove the table drawn last: the next one takes its place."""
+        """Remove the last table, so that the next one takes its place."""
         if self._lines:
-            # From the first column: a terminal shows ^C where the cursor is.
+            # Start at the first column: a terminal prints ^C at the cursor.
             self._terminal.stdout.write(f"\r\x1b[{self._lines}A\x1b[J")
         self._lines = 0
 
@@ -273,7 +273,7 @@ class _Display:
 def table(
     decision: rollout.RolloutDecision, title: str, *, style: bar.Style, size: tuple[int, int]
 ) -> str:
-    """Return the live table for a terminal of that many columns and lines."""
+    """Return the live table for a terminal of this size (columns, lines)."""
     columns, rows = size
     room = max(1, min(_MOST_ROWS, rows - 4))
     listed = sorted(decision.of(*_SHOWN), key=lambda node: _SHOWN.index(node.state))
@@ -299,7 +299,7 @@ def _counts(decision: rollout.RolloutDecision, title: str) -> str:
 def _event(node: rollout.NodeProgress) -> str:
     """Return one node in one line."""
     why = ": ".join(filter(None, (node.phase, node.reason, messages.printable(node.message, " "))))
-    retried = ", with a retry to come" if node.is_retried else ""
+    retried = ", will be retried" if node.is_retried else ""
     state = f"{node.state.value}{_without(node)}{retried}"
     return f"{node.name}: {state}" + (f": {why}" if why else "")
 
@@ -371,7 +371,7 @@ def previewed(previews: Sequence[preview.Preview], title: str, *, style: bar.Sty
         start = f"{node.name:<{wide}}  "
         line = style.fitted(f"{start}{verdict}  {rest}".rstrip())
         painted = style.paint(verdict, _VERDICTS.get(node.feasibility, bar.Tone.PLAIN))
-        # A line that is wrapped before the verdict stays without its colour.
+        # A line wrapped before the verdict is not coloured.
         lines.append(line.replace(f"{start}{verdict}", f"{start}{painted}", 1))
     totals = [
         f"{sum(node.feasibility is each for node in previews)} {each.value.replace('-', ' ')}"
@@ -389,14 +389,14 @@ def _row(node: rollout.NodeProgress, *, style: bar.Style, columns: int) -> str:
     minutes, seconds = divmod(int(node.seconds), 60)
     time = f"{minutes}m{seconds:02}s" if minutes else f"{seconds}s"
     rest = f"{time:>6}  {why}"
-    # Cut before it is painted: a line that the terminal wraps would spoil the drawing.
+    # Cut before painting: a line that the terminal wraps would break the table.
     room = max(0, columns - 1 - len(f"  {name}  {state}  "))
     rest = rest if len(rest) <= room else f"{rest[: max(0, room - 1)]}…"
     return f"  {name}  {style.paint(state, _TONES[node.state])}  {rest}"
 
 
 def _without(node: rollout.NodeProgress) -> str:
-    """Say on which GPUs the layout is not active."""
+    """Name the GPUs on which the layout is not active."""
     names = messages.printable(_named(node.unreachable), " ")
     return f" without unreachable {names}" if names else ""
 

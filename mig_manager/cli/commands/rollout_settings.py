@@ -33,19 +33,19 @@ class RolloutSettings(command_settings.AnswerSettings, node_settings.DocumentSet
     """Settings of one rollout."""
 
     layout_operand: str | None = options.text(
-        "the layout, or 'undo': back to what each node requested before",
+        "the layout, or 'undo' to restore every node's previous request",
         name="layout",
         metavar=options.LAYOUT,
         has_variable=False,
         is_operand=True,
     )
     selected_config: str | None = options.text(
-        "the layout as an option, such as for one whose name is undo",
+        "the layout as an option, for example a layout named undo",
         short="c",
         metavar=options.LAYOUT,
     )
     selector: str = options.text(
-        "labels of the nodes, as for kubectl (required)",
+        "label selector of the nodes, as for kubectl (required)",
         short="l",
         metavar="SELECTOR",
         default="",
@@ -57,15 +57,15 @@ class RolloutSettings(command_settings.AnswerSettings, node_settings.DocumentSet
         parse=_amount,
     )
     node_timeout_s: float = options.seconds(
-        "how long a node may take, without its wait for a slot", default=1800.0, least=1.0
+        "how long a node may take, not counting its wait for a slot", default=1800.0, least=1.0
     )
     silence_timeout_s: float = options.seconds(
-        "how long an agent may take to react until its node counts as failed",
+        "how long an agent may take to react before its node counts as failed",
         default=120.0,
         least=0.1,
     )
     config_file: pathlib.Path | None = options.path(
-        "config document to plan with", short="f", default_text="that of the ConfigMap"
+        "config document to plan with", short="f", default_text="from the ConfigMap"
     )
     config_map: tuple[str, str] = options.declared(
         options.Option(
@@ -80,10 +80,10 @@ class RolloutSettings(command_settings.AnswerSettings, node_settings.DocumentSet
         "credentials for the cluster", variable="KUBECONFIG", default_text="~/.kube/config"
     )
     pauses_on_failure: bool = options.switch(
-        "start no further node once one has failed", name="pause-on-failure"
+        "start no more nodes after a failure", name="pause-on-failure"
     )
     is_dry_run: bool = options.switch(
-        "show for each node whether the layout fits and what it would cost; change nothing",
+        "show for every node whether the layout fits and what it would cost; change nothing",
         name="dry-run",
     )
     goal: nodes.Goal
@@ -101,12 +101,12 @@ def rollout_settings(parsed: Mapping[str, object], environ: Mapping[str, str]) -
     values["colour"] = command_settings.colour(source)
     values["selector"] = values["selector"].strip()
     if not values["selector"]:
-        raise errors.UsageError("say which nodes: -l SELECTOR, as for kubectl")
+        raise errors.UsageError("name the nodes: -l SELECTOR, as for kubectl")
     if values["layout_operand"] and parsed.get("selected_config") is None:
-        values["selected_config"] = None  # the command line is stronger than the variable
+        values["selected_config"] = None  # the command line overrides the variable
     goal = _goal(values["layout_operand"], values["selected_config"])
     if values["is_dry_run"] and goal.layout is None:
-        raise errors.UsageError("a dry run is of a layout, not of undo")
+        raise errors.UsageError("--dry-run needs a layout; undo has no preview")
     if values["kubeconfig"] is None:
         if not environ.get("HOME"):
             raise errors.UsageError("no kubeconfig: name one with --kubeconfig or KUBECONFIG")
@@ -129,7 +129,7 @@ def _goal(operand: str | None, selected: str | None) -> nodes.Goal:
         return nodes.Goal(layout=None)
     name = selected or operand
     if not name:
-        raise errors.UsageError("name a layout, or say undo")
+        raise errors.UsageError("name a layout, or 'undo'")
     if not _LABEL.fullmatch(name):
-        raise errors.UsageError(f"{name!r} cannot be the value of a label, so no node can have it")
+        raise errors.UsageError(f"{name!r} is not a valid label value")
     return nodes.Goal(layout=name)

@@ -24,7 +24,7 @@ KIND = options.Option(
 
 
 def run(parsed: program.Parsed, terminal: console.Console) -> int:
-    """Print a schema, or the names of all; UsageError if there is none of that name."""
+    """Print a schema, or the names of all; UsageError if the name is unknown."""
     name, known = parsed["schema"], KIND.words
     if name is None:
         terminal.say("\n".join(known))
@@ -33,12 +33,12 @@ def run(parsed: program.Parsed, terminal: console.Console) -> int:
         from mig_manager.core import fields  # noqa: PLC0415 - only for mistakes
 
         hint = fields.did_you_mean(str(name), known)
-        raise errors.UsageError(f"there is no schema {name!r}{hint}")
+        raise errors.UsageError(f"unknown schema {name!r}{hint}")
     try:
         schema = pkgutil.get_data("mig_manager", f"schemas/{name}.json") or b""
     except FileNotFoundError as error:
         raise errors.UsageError(
-            "this source has no schemas: an installation makes them", remedy="pip install -e ."
+            "this source has no schemas; installing generates them", remedy="pip install -e ."
         ) from error
     terminal.say(schema.decode())
     return console.DONE

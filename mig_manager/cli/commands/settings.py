@@ -11,7 +11,7 @@ from mig_manager.adapters.host import process
 from mig_manager.agent import settings
 from mig_manager.core import host_settings, node_settings, options
 
-OUTPUT = "output"  # the heading in help of what concerns the answer
+OUTPUT = "output"  # heading in help
 _PROC = pathlib.Path("/proc")
 _STANDARD_OUTPUT = pathlib.Path("-")
 
@@ -69,7 +69,7 @@ WATCH = options.Option(
 )
 _SELECTED_CONFIG = options.Option(
     name="selected-config",
-    help="name of the layout; for 'boot' only if none was applied before",
+    help="name of the layout; 'boot' uses it only if no layout was applied before",
     short="c",
     metavar=options.LAYOUT,
     variable="MIG_PARTED_SELECTED_CONFIG",
@@ -79,7 +79,7 @@ _SELECTED_CONFIG = options.Option(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TerminalSettings:
-    """What every command has that people type."""
+    """Settings that every command for people has."""
 
     colour: node_settings.Colour = options.declared(
         dataclasses.replace(node_settings.COLOUR, group=OUTPUT)
@@ -105,7 +105,7 @@ class AnswerSettings(TerminalSettings):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CommandSettings(AnswerSettings, node_settings.NodeSettings):
-    """Settings of a command on this machine's GPUs; each command reads what concerns it."""
+    """Settings of a command on this machine's GPUs; every command reads a part of them."""
 
     layouts: tuple[str, ...] = options.nested((*_LAYOUT, _SELECTED_CONFIG))
     """None: the document's only one."""
@@ -114,12 +114,12 @@ class CommandSettings(AnswerSettings, node_settings.NodeSettings):
         short="f",
         metavar=options.FILE,
         variable="MIG_PARTED_CONFIG_FILE",
-        default_text="CONFIG_FILE but for 'boot', or the built-in one",
+        default_text="CONFIG_FILE except for 'boot', or the built-in one",
         commands="plan apply assert boot validate completion",
     )
     """None: the built-in one."""
     pods_layouts: settings.Limits | None = None
-    """How the agent of this pod serves its document; None: the document is not the agent's."""
+    """How this pod's agent serves its document; None: the document is not the agent's."""
     is_mode_only: bool = options.switch(
         "only MIG mode, no instances",
         name="mode-only",
@@ -128,15 +128,15 @@ class CommandSettings(AnswerSettings, node_settings.NodeSettings):
         commands="apply assert restore",
     )
     is_reset_skipped: bool = options.switch(
-        "leave a new MIG mode pending where the driver needs a GPU reset for it; with --mode-only "
-        "that is no failure",
+        "leave a MIG mode change pending if it needs a GPU reset; with --mode-only this is no "
+        "failure",
         name="skip-reset",
         short="s",
         variable="MIG_PARTED_SKIP_RESET",
         commands="apply",
     )
     is_dry_run: bool = options.switch(
-        "show what would change, as 'plan' does, and change nothing",
+        "show what would change, like 'plan', and change nothing",
         name="dry-run",
         commands="apply",
     )
@@ -168,7 +168,7 @@ class CommandSettings(AnswerSettings, node_settings.NodeSettings):
         commands="generate-config",
     )
     has_all_maximal: bool = options.switch(
-        "add every mixed layout to which no further instance can be added",
+        "add every maximal mixed layout",
         name="all-maximal",
         commands="generate-config",
     )
@@ -193,12 +193,11 @@ class CommandSettings(AnswerSettings, node_settings.NodeSettings):
         )
     )
     must_fit: bool = options.switch(
-        "also fail for a layout that fits none of these GPUs but others; layouts that are named "
-        "always must fit",
+        "also fail for layouts that fit only other GPU models; named layouts must always fit",
         commands="validate",
     )
     is_portable: bool = options.switch(
-        "fail for what nvidia-mig-parted does not understand, and say where; checks GPUs only if "
+        "fail if nvidia-mig-parted does not understand the file, and show where; checks only GPUs "
         "named with --gpu",
         name="portable",
         commands="validate",
@@ -229,11 +228,11 @@ class CommandSettings(AnswerSettings, node_settings.NodeSettings):
     pod_resources_socket: pathlib.Path | None = options.path(
         "ask this kubelet which pods use the devices, such as "
         "/var/lib/kubelet/pod-resources/kubelet.sock",
-        default_text="kubelet is not asked; 'status' asks it with --watch",
+        default_text="none; 'status --watch' asks kubelet anyway",
         commands="plan status",
     )
     gpus: node_settings.GpuAccess = options.nested(node_settings.GpuAccess)
-    search_path: str  # where a hook's program is looked for, as in ``PATH``
+    search_path: str  # where to search for a hook's program, as in ``PATH``
     roots: host_settings.HostRoots = options.nested(
         host_settings.RootOptions, "driver-root", group="GPUs"
     )
@@ -241,7 +240,7 @@ class CommandSettings(AnswerSettings, node_settings.NodeSettings):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DoctorSettings(AnswerSettings, node_settings.NodeSettings):
-    """What ``doctor`` checks."""
+    """Settings of ``doctor``."""
 
     node_name: str = options.text(
         "this node in the cluster", short="n", variable="NODE_NAME", default=""
@@ -250,7 +249,7 @@ class DoctorSettings(AnswerSettings, node_settings.NodeSettings):
     kubeconfig: pathlib.Path | None = options.path(
         "credentials",
         variable="KUBECONFIG",
-        default_text="the pod's ServiceAccount; without credentials no cluster",
+        default_text="the pod's ServiceAccount; without credentials, the cluster is not checked",
     )
     config_file: pathlib.Path = options.path(
         "config document to check", short="f", variable="CONFIG_FILE"
@@ -259,7 +258,7 @@ class DoctorSettings(AnswerSettings, node_settings.NodeSettings):
         "kubelet's PodResources socket",
         default_text="/var/lib/kubelet/pod-resources/kubelet.sock",
     )
-    timeout_s: float = options.seconds("how long each check may take", default=10.0, least=0.1)
+    timeout_s: float = options.seconds("how long a check may take", default=10.0, least=0.1)
     own_pod_uid: str | None = options.text(
         "UID of this pod", name="pod-uid", variable="POD_UID", has_flag=False
     )
@@ -272,7 +271,7 @@ class DoctorSettings(AnswerSettings, node_settings.NodeSettings):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BundleSettings(TerminalSettings):
-    """What ``support-bundle`` collects, and where it writes it."""
+    """Settings of ``support-bundle``."""
 
     output_file: pathlib.Path | None = options.path(
         "archive to write, '-' for standard output",
@@ -281,7 +280,7 @@ class BundleSettings(TerminalSettings):
     )
     doctor: DoctorSettings = options.nested(
         tuple(
-            # Without the commands that have them: this one has them all.
+            # Drop the list of commands: this command has all the options.
             dataclasses.replace(each, commands="")
             for each in options.of(DoctorSettings, "doctor")
             if each not in options.of(AnswerSettings)
@@ -306,7 +305,7 @@ class DemoSettings(TerminalSettings):
         default_text="8xA100-SXM4-40GB, or 2xA100-SXM4-40GB with --nodes",
     )
     nodes: int = options.count(
-        "simulate a cluster of so many nodes, from 5 on: a rollout, its undo, and the "
+        "simulate a cluster of this many nodes, at least 5: a rollout, its undo, and the "
         "partitioner; without it one node",
         most=20,
         what="number of nodes",
@@ -321,7 +320,7 @@ class DemoSettings(TerminalSettings):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CompletionSettings:
-    """What ``completion`` writes."""
+    """Settings of ``completion``."""
 
     shell: str | None = options.text(
         "bash, zsh or fish",
@@ -351,7 +350,7 @@ def command_settings(parsed: Mapping[str, object], environ: Mapping[str, str]) -
     values |= node_settings.node_files(source, gpus) | {"colour": colour(source)}
     match source.command:
         case "boot":
-            # No person is there at boot to start it again.
+            # At boot no person can start it again.
             values["idle_timeout_s"] = values["in_use_timeout_s"]
         case "apply" | "restore":
             pass
@@ -359,7 +358,7 @@ def command_settings(parsed: Mapping[str, object], environ: Mapping[str, str]) -
             values["in_use_timeout_s"] = 0.0  # only a change retries
     node_settings.check_gpu_timeouts(values["in_use_timeout_s"], values["gpu_timeout_s"])
     if values["config_file"] is None and source.command != "boot":
-        # A boot must not depend on a variable that other programs have.
+        # A boot must not depend on another program's variable.
         of_pod = settings.layouts_of_pod(source, is_lenient=values["is_lenient"])
         if of_pod:
             values["config_file"], values["pods_layouts"] = of_pod
@@ -377,7 +376,7 @@ def command_settings(parsed: Mapping[str, object], environ: Mapping[str, str]) -
 def hook_variables(command: str, chosen: CommandSettings) -> Mapping[str, str]:
     """Return the variables that mig-parted sets for hooks: its options for the command.
 
-    All of them, as there: an option that was not given is empty or ``false``.
+    As in mig-parted, a missing option is empty or ``false``.
     """
     variables = {"MIG_PARTED_MODE_CHANGE_ONLY": str(chosen.is_mode_only).lower()}
     if command == "restore":
@@ -436,7 +435,7 @@ def demo_settings(parsed: Mapping[str, object], environ: Mapping[str, str]) -> D
 
 
 def colour(source: options.Source) -> node_settings.Colour:
-    """Return when to use colours; by default never where the terminal shows none."""
+    """Return when to use colours; by default only if the terminal supports them."""
     (option,) = (each for each in options.of(TerminalSettings) if each.name == "color")
     environ = source.environ
     if source.is_set(option) or not (environ.get("NO_COLOR") or environ.get("TERM") == "dumb"):

@@ -1,7 +1,7 @@
-"""``mig-manager support-bundle``: one archive with what a person on call attaches to a report.
+"""``mig-manager support-bundle``: one archive for a person on call to attach to a report.
 
-Each source is read in a thread of its own until one deadline. A source that fails costs its file
-only, and the manifest says why. Everything is redacted before it is written.
+Every source is read in its own thread until a common deadline. A source that fails costs only its
+own file, and the manifest says why. Everything is redacted before it is written.
 """
 
 import contextlib
@@ -34,9 +34,9 @@ from mig_manager.core import bar, messages, node_settings, options
 from mig_manager.core.layout import plans
 
 MANIFEST = "manifest.json"
-_MAX_BYTES = 4 << 20  # of each file; of a longer one the end is kept
+_MAX_BYTES = 4 << 20  # of a file; a longer one keeps its end
 _MARGIN_S = 5.0
-"""For doctor, whose checks have the same time-out, to end those that hang."""
+"""Extra time for doctor, whose checks have the same time-out, to end a check that hangs."""
 _PLAIN = bar.Style()
 _VARIABLES = pathlib.Path("/etc/mig-manager/mig-manager.env")  # of our units
 _STANDARD_OUTPUT = pathlib.Path("-")
@@ -47,7 +47,7 @@ Parse = Callable[[Sequence[str]], program.Parsed]
 
 
 def run(parsed: program.Parsed, terminal: console.Console, parse: Parse) -> int:
-    """Collect, write the archive, and say what it has.
+    """Collect the files, write the archive, and summarize it.
 
     Raises:
         UsageError: The archive cannot be written, or would be written to a terminal.
@@ -58,7 +58,7 @@ def run(parsed: program.Parsed, terminal: console.Console, parse: Parse) -> int:
     if chosen.output_file == _STANDARD_OUTPUT and terminal.stdout.isatty():
         raise errors.UsageError("the archive is not for a terminal: redirect it to a file")
     now = dt.datetime.now(tz=dt.UTC)
-    # The name is not checked yet: a slash would lead out of the folder.
+    # The name is not validated yet: a slash would lead out of the folder.
     node = messages.printable(chosen.doctor.node_name or platform.node(), "_").replace("/", "_")
     name = f"mig-manager-support-{node}-{now:%Y%m%dT%H%M%SZ}"
     members, missing = collect(chosen, terminal.environ, now=now, parse=parse)
@@ -73,7 +73,7 @@ def run(parsed: program.Parsed, terminal: console.Console, parse: Parse) -> int:
     lines = [f"{where}: {len(members)} files, {len(content) / 1024:.0f} KiB"]
     if missing:
         lines.append(f"not in it: {messages.by_cause(missing.items())}")
-    lines.append("It has names of nodes and pods. Look into it before you pass it on.")
+    lines.append("It names nodes and pods. Review it before you share it.")
     style = terminal.style(chosen.colour)
     for line in lines:
         if is_written:
@@ -109,7 +109,7 @@ def collect(
             missing[name] = redaction.redacted(error.message, secrets)
         except doctor_facts.NotAskedError as error:
             missing[name] = str(error)
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - one source must not end all
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - the other sources go on
             why = f"{type(error).__name__}: {error}"
             missing[name] = redaction.redacted(why, secrets)
         else:
@@ -218,7 +218,7 @@ def _versions(facts: doctor_facts.Facts) -> dict[str, object]:
 def _settings(
     pods: Sequence[report.Object] | None, environ: Mapping[str, str], parse: Parse
 ) -> dict[str, object]:
-    """Return the agent's options with value and origin: of its pod, or else of this machine."""
+    """Return the agent's options with value and origin, from its pod or else this machine."""
     parsed: Mapping[str, object] = {}
     place, variables = "the variables here", {**_unit_variables(), **environ}
     if pods:
@@ -255,7 +255,7 @@ def _kept(read: Callable[[], str | None], path: pathlib.Path) -> str:
 def _secrets(
     chosen: command_settings.BundleSettings, environ: Mapping[str, str]
 ) -> tuple[str, ...]:
-    """Return the secrets known here: of the kubeconfig, and in variables that are called so."""
+    """Return the secrets of the kubeconfig, and of variables whose names suggest a secret."""
     found = [value for name, value in environ.items() if redaction.is_secret(name)]
     if chosen.doctor.kubeconfig:
         with contextlib.suppress(errors.ConfigError):

@@ -1,1 +1,1 @@
-"""What any command line of ours is built with: options, help, completion, answers."""
+"""The parts shared by all command lines: options, help, completion, answers."""

@@ -1,8 +1,8 @@
-"""Complete command lines: one protocol for every shell and for kubectl, which is cobra's.
+"""Complete command lines for every shell and for kubectl, with cobra's protocol.
 
-A shell passes the words so far; the last one is incomplete or empty. The program answers with a
-candidate a line, a tabulator and its meaning. The last line says whether the shell may add files
-or folders (cobra's ``ShellCompDirective``).
+A shell passes the words so far; the last one is incomplete or empty. The program answers with one
+candidate per line, a tab and its meaning. The last line says whether the shell may add files or
+folders (cobra's ``ShellCompDirective``).
 """
 
 import dataclasses
@@ -14,15 +14,15 @@ from mig_manager.cli.toolkit import program
 from mig_manager.core import options
 
 SAFE_WORD = re.compile(r"[A-Za-z0-9._-]+")
-"""Names that no shell takes for anything else, and Kubernetes takes as label values."""
+"""Names without special characters of any shell; all are valid label values."""
 _NOTHING, _FILES, _FOLDERS = 4, 0, 16
 _BEFORE_PRODUCT = re.compile(r"(.*\+)?([0-9]+[xX])?")
-"""What may stand before a product: others and a plus, and how many of it there are."""
+"""The optional prefix of a product: other products with a plus, and a count."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """A command line, as far as it goes."""
+    """A command line so far."""
 
     command: str  # empty: none yet
     operands: tuple[str, ...]
@@ -32,7 +32,7 @@ class Line:
 
 
 Values = Callable[[options.Option, Line], Iterable[str]]
-"""Returns what only a file or a cluster knows: the values of an option or an operand."""
+"""Returns the values of an option or operand that only a file or a cluster knows."""
 
 
 def answer(of: program.Program, words: Sequence[str], values: Values) -> str:
@@ -98,13 +98,13 @@ def _of_option(
         is_spec = option.metavar == options.SPEC
         found = _BEFORE_PRODUCT.match(word) if is_spec else None
         lead = found[0] if found else ""
-        # Products in any case become what the help writes.
+        # Products match in any case, and complete to the spelling in the help.
         begun = word[len(lead) :].casefold()
         names = (each for each in hardware.product_names() if each.casefold().startswith(begun))
         yield from ((f"{lead}{name}", "") for name in names)
         return
     candidates = option.words or values(option, line)
-    # The author of a document must control neither the terminal nor the shell.
+    # A document's text must control neither the terminal nor the shell.
     safe = filter(SAFE_WORD.fullmatch, candidates)
     yield from ((each, "") for each in safe if each.startswith(word) and each not in line.operands)
 

@@ -21,7 +21,7 @@ from mig_manager.core import bar, messages, node_settings
 if TYPE_CHECKING:
     from mig_manager.core.layout import config
 
-API_VERSION = "mig-manager.io/v1"  # of answers; docs/labels.md has its promise
+API_VERSION = "mig-manager.io/v1"  # of answers; docs/labels.md promises its stability
 DONE, FAILED, UNUSABLE, UNKNOWN_COMMAND = 0, 1, 2, 3
 INTERRUPTED = 128 + 2
 _BROKEN_PIPE = 128 + 13
@@ -41,7 +41,7 @@ _Parsed = TypeVar("_Parsed")
 
 
 class AnswerLostError(Exception):
-    """Standard output cannot be written, and not because its reader ended: the disk is full."""
+    """Standard output cannot be written although its reader lives, as on a full disk."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -56,7 +56,7 @@ class Console:
 
     @functools.cached_property
     def remarks(self) -> log.LineWriter:
-        """Standard error as remarks and log lines are written to it: no write raises or blocks."""
+        """Standard error for remarks and log lines: no write raises or blocks."""
         return log.LineWriter(self.stderr, journal_stream=self.environ.get("JOURNAL_STREAM", ""))
 
     @staticmethod
@@ -72,7 +72,7 @@ class Console:
         )
 
     def style(self, colour: node_settings.Colour) -> bar.Style:
-        """Return what standard output can show."""
+        """Return the style that standard output supports."""
         is_coloured = colour is node_settings.Colour.ALWAYS or (
             colour is node_settings.Colour.AUTO and self.stdout.isatty()
         )
@@ -83,7 +83,7 @@ class Console:
         )
 
     def _columns(self) -> int | None:
-        """Return the width of the terminal, or COLUMNS; None where nothing limits a line."""
+        """Return the width of the terminal, or COLUMNS; None if lines have no limit."""
         text = self.environ.get("COLUMNS", "")
         if text.isascii() and text.isdecimal() and int(text[:_MOST_DIGITS]):
             return int(text[:_MOST_DIGITS])
@@ -91,7 +91,7 @@ class Console:
 
     @property
     def remark_columns(self) -> int | None:
-        """The width of the terminal that shows the remarks; None if it is none."""
+        """The width of the terminal that shows the remarks; None without a terminal."""
         return _columns_of(self.stderr)
 
     def say(self, text: str) -> None:
@@ -104,7 +104,7 @@ class Console:
         self.write(text if text.endswith("\n") else f"{text}\n")
 
     def write(self, content: str | bytes) -> None:
-        """Write an answer as it is; raises as ``say``."""
+        """Write an answer unchanged; raises as ``say``."""
         try:
             if isinstance(content, str):
                 self.stdout.write(_encodable(self.stdout, content))
@@ -148,7 +148,7 @@ class Console:
             file = files.ConfigFile(name)
             return config.parse(file.read(), source=source or name, is_lenient=is_lenient)
         try:
-            # One character too many, so that a file that is too long is refused.
+            # Read one character more than allowed, so that a longer file is refused.
             text = self.stdin.read(yaml_tree.MAX_CHARACTERS + 1)
         except (OSError, UnicodeError) as error:
             raise errors.ConfigError(f"cannot read standard input: {error}") from error
@@ -157,9 +157,9 @@ class Console:
     def note(
         self, text: str, *, remedy: str = "", priority: log.Priority = log.Priority.NOTICE
     ) -> None:
-        """Write a sentence, and below it what to do about it, if anything; never raises."""
+        """Write a sentence, and the remedy below it; never raises."""
         style = bar.Style(columns=self.remark_columns)
-        # Names from files and from the API end up here; they must not drive the terminal.
+        # Names from files and from the API must not control the terminal.
         line = f"{self.program}: {messages.printable(text, ' ')}"
         lines = [style.fitted(line)]
         if remedy:
@@ -223,7 +223,7 @@ class Console:
 
 
 def _columns_of(stream: TextIO) -> int | None:
-    """Return the width of the terminal that a stream is; None if it is none, or has no size."""
+    """Return the width of a stream's terminal; None if it is no terminal or has no size."""
     try:
         return os.get_terminal_size(stream.fileno()).columns or None
     except (OSError, ValueError):
@@ -231,7 +231,7 @@ def _columns_of(stream: TextIO) -> int | None:
 
 
 def _encodable(stream: TextIO, text: str) -> str:
-    """Return the text with escapes for what the stream cannot encode."""
+    """Return the text; escape characters that the stream cannot encode."""
     encoding = stream.encoding or "utf-8"
     return text.encode(encoding, "backslashreplace").decode(encoding)
 
@@ -255,15 +255,15 @@ def rendered(data: Mapping[str, object], output_format: str) -> str:
 def signals_deferred(note: Callable[[str], object]) -> Iterator[Callable[[], None]]:
     """Defer a signal until the body has finished; a second signal is not deferred.
 
-    A change that is interrupted leaves GPUs without the old and without the new instances. It
-    finishes within its deadlines, if need be by a rollback.
+    An interrupted change would leave GPUs with neither the old nor the new instances. The change
+    finishes within its deadlines, or rolls back.
 
     Args:
         note: Called with a sentence for the user when a signal arrives, and with the outcome.
 
     Yields:
-        A function that raises ``Superseded`` after a signal, where the change can still be given
-        up. If that leaves the body, the signal takes effect.
+        A function that raises ``Superseded`` after a signal, for points where the change can still
+        be abandoned. If the exception leaves the body, the signal takes effect.
     """
     received: list[int] = []
 

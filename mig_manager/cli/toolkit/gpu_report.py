@@ -1,4 +1,4 @@
-"""Answers about GPUs, for people: pictures, tables, and a sentence that sums up."""
+"""Answers about GPUs, for people: pictures, tables and a summary."""
 
 import collections
 from collections.abc import Iterable, Mapping, Sequence
@@ -37,7 +37,7 @@ def status(result: plans.Status, *, is_wide: bool, style: bar.Style) -> str:
 
 
 def slices(gpus: Iterable[model.Gpu]) -> str:
-    """Return what GPUs are divided into, all together."""
+    """Return the profiles of all GPUs together, with counts."""
     counts: collections.Counter[model.Profile] = collections.Counter()
     whole = empty = 0
     for gpu in gpus:
@@ -61,17 +61,17 @@ def live_status(
     is_wide: bool,
     style: bar.Style,
 ) -> tuple[str, Mapping[str, str]]:
-    """Draw every GPU, with who uses it and who changes it now.
+    """Draw every GPU with its users and the process that is changing it.
 
     Args:
         seen: The GPUs and their processes.
         pods: The pods that kubelet knows, by the UUID of their device.
-        changed_by: Who changes the GPUs; empty: no process does.
+        changed_by: The process that is changing the GPUs; empty if there is none.
         is_wide: Whether to draw ids, UUIDs and each process.
         style: What the terminal can show.
 
     Returns:
-        The picture, and a line for each GPU and for the change.
+        The picture, and a line for every GPU and for the change.
     """
     doing = f"{changed_by} is changing the GPUs" if changed_by else "no change is under way"
     lines, blocks = {"change": doing}, [style.fitted(f"{doing[0].upper()}{doing[1:]}."), ""]
@@ -139,7 +139,7 @@ def summary(result: plans.Planned) -> str:
         f"{len(result.created)} created, "
         f"{result.staying} {'stays' if result.staying == 1 else 'stay'}"
     )
-    # GPU instances that stay and whose compute instances change.
+    # GPU instances that stay, but change their compute instances.
     created = {(step.gpu_uuid, step.placement) for step in result.created}
     destroyed = {(step.gpu_uuid, step.gpu_instance_id) for step in result.destroyed}
     placements = {

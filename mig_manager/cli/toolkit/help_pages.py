@@ -1,4 +1,4 @@
-"""What help shows around the options of a command; loaded for help only, but for the wrapping."""
+"""The help text around the options of a command; except for the wrapping, only help loads it."""
 
 import shutil
 import textwrap
@@ -20,7 +20,7 @@ class Page(NamedTuple):
 
 
 def page(of: program.Program, command: str) -> Page:
-    """Return what help shows around the options of a command; of the program without one."""
+    """Return the help text around the options of a command, or of the program."""
     own = of.text(command)
     examples = [
         f"{_INDENT}{each.line}\n{wrapped(each.meaning, _INDENT * 3)}" for each in own.examples
@@ -67,7 +67,7 @@ def usage(of: program.Program, command: str) -> str:
 
 
 def wrapped(paragraph: str, indent: str = "", *, further: str | None = None) -> str:
-    """Return a paragraph in lines that fit the terminal and are at most 79 columns wide."""
+    """Wrap a paragraph to the terminal, at most 79 columns."""
     return textwrap.fill(
         paragraph,
         min(_WIDTH, shutil.get_terminal_size().columns),

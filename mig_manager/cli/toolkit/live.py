@@ -1,4 +1,4 @@
-"""A view that is drawn again and again, until its reader has seen enough."""
+"""Refresh a view on the terminal until the user quits."""
 
 import contextlib
 import os
@@ -19,20 +19,20 @@ from mig_manager.core import bar, messages
 _INTERVAL_S = 2.0
 _ROWS = 24  # of a terminal without a known size
 _BEGIN, _END = "\x1b[?1049h\x1b[?25l\x1b[?7l", "\x1b[?7h\x1b[?25h\x1b[?1049l"
-"""The other screen of the terminal, without a cursor, and back (xterm's control sequences).
+"""Enter and leave the alternate screen, without a cursor (xterm's control sequences).
 
-There the end of a long line is cut off: wrapped, it would scroll the view on a narrow terminal."""
+Long lines are cut there: on a narrow terminal, a wrapped line would scroll the view."""
 _HOME, _REST_OF_LINE, _REST = "\x1b[H", "\x1b[K", "\x1b[J"
 _KEYS = re.compile(r"\x1b\[[0-9;]*[A-Za-z~]|[\s\S]")
-"""An arrow or the like is a sequence that begins with escape."""
+"""Arrows and similar keys are sequences that begin with escape."""
 
 
 class View(NamedTuple):
-    """What is to be seen now."""
+    """The current content."""
 
     text: str
     lines: Mapping[str, str]
-    """For a reader that is no terminal: a line for each thing, written when it is another."""
+    """Without a terminal: a line for every item, written when it changes."""
 
 
 def require_text(output_format: str) -> None:
@@ -46,13 +46,13 @@ def run(
     refresh: Callable[[], View],
     press: Callable[[str], View | None] | None = None,
 ) -> int:
-    """Show what ``refresh`` returns until ``q`` is typed; in a pipe write the lines that change.
+    """Show what ``refresh`` returns until ``q`` is pressed; in a pipe, write changed lines.
 
     Args:
-        terminal: Where.
-        refresh: Observes, and returns what is to be seen then.
-        press: Takes a key, a character or the terminal's sequence for an arrow, and returns what
-            is to be seen then; None: the reader has seen enough. Without it only ``q`` counts.
+        terminal: Where to write.
+        refresh: Observes, and returns the new view.
+        press: Takes a key (a character, or the terminal's sequence for an arrow) and returns the
+            new view, or None to quit. Without it, only ``q`` works.
 
     Returns:
         The exit status.
@@ -99,7 +99,7 @@ def _write_changes(
 
 @contextlib.contextmanager
 def _pipe(terminal: console.Console) -> Iterator[Callable[[], Sequence[str] | None]]:
-    """Give a wait for the next refresh, which notices that the reader has ended."""
+    """Yield a function that waits for the next refresh and notices that the reader has ended."""
     reader = select.poll()
     with contextlib.suppress(OSError, ValueError):
         reader.register(terminal.stdout.fileno(), 0)
@@ -113,7 +113,7 @@ def _pipe(terminal: console.Console) -> Iterator[Callable[[], Sequence[str] | No
 
 
 class _Screen:
-    """The other screen of a terminal, and its keyboard."""
+    """The alternate screen of a terminal, and its keyboard."""
 
     def __init__(self, terminal: console.Console) -> None:
         self._terminal = terminal
@@ -123,21 +123,21 @@ class _Screen:
         """Signals that end the program."""
 
     def begin(self) -> None:
-        """Show it."""
+        """Switch to the alternate screen."""
         if self.keyboard is not None:
-            # One key at a time, and Ctrl-C as ever.
+            # Read single keys, but keep Ctrl-C as a signal.
             tty.setcbreak(self.keyboard)
         self._write(_BEGIN)
 
     def end(self) -> None:
-        """Leave the terminal as it was."""
+        """Restore the terminal."""
         self._write(_END)
         if self.keyboard is not None and self._before is not None:
             with contextlib.suppress(termios.error):
                 termios.tcsetattr(self.keyboard, termios.TCSADRAIN, self._before)
 
     def receive(self, number: int, _frame: FrameType | None) -> None:
-        """Stop, or end by KeyboardInterrupt, at once: a refresh may hang."""
+        """Stop the process or raise KeyboardInterrupt at once, because a refresh may hang."""
         if number == signal.SIGTSTP:
             self.end()
             signal.raise_signal(signal.SIGSTOP)
@@ -148,17 +148,17 @@ class _Screen:
                 raise KeyboardInterrupt
 
     def _write(self, sequence: str) -> None:
-        # A signal may have interrupted a write to the stream, which allows no second one.
+        # A signal may have interrupted a write, and the stream allows no nested write.
         with contextlib.suppress(OSError):
             os.write(self._terminal.stdout.fileno(), sequence.encode())
 
 
 @contextlib.contextmanager
 def _drawn(terminal: console.Console) -> Iterator[Callable[[], Sequence[str] | None]]:
-    """Give a wait for the next refresh, which returns the keys typed; None: it is over.
+    """Yield a function that waits for the next refresh and returns the keys, or None to quit.
 
-    The terminal is as before afterwards, also after a signal that ends the program, which then
-    takes effect, and while the program is stopped (Ctrl-Z).
+    The terminal is restored afterwards, while the program is stopped (Ctrl-Z), and before a signal
+    ends the program.
     """
     woken, wake = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     screen = _Screen(terminal)
@@ -192,7 +192,7 @@ def _drawn(terminal: console.Console) -> Iterator[Callable[[], Sequence[str] | N
 
 
 def _draw(terminal: console.Console, text: str, trouble: str) -> None:
-    """Draw as many lines as the terminal has, and below them what else there is to say."""
+    """Draw as many lines as fit, and a hint or the current problem below."""
     rows = os.get_terminal_size(terminal.stdout.fileno()).lines
     lines = bar.harmless(text).split("\n")
     shown = lines[: max(1, (rows or _ROWS) - 2)]
@@ -201,7 +201,7 @@ def _draw(terminal: console.Console, text: str, trouble: str) -> None:
     if len(shown) < len(lines):
         hint += f"  {len(lines) - len(shown)} more lines"
     last = messages.printable(trouble, " ") or hint
-    # A row is erased before it is written: behind a row of full width the cursor stays on the last
-    # character. Without a newline at the end, which would scroll.
+    # Erase a row before writing it: after a full row the cursor stays on the last character.
+    # A newline at the end would scroll.
     drawn = "".join(f"{_REST_OF_LINE}{line}\r\n" for line in shown)
     terminal.write(f"{_HOME}{drawn}{_REST}{last}")

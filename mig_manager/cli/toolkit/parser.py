@@ -1,7 +1,7 @@
 """Parse and run command lines by the rows of a program.
 
-Everything parsed stays text; ``core.options`` gives it types, because variables of the environment
-need the same checks. Abbreviations are refused, so that a new option never changes an old script.
+Parsed values stay text; ``core.options`` converts them: environment variables need the same
+checks. Abbreviations are refused, so that a new option never breaks an old script.
 """
 
 import argparse
@@ -40,11 +40,11 @@ def parse(of: program.Program, argv: Sequence[str]) -> dict[str, object]:
     """Parse a command line, without the program's name.
 
     Returns:
-        The options by name with ``_`` for ``-``; those not present are None. ``command`` is None
-        when there was none.
+        The options by name with ``_`` for ``-``; missing ones are None. ``command`` is None if
+        the command line has none.
 
     Raises:
-        UnknownCommandError: There is no such command.
+        UnknownCommandError: The command is unknown.
         UsageError: The arguments are invalid.
         SystemExit: Help or version was requested and printed.
     """
@@ -70,14 +70,14 @@ def _parsed(of: program.Program, command: str, argv: Sequence[str]) -> dict[str,
 
 
 class Parser(argparse.ArgumentParser):
-    """Raises instead of printing and exiting, so that all errors have one form."""
+    """Raises instead of printing and exiting, so that all errors look the same."""
 
     def __init__(
         self, of: program.Program, command: str, declared: Sequence[options.Option]
     ) -> None:
         super().__init__(
             prog=f"{of.name} {command}".strip(),
-            usage=argparse.SUPPRESS,  # argparse would make one for each command line
+            usage=argparse.SUPPRESS,  # argparse would build one for every command line
             formatter_class=_Formatter,
             allow_abbrev=False,
             add_help=False,
@@ -85,7 +85,7 @@ class Parser(argparse.ArgumentParser):
         self._program = of
         self._command = command
         if of.refuses_empty:
-            # The type of options and operands that name none, which is all of them.
+            # The default type, which all options and operands use.
             self.register("type", None, _not_empty)
         groups: dict[str, Any] = {options.OPTIONS: self}
         for each in declared:
@@ -95,25 +95,25 @@ class Parser(argparse.ArgumentParser):
                 _add(groups[each.group], each, of.version)
 
     def error(self, message: str) -> NoReturn:
-        """Raise UsageError with what argparse has to say."""
+        """Raise UsageError with argparse's message."""
         # The flag may have a value behind it or after it: --sort=x, --sort x.
         flag = message.removeprefix(_UNRECOGNIZED).split()[0].partition("=")[0]
         if message.startswith(_UNRECOGNIZED) and flag.startswith("--"):
             names = [each[2:] for each in self._option_string_actions if each.startswith("--")]
-            # Without the dashes, which would make any two short flags similar.
+            # Compare without dashes: they would make any two short flags similar.
             if hint := program.closest(flag[2:], names):
                 message += f"; did you mean '--{hint}'?"
         raise errors.UsageError(f"{self._command}: {message}" if self._command else message)
 
     def format_help(self) -> str:
-        """Return the help, with its text around the options."""
+        """Return the options with the help text around them."""
         page = help_pages.page(self._program, self._command)
         self.usage, self.description, self.epilog = page
         return super().format_help()
 
 
 class _Formatter(argparse.RawDescriptionHelpFormatter):
-    """Breaks no path, label or option at its hyphens."""
+    """Does not break paths, labels and options at hyphens."""
 
     def _split_lines(self, text: str, width: int) -> list[str]:
         import textwrap  # noqa: PLC0415 - only for help
@@ -122,13 +122,13 @@ class _Formatter(argparse.RawDescriptionHelpFormatter):
 
 
 def build(of: program.Program, command: str = "") -> Parser:
-    """Return the parser of a command; of what may stand before a command without one."""
+    """Return the parser of a command, or of the words before the command."""
     return Parser(of, command, of.options_of(command))
 
 
 def _not_empty(text: str) -> str:
-    # Scripts write --simulate "$GPUS": the default that an empty value would stand for, such as
-    # the real GPUs, is not what their author meant.
+    # Scripts write --simulate "$GPUS". If the variable is empty, their author did not mean the
+    # default, such as the real GPUs.
     if not text:
         raise argparse.ArgumentTypeError(EMPTY)
     return text

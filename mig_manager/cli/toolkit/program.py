@@ -1,4 +1,4 @@
-"""A program and its commands: all there is to a command stands in one row of its registry.
+"""A program and its commands, with one row of the registry for each command.
 
 Parser, help, completion, manual pages, documentation and dispatch are derived from the rows.
 """
@@ -20,31 +20,31 @@ VERSION = options.Option(
     name="version", short="v", help="show the version and exit", has_variable=False
 )
 _FIRST_GROUPS = (options.OPTIONS, "the change", "GPUs")
-"""The headings that come first in help; that of the output comes last."""
+"""The first headings in help; the output's heading comes last."""
 
 _OTHER_VARIABLES = frozenset({"MIG_MANAGER_CALLED"})
 _OF_A_SERVICE = re.compile(
     r"_SERVICE_(HOST|PORT\w*)=|_PORT_[0-9]+_(TCP|UDP|SCTP)\w*=|_PORT=(tcp|udp|sctp)://"
 )
-"""What kubelet sets in a container for each Service of its namespace, in the style of Docker links
+"""Variables that kubelet sets in a container for every Service, in the style of Docker links
 (https://kubernetes.io/docs/concepts/services-networking/service/#environment-variables)."""
 
 Parsed = Mapping[str, object]
-"""The values of a command line by the names of options, still text; None where missing."""
+"""The values of a command line by option name, still text; None if missing."""
 
 Respell = Callable[[str, Sequence[str]], tuple[list[str], dict[str, object]]]
-"""Takes a command and its words; returns those that the parser understands, and other values."""
+"""Takes a command and its words; returns the words for the parser, and parsed values."""
 
 
 class Example(NamedTuple):
-    """A command line and what it does."""
+    """A command line and its meaning."""
 
     line: str
     meaning: str
 
 
 class Text(NamedTuple):
-    """The text about a command."""
+    """The help text about a command."""
 
     paragraphs: tuple[str, ...]  # the first says in a sentence what the command does
     examples: tuple[Example, ...]
@@ -52,17 +52,17 @@ class Text(NamedTuple):
 
     @property
     def summary(self) -> str:
-        """The first paragraph within a list: without capital and full stop."""
+        """The first paragraph for a list: without capital and full stop."""
         first = self.paragraphs[0].rstrip(".")
         return first[0].lower() + first[1:]
 
 
 @functools.cache
 def parse_text(text: str) -> Text:
-    """Parse a text about a command.
+    """Parse the help text about a command.
 
-    A block that begins with ``$`` is an example, ``exit N:`` an exit status with a meaning of its
-    own, and every other block a paragraph. The first one is the summary.
+    A block that begins with ``$`` is an example. A block that begins with ``exit N:`` overrides
+    the meaning of an exit status. Other blocks are paragraphs; the first is the summary.
     """
     paragraphs, examples, own = [], [], {}
     for block in textwrap.dedent(text).strip().split("\n\n"):
@@ -79,7 +79,7 @@ def parse_text(text: str) -> Text:
 
 
 def closest(word: str, known: Iterable[str]) -> str:
-    """Return the known word that is most like a mistaken one; empty if none is."""
+    """Return the known word most similar to a mistyped one; empty if none is similar."""
     import difflib  # noqa: PLC0415 - only for mistakes
 
     return next(iter(difflib.get_close_matches(word, list(known), n=1)), "")
@@ -92,14 +92,14 @@ class Command:
     name: str
     about: str  # for ``parse_text``
     options: Callable[[], type | Sequence[options.Option]]
-    """Loads them, because no command needs those of all: a settings class, or options."""
+    """Loads the settings class or the options, so that a command imports only its own."""
     run: Callable[[Parsed, console.Console], int]  # returns the exit status
-    operands: str = ""  # in the usage line, where their names do not say enough
-    notes_variables: bool = True  # whether it notes variables that no option has
+    operands: str = ""  # for the usage line, if the operands' names are not clear enough
+    notes_variables: bool = True  # whether it warns of variables that no option has
 
     @property
     def text(self) -> Text:
-        """The text about it."""
+        """The help text."""
         return parse_text(self.about)
 
 
@@ -108,11 +108,11 @@ class Program:
     """A program, with its registry."""
 
     name: str  # as people type it
-    title: str  # in its version and before its remarks
+    title: str  # in the version and before remarks
     about: str  # for ``parse_text``
     rows: tuple[Command, ...]
-    leading: tuple[options.Option, ...] = (VERSION,)  # those that stand before a command
-    anywhere: tuple[options.Option, ...] = ()  # those of commands that may stand before one
+    leading: tuple[options.Option, ...] = (VERSION,)  # allowed only before the command
+    anywhere: tuple[options.Option, ...] = ()  # options of commands, also allowed before it
     aliases: Mapping[str, str] = dataclasses.field(default_factory=dict)  # of commands
     statuses: Mapping[str, str]
     other_statuses: str = ""
@@ -122,7 +122,7 @@ class Program:
 
     @property
     def version(self) -> str:
-        """What ``--version`` prints."""
+        """The output of ``--version``."""
         return f"{self.title} {mig_manager.__version__}"
 
     @property
@@ -131,21 +131,21 @@ class Program:
         return {row.name: row for row in self.rows}
 
     def command(self, name: str) -> Command:
-        """Return a command; UnknownCommandError if there is none of that name."""
+        """Return a command; UnknownCommandError if the name is unknown."""
         known = self.commands
         if name not in known:
             hint = closest(name, known)
             raise errors.UnknownCommandError(
-                f"there is no command {name!r}" + (f"; did you mean '{hint}'?" if hint else "")
+                f"unknown command {name!r}" + (f"; did you mean '{hint}'?" if hint else "")
             )
         return known[name]
 
     def text(self, command: str = "") -> Text:
-        """Return the text about a command; about the program without one."""
+        """Return the help text about a command, or about the program without a command."""
         return parse_text(self.commands[command].about if command else self.about)
 
     def options_of(self, command: str = "") -> tuple[options.Option, ...]:
-        """Return the options and operands of a command; without one those before a command."""
+        """Return the options and operands of a command, or those allowed before a command."""
         declared: type | Sequence[options.Option] = self.leading
         if command:
             declared = self.commands[command].options()
@@ -164,7 +164,7 @@ class Program:
         return tuple(each for each in self.options_of(command) if each.flags)
 
     def usage_remedy(self, error: errors.MigManagerError, argv: Sequence[str]) -> str:
-        """Return where the help on wrong usage is; empty for other errors."""
+        """Return a pointer to the help after wrong usage; empty for other errors."""
         if error.reason is not errors.Reason.USAGE:
             return ""
         is_known = not isinstance(error, errors.UnknownCommandError)
@@ -172,9 +172,9 @@ class Program:
         return f"See '{' '.join(filter(None, (self.name, command, '--help')))}'."
 
     def unknown_variables(self, environ: Mapping[str, str]) -> Mapping[str, str]:
-        """Return variables with our prefix that no option has, and the most similar one of each.
+        """Return variables with our prefix that no option has, with the most similar known one.
 
-        Variables that Kubernetes sets for a Service of such a name do not count.
+        Ignores variables that Kubernetes sets for a Service with such a name.
         """
         ours = {
             name

@@ -7,10 +7,10 @@ from collections.abc import Iterable, Sequence
 
 from mig_manager.core import bar, messages
 
-_MOST_NAMED = 8  # names that a list has before it counts the rest
+_MOST_NAMED = 8  # names in a list before it counts the rest
 _GAP, _NARROW_GAP = "   ", "  "
 _FIRST_HALF, _JOINT = re.compile(r"\b([0-9]+x|[0-9-]{10}) "), "\N{NO-BREAK SPACE}"
-"""The count of a profile, as in ``16x 3g.20gb``, or a date, and what keeps both in one line."""
+"""The count of a profile, as in ``16x 3g.20gb``, or a date; the joint keeps both on one line."""
 
 
 def columns(
@@ -18,7 +18,7 @@ def columns(
 ) -> list[str]:
     """Return the lines of a table; a cell is a text, or a text and its tone.
 
-    Where the table is wider than the terminal, its widest columns are wrapped.
+    If the table is wider than the terminal, its widest columns are wrapped.
     """
     table = [
         [(_FIRST_HALF.sub(rf"\1{_JOINT}", text), tone) for text, tone in cells]
@@ -46,7 +46,7 @@ def columns(
 
 
 def _narrowed(table: Sequence[Sequence[tuple[str, bar.Tone]]], room: int) -> list[int]:
-    """Return widths of columns that fit the room; words are broken only if nothing else helps."""
+    """Return column widths that fit the room; words are broken only as a last resort."""
     texts = [[text for text, _ in column] for column in zip(*table, strict=True)]
     widths = [max(map(len, column)) for column in texts]
     words = [
@@ -70,10 +70,10 @@ def _cell_lines(text: str, width: int, *, breaks_words: bool = True) -> list[str
 
 
 def listing(title: str, names: Sequence[str], style: bar.Style) -> str:
-    """Return a title and names, the last of many only counted."""
+    """Return a title and names; a long list ends with a count."""
     return style.wrapped(f"{title}: {messages.listed(names, most=_MOST_NAMED)}")
 
 
 def count(number: int, noun: str) -> str:
-    """Return a number with its noun, in the plural if need be."""
+    """Return a number with its noun, singular or plural."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -1,4 +1,4 @@
-"""The verdicts on layout files: whether their layouts fit GPUs, and NVIDIA's mig-parted."""
+"""The verdicts on layout files: whether layouts fit GPUs, and mig-parted accepts the file."""
 
 import dataclasses
 from collections.abc import Iterable, Sequence
@@ -22,12 +22,12 @@ class ValidatedFile:
     """The verdicts on one layout file."""
 
     document: config.Document
-    fits: validate.Validated | None  # None: it was not compared with any GPU
+    fits: validate.Validated | None  # None: not compared with any GPU
     checks_portability: bool
 
     @property
     def is_good(self) -> bool:
-        """Whether the file is valid, fits, and is portable if that was checked."""
+        """Whether the file is valid, fits, and is portable if portability was checked."""
         is_portable = not (self.checks_portability and self.document.extensions)
         return is_portable and not (self.fits and self.fits.misfits)
 
@@ -51,7 +51,7 @@ class ValidatedFile:
 
 
 def unknown_names(source: config.Document) -> Sequence[yaml_tree.Diagnostic]:
-    """Return diagnostics on filters by a name that no known product has."""
+    """Return diagnostics for device filters whose name matches no known product."""
     named = {
         each: rule.filter_locations[each]
         for layout in source.layouts.values()
@@ -71,9 +71,7 @@ def unknown_names(source: config.Document) -> Sequence[yaml_tree.Diagnostic]:
             continue
         wider = layouts.NameFilter(pattern=f"*{each.pattern}*")
         hint = f"; did you mean '{wider}'?" if any(map(wider.matches_name, names)) else ""
-        diagnostics.append(
-            yaml_tree.Diagnostic(place, f"no known product is called '{each}'{hint}")
-        )
+        diagnostics.append(yaml_tree.Diagnostic(place, f"unknown product '{each}'{hint}"))
     return diagnostics
 
 
@@ -114,7 +112,7 @@ def table(result: validate.Validated, *, style: bar.Style) -> str:
 
 
 def _portability(document: config.Document, *, style: bar.Style) -> str:
-    """Say where nvidia-mig-parted does not understand a layout file."""
+    """Name the lines of a layout file that nvidia-mig-parted does not understand."""
     if not document.extensions:
         return style.fitted(f"{document.source}: nvidia-mig-parted understands all of it.")
     lines = [style.fitted(f"{document.source}: nvidia-mig-parted does not understand all of it.")]
@@ -126,12 +124,12 @@ _FITS = {
     validate.Fit.DOES_NOT_FIT: ("✗", bar.Tone.BAD, "does not fit"),
     validate.Fit.ELSEWHERE: ("-", bar.Tone.FAINT, "fits other GPUs only"),
     validate.Fit.NOT_FOR_IT: ("·", bar.Tone.FAINT, "selects other GPUs"),
-    validate.Fit.UNKNOWN: ("?", bar.Tone.WARN, "not known"),
+    validate.Fit.UNKNOWN: ("?", bar.Tone.WARN, "unknown"),
 }
 
 
 def _elsewhere(result: validate.Validated, style: bar.Style) -> Iterable[str]:
-    """Yield why layouts fit other GPUs only: a line for all products with the same causes."""
+    """Yield why layouts fit only other GPUs: one line for all products with the same causes."""
     products: dict[str, list[str]] = {}
     for product in result.products:
         verdicts = [result.verdicts[layout, product] for layout in result.layouts]
@@ -156,14 +154,14 @@ def _by_product(result: validate.Validated, width: int, style: bar.Style) -> Ite
 
 
 def _by_layout(result: validate.Validated, width: int, style: bar.Style) -> Iterable[str]:
-    """Yield how many products each layout fits, where one line has no room for all."""
+    """Yield how many products every layout fits, if a line has no room for all products."""
     for layout in result.layouts:
         fits = [result.verdicts[layout, product].fit for product in result.products]
         counts = [f"{_glyph(fit, style)} {fits.count(fit)}" for fit in _FITS if fit in fits]
         name = layout.ljust(width)
         room = _GLYPH_COUNT * len(counts)
         if style.table_width is not None and width + room > style.table_width:
-            # Painted text cannot be wrapped: the counts get a line of their own.
+            # Painted text cannot be wrapped: the counts go on their own line.
             name = f"{style.fitted(layout)}\n "
         yield f"{name}  {'  '.join(counts)}"
 
@@ -179,10 +177,10 @@ def _summed_up(result: validate.Validated, style: bar.Style) -> str:
     }
     elsewhere = layouts[validate.Fit.ELSEWHERE] - layouts[validate.Fit.FITS]
     if elsewhere:
-        verb = "fits" if len(elsewhere) == 1 else "fit"
+        verb = "is" if len(elsewhere) == 1 else "are"
         return style.fitted(
-            f"{tables.count(len(elsewhere), 'layout')} {verb} none of these GPUs, but "
-            "others; name them or give --must-fit to insist.",
+            f"{tables.count(len(elsewhere), 'layout')} {verb} for other GPU models; use "
+            "--must-fit to treat this as an error.",
             further="  ",
         )
     return style.paint("Every layout fits the GPUs that it selects.", bar.Tone.GOOD)
