@@ -93,10 +93,10 @@ def test_limits_and_selector_count_in_a_simulation_too(shell: commandline.Shell)
 @pytest.mark.parametrize(
     ("nodes", "pods", "message"),
     [
-        ("{", "{}", "the file with nodes is not JSON, line 1; write it with 'kubectl get nodes"),
-        ("[]", "{}", "the file with nodes is no list of Node objects"),
-        ('{"items": []}', '{"items": [7]}', "the file with pods is no list of Pod objects"),
-        ('{"items": [{"kind": "Pod"}]}', "{}", "the file with nodes is no list of Node objects"),
+        ("{", "{}", "nodes is not JSON, line 1; write it with 'kubectl get nodes"),
+        ("[]", "{}", "nodes is not a list of Node objects"),
+        ('{"items": []}', '{"items": [7]}', "pods is not a list of Pod objects"),
+        ('{"items": [{"kind": "Pod"}]}', "{}", "nodes is not a list of Node objects"),
         ('{"items": [{}]}', '{"items": []}', "as the Kubernetes API sends it makes no sense"),
     ],
 )

@@ -213,7 +213,7 @@ def test_the_node_is_restored_whenever_a_request_is_superseded(
             assert rig.deploy_daemons
 
         # Between the mode and the instances there are hooks, and a newer request ends them.
-        is_undone = "restoring the instances from before" in rig.statuses
+        is_undone = "restoring the previous instances" in rig.statuses
         is_executed = "gpus.execute" in rig.log and not is_undone
         assert rig.gpus == (after if is_executed else before)
         assert_nothing_taken(rig, is_stopped=not replaced)

@@ -94,7 +94,7 @@ def test_worker_without_a_sign_of_life_is_stuck_unless_it_waits(
         (150.0, True, ""),
         (200.0, True, "the Kubernetes API has not been heard of for 200 s"),
         (float("inf"), True, "the Kubernetes API has not been reached yet"),
-        (0.0, False, "what an earlier run took is not restored yet"),
+        (0.0, False, "an earlier run is not undone yet"),
     ],
 )
 def test_agent_is_ready_with_api_contact_and_after_recovery(

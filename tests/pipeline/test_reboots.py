@@ -84,7 +84,7 @@ def test_another_layout_does_not_start_a_run_on_a_machine_that_goes_down() -> No
     impatient = fakes.FakeRequest(rig.clock, replaced=True)
     impatient.ends_when = lambda: rig.reboots > 0
 
-    late = "the machine is still up 600 s after it was asked"
+    late = "the machine is still up 600 s after the reboot request"
     assert_ends(rig, Reason.REBOOT_REQUIRED, late, layout=LAYOUT, request=impatient)
 
     assert rig.clock.now_s >= 600

@@ -451,7 +451,7 @@ def test_a_rollback_that_failed_is_not_repeated_in_the_same_run() -> None:
 
     scenes.run(rig)
 
-    assert rig.statuses.count("restoring the instances from before") == 1
+    assert rig.statuses.count("restoring the previous instances") == 1
 
 
 def test_layout_for_all_gpus_replaces_a_pending_restore() -> None:

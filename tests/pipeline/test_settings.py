@@ -255,7 +255,7 @@ def test_kubelets_socket_is_found_below_a_mount_of_the_hosts_root(tmp_path: path
             "contradicts --drain-policy none",
         ),
         ("agent", {"in_use_timeout_s": "120"}, "must be less than --gpu-timeout-s 120"),
-        ("agent", {"advertise_simulated": True}, "goes with --simulate alone"),
+        ("agent", {"advertise_simulated": True}, "needs --simulate"),
         ("apply", {"gpu_timeout_s": "5"}, "less than --gpu-timeout-s 5"),
         ("apply", {"simulate": "1xA30"}, "--simulate-state"),
         ("apply", {"layout": "a", "selected_config": "b"}, "name one"),

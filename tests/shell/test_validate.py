@@ -110,9 +110,7 @@ def test_a_filter_by_a_name_that_no_product_has_is_pointed_at(shell: Shell) -> N
 
     answer = shell("validate", "-f", file, "--gpu", "H100")
 
-    assert f"{file}:4:21: unknown product 'a100'; did you mean '*a100*'?" in (
-        answer.err
-    )
+    assert f"{file}:4:21: unknown product 'a100'; did you mean '*a100*'?" in (answer.err)
     assert "*h100*" not in answer.err
     for name in [name for product in hardware.products().values() for name in product.names]:
         document = config.parse(layouts(x=f'device-filter: "{name}", {SEVEN}'), source="f")
