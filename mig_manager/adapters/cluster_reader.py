@@ -181,7 +181,7 @@ class ClusterReader:
                 if error.is_not_found and not config_map:
                     continue
                 raise
-            with cluster.understood(source):
+            with cluster.as_cluster_error(source):
                 data = cluster.strings(found.get("data"))
             if _DOCUMENT_KEY not in data and len(data) != 1:
                 raise errors.ConfigError(

@@ -77,7 +77,7 @@ def publish_resources(kube: api.KubeApi, name: str, counts: Mapping[str, int]) -
     change: dict[str, dict[str, str]] = {}
     # Kubelet derives allocatable from capacity, but only with its next heartbeat.
     for field in ("capacity", "allocatable"):
-        with cluster.understood("the node"):
+        with cluster.as_cluster_error("the node"):
             current = cluster.gpu_resources(status.get(field))
         desired = {key: 0 for key in current if resources.is_device(key)} | dict(counts)
         change[field] = {

@@ -221,7 +221,7 @@ def test_a_malformed_slice_is_an_error_and_its_devices_are_unknown(
     thing = a_slice()
     thing["spec"] = {"driver": DRIVER, "nodeName": "n1", **spec}
     server.create(*claiming("p1", on("d0")), thing)
-    with pytest.raises(errors.ClusterError, match="makes no sense"):
+    with pytest.raises(errors.ClusterError, match="from the Kubernetes API is malformed"):
         claims.KubeSlices(kube, node_name="n1").list()
     assert [pod.claimed_ids for pod in workloads.list()] == [None]
 

@@ -120,7 +120,7 @@ def test_a_read_returns_the_node_view(rig: Rig) -> None:
     ],
 )
 def test_a_malformed_node_is_a_cluster_error(thing: dict[str, Any]) -> None:
-    with pytest.raises(errors.ClusterError, match="makes no sense"):
+    with pytest.raises(errors.ClusterError, match="from the Kubernetes API is malformed"):
         cluster.parse_node(thing)
 
 

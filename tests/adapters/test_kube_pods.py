@@ -186,7 +186,7 @@ def test_a_malformed_pod_is_an_error(
     server: apiserver.ApiServer, workloads: pods.KubeWorkloads, spec: dict[str, Any]
 ) -> None:
     server.create(make_pod(**spec))
-    with pytest.raises(errors.ClusterError, match="makes no sense"):
+    with pytest.raises(errors.ClusterError, match="from the Kubernetes API is malformed"):
         workloads.list()
 
 

@@ -97,7 +97,7 @@ def test_limits_and_selector_count_in_a_simulation_too(shell: commandline.Shell)
         ("[]", "{}", "nodes is not a list of Node objects"),
         ('{"items": []}', '{"items": [7]}', "pods is not a list of Pod objects"),
         ('{"items": [{"kind": "Pod"}]}', "{}", "nodes is not a list of Node objects"),
-        ('{"items": [{}]}', '{"items": []}', "as the Kubernetes API sends it makes no sense"),
+        ('{"items": [{}]}', '{"items": []}', "from the Kubernetes API is malformed"),
     ],
 )
 def test_a_file_that_is_something_else_is_refused(

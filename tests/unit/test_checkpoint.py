@@ -157,7 +157,7 @@ def test_mode_is_restored_alone_on_request_and_before_hidden_profiles() -> None:
 
 
 BAD = [
-    ("", "c.json:1:1: there is nothing"),
+    ("", "c.json:1:1: the checkpoint is empty"),
     ("[]", "c.json:1:1: expected a mapping with Version, MigState"),
     ("[}", "c.json:1:2: not readable"),
     (text_of(device(), Version="v2"), "c.json:1:13: Version must be the text v1, not 'v2'"),
@@ -169,17 +169,20 @@ BAD = [
     (text_of(1), "expected a mapping with UUID"),
     (text_of(device(UUID="")), "UUID must be a text"),
     (text_of(device(UUID=7)), "UUID must be a text, not 7"),
-    (text_of(device(), device()), "is there twice"),
+    (text_of(device(), device()), "is listed twice"),
     (text_of(device(MigMode=2)), "MigMode must be 0 or 1, not 2"),
     (text_of(device(MigMode=True)), "MigMode must be a whole number"),
-    (text_of(device(MigMode=0)), "there are instances where MIG is off"),
+    (text_of(device(MigMode=0)), "GpuInstances must be empty where MigMode is 0"),
     (text_of(device(GpuInstances={})), "GpuInstances must be a list, not a mapping"),
     (text_of(device(More=1)), "unexpected key 'More'"),
     (text_of(device()).replace('"Start": 4', '"Start": -4'), "Start must be a whole number"),
     (text_of(device()).replace('"Start": 4', '"Start": "4"'), "Start must be a whole number"),
     (text_of(device()).replace('"Size": 4', '"Size": 0'), "Size must be 1 or more"),
-    (text_of(device()).replace('"EngProfileID": 0', '"EngProfileID": 1'), "no engine profile 1"),
-    (text_of(device()).replace('2, "EngP', '9, "EngP'), "no compute-instance profile 9"),
+    (
+        text_of(device()).replace('"EngProfileID": 0', '"EngProfileID": 1'),
+        "unknown engine profile 1",
+    ),
+    (text_of(device()).replace('2, "EngP', '9, "EngP'), "unknown compute-instance profile 9"),
 ]
 
 

@@ -218,7 +218,7 @@ def test_a_cordon_excludes_pods_that_do_not_tolerate_it() -> None:
 
 def test_a_malformed_pod_is_an_error_of_the_cluster() -> None:
     broken = pod("p", "1g.5gb", requests={"cpu": "much"})
-    with pytest.raises(errors.ClusterError, match="makes no sense"):
+    with pytest.raises(errors.ClusterError, match="from the Kubernetes API is malformed"):
         demand.parse(broken)
     with pytest.raises(errors.ClusterError):
         partitioning.parse_node({"metadata": {"name": "a"}, "spec": {"taints": [{}]}})

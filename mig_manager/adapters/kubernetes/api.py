@@ -256,14 +256,14 @@ class KubeApi:
                 "spec": {"resourceAttributes": attributes | ({"name": name} if name else {})},
             },
         )
-        with cluster.understood("the review of our rights"):
+        with cluster.as_cluster_error("the review of our rights"):
             return answer["status"]["allowed"] is True
 
     def user(self) -> str:
         """Ask by a SelfSubjectReview for the name of our user."""
         review = {"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview"}
         answer = self.post("/apis/authentication.k8s.io/v1/selfsubjectreviews", review)
-        with cluster.understood("the review of our user"):
+        with cluster.as_cluster_error("the review of our user"):
             return str(answer["status"]["userInfo"]["username"])
 
     def close(self) -> None:

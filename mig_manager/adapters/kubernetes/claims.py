@@ -129,7 +129,7 @@ class PodClaims:
             path = cluster.api_path("namespaces", pod.namespace, "resourceclaims", name)
             try:
                 claim = self._resources.get(path)
-                with cluster.understood("a ResourceClaim"):
+                with cluster.as_cluster_error("a ResourceClaim"):
                     found = claims.parse_claim(claim)
             except errors.ClusterError as error:
                 _raise_if_transient(error)

@@ -113,7 +113,7 @@ class Leader:
             self._version = ""
             self._write(self._identity)
             return
-        with cluster.understood("the leader's Lease"):
+        with cluster.as_cluster_error("the leader's Lease"):
             spec = lease.get("spec") or {}
             holder = str(spec.get("holderIdentity") or "")
             version = str(lease["metadata"]["resourceVersion"])
@@ -153,7 +153,7 @@ class Leader:
             if error.is_conflict or is_gone:
                 return False
             raise
-        with cluster.understood("the leader's Lease"):
+        with cluster.as_cluster_error("the leader's Lease"):
             self._version = str(lease["metadata"]["resourceVersion"])
         self._seen_s = self._clock.monotonic()
         if holder:
@@ -164,6 +164,6 @@ class Leader:
     def _is_ours(self) -> bool:
         """Read the Lease again; return whether it has our name."""
         lease = self._kube.get(self._path)
-        with cluster.understood("the leader's Lease"):
+        with cluster.as_cluster_error("the leader's Lease"):
             self._version = str(lease["metadata"]["resourceVersion"])
             return bool((lease.get("spec") or {}).get("holderIdentity") == self._identity)

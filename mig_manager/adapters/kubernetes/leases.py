@@ -170,7 +170,7 @@ class LeaseSlots:
 
     def _list(self) -> slots.Judgement:
         leases = self._kube.get(self._path)
-        with cluster.understood("the list of Leases"):
+        with cluster.as_cluster_error("the list of Leases"):
             found = list(filter(None, map(self._slot, leases["items"] or ())))
         now_s = self._clock.monotonic()
         self._seen = slots.remember(self._seen, found, now_s)
@@ -204,7 +204,7 @@ class LeaseSlots:
             if error.is_conflict or is_gone:
                 return False
             raise
-        with cluster.understood("a Lease"):
+        with cluster.as_cluster_error("a Lease"):
             self._own = self._slot(lease)
         if slot.holder != self._node:
             _log.info("slot_taken", slot=slot.name, before=slot.holder or None)

@@ -231,7 +231,7 @@ class KubeNode:
 
     def _parse(self, node: Mapping[str, Any]) -> "_Node":
         view = cluster.parse_node(node)
-        with cluster.understood(f"node {self._name}"):
+        with cluster.as_cluster_error(f"node {self._name}"):
             conditions = (node.get("status") or {}).get("conditions") or ()
             ours = (dict(each) for each in conditions if each["type"] == cluster.READY_CONDITION)
             self._last = _Node(

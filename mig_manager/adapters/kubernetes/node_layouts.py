@@ -86,6 +86,6 @@ class KubeNodeLayouts:
     def _uid(self) -> str:
         if self._pod_uid is None:
             pod = self._kube.get(cluster.api_path(self._path, "pods", self._pod_name))
-            with cluster.understood("our own pod"):
+            with cluster.as_cluster_error("our own pod"):
                 self._pod_uid = str(pod["metadata"]["uid"])
         return self._pod_uid

@@ -251,6 +251,6 @@ class Cluster:
 
 
 def _key(item: Mapping[str, Any]) -> tuple[str, str]:
-    with cluster.understood("an object of a watch"):
+    with cluster.as_cluster_error("an object of a watch"):
         metadata = item["metadata"]
         return str(metadata.get("namespace") or ""), str(metadata["name"])

@@ -269,7 +269,7 @@ class _WatchedPods(watch.Watch):
 
 
 def _parse(item: Mapping[str, Any]) -> cluster.Pod:
-    with cluster.understood("a pod"):
+    with cluster.as_cluster_error("a pod"):
         return cluster.parse_pod(item)
 
 

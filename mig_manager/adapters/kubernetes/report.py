@@ -26,7 +26,7 @@ def of_node(kube: api.KubeApi, name: str) -> dict[str, Any]:
     Annotations with JSON are unpacked.
     """
     found = kube.get(node.path(name))
-    with cluster.understood(f"node {name}"):
+    with cluster.as_cluster_error(f"node {name}"):
         meta, spec, status = (found.get(key) or {} for key in ("metadata", "spec", "status"))
         annotations = _ours(meta.get("annotations"))
         return {
@@ -78,7 +78,7 @@ def of_agents(pods: Iterable[Object]) -> list[dict[str, Any]]:
 
 def command(pods: Sequence[Object]) -> tuple[list[str], dict[str, str]]:
     """Return the command line and the literal variables of the first pod's first container."""
-    with cluster.understood("the agent's pod"):
+    with cluster.as_cluster_error("the agent's pod"):
         main = pods[0]["spec"]["containers"][0]
         variables = {each["name"]: each.get("value") or "" for each in main.get("env") or ()}
         return [*(main.get("command") or ()), *(main.get("args") or ())], variables
@@ -92,7 +92,7 @@ def logs(kube: api.KubeApi, pods: Iterable[Object], **more: str) -> str:
     parts: list[str] = []
     refusal = None
     for pod in pods:
-        with cluster.understood("the agent's pod"):
+        with cluster.as_cluster_error("the agent's pod"):
             namespace, name = (pod["metadata"][key] for key in ("namespace", "name"))
             containers = [each["name"] for each in pod["spec"]["containers"]]
         path = cluster.api_path("/api/v1/namespaces", namespace, "pods", name, "log")
@@ -110,7 +110,7 @@ def logs(kube: api.KubeApi, pods: Iterable[Object], **more: str) -> str:
 
 def layout_file(kube: api.KubeApi, pods: Sequence[Object]) -> str:
     """Return the layout file in the first ConfigMap that the first pod mounts."""
-    with cluster.understood("the agent's pod"):
+    with cluster.as_cluster_error("the agent's pod"):
         volumes = pods[0]["spec"].get("volumes") or ()
         name = next(each["configMap"]["name"] for each in volumes if "configMap" in each)
         namespace = pods[0]["metadata"]["namespace"]
@@ -145,5 +145,5 @@ def _config_text(kube: api.KubeApi, *, namespace: str, name: str) -> str | None:
         if error.is_not_found:
             return None
         raise
-    with cluster.understood(f"ConfigMap {namespace}/{name}"):
+    with cluster.as_cluster_error(f"ConfigMap {namespace}/{name}"):
         return str(config_map["data"]["config.yaml"])

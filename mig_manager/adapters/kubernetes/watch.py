@@ -172,14 +172,14 @@ class Watch(abc.ABC):
                 kind, item = str(event.get("type")), event["object"]
                 if kind in _CHANGES and not self._stop.is_set():
                     self.changed(kind, item)
-                with cluster.understood(f"an event of the {self._plural}"):
+                with cluster.as_cluster_error(f"an event of the {self._plural}"):
                     self._version = str(item["metadata"]["resourceVersion"])
 
     def _items(self) -> Iterator[Mapping[str, Any]]:
         what = f"the list of {self._plural}"
         for page in cluster.pages(self._kube.get, self._path, self._selector, what=what):
             self._contact_s = time.monotonic()
-            with cluster.understood(what):
+            with cluster.as_cluster_error(what):
                 items = tuple(page["items"] or ())
                 self._listed_version = str(page["metadata"]["resourceVersion"])
             yield from items

@@ -141,7 +141,7 @@ def parse(item: Mapping[str, Any]) -> Pending | Bound | None:
     unschedulable, it asks for ``nvidia.com/mig-*``, and neither a label nor an annotation
     ``mig-manager.io/partitioning: off`` excludes it. Raises ClusterError: It is malformed.
     """
-    with cluster.understood("a pod"):
+    with cluster.as_cluster_error("a pod"):
         metadata, spec = item["metadata"], item["spec"]
         status = item.get("status") or {}
         namespace, name = str(metadata["namespace"]), str(metadata["name"])
@@ -173,7 +173,7 @@ def parse(item: Mapping[str, Any]) -> Pending | Bound | None:
 
 
 def parse_needs(spec: Mapping[str, Any]) -> Needs:
-    """Parse a PodSpec; see ``cluster.understood`` for its exceptions."""
+    """Parse a PodSpec; see ``cluster.as_cluster_error`` for its exceptions."""
     node_affinity = (spec.get("affinity") or {}).get("nodeAffinity") or {}
     required = node_affinity.get("requiredDuringSchedulingIgnoredDuringExecution")
     terms = None if required is None else required.get("nodeSelectorTerms") or ()

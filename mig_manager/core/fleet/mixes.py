@@ -57,7 +57,7 @@ class Score:
 
 def parse_job(item: Mapping[str, Any]) -> Job | None:
     """Parse a Pod object; None if it asked for no MIG device. Raises ClusterError: malformed."""
-    with cluster.understood("a pod"):
+    with cluster.as_cluster_error("a pod"):
         metadata, status = item["metadata"], item.get("status") or {}
         needs = demand.parse_needs(item["spec"])
         arrival = messages.parse_time(metadata.get("creationTimestamp"))

@@ -191,7 +191,7 @@ class Goal:
 def parse(item: Mapping[str, Any]) -> Node:
     """Parse a Node object of the API. Raises ClusterError: It is malformed."""
     view = cluster.parse_node(item)
-    with cluster.understood(f"node {view.name}"):
+    with cluster.as_cluster_error(f"node {view.name}"):
         conditions = (item.get("status") or {}).get("conditions") or ()
         is_ready = any(
             each.get("type") == "Ready" and each.get("status") == "True" for each in conditions

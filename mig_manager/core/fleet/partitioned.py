@@ -59,7 +59,7 @@ def parse(item: Mapping[str, Any]) -> PartitionedNode | None:
     """
     node = fleet_nodes.parse(item)
     is_opted_in = node.view.labels.get(cluster.PARTITIONING_LABEL) == cluster.ON_DEMAND
-    with cluster.understood(f"node {node.name}"):
+    with cluster.as_cluster_error(f"node {node.name}"):
         allocatable = demand.amounts((item.get("status") or {}).get("allocatable"))
         taints = demand.parse_taints(item.get("spec") or {})
     if not (is_opted_in or any(resources.is_mig(name) for name, _ in allocatable)):

@@ -1,4 +1,4 @@
-"""ResourceClaims and ResourceSlices: which devices NVIDIA's DRA driver advertises and pods have.
+"""Parse ResourceClaims and ResourceSlices: the devices that NVIDIA's DRA driver advertises.
 
 The driver lists a node's GPUs and MIG devices once, when it starts, in ResourceSlices whose pool
 has the node's name. A claim's allocation names devices of that pool, and the slice has the UUID of
@@ -33,7 +33,7 @@ class Slice:
     """Slices of an older generation than the newest of their pool are outdated."""
     count: int  # how many slices its pool has in this generation
     uuids: Mapping[str, str]
-    """Name of a device -> its UUID; empty: it has none, because it does not exist yet."""
+    """Name of a device -> its UUID; empty: the device does not exist yet."""
     for_machines: frozenset[str]
     """Names of the devices for virtual machines."""
 
@@ -45,12 +45,12 @@ def is_driver(pod: cluster.Pod) -> bool:
     ComputeDomains alone has another container. As with the device plugin, the pod must also be of
     a DaemonSet and mount the directory where drivers register with kubelet.
     """
-    is_called_so = "gpus" in pod.container_names
-    return is_called_so and pod.owner_kind == "DaemonSet" and pod.mounts_driver_sockets
+    has_known_name = "gpus" in pod.container_names
+    return has_known_name and pod.owner_kind == "DaemonSet" and pod.mounts_driver_sockets
 
 
 def parse_slice(item: Mapping[str, Any]) -> Slice:
-    """Parse a ResourceSlice; see ``cluster.understood`` for its exceptions."""
+    """Parse a ResourceSlice; see ``cluster.as_cluster_error`` for its exceptions."""
     spec = item["spec"]
     # In v1beta1 they are one level down.
     devices = {
@@ -133,7 +133,7 @@ def why_not_advertised(gpus: Iterable[model.Gpu], slices: Iterable[Slice]) -> st
 def why_not_served(layouts: Iterable[resources.GpuLayout]) -> str:
     """Return why the driver exits over a layout; empty if it does not.
 
-    It knows only devices that span their GPU instance, and fails at its start if there is another
+    It knows only devices that span their GPU instance, and fails to start if there is any other
     (``getGpuInfo`` and ``getMigDevices`` of ``cmd/gpu-kubelet-plugin/nvlib.go``).
     """
     parts = {str(p) for gpu in layouts if gpu.is_enabled for p in gpu.profiles if not p.spans}
@@ -141,7 +141,6 @@ def why_not_served(layouts: Iterable[resources.GpuLayout]) -> str:
 
 
 def _newest(slices: Iterable[Slice]) -> tuple[Slice, ...]:
-    """Return the slices of the newest generation of each pool."""
     known = tuple(slices)
     newest: dict[str, int] = {}
     for each in known:

@@ -53,7 +53,7 @@ def members(pods: Iterable[cluster.Pod], table: Sequence[ExtraClient]) -> tuple[
 
 
 def parse(text: str, *, source: str) -> tuple[ExtraClient, ...]:
-    """Parse a table; an empty one has no clients. ConfigError with a correction if invalid."""
+    """Parse a table, which may be empty; ConfigError with a correction if invalid."""
     root = fields.document(text, source=source, section="clients", version=VERSION)
     listed = fields.items(root.get("clients") if root else None, "clients")
     return tuple(map(_client, listed))
@@ -140,16 +140,16 @@ def is_device_plugin(pod: cluster.Pod) -> bool:
     The GPU operator sets label ``app``, the static manifest label ``name``. The Helm chart's label
     ``app.kubernetes.io/name`` is also on its GFD and MPS daemons, so the container name decides.
 
-    Every user can name a pod so, and the plugin's pods are deleted. So it must also be of a
-    DaemonSet and mount the directory where plugins register with kubelet, which only namespaces
-    with access to the host's files can do.
+    Any user can choose these names, and the plugin's pods get deleted. So the pod must also belong
+    to a DaemonSet and mount the directory where plugins register with kubelet, which requires
+    access to the host's files.
     """
-    is_called_so = (
+    has_known_name = (
         pod.labels.get("app") == "nvidia-device-plugin-daemonset"
         or pod.labels.get("name") == "nvidia-device-plugin-ds"
         or not _PLUGIN_CONTAINERS.isdisjoint(pod.container_names)
     )
-    return is_called_so and pod.owner_kind == "DaemonSet" and pod.mounts_plugin_sockets
+    return has_known_name and pod.owner_kind == "DaemonSet" and pod.mounts_plugin_sockets
 
 
 def is_feature_discovery(pod: cluster.Pod) -> bool:
@@ -180,8 +180,8 @@ def labels_to_pause(
     component) stay. A label that a manager left paused counts as ``true``, or its daemon would
     never run again.
 
-    The order is that of the resume: a monitor that starts beside the device plugin can hang the
-    driver, and one that starts before its source of data fails.
+    In the order of the resume: a monitor that starts at the same time as the device plugin can
+    hang the driver, and a monitor that starts before its data source fails.
     """
     operands = _ENUMERATE_AT_START + (_HOLD_DEVICES if destroys_instances(plan) else ())
     keys = [cluster.DEPLOY_LABEL_PREFIX + operand for operand in operands]
@@ -210,19 +210,19 @@ def other_managers(
     own_uid: str | None,
     annotations: Mapping[str, str] | None = None,
 ) -> tuple[str, ...]:
-    """Return the pods of this node that change MIG instances too, as ``namespace/name (kind)``.
+    """Return the other pods of this node that change MIG instances, as ``namespace/name (kind)``.
 
-    A pod that has not started yet counts, because it may at any moment; a finished one does not.
-    If ``own_uid``, the UID of our pod, is None, nothing counts that could be ourselves.
+    A pod that has not started yet counts, because it may start at any moment. If ``own_uid``, the
+    UID of our pod, is None, pods that may be ours do not count.
     ``annotations`` are the node's; only ``is_vgpu_plugin`` pods need them.
     """
     return tuple(
-        f"{pod.key} ({what})"
+        f"{pod.key} ({kind})"
         for pod in pods
         if not pod.is_finished
         and pod.uid != own_uid
         and (
-            what := _what(pod, knows_ourselves=own_uid is not None)
+            kind := _manager_kind(pod, knows_ourselves=own_uid is not None)
             or _vgpu_manager(pod, annotations or {})
         )
     )
@@ -265,14 +265,14 @@ commas, mode last, one GPU before each colon (``EncodeNodeDevices`` of both)."""
 
 
 def is_vgpu_plugin(pod: cluster.Pod) -> bool:
-    """Return whether a pod is HAMi's or volcano's; the node's annotations have its mode."""
+    """Return whether a pod is HAMi's or volcano's plugin; the node's annotations have its mode."""
     return any(plugin.label in pod.labels.items() for plugin in _VGPU_PLUGINS)
 
 
 def _vgpu_manager(pod: cluster.Pod, annotations: Mapping[str, str]) -> str:
-    """Say which plugin in MIG mode a pod is; empty in its other modes, which change no instance.
+    """Return the kind of a plugin in MIG mode; empty in other modes, which change no instance.
 
-    Neither sign is enough: the pod is the same in every mode, and the annotation outlives it.
+    It takes both: the pod is the same in every mode, and the annotation outlives the pod.
     """
     kinds = (
         plugin.kind
@@ -283,8 +283,8 @@ def _vgpu_manager(pod: cluster.Pod, annotations: Mapping[str, str]) -> str:
     return next(kinds, "")
 
 
-def _what(pod: cluster.Pod, *, knows_ourselves: bool) -> str:
-    """Say what a pod is that changes instances; empty when it does not, or may be ourselves."""
+def _manager_kind(pod: cluster.Pod, *, knows_ourselves: bool) -> str:
+    """Return the kind of a MIG manager's pod; empty for any other pod, or if it may be ours."""
     app, name = pod.labels.get("app"), pod.labels.get("app.kubernetes.io/name")
     component = pod.labels.get("app.kubernetes.io/component")
     containers = pod.container_names

@@ -30,12 +30,13 @@ CUSTOM_LAYOUT = "custom"
 LAYOUT_ANNOTATION = "mig-manager.io/layout"
 """A v1 document with one layout, for this node alone."""
 PARTITIONING_LABEL = "mig-manager.io/partitioning"
-"""On a node: ``on-demand`` lets the partitioner change it. On a pod: ``off`` has it ignored."""
+"""On a node, ``on-demand`` lets the partitioner change it. The partitioner ignores a pod with
+``off``."""
 ON_DEMAND = "on-demand"
 ROLLOUT_ANNOTATION = "mig-manager.io/rollout"
 """Written by ``mig-manager rollout``: the requested layout, and the one requested before."""
 REQUEST_ANNOTATION = "mig-manager.io/request"
-"""The request as first seen and what was verified for it; see ``records.requests``."""
+"""The request and what was verified for it; see ``records.requests``."""
 JOURNAL_ANNOTATION = "mig-manager.io/journal"
 UNREADABLE_JOURNAL_ANNOTATION = "mig-manager.io/journal-unreadable"
 """Keeps an invalid journal for inspection."""
@@ -90,13 +91,13 @@ class Pod:
     node_name: str = ""  # empty: not scheduled yet
     is_kept: bool = False  # whether ``KEEP_ANNOTATION`` forbids its eviction
     grace_s: int = 30  # its termination grace period
-    has_claims: bool = False  # whether it has ResourceClaims for GPUs, or for what is not known
+    has_claims: bool = False  # whether it has ResourceClaims for GPUs, or for unknown devices
     claims: tuple[str, ...] = ()
-    """Names of its ResourceClaims in its namespace, as far as they exist."""
+    """Names of its existing ResourceClaims, in its namespace."""
     claimed_ids: frozenset[str] | None = None
     """UUIDs of the GPUs and MIG devices of its ResourceClaims; None: not known."""
     claimed_resources: frozenset[str] = frozenset()
-    """Those of ``gpu_resources`` that a ResourceClaim provides, and no device plugin."""
+    """The names in ``gpu_resources`` that a ResourceClaim provides instead of a device plugin."""
     may_run_gpu_init: bool = False
     """Whether an ordinary init container with a GPU may be running: kubelet hides its devices."""
     mounts_plugin_sockets: bool = False
@@ -107,7 +108,7 @@ class Pod:
     mig_strategy: str = ""
     """What a container's variable ``MIG_STRATEGY`` or option ``--mig-strategy`` says."""
     feature_gates: Mapping[str, bool] = dataclasses.field(default_factory=dict)
-    """What its containers' ``FEATURE_GATES`` or ``--feature-gates`` switch on and off."""
+    """The feature gates in its containers' ``FEATURE_GATES`` or ``--feature-gates``."""
     waiting: Waiting | None = None  # of its first container that cannot start
     is_unlisted: bool = False
     """Whether kubelet lists it and the API does not, so that it cannot be evicted."""
@@ -119,12 +120,12 @@ class Pod:
 
     @property
     def may_claim(self) -> bool:
-        """Whether it has a GPU by a ResourceClaim, or may have: only a DRA driver ends it."""
+        """Whether it has, or may have, a GPU by a ResourceClaim."""
         return self.has_claims or bool(self.claimed_ids)
 
     @property
     def is_finished(self) -> bool:
-        """Whether its containers have ended for good and hold nothing."""
+        """Whether its containers have ended for good and use nothing."""
         return self.phase in ("Succeeded", "Failed")
 
 
@@ -155,7 +156,7 @@ class NodePatch:
     removed_taints: frozenset[str] = frozenset()  # keys of taints to remove, other programs' too
 
     def is_in(self, view: NodeView) -> bool:
-        """Return whether the node has everything that the patch writes."""
+        """Return whether the patch would change nothing."""
         return (
             all(view.labels.get(key) == value for key, value in self.labels.items())
             and all(view.annotations.get(key) == value for key, value in self.annotations.items())
@@ -183,17 +184,17 @@ class PodDevices:
 
 
 _TRUE = frozenset({"1", "t", "T", "true", "True", "TRUE"})
-"""What Go takes for true (``strconv.ParseBool``)."""
+"""True to Go (``strconv.ParseBool``)."""
 
 
 @contextlib.contextmanager
-def understood(what: str) -> Iterator[None]:
-    """Turn the exceptions of reading a malformed object into a ClusterError about ``what``."""
+def as_cluster_error(what: str) -> Iterator[None]:
+    """Turn the exceptions of parsing a malformed object into a ClusterError about ``what``."""
     try:
         yield
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as err:
         raise errors.ClusterError(
-            f"{what} as the Kubernetes API sends it makes no sense: {err!r}",
+            f"{what} from the Kubernetes API is malformed: {err!r}",
             reason=errors.Reason.API_ERROR,
         ) from err
 
@@ -226,7 +227,7 @@ def pages(
     for _ in range(_MOST_PAGES):
         more = {"continue": token} if token else {}
         page = get(path, {**query, "limit": str(_PAGE), **more})
-        with understood(what):
+        with as_cluster_error(what):
             following = str((page.get("metadata") or {}).get("continue") or "")
         yield page
         if not following:
@@ -243,11 +244,11 @@ def listed(
     query: Mapping[str, str],
     parse: Callable[[Mapping[str, Any]], _Item],
 ) -> list[_Item]:
-    """Return the parsed items of a list; ClusterError for whatever a malformed item provokes."""
+    """Return the parsed items of a list; ClusterError if one is malformed."""
     what = f"the list of {path.rpartition('/')[2]}"
     items: list[_Item] = []
     for page in pages(get, path, query, what=what):
-        with understood(what):
+        with as_cluster_error(what):
             items += map(parse, page["items"] or ())
     return items
 
@@ -262,19 +263,19 @@ def gpu_resources(resources: Mapping[str, Any] | None) -> dict[str, int]:
 
 
 def strings(mapping: Mapping[str, Any] | None) -> dict[str, str]:
-    """Return labels, annotations or a selector; what is absent is empty."""
+    """Return labels, annotations or a selector, empty if absent."""
     return {str(key): str(value) for key, value in (mapping or {}).items()}
 
 
 def switches(text: str) -> dict[str, bool]:
-    """Return what ``Name=true,Other=false`` says, which is how Kubernetes writes feature gates."""
+    """Parse feature gates as Kubernetes writes them: ``Name=true,Other=false``."""
     pairs = (pair.partition("=") for pair in text.split(","))
     return {name.strip(): value.strip() in _TRUE for name, equals, value in pairs if equals}
 
 
 def parse_node(node: Mapping[str, Any]) -> NodeView:
-    """Return what we want to know of a Node object; ClusterError if it is none."""
-    with understood("the node"):
+    """Parse a Node object; ClusterError if it is malformed."""
+    with as_cluster_error("the node"):
         metadata = node["metadata"]
         spec = node.get("spec") or {}
         status = node.get("status") or {}
@@ -293,11 +294,11 @@ def parse_node(node: Mapping[str, Any]) -> NodeView:
 _MIRROR_ANNOTATION = "kubernetes.io/config.mirror"
 """Set by kubelet on the pod that shows a static pod in the API."""
 _GATES_OPTION = re.compile(r"--feature-gates[= ]+[\"']?([^\s\"']+)")
-_DEFAULT_GRACE_S = 30  # what the API server writes where the pod's author says nothing
+_DEFAULT_GRACE_S = 30  # the API server's default
 
 
 def parse_pod(item: Mapping[str, Any]) -> Pod:
-    """Parse a Pod object; see ``understood`` for its exceptions."""
+    """Parse a Pod object; see ``as_cluster_error`` for its exceptions."""
     metadata, spec = item["metadata"], item["spec"]
     status = item.get("status") or {}
     annotations = strings(metadata.get("annotations"))
@@ -357,7 +358,7 @@ def parse_pod(item: Mapping[str, Any]) -> Pod:
 
 
 _STARTING = frozenset({"", "ContainerCreating", "PodInitializing"})
-"""Reasons of containers that wait for nothing in particular."""
+"""Reasons of containers that are just starting."""
 _LONGEST_WAITING = 300
 
 
@@ -374,7 +375,6 @@ def _waiting(status: Mapping[str, Any]) -> Waiting | None:
 
 
 def _variables(spec: Mapping[str, Any], name: str) -> list[str]:
-    """Return the values of a variable of the environment in all containers."""
     return [
         str(variable.get("value") or "")
         for container in spec["containers"]
@@ -384,9 +384,10 @@ def _variables(spec: Mapping[str, Any], name: str) -> list[str]:
 
 
 def _claims(spec: Mapping[str, Any], status: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the names of a pod's claims; those made from a template are in its status.
+    """Return the names of a pod's claims.
 
-    So is the one that the scheduler made for extended resources (KEP-5004, Kubernetes 1.34).
+    The status has the names of claims from a template, and of the claim that the scheduler made
+    for extended resources (KEP-5004, Kubernetes 1.34).
     """
     made = {
         str(each["name"]): str(each.get("resourceClaimName") or "")
@@ -398,7 +399,7 @@ def _claims(spec: Mapping[str, Any], status: Mapping[str, Any]) -> tuple[str, ..
     ]
     if extended := status.get("extendedResourceClaimStatus"):
         names.append(str(extended.get("resourceClaimName") or ""))
-    # One that is not known by name may be for a GPU, whatever the others are for.
+    # A claim without a known name may be for a GPU.
     return tuple(names) if all(names) else ()
 
 
@@ -431,9 +432,7 @@ def _gpu_resources(spec: Mapping[str, Any]) -> dict[str, int]:
 def peak(
     spec: Mapping[str, Any], needs: Callable[[Mapping[str, Any]], "collections.Counter[str]"]
 ) -> dict[str, int]:
-    """Return what a pod needs at its hungriest moment, by the scheduler's rule.
-
-    ``needs`` returns what one container needs.
+    """Return a pod's peak request by the scheduler's rule; ``needs`` returns a container's.
 
     Init containers run one after the other, each beside the sidecars (init containers that
     restart) before it; then all app containers run beside all sidecars.

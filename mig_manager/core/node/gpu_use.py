@@ -1,10 +1,10 @@
-"""Who uses the GPUs of a node, from its pods, kubelet, ResourceClaims and GPU processes.
+"""Find who uses the GPUs of a node, from its pods, kubelet, ResourceClaims and GPU processes.
 
-``Usage`` is the only definition of "in use": the published capacity, the planner, the drain, a
-custom layout on demand and a rollback all ask it.
+``Usage`` is the only definition of "in use": published capacity, planner, drain, custom layouts on
+demand and rollback all use it.
 
 What may be in use counts as in use: kubelet does not show the devices of a pod that starts, or of
-a running init container, and such a pod may have any.
+a running init container, so such a pod may have any.
 """
 
 import dataclasses
@@ -25,9 +25,9 @@ Other device plugins have other ids (GKE: ``nvidia0/gi7``)."""
 
 
 def device_ids(gpus: Iterable[model.Gpu]) -> frozenset[str] | None:
-    """Return the ids of all devices that the GPUs of a node have; None if not all are known.
+    """Return the ids of all devices of a node's GPUs; None if not all are known.
 
-    A device that no observed GPU has may then be one of an unreachable GPU, which no plan changes.
+    For None, an unknown device may belong to an unreachable GPU, which no plan changes.
     """
     uuids = [uuid for gpu in gpus for uuid in (gpu.uuid, *(device.uuid for device in gpu.devices))]
     if model.unreachable(gpus) or None in uuids:
@@ -85,7 +85,7 @@ class Usage:
     def undecided(
         self, affected: Collection[str], *, daemons: Sequence[clients.ExtraClient] = ()
     ) -> tuple[cluster.Pod, ...]:
-        """Return the pods that are users or not, as only a silent kubelet knows.
+        """Return the pods that may or may not be users while kubelet does not answer.
 
         Empty if all devices are affected: then every pod with a GPU is a user.
         """
@@ -100,10 +100,7 @@ class Usage:
 
     @property
     def is_incomplete(self) -> bool:
-        """Whether kubelet does not answer, or lists no running pod with a GPU.
-
-        After its start it first lists none.
-        """
+        """Whether kubelet does not answer, or lists no running pod with a GPU, as at its start."""
         if self.assigned is None:
             return True
         running = {pod.key for pod in self.pods if pod.phase == "Running" and _of_plugin(pod)}
@@ -118,29 +115,30 @@ class Usage:
 
     @property
     def has_unknown_ids(self) -> bool:
-        """Whether a pod has a device that no GPU has, so that only its processes show its use."""
+        """Whether a pod has a device that no GPU has: only processes show the use of it."""
         return any(map(self._is_unknown, self.device_ids))
 
     def why_uncertain(self, pod: cluster.Pod) -> str:
-        """Return why an affected pod may use none of the devices; empty where it surely does."""
-        found = self._allocations().get(pod.key)
-        if self._may_claim_gpu(pod, found):
+        """Return why an affected pod may use none of the devices; empty if it certainly does."""
+        allocated = self._allocations().get(pod.key)
+        if self._may_claim_gpu(pod, allocated):
             return "its ResourceClaim may stand for any GPU"
-        ids = (pod.claimed_ids or frozenset()) | (found.device_ids if found else frozenset())
+        ids = pod.claimed_ids or frozenset()
+        ids |= allocated.device_ids if allocated else frozenset()
         if any(map(self._is_unknown, ids)):
             return "no GPU has its device, so it may use any"
         if pod.claimed_ids and not _of_plugin(pod):
             return ""
-        if found is None or not found.device_ids:
+        if allocated is None or not allocated.device_ids:
             is_silent = self.assigned is None
             return f"kubelet {'does not answer' if is_silent else 'lists no device of it yet'}"
         if pod.may_run_gpu_init:
             return "its init container may use any GPU"
-        is_named = any(map(_DEVICE_UUID.fullmatch, found.device_ids))
-        return "" if is_named else "its device ids are no UUIDs"
+        is_named = any(map(_DEVICE_UUID.fullmatch, allocated.device_ids))
+        return "" if is_named else "its device ids are not UUIDs"
 
     def named(self, users: Iterable[cluster.Pod]) -> str:
-        """Name pods; beside an uncertain user stands why it may use none of the devices."""
+        """Name pods, with the reason for each uncertain user."""
         return messages.by_cause((pod.key, self.why_uncertain(pod)) for pod in users)
 
     def blocking(
@@ -151,11 +149,11 @@ class Usage:
         services: Iterable[str] = (),
         daemons: Sequence[clients.ExtraClient] = (),
     ) -> tuple[str, ...]:
-        """Say which processes block a plan, and will not end before it.
+        """Describe the processes that block a plan and will not end before it.
 
-        Those of pods that are drained, of GPU clients and of ``services`` do not count, because
-        they end before the change. Nor do those of no known pod or unit, which may be such, unless
-        they keep the first instance out. The session of the change checks them all.
+        Processes of drained pods, GPU clients and ``services`` end before the change and do not
+        count. Processes of no known pod or unit may be such, and count only if they prevent the
+        first instance. The NVML session of the change checks them all.
         """
         names = {f"pod {pod.uid}": f"pod {pod.key}" for pod in self.pods}
         ending = {f"pod {pod.uid}" for pod in leaving} | paused_homes(self.pods, daemons)
@@ -174,7 +172,7 @@ class Usage:
         )
 
     def _allocations(self) -> Mapping[str, cluster.PodDevices]:
-        """Return kubelet's allocations to pods that have not finished, by the pods' keys.
+        """Return kubelet's allocations to unfinished pods, by the pods' keys.
 
         Kubelet before 1.34 lists the devices of finished pods (kubernetes/kubernetes#132028). A
         pod that was deleted by force and its successor may have the same name.
@@ -216,7 +214,7 @@ class Usage:
         return pod.has_claims
 
     def _is_unknown(self, device_id: str) -> bool:
-        """Return whether a device is one of NVIDIA's that no GPU has.
+        """Return whether no GPU has this device of NVIDIA's.
 
         Another program destroyed its instance, or the DRA driver's ResourceSlices are outdated.
         """
@@ -224,9 +222,9 @@ class Usage:
         return is_uuid and self.known_ids is not None and device_id not in self.known_ids
 
     def _may_run(self, pod: cluster.Pod) -> bool:
-        """Return whether a process on a GPU may be of this pod.
+        """Return whether a process on a GPU may belong to this pod.
 
-        After a reboot kubelet lists pods for a moment whose devices are gone with the instances.
+        Right after a reboot, kubelet still lists pods whose instances are gone.
         """
         if self.processes is None:
             return True
@@ -241,7 +239,6 @@ def _of_plugin(pod: cluster.Pod) -> frozenset[str]:
 
 
 def _joined(one: cluster.PodDevices, other: cluster.PodDevices) -> cluster.PodDevices:
-    """Return the devices of two pods with the same name."""
     return dataclasses.replace(
         one,
         device_ids=one.device_ids | other.device_ids,
@@ -251,7 +248,7 @@ def _joined(one: cluster.PodDevices, other: cluster.PodDevices) -> cluster.PodDe
 
 
 def _unlisted_pod(found: cluster.PodDevices) -> cluster.Pod:
-    """Return a pod that only kubelet lists, as far as it is known."""
+    """Build the pod that only kubelet lists, as far as known."""
     return cluster.Pod(
         namespace=found.namespace,
         name=found.name,
@@ -275,10 +272,10 @@ class GpuUse:
     """What is in use on the GPUs of a node."""
 
     in_use: Mapping[str, frozenset[model.Placement]]
-    """Placements of GPU instances by UUID of the GPU, as in ``records.capacity``; a GPU whose use
-    is not known is missing."""
+    """Placements of GPU instances by UUID of the GPU, as in ``records.capacity``; without GPUs
+    whose use is unknown."""
     is_stable: bool
-    """False: the use may end, or become known, without an event of a pod."""
+    """False: the use may end, or become known, without a pod event."""
 
 
 def find(
@@ -287,14 +284,14 @@ def find(
     *,
     daemons: Sequence[clients.ExtraClient] = (),
 ) -> GpuUse | None:
-    """Find which instances are in use; None if only kubelet knows that, and does not answer.
+    """Find which instances are in use; None if that depends on kubelet, which does not answer.
 
     Args:
         gpus: The node's GPUs.
         usage: Of these GPUs.
         daemons: GPU clients that the agent pauses for a change; they do not count.
     """
-    # An id that no device has: only a pod that may have any device uses it.
+    # No device has this id, so only pods that may have any device match.
     any_device = usage.users({""}, daemons=daemons)
     if usage.assigned is None and any_device:
         return None
@@ -338,7 +335,7 @@ def paused_homes(
 
 
 def relevant(pods: Iterable[cluster.Pod]) -> frozenset[tuple[object, ...]]:
-    """Return what of the pods' states the use depends on, to compare it with a later one."""
+    """Return the part of the pods' states that decides the use, to detect a change."""
     return frozenset(
         (pod.uid, pod.is_finished, pod.may_run_gpu_init)
         for pod in pods
@@ -351,12 +348,12 @@ def _instances(
 ) -> Iterable[tuple[model.Placement, Collection[str], bool]]:
     """Yield the placement of each instance, its device ids, and whether a process uses it.
 
-    Without MIG the GPU is one span, which is no instance.
+    Without MIG, the GPU is one span.
     """
     if gpu.current_mode is model.MigMode.ENABLED:
         by_process = {one for user in users for one in user.gpu_instances}
         for gi in gpu.gpu_instances:
-            # With ``mig.strategy=none`` pods have GPUs whole, whatever their instances are.
+            # With ``mig.strategy=none`` pods get whole GPUs, regardless of instances.
             ids = {gpu.uuid, *(ci.uuid for ci in gi.compute_instances if ci.uuid)}
             yield gi.placement, ids, gi.instance_id in by_process
         return

@@ -2,10 +2,10 @@
 
 Five minutes after a device plugin stops, kubelet forgets its resources and reports that once
 (kubernetes, ``endpointStopGracePeriod`` in ``pkg/kubelet/cm/devicemanager/types.go``). If the API
-server is away then, the update is lost: the Node keeps their capacity, and kubelet copies capacity
+server is unavailable then, the update is lost: the Node keeps the capacity, and kubelet copies it
 without a plugin into allocatable with each update (``MachineInfo`` in
 ``pkg/kubelet/nodestatus/setters.go``). Kubelet starts a pod that requests such a device without
-one, because it takes the resource for one that needs no allocation.
+one, because it treats the resource as one that needs no allocation.
 """
 
 import json
@@ -25,8 +25,8 @@ def find(
 ) -> dict[str, int]:
     """Return the phantom devices that a node offers: their number by resource.
 
-    A resource with another name of its owner's choice is not recognised. No resource is judged
-    while a GPU is unreachable, because it may be of that one.
+    Resources that the owner renamed are not recognised. Nothing is reported while a GPU is
+    unreachable, because the device may belong to it.
 
     Args:
         gpus: The node's GPUs.
@@ -59,7 +59,7 @@ def is_possible(
 
 
 def message(advertised: Mapping[str, int]) -> str:
-    """Say which phantom devices a node offers."""
+    """Describe the phantom devices of a node."""
     return f"the node offers {listed(advertised)}, which no GPU has"
 
 
@@ -85,7 +85,6 @@ def _advertised(node: cluster.NodeView) -> dict[str, int]:
 def _supplied(
     gpus: Iterable[model.Gpu], advertised: Iterable[str], strategy: resources.Strategy | None
 ) -> set[str]:
-    """Return the advertised resources that a device plugin with this strategy may have."""
     return {
         name for name in advertised if resources.base(name) in resources.supplied(gpus, strategy)
     }

@@ -1,10 +1,10 @@
-"""The drain policy, what the Eviction API answers, device-plugin configs by layout, and budgets.
+"""The drain policy, answers of the Eviction API, device-plugin configs by layout, and budgets.
 
 **Time slicing beside MIG.** The device plugin picks its config, with the replicas of each device,
 by the node label ``nvidia.com/device-plugin.config``; a config that suits one layout is wrong for
-the next. ``--plugin-configs all-1g.5gb=sliced,*=default`` maps layouts to configs, ``*`` all that
-are not named; without ``*`` these leave the label as it is. The label is written together with the
-plugin's release, and restored by a run that does not succeed.
+the next. ``--plugin-configs all-1g.5gb=sliced,*=default`` maps layouts to configs; ``*`` is all
+others, whose label does not change without it. The label is written together with the plugin's
+release, and restored by a run that does not succeed.
 
 **Budgets.** The Eviction API answers for one pod at a time, and a dry run does not use up a
 budget: where one covers two pods and allows one disruption, a dry run of each eviction succeeds.
@@ -65,29 +65,29 @@ class Policy:
     drain: Drain = Drain.AFFECTED
     strategy: DrainStrategy = DrainStrategy.ROLLING
     is_forced: bool = False
-    """Whether pods that are still there at the deadline are deleted, budgets or not."""
+    """Whether remaining pods are deleted at the deadline, regardless of budgets."""
     plugin_configs: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """Name of a layout, or ``*``, to the name of a device-plugin config."""
     startup_taints: frozenset[str] = frozenset()
     """Keys of taints that the agent removes once a layout is verified, and never adds."""
 
     def plugin_config(self, layout: str) -> str | None:
-        """Return the plugin config that goes with a layout; None: leave it as it is."""
+        """Return the plugin config for a layout; None: do not change the label."""
         return self.plugin_configs.get(layout, self.plugin_configs.get(_ANY_LAYOUT))
 
 
 def parse_plugin_configs(text: str, *, origin: str) -> dict[str, str]:
     """Parse ``layout=config,layout=config``; UsageError with the origin if a pair is malformed."""
-    found: dict[str, str] = {}
+    configs: dict[str, str] = {}
     for pair in filter(None, map(str.strip, text.split(","))):
         layout, equals, config = (part.strip() for part in pair.partition("="))
         if not (layout and equals and _LABEL_VALUE.fullmatch(config)):
             hint = "LAYOUT=CONFIG with a config name that can be a label's value"
             raise errors.UsageError(f"{origin}: {pair!r} is not {hint}")
-        if layout in found:
+        if layout in configs:
             raise errors.UsageError(f"{origin}: layout {layout!r} is named twice")
-        found[layout] = config
-    return found
+        configs[layout] = config
+    return configs
 
 
 _TAINT_KEY = re.compile(
@@ -98,14 +98,14 @@ _KUBERNETES_OWN = ("node.kubernetes.io", "node.cloudprovider.kubernetes.io", "re
 
 
 def parse_startup_taint(text: str) -> str:
-    """Return the key of a startup taint; ValueError if none can have it, or it is another's."""
+    """Return the key of a startup taint; ValueError if invalid, or owned by another program."""
     key = text.strip()
-    found = _TAINT_KEY.fullmatch(key)
-    if found is None:
+    match = _TAINT_KEY.fullmatch(key)
+    if match is None:
         raise ValueError("is not the key of a taint; write DOMAIN/NAME, without value and effect")
     if key == cluster.HOLD_TAINT:
         raise ValueError("is the agent's own taint during a change")
-    if found["domain"] in _KUBERNETES_OWN:
+    if match["domain"] in _KUBERNETES_OWN:
         raise ValueError("is a taint of Kubernetes: only its controller removes it")
     return key
 
@@ -124,7 +124,7 @@ class Requirement:
     """One requirement of a label selector."""
 
     key: str
-    values: frozenset[str] | None  # what the label may be; None: anything, if it is there
+    values: frozenset[str] | None  # values of the label; None: any
     is_negated: bool = False
 
     def matches(self, labels: Mapping[str, str]) -> bool:
@@ -149,14 +149,14 @@ _FORMS = (
 
 
 def parse_selector(text: str) -> tuple[Requirement, ...]:
-    """Parse a label selector as ``kubectl -l`` takes it; ValueError if it is none."""
-    found = []
+    """Parse a label selector as ``kubectl -l`` takes it; ValueError if it is invalid."""
+    requirements = []
     for part in _BETWEEN.split(text) if text.strip() else ():
         match = next(filter(None, (form.fullmatch(part.strip()) for form in _FORMS)), None)
         if match is None:
             raise ValueError("is not a label selector, such as pool=a100,zone in (a,b)")
         values = match.groupdict().get("values")
-        found.append(
+        requirements.append(
             Requirement(
                 key=match["key"],
                 values=None
@@ -165,7 +165,7 @@ def parse_selector(text: str) -> tuple[Requirement, ...]:
                 is_negated=bool(match["negated"]),
             )
         )
-    return tuple(found)
+    return tuple(requirements)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,7 +180,7 @@ class Budget:
     healthy: int
     desired: int
     is_current: bool = True
-    """Whether the status belongs to the present spec; the API server refuses until it does."""
+    """Whether the status belongs to the current spec; the API server refuses until then."""
     always_allows_unready: bool = False  # ``unhealthyPodEvictionPolicy: AlwaysAllow``
 
     @property
@@ -190,11 +190,11 @@ class Budget:
 
     @property
     def label_selector(self) -> str:
-        """Its selector in the form of a query; of no use where it selects no pod."""
+        """Its selector in the form of a query; meaningless if it selects no pod."""
         return ",".join(str(requirement) for requirement in self.selector or ())
 
     def covers(self, pod: cluster.Pod) -> bool:
-        """Return whether a pod is one of the budget's."""
+        """Return whether the budget selects a pod."""
         return (
             self.selector is not None
             and pod.namespace == self.namespace
@@ -202,7 +202,7 @@ class Budget:
         )
 
     def is_used_by(self, pod: cluster.Pod) -> bool:
-        """Return whether the eviction of a pod that it covers uses it up."""
+        """Return whether the eviction of a covered pod counts as a disruption."""
         if pod.is_ready:
             return True
         return not (self.always_allows_unready or self.healthy >= self.desired > 0)
@@ -220,24 +220,24 @@ class Budget:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Count:
-    """What the budgets grant of a set of evictions."""
+    """The evictions, out of a set, that the budgets grant."""
 
     rolling: tuple[cluster.Pod, ...]
     """Pods that can be evicted now and whose budget covers more pods than it grants."""
     refused: Mapping[str, str]
     """Key of a pod -> why it cannot be evicted together with all others; empty: all can."""
-    exhausted: Mapping[str, str]  # those of ``refused`` whose budget grants no eviction at all
+    exhausted: Mapping[str, str]  # the part of ``refused`` whose budget grants no eviction at all
     spent: tuple[Budget, ...]  # the budgets that refuse
 
 
 def count(pods: Sequence[cluster.Pod], budgets: Iterable[Budget]) -> Count:
-    """Count the evictions that all budgets grant; of one budget, the first pods come first."""
+    """Count the evictions that all budgets grant; each budget serves the first pods first."""
     known = tuple(budgets)
     refused: dict[str, str] = {}
     exhausted: dict[str, str] = {}
     members: dict[str, list[cluster.Pod]] = {}
     for pod in pods:
-        # No budget is asked about a pod that does not run.
+        # The API server ignores budgets for a pod that does not run.
         runs = not (pod.phase == "Pending" or pod.is_finished or pod.is_terminating)
         guards = [budget for budget in known if runs and budget.covers(pod)]
         if len(guards) > 1:
@@ -262,13 +262,13 @@ def count(pods: Sequence[cluster.Pod], budgets: Iterable[Budget]) -> Count:
 
 
 def none_granted(pods: Iterable[cluster.Pod], why: str) -> Count:
-    """Return the count for budgets that are not known now."""
+    """Return the count while the budgets are unknown."""
     refused = {pod.key: why for pod in pods}
     return Count(rolling=(), refused=refused, exhausted=refused, spent=())
 
 
 def parse_budget(item: Mapping[str, Any]) -> Budget:
-    """Return what we want to know of a budget; surprises are the caller's to translate."""
+    """Parse a PodDisruptionBudget; see ``cluster.as_cluster_error`` for its exceptions."""
     metadata = item["metadata"]
     spec, status = item.get("spec") or {}, item.get("status") or {}
     observed = int(status.get("observedGeneration") or 0)
@@ -285,15 +285,17 @@ def parse_budget(item: Mapping[str, Any]) -> Budget:
 
 
 def _selector(selector: Mapping[str, Any] | None) -> tuple[Requirement, ...] | None:
-    """Return the requirements; None for a selector that is absent, as ``LabelSelector`` has it."""
+    """Parse a ``LabelSelector``; None if it is absent."""
     if selector is None:
         return None
-    found = [
+    requirements = [
         Requirement(key=str(key), values=frozenset({str(value)}))
         for key, value in (selector.get("matchLabels") or {}).items()
     ]
     for each in selector.get("matchExpressions") or ():
         has_values, is_negated = _OPERATORS[each["operator"]]
         values = frozenset(map(str, each.get("values") or ())) if has_values else None
-        found.append(Requirement(key=str(each["key"]), values=values, is_negated=is_negated))
-    return tuple(found)
+        requirements.append(
+            Requirement(key=str(each["key"]), values=values, is_negated=is_negated)
+        )
+    return tuple(requirements)

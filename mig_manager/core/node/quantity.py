@@ -18,8 +18,8 @@ _SUFFIXES = {
 def parse(text: str | float, *, parts: int = 1) -> int:
     """Return a Kubernetes quantity, rounded up as the scheduler does; ValueError for others.
 
-    One beyond 64 bits counts as the largest, as for the API server, which accepts it in pods.
-    ``parts`` is into how many parts a unit is divided: 1000 for ``cpu``, as the scheduler has it.
+    Quantities beyond 64 bits count as the largest, as in the API server, which accepts them in
+    pods. ``parts`` is the number of parts of a unit: 1000 for ``cpu``, as in the scheduler.
     """
     match = _QUANTITY.fullmatch(str(text))
     if match is None:

@@ -34,7 +34,7 @@ RIGHTS = (
         is_needed=False,
     ),
     Right("", "pods", "list", "find the pods of its node"),
-    Right("", "pods", "watch", "see at once that a pod has gone or come", is_needed=False),
+    Right("", "pods", "watch", "see new and deleted pods at once", is_needed=False),
     Right("", "pods", "delete", "restart the device plugin"),
     Right(
         "",
@@ -71,6 +71,6 @@ RIGHTS = (
         "keep ResourceClaims from devices that are gone",
         is_needed=False,
     ),
-    Right("", "events", "create", "say on the Node what happened", is_needed=False),
+    Right("", "events", "create", "publish the outcome as Events", is_needed=False),
 )
-"""The agent works without those that are not needed, and says what it could not do."""
+"""Without an optional right the agent works, and reports what it could not do."""

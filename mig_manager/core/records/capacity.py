@@ -1,8 +1,8 @@
 """Which GPU instances of a node are in use, as its agent publishes it.
 
-The instances themselves are in the published GPUs (``gpu_codec``); only the node knows which of
-them a pod or a process uses. ``planner.room`` measures from both what could still be created; the
-agent publishes that beside them, for programs without a planner.
+The published GPUs (``gpu_codec``) have the instances; only the node knows which of them pods and
+processes use. From both, ``planner.room`` computes what could still be created. The agent
+publishes that as well, for programs without a planner.
 """
 
 import dataclasses
@@ -24,8 +24,8 @@ class GpuUse:
 
     uuid: str
     in_use: frozenset[model.Placement]
-    """GPU instances with a compute instance that a pod or a process uses. A span that is none of
-    the GPU's instances, such as all slices of a GPU without MIG: the whole GPU is in use."""
+    """GPU instances with a compute instance that a pod or a process uses. A span that matches no
+    instance, such as all slices of a GPU without MIG, means that the whole GPU is in use."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +36,7 @@ class NodeUse:
     gpus: tuple[GpuUse, ...]
 
     def on(self, uuid: str) -> frozenset[model.Placement] | None:
-        """Return what is in use on a GPU; None: the agent has not said."""
+        """Return what is in use on a GPU; None: unknown."""
         return next((gpu.in_use for gpu in self.gpus if gpu.uuid == uuid), None)
 
 
@@ -45,23 +45,23 @@ def to_json(
 ) -> str:
     """Return the annotation's value; apart from ``at`` the same for the same facts.
 
-    ``in_use`` has the instances in use by the UUID of their GPU; a GPU that it lacks is omitted,
-    because its use is not known. ``at`` is the time of the observation, as RFC 3339.
+    ``in_use`` has the instances in use by GPU UUID, without GPUs whose use is unknown. ``at`` is
+    the time of the observation, as RFC 3339.
     """
     rows = [_row(gpu, in_use[gpu.uuid]) for gpu in gpus if gpu.uuid in in_use]
     return json.dumps({"version": VERSION, "at": at, "gpus": rows}, separators=(",", ":"))
 
 
 def _row(gpu: model.Gpu, in_use: Collection[model.Placement]) -> dict[str, Any]:
-    # A use of the whole GPU is of no instance: there is no room then.
-    found = room.room(gpu, in_use) or room.NONE
+    # If the whole GPU is in use, it has no room.
+    gpu_room = room.room(gpu, in_use) or room.NONE
     return {
         "uuid": gpu.uuid,
         "inUse": [[place.start, place.size] for place in sorted(in_use)],
-        "free": found.free,
-        "room": {str(profile): count for profile, count in found.profiles.items() if count},
-        "stranded": found.stranded,
-        "fragmentation": round(found.fragmentation, 2),
+        "free": gpu_room.free,
+        "room": {str(profile): count for profile, count in gpu_room.profiles.items() if count},
+        "stranded": gpu_room.stranded,
+        "fragmentation": round(gpu_room.fragmentation, 2),
     }
 
 
@@ -82,7 +82,7 @@ def from_json(text: str) -> NodeUse:
             raise ValueError("from a version this program does not know")
         at = messages.parse_time(data["at"])
         if at is None:
-            raise ValueError("it has no time")
+            raise ValueError("'at' is missing or not a time")
         return NodeUse(at=at, gpus=tuple(_gpu(row) for row in data["gpus"][:_MOST]))
 
 

@@ -4,8 +4,8 @@
       {"ProfileID":9,"Placement":{"Start":4,"Size":4},
        "ComputeInstances":[{"ProfileID":2,"EngProfileID":0}]}]}]}}
 
-Profiles are those of ``NVML_GPU_INSTANCE_PROFILE_*`` and ``NVML_COMPUTE_INSTANCE_PROFILE_*`` and
-not the driver's ids; placements of compute instances and GPUs without MIG are omitted.
+Profiles are numbers of ``NVML_GPU_INSTANCE_PROFILE_*`` and ``NVML_COMPUTE_INSTANCE_PROFILE_*``,
+not the driver's ids. Placements of compute instances and GPUs without MIG are omitted.
 """
 
 import dataclasses
@@ -46,15 +46,15 @@ class Device:
 
 
 def render(gpus: Sequence[model.Gpu]) -> str:
-    """Write what GPUs have; LayoutError (UNKNOWN_PROFILE) if the driver lists no such profile."""
+    """Write the GPUs' state; LayoutError (UNKNOWN_PROFILE) if the driver lists no such profile."""
     devices = [_device_data(gpu) for gpu in gpus if gpu.current_mode is not None]
-    # An empty list is null there, as is everything that Go never appended to.
+    # Go writes an empty slice as null.
     state = {"Version": VERSION, "MigState": {"Devices": devices or None}}
     return json.dumps(state, separators=(",", ":"))
 
 
 def parse(text: str, *, source: str) -> tuple[Device, ...]:
-    """Parse a checkpoint of ``render`` or mig-parted; CheckpointError says what is wrong."""
+    """Parse a checkpoint of ``render`` or mig-parted; CheckpointError if it is malformed."""
     try:
         return tuple(_devices(text, source))
     except errors.ConfigError as error:
@@ -74,7 +74,7 @@ def _device_data(gpu: model.Gpu) -> dict[str, Any]:
                 f"{gpu} does not list the profile of {gi.profile} at {gi.placement}",
                 reason=errors.Reason.UNKNOWN_PROFILE,
             )
-        # A ``1g`` with more multiprocessors than the plain one is filled by 1_SLICE_REV1.
+        # 1_SLICE_REV1 spans a ``1g`` with more multiprocessors than the plain one.
         is_rev1 = plain is not None and spec.multiprocessors > plain.multiprocessors
         inside: list[dict[str, int]] = []
         for ci in gi.compute_instances:
@@ -103,16 +103,17 @@ def _devices(text: str, source: str) -> Iterator[Device]:
     root = yaml_tree.parse(text, source=source)
     if root is None:
         start = errors.Location(source=source, line=1, column=1)
-        raise errors.ConfigError("there is nothing in it", location=start)
+        raise errors.ConfigError("the checkpoint is empty", location=start)
     top = _mapping(root, ("Version", "MigState"))
     fields.check_version(fields.required(top, "Version"), VERSION, key="Version")
-    seen: dict[str, errors.Location] = {}
+    locations: dict[str, errors.Location] = {}
     state = _mapping(fields.required(top, "MigState"), ("Devices",))
     for item in fields.items(fields.required(state, "Devices"), "Devices"):
         device = _device(item)
-        if device.uuid in seen:
-            fields.fail(item, f"GPU {device.uuid} is there twice; first at {seen[device.uuid]}")
-        seen[device.uuid] = device.location
+        if device.uuid in locations:
+            first = locations[device.uuid]
+            fields.fail(item, f"GPU {device.uuid} is listed twice; first at {first}")
+        locations[device.uuid] = device.location
         yield device
 
 
@@ -129,7 +130,7 @@ def _device(node: yaml_tree.Node) -> Device:
     instances_node = fields.required(data, "GpuInstances")
     instances = tuple(map(_instance, fields.items(instances_node, "GpuInstances")))
     if instances and mode is model.MigMode.DISABLED:
-        fields.fail(instances_node, "there are instances where MIG is off")
+        fields.fail(instances_node, "GpuInstances must be empty where MigMode is 0")
     return Device(uuid=uuid.value, mode=mode, instances=instances, location=uuid.location)
 
 
@@ -154,10 +155,10 @@ def _compute_slices(node: yaml_tree.Node) -> int:
     profile = fields.required(data, "ProfileID")
     slices = _SLICES.get(fields.natural(profile, "ProfileID"))
     if slices is None:
-        fields.fail(profile, f"there is no compute-instance profile {fields.shown(profile)}")
+        fields.fail(profile, f"unknown compute-instance profile {fields.shown(profile)}")
     engine = fields.required(data, "EngProfileID")
     if fields.natural(engine, "EngProfileID"):
-        fields.fail(engine, f"there is no engine profile {fields.shown(engine)}, only 0")
+        fields.fail(engine, f"unknown engine profile {fields.shown(engine)}; it must be 0")
     return slices
 
 

@@ -1,9 +1,8 @@
-"""What must be restored, and what was verified: written before a change, read after a kill.
+"""The journal of a change, for the run after a kill, and the last verified layout.
 
-The journal is the agent's undo stack. Each of its members is something taken from the node or the
-machine, or something owed since; ``restoring`` returns the patch that restores what a write to the
-Node can. ``apply`` and ``boot`` keep the same journal in a file, beside the layout that was
-verified last.
+The journal is the agent's undo stack: each member is something to restore or to finish.
+``restoring`` returns the patch for the part that a write to the Node restores. ``apply`` and
+``boot`` keep the same journal in a file, next to the last verified layout.
 """
 
 import dataclasses
@@ -19,8 +18,8 @@ from mig_manager.core.records import gpu_codec
 JOURNAL_VERSION = 2  # 1 had neither boot id nor snapshot
 VERIFIED_VERSION = 1
 _READABLE = range(JOURNAL_VERSION - 1, JOURNAL_VERSION + 2)
-"""One version back and one ahead, for upgrade and downgrade: a version may add members and may
-not change what those of the version before it mean."""
+"""One version back and one ahead, for upgrade and downgrade: a new version may add members, and
+must not change the meaning of existing ones."""
 
 _MAX_GPUS = 64
 _MOST_SERVICES = 256  # of the host: what a list can name, and what systemd may stop along with it
@@ -39,7 +38,7 @@ class PluginConfig:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Journal:
-    """What must be restored, written before it is changed."""
+    """What must be restored; written before the change."""
 
     config: str
     annotation_hash: str = ""  # as in ``status.Status``
@@ -58,7 +57,7 @@ class Journal:
     has_plugin: bool = False
     """Whether a device plugin served the node before it was paused: one must run again, and the
     journal stays until its devices are verified."""
-    has_dra_driver: bool = False  # the same of NVIDIA's DRA driver
+    has_dra_driver: bool = False  # the same for NVIDIA's DRA driver
     applied: str = ""
     """The layout that was active before the change: its label is restored if the change is
     undone."""
@@ -67,8 +66,7 @@ class Journal:
     """The GPUs before the change under way, for the rollback. Empty before the change and once it
     is verified or undone."""
     stale_files: bool = False
-    """Whether device nodes and CDI specs may be those of before the change. Where there is a
-    snapshot they may be, too."""
+    """Whether device nodes and CDI specs may be outdated. With a snapshot they may be as well."""
     persistent_gpus: tuple[str, ...] = ()
     """UUIDs of GPUs whose persistence mode was switched off for a reset, until it is on again."""
 
@@ -106,7 +104,7 @@ class Journal:
 
     @property
     def remaining(self) -> "Journal":
-        """The journal after everything is restored that a write to the Node restores."""
+        """The journal without the members that a write to the Node restores."""
         return Journal(
             config=self.config,
             annotation_hash=self.annotation_hash,
@@ -121,22 +119,22 @@ class Journal:
 
     @property
     def unverified(self) -> "Journal":
-        """The journal after that, if the next run must still verify the devices."""
+        """The remaining journal, if the next run must still verify the devices."""
         return dataclasses.replace(
             self.remaining, has_plugin=self.has_plugin, has_dra_driver=self.has_dra_driver
         )
 
     @property
     def closed(self) -> "Journal":
-        """The same, if the node stays tainted for the next attempt of a drain."""
+        """The unverified journal, if the node stays tainted for the next attempt of a drain."""
         return dataclasses.replace(self.unverified, hold_taint=self.hold_taint, draining=True)
 
     def resumed(
         self, request: tuple[str, str], *, boot_id: str, may_drain: bool = True
     ) -> "Journal":
-        """Return the journal with which a run for a request begins, in a boot.
+        """Return the journal at the start of a run for a request.
 
-        A drain goes on only for the request for which it has begun, unless no pod may leave now.
+        A drain continues only for the request that began it, and only if evictions are allowed.
         """
         is_same_boot = self.boot_id == boot_id
         return dataclasses.replace(
@@ -144,7 +142,7 @@ class Journal:
             config=request[0],
             annotation_hash=request[1],
             boot_id=boot_id,
-            # No reboot keeps persistence mode.
+            # A reboot switches persistence mode off.
             persistent_gpus=self.persistent_gpus if is_same_boot else (),
             draining=self.draining and self.request == request and may_drain,
         )
@@ -284,7 +282,7 @@ class VerifiedLayout:
 
 
 def _uuids(data: object) -> tuple[str, ...]:
-    """Only UUIDs of observed GPUs have an effect, so what else it lists is harmless."""
+    """Parse the list; only UUIDs of observed GPUs have an effect, so other texts are harmless."""
     if not isinstance(data, list) or len(data) > _MAX_GPUS:
         raise ValueError("persistentGpus is not a list of GPUs")
     return tuple(map(str, data))

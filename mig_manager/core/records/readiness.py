@@ -1,7 +1,7 @@
 """The Node condition ``MigReady``: whether the node has the layout that its label requests.
 
-Controllers that know conditions and no labels of ours use it, such as the Node Readiness
-Controller. The state label remains the contract of a run; the condition follows it.
+For controllers that read conditions instead of labels, such as the Node Readiness Controller. The
+state label remains the contract of a run; the condition follows it.
 """
 
 import dataclasses
@@ -15,7 +15,7 @@ from mig_manager.core.records import status
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Condition:
-    """What the condition says."""
+    """The value of the condition."""
 
     is_ready: bool
     reason: str  # in CamelCase, for programs
@@ -25,11 +25,11 @@ class Condition:
         """Return the entry of ``status.conditions`` to write at the time ``now``.
 
         Args:
-            present: The entry that the node has; None: it has none.
-            now: The time of the write. A status that stays keeps its ``lastTransitionTime``.
+            present: The node's current entry, if any.
+            now: The time of the write. An unchanged status keeps its ``lastTransitionTime``.
 
         Returns:
-            The entry; None if the present one says the same.
+            The entry; None if the current one has the same values.
         """
         old = present or {}
         facts = {
@@ -53,18 +53,18 @@ NO_LAYOUT_REQUESTED = Condition(
     reason="NoLayoutRequested",
     message=f"The label {cluster.CONFIG_LABEL} is not set.",
 )
-"""Of a node whose GPUs may be as they are: only a missing layout makes a node unready."""
+"""Ready, because only a requested layout that is missing makes a node unready."""
 
 
 def condition(published: status.Status) -> Condition:
-    """Return what the condition says once a status is published.
+    """Return the condition for a published status.
 
-    It does not name the phase of a run: each change of a condition is a request of its own, and
-    the status annotation has the phase.
+    It omits the phase: each change of a condition costs a request, and the status annotation has
+    the phase.
     """
     match published.state:
         case model.State.SUCCESS:
-            # The same words whether this run applied the layout or found it applied.
+            # Same text whether or not this run changed anything: equal conditions are not written.
             unreachable = "".join(
                 f" {messages.ended(gpu.sentence)}" for gpu in published.gpus.unreachable
             )

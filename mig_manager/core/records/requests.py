@@ -1,8 +1,7 @@
-"""The record of an agent's request: who asked, whether it may evict, and what was verified for it.
+"""The record of an agent's request: its origin, whether it may evict, and what was verified.
 
-A status says how the last run ended, and the next failure overwrites it. This record changes only
-with the request and with ``success``. Whether a run may evict pods is decided from it, also after
-a restart.
+The next failure overwrites a status. This record changes only with the request and with
+``success``, and decides whether a run may evict pods, even after a restart.
 """
 
 import dataclasses
@@ -19,19 +18,19 @@ _HASH_DIGITS = 12
 
 
 class Origin(enum.Enum):
-    """Who asked for a layout."""
+    """The origin of a request."""
 
     LABEL = "label"
     """The node's label names a layout of the file, or a generated one."""
     CUSTOM = "custom"
     """The node's annotation has the layout."""
     PARTITIONER = "partitioner"
-    """The same, and its document is marked as a program's."""
+    """The annotation has the layout, and its document is marked as a program's."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Verified:
-    """What was verified for a request."""
+    """The layout that was verified for a request."""
 
     config_hash: str  # of the layout; empty: not known, so any content counts as the same
     boot_id: str = ""
@@ -42,7 +41,7 @@ class Verified:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """A request as first seen, and what it has reached since."""
+    """A request, and its progress."""
 
     config: str
     annotation_hash: str = ""  # of the annotation that the layout is from; empty for others
@@ -56,9 +55,9 @@ class Request:
     rebooted_from: str = ""
     """The boot in which the machine was asked to reboot for it; empty: not known."""
     awaited: frozenset[str] = frozenset()
-    """Deploy labels of device plugin and DRA driver, if their pods were deleted and no new ones
-    have served the node since. A run may end before; where no label deploys them, nothing else
-    shows until then that they belong on the node."""
+    """Deploy labels of device plugin and DRA driver, if their pods were deleted and new ones have
+    not served the node yet. If a run ends before that, and no label deploys them, only this shows
+    that they belong on the node."""
 
     @property
     def key(self) -> tuple[str, str]:
@@ -66,21 +65,21 @@ class Request:
         return self.config, self.annotation_hash
 
     def begun(self, asked: "Request", *, is_new: bool) -> "Request":
-        """Return the request to serve: this one, if the same is asked again.
+        """Return the request to serve: this one, if the same is requested again.
 
         Whether a custom layout may evict is decided when its content is first seen. Later only
         the label for on-demand partitioning changes that, to no.
 
         Args:
-            asked: What label and annotation ask for now.
-            is_new: Whether they have changed since the last run.
+            asked: The request by label and annotation now.
+            is_new: Whether label or annotation have changed since the last run.
         """
         if not is_new and self.key == asked.key:
             return dataclasses.replace(self, may_evict=self.may_evict and asked.may_evict)
         is_same = self.config == asked.config
         return dataclasses.replace(
             asked,
-            # An agent that has just started sees a new text of the content that was verified.
+            # To an agent that has just started, another text of the verified content is new.
             verified=self.verified if is_same and not is_new else None,
             rebooted_hash=self.rebooted_hash if is_same else None,
             rebooted_from=self.rebooted_from if is_same else "",
@@ -90,15 +89,14 @@ class Request:
     def resolved(self, config_hash: str, *, is_owners: bool) -> "Request":
         """Return the request once its layout's content is known.
 
-        New content is a new request, so what was verified before does not count any more. Content
-        counts only if the owner wrote it. Other content changes without a request: with the
-        program, the driver, and the GPUs that are reachable.
+        New content from the owner is a new request, so the old verification does not count. Other
+        content changes without a request: with the program, the driver and the reachable GPUs.
         """
         verified = self.verified
         if verified is None or verified.config_hash == config_hash:
             return self
         is_same = not is_owners or not verified.config_hash
-        # The GPUs do not show any more that it is active.
+        # The fingerprint no longer shows that the layout is active.
         known = dataclasses.replace(verified, gpus="") if is_same else None
         return dataclasses.replace(self, verified=known)
 
@@ -180,14 +178,14 @@ NONE = Request(config="")
 def of_status(
     published: status.PublishedStatus | None, journal: journals.Journal, applied: str
 ) -> Request:
-    """Return the request that a status stands for; ``NONE``: none can be inferred from it.
+    """Infer the request from a status; ``NONE`` if that is impossible.
 
-    For a node whose agent kept no record. In doubt the request evicts no pod: no pod is evicted by
-    an upgrade.
+    For a node whose agent kept no record. In doubt the request may not evict, so that an upgrade
+    evicts no pod.
 
     Args:
         published: The status.
-        journal: What an interrupted run has taken.
+        journal: The journal of an interrupted run.
         applied: The label of the applied layout.
     """
     if published is None or not published.config:
@@ -206,7 +204,7 @@ def of_status(
         config=published.config,
         annotation_hash=published.annotation_hash,
         origin=Origin.CUSTOM if is_custom else Origin.LABEL,
-        # Whether a program asked is not in the status.
+        # The status does not show whether a program made the request.
         may_evict=not is_custom or is_drained,
         verified=Verified(config_hash=published.config_hash) if is_verified else None,
         rebooted_hash=published.config_hash if published.is_rebooted else None,

@@ -23,7 +23,7 @@ class Status:
     """One run, as the status annotation shows it."""
 
     config: str
-    config_hash: str  # hash of the layout's meaning; empty while the layout is not resolved
+    config_hash: str  # hash of the layout's meaning; empty until the layout is resolved
     origin: str = ""  # of the layout: its place in a file, or for which GPUs it was generated
     state: model.State
     phase: model.Phase
@@ -37,7 +37,7 @@ class Status:
     is_rebooted: bool = False
     """Whether the machine was rebooted for this request, which happens once."""
     annotation_hash: str = ""
-    """Of the annotation that the layout is from; empty: it is from another source."""
+    """Hash of the annotation with the layout; empty if the layout is from another source."""
     gpus: model.ObservedGpus = model.NO_GPUS  # as last observed; empty if observation failed
     config_problem: str = ""
     """Why the file cannot be used for this layout, which is active nevertheless."""
@@ -60,7 +60,7 @@ class Status:
             "retryAt": self.retry_at,
             "rebooted": self.is_rebooted or None,
             "configProblem": self.config_problem,
-            # Agents before it kept no record of the request.
+            # Older agents kept no record of the request.
             "keepsRequest": True,
             "gpus": [
                 {
@@ -89,7 +89,7 @@ class Status:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class PublishedStatus:
-    """A status annotation as read; everybody who may write to the Node may have written it."""
+    """A parsed status annotation; untrusted, because any client may have written it."""
 
     config: str
     config_hash: str
@@ -115,7 +115,7 @@ class PublishedStatus:
 
 
 def read(text: str) -> PublishedStatus:
-    """Read a status annotation, with its texts made safe to print; ValueError if it is none."""
+    """Parse a status annotation, with its texts made safe to print; ValueError if invalid."""
     data = json_text.parse_object(text)
     attempt = data.get("attempt", 1)
     return PublishedStatus(
@@ -142,7 +142,7 @@ def read(text: str) -> PublishedStatus:
 
 
 def read_or_none(text: str | None) -> PublishedStatus | None:
-    """Read a status annotation; None if it is missing or invalid."""
+    """Parse a status annotation; None if it is missing or invalid."""
     try:
         return read(text or "")
     except ValueError:
@@ -155,10 +155,7 @@ _REASONS_AFTER_SUCCESS = frozenset(
 
 
 def was_active(published: PublishedStatus | None) -> bool:
-    """Return whether a layout was active when a status was written, or before it drifted.
-
-    So was one beside which the node offers phantom devices.
-    """
+    """Return whether the status's layout was active, or drifted, or came with phantom devices."""
     return (
         published is not None
         and bool(published.config)
