@@ -1,1 +1,1 @@
-"""The edges: each module is the only one to know its neighbour, and translates its errors."""
+"""The edges: every module hides one external interface, and translates its errors."""

@@ -1,8 +1,8 @@
-"""Read what commands need from a cluster: nodes, their pods, Events, layouts.
+"""Read nodes, their pods, Events and layouts from a cluster, for commands.
 
-The transport is another matter: ``rollout`` watches and writes for hours with the Kubernetes
-library; the plugin runs its user's ``kubectl``, which knows their contexts, credential programs,
-proxies and impersonation.
+The transport is a parameter. ``rollout`` watches and writes for hours with the Kubernetes library.
+The plugin runs its user's ``kubectl``, which knows their contexts, credential programs, proxies
+and impersonation.
 """
 
 import dataclasses
@@ -28,16 +28,16 @@ _CONFIG_MAPS = (
     (OPERATOR_NAMESPACE, "mig-manager-config"),
     (OPERATOR_NAMESPACE, "default-mig-parted-config"),
 )
-"""Of our manifests, of ours with the GPU operator, and the operator's own."""
+"""ConfigMaps of our manifests, of ours with the GPU operator, and of the operator."""
 _DOCUMENT_KEY = "config.yaml"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """The nodes that a command is about."""
+    """The nodes of a command."""
 
     reports: tuple[fleet_nodes.Report, ...]  # by name, never empty
-    missing: tuple[str, ...]  # why nodes that were named are not among them
+    missing: tuple[str, ...]  # why named nodes are not in ``reports``
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -47,19 +47,19 @@ class Found:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Pods:
-    """The pods of nodes, or why they are not known."""
+    """The pods of nodes, or why they are unknown."""
 
     by_node: Mapping[str, tuple[cluster.Pod, ...]] | None
     why_not: str = ""
 
     def of(self, name: str) -> tuple[cluster.Pod, ...] | None:
-        """Return the pods of a node that request GPUs; None if they are not known."""
+        """Return the pods of a node that request GPUs; None if unknown."""
         return None if self.by_node is None else self.by_node.get(name, ())
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Moment:
-    """Something that happened to a node."""
+    """An event in a node's past."""
 
     at: dt.datetime | None
     what: str  # the reason of an Event, or a word of ours in lower case
@@ -71,8 +71,8 @@ class Moment:
 class Transport(Protocol):
     """Sends requests to the API server.
 
-    Each raises ``ClusterError`` if the API refuses or does not answer: with reason FORBIDDEN for
-    401 and 403; ``status`` shows a 404.
+    Every method raises ``ClusterError`` if the API refuses or does not answer: with reason
+    FORBIDDEN for 401 and 403; ``status`` shows a 404.
     """
 
     def get(self, path: str, query: Mapping[str, str] | None = None) -> dict[str, Any]:
@@ -80,13 +80,13 @@ class Transport(Protocol):
 
 
 class ClusterReader:
-    """Reads by a transport, whose errors its methods raise."""
+    """Reads through a transport; its methods raise the transport's errors."""
 
     def __init__(self, transport: Transport) -> None:
         self._get = transport.get
 
     def find(self, names: Sequence[str], selector: str | None, *, now: dt.datetime) -> Found:
-        """Report on the nodes named, or else on those that ``selected`` returns.
+        """Report on the named nodes, or else on the nodes that ``selected`` returns.
 
         Raises:
             ClusterError: None of the nodes named exists, or as each request.
@@ -123,7 +123,7 @@ class ClusterReader:
         return [node for node in nodes if selector or node.has_gpus]
 
     def pods(self, names: Sequence[str]) -> Pods:
-        """Return the pods of nodes that request GPUs, or why they are not known."""
+        """Return the pods of nodes that request GPUs, or why they are unknown."""
         try:
             return Pods(by_node=self.gpu_pods(names))
         except errors.ClusterError as error:
@@ -143,7 +143,7 @@ class ClusterReader:
         return {name: tuple(pods) for name, pods in by_node.items()}
 
     def every_gpu_pod(self) -> tuple[cluster.Pod, ...]:
-        """Return the pods that request GPUs and have not ended, also those on no node yet."""
+        """Return the running or pending pods that request GPUs, also without a node yet."""
         query = {"fieldSelector": "status.phase!=Succeeded,status.phase!=Failed"}
         pods = cluster.listed(self._get, _PODS, query, cluster.parse_pod)
         return tuple(pod for pod in pods if pod.gpu_resources or pod.has_claims)
@@ -164,7 +164,7 @@ class ClusterReader:
 
         Args:
             config_map: Namespace and name of the ConfigMap; None: the first of the usual ones.
-            default: The layouts if none of those exists.
+            default: The layouts if no ConfigMap exists.
             is_lenient: How to parse them.
 
         Raises:

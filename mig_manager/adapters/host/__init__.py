@@ -1,4 +1,4 @@
-"""The machine: its clocks, files, processes, device nodes, services, signals of the kernel."""
+"""The machine: its clocks, files, processes, device nodes, services and signals."""
 
 import contextlib
 import signal
@@ -25,17 +25,17 @@ class SystemClock:
 
 
 ENDING_SIGNALS = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM)
-"""Signals by which people and systemd end a program, and which let it clean up first."""
+"""Signals from people and systemd that end a program after it has cleaned up."""
 
 
 @contextlib.contextmanager
 def handled_signals(
     receive: Callable[[int, FrameType | None], object], *further: signal.Signals
 ) -> Iterator[Callable[[], None]]:
-    """Have the ``further`` and ``ENDING_SIGNALS`` call ``receive`` until the body ends.
+    """Call ``receive`` on ``ENDING_SIGNALS`` and ``further`` signals until the body ends.
 
     Yields:
-        A function that restores the handlers before that.
+        A function that restores the handlers early.
     """
     # What nohup or a background job ignores stays ignored.
     handlers = {
@@ -55,15 +55,15 @@ def handled_signals(
 
 
 def end_on_signals(stop: Callable[[], None]) -> None:
-    """Have each of ``ENDING_SIGNALS`` call ``stop``, in a thread of its own.
+    """Call ``stop`` in a new thread on every one of ``ENDING_SIGNALS``.
 
-    There is nothing to reload on SIGHUP: a service manager starts the program again. SIGUSR1 and
-    SIGUSR2, which log rotation sends to some programs, have no effect.
+    SIGHUP ends the program too: a service manager restarts it. SIGUSR1 and SIGUSR2, which log
+    rotation sends to some programs, have no effect.
     """
 
     def end(_number: int, _frame: FrameType | None) -> None:
-        # A handler runs between two bytecodes of the main thread, which may hold the inbox's
-        # lock; another thread can wait for it.
+        # A handler runs between two bytecodes of the main thread, which may own the inbox's lock;
+        # another thread can wait for it.
         threading.Thread(target=stop, name="stop").start()
 
     for number in ENDING_SIGNALS:

@@ -1,4 +1,4 @@
-"""Calls that may never return: run each in a thread, and wait for it until a deadline."""
+"""Run calls that may never return in threads, and wait for them until a deadline."""
 
 import os
 import threading
@@ -9,7 +9,7 @@ _Result = TypeVar("_Result")
 
 
 class CallThread(threading.Thread, Generic[_Result]):
-    """Work under way in a thread of its own, which may never return."""
+    """A call in its own thread, which may never return."""
 
     def __init__(self, work: Callable[[], _Result]) -> None:
         super().__init__(name="call", daemon=True)
@@ -26,7 +26,7 @@ class CallThread(threading.Thread, Generic[_Result]):
             self.error = error
 
     def result(self, timeout_s: float | None = None) -> _Result:
-        """Return what the work returned, or raise what it raised; TimeoutError if not in time."""
+        """Return the call's result or raise its error; TimeoutError after the deadline."""
         self.join(timeout_s)
         if self.is_alive():
             raise TimeoutError

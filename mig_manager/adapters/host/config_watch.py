@@ -16,9 +16,9 @@ _READING = frozenset(
     {watchdog.events.EVENT_TYPE_OPENED, watchdog.events.EVENT_TYPE_CLOSED_NO_WRITE}
 )
 _NO_INOTIFY_POLL_S = 5.0
-"""How often to read the file while inotify is unavailable; it costs one small read."""
+"""Poll interval while inotify is unavailable; a poll costs one small read."""
 _MOST_POSTPONEMENTS = 10
-"""After so many, a file that is written all the time is read."""
+"""A file that is written all the time is read after this many debounce times."""
 _STOP_S = 5.0
 _OBSERVER_STOP_S = 1.0
 
@@ -29,10 +29,10 @@ class ConfigWatch:
     """Calls back when the content of a file has changed.
 
     Kubelet changes a mounted ConfigMap by swapping the symbolic link ``..data`` beside the file,
-    so we watch the directory and compare content. Since inotify can fall silent (the directory
-    was replaced), or be unavailable, the file is polled as well. A file that is missing for a
-    while has not changed. It is read once no event has come for ``debounce_s``, and each
-    ``poll_s``. ``on_change`` is called in the watch's thread.
+    so we watch the directory and compare content. The file is read ``debounce_s`` after the last
+    event. It is also polled every ``poll_s``, because inotify can be unavailable, or fall silent
+    when the directory is replaced. A temporarily missing file does not count as changed.
+    ``on_change`` is called in the watch's thread.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class ConfigWatch:
             has_inotify = self._directory is not None
             pause_s = self._poll_s if has_inotify else min(self._poll_s, _NO_INOTIFY_POLL_S)
             if self._wake.wait(pause_s):
-                # Until no event comes for a moment, because most writers write more than once.
+                # Wait until events stop, because most writers write more than once.
                 for _ in range(_MOST_POSTPONEMENTS):
                     self._wake.clear()
                     if self._stopping.is_set() or not self._wake.wait(self._debounce_s):
@@ -124,13 +124,13 @@ class ConfigWatch:
 
 
 class DirectoryWatch(watchdog.events.FileSystemEventHandler):
-    """Calls back after any event but a read in a directory; not for subdirectories."""
+    """Calls back after every event except reads in a directory, without subdirectories."""
 
     def __init__(self, directory: pathlib.Path, on_event: Callable[[], None]) -> None:
         """Start to watch; ``on_event`` is called in a thread of watchdog's and must not block.
 
         Raises:
-            OSError: There is no such directory, or the user's inotify instances or watches
+            OSError: The directory does not exist, or the user's inotify instances or watches
                 (``fs.inotify.max_user_instances``, ``max_user_watches``) are used up.
         """
         self._on_event = on_event
@@ -158,6 +158,6 @@ class DirectoryWatch(watchdog.events.FileSystemEventHandler):
             self._observer.join(_OBSERVER_STOP_S)
 
     def on_any_event(self, event: watchdog.events.FileSystemEvent) -> None:
-        """Report all events but reads, because our own reads would cause more of them."""
+        """Report all events except reads, because our own reads would cause more events."""
         if event.event_type not in _READING:
             self._on_event()

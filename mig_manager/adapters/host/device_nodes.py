@@ -5,9 +5,9 @@ They are not in devtmpfs: a program of the driver creates them when it first nee
 does (``modprobe-utils/nvidia-modprobe-utils.c``), which knows only ``/dev`` and is not on every
 machine: nodes, mode, owner, and the links in ``/dev/char`` that runc needs with systemd's cgroups.
 
-The node of a destroyed instance stays: the driver assigns minor numbers to placements for good
-(``nv-caps.c``), so it is valid again for the next instance, and a container that is being created
-may list it. A node with another major number is from before a reload of the driver and is removed.
+A destroyed instance's node stays. The driver assigns fixed minor numbers to placements
+(``nv-caps.c``), so the node is valid for the next instance, and a container that is being created
+may list it. A node with another major number predates a reload of the driver and is removed.
 """
 
 import dataclasses
@@ -66,7 +66,7 @@ class DeviceFiles:
 def refresh_nodes(
     *, proc: pathlib.Path, dev: pathlib.Path, roots: Sequence[pathlib.Path] = ()
 ) -> None:
-    """Create each node that is missing or wrong in containers' ``/dev``, and remove outdated ones.
+    """Create missing or wrong nodes in containers' ``/dev``, and remove outdated nodes.
 
     The driver's files in ``proc``, or below one of the ``roots`` if they are not there, take no
     lock but that of system suspend (``nv-caps.c``): they are readable when a GPU hangs.
@@ -74,7 +74,7 @@ def refresh_nodes(
     Raises:
         HostError: A node could not be created, although permitted.
     """
-    # Block devices, which follow, have numbers of their own.
+    # Block devices follow, and have separate numbers.
     characters = procfs.text(proc / "devices").partition("Block devices:")[0]
     match = _MAJOR.search(characters)
     if match is None:
@@ -118,7 +118,7 @@ def refresh_nodes(
 
 
 def _ensure(dev: pathlib.Path, major: int, minor: int, mode: int) -> bool:
-    """Create a node if needed, and return whether it was; link it where there are such links."""
+    """Create a node if needed, and its link if the machine has such links; return whether."""
     path = dev / f"nvidia-caps/nvidia-cap{minor}"
     device = os.makedev(major, minor)
     is_missing = _device(path) != device

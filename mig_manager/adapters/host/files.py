@@ -1,6 +1,6 @@
-"""Files that are read and replaced as a whole: config documents, journal, verified layout, output.
+"""Read and replace whole files: config documents, journal, verified layout, output.
 
-What must survive a loss of power is on the disk before anything relies on it.
+Data that must survive a power loss is on the disk before anything relies on it.
 """
 
 import contextlib
@@ -47,7 +47,7 @@ class ConfigFile:
 class _TextFile:
     """One text, replaced as a whole; only for the process that has the node's lock.
 
-    Each method raises ConfigError if it cannot do its work; what was there stays.
+    Every method raises ConfigError on failure, and then leaves the old text.
     """
 
     _what: str
@@ -56,7 +56,7 @@ class _TextFile:
         self._path = path
 
     def read(self) -> str | None:
-        """Return the text, or None if there is none."""
+        """Return the text, or None if the file does not exist."""
         with self._errors_translated("read"):
             try:
                 file = os.open(self._path, _READ)
@@ -74,7 +74,7 @@ class _TextFile:
             _sync_folder(self._path.parent)
 
     def clear(self) -> None:
-        """Remove the text, if there is one."""
+        """Remove the text, if it exists."""
         with self._errors_translated("remove"), contextlib.suppress(FileNotFoundError):
             self._path.unlink()
             _sync_folder(self._path.parent)
@@ -125,10 +125,10 @@ class RequestFile(_TextFile):
 
 
 def write_output(path: pathlib.Path, content: str | bytes, *, mode: int | None = None) -> None:
-    """Write a file that the user named, in a folder that exists.
+    """Write a file named by the user, in an existing folder.
 
-    A link is followed, the mode of an existing file stays unless one is named, and a pipe or
-    device is written to and not replaced.
+    Links are followed, an existing file keeps its mode unless ``mode`` is set, and pipes and
+    devices are written to instead of replaced.
 
     Raises:
         UsageError: It cannot be written; the previous content is still there.
@@ -173,9 +173,9 @@ def replace(
 
 @contextlib.contextmanager
 def replacing(path: pathlib.Path, temporary: pathlib.Path | None = None) -> Iterator[pathlib.Path]:
-    """Replace a file atomically by one that the body makes at the path it is given.
+    """Replace a file atomically by the file that the body writes to the yielded path.
 
-    That is in the same folder until it is renamed; one that a killed writer has left is removed.
+    The yielded path is in the same folder. A killed writer's file is removed.
 
     Raises:
         OSError: It cannot be replaced; the previous file is still there.
@@ -192,10 +192,10 @@ def replacing(path: pathlib.Path, temporary: pathlib.Path | None = None) -> Iter
 
 
 def read_bytes(path: pathlib.Path, *, most: int = MAX_BYTES) -> bytes:
-    """Return a file's content, up to one byte more than the most that is allowed.
+    """Return a file's content, up to one byte more than allowed.
 
-    A named pipe is refused, because a writer may never come. The pipe of ``/dev/stdin`` or of a
-    shell's ``<(...)`` has one, and no name.
+    Named pipes are refused, because a writer may never come. The pipe of ``/dev/stdin`` or of a
+    shell's ``<(...)`` has a writer and no name.
     """
     with open(path, "rb", opener=_open_without_waiting) as stream:
         if stat.S_ISFIFO(os.fstat(stream.fileno()).st_mode):
@@ -221,7 +221,7 @@ def _decode(content: bytes, name: str, *, most: int = MAX_BYTES) -> str:
 
 
 def _home_hint(path: pathlib.Path) -> str:
-    """Return a hint that ProtectHome= may hide a missing file; empty if nothing indicates that."""
+    """Return a hint that ProtectHome= may hide a missing file; empty if it does not apply."""
     home = next((home for home in _HOMES if path.absolute().is_relative_to(home)), None)
     if home is None:
         return ""

@@ -1,6 +1,6 @@
-"""Reset GPUs whose MIG mode is pending, by ``nvidia-smi --gpu-reset``.
+"""Reset GPUs whose MIG mode is pending, with ``nvidia-smi --gpu-reset``.
 
-``nvidia-smi -q -x`` shows what is on the GPU, in elements of NVIDIA's ``nvsmi_device`` DTD.
+``nvidia-smi -q -x`` shows the GPU's state, in elements of NVIDIA's ``nvsmi_device`` DTD.
 """
 
 import dataclasses
@@ -46,17 +46,17 @@ class GpuStatus:
     is_persistent: bool
     """Whether persistence mode is on: the driver itself then keeps the GPU open."""
     has_instances: bool
-    """Whether it has MIG devices; a GPU instance without compute instances is not shown."""
+    """Whether it has MIG devices; GPU instances without compute instances are not shown."""
     processes: Mapping[int, str]
-    """Name and pid in words, by pid, of each process with a context."""
+    """Name and pid as text, by pid, of every process with a context."""
 
 
 def parse(document: str) -> tuple[GpuStatus, ...]:
     """Parse the XML of some GPUs; none if it is malformed."""
-    # Warnings, such as that of a corrupt infoROM, follow the document.
+    # Warnings, for example about a corrupt infoROM, follow the document.
     document, end, _ = document.partition(_END)
     try:
-        # Of the driver's own tool, whose output is bounded; expat bounds what entities make of it.
+        # The driver's own tool wrote it, with bounded size; expat bounds entity expansion.
         root = ET.fromstring(document + end)  # noqa: S314
     except ET.ParseError:
         return ()
@@ -91,7 +91,7 @@ class SmiReset:
     tools: programs.Programs
     _: dataclasses.KW_ONLY
     timeout_s: float = 120.0
-    """For each command that resets."""
+    """For every reset command."""
     proc: pathlib.Path = procfs.ROOT
 
     def restore_persistence(self, gpus: Sequence[model.Gpu]) -> None:
@@ -100,10 +100,10 @@ class SmiReset:
             self._set_persistence(gpus, is_on=True)
 
     def reset(self, gpus: Sequence[model.Gpu], note_persistence_off: Note) -> None:
-        """Reset those of the GPUs whose MIG mode is still pending.
+        """Reset the GPUs whose MIG mode is still pending.
 
-        One command resets them all, which takes a fraction of the time; where it is refused, each
-        is reset by a command of its own, with those that NVLink connects to it.
+        One command resets them all, which takes a fraction of the time. If the driver refuses it,
+        GPUs are reset one by one, together with GPUs connected by NVLink.
         """
         for gpu in gpus:
             _require_resettable(gpu)
@@ -142,7 +142,7 @@ class SmiReset:
         )
 
     def _query(self, gpus: Sequence[model.Gpu]) -> Mapping[str, GpuStatus]:
-        """Query GPUs, by UUID, and check that the tool means the same ones."""
+        """Query GPUs by UUID, and check that the tool shows the same GPUs."""
         if not gpus:
             return {}
         done = self._run("-q", "-x", "-i", _bus_ids(gpus))
@@ -178,7 +178,7 @@ class SmiReset:
     def _reset(
         self, chosen: Sequence[model.Gpu], pending: Sequence[model.Gpu], note: Note
     ) -> Sequence[model.Gpu]:
-        """Reset GPUs in one command, with those of ``pending`` connected to them; return which."""
+        """Reset GPUs and connected GPUs of ``pending`` in one command; return the reset GPUs."""
         done = self._try_reset(chosen, note)
         if done.status == 0:
             statuses = self._query(chosen)
@@ -204,7 +204,7 @@ class SmiReset:
         return self._reset([*chosen, *more], pending, note)
 
     def _try_reset(self, gpus: Sequence[model.Gpu], note: Note) -> programs.Finished:
-        """Run one command that resets GPUs, without persistence mode where that keeps one open."""
+        """Run one reset command; first switch off persistence mode that keeps a GPU open."""
         command = ("--gpu-reset", "-i", _bus_ids(gpus))
         done = self._run(*command, timeout_s=self.timeout_s)
         if done.status and _IN_USE.search(done.output):

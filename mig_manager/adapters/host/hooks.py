@@ -1,7 +1,7 @@
 """Hooks: programs of the node's administrator, run without a shell around a change.
 
-As with nvidia-mig-parted, a program has the environment of its hook and none of ours; it is found
-by our ``PATH``, and a relative path starts in the hook's own folder.
+As with nvidia-mig-parted, a program gets only its hook's environment. It is searched in our
+``PATH``, and a relative path starts in the hook's folder.
 """
 
 import contextlib
@@ -27,8 +27,8 @@ _log = structlog.get_logger()
 class HookPrograms:
     """Implements ``ports.Hooks``.
 
-    ``variables`` describe the change to each hook. ``search_path`` is for programs without a slash
-    in their name, ``timeout_s`` for hooks without a time-out of their own.
+    ``variables`` describe the change to every hook. ``search_path`` is for programs without a
+    slash in their name, ``timeout_s`` for hooks without their own time-out.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class HookPrograms:
     ) -> None:
         self.variables = {**variables, "MIG_PARTED_HOOKS_FILE": str(file)}
         self._source = files.ConfigFile(file)
-        # A relative folder would be another one for the hook.
+        # A relative folder would mean something else in the hook's folder.
         folders = [each for each in search_path.split(":") if each.startswith("/")]
         self._search_path = ":".join(folders) or _DEFAULT_PATH
         self._timeout_s = timeout_s

@@ -1,4 +1,4 @@
-"""What journald has: the log of our units, and the kernel's messages of the NVIDIA driver."""
+"""Read our units' logs and the NVIDIA driver's kernel messages from journald."""
 
 from mig_manager import errors
 from mig_manager.adapters.host import programs
@@ -10,7 +10,7 @@ _MAX_BYTES = 4 << 20
 
 
 def read(found: programs.Programs, selection: tuple[str, ...], *, timeout_s: float) -> str:
-    """Return the last lines of a selection; HostError if there is no journald, or it refuses."""
+    """Return the last lines of a selection; HostError if journald is missing or refuses."""
     program = found.find("journalctl")
     if program is None:
         raise errors.HostError("journalctl is not found", reason=errors.Reason.INTERNAL)
@@ -21,7 +21,7 @@ def read(found: programs.Programs, selection: tuple[str, ...], *, timeout_s: flo
         reason=errors.Reason.INTERNAL,
         max_output_bytes=_MAX_BYTES,
     )
-    # It also ends with 1 where nothing matches.
+    # It also exits with 1 if nothing matches.
     if ended.status and ended.stderr.strip():
         raise ended.refused(errors.Reason.INTERNAL)
     return ended.stdout

@@ -1,11 +1,13 @@
-"""One manager at a time on a node, by a lock on a file that all of them share.
+"""Allow one manager at a time on a node, with a lock on a shared file.
 
-The lock is ``flock(2)``'s: the kernel releases it with the process however that ends, it also
-excludes threads of one process, since each opens the file itself, and scripts can use it with
-``flock(1)``. Every process that may open the file may lock it, even read-only (flock(2)), so only
-its owner may. A second file beside it, readable by all, describes the lock's owner to people. It
-decides nothing: a manager that was killed leaves its own behind, and a script writes none. Which
-process has the lock is in ``/proc/locks``.
+The lock is ``flock(2)``'s. The kernel releases it when the process ends, however that happens. It
+also excludes threads of one process, since each opens the file itself, and scripts can use it with
+``flock(1)``. Every process that can open the file can lock it, even read-only, so only the file's
+owner may open it.
+
+A second file beside it, readable by all, describes the lock's owner to people. It decides nothing:
+a killed manager leaves its description, and a script writes none. ``/proc/locks`` shows which
+process has the lock.
 """
 
 import contextlib
@@ -45,7 +47,7 @@ class LockFile:
     path: pathlib.Path
     _: dataclasses.KW_ONLY
     program: str
-    """What other managers are shown."""
+    """The description of this manager for others."""
     clock: timing.Clock
     is_required: bool
     """If not (a pod may lack the mount), an agent that cannot lock the file works without, and
@@ -54,9 +56,9 @@ class LockFile:
 
     @contextlib.contextmanager
     def hold(self, doing: str) -> Iterator[None]:
-        """Exclude every other manager, to which ``doing`` is shown, while the context lasts.
+        """Exclude every other manager during the context, and show them ``doing``.
 
-        Raises LockedError at once, UsageError if the file cannot be locked and is required.
+        Raises LockedError at once, UsageError if the file cannot be locked but is required.
         """
         try:
             file = self._lock_unless_probed()
@@ -91,7 +93,7 @@ class LockFile:
             os.close(file)
 
     def _lock_unless_probed(self) -> int:
-        """Lock the file, even while ``owner`` of another process tries the lock for a moment."""
+        """Lock the file; retry while another process's ``owner`` probes the lock for a moment."""
         for _ in range(_PROBE_PAUSES):
             try:
                 return _lock(self.path)
@@ -152,7 +154,7 @@ def _lock(path: pathlib.Path) -> int:
         except BaseException:
             os.close(file)
             raise
-    raise OSError(errno.ESTALE, "it is removed again and again")
+    raise OSError(errno.ESTALE, "it is removed repeatedly")
 
 
 def _require_ours(file: int, mode: int) -> None:
@@ -163,7 +165,7 @@ def _require_ours(file: int, mode: int) -> None:
     if found.st_uid not in (0, os.geteuid()):
         raise OSError(errno.EPERM, f"it belongs to user {found.st_uid}")
     if found.st_uid == os.geteuid():
-        # Whatever the umask was, and whatever an earlier version or a script made it.
+        # Correct the mode, whatever the umask, an earlier version or a script made of it.
         os.fchmod(file, mode)
 
 
@@ -218,7 +220,7 @@ def _who(pid: int, text: bytes) -> str:
         fields = json_text.parse_object(text)
     except ValueError:
         fields = {}
-    # The description may be that of a manager that was killed.
+    # A killed manager may have left the description.
     if fields and (not pid or fields.get("pid") == _own_pid(pid)):
         shown = {"pid": "?"} | fields | ({"pid": pid} if pid else {})
         values = [str(shown.get(key, "?")) for key in ("program", "pid", "host", "doing", "since")]

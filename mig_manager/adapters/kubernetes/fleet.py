@@ -33,7 +33,7 @@ class Fleet(watch.Watch):
         self._nodes: dict[str, fleet_nodes.Node] = {}
         self._has_changed = False
         self.trouble = ""
-        """Why changes of the nodes do not arrive at present; empty if they do."""
+        """Why changes of the nodes do not arrive now; empty if they do."""
 
     def start(self) -> None:
         """List the nodes, and watch them from now on."""

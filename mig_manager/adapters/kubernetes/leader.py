@@ -1,9 +1,9 @@
 """Leadership among the replicas of one program, by one Lease (``coordination.k8s.io/v1``).
 
-A Lease that was not seen to change for its whole duration may be taken. The time counts on the
-clock of the process that saw it, so the clocks of two machines need not agree. A leader writes
-only while its last renewal is so recent that a request, with all of its retries, ends before any
-other replica may take the Lease.
+A replica may take a Lease that has not changed for its whole duration. Every process measures this
+with its own clock, so the clocks of two machines need not agree. A leader writes only while its
+last renewal is recent: a request with all its retries must end before another replica may take the
+Lease.
 """
 
 import math
@@ -66,7 +66,7 @@ class Leader:
 
     @property
     def next_in_s(self) -> float:
-        """How long ``campaign`` has nothing to do."""
+        """How long until ``campaign`` must be called again."""
         pause_s = self._duration_s / _RENEWALS
         return max(0.0, self._asked_s + pause_s - self._clock.monotonic())
 
@@ -118,7 +118,7 @@ class Leader:
             holder = str(spec.get("holderIdentity") or "")
             version = str(lease["metadata"]["resourceVersion"])
             self._transitions = int(spec.get("leaseTransitions") or 0)
-            # What its holder counts on may be longer than ours.
+            # The holder's duration may be longer than ours.
             duration_s = max(self._duration_s, self._durations.parse(lease))
         if version != self._version or self._seen_s == math.inf:
             self._version, self._seen_s = version, self._clock.monotonic()
@@ -148,7 +148,7 @@ class Leader:
             else:
                 lease = self._kube.post(self._collection, body)
         except errors.ClusterError as error:
-            # A new one that is not found lacks its namespace: no replica would ever lead.
+            # Not found for a new Lease means a missing namespace: no replica would ever lead.
             is_gone = bool(self._version) and error.is_not_found
             if error.is_conflict or is_gone:
                 return False
@@ -157,7 +157,7 @@ class Leader:
             self._version = str(lease["metadata"]["resourceVersion"])
         self._seen_s = self._clock.monotonic()
         if holder:
-            # From before the request: no other replica can have seen it change earlier.
+            # Use the time before the request: no other replica saw the change earlier.
             self._renewed_s = began_s
         return True
 

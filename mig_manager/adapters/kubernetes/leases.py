@@ -1,9 +1,9 @@
 """Slots for nodes under change, stored as Leases (``coordination.k8s.io/v1``) in one namespace.
 
-Another node may take a slot whose lease has expired, unless the slot's node still carries the
-marks of a change: that node is unavailable even if its agent is dead, and reusing its slot would
-disrupt one node more than allowed. Such a slot is free again once the node's agent has finished
-the change, or once the Node or the Lease is deleted.
+Another node may take an expired slot, unless the slot's node still carries the marks of a change.
+That node is unavailable even if its agent is dead, and reusing its slot would disrupt one node
+more than allowed. The slot is free again once the agent has finished the change, or once the Node
+or the Lease is deleted.
 
 A failed request may have been applied. The next list shows it, because the owner's name is written
 in the slot.
@@ -98,7 +98,7 @@ class LeaseSlots:
         self._own: slots.Slot | None = None
         self._renewed_s = 0.0
         self._owns_none = False
-        """Whether it is certain that no slot is ours: one may remain from before a restart."""
+        """Whether we certainly own no slot; we may still own one from before a restart."""
         self._stop: threading.Event | None = None
 
     def take(self) -> str:
@@ -136,7 +136,7 @@ class LeaseSlots:
                         _log.info("slot_released", slot=slot.name)
                     self._owns_none = True
                 except errors.ClusterError as error:
-                    # After the last attempt it expires, because nothing renews it any more.
+                    # After the last attempt the Lease expires, because nothing renews it.
                     _log.warning("slot_not_released", node=self._node, error=error.message)
 
     @property
@@ -189,7 +189,7 @@ class LeaseSlots:
         """Write our name into a slot; return whether it is ours now.
 
         Raises:
-            ClusterError: The API refused or does not answer; it may be ours all the same.
+            ClusterError: The API refused or does not answer; the slot may be ours anyway.
         """
         began_s = self._clock.monotonic()
         self._owns_none = False

@@ -1,7 +1,7 @@
-"""The whole cluster as the partitioner sees it: all nodes, all pods, one write, and Events.
+"""The partitioner's view of the cluster: all nodes, all pods, one write, and Events.
 
-Watches keep of each object what the decision needs, and nothing of most. Nothing is trusted longer
-than its watch: while one is lost, ``current`` says so.
+Watches keep only the facts that a decision needs, and drop most objects. Facts are trusted only
+while their watch works: if a watch is lost, ``current`` says so.
 """
 
 import dataclasses
@@ -28,13 +28,13 @@ _log = structlog.get_logger()
 
 
 class Collection(watch.Watch, Generic[_Item]):
-    """All objects of one kind, each as ``parse`` makes it; those that become None are left out.
+    """All objects of one kind, converted by ``parse``; objects that become None are left out.
 
-    So is one that cannot be understood: a single pod with an absurd request must not stop the work
-    for all others.
+    Malformed objects are left out too: one pod with an absurd request must not stop the work for
+    all others.
 
-    ``on_change`` is called in the watch's thread with what an object was and what it is now; None
-    for one that was or is left out.
+    ``on_change`` is called in the watch's thread with an object's old and new value; None for an
+    object that was or is left out.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class Collection(watch.Watch, Generic[_Item]):
     def last_contact_s(self) -> float:
         """How many seconds ago the API server last sent a change; inf if it never did.
 
-        Lists do not count: a watch that is refused again and again lists each time.
+        Lists do not count: a watch that is refused repeatedly lists every time.
         """
         now_s = time.monotonic()
         return super().last_contact_s if self.is_current else now_s - self._lost_s
@@ -122,10 +122,10 @@ class Collection(watch.Watch, Generic[_Item]):
 
 
 class Cluster:
-    """What the partitioner reads and writes; its methods are for one thread.
+    """The partitioner's access to the cluster; its methods are for one thread.
 
-    ``on_demand`` is called in a watch's thread when pods wait for something else than before, or
-    when a node with MIG devices has changed.
+    ``on_demand`` is called in a watch's thread when the pods' demand, or a node with MIG devices,
+    has changed.
     """
 
     def __init__(
@@ -168,11 +168,11 @@ class Cluster:
 
     @property
     def last_contact_s(self) -> float:
-        """How long ago the API server last sent anything of nodes, or of pods."""
+        """How long ago the API server last sent data about nodes or pods."""
         return max(self._nodes.last_contact_s, self._pods.last_contact_s)
 
     def nodes(self) -> tuple[partitioning.PartitionedNode, ...]:
-        """Return the nodes as last reported, or as our own write made them."""
+        """Return the nodes as last reported, or as changed by our own write."""
         nodes = {each.name: each for each in self._nodes.items()}
         # A write requires the version that was seen, so the next version seen is at least its.
         self._written = {
@@ -185,7 +185,7 @@ class Cluster:
         )
 
     def pods(self) -> tuple[demand.Pending | demand.Bound, ...]:
-        """Return the pods that wait for MIG devices, and those that have a node."""
+        """Return the pods that wait for MIG devices, and the pods that have a node."""
         return self._pods.items()
 
     def request(self, change: partitioning.Change) -> bool:
@@ -232,7 +232,7 @@ class Cluster:
         before: partitioning.PartitionedNode | None,
         now: partitioning.PartitionedNode | None,
     ) -> None:
-        # Kubelet writes a node every few minutes with nothing new in it.
+        # Kubelet writes a node every few minutes without changing anything.
         if (
             before is None
             or now is None
@@ -245,7 +245,7 @@ class Cluster:
         before: demand.Pending | demand.Bound | None,
         now: demand.Pending | demand.Bound | None,
     ) -> None:
-        # That a pod has got a node, or has ended, is no new demand.
+        # A pod that got a node, or has ended, is no new demand.
         if isinstance(now, demand.Pending):
             self._on_demand()
 
