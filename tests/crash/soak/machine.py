@@ -396,13 +396,18 @@ class Soak(stateful.RuleBasedStateMachine):
         """Return the GPUs whose driver refused something in this step, or that processes use.
 
         That is all of them if a call failed that a rollback needs, be it to find the pods that use
-        the devices.
+        the devices. An older change is rolled back on all its GPUs or on none, so a process on one
+        of them hinders the others, too.
         """
         everywhere = frozenset(range(len(self.products)))
         fired = self._fired() - self.fired
         if fired[None] or _ASKED & self.rig.script.failed_ports:
             return everywhere
         users = {client.gpu_uuid for client in self.rig.state.read().clients}
+        text = self.rig.annotations.get(cluster.JOURNAL_ANNOTATION)
+        kept = {gpu.uuid for gpu in journals.Journal.from_json(text).snapshot} if text else set()
+        if kept & users:
+            users |= kept
         return everywhere & {
             index
             for index, board in enumerate(self.rig.state.boards)
