@@ -27,11 +27,14 @@ os.environ["PYTHONPATH"] = os.pathsep.join(
     filter(None, (str(_STARTUP), os.environ.get("PYTHONPATH")))
 )
 
-# A shell starts a job in the background deaf to both, and so all that it starts; tests send them.
+# A shell starts a job in the background deaf to the first two, and nohup to the third, and so all
+# that it starts; tests send them.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 if signal.getsignal(signal.SIGQUIT) is signal.SIG_IGN:
     signal.signal(signal.SIGQUIT, signal.SIG_DFL)
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 # A slow machine is no bug. A change is judged by the same examples as the one before it, by more
 # of them in CI. Others are tried by hand, with --hypothesis-profile random.

@@ -58,7 +58,7 @@ def test_a_restore_that_fails_at_any_step_is_undone(start: str, at: int) -> None
     before = node.shape
     node.gpus.fails = lambda _step: node.gpus.steps == at
 
-    with pytest.raises(errors.HardwareError, match=r"in use; (the instances|nothing)"):
+    with pytest.raises(errors.HardwareError, match=r"in use; (the former instances|nothing)"):
         node.restore(CHECKPOINT)
 
     assert node.shape == before
