@@ -1,4 +1,5 @@
 import math
+import re
 
 import hypothesis
 import pytest
@@ -165,7 +166,8 @@ def test_size_and_depth_are_bounded_also_through_aliases() -> None:
     deep = "[" * 20 + "]" * 20
     text = f"a: &a {deep}\nb: [[[[[[[[[[[[[*a]]]]]]]]]]]]]\n"
     assert "levels deep" in error_of(text)
-    assert "levels deep" in error_of("[" * 100_000)
+    # PyYAML has its own bound since 6.0.4.
+    assert re.search("levels deep|nesting depth", error_of("[" * 100_000))
     assert read("[" * 32 + "]" * 32) is not None
 
 
