@@ -97,6 +97,11 @@ class Style:
         return text if self.unicode else text.translate(_ASCII)
 
 
+def shortened(text: str, room: int) -> str:
+    """Return a text, or its start if it does not fit so many columns."""
+    return text if len(text) <= room else text[: max(room - 1, 0)] + "…"
+
+
 _PAINTED = re.compile(rf"(\x1b\[(?:0|{'|'.join(tone.value for tone in Tone if tone.value)})m)")
 
 
@@ -246,7 +251,7 @@ def _put_title(
     title = cell.title
     if len(title) > room and isinstance(cell, Cell):
         title = cell.short or title
-    title = title if len(title) <= room else title[: max(room - 1, 0)] + "…"
+    title = shortened(title, room)
     if title and fill != " " and len(title) + 2 <= room:
         title = f" {title} "
     _put(line, column + 1, title.center(room, fill)[:room], cell.tone)
@@ -256,7 +261,7 @@ def _put_marks(border: _Line, cells: Iterable[Cell], pitch: int) -> None:
     for cell in cells:
         room = cell.size * pitch - 1
         word = f" {cell.mark} " if len(cell.mark) + 2 <= room else cell.mark
-        word = word if len(word) <= room else word[: room - 1] + "…"
+        word = shortened(word, room)
         if cell.mark:
             _put(border, cell.start * pitch + 1 + (room - len(word)) // 2, word, cell.tone)
 

@@ -12,7 +12,7 @@ from mig_manager import errors
 from mig_manager.adapters import cluster_reader
 from mig_manager.cli.toolkit import gpu_report, tables
 from mig_manager.core import bar, messages, picture
-from mig_manager.core.fleet import nodes
+from mig_manager.core.fleet import nodes, overview
 from mig_manager.core.node import resources
 from mig_manager.core.records import gpu_codec
 from mig_manager.core.records import status as run_status
@@ -21,12 +21,6 @@ if TYPE_CHECKING:
     from mig_manager.core import answers
 
 _MOST_NAMED = 8  # pods that a sentence names before it counts the rest
-_TONES: Mapping[nodes.NodeState, bar.Tone] = {
-    nodes.NodeState.APPLIED: bar.Tone.GOOD,
-    nodes.NodeState.CHANGING: bar.Tone.WARN,
-    nodes.NodeState.WAITING: bar.Tone.WARN,
-    nodes.NodeState.NO_REQUEST: bar.Tone.FAINT,
-}
 _HEAD = ("NODE", "STATE", "REASON", "AGE", "REQUESTED", "APPLIED", "SLICES")
 _MOMENTS = ("TIME", "WHAT", "MESSAGE")
 _REQUESTED, _STARTED, _RETRY = _FIRST = ("requested", "started", "retry")
@@ -132,7 +126,7 @@ def table(status: Status, *, style: bar.Style) -> str:
         rows.append(
             (
                 report.node.name,
-                (state, _TONES.get(report.state, bar.Tone.BAD)),
+                (state, overview.TONES.get(report.state, bar.Tone.BAD)),
                 (run.reason or run.phase) if run else "-",
                 messages.age(run.at, status.now) if run else "-",
                 report.node.requested or "-",
@@ -178,7 +172,7 @@ def headline(report: nodes.Report, now: dt.datetime, style: bar.Style) -> str:
         rest.append(f"next attempt in {messages.age(now, run.retry_at)}")
     line = style.fitted(" · ".join([node.name, report.state.value, *rest]))
     name = style.paint(node.name, bar.Tone.STRONG)
-    state = style.paint(report.state.value, _TONES.get(report.state, bar.Tone.BAD))
+    state = style.paint(report.state.value, overview.TONES.get(report.state, bar.Tone.BAD))
     start = f"{node.name} · {report.state.value}"
     return style.plain(line.replace(start, f"{name} · {state}", 1))
 

@@ -344,7 +344,7 @@ class _Board:
         at = f"{self._clock.monotonic() - self._began_s:7.2f} s"
         line = f"{at}  {who:<6}  {messages.printable(text, ' ')}"
         with self._lock:
-            short = _cut(self._style.plain(line), self._style.width)
+            short = self._style.plain(bar.shortened(line, self._style.width))
             self._lines.append(self._style.paint(short, tone))
             if not self._is_live:
                 self._say(self._style.fitted(line, further=" " * 19))
@@ -374,7 +374,3 @@ class _Board:
         above = f"\r\x1b[{drawn}A" if drawn else ""
         self._say(above + "\x1b[J" + "".join(f"{line}\n" for line in lines))
         return len(lines)
-
-
-def _cut(line: str, width: int) -> str:
-    return line if len(line) <= width else line[: width - 1] + "…"

@@ -17,12 +17,13 @@ from mig_manager.core.records import capacity
 _PITCH = 4  # columns of a memory slice
 _IN_USE, _IDLE = "█", "░"
 LEGEND = f"{_IN_USE} in use  {_IDLE} idle  {picture.FREE} free"
-_TONES: Mapping[nodes.NodeState, bar.Tone] = {
+TONES: Mapping[nodes.NodeState, bar.Tone] = {
     nodes.NodeState.APPLIED: bar.Tone.GOOD,
     nodes.NodeState.CHANGING: bar.Tone.WARN,
     nodes.NodeState.WAITING: bar.Tone.WARN,
     nodes.NodeState.NO_REQUEST: bar.Tone.FAINT,
 }
+"""Of a node's state; the other states are bad."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,12 +46,14 @@ class Overview:
 def draw(overview: Overview, *, style: bar.Style, selected: str = "") -> list[str]:
     """Return the lines of the overview, with a mark before the ``selected`` node."""
     width = max((len(report.node.name) for report in overview.reports), default=0)
+    by_node: dict[str, list[cluster.Pod]] = collections.defaultdict(list)
+    for pod in overview.pods:
+        by_node[pod.node_name].append(pod)
     lines: list[str] = []
     for report in overview.reports:
         mark = ">" if report.node.name == selected else " "
         lines.append(f"{mark} {_headline(report, width, style)}")
-        pods = [pod for pod in overview.pods if pod.node_name == report.node.name]
-        lines += [f"    {line}" for line in _strips(report, pods, style)]
+        lines += [f"    {line}" for line in _strips(report, by_node[report.node.name], style)]
     return [*lines, "", *_footer(overview, style)]
 
 
@@ -75,9 +78,9 @@ def _headline(report: nodes.Report, width: int, style: bar.Style) -> str:
         words.append(": ".join(filter(None, (run.reason or run.phase, run.message))))
     rest = messages.printable("  ".join(words), " ")
     room = style.width - 2 - width - 2 - _STATE_WIDTH - 2
-    rest = rest if len(rest) <= room else rest[: room - 1] + "…"
+    rest = bar.shortened(rest, room)
     name = style.paint(node.name.ljust(width), bar.Tone.STRONG)
-    shown = style.paint(state.value.ljust(_STATE_WIDTH), _TONES.get(state, bar.Tone.BAD))
+    shown = style.paint(state.value.ljust(_STATE_WIDTH), TONES.get(state, bar.Tone.BAD))
     return f"{name}  {shown}  {style.plain(rest)}".rstrip()
 
 
@@ -89,7 +92,7 @@ def _strips(report: nodes.Report, pods: Sequence[cluster.Pod], style: bar.Style)
     if not report.gpus:
         return []
     in_use = _in_use(report.node, report.gpus, pods)
-    alike: dict[tuple[_Cell, ...], list[int]] = collections.defaultdict(list)
+    alike: dict[tuple[bar.Cell, ...], list[int]] = collections.defaultdict(list)
     for gpu in report.gpus:
         alike[_cells(gpu, in_use)].append(gpu.index)
     drawn = [
@@ -156,21 +159,11 @@ def _devices(gpu: model.Gpu, *, is_single: bool) -> Iterable[tuple[str, model.Pl
                 yield name, gi.placement
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class _Cell:
-    """A span of memory slices."""
-
-    size: int
-    title: str
-    fill: str
-    tone: bar.Tone
-
-
-def _cells(gpu: model.Gpu, in_use: Collection[_Span]) -> tuple[_Cell, ...]:
+def _cells(gpu: model.Gpu, in_use: Collection[_Span]) -> tuple[bar.Cell, ...]:
     """Return the instances of a GPU and the room between them, from slice 0 on."""
     placements = {gi.placement for gi in gpu.gpu_instances}
     is_on = gpu.current_mode is model.MigMode.ENABLED
-    cells: list[_Cell] = []
+    cells: list[bar.Cell] = []
     for cell in picture.cells(gpu):
         placement = model.Placement(cell.start, cell.size) if is_on else None
         title, fill = ("", cell.fill) if is_on else ("MIG off", _IDLE)
@@ -178,11 +171,11 @@ def _cells(gpu: model.Gpu, in_use: Collection[_Span]) -> tuple[_Cell, ...]:
             title, fill = cell.short, _IDLE
         if (gpu.uuid, placement) in in_use:
             fill = _IN_USE
-        cells.append(_Cell(size=cell.size, title=title, fill=fill, tone=cell.tone))
+        cells.append(dataclasses.replace(cell, title=title, short="", fill=fill, parts=()))
     return tuple(cells)
 
 
-def _strip(cells: Iterable[_Cell], style: bar.Style) -> str:
+def _strip(cells: Iterable[bar.Cell], style: bar.Style) -> str:
     border = style.paint(style.plain("│"), bar.Tone.FAINT)
     texts = (
         style.paint(style.plain(cell.title.ljust(cell.size * _PITCH - 1, cell.fill)), cell.tone)
@@ -195,10 +188,11 @@ def _footer(overview: Overview, style: bar.Style) -> list[str]:
     """Return the legend, and which MIG devices the pending pods wait for."""
     lines = [style.paint(style.plain(LEGEND), bar.Tone.FAINT)]
     wanted: collections.Counter[str] = collections.Counter()
-    for pod in overview.pending:
+    pending = overview.pending
+    for pod in pending:
         wanted.update(_mig_requests(pod))
     if wanted:
-        count = len(overview.pending)
+        count = len(pending)
         devices = ", ".join(f"{number}x {name}" for name, number in sorted(wanted.items()))
         pods = "1 pod waits" if count == 1 else f"{count} pods wait"
         lines.append(style.wrapped(f"{pods} for MIG devices: {devices}"))
