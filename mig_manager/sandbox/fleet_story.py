@@ -4,7 +4,6 @@ Each node has its own agent, and ``rollout`` and ``partitioner`` are the real co
 """
 
 import contextlib
-import math
 import shlex
 import shutil
 import threading
@@ -13,28 +12,22 @@ from typing import Any
 
 from mig_manager import errors
 from mig_manager.adapters import host
-from mig_manager.catalogue import hardware
 from mig_manager.core import bar, messages, model
 from mig_manager.core.fleet import nodes as fleet_nodes
 from mig_manager.core.fleet import overview
-from mig_manager.core.layout import config
 from mig_manager.core.node import cluster, resources
 from mig_manager.sandbox import ending, machines, scenarios, stages
 from mig_manager.sandbox.node import cluster_view, objects
 
 SPEC = "2xA100-SXM4-40GB"
-_BALANCED = "all-balanced"
 _POOL = "kubernetes.io/os=linux"
 _GUARDED = "gpu-2"
 _ON_DEMAND = "gpu-5"
 _LEAST_NODES = 5
-_BUDGETS = "/apis/policy/v1/namespaces/default/poddisruptionbudgets"
 _AGENT_OPTIONS = ("--custom-layouts", "--drain-timeout-s", "2", "--retry-initial-s", "60")
 _END_TIMEOUT_S = 180.0
 _DRAW_S = 0.2
 _EVENTS = 6  # below the nodes in the live view
-
-Checks = dict[str, bool]
 
 
 def run(
@@ -57,13 +50,9 @@ def run(
     if count < _LEAST_NODES:
         raise errors.UsageError(f"--nodes takes at least {_LEAST_NODES}, not {count}")
     names = [f"gpu-{number}" for number in range(1, count + 1)]
-    products = hardware.parse_node(options.spec)
-    gpus = [hardware.template(product, index) for index, product in enumerate(products)]
-    text = options.packaged.read_text(encoding="utf-8")
-    document = config.parse(text, source=options.packaged.name)
     stage = stages.Stage(
         options.spec,
-        text + scenarios.extra_layouts(gpus, document, names=(scenarios.ONE_SLICE,)),
+        options.layouts_with(scenarios.ONE_SLICE),
         latency=options.latency,
         agent_options=_AGENT_OPTIONS,
         names=names,
@@ -80,13 +69,9 @@ def run(
         for line in scenarios.checked(checks, style):
             say(line)
         if options.is_kept:
-            say(f"\n{style.paint('Try next, in another terminal', bar.Tone.STRONG)}\n")
-            for line in (f"export KUBECONFIG={stage.kubeconfig}", *options.exports):
-                say(f"  {line}")
-            for purpose, command in _SUGGESTIONS:
-                say(f"  {purpose}:\n    {command}")
-            say("\nThe nodes stay up until you press Ctrl-C.")
-            stage.wait(lambda: False, "Ctrl-C", timeout_s=math.inf)
+            scenarios.say_next(
+                stage, options, _SUGGESTIONS, who="The nodes stay", say=say, style=style
+            )
     return 0 if all(checks.values()) else 1
 
 
@@ -105,35 +90,26 @@ class _Story:
         self._names = names
         self._board = board
 
-    def play(self) -> Checks:
+    def play(self) -> scenarios.Checks:
         """Play all acts; return what must have come of them, and whether it has."""
         self._populate()
         return self._roll_out() | self._undo() | self._follow_demand()
 
     def _populate(self) -> None:
         """Apply a layout to every node, and run pods on each; a budget guards those of one."""
-        self._board.say(f"kubectl label node --all {cluster.CONFIG_LABEL}={_BALANCED}")
+        self._board.say(f"kubectl label node --all {cluster.CONFIG_LABEL}={scenarios.BALANCED}")
         for name in self._names:
-            self._patch(name, {"labels": {cluster.CONFIG_LABEL: _BALANCED}})
-        self._wait_applied(_BALANCED, self._names)
+            self._patch(name, {"labels": {cluster.CONFIG_LABEL: scenarios.BALANCED}})
+        self._wait_applied(scenarios.BALANCED, self._names)
         sizes = sorted(self._stage.allocatable())[-2:]
         for name in self._names:
             for size in sizes:
                 for number in range(self._stage.allocatable()[size]):
-                    self._run_pod(f"{_short(size)}-{number}-of-{name}", size, on=name)
-        guard = {"maxUnavailable": 0, "selector": {"matchLabels": {"node": _GUARDED}}}
-        self._stage.api.post(
-            _BUDGETS,
-            {
-                "apiVersion": "policy/v1",
-                "kind": "PodDisruptionBudget",
-                "metadata": {"name": "keep-them-all", "namespace": "default"},
-                "spec": guard,
-            },
-        )
+                    self._run_pod(f"{scenarios.pod_name(size)}-{number}-of-{name}", size, on=name)
+        self._stage.guard({"matchLabels": {"node": _GUARDED}})
         self._wait_running(len(self._names) * sum(self._stage.allocatable()[s] for s in sizes))
 
-    def _roll_out(self) -> Checks:
+    def _roll_out(self) -> scenarios.Checks:
         before = self._devices()
         status = self._command(
             "rollout", scenarios.ONE_SLICE, "--max-unavailable", "2", "--pause-on-failure"
@@ -155,12 +131,12 @@ class _Story:
             ),
         }
 
-    def _undo(self) -> Checks:
+    def _undo(self) -> scenarios.Checks:
         status = self._command("rollout", "undo", "--max-unavailable", "2")
-        self._wait_applied(_BALANCED, self._names)
-        return {f"after the undo every node has {_BALANCED} again": status == 0}
+        self._wait_applied(scenarios.BALANCED, self._names)
+        return {f"after the undo every node has {scenarios.BALANCED} again": status == 0}
 
-    def _follow_demand(self) -> Checks:
+    def _follow_demand(self) -> scenarios.Checks:
         """Let the partitioner change a node for pods that no node has devices for."""
         label = {cluster.PARTITIONING_LABEL: cluster.ON_DEMAND}
         self._board.say(f"kubectl delete pod -l node={_ON_DEMAND}")
@@ -186,7 +162,7 @@ class _Story:
             group=self._stage.group,
         )
         try:
-            pending = [f"{_short(resource)}-{number}" for number in range(2)]
+            pending = [f"{scenarios.pod_name(resource)}-{number}" for number in range(2)]
             for name in pending:
                 self._run_pod(name, resource)
             self._wait_running(len(self._stage.workloads()))
@@ -253,10 +229,6 @@ class _Story:
             return sum(map(objects.is_ready, self._stage.workloads().values())) == count
 
         self._stage.wait(are_running, f"{count} running pods", timeout_s=_END_TIMEOUT_S)
-
-
-def _short(resource: str) -> str:
-    return resource.removeprefix(cluster.RESOURCE_PREFIX).replace(".", "-").replace("+", "-")
 
 
 class _Board:

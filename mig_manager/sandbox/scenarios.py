@@ -20,9 +20,8 @@ from mig_manager.sandbox.node import cluster_view, objects
 SPEC = "8xA100-SXM4-40GB"
 ONE_SLICE = "demo-one-slice-changed"
 TOO_MUCH = "demo-too-much"
-_BALANCED = "all-balanced"
+BALANCED = "all-balanced"
 _DISABLED = "all-disabled"
-_BUDGET_PATH = "/apis/policy/v1/namespaces/default/poddisruptionbudgets"
 _CONFIG_MAP = ("mig-manager", "mig-manager-config")
 """Namespace and name of the agents' layout file, as in the shipped manifests."""
 _CONFIG_KEY = "config.yaml"
@@ -52,6 +51,18 @@ class Options:
         real = dataclasses.asdict(states.REALISTIC)
         return states.Latency(**{name: seconds * factor for name, seconds in real.items()})
 
+    @property
+    def gpus(self) -> list[model.Gpu]:
+        """The GPUs of such a node, without a layout; UsageError: the spec is no node."""
+        products = hardware.parse_node(self.spec)
+        return [hardware.template(product, index) for index, product in enumerate(products)]
+
+    def layouts_with(self, name: str) -> str:
+        """Return the packaged document, with the extra layout of that name if there is one."""
+        text = self.packaged.read_text(encoding="utf-8")
+        document = config.parse(text, source=self.packaged.name)
+        return text + extra_layouts(self.gpus, document, names=(name,))
+
 
 def run(options: Options, *, say: Callable[[str], None], style: bar.Style) -> int:
     """Play one scenario; return 0 when everything came out as it must, 1 otherwise.
@@ -62,14 +73,11 @@ def run(options: Options, *, say: Callable[[str], None], style: bar.Style) -> in
         Exception: What ``say`` raised.
     """
     story = STORIES[options.scenario]
-    products = hardware.parse_node(options.spec)
-    gpus = [hardware.template(product, index) for index, product in enumerate(products)]
-    text = options.packaged.read_text(encoding="utf-8")
-    document = config.parse(text, source=options.packaged.name)
+    gpus = options.gpus
     layout = story.layout(gpus)
     stage = stages.Stage(
         options.spec,
-        text + extra_layouts(gpus, document, names=(layout,)),
+        options.layouts_with(layout),
         latency=options.latency,
         agent_options=("--custom-layouts", *story.agent_options),
     )
@@ -79,18 +87,32 @@ def run(options: Options, *, say: Callable[[str], None], style: bar.Style) -> in
         publish_layouts(stage)
         story.prepare(stage)
         is_good = _show(stage, story, layout, say=say, style=style)
-        where = ", in another terminal" if options.is_kept else ""
-        say(f"\n{style.paint(f'Try next{where}', bar.Tone.STRONG)}\n")
-        if options.is_kept:
-            say(f"  export KUBECONFIG={stage.kubeconfig}")
-        for line in options.exports:
-            say(f"  {line}")
-        for purpose, command in _suggestions(options, _other_layout(gpus, layout)):
-            say(f"  {purpose}:\n    {command}")
-        if options.is_kept:
-            say("\nThe node stays up until you press Ctrl-C.")
-            stage.wait(lambda: False, "Ctrl-C", timeout_s=math.inf)
+        suggestions = _suggestions(options, _other_layout(gpus, layout))
+        say_next(stage, options, suggestions, who="The node stays", say=say, style=style)
     return 0 if is_good else 1
+
+
+def say_next(
+    stage: stages.Stage,
+    options: Options,
+    suggestions: Iterable[tuple[str, str]],
+    *,
+    who: str,
+    say: Callable[[str], None],
+    style: bar.Style,
+) -> None:
+    """Print commands to go on with, each after its purpose; keep the stage up if asked to."""
+    where = ", in another terminal" if options.is_kept else ""
+    say(f"\n{style.paint(f'Try next{where}', bar.Tone.STRONG)}\n")
+    if options.is_kept:
+        say(f"  export KUBECONFIG={stage.kubeconfig}")
+    for line in options.exports:
+        say(f"  {line}")
+    for purpose, command in suggestions:
+        say(f"  {purpose}:\n    {command}")
+    if options.is_kept:
+        say(f"\n{who} up until you press Ctrl-C.")
+        stage.wait(lambda: False, "Ctrl-C", timeout_s=math.inf)
 
 
 def publish_layouts(stage: stages.Stage) -> None:
@@ -140,7 +162,7 @@ def _suggestions(options: Options, layout: str) -> Sequence[tuple[str, str]]:
 
 def _other_layout(gpus: Sequence[model.Gpu], layout: str) -> str:
     return next(
-        each for each in (_smallest_everywhere(gpus), _BALANCED, _DISABLED) if each != layout
+        each for each in (_smallest_everywhere(gpus), BALANCED, _DISABLED) if each != layout
     )
 
 
@@ -197,7 +219,7 @@ def extra_layouts(
     """
     layouts: dict[str, object] = {}
     if ONE_SLICE in names:
-        balanced = config.select(packaged.layout(_BALANCED), gpus)
+        balanced = config.select(packaged.layout(BALANCED), gpus)
         changed = {uuid: dict(layout.devices) for uuid, layout in balanced.items()}
         first = next(gpu for gpu in gpus if gpu.uuid in changed)
         two, one = _smallest(first, 2).profile, _smallest(first, 1).profile
@@ -239,7 +261,7 @@ def _smallest(gpu: model.Gpu, slices: int) -> model.GpuInstanceProfile:
 
 def _smallest_everywhere(gpus: Sequence[model.Gpu]) -> str:
     names = {str(_smallest(gpu, 1).profile) for gpu in gpus if gpu.profiles}
-    return f"all-{names.pop()}" if len(names) == 1 else _BALANCED
+    return f"all-{names.pop()}" if len(names) == 1 else BALANCED
 
 
 # -- stories ----------------------------------------------------------------------------------
@@ -277,13 +299,18 @@ def _play_first(stage: stages.Stage, layout: str, _say: Callable[[str], None]) -
 
 def _fill(stage: stages.Stage) -> None:
     """Apply the balanced layout and put a pod on every device of it."""
-    stage.label(_BALANCED)
-    stage.wait_for_end(_BALANCED)
+    stage.label(BALANCED)
+    stage.wait_for_end(BALANCED)
     pods: list[tuple[str, str, Mapping[str, str]]] = []
     for resource, count in sorted(stage.allocatable().items()):
-        kind = resource.removeprefix(cluster.RESOURCE_PREFIX).replace(".", "-").replace("+", "-")
+        kind = pod_name(resource)
         pods += [(f"{kind}-{i}", resource, {"size": kind}) for i in range(count)]
     stage.run_pods(pods)
+
+
+def pod_name(resource: str) -> str:
+    """Return a name for pods that request a resource."""
+    return resource.removeprefix(cluster.RESOURCE_PREFIX).replace(".", "-").replace("+", "-")
 
 
 def _play_one_slice(stage: stages.Stage, layout: str, _say: Callable[[str], None]) -> Checks:
@@ -310,16 +337,7 @@ def _fill_and_guard(stage: stages.Stage) -> None:
     _fill(stage)
     pods = stage.workloads().items()
     guarded = sorted({objects.labels(p)["size"] for name, p in pods if name.startswith("mig-2g")})
-    selector = {"matchExpressions": [{"key": "size", "operator": "In", "values": guarded}]}
-    stage.api.post(
-        _BUDGET_PATH,
-        {
-            "apiVersion": "policy/v1",
-            "kind": "PodDisruptionBudget",
-            "metadata": {"name": "keep-them-all", "namespace": "default"},
-            "spec": {"maxUnavailable": 0, "selector": selector},
-        },
-    )
+    stage.guard({"matchExpressions": [{"key": "size", "operator": "In", "values": guarded}]})
 
 
 def _play_budget(stage: stages.Stage, layout: str, say: Callable[[str], None]) -> Checks:
@@ -327,7 +345,7 @@ def _play_budget(stage: stages.Stage, layout: str, say: Callable[[str], None]) -
     stage.label(layout)
     state = stage.wait_for_end(layout)
     status = stage.status()
-    is_named = status["reason"] == "DrainTimeout" and "keep-them-all" in str(status["message"])
+    is_named = status["reason"] == "DrainTimeout" and stages.BUDGET in str(status["message"])
     is_untouched = (stage.devices_by_pod(), stage.gpus.observe()) == before
     blocked = {
         "the drain gave up with the reason DrainTimeout and named pod and budget": (
@@ -335,8 +353,8 @@ def _play_budget(stage: stages.Stage, layout: str, say: Callable[[str], None]) -
         ),
         "that cost nothing: pods, GPUs and device plugin are as they were": is_untouched,
     }
-    say("kubectl delete poddisruptionbudget keep-them-all")
-    stage.api.delete(f"{_BUDGET_PATH}/keep-them-all")
+    say(f"kubectl delete poddisruptionbudget {stages.BUDGET}")
+    stage.unguard()
     stage.wait(
         lambda: stage.status().get("state") == model.State.SUCCESS.value,
         "the agent's own retry",

@@ -23,6 +23,8 @@ from mig_manager.sandbox.driver import states
 from mig_manager.sandbox.node import cluster_view, objects, sandbox_node
 
 NODE_NAME = "sandbox"
+_BUDGETS = "/apis/policy/v1/namespaces/default/poddisruptionbudgets"
+BUDGET = "keep-them-all"
 _START_TIMEOUT_S = 30.0
 _POLL_S = 0.5
 _QUICK = sandbox_node.NodeOptions(tick_s=0.25)
@@ -253,6 +255,22 @@ class Stage:
 
         self.wait(has_ended, f"an end for {layout}", timeout_s=timeout_s)
         return model.State(str(self.status()["state"]))
+
+    def guard(self, selector: Mapping[str, Any]) -> None:
+        """Create the budget that allows no eviction of the pods that a selector matches."""
+        self.api.post(
+            _BUDGETS,
+            {
+                "apiVersion": "policy/v1",
+                "kind": "PodDisruptionBudget",
+                "metadata": {"name": BUDGET, "namespace": "default"},
+                "spec": {"maxUnavailable": 0, "selector": selector},
+            },
+        )
+
+    def unguard(self) -> None:
+        """Delete that budget."""
+        self.api.delete(f"{_BUDGETS}/{BUDGET}")
 
     def run_pods(self, pods: Sequence[tuple[str, str, Mapping[str, str]]]) -> None:
         """Create pods given as (name, resource, labels) and wait until all of them run."""
