@@ -16,9 +16,15 @@ _STOP_TIMEOUT_S = 15.0
 
 
 class Process:
-    """One of our programs, whose output goes to a file, in the process group of a guard."""
+    """One of our programs, whose output goes to a file.
 
-    def __init__(self, *arguments: str, log: pathlib.Path, group: int) -> None:
+    Args:
+        arguments: Its command line.
+        log: The file.
+        group: The process group to join, such as that of a guard; None: this process's.
+    """
+
+    def __init__(self, *arguments: str, log: pathlib.Path, group: int | None = None) -> None:
         self._log = log
         with log.open("ab") as stream:
             self._process = subprocess.Popen(  # noqa: S603 - our own program and arguments

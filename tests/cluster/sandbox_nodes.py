@@ -6,9 +6,6 @@ import dataclasses
 import functools
 import json
 import pathlib
-import signal
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -16,6 +13,7 @@ from typing import Any
 from mig_manager.adapters.kubernetes import api
 from mig_manager.core import model
 from mig_manager.core.node import cluster
+from mig_manager.sandbox import machines
 from mig_manager.sandbox.driver import library, states
 from mig_manager.sandbox.node import (
     cluster_view,
@@ -29,7 +27,6 @@ from tests.cluster import clusters, device_watch, envtest
 
 PARTITIONER = clusters.Account(namespace="mig-manager", name="mig-manager-partitioner")
 PARTITIONER_USER = f"system:serviceaccount:{PARTITIONER.namespace}:{PARTITIONER.name}"
-_STOP_TIMEOUT_S = 15.0
 _CONTROLLERS = control_plane.sync_nodes, control_plane.sync_daemon_sets
 """The scheduler is the real one."""
 
@@ -78,10 +75,10 @@ class Machine:
         )
         return sandbox_node.SandboxNode(connection, self.state_file, options=options, cluster=view)
 
-    def agent(self, kubeconfig: pathlib.Path) -> "Process":
+    def agent(self, kubeconfig: pathlib.Path) -> machines.Process:
         """Start its agent."""
         self._config.write_text(self._shape.layouts, encoding="utf-8")
-        return Process(
+        return machines.Process(
             "agent",
             *("--node-name", self.name),
             *("--config-file", str(self._config)),
@@ -91,32 +88,6 @@ class Machine:
             *self._shape.agent_options,
             log=self.log,
         )
-
-
-class Process:
-    """One of our programs."""
-
-    def __init__(self, *arguments: str, log: pathlib.Path) -> None:
-        with log.open("ab") as stream:
-            self._process = subprocess.Popen(  # noqa: S603 - our own program and arguments
-                [sys.executable, "-m", "mig_manager", *arguments],
-                stdin=subprocess.DEVNULL,
-                stdout=stream,
-                stderr=subprocess.STDOUT,
-            )
-
-    @property
-    def is_running(self) -> bool:
-        return self._process.poll() is None
-
-    def end(self, signal_number: int = signal.SIGTERM) -> None:
-        """End it; SIGKILL follows if it lingers."""
-        self._process.send_signal(signal_number)
-        try:
-            self._process.wait(_STOP_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
 
 
 class Nodes:
@@ -180,10 +151,10 @@ class Nodes:
         )
         return collections.Counter(str(line["reason"]) for line in lines)
 
-    def partitioner(self, *options: str) -> Process:
+    def partitioner(self, *options: str) -> machines.Process:
         """Start a replica of the partitioner."""
         config = self._real.kubeconfig(self._folder / "partitioner", PARTITIONER)
-        return Process(
+        return machines.Process(
             "partitioner", "--kubeconfig", str(config), *options, log=self.partitioner_log
         )
 

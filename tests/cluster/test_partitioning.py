@@ -79,7 +79,7 @@ def test_pods_that_fit_are_placed_and_keep_devices_though_a_leader_dies(
             "the end of every pod",
         )
         events = real_cluster.kube.get(clusters.EVENTS)["items"]
-        assert other.is_running
+        assert not other.has_ended
         asked = requests.requests(sandbox_nodes.PARTITIONER_USER)
         asked_by_agents = requests.requests()
 
