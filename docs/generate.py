@@ -8,6 +8,7 @@ import mig_manager
 from mig_manager.cli import registry
 from mig_manager.cli.toolkit import help_pages, program
 from mig_manager.core import options
+from mig_manager.kubectl import registry as kubectl_registry
 
 PROGRAM = registry.PROGRAM.name
 REFERENCE = "command-reference.md"
@@ -24,12 +25,16 @@ def pages() -> Mapping[str, str]:
 
 
 def manual() -> Mapping[str, str]:
-    """Return the manual pages by name: of the program, and of each command."""
-    return {f"{_title(each)}.1": _man(each) for each in ("", *registry.COMMANDS)}
+    """Return the manual pages of programs and commands by name."""
+    return {
+        f"{_title(of, each)}.1": _man(of, each)
+        for of in (registry.PROGRAM, kubectl_registry.PROGRAM)
+        for each in ("", *of.commands)
+    }
 
 
-def _title(command: str) -> str:
-    return f"{PROGRAM}-{command}" if command else PROGRAM
+def _title(of: program.Program, command: str) -> str:
+    return "-".join(filter(None, (*of.name.split(), command)))
 
 
 def _flags(option: options.Option) -> str:
@@ -43,17 +48,9 @@ def _meaning(option: options.Option) -> str:
     return f"{option.help}{default}"
 
 
-def _listed(command: str) -> list[options.Option]:
+def _listed(command: str, of: program.Program = registry.PROGRAM) -> list[options.Option]:
     """Return the options with a flag that a page about a command lists."""
-    return [
-        each
-        for each in registry.PROGRAM.flagged(command)
-        if not (command and each is program.HELP)
-    ]
-
-
-def _groups(command: str) -> Mapping[str, list[options.Option]]:
-    return _by_group(_listed(command))
+    return [each for each in of.flagged(command) if not (command and each is program.HELP)]
 
 
 def _by_group(listed: Iterable[options.Option]) -> Mapping[str, list[options.Option]]:
@@ -88,7 +85,7 @@ def _reference() -> str:
         "## Options and variables",
         _sentences(registry.PROGRAM.environment),
         "These options stand before a command:",
-        _option_table(_groups("")[options.OPTIONS]),
+        _option_table(_listed("")),
         "## Exit status",
         _status_table(registry.PROGRAM.statuses),
         _sentences(registry.PROGRAM.other_statuses),
@@ -138,10 +135,10 @@ def _section(command: str, common: Sequence[options.Option]) -> Iterator[str]:
 
 
 def _group_tables(groups: Mapping[str, list[options.Option]]) -> Iterator[str]:
-    for group, found in groups.items():
+    for group, members in groups.items():
         if group != options.OPTIONS:
             yield f"{_sentence(group)}:"
-        yield _option_table(found)
+        yield _option_table(members)
 
 
 def _examples(text: program.Text) -> str:
@@ -178,46 +175,47 @@ def _cell(text: str) -> str:
 # -- man(7) --------------------------------------------------------------------------------------
 
 
-def _man(command: str) -> str:
-    text = registry.PROGRAM.text(command)
-    others = [PROGRAM] if command else [_title(each) for each in registry.COMMANDS]
+def _man(of: program.Program, command: str) -> str:
+    text, title = of.text(command), _title(of, command)
     blocks = [
         f'.\\" {MADE_BY}',
-        f'.TH "{_title(command).upper()}" 1 "" "{PROGRAM} {mig_manager.__version__}"',
-        f".SH NAME\n{_title(command)} \\- {_roff(text.summary)}",
-        f".SH SYNOPSIS\n.B {_roff(help_pages.usage(registry.PROGRAM, command))}",
+        f'.TH "{title.upper()}" 1 "" "{PROGRAM} {mig_manager.__version__}"',
+        f".SH NAME\n{title} \\- {_roff(text.summary)}",
+        f".SH SYNOPSIS\n.B {_roff(help_pages.usage(of, command))}",
         ".SH DESCRIPTION\n" + "\n.PP\n".join(map(_roff, text.paragraphs)),
-        *_man_options(command),
-        ".SH EXAMPLES\n" + "\n.PP\n".join(map(_man_example, text.examples)),
-        ".SH ENVIRONMENT\n" + _roff(registry.PROGRAM.environment),
-        ".SH EXIT STATUS",
-        *(
-            f".TP\n.B {status}\n{_roff(meaning)}"
-            for status, meaning in help_pages.statuses(registry.PROGRAM, command).items()
-        ),
-        f".PP\n{_roff(registry.PROGRAM.other_statuses)}",
-        ".SH SEE ALSO\n" + ",\n".join(f".BR {title} (1)" for title in others),
+        *_man_options(of, command),
     ]
+    if text.examples:
+        blocks.append(".SH EXAMPLES\n" + "\n.PP\n".join(map(_man_example, text.examples)))
+    if of.environment:
+        blocks.append(".SH ENVIRONMENT\n" + _roff(of.environment))
+    blocks.append(".SH EXIT STATUS")
+    for status, meaning in help_pages.statuses(of, command).items():
+        blocks.append(f".TP\n.B {status}\n{_roff(meaning)}")
+    if of.other_statuses:
+        blocks.append(f".PP\n{_roff(of.other_statuses)}")
+    others = [""] if command else list(of.commands)
+    blocks.append(".SH SEE ALSO\n" + ",\n".join(f".BR {_title(of, each)} (1)" for each in others))
     return "\n".join(blocks) + "\n"
 
 
-def _man_options(command: str) -> Iterator[str]:
-    operands, groups = registry.PROGRAM.operands_of(command), _groups(command)
+def _man_options(of: program.Program, command: str) -> Iterator[str]:
+    operands, groups = of.operands_of(command), _by_group(_listed(command, of))
     if operands:
         yield ".SH ARGUMENTS"
     yield from (f".TP\n.I {_roff(each.metavar)}\n{_roff(each.help)}" for each in operands)
     if groups:
         yield ".SH OPTIONS"
-    for group, found in groups.items():
+    for group, members in groups.items():
         if group != options.OPTIONS:
             yield f".SS {_roff(_sentence(group))}"
-        for each in found:
+        for each in members:
             variables = f"\nVariables: {', '.join(each.variables)}." if each.variables else ""
             yield f".TP\n.B {_roff(_flags(each))}\n{_roff(_meaning(each))}.{_roff(variables)}"
     if not command:
         yield ".SH COMMANDS"
-        for name in registry.COMMANDS:
-            yield f".TP\n.BR {_title(name)} (1)\n{_roff(registry.PROGRAM.text(name).summary)}"
+        for name in of.commands:
+            yield f".TP\n.BR {_title(of, name)} (1)\n{_roff(of.text(name).summary)}"
 
 
 def _man_example(example: program.Example) -> str:

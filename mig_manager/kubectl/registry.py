@@ -76,5 +76,16 @@ PROGRAM = program.Program(
         "2": "unusable input",
         "3": "unknown command",
     },
-    about="See and request the MIG layouts of a cluster's nodes.",
+    about="""
+    See and request the MIG layouts of a cluster's nodes.
+
+    $ kubectl mig status
+    Show the layout, the state and the slices of every node.
+
+    $ kubectl mig plan all-1g.5gb node-7
+    Show what the layout would change on a node, and which pods it would evict.
+
+    $ kubectl label node node-7 nvidia.com/mig.config=all-1g.5gb --overwrite
+    Request the layout.
+    """,
 )

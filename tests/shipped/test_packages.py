@@ -14,7 +14,7 @@ import pytest
 import mig_manager
 from tests import programs
 from tests.shipped import building, conftest, guest
-from tests.shipped.unit_files import MANUAL, UNITS
+from tests.shipped.unit_files import MANUAL, PLUGIN_MANUAL, UNITS
 
 pytestmark = pytest.mark.release
 
@@ -31,7 +31,6 @@ ACCEPTED = {
     "embedded-library": "wheels have their libraries",
     "maintainer-script-calls-systemctl": "debhelper's scripts would enable the units",
     "malformed-deb-archive": "dpkg has read zstd since 1.21.18; Debian's archive takes none",
-    "no-manual-page": "the plugin of kubectl has none",
     "unstripped-binary-or-object": "wheels stay as they were locked",
     "unusual-interpreter": "of libraries' modules, which are only imported",
 }
@@ -103,7 +102,7 @@ def test_package_has_units_pages_and_extensions_for_each_python(
     assert {
         *("/usr/bin/mig-manager", "/usr/bin/kubectl-mig", "/usr/bin/kubectl_complete-mig"),
         *(f"/usr/lib/systemd/system/{unit}" for unit in UNITS),
-        *(f"/usr/share/man/man1/{page}.gz" for page in MANUAL),
+        *(f"/usr/share/man/man1/{page}.gz" for page in (*MANUAL, *PLUGIN_MANUAL)),
         *("/usr/lib/tmpfiles.d/mig-manager.conf", "/usr/share/doc/mig-manager/copyright"),
         "/usr/share/bash-completion/completions/mig-manager",
         "/usr/share/fish/vendor_completions.d/mig-manager.fish",

@@ -21,7 +21,7 @@ from mig_manager.cli import registry
 from tests import contract, programs
 from tests.shipped import conftest, locks
 from tests.shipped.dockerfile import instructions
-from tests.shipped.unit_files import MANUAL
+from tests.shipped.unit_files import MANUAL, PLUGIN_MANUAL
 
 ROOT = pathlib.Path(__file__).parents[2]
 DATA = f"mig_manager-{mig_manager.__version__}.data/data/share"
@@ -77,7 +77,7 @@ def test_a_wheel_has_the_schemas_and_pages_of_its_source_and_no_old_ones(
     assert {name: text.decode() for name, text in schemas.items()} == contract.made(), (
         "run: pip install -e ."
     )
-    pages = {f"{DATA}/man/man1/{name}" for name in MANUAL}
+    pages = {f"{DATA}/man/man1/{name}" for name in (*MANUAL, *PLUGIN_MANUAL)}
     assert sorted(names) == sorted(pages | {f"mig_manager/schemas/{name}" for name in schemas})
 
 

@@ -8,13 +8,15 @@ from typing import Any
 
 from mig_manager.agent import settings
 from mig_manager.cli import registry
+from mig_manager.kubectl import registry as plugin
 
 ROOT = pathlib.Path(__file__).parents[2]
 SYSTEMD = ROOT / "systemd"
 BOOT = "mig-manager-boot.service"
 UNITS = ["mig-manager.service", BOOT]
 MANUAL = ["mig-manager.1", *(f"mig-manager-{command}.1" for command in registry.COMMANDS)]
-"""The pages for man."""
+"""The pages for man about the program."""
+PLUGIN_MANUAL = ["kubectl-mig.1", *(f"kubectl-mig-{row.name}.1" for row in plugin.PROGRAM.rows)]
 
 
 class Asked(dict[str, str]):
