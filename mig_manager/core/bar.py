@@ -115,6 +115,20 @@ def harmless(text: str) -> str:
     return "".join(parts)
 
 
+class Block:
+    """Lines on a terminal that each drawing replaces."""
+
+    def __init__(self) -> None:
+        self._height = 0
+
+    def draw(self, lines: Sequence[str]) -> str:
+        """Return what erases the last drawing and writes these lines in its place."""
+        # Start at the first column: a terminal prints ^C at the cursor.
+        erase = f"\r\x1b[{self._height}A\x1b[J" if self._height else ""
+        self._height = len(lines)
+        return erase + "".join(f"{line}\n" for line in lines)
+
+
 _ASCII = str.maketrans(
     {
         "·": ".",

@@ -1,4 +1,4 @@
-"""Advertise simulated GPUs on the Node of a cluster, as kubelet does for a device plugin."""
+"""Advertise simulated GPUs on a Node object, as kubelet does for a device plugin."""
 
 from collections.abc import Mapping, Sequence
 
@@ -13,12 +13,12 @@ _log = structlog.get_logger()
 
 
 class AdvertisingGpus:
-    """Implements ``ports.Gpus`` over another, and advertises what it observes.
+    """Implements ``ports.Gpus`` over another, and advertises the observed devices.
 
     For simulated GPUs, which no device plugin finds. Kubelet keeps resources that it did not
-    create, and a pod that requests them starts without a device. The pipeline observes after each
-    change, so the node always advertises what the GPUs have. An API failure is logged and does not
-    fail the change; the next observation tries again.
+    create, and a pod that requests them starts without a device. The pipeline observes after every
+    change, so the node always advertises the present devices. An API failure is logged and does
+    not fail the change; the next observation retries.
     """
 
     def __init__(self, gpus: ports.Gpus, kube: api.KubeApi, *, name: str) -> None:
@@ -36,7 +36,7 @@ class AdvertisingGpus:
         return gpus
 
     def execute(self, plan: steps.Plan, seen: Sequence[model.Gpu] = ()) -> model.ObservedGpus:
-        """Execute a plan and advertise what it changed."""
+        """Execute a plan and advertise the changed devices."""
         changed = self._gpus.execute(plan, seen)
         self._observed = self._observed.updated(changed)
         self._advertise()
@@ -65,10 +65,10 @@ class AdvertisingGpus:
 
 
 def publish_resources(kube: api.KubeApi, name: str, counts: Mapping[str, int]) -> None:
-    """Advertise these devices of a node and no others; needs the right to patch ``nodes/status``.
+    """Advertise exactly these devices of a node; needs the right to patch ``nodes/status``.
 
-    A resource that is gone becomes 0, as with kubelet: a kubelet that still knows it would undo
-    its removal.
+    A missing resource becomes 0, as with kubelet: a kubelet that still knows it would undo its
+    removal.
 
     Raises:
         ClusterError: The API refused or does not answer.

@@ -1,4 +1,4 @@
-"""Signals that end the demo early, and leave nothing of it behind."""
+"""Signals that end the demo early, after it has cleaned up."""
 
 import contextlib
 import signal
@@ -10,7 +10,7 @@ from mig_manager.adapters import host
 
 
 class EndedBySignal(Exception):  # noqa: N818 - no error
-    """A signal asks for the end."""
+    """A signal requested the end."""
 
 
 @contextlib.contextmanager
@@ -36,5 +36,5 @@ def on_signals(end: Callable[[EndedBySignal], None]) -> Iterator[None]:
             yield
     finally:
         if received:
-            # It ends the process, or as KeyboardInterrupt replaces what the body has raised.
+            # It ends the process, or replaces the body's exception by KeyboardInterrupt.
             signal.raise_signal(received[0])

@@ -1,6 +1,6 @@
-"""``mig-manager demo --nodes``: a rollout that fails, its undo, and layouts that follow demand.
+"""``mig-manager demo --nodes``: a rollout that fails, its undo, and a node that follows demand.
 
-Each node has its own agent, and ``rollout`` and ``partitioner`` are the real commands.
+Every node has its own agent, and ``rollout`` and ``partitioner`` are the real commands.
 """
 
 import contextlib
@@ -38,14 +38,14 @@ def run(
     style: bar.Style,
     is_live: bool,
 ) -> int:
-    """Play the story on so many nodes; return 0 if everything came out as it must, else 1.
+    """Play the story on ``count`` nodes; return 0 if all checks pass, else 1.
 
     ``is_live`` shows the nodes all the time, and not only at the end.
 
     Raises:
-        UsageError: The spec is no node, or there are too few nodes.
-        NotReadyError: A part of the stage did not come up.
-        Exception: What ``say`` raised.
+        UsageError: The spec is invalid, or the nodes are too few.
+        NotReadyError: A part of the stage did not start.
+        Exception: From ``say``.
     """
     if count < _LEAST_NODES:
         raise errors.UsageError(f"--nodes takes at least {_LEAST_NODES}, not {count}")
@@ -62,8 +62,7 @@ def run(
     with ending.on_signals(stage.fail), stage:
         scenarios.publish_layouts(stage)
         with _Board(stage, say, style, is_live=is_live).shown() as board:
-            story = _Story(stage, names, board)
-            checks = story.play()
+            checks = _Story(stage, names, board).play()
         say("\n".join(board.nodes()))
         say("")
         for line in scenarios.checked(checks, style):
@@ -83,7 +82,7 @@ _SUGGESTIONS = (
 
 
 class _Story:
-    """The acts, on nodes that are up."""
+    """The acts of the story, on running nodes."""
 
     def __init__(self, stage: stages.Stage, names: Sequence[str], board: "_Board") -> None:
         self._stage = stage
@@ -91,12 +90,11 @@ class _Story:
         self._board = board
 
     def play(self) -> scenarios.Checks:
-        """Play all acts; return what must have come of them, and whether it has."""
         self._populate()
         return self._roll_out() | self._undo() | self._follow_demand()
 
     def _populate(self) -> None:
-        """Apply a layout to every node, and run pods on each; a budget guards those of one."""
+        """Apply a layout to every node, and fill it with pods; a budget guards one node's pods."""
         self._board.say(f"kubectl label node --all {cluster.CONFIG_LABEL}={scenarios.BALANCED}")
         for name in self._names:
             self._patch(name, {"labels": {cluster.CONFIG_LABEL: scenarios.BALANCED}})
@@ -116,18 +114,18 @@ class _Story:
         )
         failed = self._with_label(cluster.STATE_LABEL, model.State.FAILED.value)
         changed = self._with_label(cluster.APPLIED_LABEL, scenarios.ONE_SLICE)
-        now = self._devices()
-        kept = [pod for pod in before if before[pod] == now.get(pod)]
-        gone = before.keys() - now.keys()
+        after = self._devices()
+        unchanged = [pod for pod in before if before[pod] == after.get(pod)]
+        evicted = before.keys() - after.keys()
         return {
             f"the rollout stopped at {_GUARDED}, whose budget allows no eviction": (
                 status != 0 and failed == [_GUARDED]
             ),
             f"it changed {', '.join(changed)}, and evicted one pod on each": (
-                bool(changed) and len(gone) == len(changed)
+                bool(changed) and len(evicted) == len(changed)
             ),
-            f"{len(kept)} of {len(before)} pods kept running on their devices": (
-                len(kept) + len(gone) == len(before)
+            f"{len(unchanged)} of {len(before)} pods kept running on their devices": (
+                len(unchanged) + len(evicted) == len(before)
             ),
         }
 
@@ -137,14 +135,14 @@ class _Story:
         return {f"after the undo every node has {scenarios.BALANCED} again": status == 0}
 
     def _follow_demand(self) -> scenarios.Checks:
-        """Let the partitioner change a node for pods that no node has devices for."""
+        """Let the partitioner change a node for pods whose devices no node has."""
         label = {cluster.PARTITIONING_LABEL: cluster.ON_DEMAND}
         self._board.say(f"kubectl delete pod -l node={_ON_DEMAND}")
         pods = self._stage.workloads()
-        ended = {name for name, pod in pods.items() if objects.node_name(pod) == _ON_DEMAND}
-        for name in ended:
+        deleted = {name for name, pod in pods.items() if objects.node_name(pod) == _ON_DEMAND}
+        for name in deleted:
             self._stage.cluster.delete(cluster_view.Kind.POD, pods[name])
-        self._stage.wait(lambda: ended.isdisjoint(self._stage.workloads()), "end of the pods")
+        self._stage.wait(lambda: deleted.isdisjoint(self._stage.workloads()), "end of the pods")
         self._board.say(f"kubectl label node {_ON_DEMAND} {'='.join(*label.items())}")
         self._patch(_ON_DEMAND, {"labels": label})
         biggest = max(
@@ -153,13 +151,8 @@ class _Story:
         )
         resource = resources.of_profile(biggest) or resources.GPU
         self._board.say(f"mig-manager partitioner --mode act, and two pods that want a {biggest}")
-        log = self._stage.config_file.with_name("partitioner.log")
-        partitioner = machines.Process(
-            "partitioner",
-            *("--kubeconfig", str(self._stage.kubeconfig)),
-            *("--mode", "act", "--quiet-s", "0.5", "--cooldown-s", "1"),
-            log=log,
-            group=self._stage.group,
+        partitioner = self._start(
+            "partitioner", "--mode", "act", "--quiet-s", "0.5", "--cooldown-s", "1"
         )
         try:
             pending = [f"{scenarios.pod_name(resource)}-{number}" for number in range(2)]
@@ -172,22 +165,29 @@ class _Story:
         placed = {objects.node_name(self._stage.workloads()[name]) for name in pending}
         return {f"the pending pods run on {_ON_DEMAND}, recut for them": placed == {_ON_DEMAND}}
 
-    # -- what people do ----------------------------------------------------------------------
+    # -- actions of people -------------------------------------------------------------------
 
     def _command(self, *arguments: str) -> int:
         """Run one of our commands on all nodes; return its exit status."""
-        self._board.say(shlex.join(["mig-manager", *arguments, "-l", _POOL]))
-        process = machines.Process(
-            *arguments,
-            *("-l", _POOL, "--kubeconfig", str(self._stage.kubeconfig)),
-            log=self._stage.config_file.with_name("command.log"),
-            group=self._stage.group,
-        )
+        arguments = (*arguments, "-l", _POOL)
+        self._board.say(shlex.join(["mig-manager", *arguments]))
+        process = self._start(*arguments)
         try:
-            self._stage.wait(lambda: process.has_ended, "end of it", timeout_s=_END_TIMEOUT_S)
+            self._stage.wait(
+                lambda: process.has_ended, f"end of {arguments[0]}", timeout_s=_END_TIMEOUT_S
+            )
         finally:
             status = process.end()
         return status
+
+    def _start(self, command: str, *arguments: str) -> machines.Process:
+        return machines.Process(
+            command,
+            *arguments,
+            *("--kubeconfig", str(self._stage.kubeconfig)),
+            log=self._stage.config_file.with_name(f"{command}.log"),
+            group=self._stage.group,
+        )
 
     def _run_pod(self, name: str, resource: str, *, on: str = "") -> None:
         pod = objects.gpu_pod(name, resource, labels={"node": on} if on else {})
@@ -199,7 +199,7 @@ class _Story:
         node = self._stage.cluster.node(name) or {}
         self._stage.cluster.patch(cluster_view.Kind.NODE, node, {"metadata": metadata})
 
-    # -- what there is -----------------------------------------------------------------------
+    # -- state -------------------------------------------------------------------------------
 
     def _with_label(self, key: str, value: str) -> list[str]:
         return [name for name in self._names if self._label(name, key) == value]
@@ -208,19 +208,19 @@ class _Story:
         return objects.labels(self._stage.cluster.node(name) or {}).get(key, "")
 
     def _devices(self) -> dict[str, frozenset[str]]:
-        """Return the devices of each pod, as the kubelets report them."""
-        found: dict[str, frozenset[str]] = {}
-        for machine in self._stage.machines:
-            found |= {
-                pod.name: pod.device_ids for pod in self._stage.assigned(machine) if pod.device_ids
-            }
-        return found
+        """Return the devices of every pod, as the kubelets report them."""
+        return {
+            pod.name: pod.device_ids
+            for machine in self._stage.machines
+            for pod in self._stage.assigned(machine)
+            if pod.device_ids
+        }
 
     def _wait_applied(self, layout: str, names: Sequence[str]) -> None:
-        wanted = {cluster.APPLIED_LABEL: layout, cluster.STATE_LABEL: model.State.SUCCESS.value}
+        labels = {cluster.APPLIED_LABEL: layout, cluster.STATE_LABEL: model.State.SUCCESS.value}
 
         def are_applied() -> bool:
-            return all(self._label(name, key) == wanted[key] for name in names for key in wanted)
+            return all(self._label(name, key) == labels[key] for name in names for key in labels)
 
         self._stage.wait(are_applied, f"{layout} on every node", timeout_s=_END_TIMEOUT_S)
 
@@ -232,7 +232,7 @@ class _Story:
 
 
 class _Board:
-    """Shows the nodes and what happens: a live view at a terminal, lines elsewhere."""
+    """Shows nodes and events: in a live view at a terminal, as lines elsewhere."""
 
     def __init__(
         self,
@@ -256,8 +256,8 @@ class _Board:
 
     @contextlib.contextmanager
     def shown(self) -> Iterator["_Board"]:
-        """Show what happens in the context."""
-        stop = self._stage.cluster.listen(self._hear)
+        """Show nodes and events in the context."""
+        stop = self._stage.cluster.listen(self._receive)
         drawing = threading.Thread(target=self._draw, name="board")
         if self._is_live:
             drawing.start()
@@ -271,39 +271,39 @@ class _Board:
                 drawing.join()
 
     def say(self, text: str) -> None:
-        """Show what a person does."""
+        """Show an action of a person."""
         self._add("you", text, bar.Tone.STRONG)
 
     def nodes(self) -> list[str]:
-        """Return the lines of the nodes as they are now."""
+        """Return the present nodes in lines."""
         listed = self._stage.cluster.list(cluster_view.Kind.NODE)
         now = messages.parse_time(self._clock.now_iso())
         parsed = sorted(map(fleet_nodes.parse, listed), key=lambda node: node.name)
         pods = map(cluster.parse_pod, self._stage.cluster.list(cluster_view.Kind.POD))
         assert now is not None  # noqa: S101 - our own format
-        seen = overview.Overview(
+        present = overview.Overview(
             reports=[fleet_nodes.report(node, now) for node in parsed],
             pods=[pod for pod in pods if pod.gpu_resources],
         )
-        return overview.draw(seen, style=self._style)
+        return overview.draw(present, style=self._style)
 
-    def _hear(self, kind: cluster_view.Kind, obj: objects.JsonObject) -> None:
-        """Take over an object that appeared, changed or went; raises nothing."""
+    def _receive(self, kind: cluster_view.Kind, obj: objects.JsonObject) -> None:
+        """Show an added, changed or deleted object; raises nothing."""
         try:
             if kind is cluster_view.Kind.NODE:
-                self._hear_node(fleet_nodes.parse(obj))
+                self._receive_node(fleet_nodes.parse(obj))
             self._changed.set()
         except Exception as error:  # noqa: BLE001 - the main thread raises it
             self._stage.fail(error)
 
-    def _hear_node(self, node: fleet_nodes.Node) -> None:
+    def _receive_node(self, node: fleet_nodes.Node) -> None:
         run = node.status
         if run is None:
             return
-        news = run.state.value, run.reason
+        outcome = run.state.value, run.reason
         with self._lock:
-            is_known = self._known.get(node.name) == news
-            self._known[node.name] = news
+            is_known = self._known.get(node.name) == outcome
+            self._known[node.name] = outcome
         if is_known:
             return
         tone = {
@@ -323,26 +323,20 @@ class _Board:
         self._changed.set()
 
     def _draw(self) -> None:
-        """Draw the view again and again, in the place of the one before."""
-        drawn = 0
+        """Draw the view at every change until the end, then erase it."""
+        block = bar.Block()
         try:
             while True:
                 self._changed.clear()
-                is_last = self._is_over.is_set()
-                drawn = self._redraw(drawn, is_last=is_last)
-                if is_last:
+                if self._is_over.is_set():
+                    self._say(block.draw(()))
                     return
+                with self._lock:
+                    events = self._lines[-_EVENTS:]
+                lines = [*self.nodes(), "", *events]
+                rows = shutil.get_terminal_size().lines
+                self._say(block.draw(lines[: max(rows - 2, 1)]))
                 self._changed.wait()
                 self._is_over.wait(_DRAW_S)
         except Exception as error:  # noqa: BLE001 - the main thread raises it
             self._stage.fail(error)
-
-    def _redraw(self, drawn: int, *, is_last: bool) -> int:
-        rows = shutil.get_terminal_size().lines
-        with self._lock:
-            events = self._lines[-_EVENTS:]
-        lines = [*self.nodes(), "", *events]
-        lines = [] if is_last else lines[: max(rows - 2, 1)]
-        above = f"\r\x1b[{drawn}A" if drawn else ""
-        self._say(above + "\x1b[J" + "".join(f"{line}\n" for line in lines))
-        return len(lines)

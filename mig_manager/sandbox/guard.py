@@ -1,7 +1,7 @@
-"""End a stage's processes and remove its folder if the process that plays it is killed.
+"""End the processes of a demo and remove its folder, even if the demo is killed.
 
-A process cannot clean up after SIGKILL. This one waits for the end of a pipe that only the player
-has open. It runs by its path, without site packages, so that its start costs almost nothing.
+A process cannot clean up after SIGKILL. The guard is another process, and waits for the end of a
+pipe that only the demo has open. It runs by its path, without site packages, for a quick start.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ _POLL_S = 0.05
 
 @contextlib.contextmanager
 def guarding(folder: pathlib.Path) -> Iterator[int]:
-    """Guard a folder, and the processes that join the process group yielded, in the context."""
+    """Guard a folder in the context, and the members of the process group that is yielded."""
     guard = subprocess.Popen(  # noqa: S603 - this file
         [sys.executable, "-I", "-S", __file__, str(folder)],
         stdin=subprocess.PIPE,
@@ -34,7 +34,7 @@ def guarding(folder: pathlib.Path) -> Iterator[int]:
 
 
 def _others() -> list[int]:
-    """Return the other processes of this process group that have not ended."""
+    """Return the other live processes of this process group."""
     group, own = str(os.getpgrp()), os.getpid()
     others = []
     for stat in pathlib.Path("/proc").glob("[0-9]*/stat"):

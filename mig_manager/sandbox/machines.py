@@ -1,4 +1,4 @@
-"""One simulated node with its GPUs, and the real agent on it in a process of its own."""
+"""A simulated node with its GPUs, and the real agent on it in a process of its own."""
 
 import contextlib
 import dataclasses
@@ -8,20 +8,18 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
-from mig_manager.sandbox.driver import library as simulated
-from mig_manager.sandbox.driver import states
 from mig_manager.sandbox.node import cluster_view, sandbox_node
 
 _STOP_TIMEOUT_S = 15.0
 
 
 class Process:
-    """One of our programs, whose output goes to a file.
+    """One of our programs, with its output in a file.
 
     Args:
         arguments: Its command line.
         log: The file.
-        group: The process group to join, such as that of a guard; None: this process's.
+        group: The process group to join, such as a guard's; None: this process's.
     """
 
     def __init__(self, *arguments: str, log: pathlib.Path, group: int | None = None) -> None:
@@ -37,7 +35,7 @@ class Process:
 
     @property
     def pid(self) -> int:
-        """Its process id."""
+        """The process id."""
         return self._process.pid
 
     @property
@@ -56,7 +54,7 @@ class Process:
         self._process.send_signal(number)
 
     def end(self, number: int = signal.SIGTERM) -> int:
-        """End it and return its exit status; SIGKILL follows if it lingers."""
+        """End it and return its exit status; send SIGKILL if it does not end in time."""
         self._process.send_signal(number)
         try:
             return self._process.wait(_STOP_TIMEOUT_S)
@@ -66,26 +64,31 @@ class Process:
 
 
 class Machine:
-    """One node of a cluster.
+    """One node of a cluster, and the agent on it.
 
     Args:
         name: The node's name.
         folder: Where its files are.
         options: How the node behaves; name and socket are set here.
+        log_folder: Where the agent's log is; None: ``folder``.
     """
 
-    def __init__(self, name: str, folder: pathlib.Path, options: sandbox_node.NodeOptions) -> None:
+    def __init__(
+        self,
+        name: str,
+        folder: pathlib.Path,
+        options: sandbox_node.NodeOptions,
+        *,
+        log_folder: pathlib.Path | None = None,
+    ) -> None:
         self.name = name
         self.state_file = folder / f"{name}.json"
-        self.log = folder / f"{name}.log"
+        """The simulated GPUs, to be created before ``start``."""
+        self.log = (log_folder or folder) / f"{name}.log"
         self.socket = folder / f"{name}.sock"
-        self._options = options
+        self._options = dataclasses.replace(options, name=name, pod_resources_socket=self.socket)
         self.agent: Process | None = None
-        """The agent that runs; None: none does."""
-
-    def create_gpus(self, spec: str, options: states.Options) -> None:
-        """Create its GPUs, such as ``8xA100-SXM4-40GB``; raises as ``library.create``."""
-        simulated.create(spec, self.state_file, options=options)
+        """The running agent."""
 
     def start(
         self,
@@ -93,29 +96,28 @@ class Machine:
         server: cluster_view.Server,
         cluster: cluster_view.ClusterView,
     ) -> sandbox_node.SandboxNode:
-        """Start kubelet and device plugin, until ``exits`` are closed."""
-        options = dataclasses.replace(
-            self._options, name=self.name, pod_resources_socket=self.socket
+        """Run kubelet and device plugin until ``exits`` are closed."""
+        return exits.enter_context(
+            sandbox_node.SandboxNode(
+                server, self.state_file, options=self._options, cluster=cluster
+            )
         )
-        node = sandbox_node.SandboxNode(server, self.state_file, options=options, cluster=cluster)
-        return exits.enter_context(node)
 
     def arguments(
         self, config_file: pathlib.Path, kubeconfig: pathlib.Path, further: Sequence[str]
     ) -> list[str]:
-        """Return the command line of its agent, from the first option on."""
+        """Return the command line of its agent, without program and command."""
         return [
             *("--node-name", self.name),
             *("--config-file", str(config_file)),
             *("--kubeconfig", str(kubeconfig)),
             *("--pod-resources-socket", str(self.socket)),
             *("--simulate-state", str(self.state_file)),
-            *("--poll-interval-s", "0.2"),
             *further,
         ]
 
-    def start_agent(self, arguments: Sequence[str], group: int) -> None:
-        """Start its agent, which must not be running, in a process group."""
+    def start_agent(self, arguments: Sequence[str], group: int | None = None) -> None:
+        """Start its agent, which must not be running; ``group`` as for ``Process``."""
         self.agent = Process("agent", *arguments, log=self.log, group=group)
 
     def stop_agent(self, number: int = signal.SIGTERM) -> int:

@@ -1,4 +1,4 @@
-"""``mig-manager demo``: whole stories on a simulated node, with the real agent."""
+"""``mig-manager demo``: stories of the real agent on a simulated node."""
 
 import collections
 import dataclasses
@@ -26,8 +26,8 @@ _CONFIG_MAP = ("mig-manager", "mig-manager-config")
 """Namespace and name of the agents' layout file, as in the shipped manifests."""
 _CONFIG_KEY = "config.yaml"
 
-_HURRY = 0.25
-"""The simulated driver takes a quarter of what real ones take, for impatient readers."""
+_SPEED_UP = 0.25
+"""The simulated driver takes a quarter of a real one's time, for impatient readers."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,35 +42,35 @@ class Options:
     is_kept: bool
     """Whether the node stays up afterwards, for ``kubectl``, until a signal."""
     exports: Sequence[str] = ()
-    """Lines for a shell that does not find the commands."""
+    """Commands that set up a shell whose PATH lacks the programs."""
 
     @property
     def latency(self) -> states.Latency:
-        """What the driver's calls take."""
-        factor = 1.0 if self.is_real_time else _HURRY
+        """Durations of the driver's calls."""
+        factor = 1.0 if self.is_real_time else _SPEED_UP
         real = dataclasses.asdict(states.REALISTIC)
         return states.Latency(**{name: seconds * factor for name, seconds in real.items()})
 
     @property
     def gpus(self) -> list[model.Gpu]:
-        """The GPUs of such a node, without a layout; UsageError: the spec is no node."""
+        """The GPUs of such a node, without a layout; UsageError: the spec is invalid."""
         products = hardware.parse_node(self.spec)
         return [hardware.template(product, index) for index, product in enumerate(products)]
 
     def layouts_with(self, name: str) -> str:
-        """Return the packaged document, with the extra layout of that name if there is one."""
+        """Return the packaged document, with the extra layout of that name if it exists."""
         text = self.packaged.read_text(encoding="utf-8")
         document = config.parse(text, source=self.packaged.name)
         return text + extra_layouts(self.gpus, document, names=(name,))
 
 
 def run(options: Options, *, say: Callable[[str], None], style: bar.Style) -> int:
-    """Play one scenario; return 0 when everything came out as it must, 1 otherwise.
+    """Play one scenario; return 0 if all checks pass, else 1.
 
     Raises:
-        UsageError: The spec is no node.
-        NotReadyError: A part of the stage did not come up.
-        Exception: What ``say`` raised.
+        UsageError: The spec is invalid.
+        NotReadyError: A part of the stage did not start.
+        Exception: From ``say``.
     """
     story = STORIES[options.scenario]
     gpus = options.gpus
@@ -101,7 +101,7 @@ def say_next(
     say: Callable[[str], None],
     style: bar.Style,
 ) -> None:
-    """Print commands to go on with, each after its purpose; keep the stage up if asked to."""
+    """Print suggested commands, each below its purpose; keep the stage up if requested."""
     where = ", in another terminal" if options.is_kept else ""
     say(f"\n{style.paint(f'Try next{where}', bar.Tone.STRONG)}\n")
     if options.is_kept:
@@ -116,7 +116,7 @@ def say_next(
 
 
 def publish_layouts(stage: stages.Stage) -> None:
-    """Create the ConfigMap of the agent's layout file, and mount it as kubelet does."""
+    """Create the ConfigMap of the agents' layout file, and mount it as kubelet does."""
     namespace, name = _CONFIG_MAP
 
     def mount(record: store.Record) -> None:
@@ -140,7 +140,7 @@ def publish_layouts(stage: stages.Stage) -> None:
 
 
 def _suggestions(options: Options, layout: str) -> Sequence[tuple[str, str]]:
-    """Return three commands to go on with, each after its purpose."""
+    """Return pairs of a purpose and a command."""
     if options.is_kept:
         nodes = f"-l kubernetes.io/hostname={stages.NODE_NAME}"
         label = f"kubectl label node {stages.NODE_NAME} {cluster.CONFIG_LABEL}={layout}"
@@ -155,8 +155,8 @@ def _suggestions(options: Options, layout: str) -> Sequence[tuple[str, str]]:
     kept = f"mig-manager demo --keep --scenario {options.scenario} {simulated}"
     return (
         (STORIES[scenario].title, f"mig-manager demo --scenario {scenario} {simulated}"),
-        ("what a layout makes of such GPUs", f"mig-manager plan {layout} {simulated}"),
-        ("this node once more, and keep it for kubectl", kept),
+        ("what a layout changes on such GPUs", f"mig-manager plan {layout} {simulated}"),
+        ("the same scenario, and keep the node for kubectl", kept),
     )
 
 
@@ -175,10 +175,10 @@ def _show(
     style: bar.Style,
 ) -> bool:
     lines = timeline.Timeline(say, style, host.SystemClock(), fail=stage.fail)
-    stop = stage.cluster.listen(lines.hear)
+    stop = stage.cluster.listen(lines.receive)
     for kind in cluster_view.Kind:
         for obj in stage.cluster.list(kind):
-            lines.hear(kind, obj)
+            lines.receive(kind, obj)
     before = stage.gpus.observe()
     say("")
     lines.begin()
@@ -197,7 +197,7 @@ def _show(
 
 
 def checked(checks: Mapping[str, bool], style: bar.Style) -> Iterable[str]:
-    """Return a line for each thing that must hold, with whether it does."""
+    """Return a line for every check and its result."""
     for text, holds in checks.items():
         mark, tone = ("✓", bar.Tone.GOOD) if holds else ("✗", bar.Tone.BAD)
         line = style.plain(style.fitted(f"{mark} {text}", further="  "))
@@ -213,9 +213,9 @@ def extra_layouts(
     *,
     names: Collection[str] = (ONE_SLICE, TOO_MUCH),
 ) -> str:
-    """Return layouts for these very GPUs as text that continues the packaged document.
+    """Return layouts for these GPUs as text that continues the packaged document.
 
-    ``names`` may include layouts of that document, which are left out.
+    ``names`` may include layouts of that document, which are omitted.
     """
     layouts: dict[str, object] = {}
     if ONE_SLICE in names:
@@ -249,7 +249,7 @@ def _rules(
 
 
 def _smallest(gpu: model.Gpu, slices: int) -> model.GpuInstanceProfile:
-    """Return the smallest profile without attributes of so many compute slices."""
+    """Return the smallest profile without attributes that has this number of compute slices."""
     rows = (
         row
         for row in gpu.profiles or ()
@@ -268,7 +268,7 @@ def _smallest_everywhere(gpus: Sequence[model.Gpu]) -> str:
 
 
 Checks = dict[str, bool]
-"""What must have come of a story, and whether it has."""
+"""Expectations of a story, and whether they hold."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -279,12 +279,12 @@ class Story:
     prepare: Callable[[stages.Stage], None]
     layout: Callable[[Sequence[model.Gpu]], str]
     play: Callable[[stages.Stage, str, Callable[[str], None]], Checks]
-    """From the label on; the last argument prints what a person does."""
+    """From the label on; the last argument prints an action of a person."""
     agent_options: tuple[str, ...] = ()
 
 
 def _use_whole_gpus(stage: stages.Stage) -> None:
-    """Have pods use two GPUs, or the only one."""
+    """Run pods on two GPUs, or on the only one."""
     number = min(2, len(stage.gpus.observe()))
     stage.run_pods([(f"train-{i}", "nvidia.com/gpu", {}) for i in range(number)])
 
@@ -293,12 +293,12 @@ def _play_first(stage: stages.Stage, layout: str, _say: Callable[[str], None]) -
     pods = {name for name, ids in stage.devices_by_pod().items() if ids}
     stage.label(layout)
     stage.wait_for_end(layout)
-    gone = f"the pods that used whole GPUs were evicted: {', '.join(sorted(pods))}"
-    return _is_active(stage, layout) | {gone: pods.isdisjoint(stage.workloads())}
+    evicted = f"the pods that used whole GPUs were evicted: {', '.join(sorted(pods))}"
+    return _is_active(stage, layout) | {evicted: pods.isdisjoint(stage.workloads())}
 
 
 def _fill(stage: stages.Stage) -> None:
-    """Apply the balanced layout and put a pod on every device of it."""
+    """Apply the balanced layout and run a pod on every device."""
     stage.label(BALANCED)
     stage.wait_for_end(BALANCED)
     pods: list[tuple[str, str, Mapping[str, str]]] = []
@@ -314,10 +314,10 @@ def pod_name(resource: str) -> str:
 
 
 def _play_one_slice(stage: stages.Stage, layout: str, _say: Callable[[str], None]) -> Checks:
-    before_by_pod = stage.devices_by_pod()
+    before = stage.devices_by_pod()
     stage.label(layout)
     stage.wait_for_end(layout)
-    return _is_active(stage, layout) | _only_the_necessary(stage, before_by_pod)
+    return _is_active(stage, layout) | _only_affected_evicted(stage, before)
 
 
 def _play_refusal(stage: stages.Stage, layout: str, _say: Callable[[str], None]) -> Checks:
@@ -327,8 +327,8 @@ def _play_refusal(stage: stages.Stage, layout: str, _say: Callable[[str], None])
     is_refused = state is model.State.FAILED and stage.status()["reason"] == "DoesNotFit"
     is_untouched = (stage.devices_by_pod(), stage.gpus.observe()) == before
     return {
-        "the node says failed, with the reason DoesNotFit": is_refused,
-        f"not one of {len(before[0])} pods and no GPU was touched": is_untouched,
+        "the node's state is failed, with the reason DoesNotFit": is_refused,
+        f"none of the {len(before[0])} pods and no GPU was touched": is_untouched,
     }
 
 
@@ -348,10 +348,10 @@ def _play_budget(stage: stages.Stage, layout: str, say: Callable[[str], None]) -
     is_named = status["reason"] == "DrainTimeout" and stages.BUDGET in str(status["message"])
     is_untouched = (stage.devices_by_pod(), stage.gpus.observe()) == before
     blocked = {
-        "the drain gave up with the reason DrainTimeout and named pod and budget": (
+        "the drain failed with the reason DrainTimeout and named pod and budget": (
             state is model.State.FAILED and is_named
         ),
-        "that cost nothing: pods, GPUs and device plugin are as they were": is_untouched,
+        "pods, GPUs and device plugin are unchanged": is_untouched,
     }
     say(f"kubectl delete poddisruptionbudget {stages.BUDGET}")
     stage.unguard()
@@ -360,21 +360,19 @@ def _play_budget(stage: stages.Stage, layout: str, say: Callable[[str], None]) -
         "the agent's own retry",
         timeout_s=60.0,
     )
-    return blocked | _is_active(stage, layout) | _only_the_necessary(stage, before[0])
+    return blocked | _is_active(stage, layout) | _only_affected_evicted(stage, before[0])
 
 
-def _only_the_necessary(
-    stage: stages.Stage, before_by_pod: Mapping[str, frozenset[str]]
-) -> Checks:
-    alive = {uuid for gpu in stage.gpus.observe() for uuid in gpu.mig_uuids or (gpu.uuid,)}
-    doomed = {name for name, ids in before_by_pod.items() if ids and not ids <= alive}
-    spared = {name for name, ids in before_by_pod.items() if ids and ids <= alive}
+def _only_affected_evicted(stage: stages.Stage, before: Mapping[str, frozenset[str]]) -> Checks:
+    present = {uuid for gpu in stage.gpus.observe() for uuid in gpu.mig_uuids or (gpu.uuid,)}
+    affected = {name for name, ids in before.items() if ids and not ids <= present}
+    others = {name for name, ids in before.items() if ids and ids <= present}
     after = stage.devices_by_pod()
-    gone = f"only the pods on destroyed instances were evicted: {', '.join(sorted(doomed))}"
-    kept = f"the other {len(spared)} pods kept running on the same devices"
+    evicted = f"only the pods on destroyed instances were evicted: {', '.join(sorted(affected))}"
+    kept = f"the other {len(others)} pods kept running on the same devices"
     return {
-        gone: bool(doomed) and doomed.isdisjoint(stage.workloads()),
-        kept: bool(spared) and all(after.get(name) == before_by_pod[name] for name in spared),
+        evicted: bool(affected) and affected.isdisjoint(stage.workloads()),
+        kept: bool(others) and all(after.get(name) == before[name] for name in others),
     }
 
 
@@ -399,7 +397,7 @@ def _is_active(stage: stages.Stage, layout: str) -> Checks:
         f"{sum(expected.values())} devices are allocatable: {listed}": (
             stage.allocatable() == dict(expected)
         ),
-        "the node is schedulable and nothing is left paused": not is_closed and not is_paused,
+        "the node is schedulable and nothing is paused": not is_closed and not is_paused,
     }
 
 

@@ -1,4 +1,4 @@
-"""The demonstration's stage: API server, sandbox node, and the real agent in its own process."""
+"""The stage of the demo: API server, sandbox nodes, and real agents in processes of their own."""
 
 import contextlib
 import dataclasses
@@ -41,17 +41,17 @@ class Credentials:
 
 
 class Stage:
-    """One node of a cluster with everything on it that the agent needs; use with ``with``.
+    """The nodes of a cluster, with an agent on every one; a context manager.
 
     Args:
-        spec: The GPUs, such as ``8xA100-SXM4-40GB``.
-        config_text: The config document that the agent serves.
-        latency: What the driver's calls take.
-        agent_options: Further options of the agent.
-        node_options: How the node behaves; its name and socket are set here.
+        spec: The GPUs of a node, such as ``8xA100-SXM4-40GB``.
+        config_text: The config document of the agents.
+        latency: Durations of the driver's calls.
+        agent_options: Further options of the agents.
+        node_options: How the nodes behave; name and socket are set here.
         credentials: For an API server that runs already; None: the stage starts ``server``.
         server: The API server to start; None: a plain one.
-        names: The nodes. ``node_options`` and the methods below are about the first one.
+        names: Of the nodes. The methods without a machine are about the first one.
     """
 
     server: api_server.ApiServer
@@ -87,8 +87,8 @@ class Stage:
         """Start everything; return when the plugin's devices are schedulable.
 
         Raises:
-            NotReadyError: Something did not start in time.
-            UsageError: The spec is no node, or its files cannot be written.
+            NotReadyError: A part did not start in time.
+            UsageError: The spec is invalid, or files cannot be written.
         """
         with contextlib.ExitStack() as exits:
             try:
@@ -107,10 +107,10 @@ class Stage:
     def _start(self, exits: contextlib.ExitStack) -> None:
         folder = pathlib.Path(exits.enter_context(tempfile.TemporaryDirectory(prefix="mig-")))
         self.group = exits.enter_context(guard.guarding(folder))
-        """The process group of what the stage starts, which ends with this process."""
+        """The process group of the started processes; it ends with this process."""
         self.config_file = folder / "config.yaml"
         self.config_file.write_text(self._config_text, encoding="utf-8")
-        # Kubelet of the first node runs what a cluster has once.
+        # The controllers serve the nodes together, so they run on the first one.
         others = dataclasses.replace(self._node_options, controllers=())
         self.machines = [
             machines.Machine(name, folder, others if index else self._node_options)
@@ -121,14 +121,15 @@ class Stage:
         self.socket = self.machine.socket
         for index, machine in enumerate(self.machines):
             seed = machine.name if index else ""
-            machine.create_gpus(self._spec, states.Options(latency=self._latency, seed=seed))
+            driver = states.Options(latency=self._latency, seed=seed)
+            simulated.create(self._spec, machine.state_file, options=driver)
         simulated.install(self.state_file)
         exits.callback(simulated.load, None)
-        scenery = self._reach_server(exits, folder)
+        server = self._connect(exits, folder)
         exits.callback(self.api.close)
-        self.cluster = exits.enter_context(cluster_view.ClusterView(scenery))
+        self.cluster = exits.enter_context(cluster_view.ClusterView(server))
         exits.callback(self.cluster.listen(lambda *_: self._changed.set()))
-        nodes = [machine.start(exits, scenery, self.cluster) for machine in self.machines]
+        nodes = [machine.start(exits, server, self.cluster) for machine in self.machines]
         self.sandbox = nodes[0]
 
         def have_devices() -> bool:
@@ -142,10 +143,8 @@ class Stage:
             exits.callback(machine.stop_agent)
             machine.start_agent(self._arguments(machine), self.group)
 
-    def _reach_server(
-        self, exits: contextlib.ExitStack, folder: pathlib.Path
-    ) -> cluster_view.Server:
-        """Find or start the API server; return it as the scenery gets to it."""
+    def _connect(self, exits: contextlib.ExitStack, folder: pathlib.Path) -> cluster_view.Server:
+        """Start or reach the API server; return it for the simulated components."""
         credentials = self._credentials
         if credentials is None:
             exits.enter_context(api_server.serve(self.server))
@@ -161,7 +160,8 @@ class Stage:
         return self._arguments(self.machine)
 
     def _arguments(self, machine: machines.Machine) -> list[str]:
-        return machine.arguments(self.config_file, self.kubeconfig, self._agent_options)
+        further = "--poll-interval-s", "0.2", *self._agent_options
+        return machine.arguments(self.config_file, self.kubeconfig, further)
 
     def start_agent(self) -> None:
         """Start the agent, which must not be running."""
@@ -177,13 +177,13 @@ class Stage:
         """Wait until a condition on the cluster holds.
 
         Raises:
-            NotReadyError: It did not in time; the message names ``what``.
-            Exception: What ``fail`` was called with.
+            NotReadyError: The condition did not hold in time; the message names ``what``.
+            Exception: The argument of ``fail``.
         """
         now = host.SystemClock().monotonic
         deadline = now() + timeout_s
         while True:
-            # Cleared before the check: a change during the check asks for another one.
+            # Before the check: a change during the check causes another one.
             self._changed.clear()
             if self._failure is not None:
                 raise self._failure
@@ -204,14 +204,14 @@ class Stage:
             self._changed.wait(min(_POLL_S, deadline - now()))
 
     def fail(self, error: Exception) -> None:
-        """Have ``wait`` raise an error of another thread, now or at its next call."""
+        """Make ``wait`` raise an error of another thread, now or at its next call."""
         self._failure = self._failure or error
         self._changed.set()
 
-    # -- what there is -------------------------------------------------------------------
+    # -- state ---------------------------------------------------------------------------
 
     def node(self) -> objects.JsonObject:
-        """Return the first Node object."""
+        """Return the Node object of the first node."""
         return self.cluster.node(self.machine.name) or {"metadata": {"name": self.machine.name}}
 
     def allocatable(self) -> dict[str, int]:
@@ -219,7 +219,7 @@ class Stage:
         return {name: n for name, n in objects.allocatable_devices(self.node()).items() if n}
 
     def status(self) -> Mapping[str, Any]:
-        """Return the status annotation of its agent; empty before the first run."""
+        """Return the status annotation of the first node; empty before its agent's first run."""
         text = objects.annotations(self.node()).get(cluster.STATUS_ANNOTATION)
         return json.loads(text) if text else {}
 
@@ -232,14 +232,14 @@ class Stage:
         }
 
     def devices_by_pod(self) -> dict[str, frozenset[str]]:
-        """Return the devices of each pod by its name, as kubelet reports them."""
+        """Return the devices of every pod of the first node, by the pod's name."""
         return {pod.name: pod.device_ids for pod in self.assigned(self.machine)}
 
     def assigned(self, machine: machines.Machine) -> tuple[cluster.PodDevices, ...]:
         """Return the pods of a node with their devices, as its kubelet reports them."""
         return pod_resources.PodResources(str(machine.socket)).assigned()
 
-    # -- what people do ------------------------------------------------------------------
+    # -- actions of people ---------------------------------------------------------------
 
     def label(self, layout: str | None) -> None:
         """Request a layout as ``kubectl label node`` does; None removes the label."""
@@ -247,17 +247,17 @@ class Stage:
         self.cluster.patch(cluster_view.Kind.NODE, self.node(), change)
 
     def wait_for_end(self, layout: str, *, timeout_s: float = 120.0) -> model.State:
-        """Wait for the terminal state of a run that serves ``layout``."""
+        """Wait for the end of a run for ``layout``, and return its state."""
 
         def has_ended() -> bool:
             status = self.status()
             return status.get("config") == layout and "finishedAt" in status
 
-        self.wait(has_ended, f"an end for {layout}", timeout_s=timeout_s)
+        self.wait(has_ended, f"end of the run for {layout}", timeout_s=timeout_s)
         return model.State(str(self.status()["state"]))
 
     def guard(self, selector: Mapping[str, Any]) -> None:
-        """Create the budget that allows no eviction of the pods that a selector matches."""
+        """Create a PodDisruptionBudget that allows no eviction of the selected pods."""
         self.api.post(
             _BUDGETS,
             {

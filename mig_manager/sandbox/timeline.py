@@ -1,4 +1,4 @@
-"""The lines of the demo: who did what, and when."""
+"""Events of the demo in lines: who did what, and when."""
 
 import json
 import threading
@@ -19,13 +19,13 @@ _STATE_TONES = {"success": bar.Tone.GOOD, "failed": bar.Tone.BAD}
 
 
 class Timeline:
-    """Turns changes of API objects into lines; hears of them on the watches' threads.
+    """Writes a line for every change of an API object, on the watches' threads.
 
     Args:
         say: Writes a line.
-        style: What the output can show.
+        style: Of the output.
         clock: For the times.
-        fail: Called on a watch's thread with what ``say`` raised there.
+        fail: Called on a watch's thread with an exception of ``say``.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class Timeline:
         self._last: dict[str, str] = {}
 
     def begin(self) -> None:
-        """Start the clock and the lines; what is true now is not news."""
+        """Start the clock and the lines; the state so far gets no line."""
         with self._lock:
             self._began_s = self._clock.monotonic()
 
@@ -67,51 +67,52 @@ class Timeline:
             line = self._style.paint(self._style.plain(lines[columns:]), tone)
             self._say(f"{self._style.paint(at, bar.Tone.FAINT)}  {name} {line}")
 
-    def hear(self, kind: cluster_view.Kind, obj: objects.JsonObject) -> None:
-        """Take over one object that appeared, changed or went; raises nothing."""
+    def receive(self, kind: cluster_view.Kind, obj: objects.JsonObject) -> None:
+        """Write lines for an added, changed or deleted object; raises nothing."""
         try:
             with self._lock:
                 if kind is cluster_view.Kind.NODE:
-                    self._hear_node(obj)
+                    self._receive_node(obj)
                 elif kind is cluster_view.Kind.POD:
-                    self._hear_pod(obj)
+                    self._receive_pod(obj)
         except Exception as error:  # noqa: BLE001 - the main thread raises it
             self._fail(error)
 
-    def _hear_node(self, node: objects.JsonObject) -> None:
-        is_closed = any(taint["key"] == cluster.HOLD_TAINT for taint in objects.taints(node))
-        if self._is_news("taint", str(is_closed), unless="False"):
-            verb = "taints the node: no new pods" if is_closed else "takes the taint away"
-            self.add("agent", verb)
+    def _receive_node(self, node: objects.JsonObject) -> None:
+        is_tainted = any(taint["key"] == cluster.HOLD_TAINT for taint in objects.taints(node))
+        if self._is_new("taint", str(is_tainted), initial="False"):
+            self.add(
+                "agent", "taints the node: no new pods" if is_tainted else "removes the taint"
+            )
         if text := objects.annotations(node).get(cluster.STATUS_ANNOTATION):
             status = json.loads(text)
             state = str(status["state"])
             reason = f" ({status['reason']})" if "reason" in status else ""
             message = f"{state}{reason}: {status.get('message', '')}"
-            if self._is_news("status", message):
+            if self._is_new("status", message):
                 self.add("agent", message, _STATE_TONES.get(state, bar.Tone.PLAIN))
         for key, value in sorted(objects.labels(node).items()):
             is_gate = key.startswith(cluster.DEPLOY_LABEL_PREFIX)
-            if is_gate and self._is_news(key, value, unless="true"):
+            if is_gate and self._is_new(key, value, initial="true"):
                 self.add("agent", f"sets {key}={value}")
         allocatable = objects.allocatable_devices(node)
         listed = ", ".join(f"{name}: {n}" for name, n in sorted(allocatable.items()) if n)
-        if self._is_news("allocatable", listed):
+        if self._is_new("allocatable", listed):
             self.add("kubelet", f"allocatable: {listed or 'no GPU resources'}")
 
-    def _hear_pod(self, pod: objects.JsonObject) -> None:
+    def _receive_pod(self, pod: objects.JsonObject) -> None:
         if objects.is_terminating(pod):
             message = "terminates"
         elif objects.is_ready(pod):
             message = "runs"
         else:
             return
-        if self._is_news(objects.uid(pod), message):
+        if self._is_new(objects.uid(pod), message):
             who = "plugin" if objects.is_plugin(pod) else "pods"
             self.add(who, f"{objects.namespace(pod)}/{objects.name(pod)} {message}")
 
-    def _is_news(self, key: str, value: str, *, unless: str = "") -> bool:
-        """Return whether a value has changed; ``unless`` is what it is taken to have been."""
-        known = self._last.get(key, unless)
+    def _is_new(self, key: str, value: str, *, initial: str = "") -> bool:
+        """Remember a value; return whether it differs from the last one, at first ``initial``."""
+        last = self._last.get(key, initial)
         self._last[key] = value
-        return known != value
+        return last != value

@@ -48,48 +48,6 @@ class Shape:
     """Where the logs stay; None: they go with the nodes."""
 
 
-class Machine:
-    """One node, and the agent on it."""
-
-    def __init__(self, name: str, folder: pathlib.Path, shape: Shape) -> None:
-        self.name = name
-        self._shape = shape
-        self.state_file = folder / f"{name}.json"
-        self.log = (shape.folder or folder) / f"{name}.log"
-        self._config = folder / "layouts.yaml"
-        self._socket = folder / f"{name}.sock"
-        self._exits = contextlib.ExitStack()
-
-    def sandbox(
-        self, view: cluster_view.ClusterView, connection: api.KubeApi, *, is_first: bool
-    ) -> sandbox_node.SandboxNode:
-        """Make its GPUs; return the node that is to be started."""
-        seed = states.Options(latency=self._shape.latency, seed=self.name)
-        library.create(self._shape.spec, self.state_file, options=seed)
-        options = dataclasses.replace(
-            self._shape.options,
-            name=self.name,
-            pod_resources_socket=self._socket,
-            # For the nodes together, so on one of them.
-            controllers=_CONTROLLERS if is_first else (),
-        )
-        return sandbox_node.SandboxNode(connection, self.state_file, options=options, cluster=view)
-
-    def agent(self, kubeconfig: pathlib.Path) -> machines.Process:
-        """Start its agent."""
-        self._config.write_text(self._shape.layouts, encoding="utf-8")
-        return machines.Process(
-            "agent",
-            *("--node-name", self.name),
-            *("--config-file", str(self._config)),
-            *("--kubeconfig", str(kubeconfig)),
-            *("--pod-resources-socket", str(self._socket)),
-            *("--simulate-state", str(self.state_file)),
-            *self._shape.agent_options,
-            log=self.log,
-        )
-
-
 class Nodes:
     """The nodes of a cluster; use ``running``."""
 
@@ -104,7 +62,13 @@ class Nodes:
         self._folder = folder
         self.partitioner_log = (shape.folder or folder) / "partitioner.log"
         self._real = real
-        self.machines = [Machine(name, folder, shape) for name in shape.names]
+        # The controllers serve the nodes together, so they run on one of them.
+        others = dataclasses.replace(shape.options, controllers=())
+        first = dataclasses.replace(shape.options, controllers=_CONTROLLERS)
+        self.machines = [
+            machines.Machine(name, folder, others if number else first, log_folder=shape.folder)
+            for number, name in enumerate(shape.names)
+        ]
         self.sandboxes: dict[str, sandbox_node.SandboxNode] = {}
 
     def watched(self) -> list[device_watch.Node]:
@@ -199,14 +163,18 @@ def running(real: clusters.Real, shape: Shape) -> Iterator[Nodes]:
         connection = api.KubeApi.connect(kubeconfig=str(people))
         view = exits.enter_context(cluster_view.ClusterView(connection))
         nodes = Nodes(shape, view, folder, real)
+        layouts = folder / "layouts.yaml"
+        layouts.write_text(shape.layouts, encoding="utf-8")
         for machine in nodes.machines:
-            node = machine.sandbox(view, connection, is_first=not nodes.sandboxes)
-            nodes.sandboxes[machine.name] = exits.enter_context(node)
+            driver = states.Options(latency=shape.latency, seed=machine.name)
+            library.create(shape.spec, machine.state_file, options=driver)
+            nodes.sandboxes[machine.name] = machine.start(exits, connection, view)
         for machine in nodes.machines:
             has_devices = functools.partial(_has_devices, view, machine.name)
             waiting.until(has_devices, f"the devices of {machine.name}")
             config = real.kubeconfig(folder / machine.name, clusters.OURS, node=machine.name)
-            exits.callback(machine.agent(config).end)
+            machine.start_agent(machine.arguments(layouts, config, shape.agent_options))
+            exits.callback(machine.stop_agent)
         exits.enter_context(real.server.scheduling())
         yield nodes
 

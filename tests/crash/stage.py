@@ -87,9 +87,7 @@ class Stage(stages.Stage):
         self._start_with = start
         self._agents = 0
 
-    def _reach_server(
-        self, exits: contextlib.ExitStack, folder: pathlib.Path
-    ) -> cluster_view.Server:
+    def _connect(self, exits: contextlib.ExitStack, folder: pathlib.Path) -> cluster_view.Server:
         """Bring the GPUs to the start before anything on the node sees them."""
         self.state = nvml_faults.SharedState(self.state_file)
         if (start := self._start_with) is not None:
@@ -101,7 +99,7 @@ class Stage(stages.Stage):
             )
             for fault in self.scenario.faults:
                 self.state.add_fault(fault)
-        return super()._reach_server(exits, folder)
+        return super()._connect(exits, folder)
 
     def start_agent(self) -> None:
         """Populate the node; agents come with ``spawn``."""

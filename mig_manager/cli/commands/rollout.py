@@ -44,7 +44,7 @@ _VERDICTS: Mapping[preview.NodeFit, bar.Tone] = {
     preview.NodeFit.DOES_NOT_FIT: bar.Tone.BAD,
     preview.NodeFit.UNKNOWN: bar.Tone.WARN,
 }
-_SHOWN = (
+_LISTED = (
     rollout.NodeProgressState.FAILED,
     rollout.NodeProgressState.TIMED_OUT,
     rollout.NodeProgressState.NO_RESPONSE,
@@ -52,7 +52,7 @@ _SHOWN = (
     rollout.NodeProgressState.IN_PROGRESS,
     rollout.NodeProgressState.SKIPPED,
 )
-_ENDS: Mapping[rollout.RolloutPhase, str] = {
+_OUTCOMES: Mapping[rollout.RolloutPhase, str] = {
     rollout.RolloutPhase.DONE: "done",
     rollout.RolloutPhase.FAILED: "failed: not every node has the layout",
     rollout.RolloutPhase.PAUSED: "paused, because a node failed; the same command continues it",
@@ -71,7 +71,7 @@ def run(parsed: program.Parsed, terminal: console.Console) -> int:
         The exit status: 0 if every node has the layout, or can have it.
 
     Raises:
-        MigManagerError: It cannot start or continue.
+        MigManagerError: The rollout cannot start or continue.
     """
     chosen = rollout_settings.rollout_settings(parsed, terminal.environ)
     terminal.configure_log(node_settings.LogLevel.ERROR, is_debug=chosen.is_debug)
@@ -111,7 +111,7 @@ def _preview(
     if document is None or layout is None:
         where = "/".join(chosen.config_map)
         raise errors.UsageError(
-            f"ConfigMap {where} not found; name the agents' one (--config-map) or a file (-f)"
+            f"ConfigMap {where} not found; name another (--config-map) or a file (-f)"
         )
     fleet_nodes.require_layout(nodes, document, layout)
     pods = cluster_reader.ClusterReader(kube).gpu_pods([node.name for node in nodes])
@@ -134,7 +134,7 @@ def _preview(
 def _document(
     chosen: rollout_settings.RolloutSettings, kube: api.KubeApi
 ) -> config.Document | None:
-    """Return the agents' layout file; None if there is no such ConfigMap."""
+    """Return the agents' layout file; None if its ConfigMap is missing."""
     if chosen.config_file is not None:
         file = files.ConfigFile(chosen.config_file)
         return config.parse(file.read(), source=file.name, is_lenient=chosen.is_lenient)
@@ -168,7 +168,7 @@ def _roll_out(
     terminal.answer(
         chosen.output_format.value,
         lambda: _data(decision, chosen.goal),
-        lambda: _ended(decision, _title(chosen), style=terminal.style(chosen.colour)),
+        lambda: _outcome(decision, _title(chosen), style=terminal.style(chosen.colour)),
     )
     return status
 
@@ -186,16 +186,16 @@ def _decisions(
     clock = host.SystemClock()
     noted = ""
     while True:
-        seen = {node.name: node for node in selected.nodes()}
+        nodes = {node.name: node for node in selected.nodes()}
         trouble = selected.trouble
-        decision = decider.decide(tuple(seen.values()), clock.monotonic())
+        decision = decider.decide(tuple(nodes.values()), clock.monotonic())
         yield decision
         # An outdated list shows neither which nodes may start nor which have finished.
         if not trouble:
             if decision.phase.is_over and not decision.withdraw:
                 return
             try:
-                _act(selected, goal, decider, decision, seen)
+                _act(selected, goal, decider, decision, nodes)
             except errors.ClusterError as error:
                 if error.reason is not errors.Reason.API_UNAVAILABLE:
                     raise
@@ -211,20 +211,20 @@ def _act(
     goal: fleet_nodes.Goal,
     decider: rollout.Rollout,
     decision: rollout.RolloutDecision,
-    seen: Mapping[str, fleet_nodes.Node],
+    nodes: Mapping[str, fleet_nodes.Node],
 ) -> None:
     for name in decision.withdraw:
-        mark = seen[name].mark
-        if selected.request(seen[name], mark.before if mark else None, None):
+        mark = nodes[name].mark
+        if selected.request(nodes[name], mark.before if mark else None, None):
             decider.withdrawn(name)
     for name in decision.start:
-        node = seen[name]
+        node = nodes[name]
         if selected.request(node, goal.target(node), goal.mark(node)):
             decider.requested(name)
 
 
 class _Display:
-    """Shows decisions: a live table, a line for each change of a node, or nothing."""
+    """Shows decisions: in a live table, as a line for every change of a node, or not at all."""
 
     def __init__(
         self, chosen: rollout_settings.RolloutSettings, terminal: console.Console
@@ -237,7 +237,7 @@ class _Display:
         self._before: dict[str, rollout.NodeProgressState] = {}
         self._clock = host.SystemClock()
         self._drawn_s = float("-inf")
-        self._lines = 0
+        self._block = bar.Block()
 
     def show(self, decision: rollout.RolloutDecision) -> None:
         if not self._is_text:
@@ -255,19 +255,14 @@ class _Display:
         self._drawn_s = now_s
         size = shutil.get_terminal_size()
         text = table(decision, self._title, style=self._style, size=(size.columns, size.lines))
-        self.clear()
-        self._terminal.say(text)
-        self._lines = text.count("\n") + 1
+        self._terminal.write(self._block.draw(text.split("\n")))
 
     def clear(self) -> None:
-        """Remove the last table, so that the next one takes its place."""
-        if self._lines:
-            # Start at the first column: a terminal prints ^C at the cursor.
-            self._terminal.stdout.write(f"\r\x1b[{self._lines}A\x1b[J")
-        self._lines = 0
+        """Erase the live table, to make room for the outcome."""
+        self._terminal.write(self._block.draw(()))
 
 
-# -- what is shown -------------------------------------------------------------------------------
+# -- texts ---------------------------------------------------------------------------------------
 
 
 def table(
@@ -276,7 +271,7 @@ def table(
     """Return the live table for a terminal of this size (columns, lines)."""
     columns, rows = size
     room = max(1, min(_MOST_ROWS, rows - 4))
-    listed = sorted(decision.of(*_SHOWN), key=lambda node: _SHOWN.index(node.state))
+    listed = sorted(decision.of(*_LISTED), key=lambda node: _LISTED.index(node.state))
     listed += decision.incomplete
     lines = [_counts(decision, title)[: columns - 1]]
     lines += [_row(node, style=style, columns=columns) for node in listed[:room]]
@@ -304,8 +299,8 @@ def _event(node: rollout.NodeProgress) -> str:
     return f"{node.name}: {state}" + (f": {why}" if why else "")
 
 
-def _ended(decision: rollout.RolloutDecision, title: str, *, style: bar.Style) -> str:
-    """Return the outcome: every node on which the layout is not active on all GPUs."""
+def _outcome(decision: rollout.RolloutDecision, title: str, *, style: bar.Style) -> str:
+    """Return the outcome, and the nodes where the layout is not active on all GPUs."""
     lines = [
         style.wrapped(_event(node), indent="  ")
         for node in (
@@ -316,7 +311,7 @@ def _ended(decision: rollout.RolloutDecision, title: str, *, style: bar.Style) -
     ]
     if decision.phase is rollout.RolloutPhase.STALLED:
         lines.append(style.fitted(f"  unavailable: {_named(decision.unavailable)}"))
-    head = [style.fitted(_counts(decision, title)), f"The rollout is {_ENDS[decision.phase]}."]
+    head = [style.fitted(_counts(decision, title)), f"The rollout is {_OUTCOMES[decision.phase]}."]
     return "\n".join([*head, *lines])
 
 
@@ -388,10 +383,9 @@ def _row(node: rollout.NodeProgress, *, style: bar.Style, columns: int) -> str:
     why = " ".join(filter(None, (_without(node).strip(), node.phase, node.reason, message)))
     minutes, seconds = divmod(int(node.seconds), 60)
     time = f"{minutes}m{seconds:02}s" if minutes else f"{seconds}s"
-    rest = f"{time:>6}  {why}"
     # Cut before painting: a line that the terminal wraps would break the table.
-    room = max(0, columns - 1 - len(f"  {name}  {state}  "))
-    rest = rest if len(rest) <= room else f"{rest[: max(0, room - 1)]}…"
+    room = columns - 1 - len(f"  {name}  {state}  ")
+    rest = bar.shortened(f"{time:>6}  {why}", room)
     return f"  {name}  {style.paint(state, _TONES[node.state])}  {rest}"
 
 
