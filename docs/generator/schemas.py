@@ -18,7 +18,7 @@ from typing import Any
 
 from docs.generator import annotations, layout_schema
 from mig_manager.cli.toolkit import console
-from mig_manager.core import answers, capacity_answers, model
+from mig_manager.core import answers, model
 
 DRAFT = "https://json-schema.org/draft/2020-12/schema"
 Schema = dict[str, Any]
@@ -46,7 +46,7 @@ def files() -> Mapping[str, str]:
 def schemas() -> dict[str, Schema]:
     """Return every schema by its name: the ``kind`` of an answer, or the annotation."""
     found = {}
-    for module in (answers, capacity_answers, annotations):
+    for module in (answers, annotations):
         for name, each in inspect.getmembers(module, typing.is_typeddict):
             is_whole = "kind" in each.__annotations__ or name.endswith("Annotation")
             if is_whole and each.__module__ == module.__name__:

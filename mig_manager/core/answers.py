@@ -1,10 +1,10 @@
 """The contract for programs: the types of every ``-o json`` answer.
 
-``docs/generator/schemas.py`` makes the JSON Schemas of ``mig-manager schema`` of these types, and
-mypy compares them with the code that writes the answers. Within an ``apiVersion`` keys are only
-added, as ``NotRequired``: an older program with the same ``apiVersion`` does not write them.
-A comment behind a key becomes its description. A quoted name in ``Annotated`` names the enum, or
-the module's constant, with the possible values: this module imports none of them.
+``docs/generator/schemas.py`` derives the JSON Schemas of ``mig-manager schema`` from these types,
+and mypy compares them with the code that writes the answers. Within an ``apiVersion`` keys are
+only added, as ``NotRequired``: an older program with the same ``apiVersion`` does not write them.
+A comment behind a key becomes its description. A quoted name in ``Annotated`` names the enum or
+constant with the possible values, which this module does not import.
 """
 
 from typing import Annotated, Literal, NotRequired, TypedDict
@@ -35,7 +35,7 @@ class Process(TypedDict):
 
 
 class UnreachableGpu(TypedDict):
-    """A GPU that could not be observed; what is not known of it is null."""
+    """A GPU that could not be observed; unknown facts are null."""
 
     index: int
     uuid: str | None
@@ -99,7 +99,7 @@ class Gpu(_GpuFacts):
 
 
 class _StatusGpu(Gpu):
-    processes: list[Process] | None  # those using it; null: not known
+    processes: list[Process] | None  # processes that use it; null: unknown
 
 
 class Status(TypedDict):
@@ -125,7 +125,7 @@ class _GpuPlanFacts(TypedDict):
     uuid: str
     changes_mode: bool
     needs_reset: bool
-    is_provisional: bool  # whether the instances are not known before MIG is enabled
+    is_provisional: bool  # whether the instances are unknown until MIG is enabled
     target: list[_Target]  # empty while is_provisional
 
 
@@ -159,7 +159,7 @@ class _PlanFacts(TypedDict):
 class PublishedPlan(_PlanFacts):
     """What a layout changes on a node, as far as its annotations show."""
 
-    gpus: list[_PublishedGpuPlan]  # those that change
+    gpus: list[_PublishedGpuPlan]  # GPUs that change
 
 
 class Plan(_PlanFacts):
@@ -167,8 +167,8 @@ class Plan(_PlanFacts):
 
     kind: Literal["Plan"]
     destroyed_uuids: list[str]  # MIG devices that are destroyed, GPUs whose mode changes
-    evicted_pods: list[str]  # pods using those, as far as known
-    gpus: list[GpuPlan]  # those that change
+    evicted_pods: list[str]  # pods that use them, as far as known
+    gpus: list[GpuPlan]  # GPUs that change
 
 
 class Change(TypedDict):
@@ -178,7 +178,7 @@ class Change(TypedDict):
     layout: str
     is_changed: bool
     warnings: list[str]
-    plans: list[Plan]  # those that were executed
+    plans: list[Plan]  # executed plans
     unreachable_gpus: list[UnreachableGpu]
 
 
@@ -186,9 +186,9 @@ class Boot(TypedDict):
     """Answer of 'mig-manager boot'."""
 
     kind: Literal["Boot"]
-    layout: str  # empty: there was none to restore
+    layout: str  # empty: no layout to restore
     is_changed: bool
-    plans: list[Plan]  # those that were executed
+    plans: list[Plan]  # executed plans
     problems: list[str]
 
 
@@ -211,9 +211,11 @@ class Validation(TypedDict):
     kind: Literal["Validation"]
     source: str
     is_valid: bool
-    verdicts: list[_LayoutVerdict]  # none of '--portable', which compares no GPUs
-    not_portable: NotRequired[list[str]]  # not of kubectl: what nvidia-mig-parted cannot read
-    warnings: NotRequired[list[str]]  # not of kubectl
+    verdicts: list[_LayoutVerdict]  # empty with '--portable', which compares no GPUs
+    not_portable: NotRequired[
+        list[str]
+    ]  # what nvidia-mig-parted cannot read; not in kubectl mig's answer
+    warnings: NotRequired[list[str]]  # not in kubectl mig's answer
 
 
 class Validations(TypedDict):
@@ -221,7 +223,7 @@ class Validations(TypedDict):
 
     kind: Literal["Validations"]
     is_valid: bool
-    files: list[Validation]  # those that could be read
+    files: list[Validation]  # readable files
 
 
 DoctorVerdict = Annotated[str, "cli.commands.doctor_report.Verdict"]
@@ -260,7 +262,7 @@ class _RolloutNode(TypedDict):
     message: str
     is_retried: bool
     is_unavailable: bool
-    before: str | None  # the layout that 'undo' requests
+    before: str | None  # the former layout, which 'undo' requests
     unreachable_gpus: list[str]
 
 
@@ -296,7 +298,7 @@ class Preview(TypedDict):
     resets: list[int]  # indices of GPUs
     evicted_pods: list[str]
     maybe_evicted_pods: list[str]  # some of them are evicted
-    is_provisional: bool  # whether the instances are not known before MIG is enabled
+    is_provisional: bool  # whether the instances are unknown until MIG is enabled
 
 
 class RolloutPreview(TypedDict):
@@ -308,12 +310,12 @@ class RolloutPreview(TypedDict):
 
 
 class SimulatedNode(TypedDict):
-    """What the partitioner would do to one opted-in node."""
+    """How the partitioner would change one opted-in node."""
 
     node: str
-    unusable: str | None  # why it cannot be repartitioned now
+    unusable: str | None  # why it cannot be repartitioned now; null: it can
     why: str | None  # null: it stays as it is
-    pods: list[str]  # that get room
+    pods: list[str]  # pods that get room
     layout: str | None  # the text of annotation mig-manager.io/layout
     steps: list[GpuPlan]
 
@@ -334,9 +336,9 @@ class Mix(TypedDict):
 
     name: str
     served: int  # pods that got their devices
-    of: int  # pods of the file that asked for MIG devices
-    waited_s: int  # together
-    gpus: dict[str, int]  # how many GPUs have which devices
+    of: int  # pods of the file that request MIG devices
+    waited_s: int  # sum over the pods
+    gpus: dict[str, int]  # number of GPUs by their devices
 
 
 class Simulation(TypedDict):
@@ -344,7 +346,7 @@ class Simulation(TypedDict):
 
     kind: Literal["Simulation"]
     nodes: list[SimulatedNode]
-    unmet: list[_UnmetPod]  # no node can serve them
+    unmet: list[_UnmetPod]  # pods that no node can serve
     waiting: list[_WaitingPod]
     mixes: list[Mix]  # best first; empty without --mix
 
@@ -368,7 +370,7 @@ class NodeStatus(TypedDict):
     requested: str | None
     applied: str | None
     origin: str | None  # of the layout
-    state: State | None  # this and what follows: of the last run
+    state: State | None  # this and the following keys are of the last run
     phase: str | None
     reason: str | None
     message: str | None
@@ -379,7 +381,7 @@ class NodeStatus(TypedDict):
     notes: list[str]
     gpus: list[PublishedGpu] | None  # null: not published
     unreachable_gpus: list[UnreachableGpu] | None
-    device_requests: list[_DeviceRequests] | None  # null: not known
+    device_requests: list[_DeviceRequests] | None  # null: unknown
     pods_with_claims: list[str]
 
 
@@ -404,10 +406,10 @@ class NodePlan(TypedDict):
     """What a layout would change on one node."""
 
     node: str
-    fits: bool | None  # null: not known
+    fits: bool | None  # null: unknown
     why_not: str | None
     notes: list[str]
-    losses: list[_Loss] | None  # null: the pods are not known
+    losses: list[_Loss] | None  # null: the pods are unknown
     plan: PublishedPlan | None
 
 
@@ -437,7 +439,7 @@ class ListedLayout(TypedDict):
     hash: str
     is_requested: bool
     is_applied: bool
-    gpus: list[_LayoutGpu] | None  # null: the layout's content is not known
+    gpus: list[_LayoutGpu] | None  # null: the layout's content is unknown
 
 
 class NodeLayouts(TypedDict):
@@ -472,3 +474,46 @@ class AutoscalerTags(TypedDict):
     azure_tags: dict[str, str]
     gce_autoscaler_env_vars: str
     karpenter_capacity: dict[str, str]
+
+
+class _Room(TypedDict):
+    room: dict[str, int]  # how many of each profile fit once idle instances are destroyed
+    free_slices: int  # memory slices outside the instances in use
+    stranded_slices: int  # free ones that no possible instance would cover
+
+
+class GpuCapacity(_Room):
+    """The capacity of one GPU."""
+
+    index: int
+    uuid: str
+    name: str
+    in_use: list[str]  # memory slices of the GPU instances in use, first and number, such as 4:2
+    idle: list[str]  # the same of the other GPU instances
+    fragmentation: float  # share of the free slices outside the largest possible instance, 0 to 1
+
+
+class TotalCapacity(_Room):
+    """The capacity of several GPUs."""
+
+    idle_devices: dict[str, int]  # by profile
+    idle_whole_gpus: int  # GPUs without MIG
+
+
+class NodeCapacity(TotalCapacity):
+    """The capacity of one node, as far as it is known."""
+
+    node: str
+    observed_at: str | None  # null: unknown
+    is_on_demand: bool  # whether its agent publishes each change of use
+    notes: list[str]
+    gpus: list[GpuCapacity]
+
+
+class ClusterCapacity(TypedDict):
+    """Answer of 'kubectl mig capacity'."""
+
+    kind: Literal["ClusterCapacity"]
+    is_good: bool  # whether the capacity of every node is known
+    total: TotalCapacity
+    nodes: list[NodeCapacity]

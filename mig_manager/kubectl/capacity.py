@@ -18,7 +18,7 @@ from mig_manager.core.planner import room
 from mig_manager.core.records import capacity as records
 
 if TYPE_CHECKING:
-    from mig_manager.core import capacity_answers as answers
+    from mig_manager.core import answers
 
 _HEAD = ("NODE", "OBSERVED", "IDLE NOW", "ROOM", "FREE", "STRANDED")
 _NOT_PUBLISHED = (
