@@ -78,16 +78,16 @@ class Pod:
     name: str
     uid: str
     phase: str
-    labels: Mapping[str, str]
-    node_selector: Mapping[str, str]
-    owner_kind: str | None
+    labels: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    node_selector: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    owner_kind: str | None = None
     """Kind of the controlling owner, such as ``DaemonSet``; None for a bare pod."""
-    is_mirror: bool  # A static pod's shadow: the API cannot evict it
-    is_ready: bool
-    is_terminating: bool
-    gpu_resources: Mapping[str, int]
+    is_mirror: bool = False  # A static pod's shadow: the API cannot evict it
+    is_ready: bool = False
+    is_terminating: bool = False
+    gpu_resources: Mapping[str, int] = dataclasses.field(default_factory=dict)
     """``nvidia.com/*`` extended resources over all containers, init containers included."""
-    container_names: tuple[str, ...]
+    container_names: tuple[str, ...] = ()
     node_name: str = ""  # empty: not scheduled yet
     is_kept: bool = False  # whether ``KEEP_ANNOTATION`` forbids its eviction
     grace_s: int = 30  # its termination grace period
@@ -95,7 +95,7 @@ class Pod:
     claims: tuple[str, ...] = ()
     """Names of its existing ResourceClaims, in its namespace."""
     claimed_ids: frozenset[str] | None = None
-    """UUIDs of the GPUs and MIG devices of its ResourceClaims; None: not known."""
+    """UUIDs of the GPUs and MIG devices of its ResourceClaims; None: unknown."""
     claimed_resources: frozenset[str] = frozenset()
     """The names in ``gpu_resources`` that a ResourceClaim provides instead of a device plugin."""
     may_run_gpu_init: bool = False
@@ -106,7 +106,7 @@ class Pod:
     """Whether it mounts the directory of the host where DRA drivers register with kubelet."""
     images: tuple[str, ...] = ()  # as its author wrote them, in the order of ``container_names``
     mig_strategy: str = ""
-    """What a container's variable ``MIG_STRATEGY`` or option ``--mig-strategy`` says."""
+    """The value of a container's option ``--mig-strategy`` or variable ``MIG_STRATEGY``."""
     feature_gates: Mapping[str, bool] = dataclasses.field(default_factory=dict)
     """The feature gates in its containers' ``FEATURE_GATES`` or ``--feature-gates``."""
     waiting: Waiting | None = None  # of its first container that cannot start
@@ -142,7 +142,7 @@ class NodeView:
     allocatable: Mapping[str, int]
     """Healthy ``nvidia.com/*`` extended resources; a shared device counts once per replica."""
     capacity: Mapping[str, int] = dataclasses.field(default_factory=dict)
-    """The same with unhealthy devices, which are not allocatable; empty: not known."""
+    """The same with unhealthy devices, which are not allocatable; empty: unknown."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -333,7 +333,7 @@ def parse_pod(item: Mapping[str, Any]) -> Pod:
             for condition in status.get("conditions") or ()
         ),
         is_terminating=bool(metadata.get("deletionTimestamp")),
-        gpu_resources=_gpu_resources(spec),
+        gpu_resources=peak(spec, _container_resources),
         container_names=tuple(str(container["name"]) for container in spec["containers"]),
         node_name=str(spec.get("nodeName") or ""),
         is_kept=annotations.get(KEEP_ANNOTATION) == "true",
@@ -348,11 +348,7 @@ def parse_pod(item: Mapping[str, Any]) -> Pod:
         mounts_driver_sockets="plugins_registry" in mounts,
         images=tuple(str(container.get("image") or "") for container in spec["containers"]),
         mig_strategy=_mig_strategy(spec),
-        feature_gates={
-            gate: is_on
-            for value in (*_variables(spec, "FEATURE_GATES"), *_gate_options(spec))
-            for gate, is_on in switches(value).items()
-        },
+        feature_gates=_feature_gates(spec),
         waiting=_waiting(status),
     )
 
@@ -408,10 +404,12 @@ def _words(container: Mapping[str, Any]) -> list[str]:
     return [*map(str, container.get("command") or ()), *map(str, container.get("args") or ())]
 
 
-def _gate_options(spec: Mapping[str, Any]) -> list[str]:
-    """Return the feature gates in command lines, which may be scripts of a shell."""
-    texts = (" ".join(_words(container)) for container in spec["containers"])
-    return [gates for text in texts for gates in _GATES_OPTION.findall(text)]
+def _feature_gates(spec: Mapping[str, Any]) -> dict[str, bool]:
+    """Return the feature gates in variables and command lines, which may be shell scripts."""
+    commands = (" ".join(_words(container)) for container in spec["containers"])
+    options = (gates for command in commands for gates in _GATES_OPTION.findall(command))
+    texts = (*_variables(spec, "FEATURE_GATES"), *options)
+    return {gate: is_on for text in texts for gate, is_on in switches(text).items()}
 
 
 def _mig_strategy(spec: Mapping[str, Any]) -> str:
@@ -425,10 +423,6 @@ def _mig_strategy(spec: Mapping[str, Any]) -> str:
     return next(iter(_variables(spec, "MIG_STRATEGY")), "")
 
 
-def _gpu_resources(spec: Mapping[str, Any]) -> dict[str, int]:
-    return peak(spec, _container_resources)
-
-
 def peak(
     spec: Mapping[str, Any], needs: Callable[[Mapping[str, Any]], "collections.Counter[str]"]
 ) -> dict[str, int]:
@@ -440,14 +434,13 @@ def peak(
     """
     # Of counters ``+`` adds, and ``|`` takes the larger.
     sidecars: collections.Counter[str] = collections.Counter()
-    peak: collections.Counter[str] = collections.Counter()
+    largest: collections.Counter[str] = collections.Counter()
     for container in spec.get("initContainers") or ():
         with_sidecars = sidecars + needs(container)
-        peak |= with_sidecars
+        largest |= with_sidecars
         if container.get("restartPolicy") == "Always":
             sidecars = with_sidecars
-    running = sum(map(needs, spec["containers"]), sidecars)
-    return dict(peak | running)
+    return dict(largest | sum(map(needs, spec["containers"]), sidecars))
 
 
 def _container_resources(container: Mapping[str, Any]) -> collections.Counter[str]:

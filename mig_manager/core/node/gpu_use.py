@@ -1,10 +1,10 @@
-"""Find who uses the GPUs of a node, from its pods, kubelet, ResourceClaims and GPU processes.
+"""Find the pods and processes that use a node's GPUs: from kubelet, ResourceClaims and NVML.
 
 ``Usage`` is the only definition of "in use": published capacity, planner, drain, custom layouts on
 demand and rollback all use it.
 
-What may be in use counts as in use: kubelet does not show the devices of a pod that starts, or of
-a running init container, so such a pod may have any.
+A device that may be in use counts as in use: kubelet does not show the devices of a pod that
+starts, or of a running init container, so such a pod may have any.
 """
 
 import dataclasses
@@ -43,12 +43,9 @@ class Usage:
     """All pods of the node, as the API lists them."""
     assigned: tuple[cluster.PodDevices, ...] | None
     """Kubelet's allocations; None: kubelet does not answer."""
-    no_answer: str = ""
-    """Why kubelet does not answer."""
-    known_ids: frozenset[str] | None = None
-    """See ``device_ids``."""
-    processes: Processes | None = None
-    """None: not known."""
+    no_answer: str = ""  # why kubelet does not answer
+    known_ids: frozenset[str] | None = None  # see ``device_ids``
+    processes: Processes | None = None  # None: unknown
 
     def users(
         self,
@@ -85,26 +82,20 @@ class Usage:
     def undecided(
         self, affected: Collection[str], *, daemons: Sequence[clients.ExtraClient] = ()
     ) -> tuple[cluster.Pod, ...]:
-        """Return the pods that may or may not be users while kubelet does not answer.
+        """Return the pods that may or may not be users while kubelet's answer is incomplete.
 
         Empty if all devices are affected: then every pod with a GPU is a user.
         """
-        if not self.is_incomplete or self.covers_all(affected):
+        if self.known_ids is not None and self.known_ids <= frozenset(affected):
+            return ()
+        # At its start, kubelet lists no running pod with a GPU.
+        running = {pod.key for pod in self.pods if pod.phase == "Running" and _of_plugin(pod)}
+        if self.assigned is not None and not (
+            running and running.isdisjoint(one.key for one in self.assigned)
+        ):
             return ()
         users = self.users(affected, daemons=daemons)
         return tuple(pod for pod in users if self.why_uncertain(pod))
-
-    def covers_all(self, affected: Collection[str]) -> bool:
-        """Return whether these are all devices of the node."""
-        return self.known_ids is not None and self.known_ids <= frozenset(affected)
-
-    @property
-    def is_incomplete(self) -> bool:
-        """Whether kubelet does not answer, or lists no running pod with a GPU, as at its start."""
-        if self.assigned is None:
-            return True
-        running = {pod.key for pod in self.pods if pod.phase == "Running" and _of_plugin(pod)}
-        return bool(running) and running.isdisjoint(one.key for one in self.assigned)
 
     @property
     def device_ids(self) -> frozenset[str]:
@@ -119,7 +110,7 @@ class Usage:
         return any(map(self._is_unknown, self.device_ids))
 
     def why_uncertain(self, pod: cluster.Pod) -> str:
-        """Return why an affected pod may use none of the devices; empty if it certainly does."""
+        """Return why an affected pod may use none of the devices; empty if it does use one."""
         allocated = self._allocations().get(pod.key)
         if self._may_claim_gpu(pod, allocated):
             return "its ResourceClaim may stand for any GPU"
@@ -131,7 +122,7 @@ class Usage:
             return ""
         if allocated is None or not allocated.device_ids:
             is_silent = self.assigned is None
-            return f"kubelet {'does not answer' if is_silent else 'lists no device of it yet'}"
+            return "kubelet does not answer" if is_silent else "kubelet lists no device of it yet"
         if pod.may_run_gpu_init:
             return "its init container may use any GPU"
         is_named = any(map(_DEVICE_UUID.fullmatch, allocated.device_ids))
@@ -186,15 +177,18 @@ class Usage:
         return by_key
 
     def _may_use(
-        self, pod: cluster.Pod, found: cluster.PodDevices | None, affected: Collection[str] | None
+        self,
+        pod: cluster.Pod,
+        allocated: cluster.PodDevices | None,
+        affected: Collection[str] | None,
     ) -> bool:
         """Return whether a pod has, or may have, one of the devices; None: any GPU."""
-        if self._may_claim_gpu(pod, found):
+        if self._may_claim_gpu(pod, allocated):
             return True
         claimed = pod.claimed_ids or frozenset()
         if claimed and (affected is None or not claimed.isdisjoint(affected)):
             return True
-        ids = found.device_ids if found else frozenset[str]()
+        ids = allocated.device_ids if allocated else frozenset[str]()
         if any(map(self._is_unknown, claimed | ids)) and self._may_run(pod):
             return True
         has_gpu = any(map(resources.is_device_or_shared, _of_plugin(pod)))
@@ -205,12 +199,12 @@ class Usage:
         # The ids of one pod can belong to several plugins, such as one for network cards.
         return has_gpu and not any(map(_DEVICE_UUID.fullmatch, ids))
 
-    def _may_claim_gpu(self, pod: cluster.Pod, found: cluster.PodDevices | None) -> bool:
-        """Return whether a pod has ResourceClaims whose devices are not known and may be GPUs."""
+    def _may_claim_gpu(self, pod: cluster.Pod, allocated: cluster.PodDevices | None) -> bool:
+        """Return whether a pod has ResourceClaims for unknown devices that may be GPUs."""
         if pod.claimed_ids is not None:
             return False
-        if found is not None and found.claim_drivers:
-            return cluster.GPU_CLAIM_DRIVER in found.claim_drivers
+        if allocated is not None and allocated.claim_drivers:
+            return cluster.GPU_CLAIM_DRIVER in allocated.claim_drivers
         return pod.has_claims
 
     def _is_unknown(self, device_id: str) -> bool:
@@ -218,8 +212,8 @@ class Usage:
 
         Another program destroyed its instance, or the DRA driver's ResourceSlices are outdated.
         """
-        is_uuid = _DEVICE_UUID.fullmatch(device_id) is not None
-        return is_uuid and self.known_ids is not None and device_id not in self.known_ids
+        is_missing = self.known_ids is not None and device_id not in self.known_ids
+        return is_missing and _DEVICE_UUID.fullmatch(device_id) is not None
 
     def _may_run(self, pod: cluster.Pod) -> bool:
         """Return whether a process on a GPU may belong to this pod.
@@ -247,29 +241,22 @@ def _joined(one: cluster.PodDevices, other: cluster.PodDevices) -> cluster.PodDe
     )
 
 
-def _unlisted_pod(found: cluster.PodDevices) -> cluster.Pod:
+def _unlisted_pod(allocated: cluster.PodDevices) -> cluster.Pod:
     """Build the pod that only kubelet lists, as far as known."""
     return cluster.Pod(
-        namespace=found.namespace,
-        name=found.name,
+        namespace=allocated.namespace,
+        name=allocated.name,
         uid="",
         phase="Running",
-        labels={},
-        node_selector={},
-        owner_kind=None,
-        is_mirror=False,
-        is_ready=False,
-        is_terminating=False,
-        gpu_resources=dict.fromkeys(found.gpu_resources, 1),
-        container_names=(),
-        has_claims=cluster.GPU_CLAIM_DRIVER in found.claim_drivers,
+        gpu_resources=dict.fromkeys(allocated.gpu_resources, 1),
+        has_claims=cluster.GPU_CLAIM_DRIVER in allocated.claim_drivers,
         is_unlisted=True,
     )
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class GpuUse:
-    """What is in use on the GPUs of a node."""
+    """The GPU instances of a node that are in use."""
 
     in_use: Mapping[str, frozenset[model.Placement]]
     """Placements of GPU instances by UUID of the GPU, as in ``records.capacity``; without GPUs
@@ -284,7 +271,7 @@ def find(
     *,
     daemons: Sequence[clients.ExtraClient] = (),
 ) -> GpuUse | None:
-    """Find which instances are in use; None if that depends on kubelet, which does not answer.
+    """Find the instances in use; None if that depends on kubelet, which does not answer.
 
     Args:
         gpus: The node's GPUs.
@@ -305,9 +292,9 @@ def find(
         listed = (usage.processes or {}).get(gpu.uuid, ())
         running = [each for each in listed if each.home not in paused]
         used = set()
-        for place, ids, is_used in _instances(gpu, running):
+        for place, ids, has_process in _instances(gpu, running):
             users = usage.users(ids, daemons=daemons)
-            if users or is_used:
+            if users or has_process:
                 used.add(place)
                 # Kubelet has not ended an unlisted pod yet, or the API does not show it yet.
                 is_stable &= any(not pod.is_unlisted for pod in users)

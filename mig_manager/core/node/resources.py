@@ -1,7 +1,7 @@
-"""Extended resources: what the node should have, what it has, and which pods request it.
+"""Extended resources of a node: expected devices, advertised devices, and the pods' requests.
 
 The API shows what a pod requests and where it runs, but not which device it got: only kubelet
-knows. So the answer is by kind of device, and certain if all devices of a kind are in use or end.
+knows. So the API gives certainty only if all devices of a kind are in use, or all are destroyed.
 """
 
 import collections
@@ -14,6 +14,10 @@ from mig_manager.core.node import cluster
 
 GPU = f"{cluster.RESOURCE_PREFIX}gpu"  # A whole GPU
 _MIG_PREFIX = f"{cluster.RESOURCE_PREFIX}mig-"
+_SHARED = ".shared"  # suffix of the device plugin for a resource with replicas, if configured
+_REPLICAS = ".replicas"
+DISPLAYS = frozenset({"DGX Display", "NVIDIA DGX Display"})
+"""Console GPUs of a DGX Station, which the plugin skips: go-nvlib does so by name."""
 
 
 def of_profile(profile: model.Profile) -> str | None:
@@ -39,14 +43,14 @@ def profile_of(resource: str) -> model.Profile | None:
 
 def counts(gpus: Iterable[model.Gpu]) -> dict[str, int]:
     """Count the devices of each resource with ``mig.strategy=mixed``, nameless ones excepted."""
-    found: collections.Counter[str] = collections.Counter()
+    devices: collections.Counter[str] = collections.Counter()
     for gpu in gpus:
         if gpu.current_mode is not model.MigMode.ENABLED:
-            found[GPU] += 1
+            devices[GPU] += 1
             continue
         names = (of_profile(device.profile) for device in gpu.devices if device.uuid)
-        found.update(name for name in names if name)
-    return dict(found)
+        devices.update(name for name in names if name)
+    return dict(devices)
 
 
 def desired_counts(
@@ -56,19 +60,18 @@ def desired_counts(
 
     Whole GPUs are counted even if there is none.
     """
-    found = collections.Counter({GPU: 0})
+    devices = collections.Counter({GPU: 0})
     for gpu in gpus:
-        desired = wanted.get(gpu.uuid)
         if gpu.name in DISPLAYS:
             continue
-        if desired is None or desired.mode is not model.MigMode.ENABLED:
-            found[GPU] += 1
+        gpu_wanted = wanted.get(gpu.uuid)
+        if gpu_wanted is None or gpu_wanted.mode is not model.MigMode.ENABLED:
+            devices[GPU] += 1
             continue
-        for profile, count in desired.counts.items():
-            name = GPU if strategy is Strategy.SINGLE else of_profile(profile)
-            found[name or ""] += count
-    found.pop("", None)
-    return dict(found)
+        for profile, count in gpu_wanted.counts.items():
+            if name := GPU if strategy is Strategy.SINGLE else of_profile(profile):
+                devices[name] += count
+    return dict(devices)
 
 
 def is_device(name: str) -> bool:
@@ -87,27 +90,19 @@ def is_device_or_shared(name: str) -> bool:
 
 
 def base(name: str) -> str:
-    """Return the resource that has replicas under a name, or the name."""
+    """Return a resource's name without the suffix for replicas."""
     return name.removesuffix(_SHARED)
 
 
 def supplied(gpus: Iterable[model.Gpu], strategy: "Strategy | None") -> frozenset[str]:
-    """Return the resources that a device plugin may have for these GPUs, replicas aside.
+    """Return the resources that a device plugin may advertise for these GPUs, without replicas.
 
-    ``strategy`` None: it is not known.
+    ``strategy`` None: unknown.
     """
     if strategy in (Strategy.NONE, Strategy.SINGLE):
         return frozenset({GPU})
     named = frozenset(counts(gpu for gpu in gpus if gpu.name not in DISPLAYS))
     return named if strategy is Strategy.MIXED else named | {GPU}
-
-
-_SHARED = ".shared"  # suffix of the device plugin for a resource with replicas, if configured
-_REPLICAS = ".replicas"
-DISPLAYS = frozenset({"DGX Display", "NVIDIA DGX Display"})
-"""Console GPUs of a DGX Station, which the plugin skips: go-nvlib does so by name."""
-_WITHOUT_MIG_NAMES = frozenset({"single", "none"})
-"""Strategies that advertise MIG devices, or GPUs with them, as whole GPUs."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,7 +121,7 @@ class DeviceKind:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Loss:
-    """Devices of one kind that are destroyed, and what that means for the pods."""
+    """Devices of one kind that a plan destroys, and the consequences for pods."""
 
     kind: DeviceKind
     ending: int
@@ -149,18 +144,15 @@ def kinds(
 
     ``strategy`` is the device plugin's ``mig.strategy``; empty if unknown.
     """
-    counts: collections.Counter[str] = collections.Counter()
-    for gpu in gpus:
-        counts.update(_devices(gpu, strategy))
-    asking: dict[str, dict[str, int]] = collections.defaultdict(dict)
+    devices = collections.Counter(name for gpu in gpus for name in _devices(gpu, strategy))
+    requests: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
     for pod in pods:
-        for name, amount in ({} if pod.is_finished else pod.gpu_resources).items():
-            resource = name.removesuffix(_SHARED)
-            if is_device(resource) and amount > 0:
-                asking[resource][pod.key] = asking[resource].get(pod.key, 0) + amount
-    names = sorted(counts.keys() | asking.keys(), key=lambda name: (name == GPU, name))
+        for name, amount in pod.gpu_resources.items():
+            if amount > 0 and is_device_or_shared(name) and not pod.is_finished:
+                requests[base(name)][pod.key] += amount
+    names = sorted(devices.keys() | requests.keys(), key=lambda name: (name == GPU, name))
     return tuple(
-        DeviceKind(resource=name, count=counts[name], pods=dict(sorted(asking[name].items())))
+        DeviceKind(resource=name, count=devices[name], pods=dict(sorted(requests[name].items())))
         for name in names
     )
 
@@ -189,17 +181,15 @@ def losses(
     )
 
 
-def _devices(gpu: model.Gpu, strategy: str) -> Iterable[str]:
+def _devices(gpu: model.Gpu, strategy: str) -> list[str]:
     if gpu.current_mode is not model.MigMode.ENABLED or strategy == "none":
         return [GPU]
-    inside = [device.profile for device in gpu.devices]
-    return _names(inside, strategy)
+    return _names((device.profile for device in gpu.devices), strategy)
 
 
 def _names(profiles: Iterable[model.Profile], strategy: str) -> list[str]:
-    if strategy in _WITHOUT_MIG_NAMES:
-        return [GPU for _ in profiles]
-    return [name for name in map(of_profile, profiles) if name]
+    names = (GPU if strategy == "single" else of_profile(profile) for profile in profiles)
+    return [name for name in names if name]
 
 
 def expected_devices(gpus: Iterable[model.Gpu]) -> tuple[frozenset[str], frozenset[str]]:
@@ -274,13 +264,13 @@ def _why_not_counted(
 ) -> str:
     """Compare the node's counts with what the plugin should register by one of its strategies."""
     sliced, whole = expected_devices(gpus)
-    seen = [gpu for gpu in gpus if gpu.name not in DISPLAYS]
     allocatable = {name: n for name, n in _devices_of(node.allocatable).items() if n}
     total = sum(allocatable.values())
     if total in (len(sliced), len(whole)):
         return ""
     needed = len(expected_devices(_among(gpus, changed))[0])
-    for expected in (counts(seen), {GPU: len(sliced)}, {GPU: len(whole)}):
+    mixed = counts(gpu for gpu in gpus if gpu.name not in DISPLAYS)
+    for expected in (mixed, {GPU: len(sliced)}, {GPU: len(whole)}):
         if _is_as_expected(allocatable, expected, node.labels):
             return ""
         # Kubelet counts an unhealthy device in the capacity alone.
@@ -305,7 +295,7 @@ def _is_as_expected(
         and value not in ("0", "1")
         for key, value in labels.items()
     )
-    bare = {name.removesuffix(_SHARED): (name, n) for name, n in counts.items()}
+    bare = {base(name): (name, n) for name, n in counts.items()}
     return bare.keys() == expected.keys() and all(
         n == expected[key] or (n % expected[key] == 0 and (has_replicas or name.endswith(_SHARED)))
         for key, (name, n) in bare.items()
@@ -385,12 +375,12 @@ def strategy_refusals(gpus: Sequence[GpuLayout]) -> Mapping[Strategy, str]:
     The node then offers no device at all (k8s-device-plugin v0.20, ``internal/rm/device_map.go``
     and ``rm.go``).
     """
-    found = {Strategy.SINGLE: _single_refusal(gpus)}
+    refusals = {Strategy.SINGLE: _single_refusal(gpus)}
     nameless = {str(p) for gpu in gpus if gpu.is_enabled for p in gpu.profiles if not p.spans}
     if nameless:
         names = ", ".join(sorted(nameless))
-        found[Strategy.MIXED] = f"no resource has the name of a part of a GPU instance: {names}"
-    return {strategy: why for strategy, why in found.items() if why}
+        refusals[Strategy.MIXED] = f"no resource has the name of a part of a GPU instance: {names}"
+    return {strategy: why for strategy, why in refusals.items() if why}
 
 
 def without_devices(gpus: Iterable[GpuLayout]) -> str:
@@ -405,7 +395,7 @@ def plugin_strategy(plugins: Sequence[cluster.Pod], labels: Mapping[str, str]) -
 
 
 def labelled_strategy(labels: Mapping[str, str]) -> Strategy | None:
-    """Return the strategy that GPU feature discovery last found; None if unknown."""
+    """Return the strategy that GPU feature discovery last published; None if unknown."""
     return _strategy(labels.get(STRATEGY_LABEL))
 
 
