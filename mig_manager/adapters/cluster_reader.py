@@ -98,8 +98,7 @@ class ClusterReader:
         missing: list[str] = []
         for name in dict.fromkeys(names):
             try:
-                found = self._get(cluster.api_path(_NODES, name))
-                nodes.append(fleet_nodes.parse(found))
+                nodes.append(fleet_nodes.parse(self._get(cluster.api_path(_NODES, name))))
             except errors.ClusterError as error:
                 if not error.is_not_found or len(names) == 1:
                     raise
@@ -117,7 +116,7 @@ class ClusterReader:
         return Found(reports=reports, missing=tuple(missing))
 
     def selected(self, selector: str | None) -> list[fleet_nodes.Node]:
-        """Return the nodes that a selector matches; None: those with GPUs."""
+        """Return the nodes that a selector matches; None: all nodes with GPUs."""
         query = {"labelSelector": selector} if selector else {}
         nodes = cluster.listed(self._get, _NODES, query, fleet_nodes.parse)
         return [node for node in nodes if selector or node.has_gpus]
@@ -163,26 +162,26 @@ class ClusterReader:
         """Return the layouts.
 
         Args:
-            config_map: Namespace and name of the ConfigMap; None: the first of the usual ones.
+            config_map: Namespace and name of the ConfigMap; None: the first of ``_CONFIG_MAPS``.
             default: The layouts if no ConfigMap exists.
             is_lenient: How to parse them.
 
         Raises:
             ClusterError: As each request.
             ConfigError: The ConfigMap's layout file is invalid.
-            UsageError: None of the usual ones exists, and there is no ``default``.
+            UsageError: No ConfigMap exists, and ``default`` is missing.
         """
         for namespace, name in (config_map,) if config_map else _CONFIG_MAPS:
             source = f"ConfigMap {namespace}/{name}"
             path = cluster.api_path("/api/v1/namespaces", namespace, "configmaps", name)
             try:
-                found = self._get(path)
+                item = self._get(path)
             except errors.ClusterError as error:
                 if error.is_not_found and not config_map:
                     continue
                 raise
             with cluster.as_cluster_error(source):
-                data = cluster.strings(found.get("data"))
+                data = cluster.strings(item.get("data"))
             if _DOCUMENT_KEY not in data and len(data) != 1:
                 raise errors.ConfigError(
                     f"{source} has no entry {_DOCUMENT_KEY}",

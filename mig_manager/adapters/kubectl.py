@@ -35,14 +35,13 @@ _NOT_LOGGED_IN = re.compile(r"error: You must be logged in")
 
 
 class Kubectl:
-    """Requests by ``kubectl``.
+    """Sends requests with ``kubectl``.
 
-    kubectl knows its user's contexts, credential programs, proxies and impersonation. ``kubectl
-    get --raw`` sends one GET and prints the response unchanged, so that the Kubernetes library,
-    many times as large as the rest of the plugin, is not needed.
+    ``kubectl get --raw`` sends one GET and prints the response unchanged, so the plugin does not
+    need the Kubernetes library, which is many times as large as the rest of it.
 
-    Each request raises ``ClusterError`` if the API refused or does not answer, or if kubectl
-    cannot connect: with reason FORBIDDEN for 401 and 403; ``status`` shows a 404.
+    Every request raises ``ClusterError`` as ``cluster_reader.Transport``, also if kubectl cannot
+    connect.
     """
 
     def __init__(
@@ -89,7 +88,7 @@ class Kubectl:
             ) from error
 
     def patch_node(self, name: str, change: Mapping[str, object]) -> None:
-        """Merge a change into a node; status 409: it has not the ``resourceVersion`` of that."""
+        """Merge a change into a node; status 409: the node has another ``resourceVersion``."""
         patch = ["--type=merge", f"--patch={json.dumps(change)}", "--field-manager=kubectl-mig"]
         self._run(["patch", "node", name, *patch, "--output=name"], f"patching node {name}")
 

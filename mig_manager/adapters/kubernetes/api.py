@@ -45,9 +45,9 @@ _LONGEST_RETRY_AFTER_S = 10.0
 """A longer delay is left to the caller to plan."""
 _LONGEST_START_S = 30.0
 """How long a server may take between its last silence and the first request that it grants."""
-_READ_AGAIN = frozenset({429, 500, 502, 503, 504})
-_WRITE_AGAIN = frozenset({429, 503})
-"""The statuses with which a server says that it has not acted."""
+_RETRY_READS = frozenset({429, 500, 502, 503, 504})
+_RETRY_WRITES = frozenset({429, 503})
+"""With these statuses a server reports that it has not acted."""
 _backoff_s = tenacity.wait_random_exponential(multiplier=0.25, max=2.0)
 """Random, because all nodes of a cluster may be waiting."""
 
@@ -75,7 +75,7 @@ class RateLimit:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Request:
-    """What to send; the text of one is its method and path."""
+    """A request to the API server."""
 
     method: str
     path: str
@@ -83,10 +83,10 @@ class _Request:
     query: Mapping[str, str] | None = None
     content: str = "json"  # the body's media type, without ``application/``
     retried: frozenset[int] = frozenset()
-    """The statuses after which it is sent again, as after a broken connection; empty: never."""
+    """Statuses after which it is retried, as after a broken connection; empty: never."""
 
-    def may_be_repeated(self, error: BaseException) -> bool:
-        """Return whether sending it again may help and does no harm."""
+    def can_be_retried(self, error: BaseException) -> bool:
+        """Return whether a retry may help and does no harm."""
         if not isinstance(error, responses.ApiError) or not self.retried:
             return False
         is_starting = (
@@ -103,10 +103,9 @@ class _Request:
 class KubeApi:
     """A client of the API server; safe to use from several threads.
 
-    Every method raises ``errors.ClusterError`` (in fact its subclass ``ApiError``) and nothing
-    else: FORBIDDEN for 401 and 403, API_UNAVAILABLE for 429, 5xx and no answer, API_ERROR for all
-    others, which ``status`` distinguishes. A 403 of a server that may have just started is
-    API_UNAVAILABLE.
+    Methods raise ``errors.ClusterError`` (its subclass ``ApiError``) and nothing else: FORBIDDEN
+    for 401 and 403, API_UNAVAILABLE for 429, 5xx and no answer, API_ERROR for all others, which
+    ``status`` distinguishes. A 403 of a server that may have just started is API_UNAVAILABLE.
     """
 
     def __init__(
@@ -135,7 +134,7 @@ class KubeApi:
         self._sleep: Callable[[float], Any] = sleep or self._closed.wait
         self._limit = limit
         self._silent_s = -math.inf
-        """When a request last got no answer; none since the last one that was granted: -inf."""
+        """When a request last got no answer; -inf after a request that was granted."""
 
     @classmethod
     def connect(cls, *, kubeconfig: str | None, request_timeout_s: float = 10.0) -> Self:
@@ -154,7 +153,7 @@ class KubeApi:
                     kube_config().load_kube_config(
                         kubeconfig, client_configuration=configuration, persist_config=False
                     )
-            except Exception as error:  # noqa: BLE001 - the loader lets out what a bad file provokes
+            except Exception as error:  # noqa: BLE001 - a bad file makes the loader raise anything
                 where = f"kubeconfig {kubeconfig}" if kubeconfig else "not in a pod of a cluster"
                 why = " ".join(str(error).split()).rstrip(".")
                 raise errors.UsageError(
@@ -185,7 +184,7 @@ class KubeApi:
 
     def get(self, path: str, query: Mapping[str, str] | None = None) -> dict[str, Any]:
         """Get an object or a list."""
-        return self._object(_Request("GET", path, query=query, retried=_READ_AGAIN))
+        return self._object(_Request("GET", path, query=query, retried=_RETRY_READS))
 
     def text(self, path: str, query: Mapping[str, str]) -> str:
         """Get a text, such as a container's log; never sent twice."""
@@ -201,20 +200,17 @@ class KubeApi:
 
     def delete(self, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Delete an object; a retry after a broken connection may find it gone (404)."""
-        return self._object(_Request("DELETE", path, body, retried=_WRITE_AGAIN))
+        return self._object(_Request("DELETE", path, body, retried=_RETRY_WRITES))
 
     def patch(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        """Merge a change into an object (RFC 7386).
-
-        It has absolute values, so it may be repeated after a broken connection.
-        """
+        """Merge a change into an object (RFC 7386); its absolute values make a retry safe."""
         content = "merge-patch+json"
-        return self._object(_Request("PATCH", path, body, content=content, retried=_WRITE_AGAIN))
+        return self._object(_Request("PATCH", path, body, content=content, retried=_RETRY_WRITES))
 
     def patch_lists(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
         """Merge as ``patch``, and merge lists by the keys that the API declares for them."""
         content = "strategic-merge-patch+json"
-        return self._object(_Request("PATCH", path, body, content=content, retried=_WRITE_AGAIN))
+        return self._object(_Request("PATCH", path, body, content=content, retried=_RETRY_WRITES))
 
     def watch(
         self, path: str, *, query: Mapping[str, str], timeout_s: float, idle_timeout_s: float
@@ -238,29 +234,24 @@ class KubeApi:
         return responses.WatchStream(response, request=f"watch {path}")
 
     def is_allowed(self, right: rights.Right, *, name: str = "") -> bool:
-        """Ask by a SelfSubjectAccessReview whether we have a right in all namespaces.
-
-        An empty ``name`` asks for any object.
-        """
+        """Review whether we have a right on the named objects, or on all, in all namespaces."""
         attributes = {
             "group": right.group,
             "resource": right.resource,
             "subresource": right.subresource,
             "verb": right.verb,
         }
-        answer = self.post(
-            "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews",
-            {
-                "apiVersion": "authorization.k8s.io/v1",
-                "kind": "SelfSubjectAccessReview",
-                "spec": {"resourceAttributes": attributes | ({"name": name} if name else {})},
-            },
-        )
+        review = {
+            "apiVersion": "authorization.k8s.io/v1",
+            "kind": "SelfSubjectAccessReview",
+            "spec": {"resourceAttributes": attributes | ({"name": name} if name else {})},
+        }
+        answer = self.post("/apis/authorization.k8s.io/v1/selfsubjectaccessreviews", review)
         with cluster.as_cluster_error("the review of our rights"):
             return answer["status"]["allowed"] is True
 
     def user(self) -> str:
-        """Ask by a SelfSubjectReview for the name of our user."""
+        """Return the name of our user, by a SelfSubjectReview."""
         review = {"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview"}
         answer = self.post("/apis/authentication.k8s.io/v1/selfsubjectreviews", review)
         with cluster.as_cluster_error("the review of our user"):
@@ -272,9 +263,9 @@ class KubeApi:
         self._client.close()
 
     def _object(self, request: _Request) -> dict[str, Any]:
-        """Send a request, and again with backoff where that may help; parse the answer."""
+        """Send a request, with retries where they may help, and parse the answer."""
         return tenacity.Retrying(
-            retry=tenacity.retry_if_exception(request.may_be_repeated),
+            retry=tenacity.retry_if_exception(request.can_be_retried),
             stop=tenacity.stop_any(
                 tenacity.stop_after_attempt(_ATTEMPTS),
                 tenacity.stop_after_delay(2 * self._timeout_s),
@@ -306,8 +297,8 @@ class KubeApi:
         """Send a request and return the response, unread, if its status is 2xx."""
         response = self._send(request)
         if response.status == http.HTTPStatus.UNAUTHORIZED and self._reload is not None:
-            # The client itself reloads credentials once a minute. The server's 401 says more than
-            # a file that is missing while it is replaced.
+            # The client itself reloads credentials once a minute. If their file is missing while
+            # it is replaced, the 401 stays, which explains more.
             with contextlib.suppress(errors.UsageError):
                 self._reload()
                 response.close()
@@ -333,7 +324,7 @@ class KubeApi:
             # This runs the client's refresh, which reads token files and may run a plugin.
             auth = self._configuration.auth_settings().get("BearerToken")
         except Exception as error:
-            # Whatever a file provokes, such as OverflowError by a time in year 1.
+            # A bad file causes any error, such as OverflowError by a time in year 1.
             detail = f"the credentials cannot be read: {error}"
             raise responses.no_answer(str(request), detail) from error
         if auth is not None and auth["value"]:
@@ -364,7 +355,7 @@ class KubeApi:
     def _read(
         self, response: urllib3.BaseHTTPResponse, request: _Request, *, limit: int = _LARGEST_BODY
     ) -> bytes:
-        """Read a body up to a limit and close it; more than the limit means that it is longer.
+        """Read a body up to a limit and close it; a longer result means that it is too long.
 
         The deadline also ends a response that trickles in for ever.
         """
@@ -390,5 +381,5 @@ class KubeApi:
 def _pause_s(state: tenacity.RetryCallState) -> float:
     """Wait as long as the server asks, else with backoff."""
     error = state.outcome.exception() if state.outcome else None
-    asked_s = error.retry_after_s if isinstance(error, responses.ApiError) else None
-    return _backoff_s(state) if asked_s is None else asked_s
+    requested_s = error.retry_after_s if isinstance(error, responses.ApiError) else None
+    return _backoff_s(state) if requested_s is None else requested_s

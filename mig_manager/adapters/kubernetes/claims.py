@@ -47,8 +47,8 @@ class KubeSlices:
     def withdraw(self) -> None:
         # Kubelet deletes them 30 s after the driver stopped (``defaultWipingDelay`` in
         # k8s.io/kubernetes/pkg/kubelet/cm/dra). Until then, or until the new driver has published
-        # its own, the scheduler allocates devices that are gone to claims, and the pods of those
-        # claims never start.
+        # its own, the scheduler allocates devices that are gone, and the claiming pods never
+        # start.
         with _warn_on_error():
             for each in self.list() or ():
                 with _warn_on_error():
@@ -74,7 +74,7 @@ class PodClaims:
         self._slices = KubeSlices(kube, node_name=node_name)
         self._monotonic = monotonic
         self._allocated: dict[str, frozenset[claims.Device]] = {}
-        """UID of a pod -> what its claims were allocated."""
+        """UID of a pod -> the devices that its claims were allocated."""
         self._devices: dict[str, frozenset[str]] = {}
         """UID of a pod -> the UUIDs of its devices."""
         self._forbidden_s = -math.inf
@@ -87,11 +87,11 @@ class PodClaims:
             ClusterError: The API failed. A missing right, claim or version is no error.
         """
         listed = tuple(pods)
-        self._find(pod for pod in listed if pod.has_claims and not pod.is_finished)
+        self._read(pod for pod in listed if pod.has_claims and not pod.is_finished)
         return self.known(listed)
 
     def known(self, pods: Iterable[cluster.Pod]) -> tuple[cluster.Pod, ...]:
-        """Return the same without a request, with what is known already."""
+        """Return the same from earlier answers, without a request."""
         return tuple(
             dataclasses.replace(pod, has_claims=bool(uuids), claimed_ids=uuids)
             if (uuids := self._devices.get(pod.uid)) is not None
@@ -102,9 +102,9 @@ class PodClaims:
     def forget_all_but(self, uids: Collection[str]) -> None:
         """Forget the pods that are gone."""
         self._allocated = {uid: each for uid, each in self._allocated.items() if uid in uids}
-        self._devices = {uid: found for uid, found in self._devices.items() if uid in uids}
+        self._devices = {uid: each for uid, each in self._devices.items() if uid in uids}
 
-    def _find(self, pods: Iterable[cluster.Pod]) -> None:
+    def _read(self, pods: Iterable[cluster.Pod]) -> None:
         claimed = {
             pod.uid: devices
             for pod in pods
@@ -130,7 +130,7 @@ class PodClaims:
             try:
                 claim = self._resources.get(path)
                 with cluster.as_cluster_error("a ResourceClaim"):
-                    found = claims.parse_claim(claim)
+                    allocated = claims.parse_claim(claim)
             except errors.ClusterError as error:
                 _raise_if_transient(error)
                 if error.status == http.HTTPStatus.FORBIDDEN:
@@ -138,9 +138,9 @@ class PodClaims:
                 key = f"{pod.namespace}/{name}"
                 _log.info("claim_not_read", claim=key, error=error.message)
                 return None
-            if found is None:
+            if allocated is None:
                 return None
-            devices |= found
+            devices |= allocated
         return frozenset(devices)
 
     def _list_slices(self) -> tuple[claims.Slice, ...]:

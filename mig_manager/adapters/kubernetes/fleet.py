@@ -62,20 +62,11 @@ class Fleet(watch.Watch):
         None removes the label, or the annotation for ``undo`` (``mark``). After an error the label
         may have been written.
         """
-        change = {
-            "metadata": {
-                "resourceVersion": seen.version,
-                "labels": {cluster.CONFIG_LABEL: layout},
-                "annotations": {cluster.ROLLOUT_ANNOTATION: mark and mark.to_json()},
-            }
+        metadata = {
+            "labels": {cluster.CONFIG_LABEL: layout},
+            "annotations": {cluster.ROLLOUT_ANNOTATION: mark and mark.to_json()},
         }
-        try:
-            self._kube.patch(node.path(seen.name), change)
-        except errors.ClusterError as error:
-            if error.is_conflict or error.is_not_found:
-                return False
-            raise
-        return True
+        return node.patch_version(self._kube, seen.name, seen.version, metadata) is not None
 
     def listed(self, items: Iterable[Mapping[str, Any]]) -> None:
         nodes = {each.name: each for each in map(fleet_nodes.parse, items)}

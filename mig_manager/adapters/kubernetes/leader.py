@@ -50,12 +50,12 @@ class Leader:
         self._durations = leases.Durations()
         self._clock = clock
         self._version = ""
-        """Of the Lease as last seen; empty: there is none."""
+        """Of the Lease as last read; empty: it does not exist."""
         self._seen_s = math.inf
         """Since when it is unchanged."""
         self._renewed_s = -math.inf
         """When the last request that made it ours began; -inf: it is not ours."""
-        self._asked_s = -math.inf
+        self._campaigned_s = -math.inf
         self._transitions = 0
 
     @property
@@ -68,13 +68,13 @@ class Leader:
     def next_in_s(self) -> float:
         """How long until ``campaign`` must be called again."""
         pause_s = self._duration_s / _RENEWALS
-        return max(0.0, self._asked_s + pause_s - self._clock.monotonic())
+        return max(0.0, self._campaigned_s + pause_s - self._clock.monotonic())
 
     def campaign(self) -> bool:
         """Renew the Lease, or take it if it may be taken; return whether this replica leads."""
         if self.next_in_s > 0:
             return self.may_write
-        self._asked_s = self._clock.monotonic()
+        self._campaigned_s = self._clock.monotonic()
         was_leader = self._renewed_s > -math.inf
         try:
             if not (was_leader and self._write(self._identity)):
@@ -129,11 +129,7 @@ class Leader:
                 _log.info("leadership_taken", identity=self._identity, before=holder or None)
 
     def _write(self, holder: str) -> bool:
-        """Write a holder into the Lease as last seen; return False if it has changed since.
-
-        Raises:
-            ClusterError: The API refused or does not answer; it may have been written.
-        """
+        """Write a holder into the Lease as last read; return False if it has changed since."""
         began_s = self._clock.monotonic()
         body = leases.lease(
             self._name,
@@ -142,17 +138,9 @@ class Leader:
             duration_s=round(self._duration_s),
             transitions=self._transitions,
         )
-        try:
-            if self._version:
-                lease = self._kube.put(self._path, body)
-            else:
-                lease = self._kube.post(self._collection, body)
-        except errors.ClusterError as error:
-            # Not found for a new Lease means a missing namespace: no replica would ever lead.
-            is_gone = bool(self._version) and error.is_not_found
-            if error.is_conflict or is_gone:
-                return False
-            raise
+        lease = leases.write(self._kube, self._collection, body)
+        if lease is None:
+            return False
         with cluster.as_cluster_error("the leader's Lease"):
             self._version = str(lease["metadata"]["resourceVersion"])
         self._seen_s = self._clock.monotonic()

@@ -171,10 +171,10 @@ class LeaseSlots:
     def _list(self) -> slots.Judgement:
         leases = self._kube.get(self._path)
         with cluster.as_cluster_error("the list of Leases"):
-            found = list(filter(None, map(self._slot, leases["items"] or ())))
+            listed = list(filter(None, map(self._slot, leases["items"] or ())))
         now_s = self._clock.monotonic()
-        self._seen = slots.remember(self._seen, found, now_s)
-        return slots.judge(found, self._seen, now_s, node=self._node, limit=self._limit)
+        self._seen = slots.remember(self._seen, listed, now_s)
+        return slots.judge(listed, self._seen, now_s, node=self._node, limit=self._limit)
 
     def _is_disrupted(self, name: str) -> bool:
         try:
@@ -193,22 +193,14 @@ class LeaseSlots:
         """
         began_s = self._clock.monotonic()
         self._owns_none = False
-        body = self._lease(slot, holder=self._node)
-        try:
-            if slot.version:
-                lease = self._kube.put(f"{self._path}/{slot.name}", body)
-            else:
-                lease = self._kube.post(self._path, body)
-        except errors.ClusterError as error:
-            is_gone = bool(slot.version) and error.is_not_found
-            if error.is_conflict or is_gone:
-                return False
-            raise
+        written = write(self._kube, self._path, self._lease(slot, holder=self._node))
+        if written is None:
+            return False
         with cluster.as_cluster_error("a Lease"):
-            self._own = self._slot(lease)
+            self._own = self._slot(written)
         if slot.holder != self._node:
             _log.info("slot_taken", slot=slot.name, before=slot.holder or None)
-        # From before the request: no other node can have seen it change earlier.
+        # The time before the request: no other node can have seen the change earlier.
         self._renewed_s = began_s
         return True
 
@@ -259,12 +251,29 @@ def path(namespace: str) -> str:
     return cluster.api_path("/apis/coordination.k8s.io/v1/namespaces", namespace, "leases")
 
 
+def write(kube: api.KubeApi, path: str, body: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Create or replace a Lease; return None if it has changed since its version, or is gone.
+
+    Raises:
+        ClusterError: The API refused or does not answer; it may have been written.
+    """
+    metadata = body["metadata"]
+    is_new = "resourceVersion" not in metadata
+    try:
+        return kube.post(path, body) if is_new else kube.put(f"{path}/{metadata['name']}", body)
+    except errors.ClusterError as error:
+        # Not found for a new Lease means a missing namespace: no program would ever have it.
+        if error.is_conflict or (error.is_not_found and not is_new):
+            return None
+        raise
+
+
 def lease(
     name: str, version: str, *, holder: str, duration_s: int, transitions: int
 ) -> dict[str, Any]:
-    """Return a Lease renewed now; ``version`` is that of the one to replace, empty for a new one.
+    """Return a Lease renewed now, which replaces this ``version``; a new one if it is empty.
 
-    The time in it is for people only: nothing here compares the clocks of two machines.
+    Its time is for people only: no program compares the clocks of two machines.
     """
     metadata: dict[str, Any] = {"name": name, "labels": dict(api.LABELS)}
     if version:

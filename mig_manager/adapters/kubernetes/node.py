@@ -39,6 +39,22 @@ def path(name: str) -> str:
     return cluster.api_path("/api/v1/nodes", name)
 
 
+def patch_version(
+    kube: api.KubeApi, name: str, version: str, metadata: Mapping[str, Any]
+) -> dict[str, Any] | None:
+    """Patch one version of a node; return None if the node has changed since, or is gone.
+
+    Raises:
+        ClusterError: The API refused or does not answer; the patch may have been applied.
+    """
+    try:
+        return kube.patch(path(name), {"metadata": {"resourceVersion": version, **metadata}})
+    except errors.ClusterError as error:
+        if error.is_conflict or error.is_not_found:
+            return None
+        raise
+
+
 class KubeNode:
     """Implements ``ports.Node`` on the Kubernetes API."""
 
@@ -60,7 +76,7 @@ class KubeNode:
         self._announcing: threading.Thread | None = None
         self._last: _Node | None = None
         self._last_s = -math.inf
-        """When the node was last heard of."""
+        """When the API last reported the node."""
         self._unwritten: readiness.Condition | None = None
         self._forbidden_until_s = -math.inf
         self._has_logged_refusal = False
@@ -93,10 +109,10 @@ class KubeNode:
     def update(self, decide: Callable[[cluster.NodeView], cluster.NodePatch]) -> cluster.NodeView:
         """Decide on a change of the node and write it in one request.
 
-        The request carries the ``resourceVersion`` of the node that it was decided for, so the
-        API server answers 409 if anything else has written since. The first attempt uses the node
-        as last seen: if that is outdated, it costs one request. Pauses between attempts, in part
-        random, let several writers of one node pass each other.
+        The request carries the ``resourceVersion`` that the decision is based on, so the API
+        server answers 409 after another write. The first attempt uses the node as last reported:
+        if that is outdated, it costs one request. Partly random pauses between attempts let
+        several writers of one node pass each other.
         """
         self._join_announcement()
         wait = timing.Wait(
@@ -109,9 +125,9 @@ class KubeNode:
         node, change = self._last or self._get(), None
         for _ in wait.attempts():
             if change is not None:
-                # Read after the pause: the time until the next attempt is as short as it can be.
+                # Read after the pause: so the shortest time passes until the next attempt.
                 node = self._get()
-                # The other write may be our own: its answer was lost, and it was sent again.
+                # The other write may be our own: its answer was lost, and it was retried.
                 if change.is_in(node.view):
                     return node.view
             change = decide(node.view)
@@ -129,9 +145,9 @@ class KubeNode:
         )
 
     def withdraw_devices(self) -> None:
-        # Kubelet's next heartbeat, after up to 10 s, would say the same of a plugin that stopped,
-        # and it writes the whole list then. Until then the scheduler believes in devices that are
-        # gone, and kubelet fails each pod that it binds to them.
+        # Kubelet's next heartbeat, after up to 10 s, would report the same of a stopped plugin,
+        # with the whole list. Until then the scheduler binds pods to devices that are gone, and
+        # kubelet fails these pods.
         self._join_announcement()
         try:
             allocatable = (self._last or self._get()).view.allocatable

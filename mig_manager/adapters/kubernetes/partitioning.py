@@ -30,7 +30,7 @@ _log = structlog.get_logger()
 class Collection(watch.Watch, Generic[_Item]):
     """All objects of one kind, converted by ``parse``; objects that become None are left out.
 
-    Malformed objects are left out too: one pod with an absurd request must not stop the work for
+    Malformed objects are left out too: a pod with an absurd request must not stop the work for
     all others.
 
     ``on_change`` is called in the watch's thread with an object's old and new value; None for an
@@ -51,8 +51,8 @@ class Collection(watch.Watch, Generic[_Item]):
         self._on_change = on_change
         self._lock = threading.Lock()
         self._kept: dict[tuple[str, str], _Item] = {}
-        self._strange: set[tuple[str, str]] = set()
-        """Keys of objects that cannot be understood: each is logged once."""
+        self._malformed: set[tuple[str, str]] = set()
+        """Keys of malformed objects, which are logged once."""
         self.is_current = False
         self._lost_s = -math.inf
         """Since when changes do not arrive; -inf: they never did."""
@@ -72,19 +72,19 @@ class Collection(watch.Watch, Generic[_Item]):
             return tuple(self._kept.values())
 
     def listed(self, items: Iterable[Mapping[str, Any]]) -> None:
-        strange, self._strange = self._strange, set()
-        parsed = ((key := _key(item), self._parsed(key, item, strange)) for item in items)
-        found = {key: item for key, item in parsed if item is not None}
+        known, self._malformed = self._malformed, set()
+        parsed = ((key := _key(item), self._parsed(key, item, known)) for item in items)
+        now = {key: item for key, item in parsed if item is not None}
         with self._lock:
-            before, self._kept = self._kept, found
-        for key in before.keys() | found.keys():
-            self._report(before.get(key), found.get(key))
+            before, self._kept = self._kept, now
+        for key in before.keys() | now.keys():
+            self._report(before.get(key), now.get(key))
 
     def changed(self, kind: str, item: Mapping[str, Any]) -> None:
         key = _key(item)
-        strange = self._strange & {key}
-        self._strange.discard(key)
-        now = None if kind == "DELETED" else self._parsed(key, item, strange)
+        known = self._malformed & {key}
+        self._malformed.discard(key)
+        now = None if kind == "DELETED" else self._parsed(key, item, known)
         with self._lock:
             before = self._kept.pop(key, None)
             if now is not None:
@@ -113,7 +113,7 @@ class Collection(watch.Watch, Generic[_Item]):
                 _log.warning(
                     "object_left_out", name="/".join(filter(None, key)), detail=error.message
                 )
-            self._strange.add(key)
+            self._malformed.add(key)
             return None
 
     def _report(self, before: _Item | None, now: _Item | None) -> None:
@@ -174,7 +174,7 @@ class Cluster:
     def nodes(self) -> tuple[partitioning.PartitionedNode, ...]:
         """Return the nodes as last reported, or as changed by our own write."""
         nodes = {each.name: each for each in self._nodes.items()}
-        # A write requires the version that was seen, so the next version seen is at least its.
+        # A write requires the reported version, so the next reported version includes it.
         self._written = {
             name: (before, after)
             for name, (before, after) in self._written.items()
@@ -194,26 +194,20 @@ class Cluster:
         Raises:
             ClusterError: The API refused or does not answer; the layout may have been requested.
         """
-        body = {
-            "metadata": {
-                "resourceVersion": change.version,
-                "labels": {cluster.CONFIG_LABEL: cluster.CUSTOM_LAYOUT},
-                "annotations": {cluster.LAYOUT_ANNOTATION: change.layout},
-            }
+        metadata = {
+            "labels": {cluster.CONFIG_LABEL: cluster.CUSTOM_LAYOUT},
+            "annotations": {cluster.LAYOUT_ANNOTATION: change.layout},
         }
-        try:
-            item = self._kube.patch(node.path(change.node), body)
-        except errors.ClusterError as error:
-            if error.is_conflict or error.is_not_found:
-                return False
-            raise
+        item = node.patch_version(self._kube, change.node, change.version, metadata)
+        if item is None:
+            return False
         after = partitioning.parse_node(item)
         if after is not None and after.version != change.version:
             self._written[change.node] = change.version, after
         return True
 
     def publish(self, event: events.Event, *, about: str) -> None:
-        """Publish an Event, unless this or another replica has published one ``about`` the same.
+        """Publish an Event, unless a replica has published an equal one with this ``about``.
 
         Raises:
             ClusterError: The API refused or does not answer; it may have been published.
@@ -245,7 +239,7 @@ class Cluster:
         before: demand.Pending | demand.Bound | None,
         now: demand.Pending | demand.Bound | None,
     ) -> None:
-        # A pod that got a node, or has ended, is no new demand.
+        # A pod that was bound, or has ended, is no new demand.
         if isinstance(now, demand.Pending):
             self._on_demand()
 

@@ -23,16 +23,16 @@ Object = Mapping[str, Any]
 def of_node(kube: api.KubeApi, name: str) -> dict[str, Any]:
     """Return our labels, annotations and devices of a node, its taints, conditions and versions.
 
-    Annotations with JSON are unpacked.
+    Annotations with JSON are parsed.
     """
-    found = kube.get(node.path(name))
+    item = kube.get(node.path(name))
     with cluster.as_cluster_error(f"node {name}"):
-        meta, spec, status = (found.get(key) or {} for key in ("metadata", "spec", "status"))
+        meta, spec, status = (item.get(key) or {} for key in ("metadata", "spec", "status"))
         annotations = _ours(meta.get("annotations"))
         return {
             "name": name,
             "labels": _ours(meta.get("labels")),
-            "annotations": {key: _unpacked(value) for key, value in annotations.items()},
+            "annotations": {key: _parsed(value) for key, value in annotations.items()},
             "unschedulable": bool(spec.get("unschedulable")),
             "taints": [_part(each, "key effect") for each in spec.get("taints") or ()],
             "capacity": _ours(status.get("capacity")),
@@ -48,13 +48,13 @@ def of_node(kube: api.KubeApi, name: str) -> dict[str, Any]:
 def events(kube: api.KubeApi, node_name: str) -> list[dict[str, Any]]:
     """Return our Events about a node."""
     query = {"fieldSelector": f"involvedObject.kind=Node,involvedObject.name={node_name}"}
-    words = "type reason message count firstTimestamp lastTimestamp eventTime"
+    fields = "type reason message count firstTimestamp lastTimestamp eventTime"
 
-    def ours(item: Object) -> dict[str, Any]:
+    def parse(item: Object) -> dict[str, Any]:
         sources = (item.get("source") or {}).get("component"), item.get("reportingComponent")
-        return _part(item, words) if _COMPONENT in sources else {}
+        return _part(item, fields) if _COMPONENT in sources else {}
 
-    return [each for each in cluster.listed(kube.get, _EVENTS, query, ours) if each]
+    return list(filter(None, cluster.listed(kube.get, _EVENTS, query, parse)))
 
 
 def agents(kube: api.KubeApi, node_name: str) -> tuple[Object, ...]:
@@ -69,9 +69,9 @@ def agents(kube: api.KubeApi, node_name: str) -> tuple[Object, ...]:
 
 def of_agents(pods: Iterable[Object]) -> list[dict[str, Any]]:
     """Return the images of these pods, their restarts, and how they ended."""
-    words = "phase startTime containerStatuses"
+    fields = "phase startTime containerStatuses"
     return [
-        _part(pod["metadata"], "namespace name labels") | _part(pod.get("status") or {}, words)
+        _part(pod["metadata"], "namespace name labels") | _part(pod.get("status") or {}, fields)
         for pod in pods
     ]
 
@@ -109,19 +109,28 @@ def logs(kube: api.KubeApi, pods: Iterable[Object], **more: str) -> str:
 
 
 def layout_file(kube: api.KubeApi, pods: Sequence[Object]) -> str:
-    """Return the layout file in the first ConfigMap that the first pod mounts."""
+    """Return the layout file in the first ConfigMap that the first pod mounts, if it exists."""
     with cluster.as_cluster_error("the agent's pod"):
         volumes = pods[0]["spec"].get("volumes") or ()
         name = next(each["configMap"]["name"] for each in volumes if "configMap" in each)
         namespace = pods[0]["metadata"]["namespace"]
-    return _config_text(kube, namespace=namespace, name=name) or ""
+    try:
+        config_map = kube.get(
+            cluster.api_path("/api/v1/namespaces", namespace, "configmaps", name)
+        )
+    except errors.ClusterError as error:
+        if error.is_not_found:
+            return ""
+        raise
+    with cluster.as_cluster_error(f"ConfigMap {namespace}/{name}"):
+        return str(config_map["data"]["config.yaml"])
 
 
 def _ours(values: Mapping[str, str] | None) -> dict[str, str]:
     return {key: each for key, each in (values or {}).items() if key.startswith(_OUR_KEYS)}
 
 
-def _unpacked(text: str) -> Any:
+def _parsed(text: str) -> Any:
     try:
         data = json_text.parse(text)
         # Python also parses and writes NaN, and infinity for 1e999.
@@ -131,19 +140,5 @@ def _unpacked(text: str) -> Any:
     return data
 
 
-def _part(item: Object, words: str) -> dict[str, Any]:
-    return {key: item[key] for key in words.split() if item.get(key) is not None}
-
-
-def _config_text(kube: api.KubeApi, *, namespace: str, name: str) -> str | None:
-    """Return the config document in a ConfigMap; None if the ConfigMap does not exist."""
-    try:
-        config_map = kube.get(
-            cluster.api_path("/api/v1/namespaces", namespace, "configmaps", name)
-        )
-    except errors.ClusterError as error:
-        if error.is_not_found:
-            return None
-        raise
-    with cluster.as_cluster_error(f"ConfigMap {namespace}/{name}"):
-        return str(config_map["data"]["config.yaml"])
+def _part(item: Object, fields: str) -> dict[str, Any]:
+    return {key: item[key] for key in fields.split() if item.get(key) is not None}

@@ -70,13 +70,13 @@ def parse(request: str, body: bytes) -> dict[str, Any]:
     """
     try:
         document = json_text.parse(body or b"{}")
-        found = f"a JSON {type(document).__name__}"
+        why = f"a JSON {type(document).__name__}"
     except ValueError as error:
-        document, found = None, str(error)
+        document, why = None, str(error)
     if isinstance(document, dict):
         return document
     raise ApiError(
-        f"the Kubernetes API's answer to {request} is not a JSON object: {found}",
+        f"the Kubernetes API's answer to {request} is not a JSON object: {why}",
         reason=errors.Reason.API_UNAVAILABLE,
     )
 
@@ -121,15 +121,14 @@ class WatchStream(Iterator[dict[str, Any]]):
             self._response.shutdown()
 
     def _read_line(self) -> bytes | None:
-        """Return the next line, or None at the end of the stream."""
+        """Return the next line; None at the end of the stream."""
         searched = 0
         while (end := self._buffer.find(b"\n", searched)) < 0:
             searched = len(self._buffer)
             if searched > _MAX_LINE:
                 raise no_answer(self._request, f"an event of more than {_MAX_LINE} bytes")
             try:
-                # Not decoded: we ask for no compression, and a small packed body may unpack to
-                # much.
+                # Not decoded, as in ``KubeApi``.
                 chunk = self._response.read1(_CHUNK, decode_content=False)
             except (urllib3.exceptions.HTTPError, OSError, ValueError) as error:
                 if not self._is_interrupted:
