@@ -1,7 +1,8 @@
 """Fakes at the ports: one small node in memory, whose every port call can be made to fail."""
 
+import contextlib
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from mig_manager import errors
 from mig_manager.core import model, ports, steps
@@ -57,6 +58,27 @@ class FakeRequest:
 
     def pause(self, seconds: float) -> None:
         self.wait(seconds)
+
+
+class FakeExclusion:
+    """A lock that others hold for as many tries as they like."""
+
+    def __init__(self, *, refusals: int = 0) -> None:
+        self.refusals = refusals
+        self.is_locked = False
+        self.descriptions: list[str] = []
+
+    @contextlib.contextmanager
+    def hold(self, doing: str) -> Iterator[None]:
+        if self.refusals:
+            self.refusals -= 1
+            raise errors.LockedError("another manager is at work: agent")
+        self.descriptions.append(doing)
+        self.is_locked = True
+        try:
+            yield
+        finally:
+            self.is_locked = False
 
 
 class FakeConfig:

@@ -12,7 +12,6 @@ from mig_manager.core.node import cluster
 from mig_manager.errors import Reason
 from tests import fakes, gpu_values, scenes
 from tests.scenes import assert_ends
-from tests.shell import applying_rig
 
 LAYOUT = "all-balanced"
 
@@ -198,7 +197,7 @@ def test_final_failure_is_retried_only_after_the_hardware_changed() -> None:
 
 def test_a_run_waits_until_another_manager_releases_the_lock() -> None:
     rig = scenes.node()
-    other = applying_rig.FakeExclusion(refusals=4)
+    other = fakes.FakeExclusion(refusals=4)
 
     assert_ends(rig, Reason.APPLIED, layout="all-1g.5gb", by=scenes.reconciler(rig, lock=other))
 
@@ -212,7 +211,7 @@ def test_a_manager_that_does_not_finish_is_named_and_nothing_is_touched() -> Non
         rig,
         Reason.LOCKED,
         "another manager is at work",
-        by=scenes.reconciler(rig, lock=applying_rig.FakeExclusion(refusals=10**9)),
+        by=scenes.reconciler(rig, lock=fakes.FakeExclusion(refusals=10**9)),
     )
 
     assert outcome.should_retry
@@ -221,7 +220,7 @@ def test_a_manager_that_does_not_finish_is_named_and_nothing_is_touched() -> Non
 
 def test_a_newer_request_need_not_wait_for_another_manager() -> None:
     rig = scenes.node()
-    ours = scenes.reconciler(rig, lock=applying_rig.FakeExclusion(refusals=10**9))
+    ours = scenes.reconciler(rig, lock=fakes.FakeExclusion(refusals=10**9))
 
     with pytest.raises(errors.Superseded):
         scenes.run(rig, by=ours, request=fakes.FakeRequest(rig.clock, ends_at=2))
@@ -231,7 +230,7 @@ def test_a_newer_request_need_not_wait_for_another_manager() -> None:
 
 def test_gpus_that_another_manager_works_on_are_checked_later() -> None:
     rig = scenes.node(layout=LAYOUT)
-    other = applying_rig.FakeExclusion()
+    other = fakes.FakeExclusion()
     ours = scenes.reconciler(rig, lock=other)
     ended = scenes.run(rig, LAYOUT, by=ours)
     tamper(rig)

@@ -15,7 +15,6 @@ from mig_manager.core.records import gpu_codec, journals
 from mig_manager.errors import Reason
 from tests import fakes, gpu_values, scenes
 from tests.scenes import LAYOUT, assert_ends
-from tests.shell import applying_rig
 
 IMPOSSIBLE = ("too-much", "no-such-layout", "no-such-profile")
 
@@ -301,7 +300,7 @@ def cut_in_half() -> tuple[fakes.NodeRig, tuple[model.Gpu, ...]]:
 
 def test_what_an_interrupted_change_left_is_undone_under_the_lock_alone() -> None:
     rig, before = cut_in_half()
-    lock = applying_rig.FakeExclusion(refusals=1)
+    lock = fakes.FakeExclusion(refusals=1)
     successor = scenes.reconciler(rig, lock=lock)
 
     with pytest.raises(errors.LockedError):

@@ -2,7 +2,7 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from mig_manager import errors
@@ -45,108 +45,6 @@ mig-configs:
 )
 
 
-class Gpus:
-    """GPUs on which each step can fail, or be the last thing that a process did."""
-
-    def __init__(self, product: str = "A100-SXM4-40GB", *, count: int = 2) -> None:
-        board = hardware.find(product)
-        self.gpus = tuple(hardware.template(board, index) for index in range(count))
-        self.is_driver_loaded = True
-        self.steps = 0
-        self.killed_at: int | None = None
-        """Number of the step, from 1, before which the process is killed."""
-        self.is_stale = False
-        """Whether what the next plan creates exists already."""
-        self.fails: Callable[[steps.Step], bool] = lambda _step: False
-        self.on_step: Callable[[steps.Step], object] = lambda _step: None
-
-    @property
-    def shape(self) -> list[object]:
-        """What a rollback restores."""
-        return [
-            (
-                gpu.current_mode,
-                [
-                    (
-                        gi.profile,
-                        gi.placement,
-                        [(c.profile, c.placement) for c in gi.compute_instances],
-                    )
-                    for gi in gpu.gpu_instances
-                ],
-            )
-            for gpu in self.gpus
-        ]
-
-    @contextlib.contextmanager
-    def killed(self, *, at: int) -> Iterator[None]:
-        """Kill the process before a step, counted from 1, if it comes that far."""
-        self.steps, self.killed_at = 0, at
-        try:
-            with contextlib.suppress(scenes.Killed):
-                yield
-        finally:
-            self.killed_at = None
-
-    def observe(self) -> model.ObservedGpus:
-        if not self.is_driver_loaded:
-            raise errors.HardwareError(
-                "no driver", reason=errors.Reason.DRIVER_NOT_LOADED, operation="nvmlInit"
-            )
-        return model.ObservedGpus(self.gpus)
-
-    def reboot(self) -> None:
-        """Lose all instances, and MIG mode where that needs no reset."""
-        self.gpus = tuple(
-            dataclasses.replace(
-                gpu,
-                gpu_instances=(),
-                current_mode=gpu.current_mode
-                if gpu.mode_change_needs_reset or gpu.current_mode is None
-                else model.MigMode.DISABLED,
-            )
-            for gpu in self.gpus
-        )
-
-    def execute(self, plan: steps.Plan, seen: Sequence[model.Gpu] = ()) -> model.ObservedGpus:
-        if plan.requires_idle and self.is_stale:
-            self.is_stale = False
-            raise errors.StalePlanError("GPU 0 has 1g.5gb at 2:1 already")
-        for step in plan.steps:
-            self.steps += 1
-            if self.steps == self.killed_at:
-                raise scenes.Killed
-            self.on_step(step)
-            if self.fails(step):
-                raise errors.HardwareError("in use", reason=errors.Reason.IN_USE)
-            self.gpus = tuple(
-                gpu_values.apply_step(gpu, step) if gpu.uuid == step.gpu_uuid else gpu
-                for gpu in self.gpus
-            )
-        return gpu_values.of_plan(self.gpus, plan)
-
-
-class FakeExclusion:
-    """A lock that others hold for as many tries as they like."""
-
-    def __init__(self, *, refusals: int = 0) -> None:
-        self.refusals = refusals
-        self.is_locked = False
-        self.descriptions: list[str] = []
-
-    @contextlib.contextmanager
-    def hold(self, doing: str) -> Iterator[None]:
-        if self.refusals:
-            self.refusals -= 1
-            raise errors.LockedError("another manager is at work: agent")
-        self.descriptions.append(doing)
-        self.is_locked = True
-        try:
-            yield
-        finally:
-            self.is_locked = False
-
-
 class FakeJournal:
     """A journal, or the layout kept for the next boot, in memory; each act can be refused."""
 
@@ -180,30 +78,77 @@ class FakeJournal:
         return "journal.unreadable"
 
 
-class Node:
+class Node(fakes.NodeRig):
     """A node whose process can be killed at any step, with its lock, journal and messages."""
 
     def __init__(
-        self, start: str = "before", gpus: Gpus | None = None, layouts: config.Document = LAYOUTS
+        self,
+        start: str = "before",
+        *,
+        product: str = "A100-SXM4-40GB",
+        count: int = 2,
+        layouts: config.Document = LAYOUTS,
     ) -> None:
-        self.gpus = gpus or Gpus()
+        board = hardware.find(product)
+        super().__init__(gpus=tuple(hardware.template(board, index) for index in range(count)))
         self.layouts = layouts
-        self.clock = fakes.FakeClock()
-        self.exclusion = FakeExclusion()
+        self.exclusion = fakes.FakeExclusion()
         self.journal = FakeJournal()
         self.boot_layout = FakeJournal()
-        self.boot_id = "boot-1"
-        self.owner = fakes.NodeRig(gpus=())
-        """Has the hooks and the device files."""
         self.guard: local.Uninterrupted = lambda: contextlib.nullcontext(tuple)
         self.notes: list[str] = []
+        self.steps = 0
+        self.is_stale = False
+        """Whether what the next plan creates exists already."""
+        self.fails: Callable[[steps.Step], bool] = lambda _step: False
+        self.on_step: Callable[[steps.Step], object] = lambda _step: None
+        self._killed_at: int | None = None
+        self.step_error = self._take
         if start != "off":
             self.set_up(start)
-            self.gpus.steps = 0
 
     @property
     def shape(self) -> list[object]:
-        return self.gpus.shape
+        """What a rollback restores."""
+        return list(gpu_values.geometry(self.gpus).values())
+
+    def _take(self, step: steps.Step) -> Exception | None:
+        self.steps += 1
+        if self.steps == self._killed_at:
+            raise scenes.Killed
+        self.on_step(step)
+        is_refused = self.fails(step)
+        return errors.HardwareError("in use", reason=errors.Reason.IN_USE) if is_refused else None
+
+    def called(self, name: str) -> None:
+        super().called(name)
+        if name == "gpus.execute" and self.is_stale:
+            self.is_stale = False
+            raise errors.StalePlanError("GPU 0 has 1g.5gb at 2:1 already")
+
+    @contextlib.contextmanager
+    def killed(self, *, at: int) -> Iterator[None]:
+        """Kill the process before a step, counted from 1, if it comes that far."""
+        self.steps, self._killed_at = 0, at
+        try:
+            with contextlib.suppress(scenes.Killed):
+                yield
+        finally:
+            self._killed_at = None
+
+    def lose_instances(self) -> None:
+        """Lose in a reboot all instances, and MIG mode where that needs no reset."""
+        self.gpus = tuple(
+            dataclasses.replace(gpu, gpu_instances=())
+            if gpu.mode_change_needs_reset
+            else dataclasses.replace(
+                gpu,
+                gpu_instances=(),
+                current_mode=model.MigMode.DISABLED,
+                pending_mode=model.MigMode.DISABLED,
+            )
+            for gpu in self.gpus
+        )
 
     def apply(
         self,
@@ -238,22 +183,25 @@ class Node:
         )
 
     def has(self, name: str) -> bool:
-        return plans.plan(self.gpus.observe(), self.layouts.layout(name)).is_applied
+        return plans.plan(self.hardware.observe(), self.layouts.layout(name)).is_applied
 
     def cut_off(self, name: str, *, at: int) -> bool:
         """Apply a layout and be killed at a step; return whether there was such a step."""
-        with self.gpus.killed(at=at):
+        with self.killed(at=at):
             self.change_to(name)
             return False
         return True
 
     def set_up(self, name: str) -> None:
         """Apply a layout as another program does, beside the journal."""
-        apply(self.gpus, self.layouts.layout(name))
+        other = Node("off", layouts=self.layouts)
+        other.gpus = self.gpus
+        other.change_to(name)
+        self.gpus = other.gpus
 
     def _dependencies(self) -> local.Dependencies:
         return local.Dependencies(
-            gpus=self.gpus,
+            gpus=self.hardware,
             lock=self.exclusion,
             journal=self.journal,
             boot_layout=self.boot_layout,
@@ -262,17 +210,10 @@ class Node:
             lock_timeout_s=30.0,
             notify=self.notes.append,
             uninterrupted=self.guard,
-            hooks=self.owner.programs if self.owner.hooks else None,
-            refresh_files=self.owner.host.refresh,
-            reset=self.owner.host,
+            hooks=self.programs if self.hooks else None,
+            refresh_files=self.host.refresh,
+            reset=self.host,
         )
-
-
-def apply(
-    gpus: Gpus, layout: config.Layout, *, scope: plans.Scope = plans.Scope.ALL
-) -> plans.Applied:
-    """Apply a layout on a node with a free lock and no journal."""
-    return Node("off", gpus).apply(layout, scope=scope)
 
 
 def is_creation(step: steps.Step) -> bool:

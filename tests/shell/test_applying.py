@@ -2,7 +2,7 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import pytest
 
@@ -12,8 +12,7 @@ from mig_manager.core import model, steps, timing
 from mig_manager.core.planner import planner
 from mig_manager.core.records import journals
 from tests import fakes, gpu_values, scenes
-from tests.shell import applying_rig
-from tests.shell.applying_rig import Gpus, Node, is_creation
+from tests.shell.applying_rig import Node, is_creation
 from tests.unit import samples
 
 OFF = model.MigMode.DISABLED
@@ -28,7 +27,7 @@ def kill_points(name: str, start: str = "before") -> range:
     """Return the number of each step on the way to a layout."""
     node = Node(start)
     node.change_to(name)
-    return range(1, node.gpus.steps + 1)
+    return range(1, node.steps + 1)
 
 
 WAYS = [
@@ -63,7 +62,7 @@ def test_after_a_kill_at_any_step_an_impossible_layout_restores_what_was(
     assert node.cut_off(name, at=at)
     is_changed = node.shape != before
     for again in range(1, 1 + killed_rollbacks):
-        with node.gpus.killed(at=again), contextlib.suppress(errors.LayoutError):
+        with node.killed(at=again), contextlib.suppress(errors.LayoutError):
             node.change_to("too-much")
 
     with pytest.raises(errors.LayoutError) as caught:
@@ -79,9 +78,9 @@ def test_a_layout_about_some_gpus_undoes_the_cut_off_change_of_the_others(node: 
     before = node.shape
     last = list(kill_points("off"))[-1]
     assert node.cut_off("off", at=last)
-    node.gpus.gpus = (
-        node.gpus.gpus[0],
-        gpu_values.brought_to(node.gpus.gpus[1:], model.DesiredGpu(mode=OFF))[0],
+    node.gpus = (
+        node.gpus[0],
+        gpu_values.brought_to(node.gpus[1:], model.DesiredGpu(mode=OFF))[0],
     )
 
     node.change_to("first-only")
@@ -99,15 +98,13 @@ def test_journal_exists_from_the_first_step_to_the_last(node: Node) -> None:
         assert node.exclusion.is_locked
         return False
 
-    node.gpus.fails = is_refused
-    snapshot = tuple(gpu.snapshot for gpu in node.gpus.gpus)
+    node.fails = is_refused
+    snapshot = tuple(gpu.snapshot for gpu in node.gpus)
     node.change_to("wanted")
 
     journal = journals.Journal.from_json(seen[0] or "")
     assert (journal.config, journal.boot_id) == ("wanted", "boot-1")
-    assert planner.restore(node.gpus.gpus, journal.snapshot) == planner.restore(
-        node.gpus.gpus, snapshot
-    )
+    assert planner.restore(node.gpus, journal.snapshot) == planner.restore(node.gpus, snapshot)
     assert len(set(seen)) == 1
     assert node.journal.read() is None
     assert node.exclusion.descriptions == ["apply wanted"]
@@ -115,7 +112,7 @@ def test_journal_exists_from_the_first_step_to_the_last(node: Node) -> None:
 
 def test_a_rollback_that_fails_is_reported_kept_and_tried_again(node: Node) -> None:
     before = node.shape
-    node.gpus.fails = is_creation
+    node.fails = is_creation
 
     with pytest.raises(errors.HardwareError) as caught:
         node.change_to("wanted")
@@ -131,7 +128,7 @@ def test_a_rollback_that_fails_is_reported_kept_and_tried_again(node: Node) -> N
         node.change_to("too-much")
     assert node.journal.text is not None
 
-    node.gpus.fails = lambda _step: False
+    node.fails = lambda _step: False
     with pytest.raises(errors.LayoutError, match="is undone now"):
         node.change_to("too-much")
     assert node.shape == before
@@ -141,8 +138,8 @@ def test_a_rollback_that_fails_is_reported_kept_and_tried_again(node: Node) -> N
 def test_after_a_kill_the_message_says_what_a_rollback_restores(node: Node) -> None:
     before = node.shape
     assert node.cut_off("wanted", at=3)
-    node.gpus.fails = lambda step: is_creation(step) and node.gpus.steps == 3
-    node.gpus.steps = 0
+    node.fails = lambda step: is_creation(step) and node.steps == 3
+    node.steps = 0
 
     with pytest.raises(errors.HardwareError):
         node.change_to("other")
@@ -152,34 +149,32 @@ def test_after_a_kill_the_message_says_what_a_rollback_restores(node: Node) -> N
         "the 'apply' of layout 'wanted' was left unfinished; if this one fails, the GPUs "
         "are rolled back to their state before that one"
     )
-    assert (node.shape, node.journal.text, node.owner.refreshed) == (before, None, 1)
+    assert (node.shape, node.journal.text, node.refreshed) == (before, None, 1)
 
 
 @pytest.mark.parametrize("is_same_boot", [True, False])
 def test_persistence_mode_is_restored_after_a_kill_and_not_after_a_reboot(
     node: Node, *, is_same_boot: bool
 ) -> None:
-    uuid = node.gpus.gpus[0].uuid
+    uuid = node.gpus[0].uuid
     node.journal.text = journals.Journal(
         config="wanted",
         boot_id=node.boot_id if is_same_boot else "boot-0",
-        snapshot=tuple(gpu.snapshot for gpu in node.gpus.gpus),
+        snapshot=tuple(gpu.snapshot for gpu in node.gpus),
         persistent_gpus=(uuid, "GPU-of-another-node"),
     ).to_json()
-    node.owner.without_persistence = {uuid}
+    node.without_persistence = {uuid}
 
     node.change_to("before")
 
-    assert node.owner.without_persistence == (set() if is_same_boot else {uuid})
+    assert node.without_persistence == (set() if is_same_boot else {uuid})
     assert node.journal.text is None
 
 
 def test_a_layout_of_other_gpus_keeps_the_journal_of_an_unreachable_one(node: Node) -> None:
-    lost = node.gpus.gpus[1]
+    lost = node.gpus[1]
     node.journal.text = journals.Journal(config="wanted", snapshot=(lost.snapshot,)).to_json()
-    node.gpus.observe = (  # type: ignore[method-assign]
-        lambda: gpu_values.seen_of(node.gpus.gpus, {lost.uuid})
-    )
+    node.lost = {lost.uuid}
 
     node.change_to("first-only")
 
@@ -188,7 +183,7 @@ def test_a_layout_of_other_gpus_keeps_the_journal_of_an_unreachable_one(node: No
 
 
 def test_a_reset_whose_journal_cannot_be_written_is_reported(node: Node) -> None:
-    before = tuple(gpu.snapshot for gpu in node.gpus.gpus)
+    before = tuple(gpu.snapshot for gpu in node.gpus)
     taken = local.Taken(node._dependencies(), journals.Journal(config="wanted", snapshot=before))
     node.journal.refused = {"write"}
 
@@ -208,24 +203,24 @@ def test_outdated_device_files_are_refreshed_by_the_next_apply(
     node: Node, failure: Exception, *, is_undone: bool
 ) -> None:
     if is_undone:
-        node.gpus.fails = once(is_creation)
-    node.owner.refusing["host.refresh"] = failure
+        node.fails = once(is_creation)
+    node.refusing["host.refresh"] = failure
     with pytest.raises((errors.MigManagerError, scenes.Killed)):
         node.change_to("wanted")
     changed = node.shape
 
-    node.owner.refusing["host.refresh"] = no_files()
+    node.refusing["host.refresh"] = no_files()
     with pytest.raises(errors.HostError, match=r"^nvidia-ctk failed$"):
         node.change_to("before" if is_undone else "wanted")
-    node.owner.refusing.clear()
+    node.refusing.clear()
     assert not node.change_to("before" if is_undone else "wanted").is_changed
 
-    assert (node.shape, node.owner.refreshed, node.journal.text) == (changed, 1, None)
+    assert (node.shape, node.refreshed, node.journal.text) == (changed, 1, None)
 
 
 def test_journal_of_a_complete_change_is_cleared(node: Node) -> None:
     written = journals.Journal(
-        config="wanted", boot_id="boot-1", snapshot=tuple(gpu.snapshot for gpu in node.gpus.gpus)
+        config="wanted", boot_id="boot-1", snapshot=tuple(gpu.snapshot for gpu in node.gpus)
     )
     node.set_up("wanted")
     node.journal.text = written.to_json()
@@ -258,7 +253,7 @@ def test_without_a_journal_nothing_is_changed(node: Node, refused: set[str]) -> 
         node.change_to("wanted")
 
     assert node.shape == before
-    assert node.gpus.steps == 0
+    assert node.steps == 0
 
 
 def test_a_change_is_not_undone_because_its_journal_stays(node: Node) -> None:
@@ -293,7 +288,11 @@ def test_a_journal_older_than_an_agents_verified_layout_undoes_nothing(node: Nod
     assert node.cut_off("wanted", at=3)
     node.set_up("other")
     local.save_layout(
-        node.boot_layout, node.gpus.observe(), config="other", config_hash="h", boot_id="boot-1"
+        node.boot_layout,
+        node.hardware.observe(),
+        config="other",
+        config_hash="h",
+        boot_id="boot-1",
     )
     verified = node.shape
 
@@ -308,7 +307,7 @@ def test_a_journal_older_than_an_agents_verified_layout_undoes_nothing(node: Nod
 def test_a_rollback_that_resets_a_gpu_is_not_taken_where_that_is_forbidden(node: Node) -> None:
     assert node.cut_off("off", at=list(kill_points("off"))[-1])
     now = node.shape
-    assert now[0] == (OFF, [])
+    assert now[0] == (OFF, OFF)
 
     with pytest.raises(errors.LayoutError, match="is not undone, because that resets a GPU"):
         node.change_to("too-much", may_reset=False)
@@ -334,7 +333,7 @@ def test_apply_waits_for_another_manager_until_a_deadline(node: Node) -> None:
     with pytest.raises(errors.LockedError, match="agent; waited 30 s for it to finish"):
         node.change_to("wanted")
     assert node.clock.now_s == pytest.approx(30)
-    assert node.gpus.steps == 0
+    assert node.steps == 0
 
     node.notes.clear()
     node.exclusion.refusals = 3
@@ -346,7 +345,7 @@ def test_apply_waits_for_another_manager_until_a_deadline(node: Node) -> None:
 
 def test_a_lock_that_the_work_itself_meets_is_not_waited_for() -> None:
     clock = fakes.FakeClock()
-    lock = applying_rig.FakeExclusion()
+    lock = fakes.FakeExclusion()
 
     with (
         pytest.raises(errors.LockedError, match=r"^mine$"),
@@ -360,28 +359,28 @@ def test_a_lock_that_the_work_itself_meets_is_not_waited_for() -> None:
 def test_an_unknown_layout_needs_neither_lock_nor_gpus_and_undoes_nothing(node: Node) -> None:
     assert node.cut_off("wanted", at=3)
     left, journal = node.shape, node.journal.text
-    node.gpus.steps, node.exclusion.refusals = 0, 10_000
+    node.steps, node.exclusion.refusals = 0, 10_000
     unknown = errors.LayoutError("no layout 'x'", reason=errors.Reason.UNKNOWN_CONFIG)
 
     with pytest.raises(errors.LayoutError, match=r"^no layout 'x'$"):
         node.apply(unknown)
 
     assert node.clock.now_s == 0
-    assert (node.gpus.steps, node.shape, node.journal.text) == (0, left, journal)
+    assert (node.steps, node.shape, node.journal.text) == (0, left, journal)
 
 
 def test_a_failed_apply_restores_gpus_that_an_older_journal_does_not_name(node: Node) -> None:
     """A 'boot' that was killed left a journal of the first GPU alone."""
-    second = node.gpus.gpus[1].uuid
+    second = node.gpus[1].uuid
     node.change_to("mixed")
     before = node.shape
-    node.gpus.gpus = (dataclasses.replace(node.gpus.gpus[0], gpu_instances=()), node.gpus.gpus[1])
+    node.gpus = (dataclasses.replace(node.gpus[0], gpu_instances=()), node.gpus[1])
     empty = node.shape[0]
-    with node.gpus.killed(at=2):
+    with node.killed(at=2):
         node.boot()
     journal = journals.Journal.from_json(node.journal.text or "")
-    assert [gpu.uuid for gpu in journal.snapshot] == [node.gpus.gpus[0].uuid]
-    node.gpus.fails = once(lambda step: is_creation(step) and step.gpu_uuid == second)
+    assert [gpu.uuid for gpu in journal.snapshot] == [node.gpus[0].uuid]
+    node.fails = once(lambda step: is_creation(step) and step.gpu_uuid == second)
 
     with pytest.raises(errors.HardwareError, match="the former instances are restored"):
         node.change_to("wanted")
@@ -398,33 +397,28 @@ def once(is_step: Callable[[steps.Step], bool]) -> Callable[[steps.Step], bool]:
 # -- instances that another program created, or that the driver listed too late -------------------
 
 
-def with_foreign(gpus: Gpus, start: int) -> model.Placement:
+def with_foreign(node: Node, start: int) -> model.Placement:
     """Create an instance of one slice on the first GPU, as another program does."""
-    first, *others = gpus.gpus
+    first, *others = node.gpus
     (foreign,) = samples.gpu(samples.A100, f"1g.5gb@{start}").gpu_instances
     instances = sorted((*first.gpu_instances, foreign), key=lambda gi: gi.placement)
-    gpus.gpus = (dataclasses.replace(first, gpu_instances=tuple(instances)), *others)
+    node.gpus = (dataclasses.replace(first, gpu_instances=tuple(instances)), *others)
     return foreign.placement
 
 
-class MissingOne(Gpus):
-    """One observation misses an instance, as on a driver that lists too few."""
+def test_rollback_keeps_and_names_an_instance_missed_before(node: Node) -> None:
+    """One observation misses it, as on a driver that lists too few."""
+    listed = node.gpus
+    place = with_foreign(node, start=2)
+    complete, before = node.gpus, node.shape
+    node.gpus = listed
 
-    missed: model.Placement | None = None
+    def list_all() -> None:
+        if node.log[-1] == "gpus.execute" and node.gpus is listed:
+            node.gpus = complete
 
-    def observe(self) -> model.ObservedGpus:
-        first, *others = super().observe()
-        seen = tuple(gi for gi in first.gpu_instances if gi.placement != self.missed)
-        self.missed = None
-        return model.ObservedGpus((dataclasses.replace(first, gpu_instances=seen), *others))
-
-
-def test_rollback_keeps_and_names_an_instance_missed_before() -> None:
-    gpus = MissingOne()
-    node = Node(gpus=gpus)
-    place = gpus.missed = with_foreign(gpus, start=2)
-    before = node.shape
-    gpus.fails = lambda step: is_creation(step) and step.placement == place  # type: ignore[union-attr]
+    node.on_call = list_all
+    node.fails = lambda step: is_creation(step) and step.placement == place  # type: ignore[union-attr]
 
     with pytest.raises(errors.HardwareError) as caught:
         node.change_to("wanted")
@@ -434,8 +428,8 @@ def test_rollback_keeps_and_names_an_instance_missed_before() -> None:
     assert node.shape == before
     assert node.journal.text is not None
 
-    second = gpus.gpus[1].uuid
-    gpus.fails = once(lambda step: is_creation(step) and step.gpu_uuid == second)
+    second = node.gpus[1].uuid
+    node.fails = once(lambda step: is_creation(step) and step.gpu_uuid == second)
     with pytest.raises(errors.HardwareError, match="the former instances are restored"):
         node.change_to("other")
     assert node.shape == before
@@ -445,28 +439,28 @@ def test_rollback_keeps_and_names_an_instance_missed_before() -> None:
 
 
 def test_rollback_keeps_an_instance_created_during_the_change(node: Node) -> None:
-    node.gpus.fails = once(lambda step: is_creation(step) and bool(with_foreign(node.gpus, 3)))
+    node.fails = once(lambda step: is_creation(step) and bool(with_foreign(node, 3)))
 
     with pytest.raises(errors.HardwareError, match=r"1g\.5gb at 3:1 on GPU 0 is new") as caught:
         node.change_to("wanted")
 
     assert caught.value.reason is errors.Reason.VERIFY_FAILED
-    assert 3 in {gi.placement.start for gi in node.gpus.gpus[0].gpu_instances}
+    assert 3 in {gi.placement.start for gi in node.gpus[0].gpu_instances}
     assert node.journal.text is not None
 
 
 def test_after_a_kill_only_what_the_change_created_is_removed(node: Node) -> None:
     before = node.shape
     assert node.cut_off("wanted", at=4)
-    place = with_foreign(node.gpus, start=3)
+    place = with_foreign(node, start=3)
 
     with pytest.raises(errors.LayoutError, match=r"1g\.5gb at 3:1 on GPU 0 is new, and is kept"):
         node.change_to("too-much")
 
-    first = node.gpus.gpus[0]
+    first = node.gpus[0]
     others = tuple(gi for gi in first.gpu_instances if gi.placement != place)
     assert len(others) < len(first.gpu_instances)
-    node.gpus.gpus = (dataclasses.replace(first, gpu_instances=others), *node.gpus.gpus[1:])
+    node.gpus = (dataclasses.replace(first, gpu_instances=others), *node.gpus[1:])
     assert node.shape == before
     assert node.journal.text is not None
 
@@ -478,43 +472,43 @@ def test_after_a_kill_only_what_the_change_created_is_removed(node: Node) -> Non
 
 def test_a_plan_that_has_become_stale_is_given_up_before_its_first_step(node: Node) -> None:
     before = node.shape
-    node.gpus.is_stale = True
+    node.is_stale = True
 
     with pytest.raises(errors.StalePlanError, match="already; nothing was changed") as caught:
         node.change_to("wanted")
 
     assert caught.value.reason.is_transient
-    assert (node.gpus.steps, node.shape, node.journal.text) == (0, before, None)
+    assert (node.steps, node.shape, node.journal.text) == (0, before, None)
     node.change_to("wanted")
     assert node.has("wanted")
 
 
 def test_stale_plan_beside_an_older_change_keeps_foreign_instances(node: Node) -> None:
     assert node.cut_off("wanted", at=4)
-    place = with_foreign(node.gpus, start=3)
-    node.gpus.is_stale = True
+    place = with_foreign(node, start=3)
+    node.is_stale = True
 
     with pytest.raises(errors.HardwareError, match=r"1g\.5gb at 3:1 on GPU 0 is new, and is kept"):
         node.change_to("other")
 
-    assert place in {gi.placement for gi in node.gpus.gpus[0].gpu_instances}
+    assert place in {gi.placement for gi in node.gpus[0].gpu_instances}
     assert node.journal.text is not None
 
 
 def test_a_rollback_pauses_between_its_attempts_however_long_they_take(node: Node) -> None:
-    execute, ends = node.gpus.execute, list[float]()
+    ends: list[float] = []
     pauses: list[float] = []
 
-    def hang(plan: steps.Plan, seen: Sequence[model.Gpu] = ()) -> model.ObservedGpus:
-        if not ends and not node.gpus.steps:
-            return execute(plan, seen)
+    def hang() -> None:
+        if node.log[-1] != "gpus.execute" or not (ends or node.steps):
+            return
         pauses.extend([node.clock.now_s - ends[-1]] if ends else [])
         node.clock.now_s += 2.5
         ends.append(node.clock.now_s)
         raise errors.HardwareError("in use", reason=errors.Reason.IN_USE)
 
-    node.gpus.fails = is_creation
-    node.gpus.execute = hang  # type: ignore[method-assign]
+    node.fails = is_creation
+    node.on_call = hang
 
     with pytest.raises(errors.HardwareError):
         node.change_to("wanted")

@@ -9,7 +9,7 @@ import pytest
 from mig_manager import errors
 from mig_manager.catalogue import hardware
 from mig_manager.change import apply, boot
-from mig_manager.core import model, steps
+from mig_manager.core import steps
 from mig_manager.core.layout import config
 from mig_manager.core.records import journals
 from tests import nvml_rig
@@ -20,6 +20,11 @@ PROFILES = {
     "A100-SXM4-40GB": ("1g.5gb", "3g.20gb"),
     "H100-SXM5-80GB": ("1g.10gb", "3g.40gb"),
 }
+
+
+NO_DRIVER = errors.HardwareError(
+    "no driver", reason=errors.Reason.DRIVER_NOT_LOADED, operation="nvmlInit"
+)
 
 
 class Notes(list[str]):
@@ -46,14 +51,14 @@ mig-configs:
   'off':
   - {{devices: all, mig-enabled: false}}
 """
-        super().__init__("off", applying_rig.Gpus(product), config.parse(text, source="x.yaml"))
+        super().__init__("off", product=product, layouts=config.parse(text, source="x.yaml"))
         self.change_to("mixed")
-        self.gpus.steps = 0
+        self.steps = 0
         self.before = self.shape
 
     def reboot(self) -> None:
-        self.gpus.reboot()
-        self.gpus.steps = 0
+        self.lose_instances()
+        self.steps = 0
         self.boot_id = f"{self.boot_id}+"
         self.notes.clear()
 
@@ -89,15 +94,15 @@ def test_boot_restores_placements_that_no_empty_gpu_would_get(ampere: Node) -> N
 
     ampere.boot()
 
-    (instance,) = ampere.gpus.gpus[0].gpu_instances
+    (instance,) = ampere.gpus[0].gpu_instances
     assert instance.placement == moved[0].placement
 
 
 @pytest.mark.parametrize("at", range(1, 22))
 def test_the_next_boot_finishes_one_that_was_killed_at_any_step(node: Node, at: int) -> None:
-    with node.gpus.killed(at=at):
+    with node.killed(at=at):
         node.boot()
-    assert (node.journal.text is None) is (node.gpus.steps < at)
+    assert (node.journal.text is None) is (node.steps < at)
 
     assert node.boot().problems == ()
 
@@ -130,12 +135,12 @@ def test_each_apply_keeps_what_it_has_verified_and_what_was_off_stays_off(ampere
         assert ampere.kept.config == "off"
     ampere.reboot()
 
-    assert (ampere.boot().rounds, ampere.gpus.steps) == ((), 0)
+    assert (ampere.boot().rounds, ampere.steps) == ((), 0)
 
 
 def test_an_apply_that_fails_keeps_what_was_kept(ampere: Node) -> None:
     kept = ampere.boot_layout.text
-    ampere.gpus.fails = lambda step: isinstance(step, steps.SetMode)
+    ampere.fails = lambda step: isinstance(step, steps.SetMode)
 
     with pytest.raises(errors.HardwareError):
         ampere.change_to("off")
@@ -152,7 +157,7 @@ def test_an_apply_whose_layout_cannot_be_kept_succeeds_and_says_so(ampere: Node)
 
 def test_nothing_kept_is_no_failure_and_waits_for_no_driver(ampere: Node) -> None:
     ampere.boot_layout.text = None
-    ampere.gpus.is_driver_loaded = False
+    ampere.refusing["gpus.observe"] = NO_DRIVER
 
     result = ampere.boot()
 
@@ -182,7 +187,7 @@ def test_what_makes_no_sense_is_set_aside_and_a_problem(ampere: Node, text: str)
 
     assert problem.message.startswith("the layout saved for this boot is invalid (")
     assert problem.remedy
-    assert (ampere.boot_layout.aside, ampere.gpus.steps) == (text, 0)
+    assert (ampere.boot_layout.aside, ampere.steps) == (text, 0)
     assert ampere.boot().problems == ()
 
 
@@ -203,9 +208,9 @@ def test_boot_sets_an_unreadable_layout_aside_for_the_fallback(ampere: Node) -> 
 
 
 def test_a_gpu_that_was_swapped_costs_no_other_and_is_reported_twice(node: Node) -> None:
-    first, second = node.gpus.gpus
+    first, second = node.gpus
     other = dataclasses.replace(second, uuid="GPU-new")
-    node.gpus.gpus = (first, other)
+    node.gpus = (first, other)
 
     gone, new = (problem.message for problem in node.boot().problems)
 
@@ -213,12 +218,12 @@ def test_a_gpu_that_was_swapped_costs_no_other_and_is_reported_twice(node: Node)
     assert "GPU-new" in new
     assert "is new" in new
     assert node.shape[0] == node.before[0]
-    assert node.gpus.gpus[1] == other
+    assert node.gpus[1] == other
     assert node.journal.text is None
 
 
 def test_a_new_gpu_without_mig_is_nobodys_problem(node: Node) -> None:
-    node.gpus.gpus = (*node.gpus.gpus, hardware.template(hardware.find("T4"), 2))
+    node.gpus = (*node.gpus, hardware.template(hardware.find("T4"), 2))
 
     assert node.boot().problems == ()
     assert node.shape[:2] == node.before
@@ -226,8 +231,8 @@ def test_a_new_gpu_without_mig_is_nobodys_problem(node: Node) -> None:
 
 def test_a_gpu_that_fails_has_what_it_had_and_costs_no_other(node: Node) -> None:
     empty = node.shape
-    bad = node.gpus.gpus[1].uuid
-    node.gpus.fails = lambda step: (
+    bad = node.gpus[1].uuid
+    node.fails = lambda step: (
         step.gpu_uuid == bad and isinstance(step, steps.CreateComputeInstance)
     )
 
@@ -241,8 +246,8 @@ def test_a_gpu_that_fails_has_what_it_had_and_costs_no_other(node: Node) -> None
 
 
 def test_a_gpu_left_in_between_is_all_that_the_journal_names(node: Node) -> None:
-    bad = node.gpus.gpus[1].uuid
-    node.gpus.fails = lambda step: (
+    bad = node.gpus[1].uuid
+    node.fails = lambda step: (
         step.gpu_uuid == bad
         and isinstance(step, steps.CreateComputeInstance | steps.DestroyGpuInstance)
     )
@@ -254,18 +259,18 @@ def test_a_gpu_left_in_between_is_all_that_the_journal_names(node: Node) -> None
     journal = journals.Journal.from_json(node.journal.text or "")
     assert [gpu.uuid for gpu in journal.snapshot] == [bad]
 
-    node.gpus.fails = lambda _step: False
+    node.fails = lambda _step: False
     assert node.boot().problems == ()
     assert node.is_restored()
 
 
 def test_boot_waits_for_the_driver_and_for_another_manager(node: Node) -> None:
-    node.gpus.is_driver_loaded = False
+    node.refusing["gpus.observe"] = NO_DRIVER
     node.exclusion.refusals = 3
 
     def load(remark: str) -> None:
         if remark == "no driver; waiting up to 120 s":
-            node.gpus.is_driver_loaded = True
+            node.refusing.clear()
 
     node.notes = Notes(load)
     node.boot()
@@ -274,7 +279,7 @@ def test_boot_waits_for_the_driver_and_for_another_manager(node: Node) -> None:
 
 
 def test_a_driver_that_does_not_come_is_given_up_at_the_deadline(node: Node) -> None:
-    node.gpus.is_driver_loaded = False
+    node.refusing["gpus.observe"] = NO_DRIVER
 
     with pytest.raises(errors.HardwareError, match="no driver; waited 7 s for it") as caught:
         node.boot(driver_timeout_s=7.0)
@@ -312,7 +317,7 @@ def test_gpus_in_use_are_awaited_together_and_a_lost_one_is_reported_once(
 
 
 def test_device_files_that_fail_at_boot_are_a_problem_and_undo_nothing(node: Node) -> None:
-    node.owner.refusing["host.refresh"] = errors.HostError(
+    node.refusing["host.refresh"] = errors.HostError(
         "nvidia-ctk failed", reason=errors.Reason.DEVICE_FILES_FAILED
     )
 
@@ -322,24 +327,22 @@ def test_device_files_that_fail_at_boot_are_a_problem_and_undo_nothing(node: Nod
     assert result.rounds
     assert [problem.message for problem in result.problems] == ["nvidia-ctk failed"]
 
-    node.owner.refusing.clear()
-    node.owner.refreshed = 0
+    node.refusing.clear()
+    node.refreshed = 0
     assert node.boot().problems == ()
-    assert node.owner.refreshed == 1
+    assert node.refreshed == 1
     assert node.is_restored()
 
 
 def failing_after(node: Node, observations: int) -> None:
     """Let NVML fail after some observations."""
-    observe, seen = node.gpus.observe, list[int]()
 
-    def fail() -> model.ObservedGpus:
-        seen.append(1)
-        if len(seen) > observations:
+    def fail() -> None:
+        if node.log[-1] == "gpus.observe" and node.log.count("gpus.observe") > observations:
             raise errors.HardwareError("gone", reason=errors.Reason.NVML_ERROR)
-        return observe()
 
-    node.gpus.observe = fail  # type: ignore[method-assign]
+    node.log.clear()
+    node.on_call = fail
 
 
 def test_a_boot_that_changes_nothing_keeps_the_journal_of_a_killed_apply(ampere: Node) -> None:
@@ -354,21 +357,19 @@ def test_a_boot_that_changes_nothing_keeps_the_journal_of_a_killed_apply(ampere:
 
 
 def test_a_failed_boot_refreshes_device_files_for_what_it_has_changed(node: Node) -> None:
-    refreshed = node.owner.refreshed
-    observe = node.gpus.observe
+    refreshed = node.refreshed
 
     def fails(_step: steps.Step) -> bool:
-        if node.gpus.steps < 3:
+        if node.steps < 3:
             return False
         failing_after(node, 0)
         return True
 
-    node.gpus.fails = fails
+    node.fails = fails
 
     assert node.boot().problems
 
-    assert node.owner.refreshed > refreshed
-    node.gpus.observe = observe  # type: ignore[method-assign]
+    assert node.refreshed > refreshed
 
 
 def test_a_boot_whose_journal_cannot_be_written_changes_nothing(node: Node) -> None:
@@ -377,4 +378,4 @@ def test_a_boot_whose_journal_cannot_be_written_changes_nothing(node: Node) -> N
     with pytest.raises(errors.UsageError):
         node.boot()
 
-    assert node.gpus.steps == 0
+    assert node.steps == 0

@@ -10,9 +10,8 @@ from mig_manager.catalogue import hardware
 from mig_manager.cli.toolkit import gpu_report
 from mig_manager.core import bar, model, steps
 from mig_manager.core.layout import config, plans, validate
-from tests import gpu_values
-from tests.shell import applying_rig
-from tests.shell.applying_rig import Gpus
+from tests import fake_ports, gpu_values
+from tests.shell.applying_rig import Node
 
 A100 = hardware.find("A100-SXM4-40GB")
 A30 = hardware.find("A30")
@@ -36,26 +35,32 @@ mig-configs:
 DOCUMENT = config.parse(LAYOUTS, source="layouts.yaml")
 
 
-class Stubborn(Gpus):
+class StubbornGpus(fake_ports.FakeGpus):
     """GPUs on which everything succeeds and nothing happens."""
 
     def execute(self, plan: steps.Plan, seen: Sequence[model.Gpu] = ()) -> model.ObservedGpus:
-        self.steps += 1
-        return gpu_values.of_plan(self.gpus, plan)
+        self._rig.called("gpus.execute")
+        return gpu_values.of_plan(self._rig.gpus, plan)
+
+
+class StubbornNode(Node):
+    @property
+    def hardware(self) -> StubbornGpus:
+        return StubbornGpus(self)
 
 
 def layout(name: str) -> config.Layout:
     return DOCUMENT.layout(name)
 
 
-def has(gpus: Gpus, name: str, scope: plans.Scope = plans.Scope.ALL) -> bool:
-    return plans.plan(gpus.observe(), layout(name), scope=scope).is_applied
+def has(node: Node, name: str, scope: plans.Scope = plans.Scope.ALL) -> bool:
+    return plans.plan(node.hardware.observe(), layout(name), scope=scope).is_applied
 
 
-def with_layout(name: str, *, count: int = 2) -> Gpus:
-    gpus = Gpus(count=count)
-    applying_rig.apply(gpus, layout(name))
-    return gpus
+def with_layout(name: str, *, count: int = 2) -> Node:
+    node = Node("off", count=count)
+    node.apply(layout(name))
+    return node
 
 
 def drawn(planned: plans.Planned, *, is_wide: bool = False) -> str:
@@ -63,51 +68,51 @@ def drawn(planned: plans.Planned, *, is_wide: bool = False) -> str:
 
 
 def test_apply_changes_only_what_differs() -> None:
-    gpus = Gpus()
+    node = Node("off")
 
-    first = applying_rig.apply(gpus, layout("balanced"))
-    done = gpus.steps
-    again = applying_rig.apply(gpus, layout("balanced"))
+    first = node.apply(layout("balanced"))
+    done = node.steps
+    again = node.apply(layout("balanced"))
 
-    assert (first.is_changed, again.is_changed, gpus.steps) == (True, False, done)
-    assert has(gpus, "balanced")
-    assert [len(gpu.gpu_instances) for gpu in gpus.gpus] == [4, 4]
-    (planned,) = applying_rig.apply(gpus, layout("small")).rounds
+    assert (first.is_changed, again.is_changed, node.steps) == (True, False, done)
+    assert has(node, "balanced")
+    assert [len(gpu.gpu_instances) for gpu in node.gpus] == [4, 4]
+    (planned,) = node.apply(layout("small")).rounds
     assert gpu_report.summary(planned) == "2 instances destroyed, 4 created, 6 stay; no reset"
 
 
 def test_apply_proves_what_it_claims() -> None:
-    gpus = Stubborn()
+    node = StubbornNode("off")
 
     with pytest.raises(errors.HardwareError) as caught:
-        applying_rig.apply(gpus, layout("balanced"))
+        node.apply(layout("balanced"))
 
     assert caught.value.reason is errors.Reason.VERIFY_FAILED
-    assert gpus.steps == 1
+    assert node.log.count("gpus.execute") == 1
 
 
 def test_mode_only_switches_mig_and_leaves_instances_alone() -> None:
-    gpus, full = Gpus(), with_layout("balanced")
+    node, full = Node("off"), with_layout("balanced")
     mode_only = plans.Scope.MODE_ONLY
 
-    applying_rig.apply(gpus, layout("balanced"), scope=mode_only)
-    applying_rig.apply(full, layout("small"), scope=mode_only)
+    node.apply(layout("balanced"), scope=mode_only)
+    full.apply(layout("small"), scope=mode_only)
 
-    assert [gpu.current_mode for gpu in gpus.gpus] == [model.MigMode.ENABLED] * 2
-    assert [gpu.gpu_instances for gpu in gpus.gpus] == [(), ()]
-    assert has(gpus, "balanced", scope=mode_only)
-    assert not has(gpus, "balanced")
+    assert [gpu.current_mode for gpu in node.gpus] == [model.MigMode.ENABLED] * 2
+    assert [gpu.gpu_instances for gpu in node.gpus] == [(), ()]
+    assert has(node, "balanced", scope=mode_only)
+    assert not has(node, "balanced")
     assert has(full, "balanced")
 
 
 def test_a_plan_names_the_pods_that_use_what_ends_or_else_the_devices() -> None:
-    gpus = with_layout("balanced", count=1)
-    by_profile = {str(gi.profile): gi for gi in gpus.gpus[0].gpu_instances}
+    node = with_layout("balanced", count=1)
+    by_profile = {str(gi.profile): gi for gi in node.gpus[0].gpu_instances}
     uuids = {name: gi.compute_instances[0].uuid or "" for name, gi in by_profile.items()}
     users = {uuids["2g.10gb"]: ("team/train-0",), uuids["3g.20gb"]: ("team/serve-0",)}
 
-    planned = plans.plan(gpus.observe(), layout("small"), users=users)
-    unknown = drawn(plans.plan(gpus.observe(), layout("small")))
+    planned = plans.plan(node.hardware.observe(), layout("small"), users=users)
+    unknown = drawn(plans.plan(node.hardware.observe(), layout("small")))
 
     assert planned.evicted == ("team/train-0",)
     assert "Pods that would be evicted: team/train-0" in drawn(planned)
@@ -117,8 +122,8 @@ def test_a_plan_names_the_pods_that_use_what_ends_or_else_the_devices() -> None:
 
 
 def test_plan_names_gpus_that_must_be_idle_for_a_mode() -> None:
-    mode = drawn(plans.plan(Gpus().observe(), layout("balanced")))
-    active = with_layout("balanced").observe()
+    mode = drawn(plans.plan(Node("off").hardware.observe(), layout("balanced")))
+    active = with_layout("balanced").hardware.observe()
     nothing = drawn(plans.plan(active, layout("balanced")), is_wide=True)
 
     assert "GPU 0-1 must be idle." in mode
@@ -127,7 +132,7 @@ def test_plan_names_gpus_that_must_be_idle_for_a_mode() -> None:
 
 
 def test_a_failed_check_says_how_a_gpu_differs() -> None:
-    checked = plans.plan(with_layout("balanced").observe(), layout("small"))
+    checked = plans.plan(with_layout("balanced").hardware.observe(), layout("small"))
 
     assert not checked.is_applied
     assert gpu_report.difference(checked) == (
@@ -137,9 +142,9 @@ def test_a_failed_check_says_how_a_gpu_differs() -> None:
 
 
 def test_plan_and_status_as_data_list_steps_and_instances() -> None:
-    planned = plans.plan(Gpus().observe(), layout("first-only")).to_data()
-    gpus = with_layout("first-only")
-    shown = plans.Status(gpus=gpus.observe()).to_data()
+    planned = plans.plan(Node("off").hardware.observe(), layout("first-only")).to_data()
+    node = with_layout("first-only")
+    shown = plans.Status(gpus=node.hardware.observe()).to_data()
 
     assert planned["instances"] == {"destroyed": 0, "created": 1, "staying": 0}
     assert isinstance(planned["gpus"], list)
@@ -154,7 +159,7 @@ def test_plan_and_status_as_data_list_steps_and_instances() -> None:
     assert [(gi["profile"], gi["placement"]) for gi in gpu["gpu_instances"]] == [
         ("7g.40gb", "0:8")
     ]
-    assert gpus.gpus[1] == hardware.template(A100, 1)
+    assert node.gpus[1] == hardware.template(A100, 1)
 
 
 def test_products_that_share_a_name_are_reported_apart() -> None:

@@ -27,18 +27,18 @@ class Played(applying_rig.Node):
 
     def __init__(self, layout: str, hooks: str = scenes.HOOKS) -> None:
         super().__init__(layout)
-        self.owner.hooks = hooks
-        self.gpus.on_step = self.note
+        self.hooks = hooks
+        self.on_step = self.note
         self.before = self.shape
 
     @property
     def happened(self) -> list[str]:
         """Hooks, and between two of them each kind of steps once."""
-        return list(self.owner.hooked)
+        return list(self.hooked)
 
     def note(self, step: steps.Step) -> None:
         kind = STEPS.get(type(step))
-        seen = self.owner.hooked
+        seen = self.hooked
         since = next((at for at in reversed(range(len(seen))) if seen[at].islower()), -1)
         if kind and kind not in seen[since + 1 :]:
             seen.append(kind)
@@ -100,7 +100,7 @@ def test_first_failing_hook_of_a_point_is_the_last() -> None:
     played = Played(
         "before", "hooks: {pre-apply-config: [{command: a}, {command: b}, {command: c}]}"
     )
-    played.owner.broken_hooks = {"b"}
+    played.broken_hooks = {"b"}
 
     with pytest.raises(errors.HostError):
         played.change_to("wanted")
@@ -116,7 +116,7 @@ def test_hooks_are_reported_of_the_change_and_the_change_wins() -> None:
 
     played.change_to("before")
 
-    assert played.owner.hook_environment == {
+    assert played.hook_environment == {
         "X": "y",
         "MIG_PARTED_HOOKS_FILE": "hooks.yaml",
         "MIG_PARTED_SELECTED_CONFIG": "before",
@@ -134,7 +134,7 @@ AFTER_A_FAILURE = {
 @pytest.mark.parametrize("point", POINTS)
 def test_failing_hook_undoes_the_change_except_at_the_last_point(point: str) -> None:
     played = Played("off")
-    played.owner.broken_hooks = {point}
+    played.broken_hooks = {point}
 
     with pytest.raises(errors.HostError, match=f"^{point} failed") as caught:
         played.change_to("wanted")
@@ -153,8 +153,8 @@ def test_failing_hook_undoes_the_change_except_at_the_last_point(point: str) -> 
 
 def test_failing_change_is_undone_before_the_last_point() -> None:
     played = Played("before")
-    played.gpus.fails = lambda step: is_creation(step) and step.placement.size == 1  # type: ignore[union-attr]
-    played.owner.broken_hooks = {"exit"}
+    played.fails = lambda step: is_creation(step) and step.placement.size == 1  # type: ignore[union-attr]
+    played.broken_hooks = {"exit"}
 
     with pytest.raises(errors.HardwareError) as caught:
         played.change_to("wanted")
@@ -204,7 +204,7 @@ def test_missing_program_of_a_hook_is_reported_before_any_runs(
     start: str, layout: str, missing: str, *, is_refused: bool
 ) -> None:
     played = Played(start)
-    played.owner.missing_hooks = {missing}
+    played.missing_hooks = {missing}
 
     if not is_refused:
         played.change_to(layout)
@@ -222,10 +222,10 @@ def test_gpus_that_a_hook_has_changed_are_checked_again() -> None:
 
     def tamper() -> None:
         if "start" in played.happened:
-            played.gpus.gpus = applying_rig.Node("wanted").gpus.gpus
+            played.gpus = applying_rig.Node("wanted").gpus
 
-    played.owner.on_call = tamper
-    played.owner.hooks = (
+    played.on_call = tamper
+    played.hooks = (
         "hooks: {apply-start: [{command: start}, {command: more}], apply-exit: [{command: exit}]}"
     )
 
@@ -262,11 +262,11 @@ def test_a_signal_ends_the_hooks_but_the_last_and_all_is_undone(
 
 def test_an_unfinished_change_is_undone_where_a_first_hook_fails() -> None:
     played = Played("before")
-    played.owner.hooks = ""
-    with played.gpus.killed(at=3):
+    played.hooks = ""
+    with played.killed(at=3):
         played.change_to("wanted")
-    played.owner.hooks = scenes.HOOKS
-    played.owner.broken_hooks = {"start"}
+    played.hooks = scenes.HOOKS
+    played.broken_hooks = {"start"}
 
     with pytest.raises(errors.HostError, match="was left unfinished and is undone now"):
         played.change_to("wanted")
@@ -276,9 +276,9 @@ def test_an_unfinished_change_is_undone_where_a_first_hook_fails() -> None:
 
 def test_a_restore_passes_the_same_points_and_is_undone_like_any_change() -> None:
     then = applying_rig.Node("wanted")
-    text = checkpoint.render(then.gpus.gpus)
+    text = checkpoint.render(then.gpus)
     played, failing = Played("off"), Played("off")
-    failing.owner.broken_hooks = {"config"}
+    failing.broken_hooks = {"config"}
 
     played.restore(text)
     with pytest.raises(errors.HostError, match="the former instances are restored"):
@@ -286,22 +286,22 @@ def test_a_restore_passes_the_same_points_and_is_undone_like_any_change() -> Non
 
     assert played.happened == ["start", "mode", "MODE", "config", "CREATE", "exit"]
     assert (played.shape, failing.shape) == (then.shape, failing.before)
-    assert set(played.owner.hook_environment) == {"MIG_PARTED_HOOKS_FILE"}
+    assert set(played.hook_environment) == {"MIG_PARTED_HOOKS_FILE"}
 
 
 def test_profiles_reported_only_with_mig_on_keep_the_order() -> None:
     played = Played("off")
-    known = {gpu.uuid: gpu.profiles for gpu in played.gpus.gpus}
+    known = {gpu.uuid: gpu.profiles for gpu in played.gpus}
 
     def reveal(step: steps.Step) -> None:
         played.note(step)
         if isinstance(step, steps.SetMode):
-            played.gpus.gpus = tuple(
-                dataclasses.replace(gpu, profiles=known[gpu.uuid]) for gpu in played.gpus.gpus
+            played.gpus = tuple(
+                dataclasses.replace(gpu, profiles=known[gpu.uuid]) for gpu in played.gpus
             )
 
-    played.gpus.gpus = tuple(dataclasses.replace(g, profiles=None) for g in played.gpus.gpus)
-    played.gpus.on_step = reveal
+    played.gpus = tuple(dataclasses.replace(g, profiles=None) for g in played.gpus)
+    played.on_step = reveal
 
     played.change_to("wanted")
 
@@ -313,9 +313,9 @@ def test_a_stale_plan_in_a_later_round_rolls_the_first_round_back_too() -> None:
     played = Played("off")
 
     def step(each: steps.Step) -> None:
-        played.gpus.is_stale = isinstance(each, steps.SetMode)
+        played.is_stale = isinstance(each, steps.SetMode)
 
-    played.gpus.on_step = step
+    played.on_step = step
 
     with pytest.raises(errors.StalePlanError):
         played.change_to("wanted")

@@ -12,10 +12,11 @@ from mig_manager import errors
 from mig_manager.core import model, steps
 from mig_manager.core.layout import plans
 from mig_manager.core.records import checkpoint
-from tests.shell.applying_rig import Gpus, Node
+from tests import fake_ports
+from tests.shell.applying_rig import Node
 
 THEN = Node("split")
-CHECKPOINT = checkpoint.render(THEN.gpus.gpus)
+CHECKPOINT = checkpoint.render(THEN.gpus)
 
 
 def ways() -> list[tuple[str, int]]:
@@ -24,7 +25,7 @@ def ways() -> list[tuple[str, int]]:
     for start in ("off", "before"):
         node = Node(start)
         node.restore(CHECKPOINT)
-        found += [(start, at) for at in range(1, node.gpus.steps + 1)]
+        found += [(start, at) for at in range(1, node.steps + 1)]
     return found
 
 
@@ -34,7 +35,7 @@ WAYS = ways()
 @pytest.mark.parametrize("start", ["off", "before", "split"])
 def test_restore_returns_each_instance_to_its_placement(start: str) -> None:
     node = Node(start)
-    right = [gi for gi in node.gpus.gpus[0].gpu_instances if str(gi.profile) == "3g.20gb"]
+    right = [gi for gi in node.gpus[0].gpu_instances if str(gi.profile) == "3g.20gb"]
 
     restored = node.restore(CHECKPOINT)
 
@@ -43,9 +44,9 @@ def test_restore_returns_each_instance_to_its_placement(start: str) -> None:
     assert node.journal.text is None
     assert node.exclusion.descriptions == ["restore checkpoint c.json"]
     # What is right already is not touched.
-    assert set(right) <= set(node.gpus.gpus[0].gpu_instances)
+    assert set(right) <= set(node.gpus[0].gpu_instances)
 
-    node.gpus.reboot()
+    node.lose_instances()
     node.boot_id = "boot-2"
     back = node.boot()
     assert (back.layout, back.problems) == ("checkpoint c.json", ())
@@ -56,7 +57,7 @@ def test_restore_returns_each_instance_to_its_placement(start: str) -> None:
 def test_a_restore_that_fails_at_any_step_is_undone(start: str, at: int) -> None:
     node = Node(start)
     before = node.shape
-    node.gpus.fails = lambda _step: node.gpus.steps == at
+    node.fails = lambda _step: node.steps == at
 
     with pytest.raises(errors.HardwareError, match=r"in use; (the former instances|nothing)"):
         node.restore(CHECKPOINT)
@@ -68,7 +69,7 @@ def test_a_restore_that_fails_at_any_step_is_undone(start: str, at: int) -> None
 @pytest.mark.parametrize(("start", "at"), WAYS)
 def test_restore_after_a_kill_completes_or_refuses(start: str, at: int) -> None:
     node = Node(start)
-    with node.gpus.killed(at=at):
+    with node.killed(at=at):
         node.restore(CHECKPOINT)
     left, journal = node.shape, node.journal.text
     assert journal is not None
@@ -101,7 +102,7 @@ def test_bad_checkpoint_changes_no_gpu(spoil: Callable[[Any], None]) -> None:
     with pytest.raises(errors.CheckpointError, match=r"^c\.json:1:\d+: "):
         node.restore(json.dumps(data))
 
-    assert node.gpus.steps == 0
+    assert node.steps == 0
 
 
 def test_with_the_mode_alone_no_instance_is_made() -> None:
@@ -109,10 +110,10 @@ def test_with_the_mode_alone_no_instance_is_made() -> None:
 
     node.restore(CHECKPOINT, scope=plans.Scope.MODE_ONLY)
 
-    assert node.shape == [(model.MigMode.ENABLED, [])] * 2
+    assert node.shape == [(model.MigMode.ENABLED, model.MigMode.ENABLED)] * 2
 
 
-class BlindGpus(Gpus):
+class BlindGpus(fake_ports.FakeGpus):
     """GPUs whose profiles the driver lists only with MIG on."""
 
     def observe(self) -> model.ObservedGpus:
@@ -120,7 +121,7 @@ class BlindGpus(Gpus):
             dataclasses.replace(gpu, profiles=None)
             if gpu.current_mode is model.MigMode.DISABLED
             else gpu
-            for gpu in self.gpus
+            for gpu in super().observe()
         )
 
     def execute(self, plan: steps.Plan, seen: Sequence[model.Gpu] = ()) -> model.ObservedGpus:
@@ -128,11 +129,17 @@ class BlindGpus(Gpus):
         return self.observe().only(each.gpu_uuid for each in plan.gpus)
 
 
+class BlindNode(Node):
+    @property
+    def hardware(self) -> BlindGpus:
+        return BlindGpus(self)
+
+
 def test_a_restore_of_the_mode_alone_judges_no_instance_afterwards() -> None:
-    node = Node("off", BlindGpus())
+    node = BlindNode("off")
     impossible = re.sub(r'("Start":)[0-9]+', r"\g<1>5", CHECKPOINT)
     assert impossible != CHECKPOINT
 
     assert node.restore(impossible, scope=plans.Scope.MODE_ONLY).is_changed
 
-    assert {gpu.current_mode for gpu in node.gpus.gpus} == {model.MigMode.ENABLED}
+    assert {gpu.current_mode for gpu in node.gpus} == {model.MigMode.ENABLED}
