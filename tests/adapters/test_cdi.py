@@ -182,7 +182,7 @@ def test_several_specs_of_one_run_are_written_to_the_tools_file_names(host: Host
     ("then", "output", "why"),
     [
         ("echo no driver >&2; exit 1", spec("0", "1"), "ended with status 1: no driver"),
-        ("kill -KILL $$", spec("0", "1")[:60], "ended with signal 9"),
+        ("kill -KILL $$", spec("0", "1")[:60], "was killed by SIGKILL"),
         ("", "", "wrote no spec"),
         ("", spec("0", "1")[:41], "is not a CDI spec: cdiVersion, kind or devices are missing"),
         ("", 'cdiVersion: 0.5.0\nkind: "nvidia', "is not a CDI spec: .*not readable as YAML"),

@@ -83,8 +83,8 @@ def test_output_and_exit_status_of_a_program_are_returned(tmp_path: pathlib.Path
     done = run(tmp_path, 'echo "$1|$2"; cat; echo warned >&2; exit 3', "a b", "$HOME", stdin="in")
 
     assert (done.status, done.stdout, done.stderr) == (3, "a b|$HOME\nin", "warned\n")
-    assert done.refused(WHY).message == f"{tmp_path}/tool a b $HOME ended with status 3: warned"
-    assert done.refused(WHY).reason is WHY
+    assert done.failure(WHY).message == f"{tmp_path}/tool a b $HOME ended with status 3: warned"
+    assert done.failure(WHY).reason is WHY
 
 
 def test_a_program_that_was_killed_or_explains_on_stdout_is_reported(
@@ -93,8 +93,8 @@ def test_a_program_that_was_killed_or_explains_on_stdout_is_reported(
     killed = run(tmp_path, "kill -SEGV $$")
     explained = run(tmp_path, "printf 'Unable to reset.\\n\\033[31mIn use\\n\\n'; exit 1")
 
-    assert killed.refused(WHY).message.endswith("ended with signal 11")
-    assert explained.refused(WHY).message.endswith("ended with status 1: ?[31mIn use")
+    assert killed.failure(WHY).message.endswith("was killed by SIGSEGV")
+    assert explained.failure(WHY).message.endswith("ended with status 1: ?[31mIn use")
 
 
 def test_a_program_gets_nothing_of_our_own_environment(
@@ -144,7 +144,7 @@ def test_a_program_that_floods_us_fills_no_memory_and_ends_at_its_deadline(
     on_stderr = run(tmp_path, f"{flood} >&2; echo the cause >&2; exit 1")
 
     assert (len(done.stdout), done.is_cut) == (programs.MAX_OUTPUT_BYTES, True)
-    assert done.refused(WHY).message.endswith(": last")
+    assert done.failure(WHY).message.endswith(": last")
     assert (len(on_stderr.stderr), on_stderr.is_cut) == (programs.MAX_OUTPUT_BYTES, False)
     assert on_stderr.stderr.endswith("the cause\n")
     with pytest.raises(errors.HostError, match="did not end within"):
@@ -228,6 +228,6 @@ def test_program_below_a_root_is_killed_if_hung_or_reported_if_missing(
     (root / "usr/bin/hangs").unlink()
     done = found.run(program, timeout_s=20.0, reason=WHY)
 
-    assert done.refused(WHY).message.endswith(
+    assert done.failure(WHY).message.endswith(
         f"cannot run /usr/bin/hangs below {root}: No such file or directory"
     )

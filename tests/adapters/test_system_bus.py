@@ -44,7 +44,7 @@ def test_a_bus_that_dies_in_the_middle_is_an_error_at_once(bus: Bus, method: str
 
 
 def test_without_systemd_on_the_bus_running_services_are_unknown(bus: Bus) -> None:
-    with fails(Reason.HOST_SERVICE_FAILED, "^asking systemd what runs: .*ServiceUnknown"):
+    with fails(Reason.HOST_SERVICE_FAILED, "^listing units of systemd: .*ServiceUnknown"):
         services(bus).running([NVSM])
 
 
@@ -65,7 +65,7 @@ def test_an_address_without_a_bus_is_an_error(address: str) -> None:
 
     with fails(Reason.HOST_SERVICE_FAILED, "^stopping nvsm"):
         host.stop(NVSM)
-    with fails(Reason.REBOOT_REQUIRED, "^asking systemd-logind for a reboot"):
+    with fails(Reason.REBOOT_REQUIRED, "^requesting a reboot from systemd-logind"):
         systemd.reboot(address, "test")
 
 
@@ -174,7 +174,9 @@ def test_a_refused_reboot_names_the_program_and_is_not_requested_elsewhere(bus: 
     with standing_in(bus) as played:
         for name in refusals:
             played.refusals["Reboot"] = (name, "Not now.")
-            with fails(Reason.REBOOT_REQUIRED, "^asking systemd-logind for a reboot: Not now"):
+            with fails(
+                Reason.REBOOT_REQUIRED, "^requesting a reboot from systemd-logind: Not now"
+            ):
                 systemd.reboot(bus.address, "test")
 
     assert played.calls == ["Reboot False"] * len(refusals)
@@ -190,5 +192,5 @@ def test_reboot_without_logind_starts_systemds_target(bus: Bus, *, is_masked: bo
 
 
 def test_without_logind_and_systemd_a_reboot_fails(bus: Bus) -> None:
-    with fails(Reason.REBOOT_REQUIRED, "^asking systemd for a reboot: .*ServiceUnknown"):
+    with fails(Reason.REBOOT_REQUIRED, "^requesting a reboot from systemd: .*ServiceUnknown"):
         systemd.reboot(bus.address, "test")

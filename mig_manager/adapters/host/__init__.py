@@ -4,8 +4,9 @@ import contextlib
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from types import FrameType
+from typing import Any
 
 
 class SystemClock:
@@ -37,12 +38,7 @@ def handled_signals(
     Yields:
         A function that restores the handlers early.
     """
-    # What nohup or a background job ignores stays ignored.
-    handlers = {
-        number: signal.signal(number, receive)
-        for number in (*further, *ENDING_SIGNALS)
-        if signal.getsignal(number) is not signal.SIG_IGN
-    }
+    handlers = _handle((*further, *ENDING_SIGNALS), receive)
 
     def restore() -> None:
         for number, handler in handlers.items():
@@ -55,7 +51,7 @@ def handled_signals(
 
 
 def end_on_signals(stop: Callable[[], None]) -> None:
-    """Call ``stop`` in a new thread on every one of ``ENDING_SIGNALS``.
+    """Call ``stop`` in a new thread on all ``ENDING_SIGNALS``.
 
     SIGHUP ends the program too: a service manager restarts it. SIGUSR1 and SIGUSR2, which log
     rotation sends to some programs, have no effect.
@@ -66,10 +62,18 @@ def end_on_signals(stop: Callable[[], None]) -> None:
         # another thread can wait for it.
         threading.Thread(target=stop, name="stop").start()
 
-    for number in ENDING_SIGNALS:
-        # What nohup or a background job ignores stays ignored.
-        if signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, end)
+    _handle(ENDING_SIGNALS, end)
     for number in (signal.SIGUSR1, signal.SIGUSR2):
         # Unlike SIG_IGN, programs that we start do not inherit a handler.
         signal.signal(number, lambda _number, _frame: None)
+
+
+def _handle(
+    numbers: Iterable[signal.Signals], receive: Callable[[int, FrameType | None], object]
+) -> dict[signal.Signals, Any]:
+    """Install a handler, but for signals that nohup or a background job ignores."""
+    return {
+        number: signal.signal(number, receive)
+        for number in numbers
+        if signal.getsignal(number) is not signal.SIG_IGN
+    }

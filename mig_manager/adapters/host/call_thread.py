@@ -43,8 +43,8 @@ def is_hung() -> bool:
 def exit_if_hung(status: int) -> None:
     """End the process at once if a call is still under way.
 
-    The interpreter would wait for threads that the call started, and the vendor's library unloads
-    in an orderly way only if its locks are free.
+    The interpreter would wait for threads that the call started, and the unloading of the vendor's
+    library for its locks.
     """
     if is_hung():
         os._exit(status)

@@ -22,9 +22,9 @@ _MAX_SPEC_BYTES = yaml_tree.MAX_CHARACTERS
 """Ten times the size for eight GPUs with seven instances each, in two naming strategies."""
 
 SPEC = "/var/run/cdi/nvidia.yaml"
-"""Where ``nvidia-cdi-refresh.service`` writes the spec, unless its variables name a file."""
+"""The spec of ``nvidia-cdi-refresh.service``, unless its variables name a file."""
 STATIC_SPEC = "/etc/cdi/nvidia.yaml"
-"""Where administrators write the spec by hand, according to NVIDIA's instructions."""
+"""The spec that administrators write by hand, according to NVIDIA's instructions."""
 _VARIABLES_FILE = "/etc/nvidia-container-toolkit/nvidia-cdi-refresh.env"
 _VARIABLE = re.compile(r"^\s*(NVIDIA_CTK_\w+)\s*=\s*(.*?)\s*$", re.MULTILINE)
 _OUTPUT_VARIABLE = "NVIDIA_CTK_CDI_OUTPUT_FILE_PATH"
@@ -43,7 +43,6 @@ _STRATEGIES = {
 _NOTHING = ("no devices", "empty device edits")
 """Errors of the CDI library for a spec without devices, as with MIG on and no instance."""
 _BREAK = re.compile(r"^---[ \t]*$", re.MULTILINE)
-_MODE = 0o644
 _SCRATCH = "/run"
 
 _log = structlog.get_logger()
@@ -77,12 +76,12 @@ class CdiSpecs:
         file = programs.inside(self.roots.host_here, _VARIABLES_FILE)
         lines = _VARIABLE.findall(_read(file) if file else "")
         variables = {name: value.strip("\"'") for name, value in lines}
-        served = variables.pop(_OUTPUT_VARIABLE, SPEC)
-        empty: Mapping[str, str] = {}
-        for name, options in {STATIC_SPEC: empty, served: variables}.items():
+        spec = variables.pop(_OUTPUT_VARIABLE, SPEC)
+        options: dict[str, Mapping[str, str]] = {STATIC_SPEC: {}, spec: variables}
+        for name, each in options.items():
             path = programs.inside(self.roots.host_here, name)
             if path is not None and path.is_file():
-                self._refresh_workloads(path, options)
+                self._refresh_workloads(path, each)
         if self.makes_management:
             self._refresh_management()
 
@@ -92,24 +91,25 @@ class CdiSpecs:
             _skip(str(path), f"{_TOOL} is not found on the host")
             return
         program = dataclasses.replace(program, variables={**program.variables, **variables})
-        arguments = ["cdi", "generate", *_as_before(path, variables)]
+        arguments = ["cdi", "generate", *_naming(path, variables)]
         if self.roots.driver != pathlib.Path("/") and "NVIDIA_CTK_DRIVER_ROOT" not in variables:
             arguments += [f"--driver-root={self.roots.driver}", f"--dev-root={self.roots.dev}"]
         self._make(path, program, [arguments])
 
     def _refresh_management(self) -> None:
         """Regenerate the operator's spec; our own tool must write the host's paths."""
-        searched = self.here, self.roots.host_here
-        folders = (programs.inside(root, _FOLDER) for root in searched)
+        roots = self.here, self.roots.host_here
+        folders = (programs.inside(root, _FOLDER) for root in roots)
         folder = next((each for each in folders if each and each.is_dir()), None)
-        program = programs.Programs([programs.Root(path=root) for root in searched]).find(_TOOL)
+        program = programs.Programs([programs.Root(path=root) for root in roots]).find(_TOOL)
         if folder is None or program is None:
             missing = _TOOL if program is None else _FOLDER
             _skip(_MANAGEMENT_SPEC, f"{missing} is found neither here nor on the host")
             return
-        roots = self.roots
-        is_ours = program.root == self.here
-        driver, dev = (roots.driver_here, roots.dev_here) if is_ours else (roots.driver, roots.dev)
+        real_driver, real_dev = self.roots.driver, self.roots.dev
+        driver, dev = real_driver, real_dev
+        if program.root == self.here:
+            driver, dev = self.roots.driver_here, self.roots.dev_here
         generate = [
             "cdi",
             "generate",
@@ -119,13 +119,13 @@ class CdiSpecs:
             f"--driver-root={driver}",
             f"--dev-root={dev}",
         ]
-        if roots.cdi_hook is not None:
-            generate.append(f"--nvidia-cdi-hook-path={roots.cdi_hook}")
-        moves = dict.fromkeys(((driver, roots.driver), (dev, roots.dev)))
+        if self.roots.cdi_hook is not None:
+            generate.append(f"--nvidia-cdi-hook-path={self.roots.cdi_hook}")
+        moves = dict.fromkeys(((driver, real_driver), (dev, real_dev)))
         transforms = [
-            ["cdi", "transform", "root", f"--from={seen}", f"--to={real}"]
-            for seen, real in moves
-            if seen != real
+            ["cdi", "transform", "root", f"--from={path}", f"--to={real}"]
+            for path, real in moves
+            if path != real
         ]
         self._make(folder / _MANAGEMENT_SPEC, program, [generate, *transforms])
 
@@ -134,7 +134,7 @@ class CdiSpecs:
     ) -> None:
         """Generate a spec, each step from the output of the previous one, and write it."""
         if not os.access(path.parent, os.W_OK):
-            # Its users will miss the new devices.
+            # A warning, because its users will miss the new devices.
             _log.warning("cdi_spec_kept", path=str(path), why="its folder cannot be written to")
             return
         if program.root != pathlib.Path("/") and programs.inside(program.root, _SCRATCH):
@@ -155,7 +155,7 @@ class CdiSpecs:
                 _skip(str(path), "it would have no device")
                 return
             if done.status != 0:
-                raise done.refused(_REASON)
+                raise done.failure(_REASON)
             text = done.stdout
             if done.is_cut:
                 raise errors.HostError(
@@ -171,12 +171,12 @@ class CdiSpecs:
             _replace(path.with_name(f"{path.stem}{more}{path.suffix}"), spec.text)
 
 
-def _as_before(path: pathlib.Path, variables: Mapping[str, str]) -> Iterator[str]:
-    """Return the options with which the tool names devices as the existing spec does."""
+def _naming(path: pathlib.Path, variables: Mapping[str, str]) -> Iterator[str]:
+    """Yield the options with which the tool names devices as the existing spec does."""
     try:
         (spec,) = _documents(_read(path), str(path))
     except (errors.HostError, ValueError):
-        # No runtime can have used a file with no spec or with several.
+        # No runtime can have used a file without a spec or with several.
         return
     if (spec.vendor, spec.class_) != ("nvidia.com", _CLASS):
         yield f"--vendor={spec.vendor}"
@@ -220,7 +220,7 @@ def _replace(path: pathlib.Path, text: str) -> None:
         return
     try:
         # The runtimes watch the folder, and read only files that end in .yaml or .json.
-        files.replace(path, text, mode=_MODE)
+        files.replace(path, text, mode=0o644)
     except OSError as error:
         why = error.strerror or error
         raise errors.HostError(f"cannot write {path}: {why}", reason=_REASON) from error

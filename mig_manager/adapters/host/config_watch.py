@@ -18,7 +18,7 @@ _READING = frozenset(
 _NO_INOTIFY_POLL_S = 5.0
 """Poll interval while inotify is unavailable; a poll costs one small read."""
 _MOST_POSTPONEMENTS = 10
-"""A file that is written all the time is read after this many debounce times."""
+"""A file that never stops changing is read after this many debounce times."""
 _STOP_S = 5.0
 _OBSERVER_STOP_S = 1.0
 
@@ -141,7 +141,7 @@ class DirectoryWatch(watchdog.events.FileSystemEventHandler):
         try:
             self._observer.start()
         except OSError:
-            # Otherwise the threads that did start would outlive the failure.
+            # Otherwise the threads that started would outlive the failure.
             self.stop()
             raise
 

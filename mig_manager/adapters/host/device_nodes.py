@@ -43,7 +43,7 @@ _log = structlog.get_logger()
 
 @dataclasses.dataclass(eq=False, repr=False, match_args=False)
 class DeviceFiles:
-    """Device nodes and CDI specs; the nodes first, because the specs name them."""
+    """Device nodes and CDI specs."""
 
     roots: host_settings.HostRoots
     _: dataclasses.KW_ONLY
@@ -52,7 +52,11 @@ class DeviceFiles:
     proc: pathlib.Path = procfs.ROOT
 
     def refresh(self) -> None:
-        """Update both and skip what this machine lacks; HostError if one cannot be created."""
+        """Update the nodes, then the specs, which name them; skip what this machine lacks.
+
+        Raises:
+            HostError: A node or spec cannot be created.
+        """
         refresh_nodes(
             proc=self.proc,
             dev=self.roots.dev_here / "dev",
@@ -74,7 +78,7 @@ def refresh_nodes(
     Raises:
         HostError: A node could not be created, although permitted.
     """
-    # Block devices follow, and have separate numbers.
+    # The numbers of block devices follow, and are separate.
     characters = procfs.text(proc / "devices").partition("Block devices:")[0]
     match = _MAJOR.search(characters)
     if match is None:
@@ -118,7 +122,7 @@ def refresh_nodes(
 
 
 def _ensure(dev: pathlib.Path, major: int, minor: int, mode: int) -> bool:
-    """Create a node if needed, and its link if the machine has such links; return whether."""
+    """Create a missing node, and its link if the machine has such links; return if created."""
     path = dev / f"nvidia-caps/nvidia-cap{minor}"
     device = os.makedev(major, minor)
     is_missing = _device(path) != device
@@ -129,7 +133,7 @@ def _ensure(dev: pathlib.Path, major: int, minor: int, mode: int) -> bool:
         # Atomically, as below: a process may be opening it.
         with files.replacing(path) as new:
             os.mknod(new, stat.S_IFCHR | mode, device)
-            # Whatever the umask.
+            # The umask does not count.
             new.chmod(mode)
     link = dev / f"char/{major}:{minor}"
     target = f"../nvidia-caps/{path.name}"

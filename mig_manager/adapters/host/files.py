@@ -47,7 +47,7 @@ class ConfigFile:
 class _TextFile:
     """One text, replaced as a whole; only for the process that has the node's lock.
 
-    Every method raises ConfigError on failure, and then leaves the old text.
+    Methods raise ConfigError on failure, and then leave the old text.
     """
 
     _what: str
@@ -81,11 +81,11 @@ class _TextFile:
 
     def set_aside(self) -> str:
         """Rename a text that cannot be parsed; return its new path."""
-        kept = self._beside("unreadable")
+        path = self._beside("unreadable")
         with self._errors_translated("set aside"), contextlib.suppress(FileNotFoundError):
-            self._path.replace(kept)
+            self._path.replace(path)
             _sync_folder(self._path.parent)
-        return str(kept)
+        return str(path)
 
     def _beside(self, suffix: str) -> pathlib.Path:
         return self._path.with_name(f"{self._path.name}.{suffix}")

@@ -17,7 +17,7 @@ from mig_manager.adapters.host import procfs, programs
 from mig_manager.core import host_settings, messages, model, steps
 
 _MAX_BYTES = 4 * 2**20
-"""A GPU with seven instances and hundreds of processes needs a tenth of it."""
+"""Ten times the output for a GPU with seven instances and hundreds of processes."""
 _TOOL = "nvidia-smi"
 _QUERY_TIMEOUT_S = 60.0
 
@@ -44,11 +44,11 @@ class GpuStatus:
     minor: int | None
     is_pending: bool
     is_persistent: bool
-    """Whether persistence mode is on: the driver itself then keeps the GPU open."""
+    """Whether persistence mode is on, with which the driver itself keeps the GPU open."""
     has_instances: bool
     """Whether it has MIG devices; GPU instances without compute instances are not shown."""
     processes: Mapping[int, str]
-    """Name and pid as text, by pid, of every process with a context."""
+    """Name and pid of the processes with a context, by pid."""
 
 
 def parse(document: str) -> tuple[GpuStatus, ...]:
@@ -102,8 +102,8 @@ class SmiReset:
     def reset(self, gpus: Sequence[model.Gpu], note_persistence_off: Note) -> None:
         """Reset the GPUs whose MIG mode is still pending.
 
-        One command resets them all, which takes a fraction of the time. If the driver refuses it,
-        GPUs are reset one by one, together with GPUs connected by NVLink.
+        One command resets all of them, in a fraction of the time. If the driver refuses it, GPUs
+        are reset one by one, together with GPUs connected by NVLink.
         """
         for gpu in gpus:
             _require_resettable(gpu)
@@ -147,7 +147,7 @@ class SmiReset:
             return {}
         done = self._run("-q", "-x", "-i", _bus_ids(gpus))
         if done.status:
-            raise done.refused(_REASON)
+            raise done.failure(_REASON)
         statuses = {status.uuid: status for status in parse(done.stdout)}
         if missing := [str(gpu) for gpu in gpus if gpu.uuid not in statuses]:
             raise errors.HostError(
@@ -168,12 +168,12 @@ class SmiReset:
             _log.warning("gpu_users_unknown", gpu=gpu.uuid, why=hidden)
 
     def _users(self, status: GpuStatus, *, ignore: Sequence[str] = ()) -> list[str]:
-        seen = {
+        openers = {
             process.pid: str(process)
             for process in procfs.gpu_processes(self.proc, ignore=(os.getpid(),))
             if status.minor in process.gpus and process.name not in ignore
         }
-        return [name for _, name in sorted({**status.processes, **seen}.items())]
+        return [name for _, name in sorted({**status.processes, **openers}.items())]
 
     def _reset(
         self, chosen: Sequence[model.Gpu], pending: Sequence[model.Gpu], note: Note
@@ -189,12 +189,13 @@ class SmiReset:
                     reason=_REASON,
                 )
             return chosen
-        tied = _addresses(done.output).difference(*(_addresses(gpu.pci_address) for gpu in chosen))
-        if not tied:
-            raise self._refused(chosen, done)
-        more = [gpu for gpu in pending if tied & _addresses(gpu.pci_address)]
-        if len(more) < len(tied):
-            names = ", ".join(f"{a:08X}:{b:02X}:{c:02X}.{d:X}" for a, b, c, d in sorted(tied))
+        own = (_addresses(gpu.pci_address) for gpu in chosen)
+        linked = _addresses(done.output).difference(*own)
+        if not linked:
+            raise self._refusal(chosen, done)
+        more = [gpu for gpu in pending if linked & _addresses(gpu.pci_address)]
+        if len(more) < len(linked):
+            names = ", ".join(f"{a:08X}:{b:02X}:{c:02X}.{d:X}" for a, b, c, d in sorted(linked))
             raise errors.HostError(
                 f"{', '.join(map(str, chosen))} can only be reset together with {names}, which "
                 f"must not be: {done.line} ended with status {done.status}. Start NVIDIA's Fabric "
@@ -223,18 +224,18 @@ class SmiReset:
         return done
 
     def _set_persistence(self, gpus: Sequence[model.Gpu], *, is_on: bool) -> None:
-        """Set persistence mode; only log a failure, because the reset shows whether it matters."""
+        """Set persistence mode; only log a failure: the reset shows whether it matters."""
         uuids = [gpu.uuid for gpu in gpus]
         try:
             done = self._run("-pm", str(int(is_on)), "-i", _bus_ids(gpus))
             if done.status:
-                raise done.refused(_REASON)
+                raise done.failure(_REASON)
         except errors.HostError as error:
             _log.warning("persistence_mode_unchanged", gpus=uuids, error=error.message)
         else:
             _log.info("persistence_mode_set", gpus=uuids, is_on=is_on)
 
-    def _refused(self, chosen: Sequence[model.Gpu], done: programs.Finished) -> errors.HostError:
+    def _refusal(self, chosen: Sequence[model.Gpu], done: programs.Finished) -> errors.HostError:
         if _IN_USE.search(done.output):
             statuses = self._query(chosen)
             users = [user for gpu in chosen for user in self._users(statuses[gpu.uuid])]
@@ -247,12 +248,12 @@ class SmiReset:
                 error.add(hidden)
             return error
         if done.status == _NO_PERMISSION:
-            return done.refused(errors.Reason.NO_PERMISSION)
+            return done.failure(errors.Reason.NO_PERMISSION)
         if done.status == _NOT_AVAILABLE or _UNSUPPORTED.search(done.output):
-            error = done.refused(errors.Reason.REBOOT_REQUIRED)
+            error = done.failure(errors.Reason.REBOOT_REQUIRED)
             error.add("only a reboot applies the mode")
             return error
-        return done.refused(_REASON)
+        return done.failure(_REASON)
 
 
 def roots(host: host_settings.HostRoots) -> tuple[programs.Root, ...]:
@@ -301,4 +302,4 @@ def _bus_ids(gpus: Sequence[model.Gpu]) -> str:
 
 def _addresses(text: str) -> set[tuple[int, ...]]:
     """Return the PCI addresses in a text; domains are written with four digits or eight."""
-    return {tuple(int(part, 16) for part in found) for found in _ADDRESS.findall(text)}
+    return {tuple(int(part, 16) for part in parts) for parts in _ADDRESS.findall(text)}

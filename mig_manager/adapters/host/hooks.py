@@ -27,8 +27,8 @@ _log = structlog.get_logger()
 class HookPrograms:
     """Implements ``ports.Hooks``.
 
-    ``variables`` describe the change to every hook. ``search_path`` is for programs without a
-    slash in their name, ``timeout_s`` for hooks without their own time-out.
+    ``variables`` describe the change to all hooks. ``search_path`` is for programs without a slash
+    in their name, ``timeout_s`` for hooks without their own time-out.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class HookPrograms:
     ) -> None:
         """Run a hook to its end, and kill the rest of its process group.
 
-        Raises HostError HOOK_FAILED, and whatever ``check`` raises.
+        Raises HostError HOOK_FAILED, and every error of ``check``.
         """
         shown = _shown(hook.command)
         name = f"{hook.location}: the {point.value} hook {shown}"
@@ -82,7 +82,7 @@ class HookPrograms:
 
         _log.info("hook_started", point=point.value, command=shown)
         try:
-            ended = subprocesses.run(
+            outcome = subprocesses.run(
                 (program, *hook.args),
                 environment=environment,
                 folder=hook.workdir or None,
@@ -97,15 +97,9 @@ class HookPrograms:
             where = f" in {_shown(hook.workdir)}" if hook.workdir else ""
             why = error.strerror or str(error)
             raise _failed(f"{name} cannot be run{where}: {why}") from error
-        match ended.status:
-            case None:
-                how = f"was killed after {timeout_s:g} s"
-            case 0:
-                how = ""
-            case status if status > 0:
-                how = f"ended with status {status}"
-            case status:
-                how = f"was ended by signal {-status}"
+        how = "" if outcome.status == 0 else subprocesses.ending(outcome.status)
+        if outcome.status is None:
+            how = f"was killed after {timeout_s:g} s"
         write = _log.warning if how else _log.info
         write(
             "hook_ended",
@@ -113,11 +107,11 @@ class HookPrograms:
             command=shown,
             how=how or "well",
             seconds=round(time.monotonic() - began_s, 3),
-            stdout=_end_of(ended.stdout),
-            stderr=_end_of(ended.stderr),
+            stdout=_end_of(outcome.stdout),
+            stderr=_end_of(outcome.stderr),
         )
         if how:
-            message = programs.last_line(ended.stderr) or programs.last_line(ended.stdout)
+            message = programs.last_line(outcome.stderr) or programs.last_line(outcome.stdout)
             raise _failed(f"{name} {how}{f': {message}' if message else ''}")
 
     def _find(self, hook: host_files.Hook) -> str | None:

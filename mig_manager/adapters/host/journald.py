@@ -9,19 +9,19 @@ _MOST_LINES = 2000
 _MAX_BYTES = 4 << 20
 
 
-def read(found: programs.Programs, selection: tuple[str, ...], *, timeout_s: float) -> str:
+def read(tools: programs.Programs, selection: tuple[str, ...], *, timeout_s: float) -> str:
     """Return the last lines of a selection; HostError if journald is missing or refuses."""
-    program = found.find("journalctl")
+    program = tools.find("journalctl")
     if program is None:
         raise errors.HostError("journalctl is not found", reason=errors.Reason.INTERNAL)
-    ended = found.run(
+    done = tools.run(
         program,
         ("--no-pager", "--quiet", "-o", "short-iso", "-n", str(_MOST_LINES), *selection),
         timeout_s=timeout_s,
         reason=errors.Reason.INTERNAL,
         max_output_bytes=_MAX_BYTES,
     )
-    # It also exits with 1 if nothing matches.
-    if ended.status and ended.stderr.strip():
-        raise ended.refused(errors.Reason.INTERNAL)
-    return ended.stdout
+    # It also exits with 1 if no line matches.
+    if done.status and done.stderr.strip():
+        raise done.failure(errors.Reason.INTERNAL)
+    return done.stdout

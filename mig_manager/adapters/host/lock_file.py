@@ -1,9 +1,9 @@
 """Allow one manager at a time on a node, with a lock on a shared file.
 
-The lock is ``flock(2)``'s. The kernel releases it when the process ends, however that happens. It
-also excludes threads of one process, since each opens the file itself, and scripts can use it with
-``flock(1)``. Every process that can open the file can lock it, even read-only, so only the file's
-owner may open it.
+The lock is ``flock(2)``'s. The kernel releases it at the end of the process, also after a crash.
+It excludes threads of one process too, because every thread opens the file itself, and scripts can
+use it with ``flock(1)``. A process that can open the file can lock it, even read-only, so only the
+file's owner may open it.
 
 A second file beside it, readable by all, describes the lock's owner to people. It decides nothing:
 a killed manager leaves its description, and a script writes none. ``/proc/locks`` shows which
@@ -30,7 +30,8 @@ from mig_manager.core import json_text, messages, timing
 _MODE = 0o600
 _HOLDER_MODE = 0o644
 _CAREFUL = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-"""No child inherits the lock, no link is followed, and a pipe in its place does not block."""
+"""Children do not inherit the lock, links are not followed, and a pipe in its place does not
+block."""
 _MAX_BYTES = 4096
 _PROBE_PAUSES = 5
 _PROBE_PAUSE_S = 0.01
@@ -88,12 +89,12 @@ class LockFile:
             yield
         finally:
             _describe(self.path, "")
-            # A child that is being started has a copy for a moment; closing ours is not enough.
+            # A starting child has a copy for a moment; closing ours is not enough.
             fcntl.flock(file, fcntl.LOCK_UN)
             os.close(file)
 
     def _lock_unless_probed(self) -> int:
-        """Lock the file; retry while another process's ``owner`` probes the lock for a moment."""
+        """Lock the file; retry while ``owner`` of another process probes the lock for a moment."""
         for _ in range(_PROBE_PAUSES):
             try:
                 return _lock(self.path)
@@ -108,19 +109,19 @@ class LockFile:
 def owner(path: pathlib.Path) -> str:
     """Return which process has a lock, without taking it; empty if none is visible.
 
-    Every user can see a process of this PID namespace. One of another namespace is detected by
-    trying the lock, shared and for a moment, which only the file's owner may do; it is tried only
-    if the description is not empty: a manager that releases the lock empties it.
+    Every user can see a process of this PID namespace. A process of another namespace is detected
+    by trying the lock, shared and for a moment, which only the file's owner may do. It is tried
+    only if the description is not empty: a manager that releases the lock empties it.
 
     Raises:
         OSError: The file exists and cannot be inspected.
     """
     try:
-        found = os.lstat(path)
+        status = os.lstat(path)
     except FileNotFoundError:
         return ""
     text = _text(path)
-    if pid := _locking_process(found):
+    if pid := _locking_process(status):
         return _who(pid, text)
     if not text or not os.access(path, os.R_OK):
         return ""
@@ -159,13 +160,13 @@ def _lock(path: pathlib.Path) -> int:
 
 def _require_ours(file: int, mode: int) -> None:
     """Refuse a planted file through which we would write to another one."""
-    found = os.fstat(file)
-    if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
+    status = os.fstat(file)
+    if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
         raise OSError(errno.EINVAL, "it is not a plain file with one name")
-    if found.st_uid not in (0, os.geteuid()):
-        raise OSError(errno.EPERM, f"it belongs to user {found.st_uid}")
-    if found.st_uid == os.geteuid():
-        # Correct the mode, whatever the umask, an earlier version or a script made of it.
+    if status.st_uid not in (0, os.geteuid()):
+        raise OSError(errno.EPERM, f"it belongs to user {status.st_uid}")
+    if status.st_uid == os.geteuid():
+        # Correct a mode set by the umask, an earlier version or a script.
         os.fchmod(file, mode)
 
 
@@ -199,13 +200,13 @@ def _opened(path: pathlib.Path, flags: int) -> Iterator[int]:
         os.close(file)
 
 
-def _locking_process(found: os.stat_result, *, kinds: Collection[str] = ("READ", "WRITE")) -> int:
-    """Return the process that has the lock on a file; 0 if this PID namespace has none.
+def _locking_process(file: os.stat_result, *, kinds: Collection[str] = ("READ", "WRITE")) -> int:
+    """Return the process of this PID namespace that has the lock on a file; 0 if none.
 
     A line is ``1: FLOCK  ADVISORY  WRITE 16076 fe:00:10011606 0 EOF`` (proc_locks(5)), with the
     file's device in hexadecimal. Lines with an arrow are waiting processes.
     """
-    device = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}:{found.st_ino}"
+    device = f"{os.major(file.st_dev):02x}:{os.minor(file.st_dev):02x}:{file.st_ino}"
     for line in procfs.text(procfs.ROOT / "locks").splitlines():
         _number, kind, *words = [*line.split(), ""]
         is_here = kind == "FLOCK" and words[3:4] == [device] and words[1] in kinds
@@ -220,10 +221,11 @@ def _who(pid: int, text: bytes) -> str:
         fields = json_text.parse_object(text)
     except ValueError:
         fields = {}
-    # A killed manager may have left the description.
+    # The description may be of a killed manager.
     if fields and (not pid or fields.get("pid") == _own_pid(pid)):
-        shown = {"pid": "?"} | fields | ({"pid": pid} if pid else {})
-        values = [str(shown.get(key, "?")) for key in ("program", "pid", "host", "doing", "since")]
+        fields |= {"pid": pid} if pid else {}
+        keys = ("program", "pid", "host", "doing", "since")
+        values = [str(fields.get(key, "?")) for key in keys]
         return "{} (pid {} on {}), {}, since {}".format(*values)
     if not pid:
         return "a process that left no description"

@@ -1,8 +1,8 @@
-"""Log lines and remarks on standard error, which may fail or stall at any time.
+"""Write log lines and remarks to standard error, which may fail or stall at any time.
 
-A change of the GPUs must not depend on it: a write that raises would interrupt the change, and one
-that blocks (a pipe that is not read, a terminal stopped with Ctrl-S) would halt it. So a line that
-cannot be written at once is dropped and counted.
+A change of the GPUs must not depend on it: a write that raises would interrupt the change, and a
+write that blocks (a pipe that is not read, a terminal stopped with Ctrl-S) would halt it. So lines
+that cannot be written at once are dropped and counted.
 """
 
 import contextlib

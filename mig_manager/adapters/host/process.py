@@ -1,6 +1,6 @@
-"""What belongs to this process: its environment, and the file that comes with the program.
+"""The environment of this process, and the config document that comes with the program.
 
-The only reader of the environment; linters ban it everywhere else.
+Linters ban the environment in every other module.
 """
 
 import os

@@ -1,11 +1,11 @@
-"""What the kernel's ``/proc`` shows: processes that use GPUs, this process, this boot.
+"""Read the kernel's ``/proc``: processes that use GPUs, this process, this boot.
 
 NVML lists only processes with a context, which a monitor such as DCGM does not have. A driver that
-hangs cannot be asked, and reads below ``/proc/driver`` may wait for its locks (``nv-procfs.c`` in
+hangs does not answer, and reads below ``/proc/driver`` may wait for its locks (``nv-procfs.c`` in
 NVIDIA's open kernel modules). The links in ``/proc/PID/fd`` never wait for a driver. ``comm`` is
 read because ``cmdline`` waits for the memory map of a process that may be stuck.
 
-Processes of other PID namespaces and those we may not inspect (``hidden``) are missing.
+Processes of other PID namespaces and processes we may not inspect (``hidden``) are missing.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ from mig_manager.core import messages
 ROOT = pathlib.Path("/proc")
 
 _BOOT_ID = ROOT / "sys/kernel/random/boot_id"
-"""Another UUID after each boot (``proc_sys_kernel(5)``); containers see that of their host."""
+"""A new UUID for every boot (``proc_sys_kernel(5)``); containers see the UUID of their host."""
 _CAPABILITIES = "driver/nvidia/capabilities"
 _MAX_NAMED = 8
 _PF_KTHREAD = 0x0020_0000
@@ -34,7 +34,7 @@ _DEVICE = re.compile(
     r"/dev/(?:nvidia(?P<gpu>\d+)|(?P<control>nvidiactl)|nvidia-caps/nvidia-cap(?P<cap>\d+))"
     r"(?: \(deleted\))?$"
 )
-"""Target of a link; a node may have been removed since, or lie below a driver container's root."""
+"""Target of a link; the node may be removed by now, or lie below a driver container's root."""
 _POD = re.compile(
     r"[/-]pod([0-9a-f]{8}(?:[-_]?[0-9a-f]{4}){3}[-_]?[0-9a-f]{12})(?:[./]|$)", re.MULTILINE
 )
@@ -99,7 +99,7 @@ class ConfigRight:
 
 
 def gpu_processes(root: pathlib.Path, *, ignore: Collection[int] = ()) -> tuple[GpuProcess, ...]:
-    """Return the visible GPU processes by pid, without those in ``ignore`` and their children."""
+    """Return the visible GPU processes by pid, without pids in ``ignore`` and their children."""
     return tuple(
         process
         for pid in sorted(_pids(root))
@@ -110,9 +110,9 @@ def gpu_processes(root: pathlib.Path, *, ignore: Collection[int] = ()) -> tuple[
 
 
 def hidden(root: pathlib.Path) -> str:
-    """Describe how many processes we are not allowed to inspect; empty if there are none.
+    """Describe how many processes we may not inspect; empty if we may inspect all.
 
-    Those with another user or more capabilities require CAP_SYS_PTRACE (``ptrace(2)``).
+    Processes with another user or more capabilities require CAP_SYS_PTRACE (``ptrace(2)``).
     """
     count = 0
     for process in (root / str(pid) for pid in _pids(root)):
@@ -129,7 +129,7 @@ def hidden(root: pathlib.Path) -> str:
 def using_gpu(
     processes: Sequence[GpuProcess], minor: int, *, caps: Collection[int] = ()
 ) -> tuple[GpuProcess, ...]:
-    """Return those that have the device node of a GPU or of one of its instances open."""
+    """Return the processes that have a device node of a GPU or of its instances open."""
     known = frozenset(caps)
     return tuple(each for each in processes if minor in each.gpus or each.caps & known)
 
@@ -141,9 +141,9 @@ def using_gpu_instance(
     caps: Mapping[int, Instance],
     gpu_instance_id: int,
 ) -> tuple[GpuProcess, ...]:
-    """Return those that use a GPU instance, or its GPU and none of its instances.
+    """Return the processes that use a GPU instance, or its GPU without any instance.
 
-    Every user of an instance opens the GPU's node as well.
+    A user of an instance also opens the GPU's node.
     """
     instances = ((each, {caps[cap][0] for cap in each.caps if cap in caps}) for each in processes)
     return tuple(
@@ -169,17 +169,17 @@ def capabilities(root: pathlib.Path, minor: int) -> dict[int, Instance]:
     MIG User Guide, "Device Nodes and Capabilities"; the N of ``gpuN`` is the minor number.
     """
     mig = root / _CAPABILITIES / f"gpu{minor}" / "mig"
-    found: dict[int, Instance] = {}
+    instances: dict[int, Instance] = {}
     for access in (*mig.glob("gi*/access"), *mig.glob("gi*/ci*/access")):
         gpu_instance, *compute = [part[2:] for part in access.relative_to(mig).parts[:-1]]
         match = _MINOR.search(text(access))
         if match and all(each.isdecimal() for each in (gpu_instance, *compute)):
-            found[int(match[1])] = int(gpu_instance), int(compute[0]) if compute else None
-    return found
+            instances[int(match[1])] = int(gpu_instance), int(compute[0]) if compute else None
+    return instances
 
 
 def listed(users: Iterable[object]) -> str:
-    """Name the first, and count the rest; empty if there are none."""
+    """Name the first users, and count the rest; empty without users."""
     return messages.listed(list(map(str, users)), most=_MAX_NAMED)
 
 
@@ -191,12 +191,12 @@ def boot_id(path: pathlib.Path = _BOOT_ID) -> str:
 def own_pod_uid(environ_value: str | None, mountinfo: pathlib.Path) -> str | None:
     """Return the UID of the pod that this process runs in.
 
-    None outside of a pod, if unknown, and in a static pod: the API knows its mirror pod by another
-    UID. The downward API's value (``metadata.uid``) counts before ``/proc/self/mountinfo``.
+    None outside of a pod, if unknown, and in a static pod, whose mirror pod in the API has another
+    UID. The downward API's value (``metadata.uid``) has precedence over ``/proc/self/mountinfo``.
     """
     if value := (environ_value or "").strip():
         return value
-    # Of several mounts at one place the last one covers the others.
+    # Of several mounts at one path the last one covers the others.
     mounts = filter(None, map(_MOUNT.match, text(mountinfo).splitlines()))
     roots = {mount["mount_point"]: mount["root"] for mount in mounts}
     for mount_point, pattern in _BY_MOUNT_POINT.items():
@@ -292,7 +292,7 @@ def _gpu_process(process: pathlib.Path, pid: int) -> GpuProcess | None:
     if pod := _POD.search(groups):
         owner = f"pod {pod[1].replace('_', '-')}"
     elif units := _UNIT.findall(groups):
-        # The innermost: user@1000.service is around the units of that user.
+        # The innermost: user@1000.service contains the units of that user.
         owner = f"unit {messages.printable(units[-1])}"
     return GpuProcess(
         pid=pid,
@@ -306,6 +306,6 @@ def _gpu_process(process: pathlib.Path, pid: int) -> GpuProcess | None:
 
 def _stat(process: pathlib.Path, field: int) -> int:
     """Return a field by its position after the name; 0 if unknown."""
-    # The name may contain any characters, brackets included.
+    # The name may contain any characters, also brackets.
     fields = text(process / "stat").rpartition(")")[2].split()
     return int(fields[field]) if len(fields) > field and fields[field].isdecimal() else 0

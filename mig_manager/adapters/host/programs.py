@@ -1,7 +1,7 @@
 """Programs and libraries of the machine or of its driver: find them below several roots, run them.
 
 A root is this machine's, the host's in our container, or a driver container's; programs run with
-their root. An interpreter of ours calls ``chroot(2)``: an image need not have ``chroot``, and code
+their root. An interpreter of ours calls ``chroot(2)``: an image may lack ``chroot``, and code
 between fork and exec is not safe beside threads (``subprocess``, ``preexec_fn``).
 """
 
@@ -99,19 +99,19 @@ class Root:
     """A file system to look for programs in, and to run them in."""
 
     path: pathlib.Path = _TOP
-    """Where we see it; programs run with it as their root."""
+    """Its path as we see it; programs run with it as their root."""
     driver: str = "/"
-    """Where in it the driver lies, if not at the top: ``/run/nvidia/driver`` on a host with a
-    driver container. Its programs then run with the host's libraries but for NVML's."""
+    """The driver's folder in it: ``/run/nvidia/driver`` on a host with a driver container, whose
+    programs then run with the host's libraries but for NVML's."""
 
     @property
     def driver_here(self) -> pathlib.Path:
-        """Where we see the driver's root, within which its links lead."""
+        """The driver's root as we see it; its links stay within."""
         return self.path / self.driver.lstrip("/")
 
     @property
     def is_at_top(self) -> bool:
-        """Whether the driver lies at the top of the root."""
+        """Whether the driver is at the top of the root."""
         return self.driver_here == self.path
 
 
@@ -122,9 +122,9 @@ class Program:
     path: str
     """As seen from its root."""
     root: pathlib.Path
-    """Where we see its root."""
+    """Its root as we see it."""
     variables: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    """What its environment has beside the usual."""
+    """Further variables of its environment."""
 
     def __str__(self) -> str:
         return self.path if self.root == _TOP else f"{self.path} below {self.root}"
@@ -143,16 +143,16 @@ class Finished:
 
     @property
     def output(self) -> str:
-        """What it wrote to stdout, then to stderr."""
+        """Its stdout, then its stderr."""
         return f"{self.stdout}\n{self.stderr}"
 
-    def refused(self, reason: errors.Reason) -> errors.HostError:
+    def failure(self, reason: errors.Reason) -> errors.HostError:
         """Return an error with how it ended and its last line of output."""
-        how = f"status {self.status}" if self.status >= 0 else f"signal {-self.status}"
         # nvidia-smi writes errors to stdout.
         output = last_line(self.stderr) or last_line(self.stdout)
+        how = subprocesses.ending(self.status)
         return errors.HostError(
-            f"{self.line} ended with {how}{f': {output}' if output else ''}", reason=reason
+            f"{self.line} {how}{f': {output}' if output else ''}", reason=reason
         )
 
 
@@ -161,28 +161,28 @@ class Programs:
     """Finds and runs programs; for any thread."""
 
     roots: Sequence[Root] = (Root(),)
-    """Where programs are searched, best first."""
+    """The roots to search, best first."""
     _: dataclasses.KW_ONLY
     folders: Sequence[str] = _PROGRAM_FOLDERS
-    """Where in a root programs are, best first."""
+    """The folders of a root to search, best first."""
     search_path: str = ""
-    """Folders of this machine to look in last, as in ``PATH``."""
+    """Folders of this machine to search last, as in ``PATH``."""
     loader_variables: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    """The environment of a program found there."""
+    """The environment of programs in ``search_path``."""
 
     def find(self, name: str) -> Program | None:
         """Return the first program with this file name, or None."""
         for root in self.roots:
             for folder in self.folders:
                 path = pathlib.PurePosixPath("/", folder, name)
-                place = inside(root.driver_here, path)
-                if place is not None and _is_program(place):
-                    seen = path if root.is_at_top else _as_seen(root, place)
+                here = inside(root.driver_here, path)
+                if here is not None and _is_program(here):
+                    path = path if root.is_at_top else _in_root(root, here)
                     variables = _variables(root, folder)
-                    return Program(path=str(seen), root=root.path, variables=variables)
+                    return Program(path=str(path), root=root.path, variables=variables)
         for folder in self.search_path.split(":"):
             here = pathlib.Path(folder, name)
-            # A relative folder would be another one wherever we are started.
+            # A relative folder would depend on where we are started.
             if here.is_absolute() and _is_program(here):
                 return Program(path=str(here), root=_TOP, variables=self.loader_variables)
         return None
@@ -209,7 +209,7 @@ class Programs:
             environment = _ENVIRONMENT
         deadline_s = time.monotonic() + timeout_s
         try:
-            ended = subprocesses.run(
+            outcome = subprocesses.run(
                 command,
                 environment=environment,
                 folder="/",
@@ -220,8 +220,8 @@ class Programs:
         except OSError as error:
             why = error.strerror or error
             raise errors.HostError(f"{line} cannot be run: {why}", reason=reason) from error
-        if ended.status is None:
-            output = last_line(ended.stderr)
+        if outcome.status is None:
+            output = last_line(outcome.stderr)
             raise errors.HostError(
                 f"{line} did not end within {timeout_s:g} s and was killed"
                 f"{f': {output}' if output else ''}",
@@ -229,18 +229,18 @@ class Programs:
             )
         return Finished(
             line=line,
-            status=ended.status,
-            stdout=ended.stdout,
-            is_cut=ended.is_cut,
-            stderr=ended.stderr,
+            status=outcome.status,
+            stdout=outcome.stdout,
+            is_cut=outcome.is_cut,
+            stderr=outcome.stderr,
         )
 
 
 def roots(host: "host_settings.HostRoots", *, here: pathlib.Path = _TOP) -> tuple[Root, ...]:
-    """Return where the driver's programs may be, best first.
+    """Return the roots that may have the driver's programs, best first.
 
-    Our own root comes first: NVIDIA's container toolkit puts them there. A driver that has its
-    device nodes with it is run as it is; otherwise the host, which has them, is its root.
+    Our own root comes first: NVIDIA's container toolkit puts them there. A driver container that
+    has the device nodes is the next root; otherwise the host, which has them, comes before it.
     """
     at_driver = Root(path=host.driver_here)
     at_host = Root(path=host.host_here, driver=str(host.driver))
@@ -265,19 +265,20 @@ def _is_program(path: pathlib.Path) -> bool:
 
 
 def _variables(root: Root, folder: str) -> Mapping[str, str]:
-    """Return the variables with which a driver's program finds the NVML library.
+    """Return the variables with which a driver's program loads the NVML library.
 
-    That library alone, as in NVIDIA's own manager: beside it may be another distribution's libc.
+    That library alone, as in NVIDIA's own manager: its folder may have another distribution's
+    libc.
     """
     if root.is_at_top and not folder.startswith(_GKE):
         return {}
     library = next(libraries(root.driver_here), None)
-    return {"LD_PRELOAD": str(_as_seen(root, library))} if library else {}
+    return {"LD_PRELOAD": str(_in_root(root, library))} if library else {}
 
 
-def _as_seen(root: Root, place: pathlib.Path) -> pathlib.PurePosixPath:
+def _in_root(root: Root, here: pathlib.Path) -> pathlib.PurePosixPath:
     """Return a path of ours as a process with that root sees it."""
-    return pathlib.PurePosixPath("/", place.relative_to(root.path))
+    return pathlib.PurePosixPath("/", here.relative_to(root.path))
 
 
 def inside(root: pathlib.Path, path: str | pathlib.PurePath) -> pathlib.Path | None:
@@ -286,34 +287,33 @@ def inside(root: pathlib.Path, path: str | pathlib.PurePath) -> pathlib.Path | N
     Links stay below the root, absolute ones too, as after ``chroot(2)``.
     """
     remaining = list(reversed(pathlib.PurePosixPath(path).parts))
-    place: list[str] = []
+    resolved: list[str] = []
     links = 0
     while remaining:
         part = remaining.pop()
         if part in ("/", "//", ".", ".."):
-            place = place[:-1] if part == ".." else place if part == "." else []
+            resolved = resolved[:-1] if part == ".." else resolved if part == "." else []
             continue
         try:
-            target = os.readlink(root.joinpath(*place, part))  # noqa: PTH115 - the text as it is
+            target = os.readlink(root.joinpath(*resolved, part))  # noqa: PTH115 - the text as it is
         except OSError:
-            place.append(part)
+            resolved.append(part)
             continue
         links += 1
         if links > _MAX_LINKS:
             return None
         remaining += reversed(pathlib.PurePosixPath(target).parts)
-    found = root.joinpath(*place)
-    return found if os.path.lexists(found) else None
+    here = root.joinpath(*resolved)
+    return here if os.path.lexists(here) else None
 
 
 def libraries(root: pathlib.Path) -> Iterator[pathlib.Path]:
     """Yield the NVML libraries below a root: in the usual folders, then in its loader's cache."""
-    paths = [f"{folder}/{NVML}" for folder in _LIBRARY_FOLDERS]
-    found: list[pathlib.Path] = []
-    for place in (*paths, *_cached(root)):
-        library = inside(root, place)
-        if library is not None and library not in found and library.is_file():
-            found.append(library)
+    yielded: set[pathlib.Path] = set()
+    for path in (*(f"{folder}/{NVML}" for folder in _LIBRARY_FOLDERS), *_cached(root)):
+        library = inside(root, path)
+        if library is not None and library not in yielded and library.is_file():
+            yielded.add(library)
             yield library
 
 
@@ -322,7 +322,7 @@ def _cached(root: pathlib.Path) -> Iterator[str]:
     cache = inside(root, _CACHE)
     try:
         data = cache.read_bytes() if cache else b""
-        # An older format may come first (glibc before 2.2 reads that).
+        # An older format may come first, for glibc before 2.2.
         data = data[data.index(_CACHE_MAGIC) :]
         _, count, _ = _CACHE_HEADER.unpack_from(data)
         for index in range(count):
@@ -331,7 +331,7 @@ def _cached(root: pathlib.Path) -> Iterator[str]:
             if flags & _CACHE_ARCHITECTURE and _text(data, name) == NVML:
                 yield _text(data, path)
     except (OSError, ValueError, struct.error):
-        # No cache, or one of another libc: only the folders count.
+        # The cache is missing or of another libc: only the folders count.
         return
 
 

@@ -1,4 +1,4 @@
-"""Child processes: start one, send and receive messages by a deadline, and end it for certain.
+"""Child processes: start one, exchange messages by a deadline, and end it for certain.
 
 Messages are pickled values, each after its length. Both ends are this package at one version, and
 no other process can write to the pipes, so pickle is safe. A worker's end is ``Parent``; workers
@@ -7,6 +7,7 @@ import this module too, so it imports little.
 
 import contextlib
 import ctypes
+import math
 import os
 import pickle
 import select
@@ -21,11 +22,11 @@ from typing import IO, Any, NamedTuple
 from mig_manager import errors
 
 _MAX_MESSAGE_BYTES = 64 * 2**20
-"""Larger than any message, and less than the length that text would stand for."""
+"""Larger than any message, and smaller than four bytes of text read as a length."""
 _LENGTH = struct.Struct(">I")
 _CHUNK_BYTES = 64 * 1024
 _POLL_INTERVAL_S = 0.02
-"""How late the end of a child is noticed on Linux before 5.3; and how often a limit is checked."""
+"""Between checks of a limit; and on Linux before 5.3 between checks whether a child has ended."""
 _EXIT_TIMEOUT_S = 1.0
 _REAP_TIMEOUT_S = 2.0
 _PR_SET_PDEATHSIG = 1
@@ -38,7 +39,7 @@ class Keep(NamedTuple):
     stdout_bytes: int = _LENGTH.size + _MAX_MESSAGE_BYTES
     keeps_stdout_end: bool = False
     stderr_bytes: int = 16 * 1024
-    """Of stderr always the last bytes are kept."""
+    """The last bytes of stderr are kept."""
 
 
 def python(module: str, *arguments: str) -> tuple[str, ...]:
@@ -50,8 +51,8 @@ def python(module: str, *arguments: str) -> tuple[str, ...]:
 class Child:
     """A child process in its own process group; for one thread, except ``kill`` and ``wait``.
 
-    Without ``stdin`` it reads a pipe, for ``ask``; without ``environment`` and ``folder`` it has
-    ours; without ``keep`` as much of its output is kept as messages need.
+    By default it reads a pipe, for ``ask``, and inherits our environment and folder; as much of
+    its output is kept as messages need.
 
     Raises:
         OSError: It cannot be started.
@@ -123,23 +124,23 @@ class Child:
             if self.stdout.is_closed:
                 # Its exit status explains more than the kill by end() would.
                 exit_by_s = time.monotonic() + _EXIT_TIMEOUT_S
-                while time.monotonic() < exit_by_s and self._take(_EXIT_TIMEOUT_S):
+                while time.monotonic() < exit_by_s and self._transfer(_EXIT_TIMEOUT_S):
                     pass
                 raise EOFError
-            left_s = None if deadline_s is None else deadline_s - time.monotonic()
-            if left_s is not None and left_s <= 0:
+            remaining_s = None if deadline_s is None else deadline_s - time.monotonic()
+            if remaining_s is not None and remaining_s <= 0:
                 raise TimeoutError("no answer in time")
-            if not self._take(left_s):
+            if not self._transfer(remaining_s):
                 raise EOFError
         try:
-            return pickle.loads(message[0])  # noqa: S301 - see the module docstring
+            return pickle.loads(message)  # noqa: S301 - see the module docstring
         except Exception as error:
-            # Bytes that are no message can make it raise anything.
-            raise ValueError(f"it wrote {message[0][:80]!r}") from error
+            # Invalid bytes can make it raise any error.
+            raise ValueError(f"it wrote {message[:80]!r}") from error
 
     def finish(self, is_late: Callable[[], bool]) -> bool:
-        """Read what the child writes until it ended; return False if ``is_late`` came first."""
-        while self._take(_POLL_INTERVAL_S):
+        """Read the output until the child has ended; return False if ``is_late`` came first."""
+        while self._transfer(_POLL_INTERVAL_S):
             if is_late():
                 return self._has_ended()
         return True
@@ -152,7 +153,7 @@ class Child:
                 os.killpg(self.pid, signal.SIGKILL)
 
     def wait(self) -> None:
-        """Wait until the child ended; ``end`` reaps it."""
+        """Wait until the child has ended; ``end`` reaps it."""
         with contextlib.suppress(ChildProcessError):
             os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
 
@@ -176,14 +177,14 @@ class Child:
                     pipe.close()
         return self._process.returncode is not None
 
-    def _take(self, timeout_s: float | None) -> bool:
-        """Write and read what can be, waiting if need be; return whether more can follow."""
-        # Asked first, so that everything it wrote before it ended is read.
+    def _transfer(self, timeout_s: float | None) -> bool:
+        """Write and read as soon as possible; return whether more can follow."""
+        # First, so that everything that the child wrote before its end is read.
         has_ended = self._has_ended()
         if has_ended:
             timeout_s = 0.0
         elif self._pidfd is None:
-            timeout_s = min(_POLL_INTERVAL_S, _POLL_INTERVAL_S if timeout_s is None else timeout_s)
+            timeout_s = min(_POLL_INTERVAL_S, math.inf if timeout_s is None else timeout_s)
         ready = self._poller.poll(None if timeout_s is None else timeout_s * 1000)
         for fd, _ in ready:
             if fd in self._outputs:
@@ -203,12 +204,12 @@ class Child:
         try:
             return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
         except ChildProcessError:
-            # Reaped already.
+            # It was reaped.
             return True
 
 
 class Output:
-    """What is kept of what a child writes to a pipe: a number of bytes, the first or the last."""
+    """Keeps the first or the last bytes that a child writes to a pipe."""
 
     def __init__(self, stream: IO[bytes] | None, max_bytes: int, *, keeps_end: bool) -> None:
         assert stream is not None  # noqa: S101 - a pipe
@@ -220,7 +221,7 @@ class Output:
         self._kept = bytearray()
 
     def read(self) -> bool:
-        """Read what is there; return whether more may follow."""
+        """Read some bytes; return whether more may follow."""
         chunk = os.read(self.fd, _CHUNK_BYTES)
         self._kept += chunk
         excess = len(self._kept) - self._max_bytes
@@ -231,7 +232,7 @@ class Output:
         return bool(chunk)
 
     def drain(self) -> None:
-        """Read what is in the pipe now."""
+        """Read the rest of the pipe, without waiting for more."""
         os.set_blocking(self.fd, False)
         deadline_s = time.monotonic() + 1.0
         with contextlib.suppress(BlockingIOError):
@@ -239,11 +240,11 @@ class Output:
                 self.read()
 
     def text(self) -> str:
-        """Return what was kept."""
+        """Return the kept bytes as text."""
         return self._kept.decode(errors="replace")
 
-    def take_message(self) -> tuple[bytes] | None:
-        """Remove and return the first message; None while incomplete, ValueError if it is none."""
+    def take_message(self) -> bytes | None:
+        """Remove and return the first message; None while incomplete, ValueError if invalid."""
         if len(self._kept) < _LENGTH.size:
             return None
         (length,) = _LENGTH.unpack_from(self._kept)
@@ -254,14 +255,14 @@ class Output:
             return None
         message = bytes(self._kept[_LENGTH.size : end])
         del self._kept[:end]
-        return (message,)
+        return message
 
 
-class Ended(NamedTuple):
-    """How a program ended that was run to its end."""
+class Outcome(NamedTuple):
+    """How a program ended, and its output."""
 
     status: int | None
-    """Exit status, negative for a signal; None: it was killed because its time was over."""
+    """Exit status, negative for a signal; None: it was killed because it was late."""
     stdout: str
     stderr: str
     is_cut: bool
@@ -275,10 +276,10 @@ def run(
     is_late: Callable[[], bool],
     stdin: str = "",
     keep: Keep,
-) -> Ended:
+) -> Outcome:
     """Run a program to its end, or kill it when ``is_late``; OSError if it cannot be started.
 
-    Nothing of its process group remains.
+    No process of its process group remains.
     """
     # Unlike a pipe, a file is never full.
     with os.fdopen(os.memfd_create("stdin", os.MFD_CLOEXEC), "w+", encoding="utf-8") as file:
@@ -298,11 +299,11 @@ def run(
                 "tool_unkillable", pid=child.pid, command=" ".join(command)
             )
     status = child.status if is_done else None
-    return Ended(status, child.stdout.text(), child.stderr.text(), child.stdout.is_cut)
+    return Outcome(status, child.stdout.text(), child.stderr.text(), child.stdout.is_cut)
 
 
 def ending(status: int | None) -> str:
-    """Say how a process ended."""
+    """Describe how a process ended."""
     if status is None:
         return "cannot be killed"
     if status >= 0:
@@ -314,7 +315,7 @@ def ending(status: int | None) -> str:
 
 
 def attempt(work: Callable[[], object]) -> tuple[object, object]:
-    """Do the work of a worker; return the outcome as a message for ``result``."""
+    """Do the work of a worker; return its result as a message for ``result``."""
     try:
         return work(), None
     except errors.MigManagerError as error:
@@ -322,9 +323,9 @@ def attempt(work: Callable[[], object]) -> tuple[object, object]:
         return None, (type(error), vars(error))
 
 
-def result(outcome: tuple[Any, Any]) -> Any:
-    """Return what the work of a worker returned, or raise the error that it raised."""
-    value, failure = outcome
+def result(message: tuple[Any, Any]) -> Any:
+    """Return the result of a worker's ``attempt``, or raise its error."""
+    value, failure = message
     if failure is None:
         return value
     kind, attributes = failure
@@ -336,8 +337,8 @@ def result(outcome: tuple[Any, Any]) -> Any:
 class Parent:
     """A worker's end of the pipes to the process that started it.
 
-    Stdout is for messages, and what libraries print goes to stderr. The kernel ends this process
-    with its parent: the next agent must find no worker of this one.
+    Stdout is for messages; the output of libraries goes to stderr. The kernel ends this process
+    with its parent: no worker of one agent may run beside the next agent.
     """
 
     def __init__(self) -> None:
@@ -347,13 +348,13 @@ class Parent:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, killed, 0, 0, 0)
 
     def is_there(self) -> bool:
-        """Return whether the parent can read; one that was killed leaves its request."""
+        """Return whether the parent can read; the request of a killed parent is still there."""
         poller = select.poll()
         poller.register(self._out, 0)
         return not any(events & select.POLLERR for _, events in poller.poll(0))
 
     def receive(self, timeout_s: float | None = None) -> Any:
-        """Return the next message; None when there is no parent, or it sent none in time."""
+        """Return the next message; None if the parent is gone, or sent none in time."""
         if timeout_s is not None:
             poller = select.poll()
             poller.register(0, select.POLLIN)
@@ -366,13 +367,13 @@ class Parent:
         return None if message is None else pickle.loads(message)  # noqa: S301 - as above
 
     def send(self, message: object) -> None:
-        """Send a message; BrokenPipeError if there is no parent."""
+        """Send a message; BrokenPipeError if the parent is gone."""
         rest = memoryview(_encoded(message))
         while rest:
             rest = rest[os.write(self._out, rest) :]
 
     def end_with_stdin(self) -> None:
-        """End this process, in whatever call it is, as soon as the parent closes its stdin."""
+        """End this process, in the middle of any call, as soon as the parent closes its stdin."""
 
         def wait() -> None:
             # Not sys.stdin: its lock would abort an interpreter that ends by itself meanwhile.

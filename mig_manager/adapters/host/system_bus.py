@@ -37,7 +37,7 @@ class Refused(Exception):  # noqa: N818 - an answer, and not always a failure
     """The called program answered with an error.
 
     Attributes:
-        name: D-Bus' name of it.
+        name: The error's name on D-Bus.
     """
 
     def __init__(self, name: str, text: str) -> None:
@@ -55,21 +55,21 @@ class Connection:
     """One connection with one deadline for all of its calls."""
 
     def __init__(self, address: str, *, timeout_s: float) -> None:
-        """Connect; ``timeout_s`` lasts from now until the last answer."""
+        """Connect; ``timeout_s`` covers all until the last answer."""
         self._deadline_s = time.monotonic() + timeout_s
         self._parser = jeepney.Parser()
         self._serials = itertools.count(1)
         self._signals: list[Signal] = []
         self._socket = socket.socket(socket.AF_UNIX)
         try:
-            self._socket.settimeout(self._left_s())
+            self._socket.settimeout(self._remaining_s())
             self._socket.connect(bus.get_bus(address))
             # Names our user; the bus compares it with the socket's credentials.
             self._send(b"\0")
             authenticator = auth.Authenticator(inc_null_byte=False)
             for line in authenticator:
                 self._send(line)
-                authenticator.feed(self._read(self._left_s()))
+                authenticator.feed(self._read(self._remaining_s()))
             self._send(auth.BEGIN)
             self.call(BUS, "Hello")
         except BaseException:
@@ -85,7 +85,7 @@ class Connection:
     def call(
         self, target: Target, method: str, signature: str | None = None, *body: object
     ) -> tuple[Any, ...]:
-        """Call a method and return its answer; Refused if that is an error."""
+        """Call a method and return its answer; Refused if the answer is an error."""
         return self._answer(jeepney.new_method_call(target, method, signature, body))
 
     def get(self, target: Target, name: str) -> Any:
@@ -95,10 +95,10 @@ class Connection:
 
     def signals(self, *, within_s: float) -> tuple[Signal, ...]:
         """Return the signals since the last call; wait up to a time-out for the first one."""
-        deadline_s = time.monotonic() + min(within_s, self._left_s())
-        while not self._signals and (left_s := deadline_s - time.monotonic()) > 0:
+        deadline_s = time.monotonic() + min(within_s, self._remaining_s())
+        while not self._signals and (remaining_s := deadline_s - time.monotonic()) > 0:
             with contextlib.suppress(TimeoutError):
-                self._keep_signal(self._receive(left_s))
+                self._keep_signal(self._receive(remaining_s))
         signals, self._signals = tuple(self._signals), []
         return signals
 
@@ -106,7 +106,7 @@ class Connection:
         serial = next(self._serials)
         self._send(message.serialise(serial=serial))
         while True:
-            answer = self._receive(self._left_s())
+            answer = self._receive(self._remaining_s())
             if answer.header.fields.get(jeepney.HeaderFields.reply_serial) == serial:
                 break
             self._keep_signal(answer)
@@ -122,19 +122,17 @@ class Connection:
             self._signals.append((name, tuple(message.body)))
 
     def _send(self, data: bytes) -> None:
-        self._socket.settimeout(self._left_s())
+        self._socket.settimeout(self._remaining_s())
         self._socket.sendall(data)
 
     def _receive(self, timeout_s: float) -> jeepney.Message:
         deadline_s = time.monotonic() + timeout_s
-        while True:
-            message = self._parser.get_next_message()
-            if message is not None:
-                return message
-            left_s = deadline_s - time.monotonic()
-            if left_s <= 0:
+        while (message := self._parser.get_next_message()) is None:
+            remaining_s = deadline_s - time.monotonic()
+            if remaining_s <= 0:
                 raise TimeoutError
-            self._parser.add_data(self._read(left_s))
+            self._parser.add_data(self._read(remaining_s))
+        return message
 
     def _read(self, timeout_s: float) -> bytes:
         self._socket.settimeout(timeout_s)
@@ -143,21 +141,21 @@ class Connection:
             raise ConnectionResetError("the bus closed the connection")
         return data
 
-    def _left_s(self) -> float:
-        left_s = self._deadline_s - time.monotonic()
-        if left_s <= 0:
+    def _remaining_s(self) -> float:
+        remaining_s = self._deadline_s - time.monotonic()
+        if remaining_s <= 0:
             raise TimeoutError
-        return left_s
+        return remaining_s
 
 
 @contextlib.contextmanager
 def session(
     address: str, doing: str, *, timeout_s: float, failed: Reason, denied: Reason
 ) -> Iterator[Connection]:
-    """Connect, and make every error of the body a HostError about what we were ``doing``.
+    """Connect, and raise every error of the body as a HostError that begins with ``doing``.
 
-    Its reason is ``denied`` if permission is missing, else ``failed``. ``timeout_s`` is for
-    everything, until the last answer.
+    Its reason is ``denied`` if permission is missing, else ``failed``. ``timeout_s`` covers all
+    until the last answer.
     """
     try:
         with Connection(address, timeout_s=timeout_s) as connection:

@@ -8,7 +8,7 @@ import contextlib
 import dataclasses
 import functools
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 import structlog
@@ -35,10 +35,10 @@ _UP = frozenset({"active", "reloading", "refreshing", "activating"})
 _DOWN = frozenset({"inactive", "failed", "maintenance"})
 _STARTING_JOBS = frozenset({"start", "restart"})
 
-_STOP_PROPERTIES = ("RequiredBy", "BoundBy", "ConsistsOf", "PropagatesStopTo")
-"""Units that stop with a unit: the reverse of Requires=, BindsTo= and PartOf=, and
-PropagatesStopTo= itself (``systemd.unit(5)``)."""
-_STOPPED_WITH_PROPERTIES = ("Requires", "BindsTo", "PartOf", "StopPropagatedFrom")
+_DEPENDENTS = ("RequiredBy", "BoundBy", "ConsistsOf", "PropagatesStopTo")
+"""Properties with the units that stop with a unit: the reverse of Requires=, BindsTo= and PartOf=,
+and PropagatesStopTo= itself (``systemd.unit(5)``)."""
+_DEPENDENCIES = ("Requires", "BindsTo", "PartOf", "StopPropagatedFrom")
 _MOST_DEPENDENCIES = 512
 _STOP_TIMEOUTS = {
     "service": ("Service", "TimeoutStopUSec"),
@@ -46,7 +46,7 @@ _STOP_TIMEOUTS = {
 }
 _NO_LIMIT_US = 2**64 - 1
 _KILL_MARGIN_S = 5.0
-"""How long systemd takes to kill what has not ended in time, and to report it."""
+"""systemd's time to kill a unit that did not stop in time, and to report it."""
 
 _LOST = "lost"
 """Result of a job whose signal was lost; the unit's state shows the outcome."""
@@ -57,7 +57,7 @@ _ABSENT = frozenset(
         "org.freedesktop.DBus.Error.NameHasNoOwner",
         "org.freedesktop.DBus.Error.ServiceUnknown",
         "org.freedesktop.DBus.Error.Spawn.ServiceNotFound",
-        # The bus has systemd start logind, which may have no such unit.
+        # The bus starts logind through systemd, which may not have its unit.
         "org.freedesktop.systemd1.LoadFailed",
         "org.freedesktop.systemd1.UnitMasked",
         _UNKNOWN_UNIT,
@@ -78,32 +78,32 @@ class Systemd:
     start_timeout_s: float
     call_timeout_s: float = _CALL_TIMEOUT_S
     stopping_timeout_s: float = 5.0
-    """How long a unit that is still stopping is waited for before it can start: it may never end,
-    and others wait to be started."""
+    """How long the start of a unit waits while the unit is still stopping: it may never end, and
+    the start of other units waits."""
 
     def running(self, names: Sequence[str]) -> tuple[str, ...]:
-        """Return those that are active or starting, and what systemd would stop along with them.
+        """Return the active or starting units, and the units that systemd stops with them.
 
-        A masked unit is not among them even while it runs: systemd would not start it again. Each
-        unit comes after those that depend on it. If the agent itself or a part of systemd would be
-        stopped as well, that is an error.
+        Masked units are left out even while they run: systemd would not start them again. A unit
+        comes after the units that depend on it. It is an error if the agent itself or a part of
+        systemd would stop too.
         """
         if not names:
             return ()
         running: dict[str, None] = {}
-        with self._session("asking systemd what runs", self.call_timeout_s) as units:
+        with self._session("listing units of systemd", self.call_timeout_s) as units:
             for name in names:
                 if units.is_running(name):
-                    running |= dict.fromkeys((*units.stopped_along(name), name))
+                    running |= dict.fromkeys((*units.dependents(name), name))
         return host_files.stop_order(tuple(running))
 
     def stop(self, name: str) -> None:
-        """Stop a service and wait until it has stopped; it is an error if it starts again."""
+        """Stop a service and wait until it has stopped; HostError if it starts again."""
         with self._session(f"stopping {name}", self.call_timeout_s) as units:
             path = units.find(name)
             if path is None:
                 return
-            # systemd kills it after its own time-out and not before, so a shorter one is useless.
+            # systemd kills it only after its own time-out, so a shorter one is useless.
             timeout_s = max(self.stop_timeout_s, units.own_stop_timeout_s(name, path))
         with self._session(f"stopping {name}", timeout_s + self.call_timeout_s) as units:
             result = units.run_job("StopUnit", name, timeout_s=timeout_s)
@@ -122,21 +122,21 @@ class Systemd:
         raise _failure(name, why)
 
     def may_have_stopped(self, name: str, listed: Collection[str]) -> bool:
-        """Return whether stopping the units listed stops a unit that may be gone by now.
+        """Return whether stopping the listed units stops a unit, which may not be loaded now.
 
-        Asked before a unit is started that only a journal names: a writer of the journal must not
-        choose what is started as root. The unit itself says what it depends on, because systemd
-        forgets the reverse of units that do not run.
+        Checked before the start of a unit that only a journal names: a writer of the journal must
+        not choose which unit is started as root. It uses the unit's own dependencies, because
+        systemd forgets the reverse of units that do not run.
         """
         if name in listed:
             return True
         if not host_files.is_stoppable(name):
             return False
-        with self._session(f"asking what {name} depends on", self.call_timeout_s) as units:
-            return not units.stopped_with(name).isdisjoint(listed)
+        with self._session(f"listing dependencies of {name}", self.call_timeout_s) as units:
+            return not units.dependencies(name).isdisjoint(listed)
 
     def start(self, name: str) -> bool:
-        """Start a service, wait until it runs or has run to its end, return if it was down."""
+        """Start a service and wait until it runs or has finished; return whether it was down."""
         timeout_s = self.start_timeout_s
         with self._session(f"starting {name}", timeout_s + self.call_timeout_s) as units:
             before = units.state(name)
@@ -165,17 +165,17 @@ class Systemd:
 def reboot(address: str, why: str) -> None:
     """Request a reboot that stops services in order, and return at once.
 
-    logind does it, or systemd alone where there is no logind.
+    The request goes to logind, or to systemd on a host without logind.
 
     Raises:
-        HostError: REBOOT_REQUIRED; names who refused it.
+        HostError: REBOOT_REQUIRED; names the program that refused it.
     """
     refused = Reason.REBOOT_REQUIRED
     session = functools.partial(
         system_bus.session, address, timeout_s=_CALL_TIMEOUT_S, failed=refused, denied=refused
     )
     by = "systemd-logind"
-    with session("asking systemd-logind for a reboot") as connection:
+    with session("requesting a reboot from systemd-logind") as connection:
         try:
             connection.call(_LOGIND, "Reboot", "b", False)  # noqa: FBT003 - not interactive
         except system_bus.Refused as error:
@@ -183,7 +183,7 @@ def reboot(address: str, why: str) -> None:
                 raise
             by = "systemd"
     if by == "systemd":
-        with session("asking systemd for a reboot") as connection:
+        with session("requesting a reboot from systemd") as connection:
             # As systemctl does. The manager's own Reboot() kills services at once.
             connection.call(_MANAGER, "StartUnit", "ss", "reboot.target", "replace-irreversibly")
     _log.warning("reboot_requested", by=by, why=why)
@@ -222,49 +222,48 @@ class _Units:
         # In the middle of a restart a unit is down, and about to be up.
         return bool(number) and self._job_type(job) in _STARTING_JOBS
 
-    def stopped_along(self, name: str) -> tuple[str, ...]:
-        """Return the running units that systemd stops along with one, in that order."""
-        along: dict[str, None] = {}
+    def dependents(self, name: str) -> tuple[str, ...]:
+        """Return the running units that systemd stops with a unit, in that order."""
+        dependents: dict[str, None] = {}
         queue = [name]
         while queue:
             path = self.find(queue.pop())
-            if path is None:
-                continue
-            dependents: list[str] = []
-            for kind in _STOP_PROPERTIES:
-                # PropagatesStopTo= came with systemd 249.
-                with contextlib.suppress(system_bus.Refused):
-                    dependents += self._get(path, kind)
-            for each in dependents:
-                if each not in along and each != name and self.is_running(each):
-                    along[each] = None
+            for each in self._units(path, _DEPENDENTS) if path else ():
+                if each not in dependents and each != name and self.is_running(each):
+                    dependents[each] = None
                     queue.append(each)
-        lost = [each for each in along if host_files.is_protected(each)]
-        if lost:
-            raise _failure(name, f"cannot be stopped: systemd would also stop {', '.join(lost)}")
-        # Those added last depend on those added first.
-        return tuple(each for each in reversed(along) if host_files.can_be_restarted(each))
+        protected = [each for each in dependents if host_files.is_protected(each)]
+        if protected:
+            names = ", ".join(protected)
+            raise _failure(name, f"cannot be stopped: systemd would also stop {names}")
+        # A unit depends only on units before it.
+        return tuple(each for each in reversed(dependents) if host_files.can_be_restarted(each))
 
-    def stopped_with(self, name: str) -> set[str]:
+    def dependencies(self, name: str) -> set[str]:
         """Return the units with which systemd stops a unit, loaded or not."""
-        units: set[str] = set()
+        dependencies: set[str] = set()
         queue = [name]
-        while queue and len(units) < _MOST_DEPENDENCIES:
+        while queue and len(dependencies) < _MOST_DEPENDENCIES:
             (path,) = self._connection.call(_MANAGER, "LoadUnit", "s", queue.pop())
-            for kind in _STOPPED_WITH_PROPERTIES:
-                # StopPropagatedFrom= came with systemd 249.
-                with contextlib.suppress(system_bus.Refused):
-                    new = set(self._get(str(path), kind)) - units
-                    units |= new
-                    queue += [
-                        each
-                        for each in new
-                        if host_files.can_be_restarted(each) or each.endswith(".target")
-                    ]
+            new = set(self._units(str(path), _DEPENDENCIES)) - dependencies
+            dependencies |= new
+            queue += [
+                each
+                for each in new
+                if host_files.can_be_restarted(each) or each.endswith(".target")
+            ]
+        return dependencies
+
+    def _units(self, path: str, properties: Iterable[str]) -> list[str]:
+        units: list[str] = []
+        for each in properties:
+            # PropagatesStopTo= and StopPropagatedFrom= came with systemd 249.
+            with contextlib.suppress(system_bus.Refused):
+                units += self._get(path, each)
         return units
 
     def own_stop_timeout_s(self, name: str, path: str) -> float:
-        """Return how long systemd gives a unit to stop; 0 if unknown or unlimited."""
+        """Return a unit's own time-out to stop; 0 if unknown or unlimited."""
         interface, prop = _STOP_TIMEOUTS.get(name.rpartition(".")[2], ("", ""))
         if not interface:
             return 0.0
@@ -277,20 +276,20 @@ class _Units:
         self._connection.call(system_bus.BUS, "AddMatch", "s", _JOB_REMOVED)
         self._connection.call(_MANAGER, "Subscribe")
         (job,) = self._connection.call(_MANAGER, method, "ss", name, "replace")
-        while (left_s := deadline_s - time.monotonic()) > 0:
-            signals = self._connection.signals(within_s=min(left_s, _JOB_POLL_S))
+        while (remaining_s := deadline_s - time.monotonic()) > 0:
+            signals = self._connection.signals(within_s=min(remaining_s, _JOB_POLL_S))
             result = _result(signals, job)
             if result is None and not signals and not self._job_type(job):
-                # It may have ended while we asked.
+                # It may have ended during the call.
                 result = _result(self._connection.signals(within_s=0.0), job) or _LOST
             if result is not None:
                 return result
         return None
 
     def why_not_up(self, name: str, result: str | None, timeout_s: float) -> str | None:
-        """Return why a unit is not up; None if it is, or has run to a successful end."""
+        """Return why a unit is not up; None if it is, or has finished successfully."""
         path, state = self.find(name), self.state(name)
-        # It has died since it started, and waits for its automatic restart.
+        # It has died since its start, and waits for its automatic restart.
         has_died = path is not None and self._get(path, "SubState") == "auto-restart"
         match result:
             case _ if state == "active":

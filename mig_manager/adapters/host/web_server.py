@@ -1,4 +1,4 @@
-"""A few small pages over HTTP, for probes and scrapes; no client can starve the others."""
+"""Serve a few small pages over HTTP, for probes and scrapes; no client can starve the others."""
 
 import contextlib
 import dataclasses
@@ -17,7 +17,6 @@ from mig_manager import errors
 
 TEXT = "text/plain; charset=utf-8"
 METRICS = "text/plain; version=0.0.4; charset=utf-8"
-
 _MOST_CONNECTIONS = 16
 _CONNECTION_S = 10.0
 """Limit of one connection: a scrape takes milliseconds, a slow client could take for ever."""
@@ -36,9 +35,6 @@ class Page:
     content_type: str = TEXT
 
 
-Pages = Mapping[str, Callable[[], Page]]
-
-
 class WebServer(socketserver.ThreadingMixIn, socketserver.TCPServer):
     """Serves pages, each connection in a thread; with too many, the oldest is closed.
 
@@ -50,7 +46,9 @@ class WebServer(socketserver.ThreadingMixIn, socketserver.TCPServer):
     allow_reuse_address = True
     request_queue_size = 64
 
-    def __init__(self, pages: Pages, *, address: str, port: int) -> None:
+    def __init__(
+        self, pages: Mapping[str, Callable[[], Page]], *, address: str, port: int
+    ) -> None:
         self.pages = pages
         self._opened: dict[socket.socket, float] = {}
         self._lock = threading.Lock()
@@ -173,8 +171,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self._send(http.HTTPStatus.NOT_FOUND, Page(body=b"no such page\n"))
             return
         page = make()
-        is_good = page.is_good
-        self._send(http.HTTPStatus.OK if is_good else http.HTTPStatus.SERVICE_UNAVAILABLE, page)
+        status = http.HTTPStatus.OK if page.is_good else http.HTTPStatus.SERVICE_UNAVAILABLE
+        self._send(status, page)
 
     do_HEAD = do_GET  # noqa: N815 - http.server's name
 
