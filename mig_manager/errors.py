@@ -1,19 +1,4 @@
-"""Every error mig-manager raises on purpose, and the published reasons.
-
-    MigManagerError            reason + message; the remedy follows from the reason
-      UsageError               a command line or a setting that cannot be used
-      ConfigError              a config document is wrong, with file, line and column
-      CheckpointError          a checkpoint is invalid, or belongs to other GPUs
-      LayoutError              a valid layout that these GPUs cannot have
-      HardwareError            NVML refused or failed, with operation, GPU and code
-        GpuInUseError          processes use what a plan destroys; no step was run
-      ClusterError             the Kubernetes API refused or failed, with its HTTP status
-      DrainError               affected pods were not evicted in time
-      NotReadyError            a condition was not met in time
-      HostError                the machine refused or failed: a reset, a service, a tool
-      LockedError              another manager has this node's lock
-    Superseded                 not a failure: another request or a shutdown ended the run
-      Rebooting                the machine reboots for this run
+"""Every error that mig-manager raises on purpose, and the published reasons.
 
 Each adapter translates its library's exceptions into these.
 """
@@ -170,7 +155,7 @@ _REMEDIES = {
     Reason.NVML_TIMEOUT: "The driver does not answer; read the kernel log.",
     Reason.NVML_ERROR: "Read the driver's kernel log.",
     Reason.FORBIDDEN: "Grant the agent's ServiceAccount the rules in deploy/.",
-    Reason.API_UNAVAILABLE: ("Check the connection to the Kubernetes API; the agent retries."),
+    Reason.API_UNAVAILABLE: "Check the connection to the Kubernetes API; the agent retries.",
     Reason.API_ERROR: "Read the message of the Kubernetes API.",
     Reason.POD_RESOURCES_UNAVAILABLE: "Mount kubelet's pod-resources directory into the agent.",
     Reason.LOCKED: "Wait for the other manager to finish, or stop it.",
@@ -238,7 +223,7 @@ class Location:
 
 
 class MigManagerError(Exception):
-    """Base of all errors raised on purpose."""
+    """An error with a reason, from which its remedy follows."""
 
     def __init__(self, message: str, *, reason: Reason, location: Location | None = None) -> None:
         self.message = f"{location}: {message}" if location else message
@@ -267,7 +252,7 @@ class UnknownCommandError(UsageError):
 
 
 class ConfigError(MigManagerError):
-    """A config document that breaks the mig-parted v1 format, or cannot be read (no location)."""
+    """A config document that breaks its format, or that cannot be read and has no location."""
 
     def __init__(
         self, message: str, *, location: Location | None = None, remedy: str = ""
@@ -287,8 +272,8 @@ class CheckpointError(MigManagerError):
 class LayoutError(MigManagerError):
     """A well-formed layout that is unknown, matches no GPU, or cannot fit one.
 
-    If known, it has the place in the config document, the GPU that cannot have the layout, and the
-    profile that the GPU lacks, such as ``1g.5gb``.
+    As far as known, it has the location in the config document, the GPU that cannot have the
+    layout, and the profile that the GPU lacks, such as ``1g.5gb``.
     """
 
     def __init__(
@@ -305,7 +290,7 @@ class LayoutError(MigManagerError):
         self.profile = profile
 
     def locate(self, location: Location) -> None:
-        """Add the place in the config document, unless the message has a location."""
+        """Add the location in the config document, unless the message has one."""
         if self.location is None:
             self.location = location
             self.message = f"{location}: {self.message}"
@@ -313,7 +298,7 @@ class LayoutError(MigManagerError):
 
 
 class HardwareError(MigManagerError):
-    """NVML refused or failed."""
+    """NVML refused or failed, or the GPUs are not as they should be."""
 
     def __init__(
         self,
@@ -397,7 +382,7 @@ class DrainError(MigManagerError):
 
 
 class NotReadyError(MigManagerError):
-    """A condition after the change was not met before its deadline."""
+    """The node or its devices were not ready before a deadline."""
 
 
 class HostError(MigManagerError):
@@ -415,7 +400,7 @@ class LockedError(MigManagerError):
 
 
 class Superseded(Exception):  # noqa: N818 - control flow, not a failure
-    """The request was replaced or withdrawn, or the process shuts down; undo and return."""
+    """The request was replaced or withdrawn, or the process shuts down: undo, and return."""
 
     def __init__(self, why: str, *, is_replaced: bool, is_stopping: bool = False) -> None:
         super().__init__(why)

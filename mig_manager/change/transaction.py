@@ -127,7 +127,7 @@ class Transaction:
 
         Raises:
             GpuInUseError: Processes use what the plan destroys; nothing was touched.
-            StalePlanError: What the plan creates exists already; nothing was touched.
+            StalePlanError: An instance that the plan creates exists; nothing was touched.
             HardwareError: A step failed, or the layout is not active although all succeeded
                 (VERIFY_FAILED). The message says how the rollback went. A mode that needs a reset
                 (RESET_REQUIRED) stays pending.
@@ -230,16 +230,13 @@ class Transaction:
             _log.info("reset_pending", gpus=[gpu.uuid for gpu in pending])
             try:
                 if pending:
-                    self.reset(pending, self._announce_persistence)
+                    self.reset(pending, lambda uuids: self.taken.announce(persistent_gpus=uuids))
             except errors.HostError as refused:
                 if not is_in_use:
                     raise
                 error.add(f"the reset failed as well: {refused.message}")
                 raise error from refused
             return self.gpus.observe(), True
-
-    def _announce_persistence(self, uuids: tuple[str, ...]) -> None:
-        self.taken.announce(persistent_gpus=uuids)
 
 
 @dataclasses.dataclass(slots=True)
@@ -323,21 +320,27 @@ class _Restore:
         pauses_s = iter(_ROLLBACK_PAUSES_S)
         while True:
             try:
-                return self._restored(self._restore())
+                return self._succeeded(self._restore())
             except errors.MigManagerError as error:
                 pause_s = next(pauses_s, None)
-                if pause_s is None or not _may_pass(error):
+                # The run itself waits for processes that use instances to be removed. A hung
+                # driver costs a whole deadline for each attempt, so a later run retries.
+                is_retried = error.reason.is_transient and not isinstance(
+                    error, errors.GpuInUseError
+                )
+                is_hung = error.reason is errors.Reason.NVML_TIMEOUT
+                if pause_s is None or is_hung or not is_retried:
                     return self._failed(error)
             self.transaction.clock.wait(pause_s)
 
-    def _restored(self, message: str) -> Rollback:
+    def _succeeded(self, message: str) -> Rollback:
         """Return the success, with the snapshots of unreachable GPUs."""
         if self.foreign:
             return _with_foreign(message, self.foreign)
         unrestored = self.now.missing(self.before)
         if unrestored:
             lost = "; ".join(gpu.sentence for gpu in self.now.unreachable)
-            described = "; ".join(map(_described, unrestored))
+            described = "; ".join(map(_describe, unrestored))
             message += f" on the reachable GPUs; {lost}; to restore once it is back: {described}"
         return Rollback(is_complete=True, message=message, unrestored=unrestored)
 
@@ -391,16 +394,6 @@ class _Restore:
         return planner.restore(now, self.before, keep_pending=self.keep_pending)
 
 
-def _may_pass(error: errors.MigManagerError) -> bool:
-    """Return whether the same run retries a rollback.
-
-    A hung driver costs a whole deadline for each attempt, so a later run retries. The run itself
-    waits for processes that use what must be removed.
-    """
-    is_hung = error.reason is errors.Reason.NVML_TIMEOUT
-    return error.reason.is_transient and not (is_hung or isinstance(error, errors.GpuInUseError))
-
-
 def without_steps(now: Observed, before: Snapshots) -> Rollback:
     """Return the outcome for GPUs that need no step; a foreign instance makes it incomplete."""
     foreign = planner.unowned_instances(now, before)
@@ -419,7 +412,7 @@ def _with_foreign(message: str, foreign: tuple[str, ...]) -> Rollback:
     )
 
 
-def _described(gpu: model.GpuSnapshot) -> str:
+def _describe(gpu: model.GpuSnapshot) -> str:
     mode = gpu.current_mode.value if gpu.current_mode else "unsupported"
     instances = ", ".join(f"{each.profile} at {each.placement}" for each in gpu.gpu_instances)
     return f"{gpu.uuid}: MIG {mode}, {instances or 'no instance'}"

@@ -17,17 +17,23 @@ def document(text: str, *, source: str, section: str, version: str) -> yaml_tree
     root = yaml_tree.parse(text, source=source)
     if root is None or yaml_tree.is_null(root):
         return None
-    if not isinstance(root, yaml_tree.Mapping):
-        fail(root, f"expected a mapping with 'version: {version}' and '{section}'")
-    check_keys(root, ("version", section))
-    check_version(required(root, "version", example=version), version)
-    return root
+    top = mapping(root, f"expected a mapping with 'version: {version}' and '{section}'")
+    check_keys(top, ("version", section))
+    check_version(required(top, "version", example=version), version)
+    return top
 
 
 def check_version(node: yaml_tree.Node, version: str, *, key: str = "version") -> None:
     """Raise a ConfigError if a node is not this version as a text."""
     if not (isinstance(node, yaml_tree.Scalar) and node.value == version):
         fail(node, f"{key} must be the text {version}, not {shown(node)}")
+
+
+def mapping(node: yaml_tree.Node, problem: str) -> yaml_tree.Mapping:
+    """Return a node that is a mapping; ConfigError with the problem if it is something else."""
+    if not isinstance(node, yaml_tree.Mapping):
+        fail(node, f"{problem}, not {shown(node)}")
+    return node
 
 
 def items(node: yaml_tree.Node | None, what: str) -> tuple[yaml_tree.Node, ...]:
@@ -77,7 +83,7 @@ def whole(node: yaml_tree.Node) -> int | None:
 
 
 def shown(node: yaml_tree.Node) -> str:
-    """Return a node as an error message quotes it."""
+    """Return a node as error messages quote it."""
     match node:
         case yaml_tree.Scalar(value=None):
             return "nothing"

@@ -50,23 +50,19 @@ MOST_TIMEOUT_S = 86400.0  # A day
 
 
 def parse_hooks(text: str, *, source: str) -> Table:
-    """Parse a hooks file: the hooks of each point that has any, in their order.
-
-    ConfigError says where it is wrong and what is right.
-    """
+    """Parse a hooks file; ConfigError with location and correction if it is invalid."""
     root = yaml_tree.parse(text, source=source)
     if root is None or yaml_tree.is_null(root):
         return {}
     what = f"a mapping with 'version: {VERSION}' and 'hooks'"
-    _, top = _members(root, ("version", "hooks"), what)
-    # mig-parted does not look at it, so a file may well lack it.
+    top = _members(root, ("version", "hooks"), what)
+    # mig-parted ignores it, so a file may lack it.
     if "version" in top:
         fields.check_version(top["version"], VERSION)
     points = top.get("hooks")
     if points is None or yaml_tree.is_null(points):
         return {}
-    if not isinstance(points, yaml_tree.Mapping):
-        fields.fail(points, f"hooks must be a mapping of points, not {fields.shown(points)}")
+    points = fields.mapping(points, "hooks must be a mapping of points")
     fields.check_keys(points, [point.value for point in Point])
     hooks = {
         Point(entry.key): tuple(map(_hook, fields.items(entry.value, "the hooks of a point")))
@@ -75,29 +71,26 @@ def parse_hooks(text: str, *, source: str) -> Table:
     return {point: listed for point, listed in hooks.items() if listed}
 
 
-def _members(
-    node: yaml_tree.Node, known: Sequence[str], what: str
-) -> tuple[yaml_tree.Mapping, dict[str, yaml_tree.Node]]:
-    """Return a mapping whose keys may be written in any case, as mig-parted reads them."""
-    if not isinstance(node, yaml_tree.Mapping):
-        fields.fail(node, f"expected {what}, not {fields.shown(node)}")
-    lowered = [dataclasses.replace(entry, key=entry.key.lower()) for entry in node.entries]
+def _members(node: yaml_tree.Node, known: Sequence[str], what: str) -> dict[str, yaml_tree.Node]:
+    """Return the members of a mapping, whose keys mig-parted takes in any case."""
+    entries = fields.mapping(node, f"expected {what}").entries
+    lowered = [dataclasses.replace(entry, key=entry.key.lower()) for entry in entries]
     members: dict[str, yaml_tree.Node] = {}
     for entry in lowered:
         if entry.key in members:
             problem = f"key '{entry.key}' is given twice"
             raise errors.ConfigError(problem, location=entry.location)
         members[entry.key] = entry.value
-    fields.check_keys(dataclasses.replace(node, entries=tuple(lowered)), known)
-    return node, members
+    fields.check_keys(yaml_tree.Mapping(entries=tuple(lowered), location=node.location), known)
+    return members
 
 
 def _hook(item: yaml_tree.Node) -> Hook:
     known = ("command", "args", "envs", "workdir", "timeout-s")
-    node, members = _members(item, known, "a mapping with 'command'")
+    members = _members(item, known, "a mapping with 'command'")
     command = members.get("command")
     if command is None:
-        fields.fail(node, "'command' is missing; write, for example, 'command: /bin/true'")
+        fields.fail(item, "'command' is missing; write, for example, 'command: /bin/true'")
     program = _text(command, "command")
     if not program:
         fields.fail(command, "command must name a program")
@@ -117,9 +110,7 @@ def _hook(item: yaml_tree.Node) -> Hook:
 def _envs(node: yaml_tree.Node | None) -> Iterator[tuple[str, str]]:
     if node is None or yaml_tree.is_null(node):
         return
-    if not isinstance(node, yaml_tree.Mapping):
-        fields.fail(node, f"envs must be a mapping, not {fields.shown(node)}")
-    for entry in node.entries:
+    for entry in fields.mapping(node, "envs must be a mapping").entries:
         if not entry.key or "=" in entry.key or not _is_passable(entry.key):
             raise errors.ConfigError(
                 f"{entry.key[:60]!r} cannot be the name of a variable", location=entry.location
@@ -133,12 +124,12 @@ def _text(node: yaml_tree.Node, what: str) -> str:
         fields.fail(node, f"{what} must be a text, not {fields.shown(node)}")
     text = node.key or ""
     if not _is_passable(text):
-        fields.fail(node, f"{what} has a character that no program can be given")
+        fields.fail(node, f"{what} has a character that no program can receive")
     return text
 
 
 def _is_passable(text: str) -> bool:
-    """Return whether a text can be handed to a program: no NUL, and it has an encoding."""
+    """Return whether a program can receive a text: no NUL, and it has an encoding."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -163,33 +154,32 @@ def _timeout_s(node: yaml_tree.Node | None) -> float | None:
 
 # -- services ------------------------------------------------------------------------------------
 
-MOST_SERVICES = 64  # they are written down in an annotation of the node before they are stopped
+MOST_SERVICES = 64  # the journal, in an annotation of the node, lists them before they are stopped
 
 _TRIGGERS = (".socket", ".timer", ".path")
-"""Each of these units starts a service of its own accord."""
+"""Kinds of units that start a service themselves."""
 _KINDS = (".service", *_TRIGGERS)
-"""What can be stopped and started alone; a target or a slice would take others with it."""
+"""Kinds that can be stopped and started alone; a target or a slice would take others with it."""
 _OTHER_KINDS = (".automount", ".device", ".mount", ".scope", ".slice", ".swap", ".target")
 _NAME = re.compile(r"[A-Za-z0-9:_.\\-]+(@[A-Za-z0-9:_.\\-]+)?")
 """``systemd.unit(5)``: a prefix and, of a template, an instance."""
 _LONGEST_NAME = 255
 _OWN = frozenset({"mig-manager", "mig-manager-boot"})
 _PROTECTED = re.compile(r"(dbus|dbus-broker|systemd-.*)(@.*)?")
-"""We reach systemd through the one; the others are parts of it."""
+"""We reach systemd through D-Bus; the others are parts of systemd."""
 
 
 def parse_services(text: str, *, source: str) -> tuple[str, ...]:
-    """Parse a list of systemd units to stop, in this order; an empty one has no services.
+    """Parse a list of systemd units, in the order in which to stop them; it may be empty.
 
-    ConfigError says what breaks the format, or which unit is named twice or must not be stopped.
+    ConfigError: the format is broken, or a unit is named twice or must not be stopped.
     """
     section = "systemd-services"
     root = fields.document(text, source=source, section=section, version=VERSION)
     services = root.get(section) if root else None
     listed = fields.items(services, section)
     if services is not None and len(listed) > MOST_SERVICES:
-        problem = f"there are {len(listed)} services; {MOST_SERVICES} at most"
-        fields.fail(services, problem)
+        fields.fail(services, f"there are {len(listed)} services; {MOST_SERVICES} at most")
     nodes: dict[str, yaml_tree.Node] = {}
     for node in listed:
         name = _unit(node)
@@ -203,7 +193,7 @@ def parse_services(text: str, *, source: str) -> tuple[str, ...]:
 def stop_order(names: Sequence[str]) -> tuple[str, ...]:
     """Return units in the order in which to stop them: sockets, timers and paths come first.
 
-    A socket that still listens would start the service again that was just stopped.
+    A socket that still listens would restart its service.
     """
     return tuple(sorted(names, key=lambda name: not name.endswith(_TRIGGERS)))
 
@@ -246,9 +236,9 @@ def _unit(node: yaml_tree.Node) -> str:
     if node.value.endswith(_OTHER_KINDS):
         why = f"only units of the kinds {', '.join(_KINDS)} can be stopped for a change"
     elif not _is_unit(name):
-        why = "that is no name of a unit; patterns and templates are not taken"
+        why = "it is not the name of a unit; patterns and templates are not supported"
     elif name.rpartition(".")[0] in _OWN:
-        why = "that is the agent itself"
+        why = "it is the agent itself"
     elif is_protected(name):
         why = "the agent could not start it again"
     if why:

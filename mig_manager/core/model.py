@@ -189,8 +189,8 @@ class Creation:
     profile: Profile
     gpu_instance: Placement  # placement of the GPU instance, in memory slices
     span: Placement | None = None
-    """Of a compute instance, in compute slices; None: the GPU instance itself. One that spans its
-    GPU instance starts at 0 and is as large as its profile, whatever the driver reports."""
+    """Of a compute instance, in compute slices; None: the GPU instance itself. A compute instance
+    that spans its GPU instance has span ``0:SLICES``, whatever the driver reports."""
 
     @staticmethod
     def inside(profile: Profile, gpu_instance: Placement, span: Placement | None) -> "Creation":
@@ -272,7 +272,7 @@ class Gpu:
 class UnreachableGpu:
     """A GPU that the driver counts but that cannot be observed.
 
-    Its identity is from the driver or the last observation; what is unknown is empty or None.
+    Its identity is from the driver or the last observation; unknown facts are empty or None.
     """
 
     index: int
@@ -296,7 +296,7 @@ class UnreachableGpu:
 
     @property
     def sentence(self) -> str:
-        """A sentence without a full stop."""
+        """That it is unreachable, and why; without a full stop."""
         return f"{self} is unreachable: {self.message}"
 
     def __str__(self) -> str:
@@ -378,7 +378,7 @@ class Pin:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class DesiredGpu:
-    """What a layout requests of one GPU; canonical, so that ``==`` compares meaning."""
+    """The state that a layout requests of one GPU; canonical, so that ``==`` compares meaning."""
 
     mode: MigMode
     devices: tuple[tuple[Profile, int], ...] = ()

@@ -3,12 +3,14 @@
 Equal GPUs are drawn once. Colour only repeats what the characters show.
 """
 
+import collections
 import dataclasses
 from collections.abc import Callable, Container, Hashable, Iterable, Mapping, Sequence
 
 from mig_manager.core import bar, messages, model, steps
 
 WHOLE = "the whole GPU, not partitioned"  # how a GPU with MIG off is called
+_PLACED_LATER = "placements are decided once MIG is on"
 
 _FREE_ROOM, _NO_FIT, _NO_FIT_SHORT = "free", "no fit", "none"
 """Room that some profile can still take, and room between instances that none can."""
@@ -129,11 +131,11 @@ def summarise(gpu: model.Gpu) -> str:
     """Return the instances of a GPU in a few words, such as ``1x 3g.20gb, 2x 1g.5gb``."""
     if gpu.current_mode is not model.MigMode.ENABLED:
         return WHOLE
-    counts: dict[model.Profile, int] = {}
-    for instance in gpu.gpu_instances:
-        for profile in [ci.profile for ci in instance.compute_instances] or [instance.profile]:
-            counts[profile] = counts.get(profile, 0) + 1
-    return counted(counts)
+    return counted(
+        collections.Counter(
+            each.profile for gi in gpu.gpu_instances for each in gi.compute_instances or (gi,)
+        )
+    )
 
 
 def counted(counts: Mapping[model.Profile, int]) -> str:
@@ -183,7 +185,7 @@ def _mode_text(gpu: model.Gpu) -> str:
     if gpu.current_mode is None:
         return "has no MIG"
     now = f"MIG {_on_off(gpu.current_mode)}"
-    if gpu.pending_mode is None or gpu.pending_mode is gpu.current_mode:
+    if not gpu.has_pending_mode:
         return now
     return f"{now}, {_on_off(gpu.pending_mode)} after the next reset"
 
@@ -237,9 +239,6 @@ def _bar_change(gpu: model.Gpu, gpu_plan: steps.GpuPlan, style: bar.Style) -> li
     return bar.draw([now, bar.Row(label="then", cells=after)], slices=slices, style=style)
 
 
-_PLACED_LATER = "placements are decided once MIG is on"
-
-
 def _marks(gpu: model.Gpu, gpu_plan: steps.GpuPlan) -> dict[model.Placement, str]:
     """Return what the plan does to each live GPU instance, by placement."""
     ids = {gi.instance_id: gi.placement for gi in gpu.gpu_instances}
@@ -267,13 +266,12 @@ def _cells_now(
         mark = marks.get(gi.placement, "")
         cell = _cell(gi, mark)
         if not gi.compute_instances:
-            tone = cell.tone if mark else bar.Tone.BAD
             cell = dataclasses.replace(
                 cell,
                 title=f"! {gi.profile}",
                 short=f"! {cell.short}",
                 fill="░",
-                tone=tone,
+                tone=cell.tone if mark else bar.Tone.BAD,
                 parts=(),
             )
         cells.append(cell)

@@ -105,7 +105,7 @@ def test_a_hook_may_have_a_timeout() -> None:
         ("hooks:\n  apply-exit:\n  - {command: a, envs: {A: []}}", "3:28", "'A' must be a text"),
         ("hooks:\n  apply-exit:\n  - {command: a, envs: {A=B: x}}", "3:25", "name of a variable"),
         ("hooks:\n  apply-exit:\n  - {command: a, envs: {'': x}}", "3:25", "name of a variable"),
-        ('hooks:\n  apply-exit:\n  - {command: "a\\0b"}', "3:15", "no program can be given"),
+        ('hooks:\n  apply-exit:\n  - {command: "a\\0b"}', "3:15", "no program can receive"),
         ('hooks:\n  apply-exit:\n  - {command: a, envs: {"\\0": x}}', "3:25", "name of a"),
         ("hooks:\n  apply-exit:\n  - {command: a, comand: b}", "3:18", "did you mean 'command'"),
         ("hooks:\n  apply-exit:\n  - {command: a, Command: b}", "3:18", "given twice"),

@@ -59,9 +59,8 @@ def parse(text: str, *, source: str) -> tuple[ExtraClient, ...]:
     return tuple(map(_client, listed))
 
 
-def _client(node: yaml_tree.Node) -> ExtraClient:
-    if not isinstance(node, yaml_tree.Mapping):
-        fields.fail(node, f"a client is a mapping with 'labels', not {fields.shown(node)}")
+def _client(item: yaml_tree.Node) -> ExtraClient:
+    node = fields.mapping(item, "a client is a mapping with 'labels'")
     fields.check_keys(node, ("labels", "namespace", "deploy-label"))
     example = "{app: gpu-watcher}"
     labels = fields.required(node, "labels", example=example)

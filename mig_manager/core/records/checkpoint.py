@@ -19,7 +19,7 @@ from mig_manager.core import fields, model, yaml_tree
 VERSION = "v1"
 
 _SLICES = {0: 1, 1: 2, 2: 3, 3: 4, 4: 7, 5: 8, 6: 6, 7: 1, 8: 7}
-"""``NVML_COMPUTE_INSTANCE_PROFILE_*`` (``nvml.h``) by compute slices."""
+"""Compute slices of each ``NVML_COMPUTE_INSTANCE_PROFILE_*`` (``nvml.h``)."""
 _ONE_SLICE_REV1 = 7
 _COMPUTE_PROFILES = {1: 0, 2: 1, 3: 2, 4: 3, 6: 6, 7: 4, 8: 5}
 _MODES = {model.MigMode.DISABLED: 0, model.MigMode.ENABLED: 1}
@@ -163,7 +163,6 @@ def _compute_slices(node: yaml_tree.Node) -> int:
 
 
 def _mapping(node: yaml_tree.Node, known: Sequence[str]) -> yaml_tree.Mapping:
-    if not isinstance(node, yaml_tree.Mapping):
-        fields.fail(node, f"expected a mapping with {', '.join(known)}, not {fields.shown(node)}")
-    fields.check_keys(node, known)
-    return node
+    members = fields.mapping(node, f"expected a mapping with {', '.join(known)}")
+    fields.check_keys(members, known)
+    return members

@@ -19,7 +19,7 @@ VERSION = 1  # of the inventory
 _MOST = 64  # GPUs, models, profiles and instances
 _MAX_SLICE = 1_000  # more than any GPU has: a journal must be readable on GPUs of the future
 _MOST_SLICES = 16
-"""Of the inventory, which is not trusted: the largest GPU has twelve memory slices."""
+"""In the inventory, which is untrusted: the largest GPU has twelve memory slices."""
 _MOST_MEMORY_GB = 10_000
 _MOST_LETTERS = 80
 _MOST_LETTERS_OF_MESSAGE = 400  # of the driver's answer about an unreachable GPU
@@ -62,13 +62,14 @@ def to_data(gpus: Sequence[model.GpuSnapshot]) -> list[dict[str, Any]]:
 
 
 def from_data(data: object) -> tuple[model.GpuSnapshot, ...]:
-    """Read what ``to_data`` wrote; ValueError if it is something else."""
-    return tuple(_snapshot(item) for item in _list(data))
+    """Parse the data of ``to_data``; ValueError if they are invalid."""
+    with json_text.decoding("a snapshot of GPUs"):
+        return tuple(map(_snapshot, _list(data)))
 
 
-def _snapshot(data: object) -> model.GpuSnapshot:
-    if not isinstance(data, Mapping) or not isinstance(data.get("uuid"), str):
-        raise ValueError("a GPU of the snapshot has no uuid")  # noqa: TRY004 - content
+def _snapshot(data: Mapping[str, Any]) -> model.GpuSnapshot:
+    if not isinstance(data["uuid"], str):
+        raise ValueError("the uuid of a GPU is not a text")  # noqa: TRY004 - content
 
     def mode(value: object) -> model.MigMode | None:
         return None if value is None else model.MigMode(value)
@@ -79,15 +80,14 @@ def _snapshot(data: object) -> model.GpuSnapshot:
         current_mode=mode(data.get("mode")),
         pending_mode=mode(data.get("pending")),
         gpu_instances=tuple(
-            _instance(number, item) for number, item in enumerate(_list(data.get("instances")))
+            _instance(number, row) for number, row in enumerate(_list(data["instances"]))
         ),
         created=created,
     )
 
 
-def _creation(data: object) -> model.Creation:
-    row = _list(data)
-    name, start, size, *span = _list(row, length=5 if len(row) != 3 else 3)  # noqa: PLR2004 - see to_data
+def _creation(row: Sequence[Any]) -> model.Creation:
+    name, start, size, *span = row
     return model.Creation(
         profile=profile_name.parse(str(name)),
         gpu_instance=_span(start, size),
@@ -95,21 +95,21 @@ def _creation(data: object) -> model.Creation:
     )
 
 
-def _instance(number: int, data: object) -> model.GpuInstance:
-    name, profile_id, start, size, inside = _list(data, length=5)
+def _instance(number: int, row: Sequence[Any]) -> model.GpuInstance:
+    name, profile_id, start, size, inside = row
     return model.GpuInstance(
         instance_id=number,
         profile=profile_name.parse(str(name)),
         profile_id=_number(profile_id),
         placement=_span(start, size),
         compute_instances=tuple(
-            _compute_instance(inner, _list(item)) for inner, item in enumerate(_list(inside))
+            _compute_instance(number, each) for number, each in enumerate(_list(inside))
         ),
     )
 
 
-def _compute_instance(number: int, row: list[Any]) -> model.ComputeInstance:
-    name, *span = _list(row, length=3 if len(row) != 1 else 1)
+def _compute_instance(number: int, row: Sequence[Any]) -> model.ComputeInstance:
+    name, *span = row
     return model.ComputeInstance(
         instance_id=number,
         profile=profile_name.parse(str(name)),
@@ -171,7 +171,7 @@ def _profile_row(info: model.GpuInstanceProfile) -> list[Any]:
 
 
 def from_json(text: str) -> model.ObservedGpus:
-    """Read what ``to_json`` wrote; ValueError if it is something else, or of another version."""
+    """Parse the annotation's value; ValueError if it is invalid, or of another version."""
     with json_text.decoding("a list of GPUs"):
         data = json_text.parse_object(text)
         if data["version"] != VERSION:
@@ -208,11 +208,9 @@ def _model(data: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _profile(row: object) -> model.GpuInstanceProfile:
-    name, enum_index, profile_id, memory, processors, most, engines, placements = _list(
-        row, length=8
-    )
-    spans = (_list(each, length=2) for each in _list(placements))
+def _profile(row: Sequence[Any]) -> model.GpuInstanceProfile:
+    name, enum_index, profile_id, memory, processors, most, engines, placements = row
+    decoders, encoders, jpegs, ofas = map(_number, engines)
     return model.GpuInstanceProfile(
         profile=_sound(profile_name.parse(_text(name))),
         enum_index=_number(enum_index),
@@ -220,8 +218,8 @@ def _profile(row: object) -> model.GpuInstanceProfile:
         memory_mib=_number(memory),
         multiprocessors=_number(processors),
         max_instances=_number(most),
-        engines=model.Engines(*map(_number, _list(engines, length=4))),
-        placements=tuple(_span(*span, most=_MOST_SLICES) for span in spans),
+        engines=model.Engines(decoders, encoders, jpegs, ofas),
+        placements=tuple(_span(*span, most=_MOST_SLICES) for span in _list(placements)),
     )
 
 
@@ -265,11 +263,11 @@ def _unreachable(row: Mapping[str, Any]) -> model.UnreachableGpu:
     )
 
 
-# -- values; each raises ValueError for what it is not -------------------------------------------
+# -- untrusted values; ValueError if one is invalid ----------------------------------------------
 
 
 def _sound(named: model.Profile) -> model.Profile:
-    """Refuse a profile that is well formed and that no GPU can have."""
+    """Refuse a well-formed profile that no GPU can have."""
     is_sound = 1 <= named.compute_slices <= named.gpu_slices <= _MOST_SLICES
     if not (is_sound and named.memory_gb <= _MOST_MEMORY_GB):
         raise ValueError(f"no GPU has a profile {str(named)[:_MOST_LETTERS]}")
@@ -295,11 +293,9 @@ def _number(value: object) -> int:
     return value
 
 
-def _list(value: object, *, length: int | None = None) -> list[Any]:
+def _list(value: object) -> list[Any]:
     if not isinstance(value, list) or len(value) > _MOST:
-        raise ValueError("a list is something else, or too long")
-    if length is not None and len(value) != length:
-        raise ValueError(f"a row has {len(value)} members, not {length}")
+        raise ValueError("a list is missing or too long")
     return value
 
 
@@ -349,7 +345,7 @@ def gpu_data(observed: model.Gpu) -> "answers.Gpu":
 
 
 def unreachable_data(gpu: model.UnreachableGpu) -> "answers.UnreachableGpu":
-    """Return a GPU that could not be observed; what is not known of it is null."""
+    """Return a GPU that could not be observed for JSON and YAML; unknown facts are null."""
     return {
         "index": gpu.index,
         "uuid": gpu.uuid or None,
