@@ -94,10 +94,8 @@ class _Target:
     """The goal of a change; ``covered`` and ``plan`` raise ``MigManagerError`` if impossible."""
 
     name: str
-    content_hash: str
-    """Differs between targets of the same name."""
-    covered: Callable[[model.ObservedGpus], Collection[str]]
-    """Returns the UUIDs of its GPUs."""
+    content_hash: str  # differs between targets of the same name
+    covered: Callable[[model.ObservedGpus], Collection[str]]  # returns the UUIDs of its GPUs
     plan: Callable[[model.ObservedGpus], plans.Planned]
     unrestored_elsewhere: Callable[
         [model.ObservedGpus, Sequence[model.GpuSnapshot]], tuple[model.GpuSnapshot, ...]
@@ -135,8 +133,7 @@ class _Change:
     target: _Target
     points: hook_points.HookPoints
     taken: local.Taken
-    interrupted: journals.Journal
-    """The journal of a killed run."""
+    interrupted: journals.Journal  # the journal of a killed run
     may_stay_pending: bool
     """Whether a mode may stay pending until a reset.
 

@@ -35,8 +35,7 @@ class Problem:
 class Restored:
     """The outcome of a boot."""
 
-    layout: str
-    """Empty when there was nothing to restore."""
+    layout: str  # empty when there was nothing to restore
     rounds: tuple[plans.Planned, ...]
     """The plans that were executed; empty if all GPUs had the layout."""
     problems: tuple[Problem, ...]
@@ -109,16 +108,13 @@ class _Boot:
 
     deps: local.Dependencies
     taken: local.Taken
-    target: Mapping[str, model.GpuSnapshot]
-    """The desired state of each GPU, by UUID."""
-    interrupted: dict[str, model.GpuSnapshot]
-    """GPUs before a killed run: a rollback restores that."""
+    target: Mapping[str, model.GpuSnapshot]  # the desired state of each GPU, by UUID
+    interrupted: dict[str, model.GpuSnapshot]  # GPUs before a killed run: a rollback restores that
     owed: frozenset[str]
     """UUIDs of GPUs that stay in the journal while others are changed: GPUs still to change, and
     unreachable ones. An interrupted change of any other GPU needs no rollback now."""
     check: Callable[[], object]
-    idle_by_s: float
-    """The deadline of the one wait for processes that use any of the GPUs."""
+    idle_by_s: float  # the deadline of the one wait for processes that use any of the GPUs
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,8 +123,7 @@ class _Outcome:
 
     executed: tuple[steps.Plan, ...] = ()
     failures: tuple[errors.MigManagerError, ...] = ()
-    unreachable: tuple[model.UnreachableGpu, ...] = ()
-    """GPUs that could not be observed meanwhile."""
+    unreachable: tuple[model.UnreachableGpu, ...] = ()  # GPUs that could not be observed meanwhile
 
     def joined(self, more: "_Outcome") -> "_Outcome":
         return _Outcome(

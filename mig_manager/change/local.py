@@ -40,8 +40,7 @@ class Dependencies:
     journal: ports.JournalStore
     boot_layout: BootLayout
     clock: timing.Clock
-    boot_id: str
-    """Differs after each reboot; empty: unknown."""
+    boot_id: str  # differs after each reboot; empty: unknown
     lock_timeout_s: float
     notify: Callable[[str], object]
     uninterrupted: Uninterrupted = lambda: contextlib.nullcontext(tuple)

@@ -69,14 +69,11 @@ class Taken(Protocol):
 class Rollback:
     """The outcome of a rollback."""
 
-    is_complete: bool
-    """Whether the reachable GPUs have exactly their former instances."""
-    message: str
-    """As a part of a sentence."""
+    is_complete: bool  # whether the reachable GPUs have exactly their former instances
+    message: str  # as a part of a sentence
     foreign: tuple[str, ...] = ()
     """Instances that were kept because the change did not create them."""
-    unrestored: Snapshots = ()
-    """Snapshots of unreachable GPUs, to be restored once they are back."""
+    unrestored: Snapshots = ()  # snapshots of unreachable GPUs, to be restored once they are back
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,12 +89,10 @@ class Transaction:
     """Resets GPUs whose new mode is pending; None: the mode stays pending."""
     idle_wait: timing.Wait | None = None
     """For processes that use what a plan destroys; None: one attempt."""
-    may_stay_pending: bool = False
-    """Whether a mode may stay pending until a reset or a reboot."""
+    may_stay_pending: bool = False  # whether a mode may stay pending until a reset or a reboot
     in_use_timeout_s: float | None = None
     """How long the executor waits for a GPU in use; None, and in a rollback: its own limit."""
-    elsewhere: Snapshots = ()
-    """Snapshots of other changes in the same journal."""
+    elsewhere: Snapshots = ()  # snapshots of other changes in the same journal
 
     def run(
         self,
@@ -244,8 +239,7 @@ class _Rounds:
     """The plans of one change, executed one after the other."""
 
     transaction: Transaction
-    before: Snapshots
-    """What a rollback restores; grows with each plan."""
+    before: Snapshots  # what a rollback restores; grows with each plan
     points: hook_points.HookPoints
     executed: list[steps.Plan] = dataclasses.field(default_factory=list)
     refusal: errors.GpuInUseError | errors.StalePlanError | None = None
@@ -306,8 +300,7 @@ class _Restore:
     _: dataclasses.KW_ONLY
     keep_pending: bool
     requires_idle: bool
-    is_begun: bool = False
-    """Whether a step may have been executed."""
+    is_begun: bool = False  # whether a step may have been executed
     now: Observed = model.NO_GPUS
 
     @property

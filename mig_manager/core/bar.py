@@ -13,12 +13,10 @@ from collections.abc import Iterable, Sequence
 
 from mig_manager.core import messages
 
-WIDTH = 100
-"""Columns of pictures and sentences outside a terminal."""
+WIDTH = 100  # columns of pictures and sentences outside a terminal
 _LEAST_WIDTH, _MOST_WIDTH = 60, 120
 """Pictures break below the least; eyes lose the line above the most."""
-_OUTSIDE = 12
-"""Columns of a picture beside its slices: labels and borders."""
+_OUTSIDE = 12  # columns of a picture beside its slices: labels and borders
 
 
 class Tone(enum.Enum):

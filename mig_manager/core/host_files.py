@@ -156,8 +156,7 @@ def _timeout_s(node: yaml_tree.Node | None) -> float | None:
 
 MOST_SERVICES = 64  # the journal, in an annotation of the node, lists them before they are stopped
 
-_TRIGGERS = (".socket", ".timer", ".path")
-"""Kinds of units that start a service themselves."""
+_TRIGGERS = (".socket", ".timer", ".path")  # kinds of units that start a service themselves
 _KINDS = (".service", *_TRIGGERS)
 """Kinds that can be stopped and started alone; a target or a slice would take others with it."""
 _OTHER_KINDS = (".automount", ".device", ".mount", ".scope", ".slice", ".swap", ".target")

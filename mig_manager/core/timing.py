@@ -48,8 +48,7 @@ class Wait:
     """A wait for other programs, with a deadline and growing pauses."""
 
     clock: Clock
-    timeout_s: float = 0.0
-    """0: one attempt; inf: no deadline."""
+    timeout_s: float = 0.0  # 0: one attempt; inf: no deadline
     sleep: Callable[[float], object] | None = None
     """Pauses, and reports that the caller is alive; its exceptions end the wait. None: the
     clock's, which nothing interrupts."""

@@ -16,11 +16,9 @@ from mig_manager.core.node import cluster, resources
 DEPLOY_LABEL = cluster.DEPLOY_LABEL_PREFIX + "dra-driver"
 """Node label by which the GPU operator's GPUCluster deploys the driver."""
 
-_PASSTHROUGH = "vfio"
-"""Attribute ``type`` of GPUs for virtual machines, which NVML does not see."""
+_PASSTHROUGH = "vfio"  # attribute ``type`` of GPUs for virtual machines, which NVML does not see
 
-Device = tuple[str, str]
-"""Pool and name of a device."""
+Device = tuple[str, str]  # pool and name of a device
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,13 +27,10 @@ class Slice:
 
     name: str
     pool: str
-    generation: int
-    """Slices of an older generation than the newest of their pool are outdated."""
+    generation: int  # slices of an older generation than the newest of their pool are outdated
     count: int  # how many slices its pool has in this generation
-    uuids: Mapping[str, str]
-    """Name of a device -> its UUID; empty: the device does not exist yet."""
-    for_machines: frozenset[str]
-    """Names of the devices for virtual machines."""
+    uuids: Mapping[str, str]  # name of a device -> its UUID; empty: the device does not exist yet
+    for_machines: frozenset[str]  # names of the devices for virtual machines
 
 
 def is_driver(pod: cluster.Pod) -> bool:

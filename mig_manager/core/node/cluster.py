@@ -27,8 +27,7 @@ CAPACITY_ANNOTATION = "mig-manager.io/capacity"
 """Which instances are in use, and what could be created; see ``records.capacity``."""
 CUSTOM_LAYOUT = "custom"
 """Value of the request's label: the layout is the one in ``LAYOUT_ANNOTATION``."""
-LAYOUT_ANNOTATION = "mig-manager.io/layout"
-"""A v1 document with one layout, for this node alone."""
+LAYOUT_ANNOTATION = "mig-manager.io/layout"  # a v1 document with one layout, for this node alone
 PARTITIONING_LABEL = "mig-manager.io/partitioning"
 """On a node, ``on-demand`` lets the partitioner change it. The partitioner ignores a pod with
 ``off``."""
@@ -92,8 +91,7 @@ class Pod:
     is_kept: bool = False  # whether ``KEEP_ANNOTATION`` forbids its eviction
     grace_s: int = 30  # its termination grace period
     has_claims: bool = False  # whether it has ResourceClaims for GPUs, or for unknown devices
-    claims: tuple[str, ...] = ()
-    """Names of its existing ResourceClaims, in its namespace."""
+    claims: tuple[str, ...] = ()  # names of its existing ResourceClaims, in its namespace
     claimed_ids: frozenset[str] | None = None
     """UUIDs of the GPUs and MIG devices of its ResourceClaims; None: unknown."""
     claimed_resources: frozenset[str] = frozenset()
@@ -183,8 +181,7 @@ class PodDevices:
         return f"{self.namespace}/{self.name}"
 
 
-_TRUE = frozenset({"1", "t", "T", "true", "True", "TRUE"})
-"""True to Go (``strconv.ParseBool``)."""
+_TRUE = frozenset({"1", "t", "T", "true", "True", "TRUE"})  # True to Go (``strconv.ParseBool``)
 
 
 @contextlib.contextmanager

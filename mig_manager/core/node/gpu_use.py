@@ -39,8 +39,7 @@ def device_ids(gpus: Iterable[model.Gpu]) -> frozenset[str] | None:
 class Usage:
     """The pods of a node, the devices that they use, and the processes that use its GPUs."""
 
-    pods: tuple[cluster.Pod, ...]
-    """All pods of the node, as the API lists them."""
+    pods: tuple[cluster.Pod, ...]  # all pods of the node, as the API lists them
     assigned: tuple[cluster.PodDevices, ...] | None
     """Kubelet's allocations; None: kubelet does not answer."""
     no_answer: str = ""  # why kubelet does not answer
@@ -261,8 +260,7 @@ class GpuUse:
     in_use: Mapping[str, frozenset[model.Placement]]
     """Placements of GPU instances by UUID of the GPU, as in ``records.capacity``; without GPUs
     whose use is unknown."""
-    is_stable: bool
-    """False: the use may end, or become known, without a pod event."""
+    is_stable: bool  # False: the use may end, or become known, without a pod event
 
 
 def find(

@@ -18,8 +18,7 @@ if TYPE_CHECKING:
 VERSION = 1  # of the inventory
 _MOST = 64  # GPUs, models, profiles and instances
 _MAX_SLICE = 1_000  # more than any GPU has: a journal must be readable on GPUs of the future
-_MOST_SLICES = 16
-"""In the inventory, which is untrusted: the largest GPU has twelve memory slices."""
+_MOST_SLICES = 16  # in the inventory, which is untrusted: the largest GPU has twelve memory slices
 _MOST_MEMORY_GB = 10_000
 _MOST_LETTERS = 80
 _MOST_LETTERS_OF_MESSAGE = 400  # of the driver's answer about an unreachable GPU

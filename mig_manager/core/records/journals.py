@@ -215,8 +215,7 @@ class Journal:
         )
 
 
-NONE = Journal(config="")
-"""Nothing is to be restored."""
+NONE = Journal(config="")  # nothing is to be restored
 
 
 def restoring(journal: Journal, view: cluster.NodeView) -> cluster.NodePatch:

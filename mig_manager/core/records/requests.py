@@ -35,8 +35,7 @@ class Verified:
     config_hash: str  # of the layout; empty: not known, so any content counts as the same
     boot_id: str = ""
     is_owners: bool = False  # whether the owner is known to have written the layout
-    gpus: str = ""
-    """Fingerprint of the instances on all GPUs; empty: not known."""
+    gpus: str = ""  # fingerprint of the instances on all GPUs; empty: not known
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,8 +46,7 @@ class Request:
     annotation_hash: str = ""  # of the annotation that the layout is from; empty for others
     origin: Origin = Origin.LABEL
     may_evict: bool = True
-    verified: Verified | None = None
-    """None: no layout was verified since this was requested."""
+    verified: Verified | None = None  # None: no layout was verified since this was requested
     rebooted_hash: str | None = None
     """Content hash of the layout that the machine was rebooted for, empty if it is not known;
     None: the machine was not rebooted."""
@@ -171,8 +169,7 @@ def fingerprint(gpus: Iterable[model.Gpu]) -> str:
     return hashlib.sha256(json.dumps(rows).encode()).hexdigest()[:_HASH_DIGITS]
 
 
-NONE = Request(config="")
-"""Nothing is requested."""
+NONE = Request(config="")  # nothing is requested
 
 
 def of_status(
