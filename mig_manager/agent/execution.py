@@ -27,7 +27,7 @@ def executed(
     try:
         after, _ = transaction.run(
             change.plan,
-            seen=change.gpus,
+            observed=change.gpus,
             interrupted=interrupted,
             # A GPU lost during the change is verified only if the layout names it.
             replan=lambda now: change.resolved.plan(now, restoring=change.restoring),

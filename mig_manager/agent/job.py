@@ -84,7 +84,7 @@ class Job(Shared):
         """Return a transaction on the node's GPUs."""
         return transaction.Transaction(
             gpus=self.deps.gpus,
-            taken=self.taken,
+            undo_stack=self.taken,
             clock=self.deps.clock,
             refresh_files=self.deps.refresh_files,
             reset=self.deps.reset.reset if self.deps.reset else None,

@@ -32,7 +32,7 @@ class Step:
 
 
 class Taken:
-    """Implements ``transaction.Taken``: the undo stack of one run, on the Node.
+    """Implements ``transaction.UndoStack``: the undo stack of one run, on the Node.
 
     Raises:
         ClusterError: From every method that publishes: the API refused or does not answer; the

@@ -24,9 +24,9 @@ def apply(
 ) -> plans.Applied:
     """Apply a layout, and verify it.
 
-    Rolls back what a killed ``apply`` changed on GPUs outside this layout, and on all GPUs if the
-    layout does not fit. Without the right to reset, a mode that needs a reset stays pending: a
-    failure, unless the scope is the mode alone.
+    Rolls back the changes of a killed ``apply`` on GPUs outside this layout, and on all GPUs if
+    the layout does not fit. Without the right to reset, a mode that needs a reset stays pending:
+    a failure, unless the scope is the mode alone.
 
     Raises:
         ConfigError: The layout or hooks file is invalid.
@@ -113,13 +113,13 @@ def _run(
     points.load()
     with local.locked(deps, f"{verb} {target.name}"):
         observed = local.first_observation(deps)
-        taken = local.opened(deps, observed, config=target.name)
+        undo_stack = local.opened(deps, observed, config=target.name)
         change = _Change(
             deps=deps,
             target=target,
             points=points,
-            taken=taken,
-            interrupted=taken.journal,
+            undo_stack=undo_stack,
+            interrupted=undo_stack.journal,
             may_stay_pending=scope is plans.Scope.MODE_ONLY and not deps.may_reset,
         )
         return change.run(observed)
@@ -132,7 +132,7 @@ class _Change:
     deps: local.Dependencies
     target: _Target
     points: hook_points.HookPoints
-    taken: local.Taken
+    undo_stack: local.UndoStack
     interrupted: journals.Journal  # the journal of a killed run
     may_stay_pending: bool
     """Whether a mode may stay pending until a reset.
@@ -158,13 +158,13 @@ class _Change:
                     outside = self._outside(after)
                     first = self._planned(after, outside)
             except errors.MigManagerError as error:
-                if undone := self.taken.undo(observed):
+                if undone := self.undo_stack.undo(observed):
                     error.add(undone)
                 raise
             if first.plan.is_empty:
-                self.taken.note(snapshot=self._owed(first.gpus))
+                self.undo_stack.note(snapshot=self._owed(first.gpus))
                 self._save(first.gpus)
-                self.taken.refresh_files()
+                self.undo_stack.refresh_files()
                 return self._applied(first, first.gpus, ())
             if self.interrupted.snapshot:
                 self.deps.notify(
@@ -194,21 +194,21 @@ class _Change:
         check: Callable[[], object],
     ) -> tuple[model.ObservedGpus, tuple[steps.Plan, ...]]:
         change = dataclasses.replace(
-            local.new_transaction(self.deps, self.taken, check=check),
+            local.new_transaction(self.deps, self.undo_stack, check=check),
             may_stay_pending=self.may_stay_pending,
         )
         try:
             after, executed = change.run(
                 first.plan,
-                seen=first.gpus,
+                observed=first.gpus,
                 interrupted=self.interrupted.snapshot,
                 replan=lambda after: self._remaining(self._planned(after, outside)),
                 owed=self._owed,
                 points=self.points,
             )
-            if self.taken.journal.snapshot:
+            if self.undo_stack.journal.snapshot:
                 # The snapshot belongs to the interrupted change.
-                self.taken.note(config=self.interrupted.config)
+                self.undo_stack.note(config=self.interrupted.config)
             now = self._planned(after, outside)
             if now.plan.is_empty:
                 self._save(after)
@@ -217,7 +217,7 @@ class _Change:
                     self.deps.notify(f"the MIG mode of {gpu} waits for a reset or a reboot")
             change.refresh()
         except errors.MigManagerError as error:
-            if not self.taken.journal.is_empty:
+            if not self.undo_stack.journal.is_empty:
                 error.add(local.RETRIED_LATER)
             raise
         return after, executed

@@ -73,12 +73,11 @@ def boot(
     saved, problems = _read(deps)
     if saved is not None:
         with local.locked(deps, f"restore layout {saved.config}"):
-            return _restored(deps, saved)
+            return _restore(deps, saved)
     if fallback is not None:
         applied = apply.apply(deps, fallback)
         return Restored(layout=applied.layout, rounds=applied.rounds, problems=problems)
-    result = local.undo_interrupted(deps)
-    if result:
+    if result := local.undo_interrupted(deps):
         deps.notify(result)
     return Restored(layout="", rounds=(), problems=problems)
 
@@ -107,14 +106,14 @@ class _Boot:
     """The restore of one saved layout, under the lock."""
 
     deps: local.Dependencies
-    taken: local.Taken
+    undo_stack: local.UndoStack
     target: Mapping[str, model.GpuSnapshot]  # the desired state of each GPU, by UUID
     interrupted: dict[str, model.GpuSnapshot]  # GPUs before a killed run: a rollback restores that
     owed: frozenset[str]
     """UUIDs of GPUs that stay in the journal while others are changed: GPUs still to change, and
     unreachable ones. An interrupted change of any other GPU needs no rollback now."""
     check: Callable[[], object]
-    idle_by_s: float  # the deadline of the one wait for processes that use any of the GPUs
+    idle_by_s: float  # the deadline of the one wait for processes that use the GPUs
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,7 +122,7 @@ class _Outcome:
 
     executed: tuple[steps.Plan, ...] = ()
     failures: tuple[errors.MigManagerError, ...] = ()
-    unreachable: tuple[model.UnreachableGpu, ...] = ()  # GPUs that could not be observed meanwhile
+    unreachable: tuple[model.UnreachableGpu, ...] = ()
 
     def joined(self, more: "_Outcome") -> "_Outcome":
         return _Outcome(
@@ -133,11 +132,11 @@ class _Outcome:
         )
 
 
-def _restored(deps: local.Dependencies, saved: journals.VerifiedLayout) -> Restored:
+def _restore(deps: local.Dependencies, saved: journals.VerifiedLayout) -> Restored:
     observed = local.first_observation(deps)
-    taken = local.opened(deps, observed, config=saved.config)
-    interrupted = {gpu.uuid: gpu for gpu in taken.journal.snapshot}
-    unreachable = observed.missing(taken.journal.snapshot)
+    undo_stack = local.opened(deps, observed, config=saved.config)
+    interrupted = {gpu.uuid: gpu for gpu in undo_stack.journal.snapshot}
+    unreachable = observed.missing(undo_stack.journal.snapshot)
     # A GPU that the saved layout does not list may have been part of the killed run.
     target = interrupted | {gpu.uuid: gpu for gpu in saved.snapshot}
     problems = [*_other_gpus(observed, target)]
@@ -151,23 +150,23 @@ def _restored(deps: local.Dependencies, saved: journals.VerifiedLayout) -> Resto
     with deps.uninterrupted() as check:
         run = _Boot(
             deps=deps,
-            taken=taken,
+            undo_stack=undo_stack,
             target=target,
             interrupted=interrupted,
             owed=frozenset((*(gpu.uuid for gpu in unreachable), *uuids)),
             check=check,
             idle_by_s=deps.clock.monotonic() + deps.idle_timeout_s,
         )
-        outcome = _Outcome()
         if uuids:
-            outcome = _changed(run, tuple(uuids))
+            outcome = _change_all(run, tuple(uuids))
         else:
-            taken.note(snapshot=unreachable)
+            outcome = _Outcome()
+            undo_stack.note(snapshot=unreachable)
         if outcome.failures:
             # Failed changes may have executed some of their steps.
-            taken.note(stale_files=True)
+            undo_stack.note(stale_files=True)
         try:
-            taken.refresh_files()
+            undo_stack.refresh_files()
         except errors.HostError as error:
             outcome = outcome.joined(_Outcome(failures=(error,)))
     lost = {_key(gpu): gpu for gpu in outcome.unreachable}
@@ -181,7 +180,7 @@ def _restored(deps: local.Dependencies, saved: journals.VerifiedLayout) -> Resto
     return Restored(layout=saved.config, rounds=rounds, problems=tuple(problems))
 
 
-def _changed(run: _Boot, uuids: tuple[str, ...]) -> _Outcome:
+def _change_all(run: _Boot, uuids: tuple[str, ...]) -> _Outcome:
     """Restore all GPUs in one change; if it fails, one GPU after the other."""
     outcome = _change(run, uuids)
     # A hung driver would cost a whole deadline for each GPU.
@@ -197,36 +196,35 @@ def _changed(run: _Boot, uuids: tuple[str, ...]) -> _Outcome:
 
 def _change(run: _Boot, uuids: tuple[str, ...]) -> _Outcome:
     """Restore GPUs in one change, or roll them back."""
-    before = {gpu.uuid: gpu for gpu in run.taken.journal.snapshot}
+    before = {gpu.uuid: gpu for gpu in run.undo_stack.journal.snapshot}
     interrupted = run.interrupted | before
     elsewhere = tuple(gpu for uuid, gpu in before.items() if uuid in run.owed - {*uuids})
-    seen = after = model.NO_GPUS
+    observed = after = model.NO_GPUS
     try:
-        seen = run.deps.gpus.observe()
-        plan = _plan(run.target, seen, uuids)
+        observed = run.deps.gpus.observe()
+        plan = _plan(run.target, observed, uuids)
         if plan.is_empty:
-            run.taken.note(snapshot=elsewhere)
-            return _Outcome(unreachable=seen.unreachable)
+            run.undo_stack.note(snapshot=elsewhere)
+            return _Outcome(unreachable=observed.unreachable)
         idle_timeout_s = max(0.0, run.idle_by_s - run.deps.clock.monotonic())
         deps = dataclasses.replace(run.deps, idle_timeout_s=idle_timeout_s)
         change = dataclasses.replace(
-            local.new_transaction(deps, run.taken, check=run.check),
-            # Once, after the last GPU.
-            refresh_files=None,
+            local.new_transaction(deps, run.undo_stack, check=run.check),
+            refresh_files=None,  # once, after the last GPU
             in_use_timeout_s=idle_timeout_s,
             elsewhere=elsewhere,
         )
         after, executed = change.run(
             plan,
-            seen=seen,
+            observed=observed,
             interrupted=tuple(interrupted[uuid] for uuid in uuids if uuid in interrupted),
             replan=lambda after: _plan(run.target, after, uuids),
         )
     except errors.UsageError:
         raise
     except errors.MigManagerError as error:
-        return _Outcome(failures=(error,), unreachable=seen.unreachable)
-    return _Outcome(executed=executed, unreachable=(*seen.unreachable, *after.unreachable))
+        return _Outcome(failures=(error,), unreachable=observed.unreachable)
+    return _Outcome(executed=executed, unreachable=(*observed.unreachable, *after.unreachable))
 
 
 def _plan(

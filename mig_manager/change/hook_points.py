@@ -57,7 +57,7 @@ class HookPoints:
         return self._programs.read() if self._programs is not None else {}
 
     def require(self, plan: steps.Plan) -> None:
-        """Check that every program exists that this change would run.
+        """Check that the programs of all hooks of this change exist.
 
         Raises:
             HostError: HOOK_FAILED: a program is missing.
@@ -67,8 +67,7 @@ class HookPoints:
         start, end = host_files.Point.APPLY_START, host_files.Point.APPLY_EXIT
         for point in (start, *_points_of(plan), end):
             for hook in self._table.get(point, ()):
-                why = self._programs.missing(hook)
-                if why:
+                if why := self._programs.missing(hook):
                     raise errors.HostError(
                         f"{why}; nothing was touched", reason=errors.Reason.HOOK_FAILED
                     )
@@ -128,9 +127,8 @@ class HookPoints:
         try:
             yield
         except errors.MigManagerError as error:
-            failed = self.try_exit()
-            if failed:
-                error.add(failed)
+            if failure := self.try_exit():
+                error.add(failure)
             raise
         except BaseException:
             self.try_exit()
@@ -157,7 +155,7 @@ class HookPoints:
         self._passed.add(point)
         for hook in hooks:
             self._report_and_check()
-            # Variables of the change override those of the hook, as in mig-parted.
+            # Variables of the change override the hook's, as in mig-parted.
             environment = {**hook.envs, **self._programs.variables, **self._variables}
             self.has_run = True
             self._programs.run(point, hook, environment, check=self._report_and_check)
@@ -171,7 +169,7 @@ def _points_of(plan: steps.Plan) -> Iterator[host_files.Point]:
     if any(gpu.changes_mode for gpu in plan.gpus):
         yield host_files.Point.PRE_APPLY_MODE
     creates = steps.CreateGpuInstance | steps.CreateComputeInstance
-    # Instances that only make way for a new mode do not count.
+    # Instances that are only destroyed for a new mode do not count.
     if any(isinstance(s, creates) or not gpu.changes_mode for gpu in plan.gpus for s in gpu.steps):
         yield host_files.Point.PRE_APPLY_CONFIG
 

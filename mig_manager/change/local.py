@@ -47,14 +47,14 @@ class Dependencies:
     """Makes the context of a change, which delays signals. Entering it returns a check, for hooks
     and waits, that raises ``Superseded`` after a signal."""
     reset: ports.GpuReset | None = None
-    """Resets GPUs whose mode is pending; None: the mode stays pending."""
+    """Resets GPUs with a pending mode; None: the mode stays pending."""
     may_reset: bool = True
     hooks: ports.Hooks | None = None
     refresh_files: Callable[[], object] = lambda: None
     """Brings device nodes and CDI specs up to date, if no other program writes them; raises
     HostError DEVICE_FILES_FAILED."""
     idle_timeout_s: float = 0.0
-    """How long to wait for processes that use what a change destroys; 0: fail at once."""
+    """How long to wait for processes that use doomed instances; 0: fail at once."""
     driver_timeout_s: float = 0.0
     """How long to wait for a driver that is not loaded yet; 0: fail at once."""
 
@@ -87,7 +87,7 @@ def first_observation(deps: Dependencies) -> model.ObservedGpus:
 def announced_wait(
     deps: Dependencies, timeout_s: float, *, check: Callable[[], object] = lambda: None
 ) -> timing.Wait:
-    """Return a wait that notifies people once it begins; exceptions of ``check`` end it."""
+    """Return a wait that notifies people when it begins; exceptions of ``check`` end it."""
 
     def sleep(seconds: float) -> None:
         check()
@@ -104,14 +104,14 @@ def announced_wait(
 
 def new_transaction(
     deps: Dependencies,
-    taken: transaction.Taken,
+    undo_stack: transaction.UndoStack,
     *,
     check: Callable[[], object] = lambda: None,
 ) -> transaction.Transaction:
     """Build the transaction of a change at a shell."""
     return transaction.Transaction(
         gpus=deps.gpus,
-        taken=taken,
+        undo_stack=undo_stack,
         clock=deps.clock,
         refresh_files=deps.refresh_files,
         reset=deps.reset.reset if deps.reset and deps.may_reset else None,
@@ -119,32 +119,20 @@ def new_transaction(
     )
 
 
-class Taken:
-    """Implements ``transaction.Taken`` in a file."""
+@dataclasses.dataclass(slots=True)
+class UndoStack:
+    """Implements ``transaction.UndoStack`` in a file."""
 
-    def __init__(
-        self,
-        deps: Dependencies,
-        journal: journals.Journal,
-        *,
-        config: str = "",
-    ) -> None:
-        self._deps = deps
-        self._journal = journal
-        self._config = config
-        """The layout that the next change applies."""
-
-    @property
-    def journal(self) -> journals.Journal:
-        """The journal as it is now."""
-        return self._journal
+    deps: Dependencies
+    journal: journals.Journal
+    config: str = ""  # the layout that the next change applies
 
     def begin(self, before: transaction.Snapshots, _plan: steps.Plan) -> None:
-        """Write what a rollback restores; raises as ``note``."""
-        self.note(config=self._config, snapshot=before)
+        """Write the snapshot that a rollback restores; raises as ``note``."""
+        self.note(config=self.config, snapshot=before)
 
     def begin_rollback(self) -> None:
-        """Report nothing: the end of the change says how the rollback went."""
+        """Report nothing: the outcome of the change includes the rollback's."""
 
     def note(self, **entries: Any) -> None:
         """Change entries, and write the file or remove it.
@@ -152,41 +140,37 @@ class Taken:
         Raises:
             UsageError: A snapshot cannot be written.
         """
-        self._journal = dataclasses.replace(self._journal, boot_id=self._deps.boot_id, **entries)
-        if not self._journal.is_empty:
+        self.journal = dataclasses.replace(self.journal, boot_id=self.deps.boot_id, **entries)
+        if not self.journal.is_empty:
             try:
-                self._deps.journal.write(self._journal.to_json())
+                self.deps.journal.write(self.journal.to_json())
             except errors.ConfigError as error:
-                if self._journal.snapshot:
+                if self.journal.snapshot:
                     raise _not_written(error) from error
             else:
                 return
         # An outdated snapshot is worse than outdated device files.
         try:
-            self._deps.journal.clear()
+            self.deps.journal.clear()
         except errors.ConfigError as error:
-            self._deps.notify(f"{error.message}; remove it, because it is outdated")
+            self.deps.notify(f"{error.message}; remove it, because it is outdated")
 
     def announce(self, **entries: Any) -> None:
         """Change entries and write the file; a failure is only reported."""
         try:
             self.note(**entries)
         except errors.UsageError as error:
-            self._deps.notify(error.message)
+            self.deps.notify(error.message)
 
     def refresh_files(self) -> None:
         """Refresh device files that may be outdated; ``HostError``: DEVICE_FILES_FAILED."""
-        if self._journal.stale_files:
-            new_transaction(self._deps, self).refresh()
+        if self.journal.stale_files:
+            new_transaction(self.deps, self).refresh()
 
     def undo(self, observed: model.ObservedGpus) -> str:
-        """Roll back what a killed run changed on these GPUs.
-
-        Returns:
-            The outcome, as a part of a sentence; empty: nothing to undo.
-        """
-        unfinished = f"the 'apply' of layout '{self._journal.config}' was left unfinished"
-        before = self._journal.snapshot
+        """Roll back the changes of a killed run; return the outcome, empty if there were none."""
+        unfinished = f"the 'apply' of layout '{self.journal.config}' was left unfinished"
+        before = self.journal.snapshot
         if not before:
             try:
                 self.refresh_files()
@@ -194,20 +178,17 @@ class Taken:
                 return error.message
             return ""
         plan = planner.restore(observed, before)
-        if not self._deps.may_reset and any(gpu.needs_reset for gpu in plan.gpus):
+        if not self.deps.may_reset and any(gpu.needs_reset for gpu in plan.gpus):
             return f"{unfinished} and is not undone, because that resets a GPU"
-        with self._deps.uninterrupted():
-            result = new_transaction(self._deps, self).roll_back(before, requires_idle=True)
+        with self.deps.uninterrupted():
+            result = new_transaction(self.deps, self).roll_back(before, requires_idle=True)
         if result.is_complete and not result.unrestored:
             return f"{unfinished} and is undone now"
         return f"{unfinished}; {result.message}; {RETRIED_LATER}"
 
 
 def undo_interrupted(deps: Dependencies) -> str:
-    """Roll back what a killed run changed, if any.
-
-    Returns:
-        The outcome, as a part of a sentence; empty: nothing to undo.
+    """Roll back the changes of a killed run; return the outcome, empty if there were none.
 
     Raises:
         HardwareError: NVML refused or failed.
@@ -222,7 +203,7 @@ def undo_interrupted(deps: Dependencies) -> str:
         return opened(deps, observed).undo(observed)
 
 
-def opened(deps: Dependencies, observed: model.ObservedGpus, *, config: str = "") -> Taken:
+def opened(deps: Dependencies, observed: model.ObservedGpus, *, config: str = "") -> UndoStack:
     """Open the undo stack, with the journal of a killed run if there is one.
 
     ``config`` is the layout to apply next.
@@ -230,11 +211,11 @@ def opened(deps: Dependencies, observed: model.ObservedGpus, *, config: str = ""
     Raises:
         UsageError: An invalid journal cannot be moved away.
     """
-    nothing = Taken(deps, journals.Journal(config=config), config=config)
+    empty = UndoStack(deps, journals.Journal(config=config), config)
     try:
         text = deps.journal.read()
         if text is None:
-            return nothing
+            return empty
         journal = journals.Journal.from_json(text)
         plan = planner.restore(observed, journal.snapshot)
     except (ValueError, errors.ConfigError, errors.LayoutError) as error:
@@ -247,12 +228,13 @@ def opened(deps: Dependencies, observed: model.ObservedGpus, *, config: str = ""
             f"the journal of an earlier 'apply' is invalid ({problem}); it is kept as {kept} "
             "and otherwise ignored"
         )
-        return nothing
+        return empty
     if deps.reset and journal.boot_id == deps.boot_id:
         # A reboot switches persistence mode off.
-        off = [gpu for gpu in observed if gpu.uuid in journal.persistent_gpus]
-        deps.reset.restore_persistence(off)
-    taken = Taken(
+        deps.reset.restore_persistence(
+            [gpu for gpu in observed if gpu.uuid in journal.persistent_gpus]
+        )
+    undo_stack = UndoStack(
         deps,
         # The agent's other entries do not occur in a file.
         journals.Journal(config=journal.config, snapshot=journal.snapshot, stale_files=True),
@@ -267,14 +249,14 @@ def opened(deps: Dependencies, observed: model.ObservedGpus, *, config: str = ""
             "undone"
         )
     if is_undone or why:
-        taken.note(snapshot=())
-    return taken
+        undo_stack.note(snapshot=())
+    return undo_stack
 
 
 def _why_outdated(
     deps: Dependencies, journal: journals.Journal, observed: model.ObservedGpus
 ) -> str:
-    """Return why the journal is outdated: another program has set up its GPUs since; or empty."""
+    """Return why the journal is outdated; empty unless another program set up its GPUs since."""
     # No instance survives a reboot, so another program has created the existing ones.
     is_rebooted = bool(journal.boot_id) and journal.boot_id != deps.boot_id
     if is_rebooted and any(gpu.gpu_instances for gpu in observed):

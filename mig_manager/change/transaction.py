@@ -1,7 +1,7 @@
 """One change of the GPUs, all or nothing: lock, journal, execute, verify, roll back on failure.
 
 Agent, ``apply``, ``restore`` and ``boot`` all use this transaction. They differ in where they keep
-the journal (``Taken``) and in what they do before and after.
+the journal (``UndoStack``) and in what they do before and after.
 
 A rollback removes only what the change created. It names and keeps instances of other
 programs.
@@ -29,13 +29,13 @@ Reset = Callable[[Sequence[model.Gpu], Callable[[tuple[str, ...]], object]], Non
 Replan = Callable[[Observed], steps.Plan]
 
 _MAX_ROUNDS = 3
-"""One for the mode, one for instances whose profiles are known only then, one to spare."""
+"""The mode, then instances whose profiles are known only then, and one to spare."""
 _ROLLBACK_PAUSES_S = (1.0, 2.0)
 """Before the second and third attempt, however long the previous one took: the driver may need
 time to recover."""
 
 
-class Taken(Protocol):
+class UndoStack(Protocol):
     """The undo stack of a change: its journal, which outlives a killed process."""
 
     @property
@@ -43,7 +43,7 @@ class Taken(Protocol):
         """The journal as it is now."""
 
     def begin(self, before: Snapshots, plan: steps.Plan) -> object:
-        """Write what a rollback restores, before a plan is executed.
+        """Write the snapshot that a rollback restores, before a plan is executed.
 
         Called again when a later plan of the same change affects more.
 
@@ -81,14 +81,14 @@ class Transaction:
     """Changes GPUs, or rolls them back; the caller holds the node's lock (``locked``)."""
 
     gpus: ports.Gpus
-    taken: Taken
+    undo_stack: UndoStack
     clock: timing.Clock
     refresh_files: Callable[[], object] | None
     """Brings device nodes and CDI specs up to date; None: the caller does, after more changes."""
     reset: Reset | None = None
-    """Resets GPUs whose new mode is pending; None: the mode stays pending."""
+    """Resets GPUs with a pending mode; None: the mode stays pending."""
     idle_wait: timing.Wait | None = None
-    """For processes that use what a plan destroys; None: one attempt."""
+    """For processes that use instances to be destroyed; None: one attempt."""
     may_stay_pending: bool = False  # whether a mode may stay pending until a reset or a reboot
     in_use_timeout_s: float | None = None
     """How long the executor waits for a GPU in use; None, and in a rollback: its own limit."""
@@ -98,7 +98,7 @@ class Transaction:
         self,
         first: steps.Plan,
         *,
-        seen: Observed,
+        observed: Observed,
         replan: Replan,
         interrupted: Snapshots = (),
         owed: Callable[[Observed], Snapshots] = lambda _gpus: (),
@@ -110,10 +110,10 @@ class Transaction:
 
         Args:
             first: The plan; not empty.
-            seen: The GPUs that the plan was made for. GPUs without steps are not observed again:
-                the drift check detects changes by other programs.
+            observed: The GPUs that the plan was made for. GPUs without steps are not observed
+                again: the drift check detects changes by other programs.
             replan: Plans the same layout again; an empty plan verifies it.
-            interrupted: The GPUs before an interrupted change; a rollback restores that.
+            interrupted: The GPUs before an interrupted change, which a rollback restores.
             owed: Returns snapshots of unreachable GPUs outside the layout, to be restored later.
             points: Where hooks run; None: no hooks.
 
@@ -131,11 +131,11 @@ class Transaction:
             MigManagerError: The journal cannot be written.
             Superseded: The change was superseded before its first step, or while a hook ran.
         """
-        before = planner.baseline(first, seen, interrupted)
+        before = planner.baseline(first, observed, interrupted)
         rounds = _Rounds(self, before, points or hook_points.HookPoints())
-        self.taken.begin((*self.elsewhere, *rounds.before), first)
+        self.undo_stack.begin((*self.elsewhere, *rounds.before), first)
         try:
-            after = rounds.run(first, seen, replan)
+            after = rounds.run(first, observed, replan)
         except errors.Superseded as end:
             _log.info("change_superseded", why=end.why)
             self._give_up(rounds, interrupted, keep_pending=False)
@@ -146,21 +146,23 @@ class Transaction:
             keep_pending = error.reason.is_mode_pending
             result = self._give_up(rounds, interrupted, keep_pending=keep_pending)
             error.add(result.message)
-            for warning in planner.vgpu_host_warnings(seen, first):
+            for warning in planner.vgpu_host_warnings(observed, first):
                 error.add(warning)
             if result.foreign and not keep_pending:
                 raise errors.HardwareError(
                     error.message, reason=errors.Reason.VERIFY_FAILED
                 ) from error
             raise
-        self.taken.note(snapshot=(*self.elsewhere, *owed(after)), applied="", stale_files=True)
+        self.undo_stack.note(
+            snapshot=(*self.elsewhere, *owed(after)), applied="", stale_files=True
+        )
         return after, tuple(rounds.executed)
 
     def _give_up(
         self, rounds: "_Rounds", interrupted: Snapshots, *, keep_pending: bool
     ) -> Rollback:
         if rounds.refusal and not interrupted:
-            self.taken.note(snapshot=self.elsewhere)
+            self.undo_stack.note(snapshot=self.elsewhere)
             return Rollback(is_complete=True, message="nothing was changed")
         # The instances that a stale plan would create belong to another program.
         is_stale = isinstance(rounds.refusal, errors.StalePlanError)
@@ -171,7 +173,7 @@ class Transaction:
         self, before: Snapshots, *, keep_pending: bool = False, requires_idle: bool = False
     ) -> Rollback:
         """Restore a snapshot, and retry if the failure is transient."""
-        self.taken.begin_rollback()
+        self.undo_stack.begin_rollback()
         restore = _Restore(self, before, keep_pending=keep_pending, requires_idle=requires_idle)
         result = restore.run()
         return self.conclude(result) if restore.is_begun or result.is_complete else result
@@ -179,7 +181,7 @@ class Transaction:
     def conclude(self, result: Rollback) -> Rollback:
         """Note the end of a rollback and refresh device files; return it with their failure."""
         entries = {"snapshot": (*self.elsewhere, *result.unrestored)} if result.is_complete else {}
-        self.taken.note(stale_files=True, **entries)
+        self.undo_stack.note(stale_files=True, **entries)
         try:
             self.refresh()
         except errors.HostError as error:
@@ -191,9 +193,9 @@ class Transaction:
         """Bring device nodes and CDI specs up to date; ``HostError``: DEVICE_FILES_FAILED."""
         if self.refresh_files is not None:
             self.refresh_files()
-            self.taken.note(stale_files=False)
+            self.undo_stack.note(stale_files=False)
 
-    def execute(self, plan: steps.Plan, seen: Observed) -> tuple[Observed, bool]:
+    def execute(self, plan: steps.Plan, observed: Observed) -> tuple[Observed, bool]:
         """Execute a plan, and reset its GPUs with a pending mode.
 
         A mode that the driver reports as in use is pending as well: ``nvidia-persistenced`` and
@@ -205,13 +207,13 @@ class Transaction:
             The GPUs afterwards, and whether the rest of the plan remains after a reset.
         """
         try:
-            return seen.updated(self.gpus.execute(plan, seen)), False
+            return observed.updated(self.gpus.execute(plan, observed)), False
         except errors.GpuInUseError:
             raise
         except errors.HardwareError as error:
             if self.may_stay_pending and error.reason.is_mode_pending:
                 changed = (gpu_plan.gpu_uuid for gpu_plan in plan.gpus)
-                return seen.updated(self.gpus.observe().only(changed)), False
+                return observed.updated(self.gpus.observe().only(changed)), False
             is_in_use = error.reason is errors.Reason.IN_USE
             may_help = is_in_use or error.reason is errors.Reason.RESET_REQUIRED
             if self.reset is None or not may_help:
@@ -225,7 +227,9 @@ class Transaction:
             _log.info("reset_pending", gpus=[gpu.uuid for gpu in pending])
             try:
                 if pending:
-                    self.reset(pending, lambda uuids: self.taken.announce(persistent_gpus=uuids))
+                    self.reset(
+                        pending, lambda uuids: self.undo_stack.announce(persistent_gpus=uuids)
+                    )
             except errors.HostError as refused:
                 if not is_in_use:
                     raise
@@ -239,14 +243,14 @@ class _Rounds:
     """The plans of one change, executed one after the other."""
 
     transaction: Transaction
-    before: Snapshots  # what a rollback restores; grows with each plan
+    before: Snapshots  # the GPUs that a rollback restores; grows with each plan
     points: hook_points.HookPoints
     executed: list[steps.Plan] = dataclasses.field(default_factory=list)
     refusal: errors.GpuInUseError | errors.StalePlanError | None = None
     """Why the executor refused to begin."""
 
-    def run(self, first: steps.Plan, seen: Observed, replan: Replan) -> Observed:
-        plan, after = self.points.staged(first), seen
+    def run(self, first: steps.Plan, observed: Observed, replan: Replan) -> Observed:
+        plan, after = self.points.staged(first), observed
         while True:
             self.points.before(plan)
             after, was_reset = self._execute_idle(plan, after)
@@ -268,12 +272,13 @@ class _Rounds:
             before = planner.baseline(plan, after, self.before)
             if before != self.before:
                 self.before = before
-                self.transaction.taken.begin((*self.transaction.elsewhere, *before), plan)
+                self.transaction.undo_stack.begin((*self.transaction.elsewhere, *before), plan)
 
-    def _execute_idle(self, plan: steps.Plan, seen: Observed) -> tuple[Observed, bool]:
-        """Execute a plan once no process uses what it destroys.
+    def _execute_idle(self, plan: steps.Plan, observed: Observed) -> tuple[Observed, bool]:
+        """Execute a plan once no process uses the instances that it destroys.
 
-        The executor checks this in the NVML session of the change, so no process starts between.
+        The executor checks this in the NVML session of the change, so no process can start in
+        between.
         """
         guarded = dataclasses.replace(
             plan, requires_idle=True, in_use_timeout_s=self.transaction.in_use_timeout_s
@@ -282,7 +287,7 @@ class _Rounds:
         def attempt() -> tuple[Observed, bool]:
             self.refusal = None
             try:
-                return self.transaction.execute(guarded, seen)
+                return self.transaction.execute(guarded, observed)
             except (errors.GpuInUseError, errors.StalePlanError) as error:
                 self.refusal = None if self.executed else error
                 raise
